@@ -1,0 +1,72 @@
+// The hyperparameters of a model, under the names of each family's
+// Hugging Face config.json. models/ builds from it; the config parser and the
+// presets fill it in. No default here is a hidden one: `Resolved` structs are
+// complete and are what `zero config` prints.
+#ifndef ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_
+#define ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace zero {
+
+enum class ModelFamily { kGpt2, kLlama, kQwen2, kQwen3 };
+
+// "gpt2", "llama", "qwen2", "qwen3": Hugging Face's model_type.
+const char* ModelFamilyName(ModelFamily family);
+
+// Llama 3.1's frequency scaling of rotary embeddings.
+struct RopeScaling {
+  bool enabled = false;
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+// Comments give GPT-2's own name for a field where it differs.
+struct ModelConfig {
+  ModelFamily family = ModelFamily::kGpt2;
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;              // n_embd
+  int64_t num_hidden_layers = 0;        // n_layer
+  int64_t num_attention_heads = 0;      // n_head
+  int64_t num_key_value_heads = 0;      // = heads for GPT-2
+  int64_t head_dim = 0;                 // hidden_size / heads unless given
+  int64_t intermediate_size = 0;        // n_inner, 4 * n_embd
+  int64_t max_position_embeddings = 0;  // n_positions
+  double norm_eps = 1e-5;               // layer_norm_epsilon, rms_norm_eps
+  std::string activation = "gelu_new";  // gelu_new | gelu | silu
+  double rope_theta = 10000.0;
+  RopeScaling rope_scaling;
+  bool attention_bias = false;  // q/k/v bias (GPT-2: all biases; Qwen2: true)
+  bool tie_word_embeddings = false;
+  double initializer_range = 0.02;
+  // Dropout while training; 0 unless the config asks for it.
+  double embd_pdrop = 0;
+  double resid_pdrop = 0;
+
+  // A Hugging Face folder whose weights are loaded; empty: random init.
+  std::string from_pretrained;
+};
+
+// Where presets and pretrained folders come from; implemented by models/, so
+// that the parser (below models/) can resolve a `model` section.
+class ModelCatalog {
+ public:
+  virtual ~ModelCatalog() = default;
+  virtual std::vector<std::string> PresetNames() const = 0;
+  // Errors: NotFound with the nearest preset name.
+  virtual absl::StatusOr<ModelConfig> Preset(absl::string_view name) const = 0;
+  // Reads DIR/config.json. Errors name the file, the key and the reason.
+  virtual absl::StatusOr<ModelConfig> Pretrained(
+      absl::string_view dir) const = 0;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_

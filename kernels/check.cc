@@ -1,0 +1,17 @@
+#include "kernels/check.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace zero::internal {
+
+CheckFailure::CheckFailure(const char* file, int line, const char* condition) {
+  stream_ << file << ":" << line << ": check failed: " << condition << " ";
+}
+
+CheckFailure::~CheckFailure() {
+  std::fprintf(stderr, "%s\n", stream_.str().c_str());
+  std::abort();
+}
+
+}  // namespace zero::internal

@@ -1,0 +1,157 @@
+// The only face of hardware: Device, Stream, Event, Buffer.
+//
+// The engine is written once against these. A CUDA stream is a stream; on the
+// CPU the compute stream is the calling thread and every other stream is a
+// worker thread with a queue. The meta device has addresses and no memory: a
+// whole training step runs on it in microseconds, and that run is how memory
+// is predicted. Start reading here, then kernels/ops.h.
+//
+// To add a device: implement Device, Stream, Event and Ops in a folder beside
+// cpu/, and a linked *_off twin that returns an error where it is not built.
+#ifndef ZERO_KERNELS_DEVICE_H_
+#define ZERO_KERNELS_DEVICE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace zero {
+
+class Device;
+class Ops;
+
+enum class DeviceKind { kCpu, kCuda, kMeta };
+
+// "cpu", "cuda", "meta".
+const char* DeviceKindName(DeviceKind kind);
+
+// kHost is memory that the CPU can read and a device can copy from
+// asynchronously (pinned on CUDA, plain on the CPU).
+enum class MemoryKind { kDevice, kHost };
+
+// A point in the work of one stream.
+// Threads: may be recorded on one thread and awaited on another.
+class Event {
+ public:
+  virtual ~Event() = default;
+
+  // Blocks the calling thread (on a futex, never spinning) until the work
+  // recorded before this event is done. An event never recorded is done.
+  virtual void Synchronize() = 0;
+
+  // True when the recorded work is done. Never blocks.
+  virtual bool IsDone() const = 0;
+
+  // Milliseconds from `start` to this event; both must be done.
+  virtual double MillisSince(const Event& start) const = 0;
+};
+
+// A queue of work that runs in order.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Runs `work` after everything enqueued before it. The calling-thread stream
+  // runs it at once; a worker stream runs it on its thread; on CUDA `work` is
+  // called at once and launches asynchronously on this stream.
+  virtual void Enqueue(std::function<void()> work) = 0;
+
+  // Marks this point of the stream in `event`.
+  virtual void Record(Event& event) = 0;
+
+  // Makes work enqueued later on this stream wait for `event`.
+  virtual void Wait(Event& event) = 0;
+
+  // Blocks the caller until the stream is empty.
+  virtual void Synchronize() = 0;
+
+  virtual Device& device() = 0;
+};
+
+enum class StreamRole {
+  kCompute,      // the calling thread on the CPU; high priority on a GPU
+  kGather,       // collectives that fetch parameters
+  kReduce,       // collectives that reduce gradients
+  kCopy,         // host <-> device
+  kHostCompute,  // offloaded optimizer: a host thread with its own threads
+};
+
+// One allocation from a device, owned. Alignment: 4096 bytes on the CPU, 256
+// or better on CUDA. The meta device gives addresses that must not be read.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept;
+  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(Device* device, MemoryKind kind, void* data, size_t bytes)
+      : device_(device), kind_(kind), data_(data), bytes_(bytes) {}
+  ~Buffer();
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  Device* device_ = nullptr;
+  MemoryKind kind_ = MemoryKind::kDevice;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+// What a start-up table and a benchmark want to know about a device.
+struct DeviceInfo {
+  std::string name;          // "AMD EPYC ...", "NVIDIA H200"
+  std::string isa;           // "avx2", "avx512_bf16", "sm_90"
+  int num_threads = 1;       // compute threads of this rank; SMs on a GPU
+  int64_t memory_bytes = 0;  // total
+  // Dense peak by the vendor's table in FLOP/s for bf16; 0 where unknown.
+  double peak_flops_bf16 = 0;
+};
+
+// One device as one rank sees it.
+// Threads: used from the rank's own thread, except where a stream says so.
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual DeviceKind kind() const = 0;
+  virtual DeviceInfo info() const = 0;
+
+  // Errors: ResourceExhausted with the size asked for.
+  virtual absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) = 0;
+
+  virtual std::unique_ptr<Stream> MakeStream(StreamRole role) = 0;
+  virtual std::unique_ptr<Event> MakeEvent() = 0;
+
+  // The kernels of this device.
+  virtual Ops& ops() = 0;
+
+  // Copies between any two memories this device can reach, on `stream`.
+  virtual void Copy(Stream& stream, void* dst, const void* src,
+                    size_t bytes) = 0;
+
+ private:
+  friend class Buffer;
+  virtual void Free(void* data, size_t bytes, MemoryKind kind) = 0;
+};
+
+// The CPU with `num_threads` compute threads. Ops run on the calling thread
+// (the rank's thread), which this call binds to that many OpenMP threads; the
+// number is part of the numerics (oneDNN splits K by it), so it is fixed for
+// the life of the device.
+std::unique_ptr<Device> MakeCpuDevice(int num_threads);
+
+// A device without memory that answers size questions (workspaces) as `model`
+// does. `model` must outlive it.
+std::unique_ptr<Device> MakeMetaDevice(Device& model);
+
+// GPU `index`. Errors: Unimplemented where CUDA is not built, with the remedy;
+// NotFound where there is no such GPU.
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index);
+
+}  // namespace zero
+
+#endif  // ZERO_KERNELS_DEVICE_H_

@@ -1,0 +1,462 @@
+// Every kernel, declared once. cpu/ and cuda/ implement the same names in
+// files of the same name; meta.cc does nothing for each.
+//
+// The caller (engine/autograd) validates shapes and takes outputs and
+// workspace from an arena; kernels trust their arguments and never allocate.
+// Matrices are row-major. "Accumulate" means += into what is there, otherwise
+// the output is overwritten without being read. Results do not depend on the
+// data's address or on what ran before; they may depend on the number of
+// compute threads of the device, which is fixed.
+//
+// Legend: B batch, T time, M = B * T tokens (rows), C channels, H query heads,
+// K key/value heads, D head width, V vocabulary, F feed-forward width.
+//
+// To add an op: declare it here, implement it in cpu/NAME.cc and cuda/NAME.cu,
+// add its line to meta.cc, wrap it in engine/autograd, test it in
+// tests/kernels/NAME_test.cc.
+#ifndef ZERO_KERNELS_OPS_H_
+#define ZERO_KERNELS_OPS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/device.h"
+#include "kernels/dtype.h"
+
+namespace zero {
+
+// A view of device memory: rows x cols elements, row i at data + i * ld.
+struct ConstMatrix {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t ld = 0;  // elements; >= cols
+};
+
+struct Matrix {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t ld = 0;  // elements; >= cols
+
+  operator ConstMatrix() const { return {data, dtype, rows, cols, ld}; }
+};
+
+struct ConstVector {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t size = 0;
+};
+
+struct Vector {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t size = 0;
+
+  operator ConstVector() const { return {data, dtype, size}; }
+};
+
+// Scratch memory of one call, sized by the op's *WorkspaceBytes; 64-byte
+// aligned. Contents are undefined before and after.
+struct Workspace {
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+enum class Gelu { kNone, kTanh, kErf };
+
+// ---- Matrix products ------------------------------------------------------
+
+// y[M,N] = act(x[M,K] w[N,K]^T + bias[N]) + residual[M,N].
+// All of one dtype (fp32, bf16 or fp16); sums in fp32.
+struct LinearArgs {
+  ConstMatrix x;
+  ConstMatrix w;
+  ConstVector bias;      // data null: none
+  ConstMatrix residual;  // data null: none; may not alias y
+  Matrix y;
+  Gelu act = Gelu::kNone;
+  Matrix pre_act;  // with act: receives x w^T + bias when data is not null
+};
+
+// dx[M,K] = dy[M,N] w[N,K], times gelu'(pre_act) when act is set.
+struct LinearBackwardInputArgs {
+  ConstMatrix dy;
+  ConstMatrix w;
+  Matrix dx;
+  bool accumulate = false;  // not together with act
+  Gelu act = Gelu::kNone;
+  ConstMatrix pre_act;  // [M,K]
+};
+
+// dw[N,K] (+)= dy[M,N]^T x[M,K]; dbias[N] (+)= column sums of dy.
+// dw and dbias are fp32 or the dtype of dy, with sums in fp32.
+struct LinearBackwardWeightArgs {
+  ConstMatrix dy;
+  ConstMatrix x;
+  Matrix dw;  // data null: none
+  bool accumulate_dw = false;
+  Vector dbias;  // data null: none
+  bool accumulate_dbias = false;
+};
+
+// Softmax cross-entropy of logits = x[M,C] w[V,C]^T against targets[M], in
+// row chunks so that the logits of the whole batch never exist; the gradients
+// are written in the same pass. A target < 0 is ignored: loss and gradient 0.
+// Loss of a row = logsumexp(logits) - logits[target], in fp32 or better.
+// Source: chunked head as in Liger Kernel / llm.c's fused classifier.
+struct LinearCrossEntropyArgs {
+  ConstMatrix x;                   // [M, C]
+  ConstMatrix w;                   // [V, C]
+  const int32_t* targets;          // [M]
+  float* losses = nullptr;         // [M] per-row losses; null: not wanted
+  double* loss_sum = nullptr;      // += sum of the losses, in row order
+  const float* grad_scale = nullptr;  // device scalar; d(loss_sum) seed
+  Matrix dx;                       // [M, C]; data null: forward only
+  Matrix dw;                       // [V, C]; data null: head frozen
+  bool accumulate_dw = false;
+};
+
+// ---- Attention ------------------------------------------------------------
+
+// Element (b, t, h, d) of an operand is at
+// data + b * batch_stride + t * token_stride + h * D + d (elements).
+struct HeadsRef {
+  const void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t token_stride = 0;
+};
+struct MutableHeadsRef {
+  void* data = nullptr;
+  int64_t batch_stride = 0;
+  int64_t token_stride = 0;
+};
+
+struct AttentionShape {
+  DType dtype = DType::kF32;
+  int64_t batch = 0;
+  int64_t q_len = 0;   // query tokens
+  int64_t kv_len = 0;  // key tokens; query i sees keys 0 .. kv_len-q_len+i
+  int64_t num_heads = 0;
+  int64_t num_kv_heads = 0;  // divides num_heads; head h uses h / (H / K)
+  int64_t head_dim = 0;
+  float scale = 1.0f;  // usually 1 / sqrt(D)
+};
+
+// Causal softmax(q k^T * scale) v; the T x T matrix of the batch never exists.
+struct AttentionForwardArgs {
+  AttentionShape shape;
+  HeadsRef q, k, v;
+  MutableHeadsRef out;
+  float* lse = nullptr;  // [B, H, q_len] log-sum-exp; null: not wanted
+};
+
+struct AttentionBackwardArgs {
+  AttentionShape shape;  // q_len == kv_len
+  HeadsRef q, k, v, out, dout;
+  const float* lse = nullptr;  // [B, H, T]
+  MutableHeadsRef dq, dk, dv;  // overwritten
+};
+
+// ---- Rows -----------------------------------------------------------------
+
+// Rows of `width` elements: row (o, i) is at data + o * stride + i * width.
+// With inner = 1 this is a matrix with a leading dimension; with inner = H it
+// is the heads of a packed projection.
+struct ConstRows {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t outer = 0;
+  int64_t inner = 1;
+  int64_t width = 0;
+  int64_t stride = 0;  // elements between outer rows
+};
+struct Rows {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t outer = 0;
+  int64_t inner = 1;
+  int64_t width = 0;
+  int64_t stride = 0;
+
+  operator ConstRows() const {
+    return {data, dtype, outer, inner, width, stride};
+  }
+};
+
+// sum = x + residual; y = (sum - mean) * rstd * weight + bias over each row.
+// Statistics in fp32. LayerNorm: Ba et al. 2016; RMSNorm (mean = 0, no bias):
+// Zhang and Sennrich 2019.
+struct NormForwardArgs {
+  ConstRows x;
+  ConstRows residual;  // data null: none, then sum is x and is not written
+  Rows sum;            // may alias x or residual
+  ConstVector weight;  // [width]
+  ConstVector bias;    // [width]; data null: none. Not used by RMSNorm
+  Rows y;
+  float* mean = nullptr;  // [outer * inner]; LayerNorm only; null: not wanted
+  float* rstd = nullptr;  // [outer * inner]; null: not wanted
+  float eps = 1e-5f;
+};
+
+// dx = d(norm)/d(sum) of dy, plus dsum (the gradient that reaches `sum` on
+// the residual path). dweight, dbias (+)= sums over rows, in fp32 order that
+// does not depend on the number of threads.
+struct NormBackwardArgs {
+  ConstRows dy;
+  ConstRows sum;
+  ConstVector weight;
+  const float* mean = nullptr;
+  const float* rstd = nullptr;
+  ConstRows dsum;  // data null: none; may alias dx
+  Rows dx;
+  Vector dweight;  // fp32 or the dtype of dy; data null: frozen
+  bool accumulate_dweight = false;
+  Vector dbias;
+  bool accumulate_dbias = false;
+};
+
+// Rotates pairs (d, d + D/2) of each head by the angle of its position; the
+// inverse rotation is the backward pass. Half-split layout as in Hugging
+// Face's Llama. Source: Su et al. 2021 (RoFormer).
+struct RotaryArgs {
+  Rows x;                         // outer tokens, inner heads, width D; in place
+  const int32_t* positions;       // [outer]
+  const float* cos = nullptr;     // [max_position, D/2]
+  const float* sin = nullptr;     // [max_position, D/2]
+  bool inverse = false;
+};
+
+// out[i] = table[ids[i]] (+ positions_table[position_ids[i]]).
+struct EmbeddingForwardArgs {
+  const int32_t* ids;  // [M]; every id in [0, V)
+  ConstMatrix table;   // [V, C]
+  const int32_t* position_ids = nullptr;  // [M]; null: no position table
+  ConstMatrix position_table;             // [P, C]
+  Matrix out;                             // [M, C]
+};
+
+// dtable[v] (+)= sum over i with ids[i] = v of dout[i], in order of i.
+// Overwrite zeroes every row first.
+struct EmbeddingBackwardArgs {
+  const int32_t* ids;  // [M]
+  ConstMatrix dout;    // [M, C]
+  Matrix dtable;       // [V, C]; fp32 or the dtype of dout
+  bool accumulate = false;
+};
+
+// ---- Element-wise ---------------------------------------------------------
+
+// y = gelu(x), of one dtype and size. kTanh: Hendrycks and Gimpel's tanh
+// approximation (gelu_new); kErf: exact.
+struct GeluForwardArgs {
+  Gelu kind;
+  ConstVector x;
+  Vector y;
+};
+struct GeluBackwardArgs {
+  Gelu kind;
+  ConstVector x;
+  ConstVector dy;
+  Vector dx;  // may alias dy
+};
+
+// y[M,F] = silu(gate) * up with gate = x[:, :F], up = x[:, F:2F].
+// Source: Shazeer 2020.
+struct SwigluForwardArgs {
+  ConstMatrix x;  // [M, 2F]
+  Matrix y;       // [M, F]
+};
+struct SwigluBackwardArgs {
+  ConstMatrix x;   // [M, 2F]
+  ConstMatrix dy;  // [M, F]
+  Matrix dx;       // [M, 2F]; may alias x
+};
+
+// y = x kept with probability 1 - p and scaled by 1 / (1 - p), else 0. The
+// mask is a pure function of (key, sample_ids[row], column), so it is the same
+// for any world size and on recompute; the backward pass is the same call.
+// RNG: Philox-4x32-10 (Salmon et al. 2011), see kernels/philox.h.
+struct DropoutArgs {
+  ConstMatrix x;  // [rows, cols]
+  Matrix y;       // may alias x
+  float probability = 0;
+  uint64_t key = 0;               // of (seed, step, site)
+  const int64_t* row_ids;         // [rows]; global id of each row
+};
+
+struct AddArgs {  // y = a + b (same dtype; sums in fp32)
+  ConstVector a, b;
+  Vector y;  // may alias a or b
+};
+struct CastArgs {  // dst = src, rounded to nearest even
+  ConstVector src;
+  Vector dst;
+};
+struct FillArgs {
+  Vector dst;
+  float value = 0;
+};
+
+// ---- Reductions over flat spans -------------------------------------------
+
+// out[0] (+)= sum of squares of src in float64: serial within fixed blocks of
+// 64 elements (in eight fixed lanes), then over blocks in order, so that it
+// does not depend on the number of threads. Non-finite input gives a
+// non-finite sum, and finite fp32 input can not overflow it.
+struct SumSquaresArgs {
+  ConstVector src;
+  double* out;
+  bool accumulate = false;
+};
+
+// out[0] = number of elements of src that are NaN or infinite.
+struct CountNonFiniteArgs {
+  ConstVector src;
+  int64_t* out;
+};
+
+// norm = sqrt(sum_squares) * inverse_scale; grad_scale = inverse_scale *
+// min(1, max_norm / (norm + 1e-6)); max_norm <= 0 means no clipping.
+// found_non_finite = 1 when the norm is not finite, else 0.
+// Source: torch.nn.utils.clip_grad_norm_.
+struct ClipArgs {
+  const double* sum_squares;
+  float max_norm = 0;
+  float inverse_scale = 1;      // 1 / loss scale
+  float* norm;                  // out
+  float* grad_scale;            // out: factor the optimizer applies
+  uint32_t* found_non_finite;   // out
+};
+
+// ---- Optimizers: one fused pass over flat spans ---------------------------
+
+// A run of the flat span that shares its weight decay and (LAMB) one tensor.
+struct UpdateRange {
+  int64_t begin = 0;
+  int64_t end = 0;  // exclusive
+  float weight_decay = 0;
+};
+
+// The flat state that an optimizer updates. master is null where param is
+// fp32 and so its own master. Nothing is written when *found_non_finite != 0.
+struct UpdateState {
+  Vector param;               // fp32, bf16 or fp16
+  float* master = nullptr;    // fp32
+  ConstVector grad;           // fp32 or bf16
+  const float* grad_scale = nullptr;            // device scalar; null: 1
+  const uint32_t* found_non_finite = nullptr;   // device scalar; null: 0
+  absl::Span<const UpdateRange> ranges;
+};
+
+// Decoupled weight decay, Loshchilov and Hutter 2019:
+//   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   p -= lr wd p;  p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - b^step.
+// With adam_w false the decay is added to g instead (Adam with L2).
+struct AdamWArgs {
+  UpdateState state;
+  float* m;
+  float* v;
+  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+  float bias_correction1 = 1, bias_correction2 = 1;  // 1 - beta^step
+  bool adam_w = true;
+};
+
+// buf = momentum buf + (g + wd p), first step buf = g + wd p;
+// p -= lr (nesterov ? g + wd p + momentum buf : buf). torch.optim.SGD.
+struct SgdArgs {
+  UpdateState state;
+  float* momentum_buffer = nullptr;  // null: no momentum
+  float lr = 0, momentum = 0, dampening = 0;
+  bool nesterov = false;
+  bool first_step = false;
+};
+
+// LAMB (You et al. 2020) in two passes, so that the norms of a tensor that is
+// sharded can be summed over ranks between them. A range is (a part of) one
+// tensor.
+// Pass 1: updates m, v; update = (m/c1) / (sqrt(v/c2) + eps) + wd p, stored in
+// `update`; norms[2 i] += |p|^2, norms[2 i + 1] += |update|^2 for range i.
+struct LambMomentsArgs {
+  UpdateState state;
+  float* m;
+  float* v;
+  float* update;  // scratch, the size of param
+  double* norms;  // [2 * ranges]
+  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+  float bias_correction1 = 1, bias_correction2 = 1;
+};
+// Pass 2: p -= lr * ratio * update, ratio = clamp(|p| / |update|, min, max),
+// 1 where either norm is 0.
+struct LambApplyArgs {
+  UpdateState state;  // grad unused
+  const float* update;
+  const double* norms;
+  float lr = 0, min_coeff = 0.01f, max_coeff = 10.0f;
+};
+
+// The kernels of one device. Calls are asynchronous on `stream` on CUDA and
+// run on the calling thread on the CPU.
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual size_t LinearWorkspaceBytes(const LinearArgs&) const = 0;
+  virtual void Linear(Stream&, const LinearArgs&, Workspace) = 0;
+  virtual size_t LinearBackwardInputWorkspaceBytes(
+      const LinearBackwardInputArgs&) const = 0;
+  virtual void LinearBackwardInput(Stream&, const LinearBackwardInputArgs&,
+                                   Workspace) = 0;
+  virtual size_t LinearBackwardWeightWorkspaceBytes(
+      const LinearBackwardWeightArgs&) const = 0;
+  virtual void LinearBackwardWeight(Stream&, const LinearBackwardWeightArgs&,
+                                    Workspace) = 0;
+  virtual size_t LinearCrossEntropyWorkspaceBytes(
+      const LinearCrossEntropyArgs&) const = 0;
+  virtual void LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs&,
+                                  Workspace) = 0;
+
+  virtual size_t AttentionForwardWorkspaceBytes(
+      const AttentionForwardArgs&) const = 0;
+  virtual void AttentionForward(Stream&, const AttentionForwardArgs&,
+                                Workspace) = 0;
+  virtual size_t AttentionBackwardWorkspaceBytes(
+      const AttentionBackwardArgs&) const = 0;
+  virtual void AttentionBackward(Stream&, const AttentionBackwardArgs&,
+                                 Workspace) = 0;
+
+  virtual void LayerNormForward(Stream&, const NormForwardArgs&) = 0;
+  virtual size_t NormBackwardWorkspaceBytes(const NormBackwardArgs&) const = 0;
+  virtual void LayerNormBackward(Stream&, const NormBackwardArgs&,
+                                 Workspace) = 0;
+  virtual void RmsNormForward(Stream&, const NormForwardArgs&) = 0;
+  virtual void RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) = 0;
+  virtual void Rotary(Stream&, const RotaryArgs&) = 0;
+  virtual void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) = 0;
+  virtual void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&) = 0;
+
+  virtual void GeluForward(Stream&, const GeluForwardArgs&) = 0;
+  virtual void GeluBackward(Stream&, const GeluBackwardArgs&) = 0;
+  virtual void SwigluForward(Stream&, const SwigluForwardArgs&) = 0;
+  virtual void SwigluBackward(Stream&, const SwigluBackwardArgs&) = 0;
+  virtual void Dropout(Stream&, const DropoutArgs&) = 0;
+  virtual void Add(Stream&, const AddArgs&) = 0;
+  virtual void Cast(Stream&, const CastArgs&) = 0;
+  virtual void Fill(Stream&, const FillArgs&) = 0;
+
+  virtual void SumSquares(Stream&, const SumSquaresArgs&) = 0;
+  virtual void CountNonFinite(Stream&, const CountNonFiniteArgs&) = 0;
+  virtual void Clip(Stream&, const ClipArgs&) = 0;
+
+  virtual void AdamW(Stream&, const AdamWArgs&) = 0;
+  virtual void Sgd(Stream&, const SgdArgs&) = 0;
+  virtual void LambMoments(Stream&, const LambMomentsArgs&) = 0;
+  virtual void LambApply(Stream&, const LambApplyArgs&) = 0;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_KERNELS_OPS_H_
