@@ -1,0 +1,116 @@
+// Files: whole reads, memory maps, and writes that a crash cannot tear.
+//
+// Every error names the path, what went wrong in words, and the remedy.
+// Nothing here knows what is inside a file.
+#ifndef ZERO_ENGINE_BASE_FILE_H_
+#define ZERO_ENGINE_BASE_FILE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace zero {
+
+// "ACTION PATH: reason; remedy" with the status code that fits `error_number`
+// (NotFound, PermissionDenied, ResourceExhausted for a full disk, ...).
+absl::Status FileError(absl::string_view action, absl::string_view path,
+                       int error_number);
+
+// The whole of a regular file.
+// Errors: NotFound, PermissionDenied, InvalidArgument for a folder.
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+// Replaces `path` by `contents`: after a crash at any moment the file is either
+// the old one or the new one. See AtomicFile.
+absl::Status WriteFileAtomically(const std::string& path,
+                                 absl::string_view contents);
+
+// mkdir -p.
+absl::Status MakeFolders(const std::string& path);
+
+bool PathExists(const std::string& path);
+bool IsFolder(const std::string& path);
+
+// "a/b/c.bin" -> "a/b"; "c.bin" -> "."; "/c" -> "/".
+std::string FolderOf(const std::string& path);
+
+// Names in `folder`, sorted bytewise, without "." and "..".
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
+
+// At most `limit` of `candidates`, nearest to `word` by edit distance first;
+// those that share nothing with it are left out. For "did you mean".
+std::vector<std::string> NearestNames(
+    absl::string_view word, const std::vector<std::string>& candidates,
+    int limit);
+
+// A file that appears all at once: written under a temporary name in the same
+// folder, then fsync, rename, fsync of the folder. Destroyed without Commit,
+// it leaves nothing behind.
+// Threads: one at a time.
+class AtomicFile {
+ public:
+  // Errors: as FileError; a missing folder is named as such.
+  static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(
+      const std::string& path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  // Errors: ResourceExhausted when the disk is full; the file is then removed.
+  absl::Status Append(const void* data, size_t bytes);
+
+  // Overwrites bytes already appended (a header whose counts are known last).
+  // REQUIRES: offset + bytes <= size().
+  absl::Status Overwrite(int64_t offset, const void* data, size_t bytes);
+
+  // Makes the file durable under its name. Nothing may follow.
+  absl::Status Commit();
+
+  // Bytes appended so far.
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  AtomicFile(std::string path, std::string temp_path, int fd);
+  absl::Status Flush();
+  absl::Status Fail(absl::string_view action, int error_number);
+
+  std::string path_;
+  std::string temp_path_;
+  int fd_ = -1;
+  int64_t size_ = 0;
+  std::string pending_;  // buffered tail of the file
+};
+
+// A regular file, mapped privately and read only. The bytes are those on disk;
+// truncating the file while it is mapped kills the process (SIGBUS), so writers
+// must replace files, as AtomicFile does.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+
+  // An empty file maps to zero bytes.
+  // Errors: NotFound, PermissionDenied, InvalidArgument for a folder or a
+  //         device, ResourceExhausted when there are too many maps.
+  static absl::StatusOr<MappedFile> Open(const std::string& path);
+
+  const uint8_t* data() const { return data_; }
+  int64_t size() const { return size_; }
+
+ private:
+  const uint8_t* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_BASE_FILE_H_

@@ -1,0 +1,109 @@
+// Hugging Face's safetensors: reader (one file, or a folder of shards with
+// model.safetensors.index.json) and a streaming, atomic writer.
+//
+// Layout: uint64 little-endian header length; that many bytes of JSON
+//   {"__metadata__": {string: string}, NAME: {"dtype": "F32",
+//    "shape": [2, 3], "data_offsets": [begin, end]}, ...}
+// padded with spaces to a multiple of 8; then the data, which the offsets
+// cover without gap or overlap. Values are little-endian and row-major.
+// Non-goals: types of fewer than 8 bits.
+#ifndef ZERO_ENGINE_CHECKPOINT_SAFETENSORS_H_
+#define ZERO_ENGINE_CHECKPOINT_SAFETENSORS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/base/file.h"
+#include "kernels/dtype.h"
+
+namespace zero {
+
+// A tensor inside an open file.
+struct StoredTensor {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;  // empty: one element
+  int64_t num_elements = 0;
+  int64_t num_bytes = 0;
+  // Mapped; valid while the reader lives; may be unaligned, so copy from it.
+  const uint8_t* data = nullptr;
+  std::string file;
+
+  std::string ShapeString() const;  // "[768, 2304]"
+};
+
+// Threads: const methods may be called from many threads.
+class SafetensorsReader {
+ public:
+  // `path` is a .safetensors file, an index.json, or a folder that holds
+  // model.safetensors or model.safetensors.index.json.
+  // Errors: NotFound; InvalidArgument or DataLoss naming file and tensor: too
+  //         short, header not JSON, duplicate name, unknown dtype, offsets
+  //         outside the file, overlapping, with gaps, or not shape * dtype; an
+  //         index that names a shard or a tensor that is not there.
+  static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
+      const std::string& path);
+
+  // Sorted by name.
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+
+  // Null when there is none.
+  const StoredTensor* Find(absl::string_view name) const;
+
+  const std::map<std::string, std::string>& metadata() const {
+    return metadata_;
+  }
+
+ private:
+  SafetensorsReader() = default;
+  absl::Status AddFile(const std::string& path);
+  absl::Status AddIndex(const std::string& path);
+  absl::Status SortAndCheckUnique();
+
+  std::vector<MappedFile> files_;
+  std::vector<StoredTensor> tensors_;
+  std::map<std::string, std::string> metadata_;
+};
+
+// Elements [begin, begin + n) of a float tensor, converted to fp32.
+// REQUIRES: IsFloat(tensor.dtype), the range inside the tensor.
+void ReadAsF32(const StoredTensor& tensor, int64_t begin, int64_t n,
+               float* out);
+
+// What a file will hold.
+struct TensorSpec {
+  std::string name;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+};
+
+// Takes the next bytes of the current tensor.
+using TensorSink = std::function<absl::Status(const void* data, size_t bytes)>;
+
+// Gives a tensor's bytes to `sink`, in any number of pieces.
+using TensorFill =
+    std::function<absl::Status(const TensorSpec& spec, const TensorSink& sink)>;
+
+// Writes a file atomically. `fill` is called once for each tensor, wider
+// element types first and otherwise in the order of `specs`, so that every
+// tensor is aligned to its element; no more than one piece is ever in memory.
+// transformers wants the metadata {"format": "pt"}.
+// Errors: InvalidArgument for a duplicate or reserved name, a bad shape, or a
+//         tensor given more or fewer bytes than its shape says; what `fill` and
+//         the file return. On an error no file appears.
+absl::Status WriteSafetensors(
+    const std::string& path, const std::vector<TensorSpec>& specs,
+    const TensorFill& fill,
+    const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CHECKPOINT_SAFETENSORS_H_

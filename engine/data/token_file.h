@@ -1,0 +1,101 @@
+// Token files: many shards, mapped read only, seen as one stream of tokens.
+//
+// Formats (all little-endian):
+//   llm.c     256 int32 header {magic, version 1, token count, 0 ...}, then the
+//             tokens; magic 20240520: uint16, magic 20240801: uint32, whose
+//             version is 7 in llm.c's Llama-3 files and 1 elsewhere.
+//   raw       nanoGPT's .bin: uint16 tokens and nothing else.
+//   text      UTF-8 read as bytes: token = byte value. Vocabulary 257: 256 is
+//             the end-of-text token, which stands between two files.
+// Detection: the magic decides; else the extension .bin means raw; anything
+// else is text unless it is recognizably binary, which is refused.
+#ifndef ZERO_ENGINE_DATA_TOKEN_FILE_H_
+#define ZERO_ENGINE_DATA_TOKEN_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/base/file.h"
+
+namespace zero {
+
+// Layout of llm.c's files, shared by reader and writer (tokenize.h).
+inline constexpr int32_t kTokenMagicU16 = 20240520;
+inline constexpr int32_t kTokenMagicU32 = 20240801;
+inline constexpr int kTokenHeaderInts = 256;
+inline constexpr int kTokenHeaderBytes = kTokenHeaderInts * 4;
+
+// Bytes as tokens.
+inline constexpr int32_t kByteEndOfText = 256;
+inline constexpr int64_t kByteVocabSize = 257;
+
+enum class TokenFormat { kAuto, kLlmc, kRawU16, kText };
+
+// "auto", "llmc", "raw_uint16", "text".
+const char* TokenFormatName(TokenFormat format);
+absl::StatusOr<TokenFormat> ParseTokenFormat(absl::string_view name);
+
+// Files named by `patterns` (files and globs), in the order of the patterns
+// and bytewise sorted within a glob. A file named twice counts twice.
+// Errors: NotFound with the nearest names when a pattern matches nothing;
+//         InvalidArgument for "**" and for an empty list.
+absl::StatusOr<std::vector<std::string>> ExpandPaths(
+    const std::vector<std::string>& patterns);
+
+// All tokens of all shards as one logical array.
+// Threads: const methods may be called from many threads.
+class TokenSource {
+ public:
+  struct Shard {
+    std::string path;
+    TokenFormat format = TokenFormat::kAuto;  // never kAuto once open
+    int bytes_per_token = 0;                  // 1, 2 or 4
+    int64_t begin = 0;                        // position in the stream
+    int64_t num_tokens = 0;                   // without a separator after it
+    const uint8_t* tokens = nullptr;
+  };
+
+  // Opens every file of `patterns`.
+  // Errors: InvalidArgument or DataLoss naming the file: empty, truncated (the
+  //         header's count against the size), odd number of bytes, wrong magic
+  //         or version, binary where text was expected, a folder, unreadable;
+  //         text mixed with token files.
+  static absl::StatusOr<std::unique_ptr<TokenSource>> Open(
+      const std::vector<std::string>& patterns,
+      TokenFormat format = TokenFormat::kAuto);
+
+  // Number of tokens, separators between text files included.
+  int64_t size() const { return size_; }
+
+  // Copies tokens [begin, begin + n) to `out`. Ids are as in the file, so a
+  // uint32 id above 2^31 is negative: call ValidateTokens first.
+  // REQUIRES: 0 <= begin, begin + n <= size().
+  void Read(int64_t begin, int64_t n, int32_t* out) const;
+
+  // True when tokens are bytes (text); kByteVocabSize is then the vocabulary.
+  bool is_text() const { return is_text_; }
+
+  const std::vector<Shard>& shards() const { return shards_; }
+
+  // Scans everything once (at memory speed with `num_threads` threads) for a
+  // token id >= vocab_size.
+  // Errors: InvalidArgument naming the id, its file and its offset in it.
+  absl::Status ValidateTokens(int64_t vocab_size, int num_threads) const;
+
+ private:
+  TokenSource() = default;
+
+  std::vector<MappedFile> files_;
+  std::vector<Shard> shards_;
+  int64_t size_ = 0;
+  bool is_text_ = false;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_DATA_TOKEN_FILE_H_
