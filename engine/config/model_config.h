@@ -26,6 +26,8 @@ struct RopeScaling {
   double low_freq_factor = 1.0;
   double high_freq_factor = 4.0;
   int64_t original_max_position_embeddings = 8192;
+
+  bool operator==(const RopeScaling&) const = default;
 };
 
 // Comments give GPT-2's own name for a field where it differs.
@@ -52,6 +54,8 @@ struct ModelConfig {
 
   // A Hugging Face folder whose weights are loaded; empty: random init.
   std::string from_pretrained;
+
+  bool operator==(const ModelConfig&) const = default;
 };
 
 // Where presets and pretrained folders come from; implemented by models/, so

@@ -1,0 +1,223 @@
+// The typed configuration of one run: what the JSON file, the `--set`
+// overrides, the preset and the defaults together say.
+//
+// The names are the JSON keys: config.optimizer.lr is
+// "optimizer": {"params": {"lr": ...}}. In-class values are the defaults, and
+// the only place where they stand: the key table (keys.cc) reads them from
+// here. load.h makes a Config from a file; print.h shows one.
+// 0 or "" in a field marked "unset" means that the key was not given.
+//
+// To add a key: a field here, a line in keys.cc, and where it depends on other
+// keys a check in resolve.cc. Parser, printer, schema and reference follow.
+#ifndef ZERO_ENGINE_CONFIG_CONFIG_H_
+#define ZERO_ENGINE_CONFIG_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/config/model_config.h"
+#include "kernels/dtype.h"
+
+namespace zero {
+
+enum class OptimizerType { kAdamW, kAdam, kSgd, kLamb };
+enum class WeightDecayOn { kMatrices, kAll };
+
+// "optimizer": {"type", "params": {...}}. Fields beyond a type's own are
+// unused and can not be given.
+struct OptimizerConfig {
+  OptimizerType type = OptimizerType::kAdamW;
+  double lr = 1e-3;  // base_lr of lr_scaling; the schedulers' peak
+  double weight_decay = 0;
+  // Matrices: tensors of two or more dimensions (embeddings included).
+  WeightDecayOn weight_decay_on = WeightDecayOn::kMatrices;
+  // AdamW, Adam, Lamb.
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool bias_correction = true;
+  bool adam_w_mode = true;  // false (Adam only): decay is added to the gradient
+  // SGD.
+  double momentum = 0;
+  double dampening = 0;
+  bool nesterov = false;
+  // Lamb: limits of |param| / |update|.
+  double max_coeff = 10.0;
+  double min_coeff = 0.01;
+
+  bool operator==(const OptimizerConfig&) const = default;
+};
+
+enum class SchedulerType {
+  kConstant,  // no "scheduler" in the config
+  kWarmupLr,
+  kWarmupDecayLr,
+  kWarmupCosineLr,
+  kOneCycle,
+  kWsd,
+};
+enum class WarmupType { kLog, kLinear };
+enum class DecayType { kLinear, kCosine, kOneMinusSqrt };
+
+// "scheduler": {"type", "params": {...}}, with DeepSpeed's parameters.
+struct SchedulerConfig {
+  SchedulerType type = SchedulerType::kConstant;
+  // WarmupLR, WarmupDecayLR, WSD. Beside lr_scaling: no warm-up here
+  // (warmup_num_steps = 0), and the peak is the scaled learning rate.
+  double warmup_min_lr = 0;
+  double warmup_max_lr = 0;  // resolved: optimizer.lr unless given
+  int64_t warmup_num_steps = 1000;
+  WarmupType warmup_type = WarmupType::kLog;
+  // WarmupDecayLR, WarmupCosineLR, WSD. 0: the number of steps of the run,
+  // which is known once the data is (training.epochs).
+  int64_t total_num_steps = 0;
+  // WarmupCosineLR: as ratios of the learning rate.
+  double warmup_min_ratio = 0;
+  double cos_min_ratio = 0.0001;
+  // WSD: the last decay_num_steps of total_num_steps fall to
+  // min_lr_ratio * peak. 0: a tenth of total_num_steps.
+  int64_t decay_num_steps = 0;
+  DecayType decay_type = DecayType::kOneMinusSqrt;
+  double min_lr_ratio = 0;
+  // OneCycle.
+  double cycle_min_lr = 0;
+  double cycle_max_lr = 0;
+  double decay_lr_rate = 0;
+  int64_t cycle_first_step_size = 2000;
+  int64_t cycle_second_step_size = 0;  // resolved: cycle_first_step_size
+  int64_t cycle_first_stair_count = 0;
+  int64_t cycle_second_stair_count = 0;  // resolved: cycle_first_stair_count
+  int64_t decay_step_size = 0;
+  bool cycle_momentum = true;
+  double cycle_min_mom = 0.8;
+  double cycle_max_mom = 0.9;
+  double decay_mom_rate = 0;
+
+  bool operator==(const SchedulerConfig&) const = default;
+};
+
+enum class LrScalingRule { kNone, kLinear, kSqrt };
+
+// "lr_scaling": Goyal et al. 2017. lr = base_lr * global_batch / base_batch,
+// reached from base_lr by a linear warm-up. kNone with neither warmup_steps
+// nor warmup_epochs: lr_scaling does nothing.
+struct LrScalingConfig {
+  LrScalingRule rule = LrScalingRule::kNone;
+  int64_t base_batch_size = 0;  // unset only with kNone
+  int64_t warmup_steps = 0;
+  double warmup_epochs = 0;  // instead of warmup_steps
+
+  bool operator==(const LrScalingConfig&) const = default;
+};
+
+// "fp16": DeepSpeed's keys.
+struct Fp16Config {
+  bool enabled = false;
+  double loss_scale = 0;  // 0: dynamic
+  int64_t initial_scale_power = 16;
+  int64_t loss_scale_window = 1000;
+  int64_t hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1;
+
+  bool operator==(const Fp16Config&) const = default;
+};
+
+struct ZeroConfig {
+  int64_t stage = 0;
+
+  bool operator==(const ZeroConfig&) const = default;
+};
+
+enum class DataFormat {
+  kAuto,    // by the file: an llm.c header, else ".bin" is uint16, else text
+  kText,    // UTF-8 text
+  kLlmC,    // llm.c's header (magic 20240520, 20240801), then tokens
+  kUint16,  // nanoGPT's: uint16 tokens and nothing else
+};
+
+struct DataConfig {
+  // Files and globs as found: relative to the current directory, else to the
+  // config file. Globs are checked to match, and left for the data room to
+  // expand (sorted by name).
+  std::vector<std::string> train;
+  std::vector<std::string> validation;  // empty: see validation_fraction
+  double validation_fraction = 0;       // the last part of train
+  DataFormat format = DataFormat::kAuto;
+  // "bytes", "none" (token files), or the path of a SentencePiece model.
+  std::string tokenizer = "bytes";
+  int64_t sequence_length = 1024;
+
+  bool operator==(const DataConfig&) const = default;
+};
+
+struct SampleConfig {
+  std::string prompt;
+  int64_t tokens = 200;      // 0: no samples
+  double temperature = 0.8;  // 0: greedy
+  int64_t top_k = 0;         // 0: off
+  double top_p = 1.0;        // 1: off
+  int64_t seed = 0;          // resolved: training.seed unless given
+
+  bool operator==(const SampleConfig&) const = default;
+};
+
+struct TrainingConfig {
+  // Changes results. Exactly one of steps and epochs is set.
+  int64_t steps = 0;
+  double epochs = 0;
+  int64_t seed = 1234;
+  int64_t max_consecutive_skips = 50;  // non-finite steps in a row, then stop
+  // Changes what is seen and written.
+  std::string out_dir;       // resolved: out/NAME of the config file
+  int64_t eval_every = 0;    // steps; 0: at the end only, if there is data
+  int64_t eval_batches = 0;  // micro-batches per evaluation; 0: all
+  int64_t sample_every = 0;  // steps; 0: at the end only
+  SampleConfig sample;
+  bool save_final = true;  // write out_dir/final/
+
+  bool operator==(const TrainingConfig&) const = default;
+};
+
+struct Config {
+  // Changes results.
+  // train_batch_size = train_micro_batch_size_per_gpu *
+  //                    gradient_accumulation_steps * world, always.
+  int64_t train_batch_size = 0;                // sequences per step
+  int64_t train_micro_batch_size_per_gpu = 0;  // sequences per rank and pass
+  int64_t gradient_accumulation_steps = 0;
+  double gradient_clipping = 0;  // largest gradient norm; 0: no clipping
+  std::string model_preset;      // "model.preset"; unset: ""
+  ModelConfig model;             // complete: preset and explicit keys together
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  LrScalingConfig lr_scaling;
+  bool bf16 = false;  // "bf16.enabled"
+  Fp16Config fp16;
+  DType grad_accum_dtype = DType::kF32;         // "data_types"
+  DType communication_data_type = DType::kF32;  // gradients on the wire
+  DataConfig data;
+  TrainingConfig training;
+
+  // Changes speed and memory, never a bit of the result.
+  bool activation_checkpointing = false;  // ".enabled": recompute every unit
+  ZeroConfig zero_optimization;
+
+  // Changes what is printed.
+  int64_t steps_per_print = 10;
+  bool wall_clock_breakdown = false;  // time of each phase, per printed step
+  bool memory_breakdown = false;      // live bytes per category, likewise
+  bool dump_state = false;            // print the resolved config at start
+
+  // The storage dtype of parameters and activations.
+  DType param_dtype() const {
+    return bf16 ? DType::kBF16 : fp16.enabled ? DType::kF16 : DType::kF32;
+  }
+
+  bool operator==(const Config&) const = default;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CONFIG_CONFIG_H_

@@ -1,0 +1,55 @@
+// Makes a Config from a JSON file: the only way in.
+//
+// Strict everywhere. Each error is one line
+//   FILE:LINE:COLUMN: json.path: what was found, what is wanted; the remedy
+// and independent errors are reported together. `--set` stands in the place of
+// FILE:LINE:COLUMN where an override is at fault.
+#ifndef ZERO_ENGINE_CONFIG_LOAD_H_
+#define ZERO_ENGINE_CONFIG_LOAD_H_
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "engine/config/config.h"
+
+namespace zero {
+
+struct LoadOptions {
+  // "a.b=value", value in JSON or a bare string; later ones win. They count as
+  // if they stood in the file.
+  std::vector<std::string> overrides;
+  int world = 1;
+  // Resolves model.preset and model.from_pretrained; may be null, then these
+  // keys are errors.
+  const ModelCatalog* catalog = nullptr;
+  // A run needs data: data.train is required and every file must exist.
+  // `zero config` and the planners pass false.
+  bool require_data = true;
+};
+
+struct LoadedConfig {
+  Config config;
+  // JSON path -> "default", "FILE:LINE", "--set", "preset NAME",
+  // "DIR/config.json" or "derived: FORMULA".
+  std::map<std::string, std::string> origins;
+  // Keys that are accepted and ignored, with the reason: print them.
+  std::vector<std::string> notes;
+};
+
+// Reads and resolves `file`.
+// Errors: NotFound, InvalidArgument, Unimplemented (a key or value that a
+// later version builds), with all lines.
+absl::StatusOr<LoadedConfig> LoadConfig(const std::string& file,
+                                        const LoadOptions& options);
+
+// The same for text in memory; `file` is its name in errors and origins.
+absl::StatusOr<LoadedConfig> ParseConfig(absl::string_view text,
+                                         const std::string& file,
+                                         const LoadOptions& options);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CONFIG_LOAD_H_
