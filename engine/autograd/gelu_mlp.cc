@@ -1,0 +1,42 @@
+#include "engine/autograd/linear.h"
+#include "engine/autograd/ops.h"
+#include "engine/autograd/record.h"
+
+namespace zero {
+
+Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
+            Gelu act, const Weight& w2, const Weight* b2,
+            const Var* residual) {
+  const int residual_slot = residual == nullptr ? -1 : residual->slot;
+  const bool record =
+      WantsGrad(ctx, {x.slot, residual_slot}, {&w1, b1, &w2, b2});
+  Tensor pre_act;
+  Tensor hidden = LinearForward(ctx, x.value, w1.value, b1, nullptr, act,
+                                record ? &pre_act : nullptr);
+  Tensor y = LinearForward(ctx, hidden, w2.value, b2,
+                           residual == nullptr ? nullptr : &residual->value,
+                           Gelu::kNone, nullptr);
+  if (!record) return Var(y);
+
+  const int slot = ctx.tape->NewSlot();
+  ctx.tape->Record(
+      "gelu_mlp",
+      [slot, x, w1, w2, b1_sink = SinkOf(b1), b2_sink = SinkOf(b2), act,
+       residual_slot, pre_act = std::move(pre_act),
+       hidden = std::move(hidden)](Context& c, Tape& tape) mutable {
+        Tensor dy = tape.Take(slot);
+        if (!dy.defined()) return;
+        LinearWeightGrad(c, dy, hidden, w2.sink, b2_sink);
+        hidden = Tensor();
+        Tensor dpre = LinearInputGrad(c, dy, w2.value, act, pre_act);
+        pre_act = Tensor();
+        tape.Accumulate(c, residual_slot, std::move(dy));
+        LinearWeightGrad(c, dpre, x.value, w1.sink, b1_sink);
+        if (x.slot >= 0) {
+          tape.Accumulate(c, x.slot, LinearInputGrad(c, dpre, w1.value));
+        }
+      });
+  return Var(y, slot);
+}
+
+}  // namespace zero

@@ -1,0 +1,85 @@
+#include "engine/autograd/linear.h"
+
+#include "engine/autograd/ops.h"
+#include "engine/autograd/record.h"
+
+namespace zero {
+
+Tensor LinearForward(Context& ctx, const Tensor& x, const Tensor& w,
+                     const Weight* bias, const Tensor* residual, Gelu act,
+                     Tensor* pre_act) {
+  ZERO_CHECK_EQ(x.shape()[-1], w.shape()[1])
+      << "Linear: x " << x.shape() << ", w " << w.shape();
+  const int64_t rows = x.shape()[0], cols = w.shape()[0];
+  LinearArgs args{.x = x.matrix(), .w = w.matrix(), .act = act};
+  if (bias != nullptr) {
+    ZERO_CHECK_EQ(bias->value.num_elems(), cols);
+    args.bias = bias->value.vector();
+  }
+  if (residual != nullptr) {
+    ZERO_CHECK_EQ(residual->shape(), Shape({rows, cols}));
+    args.residual = residual->matrix();
+  }
+  Tensor y = ctx.Empty({rows, cols}, x.dtype());
+  args.y = y.matrix();
+  if (pre_act != nullptr) {
+    *pre_act = ctx.Empty({rows, cols}, x.dtype());
+    args.pre_act = pre_act->matrix();
+  }
+  const Tensor scratch = ctx.Scratch(ctx.ops().LinearWorkspaceBytes(args));
+  ctx.ops().Linear(ctx.stream(), args, AsWorkspace(scratch));
+  return y;
+}
+
+Tensor LinearInputGrad(Context& ctx, const Tensor& dy, const Tensor& w,
+                       Gelu act, const Tensor& pre_act) {
+  Tensor dx = ctx.Empty({dy.shape()[0], w.shape()[1]}, dy.dtype());
+  LinearBackwardInputArgs args{.dy = dy.matrix(),
+                               .w = w.matrix(),
+                               .dx = dx.matrix(),
+                               .act = act};
+  if (act != Gelu::kNone) args.pre_act = pre_act.matrix();
+  const Tensor scratch =
+      ctx.Scratch(ctx.ops().LinearBackwardInputWorkspaceBytes(args));
+  ctx.ops().LinearBackwardInput(ctx.stream(), args, AsWorkspace(scratch));
+  return dx;
+}
+
+void LinearWeightGrad(Context& ctx, const Tensor& dy, const Tensor& x,
+                      GradSink* w_sink, GradSink* bias_sink) {
+  const SinkTarget dw = OpenSink(w_sink), dbias = OpenSink(bias_sink);
+  if (!dw.grad.defined() && !dbias.grad.defined()) return;
+  const LinearBackwardWeightArgs args{.dy = dy.matrix(),
+                                      .x = x.matrix(),
+                                      .dw = dw.matrix(),
+                                      .accumulate_dw = dw.accumulate,
+                                      .dbias = dbias.vector(),
+                                      .accumulate_dbias = dbias.accumulate};
+  const Tensor scratch =
+      ctx.Scratch(ctx.ops().LinearBackwardWeightWorkspaceBytes(args));
+  ctx.ops().LinearBackwardWeight(ctx.stream(), args, AsWorkspace(scratch));
+}
+
+Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
+           const Var* residual) {
+  Tensor y = LinearForward(ctx, x.value, w.value, bias,
+                           residual == nullptr ? nullptr : &residual->value,
+                           Gelu::kNone, nullptr);
+  const int residual_slot = residual == nullptr ? -1 : residual->slot;
+  if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return Var(y);
+
+  const int slot = ctx.tape->NewSlot();
+  ctx.tape->Record("linear", [slot, x, w, bias_sink = SinkOf(bias),
+                              residual_slot](Context& c, Tape& tape) {
+    Tensor dy = tape.Take(slot);
+    if (!dy.defined()) return;
+    LinearWeightGrad(c, dy, x.value, w.sink, bias_sink);
+    if (x.slot >= 0) {
+      tape.Accumulate(c, x.slot, LinearInputGrad(c, dy, w.value));
+    }
+    tape.Accumulate(c, residual_slot, std::move(dy));
+  });
+  return Var(y, slot);
+}
+
+}  // namespace zero

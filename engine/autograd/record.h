@@ -1,0 +1,50 @@
+// Small helpers that the op files share.
+#ifndef ZERO_ENGINE_AUTOGRAD_RECORD_H_
+#define ZERO_ENGINE_AUTOGRAD_RECORD_H_
+
+#include <initializer_list>
+#include <utility>
+
+#include "engine/autograd/context.h"
+
+namespace zero {
+
+// True when a tape is set and a gradient is wanted for some input or weight.
+inline bool WantsGrad(const Context& ctx, std::initializer_list<int> slots,
+                      std::initializer_list<const Weight*> weights) {
+  if (ctx.tape == nullptr) return false;
+  for (int slot : slots) {
+    if (slot >= 0) return true;
+  }
+  for (const Weight* weight : weights) {
+    if (weight != nullptr && weight->sink != nullptr) return true;
+  }
+  return false;
+}
+
+// The sink's memory as a kernel output, and whether to accumulate; marks the
+// sink written. Null data when the weight is frozen.
+struct SinkTarget {
+  Tensor grad;
+  bool accumulate = false;
+
+  Matrix matrix() const { return grad.defined() ? grad.matrix() : Matrix(); }
+  Vector vector() const { return grad.defined() ? grad.vector() : Vector(); }
+};
+
+inline SinkTarget OpenSink(GradSink* sink) {
+  if (sink == nullptr) return {};
+  return {sink->grad, std::exchange(sink->written, true)};
+}
+
+inline GradSink* SinkOf(const Weight* weight) {
+  return weight == nullptr ? nullptr : weight->sink;
+}
+
+inline ConstVector VectorOf(const Weight* weight) {
+  return weight == nullptr ? ConstVector() : weight->value.vector();
+}
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_AUTOGRAD_RECORD_H_

@@ -1,0 +1,48 @@
+#include "engine/autograd/tape.h"
+
+#include <utility>
+
+#include "engine/autograd/context.h"
+#include "kernels/check.h"
+
+namespace zero {
+
+int Tape::NewSlot() {
+  grads_.emplace_back();
+  return static_cast<int>(grads_.size()) - 1;
+}
+
+void Tape::Record(const char* name, BackwardFn backward) {
+  nodes_.push_back({name, std::move(backward)});
+}
+
+Tensor Tape::Take(int slot) {
+  if (slot < 0) return Tensor();
+  return std::exchange(grads_[slot], Tensor());
+}
+
+void Tape::Accumulate(Context& context, int slot, Tensor grad) {
+  if (slot < 0 || !grad.defined()) return;
+  Tensor& sum = grads_[slot];
+  if (!sum.defined()) {
+    sum = std::move(grad);
+    return;
+  }
+  ZERO_CHECK_EQ(sum.shape(), grad.shape());
+  Tensor out = sum.unique()    ? sum
+               : grad.unique() ? grad
+                               : context.Empty(sum.shape(), sum.dtype());
+  context.ops().Add(context.stream(),
+                    {sum.vector(), grad.vector(), out.vector()});
+  sum = std::move(out);
+}
+
+void Tape::Backward(Context& context) {
+  while (!nodes_.empty()) {
+    Node node = std::move(nodes_.back());
+    nodes_.pop_back();
+    node.backward(context, *this);
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,84 @@
+// The record of one unit's forward pass, played backward.
+//
+// Define-by-run: every op that has something to differentiate records one
+// node. Recording order is a topological order, so backward is a loop over
+// the nodes from the last to the first, without recursion. Each node dies as
+// soon as it has run, and the activations that only it held go back to the
+// arena. Start reading here, then ops.h and linear.cc for a typical op.
+// Invariant: a gradient in a slot is complete when its producer's node runs.
+#ifndef ZERO_ENGINE_AUTOGRAD_TAPE_H_
+#define ZERO_ENGINE_AUTOGRAD_TAPE_H_
+
+#include <functional>
+#include <vector>
+
+#include "engine/tensor/tensor.h"
+
+namespace zero {
+
+class Context;
+
+// A tensor in a computation. `slot` is where its gradient collects on the
+// tape; -1 means that nothing upstream wants one.
+struct Var {
+  Tensor value;
+  int slot = -1;
+
+  Var() = default;
+  explicit Var(Tensor v, int s = -1) : value(std::move(v)), slot(s) {}
+  const Shape& shape() const { return value.shape(); }
+};
+
+// Where a parameter's gradient goes: memory that somebody else owns (a bucket,
+// a flat gradient buffer). The first write of a step overwrites it and later
+// ones accumulate, so that no zeroing pass is needed.
+struct GradSink {
+  Tensor grad;           // fp32 or the parameter's dtype
+  bool written = false;  // false: the next write overwrites
+};
+
+// A parameter as an op sees it. No sink: frozen.
+struct Weight {
+  Tensor value;
+  GradSink* sink = nullptr;
+};
+
+class Tape {
+ public:
+  // Computes gradients of the inputs from the gradient of the output; ends
+  // by Accumulate into the inputs' slots.
+  using BackwardFn = std::function<void(Context&, Tape&)>;
+
+  // A tensor whose gradient is wanted (a unit's input).
+  Var Watch(Tensor value) { return Var(std::move(value), NewSlot()); }
+
+  int NewSlot();
+
+  // `name` is for traces and error messages.
+  void Record(const char* name, BackwardFn backward);
+
+  // The gradient collected in `slot`, which is emptied; undefined when no
+  // gradient reached it.
+  Tensor Take(int slot);
+
+  // Adds `grad` to `slot` (ignored for slot -1). Shared tensors are never
+  // overwritten: the sum goes to whichever of the two is unique.
+  void Accumulate(Context& context, int slot, Tensor grad);
+
+  // Runs every node, last to first. Seed the outputs with Accumulate first.
+  void Backward(Context& context);
+
+  int num_nodes() const { return static_cast<int>(nodes_.size()); }
+
+ private:
+  struct Node {
+    const char* name;
+    BackwardFn backward;
+  };
+  std::vector<Node> nodes_;
+  std::vector<Tensor> grads_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_AUTOGRAD_TAPE_H_

@@ -1,0 +1,121 @@
+// The contract that models sign: parameters, units, and nothing else.
+//
+// A model is an ordered list of units (embedding, blocks, head). A unit is
+// `Forward(ctx, in) -> out`; nothing but that tensor crosses from unit to
+// unit. Models are single-device code: who owns a parameter, when it is
+// gathered and where its gradient goes is decided below them (engine/zero).
+// Start reading at Unit; models/gpt/gpt.cc is an example.
+#ifndef ZERO_ENGINE_NN_MODULE_H_
+#define ZERO_ENGINE_NN_MODULE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/autograd/context.h"
+#include "engine/autograd/tape.h"
+
+namespace zero {
+
+// How a parameter starts: normal with `std` around 0, or a constant.
+struct Init {
+  float std = 0;    // 0: constant
+  float value = 0;  // the constant
+};
+
+struct Parameter {
+  std::string name;     // unique in the model, stable in checkpoints
+  Shape shape;          // logical: what the model computes with
+  Shape stored_shape;   // what this rank's axis of the mesh stores of it
+  Init init;
+  bool decay = false;   // weight decay applies (matrices, embeddings)
+  bool frozen = false;  // no gradient, no optimizer state
+
+  // Bound by the executor: the gathered value and where the gradient goes.
+  Weight weight;
+};
+
+class Unit {
+ public:
+  explicit Unit(std::string name) : name_(std::move(name)) {}
+  virtual ~Unit() = default;
+
+  // The last unit (head) computes the loss of ctx.batch into
+  // *batch.loss_sum and returns an undefined Var; the first ignores `in`.
+  virtual Var Forward(Context& ctx, const Var& in) = 0;
+
+  // Only the last unit: logits [M, V] of the rows of `in` [M, C].
+  virtual Var Logits(Context& ctx, const Var& in);
+
+  const std::string& name() const { return name_; }
+  // Parameters that live in this unit's flat buffer, in order.
+  const std::vector<std::unique_ptr<Parameter>>& parameters() const {
+    return parameters_;
+  }
+  // Parameters of other units that this one reads (tied weights).
+  const std::vector<Parameter*>& borrowed() const { return borrowed_; }
+
+ protected:
+  // Adds a parameter; its name is "<unit>.<name>".
+  Parameter* AddParameter(const std::string& name, const Shape& shape,
+                          Init init, bool decay);
+  void Borrow(Parameter* parameter) { borrowed_.push_back(parameter); }
+
+ private:
+  std::string name_;
+  std::vector<std::unique_ptr<Parameter>> parameters_;
+  std::vector<Parameter*> borrowed_;
+};
+
+// A tensor of a Hugging Face checkpoint: rows [row_begin, row_begin + rows) of
+// a parameter, transposed where `transpose` is set (GPT-2's Conv1D).
+struct PortableTensor {
+  std::string name;
+  Parameter* parameter = nullptr;
+  int64_t row_begin = 0;
+  Shape shape;  // as in the file
+  bool transpose = false;
+};
+
+class Model {
+ public:
+  virtual ~Model() = default;
+
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  std::vector<Parameter*> AllParameters() const;
+  int64_t NumParameters() const;
+
+  // Tables that units read (rotary) are built here, once, on the device.
+  virtual void Prepare(Context& ctx) = 0;
+  virtual int64_t TableBytes() const { return 0; }
+
+  // Names and layout of the family's Hugging Face checkpoint.
+  virtual std::vector<PortableTensor> PortableTensors() const = 0;
+
+  // Keys and values for `batch` sequences of up to `capacity` tokens.
+  virtual KvCache MakeKvCache(Context& ctx, int64_t batch, int64_t capacity,
+                              DType dtype) const = 0;
+
+ protected:
+  template <typename U, typename... Args>
+  U* AddUnit(Args&&... args) {
+    auto unit = std::make_unique<U>(std::forward<Args>(args)...);
+    U* raw = unit.get();
+    units_.push_back(std::move(unit));
+    return raw;
+  }
+
+ private:
+  std::vector<std::unique_ptr<Unit>> units_;
+};
+
+// Fills `out` with elements [begin, begin + count) of a parameter's initial
+// value: a pure function of (seed, parameter name, element index), and so the
+// same for any world size and stage. Normal values by Box-Muller from Philox.
+void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
+                   int64_t count, float* out);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_NN_MODULE_H_

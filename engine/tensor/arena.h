@@ -1,0 +1,106 @@
+// One reserved range of device memory, cut up deterministically.
+//
+// The same sequence of requests gives the same offsets, on any device. So a
+// step run on the meta device tells the exact range that the step needs
+// (high_water_bytes), and the real arena reserves that once and never grows.
+// Freed memory is reused at once: that is right because everything that
+// touches an arena is ordered by one stream.
+// Invariant: blocks are disjoint, free blocks are never adjacent.
+// Threads: one at a time. Start reading at tensor.h, the user of this.
+#ifndef ZERO_ENGINE_TENSOR_ARENA_H_
+#define ZERO_ENGINE_TENSOR_ARENA_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "engine/tensor/ledger.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+class Arena;
+
+// A live piece of an arena; returns itself when destroyed.
+class ArenaBlock {
+ public:
+  ArenaBlock(Arena* arena, int64_t offset, int64_t bytes,
+             MemoryCategory category)
+      : arena_(arena), offset_(offset), bytes_(bytes), category_(category) {}
+  ~ArenaBlock();
+  ArenaBlock(const ArenaBlock&) = delete;
+  ArenaBlock& operator=(const ArenaBlock&) = delete;
+
+  void* data() const;
+  int64_t offset() const { return offset_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  friend class Arena;
+  Arena* arena_;
+  int64_t offset_;
+  int64_t bytes_;
+  MemoryCategory category_;
+};
+
+class Arena {
+ public:
+  // Every block starts at a multiple of this and is padded to it.
+  static constexpr int64_t kAlignment = 256;
+
+  // Reserves `capacity_bytes` of `device`. `ledger` must outlive the arena.
+  // Errors: ResourceExhausted, naming the arena and the size.
+  static absl::StatusOr<std::unique_ptr<Arena>> Make(Device& device,
+                                                     MemoryKind kind,
+                                                     int64_t capacity_bytes,
+                                                     std::string name,
+                                                     MemoryLedger* ledger);
+  ~Arena();
+
+  // The smallest free block that fits, lowest address first. Running out is
+  // the caller's mistake (the plan sizes arenas): the check prints category,
+  // size and what is live.
+  std::shared_ptr<ArenaBlock> Allocate(int64_t bytes, MemoryCategory category);
+
+  // Writes one byte to every page, so that a step never waits for the
+  // operating system (first touch costs up to seconds per GiB). CPU only.
+  void Touch();
+
+  // In tests: freed memory is filled with NaNs, so that a use after free
+  // shows. CPU only.
+  void set_poison_freed(bool poison) { poison_freed_ = poison; }
+
+  Device& device() const { return *device_; }
+  int64_t capacity_bytes() const { return capacity_; }
+  int64_t live_bytes() const { return live_; }
+  // The end of the highest block ever handed out.
+  int64_t high_water_bytes() const { return high_water_; }
+  const std::string& name() const { return name_; }
+
+ private:
+  friend class ArenaBlock;
+  Arena(Device& device, Buffer buffer, int64_t capacity, std::string name,
+        MemoryLedger* ledger);
+  void Free(const ArenaBlock& block);
+  void AddFree(int64_t offset, int64_t bytes);
+  void EraseFree(std::map<int64_t, int64_t>::iterator it);
+
+  Device* device_;
+  Buffer buffer_;
+  int64_t capacity_;
+  std::string name_;
+  MemoryLedger* ledger_;
+  std::map<int64_t, int64_t> free_by_offset_;           // offset -> bytes
+  std::set<std::pair<int64_t, int64_t>> free_by_size_;  // (bytes, offset)
+  int64_t live_ = 0;
+  int64_t high_water_ = 0;
+  bool poison_freed_ = false;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TENSOR_ARENA_H_

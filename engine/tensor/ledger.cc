@@ -1,0 +1,55 @@
+#include "engine/tensor/ledger.h"
+
+#include <algorithm>
+
+#include "kernels/check.h"
+
+namespace zero {
+
+const char* MemoryCategoryName(MemoryCategory category) {
+  switch (category) {
+    case MemoryCategory::kParameters:
+      return "parameters";
+    case MemoryCategory::kGradients:
+      return "gradients";
+    case MemoryCategory::kOptimizer:
+      return "optimizer";
+    case MemoryCategory::kGatheredParameters:
+      return "gathered_parameters";
+    case MemoryCategory::kReduceBuffers:
+      return "reduce_buffers";
+    case MemoryCategory::kActivations:
+      return "activations";
+    case MemoryCategory::kWorkspace:
+      return "workspace";
+    case MemoryCategory::kInputs:
+      return "inputs";
+  }
+  return "?";
+}
+
+void MemoryLedger::Add(MemoryCategory category, int64_t bytes) {
+  const int i = static_cast<int>(category);
+  live_[i] += bytes;
+  peak_[i] = std::max(peak_[i], live_[i]);
+  total_live_ += bytes;
+  if (total_live_ > total_peak_) {
+    total_peak_ = total_live_;
+    at_peak_ = live_;
+  }
+}
+
+void MemoryLedger::Remove(MemoryCategory category, int64_t bytes) {
+  const int i = static_cast<int>(category);
+  ZERO_CHECK_GE(live_[i], bytes) << MemoryCategoryName(category);
+  live_[i] -= bytes;
+  total_live_ -= bytes;
+}
+
+void MemoryLedger::ResetPeaks() {
+  peak_ = live_;
+  at_peak_ = live_;
+  total_peak_ = total_live_;
+}
+
+}  // namespace zero
