@@ -1,0 +1,61 @@
+// Update rules as values: which one, its hyperparameters, and one call that
+// performs it over a flat span through the fused kernels.
+//
+// State is separate flat fp32 arrays that the caller owns, one per
+// StateFloatsPerElement, each as long as the parameters: (m, v) for Adam and
+// LAMB, (momentum buffer) for SGD. Zeroed arrays are the initial state.
+//
+// To add an optimizer: a kind here, a fused kernel in kernels/ops.h, a case in
+// optimizer.cc, a test against the formula in tests/optim.
+#ifndef ZERO_OPTIM_OPTIMIZER_H_
+#define ZERO_OPTIM_OPTIMIZER_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "kernels/ops.h"
+
+namespace zero {
+
+enum class OptimizerKind { kAdamW, kAdam, kSgd, kLamb };
+
+// Hyperparameters that stay the same over a run. weight_decay reaches the
+// kernels through UpdateRange, so that ranges may differ.
+struct OptimizerSpec {
+  OptimizerKind kind = OptimizerKind::kAdamW;
+  double weight_decay = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  bool bias_correction = true;
+  bool decoupled_decay = true;  // false (Adam): decay is added to the gradient
+  double momentum = 0;          // SGD
+  double dampening = 0;
+  bool nesterov = false;
+  double max_coeff = 10.0;  // LAMB: limits of |param| / |update|
+  double min_coeff = 0.01;
+
+  // fp32 state arrays per parameter element.
+  int StateFloatsPerElement() const;
+
+  // Scratch of one OptimizerStep over `num_elems` elements and `num_ranges`
+  // ranges (LAMB's update and norms; 0 for the others).
+  size_t ScratchBytes(int64_t num_elems, int64_t num_ranges) const;
+};
+
+// What changes from step to step.
+struct OptimizerStepOptions {
+  float lr = 0;
+  float beta1 = -1;     // < 0: the spec's (OneCycle cycles it); SGD: momentum
+  int64_t step = 1;     // from 1; skipped steps do not count
+};
+
+// One step over a flat span. `states` are the arrays above, sliced alike.
+void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
+                   const UpdateState& state, absl::Span<float* const> states,
+                   const OptimizerStepOptions& options, Workspace scratch);
+
+}  // namespace zero
+
+#endif  // ZERO_OPTIM_OPTIMIZER_H_
