@@ -15,9 +15,15 @@ namespace zero::cpu {
 
 class MatmulCache;  // oneDNN engine, stream and primitives (matmul.h)
 
+// How products of 16-bit operands are computed. kNative: by oneDNN's 16-bit
+// primitives, where it has them. kConvert: in fp32, panel by panel, rounded on
+// the way out. kAuto: native where the CPU has bf16 instructions.
+enum class LowPrecision { kAuto, kNative, kConvert };
+
 class CpuOps final : public Ops {
  public:
-  explicit CpuOps(int num_threads);
+  explicit CpuOps(int num_threads,
+                  LowPrecision low_precision = LowPrecision::kAuto);
   ~CpuOps() override;
 
   int num_threads() const { return num_threads_; }

@@ -1,0 +1,13 @@
+#include "kernels/cpu/cpu_ops.h"
+
+#include "kernels/cpu/matmul.h"
+
+namespace zero::cpu {
+
+CpuOps::CpuOps(int num_threads, LowPrecision low_precision)
+    : num_threads_(num_threads),
+      matmul_(std::make_unique<MatmulCache>(num_threads, low_precision)) {}
+
+CpuOps::~CpuOps() = default;
+
+}  // namespace zero::cpu

@@ -1,0 +1,299 @@
+#include "kernels/cpu/device.h"
+
+#include <omp.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace cpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kPageBytes = 4096;
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+// The state outlives the event object while a worker still has to mark it.
+struct EventState {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t num_recorded = 0;  // Records issued
+  uint64_t num_done = 0;      // the last of them that has been reached
+  Clock::time_point time;     // when it was
+
+  uint64_t Issue() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return ++num_recorded;
+  }
+  uint64_t Issued() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return num_recorded;
+  }
+  void Reach(uint64_t ticket) {
+    const Clock::time_point now = Clock::now();
+    std::lock_guard<std::mutex> lock(mutex);
+    // Two streams may record one event; the later Record wins.
+    if (ticket > num_done) {
+      num_done = ticket;
+      time = now;
+    }
+    changed.notify_all();
+  }
+  void Await(uint64_t ticket) {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [&] { return num_done >= ticket; });
+  }
+};
+
+class CpuEvent final : public Event {
+ public:
+  void Synchronize() override { state_->Await(state_->Issued()); }
+
+  bool IsDone() const override {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    return state_->num_done >= state_->num_recorded;
+  }
+
+  double MillisSince(const Event& start) const override {
+    const auto& from = static_cast<const CpuEvent&>(start);
+    ZERO_CHECK(IsDone() && from.IsDone())
+        << "MillisSince: both events must be done";
+    return std::chrono::duration<double, std::milli>(Time() - from.Time())
+        .count();
+  }
+
+  const std::shared_ptr<EventState>& state() const { return state_; }
+
+ private:
+  Clock::time_point Time() const {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    return state_->time;
+  }
+
+  std::shared_ptr<EventState> state_ = std::make_shared<EventState>();
+};
+
+class CallingThreadStream final : public Stream {
+ public:
+  explicit CallingThreadStream(Device& device) : device_(device) {}
+
+  void Enqueue(std::function<void()> work) override { work(); }
+  void Record(Event& event) override {
+    EventState& state = *static_cast<CpuEvent&>(event).state();
+    state.Reach(state.Issue());
+  }
+  void Wait(Event& event) override { event.Synchronize(); }
+  void Synchronize() override {}
+  Device& device() override { return device_; }
+
+ private:
+  Device& device_;
+};
+
+class WorkerStream final : public Stream {
+ public:
+  WorkerStream(Device& device, int num_threads)
+      : device_(device), thread_([this, num_threads] { Loop(num_threads); }) {}
+
+  // Finishes what is queued.
+  ~WorkerStream() override {
+    Push(nullptr);
+    thread_.join();
+  }
+
+  void Enqueue(std::function<void()> work) override { Push(std::move(work)); }
+
+  void Record(Event& event) override {
+    std::shared_ptr<EventState> state = static_cast<CpuEvent&>(event).state();
+    const uint64_t ticket = state->Issue();
+    Push([state = std::move(state), ticket] { state->Reach(ticket); });
+  }
+
+  void Wait(Event& event) override {
+    std::shared_ptr<EventState> state = static_cast<CpuEvent&>(event).state();
+    const uint64_t ticket = state->Issued();
+    Push([state = std::move(state), ticket] { state->Await(ticket); });
+  }
+
+  void Synchronize() override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t last = num_pushed_;
+    done_.wait(lock, [&] { return num_done_ >= last; });
+  }
+
+  Device& device() override { return device_; }
+
+ private:
+  // A null function ends the thread.
+  void Push(std::function<void()> work) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(work));
+    ++num_pushed_;
+    pushed_.notify_one();
+  }
+
+  void Loop(int num_threads) {
+    omp_set_num_threads(num_threads);
+    for (;;) {
+      std::function<void()> work;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        pushed_.wait(lock, [&] { return !queue_.empty(); });
+        work = std::move(queue_.front());
+        queue_.pop_front();
+      }
+      if (work == nullptr) return;
+      work();
+      work = nullptr;  // what it captured is gone before it counts as done
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++num_done_;
+      done_.notify_all();
+    }
+  }
+
+  Device& device_;
+  std::mutex mutex_;
+  std::condition_variable pushed_;
+  std::condition_variable done_;
+  std::deque<std::function<void()>> queue_;
+  uint64_t num_pushed_ = 0;
+  uint64_t num_done_ = 0;
+  std::thread thread_;  // last: it uses the members above
+};
+
+// The value of the first line of `path` that starts with `key`, or "".
+std::string FindLine(const char* path, absl::string_view key) {
+  std::ifstream file(path);
+  std::string line;
+  while (std::getline(file, line)) {
+    if (line.compare(0, key.size(), key.data(), key.size()) != 0) continue;
+    const size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const size_t begin = line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? "" : line.substr(begin);
+  }
+  return "";
+}
+
+const char* IsaName() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) return "avx512_bf16";
+  if (__builtin_cpu_supports("avx512bw")) return "avx512";
+  if (__builtin_cpu_supports("avx2")) return "avx2";
+  return "sse";
+#elif defined(__aarch64__)
+  return "neon";
+#else
+  return "generic";
+#endif
+}
+
+size_t RoundUp(size_t bytes, size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+std::unique_ptr<Event> MakeEvent() { return std::make_unique<CpuEvent>(); }
+
+std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role,
+                                   int num_threads) {
+  if (role == StreamRole::kCompute) {
+    return std::make_unique<CallingThreadStream>(device);
+  }
+  return std::make_unique<WorkerStream>(
+      device, role == StreamRole::kHostCompute ? num_threads : 1);
+}
+
+CpuDevice::CpuDevice(const Options& options)
+    : options_(options), ops_(options.num_threads, options.low_precision) {
+  ZERO_CHECK_GE(options.num_threads, 1);
+  // A new std::thread starts with all cores; the number is part of the
+  // numerics, so it is set here, on the thread that will compute.
+  omp_set_num_threads(options.num_threads);
+  omp_set_dynamic(0);
+}
+
+DeviceInfo CpuDevice::info() const {
+  DeviceInfo info;
+  info.name = FindLine("/proc/cpuinfo", "model name");
+  if (info.name.empty()) info.name = "CPU";
+  info.isa = IsaName();
+  info.num_threads = options_.num_threads;
+  info.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
+                      static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  return info;
+}
+
+absl::StatusOr<Buffer> CpuDevice::Allocate(size_t bytes, MemoryKind kind) {
+  const size_t mapped = RoundUp(std::max<size_t>(bytes, 1), kPageBytes);
+  void* data = mapped < bytes
+                   ? MAP_FAILED
+                   : mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cpu: the system refused ", bytes, " bytes of ",
+        kind == MemoryKind::kHost ? "host" : "device",
+        " memory; use a smaller model or micro-batch, or raise the limit "
+        "(ulimit -v)"));
+  }
+  if (mapped >= kHugePageBytes) madvise(data, mapped, MADV_HUGEPAGE);
+  return Buffer(this, kind, data, bytes);
+}
+
+void CpuDevice::Free(void* data, size_t bytes, MemoryKind) {
+  munmap(data, RoundUp(std::max<size_t>(bytes, 1), kPageBytes));
+}
+
+std::unique_ptr<Stream> CpuDevice::MakeStream(StreamRole role) {
+  const int threads = options_.host_compute_threads > 0
+                          ? options_.host_compute_threads
+                          : options_.num_threads;
+  return cpu::MakeStream(*this, role, threads);
+}
+
+std::unique_ptr<Event> CpuDevice::MakeEvent() { return cpu::MakeEvent(); }
+
+void CpuDevice::Copy(Stream& stream, void* dst, const void* src, size_t bytes) {
+  if (bytes == 0) return;
+  if (dynamic_cast<CallingThreadStream*>(&stream) == nullptr) {
+    stream.Enqueue([dst, src, bytes] { std::memcpy(dst, src, bytes); });
+    return;
+  }
+  constexpr size_t kBlock = size_t{1} << 20;
+  const int64_t num_blocks =
+      static_cast<int64_t>((bytes + kBlock - 1) / kBlock);
+#pragma omp parallel for schedule(static) \
+    num_threads(options_.num_threads) if (num_blocks > 1)
+  for (int64_t i = 0; i < num_blocks; ++i) {
+    const size_t begin = static_cast<size_t>(i) * kBlock;
+    std::memcpy(static_cast<char*>(dst) + begin,
+                static_cast<const char*>(src) + begin,
+                std::min(kBlock, bytes - begin));
+  }
+}
+
+}  // namespace cpu
+
+std::unique_ptr<Device> MakeCpuDevice(int num_threads) {
+  cpu::CpuDevice::Options options;
+  options.num_threads = num_threads;
+  return std::make_unique<cpu::CpuDevice>(options);
+}
+
+}  // namespace zero

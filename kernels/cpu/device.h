@@ -1,0 +1,55 @@
+// The CPU as a Device: streams that are threads, events that are futexes,
+// buffers that are mappings.
+//
+// The compute stream is the calling thread: Enqueue runs the work at once. A
+// stream of any other role is one worker thread with a queue; it blocks on a
+// condition variable while it has nothing to do, never spins, and never enters
+// OpenMP, except kHostCompute, which has its own number of threads.
+#ifndef ZERO_KERNELS_CPU_DEVICE_H_
+#define ZERO_KERNELS_CPU_DEVICE_H_
+
+#include <memory>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/device.h"
+
+namespace zero::cpu {
+
+// An event with CUDA's meaning: whoever waits, waits for the last Record that
+// was issued before the wait.
+std::unique_ptr<Event> MakeEvent();
+
+// A stream of `device`. num_threads is the OpenMP budget of a worker
+// (kHostCompute); the calling thread's is the device's business.
+std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role,
+                                   int num_threads);
+
+class CpuDevice final : public Device {
+ public:
+  struct Options {
+    int num_threads = 1;
+    int host_compute_threads = 0;  // of a kHostCompute stream; 0: num_threads
+    LowPrecision low_precision = LowPrecision::kAuto;
+  };
+  explicit CpuDevice(const Options& options);
+
+  DeviceKind kind() const override { return DeviceKind::kCpu; }
+  DeviceInfo info() const override;
+  absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;
+  std::unique_ptr<Stream> MakeStream(StreamRole role) override;
+  std::unique_ptr<Event> MakeEvent() override;
+  Ops& ops() override { return ops_; }
+
+  // On the compute stream all compute threads copy; a worker copies alone.
+  void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override;
+
+ private:
+  void Free(void* data, size_t bytes, MemoryKind kind) override;
+
+  Options options_;
+  CpuOps ops_;
+};
+
+}  // namespace zero::cpu
+
+#endif  // ZERO_KERNELS_CPU_DEVICE_H_
