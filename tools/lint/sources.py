@@ -1,0 +1,49 @@
+"""Every source is built, every file the build names exists, every test runs."""
+
+import os
+
+import manifest
+
+COMPILES = ("cxx", "nvcc")
+JOINS = ("archive", "link")
+
+
+def check(tree):
+    edges, files, missing = manifest.read(tree.root)
+    for file, line, path in missing:
+        yield "%s:%d: subninja %s: no such file" % (file, line, path)
+
+    compiled, used = set(), set()
+    for edge in edges:
+        if edge.rule.startswith(COMPILES) and edge.inputs:
+            source, output = edge.inputs[0], edge.outputs[0]
+            compiled.add(source)
+            if not os.path.exists(tree.path(source)):
+                yield "%s:%d: %s: no such file" % (edge.file, edge.line, source)
+            want = "$o/obj/%s.o" % os.path.splitext(source)[0]
+            # One source may be compiled twice (say, for an emulator), but then
+            # under a name of its own.
+            if not output.startswith("$o/obj/"):
+                yield "%s:%d: object %s lies outside $o/obj/; want %s" % (
+                    edge.file, edge.line, output, want)
+        elif edge.rule.startswith(JOINS):
+            used.update(edge.inputs)
+    for edge in edges:
+        if edge.rule.startswith(COMPILES) and edge.outputs[0] not in used:
+            yield "%s:%d: %s is in no archive or binary" % (
+                edge.file, edge.line, edge.outputs[0])
+
+    for name in tree.cxx((".cc", ".cu")):
+        if name not in compiled:
+            yield "%s:1: no `build ...: cxx %s` line in any room.ninja" % (
+                name, name)
+    for name in tree.files:
+        if name.endswith(".ninja") and name not in files:
+            yield "%s:1: no subninja line leads here" % name
+
+    tested = {test.replace("$o/", "") for _, _, test in manifest.tests(edges)}
+    for name in tree.files:
+        binary = name[:-len(".cc")] if name.endswith("_test.cc") else name
+        if name.startswith("tests/") and name.endswith(
+                ("_test.cc", "_test.py")) and binary not in tested:
+            yield "%s:1: no run_test line runs this test" % name

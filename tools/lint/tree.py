@@ -1,0 +1,50 @@
+"""The files that a lint looks at: what git tracks or would track."""
+
+import os
+import subprocess
+
+ROOMS = ("kernels", "optim", "engine", "models", "tools", "tests")
+CXX = (".h", ".cc", ".cu", ".cuh")
+
+
+class Tree:
+    def __init__(self, root, zero="out/zero", fix=False):
+        self.root = os.path.abspath(root)
+        self.zero = zero
+        self.fix = fix
+        self.files = self._list()
+
+    def _list(self):
+        git = subprocess.run(
+            ["git", "-C", self.root, "ls-files", "-z", "--cached", "--others",
+             "--exclude-standard"], capture_output=True, text=True)
+        top = subprocess.run(
+            ["git", "-C", self.root, "rev-parse", "--show-prefix"],
+            capture_output=True, text=True).stdout.strip()
+        if git.returncode == 0 and not top:
+            names = git.stdout.split("\0")
+        else:  # an unpacked archive
+            names = []
+            for folder, folders, files in os.walk(self.root):
+                folders[:] = [d for d in folders
+                              if d not in ("out", ".git", "__pycache__")]
+                names += [os.path.relpath(os.path.join(folder, f), self.root)
+                          for f in files]
+        # A file deleted but not yet committed is still listed by git.
+        return sorted(n for n in set(names)
+                      if n and os.path.isfile(self.path(n)))
+
+    def path(self, name):
+        return os.path.join(self.root, name)
+
+    def text(self, name):
+        with open(self.path(name), errors="replace") as f:
+            return f.read()
+
+    def lines(self, name):
+        """(number, line) from 1."""
+        return enumerate(self.text(name).split("\n"), 1)
+
+    def cxx(self, extensions=CXX):
+        return [n for n in self.files
+                if n.endswith(extensions) and n.split("/")[0] in ROOMS]
