@@ -1,0 +1,136 @@
+#include <cstring>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/elementwise.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void AddSpan(const T* a, const T* b, T* y, int64_t begin, int64_t end) {
+  const int64_t lanes = NumLanes();
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) {
+    Store(hn::Add(Load(a + i), Load(b + i)), y + i);
+  }
+  if (i < end) {
+    const int64_t n = end - i;
+    StoreN(hn::Add(LoadN(a + i, n), LoadN(b + i, n)), y + i, n);
+  }
+}
+
+void AddRange(const AddArgs& args, int64_t begin, int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.y.dtype, T,
+                           AddSpan(static_cast<const T*>(args.a.data),
+                                   static_cast<const T*>(args.b.data),
+                                   static_cast<T*>(args.y.data), begin, end));
+}
+
+template <class S, class D>
+void CastSpan(const S* src, D* dst, int64_t begin, int64_t end) {
+  const int64_t lanes = NumLanes();
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) Store(Load(src + i), dst + i);
+  if (i < end) StoreN(LoadN(src + i, end - i), dst + i, end - i);
+}
+
+void CastRange(const CastArgs& args, int64_t begin, int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      args.src.dtype, S,
+      ZERO_CPU_WITH_FLOAT_TYPE(
+          args.dst.dtype, D,
+          CastSpan(static_cast<const S*>(args.src.data),
+                   static_cast<D*>(args.dst.data), begin, end)));
+}
+
+}  // namespace
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::cpu {
+
+HWY_EXPORT(AddRange);
+HWY_EXPORT(CastRange);
+
+void CpuOps::Add(Stream&, const AddArgs& args) {
+  ZERO_CHECK(args.a.dtype == args.y.dtype && args.b.dtype == args.y.dtype)
+      << "Add: dtypes " << args.a.dtype << " + " << args.b.dtype << " -> "
+      << args.y.dtype;
+  ParallelRanges(num_threads_, args.y.size, kElementGrain,
+                 [&](int64_t begin, int64_t end) {
+                   HWY_DYNAMIC_DISPATCH(AddRange)(args, begin, end);
+                 });
+}
+
+void CpuOps::Cast(Stream&, const CastArgs& args) {
+  ParallelRanges(
+      num_threads_, args.dst.size, kElementGrain,
+      [&](int64_t begin, int64_t end) {
+        if (args.src.dtype == args.dst.dtype) {
+          const size_t bytes = DTypeBytes(args.dst.dtype);
+          std::memmove(static_cast<char*>(args.dst.data) + begin * bytes,
+                       static_cast<const char*>(args.src.data) + begin * bytes,
+                       (end - begin) * bytes);
+        } else {
+          HWY_DYNAMIC_DISPATCH(CastRange)(args, begin, end);
+        }
+      });
+}
+
+namespace {
+
+template <class T>
+void FillSpan(T value, void* dst, int64_t begin, int64_t end) {
+  std::fill(static_cast<T*>(dst) + begin, static_cast<T*>(dst) + end, value);
+}
+
+void FillRange(const FillArgs& args, int64_t begin, int64_t end) {
+  void* dst = args.dst.data;
+  switch (args.dst.dtype) {
+    case DType::kF32:
+      return FillSpan(args.value, dst, begin, end);
+    case DType::kBF16:
+      return FillSpan(F32ToBF16(args.value), dst, begin, end);
+    case DType::kF16:
+      return FillSpan(F32ToF16(args.value), dst, begin, end);
+    case DType::kF64:
+      return FillSpan(static_cast<double>(args.value), dst, begin, end);
+    case DType::kI32:
+      return FillSpan(static_cast<int32_t>(args.value), dst, begin, end);
+    case DType::kI64:
+      return FillSpan(static_cast<int64_t>(args.value), dst, begin, end);
+    case DType::kU8:
+      return FillSpan(static_cast<uint8_t>(args.value), dst, begin, end);
+    case DType::kU16:
+      return FillSpan(static_cast<uint16_t>(args.value), dst, begin, end);
+  }
+}
+
+}  // namespace
+
+void CpuOps::Fill(Stream&, const FillArgs& args) {
+  const size_t bytes = DTypeBytes(args.dst.dtype);
+  const bool zero = args.value == 0 && !std::signbit(args.value);
+  ParallelRanges(num_threads_, args.dst.size, kElementGrain,
+                 [&](int64_t begin, int64_t end) {
+                   if (zero) {
+                     std::memset(
+                         static_cast<char*>(args.dst.data) + begin * bytes, 0,
+                         (end - begin) * bytes);
+                   } else {
+                     FillRange(args, begin, end);
+                   }
+                 });
+}
+
+}  // namespace zero::cpu
+#endif  // HWY_ONCE

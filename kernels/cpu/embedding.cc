@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/embedding.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void GatherRows(const EmbeddingForwardArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.out.cols;
+  const int64_t lanes = NumLanes();
+  for (int64_t row = begin; row < end; ++row) {
+    const T* token =
+        static_cast<const T*>(args.table.data) + args.ids[row] * args.table.ld;
+    T* out = static_cast<T*>(args.out.data) + row * args.out.ld;
+    if (args.position_ids == nullptr) {
+      std::memcpy(out, token, static_cast<size_t>(width) * sizeof(T));
+      continue;
+    }
+    const T* position = static_cast<const T*>(args.position_table.data) +
+                        args.position_ids[row] * args.position_table.ld;
+    int64_t i = 0;
+    for (; i + lanes <= width; i += lanes) {
+      Store(hn::Add(Load(token + i), Load(position + i)), out + i);
+    }
+    if (const int64_t n = width - i; n > 0) {
+      StoreN(hn::Add(LoadN(token + i, n), LoadN(position + i, n)), out + i, n);
+    }
+  }
+}
+
+void EmbeddingForwardRange(const EmbeddingForwardArgs& args, int64_t begin,
+                           int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.out.dtype, T, GatherRows<T>(args, begin, end));
+}
+
+// dst += src over n elements.
+template <class T>
+HWY_INLINE void AddRow(const T* src, float* dst, int64_t n) {
+  const int64_t lanes = NumLanes();
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    Store(hn::Add(Load(dst + i), Load(src + i)), dst + i);
+  }
+  if (const int64_t rest = n - i; rest > 0) {
+    StoreN(hn::Add(LoadN(dst + i, rest), LoadN(src + i, rest)), dst + i, rest);
+  }
+}
+
+// fp32 tables: columns [begin, end) of every row of dout, in order of i.
+template <class T>
+void ScatterColumns(const EmbeddingBackwardArgs& args, int64_t begin,
+                    int64_t end) {
+  const T* dout = static_cast<const T*>(args.dout.data);
+  float* dtable = static_cast<float*>(args.dtable.data);
+  for (int64_t i = 0; i < args.dout.rows; ++i) {
+    AddRow(dout + i * args.dout.ld + begin,
+           dtable + args.ids[i] * args.dtable.ld + begin, end - begin);
+  }
+}
+
+void ScatterRange(const EmbeddingBackwardArgs& args, int64_t begin,
+                  int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.dout.dtype, T,
+                           ScatterColumns<T>(args, begin, end));
+}
+
+// 16-bit tables: the rows of one id, order[first..last), are summed in fp32 in
+// order of i and rounded into the table once.
+template <class T>
+void ScatterSortedColumns(const EmbeddingBackwardArgs& args,
+                          const uint64_t* order, int64_t count, int64_t begin,
+                          int64_t end) {
+  constexpr int64_t kColumns = 256;
+  HWY_ALIGN float sums[kColumns];
+  const T* dout = static_cast<const T*>(args.dout.data);
+  T* dtable = static_cast<T*>(args.dtable.data);
+  for (int64_t first = 0; first < count;) {
+    const uint64_t id = order[first] >> 32;
+    int64_t last = first;
+    while (last < count && order[last] >> 32 == id) ++last;
+    T* row = dtable + static_cast<int64_t>(id) * args.dtable.ld;
+    for (int64_t column = begin; column < end; column += kColumns) {
+      const int64_t n = std::min(kColumns, end - column);
+      std::fill_n(sums, n, 0.0f);
+      AddRow(row + column, sums, n);
+      for (int64_t k = first; k < last; ++k) {
+        const int64_t i = static_cast<uint32_t>(order[k]);
+        AddRow(dout + i * args.dout.ld + column, sums, n);
+      }
+      const int64_t lanes = NumLanes();
+      int64_t j = 0;
+      for (; j + lanes <= n; j += lanes) {
+        Store(Load(sums + j), row + column + j);
+      }
+      if (j < n) StoreN(LoadN(sums + j, n - j), row + column + j, n - j);
+    }
+    first = last;
+  }
+}
+
+void ScatterSortedRange(const EmbeddingBackwardArgs& args,
+                        const uint64_t* order, int64_t count, int64_t begin,
+                        int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      args.dout.dtype, T,
+      ScatterSortedColumns<T>(args, order, count, begin, end));
+}
+
+}  // namespace
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::cpu {
+
+HWY_EXPORT(EmbeddingForwardRange);
+HWY_EXPORT(ScatterRange);
+HWY_EXPORT(ScatterSortedRange);
+
+void CpuOps::EmbeddingForward(Stream&, const EmbeddingForwardArgs& args) {
+  ZERO_CHECK(args.table.dtype == args.out.dtype &&
+             (args.position_ids == nullptr ||
+              args.position_table.dtype == args.out.dtype))
+      << "EmbeddingForward: table " << args.table.dtype << ", positions "
+      << args.position_table.dtype << " -> " << args.out.dtype;
+  ParallelRanges(num_threads_, args.out.rows, RowGrain(args.out.cols),
+                 [&](int64_t begin, int64_t end) {
+                   HWY_DYNAMIC_DISPATCH(EmbeddingForwardRange)
+                   (args, begin, end);
+                 });
+}
+
+namespace {
+
+void ZeroRows(int num_threads, const Matrix& m) {
+  const size_t bytes = DTypeBytes(m.dtype);
+  ParallelRanges(
+      num_threads, m.rows, RowGrain(m.cols), [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; ++row) {
+          std::memset(static_cast<char*>(m.data) + row * m.ld * bytes, 0,
+                      m.cols * bytes);
+        }
+      });
+}
+
+// Threads split the columns, so that each row of the table has its sums in
+// order of i whatever the ids are; 16 columns are a cache line of fp32.
+constexpr int64_t kColumnGrain = 16;
+
+// (id, i) pairs sorted on the stack, this many rows of dout at a time.
+constexpr int64_t kSortedRows = 4096;
+
+}  // namespace
+
+void CpuOps::EmbeddingBackward(Stream&, const EmbeddingBackwardArgs& args) {
+  ZERO_CHECK(args.dtable.dtype == DType::kF32 ||
+             args.dtable.dtype == args.dout.dtype)
+      << "EmbeddingBackward: dout " << args.dout.dtype << " -> "
+      << args.dtable.dtype;
+  if (!args.accumulate) ZeroRows(num_threads_, args.dtable);
+  if (args.dtable.dtype == DType::kF32) {
+    ParallelRanges(num_threads_, args.dtable.cols, kColumnGrain,
+                   [&](int64_t begin, int64_t end) {
+                     HWY_DYNAMIC_DISPATCH(ScatterRange)(args, begin, end);
+                   });
+    return;
+  }
+  uint64_t order[kSortedRows];
+  for (int64_t row = 0; row < args.dout.rows; row += kSortedRows) {
+    const int64_t count = std::min(kSortedRows, args.dout.rows - row);
+    for (int64_t k = 0; k < count; ++k) {
+      order[k] = static_cast<uint64_t>(args.ids[row + k]) << 32 |
+                 static_cast<uint64_t>(row + k);
+    }
+    std::sort(order, order + count);
+    ParallelRanges(num_threads_, args.dtable.cols, kColumnGrain,
+                   [&](int64_t begin, int64_t end) {
+                     HWY_DYNAMIC_DISPATCH(ScatterSortedRange)
+                     (args, order, count, begin, end);
+                   });
+  }
+}
+
+}  // namespace zero::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,348 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/norm.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+namespace {
+
+HWY_INLINE int64_t RowOffset(const ConstRows& rows, int64_t row) {
+  return row / rows.inner * rows.stride + row % rows.inner * rows.width;
+}
+template <class T>
+HWY_INLINE const T* RowOf(const ConstRows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + RowOffset(rows, row);
+}
+template <class T>
+HWY_INLINE T* RowOf(const Rows& rows, int64_t row) {
+  return static_cast<T*>(rows.data) + RowOffset(rows, row);
+}
+
+// n elements of a row: a whole vector, or the row's last, partial one.
+template <class T>
+HWY_INLINE VF PartLoad(const T* p, int64_t n) {
+  return n == NumLanes() ? Load(p) : LoadN(p, n);
+}
+template <class T>
+HWY_INLINE void PartStore(VF v, T* p, int64_t n) {
+  if (n == NumLanes()) {
+    Store(v, p);
+  } else {
+    StoreN(v, p, n);
+  }
+}
+
+// sum = x + residual, rounded to storage: the statistics are of the values
+// that the backward pass will read.
+template <class T>
+HWY_INLINE void AddResidual(const T* x, const T* residual, T* sum,
+                            int64_t width) {
+  const int64_t lanes = NumLanes();
+  for (int64_t i = 0; i < width; i += lanes) {
+    const int64_t n = std::min(lanes, width - i);
+    PartStore(hn::Add(PartLoad(x + i, n), PartLoad(residual + i, n)), sum + i,
+              n);
+  }
+}
+
+// The sum of the row, in four vectors of lanes.
+template <class T>
+HWY_INLINE float RowSum(const T* x, int64_t width) {
+  const int64_t lanes = NumLanes();
+  VF s0 = hn::Zero(df), s1 = s0, s2 = s0, s3 = s0;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= width; i += 4 * lanes) {
+    s0 = hn::Add(s0, Load(x + i));
+    s1 = hn::Add(s1, Load(x + i + lanes));
+    s2 = hn::Add(s2, Load(x + i + 2 * lanes));
+    s3 = hn::Add(s3, Load(x + i + 3 * lanes));
+  }
+  for (; i < width; i += lanes) {
+    s0 = hn::Add(s0, PartLoad(x + i, std::min(lanes, width - i)));
+  }
+  return Sum(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
+}
+
+// The sum of (x - mean)^2.
+template <class T>
+HWY_INLINE float RowSquares(const T* x, float mean, int64_t width) {
+  const int64_t lanes = NumLanes();
+  const VF center = hn::Set(df, mean);
+  VF s0 = hn::Zero(df), s1 = s0, s2 = s0, s3 = s0;
+  int64_t i = 0;
+  const auto add = [&](VF& s, int64_t at) HWY_ATTR {
+    const VF d = hn::Sub(Load(x + at), center);
+    s = Fma(d, d, s);
+  };
+  for (; i + 4 * lanes <= width; i += 4 * lanes) {
+    add(s0, i);
+    add(s1, i + lanes);
+    add(s2, i + 2 * lanes);
+    add(s3, i + 3 * lanes);
+  }
+  for (; i < width; i += lanes) {
+    const int64_t n = std::min(lanes, width - i);
+    const VF d = FirstLanes(hn::Sub(PartLoad(x + i, n), center), n);
+    s0 = Fma(d, d, s0);
+  }
+  return Sum(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
+}
+
+template <bool kMean, class T>
+void ForwardRows(const NormForwardArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.x.width;
+  const int64_t lanes = NumLanes();
+  const float count = static_cast<float>(width);
+  const T* weight = static_cast<const T*>(args.weight.data);
+  const T* bias = static_cast<const T*>(args.bias.data);
+  for (int64_t row = begin; row < end; ++row) {
+    const T* x = RowOf<T>(args.x, row);
+    if (args.residual.data != nullptr) {
+      T* sum = RowOf<T>(args.sum, row);
+      AddResidual(x, RowOf<T>(args.residual, row), sum, width);
+      x = sum;
+    }
+    const float mean = kMean ? RowSum(x, width) / count : 0.0f;
+    const float variance = RowSquares(x, mean, width) / count;
+    const float rstd = 1.0f / std::sqrt(variance + args.eps);
+    const VF center = hn::Set(df, mean);
+    const VF factor = hn::Set(df, rstd);
+    T* y = RowOf<T>(args.y, row);
+    for (int64_t i = 0; i < width; i += lanes) {
+      const int64_t n = std::min(lanes, width - i);
+      VF v = PartLoad(x + i, n);
+      if constexpr (kMean) v = hn::Sub(v, center);
+      v = hn::Mul(v, factor);
+      const VF w = PartLoad(weight + i, n);
+      v = bias != nullptr ? Fma(v, w, PartLoad(bias + i, n)) : hn::Mul(v, w);
+      PartStore(v, y + i, n);
+    }
+    if (kMean && args.mean != nullptr) args.mean[row] = mean;
+    if (args.rstd != nullptr) args.rstd[row] = rstd;
+  }
+}
+
+// One row of the backward pass; dweight and dbias are the fp32 partial sums of
+// this block of rows (null: frozen).
+template <bool kMean, class T>
+HWY_INLINE void BackwardRow(const NormBackwardArgs& args, int64_t row,
+                            float* dweight, float* dbias) {
+  const int64_t width = args.dy.width;
+  const int64_t lanes = NumLanes();
+  const float count = static_cast<float>(width);
+  const T* dy = RowOf<T>(args.dy, row);
+  const T* x = RowOf<T>(args.sum, row);
+  const T* weight = static_cast<const T*>(args.weight.data);
+  const VF mean = hn::Set(df, kMean ? args.mean[row] : 0.0f);
+  const VF rstd = hn::Set(df, args.rstd[row]);
+
+  VF sum_g = hn::Zero(df);   // of dy w
+  VF sum_gx = hn::Zero(df);  // of dy w xhat
+  for (int64_t i = 0; i < width; i += lanes) {
+    const int64_t n = std::min(lanes, width - i);
+    const VF grad = PartLoad(dy + i, n);
+    const VF xhat = hn::Mul(hn::Sub(PartLoad(x + i, n), mean), rstd);
+    const VF g = hn::Mul(grad, PartLoad(weight + i, n));
+    if constexpr (kMean) sum_g = hn::Add(sum_g, g);
+    sum_gx = Fma(g, xhat, sum_gx);
+    if (dweight != nullptr) {
+      PartStore(Fma(grad, xhat, PartLoad(dweight + i, n)), dweight + i, n);
+    }
+    if (dbias != nullptr) {
+      PartStore(hn::Add(grad, PartLoad(dbias + i, n)), dbias + i, n);
+    }
+  }
+  const VF mean_g = hn::Set(df, kMean ? Sum(sum_g) / count : 0.0f);
+  const VF mean_gx = hn::Set(df, Sum(sum_gx) / count);
+
+  T* dx = RowOf<T>(args.dx, row);
+  const T* dsum =
+      args.dsum.data != nullptr ? RowOf<T>(args.dsum, row) : nullptr;
+  for (int64_t i = 0; i < width; i += lanes) {
+    const int64_t n = std::min(lanes, width - i);
+    const VF xhat = hn::Mul(hn::Sub(PartLoad(x + i, n), mean), rstd);
+    VF g = hn::Mul(PartLoad(dy + i, n), PartLoad(weight + i, n));
+    if constexpr (kMean) g = hn::Sub(g, mean_g);
+    g = NegFma(xhat, mean_gx, g);
+    const VF residual = dsum != nullptr ? PartLoad(dsum + i, n) : hn::Zero(df);
+    PartStore(Fma(g, rstd, residual), dx + i, n);
+  }
+}
+
+// Rows [begin, end) into partial sums at `dweight` and `dbias`, zeroed first.
+template <bool kMean, class T>
+void BackwardRows(const NormBackwardArgs& args, int64_t begin, int64_t end,
+                  float* dweight, float* dbias) {
+  if (dweight != nullptr) std::fill_n(dweight, args.dy.width, 0.0f);
+  if (dbias != nullptr) std::fill_n(dbias, args.dy.width, 0.0f);
+  for (int64_t row = begin; row < end; ++row) {
+    BackwardRow<kMean, T>(args, row, dweight, dbias);
+  }
+}
+
+void NormForwardRange(const NormForwardArgs& args, bool mean, int64_t begin,
+                      int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.y.dtype, T, {
+    if (mean) {
+      ForwardRows<true, T>(args, begin, end);
+    } else {
+      ForwardRows<false, T>(args, begin, end);
+    }
+  });
+}
+
+void NormBackwardBlock(const NormBackwardArgs& args, bool mean, int64_t begin,
+                       int64_t end, float* dweight, float* dbias) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.dx.dtype, T, {
+    if (mean) {
+      BackwardRows<true, T>(args, begin, end, dweight, dbias);
+    } else {
+      BackwardRows<false, T>(args, begin, end, dweight, dbias);
+    }
+  });
+}
+
+// Columns [begin, end): out (+)= partials[0] + partials[1] + ..., in order.
+template <class T>
+void SumPartials(const float* partials, int64_t num_partials, int64_t width,
+                 T* out, bool accumulate, int64_t begin, int64_t end) {
+  const int64_t lanes = NumLanes();
+  for (int64_t i = begin; i < end; i += lanes) {
+    const int64_t n = std::min(lanes, end - i);
+    VF sum = hn::Zero(df);
+    for (int64_t k = 0; k < num_partials; ++k) {
+      sum = hn::Add(sum, PartLoad(partials + k * width + i, n));
+    }
+    if (accumulate) sum = hn::Add(sum, PartLoad(out + i, n));
+    PartStore(sum, out + i, n);
+  }
+}
+
+void SumPartialsRange(const float* partials, int64_t num_partials,
+                      const Vector& out, bool accumulate, int64_t begin,
+                      int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      out.dtype, T,
+      SumPartials(partials, num_partials, out.size, static_cast<T*>(out.data),
+                  accumulate, begin, end));
+}
+
+}  // namespace
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::cpu {
+
+HWY_EXPORT(NormForwardRange);
+HWY_EXPORT(NormBackwardBlock);
+HWY_EXPORT(SumPartialsRange);
+
+namespace {
+
+void Forward(int num_threads, const NormForwardArgs& args, bool mean) {
+  const DType dtype = args.y.dtype;
+  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
+             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
+             (args.residual.data == nullptr ||
+              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
+      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
+      << " -> " << dtype;
+  ParallelRanges(num_threads, args.x.outer * args.x.inner,
+                 RowGrain(args.x.width), [&](int64_t begin, int64_t end) {
+                   HWY_DYNAMIC_DISPATCH(NormForwardRange)
+                   (args, mean, begin, end);
+                 });
+}
+
+// dweight and dbias are summed over fixed blocks of rows, and the blocks in
+// order: a function of the number of rows alone.
+struct RowBlocks {
+  explicit RowBlocks(int64_t num_rows)
+      : rows(std::max<int64_t>(32, (num_rows + 127) / 128)),
+        count((num_rows + rows - 1) / rows) {}
+  int64_t rows;   // of one block
+  int64_t count;  // <= 128
+};
+
+void Backward(int num_threads, const NormBackwardArgs& args, bool mean,
+              Workspace workspace) {
+  const DType dtype = args.dx.dtype;
+  ZERO_CHECK(args.dy.dtype == dtype && args.sum.dtype == dtype &&
+             args.weight.dtype == dtype &&
+             (args.dsum.data == nullptr || args.dsum.dtype == dtype))
+      << "norm backward: dy " << args.dy.dtype << ", sum " << args.sum.dtype
+      << ", weight " << args.weight.dtype << " -> " << dtype;
+  const int64_t width = args.dy.width;
+  const int64_t num_rows = args.dy.outer * args.dy.inner;
+  const RowBlocks blocks(num_rows);
+  // [count, width] partial sums of dweight, then of dbias.
+  float* dweight = static_cast<float*>(workspace.data);
+  float* dbias = dweight;
+  if (args.dweight.data != nullptr) {
+    dbias += blocks.count * width;
+  } else {
+    dweight = nullptr;
+  }
+  if (args.dbias.data == nullptr) dbias = nullptr;
+  ParallelRanges(num_threads, blocks.count, 1,
+                 [&](int64_t first, int64_t last) {
+                   for (int64_t b = first; b < last; ++b) {
+                     HWY_DYNAMIC_DISPATCH(NormBackwardBlock)
+                     (args, mean, b * blocks.rows,
+                      std::min(num_rows, (b + 1) * blocks.rows),
+                      dweight == nullptr ? nullptr : dweight + b * width,
+                      dbias == nullptr ? nullptr : dbias + b * width);
+                   }
+                 });
+  const auto reduce = [&](const float* partials, const Vector& out,
+                          bool accumulate) {
+    if (partials == nullptr) return;
+    ParallelRanges(num_threads, width, 256, [&](int64_t begin, int64_t end) {
+      HWY_DYNAMIC_DISPATCH(SumPartialsRange)
+      (partials, blocks.count, out, accumulate, begin, end);
+    });
+  };
+  reduce(dweight, args.dweight, args.accumulate_dweight);
+  reduce(dbias, args.dbias, args.accumulate_dbias);
+}
+
+}  // namespace
+
+void CpuOps::LayerNormForward(Stream&, const NormForwardArgs& args) {
+  Forward(num_threads_, args, /*mean=*/true);
+}
+
+void CpuOps::RmsNormForward(Stream&, const NormForwardArgs& args) {
+  Forward(num_threads_, args, /*mean=*/false);
+}
+
+size_t CpuOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
+  const RowBlocks blocks(args.dy.outer * args.dy.inner);
+  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
+                          (args.dbias.data != nullptr ? 1 : 0);
+  return static_cast<size_t>(blocks.count * outputs * args.dy.width) *
+         sizeof(float);
+}
+
+void CpuOps::LayerNormBackward(Stream&, const NormBackwardArgs& args,
+                               Workspace workspace) {
+  Backward(num_threads_, args, /*mean=*/true, workspace);
+}
+
+void CpuOps::RmsNormBackward(Stream&, const NormBackwardArgs& args,
+                             Workspace workspace) {
+  Backward(num_threads_, args, /*mean=*/false, workspace);
+}
+
+}  // namespace zero::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,56 @@
+// How the fused optimizers walk their ranges: threads split the elements, not
+// the ranges, so that one large tensor among many small ones is shared too.
+#ifndef ZERO_KERNELS_CPU_OPTIMIZER_RANGES_H_
+#define ZERO_KERNELS_CPU_OPTIMIZER_RANGES_H_
+
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/ops.h"
+
+namespace zero::cpu {
+
+// Calls fn(range index, begin, end) for pieces that together cover every range
+// once. The updates are element-wise, so that the cut changes no bit.
+template <class Fn>
+void ForEachPiece(int num_threads, absl::Span<const UpdateRange> ranges,
+                  const Fn& fn) {
+  int64_t total = 0;
+  for (const UpdateRange& range : ranges) total += range.end - range.begin;
+  ParallelRanges(
+      num_threads, total, kElementGrain, [&](int64_t begin, int64_t end) {
+        int64_t passed = 0;  // elements of the ranges before this one
+        for (size_t i = 0; i < ranges.size() && passed < end; ++i) {
+          const int64_t size = ranges[i].end - ranges[i].begin;
+          const int64_t from = std::max(begin - passed, int64_t{0});
+          const int64_t to = std::min(end - passed, size);
+          if (from < to) fn(i, ranges[i].begin + from, ranges[i].begin + to);
+          passed += size;
+        }
+      });
+}
+
+// True when this step must leave everything as it is.
+inline bool SkipsUpdate(const UpdateState& state) {
+  return state.found_non_finite != nullptr && *state.found_non_finite != 0;
+}
+
+inline float GradScale(const UpdateState& state) {
+  return state.grad_scale == nullptr ? 1.0f : *state.grad_scale;
+}
+
+inline void CheckUpdateState(const char* op, const UpdateState& state) {
+  ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
+      << op << ": " << state.param.dtype << " parameters need fp32 masters";
+}
+
+// The fp32 values that are updated.
+inline float* MasterOf(const UpdateState& state) {
+  return state.master != nullptr ? state.master
+                                 : static_cast<float*>(state.param.data);
+}
+
+}  // namespace zero::cpu
+
+#endif  // ZERO_KERNELS_CPU_OPTIMIZER_RANGES_H_

@@ -1,0 +1,46 @@
+// Static partition of a loop over OpenMP threads.
+#ifndef ZERO_KERNELS_CPU_PARALLEL_H_
+#define ZERO_KERNELS_CPU_PARALLEL_H_
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace zero::cpu {
+
+// Calls fn(begin, end) once per thread with contiguous pieces of [0, n), each
+// beginning at a multiple of `grain`. A loop of one grain or less stays on the
+// calling thread. The partition depends on nothing but the arguments.
+template <class Fn>
+void ParallelRanges(int num_threads, int64_t n, int64_t grain, const Fn& fn) {
+  const int64_t num_grains = (n + grain - 1) / grain;
+  const int threads =
+      static_cast<int>(std::min<int64_t>(num_threads, num_grains));
+  if (threads <= 1) {
+    if (n > 0) fn(int64_t{0}, n);
+    return;
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    // The runtime may grant fewer threads than were asked for.
+    const int64_t team = omp_get_num_threads();
+    const int64_t rank = omp_get_thread_num();
+    const int64_t begin = num_grains * rank / team * grain;
+    const int64_t end = std::min(n, num_grains * (rank + 1) / team * grain);
+    if (begin < end) fn(begin, end);
+  }
+}
+
+// Grains of loops over elements: whole cache lines of any dtype, and enough
+// work that waking a thread pays.
+inline constexpr int64_t kElementGrain = 4096;
+
+// Rows of `width` elements that make about one element grain.
+inline int64_t RowGrain(int64_t width) {
+  return std::max<int64_t>(1, kElementGrain / std::max<int64_t>(1, width));
+}
+
+}  // namespace zero::cpu
+
+#endif  // ZERO_KERNELS_CPU_PARALLEL_H_

@@ -1,0 +1,186 @@
+#include "kernels/cpu/reduce.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/reduce.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+namespace {
+
+constexpr int64_t kBlock = 64;
+
+using DF8 = hn::CappedTag<float, 8>;
+using DD = hn::CappedTag<double, 8>;
+using VD = hn::Vec<DD>;
+
+// Adds the squares of x[0, 8) to the eight lanes.
+HWY_INLINE void AddSquares(const float* HWY_RESTRICT x,
+                           double* HWY_RESTRICT lanes) {
+  const DD dd;
+  const hn::Rebind<float, DD> half;
+  for (size_t i = 0; i < 8; i += hn::Lanes(dd)) {
+    const VD v = hn::PromoteTo(dd, hn::LoadU(half, x + i));
+    hn::Store(Fma(v, v, hn::Load(dd, lanes + i)), dd, lanes + i);
+  }
+}
+
+HWY_INLINE double SumEight(const double* lanes) {
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+         ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+// The first n <= 64 elements at src as fp32, the others zero.
+template <class T>
+HWY_INLINE void BlockToF32(const T* src, int64_t n, float* HWY_RESTRICT dst) {
+  const int64_t lanes = NumLanes();
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) Store(Load(src + i), dst + i);
+  if (i < n) {
+    Store(LoadN(src + i, n - i), dst + i);
+    i += lanes;
+  }
+  for (; i < kBlock; i += lanes) Store(hn::Zero(df), dst + i);
+}
+
+template <class T>
+double SumSquaresSpan(const T* src, int64_t begin, int64_t end) {
+  HWY_ALIGN float block[kBlock];
+  HWY_ALIGN double lanes[8];
+  double sum = 0;
+  for (int64_t i = begin; i < end; i += kBlock) {
+    const float* x = block;
+    if (sizeof(T) == sizeof(float) && i + kBlock <= end) {
+      x = reinterpret_cast<const float*>(src + i);
+    } else {
+      BlockToF32(src + i, std::min(kBlock, end - i), block);
+    }
+    std::fill_n(lanes, 8, 0.0);
+    for (int64_t k = 0; k < kBlock; k += 8) AddSquares(x + k, lanes);
+    sum += SumEight(lanes);
+  }
+  return sum;
+}
+
+double SumSquaresRange(const ConstVector& src, int64_t begin, int64_t end) {
+  double sum = 0;
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      src.dtype, T,
+      sum = SumSquaresSpan(static_cast<const T*>(src.data), begin, end));
+  return sum;
+}
+
+// NaN or infinite: all exponent bits set, seen on the fp32 value.
+HWY_INLINE VU NonFinite(VF v) {
+  const VU exponent = hn::Set(du, 0x7F800000u);
+  const VU bits = hn::And(hn::BitCast(du, v), exponent);
+  return hn::IfThenElseZero(hn::Eq(bits, exponent), hn::Set(du, 1));
+}
+
+template <class T>
+int64_t CountNonFiniteSpan(const T* src, int64_t begin, int64_t end) {
+  // A lane counts one per vector and is emptied long before 2^32.
+  constexpr int64_t kRun = int64_t{1} << 28;
+  const int64_t lanes = NumLanes();
+  int64_t count = 0;
+  for (int64_t run = begin; run < end; run += kRun) {
+    const int64_t stop = std::min(end, run + kRun);
+    VU sums = hn::Zero(du);
+    int64_t i = run;
+    for (; i + lanes <= stop; i += lanes) {
+      sums = hn::Add(sums, NonFinite(Load(src + i)));
+    }
+    if (i < stop) sums = hn::Add(sums, NonFinite(LoadN(src + i, stop - i)));
+    count += hn::GetLane(hn::SumOfLanes(du, sums));
+  }
+  return count;
+}
+
+int64_t CountNonFiniteRange(const ConstVector& src, int64_t begin,
+                            int64_t end) {
+  int64_t count = 0;
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      src.dtype, T,
+      count = CountNonFiniteSpan(static_cast<const T*>(src.data), begin, end));
+  return count;
+}
+
+}  // namespace
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::cpu {
+
+HWY_EXPORT(SumSquaresRange);
+HWY_EXPORT(CountNonFiniteRange);
+
+namespace {
+
+constexpr int64_t kRunElements = 256 * 64;
+
+// Runs whose sums are on the stack at a time; the total is formed from them in
+// order, so that the size of the array changes nothing.
+constexpr int64_t kRunsAtATime = 1024;
+
+}  // namespace
+
+double SumSquares(int num_threads, const ConstVector& src) {
+  double total = 0;
+  double runs[kRunsAtATime];
+  const int64_t num_runs = (src.size + kRunElements - 1) / kRunElements;
+  for (int64_t first = 0; first < num_runs; first += kRunsAtATime) {
+    const int64_t count = std::min(kRunsAtATime, num_runs - first);
+    ParallelRanges(num_threads, count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t run = begin; run < end; ++run) {
+        const int64_t start = (first + run) * kRunElements;
+        runs[run] = HWY_DYNAMIC_DISPATCH(SumSquaresRange)(
+            src, start, std::min(src.size, start + kRunElements));
+      }
+    });
+    for (int64_t run = 0; run < count; ++run) total += runs[run];
+  }
+  return total;
+}
+
+void CpuOps::SumSquares(Stream&, const SumSquaresArgs& args) {
+  const double sum = cpu::SumSquares(num_threads_, args.src);
+  *args.out = args.accumulate ? *args.out + sum : sum;
+}
+
+void CpuOps::CountNonFinite(Stream&, const CountNonFiniteArgs& args) {
+  int64_t total = 0;
+  ParallelRanges(num_threads_, args.src.size, kElementGrain,
+                 [&](int64_t begin, int64_t end) {
+                   const int64_t count = HWY_DYNAMIC_DISPATCH(
+                       CountNonFiniteRange)(args.src, begin, end);
+#pragma omp atomic
+                   total += count;
+                 });
+  *args.out = total;
+}
+
+void CpuOps::Clip(Stream&, const ClipArgs& args) {
+  const double norm = std::sqrt(*args.sum_squares) * args.inverse_scale;
+  double coefficient = 1;
+  if (args.max_norm > 0) {
+    coefficient = std::min(1.0, args.max_norm / (norm + 1e-6));
+  }
+  // Judged as the fp32 number that is reported.
+  *args.norm = static_cast<float>(norm);
+  *args.grad_scale = static_cast<float>(args.inverse_scale * coefficient);
+  *args.found_non_finite = std::isfinite(*args.norm) ? 0 : 1;
+}
+
+}  // namespace zero::cpu
+#endif  // HWY_ONCE

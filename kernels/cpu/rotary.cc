@@ -1,0 +1,82 @@
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/rotary.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+namespace {
+
+struct Pair {
+  VF low;
+  VF high;
+};
+HWY_INLINE Pair Rotate(VF low, VF high, VF cos, VF sin) {
+  return {NegFma(high, sin, hn::Mul(low, cos)),
+          Fma(low, sin, hn::Mul(high, cos))};
+}
+
+// Rotates one head; `sign` is -1 for the inverse.
+template <class T>
+HWY_INLINE void RotateHead(T* x, const float* cos, const float* sin, VF sign,
+                           int64_t half) {
+  const int64_t lanes = NumLanes();
+  int64_t i = 0;
+  for (; i + lanes <= half; i += lanes) {
+    const Pair y = Rotate(Load(x + i), Load(x + half + i), Load(cos + i),
+                          hn::Mul(sign, Load(sin + i)));
+    Store(y.low, x + i);
+    Store(y.high, x + half + i);
+  }
+  if (const int64_t n = half - i; n > 0) {
+    const Pair y = Rotate(LoadN(x + i, n), LoadN(x + half + i, n),
+                          LoadN(cos + i, n), hn::Mul(sign, LoadN(sin + i, n)));
+    StoreN(y.low, x + i, n);
+    StoreN(y.high, x + half + i, n);
+  }
+}
+
+template <class T>
+void RotaryTokens(const RotaryArgs& args, int64_t begin, int64_t end) {
+  const int64_t width = args.x.width;
+  const int64_t half = width / 2;
+  const VF sign = hn::Set(df, args.inverse ? -1.0f : 1.0f);
+  for (int64_t token = begin; token < end; ++token) {
+    T* row = static_cast<T*>(args.x.data) + token * args.x.stride;
+    const int64_t angle = args.positions[token] * half;
+    for (int64_t head = 0; head < args.x.inner; ++head) {
+      RotateHead(row + head * width, args.cos + angle, args.sin + angle, sign,
+                 half);
+    }
+  }
+}
+
+void RotaryRange(const RotaryArgs& args, int64_t begin, int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.x.dtype, T, RotaryTokens<T>(args, begin, end));
+}
+
+}  // namespace
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::cpu {
+
+HWY_EXPORT(RotaryRange);
+
+void CpuOps::Rotary(Stream&, const RotaryArgs& args) {
+  ZERO_CHECK_EQ(args.x.width % 2, 0) << "Rotary: pairs need an even width";
+  ParallelRanges(num_threads_, args.x.outer,
+                 RowGrain(args.x.inner * args.x.width),
+                 [&](int64_t begin, int64_t end) {
+                   HWY_DYNAMIC_DISPATCH(RotaryRange)(args, begin, end);
+                 });
+}
+
+}  // namespace zero::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,168 @@
+// Vectors of fp32 loaded from and stored to fp32, bf16 and fp16 memory, and
+// the few functions that Highway 1.0.3 rounds otherwise than we promise.
+// Included once per SIMD target (Highway's foreach_target.h); a source that
+// uses it looks like kernels/cpu/elementwise.cc.
+//
+// Invariant: every function gives the same bits on every target.
+#include <cmath>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/storage.h"
+
+#if defined(ZERO_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERO_KERNELS_CPU_SIMD_INL_H_
+#undef ZERO_KERNELS_CPU_SIMD_INL_H_
+#else
+#define ZERO_KERNELS_CPU_SIMD_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using DU16 = hn::Rebind<uint16_t, DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+using MF = hn::Mask<DF>;
+
+// Room for one vector of fp32 of any length on this target.
+inline constexpr size_t kMaxLanes = hn::MaxLanes(DF());
+
+inline constexpr DF df;
+inline constexpr DU du;
+inline constexpr DI di;
+inline constexpr DU16 du16;
+
+// Lanes of a vector, as the signed type of all our counts.
+HWY_INLINE int64_t NumLanes() { return static_cast<int64_t>(hn::Lanes(df)); }
+
+#undef ZERO_CPU_EMULATED
+#if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+#define ZERO_CPU_EMULATED 1
+#else
+#define ZERO_CPU_EMULATED 0
+#endif
+
+// ---- Fused multiply-add, one rounding on every target ----------------------
+
+// a * b + c.
+template <class V>
+HWY_INLINE V Fma(V a, V b, V c) {
+#if ZERO_CPU_EMULATED
+  const hn::DFromV<V> d;
+  HWY_ALIGN hn::TFromV<V> x[HWY_MAX_BYTES], y[HWY_MAX_BYTES], z[HWY_MAX_BYTES];
+  hn::Store(a, d, x);
+  hn::Store(b, d, y);
+  hn::Store(c, d, z);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) z[i] = std::fma(x[i], y[i], z[i]);
+  return hn::Load(d, z);
+#else
+  return hn::MulAdd(a, b, c);
+#endif
+}
+
+// c - a * b.
+template <class V>
+HWY_INLINE V NegFma(V a, V b, V c) {
+#if ZERO_CPU_EMULATED
+  return Fma(hn::Neg(a), b, c);
+#else
+  return hn::NegMulAdd(a, b, c);
+#endif
+}
+
+// ---- Loads ----------------------------------------------------------------
+
+HWY_INLINE VF Load(const float* p) { return hn::LoadU(df, p); }
+
+HWY_INLINE VF Load(const BF16* p) {
+  const auto bits = hn::LoadU(du16, reinterpret_cast<const uint16_t*>(p));
+  return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+
+HWY_INLINE VF Load(const F16* p) {
+#if ZERO_CPU_EMULATED
+  HWY_ALIGN float lanes[HWY_MAX_BYTES];
+  for (int64_t i = 0; i < NumLanes(); ++i) lanes[i] = F16ToF32(p[i].bits);
+  return hn::Load(df, lanes);
+#else
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  return hn::PromoteTo(
+      df, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
+}
+
+// ---- Stores, rounding to nearest even --------------------------------------
+
+HWY_INLINE void Store(VF v, float* p) { hn::StoreU(v, df, p); }
+
+// Not AVX-512's own bf16 conversion: it flushes subnormals to zero.
+HWY_INLINE void Store(VF v, BF16* p) {
+  const VU bits = hn::BitCast(du, v);
+  const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const VU rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
+  const VU quiet = hn::Or(bits, hn::Set(du, 0x00400000));
+  const auto nan = hn::RebindMask(du, hn::IsNaN(v));
+  const VU top = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, top)), du16,
+             reinterpret_cast<uint16_t*>(p));
+}
+
+HWY_INLINE void Store(VF v, F16* p) {
+#if ZERO_CPU_EMULATED
+  HWY_ALIGN float lanes[HWY_MAX_BYTES];
+  hn::Store(v, df, lanes);
+  for (int64_t i = 0; i < NumLanes(); ++i) p[i].bits = F32ToF16(lanes[i]);
+#else
+  const hn::Rebind<hwy::float16_t, DF> d16;
+  hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
+#endif
+}
+
+// ---- The last, partial vector of a span -----------------------------------
+
+// The first `n` lanes of *p, the others zero; n < NumLanes().
+template <class T>
+HWY_INLINE VF LoadN(const T* p, int64_t n) {
+  HWY_ALIGN T lanes[kMaxLanes] = {};
+  std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(T));
+  return Load(lanes);
+}
+
+template <class T>
+HWY_INLINE void StoreN(VF v, T* p, int64_t n) {
+  HWY_ALIGN T lanes[kMaxLanes];
+  Store(v, lanes);
+  std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
+}
+
+// ---- Rounding through storage, and sums over lanes -------------------------
+
+// v as it reads back after a store to T.
+template <class T>
+HWY_INLINE VF RoundTo(VF v) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return v;
+  } else {
+    HWY_ALIGN T lanes[kMaxLanes];
+    Store(v, lanes);
+    return Load(lanes);
+  }
+}
+
+HWY_INLINE float Sum(VF v) { return hn::GetLane(hn::SumOfLanes(df, v)); }
+
+// The first n lanes of v, the others zero.
+HWY_INLINE VF FirstLanes(VF v, int64_t n) {
+  return hn::IfThenElseZero(hn::FirstN(df, static_cast<size_t>(n)), v);
+}
+
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // ZERO_KERNELS_CPU_SIMD_INL_H_
