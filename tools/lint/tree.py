@@ -15,15 +15,14 @@ class Tree:
         self.files = self._list()
 
     def _list(self):
-        git = subprocess.run(
-            ["git", "-C", self.root, "ls-files", "-z", "--cached", "--others",
-             "--exclude-standard"], capture_output=True, text=True)
-        top = subprocess.run(
-            ["git", "-C", self.root, "rev-parse", "--show-prefix"],
-            capture_output=True, text=True).stdout.strip()
-        if git.returncode == 0 and not top:
-            names = git.stdout.split("\0")
-        else:  # an unpacked archive
+        # Only where root is the top of a checkout: elsewhere (an unpacked
+        # archive, a test's folder) everything but the build's output counts.
+        if os.path.exists(os.path.join(self.root, ".git")):
+            names = subprocess.run(
+                ["git", "-C", self.root, "ls-files", "-z", "--cached",
+                 "--others", "--exclude-standard"],
+                capture_output=True, text=True, check=True).stdout.split("\0")
+        else:
             names = []
             for folder, folders, files in os.walk(self.root):
                 folders[:] = [d for d in folders
