@@ -108,6 +108,10 @@ struct LrScalingConfig {
   int64_t warmup_steps = 0;
   double warmup_epochs = 0;  // instead of warmup_steps
 
+  bool active() const {
+    return rule != LrScalingRule::kNone || warmup_steps > 0 ||
+           warmup_epochs > 0;
+  }
   bool operator==(const LrScalingConfig&) const = default;
 };
 
@@ -131,10 +135,10 @@ struct ZeroConfig {
 };
 
 enum class DataFormat {
-  kAuto,    // by the file: an llm.c header, else ".bin" is uint16, else text
+  kAuto,    // by the file: an llm.c header, else ".bin" is raw, else text
   kText,    // UTF-8 text
   kLlmC,    // llm.c's header (magic 20240520, 20240801), then tokens
-  kUint16,  // nanoGPT's: uint16 tokens and nothing else
+  kRawU16,  // nanoGPT's: uint16 tokens and nothing else
 };
 
 struct DataConfig {

@@ -21,6 +21,9 @@ struct LoadOptions {
   // "a.b=value", value in JSON or a bare string; later ones win. They count as
   // if they stood in the file.
   std::vector<std::string> overrides;
+  // A folder that takes the place of the whole `model` section but dropout
+  // (`zero eval CONFIG --model DIR`); empty: none.
+  std::string model_dir;
   int world = 1;
   // Resolves model.preset and model.from_pretrained; may be null, then these
   // keys are errors.

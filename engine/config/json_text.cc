@@ -1,0 +1,493 @@
+#include "engine/config/json_text.h"
+
+#include <charconv>
+#include <cmath>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+
+namespace zero {
+namespace {
+
+// Deeper text is no config, and recursion must not reach the stack's end.
+constexpr int kMaxDepth = 64;
+
+bool IsWordChar(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+         (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '+' || c == '-';
+}
+
+bool IsDigit(char c) { return c >= '0' && c <= '9'; }
+
+// Length of the valid UTF-8 sequence at the start of `text`; 0 if invalid.
+size_t Utf8Length(absl::string_view text) {
+  const auto byte = [&](size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
+  };
+  const auto tail = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
+  const unsigned char c = byte(0);
+  if (c < 0x80) return 1;
+  if (c >= 0xC2 && c <= 0xDF) return tail(1) ? 2 : 0;
+  if (c >= 0xE0 && c <= 0xEF) {
+    if (!tail(1) || !tail(2)) return 0;
+    if (c == 0xE0 && byte(1) < 0xA0) return 0;
+    if (c == 0xED && byte(1) > 0x9F) return 0;  // surrogates
+    return 3;
+  }
+  if (c >= 0xF0 && c <= 0xF4) {
+    if (!tail(1) || !tail(2) || !tail(3)) return 0;
+    if (c == 0xF0 && byte(1) < 0x90) return 0;
+    if (c == 0xF4 && byte(1) > 0x8F) return 0;
+    return 4;
+  }
+  return 0;
+}
+
+void AppendUtf8(uint32_t code, std::string* out) {
+  if (code < 0x80) {
+    out->push_back(static_cast<char>(code));
+  } else if (code < 0x800) {
+    out->push_back(static_cast<char>(0xC0 | (code >> 6)));
+    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
+  } else if (code < 0x10000) {
+    out->push_back(static_cast<char>(0xE0 | (code >> 12)));
+    out->push_back(static_cast<char>(0x80 | ((code >> 6) & 0x3F)));
+    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
+  } else {
+    out->push_back(static_cast<char>(0xF0 | (code >> 18)));
+    out->push_back(static_cast<char>(0x80 | ((code >> 12) & 0x3F)));
+    out->push_back(static_cast<char>(0x80 | ((code >> 6) & 0x3F)));
+    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
+  }
+}
+
+class Parser {
+ public:
+  Parser(absl::string_view text, int source, std::vector<JsonProblem>* problems)
+      : text_(text), problems_(problems) {
+    here_.source = source;
+    if (text_.substr(0, 3) == "\xEF\xBB\xBF") text_.remove_prefix(3);
+  }
+
+  bool Parse(JsonNode* root) {
+    const size_t before = problems_->size();
+    if (SkipBlanks()) {
+      if (AtEnd()) {
+        Fail("the text is empty, want an object: { ... }");
+      } else if (ParseValue(root, 0) && SkipBlanks() && !AtEnd()) {
+        Fail(absl::StrCat("there is ", Found(),
+                          " after the end of the value; delete it"));
+      }
+    }
+    return problems_->size() == before;
+  }
+
+ private:
+  bool AtEnd() const { return pos_ >= text_.size(); }
+  char Peek() const { return AtEnd() ? '\0' : text_[pos_]; }
+
+  void Advance() {
+    const unsigned char c = text_[pos_++];
+    if (c == '\n') {
+      ++here_.line;
+      here_.column = 1;
+    } else if ((c & 0xC0) != 0x80) {
+      ++here_.column;
+    }
+  }
+
+  bool FailAt(const JsonPlace& place, std::string message) {
+    problems_->push_back({place, path_, std::move(message)});
+    return false;
+  }
+  bool Fail(std::string message) { return FailAt(here_, std::move(message)); }
+
+  // What stands at the cursor, for a message.
+  std::string Found() const {
+    if (AtEnd()) return "the end of the text";
+    const char c = text_[pos_];
+    if (!IsWordChar(c)) {
+      if (c == '\'') return "a '";
+      const size_t n = Utf8Length(text_.substr(pos_));
+      if (n == 0 || static_cast<unsigned char>(c) < 0x20) {
+        return absl::StrCat("the byte ", static_cast<unsigned char>(c));
+      }
+      return absl::StrCat("'", text_.substr(pos_, n), "'");
+    }
+    return absl::StrCat("'", Word().substr(0, 40), "'");
+  }
+
+  absl::string_view Word() const {
+    size_t end = pos_;
+    while (end < text_.size() && IsWordChar(text_[end])) ++end;
+    return text_.substr(pos_, end - pos_);
+  }
+
+  bool SkipBlanks() {
+    while (!AtEnd()) {
+      const char c = Peek();
+      if (c == ' ' || c == '\t' || c == '\n' || c == '\r') {
+        Advance();
+      } else if (text_.substr(pos_, 2) == "//") {
+        while (!AtEnd() && Peek() != '\n') Advance();
+      } else if (text_.substr(pos_, 2) == "/*") {
+        const JsonPlace start = here_;
+        const size_t end = text_.find("*/", pos_ + 2);
+        if (end == absl::string_view::npos) {
+          return FailAt(start, "this comment is never closed; want */");
+        }
+        while (pos_ < end + 2) Advance();
+      } else {
+        break;
+      }
+    }
+    return true;
+  }
+
+  bool ParseValue(JsonNode* node, int depth) {
+    node->place = here_;
+    if (depth > kMaxDepth) {
+      return Fail(absl::StrCat("nested deeper than ", kMaxDepth, " levels"));
+    }
+    switch (Peek()) {
+      case '{':
+        return ParseObject(node, depth);
+      case '[':
+        return ParseArray(node, depth);
+      case '"':
+        node->kind = JsonKind::kString;
+        return ParseString(&node->text);
+      case '\'':
+        return Fail("strings need double quotes: \"...\"");
+      default:
+        return ParseWord(node);
+    }
+  }
+
+  bool ParseObject(JsonNode* node, int depth) {
+    node->kind = JsonKind::kObject;
+    const JsonPlace open = here_;
+    Advance();
+    while (true) {
+      if (!SkipBlanks()) return false;
+      if (Peek() == '}' && !AtEnd()) {
+        if (node->children.empty()) break;
+        return FailAt(comma_, "a comma before }; delete it");
+      }
+      JsonNode child;
+      if (!ParseKey(open, &child)) return false;
+      const size_t path_size = path_.size();
+      absl::StrAppend(&path_, path_.empty() ? "" : ".", child.key);
+      if (!SkipBlanks() || !ParseValue(&child, depth + 1)) return false;
+      if (const JsonNode* first = node->Find(child.key)) {
+        FailAt(child.key_place,
+               absl::StrCat("given twice, first in line ",
+                            first->key_place.line, "; delete one"));
+      } else {
+        node->children.push_back(std::move(child));
+      }
+      path_.resize(path_size);
+      if (!ParseSeparator('}', open)) return false;
+      if (closed_) return true;
+    }
+    Advance();
+    return true;
+  }
+
+  bool ParseArray(JsonNode* node, int depth) {
+    node->kind = JsonKind::kArray;
+    const JsonPlace open = here_;
+    Advance();
+    while (true) {
+      if (!SkipBlanks()) return false;
+      if (Peek() == ']' && !AtEnd()) {
+        if (node->children.empty()) break;
+        return FailAt(comma_, "a comma before ]; delete it");
+      }
+      if (AtEnd()) return FailTruncated("array", ']', open);
+      const size_t path_size = path_.size();
+      absl::StrAppend(&path_, "[", node->children.size(), "]");
+      JsonNode child;
+      if (!ParseValue(&child, depth + 1)) return false;
+      node->children.push_back(std::move(child));
+      path_.resize(path_size);
+      if (!ParseSeparator(']', open)) return false;
+      if (closed_) return true;
+    }
+    Advance();
+    return true;
+  }
+
+  bool ParseKey(const JsonPlace& open, JsonNode* child) {
+    if (AtEnd()) return FailTruncated("object", '}', open);
+    child->key_place = here_;
+    if (Peek() != '"') {
+      if (Peek() == '\'' || IsWordChar(Peek())) {
+        return Fail(absl::StrCat("found ", Found(),
+                                 ", want a key in double quotes: \"...\""));
+      }
+      return Fail(absl::StrCat("found ", Found(), ", want a key or }"));
+    }
+    if (!ParseString(&child->key) || !SkipBlanks()) return false;
+    if (AtEnd()) return FailTruncated("object", '}', open);
+    if (Peek() != ':') {
+      return Fail(absl::StrCat("found ", Found(), " after the key \"",
+                               child->key, "\", want a colon"));
+    }
+    Advance();
+    if (!SkipBlanks()) return false;
+    if (AtEnd()) return FailTruncated("object", '}', open);
+    return true;
+  }
+
+  // After a value: a comma, or the bracket that closes (sets closed_).
+  bool ParseSeparator(char close, const JsonPlace& open) {
+    closed_ = false;
+    if (!SkipBlanks()) return false;
+    if (AtEnd()) {
+      return FailTruncated(close == '}' ? "object" : "array", close, open);
+    }
+    if (Peek() == ',') {
+      comma_ = here_;
+      Advance();
+      return true;
+    }
+    if (Peek() != close) {
+      return Fail(absl::StrCat("found ", Found(), " after a value, want , or ",
+                               absl::string_view(&close, 1)));
+    }
+    Advance();
+    closed_ = true;
+    return true;
+  }
+
+  bool FailTruncated(const char* what, char close, const JsonPlace& open) {
+    return Fail(absl::StrCat(
+        "the text ends inside the ", what, " that was opened at ", open.line,
+        ":", open.column, "; want a closing ", absl::string_view(&close, 1)));
+  }
+
+  bool ParseString(std::string* out) {
+    const JsonPlace start = here_;
+    Advance();
+    while (true) {
+      if (AtEnd() || Peek() == '\n') {
+        return FailAt(start, "this string is never closed; want a \"");
+      }
+      const unsigned char c = Peek();
+      if (c == '"') break;
+      if (c == '\\') {
+        if (!ParseEscape(out)) return false;
+        continue;
+      }
+      const size_t n = Utf8Length(text_.substr(pos_));
+      if (n == 0) return Fail("this byte is not UTF-8");
+      if (c < 0x20) {
+        return Fail(absl::StrCat("control character ", c,
+                                 " in a string; write \\u00",
+                                 absl::Hex(c, absl::kZeroPad2)));
+      }
+      for (size_t i = 0; i < n; ++i) {
+        out->push_back(Peek());
+        Advance();
+      }
+    }
+    Advance();
+    return true;
+  }
+
+  bool ParseEscape(std::string* out) {
+    const JsonPlace start = here_;
+    Advance();
+    const char c = Peek();
+    const absl::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
+    const size_t at = AtEnd() ? absl::string_view::npos : from.find(c);
+    if (at != absl::string_view::npos) {
+      out->push_back(to[at]);
+      Advance();
+      return true;
+    }
+    uint32_t code = 0, low = 0;
+    if (c != 'u' || !ParseHex(&code)) {
+      return FailAt(start,
+                    "not an escape; want \\\" \\\\ \\/ \\b \\f \\n \\r "
+                    "\\t or \\uXXXX");
+    }
+    if (code >= 0xD800 && code < 0xE000) {
+      const bool pair = code < 0xDC00 && text_.substr(pos_, 2) == "\\u";
+      if (pair) Advance();
+      if (!pair || !ParseHex(&low) || low < 0xDC00 || low > 0xDFFF) {
+        return FailAt(start, "half of a surrogate pair");
+      }
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    }
+    AppendUtf8(code, out);
+    return true;
+  }
+
+  // At 'u': reads four hexadecimal digits.
+  bool ParseHex(uint32_t* code) {
+    const absl::string_view digits = text_.substr(pos_, 5).substr(1);
+    const auto end = digits.data() + digits.size();
+    const auto result = std::from_chars(digits.data(), end, *code, 16);
+    if (digits.size() != 4 || result.ptr != end) return false;
+    for (int i = 0; i < 5; ++i) Advance();
+    return true;
+  }
+
+  bool ParseWord(JsonNode* node) {
+    const absl::string_view word = Word();
+    if (word == "true" || word == "false") {
+      node->kind = JsonKind::kBool;
+      node->boolean = word == "true";
+    } else if (word == "null") {
+      node->kind = JsonKind::kNull;
+    } else if (!word.empty() && (IsDigit(word[0]) || word[0] == '-')) {
+      if (!ParseNumber(word, node)) return false;
+    } else if (word == "True" || word == "False") {
+      return Fail(absl::StrCat("found '", word, "'; JSON writes ",
+                               word == "True" ? "true" : "false"));
+    } else if (word == "None") {
+      return Fail("found 'None'; JSON writes null");
+    } else if (word == "NaN" || word == "nan" || word == "Infinity" ||
+               word == "inf" || word == "+inf" || word == "+Infinity") {
+      return Fail(absl::StrCat("found '", word, "'; numbers must be finite"));
+    } else {
+      return Fail(absl::StrCat("found ", Found(), ", want a value"));
+    }
+    for (size_t i = 0; i < word.size(); ++i) Advance();
+    return true;
+  }
+
+  bool ParseNumber(absl::string_view word, JsonNode* node) {
+    size_t i = word[0] == '-' ? 1 : 0;
+    const auto digits = [&] {
+      const size_t start = i;
+      while (i < word.size() && IsDigit(word[i])) ++i;
+      return i > start;
+    };
+    const size_t first = i;
+    bool ok = digits() && (word[first] != '0' || i == first + 1);
+    const bool is_integer = ok && i == word.size();
+    if (ok && i < word.size() && word[i] == '.') {
+      ++i;
+      ok = digits();
+    }
+    if (ok && i < word.size() && (word[i] == 'e' || word[i] == 'E')) {
+      ++i;
+      if (i < word.size() && (word[i] == '+' || word[i] == '-')) ++i;
+      ok = digits();
+    }
+    if (!ok || i != word.size()) {
+      return Fail(
+          absl::StrCat("'", word.substr(0, 40), "' is not a JSON number"));
+    }
+    node->kind = JsonKind::kNumber;
+    node->text = std::string(word);
+    const char* end = word.data() + word.size();
+    const auto real = std::from_chars(word.data(), end, node->number);
+    if (real.ec != std::errc()) {
+      return Fail(
+          absl::StrCat(word.substr(0, 40), " does not fit in a 64-bit float"));
+    }
+    if (is_integer) {
+      const auto whole = std::from_chars(word.data(), end, node->integer);
+      node->is_integer = whole.ec == std::errc();
+    }
+    return true;
+  }
+
+  absl::string_view text_;
+  std::vector<JsonProblem>* problems_;
+  size_t pos_ = 0;
+  JsonPlace here_;
+  JsonPlace comma_;      // of the last comma
+  bool closed_ = false;  // by the last ParseSeparator
+  std::string path_;
+};
+
+}  // namespace
+
+const char* JsonKindName(JsonKind kind) {
+  switch (kind) {
+    case JsonKind::kNull:
+      return "null";
+    case JsonKind::kBool:
+      return "a boolean";
+    case JsonKind::kNumber:
+      return "a number";
+    case JsonKind::kString:
+      return "a string";
+    case JsonKind::kArray:
+      return "an array";
+    case JsonKind::kObject:
+      return "an object";
+  }
+  return "?";
+}
+
+const JsonNode* JsonNode::Find(absl::string_view name) const {
+  if (kind != JsonKind::kObject) return nullptr;
+  for (const JsonNode& child : children) {
+    if (child.key == name) return &child;
+  }
+  return nullptr;
+}
+
+bool ParseJsonText(absl::string_view text, int source, JsonNode* root,
+                   std::vector<JsonProblem>* problems) {
+  return Parser(text, source, problems).Parse(root);
+}
+
+std::string JsonQuote(absl::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out.push_back('\\');
+      out.push_back(c);
+    } else if (c == '\n') {
+      out.append("\\n");
+    } else if (c == '\t') {
+      out.append("\\t");
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppend(&out, "\\u00", absl::Hex(c, absl::kZeroPad2));
+    } else {
+      out.push_back(c);
+    }
+  }
+  out.push_back('"');
+  return out;
+}
+
+std::string JsonDouble(double value) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
+  std::string out(buffer, end);
+  if (out.find_first_of(".e") == std::string::npos) out.append(".0");
+  return out;
+}
+
+std::string JsonBrief(const JsonNode& node) {
+  switch (node.kind) {
+    case JsonKind::kNull:
+      return "null";
+    case JsonKind::kBool:
+      return node.boolean ? "true" : "false";
+    case JsonKind::kNumber:
+      return node.text;
+    case JsonKind::kString: {
+      const std::string quoted = JsonQuote(node.text);
+      if (quoted.size() <= 40) return quoted;
+      size_t cut = 36;
+      while (cut > 0 && (quoted[cut] & 0xC0) == 0x80) --cut;
+      return quoted.substr(0, cut) + "...\"";
+    }
+    case JsonKind::kArray:
+      return node.children.empty() ? "[]" : "[...]";
+    case JsonKind::kObject:
+      return node.children.empty() ? "{}" : "{...}";
+  }
+  return "?";
+}
+
+}  // namespace zero

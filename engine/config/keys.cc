@@ -1,0 +1,1374 @@
+#include "engine/config/keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+
+namespace zero {
+namespace {
+
+// ---- Fields as values -----------------------------------------------------
+
+using Names = std::vector<std::string>;
+
+Names NamesOf(OptimizerType) { return {"AdamW", "Adam", "SGD", "Lamb"}; }
+Names NamesOf(WeightDecayOn) { return {"matrices", "all"}; }
+Names NamesOf(SchedulerType) {
+  return {"Constant",       "WarmupLR", "WarmupDecayLR",
+          "WarmupCosineLR", "OneCycle", "WSD"};
+}
+Names NamesOf(WarmupType) { return {"log", "linear"}; }
+Names NamesOf(DecayType) { return {"linear", "cosine", "1-sqrt"}; }
+Names NamesOf(LrScalingRule) { return {"none", "linear", "sqrt"}; }
+Names NamesOf(DataFormat) { return {"auto", "text", "llmc", "raw_uint16"}; }
+Names NamesOf(DType) { return {"fp32", "bf16", "fp16"}; }
+Names NamesOf(ModelFamily) { return {"gpt2", "llama", "qwen2", "qwen3"}; }
+
+template <typename T>
+KeyValue ToValue(const T& field) {
+  if constexpr (std::is_enum_v<T>) {
+    return NamesOf(field)[static_cast<size_t>(field)];
+  } else {
+    return field;
+  }
+}
+
+template <typename T>
+void FromValue(const KeyValue& value, T& field) {
+  if constexpr (std::is_enum_v<T>) {
+    const Names names = NamesOf(field);
+    const auto it =
+        std::find(names.begin(), names.end(), std::get<std::string>(value));
+    field = static_cast<T>(it - names.begin());
+  } else {
+    field = std::get<T>(value);
+  }
+}
+
+#define FIELD(member)                                \
+  [](const Config& c) { return ToValue(c.member); }, \
+      [](Config& c, const KeyValue& v) { FromValue(v, c.member); }
+
+#define IF(condition) [](const Config& c) -> bool { return condition; }
+
+// ---- The table's own words ------------------------------------------------
+
+class Table {
+ public:
+  using Get = KeyValue (*)(const Config&);
+  using Set = void (*)(Config&, const KeyValue&);
+
+  // Fluent access to the line that was added last.
+  class Line {
+   public:
+    explicit Line(KeySpec* key) : key_(key) {}
+    Line& Range(double min, double max) {
+      key_->min = min;
+      key_->max = max;
+      return *this;
+    }
+    Line& AtLeast(double min) {
+      key_->min = min;
+      return *this;
+    }
+    Line& Above(double min) {
+      key_->min = min;
+      key_->above_min = true;
+      return *this;
+    }
+    Line& HalfOpen(double min, double max) {  // [min, max)
+      key_->below_max = true;
+      return Range(min, max);
+    }
+    Line& Choices(Names choices) {
+      key_->choices = std::move(choices);
+      return *this;
+    }
+    Line& Unbuilt(Names values, std::string reason) {
+      for (const std::string& value : values) {
+        if (key_->kind == KeyKind::kChoice &&
+            std::count(key_->choices.begin(), key_->choices.end(), value) ==
+                0) {
+          key_->choices.push_back(value);
+        }
+      }
+      key_->unbuilt = std::move(values);
+      key_->unbuilt_reason = std::move(reason);
+      return *this;
+    }
+    Line& Harmless(std::string value) {
+      key_->harmless = std::move(value);
+      return *this;
+    }
+    Line& Derived(std::string how) {
+      key_->derived = std::move(how);
+      return *this;
+    }
+    Line& MayBeUnset() {
+      key_->may_be_unset = true;
+      return *this;
+    }
+    Line& When(bool (*applies)(const Config&), std::string to) {
+      key_->applies = applies;
+      key_->applies_to = std::move(to);
+      return *this;
+    }
+    Line& DeepSpeed(std::string difference) {
+      key_->deepspeed = std::move(difference);
+      return *this;
+    }
+
+   private:
+    KeySpec* key_;
+  };
+
+  Line Add(KeyKind kind, Treatment treatment, std::string path, std::string doc,
+           Get get = nullptr, Set set = nullptr) {
+    KeySpec& key = keys_.emplace_back();
+    key.path = std::move(path);
+    key.kind = kind;
+    key.treatment = treatment;
+    key.doc = std::move(doc);
+    key.get = get;
+    key.set = set;
+    return Line(&key);
+  }
+
+  Line Object(std::string path, std::string doc) {
+    return Add(KeyKind::kObject, Treatment::kUsed, std::move(path),
+               std::move(doc));
+  }
+  Line Bool(std::string path, Get get, Set set, std::string doc) {
+    return Used(KeyKind::kBool, path, get, set, doc);
+  }
+  Line Integer(std::string path, Get get, Set set, std::string doc) {
+    return Used(KeyKind::kInteger, path, get, set, doc);
+  }
+  Line Number(std::string path, Get get, Set set, std::string doc) {
+    return Used(KeyKind::kNumber, path, get, set, doc);
+  }
+  Line String(std::string path, Get get, Set set, std::string doc) {
+    return Used(KeyKind::kString, path, get, set, doc);
+  }
+  Line Files(std::string path, Get get, Set set, std::string doc) {
+    return Used(KeyKind::kFiles, path, get, set, doc);
+  }
+  Line Choice(std::string path, Names choices, Get get, Set set,
+              std::string doc) {
+    return Used(KeyKind::kChoice, path, get, set, doc)
+        .Choices(std::move(choices));
+  }
+  void Note(KeyKind kind, std::string path, std::string reason) {
+    Add(kind, Treatment::kNote, std::move(path), std::move(reason));
+  }
+  Line Refuse(KeyKind kind, std::string path, std::string reason) {
+    return Add(kind, Treatment::kRefused, std::move(path), std::move(reason));
+  }
+  Line NotBuilt(KeyKind kind, std::string path, std::string reason) {
+    return Add(kind, Treatment::kNotBuilt, std::move(path), std::move(reason));
+  }
+
+  std::vector<KeySpec> Take() { return std::move(keys_); }
+
+ private:
+  Line Used(KeyKind kind, std::string& path, Get get, Set set,
+            std::string& doc) {
+    return Add(kind, Treatment::kUsed, std::move(path), std::move(doc), get,
+               set);
+  }
+
+  std::vector<KeySpec> keys_;
+};
+
+constexpr KeyKind kBool = KeyKind::kBool;
+constexpr KeyKind kInteger = KeyKind::kInteger;
+constexpr KeyKind kNumber = KeyKind::kNumber;
+constexpr KeyKind kString = KeyKind::kString;
+constexpr KeyKind kOpaque = KeyKind::kOpaque;
+
+// ---- model ----------------------------------------------------------------
+
+#define GPT2 IF(c.model.family == ModelFamily::kGpt2), "model_type gpt2"
+#define ROTARY \
+  IF(c.model.family != ModelFamily::kGpt2), "model_type llama, qwen2, qwen3"
+
+void AddModel(Table& t) {
+  t.Object("model",
+           "The transformer: a preset, a pretrained folder, or a family and "
+           "its hyperparameters under the names of its Hugging Face "
+           "config.json. Explicit keys override the preset.");
+  t.String("model.preset", FIELD(model_preset),
+           "A model by name; `zero models` lists them.")
+      .MayBeUnset();
+  t.String("model.from_pretrained", FIELD(model.from_pretrained),
+           "A Hugging Face folder (config.json, model.safetensors) to start "
+           "from.")
+      .MayBeUnset();
+  t.Choice("model.model_type", NamesOf(ModelFamily{}), FIELD(model.family),
+           "The family; not needed beside preset or from_pretrained.");
+  t.Integer("model.vocab_size", FIELD(model.vocab_size), "Number of token ids.")
+      .Range(1, 1 << 24)
+      .Derived("257 with data.tokenizer \"bytes\"");
+  t.Bool("model.tie_word_embeddings", FIELD(model.tie_word_embeddings),
+         "One matrix for the embedding and the head.")
+      .Derived("true for gpt2, else false");
+  t.Number("model.initializer_range", FIELD(model.initializer_range),
+           "Standard deviation of the initial weights.")
+      .Above(0);
+
+  t.Integer("model.n_embd", FIELD(model.hidden_size), "Width.")
+      .Range(1, 1 << 20)
+      .When(GPT2);
+  t.Integer("model.n_layer", FIELD(model.num_hidden_layers),
+            "Number of transformer blocks.")
+      .Range(1, 4096)
+      .When(GPT2);
+  t.Integer("model.n_head", FIELD(model.num_attention_heads),
+            "Attention heads; divides n_embd.")
+      .Range(1, 1 << 16)
+      .When(GPT2);
+  t.Integer("model.n_inner", FIELD(model.intermediate_size),
+            "Feed-forward width.")
+      .Range(1, 1 << 22)
+      .Derived("4 * n_embd")
+      .When(GPT2);
+  t.Integer("model.n_positions", FIELD(model.max_position_embeddings),
+            "Rows of the learned position table.")
+      .Range(1, 1 << 24)
+      .Derived("data.sequence_length")
+      .When(GPT2);
+  t.Number("model.layer_norm_epsilon", FIELD(model.norm_eps),
+           "Added to the variance in LayerNorm.")
+      .Above(0)
+      .When(GPT2);
+  t.Choice("model.activation_function", {"gelu_new", "gelu"},
+           FIELD(model.activation),
+           "gelu_new is the tanh approximation, gelu the exact function.")
+      .When(GPT2);
+  t.Number("model.embd_pdrop", FIELD(model.embd_pdrop),
+           "Dropout after the embedding, while training.")
+      .HalfOpen(0, 1)
+      .When(GPT2);
+  t.Number("model.resid_pdrop", FIELD(model.resid_pdrop),
+           "Dropout before each residual addition, while training.")
+      .HalfOpen(0, 1)
+      .When(GPT2);
+
+  t.Integer("model.hidden_size", FIELD(model.hidden_size), "Width.")
+      .Range(1, 1 << 20)
+      .When(ROTARY);
+  t.Integer("model.num_hidden_layers", FIELD(model.num_hidden_layers),
+            "Number of transformer blocks.")
+      .Range(1, 4096)
+      .When(ROTARY);
+  t.Integer("model.num_attention_heads", FIELD(model.num_attention_heads),
+            "Query heads.")
+      .Range(1, 1 << 16)
+      .When(ROTARY);
+  t.Integer("model.num_key_value_heads", FIELD(model.num_key_value_heads),
+            "Key and value heads; divides num_attention_heads.")
+      .Range(1, 1 << 16)
+      .Derived("num_attention_heads")
+      .When(ROTARY);
+  t.Integer("model.head_dim", FIELD(model.head_dim), "Width of one head; even.")
+      .Range(2, 1 << 16)
+      .Derived("hidden_size / num_attention_heads; 128 for qwen3")
+      .When(ROTARY);
+  t.Integer("model.intermediate_size", FIELD(model.intermediate_size),
+            "Feed-forward width.")
+      .Range(1, 1 << 22)
+      .When(ROTARY);
+  t.Integer("model.max_position_embeddings",
+            FIELD(model.max_position_embeddings),
+            "Longest sequence the model is made for; costs no parameters.")
+      .Range(1, 1 << 24)
+      .Derived("2048 for llama, else 32768; sequence_length if that is more")
+      .When(ROTARY);
+  t.Number("model.rms_norm_eps", FIELD(model.norm_eps),
+           "Added to the mean square in RMSNorm.")
+      .Above(0)
+      .When(ROTARY);
+  t.Choice("model.hidden_act", {"silu"}, FIELD(model.activation),
+           "The gate's activation: SwiGLU.")
+      .When(ROTARY);
+  t.Number("model.rope_theta", FIELD(model.rope_theta),
+           "Base of the rotary frequencies.")
+      .Above(0)
+      .When(ROTARY);
+  t.Object("model.rope_scaling", "Llama 3.1's scaling of rotary frequencies.")
+      .When(ROTARY);
+  t.Choice(
+       "model.rope_scaling.rope_type", {"default", "llama3"},
+       [](const Config& c) -> KeyValue {
+         return c.model.rope_scaling.enabled ? "llama3" : "default";
+       },
+       [](Config& c, const KeyValue& v) {
+         c.model.rope_scaling.enabled = std::get<std::string>(v) == "llama3";
+       },
+       "default: not scaled.")
+      .When(ROTARY);
+#define SCALED                                                              \
+  IF(c.model.family != ModelFamily::kGpt2 && c.model.rope_scaling.enabled), \
+      "rope_type llama3"
+  t.Number("model.rope_scaling.factor", FIELD(model.rope_scaling.factor),
+           "Low frequencies are divided by it.")
+      .AtLeast(1)
+      .When(SCALED);
+  t.Number("model.rope_scaling.low_freq_factor",
+           FIELD(model.rope_scaling.low_freq_factor),
+           "Wavelengths above original / this are scaled in full.")
+      .Above(0)
+      .When(SCALED);
+  t.Number("model.rope_scaling.high_freq_factor",
+           FIELD(model.rope_scaling.high_freq_factor),
+           "Wavelengths below original / this are not scaled.")
+      .Above(0)
+      .When(SCALED);
+  t.Integer("model.rope_scaling.original_max_position_embeddings",
+            FIELD(model.rope_scaling.original_max_position_embeddings),
+            "Sequence length of the unscaled model.")
+      .AtLeast(1)
+      .When(SCALED);
+
+  // Keys of Hugging Face's files that a pasted config.json brings along.
+  const std::string attention_dropout =
+      "dropout of attention weights is not in these models; 0 is accepted";
+  t.Refuse(kNumber, "model.attn_pdrop", attention_dropout).Harmless("0");
+  t.Refuse(kNumber, "model.attention_dropout", attention_dropout).Harmless("0");
+  t.Refuse(kBool, "model.attention_bias",
+           "llama and qwen3 have no attention biases here, gpt2 and qwen2 "
+           "always have theirs; false is accepted")
+      .Harmless("false");
+  t.Refuse(kBool, "model.mlp_bias",
+           "feed-forward biases are not in these models; false is accepted")
+      .Harmless("false");
+  t.Refuse(kBool, "model.use_sliding_window",
+           "attention sees the whole sequence; false is accepted")
+      .Harmless("false");
+  t.Refuse(kInteger, "model.sliding_window",
+           "attention sees the whole sequence; null is accepted")
+      .Harmless("null");
+  t.Refuse(kBool, "model.scale_attn_weights",
+           "attention is always scaled by 1 / sqrt(head_dim); true is accepted")
+      .Harmless("true");
+  t.Refuse(kBool, "model.scale_attn_by_inverse_layer_idx",
+           "attention is not scaled by the layer; false is accepted")
+      .Harmless("false");
+  t.Refuse(kInteger, "model.n_ctx", "write n_positions");
+  t.Refuse(kOpaque, "model.rope_parameters",
+           "write rope_theta, and rope_scaling with the other keys");
+  const std::string dtype = "write bf16.enabled or fp16.enabled";
+  t.Refuse(kString, "model.torch_dtype", dtype);
+  t.Refuse(kString, "model.dtype", dtype);
+  t.Note(kBool, "model.reorder_and_upcast_attn",
+         "softmax is always computed in fp32");
+  t.Note(kBool, "model.use_cache", "training keeps no key/value cache");
+  t.Note(kInteger, "model.bos_token_id", "the tokenizer decides");
+  t.Note(kInteger, "model.eos_token_id", "the tokenizer decides");
+  t.Note(kInteger, "model.pad_token_id", "samples are packed, not padded");
+}
+
+// ---- data, training -------------------------------------------------------
+
+void AddData(Table& t) {
+  t.Object("data", "What is trained on.");
+  t.Files("data.train", FIELD(data.train),
+          "A file, a glob or a list of them. Relative to the current folder, "
+          "else to the config file.")
+      .MayBeUnset();
+  t.Files("data.validation", FIELD(data.validation),
+          "Held-out data, as data.train.")
+      .MayBeUnset();
+  t.Number("data.validation_fraction", FIELD(data.validation_fraction),
+           "Without data.validation: this last part of data.train is held "
+           "out.")
+      .HalfOpen(0, 1);
+  t.Choice("data.format", NamesOf(DataFormat{}), FIELD(data.format),
+           "text; llmc (llm.c's header, then tokens); raw_uint16 (nanoGPT's "
+           "tokens alone); auto looks at the file.");
+  t.String("data.tokenizer", FIELD(data.tokenizer),
+           "bytes, none (token files), or the path of a SentencePiece model.")
+      .Derived("none for .bin files, else bytes");
+  t.Integer("data.sequence_length", FIELD(data.sequence_length),
+            "Tokens per sequence, T.")
+      .Range(1, 1 << 24)
+      .Derived("1024, or the model's positions if they are fewer");
+}
+
+void AddTraining(Table& t) {
+  t.Object("training", "How long, how often looked at, and where to.");
+  t.Integer("training.steps", FIELD(training.steps),
+            "Optimizer steps; or give epochs.")
+      .AtLeast(1)
+      .MayBeUnset();
+  t.Number("training.epochs", FIELD(training.epochs),
+           "Passes over data.train; or give steps.")
+      .Above(0)
+      .MayBeUnset();
+  t.Integer("training.seed", FIELD(training.seed),
+            "Of initialization, data order and dropout.")
+      .AtLeast(0);
+  t.Integer("training.max_consecutive_skips",
+            FIELD(training.max_consecutive_skips),
+            "Stop after this many steps in a row with a non-finite gradient.")
+      .AtLeast(1);
+  t.String("training.out_dir", FIELD(training.out_dir),
+           "Gets metrics.jsonl, summary.json, config.json and final/.")
+      .Derived("out/NAME of the config file");
+  t.Integer("training.eval_every", FIELD(training.eval_every),
+            "Steps between evaluations; 0: at the end only.")
+      .AtLeast(0);
+  t.Integer("training.eval_batches", FIELD(training.eval_batches),
+            "Micro-batches per evaluation; 0: all of the validation data.")
+      .AtLeast(0);
+  t.Integer("training.sample_every", FIELD(training.sample_every),
+            "Steps between text samples; 0: at the end only.")
+      .AtLeast(0);
+  t.Object("training.sample", "The text sample.");
+  t.String("training.sample.prompt", FIELD(training.sample.prompt),
+           "Text to go on from; empty: the end-of-text token.");
+  t.Integer("training.sample.tokens", FIELD(training.sample.tokens),
+            "Tokens to generate; 0: no samples.")
+      .AtLeast(0);
+  t.Number("training.sample.temperature", FIELD(training.sample.temperature),
+           "0: always the likeliest token.")
+      .AtLeast(0);
+  t.Integer("training.sample.top_k", FIELD(training.sample.top_k),
+            "Draw from the k likeliest; 0: off.")
+      .AtLeast(0);
+  t.Number("training.sample.top_p", FIELD(training.sample.top_p),
+           "Draw from the likeliest that sum up to p; 1: off.")
+      .Range(0, 1);
+  t.Integer("training.sample.seed", FIELD(training.sample.seed), "Of the draw.")
+      .AtLeast(0)
+      .Derived("training.seed");
+  t.Bool("training.save_final", FIELD(training.save_final),
+         "Write out_dir/final/ at the end.");
+}
+
+// ---- Batch, precision, optimizer, schedule --------------------------------
+
+void AddBatch(Table& t) {
+  t.Integer("train_batch_size", FIELD(train_batch_size),
+            "Sequences per step = train_micro_batch_size_per_gpu * "
+            "gradient_accumulation_steps * ranks.")
+      .Range(1, 1 << 30)
+      .Derived("the product");
+  t.Integer("train_micro_batch_size_per_gpu",
+            FIELD(train_micro_batch_size_per_gpu),
+            "Sequences of one rank in one pass, B.")
+      .Range(1, 1 << 30)
+      .Derived("train_batch_size / (gradient_accumulation_steps * ranks)");
+  t.Integer("gradient_accumulation_steps", FIELD(gradient_accumulation_steps),
+            "Passes per step.")
+      .Range(1, 1 << 30)
+      .Derived(
+          "train_batch_size / (train_micro_batch_size_per_gpu * ranks), "
+          "else 1");
+  t.Number("gradient_clipping", FIELD(gradient_clipping),
+           "Largest norm of the whole gradient; 0: no clipping.")
+      .AtLeast(0);
+}
+
+void AddPrecision(Table& t) {
+  t.Object("bf16", "bfloat16 parameters and activations, fp32 master weights.");
+  t.Bool("bf16.enabled", FIELD(bf16), "Neither bf16 nor fp16: fp32.");
+  t.Note(kBool, "bf16.check_grad_overflow",
+         "non-finite gradients always skip the step");
+  t.Note(kBool, "bf16.immediate_grad_update",
+         "gradients are always written where they are reduced");
+  const std::string master =
+      "master weights and moments are fp32; false is accepted";
+  t.Refuse(kBool, "bf16.bf16_master_weights_and_grads", master)
+      .Harmless("false");
+  t.Refuse(kBool, "bf16.bf16_optimizer_states", master).Harmless("false");
+  t.Refuse(kOpaque, "bfloat16", "write bf16");
+
+  t.Object("fp16", "float16 with loss scaling, fp32 master weights.");
+  t.Bool("fp16.enabled", FIELD(fp16.enabled), "Neither bf16 nor fp16: fp32.");
+  t.Number("fp16.loss_scale", FIELD(fp16.loss_scale),
+           "A fixed loss scale; 0: dynamic.")
+      .AtLeast(0);
+  t.Integer("fp16.initial_scale_power", FIELD(fp16.initial_scale_power),
+            "The dynamic scale starts at 2 to this power.")
+      .Range(0, 120);
+  t.Integer("fp16.loss_scale_window", FIELD(fp16.loss_scale_window),
+            "Steps without overflow after which the scale doubles.")
+      .AtLeast(1);
+  t.Integer("fp16.hysteresis", FIELD(fp16.hysteresis),
+            "Overflows before the scale halves.")
+      .AtLeast(1);
+  t.Bool("fp16.consecutive_hysteresis", FIELD(fp16.consecutive_hysteresis),
+         "A step without overflow refills the hysteresis.");
+  t.Number("fp16.min_loss_scale", FIELD(fp16.min_loss_scale),
+           "The scale never falls below it.")
+      .Above(0);
+  t.Note(kBool, "fp16.auto_cast", "inputs are token ids: nothing to cast");
+  t.Refuse(kBool, "fp16.fp16_master_weights_and_grads", master)
+      .Harmless("false");
+
+  const std::string fp32_only =
+      "gradients are summed and reduced in fp32 so far";
+  t.Object("data_types", "Dtypes of intermediate results.");
+  t.Choice("data_types.grad_accum_dtype", {"fp32"}, FIELD(grad_accum_dtype),
+           "Gradients are accumulated in it.")
+      .Unbuilt({"bf16", "fp16"}, fp32_only)
+      .DeepSpeed(
+          "the parameters' dtype with fp16 and ZeRO 1-3; here always "
+          "fp32, so that micro-batches add up without loss");
+  t.Choice("communication_data_type", {"fp32"}, FIELD(communication_data_type),
+           "Gradients are reduced in it.")
+      .Unbuilt({"bf16", "fp16"}, fp32_only)
+      .DeepSpeed(
+          "the parameters' dtype; here fp32, so that the sum over "
+          "ranks is not rounded");
+  t.Refuse(kOpaque, "amp", "Apex does not exist here; write bf16 or fp16")
+      .Harmless("disabled");
+  t.Refuse(kOpaque, "torch_autocast",
+           "there is no PyTorch here; write bf16 or fp16")
+      .Harmless("disabled");
+}
+
+#define ADAMS                                     \
+  IF(c.optimizer.type == OptimizerType::kAdamW || \
+     c.optimizer.type == OptimizerType::kAdam ||  \
+     c.optimizer.type == OptimizerType::kLamb),   \
+      "optimizer.type AdamW, Adam, Lamb"
+#define SGD IF(c.optimizer.type == OptimizerType::kSgd), "optimizer.type SGD"
+#define LAMB IF(c.optimizer.type == OptimizerType::kLamb), "optimizer.type Lamb"
+
+void AddOptimizer(Table& t) {
+  t.Object("optimizer",
+           "The update rule; moments and master weights are fp32.");
+  t.Choice("optimizer.type", NamesOf(OptimizerType{}), FIELD(optimizer.type),
+           "The update rule.")
+      .Unbuilt({"OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion",
+                "Muon"},
+               "write AdamW, Adam, SGD or Lamb");
+  t.Object("optimizer.params", "Parameters of optimizer.type.");
+  t.Number("optimizer.params.lr", FIELD(optimizer.lr),
+           "Learning rate; lr_scaling takes it as base_lr.")
+      .Above(0);
+  t.Number("optimizer.params.weight_decay", FIELD(optimizer.weight_decay),
+           "Weight decay.")
+      .AtLeast(0);
+  t.Choice("optimizer.params.weight_decay_on", NamesOf(WeightDecayOn{}),
+           FIELD(optimizer.weight_decay_on),
+           "matrices: tensors of two or more dimensions; all: biases and norm "
+           "weights too.")
+      .DeepSpeed(
+          "all parameters, unless the caller makes groups; here "
+          "matrices only, as papers do");
+  t.Add(
+       KeyKind::kNumbers, Treatment::kUsed, "optimizer.params.betas",
+       "Decay of the two moments.",
+       [](const Config& c) -> KeyValue {
+         return std::vector<double>{c.optimizer.beta1, c.optimizer.beta2};
+       },
+       [](Config& c, const KeyValue& v) {
+         const auto& betas = std::get<std::vector<double>>(v);
+         c.optimizer.beta1 = betas[0];
+         c.optimizer.beta2 = betas[1];
+       })
+      .HalfOpen(0, 1)
+      .When(ADAMS);
+  t.Number("optimizer.params.eps", FIELD(optimizer.eps),
+           "Added to the root of the second moment.")
+      .Above(0)
+      .When(ADAMS);
+  t.Bool("optimizer.params.bias_correction", FIELD(optimizer.bias_correction),
+         "Divide the moments by 1 - beta^step.")
+      .When(ADAMS);
+  t.Bool("optimizer.params.adam_w_mode", FIELD(optimizer.adam_w_mode),
+         "true, as in DeepSpeed: Adam is AdamW; false: the decay is added to "
+         "the gradient.")
+      .When(IF(c.optimizer.type == OptimizerType::kAdam),
+            "optimizer.type Adam");
+  t.Number("optimizer.params.momentum", FIELD(optimizer.momentum),
+           "0: no momentum buffer.")
+      .HalfOpen(0, 1)
+      .When(SGD);
+  t.Number("optimizer.params.dampening", FIELD(optimizer.dampening),
+           "The gradient enters the momentum buffer times 1 - dampening.")
+      .Range(0, 1)
+      .When(SGD);
+  t.Bool("optimizer.params.nesterov", FIELD(optimizer.nesterov),
+         "Nesterov's momentum.")
+      .When(SGD);
+  t.Number("optimizer.params.max_coeff", FIELD(optimizer.max_coeff),
+           "Largest trust ratio.")
+      .Above(0)
+      .When(LAMB);
+  t.Number("optimizer.params.min_coeff", FIELD(optimizer.min_coeff),
+           "Smallest trust ratio.")
+      .AtLeast(0)
+      .When(LAMB);
+  t.Refuse(kBool, "optimizer.params.amsgrad",
+           "AMSGrad is not here; false is accepted")
+      .Harmless("false");
+  t.Refuse(kBool, "optimizer.params.eps_inside_sqrt",
+           "eps is added outside the root; false is accepted")
+      .Harmless("false");
+  t.Refuse(kNumber, "optimizer.params.max_grad_norm",
+           "write gradient_clipping; 0 is accepted")
+      .Harmless("0");
+  t.Refuse(kBool, "optimizer.params.maximize",
+           "losses are minimized; false is accepted")
+      .Harmless("false");
+  t.Note(kBool, "optimizer.params.torch_adam",
+         "there is one Adam, in one fused pass");
+  t.Note(kBool, "optimizer.params.fused",
+         "every optimizer here is one fused pass");
+  t.Note(kBool, "optimizer.params.foreach",
+         "every optimizer here is one fused pass");
+  t.Note(kBool, "optimizer.legacy_fusion",
+         "every optimizer here is one fused pass");
+}
+
+#define WARMUPS                                            \
+  IF((c.scheduler.type == SchedulerType::kWarmupLr ||      \
+      c.scheduler.type == SchedulerType::kWarmupDecayLr || \
+      c.scheduler.type == SchedulerType::kWsd) &&          \
+     !c.lr_scaling.active()),                              \
+      "scheduler.type WarmupLR, WarmupDecayLR, WSD"
+#define COSINE                                            \
+  IF(c.scheduler.type == SchedulerType::kWarmupCosineLr), \
+      "scheduler.type WarmupCosineLR"
+#define WSD IF(c.scheduler.type == SchedulerType::kWsd), "scheduler.type WSD"
+#define CYCLE \
+  IF(c.scheduler.type == SchedulerType::kOneCycle), "scheduler.type OneCycle"
+
+void AddOneCycle(Table& t) {
+  t.Number("scheduler.params.cycle_min_lr", FIELD(scheduler.cycle_min_lr),
+           "Learning rate at both ends of the cycle.")
+      .AtLeast(0)
+      .When(CYCLE);
+  t.Number("scheduler.params.cycle_max_lr", FIELD(scheduler.cycle_max_lr),
+           "Learning rate at the top of the cycle.")
+      .Above(0)
+      .Derived("optimizer.params.lr")
+      .When(CYCLE)
+      .DeepSpeed("required; here the optimizer's lr");
+  t.Number("scheduler.params.decay_lr_rate", FIELD(scheduler.decay_lr_rate),
+           "After the cycle: lr = cycle_min_lr / (1 + rate * intervals).")
+      .AtLeast(0)
+      .When(CYCLE);
+  t.Integer("scheduler.params.cycle_first_step_size",
+            FIELD(scheduler.cycle_first_step_size), "Steps of the rise.")
+      .AtLeast(1)
+      .When(CYCLE);
+  t.Integer("scheduler.params.cycle_second_step_size",
+            FIELD(scheduler.cycle_second_step_size), "Steps of the fall.")
+      .AtLeast(1)
+      .Derived("cycle_first_step_size")
+      .When(CYCLE);
+  t.Integer("scheduler.params.cycle_first_stair_count",
+            FIELD(scheduler.cycle_first_stair_count),
+            "Stairs of the rise; 0: smooth.")
+      .AtLeast(0)
+      .When(CYCLE);
+  t.Integer("scheduler.params.cycle_second_stair_count",
+            FIELD(scheduler.cycle_second_stair_count),
+            "Stairs of the fall; 0: smooth.")
+      .AtLeast(0)
+      .Derived("cycle_first_stair_count")
+      .When(CYCLE);
+  t.Integer("scheduler.params.decay_step_size",
+            FIELD(scheduler.decay_step_size),
+            "Steps of one decay interval after the cycle; 0: no decay.")
+      .AtLeast(0)
+      .When(CYCLE);
+  t.Bool("scheduler.params.cycle_momentum", FIELD(scheduler.cycle_momentum),
+         "beta1 runs from cycle_max_mom to cycle_min_mom and back.")
+      .When(CYCLE)
+      .DeepSpeed("also sets beta2 to 0.99; here beta2 stays the optimizer's");
+  t.Number("scheduler.params.cycle_min_mom", FIELD(scheduler.cycle_min_mom),
+           "beta1 at the top of the cycle.")
+      .HalfOpen(0, 1)
+      .When(CYCLE);
+  t.Number("scheduler.params.cycle_max_mom", FIELD(scheduler.cycle_max_mom),
+           "beta1 at both ends of the cycle.")
+      .HalfOpen(0, 1)
+      .When(CYCLE);
+  t.Number("scheduler.params.decay_mom_rate", FIELD(scheduler.decay_mom_rate),
+           "After the cycle: beta1 = cycle_max_mom * (1 + rate * intervals).")
+      .AtLeast(0)
+      .When(CYCLE);
+}
+
+void AddSchedule(Table& t) {
+  t.Object("scheduler",
+           "The learning rate as a function of the step, from 0. The first "
+           "step already moves.");
+  t.Choice("scheduler.type", NamesOf(SchedulerType{}), FIELD(scheduler.type),
+           "DeepSpeed's schedules, WSD (warm-up, stable, decay) and Constant.")
+      .Unbuilt({"LRRangeTest"}, "the range test is not here")
+      .DeepSpeed(
+          "evaluates WarmupLR at the step; here at step + 1, so that "
+          "the first step moves. WSD and Constant are ours");
+  t.Object("scheduler.params", "Parameters of scheduler.type.");
+  t.Number("scheduler.params.warmup_min_lr", FIELD(scheduler.warmup_min_lr),
+           "Learning rate before the warm-up.")
+      .AtLeast(0)
+      .When(WARMUPS);
+  t.Number("scheduler.params.warmup_max_lr", FIELD(scheduler.warmup_max_lr),
+           "Learning rate after the warm-up.")
+      .Above(0)
+      .Derived("optimizer.params.lr")
+      .When(WARMUPS)
+      .DeepSpeed(
+          "0.001, whatever the optimizer's lr is; here the optimizer's "
+          "lr");
+  t.Integer("scheduler.params.warmup_num_steps",
+            FIELD(scheduler.warmup_num_steps), "Steps of the warm-up.")
+      .AtLeast(0)
+      .When(IF((c.scheduler.type == SchedulerType::kWarmupLr ||
+                c.scheduler.type == SchedulerType::kWarmupDecayLr ||
+                c.scheduler.type == SchedulerType::kWarmupCosineLr ||
+                c.scheduler.type == SchedulerType::kWsd) &&
+               !c.lr_scaling.active()),
+            "scheduler.type WarmupLR, WarmupDecayLR, WarmupCosineLR, WSD");
+  t.Choice("scheduler.params.warmup_type", NamesOf(WarmupType{}),
+           FIELD(scheduler.warmup_type),
+           "The rise: log(step) / log(warmup_num_steps), or linear.")
+      .When(IF((c.scheduler.type == SchedulerType::kWarmupLr ||
+                c.scheduler.type == SchedulerType::kWarmupDecayLr ||
+                c.scheduler.type == SchedulerType::kWarmupCosineLr ||
+                c.scheduler.type == SchedulerType::kWsd) &&
+               !c.lr_scaling.active()),
+            "scheduler.type WarmupLR, WarmupDecayLR, WarmupCosineLR, WSD");
+  t.Integer("scheduler.params.total_num_steps",
+            FIELD(scheduler.total_num_steps), "Step at which the decay ends.")
+      .AtLeast(1)
+      .MayBeUnset()
+      .Derived("the steps of the run")
+      .When(IF(c.scheduler.type == SchedulerType::kWarmupDecayLr ||
+               c.scheduler.type == SchedulerType::kWarmupCosineLr ||
+               c.scheduler.type == SchedulerType::kWsd),
+            "scheduler.type WarmupDecayLR, WarmupCosineLR, WSD")
+      .DeepSpeed("required; here the steps of the run");
+  t.Number("scheduler.params.warmup_min_ratio",
+           FIELD(scheduler.warmup_min_ratio),
+           "Start of the warm-up, as a ratio of the learning rate.")
+      .Range(0, 1)
+      .When(IF(c.scheduler.type == SchedulerType::kWarmupCosineLr &&
+               !c.lr_scaling.active()),
+            "scheduler.type WarmupCosineLR");
+  t.Number("scheduler.params.cos_min_ratio", FIELD(scheduler.cos_min_ratio),
+           "End of the cosine, as a ratio of the learning rate.")
+      .Range(0, 1)
+      .When(COSINE);
+  t.Integer("scheduler.params.decay_num_steps",
+            FIELD(scheduler.decay_num_steps),
+            "The last steps of total_num_steps, in which the rate falls.")
+      .AtLeast(1)
+      .MayBeUnset()
+      .Derived("total_num_steps / 10")
+      .When(WSD);
+  t.Choice("scheduler.params.decay_type", NamesOf(DecayType{}),
+           FIELD(scheduler.decay_type), "The shape of the fall.")
+      .When(WSD);
+  t.Number("scheduler.params.min_lr_ratio", FIELD(scheduler.min_lr_ratio),
+           "End of the fall, as a ratio of the learning rate.")
+      .Range(0, 1)
+      .When(WSD);
+  AddOneCycle(t);
+
+  t.Object("lr_scaling",
+           "Goyal et al. 2017: the learning rate grows with the batch, after "
+           "a linear warm-up from the base rate. The scheduler goes on from "
+           "there, without a warm-up of its own.");
+  t.Choice("lr_scaling.rule", NamesOf(LrScalingRule{}), FIELD(lr_scaling.rule),
+           "linear: lr = base_lr * train_batch_size / base_batch_size; sqrt: "
+           "by the root of that ratio.");
+  t.Integer("lr_scaling.base_batch_size", FIELD(lr_scaling.base_batch_size),
+            "The batch for which optimizer.params.lr was chosen.")
+      .AtLeast(1)
+      .MayBeUnset();
+  t.Integer("lr_scaling.warmup_steps", FIELD(lr_scaling.warmup_steps),
+            "Steps from base_lr to the scaled rate.")
+      .AtLeast(0);
+  t.Number("lr_scaling.warmup_epochs", FIELD(lr_scaling.warmup_epochs),
+           "Instead of warmup_steps.")
+      .AtLeast(0);
+}
+
+// ---- ZeRO, activation checkpointing ---------------------------------------
+
+void AddZero(Table& t) {
+  const std::string ranks = "it comes with several ranks";
+  const std::string offload = "it comes with offload";
+  const std::string zeropp = "it comes with gradient compression";
+  const auto path = [](const char* name) {
+    return absl::StrCat("zero_optimization.", name);
+  };
+  t.Object("zero_optimization",
+           "Which model states are sharded over the ranks.");
+  t.Integer(path("stage"), FIELD(zero_optimization.stage),
+            "0: none; 1: optimizer; 2: and gradients; 3: and parameters.")
+      .Range(0, 3)
+      .Unbuilt({"1", "2", "3"}, "sharding comes with several ranks");
+  for (const char* name :
+       {"reduce_bucket_size", "allgather_bucket_size",
+        "stage3_prefetch_"
+        "bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold", "stage3_max_live_parameters",
+        "stage3_max_reuse_distance", "sub_group_size"}) {
+    t.NotBuilt(kInteger, path(name), ranks);
+  }
+  t.NotBuilt(kBool, path("overlap_comm"), ranks);
+  t.NotBuilt(kBool, path("ignore_unused_parameters"), ranks);
+  t.NotBuilt(kInteger, path("mics_shard_size"), ranks).Harmless("-1");
+  t.NotBuilt(kBool, path("mics_hierarchical_params_gather"), ranks)
+      .Harmless("false");
+  t.NotBuilt(kOpaque, path("offload_optimizer"), offload);
+  t.NotBuilt(kOpaque, path("offload_param"), offload);
+  t.NotBuilt(kOpaque, path("zenflow"), offload);
+  t.NotBuilt(kInteger, path("zero_hpz_partition_size"), zeropp).Harmless("1");
+  t.NotBuilt(kBool, path("zero_quantized_weights"), zeropp).Harmless("false");
+  t.NotBuilt(kBool, path("zero_quantized_nontrainable_weights"), zeropp)
+      .Harmless("false");
+  t.NotBuilt(kBool, path("zero_quantized_gradients"), zeropp).Harmless("false");
+  t.NotBuilt(kOpaque, path("zeropp_loco_param"), zeropp);
+  t.Refuse(kBool, path("cpu_offload"), "write offload_optimizer")
+      .Harmless("false");
+  t.Refuse(kBool, path("cpu_offload_param"), "write offload_param")
+      .Harmless("false");
+  t.Refuse(kBool, path("elastic_checkpoint"),
+           "every checkpoint fits any number of ranks; false is accepted")
+      .Harmless("false");
+  t.Note(kBool, path("cpu_offload_use_pin_memory"),
+         "host memory is pinned wherever the device can use that");
+  t.Note(kBool, path("contiguous_gradients"),
+         "gradients are always written into one flat buffer");
+  t.Note(kBool, path("allgather_partitions"), "always an all-gather");
+  t.Note(kBool, path("reduce_scatter"), "always a reduce-scatter");
+  t.Note(kBool, path("round_robin_gradients"),
+         "every rank owns an equal piece of every segment");
+  t.Note(kBool, path("use_multi_rank_bucket_allreduce"),
+         "buckets are always reduced for all ranks at once");
+  t.Note(kBool, path("load_from_fp32_weights"),
+         "fp32 master weights are always loaded where they exist");
+  t.Note(kBool, path("legacy_stage1"), "there is one stage 1");
+  t.Note(kInteger, path("stage3_module_granularity_threshold"),
+         "a unit (block, embedding, head) is always gathered as a whole");
+  t.Note(kBool, path("stage3_use_all_reduce_for_fetch_params"),
+         "always an all-gather");
+  t.Note(kBool, path("stage3_gather_16bit_weights_on_model_save"),
+         "final/ always holds the whole model");
+  t.Note(kBool, path("stage3_gather_fp16_weights_on_model_save"),
+         "final/ always holds the whole model");
+  t.Note(kBool, path("memory_efficient_linear"),
+         "linear layers keep nothing but their input");
+  t.Note(kBool, path("override_module_apply"),
+         "there are no PyTorch modules here");
+  t.Note(kBool, path("pipeline_loading_checkpoint"),
+         "checkpoints are mapped, not loaded rank by rank");
+}
+
+void AddActivationCheckpointing(Table& t) {
+  const auto path = [](const char* name) {
+    return absl::StrCat("activation_checkpointing.", name);
+  };
+  t.Object("activation_checkpointing",
+           "Keep a unit's input only and compute the rest again in backward.");
+  t.Bool(path("enabled"), FIELD(activation_checkpointing),
+         "Recompute every transformer block. Changes no bit of the result.")
+      .DeepSpeed(
+          "has no such key: the model's code decides; here one key "
+          "turns it on");
+  t.NotBuilt(kBool, path("partition_activations"),
+             "it comes with tensor parallelism")
+      .Harmless("false");
+  t.NotBuilt(kBool, path("cpu_checkpointing"), "it comes with offload")
+      .Harmless("false");
+  t.Note(kBool, path("contiguous_memory_optimization"),
+         "activations always live in one arena");
+  t.Note(kInteger, path("number_checkpoints"),
+         "every transformer block is one checkpoint");
+  t.Note(kBool, path("synchronize_checkpoint_boundary"),
+         "nothing is synchronized inside a step");
+  t.Note(kBool, path("profile"), "wall_clock_breakdown shows the times");
+}
+
+// ---- Output, and the rest of DeepSpeed ------------------------------------
+
+void AddOutput(Table& t) {
+  t.Integer("steps_per_print", FIELD(steps_per_print),
+            "Steps between lines of output.")
+      .AtLeast(1);
+  t.Bool("wall_clock_breakdown", FIELD(wall_clock_breakdown),
+         "Print the time of each phase of a step.");
+  t.Bool("memory_breakdown", FIELD(memory_breakdown),
+         "Print the bytes of each memory category.");
+  t.Bool("dump_state", FIELD(dump_state),
+         "Print the resolved config at the start.");
+  t.Note(kString, "$schema", "for editors");
+
+  const std::string metrics =
+      "out_dir/metrics.jsonl has every value of every step; enabled: false "
+      "is accepted";
+  for (const char* name : {"tensorboard", "wandb", "comet", "csv_monitor"}) {
+    t.Refuse(kOpaque, name, metrics).Harmless("disabled");
+  }
+  t.Refuse(kOpaque, "flops_profiler",
+           "every line of output has the FLOP/s and MFU; enabled: false is "
+           "accepted")
+      .Harmless("disabled");
+  t.NotBuilt(kOpaque, "comms_logger", "it comes with several ranks")
+      .Harmless("disabled");
+}
+
+void AddRefused(Table& t) {
+  t.NotBuilt(kOpaque, "communication",
+             "algorithms and compression come with several ranks");
+  t.Refuse(kBool, "prescale_gradients",
+           "the loss is divided by the step's tokens before backward; false "
+           "is accepted")
+      .Harmless("false");
+  t.Refuse(kNumber, "gradient_predivide_factor",
+           "gradients are summed in fp32 and need no predivision; 1 is "
+           "accepted")
+      .Harmless("1");
+  t.Refuse(kBool, "sparse_gradients", "gradients are dense; false is accepted")
+      .Harmless("false");
+  t.Refuse(kBool, "fp32_allreduce",
+           "gradients are always reduced in communication_data_type, fp32; "
+           "true is accepted")
+      .Harmless("true");
+  t.Refuse(kBool, "dataloader_drop_last",
+           "the last partial batch of an epoch is always dropped; true is "
+           "accepted")
+      .Harmless("true");
+  t.Note(kBool, "disable_allgather", "DeepSpeed ignores it too");
+  t.Note(kBool, "zero_allow_untested_optimizer",
+         "every optimizer here is tested with every stage");
+  t.Note(kBool, "zero_force_ds_cpu_optimizer",
+         "there is one implementation of each optimizer");
+  t.Note(kBool, "graph_harvesting", "it records CUDA graphs in PyTorch");
+  t.Note(kOpaque, "timers", "wall_clock_breakdown shows the times");
+  t.Refuse(kInteger, "vocabulary_size", "write model.vocab_size");
+
+  const std::string off = "; enabled: false is accepted";
+  const auto refuse = [&](const char* name, const char* reason) {
+    t.Refuse(kOpaque, name, absl::StrCat(reason, off)).Harmless("disabled");
+  };
+  refuse("autotuning", "the planner and --set do this");
+  refuse("curriculum_learning", "every sequence has one length");
+  refuse("data_efficiency", "every sequence has one length");
+  refuse("progressive_layer_drop", "every layer is always trained");
+  refuse("eigenvalue", "it serves quantization, which is not here");
+  refuse("quantize_training", "training runs in fp32, bf16 or fp16");
+  refuse("hybrid_engine", "it serves RLHF, which is not here");
+  refuse("nebula", "it is an Azure service");
+  refuse("compile", "there is no PyTorch to compile");
+  t.Refuse(kOpaque, "compression_training",
+           "pruning and quantization of weights are not here");
+  t.Refuse(kOpaque, "weight_quantization", "it serves inference");
+  t.Refuse(kOpaque, "sparse_attention", "attention sees the whole sequence");
+
+  t.NotBuilt(kOpaque, "elasticity", "it comes with clusters")
+      .Harmless("disabled");
+  t.NotBuilt(kOpaque, "aio", "it comes with NVMe offload");
+  t.NotBuilt(kOpaque, "checkpoint", "it comes with sharded checkpoints");
+  t.NotBuilt(kBool, "load_universal_checkpoint",
+             "it comes with sharded checkpoints")
+      .Harmless("false");
+  t.NotBuilt(kOpaque, "pipeline", "it comes with pipeline parallelism");
+  t.NotBuilt(kOpaque, "tensor_parallel", "it comes with tensor parallelism");
+  t.NotBuilt(kInteger, "sequence_parallel_size",
+             "it comes with further parallel axes")
+      .Harmless("1");
+  t.NotBuilt(kString, "seq_parallel_communication_data_type",
+             "it comes with further parallel axes");
+}
+
+std::vector<KeySpec> MakeTable() {
+  Table t;
+  AddModel(t);
+  AddData(t);
+  AddTraining(t);
+  AddBatch(t);
+  AddPrecision(t);
+  AddOptimizer(t);
+  AddSchedule(t);
+  AddZero(t);
+  AddActivationCheckpointing(t);
+  AddOutput(t);
+  AddRefused(t);
+  return t.Take();
+}
+
+// ---- Reading values -------------------------------------------------------
+
+std::string Shown(double bound) {
+  return bound == std::floor(bound) && std::fabs(bound) < 1e15
+             ? absl::StrCat(static_cast<int64_t>(bound))
+             : JsonDouble(bound);
+}
+
+bool HasMin(const KeySpec& key) { return std::isfinite(key.min); }
+bool HasMax(const KeySpec& key) { return std::isfinite(key.max); }
+
+// "in [0, 3]", ">= 1", "> 0"; empty without limits.
+std::string RangeText(const KeySpec& key) {
+  if (HasMin(key) && HasMax(key)) {
+    return absl::StrCat("in ", key.above_min ? "(" : "[", Shown(key.min), ", ",
+                        Shown(key.max), key.below_max ? ")" : "]");
+  }
+  if (HasMin(key)) {
+    return absl::StrCat(key.above_min ? "> " : ">= ", Shown(key.min));
+  }
+  return "";
+}
+
+bool InRange(const KeySpec& key, double value) {
+  if (key.above_min ? value <= key.min : value < key.min) return false;
+  return key.below_max ? value < key.max : value <= key.max;
+}
+
+bool WrongType(const KeySpec& key, const JsonNode& node, std::string* error) {
+  const bool named = node.kind == JsonKind::kString ||
+                     node.kind == JsonKind::kNumber ||
+                     node.kind == JsonKind::kBool;
+  *error = absl::StrCat(named ? absl::StrCat(JsonBrief(node), " is ") : "",
+                        JsonKindName(node.kind), ", want ", Wanted(key));
+  return false;
+}
+
+bool ReadNumber(const KeySpec& key, const JsonNode& node, double* value,
+                std::string* error) {
+  if (node.kind != JsonKind::kNumber) return WrongType(key, node, error);
+  *value = node.number;
+  if (InRange(key, *value)) return true;
+  *error = absl::StrCat(JsonBrief(node), " is not ", RangeText(key));
+  return false;
+}
+
+bool ReadInteger(const KeySpec& key, const JsonNode& node, int64_t* value,
+                 std::string* error) {
+  double number = 0;
+  if (node.kind != JsonKind::kNumber) return WrongType(key, node, error);
+  if (!node.is_integer && node.number != std::floor(node.number)) {
+    *error =
+        absl::StrCat(node.text, " is not a whole number, want ", Wanted(key));
+    return false;
+  }
+  if (!ReadNumber(key, node, &number, error)) return false;
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  if (!node.is_integer && std::fabs(number) > kExact) {
+    *error = absl::StrCat(node.text.substr(0, 40),
+                          " does not fit in a 64-bit integer");
+    return false;
+  }
+  *value = node.is_integer ? node.integer : static_cast<int64_t>(number);
+  return true;
+}
+
+bool ReadChoice(const KeySpec& key, const JsonNode& node, std::string* value,
+                std::string* error) {
+  if (node.kind != JsonKind::kString) return WrongType(key, node, error);
+  *value = node.text;
+  const auto& all = key.choices;
+  if (std::count(all.begin(), all.end(), *value) > 0) return true;
+  const std::string near = Nearest(*value, all);
+  Names built;
+  for (const std::string& choice : all) {
+    if (std::count(key.unbuilt.begin(), key.unbuilt.end(), choice) == 0) {
+      built.push_back(choice);
+    }
+  }
+  *error = absl::StrCat(JsonBrief(node), " is not one of ",
+                        absl::StrJoin(built, ", "));
+  if (!near.empty()) {
+    absl::StrAppend(error, "; did you mean ", JsonQuote(near), "?");
+  }
+  return false;
+}
+
+bool ReadFiles(const KeySpec& key, const JsonNode& node, Names* value,
+               std::string* error) {
+  if (node.kind == JsonKind::kString && !node.text.empty()) {
+    value->push_back(node.text);
+    return true;
+  }
+  if (node.kind != JsonKind::kArray || node.children.empty()) {
+    return WrongType(key, node, error);
+  }
+  for (const JsonNode& child : node.children) {
+    if (child.kind != JsonKind::kString || child.text.empty()) {
+      *error = absl::StrCat(JsonBrief(child), " in the list is not a path");
+      return false;
+    }
+    value->push_back(child.text);
+  }
+  return true;
+}
+
+bool ReadNumbers(const KeySpec& key, const JsonNode& node,
+                 std::vector<double>* value, std::string* error) {
+  if (node.kind != JsonKind::kArray || node.children.size() != 2) {
+    return WrongType(key, node, error);
+  }
+  for (const JsonNode& child : node.children) {
+    double number = 0;
+    if (!ReadNumber(key, child, &number, error)) return false;
+    value->push_back(number);
+  }
+  return true;
+}
+
+// ---- Nearest names --------------------------------------------------------
+
+int EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string Lower(absl::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+    if (c == '-') c = '_';
+  }
+  return out;
+}
+
+absl::string_view LeafName(absl::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == absl::string_view::npos ? path : path.substr(dot + 1);
+}
+
+absl::string_view ParentPath(absl::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == absl::string_view::npos ? "" : path.substr(0, dot);
+}
+
+// What other programs call our keys.
+struct Synonym {
+  const char* theirs;
+  const char* ours;
+};
+constexpr Synonym kSynonyms[] = {
+    {"batch_size", "train_batch_size"},
+    {"global_batch_size", "train_batch_size"},
+    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+    {"accumulation_steps", "gradient_accumulation_steps"},
+    {"learning_rate", "optimizer.params.lr"},
+    {"beta1", "optimizer.params.betas"},
+    {"beta2", "optimizer.params.betas"},
+    {"grad_clip", "gradient_clipping"},
+    {"max_grad_norm", "gradient_clipping"},
+    {"clip_grad", "gradient_clipping"},
+    {"warmup_steps", "scheduler.params.warmup_num_steps"},
+    {"warmup_iters", "scheduler.params.warmup_num_steps"},
+    {"max_steps", "training.steps"},
+    {"max_iters", "training.steps"},
+    {"train_steps", "training.steps"},
+    {"num_train_epochs", "training.epochs"},
+    {"num_epochs", "training.epochs"},
+    {"eval_interval", "training.eval_every"},
+    {"eval_steps", "training.eval_every"},
+    {"output_dir", "training.out_dir"},
+    {"seq_len", "data.sequence_length"},
+    {"seq_length", "data.sequence_length"},
+    {"block_size", "data.sequence_length"},
+    {"max_length", "data.sequence_length"},
+    {"dataset", "data.train"},
+    {"train_files", "data.train"},
+    {"val", "data.validation"},
+    {"family", "model.model_type"},
+    {"name", "model.preset"},
+    {"gradient_checkpointing", "activation_checkpointing.enabled"},
+    {"zero_stage", "zero_optimization.stage"},
+    {"precision", "bf16.enabled"},
+    {"dtype", "bf16.enabled"},
+};
+
+}  // namespace
+
+const std::vector<KeySpec>& AllKeys() {
+  static const std::vector<KeySpec>* const kTable =
+      new std::vector<KeySpec>(MakeTable());
+  return *kTable;
+}
+
+const KeySpec* FindKey(absl::string_view path) {
+  for (const KeySpec& key : AllKeys()) {
+    if (key.path == path) return &key;
+  }
+  return nullptr;
+}
+
+bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
+               std::string* error) {
+  switch (key.kind) {
+    case KeyKind::kBool:
+      if (node.kind != JsonKind::kBool) return WrongType(key, node, error);
+      *value = node.boolean;
+      return true;
+    case KeyKind::kInteger: {
+      int64_t integer = 0;
+      if (!ReadInteger(key, node, &integer, error)) return false;
+      *value = integer;
+      return true;
+    }
+    case KeyKind::kNumber: {
+      double number = 0;
+      if (!ReadNumber(key, node, &number, error)) return false;
+      *value = number;
+      return true;
+    }
+    case KeyKind::kString:
+      if (node.kind != JsonKind::kString) return WrongType(key, node, error);
+      *value = node.text;
+      return true;
+    case KeyKind::kChoice: {
+      std::string text;
+      if (!ReadChoice(key, node, &text, error)) return false;
+      *value = text;
+      return true;
+    }
+    case KeyKind::kFiles: {
+      Names files;
+      if (!ReadFiles(key, node, &files, error)) return false;
+      *value = files;
+      return true;
+    }
+    case KeyKind::kNumbers: {
+      std::vector<double> numbers;
+      if (!ReadNumbers(key, node, &numbers, error)) return false;
+      *value = numbers;
+      return true;
+    }
+    case KeyKind::kObject:
+    case KeyKind::kOpaque:
+      if (node.kind != JsonKind::kObject) return WrongType(key, node, error);
+      return true;
+  }
+  return false;
+}
+
+std::string ValueText(const KeyValue& value) {
+  struct Visitor {
+    std::string operator()(bool v) const { return v ? "true" : "false"; }
+    std::string operator()(int64_t v) const { return absl::StrCat(v); }
+    std::string operator()(double v) const { return JsonDouble(v); }
+    std::string operator()(const std::string& v) const { return JsonQuote(v); }
+    std::string operator()(const Names& v) const {
+      const auto quote = [](std::string* out, const std::string& item) {
+        out->append(JsonQuote(item));
+      };
+      return absl::StrCat("[", absl::StrJoin(v, ", ", quote), "]");
+    }
+    std::string operator()(const std::vector<double>& v) const {
+      const auto write = [](std::string* out, double item) {
+        out->append(JsonDouble(item));
+      };
+      return absl::StrCat("[", absl::StrJoin(v, ", ", write), "]");
+    }
+  };
+  return std::visit(Visitor(), value);
+}
+
+std::string Wanted(const KeySpec& key) {
+  const std::string range = RangeText(key);
+  const std::string limits = range.empty() ? "" : absl::StrCat(" ", range);
+  switch (key.kind) {
+    case KeyKind::kBool:
+      return "true or false";
+    case KeyKind::kInteger:
+      return absl::StrCat("a whole number", limits);
+    case KeyKind::kNumber:
+      return absl::StrCat("a number", limits);
+    case KeyKind::kString:
+      return "a string";
+    case KeyKind::kChoice:
+      return absl::StrCat("one of \"", absl::StrJoin(key.choices, "\", \""),
+                          "\"");
+    case KeyKind::kFiles:
+      return "a path, a glob or a list of them";
+    case KeyKind::kNumbers:
+      return absl::StrCat("a list of two numbers", limits);
+    case KeyKind::kObject:
+    case KeyKind::kOpaque:
+      return "an object: { ... }";
+  }
+  return "?";
+}
+
+std::string Nearest(absl::string_view name,
+                    absl::Span<const std::string> names) {
+  const std::string lower = Lower(name);
+  std::string best;
+  // A third of the letters may be wrong, and two of a short name.
+  int best_distance =
+      std::max<int>(2,
+                    static_cast<int>(std::min<size_t>(name.size(), 60)) / 3) +
+      1;
+  for (const std::string& candidate : names) {
+    // Longer names differ by at least the difference in length.
+    const int gap =
+        static_cast<int>(candidate.size()) - static_cast<int>(lower.size());
+    if (std::abs(gap) >= best_distance) continue;
+    const int distance = EditDistance(lower, Lower(candidate));
+    if (distance < best_distance &&
+        distance < static_cast<int>(candidate.size())) {
+      best = candidate;
+      best_distance = distance;
+    }
+  }
+  return best;
+}
+
+std::string NearestKey(absl::string_view parent, absl::string_view name) {
+  Names siblings, elsewhere;
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment != Treatment::kUsed) continue;
+    const std::string leaf(LeafName(key.path));
+    if (ParentPath(key.path) == parent) siblings.push_back(leaf);
+    if (leaf == name) elsewhere.push_back(key.path);
+  }
+  const auto ask = [](absl::string_view what) {
+    return absl::StrCat("; did you mean \"", what, "\"?");
+  };
+  if (elsewhere.size() == 1) return ask(elsewhere[0]);
+  if (const std::string near = Nearest(name, siblings); !near.empty()) {
+    return ask(near);
+  }
+  for (const Synonym& synonym : kSynonyms) {
+    if (name == synonym.theirs) return ask(synonym.ours);
+  }
+  Names leaves;
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment == Treatment::kUsed && key.is_leaf()) {
+      leaves.emplace_back(LeafName(key.path));
+    }
+  }
+  const std::string near = Nearest(name, leaves);
+  if (near.empty()) return "";
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment == Treatment::kUsed && LeafName(key.path) == near) {
+      return ask(key.path);
+    }
+  }
+  return "";
+}
+
+}  // namespace zero

@@ -1,0 +1,108 @@
+// The table of every key: one line per key drives the parser, the defaults,
+// `zero config`, its schema and its reference.
+#ifndef ZERO_ENGINE_CONFIG_KEYS_H_
+#define ZERO_ENGINE_CONFIG_KEYS_H_
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "engine/config/config.h"
+#include "engine/config/json_text.h"
+
+namespace zero {
+
+// A key's value between the JSON text and its field; enums go by name.
+using KeyValue = std::variant<bool, int64_t, double, std::string,
+                              std::vector<std::string>, std::vector<double>>;
+
+enum class KeyKind {
+  kBool,
+  kInteger,  // also 5e8, as DeepSpeed's configs write it
+  kNumber,
+  kString,
+  kChoice,   // one of `choices`
+  kFiles,    // a string or a list of strings
+  kNumbers,  // betas: a list of two numbers
+  kObject,   // with keys of its own in the table
+  kOpaque,   // an object whose contents are not looked at
+};
+
+enum class Treatment {
+  kUsed,      // ours, or DeepSpeed's and meaning the same
+  kNote,      // accepted and ignored: cannot change a result here
+  kRefused,   // would change something that is not here, and never will be
+  kNotBuilt,  // refused until a later version builds it
+};
+
+struct KeySpec {
+  std::string path;
+  KeyKind kind = KeyKind::kOpaque;
+  Treatment treatment = Treatment::kUsed;
+  std::string doc;  // one line; for a refused or ignored key, the reason
+
+  // kUsed leaves: access to the field.
+  KeyValue (*get)(const Config&) = nullptr;
+  void (*set)(Config&, const KeyValue&) = nullptr;
+
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool above_min = false;  // > min instead of >= min
+  bool below_max = false;  // < max instead of <= max
+  std::vector<std::string> choices;
+
+  // Values (as JSON text without quotes) that a later version builds.
+  std::vector<std::string> unbuilt;
+  std::string unbuilt_reason;
+  // The one value with which a refused or unbuilt key is accepted: the one
+  // that asks for nothing. "disabled": an object with "enabled": false.
+  std::string harmless;
+
+  // What the value is when it is not given and is not the field's default.
+  std::string derived;
+  // Not printed while its value is the in-class default, which means "unset".
+  bool may_be_unset = false;
+  // Null: always. Otherwise whether the key belongs to the configured family,
+  // optimizer, scheduler, ...; a key that does not apply can not be given.
+  bool (*applies)(const Config&) = nullptr;
+  std::string applies_to;  // for messages: "optimizer.type AdamW, Adam"
+
+  // Where a default or a meaning is not DeepSpeed's: theirs, and why.
+  std::string deepspeed;
+
+  bool is_leaf() const { return kind != KeyKind::kObject; }
+};
+
+// The whole table, in the order in which a config is printed.
+const std::vector<KeySpec>& AllKeys();
+
+// The entry of `path`, or null.
+const KeySpec* FindKey(absl::string_view path);
+
+// Checks type, range and choice. On failure returns false and the reason,
+// written to follow "path: ".
+bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
+               std::string* error);
+
+// JSON text of a value.
+std::string ValueText(const KeyValue& value);
+
+// "an integer >= 1", "one of "AdamW", "SGD"": what the key wants.
+std::string Wanted(const KeySpec& key);
+
+// `; did you mean "...?"` for an unknown key in the object `parent` ("" at the
+// top), or an empty string where nothing is near.
+std::string NearestKey(absl::string_view parent, absl::string_view name);
+
+// The entry of `names` nearest to `name` by edit distance; empty if none is
+// near.
+std::string Nearest(absl::string_view name,
+                    absl::Span<const std::string> names);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CONFIG_KEYS_H_

@@ -1,0 +1,318 @@
+#include "engine/config/load.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/config/json_text.h"
+#include "engine/config/keys.h"
+#include "engine/config/resolve.h"
+
+namespace zero {
+namespace {
+
+constexpr size_t kMaxTextBytes = 1 << 20;
+
+// Reads one text and its overrides into GivenKeys, checking key by key.
+class Loader {
+ public:
+  Loader(std::string file, const LoadOptions& options) : options_(options) {
+    given_.sources.push_back(std::move(file));
+  }
+
+  absl::StatusOr<LoadedConfig> Load(absl::string_view text) {
+    JsonNode root;
+    if (!ParseJsonText(text, 0, &root, &problems_)) return Failure();
+    if (root.kind != JsonKind::kObject) {
+      Problem(root.place, "",
+              absl::StrCat("found ", JsonKindName(root.kind),
+                           ", want an object: { ... }"));
+      return Failure();
+    }
+    if (!options_.model_dir.empty()) ReplaceModel(&root);
+    for (const std::string& text : options_.overrides) Override(text, &root);
+    given_.objects[""] = root.place;
+    Visit(root, "");
+    if (problems_.empty()) {
+      ResolveConfig(given_, options_, &loaded_, &problems_);
+    }
+    if (!problems_.empty()) return Failure();
+    return std::move(loaded_);
+  }
+
+ private:
+  void Problem(const JsonPlace& place, std::string path, std::string message) {
+    problems_.push_back({place, std::move(path), std::move(message)});
+  }
+
+  // One line per problem, in the order of the text.
+  absl::Status Failure() {
+    std::stable_sort(problems_.begin(), problems_.end(),
+                     [](const JsonProblem& a, const JsonProblem& b) {
+                       const auto key = [](const JsonProblem& p) {
+                         return std::make_tuple(p.place.source, p.place.line,
+                                                p.place.column);
+                       };
+                       return key(a) < key(b);
+                     });
+    std::vector<std::string> lines;
+    for (const JsonProblem& problem : problems_) {
+      lines.push_back(Line(problem));
+    }
+    const std::string text = absl::StrJoin(lines, "\n");
+    return num_unbuilt_ == problems_.size() ? absl::UnimplementedError(text)
+                                            : absl::InvalidArgumentError(text);
+  }
+
+  std::string Line(const JsonProblem& problem) const {
+    const std::string& source = given_.sources[problem.place.source];
+    std::string line = source;
+    if (problem.place.source == 0) {
+      absl::StrAppend(&line, ":", problem.place.line, ":",
+                      problem.place.column);
+    }
+    const bool same = source == absl::StrCat("--set ", problem.path);
+    if (!problem.path.empty() && !same) {
+      absl::StrAppend(&line, ": ", problem.path);
+    }
+    return absl::StrCat(line, ": ", problem.message);
+  }
+
+  // ---- Overrides ----------------------------------------------------------
+
+  void ReplaceModel(JsonNode* root) {
+    JsonNode* model = Member(root, "model", 0);
+    if (model->kind != JsonKind::kObject) return;
+    auto& keys = model->children;
+    keys.erase(std::remove_if(keys.begin(), keys.end(),
+                              [](const JsonNode& node) {
+                                return node.key != "embd_pdrop" &&
+                                       node.key != "resid_pdrop";
+                              }),
+               keys.end());
+    given_.sources.push_back("--model");
+    const int source = static_cast<int>(given_.sources.size()) - 1;
+    JsonNode* dir = Member(model, "from_pretrained", source);
+    dir->kind = JsonKind::kString;
+    dir->text = options_.model_dir;
+  }
+
+  // The member `key` of `object`, made (as an empty object) if needed.
+  static JsonNode* Member(JsonNode* object, absl::string_view key, int source) {
+    for (JsonNode& child : object->children) {
+      if (child.key == key) return &child;
+    }
+    JsonNode& child = object->children.emplace_back();
+    child.kind = JsonKind::kObject;
+    child.key = std::string(key);
+    child.place.source = child.key_place.source = source;
+    return &child;
+  }
+
+  void Override(const std::string& text, JsonNode* root) {
+    const size_t equals = text.find('=');
+    const std::string path = text.substr(0, equals);
+    given_.sources.push_back(absl::StrCat("--set ", path));
+    JsonPlace place;
+    place.source = static_cast<int>(given_.sources.size()) - 1;
+    const std::vector<std::string> names = absl::StrSplit(path, '.');
+    if (equals == std::string::npos ||
+        std::count(names.begin(), names.end(), "") > 0) {
+      return Problem(place, path,
+                     "want KEY=VALUE, for example "
+                     "training.steps=100");
+    }
+    JsonNode* node = root;
+    for (const std::string& name : names) {
+      if (node->kind != JsonKind::kObject) {
+        return Problem(
+            place, path,
+            absl::StrCat("\"", node->key, "\" is ", JsonKindName(node->kind),
+                         ", not an object with keys"));
+      }
+      node = Member(node, name, place.source);
+    }
+    JsonNode value;
+    if (!OverrideValue(text.substr(equals + 1), path, place, &value)) return;
+    value.key = node->key;
+    value.key_place = place;
+    *node = std::move(value);
+  }
+
+  // JSON, or a bare string where the text is none or the key wants a string.
+  bool OverrideValue(const std::string& text, const std::string& path,
+                     const JsonPlace& place, JsonNode* value) {
+    std::vector<JsonProblem> trouble;
+    const bool is_json = ParseJsonText(text, place.source, value, &trouble);
+    if (!is_json && !text.empty() &&
+        absl::string_view("{[\"").find(text[0]) != absl::string_view::npos) {
+      Problem(place, path, trouble[0].message);
+      return false;
+    }
+    const KeySpec* key = FindKey(path);
+    const bool wants_text =
+        key != nullptr &&
+        (key->kind == KeyKind::kString || key->kind == KeyKind::kFiles ||
+         key->kind == KeyKind::kChoice) &&
+        (value->kind == JsonKind::kNumber || value->kind == JsonKind::kBool);
+    if (!is_json || wants_text) {
+      *value = JsonNode();
+      value->kind = JsonKind::kString;
+      value->text = text;
+    }
+    value->place = place;
+    return true;
+  }
+
+  // ---- Keys ---------------------------------------------------------------
+
+  void Visit(const JsonNode& object, const std::string& parent) {
+    for (const JsonNode& node : object.children) {
+      const std::string path =
+          absl::StrCat(parent, parent.empty() ? "" : ".", node.key);
+      if (node.key.find('.') != std::string::npos) {
+        Problem(node.key_place, path,
+                "unknown key; in a file, write one object per dot");
+        continue;
+      }
+      const KeySpec* key = FindKey(path);
+      if (key == nullptr) {
+        Problem(node.key_place, path, UnknownKey(parent, node.key));
+      } else if (!IsAuto(*key, node)) {
+        Key(*key, node);
+      }
+    }
+  }
+
+  static std::string UnknownKey(const std::string& parent,
+                                const std::string& name) {
+    const std::string near = NearestKey(parent, name);
+    if (!near.empty()) return absl::StrCat("unknown key", near);
+    std::vector<std::string> known;
+    const std::string prefix = parent.empty() ? "" : parent + ".";
+    for (const KeySpec& key : AllKeys()) {
+      if (key.treatment == Treatment::kUsed &&
+          absl::StartsWith(key.path, prefix) &&
+          key.path.find('.', prefix.size()) == std::string::npos) {
+        known.push_back(key.path.substr(prefix.size()));
+      }
+    }
+    return absl::StrCat("unknown key; known here: ",
+                        absl::StrJoin(known, ", "));
+  }
+
+  // "auto" asks for the default; so does Hugging Face's null in `model`.
+  static bool IsAuto(const KeySpec& key, const JsonNode& node) {
+    if (node.kind == JsonKind::kNull) {
+      return absl::StartsWith(key.path, "model.");
+    }
+    return node.kind == JsonKind::kString && node.text == "auto" &&
+           key.kind != KeyKind::kObject;
+  }
+
+  void Key(const KeySpec& key, const JsonNode& node) {
+    if (node.kind == JsonKind::kNull) {
+      return Problem(node.place, key.path,
+                     absl::StrCat("null is no value, want ", Wanted(key),
+                                  "; \"auto\" asks for the default"));
+    }
+    std::string error;
+    KeyValue value;
+    switch (key.treatment) {
+      case Treatment::kRefused:
+      case Treatment::kNotBuilt:
+        if (!IsHarmless(key, node)) Refuse(key, node);
+        return;
+      case Treatment::kNote:
+        if (!ReadValue(key, node, &value, &error)) {
+          Problem(node.place, key.path, error);
+        } else if (key.path != "$schema") {
+          loaded_.notes.push_back(
+              absl::StrCat(Origin(node.place), ": ", key.path,
+                           " is accepted and ignored: ", key.doc));
+        }
+        return;
+      case Treatment::kUsed:
+        break;
+    }
+    if (!ReadValue(key, node, &value, &error)) {
+      return Problem(node.place, key.path, error);
+    }
+    if (key.kind == KeyKind::kObject) {
+      given_.objects[key.path] = node.key_place;
+      return Visit(node, key.path);
+    }
+    const std::string text =
+        node.kind == JsonKind::kString ? node.text : ValueText(value);
+    if (std::count(key.unbuilt.begin(), key.unbuilt.end(), text) > 0) {
+      ++num_unbuilt_;
+      return Problem(node.place, key.path,
+                     absl::StrCat(JsonBrief(node),
+                                  " is not built yet: ", key.unbuilt_reason));
+    }
+    given_.keys[key.path] = {std::move(value), node.place};
+  }
+
+  static bool IsHarmless(const KeySpec& key, const JsonNode& node) {
+    if (key.harmless.empty()) return false;
+    double number = 0;
+    switch (node.kind) {
+      case JsonKind::kBool:
+        return key.harmless == (node.boolean ? "true" : "false");
+      case JsonKind::kNumber:
+        return absl::SimpleAtod(key.harmless, &number) && node.number == number;
+      case JsonKind::kObject: {
+        const JsonNode* enabled = node.Find("enabled");
+        return key.harmless == "disabled" &&
+               (enabled == nullptr ||
+                (enabled->kind == JsonKind::kBool && !enabled->boolean));
+      }
+      default:
+        return false;
+    }
+  }
+
+  void Refuse(const KeySpec& key, const JsonNode& node) {
+    const bool unbuilt = key.treatment == Treatment::kNotBuilt;
+    num_unbuilt_ += unbuilt;
+    Problem(node.key_place, key.path,
+            absl::StrCat(unbuilt ? "not built yet: " : "does not apply here: ",
+                         key.doc));
+  }
+
+  std::string Origin(const JsonPlace& place) const {
+    const std::string& source = given_.sources[place.source];
+    return place.source == 0 ? absl::StrCat(source, ":", place.line) : source;
+  }
+
+  const LoadOptions& options_;
+  GivenKeys given_;
+  LoadedConfig loaded_;
+  std::vector<JsonProblem> problems_;
+  size_t num_unbuilt_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<LoadedConfig> LoadConfig(const std::string& file,
+                                        const LoadOptions& options) {
+  ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+  return ParseConfig(text, file, options);
+}
+
+absl::StatusOr<LoadedConfig> ParseConfig(absl::string_view text,
+                                         const std::string& file,
+                                         const LoadOptions& options) {
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        file, ": larger than ", kMaxTextBytes, " bytes, that is no config"));
+  }
+  return Loader(file, options).Load(text);
+}
+
+}  // namespace zero

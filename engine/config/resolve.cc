@@ -1,0 +1,807 @@
+#include "engine/config/resolve.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+
+namespace zero {
+namespace {
+
+constexpr int64_t kBytesVocab = 257;  // 256 bytes and the end of text
+constexpr int64_t kDefaultSequence = 1024;
+
+// GPT-2's names for what the other families call otherwise.
+constexpr const char* kFamilyNames[][2] = {
+    {"n_embd", "hidden_size"},
+    {"n_layer", "num_hidden_layers"},
+    {"n_head", "num_attention_heads"},
+    {"n_inner", "intermediate_size"},
+    {"n_positions", "max_position_embeddings"},
+    {"layer_norm_epsilon", "rms_norm_eps"},
+    {"activation_function", "hidden_act"},
+};
+
+bool IsGlob(absl::string_view path) {
+  return path.find_first_of("*?[") != absl::string_view::npos;
+}
+
+enum class Found { kNothing, kFile, kFolder };
+
+// What a path or glob names.
+Found Look(const std::string& path) {
+  if (IsFolder(path)) return Found::kFolder;
+  if (PathExists(path)) return Found::kFile;
+  if (!IsGlob(path)) return Found::kNothing;
+  glob_t matches;
+  const bool any = glob(path.c_str(), 0, nullptr, &matches) == 0;
+  globfree(&matches);
+  return any ? Found::kFile : Found::kNothing;
+}
+
+// "configs/gpt2_tiny.json" -> "gpt2_tiny".
+std::string StemOf(const std::string& file) {
+  std::string name = file.substr(file.rfind('/') + 1);
+  const size_t dot = name.rfind('.');
+  if (dot != std::string::npos && dot > 0) name.resize(dot);
+  return name;
+}
+
+class Resolver {
+ public:
+  Resolver(const GivenKeys& given, const LoadOptions& options,
+           LoadedConfig* loaded, std::vector<JsonProblem>* problems)
+      : given_(given),
+        options_(options),
+        config_(loaded->config),
+        loaded_(*loaded),
+        problems_(*problems) {}
+
+  void Run() {
+    BaseModel();
+    // What other keys' validity depends on comes first.
+    for (const char* path :
+         {"model.rope_scaling.rope_type", "optimizer.type", "scheduler.type",
+          "lr_scaling.rule", "lr_scaling.base_batch_size",
+          "lr_scaling.warmup_steps", "lr_scaling.warmup_epochs"}) {
+      Set(path);
+    }
+    CheckLrScaling();
+    CheckApplies();
+    if (!problems_.empty()) return;
+    for (const auto& [path, key] : given_.keys) Set(path);
+    Data();
+    Model();
+    Batch();
+    Precision();
+    Optimizer();
+    Scheduler();
+    Training();
+    Origins();
+  }
+
+ private:
+  // ---- Asking about keys --------------------------------------------------
+
+  bool Given(const std::string& path) const {
+    return given_.keys.count(path) > 0;
+  }
+
+  // Where `path` stands, or else the object that should hold it.
+  JsonPlace Place(const std::string& path) const {
+    const auto key = given_.keys.find(path);
+    if (key != given_.keys.end()) return key->second.place;
+    std::string parent = path;
+    while (true) {
+      const auto object = given_.objects.find(parent);
+      if (object != given_.objects.end()) return object->second;
+      if (parent.empty()) return {};
+      const size_t dot = parent.rfind('.');
+      parent = dot == std::string::npos ? "" : parent.substr(0, dot);
+    }
+  }
+
+  void Problem(const std::string& path, std::string message) {
+    problems_.push_back({Place(path), path, std::move(message)});
+  }
+
+  // "configs/a.json:12", or "--set".
+  std::string Origin(const std::string& path) const {
+    const JsonPlace place = Place(path);
+    const std::string& source = given_.sources[place.source];
+    if (place.source == 0) return absl::StrCat(source, ":", place.line);
+    return absl::StartsWith(source, "--set ") ? "--set" : source;
+  }
+
+  // "training.steps (line 12)", for messages about a second key.
+  std::string Cite(const std::string& path) const {
+    if (!Given(path)) return path;
+    const JsonPlace place = Place(path);
+    return place.source == 0
+               ? absl::StrCat(path, " (line ", place.line, ")")
+               : absl::StrCat(path, " (", given_.sources[place.source], ")");
+  }
+
+  void Set(const std::string& path) {
+    const auto it = given_.keys.find(path);
+    if (it == given_.keys.end()) return;
+    FindKey(path)->set(config_, it->second.value);
+    loaded_.origins[path] = Origin(path);
+  }
+
+  void Derived(const std::string& path, absl::string_view formula) {
+    loaded_.origins[path] = absl::StrCat("derived: ", formula);
+  }
+
+  void Note(std::string note) { loaded_.notes.push_back(std::move(note)); }
+
+  // ---- Model --------------------------------------------------------------
+
+  std::string GivenText(const std::string& path) const {
+    const auto it = given_.keys.find(path);
+    return it == given_.keys.end() ? ""
+                                   : std::get<std::string>(it->second.value);
+  }
+
+  void BaseModel() {
+    const std::string preset = GivenText("model.preset");
+    const std::string dir = GivenText("model.from_pretrained");
+    if (!preset.empty() && !dir.empty()) {
+      return Problem("model.preset",
+                     absl::StrCat(Cite("model.from_pretrained"),
+                                  " already names the model; delete one"));
+    }
+    if (preset.empty() && dir.empty()) return FamilyDefaults();
+    const std::string path =
+        preset.empty() ? "model.from_pretrained" : "model.preset";
+    if (options_.catalog == nullptr) {
+      return Problem(path, "no models are known to this program");
+    }
+    const std::string found = preset.empty() ? Locate(dir) : "";
+    auto base = preset.empty() ? options_.catalog->Pretrained(found)
+                               : options_.catalog->Preset(preset);
+    if (!base.ok()) {
+      return Problem(path, std::string(base.status().message()));
+    }
+    base_ = *base;
+    has_base_ = true;
+    base_origin_ = preset.empty() ? found + "/config.json"
+                                  : absl::StrCat("preset ", preset);
+    config_.model = base_;
+    if (!dir.empty()) config_.model.from_pretrained = found;
+    const std::string family = ModelFamilyName(base_.family);
+    if (Given("model.model_type") && GivenText("model.model_type") != family) {
+      Problem("model.model_type",
+              absl::StrCat("\"", GivenText("model.model_type"), "\", but ",
+                           Cite(path), " is a ", family, " model; delete one"));
+    }
+  }
+
+  void FamilyDefaults() {
+    if (!Given("model.model_type")) {
+      return Problem("model.model_type",
+                     "missing; want a preset (`zero models` lists them), "
+                     "from_pretrained, or model_type and hyperparameters");
+    }
+    Set("model.model_type");
+    ModelConfig& model = config_.model;
+    const bool gpt2 = model.family == ModelFamily::kGpt2;
+    model.tie_word_embeddings = gpt2;
+    model.norm_eps = gpt2 ? 1e-5 : 1e-6;
+    model.activation = gpt2 ? "gelu_new" : "silu";
+    model.attention_bias = gpt2 || model.family == ModelFamily::kQwen2;
+  }
+
+  void CheckApplies() {
+    if (!problems_.empty()) return;
+    for (const auto& [path, given] : given_.keys) {
+      const KeySpec* key = FindKey(path);
+      if (key->applies == nullptr || key->applies(config_)) continue;
+      if (path == "scheduler.params.warmup_num_steps" &&
+          config_.lr_scaling.active()) {
+        continue;  // 0, which CheckLrScaling lets pass
+      }
+      if (absl::StartsWith(path, "model.")) {
+        Problem(path, WrongFamily(path.substr(6), key->applies_to));
+      } else {
+        const std::string type = path.substr(0, path.find('.')) + ".type";
+        Problem(path,
+                absl::StrCat("belongs to ", key->applies_to, "; ", type, " is ",
+                             ValueText(FindKey(type)->get(config_))));
+      }
+    }
+  }
+
+  std::string WrongFamily(const std::string& name,
+                          const std::string& applies_to) const {
+    const bool gpt2 = config_.model.family == ModelFamily::kGpt2;
+    const std::string family = ModelFamilyName(config_.model.family);
+    for (const auto& names : kFamilyNames) {
+      if (name == names[gpt2 ? 1 : 0]) {
+        return absl::StrCat("a ", family, " model calls this \"",
+                            names[gpt2 ? 0 : 1], "\"");
+      }
+    }
+    return absl::StrCat("belongs to ", applies_to, "; this is a ", family,
+                        " model");
+  }
+
+  // The family's name of a hyperparameter, given GPT-2's.
+  std::string Hyper(absl::string_view gpt2_name) const {
+    for (const auto& names : kFamilyNames) {
+      if (gpt2_name == names[0]) {
+        const bool gpt2 = config_.model.family == ModelFamily::kGpt2;
+        return absl::StrCat("model.", names[gpt2 ? 0 : 1]);
+      }
+    }
+    return absl::StrCat("model.", gpt2_name);
+  }
+
+  void Model() {
+    if (!config_.model.from_pretrained.empty()) CheckPretrained();
+    for (const char* name : {"n_embd", "n_layer", "n_head"}) {
+      Require(Hyper(name));
+    }
+    ModelConfig& model = config_.model;
+    if (model.family != ModelFamily::kGpt2) Require(Hyper("n_inner"));
+    Vocabulary();
+    if (!problems_.empty()) return;
+    if (model.family == ModelFamily::kGpt2) {
+      Gpt2Shape();
+    } else {
+      RotaryShape();
+    }
+    Positions();
+    if (config_.model.rope_scaling.enabled &&
+        model.rope_scaling.low_freq_factor >=
+            model.rope_scaling.high_freq_factor) {
+      Problem("model.rope_scaling.low_freq_factor",
+              absl::StrCat(JsonDouble(model.rope_scaling.low_freq_factor),
+                           " is not below high_freq_factor ",
+                           JsonDouble(model.rope_scaling.high_freq_factor)));
+    }
+  }
+
+  void Require(const std::string& path) {
+    if (Given(path) || has_base_) return;
+    Problem(path,
+            absl::StrCat("missing; a ", ModelFamilyName(config_.model.family),
+                         " model without a preset needs it"));
+  }
+
+  // The shape of loaded weights is what it is; only dropout may be chosen.
+  void CheckPretrained() {
+    Config base;
+    base.model = base_;
+    for (const auto& [path, given] : given_.keys) {
+      if (!absl::StartsWith(path, "model.") ||
+          path == "model.from_pretrained" || path == "model.embd_pdrop" ||
+          path == "model.resid_pdrop") {
+        continue;
+      }
+      const KeyValue theirs = FindKey(path)->get(base);
+      if (theirs == given.value) continue;
+      Problem(path,
+              absl::StrCat(ValueText(given.value), ", but ", base_origin_,
+                           " says ", ValueText(theirs), "; delete the key"));
+    }
+  }
+
+  void Vocabulary() {
+    ModelConfig& model = config_.model;
+    const std::string path = "model.vocab_size";
+    const bool bytes = config_.data.tokenizer == "bytes";
+    if (!Given(path) && !has_base_) {
+      if (!bytes) {
+        return Problem(path,
+                       "missing; want the tokenizer's number of ids (only "
+                       "that of \"bytes\" is known: 257)");
+      }
+      model.vocab_size = kBytesVocab;
+      Derived(path, "256 bytes and the end of text");
+    } else if (bytes && model.vocab_size < kBytesVocab) {
+      Problem(path, absl::StrCat(model.vocab_size,
+                                 " is too few for data.tokenizer \"bytes\", "
+                                 "want >= 257"));
+    }
+  }
+
+  void Gpt2Shape() {
+    ModelConfig& model = config_.model;
+    model.num_key_value_heads = model.num_attention_heads;
+    if (model.hidden_size % model.num_attention_heads != 0) {
+      return DoesNotDivide("model.n_head", model.num_attention_heads,
+                           "model.n_embd", model.hidden_size);
+    }
+    model.head_dim = model.hidden_size / model.num_attention_heads;
+    const bool follows =
+        !has_base_ || base_.intermediate_size == 4 * base_.hidden_size;
+    if (!Given("model.n_inner") && follows &&
+        model.intermediate_size != 4 * model.hidden_size) {
+      model.intermediate_size = 4 * model.hidden_size;
+      Derived("model.n_inner", "4 * n_embd");
+    }
+  }
+
+  void RotaryShape() {
+    ModelConfig& model = config_.model;
+    const int64_t heads = model.num_attention_heads;
+    if (!Given("model.num_key_value_heads") && !has_base_) {
+      model.num_key_value_heads = heads;
+      Derived("model.num_key_value_heads", "num_attention_heads");
+    }
+    if (heads % model.num_key_value_heads != 0) {
+      return DoesNotDivide("model.num_key_value_heads",
+                           model.num_key_value_heads,
+                           "model.num_attention_heads", heads);
+    }
+    const bool follows =
+        has_base_
+            ? base_.head_dim * base_.num_attention_heads == base_.hidden_size
+            : model.family != ModelFamily::kQwen3;
+    if (!Given("model.head_dim") && !follows && !has_base_) {
+      model.head_dim = 128;  // Hugging Face's default for Qwen3
+    } else if (!Given("model.head_dim") && follows) {
+      if (model.hidden_size % heads != 0) {
+        return DoesNotDivide("model.num_attention_heads", heads,
+                             "model.hidden_size", model.hidden_size);
+      }
+      if (model.head_dim != model.hidden_size / heads) {
+        model.head_dim = model.hidden_size / heads;
+        Derived("model.head_dim", "hidden_size / num_attention_heads");
+      }
+    }
+    if (model.head_dim % 2 != 0) {
+      Problem("model.head_dim",
+              absl::StrCat(model.head_dim,
+                           " is odd; rotary embeddings turn pairs"));
+    }
+  }
+
+  void DoesNotDivide(const std::string& path, int64_t divisor,
+                     const std::string& of, int64_t value) {
+    Problem(path,
+            absl::StrCat(divisor, " does not divide ", Cite(of), " = ", value));
+  }
+
+  void Positions() {
+    ModelConfig& model = config_.model;
+    const bool gpt2 = model.family == ModelFamily::kGpt2;
+    const std::string path = Hyper("n_positions");
+    const std::string length = "data.sequence_length";
+    int64_t& positions = model.max_position_embeddings;
+    int64_t& sequence = config_.data.sequence_length;
+    if (!Given(length)) {
+      sequence = kDefaultSequence;
+      if (positions > 0 && positions < sequence) {
+        sequence = positions;
+        Derived(length, absl::StrCat("the model's ", path.substr(6)));
+      }
+    }
+    if (positions == 0) {
+      const int64_t usual = model.family == ModelFamily::kLlama ? 2048 : 32768;
+      positions = gpt2 ? sequence : std::max(usual, sequence);
+      if (gpt2 || sequence > usual) Derived(path, length);
+    }
+    if (sequence > positions) {
+      Problem(
+          length,
+          absl::StrCat(sequence, " is more than ", Cite(path), " = ", positions,
+                       gpt2 ? "; the model has no more positions"
+                            : "; raise that, it costs no parameters"));
+    }
+  }
+
+  // ---- Data ---------------------------------------------------------------
+
+  // `path` from the current folder, or else from the config file's.
+  std::string Locate(const std::string& path) const {
+    if (absl::StartsWith(path, "/") || Look(path) != Found::kNothing) {
+      return path;
+    }
+    const std::string beside =
+        absl::StrCat(FolderOf(given_.sources[0]), "/", path);
+    return Look(beside) != Found::kNothing ? beside : path;
+  }
+
+  std::string Missing(const std::string& file) const {
+    const std::string folder = FolderOf(given_.sources[0]);
+    std::string message = absl::StrCat(
+        JsonQuote(file), IsGlob(file) ? " matches no file" : " does not exist");
+    if (!absl::StartsWith(file, "/") && folder != ".") {
+      absl::StrAppend(&message, ", neither from the current folder nor from ",
+                      folder, "/");
+    }
+    return message;
+  }
+
+  void LocateAll(const std::string& path, std::vector<std::string>* files) {
+    for (std::string& file : *files) {
+      file = Locate(file);
+      if (!options_.require_data) continue;
+      const Found found = Look(file);
+      if (found == Found::kNothing) Problem(path, Missing(file));
+      if (found == Found::kFolder) {
+        Problem(path,
+                absl::StrCat(JsonQuote(file), " is a folder, want files: ",
+                             JsonQuote(file + "/*")));
+      }
+    }
+  }
+
+  void Data() {
+    DataConfig& data = config_.data;
+    if (data.train.empty() && options_.require_data) {
+      Problem("data.train",
+              "missing; want a file, a glob or a list of them, for example "
+              "--set data.train=my_text.txt");
+    }
+    LocateAll("data.train", &data.train);
+    LocateAll("data.validation", &data.validation);
+    if (!data.validation.empty() && data.validation_fraction > 0) {
+      Problem("data.validation_fraction",
+              absl::StrCat(Cite("data.validation"),
+                           " already gives the validation data; delete one"));
+    }
+    Tokenizer();
+  }
+
+  void Tokenizer() {
+    DataConfig& data = config_.data;
+    const std::string path = "data.tokenizer";
+    if (!Given(path)) {
+      const bool tokens =
+          data.format == DataFormat::kLlmC ||
+          data.format == DataFormat::kRawU16 ||
+          (data.format == DataFormat::kAuto && !data.train.empty() &&
+           absl::EndsWith(data.train[0], ".bin"));
+      if (tokens) {
+        data.tokenizer = "none";
+        Derived(path, "data.train holds tokens");
+      }
+    }
+    if (data.tokenizer == "none") {
+      if (data.format == DataFormat::kText) {
+        Problem(path,
+                "\"none\", but data.format is \"text\"; want \"bytes\" "
+                "or the path of a SentencePiece model");
+      }
+      return;
+    }
+    if (data.tokenizer == "bytes") return;
+    if (absl::EndsWith(data.tokenizer, ".json")) {
+      return Problem(path,
+                     "a Hugging Face tokenizer is not read here; "
+                     "tools/tokenize.py makes token files with it, and the "
+                     "tokenizer is then \"none\"");
+    }
+    data.tokenizer = Locate(data.tokenizer);
+    if (options_.require_data && Look(data.tokenizer) != Found::kFile) {
+      Problem(path, absl::StrCat("want \"bytes\", \"none\" or a "
+                                 "SentencePiece model; ",
+                                 Missing(data.tokenizer)));
+    }
+  }
+
+  // ---- Batch --------------------------------------------------------------
+
+  void Batch() {
+    const std::string batch = "train_batch_size",
+                      micro = "train_micro_batch_size_per_gpu",
+                      steps = "gradient_accumulation_steps";
+    const int64_t world = options_.world;
+    int64_t& b = config_.train_batch_size;
+    int64_t& m = config_.train_micro_batch_size_per_gpu;
+    int64_t& s = config_.gradient_accumulation_steps;
+    const bool has_b = Given(batch), has_m = Given(micro), has_s = Given(steps);
+    const std::string ranks =
+        absl::StrCat(world, world == 1 ? " rank" : " ranks");
+    if (!has_b && !has_m) {
+      return Problem(batch,
+                     absl::StrCat("missing; want ", batch, " or ", micro));
+    }
+    if (!has_s) {
+      const int64_t pass = m * world;
+      s = has_b && has_m ? b / std::max<int64_t>(pass, 1) : 1;
+      if (has_b && has_m && (s == 0 || s * pass != b)) {
+        return Problem(
+            batch, absl::StrCat(b, " is no multiple of ", Cite(micro), " ", m,
+                                " * ", ranks, "; write ", Multiples(b, pass)));
+      }
+      if (has_b && has_m) {
+        Derived(steps, absl::StrCat(batch, " / (", micro, " * ranks)"));
+      }
+    }
+    if (!has_m) {
+      const int64_t share = s * world;
+      m = b / share;
+      if (m == 0 || m * share != b) {
+        return Problem(
+            batch,
+            absl::StrCat(b, " is no multiple of ",
+                         has_s ? absl::StrCat(Cite(steps), " ", s, " * ") : "",
+                         ranks, "; write ", Multiples(b, share)));
+      }
+      Derived(micro, absl::StrCat(batch, " / (", steps, " * ranks)"));
+    }
+    const int64_t product = m * s * world;
+    if (!has_b) {
+      b = product;
+      Derived(batch, absl::StrCat(micro, " * ", steps, " * ranks"));
+    } else if (b != product) {
+      Problem(batch, absl::StrCat(b, " is not ", Cite(micro), " ", m, " * ",
+                                  Cite(steps), " ", s, " * ", ranks, " = ",
+                                  product, "; write ", product,
+                                  ", or delete one of the "
+                                  "three"));
+    }
+  }
+
+  // "8 or 12": the multiples of `unit` around `value`.
+  static std::string Multiples(int64_t value, int64_t unit) {
+    const int64_t below = value / unit * unit;
+    return below == 0 ? absl::StrCat(unit)
+                      : absl::StrCat(below, " or ", below + unit);
+  }
+
+  void Precision() {
+    if (config_.bf16 && config_.fp16.enabled) {
+      Problem("fp16.enabled",
+              absl::StrCat("true, and so is ", Cite("bf16.enabled"),
+                           "; choose one"));
+    }
+    const double initial =
+        std::ldexp(1.0, static_cast<int>(config_.fp16.initial_scale_power));
+    if (config_.fp16.loss_scale == 0 && config_.fp16.min_loss_scale > initial) {
+      Problem("fp16.min_loss_scale",
+              absl::StrCat(JsonDouble(config_.fp16.min_loss_scale),
+                           " is more than the first scale, 2 to the "
+                           "initial_scale_power = ",
+                           JsonDouble(initial)));
+    }
+  }
+
+  // ---- Optimizer and schedule ---------------------------------------------
+
+  void Optimizer() {
+    const OptimizerConfig& o = config_.optimizer;
+    if (o.nesterov && (o.momentum == 0 || o.dampening != 0)) {
+      Problem("optimizer.params.nesterov",
+              "needs momentum > 0 and dampening 0");
+    }
+    if (o.min_coeff > o.max_coeff) {
+      Problem("optimizer.params.min_coeff",
+              absl::StrCat(JsonDouble(o.min_coeff), " is more than max_coeff ",
+                           JsonDouble(o.max_coeff)));
+    }
+  }
+
+  // The keys of lr_scaling among themselves and beside the scheduler.
+  void CheckLrScaling() {
+    LrScalingConfig& scaling = config_.lr_scaling;
+    const std::string rule = "lr_scaling.rule",
+                      base = "lr_scaling.base_batch_size";
+    if (!Given(rule) && Given(base)) {
+      scaling.rule = LrScalingRule::kLinear;
+      Derived(rule, "base_batch_size is given");
+    }
+    if (scaling.rule != LrScalingRule::kNone && !Given(base)) {
+      Problem(base,
+              "missing; want the batch size for which "
+              "optimizer.params.lr was chosen");
+    }
+    if (scaling.rule == LrScalingRule::kNone && Given(base)) {
+      Problem(base, absl::StrCat(Cite(rule),
+                                 " is \"none\" and does not use "
+                                 "it; delete one"));
+    }
+    if (scaling.warmup_steps > 0 && scaling.warmup_epochs > 0) {
+      Problem("lr_scaling.warmup_epochs",
+              absl::StrCat(Cite("lr_scaling.warmup_steps"),
+                           " says it too; delete one"));
+    }
+    if (!scaling.active()) return;
+    config_.scheduler.warmup_num_steps = 0;
+    for (const char* name :
+         {"warmup_num_steps", "warmup_min_lr", "warmup_max_lr", "warmup_type",
+          "warmup_min_ratio"}) {
+      const std::string path = absl::StrCat("scheduler.params.", name);
+      const auto it = given_.keys.find(path);
+      if (it == given_.keys.end() || it->second.value == KeyValue(int64_t{0})) {
+        continue;
+      }
+      Problem(path,
+              "a second warm-up: lr_scaling warms up to the scaled rate "
+              "and the scheduler goes on from there; delete this key "
+              "or lr_scaling");
+    }
+    if (config_.scheduler.type == SchedulerType::kOneCycle) {
+      Problem("scheduler.type",
+              "\"OneCycle\" has a warm-up of its own and sets its own rates; "
+              "delete it or lr_scaling");
+    }
+  }
+
+  void Scheduler() {
+    SchedulerConfig& s = config_.scheduler;
+    const auto path = [](const char* name) {
+      return absl::StrCat("scheduler.params.", name);
+    };
+    const auto shown = [&](const char* name) {
+      return FindKey(path(name))->applies(config_);
+    };
+    if (shown("warmup_max_lr")) Peak(path("warmup_max_lr"), &s.warmup_max_lr);
+    if (shown("total_num_steps") && s.total_num_steps == 0 &&
+        config_.training.steps > 0) {
+      s.total_num_steps = config_.training.steps;
+      Derived(path("total_num_steps"), "training.steps");
+    }
+    if (s.type == SchedulerType::kWsd) Wsd();
+    if (s.type == SchedulerType::kOneCycle) OneCycle();
+    const int64_t warmup =
+        shown("warmup_num_steps") ? s.warmup_num_steps : int64_t{0};
+    if (config_.training.steps > 0 && warmup > config_.training.steps) {
+      Note(absl::StrCat("scheduler.params.warmup_num_steps ", warmup,
+                        " is more than training.steps ", config_.training.steps,
+                        ": the learning rate never reaches its peak"));
+    }
+  }
+
+  void Peak(const std::string& path, double* peak) {
+    if (!Given(path)) {
+      *peak = config_.optimizer.lr;
+      Derived(path, "optimizer.params.lr");
+    } else if (Given("optimizer.params.lr") && *peak != config_.optimizer.lr) {
+      Note(absl::StrCat(Origin(path), ": ", path, " ", JsonDouble(*peak),
+                        " is the peak; optimizer.params.lr ",
+                        JsonDouble(config_.optimizer.lr), " is not used"));
+    }
+  }
+
+  void Wsd() {
+    SchedulerConfig& s = config_.scheduler;
+    const std::string path = "scheduler.params.decay_num_steps";
+    if (s.total_num_steps == 0) return;
+    if (s.decay_num_steps == 0) {
+      s.decay_num_steps = std::max<int64_t>(1, s.total_num_steps / 10);
+      Derived(path, "total_num_steps / 10");
+    }
+    if (s.decay_num_steps > s.total_num_steps) {
+      Problem(path, absl::StrCat(s.decay_num_steps, " is more than ",
+                                 Cite("scheduler.params.total_num_steps"),
+                                 " = ", s.total_num_steps));
+    }
+  }
+
+  void OneCycle() {
+    SchedulerConfig& s = config_.scheduler;
+    const std::string params = "scheduler.params.";
+    Peak(params + "cycle_max_lr", &s.cycle_max_lr);
+    if (!Given(params + "cycle_second_step_size")) {
+      s.cycle_second_step_size = s.cycle_first_step_size;
+      Derived(params + "cycle_second_step_size", "cycle_first_step_size");
+    }
+    if (!Given(params + "cycle_second_stair_count")) {
+      s.cycle_second_stair_count = s.cycle_first_stair_count;
+      Derived(params + "cycle_second_stair_count", "cycle_first_stair_count");
+    }
+    if (s.cycle_min_lr > s.cycle_max_lr) {
+      Problem(params + "cycle_min_lr",
+              absl::StrCat(JsonDouble(s.cycle_min_lr),
+                           " is more than cycle_max_lr ",
+                           JsonDouble(s.cycle_max_lr)));
+    }
+    if (s.cycle_min_mom > s.cycle_max_mom) {
+      Problem(params + "cycle_min_mom",
+              absl::StrCat(JsonDouble(s.cycle_min_mom),
+                           " is more than cycle_max_mom ",
+                           JsonDouble(s.cycle_max_mom)));
+    }
+    if (config_.optimizer.type == OptimizerType::kSgd) {
+      if (Given(params + "cycle_momentum") && s.cycle_momentum) {
+        Problem(params + "cycle_momentum",
+                "true, but SGD has no beta1 to cycle");
+      }
+      s.cycle_momentum = false;
+      if (!Given(params + "cycle_momentum")) {
+        Derived(params + "cycle_momentum", "SGD has no beta1");
+      }
+    }
+  }
+
+  // ---- Training -----------------------------------------------------------
+
+  void Training() {
+    TrainingConfig& t = config_.training;
+    if (t.steps > 0 && t.epochs > 0) {
+      Problem("training.epochs",
+              absl::StrCat(Cite("training.steps"),
+                           " says how long, too; delete one, or set it to "
+                           "\"auto\""));
+    }
+    if (t.steps == 0 && t.epochs == 0) {
+      Problem("training.steps",
+              "missing; want training.steps or "
+              "training.epochs");
+    }
+    if (!Given("training.out_dir")) {
+      t.out_dir = absl::StrCat("out/", StemOf(given_.sources[0]));
+      Derived("training.out_dir", "out/NAME of the config file");
+    } else if (t.out_dir.empty()) {
+      Problem("training.out_dir", "empty; want a folder");
+    }
+    if (!Given("training.sample.seed")) {
+      t.sample.seed = t.seed;
+      Derived("training.sample.seed", "training.seed");
+    }
+    if (t.sample.top_p <= 0) {
+      Problem("training.sample.top_p", "0 leaves no token to draw from");
+    }
+    const DataConfig& data = config_.data;
+    if (t.eval_every > 0 && data.validation.empty() &&
+        data.validation_fraction == 0) {
+      Problem("training.eval_every",
+              "there is no validation data; want data.validation or "
+              "data.validation_fraction");
+    }
+    if (t.sample_every > 0 && data.tokenizer == "none") {
+      Problem("training.sample_every",
+              "data.tokenizer is \"none\", so that no text can be written; "
+              "want a SentencePiece model there");
+    }
+    if (t.sample_every > 0 && t.sample.tokens == 0) {
+      Problem(
+          "training.sample_every",
+          absl::StrCat(Cite("training.sample.tokens"), " is 0; delete one"));
+    }
+  }
+
+  // ---- Where values came from ---------------------------------------------
+
+  void Origins() {
+    for (const KeySpec& key : AllKeys()) {
+      if (key.get == nullptr) continue;
+      const bool applies = key.applies == nullptr || key.applies(config_);
+      if (!applies) {
+        loaded_.origins.erase(key.path);
+        continue;
+      }
+      std::string& origin = loaded_.origins[key.path];
+      const bool from_base =
+          has_base_ && absl::StartsWith(key.path, "model.") &&
+          key.path != "model.preset" && key.path != "model.from_pretrained";
+      if (origin.empty()) {
+        origin = from_base ? base_origin_ : "default";
+      } else if (from_base && Given(key.path)) {
+        Config base;
+        base.model = base_;
+        const std::string theirs = ValueText(key.get(base));
+        if (theirs != ValueText(key.get(config_))) {
+          absl::StrAppend(&origin, " (", base_origin_, ": ", theirs, ")");
+        }
+      }
+    }
+  }
+
+  const GivenKeys& given_;
+  const LoadOptions& options_;
+  Config& config_;
+  LoadedConfig& loaded_;
+  std::vector<JsonProblem>& problems_;
+  bool has_base_ = false;
+  ModelConfig base_;
+  std::string base_origin_;
+};
+
+}  // namespace
+
+void ResolveConfig(const GivenKeys& given, const LoadOptions& options,
+                   LoadedConfig* loaded, std::vector<JsonProblem>* problems) {
+  Resolver(given, options, loaded, problems).Run();
+}
+
+}  // namespace zero
