@@ -1,0 +1,59 @@
+// Causal attention in tiles: the pieces that attention.cc runs in parallel.
+//
+// Scores are computed transposed (keys down, queries across), so that the
+// softmax of 8 or 16 queries advances in the lanes of one vector and no
+// horizontal sum is needed, and so that only the small query tile is ever
+// transposed. All math is fp32; 16-bit operands are converted panel by panel.
+// Sources: Dao et al. 2022 (FlashAttention); Milakov and Gimelshein 2018.
+#ifndef ZERO_KERNELS_CPU_ATTENTION_H_
+#define ZERO_KERNELS_CPU_ATTENTION_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace zero::cpu {
+
+// Queries of one tile: the columns of a tile of scores.
+inline constexpr int64_t kQueryTile = 64;
+// Keys of one tile. 128 x 64 scores are 32 KiB.
+inline constexpr int64_t kKeyTile = 128;
+
+// Floats between the rows of a panel of `width` columns: whole vectors of
+// every target, and no multiple of 512 bytes, which would crowd a few cache
+// sets.
+inline int64_t PanelLd(int64_t width) {
+  const int64_t ld = (width + 15) / 16 * 16;
+  return ld % 128 == 0 ? ld + 16 : ld;
+}
+
+// One piece of the forward pass: queries [q_begin, q_end) of one head.
+struct AttentionForwardTask {
+  int64_t batch = 0, head = 0, q_begin = 0, q_end = 0;
+};
+
+// One piece of the backward pass: what queries [q_begin, q_end) of the heads
+// [head_begin, head_end), which share one kv head, give to their own dq, and
+// to dk and dv of keys [kv_begin, kv_end). dq is the whole sum only where the
+// keys are all of them, dk and dv only where the queries are.
+struct AttentionBackwardTask {
+  int64_t batch = 0, head_begin = 0, head_end = 0;
+  int64_t q_begin = 0, q_end = 0, kv_begin = 0, kv_end = 0;
+  bool write_dq = true, write_dkv = true;
+};
+
+// Floats of scratch that one task needs.
+int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries);
+int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys);
+
+// Runs one task on the calling thread. scratch: 64-byte aligned.
+void RunForwardTask(const AttentionForwardArgs& args,
+                    const AttentionForwardTask& task, float* scratch);
+void RunBackwardTask(const AttentionBackwardArgs& args,
+                     const AttentionBackwardTask& task, float* scratch);
+
+}  // namespace zero::cpu
+
+#endif  // ZERO_KERNELS_CPU_ATTENTION_H_

@@ -1,0 +1,397 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/storage.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention_tiles.cc"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+
+// Row t of head h of batch b.
+template <class T>
+HWY_INLINE const T* HeadRow(const HeadsRef& x, int64_t b, int64_t t, int64_t h,
+                            int64_t d) {
+  return static_cast<const T*>(x.data) + b * x.batch_stride +
+         t * x.token_stride + h * d;
+}
+template <class T>
+HWY_INLINE T* HeadRow(const MutableHeadsRef& x, int64_t b, int64_t t, int64_t h,
+                      int64_t d) {
+  return static_cast<T*>(x.data) + b * x.batch_stride + t * x.token_stride +
+         h * d;
+}
+
+// to = from * factor, with zeros up to the next multiple of 16 columns.
+template <class T>
+HWY_INLINE void ToPanelRow(const T* from, int64_t d, float factor, float* to) {
+  const int64_t lanes = NumLanes();
+  const VF f = hn::Set(df, factor);
+  const int64_t padded = (d + 15) / 16 * 16;
+  int64_t i = 0;
+  for (; i + lanes <= d; i += lanes) {
+    Store(hn::Mul(Load(from + i), f), to + i);
+  }
+  if (i < d) {
+    Store(hn::Mul(LoadN(from + i, d - i), f), to + i);
+    i += lanes;
+  }
+  for (; i < padded; i += lanes) Store(hn::Zero(df), to + i);
+}
+
+// to = from * factor, rounded to T.
+template <class T>
+HWY_INLINE void FromPanelRow(const float* from, int64_t d, float factor,
+                             T* to) {
+  const int64_t lanes = NumLanes();
+  const VF f = hn::Set(df, factor);
+  int64_t i = 0;
+  for (; i + lanes <= d; i += lanes) {
+    Store(hn::Mul(Load(from + i), f), to + i);
+  }
+  if (i < d) StoreN(hn::Mul(LoadN(from + i, d - i), f), to + i, d - i);
+}
+
+template <class T>
+void ToPanel(const HeadsRef& x, int64_t b, int64_t h, int64_t t, int64_t rows,
+             int64_t d, float factor, float* panel, int64_t ld) {
+  for (int64_t i = 0; i < rows; ++i) {
+    ToPanelRow(HeadRow<T>(x, b, t + i, h, d), d, factor, panel + i * ld);
+  }
+}
+
+// to[j, i] = panel[i, j] with rows of kQueryTile; columns up to the next
+// multiple of 16 are zero.
+HWY_INLINE void Transpose(const float* HWY_RESTRICT panel, int64_t rows,
+                          int64_t d, int64_t ld, float* HWY_RESTRICT to) {
+  const int64_t padded = (rows + 15) / 16 * 16;
+  for (int64_t j = 0; j < d; ++j) {
+    float* HWY_RESTRICT row = to + j * kQueryTile;
+    for (int64_t i = 0; i < rows; ++i) row[i] = panel[i * ld + j];
+    for (int64_t i = rows; i < padded; ++i) row[i] = 0;
+  }
+}
+
+// Whether query lane i sees key `key`: key <= first_position + lane.
+HWY_INLINE MF Visible(int64_t key, int64_t first_position) {
+  const auto lane = hn::Iota(di, 0);
+  // Clamped, so that any distance fits the lanes' type.
+  const int64_t gap =
+      std::clamp<int64_t>(key - first_position, -1, int64_t{1} << 20);
+  return hn::RebindMask(
+      df, hn::Gt(lane, hn::Set(di, static_cast<int32_t>(gap - 1))));
+}
+
+// One step of the online softmax over `keys` rows of transposed scores, for
+// queries whose first is at `position`, with keys from `key` on. Leaves
+// e^(s - max) in the scores and, in alpha, the factor of what was summed
+// before.
+HWY_INLINE void SoftmaxStep(float* scores, int64_t keys, int64_t queries,
+                            int64_t key, int64_t position, float* max,
+                            float* sum, float* alpha) {
+  const VF minus_inf = hn::Set(df, -std::numeric_limits<float>::infinity());
+  for (int64_t i = 0; i < queries; i += NumLanes()) {
+    float* column = scores + i;
+    const VF old_max = Load(max + i);
+    VF m = old_max;
+    // Keys up to the first query's own position are visible to all lanes.
+    const int64_t full = std::clamp<int64_t>(position + i - key + 1, 0, keys);
+    for (int64_t p = 0; p < full; ++p) {
+      m = hn::Max(m, Load(column + p * kQueryTile));
+    }
+    for (int64_t p = full; p < keys; ++p) {
+      const VF s = hn::IfThenElse(Visible(key + p, position + i),
+                                  Load(column + p * kQueryTile), minus_inf);
+      Store(s, column + p * kQueryTile);
+      m = hn::Max(m, s);
+    }
+    const VF factor = Exp(hn::Sub(old_max, m));
+    VF total = hn::Zero(df);
+    for (int64_t p = 0; p < keys; ++p) {
+      const VF e = Exp(hn::Sub(Load(column + p * kQueryTile), m));
+      Store(e, column + p * kQueryTile);
+      total = hn::Add(total, e);
+    }
+    Store(m, max + i);
+    Store(Fma(Load(sum + i), factor, total), sum + i);
+    Store(factor, alpha + i);
+  }
+}
+
+HWY_INLINE void ScaleRows(float* rows, int64_t num_rows, int64_t width,
+                          int64_t ld, const float* factors) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    const VF f = hn::Set(df, factors[i]);
+    for (int64_t j = 0; j < width; j += NumLanes()) {
+      Store(hn::Mul(Load(rows + i * ld + j), f), rows + i * ld + j);
+    }
+  }
+}
+
+// What the forward pass keeps of one query tile; see ForwardScratch.
+struct QueryState {
+  float* transposed;  // [D, kQueryTile], scaled
+  float* out;         // [kQueryTile, ld]
+  float* max;         // [kQueryTile]
+  float* sum;         // [kQueryTile]
+};
+
+template <class T>
+void ForwardTask(const AttentionForwardArgs& args,
+                 const AttentionForwardTask& task, float* scratch) {
+  const AttentionShape& shape = args.shape;
+  const int64_t d = shape.head_dim;
+  const int64_t ld = PanelLd(d);
+  const int64_t width = (d + 15) / 16 * 16;
+  const int64_t b = task.batch;
+  const int64_t kv_head = task.head / (shape.num_heads / shape.num_kv_heads);
+  const int64_t offset = shape.kv_len - shape.q_len;  // position of query 0
+
+  float* const keys = scratch;
+  float* const values = keys + kKeyTile * ld;
+  float* const scores = values + kKeyTile * ld;
+  float* const alpha = scores + kKeyTile * kQueryTile;
+  float* const states = alpha + kQueryTile;
+  const int64_t state_floats =
+      d * kQueryTile + kQueryTile * ld + 2 * kQueryTile;
+  const auto state = [&](int64_t q) {
+    float* p = states + (q - task.q_begin) / kQueryTile * state_floats;
+    QueryState s;
+    s.out = p;
+    s.transposed = p + kQueryTile * ld;
+    s.max = s.transposed + d * kQueryTile;
+    s.sum = s.max + kQueryTile;
+    return s;
+  };
+
+  for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
+    const int64_t rows = std::min(kQueryTile, task.q_end - q);
+    const QueryState s = state(q);
+    ToPanel<T>(args.q, b, task.head, q, rows, d, shape.scale, s.out, ld);
+    Transpose(s.out, rows, d, ld, s.transposed);
+    std::fill(s.max, s.max + kQueryTile,
+              -std::numeric_limits<float>::infinity());
+    std::fill(s.sum, s.sum + kQueryTile, 0.0f);
+  }
+
+  const int64_t num_keys = offset + task.q_end;  // visible to the last query
+  for (int64_t key = 0; key < num_keys; key += kKeyTile) {
+    const int64_t tile_keys = std::min(kKeyTile, num_keys - key);
+    ToPanel<T>(args.k, b, kv_head, key, tile_keys, d, 1.0f, keys, ld);
+    ToPanel<T>(args.v, b, kv_head, key, tile_keys, d, 1.0f, values, ld);
+    for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
+      const int64_t rows = std::min(kQueryTile, task.q_end - q);
+      // Keys beyond the tile's last query are not touched at all.
+      const int64_t seen = std::min(tile_keys, offset + q + rows - key);
+      if (seen <= 0) continue;
+      const int64_t columns = (rows + 15) / 16 * 16;
+      const QueryState s = state(q);
+      TileProduct(seen, columns, d, {keys, ld, 1}, s.transposed, kQueryTile,
+                  scores, kQueryTile, false);
+      SoftmaxStep(scores, seen, columns, key, offset + q, s.max, s.sum, alpha);
+      if (key > 0) ScaleRows(s.out, rows, width, ld, alpha);
+      TileProduct(rows, width, seen, {scores, 1, kQueryTile}, values, ld, s.out,
+                  ld, key > 0);
+    }
+  }
+
+  for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
+    const int64_t rows = std::min(kQueryTile, task.q_end - q);
+    const QueryState s = state(q);
+    for (int64_t i = 0; i < rows; ++i) {
+      FromPanelRow(s.out + i * ld, d, 1.0f / s.sum[i],
+                   HeadRow<T>(args.out, b, q + i, task.head, d));
+      if (args.lse != nullptr) {
+        args.lse[(b * shape.num_heads + task.head) * shape.q_len + q + i] =
+            s.max[i] + std::log(s.sum[i]);
+      }
+    }
+  }
+}
+
+template <class T>
+HWY_INLINE float Dot(const T* x, const T* y, int64_t n) {
+  const int64_t lanes = NumLanes();
+  VF sum = hn::Zero(df);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    sum = Fma(Load(x + i), Load(y + i), sum);
+  }
+  if (i < n) sum = Fma(LoadN(x + i, n - i), LoadN(y + i, n - i), sum);
+  return Sum(sum);
+}
+
+// Turns scores into p = e^(s - lse) and dp into ds = p (dp - delta); both are
+// 0 where the query does not see the key.
+HWY_INLINE void SoftmaxBackward(float* scores, float* dp, int64_t keys,
+                                int64_t queries, int64_t key, int64_t position,
+                                const float* lse, const float* delta) {
+  for (int64_t i = 0; i < queries; i += NumLanes()) {
+    const VF l = Load(lse + i);
+    const VF dl = Load(delta + i);
+    const int64_t full = std::clamp<int64_t>(position + i - key + 1, 0, keys);
+    for (int64_t j = 0; j < keys; ++j) {
+      float* s = scores + j * kQueryTile + i;
+      float* g = dp + j * kQueryTile + i;
+      VF p = Exp(hn::Sub(Load(s), l));
+      if (j >= full) {
+        p = hn::IfThenElseZero(Visible(key + j, position + i), p);
+      }
+      Store(p, s);
+      Store(hn::Mul(p, hn::Sub(Load(g), dl)), g);
+    }
+  }
+}
+
+template <class T>
+void BackwardTask(const AttentionBackwardArgs& args,
+                  const AttentionBackwardTask& task, float* scratch) {
+  const AttentionShape& shape = args.shape;
+  const int64_t d = shape.head_dim;
+  const int64_t ld = PanelLd(d);
+  const int64_t width = (d + 15) / 16 * 16;
+  const int64_t b = task.batch;
+  const int64_t kv_head =
+      task.head_begin / (shape.num_heads / shape.num_kv_heads);
+  const int64_t num_keys = task.kv_end - task.kv_begin;
+
+  float* p = scratch;
+  const auto take = [&p](int64_t floats) {
+    float* taken = p;
+    p += (floats + 15) / 16 * 16;
+    return taken;
+  };
+  float* const keys = take(num_keys * ld);
+  float* const values = take(num_keys * ld);
+  float* const dkeys = take(num_keys * ld);
+  float* const dvalues = take(num_keys * ld);
+  float* const queries = take(kQueryTile * ld);
+  float* const douts = take(kQueryTile * ld);
+  float* const dqueries = take(kQueryTile * ld);
+  float* const queries_t = take(d * kQueryTile);
+  float* const douts_t = take(d * kQueryTile);
+  float* const scores = take(kKeyTile * kQueryTile);
+  float* const dscores = take(kKeyTile * kQueryTile);
+  float* const lse = take(kQueryTile);
+  float* const delta = take(kQueryTile);
+
+  ToPanel<T>(args.k, b, kv_head, task.kv_begin, num_keys, d, 1.0f, keys, ld);
+  ToPanel<T>(args.v, b, kv_head, task.kv_begin, num_keys, d, 1.0f, values, ld);
+  if (task.write_dkv) {
+    std::fill(dkeys, dkeys + num_keys * ld, 0.0f);
+    std::fill(dvalues, dvalues + num_keys * ld, 0.0f);
+  }
+
+  for (int64_t h = task.head_begin; h < task.head_end; ++h) {
+    for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
+      const int64_t rows = std::min(kQueryTile, task.q_end - q);
+      const int64_t columns = (rows + 15) / 16 * 16;
+      // Query i is at position i: training has as many queries as keys.
+      if (q + rows <= task.kv_begin) continue;
+      ToPanel<T>(args.q, b, h, q, rows, d, shape.scale, queries, ld);
+      ToPanel<T>(args.dout, b, h, q, rows, d, 1.0f, douts, ld);
+      Transpose(queries, rows, d, ld, queries_t);
+      Transpose(douts, rows, d, ld, douts_t);
+      for (int64_t i = 0; i < kQueryTile; ++i) {
+        const bool used = i < rows;
+        lse[i] = used
+                     ? args.lse[(b * shape.num_heads + h) * shape.q_len + q + i]
+                     : std::numeric_limits<float>::infinity();
+        delta[i] = used ? Dot(HeadRow<T>(args.dout, b, q + i, h, d),
+                              HeadRow<T>(args.out, b, q + i, h, d), d)
+                        : 0;
+      }
+      for (int64_t key = task.kv_begin; key < task.kv_end; key += kKeyTile) {
+        const int64_t seen =
+            std::min({kKeyTile, task.kv_end - key, q + rows - key});
+        if (seen <= 0) break;
+        const int64_t at = (key - task.kv_begin) * ld;
+        TileProduct(seen, columns, d, {keys + at, ld, 1}, queries_t, kQueryTile,
+                    scores, kQueryTile, false);
+        TileProduct(seen, columns, d, {values + at, ld, 1}, douts_t, kQueryTile,
+                    dscores, kQueryTile, false);
+        SoftmaxBackward(scores, dscores, seen, columns, key, q, lse, delta);
+        if (task.write_dkv) {
+          TileProduct(seen, width, rows, {scores, kQueryTile, 1}, douts, ld,
+                      dvalues + at, ld, true);
+          TileProduct(seen, width, rows, {dscores, kQueryTile, 1}, queries, ld,
+                      dkeys + at, ld, true);
+        }
+        if (task.write_dq) {
+          TileProduct(rows, width, seen, {dscores, 1, kQueryTile}, keys + at,
+                      ld, dqueries, ld, key > task.kv_begin);
+        }
+      }
+      if (!task.write_dq) continue;
+      for (int64_t i = 0; i < rows; ++i) {
+        FromPanelRow(dqueries + i * ld, d, shape.scale,
+                     HeadRow<T>(args.dq, b, q + i, h, d));
+      }
+    }
+  }
+
+  if (!task.write_dkv) return;
+  for (int64_t j = 0; j < num_keys; ++j) {
+    const int64_t t = task.kv_begin + j;
+    FromPanelRow(dkeys + j * ld, d, 1.0f,
+                 HeadRow<T>(args.dk, b, t, kv_head, d));
+    FromPanelRow(dvalues + j * ld, d, 1.0f,
+                 HeadRow<T>(args.dv, b, t, kv_head, d));
+  }
+}
+
+void RunForwardTask(const AttentionForwardArgs& args,
+                    const AttentionForwardTask& task, float* scratch) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.shape.dtype, T,
+                           ForwardTask<T>(args, task, scratch));
+}
+void RunBackwardTask(const AttentionBackwardArgs& args,
+                     const AttentionBackwardTask& task, float* scratch) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.shape.dtype, T,
+                           BackwardTask<T>(args, task, scratch));
+}
+
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace zero::cpu {
+
+HWY_EXPORT(RunForwardTask);
+HWY_EXPORT(RunBackwardTask);
+
+void RunForwardTask(const AttentionForwardArgs& args,
+                    const AttentionForwardTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(RunForwardTask)(args, task, scratch);
+}
+void RunBackwardTask(const AttentionBackwardArgs& args,
+                     const AttentionBackwardTask& task, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(RunBackwardTask)(args, task, scratch);
+}
+
+int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries) {
+  const int64_t ld = PanelLd(shape.head_dim);
+  const int64_t tiles = (num_queries + kQueryTile - 1) / kQueryTile;
+  return 2 * kKeyTile * ld + kKeyTile * kQueryTile + kQueryTile +
+         tiles *
+             (shape.head_dim * kQueryTile + kQueryTile * ld + 2 * kQueryTile);
+}
+
+int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys) {
+  const int64_t ld = PanelLd(shape.head_dim);
+  return 4 * num_keys * ld + 3 * kQueryTile * ld +
+         2 * shape.head_dim * kQueryTile + 2 * kKeyTile * kQueryTile +
+         2 * kQueryTile;
+}
+
+}  // namespace zero::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,123 @@
+// Products of small fp32 tiles that lie in the first-level caches: what
+// attention is made of. One thread, no packing, no allocation.
+#include "hwy/highway.h"
+#include "kernels/cpu/simd-inl.h"
+
+#if defined(ZERO_KERNELS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERO_KERNELS_CPU_TILE_INL_H_
+#undef ZERO_KERNELS_CPU_TILE_INL_H_
+#else
+#define ZERO_KERNELS_CPU_TILE_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+
+// Element (i, p) of the left operand is a[i * row + p * col]: transposing it
+// costs nothing, since it is only ever broadcast.
+struct LeftTile {
+  const float* data;
+  int64_t row;
+  int64_t col;
+};
+
+// Rows of sums that, with two vectors of columns, fill the registers: 12 + 3
+// of AVX2's 16, 24 + 3 of AVX-512's 32.
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+inline constexpr int kTileRows = 12;
+#else
+inline constexpr int kTileRows = 6;
+#endif
+
+template <int kRows, int kVectors>
+HWY_INLINE void TileBlock(int64_t k, const LeftTile& a, const float* b,
+                          int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+  const int64_t lanes = NumLanes();
+  VF sums[kRows][kVectors];
+  if (accumulate) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) {
+        sums[i][j] = Load(c + i * ldc + j * lanes);
+      }
+    }
+  } else {
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) sums[i][j] = hn::Zero(df);
+    }
+  }
+  const float* left = a.data;
+  for (int64_t p = 0; p < k; ++p) {
+    VF right[kVectors];
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) right[j] = Load(b + j * lanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+      const VF x = hn::Set(df, left[i * a.row]);
+#pragma GCC unroll 2
+      for (int j = 0; j < kVectors; ++j) {
+        sums[i][j] = Fma(x, right[j], sums[i][j]);
+      }
+    }
+    left += a.col;
+    b += ldb;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int j = 0; j < kVectors; ++j) {
+      Store(sums[i][j], c + i * ldc + j * lanes);
+    }
+  }
+}
+
+// The last rows: kRows or fewer.
+template <int kRows, int kVectors>
+HWY_INLINE void TileRest(int64_t rows, int64_t k, const LeftTile& a,
+                         const float* b, int64_t ldb, float* c, int64_t ldc,
+                         bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) {
+      TileBlock<kRows, kVectors>(k, a, b, ldb, c, ldc, accumulate);
+    } else {
+      TileRest<kRows - 1, kVectors>(rows, k, a, b, ldb, c, ldc, accumulate);
+    }
+  }
+}
+
+template <int kVectors>
+HWY_INLINE void TileColumns(int64_t m, int64_t k, LeftTile a, const float* b,
+                            int64_t ldb, float* c, int64_t ldc,
+                            bool accumulate) {
+  int64_t i = 0;
+  for (; i + kTileRows <= m; i += kTileRows) {
+    TileBlock<kTileRows, kVectors>(k, a, b, ldb, c, ldc, accumulate);
+    a.data += kTileRows * a.row;
+    c += kTileRows * ldc;
+  }
+  TileRest<kTileRows - 1, kVectors>(m - i, k, a, b, ldb, c, ldc, accumulate);
+}
+
+// c[m, n] (+)= a[m, k] b[k, n], each sum in order of k with one rounding per
+// step. n must be a multiple of NumLanes(); b and c have rows ldb and ldc
+// floats apart.
+HWY_NOINLINE void TileProduct(int64_t m, int64_t n, int64_t k,
+                              const LeftTile& a, const float* b, int64_t ldb,
+                              float* c, int64_t ldc, bool accumulate) {
+  const int64_t lanes = NumLanes();
+  int64_t j = 0;
+  for (; j + 2 * lanes <= n; j += 2 * lanes) {
+    TileColumns<2>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+  }
+  for (; j < n; j += lanes) {
+    TileColumns<1>(m, k, a, b + j, ldb, c + j, ldc, accumulate);
+  }
+}
+
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // ZERO_KERNELS_CPU_TILE_INL_H_
