@@ -66,7 +66,6 @@ class SafetensorsReader {
   SafetensorsReader() = default;
   absl::Status AddFile(const std::string& path);
   absl::Status AddIndex(const std::string& path);
-  absl::Status SortAndCheckUnique();
 
   std::vector<MappedFile> files_;
   std::vector<StoredTensor> tensors_;

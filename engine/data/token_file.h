@@ -47,6 +47,12 @@ absl::StatusOr<TokenFormat> ParseTokenFormat(absl::string_view name);
 absl::StatusOr<std::vector<std::string>> ExpandPaths(
     const std::vector<std::string>& patterns);
 
+// Maps a text file for reading.
+// Errors: InvalidArgument when it is empty or recognizably not text: a NUL
+//         byte near its start, or the signature of a compressed or binary
+//         format, which is named.
+absl::StatusOr<MappedFile> OpenTextFile(const std::string& path);
+
 // All tokens of all shards as one logical array.
 // Threads: const methods may be called from many threads.
 class TokenSource {
@@ -77,6 +83,10 @@ class TokenSource {
   // REQUIRES: 0 <= begin, begin + n <= size().
   void Read(int64_t begin, int64_t n, int32_t* out) const;
 
+  // Tokens [begin, begin + n) as a source of their own, sharing the maps.
+  // shards() stays that of the whole. REQUIRES: the range lies inside.
+  std::unique_ptr<TokenSource> View(int64_t begin, int64_t n) const;
+
   // True when tokens are bytes (text); kByteVocabSize is then the vocabulary.
   bool is_text() const { return is_text_; }
 
@@ -90,8 +100,11 @@ class TokenSource {
  private:
   TokenSource() = default;
 
-  std::vector<MappedFile> files_;
+  TokenSource(const TokenSource&) = default;
+
+  std::vector<std::shared_ptr<MappedFile>> files_;  // shared by views
   std::vector<Shard> shards_;
+  int64_t view_begin_ = 0;  // position 0 in the whole stream
   int64_t size_ = 0;
   bool is_text_ = false;
 };

@@ -17,24 +17,23 @@ namespace zero {
 
 struct TokenizeOptions {
   // Text files and globs; each file is a document, or several, see below.
-  std::vector<std::string> inputs;
+  std::vector<std::string> inputs = {};
 
   // FILE.bin. With several shards: FILE_000000.bin, FILE_000001.bin ...
-  std::string output;
+  std::string output = {};
 
   // "bytes" or a SentencePiece .model, see OpenTokenizer.
   std::string tokenizer = "bytes";
 
   // Cuts documents inside a file at each occurrence, which is not encoded
   // itself, e.g. "<|endoftext|>". Empty: one document per file.
-  std::string document_separator;
+  std::string document_separator = {};
 
   // The largest number of tokens in one shard; 0: one file.
   int64_t tokens_per_shard = 0;
 
-  // Writes the last part of the tokens to FILE_val.bin instead; in [0, 1).
-  // Rounded to whole documents where there are several: the validation part
-  // begins with the document that crosses the border. 0: none.
+  // In [0, 1): this last part of the text goes to FILE_val.bin instead, from
+  // the first line break behind the border on.
   double validation_fraction = 0;
 
   // A SentencePiece model whose normalizer changes the text (drops line

@@ -68,8 +68,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
     const std::string& spec);
 
 struct SentencePieceTraining {
-  std::vector<std::string> inputs;  // text files and globs
-  std::string model_prefix;         // writes MODEL_PREFIX.model
+  std::vector<std::string> inputs = {};  // text files and globs
+  std::string model_prefix = {};         // writes MODEL_PREFIX.model
   int64_t vocab_size = 8192;
   std::string model_type = "bpe";  // bpe | unigram
   // Lines beyond this many bytes are left out evenly (every k-th is kept).

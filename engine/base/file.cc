@@ -1,0 +1,397 @@
+#include "engine/base/file.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+constexpr size_t kPendingBytes = size_t{1} << 20;
+
+struct ErrnoWords {
+  absl::StatusCode code;
+  const char* remedy;
+};
+
+ErrnoWords WordsFor(int error_number) {
+  using absl::StatusCode;
+  switch (error_number) {
+    case ENOENT:
+      return {StatusCode::kNotFound, "check the spelling"};
+    case ENOTDIR:
+      return {StatusCode::kInvalidArgument,
+              "a part of the path is a file, not a folder"};
+    case EISDIR:
+      return {StatusCode::kInvalidArgument, "name a file, not a folder"};
+    case EACCES:
+    case EPERM:
+      return {StatusCode::kPermissionDenied,
+              "check owner and permissions (ls -l) of it and its folder"};
+    case EROFS:
+      return {StatusCode::kPermissionDenied, "choose a writable place"};
+    case ENOSPC:
+      return {StatusCode::kResourceExhausted,
+              "free some space (df -h) or choose another folder"};
+    case EDQUOT:
+      return {StatusCode::kResourceExhausted,
+              "free some of your quota or choose another folder"};
+    case EFBIG:
+      return {StatusCode::kResourceExhausted,
+              "raise the file size limit (ulimit -f)"};
+    case EMFILE:
+    case ENFILE:
+      return {StatusCode::kResourceExhausted,
+              "raise the limit of open files (ulimit -n)"};
+    case ENOMEM:
+      return {StatusCode::kResourceExhausted,
+              "use fewer, larger files or raise vm.max_map_count"};
+    case EIO:
+      return {StatusCode::kDataLoss, "the disk reported an error (dmesg)"};
+    default:
+      return {StatusCode::kUnknown, "see the system's message"};
+  }
+}
+
+// The longest parent of `path` that exists.
+std::string ExistingParent(std::string path) {
+  while (path != "." && path != "/") {
+    path = FolderOf(path);
+    if (IsFolder(path)) break;
+  }
+  return path;
+}
+
+// Writes everything or sets errno.
+bool WriteFully(int fd, const char* data, size_t bytes) {
+  while (bytes > 0) {
+    const ssize_t written = ::write(fd, data, std::min(bytes, size_t{1} << 30));
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    data += written;
+    bytes -= static_cast<size_t>(written);
+  }
+  return true;
+}
+
+bool PwriteFully(int fd, const char* data, size_t bytes, int64_t offset) {
+  while (bytes > 0) {
+    const ssize_t written = ::pwrite(fd, data, bytes, offset);
+    if (written < 0) {
+      if (errno == EINTR) continue;
+      return false;
+    }
+    data += written;
+    offset += written;
+    bytes -= static_cast<size_t>(written);
+  }
+  return true;
+}
+
+// Opens a regular file for reading; *size is its length.
+absl::StatusOr<int> OpenRegular(const std::string& path, int64_t* size) {
+  // Non-blocking, so that a FIFO is refused below instead of waited for.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return FileError("cannot read", path, errno);
+  struct stat info;
+  if (::fstat(fd, &info) != 0) {
+    const int error_number = errno;
+    ::close(fd);
+    return FileError("cannot read", path, error_number);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    ::close(fd);
+    if (S_ISDIR(info.st_mode)) return FileError("cannot read", path, EISDIR);
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot read '", path,
+                     "': it is a device or a pipe; expected a regular file"));
+  }
+  *size = info.st_size;
+  return fd;
+}
+
+int EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int substitute = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+absl::Status FileError(absl::string_view action, absl::string_view path,
+                       int error_number) {
+  const ErrnoWords words = WordsFor(error_number);
+  std::string reason = ::strerror(error_number);
+  if (!reason.empty()) reason[0] = absl::ascii_tolower(reason[0]);
+  std::string remedy = words.remedy;
+  if (error_number == ENOENT) {
+    const std::string folder = FolderOf(std::string(path));
+    if (!IsFolder(folder)) {
+      remedy = absl::StrCat("the folder '", folder,
+                            "' does not exist (what exists: '",
+                            ExistingParent(std::string(path)), "')");
+    }
+  }
+  return absl::Status(words.code, absl::StrCat(action, " '", path,
+                                               "': ", reason, "; ", remedy));
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  int64_t size = 0;
+  ZERO_ASSIGN_OR_RETURN(const int fd, OpenRegular(path, &size));
+  // Read until the end, not `size` bytes: /proc files say 0.
+  std::string contents;
+  contents.reserve(static_cast<size_t>(size) + 1);
+  char buffer[1 << 16];
+  for (;;) {
+    const ssize_t n = ::read(fd, buffer, sizeof(buffer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int error_number = errno;
+      ::close(fd);
+      return FileError("cannot read", path, error_number);
+    }
+    if (n == 0) break;
+    contents.append(buffer, static_cast<size_t>(n));
+  }
+  ::close(fd);
+  return contents;
+}
+
+absl::Status WriteFileAtomically(const std::string& path,
+                                 absl::string_view contents) {
+  ZERO_ASSIGN_OR_RETURN(auto file, AtomicFile::Create(path));
+  ZERO_RETURN_IF_ERROR(file->Append(contents.data(), contents.size()));
+  return file->Commit();
+}
+
+absl::Status MakeFolders(const std::string& path) {
+  if (path.empty() || IsFolder(path)) return absl::OkStatus();
+  const std::string parent = FolderOf(path);
+  if (parent != path) ZERO_RETURN_IF_ERROR(MakeFolders(parent));
+  if (::mkdir(path.c_str(), 0777) != 0) {
+    // Another rank may have made it meanwhile.
+    const int error_number = errno;
+    if (error_number == EEXIST && IsFolder(path)) return absl::OkStatus();
+    if (error_number == EEXIST) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot create the folder '", path,
+                       "': a file of that name exists; remove it or choose "
+                       "another folder"));
+    }
+    return FileError("cannot create the folder", path, error_number);
+  }
+  return absl::OkStatus();
+}
+
+bool PathExists(const std::string& path) {
+  struct stat info;
+  return ::stat(path.c_str(), &info) == 0;
+}
+
+bool IsFolder(const std::string& path) {
+  struct stat info;
+  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+std::string FolderOf(const std::string& path) {
+  size_t end = path.size();
+  while (end > 1 && path[end - 1] == '/') --end;
+  const size_t slash = path.rfind('/', end - 1);
+  if (end == 0 || slash == std::string::npos) return ".";
+  size_t folder_end = slash;
+  while (folder_end > 1 && path[folder_end - 1] == '/') --folder_end;
+  return folder_end == 0 ? "/" : path.substr(0, folder_end);
+}
+
+absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
+  DIR* dir = ::opendir(folder.c_str());
+  if (dir == nullptr) return FileError("cannot list", folder, errno);
+  std::vector<std::string> names;
+  errno = 0;
+  while (const dirent* entry = ::readdir(dir)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+    errno = 0;
+  }
+  const int error_number = errno;
+  ::closedir(dir);
+  if (error_number != 0) return FileError("cannot list", folder, error_number);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<std::string> NearestNames(
+    absl::string_view word, const std::vector<std::string>& candidates,
+    int limit) {
+  std::vector<std::pair<int, std::string>> ranked;
+  for (const std::string& candidate : candidates) {
+    const int distance = EditDistance(absl::AsciiStrToLower(word),
+                                      absl::AsciiStrToLower(candidate));
+    const int longest =
+        static_cast<int>(std::max(word.size(), candidate.size()));
+    // Two thirds different is no longer a typing error.
+    if (distance * 3 <= longest * 2) ranked.emplace_back(distance, candidate);
+  }
+  std::sort(ranked.begin(), ranked.end());
+  std::vector<std::string> names;
+  for (const auto& [distance, name] : ranked) {
+    if (static_cast<int>(names.size()) == limit) break;
+    names.push_back(name);
+  }
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
+    const std::string& path) {
+  if (IsFolder(path)) return FileError("cannot write", path, EISDIR);
+  static std::atomic<int> counter{0};
+  const std::string temp_path =
+      absl::StrCat(path, ".tmp.", ::getpid(), ".", counter.fetch_add(1));
+  // A file of that name can only be the leavings of a dead process.
+  const int fd =
+      ::open(temp_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return FileError("cannot write", path, errno);
+  return std::unique_ptr<AtomicFile>(new AtomicFile(path, temp_path, fd));
+}
+
+AtomicFile::AtomicFile(std::string path, std::string temp_path, int fd)
+    : path_(std::move(path)), temp_path_(std::move(temp_path)), fd_(fd) {}
+
+AtomicFile::~AtomicFile() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temp_path_.c_str());
+}
+
+absl::Status AtomicFile::Fail(absl::string_view action, int error_number) {
+  // Gone at once, so that a full disk has its space back.
+  ::close(fd_);
+  ::unlink(temp_path_.c_str());
+  fd_ = -1;
+  return FileError(action, path_, error_number);
+}
+
+absl::Status AtomicFile::Flush() {
+  if (!WriteFully(fd_, pending_.data(), pending_.size())) {
+    return Fail("cannot write", errno);
+  }
+  pending_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status AtomicFile::Append(const void* data, size_t bytes) {
+  ZERO_CHECK(fd_ >= 0) << "AtomicFile: Append to '" << path_
+                       << "' after Commit or an error";
+  const char* begin = static_cast<const char*>(data);
+  if (pending_.size() + bytes > kPendingBytes) {
+    ZERO_RETURN_IF_ERROR(Flush());
+  }
+  if (bytes > kPendingBytes) {
+    if (!WriteFully(fd_, begin, bytes)) return Fail("cannot write", errno);
+  } else {
+    pending_.append(begin, bytes);
+  }
+  size_ += static_cast<int64_t>(bytes);
+  return absl::OkStatus();
+}
+
+absl::Status AtomicFile::Overwrite(int64_t offset, const void* data,
+                                   size_t bytes) {
+  ZERO_CHECK(fd_ >= 0) << "AtomicFile: Overwrite in '" << path_
+                       << "' after Commit or an error";
+  ZERO_CHECK_GE(offset, 0);
+  ZERO_CHECK_LE(offset + static_cast<int64_t>(bytes), size_);
+  ZERO_RETURN_IF_ERROR(Flush());
+  if (!PwriteFully(fd_, static_cast<const char*>(data), bytes, offset)) {
+    return Fail("cannot write", errno);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AtomicFile::Commit() {
+  ZERO_CHECK(fd_ >= 0) << "AtomicFile: Commit of '" << path_
+                       << "' after Commit or an error";
+  ZERO_RETURN_IF_ERROR(Flush());
+  if (::fsync(fd_) != 0) return Fail("cannot write", errno);
+  if (::rename(temp_path_.c_str(), path_.c_str()) != 0) {
+    return Fail("cannot rename to", errno);
+  }
+  const int close_result = ::close(fd_);
+  const int close_error = errno;
+  fd_ = -1;
+  if (close_result != 0) return FileError("cannot close", path_, close_error);
+
+  const std::string folder = FolderOf(path_);
+  const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (dir < 0) return FileError("cannot open the folder", folder, errno);
+  const int sync_result = ::fsync(dir);
+  const int sync_error = errno;
+  ::close(dir);
+  // Some network file systems cannot sync a folder and say EINVAL.
+  if (sync_result != 0 && sync_error != EINVAL) {
+    return FileError("cannot sync the folder", folder, sync_error);
+  }
+  return absl::OkStatus();
+}
+
+MappedFile::MappedFile(MappedFile&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) {
+    ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
+  }
+}
+
+absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
+  MappedFile file;
+  ZERO_ASSIGN_OR_RETURN(const int fd, OpenRegular(path, &file.size_));
+  if (file.size_ > 0) {
+    void* data = ::mmap(nullptr, static_cast<size_t>(file.size_), PROT_READ,
+                        MAP_PRIVATE, fd, 0);
+    if (data == MAP_FAILED) {
+      const int error_number = errno;
+      ::close(fd);
+      file.size_ = 0;
+      return FileError("cannot map", path, error_number);
+    }
+    file.data_ = static_cast<const uint8_t*>(data);
+  }
+  ::close(fd);
+  return file;
+}
+
+}  // namespace zero

@@ -1,0 +1,124 @@
+#include "engine/data/loader.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/math.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+void Resize(const BatchShape& shape, Batch* batch) {
+  const int64_t rows = shape.micro_batch_size;
+  const int64_t length = shape.sequence_length;
+  const size_t n = static_cast<size_t>(rows * length);
+  batch->num_valid_targets = 0;
+  batch->tokens.resize(n);
+  batch->targets.resize(n);
+  batch->sample_ids.resize(static_cast<size_t>(rows));
+  batch->windows.resize(static_cast<size_t>(rows));
+  const bool same_rows = batch->batch_size == rows &&
+                         batch->sequence_length == length &&
+                         batch->positions.size() == n;
+  if (same_rows) return;
+  batch->batch_size = rows;
+  batch->sequence_length = length;
+  batch->positions.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    batch->positions[i] = static_cast<int32_t>(i % static_cast<size_t>(length));
+  }
+}
+
+// Row `row` = `window`; what the source does not have is token 0, ignored.
+void FillRow(const TokenSource& source, int64_t window, int64_t row,
+             Batch* batch) {
+  const int64_t length = batch->sequence_length;
+  const int64_t begin = window * length;
+  const int64_t num_targets =
+      std::clamp<int64_t>(source.size() - 1 - begin, 0, length);
+  int32_t* tokens = batch->tokens.data() + row * length;
+  int32_t* targets = batch->targets.data() + row * length;
+  if (num_targets > 0) {
+    source.Read(begin, num_targets, tokens);
+    source.Read(begin + 1, num_targets, targets);
+  }
+  std::fill(tokens + num_targets, tokens + length, 0);
+  std::fill(targets + num_targets, targets + length, kIgnoredTarget);
+  batch->windows[static_cast<size_t>(row)] = window;
+  batch->num_valid_targets += num_targets;
+}
+
+}  // namespace
+
+absl::StatusOr<Loader> Loader::Create(const TokenSource* source,
+                                      const BatchShape& shape, uint64_t seed) {
+  const Sampler sampler(source->size(), shape, seed);
+  if (sampler.steps_per_epoch() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data.train has ", source->size(), " tokens = ", sampler.num_samples(),
+        " samples of data.sequence_length ", shape.sequence_length,
+        " (+ 1), fewer than one global batch of ", shape.GlobalBatch(),
+        "; add data, or lower train_batch_size",
+        sampler.num_samples() > 0
+            ? absl::StrCat(" to at most ", sampler.num_samples())
+            : "",
+        " or data.sequence_length"));
+  }
+  return Loader(source, sampler);
+}
+
+void Loader::Fill(int64_t step, int64_t micro_step, int64_t rank,
+                  Batch* batch) const {
+  Resize(sampler_.shape(), batch);
+  for (int64_t row = 0; row < batch->batch_size; ++row) {
+    const int64_t id = sampler_.SampleId(step, micro_step, rank, row);
+    batch->sample_ids[static_cast<size_t>(row)] = id;
+    FillRow(*source_, sampler_.Window(id), row, batch);
+  }
+}
+
+absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
+                                              const BatchShape& shape,
+                                              int64_t max_windows) {
+  ZERO_CHECK_GE(shape.sequence_length, 1);
+  ZERO_CHECK_GE(shape.micro_batch_size, 1);
+  ZERO_CHECK_GE(shape.world, 1);
+  ZERO_CHECK_GE(max_windows, 0);
+  if (source->size() < 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("data.validation has ", source->size(),
+                     " token; a target needs at least 2"));
+  }
+  EvalLoader loader;
+  loader.source_ = source;
+  loader.shape_ = shape;
+  loader.num_windows_ = CeilDiv(source->size() - 1, shape.sequence_length);
+  if (max_windows > 0) {
+    loader.num_windows_ = std::min(loader.num_windows_, max_windows);
+  }
+  loader.num_targets_ =
+      std::min(source->size() - 1, loader.num_windows_ * shape.sequence_length);
+  return loader;
+}
+
+int64_t EvalLoader::num_batches() const {
+  return CeilDiv(num_windows_, shape_.world * shape_.micro_batch_size);
+}
+
+void EvalLoader::Fill(int64_t index, int64_t rank, Batch* batch) const {
+  ZERO_CHECK(0 <= index && index < num_batches()) << index;
+  ZERO_CHECK(0 <= rank && rank < shape_.world) << rank;
+  Resize(shape_, batch);
+  const int64_t rows = shape_.micro_batch_size;
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t window = (index * shape_.world + rank) * rows + row;
+    batch->sample_ids[static_cast<size_t>(row)] = window;
+    // A window that max_windows cuts off is filled like one past the end.
+    const int64_t past_end = source_->size();
+    FillRow(*source_, window < num_windows_ ? window : past_end, row, batch);
+    batch->windows[static_cast<size_t>(row)] = window;
+  }
+}
+
+}  // namespace zero
