@@ -1,5 +1,9 @@
 // GELU over one contiguous span on the calling thread, for kernels that fuse
-// it behind a matrix product (linear.cc). Accuracy: gelu.cc.
+// it behind a matrix product (linear.cc).
+//
+// Accuracy in fp32, relative to the result: kErf 4 ulp everywhere; kTanh 4 ulp
+// for x >= -1 and 4 + 2 |2u| ulp below, where 2u is the argument of the
+// exponential (26 ulp at x = -4, a result of -7e-5).
 #ifndef ZERO_KERNELS_CPU_GELU_H_
 #define ZERO_KERNELS_CPU_GELU_H_
 

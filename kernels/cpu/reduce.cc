@@ -20,24 +20,35 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 
-using DF8 = hn::CappedTag<float, 8>;
 using DD = hn::CappedTag<double, 8>;
 using VD = hn::Vec<DD>;
 
-// Adds the squares of x[0, 8) to the eight lanes.
-HWY_INLINE void AddSquares(const float* HWY_RESTRICT x,
-                           double* HWY_RESTRICT lanes) {
-  const DD dd;
-  const hn::Rebind<float, DD> half;
-  for (size_t i = 0; i < 8; i += hn::Lanes(dd)) {
-    const VD v = hn::PromoteTo(dd, hn::LoadU(half, x + i));
-    hn::Store(Fma(v, v, hn::Load(dd, lanes + i)), dd, lanes + i);
-  }
-}
+// The eight lanes of a block, in as few vectors as the target has.
+inline constexpr DD dd;
+constexpr size_t kVectors = 8 / hn::MaxLanes(DD());
 
-HWY_INLINE double SumEight(const double* lanes) {
-  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
-         ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+// The sum of the squares of 64 elements.
+HWY_INLINE double BlockSquares(const float* HWY_RESTRICT x) {
+  const hn::Rebind<float, DD> half;
+  const size_t lanes = hn::Lanes(dd);
+  VD sums[kVectors];
+#pragma GCC unroll 8
+  for (size_t j = 0; j < kVectors; ++j) sums[j] = hn::Zero(dd);
+#pragma GCC unroll 8
+  for (size_t k = 0; k < kBlock; k += 8) {
+#pragma GCC unroll 8
+    for (size_t j = 0; j < kVectors; ++j) {
+      const VD v = hn::PromoteTo(dd, hn::LoadU(half, x + k + j * lanes));
+      sums[j] = Fma(v, v, sums[j]);
+    }
+  }
+  HWY_ALIGN double sum[8];
+#pragma GCC unroll 8
+  for (size_t j = 0; j < kVectors; ++j) {
+    hn::Store(sums[j], dd, sum + j * lanes);
+  }
+  return ((sum[0] + sum[1]) + (sum[2] + sum[3])) +
+         ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
 // The first n <= 64 elements at src as fp32, the others zero.
@@ -56,7 +67,6 @@ HWY_INLINE void BlockToF32(const T* src, int64_t n, float* HWY_RESTRICT dst) {
 template <class T>
 double SumSquaresSpan(const T* src, int64_t begin, int64_t end) {
   HWY_ALIGN float block[kBlock];
-  HWY_ALIGN double lanes[8];
   double sum = 0;
   for (int64_t i = begin; i < end; i += kBlock) {
     const float* x = block;
@@ -65,9 +75,7 @@ double SumSquaresSpan(const T* src, int64_t begin, int64_t end) {
     } else {
       BlockToF32(src + i, std::min(kBlock, end - i), block);
     }
-    std::fill_n(lanes, 8, 0.0);
-    for (int64_t k = 0; k < kBlock; k += 8) AddSquares(x + k, lanes);
-    sum += SumEight(lanes);
+    sum += BlockSquares(x);
   }
   return sum;
 }

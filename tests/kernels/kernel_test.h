@@ -1,0 +1,150 @@
+// What the tests of kernels share: typed arrays that read and write doubles,
+// and a loop over every way in which the CPU can run a kernel.
+#ifndef ZERO_TESTS_KERNELS_KERNEL_TEST_H_
+#define ZERO_TESTS_KERNELS_KERNEL_TEST_H_
+
+#include "kernels/cpu/targets.h"
+// targets.h comes before Highway.
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "hwy/targets.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+
+namespace zero {
+
+// n elements of a float dtype (fp32, bf16, fp16), zero at first.
+class Array {
+ public:
+  Array(DType dtype, int64_t size)
+      : dtype_(dtype), size_(size), bytes_(size * DTypeBytes(dtype) + 1) {}
+
+  // Values of a fixed seed, rounded to the dtype.
+  static Array Normal(DType dtype, int64_t size, uint64_t seed,
+                      double scale = 1) {
+    Array a(dtype, size);
+    std::mt19937_64 random(seed);
+    std::normal_distribution<double> normal(0, scale);
+    for (int64_t i = 0; i < size; ++i) a.Set(i, normal(random));
+    return a;
+  }
+
+  double operator[](int64_t i) const {
+    if (dtype_ == DType::kF32) return At<float>(i);
+    const uint16_t bits = At<uint16_t>(i);
+    return dtype_ == DType::kBF16 ? BF16ToF32(bits) : F16ToF32(bits);
+  }
+  void Set(int64_t i, double value) {
+    const float f = static_cast<float>(value);
+    if (dtype_ == DType::kF32) {
+      Put(i, f);
+    } else {
+      Put(i, dtype_ == DType::kBF16 ? F32ToBF16(f) : F32ToF16(f));
+    }
+  }
+
+  DType dtype() const { return dtype_; }
+  int64_t size() const { return size_; }
+  void* data() { return bytes_.data(); }
+  const void* data() const { return bytes_.data(); }
+  float* floats() { return reinterpret_cast<float*>(bytes_.data()); }
+
+  Vector vector() { return {data(), dtype_, size_}; }
+  ConstVector vector() const { return {data(), dtype_, size_}; }
+  Matrix matrix(int64_t rows, int64_t cols, int64_t ld) {
+    return {data(), dtype_, rows, cols, ld};
+  }
+  Rows rows(int64_t outer, int64_t inner, int64_t width, int64_t stride) {
+    return {data(), dtype_, outer, inner, width, stride};
+  }
+
+  // Equal bits, so that NaNs and the signs of zeros count.
+  bool SameBits(const Array& other) const {
+    return dtype_ == other.dtype_ && bytes_ == other.bytes_;
+  }
+
+ private:
+  template <class T>
+  T At(int64_t i) const {
+    T value;
+    std::memcpy(&value, bytes_.data() + i * sizeof(T), sizeof(T));
+    return value;
+  }
+  template <class T>
+  void Put(int64_t i, T value) {
+    std::memcpy(bytes_.data() + i * sizeof(T), &value, sizeof(T));
+  }
+
+  DType dtype_;
+  int64_t size_;
+  std::vector<char> bytes_;
+};
+
+inline constexpr DType kFloatTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
+
+// Half a unit in the last place of 1.0: the relative error of one rounding.
+inline double HalfUlp(DType dtype) {
+  if (dtype == DType::kF32) return std::ldexp(1.0, -24);
+  return std::ldexp(1.0, dtype == DType::kBF16 ? -8 : -11);
+}
+
+// The smallest step of a dtype: what a subnormal result may be off by.
+inline double TinyStep(DType dtype) {
+  if (dtype == DType::kF32) return std::ldexp(1.0, -149);
+  return std::ldexp(1.0, dtype == DType::kBF16 ? -133 : -24);
+}
+
+// One way to run a kernel: a SIMD target and a number of threads.
+struct CpuPath {
+  std::string name;
+  Ops& ops;
+  Stream& stream;
+};
+
+// Calls fn for every SIMD target this machine has (the scalar one included),
+// with 1 and 2 threads.
+inline void ForEachCpuPath(const std::function<void(const CpuPath&)>& fn) {
+  const std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
+  for (const int64_t target : targets) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+    for (const int threads : {1, 2}) {
+      const std::unique_ptr<Device> device = MakeCpuDevice(threads);
+      const std::unique_ptr<Stream> stream =
+          device->MakeStream(StreamRole::kCompute);
+      const std::string name = std::string(hwy::TargetName(target)) + ", " +
+                               std::to_string(threads) + " threads";
+      SCOPED_TRACE(name);
+      fn({name, device->ops(), *stream});
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+// The best path of this machine, one thread.
+inline void OnCpu(const std::function<void(const CpuPath&)>& fn) {
+  const std::unique_ptr<Device> device = MakeCpuDevice(1);
+  const std::unique_ptr<Stream> stream =
+      device->MakeStream(StreamRole::kCompute);
+  fn({"best", device->ops(), *stream});
+}
+
+// df/dx by central differences in float64; the error is about 1e-10 for
+// functions and arguments of size 1.
+inline double NumericalDerivative(const std::function<double(double)>& f,
+                                  double x) {
+  const double h = 1e-5 * std::max(1.0, std::abs(x));
+  return (f(x + h) - f(x - h)) / (2 * h);
+}
+
+}  // namespace zero
+
+#endif  // ZERO_TESTS_KERNELS_KERNEL_TEST_H_
