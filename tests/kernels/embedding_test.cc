@@ -1,0 +1,123 @@
+#include "tests/kernels/kernel_test.h"
+
+namespace zero {
+namespace {
+
+struct Case {
+  int64_t rows, vocab, width, extra;
+};
+constexpr Case kCases[] = {{0, 3, 8, 0},
+                           {1, 1, 1, 0},
+                           {33, 5, 31, 2},
+                           {70, 11, 33, 0},
+                           {300, 7, 1023, 1}};
+
+std::vector<int32_t> Ids(int64_t rows, int64_t vocab) {
+  std::mt19937_64 random(9);
+  std::vector<int32_t> ids(rows);
+  // Half of them are one id, as text has it.
+  for (int32_t& id : ids) {
+    id = static_cast<int32_t>(random() % 2 == 0 ? vocab / 2 : random() % vocab);
+  }
+  return ids;
+}
+
+TEST(EmbeddingTest, ForwardGathersRows) {
+  ForEachCpuPath([](const CpuPath& cpu) {
+    for (const DType dtype : kFloatTypes) {
+      for (const Case& c : kCases) {
+        const int64_t ld = c.width + c.extra;
+        Array table = Array::Normal(dtype, c.vocab * ld, 1);
+        Array position_table = Array::Normal(dtype, 4 * ld, 2);
+        const std::vector<int32_t> ids = Ids(c.rows, c.vocab);
+        std::vector<int32_t> position_ids(c.rows);
+        for (int64_t i = 0; i < c.rows; ++i) position_ids[i] = i % 4;
+        EmbeddingForwardArgs args;
+        args.ids = ids.data();
+        args.table = table.matrix(c.vocab, c.width, ld);
+        for (const bool positions : {false, true}) {
+          Array out(dtype, c.rows * ld), want(dtype, c.rows * ld);
+          args.out = out.matrix(c.rows, c.width, ld);
+          args.position_ids = positions ? position_ids.data() : nullptr;
+          if (positions)
+            args.position_table = position_table.matrix(4, c.width, ld);
+          cpu.ops.EmbeddingForward(cpu.stream, args);
+          for (int64_t i = 0; i < c.rows; ++i) {
+            for (int64_t j = 0; j < c.width; ++j) {
+              double value = table[ids[i] * ld + j];
+              if (positions) value += position_table[position_ids[i] * ld + j];
+              want.Set(i * ld + j, value);
+            }
+          }
+          EXPECT_TRUE(out.SameBits(want)) << DTypeName(dtype) << c.rows;
+        }
+      }
+    }
+  });
+}
+
+// The sum of fp32 rows in order of i, and for 16-bit tables in fp32 within
+// each 4096 rows of dout, rounded once.
+Array WantTable(const Case& c, const std::vector<int32_t>& ids,
+                const Array& dout, const Array& before, bool accumulate) {
+  const int64_t ld = c.width + c.extra;
+  Array want = before;
+  for (int64_t v = 0; v < c.vocab; ++v) {
+    for (int64_t j = 0; j < c.width; ++j) {
+      if (!accumulate) want.Set(v * ld + j, 0);
+      float sum = static_cast<float>(want[v * ld + j]);
+      for (int64_t i = 0; i < c.rows; ++i) {
+        if (i % 4096 == 0) {
+          want.Set(v * ld + j, sum);
+          sum = static_cast<float>(want[v * ld + j]);
+        }
+        if (ids[i] == v) sum += static_cast<float>(dout[i * ld + j]);
+      }
+      want.Set(v * ld + j, sum);
+    }
+  }
+  return want;
+}
+
+TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
+  for (const DType dtype : kFloatTypes) {
+    for (const DType table_dtype : {DType::kF32, dtype}) {
+      for (const bool accumulate : {false, true}) {
+        for (const Case& c : kCases) {
+          const int64_t ld = c.width + c.extra;
+          const std::vector<int32_t> ids = Ids(c.rows, c.vocab);
+          Array dout = Array::Normal(dtype, c.rows * ld, 3);
+          const Array before = Array::Normal(table_dtype, c.vocab * ld, 4);
+          const Array want = WantTable(c, ids, dout, before, accumulate);
+          ForEachCpuPath([&](const CpuPath& cpu) {
+            Array dtable = before;
+            cpu.ops.EmbeddingBackward(
+                cpu.stream, {ids.data(), dout.matrix(c.rows, c.width, ld),
+                             dtable.matrix(c.vocab, c.width, ld), accumulate});
+            EXPECT_TRUE(dtable.SameBits(want))
+                << DTypeName(dtype) << " -> " << DTypeName(table_dtype) << " "
+                << c.rows << "x" << c.width;
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST(EmbeddingTest, SixteenBitTablesLoseNothingToManySmallTerms) {
+  // 1 + 3000 times 2^-10 in bf16: each term alone would round away.
+  ForEachCpuPath([](const CpuPath& cpu) {
+    const std::vector<int32_t> ids(9000, 0);
+    Array dout(DType::kBF16, 9000 * 3);
+    for (int64_t i = 0; i < dout.size(); ++i) dout.Set(i, 0x1p-10);
+    Array dtable(DType::kBF16, 3);
+    for (int i = 0; i < 3; ++i) dtable.Set(i, 1);
+    cpu.ops.EmbeddingBackward(cpu.stream, {ids.data(), dout.matrix(9000, 3, 3),
+                                           dtable.matrix(1, 3, 3), true});
+    // 1 + 9000 / 1024 = 9.79, rounded three times to 8 bits.
+    for (int i = 0; i < 3; ++i) EXPECT_NEAR(dtable[i], 9.79, 0.06);
+  });
+}
+
+}  // namespace
+}  // namespace zero
