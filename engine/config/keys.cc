@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 
 namespace zero {
 namespace {
@@ -220,6 +219,13 @@ void AddModel(Table& t) {
            "Standard deviation of the initial weights.")
       .Above(0);
 
+  t.Number("model.embd_pdrop", FIELD(model.embd_pdrop),
+           "Dropout after the embedding, while training.")
+      .HalfOpen(0, 1);
+  t.Number("model.resid_pdrop", FIELD(model.resid_pdrop),
+           "Dropout before each residual addition, while training.")
+      .HalfOpen(0, 1);
+
   t.Integer("model.n_embd", FIELD(model.hidden_size), "Width.")
       .Range(1, 1 << 20)
       .When(GPT2);
@@ -249,15 +255,6 @@ void AddModel(Table& t) {
            FIELD(model.activation),
            "gelu_new is the tanh approximation, gelu the exact function.")
       .When(GPT2);
-  t.Number("model.embd_pdrop", FIELD(model.embd_pdrop),
-           "Dropout after the embedding, while training.")
-      .HalfOpen(0, 1)
-      .When(GPT2);
-  t.Number("model.resid_pdrop", FIELD(model.resid_pdrop),
-           "Dropout before each residual addition, while training.")
-      .HalfOpen(0, 1)
-      .When(GPT2);
-
   t.Integer("model.hidden_size", FIELD(model.hidden_size), "Width.")
       .Range(1, 1 << 20)
       .When(ROTARY);
@@ -1263,6 +1260,25 @@ bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
       return true;
   }
   return false;
+}
+
+bool IsHarmless(const KeySpec& key, const JsonNode& node) {
+  if (key.harmless.empty()) return false;
+  double number = 0;
+  switch (node.kind) {
+    case JsonKind::kBool:
+      return key.harmless == (node.boolean ? "true" : "false");
+    case JsonKind::kNumber:
+      return absl::SimpleAtod(key.harmless, &number) && node.number == number;
+    case JsonKind::kObject: {
+      const JsonNode* enabled = node.Find("enabled");
+      return key.harmless == "disabled" &&
+             (enabled == nullptr ||
+              (enabled->kind == JsonKind::kBool && !enabled->boolean));
+    }
+    default:
+      return false;
+  }
 }
 
 std::string ValueText(const KeyValue& value) {

@@ -88,6 +88,9 @@ const KeySpec* FindKey(absl::string_view path);
 bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
                std::string* error);
 
+// Whether a refused or unbuilt key has the value that asks for nothing.
+bool IsHarmless(const KeySpec& key, const JsonNode& node);
+
 // JSON text of a value.
 std::string ValueText(const KeyValue& value);
 

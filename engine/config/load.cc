@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -256,25 +255,6 @@ class Loader {
                                   " is not built yet: ", key.unbuilt_reason));
     }
     given_.keys[key.path] = {std::move(value), node.place};
-  }
-
-  static bool IsHarmless(const KeySpec& key, const JsonNode& node) {
-    if (key.harmless.empty()) return false;
-    double number = 0;
-    switch (node.kind) {
-      case JsonKind::kBool:
-        return key.harmless == (node.boolean ? "true" : "false");
-      case JsonKind::kNumber:
-        return absl::SimpleAtod(key.harmless, &number) && node.number == number;
-      case JsonKind::kObject: {
-        const JsonNode* enabled = node.Find("enabled");
-        return key.harmless == "disabled" &&
-               (enabled == nullptr ||
-                (enabled->kind == JsonKind::kBool && !enabled->boolean));
-      }
-      default:
-        return false;
-    }
   }
 
   void Refuse(const KeySpec& key, const JsonNode& node) {

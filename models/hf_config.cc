@@ -1,0 +1,380 @@
+#include "models/hf_config.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/config/json_text.h"
+#include "engine/config/keys.h"
+
+namespace zero {
+namespace {
+
+// Keys that must be there: guessing a shape would only fail later.
+constexpr const char* kGpt2Required[] = {"vocab_size", "n_embd", "n_layer",
+                                         "n_head", "n_positions"};
+constexpr const char* kRotaryRequired[] = {
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "intermediate_size"};
+
+// Keys of the config table that say "refused unless harmless" and matter to
+// the mathematics of a loaded model.
+constexpr const char* kArchitecture[] = {
+    "attention_bias", "mlp_bias", "use_sliding_window", "scale_attn_weights",
+    "scale_attn_by_inverse_layer_idx"};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& file) : file_(file) {}
+
+  absl::StatusOr<ModelConfig> Read(absl::string_view text) {
+    std::vector<JsonProblem> problems;
+    if (!ParseJsonText(text, 0, &root_, &problems)) {
+      return Error(problems[0].place, problems[0].path, problems[0].message);
+    }
+    if (root_.kind != JsonKind::kObject) {
+      return Error(root_.place, "", "want an object: { ... }");
+    }
+    ZERO_RETURN_IF_ERROR(Family());
+    ZERO_RETURN_IF_ERROR(Required());
+    ZERO_RETURN_IF_ERROR(Architecture());
+    ZERO_RETURN_IF_ERROR(Rope());
+    ZERO_RETURN_IF_ERROR(Keys());
+    ZERO_RETURN_IF_ERROR(Activation());
+    ZERO_RETURN_IF_ERROR(Shape());
+    return model();
+  }
+
+ private:
+  ModelConfig& model() { return config_.model; }
+  bool gpt2() { return model().family == ModelFamily::kGpt2; }
+
+  absl::Status Error(const JsonPlace& place, const std::string& key,
+                     absl::string_view message) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file_, ":", place.line, ":", place.column, ": ", key,
+                     key.empty() ? "" : ": ", message));
+  }
+  absl::Status Error(const JsonNode& node, absl::string_view message) const {
+    return Error(node.place, node.key, message);
+  }
+
+  // The member, or null where it is absent or null.
+  static const JsonNode* FindValue(const JsonNode& object,
+                                   absl::string_view key) {
+    const JsonNode* node = object.Find(key);
+    return node == nullptr || node->kind == JsonKind::kNull ? nullptr : node;
+  }
+
+  absl::Status Family() {
+    const JsonNode* type = FindValue(root_, "model_type");
+    if (type == nullptr) {
+      return Error(root_.place, "model_type",
+                   "missing; want gpt2, llama, qwen2 or qwen3");
+    }
+    const KeySpec* key = FindKey("model.model_type");
+    KeyValue value;
+    std::string error;
+    if (!ReadValue(*key, *type, &value, &error)) return Error(*type, error);
+    key->set(config_, value);
+    // Hugging Face's class defaults for keys that a file may leave out.
+    ModelConfig& m = model();
+    m.tie_word_embeddings = gpt2();
+    m.norm_eps = gpt2() ? 1e-5 : 1e-6;
+    m.activation = gpt2() ? "gelu_new" : "silu";
+    m.attention_bias = gpt2() || m.family == ModelFamily::kQwen2;
+    m.max_position_embeddings = gpt2()                            ? 1024
+                                : m.family == ModelFamily::kLlama ? 2048
+                                                                  : 32768;
+    return absl::OkStatus();
+  }
+
+  absl::Status Required() {
+    const absl::Span<const char* const> required =
+        gpt2() ? absl::MakeConstSpan(kGpt2Required)
+               : absl::MakeConstSpan(kRotaryRequired);
+    for (const char* key : required) {
+      if (FindValue(root_, key) == nullptr) {
+        return Error(root_.place, key, "missing");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Architecture() {
+    for (const char* name : kArchitecture) {
+      const JsonNode* node = FindValue(root_, name);
+      const KeySpec* key = FindKey(absl::StrCat("model.", name));
+      if (node != nullptr && !IsHarmless(*key, *node)) {
+        return Error(*node, absl::StrCat(JsonBrief(*node), ": ", key->doc));
+      }
+    }
+    if (const JsonNode* node = FindValue(root_, "add_cross_attention");
+        node != nullptr && node->boolean) {
+      return Error(*node, "cross attention is not in these models");
+    }
+    if (const JsonNode* node = FindValue(root_, "quantization_config")) {
+      return Error(*node, "quantized weights are not read here");
+    }
+    if (const JsonNode* layers = FindValue(root_, "layer_types")) {
+      for (const JsonNode& layer : layers->children) {
+        if (layer.text != "full_attention") {
+          return Error(layer.place, "layer_types",
+                       absl::StrCat(JsonBrief(layer),
+                                    "; every layer's attention sees the whole "
+                                    "sequence here (full_attention)"));
+        }
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Sets rope_ to the object that holds rope_type, factor, ...
+  absl::Status Rope() {
+    const JsonNode* parameters = FindValue(root_, "rope_parameters");
+    rope_ = parameters ? parameters : FindValue(root_, "rope_scaling");
+    for (const JsonNode* holder :
+         {rope_, static_cast<const JsonNode*>(&root_)}) {
+      if (holder == nullptr) continue;
+      const JsonNode* part = FindValue(*holder, "partial_rotary_factor");
+      if (part != nullptr && part->number != 1) {
+        return Error(*part, "every dimension of a head is rotated here");
+      }
+    }
+    if (rope_ == nullptr || gpt2()) return absl::OkStatus();
+    if (rope_->kind != JsonKind::kObject) {
+      return Error(*rope_, "want an object: { ... }");
+    }
+    const JsonNode* type = FindValue(*rope_, "rope_type");
+    if (type == nullptr) type = FindValue(*rope_, "type");
+    if (type == nullptr) return absl::OkStatus();
+    if (type->text != "default" && type->text != "llama3") {
+      return Error(*type, absl::StrCat(JsonBrief(*type),
+                                       " is not built here; want default or "
+                                       "llama3"));
+    }
+    model().rope_scaling.enabled = type->text == "llama3";
+    if (!model().rope_scaling.enabled) return absl::OkStatus();
+    for (const char* key : {"factor", "low_freq_factor", "high_freq_factor",
+                            "original_max_position_embeddings"}) {
+      if (FindValue(*rope_, key) == nullptr) {
+        return Error(rope_->place, absl::StrCat(rope_->key, ".", key),
+                     "missing; llama3 scaling needs it");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  // Everything whose name and meaning are those of our `model` section.
+  absl::Status Keys() {
+    for (const KeySpec& key : AllKeys()) {
+      if (!absl::StartsWith(key.path, "model.") || key.set == nullptr ||
+          (key.applies != nullptr && !key.applies(config_)) ||
+          absl::EndsWith(key.path, "_pdrop") || IsOurs(key.path)) {
+        continue;
+      }
+      const std::string name = key.path.substr(key.path.rfind('.') + 1);
+      const bool scaling = absl::StartsWith(key.path, "model.rope_scaling.");
+      const JsonNode* node =
+          FindValue(scaling && rope_ != nullptr ? *rope_ : root_, name);
+      if (name == "rope_theta" && node == nullptr && rope_ != nullptr) {
+        node = FindValue(*rope_, name);
+      }
+      if (node == nullptr) continue;
+      KeyValue value;
+      std::string error;
+      if (!ReadValue(key, *node, &value, &error)) return Error(*node, error);
+      key.set(config_, value);
+    }
+    return absl::OkStatus();
+  }
+
+  // Keys of the section that are no key of config.json, or are read above.
+  static bool IsOurs(absl::string_view path) {
+    return path == "model.preset" || path == "model.from_pretrained" ||
+           path == "model.model_type" || path == "model.activation_function" ||
+           path == "model.hidden_act" || path == "model.rope_scaling.rope_type";
+  }
+
+  absl::Status Activation() {
+    const JsonNode* node =
+        FindValue(root_, gpt2() ? "activation_function" : "hidden_act");
+    if (node == nullptr) return absl::OkStatus();
+    const std::string& name = node->text;
+    if (gpt2() && (name == "gelu_new" || name == "gelu_pytorch_tanh")) {
+      model().activation = "gelu_new";
+    } else if (gpt2() && name == "gelu") {
+      model().activation = "gelu";
+    } else if (gpt2() || (name != "silu" && name != "swish")) {
+      return Error(*node,
+                   absl::StrCat(JsonBrief(*node), " is not built here; want ",
+                                gpt2() ? "gelu_new or gelu" : "silu"));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Shape() {
+    ModelConfig& m = model();
+    const int64_t heads = m.num_attention_heads;
+    if (gpt2()) {
+      m.num_key_value_heads = heads;
+      if (m.intermediate_size == 0) m.intermediate_size = 4 * m.hidden_size;
+      m.head_dim = 0;
+    } else if (m.num_key_value_heads == 0) {
+      m.num_key_value_heads = heads;
+    }
+    if (m.head_dim == 0 && m.family == ModelFamily::kQwen3) m.head_dim = 128;
+    if (m.head_dim == 0) {
+      if (m.hidden_size % heads != 0) {
+        return Error(
+            root_.place, gpt2() ? "n_head" : "num_attention_heads",
+            absl::StrCat(heads, " does not divide the width ", m.hidden_size));
+      }
+      m.head_dim = m.hidden_size / heads;
+    }
+    if (heads % m.num_key_value_heads != 0) {
+      return Error(
+          root_.place, "num_key_value_heads",
+          absl::StrCat(m.num_key_value_heads,
+                       " does not divide num_attention_heads ", heads));
+    }
+    if (!gpt2() && m.head_dim % 2 != 0) {
+      return Error(
+          root_.place, "head_dim",
+          absl::StrCat(m.head_dim, " is odd; rotary embeddings turn pairs"));
+    }
+    return absl::OkStatus();
+  }
+
+  const std::string& file_;
+  JsonNode root_;
+  const JsonNode* rope_ = nullptr;
+  Config config_;
+};
+
+using Members = std::vector<std::pair<std::string, std::string>>;
+
+void Gpt2Members(const ModelConfig& m, Members* out) {
+  const auto add = [&](const char* key, std::string value) {
+    out->emplace_back(key, std::move(value));
+  };
+  add("n_embd", absl::StrCat(m.hidden_size));
+  add("n_layer", absl::StrCat(m.num_hidden_layers));
+  add("n_head", absl::StrCat(m.num_attention_heads));
+  add("n_inner", absl::StrCat(m.intermediate_size));
+  add("n_positions", absl::StrCat(m.max_position_embeddings));
+  add("layer_norm_epsilon", JsonDouble(m.norm_eps));
+  add("activation_function", JsonQuote(m.activation));
+  add("attn_pdrop", "0.0");
+  add("embd_pdrop", JsonDouble(m.embd_pdrop));
+  add("resid_pdrop", JsonDouble(m.resid_pdrop));
+}
+
+void RotaryMembers(const ModelConfig& m, Members* out) {
+  const auto add = [&](const char* key, std::string value) {
+    out->emplace_back(key, std::move(value));
+  };
+  add("hidden_size", absl::StrCat(m.hidden_size));
+  add("num_hidden_layers", absl::StrCat(m.num_hidden_layers));
+  add("num_attention_heads", absl::StrCat(m.num_attention_heads));
+  add("num_key_value_heads", absl::StrCat(m.num_key_value_heads));
+  add("head_dim", absl::StrCat(m.head_dim));
+  add("intermediate_size", absl::StrCat(m.intermediate_size));
+  add("max_position_embeddings", absl::StrCat(m.max_position_embeddings));
+  add("rms_norm_eps", JsonDouble(m.norm_eps));
+  add("hidden_act", JsonQuote(m.activation));
+  add("rope_theta", JsonDouble(m.rope_theta));
+  const RopeScaling& rope = m.rope_scaling;
+  add("rope_scaling",
+      !rope.enabled
+          ? "null"
+          : absl::StrCat(
+                "{\"rope_type\": \"llama3\", \"factor\": ",
+                JsonDouble(rope.factor),
+                ", \"low_freq_factor\": ", JsonDouble(rope.low_freq_factor),
+                ", \"high_freq_factor\": ", JsonDouble(rope.high_freq_factor),
+                ", \"original_max_position_embeddings\": ",
+                rope.original_max_position_embeddings, "}"));
+  add("attention_dropout", "0.0");
+  if (m.family == ModelFamily::kQwen2) return;
+  add("attention_bias", "false");
+  if (m.family == ModelFamily::kLlama) add("mlp_bias", "false");
+}
+
+const char* Architecture(ModelFamily family) {
+  switch (family) {
+    case ModelFamily::kGpt2:
+      return "GPT2LMHeadModel";
+    case ModelFamily::kLlama:
+      return "LlamaForCausalLM";
+    case ModelFamily::kQwen2:
+      return "Qwen2ForCausalLM";
+    case ModelFamily::kQwen3:
+      return "Qwen3ForCausalLM";
+  }
+  return "?";
+}
+
+const char* TorchName(DType dtype) {
+  return dtype == DType::kBF16  ? "bfloat16"
+         : dtype == DType::kF16 ? "float16"
+                                : "float32";
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ReadHfConfig(const std::string& dir) {
+  const std::string file = absl::StrCat(dir, "/config.json");
+  if (!PathExists(file)) {
+    return absl::NotFoundError(
+        absl::StrCat(file,
+                     ": does not exist; want a folder with config.json and "
+                     "model.safetensors, as save_pretrained() writes it"));
+  }
+  ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
+  ZERO_ASSIGN_OR_RETURN(ModelConfig config, ParseHfConfig(text, file));
+  config.from_pretrained = dir;
+  return config;
+}
+
+absl::StatusOr<ModelConfig> ParseHfConfig(absl::string_view text,
+                                          const std::string& file) {
+  return Reader(file).Read(text);
+}
+
+std::string WriteHfConfig(const ModelConfig& config, DType dtype,
+                          int64_t end_of_text) {
+  Members members;
+  const auto add = [&](const char* key, std::string value) {
+    members.emplace_back(key, std::move(value));
+  };
+  add("architectures", absl::StrCat("[\"", Architecture(config.family), "\"]"));
+  add("model_type", JsonQuote(ModelFamilyName(config.family)));
+  add("vocab_size", absl::StrCat(config.vocab_size));
+  if (config.family == ModelFamily::kGpt2) {
+    Gpt2Members(config, &members);
+  } else {
+    RotaryMembers(config, &members);
+  }
+  add("initializer_range", JsonDouble(config.initializer_range));
+  add("tie_word_embeddings", config.tie_word_embeddings ? "true" : "false");
+  const std::string end = end_of_text < 0 ? "null" : absl::StrCat(end_of_text);
+  add("bos_token_id", end);
+  add("eos_token_id", end);
+  add("use_cache", "true");
+  add("torch_dtype", JsonQuote(TorchName(dtype)));
+
+  std::string out = "{";
+  const char* comma = "";
+  for (const auto& [key, value] : members) {
+    absl::StrAppend(&out, comma, "\n  ", JsonQuote(key), ": ", value);
+    comma = ",";
+  }
+  return out + "\n}\n";
+}
+
+}  // namespace zero

@@ -1,0 +1,87 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+#include "models/catalog.h"
+#include "models/registry.h"
+
+namespace zero {
+namespace {
+
+ModelConfig Preset(const std::string& name) {
+  auto config = MakeModelCatalog()->Preset(name);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : ModelConfig();
+}
+
+TEST(PresetsTest, ParameterCountsAreThePublishedOnes) {
+  const std::map<std::string, int64_t> published = {
+      {"gpt2", 124439808},          {"gpt2-medium", 354823168},
+      {"gpt2-large", 774030080},    {"gpt2-xl", 1557611200},
+      {"Llama-2-7B", 6738415616},   {"Llama-3-8B", 8030261248},
+      {"Llama-3.1-8B", 8030261248}, {"Llama-3.2-1B", 1235814400},
+      {"Llama-3.2-3B", 3212749824}, {"Qwen2.5-0.5B", 494032768},
+      {"Qwen2.5-1.5B", 1543714304}, {"Qwen2.5-3B", 3085938688},
+      {"Qwen2.5-7B", 7615616512},   {"Qwen3-0.6B", 596049920},
+      {"Qwen3-1.7B", 1720574976},   {"Qwen3-4B", 4022468096},
+      {"Qwen3-8B", 8190735360},
+  };
+  for (const auto& [name, count] : published) {
+    EXPECT_EQ(NumParameters(Preset(name)), count) << name;
+  }
+}
+
+TEST(PresetsTest, TheClosedFormCountsWhatTheModelIsMadeOf) {
+  for (const ModelPreset& preset : ModelPresets()) {
+    EXPECT_EQ(NumParameters(preset.config),
+              MakeModel(preset.config)->NumParameters())
+        << preset.name;
+  }
+  ModelConfig untied = Preset("gpt2-tiny");
+  untied.tie_word_embeddings = false;
+  untied.intermediate_size = 100;
+  EXPECT_EQ(NumParameters(untied), MakeModel(untied)->NumParameters());
+}
+
+TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
+  // Llama-3-8B at 8192: 57.9 GFLOP per token (design, section 7).
+  EXPECT_NEAR(FlopsPerToken(Preset("Llama-3-8B"), 8192) / 1e9, 57.9, 0.05);
+  // GPT-2: 12 layers of width 768, 85,056,000 parameters in the blocks and the
+  // final norm, the tied head of 50257 * 768 counted once.
+  EXPECT_EQ(FlopsPerToken(Preset("gpt2"), 1024),
+            6.0 * (85056000 + 50257 * 768) + 12.0 * 12 * 768 * 1024);
+  EXPECT_EQ(FlopsPerToken(Preset("gpt2"), 1024, /*causal=*/true),
+            6.0 * (85056000 + 50257 * 768) + 6.0 * 12 * 768 * 1024);
+  // Qwen3's heads are wider together (16 * 128) than the model (1024).
+  const ModelConfig qwen3 = Preset("Qwen3-0.6B");
+  EXPECT_EQ(FlopsPerToken(qwen3, 2048) - FlopsPerToken(qwen3, 1024),
+            12.0 * 28 * 2048 * 1024);
+}
+
+TEST(PresetsTest, EveryPresetIsCompleteAndNamedOnce) {
+  std::set<std::string> names;
+  for (const ModelPreset& preset : ModelPresets()) {
+    const ModelConfig& c = preset.config;
+    EXPECT_TRUE(names.insert(preset.name).second) << preset.name;
+    EXPECT_GT(c.vocab_size, 0) << preset.name;
+    EXPECT_GT(c.intermediate_size, 0) << preset.name;
+    EXPECT_GT(c.max_position_embeddings, 0) << preset.name;
+    EXPECT_EQ(c.num_attention_heads % c.num_key_value_heads, 0) << preset.name;
+    EXPECT_EQ(c.head_dim % 2, 0) << preset.name;
+    EXPECT_EQ(c.embd_pdrop, 0) << preset.name;
+  }
+  EXPECT_EQ(MakeModelCatalog()->PresetNames().size(), names.size());
+}
+
+TEST(PresetsTest, AnUnknownPresetNamesTheNearest) {
+  const auto preset = MakeModelCatalog()->Preset("gpt2-medum");
+  EXPECT_EQ(preset.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(preset.status().message(),
+            "no preset \"gpt2-medum\"; did you mean \"gpt2-medium\"? "
+            "`zero models` lists them");
+}
+
+}  // namespace
+}  // namespace zero
