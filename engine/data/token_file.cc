@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <glob.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -195,10 +196,8 @@ absl::Status NothingMatches(const std::string& pattern) {
   if (folder != ".") absl::ConsumePrefix(&rest, folder);
   absl::ConsumePrefix(&rest, "/");
   const absl::string_view word = rest.substr(0, rest.find('/'));
-  std::vector<std::string> near;
-  if (auto names = ListFolder(folder); names.ok()) {
-    near = NearestNames(word, *names, 3);
-  }
+  ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
+  const std::vector<std::string> near = NearestNames(word, names, 3);
   return absl::NotFoundError(
       absl::StrCat("'", pattern, "' matches no file; in '", folder, "' ",
                    near.empty() ? "there is nothing of a similar name"
@@ -214,14 +213,18 @@ absl::Status ExpandOne(const std::string& pattern,
         "an empty file name; name a file or a glob such as data/*.bin");
   }
   // A file whose name has brackets is a file first.
-  if (PathExists(pattern)) {
-    if (IsFolder(pattern)) {
+  struct stat info;
+  if (::stat(pattern.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", pattern, "' is a folder; name its files, for example '",
           absl::StripSuffix(pattern, "/"), "/*.bin'"));
     }
     paths->push_back(pattern);
     return absl::OkStatus();
+  }
+  if (errno != ENOENT && errno != ENOTDIR) {
+    return FileError("cannot read", pattern, errno);
   }
   if (absl::StrContains(pattern, "**")) {
     return absl::InvalidArgumentError(
@@ -405,8 +408,7 @@ absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::Open(
   return source;
 }
 
-std::unique_ptr<TokenSource> TokenSource::View(int64_t begin,
-                                               int64_t n) const {
+std::unique_ptr<TokenSource> TokenSource::View(int64_t begin, int64_t n) const {
   ZERO_CHECK_GE(begin, 0);
   ZERO_CHECK_GE(n, 0);
   ZERO_CHECK_LE(begin + n, size_);

@@ -1,0 +1,181 @@
+#include "engine/data/loader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <set>
+
+#include "tests/support/temp_dir.h"
+
+namespace zero {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A source whose token i is i % 251.
+class LoaderTest : public ::testing::Test {
+ protected:
+  const TokenSource* Source(int64_t num_tokens) {
+    std::string text;
+    for (int64_t i = 0; i < num_tokens; ++i) {
+      text.push_back(static_cast<char>(i % 251));
+    }
+    dir_.Write("data.txt", text);
+    source_ =
+        TokenSource::Open({dir_.File("data.txt")}, TokenFormat::kText).value();
+    return source_.get();
+  }
+
+  TempDir dir_;
+  std::unique_ptr<TokenSource> source_;
+};
+
+TEST_F(LoaderTest, TargetsAreTheNextTokens) {
+  const Loader loader =
+      Loader::Create(Source(1000),
+                     {.sequence_length = 16, .micro_batch_size = 3}, 5)
+          .value();
+  Batch batch;
+  loader.Fill(2, 0, 0, &batch);
+  EXPECT_EQ(batch.batch_size, 3);
+  EXPECT_EQ(batch.sequence_length, 16);
+  EXPECT_EQ(batch.num_valid_targets, 48);
+  EXPECT_THAT(batch.sample_ids, ElementsAre(6, 7, 8));
+  for (size_t i = 0; i < 48; ++i) {
+    const int64_t at =
+        batch.windows[i / 16] * 16 + static_cast<int64_t>(i % 16);
+    EXPECT_EQ(batch.tokens[i], at % 251);
+    EXPECT_EQ(batch.targets[i], (at + 1) % 251);
+    EXPECT_EQ(batch.positions[i], static_cast<int32_t>(i % 16));
+  }
+}
+
+TEST_F(LoaderTest, ABatchCanBeReusedWithAnotherShape) {
+  const TokenSource* source = Source(1000);
+  const Loader wide =
+      Loader::Create(source, {.sequence_length = 16, .micro_batch_size = 3}, 5)
+          .value();
+  const Loader narrow =
+      Loader::Create(source, {.sequence_length = 8, .micro_batch_size = 6}, 5)
+          .value();
+  Batch reused, fresh;
+  wide.Fill(0, 0, 0, &reused);
+  narrow.Fill(0, 0, 0, &reused);
+  narrow.Fill(0, 0, 0, &fresh);
+  EXPECT_EQ(reused.positions, fresh.positions);
+  EXPECT_EQ(reused.tokens, fresh.tokens);
+  EXPECT_EQ(reused.sample_ids, fresh.sample_ids);
+}
+
+// Property 7, the data's half, on tokens.
+TEST_F(LoaderTest, TheTokensOfAStepAreTheSameForEveryWorldSize) {
+  const TokenSource* source = Source(5000);
+  const auto step_tokens = [&](int64_t world, int64_t step) {
+    const Loader loader = Loader::Create(source,
+                                         {.sequence_length = 16,
+                                          .micro_batch_size = 12 / world,
+                                          .world = world},
+                                         5)
+                              .value();
+    std::vector<int32_t> tokens;
+    std::vector<int64_t> ids;
+    for (int64_t rank = 0; rank < world; ++rank) {
+      Batch batch;
+      loader.Fill(step, 0, rank, &batch);
+      tokens.insert(tokens.end(), batch.tokens.begin(), batch.tokens.end());
+      ids.insert(ids.end(), batch.sample_ids.begin(), batch.sample_ids.end());
+    }
+    return std::pair(tokens, ids);
+  };
+  for (const int64_t world : {2, 3, 4}) {
+    for (int64_t step = 0; step < 30; ++step) {
+      ASSERT_EQ(step_tokens(world, step), step_tokens(1, step));
+    }
+  }
+}
+
+TEST_F(LoaderTest, DataSmallerThanOneBatchIsAnErrorWithTheNumbers) {
+  const absl::Status status =
+      Loader::Create(Source(100),
+                     {.sequence_length = 16, .micro_batch_size = 8}, 5)
+          .status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("100 tokens = 6 samples"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("to at most 6"));
+}
+
+TEST_F(LoaderTest, ValidationCoversEveryTargetOnceInOrder) {
+  const TokenSource* source = Source(103);  // 102 targets: 10 windows + 2
+  for (const int64_t world : {1, 2, 3, 4}) {
+    const EvalLoader loader =
+        EvalLoader::Create(
+            source,
+            {.sequence_length = 10, .micro_batch_size = 2, .world = world}, 0)
+            .value();
+    EXPECT_EQ(loader.num_windows(), 11);
+    EXPECT_EQ(loader.num_targets(), 102);
+    std::vector<int32_t> targets;
+    int64_t num_valid = 0;
+    for (int64_t i = 0; i < loader.num_batches(); ++i) {
+      for (int64_t rank = 0; rank < world; ++rank) {
+        Batch batch;
+        loader.Fill(i, rank, &batch);
+        num_valid += batch.num_valid_targets;
+        for (const int32_t target : batch.targets) {
+          if (target != kIgnoredTarget) targets.push_back(target);
+        }
+      }
+    }
+    EXPECT_EQ(num_valid, 102);
+    ASSERT_EQ(targets.size(), 102u);
+    for (int32_t i = 0; i < 102; ++i) {
+      EXPECT_EQ(targets[static_cast<size_t>(i)], (i + 1) % 251);
+    }
+  }
+}
+
+TEST_F(LoaderTest, TheLastValidationWindowIsPaddedWithIgnoredTargets) {
+  const EvalLoader loader =
+      EvalLoader::Create(Source(13),
+                         {.sequence_length = 10, .micro_batch_size = 3}, 0)
+          .value();
+  Batch batch;
+  loader.Fill(0, 0, &batch);
+  EXPECT_EQ(batch.num_valid_targets, 12);
+  const std::vector<int32_t> last(batch.targets.begin() + 10,
+                                  batch.targets.begin() + 20);
+  EXPECT_THAT(last, ElementsAre(11, 12, -1, -1, -1, -1, -1, -1, -1, -1));
+  const std::vector<int32_t> past_end(batch.targets.begin() + 20,
+                                      batch.targets.end());
+  EXPECT_THAT(past_end, Each(kIgnoredTarget));
+}
+
+TEST_F(LoaderTest, ValidationStopsAtItsLimit) {
+  const EvalLoader loader =
+      EvalLoader::Create(Source(1000),
+                         {.sequence_length = 10, .micro_batch_size = 4}, 6)
+          .value();
+  EXPECT_EQ(loader.num_windows(), 6);
+  EXPECT_EQ(loader.num_batches(), 2);
+  EXPECT_EQ(loader.num_targets(), 60);
+  Batch batch;
+  loader.Fill(1, 0, &batch);
+  EXPECT_EQ(batch.num_valid_targets, 20);
+  EXPECT_EQ(batch.targets[20], kIgnoredTarget);
+}
+
+TEST_F(LoaderTest, OneTokenIsTooFewToValidate) {
+  EXPECT_THAT(std::string(EvalLoader::Create(
+                              Source(1),
+                              {.sequence_length = 10, .micro_batch_size = 1}, 0)
+                              .status()
+                              .message()),
+              HasSubstr("needs at least 2"));
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,198 @@
+#include "engine/data/tokenize.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/data/sentencepiece_model.h"
+#include "engine/data/token_file.h"
+#include "tests/support/temp_dir.h"
+
+namespace zero {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<int32_t> ReadTokens(const std::string& pattern) {
+  const auto source = TokenSource::Open({pattern}, TokenFormat::kLlmc).value();
+  std::vector<int32_t> tokens(static_cast<size_t>(source->size()));
+  source->Read(0, source->size(), tokens.data());
+  return tokens;
+}
+
+// Lines of words, about `bytes` long.
+std::string Lines(size_t bytes) {
+  std::mt19937 random(11);
+  std::string text;
+  while (text.size() < bytes) {
+    for (size_t n = 1 + random() % 9; n > 0; --n) {
+      text.push_back(static_cast<char>('a' + random() % 26));
+    }
+    text.push_back(random() % 8 == 0 ? '\n' : ' ');
+  }
+  return text;
+}
+
+class TokenizeTest : public ::testing::Test {
+ protected:
+  TokenizeOptions Options() const {
+    return {.inputs = {dir_.File("*.txt")}, .output = dir_.File("out.bin")};
+  }
+  std::string ErrorOf(const TokenizeOptions& options) const {
+    return std::string(TokenizeFiles(options).status().message());
+  }
+  TempDir dir_;
+};
+
+TEST_F(TokenizeTest, EveryFileIsADocumentAfterAnEndOfText) {
+  dir_.Write("a.txt", "ab");
+  dir_.Write("b.txt", "c");
+  const TokenizeStats stats = TokenizeFiles(Options()).value();
+  EXPECT_THAT(ReadTokens(dir_.File("out.bin")),
+              ElementsAre(256, 'a', 'b', 256, 'c'));
+  EXPECT_EQ(stats.num_files, 2);
+  EXPECT_EQ(stats.num_documents, 2);
+  EXPECT_EQ(stats.text_bytes, 3);
+  EXPECT_EQ(stats.num_tokens, 5);
+  EXPECT_EQ(stats.vocab_size, 257);
+  EXPECT_EQ(stats.bytes_per_token, 2);
+  ASSERT_EQ(stats.outputs.size(), 1u);
+  EXPECT_EQ(stats.outputs[0].num_tokens, 5);
+}
+
+TEST_F(TokenizeTest, ASeparatorCutsDocumentsAndIsNotEncoded) {
+  dir_.Write("a.txt", "one<|endoftext|>two<|endoftext|><|endoftext|>x");
+  TokenizeOptions options = Options();
+  options.document_separator = "<|endoftext|>";
+  EXPECT_EQ(TokenizeFiles(options).value().num_documents, 3);
+  EXPECT_THAT(ReadTokens(dir_.File("out.bin")),
+              ElementsAre(256, 'o', 'n', 'e', 256, 't', 'w', 'o', 256, 'x'));
+}
+
+TEST_F(TokenizeTest, ShardsHoldTheSameTokensAsOneFile) {
+  dir_.Write("a.txt", Lines(2500));
+  TokenizeOptions options = Options();
+  const TokenizeStats whole = TokenizeFiles(options).value();
+  options.output = dir_.File("shards.bin");
+  options.tokens_per_shard = 1000;
+  const TokenizeStats stats = TokenizeFiles(options).value();
+  ASSERT_EQ(stats.outputs.size(), 3u);
+  EXPECT_EQ(stats.outputs[0].path, dir_.File("shards_000000.bin"));
+  EXPECT_EQ(stats.outputs[0].num_tokens, 1000);
+  EXPECT_EQ(stats.outputs[1].num_tokens, 1000);
+  EXPECT_EQ(stats.num_tokens, whole.num_tokens);
+  EXPECT_EQ(ReadTokens(dir_.File("shards_*.bin")),
+            ReadTokens(dir_.File("out.bin")));
+}
+
+TEST_F(TokenizeTest, ShardsOfAnEarlierRunAreAnError) {
+  dir_.Write("a.txt", "abc");
+  dir_.Write("out_000007.bin", "old");
+  dir_.Write("out_other.bin", "unrelated");
+  TokenizeOptions options = Options();
+  options.tokens_per_shard = 1000;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("out_000007.bin' exists"));
+}
+
+TEST_F(TokenizeTest, TheValidationPartBeginsBehindALineBreak) {
+  dir_.Write("a.txt", "0123\n5678\nabcd\nefgh\n");
+  TokenizeOptions options = Options();
+  options.validation_fraction = 0.4;  // border at byte 12, in "abcd"
+  const TokenizeStats stats = TokenizeFiles(options).value();
+  ASSERT_EQ(stats.outputs.size(), 2u);
+  EXPECT_EQ(stats.outputs[0].num_tokens, 16);
+  EXPECT_EQ(stats.outputs[1].path, dir_.File("out_val.bin"));
+  EXPECT_THAT(ReadTokens(dir_.File("out_val.bin")),
+              ElementsAre(256, 'e', 'f', 'g', 'h', '\n'));
+}
+
+TEST_F(TokenizeTest, TextLongerThanAPieceIsEncodedWhole) {
+  const std::string text = Lines((3 << 20) + 12345);
+  dir_.Write("a.txt", text);
+  ASSERT_TRUE(TokenizeFiles(Options()).ok());
+  const std::vector<int32_t> tokens = ReadTokens(dir_.File("out.bin"));
+  ASSERT_EQ(tokens.size(), text.size() + 1);
+  EXPECT_TRUE(std::equal(text.begin(), text.end(), tokens.begin() + 1));
+}
+
+TEST_F(TokenizeTest, SentencePieceTokensDecodeToTheText) {
+  const std::string text = Lines((1 << 20) + 300000);
+  dir_.Write("a.txt", text);
+  ASSERT_TRUE(TrainSentencePiece({.inputs = {dir_.File("a.txt")},
+                                  .model_prefix = dir_.File("m"),
+                                  .vocab_size = 300,
+                                  .max_input_bytes = 100000})
+                  .ok());
+  TokenizeOptions options = Options();
+  options.tokenizer = dir_.File("m.model");
+  const TokenizeStats stats = TokenizeFiles(options).value();
+  EXPECT_EQ(stats.vocab_size, 300);
+  const std::vector<int32_t> tokens = ReadTokens(dir_.File("out.bin"));
+  EXPECT_EQ(OpenTokenizer(options.tokenizer).value()->Decode(tokens), text);
+}
+
+// SentencePiece's default normalizer turns line breaks into spaces.
+TEST_F(TokenizeTest, ATokenizerThatChangesTheTextIsRefusedUnlessAllowed) {
+  dir_.Write("a.txt", "the rank\nreduces\n");
+  int num_lines = 0;
+  std::string error;
+  dir_.Write("lossy.model",
+             TrainSentencePieceModel(
+                 {{"vocab_size", "30"}, {"hard_vocab_limit", "false"}},
+                 [&](std::string* line) {
+                   *line = "the rank reduces the shard";
+                   return num_lines++ < 100;
+                 },
+                 &error));
+  ASSERT_EQ(error, "");
+  TokenizeOptions options = Options();
+  options.tokenizer = dir_.File("lossy.model");
+  EXPECT_THAT(ErrorOf(options), HasSubstr("changes the text: \"Two  spaces,"));
+  EXPECT_THAT(ErrorOf(options), HasSubstr("--allow-lossy"));
+  options.allow_lossy = true;
+  EXPECT_TRUE(TokenizeFiles(options).ok());
+}
+
+TEST_F(TokenizeTest, WrongOptionsAreNamed) {
+  dir_.Write("a.txt", "ab");
+  TokenizeOptions options = Options();
+  options.output = dir_.File("out");
+  EXPECT_THAT(ErrorOf(options), HasSubstr("must be a name that ends in .bin"));
+  options = Options();
+  options.tokens_per_shard = -1;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("-1 is negative"));
+  options = Options();
+  options.validation_fraction = 1;
+  EXPECT_THAT(ErrorOf(options), HasSubstr("1 is not in [0, 1)"));
+  options = Options();
+  options.tokenizer = "words";
+  EXPECT_THAT(ErrorOf(options), HasSubstr("'words' is not known"));
+  options = Options();
+  options.inputs = {dir_.File("*.text")};
+  EXPECT_THAT(ErrorOf(options), HasSubstr("matches no file"));
+  EXPECT_FALSE(PathExists(dir_.File("out.bin")));
+}
+
+TEST_F(TokenizeTest, AnEmptyOrBinaryInputIsAnErrorAndNothingIsWritten) {
+  dir_.Write("a.txt", "ab");
+  dir_.Write("b.txt", "");
+  EXPECT_THAT(ErrorOf(Options()), HasSubstr("b.txt': the file is empty"));
+  dir_.Write("b.txt", std::string("x\0y", 3));
+  EXPECT_THAT(ErrorOf(Options()), HasSubstr("b.txt': not text"));
+  EXPECT_EQ(dir_.Count(), 2);
+}
+
+TEST(TokenFileWriterTest, WideTokensRoundTrip) {
+  TempDir dir;
+  auto writer = TokenFileWriter::Create(dir.File("w.bin"), 4).value();
+  const std::vector<int32_t> ids = {0, 128000, 0x7FFFFFFF};
+  ASSERT_TRUE(writer->Append(ids.data(), 3).ok());
+  EXPECT_FALSE(PathExists(dir.File("w.bin")));
+  ASSERT_TRUE(writer->Commit().ok());
+  EXPECT_EQ(ReadTokens(dir.File("w.bin")), ids);
+}
+
+}  // namespace
+}  // namespace zero
