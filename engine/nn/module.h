@@ -86,9 +86,16 @@ class Model {
   std::vector<Parameter*> AllParameters() const;
   int64_t NumParameters() const;
 
-  // Tables that units read (rotary) are built here, once, on the device.
-  virtual void Prepare(Context& ctx) = 0;
-  virtual int64_t TableBytes() const { return 0; }
+  // Builds the tables that units read (rotary) in `arena`, once, before the
+  // first forward. Positions 0 .. num_positions - 1 may occur.
+  virtual void Prepare(Arena& arena, Stream& stream, int64_t num_positions) = 0;
+  // Lets go of them, before their arena does.
+  virtual void DropTables() = 0;
+  // The arena bytes that Prepare takes.
+  virtual int64_t TableBytes(int64_t num_positions) const = 0;
+
+  // Columns of Unit::Logits.
+  virtual int64_t vocab_size() const = 0;
 
   // Names and layout of the family's Hugging Face checkpoint.
   virtual std::vector<PortableTensor> PortableTensors() const = 0;

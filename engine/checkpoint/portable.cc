@@ -1,0 +1,157 @@
+#include "engine/checkpoint/portable.h"
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/checkpoint/safetensors.h"
+
+namespace zero {
+namespace {
+
+std::vector<int64_t> Dims(const Shape& shape) {
+  std::vector<int64_t> dims;
+  for (int i = 0; i < shape.num_dims(); ++i) dims.push_back(shape[i]);
+  return dims;
+}
+
+int64_t RowElems(const Parameter& parameter) {
+  return parameter.shape.num_dims() == 1 ? 1 : parameter.shape[1];
+}
+
+// out[c, r] = in[r, c].
+void Transpose(const float* in, int64_t rows, int64_t cols, float* out) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) out[c * rows + r] = in[r * cols + c];
+  }
+}
+
+absl::Status Send(const std::vector<float>& values, DType dtype,
+                  const TensorSink& sink) {
+  if (dtype == DType::kF32) {
+    return sink(values.data(), values.size() * sizeof(float));
+  }
+  std::vector<uint16_t> half(values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    half[i] =
+        dtype == DType::kBF16 ? F32ToBF16(values[i]) : F32ToF16(values[i]);
+  }
+  return sink(half.data(), half.size() * sizeof(uint16_t));
+}
+
+// Tensors that Hugging Face files may carry and that hold no parameter.
+bool IsIgnorable(const std::string& name) {
+  return absl::EndsWith(name, ".attn.bias") ||
+         absl::EndsWith(name, ".attn.masked_bias") ||
+         absl::EndsWith(name, "rotary_emb.inv_freq");
+}
+
+// The stored tensor of a portable one: some GPT-2 files lack the
+// "transformer." in front, and tied heads may be stored all the same.
+const StoredTensor* FindTensor(const SafetensorsReader& reader,
+                               const std::string& name) {
+  if (const StoredTensor* tensor = reader.Find(name)) return tensor;
+  constexpr absl::string_view kPrefix = "transformer.";
+  return absl::StartsWith(name, kPrefix)
+             ? reader.Find(absl::string_view(name).substr(kPrefix.size()))
+             : nullptr;
+}
+
+absl::Status CheckTensors(const std::string& dir,
+                          const SafetensorsReader& reader,
+                          const std::vector<PortableTensor>& wanted) {
+  std::vector<std::string> problems;
+  std::set<std::string> used;
+  for (const PortableTensor& want : wanted) {
+    const StoredTensor* have = FindTensor(reader, want.name);
+    if (have == nullptr) {
+      problems.push_back(absl::StrCat("missing ", want.name));
+      continue;
+    }
+    used.insert(have->name);
+    if (have->shape != Dims(want.shape) || !IsFloat(have->dtype)) {
+      problems.push_back(absl::StrCat(want.name, " is ", DTypeName(have->dtype),
+                                      have->ShapeString(), ", want a float ",
+                                      want.shape.ToString()));
+    }
+  }
+  for (const StoredTensor& tensor : reader.tensors()) {
+    if (used.count(tensor.name) || IsIgnorable(tensor.name)) continue;
+    if (tensor.name == "lm_head.weight") continue;  // a stored tied head
+    problems.push_back(absl::StrCat("unexpected ", tensor.name));
+  }
+  if (problems.empty()) return absl::OkStatus();
+  const size_t shown = std::min<size_t>(problems.size(), 8);
+  return absl::InvalidArgumentError(absl::StrCat(
+      dir, ": the weights do not fit the model of config.json: ",
+      absl::StrJoin(problems.begin(), problems.begin() + shown, "; "),
+      problems.size() > shown
+          ? absl::StrCat(" and ", problems.size() - shown, " more")
+          : ""));
+}
+
+}  // namespace
+
+absl::Status SavePortable(const std::string& dir, const Model& model,
+                          const std::string& config_json, DType dtype,
+                          const ReadParameterFn& read) {
+  ZERO_RETURN_IF_ERROR(MakeFolders(dir));
+  const std::vector<PortableTensor> tensors = model.PortableTensors();
+  std::vector<TensorSpec> specs;
+  std::map<std::string, const PortableTensor*> by_name;
+  for (const PortableTensor& tensor : tensors) {
+    specs.push_back({tensor.name, dtype, Dims(tensor.shape)});
+    by_name[tensor.name] = &tensor;
+  }
+  auto fill = [&](const TensorSpec& spec,
+                  const TensorSink& sink) -> absl::Status {
+    const PortableTensor& tensor = *by_name[spec.name];
+    const Parameter& parameter = *tensor.parameter;
+    std::vector<float> all(parameter.shape.num_elems());
+    read(parameter, all.data());
+    const int64_t begin = tensor.row_begin * RowElems(parameter);
+    std::vector<float> values(all.begin() + begin,
+                              all.begin() + begin + tensor.shape.num_elems());
+    if (tensor.transpose) {
+      Transpose(all.data(), parameter.shape[0], parameter.shape[1],
+                values.data());
+    }
+    return Send(values, dtype, sink);
+  };
+  ZERO_RETURN_IF_ERROR(
+      WriteSafetensors(dir + "/model.safetensors", specs, fill));
+  return WriteFileAtomically(dir + "/config.json", config_json);
+}
+
+absl::Status LoadPortable(const std::string& dir, const Model& model,
+                          const LoadParametersFn& load) {
+  ZERO_ASSIGN_OR_RETURN(const auto reader, SafetensorsReader::Open(dir));
+  const std::vector<PortableTensor> tensors = model.PortableTensors();
+  ZERO_RETURN_IF_ERROR(CheckTensors(dir, *reader, tensors));
+  std::map<const Parameter*, std::vector<const PortableTensor*>> parts;
+  for (const PortableTensor& tensor : tensors) {
+    parts[tensor.parameter].push_back(&tensor);
+  }
+  load([&](const Parameter& parameter, float* out) {
+    for (const PortableTensor* part : parts[&parameter]) {
+      const StoredTensor& stored = *FindTensor(*reader, part->name);
+      const int64_t n = part->shape.num_elems();
+      float* to = out + part->row_begin * RowElems(parameter);
+      if (part->transpose) {
+        std::vector<float> values(n);
+        ReadAsF32(stored, 0, n, values.data());
+        Transpose(values.data(), part->shape[0], part->shape[1], to);
+      } else {
+        ReadAsF32(stored, 0, n, to);
+      }
+    }
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace zero

@@ -1,0 +1,38 @@
+// Models in Hugging Face's folder layout: config.json + model.safetensors.
+//
+// Our parameters are packed (q/k/v in one) and [out, in]; a model's
+// PortableTensors say how each is cut and turned. Sharded, resumable
+// checkpoints are another format; this one carries parameters only.
+#ifndef ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
+#define ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/nn/module.h"
+#include "kernels/dtype.h"
+
+namespace zero {
+
+// Gives a parameter's fp32 values, in its own layout.
+using ReadParameterFn = std::function<void(const Parameter&, float* out)>;
+// Takes all parameters, one after the other.
+using LoadParametersFn = std::function<void(
+    const std::function<void(const Parameter&, float* out)>& values)>;
+
+// Writes DIR/config.json (`config_json`) and DIR/model.safetensors in `dtype`.
+// Both appear atomically, the weights first. Errors: as AtomicFile.
+absl::Status SavePortable(const std::string& dir, const Model& model,
+                          const std::string& config_json, DType dtype,
+                          const ReadParameterFn& read);
+
+// Reads DIR's weights into the model through `load`.
+// Errors: NotFound; InvalidArgument listing tensors that are missing,
+//         unexpected or of another shape, before anything is loaded.
+absl::Status LoadPortable(const std::string& dir, const Model& model,
+                          const LoadParametersFn& load);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CHECKPOINT_PORTABLE_H_

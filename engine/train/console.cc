@@ -1,0 +1,87 @@
+#include "engine/train/console.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace zero {
+
+void Console::EndProgress() {
+  if (in_progress_) std::fputc('\n', out_);
+  in_progress_ = false;
+}
+
+void Console::Line(absl::string_view text) {
+  EndProgress();
+  std::fprintf(out_, "%.*s\n", static_cast<int>(text.size()), text.data());
+  std::fflush(out_);
+}
+
+void Console::Progress(absl::string_view text, bool keep) {
+  if (!is_terminal_) {
+    if (keep) Line(text);
+    return;
+  }
+  // Erase the rest of the line: a shorter text must not leave old characters.
+  std::fprintf(out_, "\r%.*s\x1b[K", static_cast<int>(text.size()),
+               text.data());
+  in_progress_ = true;
+  if (keep) EndProgress();
+  std::fflush(out_);
+}
+
+void Console::Table(
+    absl::string_view title,
+    const std::vector<std::pair<std::string, std::string>>& rows) {
+  size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, row.first.size());
+  Line(title);
+  for (const auto& [name, value] : rows) {
+    Line(absl::StrFormat("  %-*s  %s", static_cast<int>(width), name, value));
+  }
+}
+
+void Console::Text(absl::string_view text) {
+  EndProgress();
+  std::fwrite(text.data(), 1, text.size(), out_);
+  std::fflush(out_);
+}
+
+std::string HumanCount(double count) {
+  if (count >= 1e12) return absl::StrFormat("%.2f T", count / 1e12);
+  if (count >= 1e9) return absl::StrFormat("%.2f B", count / 1e9);
+  if (count >= 1e6) return absl::StrFormat("%.1f M", count / 1e6);
+  if (count >= 1e4) return absl::StrFormat("%.1f k", count / 1e3);
+  return absl::StrFormat("%.0f", count);
+}
+
+std::string HumanBytes(double bytes) {
+  constexpr double kMiB = 1024.0 * 1024.0;
+  if (bytes >= 1024 * kMiB) {
+    return absl::StrFormat("%.2f GiB", bytes / (1024 * kMiB));
+  }
+  if (bytes >= kMiB) return absl::StrFormat("%.1f MiB", bytes / kMiB);
+  return absl::StrFormat("%.1f KiB", bytes / 1024);
+}
+
+std::string HumanSeconds(double seconds) {
+  const int64_t s = static_cast<int64_t>(std::llround(seconds));
+  if (s < 60) return absl::StrFormat("%d s", s);
+  if (s < 3600) return absl::StrFormat("%d min %02d s", s / 60, s % 60);
+  return absl::StrFormat("%d h %02d min", s / 3600, s % 3600 / 60);
+}
+
+std::string WithCommas(int64_t value) {
+  const std::string digits = absl::StrCat(std::abs(value));
+  std::string text = value < 0 ? "-" : "";
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) text += ',';
+    text += digits[i];
+  }
+  return text;
+}
+
+}  // namespace zero

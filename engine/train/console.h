@@ -1,0 +1,52 @@
+// What a person sees of a run: tables, a progress line on a terminal, plain
+// lines otherwise.
+#ifndef ZERO_ENGINE_TRAIN_CONSOLE_H_
+#define ZERO_ENGINE_TRAIN_CONSOLE_H_
+
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace zero {
+
+class Console {
+ public:
+  // Writes to `out`; with `is_terminal` the progress line rewrites itself.
+  Console(std::FILE* out, bool is_terminal)
+      : out_(out), is_terminal_(is_terminal) {}
+
+  // One line that stays; ends a progress line first.
+  void Line(absl::string_view text);
+  // A line that the next progress line replaces on a terminal; `keep` makes it
+  // stay. Off a terminal only kept lines are printed.
+  void Progress(absl::string_view text, bool keep);
+  // Names and values in two columns under a title.
+  void Table(absl::string_view title,
+             const std::vector<std::pair<std::string, std::string>>& rows);
+  // Text as it comes, without a line break.
+  void Text(absl::string_view text);
+
+ private:
+  void EndProgress();
+
+  std::FILE* out_;
+  bool is_terminal_;
+  bool in_progress_ = false;
+};
+
+// "124.4 M", "1.24 B".
+std::string HumanCount(double count);
+// "512.0 MiB", "1.95 GiB".
+std::string HumanBytes(double bytes);
+// "3 s", "12 min 04 s", "2 h 05 min".
+std::string HumanSeconds(double seconds);
+// 1,115,394
+std::string WithCommas(int64_t value);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_CONSOLE_H_

@@ -1,0 +1,50 @@
+#include "engine/train/generator.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+// Runs `tokens` behind what the cache holds; logits of the last.
+void Append(Executor& executor, absl::Span<const int32_t> tokens,
+            KvCache* cache, std::vector<float>* logits) {
+  std::vector<int32_t> positions(tokens.size());
+  std::iota(positions.begin(), positions.end(),
+            static_cast<int32_t>(cache->length));
+  executor.LastLogits({.batch = 1,
+                       .length = static_cast<int64_t>(tokens.size()),
+                       .tokens = tokens.data(),
+                       .positions = positions.data()},
+                      cache, logits->data());
+}
+
+}  // namespace
+
+void Generate(Executor& executor, const std::vector<int32_t>& prompt,
+              const GenerateOptions& options,
+              const std::function<bool(int32_t)>& token) {
+  ZERO_CHECK(!prompt.empty());
+  ZERO_CHECK_GE(options.context_length, 2);
+  const size_t context = options.context_length;
+  std::vector<int32_t> text = prompt;
+  std::vector<float> logits(executor.logits_size());
+  KvCache cache = executor.MakeKvCache(options.context_length);
+  size_t done = text.size() > context ? text.size() - context / 2 : 0;
+  for (int64_t i = 0; i < options.max_tokens; ++i) {
+    if (static_cast<size_t>(cache.length) + text.size() - done > context) {
+      cache.length = 0;
+      done = text.size() - context / 2;
+    }
+    Append(executor, absl::MakeConstSpan(text).subspan(done), &cache, &logits);
+    done = text.size();
+    const int32_t next =
+        SampleToken(logits, options.vocab_size, options.sampling, i);
+    if (next == options.stop_token || !token(next)) return;
+    text.push_back(next);
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,33 @@
+// Text from a model: prompt tokens in, sampled tokens out.
+#ifndef ZERO_ENGINE_TRAIN_GENERATOR_H_
+#define ZERO_ENGINE_TRAIN_GENERATOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "engine/train/sampling.h"
+#include "engine/zero/executor.h"
+
+namespace zero {
+
+struct GenerateOptions {
+  SamplingOptions sampling;
+  int64_t max_tokens = 200;
+  int64_t context_length = 0;  // positions the model (and its memory) has
+  int64_t vocab_size = 0;      // ids of the tokenizer
+  int32_t stop_token = -1;     // ends the text; not reported
+};
+
+// Calls `token` with each sampled id until max_tokens, stop_token, or `token`
+// returns false. Keys and values are cached; a text longer than the context
+// goes on with its last half as the new context.
+// REQUIRES: prompt not empty; the executor's memory was reserved for
+// context_length tokens (Workload::generate_tokens).
+void Generate(Executor& executor, const std::vector<int32_t>& prompt,
+              const GenerateOptions& options,
+              const std::function<bool(int32_t)>& token);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_GENERATOR_H_

@@ -1,0 +1,94 @@
+#include "engine/train/metrics.h"
+
+#include <cerrno>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/base/file.h"
+
+namespace zero {
+namespace {
+
+std::string Quoted(absl::string_view text) {
+  std::string out = "\"";
+  for (unsigned char c : text) {
+    if (c == '"' || c == '\\') {
+      absl::StrAppend(&out, "\\", absl::string_view(
+                                      reinterpret_cast<const char*>(&c), 1));
+    } else if (c < 0x20) {
+      absl::StrAppendFormat(&out, "\\u%04x", c);
+    } else {
+      out.push_back(static_cast<char>(c));
+    }
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+void JsonLine::Key(absl::string_view key) {
+  absl::StrAppend(&body_, body_.empty() ? "" : ", ", Quoted(key), ": ");
+}
+
+JsonLine& JsonLine::Add(absl::string_view key, double value) {
+  Key(key);
+  body_ += std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
+  return *this;
+}
+
+JsonLine& JsonLine::Add(absl::string_view key, int64_t value) {
+  Key(key);
+  absl::StrAppend(&body_, value);
+  return *this;
+}
+
+JsonLine& JsonLine::Add(absl::string_view key, bool value) {
+  Key(key);
+  body_ += value ? "true" : "false";
+  return *this;
+}
+
+JsonLine& JsonLine::Add(absl::string_view key, absl::string_view value) {
+  Key(key);
+  body_ += Quoted(value);
+  return *this;
+}
+
+JsonLine& JsonLine::AddObject(absl::string_view key, const JsonLine& object) {
+  Key(key);
+  body_ += object.ToString();
+  return *this;
+}
+
+std::string JsonLine::ToString() const { return absl::StrCat("{", body_, "}"); }
+
+JsonLine PeakBytes(const MemoryLedger& ledger) {
+  JsonLine line;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (ledger.peak_bytes(category) == 0) continue;
+    line.Add(MemoryCategoryName(category), ledger.peak_bytes(category));
+  }
+  return line.Add("total", ledger.total_peak_bytes());
+}
+
+absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(
+    const std::string& path) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return FileError("open", path, errno);
+  return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
+}
+
+MetricsWriter::~MetricsWriter() { std::fclose(file_); }
+
+absl::Status MetricsWriter::Write(const JsonLine& line) {
+  const std::string text = line.ToString() + "\n";
+  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() ||
+      std::fflush(file_) != 0) {
+    return FileError("write", path_, errno);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace zero

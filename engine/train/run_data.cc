@@ -1,0 +1,71 @@
+#include "engine/train/run_data.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+
+namespace zero {
+namespace {
+
+TokenFormat FormatOf(DataFormat format) {
+  switch (format) {
+    case DataFormat::kAuto:
+      return TokenFormat::kAuto;
+    case DataFormat::kText:
+      return TokenFormat::kText;
+    case DataFormat::kLlmC:
+      return TokenFormat::kLlmc;
+    case DataFormat::kRawU16:
+      return TokenFormat::kRawU16;
+  }
+  return TokenFormat::kAuto;
+}
+
+absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
+    const std::vector<std::string>& patterns, const Config& config,
+    const Tokenizer* tokenizer, int num_threads) {
+  ZERO_ASSIGN_OR_RETURN(
+      auto source, TokenSource::Open(patterns, FormatOf(config.data.format)));
+  if (source->is_text() && tokenizer != nullptr &&
+      config.data.tokenizer != "bytes") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        source->shards()[0].path, " is text, which is read as bytes, but "
+        "data.tokenizer is ", tokenizer->name(),
+        "; make token files first: zero tokenize --tokenizer ",
+        config.data.tokenizer));
+  }
+  ZERO_RETURN_IF_ERROR(
+      source->ValidateTokens(config.model.vocab_size, num_threads));
+  return source;
+}
+
+}  // namespace
+
+absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
+                                    int num_threads) {
+  RunData data;
+  const DataConfig& from = config.data;
+  if (from.tokenizer != "none") {
+    ZERO_ASSIGN_OR_RETURN(data.tokenizer, OpenTokenizer(from.tokenizer));
+  }
+  if (need_train || from.validation.empty()) {
+    ZERO_ASSIGN_OR_RETURN(data.train,
+                          OpenChecked(from.train, config, data.tokenizer.get(),
+                                      num_threads));
+  }
+  if (!from.validation.empty()) {
+    ZERO_ASSIGN_OR_RETURN(
+        data.validation, OpenChecked(from.validation, config,
+                                     data.tokenizer.get(), num_threads));
+  } else if (from.validation_fraction > 0) {
+    const int64_t held_out = std::llround(
+        static_cast<double>(data.train->size()) * from.validation_fraction);
+    const int64_t kept = data.train->size() - held_out;
+    data.validation = data.train->View(kept, held_out);
+    data.train = data.train->View(0, kept);
+  }
+  return data;
+}
+
+}  // namespace zero

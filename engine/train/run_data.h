@@ -1,0 +1,29 @@
+// The data of a run: opened, checked against the model's vocabulary, split.
+#ifndef ZERO_ENGINE_TRAIN_RUN_DATA_H_
+#define ZERO_ENGINE_TRAIN_RUN_DATA_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/config/config.h"
+#include "engine/data/token_file.h"
+#include "engine/data/tokenizer.h"
+
+namespace zero {
+
+struct RunData {
+  std::unique_ptr<Tokenizer> tokenizer;     // null for tokenizer "none"
+  std::unique_ptr<TokenSource> train;       // null when not asked for
+  std::unique_ptr<TokenSource> validation;  // null: there is none
+};
+
+// Opens the files of `config.data`. With data.validation_fraction, validation
+// is the last part of train, and train ends before it.
+// Errors: those of TokenSource; a token id outside the vocabulary, with file
+//         and offset; text where a SentencePiece model is configured.
+absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
+                                    int num_threads);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_RUN_DATA_H_

@@ -1,0 +1,149 @@
+#include "engine/train/session.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "engine/base/hash.h"
+#include "engine/base/status.h"
+#include "engine/checkpoint/portable.h"
+
+namespace zero {
+namespace {
+
+OptimizerKind KindOf(OptimizerType type) {
+  switch (type) {
+    case OptimizerType::kAdamW:
+      return OptimizerKind::kAdamW;
+    case OptimizerType::kAdam:
+      return OptimizerKind::kAdam;
+    case OptimizerType::kSgd:
+      return OptimizerKind::kSgd;
+    case OptimizerType::kLamb:
+      return OptimizerKind::kLamb;
+  }
+  return OptimizerKind::kAdamW;
+}
+
+int64_t MaxPositions(const Config& config, const Workload& workload) {
+  const int64_t longest =
+      std::max(config.data.sequence_length, workload.generate_tokens);
+  return std::min(longest, config.model.max_position_embeddings);
+}
+
+// The calls of a run, on whatever device `executor` has.
+void Rehearse(Executor& executor, const Config& config,
+              const Workload& workload) {
+  static const int32_t kToken = 0;
+  const HostBatch batch{.batch = config.train_micro_batch_size_per_gpu,
+                        .length = config.data.sequence_length,
+                        .tokens = &kToken,
+                        .targets = &kToken,
+                        .positions = &kToken};
+  if (workload.train) {
+    // Later micro-batches need no more than the second one.
+    std::vector<HostBatch> micro_batches(
+        std::min<int64_t>(config.gradient_accumulation_steps, 2), batch);
+    executor.Step({.micro_batches = micro_batches});
+  }
+  if (workload.evaluate) executor.EvalLossSum(batch);
+  if (workload.generate_tokens > 0) {
+    KvCache cache = executor.MakeKvCache(workload.generate_tokens);
+    HostBatch text = batch;
+    text.batch = 1;
+    text.length = workload.generate_tokens;
+    text.targets = nullptr;
+    executor.LastLogits(text, &cache, nullptr);
+    cache.length = workload.generate_tokens - 1;
+    text.length = 1;
+    executor.LastLogits(text, &cache, nullptr);
+  }
+}
+
+}  // namespace
+
+ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
+                                    int64_t max_positions) {
+  const OptimizerConfig& from = config.optimizer;
+  ExecutorOptions options;
+  options.param_dtype = config.param_dtype();
+  options.grad_dtype = config.grad_accum_dtype;
+  options.optimizer = {.kind = KindOf(from.type),
+                       .weight_decay = from.weight_decay,
+                       .beta1 = from.beta1,
+                       .beta2 = from.beta2,
+                       .eps = from.eps,
+                       .bias_correction = from.bias_correction,
+                       .decoupled_decay = from.adam_w_mode,
+                       .momentum = from.momentum,
+                       .dampening = from.dampening,
+                       .nesterov = from.nesterov,
+                       .max_coeff = from.max_coeff,
+                       .min_coeff = from.min_coeff};
+  options.decay_all = from.weight_decay_on == WeightDecayOn::kAll;
+  options.max_grad_norm = static_cast<float>(config.gradient_clipping);
+  options.recompute = config.activation_checkpointing;
+  options.max_positions = max_positions;
+  options.train = train;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Make(
+    Device& device, const Config& config, const ModelTools& tools,
+    const Workload& workload) {
+  std::unique_ptr<Session> session(new Session(device, config));
+  const ExecutorOptions options = MakeExecutorOptions(
+      config, workload.train, MaxPositions(config, workload));
+  int64_t activation_bytes = 0;
+  {
+    constexpr int64_t kUnlimited = int64_t{1} << 46;
+    const std::unique_ptr<Device> meta = MakeMetaDevice(device);
+    const std::unique_ptr<Model> model = tools.make(config.model);
+    ZERO_ASSIGN_OR_RETURN(
+        const auto executor,
+        Executor::Make(*meta, *model, options, kUnlimited,
+                       &session->predicted_));
+    Rehearse(*executor, config, workload);
+    activation_bytes = executor->activation_high_water_bytes();
+  }
+  session->model_ = tools.make(config.model);
+  ZERO_ASSIGN_OR_RETURN(
+      session->executor_,
+      Executor::Make(device, *session->model_, options, activation_bytes,
+                     &session->ledger_));
+  if (config.model.from_pretrained.empty()) {
+    session->executor_->Initialize(config.training.seed);
+  } else {
+    ZERO_RETURN_IF_ERROR(LoadPortable(
+        config.model.from_pretrained, *session->model_,
+        [&](const auto& values) { session->executor_->Load(values); }));
+  }
+  return session;
+}
+
+std::string Session::ParametersHash() {
+  std::vector<Parameter*> parameters = model_->AllParameters();
+  std::sort(parameters.begin(), parameters.end(),
+            [](const Parameter* a, const Parameter* b) {
+              return a->name < b->name;
+            });
+  Hasher hasher;
+  std::vector<float> values;
+  for (const Parameter* parameter : parameters) {
+    values.resize(parameter->shape.num_elems());
+    executor_->ReadParameter(*parameter, values.data());
+    hasher.Update(values.data(), values.size() * sizeof(float));
+  }
+  return hasher.HexDigest();
+}
+
+absl::Status Session::Save(const std::string& dir, const ModelTools& tools,
+                           int64_t end_of_text) {
+  const DType dtype = config_.param_dtype();
+  return SavePortable(dir, *model_,
+                      tools.hf_config_json(config_.model, dtype, end_of_text),
+                      dtype, [this](const Parameter& parameter, float* out) {
+                        executor_->ReadParameter(parameter, out);
+                      });
+}
+
+}  // namespace zero

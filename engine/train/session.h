@@ -1,0 +1,83 @@
+// One rank's running engine: device, model, memory and executor, ready to
+// train, evaluate or generate.
+//
+// Memory is sized before it is taken: the very calls that the run will make
+// are made on the meta device first, and what they needed is reserved.
+#ifndef ZERO_ENGINE_TRAIN_SESSION_H_
+#define ZERO_ENGINE_TRAIN_SESSION_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/config/config.h"
+#include "engine/nn/module.h"
+#include "engine/tensor/ledger.h"
+#include "engine/zero/executor.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+// What models/ (above the engine) provides.
+struct ModelTools {
+  std::function<std::unique_ptr<Model>(const ModelConfig&)> make;
+  // Hugging Face's config.json of a model saved in `dtype`; `end_of_text` is
+  // the token that ends a text, < 0: none.
+  std::function<std::string(const ModelConfig&, DType, int64_t end_of_text)>
+      hf_config_json;
+  // Training FLOPs per token at a sequence length, PaLM's convention.
+  std::function<double(const ModelConfig&, int64_t)> flops_per_token;
+};
+
+// What a session will be asked to do; memory is reserved for the largest.
+struct Workload {
+  bool train = false;
+  bool evaluate = false;
+  int64_t generate_tokens = 0;  // longest text, prompt included; 0: none
+};
+
+class Session {
+ public:
+  // `device` must outlive the session. Weights are those of
+  // config.model.from_pretrained, or initial values from training.seed.
+  // Errors: ResourceExhausted; those of LoadPortable.
+  static absl::StatusOr<std::unique_ptr<Session>> Make(
+      Device& device, const Config& config, const ModelTools& tools,
+      const Workload& workload);
+
+  const Config& config() const { return config_; }
+  Device& device() { return *device_; }
+  Model& model() { return *model_; }
+  Executor& executor() { return *executor_; }
+  const MemoryLedger& ledger() const { return ledger_; }
+
+  // Bytes per category at the peak of the run, from the meta device.
+  const MemoryLedger& predicted() const { return predicted_; }
+
+  // XXH3-128 of the fp32 values of all parameters in name order.
+  std::string ParametersHash();
+
+  // Writes a Hugging Face folder (checkpoint/portable.h).
+  absl::Status Save(const std::string& dir, const ModelTools& tools,
+                    int64_t end_of_text);
+
+ private:
+  Session(Device& device, const Config& config)
+      : config_(config), device_(&device) {}
+
+  Config config_;
+  Device* device_;
+  MemoryLedger ledger_, predicted_;
+  std::unique_ptr<Model> model_;
+  std::unique_ptr<Executor> executor_;
+};
+
+// The executor's options for a config.
+ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
+                                    int64_t max_positions);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_SESSION_H_

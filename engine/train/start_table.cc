@@ -1,0 +1,145 @@
+// What decides a run, printed before its first step.
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/train/trainer.h"
+
+namespace zero {
+namespace {
+
+using Row = std::pair<std::string, std::string>;
+
+const char* const kOptimizerNames[] = {"AdamW", "Adam", "SGD", "Lamb"};
+const char* const kSchedulerNames[] = {"constant",        "WarmupLR",
+                                       "WarmupDecayLR",   "WarmupCosineLR",
+                                       "OneCycle",        "WSD"};
+
+std::string BatchText(const Config& config) {
+  return absl::StrFormat(
+      "%d sequences = %d micro-batch x %d accumulation x 1 rank; %s tokens",
+      config.train_batch_size, config.train_micro_batch_size_per_gpu,
+      config.gradient_accumulation_steps,
+      WithCommas(config.train_batch_size * config.data.sequence_length));
+}
+
+// "8e-04 = 1e-04 x 64 / 8 (linear), from 1e-04 over 100 steps; then constant"
+std::string LrText(const Config& config, const LrScaling& scaling) {
+  const std::string scheduler =
+      kSchedulerNames[static_cast<int>(config.scheduler.type)];
+  const double base = config.optimizer.lr;
+  if (config.lr_scaling.rule == LrScalingRule::kNone) {
+    return scaling.warmup_steps > 0
+               ? absl::StrFormat("%g after %d warm-up steps, then %s", base,
+                                 scaling.warmup_steps, scheduler)
+               : absl::StrFormat("%g, %s", base, scheduler);
+  }
+  const bool is_sqrt = scaling.rule == LrScaleRule::kSqrt;
+  return absl::StrFormat(
+      "%g = %g x %s%d / %d%s, linear warm-up from %g over %d steps, then %s",
+      base * scaling.Factor(), base, is_sqrt ? "sqrt(" : "",
+      scaling.global_batch_size, scaling.base_batch_size, is_sqrt ? ")" : "",
+      base, scaling.warmup_steps, scheduler);
+}
+
+std::string MemoryText(const MemoryLedger& predicted) {
+  std::string text = absl::StrCat(
+      HumanBytes(predicted.total_peak_bytes()), " at peak:");
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (predicted.at_peak()[i] == 0) continue;
+    absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
+                    HumanBytes(predicted.at_peak()[i]));
+  }
+  return text;
+}
+
+}  // namespace
+
+void Trainer::PrintStart() const {
+  const Config& config = config_;
+  const ModelConfig& model = config.model;
+  const DeviceInfo device = device_->info();
+  const Sampler& sampler = loader_->sampler();
+  std::vector<Row> rows;
+  rows.push_back(
+      {"model",
+       absl::StrFormat(
+           "%s%s, %s parameters, %d layers, width %d, %d heads (%d kv), "
+           "vocabulary %d",
+           ModelFamilyName(model.family),
+           config.model_preset.empty() ? "" : " (" + config.model_preset + ")",
+           WithCommas(session_->model().NumParameters()),
+           model.num_hidden_layers, model.hidden_size,
+           model.num_attention_heads, model.num_key_value_heads,
+           model.vocab_size)});
+  rows.push_back({"weights", model.from_pretrained.empty()
+                                 ? absl::StrCat("random, seed ",
+                                                config.training.seed)
+                                 : "from " + model.from_pretrained});
+  rows.push_back(
+      {"device", absl::StrFormat("%s, %s, %d threads; products %.0f GFLOP/s %s",
+                                 device.name, device.isa, device.num_threads,
+                                 product_flops_ / 1e9,
+                                 DTypeName(config.param_dtype()))});
+  rows.push_back(
+      {"precision",
+       absl::StrFormat("%s parameters and activations, %s gradients%s",
+                       DTypeName(config.param_dtype()),
+                       DTypeName(config.grad_accum_dtype),
+                       config.param_dtype() == DType::kF32
+                           ? ""
+                           : ", fp32 master weights")});
+  rows.push_back({"recompute", config.activation_checkpointing
+                                   ? "every unit"
+                                   : "off"});
+  rows.push_back({"batch", BatchText(config)});
+  rows.push_back(
+      {"data", absl::StrFormat("%s tokens in %d file(s), %s sequences of %d",
+                               WithCommas(data_.train->size()),
+                               data_.train->shards().size(),
+                               WithCommas(sampler.num_samples()),
+                               config.data.sequence_length)});
+  if (eval_loader_ != nullptr) {
+    rows.push_back({"validation", WithCommas(eval_loader_->num_targets()) +
+                                      " tokens per evaluation"});
+  }
+  rows.push_back(
+      {"steps", absl::StrFormat(
+                    "%d, %.2f epochs of %d steps%s", total_steps_,
+                    static_cast<double>(total_steps_) /
+                        sampler.steps_per_epoch(),
+                    sampler.steps_per_epoch(),
+                    sampler.dropped_per_epoch() == 0
+                        ? ""
+                        : absl::StrFormat(
+                              "; the last %d sequences of an epoch do not fill "
+                              "a batch and are dropped",
+                              sampler.dropped_per_epoch()))});
+  rows.push_back(
+      {"optimizer",
+       absl::StrFormat(
+           "%s, weight decay %g on %s, clipping %s",
+           kOptimizerNames[static_cast<int>(config.optimizer.type)],
+           config.optimizer.weight_decay,
+           config.optimizer.weight_decay_on == WeightDecayOn::kAll
+               ? "everything"
+               : "matrices",
+           config.gradient_clipping > 0
+               ? absl::StrFormat("at norm %g", config.gradient_clipping)
+               : "off")});
+  rows.push_back({"learning rate", LrText(config, scaling_)});
+  rows.push_back(
+      {"compute", absl::StrFormat("%s FLOP per token (6 N + 12 L q s); mfu is "
+                                  "against the product rate above",
+                                  HumanCount(flops_per_token_))});
+  rows.push_back({"memory", MemoryText(session_->predicted())});
+  rows.push_back({"output", config.training.out_dir});
+  console_->Table("zero train", rows);
+  for (const std::string& note : loaded_.notes) {
+    console_->Line("note: " + note);
+  }
+}
+
+}  // namespace zero

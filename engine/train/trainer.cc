@@ -1,0 +1,393 @@
+#include "engine/train/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/config/print.h"
+#include "engine/train/evaluate.h"
+#include "engine/train/generator.h"
+#include "engine/train/product_rate.h"
+#include "kernels/philox.h"
+
+namespace zero {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+LossScalerOptions ScalerOptions(const Config& config) {
+  const Fp16Config& fp16 = config.fp16;
+  if (!fp16.enabled) return {.static_scale = 1};
+  return {.static_scale = fp16.loss_scale,
+          .initial_scale_power = fp16.initial_scale_power,
+          .loss_scale_window = fp16.loss_scale_window,
+          .hysteresis = fp16.hysteresis,
+          .consecutive_hysteresis = fp16.consecutive_hysteresis,
+          .min_loss_scale = fp16.min_loss_scale};
+}
+
+}  // namespace
+
+LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch) {
+  const LrScalingConfig& from = config.lr_scaling;
+  LrScaling scaling;
+  switch (from.rule) {
+    case LrScalingRule::kNone:
+      scaling.rule = LrScaleRule::kNone;
+      break;
+    case LrScalingRule::kLinear:
+      scaling.rule = LrScaleRule::kLinear;
+      break;
+    case LrScalingRule::kSqrt:
+      scaling.rule = LrScaleRule::kSqrt;
+      break;
+  }
+  scaling.base_batch_size = from.base_batch_size;
+  scaling.global_batch_size = config.train_batch_size;
+  scaling.warmup_steps =
+      from.warmup_epochs > 0
+          ? std::llround(from.warmup_epochs * steps_per_epoch)
+          : from.warmup_steps;
+  return scaling;
+}
+
+LrSchedule MakeLrSchedule(const Config& config, int64_t total_steps) {
+  const SchedulerConfig& from = config.scheduler;
+  LrSchedule schedule;
+  schedule.kind = static_cast<LrScheduleKind>(from.type);
+  schedule.lr = config.optimizer.lr;
+  schedule.warmup_min_lr = from.warmup_min_lr;
+  schedule.warmup_max_lr = from.warmup_max_lr;
+  schedule.warmup_num_steps = from.warmup_num_steps;
+  schedule.warmup_type = static_cast<LrWarmupType>(from.warmup_type);
+  schedule.total_num_steps =
+      from.total_num_steps > 0 ? from.total_num_steps : total_steps;
+  schedule.warmup_min_ratio = from.warmup_min_ratio;
+  schedule.cos_min_ratio = from.cos_min_ratio;
+  schedule.decay_num_steps = from.decay_num_steps > 0
+                                 ? from.decay_num_steps
+                                 : (schedule.total_num_steps + 9) / 10;
+  schedule.decay_type = static_cast<LrDecayType>(from.decay_type);
+  schedule.min_lr_ratio = from.min_lr_ratio;
+  schedule.cycle_min_lr = from.cycle_min_lr;
+  schedule.cycle_max_lr = from.cycle_max_lr;
+  schedule.decay_lr_rate = from.decay_lr_rate;
+  schedule.cycle_first_step_size = from.cycle_first_step_size;
+  schedule.cycle_second_step_size = from.cycle_second_step_size;
+  schedule.cycle_first_stair_count = from.cycle_first_stair_count;
+  schedule.cycle_second_stair_count = from.cycle_second_stair_count;
+  schedule.decay_step_size = from.decay_step_size;
+  schedule.cycle_momentum = from.cycle_momentum;
+  schedule.cycle_min_mom = from.cycle_min_mom;
+  schedule.cycle_max_mom = from.cycle_max_mom;
+  schedule.decay_mom_rate = from.decay_mom_rate;
+  if (config.lr_scaling.active()) {
+    // The scheduler works on the scaled rate, and has no warm-up of its own.
+    const double factor = MakeLrScaling(config, 1).Factor();
+    schedule.lr *= factor;
+    schedule.warmup_max_lr = schedule.lr;
+    schedule.warmup_num_steps = 0;
+  }
+  return schedule;
+}
+
+Trainer::Trainer(const LoadedConfig& loaded, const ModelTools& tools,
+                 Console* console, const std::atomic<bool>* stop)
+    : loaded_(loaded),
+      config_(loaded_.config),
+      tools_(tools),
+      console_(console),
+      stop_(stop),
+      scaler_(ScalerOptions(loaded.config)),
+      validation_loss_(std::numeric_limits<double>::quiet_NaN()) {}
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
+    Device& device, const LoadedConfig& loaded, const ModelTools& tools,
+    Console* console, const std::atomic<bool>* stop) {
+  std::unique_ptr<Trainer> trainer(
+      new Trainer(loaded, tools, console, stop));
+  trainer->device_ = &device;
+  ZERO_RETURN_IF_ERROR(trainer->OpenData());
+  ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
+  const Config& config = trainer->config_;
+  ZERO_ASSIGN_OR_RETURN(
+      trainer->session_,
+      Session::Make(device, config, tools,
+                    {.train = true,
+                     .evaluate = trainer->eval_loader_ != nullptr,
+                     .generate_tokens = trainer->SampleContext()}));
+  trainer->flops_per_token_ =
+      tools.flops_per_token(config.model, config.data.sequence_length);
+  trainer->product_flops_ = MeasureProductFlops(device, config.param_dtype());
+  const std::string& out_dir = config.training.out_dir;
+  ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
+  ZERO_RETURN_IF_ERROR(WriteFileAtomically(out_dir + "/config.json",
+                                           PrintResolvedJson(config)));
+  ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
+                        MetricsWriter::Create(out_dir + "/metrics.jsonl"));
+  return trainer;
+}
+
+absl::Status Trainer::OpenData() {
+  ZERO_ASSIGN_OR_RETURN(data_, OpenRunData(config_, /*need_train=*/true,
+                                           device_->info().num_threads));
+  ZERO_ASSIGN_OR_RETURN(Loader loader,
+                        Loader::Create(data_.train.get(), BatchShapeOf(config_),
+                                       config_.training.seed));
+  loader_ = std::make_unique<Loader>(std::move(loader));
+  batches_.resize(config_.gradient_accumulation_steps);
+  if (data_.validation == nullptr) return absl::OkStatus();
+  ZERO_ASSIGN_OR_RETURN(EvalLoader eval,
+                        MakeEvalLoader(config_, data_.validation.get()));
+  eval_loader_ = std::make_unique<EvalLoader>(std::move(eval));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::PlanSteps() {
+  const int64_t per_epoch = loader_->sampler().steps_per_epoch();
+  total_steps_ = config_.training.steps > 0
+                     ? config_.training.steps
+                     : static_cast<int64_t>(
+                           std::ceil(config_.training.epochs * per_epoch));
+  schedule_ = MakeLrSchedule(config_, total_steps_);
+  scaling_ = MakeLrScaling(config_, per_epoch);
+  return absl::OkStatus();
+}
+
+int64_t Trainer::SampleContext() const {
+  if (data_.tokenizer == nullptr || config_.training.sample.tokens == 0) {
+    return 0;
+  }
+  return std::min(config_.data.sequence_length,
+                  config_.model.max_position_embeddings);
+}
+
+absl::StatusOr<RunSummary> Trainer::Run() {
+  PrintStart();
+  while (step_ < total_steps_ && !StopRequested()) {
+    ZERO_RETURN_IF_ERROR(Step());
+    if (Due(config_.training.eval_every)) {
+      ZERO_RETURN_IF_ERROR(EvaluateAndLog());
+    }
+    if (Due(config_.training.sample_every)) Sample();
+  }
+  RunSummary summary;
+  ZERO_RETURN_IF_ERROR(Finish(&summary));
+  return summary;
+}
+
+absl::Status Trainer::Step() {
+  const auto start = Clock::now();
+  int64_t num_valid_targets = 0;
+  std::vector<HostBatch> micro_batches;
+  for (size_t micro = 0; micro < batches_.size(); ++micro) {
+    loader_->Fill(step_, micro, /*rank=*/0, &batches_[micro]);
+    num_valid_targets += batches_[micro].num_valid_targets;
+    micro_batches.push_back(AsHostBatch(batches_[micro]));
+  }
+  // Schedules count optimizer steps: a skipped one is tried again at its rate.
+  const double lr =
+      config_.lr_scaling.active()
+          ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
+                          schedule_.LrAt(optimizer_steps_))
+          : schedule_.LrAt(optimizer_steps_);
+  const StepOutput output = session_->executor().Step(
+      {.micro_batches = micro_batches,
+       .num_valid_targets = num_valid_targets,
+       .lr = static_cast<float>(lr),
+       .beta1 = static_cast<float>(schedule_.MomentumAt(optimizer_steps_)),
+       .loss_scale = static_cast<float>(scaler_.scale()),
+       .optimizer_step = optimizer_steps_ + 1,
+       .dropout_key = MixKey(config_.training.seed, step_)});
+  ++step_;
+  const double seconds = SecondsSince(start);
+  train_seconds_ += seconds;
+  ZERO_RETURN_IF_ERROR(Report(output, seconds, lr));
+  return CountSkips(output);
+}
+
+absl::Status Trainer::CountSkips(const StepOutput& output) {
+  scaler_.Update(output.skipped);
+  if (!output.skipped) {
+    ++optimizer_steps_;
+    consecutive_skips_ = 0;
+    return absl::OkStatus();
+  }
+  ++consecutive_skips_;
+  const std::string culprit = session_->executor().FirstNonFiniteGradient();
+  console_->Line(absl::StrFormat(
+      "step %d skipped: the gradient of %s is not finite%s", step_, culprit,
+      config_.fp16.enabled
+          ? absl::StrFormat("; loss scale now %g", scaler_.scale())
+          : ""));
+  if (consecutive_skips_ < config_.training.max_consecutive_skips) {
+    return absl::OkStatus();
+  }
+  return absl::AbortedError(absl::StrFormat(
+      "step %d: %d steps in a row had non-finite gradients, the last first in "
+      "%s; training.max_consecutive_skips is %d. Lower optimizer.params.lr, "
+      "set gradient_clipping, or look at the data",
+      step_, consecutive_skips_, culprit,
+      config_.training.max_consecutive_skips));
+}
+
+absl::Status Trainer::Report(const StepOutput& output, double seconds,
+                             double lr) {
+  const int64_t tokens = BatchShapeOf(config_).TokensPerStep();
+  const double tokens_per_second = tokens / seconds;
+  const MemoryLedger& ledger = session_->ledger();
+  if (step_ == 1) first_loss_ = output.loss;
+  last_loss_ = output.loss;
+  JsonLine line;
+  line.Add("step", step_)
+      .Add("loss", output.loss)
+      .Add("grad_norm", output.grad_norm)
+      .Add("lr", lr)
+      .Add("tokens", step_ * tokens)
+      .Add("tokens_per_second", tokens_per_second)
+      .Add("step_ms", seconds * 1e3)
+      .Add("flops_per_second", tokens_per_second * flops_per_token_)
+      .AddObject("peak_bytes", PeakBytes(ledger));
+  if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
+  if (output.skipped) line.Add("skipped", true);
+  ZERO_RETURN_IF_ERROR(metrics_->Write(line));
+
+  const bool keep = step_ == 1 || step_ == total_steps_ ||
+                    (config_.steps_per_print > 0 &&
+                     step_ % config_.steps_per_print == 0);
+  const double average = step_ * tokens / train_seconds_;
+  console_->Progress(
+      absl::StrFormat("step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"
+                      "  mfu %.0f%%  mem %s  eta %s",
+                      step_, total_steps_, output.loss, output.grad_norm, lr,
+                      WithCommas(std::llround(tokens_per_second)),
+                      product_flops_ > 0 ? 100 * tokens_per_second *
+                                               flops_per_token_ / product_flops_
+                                         : 0.0,
+                      HumanBytes(ledger.total_peak_bytes()),
+                      HumanSeconds((total_steps_ - step_) * tokens / average)),
+      keep);
+  if (keep) PrintBreakdowns();
+  if (step_ == 1) WarnUnused();
+  return absl::OkStatus();
+}
+
+void Trainer::PrintBreakdowns() const {
+  if (config_.wall_clock_breakdown) {
+    const StepTimes& times = session_->executor().times();
+    console_->Line(absl::StrFormat(
+        "  forward %.1f ms  backward %.1f ms  norm and optimizer %.1f ms",
+        times.forward_ms, times.backward_ms, times.optimizer_ms));
+  }
+  if (config_.memory_breakdown) {
+    const MemoryLedger& ledger = session_->ledger();
+    std::string text = " ";
+    for (int i = 0; i < kNumMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
+                      HumanBytes(ledger.live_bytes(category)));
+    }
+    console_->Line(text);
+  }
+}
+
+void Trainer::WarnUnused() const {
+  for (const std::string& name : session_->executor().unused_parameters()) {
+    console_->Line(absl::StrCat(
+        "note: no gradient reaches ", name, "; it only decays"));
+  }
+}
+
+absl::Status Trainer::EvaluateAndLog() {
+  const auto start = Clock::now();
+  validation_loss_ = MeanLoss(session_->executor(), *eval_loader_);
+  console_->Line(absl::StrFormat(
+      "step %d  validation loss %.4f  perplexity %.2f  (%s tokens, %s)", step_,
+      validation_loss_, std::exp(validation_loss_),
+      WithCommas(eval_loader_->num_targets()),
+      HumanSeconds(SecondsSince(start))));
+  last_eval_step_ = step_;
+  return metrics_->Write(JsonLine()
+                             .Add("step", step_)
+                             .Add("validation_loss", validation_loss_)
+                             .Add("validation_tokens",
+                                  eval_loader_->num_targets()));
+}
+
+void Trainer::Sample() {
+  if (SampleContext() == 0) return;
+  const SampleConfig& sample = config_.training.sample;
+  const Tokenizer& tokenizer = *data_.tokenizer;
+  std::vector<int32_t> prompt = tokenizer.Encode(sample.prompt);
+  if (prompt.empty()) prompt.push_back(tokenizer.eot_id());
+  console_->Line(absl::StrCat("--- sample after step ", step_, " ---"));
+  console_->Text(sample.prompt);
+  StreamDecoder decoder(&tokenizer);
+  Generate(session_->executor(), prompt,
+           {.sampling = {.temperature = sample.temperature,
+                         .top_k = sample.top_k,
+                         .top_p = sample.top_p,
+                         .seed = static_cast<uint64_t>(sample.seed)},
+            .max_tokens = sample.tokens,
+            .context_length = SampleContext(),
+            .vocab_size = tokenizer.vocab_size(),
+            .stop_token = tokenizer.eot_id()},
+           [&](int32_t id) {
+             console_->Text(decoder.Push(id));
+             return true;
+           });
+  console_->Line(decoder.Finish());
+  console_->Line("---");
+  last_sample_step_ = step_;
+}
+
+absl::Status Trainer::Finish(RunSummary* summary) {
+  summary->interrupted = step_ < total_steps_;
+  if (eval_loader_ != nullptr && last_eval_step_ != step_ &&
+      !summary->interrupted) {
+    ZERO_RETURN_IF_ERROR(EvaluateAndLog());
+  }
+  if (last_sample_step_ != step_ && !summary->interrupted) Sample();
+  const std::string& out_dir = config_.training.out_dir;
+  const int64_t tokens = step_ * BatchShapeOf(config_).TokensPerStep();
+  summary->steps = step_;
+  summary->tokens = tokens;
+  summary->seconds = train_seconds_;
+  summary->tokens_per_second = train_seconds_ > 0 ? tokens / train_seconds_ : 0;
+  summary->first_loss = first_loss_;
+  summary->final_loss = last_loss_;
+  summary->validation_loss = validation_loss_;
+  summary->parameters_hash = session_->ParametersHash();
+  if (config_.training.save_final) {
+    ZERO_RETURN_IF_ERROR(session_->Save(
+        out_dir + "/final", tools_,
+        data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));
+  }
+  JsonLine line;
+  line.Add("steps", summary->steps)
+      .Add("total_steps", total_steps_)
+      .Add("interrupted", summary->interrupted)
+      .Add("tokens", summary->tokens)
+      .Add("first_loss", summary->first_loss)
+      .Add("final_loss", summary->final_loss)
+      .Add("validation_loss", summary->validation_loss)
+      .Add("train_seconds", summary->seconds)
+      .Add("tokens_per_second", summary->tokens_per_second)
+      .Add("parameters", session_->model().NumParameters())
+      .Add("parameters_hash", summary->parameters_hash)
+      .AddObject("peak_bytes", PeakBytes(session_->ledger()))
+      .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()));
+  return WriteFileAtomically(out_dir + "/summary.json",
+                             line.ToString() + "\n");
+}
+
+}  // namespace zero

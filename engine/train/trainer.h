@@ -1,0 +1,106 @@
+// The run: data in, steps, metrics and weights out.
+//
+// Start reading at Trainer::Run and Trainer::Step. The trainer knows why a
+// step is taken; how it is performed is the executor's (engine/zero).
+#ifndef ZERO_ENGINE_TRAIN_TRAINER_H_
+#define ZERO_ENGINE_TRAIN_TRAINER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/config/load.h"
+#include "engine/data/loader.h"
+#include "engine/train/console.h"
+#include "engine/train/metrics.h"
+#include "engine/train/run_data.h"
+#include "engine/train/session.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_scaling.h"
+#include "optim/lr_schedule.h"
+
+namespace zero {
+
+struct RunSummary {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  double tokens_per_second = 0;  // over whole steps, without evaluation
+  double first_loss = 0;
+  double final_loss = 0;
+  double validation_loss = 0;  // NaN: not evaluated
+  std::string parameters_hash;
+  bool interrupted = false;
+};
+
+class Trainer {
+ public:
+  // `stop` (may be null) asks the run to end at the next step boundary.
+  // Errors: those of data, memory and weights; out_dir not writable.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Make(
+      Device& device, const LoadedConfig& loaded, const ModelTools& tools,
+      Console* console, const std::atomic<bool>* stop);
+
+  // Trains to the end (or to `stop`), evaluates, samples, writes out_dir.
+  absl::StatusOr<RunSummary> Run();
+
+  Session& session() { return *session_; }
+  int64_t total_steps() const { return total_steps_; }
+
+ private:
+  Trainer(const LoadedConfig& loaded, const ModelTools& tools,
+          Console* console, const std::atomic<bool>* stop);
+  absl::Status OpenData();
+  absl::Status PlanSteps();
+  void PrintStart() const;
+  absl::Status Step();
+  absl::Status CountSkips(const StepOutput& output);
+  absl::Status Report(const StepOutput& output, double seconds, double lr);
+  void PrintBreakdowns() const;
+  void WarnUnused() const;
+  absl::Status EvaluateAndLog();
+  void Sample();
+  absl::Status Finish(RunSummary* summary);
+  // Tokens of context that samples use; 0: there are no samples.
+  int64_t SampleContext() const;
+  bool StopRequested() const { return stop_ != nullptr && stop_->load(); }
+  // A multiple of `every` steps is done (0: never).
+  bool Due(int64_t every) const { return every > 0 && step_ % every == 0; }
+
+  LoadedConfig loaded_;
+  const Config& config_;
+  ModelTools tools_;
+  Console* console_;
+  const std::atomic<bool>* stop_;
+  Device* device_ = nullptr;
+  RunData data_;
+  std::unique_ptr<Loader> loader_;
+  std::unique_ptr<EvalLoader> eval_loader_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  LrSchedule schedule_;
+  LrScaling scaling_;
+  LossScaler scaler_;
+  std::vector<Batch> batches_;  // one per micro-step, memory reused
+  double product_flops_ = 0;    // measured matrix product rate, for MFU
+  double flops_per_token_ = 0;
+  int64_t total_steps_ = 0;
+  int64_t step_ = 0;            // steps taken
+  int64_t optimizer_steps_ = 0;  // steps that updated
+  int64_t consecutive_skips_ = 0;
+  double train_seconds_ = 0;
+  double first_loss_ = 0, last_loss_ = 0;
+  double validation_loss_;  // NaN until evaluated
+  int64_t last_eval_step_ = -1, last_sample_step_ = -1;
+};
+
+// The schedule and the scaling of a config, with the run's length filled in.
+LrSchedule MakeLrSchedule(const Config& config, int64_t total_steps);
+LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_TRAINER_H_

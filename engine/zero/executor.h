@@ -1,0 +1,169 @@
+// Performs the schedule: one loop, one case per action.
+//
+// The executor owns the model states (flat buffers laid out by the plan), binds
+// parameters and gradient sinks to them, drives the units forward and backward
+// and calls the optimizer. It does not know why a step is taken, where data
+// comes from or what is printed (engine/train).
+// Start reading at Executor::Step.
+#ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
+#define ZERO_ENGINE_ZERO_EXECUTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/autograd/context.h"
+#include "engine/nn/module.h"
+#include "engine/tensor/arena.h"
+#include "engine/zero/plan.h"
+#include "engine/zero/schedule.h"
+#include "optim/optimizer.h"
+
+namespace zero {
+
+struct ExecutorOptions {
+  // Changes results.
+  DType param_dtype = DType::kF32;
+  DType grad_dtype = DType::kF32;
+  OptimizerSpec optimizer;
+  bool decay_all = false;  // weight decay on vectors too
+  float max_grad_norm = 0;  // 0: no clipping
+  // Changes memory and speed.
+  bool recompute = false;
+  int64_t max_positions = 0;  // rotary tables reach this far
+  bool train = true;          // false: no gradients, no optimizer state
+};
+
+// One micro-batch in host memory. B sequences of T tokens.
+struct HostBatch {
+  int64_t batch = 0;                   // B
+  int64_t length = 0;                  // T
+  const int32_t* tokens = nullptr;     // [B * T]
+  const int32_t* targets = nullptr;    // [B * T]; < 0: ignored
+  const int32_t* positions = nullptr;  // [B * T]
+  const int64_t* sample_ids = nullptr;  // [B] global, keys of dropout
+};
+
+// What only the caller knows of a step.
+struct StepInput {
+  absl::Span<const HostBatch> micro_batches;
+  int64_t num_valid_targets = 0;  // over the whole step and all ranks
+  float lr = 0;
+  float beta1 = 0;  // < 0: the optimizer's own (OneCycle cycles it)
+  float loss_scale = 1;
+  int64_t optimizer_step = 1;  // from 1; skipped steps do not count
+  uint64_t dropout_key = 0;
+};
+
+struct StepOutput {
+  double loss = 0;        // mean over valid targets
+  double grad_norm = 0;   // before clipping, loss scale removed
+  bool skipped = false;   // a gradient was not finite; nothing was updated
+};
+
+// Milliseconds spent per kind of action, for wall_clock_breakdown.
+struct StepTimes {
+  double forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
+};
+
+class Executor {
+ public:
+  // Reserves all memory of the run: states by the plan, and `activation_bytes`
+  // for activations and workspace (MeasureActivationBytes). Device, model and
+  // ledger must outlive the executor.
+  // Errors: ResourceExhausted, naming what did not fit.
+  static absl::StatusOr<std::unique_ptr<Executor>> Make(
+      Device& device, Model& model, const ExecutorOptions& options,
+      int64_t activation_bytes, MemoryLedger* ledger);
+  ~Executor();
+
+  // Initial values: a pure function of (seed, parameter name, element).
+  void Initialize(uint64_t seed);
+
+  // Takes every parameter's fp32 values from `values(parameter, out)`, rounds
+  // them to the parameter dtype and clears the optimizer state.
+  void Load(const std::function<void(const Parameter&, float* out)>& values);
+
+  // One optimizer step over all micro-batches.
+  StepOutput Step(const StepInput& input);
+
+  // Sum of the cross-entropy over the valid targets of a batch; changes no
+  // state. `losses` (may be null) receives one per token.
+  double EvalLossSum(const HostBatch& batch, float* losses = nullptr);
+
+  // Logits [V] fp32 of the last token of `batch` (B = 1), after appending its
+  // tokens to `cache`; without a cache the tokens are the whole context.
+  void LastLogits(const HostBatch& batch, KvCache* cache, float* logits);
+  KvCache MakeKvCache(int64_t capacity);
+  int64_t logits_size() const { return model_->vocab_size(); }
+
+  // fp32 values of a parameter: the master copy where there is one.
+  void ReadParameter(const Parameter& parameter, float* out);
+
+  // The first parameter (in plan order) whose gradient is not finite, or "".
+  std::string FirstNonFiniteGradient();
+
+  // Parameters that no backward pass wrote in the last step; their gradient
+  // counts as zero.
+  const std::vector<std::string>& unused_parameters() const { return unused_; }
+
+  const Plan& plan() const { return plan_; }
+  const StepTimes& times() const { return times_; }
+  // Called before and after every action: hooks at unit boundaries.
+  using ActionHook = std::function<void(const Action&, bool done)>;
+  void set_hook(ActionHook hook) { hook_ = std::move(hook); }
+
+  int64_t activation_high_water_bytes() const {
+    return activations_->high_water_bytes();
+  }
+  Arena& activations() { return *activations_; }
+
+ private:
+  Executor(Device& device, Model& model, const ExecutorOptions& options);
+  absl::Status Reserve(int64_t activation_bytes, MemoryLedger* ledger);
+  void BindParameters();
+  void Upload(const HostBatch& batch, BatchView* view);
+  void Perform(const Action& action, const StepInput& input);
+  void Forward(int unit);
+  void ForwardBackwardHead(int unit);
+  void Backward(int unit);
+  void ZeroUnusedGradients();
+  void Norm(const StepInput& input);
+  void Update(int unit, const StepInput& input);
+  void UploadFromF32(const std::vector<float>& values, const Tensor& to);
+  void DownloadAsF32(const Tensor& from, float* out);
+  template <typename T>
+  T ReadScalar(const T* device_value);
+  Tensor RunUnits(Context& ctx);
+
+  struct UnitState;
+  struct Scalars;  // device scalars, in scalars_
+
+  Device* device_;
+  Model* model_;
+  ExecutorOptions options_;
+  Plan plan_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Arena> states_;       // persistent
+  std::unique_ptr<Arena> activations_;  // activations, workspace, inputs
+  Tensor params_, grads_, master_, scalars_;
+  std::vector<Tensor> optimizer_states_;
+  std::vector<UnitState> units_;
+  std::unique_ptr<Context> context_;
+  Tensor batch_memory_;
+  Tensor output_grad_;  // of the unit whose backward comes next
+  std::vector<std::string> unused_;
+  StepTimes times_;
+  ActionHook hook_;
+};
+
+// The plan's view of a model.
+std::vector<UnitSpec> DescribeUnits(const Model& model);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_EXECUTOR_H_

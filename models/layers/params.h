@@ -1,0 +1,43 @@
+// Parameters that belong together, and how layers hand them to the ops.
+#ifndef ZERO_MODELS_LAYERS_PARAMS_H_
+#define ZERO_MODELS_LAYERS_PARAMS_H_
+
+#include "engine/autograd/ops.h"
+#include "engine/nn/module.h"
+
+namespace zero {
+
+// The bound weight of a parameter; null for a layer without it.
+inline const Weight* WeightOf(const Parameter* parameter) {
+  return parameter == nullptr ? nullptr : &parameter->weight;
+}
+
+// x w^T + b with w [out, in].
+struct LinearParams {
+  Parameter* weight = nullptr;
+  Parameter* bias = nullptr;
+
+  Var operator()(Context& ctx, const Var& x,
+                 const Var* residual = nullptr) const {
+    return Linear(ctx, x, weight->weight, WeightOf(bias), residual);
+  }
+};
+
+struct NormParams {
+  NormKind kind = NormKind::kLayerNorm;
+  Parameter* weight = nullptr;
+  Parameter* bias = nullptr;
+  float eps = 1e-5f;
+
+  NormWeights weights() const {
+    return {kind, &weight->weight, WeightOf(bias), eps};
+  }
+};
+
+// One key/value cache for `num_layers` layers of width `kv_width`.
+KvCache MakeCache(Context& ctx, int64_t num_layers, int64_t batch,
+                  int64_t capacity, int64_t kv_width, DType dtype);
+
+}  // namespace zero
+
+#endif  // ZERO_MODELS_LAYERS_PARAMS_H_

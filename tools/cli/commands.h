@@ -1,0 +1,68 @@
+// The subcommands of `zero`. Each Add function declares its options on the
+// program and returns the function that runs it.
+//
+// To add one: a file here, a line in main.cc's table, a line in README.
+#ifndef ZERO_TOOLS_CLI_COMMANDS_H_
+#define ZERO_TOOLS_CLI_COMMANDS_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/config/load.h"
+#include "engine/train/session.h"
+#include "kernels/device.h"
+
+namespace CLI {
+class App;
+}
+
+namespace zero {
+
+// Runs a parsed command. main.cc turns OK into exit code 0, Cancelled (ended
+// by a signal, everything written) into 130, anything else into 1.
+using Command = std::function<absl::Status()>;
+
+Command AddTrain(CLI::App& app);
+Command AddEval(CLI::App& app);
+Command AddGenerate(CLI::App& app);
+Command AddTokenize(CLI::App& app);
+Command AddModels(CLI::App& app);
+Command AddConfig(CLI::App& app);
+Command AddDevices(CLI::App& app);
+
+// Options that every command on a config has.
+struct RunOptions {
+  std::string config;              // file
+  std::vector<std::string> sets;   // "a.b=value"
+  std::string model_dir;           // --model: a Hugging Face folder
+  int threads = 0;                 // 0: all cores this process may use
+  std::string device = "cpu";
+};
+
+// Declares them; `config_required` says whether CONFIG may be left out.
+void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
+
+// --model as a config override; empty for no folder.
+std::vector<std::string> ModelOverrides(const std::string& model_dir);
+
+// The config file with --set and --model applied.
+absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
+                                           bool require_data);
+
+// The same for a command on a trained model: --model, model.from_pretrained,
+// or what `zero train` of this config left in out_dir/final.
+absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
+                                               bool require_data);
+
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options);
+
+// What the models room offers to the engine.
+ModelTools MakeModelTools();
+
+}  // namespace zero
+
+#endif  // ZERO_TOOLS_CLI_COMMANDS_H_

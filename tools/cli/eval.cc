@@ -1,0 +1,80 @@
+#include <cmath>
+#include <cstdio>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/train/evaluate.h"
+#include "engine/train/metrics.h"
+#include "engine/train/run_data.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+absl::Status Eval(RunOptions options, bool json) {
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadTrainedConfig(&options, /*require_data=*/true));
+  const Config& config = loaded.config;
+  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options));
+  ZERO_ASSIGN_OR_RETURN(
+      const RunData data,
+      OpenRunData(config, /*need_train=*/false, device->info().num_threads));
+  if (data.validation == nullptr) {
+    return absl::InvalidArgumentError(
+        "there is no validation data: set data.validation, or "
+        "data.validation_fraction");
+  }
+  ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
+                        MakeEvalLoader(config, data.validation.get()));
+  ZERO_ASSIGN_OR_RETURN(const auto session,
+                        Session::Make(*device, config, MakeModelTools(),
+                                      {.evaluate = true}));
+  const double loss = MeanLoss(session->executor(), loader);
+  if (json) {
+    std::printf("%s\n", JsonLine()
+                            .Add("loss", loss)
+                            .Add("perplexity", std::exp(loss))
+                            .Add("tokens", loader.num_targets())
+                            .Add("model", config.model.from_pretrained)
+                            .ToString()
+                            .c_str());
+  } else {
+    std::printf("%s\n",
+                absl::StrFormat("%s: loss %.6f, perplexity %.4f over %d tokens",
+                                config.model.from_pretrained, loss,
+                                std::exp(loss), loader.num_targets())
+                    .c_str());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
+                                               bool require_data) {
+  ZERO_ASSIGN_OR_RETURN(LoadedConfig loaded,
+                        LoadRunConfig(*options, require_data));
+  if (!loaded.config.model.from_pretrained.empty()) return loaded;
+  const std::string dir = loaded.config.training.out_dir + "/final";
+  if (!PathExists(dir + "/model.safetensors")) {
+    return absl::NotFoundError(
+        options->config + " names no trained model: " + dir +
+        " does not exist (zero train writes it), and neither --model DIR nor "
+        "model.from_pretrained is given");
+  }
+  options->model_dir = dir;
+  return LoadRunConfig(*options, require_data);
+}
+
+Command AddEval(CLI::App& app) {
+  auto options = std::make_shared<RunOptions>();
+  auto json = std::make_shared<bool>(false);
+  AddRunOptions(app, options.get(), /*config_required=*/true);
+  app.add_flag("--json", *json, "print loss, perplexity, tokens as JSON");
+  return [options, json] { return Eval(*options, *json); };
+}
+
+}  // namespace zero

@@ -1,0 +1,131 @@
+#include <cstdio>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+#include "engine/data/tokenizer.h"
+#include "engine/data/token_file.h"
+#include "engine/train/generator.h"
+#include "models/catalog.h"
+#include "tools/cli/commands.h"
+#include "tools/cli/signals.h"
+
+namespace zero {
+namespace {
+
+struct GenerateFlags {
+  RunOptions run;
+  std::string tokenizer;
+  std::string prompt;
+  int64_t tokens = 200;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  double top_p = 1.0;
+  int64_t seed = 0;
+};
+
+// A model folder alone is enough: the rest of a config does not matter here.
+absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
+  if (options.model_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "zero generate wants a CONFIG, or --model DIR with a Hugging Face "
+        "folder");
+  }
+  const auto catalog = MakeModelCatalog();
+  LoadOptions load;
+  load.catalog = catalog.get();
+  load.require_data = false;
+  load.overrides = ModelOverrides(options.model_dir);
+  ZERO_ASSIGN_OR_RETURN(const ModelConfig model,
+                        catalog->Pretrained(options.model_dir));
+  const int64_t context =
+      std::min<int64_t>(model.max_position_embeddings, 1024);
+  return ParseConfig(
+      absl::StrCat("{\"train_batch_size\": 1, \"training\": {\"steps\": 1}, "
+                   "\"data\": {\"tokenizer\": \"none\", \"sequence_length\": ",
+                   context, "}}"),
+      "generate", load);
+}
+
+absl::Status Run(GenerateFlags flags) {
+  absl::StatusOr<LoadedConfig> loaded =
+      flags.run.config.empty()
+          ? LoadModelOnly(flags.run)
+          : LoadTrainedConfig(&flags.run, /*require_data=*/false);
+  if (!loaded.ok()) return loaded.status();
+  const Config& config = loaded->config;
+  std::string spec =
+      flags.tokenizer.empty() ? config.data.tokenizer : flags.tokenizer;
+  if (spec == "none") {
+    if (config.model.vocab_size != kByteVocabSize) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "which tokenizer does ", config.model.from_pretrained,
+          " speak? Its vocabulary is ", config.model.vocab_size,
+          "; give --tokenizer FILE.model (SentencePiece) or --tokenizer bytes"));
+    }
+    spec = "bytes";
+  }
+  ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(spec));
+  if (tokenizer->vocab_size() > config.model.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer ", tokenizer->name(), " has ", tokenizer->vocab_size(),
+        " ids, more than the model's vocabulary of ",
+        config.model.vocab_size));
+  }
+  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
+  const int64_t context = std::min(config.data.sequence_length,
+                                   config.model.max_position_embeddings);
+  ZERO_ASSIGN_OR_RETURN(const auto session,
+                        Session::Make(*device, config, MakeModelTools(),
+                                      {.generate_tokens = context}));
+  std::vector<int32_t> prompt = tokenizer->Encode(flags.prompt);
+  if (prompt.empty()) prompt.push_back(tokenizer->eot_id());
+  const std::atomic<bool>* stop = InstallStopSignals();
+  std::fputs(flags.prompt.c_str(), stdout);
+  StreamDecoder decoder(tokenizer.get());
+  Generate(session->executor(), prompt,
+           {.sampling = {.temperature = flags.temperature,
+                         .top_k = flags.top_k,
+                         .top_p = flags.top_p,
+                         .seed = static_cast<uint64_t>(flags.seed)},
+            .max_tokens = flags.tokens,
+            .context_length = context,
+            .vocab_size = tokenizer->vocab_size(),
+            .stop_token = tokenizer->eot_id()},
+           [&](int32_t id) {
+             std::fputs(decoder.Push(id).c_str(), stdout);
+             std::fflush(stdout);
+             return !stop->load();
+           });
+  std::printf("%s\n", decoder.Finish().c_str());
+  return stop->load() ? absl::CancelledError("stopped by a signal")
+                      : absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddGenerate(CLI::App& app) {
+  auto flags = std::make_shared<GenerateFlags>();
+  AddRunOptions(app, &flags->run, /*config_required=*/false);
+  app.add_option("--tokenizer", flags->tokenizer,
+                 "bytes or a SentencePiece model (default: the config's)");
+  app.add_option("--prompt", flags->prompt, "text to continue");
+  app.add_option("--tokens", flags->tokens, "tokens to sample")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  app.add_option("--temperature", flags->temperature, "0: most likely token")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--top-k", flags->top_k, "sample from the k most likely; 0: all")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--top-p", flags->top_p, "nucleus sampling; 1: off")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 1.0));
+  app.add_option("--seed", flags->seed, "same seed, same text")
+      ->capture_default_str();
+  return [flags] { return Run(*flags); };
+}
+
+}  // namespace zero

@@ -1,0 +1,125 @@
+#include <cstdio>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/base/status.h"
+#include "engine/config/print.h"
+#include "engine/train/console.h"
+#include "engine/train/metrics.h"
+#include "engine/train/product_rate.h"
+#include "models/catalog.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+absl::Status Models(int64_t sequence_length, bool json) {
+  const auto catalog = MakeModelCatalog();
+  if (!json) {
+    std::printf("%-16s %-7s %14s %6s %6s %5s %4s %8s  FLOP/token at T = %lld\n",
+                "preset", "family", "parameters", "layers", "width", "heads",
+                "kv", "vocab", static_cast<long long>(sequence_length));
+  }
+  for (const std::string& name : catalog->PresetNames()) {
+    ZERO_ASSIGN_OR_RETURN(const ModelConfig model, catalog->Preset(name));
+    const double flops = FlopsPerToken(model, sequence_length);
+    if (json) {
+      std::printf("%s\n",
+                  JsonLine()
+                      .Add("preset", name)
+                      .Add("family", ModelFamilyName(model.family))
+                      .Add("parameters", NumParameters(model))
+                      .Add("flops_per_token", flops)
+                      .ToString()
+                      .c_str());
+      continue;
+    }
+    std::printf("%s\n",
+                absl::StrFormat("%-16s %-7s %14s %6d %6d %5d %4d %8d  %s",
+                                name, ModelFamilyName(model.family),
+                                WithCommas(NumParameters(model)),
+                                model.num_hidden_layers, model.hidden_size,
+                                model.num_attention_heads,
+                                model.num_key_value_heads, model.vocab_size,
+                                HumanCount(flops))
+                    .c_str());
+  }
+  return absl::OkStatus();
+}
+
+struct ConfigFlags {
+  RunOptions run;
+  bool schema = false, keys = false, differences = false;
+};
+
+absl::Status ShowConfig(const ConfigFlags& flags) {
+  if (flags.schema) {
+    std::printf("%s\n", PrintSchema().c_str());
+  } else if (flags.keys) {
+    std::printf("%s\n", PrintKeyReference().c_str());
+  } else if (flags.differences) {
+    std::printf("%s\n", PrintDifferences().c_str());
+  } else if (flags.run.config.empty()) {
+    return absl::InvalidArgumentError(
+        "zero config wants a CONFIG, --schema, --keys or --differences");
+  } else {
+    ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                          LoadRunConfig(flags.run, /*require_data=*/false));
+    std::printf("%s\n", PrintResolved(loaded).c_str());
+    for (const std::string& note : loaded.notes) {
+      std::printf("// note: %s\n", note.c_str());
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Devices(const RunOptions& options) {
+  ZERO_ASSIGN_OR_RETURN(const auto cpu, OpenDevice(options));
+  const DeviceInfo info = cpu->info();
+  std::printf("cpu   %s, %s, %d threads, %s\n", info.name.c_str(),
+              info.isa.c_str(), info.num_threads,
+              HumanBytes(static_cast<double>(info.memory_bytes)).c_str());
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    std::printf("      %s products: %.0f GFLOP/s\n", DTypeName(dtype),
+                MeasureProductFlops(*cpu, dtype) / 1e9);
+  }
+  const auto cuda = MakeCudaDevice(0);
+  std::printf("cuda  %s\n", cuda.ok()
+                                ? (*cuda)->info().name.c_str()
+                                : std::string(cuda.status().message()).c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddModels(CLI::App& app) {
+  auto length = std::make_shared<int64_t>(1024);
+  auto json = std::make_shared<bool>(false);
+  app.add_option("--sequence-length", *length, "T of FLOP per token")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_flag("--json", *json, "one JSON object per line");
+  return [length, json] { return Models(*length, *json); };
+}
+
+Command AddConfig(CLI::App& app) {
+  auto flags = std::make_shared<ConfigFlags>();
+  AddRunOptions(app, &flags->run, /*config_required=*/false);
+  app.add_flag("--schema", flags->schema, "print a JSON schema for editors");
+  app.add_flag("--keys", flags->keys, "print every key, default and meaning");
+  app.add_flag("--differences", flags->differences,
+               "print where defaults differ from DeepSpeed's");
+  return [flags] { return ShowConfig(*flags); };
+}
+
+Command AddDevices(CLI::App& app) {
+  auto options = std::make_shared<RunOptions>();
+  app.add_option("--threads", options->threads,
+                 "compute threads (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+  return [options] { return Devices(*options); };
+}
+
+}  // namespace zero

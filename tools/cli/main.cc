@@ -1,0 +1,60 @@
+// `zero`: trains transformers from config files. See README.md.
+
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+int ExitCode(const absl::Status& status) {
+  if (status.ok()) return 0;
+  if (status.code() == absl::StatusCode::kCancelled) return 130;
+  std::fprintf(stderr, "zero: %s\n",
+               std::string(status.message()).c_str());
+  return 1;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app{"zero: trains transformer models from JSON config files"};
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  using Add = Command (*)(CLI::App&);
+  const struct {
+    const char* name;
+    const char* help;
+    Add add;
+  } kCommands[] = {
+      {"train", "Train the model of a config file", AddTrain},
+      {"eval", "Loss of a model on a config's validation data", AddEval},
+      {"generate", "Continue a text with a model", AddGenerate},
+      {"tokenize", "Make token files from text; train a tokenizer",
+       AddTokenize},
+      {"models", "List the model presets", AddModels},
+      {"config", "Check a config and print what it resolves to", AddConfig},
+      {"devices", "What this machine offers", AddDevices},
+  };
+  std::vector<std::pair<CLI::App*, Command>> commands;
+  for (const auto& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.help);
+    commands.emplace_back(sub, command.add(*sub));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  for (const auto& [sub, command] : commands) {
+    if (sub->parsed()) return ExitCode(command());
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace zero
+
+int main(int argc, char** argv) { return zero::Main(argc, argv); }

@@ -1,0 +1,78 @@
+#include <sched.h>
+
+#include <algorithm>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "models/catalog.h"
+#include "models/hf_config.h"
+#include "models/registry.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+// Cores this process may run on (a container or taskset may allow fewer than
+// the machine has).
+int AllowedCores() {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
+  return std::max(CPU_COUNT(&cores), 1);
+}
+
+}  // namespace
+
+void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
+  CLI::Option* config =
+      app.add_option("CONFIG", options->config, "JSON config file");
+  if (config_required) config->required();
+  app.add_option("--set", options->sets,
+                 "override a key: --set training.steps=100 (repeatable)")
+      ->allow_extra_args(false);
+  app.add_option("--model", options->model_dir,
+                 "start from this Hugging Face folder");
+  app.add_option("--threads", options->threads,
+                 "compute threads (default: all cores)")
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--device", options->device, "cpu or cuda")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+}
+
+std::vector<std::string> ModelOverrides(const std::string& model_dir) {
+  if (model_dir.empty()) return {};
+  // The folder's config.json replaces the whole section.
+  std::string quoted;
+  for (char c : model_dir) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return {absl::StrCat("model={\"from_pretrained\": \"", quoted, "\"}")};
+}
+
+absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
+                                           bool require_data) {
+  const std::unique_ptr<ModelCatalog> catalog = MakeModelCatalog();
+  LoadOptions load;
+  load.overrides = options.sets;
+  load.catalog = catalog.get();
+  load.require_data = require_data;
+  const std::vector<std::string> model = ModelOverrides(options.model_dir);
+  load.overrides.insert(load.overrides.begin(), model.begin(), model.end());
+  return LoadConfig(options.config, load);
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options) {
+  if (options.device == "cuda") return MakeCudaDevice(0);
+  return MakeCpuDevice(options.threads > 0 ? options.threads : AllowedCores());
+}
+
+ModelTools MakeModelTools() {
+  return {.make = MakeModel,
+          .hf_config_json = WriteHfConfig,
+          .flops_per_token = [](const ModelConfig& model, int64_t length) {
+            return FlopsPerToken(model, length);
+          }};
+}
+
+}  // namespace zero

@@ -1,0 +1,95 @@
+#include "engine/data/tokenize.h"
+
+#include <cstdio>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_format.h"
+#include "engine/base/status.h"
+#include "engine/train/console.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+struct TokenizeFlags {
+  TokenizeOptions options;
+  int64_t train_vocab = 0;
+  std::string model_type = "bpe";
+};
+
+// Trains FILE.model beside the output and uses it.
+absl::Status TrainTokenizer(TokenizeFlags* flags) {
+  std::string prefix = flags->options.output;
+  if (const size_t dot = prefix.rfind(".bin"); dot != std::string::npos) {
+    prefix.resize(dot);
+  }
+  ZERO_RETURN_IF_ERROR(
+      TrainSentencePiece({.inputs = flags->options.inputs,
+                          .model_prefix = prefix,
+                          .vocab_size = flags->train_vocab,
+                          .model_type = flags->model_type}));
+  flags->options.tokenizer = prefix + ".model";
+  std::printf("trained %s with %s tokens\n", flags->options.tokenizer.c_str(),
+              WithCommas(flags->train_vocab).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Tokenize(TokenizeFlags flags) {
+  if (flags.train_vocab > 0) ZERO_RETURN_IF_ERROR(TrainTokenizer(&flags));
+  ZERO_ASSIGN_OR_RETURN(const TokenizeStats stats,
+                        TokenizeFiles(flags.options));
+  for (const TokenizeStats::Output& output : stats.outputs) {
+    std::printf("%s: %s tokens of %d bytes\n", output.path.c_str(),
+                WithCommas(output.num_tokens).c_str(), stats.bytes_per_token);
+  }
+  std::printf(
+      "%s\n",
+      absl::StrFormat(
+          "%d file(s), %d document(s), %s of text, %.2f bytes per token; set "
+          "model.vocab_size to at least %d and data.tokenizer to \"%s\"",
+          stats.num_files, stats.num_documents,
+          HumanBytes(static_cast<double>(stats.text_bytes)),
+          static_cast<double>(stats.text_bytes) /
+              std::max<int64_t>(stats.num_tokens, 1),
+          stats.vocab_size, flags.options.tokenizer)
+          .c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddTokenize(CLI::App& app) {
+  auto flags = std::make_shared<TokenizeFlags>();
+  TokenizeOptions& options = flags->options;
+  app.add_option("INPUT", options.inputs, "text files and globs")->required();
+  app.add_option("--out", options.output, "token file to write, FILE.bin")
+      ->required();
+  CLI::Option* tokenizer =
+      app.add_option("--tokenizer", options.tokenizer,
+                     "bytes or a SentencePiece .model")
+          ->capture_default_str();
+  app.add_option("--train-sentencepiece", flags->train_vocab,
+                 "first train a model with this many tokens on the input, "
+                 "written beside the output")
+      ->check(CLI::Range(int64_t{258}, int64_t{1} << 20))
+      ->excludes(tokenizer);
+  app.add_option("--sentencepiece-type", flags->model_type, "bpe or unigram")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"bpe", "unigram"}));
+  app.add_option("--separator", options.document_separator,
+                 "cut documents inside a file at this text");
+  app.add_option("--shard-tokens", options.tokens_per_shard,
+                 "tokens per output file; 0: one file")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--validation-fraction", options.validation_fraction,
+                 "put this last part of the text into FILE_val.bin")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 0.999));
+  app.add_flag("--allow-lossy", options.allow_lossy,
+               "accept a tokenizer that changes the text");
+  return [flags] { return Tokenize(*flags); };
+}
+
+}  // namespace zero
