@@ -1,4 +1,8 @@
 // The fp16 loss scale: a pure state machine with DeepSpeed's keys.
+//
+// Of DeepSpeed's behaviour one thing differs: at min_loss_scale it raises; here
+// the scale stays, and the trainer stops after max_consecutive_skips with the
+// name of the first non-finite tensor.
 // Source: Micikevicius et al. 2018; DeepSpeed's DynamicLossScaler.
 #ifndef ZERO_OPTIM_LOSS_SCALER_H_
 #define ZERO_OPTIM_LOSS_SCALER_H_
@@ -16,22 +20,33 @@ struct LossScalerOptions {
   double min_loss_scale = 1;
 };
 
+// What a checkpoint keeps.
+struct LossScalerState {
+  double scale = 1;
+  int64_t steps = 0;                // Update calls so far
+  int64_t last_overflow_step = -1;  // value of `steps` at the last overflow
+  int64_t hysteresis_left = 1;      // overflows until the scale is halved
+};
+
 class LossScaler {
  public:
   explicit LossScaler(const LossScalerOptions& options);
 
-  double scale() const { return scale_; }
+  double scale() const { return state_.scale; }
 
   // After each step: halves the scale once `hysteresis` overflows have been
-  // seen, doubles it after loss_scale_window good steps in a row.
+  // seen (and at each one after that), doubles it after loss_scale_window good
+  // steps in a row. The hysteresis is refilled when the scale doubles, or,
+  // with consecutive_hysteresis, by every good step. Nothing where the scale
+  // is static.
   void Update(bool overflow);
+
+  const LossScalerState& state() const { return state_; }
+  void Restore(const LossScalerState& state) { state_ = state; }
 
  private:
   LossScalerOptions options_;
-  double scale_;
-  int64_t steps_ = 0;
-  int64_t last_overflow_step_ = -1;
-  int64_t hysteresis_left_;
+  LossScalerState state_;
 };
 
 }  // namespace zero

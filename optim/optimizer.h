@@ -47,11 +47,14 @@ struct OptimizerSpec {
 // What changes from step to step.
 struct OptimizerStepOptions {
   float lr = 0;
-  float beta1 = -1;     // < 0: the spec's (OneCycle cycles it); SGD: momentum
-  int64_t step = 1;     // from 1; skipped steps do not count
+  float beta1 = -1;  // < 0: the spec's (OneCycle cycles it); SGD: momentum
+  int64_t step = 1;  // from 1; skipped steps do not count
 };
 
 // One step over a flat span. `states` are the arrays above, sliced alike.
+// Bias corrections are 1 - beta^step in double, of beta as the kernels see it
+// (rounded to fp32), so that the moments' weights and the corrections agree.
+// LAMB's norms are those of the ranges given: each must be a whole tensor.
 void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                    const UpdateState& state, absl::Span<float* const> states,
                    const OptimizerStepOptions& options, Workspace scratch);

@@ -1,0 +1,93 @@
+#include "optim/loss_scaler.h"
+
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace zero {
+namespace {
+
+LossScalerOptions Small() {
+  LossScalerOptions options;
+  options.initial_scale_power = 4;
+  options.loss_scale_window = 3;
+  options.hysteresis = 1;
+  return options;
+}
+
+// The scale after each step; 'x' overflows, '.' does not.
+std::vector<double> Scales(const LossScalerOptions& options,
+                           const std::string& steps) {
+  LossScaler scaler(options);
+  std::vector<double> scales;
+  for (const char step : steps) {
+    scaler.Update(step == 'x');
+    scales.push_back(scaler.scale());
+  }
+  return scales;
+}
+
+using Scale = std::vector<double>;
+
+TEST(LossScalerTest, DefaultsAreDeepSpeeds) {
+  LossScaler scaler{LossScalerOptions()};
+  EXPECT_EQ(scaler.scale(), 65536);
+  scaler.Update(true);
+  EXPECT_EQ(scaler.scale(), 65536) << "hysteresis 2 forgives one overflow";
+  scaler.Update(true);
+  EXPECT_EQ(scaler.scale(), 32768);
+}
+
+TEST(LossScalerTest, DoublesAfterEachWindowOfGoodSteps) {
+  EXPECT_EQ(Scales(Small(), "......."), (Scale{16, 16, 32, 32, 32, 64, 64}));
+}
+
+TEST(LossScalerTest, HalvesAtOverflowAndCountsTheWindowAnew) {
+  EXPECT_EQ(Scales(Small(), "..x...x."), (Scale{16, 16, 8, 8, 8, 16, 8, 8}));
+}
+
+TEST(LossScalerTest, AllOverflowsEndAtTheMinimum) {
+  LossScalerOptions options = Small();
+  options.min_loss_scale = 4;
+  EXPECT_EQ(Scales(options, "xxxx..."), (Scale{8, 4, 4, 4, 4, 4, 8}));
+}
+
+TEST(LossScalerTest, HysteresisIsUsedUpAndRefilledByADoubling) {
+  LossScalerOptions options = Small();
+  options.hysteresis = 2;
+  // The first overflow is forgiven, later ones are not, until the scale has
+  // doubled.
+  EXPECT_EQ(Scales(options, "x.x.x...xx"),
+            (Scale{16, 16, 8, 8, 4, 4, 4, 8, 8, 4}));
+}
+
+TEST(LossScalerTest, ConsecutiveHysteresisIsRefilledByAnyGoodStep) {
+  LossScalerOptions options = Small();
+  options.hysteresis = 2;
+  options.consecutive_hysteresis = true;
+  EXPECT_EQ(Scales(options, "x.x.xx"), (Scale{16, 16, 16, 16, 16, 8}));
+}
+
+TEST(LossScalerTest, StaticScaleNeverMoves) {
+  LossScalerOptions options = Small();
+  options.static_scale = 128;
+  EXPECT_EQ(Scales(options, "xx......"), Scale(8, 128));
+}
+
+TEST(LossScalerTest, ARestoredScalerContinuesAlike) {
+  LossScalerOptions options = Small();
+  options.hysteresis = 2;
+  LossScaler whole(options);
+  for (const char step : std::string("..x..x")) whole.Update(step == 'x');
+  LossScaler resumed(options);
+  resumed.Restore(whole.state());
+  for (const char step : std::string("..x...xx....")) {
+    whole.Update(step == 'x');
+    resumed.Update(step == 'x');
+    EXPECT_EQ(whole.scale(), resumed.scale());
+  }
+}
+
+}  // namespace
+}  // namespace zero
