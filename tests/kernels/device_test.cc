@@ -1,0 +1,288 @@
+#include "kernels/device.h"
+
+#include <omp.h>
+#include <time.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/device.h"
+
+namespace zero {
+namespace {
+
+constexpr StreamRole kWorkerRoles[] = {StreamRole::kGather, StreamRole::kReduce,
+                                       StreamRole::kCopy,
+                                       StreamRole::kHostCompute};
+
+void Sleep(int millis) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(millis));
+}
+
+TEST(CpuDeviceTest, SaysWhatItIs) {
+  const auto device = MakeCpuDevice(2);
+  EXPECT_EQ(device->kind(), DeviceKind::kCpu);
+  EXPECT_STREQ(DeviceKindName(device->kind()), "cpu");
+  const DeviceInfo info = device->info();
+  EXPECT_FALSE(info.name.empty());
+  EXPECT_FALSE(info.isa.empty());
+  EXPECT_EQ(info.num_threads, 2);
+  EXPECT_GT(info.memory_bytes, int64_t{1} << 28);
+}
+
+TEST(CpuDeviceTest, SetsTheThreadsOfTheCallingThread) {
+  MakeCpuDevice(3);
+  EXPECT_EQ(omp_get_max_threads(), 3);
+  std::thread([] {
+    MakeCpuDevice(1);
+    EXPECT_EQ(omp_get_max_threads(), 1);
+  }).join();
+  EXPECT_EQ(omp_get_max_threads(), 3);
+}
+
+TEST(BufferTest, IsAlignedZeroedAndWritableToTheEnd) {
+  const auto device = MakeCpuDevice(1);
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{4096}, size_t{4097},
+                             (size_t{5} << 20) + 1}) {
+    for (const MemoryKind kind : {MemoryKind::kDevice, MemoryKind::kHost}) {
+      auto buffer = device->Allocate(bytes, kind);
+      ASSERT_TRUE(buffer.ok()) << buffer.status();
+      EXPECT_EQ(buffer->bytes(), bytes);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer->data()) % 4096, 0u);
+      if (bytes == 0) continue;
+      char* const last = static_cast<char*>(buffer->data()) + bytes - 1;
+      EXPECT_EQ(*last, 0);
+      *last = 1;
+    }
+  }
+}
+
+TEST(BufferTest, MovesItsMemory) {
+  const auto device = MakeCpuDevice(1);
+  Buffer a = *device->Allocate(100, MemoryKind::kDevice);
+  void* const data = a.data();
+  Buffer b = std::move(a);
+  EXPECT_EQ(b.data(), data);
+  EXPECT_EQ(a.data(), nullptr);
+  EXPECT_EQ(a.bytes(), 0u);
+  Buffer c = *device->Allocate(50, MemoryKind::kDevice);
+  c = std::move(b);
+  EXPECT_EQ(c.data(), data);
+  EXPECT_EQ(c.bytes(), 100u);
+}
+
+TEST(BufferTest, ImpossibleSizesAreNamedErrors) {
+  const auto device = MakeCpuDevice(1);
+  for (const size_t bytes : {size_t{1} << 60, ~size_t{0}, ~size_t{0} - 4095}) {
+    const auto buffer = device->Allocate(bytes, MemoryKind::kDevice);
+    ASSERT_FALSE(buffer.ok());
+    EXPECT_EQ(buffer.status().code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_NE(
+        std::string(buffer.status().message()).find(std::to_string(bytes)),
+        std::string::npos)
+        << buffer.status();
+  }
+}
+
+TEST(StreamTest, TheComputeStreamIsTheCallingThread) {
+  const auto device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kCompute);
+  std::thread::id ran;
+  stream->Enqueue([&] { ran = std::this_thread::get_id(); });
+  EXPECT_EQ(ran, std::this_thread::get_id());
+  EXPECT_EQ(&stream->device(), device.get());
+}
+
+TEST(StreamTest, AWorkerRunsItsQueueInOrderOnOneOtherThread) {
+  const auto device = MakeCpuDevice(1);
+  for (const StreamRole role : kWorkerRoles) {
+    const auto stream = device->MakeStream(role);
+    std::vector<int> order;
+    std::set<std::thread::id> threads;
+    for (int i = 0; i < 100; ++i) {
+      stream->Enqueue([&, i] {
+        order.push_back(i);
+        threads.insert(std::this_thread::get_id());
+      });
+    }
+    stream->Synchronize();
+    ASSERT_EQ(order.size(), 100u);
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
+    EXPECT_EQ(threads.size(), 1u);
+    EXPECT_EQ(threads.count(std::this_thread::get_id()), 0u);
+  }
+}
+
+TEST(StreamTest, OnlyHostComputeHasThreadsOfItsOwn) {
+  cpu::CpuDevice::Options options;
+  options.num_threads = 4;
+  options.host_compute_threads = 3;
+  cpu::CpuDevice device(options);
+  for (const StreamRole role : kWorkerRoles) {
+    const auto stream = device.MakeStream(role);
+    int threads = 0;
+    stream->Enqueue([&] { threads = omp_get_max_threads(); });
+    stream->Synchronize();
+    EXPECT_EQ(threads, role == StreamRole::kHostCompute ? 3 : 1);
+  }
+}
+
+TEST(StreamTest, DestructionFinishesTheQueue) {
+  const auto device = MakeCpuDevice(1);
+  int done = 0;
+  {
+    const auto stream = device->MakeStream(StreamRole::kCopy);
+    stream->Enqueue([] { Sleep(5); });
+    for (int i = 0; i < 10; ++i) stream->Enqueue([&] { ++done; });
+  }
+  EXPECT_EQ(done, 10);
+}
+
+TEST(StreamTest, AnIdleWorkerBurnsNoProcessorTime) {
+  const auto device = MakeCpuDevice(1);
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (const StreamRole role : kWorkerRoles) {
+    streams.push_back(device->MakeStream(role));
+  }
+  const auto never = device->MakeEvent();
+  const auto gate = device->MakeStream(StreamRole::kReduce);
+  gate->Enqueue([] { Sleep(300); });
+  gate->Record(*never);
+  for (auto& stream : streams) stream->Wait(*never);  // all of them blocked
+  timespec before, after;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  never->Synchronize();
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  const double used =
+      static_cast<double>(after.tv_sec - before.tv_sec) +
+      static_cast<double>(after.tv_nsec - before.tv_nsec) * 1e-9;
+  EXPECT_LT(used, 0.1);  // a spinner would have used 0.3 s
+}
+
+TEST(EventTest, NeverRecordedIsDone) {
+  const auto device = MakeCpuDevice(1);
+  const auto event = device->MakeEvent();
+  EXPECT_TRUE(event->IsDone());
+  event->Synchronize();
+  const auto stream = device->MakeStream(StreamRole::kCopy);
+  stream->Wait(*event);
+  stream->Synchronize();
+}
+
+TEST(EventTest, IsDoneWhenTheWorkBeforeItIs) {
+  const auto device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kCopy);
+  const auto event = device->MakeEvent();
+  std::atomic<bool> open{false}, passed{false};
+  stream->Enqueue([&] {
+    while (!open) Sleep(1);
+    passed = true;
+  });
+  stream->Record(*event);
+  EXPECT_FALSE(event->IsDone());
+  open = true;
+  event->Synchronize();
+  EXPECT_TRUE(passed);
+  EXPECT_TRUE(event->IsDone());
+}
+
+TEST(EventTest, OneStreamWaitsForAnother) {
+  const auto device = MakeCpuDevice(1);
+  const auto first = device->MakeStream(StreamRole::kGather);
+  const auto second = device->MakeStream(StreamRole::kReduce);
+  for (int round = 0; round < 20; ++round) {
+    const auto event = device->MakeEvent();
+    int value = 0, seen = -1;
+    first->Enqueue([&] {
+      Sleep(1);
+      value = 1;
+    });
+    first->Record(*event);
+    second->Wait(*event);
+    second->Enqueue([&] { seen = value; });
+    second->Synchronize();
+    EXPECT_EQ(seen, 1);
+  }
+}
+
+// As on a GPU: a wait is for the Record issued before it, not for a later one.
+TEST(EventTest, AWaitIsForTheRecordBeforeIt) {
+  const auto device = MakeCpuDevice(1);
+  const auto worker = device->MakeStream(StreamRole::kGather);
+  const auto blocked = device->MakeStream(StreamRole::kReduce);
+  const auto event = device->MakeEvent();
+  worker->Record(*event);
+  std::atomic<bool> open{false};
+  blocked->Wait(*event);
+  worker->Enqueue([&] {
+    while (!open) Sleep(1);
+  });
+  worker->Record(*event);
+  blocked->Synchronize();  // would hang if it waited for the second
+  EXPECT_FALSE(event->IsDone());
+  open = true;
+  event->Synchronize();
+}
+
+TEST(EventTest, MayDieBeforeItIsReached) {
+  const auto device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kCopy);
+  stream->Enqueue([] { Sleep(5); });
+  {
+    const auto event = device->MakeEvent();
+    stream->Record(*event);
+  }
+  stream->Synchronize();
+}
+
+TEST(EventTest, MeasuresTheTimeBetweenTwoPoints) {
+  const auto device = MakeCpuDevice(1);
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kCopy}) {
+    const auto stream = device->MakeStream(role);
+    const auto start = device->MakeEvent(), end = device->MakeEvent();
+    stream->Record(*start);
+    stream->Enqueue([] { Sleep(20); });
+    stream->Record(*end);
+    stream->Synchronize();
+    EXPECT_GE(end->MillisSince(*start), 20);
+    EXPECT_LT(end->MillisSince(*start), 2000);
+  }
+}
+
+TEST(CpuDeviceTest, CopiesOnTheStreamItIsGiven) {
+  const auto device = MakeCpuDevice(2);
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kCopy}) {
+    const auto stream = device->MakeStream(role);
+    for (const size_t bytes :
+         {size_t{0}, size_t{1}, size_t{1} << 20, (size_t{3} << 20) + 17}) {
+      std::vector<char> from(bytes), to(bytes + 1, 7);
+      for (size_t i = 0; i < bytes; ++i) from[i] = static_cast<char>(i * 31);
+      device->Copy(*stream, to.data(), from.data(), bytes);
+      stream->Synchronize();
+      EXPECT_EQ(std::memcmp(to.data(), from.data(), bytes), 0);
+      EXPECT_EQ(to[bytes], 7);
+    }
+  }
+}
+
+TEST(CudaOffTest, SaysThatItIsNotBuiltAndWhatToDo) {
+  const auto device = MakeCudaDevice(0);
+  if (device.ok()) GTEST_SKIP() << "CUDA is built, and here is a GPU";
+  if (device.status().code() == absl::StatusCode::kNotFound) {
+    GTEST_SKIP() << "CUDA is built, but: " << device.status();
+  }
+  EXPECT_EQ(device.status().code(), absl::StatusCode::kUnimplemented);
+  const std::string message(device.status().message());
+  EXPECT_NE(message.find("cuda:0"), std::string::npos) << message;
+  EXPECT_NE(message.find("nvcc"), std::string::npos) << message;
+  EXPECT_NE(message.find("--device cpu"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace zero

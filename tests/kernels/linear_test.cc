@@ -1,0 +1,346 @@
+#include "tests/kernels/matrix.h"
+
+namespace zero {
+namespace {
+
+struct Shape {
+  int64_t m, k, n;
+};
+
+std::string Name(const Shape& s, DType dtype) {
+  return std::to_string(s.m) + "x" + std::to_string(s.k) + "x" +
+         std::to_string(s.n) + " " + DTypeName(dtype);
+}
+
+constexpr Shape kShapes[] = {{1, 1, 1},    {1, 31, 33},   {33, 31, 1},
+                             {31, 33, 65}, {5, 1023, 31}, {130, 64, 96}};
+// Shapes that a converted product cuts in k, in n and in m.
+constexpr Shape kLargeShapes[] = {{70, 2100, 3700}, {3700, 2100, 70}};
+
+void RunLinear(const MatmulPath& cpu, const LinearArgs& args) {
+  Scratch scratch(cpu.ops.LinearWorkspaceBytes(args));
+  cpu.ops.Linear(cpu.stream, args, scratch.workspace());
+}
+void RunInput(const MatmulPath& cpu, const LinearBackwardInputArgs& args) {
+  Scratch scratch(cpu.ops.LinearBackwardInputWorkspaceBytes(args));
+  cpu.ops.LinearBackwardInput(cpu.stream, args, scratch.workspace());
+}
+void RunWeight(const MatmulPath& cpu, const LinearBackwardWeightArgs& args) {
+  Scratch scratch(cpu.ops.LinearBackwardWeightWorkspaceBytes(args));
+  cpu.ops.LinearBackwardWeight(cpu.stream, args, scratch.workspace());
+}
+
+// x w^T + bias in float64 and, at (i, j), what rounding may do to it.
+struct Expected {
+  Dense pre;
+  std::vector<double> x_norm, w_norm;
+  double Error(int64_t i, int64_t j) const {
+    return SumError(x_norm[static_cast<size_t>(i)],
+                    w_norm[static_cast<size_t>(j)]);
+  }
+};
+
+Expected Expect(const Dense& x, const Dense& w, const Dense& bias) {
+  Expected e;
+  e.pre = Matmul(x, Transposed(w));
+  for (int64_t i = 0; i < x.rows; ++i) e.x_norm.push_back(Norm(x, i));
+  for (int64_t j = 0; j < w.rows; ++j) {
+    e.w_norm.push_back(Norm(w, j));
+    for (int64_t i = 0; i < x.rows; ++i) e.pre(i, j) += bias(0, j);
+  }
+  return e;
+}
+
+void CheckForward(const MatmulPath& cpu, const Shape& s, DType dtype,
+                  bool with_bias, bool with_residual, Gelu act, bool with_pre) {
+  const std::string what = Name(s, dtype) + (with_bias ? " bias" : "") +
+                           (with_residual ? " residual" : "") +
+                           (act != Gelu::kNone ? " gelu" : "") +
+                           (with_pre ? " pre" : "");
+  GuardedMatrix x = GuardedMatrix::Normal(dtype, s.m, s.k, 3, 1);
+  GuardedMatrix w =
+      GuardedMatrix::Normal(dtype, s.n, s.k, 1, 2, 1 / std::sqrt(s.k));
+  GuardedMatrix bias(dtype, 1, s.n);
+  if (with_bias) bias = GuardedMatrix::Normal(dtype, 1, s.n, 0, 3);
+  GuardedMatrix residual(dtype, s.m, s.n, 5);
+  if (with_residual) {
+    residual = GuardedMatrix::Normal(dtype, s.m, s.n, 5, 4);
+  }
+  GuardedMatrix y(dtype, s.m, s.n, 2), pre(dtype, s.m, s.n, 7);
+  LinearArgs args;
+  args.x = x.view();
+  args.w = w.view();
+  if (with_bias) args.bias = bias.row_vector();
+  if (with_residual) args.residual = residual.view();
+  args.y = y.view();
+  args.act = act;
+  if (with_pre) args.pre_act = pre.view();
+  RunLinear(cpu, args);
+
+  const Expected e = Expect(x.dense(), w.dense(), bias.dense());
+  const double half_ulp = HalfUlp(dtype);
+  // The sum, and one rounding each for the bias and for storage.
+  const auto pre_error = [&](int64_t i, int64_t j) {
+    return e.Error(i, j) + 2 * half_ulp * std::abs(e.pre(i, j)) +
+           TinyStep(dtype);
+  };
+  if (with_pre) ExpectNear(pre, e.pre, pre_error, what + ": pre_act");
+  Dense want(s.m, s.n);
+  for (int64_t i = 0; i < s.m; ++i) {
+    for (int64_t j = 0; j < s.n; ++j) {
+      want(i, j) = ReferenceGelu(act, e.pre(i, j)) + residual(i, j);
+    }
+  }
+  // |gelu'| <= 1.13; gelu itself and the stores before and after the residual
+  // round by at most two half ulps of the larger of the terms, and gelu in
+  // fp32 by 4 of fp32's (gelu_test).
+  ExpectNear(
+      y, want,
+      [&](int64_t i, int64_t j) {
+        const double size = std::abs(e.pre(i, j)) + std::abs(residual(i, j));
+        return 1.13 * pre_error(i, j) + 2 * half_ulp * size +
+               4 * HalfUlp(DType::kF32) * size + TinyStep(dtype);
+      },
+      what);
+}
+
+TEST(LinearTest, ForwardIsTheProductWithBiasActivationAndResidual) {
+  ForEachMatmulPath([](const MatmulPath& cpu) {
+    for (const DType dtype : kFloatTypes) {
+      for (const Shape& s : kShapes) {
+        CheckForward(cpu, s, dtype, false, false, Gelu::kNone, false);
+        CheckForward(cpu, s, dtype, true, false, Gelu::kNone, false);
+        CheckForward(cpu, s, dtype, false, true, Gelu::kNone, false);
+        CheckForward(cpu, s, dtype, true, true, Gelu::kNone, false);
+        CheckForward(cpu, s, dtype, true, false, Gelu::kTanh, true);
+        CheckForward(cpu, s, dtype, false, false, Gelu::kErf, false);
+        CheckForward(cpu, s, dtype, true, true, Gelu::kErf, true);
+        CheckForward(cpu, s, dtype, true, true, Gelu::kTanh, false);
+      }
+    }
+  });
+}
+
+TEST(LinearTest, ConvertedProductsLargerThanTheWorkspaceAreCut) {
+  cpu::CpuDevice::Options options;
+  options.num_threads = 2;
+  options.low_precision = cpu::LowPrecision::kConvert;
+  cpu::CpuDevice device(options);
+  const auto stream = device.MakeStream(StreamRole::kCompute);
+  const MatmulPath cpu{"", device, device.ops(), *stream, false};
+  for (const Shape& s : kLargeShapes) {
+    CheckForward(cpu, s, DType::kBF16, true, true, Gelu::kNone, false);
+  }
+}
+
+TEST(LinearTest, ConvertedWorkspaceStaysWithinItsBound) {
+  cpu::CpuDevice::Options options;
+  options.low_precision = cpu::LowPrecision::kConvert;
+  cpu::CpuDevice device(options);
+  char memory = 0;
+  for (const int64_t m : {1, 63, 1024, 8192, 100000}) {
+    for (const int64_t k : {1, 768, 2048, 2049, 14336, 50257}) {
+      for (const int64_t n : {1, 64, 768, 3072, 50257}) {
+        LinearArgs args;
+        args.x = {&memory, DType::kBF16, m, k, k};
+        args.w = {&memory, DType::kBF16, n, k, k};
+        args.y = {&memory, DType::kBF16, m, n, n};
+        EXPECT_LE(device.ops().LinearWorkspaceBytes(args),
+                  cpu::MatmulCache::kConvertBytes)
+            << m << " " << k << " " << n;
+      }
+    }
+  }
+}
+
+void CheckInput(const MatmulPath& cpu, const Shape& s, DType dtype,
+                bool accumulate, Gelu act) {
+  const std::string what = Name(s, dtype) + (accumulate ? " accumulate" : "");
+  GuardedMatrix dy = GuardedMatrix::Normal(dtype, s.m, s.n, 1, 1);
+  GuardedMatrix w =
+      GuardedMatrix::Normal(dtype, s.n, s.k, 0, 2, 1 / std::sqrt(s.n));
+  GuardedMatrix dx = GuardedMatrix::Normal(dtype, s.m, s.k, 3, 3);
+  GuardedMatrix pre = GuardedMatrix::Normal(dtype, s.m, s.k, 2, 4, 2);
+  const Dense before = dx.dense();
+  LinearBackwardInputArgs args;
+  args.dy = dy.view();
+  args.w = w.view();
+  args.dx = dx.view();
+  args.accumulate = accumulate;
+  args.act = act;
+  if (act != Gelu::kNone) args.pre_act = pre.view();
+  RunInput(cpu, args);
+
+  const Dense dy_dense = dy.dense();
+  const Dense product = Matmul(dy_dense, w.dense());
+  const Dense w_columns = Transposed(w.dense());
+  Dense want(s.m, s.k), bound(s.m, s.k);
+  for (int64_t i = 0; i < s.m; ++i) {
+    const double dy_norm = Norm(dy_dense, i);
+    for (int64_t j = 0; j < s.k; ++j) {
+      const double slope =
+          act == Gelu::kNone ? 1 : ReferenceGeluDerivative(act, pre(i, j));
+      const double old = accumulate ? before(i, j) : 0;
+      want(i, j) = slope * product(i, j) + old;
+      // The sum, its rounding to the dtype (twice with an activation), and
+      // gelu' in fp32: 4 half ulps of its largest value.
+      const double size = std::abs(product(i, j)) + std::abs(old);
+      bound(i, j) = 1.13 * (SumError(dy_norm, Norm(w_columns, j)) +
+                            2 * HalfUlp(dtype) * size) +
+                    5 * HalfUlp(DType::kF32) * size + TinyStep(dtype);
+    }
+  }
+  ExpectNear(
+      dx, want, [&](int64_t i, int64_t j) { return bound(i, j); }, what);
+}
+
+TEST(LinearTest, InputGradientIsTheProductTimesTheActivationsSlope) {
+  ForEachMatmulPath([](const MatmulPath& cpu) {
+    for (const DType dtype : kFloatTypes) {
+      for (const Shape& s : kShapes) {
+        CheckInput(cpu, s, dtype, false, Gelu::kNone);
+        CheckInput(cpu, s, dtype, true, Gelu::kNone);
+        CheckInput(cpu, s, dtype, false, Gelu::kTanh);
+        CheckInput(cpu, s, dtype, false, Gelu::kErf);
+      }
+    }
+  });
+}
+
+void CheckWeight(const MatmulPath& cpu, const Shape& s, DType dtype, DType sink,
+                 bool accumulate) {
+  const std::string what = Name(s, dtype) + " into " + DTypeName(sink) +
+                           (accumulate ? " accumulate" : "");
+  GuardedMatrix dy = GuardedMatrix::Normal(dtype, s.m, s.n, 1, 1);
+  GuardedMatrix x = GuardedMatrix::Normal(dtype, s.m, s.k, 2, 2);
+  GuardedMatrix dw = GuardedMatrix::Normal(sink, s.n, s.k, 3, 3);
+  GuardedMatrix dbias = GuardedMatrix::Normal(sink, 1, s.n, 0, 4);
+  const Dense old_dw = dw.dense(), old_dbias = dbias.dense();
+  LinearBackwardWeightArgs args;
+  args.dy = dy.view();
+  args.x = x.view();
+  args.dw = dw.view();
+  args.accumulate_dw = accumulate;
+  args.dbias = dbias.row_vector();
+  args.accumulate_dbias = accumulate;
+  RunWeight(cpu, args);
+
+  const Dense dy_t = Transposed(dy.dense()), x_t = Transposed(x.dense());
+  Dense want = Matmul(dy_t, x.dense()), want_bias(1, s.n);
+  for (int64_t i = 0; i < s.n; ++i) {
+    for (int64_t j = 0; j < s.k; ++j) {
+      if (accumulate) want(i, j) += old_dw(i, j);
+    }
+    if (accumulate) want_bias(0, i) = old_dbias(0, i);
+    for (int64_t r = 0; r < s.m; ++r) want_bias(0, i) += dy(r, i);
+  }
+  ExpectNear(
+      dw, want,
+      [&](int64_t i, int64_t j) {
+        return SumError(Norm(dy_t, i), Norm(x_t, j)) +
+               HalfUlp(sink) * (std::abs(want(i, j)) + std::abs(old_dw(i, j))) +
+               TinyStep(sink);
+      },
+      what);
+  const double ones = std::sqrt(static_cast<double>(s.m));
+  ExpectNear(
+      dbias, want_bias,
+      [&](int64_t, int64_t j) {
+        return SumError(Norm(dy_t, j), ones) +
+               HalfUlp(sink) *
+                   (std::abs(want_bias(0, j)) + std::abs(old_dbias(0, j))) +
+               TinyStep(sink);
+      },
+      what + ": dbias");
+}
+
+TEST(LinearTest, WeightAndBiasGradientsAreWrittenOrAccumulated) {
+  ForEachMatmulPath([](const MatmulPath& cpu) {
+    for (const DType dtype : kFloatTypes) {
+      for (const Shape& s : kShapes) {
+        for (const bool accumulate : {false, true}) {
+          CheckWeight(cpu, s, dtype, DType::kF32, accumulate);
+          if (dtype != DType::kF32) {
+            CheckWeight(cpu, s, dtype, dtype, accumulate);
+          }
+        }
+      }
+    }
+  });
+}
+
+TEST(LinearTest, WeightOrBiasGradientAloneLeavesTheOtherAlone) {
+  OnCpu([](const CpuPath& cpu) {
+    GuardedMatrix dy = GuardedMatrix::Normal(DType::kF32, 9, 7, 0, 1);
+    GuardedMatrix x = GuardedMatrix::Normal(DType::kF32, 9, 5, 0, 2);
+    GuardedMatrix dbias(DType::kF32, 1, 7), dw(DType::kF32, 7, 5);
+    LinearBackwardWeightArgs args;
+    args.dy = dy.view();
+    args.x = x.view();
+    args.dbias = dbias.row_vector();
+    Scratch only_bias(cpu.ops.LinearBackwardWeightWorkspaceBytes(args));
+    cpu.ops.LinearBackwardWeight(cpu.stream, args, only_bias.workspace());
+    EXPECT_NE(dbias(0, 3), 0);
+    args.dbias = {};
+    args.dw = dw.view();
+    dbias.Set(0, 3, 7);
+    Scratch only_dw(cpu.ops.LinearBackwardWeightWorkspaceBytes(args));
+    cpu.ops.LinearBackwardWeight(cpu.stream, args, only_dw.workspace());
+    EXPECT_NE(dw(3, 3), 0);
+    EXPECT_EQ(dbias(0, 3), 7);
+  });
+}
+
+// Bits may depend on the number of threads and on nothing else: not on where
+// the operands lie nor on what ran before.
+TEST(LinearTest, BitsDoNotDependOnAddressesStridesOrHistory) {
+  ForEachMatmulPath([](const MatmulPath& cpu) {
+    for (const DType dtype : kFloatTypes) {
+      const Shape s{65, 130, 97};
+      GuardedMatrix first(dtype, s.m, s.n), first_dw(DType::kF32, s.n, s.k);
+      for (const int64_t offset : {0, 0, 1, 3, 17}) {
+        GuardedMatrix x =
+            GuardedMatrix::Normal(dtype, s.m, s.k, 0, 1, 1, offset);
+        GuardedMatrix w =
+            GuardedMatrix::Normal(dtype, s.n, s.k, 0, 2, 1, offset);
+        GuardedMatrix y(dtype, s.m, s.n, 0, offset);
+        LinearArgs args;
+        args.x = x.view();
+        args.w = w.view();
+        args.y = y.view();
+        RunLinear(cpu, args);
+        GuardedMatrix dw(DType::kF32, s.n, s.k, 0, offset);
+        LinearBackwardWeightArgs back;
+        back.dy = y.view();
+        back.x = x.view();
+        back.dw = dw.view();
+        back.accumulate_dw = offset == 17;  // into zeros: the same bits
+        RunWeight(cpu, back);
+        if (first(0, 0) == 0) {
+          first = y;
+          first_dw = dw;
+        }
+        EXPECT_TRUE(y.SameElements(first)) << DTypeName(dtype) << " " << offset;
+        EXPECT_TRUE(dw.SameElements(first_dw))
+            << DTypeName(dtype) << " " << offset;
+      }
+    }
+  });
+}
+
+TEST(LinearTest, EmptyBatchIsNoWork) {
+  OnCpu([](const CpuPath& cpu) {
+    GuardedMatrix w = GuardedMatrix::Normal(DType::kF32, 4, 3, 0, 1);
+    float memory = 0;
+    LinearArgs args;
+    args.x = {&memory, DType::kF32, 0, 3, 3};
+    args.w = w.view();
+    args.y = {&memory, DType::kF32, 0, 4, 4};
+    EXPECT_EQ(cpu.ops.LinearWorkspaceBytes(args), 0u);
+    cpu.ops.Linear(cpu.stream, args, {});
+    EXPECT_EQ(memory, 0);
+  });
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,202 @@
+#include <map>
+#include <memory>
+
+#include "gtest/gtest.h"
+#include "kernels/device.h"
+#include "kernels/ops.h"
+
+namespace zero {
+namespace {
+
+struct Meta {
+  std::unique_ptr<Device> cpu = MakeCpuDevice(2);
+  std::unique_ptr<Device> device = MakeMetaDevice(*cpu);
+  std::unique_ptr<Stream> stream = device->MakeStream(StreamRole::kCompute);
+
+  void* Address(size_t bytes) {
+    buffers.push_back(*device->Allocate(bytes, MemoryKind::kDevice));
+    return buffers.back().data();
+  }
+  std::vector<Buffer> buffers;
+};
+
+TEST(MetaTest, AddressesAreAlignedAndNeverOverlap) {
+  Meta meta;
+  std::map<uintptr_t, size_t> live;
+  for (int i = 0; i < 1000; ++i) {
+    const size_t bytes = static_cast<size_t>(i) * 977 % 20000;
+    const auto begin = reinterpret_cast<uintptr_t>(meta.Address(bytes));
+    EXPECT_NE(begin, 0u);
+    EXPECT_EQ(begin % 4096, 0u);
+    EXPECT_TRUE(live.emplace(begin, bytes).second);
+  }
+  uintptr_t last_end = 0;
+  for (const auto& [begin, bytes] : live) {
+    EXPECT_GE(begin, last_end);
+    last_end = begin + bytes;
+  }
+}
+
+// A released address is not handed out again, so that a use after free shows.
+TEST(MetaTest, AddressesAreNotReused) {
+  Meta meta;
+  const void* const first = meta.Address(64);
+  meta.buffers.clear();
+  EXPECT_NE(meta.Address(64), first);
+}
+
+TEST(MetaTest, HoldsModelsThatNoMachineHolds) {
+  Meta meta;
+  // 175 B parameters with fp32 master weights and moments: 18 bytes each.
+  const auto states =
+      meta.device->Allocate(size_t{175'000'000'000} * 18, MemoryKind::kDevice);
+  EXPECT_TRUE(states.ok()) << states.status();
+  const auto absurd = meta.device->Allocate(~size_t{0}, MemoryKind::kDevice);
+  EXPECT_EQ(absurd.status().code(), absl::StatusCode::kResourceExhausted);
+}
+
+TEST(MetaTest, SaysWhatItModels) {
+  Meta meta;
+  EXPECT_EQ(meta.device->kind(), DeviceKind::kMeta);
+  EXPECT_STREQ(DeviceKindName(meta.device->kind()), "meta");
+  EXPECT_EQ(meta.device->info().name, "meta of " + meta.cpu->info().name);
+  EXPECT_EQ(meta.device->info().num_threads, 2);
+}
+
+TEST(MetaTest, EnqueuedWorkRunsAndCopiesDoNot) {
+  Meta meta;
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kReduce}) {
+    const auto stream = meta.device->MakeStream(role);
+    EXPECT_EQ(&stream->device(), meta.device.get());
+    int ran = 0;
+    stream->Enqueue([&] { ++ran; });
+    EXPECT_EQ(ran, 1);
+    const auto event = meta.device->MakeEvent();
+    stream->Record(*event);
+    stream->Wait(*event);
+    EXPECT_TRUE(event->IsDone());
+    meta.device->Copy(*stream, meta.Address(1 << 20), meta.Address(1 << 20),
+                      1 << 20);
+  }
+}
+
+template <class Args>
+void ExpectSameWorkspace(Meta& meta, size_t (Ops::*query)(const Args&) const,
+                         const Args& args) {
+  EXPECT_EQ((meta.device->ops().*query)(args), (meta.cpu->ops().*query)(args));
+}
+
+// Every op takes addresses that must not be read, answers with the model's
+// workspace and returns.
+TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
+  Meta meta;
+  Ops& ops = meta.device->ops();
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    void* const data = meta.Address(size_t{1} << 30);
+    const auto matrix = [&](int64_t rows, int64_t cols) {
+      return Matrix{data, dtype, rows, cols, cols};
+    };
+    const Vector vector{data, dtype, 1024};
+    const Rows rows{data, dtype, 64, 1, 1024, 1024};
+
+    LinearArgs linear;
+    linear.x = matrix(1024, 768);
+    linear.w = matrix(3072, 768);
+    linear.y = matrix(1024, 3072);
+    linear.act = Gelu::kTanh;
+    linear.pre_act = linear.y;
+    ExpectSameWorkspace(meta, &Ops::LinearWorkspaceBytes, linear);
+    ops.Linear(*meta.stream, linear, {});
+
+    LinearBackwardInputArgs input;
+    input.dy = linear.y;
+    input.w = linear.w;
+    input.dx = matrix(1024, 768);
+    ExpectSameWorkspace(meta, &Ops::LinearBackwardInputWorkspaceBytes, input);
+    ops.LinearBackwardInput(*meta.stream, input, {});
+
+    LinearBackwardWeightArgs weight;
+    weight.dy = linear.y;
+    weight.x = linear.x;
+    weight.dw = {data, DType::kF32, 3072, 768, 768};
+    weight.dbias = {data, DType::kF32, 3072};
+    ExpectSameWorkspace(meta, &Ops::LinearBackwardWeightWorkspaceBytes, weight);
+    ops.LinearBackwardWeight(*meta.stream, weight, {});
+
+    LinearCrossEntropyArgs loss;
+    loss.x = linear.x;
+    loss.w = matrix(50257, 768);
+    loss.targets = static_cast<const int32_t*>(data);
+    loss.dx = input.dx;
+    loss.dw = {data, DType::kF32, 50257, 768, 768};
+    ExpectSameWorkspace(meta, &Ops::LinearCrossEntropyWorkspaceBytes, loss);
+    // 64 MiB of logits, and the 16 MiB of a converted product.
+    EXPECT_LE(ops.LinearCrossEntropyWorkspaceBytes(loss), size_t{80} << 20);
+    ops.LinearCrossEntropy(*meta.stream, loss, {});
+
+    AttentionForwardArgs forward;
+    forward.shape = {dtype, 4, 256, 256, 12, 12, 64, 0.125f};
+    forward.out.data = data;
+    ExpectSameWorkspace(meta, &Ops::AttentionForwardWorkspaceBytes, forward);
+    ops.AttentionForward(*meta.stream, forward, {});
+    AttentionBackwardArgs backward;
+    backward.shape = forward.shape;
+    ExpectSameWorkspace(meta, &Ops::AttentionBackwardWorkspaceBytes, backward);
+    ops.AttentionBackward(*meta.stream, backward, {});
+
+    NormForwardArgs norm;
+    norm.x = rows;
+    norm.weight = vector;
+    norm.y = rows;
+    ops.LayerNormForward(*meta.stream, norm);
+    ops.RmsNormForward(*meta.stream, norm);
+    NormBackwardArgs norm_back;
+    norm_back.dy = rows;
+    norm_back.sum = rows;
+    norm_back.weight = vector;
+    norm_back.dx = rows;
+    norm_back.dweight = vector;
+    ExpectSameWorkspace(meta, &Ops::NormBackwardWorkspaceBytes, norm_back);
+    ops.LayerNormBackward(*meta.stream, norm_back, {});
+    ops.RmsNormBackward(*meta.stream, norm_back, {});
+
+    ops.Rotary(*meta.stream, {rows, nullptr});
+    EmbeddingForwardArgs embedding;
+    embedding.ids = static_cast<const int32_t*>(data);
+    embedding.table = matrix(50257, 768);
+    embedding.out = matrix(1024, 768);
+    ops.EmbeddingForward(*meta.stream, embedding);
+    ops.EmbeddingBackward(*meta.stream, {embedding.ids, embedding.out,
+                                         matrix(50257, 768), false});
+    ops.GeluForward(*meta.stream, {Gelu::kTanh, vector, vector});
+    ops.GeluBackward(*meta.stream, {Gelu::kErf, vector, vector, vector});
+    ops.SwigluForward(*meta.stream, {matrix(4, 64), matrix(4, 32)});
+    ops.SwigluBackward(*meta.stream,
+                       {matrix(4, 64), matrix(4, 32), matrix(4, 64)});
+    DropoutArgs dropout;
+    dropout.x = matrix(4, 64);
+    dropout.y = matrix(4, 64);
+    dropout.row_ids = static_cast<const int64_t*>(data);
+    ops.Dropout(*meta.stream, dropout);
+    ops.Add(*meta.stream, {vector, vector, vector});
+    ops.Cast(*meta.stream, {vector, vector});
+    ops.Fill(*meta.stream, {vector, 1.0f});
+    double* const sum = static_cast<double*>(data);
+    ops.SumSquares(*meta.stream, {vector, sum});
+    ops.CountNonFinite(*meta.stream, {vector, static_cast<int64_t*>(data)});
+    ClipArgs clip;
+    clip.sum_squares = sum;
+    ops.Clip(*meta.stream, clip);
+    UpdateState state;
+    state.param = vector;
+    state.grad = vector;
+    float* const moments = static_cast<float*>(data);
+    ops.AdamW(*meta.stream, {state, moments, moments});
+    ops.Sgd(*meta.stream, {state, moments});
+    ops.LambMoments(*meta.stream, {state, moments, moments, moments, sum});
+    ops.LambApply(*meta.stream, {state, moments, sum});
+  }
+}
+
+}  // namespace
+}  // namespace zero
