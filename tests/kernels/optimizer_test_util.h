@@ -1,0 +1,64 @@
+// What the tests of the fused optimizers share: a flat span with ranges and
+// gaps, in every combination of storage types.
+#ifndef ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
+#define ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
+
+#include "tests/kernels/kernel_test.h"
+
+namespace zero {
+
+// Parameters with their masters and gradients. fp32 parameters are their own
+// masters.
+struct FlatParams {
+  FlatParams(DType param_dtype, DType grad_dtype, int64_t size)
+      : param(Array::Normal(param_dtype, size, 1)),
+        master(DType::kF32, size),
+        grad(Array::Normal(grad_dtype, size, 2)) {
+    // Masters hold more digits than the parameters that are cast from them.
+    const Array noise = Array::Normal(DType::kF32, size, 3, 1e-4);
+    for (int64_t i = 0; i < size; ++i) master.Set(i, param[i] + noise[i]);
+  }
+
+  bool has_master() const { return param.dtype() != DType::kF32; }
+  double value(int64_t i) const { return has_master() ? master[i] : param[i]; }
+
+  UpdateState state(const std::vector<UpdateRange>& ranges) {
+    UpdateState s;
+    s.param = param.vector();
+    s.master = has_master() ? master.floats() : nullptr;
+    s.grad = grad.vector();
+    s.ranges = ranges;
+    return s;
+  }
+
+  Array param, master, grad;
+};
+
+// Ranges with gaps between them, one empty, and one long enough for two
+// threads; [0, 12000) of a span of kSpan elements.
+inline constexpr int64_t kSpan = 12000;
+inline std::vector<UpdateRange> TestRanges() {
+  return {{0, 1, 0.1f},     {3, 34, 0.0f},     {64, 97, 0.01f},
+          {100, 100, 0.5f}, {128, 1151, 0.1f}, {1152, 11999, 0.05f}};
+}
+inline bool InRanges(const std::vector<UpdateRange>& ranges, int64_t i) {
+  for (const UpdateRange& r : ranges) {
+    if (i >= r.begin && i < r.end) return true;
+  }
+  return false;
+}
+
+// Runs fn(params, grads) for every pair of storage types.
+inline void ForEachDtypePair(const std::function<void(DType, DType)>& fn) {
+  for (const DType param : kFloatTypes) {
+    for (const DType grad : kFloatTypes) {
+      SCOPED_TRACE(std::string(DTypeName(param)) + " parameters, " +
+                   DTypeName(grad) + " gradients");
+      fn(param, grad);
+    }
+  }
+}
+
+}  // namespace zero
+
+#endif  // ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_

@@ -1,0 +1,135 @@
+#include <optional>
+
+#include "tests/kernels/optimizer_test_util.h"
+
+namespace zero {
+namespace {
+
+constexpr float kLr = 0.1f, kScale = 0.25f;
+
+struct Rule {
+  bool buffer;
+  float momentum, dampening;
+  bool nesterov, first_step;
+};
+constexpr Rule kRules[] = {{false, 0, 0, false, false},
+                           {true, 0.9f, 0, false, true},
+                           {true, 0.9f, 0.1f, false, false},
+                           {true, 0.9f, 0, true, true},
+                           {true, 0.9f, 0, true, false}};
+
+struct Momentum {
+  Momentum(DType param, DType grad)
+      : params(param, grad, kSpan),
+        buffer(Array::Normal(DType::kF32, kSpan, 4)) {}
+
+  SgdArgs Args(const Rule& rule, const std::vector<UpdateRange>& ranges) {
+    SgdArgs args;
+    args.state = params.state(ranges);
+    args.state.grad_scale = &scale;
+    args.momentum_buffer = rule.buffer ? buffer.floats() : nullptr;
+    args.lr = kLr;
+    args.momentum = rule.momentum;
+    args.dampening = rule.dampening;
+    args.nesterov = rule.nesterov;
+    args.first_step = rule.first_step;
+    return args;
+  }
+  bool SameBits(const Momentum& other) const {
+    return params.param.SameBits(other.params.param) &&
+           params.master.SameBits(other.params.master) &&
+           buffer.SameBits(other.buffer);
+  }
+
+  FlatParams params;
+  Array buffer;
+  float scale = kScale;
+};
+
+TEST(SgdTest, MatchesTorchsRuleInFloat64) {
+  const std::vector<UpdateRange> ranges = TestRanges();
+  ForEachCpuPath([&](const CpuPath& cpu) {
+    ForEachDtypePair([&](DType param, DType grad) {
+      for (const Rule& rule : kRules) {
+        const Momentum before(param, grad);
+        Momentum after = before;
+        cpu.ops.Sgd(cpu.stream, after.Args(rule, ranges));
+        for (const UpdateRange& range : ranges) {
+          for (int64_t i = range.begin; i < range.end; ++i) {
+            const double p = before.params.value(i);
+            const double g = before.params.grad[i] * double{kScale} +
+                             double{range.weight_decay} * p;
+            double buffer = before.buffer[i];
+            double direction = g;
+            if (rule.buffer) {
+              buffer = rule.first_step ? g
+                                       : double{rule.momentum} * buffer +
+                                             (1 - double{rule.dampening}) * g;
+              direction =
+                  rule.nesterov ? g + double{rule.momentum} * buffer : buffer;
+            }
+            // Roundings of values of size <= 5.
+            const double error = 4 * 5 * HalfUlp(DType::kF32);
+            ASSERT_NEAR(after.params.value(i), p - double{kLr} * direction,
+                        error);
+            ASSERT_NEAR(after.buffer[i], buffer, error);
+            if (after.params.has_master()) {
+              Array rounded(param, 1);
+              rounded.Set(0, after.params.master[i]);
+              ASSERT_EQ(after.params.param[i], rounded[0]);
+            }
+          }
+        }
+        for (int64_t i = 0; i < kSpan; ++i) {
+          if (InRanges(ranges, i)) continue;
+          ASSERT_EQ(after.params.param[i], before.params.param[i]);
+          ASSERT_EQ(after.buffer[i], before.buffer[i]);
+        }
+      }
+    });
+  });
+}
+
+TEST(SgdTest, BitsAreEqualOnEveryPathAndThreadCount) {
+  for (const Rule& rule : kRules) {
+    std::optional<Momentum> first;
+    ForEachCpuPath([&](const CpuPath& cpu) {
+      Momentum sgd(DType::kBF16, DType::kF32);
+      const std::vector<UpdateRange> ranges = TestRanges();
+      for (int step = 0; step < 3; ++step) {
+        cpu.ops.Sgd(cpu.stream, sgd.Args(rule, ranges));
+      }
+      if (!first.has_value()) first.emplace(sgd);
+      EXPECT_TRUE(sgd.SameBits(*first));
+    });
+  }
+}
+
+TEST(SgdTest, FirstStepDoesNotReadTheBuffer) {
+  OnCpu([](const CpuPath& cpu) {
+    Momentum sgd(DType::kF32, DType::kF32);
+    for (int64_t i = 0; i < kSpan; ++i) sgd.buffer.Set(i, NAN);
+    const std::vector<UpdateRange> ranges = {{0, kSpan, 0}};
+    cpu.ops.Sgd(cpu.stream, sgd.Args({true, 0.9f, 0, false, true}, ranges));
+    for (int64_t i = 0; i < kSpan; ++i) {
+      ASSERT_TRUE(std::isfinite(sgd.buffer[i]));
+      ASSERT_TRUE(std::isfinite(sgd.params.param[i]));
+    }
+  });
+}
+
+TEST(SgdTest, NonFiniteStepWritesNothing) {
+  OnCpu([](const CpuPath& cpu) {
+    const Momentum before(DType::kBF16, DType::kBF16);
+    Momentum after = before;
+    const std::vector<UpdateRange> ranges = TestRanges();
+    SgdArgs args = after.Args(kRules[2], ranges);
+    const uint32_t found = 1;
+    args.state.found_non_finite = &found;
+    cpu.ops.Sgd(cpu.stream, args);
+    EXPECT_TRUE(after.SameBits(before));
+  });
+}
+
+}  // namespace
+}  // namespace zero
