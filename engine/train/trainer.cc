@@ -60,6 +60,12 @@ LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch) {
   return scaling;
 }
 
+// The config's words in the optimizer room's terms; the lists are the same.
+static_assert(static_cast<int>(SchedulerType::kWsd) ==
+              static_cast<int>(LrScheduleKind::kWsd));
+static_assert(static_cast<int>(DecayType::kOneMinusSqrt) ==
+              static_cast<int>(LrDecayType::kOneMinusSqrt));
+
 LrSchedule MakeLrSchedule(const Config& config, int64_t total_steps) {
   const SchedulerConfig& from = config.scheduler;
   LrSchedule schedule;

@@ -1,11 +1,13 @@
 // `zero`: trains transformers from config files. See README.md.
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "engine/base/file.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -42,6 +44,17 @@ int Main(int argc, char** argv) {
   for (const auto& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.help);
     commands.emplace_back(sub, command.add(*sub));
+  }
+  if (argc > 1 && argv[1][0] != '-') {
+    std::vector<std::string> names;
+    for (const auto& command : kCommands) names.push_back(command.name);
+    if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
+      const std::vector<std::string> near = NearestNames(argv[1], names, 1);
+      std::fprintf(stderr, "zero: no command \"%s\"%s; zero --help lists them\n",
+                   argv[1],
+                   near.empty() ? "" : (", did you mean " + near[0]).c_str());
+      return 2;
+    }
   }
   try {
     app.parse(argc, argv);
