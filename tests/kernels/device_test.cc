@@ -261,7 +261,8 @@ TEST(CpuDeviceTest, CopiesOnTheStreamItIsGiven) {
     const auto stream = device->MakeStream(role);
     for (const size_t bytes :
          {size_t{0}, size_t{1}, size_t{1} << 20, (size_t{3} << 20) + 17}) {
-      std::vector<char> from(bytes), to(bytes + 1, 7);
+      // One byte more than copied: memcmp may not be given a null pointer.
+      std::vector<char> from(bytes + 1), to(bytes + 1, 7);
       for (size_t i = 0; i < bytes; ++i) from[i] = static_cast<char>(i * 31);
       device->Copy(*stream, to.data(), from.data(), bytes);
       stream->Synchronize();
