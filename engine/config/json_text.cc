@@ -461,7 +461,12 @@ std::string JsonQuote(absl::string_view text) {
 
 std::string JsonDouble(double value) {
   char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
+  const bool plain = value == std::floor(value) && std::fabs(value) < 1e15;
+  const auto end =
+      plain ? std::to_chars(buffer, buffer + sizeof(buffer), value,
+                            std::chars_format::fixed)
+                  .ptr
+            : std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
   std::string out(buffer, end);
   if (out.find_first_of(".e") == std::string::npos) out.append(".0");
   return out;

@@ -35,6 +35,7 @@ class Loader {
     }
     if (!options_.model_dir.empty()) ReplaceModel(&root);
     for (const std::string& text : options_.overrides) Override(text, &root);
+    if (!problems_.empty()) return Failure();
     given_.objects[""] = root.place;
     Visit(root, "");
     if (problems_.empty()) {

@@ -106,7 +106,12 @@ std::string ValueSchema(const KeySpec& key) {
     case KeyKind::kBool:
       return "\"type\": \"boolean\"";
     case KeyKind::kInteger:
-      return "\"type\": \"integer\"" + Limits(key);
+      return absl::StrCat(
+          "\"type\": \"integer\"", Limits(key),
+          key.unbuilt.empty()
+              ? ""
+              : absl::StrCat(", \"not\": {\"enum\": [",
+                             absl::StrJoin(key.unbuilt, ", "), "]}"));
     case KeyKind::kNumber:
       return "\"type\": \"number\"" + Limits(key);
     case KeyKind::kString:

@@ -773,7 +773,8 @@ class Resolver {
       std::string& origin = loaded_.origins[key.path];
       const bool from_base =
           has_base_ && absl::StartsWith(key.path, "model.") &&
-          key.path != "model.preset" && key.path != "model.from_pretrained";
+          key.path != "model.preset" && key.path != "model.from_pretrained" &&
+          !absl::EndsWith(key.path, "_pdrop");
       if (origin.empty()) {
         origin = from_base ? base_origin_ : "default";
       } else if (from_base && Given(key.path)) {

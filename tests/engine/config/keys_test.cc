@@ -1,0 +1,253 @@
+#include "engine/config/keys.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "engine/config/print.h"
+#include "tests/engine/config/config_testing.h"
+
+namespace zero {
+namespace {
+
+// {"a": {"b": VALUE}} for the path a.b.
+std::string Nest(const std::string& path, const std::string& value) {
+  const std::vector<std::string> names = absl::StrSplit(path, '.');
+  std::string text = value;
+  for (auto it = names.rbegin(); it != names.rend(); ++it) {
+    text = absl::StrCat("{\"", *it, "\": ", text, "}");
+  }
+  return text;
+}
+
+TEST(KeysTest, EveryPathStandsOnceBelowItsSection) {
+  std::set<std::string> paths;
+  for (const KeySpec& key : AllKeys()) {
+    EXPECT_TRUE(paths.insert(key.path).second) << key.path;
+    EXPECT_FALSE(key.doc.empty()) << key.path;
+    const size_t dot = key.path.rfind('.');
+    if (dot == std::string::npos) continue;
+    const KeySpec* parent = FindKey(key.path.substr(0, dot));
+    ASSERT_NE(parent, nullptr) << key.path;
+    EXPECT_EQ(parent->kind, KeyKind::kObject) << key.path;
+  }
+}
+
+TEST(KeysTest, EveryKeyWithAWrongTypeIsAnErrorThatNamesIt) {
+  for (const KeySpec& key : AllKeys()) {
+    for (const char* value :
+         {"17.5", "true", "\"zzzz\"", "[]", "[[1]]", "{}"}) {
+      JsonNode node;
+      std::vector<JsonProblem> problems;
+      ASSERT_TRUE(ParseJsonText(value, 0, &node, &problems));
+      KeyValue ignored;
+      std::string reason;
+      const bool right_type = ReadValue(key, node, &ignored, &reason);
+      const bool refused = key.treatment == Treatment::kRefused ||
+                           key.treatment == Treatment::kNotBuilt;
+      if (refused ? IsHarmless(key, node) : right_type) continue;
+      const std::string error = ErrorOfText(Nest(key.path, value));
+      EXPECT_TRUE(absl::StartsWith(error, "run.json:1:")) << error;
+      EXPECT_TRUE(absl::StrContains(error, absl::StrCat(": ", key.path, ": ")))
+          << key.path << " = " << value << ": " << error;
+    }
+  }
+}
+
+TEST(KeysTest, EveryLimitIsKept) {
+  for (const KeySpec& key : AllKeys()) {
+    if (key.set == nullptr) continue;
+    const bool number =
+        key.kind == KeyKind::kNumber || key.kind == KeyKind::kInteger;
+    if (!number) continue;
+    for (const double value : {key.min - 1, key.max + 1}) {
+      if (!std::isfinite(value)) continue;
+      const std::string error = ErrorOfText(Nest(key.path, JsonDouble(value)));
+      EXPECT_TRUE(absl::StrContains(
+          error, absl::StrCat(key.path, ": ", JsonDouble(value), " is not ")))
+          << error;
+    }
+  }
+}
+
+TEST(KeysTest, EveryMisspelledKeyNamesTheRightOne) {
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment != Treatment::kUsed || key.path.size() < 5) continue;
+    const size_t dot = key.path.rfind('.');
+    const std::string leaf = key.path.substr(dot + 1);
+    if (leaf.size() < 5) continue;
+    std::string typo = key.path;
+    std::swap(typo[typo.size() - 2], typo[typo.size() - 3]);
+    if (typo == key.path) continue;
+    const std::string error = ErrorOfText(Nest(typo, "1"));
+    EXPECT_TRUE(
+        absl::StrContains(error, absl::StrCat("did you mean \"", leaf, "\"?")))
+        << error;
+  }
+}
+
+TEST(KeysTest, EveryUsedKeyReachesAField) {
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment != Treatment::kUsed || !key.is_leaf()) {
+      EXPECT_EQ(key.set, nullptr) << key.path;
+      continue;
+    }
+    ASSERT_NE(key.set, nullptr) << key.path;
+    Config config;
+    const KeyValue before = key.get(config);
+    KeyValue after = before;
+    if (auto* flag = std::get_if<bool>(&after)) *flag = !*flag;
+    if (auto* whole = std::get_if<int64_t>(&after)) ++*whole;
+    if (auto* number = std::get_if<double>(&after)) *number += 0.25;
+    if (auto* text = std::get_if<std::string>(&after)) {
+      if (key.kind == KeyKind::kChoice) {
+        for (const std::string& choice : key.choices) {
+          const bool built =
+              std::count(key.unbuilt.begin(), key.unbuilt.end(), choice) == 0;
+          if (built && choice != std::get<std::string>(before)) *text = choice;
+        }
+        if (after == before) continue;  // a single choice
+      } else {
+        text->append("x");
+      }
+    }
+    if (auto* files = std::get_if<std::vector<std::string>>(&after)) {
+      files->push_back("x");
+    }
+    if (auto* numbers = std::get_if<std::vector<double>>(&after)) {
+      (*numbers)[1] = 0.5;
+    }
+    key.set(config, after);
+    EXPECT_EQ(key.get(config), after) << key.path;
+    EXPECT_FALSE(config == Config()) << key.path;
+  }
+}
+
+// ---- Schema and reference -------------------------------------------------
+
+TEST(SchemaTest, IsValidJsonAndHasEveryKeyWithItsDescription) {
+  const nlohmann::json schema = nlohmann::json::parse(PrintSchema());
+  EXPECT_EQ(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+  for (const KeySpec& key : AllKeys()) {
+    const nlohmann::json* node = &schema;
+    const std::vector<std::string> names = absl::StrSplit(key.path, '.');
+    for (const std::string& name : names) {
+      ASSERT_TRUE(node->contains("properties")) << key.path;
+      ASSERT_TRUE((*node)["properties"].contains(name)) << key.path;
+      EXPECT_EQ((*node)["additionalProperties"], false) << key.path;
+      node = &(*node)["properties"][name];
+    }
+    EXPECT_TRUE(node->contains("description")) << key.path;
+  }
+}
+
+TEST(SchemaTest, HasNoKeyThatTheTableLacks) {
+  std::vector<std::string> unknown;
+  const std::function<void(const nlohmann::json&, const std::string&)> visit =
+      [&](const nlohmann::json& node, const std::string& path) {
+        if (!node.contains("additionalProperties")) return;
+        for (const auto& [name, child] : node["properties"].items()) {
+          const std::string inner =
+              absl::StrCat(path, path.empty() ? "" : ".", name);
+          if (FindKey(inner) == nullptr) unknown.push_back(inner);
+          visit(child, inner);
+        }
+      };
+  visit(nlohmann::json::parse(PrintSchema()), "");
+  EXPECT_EQ(unknown, std::vector<std::string>());
+}
+
+TEST(ReferenceTest, EveryKeyHasALineInTheReference) {
+  const std::string reference = PrintKeyReference();
+  for (const KeySpec& key : AllKeys()) {
+    EXPECT_TRUE(
+        absl::StrContains(reference, absl::StrCat("| `", key.path, "` |")));
+  }
+  EXPECT_TRUE(absl::StrContains(PrintDifferences(),
+                                "| `scheduler.params.warmup_max_lr` | "
+                                "optimizer.params.lr | 0.001, whatever"));
+}
+
+// ---- Printing -------------------------------------------------------------
+
+// Configs that together show every key.
+std::vector<std::string> Variants() {
+  std::vector<std::string> texts;
+  const auto with = [&](const std::string& more) {
+    texts.push_back(absl::StrCat(
+        R"({"model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2,
+"n_head": 4}, "training": {"steps": 20, "sample": {"prompt": "a\tb"}},
+"train_batch_size": 8, )",
+        more, "}"));
+  };
+  with(R"("optimizer": {"type": "Adam", "params": {"adam_w_mode": false}})");
+  with(R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9}},
+          "scheduler": {"type": "OneCycle"})");
+  with(R"("optimizer": {"type": "Lamb"}, "scheduler": {"type": "WSD"})");
+  with(R"("scheduler": {"type": "WarmupCosineLR"}, "fp16": {"enabled": true})");
+  with(R"("scheduler": {"type": "WarmupDecayLR"},
+          "lr_scaling": {"base_batch_size": 4, "warmup_steps": 5})");
+  with(R"("scheduler": {"type": "WarmupLR"}, "bf16": {"enabled": true},
+          "data": {"train": ["a b.txt", "x\"\\y\n.txt"],
+                   "validation": "v.txt"})");
+  texts.push_back(R"({
+  "model": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "intermediate_size": 96,
+            "rope_scaling": {"rope_type": "llama3", "factor": 4.0}},
+  "train_batch_size": 8, "training": {"epochs": 2.5}})");
+  texts.push_back(R"({
+  "model": {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "intermediate_size": 96},
+  "train_batch_size": 8, "training": {"steps": 3}})");
+  return texts;
+}
+
+TEST(PrintTest, TheResolvedConfigReadsBackToTheSameConfig) {
+  for (const std::string& text : Variants()) {
+    const auto loaded = LoadText(text);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const std::string shown = PrintResolved(*loaded);
+    for (const std::string& again :
+         {shown, PrintResolvedJson(loaded->config)}) {
+      const auto twice = LoadText(again);
+      ASSERT_TRUE(twice.ok()) << twice.status() << again;
+      EXPECT_TRUE(twice->config == loaded->config) << again;
+    }
+    EXPECT_TRUE(
+        nlohmann::json::parse(PrintResolvedJson(loaded->config)).is_object());
+    EXPECT_TRUE(nlohmann::json::parse(shown, nullptr, true,
+                                      /*ignore_comments=*/true)
+                    .is_object());
+  }
+}
+
+TEST(PrintTest, EveryKeyThatAppliesIsShownWithItsOrigin) {
+  std::set<std::string> shown;
+  for (const std::string& text : Variants()) {
+    const auto loaded = LoadText(text);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const std::vector<std::string> lines =
+        absl::StrSplit(PrintResolved(*loaded), '\n');
+    for (const std::string& line : lines) {
+      const bool leaf = !line.empty() && absl::StrContains(line, "\": ") &&
+                        line.back() != '{';
+      EXPECT_EQ(leaf, absl::StrContains(line, "  // ")) << line;
+    }
+    for (const auto& [path, origin] : loaded->origins) {
+      EXPECT_FALSE(origin.empty()) << path;
+      shown.insert(path);
+    }
+  }
+  for (const KeySpec& key : AllKeys()) {
+    if (key.get == nullptr) continue;
+    EXPECT_EQ(shown.count(key.path), 1u) << key.path;
+  }
+}
+
+}  // namespace
+}  // namespace zero

@@ -1,0 +1,501 @@
+#include "engine/config/load.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "absl/strings/str_split.h"
+#include "engine/base/file.h"
+#include "tests/engine/config/config_testing.h"
+
+namespace zero {
+namespace {
+
+// ---- Ten wrong configs: the errors that you would like to get -------------
+
+TEST(TenWrongConfigsTest, ATypo) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": 20},
+  "train_batchsize": 8
+})"),
+            "run.json:4:3: train_batchsize: unknown key; did you mean "
+            "\"train_batch_size\"?");
+}
+
+TEST(TenWrongConfigsTest, AWrongType) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": "20"},
+  "train_batch_size": 8
+})"),
+            "run.json:3:25: training.steps: \"20\" is a string, want a whole "
+            "number >= 1");
+}
+
+TEST(TenWrongConfigsTest, BatchArithmetic) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": 20},
+  "train_batch_size": 32,
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_accumulation_steps": 4
+})"),
+            "run.json:4:23: train_batch_size: 32 is not "
+            "train_micro_batch_size_per_gpu (line 5) 4 * "
+            "gradient_accumulation_steps (line 6) 4 * 1 rank = 16; write 16, "
+            "or delete one of the three");
+}
+
+TEST(TenWrongConfigsTest, AnUnknownModel) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "model": {"model_type": "gtp2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": 20},
+  "train_batch_size": 8
+})"),
+            "run.json:2:27: model.model_type: \"gtp2\" is not one of gpt2, "
+            "llama, qwen2, qwen3; did you mean \"gpt2\"?");
+}
+
+TEST(TenWrongConfigsTest, AMissingFile) {
+  LoadOptions options;
+  EXPECT_EQ(LoadConfig("configs/quickstrat.json", options).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(
+      ParseConfig(kSmallConfig, "configs/run.json", options).status().message(),
+      "configs/run.json:3:21: data.train: \"text.txt\" does not exist, "
+      "neither from the current folder nor from configs/");
+}
+
+TEST(TenWrongConfigsTest, ADuplicateKey) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "optimizer": {"params": {"lr": 1e-3}},
+  "training": {"steps": 20},
+  "optimizer": {"params": {"lr": 2e-3}}
+})"),
+            "run.json:4:3: optimizer: given twice, first in line 2; delete "
+            "one");
+}
+
+TEST(TenWrongConfigsTest, StageSeven) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "zero_optimization": {"stage": 7}
+})"),
+            "run.json:2:34: zero_optimization.stage: 7 is not in [0, 3]");
+}
+
+TEST(TenWrongConfigsTest, ANegativeLearningRate) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "optimizer": {"type": "AdamW", "params": {"lr": -0.001}}
+})"),
+            "run.json:2:51: optimizer.params.lr: -0.001 is not > 0");
+}
+
+TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApply) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "amp": {"enabled": true, "opt_level": "O2"}
+})"),
+            "run.json:2:3: amp: does not apply here: Apex does not exist "
+            "here; write bf16 or fp16");
+}
+
+TEST(TenWrongConfigsTest, TruncatedJson) {
+  EXPECT_EQ(ErrorOfText(R"({
+  "training": {"steps": 20)"),
+            "run.json:2:27: training: the text ends inside the object that "
+            "was opened at 2:15; want a closing }");
+}
+
+// ---- What a good config becomes -------------------------------------------
+
+TEST(LoadTest, TheSmallConfigResolvesCompletely) {
+  const auto loaded = LoadSmall({});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const Config& c = loaded->config;
+  EXPECT_EQ(c.model.vocab_size, 257);
+  EXPECT_EQ(c.model.head_dim, 16);
+  EXPECT_EQ(c.model.num_key_value_heads, 4);
+  EXPECT_EQ(c.model.intermediate_size, 256);
+  EXPECT_EQ(c.model.max_position_embeddings, 32);
+  EXPECT_TRUE(c.model.tie_word_embeddings);
+  EXPECT_TRUE(c.model.attention_bias);
+  EXPECT_EQ(c.train_micro_batch_size_per_gpu, 8);
+  EXPECT_EQ(c.gradient_accumulation_steps, 1);
+  EXPECT_EQ(c.data.tokenizer, "bytes");
+  EXPECT_EQ(c.training.out_dir, "out/run");
+  EXPECT_EQ(c.param_dtype(), DType::kF32);
+  EXPECT_TRUE(loaded->notes.empty());
+}
+
+TEST(LoadTest, OriginsNameTheFileTheOverrideTheFormulaOrTheDefault) {
+  const auto loaded = LoadSmall({"training.steps=7"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  auto origins = loaded->origins;
+  EXPECT_EQ(origins["model.n_embd"], "run.json:2");
+  EXPECT_EQ(origins["training.steps"], "--set");
+  EXPECT_EQ(origins["model.n_inner"], "derived: 4 * n_embd");
+  EXPECT_EQ(origins["steps_per_print"], "default");
+  EXPECT_EQ(origins.count("model.hidden_size"), 0u);
+}
+
+TEST(LoadTest, AnyOneOfTheBatchSizesIsDerived) {
+  const auto check = [](std::vector<std::string> overrides, int world,
+                        int64_t batch, int64_t micro, int64_t steps) {
+    const auto loaded = LoadSmall(overrides, world);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.train_batch_size, batch);
+    EXPECT_EQ(loaded->config.train_micro_batch_size_per_gpu, micro);
+    EXPECT_EQ(loaded->config.gradient_accumulation_steps, steps);
+  };
+  check({}, 4, 8, 2, 1);
+  check({"gradient_accumulation_steps=2"}, 2, 8, 2, 2);
+  check({"train_micro_batch_size_per_gpu=2"}, 2, 8, 2, 2);
+  check({"train_batch_size=auto", "train_micro_batch_size_per_gpu=3"}, 2, 6, 3,
+        1);
+  check({"train_batch_size=auto", "train_micro_batch_size_per_gpu=3",
+         "gradient_accumulation_steps=5"},
+        2, 30, 3, 5);
+}
+
+TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
+  EXPECT_EQ(
+      ErrorOfSmall({"train_batch_size=10", "train_micro_batch_size_per_gpu=4"}),
+      "--set train_batch_size: 10 is no multiple of "
+      "train_micro_batch_size_per_gpu (--set "
+      "train_micro_batch_size_per_gpu) 4 * 1 rank; write 8 or 12");
+  EXPECT_EQ(ErrorOfSmall({}, 3),
+            "run.json:5:23: train_batch_size: 8 is no multiple of 3 ranks; "
+            "write 6 or 9");
+  EXPECT_EQ(ErrorOfSmall({"train_batch_size=2"}, 4),
+            "--set train_batch_size: 2 is no multiple of 4 ranks; write 4");
+  EXPECT_EQ(ErrorOfSmall({"train_batch_size=auto"}),
+            "run.json:1:1: train_batch_size: missing; want train_batch_size "
+            "or train_micro_batch_size_per_gpu");
+}
+
+TEST(LoadTest, AutoAndExponentsAndCommentsAreUnderstood) {
+  const auto loaded = LoadText(R"({
+  // a comment
+  "model": {"model_type": "llama", "hidden_size": 64, /* another */
+            "num_hidden_layers": 2, "num_attention_heads": 4,
+            "intermediate_size": 1e2, "rope_scaling": null},
+  "training": {"steps": 2e1},
+  "train_batch_size": 8,
+  "train_micro_batch_size_per_gpu": "auto",
+  "optimizer": {"params": {"lr": "auto"}}
+})");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.training.steps, 20);
+  EXPECT_EQ(loaded->config.model.intermediate_size, 100);
+  EXPECT_EQ(loaded->config.optimizer.lr, 1e-3);
+  EXPECT_EQ(loaded->config.data.sequence_length, 1024);
+  EXPECT_EQ(loaded->config.model.max_position_embeddings, 2048);
+}
+
+TEST(LoadTest, HarmlessDeepSpeedKeysLeaveANote) {
+  const auto loaded = LoadText(R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": 20},
+  "train_batch_size": 8,
+  "zero_optimization": {"stage": 0, "contiguous_gradients": true,
+                        "overlap_comm": "auto", "mics_shard_size": -1},
+  "amp": {"enabled": false},
+  "prescale_gradients": false
+})");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_EQ(loaded->notes.size(), 1u);
+  EXPECT_EQ(loaded->notes[0],
+            "run.json:5: zero_optimization.contiguous_gradients is accepted "
+            "and ignored: gradients are always written into one flat buffer");
+}
+
+TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
+  const auto stage = LoadSmall({"zero_optimization.stage=2"});
+  EXPECT_EQ(stage.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(stage.status().message(),
+            "--set zero_optimization.stage: 2 is not built yet: sharding "
+            "comes with several ranks");
+  const auto offload = LoadText(R"({
+  "zero_optimization": {"offload_optimizer": {"device": "cpu"}}
+})");
+  EXPECT_EQ(offload.status().code(), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(offload.status().message(),
+            "run.json:2:25: zero_optimization.offload_optimizer: not built "
+            "yet: it comes with offload");
+  EXPECT_EQ(ErrorOfSmall({"communication_data_type=bf16"}),
+            "--set communication_data_type: \"bf16\" is not built yet: "
+            "gradients are summed and reduced in fp32 so far");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.type=OneBitAdam"}),
+            "--set optimizer.type: \"OneBitAdam\" is not built yet: write "
+            "AdamW, Adam, SGD or Lamb");
+}
+
+TEST(LoadTest, IndependentErrorsAreReportedTogetherInOrder) {
+  const std::string errors = ErrorOfText(R"({
+  "modle": {},
+  "training": {"stpes": 20, "seed": -1},
+  "bf16": {"enabled": 1}
+})");
+  EXPECT_EQ(errors,
+            "run.json:2:3: modle: unknown key; did you mean \"model\"?\n"
+            "run.json:3:16: training.stpes: unknown key; did you mean "
+            "\"steps\"?\n"
+            "run.json:3:37: training.seed: -1 is not >= 0\n"
+            "run.json:4:23: bf16.enabled: 1 is a number, want true or false");
+}
+
+TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
+  EXPECT_EQ(ErrorOfSmall({"lr=1"}),
+            "--set lr: unknown key; did you mean \"optimizer.params.lr\"?");
+  EXPECT_EQ(ErrorOfSmall({"max_steps=1"}),
+            "--set max_steps: unknown key; did you mean \"training.steps\"?");
+  EXPECT_EQ(ErrorOfSmall({"batch_size=1"}),
+            "--set batch_size: unknown key; did you mean "
+            "\"train_batch_size\"?");
+  EXPECT_EQ(ErrorOfSmall({"data.xyzzyxyzzy=1"}),
+            "--set data.xyzzyxyzzy: unknown key; known here: train, "
+            "validation, validation_fraction, format, tokenizer, "
+            "sequence_length");
+  EXPECT_EQ(ErrorOfText(R"({"training.steps": 3})"),
+            "run.json:1:2: training.steps: unknown key; in a file, write one "
+            "object per dot");
+}
+
+// ---- Overrides ------------------------------------------------------------
+
+TEST(SetTest, ValuesAreJsonOrBareStrings) {
+  const auto loaded = LoadSmall(
+      {"optimizer.params.betas=[0.8, 0.9]", "bf16.enabled=true",
+       "data.train=other.txt", "training.sample.prompt=12",
+       "training.sample.temperature=0", "optimizer={\"params\":{\"lr\":0.5}}",
+       "training.steps=3", "training.steps=4"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const Config& c = loaded->config;
+  EXPECT_EQ(c.optimizer.beta1, 0.9) << "a later object replaces an earlier";
+  EXPECT_EQ(c.optimizer.lr, 0.5);
+  EXPECT_TRUE(c.bf16);
+  EXPECT_EQ(c.param_dtype(), DType::kBF16);
+  EXPECT_EQ(c.data.train, std::vector<std::string>{"other.txt"});
+  EXPECT_EQ(c.training.sample.prompt, "12");
+  EXPECT_EQ(c.training.steps, 4);
+}
+
+TEST(SetTest, AutoTakesAKeyBack) {
+  const auto loaded = LoadSmall({"training.steps=auto", "training.epochs=1.5"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.training.steps, 0);
+  EXPECT_EQ(loaded->config.training.epochs, 1.5);
+}
+
+TEST(SetTest, ErrorsNameTheOverride) {
+  EXPECT_EQ(ErrorOfSmall({"training.steps"}),
+            "--set training.steps: want KEY=VALUE, for example "
+            "training.steps=100");
+  EXPECT_EQ(ErrorOfSmall({"=3"}),
+            "--set : want KEY=VALUE, for example training.steps=100");
+  EXPECT_EQ(ErrorOfSmall({"training..steps=3"}),
+            "--set training..steps: want KEY=VALUE, for example "
+            "training.steps=100");
+  EXPECT_EQ(ErrorOfSmall({"train_batch_size.x=3"}),
+            "--set train_batch_size.x: \"train_batch_size\" is a number, not "
+            "an object with keys");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.betas=[0.8,"}),
+            "--set optimizer.params.betas: the text ends inside the array "
+            "that was opened at 1:1; want a closing ]");
+  EXPECT_EQ(ErrorOfSmall({"optimizer={\"params\": {\"lr\": 0}}"}),
+            "--set optimizer: optimizer.params.lr: 0 is not > 0");
+  EXPECT_EQ(ErrorOfSmall({"training.steps=ten"}),
+            "--set training.steps: \"ten\" is a string, want a whole number "
+            ">= 1");
+}
+
+// ---- Contradictions -------------------------------------------------------
+
+TEST(ContradictionTest, TwoPrecisions) {
+  EXPECT_EQ(ErrorOfSmall({"bf16.enabled=true", "fp16.enabled=true"}),
+            "--set fp16.enabled: true, and so is bf16.enabled (--set "
+            "bf16.enabled); choose one");
+}
+
+TEST(ContradictionTest, StepsAndEpochs) {
+  EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
+            "--set training.epochs: training.steps (line 4) says how long, "
+            "too; delete one, or set it to \"auto\"");
+  EXPECT_EQ(ErrorOfSmall({"training.steps=auto"}),
+            "run.json:4:3: training.steps: missing; want training.steps or "
+            "training.epochs");
+}
+
+TEST(ContradictionTest, TwoWarmUps) {
+  EXPECT_EQ(
+      ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=WarmupLR",
+                    "scheduler.params.warmup_num_steps=10"}),
+      "--set scheduler.params.warmup_num_steps: a second warm-up: lr_scaling "
+      "warms up to the scaled rate and the scheduler goes on from there; "
+      "delete this key or lr_scaling");
+  EXPECT_EQ(
+      ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=OneCycle"}),
+      "--set scheduler.type: \"OneCycle\" has a warm-up of its own and "
+      "sets its own rates; delete it or lr_scaling");
+}
+
+TEST(ContradictionTest, LrScalingWithinItself) {
+  EXPECT_EQ(ErrorOfSmall({"lr_scaling.rule=linear"}),
+            "--set lr_scaling.rule: lr_scaling.base_batch_size: missing; "
+            "want the batch size for which optimizer.params.lr was chosen");
+  EXPECT_EQ(
+      ErrorOfSmall({"lr_scaling.rule=none", "lr_scaling.base_batch_size=4"}),
+      "--set lr_scaling.base_batch_size: lr_scaling.rule (--set "
+      "lr_scaling.rule) is \"none\" and does not use it; delete one");
+  EXPECT_EQ(
+      ErrorOfSmall({"lr_scaling.warmup_steps=4", "lr_scaling.warmup_epochs=1"}),
+      "--set lr_scaling.warmup_epochs: lr_scaling.warmup_steps (--set "
+      "lr_scaling.warmup_steps) says it too; delete one");
+}
+
+TEST(ContradictionTest, HeadsThatDoNotDivide) {
+  EXPECT_EQ(ErrorOfSmall({"model.n_head=5"}),
+            "--set model.n_head: 5 does not divide model.n_embd (line 2) = "
+            "64");
+  const std::string llama =
+      R"({"model": {"model_type": "llama", "hidden_size": 48,
+  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 3,
+  "intermediate_size": 64}, "training": {"steps": 1}, "train_batch_size": 1})";
+  EXPECT_EQ(ErrorOfText(llama),
+            "run.json:2:76: model.num_key_value_heads: 3 does not divide "
+            "model.num_attention_heads (line 2) = 4");
+  EXPECT_EQ(
+      ErrorOfText(llama, {"model.num_key_value_heads=2", "model.head_dim=7"}),
+      "--set model.head_dim: 7 is odd; rotary embeddings turn pairs");
+}
+
+TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrScheduler) {
+  EXPECT_EQ(ErrorOfSmall({"model.hidden_size=64"}),
+            "--set model.hidden_size: a gpt2 model calls this \"n_embd\"");
+  EXPECT_EQ(ErrorOfSmall({"model.rope_theta=1e4"}),
+            "--set model.rope_theta: belongs to model_type llama, qwen2, "
+            "qwen3; this is a gpt2 model");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.momentum=0.9"}),
+            "--set optimizer.params.momentum: belongs to optimizer.type SGD; "
+            "optimizer.type is \"AdamW\"");
+  EXPECT_EQ(ErrorOfSmall({"scheduler.type=WarmupLR",
+                          "scheduler.params.cos_min_ratio=0.1"}),
+            "--set scheduler.params.cos_min_ratio: belongs to scheduler.type "
+            "WarmupCosineLR; scheduler.type is \"WarmupLR\"");
+  EXPECT_EQ(ErrorOfText(R"({"model": {"model_type": "llama", "n_embd": 8}})"),
+            "run.json:1:45: model.n_embd: a llama model calls this "
+            "\"hidden_size\"");
+}
+
+TEST(ContradictionTest, MoreTokensThanPositions) {
+  EXPECT_EQ(ErrorOfSmall({"model.n_positions=16"}),
+            "run.json:3:52: data.sequence_length: 32 is more than "
+            "model.n_positions (--set model.n_positions) = 16; the model has "
+            "no more positions");
+}
+
+TEST(ContradictionTest, ValidationThatIsNotThere) {
+  EXPECT_EQ(ErrorOfSmall({"training.eval_every=5"}),
+            "--set training.eval_every: there is no validation data; want "
+            "data.validation or data.validation_fraction");
+  EXPECT_EQ(
+      ErrorOfSmall({"data.validation=v.txt", "data.validation_fraction=0.1"}),
+      "--set data.validation_fraction: data.validation (--set "
+      "data.validation) already gives the validation data; delete one");
+}
+
+TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
+  EXPECT_EQ(ErrorOfSmall({"model.vocab_size=256"}),
+            "--set model.vocab_size: 256 is too few for data.tokenizer "
+            "\"bytes\", want >= 257");
+  EXPECT_EQ(ErrorOfSmall({"data.tokenizer=none"}),
+            "run.json:2:3: model.vocab_size: missing; want the tokenizer's "
+            "number of ids (only that of \"bytes\" is known: 257)");
+}
+
+// ---- Schedules ------------------------------------------------------------
+
+TEST(ScheduleTest, ThePeakIsTheOptimizersRateUnlessGiven) {
+  auto loaded =
+      LoadSmall({"scheduler.type=WarmupDecayLR", "optimizer.params.lr=0.5"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.scheduler.warmup_max_lr, 0.5);
+  EXPECT_EQ(loaded->config.scheduler.total_num_steps, 20);
+  EXPECT_EQ(loaded->origins["scheduler.params.total_num_steps"],
+            "derived: training.steps");
+  ASSERT_EQ(loaded->notes.size(), 1u);
+  EXPECT_EQ(loaded->notes[0],
+            "scheduler.params.warmup_num_steps 1000 is more than "
+            "training.steps 20: the learning rate never reaches its peak");
+  loaded = LoadSmall({"scheduler.type=WSD", "training.steps=200",
+                      "scheduler.params.warmup_num_steps=2"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.scheduler.decay_num_steps, 20);
+}
+
+TEST(ScheduleTest, LrScalingTakesTheWarmUpOver) {
+  auto loaded =
+      LoadSmall({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_epochs=0.5",
+                 "scheduler.type=WarmupCosineLR"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.lr_scaling.rule, LrScalingRule::kLinear);
+  EXPECT_EQ(loaded->origins["lr_scaling.rule"],
+            "derived: base_batch_size is given");
+  EXPECT_EQ(loaded->config.scheduler.warmup_num_steps, 0);
+  EXPECT_TRUE(loaded->notes.empty());
+}
+
+TEST(ScheduleTest, OneCycleFillsItsSecondHalf) {
+  auto loaded = LoadSmall({"scheduler.type=OneCycle",
+                           "scheduler.params.cycle_first_step_size=5",
+                           "optimizer.type=SGD"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.scheduler.cycle_second_step_size, 5);
+  EXPECT_EQ(loaded->config.scheduler.cycle_max_lr, 1e-3);
+  EXPECT_FALSE(loaded->config.scheduler.cycle_momentum);
+}
+
+// ---- Files ----------------------------------------------------------------
+
+TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
+  const std::string folder = testing::TempDir() + "/zero_config_test";
+  ASSERT_TRUE(MakeFolders(folder + "/sub").ok());
+  std::ofstream(folder + "/a.txt") << "text";
+  std::ofstream(folder + "/run.json") << R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "data": {"train": ["a.txt", "*.txt"], "sequence_length": 32},
+  "training": {"steps": 20},
+  "train_batch_size": 8
+})";
+  LoadOptions options;
+  auto loaded = LoadConfig(folder + "/run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.data.train,
+            (std::vector<std::string>{folder + "/a.txt", folder + "/*.txt"}));
+  options.overrides = {"data.train=" + folder + "/sub"};
+  EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
+            "--set data.train: \"" + folder +
+                "/sub\" is a folder, want files: \"" + folder + "/sub/*\"");
+  options.overrides = {"data.train=" + folder + "/b*.txt"};
+  EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
+            "--set data.train: \"" + folder + "/b*.txt\" matches no file");
+  options.overrides = {"data.train=auto"};
+  EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
+            folder +
+                "/run.json:3:3: data.train: missing; want a file, a glob or a "
+                "list of them, for example --set data.train=my_text.txt");
+}
+
+TEST(FilesTest, TheTokenizerFollowsTheFiles) {
+  auto loaded = LoadSmall({"data.train=a.bin", "model.vocab_size=50257"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.data.tokenizer, "none");
+  EXPECT_EQ(
+      ErrorOfSmall({"data.tokenizer=tokenizer.json", "model.vocab_size=300"}),
+      "--set data.tokenizer: a Hugging Face tokenizer is not read here; "
+      "tools/tokenize.py makes token files with it, and the tokenizer "
+      "is then \"none\"");
+}
+
+}  // namespace
+}  // namespace zero

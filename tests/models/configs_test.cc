@@ -1,0 +1,62 @@
+// Every file of configs/ is a run that can start.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "absl/strings/match.h"
+#include "engine/base/file.h"
+#include "engine/config/load.h"
+#include "engine/config/print.h"
+#include "models/catalog.h"
+
+namespace zero {
+namespace {
+
+TEST(ConfigsTest, EveryFileLoadsWithoutANoteAndReadsBackEqual) {
+  const auto catalog = MakeModelCatalog();
+  LoadOptions options;
+  options.catalog = catalog.get();
+  options.require_data = false;
+  const auto names = ListFolder("configs");
+  ASSERT_TRUE(names.ok()) << names.status();
+  int num_configs = 0;
+  for (const std::string& name : *names) {
+    if (!absl::EndsWith(name, ".json")) continue;
+    ++num_configs;
+    const auto loaded = LoadConfig("configs/" + name, options);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->notes.empty()) << name << ": " << loaded->notes[0];
+    const auto again = ParseConfig(PrintResolved(*loaded), name, options);
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_TRUE(again->config == loaded->config) << name;
+  }
+  EXPECT_GE(num_configs, 9);
+}
+
+TEST(ConfigsTest, TheTinyOnesFindTheirTextInTheRepository) {
+  const auto catalog = MakeModelCatalog();
+  LoadOptions options;
+  options.catalog = catalog.get();
+  for (const char* family : {"gpt2", "llama", "qwen2", "qwen3"}) {
+    const auto loaded =
+        LoadConfig(std::string("configs/") + family + "_tiny.json", options);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+  }
+}
+
+TEST(ConfigsTest, TheBenchmarkIsThePeersModelAndBatch) {
+  const auto catalog = MakeModelCatalog();
+  LoadOptions options;
+  options.catalog = catalog.get();
+  options.require_data = false;
+  const auto loaded = LoadConfig("configs/gpt2_124m.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(NumParameters(loaded->config.model), 124439808);
+  EXPECT_EQ(loaded->config.train_batch_size, 4);
+  EXPECT_EQ(loaded->config.data.sequence_length, 256);
+  EXPECT_EQ(loaded->config.optimizer.type, OptimizerType::kAdamW);
+  EXPECT_EQ(loaded->config.gradient_clipping, 1.0);
+}
+
+}  // namespace
+}  // namespace zero
