@@ -17,6 +17,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 
+// Queries of one group, where a tile crosses the diagonal.
+constexpr int64_t kQueryGroup = 16;
+
+// The panels' columns are padded to whole vectors of any target.
+HWY_INLINE int64_t WholeVectors(int64_t n) { return (n + 15) / 16 * 16; }
+
 // Row t of head h of batch b.
 template <class T>
 HWY_INLINE const T* HeadRow(const HeadsRef& x, int64_t b, int64_t t, int64_t h,
@@ -36,7 +42,7 @@ template <class T>
 HWY_INLINE void ToPanelRow(const T* from, int64_t d, float factor, float* to) {
   const int64_t lanes = NumLanes();
   const VF f = hn::Set(df, factor);
-  const int64_t padded = (d + 15) / 16 * 16;
+  const int64_t padded = WholeVectors(d);
   int64_t i = 0;
   for (; i + lanes <= d; i += lanes) {
     Store(hn::Mul(Load(from + i), f), to + i);
@@ -61,24 +67,68 @@ HWY_INLINE void FromPanelRow(const float* from, int64_t d, float factor,
   if (i < d) StoreN(hn::Mul(LoadN(from + i, d - i), f), to + i, d - i);
 }
 
+// Rows of one head lie a whole token apart, often in different pages, which no
+// hardware prefetcher follows: the rows to come are asked for here.
+template <class T>
+HWY_INLINE void PrefetchRow(const T* row, int64_t d) {
+  constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < d; i += kLine) __builtin_prefetch(row + i);
+}
+constexpr int64_t kRowsAhead = 8;
+
 template <class T>
 void ToPanel(const HeadsRef& x, int64_t b, int64_t h, int64_t t, int64_t rows,
              int64_t d, float factor, float* panel, int64_t ld) {
+  const T* row = HeadRow<T>(x, b, t, h, d);
   for (int64_t i = 0; i < rows; ++i) {
-    ToPanelRow(HeadRow<T>(x, b, t + i, h, d), d, factor, panel + i * ld);
+    if (i + kRowsAhead < rows) {
+      PrefetchRow(row + kRowsAhead * x.token_stride, d);
+    }
+    ToPanelRow(row, d, factor, panel + i * ld);
+    row += x.token_stride;
   }
 }
 
-// to[j, i] = panel[i, j] with rows of kQueryTile; columns up to the next
-// multiple of 16 are zero.
-HWY_INLINE void Transpose(const float* HWY_RESTRICT panel, int64_t rows,
-                          int64_t d, int64_t ld, float* HWY_RESTRICT to) {
-  const int64_t padded = (rows + 15) / 16 * 16;
-  for (int64_t j = 0; j < d; ++j) {
-    float* HWY_RESTRICT row = to + j * kQueryTile;
-    for (int64_t i = 0; i < rows; ++i) row[i] = panel[i * ld + j];
-    for (int64_t i = rows; i < padded; ++i) row[i] = 0;
+// to[j, i] = panel[i, j] with rows of kQueryTile, for all whole vectors of
+// columns. Panel rows up to the next multiple of 16 are zeroed first.
+HWY_NOINLINE void Transpose(float* panel, int64_t rows, int64_t d, int64_t ld,
+                            float* to) {
+  const int64_t padded = WholeVectors(rows);
+  const int64_t width = WholeVectors(d);
+  for (int64_t i = rows; i < padded; ++i) {
+    std::fill(panel + i * ld, panel + i * ld + width, 0.0f);
   }
+#if ZERO_CPU_EMULATED
+  for (int64_t j = 0; j < width; ++j) {
+    for (int64_t i = 0; i < padded; ++i) {
+      to[j * kQueryTile + i] = panel[i * ld + j];
+    }
+  }
+#else
+  const hn::FixedTag<float, 4> d4;
+  const hn::RepartitionToWide<decltype(d4)> pairs;
+  for (int64_t i = 0; i < padded; i += 4) {
+    for (int64_t j = 0; j < width; j += 4) {
+      const float* from = panel + i * ld + j;
+      const auto r0 = hn::LoadU(d4, from);
+      const auto r1 = hn::LoadU(d4, from + ld);
+      const auto r2 = hn::LoadU(d4, from + 2 * ld);
+      const auto r3 = hn::LoadU(d4, from + 3 * ld);
+      const auto a0 = hn::BitCast(pairs, hn::InterleaveLower(d4, r0, r1));
+      const auto b0 = hn::BitCast(pairs, hn::InterleaveLower(d4, r2, r3));
+      const auto a1 = hn::BitCast(pairs, hn::InterleaveUpper(d4, r0, r1));
+      const auto b1 = hn::BitCast(pairs, hn::InterleaveUpper(d4, r2, r3));
+      float* column = to + j * kQueryTile + i;
+      const auto put = [&](int64_t k, auto v) {
+        hn::StoreU(hn::BitCast(d4, v), d4, column + k * kQueryTile);
+      };
+      put(0, hn::InterleaveLower(pairs, a0, b0));
+      put(1, hn::InterleaveUpper(pairs, a0, b0));
+      put(2, hn::InterleaveLower(pairs, a1, b1));
+      put(3, hn::InterleaveUpper(pairs, a1, b1));
+    }
+  }
+#endif
 }
 
 // Whether query lane i sees key `key`: key <= first_position + lane.
@@ -89,6 +139,13 @@ HWY_INLINE MF Visible(int64_t key, int64_t first_position) {
       std::clamp<int64_t>(key - first_position, -1, int64_t{1} << 20);
   return hn::RebindMask(
       df, hn::Gt(lane, hn::Set(di, static_cast<int32_t>(gap - 1))));
+}
+
+// Queries of a tile that are computed together: all where each sees every key
+// of the tile, else kQueryGroup, so that little of what is masked is computed.
+HWY_INLINE int64_t GroupSize(int64_t rows, int64_t position, int64_t key,
+                             int64_t keys) {
+  return position + 1 - key >= keys ? rows : kQueryGroup;
 }
 
 // One step of the online softmax over `keys` rows of transposed scores, for
@@ -151,7 +208,7 @@ void ForwardTask(const AttentionForwardArgs& args,
   const AttentionShape& shape = args.shape;
   const int64_t d = shape.head_dim;
   const int64_t ld = PanelLd(d);
-  const int64_t width = (d + 15) / 16 * 16;
+  const int64_t width = WholeVectors(d);
   const int64_t b = task.batch;
   const int64_t kv_head = task.head / (shape.num_heads / shape.num_kv_heads);
   const int64_t offset = shape.kv_len - shape.q_len;  // position of query 0
@@ -162,13 +219,13 @@ void ForwardTask(const AttentionForwardArgs& args,
   float* const alpha = scores + kKeyTile * kQueryTile;
   float* const states = alpha + kQueryTile;
   const int64_t state_floats =
-      d * kQueryTile + kQueryTile * ld + 2 * kQueryTile;
+      width * kQueryTile + kQueryTile * ld + 2 * kQueryTile;
   const auto state = [&](int64_t q) {
     float* p = states + (q - task.q_begin) / kQueryTile * state_floats;
     QueryState s;
     s.out = p;
     s.transposed = p + kQueryTile * ld;
-    s.max = s.transposed + d * kQueryTile;
+    s.max = s.transposed + width * kQueryTile;
     s.sum = s.max + kQueryTile;
     return s;
   };
@@ -190,17 +247,22 @@ void ForwardTask(const AttentionForwardArgs& args,
     ToPanel<T>(args.v, b, kv_head, key, tile_keys, d, 1.0f, values, ld);
     for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
       const int64_t rows = std::min(kQueryTile, task.q_end - q);
-      // Keys beyond the tile's last query are not touched at all.
-      const int64_t seen = std::min(tile_keys, offset + q + rows - key);
-      if (seen <= 0) continue;
-      const int64_t columns = (rows + 15) / 16 * 16;
+      const int64_t position = offset + q;
+      const int64_t group = GroupSize(rows, position, key, tile_keys);
       const QueryState s = state(q);
-      TileProduct(seen, columns, d, {keys, ld, 1}, s.transposed, kQueryTile,
-                  scores, kQueryTile, false);
-      SoftmaxStep(scores, seen, columns, key, offset + q, s.max, s.sum, alpha);
-      if (key > 0) ScaleRows(s.out, rows, width, ld, alpha);
-      TileProduct(rows, width, seen, {scores, 1, kQueryTile}, values, ld, s.out,
-                  ld, key > 0);
+      for (int64_t i = 0; i < rows; i += group) {
+        const int64_t n = std::min(group, rows - i);
+        // Keys beyond the group's last query are not touched at all.
+        const int64_t seen = std::min(tile_keys, position + i + n - key);
+        if (seen <= 0) continue;
+        TileProduct(seen, WholeVectors(n), d, {keys, ld, 1}, s.transposed + i,
+                    kQueryTile, scores + i, kQueryTile, false);
+        SoftmaxStep(scores + i, seen, n, key, position + i, s.max + i,
+                    s.sum + i, alpha + i);
+        if (key > 0) ScaleRows(s.out + i * ld, n, width, ld, alpha + i);
+        TileProduct(n, width, seen, {scores + i, 1, kQueryTile}, values, ld,
+                    s.out + i * ld, ld, key > 0);
+      }
     }
   }
 
@@ -219,7 +281,7 @@ void ForwardTask(const AttentionForwardArgs& args,
 }
 
 template <class T>
-HWY_INLINE float Dot(const T* x, const T* y, int64_t n) {
+HWY_INLINE float Dot(const float* x, const T* y, int64_t n) {
   const int64_t lanes = NumLanes();
   VF sum = hn::Zero(df);
   int64_t i = 0;
@@ -258,7 +320,7 @@ void BackwardTask(const AttentionBackwardArgs& args,
   const AttentionShape& shape = args.shape;
   const int64_t d = shape.head_dim;
   const int64_t ld = PanelLd(d);
-  const int64_t width = (d + 15) / 16 * 16;
+  const int64_t width = WholeVectors(d);
   const int64_t b = task.batch;
   const int64_t kv_head =
       task.head_begin / (shape.num_heads / shape.num_kv_heads);
@@ -277,8 +339,8 @@ void BackwardTask(const AttentionBackwardArgs& args,
   float* const queries = take(kQueryTile * ld);
   float* const douts = take(kQueryTile * ld);
   float* const dqueries = take(kQueryTile * ld);
-  float* const queries_t = take(d * kQueryTile);
-  float* const douts_t = take(d * kQueryTile);
+  float* const queries_t = take(width * kQueryTile);
+  float* const douts_t = take(width * kQueryTile);
   float* const scores = take(kKeyTile * kQueryTile);
   float* const dscores = take(kKeyTile * kQueryTile);
   float* const lse = take(kQueryTile);
@@ -294,41 +356,60 @@ void BackwardTask(const AttentionBackwardArgs& args,
   for (int64_t h = task.head_begin; h < task.head_end; ++h) {
     for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
       const int64_t rows = std::min(kQueryTile, task.q_end - q);
-      const int64_t columns = (rows + 15) / 16 * 16;
       // Query i is at position i: training has as many queries as keys.
       if (q + rows <= task.kv_begin) continue;
       ToPanel<T>(args.q, b, h, q, rows, d, shape.scale, queries, ld);
       ToPanel<T>(args.dout, b, h, q, rows, d, 1.0f, douts, ld);
       Transpose(queries, rows, d, ld, queries_t);
       Transpose(douts, rows, d, ld, douts_t);
-      for (int64_t i = 0; i < kQueryTile; ++i) {
-        const bool used = i < rows;
-        lse[i] = used
-                     ? args.lse[(b * shape.num_heads + h) * shape.q_len + q + i]
-                     : std::numeric_limits<float>::infinity();
-        delta[i] = used ? Dot(HeadRow<T>(args.dout, b, q + i, h, d),
-                              HeadRow<T>(args.out, b, q + i, h, d), d)
-                        : 0;
+      // Lanes beyond the last query get p = e^(0 - inf) = 0.
+      std::fill(lse, lse + kQueryTile, std::numeric_limits<float>::infinity());
+      std::fill(delta, delta + kQueryTile, 0.0f);
+      const float* const tile_lse =
+          args.lse + (b * shape.num_heads + h) * shape.q_len + q;
+      std::copy(tile_lse, tile_lse + rows, lse);
+      const T* out_row = HeadRow<T>(args.out, b, q, h, d);
+      for (int64_t i = 0; i < rows; ++i) {
+        if (i + kRowsAhead < rows) {
+          PrefetchRow(out_row + kRowsAhead * args.out.token_stride, d);
+        }
+        delta[i] = Dot(douts + i * ld, out_row, d);
+        out_row += args.out.token_stride;
       }
       for (int64_t key = task.kv_begin; key < task.kv_end; key += kKeyTile) {
-        const int64_t seen =
+        const int64_t tile_keys =
             std::min({kKeyTile, task.kv_end - key, q + rows - key});
-        if (seen <= 0) break;
+        if (tile_keys <= 0) break;
         const int64_t at = (key - task.kv_begin) * ld;
-        TileProduct(seen, columns, d, {keys + at, ld, 1}, queries_t, kQueryTile,
-                    scores, kQueryTile, false);
-        TileProduct(seen, columns, d, {values + at, ld, 1}, douts_t, kQueryTile,
-                    dscores, kQueryTile, false);
-        SoftmaxBackward(scores, dscores, seen, columns, key, q, lse, delta);
-        if (task.write_dkv) {
-          TileProduct(seen, width, rows, {scores, kQueryTile, 1}, douts, ld,
-                      dvalues + at, ld, true);
-          TileProduct(seen, width, rows, {dscores, kQueryTile, 1}, queries, ld,
-                      dkeys + at, ld, true);
+        const int64_t group = GroupSize(rows, q, key, tile_keys);
+        for (int64_t i = 0; i < rows; i += group) {
+          const int64_t n = std::min(group, rows - i);
+          const int64_t seen = std::min(tile_keys, q + i + n - key);
+          TileProduct(seen, WholeVectors(n), d, {keys + at, ld, 1},
+                      queries_t + i, kQueryTile, scores + i, kQueryTile, false);
+          TileProduct(seen, WholeVectors(n), d, {values + at, ld, 1},
+                      douts_t + i, kQueryTile, dscores + i, kQueryTile, false);
+          SoftmaxBackward(scores + i, dscores + i, seen, n, key, q + i, lse + i,
+                          delta + i);
+          if (task.write_dq) {
+            TileProduct(n, width, seen, {dscores + i, 1, kQueryTile}, keys + at,
+                        ld, dqueries + i * ld, ld, key > task.kv_begin);
+          }
         }
-        if (task.write_dq) {
-          TileProduct(rows, width, seen, {dscores, 1, kQueryTile}, keys + at,
-                      ld, dqueries, ld, key > task.kv_begin);
+        if (!task.write_dkv) continue;
+        // All queries see the first keys; each further group of keys is seen
+        // by one group of queries less. Tiles begin at multiples of groups.
+        const int64_t full = std::clamp<int64_t>(q - key, 0, tile_keys);
+        for (int64_t j = 0, i = 0; j < tile_keys;) {
+          const int64_t m =
+              j == 0 && full > 0 ? full : std::min(kQueryGroup, tile_keys - j);
+          const int64_t from = j * kQueryTile + i;
+          TileProduct(m, width, rows - i, {scores + from, kQueryTile, 1},
+                      douts + i * ld, ld, dvalues + at + j * ld, ld, true);
+          TileProduct(m, width, rows - i, {dscores + from, kQueryTile, 1},
+                      queries + i * ld, ld, dkeys + at + j * ld, ld, true);
+          j += m;
+          i = j - full;
         }
       }
       if (!task.write_dq) continue;
@@ -380,17 +461,17 @@ void RunBackwardTask(const AttentionBackwardArgs& args,
 
 int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries) {
   const int64_t ld = PanelLd(shape.head_dim);
+  const int64_t width = (shape.head_dim + 15) / 16 * 16;
   const int64_t tiles = (num_queries + kQueryTile - 1) / kQueryTile;
   return 2 * kKeyTile * ld + kKeyTile * kQueryTile + kQueryTile +
-         tiles *
-             (shape.head_dim * kQueryTile + kQueryTile * ld + 2 * kQueryTile);
+         tiles * (width * kQueryTile + kQueryTile * ld + 2 * kQueryTile);
 }
 
 int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys) {
   const int64_t ld = PanelLd(shape.head_dim);
-  return 4 * num_keys * ld + 3 * kQueryTile * ld +
-         2 * shape.head_dim * kQueryTile + 2 * kKeyTile * kQueryTile +
-         2 * kQueryTile;
+  const int64_t width = (shape.head_dim + 15) / 16 * 16;
+  return 4 * num_keys * ld + 3 * kQueryTile * ld + 2 * width * kQueryTile +
+         2 * kKeyTile * kQueryTile + 2 * kQueryTile;
 }
 
 }  // namespace zero::cpu
