@@ -764,7 +764,7 @@ void AddSchedule(Table& t) {
             "The last steps of total_num_steps, in which the rate falls.")
       .AtLeast(1)
       .MayBeUnset()
-      .Derived("total_num_steps / 10")
+      .Derived("total_num_steps / 10, rounded up")
       .When(WSD);
   t.Choice("scheduler.params.decay_type", NamesOf(DecayType{}),
            FIELD(scheduler.decay_type), "The shape of the fall.")

@@ -667,8 +667,8 @@ class Resolver {
     const std::string path = "scheduler.params.decay_num_steps";
     if (s.total_num_steps == 0) return;
     if (s.decay_num_steps == 0) {
-      s.decay_num_steps = std::max<int64_t>(1, s.total_num_steps / 10);
-      Derived(path, "total_num_steps / 10");
+      s.decay_num_steps = (s.total_num_steps + 9) / 10;
+      Derived(path, "total_num_steps / 10, rounded up");
     }
     if (s.decay_num_steps > s.total_num_steps) {
       Problem(path, absl::StrCat(s.decay_num_steps, " is more than ",
