@@ -142,7 +142,7 @@ HWY_INLINE void StoreN(VF v, T* p, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
-// ---- Sums over lanes ---------------------------------------------------------
+// ---- Sums over lanes --------------------------------------------------------
 
 HWY_INLINE float Sum(VF v) { return hn::GetLane(hn::SumOfLanes(df, v)); }
 
