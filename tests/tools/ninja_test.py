@@ -132,6 +132,14 @@ class CheckTest(unittest.TestCase):
         _, lines = self.check()
         self.assertEqual(lines[-1], "2 passed, 1 failed")
 
+    def test_a_build_that_cannot_start_is_a_failure(self):
+        self.add("a", PASSES_TWO)
+        self.check()
+        os.remove(os.path.join(self.root, "tests/a_test.in"))
+        _, lines = self.check()
+        self.assertIn("tests/a_test.in", lines[0])
+        self.assertEqual(lines[-1], "2 passed, 1 failed")
+
     def test_a_skipped_case_is_counted_apart_with_its_reason(self):
         self.add("a", SKIPS_ONE_OF_TWO)
         self.assertEqual(self.check(), (0, [
