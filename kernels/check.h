@@ -31,10 +31,10 @@ class CheckFailure {
   while (!(condition))        \
   ::zero::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
-#define ZERO_CHECK_OP(a, op, b)                                           \
-  while (!((a)op(b)))                                                     \
-  ::zero::internal::CheckFailure(__FILE__, __LINE__, #a " " #op " " #b)   \
-          .stream()                                                       \
+#define ZERO_CHECK_OP(a, op, b)                                         \
+  while (!((a)op(b)))                                                   \
+  ::zero::internal::CheckFailure(__FILE__, __LINE__, #a " " #op " " #b) \
+          .stream()                                                     \
       << "(" << (a) << " against " << (b) << ") "
 
 #define ZERO_CHECK_EQ(a, b) ZERO_CHECK_OP(a, ==, b)

@@ -109,14 +109,14 @@ struct LinearBackwardWeightArgs {
 // Loss of a row = logsumexp(logits) - logits[target], in fp32 or better.
 // Source: chunked head as in Liger Kernel / llm.c's fused classifier.
 struct LinearCrossEntropyArgs {
-  ConstMatrix x;                   // [M, C]
-  ConstMatrix w;                   // [V, C]
-  const int32_t* targets;          // [M]
-  float* losses = nullptr;         // [M] per-row losses; null: not wanted
-  double* loss_sum = nullptr;      // += sum of the losses, in row order
+  ConstMatrix x;                      // [M, C]
+  ConstMatrix w;                      // [V, C]
+  const int32_t* targets;             // [M]
+  float* losses = nullptr;            // [M] per-row losses; null: not wanted
+  double* loss_sum = nullptr;         // += sum of the losses, in row order
   const float* grad_scale = nullptr;  // device scalar; d(loss_sum) seed
-  Matrix dx;                       // [M, C]; data null: forward only
-  Matrix dw;                       // [V, C]; data null: head frozen
+  Matrix dx;                          // [M, C]; data null: forward only
+  Matrix dw;                          // [V, C]; data null: head frozen
   bool accumulate_dw = false;
 };
 
@@ -223,17 +223,17 @@ struct NormBackwardArgs {
 // inverse rotation is the backward pass. Half-split layout as in Hugging
 // Face's Llama. Source: Su et al. 2021 (RoFormer).
 struct RotaryArgs {
-  Rows x;                         // outer tokens, inner heads, width D; in place
-  const int32_t* positions;       // [outer]
-  const float* cos = nullptr;     // [max_position, D/2]
-  const float* sin = nullptr;     // [max_position, D/2]
+  Rows x;                      // outer tokens, inner heads, width D; in place
+  const int32_t* positions;    // [outer]
+  const float* cos = nullptr;  // [max_position, D/2]
+  const float* sin = nullptr;  // [max_position, D/2]
   bool inverse = false;
 };
 
 // out[i] = table[ids[i]] (+ positions_table[position_ids[i]]).
 struct EmbeddingForwardArgs {
-  const int32_t* ids;  // [M]; every id in [0, V)
-  ConstMatrix table;   // [V, C]
+  const int32_t* ids;                     // [M]; every id in [0, V)
+  ConstMatrix table;                      // [V, C]
   const int32_t* position_ids = nullptr;  // [M]; null: no position table
   ConstMatrix position_table;             // [P, C]
   Matrix out;                             // [M, C]
@@ -284,8 +284,8 @@ struct DropoutArgs {
   ConstMatrix x;  // [rows, cols]
   Matrix y;       // may alias x
   float probability = 0;
-  uint64_t key = 0;               // of (seed, step, site)
-  const int64_t* row_ids;         // [rows]; global id of each row
+  uint64_t key = 0;        // of (seed, step, site)
+  const int64_t* row_ids;  // [rows]; global id of each row
 };
 
 struct AddArgs {  // y = a + b (same dtype; sums in fp32)
@@ -326,10 +326,10 @@ struct CountNonFiniteArgs {
 struct ClipArgs {
   const double* sum_squares;
   float max_norm = 0;
-  float inverse_scale = 1;      // 1 / loss scale
-  float* norm;                  // out
-  float* grad_scale;            // out: factor the optimizer applies
-  uint32_t* found_non_finite;   // out
+  float inverse_scale = 1;     // 1 / loss scale
+  float* norm;                 // out
+  float* grad_scale;           // out: factor the optimizer applies
+  uint32_t* found_non_finite;  // out
 };
 
 // ---- Optimizers: one fused pass over flat spans ---------------------------
@@ -344,11 +344,11 @@ struct UpdateRange {
 // The flat state that an optimizer updates. master is null where param is
 // fp32 and so its own master. Nothing is written when *found_non_finite != 0.
 struct UpdateState {
-  Vector param;               // fp32, bf16 or fp16
-  float* master = nullptr;    // fp32
-  ConstVector grad;           // fp32 or bf16
-  const float* grad_scale = nullptr;            // device scalar; null: 1
-  const uint32_t* found_non_finite = nullptr;   // device scalar; null: 0
+  Vector param;                                // fp32, bf16 or fp16
+  float* master = nullptr;                     // fp32
+  ConstVector grad;                            // fp32 or bf16
+  const float* grad_scale = nullptr;           // device scalar; null: 1
+  const uint32_t* found_non_finite = nullptr;  // device scalar; null: 0
   absl::Span<const UpdateRange> ranges;
 };
 

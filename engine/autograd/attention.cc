@@ -33,18 +33,17 @@ HeadsRef Const(const MutableHeadsRef& heads) {
 }
 Rows HeadRows(const Tensor& tensor, int64_t column, int64_t width,
               int64_t heads, const Layout& layout) {
-  return {Offset(tensor, column), tensor.dtype(),  layout.tokens(), heads,
+  return {Offset(tensor, column), tensor.dtype(), layout.tokens(), heads,
           layout.head_dim,        width};
 }
 
 void Rotate(Context& ctx, const Tensor& qk, int64_t width, int64_t heads,
             const Layout& layout, const RotaryTables& tables, bool inverse) {
-  ctx.ops().Rotary(ctx.stream(),
-                   {.x = HeadRows(qk, 0, width, heads, layout),
-                    .positions = ctx.batch.positions,
-                    .cos = tables.cos.As<float>(),
-                    .sin = tables.sin.As<float>(),
-                    .inverse = inverse});
+  ctx.ops().Rotary(ctx.stream(), {.x = HeadRows(qk, 0, width, heads, layout),
+                                  .positions = ctx.batch.positions,
+                                  .cos = tables.cos.As<float>(),
+                                  .sin = tables.sin.As<float>(),
+                                  .inverse = inverse});
 }
 
 // Appends this call's keys and values to the cache of one layer.

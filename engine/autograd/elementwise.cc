@@ -17,20 +17,20 @@ Var Dropout(Context& ctx, const Var& x, double probability, uint64_t site) {
   if (!WantsGrad(ctx, {x.slot}, {})) return Var(y);
 
   const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record("dropout", [slot, x_slot = x.slot, p, key,
-                               row_ids = ctx.batch.row_ids](Context& c,
-                                                            Tape& tape) {
-    Tensor dy = tape.Take(slot);
-    if (!dy.defined()) return;
-    Tensor dx = dy.unique() ? dy : c.Empty(dy.shape(), dy.dtype());
-    c.ops().Dropout(c.stream(), {.x = dy.matrix(),
-                                 .y = dx.matrix(),
-                                 .probability = p,
-                                 .key = key,
-                                 .row_ids = row_ids});
-    dy = Tensor();
-    tape.Accumulate(c, x_slot, std::move(dx));
-  });
+  ctx.tape->Record(
+      "dropout", [slot, x_slot = x.slot, p, key, row_ids = ctx.batch.row_ids](
+                     Context& c, Tape& tape) {
+        Tensor dy = tape.Take(slot);
+        if (!dy.defined()) return;
+        Tensor dx = dy.unique() ? dy : c.Empty(dy.shape(), dy.dtype());
+        c.ops().Dropout(c.stream(), {.x = dy.matrix(),
+                                     .y = dx.matrix(),
+                                     .probability = p,
+                                     .key = key,
+                                     .row_ids = row_ids});
+        dy = Tensor();
+        tape.Accumulate(c, x_slot, std::move(dx));
+      });
   return Var(y, slot);
 }
 
@@ -41,12 +41,12 @@ Var Add(Context& ctx, const Var& a, const Var& b) {
   if (!WantsGrad(ctx, {a.slot, b.slot}, {})) return Var(y);
 
   const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record("add", [slot, a_slot = a.slot, b_slot = b.slot](
-                              Context& c, Tape& tape) {
-    Tensor dy = tape.Take(slot);
-    tape.Accumulate(c, a_slot, dy);
-    tape.Accumulate(c, b_slot, std::move(dy));
-  });
+  ctx.tape->Record(
+      "add", [slot, a_slot = a.slot, b_slot = b.slot](Context& c, Tape& tape) {
+        Tensor dy = tape.Take(slot);
+        tape.Accumulate(c, a_slot, dy);
+        tape.Accumulate(c, b_slot, std::move(dy));
+      });
   return Var(y, slot);
 }
 

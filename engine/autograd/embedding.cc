@@ -8,11 +8,10 @@ void EmbeddingBackwardInto(Context& ctx, const int32_t* ids, const Tensor& dout,
                            GradSink* sink) {
   const SinkTarget target = OpenSink(sink);
   if (!target.grad.defined()) return;
-  ctx.ops().EmbeddingBackward(
-      ctx.stream(), {.ids = ids,
-                     .dout = dout.matrix(),
-                     .dtable = target.matrix(),
-                     .accumulate = target.accumulate});
+  ctx.ops().EmbeddingBackward(ctx.stream(), {.ids = ids,
+                                             .dout = dout.matrix(),
+                                             .dtable = target.matrix(),
+                                             .accumulate = target.accumulate});
 }
 
 }  // namespace
@@ -24,9 +23,8 @@ Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions) {
     ZERO_CHECK_EQ(positions->value.shape()[1], channels);
   }
   Tensor out = ctx.Empty({batch.num_tokens(), channels}, tokens.value.dtype());
-  EmbeddingForwardArgs args{.ids = batch.tokens,
-                            .table = tokens.value.matrix(),
-                            .out = out.matrix()};
+  EmbeddingForwardArgs args{
+      .ids = batch.tokens, .table = tokens.value.matrix(), .out = out.matrix()};
   if (positions != nullptr) {
     args.position_ids = batch.positions;
     args.position_table = positions->value.matrix();
@@ -36,10 +34,9 @@ Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions) {
 
   const int slot = ctx.tape->NewSlot();
   ctx.tape->Record(
-      "embedding",
-      [slot, token_sink = tokens.sink, position_sink = SinkOf(positions),
-       ids = batch.tokens, position_ids = batch.positions](Context& c,
-                                                           Tape& tape) {
+      "embedding", [slot, token_sink = tokens.sink,
+                    position_sink = SinkOf(positions), ids = batch.tokens,
+                    position_ids = batch.positions](Context& c, Tape& tape) {
         const Tensor dout = tape.Take(slot);
         if (!dout.defined()) return;
         EmbeddingBackwardInto(c, ids, dout, token_sink);

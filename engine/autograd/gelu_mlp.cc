@@ -5,8 +5,7 @@
 namespace zero {
 
 Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
-            Gelu act, const Weight& w2, const Weight* b2,
-            const Var* residual) {
+            Gelu act, const Weight& w2, const Weight* b2, const Var* residual) {
   const int residual_slot = residual == nullptr ? -1 : residual->slot;
   const bool record =
       WantsGrad(ctx, {x.slot, residual_slot}, {&w1, b1, &w2, b2});
@@ -20,10 +19,9 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
 
   const int slot = ctx.tape->NewSlot();
   ctx.tape->Record(
-      "gelu_mlp",
-      [slot, x, w1, w2, b1_sink = SinkOf(b1), b2_sink = SinkOf(b2), act,
-       residual_slot, pre_act = std::move(pre_act),
-       hidden = std::move(hidden)](Context& c, Tape& tape) mutable {
+      "gelu_mlp", [slot, x, w1, w2, b1_sink = SinkOf(b1), b2_sink = SinkOf(b2),
+                   act, residual_slot, pre_act = std::move(pre_act),
+                   hidden = std::move(hidden)](Context& c, Tape& tape) mutable {
         Tensor dy = tape.Take(slot);
         if (!dy.defined()) return;
         LinearWeightGrad(c, dy, hidden, w2.sink, b2_sink);

@@ -34,10 +34,8 @@ Tensor LinearForward(Context& ctx, const Tensor& x, const Tensor& w,
 Tensor LinearInputGrad(Context& ctx, const Tensor& dy, const Tensor& w,
                        Gelu act, const Tensor& pre_act) {
   Tensor dx = ctx.Empty({dy.shape()[0], w.shape()[1]}, dy.dtype());
-  LinearBackwardInputArgs args{.dy = dy.matrix(),
-                               .w = w.matrix(),
-                               .dx = dx.matrix(),
-                               .act = act};
+  LinearBackwardInputArgs args{
+      .dy = dy.matrix(), .w = w.matrix(), .dx = dx.matrix(), .act = act};
   if (act != Gelu::kNone) args.pre_act = pre_act.matrix();
   const Tensor scratch =
       ctx.Scratch(ctx.ops().LinearBackwardInputWorkspaceBytes(args));

@@ -109,8 +109,7 @@ std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
   const bool record =
       WantsGrad(ctx, {x.slot, residual.slot}, {norm.weight, norm.bias});
   Tensor sum = ctx.Empty(x.shape(), x.value.dtype());
-  NormState state =
-      RunNorm(ctx, x.value, &residual.value, &sum, norm, record);
+  NormState state = RunNorm(ctx, x.value, &residual.value, &sum, norm, record);
   if (!record) return {Var(sum), Var(state.y)};
   Var sum_var(sum, ctx.tape->NewSlot());
   Var y(state.y, ctx.tape->NewSlot());

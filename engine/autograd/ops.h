@@ -63,11 +63,11 @@ struct RotaryTables {
 };
 
 struct AttentionOptions {
-  int64_t num_heads = 0;     // H
-  int64_t num_kv_heads = 0;  // K
-  int64_t head_dim = 0;      // D
-  const RotaryTables* rotary = nullptr;    // null: none
-  const NormWeights* q_norm = nullptr;     // over D, before rotary (Qwen3)
+  int64_t num_heads = 0;                 // H
+  int64_t num_kv_heads = 0;              // K
+  int64_t head_dim = 0;                  // D
+  const RotaryTables* rotary = nullptr;  // null: none
+  const NormWeights* q_norm = nullptr;   // over D, before rotary (Qwen3)
   const NormWeights* k_norm = nullptr;
   int layer = 0;  // index into the context's KvCache
 };

@@ -14,16 +14,16 @@
 #define ZERO_STATUS_CONCAT(a, b) ZERO_STATUS_CONCAT_(a, b)
 
 // Returns from the enclosing function when `expression` is not OK.
-#define ZERO_RETURN_IF_ERROR(expression)          \
-  do {                                            \
-    absl::Status zero_status = (expression);      \
-    if (!zero_status.ok()) return zero_status;    \
+#define ZERO_RETURN_IF_ERROR(expression)       \
+  do {                                         \
+    absl::Status zero_status = (expression);   \
+    if (!zero_status.ok()) return zero_status; \
   } while (false)
 
 // ZERO_ASSIGN_OR_RETURN(auto x, F()): x = value of F(), or returns its status.
-#define ZERO_ASSIGN_OR_RETURN(lhs, expression)                       \
-  ZERO_ASSIGN_OR_RETURN_IMPL(                                        \
-      ZERO_STATUS_CONCAT(zero_status_or_, __LINE__), lhs, expression)
+#define ZERO_ASSIGN_OR_RETURN(lhs, expression)                              \
+  ZERO_ASSIGN_OR_RETURN_IMPL(ZERO_STATUS_CONCAT(zero_status_or_, __LINE__), \
+                             lhs, expression)
 
 #define ZERO_ASSIGN_OR_RETURN_IMPL(tmp, lhs, expression) \
   auto tmp = (expression);                               \

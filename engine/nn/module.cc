@@ -69,8 +69,7 @@ void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
     for (int pair = 0; pair < 2; ++pair) {
       const double radius =
           std::sqrt(-2.0 * std::log(OpenUniform(bits.x[2 * pair])));
-      const double angle =
-          2.0 * M_PI * OpenUniform(bits.x[2 * pair + 1]);
+      const double angle = 2.0 * M_PI * OpenUniform(bits.x[2 * pair + 1]);
       const double values[2] = {radius * std::cos(angle),
                                 radius * std::sin(angle)};
       for (int j = 0; j < 2; ++j) {

@@ -25,9 +25,9 @@ struct Init {
 };
 
 struct Parameter {
-  std::string name;     // unique in the model, stable in checkpoints
-  Shape shape;          // logical: what the model computes with
-  Shape stored_shape;   // what this rank's axis of the mesh stores of it
+  std::string name;    // unique in the model, stable in checkpoints
+  Shape shape;         // logical: what the model computes with
+  Shape stored_shape;  // what this rank's axis of the mesh stores of it
   Init init;
   bool decay = false;   // weight decay applies (matrices, embeddings)
   bool frozen = false;  // no gradient, no optimizer state

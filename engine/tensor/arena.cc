@@ -31,8 +31,8 @@ absl::StatusOr<std::unique_ptr<Arena>> Arena::Make(Device& device,
         "activation_checkpointing.enabled",
         name, capacity / 1048576.0, buffer.status().message()));
   }
-  return std::unique_ptr<Arena>(new Arena(
-      device, *std::move(buffer), capacity, std::move(name), ledger));
+  return std::unique_ptr<Arena>(
+      new Arena(device, *std::move(buffer), capacity, std::move(name), ledger));
 }
 
 Arena::Arena(Device& device, Buffer buffer, int64_t capacity, std::string name,
@@ -41,23 +41,26 @@ Arena::Arena(Device& device, Buffer buffer, int64_t capacity, std::string name,
       buffer_(std::move(buffer)),
       capacity_(capacity),
       name_(std::move(name)),
-      ledger_(ledger) {
-  if (capacity_ > 0) AddFree(0, capacity_);
-}
+      ledger_(ledger) {}
 
 Arena::~Arena() { ZERO_CHECK_EQ(live_, 0) << "live blocks in arena " << name_; }
 
 std::shared_ptr<ArenaBlock> Arena::Allocate(int64_t bytes,
                                             MemoryCategory category) {
   const int64_t padded = std::max(RoundUp(bytes, kAlignment), kAlignment);
-  auto fit = free_by_size_.lower_bound({padded, 0});
-  ZERO_CHECK(fit != free_by_size_.end())
-      << "arena " << name_ << " of " << capacity_ << " bytes has no room for "
-      << padded << " bytes of " << MemoryCategoryName(category) << "; "
-      << live_ << " bytes are live";
-  const auto [size, offset] = *fit;
-  EraseFree(free_by_offset_.find(offset));
-  if (size > padded) AddFree(offset + padded, size - padded);
+  int64_t offset = end_;
+  const auto fit = free_by_size_.lower_bound({padded, 0});
+  if (fit != free_by_size_.end()) {
+    const int64_t size = fit->first;
+    offset = fit->second;
+    EraseFree(free_by_offset_.find(offset));
+    if (size > padded) AddFree(offset + padded, size - padded);
+  } else {
+    ZERO_CHECK_LE(end_ + padded, capacity_)
+        << "arena " << name_ << " has no room for " << padded << " bytes of "
+        << MemoryCategoryName(category) << "; " << live_ << " bytes are live";
+    end_ += padded;
+  }
   live_ += padded;
   high_water_ = std::max(high_water_, offset + padded);
   ledger_->Add(category, padded);
@@ -84,7 +87,11 @@ void Arena::Free(const ArenaBlock& block) {
       EraseFree(previous);
     }
   }
-  AddFree(begin, bytes);
+  if (begin + bytes == end_) {
+    end_ = begin;
+  } else {
+    AddFree(begin, bytes);
+  }
 }
 
 void Arena::AddFree(int64_t offset, int64_t bytes) {

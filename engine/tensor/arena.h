@@ -5,7 +5,7 @@
 // (high_water_bytes), and the real arena reserves that once and never grows.
 // Freed memory is reused at once: that is right because everything that
 // touches an arena is ordered by one stream.
-// Invariant: blocks are disjoint, free blocks are never adjacent.
+// Invariant: blocks are disjoint; holes lie below end_ and never touch.
 // Threads: one at a time. Start reading at tensor.h, the user of this.
 #ifndef ZERO_ENGINE_TENSOR_ARENA_H_
 #define ZERO_ENGINE_TENSOR_ARENA_H_
@@ -61,9 +61,11 @@ class Arena {
                                                      MemoryLedger* ledger);
   ~Arena();
 
-  // The smallest free block that fits, lowest address first. Running out is
-  // the caller's mistake (the plan sizes arenas): the check prints category,
-  // size and what is live.
+  // The smallest hole that fits, lowest address first, else the end. The
+  // unused end is no hole: were it one, its size would decide where blocks go,
+  // and an arena of exactly high_water_bytes would be cut up differently.
+  // Running out is the caller's mistake (the plan sizes arenas): the check
+  // prints category, size and what is live.
   std::shared_ptr<ArenaBlock> Allocate(int64_t bytes, MemoryCategory category);
 
   // Writes one byte to every page, so that a step never waits for the
@@ -94,8 +96,9 @@ class Arena {
   int64_t capacity_;
   std::string name_;
   MemoryLedger* ledger_;
-  std::map<int64_t, int64_t> free_by_offset_;           // offset -> bytes
-  std::set<std::pair<int64_t, int64_t>> free_by_size_;  // (bytes, offset)
+  std::map<int64_t, int64_t> free_by_offset_;           // holes: begin -> bytes
+  std::set<std::pair<int64_t, int64_t>> free_by_size_;  // (bytes, begin)
+  int64_t end_ = 0;  // of the highest live block; from here on all is free
   int64_t live_ = 0;
   int64_t high_water_ = 0;
   bool poison_freed_ = false;

@@ -28,9 +28,7 @@ class Shape {
   int num_dims() const { return num_dims_; }
 
   // The extent of dimension `i`; negative counts from the last.
-  int64_t operator[](int i) const {
-    return dims_[i < 0 ? i + num_dims_ : i];
-  }
+  int64_t operator[](int i) const { return dims_[i < 0 ? i + num_dims_ : i]; }
 
   // The product of all extents; 1 for a scalar.
   int64_t num_elems() const {

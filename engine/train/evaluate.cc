@@ -20,8 +20,8 @@ HostBatch AsHostBatch(const Batch& batch) {
 
 absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config,
                                           const TokenSource* source) {
-  const int64_t max_windows = config.training.eval_batches *
-                              config.train_micro_batch_size_per_gpu;
+  const int64_t max_windows =
+      config.training.eval_batches * config.train_micro_batch_size_per_gpu;
   return EvalLoader::Create(source, BatchShapeOf(config), max_windows);
 }
 

@@ -14,8 +14,8 @@ std::string Quoted(absl::string_view text) {
   std::string out = "\"";
   for (unsigned char c : text) {
     if (c == '"' || c == '\\') {
-      absl::StrAppend(&out, "\\", absl::string_view(
-                                      reinterpret_cast<const char*>(&c), 1));
+      absl::StrAppend(&out, "\\",
+                      absl::string_view(reinterpret_cast<const char*>(&c), 1));
     } else if (c < 0x20) {
       absl::StrAppendFormat(&out, "\\u%04x", c);
     } else {

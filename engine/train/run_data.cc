@@ -29,11 +29,13 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
       auto source, TokenSource::Open(patterns, FormatOf(config.data.format)));
   if (source->is_text() && tokenizer != nullptr &&
       config.data.tokenizer != "bytes") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        source->shards()[0].path, " is text, which is read as bytes, but "
-        "data.tokenizer is ", tokenizer->name(),
-        "; make token files first: zero tokenize --tokenizer ",
-        config.data.tokenizer));
+    return absl::InvalidArgumentError(
+        absl::StrCat(source->shards()[0].path,
+                     " is text, which is read as bytes, but "
+                     "data.tokenizer is ",
+                     tokenizer->name(),
+                     "; make token files first: zero tokenize --tokenizer ",
+                     config.data.tokenizer));
   }
   ZERO_RETURN_IF_ERROR(
       source->ValidateTokens(config.model.vocab_size, num_threads));
@@ -50,14 +52,14 @@ absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
     ZERO_ASSIGN_OR_RETURN(data.tokenizer, OpenTokenizer(from.tokenizer));
   }
   if (need_train || from.validation.empty()) {
-    ZERO_ASSIGN_OR_RETURN(data.train,
-                          OpenChecked(from.train, config, data.tokenizer.get(),
-                                      num_threads));
+    ZERO_ASSIGN_OR_RETURN(
+        data.train,
+        OpenChecked(from.train, config, data.tokenizer.get(), num_threads));
   }
   if (!from.validation.empty()) {
-    ZERO_ASSIGN_OR_RETURN(
-        data.validation, OpenChecked(from.validation, config,
-                                     data.tokenizer.get(), num_threads));
+    ZERO_ASSIGN_OR_RETURN(data.validation,
+                          OpenChecked(from.validation, config,
+                                      data.tokenizer.get(), num_threads));
   } else if (from.validation_fraction > 0) {
     const int64_t held_out = std::llround(
         static_cast<double>(data.train->size()) * from.validation_fraction);

@@ -29,8 +29,8 @@ int32_t SampleToken(absl::Span<const float> logits, int64_t vocab_limit,
   std::vector<double> weights(kept);
   double total = 0;
   for (int64_t i = 0; i < kept; ++i) {
-    weights[i] = std::exp((logits[order[i]] - logits[order[0]]) /
-                          options.temperature);
+    weights[i] =
+        std::exp((logits[order[i]] - logits[order[0]]) / options.temperature);
     total += weights[i];
   }
   // The smallest set of most likely tokens that holds top_p of the mass.

@@ -98,18 +98,16 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     constexpr int64_t kUnlimited = int64_t{1} << 46;
     const std::unique_ptr<Device> meta = MakeMetaDevice(device);
     const std::unique_ptr<Model> model = tools.make(config.model);
-    ZERO_ASSIGN_OR_RETURN(
-        const auto executor,
-        Executor::Make(*meta, *model, options, kUnlimited,
-                       &session->predicted_));
+    ZERO_ASSIGN_OR_RETURN(const auto executor,
+                          Executor::Make(*meta, *model, options, kUnlimited,
+                                         &session->predicted_));
     Rehearse(*executor, config, workload);
     activation_bytes = executor->activation_high_water_bytes();
   }
   session->model_ = tools.make(config.model);
-  ZERO_ASSIGN_OR_RETURN(
-      session->executor_,
-      Executor::Make(device, *session->model_, options, activation_bytes,
-                     &session->ledger_));
+  ZERO_ASSIGN_OR_RETURN(session->executor_,
+                        Executor::Make(device, *session->model_, options,
+                                       activation_bytes, &session->ledger_));
   if (config.model.from_pretrained.empty()) {
     session->executor_->Initialize(config.training.seed);
   } else {
@@ -122,10 +120,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
 
 std::string Session::ParametersHash() {
   std::vector<Parameter*> parameters = model_->AllParameters();
-  std::sort(parameters.begin(), parameters.end(),
-            [](const Parameter* a, const Parameter* b) {
-              return a->name < b->name;
-            });
+  std::sort(
+      parameters.begin(), parameters.end(),
+      [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
   Hasher hasher;
   std::vector<float> values;
   for (const Parameter* parameter : parameters) {

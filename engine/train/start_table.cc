@@ -12,9 +12,9 @@ namespace {
 using Row = std::pair<std::string, std::string>;
 
 const char* const kOptimizerNames[] = {"AdamW", "Adam", "SGD", "Lamb"};
-const char* const kSchedulerNames[] = {"constant",        "WarmupLR",
-                                       "WarmupDecayLR",   "WarmupCosineLR",
-                                       "OneCycle",        "WSD"};
+const char* const kSchedulerNames[] = {"constant",      "WarmupLR",
+                                       "WarmupDecayLR", "WarmupCosineLR",
+                                       "OneCycle",      "WSD"};
 
 std::string BatchText(const Config& config) {
   return absl::StrFormat(
@@ -44,8 +44,8 @@ std::string LrText(const Config& config, const LrScaling& scaling) {
 }
 
 std::string MemoryText(const MemoryLedger& predicted) {
-  std::string text = absl::StrCat(
-      HumanBytes(predicted.total_peak_bytes()), " at peak:");
+  std::string text =
+      absl::StrCat(HumanBytes(predicted.total_peak_bytes()), " at peak:");
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     if (predicted.at_peak()[i] == 0) continue;
@@ -74,26 +74,24 @@ void Trainer::PrintStart() const {
            model.num_hidden_layers, model.hidden_size,
            model.num_attention_heads, model.num_key_value_heads,
            model.vocab_size)});
-  rows.push_back({"weights", model.from_pretrained.empty()
-                                 ? absl::StrCat("random, seed ",
-                                                config.training.seed)
-                                 : "from " + model.from_pretrained});
   rows.push_back(
-      {"device", absl::StrFormat("%s, %s, %d threads; products %.0f GFLOP/s %s",
-                                 device.name, device.isa, device.num_threads,
-                                 product_flops_ / 1e9,
-                                 DTypeName(config.param_dtype()))});
+      {"weights", model.from_pretrained.empty()
+                      ? absl::StrCat("random, seed ", config.training.seed)
+                      : "from " + model.from_pretrained});
+  rows.push_back(
+      {"device",
+       absl::StrFormat("%s, %s, %d threads; products %.0f GFLOP/s %s",
+                       device.name, device.isa, device.num_threads,
+                       product_flops_ / 1e9, DTypeName(config.param_dtype()))});
   rows.push_back(
       {"precision",
-       absl::StrFormat("%s parameters and activations, %s gradients%s",
-                       DTypeName(config.param_dtype()),
-                       DTypeName(config.grad_accum_dtype),
-                       config.param_dtype() == DType::kF32
-                           ? ""
-                           : ", fp32 master weights")});
-  rows.push_back({"recompute", config.activation_checkpointing
-                                   ? "every unit"
-                                   : "off"});
+       absl::StrFormat(
+           "%s parameters and activations, %s gradients%s",
+           DTypeName(config.param_dtype()), DTypeName(config.grad_accum_dtype),
+           config.param_dtype() == DType::kF32 ? ""
+                                               : ", fp32 master weights")});
+  rows.push_back(
+      {"recompute", config.activation_checkpointing ? "every unit" : "off"});
   rows.push_back({"batch", BatchText(config)});
   rows.push_back(
       {"data", absl::StrFormat("%s tokens in %d file(s), %s sequences of %d",
@@ -106,17 +104,17 @@ void Trainer::PrintStart() const {
                                       " tokens per evaluation"});
   }
   rows.push_back(
-      {"steps", absl::StrFormat(
-                    "%d, %.2f epochs of %d steps%s", total_steps_,
-                    static_cast<double>(total_steps_) /
-                        sampler.steps_per_epoch(),
-                    sampler.steps_per_epoch(),
-                    sampler.dropped_per_epoch() == 0
-                        ? ""
-                        : absl::StrFormat(
-                              "; the last %d sequences of an epoch do not fill "
-                              "a batch and are dropped",
-                              sampler.dropped_per_epoch()))});
+      {"steps",
+       absl::StrFormat(
+           "%d, %.2f epochs of %d steps%s", total_steps_,
+           static_cast<double>(total_steps_) / sampler.steps_per_epoch(),
+           sampler.steps_per_epoch(),
+           sampler.dropped_per_epoch() == 0
+               ? ""
+               : absl::StrFormat(
+                     "; the last %d sequences of an epoch do not fill "
+                     "a batch and are dropped",
+                     sampler.dropped_per_epoch()))});
   rows.push_back(
       {"optimizer",
        absl::StrFormat(

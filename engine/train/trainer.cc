@@ -66,7 +66,8 @@ static_assert(static_cast<int>(SchedulerType::kWsd) ==
 static_assert(static_cast<int>(DecayType::kOneMinusSqrt) ==
               static_cast<int>(LrDecayType::kOneMinusSqrt));
 
-LrSchedule MakeLrSchedule(const Config& config, int64_t total_steps) {
+LrSchedule MakeLrSchedule(const Config& config, const LrScaling& scaling,
+                          int64_t total_steps) {
   const SchedulerConfig& from = config.scheduler;
   LrSchedule schedule;
   schedule.kind = static_cast<LrScheduleKind>(from.type);
@@ -97,11 +98,12 @@ LrSchedule MakeLrSchedule(const Config& config, int64_t total_steps) {
   schedule.cycle_max_mom = from.cycle_max_mom;
   schedule.decay_mom_rate = from.decay_mom_rate;
   if (config.lr_scaling.active()) {
-    // The scheduler works on the scaled rate, and has no warm-up of its own.
-    const double factor = MakeLrScaling(config, 1).Factor();
-    schedule.lr *= factor;
+    // The scheduler works on the scaled rate. Its warm-up is the scaling's:
+    // what it says before the scaled rate is reached is never read, and its
+    // decay starts there.
+    schedule.lr *= scaling.Factor();
     schedule.warmup_max_lr = schedule.lr;
-    schedule.warmup_num_steps = 0;
+    schedule.warmup_num_steps = scaling.warmup_steps;
   }
   return schedule;
 }
@@ -119,8 +121,7 @@ Trainer::Trainer(const LoadedConfig& loaded, const ModelTools& tools,
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
     Device& device, const LoadedConfig& loaded, const ModelTools& tools,
     Console* console, const std::atomic<bool>* stop) {
-  std::unique_ptr<Trainer> trainer(
-      new Trainer(loaded, tools, console, stop));
+  std::unique_ptr<Trainer> trainer(new Trainer(loaded, tools, console, stop));
   trainer->device_ = &device;
   ZERO_RETURN_IF_ERROR(trainer->OpenData());
   ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
@@ -136,8 +137,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   trainer->product_flops_ = MeasureProductFlops(device, config.param_dtype());
   const std::string& out_dir = config.training.out_dir;
   ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
-  ZERO_RETURN_IF_ERROR(WriteFileAtomically(out_dir + "/config.json",
-                                           PrintResolvedJson(config)));
+  ZERO_RETURN_IF_ERROR(
+      WriteFileAtomically(out_dir + "/config.json", PrintResolvedJson(config)));
   ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
                         MetricsWriter::Create(out_dir + "/metrics.jsonl"));
   return trainer;
@@ -164,8 +165,8 @@ absl::Status Trainer::PlanSteps() {
                      ? config_.training.steps
                      : static_cast<int64_t>(
                            std::ceil(config_.training.epochs * per_epoch));
-  schedule_ = MakeLrSchedule(config_, total_steps_);
   scaling_ = MakeLrScaling(config_, per_epoch);
+  schedule_ = MakeLrSchedule(config_, scaling_, total_steps_);
   return absl::OkStatus();
 }
 
@@ -201,11 +202,10 @@ absl::Status Trainer::Step() {
     micro_batches.push_back(AsHostBatch(batches_[micro]));
   }
   // Schedules count optimizer steps: a skipped one is tried again at its rate.
-  const double lr =
-      config_.lr_scaling.active()
-          ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
-                          schedule_.LrAt(optimizer_steps_))
-          : schedule_.LrAt(optimizer_steps_);
+  const double lr = config_.lr_scaling.active()
+                        ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
+                                        schedule_.LrAt(optimizer_steps_))
+                        : schedule_.LrAt(optimizer_steps_);
   const StepOutput output = session_->executor().Step(
       {.micro_batches = micro_batches,
        .num_valid_targets = num_valid_targets,
@@ -267,9 +267,9 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
   if (output.skipped) line.Add("skipped", true);
   ZERO_RETURN_IF_ERROR(metrics_->Write(line));
 
-  const bool keep = step_ == 1 || step_ == total_steps_ ||
-                    (config_.steps_per_print > 0 &&
-                     step_ % config_.steps_per_print == 0);
+  const bool keep =
+      step_ == 1 || step_ == total_steps_ ||
+      (config_.steps_per_print > 0 && step_ % config_.steps_per_print == 0);
   const double average = step_ * tokens / train_seconds_;
   console_->Progress(
       absl::StrFormat("step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"
@@ -308,8 +308,8 @@ void Trainer::PrintBreakdowns() const {
 
 void Trainer::WarnUnused() const {
   for (const std::string& name : session_->executor().unused_parameters()) {
-    console_->Line(absl::StrCat(
-        "note: no gradient reaches ", name, "; it only decays"));
+    console_->Line(
+        absl::StrCat("note: no gradient reaches ", name, "; it only decays"));
   }
 }
 
@@ -322,11 +322,11 @@ absl::Status Trainer::EvaluateAndLog() {
       WithCommas(eval_loader_->num_targets()),
       HumanSeconds(SecondsSince(start))));
   last_eval_step_ = step_;
-  return metrics_->Write(JsonLine()
-                             .Add("step", step_)
-                             .Add("validation_loss", validation_loss_)
-                             .Add("validation_tokens",
-                                  eval_loader_->num_targets()));
+  return metrics_->Write(
+      JsonLine()
+          .Add("step", step_)
+          .Add("validation_loss", validation_loss_)
+          .Add("validation_tokens", eval_loader_->num_targets()));
 }
 
 void Trainer::Sample() {
@@ -392,8 +392,7 @@ absl::Status Trainer::Finish(RunSummary* summary) {
       .Add("parameters_hash", summary->parameters_hash)
       .AddObject("peak_bytes", PeakBytes(session_->ledger()))
       .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()));
-  return WriteFileAtomically(out_dir + "/summary.json",
-                             line.ToString() + "\n");
+  return WriteFileAtomically(out_dir + "/summary.json", line.ToString() + "\n");
 }
 
 }  // namespace zero

@@ -51,8 +51,8 @@ class Trainer {
   int64_t total_steps() const { return total_steps_; }
 
  private:
-  Trainer(const LoadedConfig& loaded, const ModelTools& tools,
-          Console* console, const std::atomic<bool>* stop);
+  Trainer(const LoadedConfig& loaded, const ModelTools& tools, Console* console,
+          const std::atomic<bool>* stop);
   absl::Status OpenData();
   absl::Status PlanSteps();
   void PrintStart() const;
@@ -88,7 +88,7 @@ class Trainer {
   double product_flops_ = 0;    // measured matrix product rate, for MFU
   double flops_per_token_ = 0;
   int64_t total_steps_ = 0;
-  int64_t step_ = 0;            // steps taken
+  int64_t step_ = 0;             // steps taken
   int64_t optimizer_steps_ = 0;  // steps that updated
   int64_t consecutive_skips_ = 0;
   double train_seconds_ = 0;
@@ -97,9 +97,10 @@ class Trainer {
   int64_t last_eval_step_ = -1, last_sample_step_ = -1;
 };
 
-// The schedule and the scaling of a config, with the run's length filled in.
-LrSchedule MakeLrSchedule(const Config& config, int64_t total_steps);
+// The scaling and the schedule of a config, with the run's length filled in.
 LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch);
+LrSchedule MakeLrSchedule(const Config& config, const LrScaling& scaling,
+                          int64_t total_steps);
 
 }  // namespace zero
 

@@ -115,17 +115,16 @@ absl::Status Executor::Reserve(int64_t activation_bytes, MemoryLedger* ledger) {
   const int64_t n = plan_.padded_elems;
   const bool train = options_.train;
   const bool has_master = train && options_.param_dtype != DType::kF32;
-  const int num_states =
-      train ? options_.optimizer.StateFloatsPerElement() : 0;
+  const int num_states = train ? options_.optimizer.StateFloatsPerElement() : 0;
   const int64_t state_bytes =
       n * (DTypeBytes(options_.param_dtype) +
            (train ? DTypeBytes(options_.grad_dtype) : 0) +
            sizeof(float) * (num_states + (has_master ? 1 : 0))) +
       (num_states + 4) * Arena::kAlignment +
       model_->TableBytes(options_.max_positions);
-  ZERO_ASSIGN_OR_RETURN(
-      states_, Arena::Make(*device_, MemoryKind::kDevice, state_bytes,
-                           "model states", ledger));
+  ZERO_ASSIGN_OR_RETURN(states_,
+                        Arena::Make(*device_, MemoryKind::kDevice, state_bytes,
+                                    "model states", ledger));
   ZERO_ASSIGN_OR_RETURN(
       activations_, Arena::Make(*device_, MemoryKind::kDevice, activation_bytes,
                                 "activations and workspace", ledger));
@@ -139,8 +138,7 @@ absl::Status Executor::Reserve(int64_t activation_bytes, MemoryLedger* ledger) {
                         MemoryCategory::kGradients);
   }
   if (has_master) {
-    master_ =
-        FlatTensor(*states_, n, DType::kF32, MemoryCategory::kOptimizer);
+    master_ = FlatTensor(*states_, n, DType::kF32, MemoryCategory::kOptimizer);
   }
   for (int i = 0; i < num_states; ++i) {
     optimizer_states_.push_back(
@@ -247,8 +245,8 @@ void Executor::DownloadAsF32(const Tensor& from, float* out) {
   device_->Copy(*stream_, half.data(), from.data(), from.bytes());
   stream_->Synchronize();
   for (int64_t i = 0; i < n; ++i) {
-    out[i] = from.dtype() == DType::kBF16 ? BF16ToF32(half[i])
-                                          : F16ToF32(half[i]);
+    out[i] =
+        from.dtype() == DType::kBF16 ? BF16ToF32(half[i]) : F16ToF32(half[i]);
   }
 }
 
@@ -268,9 +266,8 @@ void Executor::Upload(const HostBatch& batch, BatchView* view) {
   // One block: ids, positions, targets, then 8-byte row ids.
   const int64_t id_bytes = RoundUp(tokens * sizeof(int32_t), 64);
   batch_memory_ = Tensor();
-  batch_memory_ =
-      Tensor::Empty(*activations_, {3 * id_bytes + tokens * 8}, DType::kU8,
-                    MemoryCategory::kInputs);
+  batch_memory_ = Tensor::Empty(*activations_, {3 * id_bytes + tokens * 8},
+                                DType::kU8, MemoryCategory::kInputs);
   char* base = static_cast<char*>(batch_memory_.data());
   auto upload_ids = [&](int64_t place, const int32_t* ids) -> const int32_t* {
     if (ids == nullptr) return nullptr;
@@ -298,8 +295,7 @@ StepOutput Executor::Step(const StepInput& input) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   const float seed = static_cast<float>(
       input.loss_scale / std::max<double>(input.num_valid_targets, 1));
-  context_->ops().Fill(*stream_,
-                       {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
+  context_->ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
   context_->ops().Fill(*stream_, {{&scalars->seed, DType::kF32, 1}, seed});
   context_->training = true;
   context_->dropout_key = input.dropout_key;
@@ -307,8 +303,7 @@ StepOutput Executor::Step(const StepInput& input) {
   for (UnitState& unit : units_) {
     for (auto& bound : unit.parameters) bound->sink.written = false;
   }
-  for (const Action& action :
-       MakeSchedule(plan_, input.micro_batches.size())) {
+  for (const Action& action : MakeSchedule(plan_, input.micro_batches.size())) {
     if (hook_) hook_(action, /*done=*/false);
     Perform(action, input);
     if (hook_) hook_(action, /*done=*/true);
@@ -464,11 +459,10 @@ void Executor::Update(int unit, const StepInput& input) {
   }
   const Tensor scratch = context_->Scratch(options_.optimizer.ScratchBytes(
       planned.padded_elems, units_[unit].ranges.size()));
-  OptimizerStep(context_->ops(), *stream_, options_.optimizer, state, arrays,
-                {.lr = input.lr,
-                 .beta1 = input.beta1,
-                 .step = input.optimizer_step},
-                AsWorkspace(scratch));
+  OptimizerStep(
+      context_->ops(), *stream_, options_.optimizer, state, arrays,
+      {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step},
+      AsWorkspace(scratch));
 }
 
 Tensor Executor::RunUnits(Context& ctx) {
@@ -512,8 +506,7 @@ void Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   Upload(batch, &ctx.batch);
   const Tensor x = RunUnits(ctx);
   const int64_t channels = x.shape()[1];
-  const Tensor last =
-      x.Slice((batch.length - 1) * channels, {1, channels});
+  const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
   const Tensor out = units_.back().unit->Logits(ctx, Var(last)).value;
   Tensor fp32 = ctx.Empty(out.shape(), DType::kF32);
   ctx.ops().Cast(*stream_, {out.vector(), fp32.vector()});

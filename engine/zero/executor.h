@@ -30,7 +30,7 @@ struct ExecutorOptions {
   DType param_dtype = DType::kF32;
   DType grad_dtype = DType::kF32;
   OptimizerSpec optimizer;
-  bool decay_all = false;  // weight decay on vectors too
+  bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
   bool recompute = false;
@@ -40,11 +40,11 @@ struct ExecutorOptions {
 
 // One micro-batch in host memory. B sequences of T tokens.
 struct HostBatch {
-  int64_t batch = 0;                   // B
-  int64_t length = 0;                  // T
-  const int32_t* tokens = nullptr;     // [B * T]
-  const int32_t* targets = nullptr;    // [B * T]; < 0: ignored
-  const int32_t* positions = nullptr;  // [B * T]
+  int64_t batch = 0;                    // B
+  int64_t length = 0;                   // T
+  const int32_t* tokens = nullptr;      // [B * T]
+  const int32_t* targets = nullptr;     // [B * T]; < 0: ignored
+  const int32_t* positions = nullptr;   // [B * T]
   const int64_t* sample_ids = nullptr;  // [B] global, keys of dropout
 };
 
@@ -60,9 +60,9 @@ struct StepInput {
 };
 
 struct StepOutput {
-  double loss = 0;        // mean over valid targets
-  double grad_norm = 0;   // before clipping, loss scale removed
-  bool skipped = false;   // a gradient was not finite; nothing was updated
+  double loss = 0;       // mean over valid targets
+  double grad_norm = 0;  // before clipping, loss scale removed
+  bool skipped = false;  // a gradient was not finite; nothing was updated
 };
 
 // Milliseconds spent per kind of action, for wall_clock_breakdown.

@@ -25,7 +25,7 @@ enum class ActionKind {
 
 struct Action {
   ActionKind kind;
-  int unit = -1;         // -1: all
+  int unit = -1;  // -1: all
   int64_t micro_step = 0;
 
   bool operator==(const Action&) const = default;

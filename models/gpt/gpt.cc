@@ -57,8 +57,8 @@ class GptBlock : public Unit {
     attn_out = AddLinear("attn.out", channels, channels, residual_init);
     ln_2 = AddNormParams("ln_2", channels, config.norm_eps);
     fc = AddLinear("mlp.fc", config.intermediate_size, channels, init);
-    mlp_out = AddLinear("mlp.out", channels, config.intermediate_size,
-                        residual_init);
+    mlp_out =
+        AddLinear("mlp.out", channels, config.intermediate_size, residual_init);
     attention_ = {.num_heads = config.num_attention_heads,
                   .num_kv_heads = config.num_attention_heads,
                   .head_dim = config.head_dim,
@@ -66,10 +66,10 @@ class GptBlock : public Unit {
   }
 
   Var Forward(Context& ctx, const Var& in) override {
-    Var normed = Norm(ctx, in, ln_1.weights());                  // [M, C]
+    Var normed = Norm(ctx, in, ln_1.weights());  // [M, C]
     Var attended = SelfAttention(ctx, qkv(ctx, normed), attention_);
     Var attn = Dropout(ctx, attn_out(ctx, attended), pdrop_, Site(0));
-    auto [x, mlp_in] = AddNorm(ctx, attn, in, ln_2.weights());   // [M, C] each
+    auto [x, mlp_in] = AddNorm(ctx, attn, in, ln_2.weights());  // [M, C] each
     if (!ctx.training || pdrop_ == 0) return Mlp(ctx, mlp_in, &x);
     return Add(ctx, Dropout(ctx, Mlp(ctx, mlp_in), pdrop_, Site(1)), x);
   }
@@ -117,10 +117,10 @@ class GptHead : public Unit {
       Borrow(wte);
       weight = wte;
     } else {
-      weight = AddParameter(
-          "lm_head", {config.vocab_size, channels},
-          {.std = static_cast<float>(config.initializer_range)},
-          /*decay=*/true);
+      weight =
+          AddParameter("lm_head", {config.vocab_size, channels},
+                       {.std = static_cast<float>(config.initializer_range)},
+                       /*decay=*/true);
     }
   }
 

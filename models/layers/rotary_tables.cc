@@ -8,8 +8,8 @@ namespace {
 // Long wavelengths are stretched by `factor`, short ones kept, and those in
 // between interpolated by how many turns fit into the original context.
 double ScaleFrequency(double frequency, const RopeScaling& scaling) {
-  const double turns = scaling.original_max_position_embeddings * frequency /
-                       (2.0 * M_PI);
+  const double turns =
+      scaling.original_max_position_embeddings * frequency / (2.0 * M_PI);
   if (turns < scaling.low_freq_factor) return frequency / scaling.factor;
   if (turns > scaling.high_freq_factor) return frequency;
   const double smooth = (turns - scaling.low_freq_factor) /

@@ -81,8 +81,7 @@ struct Golden {
   std::vector<int64_t> sample_ids = {0, 1};
   int64_t num_valid = 0;
 
-  explicit Golden(const std::string& family)
-      : dir("tests/golden/" + family) {
+  explicit Golden(const std::string& family) : dir("tests/golden/" + family) {
     auto opened = SafetensorsReader::Open(dir + "/golden.safetensors");
     EXPECT_TRUE(opened.ok()) << opened.status();
     reader = *std::move(opened);
@@ -99,8 +98,8 @@ struct Golden {
   }
 
   HostBatch batch() const {
-    return {kBatch,           kLength,          tokens.data(),
-            targets.data(),   positions.data(), sample_ids.data()};
+    return {kBatch,         kLength,          tokens.data(),
+            targets.data(), positions.data(), sample_ids.data()};
   }
 };
 
@@ -118,9 +117,9 @@ class GoldenTest : public testing::TestWithParam<const char*> {
     auto executor = Executor::Make(*device_, *golden.model, Options(recompute),
                                    int64_t{64} << 20, &ledger_);
     EXPECT_TRUE(executor.ok()) << executor.status();
-    const absl::Status loaded = LoadPortable(
-        golden.dir, *golden.model,
-        [&](const auto& values) { (*executor)->Load(values); });
+    const absl::Status loaded =
+        LoadPortable(golden.dir, *golden.model,
+                     [&](const auto& values) { (*executor)->Load(values); });
     EXPECT_TRUE(loaded.ok()) << loaded;
     return *std::move(executor);
   }
@@ -141,8 +140,7 @@ class GoldenTest : public testing::TestWithParam<const char*> {
 TEST_P(GoldenTest, LossAndLogitsAreThoseOfTransformers) {
   Golden golden(GetParam());
   const auto executor = MakeExecutor(golden, /*recompute=*/false);
-  const double loss =
-      executor->EvalLossSum(golden.batch()) / golden.num_valid;
+  const double loss = executor->EvalLossSum(golden.batch()) / golden.num_valid;
   const double want = ReadFloats(*golden.reader, "loss")[0];
   EXPECT_NEAR(loss, want, 1e-6 * want);
 
@@ -192,9 +190,9 @@ TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
   Step(*executor, golden, 1);
   double largest_anywhere = 0;
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
-    largest_anywhere = std::max(
-        largest_anywhere,
-        LargestAbs(ReadFloats(*golden.reader, "grad." + tensor.name)));
+    largest_anywhere =
+        std::max(largest_anywhere,
+                 LargestAbs(ReadFloats(*golden.reader, "grad." + tensor.name)));
   }
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
     const std::vector<float> want =
@@ -204,8 +202,7 @@ TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
                                  grad.As<float>() + grad.num_elems());
     // 1e-5 of the tensor's largest; a tensor whose gradient is zero but for
     // rounding is measured against the model's largest.
-    const double scale =
-        std::max(LargestAbs(want), 1e-3 * largest_anywhere);
+    const double scale = std::max(LargestAbs(want), 1e-3 * largest_anywhere);
     EXPECT_LE(LargestDifference(Cut(tensor, all), want), 1e-5 * scale)
         << tensor.name;
   }
@@ -230,10 +227,10 @@ TEST_P(GoldenTest, ThreeAdamWStepsAreThoseOfTransformers) {
     const bool has_key_bias =
         tensor.name.find("attn.c_attn.bias") != std::string::npos;
     const size_t width = golden.config.hidden_size;
-    EXPECT_LE(LargestDifference(Cut(tensor, all), want,
-                                has_key_bias ? width : 0,
-                                has_key_bias ? 2 * width : 0),
-              2e-5)
+    EXPECT_LE(
+        LargestDifference(Cut(tensor, all), want, has_key_bias ? width : 0,
+                          has_key_bias ? 2 * width : 0),
+        2e-5)
         << tensor.name;
   }
 }

@@ -36,10 +36,10 @@ Command AddDevices(CLI::App& app);
 
 // Options that every command on a config has.
 struct RunOptions {
-  std::string config;              // file
-  std::vector<std::string> sets;   // "a.b=value"
-  std::string model_dir;           // --model: a Hugging Face folder
-  int threads = 0;                 // 0: all cores this process may use
+  std::string config;             // file
+  std::vector<std::string> sets;  // "a.b=value"
+  std::string model_dir;          // --model: a Hugging Face folder
+  int threads = 0;                // 0: all cores this process may use
   std::string device = "cpu";
 };
 

@@ -29,9 +29,9 @@ absl::Status Eval(RunOptions options, bool json) {
   }
   ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
                         MakeEvalLoader(config, data.validation.get()));
-  ZERO_ASSIGN_OR_RETURN(const auto session,
-                        Session::Make(*device, config, MakeModelTools(),
-                                      {.evaluate = true}));
+  ZERO_ASSIGN_OR_RETURN(
+      const auto session,
+      Session::Make(*device, config, MakeModelTools(), {.evaluate = true}));
   const double loss = MeanLoss(session->executor(), loader);
   if (json) {
     std::printf("%s\n", JsonLine()

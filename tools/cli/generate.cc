@@ -4,8 +4,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
-#include "engine/data/tokenizer.h"
 #include "engine/data/token_file.h"
+#include "engine/data/tokenizer.h"
 #include "engine/train/generator.h"
 #include "models/catalog.h"
 #include "tools/cli/commands.h"
@@ -59,10 +59,11 @@ absl::Status Run(GenerateFlags flags) {
       flags.tokenizer.empty() ? config.data.tokenizer : flags.tokenizer;
   if (spec == "none") {
     if (config.model.vocab_size != kByteVocabSize) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "which tokenizer does ", config.model.from_pretrained,
-          " speak? Its vocabulary is ", config.model.vocab_size,
-          "; give --tokenizer FILE.model (SentencePiece) or --tokenizer bytes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("which tokenizer does ", config.model.from_pretrained,
+                       " speak? Its vocabulary is ", config.model.vocab_size,
+                       "; give --tokenizer FILE.model (SentencePiece) or "
+                       "--tokenizer bytes"));
     }
     spec = "bytes";
   }
@@ -70,8 +71,7 @@ absl::Status Run(GenerateFlags flags) {
   if (tokenizer->vocab_size() > config.model.vocab_size) {
     return absl::InvalidArgumentError(absl::StrCat(
         "tokenizer ", tokenizer->name(), " has ", tokenizer->vocab_size(),
-        " ids, more than the model's vocabulary of ",
-        config.model.vocab_size));
+        " ids, more than the model's vocabulary of ", config.model.vocab_size));
   }
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
   const int64_t context = std::min(config.data.sequence_length,
@@ -117,7 +117,8 @@ Command AddGenerate(CLI::App& app) {
   app.add_option("--temperature", flags->temperature, "0: most likely token")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--top-k", flags->top_k, "sample from the k most likely; 0: all")
+  app.add_option("--top-k", flags->top_k,
+                 "sample from the k most likely; 0: all")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   app.add_option("--top-p", flags->top_p, "nucleus sampling; 1: off")

@@ -26,25 +26,24 @@ absl::Status Models(int64_t sequence_length, bool json) {
     ZERO_ASSIGN_OR_RETURN(const ModelConfig model, catalog->Preset(name));
     const double flops = FlopsPerToken(model, sequence_length);
     if (json) {
-      std::printf("%s\n",
-                  JsonLine()
-                      .Add("preset", name)
-                      .Add("family", ModelFamilyName(model.family))
-                      .Add("parameters", NumParameters(model))
-                      .Add("flops_per_token", flops)
-                      .ToString()
-                      .c_str());
+      std::printf("%s\n", JsonLine()
+                              .Add("preset", name)
+                              .Add("family", ModelFamilyName(model.family))
+                              .Add("parameters", NumParameters(model))
+                              .Add("flops_per_token", flops)
+                              .ToString()
+                              .c_str());
       continue;
     }
-    std::printf("%s\n",
-                absl::StrFormat("%-16s %-7s %14s %6d %6d %5d %4d %8d  %s",
-                                name, ModelFamilyName(model.family),
-                                WithCommas(NumParameters(model)),
-                                model.num_hidden_layers, model.hidden_size,
-                                model.num_attention_heads,
-                                model.num_key_value_heads, model.vocab_size,
-                                HumanCount(flops))
-                    .c_str());
+    std::printf(
+        "%s\n",
+        absl::StrFormat("%-16s %-7s %14s %6d %6d %5d %4d %8d  %s", name,
+                        ModelFamilyName(model.family),
+                        WithCommas(NumParameters(model)),
+                        model.num_hidden_layers, model.hidden_size,
+                        model.num_attention_heads, model.num_key_value_heads,
+                        model.vocab_size, HumanCount(flops))
+            .c_str());
   }
   return absl::OkStatus();
 }

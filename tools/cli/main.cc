@@ -16,8 +16,7 @@ namespace {
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
   if (status.code() == absl::StatusCode::kCancelled) return 130;
-  std::fprintf(stderr, "zero: %s\n",
-               std::string(status.message()).c_str());
+  std::fprintf(stderr, "zero: %s\n", std::string(status.message()).c_str());
   return 1;
 }
 
@@ -50,9 +49,9 @@ int Main(int argc, char** argv) {
     for (const auto& command : kCommands) names.push_back(command.name);
     if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
       const std::vector<std::string> near = NearestNames(argv[1], names, 1);
-      std::fprintf(stderr, "zero: no command \"%s\"%s; zero --help lists them\n",
-                   argv[1],
-                   near.empty() ? "" : (", did you mean " + near[0]).c_str());
+      std::fprintf(
+          stderr, "zero: no command \"%s\"%s; zero --help lists them\n",
+          argv[1], near.empty() ? "" : (", did you mean " + near[0]).c_str());
       return 2;
     }
   }

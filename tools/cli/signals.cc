@@ -1,8 +1,9 @@
 #include "tools/cli/signals.h"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <cstring>
-#include <unistd.h>
 
 namespace zero {
 namespace {

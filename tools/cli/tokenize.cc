@@ -24,11 +24,10 @@ absl::Status TrainTokenizer(TokenizeFlags* flags) {
   if (const size_t dot = prefix.rfind(".bin"); dot != std::string::npos) {
     prefix.resize(dot);
   }
-  ZERO_RETURN_IF_ERROR(
-      TrainSentencePiece({.inputs = flags->options.inputs,
-                          .model_prefix = prefix,
-                          .vocab_size = flags->train_vocab,
-                          .model_type = flags->model_type}));
+  ZERO_RETURN_IF_ERROR(TrainSentencePiece({.inputs = flags->options.inputs,
+                                           .model_prefix = prefix,
+                                           .vocab_size = flags->train_vocab,
+                                           .model_type = flags->model_type}));
   flags->options.tokenizer = prefix + ".model";
   std::printf("trained %s with %s tokens\n", flags->options.tokenizer.c_str(),
               WithCommas(flags->train_vocab).c_str());
@@ -65,10 +64,9 @@ Command AddTokenize(CLI::App& app) {
   app.add_option("INPUT", options.inputs, "text files and globs")->required();
   app.add_option("--out", options.output, "token file to write, FILE.bin")
       ->required();
-  CLI::Option* tokenizer =
-      app.add_option("--tokenizer", options.tokenizer,
-                     "bytes or a SentencePiece .model")
-          ->capture_default_str();
+  CLI::Option* tokenizer = app.add_option("--tokenizer", options.tokenizer,
+                                          "bytes or a SentencePiece .model")
+                               ->capture_default_str();
   app.add_option("--train-sentencepiece", flags->train_vocab,
                  "first train a model with this many tokens on the input, "
                  "written beside the output")

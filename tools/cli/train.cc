@@ -21,23 +21,24 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   rows.push_back({"steps", absl::StrFormat("%d, %s tokens in %s", summary.steps,
                                            WithCommas(summary.tokens),
                                            HumanSeconds(summary.seconds))});
-  rows.push_back({"speed",
-                  absl::StrCat(WithCommas(std::llround(
-                                   summary.tokens_per_second)),
-                               " tok/s")});
+  rows.push_back(
+      {"speed",
+       absl::StrCat(WithCommas(std::llround(summary.tokens_per_second)),
+                    " tok/s")});
   rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
                                           summary.final_loss)});
   if (!std::isnan(summary.validation_loss)) {
-    rows.push_back({"validation loss",
-                    absl::StrFormat("%.4f", summary.validation_loss)});
+    rows.push_back(
+        {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
   }
   rows.push_back({"parameters_hash", summary.parameters_hash});
   const std::string& out_dir = config.training.out_dir;
-  rows.push_back({"written", absl::StrCat(out_dir, "/{config.json, "
-                                          "metrics.jsonl, summary.json",
-                                          config.training.save_final
-                                              ? ", final/}"
-                                              : "}")});
+  rows.push_back(
+      {"written",
+       absl::StrCat(out_dir,
+                    "/{config.json, "
+                    "metrics.jsonl, summary.json",
+                    config.training.save_final ? ", final/}" : "}")});
   console->Table(summary.interrupted ? "stopped by a signal" : "done", rows);
 }
 

@@ -1,0 +1,221 @@
+"""The program as a user calls it: out/zero and files, nothing else."""
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import tempfile
+import time
+import unittest
+
+ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"), "zero"))
+SOURCES = os.path.abspath("engine")
+
+CONFIG = {
+    "model": {"preset": "llama-tiny", "num_hidden_layers": 2, "hidden_size": 64},
+    "data": {"train": SOURCES + "/*/*.h", "validation_fraction": 0.1,
+             "tokenizer": "bytes", "sequence_length": 32},
+    "training": {"steps": 12, "out_dir": "run", "eval_batches": 2,
+                 "sample": {"prompt": "//", "tokens": 8}},
+    "train_batch_size": 4,
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+}
+
+
+class CliTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.write("config.json", json.dumps(CONFIG, indent=2))
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def write(self, name, text):
+        with open(self.path(name), "w") as f:
+            f.write(text)
+
+    def read_json(self, name):
+        with open(self.path(name)) as f:
+            return json.load(f)
+
+    def zero(self, *args):
+        return subprocess.run([ZERO, *args], cwd=self.folder, text=True,
+                              capture_output=True, timeout=120)
+
+    def ok(self, *args):
+        result = self.zero(*args)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def error(self, *args):
+        """The error text of a command that must fail without a crash."""
+        result = self.zero(*args)
+        self.assertIn(result.returncode, (1, 2), result.stdout + result.stderr)
+        return result.stderr
+
+    def train(self, out_dir, *sets):
+        args = ["train", "config.json", "--set", "training.out_dir=" + out_dir]
+        for one in sets:
+            args += ["--set", one]
+        self.ok(*args)
+        return self.read_json(out_dir + "/summary.json")
+
+    def test_a_run_leaves_its_files_and_a_falling_loss(self):
+        summary = self.train("run")
+        self.assertEqual(summary["steps"], 12)
+        self.assertLess(summary["final_loss"], summary["first_loss"] - 0.5)
+        self.assertRegex(summary["parameters_hash"], "^[0-9a-f]{32}$")
+        with open(self.path("run/metrics.jsonl")) as f:
+            lines = [json.loads(line) for line in f]
+        steps = [line for line in lines if "loss" in line]
+        self.assertEqual([line["step"] for line in steps], list(range(1, 13)))
+        for key in ("grad_norm", "lr", "tokens", "tokens_per_second", "step_ms",
+                    "peak_bytes"):
+            self.assertIn(key, steps[0])
+        self.assertGreater(steps[0]["lr"], 0)
+        # The resolved config is a config: the same run from it.
+        self.ok("train", "run/config.json", "--set", "training.out_dir=again")
+        self.assertEqual(self.read_json("again/summary.json")["parameters_hash"],
+                         summary["parameters_hash"])
+
+    def test_same_config_same_bits_and_recompute_too_with_less_memory(self):
+        first = self.train("a")
+        second = self.train("b")
+        recomputed = self.train("c", "activation_checkpointing.enabled=true")
+        self.assertEqual(first["parameters_hash"], second["parameters_hash"])
+        self.assertEqual(first["parameters_hash"],
+                         recomputed["parameters_hash"])
+        self.assertLess(recomputed["peak_bytes"]["activations"],
+                        first["peak_bytes"]["activations"])
+        for summary in (first, recomputed):
+            self.assertEqual(summary["peak_bytes"],
+                             summary["predicted_peak_bytes"])
+
+    def test_the_seed_decides_the_run(self):
+        self.assertNotEqual(
+            self.train("a")["parameters_hash"],
+            self.train("b", "training.seed=7")["parameters_hash"])
+
+    def test_every_precision_and_optimizer_trains(self):
+        for i, sets in enumerate((["bf16.enabled=true"],
+                                  ["fp16.enabled=true"],
+                                  ["optimizer={\"type\": \"SGD\", \"params\": "
+                                   "{\"lr\": 0.5, \"momentum\": 0.9}}"],
+                                  ["optimizer={\"type\": \"Lamb\", \"params\": "
+                                   "{\"lr\": 0.02}}"])):
+            with self.subTest(sets=sets):
+                summary = self.train("run%d" % i, *sets)
+                self.assertLess(summary["final_loss"],
+                                summary["first_loss"] - 0.2)
+
+    def test_eval_and_generate_use_what_train_wrote(self):
+        summary = self.train("run")
+        evaluated = json.loads(self.ok("eval", "config.json", "--json"))
+        self.assertAlmostEqual(evaluated["loss"], summary["validation_loss"],
+                               places=6)
+        self.assertEqual(evaluated["model"], "run/final")
+        text = self.ok("generate", "config.json", "--prompt", "// The",
+                       "--tokens", "20")
+        self.assertTrue(text.startswith("// The"))
+        again = self.ok("generate", "--model", "run/final", "--prompt", "// The",
+                        "--tokens", "20")
+        self.assertEqual(text, again)
+
+    def test_training_goes_on_from_a_model_folder(self):
+        first = self.train("run")
+        self.ok("train", "config.json", "--model", "run/final", "--set",
+                "training.out_dir=more")
+        self.assertLess(self.read_json("more/summary.json")["first_loss"],
+                        first["first_loss"] - 0.5)
+
+    def test_tokenize_makes_files_that_train_reads(self):
+        out = self.ok("tokenize", SOURCES + "/nn/*.h", SOURCES + "/tensor/*.h",
+                      "--out", "code.bin", "--train-sentencepiece", "400")
+        self.assertIn("code.model", out)
+        with open(self.path("code.bin"), "rb") as f:
+            self.assertEqual(struct.unpack("<i", f.read(4))[0], 20240520)
+        summary = self.train(
+            "run", "data.train=code.bin", "data.tokenizer=code.model",
+            "model.vocab_size=400")
+        self.assertLess(summary["final_loss"], summary["first_loss"])
+        self.assertIn("tokenizer",
+                      self.error("train", "config.json", "--set",
+                                 "data.tokenizer=code.model", "--set",
+                                 "model.vocab_size=400"))
+
+    def test_wrong_configs_name_the_place_the_reason_and_the_remedy(self):
+        for override, words in (
+                ("optimizr={}", ["optimizr", 'did you mean "optimizer"']),
+                ("training.steps=\"x\"", ["training.steps", "whole number"]),
+                ("train_micro_batch_size_per_gpu=3",
+                 ["train_batch_size", "train_micro_batch_size_per_gpu"]),
+                ("model.preset=\"gpt3\"", ["model.preset", "gpt2"]),
+                ("data.train=\"nope.txt\"", ["data.train", "does not exist"]),
+                ("zero_optimization.stage=7", ["stage", "[0, 3]"]),
+                ("zero_optimization.stage=1", ["stage", "not built yet"]),
+                ("optimizer.params.lr=-1", ["optimizer.params.lr", "-1"]),
+                ("amp.enabled=true", ["amp", "bf16"])):
+            with self.subTest(override=override):
+                text = self.error("train", "config.json", "--set", override)
+                for word in words:
+                    self.assertIn(word, text)
+                self.assertFalse(os.path.exists(self.path("run")))
+        self.write("truncated.json", "{\"model\": {")
+        self.assertIn("truncated.json:1:12", self.error("train",
+                                                        "truncated.json"))
+        self.write("twice.json", '{"train_batch_size": 1,\n'
+                   ' "train_batch_size": 2}')
+        self.assertIn("twice.json:2:2", self.error("train", "twice.json"))
+
+    def test_a_wrong_command_or_device_is_one_clear_error(self):
+        self.assertIn("did you mean train", self.error("trian", "x.json"))
+        self.assertIn("no-such.json", self.error("train", "no-such.json"))
+        # Not in this build, or no GPU here: either way one line that says so.
+        text = self.error("train", "config.json", "--device", "cuda")
+        self.assertIn("cuda", text)
+        self.assertEqual(text.count("\n"), 1, text)
+
+    def test_token_ids_outside_the_vocabulary_are_found_before_the_first_step(
+            self):
+        with open(self.path("bad.bin"), "wb") as f:
+            f.write(struct.pack("<1000H", *([5] * 900 + [300] + [5] * 99)))
+        text = self.error("train", "config.json", "--set", "data.train=bad.bin")
+        self.assertIn("bad.bin", text)
+        self.assertIn("300", text)
+
+    def start_and_signal(self, *signals):
+        process = subprocess.Popen(
+            [ZERO, "train", "config.json", "--set", "training.steps=100000"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True)
+        metrics = self.path("run/metrics.jsonl")
+        deadline = time.time() + 60
+        while not (os.path.exists(metrics) and os.path.getsize(metrics) > 0):
+            self.assertIsNone(process.poll())
+            self.assertLess(time.time(), deadline)
+            time.sleep(0.02)
+        for one in signals:
+            process.send_signal(one)
+        process.communicate(timeout=60)
+        return process.returncode
+
+    def test_ctrl_c_ends_at_a_step_boundary_with_everything_written(self):
+        for one in (signal.SIGINT, signal.SIGTERM):
+            with self.subTest(signal=one):
+                self.assertEqual(self.start_and_signal(one), 130)
+                summary = self.read_json("run/summary.json")
+                self.assertTrue(summary["interrupted"])
+                self.assertGreaterEqual(summary["steps"], 1)
+                evaluated = json.loads(self.ok("eval", "config.json", "--json"))
+                self.assertGreater(evaluated["loss"], 0)
+                for name in ("run/summary.json", "run/metrics.jsonl"):
+                    os.remove(self.path(name))
+
+
+if __name__ == "__main__":
+    unittest.main()
