@@ -15,23 +15,35 @@ class Tree:
         self.files = self._list()
 
     def _list(self):
-        # Only where root is the top of a checkout: elsewhere (an unpacked
-        # archive, a test's folder) everything but the build's output counts.
-        if os.path.exists(os.path.join(self.root, ".git")):
-            names = subprocess.run(
-                ["git", "-C", self.root, "ls-files", "-z", "--cached",
-                 "--others", "--exclude-standard"],
-                capture_output=True, text=True, check=True).stdout.split("\0")
-        else:
-            names = []
-            for folder, folders, files in os.walk(self.root):
-                folders[:] = [d for d in folders
-                              if d not in ("out", ".git", "__pycache__")]
-                names += [os.path.relpath(os.path.join(folder, f), self.root)
-                          for f in files]
+        names = self._tracked()
+        if names is None:
+            names = self._walked()
         # A file deleted but not yet committed is still listed by git.
         return sorted(n for n in set(names)
                       if n and os.path.isfile(self.path(n)))
+
+    def _tracked(self):
+        """None where root is not the top of a checkout, or git is not there
+        or will not read a checkout that somebody else owns."""
+        if not os.path.exists(self.path(".git")):
+            return None
+        try:
+            return subprocess.run(
+                ["git", "-C", self.root, "ls-files", "-z", "--cached",
+                 "--others", "--exclude-standard"], capture_output=True,
+                text=True, check=True).stdout.split("\0")
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    def _walked(self):
+        """Everything but what .gitignore names."""
+        names = []
+        for folder, folders, files in os.walk(self.root):
+            folders[:] = [d for d in folders
+                          if d not in ("out", ".git", "__pycache__")]
+            names += [os.path.relpath(os.path.join(folder, f), self.root)
+                      for f in files if f != "compile_commands.json"]
+        return names
 
     def path(self, name):
         return os.path.join(self.root, name)
