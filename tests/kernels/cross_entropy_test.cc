@@ -145,7 +145,7 @@ TEST(CrossEntropyTest, GradientIntoA16BitSinkIsRoundedOnce) {
   });
 }
 
-// 70001 words make 64 MiB of logits at 239 rows, below the least chunk of 256:
+// 70001 words make 68 MiB of logits at 254 rows, below the least chunk of 272:
 // 300 rows are two chunks of 160 and 140.
 TEST(CrossEntropyTest, ChunksAddUp) {
   const auto device = MakeCpuDevice(2);
