@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <utility>
+#include <optional>
 
 #include "absl/container/flat_hash_map.h"
 #include "dnnl.hpp"
@@ -77,9 +77,10 @@ Key KeyOf(const Product& p, const Shape& s) {
 
 // A primitive and its operands' descriptions; the addresses are set per call.
 struct Primitive {
-  dnnl::matmul matmul;
+  dnnl::matmul matmul;  // empty where oneDNN has only its slow reference
   dnnl::memory a, b, c, bias, residual, scratchpad;
   size_t scratch_bytes = 0;
+  bool add_residual_after = false;
 };
 
 // One converted product: tiles of c, panels of a and b.
@@ -159,14 +160,17 @@ struct MatmulCache::Impl {
   bool Native(DType dtype) const {
     return dtype == DType::kF32 || (dtype == DType::kBF16 && bf16_native);
   }
-  bool Native(const Product& p) const {
-    return p.a.dtype == p.b.dtype && Native(p.a.dtype);
+  bool Native(const Product& p) {
+    return p.a.dtype == p.b.dtype && Native(p.a.dtype) && Find(p).matmul;
   }
 
   dnnl::matmul::primitive_desc Describe(const Product& p, const Shape& s);
+  std::optional<dnnl::matmul::primitive_desc> TryDescribe(const Product& p,
+                                                          const Shape& s);
   bool HasBf16();
   Primitive& Find(const Product& p);
   void RunNative(const Product& p, Workspace workspace);
+  void AddResidual(const Product& p);
   void RunConverted(const Product& p, Workspace workspace);
   void ToPanel(const ConstMatrix& from, float* panel, int64_t ld);
   void RoundTile(const Product& p, const float* sums, int64_t ld, int64_t row,
@@ -210,12 +214,18 @@ bool MatmulCache::Impl::HasBf16() {
   p.b = {nullptr, DType::kBF16, 256, 256, 256};
   p.b_transposed = true;
   p.c = {nullptr, DType::kBF16, 256, 256, 256};
+  return TryDescribe(p, ShapeOf(p)).has_value();
+}
+
+// Nothing where oneDNN has no primitive, or only its reference.
+std::optional<dnnl::matmul::primitive_desc> MatmulCache::Impl::TryDescribe(
+    const Product& p, const Shape& s) {
   try {
-    const auto desc = Describe(p, ShapeOf(p));
-    return std::strncmp(desc.impl_info_str(), "ref", 3) != 0;
+    auto desc = Describe(p, s);
+    if (std::strncmp(desc.impl_info_str(), "ref", 3) != 0) return desc;
   } catch (const dnnl::error&) {
-    return false;
   }
+  return std::nullopt;
 }
 
 Primitive& MatmulCache::Impl::Find(const Product& p) {
@@ -224,29 +234,36 @@ Primitive& MatmulCache::Impl::Find(const Product& p) {
   if (slot != nullptr) return *slot;
   // Primitives keep the number of threads of the moment they are made.
   omp_set_num_threads(num_threads);
-  auto made = std::make_unique<Primitive>();
-  try {
-    const auto desc = Describe(p, s);
-    const auto operand = [&](const dnnl::memory::desc& d) {
-      return dnnl::memory(d, engine, DNNL_MEMORY_NONE);
-    };
-    made->matmul = dnnl::matmul(desc);
-    made->a = operand(desc.src_desc());
-    made->b = operand(desc.weights_desc());
-    made->c = operand(desc.dst_desc());
-    if (p.bias.data != nullptr) made->bias = operand(desc.bias_desc());
-    if (p.residual.data != nullptr) {
-      made->residual =
-          operand(Desc(s.m, s.n, p.residual.dtype, p.residual.ld, false));
-    }
-    made->scratchpad = operand(desc.scratchpad_desc());
-    made->scratch_bytes = desc.scratchpad_desc().get_size();
-  } catch (const dnnl::error& error) {
-    ZERO_CHECK(false) << "oneDNN matmul " << s.m << " x " << s.n << " x " << s.k
-                      << " of " << p.a.dtype << ": " << error.what();
+  slot = std::make_unique<Primitive>();
+  Primitive& made = *slot;
+  auto desc = TryDescribe(p, s);
+  if (!desc.has_value() && p.residual.data != nullptr) {
+    // A residual of one row or column looks like a broadcast to oneDNN 2.6.
+    Product plain = p;
+    plain.residual = {};
+    desc = TryDescribe(plain, s);
+    made.add_residual_after = true;
   }
-  slot = std::move(made);
-  return *slot;
+  if (!desc.has_value()) {
+    ZERO_CHECK(p.a.dtype != DType::kF32)
+        << "oneDNN has no fp32 product " << s.m << " x " << s.n << " x " << s.k;
+    return made;
+  }
+  const auto operand = [&](const dnnl::memory::desc& d) {
+    return dnnl::memory(d, engine, DNNL_MEMORY_NONE);
+  };
+  made.matmul = dnnl::matmul(*desc);
+  made.a = operand(desc->src_desc());
+  made.b = operand(desc->weights_desc());
+  made.c = operand(desc->dst_desc());
+  if (p.bias.data != nullptr) made.bias = operand(desc->bias_desc());
+  if (p.residual.data != nullptr) {
+    made.residual =
+        operand(Desc(s.m, s.n, p.residual.dtype, p.residual.ld, false));
+  }
+  made.scratchpad = operand(desc->scratchpad_desc());
+  made.scratch_bytes = desc->scratchpad_desc().get_size();
+  return made;
 }
 
 void MatmulCache::Impl::RunNative(const Product& p, Workspace workspace) {
@@ -264,7 +281,7 @@ void MatmulCache::Impl::RunNative(const Product& p, Workspace workspace) {
   if (p.bias.data != nullptr) {
     add(DNNL_ARG_BIAS, primitive.bias, p.bias.data);
   }
-  if (p.residual.data != nullptr) {
+  if (p.residual.data != nullptr && !primitive.add_residual_after) {
     add(DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.accumulate ? 1 : 0) | DNNL_ARG_SRC_1,
         primitive.residual, p.residual.data);
   }
@@ -274,6 +291,20 @@ void MatmulCache::Impl::RunNative(const Product& p, Workspace workspace) {
   const dnnl_status_t status = dnnl_primitive_execute(
       primitive.matmul.get(), stream.get(), num_args, args.data());
   ZERO_CHECK_EQ(status, dnnl_success);
+  if (primitive.add_residual_after) AddResidual(p);
+}
+
+void MatmulCache::Impl::AddResidual(const Product& p) {
+  ParallelRanges(
+      num_threads, p.c.rows, RowGrain(p.c.cols),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+          AddToRow(
+              p.c.dtype,
+              ElementAt(p.residual.data, p.residual.dtype, i * p.residual.ld),
+              ElementAt(p.c.data, p.c.dtype, i * p.c.ld), p.c.cols);
+        }
+      });
 }
 
 Product MatmulCache::Impl::TileProduct(const Product& p, const Tiling& t,

@@ -46,7 +46,8 @@ class MatmulCache {
   // Threads: the calling thread and its OpenMP team of num_threads.
   void Run(const Product& product, Workspace workspace);
 
-  // Whether products of `dtype` use oneDNN's own primitives.
+  // Whether products of `dtype` use oneDNN's own primitives (where it has one
+  // for the shape that is not its slow reference).
   bool IsNative(DType dtype) const;
 
  private:
