@@ -64,7 +64,9 @@ void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
   }
   const uint64_t key = MixKey(seed, NameKey(parameter.name));
   // One Philox block gives four words: two pairs, four normals.
-  for (int64_t block = begin / 4; block * 4 < begin + count; ++block) {
+  const int64_t end_block = (begin + count + 3) / 4;
+#pragma omp parallel for schedule(static)
+  for (int64_t block = begin / 4; block < end_block; ++block) {
     const PhiloxBlock bits = Philox(key, static_cast<uint64_t>(block), 0);
     for (int pair = 0; pair < 2; ++pair) {
       const double radius =

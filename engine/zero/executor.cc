@@ -179,31 +179,50 @@ void Executor::BindParameters() {
 }
 
 void Executor::Initialize(uint64_t seed) {
-  Load([seed](const Parameter& parameter, float* out) {
-    InitialValues(parameter, seed, 0, parameter.stored_shape.num_elems(), out);
-  });
+  ClearOptimizer();
+  if (device_->kind() == DeviceKind::kMeta) return;
+  // In pieces: the embedding alone may be larger than the memory to spare.
+  constexpr int64_t kChunk = 1 << 20;
+  std::vector<float> host;
+  for (const UnitState& unit : units_) {
+    for (const auto& bound : unit.parameters) {
+      const int64_t n = bound->parameter->stored_shape.num_elems();
+      for (int64_t begin = 0; begin < n; begin += kChunk) {
+        host.resize(std::min(kChunk, n - begin));
+        InitialValues(*bound->parameter, seed, begin, host.size(), host.data());
+        WriteParameter(*bound, begin, host);
+      }
+    }
+  }
 }
 
 void Executor::Load(
     const std::function<void(const Parameter&, float* out)>& values) {
-  for (const Tensor& state : optimizer_states_) {
-    context_->ops().Fill(*stream_, {state.vector(), 0});
-  }
+  ClearOptimizer();
   if (device_->kind() == DeviceKind::kMeta) return;
   std::vector<float> host;
   for (const UnitState& unit : units_) {
     for (const auto& bound : unit.parameters) {
-      const Tensor value = bound->parameter->weight.value;
-      const int64_t n = value.num_elems();
-      host.resize(n);
+      host.resize(bound->parameter->stored_shape.num_elems());
       values(*bound->parameter, host.data());
-      if (master_.defined()) {
-        const Tensor master = master_.Slice(bound->offset, {n});
-        device_->Copy(*stream_, master.data(), host.data(), master.bytes());
-      }
-      UploadFromF32(host, value);
+      WriteParameter(*bound, 0, host);
     }
   }
+}
+
+void Executor::ClearOptimizer() {
+  for (const Tensor& state : optimizer_states_) {
+    context_->ops().Fill(*stream_, {state.vector(), 0});
+  }
+}
+
+void Executor::WriteParameter(const BoundParameter& bound, int64_t begin,
+                              const std::vector<float>& values) {
+  const Shape shape{static_cast<int64_t>(values.size())};
+  if (master_.defined()) {
+    UploadFromF32(values, master_.Slice(bound.offset + begin, shape));
+  }
+  UploadFromF32(values, params_.Slice(bound.offset + begin, shape));
 }
 
 void Executor::ReadParameter(const Parameter& parameter, float* out) {

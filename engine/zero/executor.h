@@ -25,6 +25,8 @@
 
 namespace zero {
 
+struct BoundParameter;  // a parameter and its place in the flat buffers
+
 struct ExecutorOptions {
   // Changes results.
   DType param_dtype = DType::kF32;
@@ -134,6 +136,9 @@ class Executor {
   void ZeroUnusedGradients();
   void Norm(const StepInput& input);
   void Update(int unit, const StepInput& input);
+  void ClearOptimizer();
+  void WriteParameter(const BoundParameter& bound, int64_t begin,
+                      const std::vector<float>& values);
   void UploadFromF32(const std::vector<float>& values, const Tensor& to);
   void DownloadAsF32(const Tensor& from, float* out);
   template <typename T>
