@@ -194,6 +194,81 @@ HWY_INLINE void ScaleRows(float* rows, int64_t num_rows, int64_t width,
   }
 }
 
+template <class T>
+HWY_INLINE float Dot(const float* x, const T* y, int64_t n) {
+  const int64_t lanes = NumLanes();
+  VF sum = hn::Zero(df);
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    sum = Fma(Load(x + i), Load(y + i), sum);
+  }
+  if (i < n) sum = Fma(LoadN(x + i, n - i), LoadN(y + i, n - i), sum);
+  return Sum(sum);
+}
+
+// One query, as in generation: rows of k and v are read where they lie, once,
+// and nothing is padded to a tile.
+template <class T>
+void ForwardOneQuery(const AttentionForwardArgs& args,
+                     const AttentionForwardTask& task, float* scratch) {
+  const AttentionShape& shape = args.shape;
+  const int64_t lanes = NumLanes();
+  const int64_t d = shape.head_dim;
+  const int64_t width = WholeVectors(d);
+  const int64_t b = task.batch;
+  const int64_t kv_head = task.head / (shape.num_heads / shape.num_kv_heads);
+  const int64_t num_keys = shape.kv_len - shape.q_len + task.q_begin + 1;
+  float* const query = scratch;
+  float* const out = query + width;
+  float* const scores = out + width;
+  ToPanelRow(HeadRow<T>(args.q, b, task.q_begin, task.head, d), d, shape.scale,
+             query);
+  std::fill(out, out + width, 0.0f);
+  float max = -std::numeric_limits<float>::infinity();
+  float sum = 0;
+  for (int64_t key = 0; key < num_keys; key += kKeyTile) {
+    const int64_t keys = std::min(kKeyTile, num_keys - key);
+    const float old_max = max;
+    const T* row = HeadRow<T>(args.k, b, key, kv_head, d);
+    for (int64_t j = 0; j < keys; ++j) {
+      PrefetchRow(row + kRowsAhead * args.k.token_stride, d);
+      scores[j] = Dot(query, row, d);
+      max = scores[j] > max ? scores[j] : max;
+      row += args.k.token_stride;
+    }
+    const VF shift = hn::Set(df, max);
+    VF total = hn::Zero(df);
+    for (int64_t j = 0; j < keys; j += lanes) {
+      VF e = Exp(hn::Sub(Load(scores + j), shift));
+      if (keys - j < lanes) e = FirstLanes(e, keys - j);
+      Store(e, scores + j);
+      total = hn::Add(total, e);
+    }
+    const float factor = hn::GetLane(Exp(hn::Sub(hn::Set(df, old_max), shift)));
+    sum = sum * factor + Sum(total);
+    ScaleRows(out, 1, width, width, &factor);
+    row = HeadRow<T>(args.v, b, key, kv_head, d);
+    for (int64_t j = 0; j < keys; ++j) {
+      PrefetchRow(row + kRowsAhead * args.v.token_stride, d);
+      const VF weight = hn::Set(df, scores[j]);
+      int64_t i = 0;
+      for (; i + lanes <= d; i += lanes) {
+        Store(Fma(weight, Load(row + i), Load(out + i)), out + i);
+      }
+      if (i < d) {
+        Store(Fma(weight, LoadN(row + i, d - i), Load(out + i)), out + i);
+      }
+      row += args.v.token_stride;
+    }
+  }
+  FromPanelRow(out, d, 1.0f / sum,
+               HeadRow<T>(args.out, b, task.q_begin, task.head, d));
+  if (args.lse != nullptr) {
+    args.lse[(b * shape.num_heads + task.head) * shape.q_len + task.q_begin] =
+        max + std::log(sum);
+  }
+}
+
 // What the forward pass keeps of one query tile; see ForwardScratch.
 struct QueryState {
   float* transposed;  // [D, kQueryTile], scaled
@@ -206,6 +281,7 @@ template <class T>
 void ForwardTask(const AttentionForwardArgs& args,
                  const AttentionForwardTask& task, float* scratch) {
   const AttentionShape& shape = args.shape;
+  if (shape.q_len == 1) return ForwardOneQuery<T>(args, task, scratch);
   const int64_t d = shape.head_dim;
   const int64_t ld = PanelLd(d);
   const int64_t width = WholeVectors(d);
@@ -278,18 +354,6 @@ void ForwardTask(const AttentionForwardArgs& args,
       }
     }
   }
-}
-
-template <class T>
-HWY_INLINE float Dot(const float* x, const T* y, int64_t n) {
-  const int64_t lanes = NumLanes();
-  VF sum = hn::Zero(df);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    sum = Fma(Load(x + i), Load(y + i), sum);
-  }
-  if (i < n) sum = Fma(LoadN(x + i, n - i), LoadN(y + i, n - i), sum);
-  return Sum(sum);
 }
 
 // Turns scores into p = e^(s - lse) and dp into ds = p (dp - delta); both are
