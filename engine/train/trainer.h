@@ -97,11 +97,6 @@ class Trainer {
   int64_t last_eval_step_ = -1, last_sample_step_ = -1;
 };
 
-// The scaling and the schedule of a config, with the run's length filled in.
-LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch);
-LrSchedule MakeLrSchedule(const Config& config, const LrScaling& scaling,
-                          int64_t total_steps);
-
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_TRAIN_TRAINER_H_
