@@ -1,0 +1,22 @@
+// Plain loops over memory on all threads: the ceiling of every kernel that
+// reads and writes more than it computes. Vectorized by the compiler, without
+// prefetches or streaming stores, as anybody would write them.
+#ifndef ZERO_TOOLS_BENCH_MEMORY_LOOPS_H_
+#define ZERO_TOOLS_BENCH_MEMORY_LOOPS_H_
+
+#include <cstdint>
+
+namespace zero::bench {
+
+// Reads `num_in` floats and writes `num_out`, each once, in step: the first
+// min(num_in, num_out) are copied, the others summed or filled.
+void CopyLoop(int threads, const float* in, int64_t num_in, float* out,
+              int64_t num_out);
+
+// Reads four arrays and writes three of them: what Adam moves.
+void UpdateLoop(int threads, float* p, const float* g, float* m, float* v,
+                int64_t n);
+
+}  // namespace zero::bench
+
+#endif  // ZERO_TOOLS_BENCH_MEMORY_LOOPS_H_

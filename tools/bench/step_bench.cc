@@ -1,0 +1,244 @@
+// One configuration of the step benchmark in a process of its own, so that the
+// peak resident memory is that configuration's: whole training steps, through
+// the Session and Executor of `zero train`, and between them the model's own
+// matrix products alone through plain oneDNN, the limit. Prints one JSON line.
+#include <cstdint>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+#include "engine/train/session.h"
+#include "nlohmann/json.hpp"
+#include "tools/bench/products.h"
+#include "tools/bench/timed_device.h"
+#include "tools/bench/timing.h"
+#include "tools/cli/commands.h"
+
+namespace zero::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+  RunOptions run;
+  std::string dtype = "fp32";
+  bool recompute = false;
+  bool limit = true;
+  int steps = 5;
+};
+
+// One micro-batch of random tokens; the work does not depend on which.
+struct RandomBatch {
+  explicit RandomBatch(const Config& config) {
+    const int64_t batch = config.train_micro_batch_size_per_gpu;
+    const int64_t length = config.data.sequence_length;
+    std::mt19937 random(1);
+    for (int64_t i = 0; i < batch * length; ++i) {
+      tokens.push_back(random() % config.model.vocab_size);
+      positions.push_back(i % length);
+    }
+    for (int64_t i = 0; i < batch; ++i) sample_ids.push_back(i);
+    targets = tokens;
+    host = {.batch = batch,
+            .length = length,
+            .tokens = tokens.data(),
+            .targets = targets.data(),
+            .positions = positions.data(),
+            .sample_ids = sample_ids.data()};
+  }
+
+  StepInput Input(const Config& config, int64_t step) const {
+    return {.micro_batches = {&host, 1},
+            .num_valid_targets = static_cast<int64_t>(targets.size()),
+            .lr = static_cast<float>(config.optimizer.lr),
+            .beta1 = -1,
+            .optimizer_step = step};
+  }
+
+  std::vector<int32_t> tokens, targets, positions;
+  std::vector<int64_t> sample_ids;
+  HostBatch host;
+};
+
+// The most memory that this process has held, in bytes.
+int64_t PeakResidentBytes() {
+  std::ifstream file("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (file >> word) {
+    if (word == "VmHWM:") file >> kib;
+  }
+  return kib * 1024;
+}
+
+// Seconds that the host alone needs for a step (schedule, tape, arena, calls
+// of ops): the step on the meta device.
+absl::StatusOr<double> HostSeconds(Device& device, const Config& config,
+                                   const RandomBatch& batch) {
+  constexpr int64_t kUnlimited = int64_t{1} << 46;
+  const std::unique_ptr<Device> meta = MakeMetaDevice(device);
+  const std::unique_ptr<Model> model = MakeModelTools().make(config.model);
+  MemoryLedger ledger;
+  ZERO_ASSIGN_OR_RETURN(
+      const auto executor,
+      Executor::Make(*meta, *model,
+                     MakeExecutorOptions(config, /*train=*/true,
+                                         config.data.sequence_length),
+                     kUnlimited, &ledger));
+  std::vector<double> seconds;
+  for (int step = 0; step < 12; ++step) {
+    const double one =
+        SecondsOf([&] { executor->Step(batch.Input(config, step + 1)); });
+    if (step >= 2) seconds.push_back(one);
+  }
+  return Median(seconds);
+}
+
+Json OpsJson(const OpTimes& times, int steps) {
+  Json ops = Json::array();
+  for (const auto& [name, time] : times) {
+    Json op = {{"op", name},
+               {"calls", time.calls / steps},
+               {"ms", time.seconds * 1e3 / steps}};
+    if (time.flops > 0) op["gflops"] = time.flops / time.seconds * 1e-9;
+    ops.push_back(op);
+  }
+  return ops;
+}
+
+Json LimitJson(const StepProducts& products, const std::vector<double>& passes,
+               int64_t tokens) {
+  Json list = Json::array();
+  for (const StepProducts::Timed& timed : products.timed()) {
+    const double seconds = Median(timed.seconds);
+    list.push_back({{"product", timed.name},
+                    {"count", timed.count},
+                    {"ms", seconds * 1e3},
+                    {"gflops", timed.flops * timed.count / seconds * 1e-9}});
+  }
+  std::vector<double> ms;
+  for (double seconds : passes) ms.push_back(seconds * 1e3);
+  return {{"tokens_per_second", tokens / Median(passes)},
+          {"dtype", DTypeName(products.dtype())},
+          {"pass_ms", ms},
+          {"products", list}};
+}
+
+absl::StatusOr<Json> RunBenchmark(const Options& options) {
+  RunOptions run = options.run;
+  run.sets.push_back(absl::StrCat("bf16.enabled=",
+                                  options.dtype == "bf16" ? "true" : "false"));
+  run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
+                                  options.recompute ? "true" : "false"));
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadRunConfig(run, /*require_data=*/false));
+  const Config& config = loaded.config;
+  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(run));
+  TimedDevice timed(*device);
+  ZERO_ASSIGN_OR_RETURN(
+      const auto session,
+      Session::Make(timed, config, MakeModelTools(), {.train = true}));
+  Executor& executor = session->executor();
+  const RandomBatch batch(config);
+  const int64_t tokens = batch.host.batch * batch.host.length;
+
+  StepOutput output = executor.Step(batch.Input(config, 1));  // warms up
+  const double first_loss = output.loss;
+  const int64_t peak_rss = PeakResidentBytes();
+  std::unique_ptr<StepProducts> products;
+  if (options.limit) {
+    products = std::make_unique<StepProducts>(*device, config.model, tokens,
+                                              config.param_dtype());
+    products->Pass();
+  }
+  timed.times().clear();
+
+  std::vector<double> step_s, passes, ratios, forward, backward, optimizer;
+  for (int i = 0; i < options.steps; ++i) {
+    step_s.push_back(
+        SecondsOf([&] { output = executor.Step(batch.Input(config, i + 2)); }));
+    forward.push_back(executor.times().forward_ms);
+    backward.push_back(executor.times().backward_ms);
+    optimizer.push_back(executor.times().optimizer_ms);
+    if (products == nullptr) continue;
+    passes.push_back(products->Pass());
+    ratios.push_back(passes.back() / step_s.back());
+  }
+
+  std::vector<double> step_ms;
+  for (double seconds : step_s) step_ms.push_back(seconds * 1e3);
+  const DeviceInfo info = device->info();
+  Json peak_bytes;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    const int64_t bytes = session->ledger().peak_bytes(category);
+    if (bytes > 0) peak_bytes[MemoryCategoryName(category)] = bytes;
+  }
+  peak_bytes["total"] = session->ledger().total_peak_bytes();
+  ZERO_ASSIGN_OR_RETURN(const double host, HostSeconds(*device, config, batch));
+  Json result = {
+      {"config", run.config},
+      {"dtype", options.dtype},
+      {"recompute", options.recompute},
+      {"device", info.name},
+      {"isa", info.isa},
+      {"threads", info.num_threads},
+      {"native_products", HasNativeProducts(config.param_dtype())},
+      {"micro_batch", batch.host.batch},
+      {"sequence_length", batch.host.length},
+      {"tokens_per_second", tokens / Median(step_s)},
+      {"step_ms", step_ms},
+      {"phases_ms",
+       {{"forward", Median(forward)},
+        {"backward", Median(backward)},
+        {"optimizer", Median(optimizer)}}},
+      {"host_ms", host * 1e3},
+      {"loss", {first_loss, output.loss}},
+      {"peak_rss_bytes", peak_rss},
+      {"peak_bytes", peak_bytes},
+      {"ops", OpsJson(timed.times(), options.steps)},
+  };
+  if (products != nullptr) {
+    result["limit"] = LimitJson(*products, passes, tokens);
+    result["limit"]["ratio"] = Median(ratios);
+  }
+  return result;
+}
+
+int Main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Times whole training steps and their matrix products alone");
+  AddRunOptions(app, &options.run, /*config_required=*/true);
+  app.add_option("--dtype", options.dtype, "fp32 or bf16")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--steps", options.steps, "steps measured, after one more")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  app.add_flag("--recompute", options.recompute, "activation checkpointing");
+  app.add_flag("!--no-limit", options.limit, "leave the limit out");
+  CLI11_PARSE(app, argc, argv);
+  if (options.run.device != "cpu") {
+    std::cerr << "step_bench: only the cpu is measured so far\n";
+    return 1;
+  }
+  const absl::StatusOr<Json> result = RunBenchmark(options);
+  if (!result.ok()) {
+    std::cerr << "step_bench: " << result.status().message() << "\n";
+    return 1;
+  }
+  std::cout << result->dump() << std::endl;
+  return 0;
+}
+
+}  // namespace
+}  // namespace zero::bench
+
+int main(int argc, char** argv) { return zero::bench::Main(argc, argv); }
