@@ -33,7 +33,11 @@ void JsonLine::Key(absl::string_view key) {
 
 JsonLine& JsonLine::Add(absl::string_view key, double value) {
   Key(key);
-  body_ += std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
+  std::string text =
+      std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
+  // Without a point it would read back as an integer, and -0 as 0.
+  if (text.find_first_of(".el") == std::string::npos) text += ".0";
+  body_ += text;
   return *this;
 }
 
