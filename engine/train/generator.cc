@@ -27,16 +27,17 @@ void Generate(Executor& executor, const std::vector<int32_t>& prompt,
               const GenerateOptions& options,
               const std::function<bool(int32_t)>& token) {
   ZERO_CHECK(!prompt.empty());
-  ZERO_CHECK_GE(options.context_length, 2);
+  ZERO_CHECK_GE(options.context_length, 1);
   const size_t context = options.context_length;
+  const size_t kept = std::max<size_t>(context / 2, 1);
   std::vector<int32_t> text = prompt;
   std::vector<float> logits(executor.logits_size());
   KvCache cache = executor.MakeKvCache(options.context_length);
-  size_t done = text.size() > context ? text.size() - context / 2 : 0;
+  size_t done = text.size() > context ? text.size() - kept : 0;
   for (int64_t i = 0; i < options.max_tokens; ++i) {
     if (static_cast<size_t>(cache.length) + text.size() - done > context) {
       cache.length = 0;
-      done = text.size() - context / 2;
+      done = text.size() - kept;
     }
     Append(executor, absl::MakeConstSpan(text).subspan(done), &cache, &logits);
     done = text.size();
