@@ -1,0 +1,247 @@
+#include "engine/checkpoint/portable.h"
+
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/checkpoint/safetensors.h"
+#include "gtest/gtest.h"
+#include "models/hf_config.h"
+#include "models/registry.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
+
+namespace zero {
+namespace {
+
+using Floats = std::vector<float>;
+using ByName = std::map<std::string, Floats>;
+
+ByName RandomParameters(const Model& model) {
+  ByName all;
+  for (const Parameter* parameter : model.AllParameters()) {
+    Parameter random;
+    random.name = parameter->name;
+    random.init = {.std = 1.0f};
+    Floats& values = all[parameter->name];
+    values.resize(parameter->shape.num_elems());
+    InitialValues(random, 7, 0, values.size(), values.data());
+  }
+  return all;
+}
+
+absl::Status Save(const std::string& dir, const ModelConfig& config,
+                  const ByName& values, DType dtype = DType::kF32) {
+  const auto model = MakeModel(config);
+  return SavePortable(dir, *model, WriteHfConfig(config, dtype, -1), dtype,
+                      [&](const Parameter& parameter, float* out) {
+                        const Floats& from = values.at(parameter.name);
+                        std::copy(from.begin(), from.end(), out);
+                      });
+}
+
+absl::StatusOr<ByName> Load(const std::string& dir, const ModelConfig& config) {
+  const auto model = MakeModel(config);
+  ByName all;
+  const absl::Status status = LoadPortable(dir, *model, [&](const auto& read) {
+    for (const Parameter* parameter : model->AllParameters()) {
+      Floats& values = all[parameter->name];
+      values.assign(parameter->shape.num_elems(), -99.0f);
+      read(*parameter, values.data());
+    }
+  });
+  if (!status.ok()) {
+    EXPECT_TRUE(all.empty()) << "something was loaded before the error";
+    return status;
+  }
+  return all;
+}
+
+std::vector<ModelConfig> AllFamilies() {
+  std::vector<ModelConfig> configs;
+  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama,
+                             ModelFamily::kQwen2, ModelFamily::kQwen3}) {
+    for (bool tied : {false, true}) {
+      configs.push_back(TinyConfig(family));
+      configs.back().tie_word_embeddings = tied;
+    }
+  }
+  return configs;
+}
+
+std::string Name(const ModelConfig& config) {
+  return std::string(ModelFamilyName(config.family)) +
+         (config.tie_word_embeddings ? " tied" : "");
+}
+
+TEST(PortableTest, WhatIsSavedIsLoadedToTheBit) {
+  for (const ModelConfig& config : AllFamilies()) {
+    SCOPED_TRACE(Name(config));
+    TempDir dir;
+    const ByName values = RandomParameters(*MakeModel(config));
+    ASSERT_TRUE(Save(dir.File("final"), config, values).ok());
+    const auto loaded = Load(dir.File("final"), config);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(*loaded, values);
+
+    const auto read = ReadHfConfig(dir.File("final"));
+    ASSERT_TRUE(read.ok()) << read.status();
+    ModelConfig want = config;
+    want.from_pretrained = dir.File("final");
+    EXPECT_EQ(*read, want);
+  }
+}
+
+TEST(PortableTest, HalfPrecisionRoundsOnceAndThenIsExact) {
+  for (DType dtype : {DType::kBF16, DType::kF16}) {
+    const ModelConfig config = TinyConfig(ModelFamily::kQwen3);
+    TempDir dir;
+    const ByName values = RandomParameters(*MakeModel(config));
+    ASSERT_TRUE(Save(dir.File("a"), config, values, dtype).ok());
+    const auto once = Load(dir.File("a"), config);
+    ASSERT_TRUE(once.ok()) << once.status();
+    for (const auto& [name, loaded] : *once) {
+      const Floats& from = values.at(name);
+      for (size_t i = 0; i < loaded.size(); ++i) {
+        ASSERT_EQ(loaded[i], dtype == DType::kBF16
+                                 ? BF16ToF32(F32ToBF16(from[i]))
+                                 : F16ToF32(F32ToF16(from[i])));
+      }
+    }
+    ASSERT_TRUE(Save(dir.File("b"), config, *once, dtype).ok());
+    EXPECT_EQ(*Load(dir.File("b"), config), *once);
+    EXPECT_EQ(dir.Read("a/model.safetensors"), dir.Read("b/model.safetensors"));
+  }
+}
+
+TEST(PortableTest, EveryElementIsInTheFileOnce) {
+  for (const ModelConfig& config : AllFamilies()) {
+    SCOPED_TRACE(Name(config));
+    const auto model = MakeModel(config);
+    int64_t total = 0;
+    std::map<std::string, int> names;
+    for (const PortableTensor& tensor : model->PortableTensors()) {
+      total += tensor.shape.num_elems();
+      EXPECT_EQ(++names[tensor.name], 1) << tensor.name;
+    }
+    EXPECT_EQ(total, model->NumParameters());
+  }
+}
+
+TEST(PortableTest, PackedProjectionsAreCutAndConv1dIsTurned) {
+  TempDir dir;
+  ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  ByName values = RandomParameters(*MakeModel(config));
+  ASSERT_TRUE(Save(dir.File("llama"), config, values).ok());
+  auto llama = SafetensorsReader::Open(dir.File("llama"));
+  ASSERT_TRUE(llama.ok());
+  const StoredTensor* k =
+      (*llama)->Find("model.layers.1.self_attn.k_proj.weight");
+  ASSERT_NE(k, nullptr);
+  EXPECT_EQ(k->shape, (std::vector<int64_t>{16, 32}));
+  float first;
+  ReadAsF32(*k, 0, 1, &first);
+  EXPECT_EQ(first, values["block.1.attn.qkv.weight"][32 * 32]);  // after q
+
+  config = TinyConfig(ModelFamily::kGpt2);
+  values = RandomParameters(*MakeModel(config));
+  ASSERT_TRUE(Save(dir.File("gpt2"), config, values).ok());
+  auto gpt2 = SafetensorsReader::Open(dir.File("gpt2"));
+  ASSERT_TRUE(gpt2.ok());
+  const StoredTensor* fc = (*gpt2)->Find("transformer.h.0.mlp.c_fc.weight");
+  ASSERT_NE(fc, nullptr);
+  EXPECT_EQ(fc->shape, (std::vector<int64_t>{32, 40}));  // [in, out]
+  ReadAsF32(*fc, 1, 1, &first);
+  EXPECT_EQ(first, values["block.0.mlp.fc.weight"][32]);  // row 1, column 0
+}
+
+TEST(PortableTest, MissingUnexpectedAndMisshapenTensorsAreListed) {
+  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kQwen2}) {
+    const ModelConfig config = TinyConfig(family);
+    const std::string layer =
+        family == ModelFamily::kGpt2 ? "transformer.h." : "model.layers.";
+    TempDir dir;
+    const std::string folder = dir.File("m");
+    ASSERT_TRUE(
+        Save(folder, config, RandomParameters(*MakeModel(config))).ok());
+    auto error = [&](const ModelConfig& other) {
+      const auto loaded = Load(folder, other);
+      EXPECT_FALSE(loaded.ok());
+      EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument);
+      return std::string(loaded.status().message());
+    };
+    ModelConfig deeper = config;
+    deeper.num_hidden_layers = 3;
+    std::string message = error(deeper);
+    EXPECT_NE(message.find(folder), std::string::npos) << message;
+    EXPECT_NE(message.find("missing " + layer + "2."), std::string::npos);
+    EXPECT_NE(message.find(" more"), std::string::npos) << message;
+    EXPECT_EQ(message.find("unexpected"), std::string::npos);
+
+    ModelConfig shallower = config;
+    shallower.num_hidden_layers = 1;
+    message = error(shallower);
+    EXPECT_NE(message.find("unexpected " + layer + "1."), std::string::npos);
+    EXPECT_EQ(message.find("missing"), std::string::npos);
+
+    ModelConfig wider = config;
+    wider.vocab_size = 77;
+    message = error(wider);
+    EXPECT_NE(message.find("is fp32[61, 32], want a float [77, 32]"),
+              std::string::npos)
+        << message;
+
+    ModelConfig untied = config;
+    untied.tie_word_embeddings = false;
+    EXPECT_NE(error(untied).find("missing lm_head.weight"), std::string::npos);
+  }
+}
+
+TEST(PortableTest, WhatOtherWritersAddIsUnderstood) {
+  // Old GPT-2 files lack "transformer.", and carry causal masks; a tied head
+  // may be stored all the same.
+  const ModelConfig config = TinyConfig(ModelFamily::kGpt2);
+  const auto model = MakeModel(config);
+  const ByName values = RandomParameters(*model);
+  TempDir dir;
+  ASSERT_TRUE(Save(dir.File("new"), config, values).ok());
+  auto reader = SafetensorsReader::Open(dir.File("new"));
+  ASSERT_TRUE(reader.ok());
+  std::vector<TensorSpec> specs;
+  const std::string prefix = "transformer.";
+  for (const StoredTensor& tensor : (*reader)->tensors()) {
+    specs.push_back(
+        {tensor.name.substr(prefix.size()), tensor.dtype, tensor.shape});
+  }
+  specs.push_back({"h.0.attn.bias", DType::kU8, {1, 1, 27, 27}});
+  specs.push_back({"h.1.attn.masked_bias", DType::kF32, {}});
+  specs.push_back({"lm_head.weight", DType::kF32, {61, 32}});
+  std::filesystem::create_directories(dir.File("old"));
+  ASSERT_TRUE(
+      WriteSafetensors(dir.File("old/model.safetensors"), specs,
+                       [&](const TensorSpec& spec, const TensorSink& sink) {
+                         if (const auto* stored =
+                                 (*reader)->Find(prefix + spec.name)) {
+                           return sink(stored->data, stored->num_bytes);
+                         }
+                         size_t bytes = DTypeBytes(spec.dtype);
+                         for (int64_t dim : spec.shape) bytes *= dim;
+                         const std::string zeros(bytes, '\0');
+                         return sink(zeros.data(), zeros.size());
+                       })
+          .ok());
+  const auto loaded = Load(dir.File("old"), config);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(*loaded, values);
+}
+
+TEST(PortableTest, AMissingFolderIsNotFound) {
+  const auto loaded =
+      Load("/nonexistent/model", TinyConfig(ModelFamily::kLlama));
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace zero

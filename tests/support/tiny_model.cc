@@ -1,0 +1,146 @@
+#include "tests/support/tiny_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/check.h"
+#include "kernels/philox.h"
+#include "models/registry.h"
+
+namespace zero {
+
+ModelConfig TinyConfig(ModelFamily family) {
+  const bool is_gpt2 = family == ModelFamily::kGpt2;
+  ModelConfig config;
+  config.family = family;
+  config.vocab_size = 61;
+  config.hidden_size = 32;
+  config.num_hidden_layers = 2;
+  config.num_attention_heads = 4;
+  config.num_key_value_heads = is_gpt2 ? 4 : 2;
+  config.head_dim = family == ModelFamily::kQwen3 ? 12 : 8;
+  config.intermediate_size = 40;
+  config.max_position_embeddings = 27;
+  config.norm_eps = is_gpt2 ? 1e-5 : 1e-6;
+  config.activation = is_gpt2 ? "gelu_new" : "silu";
+  config.attention_bias = is_gpt2 || family == ModelFamily::kQwen2;
+  config.tie_word_embeddings = family != ModelFamily::kLlama;
+  // Large enough for every part of the model to matter at once.
+  config.initializer_range = 0.1;
+  return config;
+}
+
+TokenBatch::TokenBatch(int64_t batch, int64_t length, int64_t vocab,
+                       uint64_t seed)
+    : batch(batch), length(length) {
+  for (int64_t b = 0; b < batch; ++b) {
+    sample_ids.push_back(100 * seed + b);
+    for (int64_t t = 0; t <= length; ++t) {
+      const auto id = static_cast<int32_t>(Philox(seed, b, t).x[0] % vocab);
+      if (t < length) {
+        tokens.push_back(id);
+        positions.push_back(static_cast<int32_t>(t));
+      }
+      if (t > 0) targets.push_back(id);
+    }
+  }
+}
+
+HostBatch TokenBatch::Rows(int64_t begin, int64_t count) const {
+  const int64_t at = begin * length;
+  return {count,
+          length,
+          tokens.data() + at,
+          targets.data() + at,
+          positions.data() + at,
+          sample_ids.data() + begin};
+}
+
+std::vector<HostBatch> TokenBatch::Split(int64_t size) const {
+  std::vector<HostBatch> parts;
+  for (int64_t begin = 0; begin < batch; begin += size) {
+    parts.push_back(Rows(begin, std::min(size, batch - begin)));
+  }
+  return parts;
+}
+
+int64_t TokenBatch::NumValid() const {
+  return std::count_if(targets.begin(), targets.end(),
+                       [](int32_t target) { return target >= 0; });
+}
+
+Rig::Rig(Device& device, std::unique_ptr<Model> model,
+         const ExecutorOptions& options, int64_t activation_bytes,
+         uint64_t seed)
+    : device_(&device), model_(std::move(model)) {
+  auto executor =
+      Executor::Make(device, *model_, options, activation_bytes, &ledger_);
+  ZERO_CHECK(executor.ok()) << executor.status();
+  executor_ = *std::move(executor);
+  executor_->Initialize(seed);
+}
+
+Rig::Rig(Device& device, const ModelConfig& config,
+         const ExecutorOptions& options, int64_t activation_bytes,
+         uint64_t seed)
+    : Rig(device, MakeModel(config), options, activation_bytes, seed) {}
+
+StepOutput Rig::Step(const TokenBatch& batch, float lr, int64_t micro_size,
+                     float loss_scale) {
+  const std::vector<HostBatch> parts =
+      batch.Split(micro_size == 0 ? batch.batch : micro_size);
+  const StepOutput output =
+      executor_->Step({.micro_batches = parts,
+                       .num_valid_targets = batch.NumValid(),
+                       .lr = lr,
+                       .beta1 = -1,
+                       .loss_scale = loss_scale,
+                       .optimizer_step = optimizer_step_,
+                       .dropout_key = dropout_key_});
+  ++dropout_key_;
+  if (!output.skipped) ++optimizer_step_;
+  return output;
+}
+
+Parameter& Rig::parameter(const std::string& name) {
+  for (Parameter* parameter : model_->AllParameters()) {
+    if (parameter->name == name) return *parameter;
+  }
+  ZERO_CHECK(false) << "no parameter " << name;
+  return *model_->AllParameters()[0];
+}
+
+std::vector<float> Rig::Read(const Parameter& parameter) {
+  std::vector<float> values(parameter.shape.num_elems());
+  executor_->ReadParameter(parameter, values.data());
+  return values;
+}
+
+std::vector<float> Rig::Gradient(const Parameter& parameter) {
+  const Tensor& grad = parameter.weight.sink->grad;
+  return {grad.As<float>(), grad.As<float>() + grad.num_elems()};
+}
+
+std::vector<float> Rig::ReadAll() {
+  std::vector<float> all;
+  for (const Parameter* parameter : model_->AllParameters()) {
+    const std::vector<float> values = Read(*parameter);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all;
+}
+
+double RelativeDifference(const std::vector<float>& a,
+                          const std::vector<float>& b) {
+  ZERO_CHECK_EQ(a.size(), b.size());
+  double difference = 0, largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double d = std::fabs(double{a[i]} - b[i]);
+    // A NaN anywhere is a difference.
+    if (!(d <= difference)) difference = d;
+    largest = std::max<double>(largest, std::fabs(b[i]));
+  }
+  return largest == 0 ? difference : difference / largest;
+}
+
+}  // namespace zero
