@@ -1,0 +1,530 @@
+// Whole runs on a small text, as `zero train` makes them.
+
+#include "engine/train/trainer.h"
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "engine/checkpoint/portable.h"
+#include "engine/train/evaluate.h"
+#include "engine/train/generator.h"
+#include "gtest/gtest.h"
+#include "models/catalog.h"
+#include "models/hf_config.h"
+#include "models/registry.h"
+#include "nlohmann/json.hpp"
+#include "tests/support/temp_dir.h"
+
+namespace zero {
+namespace {
+
+ModelTools Tools() {
+  return {.make = MakeModel,
+          .hf_config_json = WriteHfConfig,
+          .flops_per_token = [](const ModelConfig& model, int64_t length) {
+            return FlopsPerToken(model, length);
+          }};
+}
+
+// Sentences that differ in their numbers: some 12,000 bytes to learn from.
+std::string SmallText() {
+  std::string text;
+  for (int i = 0; i < 200; ++i) {
+    absl::StrAppend(&text, "The number after ", i, " is ", i + 1,
+                    ", and twice that is ", 2 * i + 2, ".\n");
+  }
+  return text;
+}
+
+struct Outcome {
+  absl::StatusOr<RunSummary> summary = absl::UnknownError("not run");
+  std::string printed;
+};
+
+class TrainerTest : public testing::Test {
+ protected:
+  TrainerTest() : device_(MakeCpuDevice(1)) {
+    dir_.Write("text.txt", SmallText());
+  }
+
+  // A two-layer model; `overrides` as for `--set`.
+  LoadedConfig Load(const std::vector<std::string>& overrides,
+                    const std::string& out = "run") {
+    const std::string text = R"({
+      "model": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4},
+      "data": {"train": ")" + dir_.File("text.txt") +
+                             R"(", "validation_fraction": 0.1,
+               "sequence_length": 32},
+      "training": {"steps": 12, "out_dir": ")" +
+                             dir_.File(out) +
+                             R"(", "sample": {"prompt": "The ", "tokens": 8}},
+      "train_batch_size": 8, "train_micro_batch_size_per_gpu": 4,
+      "gradient_clipping": 1.0, "steps_per_print": 4,
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}
+    })";
+    LoadOptions options;
+    options.overrides = overrides;
+    const auto catalog = MakeModelCatalog();
+    options.catalog = catalog.get();
+    auto loaded = ParseConfig(text, "run.json", options);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return *std::move(loaded);
+  }
+
+  // Runs to the end; `prepare` sees the trainer before its first step.
+  Outcome Run(const LoadedConfig& loaded,
+              const std::function<void(Trainer&)>& prepare = {},
+              const std::atomic<bool>* stop = nullptr) {
+    Outcome outcome;
+    char* text = nullptr;
+    size_t size = 0;
+    std::FILE* file = open_memstream(&text, &size);
+    {
+      Console console(file, /*is_terminal=*/false);
+      auto trainer = Trainer::Make(*device_, loaded, Tools(), &console, stop);
+      EXPECT_TRUE(trainer.ok()) << trainer.status();
+      if (trainer.ok()) {
+        if (prepare) prepare(**trainer);
+        outcome.summary = (*trainer)->Run();
+      }
+    }
+    std::fclose(file);
+    outcome.printed.assign(text, size);
+    std::free(text);
+    return outcome;
+  }
+
+  std::string Hash(const std::vector<std::string>& overrides,
+                   const std::string& out = "run") {
+    const Outcome outcome = Run(Load(overrides, out));
+    EXPECT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+    return outcome.summary.ok() ? outcome.summary->parameters_hash : "";
+  }
+
+  // Lines of metrics.jsonl that are steps.
+  std::vector<nlohmann::json> Steps(const std::string& out = "run") {
+    std::vector<nlohmann::json> steps;
+    for (absl::string_view line :
+         absl::StrSplit(dir_.Read(out + "/metrics.jsonl"), '\n')) {
+      if (line.empty()) continue;
+      const auto json = nlohmann::json::parse(line);
+      if (json.contains("loss")) steps.push_back(json);
+    }
+    return steps;
+  }
+
+  std::vector<double> Rates(const std::vector<std::string>& overrides) {
+    EXPECT_NE(Hash(overrides), "");
+    std::vector<double> rates;
+    for (const auto& step : Steps()) rates.push_back(step["lr"]);
+    return rates;
+  }
+
+  TempDir dir_;
+  std::unique_ptr<Device> device_;
+};
+
+TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
+  const LoadedConfig loaded = Load({"training.eval_every=5"});
+  const Outcome outcome = Run(loaded);
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  const RunSummary& summary = *outcome.summary;
+  EXPECT_EQ(summary.steps, 12);
+  EXPECT_EQ(summary.tokens, 12 * 8 * 32);
+  EXPECT_FALSE(summary.interrupted);
+  EXPECT_NEAR(summary.first_loss, std::log(257.0), 0.3);
+  EXPECT_LT(summary.final_loss, summary.first_loss - 1);
+  EXPECT_EQ(summary.parameters_hash.size(), 32u);
+
+  // metrics.jsonl: one object per step, and one per evaluation.
+  const auto steps = Steps();
+  ASSERT_EQ(steps.size(), 12u);
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_EQ(steps[i]["step"], i + 1);
+    EXPECT_EQ(steps[i]["tokens"], (i + 1) * 8 * 32);
+    EXPECT_GT(steps[i]["grad_norm"], 0);
+    EXPECT_GT(steps[i]["tokens_per_second"], 0);
+    EXPECT_GT(steps[i]["peak_bytes"]["activations"], 0);
+  }
+  EXPECT_EQ(steps[0]["loss"].get<double>(), summary.first_loss);
+  EXPECT_EQ(steps[11]["loss"].get<double>(), summary.final_loss);
+  int evaluations = 0;
+  for (absl::string_view line :
+       absl::StrSplit(dir_.Read("run/metrics.jsonl"), '\n')) {
+    evaluations += line.find("validation_loss") != absl::string_view::npos;
+  }
+  EXPECT_EQ(evaluations, 3);  // steps 5, 10 and the end
+
+  const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_EQ(json["steps"], 12);
+  EXPECT_EQ(json["interrupted"], false);
+  EXPECT_EQ(json["parameters_hash"], summary.parameters_hash);
+  EXPECT_EQ(json["final_loss"].get<double>(), summary.final_loss);
+  EXPECT_EQ(json["validation_loss"].get<double>(), summary.validation_loss);
+  for (const auto& [category, bytes] : json["peak_bytes"].items()) {
+    // Samples may use less than the longest that was planned for.
+    EXPECT_LE(bytes, json["predicted_peak_bytes"][category]) << category;
+  }
+  for (const char* category : {"parameters", "gradients", "optimizer",
+                               "activations", "workspace", "total"}) {
+    EXPECT_EQ(json["peak_bytes"][category],
+              json["predicted_peak_bytes"][category])
+        << category;
+  }
+
+  // The resolved config loads to the same Config.
+  LoadOptions options;
+  const auto again = LoadConfig(dir_.File("run/config.json"), options);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->config, loaded.config);
+
+  EXPECT_NE(outcome.printed.find("--- sample after step 12 ---\nThe "),
+            std::string::npos)
+      << outcome.printed;
+  EXPECT_NE(outcome.printed.find("step 12/12"), std::string::npos);
+}
+
+TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
+  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
+    const std::string hash = Hash({precision, "training.steps=3"});
+    const LoadedConfig again =
+        Load({absl::StrCat("model={\"from_pretrained\": \"",
+                           dir_.File("run/final"), "\"}"),
+              precision},
+             "again");
+    auto session =
+        Session::Make(*device_, again.config, Tools(), {.evaluate = true});
+    ASSERT_TRUE(session.ok()) << session.status();
+    // A session that does not train has no master weights: in bf16 the hash
+    // is that of the rounded values.
+    if (std::string(precision) == "bf16.enabled=false") {
+      EXPECT_EQ((*session)->ParametersHash(), hash);
+    }
+    const auto data = OpenRunData(again.config, false, 1);
+    ASSERT_TRUE(data.ok()) << data.status();
+    const auto loader = MakeEvalLoader(again.config, data->validation.get());
+    ASSERT_TRUE(loader.ok());
+    const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+    EXPECT_EQ(MeanLoss((*session)->executor(), *loader),
+              json["validation_loss"].get<double>());
+  }
+}
+
+TEST_F(TrainerTest, TheSameConfigGivesTheSameHash) {
+  device_ = MakeCpuDevice(2);
+  const std::string base = Hash({});
+  EXPECT_EQ(Hash({}), base);
+  EXPECT_EQ(Hash({"activation_checkpointing.enabled=true"}), base);
+  EXPECT_NE(Hash({"training.seed=99"}), base);
+  EXPECT_NE(Hash({"optimizer.params.lr=0.011"}), base);
+}
+
+TEST_F(TrainerTest, EvaluationSamplesAndPrintingChangeNoBit) {
+  const std::string base = Hash(
+      {"data.validation_fraction=0.1", "training.sample.tokens=0"}, "base");
+  EXPECT_EQ(Hash({"training.eval_every=1", "training.sample_every=2",
+                  "training.sample.temperature=1.3", "steps_per_print=1",
+                  "wall_clock_breakdown=true", "memory_breakdown=true",
+                  "training.save_final=false"},
+                 "noisy"),
+            base);
+  const auto quiet = Steps("base"), noisy = Steps("noisy");
+  ASSERT_EQ(quiet.size(), noisy.size());
+  for (size_t i = 0; i < quiet.size(); ++i) {
+    EXPECT_EQ(quiet[i]["loss"], noisy[i]["loss"]);
+    EXPECT_EQ(quiet[i]["grad_norm"], noisy[i]["grad_norm"]);
+  }
+}
+
+TEST_F(TrainerTest, EveryPrecisionLearnsAndRepeats) {
+  for (const char* precision :
+       {"bf16.enabled=true", "fp16={\"enabled\": true}"}) {
+    // At the rate of the other tests this model's loss has spikes.
+    const std::string rate = "optimizer.params.lr=0.003";
+    const std::string hash = Hash({precision, rate}, "half");
+    EXPECT_EQ(Hash({precision, rate, "activation_checkpointing.enabled=true"}),
+              hash)
+        << precision;
+    const auto steps = Steps("half");
+    EXPECT_LT(steps.back()["loss"].get<double>(),
+              steps.front()["loss"].get<double>() - 0.5)
+        << precision;
+  }
+}
+
+TEST_F(TrainerTest, AStopEndsAtAStepBoundaryWithEverythingWritten) {
+  std::atomic<bool> stop{false};
+  int64_t updates = 0;
+  const Outcome outcome = Run(
+      Load({"training.steps=100000"}),
+      [&](Trainer& trainer) {
+        trainer.session().executor().set_hook(
+            [&](const Action& action, bool done) {
+              // Asked in the middle of the fifth step.
+              if (done || action.kind != ActionKind::kNorm) return;
+              if (++updates == 5) stop = true;
+            });
+      },
+      &stop);
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_TRUE(outcome.summary->interrupted);
+  EXPECT_EQ(outcome.summary->steps, 5);
+  EXPECT_EQ(Steps().size(), 5u);
+  const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_EQ(json["interrupted"], true);
+  EXPECT_EQ(json["steps"], 5);
+  EXPECT_EQ(json["total_steps"], 100000);
+  EXPECT_NE(dir_.Read("run/final/model.safetensors"), "");
+  // The five steps were those of any other run.
+  EXPECT_EQ(json["parameters_hash"], Hash({"training.steps=5"}, "five"));
+}
+
+TEST_F(TrainerTest, AStopBeforeTheFirstStepStillWritesASummary) {
+  const std::atomic<bool> stop{true};
+  const Outcome outcome = Run(Load({}), {}, &stop);
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_EQ(outcome.summary->steps, 0);
+  const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_EQ(json["steps"], 0);
+}
+
+// Makes the gradient of `name` infinite in every step from `from` to `to`
+// (counted from 1), before its norm is taken.
+void Poison(Trainer& trainer, const std::string& name, int from, int to) {
+  for (const Parameter* parameter : trainer.session().model().AllParameters()) {
+    if (parameter->name != name) continue;
+    const Tensor grad = parameter->weight.sink->grad;
+    trainer.session().executor().set_hook(
+        [grad, from, to, step = 0](const Action& action, bool done) mutable {
+          if (done || action.kind != ActionKind::kNorm) return;
+          ++step;
+          if (step < from || step > to) return;
+          grad.As<float>()[0] = std::numeric_limits<float>::infinity();
+        });
+  }
+}
+
+TEST_F(TrainerTest, TooManySkipsInARowEndTheRunWithTheTensorsName) {
+  const Outcome outcome =
+      Run(Load({"training.max_consecutive_skips=3"}), [](Trainer& trainer) {
+        Poison(trainer, "block.1.mlp.fc.weight", 4, 1000);
+      });
+  ASSERT_FALSE(outcome.summary.ok());
+  EXPECT_EQ(outcome.summary.status().code(), absl::StatusCode::kAborted);
+  const std::string message(outcome.summary.status().message());
+  EXPECT_NE(message.find("step 6: 3 steps in a row"), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("block.1.mlp.fc.weight"), std::string::npos);
+  EXPECT_EQ(Steps().size(), 6u);
+  EXPECT_EQ(Steps()[3]["skipped"], true);
+  EXPECT_TRUE(Steps()[3]["grad_norm"].is_null());
+}
+
+TEST_F(TrainerTest, ASkippedStepIsTriedAgainAtItsRateAndForgotten) {
+  const std::vector<std::string> warmup = {
+      "training.max_consecutive_skips=3",
+      "scheduler={\"type\": \"WarmupLR\", \"params\": "
+      "{\"warmup_num_steps\": 10, \"warmup_type\": \"linear\"}}"};
+  const Outcome outcome = Run(Load(warmup), [](Trainer& trainer) {
+    Poison(trainer, "embedding.wpe", 3, 4);
+  });
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  const auto steps = Steps();
+  ASSERT_EQ(steps.size(), 12u);
+  // Optimizer steps: 1, 2, 3 (skipped), 3 (skipped), 3, 4 ...
+  const double expected[] = {1, 2, 3, 3, 3, 4, 5, 6, 7, 8, 9, 10};
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_NEAR(steps[i]["lr"], 0.01 * expected[i] / 10, 1e-12) << i;
+    EXPECT_EQ(steps[i].contains("skipped"), i == 2 || i == 3) << i;
+  }
+  EXPECT_NE(
+      outcome.printed.find("step 3 skipped: the gradient of embedding.wpe "
+                           "is not finite"),
+      std::string::npos);
+}
+
+TEST_F(TrainerTest, TheFp16ScaleFollowsItsTable) {
+  const Outcome outcome = Run(
+      Load({"fp16={\"enabled\": true, \"initial_scale_power\": 8, "
+            "\"loss_scale_window\": 3, \"hysteresis\": 2}"}),
+      [](Trainer& trainer) { Poison(trainer, "block.0.ln_1.weight", 2, 4); });
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  // The scale that each step ran with. Overflows at 2, 3 and 4: the first
+  // only uses up the hysteresis. Then it doubles after three good steps.
+  const double scales[] = {256, 256, 256, 128, 64,  64,
+                           64,  128, 128, 128, 256, 256};
+  const auto steps = Steps();
+  ASSERT_EQ(steps.size(), 12u);
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_EQ(steps[i]["loss_scale"], scales[i]) << "step " << i + 1;
+  }
+}
+
+// ---- Learning rate --------------------------------------------------------
+
+TEST_F(TrainerTest, TheRateIsRightAtTheFirstStepEndOfWarmUpAndLastStep) {
+  const std::vector<double> linear =
+      Rates({"scheduler={\"type\": \"WarmupDecayLR\", \"params\": "
+             "{\"warmup_num_steps\": 4, \"warmup_type\": \"linear\"}}"});
+  ASSERT_EQ(linear.size(), 12u);
+  EXPECT_NEAR(linear[0], 0.0025, 1e-15);     // step 1 moves
+  EXPECT_NEAR(linear[3], 0.01, 1e-15);       // end of warm-up
+  EXPECT_NEAR(linear[4], 0.01, 1e-15);       // decay starts at its top
+  EXPECT_NEAR(linear[11], 0.01 / 8, 1e-15);  // and the last step still moves
+
+  const std::vector<double> constant = Rates({});
+  for (double rate : constant) EXPECT_EQ(rate, 0.01);
+
+  // A run shorter than its warm-up.
+  const std::vector<double> shorter =
+      Rates({"training.steps=3",
+             "scheduler={\"type\": \"WarmupLR\", \"params\": "
+             "{\"warmup_num_steps\": 1000}}"});
+  ASSERT_EQ(shorter.size(), 3u);
+  EXPECT_GT(shorter[0], 0);
+  EXPECT_GT(shorter[2], shorter[1]);
+  EXPECT_LT(shorter[2], 0.01);
+}
+
+TEST_F(TrainerTest, LinearScalingWarmsUpFromTheBaseRate) {
+  // Batch 8 over base 2: four times the rate, reached after 4 steps.
+  const std::vector<double> rates =
+      Rates({"optimizer.params.lr=0.001",
+             "lr_scaling={\"rule\": \"linear\", \"base_batch_size\": 2, "
+             "\"warmup_steps\": 4}"});
+  const double expected[] = {0.001, 0.00175, 0.0025, 0.00325, 0.004, 0.004};
+  for (int i = 0; i < 6; ++i) EXPECT_NEAR(rates[i], expected[i], 1e-15) << i;
+  EXPECT_NEAR(rates[11], 0.004, 1e-15);
+}
+
+// ---- Data -----------------------------------------------------------------
+
+TEST_F(TrainerTest, TheValidationSplitIsDisjointAndCoversTheText) {
+  const LoadedConfig loaded = Load({"data.validation_fraction=0.25"});
+  const auto data = OpenRunData(loaded.config, true, 1);
+  ASSERT_TRUE(data.ok()) << data.status();
+  auto read = [](const TokenSource& source) {
+    std::vector<int32_t> ids(source.size());
+    source.Read(0, ids.size(), ids.data());
+    return std::string(ids.begin(), ids.end());
+  };
+  const std::string train = read(*data->train);
+  const std::string validation = read(*data->validation);
+  EXPECT_EQ(train + validation, SmallText());
+  EXPECT_NEAR(validation.size(), 0.25 * SmallText().size(), 1);
+}
+
+TEST_F(TrainerTest, EpochsBecomeSteps) {
+  const Outcome outcome = Run(Load(
+      {absl::StrCat("training={\"epochs\": 0.5, \"out_dir\": \"",
+                    dir_.File("run"), "\", \"sample\": {\"tokens\": 0}}")}));
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  const int64_t kept =
+      SmallText().size() - std::llround(0.1 * SmallText().size());
+  const int64_t per_epoch = (kept - 1) / 32 / 8;
+  EXPECT_EQ(outcome.summary->steps, (per_epoch + 1) / 2);
+}
+
+// ---- Generation -----------------------------------------------------------
+
+std::vector<int32_t> GenerateAll(Executor& executor, int64_t prompt_length,
+                                 int64_t context, int64_t tokens) {
+  std::vector<int32_t> prompt(prompt_length);
+  std::iota(prompt.begin(), prompt.end(), 40);
+  std::vector<int32_t> text;
+  Generate(executor, prompt,
+           {.sampling = {.temperature = 1, .seed = 3},
+            .max_tokens = tokens,
+            .context_length = context,
+            .vocab_size = 257},
+           [&](int32_t id) {
+             text.push_back(id);
+             return true;
+           });
+  return text;
+}
+
+TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
+  // A session that only generates has no larger step to hide behind.
+  for (const char* family : {"gpt2-tiny", "llama-tiny", "qwen3-tiny"}) {
+    constexpr int64_t kContext = 24;
+    const LoadedConfig loaded =
+        Load({absl::StrCat("model={\"preset\": \"", family, "\"}")});
+    auto session = Session::Make(*device_, loaded.config, Tools(),
+                                 {.generate_tokens = kContext});
+    ASSERT_TRUE(session.ok()) << session.status();
+    for (int64_t length = 1; length <= kContext + 5; ++length) {
+      GenerateAll((*session)->executor(), length, kContext, 3);
+    }
+    // A text longer than the context goes on.
+    EXPECT_EQ(GenerateAll((*session)->executor(), 5, kContext, 60).size(), 60u);
+    EXPECT_EQ(GenerateAll((*session)->executor(), 5, 2, 9).size(), 9u);
+    EXPECT_EQ(GenerateAll((*session)->executor(), 5, 1, 9).size(), 9u);
+    EXPECT_EQ((*session)->executor().activations().live_bytes(), 0);
+  }
+}
+
+TEST_F(TrainerTest, GenerationIsAFunctionOfItsSeedAndStopsWhenTold) {
+  const LoadedConfig loaded = Load({});
+  auto session =
+      Session::Make(*device_, loaded.config, Tools(), {.generate_tokens = 32});
+  ASSERT_TRUE(session.ok()) << session.status();
+  Executor& executor = (*session)->executor();
+  const std::vector<int32_t> text = GenerateAll(executor, 4, 32, 20);
+  EXPECT_EQ(text.size(), 20u);
+  EXPECT_EQ(GenerateAll(executor, 4, 32, 20), text);
+  for (int32_t id : text) EXPECT_LT(id, 257);
+
+  int seen = 0;
+  const GenerateOptions options{.sampling = {.temperature = 1, .seed = 3},
+                                .max_tokens = 20,
+                                .context_length = 32,
+                                .vocab_size = 257};
+  Generate(executor, {40, 41, 42, 43}, options, [&](int32_t id) {
+    EXPECT_EQ(id, text[seen]);
+    return ++seen < 7;
+  });
+  EXPECT_EQ(seen, 7);
+
+  // The stop token ends the text and is not reported.
+  GenerateOptions stop = options;
+  stop.stop_token = text[5];
+  std::vector<int32_t> until;
+  Generate(executor, {40, 41, 42, 43}, stop, [&](int32_t id) {
+    until.push_back(id);
+    return true;
+  });
+  const auto end = std::find(text.begin(), text.end(), text[5]);
+  EXPECT_EQ(until, std::vector<int32_t>(text.begin(), end));
+}
+
+TEST_F(TrainerTest, ADataFileThatIsMissingOrTooSmallIsAnErrorBeforeTheRun) {
+  LoadedConfig loaded = Load({});
+  dir_.Write("text.txt", "too small\n");
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* file = open_memstream(&text, &size);
+  Console console(file, false);
+  auto trainer = Trainer::Make(*device_, loaded, Tools(), &console, nullptr);
+  EXPECT_FALSE(trainer.ok());
+  EXPECT_FALSE(std::filesystem::exists(dir_.File("run/metrics.jsonl")));
+  std::filesystem::remove(dir_.File("text.txt"));
+  trainer = Trainer::Make(*device_, loaded, Tools(), &console, nullptr);
+  EXPECT_EQ(trainer.status().code(), absl::StatusCode::kNotFound)
+      << trainer.status();
+  std::fclose(file);
+  std::free(text);
+}
+
+TEST_F(TrainerTest, SequencesOfOneTokenTrain) {
+  EXPECT_NE(Hash({"data.sequence_length=1", "training.steps=2"}), "");
+}
+
+}  // namespace
+}  // namespace zero
