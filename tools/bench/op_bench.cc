@@ -39,6 +39,7 @@ struct Options {
   std::string filter;
   double seconds = 0.3;  // per case, at least
   int rounds = 3;        // at least
+  bool cpu_time = false;
 };
 
 // What one call of something does.
@@ -602,7 +603,10 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--threads", options.run.threads,
                  "compute threads (default: all cores)");
+  app.add_flag("--cpu-time", options.cpu_time,
+               "time by the thread's CPU clock; wants --threads 1");
   CLI11_PARSE(app, argc, argv);
+  if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
   const auto device = OpenDevice(options.run);
   if (!device.ok()) {
     std::cerr << "op_bench: " << device.status().message() << "\n";
