@@ -206,6 +206,37 @@ TEST_F(TapeTest, ActivationsGoBackNodeByNode) {
   EXPECT_EQ(arena_->live_bytes(), resident);
 }
 
+TEST_F(TapeTest, TheFeedForwardLayerFreesWhatItNoLongerNeeds) {
+  constexpr int64_t kTokens = 64, kWidth = 64, kInner = 256;
+  constexpr int64_t kRow = kTokens * sizeof(float);
+  auto weight = [&](int64_t rows, int64_t cols, GradSink* sink) {
+    sink->grad = Full(rows * cols, 0).Reshape({rows, cols});
+    return Weight{Full(rows * cols, 0.1f).Reshape({rows, cols}), sink};
+  };
+  GradSink up_sink, down_sink;
+  const Weight up = weight(kInner, kWidth, &up_sink);
+  const Weight down = weight(kWidth, kInner, &down_sink);
+  const int64_t resident = ledger_.live_bytes(MemoryCategory::kActivations);
+  int slot;
+  {
+    const Var x =
+        tape_.Watch(Full(kTokens * kWidth, 0.3f).Reshape({kTokens, kWidth}));
+    const Var y = GeluMlp(*ctx_, x, up, nullptr, Gelu::kTanh, down, nullptr);
+    slot = y.slot;
+  }
+  // The input, the activation's input and its output.
+  EXPECT_EQ(ledger_.live_bytes(MemoryCategory::kActivations) - resident,
+            kRow * (kWidth + 2 * kInner));
+  tape_.Accumulate(*ctx_, slot,
+                   Full(kTokens * kWidth, 1).Reshape({kTokens, kWidth}));
+  ledger_.ResetPeaks();
+  tape_.Backward(*ctx_);
+  // The output's memory is the gradient's before that is computed: at the peak
+  // live the input, dy, the activation's input and its gradient.
+  EXPECT_EQ(ledger_.peak_bytes(MemoryCategory::kActivations) - resident,
+            kRow * (2 * kWidth + 2 * kInner));
+}
+
 TEST_F(TapeTest, AfterBackwardOnlyTheInputsGradientIsLive) {
   constexpr int64_t kTokens = 12, kWidth = 16;
   std::vector<int32_t> positions(kTokens);

@@ -711,6 +711,24 @@ TEST_F(ExecutorTest, EvaluationAndSamplingBetweenStepsChangeNoBit) {
   }
 }
 
+TEST_F(ExecutorTest, EvaluationAndSamplingDropNothing) {
+  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    ModelConfig config = TinyConfig(family);
+    const auto without = MakeRig(config, Options());
+    config.embd_pdrop = config.resid_pdrop = 0.5;
+    const auto with = MakeRig(config, Options());
+    const TokenBatch batch = MakeBatch(1);
+    EXPECT_EQ((*with)->EvalLossSum(batch.All()),
+              (*without)->EvalLossSum(batch.All()));
+    HostBatch prompt = batch.Rows(0, 1);
+    prompt.targets = nullptr;
+    Floats a(kVocab), b(kVocab);
+    (*with)->LastLogits(prompt, nullptr, a.data());
+    (*without)->LastLogits(prompt, nullptr, b.data());
+    EXPECT_EQ(a, b);
+  }
+}
+
 TEST_F(ExecutorTest, EvaluationIsTheLossOfTheNextStep) {
   // It sees the parameters that the last step wrote.
   const auto rig = MakeRig(TinyConfig(ModelFamily::kGpt2), Options());
