@@ -277,7 +277,7 @@ struct SwigluBackwardArgs {
 };
 
 // y = x kept with probability 1 - p and scaled by 1 / (1 - p), else 0. The
-// mask is a pure function of (key, sample_ids[row], column), so it is the same
+// mask is a pure function of (key, row_ids[row], column), so it is the same
 // for any world size and on recompute; the backward pass is the same call.
 // RNG: Philox-4x32-10 (Salmon et al. 2011), see kernels/philox.h.
 struct DropoutArgs {
@@ -304,8 +304,9 @@ struct FillArgs {
 // ---- Reductions over flat spans -------------------------------------------
 
 // out[0] (+)= sum of squares of src in float64: serial within fixed blocks of
-// 64 elements (in eight fixed lanes), then over blocks in order, so that it
-// does not depend on the number of threads. Non-finite input gives a
+// 64 elements (in eight fixed lanes), then over runs of blocks and over runs,
+// each in order (cpu/reduce.cc), so that it does not depend on the number of
+// threads. Non-finite input gives a
 // non-finite sum, and finite fp32 input can not overflow it.
 struct SumSquaresArgs {
   ConstVector src;

@@ -21,10 +21,10 @@ class Catalog : public ModelCatalog {
     for (const ModelPreset& preset : ModelPresets()) {
       if (name == preset.name) return preset.config;
     }
-    std::string message = absl::StrCat("no preset \"", name, "\"");
+    std::string message = absl::StrCat("no preset \"", name, "\";");
     const auto nearest = NearestNames(name, PresetNames(), 1);
     if (!nearest.empty()) {
-      absl::StrAppend(&message, "; did you mean \"", nearest[0], "\"?");
+      absl::StrAppend(&message, " did you mean \"", nearest[0], "\"?");
     }
     return absl::NotFoundError(
         absl::StrCat(message, " `zero models` lists them"));

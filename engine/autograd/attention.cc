@@ -76,7 +76,8 @@ struct Saved {
   Var qkv;
   Tensor qk;  // normalized q and k, [tokens, (H + K) D]; undefined: in qkv
   Tensor out, lse, q_rstd, k_rstd;
-  Weight q_norm, k_norm;
+  const Weight* q_norm = nullptr;
+  const Weight* k_norm = nullptr;
   bool has_norm = false;
   const RotaryTables* rotary = nullptr;
   int slot = -1;
@@ -102,8 +103,8 @@ void NormQk(Context& ctx, const AttentionOptions& options, const Layout& layout,
   run(*options.q_norm, 0, layout.q_heads, &saved->q_rstd);
   run(*options.k_norm, layout.q_width(), layout.kv_heads, &saved->k_rstd);
   saved->has_norm = true;
-  saved->q_norm = *options.q_norm->weight;
-  saved->k_norm = *options.k_norm->weight;
+  saved->q_norm = options.q_norm->weight;
+  saved->k_norm = options.k_norm->weight;
 }
 
 void NormQkBackward(Context& ctx, const Saved& saved, const Tensor& dqk,
@@ -121,8 +122,8 @@ void NormQkBackward(Context& ctx, const Saved& saved, const Tensor& dqk,
          .rstd = rstd.As<float>(),
          .dx = HeadRows(dqkv, column, packed, heads, layout)});
   };
-  run(saved.q_norm, 0, layout.q_heads, saved.q_rstd);
-  run(saved.k_norm, layout.q_width(), layout.kv_heads, saved.k_rstd);
+  run(*saved.q_norm, 0, layout.q_heads, saved.q_rstd);
+  run(*saved.k_norm, layout.q_width(), layout.kv_heads, saved.k_rstd);
 }
 
 void Backward(Context& ctx, Tape& tape, Saved& saved) {

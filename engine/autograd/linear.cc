@@ -67,13 +67,13 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
   if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return Var(y);
 
   const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record("linear", [slot, x, w, bias_sink = SinkOf(bias),
+  ctx.tape->Record("linear", [slot, x, w = &w, bias_sink = SinkOf(bias),
                               residual_slot](Context& c, Tape& tape) {
     Tensor dy = tape.Take(slot);
     if (!dy.defined()) return;
-    LinearWeightGrad(c, dy, x.value, w.sink, bias_sink);
+    LinearWeightGrad(c, dy, x.value, w->sink, bias_sink);
     if (x.slot >= 0) {
-      tape.Accumulate(c, x.slot, LinearInputGrad(c, dy, w.value));
+      tape.Accumulate(c, x.slot, LinearInputGrad(c, dy, w->value));
     }
     tape.Accumulate(c, residual_slot, std::move(dy));
   });

@@ -41,7 +41,7 @@ namespace {
 void RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
                 const Var& y, std::vector<int> inputs, Tensor mean,
                 Tensor rstd) {
-  ctx.tape->Record("norm", [kind = norm.kind, weight = *norm.weight,
+  ctx.tape->Record("norm", [kind = norm.kind, weight = norm.weight,
                             bias_sink = SinkOf(norm.bias), sum, y_slot = y.slot,
                             inputs = std::move(inputs), mean,
                             rstd](Context& c, Tape& tape) {
@@ -55,12 +55,12 @@ void RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
     if (dy.defined()) {
       NormBackwardArgs args{.dy = dy.rows(),
                             .sum = sum.value.rows(),
-                            .weight = weight.value.vector(),
+                            .weight = weight->value.vector(),
                             .mean = mean.defined() ? mean.As<float>() : nullptr,
                             .rstd = rstd.As<float>(),
                             .dx = dx.rows()};
       if (dsum.defined()) args.dsum = dsum.rows();
-      NormRowsBackward(c, kind, weight.sink, bias_sink, args);
+      NormRowsBackward(c, kind, weight->sink, bias_sink, args);
     }
     dsum = Tensor();
     for (int input : inputs) tape.Accumulate(c, input, dx);

@@ -4,7 +4,9 @@
 // the context's arena, calls the kernel, and, when a tape is set and something
 // wants a gradient, records its backward, which stands next to its forward in
 // the file of the same name. Weight gradients go straight into the weight's
-// sink. Activations have the dtype of the weights.
+// sink. A Weight is kept by address and read again in backward, so that it may
+// have been released and gathered elsewhere in between; it must outlive the
+// tape. Activations have the dtype of the weights.
 //
 // Legend: B batch, T time, M = B * T tokens, C channels, H query heads, K
 // key/value heads, D head width, V vocabulary, F feed-forward width.
@@ -31,7 +33,8 @@ Var Linear(Context& ctx, const Var& x, const Weight& w,
            const Weight* bias = nullptr, const Var* residual = nullptr);
 
 // GPT-2's feed-forward layer: gelu(x w1^T + b1) w2^T + b2 (+ residual). One op,
-// so that the activation's derivative rides on the second layer's backward.
+// so that the activation's derivative rides on the second layer's backward and
+// only the input of the activation is kept of the two [M, F] tensors.
 // Shapes: x [M, C], w1 [F, C], w2 [C, F] -> [M, C].
 Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
             Gelu act, const Weight& w2, const Weight* b2,

@@ -37,7 +37,8 @@ struct GradSink {
   bool written = false;  // false: the next write overwrites
 };
 
-// A parameter as an op sees it. No sink: frozen.
+// A parameter as an op sees it. No sink: frozen. Ops keep its address until
+// their backward has run, and read `value` anew there.
 struct Weight {
   Tensor value;
   GradSink* sink = nullptr;

@@ -190,6 +190,11 @@ absl::Status WriteFileAtomically(const std::string& path,
   return file->Commit();
 }
 
+absl::Status RemoveFile(const std::string& path) {
+  if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
+  return FileError("remove", path, errno);
+}
+
 absl::Status MakeFolders(const std::string& path) {
   if (path.empty() || IsFolder(path)) return absl::OkStatus();
   const std::string parent = FolderOf(path);

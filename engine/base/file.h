@@ -31,6 +31,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path);
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view contents);
 
+// Removes a file; one that is not there is no error.
+absl::Status RemoveFile(const std::string& path);
+
 // mkdir -p.
 absl::Status MakeFolders(const std::string& path);
 

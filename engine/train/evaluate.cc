@@ -25,10 +25,12 @@ absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config,
   return EvalLoader::Create(source, BatchShapeOf(config), max_windows);
 }
 
-double MeanLoss(Executor& executor, const EvalLoader& loader) {
+absl::optional<double> MeanLoss(Executor& executor, const EvalLoader& loader,
+                                const std::atomic<bool>* stop) {
   double loss_sum = 0;
   Batch batch;
   for (int64_t i = 0; i < loader.num_batches(); ++i) {
+    if (stop != nullptr && stop->load()) return absl::nullopt;
     loader.Fill(i, /*rank=*/0, &batch);
     loss_sum += executor.EvalLossSum(AsHostBatch(batch));
   }

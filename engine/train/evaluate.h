@@ -2,7 +2,10 @@
 #ifndef ZERO_ENGINE_TRAIN_EVALUATE_H_
 #define ZERO_ENGINE_TRAIN_EVALUATE_H_
 
+#include <atomic>
+
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "engine/config/config.h"
 #include "engine/data/loader.h"
 #include "engine/zero/executor.h"
@@ -20,8 +23,10 @@ HostBatch AsHostBatch(const Batch& batch);
 absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config,
                                           const TokenSource* source);
 
-// Mean cross-entropy over all targets of the loader; changes no state.
-double MeanLoss(Executor& executor, const EvalLoader& loader);
+// Mean cross-entropy over all targets of the loader; changes no state. Empty
+// when `stop` (may be null) was set before the end.
+absl::optional<double> MeanLoss(Executor& executor, const EvalLoader& loader,
+                                const std::atomic<bool>* stop);
 
 }  // namespace zero
 

@@ -29,13 +29,20 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
       auto source, TokenSource::Open(patterns, FormatOf(config.data.format)));
   if (source->is_text() && tokenizer != nullptr &&
       config.data.tokenizer != "bytes") {
-    return absl::InvalidArgumentError(
-        absl::StrCat(source->shards()[0].path,
-                     " is text, which is read as bytes, but "
-                     "data.tokenizer is ",
-                     tokenizer->name(),
-                     "; make token files first: zero tokenize --tokenizer ",
-                     config.data.tokenizer));
+    return absl::InvalidArgumentError(absl::StrCat(
+        source->shards()[0].path,
+        " is text, which is read as bytes, but "
+        "data.tokenizer is ",
+        tokenizer->name(), "; make token files first: zero tokenize ",
+        source->shards()[0].path, " --out FILE.bin --tokenizer ",
+        config.data.tokenizer));
+  }
+  if (source->is_text() && tokenizer == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data.tokenizer: \"none\" is for token files, but ",
+        source->shards()[0].path,
+        " is text; set data.tokenizer to \"bytes\", or make token files first "
+        "with zero tokenize"));
   }
   ZERO_RETURN_IF_ERROR(
       source->ValidateTokens(config.model.vocab_size, num_threads));
@@ -44,12 +51,27 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
+    const std::string& spec, int64_t vocab_size) {
+  ZERO_ASSIGN_OR_RETURN(auto tokenizer, OpenTokenizer(spec));
+  // A byte vocabulary without the end of text (256) is a model of its own.
+  if (tokenizer->vocab_size() > vocab_size && vocab_size != kByteEndOfText) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "tokenizer ", tokenizer->name(), " has ", tokenizer->vocab_size(),
+        " ids, more than the model's vocabulary of ", vocab_size,
+        "; set model.vocab_size to at least ", tokenizer->vocab_size()));
+  }
+  return tokenizer;
+}
+
 absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
                                     int num_threads) {
   RunData data;
   const DataConfig& from = config.data;
   if (from.tokenizer != "none") {
-    ZERO_ASSIGN_OR_RETURN(data.tokenizer, OpenTokenizer(from.tokenizer));
+    ZERO_ASSIGN_OR_RETURN(
+        data.tokenizer,
+        OpenModelTokenizer(from.tokenizer, config.model.vocab_size));
   }
   if (need_train || from.validation.empty()) {
     ZERO_ASSIGN_OR_RETURN(

@@ -3,6 +3,7 @@
 #define ZERO_ENGINE_TRAIN_RUN_DATA_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "engine/config/config.h"
@@ -23,6 +24,11 @@ struct RunData {
 //         and offset; text where a SentencePiece model is configured.
 absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
                                     int num_threads);
+
+// The tokenizer `spec`, for a model of `vocab_size` ids.
+// Errors: InvalidArgument when it has more ids than the model.
+absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
+    const std::string& spec, int64_t vocab_size);
 
 }  // namespace zero
 

@@ -1,8 +1,10 @@
 #include "engine/train/session.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "engine/base/hash.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
@@ -59,6 +61,47 @@ void Rehearse(Executor& executor, const Config& config,
   }
 }
 
+// What can be made smaller, by what is largest.
+std::string Remedy(const MemoryLedger& predicted, const Config& config) {
+  const auto bytes = [&](MemoryCategory category) {
+    return predicted.at_peak()[static_cast<int>(category)];
+  };
+  const int64_t transient =
+      bytes(MemoryCategory::kActivations) + bytes(MemoryCategory::kWorkspace);
+  if (transient < predicted.total_peak_bytes() / 2) {
+    return config.param_dtype() == DType::kF32
+               ? "choose a smaller model.preset, or set bf16.enabled"
+               : "choose a smaller model.preset";
+  }
+  if (!config.activation_checkpointing) {
+    return "set activation_checkpointing.enabled to true, or lower "
+           "train_micro_batch_size_per_gpu";
+  }
+  return "lower train_micro_batch_size_per_gpu or data.sequence_length";
+}
+
+// Compares the rehearsed peak with the device before anything is taken: an
+// operating system that promises more than it has would kill the run instead.
+absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
+                       const Device& device) {
+  const int64_t memory = device.info().memory_bytes;
+  if (memory == 0 || predicted.total_peak_bytes() <= memory) {
+    return absl::OkStatus();
+  }
+  constexpr double kGiB = 1 << 30;
+  std::string parts;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    if (predicted.at_peak()[i] < (1 << 20)) continue;
+    absl::StrAppendFormat(&parts, "%s%s %.2f", parts.empty() ? "" : ", ",
+                          MemoryCategoryName(static_cast<MemoryCategory>(i)),
+                          predicted.at_peak()[i] / kGiB);
+  }
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "this run needs %.2f GiB at its peak (%s) and %s has %.2f GiB; %s",
+      predicted.total_peak_bytes() / kGiB, parts, device.info().name,
+      memory / kGiB, Remedy(predicted, config)));
+}
+
 }  // namespace
 
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
@@ -90,12 +133,21 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
 absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     Device& device, const Config& config, const ModelTools& tools,
     const Workload& workload) {
+  // Row numbers are 32-bit in some kernels' libraries.
+  const int64_t tokens = config.train_micro_batch_size_per_gpu *
+                         std::max<int64_t>(config.data.sequence_length, 1);
+  if (config.train_micro_batch_size_per_gpu > INT32_MAX || tokens > INT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "train_micro_batch_size_per_gpu %d x data.sequence_length %d is more "
+        "than 2^31 tokens in one pass; lower one of them",
+        config.train_micro_batch_size_per_gpu, config.data.sequence_length));
+  }
   std::unique_ptr<Session> session(new Session(device, config));
   const ExecutorOptions options = MakeExecutorOptions(
       config, workload.train, MaxPositions(config, workload));
   int64_t activation_bytes = 0;
   {
-    constexpr int64_t kUnlimited = int64_t{1} << 46;
+    constexpr int64_t kUnlimited = int64_t{1} << 50;
     const std::unique_ptr<Device> meta = MakeMetaDevice(device);
     const std::unique_ptr<Model> model = tools.make(config.model);
     ZERO_ASSIGN_OR_RETURN(const auto executor,
@@ -104,6 +156,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     Rehearse(*executor, config, workload);
     activation_bytes = executor->activation_high_water_bytes();
   }
+  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, config, device));
   session->model_ = tools.make(config.model);
   ZERO_ASSIGN_OR_RETURN(session->executor_,
                         Executor::Make(device, *session->model_, options,

@@ -69,6 +69,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(out_dir + "/config.json", PrintResolvedJson(config)));
+  // An earlier run's summary must not stand beside this run's metrics.
+  ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
   ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
                         MetricsWriter::Create(out_dir + "/metrics.jsonl"));
   return trainer;
@@ -112,6 +114,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
   while (step_ < total_steps_ && !StopRequested()) {
     ZERO_RETURN_IF_ERROR(Step());
+    if (StopRequested()) break;
     if (Due(config_.training.eval_every)) {
       ZERO_RETURN_IF_ERROR(EvaluateAndLog());
     }
@@ -176,6 +179,12 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
       config_.training.max_consecutive_skips));
 }
 
+double Trainer::Mfu(double tokens_per_second) const {
+  return product_flops_ > 0
+             ? tokens_per_second * flops_per_token_ / product_flops_
+             : 0;
+}
+
 absl::Status Trainer::Report(const StepOutput& output, double seconds,
                              double lr) {
   const int64_t tokens = BatchShapeOf(config_).TokensPerStep();
@@ -191,6 +200,7 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
       .Add("tokens", step_ * tokens)
       .Add("tokens_per_second", tokens_per_second)
       .Add("step_ms", seconds * 1e3)
+      .Add("mfu", Mfu(tokens_per_second))
       .Add("flops_per_second", tokens_per_second * flops_per_token_)
       .AddObject("peak_bytes", PeakBytes(ledger));
   if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
@@ -206,9 +216,7 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
                       "  mfu %.0f%%  mem %s  eta %s",
                       step_, total_steps_, output.loss, output.grad_norm, lr,
                       WithCommas(std::llround(tokens_per_second)),
-                      product_flops_ > 0 ? 100 * tokens_per_second *
-                                               flops_per_token_ / product_flops_
-                                         : 0.0,
+                      100 * Mfu(tokens_per_second),
                       HumanBytes(ledger.total_peak_bytes()),
                       HumanSeconds((total_steps_ - step_) * tokens / average)),
       keep);
@@ -245,7 +253,10 @@ void Trainer::WarnUnused() const {
 
 absl::Status Trainer::EvaluateAndLog() {
   const auto start = Clock::now();
-  validation_loss_ = MeanLoss(session_->executor(), *eval_loader_);
+  const absl::optional<double> loss =
+      MeanLoss(session_->executor(), *eval_loader_, stop_);
+  if (!loss.has_value()) return absl::OkStatus();  // a stop was asked for
+  validation_loss_ = *loss;
   console_->Line(absl::StrFormat(
       "step %d  validation loss %.4f  perplexity %.2f  (%s tokens, %s)", step_,
       validation_loss_, std::exp(validation_loss_),
@@ -279,7 +290,7 @@ void Trainer::Sample() {
             .stop_token = tokenizer.eot_id()},
            [&](int32_t id) {
              console_->Text(decoder.Push(id));
-             return true;
+             return !StopRequested();
            });
   console_->Line(decoder.Finish());
   console_->Line("---");
@@ -303,7 +314,8 @@ absl::Status Trainer::Finish(RunSummary* summary) {
   summary->final_loss = last_loss_;
   summary->validation_loss = validation_loss_;
   summary->parameters_hash = session_->ParametersHash();
-  if (config_.training.save_final) {
+  // A run that took no step has nothing to save, and maybe something to lose.
+  if (config_.training.save_final && step_ > 0) {
     ZERO_RETURN_IF_ERROR(session_->Save(
         out_dir + "/final", tools_,
         data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));

@@ -59,6 +59,8 @@ class Trainer {
   absl::Status Step();
   absl::Status CountSkips(const StepOutput& output);
   absl::Status Report(const StepOutput& output, double seconds, double lr);
+  // Model FLOP utilization against the measured product rate.
+  double Mfu(double tokens_per_second) const;
   void PrintBreakdowns() const;
   void WarnUnused() const;
   absl::Status EvaluateAndLog();

@@ -82,6 +82,9 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
       spec.parameters.push_back({parameter->name, parameter->stored_shape,
                                  parameter->decay, parameter->frozen});
     }
+    for (const Parameter* parameter : unit->borrowed()) {
+      spec.borrowed.push_back(parameter->name);
+    }
     specs.push_back(std::move(spec));
   }
   return specs;
@@ -297,16 +300,17 @@ void Executor::Upload(const HostBatch& batch, BatchView* view) {
   view->tokens = upload_ids(0, batch.tokens);
   view->positions = upload_ids(1, batch.positions);
   view->targets = upload_ids(2, batch.targets);
+  void* rows = base + 3 * id_bytes;
+  view->row_ids = static_cast<const int64_t*>(rows);
+  if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
   std::vector<int64_t> row_ids(tokens);
   for (int64_t b = 0; b < batch.batch && batch.sample_ids != nullptr; ++b) {
     for (int64_t t = 0; t < batch.length; ++t) {
       row_ids[b * batch.length + t] = batch.sample_ids[b] * batch.length + t;
     }
   }
-  void* rows = base + 3 * id_bytes;
   device_->Copy(*stream_, rows, row_ids.data(), tokens * sizeof(int64_t));
   stream_->Synchronize();  // row_ids is about to go
-  view->row_ids = static_cast<const int64_t*>(rows);
 }
 
 StepOutput Executor::Step(const StepInput& input) {

@@ -9,7 +9,7 @@ namespace zero {
 namespace {
 
 PlannedUnit PlanUnit(const UnitSpec& spec, int64_t world) {
-  PlannedUnit unit{.name = spec.name};
+  PlannedUnit unit{.name = spec.name, .borrowed = spec.borrowed};
   int64_t end = 0;
   for (const ParameterSpec& parameter : spec.parameters) {
     const int64_t elems = parameter.shape.num_elems();

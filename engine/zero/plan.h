@@ -30,6 +30,7 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
+  std::vector<std::string> borrowed;  // names of other units' parameters
 };
 
 struct PlannedParameter {
@@ -47,6 +48,9 @@ struct Segment {
 struct PlannedUnit {
   std::string name;
   std::vector<PlannedParameter> parameters;
+  // Parameters of other units that this one reads: they must be in place while
+  // it runs, and their gradients are complete only when their own unit's are.
+  std::vector<std::string> borrowed;
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;

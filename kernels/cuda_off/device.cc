@@ -9,8 +9,7 @@ namespace zero {
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index) {
   return absl::UnimplementedError(absl::StrCat(
       "device cuda:", index,
-      ": this binary was built without CUDA; install the CUDA toolkit (nvcc "
-      "on PATH), run tools/configure and ninja again, or use --device cpu"));
+      ": the CUDA backend is not built into this binary; use --device cpu"));
 }
 
 }  // namespace zero

@@ -216,6 +216,24 @@ class CliTest(unittest.TestCase):
                 for name in ("run/summary.json", "run/metrics.jsonl"):
                     os.remove(self.path(name))
 
+    def test_a_second_ctrl_c_stops_at_once(self):
+        self.assertIn(self.start_and_signal(signal.SIGINT, signal.SIGINT),
+                      (130,))
+
+    def test_a_run_that_does_not_fit_is_an_error_and_no_crash(self):
+        text = self.error("train", "config.json", "--set",
+                          'model={"preset": "Llama-3.1-8B", '
+                          '"num_hidden_layers": 1000}')
+        self.assertIn("GiB at its peak", text)
+        self.assertIn("smaller model.preset", text)
+        self.train("run")
+        text = self.error("eval", "config.json", "--set",
+                          "train_batch_size=1000000000")
+        self.assertIn("2^31 tokens", text)
+        text = self.error("eval", "config.json", "--set",
+                          "train_batch_size=50000000")
+        self.assertIn("lower train_micro_batch_size_per_gpu", text)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -188,22 +188,14 @@ TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
   Golden golden(GetParam());
   const auto executor = MakeExecutor(golden, /*recompute=*/false);
   Step(*executor, golden, 1);
-  double largest_anywhere = 0;
-  for (const PortableTensor& tensor : golden.model->PortableTensors()) {
-    largest_anywhere =
-        std::max(largest_anywhere,
-                 LargestAbs(ReadFloats(*golden.reader, "grad." + tensor.name)));
-  }
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
     const std::vector<float> want =
         ReadFloats(*golden.reader, "grad." + tensor.name);
     const Tensor& grad = tensor.parameter->weight.sink->grad;
     const std::vector<float> all(grad.As<float>(),
                                  grad.As<float>() + grad.num_elems());
-    // 1e-5 of the tensor's largest; a tensor whose gradient is zero but for
-    // rounding is measured against the model's largest.
-    const double scale = std::max(LargestAbs(want), 1e-3 * largest_anywhere);
-    EXPECT_LE(LargestDifference(Cut(tensor, all), want), 1e-5 * scale)
+    EXPECT_LE(LargestDifference(Cut(tensor, all), want),
+              1e-5 * LargestAbs(want))
         << tensor.name;
   }
 }

@@ -46,9 +46,6 @@ struct RunOptions {
 // Declares them; `config_required` says whether CONFIG may be left out.
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
-// --model as a config override; empty for no folder.
-std::vector<std::string> ModelOverrides(const std::string& model_dir);
-
 // The config file with --set and --model applied.
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                                            bool require_data);

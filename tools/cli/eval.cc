@@ -10,13 +10,14 @@
 #include "engine/train/metrics.h"
 #include "engine/train/run_data.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/signals.h"
 
 namespace zero {
 namespace {
 
 absl::Status Eval(RunOptions options, bool json) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadTrainedConfig(&options, /*require_data=*/true));
+                        LoadTrainedConfig(&options, /*require_data=*/false));
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options));
   ZERO_ASSIGN_OR_RETURN(
@@ -32,7 +33,10 @@ absl::Status Eval(RunOptions options, bool json) {
   ZERO_ASSIGN_OR_RETURN(
       const auto session,
       Session::Make(*device, config, MakeModelTools(), {.evaluate = true}));
-  const double loss = MeanLoss(session->executor(), loader);
+  const absl::optional<double> mean =
+      MeanLoss(session->executor(), loader, InstallStopSignals());
+  if (!mean.has_value()) return absl::CancelledError("stopped by a signal");
+  const double loss = *mean;
   if (json) {
     std::printf("%s\n", JsonLine()
                             .Add("loss", loss)

@@ -7,6 +7,7 @@
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
 #include "engine/train/generator.h"
+#include "engine/train/run_data.h"
 #include "models/catalog.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/signals.h"
@@ -36,7 +37,7 @@ absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
   LoadOptions load;
   load.catalog = catalog.get();
   load.require_data = false;
-  load.overrides = ModelOverrides(options.model_dir);
+  load.model_dir = options.model_dir;
   ZERO_ASSIGN_OR_RETURN(const ModelConfig model,
                         catalog->Pretrained(options.model_dir));
   const int64_t context =
@@ -67,12 +68,8 @@ absl::Status Run(GenerateFlags flags) {
     }
     spec = "bytes";
   }
-  ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(spec));
-  if (tokenizer->vocab_size() > config.model.vocab_size) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tokenizer ", tokenizer->name(), " has ", tokenizer->vocab_size(),
-        " ids, more than the model's vocabulary of ", config.model.vocab_size));
-  }
+  ZERO_ASSIGN_OR_RETURN(const auto tokenizer,
+                        OpenModelTokenizer(spec, config.model.vocab_size));
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
   const int64_t context = std::min(config.data.sequence_length,
                                    config.model.max_position_embeddings);

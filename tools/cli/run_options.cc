@@ -39,17 +39,6 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
       ->check(CLI::IsMember({"cpu", "cuda"}));
 }
 
-std::vector<std::string> ModelOverrides(const std::string& model_dir) {
-  if (model_dir.empty()) return {};
-  // The folder's config.json replaces the whole section.
-  std::string quoted;
-  for (char c : model_dir) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += c;
-  }
-  return {absl::StrCat("model={\"from_pretrained\": \"", quoted, "\"}")};
-}
-
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                                            bool require_data) {
   const std::unique_ptr<ModelCatalog> catalog = MakeModelCatalog();
@@ -57,8 +46,7 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
   load.overrides = options.sets;
   load.catalog = catalog.get();
   load.require_data = require_data;
-  const std::vector<std::string> model = ModelOverrides(options.model_dir);
-  load.overrides.insert(load.overrides.begin(), model.begin(), model.end());
+  load.model_dir = options.model_dir;
   return LoadConfig(options.config, load);
 }
 

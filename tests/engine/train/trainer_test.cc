@@ -211,7 +211,7 @@ TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
     const auto loader = MakeEvalLoader(again.config, data->validation.get());
     ASSERT_TRUE(loader.ok());
     const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
-    EXPECT_EQ(MeanLoss((*session)->executor(), *loader),
+    EXPECT_EQ(*MeanLoss((*session)->executor(), *loader, nullptr),
               json["validation_loss"].get<double>());
   }
 }
