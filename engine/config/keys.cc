@@ -875,7 +875,7 @@ void AddActivationCheckpointing(Table& t) {
   t.Object("activation_checkpointing",
            "Keep a unit's input only and compute the rest again in backward.");
   t.Bool(path("enabled"), FIELD(activation_checkpointing),
-         "Recompute every transformer block. Changes no bit of the result.")
+         "Recompute every unit in backward. Changes no bit of the result.")
       .DeepSpeed(
           "has no such key: the model's code decides; here one key "
           "turns it on");
@@ -944,7 +944,7 @@ void AddRefused(Table& t) {
       .Harmless("true");
   t.Note(kBool, "disable_allgather", "DeepSpeed ignores it too");
   t.Note(kBool, "zero_allow_untested_optimizer",
-         "every optimizer here is tested with every stage");
+         "every optimizer here is ours and tested");
   t.Note(kBool, "zero_force_ds_cpu_optimizer",
          "there is one implementation of each optimizer");
   t.Note(kBool, "graph_harvesting", "it records CUDA graphs in PyTorch");

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/str_cat.h"
 #include "models/catalog.h"
 #include "models/hf_config.h"
 #include "models/registry.h"
