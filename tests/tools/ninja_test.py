@@ -159,6 +159,19 @@ class CheckTest(unittest.TestCase):
         self.assertTrue(
             os.path.exists(os.path.join(self.root, "out/tests/a_test")))
 
+    def test_check_build_builds_programs_that_no_test_needs(self):
+        self.add("a", PASSES_TWO)
+        # In place of a compiler: makes the file after -o.
+        self.write("tests/room.ninja", self.room +
+                   "build $o/bench/b: link tests/a_test.in\n"
+                   "  cxx = sh -c 'touch $$2' sh\n")
+        self.assertEqual(self.check(), (0, ["2 passed, 0 failed"]))
+        program = os.path.join(self.root, "out/bench/b")
+        self.assertFalse(os.path.exists(program))
+        code, text = self.run_in_root("ninja", "check-build")
+        self.assertEqual(code, 0, text)
+        self.assertTrue(os.path.exists(program))
+
     def test_a_python_test_counts_each_of_its_methods(self):
         self.write("tests/p_test.py", "import unittest\n"
                    "class T(unittest.TestCase):\n"
