@@ -234,6 +234,25 @@ std::string FolderOf(const std::string& path) {
   return folder_end == 0 ? "/" : path.substr(0, folder_end);
 }
 
+absl::Status SyncFolder(const std::string& folder) {
+  const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (dir < 0) return FileError("cannot open the folder", folder, errno);
+  const int result = ::fsync(dir);
+  const int error_number = errno;
+  ::close(dir);
+  // Some network file systems cannot sync a folder and say EINVAL.
+  if (result != 0 && error_number != EINVAL) {
+    return FileError("cannot sync the folder", folder, error_number);
+  }
+  return absl::OkStatus();
+}
+
+std::string NameBeside(const std::string& path, absl::string_view kind) {
+  static std::atomic<int> counter{0};
+  return absl::StrCat(path, ".", kind, ".", ::getpid(), ".",
+                      counter.fetch_add(1));
+}
+
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
   DIR* dir = ::opendir(folder.c_str());
   if (dir == nullptr) return FileError("cannot list", folder, errno);
@@ -275,9 +294,7 @@ std::vector<std::string> NearestNames(
 absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
     const std::string& path) {
   if (IsFolder(path)) return FileError("cannot write", path, EISDIR);
-  static std::atomic<int> counter{0};
-  const std::string temp_path =
-      absl::StrCat(path, ".tmp.", ::getpid(), ".", counter.fetch_add(1));
+  const std::string temp_path = NameBeside(path, "tmp");
   // A file of that name can only be the leavings of a dead process.
   const int fd =
       ::open(temp_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -351,18 +368,7 @@ absl::Status AtomicFile::Commit() {
   const int close_error = errno;
   fd_ = -1;
   if (close_result != 0) return FileError("cannot close", path_, close_error);
-
-  const std::string folder = FolderOf(path_);
-  const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (dir < 0) return FileError("cannot open the folder", folder, errno);
-  const int sync_result = ::fsync(dir);
-  const int sync_error = errno;
-  ::close(dir);
-  // Some network file systems cannot sync a folder and say EINVAL.
-  if (sync_result != 0 && sync_error != EINVAL) {
-    return FileError("cannot sync the folder", folder, sync_error);
-  }
-  return absl::OkStatus();
+  return SyncFolder(FolderOf(path_));
 }
 
 MappedFile::MappedFile(MappedFile&& other) noexcept

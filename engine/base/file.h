@@ -43,6 +43,14 @@ bool IsFolder(const std::string& path);
 // "a/b/c.bin" -> "a/b"; "c.bin" -> "."; "/c" -> "/".
 std::string FolderOf(const std::string& path);
 
+// Makes the names in `folder` durable.
+absl::Status SyncFolder(const std::string& folder);
+
+// "PATH.KIND.PID.N": a name beside `path` that nothing else uses while this
+// process lives. What a crash leaves under such a name, RemoveLeavings
+// (atomic_folder.h) finds; so `kind` is "tmp" or "old".
+std::string NameBeside(const std::string& path, absl::string_view kind);
+
 // Names in `folder`, sorted bytewise, without "." and "..".
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 

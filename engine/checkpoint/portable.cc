@@ -1,12 +1,15 @@
 #include "engine/checkpoint/portable.h"
 
+#include <filesystem>
 #include <map>
 #include <set>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/safetensors.h"
@@ -95,12 +98,36 @@ absl::Status CheckTensors(const std::string& dir,
           : ""));
 }
 
+// Puts what is in `from` and not yet in `to` there too; the files are shared
+// where the file system has hard links.
+absl::Status CarryOver(const std::string& from, const std::string& to) {
+  namespace fs = std::filesystem;
+  if (!IsFolder(from)) return absl::OkStatus();
+  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(from));
+  for (const std::string& name : names) {
+    const std::string source = from + "/" + name, target = to + "/" + name;
+    if (PathExists(target) || IsLeaving(name)) continue;
+    constexpr auto kTree =
+        fs::copy_options::recursive | fs::copy_options::copy_symlinks;
+    std::error_code error;
+    fs::copy(source, target, kTree | fs::copy_options::create_hard_links,
+             error);
+    if (error) {
+      fs::copy(source, target, kTree | fs::copy_options::overwrite_existing,
+               error);
+    }
+    if (error) return FileError("cannot copy", source, error.value());
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SavePortable(const std::string& dir, const Model& model,
                           const std::string& config_json, DType dtype,
                           const ReadParameterFn& read) {
-  ZERO_RETURN_IF_ERROR(MakeFolders(dir));
+  ZERO_ASSIGN_OR_RETURN(const auto folder, AtomicFolder::Create(dir));
+  const std::string& temp_dir = folder->temp_path();
   const std::vector<PortableTensor> tensors = model.PortableTensors();
   std::vector<TensorSpec> specs;
   std::map<std::string, const PortableTensor*> by_name;
@@ -124,8 +151,11 @@ absl::Status SavePortable(const std::string& dir, const Model& model,
     return Send(values, dtype, sink);
   };
   ZERO_RETURN_IF_ERROR(
-      WriteSafetensors(dir + "/model.safetensors", specs, fill));
-  return WriteFileAtomically(dir + "/config.json", config_json);
+      WriteSafetensors(temp_dir + "/model.safetensors", specs, fill));
+  ZERO_RETURN_IF_ERROR(
+      WriteFileAtomically(temp_dir + "/config.json", config_json));
+  ZERO_RETURN_IF_ERROR(CarryOver(dir, temp_dir));
+  return folder->Commit();
 }
 
 absl::Status LoadPortable(const std::string& dir, const Model& model,

@@ -22,7 +22,9 @@ using LoadParametersFn = std::function<void(
     const std::function<void(const Parameter&, float* out)>& values)>;
 
 // Writes DIR/config.json (`config_json`) and DIR/model.safetensors in `dtype`.
-// Both appear atomically, the weights first. Errors: as AtomicFile.
+// The folder appears all at once and takes the place of an earlier one
+// (base/atomic_folder.h); what else was in it, such as a tokenizer, goes along.
+// Errors: as FileError; an earlier DIR is then as it was.
 absl::Status SavePortable(const std::string& dir, const Model& model,
                           const std::string& config_json, DType dtype,
                           const ReadParameterFn& read);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/config/print.h"
@@ -34,6 +35,14 @@ LossScalerOptions ScalerOptions(const Config& config) {
           .hysteresis = fp16.hysteresis,
           .consecutive_hysteresis = fp16.consecutive_hysteresis,
           .min_loss_scale = fp16.min_loss_scale};
+}
+
+// Makes `out_dir` ready for a run: no leavings of one that was killed, and no
+// summary of an earlier one beside this one's metrics.
+absl::Status PrepareFolder(const std::string& out_dir) {
+  ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
+  ZERO_RETURN_IF_ERROR(RemoveLeavings(out_dir));
+  return RemoveFile(out_dir + "/summary.json");
 }
 
 }  // namespace
@@ -66,11 +75,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
       tools.flops_per_token(config.model, config.data.sequence_length);
   trainer->product_flops_ = MeasureProductFlops(device, config.param_dtype());
   const std::string& out_dir = config.training.out_dir;
-  ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
+  ZERO_RETURN_IF_ERROR(PrepareFolder(out_dir));
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(out_dir + "/config.json", PrintResolvedJson(config)));
-  // An earlier run's summary must not stand beside this run's metrics.
-  ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
   ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
                         MetricsWriter::Create(out_dir + "/metrics.jsonl"));
   return trainer;

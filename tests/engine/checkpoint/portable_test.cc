@@ -1,10 +1,16 @@
 #include "engine/checkpoint/portable.h"
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "engine/base/atomic_folder.h"
+#include "engine/base/file.h"
 #include "engine/checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 #include "models/hf_config.h"
@@ -234,6 +240,53 @@ TEST(PortableTest, WhatOtherWritersAddIsUnderstood) {
   const auto loaded = Load(dir.File("old"), config);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(*loaded, values);
+}
+
+TEST(PortableTest, AFolderIsReplacedAsOneAndKeepsWhatIsNotOurs) {
+  const ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  TempDir dir;
+  dir.Write("final/config.json", "an earlier one");
+  dir.Write("final/tokenizer.json", "a user's");
+  dir.Write("final/extra/notes.txt", "too");
+  dir.Write("final/model.safetensors.tmp.2147483647.0", "half");
+  const ByName values = RandomParameters(*MakeModel(config));
+  ASSERT_TRUE(Save(dir.File("final"), config, values).ok());
+  EXPECT_EQ(*Load(dir.File("final"), config), values);
+  EXPECT_EQ(dir.Read("final/tokenizer.json"), "a user's");
+  EXPECT_EQ(dir.Read("final/extra/notes.txt"), "too");
+  EXPECT_FALSE(
+      PathExists(dir.File("final/model.safetensors.tmp.2147483647.0")));
+  EXPECT_EQ(dir.Count(), 1);
+}
+
+// A save that is killed at any parameter leaves the earlier folder as it was.
+TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
+  const ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  TempDir dir;
+  const ByName values = RandomParameters(*MakeModel(config));
+  ASSERT_TRUE(Save(dir.File("final"), config, values).ok());
+  const auto model = MakeModel(config);
+  const int num_tensors = static_cast<int>(model->PortableTensors().size());
+  for (const int survived : {0, num_tensors / 2, num_tensors - 1}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      int left = survived;
+      SavePortable(dir.File("final"), *model, "{}", DType::kF32,
+                   [&](const Parameter&, float*) {
+                     if (left-- == 0) ::raise(SIGKILL);
+                   })
+          .IgnoreError();
+      ::_exit(0);
+    }
+    int result = 0;
+    ::waitpid(child, &result, 0);
+    ASSERT_TRUE(WIFSIGNALED(result));
+    EXPECT_EQ(dir.Count(), 2);
+    EXPECT_EQ(*Load(dir.File("final"), config), values);
+    ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+    EXPECT_EQ(dir.Count(), 1);
+    EXPECT_EQ(*Load(dir.File("final"), config), values);
+  }
 }
 
 TEST(PortableTest, AMissingFolderIsNotFound) {

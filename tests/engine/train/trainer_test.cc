@@ -2,8 +2,10 @@
 
 #include "engine/train/trainer.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -188,6 +190,33 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
             std::string::npos)
       << outcome.printed;
   EXPECT_NE(outcome.printed.find("step 12/12"), std::string::npos);
+}
+
+TEST_F(TrainerTest, ANewRunTidiesUpAfterOneThatWasKilled) {
+  ASSERT_NE(Hash({"training.steps=2"}), "");
+  const std::string before = dir_.Read("run/final/model.safetensors");
+  // As a kill leaves them: half a summary, half a folder, and an earlier
+  // folder that was moved away. No process has this id.
+  dir_.Write("run/summary.json.tmp.2147483647.0", "{");
+  dir_.Write("run/final.tmp.2147483647.1/model.safetensors.tmp.2147483647.2",
+             "half");
+  dir_.Write("run/final/tokenizer.json", "a user's");
+  std::filesystem::rename(dir_.File("run/final"),
+                          dir_.File("run/final.old.2147483647.3"));
+  const Outcome outcome = Run(Load({"training.steps=3"}), [&](Trainer&) {
+    EXPECT_EQ(dir_.Read("run/final/model.safetensors"), before);
+  });
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_NE(dir_.Read("run/final/model.safetensors"), before);
+  EXPECT_EQ(dir_.Read("run/final/tokenizer.json"), "a user's");
+  std::vector<std::string> names;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(dir_.File("run"))) {
+    names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"config.json", "final",
+                                             "metrics.jsonl", "summary.json"}));
 }
 
 TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {

@@ -1,0 +1,140 @@
+#include "engine/base/atomic_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+// "NAME.KIND.PID.N" taken apart; `kind` is empty for any other name.
+struct Leaving {
+  std::string name, kind;
+  int pid = 0;
+};
+
+Leaving ParseLeaving(absl::string_view file_name) {
+  const std::vector<std::string> parts = absl::StrSplit(file_name, '.');
+  if (parts.size() < 4) return {};
+  const auto tail = parts.end() - 3;
+  int pid = 0, number = 0;
+  if ((tail[0] != "tmp" && tail[0] != "old") ||
+      !absl::SimpleAtoi(tail[1], &pid) || !absl::SimpleAtoi(tail[2], &number) ||
+      pid <= 0 || number < 0) {
+    return {};
+  }
+  return {absl::StrJoin(parts.begin(), tail, "."), tail[0], pid};
+}
+
+bool IsOtherLiveProcess(int pid) {
+  return pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM);
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return error ? FileError("cannot remove", path, error.value())
+               : absl::OkStatus();
+}
+
+// Exchanges two names at once; errno as renameat2 sets it.
+bool Exchange(const std::string& a, const std::string& b) {
+#ifdef RENAME_EXCHANGE
+  return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(),
+                     RENAME_EXCHANGE) == 0;
+#else
+  errno = ENOSYS;
+  return false;
+#endif
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AtomicFolder>> AtomicFolder::Create(
+    const std::string& path) {
+  if (PathExists(path) && !IsFolder(path)) return MakeFolders(path);
+  const std::string temp_path = NameBeside(path, "tmp");
+  // One of that name can only be the leavings of a dead process.
+  ZERO_RETURN_IF_ERROR(RemoveTree(temp_path));
+  ZERO_RETURN_IF_ERROR(MakeFolders(temp_path));
+  return std::unique_ptr<AtomicFolder>(new AtomicFolder(path, temp_path));
+}
+
+AtomicFolder::~AtomicFolder() {
+  if (!temp_path_.empty()) RemoveTree(temp_path_).IgnoreError();
+}
+
+// Returns where the earlier folder is now; empty: there was none.
+absl::StatusOr<std::string> AtomicFolder::PutInPlace() {
+  std::string old;
+  if (PathExists(path_)) {
+    if (can_exchange_ && Exchange(temp_path_, path_)) return temp_path_;
+    if (can_exchange_ && errno != ENOSYS && errno != EINVAL) {
+      return FileError("cannot replace the folder", path_, errno);
+    }
+    old = NameBeside(path_, "old");
+    if (::rename(path_.c_str(), old.c_str()) != 0) {
+      return FileError("cannot move away the folder", path_, errno);
+    }
+    StepDone();
+  }
+  if (::rename(temp_path_.c_str(), path_.c_str()) != 0) {
+    const int error_number = errno;
+    if (!old.empty()) ::rename(old.c_str(), path_.c_str());
+    return FileError("cannot rename to the folder", path_, error_number);
+  }
+  return old;
+}
+
+absl::Status AtomicFolder::Commit() {
+  ZERO_CHECK(!temp_path_.empty())
+      << "AtomicFolder: second Commit of '" << path_ << "'";
+  ZERO_RETURN_IF_ERROR(SyncFolder(temp_path_));
+  StepDone();
+  ZERO_ASSIGN_OR_RETURN(const std::string old, PutInPlace());
+  temp_path_.clear();
+  StepDone();
+  ZERO_RETURN_IF_ERROR(SyncFolder(FolderOf(path_)));
+  StepDone();
+  if (!old.empty()) RemoveTree(old).IgnoreError();
+  return absl::OkStatus();
+}
+
+bool IsLeaving(absl::string_view name) {
+  return !ParseLeaving(name).kind.empty();
+}
+
+absl::Status RemoveLeavings(const std::string& folder) {
+  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        ListFolder(folder));
+  for (const std::string& name : names) {
+    const Leaving leaving = ParseLeaving(name);
+    if (leaving.kind.empty() || IsOtherLiveProcess(leaving.pid)) continue;
+    const std::string path = absl::StrCat(folder, "/", name);
+    const std::string place = absl::StrCat(folder, "/", leaving.name);
+    if (leaving.kind == "old" && !PathExists(place)) {
+      if (::rename(path.c_str(), place.c_str()) != 0) {
+        return FileError("cannot put back", place, errno);
+      }
+      continue;
+    }
+    ZERO_RETURN_IF_ERROR(RemoveTree(path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace zero

@@ -1,0 +1,193 @@
+#include "engine/base/atomic_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+#include "tests/support/temp_dir.h"
+
+namespace zero {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A folder of two files that say the same, so that a mixture shows.
+void Fill(const std::string& dir, const std::string& text) {
+  ASSERT_TRUE(MakeFolders(dir).ok());
+  ASSERT_TRUE(WriteFileAtomically(dir + "/a", text).ok());
+  ASSERT_TRUE(WriteFileAtomically(dir + "/b", text).ok());
+}
+
+// What both files of `dir` say; "mixed" otherwise.
+std::string TextOf(const std::string& dir) {
+  const auto a = ReadFile(dir + "/a"), b = ReadFile(dir + "/b");
+  return a.ok() && b.ok() && *a == *b ? *a : "mixed";
+}
+
+std::unique_ptr<AtomicFolder> Begin(const std::string& path) {
+  auto folder = AtomicFolder::Create(path);
+  EXPECT_TRUE(folder.ok()) << folder.status();
+  return *std::move(folder);
+}
+
+TEST(AtomicFolderTest, TheOldFolderStaysWholeUntilCommit) {
+  for (const bool can_exchange : {true, false}) {
+    TempDir dir;
+    Fill(dir.File("final"), "old");
+    dir.Write("final/c", "only the old one has this");
+    auto folder = Begin(dir.File("final"));
+    folder->set_can_exchange(can_exchange);
+    Fill(folder->temp_path(), "new");
+    EXPECT_EQ(TextOf(dir.File("final")), "old");
+    const absl::Status status = folder->Commit();
+    ASSERT_TRUE(status.ok()) << status;
+    EXPECT_EQ(TextOf(dir.File("final")), "new");
+    EXPECT_FALSE(PathExists(dir.File("final/c")));
+    EXPECT_EQ(dir.Count(), 1);
+  }
+}
+
+TEST(AtomicFolderTest, TheFirstFolderAppearsWithItsParents) {
+  TempDir dir;
+  auto folder = Begin(dir.File("x/y/final"));
+  Fill(folder->temp_path(), "new");
+  EXPECT_FALSE(PathExists(dir.File("x/y/final")));
+  ASSERT_TRUE(folder->Commit().ok());
+  EXPECT_EQ(TextOf(dir.File("x/y/final")), "new");
+  EXPECT_THAT(ListFolder(dir.File("x/y")).value(), ElementsAre("final"));
+}
+
+TEST(AtomicFolderTest, WithoutCommitNothingIsLeftBehind) {
+  TempDir dir;
+  Fill(dir.File("final"), "old");
+  Fill(Begin(dir.File("final"))->temp_path(), "new");
+  EXPECT_EQ(TextOf(dir.File("final")), "old");
+  EXPECT_EQ(dir.Count(), 1);
+}
+
+TEST(AtomicFolderTest, AFileOfThatNameIsRefused) {
+  TempDir dir;
+  dir.Write("final", "a file");
+  const auto folder = AtomicFolder::Create(dir.File("final"));
+  EXPECT_EQ(folder.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(folder.status().message()), HasSubstr("final"));
+  EXPECT_EQ(dir.Read("final"), "a file");
+}
+
+// Commits "new" over "old" in another process that ends without a word after
+// `steps` steps; returns false when Commit had fewer and went through.
+bool CrashAfter(int steps, bool can_exchange, const std::string& path) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    auto folder = AtomicFolder::Create(path);
+    if (!folder.ok()) ::_exit(1);
+    Fill((*folder)->temp_path(), "new");
+    (*folder)->set_can_exchange(can_exchange);
+    (*folder)->set_step_hook([&steps] {
+      if (--steps == 0) ::_exit(7);
+    });
+    if (steps == 0) ::_exit(7);  // full, and not one step done
+    ::_exit((*folder)->Commit().ok() ? 0 : 1);
+  }
+  int result = 0;
+  ::waitpid(child, &result, 0);
+  EXPECT_TRUE(WIFEXITED(result));
+  EXPECT_THAT(WEXITSTATUS(result), ::testing::AnyOf(0, 7));
+  return WEXITSTATUS(result) == 7;
+}
+
+TEST(AtomicFolderTest, ACrashAfterAnyStepLosesNothing) {
+  for (const bool can_exchange : {true, false}) {
+    int steps = 0;
+    for (bool crashed = true; crashed; ++steps) {
+      SCOPED_TRACE(absl::StrCat("exchange ", can_exchange, ", step ", steps));
+      TempDir dir;
+      const std::string path = dir.File("final");
+      Fill(path, "old");
+      crashed = CrashAfter(steps, can_exchange, path);
+      if (can_exchange) {
+        // At no moment is there less than a whole folder.
+        EXPECT_THAT(TextOf(path), ::testing::AnyOf("old", "new"));
+      }
+      const std::string before = PathExists(path) ? TextOf(path) : "old";
+      ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+      EXPECT_EQ(TextOf(path), before);
+      EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("final"));
+    }
+    EXPECT_EQ(steps, can_exchange ? 5 : 6);  // 3 or 4 steps, none, and all
+  }
+}
+
+TEST(AtomicFolderTest, AFailedRenameLeavesTheOldFolderWhereItWas) {
+  for (const bool can_exchange : {true, false}) {
+    TempDir dir;
+    Fill(dir.File("final"), "old");
+    auto folder = Begin(dir.File("final"));
+    folder->set_can_exchange(can_exchange);
+    // Somebody removes the new folder between the two renames.
+    folder->set_step_hook(
+        [&] { std::filesystem::remove_all(folder->temp_path()); });
+    const absl::Status status = folder->Commit();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+    EXPECT_EQ(TextOf(dir.File("final")), "old");
+    folder.reset();
+    EXPECT_EQ(dir.Count(), 1);
+  }
+}
+
+// The id of a process that is no more.
+int DeadProcess() {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ::waitpid(child, nullptr, 0);
+  return child;
+}
+
+TEST(RemoveLeavingsTest, TakesWhatTheDeadLeftAndNothingElse) {
+  TempDir dir;
+  const int dead = DeadProcess();
+  dir.Write(absl::StrCat("summary.json.tmp.", dead, ".0"), "half");
+  dir.Write(absl::StrCat("final.tmp.", dead, ".1/model.safetensors"), "half");
+  dir.Write(absl::StrCat("final.old.", dead, ".2/config.json"), "older");
+  dir.Write("final/config.json", "kept");
+  dir.Write(absl::StrCat("other.tmp.", ::getppid(), ".0"), "being written");
+  const char* const theirs[] = {"notes.tmp", "a.tmp.b.c", ".tmp.1", "x.new.1.2",
+                                "run.tmp.0.1"};
+  for (const char* name : theirs) dir.Write(name, "a user's");
+  ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+  EXPECT_THAT(
+      ListFolder(dir.path()).value(),
+      ::testing::UnorderedElementsAre(
+          "final", absl::StrCat("other.tmp.", ::getppid(), ".0"), "notes.tmp",
+          "a.tmp.b.c", ".tmp.1", "x.new.1.2", "run.tmp.0.1"));
+  EXPECT_EQ(dir.Read("final/config.json"), "kept");
+}
+
+TEST(RemoveLeavingsTest, AFolderThatWasMovedAwayComesBack) {
+  TempDir dir;
+  const int dead = DeadProcess();
+  Fill(dir.File(absl::StrCat("final.old.", dead, ".4")), "old");
+  Fill(dir.File(absl::StrCat("final.tmp.", dead, ".3")), "new");
+  ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+  EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("final"));
+  EXPECT_EQ(TextOf(dir.File("final")), "old");
+}
+
+TEST(RemoveLeavingsTest, AMissingFolderIsNotFound) {
+  TempDir dir;
+  EXPECT_EQ(RemoveLeavings(dir.File("nope")).code(),
+            absl::StatusCode::kNotFound);
+  ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+  EXPECT_THAT(ListFolder(dir.path()).value(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace zero
