@@ -37,6 +37,13 @@ int64_t NumParameters(const ModelConfig& config);
 double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
                      bool causal = false);
 
+// What recomputing every block adds to that: the forward pass of the blocks,
+//   2 * (parameters of the blocks) + 4 * layers * heads * head_dim *
+//   sequence_length.
+// Embeddings cost nothing; the head's forward pass is made once.
+double RecomputedFlopsPerToken(const ModelConfig& config,
+                               int64_t sequence_length);
+
 }  // namespace zero
 
 #endif  // ZERO_MODELS_CATALOG_H_

@@ -15,6 +15,7 @@
 #include "engine/config/config.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/ledger.h"
+#include "engine/train/utilization.h"
 #include "engine/zero/executor.h"
 #include "kernels/device.h"
 
@@ -27,8 +28,8 @@ struct ModelTools {
   // the token that ends a text, < 0: none.
   std::function<std::string(const ModelConfig&, DType, int64_t end_of_text)>
       hf_config_json;
-  // Training FLOPs per token at a sequence length, PaLM's convention.
-  std::function<double(const ModelConfig&, int64_t)> flops_per_token;
+  // Training FLOPs per token at a sequence length.
+  std::function<TokenFlops(const ModelConfig&, int64_t)> flops_per_token;
 };
 
 // What a session will be asked to do; memory is reserved for the largest.

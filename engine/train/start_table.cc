@@ -55,6 +55,29 @@ std::string MemoryText(const MemoryLedger& predicted) {
   return text;
 }
 
+std::string ComputeText(const TokenFlops& flops) {
+  return absl::StrFormat(
+      "%s FLOP per token (6 N + 12 L q s), causal %s (6 N + 6 L q s)",
+      HumanCount(flops.model), HumanCount(flops.causal));
+}
+
+// "201 GFLOP/s, the best fp32 product of 1024 x 1024 x 1024, measured just
+// now with these 2 threads"
+std::string PeakText(const DeviceInfo& device, DType dtype,
+                     const ProductRate& measured, double peak_flops) {
+  if (peak_flops <= 0) return "nothing: no memory to measure a product";
+  const std::string product = absl::StrFormat(
+      "%.0f GFLOP/s, the best %s product of %d x %d x %d, measured just now",
+      measured.flops / 1e9, DTypeName(dtype), measured.size, measured.size,
+      measured.size);
+  if (peak_flops == measured.flops) {
+    return absl::StrFormat("%s with these %d threads", product,
+                           device.num_threads);
+  }
+  return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; beside it %s",
+                         peak_flops / 1e9, product);
+}
+
 }  // namespace
 
 void Trainer::PrintStart() const {
@@ -78,11 +101,8 @@ void Trainer::PrintStart() const {
       {"weights", model.from_pretrained.empty()
                       ? absl::StrCat("random, seed ", config.training.seed)
                       : "from " + model.from_pretrained});
-  rows.push_back(
-      {"device",
-       absl::StrFormat("%s, %s, %d threads; products %.0f GFLOP/s %s",
-                       device.name, device.isa, device.num_threads,
-                       product_flops_ / 1e9, DTypeName(config.param_dtype()))});
+  rows.push_back({"device", absl::StrFormat("%s, %s, %d threads", device.name,
+                                            device.isa, device.num_threads)});
   rows.push_back(
       {"precision",
        absl::StrFormat(
@@ -128,10 +148,9 @@ void Trainer::PrintStart() const {
                ? absl::StrFormat("at norm %g", config.gradient_clipping)
                : "off")});
   rows.push_back({"learning rate", LrText(config, scaling_)});
-  rows.push_back(
-      {"compute", absl::StrFormat("%s FLOP per token (6 N + 12 L q s); mfu is "
-                                  "against the product rate above",
-                                  HumanCount(flops_per_token_))});
+  rows.push_back({"compute", ComputeText(flops_per_token_)});
+  rows.push_back({"mfu against", PeakText(device, config.param_dtype(),
+                                          product_rate_, peak_flops_)});
   rows.push_back({"memory", MemoryText(session_->predicted())});
   rows.push_back({"output", config.training.out_dir});
   console_->Table("zero train", rows);

@@ -14,7 +14,6 @@
 #include "engine/train/evaluate.h"
 #include "engine/train/generator.h"
 #include "engine/train/learning_rate.h"
-#include "engine/train/product_rate.h"
 #include "kernels/philox.h"
 
 namespace zero {
@@ -35,6 +34,13 @@ LossScalerOptions ScalerOptions(const Config& config) {
           .hysteresis = fp16.hysteresis,
           .consecutive_hysteresis = fp16.consecutive_hysteresis,
           .min_loss_scale = fp16.min_loss_scale};
+}
+
+// The vendor's figure where there is one, else what was measured.
+double PeakFlops(const DeviceInfo& info, DType dtype,
+                 const ProductRate& measured) {
+  return info.peak_flops_bf16 > 0 && dtype != DType::kF32 ? info.peak_flops_bf16
+                                                          : measured.flops;
 }
 
 // Makes `out_dir` ready for a run: no leavings of one that was killed, and no
@@ -73,7 +79,10 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
                      .generate_tokens = trainer->SampleContext()}));
   trainer->flops_per_token_ =
       tools.flops_per_token(config.model, config.data.sequence_length);
-  trainer->product_flops_ = MeasureProductFlops(device, config.param_dtype());
+  const DType dtype = config.param_dtype();
+  trainer->product_rate_ = MeasureProductRate(device, dtype);
+  trainer->peak_flops_ =
+      PeakFlops(device.info(), dtype, trainer->product_rate_);
   const std::string& out_dir = config.training.out_dir;
   ZERO_RETURN_IF_ERROR(PrepareFolder(out_dir));
   ZERO_RETURN_IF_ERROR(
@@ -186,16 +195,16 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
       config_.training.max_consecutive_skips));
 }
 
-double Trainer::Mfu(double tokens_per_second) const {
-  return product_flops_ > 0
-             ? tokens_per_second * flops_per_token_ / product_flops_
-             : 0;
+Utilization Trainer::UtilizationOf(double tokens_per_second) const {
+  return UtilizationAt(tokens_per_second, flops_per_token_,
+                       config_.activation_checkpointing, peak_flops_);
 }
 
 absl::Status Trainer::Report(const StepOutput& output, double seconds,
                              double lr) {
   const int64_t tokens = BatchShapeOf(config_).TokensPerStep();
   const double tokens_per_second = tokens / seconds;
+  const Utilization utilization = UtilizationOf(tokens_per_second);
   const MemoryLedger& ledger = session_->ledger();
   if (step_ == 1) first_loss_ = output.loss;
   last_loss_ = output.loss;
@@ -207,9 +216,9 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
       .Add("tokens", step_ * tokens)
       .Add("tokens_per_second", tokens_per_second)
       .Add("step_ms", seconds * 1e3)
-      .Add("mfu", Mfu(tokens_per_second))
-      .Add("flops_per_second", tokens_per_second * flops_per_token_)
-      .AddObject("peak_bytes", PeakBytes(ledger));
+      .Add("flops_per_second", tokens_per_second * flops_per_token_.model);
+  utilization.AddTo(&line);
+  line.AddObject("peak_bytes", PeakBytes(ledger));
   if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
   if (output.skipped) line.Add("skipped", true);
   ZERO_RETURN_IF_ERROR(metrics_->Write(line));
@@ -220,10 +229,10 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
   const double average = step_ * tokens / train_seconds_;
   console_->Progress(
       absl::StrFormat("step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"
-                      "  mfu %.0f%%  mem %s  eta %s",
+                      "  %s  mem %s  eta %s",
                       step_, total_steps_, output.loss, output.grad_norm, lr,
                       WithCommas(std::llround(tokens_per_second)),
-                      100 * Mfu(tokens_per_second),
+                      utilization.ToString(),
                       HumanBytes(ledger.total_peak_bytes()),
                       HumanSeconds((total_steps_ - step_) * tokens / average)),
       keep);
@@ -317,6 +326,7 @@ absl::Status Trainer::Finish(RunSummary* summary) {
   summary->tokens = tokens;
   summary->seconds = train_seconds_;
   summary->tokens_per_second = train_seconds_ > 0 ? tokens / train_seconds_ : 0;
+  summary->utilization = UtilizationOf(summary->tokens_per_second);
   summary->first_loss = first_loss_;
   summary->final_loss = last_loss_;
   summary->validation_loss = validation_loss_;
@@ -337,7 +347,9 @@ absl::Status Trainer::Finish(RunSummary* summary) {
       .Add("validation_loss", summary->validation_loss)
       .Add("train_seconds", summary->seconds)
       .Add("tokens_per_second", summary->tokens_per_second)
-      .Add("parameters", session_->model().NumParameters())
+      .Add("peak_flops_per_second", peak_flops_);
+  summary->utilization.AddTo(&line);
+  line.Add("parameters", session_->model().NumParameters())
       .Add("parameters_hash", summary->parameters_hash)
       .AddObject("peak_bytes", PeakBytes(session_->ledger()))
       .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()));

@@ -16,8 +16,10 @@
 #include "engine/data/loader.h"
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
+#include "engine/train/product_rate.h"
 #include "engine/train/run_data.h"
 #include "engine/train/session.h"
+#include "engine/train/utilization.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_scaling.h"
 #include "optim/lr_schedule.h"
@@ -29,6 +31,7 @@ struct RunSummary {
   int64_t tokens = 0;
   double seconds = 0;
   double tokens_per_second = 0;  // over whole steps, without evaluation
+  Utilization utilization;       // at that speed
   double first_loss = 0;
   double final_loss = 0;
   double validation_loss = 0;  // NaN: not evaluated
@@ -59,8 +62,7 @@ class Trainer {
   absl::Status Step();
   absl::Status CountSkips(const StepOutput& output);
   absl::Status Report(const StepOutput& output, double seconds, double lr);
-  // Model FLOP utilization against the measured product rate.
-  double Mfu(double tokens_per_second) const;
+  Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns() const;
   void WarnUnused() const;
   absl::Status EvaluateAndLog();
@@ -87,8 +89,9 @@ class Trainer {
   LrScaling scaling_;
   LossScaler scaler_;
   std::vector<Batch> batches_;  // one per micro-step, memory reused
-  double product_flops_ = 0;    // measured matrix product rate, for MFU
-  double flops_per_token_ = 0;
+  ProductRate product_rate_;    // measured before the first step
+  double peak_flops_ = 0;       // per second; what utilization is a share of
+  TokenFlops flops_per_token_;
   int64_t total_steps_ = 0;
   int64_t step_ = 0;             // steps taken
   int64_t optimizer_steps_ = 0;  // steps that updated

@@ -54,6 +54,9 @@ TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
             6.0 * (85056000 + 50257 * 768) + 12.0 * 12 * 768 * 1024);
   EXPECT_EQ(FlopsPerToken(Preset("gpt2"), 1024, /*causal=*/true),
             6.0 * (85056000 + 50257 * 768) + 6.0 * 12 * 768 * 1024);
+  // Recompute: a third of the above, without the final norm and the head.
+  EXPECT_EQ(RecomputedFlopsPerToken(Preset("gpt2"), 1024),
+            2.0 * (85056000 - 2 * 768) + 4.0 * 12 * 768 * 1024);
   // Qwen3's heads are wider together (16 * 128) than the model (1024).
   const ModelConfig qwen3 = Preset("Qwen3-0.6B");
   EXPECT_EQ(FlopsPerToken(qwen3, 2048) - FlopsPerToken(qwen3, 1024),

@@ -81,8 +81,10 @@ absl::Status Devices(const RunOptions& options) {
               info.isa.c_str(), info.num_threads,
               HumanBytes(static_cast<double>(info.memory_bytes)).c_str());
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    std::printf("      %s products: %.0f GFLOP/s\n", DTypeName(dtype),
-                MeasureProductFlops(*cpu, dtype) / 1e9);
+    const ProductRate rate = MeasureProductRate(*cpu, dtype);
+    std::printf("      %s products: %.0f GFLOP/s (n = %lld)\n",
+                DTypeName(dtype), rate.flops / 1e9,
+                static_cast<long long>(rate.size));
   }
   const auto cuda = MakeCudaDevice(0);
   std::printf("cuda  %s\n", cuda.ok()

@@ -57,8 +57,11 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options) {
 ModelTools MakeModelTools() {
   return {.make = MakeModel,
           .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model, int64_t length) {
-            return FlopsPerToken(model, length);
+          .flops_per_token = [](const ModelConfig& model,
+                                int64_t length) -> TokenFlops {
+            return {.model = FlopsPerToken(model, length),
+                    .causal = FlopsPerToken(model, length, /*causal=*/true),
+                    .recomputed = RecomputedFlopsPerToken(model, length)};
           }};
 }
 

@@ -24,7 +24,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   rows.push_back(
       {"speed",
        absl::StrCat(WithCommas(std::llround(summary.tokens_per_second)),
-                    " tok/s")});
+                    " tok/s, ", summary.utilization.ToString())});
   rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
                                           summary.final_loss)});
   if (!std::isnan(summary.validation_loss)) {

@@ -29,8 +29,11 @@ namespace {
 ModelTools Tools() {
   return {.make = MakeModel,
           .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model, int64_t length) {
-            return FlopsPerToken(model, length);
+          .flops_per_token = [](const ModelConfig& model,
+                                int64_t length) -> TokenFlops {
+            return {.model = FlopsPerToken(model, length),
+                    .causal = FlopsPerToken(model, length, /*causal=*/true),
+                    .recomputed = RecomputedFlopsPerToken(model, length)};
           }};
 }
 
@@ -153,6 +156,9 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
     EXPECT_GT(steps[i]["grad_norm"], 0);
     EXPECT_GT(steps[i]["tokens_per_second"], 0);
     EXPECT_GT(steps[i]["peak_bytes"]["activations"], 0);
+    EXPECT_GT(steps[i]["mfu"], steps[i]["mfu_causal"]);
+    EXPECT_GT(steps[i]["mfu_causal"], 0);
+    EXPECT_FALSE(steps[i].contains("hfu"));
   }
   EXPECT_EQ(steps[0]["loss"].get<double>(), summary.first_loss);
   EXPECT_EQ(steps[11]["loss"].get<double>(), summary.final_loss);
@@ -169,6 +175,11 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
   EXPECT_EQ(json["parameters_hash"], summary.parameters_hash);
   EXPECT_EQ(json["final_loss"].get<double>(), summary.final_loss);
   EXPECT_EQ(json["validation_loss"].get<double>(), summary.validation_loss);
+  EXPECT_NEAR(json["mfu"].get<double>(),
+              json["tokens_per_second"].get<double>() *
+                  FlopsPerToken(loaded.config.model, 32) /
+                  json["peak_flops_per_second"].get<double>(),
+              1e-12);
   for (const auto& [category, bytes] : json["peak_bytes"].items()) {
     // Samples may use less than the longest that was planned for.
     EXPECT_LE(bytes, json["predicted_peak_bytes"][category]) << category;
@@ -190,6 +201,22 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
             std::string::npos)
       << outcome.printed;
   EXPECT_NE(outcome.printed.find("step 12/12"), std::string::npos);
+  EXPECT_NE(outcome.printed.find("measured just now with these 1 threads"),
+            std::string::npos);
+}
+
+TEST_F(TrainerTest, RecomputeIsCountedInHfuOnly) {
+  ASSERT_NE(Hash({"activation_checkpointing.enabled=true", "training.steps=2"}),
+            "");
+  const LoadedConfig loaded = Load({});
+  const double more = RecomputedFlopsPerToken(loaded.config.model, 32) /
+                      FlopsPerToken(loaded.config.model, 32);
+  auto lines = Steps();
+  lines.push_back(nlohmann::json::parse(dir_.Read("run/summary.json")));
+  ASSERT_EQ(lines.size(), 3u);
+  for (const auto& line : lines) {
+    EXPECT_NEAR(line["hfu"], line["mfu"].get<double>() * (1 + more), 1e-12);
+  }
 }
 
 TEST_F(TrainerTest, ANewRunTidiesUpAfterOneThatWasKilled) {

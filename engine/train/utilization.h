@@ -1,0 +1,38 @@
+// How much of the device's arithmetic a run uses.
+#ifndef ZERO_ENGINE_TRAIN_UTILIZATION_H_
+#define ZERO_ENGINE_TRAIN_UTILIZATION_H_
+
+#include <string>
+
+#include "engine/train/metrics.h"
+
+namespace zero {
+
+// Training FLOPs per token. N: parameters without embedding tables, a tied
+// head counted once; L layers; q = heads * head width; s: sequence length.
+// Source: PaLM (Chowdhery et al. 2022), appendix B.
+struct TokenFlops {
+  double model = 0;       // 6 N + 12 L q s
+  double causal = 0;      // 6 N + 6 L q s: no token looks ahead
+  double recomputed = 0;  // the blocks' second forward pass
+};
+
+// Shares of a peak rate; all 0 where the peak is not known.
+struct Utilization {
+  double mfu = 0;         // TokenFlops::model
+  double mfu_causal = 0;  // TokenFlops::causal
+  double hfu = 0;         // model + recomputed; 0: nothing is recomputed
+
+  // Adds mfu, mfu_causal and, with recompute, hfu.
+  void AddTo(JsonLine* line) const;
+  // "mfu 45% (causal 43%)", "mfu 45% (causal 43%, hfu 58%)".
+  std::string ToString() const;
+};
+
+// `peak_flops` per second; <= 0: not known.
+Utilization UtilizationAt(double tokens_per_second, const TokenFlops& flops,
+                          bool recompute, double peak_flops);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_UTILIZATION_H_

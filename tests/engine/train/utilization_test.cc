@@ -1,0 +1,54 @@
+#include "engine/train/utilization.h"
+
+#include <string>
+
+#include "engine/train/product_rate.h"
+#include "gtest/gtest.h"
+
+namespace zero {
+namespace {
+
+TEST(UtilizationTest, IsTheShareOfThePeak) {
+  // Llama-3-8B at 8192 on an H100: 57.9 GFLOP per token, 5762 tokens per
+  // second, 989 TFLOP/s (design, section 7).
+  const TokenFlops flops{.model = 57.9e9, .causal = 51.5e9, .recomputed = 18e9};
+  const Utilization plain = UtilizationAt(5762, flops, false, 989e12);
+  EXPECT_NEAR(plain.mfu, 0.337, 0.0005);
+  EXPECT_DOUBLE_EQ(plain.mfu_causal, plain.mfu * 51.5 / 57.9);
+  EXPECT_EQ(plain.hfu, 0);
+  EXPECT_EQ(plain.ToString(), "mfu 34% (causal 30%)");
+
+  const Utilization recompute = UtilizationAt(5762, flops, true, 989e12);
+  EXPECT_EQ(recompute.mfu, plain.mfu);
+  EXPECT_DOUBLE_EQ(recompute.hfu, plain.mfu * (57.9 + 18) / 57.9);
+  EXPECT_EQ(recompute.ToString(), "mfu 34% (causal 30%, hfu 44%)");
+}
+
+TEST(UtilizationTest, HfuIsWrittenOnlyWithRecompute) {
+  const TokenFlops flops{.model = 8, .causal = 6, .recomputed = 2};
+  JsonLine plain, recompute;
+  UtilizationAt(1, flops, false, 16).AddTo(&plain);
+  UtilizationAt(1, flops, true, 16).AddTo(&recompute);
+  EXPECT_EQ(plain.ToString(), R"({"mfu": 0.5, "mfu_causal": 0.375})");
+  EXPECT_EQ(recompute.ToString(),
+            R"({"mfu": 0.5, "mfu_causal": 0.375, "hfu": 0.625})");
+}
+
+TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
+  const Utilization none = UtilizationAt(100, {1, 1, 1}, true, 0);
+  EXPECT_EQ(none.mfu, 0);
+  EXPECT_EQ(none.mfu_causal, 0);
+  EXPECT_EQ(none.hfu, 0);
+}
+
+TEST(ProductRateTest, IsMeasuredInEveryPrecision) {
+  const auto device = MakeCpuDevice(1);
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
+    const ProductRate rate = MeasureProductRate(*device, dtype);
+    EXPECT_GT(rate.flops, 0) << DTypeName(dtype);
+    EXPECT_GE(rate.size, 512) << DTypeName(dtype);
+  }
+}
+
+}  // namespace
+}  // namespace zero
