@@ -128,6 +128,17 @@ int64_t Trainer::SampleContext() const {
 
 absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
+  absl::Status status = TakeSteps();
+  if (status.ok()) status = Finish();
+  RunSummary summary = Summarize();
+  summary.interrupted = status.ok() && step_ < total_steps_;
+  const absl::Status written = WriteSummary(summary, status);
+  ZERO_RETURN_IF_ERROR(status);
+  ZERO_RETURN_IF_ERROR(written);
+  return summary;
+}
+
+absl::Status Trainer::TakeSteps() {
   while (step_ < total_steps_ && !StopRequested()) {
     ZERO_RETURN_IF_ERROR(Step());
     if (StopRequested()) break;
@@ -136,9 +147,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     }
     if (Due(config_.training.sample_every)) Sample();
   }
-  RunSummary summary;
-  ZERO_RETURN_IF_ERROR(Finish(&summary));
-  return summary;
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Step() {
@@ -179,8 +188,13 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
   }
   ++consecutive_skips_;
   const std::string culprit = session_->executor().FirstNonFiniteGradient();
+  // Squares are summed in fp64, so only the norm itself can be too large.
+  const std::string reason =
+      culprit.empty() ? "every gradient is finite, but their norm is beyond "
+                        "fp32 (3.4e38)"
+                      : "the gradient of " + culprit + " is not finite";
   console_->Line(absl::StrFormat(
-      "step %d skipped: the gradient of %s is not finite%s", step_, culprit,
+      "step %d skipped: %s%s", step_, reason,
       config_.fp16.enabled
           ? absl::StrFormat("; loss scale now %g", scaler_.scale())
           : ""));
@@ -188,10 +202,10 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
     return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrFormat(
-      "step %d: %d steps in a row had non-finite gradients, the last first in "
-      "%s; training.max_consecutive_skips is %d. Lower optimizer.params.lr, "
-      "set gradient_clipping, or look at the data",
-      step_, consecutive_skips_, culprit,
+      "step %d: %d steps in a row were skipped; in the last one %s. "
+      "training.max_consecutive_skips is %d. Lower optimizer.params.lr, "
+      "lengthen the warm-up, set gradient_clipping, or look at the data",
+      step_, consecutive_skips_, reason,
       config_.training.max_consecutive_skips));
 }
 
@@ -313,47 +327,55 @@ void Trainer::Sample() {
   last_sample_step_ = step_;
 }
 
-absl::Status Trainer::Finish(RunSummary* summary) {
-  summary->interrupted = step_ < total_steps_;
-  if (eval_loader_ != nullptr && last_eval_step_ != step_ &&
-      !summary->interrupted) {
+absl::Status Trainer::Finish() {
+  const bool interrupted = step_ < total_steps_;
+  if (eval_loader_ != nullptr && last_eval_step_ != step_ && !interrupted) {
     ZERO_RETURN_IF_ERROR(EvaluateAndLog());
   }
-  if (last_sample_step_ != step_ && !summary->interrupted) Sample();
-  const std::string& out_dir = config_.training.out_dir;
-  const int64_t tokens = step_ * BatchShapeOf(config_).TokensPerStep();
-  summary->steps = step_;
-  summary->tokens = tokens;
-  summary->seconds = train_seconds_;
-  summary->tokens_per_second = train_seconds_ > 0 ? tokens / train_seconds_ : 0;
-  summary->utilization = UtilizationOf(summary->tokens_per_second);
-  summary->first_loss = first_loss_;
-  summary->final_loss = last_loss_;
-  summary->validation_loss = validation_loss_;
-  summary->parameters_hash = session_->ParametersHash();
+  if (last_sample_step_ != step_ && !interrupted) Sample();
   // A run that took no step has nothing to save, and maybe something to lose.
-  if (config_.training.save_final && step_ > 0) {
-    ZERO_RETURN_IF_ERROR(session_->Save(
-        out_dir + "/final", tools_,
-        data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));
-  }
+  if (!config_.training.save_final || step_ == 0) return absl::OkStatus();
+  return session_->Save(
+      config_.training.out_dir + "/final", tools_,
+      data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id());
+}
+
+RunSummary Trainer::Summarize() const {
+  RunSummary summary;
+  summary.steps = step_;
+  summary.tokens = step_ * BatchShapeOf(config_).TokensPerStep();
+  summary.seconds = train_seconds_;
+  summary.tokens_per_second =
+      train_seconds_ > 0 ? summary.tokens / train_seconds_ : 0;
+  summary.utilization = UtilizationOf(summary.tokens_per_second);
+  summary.first_loss = first_loss_;
+  summary.final_loss = last_loss_;
+  summary.validation_loss = validation_loss_;
+  summary.parameters_hash = session_->ParametersHash();
+  return summary;
+}
+
+absl::Status Trainer::WriteSummary(const RunSummary& summary,
+                                   const absl::Status& status) const {
   JsonLine line;
-  line.Add("steps", summary->steps)
+  line.Add("steps", summary.steps)
       .Add("total_steps", total_steps_)
-      .Add("interrupted", summary->interrupted)
-      .Add("tokens", summary->tokens)
-      .Add("first_loss", summary->first_loss)
-      .Add("final_loss", summary->final_loss)
-      .Add("validation_loss", summary->validation_loss)
-      .Add("train_seconds", summary->seconds)
-      .Add("tokens_per_second", summary->tokens_per_second)
+      .Add("interrupted", summary.interrupted);
+  if (!status.ok()) line.Add("error", status.message());
+  line.Add("tokens", summary.tokens)
+      .Add("first_loss", summary.first_loss)
+      .Add("final_loss", summary.final_loss)
+      .Add("validation_loss", summary.validation_loss)
+      .Add("train_seconds", summary.seconds)
+      .Add("tokens_per_second", summary.tokens_per_second)
       .Add("peak_flops_per_second", peak_flops_);
-  summary->utilization.AddTo(&line);
+  summary.utilization.AddTo(&line);
   line.Add("parameters", session_->model().NumParameters())
-      .Add("parameters_hash", summary->parameters_hash)
+      .Add("parameters_hash", summary.parameters_hash)
       .AddObject("peak_bytes", PeakBytes(session_->ledger()))
       .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()));
-  return WriteFileAtomically(out_dir + "/summary.json", line.ToString() + "\n");
+  return WriteFileAtomically(config_.training.out_dir + "/summary.json",
+                             line.ToString() + "\n");
 }
 
 }  // namespace zero

@@ -36,7 +36,7 @@ struct RunSummary {
   double final_loss = 0;
   double validation_loss = 0;  // NaN: not evaluated
   std::string parameters_hash;
-  bool interrupted = false;
+  bool interrupted = false;  // by `stop`
 };
 
 class Trainer {
@@ -48,6 +48,9 @@ class Trainer {
       Console* console, const std::atomic<bool>* stop);
 
   // Trains to the end (or to `stop`), evaluates, samples, writes out_dir.
+  // Errors: Aborted after training.max_consecutive_skips; those of writing.
+  //         summary.json then says how far the run came and the error, and an
+  //         earlier final/ stays.
   absl::StatusOr<RunSummary> Run();
 
   Session& session() { return *session_; }
@@ -59,6 +62,7 @@ class Trainer {
   absl::Status OpenData();
   absl::Status PlanSteps();
   void PrintStart() const;
+  absl::Status TakeSteps();
   absl::Status Step();
   absl::Status CountSkips(const StepOutput& output);
   absl::Status Report(const StepOutput& output, double seconds, double lr);
@@ -67,7 +71,11 @@ class Trainer {
   void WarnUnused() const;
   absl::Status EvaluateAndLog();
   void Sample();
-  absl::Status Finish(RunSummary* summary);
+  absl::Status Finish();
+  RunSummary Summarize() const;
+  // `status`: how the run ended.
+  absl::Status WriteSummary(const RunSummary& summary,
+                            const absl::Status& status) const;
   // Tokens of context that samples use; 0: there are no samples.
   int64_t SampleContext() const;
   bool StopRequested() const { return stop_ != nullptr && stop_->load(); }

@@ -188,6 +188,17 @@ class CliTest(unittest.TestCase):
         self.assertIn("bad.bin", text)
         self.assertIn("300", text)
 
+    def test_a_run_that_diverges_fails_and_says_why_in_its_summary(self):
+        text = self.error("train", "config.json", "--set",
+                          "optimizer={\"type\": \"SGD\", \"params\": "
+                          "{\"lr\": 1e30}}", "--set", "gradient_clipping=0",
+                          "--set", "training.max_consecutive_skips=2")
+        self.assertIn("2 steps in a row", text)
+        summary = self.read_json("run/summary.json")
+        self.assertIn("2 steps in a row", summary["error"])
+        self.assertLess(summary["steps"], 12)
+        self.assertFalse(os.path.exists(self.path("run/final")))
+
     def start_and_signal(self, *signals):
         process = subprocess.Popen(
             [ZERO, "train", "config.json", "--set", "training.steps=100000"],

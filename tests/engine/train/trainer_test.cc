@@ -175,6 +175,7 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
   EXPECT_EQ(json["parameters_hash"], summary.parameters_hash);
   EXPECT_EQ(json["final_loss"].get<double>(), summary.final_loss);
   EXPECT_EQ(json["validation_loss"].get<double>(), summary.validation_loss);
+  EXPECT_FALSE(json.contains("error"));
   EXPECT_NEAR(json["mfu"].get<double>(),
               json["tokens_per_second"].get<double>() *
                   FlopsPerToken(loaded.config.model, 32) /
@@ -350,18 +351,19 @@ TEST_F(TrainerTest, AStopBeforeTheFirstStepStillWritesASummary) {
   EXPECT_EQ(json["steps"], 0);
 }
 
-// Makes the gradient of `name` infinite in every step from `from` to `to`
-// (counted from 1), before its norm is taken.
-void Poison(Trainer& trainer, const std::string& name, int from, int to) {
+// Sets the first two elements of the gradient of `name` to `value` in every
+// step from `from` to `to` (counted from 1), before its norm is taken.
+void Poison(Trainer& trainer, const std::string& name, int from, int to,
+            float value = std::numeric_limits<float>::infinity()) {
   for (const Parameter* parameter : trainer.session().model().AllParameters()) {
     if (parameter->name != name) continue;
     const Tensor grad = parameter->weight.sink->grad;
     trainer.session().executor().set_hook(
-        [grad, from, to, step = 0](const Action& action, bool done) mutable {
+        [=, step = 0](const Action& action, bool done) mutable {
           if (done || action.kind != ActionKind::kNorm) return;
           ++step;
           if (step < from || step > to) return;
-          grad.As<float>()[0] = std::numeric_limits<float>::infinity();
+          grad.As<float>()[0] = grad.As<float>()[1] = value;
         });
   }
 }
@@ -376,10 +378,49 @@ TEST_F(TrainerTest, TooManySkipsInARowEndTheRunWithTheTensorsName) {
   const std::string message(outcome.summary.status().message());
   EXPECT_NE(message.find("step 6: 3 steps in a row"), std::string::npos)
       << message;
-  EXPECT_NE(message.find("block.1.mlp.fc.weight"), std::string::npos);
+  EXPECT_NE(message.find("block.1.mlp.fc.weight is not finite"),
+            std::string::npos);
   EXPECT_EQ(Steps().size(), 6u);
   EXPECT_EQ(Steps()[3]["skipped"], true);
   EXPECT_TRUE(Steps()[3]["grad_norm"].is_null());
+  // The summary says how far it came and why it ended.
+  const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_EQ(json["error"], message);
+  EXPECT_EQ(json["interrupted"], false);
+  EXPECT_EQ(json["steps"], 6);
+  EXPECT_EQ(json["total_steps"], 12);
+  EXPECT_FALSE(std::filesystem::exists(dir_.File("run/final")));
+}
+
+TEST_F(TrainerTest, ANormThatOverflowsHasNoTensorToBlame) {
+  // Each element is finite; the norm, 3.4e38 * sqrt(2), is not.
+  const Outcome outcome =
+      Run(Load({"training.max_consecutive_skips=2"}), [](Trainer& trainer) {
+        Poison(trainer, "block.1.mlp.fc.weight", 3, 1000,
+               std::numeric_limits<float>::max());
+      });
+  const std::string reason =
+      "every gradient is finite, but their norm is beyond fp32";
+  EXPECT_NE(outcome.printed.find("step 3 skipped: " + reason),
+            std::string::npos)
+      << outcome.printed;
+  ASSERT_EQ(outcome.summary.status().code(), absl::StatusCode::kAborted);
+  const std::string message(outcome.summary.status().message());
+  EXPECT_NE(message.find("step 4: 2 steps in a row"), std::string::npos);
+  EXPECT_NE(message.find(reason), std::string::npos) << message;
+  EXPECT_NE(message.find("Lower optimizer.params.lr"), std::string::npos);
+}
+
+TEST_F(TrainerTest, AnErrorWhileSavingIsInTheSummaryToo) {
+  const Outcome outcome = Run(Load({"training.steps=2"}), [&](Trainer&) {
+    dir_.Write("run/final", "a file in the way");
+  });
+  ASSERT_EQ(outcome.summary.status().code(),
+            absl::StatusCode::kInvalidArgument);
+  const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_EQ(json["error"], std::string(outcome.summary.status().message()));
+  EXPECT_EQ(json["steps"], 2);
+  EXPECT_EQ(json["interrupted"], false);
 }
 
 TEST_F(TrainerTest, ASkippedStepIsTriedAgainAtItsRateAndForgotten) {
