@@ -23,24 +23,29 @@ void Append(Executor& executor, absl::Span<const int32_t> tokens,
 
 }  // namespace
 
+int64_t VisibleTokens(int64_t length, int64_t context_length) {
+  return length <= context_length ? length
+                                  : std::max<int64_t>(context_length / 2, 1);
+}
+
 void Generate(Executor& executor, const std::vector<int32_t>& prompt,
               const GenerateOptions& options,
               const std::function<bool(int32_t)>& token) {
   ZERO_CHECK(!prompt.empty());
   ZERO_CHECK_GE(options.context_length, 1);
-  const size_t context = options.context_length;
-  const size_t kept = std::max<size_t>(context / 2, 1);
+  const int64_t context = options.context_length;
   std::vector<int32_t> text = prompt;
   std::vector<float> logits(executor.logits_size());
   KvCache cache = executor.MakeKvCache(options.context_length);
-  size_t done = text.size() > context ? text.size() - kept : 0;
+  int64_t done = 0;
   for (int64_t i = 0; i < options.max_tokens; ++i) {
-    if (static_cast<size_t>(cache.length) + text.size() - done > context) {
+    const int64_t length = text.size();
+    if (cache.length + length - done > context) {
       cache.length = 0;
-      done = text.size() - kept;
+      done = length - VisibleTokens(length, context);
     }
     Append(executor, absl::MakeConstSpan(text).subspan(done), &cache, &logits);
-    done = text.size();
+    done = length;
     const int32_t next =
         SampleToken(logits, options.vocab_size, options.sampling, i);
     if (next == options.stop_token || !token(next)) return;

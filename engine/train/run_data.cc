@@ -55,13 +55,25 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
     const std::string& spec, int64_t vocab_size) {
   ZERO_ASSIGN_OR_RETURN(auto tokenizer, OpenTokenizer(spec));
   // A byte vocabulary without the end of text (256) is a model of its own.
-  if (tokenizer->vocab_size() > vocab_size && vocab_size != kByteEndOfText) {
+  const bool only_bytes =
+      tokenizer->name() == "bytes" && vocab_size == kByteEndOfText;
+  if (tokenizer->vocab_size() > vocab_size && !only_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
         "tokenizer ", tokenizer->name(), " has ", tokenizer->vocab_size(),
         " ids, more than the model's vocabulary of ", vocab_size,
-        "; set model.vocab_size to at least ", tokenizer->vocab_size()));
+        "; name the tokenizer of this model, or for a new model set "
+        "model.vocab_size to at least ",
+        tokenizer->vocab_size()));
   }
   return tokenizer;
+}
+
+std::vector<int32_t> EncodePrompt(const Tokenizer& tokenizer,
+                                  const std::string& prompt,
+                                  int64_t vocab_size) {
+  std::vector<int32_t> ids = tokenizer.Encode(prompt);
+  if (!ids.empty()) return ids;
+  return {tokenizer.eot_id() < vocab_size ? tokenizer.eot_id() : '\n'};
 }
 
 absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,

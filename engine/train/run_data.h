@@ -2,8 +2,10 @@
 #ifndef ZERO_ENGINE_TRAIN_RUN_DATA_H_
 #define ZERO_ENGINE_TRAIN_RUN_DATA_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/config/config.h"
@@ -26,9 +28,16 @@ absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
                                     int num_threads);
 
 // The tokenizer `spec`, for a model of `vocab_size` ids.
-// Errors: InvalidArgument when it has more ids than the model.
+// Errors: InvalidArgument when it has more ids than the model, except that
+//         bytes may do without an end of text.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
     const std::string& spec, int64_t vocab_size);
+
+// The tokens that a text starts from: those of `prompt`; for an empty one the
+// end of text, or a line break where the model has no such token. Never empty.
+std::vector<int32_t> EncodePrompt(const Tokenizer& tokenizer,
+                                  const std::string& prompt,
+                                  int64_t vocab_size);
 
 }  // namespace zero
 

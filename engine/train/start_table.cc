@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/train/generator.h"
 #include "engine/train/trainer.h"
 
 namespace zero {
@@ -156,6 +157,15 @@ void Trainer::PrintStart() const {
   console_->Table("zero train", rows);
   for (const std::string& note : loaded_.notes) {
     console_->Line("note: " + note);
+  }
+  if (SampleContext() == 0) return;
+  const int64_t prompt = SamplePrompt().size();
+  const int64_t visible = VisibleTokens(prompt, SampleContext());
+  if (visible < prompt) {
+    console_->Line(absl::StrFormat(
+        "note: training.sample.prompt has %d tokens and the context %d; "
+        "samples go on from its last %d",
+        prompt, SampleContext(), visible));
   }
 }
 

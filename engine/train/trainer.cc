@@ -300,16 +300,19 @@ absl::Status Trainer::EvaluateAndLog() {
           .Add("validation_tokens", eval_loader_->num_targets()));
 }
 
+std::vector<int32_t> Trainer::SamplePrompt() const {
+  return EncodePrompt(*data_.tokenizer, config_.training.sample.prompt,
+                      config_.model.vocab_size);
+}
+
 void Trainer::Sample() {
   if (SampleContext() == 0) return;
   const SampleConfig& sample = config_.training.sample;
   const Tokenizer& tokenizer = *data_.tokenizer;
-  std::vector<int32_t> prompt = tokenizer.Encode(sample.prompt);
-  if (prompt.empty()) prompt.push_back(tokenizer.eot_id());
   console_->Line(absl::StrCat("--- sample after step ", step_, " ---"));
   console_->Text(sample.prompt);
   StreamDecoder decoder(&tokenizer);
-  Generate(session_->executor(), prompt,
+  Generate(session_->executor(), SamplePrompt(),
            {.sampling = {.temperature = sample.temperature,
                          .top_k = sample.top_k,
                          .top_p = sample.top_p,

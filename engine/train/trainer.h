@@ -76,6 +76,7 @@ class Trainer {
   // `status`: how the run ended.
   absl::Status WriteSummary(const RunSummary& summary,
                             const absl::Status& status) const;
+  std::vector<int32_t> SamplePrompt() const;
   // Tokens of context that samples use; 0: there are no samples.
   int64_t SampleContext() const;
   bool StopRequested() const { return stop_ != nullptr && stop_->load(); }

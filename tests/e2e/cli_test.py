@@ -188,6 +188,31 @@ class CliTest(unittest.TestCase):
         self.assertIn("bad.bin", text)
         self.assertIn("300", text)
 
+    def test_a_prompt_or_tokenizer_that_does_not_fit_is_refused(self):
+        self.train("run")
+        text = self.error("generate", "config.json", "--prompt", "x" * 33)
+        self.assertIn("--prompt has 33 tokens and the context 32", text)
+        self.assertIn("--set data.sequence_length=", text)
+        longer = ["--set", "data.sequence_length=40", "--prompt", "x" * 33,
+                  "--tokens", "2"]
+        self.assertIn("x" * 33, self.ok("generate", "config.json", *longer))
+        # --set counts without a config as well.
+        short = ["--model", "run/final", "--prompt", "x" * 33]
+        self.ok("generate", *short, "--tokens", "2")
+        self.assertIn("the context 8", self.error(
+            "generate", *short, "--set", "data.sequence_length=8"))
+        self.ok("tokenize", SOURCES + "/nn/*.h", "--out", "code.bin",
+                "--train-sentencepiece", "400")
+        text = self.error("generate", "--model", "run/final", "--tokenizer",
+                          "code.model")
+        self.assertIn("400 ids", text)
+        self.assertIn("vocabulary of 257", text)
+        self.train("wide", "model.vocab_size=1000")
+        result = self.zero("generate", "--model", "wide/final", "--tokenizer",
+                           "bytes", "--tokens", "2")
+        self.assertEqual(result.returncode, 0)
+        self.assertIn("has 257 ids, the model 1000", result.stderr)
+
     def test_a_run_that_diverges_fails_and_says_why_in_its_summary(self):
         text = self.error("train", "config.json", "--set",
                           "optimizer={\"type\": \"SGD\", \"params\": "

@@ -3,6 +3,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/base/status.h"
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
@@ -26,6 +27,31 @@ struct GenerateFlags {
   int64_t seed = 0;
 };
 
+// What a wrong tokenizer or prompt would make into silent nonsense.
+absl::Status CheckText(const Tokenizer& tokenizer, const Config& config,
+                       int64_t prompt_length, int64_t context) {
+  const int64_t vocab_size = config.model.vocab_size;
+  // Vocabularies are padded, but not by a tenth.
+  if (tokenizer.vocab_size() < vocab_size - vocab_size / 10) {
+    std::fprintf(stderr,
+                 "zero: note: tokenizer %s has %lld ids, the model %lld: is "
+                 "it the one that the model was trained with?\n",
+                 tokenizer.name().c_str(),
+                 static_cast<long long>(tokenizer.vocab_size()),
+                 static_cast<long long>(vocab_size));
+  }
+  if (prompt_length <= context) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "--prompt has %d tokens and the context %d (the smaller one of "
+      "data.sequence_length %d and the model's %d positions); shorten the "
+      "prompt%s",
+      prompt_length, context, config.data.sequence_length,
+      config.model.max_position_embeddings,
+      context < config.model.max_position_embeddings
+          ? ", or --set data.sequence_length=N"
+          : ""));
+}
+
 // A model folder alone is enough: the rest of a config does not matter here.
 absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
   if (options.model_dir.empty()) {
@@ -35,6 +61,7 @@ absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
   }
   const auto catalog = MakeModelCatalog();
   LoadOptions load;
+  load.overrides = options.sets;
   load.catalog = catalog.get();
   load.require_data = false;
   load.model_dir = options.model_dir;
@@ -70,14 +97,15 @@ absl::Status Run(GenerateFlags flags) {
   }
   ZERO_ASSIGN_OR_RETURN(const auto tokenizer,
                         OpenModelTokenizer(spec, config.model.vocab_size));
-  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
+  const std::vector<int32_t> prompt =
+      EncodePrompt(*tokenizer, flags.prompt, config.model.vocab_size);
   const int64_t context = std::min(config.data.sequence_length,
                                    config.model.max_position_embeddings);
+  ZERO_RETURN_IF_ERROR(CheckText(*tokenizer, config, prompt.size(), context));
+  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
   ZERO_ASSIGN_OR_RETURN(const auto session,
                         Session::Make(*device, config, MakeModelTools(),
                                       {.generate_tokens = context}));
-  std::vector<int32_t> prompt = tokenizer->Encode(flags.prompt);
-  if (prompt.empty()) prompt.push_back(tokenizer->eot_id());
   const std::atomic<bool>* stop = InstallStopSignals();
   std::fputs(flags.prompt.c_str(), stdout);
   StreamDecoder decoder(tokenizer.get());

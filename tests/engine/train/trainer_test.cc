@@ -601,6 +601,58 @@ TEST_F(TrainerTest, GenerationIsAFunctionOfItsSeedAndStopsWhenTold) {
   EXPECT_EQ(until, std::vector<int32_t>(text.begin(), end));
 }
 
+TEST_F(TrainerTest, APromptLongerThanTheContextIsCutAloud) {
+  for (const int64_t length : {32, 33, 100}) {
+    const Outcome outcome =
+        Run(Load({"training.steps=1", "training.sample.tokens=2",
+                  absl::StrCat("training.sample.prompt=\"",
+                               std::string(length, 'x'), "\"")}));
+    ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+    const std::string note =
+        absl::StrCat("note: training.sample.prompt has ", length,
+                     " tokens and the context 32; samples go on from its "
+                     "last 16\n");
+    EXPECT_EQ(outcome.printed.find(note) != std::string::npos, length > 32)
+        << outcome.printed;
+  }
+}
+
+TEST_F(TrainerTest, VisibleTokensAreAllOrTheLastHalf) {
+  EXPECT_EQ(VisibleTokens(1, 8), 1);
+  EXPECT_EQ(VisibleTokens(8, 8), 8);
+  EXPECT_EQ(VisibleTokens(9, 8), 4);
+  EXPECT_EQ(VisibleTokens(2, 1), 1);
+}
+
+TEST_F(TrainerTest, ATokenizerWithMoreIdsThanTheModelIsRefused) {
+  // The one exception: bytes for a model that has no end of text.
+  EXPECT_TRUE(OpenModelTokenizer("bytes", 257).ok());
+  EXPECT_TRUE(OpenModelTokenizer("bytes", 256).ok());
+  EXPECT_FALSE(OpenModelTokenizer("bytes", 255).ok());
+  ASSERT_TRUE(TrainSentencePiece({.inputs = {dir_.File("text.txt")},
+                                  .model_prefix = dir_.File("sp"),
+                                  .vocab_size = 300,
+                                  .num_threads = 1})
+                  .ok());
+  EXPECT_TRUE(OpenModelTokenizer(dir_.File("sp.model"), 300).ok());
+  // 256 was taken for such a byte model whatever the tokenizer was.
+  for (const int64_t vocab_size : {299, 256}) {
+    const auto tokenizer =
+        OpenModelTokenizer(dir_.File("sp.model"), vocab_size);
+    EXPECT_EQ(tokenizer.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(tokenizer.status().message().find("has 300 ids"),
+              absl::string_view::npos)
+        << tokenizer.status();
+  }
+}
+
+TEST_F(TrainerTest, AnEmptyPromptIsATokenThatTheModelHas) {
+  const auto bytes = MakeByteTokenizer();
+  EXPECT_EQ(EncodePrompt(*bytes, "", 257), std::vector<int32_t>{256});
+  EXPECT_EQ(EncodePrompt(*bytes, "", 256), std::vector<int32_t>{'\n'});
+  EXPECT_EQ(EncodePrompt(*bytes, "ab", 256), (std::vector<int32_t>{97, 98}));
+}
+
 TEST_F(TrainerTest, ADataFileThatIsMissingOrTooSmallIsAnErrorBeforeTheRun) {
   LoadedConfig loaded = Load({});
   dir_.Write("text.txt", "too small\n");
