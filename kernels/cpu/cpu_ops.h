@@ -17,7 +17,7 @@ class MatmulCache;  // oneDNN engine, stream and primitives (matmul.h)
 
 // How products of 16-bit operands are computed. kNative: by oneDNN's 16-bit
 // primitives, where it has them. kConvert: in fp32, panel by panel, rounded on
-// the way out. kAuto: native where the CPU has bf16 instructions.
+// the way out. kAuto: native where that is faster (HasFastBf16).
 enum class LowPrecision { kAuto, kNative, kConvert };
 
 class CpuOps final : public Ops {

@@ -3,9 +3,11 @@
 #include <array>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "dnnl.hpp"
 #include "engine/base/math.h"
 #include "kernels/check.h"
+#include "kernels/cpu/matmul.h"
 #include "tools/bench/fill.h"
 #include "tools/bench/timing.h"
 
@@ -40,12 +42,7 @@ dnnl::memory::desc Desc(int64_t rows, int64_t cols, bool transposed, int64_t ld,
 }  // namespace
 
 bool HasNativeProducts(DType dtype) {
-  if (dtype == DType::kF32) return true;
-#if defined(__x86_64__)
-  return dtype == DType::kBF16 && __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
+  return dtype == DType::kF32 || (dtype == DType::kBF16 && cpu::HasFastBf16());
 }
 
 struct PlainProduct::Impl {
@@ -61,7 +58,16 @@ PlainProduct::PlainProduct(const ProductShape& shape)
   const auto b = Desc(shape.k, shape.n, shape.b_transposed,
                       shape.b_transposed ? shape.k : shape.n, shape.dtype);
   const auto c = Desc(shape.m, shape.n, false, shape.n, shape.out_dtype);
-  impl_->matmul = dnnl::matmul({dnnl::matmul::desc(a, b, c), Engine()});
+  const dnnl::matmul::desc product(a, b, c);
+  dnnl::matmul::primitive_desc chosen(product, Engine());
+  // The faster of oneDNN's fp32 kernels, as in kernels/cpu/matmul.cc.
+  dnnl::matmul::primitive_desc packing = chosen;
+  while (shape.dtype == DType::kF32 &&
+         !absl::StartsWith(packing.impl_info_str(), "gemm") &&
+         packing.next_impl()) {
+  }
+  if (absl::StartsWith(packing.impl_info_str(), "gemm:jit")) chosen = packing;
+  impl_->matmul = dnnl::matmul(chosen);
   impl_->a = dnnl::memory(a, Engine(), DNNL_MEMORY_NONE);
   impl_->b = dnnl::memory(b, Engine(), DNNL_MEMORY_NONE);
   impl_->c = dnnl::memory(c, Engine(), DNNL_MEMORY_NONE);

@@ -26,8 +26,8 @@ struct ProductShape {
   double flops() const { return 2.0 * m * n * k; }
 };
 
-// Whether oneDNN multiplies `dtype` with instructions of this CPU. Where it
-// does not, 16-bit products run as fp32 ones, and so does their limit.
+// Whether products of `dtype` are faster than fp32 ones here. Where they are
+// not, 16-bit products run as fp32 ones, and so does their limit.
 bool HasNativeProducts(DType dtype);
 
 // One oneDNN primitive.
