@@ -18,6 +18,8 @@ struct LossScalerOptions {
   int64_t hysteresis = 2;
   bool consecutive_hysteresis = false;
   double min_loss_scale = 1;
+
+  bool operator==(const LossScalerOptions&) const = default;
 };
 
 // What a checkpoint keeps.

@@ -74,6 +74,8 @@ struct LrSchedule {
   // the learning rate, from cycle_max_mom down to cycle_min_mom and back; its
   // growth by decay_mom_rate ends at 0.999.
   double MomentumAt(int64_t step) const;
+
+  bool operator==(const LrSchedule&) const = default;
 };
 
 }  // namespace zero

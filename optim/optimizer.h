@@ -42,6 +42,8 @@ struct OptimizerSpec {
   // Scratch of one OptimizerStep over `num_elems` elements and `num_ranges`
   // ranges (LAMB's update and norms; 0 for the others).
   size_t ScratchBytes(int64_t num_elems, int64_t num_ranges) const;
+
+  bool operator==(const OptimizerSpec&) const = default;
 };
 
 // What changes from step to step.

@@ -2,10 +2,12 @@
 // overrides, the preset and the defaults together say.
 //
 // The names are the JSON keys: config.optimizer.lr is
-// "optimizer": {"params": {"lr": ...}}. In-class values are the defaults, and
-// the only place where they stand: the key table (keys.cc) reads them from
-// here. load.h makes a Config from a file; print.h shows one.
-// 0 or "" in a field marked "unset" means that the key was not given.
+// "optimizer": {"params": {"lr": ...}}. Rules, schedules and scales are the
+// values of optim/ themselves. In-class values are the defaults, and the only
+// place where they stand: the key table (keys.cc) reads them from here. load.h
+// makes a Config from a file; print.h shows one.
+// 0 or "" in a field marked "unset" means that the key was not given. A key
+// that a run does not read (KeySpec::unread) has its default here.
 //
 // To add a key: a field here, a line in keys.cc, and where it depends on other
 // keys a check in resolve.cc. Parser, printer, schema and reference follow.
@@ -18,112 +20,43 @@
 
 #include "engine/config/model_config.h"
 #include "kernels/dtype.h"
+#include "optim/loss_scaler.h"
+#include "optim/lr_scaling.h"
+#include "optim/lr_schedule.h"
+#include "optim/optimizer.h"
 
 namespace zero {
 
-enum class OptimizerType { kAdamW, kAdam, kSgd, kLamb };
 enum class WeightDecayOn { kMatrices, kAll };
 
-// "optimizer": {"type", "params": {...}}. Fields beyond a type's own are
-// unused and can not be given.
+// "optimizer": {"type", "params": {...}}.
 struct OptimizerConfig {
-  OptimizerType type = OptimizerType::kAdamW;
+  // The type and its parameters; those of other types are unused and can not
+  // be given. weight_decay_on says which tensors decay.
+  OptimizerSpec spec;
   double lr = 1e-3;  // base_lr of lr_scaling; the schedulers' peak
-  double weight_decay = 0;
   // Matrices: tensors of two or more dimensions (embeddings included).
   WeightDecayOn weight_decay_on = WeightDecayOn::kMatrices;
-  // AdamW, Adam, Lamb.
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  bool bias_correction = true;
-  bool adam_w_mode = true;  // false (Adam only): decay is added to the gradient
-  // SGD.
-  double momentum = 0;
-  double dampening = 0;
-  bool nesterov = false;
-  // Lamb: limits of |param| / |update|.
-  double max_coeff = 10.0;
-  double min_coeff = 0.01;
 
   bool operator==(const OptimizerConfig&) const = default;
 };
 
-enum class SchedulerType {
-  kConstant,  // no "scheduler" in the config
-  kWarmupLr,
-  kWarmupDecayLr,
-  kWarmupCosineLr,
-  kOneCycle,
-  kWsd,
-};
-enum class WarmupType { kLog, kLinear };
-enum class DecayType { kLinear, kCosine, kOneMinusSqrt };
-
-// "scheduler": {"type", "params": {...}}, with DeepSpeed's parameters.
-struct SchedulerConfig {
-  SchedulerType type = SchedulerType::kConstant;
-  // WarmupLR, WarmupDecayLR, WSD. Beside lr_scaling: no warm-up here
-  // (warmup_num_steps = 0), and the peak is the scaled learning rate.
-  double warmup_min_lr = 0;
-  double warmup_max_lr = 0;  // resolved: optimizer.lr unless given
-  int64_t warmup_num_steps = 1000;
-  WarmupType warmup_type = WarmupType::kLog;
-  // WarmupDecayLR, WarmupCosineLR, WSD. 0: the number of steps of the run,
-  // which is known once the data is (training.epochs).
-  int64_t total_num_steps = 0;
-  // WarmupCosineLR: as ratios of the learning rate.
-  double warmup_min_ratio = 0;
-  double cos_min_ratio = 0.0001;
-  // WSD: the last decay_num_steps of total_num_steps fall to
-  // min_lr_ratio * peak. 0: a tenth of total_num_steps.
-  int64_t decay_num_steps = 0;
-  DecayType decay_type = DecayType::kOneMinusSqrt;
-  double min_lr_ratio = 0;
-  // OneCycle.
-  double cycle_min_lr = 0;
-  double cycle_max_lr = 0;
-  double decay_lr_rate = 0;
-  int64_t cycle_first_step_size = 2000;
-  int64_t cycle_second_step_size = 0;  // resolved: cycle_first_step_size
-  int64_t cycle_first_stair_count = 0;
-  int64_t cycle_second_stair_count = 0;  // resolved: cycle_first_stair_count
-  int64_t decay_step_size = 0;
-  bool cycle_momentum = true;
-  double cycle_min_mom = 0.8;
-  double cycle_max_mom = 0.9;
-  double decay_mom_rate = 0;
-
-  bool operator==(const SchedulerConfig&) const = default;
-};
-
-enum class LrScalingRule { kNone, kLinear, kSqrt };
-
 // "lr_scaling": Goyal et al. 2017. lr = base_lr * global_batch / base_batch,
-// reached from base_lr by a linear warm-up. kNone with neither warmup_steps
-// nor warmup_epochs: lr_scaling does nothing.
+// reached from base_lr by a linear warm-up.
 struct LrScalingConfig {
-  LrScalingRule rule = LrScalingRule::kNone;
+  LrScaleRule rule = LrScaleRule::kNone;
   int64_t base_batch_size = 0;  // unset only with kNone
   int64_t warmup_steps = 0;
   double warmup_epochs = 0;  // instead of warmup_steps
 
-  bool active() const {
-    return rule != LrScalingRule::kNone || warmup_steps > 0 ||
-           warmup_epochs > 0;
-  }
+  bool active() const { return rule != LrScaleRule::kNone; }
   bool operator==(const LrScalingConfig&) const = default;
 };
 
 // "fp16": DeepSpeed's keys.
 struct Fp16Config {
   bool enabled = false;
-  double loss_scale = 0;  // 0: dynamic
-  int64_t initial_scale_power = 16;
-  int64_t loss_scale_window = 1000;
-  int64_t hysteresis = 2;
-  bool consecutive_hysteresis = false;
-  double min_loss_scale = 1;
+  LossScalerOptions scaler;  // static_scale is "loss_scale"
 
   bool operator==(const Fp16Config&) const = default;
 };
@@ -195,7 +128,11 @@ struct Config {
   std::string model_preset;      // "model.preset"; unset: ""
   ModelConfig model;             // complete: preset and explicit keys together
   OptimizerConfig optimizer;
-  SchedulerConfig scheduler;
+  // "scheduler": {"type", "params"}. Resolved: lr and the peaks are the
+  // optimizer's unless given; total_num_steps and decay_num_steps are 0 where
+  // only the data knows the length of the run (training.epochs). Beside
+  // lr_scaling it has no warm-up and works on the scaled rate.
+  LrSchedule scheduler;
   LrScalingConfig lr_scaling;
   bool bf16 = false;  // "bf16.enabled"
   Fp16Config fp16;

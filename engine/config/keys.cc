@@ -14,15 +14,15 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-Names NamesOf(OptimizerType) { return {"AdamW", "Adam", "SGD", "Lamb"}; }
+Names NamesOf(OptimizerKind) { return {"AdamW", "Adam", "SGD", "Lamb"}; }
 Names NamesOf(WeightDecayOn) { return {"matrices", "all"}; }
-Names NamesOf(SchedulerType) {
+Names NamesOf(LrScheduleKind) {
   return {"Constant",       "WarmupLR", "WarmupDecayLR",
           "WarmupCosineLR", "OneCycle", "WSD"};
 }
-Names NamesOf(WarmupType) { return {"log", "linear"}; }
-Names NamesOf(DecayType) { return {"linear", "cosine", "1-sqrt"}; }
-Names NamesOf(LrScalingRule) { return {"none", "linear", "sqrt"}; }
+Names NamesOf(LrWarmupType) { return {"log", "linear"}; }
+Names NamesOf(LrDecayType) { return {"linear", "cosine", "1-sqrt"}; }
+Names NamesOf(LrScaleRule) { return {"none", "linear", "sqrt"}; }
 Names NamesOf(DataFormat) { return {"auto", "text", "llmc", "raw_uint16"}; }
 Names NamesOf(DType) { return {"fp32", "bf16", "fp16"}; }
 Names NamesOf(ModelFamily) { return {"gpt2", "llama", "qwen2", "qwen3"}; }
@@ -53,6 +53,9 @@ void FromValue(const KeyValue& value, T& field) {
       [](Config& c, const KeyValue& v) { FromValue(v, c.member); }
 
 #define IF(condition) [](const Config& c) -> bool { return condition; }
+
+// Why a run does not read a key, or null: UNREAD(c.x == 0 ? "x is 0" : nullptr)
+#define UNREAD(reason) [](const Config& c) -> const char* { return reason; }
 
 // ---- The table's own words ------------------------------------------------
 
@@ -114,6 +117,10 @@ class Table {
     Line& When(bool (*applies)(const Config&), std::string to) {
       key_->applies = applies;
       key_->applies_to = std::move(to);
+      return *this;
+    }
+    Line& Unread(const char* (*why)(const Config&)) {
+      key_->unread = why;
       return *this;
     }
     Line& DeepSpeed(std::string difference) {
@@ -396,14 +403,30 @@ void AddData(Table& t) {
       .Derived("1024, or the model's positions if they are fewer");
 }
 
+// Why no sample is drawn; why nothing is drawn at random.
+const char* NoSample(const Config& c) {
+  if (c.data.tokenizer == "none") {
+    return "data.tokenizer is \"none\" and writes no text";
+  }
+  return c.training.sample.tokens == 0 ? "training.sample.tokens is 0"
+                                       : nullptr;
+}
+const char* NoDraw(const Config& c) {
+  if (NoSample(c) != nullptr) return NoSample(c);
+  return c.training.sample.temperature == 0
+             ? "training.sample.temperature is 0, always the likeliest token"
+             : nullptr;
+}
+
 void AddTraining(Table& t) {
   t.Object("training", "How long, how often looked at, and where to.");
   t.Integer("training.steps", FIELD(training.steps),
             "Optimizer steps; or give epochs.")
-      .AtLeast(1)
+      .Range(1, 1e12)
       .MayBeUnset();
   t.Number("training.epochs", FIELD(training.epochs),
            "Passes over data.train; or give steps.")
+      .Range(0, 1e6)
       .Above(0)
       .MayBeUnset();
   t.Integer("training.seed", FIELD(training.seed),
@@ -427,21 +450,28 @@ void AddTraining(Table& t) {
       .AtLeast(0);
   t.Object("training.sample", "The text sample.");
   t.String("training.sample.prompt", FIELD(training.sample.prompt),
-           "Text to go on from; empty: the end-of-text token.");
+           "Text to go on from; empty: the end-of-text token.")
+      .Unread(NoSample);
   t.Integer("training.sample.tokens", FIELD(training.sample.tokens),
             "Tokens to generate; 0: no samples.")
-      .AtLeast(0);
+      .AtLeast(0)
+      .Unread(UNREAD(c.training.sample.tokens == 0 ? nullptr : NoSample(c)));
   t.Number("training.sample.temperature", FIELD(training.sample.temperature),
            "0: always the likeliest token.")
-      .AtLeast(0);
+      .AtLeast(0)
+      .Unread(NoSample);
   t.Integer("training.sample.top_k", FIELD(training.sample.top_k),
             "Draw from the k likeliest; 0: off.")
-      .AtLeast(0);
+      .AtLeast(0)
+      .Unread(NoDraw);
   t.Number("training.sample.top_p", FIELD(training.sample.top_p),
            "Draw from the likeliest that sum up to p; 1: off.")
-      .Range(0, 1);
+      .Range(0, 1)
+      .Above(0)
+      .Unread(NoDraw);
   t.Integer("training.sample.seed", FIELD(training.sample.seed), "Of the draw.")
       .AtLeast(0)
+      .Unread(NoDraw)
       .Derived("training.seed");
   t.Bool("training.save_final", FIELD(training.save_final),
          "Write out_dir/final/ at the end.");
@@ -452,7 +482,9 @@ void AddTraining(Table& t) {
 void AddBatch(Table& t) {
   t.Integer("train_batch_size", FIELD(train_batch_size),
             "Sequences per step = train_micro_batch_size_per_gpu * "
-            "gradient_accumulation_steps * ranks.")
+            "gradient_accumulation_steps * ranks. Give it or "
+            "train_micro_batch_size_per_gpu; \"auto\" and missing keys follow "
+            "from the product.")
       .Range(1, 1 << 30)
       .Derived("the product");
   t.Integer("train_micro_batch_size_per_gpu",
@@ -471,6 +503,16 @@ void AddBatch(Table& t) {
       .AtLeast(0);
 }
 
+const char* NoFp16(const Config& c) {
+  return c.fp16.enabled ? nullptr : "fp16.enabled is false";
+}
+const char* NoDynamicScale(const Config& c) {
+  if (!c.fp16.enabled) return NoFp16(c);
+  return c.fp16.scaler.static_scale > 0
+             ? "fp16.loss_scale is above 0 and never changes"
+             : nullptr;
+}
+
 void AddPrecision(Table& t) {
   t.Object("bf16", "bfloat16 parameters and activations, fp32 master weights.");
   t.Bool("bf16.enabled", FIELD(bf16), "Neither bf16 nor fp16: fp32.");
@@ -487,23 +529,32 @@ void AddPrecision(Table& t) {
 
   t.Object("fp16", "float16 with loss scaling, fp32 master weights.");
   t.Bool("fp16.enabled", FIELD(fp16.enabled), "Neither bf16 nor fp16: fp32.");
-  t.Number("fp16.loss_scale", FIELD(fp16.loss_scale),
+  t.Number("fp16.loss_scale", FIELD(fp16.scaler.static_scale),
            "A fixed loss scale; 0: dynamic.")
-      .AtLeast(0);
-  t.Integer("fp16.initial_scale_power", FIELD(fp16.initial_scale_power),
+      .AtLeast(0)
+      .Unread(NoFp16);
+  t.Integer("fp16.initial_scale_power", FIELD(fp16.scaler.initial_scale_power),
             "The dynamic scale starts at 2 to this power.")
-      .Range(0, 120);
-  t.Integer("fp16.loss_scale_window", FIELD(fp16.loss_scale_window),
+      .Range(0, 120)
+      .Unread(NoDynamicScale);
+  t.Integer("fp16.loss_scale_window", FIELD(fp16.scaler.loss_scale_window),
             "Steps without overflow after which the scale doubles.")
-      .AtLeast(1);
-  t.Integer("fp16.hysteresis", FIELD(fp16.hysteresis),
+      .AtLeast(1)
+      .Unread(NoDynamicScale);
+  t.Integer("fp16.hysteresis", FIELD(fp16.scaler.hysteresis),
             "Overflows before the scale halves.")
-      .AtLeast(1);
-  t.Bool("fp16.consecutive_hysteresis", FIELD(fp16.consecutive_hysteresis),
-         "A step without overflow refills the hysteresis.");
-  t.Number("fp16.min_loss_scale", FIELD(fp16.min_loss_scale),
+      .AtLeast(1)
+      .Unread(NoDynamicScale);
+  t.Bool("fp16.consecutive_hysteresis",
+         FIELD(fp16.scaler.consecutive_hysteresis),
+         "A step without overflow refills the hysteresis.")
+      .Unread(UNREAD(NoDynamicScale(c) != nullptr    ? NoDynamicScale(c)
+                     : c.fp16.scaler.hysteresis == 1 ? "fp16.hysteresis is 1"
+                                                     : nullptr));
+  t.Number("fp16.min_loss_scale", FIELD(fp16.scaler.min_loss_scale),
            "The scale never falls below it.")
-      .Above(0);
+      .Above(0)
+      .Unread(NoDynamicScale);
   t.Note(kBool, "fp16.auto_cast", "inputs are token ids: nothing to cast");
   t.Refuse(kBool, "fp16.fp16_master_weights_and_grads", master)
       .Harmless("false");
@@ -530,19 +581,25 @@ void AddPrecision(Table& t) {
       .Harmless("disabled");
 }
 
-#define ADAMS                                     \
-  IF(c.optimizer.type == OptimizerType::kAdamW || \
-     c.optimizer.type == OptimizerType::kAdam ||  \
-     c.optimizer.type == OptimizerType::kLamb),   \
+#define ADAMS                                          \
+  IF(c.optimizer.spec.kind == OptimizerKind::kAdamW || \
+     c.optimizer.spec.kind == OptimizerKind::kAdam ||  \
+     c.optimizer.spec.kind == OptimizerKind::kLamb),   \
       "optimizer.type AdamW, Adam, Lamb"
-#define SGD IF(c.optimizer.type == OptimizerType::kSgd), "optimizer.type SGD"
-#define LAMB IF(c.optimizer.type == OptimizerType::kLamb), "optimizer.type Lamb"
+#define SGD \
+  IF(c.optimizer.spec.kind == OptimizerKind::kSgd), "optimizer.type SGD"
+#define NO_DECAY                                                       \
+  UNREAD(c.optimizer.spec.weight_decay == 0                            \
+             ? "optimizer.params.weight_decay is 0: there is no decay" \
+             : nullptr)
+#define LAMB \
+  IF(c.optimizer.spec.kind == OptimizerKind::kLamb), "optimizer.type Lamb"
 
 void AddOptimizer(Table& t) {
   t.Object("optimizer",
            "The update rule; moments and master weights are fp32.");
-  t.Choice("optimizer.type", NamesOf(OptimizerType{}), FIELD(optimizer.type),
-           "The update rule.")
+  t.Choice("optimizer.type", NamesOf(OptimizerKind{}),
+           FIELD(optimizer.spec.kind), "The update rule.")
       .Unbuilt({"OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion",
                 "Muon"},
                "write AdamW, Adam, SGD or Lamb");
@@ -550,13 +607,14 @@ void AddOptimizer(Table& t) {
   t.Number("optimizer.params.lr", FIELD(optimizer.lr),
            "Learning rate; lr_scaling takes it as base_lr.")
       .Above(0);
-  t.Number("optimizer.params.weight_decay", FIELD(optimizer.weight_decay),
+  t.Number("optimizer.params.weight_decay", FIELD(optimizer.spec.weight_decay),
            "Weight decay.")
       .AtLeast(0);
   t.Choice("optimizer.params.weight_decay_on", NamesOf(WeightDecayOn{}),
            FIELD(optimizer.weight_decay_on),
            "matrices: tensors of two or more dimensions; all: biases and norm "
            "weights too.")
+      .Unread(NO_DECAY)
       .DeepSpeed(
           "all parameters, unless the caller makes groups; here "
           "matrices only, as papers do");
@@ -564,43 +622,49 @@ void AddOptimizer(Table& t) {
        KeyKind::kNumbers, Treatment::kUsed, "optimizer.params.betas",
        "Decay of the two moments.",
        [](const Config& c) -> KeyValue {
-         return std::vector<double>{c.optimizer.beta1, c.optimizer.beta2};
+         return std::vector<double>{c.optimizer.spec.beta1,
+                                    c.optimizer.spec.beta2};
        },
        [](Config& c, const KeyValue& v) {
          const auto& betas = std::get<std::vector<double>>(v);
-         c.optimizer.beta1 = betas[0];
-         c.optimizer.beta2 = betas[1];
+         c.optimizer.spec.beta1 = betas[0];
+         c.optimizer.spec.beta2 = betas[1];
        })
       .HalfOpen(0, 1)
       .When(ADAMS);
-  t.Number("optimizer.params.eps", FIELD(optimizer.eps),
+  t.Number("optimizer.params.eps", FIELD(optimizer.spec.eps),
            "Added to the root of the second moment.")
       .Above(0)
       .When(ADAMS);
-  t.Bool("optimizer.params.bias_correction", FIELD(optimizer.bias_correction),
+  t.Bool("optimizer.params.bias_correction",
+         FIELD(optimizer.spec.bias_correction),
          "Divide the moments by 1 - beta^step.")
       .When(ADAMS);
-  t.Bool("optimizer.params.adam_w_mode", FIELD(optimizer.adam_w_mode),
+  t.Bool("optimizer.params.adam_w_mode", FIELD(optimizer.spec.decoupled_decay),
          "true, as in DeepSpeed: Adam is AdamW; false: the decay is added to "
          "the gradient.")
-      .When(IF(c.optimizer.type == OptimizerType::kAdam),
+      .Unread(NO_DECAY)
+      .When(IF(c.optimizer.spec.kind == OptimizerKind::kAdam),
             "optimizer.type Adam");
-  t.Number("optimizer.params.momentum", FIELD(optimizer.momentum),
+  t.Number("optimizer.params.momentum", FIELD(optimizer.spec.momentum),
            "0: no momentum buffer.")
       .HalfOpen(0, 1)
       .When(SGD);
-  t.Number("optimizer.params.dampening", FIELD(optimizer.dampening),
+  t.Number("optimizer.params.dampening", FIELD(optimizer.spec.dampening),
            "The gradient enters the momentum buffer times 1 - dampening.")
       .Range(0, 1)
+      .Unread(UNREAD(c.optimizer.spec.momentum == 0
+                         ? "optimizer.params.momentum is 0"
+                         : nullptr))
       .When(SGD);
-  t.Bool("optimizer.params.nesterov", FIELD(optimizer.nesterov),
+  t.Bool("optimizer.params.nesterov", FIELD(optimizer.spec.nesterov),
          "Nesterov's momentum.")
       .When(SGD);
-  t.Number("optimizer.params.max_coeff", FIELD(optimizer.max_coeff),
+  t.Number("optimizer.params.max_coeff", FIELD(optimizer.spec.max_coeff),
            "Largest trust ratio.")
       .Above(0)
       .When(LAMB);
-  t.Number("optimizer.params.min_coeff", FIELD(optimizer.min_coeff),
+  t.Number("optimizer.params.min_coeff", FIELD(optimizer.spec.min_coeff),
            "Smallest trust ratio.")
       .AtLeast(0)
       .When(LAMB);
@@ -626,18 +690,53 @@ void AddOptimizer(Table& t) {
          "every optimizer here is one fused pass");
 }
 
-#define WARMUPS                                            \
-  IF((c.scheduler.type == SchedulerType::kWarmupLr ||      \
-      c.scheduler.type == SchedulerType::kWarmupDecayLr || \
-      c.scheduler.type == SchedulerType::kWsd) &&          \
-     !c.lr_scaling.active()),                              \
+#define WARMUPS                                             \
+  IF((c.scheduler.kind == LrScheduleKind::kWarmupLr ||      \
+      c.scheduler.kind == LrScheduleKind::kWarmupDecayLr || \
+      c.scheduler.kind == LrScheduleKind::kWsd) &&          \
+     !c.lr_scaling.active()),                               \
       "scheduler.type WarmupLR, WarmupDecayLR, WSD"
-#define COSINE                                            \
-  IF(c.scheduler.type == SchedulerType::kWarmupCosineLr), \
+#define COSINE                                             \
+  IF(c.scheduler.kind == LrScheduleKind::kWarmupCosineLr), \
       "scheduler.type WarmupCosineLR"
-#define WSD IF(c.scheduler.type == SchedulerType::kWsd), "scheduler.type WSD"
+#define WSD IF(c.scheduler.kind == LrScheduleKind::kWsd), "scheduler.type WSD"
+#define NO_SCALING \
+  UNREAD(c.lr_scaling.active() ? nullptr : "lr_scaling.rule is \"none\"")
 #define CYCLE \
-  IF(c.scheduler.type == SchedulerType::kOneCycle), "scheduler.type OneCycle"
+  IF(c.scheduler.kind == LrScheduleKind::kOneCycle), "scheduler.type OneCycle"
+
+#define NO_WARMUP                                                    \
+  UNREAD(c.scheduler.warmup_num_steps <= 1                           \
+             ? "scheduler.params.warmup_num_steps leaves no warm-up" \
+             : nullptr)
+
+const char* NoDecaySteps(const Config& c) {
+  return c.scheduler.decay_step_size == 0
+             ? "scheduler.params.decay_step_size is 0: there is no decay"
+             : nullptr;
+}
+const char* NoCycledMomentum(const Config& c) {
+  return c.scheduler.cycle_momentum
+             ? nullptr
+             : "scheduler.params.cycle_momentum is false";
+}
+const char* NoLrDecay(const Config& c) {
+  if (NoDecaySteps(c) != nullptr) return NoDecaySteps(c);
+  return c.scheduler.cycle_min_lr == 0
+             ? "scheduler.params.cycle_min_lr is 0 and can not decay"
+             : nullptr;
+}
+const char* NoMomentumDecay(const Config& c) {
+  return NoDecaySteps(c) != nullptr ? NoDecaySteps(c) : NoCycledMomentum(c);
+}
+const char* NothingDecays(const Config& c) {
+  const LrSchedule& s = c.scheduler;
+  const bool lr = s.decay_lr_rate > 0 && s.cycle_min_lr > 0;
+  const bool momentum = s.decay_mom_rate > 0 && s.cycle_momentum;
+  return lr || momentum
+             ? nullptr
+             : "neither learning rate nor momentum decays after the cycle";
+}
 
 void AddOneCycle(Table& t) {
   t.Number("scheduler.params.cycle_min_lr", FIELD(scheduler.cycle_min_lr),
@@ -653,6 +752,7 @@ void AddOneCycle(Table& t) {
   t.Number("scheduler.params.decay_lr_rate", FIELD(scheduler.decay_lr_rate),
            "After the cycle: lr = cycle_min_lr / (1 + rate * intervals).")
       .AtLeast(0)
+      .Unread(NoLrDecay)
       .When(CYCLE);
   t.Integer("scheduler.params.cycle_first_step_size",
             FIELD(scheduler.cycle_first_step_size), "Steps of the rise.")
@@ -678,6 +778,7 @@ void AddOneCycle(Table& t) {
             FIELD(scheduler.decay_step_size),
             "Steps of one decay interval after the cycle; 0: no decay.")
       .AtLeast(0)
+      .Unread(NothingDecays)
       .When(CYCLE);
   t.Bool("scheduler.params.cycle_momentum", FIELD(scheduler.cycle_momentum),
          "beta1 runs from cycle_max_mom to cycle_min_mom and back.")
@@ -686,14 +787,17 @@ void AddOneCycle(Table& t) {
   t.Number("scheduler.params.cycle_min_mom", FIELD(scheduler.cycle_min_mom),
            "beta1 at the top of the cycle.")
       .HalfOpen(0, 1)
+      .Unread(NoCycledMomentum)
       .When(CYCLE);
   t.Number("scheduler.params.cycle_max_mom", FIELD(scheduler.cycle_max_mom),
            "beta1 at both ends of the cycle.")
       .HalfOpen(0, 1)
+      .Unread(NoCycledMomentum)
       .When(CYCLE);
   t.Number("scheduler.params.decay_mom_rate", FIELD(scheduler.decay_mom_rate),
            "After the cycle: beta1 = cycle_max_mom * (1 + rate * intervals).")
       .AtLeast(0)
+      .Unread(NoMomentumDecay)
       .When(CYCLE);
 }
 
@@ -701,7 +805,7 @@ void AddSchedule(Table& t) {
   t.Object("scheduler",
            "The learning rate as a function of the step, from 0. The first "
            "step already moves.");
-  t.Choice("scheduler.type", NamesOf(SchedulerType{}), FIELD(scheduler.type),
+  t.Choice("scheduler.type", NamesOf(LrScheduleKind{}), FIELD(scheduler.kind),
            "DeepSpeed's schedules, WSD (warm-up, stable, decay) and Constant.")
       .Unbuilt({"LRRangeTest"}, "the range test is not here")
       .DeepSpeed(
@@ -709,8 +813,12 @@ void AddSchedule(Table& t) {
           "the first step moves. WSD and Constant are ours");
   t.Object("scheduler.params", "Parameters of scheduler.type.");
   t.Number("scheduler.params.warmup_min_lr", FIELD(scheduler.warmup_min_lr),
-           "Learning rate before the warm-up.")
+           "Learning rate before the warm-up; WarmupDecayLR also ends there.")
       .AtLeast(0)
+      .Unread(UNREAD(c.scheduler.kind != LrScheduleKind::kWarmupDecayLr &&
+                             c.scheduler.warmup_num_steps <= 1
+                         ? "scheduler.params.warmup_num_steps leaves no warm-up"
+                         : nullptr))
       .When(WARMUPS);
   t.Number("scheduler.params.warmup_max_lr", FIELD(scheduler.warmup_max_lr),
            "Learning rate after the warm-up.")
@@ -723,19 +831,20 @@ void AddSchedule(Table& t) {
   t.Integer("scheduler.params.warmup_num_steps",
             FIELD(scheduler.warmup_num_steps), "Steps of the warm-up.")
       .AtLeast(0)
-      .When(IF((c.scheduler.type == SchedulerType::kWarmupLr ||
-                c.scheduler.type == SchedulerType::kWarmupDecayLr ||
-                c.scheduler.type == SchedulerType::kWarmupCosineLr ||
-                c.scheduler.type == SchedulerType::kWsd) &&
+      .When(IF((c.scheduler.kind == LrScheduleKind::kWarmupLr ||
+                c.scheduler.kind == LrScheduleKind::kWarmupDecayLr ||
+                c.scheduler.kind == LrScheduleKind::kWarmupCosineLr ||
+                c.scheduler.kind == LrScheduleKind::kWsd) &&
                !c.lr_scaling.active()),
             "scheduler.type WarmupLR, WarmupDecayLR, WarmupCosineLR, WSD");
-  t.Choice("scheduler.params.warmup_type", NamesOf(WarmupType{}),
+  t.Choice("scheduler.params.warmup_type", NamesOf(LrWarmupType{}),
            FIELD(scheduler.warmup_type),
            "The rise: log(step) / log(warmup_num_steps), or linear.")
-      .When(IF((c.scheduler.type == SchedulerType::kWarmupLr ||
-                c.scheduler.type == SchedulerType::kWarmupDecayLr ||
-                c.scheduler.type == SchedulerType::kWarmupCosineLr ||
-                c.scheduler.type == SchedulerType::kWsd) &&
+      .Unread(NO_WARMUP)
+      .When(IF((c.scheduler.kind == LrScheduleKind::kWarmupLr ||
+                c.scheduler.kind == LrScheduleKind::kWarmupDecayLr ||
+                c.scheduler.kind == LrScheduleKind::kWarmupCosineLr ||
+                c.scheduler.kind == LrScheduleKind::kWsd) &&
                !c.lr_scaling.active()),
             "scheduler.type WarmupLR, WarmupDecayLR, WarmupCosineLR, WSD");
   t.Integer("scheduler.params.total_num_steps",
@@ -743,16 +852,17 @@ void AddSchedule(Table& t) {
       .AtLeast(1)
       .MayBeUnset()
       .Derived("the steps of the run")
-      .When(IF(c.scheduler.type == SchedulerType::kWarmupDecayLr ||
-               c.scheduler.type == SchedulerType::kWarmupCosineLr ||
-               c.scheduler.type == SchedulerType::kWsd),
+      .When(IF(c.scheduler.kind == LrScheduleKind::kWarmupDecayLr ||
+               c.scheduler.kind == LrScheduleKind::kWarmupCosineLr ||
+               c.scheduler.kind == LrScheduleKind::kWsd),
             "scheduler.type WarmupDecayLR, WarmupCosineLR, WSD")
       .DeepSpeed("required; here the steps of the run");
   t.Number("scheduler.params.warmup_min_ratio",
            FIELD(scheduler.warmup_min_ratio),
            "Start of the warm-up, as a ratio of the learning rate.")
       .Range(0, 1)
-      .When(IF(c.scheduler.type == SchedulerType::kWarmupCosineLr &&
+      .Unread(NO_WARMUP)
+      .When(IF(c.scheduler.kind == LrScheduleKind::kWarmupCosineLr &&
                !c.lr_scaling.active()),
             "scheduler.type WarmupCosineLR");
   t.Number("scheduler.params.cos_min_ratio", FIELD(scheduler.cos_min_ratio),
@@ -766,7 +876,7 @@ void AddSchedule(Table& t) {
       .MayBeUnset()
       .Derived("total_num_steps / 10, rounded up")
       .When(WSD);
-  t.Choice("scheduler.params.decay_type", NamesOf(DecayType{}),
+  t.Choice("scheduler.params.decay_type", NamesOf(LrDecayType{}),
            FIELD(scheduler.decay_type), "The shape of the fall.")
       .When(WSD);
   t.Number("scheduler.params.min_lr_ratio", FIELD(scheduler.min_lr_ratio),
@@ -779,7 +889,7 @@ void AddSchedule(Table& t) {
            "Goyal et al. 2017: the learning rate grows with the batch, after "
            "a linear warm-up from the base rate. The scheduler goes on from "
            "there, without a warm-up of its own.");
-  t.Choice("lr_scaling.rule", NamesOf(LrScalingRule{}), FIELD(lr_scaling.rule),
+  t.Choice("lr_scaling.rule", NamesOf(LrScaleRule{}), FIELD(lr_scaling.rule),
            "linear: lr = base_lr * train_batch_size / base_batch_size; sqrt: "
            "by the root of that ratio.");
   t.Integer("lr_scaling.base_batch_size", FIELD(lr_scaling.base_batch_size),
@@ -788,10 +898,12 @@ void AddSchedule(Table& t) {
       .MayBeUnset();
   t.Integer("lr_scaling.warmup_steps", FIELD(lr_scaling.warmup_steps),
             "Steps from base_lr to the scaled rate.")
-      .AtLeast(0);
+      .AtLeast(0)
+      .Unread(NO_SCALING);
   t.Number("lr_scaling.warmup_epochs", FIELD(lr_scaling.warmup_epochs),
            "Instead of warmup_steps.")
-      .AtLeast(0);
+      .Range(0, 1e6)
+      .Unread(NO_SCALING);
 }
 
 // ---- ZeRO, activation checkpointing ---------------------------------------
@@ -1093,6 +1205,10 @@ bool ReadFiles(const KeySpec& key, const JsonNode& node, Names* value,
   if (node.kind == JsonKind::kString && !node.text.empty()) {
     value->push_back(node.text);
     return true;
+  }
+  if (node.kind == JsonKind::kString) {
+    *error = absl::StrCat("empty, want ", Wanted(key));
+    return false;
   }
   if (node.kind != JsonKind::kArray || node.children.empty()) {
     return WrongType(key, node, error);

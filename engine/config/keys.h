@@ -70,11 +70,20 @@ struct KeySpec {
   // optimizer, scheduler, ...; a key that does not apply can not be given.
   bool (*applies)(const Config&) = nullptr;
   std::string applies_to;  // for messages: "optimizer.type AdamW, Adam"
+  // Null: always read. Otherwise why a run with this config does not read the
+  // key, or null if it does. Such a key may be given, since ignoring it changes
+  // nothing: it leaves a note, has its default in Config and is not printed.
+  const char* (*unread)(const Config&) = nullptr;
 
   // Where a default or a meaning is not DeepSpeed's: theirs, and why.
   std::string deepspeed;
 
   bool is_leaf() const { return kind != KeyKind::kObject; }
+  // Whether a run with this config reads the key.
+  bool IsRead(const Config& config) const {
+    return (applies == nullptr || applies(config)) &&
+           (unread == nullptr || unread(config) == nullptr);
+  }
 };
 
 // The whole table, in the order in which a config is printed.

@@ -147,19 +147,26 @@ class Loader {
   // JSON, or a bare string where the text is none or the key wants a string.
   bool OverrideValue(const std::string& text, const std::string& path,
                      const JsonPlace& place, JsonNode* value) {
+    const KeySpec* key = FindKey(path);
+    if (text.empty() && key != nullptr && key->kind != KeyKind::kString) {
+      Problem(place, path,
+              absl::StrCat("nothing stands behind the =, want ", Wanted(*key)));
+      return false;
+    }
+    const bool takes_text = key != nullptr && (key->kind == KeyKind::kString ||
+                                               key->kind == KeyKind::kFiles ||
+                                               key->kind == KeyKind::kChoice);
     std::vector<JsonProblem> trouble;
     const bool is_json = ParseJsonText(text, place.source, value, &trouble);
+    const absl::string_view tried =
+        takes_text ? "{[\"" : "{[\"-0123456789";  // meant as JSON
     if (!is_json && !text.empty() &&
-        absl::string_view("{[\"").find(text[0]) != absl::string_view::npos) {
+        tried.find(text[0]) != absl::string_view::npos) {
       Problem(place, path, trouble[0].message);
       return false;
     }
-    const KeySpec* key = FindKey(path);
-    const bool wants_text =
-        key != nullptr &&
-        (key->kind == KeyKind::kString || key->kind == KeyKind::kFiles ||
-         key->kind == KeyKind::kChoice) &&
-        (value->kind == JsonKind::kNumber || value->kind == JsonKind::kBool);
+    const bool wants_text = takes_text && (value->kind == JsonKind::kNumber ||
+                                           value->kind == JsonKind::kBool);
     if (!is_json || wants_text) {
       *value = JsonNode();
       value->kind = JsonKind::kString;
@@ -183,7 +190,9 @@ class Loader {
       const KeySpec* key = FindKey(path);
       if (key == nullptr) {
         Problem(node.key_place, path, UnknownKey(parent, node.key));
-      } else if (!IsAuto(*key, node)) {
+      } else if (IsAuto(*key, node)) {
+        given_.autos[path] = node.place;
+      } else {
         Key(*key, node);
       }
     }

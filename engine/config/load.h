@@ -17,6 +17,13 @@
 
 namespace zero {
 
+// What it means that a file of the config (data, tokenizer) is not there.
+enum class MissingFiles {
+  kError,    // a run: data.train is required, too
+  kNote,     // `zero config`: says what a run would lack
+  kIgnored,  // planners, and commands that read no data
+};
+
 struct LoadOptions {
   // "a.b=value", value in JSON or a bare string; later ones win. They count as
   // if they stood in the file.
@@ -28,9 +35,7 @@ struct LoadOptions {
   // Resolves model.preset and model.from_pretrained; may be null, then these
   // keys are errors.
   const ModelCatalog* catalog = nullptr;
-  // A run needs data: data.train is required and every file must exist.
-  // `zero config` and the planners pass false.
-  bool require_data = true;
+  MissingFiles missing_files = MissingFiles::kError;
 };
 
 struct LoadedConfig {
@@ -38,7 +43,8 @@ struct LoadedConfig {
   // JSON path -> "default", "FILE:LINE", "--set", "preset NAME",
   // "DIR/config.json" or "derived: FORMULA".
   std::map<std::string, std::string> origins;
-  // Keys that are accepted and ignored, with the reason: print them.
+  // Keys that are accepted and ignored, with the reason, and what else the
+  // user should know: print them.
   std::vector<std::string> notes;
 };
 

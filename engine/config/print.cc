@@ -27,7 +27,7 @@ std::vector<PrintedLine> Lines(
   std::vector<PrintedLine> lines;
   for (const KeySpec& key : AllKeys()) {
     if (key.get == nullptr) continue;
-    if (key.applies != nullptr && !key.applies(config)) continue;
+    if (!key.IsRead(config)) continue;
     const std::string text = ValueText(key.get(config));
     if (key.may_be_unset && text == ValueText(key.get(defaults))) continue;
     PrintedLine line;

@@ -7,7 +7,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/file.h"
+#include "engine/config/run_length.h"
 
 namespace zero {
 namespace {
@@ -81,6 +83,7 @@ class Resolver {
     Optimizer();
     Scheduler();
     Training();
+    Unread();
     Origins();
   }
 
@@ -95,6 +98,8 @@ class Resolver {
   JsonPlace Place(const std::string& path) const {
     const auto key = given_.keys.find(path);
     if (key != given_.keys.end()) return key->second.place;
+    const auto automatic = given_.autos.find(path);
+    if (automatic != given_.autos.end()) return automatic->second;
     std::string parent = path;
     while (true) {
       const auto object = given_.objects.find(parent);
@@ -422,21 +427,32 @@ class Resolver {
   void LocateAll(const std::string& path, std::vector<std::string>* files) {
     for (std::string& file : *files) {
       file = Locate(file);
-      if (!options_.require_data) continue;
       const Found found = Look(file);
-      if (found == Found::kNothing) Problem(path, Missing(file));
+      if (found == Found::kNothing) Lacking(path, Missing(file));
       if (found == Found::kFolder) {
-        Problem(path,
+        Lacking(path,
                 absl::StrCat(JsonQuote(file), " is a folder, want files: ",
                              JsonQuote(file + "/*")));
       }
     }
   }
 
+  // A run would need a file that is not there.
+  void Lacking(const std::string& path, const std::string& message) {
+    switch (options_.missing_files) {
+      case MissingFiles::kError:
+        return Problem(path, message);
+      case MissingFiles::kNote:
+        return Note(absl::StrCat(Origin(path), ": ", path, ": ", message));
+      case MissingFiles::kIgnored:
+        return;
+    }
+  }
+
   void Data() {
     DataConfig& data = config_.data;
-    if (data.train.empty() && options_.require_data) {
-      Problem("data.train",
+    if (data.train.empty()) {
+      Lacking("data.train",
               "missing; want a file, a glob or a list of them, for example "
               "--set data.train=my_text.txt");
     }
@@ -479,9 +495,14 @@ class Resolver {
                      "tools/tokenize.py makes token files with it, and the "
                      "tokenizer is then \"none\"");
     }
+    if (data.tokenizer.empty()) {
+      return Problem(path,
+                     "empty; want \"bytes\", \"none\" or the path of a "
+                     "SentencePiece model");
+    }
     data.tokenizer = Locate(data.tokenizer);
-    if (options_.require_data && Look(data.tokenizer) != Found::kFile) {
-      Problem(path, absl::StrCat("want \"bytes\", \"none\" or a "
+    if (Look(data.tokenizer) != Found::kFile) {
+      Lacking(path, absl::StrCat("want \"bytes\", \"none\" or a "
                                  "SentencePiece model; ",
                                  Missing(data.tokenizer)));
     }
@@ -501,8 +522,14 @@ class Resolver {
     const std::string ranks =
         absl::StrCat(world, world == 1 ? " rank" : " ranks");
     if (!has_b && !has_m) {
-      return Problem(batch,
-                     absl::StrCat("missing; want ", batch, " or ", micro));
+      const bool is_auto = given_.autos.count(batch) > 0;
+      return Problem(
+          batch,
+          absl::StrCat(
+              is_auto ? "\"auto\" has nothing to follow from" : "missing",
+              "; want ", batch, " (sequences per step) or ", micro,
+              " (sequences of a rank in one pass), to which ", steps,
+              " may be added; the others follow"));
     }
     if (!has_s) {
       const int64_t pass = m * world;
@@ -554,11 +581,13 @@ class Resolver {
               absl::StrCat("true, and so is ", Cite("bf16.enabled"),
                            "; choose one"));
     }
+    const LossScalerOptions& scaler = config_.fp16.scaler;
     const double initial =
-        std::ldexp(1.0, static_cast<int>(config_.fp16.initial_scale_power));
-    if (config_.fp16.loss_scale == 0 && config_.fp16.min_loss_scale > initial) {
+        std::ldexp(1.0, static_cast<int>(scaler.initial_scale_power));
+    if (FindKey("fp16.min_loss_scale")->IsRead(config_) &&
+        scaler.min_loss_scale > initial) {
       Problem("fp16.min_loss_scale",
-              absl::StrCat(JsonDouble(config_.fp16.min_loss_scale),
+              absl::StrCat(JsonDouble(scaler.min_loss_scale),
                            " is more than the first scale, 2 to the "
                            "initial_scale_power = ",
                            JsonDouble(initial)));
@@ -568,7 +597,7 @@ class Resolver {
   // ---- Optimizer and schedule ---------------------------------------------
 
   void Optimizer() {
-    const OptimizerConfig& o = config_.optimizer;
+    const OptimizerSpec& o = config_.optimizer.spec;
     if (o.nesterov && (o.momentum == 0 || o.dampening != 0)) {
       Problem("optimizer.params.nesterov",
               "needs momentum > 0 and dampening 0");
@@ -586,25 +615,38 @@ class Resolver {
     const std::string rule = "lr_scaling.rule",
                       base = "lr_scaling.base_batch_size";
     if (!Given(rule) && Given(base)) {
-      scaling.rule = LrScalingRule::kLinear;
+      scaling.rule = LrScaleRule::kLinear;
       Derived(rule, "base_batch_size is given");
     }
-    if (scaling.rule != LrScalingRule::kNone && !Given(base)) {
+    if (scaling.rule != LrScaleRule::kNone && !Given(base)) {
       Problem(base,
               "missing; want the batch size for which "
               "optimizer.params.lr was chosen");
     }
-    if (scaling.rule == LrScalingRule::kNone && Given(base)) {
+    if (scaling.rule == LrScaleRule::kNone && Given(base)) {
       Problem(base, absl::StrCat(Cite(rule),
                                  " is \"none\" and does not use "
                                  "it; delete one"));
+    }
+    if (!scaling.active()) {
+      for (const char* path :
+           {"lr_scaling.warmup_steps", "lr_scaling.warmup_epochs"}) {
+        if (ValueText(FindKey(path)->get(config_)) ==
+            ValueText(FindKey(path)->get(Config()))) {
+          continue;
+        }
+        Problem(path, absl::StrCat(Cite(rule),
+                                   " is \"none\", so that there is no scaled "
+                                   "rate to warm up to; give ",
+                                   base, ", or a scheduler that warms up"));
+      }
+      return;
     }
     if (scaling.warmup_steps > 0 && scaling.warmup_epochs > 0) {
       Problem("lr_scaling.warmup_epochs",
               absl::StrCat(Cite("lr_scaling.warmup_steps"),
                            " says it too; delete one"));
     }
-    if (!scaling.active()) return;
     config_.scheduler.warmup_num_steps = 0;
     for (const char* name :
          {"warmup_num_steps", "warmup_min_lr", "warmup_max_lr", "warmup_type",
@@ -619,7 +661,7 @@ class Resolver {
               "and the scheduler goes on from there; delete this key "
               "or lr_scaling");
     }
-    if (config_.scheduler.type == SchedulerType::kOneCycle) {
+    if (config_.scheduler.kind == LrScheduleKind::kOneCycle) {
       Problem("scheduler.type",
               "\"OneCycle\" has a warm-up of its own and sets its own rates; "
               "delete it or lr_scaling");
@@ -627,27 +669,32 @@ class Resolver {
   }
 
   void Scheduler() {
-    SchedulerConfig& s = config_.scheduler;
-    const auto path = [](const char* name) {
-      return absl::StrCat("scheduler.params.", name);
-    };
-    const auto shown = [&](const char* name) {
-      return FindKey(path(name))->applies(config_);
-    };
-    if (shown("warmup_max_lr")) Peak(path("warmup_max_lr"), &s.warmup_max_lr);
-    if (shown("total_num_steps") && s.total_num_steps == 0 &&
-        config_.training.steps > 0) {
-      s.total_num_steps = config_.training.steps;
-      Derived(path("total_num_steps"), "training.steps");
+    LrSchedule& s = config_.scheduler;
+    const int64_t steps = config_.training.steps;
+    const std::string params = "scheduler.params.";
+    s.lr = config_.optimizer.lr;
+    if (FindKey(params + "warmup_max_lr")->applies(config_)) {
+      Peak(params + "warmup_max_lr", &s.warmup_max_lr);
     }
-    if (s.type == SchedulerType::kWsd) Wsd();
-    if (s.type == SchedulerType::kOneCycle) OneCycle();
-    const int64_t warmup =
-        shown("warmup_num_steps") ? s.warmup_num_steps : int64_t{0};
-    if (config_.training.steps > 0 && warmup > config_.training.steps) {
-      Note(absl::StrCat("scheduler.params.warmup_num_steps ", warmup,
-                        " is more than training.steps ", config_.training.steps,
-                        ": the learning rate never reaches its peak"));
+    const LrSchedule before = s;
+    FillSchedule(steps, &s);
+    if (s.total_num_steps != before.total_num_steps) {
+      Derived(params + "total_num_steps", "training.steps");
+    }
+    if (s.decay_num_steps != before.decay_num_steps) {
+      Derived(params + "decay_num_steps", "total_num_steps / 10, rounded up");
+    }
+    if (s.total_num_steps > 0 && s.decay_num_steps > s.total_num_steps) {
+      Problem(params + "decay_num_steps",
+              absl::StrCat(s.decay_num_steps, " is more than ",
+                           Cite(params + "total_num_steps"), " = ",
+                           s.total_num_steps));
+    }
+    if (s.kind == LrScheduleKind::kOneCycle) OneCycle();
+    if (steps == 0 || config_.lr_scaling.warmup_epochs > 0) return;
+    for (std::string& note :
+         ScheduleNotes(config_, config_.lr_scaling.warmup_steps, steps)) {
+      Note(std::move(note));
     }
   }
 
@@ -662,23 +709,8 @@ class Resolver {
     }
   }
 
-  void Wsd() {
-    SchedulerConfig& s = config_.scheduler;
-    const std::string path = "scheduler.params.decay_num_steps";
-    if (s.total_num_steps == 0) return;
-    if (s.decay_num_steps == 0) {
-      s.decay_num_steps = (s.total_num_steps + 9) / 10;
-      Derived(path, "total_num_steps / 10, rounded up");
-    }
-    if (s.decay_num_steps > s.total_num_steps) {
-      Problem(path, absl::StrCat(s.decay_num_steps, " is more than ",
-                                 Cite("scheduler.params.total_num_steps"),
-                                 " = ", s.total_num_steps));
-    }
-  }
-
   void OneCycle() {
-    SchedulerConfig& s = config_.scheduler;
+    LrSchedule& s = config_.scheduler;
     const std::string params = "scheduler.params.";
     Peak(params + "cycle_max_lr", &s.cycle_max_lr);
     if (!Given(params + "cycle_second_step_size")) {
@@ -701,7 +733,7 @@ class Resolver {
                            " is more than cycle_max_mom ",
                            JsonDouble(s.cycle_max_mom)));
     }
-    if (config_.optimizer.type == OptimizerType::kSgd) {
+    if (config_.optimizer.spec.kind == OptimizerKind::kSgd) {
       if (Given(params + "cycle_momentum") && s.cycle_momentum) {
         Problem(params + "cycle_momentum",
                 "true, but SGD has no beta1 to cycle");
@@ -710,6 +742,11 @@ class Resolver {
       if (!Given(params + "cycle_momentum")) {
         Derived(params + "cycle_momentum", "SGD has no beta1");
       }
+    }
+    const std::string betas = "optimizer.params.betas";
+    if (s.cycle_momentum && Given(betas)) {
+      Note(absl::StrCat(Origin(betas), ": ", betas, ": of the two only beta2 ",
+                        "is used, ", params, "cycle_momentum sets beta1"));
     }
   }
 
@@ -738,15 +775,17 @@ class Resolver {
       t.sample.seed = t.seed;
       Derived("training.sample.seed", "training.seed");
     }
-    if (t.sample.top_p <= 0) {
-      Problem("training.sample.top_p", "0 leaves no token to draw from");
-    }
     const DataConfig& data = config_.data;
-    if (t.eval_every > 0 && data.validation.empty() &&
-        data.validation_fraction == 0) {
-      Problem("training.eval_every",
-              "there is no validation data; want data.validation or "
-              "data.validation_fraction");
+    const bool evaluates =
+        !data.validation.empty() || data.validation_fraction > 0;
+    const std::string no_data =
+        "there is no validation data; want data.validation or "
+        "data.validation_fraction";
+    if (t.eval_every > 0 && !evaluates) {
+      Problem("training.eval_every", no_data);
+    }
+    if (t.eval_batches > 0 && !evaluates) {
+      Problem("training.eval_batches", no_data);
     }
     if (t.sample_every > 0 && data.tokenizer == "none") {
       Problem("training.sample_every",
@@ -760,13 +799,42 @@ class Resolver {
     }
   }
 
+  // ---- Keys that this run does not read -----------------------------------
+
+  // Notes those that were given, one line per reason, and puts all of them
+  // back to their defaults.
+  void Unread() {
+    struct Group {
+      std::string origin, reason;
+      std::vector<std::string> paths;
+    };
+    std::vector<Group> groups;
+    std::vector<const KeySpec*> unread;
+    for (const KeySpec& key : AllKeys()) {
+      const bool applies = key.applies == nullptr || key.applies(config_);
+      if (!applies || key.IsRead(config_)) continue;
+      unread.push_back(&key);
+      if (!Given(key.path)) continue;
+      const std::string reason = key.unread(config_);
+      if (groups.empty() || groups.back().reason != reason) {
+        groups.push_back({Origin(key.path), reason, {}});
+      }
+      groups.back().paths.push_back(key.path);
+    }
+    for (const KeySpec* key : unread) key->set(config_, key->get(Config()));
+    for (const Group& group : groups) {
+      Note(absl::StrCat(group.origin, ": ", absl::StrJoin(group.paths, ", "),
+                        group.paths.size() == 1 ? " is" : " are",
+                        " accepted and ignored: ", group.reason));
+    }
+  }
+
   // ---- Where values came from ---------------------------------------------
 
   void Origins() {
     for (const KeySpec& key : AllKeys()) {
       if (key.get == nullptr) continue;
-      const bool applies = key.applies == nullptr || key.applies(config_);
-      if (!applies) {
+      if (!key.IsRead(config_)) {
         loaded_.origins.erase(key.path);
         continue;
       }

@@ -21,7 +21,9 @@ struct GivenKey {
 
 struct GivenKeys {
   std::map<std::string, GivenKey> keys;  // by path
-  // Where objects stand, for errors about what they lack.
+  // Where "auto" stands, by path, and where objects do: for errors about what
+  // is missing there.
+  std::map<std::string, JsonPlace> autos;
   std::map<std::string, JsonPlace> objects;
   // By JsonPlace::source: the file, then "--set a.b" for each override.
   std::vector<std::string> sources;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "absl/status/statusor.h"
 #include "engine/config/config.h"
 #include "optim/lr_scaling.h"
 #include "optim/lr_schedule.h"
@@ -15,8 +16,11 @@ LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch);
 
 // `total_steps` stands in where the config names no total. With lr_scaling
 // active the schedule works on the scaled rate.
-LrSchedule MakeLrSchedule(const Config& config, const LrScaling& scaling,
-                          int64_t total_steps);
+// Errors: InvalidArgument if the decay is longer than a run whose length only
+//         the data knew.
+absl::StatusOr<LrSchedule> MakeLrSchedule(const Config& config,
+                                          const LrScaling& scaling,
+                                          int64_t total_steps);
 
 }  // namespace zero
 

@@ -12,20 +12,6 @@
 namespace zero {
 namespace {
 
-OptimizerKind KindOf(OptimizerType type) {
-  switch (type) {
-    case OptimizerType::kAdamW:
-      return OptimizerKind::kAdamW;
-    case OptimizerType::kAdam:
-      return OptimizerKind::kAdam;
-    case OptimizerType::kSgd:
-      return OptimizerKind::kSgd;
-    case OptimizerType::kLamb:
-      return OptimizerKind::kLamb;
-  }
-  return OptimizerKind::kAdamW;
-}
-
 int64_t MaxPositions(const Config& config, const Workload& workload) {
   const int64_t longest =
       std::max(config.data.sequence_length, workload.generate_tokens);
@@ -106,23 +92,11 @@ absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
 
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
                                     int64_t max_positions) {
-  const OptimizerConfig& from = config.optimizer;
   ExecutorOptions options;
   options.param_dtype = config.param_dtype();
   options.grad_dtype = config.grad_accum_dtype;
-  options.optimizer = {.kind = KindOf(from.type),
-                       .weight_decay = from.weight_decay,
-                       .beta1 = from.beta1,
-                       .beta2 = from.beta2,
-                       .eps = from.eps,
-                       .bias_correction = from.bias_correction,
-                       .decoupled_decay = from.adam_w_mode,
-                       .momentum = from.momentum,
-                       .dampening = from.dampening,
-                       .nesterov = from.nesterov,
-                       .max_coeff = from.max_coeff,
-                       .min_coeff = from.min_coeff};
-  options.decay_all = from.weight_decay_on == WeightDecayOn::kAll;
+  options.optimizer = config.optimizer.spec;
+  options.decay_all = config.optimizer.weight_decay_on == WeightDecayOn::kAll;
   options.max_grad_norm = static_cast<float>(config.gradient_clipping);
   options.recompute = config.activation_checkpointing;
   options.max_positions = max_positions;

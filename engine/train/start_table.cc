@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/config/keys.h"
 #include "engine/train/generator.h"
 #include "engine/train/trainer.h"
 
@@ -12,10 +13,10 @@ namespace {
 
 using Row = std::pair<std::string, std::string>;
 
-const char* const kOptimizerNames[] = {"AdamW", "Adam", "SGD", "Lamb"};
-const char* const kSchedulerNames[] = {"constant",      "WarmupLR",
-                                       "WarmupDecayLR", "WarmupCosineLR",
-                                       "OneCycle",      "WSD"};
+// The name of an enum's value in the config.
+std::string Name(const Config& config, const char* path) {
+  return std::get<std::string>(FindKey(path)->get(config));
+}
 
 std::string BatchText(const Config& config) {
   return absl::StrFormat(
@@ -25,16 +26,12 @@ std::string BatchText(const Config& config) {
       WithCommas(config.train_batch_size * config.data.sequence_length));
 }
 
-// "8e-04 = 1e-04 x 64 / 8 (linear), from 1e-04 over 100 steps; then constant"
+// "8e-04 = 1e-04 x 64 / 8 (linear), from 1e-04 over 100 steps; then Constant"
 std::string LrText(const Config& config, const LrScaling& scaling) {
-  const std::string scheduler =
-      kSchedulerNames[static_cast<int>(config.scheduler.type)];
+  const std::string scheduler = Name(config, "scheduler.type");
   const double base = config.optimizer.lr;
-  if (config.lr_scaling.rule == LrScalingRule::kNone) {
-    return scaling.warmup_steps > 0
-               ? absl::StrFormat("%g after %d warm-up steps, then %s", base,
-                                 scaling.warmup_steps, scheduler)
-               : absl::StrFormat("%g, %s", base, scheduler);
+  if (!config.lr_scaling.active()) {
+    return absl::StrFormat("%g, %s", base, scheduler);
   }
   const bool is_sqrt = scaling.rule == LrScaleRule::kSqrt;
   return absl::StrFormat(
@@ -140,11 +137,8 @@ void Trainer::PrintStart() const {
       {"optimizer",
        absl::StrFormat(
            "%s, weight decay %g on %s, clipping %s",
-           kOptimizerNames[static_cast<int>(config.optimizer.type)],
-           config.optimizer.weight_decay,
-           config.optimizer.weight_decay_on == WeightDecayOn::kAll
-               ? "everything"
-               : "matrices",
+           Name(config, "optimizer.type"), config.optimizer.spec.weight_decay,
+           Name(config, "optimizer.params.weight_decay_on"),
            config.gradient_clipping > 0
                ? absl::StrFormat("at norm %g", config.gradient_clipping)
                : "off")});

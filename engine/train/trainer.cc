@@ -11,6 +11,7 @@
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/config/print.h"
+#include "engine/config/run_length.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/generator.h"
 #include "engine/train/learning_rate.h"
@@ -26,14 +27,8 @@ double SecondsSince(Clock::time_point start) {
 }
 
 LossScalerOptions ScalerOptions(const Config& config) {
-  const Fp16Config& fp16 = config.fp16;
-  if (!fp16.enabled) return {.static_scale = 1};
-  return {.static_scale = fp16.loss_scale,
-          .initial_scale_power = fp16.initial_scale_power,
-          .loss_scale_window = fp16.loss_scale_window,
-          .hysteresis = fp16.hysteresis,
-          .consecutive_hysteresis = fp16.consecutive_hysteresis,
-          .min_loss_scale = fp16.min_loss_scale};
+  if (!config.fp16.enabled) return {.static_scale = 1};
+  return config.fp16.scaler;
 }
 
 // The vendor's figure where there is one, else what was measured.
@@ -114,7 +109,15 @@ absl::Status Trainer::PlanSteps() {
                      : static_cast<int64_t>(
                            std::ceil(config_.training.epochs * per_epoch));
   scaling_ = MakeLrScaling(config_, per_epoch);
-  schedule_ = MakeLrSchedule(config_, scaling_, total_steps_);
+  ZERO_ASSIGN_OR_RETURN(schedule_,
+                        MakeLrSchedule(config_, scaling_, total_steps_));
+  // The parser says these where it knows the length without the data.
+  if (config_.training.steps == 0 || config_.lr_scaling.warmup_epochs > 0) {
+    for (std::string& note :
+         ScheduleNotes(config_, scaling_.warmup_steps, total_steps_)) {
+      loaded_.notes.push_back(std::move(note));
+    }
+  }
   return absl::OkStatus();
 }
 

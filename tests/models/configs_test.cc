@@ -16,7 +16,7 @@ TEST(ConfigsTest, EveryFileLoadsWithoutANoteAndReadsBackEqual) {
   const auto catalog = MakeModelCatalog();
   LoadOptions options;
   options.catalog = catalog.get();
-  options.require_data = false;
+  options.missing_files = MissingFiles::kIgnored;
   const auto names = ListFolder("configs");
   ASSERT_TRUE(names.ok()) << names.status();
   int num_configs = 0;
@@ -48,13 +48,13 @@ TEST(ConfigsTest, TheBenchmarkIsThePeersModelAndBatch) {
   const auto catalog = MakeModelCatalog();
   LoadOptions options;
   options.catalog = catalog.get();
-  options.require_data = false;
+  options.missing_files = MissingFiles::kIgnored;
   const auto loaded = LoadConfig("configs/gpt2_124m.json", options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(NumParameters(loaded->config.model), 124439808);
   EXPECT_EQ(loaded->config.train_batch_size, 4);
   EXPECT_EQ(loaded->config.data.sequence_length, 256);
-  EXPECT_EQ(loaded->config.optimizer.type, OptimizerType::kAdamW);
+  EXPECT_EQ(loaded->config.optimizer.spec.kind, OptimizerKind::kAdamW);
   EXPECT_EQ(loaded->config.gradient_clipping, 1.0);
 }
 

@@ -176,7 +176,7 @@ class ConfigWithModelTest : public testing::Test {
                                     std::vector<std::string> overrides = {}) {
     LoadOptions options;
     options.catalog = catalog_.get();
-    options.require_data = false;
+    options.missing_files = MissingFiles::kIgnored;
     options.overrides = std::move(overrides);
     return ParseConfig("{\"model\": " + model +
                            ", \"training\": {\"steps\": 1}, "
@@ -196,7 +196,7 @@ TEST_F(ConfigWithModelTest, EveryPresetResolvesAndReadsBackEqual) {
     EXPECT_EQ(loaded->config.model, preset.config) << preset.name;
     LoadOptions options;
     options.catalog = catalog_.get();
-    options.require_data = false;
+    options.missing_files = MissingFiles::kIgnored;
     auto again = ParseConfig(PrintResolved(*loaded), "run.json", options);
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_TRUE(again->config == loaded->config) << preset.name;
@@ -247,7 +247,7 @@ TEST_F(ConfigWithModelTest, ShapesOfLoadedWeightsCanNotBeChanged) {
 TEST_F(ConfigWithModelTest, AModelFolderReplacesTheWholeSection) {
   LoadOptions options;
   options.catalog = catalog_.get();
-  options.require_data = false;
+  options.missing_files = MissingFiles::kIgnored;
   options.model_dir = "tests/golden/qwen3";
   auto loaded = ParseConfig(
       R"({"model": {"preset": "gpt2", "n_layer": 3, "embd_pdrop": 0.5},

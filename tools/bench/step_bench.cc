@@ -184,7 +184,7 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
                                   options.recompute ? "true" : "false"));
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadRunConfig(run, /*require_data=*/false));
+                        LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(run));
   TimedDevice timed(*device);

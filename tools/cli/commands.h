@@ -48,12 +48,12 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
 // The config file with --set and --model applied.
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
-                                           bool require_data);
+                                           MissingFiles missing_files);
 
 // The same for a command on a trained model: --model, model.from_pretrained,
 // or what `zero train` of this config left in out_dir/final.
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
-                                               bool require_data);
+                                               MissingFiles missing_files);
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options);
 

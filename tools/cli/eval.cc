@@ -17,7 +17,7 @@ namespace {
 
 absl::Status Eval(RunOptions options, bool json) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadTrainedConfig(&options, /*require_data=*/false));
+                        LoadTrainedConfig(&options, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options));
   ZERO_ASSIGN_OR_RETURN(
@@ -58,9 +58,9 @@ absl::Status Eval(RunOptions options, bool json) {
 }  // namespace
 
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
-                                               bool require_data) {
+                                               MissingFiles missing_files) {
   ZERO_ASSIGN_OR_RETURN(LoadedConfig loaded,
-                        LoadRunConfig(*options, require_data));
+                        LoadRunConfig(*options, missing_files));
   if (!loaded.config.model.from_pretrained.empty()) return loaded;
   const std::string dir = loaded.config.training.out_dir + "/final";
   if (!PathExists(dir + "/model.safetensors")) {
@@ -70,7 +70,7 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
         "model.from_pretrained is given");
   }
   options->model_dir = dir;
-  return LoadRunConfig(*options, require_data);
+  return LoadRunConfig(*options, missing_files);
 }
 
 Command AddEval(CLI::App& app) {

@@ -63,7 +63,7 @@ absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
   LoadOptions load;
   load.overrides = options.sets;
   load.catalog = catalog.get();
-  load.require_data = false;
+  load.missing_files = MissingFiles::kIgnored;
   load.model_dir = options.model_dir;
   ZERO_ASSIGN_OR_RETURN(const ModelConfig model,
                         catalog->Pretrained(options.model_dir));
@@ -80,7 +80,7 @@ absl::Status Run(GenerateFlags flags) {
   absl::StatusOr<LoadedConfig> loaded =
       flags.run.config.empty()
           ? LoadModelOnly(flags.run)
-          : LoadTrainedConfig(&flags.run, /*require_data=*/false);
+          : LoadTrainedConfig(&flags.run, MissingFiles::kIgnored);
   if (!loaded.ok()) return loaded.status();
   const Config& config = loaded->config;
   std::string spec =

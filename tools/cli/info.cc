@@ -65,7 +65,7 @@ absl::Status ShowConfig(const ConfigFlags& flags) {
         "zero config wants a CONFIG, --schema, --keys or --differences");
   } else {
     ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                          LoadRunConfig(flags.run, /*require_data=*/false));
+                          LoadRunConfig(flags.run, MissingFiles::kNote));
     std::printf("%s\n", PrintResolved(loaded).c_str());
     for (const std::string& note : loaded.notes) {
       std::printf("// note: %s\n", note.c_str());

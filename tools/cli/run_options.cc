@@ -39,12 +39,12 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
 }
 
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
-                                           bool require_data) {
+                                           MissingFiles missing_files) {
   const std::unique_ptr<ModelCatalog> catalog = MakeModelCatalog();
   LoadOptions load;
   load.overrides = options.sets;
   load.catalog = catalog.get();
-  load.require_data = require_data;
+  load.missing_files = missing_files;
   load.model_dir = options.model_dir;
   return LoadConfig(options.config, load);
 }

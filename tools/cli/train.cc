@@ -44,7 +44,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
 
 absl::Status Train(const RunOptions& options) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadRunConfig(options, /*require_data=*/true));
+                        LoadRunConfig(options, MissingFiles::kError));
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options));
   Console console(stdout, isatty(STDOUT_FILENO));
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));

@@ -23,7 +23,7 @@ inline absl::StatusOr<LoadedConfig> LoadText(
   LoadOptions options;
   options.overrides = std::move(overrides);
   options.world = world;
-  options.require_data = false;
+  options.missing_files = MissingFiles::kIgnored;
   return ParseConfig(text, "run.json", options);
 }
 

@@ -128,6 +128,183 @@ TEST(KeysTest, EveryUsedKeyReachesAField) {
   }
 }
 
+// ---- Keys that a run does not read ----------------------------------------
+
+// Overrides of the small config, the last of which gives an unread key, and
+// the reason.
+struct UnreadCase {
+  const char* path;
+  std::vector<std::string> overrides;
+  const char* reason;
+};
+
+std::vector<UnreadCase> UnreadCases() {
+  const std::string no_text = "data.tokenizer=none";
+  const std::string vocab = "model.vocab_size=300";
+  const std::string no_tokens = "training.sample.tokens=0";
+  const std::string greedy = "training.sample.temperature=0";
+  const std::string fp16 = "fp16.enabled=true";
+  const std::string fixed = "fp16.loss_scale=128";
+  const std::string warm = "scheduler.type=WarmupLR";
+  const std::string no_warm = "scheduler.params.warmup_num_steps=0";
+  const std::string cosine = "scheduler.type=WarmupCosineLR";
+  const std::string cycle = "scheduler.type=OneCycle";
+  const std::string bottom = "scheduler.params.cycle_min_lr=1e-4";
+  const std::string no_momentum = "scheduler.params.cycle_momentum=false";
+  const char* const kNoText = "data.tokenizer is \"none\" and writes no text";
+  const char* const kNoTokens = "training.sample.tokens is 0";
+  const char* const kGreedy =
+      "training.sample.temperature is 0, always the likeliest token";
+  const char* const kFp32 = "fp16.enabled is false";
+  const char* const kFixed = "fp16.loss_scale is above 0 and never changes";
+  const char* const kNoDecay =
+      "optimizer.params.weight_decay is 0: there is no decay";
+  const char* const kNoWarmup =
+      "scheduler.params.warmup_num_steps leaves no warm-up";
+  const char* const kNoSteps =
+      "scheduler.params.decay_step_size is 0: there is no decay";
+  const char* const kNoCycle = "scheduler.params.cycle_momentum is false";
+  return {
+      {"training.sample.tokens",
+       {no_text, vocab, "training.sample.tokens=9"},
+       kNoText},
+      {"training.sample.prompt",
+       {no_text, vocab, "training.sample.prompt=A"},
+       kNoText},
+      {"training.sample.prompt",
+       {no_tokens, "training.sample.prompt=A"},
+       kNoTokens},
+      {"training.sample.temperature",
+       {no_tokens, "training.sample.temperature=0"},
+       kNoTokens},
+      {"training.sample.top_k", {greedy, "training.sample.top_k=3"}, kGreedy},
+      {"training.sample.top_p",
+       {no_tokens, "training.sample.top_p=0.5"},
+       kNoTokens},
+      {"training.sample.seed", {greedy, "training.sample.seed=3"}, kGreedy},
+      {"fp16.loss_scale", {fixed}, kFp32},
+      {"fp16.initial_scale_power", {"fp16.initial_scale_power=8"}, kFp32},
+      {"fp16.initial_scale_power",
+       {fp16, fixed, "fp16.initial_scale_power=8"},
+       kFixed},
+      {"fp16.loss_scale_window", {"fp16.loss_scale_window=8"}, kFp32},
+      {"fp16.loss_scale_window",
+       {fp16, fixed, "fp16.loss_scale_window=8"},
+       kFixed},
+      {"fp16.hysteresis", {"fp16.hysteresis=8"}, kFp32},
+      {"fp16.hysteresis", {fp16, fixed, "fp16.hysteresis=8"}, kFixed},
+      {"fp16.consecutive_hysteresis",
+       {fp16, "fp16.hysteresis=1", "fp16.consecutive_hysteresis=true"},
+       "fp16.hysteresis is 1"},
+      {"fp16.min_loss_scale", {"fp16.min_loss_scale=1e9"}, kFp32},
+      {"fp16.min_loss_scale", {fp16, fixed, "fp16.min_loss_scale=1e9"}, kFixed},
+      {"optimizer.params.weight_decay_on",
+       {"optimizer.params.weight_decay_on=all"},
+       kNoDecay},
+      {"optimizer.params.adam_w_mode",
+       {"optimizer.type=Adam", "optimizer.params.adam_w_mode=false"},
+       kNoDecay},
+      {"optimizer.params.dampening",
+       {"optimizer.type=SGD", "optimizer.params.dampening=0.5"},
+       "optimizer.params.momentum is 0"},
+      {"scheduler.params.warmup_min_lr",
+       {warm, no_warm, "scheduler.params.warmup_min_lr=1e-5"},
+       kNoWarmup},
+      {"scheduler.params.warmup_type",
+       {warm, no_warm, "scheduler.params.warmup_type=linear"},
+       kNoWarmup},
+      {"scheduler.params.warmup_min_ratio",
+       {cosine, no_warm, "scheduler.params.warmup_min_ratio=0.5"},
+       kNoWarmup},
+      {"scheduler.params.decay_lr_rate",
+       {cycle, bottom, "scheduler.params.decay_lr_rate=1"},
+       kNoSteps},
+      {"scheduler.params.decay_lr_rate",
+       {cycle, "scheduler.params.decay_step_size=2",
+        "scheduler.params.decay_mom_rate=1",
+        "scheduler.params.decay_lr_rate=1"},
+       "scheduler.params.cycle_min_lr is 0 and can not decay"},
+      {"scheduler.params.decay_step_size",
+       {cycle, "scheduler.params.decay_step_size=2"},
+       "neither learning rate nor momentum decays after the cycle"},
+      {"scheduler.params.cycle_min_mom",
+       {cycle, no_momentum, "scheduler.params.cycle_min_mom=0.5"},
+       kNoCycle},
+      {"scheduler.params.cycle_max_mom",
+       {cycle, no_momentum, "scheduler.params.cycle_max_mom=0.95"},
+       kNoCycle},
+      {"scheduler.params.decay_mom_rate",
+       {cycle, "scheduler.params.decay_mom_rate=1"},
+       kNoSteps},
+      {"lr_scaling.warmup_steps",
+       {"lr_scaling.warmup_steps=0"},
+       "lr_scaling.rule is \"none\""},
+      {"lr_scaling.warmup_epochs",
+       {"lr_scaling.warmup_epochs=0"},
+       "lr_scaling.rule is \"none\""},
+  };
+}
+
+TEST(UnreadTest, EveryKeyThatMayBeUnreadHasACase) {
+  std::set<std::string> paths;
+  for (const UnreadCase& one : UnreadCases()) paths.insert(one.path);
+  for (const KeySpec& key : AllKeys()) {
+    EXPECT_EQ(paths.count(key.path), key.unread == nullptr ? 0u : 1u)
+        << key.path;
+  }
+}
+
+TEST(UnreadTest, AnUnreadKeyLeavesANoteAndIsBackAtItsDefault) {
+  for (const UnreadCase& one : UnreadCases()) {
+    const auto loaded = LoadSmall(one.overrides);
+    ASSERT_TRUE(loaded.ok()) << one.path << ": " << loaded.status();
+    int notes = 0;
+    for (const std::string& note : loaded->notes) {
+      notes += absl::StrContains(note, one.path) &&
+               absl::EndsWith(note, absl::StrCat(": ", one.reason));
+    }
+    EXPECT_EQ(notes, 1) << one.path << ": "
+                        << absl::StrJoin(loaded->notes, "\n");
+    const KeySpec& key = *FindKey(one.path);
+    EXPECT_EQ(key.get(loaded->config), key.get(Config())) << one.path;
+    EXPECT_EQ(loaded->origins.count(one.path), 0u) << one.path;
+    // What is printed gives the same config, without the note.
+    const auto again = LoadText(PrintResolvedJson(loaded->config));
+    ASSERT_TRUE(again.ok()) << one.path << ": " << again.status();
+    EXPECT_TRUE(again->config == loaded->config) << one.path;
+    for (const std::string& note : again->notes) {
+      EXPECT_FALSE(absl::StrContains(note, "ignored")) << note;
+    }
+  }
+}
+
+TEST(UnreadTest, ABlockThatIsSwitchedOffIsOneNote) {
+  const auto loaded = LoadText(R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": 20},
+  "train_batch_size": 8,
+  "fp16": {"enabled": false, "loss_scale": 0, "initial_scale_power": 16,
+           "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}
+})");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->notes,
+            std::vector<std::string>{
+                "run.json:5: fp16.loss_scale, fp16.initial_scale_power, "
+                "fp16.loss_scale_window, fp16.hysteresis, fp16.min_loss_scale "
+                "are accepted and ignored: fp16.enabled is false"});
+}
+
+TEST(UnreadTest, TheNoteOfACycledMomentumKeepsBeta2) {
+  const auto loaded =
+      LoadSmall({"scheduler.type=OneCycle", "optimizer.params.betas=[0.8,0.9]",
+                 "scheduler.params.cycle_first_step_size=5"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->notes,
+            std::vector<std::string>{
+                "--set: optimizer.params.betas: of the two only beta2 is used, "
+                "scheduler.params.cycle_momentum sets beta1"});
+}
+
 // ---- Schema and reference -------------------------------------------------
 
 TEST(SchemaTest, IsValidJsonAndHasEveryKeyWithItsDescription) {
@@ -185,9 +362,12 @@ std::vector<std::string> Variants() {
 "train_batch_size": 8, )",
         more, "}"));
   };
-  with(R"("optimizer": {"type": "Adam", "params": {"adam_w_mode": false}})");
+  with(R"("optimizer": {"type": "Adam", "params": {"adam_w_mode": false,
+          "weight_decay": 0.1}})");
   with(R"("optimizer": {"type": "SGD", "params": {"momentum": 0.9}},
           "scheduler": {"type": "OneCycle"})");
+  with(R"("scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1e-4,
+          "decay_step_size": 9, "decay_lr_rate": 0.5}})");
   with(R"("optimizer": {"type": "Lamb"}, "scheduler": {"type": "WSD"})");
   with(R"("scheduler": {"type": "WarmupCosineLR"}, "fp16": {"enabled": true})");
   with(R"("scheduler": {"type": "WarmupDecayLR"},

@@ -30,7 +30,7 @@ TEST(TenWrongConfigsTest, AWrongType) {
   "train_batch_size": 8
 })"),
             "run.json:3:25: training.steps: \"20\" is a string, want a whole "
-            "number >= 1");
+            "number in [1, 1000000000000]");
 }
 
 TEST(TenWrongConfigsTest, BatchArithmetic) {
@@ -168,9 +168,22 @@ TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
             "write 6 or 9");
   EXPECT_EQ(ErrorOfSmall({"train_batch_size=2"}, 4),
             "--set train_batch_size: 2 is no multiple of 4 ranks; write 4");
-  EXPECT_EQ(ErrorOfSmall({"train_batch_size=auto"}),
-            "run.json:1:1: train_batch_size: missing; want train_batch_size "
-            "or train_micro_batch_size_per_gpu");
+  const std::string want =
+      "; want train_batch_size (sequences per step) or "
+      "train_micro_batch_size_per_gpu (sequences of a rank in one pass), to "
+      "which gradient_accumulation_steps may be added; the others follow";
+  const std::string given =
+      R"({"model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2,
+"n_head": 4}, "training": {"steps": 20}})";
+  EXPECT_EQ(ErrorOfText(given),
+            "run.json:1:1: train_batch_size: missing" + want);
+  for (const char* accumulation : {"auto", "4"}) {
+    EXPECT_EQ(
+        ErrorOfSmall(
+            {"train_batch_size=auto", "train_micro_batch_size_per_gpu=auto",
+             absl::StrCat("gradient_accumulation_steps=", accumulation)}),
+        "--set train_batch_size: \"auto\" has nothing to follow from" + want);
+  }
 }
 
 TEST(LoadTest, AutoAndExponentsAndCommentsAreUnderstood) {
@@ -271,7 +284,8 @@ TEST(SetTest, ValuesAreJsonOrBareStrings) {
        "training.steps=3", "training.steps=4"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   const Config& c = loaded->config;
-  EXPECT_EQ(c.optimizer.beta1, 0.9) << "a later object replaces an earlier";
+  EXPECT_EQ(c.optimizer.spec.beta1, 0.9)
+      << "a later object replaces an earlier";
   EXPECT_EQ(c.optimizer.lr, 0.5);
   EXPECT_TRUE(c.bf16);
   EXPECT_EQ(c.param_dtype(), DType::kBF16);
@@ -306,7 +320,24 @@ TEST(SetTest, ErrorsNameTheOverride) {
             "--set optimizer: optimizer.params.lr: 0 is not > 0");
   EXPECT_EQ(ErrorOfSmall({"training.steps=ten"}),
             "--set training.steps: \"ten\" is a string, want a whole number "
-            ">= 1");
+            "in [1, 1000000000000]");
+  // Once "" and "1e999" were taken for strings.
+  EXPECT_EQ(
+      ErrorOfSmall({"data.train="}),
+      "--set data.train: nothing stands behind the =, want a path, a glob "
+      "or a list of them");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.lr="}),
+            "--set optimizer.params.lr: nothing stands behind the =, want a "
+            "number > 0");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.lr=1e999"}),
+            "--set optimizer.params.lr: 1e999 does not fit in a 64-bit float");
+  EXPECT_EQ(ErrorOfSmall({"training.steps=10k"}),
+            "--set training.steps: '10k' is not a JSON number");
+  EXPECT_EQ(ErrorOfSmall({"data.train=\"\""}),
+            "--set data.train: empty, want a path, a glob or a list of them");
+  EXPECT_EQ(ErrorOfSmall({"data.tokenizer=", "model.vocab_size=300"}),
+            "--set data.tokenizer: empty; want \"bytes\", \"none\" or the path "
+            "of a SentencePiece model");
 }
 
 // ---- Contradictions -------------------------------------------------------
@@ -322,7 +353,7 @@ TEST(ContradictionTest, StepsAndEpochs) {
             "--set training.epochs: training.steps (line 4) says how long, "
             "too; delete one, or set it to \"auto\"");
   EXPECT_EQ(ErrorOfSmall({"training.steps=auto"}),
-            "run.json:4:3: training.steps: missing; want training.steps or "
+            "--set training.steps: missing; want training.steps or "
             "training.epochs");
 }
 
@@ -348,7 +379,13 @@ TEST(ContradictionTest, LrScalingWithinItself) {
       "--set lr_scaling.base_batch_size: lr_scaling.rule (--set "
       "lr_scaling.rule) is \"none\" and does not use it; delete one");
   EXPECT_EQ(
-      ErrorOfSmall({"lr_scaling.warmup_steps=4", "lr_scaling.warmup_epochs=1"}),
+      ErrorOfSmall({"lr_scaling.warmup_steps=4"}),
+      "--set lr_scaling.warmup_steps: lr_scaling.rule is \"none\", so that "
+      "there is no scaled rate to warm up to; give "
+      "lr_scaling.base_batch_size, or a scheduler that warms up");
+  EXPECT_EQ(
+      ErrorOfSmall({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_steps=4",
+                    "lr_scaling.warmup_epochs=1"}),
       "--set lr_scaling.warmup_epochs: lr_scaling.warmup_steps (--set "
       "lr_scaling.warmup_steps) says it too; delete one");
 }
@@ -402,6 +439,9 @@ TEST(ContradictionTest, ValidationThatIsNotThere) {
       ErrorOfSmall({"data.validation=v.txt", "data.validation_fraction=0.1"}),
       "--set data.validation_fraction: data.validation (--set "
       "data.validation) already gives the validation data; delete one");
+  EXPECT_EQ(ErrorOfSmall({"training.eval_batches=5"}),
+            "--set training.eval_batches: there is no validation data; want "
+            "data.validation or data.validation_fraction");
 }
 
 TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
@@ -425,8 +465,8 @@ TEST(ScheduleTest, ThePeakIsTheOptimizersRateUnlessGiven) {
             "derived: training.steps");
   ASSERT_EQ(loaded->notes.size(), 1u);
   EXPECT_EQ(loaded->notes[0],
-            "scheduler.params.warmup_num_steps 1000 is more than "
-            "training.steps 20: the learning rate never reaches its peak");
+            "scheduler.params.warmup_num_steps 1000: the learning rate rises "
+            "over all 20 steps of the run");
   loaded = LoadSmall({"scheduler.type=WSD", "training.steps=200",
                       "scheduler.params.warmup_num_steps=2"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -438,11 +478,57 @@ TEST(ScheduleTest, LrScalingTakesTheWarmUpOver) {
       LoadSmall({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_epochs=0.5",
                  "scheduler.type=WarmupCosineLR"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->config.lr_scaling.rule, LrScalingRule::kLinear);
+  EXPECT_EQ(loaded->config.lr_scaling.rule, LrScaleRule::kLinear);
   EXPECT_EQ(loaded->origins["lr_scaling.rule"],
             "derived: base_batch_size is given");
   EXPECT_EQ(loaded->config.scheduler.warmup_num_steps, 0);
   EXPECT_TRUE(loaded->notes.empty());
+}
+
+TEST(ScheduleTest, ARiseAsLongAsTheRunLeavesANote) {
+  const auto note = [](std::vector<std::string> overrides) {
+    const auto loaded = LoadSmall(std::move(overrides));
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    if (!loaded.ok() || loaded->notes.size() != 1) return std::string("?");
+    return loaded->notes[0];
+  };
+  const std::string all_steps =
+      " 20: the learning rate rises over all 20 steps of the run";
+  EXPECT_EQ(
+      note({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_steps=20"}),
+      "lr_scaling.warmup_steps" + all_steps);
+  EXPECT_EQ(
+      note({"scheduler.type=WarmupLR", "scheduler.params.warmup_num_steps=20"}),
+      "scheduler.params.warmup_num_steps" + all_steps);
+  EXPECT_EQ(note({"scheduler.type=OneCycle",
+                  "scheduler.params.cycle_first_step_size=20"}),
+            "scheduler.params.cycle_first_step_size" + all_steps);
+  EXPECT_EQ(note({"scheduler.type=WSD", "scheduler.params.warmup_num_steps=15",
+                  "scheduler.params.decay_num_steps=6"}),
+            "scheduler.params.decay_num_steps 6: the decay starts before the "
+            "warm-up of 15 steps ends; both fit into 20 steps only if one is "
+            "shorter");
+  for (const char* fits : {"scheduler.params.warmup_num_steps=14",
+                           "scheduler.params.warmup_num_steps=1"}) {
+    const auto loaded = LoadSmall(
+        {"scheduler.type=WSD", fits, "scheduler.params.decay_num_steps=6"});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->notes.empty()) << loaded->notes[0];
+  }
+}
+
+TEST(ScheduleTest, ADecayLongerThanTheScheduleIsAnError) {
+  EXPECT_EQ(ErrorOfSmall(
+                {"scheduler.type=WSD", "scheduler.params.decay_num_steps=21"}),
+            "--set scheduler.params.decay_num_steps: 21 is more than "
+            "scheduler.params.total_num_steps = 20");
+  EXPECT_EQ(
+      ErrorOfSmall({"training.steps=auto", "training.epochs=1",
+                    "scheduler.type=WSD", "scheduler.params.total_num_steps=5",
+                    "scheduler.params.decay_num_steps=6"}),
+      "--set scheduler.params.decay_num_steps: 6 is more than "
+      "scheduler.params.total_num_steps (--set "
+      "scheduler.params.total_num_steps) = 5");
 }
 
 TEST(ScheduleTest, OneCycleFillsItsSecondHalf) {
@@ -481,9 +567,34 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
             "--set data.train: \"" + folder + "/b*.txt\" matches no file");
   options.overrides = {"data.train=auto"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
-            folder +
-                "/run.json:3:3: data.train: missing; want a file, a glob or a "
-                "list of them, for example --set data.train=my_text.txt");
+            "--set data.train: missing; want a file, a glob or a list of them, "
+            "for example --set data.train=my_text.txt");
+}
+
+TEST(FilesTest, WhatARunWouldLackIsNotedWhereNoRunIsMeant) {
+  LoadOptions options;
+  options.missing_files = MissingFiles::kNote;
+  options.overrides = {"data.validation=v*.none", "data.tokenizer=t.model",
+                       "model.vocab_size=300"};
+  auto loaded = ParseConfig(kSmallConfig, "run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->notes,
+            (std::vector<std::string>{
+                "run.json:3: data.train: \"text.txt\" does not exist",
+                "--set: data.validation: \"v*.none\" matches no file",
+                "--set: data.tokenizer: want \"bytes\", \"none\" or a "
+                "SentencePiece model; \"t.model\" does not exist"}));
+  options.overrides = {"data.train=auto"};
+  loaded = ParseConfig(kSmallConfig, "run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  ASSERT_EQ(loaded->notes.size(), 1u);
+  EXPECT_EQ(loaded->notes[0],
+            "--set: data.train: missing; want a file, a glob or a list of "
+            "them, for example --set data.train=my_text.txt");
+  options.missing_files = MissingFiles::kIgnored;
+  loaded = ParseConfig(kSmallConfig, "run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->notes.empty());
 }
 
 TEST(FilesTest, TheTokenizerFollowsTheFiles) {

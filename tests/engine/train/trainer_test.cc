@@ -528,6 +528,49 @@ TEST_F(TrainerTest, EpochsBecomeSteps) {
   EXPECT_EQ(outcome.summary->steps, (per_epoch + 1) / 2);
 }
 
+// What training.epochs and warmup_epochs are in steps, only the data knows.
+TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
+  const int64_t kept =
+      SmallText().size() - std::llround(0.1 * SmallText().size());
+  const int64_t per_epoch = (kept - 1) / 32 / 8;
+  const std::vector<std::string> epochs = {"training.steps=auto",
+                                           "training.epochs=0.1"};
+  const int64_t steps = (per_epoch + 9) / 10;
+  auto with = [](std::vector<std::string> overrides, const std::string& more) {
+    overrides.push_back(more);
+    return overrides;
+  };
+  const Outcome warm = Run(Load(with(epochs, "scheduler.type=WarmupLR")));
+  ASSERT_TRUE(warm.summary.ok()) << warm.summary.status();
+  EXPECT_EQ(warm.summary->steps, steps);
+  EXPECT_NE(warm.printed.find(absl::StrCat(
+                "note: scheduler.params.warmup_num_steps 1000: the learning "
+                "rate rises over all ",
+                steps, " steps of the run\n")),
+            std::string::npos)
+      << warm.printed;
+  const Outcome scaled =
+      Run(Load({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_epochs=1"}));
+  ASSERT_TRUE(scaled.summary.ok()) << scaled.summary.status();
+  EXPECT_NE(scaled.printed.find(absl::StrCat(
+                "note: lr_scaling.warmup_epochs 1.0 = ", per_epoch,
+                ": the learning rate rises over all 12 steps of the run\n")),
+            std::string::npos)
+      << scaled.printed;
+
+  const LoadedConfig decay =
+      Load(with(with(epochs, "scheduler.type=WSD"),
+                absl::StrCat("scheduler.params.decay_num_steps=", steps + 1)));
+  Console console(stdout, /*is_terminal=*/false);
+  const auto trainer =
+      Trainer::Make(*device_, decay, Tools(), &console, nullptr);
+  EXPECT_EQ(trainer.status().message(),
+            absl::StrCat("scheduler.params.decay_num_steps: ", steps + 1,
+                         " is more than the ", steps,
+                         " steps of the run; lower it, or raise "
+                         "training.epochs"));
+}
+
 // ---- Generation -----------------------------------------------------------
 
 std::vector<int32_t> GenerateAll(Executor& executor, int64_t prompt_length,
