@@ -180,6 +180,29 @@ class CliTest(unittest.TestCase):
         self.assertIn("cuda", text)
         self.assertEqual(text.count("\n"), 1, text)
 
+    def test_a_wrong_number_is_one_clear_error(self):
+        for args, words in (
+                (["--temperature", "abc"],
+                 '--temperature: "abc" is not a number >= 0'),
+                (["--top-k", "1.5"], '"1.5" is not a whole number >= 0'),
+                (["--top-p", "3"], '"3" is not a number in [0, 1]'),
+                (["--seed", "x"], '"x" is not a whole number'),
+                (["--threads", "0"], '"0" is not a whole number in [1, 1024]')):
+            with self.subTest(args=args):
+                self.assertIn(words, self.error("generate", "config.json", *args))
+
+    def test_config_shows_what_a_run_would_lack_and_train_dumps_the_same(self):
+        shown = self.ok("config", "config.json")
+        self.assertNotIn("// note", shown)
+        lacking = self.ok("config", "config.json", "--set", "data.train=no.txt")
+        self.assertIn("// note: --set: data.train: \"no.txt\" does not exist",
+                      lacking)
+        out = self.ok("train", "config.json", "--set", "dump_state=true",
+                      "--set", "training.steps=1")
+        self.assertIn('"dump_state": true', out)
+        self.assertNotIn('"dump_state"', self.ok(
+            "train", "config.json", "--set", "training.steps=1"))
+
     def test_token_ids_outside_the_vocabulary_are_found_before_the_first_step(
             self):
         with open(self.path("bad.bin"), "wb") as f:

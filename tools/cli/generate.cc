@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <limits>
 #include <memory>
 
 #include "CLI/CLI.hpp"
@@ -10,6 +11,7 @@
 #include "engine/train/generator.h"
 #include "engine/train/run_data.h"
 #include "models/catalog.h"
+#include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/signals.h"
 
@@ -138,19 +140,20 @@ Command AddGenerate(CLI::App& app) {
   app.add_option("--prompt", flags->prompt, "text to continue");
   app.add_option("--tokens", flags->tokens, "tokens to sample")
       ->capture_default_str()
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(WholeNumber(1, int64_t{1} << 40));
   app.add_option("--temperature", flags->temperature, "0: most likely token")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(Number(0));
   app.add_option("--top-k", flags->top_k,
                  "sample from the k most likely; 0: all")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(WholeNumber(0));
   app.add_option("--top-p", flags->top_p, "nucleus sampling; 1: off")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(Number(0, 1));
   app.add_option("--seed", flags->seed, "same seed, same text")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(WholeNumber(std::numeric_limits<int64_t>::lowest()));
   return [flags] { return Run(*flags); };
 }
 

@@ -10,6 +10,7 @@
 #include "engine/train/metrics.h"
 #include "engine/train/product_rate.h"
 #include "models/catalog.h"
+#include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -100,7 +101,7 @@ Command AddModels(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
   app.add_option("--sequence-length", *length, "T of FLOP per token")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(WholeNumber(1));
   app.add_flag("--json", *json, "one JSON object per line");
   return [length, json] { return Models(*length, *json); };
 }
@@ -119,7 +120,7 @@ Command AddDevices(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   app.add_option("--threads", options->threads,
                  "compute threads (default: all cores)")
-      ->check(CLI::Range(1, 1024));
+      ->check(WholeNumber(1, 1024));
   return [options] { return Devices(*options); };
 }
 

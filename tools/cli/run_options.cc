@@ -6,6 +6,7 @@
 #include "models/catalog.h"
 #include "models/hf_config.h"
 #include "models/registry.h"
+#include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -32,7 +33,7 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
                  "start from this Hugging Face folder");
   app.add_option("--threads", options->threads,
                  "compute threads (default: all cores)")
-      ->check(CLI::Range(1, 1024));
+      ->check(WholeNumber(1, 1024));
   app.add_option("--device", options->device, "cpu or cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));
