@@ -209,6 +209,12 @@ absl::Status MakeFolders(const std::string& path) {
                        "': a file of that name exists; remove it or choose "
                        "another folder"));
     }
+    // The parent is there: /proc has folders and lets nobody make one.
+    if (error_number == ENOENT) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "cannot create the folder '", path, "': no folder can be made in '",
+          parent, "'; choose another place"));
+    }
     return FileError("cannot create the folder", path, error_number);
   }
   return absl::OkStatus();

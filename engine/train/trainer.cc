@@ -41,7 +41,10 @@ double PeakFlops(const DeviceInfo& info, DType dtype,
 // Makes `out_dir` ready for a run: no leavings of one that was killed, and no
 // summary of an earlier one beside this one's metrics.
 absl::Status PrepareFolder(const std::string& out_dir) {
-  ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
+  if (const absl::Status made = MakeFolders(out_dir); !made.ok()) {
+    return absl::Status(made.code(),
+                        absl::StrCat("training.out_dir: ", made.message()));
+  }
   ZERO_RETURN_IF_ERROR(RemoveLeavings(out_dir));
   return RemoveFile(out_dir + "/summary.json");
 }

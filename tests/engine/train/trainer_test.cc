@@ -571,6 +571,16 @@ TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
                          "training.epochs"));
 }
 
+TEST_F(TrainerTest, AFolderThatCanNotBeMadeNamesTheKey) {
+  const LoadedConfig loaded = Load({"training.out_dir=/proc/run"});
+  Console console(stdout, /*is_terminal=*/false);
+  const auto trainer =
+      Trainer::Make(*device_, loaded, Tools(), &console, nullptr);
+  EXPECT_EQ(trainer.status().message(),
+            "training.out_dir: cannot create the folder '/proc/run': no folder "
+            "can be made in '/proc'; choose another place");
+}
+
 // ---- Generation -----------------------------------------------------------
 
 std::vector<int32_t> GenerateAll(Executor& executor, int64_t prompt_length,
