@@ -73,6 +73,7 @@ class MetaOps final : public Ops {
   void SumSquares(Stream&, const SumSquaresArgs&) override {}
   void CountNonFinite(Stream&, const CountNonFiniteArgs&) override {}
   void Clip(Stream&, const ClipArgs&) override {}
+  void SumRanks(Stream&, const SumRanksArgs&) override {}
   void AdamW(Stream&, const AdamWArgs&) override {}
   void Sgd(Stream&, const SgdArgs&) override {}
   void LambMoments(Stream&, const LambMomentsArgs&) override {}

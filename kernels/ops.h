@@ -333,6 +333,18 @@ struct ClipArgs {
   uint32_t* found_non_finite;  // out
 };
 
+// dst[i] (+)= src[0][i] + src[1][i] + ..., one source per rank, in that order:
+// sums in fp32 and one rounding to nearest even, or float64 throughout. With
+// accumulate the sum is formed first, then added to dst.
+// Threads: serial on the CPU, on any thread: communication threads, which must
+//          not enter OpenMP, call it.
+struct SumRanksArgs {
+  absl::Span<const void* const> src;  // >= 1 of dst.size elements each
+  DType src_dtype = DType::kF32;
+  Vector dst;  // may be one of src where the dtypes are equal
+  bool accumulate = false;
+};
+
 // ---- Optimizers: one fused pass over flat spans ---------------------------
 
 // A run of the flat span that shares its weight decay and (LAMB) one tensor.
@@ -451,6 +463,7 @@ class Ops {
   virtual void SumSquares(Stream&, const SumSquaresArgs&) = 0;
   virtual void CountNonFinite(Stream&, const CountNonFiniteArgs&) = 0;
   virtual void Clip(Stream&, const ClipArgs&) = 0;
+  virtual void SumRanks(Stream&, const SumRanksArgs&) = 0;
 
   virtual void AdamW(Stream&, const AdamWArgs&) = 0;
   virtual void Sgd(Stream&, const SgdArgs&) = 0;

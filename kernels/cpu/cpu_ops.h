@@ -80,6 +80,8 @@ class CpuOps final : public Ops {
   void SumSquares(Stream&, const SumSquaresArgs&) override;
   void CountNonFinite(Stream&, const CountNonFiniteArgs&) override;
   void Clip(Stream&, const ClipArgs&) override;
+  // sum_ranks.cc
+  void SumRanks(Stream&, const SumRanksArgs&) override;
   // adamw.cc, sgd.cc, lamb.cc
   void AdamW(Stream&, const AdamWArgs&) override;
   void Sgd(Stream&, const SgdArgs&) override;

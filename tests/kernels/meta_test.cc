@@ -187,6 +187,8 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     ClipArgs clip;
     clip.sum_squares = sum;
     ops.Clip(*meta.stream, clip);
+    const void* const ranks[] = {data, data};
+    ops.SumRanks(*meta.stream, {ranks, dtype, vector});
     UpdateState state;
     state.param = vector;
     state.grad = vector;

@@ -143,6 +143,10 @@ class TimedDevice::TimedOps final : public Ops {
   void Clip(Stream& s, const ClipArgs& a) override {
     Time("clip", 0, [&] { inner_.Clip(s, a); });
   }
+  // Not timed: communication threads call it, and this is not for them.
+  void SumRanks(Stream& s, const SumRanksArgs& a) override {
+    inner_.SumRanks(s, a);
+  }
   void AdamW(Stream& s, const AdamWArgs& a) override {
     Time("adamw", 0, [&] { inner_.AdamW(s, a); });
   }
