@@ -1,0 +1,225 @@
+#include "engine/comm/communicator.h"
+
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto a_begin = reinterpret_cast<uintptr_t>(a);
+  const auto b_begin = reinterpret_cast<uintptr_t>(b);
+  return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
+}
+
+// The checks of one segment of a typed call.
+struct SegmentCheck {
+  const Collective& collective;
+  const CollectiveSegment& segment;
+  size_t index;
+  int rank;
+  int world;
+
+  // `all_gather "block.3": segment 2`, the beginning of every message.
+  std::string Where() const {
+    return std::string(CollectiveKindName(collective.kind)) + " \"" +
+           collective.name + "\": segment " + std::to_string(index);
+  }
+
+  int64_t Bytes(int64_t elems) const {
+    return elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
+  }
+  int64_t OwnOffset() const { return Bytes(segment.elems / world * rank); }
+
+  void Memory() const {
+    ZERO_CHECK_GE(segment.elems, 0) << Where();
+    if (segment.elems == 0) return;
+    ZERO_CHECK(segment.send != nullptr)
+        << Where() << " of " << segment.elems << " elements sends from null";
+    ZERO_CHECK(segment.recv != nullptr)
+        << Where() << " of " << segment.elems << " elements receives at null";
+  }
+
+  void Divisible() const {
+    ZERO_CHECK_EQ(segment.elems % world, 0)
+        << Where() << " has " << segment.elems
+        << " elements, want a multiple of world " << world
+        << ": pad the segment";
+  }
+
+  // `recv` may be the own piece of `send`, element for element.
+  void ScatteredInPlace() const {
+    const int64_t piece = segment.elems / world;
+    const int64_t recv_bytes =
+        piece * static_cast<int64_t>(DTypeBytes(collective.recv_dtype));
+    if (!Overlap(segment.send, Bytes(segment.elems), segment.recv,
+                 recv_bytes)) {
+      return;
+    }
+    ZERO_CHECK(segment.recv ==
+               static_cast<const char*>(segment.send) + OwnOffset())
+        << Where() << ": recv overlaps send, want rank " << rank
+        << "'s own piece of it or other memory";
+    ZERO_CHECK(collective.dtype == collective.recv_dtype)
+        << Where() << ": in place, but sends " << collective.dtype
+        << " and receives " << collective.recv_dtype << ": want one dtype";
+    ZERO_CHECK(!collective.accumulate)
+        << Where() << ": in place there is nothing to accumulate into";
+  }
+
+  // `send` may be the own piece of `recv`.
+  void GatheredInPlace() const {
+    if (!Overlap(segment.send, Bytes(segment.elems / world), segment.recv,
+                 Bytes(segment.elems))) {
+      return;
+    }
+    ZERO_CHECK(segment.send ==
+               static_cast<const char*>(segment.recv) + OwnOffset())
+        << Where() << ": send overlaps recv, want rank " << rank
+        << "'s own piece of it or other memory";
+  }
+
+  void Apart() const {
+    ZERO_CHECK(!Overlap(segment.send, Bytes(segment.elems), segment.recv,
+                        Bytes(segment.elems)))
+        << Where() << ": send and recv overlap, want two memories";
+  }
+};
+
+template <class Fn>
+void CheckSegments(const Communicator& comm, const Collective& collective,
+                   const Fn& fn) {
+  for (size_t i = 0; i < collective.segments.size(); ++i) {
+    const SegmentCheck check{collective, collective.segments[i], i, comm.rank(),
+                             comm.world()};
+    check.Memory();
+    fn(check);
+  }
+}
+
+}  // namespace
+
+const char* CollectiveKindName(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all_gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveKind::kAllReduce:
+      return "all_reduce";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
+    case CollectiveKind::kAllToAll:
+      return "all_to_all";
+    case CollectiveKind::kBarrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+int64_t WireBytes(const Collective& collective, int world) {
+  int64_t bytes = 0;
+  for (const CollectiveSegment& segment : collective.segments) {
+    bytes += segment.elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
+  }
+  switch (collective.kind) {
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllToAll:
+      return bytes / world * (world - 1);
+    case CollectiveKind::kAllReduce:
+      return 2 * bytes * (world - 1) / world;
+    case CollectiveKind::kBroadcast:
+      return bytes * (world - 1);
+    case CollectiveKind::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
+                             std::vector<CollectiveSegment> segments) {
+  Collective collective;
+  collective.kind = CollectiveKind::kAllGather;
+  collective.name = std::move(name);
+  collective.dtype = collective.recv_dtype = dtype;
+  collective.segments = std::move(segments);
+  CheckSegments(*this, collective, [](const SegmentCheck& check) {
+    check.Divisible();
+    check.GatheredInPlace();
+  });
+  Run(stream, std::move(collective));
+}
+
+void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
+                                 DType recv_dtype, bool accumulate,
+                                 std::vector<CollectiveSegment> segments) {
+  Collective collective;
+  collective.kind = CollectiveKind::kReduceScatter;
+  collective.name = std::move(name);
+  collective.dtype = dtype;
+  collective.recv_dtype = recv_dtype;
+  collective.accumulate = accumulate;
+  collective.segments = std::move(segments);
+  ZERO_CHECK(IsFloat(dtype) && IsFloat(recv_dtype) &&
+             (dtype == DType::kF64) == (recv_dtype == DType::kF64))
+      << "reduce_scatter \"" << collective.name << "\": " << dtype << " to "
+      << recv_dtype << ", want fp32, bf16 or fp16 to one of these, or fp64 to "
+      << "fp64";
+  CheckSegments(*this, collective, [](const SegmentCheck& check) {
+    check.Divisible();
+    check.ScatteredInPlace();
+  });
+  Run(stream, std::move(collective));
+}
+
+void Communicator::AllReduce(Stream& stream, std::string name, DType dtype,
+                             ReduceOp op, void* data, int64_t elems) {
+  Collective collective;
+  collective.kind = CollectiveKind::kAllReduce;
+  collective.name = std::move(name);
+  collective.dtype = collective.recv_dtype = dtype;
+  collective.op = op;
+  collective.segments = {{data, data, elems}};
+  CheckSegments(*this, collective, [](const SegmentCheck&) {});
+  Run(stream, std::move(collective));
+}
+
+void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
+                             int root, void* data, int64_t elems) {
+  ZERO_CHECK(root >= 0 && root < world())
+      << "broadcast \"" << name << "\": root " << root << " is not in [0, "
+      << world() << ")";
+  Collective collective;
+  collective.kind = CollectiveKind::kBroadcast;
+  collective.name = std::move(name);
+  collective.dtype = collective.recv_dtype = dtype;
+  collective.root = root;
+  collective.segments = {{data, data, elems}};
+  CheckSegments(*this, collective, [](const SegmentCheck&) {});
+  Run(stream, std::move(collective));
+}
+
+void Communicator::AllToAll(Stream& stream, std::string name, DType dtype,
+                            const void* send, void* recv, int64_t elems) {
+  Collective collective;
+  collective.kind = CollectiveKind::kAllToAll;
+  collective.name = std::move(name);
+  collective.dtype = collective.recv_dtype = dtype;
+  collective.segments = {{send, recv, elems}};
+  CheckSegments(*this, collective, [](const SegmentCheck& check) {
+    check.Divisible();
+    check.Apart();
+  });
+  Run(stream, std::move(collective));
+}
+
+void Communicator::Barrier(Stream& stream, std::string name) {
+  Collective collective;
+  collective.kind = CollectiveKind::kBarrier;
+  collective.name = std::move(name);
+  Run(stream, std::move(collective));
+}
+
+}  // namespace zero

@@ -1,0 +1,138 @@
+// Collectives between the ranks of a run, asynchronous on a stream.
+//
+// Every collective is one value (Collective) that goes through one door
+// (Run), so that wrappers (counting, shaped) see all of them and a new
+// collective needs no new method there. The typed calls below build and check
+// that value. Bulk collectives take lists of segments: one call moves a whole
+// bucket, wherever its segments lie.
+// Errors latch: the first failure of any rank makes every rank's communicator
+// of the group fail, at once and for good; status() tells rank, collective and
+// reason, and whatever is queued behind it finishes without doing anything.
+// Nothing ever waits forever. Start reading at Communicator, then local.h.
+// This room must not know models, gradients or stages: it moves spans of
+// memory that others own.
+//
+// To add a backend: derive from Communicator, implement Run, and give it a
+// linked *_off twin where it can be missing. To add a collective: a kind, a
+// typed call, its line in WireBytes and signature.cc, its case in exchange.cc.
+#ifndef ZERO_ENGINE_COMM_COMMUNICATOR_H_
+#define ZERO_ENGINE_COMM_COMMUNICATOR_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/device.h"
+#include "kernels/dtype.h"
+
+namespace zero {
+
+enum class CollectiveKind {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kBarrier,
+};
+inline constexpr int kNumCollectiveKinds = 6;
+
+// "all_gather", ...
+const char* CollectiveKindName(CollectiveKind kind);
+
+enum class ReduceOp { kSum, kMax };
+
+// A part of a collective. `elems` counts the full side: rank r's piece is
+// [r * elems / world, (r + 1) * elems / world).
+struct CollectiveSegment {
+  const void* send = nullptr;
+  void* recv = nullptr;
+  int64_t elems = 0;
+};
+
+struct Collective {
+  CollectiveKind kind;
+  std::string name;  // for errors and traces: "block.3"; the same on all ranks
+  DType dtype = DType::kF32;       // of what is sent
+  DType recv_dtype = DType::kF32;  // of what is received (kReduceScatter)
+  ReduceOp op = ReduceOp::kSum;
+  bool accumulate = false;  // kReduceScatter: recv += the sum
+  int root = 0;             // kBroadcast
+  std::vector<CollectiveSegment> segments;
+};
+
+// Bytes that one rank of `world` sends, of the dtype that is sent: all-gather,
+// reduce-scatter and all-to-all (world - 1) / world of the full bytes,
+// all-reduce twice that (a ring's), barrier nothing. For a broadcast the
+// root's, (world - 1) times the bytes; the other ranks send nothing.
+int64_t WireBytes(const Collective& collective, int world);
+
+// One rank's end. All ranks issue the same collectives in the same order on
+// the communicators of one channel; a backend checks it by the signature.
+// Errors:  of the world by status(). A caller's mistake (null memory, a size
+//          that the world does not divide, memory that overlaps otherwise
+//          than said) stops the program.
+// Threads: used by one thread; status() and Abort by any.
+class Communicator {
+ public:
+  Communicator(int rank, int world) : rank_(rank), world_(world) {}
+  virtual ~Communicator() = default;
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+
+  // Gathers every rank's piece into every rank's `recv`, in rank order.
+  // Shapes: send [elems / world], recv [elems]; send may be the rank's own
+  //         piece of recv. elems % world == 0.
+  // Wire:   (world - 1) / world * elems * itemsize bytes per rank.
+  void AllGather(Stream& stream, std::string name, DType dtype,
+                 std::vector<CollectiveSegment> segments);
+
+  // Sums over ranks 0 .. world-1, in that order, in fp32 (float64 for float64
+  // data), rounded once to recv_dtype; with `accumulate` the sum is added to
+  // what recv holds before it is rounded.
+  // Shapes: send [elems], recv [elems / world], the rank's own piece; recv may
+  //         be that piece of send, of the same dtype and without accumulate.
+  //         elems % world == 0.
+  // Wire:   (world - 1) / world * elems * itemsize bytes per rank.
+  void ReduceScatter(Stream& stream, std::string name, DType dtype,
+                     DType recv_dtype, bool accumulate,
+                     std::vector<CollectiveSegment> segments);
+
+  // Reduces `data` [elems] in place over all ranks in rank order: for the few
+  // scalars of a step. Bulk data goes through ReduceScatter and AllGather.
+  void AllReduce(Stream& stream, std::string name, DType dtype, ReduceOp op,
+                 void* data, int64_t elems);
+
+  // Copies root's `data` [elems] to all ranks.
+  void Broadcast(Stream& stream, std::string name, DType dtype, int root,
+                 void* data, int64_t elems);
+
+  // Piece q of send goes to rank q's recv, piece r of it.
+  // Shapes: send [elems], recv [elems], not overlapping.
+  void AllToAll(Stream& stream, std::string name, DType dtype, const void* send,
+                void* recv, int64_t elems);
+
+  // What is enqueued behind it begins when all ranks have reached it.
+  void Barrier(Stream& stream, std::string name);
+
+  // Enqueues a collective that a typed call has checked. Its memory must stay
+  // until its work is done.
+  virtual void Run(Stream& stream, Collective collective) = 0;
+
+  // Makes every rank of the group fail with `status`; the first call counts.
+  virtual void Abort(const absl::Status& status) = 0;
+
+  // OK, or why the group failed.
+  virtual absl::Status status() const = 0;
+
+ private:
+  int rank_;
+  int world_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_COMMUNICATOR_H_

@@ -1,0 +1,101 @@
+// The ranks of one process as threads over shared memory.
+//
+// Ranks exchange addresses, never copies: a rank publishes its collective,
+// waits until all have arrived, reads what it needs straight from the others'
+// memory into its own, and goes on when nobody reads its memory any more.
+// Waiting is on a condition variable, never spinning, since a waiting rank's
+// core computes for another one. Sums run in rank order 0 .. world-1, so the
+// bits do not depend on who came first.
+//
+// Every rank works on its own stream: a worker stream, so that collectives run
+// beside compute, or the calling thread's. All ranks' streams must make
+// progress by themselves; ranks that share one stream would wait for
+// themselves until the timeout.
+#ifndef ZERO_ENGINE_COMM_LOCAL_H_
+#define ZERO_ENGINE_COMM_LOCAL_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "engine/comm/communicator.h"
+
+namespace zero {
+
+struct LocalOptions {
+  // How long a rank waits for the others in one collective. It must outlast
+  // the longest time that one rank computes while another waits for it.
+  absl::Duration timeout = absl::Minutes(5);
+};
+
+// Threads: used by all ranks at once.
+class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
+ public:
+  static std::shared_ptr<LocalGroup> Make(int world, LocalOptions options = {});
+
+  // The end of `rank` on `channel` ("gather", "reduce", "scalar"). A channel
+  // is a sequence of collectives of its own; all channels share one failure.
+  // A rank connects once to a channel. An end that is destroyed has left: the
+  // others fail at once where they need more of it than it issued.
+  // Errors: of the group, by status() of any communicator.
+  //   DeadlineExceeded    a rank did not arrive within the timeout
+  //   FailedPrecondition  ranks are in different collectives
+  //   Unavailable         a rank has left
+  //   else                what Abort was given
+  std::unique_ptr<Communicator> Connect(int rank, const std::string& channel);
+
+  int world() const { return world_; }
+
+  ~LocalGroup();
+
+ private:
+  friend class LocalCommunicator;
+  struct Call;
+  struct End;
+  struct Channel;
+  using Lock = std::unique_lock<std::mutex>;
+
+  LocalGroup(int world, LocalOptions options);
+
+  // Gives a collective its number.
+  std::shared_ptr<const Call> Issue(Channel& channel, int rank, Stream& stream,
+                                    Collective collective);
+  // The work of one collective, on the stream's thread: Open waits until all
+  // ranks have arrived, Close until all have done their shares. Both return
+  // false when the group has failed.
+  void Perform(Channel& channel, int rank,
+               const std::shared_ptr<const Call>& call);
+  bool Open(Channel& channel, int rank,
+            const std::shared_ptr<const Call>& call);
+  bool Close(Channel& channel, int rank);
+
+  void Leave(Channel& channel, int rank);
+  void Abort(int rank, const absl::Status& status);
+  absl::Status status() const;
+
+  // With the lock held:
+  template <class Condition>
+  bool WaitUntil(Lock& lock, Channel& channel, const Condition& condition);
+  void EndShare(Channel& channel, int rank);
+  void Fail(const absl::Status& status);
+  void FailIfGone(const Channel& channel, int rank);
+  absl::Status Mismatch(const Channel& channel) const;
+  absl::Status Missing(const Channel& channel, const Call& call) const;
+  std::string LastSeen(const Channel& channel, int rank) const;
+
+  const int world_;
+  const absl::Duration timeout_;
+
+  mutable std::mutex mutex_;  // guards all below and what is in it
+  absl::Status failure_;
+  std::map<std::string, std::unique_ptr<Channel>> channels_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_LOCAL_H_

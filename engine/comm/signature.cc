@@ -1,0 +1,40 @@
+#include "engine/comm/signature.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace zero {
+namespace {
+
+std::string Sizes(const std::vector<CollectiveSegment>& segments) {
+  std::string sizes;
+  for (size_t i = 0; i < segments.size();) {
+    size_t end = i + 1;
+    while (end < segments.size() && segments[end].elems == segments[i].elems) {
+      ++end;
+    }
+    absl::StrAppend(&sizes, i == 0 ? "" : ", ", segments[i].elems);
+    if (end - i > 1) absl::StrAppend(&sizes, " x", end - i);
+    i = end;
+  }
+  return absl::StrCat(" [", sizes, "]");
+}
+
+}  // namespace
+
+std::string Signature(const Collective& collective) {
+  std::string text = absl::StrCat(CollectiveKindName(collective.kind), " \"",
+                                  collective.name, "\"");
+  if (collective.kind == CollectiveKind::kBarrier) return text;
+  absl::StrAppend(&text, " ", DTypeName(collective.dtype));
+  if (collective.kind == CollectiveKind::kReduceScatter) {
+    absl::StrAppend(&text, collective.accumulate ? " += " : " -> ",
+                    DTypeName(collective.recv_dtype));
+  } else if (collective.kind == CollectiveKind::kAllReduce) {
+    absl::StrAppend(&text, collective.op == ReduceOp::kMax ? " max" : " sum");
+  } else if (collective.kind == CollectiveKind::kBroadcast) {
+    absl::StrAppend(&text, " from rank ", collective.root);
+  }
+  return text + Sizes(collective.segments);
+}
+
+}  // namespace zero

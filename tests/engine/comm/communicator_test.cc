@@ -1,0 +1,157 @@
+#include "engine/comm/communicator.h"
+
+#include <memory>
+
+#include "engine/comm/null.h"
+#include "engine/comm/signature.h"
+#include "gtest/gtest.h"
+
+namespace zero {
+namespace {
+
+// Rank 1 of 4, keeping what it is asked to run.
+class Recorder final : public Communicator {
+ public:
+  Recorder() : Communicator(1, 4) {}
+  void Run(Stream&, Collective collective) override {
+    last = std::move(collective);
+  }
+  void Abort(const absl::Status&) override {}
+  absl::Status status() const override { return absl::OkStatus(); }
+
+  Collective last;
+};
+
+class CommunicatorTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Device> device_ = MakeCpuDevice(1);
+  std::unique_ptr<Stream> stream_ = device_->MakeStream(StreamRole::kCompute);
+  Recorder comm_;
+  float data_[64] = {};
+  float other_[64] = {};
+};
+
+using CommunicatorDeathTest = CommunicatorTest;
+
+TEST_F(CommunicatorTest, TypedCallsBuildOneValue) {
+  comm_.ReduceScatter(*stream_, "block.3", DType::kBF16, DType::kF32, true,
+                      {{data_, other_, 8}, {data_, other_, 4}});
+  EXPECT_EQ(comm_.last.kind, CollectiveKind::kReduceScatter);
+  EXPECT_EQ(comm_.last.segments.size(), 2u);
+  EXPECT_EQ(Signature(comm_.last),
+            "reduce_scatter \"block.3\" bf16 += fp32 [8, 4]");
+  comm_.AllGather(*stream_, "wte", DType::kF32,
+                  {{data_ + 2, data_, 8}, {other_, data_, 8}});
+  EXPECT_EQ(Signature(comm_.last), "all_gather \"wte\" fp32 [8 x2]");
+  comm_.AllReduce(*stream_, "norm", DType::kF64, ReduceOp::kMax, data_, 3);
+  EXPECT_EQ(Signature(comm_.last), "all_reduce \"norm\" fp64 max [3]");
+  EXPECT_EQ(comm_.last.segments[0].recv, data_);
+  comm_.Broadcast(*stream_, "init", DType::kU8, 2, data_, 5);
+  EXPECT_EQ(Signature(comm_.last), "broadcast \"init\" uint8 from rank 2 [5]");
+  comm_.AllToAll(*stream_, "heads", DType::kF16, data_, other_, 8);
+  EXPECT_EQ(Signature(comm_.last), "all_to_all \"heads\" fp16 [8]");
+  comm_.Barrier(*stream_, "end");
+  EXPECT_EQ(Signature(comm_.last), "barrier \"end\"");
+}
+
+TEST_F(CommunicatorTest, EmptySegmentsNeedNoMemory) {
+  comm_.AllGather(*stream_, "unit", DType::kF32, {{nullptr, nullptr, 0}});
+  comm_.AllGather(*stream_, "unit", DType::kF32, {});
+  EXPECT_EQ(Signature(comm_.last), "all_gather \"unit\" fp32 []");
+}
+
+TEST_F(CommunicatorTest, WireBytesFollowTheFormulas) {
+  const auto bytes = [this](int world) { return WireBytes(comm_.last, world); };
+  comm_.AllGather(*stream_, "unit", DType::kBF16,
+                  {{data_, other_, 12}, {data_, other_, 48}});
+  EXPECT_EQ(bytes(1), 0);
+  EXPECT_EQ(bytes(2), 60);
+  EXPECT_EQ(bytes(4), 90);
+  comm_.ReduceScatter(*stream_, "unit", DType::kF32, DType::kBF16, false,
+                      {{data_, other_, 12}});
+  EXPECT_EQ(bytes(3), 32);
+  comm_.AllReduce(*stream_, "norm", DType::kF64, ReduceOp::kSum, data_, 3);
+  EXPECT_EQ(bytes(1), 0);
+  EXPECT_EQ(bytes(4), 36);
+  comm_.Broadcast(*stream_, "init", DType::kF32, 0, data_, 5);
+  EXPECT_EQ(bytes(4), 60);
+  comm_.AllToAll(*stream_, "heads", DType::kF32, data_, other_, 8);
+  EXPECT_EQ(bytes(4), 24);
+  comm_.Barrier(*stream_, "end");
+  EXPECT_EQ(bytes(4), 0);
+}
+
+TEST_F(CommunicatorDeathTest, SizesThatTheWorldDoesNotDivide) {
+  EXPECT_DEATH(comm_.AllGather(*stream_, "wte", DType::kF32,
+                               {{data_, other_, 8}, {data_, other_, 30}}),
+               "all_gather \"wte\": segment 1 has 30 elements, want a multiple "
+               "of world 4");
+  EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kF32, DType::kF32,
+                                   false, {{data_, other_, 7}}),
+               "segment 0 has 7 elements");
+  EXPECT_DEATH(comm_.AllToAll(*stream_, "wte", DType::kF32, data_, other_, 6),
+               "segment 0 has 6 elements");
+  EXPECT_DEATH(
+      comm_.AllReduce(*stream_, "norm", DType::kF32, ReduceOp::kSum, data_, -1),
+      "-1");
+}
+
+TEST_F(CommunicatorDeathTest, MissingMemory) {
+  EXPECT_DEATH(
+      comm_.AllGather(*stream_, "wte", DType::kF32, {{nullptr, other_, 8}}),
+      "segment 0 of 8 elements sends from null");
+  EXPECT_DEATH(
+      comm_.AllGather(*stream_, "wte", DType::kF32, {{data_, nullptr, 8}}),
+      "segment 0 of 8 elements receives at null");
+}
+
+TEST_F(CommunicatorDeathTest, MemoryThatOverlapsOtherwiseThanInPlace) {
+  EXPECT_DEATH(
+      comm_.AllGather(*stream_, "wte", DType::kF32, {{data_, data_, 8}}),
+      "send overlaps recv, want rank 1's own piece");
+  EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kF32, DType::kF32,
+                                   false, {{data_, data_, 8}}),
+               "recv overlaps send, want rank 1's own piece");
+  EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kF32, DType::kBF16,
+                                   false, {{data_, data_ + 2, 8}}),
+               "in place, but sends fp32 and receives bf16");
+  EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kF32, DType::kF32,
+                                   true, {{data_, data_ + 2, 8}}),
+               "nothing to accumulate into");
+  EXPECT_DEATH(
+      comm_.AllToAll(*stream_, "heads", DType::kF32, data_, data_ + 7, 8),
+      "send and recv overlap");
+}
+
+TEST_F(CommunicatorDeathTest, DtypesThatDoNotReduceAndRootsThatAreNot) {
+  EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kI32, DType::kI32,
+                                   false, {{data_, other_, 8}}),
+               "int32 to int32, want fp32, bf16 or fp16");
+  EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kF64, DType::kF32,
+                                   false, {{data_, other_, 8}}),
+               "fp64 to fp32");
+  EXPECT_DEATH(comm_.Broadcast(*stream_, "init", DType::kF32, 4, data_, 8),
+               "root 4 is not in \\[0, 4\\)");
+}
+
+// Addresses of the meta device must not be read: nothing is.
+TEST(NullCommunicatorTest, TouchesNothingAndLatchesTheFirstAbort) {
+  const auto cpu = MakeCpuDevice(1);
+  const auto device = MakeMetaDevice(*cpu);
+  const auto stream = device->MakeStream(StreamRole::kGather);
+  const Buffer full = *device->Allocate(1 << 20, MemoryKind::kDevice);
+  NullCommunicator comm(3, 4);
+  EXPECT_EQ(comm.rank(), 3);
+  EXPECT_EQ(comm.world(), 4);
+  comm.AllGather(
+      *stream, "unit", DType::kF32,
+      {{static_cast<char*>(full.data()) + (3 << 18), full.data(), 1 << 18}});
+  comm.AllReduce(*stream, "norm", DType::kF32, ReduceOp::kSum, full.data(), 4);
+  EXPECT_TRUE(comm.status().ok());
+  comm.Abort(absl::CancelledError("first"));
+  comm.Abort(absl::InternalError("second"));
+  EXPECT_EQ(comm.status(), absl::CancelledError("first"));
+}
+
+}  // namespace
+}  // namespace zero

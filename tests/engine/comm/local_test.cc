@@ -1,0 +1,706 @@
+#include "engine/comm/local.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/comm/comm_testing.h"
+
+namespace zero {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16,
+                             DType::kF64};
+constexpr StreamRole kRoles[] = {StreamRole::kCompute, StreamRole::kReduce};
+
+// Elements of each piece: empty, odd, around vectors, and larger.
+const std::vector<int64_t> kPieces = {1, 0, 31, 64, 33, 1023, 5000};
+
+// Small integers that differ by rank, segment and element: exact in every
+// dtype (bf16 counts to 256), and so are their sums over 4 ranks.
+double Number(int rank, size_t segment, int64_t i) {
+  return static_cast<double>((7 * rank + 3 * segment + i) % 41) - 20;
+}
+
+// fn(group, role) for 1 to 4 ranks, on both kinds of stream.
+void ForEachWorld(const std::function<void(const std::shared_ptr<LocalGroup>&,
+                                           StreamRole)>& fn) {
+  for (int world = 1; world <= 4; ++world) {
+    for (const StreamRole role : kRoles) {
+      SCOPED_TRACE(::testing::Message()
+                   << world << " ranks, "
+                   << (role == StreamRole::kCompute ? "own" : "worker")
+                   << " thread");
+      fn(LocalGroup::Make(world), role);
+    }
+  }
+}
+
+TEST(LocalTest, AllGatherGathersPiecesInRankOrder) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const int world = group->world();
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (const DType dtype : kFloats) {
+        for (const bool in_place : {false, true}) {
+          std::vector<Values> sends, recvs;
+          std::vector<CollectiveSegment> segments;
+          for (size_t s = 0; s < kPieces.size(); ++s) {
+            const int64_t n = kPieces[s];
+            const auto own = [&](int64_t i) { return Number(rank.rank, s, i); };
+            sends.push_back(Values::Of(dtype, n, own));
+            recvs.emplace_back(dtype, n * world);
+            for (int64_t i = 0; in_place && i < n; ++i) {
+              recvs[s].Set(rank.rank * n + i, own(i));
+            }
+          }
+          for (size_t s = 0; s < kPieces.size(); ++s) {
+            const int64_t n = kPieces[s];
+            segments.push_back(
+                {in_place ? recvs[s].at(rank.rank * n) : sends[s].data(),
+                 recvs[s].data(), n * world});
+          }
+          rank.comm->AllGather(*rank.stream, "unit", dtype, segments);
+          rank.stream->Synchronize();
+          for (size_t s = 0; s < kPieces.size(); ++s) {
+            const int64_t n = kPieces[s];
+            EXPECT_EQ(recvs[s], Values::Of(dtype, n * world,
+                                           [&](int64_t i) {
+                                             return Number(
+                                                 static_cast<int>(i / n), s,
+                                                 i % n);
+                                           }))
+                << dtype << " segment " << s;
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const int world = group->world();
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (const DType dtype : kFloats) {
+        for (const DType recv_dtype : kFloats) {
+          if ((dtype == DType::kF64) != (recv_dtype == DType::kF64)) continue;
+          for (const bool accumulate : {false, true}) {
+            std::vector<Values> sends, recvs;
+            std::vector<CollectiveSegment> segments;
+            for (size_t s = 0; s < kPieces.size(); ++s) {
+              const int64_t n = kPieces[s];
+              sends.push_back(Values::Of(dtype, n * world, [&](int64_t i) {
+                return Number(rank.rank, s, i);
+              }));
+              recvs.push_back(Values::Of(
+                  recv_dtype, n, [](int64_t i) { return i % 10 - 5.0; }));
+            }
+            for (size_t s = 0; s < kPieces.size(); ++s) {
+              segments.push_back(
+                  {sends[s].data(), recvs[s].data(), kPieces[s] * world});
+            }
+            rank.comm->ReduceScatter(*rank.stream, "unit", dtype, recv_dtype,
+                                     accumulate, segments);
+            rank.stream->Synchronize();
+            for (size_t s = 0; s < kPieces.size(); ++s) {
+              const int64_t n = kPieces[s];
+              const Values want = Values::Of(recv_dtype, n, [&](int64_t i) {
+                double sum = accumulate ? i % 10 - 5.0 : 0.0;
+                for (int r = 0; r < world; ++r) {
+                  sum += Number(r, s, rank.rank * n + i);
+                }
+                return sum;
+              });
+              for (int64_t i = 0; i < n; ++i) {
+                EXPECT_EQ(recvs[s][i], want[i]) << dtype << " " << recv_dtype;
+              }
+            }
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+TEST(LocalTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const int world = group->world();
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (const DType dtype : kFloats) {
+        for (const int64_t n : kPieces) {
+          Values data = Values::Of(dtype, n * world, [&](int64_t i) {
+            return Number(rank.rank, 0, i);
+          });
+          rank.comm->ReduceScatter(
+              *rank.stream, "unit", dtype, dtype, false,
+              {{data.data(), data.at(rank.rank * n), n * world}});
+          rank.stream->Synchronize();
+          for (int64_t i = 0; i < n * world; ++i) {
+            double want = Number(rank.rank, 0, i);
+            if (i / n == rank.rank) {
+              want = 0;
+              for (int r = 0; r < world; ++r) want += Number(r, 0, i);
+            }
+            EXPECT_EQ(data[i], want) << dtype << " " << i << " of " << n;
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+// Property 4: equal to the fp32 sum rounded once; a sum that is rounded to
+// bf16 at every addition (the control) is not.
+TEST(LocalTest, ReduceScatterOfBF16AddsInFloatAndRoundsOnce) {
+  constexpr int kWorld = 4;
+  constexpr int64_t kN = 999;
+  std::vector<Values> inputs;
+  for (int r = 0; r < kWorld; ++r) {
+    std::mt19937 random(r);
+    std::normal_distribution<double> normal;
+    inputs.push_back(Values::Of(DType::kBF16, kN * kWorld,
+                                [&](int64_t) { return normal(random); }));
+  }
+  const auto sum = [&](int64_t i, bool round) {
+    float total = 0;
+    for (const Values& input : inputs) {
+      total += static_cast<float>(input[i]);
+      if (round) total = BF16ToF32(F32ToBF16(total));
+    }
+    return total;
+  };
+  std::vector<int> control_differs(kWorld);
+  const absl::Status status = RunLocalRanks(
+      LocalGroup::Make(kWorld), StreamRole::kReduce, [&](auto& rank) {
+        Values bf16(DType::kBF16, kN), fp32(DType::kF32, kN);
+        Values& mine = inputs[rank.rank];
+        for (Values* recv : {&bf16, &fp32}) {
+          rank.comm->ReduceScatter(*rank.stream, "grads", DType::kBF16,
+                                   recv->dtype(), false,
+                                   {{mine.data(), recv->data(), kN * kWorld}});
+        }
+        rank.stream->Synchronize();
+        for (int64_t i = 0; i < kN; ++i) {
+          const float want = sum(rank.rank * kN + i, false);
+          EXPECT_EQ(fp32[i], want);
+          EXPECT_EQ(bf16[i], BF16ToF32(F32ToBF16(want)));
+          control_differs[rank.rank] +=
+              bf16[i] != sum(rank.rank * kN + i, true);
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const int count : control_differs) EXPECT_GT(count, kN / 20);
+}
+
+TEST(LocalTest, SumsRunInRankOrder) {
+  // (1 + 2^-24) + 2^-24 is 1 in fp32, 1 + (2^-24 + 2^-24) is not.
+  const double parts[] = {1, 0x1p-24, 0x1p-24};
+  for (int turn = 0; turn < 3; ++turn) {
+    const auto part = [&](int rank) { return parts[(rank + turn) % 3]; };
+    const float want = static_cast<float>(part(0)) +
+                       static_cast<float>(part(1)) +
+                       static_cast<float>(part(2));
+    EXPECT_EQ(want == 1.0f, turn != 1);
+    const absl::Status status = RunLocalRanks(
+        LocalGroup::Make(3), StreamRole::kReduce, [&](auto& rank) {
+          float send[3], recv = 0, all = static_cast<float>(part(rank.rank));
+          for (float& x : send) x = all;
+          rank.comm->ReduceScatter(*rank.stream, "sum", DType::kF32,
+                                   DType::kF32, false, {{send, &recv, 3}});
+          rank.comm->AllReduce(*rank.stream, "sum", DType::kF32, ReduceOp::kSum,
+                               &all, 1);
+          rank.stream->Synchronize();
+          EXPECT_EQ(recv, want);
+          EXPECT_EQ(all, want);
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(LocalTest, AllReduceSumsAndTakesTheMaximum) {
+  constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF16,
+                              DType::kF64, DType::kI32,  DType::kI64,
+                              DType::kU8,  DType::kU16};
+  ForEachWorld([&](const auto& group, StreamRole role) {
+    const int world = group->world();
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (const DType dtype : kTypes) {
+        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+          for (const int64_t n : {1, 3, 70, 0}) {
+            const auto number = [](int r, int64_t i) {
+              return static_cast<double>((5 * r + i) % 23);
+            };
+            Values data = Values::Of(
+                dtype, n, [&](int64_t i) { return number(rank.rank, i); });
+            rank.comm->AllReduce(*rank.stream, "norm", dtype, op, data.data(),
+                                 n);
+            rank.stream->Synchronize();
+            EXPECT_EQ(data, Values::Of(dtype, n,
+                                       [&](int64_t i) {
+                                         double want = 0;
+                                         for (int r = 0; r < world; ++r) {
+                                           want = op == ReduceOp::kSum
+                                                      ? want + number(r, i)
+                                                      : std::max(want,
+                                                                 number(r, i));
+                                         }
+                                         return want;
+                                       }))
+                << dtype;
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+// A norm that is NaN on one rank must not look finite on any.
+TEST(LocalTest, TheMaximumKeepsANanOfAnyRank) {
+  for (int culprit = 0; culprit < 3; ++culprit) {
+    const absl::Status status = RunLocalRanks(
+        LocalGroup::Make(3), StreamRole::kReduce, [&](auto& rank) {
+          for (const DType dtype : kFloats) {
+            Values data = Values::Of(dtype, 1, [&](int64_t) {
+              return rank.rank == culprit
+                         ? std::numeric_limits<double>::quiet_NaN()
+                         : rank.rank;
+            });
+            rank.comm->AllReduce(*rank.stream, "norm", dtype, ReduceOp::kMax,
+                                 data.data(), 1);
+            rank.stream->Synchronize();
+            EXPECT_TRUE(std::isnan(data[0])) << dtype;
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(LocalTest, IntegersBeyondFloat64SumExactly) {
+  const absl::Status status =
+      RunLocalRanks(LocalGroup::Make(2), StreamRole::kReduce, [&](auto& rank) {
+        int64_t tokens = (int64_t{1} << 60) + rank.rank;
+        rank.comm->AllReduce(*rank.stream, "tokens", DType::kI64,
+                             ReduceOp::kSum, &tokens, 1);
+        rank.stream->Synchronize();
+        EXPECT_EQ(tokens, (int64_t{1} << 61) + 1);
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(LocalTest, BroadcastCopiesTheRoots) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (int root = 0; root < group->world(); ++root) {
+        Values data = Values::Of(DType::kU16, 77, [&](int64_t i) {
+          return 100.0 * rank.rank + static_cast<double>(i);
+        });
+        rank.comm->Broadcast(*rank.stream, "init", DType::kU16, root,
+                             data.data(), data.size());
+        rank.stream->Synchronize();
+        EXPECT_EQ(data, Values::Of(DType::kU16, 77, [&](int64_t i) {
+                    return 100.0 * root + static_cast<double>(i);
+                  }));
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+TEST(LocalTest, AllToAllTransposesPieces) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const int world = group->world();
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (const int64_t n : kPieces) {
+        Values send = Values::Of(DType::kI32, n * world, [&](int64_t i) {
+          return 1e6 * rank.rank + static_cast<double>(i);
+        });
+        Values recv(DType::kI32, n * world);
+        rank.comm->AllToAll(*rank.stream, "heads", DType::kI32, send.data(),
+                            recv.data(), n * world);
+        rank.stream->Synchronize();
+        EXPECT_EQ(recv, Values::Of(DType::kI32, n * world, [&](int64_t i) {
+                    return 1e6 * static_cast<double>(i / n) +
+                           static_cast<double>(rank.rank * n + i % n);
+                  }));
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+TEST(LocalTest, NobodyPassesABarrierBeforeAllHaveReachedIt) {
+  std::atomic<int> reached{0};
+  const absl::Status status =
+      RunLocalRanks(LocalGroup::Make(4), StreamRole::kCompute, [&](auto& rank) {
+        for (int round = 1; round <= 50; ++round) {
+          reached.fetch_add(1);
+          rank.comm->Barrier(*rank.stream, "step");
+          EXPECT_GE(reached.load(), 4 * round);
+          rank.comm->Barrier(*rank.stream, "checked");
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Memory is reused at once after each collective, ranks are held up at random,
+// and two channels run beside each other: what TSan and wrong values would
+// show is a rank that reads or writes too early or too late.
+TEST(LocalTest, ManyQueuedCollectivesNeverMixUp) {
+  constexpr int64_t kN = 300;
+  constexpr int kRounds = 60;
+  for (int world = 1; world <= 4; ++world) {
+    const auto group = LocalGroup::Make(world);
+    const absl::Status status = RunRanks(world, [&](int rank) {
+      const std::unique_ptr<Device> device = MakeCpuDevice(1);
+      const auto gather = group->Connect(rank, "gather");
+      const auto reduce = group->Connect(rank, "reduce");
+      std::vector<float> full(kN * world), grads(kN * world), sum(kN * world);
+      const auto gathers = device->MakeStream(StreamRole::kGather);
+      const auto reduces = device->MakeStream(StreamRole::kReduce);
+      std::mt19937 random(rank);
+      std::vector<int> wrong(2);
+      const auto delay = [&random] {
+        return std::chrono::microseconds(random() % 3 == 0 ? random() % 300
+                                                           : 0);
+      };
+      for (int round = 0; round < kRounds; ++round) {
+        gathers->Enqueue([&, round, wait = delay()] {
+          std::this_thread::sleep_for(wait);
+          for (int64_t i = 0; i < kN * world; ++i) full[i] = -1;
+          for (int64_t i = 0; i < kN; ++i) {
+            full[rank * kN + i] = static_cast<float>(round * 10 + rank);
+          }
+        });
+        gather->AllGather(*gathers, absl::StrCat("unit.", round), DType::kF32,
+                          {{full.data() + rank * kN, full.data(), kN * world}});
+        gathers->Enqueue([&, round] {
+          for (int64_t i = 0; i < kN * world; ++i) {
+            wrong[0] += full[i] != static_cast<float>(round * 10 + i / kN);
+          }
+        });
+        reduces->Enqueue([&, round, wait = delay()] {
+          std::this_thread::sleep_for(wait);
+          for (int64_t i = 0; i < kN * world; ++i) {
+            grads[i] = static_cast<float>(round + rank);
+          }
+        });
+        reduce->ReduceScatter(
+            *reduces, absl::StrCat("unit.", round), DType::kF32, DType::kF32,
+            false, {{grads.data(), grads.data() + rank * kN, kN * world}});
+        reduces->Enqueue([&, round] {
+          const int want = world * round + world * (world - 1) / 2;
+          for (int64_t i = rank * kN; i < (rank + 1) * kN; ++i) {
+            wrong[1] += grads[i] != static_cast<float>(want);
+          }
+        });
+        double scalar = rank;
+        reduce->AllReduce(*reduces, "scalar", DType::kF64, ReduceOp::kMax,
+                          &scalar, 1);
+        reduces->Synchronize();
+        EXPECT_EQ(scalar, world - 1);
+      }
+      gathers->Synchronize();
+      EXPECT_EQ(wrong[0], 0);
+      EXPECT_EQ(wrong[1], 0);
+      return gather->status();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// ---- Failures ---------------------------------------------------------------
+
+// Runs fn on all ranks, each on a worker stream, and returns how each rank's
+// communicator ended.
+std::vector<absl::Status> Endings(const std::shared_ptr<LocalGroup>& group,
+                                  const std::function<void(RankContext&)>& fn) {
+  std::vector<absl::Status> statuses(group->world());
+  const absl::Status ignored = RunLocalRanks(
+      group, StreamRole::kReduce, [&](RankContext& rank) -> absl::Status {
+        fn(rank);
+        rank.stream->Synchronize();
+        statuses[rank.rank] = rank.comm->status();
+        return absl::OkStatus();
+      });
+  return statuses;
+}
+
+void ExpectAll(const std::vector<absl::Status>& statuses, absl::StatusCode code,
+               const ::testing::Matcher<std::string>& message) {
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), code) << status;
+    EXPECT_THAT(std::string(status.message()), message);
+  }
+}
+
+std::shared_ptr<LocalGroup> ShortGroup(int world) {
+  return LocalGroup::Make(world, {.timeout = absl::Milliseconds(500)});
+}
+
+TEST(LocalTest, AnotherKindIsReportedOnAllRanks) {
+  const auto statuses = Endings(LocalGroup::Make(3), [](RankContext& rank) {
+    float send[12] = {}, recv[12];
+    rank.comm->Barrier(*rank.stream, "start");
+    if (rank.rank == 2) {
+      rank.comm->AllGather(*rank.stream, "block.1", DType::kF32,
+                           {{send, recv, 12}});
+    } else {
+      rank.comm->ReduceScatter(*rank.stream, "block.1", DType::kF32,
+                               DType::kBF16, true, {{send, recv, 12}});
+    }
+    rank.stream->Synchronize();
+  });
+  ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
+            AllOf(HasSubstr("rank 2 differs from rank 0 at #2 of channel "
+                            "\"test\""),
+                  HasSubstr("all_gather \"block.1\" fp32 [12]"),
+                  HasSubstr("reduce_scatter \"block.1\" fp32 += bf16 [12]")));
+}
+
+TEST(LocalTest, AnotherNameDtypeSizeOpOrRootIsReportedOnAllRanks) {
+  const std::vector<std::function<void(RankContext&, bool)>> cases = {
+      [](RankContext& rank, bool odd) {
+        float data[4] = {};
+        rank.comm->AllReduce(*rank.stream, odd ? "loss" : "norm", DType::kF32,
+                             ReduceOp::kSum, data, 4);
+        rank.stream->Synchronize();
+      },
+      [](RankContext& rank, bool odd) {
+        float data[4] = {};
+        rank.comm->AllReduce(*rank.stream, "norm",
+                             odd ? DType::kI32 : DType::kF32, ReduceOp::kSum,
+                             data, 4);
+        rank.stream->Synchronize();
+      },
+      [](RankContext& rank, bool odd) {
+        float data[4] = {};
+        rank.comm->AllReduce(*rank.stream, "norm", DType::kF32, ReduceOp::kSum,
+                             data, odd ? 3 : 4);
+        rank.stream->Synchronize();
+      },
+      [](RankContext& rank, bool odd) {
+        float data[4] = {};
+        rank.comm->AllReduce(*rank.stream, "norm", DType::kF32,
+                             odd ? ReduceOp::kMax : ReduceOp::kSum, data, 4);
+        rank.stream->Synchronize();
+      },
+      [](RankContext& rank, bool odd) {
+        float data[4] = {};
+        rank.comm->Broadcast(*rank.stream, "norm", DType::kF32, odd, data, 4);
+        rank.stream->Synchronize();
+      },
+      [](RankContext& rank, bool odd) {
+        float send[8] = {}, recv[8] = {};
+        std::vector<CollectiveSegment> segments = {{send, recv, 2},
+                                                   {send, recv, 4}};
+        if (odd) std::swap(segments[0].elems, segments[1].elems);
+        rank.comm->AllGather(*rank.stream, "unit", DType::kF32, segments);
+        rank.stream->Synchronize();
+      }};
+  for (const auto& one : cases) {
+    const auto statuses = Endings(LocalGroup::Make(2), [&](RankContext& rank) {
+      one(rank, rank.rank == 1);
+    });
+    ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
+              HasSubstr("rank 1 differs from rank 0 at #1"));
+  }
+}
+
+TEST(LocalTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
+  const auto statuses = Endings(ShortGroup(3), [](RankContext& rank) {
+    float data = 0;
+    rank.comm->Barrier(*rank.stream, "start");
+    if (rank.rank == 1) {
+      // It is there, and does something else.
+      while (rank.comm->status().ok()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+      return;
+    }
+    rank.comm->AllReduce(*rank.stream, "norm", DType::kF32, ReduceOp::kSum,
+                         &data, 1);
+    rank.stream->Synchronize();
+  });
+  ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
+            AllOf(HasSubstr("rank 1 did not arrive at #2 of channel \"test\", "
+                            "all_reduce \"norm\" fp32 sum [1] within 500ms"),
+                  HasSubstr("rank 1 issued #1, barrier \"start\" last; its "
+                            "stream has finished #1, barrier \"start\"")));
+}
+
+TEST(LocalTest, ARankWhoseStreamIsBusyIsToldFromOneThatForgot) {
+  const auto statuses = Endings(ShortGroup(2), [](RankContext& rank) {
+    if (rank.rank == 1) {
+      rank.stream->Enqueue([&rank] {
+        while (rank.comm->status().ok()) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+      });
+    }
+    rank.comm->Barrier(*rank.stream, "start");
+  });
+  ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
+            HasSubstr("rank 1 issued #1, barrier \"start\" last; its stream "
+                      "has begun nothing here"));
+}
+
+TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {
+  const auto group = ShortGroup(2);
+  std::vector<absl::Status> statuses(2);
+  const absl::Status status = RunRanks(2, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const auto gather = group->Connect(rank, "gather");
+    const auto reduce = group->Connect(rank, "reduce");
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    (rank == 0 ? gather : reduce)->Barrier(*stream, "first");
+    (rank == 0 ? reduce : gather)->Barrier(*stream, "second");
+    stream->Synchronize();
+    statuses[rank] = gather->status();
+    EXPECT_EQ(gather->status(), reduce->status());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  ExpectAll(
+      statuses, absl::StatusCode::kDeadlineExceeded,
+      ::testing::ContainsRegex("rank (0|1) did not arrive at #1 of channel "
+                               "\"(gather|reduce)\".*it is in #1 of channel "
+                               "\"(gather|reduce)\", barrier \"first\""));
+}
+
+TEST(LocalTest, ARankThatNeverConnectedIsSaidToHaveNot) {
+  const auto group = ShortGroup(2);
+  const auto device = MakeCpuDevice(1);
+  const auto comm = group->Connect(0, "gather");
+  const auto stream = device->MakeStream(StreamRole::kCompute);
+  comm->Barrier(*stream, "start");
+  ExpectAll({comm->status()}, absl::StatusCode::kDeadlineExceeded,
+            HasSubstr("rank 1 never connected to this channel"));
+}
+
+// The default timeout is minutes: nobody waits for it here.
+TEST(LocalTest, ARankThatLeavesIsMissedAtOnce) {
+  const auto group = LocalGroup::Make(3);
+  std::vector<absl::Status> statuses(2);
+  const absl::Status status = RunRanks(3, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const auto comm = group->Connect(rank, "gather");
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    comm->Barrier(*stream, "one");
+    if (rank == 2) return absl::OkStatus();  // its barrier is still queued
+    comm->Barrier(*stream, "two");
+    stream->Synchronize();
+    statuses[rank] = comm->status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  ExpectAll(statuses, absl::StatusCode::kUnavailable,
+            HasSubstr("rank 2 left before #2 of channel \"gather\", barrier "
+                      "\"two\""));
+}
+
+TEST(LocalTest, AbortWakesEverybodyAndTheFirstCounts) {
+  const auto statuses = Endings(LocalGroup::Make(3), [](RankContext& rank) {
+    if (rank.rank == 1) {
+      rank.comm->Abort(absl::DataLossError("the token file is torn"));
+      rank.comm->Abort(absl::InternalError("later"));
+    }
+    rank.comm->Barrier(*rank.stream, "start");
+  });
+  ExpectAll(statuses, absl::StatusCode::kDataLoss,
+            "local: rank 1 aborted the run: the token file is torn");
+}
+
+TEST(LocalTest, WhatIsQueuedBehindAFailureChangesNothing) {
+  const auto statuses = Endings(LocalGroup::Make(2), [](RankContext& rank) {
+    float send[2] = {1, 2}, recv[2] = {5, 6}, all = 7;
+    rank.comm->Barrier(*rank.stream, rank.rank == 0 ? "a" : "b");
+    for (int i = 0; i < 100; ++i) {
+      rank.comm->AllGather(*rank.stream, "unit", DType::kF32,
+                           {{send, recv, 2}});
+      rank.comm->AllReduce(*rank.stream, "norm", DType::kF32, ReduceOp::kSum,
+                           &all, 1);
+    }
+    rank.stream->Synchronize();
+    rank.comm->Barrier(*rank.stream, "after");
+    rank.stream->Synchronize();
+    EXPECT_EQ(recv[0], 5);
+    EXPECT_EQ(recv[1], 6);
+    EXPECT_EQ(all, 7);
+  });
+  ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
+            HasSubstr("rank 1 is in barrier \"b\", rank 0 in barrier \"a\""));
+}
+
+// Ranks that fail in the middle free their memory, while another one is about
+// to read it: asan would see that.
+TEST(LocalTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
+  for (int round = 0; round < 40; ++round) {
+    const auto group = LocalGroup::Make(3);
+    const absl::Status status = RunRanks(3, [&](int rank) {
+      const auto device = MakeCpuDevice(1);
+      const auto comm = group->Connect(rank, "gather");
+      const auto stream = device->MakeStream(StreamRole::kReduce);
+      std::vector<std::unique_ptr<std::vector<float>>> memory;
+      for (int i = 0; i < 4; ++i) {
+        memory.push_back(std::make_unique<std::vector<float>>(3 * 20000));
+        float* const full = memory.back()->data();
+        comm->AllGather(*stream, "unit", DType::kF32,
+                        {{full + rank * 20000, full, 3 * 20000}});
+        stream->Enqueue([&memory, i] { memory[i].reset(); });
+      }
+      if (rank == round % 3) {
+        std::this_thread::sleep_for(std::chrono::microseconds(10 * round));
+        comm->Abort(absl::CancelledError("stop"));
+      }
+      stream->Synchronize();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(LocalTest, StreamsOfOneChannelThatAreNotOrderedAreReported) {
+  const auto group = LocalGroup::Make(1);
+  const auto device = MakeCpuDevice(1);
+  const auto comm = group->Connect(0, "gather");
+  const auto worker = device->MakeStream(StreamRole::kReduce);
+  const auto own = device->MakeStream(StreamRole::kCompute);
+  std::mutex mutex;
+  {
+    std::lock_guard<std::mutex> hold(mutex);
+    worker->Enqueue([&] { std::lock_guard<std::mutex> wait(mutex); });
+    comm->Barrier(*worker, "first");
+    comm->Barrier(*own, "second");
+  }
+  worker->Synchronize();
+  ExpectAll({comm->status()}, absl::StatusCode::kFailedPrecondition,
+            AllOf(HasSubstr("rank 0 performs #2 of channel \"gather\""),
+                  HasSubstr("#1 is not finished")));
+}
+
+}  // namespace
+}  // namespace zero
