@@ -1,0 +1,109 @@
+#include "engine/comm/shaped.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+#include "engine/base/status.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr struct {
+  const char* name;
+  double bytes_per_second;
+} kRateUnits[] = {{"KB/s", 1e3},       {"MB/s", 1e6},       {"GB/s", 1e9},
+                  {"kbit/s", 1e3 / 8}, {"Mbit/s", 1e6 / 8}, {"Gbit/s", 1e9 / 8},
+                  {"B/s", 1}};
+
+absl::Status Malformed(absl::string_view text, absl::string_view reason) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("link \"", text, "\": ", reason,
+                   "; want RATE,LATENCY such as 1GB/s,50us or 10Gbit/s,0"));
+}
+
+absl::StatusOr<double> ParseRate(absl::string_view text,
+                                 absl::string_view rate) {
+  for (const auto& unit : kRateUnits) {
+    absl::string_view number = rate;
+    if (!absl::ConsumeSuffix(&number, unit.name)) continue;
+    double value = 0;
+    if (!absl::SimpleAtod(number, &value) || !std::isfinite(value) ||
+        value <= 0) {
+      return Malformed(
+          text, absl::StrCat("the rate \"", rate,
+                             "\" is not a positive number of ", unit.name));
+    }
+    return value * unit.bytes_per_second;
+  }
+  return Malformed(text, absl::StrCat("the rate \"", rate,
+                                      "\" does not end in B/s, KB/s, MB/s, "
+                                      "GB/s, kbit/s, Mbit/s or Gbit/s"));
+}
+
+// In slices, so that nobody sleeps on in a group that has failed.
+void SleepUntil(Clock::time_point end, const Communicator& inner) {
+  constexpr auto kSlice = std::chrono::milliseconds(20);
+  for (Clock::time_point now = Clock::now(); now < end && inner.status().ok();
+       now = Clock::now()) {
+    std::this_thread::sleep_until(std::min(end, now + kSlice));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Link> ParseLink(absl::string_view text) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(text, ',');
+  if (parts.size() != 2) {
+    return Malformed(text, absl::StrCat("has ", parts.size(),
+                                        " parts between commas, not 2"));
+  }
+  Link link;
+  ZERO_ASSIGN_OR_RETURN(link.bytes_per_second, ParseRate(text, parts[0]));
+  if (!absl::ParseDuration(parts[1], &link.latency) ||
+      link.latency < absl::ZeroDuration() ||
+      link.latency == absl::InfiniteDuration()) {
+    return Malformed(text, absl::StrCat("the latency \"", parts[1],
+                                        "\" is not a number of ns, us, ms or "
+                                        "s, nor 0"));
+  }
+  return link;
+}
+
+absl::Duration LinkTime(const Link& link, const Collective& collective,
+                        int world) {
+  return link.latency * (world - 1) +
+         absl::Seconds(static_cast<double>(WireBytes(collective, world)) /
+                       link.bytes_per_second);
+}
+
+ShapedCommunicator::ShapedCommunicator(std::unique_ptr<Communicator> inner,
+                                       Link link)
+    : Communicator(inner->rank(), inner->world()),
+      inner_(std::move(inner)),
+      link_(link) {
+  ZERO_CHECK_GT(link.bytes_per_second, 0) << "shaped: rate";
+  ZERO_CHECK(link.latency >= absl::ZeroDuration())
+      << "shaped: latency " << absl::FormatDuration(link.latency);
+}
+
+void ShapedCommunicator::Run(Stream& stream, Collective collective) {
+  const auto least =
+      absl::ToChronoNanoseconds(LinkTime(link_, collective, world()));
+  const auto begin = std::make_shared<Clock::time_point>();
+  stream.Enqueue([begin] { *begin = Clock::now(); });
+  inner_->Run(stream, std::move(collective));
+  stream.Enqueue(
+      [begin, least, inner = inner_] { SleepUntil(*begin + least, *inner); });
+}
+
+}  // namespace zero

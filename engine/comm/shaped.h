@@ -1,0 +1,53 @@
+// Makes another communicator as slow as a network: on one machine overlap can
+// then be seen, measured and tested.
+#ifndef ZERO_ENGINE_COMM_SHAPED_H_
+#define ZERO_ENGINE_COMM_SHAPED_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "engine/comm/communicator.h"
+
+namespace zero {
+
+// What connects a rank to the others.
+struct Link {
+  double bytes_per_second = 0;
+  absl::Duration latency;  // per step of a ring
+};
+
+// Reads "1GB/s,50us": rate in B/s, KB/s, MB/s, GB/s, kbit/s, Mbit/s or Gbit/s
+// (powers of 1000), latency in ns, us, ms or s, or 0.
+// Errors: InvalidArgument with the text, the reason and an example.
+absl::StatusOr<Link> ParseLink(absl::string_view text);
+
+// How long a collective lasts at least, in the alpha-beta model of a ring:
+// latency * (world - 1) + WireBytes / rate.
+absl::Duration LinkTime(const Link& link, const Collective& collective,
+                        int world);
+
+// A collective begins, on each rank, when its stream reaches it. Every
+// communicator has a link of its own: collectives of one queue behind each
+// other, those of two channels do not slow each other down.
+// The stream's thread sleeps, it does not spin; a failure of the group ends
+// the sleep within milliseconds. CPU streams only: on CUDA a stream has no
+// thread to sleep on.
+class ShapedCommunicator final : public Communicator {
+ public:
+  ShapedCommunicator(std::unique_ptr<Communicator> inner, Link link);
+
+  void Run(Stream& stream, Collective collective) override;
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ private:
+  // Shared with the work that is still queued when this is destroyed.
+  const std::shared_ptr<Communicator> inner_;
+  const Link link_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_SHAPED_H_
