@@ -664,10 +664,10 @@ TEST(LocalTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
       const auto device = MakeCpuDevice(1);
       const auto comm = group->Connect(rank, "gather");
       const auto stream = device->MakeStream(StreamRole::kReduce);
-      std::vector<std::unique_ptr<std::vector<float>>> memory;
+      std::vector<std::unique_ptr<std::vector<float>>> memory(4);
       for (int i = 0; i < 4; ++i) {
-        memory.push_back(std::make_unique<std::vector<float>>(3 * 20000));
-        float* const full = memory.back()->data();
+        memory[i] = std::make_unique<std::vector<float>>(3 * 20000);
+        float* const full = memory[i]->data();
         comm->AllGather(*stream, "unit", DType::kF32,
                         {{full + rank * 20000, full, 3 * 20000}});
         stream->Enqueue([&memory, i] { memory[i].reset(); });
