@@ -179,15 +179,15 @@ bool LocalGroup::Open(Channel& channel, int rank,
   if (!WaitUntil(lock, channel, [&] { return opened() || !failure_.ok(); })) {
     Fail(Missing(channel, *call));
   }
-  if (failure_.ok()) return true;
-  // Others may wait for the share that is not going to be done.
-  if (opened()) EndShare(channel, rank);
-  return false;
+  // Opened, other ranks may be reading this one's memory: it must see the
+  // collective to its end, whatever has failed meanwhile.
+  return opened();
 }
 
 bool LocalGroup::Close(Channel& channel, int rank) {
   Lock lock(mutex_);
-  EndShare(channel, rank);
+  channel.ends[rank].working = false;
+  if (--channel.num_working == 0) channel.changed.notify_all();
   // Even a failure lets nobody go while its memory is read.
   const auto closed = [&] { return channel.num_working == 0; };
   if (!WaitUntil(lock, channel, closed)) {
@@ -198,11 +198,6 @@ bool LocalGroup::Close(Channel& channel, int rank) {
   end.inside = false;
   ++end.num_finished;
   return failure_.ok();
-}
-
-void LocalGroup::EndShare(Channel& channel, int rank) {
-  channel.ends[rank].working = false;
-  if (--channel.num_working == 0) channel.changed.notify_all();
 }
 
 template <class Condition>

@@ -65,9 +65,9 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   // Gives a collective its number.
   std::shared_ptr<const Call> Issue(Channel& channel, int rank, Stream& stream,
                                     Collective collective);
-  // The work of one collective, on the stream's thread: Open waits until all
-  // ranks have arrived, Close until all have done their shares. Both return
-  // false when the group has failed.
+  // The work of one collective, on the stream's thread. Open waits until all
+  // ranks have arrived; false: they have not, the group has failed. Close
+  // waits until all have done their shares; false: the group has failed.
   void Perform(Channel& channel, int rank,
                const std::shared_ptr<const Call>& call);
   bool Open(Channel& channel, int rank,
@@ -81,7 +81,6 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   // With the lock held:
   template <class Condition>
   bool WaitUntil(Lock& lock, Channel& channel, const Condition& condition);
-  void EndShare(Channel& channel, int rank);
   void Fail(const absl::Status& status);
   void FailIfGone(const Channel& channel, int rank);
   absl::Status Mismatch(const Channel& channel) const;
