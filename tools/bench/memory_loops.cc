@@ -43,6 +43,13 @@ ZERO_BENCH_CLONES void Update(float* __restrict p, const float* __restrict g,
   }
 }
 
+// Not restrict: out may be a or b, at the same place.
+ZERO_BENCH_CLONES void Add(const float* a, const float* b, float* out,
+                           int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+
 // Calls fn(begin, end) with one contiguous piece of [0, n) per thread.
 template <class Fn>
 void OnThreads(int threads, int64_t n, const Fn& fn) {
@@ -84,6 +91,20 @@ void UpdateLoop(int threads, float* p, const float* g, float* m, float* v,
   OnThreads(threads, n, [&](int64_t begin, int64_t end) {
     Update(p + begin, g + begin, m + begin, v + begin, end - begin);
   });
+}
+
+void SumLoop(absl::Span<const float* const> in, float* out, int64_t n) {
+  // More than two are added in pieces that stay in the first cache, beside
+  // the output: that may be one of the later inputs.
+  constexpr int64_t kPiece = 1024;
+  float sum[kPiece];
+  if (in.size() == 2) return Add(in[0], in[1], out, n);
+  for (int64_t i = 0; i < n; i += kPiece) {
+    const int64_t piece = std::min(kPiece, n - i);
+    std::copy_n(in[0] + i, piece, sum);
+    for (const float* one : in.subspan(1)) Add(sum, one + i, sum, piece);
+    std::copy_n(sum, piece, out + i);
+  }
 }
 
 }  // namespace zero::bench

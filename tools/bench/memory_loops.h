@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "absl/types/span.h"
+
 namespace zero::bench {
 
 // Reads `num_in` floats and writes `num_out`, each once, in step: the first
@@ -16,6 +18,9 @@ void CopyLoop(int threads, const float* in, int64_t num_in, float* out,
 // Reads four arrays and writes three of them: what Adam moves.
 void UpdateLoop(int threads, float* p, const float* g, float* m, float* v,
                 int64_t n);
+
+// out = in[0] + in[1] + ... on the calling thread; out may be one of them.
+void SumLoop(absl::Span<const float* const> in, float* out, int64_t n);
 
 }  // namespace zero::bench
 
