@@ -1,33 +1,46 @@
 #include "tools/cli/signals.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <csignal>
-#include <cstring>
+#include <cstdio>
+#include <thread>
 
 namespace zero {
 namespace {
 
 std::atomic<bool> stop_requested{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
 
-void OnSignal(int signal) {
-  if (stop_requested.exchange(true)) _exit(128 + signal);
-  constexpr char kText[] =
-      "\nstopping after this step; once more to stop at once\n";
-  // Only async-signal-safe calls here.
-  if (write(STDERR_FILENO, kText, sizeof(kText) - 1) < 0) return;
+sigset_t StopSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  // A shell's background job is born ignoring SIGINT, and sigwait does not see
+  // what is ignored.
+  std::signal(SIGINT, SIG_DFL);
+  sigaddset(&signals, SIGINT);
+  // nohup wants this one ignored.
+  struct sigaction hangup = {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  return signals;
+}
+
+void TakeSignals(const sigset_t& signals) {
+  for (int signal = 0; sigwait(&signals, &signal) == 0;) {
+    if (stop_requested.exchange(true)) _exit(128 + signal);
+    std::fputs("\nstopping after this step; once more to stop at once\n",
+               stderr);
+  }
 }
 
 }  // namespace
 
 const std::atomic<bool>* InstallStopSignals() {
-  struct sigaction action = {};
-  action.sa_handler = OnSignal;
-  sigemptyset(&action.sa_mask);
-  action.sa_flags = SA_RESTART;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  const sigset_t signals = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::thread([signals] { TakeSignals(signals); }).detach();
   return &stop_requested;
 }
 

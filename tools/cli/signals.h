@@ -1,5 +1,10 @@
-// SIGINT and SIGTERM: the first asks the run to end at a step boundary, the
-// second ends the process at once.
+// SIGINT, SIGTERM and SIGHUP: the first asks the run to end at a step boundary,
+// the second ends the process at once.
+//
+// A thread of its own takes them with sigwait; no other thread ever runs a
+// signal handler. oneDNN's fp32 products (gemm:jit, 2.6) use the stack pointer
+// as a register over a heap buffer, and a handler's frame would be written
+// just below that, over whatever lies there.
 #ifndef ZERO_TOOLS_CLI_SIGNALS_H_
 #define ZERO_TOOLS_CLI_SIGNALS_H_
 
@@ -7,8 +12,9 @@
 
 namespace zero {
 
-// Installs the handlers and returns the flag that the first signal sets. The
-// flag is the process's one global: a signal handler can reach nothing else.
+// Starts that thread and returns the flag that the first signal sets. Threads
+// inherit who may be interrupted, so this comes before all others start.
+// REQUIRES: called once, before anything that may enter OpenMP.
 const std::atomic<bool>* InstallStopSignals();
 
 }  // namespace zero
