@@ -71,6 +71,7 @@ class MetaOps final : public Ops {
   void Cast(Stream&, const CastArgs&) override {}
   void Fill(Stream&, const FillArgs&) override {}
   void SumSquares(Stream&, const SumSquaresArgs&) override {}
+  void Sum(Stream&, const SumArgs&) override {}
   void CountNonFinite(Stream&, const CountNonFiniteArgs&) override {}
   void Clip(Stream&, const ClipArgs&) override {}
   void SumRanks(Stream&, const SumRanksArgs&) override {}

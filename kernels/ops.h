@@ -314,6 +314,13 @@ struct SumSquaresArgs {
   bool accumulate = false;
 };
 
+// out[0] = src[0] + src[1] + ... in that order, float64: what ranks add up.
+struct SumArgs {
+  const double* src;
+  int64_t size;
+  double* out;
+};
+
 // out[0] = number of elements of src that are NaN or infinite.
 struct CountNonFiniteArgs {
   ConstVector src;
@@ -461,6 +468,7 @@ class Ops {
   virtual void Fill(Stream&, const FillArgs&) = 0;
 
   virtual void SumSquares(Stream&, const SumSquaresArgs&) = 0;
+  virtual void Sum(Stream&, const SumArgs&) = 0;
   virtual void CountNonFinite(Stream&, const CountNonFiniteArgs&) = 0;
   virtual void Clip(Stream&, const ClipArgs&) = 0;
   virtual void SumRanks(Stream&, const SumRanksArgs&) = 0;

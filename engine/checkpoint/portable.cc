@@ -140,7 +140,7 @@ absl::Status SavePortable(const std::string& dir, const Model& model,
     const PortableTensor& tensor = *by_name[spec.name];
     const Parameter& parameter = *tensor.parameter;
     std::vector<float> all(parameter.shape.num_elems());
-    read(parameter, all.data());
+    ZERO_RETURN_IF_ERROR(read(parameter, all.data()));
     const int64_t begin = tensor.row_begin * RowElems(parameter);
     std::vector<float> values(all.begin() + begin,
                               all.begin() + begin + tensor.shape.num_elems());
@@ -156,6 +156,16 @@ absl::Status SavePortable(const std::string& dir, const Model& model,
       WriteFileAtomically(temp_dir + "/config.json", config_json));
   ZERO_RETURN_IF_ERROR(CarryOver(dir, temp_dir));
   return folder->Commit();
+}
+
+absl::Status ReadAsSavePortable(const Model& model,
+                                const ReadParameterFn& read) {
+  std::vector<float> all;
+  for (const PortableTensor& tensor : model.PortableTensors()) {
+    all.resize(tensor.parameter->shape.num_elems());
+    ZERO_RETURN_IF_ERROR(read(*tensor.parameter, all.data()));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status LoadPortable(const std::string& dir, const Model& model,

@@ -16,7 +16,8 @@
 namespace zero {
 
 // Gives a parameter's fp32 values, in its own layout.
-using ReadParameterFn = std::function<void(const Parameter&, float* out)>;
+using ReadParameterFn =
+    std::function<absl::Status(const Parameter&, float* out)>;
 // Takes all parameters, one after the other.
 using LoadParametersFn = std::function<void(
     const std::function<void(const Parameter&, float* out)>& values)>;
@@ -28,6 +29,11 @@ using LoadParametersFn = std::function<void(
 absl::Status SavePortable(const std::string& dir, const Model& model,
                           const std::string& config_json, DType dtype,
                           const ReadParameterFn& read);
+
+// Makes the calls of `read` that SavePortable makes, in its order: where
+// reading is a collective, the ranks that write nothing take part so.
+absl::Status ReadAsSavePortable(const Model& model,
+                                const ReadParameterFn& read);
 
 // Reads DIR's weights into the model through `load`.
 // Errors: NotFound; InvalidArgument listing tensors that are missing,

@@ -62,7 +62,11 @@ struct Fp16Config {
 };
 
 struct ZeroConfig {
+  // Changes memory and speed. Sizes in elements; 25 MB of fp32.
   int64_t stage = 0;
+  int64_t reduce_bucket_size = 6'553'600;
+  int64_t allgather_bucket_size = 6'553'600;
+  bool overlap_comm = true;
 
   bool operator==(const ZeroConfig&) const = default;
 };

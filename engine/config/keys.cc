@@ -919,18 +919,23 @@ void AddZero(Table& t) {
            "Which model states are sharded over the ranks.");
   t.Integer(path("stage"), FIELD(zero_optimization.stage),
             "0: none; 1: optimizer; 2: and gradients; 3: and parameters.")
-      .Range(0, 3)
-      .Unbuilt({"1", "2", "3"}, "sharding comes with several ranks");
+      .Range(0, 3);
+  t.Integer(path("reduce_bucket_size"),
+            FIELD(zero_optimization.reduce_bucket_size),
+            "Gradient elements reduced at once (one segment at least).")
+      .Range(1, 1e12);
+  t.Integer(path("allgather_bucket_size"),
+            FIELD(zero_optimization.allgather_bucket_size),
+            "Updated parameters gathered at once, in elements (stages 1, 2).")
+      .Range(1, 1e12);
+  t.Bool(path("overlap_comm"), FIELD(zero_optimization.overlap_comm),
+         "Communicate while computing.");
   for (const char* name :
-       {"reduce_bucket_size", "allgather_bucket_size",
-        "stage3_prefetch_"
-        "bucket_size",
-        "stage3_param_persistence_threshold",
+       {"stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
         "stage3_model_persistence_threshold", "stage3_max_live_parameters",
         "stage3_max_reuse_distance", "sub_group_size"}) {
     t.NotBuilt(kInteger, path(name), ranks);
   }
-  t.NotBuilt(kBool, path("overlap_comm"), ranks);
   t.NotBuilt(kBool, path("ignore_unused_parameters"), ranks);
   t.NotBuilt(kInteger, path("mics_shard_size"), ranks).Harmless("-1");
   t.NotBuilt(kBool, path("mics_hierarchical_params_gather"), ranks)

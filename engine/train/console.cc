@@ -15,12 +15,14 @@ void Console::EndProgress() {
 }
 
 void Console::Line(absl::string_view text) {
+  if (out_ == nullptr) return;
   EndProgress();
   std::fprintf(out_, "%.*s\n", static_cast<int>(text.size()), text.data());
   std::fflush(out_);
 }
 
 void Console::Progress(absl::string_view text, bool keep) {
+  if (out_ == nullptr) return;
   if (!is_terminal_) {
     if (keep) Line(text);
     return;
@@ -45,6 +47,7 @@ void Console::Table(
 }
 
 void Console::Text(absl::string_view text) {
+  if (out_ == nullptr) return;
   EndProgress();
   std::fwrite(text.data(), 1, text.size(), out_);
   std::fflush(out_);

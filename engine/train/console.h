@@ -15,7 +15,8 @@ namespace zero {
 
 class Console {
  public:
-  // Writes to `out`; with `is_terminal` the progress line rewrites itself.
+  // Writes to `out` (null: nowhere, for ranks that only compute); with
+  // `is_terminal` the progress line rewrites itself.
   Console(std::FILE* out, bool is_terminal)
       : out_(out), is_terminal_(is_terminal) {}
 

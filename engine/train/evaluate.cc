@@ -1,12 +1,14 @@
 #include "engine/train/evaluate.h"
 
+#include "engine/base/status.h"
+
 namespace zero {
 
-BatchShape BatchShapeOf(const Config& config) {
+BatchShape BatchShapeOf(const Config& config, int world) {
   return {.sequence_length = config.data.sequence_length,
           .micro_batch_size = config.train_micro_batch_size_per_gpu,
           .micro_steps = config.gradient_accumulation_steps,
-          .world = 1};
+          .world = world};
 }
 
 HostBatch AsHostBatch(const Batch& batch) {
@@ -18,23 +20,29 @@ HostBatch AsHostBatch(const Batch& batch) {
           .sample_ids = batch.sample_ids.data()};
 }
 
-absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config,
+absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config, int world,
                                           const TokenSource* source) {
   const int64_t max_windows =
       config.training.eval_batches * config.train_micro_batch_size_per_gpu;
-  return EvalLoader::Create(source, BatchShapeOf(config), max_windows);
+  return EvalLoader::Create(source, BatchShapeOf(config, world), max_windows);
 }
 
-absl::optional<double> MeanLoss(Executor& executor, const EvalLoader& loader,
-                                const std::atomic<bool>* stop) {
+absl::StatusOr<absl::optional<double>> MeanLoss(
+    Executor& executor, const Rank& rank, const EvalLoader& loader,
+    const ShouldStopFn& should_stop) {
   double loss_sum = 0;
   Batch batch;
   for (int64_t i = 0; i < loader.num_batches(); ++i) {
-    if (stop != nullptr && stop->load()) return absl::nullopt;
-    loader.Fill(i, /*rank=*/0, &batch);
-    loss_sum += executor.EvalLossSum(AsHostBatch(batch));
+    ZERO_ASSIGN_OR_RETURN(const bool stop, should_stop());
+    if (stop) return absl::optional<double>();
+    loader.Fill(i, rank.rank(), &batch);
+    ZERO_ASSIGN_OR_RETURN(const double sum,
+                          executor.EvalLossSum(AsHostBatch(batch)));
+    loss_sum += sum;
   }
-  return loss_sum / loader.num_targets();
+  ZERO_RETURN_IF_ERROR(
+      executor.AllReduce("validation loss", ReduceOp::kSum, {&loss_sum, 1}));
+  return absl::optional<double>(loss_sum / loader.num_targets());
 }
 
 }  // namespace zero

@@ -2,7 +2,7 @@
 #ifndef ZERO_ENGINE_TRAIN_EVALUATE_H_
 #define ZERO_ENGINE_TRAIN_EVALUATE_H_
 
-#include <atomic>
+#include <functional>
 
 #include "absl/status/statusor.h"
 #include "absl/types/optional.h"
@@ -12,21 +12,25 @@
 
 namespace zero {
 
-// What a loader needs to know of a config, for one rank.
-BatchShape BatchShapeOf(const Config& config);
+// What a loader needs to know of a config.
+BatchShape BatchShapeOf(const Config& config, int world);
 
 // A micro-batch in the form that the executor takes; `batch` must outlive it.
 HostBatch AsHostBatch(const Batch& batch);
 
 // The config's validation batches, limited by training.eval_batches.
 // `source` must outlive the loader. Errors: those of EvalLoader.
-absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config,
+absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config, int world,
                                           const TokenSource* source);
 
-// Mean cross-entropy over all targets of the loader; changes no state. Empty
-// when `stop` (may be null) was set before the end.
-absl::optional<double> MeanLoss(Executor& executor, const EvalLoader& loader,
-                                const std::atomic<bool>* stop);
+// Whether to stop now; the same answer on all ranks.
+using ShouldStopFn = std::function<absl::StatusOr<bool>()>;
+
+// Mean cross-entropy over all targets of the loader, of all ranks; changes no
+// state. Empty when `should_stop` said so before the end.
+absl::StatusOr<absl::optional<double>> MeanLoss(
+    Executor& executor, const Rank& rank, const EvalLoader& loader,
+    const ShouldStopFn& should_stop);
 
 }  // namespace zero
 

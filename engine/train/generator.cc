@@ -3,22 +3,23 @@
 #include <algorithm>
 #include <numeric>
 
+#include "engine/base/status.h"
 #include "kernels/check.h"
 
 namespace zero {
 namespace {
 
 // Runs `tokens` behind what the cache holds; logits of the last.
-void Append(Executor& executor, absl::Span<const int32_t> tokens,
-            KvCache* cache, std::vector<float>* logits) {
+absl::Status Append(Executor& executor, absl::Span<const int32_t> tokens,
+                    KvCache* cache, std::vector<float>* logits) {
   std::vector<int32_t> positions(tokens.size());
   std::iota(positions.begin(), positions.end(),
             static_cast<int32_t>(cache->length));
-  executor.LastLogits({.batch = 1,
-                       .length = static_cast<int64_t>(tokens.size()),
-                       .tokens = tokens.data(),
-                       .positions = positions.data()},
-                      cache, logits->data());
+  return executor.LastLogits({.batch = 1,
+                              .length = static_cast<int64_t>(tokens.size()),
+                              .tokens = tokens.data(),
+                              .positions = positions.data()},
+                             cache, logits->data());
 }
 
 }  // namespace
@@ -28,9 +29,8 @@ int64_t VisibleTokens(int64_t length, int64_t context_length) {
                                   : std::max<int64_t>(context_length / 2, 1);
 }
 
-void Generate(Executor& executor, const std::vector<int32_t>& prompt,
-              const GenerateOptions& options,
-              const std::function<bool(int32_t)>& token) {
+absl::Status Generate(Executor& executor, const std::vector<int32_t>& prompt,
+                      const GenerateOptions& options, const TokenFn& token) {
   ZERO_CHECK(!prompt.empty());
   ZERO_CHECK_GE(options.context_length, 1);
   const int64_t context = options.context_length;
@@ -44,13 +44,17 @@ void Generate(Executor& executor, const std::vector<int32_t>& prompt,
       cache.length = 0;
       done = length - VisibleTokens(length, context);
     }
-    Append(executor, absl::MakeConstSpan(text).subspan(done), &cache, &logits);
+    ZERO_RETURN_IF_ERROR(Append(
+        executor, absl::MakeConstSpan(text).subspan(done), &cache, &logits));
     done = length;
     const int32_t next =
         SampleToken(logits, options.vocab_size, options.sampling, i);
-    if (next == options.stop_token || !token(next)) return;
+    if (next == options.stop_token) break;
+    ZERO_ASSIGN_OR_RETURN(const bool go_on, token(next));
+    if (!go_on) break;
     text.push_back(next);
   }
+  return absl::OkStatus();
 }
 
 }  // namespace zero

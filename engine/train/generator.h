@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "engine/train/sampling.h"
 #include "engine/zero/executor.h"
 
@@ -23,14 +24,17 @@ struct GenerateOptions {
 // half a context where they do not fit.
 int64_t VisibleTokens(int64_t length, int64_t context_length);
 
+// Takes the next token; false: no more.
+using TokenFn = std::function<absl::StatusOr<bool>(int32_t)>;
+
 // Calls `token` with each sampled id until max_tokens, stop_token, or `token`
-// returns false. Keys and values are cached; a text longer than the context
-// goes on with its last half as the new context (VisibleTokens).
-// REQUIRES: prompt not empty; the executor's memory was reserved for
-// context_length tokens (Workload::generate_tokens).
-void Generate(Executor& executor, const std::vector<int32_t>& prompt,
-              const GenerateOptions& options,
-              const std::function<bool(int32_t)>& token);
+// returns false. Ranks that make the same call sample the same ids. Keys and
+// values are cached; a text longer than the context goes on with its last half
+// as the new context (VisibleTokens). REQUIRES: prompt not empty; the
+// executor's memory was reserved for context_length tokens
+// (Workload::generate_tokens).
+absl::Status Generate(Executor& executor, const std::vector<int32_t>& prompt,
+                      const GenerateOptions& options, const TokenFn& token);
 
 }  // namespace zero
 

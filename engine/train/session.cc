@@ -19,8 +19,8 @@ int64_t MaxPositions(const Config& config, const Workload& workload) {
 }
 
 // The calls of a run, on whatever device `executor` has.
-void Rehearse(Executor& executor, const Config& config,
-              const Workload& workload) {
+absl::Status Rehearse(Executor& executor, const Model& model,
+                      const Config& config, const Workload& workload) {
   static const int32_t kToken = 0;
   const HostBatch batch{.batch = config.train_micro_batch_size_per_gpu,
                         .length = config.data.sequence_length,
@@ -31,20 +31,29 @@ void Rehearse(Executor& executor, const Config& config,
     // Later micro-batches need no more than the second one.
     std::vector<HostBatch> micro_batches(
         std::min<int64_t>(config.gradient_accumulation_steps, 2), batch);
-    executor.Step({.micro_batches = micro_batches});
+    ZERO_RETURN_IF_ERROR(
+        executor.Step({.micro_batches = micro_batches}).status());
   }
-  if (workload.evaluate) executor.EvalLossSum(batch);
+  if (workload.evaluate) {
+    ZERO_RETURN_IF_ERROR(executor.EvalLossSum(batch).status());
+  }
   if (workload.generate_tokens > 0) {
     KvCache cache = executor.MakeKvCache(workload.generate_tokens);
     HostBatch text = batch;
     text.batch = 1;
     text.length = workload.generate_tokens;
     text.targets = nullptr;
-    executor.LastLogits(text, &cache, nullptr);
+    ZERO_RETURN_IF_ERROR(executor.LastLogits(text, &cache, nullptr));
     cache.length = workload.generate_tokens - 1;
     text.length = 1;
-    executor.LastLogits(text, &cache, nullptr);
+    ZERO_RETURN_IF_ERROR(executor.LastLogits(text, &cache, nullptr));
   }
+  if (workload.train) {
+    for (const Parameter* parameter : model.AllParameters()) {
+      ZERO_RETURN_IF_ERROR(executor.ReadParameter(*parameter, nullptr));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // What can be made smaller, by what is largest.
@@ -69,11 +78,12 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config) {
 // Compares the rehearsed peak with the device before anything is taken: an
 // operating system that promises more than it has would kill the run instead.
 absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
-                       const Device& device) {
-  const int64_t memory = device.info().memory_bytes;
-  if (memory == 0 || predicted.total_peak_bytes() <= memory) {
-    return absl::OkStatus();
-  }
+                       const Rank& rank) {
+  const DeviceInfo device = rank.device->info();
+  const int64_t memory = device.memory_bytes;
+  // Local ranks share one memory.
+  const int64_t needed = predicted.total_peak_bytes() * rank.world();
+  if (memory == 0 || needed <= memory) return absl::OkStatus();
   constexpr double kGiB = 1 << 30;
   std::string parts;
   for (int i = 0; i < kNumMemoryCategories; ++i) {
@@ -83,9 +93,11 @@ absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
                           predicted.at_peak()[i] / kGiB);
   }
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "this run needs %.2f GiB at its peak (%s) and %s has %.2f GiB; %s",
-      predicted.total_peak_bytes() / kGiB, parts, device.info().name,
-      memory / kGiB, Remedy(predicted, config)));
+      "this run needs %.2f GiB at its peak (%s%s) and %s has %.2f GiB; %s",
+      needed / kGiB, parts,
+      rank.world() == 1 ? ""
+                        : absl::StrFormat("; times %d ranks", rank.world()),
+      device.name, memory / kGiB, Remedy(predicted, config)));
 }
 
 }  // namespace
@@ -99,13 +111,18 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.decay_all = config.optimizer.weight_decay_on == WeightDecayOn::kAll;
   options.max_grad_norm = static_cast<float>(config.gradient_clipping);
   options.recompute = config.activation_checkpointing;
+  const ZeroConfig& zero = config.zero_optimization;
+  options.placement = PlacementOfStage(static_cast<int>(zero.stage));
+  options.reduce_bucket_elems = zero.reduce_bucket_size;
+  options.gather_bucket_elems = zero.allgather_bucket_size;
+  options.overlap = zero.overlap_comm;
   options.max_positions = max_positions;
   options.train = train;
   return options;
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Make(
-    Device& device, const Config& config, const ModelTools& tools,
+    const Rank& rank, const Config& config, const ModelTools& tools,
     const Workload& workload) {
   // Row numbers are 32-bit in some kernels' libraries.
   const int64_t tokens = config.train_micro_batch_size_per_gpu *
@@ -116,25 +133,27 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
         "than 2^31 tokens in one pass; lower one of them",
         config.train_micro_batch_size_per_gpu, config.data.sequence_length));
   }
-  std::unique_ptr<Session> session(new Session(device, config));
+  std::unique_ptr<Session> session(new Session(rank, config));
   const ExecutorOptions options = MakeExecutorOptions(
       config, workload.train, MaxPositions(config, workload));
-  int64_t activation_bytes = 0;
+  TransientBytes transient;
   {
     constexpr int64_t kUnlimited = int64_t{1} << 50;
-    const std::unique_ptr<Device> meta = MakeMetaDevice(device);
+    const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
+    const Rank imagined = MakeLoneRank(*meta, rank.rank(), rank.world());
     const std::unique_ptr<Model> model = tools.make(config.model);
-    ZERO_ASSIGN_OR_RETURN(const auto executor,
-                          Executor::Make(*meta, *model, options, kUnlimited,
-                                         &session->predicted_));
-    Rehearse(*executor, config, workload);
-    activation_bytes = executor->activation_high_water_bytes();
+    ZERO_ASSIGN_OR_RETURN(
+        const auto executor,
+        Executor::Make(imagined, *model, options, {kUnlimited, kUnlimited},
+                       &session->predicted_));
+    ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
+    transient = executor->high_water();
   }
-  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, config, device));
+  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, config, rank));
   session->model_ = tools.make(config.model);
   ZERO_ASSIGN_OR_RETURN(session->executor_,
-                        Executor::Make(device, *session->model_, options,
-                                       activation_bytes, &session->ledger_));
+                        Executor::Make(rank, *session->model_, options,
+                                       transient, &session->ledger_));
   if (config.model.from_pretrained.empty()) {
     session->executor_->Initialize(config.training.seed);
   } else {
@@ -145,7 +164,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   return session;
 }
 
-std::string Session::ParametersHash() {
+absl::StatusOr<std::string> Session::ParametersHash() {
   std::vector<Parameter*> parameters = model_->AllParameters();
   std::sort(
       parameters.begin(), parameters.end(),
@@ -154,7 +173,7 @@ std::string Session::ParametersHash() {
   std::vector<float> values;
   for (const Parameter* parameter : parameters) {
     values.resize(parameter->shape.num_elems());
-    executor_->ReadParameter(*parameter, values.data());
+    ZERO_RETURN_IF_ERROR(executor_->ReadParameter(*parameter, values.data()));
     hasher.Update(values.data(), values.size() * sizeof(float));
   }
   return hasher.HexDigest();
@@ -163,11 +182,13 @@ std::string Session::ParametersHash() {
 absl::Status Session::Save(const std::string& dir, const ModelTools& tools,
                            int64_t end_of_text) {
   const DType dtype = config_.param_dtype();
+  const auto read = [this](const Parameter& parameter, float* out) {
+    return executor_->ReadParameter(parameter, out);
+  };
+  if (rank_->rank() != 0) return ReadAsSavePortable(*model_, read);
   return SavePortable(dir, *model_,
                       tools.hf_config_json(config_.model, dtype, end_of_text),
-                      dtype, [this](const Parameter& parameter, float* out) {
-                        executor_->ReadParameter(parameter, out);
-                      });
+                      dtype, read);
 }
 
 }  // namespace zero

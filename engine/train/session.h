@@ -41,15 +41,16 @@ struct Workload {
 
 class Session {
  public:
-  // `device` must outlive the session. Weights are those of
-  // config.model.from_pretrained, or initial values from training.seed.
+  // `rank` must outlive the session. Weights are those of
+  // config.model.from_pretrained, or initial values from training.seed. All
+  // ranks make the same calls, here and below.
   // Errors: ResourceExhausted; those of LoadPortable.
   static absl::StatusOr<std::unique_ptr<Session>> Make(
-      Device& device, const Config& config, const ModelTools& tools,
+      const Rank& rank, const Config& config, const ModelTools& tools,
       const Workload& workload);
 
   const Config& config() const { return config_; }
-  Device& device() { return *device_; }
+  const Rank& rank() { return *rank_; }
   Model& model() { return *model_; }
   Executor& executor() { return *executor_; }
   const MemoryLedger& ledger() const { return ledger_; }
@@ -58,18 +59,18 @@ class Session {
   const MemoryLedger& predicted() const { return predicted_; }
 
   // XXH3-128 of the fp32 values of all parameters in name order.
-  std::string ParametersHash();
+  absl::StatusOr<std::string> ParametersHash();
 
-  // Writes a Hugging Face folder (checkpoint/portable.h).
+  // Rank 0 writes a Hugging Face folder (checkpoint/portable.h).
   absl::Status Save(const std::string& dir, const ModelTools& tools,
                     int64_t end_of_text);
 
  private:
-  Session(Device& device, const Config& config)
-      : config_(config), device_(&device) {}
+  Session(const Rank& rank, const Config& config)
+      : config_(config), rank_(&rank) {}
 
   Config config_;
-  Device* device_;
+  const Rank* rank_;
   MemoryLedger ledger_, predicted_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;

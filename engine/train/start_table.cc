@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "engine/config/keys.h"
 #include "engine/train/generator.h"
 #include "engine/train/trainer.h"
@@ -18,11 +19,11 @@ std::string Name(const Config& config, const char* path) {
   return std::get<std::string>(FindKey(path)->get(config));
 }
 
-std::string BatchText(const Config& config) {
+std::string BatchText(const Config& config, int world) {
   return absl::StrFormat(
-      "%d sequences = %d micro-batch x %d accumulation x 1 rank; %s tokens",
+      "%d sequences = %d micro-batch x %d accumulation x %d rank%s; %s tokens",
       config.train_batch_size, config.train_micro_batch_size_per_gpu,
-      config.gradient_accumulation_steps,
+      config.gradient_accumulation_steps, world, world == 1 ? "" : "s",
       WithCommas(config.train_batch_size * config.data.sequence_length));
 }
 
@@ -59,6 +60,19 @@ std::string ComputeText(const TokenFlops& flops) {
       HumanCount(flops.model), HumanCount(flops.causal));
 }
 
+// "optimizer, gradients sharded"
+std::string PlacementText(const StatePlacement& placement) {
+  std::vector<std::string> sharded;
+  const auto add = [&](Placement where, const char* state) {
+    if (where == Placement::kSharded) sharded.push_back(state);
+  };
+  add(placement.optimizer, "optimizer");
+  add(placement.gradients, "gradients");
+  add(placement.parameters, "parameters");
+  return sharded.empty() ? "every rank has everything"
+                         : absl::StrJoin(sharded, ", ") + " sharded";
+}
+
 // "201 GFLOP/s, the best fp32 product of 1024 x 1024 x 1024, measured just
 // now with these 2 threads"
 std::string PeakText(const DeviceInfo& device, DType dtype,
@@ -81,7 +95,7 @@ std::string PeakText(const DeviceInfo& device, DType dtype,
 void Trainer::PrintStart() const {
   const Config& config = config_;
   const ModelConfig& model = config.model;
-  const DeviceInfo device = device_->info();
+  const DeviceInfo device = rank_->device->info();
   const Sampler& sampler = loader_->sampler();
   std::vector<Row> rows;
   rows.push_back(
@@ -110,7 +124,14 @@ void Trainer::PrintStart() const {
                                                : ", fp32 master weights")});
   rows.push_back(
       {"recompute", config.activation_checkpointing ? "every unit" : "off"});
-  rows.push_back({"batch", BatchText(config)});
+  if (rank_->world() > 1) {
+    rows.push_back(
+        {"ranks", absl::StrFormat(
+                      "%d threads of this process, ZeRO stage %d: %s",
+                      rank_->world(), config.zero_optimization.stage,
+                      PlacementText(session_->executor().plan().placement))});
+  }
+  rows.push_back({"batch", BatchText(config, rank_->world())});
   rows.push_back(
       {"data", absl::StrFormat("%s tokens in %d file(s), %s sequences of %d",
                                WithCommas(data_.train->size()),
@@ -149,6 +170,12 @@ void Trainer::PrintStart() const {
   rows.push_back({"memory", MemoryText(session_->predicted())});
   rows.push_back({"output", config.training.out_dir});
   console_->Table("zero train", rows);
+  if (rank_->world() == 1 && config.zero_optimization.stage > 0) {
+    console_->Line(absl::StrCat(
+        "note: zero_optimization.stage ", config.zero_optimization.stage,
+        " has nothing to shard on one rank; start several with "
+        "--ranks N"));
+  }
   for (const std::string& note : loaded_.notes) {
     console_->Line("note: " + note);
   }

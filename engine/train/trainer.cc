@@ -51,9 +51,11 @@ absl::Status PrepareFolder(const std::string& out_dir) {
 
 }  // namespace
 
-Trainer::Trainer(const LoadedConfig& loaded, const ModelTools& tools,
-                 Console* console, const std::atomic<bool>* stop)
-    : loaded_(loaded),
+Trainer::Trainer(const Rank& rank, const LoadedConfig& loaded,
+                 const ModelTools& tools, Console* console,
+                 const std::atomic<bool>* stop)
+    : rank_(&rank),
+      loaded_(loaded),
       config_(loaded_.config),
       tools_(tools),
       console_(console),
@@ -62,25 +64,26 @@ Trainer::Trainer(const LoadedConfig& loaded, const ModelTools& tools,
       validation_loss_(std::numeric_limits<double>::quiet_NaN()) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
-    Device& device, const LoadedConfig& loaded, const ModelTools& tools,
+    const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
     Console* console, const std::atomic<bool>* stop) {
-  std::unique_ptr<Trainer> trainer(new Trainer(loaded, tools, console, stop));
-  trainer->device_ = &device;
+  std::unique_ptr<Trainer> trainer(
+      new Trainer(rank, loaded, tools, console, stop));
   ZERO_RETURN_IF_ERROR(trainer->OpenData());
   ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
   const Config& config = trainer->config_;
   ZERO_ASSIGN_OR_RETURN(
       trainer->session_,
-      Session::Make(device, config, tools,
+      Session::Make(rank, config, tools,
                     {.train = true,
                      .evaluate = trainer->eval_loader_ != nullptr,
                      .generate_tokens = trainer->SampleContext()}));
   trainer->flops_per_token_ =
       tools.flops_per_token(config.model, config.data.sequence_length);
   const DType dtype = config.param_dtype();
-  trainer->product_rate_ = MeasureProductRate(device, dtype);
+  trainer->product_rate_ = MeasureProductRate(*rank.device, dtype);
   trainer->peak_flops_ =
-      PeakFlops(device.info(), dtype, trainer->product_rate_);
+      PeakFlops(rank.device->info(), dtype, trainer->product_rate_);
+  if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
   ZERO_RETURN_IF_ERROR(PrepareFolder(out_dir));
   ZERO_RETURN_IF_ERROR(
@@ -92,15 +95,16 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
 
 absl::Status Trainer::OpenData() {
   ZERO_ASSIGN_OR_RETURN(data_, OpenRunData(config_, /*need_train=*/true,
-                                           device_->info().num_threads));
-  ZERO_ASSIGN_OR_RETURN(Loader loader,
-                        Loader::Create(data_.train.get(), BatchShapeOf(config_),
-                                       config_.training.seed));
+                                           rank_->device->info().num_threads));
+  ZERO_ASSIGN_OR_RETURN(
+      Loader loader,
+      Loader::Create(data_.train.get(), batch_shape(), config_.training.seed));
   loader_ = std::make_unique<Loader>(std::move(loader));
   batches_.resize(config_.gradient_accumulation_steps);
   if (data_.validation == nullptr) return absl::OkStatus();
-  ZERO_ASSIGN_OR_RETURN(EvalLoader eval,
-                        MakeEvalLoader(config_, data_.validation.get()));
+  ZERO_ASSIGN_OR_RETURN(
+      EvalLoader eval,
+      MakeEvalLoader(config_, rank_->world(), data_.validation.get()));
   eval_loader_ = std::make_unique<EvalLoader>(std::move(eval));
   return absl::OkStatus();
 }
@@ -138,46 +142,69 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   if (status.ok()) status = Finish();
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
-  const absl::Status written = WriteSummary(summary, status);
+  // A rank that failed alone can not ask the others for their parameters.
+  if (status.ok() || rank_->world() == 1) {
+    absl::StatusOr<std::string> hash = session_->ParametersHash();
+    if (hash.ok()) summary.parameters_hash = *std::move(hash);
+    status.Update(hash.status());
+  }
+  const absl::Status written =
+      leads() ? WriteSummary(summary, status) : absl::OkStatus();
   ZERO_RETURN_IF_ERROR(status);
   ZERO_RETURN_IF_ERROR(written);
   return summary;
 }
 
 absl::Status Trainer::TakeSteps() {
-  while (step_ < total_steps_ && !StopRequested()) {
+  while (step_ < total_steps_) {
+    ZERO_ASSIGN_OR_RETURN(const bool stop, AgreeToStop());
+    if (stop) break;
     ZERO_RETURN_IF_ERROR(Step());
-    if (StopRequested()) break;
     if (Due(config_.training.eval_every)) {
       ZERO_RETURN_IF_ERROR(EvaluateAndLog());
     }
-    if (Due(config_.training.sample_every)) Sample();
+    if (Due(config_.training.sample_every)) ZERO_RETURN_IF_ERROR(Sample());
   }
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> Trainer::AgreeToStop() {
+  double asked = stop_ != nullptr && stop_->load() ? 1 : 0;
+  ZERO_RETURN_IF_ERROR(
+      session_->executor().AllReduce("stop", ReduceOp::kMax, {&asked, 1}));
+  return asked > 0;
+}
+
 absl::Status Trainer::Step() {
   const auto start = Clock::now();
-  int64_t num_valid_targets = 0;
+  double num_valid_targets = 0;
   std::vector<HostBatch> micro_batches;
   for (size_t micro = 0; micro < batches_.size(); ++micro) {
-    loader_->Fill(step_, micro, /*rank=*/0, &batches_[micro]);
-    num_valid_targets += batches_[micro].num_valid_targets;
+    loader_->Fill(step_, micro, rank_->rank(), &batches_[micro]);
+    num_valid_targets += static_cast<double>(batches_[micro].num_valid_targets);
     micro_batches.push_back(AsHostBatch(batches_[micro]));
   }
+  ZERO_RETURN_IF_ERROR(session_->executor().AllReduce(
+      "valid targets", ReduceOp::kSum, {&num_valid_targets, 1}));
   // Schedules count optimizer steps: a skipped one is tried again at its rate.
   const double lr = config_.lr_scaling.active()
                         ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
                                         schedule_.LrAt(optimizer_steps_))
                         : schedule_.LrAt(optimizer_steps_);
-  const StepOutput output = session_->executor().Step(
+  const absl::StatusOr<StepOutput> taken = session_->executor().Step(
       {.micro_batches = micro_batches,
-       .num_valid_targets = num_valid_targets,
+       .num_valid_targets = static_cast<int64_t>(num_valid_targets),
        .lr = static_cast<float>(lr),
        .beta1 = static_cast<float>(schedule_.MomentumAt(optimizer_steps_)),
        .loss_scale = static_cast<float>(scaler_.scale()),
        .optimizer_step = optimizer_steps_ + 1,
        .dropout_key = MixKey(config_.training.seed, step_)});
+  if (!taken.ok()) {
+    return absl::Status(
+        taken.status().code(),
+        absl::StrCat("step ", step_ + 1, ": ", taken.status().message()));
+  }
+  const StepOutput& output = *taken;
   ++step_;
   const double seconds = SecondsSince(start);
   train_seconds_ += seconds;
@@ -193,7 +220,8 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
     return absl::OkStatus();
   }
   ++consecutive_skips_;
-  const std::string culprit = session_->executor().FirstNonFiniteGradient();
+  ZERO_ASSIGN_OR_RETURN(const std::string culprit,
+                        session_->executor().FirstNonFiniteGradient());
   // Squares are summed in fp64, so only the norm itself can be too large.
   const std::string reason =
       culprit.empty() ? "every gradient is finite, but their norm is beyond "
@@ -216,13 +244,13 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
 }
 
 Utilization Trainer::UtilizationOf(double tokens_per_second) const {
-  return UtilizationAt(tokens_per_second, flops_per_token_,
+  return UtilizationAt(tokens_per_second / rank_->world(), flops_per_token_,
                        config_.activation_checkpointing, peak_flops_);
 }
 
 absl::Status Trainer::Report(const StepOutput& output, double seconds,
                              double lr) {
-  const int64_t tokens = BatchShapeOf(config_).TokensPerStep();
+  const int64_t tokens = batch_shape().TokensPerStep();
   const double tokens_per_second = tokens / seconds;
   const Utilization utilization = UtilizationOf(tokens_per_second);
   const MemoryLedger& ledger = session_->ledger();
@@ -241,7 +269,7 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
   line.AddObject("peak_bytes", PeakBytes(ledger));
   if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
   if (output.skipped) line.Add("skipped", true);
-  ZERO_RETURN_IF_ERROR(metrics_->Write(line));
+  if (leads()) ZERO_RETURN_IF_ERROR(metrics_->Write(line));
 
   const bool keep =
       step_ == 1 || step_ == total_steps_ ||
@@ -289,8 +317,9 @@ void Trainer::WarnUnused() const {
 
 absl::Status Trainer::EvaluateAndLog() {
   const auto start = Clock::now();
-  const absl::optional<double> loss =
-      MeanLoss(session_->executor(), *eval_loader_, stop_);
+  ZERO_ASSIGN_OR_RETURN(const absl::optional<double> loss,
+                        MeanLoss(session_->executor(), *rank_, *eval_loader_,
+                                 [this] { return AgreeToStop(); }));
   if (!loss.has_value()) return absl::OkStatus();  // a stop was asked for
   validation_loss_ = *loss;
   console_->Line(absl::StrFormat(
@@ -299,6 +328,7 @@ absl::Status Trainer::EvaluateAndLog() {
       WithCommas(eval_loader_->num_targets()),
       HumanSeconds(SecondsSince(start))));
   last_eval_step_ = step_;
+  if (!leads()) return absl::OkStatus();
   return metrics_->Write(
       JsonLine()
           .Add("step", step_)
@@ -311,29 +341,32 @@ std::vector<int32_t> Trainer::SamplePrompt() const {
                       config_.model.vocab_size);
 }
 
-void Trainer::Sample() {
-  if (SampleContext() == 0) return;
+absl::Status Trainer::Sample() {
+  if (SampleContext() == 0) return absl::OkStatus();
   const SampleConfig& sample = config_.training.sample;
   const Tokenizer& tokenizer = *data_.tokenizer;
   console_->Line(absl::StrCat("--- sample after step ", step_, " ---"));
   console_->Text(sample.prompt);
   StreamDecoder decoder(&tokenizer);
-  Generate(session_->executor(), SamplePrompt(),
-           {.sampling = {.temperature = sample.temperature,
-                         .top_k = sample.top_k,
-                         .top_p = sample.top_p,
-                         .seed = static_cast<uint64_t>(sample.seed)},
-            .max_tokens = sample.tokens,
-            .context_length = SampleContext(),
-            .vocab_size = tokenizer.vocab_size(),
-            .stop_token = tokenizer.eot_id()},
-           [&](int32_t id) {
-             console_->Text(decoder.Push(id));
-             return !StopRequested();
-           });
+  ZERO_RETURN_IF_ERROR(
+      Generate(session_->executor(), SamplePrompt(),
+               {.sampling = {.temperature = sample.temperature,
+                             .top_k = sample.top_k,
+                             .top_p = sample.top_p,
+                             .seed = static_cast<uint64_t>(sample.seed)},
+                .max_tokens = sample.tokens,
+                .context_length = SampleContext(),
+                .vocab_size = tokenizer.vocab_size(),
+                .stop_token = tokenizer.eot_id()},
+               [&](int32_t id) -> absl::StatusOr<bool> {
+                 console_->Text(decoder.Push(id));
+                 ZERO_ASSIGN_OR_RETURN(const bool stop, AgreeToStop());
+                 return !stop;
+               }));
   console_->Line(decoder.Finish());
   console_->Line("---");
   last_sample_step_ = step_;
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Finish() {
@@ -341,7 +374,9 @@ absl::Status Trainer::Finish() {
   if (eval_loader_ != nullptr && last_eval_step_ != step_ && !interrupted) {
     ZERO_RETURN_IF_ERROR(EvaluateAndLog());
   }
-  if (last_sample_step_ != step_ && !interrupted) Sample();
+  if (last_sample_step_ != step_ && !interrupted) {
+    ZERO_RETURN_IF_ERROR(Sample());
+  }
   // A run that took no step has nothing to save, and maybe something to lose.
   if (!config_.training.save_final || step_ == 0) return absl::OkStatus();
   return session_->Save(
@@ -352,7 +387,7 @@ absl::Status Trainer::Finish() {
 RunSummary Trainer::Summarize() const {
   RunSummary summary;
   summary.steps = step_;
-  summary.tokens = step_ * BatchShapeOf(config_).TokensPerStep();
+  summary.tokens = step_ * batch_shape().TokensPerStep();
   summary.seconds = train_seconds_;
   summary.tokens_per_second =
       train_seconds_ > 0 ? summary.tokens / train_seconds_ : 0;
@@ -360,7 +395,6 @@ RunSummary Trainer::Summarize() const {
   summary.first_loss = first_loss_;
   summary.final_loss = last_loss_;
   summary.validation_loss = validation_loss_;
-  summary.parameters_hash = session_->ParametersHash();
   return summary;
 }
 

@@ -15,6 +15,7 @@
 #include "engine/config/load.h"
 #include "engine/data/loader.h"
 #include "engine/train/console.h"
+#include "engine/train/evaluate.h"
 #include "engine/train/metrics.h"
 #include "engine/train/product_rate.h"
 #include "engine/train/run_data.h"
@@ -41,10 +42,13 @@ struct RunSummary {
 
 class Trainer {
  public:
-  // `stop` (may be null) asks the run to end at the next step boundary.
+  // `rank` must outlive the trainer. All ranks make the same calls; rank 0
+  // writes the files, and the others' console should be a silent one. `stop`
+  // (may be null) asks the run to end at the next step boundary; one rank that
+  // is asked is enough.
   // Errors: those of data, memory and weights; out_dir not writable.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(
-      Device& device, const LoadedConfig& loaded, const ModelTools& tools,
+      const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
       Console* console, const std::atomic<bool>* stop);
 
   // Trains to the end (or to `stop`), evaluates, samples, writes out_dir.
@@ -57,8 +61,8 @@ class Trainer {
   int64_t total_steps() const { return total_steps_; }
 
  private:
-  Trainer(const LoadedConfig& loaded, const ModelTools& tools, Console* console,
-          const std::atomic<bool>* stop);
+  Trainer(const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
+          Console* console, const std::atomic<bool>* stop);
   absl::Status OpenData();
   absl::Status PlanSteps();
   void PrintStart() const;
@@ -70,7 +74,7 @@ class Trainer {
   void PrintBreakdowns() const;
   void WarnUnused() const;
   absl::Status EvaluateAndLog();
-  void Sample();
+  absl::Status Sample();
   absl::Status Finish();
   RunSummary Summarize() const;
   // `status`: how the run ended.
@@ -79,16 +83,21 @@ class Trainer {
   std::vector<int32_t> SamplePrompt() const;
   // Tokens of context that samples use; 0: there are no samples.
   int64_t SampleContext() const;
-  bool StopRequested() const { return stop_ != nullptr && stop_->load(); }
+  // Whether any rank was asked to stop: the same answer on all.
+  absl::StatusOr<bool> AgreeToStop();
+  bool leads() const { return rank_->rank() == 0; }
+  BatchShape batch_shape() const {
+    return BatchShapeOf(config_, rank_->world());
+  }
   // A multiple of `every` steps is done (0: never).
   bool Due(int64_t every) const { return every > 0 && step_ % every == 0; }
 
+  const Rank* rank_;
   LoadedConfig loaded_;
   const Config& config_;
   ModelTools tools_;
   Console* console_;
   const std::atomic<bool>* stop_;
-  Device* device_ = nullptr;
   RunData data_;
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<EvalLoader> eval_loader_;

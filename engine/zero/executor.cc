@@ -8,278 +8,20 @@
 
 #include "engine/base/math.h"
 #include "engine/base/status.h"
+#include "engine/zero/executor_internal.h"
 #include "kernels/check.h"
 
 namespace zero {
-
-// One parameter bound to its place in the flat buffers.
-struct BoundParameter {
-  Parameter* parameter = nullptr;
-  int64_t offset = 0;  // over all units, in elements
-  GradSink sink;
-};
-
-struct Executor::UnitState {
-  Unit* unit = nullptr;
-  std::vector<std::unique_ptr<BoundParameter>> parameters;
-  std::vector<UpdateRange> ranges;  // relative to the unit's flat buffer
-  // Between forward and backward of one micro-batch:
-  Tensor input;  // kept only for recompute
-  Tape tape;
-  int input_slot = -1, output_slot = -1;
-};
-
-// Scalars that live on the device, so that a step never waits for the host.
-struct Executor::Scalars {
-  double loss_sum;
-  double sum_squares;
-  float seed;        // d(loss sum): loss scale / valid targets
-  float norm;        // unscaled gradient norm
-  float grad_scale;  // what the optimizer multiplies gradients by
-  uint32_t found_non_finite;
-};
-
 namespace {
 
-Tensor FlatTensor(Arena& arena, int64_t elems, DType dtype,
-                  MemoryCategory category) {
-  return Tensor::Empty(arena, {elems}, dtype, category);
-}
+using Clock = std::chrono::steady_clock;
 
-// Parameters of equal decay that touch (but for alignment gaps, whose
-// gradients are zero) update in one run.
-std::vector<UpdateRange> MakeRanges(const PlannedUnit& unit,
-                                    const ExecutorOptions& options) {
-  // LAMB's ratio is per tensor, so there every parameter is its own range.
-  const bool merge = options.optimizer.kind != OptimizerKind::kLamb;
-  std::vector<UpdateRange> ranges;
-  for (const PlannedParameter& parameter : unit.parameters) {
-    if (parameter.spec.frozen) continue;
-    const bool decays = parameter.spec.decay || options.decay_all;
-    const UpdateRange range{
-        .begin = parameter.offset,
-        .end = parameter.offset + parameter.elems,
-        .weight_decay =
-            decays ? static_cast<float>(options.optimizer.weight_decay) : 0.0f};
-    if (merge && !ranges.empty() &&
-        ranges.back().weight_decay == range.weight_decay &&
-        range.begin - ranges.back().end < Plan::kAlignElems) {
-      ranges.back().end = range.end;
-    } else {
-      ranges.push_back(range);
-    }
-  }
-  return ranges;
+double MillisSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start)
+      .count();
 }
 
 }  // namespace
-
-std::vector<UnitSpec> DescribeUnits(const Model& model) {
-  std::vector<UnitSpec> specs;
-  for (const auto& unit : model.units()) {
-    UnitSpec spec{.name = unit->name()};
-    for (const auto& parameter : unit->parameters()) {
-      spec.parameters.push_back({parameter->name, parameter->stored_shape,
-                                 parameter->decay, parameter->frozen});
-    }
-    for (const Parameter* parameter : unit->borrowed()) {
-      spec.borrowed.push_back(parameter->name);
-    }
-    specs.push_back(std::move(spec));
-  }
-  return specs;
-}
-
-Executor::Executor(Device& device, Model& model, const ExecutorOptions& options)
-    : device_(&device),
-      model_(&model),
-      options_(options),
-      plan_(MakePlan(DescribeUnits(model), /*world=*/1)) {
-  ZERO_CHECK_GE(plan_.units.size(), size_t{2});
-}
-
-Executor::~Executor() {
-  // The model outlives the memory it was bound to.
-  for (Parameter* parameter : model_->AllParameters()) parameter->weight = {};
-  model_->DropTables();
-}
-
-absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
-    Device& device, Model& model, const ExecutorOptions& options,
-    int64_t activation_bytes, MemoryLedger* ledger) {
-  std::unique_ptr<Executor> executor(new Executor(device, model, options));
-  ZERO_RETURN_IF_ERROR(executor->Reserve(activation_bytes, ledger));
-  executor->BindParameters();
-  return executor;
-}
-
-absl::Status Executor::Reserve(int64_t activation_bytes, MemoryLedger* ledger) {
-  stream_ = device_->MakeStream(StreamRole::kCompute);
-  const int64_t n = plan_.padded_elems;
-  const bool train = options_.train;
-  const bool has_master = train && options_.param_dtype != DType::kF32;
-  const int num_states = train ? options_.optimizer.StateFloatsPerElement() : 0;
-  const int64_t state_bytes =
-      n * (DTypeBytes(options_.param_dtype) +
-           (train ? DTypeBytes(options_.grad_dtype) : 0) +
-           sizeof(float) * (num_states + (has_master ? 1 : 0))) +
-      (num_states + 4) * Arena::kAlignment +
-      model_->TableBytes(options_.max_positions);
-  ZERO_ASSIGN_OR_RETURN(states_,
-                        Arena::Make(*device_, MemoryKind::kDevice, state_bytes,
-                                    "model states", ledger));
-  ZERO_ASSIGN_OR_RETURN(
-      activations_, Arena::Make(*device_, MemoryKind::kDevice, activation_bytes,
-                                "activations and workspace", ledger));
-  states_->Touch();
-  activations_->Touch();
-
-  params_ = FlatTensor(*states_, n, options_.param_dtype,
-                       MemoryCategory::kParameters);
-  if (train) {
-    grads_ = FlatTensor(*states_, n, options_.grad_dtype,
-                        MemoryCategory::kGradients);
-  }
-  if (has_master) {
-    master_ = FlatTensor(*states_, n, DType::kF32, MemoryCategory::kOptimizer);
-  }
-  for (int i = 0; i < num_states; ++i) {
-    optimizer_states_.push_back(
-        FlatTensor(*states_, n, DType::kF32, MemoryCategory::kOptimizer));
-  }
-  scalars_ = Tensor::Empty(*states_, {static_cast<int64_t>(sizeof(Scalars))},
-                           DType::kU8, MemoryCategory::kInputs);
-  context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
-  model_->Prepare(*states_, *stream_, options_.max_positions);
-  for (const Tensor& tensor : {params_, grads_, master_}) {
-    if (!tensor.defined()) continue;
-    context_->ops().Fill(*stream_, {tensor.vector(), 0});
-  }
-  return absl::OkStatus();
-}
-
-void Executor::BindParameters() {
-  units_.resize(plan_.units.size());
-  for (size_t u = 0; u < units_.size(); ++u) {
-    const PlannedUnit& planned = plan_.units[u];
-    UnitState& state = units_[u];
-    state.unit = model_->units()[u].get();
-    state.ranges = MakeRanges(planned, options_);
-    for (size_t i = 0; i < planned.parameters.size(); ++i) {
-      auto bound = std::make_unique<BoundParameter>();
-      Parameter& parameter = *state.unit->parameters()[i];
-      bound->parameter = &parameter;
-      bound->offset = planned.offset + planned.parameters[i].offset;
-      parameter.weight = {
-          .value = params_.Slice(bound->offset, parameter.stored_shape)};
-      if (options_.train && !parameter.frozen) {
-        bound->sink.grad = grads_.Slice(bound->offset, parameter.stored_shape);
-        parameter.weight.sink = &bound->sink;
-      }
-      state.parameters.push_back(std::move(bound));
-    }
-  }
-}
-
-void Executor::Initialize(uint64_t seed) {
-  ClearOptimizer();
-  if (device_->kind() == DeviceKind::kMeta) return;
-  // In pieces: the embedding alone may be larger than the memory to spare.
-  constexpr int64_t kChunk = 1 << 20;
-  std::vector<float> host;
-  for (const UnitState& unit : units_) {
-    for (const auto& bound : unit.parameters) {
-      const int64_t n = bound->parameter->stored_shape.num_elems();
-      for (int64_t begin = 0; begin < n; begin += kChunk) {
-        host.resize(std::min(kChunk, n - begin));
-        InitialValues(*bound->parameter, seed, begin, host.size(), host.data());
-        WriteParameter(*bound, begin, host);
-      }
-    }
-  }
-}
-
-void Executor::Load(
-    const std::function<void(const Parameter&, float* out)>& values) {
-  ClearOptimizer();
-  if (device_->kind() == DeviceKind::kMeta) return;
-  std::vector<float> host;
-  for (const UnitState& unit : units_) {
-    for (const auto& bound : unit.parameters) {
-      host.resize(bound->parameter->stored_shape.num_elems());
-      values(*bound->parameter, host.data());
-      WriteParameter(*bound, 0, host);
-    }
-  }
-}
-
-void Executor::ClearOptimizer() {
-  for (const Tensor& state : optimizer_states_) {
-    context_->ops().Fill(*stream_, {state.vector(), 0});
-  }
-}
-
-void Executor::WriteParameter(const BoundParameter& bound, int64_t begin,
-                              const std::vector<float>& values) {
-  const Shape shape{static_cast<int64_t>(values.size())};
-  if (master_.defined()) {
-    UploadFromF32(values, master_.Slice(bound.offset + begin, shape));
-  }
-  UploadFromF32(values, params_.Slice(bound.offset + begin, shape));
-}
-
-void Executor::ReadParameter(const Parameter& parameter, float* out) {
-  for (const UnitState& unit : units_) {
-    for (const auto& bound : unit.parameters) {
-      if (bound->parameter != &parameter) continue;
-      const int64_t n = parameter.stored_shape.num_elems();
-      const Tensor from =
-          (master_.defined() ? master_ : params_).Slice(bound->offset, {n});
-      DownloadAsF32(from, out);
-      return;
-    }
-  }
-  ZERO_CHECK(false) << parameter.name << " is not a parameter of this model";
-}
-
-void Executor::UploadFromF32(const std::vector<float>& values,
-                             const Tensor& to) {
-  std::vector<uint16_t> half;
-  const void* from = values.data();
-  if (to.dtype() != DType::kF32) {
-    half.resize(values.size());
-    std::transform(values.begin(), values.end(), half.begin(),
-                   to.dtype() == DType::kBF16 ? F32ToBF16 : F32ToF16);
-    from = half.data();
-  }
-  device_->Copy(*stream_, to.data(), from, to.bytes());
-  stream_->Synchronize();
-}
-
-void Executor::DownloadAsF32(const Tensor& from, float* out) {
-  const int64_t n = from.num_elems();
-  if (from.dtype() == DType::kF32) {
-    device_->Copy(*stream_, out, from.data(), from.bytes());
-    stream_->Synchronize();
-    return;
-  }
-  std::vector<uint16_t> half(n);
-  device_->Copy(*stream_, half.data(), from.data(), from.bytes());
-  stream_->Synchronize();
-  for (int64_t i = 0; i < n; ++i) {
-    out[i] =
-        from.dtype() == DType::kBF16 ? BF16ToF32(half[i]) : F16ToF32(half[i]);
-  }
-}
-
-template <typename T>
-T Executor::ReadScalar(const T* device_value) {
-  T value{};
-  if (device_->kind() == DeviceKind::kMeta) return value;
-  device_->Copy(*stream_, &value, device_value, sizeof(T));
-  stream_->Synchronize();
-  return value;
-}
 
 void Executor::Upload(const HostBatch& batch, BatchView* view) {
   const int64_t tokens = batch.batch * batch.length;
@@ -313,7 +55,7 @@ void Executor::Upload(const HostBatch& batch, BatchView* view) {
   stream_->Synchronize();  // row_ids is about to go
 }
 
-StepOutput Executor::Step(const StepInput& input) {
+absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
   ZERO_CHECK(options_.train);
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   const float seed = static_cast<float>(
@@ -323,55 +65,197 @@ StepOutput Executor::Step(const StepInput& input) {
   context_->training = true;
   context_->dropout_key = input.dropout_key;
   times_ = {};
+  staged_ = Tensor();
   for (UnitState& unit : units_) {
-    for (auto& bound : unit.parameters) bound->sink.written = false;
+    unit.finished = false;
+    for (auto& bound : unit.parameters) {
+      bound->sink.written = false;
+      bound->used = false;
+    }
   }
-  for (const Action& action : MakeSchedule(plan_, input.micro_batches.size())) {
+  const int64_t micro_steps = input.micro_batches.size();
+  if (schedule_.empty() || scheduled_micro_steps_ != micro_steps) {
+    schedule_ = MakeSchedule(
+        plan_, {.micro_steps = micro_steps, .overlap = options_.overlap});
+    scheduled_micro_steps_ = micro_steps;
+  }
+  for (const Action& action : schedule_) {
     if (hook_) hook_(action, /*done=*/false);
     Perform(action, input);
     if (hook_) hook_(action, /*done=*/true);
+    ZERO_RETURN_IF_ERROR(rank_->status());
   }
   context_->training = false;
   batch_memory_ = Tensor();
-  return {.loss = ReadScalar(&scalars->loss_sum) /
-                  std::max<double>(input.num_valid_targets, 1),
-          .grad_norm = ReadScalar(&scalars->norm),
-          .skipped = ReadScalar(&scalars->found_non_finite) != 0};
+  return StepOutput{.loss = ReadScalar(&scalars->global_loss) /
+                            std::max<double>(input.num_valid_targets, 1),
+                    .grad_norm = ReadScalar(&scalars->norm),
+                    .skipped = ReadScalar(&scalars->found_non_finite) != 0};
 }
 
 void Executor::Perform(const Action& action, const StepInput& input) {
-  const auto start = std::chrono::steady_clock::now();
+  const auto start = Clock::now();
   double* spent = &times_.optimizer_ms;
   switch (action.kind) {
     case ActionKind::kForward:
-      if (action.unit == 0) {
+      if (action.index == 0) {
         Upload(input.micro_batches[action.micro_step], &context_->batch);
       }
-      Forward(action.unit);
+      Forward(action.index);
       spent = &times_.forward_ms;
       break;
     case ActionKind::kForwardBackward:
-      ForwardBackwardHead(action.unit);
+      ForwardBackwardHead(action.index);
       spent = &times_.backward_ms;
       break;
     case ActionKind::kBackward:
-      Backward(action.unit);
+      Backward(action.index);
+      spent = &times_.backward_ms;
+      break;
+    case ActionKind::kGather:
+      Gather(action.index);
+      break;
+    case ActionKind::kRelease:
+      Release(action.index);
+      break;
+    case ActionKind::kReduce:
+      Reduce(action.index, action.micro_step);
+      spent = &times_.backward_ms;
+      break;
+    case ActionKind::kAwaitReduce:
+      AwaitReduce(action.index);
       spent = &times_.backward_ms;
       break;
     case ActionKind::kNorm:
-      ZeroUnusedGradients();
+      for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+        FinishGradients(u);
+      }
       Norm(input);
+      ListUnused();
       break;
     case ActionKind::kUpdate:
-      Update(action.unit, input);
+      Update(action.index, input);
+      break;
+    case ActionKind::kGatherUpdated:
+      GatherUpdated(action.index);
       break;
   }
-  *spent += std::chrono::duration<double, std::milli>(
-                std::chrono::steady_clock::now() - start)
-                .count();
+  *spent += MillisSince(start);
 }
 
+// ---- Collectives ----------------------------------------------------------
+
+void Executor::FollowCompute(Stream& stream) {
+  stream_->Record(*computed_);
+  stream.Wait(*computed_);
+}
+
+void Executor::AwaitEvent(Event& event) {
+  const auto start = Clock::now();
+  stream_->Wait(event);
+  times_.waiting_ms += MillisSince(start);
+}
+
+void Executor::Gather(int unit) {
+  UnitState& state = units_[unit];
+  const PlannedUnit& planned = plan_.units[unit];
+  ZERO_CHECK(!state.gathered.defined()) << planned.name;
+  const DType dtype = options_.param_dtype;
+  state.gathered = Tensor::Empty(*rotating_, {planned.padded_elems}, dtype,
+                                 MemoryCategory::kGatheredParameters);
+  std::vector<CollectiveSegment> segments;
+  for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
+    const Segment& segment = planned.segments[s];
+    segments.push_back(
+        {params_.Piece({unit, s}).data(),
+         state.gathered.Slice(segment.begin, {segment.elems}).data(),
+         segment.elems});
+  }
+  FollowCompute(*gather_stream_);
+  rank_->gather->AllGather(*gather_stream_, planned.name, dtype,
+                           std::move(segments));
+  gather_stream_->Record(*state.gather_done);
+  state.awaited.push_back(state.gather_done.get());
+  BindValues(unit, state.gathered);
+}
+
+void Executor::Release(int unit) {
+  BindValues(unit, Tensor());
+  units_[unit].gathered = Tensor();
+}
+
+void Executor::AwaitParameters(int unit) {
+  for (int needed : plan_.units[unit].needs) {
+    for (Event* event : units_[needed].awaited) AwaitEvent(*event);
+    units_[needed].awaited.clear();
+  }
+}
+
+void Executor::AwaitAllParameters() {
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) AwaitParameters(u);
+}
+
+void Executor::Reduce(int index, int64_t micro_step) {
+  const Bucket& bucket = plan_.reduce_buckets[index];
+  const bool sharded = grads_.sharded();
+  std::vector<CollectiveSegment> sums, totals;
+  for (const SegmentRef& ref : bucket.segments) {
+    FinishGradients(ref.unit);
+    const Segment& segment = plan_.segment(ref);
+    const Tensor piece = grads_.Piece(ref);
+    const Tensor whole = sharded ? units_[ref.unit].gradients.Slice(
+                                       segment.begin, {segment.elems})
+                                 : grads_.Whole(ref);
+    sums.push_back({whole.data(), piece.data(), segment.elems});
+    totals.push_back({piece.data(), whole.data(), segment.elems});
+  }
+  const std::string& name = plan_.units[bucket.segments.front().unit].name;
+  const DType dtype = options_.grad_dtype;
+  FollowCompute(*reduce_stream_);
+  rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
+                               /*accumulate=*/sharded && micro_step > 0,
+                               std::move(sums));
+  // Who updates all parameters needs all gradients: an all-reduce, in the same
+  // order of sums as at every stage.
+  if (plan_.placement.optimizer == Placement::kReplicated) {
+    rank_->reduce->AllGather(*reduce_stream_, name, dtype, std::move(totals));
+  }
+  reduce_stream_->Record(*reduced_[index]);
+}
+
+void Executor::AwaitReduce(int index) {
+  AwaitEvent(*reduced_[index]);
+  if (!grads_.sharded()) return;
+  const int unit = plan_.reduce_buckets[index].segments.front().unit;
+  UnitState& state = units_[unit];
+  if (--state.buckets_to_reduce > 0) return;
+  BindSinks(unit, Tensor());
+  state.gradients = Tensor();
+}
+
+void Executor::GatherUpdated(int index) {
+  std::vector<CollectiveSegment> segments;
+  const Bucket& bucket = plan_.gather_buckets[index];
+  Event* done = updated_[index].get();
+  int last = -1;
+  for (const SegmentRef& ref : bucket.segments) {
+    segments.push_back({params_.Piece(ref).data(), params_.Whole(ref).data(),
+                        plan_.segment(ref).elems});
+    if (ref.unit != last) units_[ref.unit].awaited.push_back(done);
+    last = ref.unit;
+  }
+  FollowCompute(*gather_stream_);
+  rank_->gather->AllGather(*gather_stream_,
+                           plan_.units[bucket.segments.front().unit].name,
+                           options_.param_dtype, std::move(segments));
+  gather_stream_->Record(*done);
+  if (!options_.overlap) AwaitEvent(*done);
+}
+
+// ---- Forward and backward -------------------------------------------------
+
 void Executor::Forward(int unit) {
+  AwaitParameters(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   Tensor input = std::exchange(state.input, Tensor());
@@ -391,6 +275,8 @@ void Executor::Forward(int unit) {
 }
 
 void Executor::ForwardBackwardHead(int unit) {
+  AwaitParameters(unit);
+  TakeGradientBuffers(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
@@ -409,6 +295,8 @@ void Executor::ForwardBackwardHead(int unit) {
 }
 
 void Executor::Backward(int unit) {
+  AwaitParameters(unit);
+  TakeGradientBuffers(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   ctx.tape = &state.tape;
@@ -426,92 +314,171 @@ void Executor::Backward(int unit) {
   state.tape = Tape();
 }
 
-void Executor::ZeroUnusedGradients() {
-  unused_.clear();
-  for (UnitState& unit : units_) {
-    for (auto& bound : unit.parameters) {
-      if (bound->parameter->frozen || bound->sink.written) continue;
+// Rotating memory for the gradients that this unit's backward writes: its own
+// and those of the parameters it borrows.
+void Executor::TakeGradientBuffers(int unit) {
+  if (!grads_.sharded()) return;
+  for (int u : plan_.units[unit].needs) {
+    UnitState& state = units_[u];
+    const PlannedUnit& planned = plan_.units[u];
+    if (planned.padded_elems == 0) continue;
+    if (state.gradients.defined()) {
+      ZERO_CHECK(!state.finished) << planned.name << " is being reduced";
+      continue;
+    }
+    state.gradients =
+        Tensor::Empty(*rotating_, {planned.padded_elems}, options_.grad_dtype,
+                      MemoryCategory::kReduceBuffers);
+    for (const Segment& gap : state.gaps) {
+      context_->ops().Fill(
+          *stream_,
+          {state.gradients.Slice(gap.begin, {gap.elems}).vector(), 0});
+    }
+    for (auto& bound : state.parameters) bound->sink.written = false;
+    state.finished = false;
+    state.buckets_to_reduce = 0;
+    for (const Bucket& bucket : plan_.reduce_buckets) {
+      if (bucket.segments.front().unit == u) ++state.buckets_to_reduce;
+    }
+    BindSinks(u, state.gradients);
+  }
+}
+
+// A gradient that no backward pass wrote is zero.
+void Executor::FinishGradients(int unit) {
+  UnitState& state = units_[unit];
+  if (std::exchange(state.finished, true)) return;
+  for (auto& bound : state.parameters) {
+    if (bound->parameter->frozen) continue;
+    if (bound->sink.written) {
+      bound->used = true;
+    } else {
       context_->ops().Fill(*stream_, {bound->sink.grad.vector(), 0});
+    }
+  }
+}
+
+void Executor::ListUnused() {
+  unused_.clear();
+  for (const UnitState& unit : units_) {
+    for (const auto& bound : unit.parameters) {
+      if (bound->parameter->frozen || bound->used) continue;
       unused_.push_back(bound->parameter->name);
     }
   }
 }
 
+// ---- Norm and update ------------------------------------------------------
+
+// Every rank sums the squares of its own pieces, also where it has all of
+// them, and all add them up in (segment, rank) order: the same bits at every
+// stage.
 void Executor::Norm(const StepInput& input) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  bool accumulate = false;
-  for (const PlannedUnit& unit : plan_.units) {
-    for (const Segment& segment : unit.segments) {
-      for (int64_t rank = 0; rank < plan_.world; ++rank) {
-        const Segment piece = plan_.Piece(segment, rank);
-        context_->ops().SumSquares(
-            *stream_,
-            {.src = grads_.Slice(unit.offset + piece.begin, {piece.elems})
-                        .vector(),
-             .out = &scalars->sum_squares,
-             .accumulate = std::exchange(accumulate, true)});
-      }
+  Ops& ops = context_->ops();
+  const int64_t world = plan_.world;
+  double* sums = sums_.As<double>();
+  double* losses = sums + plan_.num_segments * world;
+  ops.Fill(*stream_, {sums_.vector(), 0});
+  double* sum = sums + rank_->rank();
+  for (int u = 0; u < static_cast<int>(plan_.units.size()); ++u) {
+    const int num_segments = static_cast<int>(plan_.units[u].segments.size());
+    for (int s = 0; s < num_segments; ++s, sum += world) {
+      ops.SumSquares(*stream_,
+                     {.src = grads_.Piece({u, s}).vector(), .out = sum});
     }
   }
-  context_->ops().Clip(*stream_,
-                       {.sum_squares = &scalars->sum_squares,
-                        .max_norm = options_.max_grad_norm,
-                        .inverse_scale = 1.0f / input.loss_scale,
-                        .norm = &scalars->norm,
-                        .grad_scale = &scalars->grad_scale,
-                        .found_non_finite = &scalars->found_non_finite});
+  device_->Copy(*stream_, losses + rank_->rank(), &scalars->loss_sum,
+                sizeof(double));
+  rank_->scalar->AllReduce(*stream_, "norm and loss", DType::kF64,
+                           ReduceOp::kSum, sums, sums_.num_elems());
+  ops.Sum(*stream_, {.src = sums,
+                     .size = plan_.num_segments * world,
+                     .out = &scalars->sum_squares});
+  ops.Sum(*stream_,
+          {.src = losses, .size = world, .out = &scalars->global_loss});
+  ops.Clip(*stream_, {.sum_squares = &scalars->sum_squares,
+                      .max_norm = options_.max_grad_norm,
+                      .inverse_scale = 1.0f / input.loss_scale,
+                      .norm = &scalars->norm,
+                      .grad_scale = &scalars->grad_scale,
+                      .found_non_finite = &scalars->found_non_finite});
 }
 
 void Executor::Update(int unit, const StepInput& input) {
-  const PlannedUnit& planned = plan_.units[unit];
-  if (planned.padded_elems == 0) return;
-  const Shape shape{planned.padded_elems};
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  const UpdateState state{
-      .param = params_.Slice(planned.offset, shape).vector(),
-      .master = master_.defined()
-                    ? master_.Slice(planned.offset, shape).As<float>()
-                    : nullptr,
-      .grad = grads_.Slice(planned.offset, shape).vector(),
-      .grad_scale = &scalars->grad_scale,
-      .found_non_finite = &scalars->found_non_finite,
-      .ranges = units_[unit].ranges};
-  std::vector<float*> arrays;
-  for (const Tensor& array : optimizer_states_) {
-    arrays.push_back(array.Slice(planned.offset, shape).As<float>());
+  for (const UpdatePart& part : units_[unit].updates) {
+    const auto slice = [&](const FlatState& state) {
+      return part.piece.segment < 0 ? state.Unit(unit)
+                                    : state.Piece(part.piece);
+    };
+    const UpdateState state{
+        .param = slice(params_).vector(),
+        .master = master_.defined() ? slice(master_).As<float>() : nullptr,
+        .grad = slice(grads_).vector(),
+        .grad_scale = &scalars->grad_scale,
+        .found_non_finite = &scalars->found_non_finite,
+        .ranges = part.ranges};
+    std::vector<float*> arrays;
+    for (const FlatState& array : optimizer_states_) {
+      arrays.push_back(slice(array).As<float>());
+    }
+    const Tensor scratch = context_->Scratch(
+        options_.optimizer.ScratchBytes(part.elems, part.ranges.size()));
+    OptimizerStep(
+        context_->ops(), *stream_, options_.optimizer, state, arrays,
+        {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step},
+        AsWorkspace(scratch));
   }
-  const Tensor scratch = context_->Scratch(options_.optimizer.ScratchBytes(
-      planned.padded_elems, units_[unit].ranges.size()));
-  OptimizerStep(
-      context_->ops(), *stream_, options_.optimizer, state, arrays,
-      {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step},
-      AsWorkspace(scratch));
 }
 
-Tensor Executor::RunUnits(Context& ctx) {
-  ctx.tape = nullptr;
-  ctx.training = false;
+// ---- Without gradients ----------------------------------------------------
+
+template <typename Head>
+absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
+  if (forward_schedule_.empty()) {
+    forward_schedule_ = MakeForwardSchedule(plan_, options_.overlap);
+  }
+  staged_ = Tensor();
   Tensor x;
-  for (size_t u = 0; u + 1 < units_.size(); ++u) {
-    x = units_[u].unit->Forward(ctx, Var(std::move(x))).value;
+  for (const Action& action : forward_schedule_) {
+    switch (action.kind) {
+      case ActionKind::kGather:
+        Gather(action.index);
+        break;
+      case ActionKind::kRelease:
+        Release(action.index);
+        break;
+      default:
+        AwaitParameters(action.index);
+        if (action.index + 1 < static_cast<int>(units_.size())) {
+          const Var in(std::move(x));
+          x = units_[action.index].unit->Forward(ctx, in).value;
+        } else {
+          head(std::move(x));
+        }
+    }
+    ZERO_RETURN_IF_ERROR(rank_->status());
   }
-  return x;
+  return absl::OkStatus();
 }
 
-double Executor::EvalLossSum(const HostBatch& batch, float* losses) {
+absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
+                                             float* losses) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   Context ctx(*device_, *stream_, *activations_);
   Upload(batch, &ctx.batch);
-  Tensor x = RunUnits(ctx);
-  ctx.ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
-  ctx.batch.loss_sum = &scalars->loss_sum;
-  const int64_t tokens = ctx.batch.num_tokens();
-  const Tensor per_token = ctx.Empty({tokens}, DType::kF32);
-  ctx.batch.losses = per_token.As<float>();
-  units_.back().unit->Forward(ctx, Var(std::move(x)));
-  if (losses != nullptr) {
-    device_->Copy(*stream_, losses, per_token.data(), per_token.bytes());
-  }
+  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
+    ctx.ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
+    ctx.batch.loss_sum = &scalars->loss_sum;
+    const int64_t tokens = ctx.batch.num_tokens();
+    const Tensor per_token = ctx.Empty({tokens}, DType::kF32);
+    ctx.batch.losses = per_token.As<float>();
+    units_.back().unit->Forward(ctx, Var(std::move(x)));
+    if (losses != nullptr) {
+      device_->Copy(*stream_, losses, per_token.data(), per_token.bytes());
+    }
+  }));
   batch_memory_ = Tensor();
   return ReadScalar(&scalars->loss_sum);
 }
@@ -521,35 +488,77 @@ KvCache Executor::MakeKvCache(int64_t capacity) {
                              options_.param_dtype);
 }
 
-void Executor::LastLogits(const HostBatch& batch, KvCache* cache,
-                          float* logits) {
+absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
+                                  float* logits) {
   ZERO_CHECK_EQ(batch.batch, 1);
   Context ctx(*device_, *stream_, *activations_);
   ctx.kv_cache = cache;
   Upload(batch, &ctx.batch);
-  const Tensor x = RunUnits(ctx);
-  const int64_t channels = x.shape()[1];
-  const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
-  const Tensor out = units_.back().unit->Logits(ctx, Var(last)).value;
-  Tensor fp32 = ctx.Empty(out.shape(), DType::kF32);
-  ctx.ops().Cast(*stream_, {out.vector(), fp32.vector()});
-  device_->Copy(*stream_, logits, fp32.data(), fp32.bytes());
-  stream_->Synchronize();
+  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
+    const int64_t channels = x.shape()[1];
+    const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
+    const Tensor out = units_.back().unit->Logits(ctx, Var(last)).value;
+    const Tensor fp32 = ctx.Empty(out.shape(), DType::kF32);
+    ctx.ops().Cast(*stream_, {out.vector(), fp32.vector()});
+    device_->Copy(*stream_, logits, fp32.data(), fp32.bytes());
+    stream_->Synchronize();
+  }));
   if (cache != nullptr) cache->length += batch.length;
   batch_memory_ = Tensor();
+  return absl::OkStatus();
 }
 
-std::string Executor::FirstNonFiniteGradient() {
+// ---- What ranks agree on --------------------------------------------------
+
+// Every rank looks at its own pieces, which are reduced at every stage.
+absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
   const Tensor count = context_->Empty({1}, DType::kI64);
+  std::vector<const BoundParameter*> order;
   for (const UnitState& unit : units_) {
-    for (const auto& bound : unit.parameters) {
-      if (bound->parameter->frozen) continue;
-      context_->ops().CountNonFinite(
-          *stream_, {bound->sink.grad.vector(), count.As<int64_t>()});
-      if (ReadScalar(count.As<int64_t>()) > 0) return bound->parameter->name;
-    }
+    for (const auto& bound : unit.parameters) order.push_back(bound.get());
   }
-  return "";
+  const auto is_bad = [&](const BoundParameter& bound) {
+    const std::vector<Segment>& segments = plan_.units[bound.unit].segments;
+    const int64_t begin = bound.offset;
+    const int64_t end = begin + bound.parameter->stored_shape.num_elems();
+    for (int s = 0; s < static_cast<int>(segments.size()); ++s) {
+      const Segment piece = plan_.Piece(segments[s], rank_->rank());
+      const int64_t from = std::max(begin, piece.begin);
+      const int64_t to = std::min(end, piece.end());
+      if (from >= to) continue;
+      const Tensor part =
+          grads_.Piece({bound.unit, s}).Slice(from - piece.begin, {to - from});
+      context_->ops().CountNonFinite(*stream_,
+                                     {part.vector(), count.As<int64_t>()});
+      if (ReadScalar(count.As<int64_t>()) > 0) return true;
+    }
+    return false;
+  };
+  size_t first = 0;
+  while (first < order.size() &&
+         (order[first]->parameter->frozen || !is_bad(*order[first]))) {
+    ++first;
+  }
+  double earliest = -static_cast<double>(first);
+  ZERO_RETURN_IF_ERROR(
+      AllReduce("first non-finite", ReduceOp::kMax, {&earliest, 1}));
+  first = static_cast<size_t>(-earliest);
+  return first < order.size() ? order[first]->parameter->name : "";
+}
+
+absl::Status Executor::AllReduce(const std::string& name, ReduceOp op,
+                                 absl::Span<double> values) {
+  if (plan_.world == 1 || device_->kind() == DeviceKind::kMeta) {
+    return absl::OkStatus();
+  }
+  const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(double));
+  ZERO_CHECK_GE(agreed_.bytes(), bytes);
+  device_->Copy(*stream_, agreed_.data(), values.data(), bytes);
+  rank_->scalar->AllReduce(*stream_, name, DType::kF64, op, agreed_.data(),
+                           static_cast<int64_t>(values.size()));
+  device_->Copy(*stream_, values.data(), agreed_.data(), bytes);
+  stream_->Synchronize();
+  return rank_->status();
 }
 
 }  // namespace zero

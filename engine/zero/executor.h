@@ -1,9 +1,15 @@
 // Performs the schedule: one loop, one case per action.
 //
 // The executor owns the model states (flat buffers laid out by the plan), binds
-// parameters and gradient sinks to them, drives the units forward and backward
-// and calls the optimizer. It does not know why a step is taken, where data
-// comes from or what is printed (engine/train).
+// parameters and gradient sinks to them, drives the units forward and backward,
+// starts collectives and calls the optimizer. It does not know why a step is
+// taken, where data comes from or what is printed (engine/train), and it has
+// no case for a ZeRO stage: what is gathered, reduced and updated where follows
+// from the plan's placements and the schedule's actions.
+// Streams: compute is the caller's; a collective starts when what it reads has
+// been computed (an event), and computation waits for the events of what it
+// needs. A buffer goes back to its arena only after that.
+// Order: all ranks make the same calls, in the same order.
 // Start reading at Executor::Step.
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
 #define ZERO_ENGINE_ZERO_EXECUTOR_H_
@@ -17,8 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/autograd/context.h"
+#include "engine/comm/rank.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/arena.h"
+#include "engine/zero/flat_state.h"
 #include "engine/zero/plan.h"
 #include "engine/zero/schedule.h"
 #include "optim/optimizer.h"
@@ -35,6 +43,10 @@ struct ExecutorOptions {
   bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
+  StatePlacement placement;
+  int64_t reduce_bucket_elems = PlanOptions::kDefaultBucketElems;
+  int64_t gather_bucket_elems = PlanOptions::kDefaultBucketElems;
+  bool overlap = true;  // of communication with computation
   bool recompute = false;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
@@ -62,25 +74,32 @@ struct StepInput {
 };
 
 struct StepOutput {
-  double loss = 0;       // mean over valid targets
+  double loss = 0;       // mean over valid targets of all ranks
   double grad_norm = 0;  // before clipping, loss scale removed
   bool skipped = false;  // a gradient was not finite; nothing was updated
 };
 
 // Milliseconds spent per kind of action, for wall_clock_breakdown.
+// Waiting is what computation waited for collectives, in whichever phase.
 struct StepTimes {
   double forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
+  double waiting_ms = 0;
+};
+
+// What a rehearsal on the meta device measures and a run reserves.
+struct TransientBytes {
+  int64_t activations = 0;  // and workspace
+  int64_t rotating = 0;     // gathered parameters and gradients of units
 };
 
 class Executor {
  public:
-  // Reserves all memory of the run: states by the plan, and `activation_bytes`
-  // for activations and workspace (MeasureActivationBytes). Device, model and
-  // ledger must outlive the executor.
-  // Errors: ResourceExhausted, naming what did not fit.
+  // Reserves all memory of the run: states by the plan, and the transient
+  // bytes that a rehearsal measured. Rank, model and ledger must outlive the
+  // executor. Errors: ResourceExhausted, naming what did not fit.
   static absl::StatusOr<std::unique_ptr<Executor>> Make(
-      Device& device, Model& model, const ExecutorOptions& options,
-      int64_t activation_bytes, MemoryLedger* ledger);
+      const Rank& rank, Model& model, const ExecutorOptions& options,
+      const TransientBytes& transient, MemoryLedger* ledger);
   ~Executor();
 
   // Initial values: a pure function of (seed, parameter name, element).
@@ -91,23 +110,33 @@ class Executor {
   void Load(const std::function<void(const Parameter&, float* out)>& values);
 
   // One optimizer step over all micro-batches.
-  StepOutput Step(const StepInput& input);
+  // Errors: those of the communicators, here and below; the executor can not
+  // be used after one.
+  absl::StatusOr<StepOutput> Step(const StepInput& input);
 
-  // Sum of the cross-entropy over the valid targets of a batch; changes no
-  // state. `losses` (may be null) receives one per token.
-  double EvalLossSum(const HostBatch& batch, float* losses = nullptr);
+  // Sum of the cross-entropy over the valid targets of this rank's batch;
+  // changes no state. `losses` (may be null) receives one per token.
+  absl::StatusOr<double> EvalLossSum(const HostBatch& batch,
+                                     float* losses = nullptr);
 
   // Logits [V] fp32 of the last token of `batch` (B = 1), after appending its
   // tokens to `cache`; without a cache the tokens are the whole context.
-  void LastLogits(const HostBatch& batch, KvCache* cache, float* logits);
+  absl::Status LastLogits(const HostBatch& batch, KvCache* cache,
+                          float* logits);
   KvCache MakeKvCache(int64_t capacity);
   int64_t logits_size() const { return model_->vocab_size(); }
 
-  // fp32 values of a parameter: the master copy where there is one.
-  void ReadParameter(const Parameter& parameter, float* out);
+  // fp32 values of a parameter: the master copy where there is one. Cheapest
+  // in plan order, where neighbours share what is gathered.
+  absl::Status ReadParameter(const Parameter& parameter, float* out);
 
-  // The first parameter (in plan order) whose gradient is not finite, or "".
-  std::string FirstNonFiniteGradient();
+  // The first parameter (in plan order) whose gradient is not finite on any
+  // rank, or "".
+  absl::StatusOr<std::string> FirstNonFiniteGradient();
+
+  // Reduces a few numbers over the ranks, in place.
+  absl::Status AllReduce(const std::string& name, ReduceOp op,
+                         absl::Span<double> values);
 
   // Parameters that no backward pass wrote in the last step; their gradient
   // counts as zero.
@@ -119,35 +148,54 @@ class Executor {
   using ActionHook = std::function<void(const Action&, bool done)>;
   void set_hook(ActionHook hook) { hook_ = std::move(hook); }
 
-  int64_t activation_high_water_bytes() const {
-    return activations_->high_water_bytes();
+  TransientBytes high_water() const {
+    return {activations_->high_water_bytes(), rotating_->high_water_bytes()};
   }
   Arena& activations() { return *activations_; }
+  Arena& rotating() { return *rotating_; }
 
  private:
-  Executor(Device& device, Model& model, const ExecutorOptions& options);
-  absl::Status Reserve(int64_t activation_bytes, MemoryLedger* ledger);
+  Executor(const Rank& rank, Model& model, const ExecutorOptions& options);
+  absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger);
   void BindParameters();
+  void BindValues(int unit, const Tensor& flat);
+  void BindSinks(int unit, const Tensor& flat);
   void Upload(const HostBatch& batch, BatchView* view);
   void Perform(const Action& action, const StepInput& input);
+  void Gather(int unit);
+  void Release(int unit);
+  void AwaitParameters(int unit);
+  void AwaitAllParameters();
   void Forward(int unit);
   void ForwardBackwardHead(int unit);
   void Backward(int unit);
-  void ZeroUnusedGradients();
+  void TakeGradientBuffers(int unit);
+  void FinishGradients(int unit);
+  void Reduce(int bucket, int64_t micro_step);
+  void AwaitReduce(int bucket);
+  void GatherUpdated(int bucket);
   void Norm(const StepInput& input);
+  void ListUnused();
   void Update(int unit, const StepInput& input);
   void ClearOptimizer();
   void WriteParameter(const BoundParameter& bound, int64_t begin,
                       const std::vector<float>& values);
-  void UploadFromF32(const std::vector<float>& values, const Tensor& to);
+  void UploadFromF32(const float* values, const Tensor& to);
   void DownloadAsF32(const Tensor& from, float* out);
+  absl::Status StageSegment(const SegmentRef& ref);
   template <typename T>
   T ReadScalar(const T* device_value);
-  Tensor RunUnits(Context& ctx);
+  // Makes `stream` wait for everything computed so far.
+  void FollowCompute(Stream& stream);
+  void AwaitEvent(Event& event);
+  // Runs all units; the last is `head(input)`.
+  template <typename Head>
+  absl::Status RunUnits(Context& ctx, const Head& head);
 
   struct UnitState;
   struct Scalars;  // device scalars, in scalars_
 
+  const Rank* rank_;
   Device* device_;
   Model* model_;
   ExecutorOptions options_;
@@ -155,15 +203,30 @@ class Executor {
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Arena> states_;       // persistent
   std::unique_ptr<Arena> activations_;  // activations, workspace, inputs
-  Tensor params_, grads_, master_, scalars_;
-  std::vector<Tensor> optimizer_states_;
+  std::unique_ptr<Arena> rotating_;     // what units hold for a while
+  FlatState params_, grads_, master_;
+  std::vector<FlatState> optimizer_states_;
+  std::vector<Action> schedule_, forward_schedule_;  // made when first used
+  int64_t scheduled_micro_steps_ = 0;
+  Tensor scalars_;
+  // Per (segment, rank) the sum of squares, then per rank the loss sum: what
+  // ranks add up, in this order. Float64.
+  Tensor sums_;
+  Tensor agreed_;  // AllReduce's numbers, float64
   std::vector<UnitState> units_;
+  std::vector<std::unique_ptr<Event>> reduced_;  // per reduce bucket
+  std::vector<std::unique_ptr<Event>> updated_;  // per gather bucket
+  std::unique_ptr<Event> computed_;
   std::unique_ptr<Context> context_;
   Tensor batch_memory_;
   Tensor output_grad_;  // of the unit whose backward comes next
+  Tensor staged_;       // a whole segment of a sharded state, gathered to read
+  SegmentRef staged_ref_;
   std::vector<std::string> unused_;
   StepTimes times_;
   ActionHook hook_;
+  // Last: they finish what is queued before the memory above goes.
+  std::unique_ptr<Stream> gather_stream_, reduce_stream_;
 };
 
 // The plan's view of a model.

@@ -1,6 +1,7 @@
 #include "engine/zero/plan.h"
 
 #include <algorithm>
+#include <map>
 
 #include "engine/base/math.h"
 #include "kernels/check.h"
@@ -23,23 +24,126 @@ PlannedUnit PlanUnit(const UnitSpec& spec, int64_t world) {
   for (int64_t begin = 0; begin < end; begin += elems) {
     unit.segments.push_back({begin, elems});
   }
-  unit.padded_elems = unit.segments.back().begin + elems;
+  unit.padded_elems = unit.segments.back().end();
   return unit;
+}
+
+void FindNeeds(Plan* plan) {
+  std::map<std::string, int> owner;
+  for (int u = 0; u < static_cast<int>(plan->units.size()); ++u) {
+    PlannedUnit& unit = plan->units[u];
+    for (const std::string& name : unit.borrowed) {
+      const auto found = owner.find(name);
+      ZERO_CHECK(found != owner.end())
+          << unit.name << " borrows " << name
+          << ", which is no parameter of an earlier unit";
+      unit.needs.push_back(found->second);
+    }
+    unit.needs.push_back(u);
+    std::sort(unit.needs.begin(), unit.needs.end());
+    unit.needs.erase(std::unique(unit.needs.begin(), unit.needs.end()),
+                     unit.needs.end());
+    for (const PlannedParameter& parameter : unit.parameters) {
+      owner[parameter.spec.name] = u;
+    }
+  }
+}
+
+// Cuts a sequence of segments into buckets of at most `limit` elements. The
+// first and the last segment are buckets of their own where buckets may cross
+// units: nothing hides the first until it is full, or the last at all.
+class BucketMaker {
+ public:
+  BucketMaker(const Plan& plan, int64_t limit, bool cross_units)
+      : plan_(plan), limit_(limit), cross_units_(cross_units) {}
+
+  std::vector<Bucket> Make(const std::vector<SegmentRef>& order) {
+    for (size_t i = 0; i < order.size(); ++i) {
+      const bool edge = cross_units_ && (i == 1 || i + 1 == order.size());
+      const int64_t elems = plan_.segment(order[i]).elems;
+      if (buckets_.empty() || edge || !Fits(order[i], elems)) {
+        buckets_.push_back({});
+      }
+      buckets_.back().segments.push_back(order[i]);
+      buckets_.back().elems += elems;
+    }
+    return std::move(buckets_);
+  }
+
+ private:
+  bool Fits(const SegmentRef& segment, int64_t elems) const {
+    const Bucket& bucket = buckets_.back();
+    return bucket.elems + elems <= limit_ &&
+           (cross_units_ || bucket.segments.back().unit == segment.unit);
+  }
+
+  const Plan& plan_;
+  int64_t limit_;
+  bool cross_units_;
+  std::vector<Bucket> buckets_;
+};
+
+std::vector<SegmentRef> ForwardOrder(const Plan& plan) {
+  std::vector<SegmentRef> order;
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    for (size_t s = 0; s < plan.units[u].segments.size(); ++s) {
+      order.push_back({static_cast<int>(u), static_cast<int>(s)});
+    }
+  }
+  return order;
+}
+
+// Units from the last to the first; a unit's own segments ascend, since all of
+// them are complete at the same moment.
+std::vector<SegmentRef> BackwardOrder(const Plan& plan) {
+  std::vector<SegmentRef> order = ForwardOrder(plan);
+  std::stable_sort(
+      order.begin(), order.end(),
+      [](const SegmentRef& a, const SegmentRef& b) { return a.unit > b.unit; });
+  return order;
 }
 
 }  // namespace
 
-Plan MakePlan(const std::vector<UnitSpec>& units, int64_t world) {
-  ZERO_CHECK_GE(world, 1);
-  Plan plan{.world = world};
+StatePlacement PlacementOfStage(int stage) {
+  ZERO_CHECK_GE(stage, 0);
+  ZERO_CHECK_GE(3, stage);
+  constexpr Placement R = Placement::kReplicated, S = Placement::kSharded;
+  constexpr StatePlacement kTable[] = {
+      // parameters, gradients, optimizer
+      {R, R, R},
+      {R, R, S},
+      {R, S, S},
+      {S, S, S},
+  };
+  return kTable[stage];
+}
+
+Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
+  ZERO_CHECK_GE(options.world, 1);
+  Plan plan{.world = options.world};
+  if (options.world > 1) plan.placement = options.placement;
   for (const UnitSpec& spec : units) {
-    PlannedUnit unit = PlanUnit(spec, world);
+    PlannedUnit unit = PlanUnit(spec, options.world);
     unit.offset = plan.padded_elems;
     plan.padded_elems += unit.padded_elems;
+    plan.num_segments += static_cast<int64_t>(unit.segments.size());
     for (const PlannedParameter& parameter : unit.parameters) {
       plan.num_parameters += parameter.elems;
     }
     plan.units.push_back(std::move(unit));
+  }
+  FindNeeds(&plan);
+  if (plan.world == 1) return plan;
+  plan.reduce_buckets =
+      BucketMaker(plan, options.reduce_bucket_elems,
+                  plan.placement.gradients == Placement::kReplicated)
+          .Make(BackwardOrder(plan));
+  if (plan.placement.parameters == Placement::kReplicated &&
+      plan.placement.optimizer == Placement::kSharded) {
+    plan.gather_buckets =
+        BucketMaker(plan, options.gather_bucket_elems, /*cross_units=*/true)
+            .Make(ForwardOrder(plan));
   }
   return plan;
 }

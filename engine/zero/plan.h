@@ -1,13 +1,15 @@
-// Who owns what: a pure function of the model's shapes and the world size.
+// Who owns what: a pure function of the model's shapes, the world size and
+// what is sharded.
 //
 // A unit's parameters lie in one flat buffer, each at a multiple of 64
 // elements. The buffer is cut into fixed segments, each padded to a multiple
 // of 64 * world; rank r owns the r-th equal piece of every segment. So
 // reduce-scatter and all-gather run in place for any world size, pieces stay
-// aligned, and no bucket size ever moves an owner. Nothing here knows a
-// thread, a device or a file.
+// aligned, and no bucket size ever moves an owner. A ZeRO stage is nothing but
+// a row of PlacementOfStage. Nothing here knows a thread, a device or a file.
 // Invariants: parameters are disjoint; segments tile the unit;
-//   padded_elems = sum of segment elems; segment elems % (64 * world) = 0.
+//   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
+//   every segment is in exactly one reduce bucket and one gather bucket.
 #ifndef ZERO_ENGINE_ZERO_PLAN_H_
 #define ZERO_ENGINE_ZERO_PLAN_H_
 
@@ -30,7 +32,34 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
-  std::vector<std::string> borrowed;  // names of other units' parameters
+  std::vector<std::string> borrowed;  // names of earlier units' parameters
+};
+
+// Of one model state over the data-parallel ranks.
+enum class Placement { kReplicated, kSharded };
+
+struct StatePlacement {
+  Placement parameters = Placement::kReplicated;
+  Placement gradients = Placement::kReplicated;
+  Placement optimizer = Placement::kReplicated;  // and master weights
+
+  bool operator==(const StatePlacement&) const = default;
+};
+
+// The stages of Rajbhandari et al. 2020 (ZeRO, figure 1), numbered as in
+// DeepSpeed: 0 replicates all (DDP), 1 shards the optimizer, 2 the gradients
+// too, 3 the parameters too. REQUIRES: 0 <= stage <= 3.
+StatePlacement PlacementOfStage(int stage);
+
+struct PlanOptions {
+  // 25 MB of fp32.
+  static constexpr int64_t kDefaultBucketElems = 6'553'600;
+
+  int64_t world = 1;
+  StatePlacement placement;
+  // Upper limits of one collective's elements; one segment always fits.
+  int64_t reduce_bucket_elems = kDefaultBucketElems;
+  int64_t gather_bucket_elems = kDefaultBucketElems;
 };
 
 struct PlannedParameter {
@@ -43,17 +72,35 @@ struct PlannedParameter {
 struct Segment {
   int64_t begin = 0;
   int64_t elems = 0;
+  int64_t end() const { return begin + elems; }
 };
 
 struct PlannedUnit {
   std::string name;
   std::vector<PlannedParameter> parameters;
-  // Parameters of other units that this one reads: they must be in place while
-  // it runs, and their gradients are complete only when their own unit's are.
+  // Parameters of earlier units that this one reads: they must be in place
+  // while it runs, and their gradients are complete only when their own unit's
+  // are.
   std::vector<std::string> borrowed;
+  // The units whose parameters must be in place while this one runs: those
+  // that own the borrowed ones, then itself.
+  std::vector<int> needs;
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;
+};
+
+struct SegmentRef {
+  int unit = 0;
+  int segment = 0;
+  bool operator==(const SegmentRef&) const = default;
+};
+
+// Segments that one collective moves.
+struct Bucket {
+  std::vector<SegmentRef> segments;
+  int64_t elems = 0;
+  bool operator==(const Bucket&) const = default;
 };
 
 struct Plan {
@@ -64,18 +111,40 @@ struct Plan {
   static constexpr int64_t kMaxSegmentElems = int64_t{4} << 20;
 
   int64_t world = 1;
+  // A world of one has nothing to shard: all replicated, whatever was asked.
+  StatePlacement placement;
   std::vector<PlannedUnit> units;
+  // In the order in which backward completes them: from the last unit down.
+  // Replicated gradients: a bucket may hold segments of several units; sharded
+  // ones: of one unit, whose buffer it frees.
+  std::vector<Bucket> reduce_buckets;
+  // Updated parameters, from the first unit up; empty unless parameters are
+  // replicated and the optimizer is sharded.
+  std::vector<Bucket> gather_buckets;
   int64_t padded_elems = 0;  // over all units
   int64_t num_parameters = 0;
+  int64_t num_segments = 0;
 
-  // Rank r's piece of a segment.
+  // Rank r's piece of a segment, in the unit's elements.
   Segment Piece(const Segment& segment, int64_t rank) const {
     const int64_t elems = segment.elems / world;
     return {segment.begin + rank * elems, elems};
   }
+  // Where that piece begins in rank r's shard of all units.
+  int64_t ShardOffset(const PlannedUnit& unit, const Segment& segment) const {
+    return (unit.offset + segment.begin) / world;
+  }
+  // Elements of a state on one rank.
+  int64_t StateElems(Placement placement) const {
+    return placement == Placement::kSharded ? padded_elems / world
+                                            : padded_elems;
+  }
+  const Segment& segment(const SegmentRef& ref) const {
+    return units[ref.unit].segments[ref.segment];
+  }
 };
 
-Plan MakePlan(const std::vector<UnitSpec>& units, int64_t world);
+Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options);
 
 }  // namespace zero
 

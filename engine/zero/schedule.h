@@ -2,8 +2,11 @@
 // values, the same on every rank. The executor performs it; the planners print
 // it and count it.
 //
-// Today's world is one rank, where every state is in place and nothing is
-// gathered or reduced; further placements add their actions between these.
+// Actions are in issue order. Computation runs on the compute stream in that
+// order; kGather, kReduce and kGatherUpdated only start a collective on a
+// stream of their own. A unit's computation waits for the gathers of what it
+// needs; kAwaitReduce is the one explicit wait. With overlap off every
+// collective is awaited where it is issued.
 #ifndef ZERO_ENGINE_ZERO_SCHEDULE_H_
 #define ZERO_ENGINE_ZERO_SCHEDULE_H_
 
@@ -19,23 +22,43 @@ enum class ActionKind {
   kForward,          // unit, without the last
   kForwardBackward,  // the last unit: the loss writes its gradients at once
   kBackward,         // unit; recomputes its forward first where asked
+  kGather,           // unit: takes a buffer, starts gathering its parameters
+  kRelease,          // unit: gives its gathered parameters' buffer back
+  kReduce,           // bucket: starts reducing its gradients
+  kAwaitReduce,      // bucket: waits; a rotating gradient buffer goes with the
+                     // last bucket of its unit
   kNorm,             // global gradient norm, clip factor, finite check
-  kUpdate,           // optimizer step of the unit
+  kUpdate,           // optimizer step of the unit's owned part
+  kGatherUpdated,    // gather bucket: starts gathering updated parameters
 };
 
 struct Action {
   ActionKind kind;
-  int unit = -1;  // -1: all
+  int index = -1;  // unit or bucket, see the kinds; -1: all
   int64_t micro_step = 0;
 
   bool operator==(const Action&) const = default;
 };
 
-// "Forward(block.3)".
+// "Forward(block.3)", "Reduce(bucket 2: block.3)".
 std::string ActionName(const Action& action, const Plan& plan);
 
-// The actions of one step of `micro_steps` micro-batches, in issue order.
-std::vector<Action> MakeSchedule(const Plan& plan, int64_t micro_steps);
+struct ScheduleOptions {
+  int64_t micro_steps = 1;
+  bool overlap = true;
+};
+
+// The actions of one training step.
+std::vector<Action> MakeSchedule(const Plan& plan,
+                                 const ScheduleOptions& options);
+
+// The actions of one forward pass without gradients; the last unit is only
+// gathered and released, what it computes is the caller's.
+std::vector<Action> MakeForwardSchedule(const Plan& plan, bool overlap);
+
+// XXH3 of the plan's layout and the actions: equal on all ranks, or they would
+// wait for each other in different places.
+std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions);
 
 }  // namespace zero
 

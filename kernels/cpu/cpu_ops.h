@@ -78,6 +78,7 @@ class CpuOps final : public Ops {
   void Fill(Stream&, const FillArgs&) override;
   // reduce.cc
   void SumSquares(Stream&, const SumSquaresArgs&) override;
+  void Sum(Stream&, const SumArgs&) override;
   void CountNonFinite(Stream&, const CountNonFiniteArgs&) override;
   void Clip(Stream&, const ClipArgs&) override;
   // sum_ranks.cc

@@ -161,6 +161,12 @@ double SumSquares(int num_threads, const ConstVector& src) {
   return total;
 }
 
+void CpuOps::Sum(Stream&, const SumArgs& args) {
+  double sum = 0;
+  for (int64_t i = 0; i < args.size; ++i) sum += args.src[i];
+  *args.out = sum;
+}
+
 void CpuOps::SumSquares(Stream&, const SumSquaresArgs& args) {
   const double sum = cpu::SumSquares(num_threads_, args.src);
   *args.out = args.accumulate ? *args.out + sum : sum;

@@ -65,6 +65,15 @@ class CliTest(unittest.TestCase):
         self.ok(*args)
         return self.read_json(out_dir + "/summary.json")
 
+    def test_every_stage_gives_the_same_hash(self):
+        hashes = set()
+        for stage in range(4):
+            self.ok("train", "config.json", "--ranks", "3",
+                    "--set", "train_batch_size=6", "--set", "training.steps=3",
+                    "--set", "zero_optimization.stage=%d" % stage)
+            hashes.add(self.read_json("run/summary.json")["parameters_hash"])
+        self.assertEqual(len(hashes), 1)
+
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")
         self.assertEqual(summary["steps"], 12)
@@ -157,7 +166,8 @@ class CliTest(unittest.TestCase):
                 ("model.preset=\"gpt3\"", ["model.preset", "gpt2"]),
                 ("data.train=\"nope.txt\"", ["data.train", "does not exist"]),
                 ("zero_optimization.stage=7", ["stage", "[0, 3]"]),
-                ("zero_optimization.stage=1", ["stage", "not built yet"]),
+                ("zero_optimization.mics_shard_size=2",
+                 ["mics_shard_size", "not built yet"]),
                 ("optimizer.params.lr=-1", ["optimizer.params.lr", "-1"]),
                 ("amp.enabled=true", ["amp", "bf16"])):
             with self.subTest(override=override):

@@ -69,12 +69,22 @@ int64_t TokenBatch::NumValid() const {
                        [](int32_t target) { return target >= 0; });
 }
 
+Rig::Rig(const Rank& rank, std::unique_ptr<Model> model,
+         const ExecutorOptions& options, const TransientBytes& transient,
+         uint64_t seed)
+    : model_(std::move(model)) {
+  auto executor = Executor::Make(rank, *model_, options, transient, &ledger_);
+  ZERO_CHECK(executor.ok()) << executor.status();
+  executor_ = *std::move(executor);
+  executor_->Initialize(seed);
+}
+
 Rig::Rig(Device& device, std::unique_ptr<Model> model,
          const ExecutorOptions& options, int64_t activation_bytes,
          uint64_t seed)
-    : device_(&device), model_(std::move(model)) {
+    : lone_(MakeLoneRank(device)), model_(std::move(model)) {
   auto executor =
-      Executor::Make(device, *model_, options, activation_bytes, &ledger_);
+      Executor::Make(lone_, *model_, options, {activation_bytes, 0}, &ledger_);
   ZERO_CHECK(executor.ok()) << executor.status();
   executor_ = *std::move(executor);
   executor_->Initialize(seed);
@@ -89,7 +99,7 @@ StepOutput Rig::Step(const TokenBatch& batch, float lr, int64_t micro_size,
                      float loss_scale) {
   const std::vector<HostBatch> parts =
       batch.Split(micro_size == 0 ? batch.batch : micro_size);
-  const StepOutput output =
+  const absl::StatusOr<StepOutput> output =
       executor_->Step({.micro_batches = parts,
                        .num_valid_targets = batch.NumValid(),
                        .lr = lr,
@@ -98,8 +108,20 @@ StepOutput Rig::Step(const TokenBatch& batch, float lr, int64_t micro_size,
                        .optimizer_step = optimizer_step_,
                        .dropout_key = dropout_key_});
   ++dropout_key_;
-  if (!output.skipped) ++optimizer_step_;
-  return output;
+  ZERO_CHECK(output.ok()) << output.status();
+  if (!output->skipped) ++optimizer_step_;
+  return *output;
+}
+
+double Rig::EvalLossSum(const HostBatch& batch, float* losses) {
+  const absl::StatusOr<double> sum = executor_->EvalLossSum(batch, losses);
+  ZERO_CHECK(sum.ok()) << sum.status();
+  return *sum;
+}
+
+void Rig::LastLogits(const HostBatch& batch, KvCache* cache, float* logits) {
+  const absl::Status status = executor_->LastLogits(batch, cache, logits);
+  ZERO_CHECK(status.ok()) << status;
 }
 
 Parameter& Rig::parameter(const std::string& name) {
@@ -112,7 +134,8 @@ Parameter& Rig::parameter(const std::string& name) {
 
 std::vector<float> Rig::Read(const Parameter& parameter) {
   std::vector<float> values(parameter.shape.num_elems());
-  executor_->ReadParameter(parameter, values.data());
+  const absl::Status read = executor_->ReadParameter(parameter, values.data());
+  ZERO_CHECK(read.ok()) << read;
   return values;
 }
 

@@ -74,12 +74,20 @@ class Rig {
   Rig(Device& device, std::unique_ptr<Model> model,
       const ExecutorOptions& options, int64_t activation_bytes = 8 << 20,
       uint64_t seed = 1);
+  // As one rank of several; `rank` must outlive the rig.
+  Rig(const Rank& rank, std::unique_ptr<Model> model,
+      const ExecutorOptions& options, const TransientBytes& transient,
+      uint64_t seed = 1);
   Rig(Device& device, const ModelConfig& config, const ExecutorOptions& options,
       int64_t activation_bytes = 8 << 20, uint64_t seed = 1);
 
   // One optimizer step over `batch` in micro-batches of `micro_size` (0: one).
   StepOutput Step(const TokenBatch& batch, float lr, int64_t micro_size = 0,
                   float loss_scale = 1);
+
+  // The executor's, which must succeed.
+  double EvalLossSum(const HostBatch& batch, float* losses = nullptr);
+  void LastLogits(const HostBatch& batch, KvCache* cache, float* logits);
 
   Executor& operator*() { return *executor_; }
   Executor* operator->() { return executor_.get(); }
@@ -95,7 +103,7 @@ class Rig {
   std::vector<float> ReadAll();
 
  private:
-  Device* device_;
+  Rank lone_;  // where the rig was given a device
   MemoryLedger ledger_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;

@@ -85,18 +85,21 @@ absl::StatusOr<double> HostSeconds(Device& device, const Config& config,
                                    const RandomBatch& batch) {
   constexpr int64_t kUnlimited = int64_t{1} << 46;
   const std::unique_ptr<Device> meta = MakeMetaDevice(device);
+  const Rank rank = MakeLoneRank(*meta);
   const std::unique_ptr<Model> model = MakeModelTools().make(config.model);
   MemoryLedger ledger;
   ZERO_ASSIGN_OR_RETURN(
       const auto executor,
-      Executor::Make(*meta, *model,
+      Executor::Make(rank, *model,
                      MakeExecutorOptions(config, /*train=*/true,
                                          config.data.sequence_length),
-                     kUnlimited, &ledger));
+                     {kUnlimited, kUnlimited}, &ledger));
   std::vector<double> seconds;
   for (int step = 0; step < 12; ++step) {
-    const double one =
-        SecondsOf([&] { executor->Step(batch.Input(config, step + 1)); });
+    const double one = SecondsOf([&] {
+      const auto output = executor->Step(batch.Input(config, step + 1));
+      ZERO_CHECK(output.ok()) << output.status();
+    });
     if (step >= 2) seconds.push_back(one);
   }
   return Median(seconds);
@@ -188,14 +191,17 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(run));
   TimedDevice timed(*device);
+  const Rank rank = MakeLoneRank(timed);
   ZERO_ASSIGN_OR_RETURN(
       const auto session,
-      Session::Make(timed, config, MakeModelTools(), {.train = true}));
+      Session::Make(rank, config, MakeModelTools(), {.train = true}));
   Executor& executor = session->executor();
   const RandomBatch batch(config);
   const int64_t tokens = batch.host.batch * batch.host.length;
 
-  StepOutput output = executor.Step(batch.Input(config, 1));  // warms up
+  // The first one warms up.
+  ZERO_ASSIGN_OR_RETURN(StepOutput output,
+                        executor.Step(batch.Input(config, 1)));
   const double first_loss = output.loss;
   const int64_t peak_rss = PeakResidentBytes();
   std::unique_ptr<StepProducts> products;
@@ -209,8 +215,8 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   std::vector<double> step_s, passes, ratios;
   Phases phases(executor);
   for (int i = 0; i < options.steps; ++i) {
-    step_s.push_back(
-        SecondsOf([&] { output = executor.Step(batch.Input(config, i + 2)); }));
+    step_s.push_back(SecondsOf(
+        [&] { output = *executor.Step(batch.Input(config, i + 2)); }));
     phases.EndStep();
     if (products == nullptr) continue;
     passes.push_back(products->Pass());

@@ -137,6 +137,9 @@ class TimedDevice::TimedOps final : public Ops {
   void SumSquares(Stream& s, const SumSquaresArgs& a) override {
     Time("sum_squares", 0, [&] { inner_.SumSquares(s, a); });
   }
+  void Sum(Stream& s, const SumArgs& a) override {
+    Time("sum", 0, [&] { inner_.Sum(s, a); });
+  }
   void CountNonFinite(Stream& s, const CountNonFiniteArgs& a) override {
     Time("count_non_finite", 0, [&] { inner_.CountNonFinite(s, a); });
   }

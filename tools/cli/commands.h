@@ -39,7 +39,8 @@ struct RunOptions {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b=value"
   std::string model_dir;          // --model: a Hugging Face folder
-  int threads = 0;                // 0: all cores this process may use
+  int ranks = 1;    // data-parallel ranks, as threads of this process
+  int threads = 0;  // per rank; 0: an equal share of the cores
   std::string device = "cpu";
 };
 
@@ -55,7 +56,12 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files);
 
-absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options);
+// Declares --ranks, for the commands that have it.
+void AddRanksOption(CLI::App& app, RunOptions* options);
+
+// The device of one rank, for the thread that makes this call.
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
+                                                   int rank = 0);
 
 // What the models room offers to the engine.
 ModelTools MakeModelTools();

@@ -16,6 +16,7 @@ namespace zero {
 namespace {
 
 absl::Status Eval(RunOptions options, bool json) {
+  const std::atomic<bool>* stop = InstallStopSignals();
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadTrainedConfig(&options, MissingFiles::kIgnored));
   const Config& config = loaded.config;
@@ -28,13 +29,17 @@ absl::Status Eval(RunOptions options, bool json) {
         "there is no validation data: set data.validation, or "
         "data.validation_fraction");
   }
-  ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
-                        MakeEvalLoader(config, data.validation.get()));
+  ZERO_ASSIGN_OR_RETURN(
+      const EvalLoader loader,
+      MakeEvalLoader(config, /*world=*/1, data.validation.get()));
+  const Rank rank = MakeLoneRank(*device);
   ZERO_ASSIGN_OR_RETURN(
       const auto session,
-      Session::Make(*device, config, MakeModelTools(), {.evaluate = true}));
-  const absl::optional<double> mean =
-      MeanLoss(session->executor(), loader, InstallStopSignals());
+      Session::Make(rank, config, MakeModelTools(), {.evaluate = true}));
+  ZERO_ASSIGN_OR_RETURN(
+      const absl::optional<double> mean,
+      MeanLoss(session->executor(), rank, loader,
+               [stop]() -> absl::StatusOr<bool> { return stop->load(); }));
   if (!mean.has_value()) return absl::CancelledError("stopped by a signal");
   const double loss = *mean;
   if (json) {

@@ -79,6 +79,7 @@ absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
 }
 
 absl::Status Run(GenerateFlags flags) {
+  const std::atomic<bool>* stop = InstallStopSignals();
   absl::StatusOr<LoadedConfig> loaded =
       flags.run.config.empty()
           ? LoadModelOnly(flags.run)
@@ -105,26 +106,27 @@ absl::Status Run(GenerateFlags flags) {
                                    config.model.max_position_embeddings);
   ZERO_RETURN_IF_ERROR(CheckText(*tokenizer, config, prompt.size(), context));
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
+  const Rank rank = MakeLoneRank(*device);
   ZERO_ASSIGN_OR_RETURN(const auto session,
-                        Session::Make(*device, config, MakeModelTools(),
+                        Session::Make(rank, config, MakeModelTools(),
                                       {.generate_tokens = context}));
-  const std::atomic<bool>* stop = InstallStopSignals();
   std::fputs(flags.prompt.c_str(), stdout);
   StreamDecoder decoder(tokenizer.get());
-  Generate(session->executor(), prompt,
-           {.sampling = {.temperature = flags.temperature,
-                         .top_k = flags.top_k,
-                         .top_p = flags.top_p,
-                         .seed = static_cast<uint64_t>(flags.seed)},
-            .max_tokens = flags.tokens,
-            .context_length = context,
-            .vocab_size = tokenizer->vocab_size(),
-            .stop_token = tokenizer->eot_id()},
-           [&](int32_t id) {
-             std::fputs(decoder.Push(id).c_str(), stdout);
-             std::fflush(stdout);
-             return !stop->load();
-           });
+  ZERO_RETURN_IF_ERROR(
+      Generate(session->executor(), prompt,
+               {.sampling = {.temperature = flags.temperature,
+                             .top_k = flags.top_k,
+                             .top_p = flags.top_p,
+                             .seed = static_cast<uint64_t>(flags.seed)},
+                .max_tokens = flags.tokens,
+                .context_length = context,
+                .vocab_size = tokenizer->vocab_size(),
+                .stop_token = tokenizer->eot_id()},
+               [&](int32_t id) -> absl::StatusOr<bool> {
+                 std::fputs(decoder.Push(id).c_str(), stdout);
+                 std::fflush(stdout);
+                 return !stop->load();
+               }));
   std::printf("%s\n", decoder.Finish().c_str());
   return stop->load() ? absl::CancelledError("stopped by a signal")
                       : absl::OkStatus();

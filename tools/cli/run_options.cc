@@ -32,11 +32,18 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
   app.add_option("--model", options->model_dir,
                  "start from this Hugging Face folder");
   app.add_option("--threads", options->threads,
-                 "compute threads (default: all cores)")
+                 "compute threads of a rank (default: its share of the cores)")
       ->check(WholeNumber(1, 1024));
   app.add_option("--device", options->device, "cpu or cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));
+}
+
+void AddRanksOption(CLI::App& app, RunOptions* options) {
+  app.add_option("--ranks", options->ranks,
+                 "data-parallel ranks, as threads of this process")
+      ->capture_default_str()
+      ->check(WholeNumber(1, 1024));
 }
 
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
@@ -47,12 +54,15 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
   load.catalog = catalog.get();
   load.missing_files = missing_files;
   load.model_dir = options.model_dir;
+  load.world = options.ranks;
   return LoadConfig(options.config, load);
 }
 
-absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options) {
-  if (options.device == "cuda") return MakeCudaDevice(0);
-  return MakeCpuDevice(options.threads > 0 ? options.threads : AllowedCores());
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
+                                                   int rank) {
+  if (options.device == "cuda") return MakeCudaDevice(rank);
+  if (options.threads > 0) return MakeCpuDevice(options.threads);
+  return MakeCpuDevice(std::max(AllowedCores() / options.ranks, 1));
 }
 
 ModelTools MakeModelTools() {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
+#include "engine/comm/local_ranks.h"
 #include "engine/config/print.h"
 #include "engine/train/trainer.h"
 #include "tools/cli/commands.h"
@@ -43,18 +44,25 @@ void PrintSummary(const RunSummary& summary, const Config& config,
 }
 
 absl::Status Train(const RunOptions& options) {
+  const std::atomic<bool>* stop = InstallStopSignals();
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(options, MissingFiles::kError));
-  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options));
   Console console(stdout, isatty(STDOUT_FILENO));
+  Console silent(nullptr, /*is_terminal=*/false);
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));
-  ZERO_ASSIGN_OR_RETURN(const auto trainer,
-                        Trainer::Make(*device, loaded, MakeModelTools(),
-                                      &console, InstallStopSignals()));
-  ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
-  PrintSummary(summary, loaded.config, &console);
-  return summary.interrupted ? absl::CancelledError("stopped by a signal")
-                             : absl::OkStatus();
+  return RunLocalRanks(
+      options.ranks, LocalOptions(),
+      [&](int rank) { return OpenDevice(options, rank); },
+      [&](const Rank& rank) -> absl::Status {
+        const bool leads = rank.rank() == 0;
+        ZERO_ASSIGN_OR_RETURN(const auto trainer,
+                              Trainer::Make(rank, loaded, MakeModelTools(),
+                                            leads ? &console : &silent, stop));
+        ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
+        if (leads) PrintSummary(summary, loaded.config, &console);
+        return summary.interrupted ? absl::CancelledError("stopped by a signal")
+                                   : absl::OkStatus();
+      });
 }
 
 }  // namespace
@@ -62,6 +70,7 @@ absl::Status Train(const RunOptions& options) {
 Command AddTrain(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   AddRunOptions(app, options.get(), /*config_required=*/true);
+  AddRanksOption(app, options.get());
   return [options] { return Train(*options); };
 }
 

@@ -44,6 +44,7 @@ absl::Status Save(const std::string& dir, const ModelConfig& config,
                       [&](const Parameter& parameter, float* out) {
                         const Floats& from = values.at(parameter.name);
                         std::copy(from.begin(), from.end(), out);
+                        return absl::OkStatus();
                       });
 }
 
@@ -274,6 +275,7 @@ TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
       SavePortable(dir.File("final"), *model, "{}", DType::kF32,
                    [&](const Parameter&, float*) {
                      if (left-- == 0) ::raise(SIGKILL);
+                     return absl::OkStatus();
                    })
           .IgnoreError();
       ::_exit(0);

@@ -245,13 +245,17 @@ bool NeedsNoLine(const KeySpec& key) {
   if (key.kind == KeyKind::kChoice) {
     return std::count_if(key.choices.begin(), key.choices.end(), is_built) == 1;
   }
-  if (key.path == "zero_optimization.stage") return key.unbuilt.size() == 3;
+  // One rank has nothing to shard or to send (tests/engine/zero/stages_test).
+  if (absl::StartsWith(key.path, "zero_optimization.")) return true;
   return key.path == "dump_state";
 }
 
 class KeysEffectTest : public testing::Test {
  protected:
-  KeysEffectTest() : device_(MakeCpuDevice(1)), catalog_(MakeModelCatalog()) {
+  KeysEffectTest()
+      : device_(MakeCpuDevice(1)),
+        rank_(MakeLoneRank(*device_)),
+        catalog_(MakeModelCatalog()) {
     std::string text, other, tokens;
     for (int i = 0; i < 12; ++i) {
       absl::StrAppend(&text, "The number after ", i, " is ", i + 1, ".\n");
@@ -302,7 +306,7 @@ class KeysEffectTest : public testing::Test {
         return TokenFlops();
       };
       const auto trainer =
-          Trainer::Make(*device_, loaded, tools, &console, nullptr);
+          Trainer::Make(rank_, loaded, tools, &console, nullptr);
       if (trainer.ok()) {
         Poison(**trainer, bad_steps);
         const auto summary = (*trainer)->Run();
@@ -405,6 +409,7 @@ class KeysEffectTest : public testing::Test {
 
   TempDir dir_;
   std::unique_ptr<Device> device_;
+  Rank rank_;
   std::unique_ptr<ModelCatalog> catalog_;
   std::map<std::string, std::string> contexts_;
 };

@@ -92,7 +92,7 @@ class TrainerTest : public testing::Test {
     std::FILE* file = open_memstream(&text, &size);
     {
       Console console(file, /*is_terminal=*/false);
-      auto trainer = Trainer::Make(*device_, loaded, Tools(), &console, stop);
+      auto trainer = Trainer::Make(rank(), loaded, Tools(), &console, stop);
       EXPECT_TRUE(trainer.ok()) << trainer.status();
       if (trainer.ok()) {
         if (prepare) prepare(**trainer);
@@ -132,7 +132,14 @@ class TrainerTest : public testing::Test {
   }
 
   TempDir dir_;
+  // Of the device that there is now; trainers and sessions keep its address.
+  const Rank& rank() {
+    rank_ = MakeLoneRank(*device_);
+    return rank_;
+  }
+
   std::unique_ptr<Device> device_;
+  Rank rank_;
 };
 
 TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
@@ -256,19 +263,21 @@ TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
               precision},
              "again");
     auto session =
-        Session::Make(*device_, again.config, Tools(), {.evaluate = true});
+        Session::Make(rank(), again.config, Tools(), {.evaluate = true});
     ASSERT_TRUE(session.ok()) << session.status();
     // A session that does not train has no master weights: in bf16 the hash
     // is that of the rounded values.
     if (std::string(precision) == "bf16.enabled=false") {
-      EXPECT_EQ((*session)->ParametersHash(), hash);
+      EXPECT_EQ(*(*session)->ParametersHash(), hash);
     }
     const auto data = OpenRunData(again.config, false, 1);
     ASSERT_TRUE(data.ok()) << data.status();
-    const auto loader = MakeEvalLoader(again.config, data->validation.get());
+    const auto loader =
+        MakeEvalLoader(again.config, /*world=*/1, data->validation.get());
     ASSERT_TRUE(loader.ok());
     const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
-    EXPECT_EQ(*MeanLoss((*session)->executor(), *loader, nullptr),
+    EXPECT_EQ(**MeanLoss((*session)->executor(), rank_, *loader,
+                         []() -> absl::StatusOr<bool> { return false; }),
               json["validation_loss"].get<double>());
   }
 }
@@ -562,8 +571,7 @@ TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
       Load(with(with(epochs, "scheduler.type=WSD"),
                 absl::StrCat("scheduler.params.decay_num_steps=", steps + 1)));
   Console console(stdout, /*is_terminal=*/false);
-  const auto trainer =
-      Trainer::Make(*device_, decay, Tools(), &console, nullptr);
+  const auto trainer = Trainer::Make(rank(), decay, Tools(), &console, nullptr);
   EXPECT_EQ(trainer.status().message(),
             absl::StrCat("scheduler.params.decay_num_steps: ", steps + 1,
                          " is more than the ", steps,
@@ -575,7 +583,7 @@ TEST_F(TrainerTest, AFolderThatCanNotBeMadeNamesTheKey) {
   const LoadedConfig loaded = Load({"training.out_dir=/proc/run"});
   Console console(stdout, /*is_terminal=*/false);
   const auto trainer =
-      Trainer::Make(*device_, loaded, Tools(), &console, nullptr);
+      Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
   EXPECT_EQ(trainer.status().message(),
             "training.out_dir: cannot create the folder '/proc/run': no folder "
             "can be made in '/proc'; choose another place");
@@ -588,15 +596,16 @@ std::vector<int32_t> GenerateAll(Executor& executor, int64_t prompt_length,
   std::vector<int32_t> prompt(prompt_length);
   std::iota(prompt.begin(), prompt.end(), 40);
   std::vector<int32_t> text;
-  Generate(executor, prompt,
-           {.sampling = {.temperature = 1, .seed = 3},
-            .max_tokens = tokens,
-            .context_length = context,
-            .vocab_size = 257},
-           [&](int32_t id) {
-             text.push_back(id);
-             return true;
-           });
+  const absl::Status done = Generate(executor, prompt,
+                                     {.sampling = {.temperature = 1, .seed = 3},
+                                      .max_tokens = tokens,
+                                      .context_length = context,
+                                      .vocab_size = 257},
+                                     [&](int32_t id) {
+                                       text.push_back(id);
+                                       return true;
+                                     });
+  EXPECT_TRUE(done.ok()) << done;
   return text;
 }
 
@@ -606,7 +615,7 @@ TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
     constexpr int64_t kContext = 24;
     const LoadedConfig loaded =
         Load({absl::StrCat("model={\"preset\": \"", family, "\"}")});
-    auto session = Session::Make(*device_, loaded.config, Tools(),
+    auto session = Session::Make(rank(), loaded.config, Tools(),
                                  {.generate_tokens = kContext});
     ASSERT_TRUE(session.ok()) << session.status();
     for (int64_t length = 1; length <= kContext + 5; ++length) {
@@ -623,7 +632,7 @@ TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
 TEST_F(TrainerTest, GenerationIsAFunctionOfItsSeedAndStopsWhenTold) {
   const LoadedConfig loaded = Load({});
   auto session =
-      Session::Make(*device_, loaded.config, Tools(), {.generate_tokens = 32});
+      Session::Make(rank(), loaded.config, Tools(), {.generate_tokens = 32});
   ASSERT_TRUE(session.ok()) << session.status();
   Executor& executor = (*session)->executor();
   const std::vector<int32_t> text = GenerateAll(executor, 4, 32, 20);
@@ -636,20 +645,20 @@ TEST_F(TrainerTest, GenerationIsAFunctionOfItsSeedAndStopsWhenTold) {
                                 .max_tokens = 20,
                                 .context_length = 32,
                                 .vocab_size = 257};
-  Generate(executor, {40, 41, 42, 43}, options, [&](int32_t id) {
-    EXPECT_EQ(id, text[seen]);
-    return ++seen < 7;
-  });
+  EXPECT_TRUE(Generate(executor, {40, 41, 42, 43}, options, [&](int32_t id) {
+                EXPECT_EQ(id, text[seen]);
+                return ++seen < 7;
+              }).ok());
   EXPECT_EQ(seen, 7);
 
   // The stop token ends the text and is not reported.
   GenerateOptions stop = options;
   stop.stop_token = text[5];
   std::vector<int32_t> until;
-  Generate(executor, {40, 41, 42, 43}, stop, [&](int32_t id) {
-    until.push_back(id);
-    return true;
-  });
+  EXPECT_TRUE(Generate(executor, {40, 41, 42, 43}, stop, [&](int32_t id) {
+                until.push_back(id);
+                return true;
+              }).ok());
   const auto end = std::find(text.begin(), text.end(), text[5]);
   EXPECT_EQ(until, std::vector<int32_t>(text.begin(), end));
 }
@@ -713,11 +722,11 @@ TEST_F(TrainerTest, ADataFileThatIsMissingOrTooSmallIsAnErrorBeforeTheRun) {
   size_t size = 0;
   std::FILE* file = open_memstream(&text, &size);
   Console console(file, false);
-  auto trainer = Trainer::Make(*device_, loaded, Tools(), &console, nullptr);
+  auto trainer = Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
   EXPECT_FALSE(trainer.ok());
   EXPECT_FALSE(std::filesystem::exists(dir_.File("run/metrics.jsonl")));
   std::filesystem::remove(dir_.File("text.txt"));
-  trainer = Trainer::Make(*device_, loaded, Tools(), &console, nullptr);
+  trainer = Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
   EXPECT_EQ(trainer.status().code(), absl::StatusCode::kNotFound)
       << trainer.status();
   std::fclose(file);

@@ -35,15 +35,15 @@ void Perform(Rig& rig, const Calls& calls) {
   // The second step and evaluation meet an arena that has been used.
   for (int round = 0; round < 2; ++round) {
     if (calls.train) rig.Step(batch, 1e-3f, calls.micro_size);
-    if (calls.evaluate) rig->EvalLossSum(batch.All());
+    if (calls.evaluate) rig.EvalLossSum(batch.All());
     if (!calls.generate) continue;
     std::vector<float> logits(kVocab);
     KvCache cache = rig->MakeKvCache(kLength + 2);
     HostBatch text = batch.Rows(0, 1);
     text.targets = nullptr;
-    rig->LastLogits(text, &cache, logits.data());
+    rig.LastLogits(text, &cache, logits.data());
     text.length = 1;
-    rig->LastLogits(text, &cache, logits.data());
+    rig.LastLogits(text, &cache, logits.data());
   }
 }
 
@@ -91,10 +91,10 @@ TEST_F(MemoryTest, TheMetaDevicePredictsEveryCategoryExactly) {
           Rig predicted(*meta_, config, options, kUnlimited);
           Perform(predicted, calls);
           // The real run gets what was predicted and not a byte more.
-          const int64_t reserved = predicted->activation_high_water_bytes();
+          const int64_t reserved = predicted->high_water().activations;
           Rig measured(*cpu_, config, options, reserved);
           Perform(measured, calls);
-          EXPECT_EQ(measured->activation_high_water_bytes(), reserved);
+          EXPECT_EQ(measured->high_water().activations, reserved);
           ExpectSameLedgers(predicted.ledger(), measured.ledger());
         }
       }
@@ -108,8 +108,7 @@ TEST_F(MemoryTest, EveryOptimizerAndAnEvaluationAreAlsoPredicted) {
     const ModelConfig config = TinyConfig(ModelFamily::kGpt2);
     Rig predicted(*meta_, config, options, kUnlimited);
     Perform(predicted, {});
-    Rig measured(*cpu_, config, options,
-                 predicted->activation_high_water_bytes());
+    Rig measured(*cpu_, config, options, predicted->high_water().activations);
     Perform(measured, {});
     ExpectSameLedgers(predicted.ledger(), measured.ledger());
   }
@@ -119,7 +118,7 @@ TEST_F(MemoryTest, EveryOptimizerAndAnEvaluationAreAlsoPredicted) {
   Rig predicted(*meta_, TinyConfig(ModelFamily::kQwen2), options, kUnlimited);
   Perform(predicted, calls);
   Rig measured(*cpu_, TinyConfig(ModelFamily::kQwen2), options,
-               predicted->activation_high_water_bytes());
+               predicted->high_water().activations);
   Perform(measured, calls);
   ExpectSameLedgers(predicted.ledger(), measured.ledger());
   EXPECT_EQ(measured.ledger().peak_bytes(MemoryCategory::kGradients), 0);
@@ -235,7 +234,7 @@ TEST_F(MemoryTest, MoreMicroBatchesNeedNoMoreMemory) {
   for (int64_t batch : {2, 4, 16}) {
     Rig rig(*meta_, config, Options(DType::kF32, false), kUnlimited);
     rig.Step(TokenBatch(batch, 64, 256, 1), 1e-3f, /*micro_size=*/2);
-    high_water.push_back(rig->activation_high_water_bytes());
+    high_water.push_back(rig->high_water().activations);
   }
   EXPECT_EQ(high_water[1], high_water[2]);
 }
@@ -249,7 +248,7 @@ TEST_F(MemoryDeathTest, AByteLessThanPredictedIsNotEnough) {
   Rig predicted(*meta_, config, options, kUnlimited);
   Perform(predicted, {});
   Rig smaller(*meta_, config, options,
-              predicted->activation_high_water_bytes() - Arena::kAlignment);
+              predicted->high_water().activations - Arena::kAlignment);
   EXPECT_DEATH(Perform(smaller, {}), "has no room for");
 }
 
@@ -259,8 +258,9 @@ TEST_F(MemoryTest, MemoryThatThereIsNotIsAnErrorWithARemedy) {
     model.Add(name)->AddParameter("w", {3, 3}, {}, true);
   }
   MemoryLedger ledger;
-  const auto executor = Executor::Make(
-      *meta_, model, Options(DType::kF32, false), int64_t{1} << 53, &ledger);
+  const Rank rank = MakeLoneRank(*meta_);
+  const auto executor = Executor::Make(rank, model, Options(DType::kF32, false),
+                                       {int64_t{1} << 53, 0}, &ledger);
   ASSERT_FALSE(executor.ok());
   EXPECT_EQ(executor.status().code(), absl::StatusCode::kResourceExhausted);
   const std::string message(executor.status().message());

@@ -32,7 +32,7 @@ std::vector<UnitSpec> OddUnits() {
 
 TEST(PlanTest, ParametersAreAlignedDisjointAndInside) {
   for (int64_t world = 1; world <= 8; ++world) {
-    const Plan plan = MakePlan(OddUnits(), world);
+    const Plan plan = MakePlan(OddUnits(), {.world = world});
     for (const PlannedUnit& unit : plan.units) {
       int64_t end = 0;
       for (const PlannedParameter& parameter : unit.parameters) {
@@ -48,7 +48,7 @@ TEST(PlanTest, ParametersAreAlignedDisjointAndInside) {
 
 TEST(PlanTest, SegmentsTileTheUnitAndUnitsTileThePlan) {
   for (int64_t world = 1; world <= 8; ++world) {
-    const Plan plan = MakePlan(OddUnits(), world);
+    const Plan plan = MakePlan(OddUnits(), {.world = world});
     int64_t unit_end = 0;
     for (const PlannedUnit& unit : plan.units) {
       EXPECT_EQ(unit.offset, unit_end) << unit.name;
@@ -70,7 +70,7 @@ TEST(PlanTest, SegmentsTileTheUnitAndUnitsTileThePlan) {
 
 TEST(PlanTest, EveryElementHasExactlyOneOwner) {
   for (int64_t world = 1; world <= 8; ++world) {
-    const Plan plan = MakePlan(OddUnits(), world);
+    const Plan plan = MakePlan(OddUnits(), {.world = world});
     int64_t owned = 0;
     for (const PlannedUnit& unit : plan.units) {
       for (const Segment& segment : unit.segments) {
@@ -92,7 +92,7 @@ TEST(PlanTest, EveryElementHasExactlyOneOwner) {
 
 TEST(PlanTest, PaddingStaysSmall) {
   for (int64_t world = 1; world <= 8; ++world) {
-    const Plan plan = MakePlan(OddUnits(), world);
+    const Plan plan = MakePlan(OddUnits(), {.world = world});
     for (const PlannedUnit& unit : plan.units) {
       const int64_t aligned = [&] {
         int64_t total = 0;
@@ -113,15 +113,15 @@ TEST(PlanTest, AUnitsLayoutDependsOnNothingElse) {
   // Parameter offsets do not even depend on the number of ranks; the cut into
   // segments depends on the unit and the ranks, never on the other units.
   const std::vector<UnitSpec> units = OddUnits();
-  const Plan alone = MakePlan(units, 1);
+  const Plan alone = MakePlan(units, {.world = 1});
   for (int64_t world = 1; world <= 8; ++world) {
-    const Plan plan = MakePlan(units, world);
+    const Plan plan = MakePlan(units, {.world = world});
     for (size_t u = 0; u < units.size(); ++u) {
       for (size_t p = 0; p < units[u].parameters.size(); ++p) {
         EXPECT_EQ(plan.units[u].parameters[p].offset,
                   alone.units[u].parameters[p].offset);
       }
-      const Plan single = MakePlan({units[u]}, world);
+      const Plan single = MakePlan({units[u]}, {.world = world});
       ASSERT_EQ(single.units[0].segments.size(), plan.units[u].segments.size());
       for (size_t s = 0; s < single.units[0].segments.size(); ++s) {
         EXPECT_EQ(single.units[0].segments[s].begin,
@@ -135,7 +135,8 @@ TEST(PlanTest, AUnitsLayoutDependsOnNothingElse) {
 
 TEST(PlanTest, CountsByValue) {
   const Plan plan =
-      MakePlan({Unit("a", {{5, 13}, {3}}), Unit("b", {}), Unit("c", {{1}})}, 3);
+      MakePlan({Unit("a", {{5, 13}, {3}}), Unit("b", {}), Unit("c", {{1}})},
+               {.world = 3});
   EXPECT_EQ(plan.num_parameters, 69);
   EXPECT_EQ(plan.units[0].parameters[1].offset, 128);
   EXPECT_EQ(plan.units[0].padded_elems, 192);  // 131 to a multiple of 64 * 3
@@ -149,12 +150,13 @@ TEST(PlanTest, CountsByValue) {
 }
 
 TEST(PlanDeathTest, AWorldWithoutRanksIsACallerMistake) {
-  EXPECT_DEATH(MakePlan(OddUnits(), 0), "0 against 1");
+  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 0}), "0 against 1");
 }
 
 TEST(ScheduleTest, ByValue) {
   const Plan plan = MakePlan(
-      {Unit("embedding", {{5}}), Unit("block", {{5}}), Unit("head", {{5}})}, 1);
+      {Unit("embedding", {{5}}), Unit("block", {{5}}), Unit("head", {{5}})},
+      {.world = 1});
   const std::vector<Action> want = {{ActionKind::kForward, 0, 0},
                                     {ActionKind::kForward, 1, 0},
                                     {ActionKind::kForwardBackward, 2, 0},
@@ -169,12 +171,12 @@ TEST(ScheduleTest, ByValue) {
                                     {ActionKind::kUpdate, 0, 0},
                                     {ActionKind::kUpdate, 1, 0},
                                     {ActionKind::kUpdate, 2, 0}};
-  EXPECT_EQ(MakeSchedule(plan, 2), want);
+  EXPECT_EQ(MakeSchedule(plan, {.micro_steps = 2}), want);
 }
 
 TEST(ScheduleTest, ActionsHaveReadableNames) {
   const Plan plan =
-      MakePlan({Unit("embedding", {{5}}), Unit("block.3", {{5}})}, 1);
+      MakePlan({Unit("embedding", {{5}}), Unit("block.3", {{5}})}, {});
   EXPECT_EQ(ActionName({ActionKind::kForward, 1, 0}, plan), "Forward(block.3)");
   EXPECT_EQ(ActionName({ActionKind::kForwardBackward, 1, 0}, plan),
             "ForwardBackward(block.3)");

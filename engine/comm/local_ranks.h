@@ -1,0 +1,30 @@
+// Ranks of one process: a thread, a device and communicators for each.
+#ifndef ZERO_ENGINE_COMM_LOCAL_RANKS_H_
+#define ZERO_ENGINE_COMM_LOCAL_RANKS_H_
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/comm/local.h"
+#include "engine/comm/rank.h"
+
+namespace zero {
+
+// Makes the device of one rank, on that rank's thread (the CPU's binds itself
+// to it).
+using MakeDeviceFn =
+    std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)>;
+
+// Runs `body` once per rank, each on a thread of its own (rank 0 on the
+// caller's), and waits for all of them. The first error of any rank makes all
+// communicators fail, so that nobody waits for a rank that is gone.
+// Errors: that first error, with its rank where there are several.
+absl::Status RunLocalRanks(
+    int world, const LocalOptions& options, const MakeDeviceFn& make_device,
+    const std::function<absl::Status(const Rank& rank)>& body);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_LOCAL_RANKS_H_

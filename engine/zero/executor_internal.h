@@ -1,0 +1,71 @@
+// What executor.cc (the step) and executor_states.cc (the model states) share.
+#ifndef ZERO_ENGINE_ZERO_EXECUTOR_INTERNAL_H_
+#define ZERO_ENGINE_ZERO_EXECUTOR_INTERNAL_H_
+
+#include <memory>
+#include <vector>
+
+#include "engine/zero/executor.h"
+
+namespace zero {
+
+// One parameter bound to its place in the flat buffers.
+struct BoundParameter {
+  Parameter* parameter = nullptr;
+  int unit = 0;
+  int64_t offset = 0;  // in the unit, in elements
+  GradSink sink;
+  bool used = false;  // some backward pass of this step wrote its gradient
+};
+
+// A run of a unit that this rank updates: [begin, begin + elems) of the unit.
+struct UpdatePart {
+  SegmentRef piece;  // of this segment; segment -1: the whole unit
+  int64_t elems = 0;
+  std::vector<UpdateRange> ranges;  // from the part's first element
+};
+
+struct Executor::UnitState {
+  zero::Unit* unit = nullptr;
+  std::vector<std::unique_ptr<BoundParameter>> parameters;
+  std::vector<Segment> gaps;  // no gradient is ever written here
+  std::vector<UpdatePart> updates;
+  // Between forward and backward of one micro-batch:
+  Tensor input;  // kept only for recompute
+  Tape tape;
+  int input_slot = -1, output_slot = -1;
+  // Sharded parameters, while gathered: [padded elems].
+  Tensor gathered;
+  std::unique_ptr<Event> gather_done;
+  // What computation must wait for before it reads the parameters.
+  std::vector<Event*> awaited;
+  // Sharded gradients, from the first backward that writes one until they are
+  // reduced: [padded elems].
+  Tensor gradients;
+  int buckets_to_reduce = 0;  // of this micro-step
+  bool finished = false;      // gradients are complete, unwritten ones zero
+};
+
+// Scalars that live on the device, so that a step never waits for the host.
+struct Executor::Scalars {
+  double loss_sum;     // of this rank
+  double global_loss;  // of all ranks
+  double sum_squares;
+  float seed;        // d(loss sum): loss scale / valid targets
+  float norm;        // unscaled gradient norm
+  float grad_scale;  // what the optimizer multiplies gradients by
+  uint32_t found_non_finite;
+};
+
+template <typename T>
+T Executor::ReadScalar(const T* device_value) {
+  T value{};
+  if (device_->kind() == DeviceKind::kMeta) return value;
+  device_->Copy(*stream_, &value, device_value, sizeof(T));
+  stream_->Synchronize();
+  return value;
+}
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_EXECUTOR_INTERNAL_H_

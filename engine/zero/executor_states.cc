@@ -1,0 +1,396 @@
+// The executor's model states: memory, binding, and values in and out.
+#include <algorithm>
+#include <utility>
+
+#include "engine/base/status.h"
+#include "engine/zero/executor_internal.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+// Parameters of equal decay that touch (but for alignment gaps, whose
+// gradients are zero) update in one run.
+std::vector<UpdateRange> RangesOfUnit(const PlannedUnit& unit,
+                                      const ExecutorOptions& options) {
+  // LAMB's ratio is per tensor, so there every parameter is its own range.
+  const bool merge = options.optimizer.kind != OptimizerKind::kLamb;
+  std::vector<UpdateRange> ranges;
+  for (const PlannedParameter& parameter : unit.parameters) {
+    if (parameter.spec.frozen) continue;
+    const bool decays = parameter.spec.decay || options.decay_all;
+    const UpdateRange range{
+        .begin = parameter.offset,
+        .end = parameter.offset + parameter.elems,
+        .weight_decay =
+            decays ? static_cast<float>(options.optimizer.weight_decay) : 0.0f};
+    if (merge && !ranges.empty() &&
+        ranges.back().weight_decay == range.weight_decay &&
+        range.begin - ranges.back().end < Plan::kAlignElems) {
+      ranges.back().end = range.end;
+    } else {
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+// The parts of `ranges` within [begin, end), counted from `begin`.
+std::vector<UpdateRange> Clip(const std::vector<UpdateRange>& ranges,
+                              int64_t begin, int64_t end) {
+  std::vector<UpdateRange> clipped;
+  for (UpdateRange range : ranges) {
+    range.begin = std::max(range.begin, begin) - begin;
+    range.end = std::min(range.end, end) - begin;
+    if (range.begin < range.end) clipped.push_back(range);
+  }
+  return clipped;
+}
+
+std::vector<UpdatePart> UpdatesOf(const Plan& plan, int u, int64_t rank,
+                                  const ExecutorOptions& options) {
+  const PlannedUnit& unit = plan.units[u];
+  if (unit.padded_elems == 0) return {};
+  const std::vector<UpdateRange> ranges = RangesOfUnit(unit, options);
+  if (plan.placement.optimizer == Placement::kReplicated) {
+    return {{{u, -1}, unit.padded_elems, ranges}};
+  }
+  std::vector<UpdatePart> parts;
+  for (size_t s = 0; s < unit.segments.size(); ++s) {
+    const Segment piece = plan.Piece(unit.segments[s], rank);
+    std::vector<UpdateRange> clipped = Clip(ranges, piece.begin, piece.end());
+    if (clipped.empty()) continue;
+    parts.push_back(
+        {{u, static_cast<int>(s)}, piece.elems, std::move(clipped)});
+  }
+  return parts;
+}
+
+// What lies between and behind the parameters that get gradients.
+std::vector<Segment> GapsOf(const PlannedUnit& unit) {
+  std::vector<Segment> gaps;
+  int64_t end = 0;
+  const auto add = [&](int64_t begin) {
+    if (begin > end) gaps.push_back({end, begin - end});
+  };
+  for (const PlannedParameter& parameter : unit.parameters) {
+    if (parameter.spec.frozen) continue;
+    add(parameter.offset);
+    end = parameter.offset + parameter.elems;
+  }
+  add(unit.padded_elems);
+  return gaps;
+}
+
+}  // namespace
+
+std::vector<UnitSpec> DescribeUnits(const Model& model) {
+  std::vector<UnitSpec> specs;
+  for (const auto& unit : model.units()) {
+    UnitSpec spec{.name = unit->name()};
+    for (const auto& parameter : unit->parameters()) {
+      spec.parameters.push_back({parameter->name, parameter->stored_shape,
+                                 parameter->decay, parameter->frozen});
+    }
+    for (const Parameter* parameter : unit->borrowed()) {
+      spec.borrowed.push_back(parameter->name);
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+Executor::Executor(const Rank& rank, Model& model,
+                   const ExecutorOptions& options)
+    : rank_(&rank),
+      device_(rank.device),
+      model_(&model),
+      options_(options),
+      plan_(MakePlan(DescribeUnits(model),
+                     {.world = rank.world(),
+                      .placement = options.placement,
+                      .reduce_bucket_elems = options.reduce_bucket_elems,
+                      .gather_bucket_elems = options.gather_bucket_elems})) {
+  ZERO_CHECK_GE(plan_.units.size(), size_t{2});
+}
+
+Executor::~Executor() {
+  if (gather_stream_ != nullptr) gather_stream_->Synchronize();
+  if (reduce_stream_ != nullptr) reduce_stream_->Synchronize();
+  // The model outlives the memory it was bound to.
+  for (Parameter* parameter : model_->AllParameters()) parameter->weight = {};
+  model_->DropTables();
+}
+
+absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
+    const Rank& rank, Model& model, const ExecutorOptions& options,
+    const TransientBytes& transient, MemoryLedger* ledger) {
+  std::unique_ptr<Executor> executor(new Executor(rank, model, options));
+  if (options.train && options.optimizer.kind == OptimizerKind::kLamb &&
+      executor->plan_.placement.optimizer == Placement::kSharded) {
+    return absl::UnimplementedError(
+        "optimizer.type Lamb needs the norms of whole tensors, which "
+        "zero_optimization.stage 1 to 3 do not add up over ranks yet; use "
+        "stage 0, or AdamW");
+  }
+  ZERO_RETURN_IF_ERROR(executor->Reserve(transient, ledger));
+  executor->BindParameters();
+  return executor;
+}
+
+absl::Status Executor::Reserve(const TransientBytes& transient,
+                               MemoryLedger* ledger) {
+  stream_ = device_->MakeStream(StreamRole::kCompute);
+  if (plan_.world > 1) {
+    gather_stream_ = device_->MakeStream(StreamRole::kGather);
+    reduce_stream_ = device_->MakeStream(StreamRole::kReduce);
+  }
+  computed_ = device_->MakeEvent();
+  const StatePlacement& placement = plan_.placement;
+  const bool train = options_.train;
+  const bool has_master = train && options_.param_dtype != DType::kF32;
+  const int num_states = train ? options_.optimizer.StateFloatsPerElement() : 0;
+  const int64_t num_sums = (plan_.num_segments + 1) * plan_.world;
+  constexpr int64_t kAgreed = 64;
+  const int64_t state_bytes =
+      plan_.StateElems(placement.parameters) *
+          DTypeBytes(options_.param_dtype) +
+      (train ? plan_.StateElems(placement.gradients) *
+                   DTypeBytes(options_.grad_dtype)
+             : 0) +
+      plan_.StateElems(placement.optimizer) *
+          static_cast<int64_t>(sizeof(float)) *
+          (num_states + (has_master ? 1 : 0)) +
+      (num_sums + kAgreed) * static_cast<int64_t>(sizeof(double)) +
+      (num_states + 8) * Arena::kAlignment +
+      model_->TableBytes(options_.max_positions);
+  ZERO_ASSIGN_OR_RETURN(states_,
+                        Arena::Make(*device_, MemoryKind::kDevice, state_bytes,
+                                    "model states", ledger));
+  ZERO_ASSIGN_OR_RETURN(
+      activations_,
+      Arena::Make(*device_, MemoryKind::kDevice, transient.activations,
+                  "activations and workspace", ledger));
+  ZERO_ASSIGN_OR_RETURN(
+      rotating_, Arena::Make(*device_, MemoryKind::kDevice, transient.rotating,
+                             "gathered parameters and gradients", ledger));
+  for (Arena* arena : {states_.get(), activations_.get(), rotating_.get()}) {
+    arena->Touch();
+  }
+
+  const auto make = [&](Placement where, DType dtype, MemoryCategory category) {
+    return FlatState(plan_, rank_->rank(), where, *states_, dtype, category);
+  };
+  params_ = make(placement.parameters, options_.param_dtype,
+                 MemoryCategory::kParameters);
+  if (train) {
+    grads_ = make(placement.gradients, options_.grad_dtype,
+                  MemoryCategory::kGradients);
+  }
+  if (has_master) {
+    master_ =
+        make(placement.optimizer, DType::kF32, MemoryCategory::kOptimizer);
+  }
+  for (int i = 0; i < num_states; ++i) {
+    optimizer_states_.push_back(
+        make(placement.optimizer, DType::kF32, MemoryCategory::kOptimizer));
+  }
+  scalars_ = Tensor::Empty(*states_, {static_cast<int64_t>(sizeof(Scalars))},
+                           DType::kU8, MemoryCategory::kInputs);
+  sums_ =
+      Tensor::Empty(*states_, {num_sums}, DType::kF64, MemoryCategory::kInputs);
+  agreed_ =
+      Tensor::Empty(*states_, {kAgreed}, DType::kF64, MemoryCategory::kInputs);
+  context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
+  model_->Prepare(*states_, *stream_, options_.max_positions);
+  for (const FlatState* state : {&params_, &grads_, &master_}) {
+    if (!state->defined()) continue;
+    context_->ops().Fill(*stream_, {state->data().vector(), 0});
+  }
+  return absl::OkStatus();
+}
+
+void Executor::BindParameters() {
+  units_.resize(plan_.units.size());
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    const PlannedUnit& planned = plan_.units[u];
+    UnitState& state = units_[u];
+    state.unit = model_->units()[u].get();
+    state.gaps = GapsOf(planned);
+    if (options_.train) {
+      state.updates = UpdatesOf(plan_, u, rank_->rank(), options_);
+    }
+    state.gather_done = device_->MakeEvent();
+    for (size_t i = 0; i < planned.parameters.size(); ++i) {
+      auto bound = std::make_unique<BoundParameter>();
+      Parameter& parameter = *state.unit->parameters()[i];
+      bound->parameter = &parameter;
+      bound->unit = u;
+      bound->offset = planned.parameters[i].offset;
+      parameter.weight = {};
+      if (options_.train && !parameter.frozen) {
+        parameter.weight.sink = &bound->sink;
+      }
+      state.parameters.push_back(std::move(bound));
+    }
+    if (planned.padded_elems == 0) continue;
+    if (!params_.sharded()) BindValues(u, params_.Unit(u));
+    if (options_.train && !grads_.sharded()) BindSinks(u, grads_.Unit(u));
+  }
+  for (size_t b = 0; b < plan_.reduce_buckets.size(); ++b) {
+    reduced_.push_back(device_->MakeEvent());
+  }
+  for (size_t b = 0; b < plan_.gather_buckets.size(); ++b) {
+    updated_.push_back(device_->MakeEvent());
+  }
+}
+
+// Undefined `flat`: nothing to read, and whoever reads crashes at once.
+void Executor::BindValues(int unit, const Tensor& flat) {
+  for (const auto& bound : units_[unit].parameters) {
+    bound->parameter->weight.value =
+        flat.defined()
+            ? flat.Slice(bound->offset, bound->parameter->stored_shape)
+            : Tensor();
+  }
+}
+
+void Executor::BindSinks(int unit, const Tensor& flat) {
+  for (const auto& bound : units_[unit].parameters) {
+    if (bound->parameter->frozen) continue;
+    bound->sink.grad =
+        flat.defined()
+            ? flat.Slice(bound->offset, bound->parameter->stored_shape)
+            : Tensor();
+  }
+}
+
+void Executor::Initialize(uint64_t seed) {
+  ClearOptimizer();
+  if (device_->kind() == DeviceKind::kMeta) return;
+  // In pieces: the embedding alone may be larger than the memory to spare.
+  constexpr int64_t kChunk = 1 << 20;
+  std::vector<float> host;
+  for (const UnitState& unit : units_) {
+    for (const auto& bound : unit.parameters) {
+      const int64_t n = bound->parameter->stored_shape.num_elems();
+      for (int64_t begin = 0; begin < n; begin += kChunk) {
+        host.resize(std::min(kChunk, n - begin));
+        InitialValues(*bound->parameter, seed, begin, host.size(), host.data());
+        WriteParameter(*bound, begin, host);
+      }
+    }
+  }
+}
+
+void Executor::Load(
+    const std::function<void(const Parameter&, float* out)>& values) {
+  ClearOptimizer();
+  if (device_->kind() == DeviceKind::kMeta) return;
+  std::vector<float> host;
+  for (const UnitState& unit : units_) {
+    for (const auto& bound : unit.parameters) {
+      host.resize(bound->parameter->stored_shape.num_elems());
+      values(*bound->parameter, host.data());
+      WriteParameter(*bound, 0, host);
+    }
+  }
+}
+
+void Executor::ClearOptimizer() {
+  staged_ = Tensor();
+  for (const FlatState& state : optimizer_states_) {
+    context_->ops().Fill(*stream_, {state.data().vector(), 0});
+  }
+}
+
+// Every rank has all values and keeps what it holds of them.
+void Executor::WriteParameter(const BoundParameter& bound, int64_t begin,
+                              const std::vector<float>& values) {
+  const int64_t first = bound.offset + begin;
+  const int64_t end = first + static_cast<int64_t>(values.size());
+  for (const FlatState* state : {&master_, &params_}) {
+    if (!state->defined()) continue;
+    state->ForEachHeld(bound.unit, first, end,
+                       [&](const Tensor& to, int64_t at) {
+                         UploadFromF32(values.data() + (at - first), to);
+                       });
+  }
+}
+
+absl::Status Executor::ReadParameter(const Parameter& parameter, float* out) {
+  AwaitAllParameters();
+  const BoundParameter* bound = nullptr;
+  for (const UnitState& unit : units_) {
+    for (const auto& candidate : unit.parameters) {
+      if (candidate->parameter == &parameter) bound = candidate.get();
+    }
+  }
+  ZERO_CHECK(bound != nullptr)
+      << parameter.name << " is not a parameter of this model";
+  const FlatState& state = master_.defined() ? master_ : params_;
+  const int64_t begin = bound->offset;
+  const int64_t end = begin + parameter.stored_shape.num_elems();
+  if (!state.sharded()) {
+    DownloadAsF32(state.Unit(bound->unit).Slice(begin, {end - begin}), out);
+    return rank_->status();
+  }
+  const std::vector<Segment>& segments = plan_.units[bound->unit].segments;
+  for (size_t s = 0; s < segments.size(); ++s) {
+    const int64_t from = std::max(begin, segments[s].begin);
+    const int64_t to = std::min(end, segments[s].end());
+    if (from >= to) continue;
+    ZERO_RETURN_IF_ERROR(StageSegment({bound->unit, static_cast<int>(s)}));
+    DownloadAsF32(staged_.Slice(from - segments[s].begin, {to - from}),
+                  out + (from - begin));
+  }
+  return absl::OkStatus();
+}
+
+// Gathers a segment of the sharded state that ReadParameter reads.
+absl::Status Executor::StageSegment(const SegmentRef& ref) {
+  if (staged_.defined() && staged_ref_ == ref) return absl::OkStatus();
+  const FlatState& state = master_.defined() ? master_ : params_;
+  const Tensor piece = state.Piece(ref);
+  const int64_t elems = plan_.segment(ref).elems;
+  staged_ = Tensor();
+  staged_ = Tensor::Empty(*activations_, {elems}, piece.dtype(),
+                          MemoryCategory::kGatheredParameters);
+  staged_ref_ = ref;
+  rank_->scalar->AllGather(*stream_, plan_.units[ref.unit].name, piece.dtype(),
+                           {{piece.data(), staged_.data(), elems}});
+  stream_->Synchronize();
+  return rank_->status();
+}
+
+void Executor::UploadFromF32(const float* values, const Tensor& to) {
+  std::vector<uint16_t> half;
+  const void* from = values;
+  if (to.dtype() != DType::kF32) {
+    half.resize(to.num_elems());
+    std::transform(values, values + to.num_elems(), half.begin(),
+                   to.dtype() == DType::kBF16 ? F32ToBF16 : F32ToF16);
+    from = half.data();
+  }
+  device_->Copy(*stream_, to.data(), from, to.bytes());
+  stream_->Synchronize();
+}
+
+void Executor::DownloadAsF32(const Tensor& from, float* out) {
+  if (device_->kind() == DeviceKind::kMeta) return;
+  const int64_t n = from.num_elems();
+  if (from.dtype() == DType::kF32) {
+    device_->Copy(*stream_, out, from.data(), from.bytes());
+    stream_->Synchronize();
+    return;
+  }
+  std::vector<uint16_t> half(n);
+  device_->Copy(*stream_, half.data(), from.data(), from.bytes());
+  stream_->Synchronize();
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] =
+        from.dtype() == DType::kBF16 ? BF16ToF32(half[i]) : F16ToF32(half[i]);
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,543 @@
+// The promises of the ZeRO stages: the same bits, less memory, the bytes of
+// the formula, and no rank left waiting. Ranks are threads.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "engine/base/math.h"
+#include "engine/base/status.h"
+#include "engine/comm/counting.h"
+#include "engine/comm/local_ranks.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "models/registry.h"
+#include "tests/support/tiny_model.h"
+
+namespace zero {
+namespace {
+
+using ::testing::HasSubstr;
+using Floats = std::vector<float>;
+
+constexpr int64_t kLength = 9;
+constexpr int64_t kVocab = 61;
+constexpr int64_t kUnlimited = int64_t{1} << 46;
+
+// What the whole job computed.
+struct Outcome {
+  std::vector<double> losses, norms;
+  Floats parameters;
+  bool operator==(const Outcome&) const = default;
+};
+
+struct Job {
+  ModelConfig config = TinyConfig(ModelFamily::kGpt2);
+  ExecutorOptions options = {.optimizer = {.weight_decay = 0.1, .beta2 = 0.95},
+                             .max_grad_norm = 0.5,
+                             .max_positions = 27};
+  int world = 2;
+  int64_t batch = 12;  // sequences of a step, over all ranks
+  int64_t micro_steps = 1;
+  int steps = 3;
+  float loss_scale = 1;
+  // Called on every rank before the first step, and after every step.
+  std::function<void(const Rank&, Rig&)> prepare;
+  std::function<void(Rig&)> between;
+};
+
+ExecutorOptions AtStage(ExecutorOptions options, int stage) {
+  options.placement = PlacementOfStage(stage);
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OneThread(int) {
+  return MakeCpuDevice(1);
+}
+
+// A batch with ignored targets, more of them on some ranks than on others.
+TokenBatch GlobalBatch(int64_t batch, int step) {
+  TokenBatch tokens(batch, kLength, kVocab, step + 1);
+  for (size_t i = 0; i < tokens.targets.size() / 3; i += 2) {
+    tokens.targets[i] = -1;
+  }
+  return tokens;
+}
+
+// Memory as a rehearsal on the meta device predicts it.
+TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
+  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
+  const Rank imagined = MakeLoneRank(*meta, rank.rank(), rank.world());
+  Rig rig(imagined, MakeModel(job.config), job.options,
+          {kUnlimited, kUnlimited});
+  const TokenBatch batch(rows, kLength, kVocab, 1);
+  rig.Step(batch, 0, rows / job.micro_steps);
+  rig.EvalLossSum(batch.All());
+  for (const Parameter* parameter : rig.model().AllParameters()) {
+    ZERO_CHECK(rig->ReadParameter(*parameter, nullptr).ok());
+  }
+  return rig->high_water();
+}
+
+absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
+  const int64_t rows = job.batch / job.world;
+  Rig rig(rank, MakeModel(job.config), job.options, Rehearse(job, rank, rows));
+  rig->activations().set_poison_freed(true);
+  rig->rotating().set_poison_freed(true);
+  if (job.prepare) job.prepare(rank, rig);
+  Outcome outcome;
+  for (int step = 0; step < job.steps; ++step) {
+    const TokenBatch batch = GlobalBatch(job.batch, step);
+    std::vector<HostBatch> parts;
+    const int64_t size = rows / job.micro_steps;
+    for (int64_t micro = 0; micro < job.micro_steps; ++micro) {
+      parts.push_back(
+          batch.Rows((micro * job.world + rank.rank()) * size, size));
+    }
+    ZERO_ASSIGN_OR_RETURN(
+        const StepOutput output,
+        rig->Step({.micro_batches = parts,
+                   .num_valid_targets = batch.NumValid(),
+                   .lr = 1e-2f,
+                   .beta1 = -1,
+                   .loss_scale = job.loss_scale,
+                   .optimizer_step = step + 1,
+                   .dropout_key = static_cast<uint64_t>(step)}));
+    outcome.losses.push_back(output.loss);
+    outcome.norms.push_back(output.grad_norm);
+    if (job.between) job.between(rig);
+  }
+  for (const Parameter* parameter : rig.model().AllParameters()) {
+    Floats values(parameter->shape.num_elems());
+    ZERO_RETURN_IF_ERROR(rig->ReadParameter(*parameter, values.data()));
+    outcome.parameters.insert(outcome.parameters.end(), values.begin(),
+                              values.end());
+  }
+  return outcome;
+}
+
+// What all ranks found, which must be one and the same.
+Outcome Train(const Job& job) {
+  std::mutex mutex;
+  std::vector<Outcome> outcomes;
+  const absl::Status status = RunLocalRanks(
+      job.world, {.timeout = absl::Seconds(60)}, OneThread,
+      [&](const Rank& rank) -> absl::Status {
+        ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
+        std::lock_guard<std::mutex> lock(mutex);
+        outcomes.push_back(std::move(outcome));
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(outcomes.size(), static_cast<size_t>(job.world));
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
+  return outcomes.empty() ? Outcome() : outcomes[0];
+}
+
+ModelConfig TiedLlama() {
+  ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  config.tie_word_embeddings = true;
+  return config;
+}
+
+// ---- The same bits --------------------------------------------------------
+
+TEST(StagesTest, EveryStageGivesTheSameBits) {
+  for (const ModelConfig& config : {TinyConfig(ModelFamily::kGpt2), TiedLlama(),
+                                    TinyConfig(ModelFamily::kQwen3)}) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (int world : {2, 3, 4}) {
+        Job job;
+        job.config = config;
+        job.config.resid_pdrop = 0.1;
+        job.world = world;
+        job.options.param_dtype = dtype;
+        const Outcome want = Train(job);
+        for (int stage : {1, 2, 3}) {
+          SCOPED_TRACE(testing::Message()
+                       << ModelFamilyName(config.family) << " " << dtype
+                       << " world " << world << " stage " << stage);
+          job.options = AtStage(job.options, stage);
+          EXPECT_EQ(Train(job), want);
+        }
+      }
+    }
+  }
+}
+
+TEST(StagesTest, BucketsOverlapAndRecomputeChangeNoBit) {
+  Job job;
+  job.config = TiedLlama();
+  job.world = 3;
+  const Outcome want = Train(job);
+  for (int stage : {0, 1, 2, 3}) {
+    for (int bits = 0; bits < 8; ++bits) {
+      job.options = AtStage(job.options, stage);
+      const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
+      job.options.reduce_bucket_elems = bucket;
+      job.options.gather_bucket_elems = bucket;
+      job.options.overlap = bits & 2;
+      job.options.recompute = bits & 4;
+      SCOPED_TRACE(testing::Message() << "stage " << stage << " bits " << bits);
+      EXPECT_EQ(Train(job), want);
+    }
+  }
+}
+
+TEST(StagesTest, OneRankIsTheSameAtEveryStage) {
+  Job job;
+  job.world = 1;
+  const Outcome want = Train(job);
+  for (int stage : {1, 2, 3}) {
+    job.options = AtStage(job.options, stage);
+    EXPECT_EQ(Train(job), want);
+  }
+}
+
+// Stages 0 and 1 add micro-batches up before ranks, 2 and 3 after.
+TEST(StagesTest, MicroBatchesAddUpInTwoOrders) {
+  Job job;
+  job.world = 2;
+  job.micro_steps = 3;
+  std::vector<Outcome> outcomes;
+  for (int stage : {0, 1, 2, 3}) {
+    job.options = AtStage(job.options, stage);
+    outcomes.push_back(Train(job));
+  }
+  EXPECT_EQ(outcomes[0], outcomes[1]);
+  EXPECT_EQ(outcomes[2], outcomes[3]);
+  for (size_t i = 0; i < outcomes[0].losses.size(); ++i) {
+    EXPECT_NEAR(outcomes[0].losses[i], outcomes[2].losses[i],
+                1e-6 * outcomes[0].losses[i]);
+    EXPECT_NEAR(outcomes[0].norms[i], outcomes[2].norms[i],
+                5e-6 * outcomes[0].norms[i]);
+  }
+}
+
+// Llama has no key bias, whose gradient is rounding alone.
+TEST(StagesTest, RanksAreAsGoodAsMicroBatches) {
+  Job alone;
+  alone.config = TiedLlama();
+  alone.world = 1;
+  alone.micro_steps = 4;
+  const Outcome want = Train(alone);
+  for (int stage : {0, 3}) {
+    Job job = alone;
+    job.world = 4;
+    job.micro_steps = 1;
+    job.options = AtStage(job.options, stage);
+    const Outcome got = Train(job);
+    for (int step = 0; step < job.steps; ++step) {
+      EXPECT_NEAR(got.losses[step], want.losses[step],
+                  1e-6 * want.losses[step]);
+      EXPECT_NEAR(got.norms[step], want.norms[step], 5e-6 * want.norms[step]);
+    }
+    EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 2e-5);
+  }
+}
+
+// Delays before actions move every collective against every computation; the
+// poison of freed memory (RunRank sets it) shows who comes too early or late.
+TEST(StagesTest, DelaysChangeNoBit) {
+  for (int stage : {0, 1, 2, 3}) {
+    Job job;
+    job.world = 3;
+    job.micro_steps = 2;
+    job.options = AtStage(job.options, stage);
+    const Outcome want = Train(job);
+    job.prepare = [](const Rank& rank, Rig& rig) {
+      auto counter = std::make_shared<uint32_t>(rank.rank());
+      rig->set_hook([counter](const Action&, bool) {
+        *counter = *counter * 1664525u + 1013904223u;
+        std::this_thread::sleep_for(
+            std::chrono::microseconds((*counter >> 24) * 4));
+      });
+    };
+    EXPECT_EQ(Train(job), want) << "stage " << stage;
+  }
+}
+
+TEST(StagesTest, EvaluationBetweenStepsChangesNoBit) {
+  std::vector<double> expected;
+  for (int stage : {0, 1, 2, 3}) {
+    Job job;
+    job.options = AtStage(job.options, stage);
+    const Outcome want = Train(job);
+    // Right after a step, when stages 1 and 2 still gather parameters: it sees
+    // those of the step, whichever stage.
+    std::mutex mutex;
+    std::vector<double> sums;
+    job.between = [&](Rig& rig) {
+      const TokenBatch batch(2, kLength, kVocab, 99);
+      const double sum = rig.EvalLossSum(batch.All());
+      std::lock_guard<std::mutex> lock(mutex);
+      sums.push_back(sum);
+    };
+    EXPECT_EQ(Train(job), want) << "stage " << stage;
+    std::sort(sums.begin(), sums.end());
+    if (expected.empty()) expected = sums;
+    EXPECT_EQ(sums, expected) << "stage " << stage;
+  }
+}
+
+// ---- Non-finite gradients -------------------------------------------------
+
+TEST(StagesTest, ANaNOnOneRankSkipsTheStepOnAll) {
+  for (int stage : {0, 1, 2, 3}) {
+    for (int step_of_nan : {0, 1}) {
+      std::mutex mutex;
+      std::vector<std::string> names;
+      Job job;
+      const std::string bad_name =
+          MakeModel(job.config)->units()[2]->parameters()[1]->name;
+      job.world = 3;
+      job.options = AtStage(job.options, stage);
+      const absl::Status status = RunLocalRanks(
+          job.world, {.timeout = absl::Seconds(60)}, OneThread,
+          [&](const Rank& rank) -> absl::Status {
+            Rig rig(rank, MakeModel(job.config), job.options,
+                    Rehearse(job, rank, 2));
+            Parameter& bad = *rig.model().units()[2]->parameters()[1];
+            int step = 0;
+            rig->set_hook([&](const Action& action, bool done) {
+              const bool here = action.kind == ActionKind::kBackward &&
+                                action.index == 2 && done;
+              if (!here || rank.rank() != 1 || step != step_of_nan) return;
+              bad.weight.sink->grad.As<float>()[5] =
+                  std::numeric_limits<float>::quiet_NaN();
+            });
+            Floats before;
+            for (; step < 2; ++step) {
+              if (step == step_of_nan) before = rig.ReadAll();
+              const StepOutput output =
+                  rig.Step(TokenBatch(2, kLength, kVocab, step + 7), 1e-2f);
+              EXPECT_EQ(output.skipped, step == step_of_nan);
+              if (step != step_of_nan) continue;
+              EXPECT_EQ(rig.ReadAll(), before);
+              ZERO_ASSIGN_OR_RETURN(const std::string name,
+                                    rig->FirstNonFiniteGradient());
+              std::lock_guard<std::mutex> lock(mutex);
+              names.push_back(name);
+            }
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(names, std::vector<std::string>(3, bad_name))
+          << "stage " << stage;
+    }
+  }
+}
+
+// ---- Memory ---------------------------------------------------------------
+
+MemoryLedger Measure(Job job, int stage) {
+  job.options = AtStage(job.options, stage);
+  MemoryLedger ledger;
+  const absl::Status status = RunLocalRanks(
+      job.world, {.timeout = absl::Seconds(60)}, OneThread,
+      [&](const Rank& rank) -> absl::Status {
+        const int64_t rows = job.batch / job.world;
+        const TransientBytes reserved = Rehearse(job, rank, rows);
+        Rig rig(rank, MakeModel(job.config), job.options, reserved);
+        rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f);
+        // All that rotates is gone after a step.
+        EXPECT_EQ(rig->rotating().live_bytes(), 0);
+        EXPECT_EQ(rig->activations().live_bytes(), 0);
+        EXPECT_EQ(rig->high_water().rotating, reserved.rotating);
+        if (rank.rank() == 0) ledger = rig.ledger();
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  return ledger;
+}
+
+TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
+  for (int world : {2, 3, 4}) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      Job job;
+      job.world = world;
+      job.options.param_dtype = dtype;
+      const auto model = MakeModel(job.config);
+      const int64_t psi =
+          MakePlan(DescribeUnits(*model), {.world = world}).padded_elems;
+      const int64_t p = DTypeBytes(dtype), a = 4, o = 8;
+      const int64_t m = dtype == DType::kF32 ? 0 : 4;
+      for (int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << "world " << world << " stage "
+                                        << stage << " " << dtype);
+        const MemoryLedger ledger = Measure(job, stage);
+        // A multiple of the arena's alignment, each array.
+        const auto array = [&](int64_t bytes, int64_t ranks) {
+          return RoundUp(bytes * psi / ranks, Arena::kAlignment);
+        };
+        EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kParameters),
+                  array(p, stage >= 3 ? world : 1));
+        EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kGradients),
+                  array(a, stage >= 2 ? world : 1));
+        const int64_t num_arrays = (m + o) / 4;
+        EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kOptimizer),
+                  num_arrays * array(4, stage >= 1 ? world : 1));
+        EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kGatheredParameters) > 0,
+                  stage == 3);
+        EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kReduceBuffers) > 0,
+                  stage >= 2);
+      }
+    }
+  }
+}
+
+TEST(StagesTest, PeakFallsWithTheStageAndTransientsDoNotGrowWithLayers) {
+  Job job;
+  job.world = 2;
+  job.batch = 2;
+  std::vector<int64_t> gathered, reduced;
+  for (int64_t layers : {4, 8, 16}) {
+    job.config = TiedLlama();
+    job.config.num_hidden_layers = layers;
+    int64_t above = std::numeric_limits<int64_t>::max();
+    for (int stage : {0, 1, 2, 3}) {
+      const MemoryLedger ledger = Measure(job, stage);
+      if (layers >= 8) {
+        EXPECT_LE(ledger.total_peak_bytes(), above)
+            << "stage " << stage << ", " << layers << " layers";
+      }
+      above = ledger.total_peak_bytes();
+      if (stage < 3) continue;
+      gathered.push_back(
+          ledger.peak_bytes(MemoryCategory::kGatheredParameters));
+      reduced.push_back(ledger.peak_bytes(MemoryCategory::kReduceBuffers));
+    }
+  }
+  EXPECT_EQ(gathered, std::vector<int64_t>(3, gathered[0]));
+  EXPECT_EQ(reduced, std::vector<int64_t>(3, reduced[0]));
+}
+
+// ---- The wire -------------------------------------------------------------
+
+struct Wire {
+  CollectiveCount gathers, reductions, sums;
+  std::string hash;
+};
+
+// One step of one rank through counting communicators.
+Wire CountOneStep(Job job, int stage) {
+  job.options = AtStage(job.options, stage);
+  std::mutex mutex;
+  std::vector<Wire> wires;
+  const auto group = LocalGroup::Make(job.world, {absl::Seconds(60)});
+  std::vector<std::thread> threads;
+  for (int index = 0; index < job.world; ++index) {
+    threads.emplace_back([&, index] {
+      auto counting = [&](const char* channel) {
+        return std::make_unique<CountingCommunicator>(
+            group->Connect(index, channel));
+      };
+      auto gather = counting("gather"), reduce = counting("reduce");
+      CountingCommunicator *g = gather.get(), *r = reduce.get();
+      const auto device = MakeCpuDevice(1);
+      const Rank rank{device.get(), std::move(gather), std::move(reduce),
+                      group->Connect(index, "scalar")};
+      const int64_t rows = job.batch / job.world;
+      Rig rig(rank, MakeModel(job.config), job.options,
+              Rehearse(job, rank, rows));
+      rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f,
+               rows / job.micro_steps);
+      const Wire wire{g->Count(CollectiveKind::kAllGather),
+                      r->Count(CollectiveKind::kReduceScatter),
+                      r->Count(CollectiveKind::kAllGather),
+                      g->SequenceHash() + r->SequenceHash()};
+      std::lock_guard<std::mutex> lock(mutex);
+      wires.push_back(wire);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Wire& wire : wires) EXPECT_EQ(wire.hash, wires[0].hash);
+  return wires[0];
+}
+
+TEST(StagesTest, BytesOnTheWireAreTheFormula) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (int64_t micro_steps : {1, 3}) {
+      Job job;
+      job.config = TinyConfig(ModelFamily::kLlama);
+      job.world = 3;
+      job.batch = 18;
+      job.micro_steps = micro_steps;
+      job.options.param_dtype = dtype;
+      const auto model = MakeModel(job.config);
+      const Plan plan = MakePlan(DescribeUnits(*model), {.world = 3});
+      const int64_t units = static_cast<int64_t>(plan.units.size());
+      const int64_t sent = plan.padded_elems / 3 * 2;  // k Psi
+      const int64_t p = DTypeBytes(dtype), r = 4, G = micro_steps;
+      for (int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << "stage " << stage << " " << dtype
+                                        << " micro-steps " << G);
+        const Wire wire = CountOneStep(job, stage);
+        EXPECT_EQ(wire.reductions.bytes, (stage >= 2 ? G : 1) * r * sent);
+        EXPECT_EQ(wire.sums.bytes, stage == 0 ? r * sent : 0);
+        if (stage == 0) {
+          EXPECT_EQ(wire.gathers.bytes, 0);
+        }
+        if (stage == 1 || stage == 2) {
+          EXPECT_EQ(wire.gathers.bytes, p * sent);
+        }
+        if (stage < 3) continue;
+        // Twice every unit, without what is still there when it is needed
+        // again: the head and the last block, and between micro-batches the
+        // embedding.
+        EXPECT_EQ(wire.gathers.calls, G * (2 * units - 2) - (G - 1));
+        const auto elems = [&](int64_t u) {
+          return plan.units[u].padded_elems / 3 * 2;
+        };
+        EXPECT_EQ(wire.gathers.bytes,
+                  p * (G * (2 * sent - elems(units - 1) - elems(units - 2)) -
+                       (G - 1) * elems(0)));
+        EXPECT_EQ(wire.reductions.calls, G * units);
+      }
+    }
+  }
+}
+
+// ---- Faults ---------------------------------------------------------------
+
+TEST(StagesTest, ARankThatFailsInMidStepIsNamedByAll) {
+  for (int stage : {0, 1, 2, 3}) {
+    Job job;
+    job.world = 3;
+    job.options = AtStage(job.options, stage);
+    std::mutex mutex;
+    std::vector<std::string> messages;
+    const absl::Status status = RunLocalRanks(
+        job.world, {.timeout = absl::Seconds(20)}, OneThread,
+        [&](const Rank& rank) -> absl::Status {
+          Rig rig(rank, MakeModel(job.config), job.options,
+                  Rehearse(job, rank, 2));
+          rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f);
+          if (rank.rank() == 1) return absl::DataLossError("disk on fire");
+          const TokenBatch batch(2, kLength, kVocab, 2);
+          const std::vector<HostBatch> parts = batch.Split(2);
+          const auto output = rig->Step(
+              {.micro_batches = parts, .num_valid_targets = 1, .lr = 1e-3f});
+          EXPECT_FALSE(output.ok());
+          std::lock_guard<std::mutex> lock(mutex);
+          messages.push_back(std::string(output.status().message()));
+          return output.status();
+        });
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("rank 1: disk on fire"));
+    ASSERT_EQ(messages.size(), 2u);
+    for (const std::string& message : messages) {
+      EXPECT_THAT(message, HasSubstr("rank 1"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero
