@@ -24,13 +24,19 @@ class FirstError {
   absl::Status first_;
 };
 
-void RunRank(LocalGroup& group, int index, const MakeDeviceFn& make_device,
+void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
+             const MakeDeviceFn& make_device,
              const std::function<absl::Status(const Rank&)>& body,
              FirstError* error) {
   Rank rank;
-  rank.gather = group.Connect(index, "gather");
-  rank.reduce = group.Connect(index, "reduce");
-  rank.scalar = group.Connect(index, "scalar");
+  const auto connect = [&](const char* channel) {
+    std::unique_ptr<Communicator> end = group.Connect(index, channel);
+    if (options.wrap) end = options.wrap(index, channel, std::move(end));
+    return std::make_unique<CountingCommunicator>(std::move(end));
+  };
+  rank.gather = connect("gather");
+  rank.reduce = connect("reduce");
+  rank.scalar = connect("scalar");
   absl::StatusOr<std::unique_ptr<Device>> device = make_device(index);
   absl::Status status = device.status();
   if (status.ok()) {
@@ -50,16 +56,19 @@ void RunRank(LocalGroup& group, int index, const MakeDeviceFn& make_device,
 }  // namespace
 
 absl::Status RunLocalRanks(
-    int world, const LocalOptions& options, const MakeDeviceFn& make_device,
+    int world, const LocalRanksOptions& options,
+    const MakeDeviceFn& make_device,
     const std::function<absl::Status(const Rank& rank)>& body) {
-  const std::shared_ptr<LocalGroup> group = LocalGroup::Make(world, options);
+  const std::shared_ptr<LocalGroup> group =
+      LocalGroup::Make(world, options.local);
   FirstError error;
   std::vector<std::thread> threads;
   for (int index = 1; index < world; ++index) {
-    threads.emplace_back(
-        [&, index] { RunRank(*group, index, make_device, body, &error); });
+    threads.emplace_back([&, index] {
+      RunRank(*group, index, options, make_device, body, &error);
+    });
   }
-  RunRank(*group, 0, make_device, body, &error);
+  RunRank(*group, 0, options, make_device, body, &error);
   for (std::thread& thread : threads) thread.join();
   return error.Get();
 }

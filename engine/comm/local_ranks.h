@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,12 +18,22 @@ namespace zero {
 using MakeDeviceFn =
     std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)>;
 
+struct LocalRanksOptions {
+  LocalOptions local;
+  // What goes around a rank's end of a channel ("gather", "reduce", "scalar"):
+  // a slow link, a trace. Null: nothing.
+  std::function<std::unique_ptr<Communicator>(
+      int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
+      wrap;
+};
+
 // Runs `body` once per rank, each on a thread of its own (rank 0 on the
 // caller's), and waits for all of them. The first error of any rank makes all
 // communicators fail, so that nobody waits for a rank that is gone.
 // Errors: that first error, with its rank where there are several.
 absl::Status RunLocalRanks(
-    int world, const LocalOptions& options, const MakeDeviceFn& make_device,
+    int world, const LocalRanksOptions& options,
+    const MakeDeviceFn& make_device,
     const std::function<absl::Status(const Rank& rank)>& body);
 
 }  // namespace zero

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "engine/comm/communicator.h"
+#include "engine/comm/counting.h"
 #include "engine/comm/null.h"
 #include "kernels/device.h"
 
@@ -15,10 +15,10 @@ namespace zero {
 struct Rank {
   Device* device = nullptr;
   // Parameters and gradients move independently, each on a stream of its own.
-  std::unique_ptr<Communicator> gather;
-  std::unique_ptr<Communicator> reduce;
+  std::unique_ptr<CountingCommunicator> gather;
+  std::unique_ptr<CountingCommunicator> reduce;
   // The few numbers that ranks agree on, on the compute stream.
-  std::unique_ptr<Communicator> scalar;
+  std::unique_ptr<CountingCommunicator> scalar;
 
   int rank() const { return gather->rank(); }
   int world() const { return gather->world(); }
@@ -35,9 +35,11 @@ struct Rank {
 // Rank `rank` of `world` whose collectives move nothing: a world of one, or
 // the meta device's stand-in for any world.
 inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1) {
-  return {&device, std::make_unique<NullCommunicator>(rank, world),
-          std::make_unique<NullCommunicator>(rank, world),
-          std::make_unique<NullCommunicator>(rank, world)};
+  const auto end = [&] {
+    return std::make_unique<CountingCommunicator>(
+        std::make_unique<NullCommunicator>(rank, world));
+  };
+  return {&device, end(), end(), end()};
 }
 
 }  // namespace zero

@@ -191,6 +191,8 @@ absl::Status Trainer::Step() {
                         ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
                                         schedule_.LrAt(optimizer_steps_))
                         : schedule_.LrAt(optimizer_steps_);
+  const CollectiveCount gathers = rank_->gather->Total();
+  const CollectiveCount reductions = rank_->reduce->Total();
   const absl::StatusOr<StepOutput> taken = session_->executor().Step(
       {.micro_batches = micro_batches,
        .num_valid_targets = static_cast<int64_t>(num_valid_targets),
@@ -206,10 +208,24 @@ absl::Status Trainer::Step() {
   }
   const StepOutput& output = *taken;
   ++step_;
+  CountCommunication(gathers, reductions);
   const double seconds = SecondsSince(start);
   train_seconds_ += seconds;
   ZERO_RETURN_IF_ERROR(Report(output, seconds, lr));
   return CountSkips(output);
+}
+
+void Trainer::CountCommunication(const CollectiveCount& gathers,
+                                 const CollectiveCount& reductions) {
+  const CollectiveCount all_gathers = rank_->gather->Total();
+  const CollectiveCount all_reductions = rank_->reduce->Total();
+  communication_ = {
+      .sent = {.gathered = all_gathers.bytes - gathers.bytes,
+               .reduced = all_reductions.bytes - reductions.bytes},
+      .collectives = all_gathers.calls - gathers.calls + all_reductions.calls -
+                     reductions.calls,
+      .exposed_ms = session_->executor().times().waiting_ms};
+  exposed_seconds_ += communication_.exposed_ms * 1e-3;
 }
 
 absl::Status Trainer::CountSkips(const StepOutput& output) {
@@ -267,6 +283,14 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
       .Add("flops_per_second", tokens_per_second * flops_per_token_.model);
   utilization.AddTo(&line);
   line.AddObject("peak_bytes", PeakBytes(ledger));
+  if (rank_->world() > 1) {
+    line.AddObject("communication",
+                   JsonLine()
+                       .Add("exposed_ms", communication_.exposed_ms)
+                       .Add("gathered_bytes", communication_.sent.gathered)
+                       .Add("reduced_bytes", communication_.sent.reduced)
+                       .Add("collectives", communication_.collectives));
+  }
   if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
   if (output.skipped) line.Add("skipped", true);
   if (leads()) ZERO_RETURN_IF_ERROR(metrics_->Write(line));
@@ -287,6 +311,35 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
   if (keep) PrintBreakdowns();
   if (step_ == 1) WarnUnused();
   return absl::OkStatus();
+}
+
+std::string Trainer::WireText() const {
+  const Executor& executor = session_->executor();
+  const int64_t p = DTypeBytes(config_.param_dtype());
+  const int64_t r = DTypeBytes(config_.grad_accum_dtype);
+  const StepWire planned =
+      CountWire(executor.plan(), executor.schedule(), p, r);
+  const StepWire formula =
+      FormulaWire(executor.plan(), config_.gradient_accumulation_steps, p, r);
+  const auto describe = [](const char* what, int64_t sent, int64_t planned,
+                           int64_t formula) {
+    std::string text = absl::StrCat(what, " ", WithCommas(sent), " bytes");
+    if (sent != planned) {
+      absl::StrAppend(&text, " (the plan says ", WithCommas(planned), ")");
+    }
+    if (planned == formula) return absl::StrCat(text, " = the formula");
+    const bool less = planned < formula;
+    return absl::StrCat(text, " = the formula's ", WithCommas(formula),
+                        less ? " - " : " + ",
+                        WithCommas(std::abs(planned - formula)),
+                        less ? " of units that stayed in place"
+                             : " of units gathered once more");
+  };
+  return absl::StrCat(describe("gathered", communication_.sent.gathered,
+                               planned.gathered, formula.gathered),
+                      "; ",
+                      describe("reduced", communication_.sent.reduced,
+                               planned.reduced, formula.reduced));
 }
 
 void Trainer::PrintBreakdowns() const {
@@ -391,6 +444,8 @@ RunSummary Trainer::Summarize() const {
   summary.seconds = train_seconds_;
   summary.tokens_per_second =
       train_seconds_ > 0 ? summary.tokens / train_seconds_ : 0;
+  summary.exposed_seconds = exposed_seconds_;
+  if (rank_->world() > 1 && step_ > 0) summary.wire = WireText();
   summary.utilization = UtilizationOf(summary.tokens_per_second);
   summary.first_loss = first_loss_;
   summary.final_loss = last_loss_;

@@ -37,7 +37,16 @@ struct RunSummary {
   double final_loss = 0;
   double validation_loss = 0;  // NaN: not evaluated
   std::string parameters_hash;
-  bool interrupted = false;  // by `stop`
+  double exposed_seconds = 0;  // computation waited for communication
+  std::string wire;            // bytes of a step against the formula
+  bool interrupted = false;    // by `stop`
+};
+
+// What one step sent and waited for, on this rank.
+struct StepCommunication {
+  StepWire sent;
+  int64_t collectives = 0;
+  double exposed_ms = 0;
 };
 
 class Trainer {
@@ -68,6 +77,9 @@ class Trainer {
   void PrintStart() const;
   absl::Status TakeSteps();
   absl::Status Step();
+  void CountCommunication(const CollectiveCount& gathers,
+                          const CollectiveCount& reductions);
+  std::string WireText() const;
   absl::Status CountSkips(const StepOutput& output);
   absl::Status Report(const StepOutput& output, double seconds, double lr);
   Utilization UtilizationOf(double tokens_per_second) const;
@@ -115,6 +127,8 @@ class Trainer {
   int64_t optimizer_steps_ = 0;  // steps that updated
   int64_t consecutive_skips_ = 0;
   double train_seconds_ = 0;
+  StepCommunication communication_;  // of the last step
+  double exposed_seconds_ = 0;
   double first_loss_ = 0, last_loss_ = 0;
   double validation_loss_;  // NaN until evaluated
   int64_t last_eval_step_ = -1, last_sample_step_ = -1;

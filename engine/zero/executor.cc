@@ -154,6 +154,7 @@ void Executor::AwaitEvent(Event& event) {
   const auto start = Clock::now();
   stream_->Wait(event);
   times_.waiting_ms += MillisSince(start);
+  if (wait_hook_) wait_hook_(start, Clock::now());
 }
 
 void Executor::Gather(int unit) {

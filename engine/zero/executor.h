@@ -14,6 +14,7 @@
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
 #define ZERO_ENGINE_ZERO_EXECUTOR_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -143,10 +144,16 @@ class Executor {
   const std::vector<std::string>& unused_parameters() const { return unused_; }
 
   const Plan& plan() const { return plan_; }
+  // The actions of the last step.
+  const std::vector<Action>& schedule() const { return schedule_; }
   const StepTimes& times() const { return times_; }
   // Called before and after every action: hooks at unit boundaries.
   using ActionHook = std::function<void(const Action&, bool done)>;
   void set_hook(ActionHook hook) { hook_ = std::move(hook); }
+  // Called after computation has waited for communication.
+  using WaitHook = std::function<void(std::chrono::steady_clock::time_point,
+                                      std::chrono::steady_clock::time_point)>;
+  void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
 
   TransientBytes high_water() const {
     return {activations_->high_water_bytes(), rotating_->high_water_bytes()};
@@ -225,6 +232,7 @@ class Executor {
   std::vector<std::string> unused_;
   StepTimes times_;
   ActionHook hook_;
+  WaitHook wait_hook_;
   // Last: they finish what is queued before the memory above goes.
   std::unique_ptr<Stream> gather_stream_, reduce_stream_;
 };

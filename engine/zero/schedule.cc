@@ -215,6 +215,52 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan, bool overlap) {
   return Builder(plan, overlap).Build(computations, /*last_micro_step=*/-1);
 }
 
+StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
+                   int64_t parameter_bytes, int64_t gradient_bytes) {
+  const bool all_update = plan.placement.optimizer == Placement::kReplicated;
+  const auto sent = [&](int64_t elems) {
+    return elems / plan.world * (plan.world - 1);
+  };
+  StepWire wire;
+  for (const Action& action : actions) {
+    switch (action.kind) {
+      case ActionKind::kGather:
+        wire.gathered +=
+            sent(plan.units[action.index].padded_elems) * parameter_bytes;
+        break;
+      case ActionKind::kGatherUpdated:
+        wire.gathered +=
+            sent(plan.gather_buckets[action.index].elems) * parameter_bytes;
+        break;
+      case ActionKind::kReduce:
+        wire.reduced += sent(plan.reduce_buckets[action.index].elems) *
+                        gradient_bytes * (all_update ? 2 : 1);
+        break;
+      default:
+        break;
+    }
+  }
+  return wire;
+}
+
+StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
+                     int64_t parameter_bytes, int64_t gradient_bytes) {
+  const StatePlacement& placement = plan.placement;
+  const bool shards_optimizer = placement.optimizer == Placement::kSharded;
+  const int64_t sent = plan.padded_elems / plan.world * (plan.world - 1);
+  StepWire wire;
+  wire.reduced =
+      sent * gradient_bytes *
+      (placement.gradients == Placement::kSharded ? micro_steps : 1) *
+      (shards_optimizer ? 1 : 2);
+  if (placement.parameters == Placement::kSharded) {
+    wire.gathered = 2 * micro_steps * sent * parameter_bytes;
+  } else if (shards_optimizer) {
+    wire.gathered = sent * parameter_bytes;
+  }
+  return wire;
+}
+
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
   hasher.Update(absl::StrCat(plan.world, " ranks\n"));

@@ -56,6 +56,25 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 // gathered and released, what it computes is the caller's.
 std::vector<Action> MakeForwardSchedule(const Plan& plan, bool overlap);
 
+// What one rank sends in `actions`, in bytes; the few numbers that ranks agree
+// on (norm, loss, counts) are left out. (world - 1) / world of every bulk
+// collective's elements.
+struct StepWire {
+  int64_t gathered = 0;  // parameters
+  int64_t reduced = 0;   // gradients
+
+  bool operator==(const StepWire&) const = default;
+};
+StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
+                   int64_t parameter_bytes, int64_t gradient_bytes);
+
+// The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
+// k = (world - 1) / world, Psi = padded elements, G = micro_steps. Where
+// parameters are sharded the schedule may differ by the units that stay in
+// place, or are borrowed and come once more.
+StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
+                     int64_t parameter_bytes, int64_t gradient_bytes);
+
 // XXH3 of the plan's layout and the actions: equal on all ranks, or they would
 // wait for each other in different places.
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions);

@@ -8,7 +8,9 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
+#include "engine/comm/shaped.h"
 #include "engine/config/print.h"
+#include "engine/train/trace.h"
 #include "engine/train/trainer.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/signals.h"
@@ -32,6 +34,14 @@ void PrintSummary(const RunSummary& summary, const Config& config,
     rows.push_back(
         {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
   }
+  if (!summary.wire.empty()) {
+    rows.push_back({"wire per step and rank", summary.wire});
+    rows.push_back(
+        {"exposed communication",
+         absl::StrFormat("%s, %.1f %% of the training time",
+                         HumanSeconds(summary.exposed_seconds),
+                         100 * summary.exposed_seconds / summary.seconds)});
+  }
   rows.push_back({"parameters_hash", summary.parameters_hash});
   const std::string& out_dir = config.training.out_dir;
   rows.push_back(
@@ -43,35 +53,74 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   console->Table(summary.interrupted ? "stopped by a signal" : "done", rows);
 }
 
-absl::Status Train(const RunOptions& options) {
+struct TrainFlags {
+  RunOptions run;
+  std::string trace;  // file; empty: none
+  std::string link;   // ParseLink; empty: as fast as memory
+};
+
+Trace::Row RowOf(const std::string& channel) {
+  if (channel == "gather") return Trace::Row::kGather;
+  return channel == "reduce" ? Trace::Row::kReduce : Trace::Row::kScalar;
+}
+
+absl::Status Train(const TrainFlags& flags) {
   const std::atomic<bool>* stop = InstallStopSignals();
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadRunConfig(options, MissingFiles::kError));
+                        LoadRunConfig(flags.run, MissingFiles::kError));
   Console console(stdout, isatty(STDOUT_FILENO));
   Console silent(nullptr, /*is_terminal=*/false);
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));
-  return RunLocalRanks(
-      options.ranks, LocalOptions(),
-      [&](int rank) { return OpenDevice(options, rank); },
+  absl::optional<Link> link;
+  if (!flags.link.empty()) {
+    ZERO_ASSIGN_OR_RETURN(link, ParseLink(flags.link));
+  }
+  Trace trace;
+  LocalRanksOptions ranks;
+  ranks.wrap = [&](int, const std::string& channel,
+                   std::unique_ptr<Communicator> end) {
+    if (link.has_value()) {
+      end = std::make_unique<ShapedCommunicator>(std::move(end), *link);
+    }
+    return flags.trace.empty() ? std::move(end)
+                               : trace.Wrap(RowOf(channel), std::move(end));
+  };
+  absl::Status status = RunLocalRanks(
+      flags.run.ranks, ranks,
+      [&](int rank) { return OpenDevice(flags.run, rank); },
       [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
         ZERO_ASSIGN_OR_RETURN(const auto trainer,
                               Trainer::Make(rank, loaded, MakeModelTools(),
                                             leads ? &console : &silent, stop));
+        if (!flags.trace.empty()) {
+          trace.Follow(rank.rank(), trainer->session().executor());
+        }
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
         if (leads) PrintSummary(summary, loaded.config, &console);
         return summary.interrupted ? absl::CancelledError("stopped by a signal")
                                    : absl::OkStatus();
       });
+  if (!flags.trace.empty()) {
+    status.Update(trace.Write(flags.trace));
+    console.Line(absl::StrCat("trace in ", flags.trace,
+                              ": open it in https://ui.perfetto.dev"));
+  }
+  return status;
 }
 
 }  // namespace
 
 Command AddTrain(CLI::App& app) {
-  auto options = std::make_shared<RunOptions>();
-  AddRunOptions(app, options.get(), /*config_required=*/true);
-  AddRanksOption(app, options.get());
-  return [options] { return Train(*options); };
+  auto flags = std::make_shared<TrainFlags>();
+  AddRunOptions(app, &flags->run, /*config_required=*/true);
+  AddRanksOption(app, &flags->run);
+  app.add_option("--trace", flags->trace,
+                 "write a timeline for Perfetto or chrome://tracing");
+  app.add_option("--shape-link", flags->link,
+                 "let ranks talk as over a network: RATE,LATENCY such as "
+                 "1GB/s,50us");
+  return [flags] { return Train(*flags); };
 }
 
 }  // namespace zero

@@ -1,0 +1,151 @@
+#include "engine/train/trace.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/base/file.h"
+#include "engine/train/metrics.h"
+
+namespace zero {
+namespace {
+
+const char* RowName(Trace::Row row) {
+  switch (row) {
+    case Trace::Row::kCompute:
+      return "compute";
+    case Trace::Row::kWait:
+      return "waiting for communication";
+    case Trace::Row::kGather:
+      return "gather parameters";
+    case Trace::Row::kReduce:
+      return "reduce gradients";
+    case Trace::Row::kScalar:
+      return "agree on numbers";
+  }
+  return "?";
+}
+
+double Micros(Trace::Clock::duration duration) {
+  return std::chrono::duration<double, std::micro>(duration).count();
+}
+
+class TracingCommunicator final : public Communicator {
+ public:
+  TracingCommunicator(Trace* trace, Trace::Row row,
+                      std::unique_ptr<Communicator> inner)
+      : Communicator(inner->rank(), inner->world()),
+        trace_(trace),
+        row_(row),
+        inner_(std::move(inner)) {}
+
+  void Run(Stream& stream, Collective collective) override {
+    auto begin = std::make_shared<Trace::Clock::time_point>();
+    stream.Enqueue([begin] { *begin = Trace::Clock::now(); });
+    std::string name =
+        absl::StrCat(CollectiveKindName(collective.kind), " ", collective.name);
+    inner_->Run(stream, std::move(collective));
+    stream.Enqueue([trace = trace_, rank = rank(), row = row_, begin,
+                    name = std::move(name)] {
+      trace->Add(rank, row, name, *begin, Trace::Clock::now());
+    });
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ private:
+  Trace* const trace_;
+  const Trace::Row row_;
+  const std::unique_ptr<Communicator> inner_;
+};
+
+}  // namespace
+
+void Trace::Add(int rank, Row row, std::string name, Clock::time_point begin,
+                Clock::time_point end) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (static_cast<int64_t>(spans_.size()) >= kMaxSpans) {
+    ++num_dropped_;
+    return;
+  }
+  spans_.push_back({rank, row, std::move(name), begin, end});
+}
+
+std::unique_ptr<Communicator> Trace::Wrap(Row row,
+                                          std::unique_ptr<Communicator> inner) {
+  return std::make_unique<TracingCommunicator>(this, row, std::move(inner));
+}
+
+void Trace::Follow(int rank, Executor& executor) {
+  auto begin = std::make_shared<Clock::time_point>();
+  executor.set_hook(
+      [this, rank, &executor, begin](const Action& action, bool done) {
+        if (!done) {
+          *begin = Clock::now();
+        } else {
+          Add(rank, Row::kCompute, ActionName(action, executor.plan()), *begin,
+              Clock::now());
+        }
+      });
+  executor.set_wait_hook(
+      [this, rank](Clock::time_point from, Clock::time_point to) {
+        Add(rank, Row::kWait, "wait", from, to);
+      });
+}
+
+absl::Status Trace::Write(const std::string& path) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Clock::time_point start = Clock::time_point::max();
+  std::set<std::pair<int, Row>> rows;
+  for (const Span& span : spans_) {
+    start = std::min(start, span.begin);
+    rows.insert({span.rank, span.row});
+  }
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  for (const auto& [rank, row] : rows) {
+    const JsonLine process =
+        JsonLine().Add("name", absl::StrCat("rank ", rank));
+    const JsonLine thread = JsonLine().Add("name", RowName(row));
+    absl::StrAppend(&text,
+                    JsonLine()
+                        .Add("ph", "M")
+                        .Add("name", "process_name")
+                        .Add("pid", int64_t{rank})
+                        .AddObject("args", process)
+                        .ToString(),
+                    ",\n",
+                    JsonLine()
+                        .Add("ph", "M")
+                        .Add("name", "thread_name")
+                        .Add("pid", int64_t{rank})
+                        .Add("tid", static_cast<int64_t>(row))
+                        .AddObject("args", thread)
+                        .ToString(),
+                    ",\n");
+  }
+  for (const Span& span : spans_) {
+    absl::StrAppend(&text,
+                    JsonLine()
+                        .Add("ph", "X")
+                        .Add("name", span.name)
+                        .Add("pid", int64_t{span.rank})
+                        .Add("tid", static_cast<int64_t>(span.row))
+                        .Add("ts", Micros(span.begin - start))
+                        .Add("dur", Micros(span.end - span.begin))
+                        .ToString(),
+                    ",\n");
+  }
+  absl::StrAppend(&text,
+                  JsonLine()
+                      .Add("ph", "M")
+                      .Add("name", "dropped_spans")
+                      .Add("pid", int64_t{0})
+                      .AddObject("args", JsonLine().Add("count", num_dropped_))
+                      .ToString(),
+                  "\n]}\n");
+  return WriteFileAtomically(path, text);
+}
+
+}  // namespace zero

@@ -1,0 +1,61 @@
+// A timeline of a run in the Trace Event Format, which Perfetto
+// (https://ui.perfetto.dev) and chrome://tracing open: per rank one row for
+// computation (the schedule's actions), one for waiting, and one per channel
+// of communication.
+// Source: "Trace Event Format" (Chromium), complete events ("ph": "X").
+#ifndef ZERO_ENGINE_TRAIN_TRACE_H_
+#define ZERO_ENGINE_TRAIN_TRACE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/comm/communicator.h"
+#include "engine/zero/executor.h"
+
+namespace zero {
+
+// Threads: all ranks and their streams add to one trace.
+class Trace {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class Row { kCompute, kWait, kGather, kReduce, kScalar };
+
+  // Spans beyond this are dropped, and counted: some 300 MB of text.
+  static constexpr int64_t kMaxSpans = 2'000'000;
+
+  void Add(int rank, Row row, std::string name, Clock::time_point begin,
+           Clock::time_point end);
+
+  // `inner` with every collective in a row, from where its stream reaches it
+  // to its end: "all_gather block.3". The trace must outlive it. CPU streams.
+  std::unique_ptr<Communicator> Wrap(Row row,
+                                     std::unique_ptr<Communicator> inner);
+
+  // Adds the actions of `executor`, and what they wait for. The trace must
+  // outlive the executor.
+  void Follow(int rank, Executor& executor);
+
+  // Writes what there is, whatever became of the run. Errors: as FileError.
+  absl::Status Write(const std::string& path) const;
+
+ private:
+  struct Span {
+    int rank;
+    Row row;
+    std::string name;
+    Clock::time_point begin, end;
+  };
+
+  mutable std::mutex mutex_;
+  std::vector<Span> spans_;
+  int64_t num_dropped_ = 0;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_TRACE_H_
