@@ -71,6 +71,12 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
+struct CommunicationConfig {
+  double timeout_seconds = 300;
+
+  bool operator==(const CommunicationConfig&) const = default;
+};
+
 enum class DataFormat {
   kAuto,    // by the file: an llm.c header, else ".bin" is raw, else text
   kText,    // UTF-8 text
@@ -148,6 +154,7 @@ struct Config {
   // Changes speed and memory, never a bit of the result.
   bool activation_checkpointing = false;  // ".enabled": recompute every unit
   ZeroConfig zero_optimization;
+  CommunicationConfig communication;
 
   // Changes what is printed.
   int64_t steps_per_print = 10;

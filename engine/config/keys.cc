@@ -1010,6 +1010,14 @@ void AddActivationCheckpointing(Table& t) {
   t.Note(kBool, path("profile"), "wall_clock_breakdown shows the times");
 }
 
+void AddCommunication(Table& t) {
+  t.Object("communication", "How ranks talk to each other.");
+  t.Number("communication.timeout_seconds",
+           FIELD(communication.timeout_seconds),
+           "How long a rank waits for another one before the run fails.")
+      .Range(0.001, 1e6);
+}
+
 // ---- Output, and the rest of DeepSpeed ------------------------------------
 
 void AddOutput(Table& t) {
@@ -1039,8 +1047,8 @@ void AddOutput(Table& t) {
 }
 
 void AddRefused(Table& t) {
-  t.NotBuilt(kOpaque, "communication",
-             "algorithms and compression come with several ranks");
+  t.NotBuilt(kString, "communication.algorithm",
+             "ring and parameter_server come later; ranks talk directly");
   t.Refuse(kBool, "prescale_gradients",
            "the loss is divided by the step's tokens before backward; false "
            "is accepted")
@@ -1113,6 +1121,7 @@ std::vector<KeySpec> MakeTable() {
   AddSchedule(t);
   AddZero(t);
   AddActivationCheckpointing(t);
+  AddCommunication(t);
   AddOutput(t);
   AddRefused(t);
   return t.Take();

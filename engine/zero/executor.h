@@ -51,6 +51,13 @@ struct ExecutorOptions {
   bool recompute = false;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
+
+  PlanOptions plan_options(int world) const {
+    return {.world = world,
+            .placement = placement,
+            .reduce_bucket_elems = reduce_bucket_elems,
+            .gather_bucket_elems = gather_bucket_elems};
+  }
 };
 
 // One micro-batch in host memory. B sequences of T tokens.

@@ -107,10 +107,7 @@ Executor::Executor(const Rank& rank, Model& model,
       model_(&model),
       options_(options),
       plan_(MakePlan(DescribeUnits(model),
-                     {.world = rank.world(),
-                      .placement = options.placement,
-                      .reduce_bucket_elems = options.reduce_bucket_elems,
-                      .gather_bucket_elems = options.gather_bucket_elems})) {
+                     options.plan_options(rank.world()))) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
 }
 

@@ -65,6 +65,27 @@ class CliTest(unittest.TestCase):
         self.ok(*args)
         return self.read_json(out_dir + "/summary.json")
 
+    def test_plan_shows_owners_bytes_and_the_step(self):
+        text = self.ok("plan", "config.json", "--ranks", "2",
+                       "--set", "train_batch_size=4",
+                       "--set", "zero_optimization.stage=3")
+        for part in ("ZeRO stage 3 on 2 rank(s)", "per rank, sharded",
+                     "reduce buckets", "Gather(block.1)", "Update(head)"):
+            self.assertIn(part, text)
+
+    def test_a_trace_is_json_with_a_row_per_stream(self):
+        self.ok("train", "config.json", "--ranks", "2", "--trace", "t.json",
+                "--set", "train_batch_size=4", "--set", "training.steps=2",
+                "--set", "zero_optimization.stage=3")
+        events = self.read_json("t.json")["traceEvents"]
+        rows = {(e["pid"], e["args"]["name"]) for e in events
+                if e["name"] == "thread_name"}
+        self.assertEqual(len(rows), 10)  # five on each rank
+        names = {e["name"] for e in events if e["ph"] == "X"}
+        for name in ("Forward(block.0)", "all_gather block.0",
+                     "reduce_scatter block.1", "wait"):
+            self.assertIn(name, names)
+
     def test_every_stage_gives_the_same_hash(self):
         hashes = set()
         for stage in range(4):

@@ -37,6 +37,7 @@ int Main(int argc, char** argv) {
        AddTokenize},
       {"models", "List the model presets", AddModels},
       {"config", "Check a config and print what it resolves to", AddConfig},
+      {"plan", "Who owns what, and the actions of a step", AddPlan},
       {"devices", "What this machine offers", AddDevices},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;

@@ -77,6 +77,8 @@ absl::Status Train(const TrainFlags& flags) {
   }
   Trace trace;
   LocalRanksOptions ranks;
+  ranks.local.timeout =
+      absl::Seconds(loaded.config.communication.timeout_seconds);
   ranks.wrap = [&](int, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (link.has_value()) {

@@ -246,7 +246,10 @@ bool NeedsNoLine(const KeySpec& key) {
     return std::count_if(key.choices.begin(), key.choices.end(), is_built) == 1;
   }
   // One rank has nothing to shard or to send (tests/engine/zero/stages_test).
-  if (absl::StartsWith(key.path, "zero_optimization.")) return true;
+  if (absl::StartsWith(key.path, "zero_optimization.") ||
+      absl::StartsWith(key.path, "communication.")) {
+    return true;
+  }
   return key.path == "dump_state";
 }
 

@@ -1,0 +1,161 @@
+// `zero plan`: who owns what, and the step as a list of actions. Nothing is
+// allocated and no data is read.
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/status.h"
+#include "engine/train/console.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+struct PlanFlags {
+  RunOptions run;
+  bool no_step = false;
+};
+
+void PrintStates(const Plan& plan, const ExecutorOptions& options,
+                 Console* console) {
+  const bool has_master = options.param_dtype != DType::kF32;
+  const int64_t floats =
+      options.optimizer.StateFloatsPerElement() + (has_master ? 1 : 0);
+  const auto row = [&](const char* name, Placement placement, int64_t bytes) {
+    const int64_t elems = plan.StateElems(placement);
+    return std::pair<std::string, std::string>(
+        name, absl::StrFormat(
+                  "%s elements x %d bytes = %s per rank, %s", WithCommas(elems),
+                  bytes, HumanBytes(static_cast<double>(elems * bytes)),
+                  placement == Placement::kSharded ? "sharded" : "replicated"));
+  };
+  console->Table(
+      absl::StrFormat("model states: %s parameters, %s elements with padding",
+                      WithCommas(plan.num_parameters),
+                      WithCommas(plan.padded_elems)),
+      {row("parameters", plan.placement.parameters,
+           DTypeBytes(options.param_dtype)),
+       row("gradients", plan.placement.gradients,
+           DTypeBytes(options.grad_dtype)),
+       row(has_master ? "optimizer, master" : "optimizer",
+           plan.placement.optimizer, 4 * floats)});
+}
+
+void PrintUnits(const Plan& plan, Console* console) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const PlannedUnit& unit : plan.units) {
+    std::string text =
+        absl::StrFormat("%s elements in %d segment(s)",
+                        WithCommas(unit.padded_elems), unit.segments.size());
+    if (!unit.segments.empty() && plan.world > 1) {
+      const Segment& first = unit.segments.front();
+      absl::StrAppendFormat(&text, ", of each rank r owns [%s r, +%s)",
+                            WithCommas(first.elems / plan.world),
+                            WithCommas(first.elems / plan.world));
+    }
+    if (!unit.borrowed.empty()) {
+      absl::StrAppend(&text, ", borrows ", absl::StrJoin(unit.borrowed, ", "));
+    }
+    rows.push_back({unit.name, text});
+  }
+  console->Table("units", rows);
+}
+
+void PrintBuckets(const char* title, const Plan& plan,
+                  const std::vector<Bucket>& buckets, int64_t elem_bytes,
+                  Console* console) {
+  if (buckets.empty()) return;
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (size_t b = 0; b < buckets.size(); ++b) {
+    std::vector<std::string> segments;
+    for (const SegmentRef& ref : buckets[b].segments) {
+      segments.push_back(
+          absl::StrCat(plan.units[ref.unit].name, "#", ref.segment));
+    }
+    rows.push_back(
+        {absl::StrCat(b),
+         absl::StrFormat(
+             "%s elements, %s: %s", WithCommas(buckets[b].elems),
+             HumanBytes(static_cast<double>(buckets[b].elems * elem_bytes)),
+             absl::StrJoin(segments, " "))});
+  }
+  console->Table(title, rows);
+}
+
+// One column per stream; an action starts when those above it in its column
+// are done and what it needs is there.
+void PrintStep(const Plan& plan, const std::vector<Action>& actions,
+               Console* console) {
+  constexpr int kWidth = 30;
+  console->Line(absl::StrFormat("%-*s%-*s%s", kWidth, "compute", kWidth,
+                                "gather parameters", "reduce gradients"));
+  for (const Action& action : actions) {
+    int column = 0;
+    if (action.kind == ActionKind::kGather ||
+        action.kind == ActionKind::kGatherUpdated) {
+      column = 1;
+    } else if (action.kind == ActionKind::kReduce) {
+      column = 2;
+    }
+    console->Line(absl::StrCat(std::string(column * kWidth, ' '),
+                               ActionName(action, plan)));
+  }
+}
+
+absl::Status ShowPlan(const PlanFlags& flags) {
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadRunConfig(flags.run, MissingFiles::kIgnored));
+  const Config& config = loaded.config;
+  const ModelTools tools = MakeModelTools();
+  const std::unique_ptr<Model> model = tools.make(config.model);
+  const ExecutorOptions options =
+      MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
+  const Plan plan =
+      MakePlan(DescribeUnits(*model), options.plan_options(flags.run.ranks));
+  const int64_t micro_steps = config.gradient_accumulation_steps;
+  const std::vector<Action> actions = MakeSchedule(
+      plan, {.micro_steps = micro_steps, .overlap = options.overlap});
+  const int64_t p = DTypeBytes(options.param_dtype);
+  const int64_t r = DTypeBytes(options.grad_dtype);
+
+  Console console(stdout, /*is_terminal=*/false);
+  console.Line(absl::StrFormat("ZeRO stage %d on %d rank(s), %d micro-step(s)",
+                               config.zero_optimization.stage, flags.run.ranks,
+                               micro_steps));
+  PrintStates(plan, options, &console);
+  PrintUnits(plan, &console);
+  PrintBuckets("reduce buckets, as backward completes them", plan,
+               plan.reduce_buckets, r, &console);
+  PrintBuckets("gather buckets of updated parameters", plan,
+               plan.gather_buckets, p, &console);
+  const StepWire wire = CountWire(plan, actions, p, r);
+  const StepWire formula = FormulaWire(plan, micro_steps, p, r);
+  console.Table("sent per rank and step",
+                {{"gathered", absl::StrFormat("%s bytes, formula %s",
+                                              WithCommas(wire.gathered),
+                                              WithCommas(formula.gathered))},
+                 {"reduced", absl::StrFormat("%s bytes, formula %s",
+                                             WithCommas(wire.reduced),
+                                             WithCommas(formula.reduced))}});
+  console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",
+                            actions.size(), " actions"));
+  if (!flags.no_step) PrintStep(plan, actions, &console);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddPlan(CLI::App& app) {
+  auto flags = std::make_shared<PlanFlags>();
+  AddRunOptions(app, &flags->run, /*config_required=*/true);
+  AddRanksOption(app, &flags->run);
+  app.add_flag("--no-step", flags->no_step, "leave the list of actions out");
+  return [flags] { return ShowPlan(*flags); };
+}
+
+}  // namespace zero
