@@ -106,8 +106,8 @@ Executor::Executor(const Rank& rank, Model& model,
       device_(rank.device),
       model_(&model),
       options_(options),
-      plan_(MakePlan(DescribeUnits(model),
-                     options.plan_options(rank.world()))) {
+      plan_(
+          MakePlan(DescribeUnits(model), options.plan_options(rank.world()))) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
 }
 
