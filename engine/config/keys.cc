@@ -48,6 +48,11 @@ void FromValue(const KeyValue& value, T& field) {
   }
 }
 
+// Counts stay so far below 2^63 that sums of them, and products with a batch
+// of tokens, fit.
+constexpr double kMaxCount = 1e12;
+constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+
 #define FIELD(member)                                \
   [](const Config& c) { return ToValue(c.member); }, \
       [](Config& c, const KeyValue& v) { FromValue(v, c.member); }
@@ -75,6 +80,10 @@ class Table {
     }
     Line& AtLeast(double min) {
       key_->min = min;
+      return *this;
+    }
+    Line& AtMost(double max) {
+      key_->max = max;
       return *this;
     }
     Line& Above(double min) {
@@ -151,8 +160,9 @@ class Table {
   Line Bool(std::string path, Get get, Set set, std::string doc) {
     return Used(KeyKind::kBool, path, get, set, doc);
   }
+  // At most kMaxCount unless the line says otherwise.
   Line Integer(std::string path, Get get, Set set, std::string doc) {
-    return Used(KeyKind::kInteger, path, get, set, doc);
+    return Used(KeyKind::kInteger, path, get, set, doc).AtMost(kMaxCount);
   }
   Line Number(std::string path, Get get, Set set, std::string doc) {
     return Used(KeyKind::kNumber, path, get, set, doc);
@@ -422,7 +432,7 @@ void AddTraining(Table& t) {
   t.Object("training", "How long, how often looked at, and where to.");
   t.Integer("training.steps", FIELD(training.steps),
             "Optimizer steps; or give epochs.")
-      .Range(1, 1e12)
+      .AtLeast(1)
       .MayBeUnset();
   t.Number("training.epochs", FIELD(training.epochs),
            "Passes over data.train; or give steps.")
@@ -431,7 +441,7 @@ void AddTraining(Table& t) {
       .MayBeUnset();
   t.Integer("training.seed", FIELD(training.seed),
             "Of initialization, data order and dropout.")
-      .AtLeast(0);
+      .Range(0, kUnlimited);
   t.Integer("training.max_consecutive_skips",
             FIELD(training.max_consecutive_skips),
             "Stop after this many steps in a row with a non-finite gradient.")
@@ -470,7 +480,7 @@ void AddTraining(Table& t) {
       .Above(0)
       .Unread(NoDraw);
   t.Integer("training.sample.seed", FIELD(training.sample.seed), "Of the draw.")
-      .AtLeast(0)
+      .Range(0, kUnlimited)
       .Unread(NoDraw)
       .Derived("training.seed");
   t.Bool("training.save_final", FIELD(training.save_final),
@@ -923,11 +933,11 @@ void AddZero(Table& t) {
   t.Integer(path("reduce_bucket_size"),
             FIELD(zero_optimization.reduce_bucket_size),
             "Gradient elements reduced at once (one segment at least).")
-      .Range(1, 1e12);
+      .AtLeast(1);
   t.Integer(path("allgather_bucket_size"),
             FIELD(zero_optimization.allgather_bucket_size),
             "Updated parameters gathered at once, in elements (stages 1, 2).")
-      .Range(1, 1e12);
+      .AtLeast(1);
   t.Bool(path("overlap_comm"), FIELD(zero_optimization.overlap_comm),
          "Communicate while computing.");
   for (const char* name :

@@ -7,6 +7,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/file.h"
 #include "engine/config/run_length.h"
@@ -16,6 +17,10 @@ namespace {
 
 constexpr int64_t kBytesVocab = 257;  // 256 bytes and the end of text
 constexpr int64_t kDefaultSequence = 1024;
+constexpr int64_t kMaxBatch = int64_t{1} << 30;
+// Byte counts of anything below these fit into the rehearsal's 2^50.
+constexpr double kMaxParameters = 1e12;
+constexpr double kMaxActivations = 1e13;
 
 // GPT-2's names for what the other families call otherwise.
 constexpr const char* kFamilyNames[][2] = {
@@ -79,6 +84,7 @@ class Resolver {
     Data();
     Model();
     Batch();
+    if (problems_.empty()) Size();
     Precision();
     Optimizer();
     Scheduler();
@@ -555,6 +561,14 @@ class Resolver {
       }
       Derived(micro, absl::StrCat(batch, " / (", steps, " * ranks)"));
     }
+    const double exact = static_cast<double>(m) * static_cast<double>(s) *
+                         static_cast<double>(world);
+    if (exact > static_cast<double>(kMaxBatch)) {
+      return Problem(
+          has_b ? batch : micro,
+          absl::StrCat(Cite(micro), " ", m, " * ", Cite(steps), " ", s, " * ",
+                       ranks, " is more than 2^30 sequences per step"));
+    }
     const int64_t product = m * s * world;
     if (!has_b) {
       b = product;
@@ -565,6 +579,42 @@ class Resolver {
                                   product, "; write ", product,
                                   ", or delete one of the "
                                   "three"));
+    }
+  }
+
+  // Sizes whose byte counts would not fit into 64 bits, and no memory.
+  void Size() {
+    const ModelConfig& m = config_.model;
+    const bool gpt2 = m.family == ModelFamily::kGpt2;
+    const auto width = static_cast<double>(m.hidden_size);
+    const auto inner = static_cast<double>(m.intermediate_size);
+    const auto layers = static_cast<double>(m.num_hidden_layers);
+    const auto head = static_cast<double>(m.head_dim);
+    const double q = static_cast<double>(m.num_attention_heads) * head;
+    const double kv = static_cast<double>(m.num_key_value_heads) * head;
+    const double matrices =
+        width * (2 * q + 2 * kv) + (gpt2 ? 2 : 3) * width * inner;
+    const double rows =
+        static_cast<double>(m.vocab_size) * (m.tie_word_embeddings ? 1 : 2) +
+        (gpt2 ? static_cast<double>(m.max_position_embeddings) : 0);
+    const double parameters = layers * matrices + rows * width;
+    if (parameters > kMaxParameters) {
+      return Problem("model",
+                     absl::StrFormat("%.2g parameters; at most %g fit into "
+                                     "what this program counts with; lower "
+                                     "the widths or the number of layers",
+                                     parameters, kMaxParameters));
+    }
+    const double tokens =
+        static_cast<double>(config_.train_micro_batch_size_per_gpu) *
+        static_cast<double>(config_.data.sequence_length);
+    if (tokens * layers * (width + inner + q) > kMaxActivations) {
+      Problem("train_micro_batch_size_per_gpu",
+              absl::StrFormat(
+                  "%.2g tokens in one pass through %d layers of width %d are "
+                  "more than this program counts with; lower it or "
+                  "data.sequence_length",
+                  tokens, m.num_hidden_layers, m.hidden_size));
     }
   }
 

@@ -1,5 +1,7 @@
 #include "engine/train/evaluate.h"
 
+#include <algorithm>
+
 #include "engine/base/status.h"
 
 namespace zero {
@@ -22,8 +24,10 @@ HostBatch AsHostBatch(const Batch& batch) {
 
 absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config, int world,
                                           const TokenSource* source) {
+  // No more windows than tokens, so that the product fits.
   const int64_t max_windows =
-      config.training.eval_batches * config.train_micro_batch_size_per_gpu;
+      std::min(config.training.eval_batches, source->size()) *
+      config.train_micro_batch_size_per_gpu;
   return EvalLoader::Create(source, BatchShapeOf(config, world), max_windows);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,6 +12,18 @@
 #include "tools/cli/commands.h"
 
 namespace zero {
+namespace {}  // namespace
+
+absl::Status WithinMemory(const Command& work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        "the system refused memory; use a smaller model or micro-batch, or "
+        "raise the limit (ulimit -v)");
+  }
+}
+
 namespace {
 
 int ExitCode(const absl::Status& status) {
@@ -62,7 +75,7 @@ int Main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   for (const auto& [sub, command] : commands) {
-    if (sub->parsed()) return ExitCode(command());
+    if (sub->parsed()) return ExitCode(WithinMemory(command));
   }
   return 2;
 }

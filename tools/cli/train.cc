@@ -90,18 +90,22 @@ absl::Status Train(const TrainFlags& flags) {
   absl::Status status = RunLocalRanks(
       flags.run.ranks, ranks,
       [&](int rank) { return OpenDevice(flags.run, rank); },
-      [&](const Rank& rank) -> absl::Status {
-        const bool leads = rank.rank() == 0;
-        ZERO_ASSIGN_OR_RETURN(const auto trainer,
-                              Trainer::Make(rank, loaded, MakeModelTools(),
-                                            leads ? &console : &silent, stop));
-        if (!flags.trace.empty()) {
-          trace.Follow(rank.rank(), trainer->session().executor());
-        }
-        ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
-        if (leads) PrintSummary(summary, loaded.config, &console);
-        return summary.interrupted ? absl::CancelledError("stopped by a signal")
-                                   : absl::OkStatus();
+      [&](const Rank& rank) {
+        return WithinMemory([&]() -> absl::Status {
+          const bool leads = rank.rank() == 0;
+          ZERO_ASSIGN_OR_RETURN(
+              const auto trainer,
+              Trainer::Make(rank, loaded, MakeModelTools(),
+                            leads ? &console : &silent, stop));
+          if (!flags.trace.empty()) {
+            trace.Follow(rank.rank(), trainer->session().executor());
+          }
+          ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
+          if (leads) PrintSummary(summary, loaded.config, &console);
+          return summary.interrupted
+                     ? absl::CancelledError("stopped by a signal")
+                     : absl::OkStatus();
+        });
       });
   if (!flags.trace.empty()) {
     status.Update(trace.Write(flags.trace));

@@ -1,5 +1,6 @@
 #include "engine/config/load.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -183,6 +184,30 @@ TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
             {"train_batch_size=auto", "train_micro_batch_size_per_gpu=auto",
              absl::StrCat("gradient_accumulation_steps=", accumulation)}),
         "--set train_batch_size: \"auto\" has nothing to follow from" + want);
+  }
+}
+
+TEST(LoadTest, SizesThatNoMachineCountsAreErrorsAndNotOverflows) {
+  const std::string huge = ErrorOfText(R"({
+    "model": {"model_type": "llama", "hidden_size": 1048576,
+              "num_hidden_layers": 1, "num_attention_heads": 65536,
+              "head_dim": 65536, "intermediate_size": 4194304},
+    "data": {"train": "text.txt", "sequence_length": 32},
+    "training": {"steps": 20}, "train_batch_size": 8
+  })");
+  EXPECT_THAT(huge, testing::HasSubstr("model: 1.8e+16 parameters; at most"));
+  EXPECT_THAT(ErrorOfSmall({"train_batch_size=auto",
+                            "train_micro_batch_size_per_gpu=1073741824",
+                            "gradient_accumulation_steps=1073741824"},
+                           1024),
+              testing::HasSubstr("is more than 2^30 sequences per step"));
+  EXPECT_THAT(ErrorOfSmall({"model.n_layer=4096", "train_batch_size=1e9"}),
+              testing::HasSubstr("tokens in one pass through 4096 layers"));
+  for (const char* path :
+       {"training.eval_batches", "scheduler.params.cycle_first_step_size",
+        "scheduler.params.total_num_steps"}) {
+    EXPECT_THAT(ErrorOfSmall({absl::StrCat(path, "=9e18")}),
+                testing::HasSubstr(": 9e18 is not in ["));
   }
 }
 

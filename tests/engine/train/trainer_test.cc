@@ -733,6 +733,23 @@ TEST_F(TrainerTest, ADataFileThatIsMissingOrTooSmallIsAnErrorBeforeTheRun) {
   std::free(text);
 }
 
+// eval_batches times the micro-batch overflowed.
+TEST_F(TrainerTest, TheLargestCountsStillMakeATrainer) {
+  for (const char* path :
+       {"training.eval_batches", "training.eval_every", "training.steps",
+        "training.sample_every", "training.sample.tokens",
+        "training.sample.top_k", "training.max_consecutive_skips",
+        "training.seed", "steps_per_print",
+        "zero_optimization.reduce_bucket_size",
+        "zero_optimization.allgather_bucket_size"}) {
+    const LoadedConfig loaded = Load({absl::StrCat(path, "=1e12")});
+    Console console(nullptr, /*is_terminal=*/false);
+    const auto trainer =
+        Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
+    EXPECT_TRUE(trainer.ok()) << path << ": " << trainer.status();
+  }
+}
+
 TEST_F(TrainerTest, SequencesOfOneTokenTrain) {
   EXPECT_NE(Hash({"data.sequence_length=1", "training.steps=2"}), "");
 }
