@@ -10,9 +10,9 @@
 namespace zero {
 namespace {
 
-// On a busy machine only short products find all cores quiet; the best of all
-// sizes counts.
-constexpr int64_t kSmallest = 512, kLargest = 8192;
+// On a busy machine only short products find all cores quiet, and only long
+// ones reach the ceiling; the best of all sizes counts.
+constexpr int64_t kSmallest = 512, kAlways = 1024, kLargest = 8192;
 constexpr double kLongEnoughMs = 5;  // one product
 constexpr double kBudgetMs = 150;    // all products of one size
 constexpr int kMinRuns = 3, kMaxRuns = 1000;
@@ -77,7 +77,7 @@ ProductRate MeasureProductRate(Device& device, DType dtype) {
     if (ms <= 0) break;
     const double flops = 2.0 * n * n * n / (ms * 1e-3);
     if (flops > best.flops) best = {flops, n};
-    if (ms >= kLongEnoughMs) break;
+    if (ms >= kLongEnoughMs && n >= kAlways) break;
   }
   return best;
 }

@@ -71,6 +71,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   ZERO_RETURN_IF_ERROR(trainer->OpenData());
   ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
   const Config& config = trainer->config_;
+  trainer->MeasurePeak();  // while nothing else runs yet
   ZERO_ASSIGN_OR_RETURN(
       trainer->session_,
       Session::Make(rank, config, tools,
@@ -79,10 +80,6 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
                      .generate_tokens = trainer->SampleContext()}));
   trainer->flops_per_token_ =
       tools.flops_per_token(config.model, config.data.sequence_length);
-  const DType dtype = config.param_dtype();
-  trainer->product_rate_ = MeasureProductRate(*rank.device, dtype);
-  trainer->peak_flops_ =
-      PeakFlops(rank.device->info(), dtype, trainer->product_rate_);
   if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
   ZERO_RETURN_IF_ERROR(PrepareFolder(out_dir));
@@ -91,6 +88,13 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
                         MetricsWriter::Create(out_dir + "/metrics.jsonl"));
   return trainer;
+}
+
+void Trainer::MeasurePeak() {
+  const DType dtype = config_.param_dtype();
+  const ProductRate now = MeasureProductRate(*rank_->device, dtype);
+  if (now.flops > product_rate_.flops) product_rate_ = now;
+  peak_flops_ = PeakFlops(rank_->device->info(), dtype, product_rate_);
 }
 
 absl::Status Trainer::OpenData() {
@@ -140,6 +144,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
   absl::Status status = TakeSteps();
   if (status.ok()) status = Finish();
+  if (status.ok() && step_ > 0) MeasurePeak();  // for the summary
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
   // A rank that failed alone can not ask the others for their parameters.
@@ -268,7 +273,13 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
                              double lr) {
   const int64_t tokens = batch_shape().TokensPerStep();
   const double tokens_per_second = tokens / seconds;
-  const Utilization utilization = UtilizationOf(tokens_per_second);
+  const bool keep = step_ == 1 || step_ == total_steps_ ||
+                    step_ % config_.steps_per_print == 0;
+  Utilization utilization = UtilizationOf(tokens_per_second);
+  if (keep && !utilization.known()) {
+    MeasurePeak();
+    utilization = UtilizationOf(tokens_per_second);
+  }
   const MemoryLedger& ledger = session_->ledger();
   if (step_ == 1) first_loss_ = output.loss;
   last_loss_ = output.loss;
@@ -295,9 +306,6 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
   if (output.skipped) line.Add("skipped", true);
   if (leads()) ZERO_RETURN_IF_ERROR(metrics_->Write(line));
 
-  const bool keep =
-      step_ == 1 || step_ == total_steps_ ||
-      (config_.steps_per_print > 0 && step_ % config_.steps_per_print == 0);
   const double average = step_ * tokens / train_seconds_;
   console_->Progress(
       absl::StrFormat("step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"

@@ -82,6 +82,8 @@ class Trainer {
   std::string WireText() const;
   absl::Status CountSkips(const StepOutput& output);
   absl::Status Report(const StepOutput& output, double seconds, double lr);
+  // Keeps the best of what was measured so far and what is now.
+  void MeasurePeak();
   Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns() const;
   void WarnUnused() const;
@@ -119,7 +121,7 @@ class Trainer {
   LrScaling scaling_;
   LossScaler scaler_;
   std::vector<Batch> batches_;  // one per micro-step, memory reused
-  ProductRate product_rate_;    // measured before the first step
+  ProductRate product_rate_;    // the best measured so far
   double peak_flops_ = 0;       // per second; what utilization is a share of
   TokenFlops flops_per_token_;
   int64_t total_steps_ = 0;

@@ -1,15 +1,22 @@
 #include "engine/train/utilization.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "absl/strings/str_format.h"
 
 namespace zero {
 
+bool Utilization::known() const { return !std::isnan(mfu); }
+
 void Utilization::AddTo(JsonLine* line) const {
   line->Add("mfu", mfu).Add("mfu_causal", mfu_causal);
-  if (hfu > 0) line->Add("hfu", hfu);
+  if (hfu != 0) line->Add("hfu", hfu);
 }
 
 std::string Utilization::ToString() const {
+  if (!known()) return "mfu unknown: machine busy while measuring";
   return absl::StrFormat(
       "mfu %.0f%% (causal %.0f%%%s)", 100 * mfu, 100 * mfu_causal,
       hfu > 0 ? absl::StrFormat(", hfu %.0f%%", 100 * hfu) : "");
@@ -19,9 +26,13 @@ Utilization UtilizationAt(double tokens_per_second, const TokenFlops& flops,
                           bool recompute, double peak_flops) {
   if (peak_flops <= 0) return {};
   const double share = tokens_per_second / peak_flops;
-  return {.mfu = share * flops.model,
-          .mfu_causal = share * flops.causal,
-          .hfu = recompute ? share * (flops.model + flops.recomputed) : 0};
+  const Utilization found{
+      .mfu = share * flops.model,
+      .mfu_causal = share * flops.causal,
+      .hfu = recompute ? share * (flops.model + flops.recomputed) : 0};
+  if (std::max(found.mfu, found.hfu) <= 1) return found;
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  return {kUnknown, kUnknown, recompute ? kUnknown : 0};
 }
 
 }  // namespace zero

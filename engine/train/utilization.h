@@ -17,15 +17,18 @@ struct TokenFlops {
   double recomputed = 0;  // the blocks' second forward pass
 };
 
-// Shares of a peak rate; all 0 where the peak is not known.
+// Shares of a peak rate; all 0 where the peak is not known, NaN where the run
+// is faster than the peak, which other work on the machine hid.
 struct Utilization {
   double mfu = 0;         // TokenFlops::model
   double mfu_causal = 0;  // TokenFlops::causal
   double hfu = 0;         // model + recomputed; 0: nothing is recomputed
 
-  // Adds mfu, mfu_causal and, with recompute, hfu.
+  bool known() const;
+  // Adds mfu, mfu_causal and, with recompute, hfu; null where not known.
   void AddTo(JsonLine* line) const;
-  // "mfu 45% (causal 43%)", "mfu 45% (causal 43%, hfu 58%)".
+  // "mfu 45% (causal 43%)", "mfu 45% (causal 43%, hfu 58%)", or that it is
+  // not known.
   std::string ToString() const;
 };
 

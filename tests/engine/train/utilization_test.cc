@@ -41,6 +41,20 @@ TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
   EXPECT_EQ(none.hfu, 0);
 }
 
+// 600 % was printed where other work had hidden the ceiling.
+TEST(UtilizationTest, MoreThanThePeakIsNotKnown) {
+  const TokenFlops flops{.model = 8, .causal = 6, .recomputed = 2};
+  EXPECT_EQ(UtilizationAt(2, flops, false, 16).ToString(),
+            "mfu 100% (causal 75%)");
+  const Utilization busy = UtilizationAt(2.1, flops, false, 16);
+  EXPECT_FALSE(busy.known());
+  EXPECT_EQ(busy.ToString(), "mfu unknown: machine busy while measuring");
+  JsonLine line;
+  busy.AddTo(&line);
+  EXPECT_EQ(line.ToString(), R"({"mfu": null, "mfu_causal": null})");
+  EXPECT_FALSE(UtilizationAt(1.9, flops, true, 16).known());  // hfu 119 %
+}
+
 TEST(ProductRateTest, IsMeasuredInEveryPrecision) {
   const auto device = MakeCpuDevice(1);
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
