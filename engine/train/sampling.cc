@@ -8,6 +8,31 @@
 #include "kernels/philox.h"
 
 namespace zero {
+namespace {
+
+double Uniform(const SamplingOptions& options, uint64_t index) {
+  const PhiloxBlock bits = Philox(MixKey(options.seed, 0x5A4D), index, 0);
+  return (bits.x[0] + 0.5) * 0x1.0p-32;
+}
+
+// Needs no order of the tokens.
+int32_t DrawFromAll(absl::Span<const float> logits,
+                    const SamplingOptions& options, uint64_t index) {
+  const int64_t size = static_cast<int64_t>(logits.size());
+  const float largest = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> sums(size);
+  double total = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    total += std::exp((logits[i] - largest) / options.temperature);
+    sums[i] = total;
+  }
+  const double target = Uniform(options, index) * total;
+  const auto found = std::lower_bound(sums.begin(), sums.end(), target);
+  return static_cast<int32_t>(
+      std::min<int64_t>(found - sums.begin(), size - 1));
+}
+
+}  // namespace
 
 int32_t SampleToken(absl::Span<const float> logits, int64_t vocab_limit,
                     const SamplingOptions& options, uint64_t index) {
@@ -16,6 +41,9 @@ int32_t SampleToken(absl::Span<const float> logits, int64_t vocab_limit,
     return static_cast<int32_t>(
         std::max_element(logits.begin(), logits.begin() + vocab) -
         logits.begin());
+  }
+  if (options.top_k <= 0 && options.top_p >= 1) {
+    return DrawFromAll(logits.first(vocab), options, index);
   }
   std::vector<int32_t> order(vocab);
   std::iota(order.begin(), order.end(), 0);
@@ -42,8 +70,7 @@ int32_t SampleToken(absl::Span<const float> logits, int64_t vocab_limit,
       break;
     }
   }
-  const PhiloxBlock bits = Philox(MixKey(options.seed, 0x5A4D), index, 0);
-  double target = (bits.x[0] + 0.5) * 0x1.0p-32 * mass;
+  double target = Uniform(options, index) * mass;
   for (int64_t i = 0; i < kept; ++i) {
     target -= weights[i];
     if (target <= 0) return order[i];
