@@ -57,16 +57,23 @@ absl::Status Rehearse(Executor& executor, const Model& model,
 }
 
 // What can be made smaller, by what is largest.
-std::string Remedy(const MemoryLedger& predicted, const Config& config) {
+std::string Remedy(const MemoryLedger& predicted, const Config& config,
+                   const Workload& workload, int world) {
   const auto bytes = [&](MemoryCategory category) {
     return predicted.at_peak()[static_cast<int>(category)];
   };
   const int64_t transient =
       bytes(MemoryCategory::kActivations) + bytes(MemoryCategory::kWorkspace);
   if (transient < predicted.total_peak_bytes() / 2) {
-    return config.param_dtype() == DType::kF32
-               ? "choose a smaller model.preset, or set bf16.enabled"
-               : "choose a smaller model.preset";
+    std::string remedy = "choose a smaller model.preset";
+    // In training bf16 keeps fp32 master weights besides.
+    if (!workload.train && config.param_dtype() == DType::kF32) {
+      remedy += ", or set bf16.enabled";
+    }
+    if (workload.train && world > 1 && config.zero_optimization.stage < 3) {
+      remedy += ", or set zero_optimization.stage to 3";
+    }
+    return remedy;
   }
   if (!config.activation_checkpointing) {
     return "set activation_checkpointing.enabled to true, or lower "
@@ -78,7 +85,7 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config) {
 // Compares the rehearsed peak with the device before anything is taken: an
 // operating system that promises more than it has would kill the run instead.
 absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
-                       const Rank& rank) {
+                       const Workload& workload, const Rank& rank) {
   const DeviceInfo device = rank.device->info();
   const int64_t memory = device.memory_bytes;
   // Local ranks share one memory.
@@ -97,7 +104,8 @@ absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
       needed / kGiB, parts,
       rank.world() == 1 ? ""
                         : absl::StrFormat("; times %d ranks", rank.world()),
-      device.name, memory / kGiB, Remedy(predicted, config)));
+      device.name, memory / kGiB,
+      Remedy(predicted, config, workload, rank.world())));
 }
 
 }  // namespace
@@ -149,7 +157,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
     transient = executor->high_water();
   }
-  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, config, rank));
+  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, config, workload, rank));
   session->model_ = tools.make(config.model);
   ZERO_ASSIGN_OR_RETURN(session->executor_,
                         Executor::Make(rank, *session->model_, options,
