@@ -1,6 +1,7 @@
 #include "engine/train/session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -172,19 +173,38 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   return session;
 }
 
-absl::StatusOr<std::string> Session::ParametersHash() {
+absl::Status Session::ReadParameters(const ParameterSink& sink) {
   std::vector<Parameter*> parameters = model_->AllParameters();
   std::sort(
       parameters.begin(), parameters.end(),
       [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
-  Hasher hasher;
   std::vector<float> values;
   for (const Parameter* parameter : parameters) {
     values.resize(parameter->shape.num_elems());
     ZERO_RETURN_IF_ERROR(executor_->ReadParameter(*parameter, values.data()));
-    hasher.Update(values.data(), values.size() * sizeof(float));
+    sink(*parameter, values);
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Session::ParametersHash() {
+  Hasher hasher;
+  ZERO_RETURN_IF_ERROR(
+      ReadParameters([&](const Parameter&, const std::vector<float>& values) {
+        hasher.Update(values.data(), values.size() * sizeof(float));
+      }));
   return hasher.HexDigest();
+}
+
+absl::StatusOr<std::string> Session::FirstNonFiniteParameter() {
+  std::string first;
+  ZERO_RETURN_IF_ERROR(ReadParameters([&](const Parameter& parameter,
+                                          const std::vector<float>& values) {
+    const bool finite = std::all_of(values.begin(), values.end(),
+                                    [](float v) { return std::isfinite(v); });
+    if (!finite && first.empty()) first = parameter.name;
+  }));
+  return first;
 }
 
 absl::Status Session::Save(const std::string& dir, const ModelTools& tools,

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/config/config.h"
@@ -61,6 +62,9 @@ class Session {
   // XXH3-128 of the fp32 values of all parameters in name order.
   absl::StatusOr<std::string> ParametersHash();
 
+  // The first parameter in name order with a value that is not finite, or "".
+  absl::StatusOr<std::string> FirstNonFiniteParameter();
+
   // Rank 0 writes a Hugging Face folder (checkpoint/portable.h).
   absl::Status Save(const std::string& dir, const ModelTools& tools,
                     int64_t end_of_text);
@@ -68,6 +72,10 @@ class Session {
  private:
   Session(const Rank& rank, const Config& config)
       : config_(config), rank_(&rank) {}
+  // Hands over every parameter's fp32 values, in name order.
+  using ParameterSink =
+      std::function<void(const Parameter&, const std::vector<float>& values)>;
+  absl::Status ReadParameters(const ParameterSink& sink);
 
   Config config_;
   const Rank* rank_;

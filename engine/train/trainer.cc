@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/atomic_folder.h"
@@ -36,6 +37,15 @@ double PeakFlops(const DeviceInfo& info, DType dtype,
                  const ProductRate& measured) {
   return info.peak_flops_bf16 > 0 && dtype != DType::kF32 ? info.peak_flops_bf16
                                                           : measured.flops;
+}
+
+constexpr char kDivergenceRemedy[] =
+    "Lower optimizer.params.lr, lengthen the warm-up, set gradient_clipping, "
+    "or look at the data";
+
+// For people: a NaN that prints as "nan", not as "-nan".
+double WithoutSignOfNan(double value) {
+  return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
 // Makes `out_dir` ready for a run: no leavings of one that was killed, and no
@@ -143,7 +153,9 @@ int64_t Trainer::SampleContext() const {
 absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
   absl::Status status = TakeSteps();
-  if (status.ok()) status = Finish();
+  if (status.ok()) status = EvaluateAndSampleAtEnd();
+  if (status.ok()) status = CheckFinite();
+  if (status.ok()) status = SaveFinal();
   if (status.ok() && step_ > 0) MeasurePeak();  // for the summary
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
@@ -211,7 +223,9 @@ absl::Status Trainer::Step() {
         taken.status().code(),
         absl::StrCat("step ", step_ + 1, ": ", taken.status().message()));
   }
-  const StepOutput& output = *taken;
+  StepOutput output = *taken;
+  output.loss = WithoutSignOfNan(output.loss);
+  output.grad_norm = WithoutSignOfNan(output.grad_norm);
   ++step_;
   CountCommunication(gathers, reductions);
   const double seconds = SecondsSince(start);
@@ -248,20 +262,26 @@ absl::Status Trainer::CountSkips(const StepOutput& output) {
       culprit.empty() ? "every gradient is finite, but their norm is beyond "
                         "fp32 (3.4e38)"
                       : "the gradient of " + culprit + " is not finite";
-  console_->Line(absl::StrFormat(
-      "step %d skipped: %s%s", step_, reason,
-      config_.fp16.enabled
-          ? absl::StrFormat("; loss scale now %g", scaler_.scale())
-          : ""));
+  // A streak is told when it begins and whenever its length has doubled.
+  if (absl::has_single_bit(static_cast<uint64_t>(consecutive_skips_))) {
+    console_->Line(absl::StrFormat(
+        "step %d skipped%s: %s%s", step_,
+        consecutive_skips_ == 1
+            ? ""
+            : absl::StrFormat(", the last %d in a row", consecutive_skips_),
+        reason,
+        config_.fp16.enabled
+            ? absl::StrFormat("; loss scale now %g", scaler_.scale())
+            : ""));
+  }
   if (consecutive_skips_ < config_.training.max_consecutive_skips) {
     return absl::OkStatus();
   }
   return absl::AbortedError(absl::StrFormat(
       "step %d: %d steps in a row were skipped; in the last one %s. "
-      "training.max_consecutive_skips is %d. Lower optimizer.params.lr, "
-      "lengthen the warm-up, set gradient_clipping, or look at the data",
-      step_, consecutive_skips_, reason,
-      config_.training.max_consecutive_skips));
+      "training.max_consecutive_skips is %d. %s",
+      step_, consecutive_skips_, reason, config_.training.max_consecutive_skips,
+      kDivergenceRemedy));
 }
 
 Utilization Trainer::UtilizationOf(double tokens_per_second) const {
@@ -382,7 +402,7 @@ absl::Status Trainer::EvaluateAndLog() {
                         MeanLoss(session_->executor(), *rank_, *eval_loader_,
                                  [this] { return AgreeToStop(); }));
   if (!loss.has_value()) return absl::OkStatus();  // a stop was asked for
-  validation_loss_ = *loss;
+  validation_loss_ = WithoutSignOfNan(*loss);
   console_->Line(absl::StrFormat(
       "step %d  validation loss %.4f  perplexity %.2f  (%s tokens, %s)", step_,
       validation_loss_, std::exp(validation_loss_),
@@ -430,7 +450,7 @@ absl::Status Trainer::Sample() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Finish() {
+absl::Status Trainer::EvaluateAndSampleAtEnd() {
   const bool interrupted = step_ < total_steps_;
   if (eval_loader_ != nullptr && last_eval_step_ != step_ && !interrupted) {
     ZERO_RETURN_IF_ERROR(EvaluateAndLog());
@@ -438,6 +458,37 @@ absl::Status Trainer::Finish() {
   if (last_sample_step_ != step_ && !interrupted) {
     ZERO_RETURN_IF_ERROR(Sample());
   }
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::CheckFinite() {
+  if (step_ == 0) return absl::OkStatus();
+  const auto diverged = [&](const std::string& what) {
+    return absl::AbortedError(
+        absl::StrCat("the run diverged: ", what, " at its last step, ", step_,
+                     "; an earlier final/ stays. ", kDivergenceRemedy));
+  };
+  if (!std::isfinite(last_loss_)) {
+    return diverged(absl::StrCat("the loss is ", last_loss_));
+  }
+  // A skip that only lowers the fp16 scale is part of training.
+  const bool scale_can_fall =
+      config_.fp16.enabled && config_.fp16.scaler.static_scale == 0 &&
+      scaler_.scale() > config_.fp16.scaler.min_loss_scale;
+  if (consecutive_skips_ > 0 && !scale_can_fall) {
+    return diverged(absl::StrCat(consecutive_skips_,
+                                 " steps in a row were skipped, counted"));
+  }
+  if (last_eval_step_ == step_ && !std::isfinite(validation_loss_)) {
+    return diverged(absl::StrCat("the validation loss is ", validation_loss_));
+  }
+  ZERO_ASSIGN_OR_RETURN(const std::string culprit,
+                        session_->FirstNonFiniteParameter());
+  if (!culprit.empty()) return diverged(culprit + " is not finite");
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::SaveFinal() {
   // A run that took no step has nothing to save, and maybe something to lose.
   if (!config_.training.save_final || step_ == 0) return absl::OkStatus();
   return session_->Save(

@@ -61,7 +61,8 @@ class Trainer {
       Console* console, const std::atomic<bool>* stop);
 
   // Trains to the end (or to `stop`), evaluates, samples, writes out_dir.
-  // Errors: Aborted after training.max_consecutive_skips; those of writing.
+  // Errors: Aborted after training.max_consecutive_skips, and where the run
+  //         ends diverged; those of writing.
   //         summary.json then says how far the run came and the error, and an
   //         earlier final/ stays.
   absl::StatusOr<RunSummary> Run();
@@ -89,7 +90,10 @@ class Trainer {
   void WarnUnused() const;
   absl::Status EvaluateAndLog();
   absl::Status Sample();
-  absl::Status Finish();
+  absl::Status EvaluateAndSampleAtEnd();
+  // Aborted where the run diverged, so that its weights replace no good ones.
+  absl::Status CheckFinite();
+  absl::Status SaveFinal();
   RunSummary Summarize() const;
   // `status`: how the run ended.
   absl::Status WriteSummary(const RunSummary& summary,

@@ -432,6 +432,53 @@ TEST_F(TrainerTest, AnErrorWhileSavingIsInTheSummaryToo) {
   EXPECT_EQ(json["interrupted"], false);
 }
 
+TEST_F(TrainerTest, ADivergedRunFailsAndReplacesNoGoodWeights) {
+  ASSERT_NE(Hash({"training.steps=2"}), "");
+  const std::string good = dir_.Read("run/final/model.safetensors");
+  const char* const diverging[][2] = {
+      // The loss of the only step is fine, what it leaves is not.
+      {"training.steps=1", "optimizer.params.lr=1e30"},
+      {"training.steps=4", "optimizer.params.lr=1e30"},
+      {"training.steps=4",
+       "optimizer={\"type\": \"SGD\", \"params\": "
+       "{\"lr\": 1e30}}"}};
+  for (const auto& [steps, rate] : diverging) {
+    SCOPED_TRACE(std::string(steps) + " " + rate);
+    const Outcome outcome = Run(
+        Load({steps, rate, "steps_per_print=1", "training.sample.tokens=0"}));
+    EXPECT_EQ(outcome.summary.status().code(), absl::StatusCode::kAborted);
+    const std::string message(outcome.summary.status().message());
+    EXPECT_NE(message.find("the run diverged"), std::string::npos) << message;
+    EXPECT_NE(message.find("Lower optimizer.params.lr"), std::string::npos);
+    EXPECT_EQ(outcome.printed.find("-nan"), std::string::npos)
+        << outcome.printed;
+    EXPECT_EQ(dir_.Read("run/final/model.safetensors"), good);
+    const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+    EXPECT_EQ(json["error"], message);
+  }
+}
+
+TEST_F(TrainerTest, AStreakOfSkipsIsToldInFewLines) {
+  const Outcome outcome = Run(Load({}), [](Trainer& trainer) {
+    Poison(trainer, "embedding.wpe", 2, 10);
+  });
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  int lines = 0;
+  for (absl::string_view line : absl::StrSplit(outcome.printed, '\n')) {
+    lines += line.find("skipped") != absl::string_view::npos;
+  }
+  EXPECT_EQ(lines, 4) << outcome.printed;
+  EXPECT_NE(outcome.printed.find("step 9 skipped, the last 8 in a row: "),
+            std::string::npos);
+}
+
+TEST_F(TrainerTest, ASkipThatLowersTheFp16ScaleIsNoDivergence) {
+  const Outcome outcome =
+      Run(Load({"fp16={\"enabled\": true, \"initial_scale_power\": 8}"}),
+          [](Trainer& trainer) { Poison(trainer, "embedding.wpe", 12, 12); });
+  EXPECT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+}
+
 TEST_F(TrainerTest, ASkippedStepIsTriedAgainAtItsRateAndForgotten) {
   const std::vector<std::string> warmup = {
       "training.max_consecutive_skips=3",
