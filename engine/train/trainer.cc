@@ -155,7 +155,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   absl::Status status = TakeSteps();
   if (status.ok()) status = EvaluateAndSampleAtEnd();
   if (status.ok()) status = CheckFinite();
-  if (status.ok()) status = SaveFinal();
+  if (status.ok()) status = SaveWeights("final");
   if (status.ok() && step_ > 0) MeasurePeak();  // for the summary
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
@@ -488,12 +488,14 @@ absl::Status Trainer::CheckFinite() {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::SaveFinal() {
+absl::Status Trainer::SaveWeights(const std::string& folder) {
   // A run that took no step has nothing to save, and maybe something to lose.
   if (!config_.training.save_final || step_ == 0) return absl::OkStatus();
-  return session_->Save(
-      config_.training.out_dir + "/final", tools_,
-      data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id());
+  ZERO_RETURN_IF_ERROR(session_->Save(
+      config_.training.out_dir + "/" + folder, tools_,
+      data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));
+  weights_ = folder;
+  return absl::OkStatus();
 }
 
 RunSummary Trainer::Summarize() const {
@@ -509,6 +511,7 @@ RunSummary Trainer::Summarize() const {
   summary.first_loss = first_loss_;
   summary.final_loss = last_loss_;
   summary.validation_loss = validation_loss_;
+  summary.weights = weights_;
   return summary;
 }
 
@@ -529,6 +532,7 @@ absl::Status Trainer::WriteSummary(const RunSummary& summary,
   summary.utilization.AddTo(&line);
   line.Add("parameters", session_->model().NumParameters())
       .Add("parameters_hash", summary.parameters_hash)
+      .Add("weights", summary.weights)
       .AddObject("peak_bytes", PeakBytes(session_->ledger()))
       .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()));
   return WriteFileAtomically(config_.training.out_dir + "/summary.json",

@@ -40,6 +40,7 @@ struct RunSummary {
   double exposed_seconds = 0;  // computation waited for communication
   std::string wire;            // bytes of a step against the formula
   bool interrupted = false;    // by `stop`
+  std::string weights;  // the folder in out_dir that has them; empty: none
 };
 
 // What one step sent and waited for, on this rank.
@@ -93,7 +94,8 @@ class Trainer {
   absl::Status EvaluateAndSampleAtEnd();
   // Aborted where the run diverged, so that its weights replace no good ones.
   absl::Status CheckFinite();
-  absl::Status SaveFinal();
+  // Saves in `folder` of out_dir.
+  absl::Status SaveWeights(const std::string& folder);
   RunSummary Summarize() const;
   // `status`: how the run ended.
   absl::Status WriteSummary(const RunSummary& summary,
@@ -137,6 +139,7 @@ class Trainer {
   double exposed_seconds_ = 0;
   double first_loss_ = 0, last_loss_ = 0;
   double validation_loss_;  // NaN until evaluated
+  std::string weights_;     // the folder that was saved
   int64_t last_eval_step_ = -1, last_sample_step_ = -1;
 };
 

@@ -163,6 +163,49 @@ class CliTest(unittest.TestCase):
         self.assertLess(self.read_json("more/summary.json")["first_loss"],
                         first["first_loss"] - 0.5)
 
+    def test_a_fine_tune_is_judged_by_what_it_trained(self):
+        self.train("base")
+        fine = ["fine.json"]
+        self.write("fine.json", json.dumps(
+            CONFIG | {"model": {"from_pretrained": "base/final"},
+                      "training": CONFIG["training"] | {"out_dir": "fine"}}))
+        before = self.zero("eval", *fine, "--json")
+        self.assertEqual(json.loads(before.stdout)["model"], "base/final")
+        self.assertIn("fine/final does not exist yet", before.stderr)
+        self.ok("train", *fine)
+        after = self.zero("eval", *fine, "--json")
+        self.assertEqual(json.loads(after.stdout)["model"], "fine/final")
+        self.assertIn("trained from base/final", after.stderr)
+        self.assertAlmostEqual(json.loads(after.stdout)["loss"],
+                               self.read_json("fine/summary.json")
+                               ["validation_loss"], places=6)
+        named = self.ok("eval", *fine, "--json", "--model", "base/final")
+        self.assertEqual(json.loads(named)["loss"],
+                         json.loads(before.stdout)["loss"])
+        self.assertEqual(named, self.ok(
+            "eval", *fine, "--json", "--set",
+            'model={"from_pretrained": "base/final"}'))
+
+    def test_weights_of_an_earlier_run_are_not_taken_for_the_last_ones(self):
+        self.train("run")
+        # As kill -9 leaves it.
+        os.remove(self.path("run/summary.json"))
+        text = self.error("eval", "config.json")
+        self.assertIn("run/final is of an earlier run", text)
+        self.assertIn("was killed", text)
+        self.assertIn("earlier run", self.error("generate", "config.json"))
+        self.ok("eval", "config.json", "--model", "run/final")
+        self.train("run")
+        self.error("train", "config.json", "--set", "optimizer.params.lr=1e30",
+                   "--set", "gradient_clipping=0")
+        self.assertIn("the last one failed: the run diverged",
+                      self.error("eval", "config.json"))
+        self.train("run", "training.save_final=false")
+        self.assertIn("the last one wrote no weights",
+                      self.error("eval", "config.json"))
+        self.train("run")
+        self.ok("eval", "config.json")
+
     def test_tokenize_makes_files_that_train_reads(self):
         out = self.ok("tokenize", SOURCES + "/nn/*.h", SOURCES + "/tensor/*.h",
                       "--out", "code.bin", "--train-sentencepiece", "400")

@@ -56,8 +56,8 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                                            MissingFiles missing_files);
 
-// The same for a command on a trained model: --model, model.from_pretrained,
-// or what `zero train` of this config left in out_dir/final.
+// The same for a command on a trained model: --model or --set
+// model.from_pretrained, else FindTrainedModel.
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files);
 

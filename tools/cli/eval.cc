@@ -4,11 +4,11 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
-#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_data.h"
+#include "engine/train/trained_model.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/signals.h"
 
@@ -66,15 +66,18 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files) {
   ZERO_ASSIGN_OR_RETURN(LoadedConfig loaded,
                         LoadRunConfig(*options, missing_files));
-  if (!loaded.config.model.from_pretrained.empty()) return loaded;
-  const std::string dir = loaded.config.training.out_dir + "/final";
-  if (!PathExists(dir + "/model.safetensors")) {
-    return absl::NotFoundError(
-        options->config + " names no trained model: " + dir +
-        " does not exist (zero train writes it), and neither --model DIR nor "
-        "model.from_pretrained is given");
+  // Named on the command line.
+  const auto origin = loaded.origins.find("model.from_pretrained");
+  if (!options->model_dir.empty() ||
+      (origin != loaded.origins.end() && origin->second == "--set")) {
+    return loaded;
   }
-  options->model_dir = dir;
+  ZERO_ASSIGN_OR_RETURN(const TrainedModel trained,
+                        FindTrainedModel(loaded.config));
+  if (!trained.note.empty()) {
+    std::fprintf(stderr, "zero: note: %s\n", trained.note.c_str());
+  }
+  options->model_dir = trained.dir;
   return LoadRunConfig(*options, missing_files);
 }
 

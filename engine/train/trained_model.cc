@@ -1,0 +1,59 @@
+#include "engine/train/trained_model.h"
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+#include "nlohmann/json.hpp"
+
+namespace zero {
+namespace {
+
+// Why the last run in `out_dir` did not write final/; empty: it did.
+std::string WhyNotWritten(const std::string& out_dir) {
+  const auto text = ReadFile(out_dir + "/summary.json");
+  if (!text.ok()) {
+    return absl::StrCat("still runs or was killed (", out_dir,
+                        "/summary.json does not exist)");
+  }
+  const auto summary = nlohmann::json::parse(*text, nullptr, false);
+  if (!summary.is_object()) {
+    return absl::StrCat("left no readable ", out_dir, "/summary.json");
+  }
+  const auto string_of = [&](const char* key) {
+    const auto at = summary.find(key);
+    return at != summary.end() && at->is_string() ? at->get<std::string>() : "";
+  };
+  if (string_of("weights") == "final") return "";
+  const std::string error = string_of("error");
+  return error.empty() ? "wrote no weights" : absl::StrCat("failed: ", error);
+}
+
+}  // namespace
+
+absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
+  const std::string& out_dir = config.training.out_dir;
+  const std::string& base = config.model.from_pretrained;
+  const std::string dir = out_dir + "/final";
+  if (!PathExists(dir + "/model.safetensors")) {
+    if (base.empty()) {
+      return absl::NotFoundError(absl::StrCat(
+          "there is no trained model: ", dir,
+          " does not exist (zero train writes it), and neither --model DIR "
+          "nor model.from_pretrained is given"));
+    }
+    return TrainedModel{base,
+                        absl::StrCat(dir, " does not exist yet: this is ", base,
+                                     ", which training starts from")};
+  }
+  if (const std::string why = WhyNotWritten(out_dir); !why.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(dir, " is of an earlier run: the last one ", why,
+                     ". To use the earlier weights all the same, give --model ",
+                     dir, base.empty() ? "" : ", or --model " + base));
+  }
+  if (base.empty() || base == dir) return TrainedModel{dir, ""};
+  return TrainedModel{dir,
+                      absl::StrCat("this is ", dir, ", trained from ", base,
+                                   "; for that one, give --model ", base)};
+}
+
+}  // namespace zero

@@ -1,0 +1,27 @@
+// Which weights a command on a trained model should use.
+#ifndef ZERO_ENGINE_TRAIN_TRAINED_MODEL_H_
+#define ZERO_ENGINE_TRAIN_TRAINED_MODEL_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/config/config.h"
+
+namespace zero {
+
+// The folder of the weights that a run of `config` ended with.
+struct TrainedModel {
+  std::string dir;
+  std::string note;  // what the user should know of the choice; may be empty
+};
+
+// out_dir/final, where out_dir/summary.json says that the last run there wrote
+// it; before any run, the folder that training starts from.
+// Errors: NotFound where there is neither; FailedPrecondition where final/ is
+//         of an earlier run than the last one, which was killed, still runs or
+//         failed: both say how to name a folder.
+absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_TRAINED_MODEL_H_
