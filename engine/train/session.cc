@@ -210,13 +210,27 @@ absl::StatusOr<std::string> Session::FirstNonFiniteParameter() {
 absl::Status Session::Save(const std::string& dir, const ModelTools& tools,
                            int64_t end_of_text) {
   const DType dtype = config_.param_dtype();
-  const auto read = [this](const Parameter& parameter, float* out) {
-    return executor_->ReadParameter(parameter, out);
-  };
-  if (rank_->rank() != 0) return ReadAsSavePortable(*model_, read);
-  return SavePortable(dir, *model_,
-                      tools.hf_config_json(config_.model, dtype, end_of_text),
-                      dtype, read);
+  int64_t num_read = 0;
+  absl::Status status;
+  if (rank_->rank() == 0) {
+    status = SavePortable(
+        dir, *model_, tools.hf_config_json(config_.model, dtype, end_of_text),
+        dtype, [&](const Parameter& parameter, float* out) {
+          ++num_read;
+          return executor_->ReadParameter(parameter, out);
+        });
+  }
+  // Where writing failed, the other ranks still read to the end.
+  ZERO_RETURN_IF_ERROR(
+      ReadAsSavePortable(*model_, [&](const Parameter& parameter, float* out) {
+        return --num_read >= 0 ? absl::OkStatus()
+                               : executor_->ReadParameter(parameter, out);
+      }));
+  double failed = status.ok() ? 0 : 1;
+  ZERO_RETURN_IF_ERROR(
+      executor_->AllReduce("saved", ReduceOp::kMax, {&failed, 1}));
+  if (failed > 0) status.Update(absl::UnavailableError("rank 0 can not write"));
+  return status;
 }
 
 }  // namespace zero

@@ -156,26 +156,44 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   if (status.ok()) status = EvaluateAndSampleAtEnd();
   if (status.ok()) status = CheckFinite();
   if (status.ok()) status = SaveWeights("final");
+  if (!status.ok()) status = Rescue(status);
   if (status.ok() && step_ > 0) MeasurePeak();  // for the summary
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
-  // A rank that failed alone can not ask the others for their parameters.
-  if (status.ok() || rank_->world() == 1) {
+  // Without the other ranks there is nobody to ask for parameters.
+  if (rank_->status().ok()) {
     absl::StatusOr<std::string> hash = session_->ParametersHash();
     if (hash.ok()) summary.parameters_hash = *std::move(hash);
     status.Update(hash.status());
   }
   const absl::Status written =
       leads() ? WriteSummary(summary, status) : absl::OkStatus();
+  // Rank 0 leaves with its own words, which end this; ours must not be first.
+  if (absl::IsUnavailable(status) && !leads()) AgreeToStop().IgnoreError();
   ZERO_RETURN_IF_ERROR(status);
   ZERO_RETURN_IF_ERROR(written);
   return summary;
 }
 
+absl::Status Trainer::Rescue(const absl::Status& status) {
+  if (!rank_->status().ok() || step_ == 0) return status;
+  const absl::StatusOr<std::string> bad = session_->FirstNonFiniteParameter();
+  if (!bad.ok() || !bad->empty()) return status;
+  const absl::Status saved = SaveWeights("final.failed");
+  if (saved.ok() && weights_.empty()) return status;  // not wanted
+  return absl::Status(
+      status.code(),
+      saved.ok()
+          ? absl::StrCat(status.message(), "; the weights after step ", step_,
+                         " are in ", config_.training.out_dir, "/", weights_)
+          : absl::StrCat(status.message(),
+                         "; the weights are lost as well: ", saved.message()));
+}
+
 absl::Status Trainer::TakeSteps() {
-  while (step_ < total_steps_) {
+  while (true) {
     ZERO_ASSIGN_OR_RETURN(const bool stop, AgreeToStop());
-    if (stop) break;
+    if (stop || step_ == total_steps_) break;
     ZERO_RETURN_IF_ERROR(Step());
     if (Due(config_.training.eval_every)) {
       ZERO_RETURN_IF_ERROR(EvaluateAndLog());
@@ -186,10 +204,13 @@ absl::Status Trainer::TakeSteps() {
 }
 
 absl::StatusOr<bool> Trainer::AgreeToStop() {
-  double asked = stop_ != nullptr && stop_->load() ? 1 : 0;
+  double asked[] = {stop_ != nullptr && stop_->load() ? 1.0 : 0.0,
+                    metrics_status_.ok() ? 0.0 : 1.0};
   ZERO_RETURN_IF_ERROR(
-      session_->executor().AllReduce("stop", ReduceOp::kMax, {&asked, 1}));
-  return asked > 0;
+      session_->executor().AllReduce("stop", ReduceOp::kMax, {asked, 2}));
+  ZERO_RETURN_IF_ERROR(metrics_status_);
+  if (asked[1] > 0) return absl::UnavailableError("rank 0 can not write");
+  return asked[0] > 0;
 }
 
 absl::Status Trainer::Step() {
@@ -230,7 +251,7 @@ absl::Status Trainer::Step() {
   CountCommunication(gathers, reductions);
   const double seconds = SecondsSince(start);
   train_seconds_ += seconds;
-  ZERO_RETURN_IF_ERROR(Report(output, seconds, lr));
+  Report(output, seconds, lr);
   return CountSkips(output);
 }
 
@@ -289,8 +310,11 @@ Utilization Trainer::UtilizationOf(double tokens_per_second) const {
                        config_.activation_checkpointing, peak_flops_);
 }
 
-absl::Status Trainer::Report(const StepOutput& output, double seconds,
-                             double lr) {
+void Trainer::WriteMetrics(const JsonLine& line) {
+  if (leads() && metrics_status_.ok()) metrics_status_ = metrics_->Write(line);
+}
+
+void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   const int64_t tokens = batch_shape().TokensPerStep();
   const double tokens_per_second = tokens / seconds;
   const bool keep = step_ == 1 || step_ == total_steps_ ||
@@ -324,7 +348,7 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
   }
   if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
   if (output.skipped) line.Add("skipped", true);
-  if (leads()) ZERO_RETURN_IF_ERROR(metrics_->Write(line));
+  WriteMetrics(line);
 
   const double average = step_ * tokens / train_seconds_;
   console_->Progress(
@@ -338,7 +362,6 @@ absl::Status Trainer::Report(const StepOutput& output, double seconds,
       keep);
   if (keep) PrintBreakdowns();
   if (step_ == 1) WarnUnused();
-  return absl::OkStatus();
 }
 
 std::string Trainer::WireText() const {
@@ -409,12 +432,11 @@ absl::Status Trainer::EvaluateAndLog() {
       WithCommas(eval_loader_->num_targets()),
       HumanSeconds(SecondsSince(start))));
   last_eval_step_ = step_;
-  if (!leads()) return absl::OkStatus();
-  return metrics_->Write(
-      JsonLine()
-          .Add("step", step_)
-          .Add("validation_loss", validation_loss_)
-          .Add("validation_tokens", eval_loader_->num_targets()));
+  WriteMetrics(JsonLine()
+                   .Add("step", step_)
+                   .Add("validation_loss", validation_loss_)
+                   .Add("validation_tokens", eval_loader_->num_targets()));
+  return absl::OkStatus();
 }
 
 std::vector<int32_t> Trainer::SamplePrompt() const {
@@ -458,7 +480,7 @@ absl::Status Trainer::EvaluateAndSampleAtEnd() {
   if (last_sample_step_ != step_ && !interrupted) {
     ZERO_RETURN_IF_ERROR(Sample());
   }
-  return absl::OkStatus();
+  return AgreeToStop().status();  // the last line of metrics was written
 }
 
 absl::Status Trainer::CheckFinite() {

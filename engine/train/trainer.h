@@ -64,8 +64,8 @@ class Trainer {
   // Trains to the end (or to `stop`), evaluates, samples, writes out_dir.
   // Errors: Aborted after training.max_consecutive_skips, and where the run
   //         ends diverged; those of writing.
-  //         summary.json then says how far the run came and the error, and an
-  //         earlier final/ stays.
+  //         summary.json then says how far the run came and the error, an
+  //         earlier final/ stays, and finite weights are in final.failed/.
   absl::StatusOr<RunSummary> Run();
 
   Session& session() { return *session_; }
@@ -83,9 +83,10 @@ class Trainer {
                           const CollectiveCount& reductions);
   std::string WireText() const;
   absl::Status CountSkips(const StepOutput& output);
-  absl::Status Report(const StepOutput& output, double seconds, double lr);
   // Keeps the best of what was measured so far and what is now.
   void MeasurePeak();
+  void Report(const StepOutput& output, double seconds, double lr);
+  void WriteMetrics(const JsonLine& line);
   Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns() const;
   void WarnUnused() const;
@@ -103,7 +104,12 @@ class Trainer {
   std::vector<int32_t> SamplePrompt() const;
   // Tokens of context that samples use; 0: there are no samples.
   int64_t SampleContext() const;
-  // Whether any rank was asked to stop: the same answer on all.
+  // Keeps the weights of a run that ended with `status` in final.failed/,
+  // where they are finite and all ranks are still there; returns `status` with
+  // that added.
+  absl::Status Rescue(const absl::Status& status);
+  // Whether any rank was asked to stop: the same answer on all. An error where
+  // rank 0 could not write its metrics; Unavailable on the other ranks.
   absl::StatusOr<bool> AgreeToStop();
   bool leads() const { return rank_->rank() == 0; }
   BatchShape batch_shape() const {
@@ -123,6 +129,7 @@ class Trainer {
   std::unique_ptr<EvalLoader> eval_loader_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<MetricsWriter> metrics_;
+  absl::Status metrics_status_;  // of the first write that failed
   LrSchedule schedule_;
   LrScaling scaling_;
   LossScaler scaler_;

@@ -13,7 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/comm/local_ranks.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/generator.h"
 #include "gtest/gtest.h"
@@ -60,7 +62,7 @@ class TrainerTest : public testing::Test {
 
   // A two-layer model; `overrides` as for `--set`.
   LoadedConfig Load(const std::vector<std::string>& overrides,
-                    const std::string& out = "run") {
+                    const std::string& out = "run", int world = 1) {
     const std::string text = R"({
       "model": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4},
       "data": {"train": ")" + dir_.File("text.txt") +
@@ -77,6 +79,7 @@ class TrainerTest : public testing::Test {
     options.overrides = overrides;
     const auto catalog = MakeModelCatalog();
     options.catalog = catalog.get();
+    options.world = world;
     auto loaded = ParseConfig(text, "run.json", options);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return *std::move(loaded);
@@ -103,6 +106,25 @@ class TrainerTest : public testing::Test {
     outcome.printed.assign(text, size);
     std::free(text);
     return outcome;
+  }
+
+  // Runs as threads; the config's batch holds for `world` ranks.
+  absl::Status RunRanks(int world, std::vector<std::string> overrides,
+                        const std::string& out) {
+    overrides.push_back("train_micro_batch_size_per_gpu=auto");
+    const LoadedConfig loaded = Load(overrides, out, world);
+    Console silent(nullptr, /*is_terminal=*/false);
+    return RunLocalRanks(
+        world, {.timeout = absl::Seconds(60)},
+        [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
+          return MakeCpuDevice(1);
+        },
+        [&](const Rank& rank) -> absl::Status {
+          ZERO_ASSIGN_OR_RETURN(
+              const auto trainer,
+              Trainer::Make(rank, loaded, Tools(), &silent, nullptr));
+          return trainer->Run().status();
+        });
   }
 
   std::string Hash(const std::vector<std::string>& overrides,
@@ -477,6 +499,58 @@ TEST_F(TrainerTest, ASkipThatLowersTheFp16ScaleIsNoDivergence) {
       Run(Load({"fp16={\"enabled\": true, \"initial_scale_power\": 8}"}),
           [](Trainer& trainer) { Poison(trainer, "embedding.wpe", 12, 12); });
   EXPECT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+}
+
+TEST_F(TrainerTest, AFullDiskForMetricsDoesNotCostTheWeights) {
+  ASSERT_NE(Hash({"training.steps=2"}), "");
+  const std::string good = dir_.Read("run/final/model.safetensors");
+  std::filesystem::remove(dir_.File("run/metrics.jsonl"));
+  std::filesystem::create_symlink("/dev/full", dir_.File("run/metrics.jsonl"));
+  for (const char* steps : {"training.steps=1", "training.steps=12"}) {
+    const Outcome outcome = Run(Load({steps}));
+    EXPECT_EQ(outcome.summary.status().code(),
+              absl::StatusCode::kResourceExhausted);
+    const std::string message(outcome.summary.status().message());
+    EXPECT_NE(message.find("metrics.jsonl"), std::string::npos) << message;
+    EXPECT_NE(message.find("the weights after step 1 are in "),
+              std::string::npos);
+    EXPECT_EQ(dir_.Read("run/final/model.safetensors"), good);
+    const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+    EXPECT_EQ(json["weights"], "final.failed");
+    EXPECT_EQ(json["error"], message);
+    const LoadedConfig saved =
+        Load({absl::StrCat("model={\"from_pretrained\": \"",
+                           dir_.File("run/final.failed"), "\"}")});
+    auto session =
+        Session::Make(rank(), saved.config, Tools(), {.evaluate = true});
+    ASSERT_TRUE(session.ok()) << session.status();
+    EXPECT_EQ(*(*session)->ParametersHash(), json["parameters_hash"]);
+  }
+}
+
+// Rank 0 alone sees its files; all ranks then save, and all say its error.
+TEST_F(TrainerTest, AnErrorOfRankZerosFilesIsTheErrorOfAllRanks) {
+  for (const char* stage : {"0", "3"}) {
+    for (const char* in_the_way : {"metrics.jsonl", "final"}) {
+      SCOPED_TRACE(absl::StrCat("stage ", stage, " ", in_the_way));
+      const std::string out = absl::StrCat("stage", stage, in_the_way);
+      if (in_the_way[0] == 'm') {
+        std::filesystem::create_directory(dir_.File(out));
+        std::filesystem::create_symlink("/dev/full",
+                                        dir_.File(out + "/metrics.jsonl"));
+      } else {
+        dir_.Write(out + "/final", "a file");
+      }
+      const absl::Status status =
+          RunRanks(2, {absl::StrCat("zero_optimization.stage=", stage)}, out);
+      EXPECT_EQ(status.message().substr(0, 8), "rank 0: ") << status;
+      EXPECT_NE(status.message().find(in_the_way), std::string::npos) << status;
+      EXPECT_NE(status.message().find("final.failed"), std::string::npos);
+      const auto json = nlohmann::json::parse(dir_.Read(out + "/summary.json"));
+      EXPECT_EQ(json["weights"], "final.failed");
+      EXPECT_NE(json["parameters_hash"], "");
+    }
+  }
 }
 
 TEST_F(TrainerTest, ASkippedStepIsTriedAgainAtItsRateAndForgotten) {
