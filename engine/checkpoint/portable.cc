@@ -99,33 +99,55 @@ absl::Status CheckTensors(const std::string& dir,
 }
 
 // Puts what is in `from` and not yet in `to` there too; the files are shared
-// where the file system has hard links.
-absl::Status CarryOver(const std::string& from, const std::string& to) {
+// where the file system has hard links. What it can not take goes to `left`.
+void CarryOver(const std::string& from, const std::string& to,
+               std::vector<std::string>* left) {
   namespace fs = std::filesystem;
-  if (!IsFolder(from)) return absl::OkStatus();
-  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(from));
-  for (const std::string& name : names) {
+  const auto names = ListFolder(from);
+  if (!names.ok()) left->push_back(std::string(names.status().message()));
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
     const std::string source = from + "/" + name, target = to + "/" + name;
     if (PathExists(target) || IsLeaving(name)) continue;
-    constexpr auto kTree =
-        fs::copy_options::recursive | fs::copy_options::copy_symlinks;
     std::error_code error;
-    fs::copy(source, target, kTree | fs::copy_options::create_hard_links,
-             error);
-    if (error) {
-      fs::copy(source, target, kTree | fs::copy_options::overwrite_existing,
-               error);
+    if (fs::is_directory(fs::symlink_status(source, error))) {
+      fs::create_directory(target, error);
+      if (!error) CarryOver(source, target, left);
+    } else {
+      fs::create_hard_link(source, target, error);
+      if (error) {
+        error.clear();
+        fs::copy(source, target, fs::copy_options::copy_symlinks, error);
+      }
     }
-    if (error) return FileError("cannot copy", source, error.value());
+    if (error) {
+      left->push_back(std::string(
+          FileError("cannot copy", source, error.value()).message()));
+    }
+  }
+}
+
+// Where things of the earlier folder could not be carried over, it stays under
+// another name instead of being removed.
+absl::Status MoveAway(const std::string& dir, std::vector<std::string>* notes) {
+  std::string place = dir + ".previous";
+  for (int i = 2; PathExists(place); ++i) {
+    place = absl::StrCat(dir, ".previous.", i);
+  }
+  std::error_code error;
+  std::filesystem::rename(dir, place, error);
+  if (error) return FileError("cannot move away", dir, error.value());
+  for (std::string& note : *notes) {
+    absl::StrAppend(&note, "; the earlier folder stays as ", place);
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status SavePortable(const std::string& dir, const Model& model,
-                          const std::string& config_json, DType dtype,
-                          const ReadParameterFn& read) {
+absl::StatusOr<std::vector<std::string>> SavePortable(
+    const std::string& dir, const Model& model, const std::string& config_json,
+    DType dtype, const ReadParameterFn& read) {
   ZERO_ASSIGN_OR_RETURN(const auto folder, AtomicFolder::Create(dir));
   const std::string& temp_dir = folder->temp_path();
   const std::vector<PortableTensor> tensors = model.PortableTensors();
@@ -154,8 +176,11 @@ absl::Status SavePortable(const std::string& dir, const Model& model,
       WriteSafetensors(temp_dir + "/model.safetensors", specs, fill));
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(temp_dir + "/config.json", config_json));
-  ZERO_RETURN_IF_ERROR(CarryOver(dir, temp_dir));
-  return folder->Commit();
+  std::vector<std::string> notes;
+  if (IsFolder(dir)) CarryOver(dir, temp_dir, &notes);
+  if (!notes.empty()) ZERO_RETURN_IF_ERROR(MoveAway(dir, &notes));
+  ZERO_RETURN_IF_ERROR(folder->Commit());
+  return notes;
 }
 
 absl::Status ReadAsSavePortable(const Model& model,

@@ -8,8 +8,10 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/nn/module.h"
 #include "kernels/dtype.h"
 
@@ -25,10 +27,12 @@ using LoadParametersFn = std::function<void(
 // Writes DIR/config.json (`config_json`) and DIR/model.safetensors in `dtype`.
 // The folder appears all at once and takes the place of an earlier one
 // (base/atomic_folder.h); what else was in it, such as a tokenizer, goes along.
+// Returns a note on everything that could not go along: the earlier folder is
+// then DIR.previous.
 // Errors: as FileError; an earlier DIR is then as it was.
-absl::Status SavePortable(const std::string& dir, const Model& model,
-                          const std::string& config_json, DType dtype,
-                          const ReadParameterFn& read);
+absl::StatusOr<std::vector<std::string>> SavePortable(
+    const std::string& dir, const Model& model, const std::string& config_json,
+    DType dtype, const ReadParameterFn& read);
 
 // Makes the calls of `read` that SavePortable makes, in its order: where
 // reading is a collective, the ranks that write nothing take part so.

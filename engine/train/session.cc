@@ -207,13 +207,14 @@ absl::StatusOr<std::string> Session::FirstNonFiniteParameter() {
   return first;
 }
 
-absl::Status Session::Save(const std::string& dir, const ModelTools& tools,
-                           int64_t end_of_text) {
+absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,
+                                                       const ModelTools& tools,
+                                                       int64_t end_of_text) {
   const DType dtype = config_.param_dtype();
   int64_t num_read = 0;
-  absl::Status status;
+  absl::StatusOr<std::vector<std::string>> notes(std::vector<std::string>{});
   if (rank_->rank() == 0) {
-    status = SavePortable(
+    notes = SavePortable(
         dir, *model_, tools.hf_config_json(config_.model, dtype, end_of_text),
         dtype, [&](const Parameter& parameter, float* out) {
           ++num_read;
@@ -226,11 +227,12 @@ absl::Status Session::Save(const std::string& dir, const ModelTools& tools,
         return --num_read >= 0 ? absl::OkStatus()
                                : executor_->ReadParameter(parameter, out);
       }));
-  double failed = status.ok() ? 0 : 1;
+  double failed = notes.ok() ? 0 : 1;
   ZERO_RETURN_IF_ERROR(
       executor_->AllReduce("saved", ReduceOp::kMax, {&failed, 1}));
-  if (failed > 0) status.Update(absl::UnavailableError("rank 0 can not write"));
-  return status;
+  ZERO_RETURN_IF_ERROR(notes.status());
+  if (failed > 0) return absl::UnavailableError("rank 0 can not write");
+  return notes;
 }
 
 }  // namespace zero

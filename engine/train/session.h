@@ -65,10 +65,11 @@ class Session {
   // The first parameter in name order with a value that is not finite, or "".
   absl::StatusOr<std::string> FirstNonFiniteParameter();
 
-  // Rank 0 writes a Hugging Face folder (checkpoint/portable.h). Where it can
-  // not, the other ranks return Unavailable and all can go on.
-  absl::Status Save(const std::string& dir, const ModelTools& tools,
-                    int64_t end_of_text);
+  // Rank 0 writes a Hugging Face folder and returns the notes of SavePortable.
+  // Where it can not, the other ranks return Unavailable and all can go on.
+  absl::StatusOr<std::vector<std::string>> Save(const std::string& dir,
+                                                const ModelTools& tools,
+                                                int64_t end_of_text);
 
  private:
   Session(const Rank& rank, const Config& config)

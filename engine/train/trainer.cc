@@ -513,9 +513,12 @@ absl::Status Trainer::CheckFinite() {
 absl::Status Trainer::SaveWeights(const std::string& folder) {
   // A run that took no step has nothing to save, and maybe something to lose.
   if (!config_.training.save_final || step_ == 0) return absl::OkStatus();
-  ZERO_RETURN_IF_ERROR(session_->Save(
-      config_.training.out_dir + "/" + folder, tools_,
-      data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));
+  ZERO_ASSIGN_OR_RETURN(
+      const std::vector<std::string> notes,
+      session_->Save(
+          config_.training.out_dir + "/" + folder, tools_,
+          data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));
+  for (const std::string& note : notes) console_->Line("note: " + note);
   weights_ = folder;
   return absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #include "engine/checkpoint/portable.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -45,7 +46,8 @@ absl::Status Save(const std::string& dir, const ModelConfig& config,
                         const Floats& from = values.at(parameter.name);
                         std::copy(from.begin(), from.end(), out);
                         return absl::OkStatus();
-                      });
+                      })
+      .status();
 }
 
 absl::StatusOr<ByName> Load(const std::string& dir, const ModelConfig& config) {
@@ -258,6 +260,54 @@ TEST(PortableTest, AFolderIsReplacedAsOneAndKeepsWhatIsNotOurs) {
   EXPECT_FALSE(
       PathExists(dir.File("final/model.safetensors.tmp.2147483647.0")));
   EXPECT_EQ(dir.Count(), 1);
+}
+
+// What can not be copied is a note, and neither the new weights nor the old
+// folder are lost for it.
+TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
+  const ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  const auto model = MakeModel(config);
+  const ByName values = RandomParameters(*model);
+  const auto save = [&](const std::string& dir) {
+    return SavePortable(dir, *model, WriteHfConfig(config, DType::kF32, -1),
+                        DType::kF32,
+                        [&](const Parameter& parameter, float* out) {
+                          const Floats& from = values.at(parameter.name);
+                          std::copy(from.begin(), from.end(), out);
+                          return absl::OkStatus();
+                        });
+  };
+  TempDir dir;
+  const std::string final_dir = dir.File("final");
+  dir.Write("final/extra/notes.txt", "a user's");
+  ASSERT_EQ(::mkfifo(dir.File("final/extra/pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("nowhere", dir.File("final/link"));
+  auto notes = save(final_dir);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  EXPECT_TRUE(notes->empty()) << (*notes)[0];
+  EXPECT_TRUE(std::filesystem::is_fifo(dir.File("final/extra/pipe")));
+  EXPECT_TRUE(std::filesystem::is_symlink(dir.File("final/link")));
+  EXPECT_EQ(dir.Count(), 1);
+  // Across file systems there are no hard links, and nobody can copy a pipe.
+  struct stat here, there;
+  if (::stat("/dev/shm", &there) != 0 || ::access("/dev/shm", W_OK) != 0 ||
+      ::stat(dir.path().c_str(), &here) != 0 || here.st_dev == there.st_dev) {
+    GTEST_SKIP() << "/dev/shm is no other file system here";
+  }
+  char other[] = "/dev/shm/zero_test_XXXXXX";
+  ASSERT_NE(::mkdtemp(other), nullptr);
+  ASSERT_EQ(::mkfifo((std::string(other) + "/pipe").c_str(), 0600), 0);
+  std::filesystem::remove_all(final_dir);
+  std::filesystem::create_symlink(other, final_dir);
+  notes = save(final_dir);
+  EXPECT_TRUE(std::filesystem::is_fifo(dir.File("final.previous/pipe")));
+  std::filesystem::remove_all(other);
+  ASSERT_TRUE(notes.ok()) << notes.status();
+  ASSERT_EQ(notes->size(), 1u);
+  EXPECT_NE((*notes)[0].find("pipe"), std::string::npos) << (*notes)[0];
+  EXPECT_NE((*notes)[0].find("stays as " + dir.File("final.previous")),
+            std::string::npos);
+  EXPECT_EQ(*Load(final_dir, config), values);
 }
 
 // A save that is killed at any parameter leaves the earlier folder as it was.
