@@ -115,7 +115,7 @@ class TrainerTest : public testing::Test {
     const LoadedConfig loaded = Load(overrides, out, world);
     Console silent(nullptr, /*is_terminal=*/false);
     return RunLocalRanks(
-        world, {.timeout = absl::Seconds(60)},
+        world, {.local = {.timeout = absl::Seconds(60)}},
         [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
           return MakeCpuDevice(1);
         },
