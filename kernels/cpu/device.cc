@@ -208,6 +208,37 @@ size_t RoundUp(size_t bytes, size_t multiple) {
 
 }  // namespace
 
+int64_t GroupMemoryLimit(const std::string& root) {
+  int64_t smallest = 0;
+  const auto look = [&](const std::string& file) {
+    std::ifstream in(file);
+    int64_t bytes = 0;  // "max" is no number
+    if (in >> bytes && bytes > 0 && (smallest == 0 || bytes < smallest)) {
+      smallest = bytes;
+    }
+  };
+  std::ifstream groups(root + "/proc/self/cgroup");
+  std::string line;
+  while (std::getline(groups, line)) {  // "ID:CONTROLLERS:/PATH", v2: "0::"
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers =
+        line.substr(first + 1, second - first - 1) + ",";
+    const bool v2 = controllers == ",";
+    if (!v2 && controllers.find("memory,") == std::string::npos) continue;
+    const std::string top = root + "/sys/fs/cgroup" + (v2 ? "" : "/memory");
+    const char* const file = v2 ? "/memory.max" : "/memory.limit_in_bytes";
+    std::string path = line.substr(second + 1);
+    while (!path.empty()) {
+      look(top + path + file);
+      path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
+    }
+    look(top + file);  // a container sees its own group there
+  }
+  return smallest;
+}
+
 std::unique_ptr<Event> MakeEvent() { return std::make_unique<CpuEvent>(); }
 
 std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role,
@@ -236,6 +267,8 @@ DeviceInfo CpuDevice::info() const {
   info.num_threads = options_.num_threads;
   info.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
                       static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+  const int64_t limit = GroupMemoryLimit();
+  if (limit > 0) info.memory_bytes = std::min(info.memory_bytes, limit);
   return info;
 }
 

@@ -8,7 +8,9 @@
 #ifndef ZERO_KERNELS_CPU_DEVICE_H_
 #define ZERO_KERNELS_CPU_DEVICE_H_
 
+#include <cstdint>
 #include <memory>
+#include <string>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/device.h"
@@ -23,6 +25,11 @@ std::unique_ptr<Event> MakeEvent();
 // (kHostCompute); the calling thread's is the device's business.
 std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role,
                                    int num_threads);
+
+// The smallest memory limit, in bytes, of the control groups that this process
+// is in (cgroup v2 and v1), and of those around them; 0: none.
+// `root` stands before /proc and /sys, for tests.
+int64_t GroupMemoryLimit(const std::string& root = "");
 
 class CpuDevice final : public Device {
  public:

@@ -13,6 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/device.h"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
@@ -34,6 +35,26 @@ TEST(CpuDeviceTest, SaysWhatItIs) {
   EXPECT_FALSE(info.isa.empty());
   EXPECT_EQ(info.num_threads, 2);
   EXPECT_GT(info.memory_bytes, int64_t{1} << 28);
+}
+
+// A container's limit is less than the machine's memory.
+TEST(GroupMemoryLimitTest, IsTheSmallestOfTheGroupAndThoseAroundIt) {
+  const TempDir dir;
+  const std::string v1 = "sys/fs/cgroup/memory/";
+  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 0);
+  dir.Write("proc/self/cgroup", "0::/a/b\n");
+  dir.Write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 0);
+  dir.Write("sys/fs/cgroup/a/memory.max", "2000000000\n");
+  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 2000000000);
+  dir.Write("sys/fs/cgroup/memory.max", "1000000000\n");
+  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 1000000000);
+
+  dir.Write("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/1\n");
+  dir.Write(v1 + "memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 9223372036854771712);
+  dir.Write(v1 + "docker/1/memory.limit_in_bytes", "3000000000\n");
+  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 3000000000);
 }
 
 TEST(CpuDeviceTest, SetsTheThreadsOfTheCallingThread) {
