@@ -46,6 +46,8 @@ class Reader {
     ZERO_RETURN_IF_ERROR(Keys());
     ZERO_RETURN_IF_ERROR(Activation());
     ZERO_RETURN_IF_ERROR(Shape());
+    model().bos_token_id = TokenIds("bos_token_id");
+    model().eos_token_id = TokenIds("eos_token_id");
     return model();
   }
 
@@ -250,6 +252,20 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // A number or a list of them, as JSON text; empty for anything else.
+  std::string TokenIds(absl::string_view key) const {
+    const JsonNode* node = FindValue(root_, key);
+    if (node == nullptr) return "";
+    if (node->is_integer) return absl::StrCat(node->integer);
+    if (node->kind != JsonKind::kArray || node->children.empty()) return "";
+    std::string list;
+    for (const JsonNode& child : node->children) {
+      if (!child.is_integer) return "";
+      absl::StrAppend(&list, list.empty() ? "[" : ", ", child.integer);
+    }
+    return list + "]";
+  }
+
   const std::string& file_;
   JsonNode root_;
   const JsonNode* rope_ = nullptr;
@@ -335,6 +351,15 @@ absl::StatusOr<ModelConfig> ReadHfConfig(const std::string& dir) {
                      ": does not exist; want a folder with config.json and "
                      "model.safetensors, as save_pretrained() writes it"));
   }
+  const std::string final_dir = absl::StrCat(dir, "/final");
+  if (!PathExists(dir + "/model.safetensors") &&
+      PathExists(final_dir + "/config.json")) {
+    return absl::NotFoundError(
+        absl::StrCat(dir,
+                     ": the folder of a run holds no model itself; did "
+                     "you mean ",
+                     final_dir, "?"));
+  }
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(file));
   ZERO_ASSIGN_OR_RETURN(ModelConfig config, ParseHfConfig(text, file));
   config.from_pretrained = dir;
@@ -362,9 +387,14 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
   }
   add("initializer_range", JsonDouble(config.initializer_range));
   add("tie_word_embeddings", config.tie_word_embeddings ? "true" : "false");
-  const std::string end = end_of_text < 0 ? "null" : absl::StrCat(end_of_text);
-  add("bos_token_id", end);
-  add("eos_token_id", end);
+  // Token files do not tell: then the pretrained model's.
+  const auto add_token = [&](const char* key, const std::string& base) {
+    add(key, end_of_text >= 0 ? absl::StrCat(end_of_text)
+             : base.empty()   ? "null"
+                              : base);
+  };
+  add_token("bos_token_id", config.bos_token_id);
+  add_token("eos_token_id", config.eos_token_id);
   add("use_cache", "true");
   add("torch_dtype", JsonQuote(TorchName(dtype)));
 

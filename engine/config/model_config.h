@@ -54,6 +54,8 @@ struct ModelConfig {
 
   // A Hugging Face folder whose weights are loaded; empty: random init.
   std::string from_pretrained;
+  // That folder's token ids, each a number or a list as JSON; empty: null.
+  std::string bos_token_id, eos_token_id;
 
   bool operator==(const ModelConfig&) const = default;
 };

@@ -1,5 +1,6 @@
 #include "models/hf_config.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -7,6 +8,7 @@
 #include "engine/config/load.h"
 #include "engine/config/print.h"
 #include "models/catalog.h"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
@@ -89,8 +91,36 @@ TEST(HfConfigTest, WhatIsWrittenReadsBackEqual) {
     const std::string text = WriteHfConfig(preset.config, DType::kBF16, 7);
     auto again = ParseHfConfig(text, "config.json");
     ASSERT_TRUE(again.ok()) << preset.name << again.status();
+    EXPECT_EQ(again->bos_token_id, "7");
+    EXPECT_EQ(again->eos_token_id, "7");
+    again->bos_token_id = again->eos_token_id = "";
     EXPECT_EQ(*again, preset.config) << preset.name;
   }
+}
+
+// A run on token files wrote null over what the base had.
+TEST(HfConfigTest, TokenIdsOfTheBaseAreCarriedWhereNoTokenizerKnowsBetter) {
+  const std::string given = R"("bos_token_id": 1, "eos_token_id": [2, 3])";
+  const ModelConfig c = Parse(Llama(given));
+  const std::string kept = WriteHfConfig(c, DType::kF32, -1);
+  EXPECT_THAT(kept, testing::HasSubstr("\"bos_token_id\": 1,"));
+  EXPECT_THAT(kept, testing::HasSubstr("\"eos_token_id\": [2, 3],"));
+  EXPECT_EQ(Parse(kept), c);
+  EXPECT_THAT(WriteHfConfig(c, DType::kF32, 7),
+              testing::HasSubstr("\"eos_token_id\": 7,"));
+  EXPECT_THAT(WriteHfConfig(Parse(Llama("")), DType::kF32, -1),
+              testing::HasSubstr("\"eos_token_id\": null,"));
+}
+
+TEST(HfConfigTest, ARunsFolderNamesTheModelInsideIt) {
+  const TempDir dir;
+  dir.Write("run/config.json", "{}");
+  dir.Write("run/final/config.json", Llama(""));
+  EXPECT_EQ(ReadHfConfig(dir.File("run")).status().message(),
+            dir.File("run") +
+                ": the folder of a run holds no model itself; "
+                "did you mean " +
+                dir.File("run/final") + "?");
 }
 
 TEST(HfConfigTest, OldAndNewRotarySpellingsMeanTheSame) {
