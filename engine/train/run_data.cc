@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 
 namespace zero {
@@ -44,9 +45,18 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
         " is text; set data.tokenizer to \"bytes\", or make token files first "
         "with zero tokenize"));
   }
-  ZERO_RETURN_IF_ERROR(
-      source->ValidateTokens(config.model.vocab_size, num_threads));
-  return source;
+  const int64_t vocab_size = config.model.vocab_size;
+  ZERO_RETURN_IF_ERROR(source->ValidateTokens(vocab_size, num_threads));
+  if (source->is_text() || tokenizer == nullptr ||
+      tokenizer->vocab_size() >= vocab_size ||
+      source->ValidateTokens(tokenizer->vocab_size(), num_threads).ok()) {
+    return source;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "data.tokenizer: ", tokenizer->name(), " has ", tokenizer->vocab_size(),
+      " ids, but the token file(s) ", absl::StrJoin(patterns, ", "),
+      " hold larger ones, of another tokenizer: name that one, or set "
+      "data.tokenizer to \"none\""));
 }
 
 }  // namespace

@@ -829,6 +829,26 @@ TEST_F(TrainerTest, ATokenizerWithMoreIdsThanTheModelIsRefused) {
   }
 }
 
+TEST_F(TrainerTest, TokenFilesOfAnotherTokenizerAreRefused) {
+  std::string tokens;
+  for (int i = 0; i < 4000; ++i) {
+    tokens += {static_cast<char>(i % 300), static_cast<char>(i % 300 >> 8)};
+  }
+  dir_.Write("text.txt", tokens);
+  const std::vector<std::string> wide = {"model.vocab_size=300",
+                                         "data.format=raw_uint16"};
+  const auto open = [&](const char* tokenizer) {
+    auto overrides = wide;
+    overrides.push_back(tokenizer);
+    return OpenRunData(Load(overrides).config, /*need_train=*/true, 1).status();
+  };
+  EXPECT_TRUE(open("data.tokenizer=none").ok());
+  EXPECT_NE(open("data.tokenizer=bytes")
+                .message()
+                .find("data.tokenizer: bytes has 257 ids, but the token file"),
+            absl::string_view::npos);
+}
+
 TEST_F(TrainerTest, AnEmptyPromptIsATokenThatTheModelHas) {
   const auto bytes = MakeByteTokenizer();
   EXPECT_EQ(EncodePrompt(*bytes, "", 257), std::vector<int32_t>{256});
