@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -97,6 +98,10 @@ class Table {
     }
     Line& Choices(Names choices) {
       key_->choices = std::move(choices);
+      return *this;
+    }
+    Line& AnyCase() {
+      key_->any_case = true;
       return *this;
     }
     Line& Unbuilt(Names values, std::string reason) {
@@ -228,7 +233,7 @@ void AddModel(Table& t) {
            "The family; not needed beside preset or from_pretrained.");
   t.Integer("model.vocab_size", FIELD(model.vocab_size), "Number of token ids.")
       .Range(1, 1 << 24)
-      .Derived("257 with data.tokenizer \"bytes\"");
+      .Derived("the ids of data.tokenizer; 257 for \"bytes\"");
   t.Bool("model.tie_word_embeddings", FIELD(model.tie_word_embeddings),
          "One matrix for the embedding and the head.")
       .Derived("true for gpt2, else false");
@@ -610,6 +615,7 @@ void AddOptimizer(Table& t) {
            "The update rule; moments and master weights are fp32.");
   t.Choice("optimizer.type", NamesOf(OptimizerKind{}),
            FIELD(optimizer.spec.kind), "The update rule.")
+      .AnyCase()
       .Unbuilt({"OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion",
                 "Muon"},
                "write AdamW, Adam, SGD or Lamb");
@@ -819,8 +825,9 @@ void AddSchedule(Table& t) {
            "DeepSpeed's schedules, WSD (warm-up, stable, decay) and Constant.")
       .Unbuilt({"LRRangeTest"}, "the range test is not here")
       .DeepSpeed(
-          "evaluates WarmupLR at the step; here at step + 1, so that "
-          "the first step moves. WSD and Constant are ours");
+          "keeps warmup_min_lr for two steps; here warm-ups are two steps "
+          "ahead, so that the first step moves, and linear decays one. WSD "
+          "and Constant are ours");
   t.Object("scheduler.params", "Parameters of scheduler.type.");
   t.Number("scheduler.params.warmup_min_lr", FIELD(scheduler.warmup_min_lr),
            "Learning rate before the warm-up; WarmupDecayLR also ends there.")
@@ -894,6 +901,9 @@ void AddSchedule(Table& t) {
       .Range(0, 1)
       .When(WSD);
   AddOneCycle(t);
+  t.Refuse(kInteger, "scheduler.params.last_batch_iteration",
+           "a schedule begins at the run's first step; -1 is accepted")
+      .Harmless("-1");
 
   t.Object("lr_scaling",
            "Goyal et al. 2017: the learning rate grows with the batch, after "
@@ -950,8 +960,9 @@ void AddZero(Table& t) {
   t.NotBuilt(kInteger, path("mics_shard_size"), ranks).Harmless("-1");
   t.NotBuilt(kBool, path("mics_hierarchical_params_gather"), ranks)
       .Harmless("false");
-  t.NotBuilt(kOpaque, path("offload_optimizer"), offload);
-  t.NotBuilt(kOpaque, path("offload_param"), offload);
+  for (const char* name : {"offload_optimizer", "offload_param"}) {
+    t.NotBuilt(kOpaque, path(name), offload).Harmless("none");
+  }
   t.NotBuilt(kOpaque, path("zenflow"), offload);
   t.NotBuilt(kInteger, path("zero_hpz_partition_size"), zeropp).Harmless("1");
   t.NotBuilt(kBool, path("zero_quantized_weights"), zeropp).Harmless("false");
@@ -1178,8 +1189,17 @@ bool ReadNumber(const KeySpec& key, const JsonNode& node, double* value,
                 std::string* error) {
   if (node.kind != JsonKind::kNumber) return WrongType(key, node, error);
   *value = node.number;
-  if (InRange(key, *value)) return true;
-  *error = absl::StrCat(JsonBrief(node), " is not ", RangeText(key));
+  if (!InRange(key, *value)) {
+    *error = absl::StrCat(JsonBrief(node), " is not ", RangeText(key));
+    return false;
+  }
+  // Kernels compute with it in fp32.
+  const auto rounded = static_cast<double>(static_cast<float>(*value));
+  const bool fits = std::isfinite(rounded) && (rounded != 0 || *value == 0) &&
+                    InRange(key, rounded);
+  if (key.kind == KeyKind::kInteger || fits) return true;
+  *error = absl::StrCat(JsonBrief(node), " is ", JsonDouble(rounded),
+                        " in fp32, want ", Wanted(key));
   return false;
 }
 
@@ -1206,9 +1226,15 @@ bool ReadInteger(const KeySpec& key, const JsonNode& node, int64_t* value,
 bool ReadChoice(const KeySpec& key, const JsonNode& node, std::string* value,
                 std::string* error) {
   if (node.kind != JsonKind::kString) return WrongType(key, node, error);
-  *value = node.text;
   const auto& all = key.choices;
-  if (std::count(all.begin(), all.end(), *value) > 0) return true;
+  for (const std::string& choice : all) {
+    if (choice == node.text ||
+        (key.any_case && absl::EqualsIgnoreCase(choice, node.text))) {
+      *value = choice;
+      return true;
+    }
+  }
+  *value = node.text;
   const std::string near = Nearest(*value, all);
   Names built;
   for (const std::string& choice : all) {
@@ -1234,8 +1260,10 @@ bool ReadFiles(const KeySpec& key, const JsonNode& node, Names* value,
     *error = absl::StrCat("empty, want ", Wanted(key));
     return false;
   }
-  if (node.kind != JsonKind::kArray || node.children.empty()) {
-    return WrongType(key, node, error);
+  if (node.kind != JsonKind::kArray) return WrongType(key, node, error);
+  if (node.children.empty()) {
+    *error = absl::StrCat("an empty list, want ", Wanted(key));
+    return false;
   }
   for (const JsonNode& child : node.children) {
     if (child.kind != JsonKind::kString || child.text.empty()) {
@@ -1249,8 +1277,11 @@ bool ReadFiles(const KeySpec& key, const JsonNode& node, Names* value,
 
 bool ReadNumbers(const KeySpec& key, const JsonNode& node,
                  std::vector<double>* value, std::string* error) {
-  if (node.kind != JsonKind::kArray || node.children.size() != 2) {
-    return WrongType(key, node, error);
+  if (node.kind != JsonKind::kArray) return WrongType(key, node, error);
+  if (node.children.size() != 2) {
+    *error = absl::StrCat("a list of ", node.children.size(), ", want ",
+                          Wanted(key));
+    return false;
   }
   for (const JsonNode& child : node.children) {
     double number = 0;
@@ -1411,6 +1442,10 @@ bool IsHarmless(const KeySpec& key, const JsonNode& node) {
     case JsonKind::kNumber:
       return absl::SimpleAtod(key.harmless, &number) && node.number == number;
     case JsonKind::kObject: {
+      const JsonNode* device = node.Find("device");
+      if (key.harmless == "none") {
+        return device == nullptr || device->text == "none";
+      }
       const JsonNode* enabled = node.Find("enabled");
       return key.harmless == "disabled" &&
              (enabled == nullptr ||

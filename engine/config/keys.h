@@ -54,12 +54,14 @@ struct KeySpec {
   bool above_min = false;  // > min instead of >= min
   bool below_max = false;  // < max instead of <= max
   std::vector<std::string> choices;
+  bool any_case = false;  // choices are compared without regard to case
 
   // Values (as JSON text without quotes) that a later version builds.
   std::vector<std::string> unbuilt;
   std::string unbuilt_reason;
   // The one value with which a refused or unbuilt key is accepted: the one
-  // that asks for nothing. "disabled": an object with "enabled": false.
+  // that asks for nothing. Of an object, "disabled" is one with "enabled":
+  // false and "none" one with "device": "none", or without that key.
   std::string harmless;
 
   // What the value is when it is not given and is not the field's default.

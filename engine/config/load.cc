@@ -117,7 +117,8 @@ class Loader {
   void Override(const std::string& text, JsonNode* root) {
     const size_t equals = text.find('=');
     const std::string path = text.substr(0, equals);
-    given_.sources.push_back(absl::StrCat("--set ", path));
+    given_.sources.push_back(
+        absl::StrCat("--set ", path.empty() ? text : path));
     JsonPlace place;
     place.source = static_cast<int>(given_.sources.size()) - 1;
     const std::vector<std::string> names = absl::StrSplit(path, '.');
@@ -256,8 +257,8 @@ class Loader {
       given_.objects[key.path] = node.key_place;
       return Visit(node, key.path);
     }
-    const std::string text =
-        node.kind == JsonKind::kString ? node.text : ValueText(value);
+    const auto* named = std::get_if<std::string>(&value);
+    const std::string text = named != nullptr ? *named : ValueText(value);
     if (std::count(key.unbuilt.begin(), key.unbuilt.end(), text) > 0) {
       ++num_unbuilt_;
       return Problem(node.place, key.path,

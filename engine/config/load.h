@@ -7,6 +7,7 @@
 #ifndef ZERO_ENGINE_CONFIG_LOAD_H_
 #define ZERO_ENGINE_CONFIG_LOAD_H_
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ struct LoadOptions {
   // Resolves model.preset and model.from_pretrained; may be null, then these
   // keys are errors.
   const ModelCatalog* catalog = nullptr;
+  // The number of ids of a tokenizer file, for a model whose vocab_size is not
+  // given; null: then that is an error.
+  std::function<absl::StatusOr<int64_t>(const std::string&)> tokenizer_ids;
   MissingFiles missing_files = MissingFiles::kError;
 };
 

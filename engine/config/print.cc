@@ -153,6 +153,10 @@ std::string HarmlessSchema(const KeySpec& key) {
     return "\"type\": \"object\", \"properties\": {\"enabled\": {\"const\": "
            "false}}";
   }
+  if (key.harmless == "none") {
+    return "\"type\": \"object\", \"properties\": {\"device\": {\"const\": "
+           "\"none\"}}";
+  }
   return absl::StrCat("\"enum\": [", key.harmless, ", \"auto\"]");
 }
 

@@ -307,10 +307,19 @@ class Resolver {
     const std::string path = "model.vocab_size";
     const bool bytes = config_.data.tokenizer == "bytes";
     if (!Given(path) && !has_base_) {
+      const std::string& file = config_.data.tokenizer;
+      if (options_.tokenizer_ids != nullptr && PathExists(file)) {
+        const auto ids = options_.tokenizer_ids(file);
+        if (!ids.ok()) {
+          return Problem("data.tokenizer", std::string(ids.status().message()));
+        }
+        model.vocab_size = *ids;
+        return Derived(path, "the ids of data.tokenizer");
+      }
       if (!bytes) {
         return Problem(path,
-                       "missing; want the tokenizer's number of ids (only "
-                       "that of \"bytes\" is known: 257)");
+                       "missing; want the number of ids of the tokenizer "
+                       "that made the token files");
       }
       model.vocab_size = kBytesVocab;
       Derived(path, "256 bytes and the end of text");

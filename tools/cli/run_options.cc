@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "CLI/CLI.hpp"
+#include "engine/base/status.h"
+#include "engine/data/tokenizer.h"
 #include "models/catalog.h"
 #include "models/hf_config.h"
 #include "models/registry.h"
@@ -52,6 +54,10 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
   LoadOptions load;
   load.overrides = options.sets;
   load.catalog = catalog.get();
+  load.tokenizer_ids = [](const std::string& file) -> absl::StatusOr<int64_t> {
+    ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(file));
+    return tokenizer->vocab_size();
+  };
   load.missing_files = missing_files;
   load.model_dir = options.model_dir;
   load.world = options.ranks;

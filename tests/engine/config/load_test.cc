@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "engine/base/file.h"
 #include "tests/engine/config/config_testing.h"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
@@ -247,6 +248,63 @@ TEST(LoadTest, HarmlessDeepSpeedKeysLeaveANote) {
             "and ignored: gradients are always written into one flat buffer");
 }
 
+TEST(LoadTest, TheVocabularyIsThatOfTheTokenizer) {
+  TempDir dir;
+  dir.Write("sp.model", "");
+  LoadOptions options;
+  options.missing_files = MissingFiles::kIgnored;
+  options.overrides = {"data.tokenizer=" + dir.File("sp.model")};
+  options.tokenizer_ids = [](const std::string&) { return int64_t{300}; };
+  const auto loaded = ParseConfig(kSmallConfig, "run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.model.vocab_size, 300);
+  EXPECT_EQ(loaded->origins.at("model.vocab_size"),
+            "derived: the ids of data.tokenizer");
+  options.tokenizer_ids = [](const std::string&) {
+    return absl::InvalidArgumentError("no SentencePiece model");
+  };
+  EXPECT_THAT(ParseConfig(kSmallConfig, "run.json", options).status().message(),
+              testing::HasSubstr("data.tokenizer: no SentencePiece model"));
+}
+
+TEST(LoadTest, DeepSpeedValuesThatAskForNothingAreAccepted) {
+  const std::string offload = "zero_optimization.offload_";
+  for (const std::string& override : std::vector<std::string>{
+           offload + R"(optimizer={"device": "none", "pin_memory": true})",
+           offload + R"(param={"device": "none"})", offload + "param={}",
+           "scheduler.params.last_batch_iteration=-1"}) {
+    EXPECT_EQ(ErrorOfSmall({override}), "no error");
+  }
+  EXPECT_THAT(ErrorOfSmall({offload + R"(param={"device": "cpu"})"}),
+              testing::HasSubstr("not built yet"));
+  EXPECT_THAT(ErrorOfSmall({"scheduler.params.last_batch_iteration=5"}),
+              testing::HasSubstr("does not apply here"));
+  for (const char* name : {"adamw", "AdamW", "ADAMW"}) {
+    const auto loaded = LoadSmall({absl::StrCat("optimizer.type=", name)});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.optimizer.spec.kind, OptimizerKind::kAdamW);
+  }
+  EXPECT_THAT(ErrorOfSmall({"optimizer.type=onebitadam"}),
+              testing::HasSubstr("not built yet"));
+}
+
+// They were in range as doubles and turned into 1, 0 or infinity later.
+TEST(LoadTest, NumbersThatLeaveTheirRangeInFp32AreErrors) {
+  EXPECT_EQ(
+      ErrorOfSmall({"optimizer.params.betas=[0.99999999999, 0.9]"}),
+      "--set optimizer.params.betas: 0.99999999999 is 1.0 in fp32, want a "
+      "list of two numbers in [0, 1)");
+  for (const char* override :
+       {"optimizer.params.eps=1e-300", "model.initializer_range=1e300",
+        "fp16.loss_scale=1e300", "gradient_clipping=1e-320",
+        "optimizer.params.lr=1e-60"}) {
+    EXPECT_THAT(ErrorOfSmall({override}), testing::HasSubstr(" in fp32, want"))
+        << override;
+  }
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.eps=1e-20", "gradient_clipping=0"}),
+            "no error");
+}
+
 TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
   const auto offload = LoadText(R"({
   "zero_optimization": {"offload_optimizer": {"device": "cpu"}}
@@ -321,12 +379,21 @@ TEST(SetTest, AutoTakesAKeyBack) {
   EXPECT_EQ(loaded->config.training.epochs, 1.5);
 }
 
+TEST(SetTest, EmptyThingsAreNamed) {
+  EXPECT_EQ(ErrorOfSmall({"=5"}),
+            "--set =5: want KEY=VALUE, for example training.steps=100");
+  EXPECT_EQ(ErrorOfSmall({"data.train=[]"}),
+            "--set data.train: an empty list, want a path, a glob or a list "
+            "of them");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.betas=[0.9]"}),
+            "--set optimizer.params.betas: a list of 1, want a list of two "
+            "numbers in [0, 1)");
+}
+
 TEST(SetTest, ErrorsNameTheOverride) {
   EXPECT_EQ(ErrorOfSmall({"training.steps"}),
             "--set training.steps: want KEY=VALUE, for example "
             "training.steps=100");
-  EXPECT_EQ(ErrorOfSmall({"=3"}),
-            "--set : want KEY=VALUE, for example training.steps=100");
   EXPECT_EQ(ErrorOfSmall({"training..steps=3"}),
             "--set training..steps: want KEY=VALUE, for example "
             "training.steps=100");
@@ -469,8 +536,8 @@ TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
             "--set model.vocab_size: 256 is too few for data.tokenizer "
             "\"bytes\", want >= 257");
   EXPECT_EQ(ErrorOfSmall({"data.tokenizer=none"}),
-            "run.json:2:3: model.vocab_size: missing; want the tokenizer's "
-            "number of ids (only that of \"bytes\" is known: 257)");
+            "run.json:2:3: model.vocab_size: missing; want the number of "
+            "ids of the tokenizer that made the token files");
 }
 
 // ---- Schedules ------------------------------------------------------------
