@@ -285,8 +285,8 @@ std::vector<std::string> NearestNames(
                                       absl::AsciiStrToLower(candidate));
     const int longest =
         static_cast<int>(std::max(word.size(), candidate.size()));
-    // Two thirds different is no longer a typing error.
-    if (distance * 3 <= longest * 2) ranked.emplace_back(distance, candidate);
+    // More than half different is no typing error.
+    if (distance * 2 <= longest) ranked.emplace_back(distance, candidate);
   }
   std::sort(ranked.begin(), ranked.end());
   std::vector<std::string> names;

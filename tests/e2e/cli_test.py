@@ -349,6 +349,52 @@ class CliTest(unittest.TestCase):
                 for name in ("run/summary.json", "run/metrics.jsonl"):
                     os.remove(self.path(name))
 
+    def test_ctrl_c_in_generate_is_an_exit_code_of_its_own(self):
+        self.train("run", "training.steps=1")
+        process = subprocess.Popen(
+            [ZERO, "generate", "config.json", "--tokens", "100000000"],
+            cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertTrue(process.stdout.read(1))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+
+    def test_a_full_stdout_is_an_error(self):
+        for args in (["models"], ["--help"], ["config", "config.json"]):
+            with self.subTest(args=args), open("/dev/full", "w") as full:
+                result = subprocess.run([ZERO, *args], cwd=self.folder,
+                                        stdout=full, stderr=subprocess.PIPE,
+                                        text=True, timeout=60)
+                self.assertEqual(result.returncode, 1)
+                self.assertIn("zero: not everything could be written",
+                              result.stderr)
+
+    def test_errors_of_the_command_line_are_named_and_exit_with_two(self):
+        for args, words in (
+                (["train"], "zero: CONFIG is required; see zero train --help"),
+                (["config"], "zero: CONFIG, --schema, --keys or --differences "
+                             "is required; see zero config --help"),
+                (["generate"], "zero: CONFIG, or --model DIR"),
+                ([], "zero: A subcommand is required; see zero --help"),
+                (["trian"], 'no command "trian", did you mean train'),
+                (["frobnicate"], 'no command "frobnicate"; zero --help')):
+            with self.subTest(args=args):
+                result = self.zero(*args)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(words, result.stderr)
+        self.assertIn("tokenize", self.ok("help"))
+        self.assertEqual(self.ok("help", "eval"), self.ok("eval", "--help"))
+        self.assertTrue(self.ok("--version").startswith("zero "))
+
+    def test_the_vocabulary_is_read_from_the_tokenizer(self):
+        self.ok("tokenize", SOURCES + "/nn/*.h", "--out", "code.bin",
+                "--train-sentencepiece", "400")
+        shown = self.ok("config", "config.json", "--set", "data.train=code.bin",
+                        "--set", "data.tokenizer=code.model", "--set",
+                        'model={"model_type": "gpt2", "n_embd": 32, '
+                        '"n_layer": 1, "n_head": 2}')
+        self.assertIn('"vocab_size": 400', shown)
+
     def test_a_second_ctrl_c_stops_at_once(self):
         self.assertIn(self.start_and_signal(signal.SIGINT, signal.SIGINT),
                       (130,))

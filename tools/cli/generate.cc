@@ -56,11 +56,6 @@ absl::Status CheckText(const Tokenizer& tokenizer, const Config& config,
 
 // A model folder alone is enough: the rest of a config does not matter here.
 absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
-  if (options.model_dir.empty()) {
-    return absl::InvalidArgumentError(
-        "zero generate wants a CONFIG, or --model DIR with a Hugging Face "
-        "folder");
-  }
   const auto catalog = MakeModelCatalog();
   LoadOptions load;
   load.overrides = options.sets;
@@ -137,6 +132,13 @@ absl::Status Run(GenerateFlags flags) {
 Command AddGenerate(CLI::App& app) {
   auto flags = std::make_shared<GenerateFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/false);
+  app.parse_complete_callback([flags] {
+    if (flags->run.config.empty() && flags->run.model_dir.empty()) {
+      throw CLI::RequiredError(
+          "CONFIG, or --model DIR with a Hugging Face "
+          "folder,");
+    }
+  });
   app.add_option("--tokenizer", flags->tokenizer,
                  "bytes or a SentencePiece model (default: the config's)");
   app.add_option("--prompt", flags->prompt, "text to continue");

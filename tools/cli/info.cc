@@ -61,9 +61,6 @@ absl::Status ShowConfig(const ConfigFlags& flags) {
     std::printf("%s\n", PrintKeyReference().c_str());
   } else if (flags.differences) {
     std::printf("%s\n", PrintDifferences().c_str());
-  } else if (flags.run.config.empty()) {
-    return absl::InvalidArgumentError(
-        "zero config wants a CONFIG, --schema, --keys or --differences");
   } else {
     ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                           LoadRunConfig(flags.run, MissingFiles::kNote));
@@ -113,6 +110,12 @@ Command AddConfig(CLI::App& app) {
   app.add_flag("--keys", flags->keys, "print every key, default and meaning");
   app.add_flag("--differences", flags->differences,
                "print where defaults differ from DeepSpeed's");
+  app.parse_complete_callback([flags] {
+    if (flags->run.config.empty() && !flags->schema && !flags->keys &&
+        !flags->differences) {
+      throw CLI::RequiredError("CONFIG, --schema, --keys or --differences");
+    }
+  });
   return [flags] { return ShowConfig(*flags); };
 }
 

@@ -33,9 +33,28 @@ int ExitCode(const absl::Status& status) {
   return 1;
 }
 
+// What could not be written to stdout is an error, too.
+int Flushed(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fprintf(stderr, "zero: not everything could be written to stdout\n");
+  return code == 0 ? 1 : code;
+}
+
+// `zero help` and `zero help COMMAND` are `--help`.
+std::vector<std::string> Arguments(int argc, char** argv) {
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (!arguments.empty() && arguments[0] == "help") {
+    arguments.erase(arguments.begin());
+    arguments.push_back("--help");
+  }
+  return arguments;
+}
+
 int Main(int argc, char** argv) {
   CLI::App app{"zero: trains transformer models from JSON config files"};
   app.require_subcommand(1);
+  app.name("zero");
+  app.set_version_flag("--version", "zero 0.1");
   app.get_formatter()->column_width(34);
   using Add = Command (*)(CLI::App&);
   const struct {
@@ -58,24 +77,33 @@ int Main(int argc, char** argv) {
     CLI::App* sub = app.add_subcommand(command.name, command.help);
     commands.emplace_back(sub, command.add(*sub));
   }
-  if (argc > 1 && argv[1][0] != '-') {
+  std::vector<std::string> arguments = Arguments(argc, argv);
+  if (!arguments.empty() && arguments[0][0] != '-') {
     std::vector<std::string> names;
     for (const auto& command : kCommands) names.push_back(command.name);
-    if (std::find(names.begin(), names.end(), argv[1]) == names.end()) {
-      const std::vector<std::string> near = NearestNames(argv[1], names, 1);
-      std::fprintf(
-          stderr, "zero: no command \"%s\"%s; zero --help lists them\n",
-          argv[1], near.empty() ? "" : (", did you mean " + near[0]).c_str());
+    if (std::find(names.begin(), names.end(), arguments[0]) == names.end()) {
+      const std::vector<std::string> near =
+          NearestNames(arguments[0], names, 1);
+      std::fprintf(stderr,
+                   "zero: no command \"%s\"%s; zero --help lists them\n",
+                   arguments[0].c_str(),
+                   near.empty() ? "" : (", did you mean " + near[0]).c_str());
       return 2;
     }
   }
   try {
-    app.parse(argc, argv);
+    // CLI11 takes the last argument first.
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(arguments);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return Flushed(app.exit(error));
+    const auto subs = app.get_subcommands();
+    std::fprintf(stderr, "zero: %s; see zero %s--help\n", error.what(),
+                 subs.empty() ? "" : (subs[0]->get_name() + " ").c_str());
+    return 2;
   }
   for (const auto& [sub, command] : commands) {
-    if (sub->parsed()) return ExitCode(WithinMemory(command));
+    if (sub->parsed()) return Flushed(ExitCode(WithinMemory(command)));
   }
   return 2;
 }
