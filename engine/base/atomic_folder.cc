@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 #include <vector>
@@ -21,7 +22,7 @@
 namespace zero {
 namespace {
 
-// "NAME.KIND.PID.N" taken apart; `kind` is empty for any other name.
+// "NAME.zero-KIND.PID.N" taken apart; `kind` is empty for any other name.
 struct Leaving {
   std::string name, kind;
   int pid = 0;
@@ -32,12 +33,13 @@ Leaving ParseLeaving(absl::string_view file_name) {
   if (parts.size() < 4) return {};
   const auto tail = parts.end() - 3;
   int pid = 0, number = 0;
-  if ((tail[0] != "tmp" && tail[0] != "old") ||
-      !absl::SimpleAtoi(tail[1], &pid) || !absl::SimpleAtoi(tail[2], &number) ||
-      pid <= 0 || number < 0) {
+  const bool ours = tail[0] == "zero-tmp" || tail[0] == "zero-old";
+  if (!ours || !absl::SimpleAtoi(tail[1], &pid) ||
+      !absl::SimpleAtoi(tail[2], &number) || pid <= 0 || number < 0) {
     return {};
   }
-  return {absl::StrJoin(parts.begin(), tail, "."), tail[0], pid};
+  return {absl::StrJoin(parts.begin(), tail, "."),
+          tail[0].substr(sizeof("zero-") - 1), pid};
 }
 
 bool IsOtherLiveProcess(int pid) {
@@ -108,7 +110,14 @@ absl::Status AtomicFolder::Commit() {
   ZERO_ASSIGN_OR_RETURN(const std::string old, PutInPlace());
   temp_path_.clear();
   StepDone();
-  ZERO_RETURN_IF_ERROR(SyncFolder(FolderOf(path_)));
+  if (const absl::Status synced = SyncFolder(FolderOf(path_)); !synced.ok()) {
+    // Both folders stay: after a power cut the name may be the old one's again.
+    return absl::Status(synced.code(),
+                        absl::StrCat("'", path_,
+                                     "' is written, but might not survive a "
+                                     "power cut: ",
+                                     synced.message()));
+  }
   StepDone();
   if (!old.empty()) RemoveTree(old).IgnoreError();
   return absl::OkStatus();
@@ -118,12 +127,16 @@ bool IsLeaving(absl::string_view name) {
   return !ParseLeaving(name).kind.empty();
 }
 
-absl::Status RemoveLeavings(const std::string& folder) {
-  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+absl::Status RemoveLeavings(const std::string& folder,
+                            const std::vector<std::string>& names) {
+  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> present,
                         ListFolder(folder));
-  for (const std::string& name : names) {
+  for (const std::string& name : present) {
     const Leaving leaving = ParseLeaving(name);
-    if (leaving.kind.empty() || IsOtherLiveProcess(leaving.pid)) continue;
+    if (leaving.kind.empty() || IsOtherLiveProcess(leaving.pid) ||
+        std::find(names.begin(), names.end(), leaving.name) == names.end()) {
+      continue;
+    }
     const std::string path = absl::StrCat(folder, "/", name);
     const std::string place = absl::StrCat(folder, "/", leaving.name);
     if (leaving.kind == "old" && !PathExists(place)) {

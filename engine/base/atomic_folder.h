@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -35,7 +36,9 @@ class AtomicFolder {
 
   // Puts the folder in its place, durably. Nothing may follow. What cannot be
   // removed of the earlier folder is left for RemoveLeavings.
-  // Errors: as FileError; the earlier folder is then where it was.
+  // Errors: as FileError; the earlier folder is then where it was. Where only
+  //         the last step fails, making the name durable, the new folder is in
+  //         its place and the error says so.
   absl::Status Commit();
 
   // For tests. Without exchange: the file system cannot exchange two names.
@@ -60,12 +63,14 @@ class AtomicFolder {
 // True for a name that NameBeside made.
 bool IsLeaving(absl::string_view name);
 
-// Tidies `folder` after processes that were killed: removes their unfinished
-// files and folders, and puts back an earlier folder that was moved away and
-// not yet replaced. What belongs to a process that lives is left alone, except
-// this one: it must have nothing open here.
+// Tidies `folder` after processes that were killed while they wrote one of
+// `names` in it: removes their unfinished files and folders, and puts back an
+// earlier folder that was moved away and not yet replaced. What belongs to a
+// process that lives is left alone, except this one: it must have nothing open
+// here.
 // Errors: as FileError.
-absl::Status RemoveLeavings(const std::string& folder);
+absl::Status RemoveLeavings(const std::string& folder,
+                            const std::vector<std::string>& names);
 
 }  // namespace zero
 

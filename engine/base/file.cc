@@ -255,7 +255,7 @@ absl::Status SyncFolder(const std::string& folder) {
 
 std::string NameBeside(const std::string& path, absl::string_view kind) {
   static std::atomic<int> counter{0};
-  return absl::StrCat(path, ".", kind, ".", ::getpid(), ".",
+  return absl::StrCat(path, ".zero-", kind, ".", ::getpid(), ".",
                       counter.fetch_add(1));
 }
 

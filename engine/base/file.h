@@ -46,8 +46,8 @@ std::string FolderOf(const std::string& path);
 // Makes the names in `folder` durable.
 absl::Status SyncFolder(const std::string& folder);
 
-// "PATH.KIND.PID.N": a name beside `path` that nothing else uses while this
-// process lives. What a crash leaves under such a name, RemoveLeavings
+// "PATH.zero-KIND.PID.N": a name beside `path` that nothing else uses while
+// this process lives. What a crash leaves under such a name, RemoveLeavings
 // (atomic_folder.h) finds; so `kind` is "tmp" or "old".
 std::string NameBeside(const std::string& path, absl::string_view kind);
 

@@ -55,7 +55,8 @@ absl::Status PrepareFolder(const std::string& out_dir) {
     return absl::Status(made.code(),
                         absl::StrCat("training.out_dir: ", made.message()));
   }
-  ZERO_RETURN_IF_ERROR(RemoveLeavings(out_dir));
+  ZERO_RETURN_IF_ERROR(RemoveLeavings(
+      out_dir, {"config.json", "summary.json", "final", "final.failed"}));
   return RemoveFile(out_dir + "/summary.json");
 }
 

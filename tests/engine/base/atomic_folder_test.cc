@@ -118,7 +118,7 @@ TEST(AtomicFolderTest, ACrashAfterAnyStepLosesNothing) {
         EXPECT_THAT(TextOf(path), ::testing::AnyOf("old", "new"));
       }
       const std::string before = PathExists(path) ? TextOf(path) : "old";
-      ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+      ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
       EXPECT_EQ(TextOf(path), before);
       EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("final"));
     }
@@ -143,6 +143,31 @@ TEST(AtomicFolderTest, AFailedRenameLeavesTheOldFolderWhereItWas) {
   }
 }
 
+// Nobody can say what a power cut would leave, so both folders stay.
+TEST(AtomicFolderTest, WhereOnlyTheLastSyncFailsTheNewFolderIsInItsPlace) {
+  for (const bool can_exchange : {true, false}) {
+    TempDir dir;
+    Fill(dir.File("run/final"), "old");
+    auto folder = Begin(dir.File("run/final"));
+    Fill(folder->temp_path(), "new");
+    folder->set_can_exchange(can_exchange);
+    int steps = can_exchange ? 2 : 3;  // the new folder is in its place
+    folder->set_step_hook([&] {
+      if (--steps == 0) {
+        std::filesystem::rename(dir.File("run"), dir.File("moved"));
+      }
+    });
+    const absl::Status status = folder->Commit();
+    folder.reset();
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("is written, but might not survive a power cut"));
+    EXPECT_EQ(TextOf(dir.File("moved/final")), "new");
+    const auto names = ListFolder(dir.File("moved")).value();
+    ASSERT_EQ(names.size(), 2u);
+    EXPECT_EQ(TextOf(dir.File("moved/" + names[1])), "old");
+  }
+}
+
 // The id of a process that is no more.
 int DeadProcess() {
   const pid_t child = ::fork();
@@ -154,38 +179,45 @@ int DeadProcess() {
 TEST(RemoveLeavingsTest, TakesWhatTheDeadLeftAndNothingElse) {
   TempDir dir;
   const int dead = DeadProcess();
-  dir.Write(absl::StrCat("summary.json.tmp.", dead, ".0"), "half");
-  dir.Write(absl::StrCat("final.tmp.", dead, ".1/model.safetensors"), "half");
-  dir.Write(absl::StrCat("final.old.", dead, ".2/config.json"), "older");
+  dir.Write(absl::StrCat("summary.json.zero-tmp.", dead, ".0"), "half");
+  dir.Write(absl::StrCat("final.zero-tmp.", dead, ".1/model.safetensors"),
+            "half");
+  dir.Write(absl::StrCat("final.zero-old.", dead, ".2/config.json"), "older");
   dir.Write("final/config.json", "kept");
-  dir.Write(absl::StrCat("other.tmp.", ::getppid(), ".0"), "being written");
-  const char* const theirs[] = {"notes.tmp", "a.tmp.b.c", ".tmp.1", "x.new.1.2",
-                                "run.tmp.0.1"};
-  for (const char* name : theirs) dir.Write(name, "a user's");
-  ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
-  EXPECT_THAT(
-      ListFolder(dir.path()).value(),
-      ::testing::UnorderedElementsAre(
-          "final", absl::StrCat("other.tmp.", ::getppid(), ".0"), "notes.tmp",
-          "a.tmp.b.c", ".tmp.1", "x.new.1.2", "run.tmp.0.1"));
+  dir.Write(absl::StrCat("final.zero-tmp.", ::getppid(), ".0"),
+            "being written");
+  const std::string theirs[] = {"notes.tmp",
+                                "report.tmp.2024.11",
+                                "final.tmp.2024.11",
+                                "final.zero-tmp.b.c",
+                                "final.zero-tmp.0.1",
+                                "final.zero-new.1.2",
+                                absl::StrCat("report.zero-tmp.", dead, ".3")};
+  for (const std::string& name : theirs) dir.Write(name + "/x", "a user's");
+  ASSERT_TRUE(RemoveLeavings(dir.path(), {"summary.json", "final"}).ok());
+  std::vector<std::string> want(std::begin(theirs), std::end(theirs));
+  want.push_back("final");
+  want.push_back(absl::StrCat("final.zero-tmp.", ::getppid(), ".0"));
+  EXPECT_THAT(ListFolder(dir.path()).value(),
+              ::testing::UnorderedElementsAreArray(want));
   EXPECT_EQ(dir.Read("final/config.json"), "kept");
 }
 
 TEST(RemoveLeavingsTest, AFolderThatWasMovedAwayComesBack) {
   TempDir dir;
   const int dead = DeadProcess();
-  Fill(dir.File(absl::StrCat("final.old.", dead, ".4")), "old");
-  Fill(dir.File(absl::StrCat("final.tmp.", dead, ".3")), "new");
-  ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+  Fill(dir.File(absl::StrCat("final.zero-old.", dead, ".4")), "old");
+  Fill(dir.File(absl::StrCat("final.zero-tmp.", dead, ".3")), "new");
+  ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
   EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("final"));
   EXPECT_EQ(TextOf(dir.File("final")), "old");
 }
 
 TEST(RemoveLeavingsTest, AMissingFolderIsNotFound) {
   TempDir dir;
-  EXPECT_EQ(RemoveLeavings(dir.File("nope")).code(),
+  EXPECT_EQ(RemoveLeavings(dir.File("nope"), {}).code(),
             absl::StatusCode::kNotFound);
-  ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+  ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
   EXPECT_THAT(ListFolder(dir.path()).value(), IsEmpty());
 }
 

@@ -251,14 +251,14 @@ TEST(PortableTest, AFolderIsReplacedAsOneAndKeepsWhatIsNotOurs) {
   dir.Write("final/config.json", "an earlier one");
   dir.Write("final/tokenizer.json", "a user's");
   dir.Write("final/extra/notes.txt", "too");
-  dir.Write("final/model.safetensors.tmp.2147483647.0", "half");
+  dir.Write("final/model.safetensors.zero-tmp.2147483647.0", "half");
   const ByName values = RandomParameters(*MakeModel(config));
   ASSERT_TRUE(Save(dir.File("final"), config, values).ok());
   EXPECT_EQ(*Load(dir.File("final"), config), values);
   EXPECT_EQ(dir.Read("final/tokenizer.json"), "a user's");
   EXPECT_EQ(dir.Read("final/extra/notes.txt"), "too");
   EXPECT_FALSE(
-      PathExists(dir.File("final/model.safetensors.tmp.2147483647.0")));
+      PathExists(dir.File("final/model.safetensors.zero-tmp.2147483647.0")));
   EXPECT_EQ(dir.Count(), 1);
 }
 
@@ -335,7 +335,7 @@ TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
     ASSERT_TRUE(WIFSIGNALED(result));
     EXPECT_EQ(dir.Count(), 2);
     EXPECT_EQ(*Load(dir.File("final"), config), values);
-    ASSERT_TRUE(RemoveLeavings(dir.path()).ok());
+    ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
     EXPECT_EQ(dir.Count(), 1);
     EXPECT_EQ(*Load(dir.File("final"), config), values);
   }

@@ -254,12 +254,14 @@ TEST_F(TrainerTest, ANewRunTidiesUpAfterOneThatWasKilled) {
   const std::string before = dir_.Read("run/final/model.safetensors");
   // As a kill leaves them: half a summary, half a folder, and an earlier
   // folder that was moved away. No process has this id.
-  dir_.Write("run/summary.json.tmp.2147483647.0", "{");
-  dir_.Write("run/final.tmp.2147483647.1/model.safetensors.tmp.2147483647.2",
-             "half");
+  dir_.Write("run/summary.json.zero-tmp.2147483647.0", "{");
+  dir_.Write(
+      "run/final.zero-tmp.2147483647.1/model.safetensors.zero-tmp.2147483647.2",
+      "half");
   dir_.Write("run/final/tokenizer.json", "a user's");
+  dir_.Write("run/report.tmp.2024.11/table.txt", "a user's");
   std::filesystem::rename(dir_.File("run/final"),
-                          dir_.File("run/final.old.2147483647.3"));
+                          dir_.File("run/final.zero-old.2147483647.3"));
   const Outcome outcome = Run(Load({"training.steps=3"}), [&](Trainer&) {
     EXPECT_EQ(dir_.Read("run/final/model.safetensors"), before);
   });
@@ -272,8 +274,9 @@ TEST_F(TrainerTest, ANewRunTidiesUpAfterOneThatWasKilled) {
     names.push_back(entry.path().filename());
   }
   std::sort(names.begin(), names.end());
-  EXPECT_EQ(names, (std::vector<std::string>{"config.json", "final",
-                                             "metrics.jsonl", "summary.json"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"config.json", "final", "metrics.jsonl",
+                                      "report.tmp.2024.11", "summary.json"}));
 }
 
 TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
