@@ -48,16 +48,22 @@ double WithoutSignOfNan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
-// Makes `out_dir` ready for a run: no leavings of one that was killed, and no
-// summary of an earlier one beside this one's metrics.
-absl::Status PrepareFolder(const std::string& out_dir) {
-  if (const absl::Status made = MakeFolders(out_dir); !made.ok()) {
-    return absl::Status(made.code(),
-                        absl::StrCat("training.out_dir: ", made.message()));
-  }
+// Makes `out_dir` ready for a run: nobody else in it, no leavings of one that
+// was killed, and no summary of an earlier one beside this one's metrics.
+absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
+    const std::string& out_dir) {
+  const auto name_the_key = [](const absl::Status& status) {
+    return absl::Status(status.code(),
+                        absl::StrCat("training.out_dir: ", status.message()));
+  };
+  const absl::Status made = MakeFolders(out_dir);
+  if (!made.ok()) return name_the_key(made);
+  auto lock = FolderLock::Take(out_dir);
+  if (!lock.ok()) return name_the_key(lock.status());
   ZERO_RETURN_IF_ERROR(RemoveLeavings(
       out_dir, {"config.json", "summary.json", "final", "final.failed"}));
-  return RemoveFile(out_dir + "/summary.json");
+  ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
+  return lock;
 }
 
 }  // namespace
@@ -93,7 +99,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
       tools.flops_per_token(config.model, config.data.sequence_length);
   if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
-  ZERO_RETURN_IF_ERROR(PrepareFolder(out_dir));
+  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir));
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(out_dir + "/config.json", PrintResolvedJson(config)));
   ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
@@ -318,8 +324,8 @@ void Trainer::WriteMetrics(const JsonLine& line) {
 void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   const int64_t tokens = batch_shape().TokensPerStep();
   const double tokens_per_second = tokens / seconds;
-  const bool keep = step_ == 1 || step_ == total_steps_ ||
-                    step_ % config_.steps_per_print == 0;
+  const bool keep =
+      step_ == 1 || step_ == total_steps_ || Due(config_.steps_per_print);
   Utilization utilization = UtilizationOf(tokens_per_second);
   if (keep && !utilization.known()) {
     MeasurePeak();
@@ -403,11 +409,11 @@ void Trainer::PrintBreakdowns() const {
   }
   if (config_.memory_breakdown) {
     const MemoryLedger& ledger = session_->ledger();
-    std::string text = " ";
+    std::string text = "  peak:";
     for (int i = 0; i < kNumMemoryCategories; ++i) {
       const auto category = static_cast<MemoryCategory>(i);
       absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
-                      HumanBytes(ledger.live_bytes(category)));
+                      HumanBytes(ledger.peak_bytes(category)));
     }
     console_->Line(text);
   }
@@ -537,6 +543,7 @@ RunSummary Trainer::Summarize() const {
   summary.first_loss = first_loss_;
   summary.final_loss = last_loss_;
   summary.validation_loss = validation_loss_;
+  summary.validation_step = last_eval_step_;
   summary.weights = weights_;
   return summary;
 }
@@ -551,8 +558,11 @@ absl::Status Trainer::WriteSummary(const RunSummary& summary,
   line.Add("tokens", summary.tokens)
       .Add("first_loss", summary.first_loss)
       .Add("final_loss", summary.final_loss)
-      .Add("validation_loss", summary.validation_loss)
-      .Add("train_seconds", summary.seconds)
+      .Add("validation_loss", summary.validation_loss);
+  if (summary.validation_step >= 0) {
+    line.Add("validation_step", summary.validation_step);
+  }
+  line.Add("train_seconds", summary.seconds)
       .Add("tokens_per_second", summary.tokens_per_second)
       .Add("peak_flops_per_second", peak_flops_);
   summary.utilization.AddTo(&line);

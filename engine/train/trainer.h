@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/base/folder_lock.h"
 #include "engine/config/load.h"
 #include "engine/data/loader.h"
 #include "engine/train/console.h"
@@ -35,7 +36,8 @@ struct RunSummary {
   Utilization utilization;       // at that speed
   double first_loss = 0;
   double final_loss = 0;
-  double validation_loss = 0;  // NaN: not evaluated
+  double validation_loss = 0;    // NaN: not evaluated
+  int64_t validation_step = -1;  // after this many steps; -1: not evaluated
   std::string parameters_hash;
   double exposed_seconds = 0;  // computation waited for communication
   std::string wire;            // bytes of a step against the formula
@@ -56,7 +58,8 @@ class Trainer {
   // writes the files, and the others' console should be a silent one. `stop`
   // (may be null) asks the run to end at the next step boundary; one rank that
   // is asked is enough.
-  // Errors: those of data, memory and weights; out_dir not writable.
+  // Errors: those of data, memory and weights; out_dir not writable, or another
+  //         run is writing there.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(
       const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
       Console* console, const std::atomic<bool>* stop);
@@ -128,6 +131,7 @@ class Trainer {
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<EvalLoader> eval_loader_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<FolderLock> lock_;  // of out_dir; rank 0's
   std::unique_ptr<MetricsWriter> metrics_;
   absl::Status metrics_status_;  // of the first write that failed
   LrSchedule schedule_;

@@ -204,6 +204,7 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
   EXPECT_EQ(json["parameters_hash"], summary.parameters_hash);
   EXPECT_EQ(json["final_loss"].get<double>(), summary.final_loss);
   EXPECT_EQ(json["validation_loss"].get<double>(), summary.validation_loss);
+  EXPECT_EQ(json["validation_step"], 12);
   EXPECT_FALSE(json.contains("error"));
   EXPECT_NEAR(json["mfu"].get<double>(),
               json["tokens_per_second"].get<double>() *
@@ -233,6 +234,30 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
   EXPECT_NE(outcome.printed.find("step 12/12"), std::string::npos);
   EXPECT_NE(outcome.printed.find("measured just now with these 1 threads"),
             std::string::npos);
+}
+
+TEST_F(TrainerTest, TwoRunsDoNotWriteToOneFolderAtOnce) {
+  const LoadedConfig loaded = Load({"training.steps=2"});
+  Console silent(nullptr, /*is_terminal=*/false);
+  auto first = Trainer::Make(rank(), loaded, Tools(), &silent, nullptr);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const Rank other = MakeLoneRank(*device_);
+  auto second = Trainer::Make(other, loaded, Tools(), &silent, nullptr);
+  EXPECT_EQ(second.status().message(),
+            "training.out_dir: another run is writing to '" + dir_.File("run") +
+                "'; wait until it ends, or choose another folder");
+  EXPECT_TRUE((*first)->Run().ok());
+  first->reset();
+  EXPECT_TRUE(Trainer::Make(other, loaded, Tools(), &silent, nullptr).ok());
+}
+
+TEST_F(TrainerTest, TheMemoryBreakdownShowsPeaks) {
+  const Outcome outcome =
+      Run(Load({"memory_breakdown=true", "training.steps=1"}));
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_NE(outcome.printed.find("  peak: parameters"), std::string::npos);
+  EXPECT_EQ(outcome.printed.find("activations 0.0"), std::string::npos)
+      << outcome.printed;
 }
 
 TEST_F(TrainerTest, RecomputeIsCountedInHfuOnly) {
@@ -353,7 +378,7 @@ TEST_F(TrainerTest, AStopEndsAtAStepBoundaryWithEverythingWritten) {
   std::atomic<bool> stop{false};
   int64_t updates = 0;
   const Outcome outcome = Run(
-      Load({"training.steps=100000"}),
+      Load({"training.steps=100000", "training.eval_every=3"}),
       [&](Trainer& trainer) {
         trainer.session().executor().set_hook(
             [&](const Action& action, bool done) {
@@ -371,6 +396,7 @@ TEST_F(TrainerTest, AStopEndsAtAStepBoundaryWithEverythingWritten) {
   EXPECT_EQ(json["interrupted"], true);
   EXPECT_EQ(json["steps"], 5);
   EXPECT_EQ(json["total_steps"], 100000);
+  EXPECT_EQ(json["validation_step"], 3);  // not of the last step
   EXPECT_NE(dir_.Read("run/final/model.safetensors"), "");
   // The five steps were those of any other run.
   EXPECT_EQ(json["parameters_hash"], Hash({"training.steps=5"}, "five"));
