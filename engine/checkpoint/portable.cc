@@ -1,5 +1,6 @@
 #include "engine/checkpoint/portable.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -34,7 +35,7 @@ void Transpose(const float* in, int64_t rows, int64_t cols, float* out) {
   }
 }
 
-absl::Status Send(const std::vector<float>& values, DType dtype,
+absl::Status Send(absl::Span<const float> values, DType dtype,
                   const TensorSink& sink) {
   if (dtype == DType::kF32) {
     return sink(values.data(), values.size() * sizeof(float));
@@ -45,6 +46,45 @@ absl::Status Send(const std::vector<float>& values, DType dtype,
         dtype == DType::kBF16 ? F32ToBF16(values[i]) : F32ToF16(values[i]);
   }
   return sink(half.data(), half.size() * sizeof(uint16_t));
+}
+
+struct Range {
+  int64_t begin, end;
+};
+
+// The elements of its parameter that a tensor holds.
+Range ElementsOf(const PortableTensor& tensor) {
+  const int64_t begin = tensor.row_begin * RowElems(*tensor.parameter);
+  return {begin, begin + tensor.shape.num_elems()};
+}
+
+absl::Status WriteTensor(const PortableTensor& tensor, DType dtype,
+                         const ReadParameterFn& read, const TensorSink& sink) {
+  const auto [begin, end] = ElementsOf(tensor);
+  if (!tensor.transpose) {
+    return ReadInPieces(read, *tensor.parameter, begin, end,
+                        [&](int64_t, absl::Span<const float> piece) {
+                          return Send(piece, dtype, sink);
+                        });
+  }
+  // [out, in] arrives, [in, out] is written.
+  const int64_t rows = tensor.shape[1], cols = tensor.shape[0];
+  std::vector<float> turned(end - begin);
+  ZERO_RETURN_IF_ERROR(ReadInPieces(
+      read, *tensor.parameter, begin, end,
+      [&, first = begin](int64_t at, absl::Span<const float> piece) {
+        int64_t row = (at - first) / cols, col = (at - first) % cols;
+        for (const float value : piece) {
+          turned[col * rows + row] = value;
+          if (++col == cols) ++row, col = 0;
+        }
+        return absl::OkStatus();
+      }));
+  for (size_t at = 0; at < turned.size(); at += kPieceElems) {
+    ZERO_RETURN_IF_ERROR(Send(
+        absl::MakeConstSpan(turned).subspan(at, kPieceElems), dtype, sink));
+  }
+  return absl::OkStatus();
 }
 
 // Tensors that Hugging Face files may carry and that hold no parameter.
@@ -145,6 +185,20 @@ absl::Status MoveAway(const std::string& dir, std::vector<std::string>* notes) {
 
 }  // namespace
 
+absl::Status ReadInPieces(
+    const ReadParameterFn& read, const Parameter& parameter, int64_t begin,
+    int64_t end,
+    const std::function<absl::Status(int64_t at, absl::Span<const float>)>&
+        take) {
+  std::vector<float> values(std::min(end - begin, kPieceElems));
+  for (int64_t at = begin; at < end; at += kPieceElems) {
+    const int64_t count = std::min(end - at, kPieceElems);
+    ZERO_RETURN_IF_ERROR(read(parameter, at, count, values.data()));
+    ZERO_RETURN_IF_ERROR(take(at, {values.data(), static_cast<size_t>(count)}));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<std::string>> SavePortable(
     const std::string& dir, const Model& model, const std::string& config_json,
     DType dtype, const ReadParameterFn& read) {
@@ -159,18 +213,7 @@ absl::StatusOr<std::vector<std::string>> SavePortable(
   }
   auto fill = [&](const TensorSpec& spec,
                   const TensorSink& sink) -> absl::Status {
-    const PortableTensor& tensor = *by_name[spec.name];
-    const Parameter& parameter = *tensor.parameter;
-    std::vector<float> all(parameter.shape.num_elems());
-    ZERO_RETURN_IF_ERROR(read(parameter, all.data()));
-    const int64_t begin = tensor.row_begin * RowElems(parameter);
-    std::vector<float> values(all.begin() + begin,
-                              all.begin() + begin + tensor.shape.num_elems());
-    if (tensor.transpose) {
-      Transpose(all.data(), parameter.shape[0], parameter.shape[1],
-                values.data());
-    }
-    return Send(values, dtype, sink);
+    return WriteTensor(*by_name[spec.name], dtype, read, sink);
   };
   ZERO_RETURN_IF_ERROR(
       WriteSafetensors(temp_dir + "/model.safetensors", specs, fill));
@@ -185,10 +228,11 @@ absl::StatusOr<std::vector<std::string>> SavePortable(
 
 absl::Status ReadAsSavePortable(const Model& model,
                                 const ReadParameterFn& read) {
-  std::vector<float> all;
   for (const PortableTensor& tensor : model.PortableTensors()) {
-    all.resize(tensor.parameter->shape.num_elems());
-    ZERO_RETURN_IF_ERROR(read(*tensor.parameter, all.data()));
+    const auto [begin, end] = ElementsOf(tensor);
+    ZERO_RETURN_IF_ERROR(ReadInPieces(
+        read, *tensor.parameter, begin, end,
+        [](int64_t, absl::Span<const float>) { return absl::OkStatus(); }));
   }
   return absl::OkStatus();
 }

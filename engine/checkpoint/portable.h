@@ -12,14 +12,25 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "engine/nn/module.h"
 #include "kernels/dtype.h"
 
 namespace zero {
 
-// Gives a parameter's fp32 values, in its own layout.
-using ReadParameterFn =
-    std::function<absl::Status(const Parameter&, float* out)>;
+// Gives fp32 values [begin, begin + count) of a parameter, in its own layout.
+using ReadParameterFn = std::function<absl::Status(
+    const Parameter&, int64_t begin, int64_t count, float* out)>;
+
+// Reads values [begin, end) in pieces of at most kPieceElems, in order: a
+// whole embedding as fp32 may be more memory than is left beside a model.
+inline constexpr int64_t kPieceElems = int64_t{1} << 20;
+absl::Status ReadInPieces(
+    const ReadParameterFn& read, const Parameter& parameter, int64_t begin,
+    int64_t end,
+    const std::function<absl::Status(int64_t at, absl::Span<const float>)>&
+        take);
+
 // Takes all parameters, one after the other.
 using LoadParametersFn = std::function<void(
     const std::function<void(const Parameter&, float* out)>& values)>;
@@ -29,6 +40,7 @@ using LoadParametersFn = std::function<void(
 // (base/atomic_folder.h); what else was in it, such as a tokenizer, goes along.
 // Returns a note on everything that could not go along: the earlier folder is
 // then DIR.previous.
+// Memory: a piece, and one whole matrix where the file has it turned.
 // Errors: as FileError; an earlier DIR is then as it was.
 absl::StatusOr<std::vector<std::string>> SavePortable(
     const std::string& dir, const Model& model, const std::string& config_json,

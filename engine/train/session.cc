@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/hash.h"
 #include "engine/base/status.h"
-#include "engine/checkpoint/portable.h"
 
 namespace zero {
 namespace {
@@ -178,19 +177,28 @@ absl::Status Session::ReadParameters(const ParameterSink& sink) {
   std::sort(
       parameters.begin(), parameters.end(),
       [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
-  std::vector<float> values;
   for (const Parameter* parameter : parameters) {
-    values.resize(parameter->shape.num_elems());
-    ZERO_RETURN_IF_ERROR(executor_->ReadParameter(*parameter, values.data()));
-    sink(*parameter, values);
+    ZERO_RETURN_IF_ERROR(ReadInPieces(
+        Reader(), *parameter, 0, parameter->stored_shape.num_elems(),
+        [&](int64_t, absl::Span<const float> values) {
+          sink(*parameter, values);
+          return absl::OkStatus();
+        }));
   }
   return absl::OkStatus();
+}
+
+ReadParameterFn Session::Reader() {
+  return [this](const Parameter& parameter, int64_t begin, int64_t count,
+                float* out) {
+    return executor_->ReadParameter(parameter, begin, count, out);
+  };
 }
 
 absl::StatusOr<std::string> Session::ParametersHash() {
   Hasher hasher;
   ZERO_RETURN_IF_ERROR(
-      ReadParameters([&](const Parameter&, const std::vector<float>& values) {
+      ReadParameters([&](const Parameter&, absl::Span<const float> values) {
         hasher.Update(values.data(), values.size() * sizeof(float));
       }));
   return hasher.HexDigest();
@@ -199,7 +207,7 @@ absl::StatusOr<std::string> Session::ParametersHash() {
 absl::StatusOr<std::string> Session::FirstNonFiniteParameter() {
   std::string first;
   ZERO_RETURN_IF_ERROR(ReadParameters([&](const Parameter& parameter,
-                                          const std::vector<float>& values) {
+                                          absl::Span<const float> values) {
     const bool finite = std::all_of(values.begin(), values.end(),
                                     [](float v) { return std::isfinite(v); });
     if (!finite && first.empty()) first = parameter.name;
@@ -211,21 +219,25 @@ absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,
                                                        const ModelTools& tools,
                                                        int64_t end_of_text) {
   const DType dtype = config_.param_dtype();
+  const ReadParameterFn read = Reader();
   int64_t num_read = 0;
   absl::StatusOr<std::vector<std::string>> notes(std::vector<std::string>{});
   if (rank_->rank() == 0) {
     notes = SavePortable(
         dir, *model_, tools.hf_config_json(config_.model, dtype, end_of_text),
-        dtype, [&](const Parameter& parameter, float* out) {
+        dtype,
+        [&](const Parameter& parameter, int64_t begin, int64_t count,
+            float* out) {
           ++num_read;
-          return executor_->ReadParameter(parameter, out);
+          return read(parameter, begin, count, out);
         });
   }
   // Where writing failed, the other ranks still read to the end.
   ZERO_RETURN_IF_ERROR(
-      ReadAsSavePortable(*model_, [&](const Parameter& parameter, float* out) {
+      ReadAsSavePortable(*model_, [&](const Parameter& parameter, int64_t begin,
+                                      int64_t count, float* out) {
         return --num_read >= 0 ? absl::OkStatus()
-                               : executor_->ReadParameter(parameter, out);
+                               : read(parameter, begin, count, out);
       }));
   double failed = notes.ok() ? 0 : 1;
   ZERO_RETURN_IF_ERROR(

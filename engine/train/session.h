@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/checkpoint/portable.h"
 #include "engine/config/config.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/ledger.h"
@@ -74,10 +75,11 @@ class Session {
  private:
   Session(const Rank& rank, const Config& config)
       : config_(config), rank_(&rank) {}
-  // Hands over every parameter's fp32 values, in name order.
+  // Hands over every parameter's fp32 values, in name order and in pieces.
   using ParameterSink =
-      std::function<void(const Parameter&, const std::vector<float>& values)>;
+      std::function<void(const Parameter&, absl::Span<const float> values)>;
   absl::Status ReadParameters(const ParameterSink& sink);
+  ReadParameterFn Reader();
 
   Config config_;
   const Rank* rank_;

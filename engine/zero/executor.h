@@ -134,9 +134,15 @@ class Executor {
   KvCache MakeKvCache(int64_t capacity);
   int64_t logits_size() const { return model_->vocab_size(); }
 
-  // fp32 values of a parameter: the master copy where there is one. Cheapest
-  // in plan order, where neighbours share what is gathered.
-  absl::Status ReadParameter(const Parameter& parameter, float* out);
+  // fp32 values [begin, begin + count) of a parameter: the master copy where
+  // there is one. Cheapest in plan order, where neighbours share what is
+  // gathered. `out` is not touched on the meta device.
+  absl::Status ReadParameter(const Parameter& parameter, int64_t begin,
+                             int64_t count, float* out);
+  // All of it.
+  absl::Status ReadParameter(const Parameter& parameter, float* out) {
+    return ReadParameter(parameter, 0, parameter.stored_shape.num_elems(), out);
+  }
 
   // The first parameter (in plan order) whose gradient is not finite on any
   // rank, or "".

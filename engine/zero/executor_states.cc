@@ -315,7 +315,8 @@ void Executor::WriteParameter(const BoundParameter& bound, int64_t begin,
   }
 }
 
-absl::Status Executor::ReadParameter(const Parameter& parameter, float* out) {
+absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t first,
+                                     int64_t count, float* out) {
   AwaitAllParameters();
   const BoundParameter* bound = nullptr;
   for (const UnitState& unit : units_) {
@@ -326,8 +327,10 @@ absl::Status Executor::ReadParameter(const Parameter& parameter, float* out) {
   ZERO_CHECK(bound != nullptr)
       << parameter.name << " is not a parameter of this model";
   const FlatState& state = master_.defined() ? master_ : params_;
-  const int64_t begin = bound->offset;
-  const int64_t end = begin + parameter.stored_shape.num_elems();
+  ZERO_CHECK_GE(first, 0);
+  ZERO_CHECK_LE(first + count, parameter.stored_shape.num_elems());
+  const int64_t begin = bound->offset + first;
+  const int64_t end = begin + count;
   if (!state.sharded()) {
     DownloadAsF32(state.Unit(bound->unit).Slice(begin, {end - begin}), out);
     return rank_->status();

@@ -38,15 +38,21 @@ ByName RandomParameters(const Model& model) {
   return all;
 }
 
+ReadParameterFn ReaderOf(const ByName& values) {
+  return [&](const Parameter& parameter, int64_t begin, int64_t count,
+             float* out) {
+    EXPECT_LE(count, kPieceElems);
+    const Floats& from = values.at(parameter.name);
+    std::copy_n(from.begin() + begin, count, out);
+    return absl::OkStatus();
+  };
+}
+
 absl::Status Save(const std::string& dir, const ModelConfig& config,
                   const ByName& values, DType dtype = DType::kF32) {
   const auto model = MakeModel(config);
   return SavePortable(dir, *model, WriteHfConfig(config, dtype, -1), dtype,
-                      [&](const Parameter& parameter, float* out) {
-                        const Floats& from = values.at(parameter.name);
-                        std::copy(from.begin(), from.end(), out);
-                        return absl::OkStatus();
-                      })
+                      ReaderOf(values))
       .status();
 }
 
@@ -99,6 +105,30 @@ TEST(PortableTest, WhatIsSavedIsLoadedToTheBit) {
     ModelConfig want = config;
     want.from_pretrained = dir.File("final");
     EXPECT_EQ(*read, want);
+  }
+}
+
+// Matrices of more than one piece, whose rows do not fill one: as they are and
+// turned, whole and as a slice of rows.
+TEST(PortableTest, LargeParametersAreWrittenInPieces) {
+  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    ModelConfig config = TinyConfig(family);
+    config.vocab_size = kPieceElems / 32 + 77;
+    config.intermediate_size = kPieceElems / 32 + 5;
+    const auto model = MakeModel(config);
+    const ByName values = RandomParameters(*model);
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      TempDir dir;
+      ASSERT_TRUE(Save(dir.File("a"), config, values, dtype).ok());
+      const auto loaded = Load(dir.File("a"), config);
+      ASSERT_TRUE(loaded.ok()) << loaded.status();
+      ByName want = values;
+      for (auto& [name, floats] : want) {
+        if (dtype == DType::kF32) continue;
+        for (float& value : floats) value = BF16ToF32(F32ToBF16(value));
+      }
+      EXPECT_TRUE(*loaded == want);
+    }
   }
 }
 
@@ -270,12 +300,7 @@ TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   const ByName values = RandomParameters(*model);
   const auto save = [&](const std::string& dir) {
     return SavePortable(dir, *model, WriteHfConfig(config, DType::kF32, -1),
-                        DType::kF32,
-                        [&](const Parameter& parameter, float* out) {
-                          const Floats& from = values.at(parameter.name);
-                          std::copy(from.begin(), from.end(), out);
-                          return absl::OkStatus();
-                        });
+                        DType::kF32, ReaderOf(values));
   };
   TempDir dir;
   const std::string final_dir = dir.File("final");
@@ -323,7 +348,7 @@ TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
     if (child == 0) {
       int left = survived;
       SavePortable(dir.File("final"), *model, "{}", DType::kF32,
-                   [&](const Parameter&, float*) {
+                   [&](const Parameter&, int64_t, int64_t, float*) {
                      if (left-- == 0) ::raise(SIGKILL);
                      return absl::OkStatus();
                    })

@@ -285,6 +285,31 @@ TEST(StagesTest, EvaluationBetweenStepsChangesNoBit) {
   }
 }
 
+TEST(StagesTest, APieceOfAParameterIsThatPieceOfTheWhole) {
+  for (int stage : {0, 1, 3}) {
+    Job job;
+    job.world = 3;
+    job.steps = 1;
+    job.options = AtStage(job.options, stage);
+    job.options.param_dtype = DType::kBF16;
+    job.between = [](Rig& rig) {
+      for (const Parameter* parameter : rig.model().AllParameters()) {
+        const Floats whole = rig.Read(*parameter);
+        const int64_t n = static_cast<int64_t>(whole.size());
+        Floats pieces(n);
+        for (int64_t at = 0; at < n; at += 77) {
+          const int64_t count = std::min<int64_t>(n - at, 77);
+          EXPECT_TRUE(
+              rig->ReadParameter(*parameter, at, count, pieces.data() + at)
+                  .ok());
+        }
+        EXPECT_EQ(pieces, whole) << parameter->name;
+      }
+    };
+    Train(job);
+  }
+}
+
 // ---- Non-finite gradients -------------------------------------------------
 
 TEST(StagesTest, ANaNOnOneRankSkipsTheStepOnAll) {
