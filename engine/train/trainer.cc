@@ -197,15 +197,79 @@ absl::Status Trainer::Rescue(const absl::Status& status) {
                          "; the weights are lost as well: ", saved.message()));
 }
 
+TrainingState Trainer::ExportState() {
+  Executor& executor = session_->executor();
+  TrainingState state;
+  state.progress = {.step = step_,
+                    .optimizer_steps = optimizer_steps_,
+                    .consecutive_skips = consecutive_skips_,
+                    .scaler = scaler_.state(),
+                    .train_seconds = train_seconds_,
+                    .first_loss = first_loss_,
+                    .last_loss = last_loss_,
+                    .validation_loss = validation_loss_,
+                    .last_eval_step = last_eval_step_,
+                    .last_sample_step = last_sample_step_};
+  for (const StateArray& array : executor.StateArrays()) {
+    std::string bytes(array.values.bytes(), '\0');
+    executor.CopyOut(array.values, bytes.data());
+    state.arrays.push_back({array.name, std::move(bytes)});
+  }
+  return state;
+}
+
+absl::Status Trainer::Restore(const TrainingState& state) {
+  Executor& executor = session_->executor();
+  const std::vector<StateArray> arrays = executor.StateArrays();
+  for (size_t i = 0; i < std::max(arrays.size(), state.arrays.size()); ++i) {
+    const std::string have =
+        i < state.arrays.size()
+            ? absl::StrCat(state.arrays[i].name, " of ",
+                           state.arrays[i].bytes.size(), " bytes")
+            : "nothing";
+    const std::string want =
+        i < arrays.size() ? absl::StrCat(arrays[i].name, " of ",
+                                         arrays[i].values.bytes(), " bytes")
+                          : "nothing";
+    if (have == want) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "this state is of another run: it has ", have, " where this one wants ",
+        want,
+        "; use the config and the number of ranks that it was made with"));
+  }
+  for (size_t i = 0; i < arrays.size(); ++i) {
+    executor.CopyIn(state.arrays[i].bytes.data(), arrays[i].values);
+  }
+  const TrainingProgress& progress = state.progress;
+  step_ = progress.step;
+  optimizer_steps_ = progress.optimizer_steps;
+  consecutive_skips_ = progress.consecutive_skips;
+  scaler_.Restore(progress.scaler);
+  train_seconds_ = progress.train_seconds;
+  first_loss_ = progress.first_loss;
+  last_loss_ = progress.last_loss;
+  validation_loss_ = progress.validation_loss;
+  last_eval_step_ = progress.last_eval_step;
+  last_sample_step_ = progress.last_sample_step;
+  return absl::OkStatus();
+}
+
 absl::Status Trainer::TakeSteps() {
   while (true) {
+    // A resumed run begins with what a stop may have cut short.
+    if (step_ > 0) ZERO_RETURN_IF_ERROR(DoWhatIsDue());
     ZERO_ASSIGN_OR_RETURN(const bool stop, AgreeToStop());
-    if (stop || step_ == total_steps_) break;
+    if (stop || step_ == total_steps_) return absl::OkStatus();
     ZERO_RETURN_IF_ERROR(Step());
-    if (Due(config_.training.eval_every)) {
-      ZERO_RETURN_IF_ERROR(EvaluateAndLog());
-    }
-    if (Due(config_.training.sample_every)) ZERO_RETURN_IF_ERROR(Sample());
+  }
+}
+
+absl::Status Trainer::DoWhatIsDue() {
+  if (Due(config_.training.eval_every) && last_eval_step_ != step_) {
+    ZERO_RETURN_IF_ERROR(EvaluateAndLog());
+  }
+  if (Due(config_.training.sample_every) && last_sample_step_ != step_) {
+    ZERO_RETURN_IF_ERROR(Sample());
   }
   return absl::OkStatus();
 }

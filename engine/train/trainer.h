@@ -21,6 +21,7 @@
 #include "engine/train/product_rate.h"
 #include "engine/train/run_data.h"
 #include "engine/train/session.h"
+#include "engine/train/training_state.h"
 #include "engine/train/utilization.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_scaling.h"
@@ -71,6 +72,14 @@ class Trainer {
   //         earlier final/ stays, and finite weights are in final.failed/.
   absl::StatusOr<RunSummary> Run();
 
+  // The state between two steps: before Run, or after it. Taken up by a new
+  // trainer of the same config before its Run, which then goes on to the same
+  // bits. A rank keeps its own; none waits for another.
+  TrainingState ExportState();
+  // Errors: InvalidArgument where the arrays are not those of this model,
+  //         precision, optimizer, ZeRO stage and world; nothing is changed.
+  absl::Status Restore(const TrainingState& state);
+
   Session& session() { return *session_; }
   int64_t total_steps() const { return total_steps_; }
 
@@ -81,6 +90,7 @@ class Trainer {
   absl::Status PlanSteps();
   void PrintStart() const;
   absl::Status TakeSteps();
+  absl::Status DoWhatIsDue();  // between two steps
   absl::Status Step();
   void CountCommunication(const CollectiveCount& gathers,
                           const CollectiveCount& reductions);

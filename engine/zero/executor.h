@@ -100,6 +100,13 @@ struct TransientBytes {
   int64_t rotating = 0;     // gathered parameters and gradients of units
 };
 
+// A named array of the model states as one rank holds it: of a unit the
+// parameters, the master weights, or one array of the optimizer.
+struct StateArray {
+  std::string name;  // "block.0/parameters", "block.0/optimizer.1"
+  Tensor values;     // device memory; what FlatState::Held says
+};
+
 class Executor {
  public:
   // Reserves all memory of the run: states by the plan, and the transient
@@ -143,6 +150,13 @@ class Executor {
   absl::Status ReadParameter(const Parameter& parameter, float* out) {
     return ReadParameter(parameter, 0, parameter.stored_shape.num_elems(), out);
   }
+
+  // All that outlives a step and that a later run needs, in plan order; per
+  // unit parameters, master weights, optimizer. A rank calls it alone.
+  std::vector<StateArray> StateArrays();
+  // Between host memory and (a slice of) such an array, in its dtype.
+  void CopyOut(const Tensor& values, void* out);
+  void CopyIn(const void* from, const Tensor& values);
 
   // The first parameter (in plan order) whose gradient is not finite on any
   // rank, or "".

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
 #include "engine/zero/executor_internal.h"
 #include "kernels/check.h"
@@ -361,6 +362,36 @@ absl::Status Executor::StageSegment(const SegmentRef& ref) {
                            {{piece.data(), staged_.data(), elems}});
   stream_->Synchronize();
   return rank_->status();
+}
+
+std::vector<StateArray> Executor::StateArrays() {
+  AwaitAllParameters();
+  std::vector<StateArray> arrays;
+  for (int u = 0; u < static_cast<int>(plan_.units.size()); ++u) {
+    const PlannedUnit& unit = plan_.units[u];
+    if (unit.padded_elems == 0) continue;
+    const auto add = [&](const FlatState& state, const std::string& what) {
+      if (!state.defined()) return;
+      arrays.push_back({absl::StrCat(unit.name, "/", what), state.Held(u)});
+    };
+    add(params_, "parameters");
+    add(master_, "master");
+    for (size_t i = 0; i < optimizer_states_.size(); ++i) {
+      add(optimizer_states_[i], absl::StrCat("optimizer.", i));
+    }
+  }
+  return arrays;
+}
+
+void Executor::CopyOut(const Tensor& values, void* out) {
+  device_->Copy(*stream_, out, values.data(), values.bytes());
+  stream_->Synchronize();
+}
+
+void Executor::CopyIn(const void* from, const Tensor& values) {
+  staged_ = Tensor();  // may be older now
+  device_->Copy(*stream_, values.data(), from, values.bytes());
+  stream_->Synchronize();
 }
 
 void Executor::UploadFromF32(const float* values, const Tensor& to) {

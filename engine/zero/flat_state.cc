@@ -36,6 +36,12 @@ Tensor FlatState::Unit(int unit) const {
   return data_.Slice(planned.offset, {planned.padded_elems});
 }
 
+Tensor FlatState::Held(int unit) const {
+  const PlannedUnit& planned = plan_->units[unit];
+  const int64_t parts = sharded() ? plan_->world : 1;
+  return data_.Slice(planned.offset / parts, {planned.padded_elems / parts});
+}
+
 void FlatState::ForEachHeld(
     int unit, int64_t begin, int64_t end,
     const std::function<void(const Tensor& values, int64_t begin)>& part)

@@ -31,6 +31,9 @@ class FlatState {
   Tensor Whole(const SegmentRef& ref) const;
   Tensor Unit(int unit) const;
 
+  // This rank's elements of a unit: all, or its pieces in segment order.
+  Tensor Held(int unit) const;
+
   // Calls `part(values, begin)` for every run of elements of `unit` within
   // [begin, end) that this rank holds; `begin` is the run's first element.
   void ForEachHeld(int unit, int64_t begin, int64_t end,
