@@ -14,8 +14,10 @@ namespace {
 // ones reach the ceiling; the best of all sizes counts.
 constexpr int64_t kSmallest = 512, kAlways = 1024, kLargest = 8192;
 constexpr double kLongEnoughMs = 5;  // one product
-constexpr double kBudgetMs = 150;    // all products of one size
-constexpr int kMinRuns = 3, kMaxRuns = 1000;
+// Of one size: this long without a better product, and no longer than that.
+constexpr double kPatienceMs = 150, kLimitMs = 1000;
+constexpr double kBetter = 0.98;
+constexpr int kMinRuns = 3, kMaxRuns = 5000;
 
 // x and w get one row of numbers in [-0.5, 0.5), over and over. Not zeros: a
 // GPU multiplies those with less power and at a higher clock.
@@ -54,16 +56,19 @@ double BestMillis(Device& device, DType dtype, int64_t n) {
   const auto stream = device.MakeStream(StreamRole::kCompute);
   const auto start = device.MakeEvent(), end = device.MakeEvent();
   FillOperands(device, *stream, args);
-  double best_ms = 1e30, total_ms = 0;
-  for (int i = 0; i <= kMinRuns || (i <= kMaxRuns && total_ms < kBudgetMs);
-       ++i) {
+  double best_ms = 1e30, total_ms = 0, stop_ms = kPatienceMs;
+  for (int i = 0; i <= kMinRuns || (i <= kMaxRuns && total_ms < stop_ms); ++i) {
     stream->Record(*start);
     device.ops().Linear(*stream, args, workspace);
     stream->Record(*end);
     end->Synchronize();
     const double ms = end->MillisSince(*start);
     total_ms += ms;
-    if (i > 0) best_ms = std::min(best_ms, ms);  // the first one warms up
+    if (i == 0) continue;  // it warms up
+    if (ms < kBetter * best_ms) {
+      stop_ms = std::min(total_ms + kPatienceMs, kLimitMs);
+    }
+    best_ms = std::min(best_ms, ms);
   }
   return best_ms;
 }
