@@ -49,7 +49,9 @@ void PrintSummary(const RunSummary& summary, const Config& config,
        absl::StrCat(out_dir,
                     "/{config.json, "
                     "metrics.jsonl, summary.json",
-                    config.training.save_final ? ", final/}" : "}")});
+                    summary.weights.empty()
+                        ? "}"
+                        : absl::StrCat(", ", summary.weights, "/}"))});
   console->Table(summary.interrupted ? "stopped by a signal" : "done", rows);
 }
 

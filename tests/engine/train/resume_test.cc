@@ -91,7 +91,7 @@ class ResumeTest : public testing::Test {
     std::atomic<bool> stop{false};
     Console silent(nullptr, /*is_terminal=*/false);
     const absl::Status status = RunLocalRanks(
-        job.world, {.timeout = absl::Seconds(60)},
+        job.world, {.local = {.timeout = absl::Seconds(60)}},
         [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
           return MakeCpuDevice(1);
         },
