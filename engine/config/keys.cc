@@ -458,7 +458,8 @@ void AddTraining(Table& t) {
             "Steps between evaluations; 0: at the end only.")
       .AtLeast(0);
   t.Integer("training.eval_batches", FIELD(training.eval_batches),
-            "Micro-batches per evaluation; 0: all of the validation data.")
+            "Micro-batches of every rank per evaluation; 0: all of the "
+            "validation data.")
       .AtLeast(0);
   t.Integer("training.sample_every", FIELD(training.sample_every),
             "Steps between text samples; 0: at the end only.")

@@ -27,7 +27,7 @@ absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config, int world,
   // No more windows than tokens, so that the product fits.
   const int64_t max_windows =
       std::min(config.training.eval_batches, source->size()) *
-      config.train_micro_batch_size_per_gpu;
+      config.train_micro_batch_size_per_gpu * world;
   return EvalLoader::Create(source, BatchShapeOf(config, world), max_windows);
 }
 

@@ -94,6 +94,10 @@ class CliTest(unittest.TestCase):
                     "--set", "zero_optimization.stage=%d" % stage)
             hashes.add(self.read_json("run/summary.json")["parameters_hash"])
         self.assertEqual(len(hashes), 1)
+        # One rank sees the same batches and judges by the same text.
+        several = self.read_json("run/summary.json")["validation_loss"]
+        alone = self.train("run", "train_batch_size=6", "training.steps=3")
+        self.assertAlmostEqual(alone["validation_loss"], several, places=4)
 
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")
