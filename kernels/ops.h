@@ -303,15 +303,14 @@ struct FillArgs {
 
 // ---- Reductions over flat spans -------------------------------------------
 
-// out[0] (+)= sum of squares of src in float64: serial within fixed blocks of
-// 64 elements (in eight fixed lanes), then over runs of blocks and over runs,
-// each in order (cpu/reduce.cc), so that it does not depend on the number of
-// threads. Non-finite input gives a
-// non-finite sum, and finite fp32 input can not overflow it.
+// out[0] = sum of squares of src in float64: serial within fixed blocks of 64
+// elements (in eight fixed lanes), then over runs of blocks and over runs, each
+// in order (cpu/reduce.cc), so that it does not depend on the number of
+// threads. Non-finite input gives a non-finite sum, and finite fp32 input can
+// not overflow it.
 struct SumSquaresArgs {
   ConstVector src;
   double* out;
-  bool accumulate = false;
 };
 
 // out[0] = src[0] + src[1] + ... in that order, float64: what ranks add up.

@@ -172,22 +172,6 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   return session;
 }
 
-absl::Status Session::ReadParameters(const ParameterSink& sink) {
-  std::vector<Parameter*> parameters = model_->AllParameters();
-  std::sort(
-      parameters.begin(), parameters.end(),
-      [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
-  for (const Parameter* parameter : parameters) {
-    ZERO_RETURN_IF_ERROR(ReadInPieces(
-        Reader(), *parameter, 0, parameter->stored_shape.num_elems(),
-        [&](int64_t, absl::Span<const float> values) {
-          sink(*parameter, values);
-          return absl::OkStatus();
-        }));
-  }
-  return absl::OkStatus();
-}
-
 ReadParameterFn Session::Reader() {
   return [this](const Parameter& parameter, int64_t begin, int64_t count,
                 float* out) {
@@ -196,23 +180,20 @@ ReadParameterFn Session::Reader() {
 }
 
 absl::StatusOr<std::string> Session::ParametersHash() {
+  std::vector<Parameter*> parameters = model_->AllParameters();
+  std::sort(
+      parameters.begin(), parameters.end(),
+      [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
   Hasher hasher;
-  ZERO_RETURN_IF_ERROR(
-      ReadParameters([&](const Parameter&, absl::Span<const float> values) {
-        hasher.Update(values.data(), values.size() * sizeof(float));
-      }));
+  for (const Parameter* parameter : parameters) {
+    ZERO_RETURN_IF_ERROR(ReadInPieces(
+        Reader(), *parameter, 0, parameter->stored_shape.num_elems(),
+        [&](int64_t, absl::Span<const float> values) {
+          hasher.Update(values.data(), values.size() * sizeof(float));
+          return absl::OkStatus();
+        }));
+  }
   return hasher.HexDigest();
-}
-
-absl::StatusOr<std::string> Session::FirstNonFiniteParameter() {
-  std::string first;
-  ZERO_RETURN_IF_ERROR(ReadParameters([&](const Parameter& parameter,
-                                          absl::Span<const float> values) {
-    const bool finite = std::all_of(values.begin(), values.end(),
-                                    [](float v) { return std::isfinite(v); });
-    if (!finite && first.empty()) first = parameter.name;
-  }));
-  return first;
 }
 
 absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,

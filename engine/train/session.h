@@ -7,7 +7,6 @@
 #define ZERO_ENGINE_TRAIN_SESSION_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -63,9 +62,6 @@ class Session {
   // XXH3-128 of the fp32 values of all parameters in name order.
   absl::StatusOr<std::string> ParametersHash();
 
-  // The first parameter in name order with a value that is not finite, or "".
-  absl::StatusOr<std::string> FirstNonFiniteParameter();
-
   // Rank 0 writes a Hugging Face folder and returns the notes of SavePortable.
   // Where it can not, the other ranks return Unavailable and all can go on.
   absl::StatusOr<std::vector<std::string>> Save(const std::string& dir,
@@ -75,10 +71,6 @@ class Session {
  private:
   Session(const Rank& rank, const Config& config)
       : config_(config), rank_(&rank) {}
-  // Hands over every parameter's fp32 values, in name order and in pieces.
-  using ParameterSink =
-      std::function<void(const Parameter&, absl::Span<const float> values)>;
-  absl::Status ReadParameters(const ParameterSink& sink);
   ReadParameterFn Reader();
 
   Config config_;

@@ -184,7 +184,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
 
 absl::Status Trainer::Rescue(const absl::Status& status) {
   if (!rank_->status().ok() || step_ == 0) return status;
-  const absl::StatusOr<std::string> bad = session_->FirstNonFiniteParameter();
+  const absl::StatusOr<std::string> bad =
+      session_->executor().FirstNonFiniteParameter();
   if (!bad.ok() || !bad->empty()) return status;
   const absl::Status saved = SaveWeights("final.failed");
   if (saved.ok() && weights_.empty()) return status;  // not wanted
@@ -468,8 +469,10 @@ void Trainer::PrintBreakdowns() const {
   if (config_.wall_clock_breakdown) {
     const StepTimes& times = session_->executor().times();
     console_->Line(absl::StrFormat(
-        "  forward %.1f ms  backward %.1f ms  norm and optimizer %.1f ms",
-        times.forward_ms, times.backward_ms, times.optimizer_ms));
+        "  forward %.1f ms  backward %.1f ms  norm and optimizer %.1f ms  "
+        "waiting for other ranks %.1f ms",
+        times.forward_ms, times.backward_ms, times.optimizer_ms,
+        times.waiting_ms));
   }
   if (config_.memory_breakdown) {
     const MemoryLedger& ledger = session_->ledger();
@@ -576,7 +579,7 @@ absl::Status Trainer::CheckFinite() {
     return diverged(absl::StrCat("the validation loss is ", validation_loss_));
   }
   ZERO_ASSIGN_OR_RETURN(const std::string culprit,
-                        session_->FirstNonFiniteParameter());
+                        session_->executor().FirstNonFiniteParameter());
   if (!culprit.empty()) return diverged(culprit + " is not finite");
   return absl::OkStatus();
 }

@@ -95,22 +95,23 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
 
 void Executor::Perform(const Action& action, const StepInput& input) {
   const auto start = Clock::now();
-  double* spent = &times_.optimizer_ms;
+  // Of computations; what they wait for collectives is in waiting_ms too.
+  double* spent = nullptr;
   switch (action.kind) {
     case ActionKind::kForward:
+      spent = &times_.forward_ms;
       if (action.index == 0) {
         Upload(input.micro_batches[action.micro_step], &context_->batch);
       }
       Forward(action.index);
-      spent = &times_.forward_ms;
       break;
     case ActionKind::kForwardBackward:
-      ForwardBackwardHead(action.index);
       spent = &times_.backward_ms;
+      ForwardBackwardHead(action.index);
       break;
     case ActionKind::kBackward:
-      Backward(action.index);
       spent = &times_.backward_ms;
+      Backward(action.index);
       break;
     case ActionKind::kGather:
       Gather(action.index);
@@ -120,13 +121,12 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       break;
     case ActionKind::kReduce:
       Reduce(action.index, action.micro_step);
-      spent = &times_.backward_ms;
       break;
     case ActionKind::kAwaitReduce:
       AwaitReduce(action.index);
-      spent = &times_.backward_ms;
       break;
     case ActionKind::kNorm:
+      spent = &times_.optimizer_ms;
       for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
         FinishGradients(u);
       }
@@ -134,13 +134,14 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       ListUnused();
       break;
     case ActionKind::kUpdate:
+      spent = &times_.optimizer_ms;
       Update(action.index, input);
       break;
     case ActionKind::kGatherUpdated:
       GatherUpdated(action.index);
       break;
   }
-  *spent += MillisSince(start);
+  if (spent != nullptr) *spent += MillisSince(start);
 }
 
 // ---- Collectives ----------------------------------------------------------
@@ -511,13 +512,19 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 
 // ---- What ranks agree on --------------------------------------------------
 
-// Every rank looks at its own pieces, which are reduced at every stage.
 absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
+  return FirstNonFinite(grads_, "first non-finite gradient");
+}
+
+absl::StatusOr<std::string> Executor::FirstNonFiniteParameter() {
+  return FirstNonFinite(master_.defined() ? master_ : params_,
+                        "first non-finite parameter");
+}
+
+// Every rank looks at its own pieces, which are right at every stage.
+absl::StatusOr<std::string> Executor::FirstNonFinite(const FlatState& state,
+                                                     const char* name) {
   const Tensor count = context_->Empty({1}, DType::kI64);
-  std::vector<const BoundParameter*> order;
-  for (const UnitState& unit : units_) {
-    for (const auto& bound : unit.parameters) order.push_back(bound.get());
-  }
   const auto is_bad = [&](const BoundParameter& bound) {
     const std::vector<Segment>& segments = plan_.units[bound.unit].segments;
     const int64_t begin = bound.offset;
@@ -528,22 +535,25 @@ absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
       const int64_t to = std::min(end, piece.end());
       if (from >= to) continue;
       const Tensor part =
-          grads_.Piece({bound.unit, s}).Slice(from - piece.begin, {to - from});
+          state.Piece({bound.unit, s}).Slice(from - piece.begin, {to - from});
       context_->ops().CountNonFinite(*stream_,
                                      {part.vector(), count.As<int64_t>()});
       if (ReadScalar(count.As<int64_t>()) > 0) return true;
     }
     return false;
   };
-  size_t first = 0;
-  while (first < order.size() &&
-         (order[first]->parameter->frozen || !is_bad(*order[first]))) {
-    ++first;
+  std::vector<const BoundParameter*> order;
+  for (const UnitState& unit : units_) {
+    for (const auto& bound : unit.parameters) {
+      if (!bound->parameter->frozen) order.push_back(bound.get());
+    }
   }
-  double earliest = -static_cast<double>(first);
-  ZERO_RETURN_IF_ERROR(
-      AllReduce("first non-finite", ReduceOp::kMax, {&earliest, 1}));
-  first = static_cast<size_t>(-earliest);
+  const auto bad =
+      std::find_if(order.begin(), order.end(),
+                   [&](const BoundParameter* bound) { return is_bad(*bound); });
+  double earliest = -static_cast<double>(bad - order.begin());
+  ZERO_RETURN_IF_ERROR(AllReduce(name, ReduceOp::kMax, {&earliest, 1}));
+  const size_t first = static_cast<size_t>(-earliest);
   return first < order.size() ? order[first]->parameter->name : "";
 }
 

@@ -87,8 +87,8 @@ struct StepOutput {
   bool skipped = false;  // a gradient was not finite; nothing was updated
 };
 
-// Milliseconds spent per kind of action, for wall_clock_breakdown.
-// Waiting is what computation waited for collectives, in whichever phase.
+// Milliseconds of a step per kind of computation, for wall_clock_breakdown;
+// waiting is what computation waited for collectives, in whichever kind.
 struct StepTimes {
   double forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
   double waiting_ms = 0;
@@ -161,6 +161,9 @@ class Executor {
   // The first parameter (in plan order) whose gradient is not finite on any
   // rank, or "".
   absl::StatusOr<std::string> FirstNonFiniteGradient();
+  // The same of parameters that are trained (the master copy where there is
+  // one).
+  absl::StatusOr<std::string> FirstNonFiniteParameter();
 
   // Reduces a few numbers over the ranks, in place.
   absl::Status AllReduce(const std::string& name, ReduceOp op,
@@ -212,6 +215,8 @@ class Executor {
   void ListUnused();
   void Update(int unit, const StepInput& input);
   void ClearOptimizer();
+  absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
+                                             const char* name);
   void WriteParameter(const BoundParameter& bound, int64_t begin,
                       const std::vector<float>& values);
   void UploadFromF32(const float* values, const Tensor& to);

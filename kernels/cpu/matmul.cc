@@ -8,11 +8,10 @@
 #include <optional>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/strings/match.h"
-#include "absl/strings/string_view.h"
 #include "dnnl.hpp"
 #include "kernels/check.h"
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/onednn.h"
 #include "kernels/cpu/parallel.h"
 
 namespace zero::cpu {
@@ -149,10 +148,6 @@ Matrix Block(const Matrix& x, int64_t row, int64_t rows, int64_t col,
           x.ld};
 }
 
-bool IsKind(const dnnl::matmul::primitive_desc& desc, absl::string_view kind) {
-  return absl::StartsWith(desc.impl_info_str(), kind);
-}
-
 }  // namespace
 
 bool HasFastBf16() {
@@ -216,16 +211,7 @@ dnnl::matmul::primitive_desc MatmulCache::Impl::Describe(const Product& p,
   const auto bias = Desc(1, s.n, p.bias.dtype, s.n, false);
   const auto desc = p.bias.data == nullptr ? dnnl::matmul::desc(a, b, c)
                                            : dnnl::matmul::desc(a, b, bias, c);
-  dnnl::matmul::primitive_desc first(desc, attr, engine);
-  if (p.a.dtype != DType::kF32) return first;
-  // Where oneDNN offers its blocked kernels (brgemm) first, its packing GEMM is
-  // still the better one for fp32: 129-170 GFLOP/s per core against 67-150, the
-  // least where rows lie a multiple of 4 KiB apart (Xeon, AVX-512). next_impl
-  // reads desc and attr again: they must be alive.
-  dnnl::matmul::primitive_desc packing = first;
-  while (!IsKind(packing, "gemm") && packing.next_impl()) {
-  }
-  return IsKind(packing, "gemm:jit") ? packing : first;
+  return ChooseMatmul(desc, attr, engine, p.a.dtype == DType::kF32);
 }
 
 // Whether the CPU multiplies bf16 itself and oneDNN has a primitive that does.

@@ -168,8 +168,7 @@ void CpuOps::Sum(Stream&, const SumArgs& args) {
 }
 
 void CpuOps::SumSquares(Stream&, const SumSquaresArgs& args) {
-  const double sum = cpu::SumSquares(num_threads_, args.src);
-  *args.out = args.accumulate ? *args.out + sum : sum;
+  *args.out = cpu::SumSquares(num_threads_, args.src);
 }
 
 void CpuOps::CountNonFinite(Stream&, const CountNonFiniteArgs& args) {

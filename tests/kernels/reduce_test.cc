@@ -55,14 +55,15 @@ TEST(SumSquaresTest, MoreRunsThanFitOnTheStackKeepTheirOrder) {
   }
 }
 
-TEST(SumSquaresTest, AccumulateAddsToWhatIsThere) {
+TEST(SumTest, AddsInOrder) {
   OnCpu([](const CpuPath& cpu) {
-    const Array x = Array::Normal(DType::kF32, 100, 2);
-    double fresh = 0;
-    double sum = 5;
-    cpu.ops.SumSquares(cpu.stream, {x.vector(), &fresh});
-    cpu.ops.SumSquares(cpu.stream, {x.vector(), &sum, true});
-    EXPECT_EQ(sum, 5 + fresh);
+    // From left to right the small one is lost at once; else it would stay.
+    const double values[] = {1e17, 1, -1e17, 3};
+    double sum = -1;
+    cpu.ops.Sum(cpu.stream, {.src = values, .size = 4, .out = &sum});
+    EXPECT_EQ(sum, 3);
+    cpu.ops.Sum(cpu.stream, {.src = values, .size = 0, .out = &sum});
+    EXPECT_EQ(sum, 0);
   });
 }
 

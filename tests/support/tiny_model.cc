@@ -79,16 +79,18 @@ Rig::Rig(const Rank& rank, std::unique_ptr<Model> model,
   executor_->Initialize(seed);
 }
 
+Rig::Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
+         const ExecutorOptions& options, int64_t activation_bytes,
+         uint64_t seed)
+    : Rig(*lone, std::move(model), options, {activation_bytes, 0}, seed) {
+  lone_ = std::move(lone);
+}
+
 Rig::Rig(Device& device, std::unique_ptr<Model> model,
          const ExecutorOptions& options, int64_t activation_bytes,
          uint64_t seed)
-    : lone_(MakeLoneRank(device)), model_(std::move(model)) {
-  auto executor =
-      Executor::Make(lone_, *model_, options, {activation_bytes, 0}, &ledger_);
-  ZERO_CHECK(executor.ok()) << executor.status();
-  executor_ = *std::move(executor);
-  executor_->Initialize(seed);
-}
+    : Rig(std::make_unique<Rank>(MakeLoneRank(device)), std::move(model),
+          options, activation_bytes, seed) {}
 
 Rig::Rig(Device& device, const ModelConfig& config,
          const ExecutorOptions& options, int64_t activation_bytes,

@@ -103,7 +103,10 @@ class Rig {
   std::vector<float> ReadAll();
 
  private:
-  Rank lone_;  // where the rig was given a device
+  Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
+      const ExecutorOptions& options, int64_t activation_bytes, uint64_t seed);
+
+  std::unique_ptr<Rank> lone_;  // where the rig was given a device
   MemoryLedger ledger_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;

@@ -3,11 +3,11 @@
 #include <array>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "dnnl.hpp"
 #include "engine/base/math.h"
 #include "kernels/check.h"
 #include "kernels/cpu/matmul.h"
+#include "kernels/cpu/onednn.h"
 #include "tools/bench/fill.h"
 #include "tools/bench/timing.h"
 
@@ -59,15 +59,9 @@ PlainProduct::PlainProduct(const ProductShape& shape)
                       shape.b_transposed ? shape.k : shape.n, shape.dtype);
   const auto c = Desc(shape.m, shape.n, false, shape.n, shape.out_dtype);
   const dnnl::matmul::desc product(a, b, c);
-  dnnl::matmul::primitive_desc chosen(product, Engine());
-  // The faster of oneDNN's fp32 kernels, as in kernels/cpu/matmul.cc.
-  dnnl::matmul::primitive_desc packing = chosen;
-  while (shape.dtype == DType::kF32 &&
-         !absl::StartsWith(packing.impl_info_str(), "gemm") &&
-         packing.next_impl()) {
-  }
-  if (absl::StartsWith(packing.impl_info_str(), "gemm:jit")) chosen = packing;
-  impl_->matmul = dnnl::matmul(chosen);
+  const dnnl::primitive_attr plain;
+  impl_->matmul = dnnl::matmul(
+      cpu::ChooseMatmul(product, plain, Engine(), shape.dtype == DType::kF32));
   impl_->a = dnnl::memory(a, Engine(), DNNL_MEMORY_NONE);
   impl_->b = dnnl::memory(b, Engine(), DNNL_MEMORY_NONE);
   impl_->c = dnnl::memory(c, Engine(), DNNL_MEMORY_NONE);

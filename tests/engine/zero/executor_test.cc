@@ -467,8 +467,10 @@ TEST_F(ExecutorTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
 TEST_F(ExecutorTest, ANanParameterSkipsEveryStep) {
   const auto rig = MakeRig(TinyConfig(ModelFamily::kGpt2), Options());
   Parameter& parameter = rig->parameter("block.1.mlp.out.bias");
+  EXPECT_EQ(*(*rig)->FirstNonFiniteParameter(), "");
   parameter.weight.value.As<float>()[3] =
       std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(*(*rig)->FirstNonFiniteParameter(), "block.1.mlp.out.bias");
   const Floats embedding = rig->Read(rig->parameter("embedding.wte"));
   for (int step = 0; step < 3; ++step) {
     const StepOutput output = rig->Step(MakeBatch(step), 1e-2f, 2);
