@@ -18,9 +18,10 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
   if (!record) return Var(y);
 
   const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record("gelu_mlp", [slot, x, w1 = &w1, w2 = &w2,
-                                b1_sink = SinkOf(b1), b2_sink = SinkOf(b2), act,
-                                residual_slot, pre_act = std::move(pre_act)](
+  ctx.tape->Record("gelu_mlp", [slot, x = SavedVar(x), x_slot = x.slot,
+                                w1 = &w1, w2 = &w2, b1_sink = SinkOf(b1),
+                                b2_sink = SinkOf(b2), act, residual_slot,
+                                pre_act = std::move(pre_act)](
                                    Context& c, Tape& tape) mutable {
     Tensor dy = tape.Take(slot);
     if (!dy.defined()) return;
@@ -28,16 +29,16 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
       // The activation again, bit by bit: the forward kernel read pre_act
       // as it is stored. One pass over memory, instead of keeping a
       // quarter of the block's activations.
-      const Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
+      Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
       c.ops().GeluForward(c.stream(), {act, pre_act.vector(), hidden.vector()});
-      LinearWeightGrad(c, dy, hidden, w2->sink, b2_sink);
+      LinearWeightGrad(c, dy, SavedVar(std::move(hidden)), w2->sink, b2_sink);
     }
     Tensor dpre = LinearInputGrad(c, dy, w2->value, act, pre_act);
     pre_act = Tensor();
     tape.Accumulate(c, residual_slot, std::move(dy));
-    LinearWeightGrad(c, dpre, x.value, w1->sink, b1_sink);
-    if (x.slot >= 0) {
-      tape.Accumulate(c, x.slot, LinearInputGrad(c, dpre, w1->value));
+    LinearWeightGrad(c, dpre, x, w1->sink, b1_sink);
+    if (x_slot >= 0) {
+      tape.Accumulate(c, x_slot, LinearInputGrad(c, dpre, w1->value));
     }
   });
   return Var(y, slot);

@@ -43,12 +43,12 @@ Tensor LinearInputGrad(Context& ctx, const Tensor& dy, const Tensor& w,
   return dx;
 }
 
-void LinearWeightGrad(Context& ctx, const Tensor& dy, const Tensor& x,
+void LinearWeightGrad(Context& ctx, const Tensor& dy, const SavedVar& x,
                       GradSink* w_sink, GradSink* bias_sink) {
   const SinkTarget dw = OpenSink(w_sink), dbias = OpenSink(bias_sink);
   if (!dw.grad.defined() && !dbias.grad.defined()) return;
   const LinearBackwardWeightArgs args{.dy = dy.matrix(),
-                                      .x = x.matrix(),
+                                      .x = x.Get(ctx).matrix(),
                                       .dw = dw.matrix(),
                                       .accumulate_dw = dw.accumulate,
                                       .dbias = dbias.vector(),
@@ -67,13 +67,14 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
   if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return Var(y);
 
   const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record("linear", [slot, x, w = &w, bias_sink = SinkOf(bias),
+  ctx.tape->Record("linear", [slot, x = SavedVar(x), x_slot = x.slot, w = &w,
+                              bias_sink = SinkOf(bias),
                               residual_slot](Context& c, Tape& tape) {
     Tensor dy = tape.Take(slot);
     if (!dy.defined()) return;
-    LinearWeightGrad(c, dy, x.value, w->sink, bias_sink);
-    if (x.slot >= 0) {
-      tape.Accumulate(c, x.slot, LinearInputGrad(c, dy, w->value));
+    LinearWeightGrad(c, dy, x, w->sink, bias_sink);
+    if (x_slot >= 0) {
+      tape.Accumulate(c, x_slot, LinearInputGrad(c, dy, w->value));
     }
     tape.Accumulate(c, residual_slot, std::move(dy));
   });

@@ -18,7 +18,7 @@ Tensor LinearInputGrad(Context& ctx, const Tensor& dy, const Tensor& w,
                        Gelu act = Gelu::kNone, const Tensor& pre_act = {});
 
 // Writes dy^T x and the column sums of dy into the sinks (null: frozen).
-void LinearWeightGrad(Context& ctx, const Tensor& dy, const Tensor& x,
+void LinearWeightGrad(Context& ctx, const Tensor& dy, const SavedVar& x,
                       GradSink* w_sink, GradSink* bias_sink);
 
 }  // namespace zero

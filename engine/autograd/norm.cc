@@ -36,15 +36,26 @@ void NormRowsBackward(Context& ctx, NormKind kind, GradSink* weight_sink,
 
 namespace {
 
-// Records the backward of {sum, y = norm(sum)}; dx of the sum goes to every
-// slot of `inputs`.
-void RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
-                const Var& y, std::vector<int> inputs, Tensor mean,
-                Tensor rstd) {
+struct NormState {
+  Tensor y, mean, rstd;
+};
+
+// y = norm(sum) as a variable: its recipe, and its backward on the tape; dx of
+// the sum goes to every slot of `inputs`.
+Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
+               const NormState& state, std::vector<int> inputs) {
+  Var y(state.y, ctx.tape->NewSlot());
+  // The statistics are of the sum as it is stored: the same bits again.
+  y.recipe = std::make_shared<Recipe>();
+  y.recipe->compute = [norm, sum = sum.value](Context& c) {
+    Tensor again = c.Empty(sum.shape(), sum.dtype());
+    NormRows(c, norm, {.x = sum.rows(), .y = again.rows()});
+    return again;
+  };
   ctx.tape->Record("norm", [kind = norm.kind, weight = norm.weight,
                             bias_sink = SinkOf(norm.bias), sum, y_slot = y.slot,
-                            inputs = std::move(inputs), mean,
-                            rstd](Context& c, Tape& tape) {
+                            inputs = std::move(inputs), mean = state.mean,
+                            rstd = state.rstd](Context& c, Tape& tape) {
     const bool is_input = inputs.size() == 1 && inputs[0] == sum.slot;
     Tensor dsum = is_input ? Tensor() : tape.Take(sum.slot);
     const Tensor dy = tape.Take(y_slot);
@@ -65,11 +76,8 @@ void RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
     dsum = Tensor();
     for (int input : inputs) tape.Accumulate(c, input, dx);
   });
+  return y;
 }
-
-struct NormState {
-  Tensor y, mean, rstd;
-};
 
 NormState RunNorm(Context& ctx, const Tensor& x, const Tensor* residual,
                   const Tensor* sum, const NormWeights& norm, bool record) {
@@ -96,11 +104,9 @@ NormState RunNorm(Context& ctx, const Tensor& x, const Tensor* residual,
 
 Var Norm(Context& ctx, const Var& x, const NormWeights& norm) {
   const bool record = WantsGrad(ctx, {x.slot}, {norm.weight, norm.bias});
-  NormState state = RunNorm(ctx, x.value, nullptr, nullptr, norm, record);
+  const NormState state = RunNorm(ctx, x.value, nullptr, nullptr, norm, record);
   if (!record) return Var(state.y);
-  Var y(state.y, ctx.tape->NewSlot());
-  RecordNorm(ctx, norm, x, y, {x.slot}, state.mean, state.rstd);
-  return y;
+  return RecordNorm(ctx, norm, x, state, {x.slot});
 }
 
 std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
@@ -109,13 +115,12 @@ std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
   const bool record =
       WantsGrad(ctx, {x.slot, residual.slot}, {norm.weight, norm.bias});
   Tensor sum = ctx.Empty(x.shape(), x.value.dtype());
-  NormState state = RunNorm(ctx, x.value, &residual.value, &sum, norm, record);
+  const NormState state =
+      RunNorm(ctx, x.value, &residual.value, &sum, norm, record);
   if (!record) return {Var(sum), Var(state.y)};
   Var sum_var(sum, ctx.tape->NewSlot());
-  Var y(state.y, ctx.tape->NewSlot());
-  RecordNorm(ctx, norm, sum_var, y, {x.slot, residual.slot}, state.mean,
-             state.rstd);
-  return {sum_var, y};
+  return {sum_var,
+          RecordNorm(ctx, norm, sum_var, state, {x.slot, residual.slot})};
 }
 
 }  // namespace zero

@@ -6,12 +6,17 @@ namespace zero {
 Var Swiglu(Context& ctx, const Var& gate_up) {
   const Shape& shape = gate_up.shape();
   ZERO_CHECK_EQ(shape[1] % 2, 0) << "Swiglu: packed width of " << shape;
-  Tensor y = ctx.Empty({shape[0], shape[1] / 2}, gate_up.value.dtype());
-  ctx.ops().SwigluForward(ctx.stream(), {gate_up.value.matrix(), y.matrix()});
-  if (!WantsGrad(ctx, {gate_up.slot}, {})) return Var(y);
+  const auto forward = [x = gate_up.value](Context& c) {
+    Tensor y = c.Empty({x.shape()[0], x.shape()[1] / 2}, x.dtype());
+    c.ops().SwigluForward(c.stream(), {x.matrix(), y.matrix()});
+    return y;
+  };
+  Var y(forward(ctx));
+  if (!WantsGrad(ctx, {gate_up.slot}, {})) return y;
 
-  const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record("swiglu", [slot, gate_up](Context& c, Tape& tape) {
+  y.slot = ctx.tape->NewSlot();
+  y.recipe = std::make_shared<Recipe>(Recipe{forward, {}});
+  ctx.tape->Record("swiglu", [slot = y.slot, gate_up](Context& c, Tape& tape) {
     const Tensor dy = tape.Take(slot);
     if (!dy.defined()) return;
     const Tensor& x = gate_up.value;
@@ -20,7 +25,7 @@ Var Swiglu(Context& ctx, const Var& gate_up) {
     c.ops().SwigluBackward(c.stream(), {x.matrix(), dy.matrix(), dx.matrix()});
     tape.Accumulate(c, gate_up.slot, std::move(dx));
   });
-  return Var(y, slot);
+  return y;
 }
 
 }  // namespace zero

@@ -10,6 +10,8 @@
 #define ZERO_ENGINE_AUTOGRAD_TAPE_H_
 
 #include <functional>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/tensor/tensor.h"
@@ -18,15 +20,43 @@ namespace zero {
 
 class Context;
 
+// How to compute an activation again, bit by bit, from what is kept anyway.
+// The first use in backward does it; the result lives as long as users do.
+struct Recipe {
+  std::function<Tensor(Context&)> compute;
+  Tensor value;
+};
+
 // A tensor in a computation. `slot` is where its gradient collects on the
 // tape; -1 means that nothing upstream wants one.
 struct Var {
   Tensor value;
   int slot = -1;
+  std::shared_ptr<Recipe> recipe;  // null: backward keeps the value itself
 
   Var() = default;
   explicit Var(Tensor v, int s = -1) : value(std::move(v)), slot(s) {}
   const Shape& shape() const { return value.shape(); }
+};
+
+// What an op keeps of an input for its backward: its recipe if it has one,
+// else the tensor.
+class SavedVar {
+ public:
+  explicit SavedVar(Tensor value) : value_(std::move(value)) {}
+  explicit SavedVar(const Var& var)
+      : value_(var.recipe == nullptr ? var.value : Tensor()),
+        recipe_(var.recipe) {}
+
+  const Tensor& Get(Context& ctx) const {
+    if (recipe_ == nullptr) return value_;
+    if (!recipe_->value.defined()) recipe_->value = recipe_->compute(ctx);
+    return recipe_->value;
+  }
+
+ private:
+  Tensor value_;
+  std::shared_ptr<Recipe> recipe_;
 };
 
 // Where a parameter's gradient goes: memory that somebody else owns (a bucket,

@@ -68,6 +68,31 @@ TEST_F(TapeTest, AParameterUsedTwiceAccumulatesInItsSink) {
   EXPECT_EQ(Read(tape_.Take(x.slot)), Floats({9}));
 }
 
+// Two layers read x = {2, 3}, which nobody keeps: backward computes it again,
+// once for both, and frees it.
+TEST_F(TapeTest, WhatHasARecipeIsComputedAgainOnce) {
+  GradSink sinks[] = {{Make({0, 0})}, {Make({0, 0})}};
+  const Weight a{Make({1, 1}), &sinks[0]}, b{Make({1, 1}), &sinks[1]};
+  int computed = 0;
+  Var x = tape_.Watch(Make({2, 3}));
+  x.recipe = std::make_shared<Recipe>();
+  x.recipe->compute = [&](Context&) {
+    ++computed;
+    return Make({2, 3});
+  };
+  const Var y = Linear(*ctx_, x, a), z = Linear(*ctx_, x, b);
+  const int slot = x.slot;
+  x = Var();
+  EXPECT_EQ(computed, 0);
+  tape_.Accumulate(*ctx_, y.slot, Make({10}));
+  tape_.Accumulate(*ctx_, z.slot, Make({100}));
+  tape_.Backward(*ctx_);
+  EXPECT_EQ(computed, 1);
+  EXPECT_EQ(Read(sinks[0].grad), Floats({20, 30}));
+  EXPECT_EQ(Read(sinks[1].grad), Floats({200, 300}));
+  EXPECT_EQ(Read(tape_.Take(slot)), Floats({110, 110}));
+}
+
 TEST_F(TapeTest, ASinkIsOverwrittenOnceAndThenAddedTo) {
   GradSink sink{Make({1000}, {1, 1})};
   const Weight w{Make({3}, {1, 1}), &sink};
