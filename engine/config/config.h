@@ -67,6 +67,14 @@ struct ZeroConfig {
   int64_t reduce_bucket_size = 6'553'600;
   int64_t allgather_bucket_size = 6'553'600;
   bool overlap_comm = true;
+  // Of sharded parameters (engine/zero/schedule.h); -1: a unit ahead, and two
+  // units in place.
+  int64_t stage3_prefetch_bucket_size = -1;
+  int64_t stage3_max_live_parameters = -1;
+  int64_t stage3_max_reuse_distance = -1;
+  int64_t stage3_param_persistence_threshold = 0;
+  int64_t stage3_model_persistence_threshold = 1'000'000'000'000;
+  bool ignore_unused_parameters = true;
 
   bool operator==(const ZeroConfig&) const = default;
 };

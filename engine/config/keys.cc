@@ -929,6 +929,11 @@ void AddSchedule(Table& t) {
 
 // ---- ZeRO, activation checkpointing ---------------------------------------
 
+#define REPLICATED                                                          \
+  UNREAD(c.zero_optimization.stage < 3 ? "zero_optimization.stage 3 alone " \
+                                         "gathers parameters for use"       \
+                                       : nullptr)
+
 void AddZero(Table& t) {
   const std::string ranks = "it comes with several ranks";
   const std::string offload = "it comes with offload";
@@ -951,13 +956,53 @@ void AddZero(Table& t) {
       .AtLeast(1);
   t.Bool(path("overlap_comm"), FIELD(zero_optimization.overlap_comm),
          "Communicate while computing.");
-  for (const char* name :
-       {"stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
-        "stage3_model_persistence_threshold", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "sub_group_size"}) {
-    t.NotBuilt(kInteger, path(name), ranks);
-  }
-  t.NotBuilt(kBool, path("ignore_unused_parameters"), ranks);
+  t.Integer(path("stage3_prefetch_bucket_size"),
+            FIELD(zero_optimization.stage3_prefetch_bucket_size),
+            "Parameters gathered ahead, in elements; 0: none. Unset: those of "
+            "the next unit.")
+      .AtLeast(0)
+      .MayBeUnset()
+      .Unread(REPLICATED)
+      .DeepSpeed("50 million; here one unit (block) ahead, which hides it");
+  t.Integer(path("stage3_max_live_parameters"),
+            FIELD(zero_optimization.stage3_max_live_parameters),
+            "Units stay in place for their next use while they hold no more "
+            "elements than this. Unset: two units.")
+      .AtLeast(0)
+      .MayBeUnset()
+      .Unread(REPLICATED)
+      .DeepSpeed("a billion; here two units, so that memory is saved");
+  t.Integer(path("stage3_max_reuse_distance"),
+            FIELD(zero_optimization.stage3_max_reuse_distance),
+            "A unit stays in place if it is used again after fewer elements "
+            "than this. Unset: two units.")
+      .AtLeast(0)
+      .MayBeUnset()
+      .Unread(REPLICATED)
+      .DeepSpeed("a billion; here two units, so that memory is saved");
+  t.Integer(path("stage3_param_persistence_threshold"),
+            FIELD(zero_optimization.stage3_param_persistence_threshold),
+            "Units whose parameters are all smaller than this are gathered "
+            "once per step and stay in place, in elements.")
+      .AtLeast(0)
+      .Unread(REPLICATED)
+      .DeepSpeed(
+          "100000, for every parameter by itself; here 0, and whole units: "
+          "small parameters travel with the large ones of their unit");
+  t.Integer(path("stage3_model_persistence_threshold"),
+            FIELD(zero_optimization.stage3_model_persistence_threshold),
+            "Elements of all units that stay in place, at most.")
+      .AtLeast(0)
+      .Unread(UNREAD(
+          c.zero_optimization.stage < 3 ||
+                  c.zero_optimization.stage3_param_persistence_threshold == 0
+              ? "no unit stays in place"
+              : nullptr));
+  t.Note(kInteger, path("sub_group_size"),
+         "a rank updates its whole shard in one pass without copies");
+  t.Bool(path("ignore_unused_parameters"),
+         FIELD(zero_optimization.ignore_unused_parameters),
+         "Go on when no gradient reaches a parameter; false: an error.");
   t.NotBuilt(kInteger, path("mics_shard_size"), ranks).Harmless("-1");
   t.NotBuilt(kBool, path("mics_hierarchical_params_gather"), ranks)
       .Harmless("false");

@@ -124,6 +124,12 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.reduce_bucket_elems = zero.reduce_bucket_size;
   options.gather_bucket_elems = zero.allgather_bucket_size;
   options.overlap = zero.overlap_comm;
+  options.gather = {
+      .prefetch_elems = zero.stage3_prefetch_bucket_size,
+      .max_live_elems = zero.stage3_max_live_parameters,
+      .max_reuse_distance = zero.stage3_max_reuse_distance,
+      .persistence_threshold = zero.stage3_param_persistence_threshold,
+      .max_persistent_elems = zero.stage3_model_persistence_threshold};
   options.max_positions = max_positions;
   options.train = train;
   return options;

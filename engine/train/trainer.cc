@@ -8,6 +8,7 @@
 #include "absl/numeric/bits.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
@@ -324,6 +325,7 @@ absl::Status Trainer::Step() {
   const double seconds = SecondsSince(start);
   train_seconds_ += seconds;
   Report(output, seconds, lr);
+  if (step_ == 1) ZERO_RETURN_IF_ERROR(CheckUnused());
   return CountSkips(output);
 }
 
@@ -433,7 +435,6 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
                       HumanSeconds((total_steps_ - step_) * tokens / average)),
       keep);
   if (keep) PrintBreakdowns();
-  if (step_ == 1) WarnUnused();
 }
 
 std::string Trainer::WireText() const {
@@ -486,11 +487,20 @@ void Trainer::PrintBreakdowns() const {
   }
 }
 
-void Trainer::WarnUnused() const {
-  for (const std::string& name : session_->executor().unused_parameters()) {
+absl::Status Trainer::CheckUnused() const {
+  const std::vector<std::string>& unused =
+      session_->executor().unused_parameters();
+  if (!unused.empty() && !config_.zero_optimization.ignore_unused_parameters) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("no gradient reaches ", absl::StrJoin(unused, ", "),
+                     "; freeze or remove them, or set "
+                     "zero_optimization.ignore_unused_parameters to true"));
+  }
+  for (const std::string& name : unused) {
     console_->Line(
         absl::StrCat("note: no gradient reaches ", name, "; it only decays"));
   }
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::EvaluateAndLog() {

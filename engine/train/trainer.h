@@ -102,7 +102,7 @@ class Trainer {
   void WriteMetrics(const JsonLine& line);
   Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns() const;
-  void WarnUnused() const;
+  absl::Status CheckUnused() const;
   absl::Status EvaluateAndLog();
   absl::Status Sample();
   absl::Status EvaluateAndSampleAtEnd();

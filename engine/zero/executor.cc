@@ -75,8 +75,7 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
   }
   const int64_t micro_steps = input.micro_batches.size();
   if (schedule_.empty() || scheduled_micro_steps_ != micro_steps) {
-    schedule_ = MakeSchedule(
-        plan_, {.micro_steps = micro_steps, .overlap = options_.overlap});
+    schedule_ = MakeSchedule(plan_, options_.schedule_options(micro_steps));
     scheduled_micro_steps_ = micro_steps;
   }
   for (const Action& action : schedule_) {
@@ -262,7 +261,7 @@ void Executor::Forward(int unit) {
   Context& ctx = *context_;
   Tensor input = std::exchange(state.input, Tensor());
   Var out;
-  if (options_.recompute) {
+  if (options_.recompute && plan_.units[unit].backward_reads_parameters) {
     ctx.tape = nullptr;
     out = state.unit->Forward(ctx, Var(input));
     state.input = std::move(input);
@@ -297,12 +296,13 @@ void Executor::ForwardBackwardHead(int unit) {
 }
 
 void Executor::Backward(int unit) {
-  AwaitParameters(unit);
+  const bool reads_parameters = plan_.units[unit].backward_reads_parameters;
+  if (reads_parameters) AwaitParameters(unit);
   TakeGradientBuffers(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   ctx.tape = &state.tape;
-  if (options_.recompute) {
+  if (options_.recompute && reads_parameters) {
     const Var in = unit == 0
                        ? Var()
                        : state.tape.Watch(std::exchange(state.input, Tensor()));
@@ -439,7 +439,8 @@ void Executor::Update(int unit, const StepInput& input) {
 template <typename Head>
 absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   if (forward_schedule_.empty()) {
-    forward_schedule_ = MakeForwardSchedule(plan_, options_.overlap);
+    forward_schedule_ =
+        MakeForwardSchedule(plan_, options_.schedule_options(1));
   }
   staged_ = Tensor();
   Tensor x;

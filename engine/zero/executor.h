@@ -48,6 +48,7 @@ struct ExecutorOptions {
   int64_t reduce_bucket_elems = PlanOptions::kDefaultBucketElems;
   int64_t gather_bucket_elems = PlanOptions::kDefaultBucketElems;
   bool overlap = true;  // of communication with computation
+  GatherPolicy gather;
   bool recompute = false;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
@@ -57,6 +58,9 @@ struct ExecutorOptions {
             .placement = placement,
             .reduce_bucket_elems = reduce_bucket_elems,
             .gather_bucket_elems = gather_bucket_elems};
+  }
+  ScheduleOptions schedule_options(int64_t micro_steps) const {
+    return {.micro_steps = micro_steps, .overlap = overlap, .gather = gather};
   }
 };
 

@@ -88,7 +88,8 @@ std::vector<Segment> GapsOf(const PlannedUnit& unit) {
 std::vector<UnitSpec> DescribeUnits(const Model& model) {
   std::vector<UnitSpec> specs;
   for (const auto& unit : model.units()) {
-    UnitSpec spec{.name = unit->name()};
+    UnitSpec spec{.name = unit->name(),
+                  .backward_reads_parameters = unit->BackwardReadsParameters()};
     for (const auto& parameter : unit->parameters()) {
       spec.parameters.push_back({parameter->name, parameter->stored_shape,
                                  parameter->decay, parameter->frozen});

@@ -10,7 +10,9 @@ namespace zero {
 namespace {
 
 PlannedUnit PlanUnit(const UnitSpec& spec, int64_t world) {
-  PlannedUnit unit{.name = spec.name, .borrowed = spec.borrowed};
+  PlannedUnit unit{.name = spec.name,
+                   .borrowed = spec.borrowed,
+                   .backward_reads_parameters = spec.backward_reads_parameters};
   int64_t end = 0;
   for (const ParameterSpec& parameter : spec.parameters) {
     const int64_t elems = parameter.shape.num_elems();

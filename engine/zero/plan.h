@@ -33,6 +33,7 @@ struct UnitSpec {
   std::string name;
   std::vector<ParameterSpec> parameters;
   std::vector<std::string> borrowed;  // names of earlier units' parameters
+  bool backward_reads_parameters = true;
 };
 
 // Of one model state over the data-parallel ranks.
@@ -82,9 +83,12 @@ struct PlannedUnit {
   // while it runs, and their gradients are complete only when their own unit's
   // are.
   std::vector<std::string> borrowed;
-  // The units whose parameters must be in place while this one runs: those
-  // that own the borrowed ones, then itself.
+  // The units whose parameters must be in place while this one runs forward:
+  // those that own the borrowed ones, then itself. Their gradients are what
+  // its backward writes.
   std::vector<int> needs;
+  // Whether its backward reads them too.
+  bool backward_reads_parameters = true;
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;

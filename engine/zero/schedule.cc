@@ -45,66 +45,174 @@ std::string BucketName(const std::vector<Bucket>& buckets, int index,
                       first == last ? "" : absl::StrCat(" to ", last));
 }
 
-// Builds a schedule computation by computation, in the order given: what each
-// needs is gathered one computation ahead, and gradients are reduced as soon
-// as a bucket of them is complete.
+bool Contains(const std::vector<int>& units, int unit) {
+  return std::find(units.begin(), units.end(), unit) != units.end();
+}
+
+// Builds a schedule around its computations, in their order: what they need is
+// gathered ahead, and gradients are reduced as soon as a bucket of them is
+// complete.
 class Builder {
  public:
-  Builder(const Plan& plan, bool overlap)
+  Builder(const Plan& plan, const ScheduleOptions& options,
+          std::vector<Action> computations)
       : plan_(plan),
-        overlap_(overlap),
+        options_(options),
+        policy_(options.gather),
+        computations_(std::move(computations)),
         shards_parameters_(plan.placement.parameters == Placement::kSharded),
         shards_gradients_(plan.placement.gradients == Placement::kSharded),
-        resident_(plan.units.size()) {}
+        units_(plan.units.size()) {
+    if (shards_parameters_) ListUses();
+  }
 
-  std::vector<Action> Build(const std::vector<Action>& computations,
-                            int64_t last_micro_step) {
-    for (size_t i = 0; i < computations.size(); ++i) {
-      const Action& action = computations[i];
+  std::vector<Action> Build() {
+    for (size_t i = 0; i < computations_.size(); ++i) {
+      const Action& action = computations_[i];
       const bool backward = action.kind != ActionKind::kForward;
-      Gather(action);
-      if (overlap_ && i + 1 < computations.size()) Gather(computations[i + 1]);
+      Gather(i);
       if (backward && shards_gradients_) AwaitBuffersFor(action);
       actions_.push_back(action);
-      if (backward &&
-          (shards_gradients_ || action.micro_step == last_micro_step)) {
+      if (backward && (shards_gradients_ ||
+                       action.micro_step == options_.micro_steps - 1)) {
         ReduceFrom(action);
       }
-      Release(computations, i);
+      Release(i);
     }
     AwaitAllBut(0);
     return std::move(actions_);
   }
 
  private:
-  void Gather(const Action& action) {
-    if (!shards_parameters_) return;
-    for (int unit : plan_.units[action.index].needs) {
-      if (resident_[unit] || plan_.units[unit].padded_elems == 0) continue;
-      resident_[unit] = true;
-      actions_.push_back({ActionKind::kGather, unit, action.micro_step});
-    }
+  struct UnitUses {
+    std::vector<size_t> computations;  // that need its parameters, ascending
+    bool persistent = false;
+    bool in_place = false;
+  };
+
+  // The units whose parameters computation i reads.
+  const std::vector<int>& Needs(size_t i) const {
+    static const std::vector<int>* const kNone = new std::vector<int>;
+    const PlannedUnit& unit = plan_.units[computations_[i].index];
+    const bool reads = computations_[i].kind != ActionKind::kBackward ||
+                       unit.backward_reads_parameters;
+    return reads ? unit.needs : *kNone;
   }
 
-  bool Needs(const Action& action, int unit) const {
-    const std::vector<int>& needs = plan_.units[action.index].needs;
-    return std::find(needs.begin(), needs.end(), unit) != needs.end();
-  }
+  int64_t Elems(int unit) const { return plan_.units[unit].padded_elems; }
 
-  // Two computations ahead: the unit that turns from forward to backward, and
-  // the first one between micro-batches, stay. Both would be gathered again
-  // before their buffer was needed for anything else.
-  void Release(const std::vector<Action>& computations, size_t i) {
-    for (size_t u = 0; u < resident_.size(); ++u) {
-      bool needed = !resident_[u];
-      for (size_t k = i + 1; k < std::min(i + 3, computations.size()); ++k) {
-        needed = needed || Needs(computations[k], static_cast<int>(u));
+  void ListUses() {
+    used_elems_.push_back(0);
+    for (size_t i = 0; i < computations_.size(); ++i) {
+      used_elems_.push_back(used_elems_.back());
+      for (int unit : Needs(i)) {
+        used_elems_.back() += Elems(unit);
+        units_[unit].computations.push_back(i);
       }
-      if (needed) continue;
-      resident_[u] = false;
-      actions_.push_back({ActionKind::kRelease, static_cast<int>(u),
-                          computations[i].micro_step});
     }
+    int64_t persistent = 0;
+    for (size_t u = 0; u < units_.size(); ++u) {
+      int64_t largest = 0;
+      for (const PlannedParameter& parameter : plan_.units[u].parameters) {
+        largest = std::max(largest, parameter.elems);
+      }
+      units_[u].persistent =
+          largest < policy_.persistence_threshold &&
+          Elems(u) <= policy_.max_persistent_elems - persistent;
+      if (units_[u].persistent) persistent += Elems(u);
+    }
+  }
+
+  // The first computation after i that needs a unit; the end if none does.
+  size_t NextUse(int unit, size_t i) const {
+    const std::vector<size_t>& uses = units_[unit].computations;
+    const auto next = std::upper_bound(uses.begin(), uses.end(), i);
+    return next == uses.end() ? computations_.size() : *next;
+  }
+
+  // Whether what computation k needs may be gathered before computation i.
+  bool MayPrefetch(size_t k, size_t i) const {
+    if (!options_.overlap) return false;
+    return policy_.prefetch_elems == GatherPolicy::kAuto
+               ? k == i + 1
+               : used_elems_[k] - used_elems_[i + 1] < policy_.prefetch_elems;
+  }
+
+  // Gathers what computation i needs, and what comes soon after it.
+  void Gather(size_t i) {
+    if (!shards_parameters_) return;
+    MakeRoom(i, i);
+    Gather(i, i);
+    for (size_t k = i + 1; k < computations_.size() && MayPrefetch(k, i); ++k) {
+      if (!MakeRoom(k, i)) return;
+      Gather(k, i);
+    }
+  }
+
+  // Gathers what computation `of` needs, before computation `at`.
+  void Gather(size_t of, size_t at) {
+    for (int unit : Needs(of)) {
+      if (units_[unit].in_place || Elems(unit) == 0) continue;
+      units_[unit].in_place = true;
+      live_elems_ += Elems(unit);
+      actions_.push_back(
+          {ActionKind::kGather, unit, computations_[at].micro_step});
+    }
+  }
+
+  void Drop(int unit, size_t i) {
+    units_[unit].in_place = false;
+    live_elems_ -= Elems(unit);
+    actions_.push_back(
+        {ActionKind::kRelease, unit, computations_[i].micro_step});
+  }
+
+  // Lets go of what is needed last, and not before computation `of`, until its
+  // parameters fit; false if they do not.
+  bool MakeRoom(size_t of, size_t at) {
+    if (policy_.max_live_elems == GatherPolicy::kAuto) return true;
+    int64_t missing = 0;
+    for (int unit : Needs(of)) {
+      if (!units_[unit].in_place) missing += Elems(unit);
+    }
+    while (live_elems_ + missing > policy_.max_live_elems) {
+      int last = -1;
+      size_t last_use = of;
+      for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+        const bool idle = units_[u].in_place && !units_[u].persistent &&
+                          !Contains(Needs(at), u) && !Contains(Needs(of), u);
+        if (idle && NextUse(u, at) > last_use) {
+          last = u;
+          last_use = NextUse(u, at);
+        }
+      }
+      if (last < 0) return false;
+      Drop(last, at);
+    }
+    return true;
+  }
+
+  void Release(size_t i) {
+    for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+      if (units_[u].in_place && !Stays(u, i)) Drop(u, i);
+    }
+  }
+
+  bool Stays(int unit, size_t i) const {
+    const size_t next = NextUse(unit, i);
+    if (next == computations_.size()) return false;
+    // It would be gathered again at once.
+    if (next == i + 1 || MayPrefetch(next, i + 1)) return true;
+    if (units_[unit].persistent) return true;
+    if (policy_.max_reuse_distance != GatherPolicy::kAuto) {
+      return used_elems_[next] - used_elems_[i + 1] <
+             policy_.max_reuse_distance;
+    }
+    if (policy_.max_live_elems != GatherPolicy::kAuto) return true;
+    // The unit that turns from forward to backward, and the first one between
+    // micro-batches: they would be gathered again before their buffer was
+    // needed for anything else.
+    return next == i + 2;
   }
 
   // Starts every bucket that the backward pass of this unit completes.
@@ -121,7 +229,7 @@ class Builder {
     }
     if (started.empty()) return;
     in_flight_.push_back({std::move(started), action.micro_step});
-    if (!overlap_) AwaitAllBut(0);
+    if (!options_.overlap) AwaitAllBut(0);
   }
 
   // A backward pass takes gradient buffers: at most one unit's is still being
@@ -132,7 +240,7 @@ class Builder {
     if (in_flight_.empty()) return;
     const int bucket = in_flight_.front().buckets.front();
     const int unit = plan_.reduce_buckets[bucket].segments.front().unit;
-    if (Needs(action, unit)) AwaitAllBut(0);
+    if (Contains(plan_.units[action.index].needs, unit)) AwaitAllBut(0);
   }
 
   // Waits for the reductions of all but the last `keep` units that have some.
@@ -152,8 +260,13 @@ class Builder {
   };
 
   const Plan& plan_;
-  bool overlap_, shards_parameters_, shards_gradients_;
-  std::vector<bool> resident_;
+  const ScheduleOptions options_;
+  const GatherPolicy policy_;
+  const std::vector<Action> computations_;
+  const bool shards_parameters_, shards_gradients_;
+  std::vector<UnitUses> units_;
+  std::vector<int64_t> used_elems_;  // by computations 0 .. i - 1
+  int64_t live_elems_ = 0;
   int next_bucket_ = 0;
   std::deque<InFlight> in_flight_;
   std::vector<Action> actions_;
@@ -192,8 +305,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
     }
   }
   std::vector<Action> actions =
-      Builder(plan, options.overlap)
-          .Build(computations, options.micro_steps - 1);
+      Builder(plan, options, std::move(computations)).Build();
   actions.push_back({ActionKind::kNorm});
   size_t next_bucket = 0;
   for (int u = 0; u < num_units; ++u) {
@@ -207,12 +319,13 @@ std::vector<Action> MakeSchedule(const Plan& plan,
   return actions;
 }
 
-std::vector<Action> MakeForwardSchedule(const Plan& plan, bool overlap) {
+std::vector<Action> MakeForwardSchedule(const Plan& plan,
+                                        const ScheduleOptions& options) {
   std::vector<Action> computations;
   for (size_t u = 0; u < plan.units.size(); ++u) {
     computations.push_back({ActionKind::kForward, static_cast<int>(u)});
   }
-  return Builder(plan, overlap).Build(computations, /*last_micro_step=*/-1);
+  return Builder(plan, options, std::move(computations)).Build();
 }
 
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,

@@ -43,9 +43,34 @@ struct Action {
 // "Forward(block.3)", "Reduce(bucket 2: block.3)".
 std::string ActionName(const Action& action, const Plan& plan);
 
+// When sharded parameters are gathered and let go: DeepSpeed's stage3_* keys,
+// in elements, for whole units. They change what is in memory and on the wire,
+// and no bit of the result.
+struct GatherPolicy {
+  static constexpr int64_t kAuto = -1;
+
+  // A computation is gathered for while those before it, from the one that
+  // runs on, use less than this (0: nothing is gathered ahead). kAuto: for the
+  // next one.
+  int64_t prefetch_elems = kAuto;
+  // A unit stays for its next use while no more than `max_live_elems` are in
+  // place, and if less than `max_reuse_distance` elements are used in between.
+  // Both kAuto: if one of the next two computations uses it. One of them: the
+  // other does not limit.
+  int64_t max_live_elems = kAuto;
+  int64_t max_reuse_distance = kAuto;
+  // Units whose largest parameter is smaller than this are gathered once per
+  // step, the first ones up to `max_persistent_elems` in all.
+  int64_t persistence_threshold = 0;
+  int64_t max_persistent_elems = INT64_MAX;
+
+  bool operator==(const GatherPolicy&) const = default;
+};
+
 struct ScheduleOptions {
   int64_t micro_steps = 1;
   bool overlap = true;
+  GatherPolicy gather = {};
 };
 
 // The actions of one training step.
@@ -54,7 +79,8 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 
 // The actions of one forward pass without gradients; the last unit is only
 // gathered and released, what it computes is the caller's.
-std::vector<Action> MakeForwardSchedule(const Plan& plan, bool overlap);
+std::vector<Action> MakeForwardSchedule(const Plan& plan,
+                                        const ScheduleOptions& options);
 
 // What one rank sends in `actions`, in bytes; the few numbers that ranks agree
 // on (norm, loss, counts) are left out. (world - 1) / world of every bulk

@@ -31,6 +31,7 @@ class GptEmbedding : public Unit {
     Var x = Embedding(ctx, wte->weight, &wpe->weight);  // [M, C]
     return Dropout(ctx, x, pdrop_, /*site=*/0);
   }
+  bool BackwardReadsParameters() const override { return false; }
 
   Parameter* wte;
   Parameter* wpe;

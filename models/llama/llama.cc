@@ -32,6 +32,7 @@ class LlamaEmbedding : public Unit {
     Var x = Embedding(ctx, table->weight, nullptr);  // [M, C]
     return Dropout(ctx, x, pdrop_, /*site=*/0);
   }
+  bool BackwardReadsParameters() const override { return false; }
 
   Parameter* table;
 

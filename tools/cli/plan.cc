@@ -118,8 +118,8 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   const Plan plan =
       MakePlan(DescribeUnits(*model), options.plan_options(flags.run.ranks));
   const int64_t micro_steps = config.gradient_accumulation_steps;
-  const std::vector<Action> actions = MakeSchedule(
-      plan, {.micro_steps = micro_steps, .overlap = options.overlap});
+  const std::vector<Action> actions =
+      MakeSchedule(plan, options.schedule_options(micro_steps));
   const int64_t p = DTypeBytes(options.param_dtype);
   const int64_t r = DTypeBytes(options.grad_dtype);
 

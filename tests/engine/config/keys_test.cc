@@ -139,6 +139,8 @@ struct UnreadCase {
 };
 
 std::vector<UnreadCase> UnreadCases() {
+  const char* const kReplicated =
+      "zero_optimization.stage 3 alone gathers parameters for use";
   const std::string no_text = "data.tokenizer=none";
   const std::string vocab = "model.vocab_size=300";
   const std::string no_tokens = "training.sample.tokens=0";
@@ -242,6 +244,22 @@ std::vector<UnreadCase> UnreadCases() {
       {"lr_scaling.warmup_epochs",
        {"lr_scaling.warmup_epochs=0"},
        "lr_scaling.rule is \"none\""},
+      {"zero_optimization.stage3_prefetch_bucket_size",
+       {"zero_optimization.stage3_prefetch_bucket_size=100"},
+       kReplicated},
+      {"zero_optimization.stage3_max_live_parameters",
+       {"zero_optimization.stage3_max_live_parameters=100"},
+       kReplicated},
+      {"zero_optimization.stage3_max_reuse_distance",
+       {"zero_optimization.stage3_max_reuse_distance=100"},
+       kReplicated},
+      {"zero_optimization.stage3_param_persistence_threshold",
+       {"zero_optimization.stage3_param_persistence_threshold=100"},
+       kReplicated},
+      {"zero_optimization.stage3_model_persistence_threshold",
+       {"zero_optimization.stage=3",
+        "zero_optimization.stage3_model_persistence_threshold=100"},
+       "no unit stays in place"},
   };
 }
 
@@ -375,6 +393,10 @@ std::vector<std::string> Variants() {
   with(R"("scheduler": {"type": "WarmupLR"}, "bf16": {"enabled": true},
           "data": {"train": ["a b.txt", "x\"\\y\n.txt"],
                    "validation": "v.txt"})");
+  with(R"("zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0,
+          "stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 10,
+          "stage3_param_persistence_threshold": 100,
+          "ignore_unused_parameters": false})");
   texts.push_back(R"({
   "model": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "intermediate_size": 96,

@@ -11,8 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/autograd/ops.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
 #include "engine/comm/local_ranks.h"
@@ -24,6 +26,7 @@
 #include "models/registry.h"
 #include "nlohmann/json.hpp"
 #include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
 
 namespace zero {
 namespace {
@@ -88,14 +91,17 @@ class TrainerTest : public testing::Test {
   // Runs to the end; `prepare` sees the trainer before its first step.
   Outcome Run(const LoadedConfig& loaded,
               const std::function<void(Trainer&)>& prepare = {},
-              const std::atomic<bool>* stop = nullptr) {
+              const std::atomic<bool>* stop = nullptr,
+              const decltype(ModelTools::make)& make = MakeModel) {
+    ModelTools tools = Tools();
+    tools.make = make;
     Outcome outcome;
     char* text = nullptr;
     size_t size = 0;
     std::FILE* file = open_memstream(&text, &size);
     {
       Console console(file, /*is_terminal=*/false);
-      auto trainer = Trainer::Make(rank(), loaded, Tools(), &console, stop);
+      auto trainer = Trainer::Make(rank(), loaded, tools, &console, stop);
       EXPECT_TRUE(trainer.ok()) << trainer.status();
       if (trainer.ok()) {
         if (prepare) prepare(**trainer);
@@ -918,6 +924,42 @@ TEST_F(TrainerTest, TheLargestCountsStillMakeATrainer) {
         Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
     EXPECT_TRUE(trainer.ok()) << path << ": " << trainer.status();
   }
+}
+
+// A model with a parameter that no unit uses.
+std::unique_ptr<Model> ModelWithASpare(const ModelConfig& config) {
+  constexpr int64_t kWidth = 8;
+  auto model = std::make_unique<ToyModel>(config.vocab_size);
+  ToyUnit* embedding = model->Add("embedding");
+  Parameter* table = embedding->AddParameter(
+      "table", {config.vocab_size, kWidth}, {.std = 0.1f}, /*decay=*/true);
+  embedding->AddParameter("spare", {3}, {.std = 0.1f}, /*decay=*/false);
+  embedding->forward = [table](Context& ctx, const Var&) {
+    return Embedding(ctx, table->weight, nullptr);
+  };
+  ToyUnit* head = model->Add("head");
+  head->Borrow(table);
+  head->forward = [table](Context& ctx, const Var& in) {
+    LinearCrossEntropy(ctx, in, table->weight);
+    return Var();
+  };
+  return model;
+}
+
+TEST_F(TrainerTest, AnUnusedParameterIsANoteOrAnError) {
+  const std::vector<std::string> overrides = {"training.save_final=false",
+                                              "training.sample.tokens=0"};
+  const Outcome ignored = Run(Load(overrides), {}, nullptr, ModelWithASpare);
+  EXPECT_TRUE(ignored.summary.ok()) << ignored.summary.status();
+  EXPECT_TRUE(absl::StrContains(ignored.printed,
+                                "note: no gradient reaches embedding.spare; "))
+      << ignored.printed;
+  std::vector<std::string> strict = overrides;
+  strict.push_back("zero_optimization.ignore_unused_parameters=false");
+  const Outcome refused = Run(Load(strict), {}, nullptr, ModelWithASpare);
+  EXPECT_TRUE(absl::StrContains(refused.summary.status().message(),
+                                "no gradient reaches embedding.spare; freeze"))
+      << refused.summary.status();
 }
 
 TEST_F(TrainerTest, SequencesOfOneTokenTrain) {

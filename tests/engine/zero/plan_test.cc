@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "engine/zero/schedule.h"
 #include "gtest/gtest.h"
 
@@ -240,6 +241,115 @@ TEST(ScheduleTest, Stage3GathersOneUnitAhead) {
                      "Release(embedding)", "AwaitReduce(bucket 1: block)",
                      "AwaitReduce(bucket 2: embedding)", "Norm",
                      "Update(embedding)", "Update(block)", "Update(head)"}));
+}
+
+// An embedding whose backward reads no parameter, four blocks of 256 padded
+// elements, and a head of 128.
+Plan DeepPlan() {
+  std::vector<UnitSpec> units = {Unit("embedding", {{200}})};
+  units[0].backward_reads_parameters = false;
+  for (const char* name : {"a", "b", "c", "d"}) {
+    units.push_back(Unit(name, {{100}, {20}}));
+  }
+  units.push_back(Unit("head", {{5}}));
+  return MakePlan(units, {.world = 2, .placement = PlacementOfStage(3)});
+}
+
+// Gathers and releases between the computations, e.g. "+a +b F(a) -a".
+std::string Moves(const Plan& plan, const ScheduleOptions& options) {
+  std::string moves;
+  for (const Action& action : MakeSchedule(plan, options)) {
+    const bool is_unit = action.index >= 0;
+    const std::string unit = is_unit ? plan.units[action.index].name : "";
+    switch (action.kind) {
+      case ActionKind::kGather:
+        absl::StrAppend(&moves, " +", unit);
+        break;
+      case ActionKind::kRelease:
+        absl::StrAppend(&moves, " -", unit);
+        break;
+      case ActionKind::kForward:
+        absl::StrAppend(&moves, " F(", unit, ")");
+        break;
+      case ActionKind::kForwardBackward:
+      case ActionKind::kBackward:
+        absl::StrAppend(&moves, " B(", unit, ")");
+        break;
+      default:
+        break;
+    }
+  }
+  return moves.substr(1);
+}
+
+TEST(ScheduleTest, TwoUnitsAreInPlaceByDefault) {
+  EXPECT_EQ(Moves(DeepPlan(), {}),
+            "+embedding +a F(embedding) -embedding +b F(a) -a +c F(b) -b +d "
+            "F(c) -c +head F(d) B(head) -head +c B(d) -d +b B(c) -c +a B(b) -b "
+            "B(a) -a B(embedding)");
+}
+
+TEST(ScheduleTest, NothingIsPrefetchedWithABucketOfZero) {
+  EXPECT_EQ(Moves(DeepPlan(), {.gather = {.prefetch_elems = 0}}),
+            "+embedding F(embedding) -embedding +a F(a) -a +b F(b) -b +c F(c) "
+            "-c +d F(d) +head B(head) -head B(d) -d +c B(c) -c +b B(b) -b +a "
+            "B(a) -a B(embedding)");
+}
+
+TEST(ScheduleTest, APrefetchBucketGathersFurtherAhead) {
+  // Two blocks are under way at once.
+  EXPECT_EQ(Moves(DeepPlan(), {.gather = {.prefetch_elems = 300}}),
+            "+embedding +a +b F(embedding) -embedding +c F(a) -a +d F(b) -b "
+            "+head F(c) -c F(d) +c B(head) -head +b B(d) -d +a B(c) -c B(b) -b "
+            "B(a) -a B(embedding)");
+}
+
+TEST(ScheduleTest, UnitsStayWhileTheyFitIntoTheLiveParameters) {
+  // All of it: everything is gathered once.
+  EXPECT_EQ(Moves(DeepPlan(), {.gather = {.max_live_elems = 1'000'000'000}}),
+            "+embedding +a F(embedding) -embedding +b F(a) +c F(b) +d F(c) "
+            "+head F(d) B(head) -head B(d) -d B(c) -c B(b) -b B(a) -a "
+            "B(embedding)");
+  // Three blocks: what is used again last makes room.
+  EXPECT_EQ(Moves(DeepPlan(), {.gather = {.max_live_elems = 3 * 256}}),
+            "+embedding +a F(embedding) -embedding +b F(a) +c F(b) -a +d F(c) "
+            "-b +head F(d) B(head) -head B(d) -d +b B(c) -c +a B(b) -b B(a) -a "
+            "B(embedding)");
+}
+
+TEST(ScheduleTest, AUnitThatIsSoonUsedAgainStays) {
+  // Between its uses d sees the head alone, c also d twice.
+  const std::string twice =
+      "+embedding +a F(embedding) -embedding +b F(a) -a +c F(b) -b +d F(c) ";
+  EXPECT_EQ(Moves(DeepPlan(), {.gather = {.max_reuse_distance = 129}}),
+            twice +
+                "-c +head F(d) B(head) -head +c B(d) -d +b B(c) -c +a B(b) "
+                "-b B(a) -a B(embedding)");
+  EXPECT_EQ(Moves(DeepPlan(), {.gather = {.max_reuse_distance = 0}}),
+            twice +
+                "-c +head F(d) B(head) -head +c B(d) -d +b B(c) -c +a B(b) "
+                "-b B(a) -a B(embedding)");
+}
+
+TEST(ScheduleTest, PersistentUnitsAreGatheredOncePerStep) {
+  const GatherPolicy all = {.persistence_threshold = 1000};
+  const std::string moves =
+      Moves(DeepPlan(), {.micro_steps = 3, .gather = all});
+  EXPECT_EQ(std::count(moves.begin(), moves.end(), '+'), 6);
+  EXPECT_EQ(std::count(moves.begin(), moves.end(), '-'), 6);
+  // The first units that fit.
+  const GatherPolicy some = {.persistence_threshold = 1000,
+                             .max_persistent_elems = 256 + 256};
+  const std::vector<Action> actions =
+      MakeSchedule(DeepPlan(), {.micro_steps = 3, .gather = some});
+  const auto gathers = [&](int unit) {
+    return std::count_if(actions.begin(), actions.end(), [&](const Action& a) {
+      return a.kind == ActionKind::kGather && a.index == unit;
+    });
+  };
+  EXPECT_EQ(gathers(0), 1);
+  EXPECT_EQ(gathers(1), 1);
+  EXPECT_EQ(gathers(2), 6);
 }
 
 TEST(ScheduleTest, WithoutOverlapNothingIsGatheredAheadOrLeftInFlight) {

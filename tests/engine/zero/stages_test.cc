@@ -189,6 +189,31 @@ TEST(StagesTest, BucketsOverlapAndRecomputeChangeNoBit) {
   }
 }
 
+TEST(StagesTest, WhenParametersAreGatheredChangesNoBit) {
+  Job job{.world = 3, .micro_steps = 2};
+  job.options = AtStage(job.options, 3);
+  const Outcome want = Train(job);
+  const GatherPolicy policies[] = {
+      {.prefetch_elems = 0},
+      {.prefetch_elems = 20'000},
+      {.max_live_elems = 0},
+      {.max_live_elems = 20'000},
+      {.max_live_elems = 1'000'000'000},
+      {.prefetch_elems = 40'000, .max_live_elems = 30'000},
+      {.max_reuse_distance = 0},
+      {.max_reuse_distance = 1'000'000'000},
+      {.persistence_threshold = 100'000},
+      {.persistence_threshold = 100'000, .max_persistent_elems = 20'000},
+  };
+  for (const GatherPolicy& policy : policies) {
+    for (bool recompute : {false, true}) {
+      job.options.gather = policy;
+      job.options.recompute = recompute;
+      EXPECT_EQ(Train(job), want);
+    }
+  }
+}
+
 TEST(StagesTest, OneRankIsTheSameAtEveryStage) {
   Job job;
   job.world = 1;
@@ -508,16 +533,15 @@ TEST(StagesTest, BytesOnTheWireAreTheFormula) {
           EXPECT_EQ(wire.gathers.bytes, p * sent);
         }
         if (stage < 3) continue;
-        // Twice every unit, without what is still there when it is needed
-        // again: the head and the last block, and between micro-batches the
-        // embedding.
-        EXPECT_EQ(wire.gathers.calls, G * (2 * units - 2) - (G - 1));
+        // Twice every unit, but the head and the last block are still in place
+        // when they are needed again, and the embedding's backward reads none.
+        EXPECT_EQ(wire.gathers.calls, G * (2 * units - 3));
         const auto elems = [&](int64_t u) {
           return plan.units[u].padded_elems / 3 * 2;
         };
-        EXPECT_EQ(wire.gathers.bytes,
-                  p * (G * (2 * sent - elems(units - 1) - elems(units - 2)) -
-                       (G - 1) * elems(0)));
+        EXPECT_EQ(wire.gathers.bytes, p * G *
+                                          (2 * sent - elems(units - 1) -
+                                           elems(units - 2) - elems(0)));
         EXPECT_EQ(wire.reductions.calls, G * units);
       }
     }
