@@ -2,7 +2,8 @@
 """Trains GPT-2 with PyTorch and transformers, and prints its speed and memory as JSON.
 
 The peer of `zero train configs/gpt2_124m.json`: the same model from random weights, the
-same batch shape, AdamW and clipping. Random tokens: the work does not depend on them.
+same batch shape, AdamW and clipping; bf16 is autocast over fp32 weights. Random tokens: the work does not
+depend on them. ranks.py runs the same on several processes.
 The last line of stdout is one JSON object; where something fails it has "error", exit 1.
 """
 
@@ -48,16 +49,15 @@ def make_optimizer(model, args: argparse.Namespace):
     raise RuntimeError("AdamW is neither fused nor foreach")
 
 
-def make_step(model, optimizer, args: argparse.Namespace):
+def make_step(model, optimizer, args: argparse.Namespace, autocast: bool):
     """One optimizer step on a batch of tokens as a function; returns the loss, a tensor."""
     import torch
 
     run = torch.compile(model) if args.mode == "compile" else model
-    bf16 = args.dtype == "bf16"
 
     def step(tokens):
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = run(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
@@ -67,7 +67,7 @@ def make_step(model, optimizer, args: argparse.Namespace):
     return step
 
 
-def measure(step, args: argparse.Namespace) -> dict:
+def measure(step, args: argparse.Namespace, seed: int) -> dict:
     """Runs all steps; returns what is known of the measured ones, rounded.
 
     step_cpu_ms is the CPU time of all threads: where it is far below threads · step_ms,
@@ -75,7 +75,7 @@ def measure(step, args: argparse.Namespace) -> dict:
     """
     import torch
 
-    wall, cpu, generator = [], [], torch.Generator().manual_seed(args.seed)
+    wall, cpu, generator = [], [], torch.Generator().manual_seed(seed)
     for _ in range(args.warmup + args.steps):
         tokens = torch.randint(args.vocab, (args.micro_batch, args.sequence_length),
                                generator=generator)
@@ -105,26 +105,25 @@ def benchmark(args: argparse.Namespace) -> dict:
     libraries = peak_rss_bytes()  # some 0.4 GB more where PyTorch was built with CUDA
     model = make_model(args)
     optimizer, kind = make_optimizer(model, args)
-    measured = measure(make_step(model, optimizer, args), args)
+    step = make_step(model, optimizer, args, autocast=args.dtype == "bf16")
+    measured = measure(step, args, args.seed)
     return {"version": torch.__version__, "transformers": transformers.__version__,
             "cpu_capability": torch.backends.cpu.get_cpu_capability(), "adamw": kind,
             "libraries_rss_bytes": libraries, "attention": model.config._attn_implementation,
             "parameters": sum(p.numel() for p in model.parameters()), **measured}
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    number = lambda name, value, kind=int, **more: parser.add_argument(
-        name, type=kind, default=value, help=f"{more.pop('help', '')} (%(default)s)".strip())
-    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32",
-                        help="bf16 is autocast over fp32 weights (%(default)s)")
-    parser.add_argument("--mode", choices=["eager", "compile"], default="eager",
-                        help="compile is torch.compile of the model (%(default)s)")
+def add_number(parser, name: str, value, kind=int, help: str = "") -> None:
+    parser.add_argument(name, type=kind, default=value, help=f"{help} (%(default)s)".strip())
+
+
+def add_options(parser: argparse.ArgumentParser, micro_batch: int, warmup: int) -> None:
+    """Declares what every peer has: the model, the batch, the optimizer, the length."""
+    number = lambda *arguments, **more: add_number(parser, *arguments, **more)
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     number("--steps", 5, help="steps measured")
-    number("--warmup", 2, help="steps before them")
-    number("--threads", len(os.sched_getaffinity(0)), help="default: the cores it may use")
-    number("--micro-batch", 4, help="sequences per step")
+    number("--warmup", warmup, help="steps before them")
+    number("--micro-batch", micro_batch, help="sequences per step and process")
     number("--sequence-length", 256, help="tokens per sequence")
     number("--layers", 12)
     number("--heads", 12)
@@ -135,13 +134,32 @@ def parse() -> argparse.Namespace:
     number("--weight-decay", 0.1, float)
     number("--clip", 1.0, float, help="global norm")
     number("--seed", 1)
+
+
+def parse_options(parser: argparse.ArgumentParser, *counts: str) -> argparse.Namespace:
+    """The parsed and checked options of add_options; `counts` are at least 1 as well."""
     args = parser.parse_args()
-    for name in ("steps", "threads", "micro_batch", "layers", "heads", "hidden", "vocab"):
+    for name in ("steps", "micro_batch", "layers", "heads", "hidden", "vocab", *counts):
         if getattr(args, name) < 1:
             parser.error(f"--{name.replace('_', '-')}: {getattr(args, name)} is not at least 1")
     if args.warmup < 0 or args.sequence_length < 2:
         parser.error("--warmup must be at least 0 and --sequence-length at least 2")
     return args
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=["eager", "compile"], default="eager",
+                        help="compile is torch.compile of the model (%(default)s)")
+    add_number(parser, "--threads", len(os.sched_getaffinity(0)),
+               help="default: the cores it may use")
+    add_options(parser, micro_batch=4, warmup=2)
+    return parse_options(parser, "threads")
+
+
+def error_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip() or 'no message'}"[:2000]
 
 
 def main() -> int:
@@ -152,7 +170,7 @@ def main() -> int:
     try:
         result |= benchmark(args)
     except Exception as error:  # whatever goes wrong, the bench table has a row that says so
-        result["error"] = f"{type(error).__name__}: {str(error).strip() or 'no message'}"[:2000]
+        result["error"] = error_text(error)
     result["peak_rss_bytes"] = peak_rss_bytes()
     print(json.dumps(result), flush=True)
     return 1 if "error" in result else 0
