@@ -3,11 +3,9 @@
 // the Session and Executor of `zero train`, and between them the model's own
 // matrix products alone through plain oneDNN, the limit. Prints one JSON line.
 #include <cstdint>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -17,6 +15,7 @@
 #include "engine/train/session.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/products.h"
+#include "tools/bench/random_batch.h"
 #include "tools/bench/timed_device.h"
 #include "tools/bench/timing.h"
 #include "tools/cli/commands.h"
@@ -34,50 +33,6 @@ struct Options {
   bool cpu_time = false;
   int steps = 5;
 };
-
-// One micro-batch of random tokens; the work does not depend on which.
-struct RandomBatch {
-  explicit RandomBatch(const Config& config) {
-    const int64_t batch = config.train_micro_batch_size_per_gpu;
-    const int64_t length = config.data.sequence_length;
-    std::mt19937 random(1);
-    for (int64_t i = 0; i < batch * length; ++i) {
-      tokens.push_back(random() % config.model.vocab_size);
-      positions.push_back(i % length);
-    }
-    for (int64_t i = 0; i < batch; ++i) sample_ids.push_back(i);
-    targets = tokens;
-    host = {.batch = batch,
-            .length = length,
-            .tokens = tokens.data(),
-            .targets = targets.data(),
-            .positions = positions.data(),
-            .sample_ids = sample_ids.data()};
-  }
-
-  StepInput Input(const Config& config, int64_t step) const {
-    return {.micro_batches = {&host, 1},
-            .num_valid_targets = static_cast<int64_t>(targets.size()),
-            .lr = static_cast<float>(config.optimizer.lr),
-            .beta1 = -1,
-            .optimizer_step = step};
-  }
-
-  std::vector<int32_t> tokens, targets, positions;
-  std::vector<int64_t> sample_ids;
-  HostBatch host;
-};
-
-// The most memory that this process has held, in bytes.
-int64_t PeakResidentBytes() {
-  std::ifstream file("/proc/self/status");
-  std::string word;
-  int64_t kib = 0;
-  while (file >> word) {
-    if (word == "VmHWM:") file >> kib;
-  }
-  return kib * 1024;
-}
 
 // Seconds that the host alone needs for a step (schedule, tape, arena, calls
 // of ops): the step on the meta device.
