@@ -1,0 +1,403 @@
+"""The part of tools/bench/run with several ranks: ours beside DDP, FSDP2 and
+DeepSpeed, one stage beside another, and a link as slow as computation.
+
+GPT-2 124M, micro-batch 2 per rank, T = 256. A rank has one core and one
+thread: ours is a process of threads on as many cores, a peer's ranks are
+processes bound to one each.
+"""
+
+import os
+import shutil
+
+from common import CONFIG, attempt, call, middle, say
+
+PEER = "tools/bench/peers/ranks.py"
+RANKS = 2
+STAGES = (0, 1, 2, 3)
+# In turns, each peer beside the stage of ours that it is compared with.
+TURNS = (("zero", 0), ("ddp", 0), ("deepspeed", 0),
+         ("zero", 1), ("deepspeed", 1),
+         ("zero", 2), ("deepspeed", 2),
+         ("zero", 3), ("deepspeed", 3), ("fsdp2", 3))
+LABELS = {"zero": "zero stage %d", "ddp": "PyTorch DDP",
+          "fsdp2": "PyTorch FSDP2, resharding",
+          "deepspeed": "DeepSpeed stage %d"}
+
+# The shaped link: communication takes this share of the compute time.
+SHARE = 0.9
+LATENCY = "50us"
+LINK_STAGE = 0
+# One row of the table of the shaped link each: label and settings.
+ROWS = (
+    ("a collective per segment, waited for",
+     "zero_optimization.reduce_bucket_size=1 "
+     "zero_optimization.allgather_bucket_size=1 "
+     "zero_optimization.overlap_comm=false"),
+    ("buckets of 25 MB, waited for", "zero_optimization.overlap_comm=false"),
+    ("buckets of 25 MB, overlapped", ""),
+)
+
+# What the project promises.
+SPEEDUP = {"ddp": 1.3, "deepspeed": 1.7, "fsdp2": 1.7}
+MEMORY = {"fp32": 0.4, "bf16": 0.5}
+SLOWER = {1: 1.02, 2: 1.10}
+HOST = 0.01
+OVERLAP = 1.4
+EXPOSED = 0.05
+
+
+def label(name, stage):
+    text = LABELS[name]
+    return text % stage if "%d" in text else text
+
+
+def cores(num_ranks):
+    """As many of the cores it may use; all, where there are fewer."""
+    return set(sorted(os.sched_getaffinity(0))[:num_ranks])
+
+
+# ---- Measuring --------------------------------------------------------------
+
+def num_steps(args):
+    """Per turn; there are many turns."""
+    return min(args.steps, 3)
+
+
+def ours(args, dtype, num_ranks, cases, link=None, rounds=1):
+    """[a result of ranks_bench per case] and why it failed."""
+    command = [os.path.join(args.out, "bench/ranks_bench"), CONFIG,
+               "--set", "train_micro_batch_size_per_gpu=2",
+               "--ranks", str(num_ranks), "--threads", "1", "--dtype", dtype,
+               "--steps", str(num_steps(args)), "--rounds", str(rounds)]
+    for case in cases:
+        command += ["--case", case]
+    if link:
+        command += ["--shape-link", link]
+    return attempt(command, cores(num_ranks))
+
+
+def peer(args, dtype, name, stage):
+    return attempt([args.peer_python, PEER, "--mode", name, "--stage",
+                    str(stage), "--dtype", dtype, "--ranks", str(RANKS),
+                    "--steps", str(num_steps(args))])
+
+
+def stage_is(stage, more=""):
+    return ("zero_optimization.stage=%d %s" % (stage, more)).strip()
+
+
+def measure_turns(args, dtype):
+    """{"zero/0": [result of each round]} and {"ddp/0": why it failed}"""
+    results, failed = {}, {}
+    for number in range(args.rounds):
+        for name, stage in TURNS:
+            key = "%s/%d" % (name, stage)
+            if key in failed:
+                continue
+            if name == "zero":
+                found, why = ours(args, dtype, RANKS, [stage_is(stage)])
+            elif args.peer_python:
+                found, why = peer(args, dtype, name, stage)
+            else:
+                found, why = [], "not installed: tools/bench/peers/setup"
+            if why:
+                failed[key] = why
+                continue
+            results.setdefault(key, []).append(found[-1])
+            say("  %s %-26s round %d/%d: %7.1f tok/s" % (
+                dtype, label(name, stage), number + 1, args.rounds,
+                found[-1]["tokens_per_second"]))
+    return results, failed
+
+
+def measure_pairs(args, dtype):
+    """{ranks: [stage 0, stage 3]}, in turns within one process."""
+    pairs = {}
+    counts = [1, RANKS]
+    while counts[-1] * 2 <= len(os.sched_getaffinity(0)):
+        counts.append(counts[-1] * 2)
+    for count in counts:
+        say("  %s stages 0 and 3 in turns, %d rank(s)" % (dtype, count))
+        found, why = ours(args, dtype, count, [stage_is(0), stage_is(3)],
+                          rounds=2)
+        if why:
+            say("  failed: %s" % why)
+        else:
+            pairs[count] = found
+    return pairs
+
+
+def pick_link(args, dtype, stage, known):
+    """A link on which this stage communicates for SHARE of its compute time;
+    `known`: results of this stage without one, or None."""
+    if not known:
+        known, why = ours(args, dtype, RANKS, [stage_is(stage)])
+        if why:
+            say("  failed: %s" % why)
+            return None
+    one = known[-1]
+    compute = middle(one["step_ms"]) - middle(one["exposed_ms"])
+    sent = one["wire"]["gathered"] + one["wire"]["reduced"]
+    return "%.4gMB/s,%s" % (sent / (SHARE * compute) * 1e-3, LATENCY)
+
+
+def measure_link(args, dtype, turns):
+    """{"stages": {stage: {"on", "off"}}, "rows": [(label, result, why)]}"""
+    stages, rows = {}, []
+    for stage in STAGES:
+        link = pick_link(args, dtype, stage, turns.get("zero/%d" % stage))
+        if link is None:
+            continue
+        say("  %s stage %d over a link of %s" % (dtype, stage, link))
+        found, why = ours(args, dtype, RANKS, [
+            stage_is(stage),
+            stage_is(stage, "zero_optimization.overlap_comm=false")], link)
+        if why:
+            say("  failed: %s" % why)
+            continue
+        stages[stage] = {"on": found[0], "off": found[1]}
+        if stage != LINK_STAGE:
+            continue
+        for name, settings in ROWS:
+            found, why = ours(args, dtype, RANKS, [stage_is(stage, settings)],
+                              link)
+            rows.append({"label": name, "result": found[-1] if found else None,
+                         "failed": why})
+    return {"stages": stages, "rows": rows}
+
+
+def measure_ranks(args):
+    """{dtype: {"turns", "failed", "pairs", "link"}}"""
+    results = {}
+    for dtype in args.dtypes:
+        turns, failed = measure_turns(args, dtype)
+        pairs = measure_pairs(args, dtype)
+        results[dtype] = {"turns": turns, "failed": failed, "pairs": pairs,
+                          "link": measure_link(args, dtype, turns)}
+    return results
+
+
+def measure_collectives(args):
+    """Rows of comm_bench; beside those that Open MPI has too, its rate."""
+    seconds = "0.1" if args.quick else "1"
+    binary = os.path.join(args.out, "bench/open_mpi")
+    launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n",
+              str(RANKS)] if shutil.which("mpirun") else []
+    has_peer = not args.no_peers
+    best, peers = {}, {}
+
+    def keep(rows, kept):
+        for row in rows:
+            key = (row["op"], row["shape"], row["dtype"])
+            if key not in kept or row["rate"] > kept[key]["rate"]:
+                kept[key] = row
+
+    for _ in range(2):
+        say("  collectives of %d ranks" % RANKS)
+        keep(call([os.path.join(args.out, "bench/comm_bench"), "--ranks",
+                   str(RANKS), "--seconds", seconds]) or [], best)
+        if has_peer:
+            found, why = attempt(launch + [binary, "--seconds", seconds])
+            if why:
+                say("  Open MPI is left out: %s" % why)
+                has_peer = False
+            keep(found, peers)
+    for key, row in best.items():
+        if key in peers:
+            row["open_mpi"] = peers[key]["rate"]
+    return list(best.values())
+
+
+# ---- What it says -----------------------------------------------------------
+
+def rate_of(rounds):
+    tokens = rounds[0]["ranks"] * (rounds[0]["micro_batch"] *
+                                   rounds[0]["sequence_length"])
+    return 1e3 * tokens / middle([ms for one in rounds for ms in one["step_ms"]])
+
+
+def memory_of(rounds):
+    """Bytes per rank at peak."""
+    peaks = [one["peak_rss_bytes"] for one in rounds]
+    return max(sum(peak) / len(peak) if isinstance(peak, list) else peak
+               for peak in peaks)
+
+
+def faster(mine, other):
+    """Round by round, so that a slow minute slows both."""
+    return middle([middle(b["step_ms"]) / middle(a["step_ms"])
+                   for a, b in zip(mine, other)])
+
+
+def slower(pair):
+    """Stage 3 over stage 0."""
+    return middle(pair[1]["step_ms"]) / middle(pair[0]["step_ms"])
+
+
+def allowed_ms(one):
+    """What may stay exposed on a shaped link."""
+    return (one["link"]["first_gather_ms"] + one["link"]["last_reduction_ms"] +
+            EXPOSED * middle(one["step_ms"]))
+
+
+def rank_targets(results):
+    """[(what, value, wanted, higher is better)]"""
+    targets = []
+    for dtype, found in results.items():
+        turns = found["turns"]
+
+        def add(what, *rest):
+            targets.append(("%s %s" % (dtype, what), *rest))
+
+        for name, stage in TURNS:
+            mine, other = turns.get("zero/%d" % stage), turns.get(
+                "%s/%d" % (name, stage))
+            if name != "zero" and mine and other:
+                wanted = None if (name, stage) == ("deepspeed", 0) else (
+                    SPEEDUP[name])
+                add("stage %d speed / %s" % (stage, label(name, stage)),
+                    faster(mine, other), wanted, True)
+        for stage in STAGES[1:]:
+            mine, before = (turns.get("zero/%d" % s)
+                            for s in (stage, stage - 1))
+            if mine and before:
+                add("stage %d memory / stage %d" % (stage, stage - 1),
+                    memory_of(mine) / memory_of(before), 1.0, False)
+        mine, other = turns.get("zero/3"), turns.get("deepspeed/3")
+        if mine and other:
+            add("stage 3 memory / DeepSpeed stage 3",
+                memory_of(mine) / memory_of(other), MEMORY[dtype], False)
+        for count, pair in found["pairs"].items():
+            add("stage 3 step / stage 0, %d rank(s)" % count, slower(pair),
+                SLOWER.get(count), False)
+        for stage in STAGES:
+            for one in turns.get("zero/%d" % stage, [])[:1]:
+                add("stage %d host / step" % stage,
+                    middle(one["host_ms"]) / middle(one["step_ms"]), HOST,
+                    False)
+        for stage, pair in found["link"]["stages"].items():
+            add("stage %d link: exposed / allowed" % stage,
+                middle(pair["on"]["exposed_ms"]) / allowed_ms(pair["on"]), 1.0,
+                False)
+            add("stage %d link: step without overlap" % stage,
+                middle(pair["off"]["step_ms"]) / middle(pair["on"]["step_ms"]),
+                OVERLAP, True)
+    return targets
+
+
+def collective_targets(rows):
+    targets = []
+    for row in rows:
+        if row["op"] not in ("all_gather", "reduce_scatter"):
+            continue
+        what = "%s %s / " % (row["dtype"], row["op"])
+        targets.append((what + "plain loop", row["ratio"], 0.8, True))
+        if "open_mpi" in row:
+            targets.append((what + "Open MPI", row["rate"] / row["open_mpi"],
+                            2.0, True))
+    return targets
+
+
+def print_turns(dtype, found):
+    say()
+    say("%s, %d ranks with one core each%11s %9s %9s %9s %9s" % (
+        dtype, RANKS, "tok/s", "step ms", "GB/rank", "exposed", "host ms"))
+    for name, stage in TURNS:
+        key = "%s/%d" % (name, stage)
+        if key in found["failed"]:
+            say("  %-26s %s" % (label(name, stage), found["failed"][key]))
+            continue
+        rounds = found["turns"].get(key)
+        if not rounds:
+            continue
+        own = ""
+        if name == "zero":
+            own = "%9.0f %9.1f" % tuple(
+                middle([ms for one in rounds for ms in one[what]])
+                for what in ("exposed_ms", "host_ms"))
+        say("  %-26s %10.1f %9.0f %9.2f %s" % (
+            label(name, stage), rate_of(rounds),
+            middle([ms for one in rounds for ms in one["step_ms"]]),
+            memory_of(rounds) / 1e9, own))
+    for name, stage in TURNS:
+        rounds = found["turns"].get("%s/%d" % (name, stage))
+        if name == "zero" and rounds:
+            one = rounds[0]
+            wire = one["wire"]
+            say("  stage %d sent per rank and step: gathered %.1f MB (formula "
+                "%.1f), reduced %.1f MB (%.1f), %d collectives; peak MB: %s" % (
+                    stage, wire["gathered"] / 1e6,
+                    wire["formula_gathered"] / 1e6, wire["reduced"] / 1e6,
+                    wire["formula_reduced"] / 1e6, wire["collectives"],
+                    ", ".join("%s %.0f" % (key, value / 1e6) for key, value in
+                              one["peak_bytes"].items() if value > 5e6)))
+    peers = [rounds[0] for key, rounds in found["turns"].items()
+             if not key.startswith("zero")]
+    if peers:
+        say("  of a peer's GB, %.2f are its libraries before there is a model"
+            % (middle([one["libraries_rss_bytes"] for one in peers]) / 1e9))
+
+
+def print_pairs(dtype, pairs):
+    if 1 not in pairs:
+        return
+    say()
+    alone = middle(pairs[1][0]["step_ms"])
+    say("%s, one thread per rank%20s %9s %12s" % (
+        dtype, "stage 0 ms", "stage 3", "efficiency"))
+    for count, pair in pairs.items():
+        steps = [middle(one["step_ms"]) for one in pair]
+        say("  %-30d %10.0f %9.0f %5.2f %6.2f" % (
+            count, *steps, *(alone / step for step in steps)))
+
+
+def print_link(dtype, link, pairs):
+    if not link["stages"]:
+        return
+    say()
+    say("%s, %d ranks over a slow link%8s %9s %9s %9s %9s %9s %9s" % (
+        dtype, RANKS, "comm/", "step ms", "waited", "exposed", "allowed",
+        "first", "last"))
+    say("%37s %9s %9s %9s %9s %9s %9s" % (
+        "compute", "overlap", "for", "ms", "ms", "gather", "reduction"))
+    for stage, pair in link["stages"].items():
+        on, off = pair["on"], pair["off"]
+        compute = middle(off["step_ms"]) - middle(off["exposed_ms"])
+        share = on["link"]["all_ms"] / compute
+        say("  stage %d, %-18s %7.0f%% %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f%s" % (
+            stage, on["link"]["rate"], 100 * share, middle(on["step_ms"]),
+            middle(off["step_ms"]), middle(on["exposed_ms"]), allowed_ms(on),
+            on["link"]["first_gather_ms"], on["link"]["last_reduction_ms"],
+            "" if 0.8 <= share <= 1 else "  not 80 to 100 %: measure again"))
+    say("  allowed: the first gather, the last reduction (the tied embedding: "
+        "%.0f %% of all\n  that is reduced) and %.0f %% of the step" % (
+            100 * on["last_reduction_bytes"] / on["wire"]["reduced"],
+            100 * EXPOSED))
+    if not link["rows"]:
+        return
+    say()
+    say("%s, stage %d, the same link%13s %9s %9s %9s %10s" % (
+        dtype, LINK_STAGE, "calls", "GB/s", "step ms", "exposed",
+        "efficiency"))
+    for row in link["rows"]:
+        one = row["result"]
+        if one is None:
+            say("  %-36s %s" % (row["label"], row["failed"]))
+            continue
+        step = middle(one["step_ms"])
+        alone = middle(pairs[1][0]["step_ms"]) if 1 in pairs else None
+        say("  %-36s %4d %9.3f %9.0f %9.0f %10s" % (
+            row["label"], one["wire"]["collectives"], one["bus_gb_per_s"],
+            step, middle(one["exposed_ms"]),
+            "%.2f" % (alone / step) if alone else ""))
+    say("  a segment: a unit, or an equal part of one above 16 MiB (this "
+        "model's 148 tensors\n  are in 35); GB/s: bytes sent over the time "
+        "that collectives took; efficiency: the\n  step of one rank alone over "
+        "this one")
+
+
+def print_ranks(results):
+    for dtype, found in results.items():
+        print_turns(dtype, found)
+        print_pairs(dtype, found["pairs"])
+        print_link(dtype, found["link"], found["pairs"])
