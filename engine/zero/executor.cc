@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "engine/zero/executor_internal.h"
@@ -77,6 +79,7 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
   if (schedule_.empty() || scheduled_micro_steps_ != micro_steps) {
     schedule_ = MakeSchedule(plan_, options_.schedule_options(micro_steps));
     scheduled_micro_steps_ = micro_steps;
+    ZERO_RETURN_IF_ERROR(AgreeOnSchedule());
   }
   for (const Action& action : schedule_) {
     if (hook_) hook_(action, /*done=*/false);
@@ -556,6 +559,37 @@ absl::StatusOr<std::string> Executor::FirstNonFinite(const FlatState& state,
   ZERO_RETURN_IF_ERROR(AllReduce(name, ReduceOp::kMax, {&earliest, 1}));
   const size_t first = static_cast<size_t>(-earliest);
   return first < order.size() ? order[first]->parameter->name : "";
+}
+
+absl::Status Executor::AgreeOnSchedule() {
+  if (plan_.world == 1) return absl::OkStatus();
+  const std::string own = ScheduleHash(plan_, schedule_);
+  const int64_t size = static_cast<int64_t>(own.size());
+  const Tensor all = Tensor::Empty(*activations_, {plan_.world * size},
+                                   DType::kU8, MemoryCategory::kInputs);
+  if (device_->kind() == DeviceKind::kMeta) return absl::OkStatus();
+  void* const piece = all.Slice(rank_->rank() * size, {size}).data();
+  device_->Copy(*stream_, piece, own.data(), size);
+  rank_->scalar->AllGather(*stream_, "schedule", DType::kU8,
+                           {{piece, all.data(), all.num_elems()}});
+  std::string hashes(all.bytes(), '\0');
+  device_->Copy(*stream_, hashes.data(), all.data(), all.bytes());
+  stream_->Synchronize();
+  ZERO_RETURN_IF_ERROR(rank_->status());
+  const auto rank_text = [&](int64_t rank) {
+    return absl::StrCat("rank ", rank, " (schedule ",
+                        hashes.substr(rank * size, size), ")");
+  };
+  std::vector<std::string> others;
+  for (int64_t rank = 1; rank < plan_.world; ++rank) {
+    if (hashes.compare(rank * size, size, hashes, 0, size) != 0) {
+      others.push_back(rank_text(rank));
+    }
+  }
+  if (others.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      absl::StrJoin(others, " and "), " planned another step than ",
+      rank_text(0), "; give all ranks the same config"));
 }
 
 absl::Status Executor::AllReduce(const std::string& name, ReduceOp op,

@@ -130,7 +130,8 @@ class Executor {
 
   // One optimizer step over all micro-batches.
   // Errors: those of the communicators, here and below; the executor can not
-  // be used after one.
+  //         be used after one. FailedPrecondition, on all ranks and before
+  //         anything large moves, where their schedules differ.
   absl::StatusOr<StepOutput> Step(const StepInput& input);
 
   // Sum of the cross-entropy over the valid targets of this rank's batch;
@@ -228,6 +229,8 @@ class Executor {
   absl::Status StageSegment(const SegmentRef& ref);
   template <typename T>
   T ReadScalar(const T* device_value);
+  // Holds a new schedule against the other ranks'.
+  absl::Status AgreeOnSchedule();
   // Makes `stream` wait for everything computed so far.
   void FollowCompute(Stream& stream);
   void AwaitEvent(Event& event);

@@ -376,11 +376,27 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
-  hasher.Update(absl::StrCat(plan.world, " ranks\n"));
+  hasher.Update(absl::StrCat(plan.world, " ranks"));
+  for (Placement placement :
+       {plan.placement.parameters, plan.placement.gradients,
+        plan.placement.optimizer}) {
+    hasher.Update(placement == Placement::kSharded ? " sharded"
+                                                   : " replicated");
+  }
+  hasher.Update("\n");
   for (const PlannedUnit& unit : plan.units) {
     for (const Segment& segment : unit.segments) {
       hasher.Update(absl::StrCat(unit.name, " ", segment.begin, " ",
                                  segment.elems, "\n"));
+    }
+  }
+  for (const auto* buckets : {&plan.reduce_buckets, &plan.gather_buckets}) {
+    for (const Bucket& bucket : *buckets) {
+      hasher.Update("bucket");
+      for (const SegmentRef& ref : bucket.segments) {
+        hasher.Update(absl::StrCat(" ", ref.unit, ".", ref.segment));
+      }
+      hasher.Update("\n");
     }
   }
   for (const Action& action : actions) {

@@ -101,8 +101,8 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
                      int64_t parameter_bytes, int64_t gradient_bytes);
 
-// XXH3 of the plan's layout and the actions: equal on all ranks, or they would
-// wait for each other in different places.
+// XXH3 of the plan's layout, placements and buckets and of the actions: equal
+// on all ranks, or they would wait for each other in different places.
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions);
 
 }  // namespace zero

@@ -442,6 +442,35 @@ TEST(PlanTest, TheZeroPapersFigureIsReproduced) {
   }
 }
 
+TEST(ScheduleTest, TheHashTellsEveryPlanAndScheduleApart) {
+  std::set<std::string> hashes;
+  for (int64_t world : {2, 3}) {
+    for (int stage : {0, 1, 2, 3}) {
+      for (int64_t micro_steps : {1, 2}) {
+        for (bool overlap : {false, true}) {
+          Plan plan =
+              MakePlan(OddUnits(), {.world = world,
+                                    .placement = PlacementOfStage(stage),
+                                    .reduce_bucket_elems = 1});
+          const std::vector<Action> actions = MakeSchedule(
+              plan, {.micro_steps = micro_steps, .overlap = overlap});
+          const std::string hash = ScheduleHash(plan, actions);
+          EXPECT_EQ(hash, ScheduleHash(plan, actions));
+          EXPECT_TRUE(hashes.insert(hash).second)
+              << world << " ranks, stage " << stage << ", " << micro_steps
+              << " micro-steps, overlap " << overlap;
+          // Names and number of the buckets stay, what is in them changes.
+          for (size_t b = 1; b < plan.reduce_buckets.size(); ++b) {
+            std::swap(plan.reduce_buckets[b - 1], plan.reduce_buckets[b]);
+            EXPECT_NE(hash, ScheduleHash(plan, actions));
+            std::swap(plan.reduce_buckets[b - 1], plan.reduce_buckets[b]);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(ScheduleTest, ActionsHaveReadableNames) {
   const Plan plan =
       MakePlan({Unit("embedding", {{5}}), Unit("block.3", {{5}})}, {});

@@ -22,7 +22,9 @@
 namespace zero {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Floats = std::vector<float>;
 
 constexpr int64_t kLength = 9;
@@ -587,6 +589,49 @@ TEST(StagesTest, ARankThatFailsInMidStepIsNamedByAll) {
     ASSERT_EQ(messages.size(), 2u);
     for (const std::string& message : messages) {
       EXPECT_THAT(message, HasSubstr("rank 1"));
+    }
+  }
+}
+
+TEST(StagesTest, RanksWithDifferentSchedulesAllSaySoBeforeAnythingMoves) {
+  for (int stage : {0, 1, 2, 3}) {
+    Job job;
+    job.world = 3;
+    job.options = AtStage(job.options, stage);
+    std::mutex mutex;
+    std::vector<std::string> messages;
+    const absl::Status status = RunLocalRanks(
+        job.world, {.local = {.timeout = absl::Seconds(20)}}, OneThread,
+        [&](const Rank& rank) -> absl::Status {
+          ExecutorOptions options = job.options;
+          if (rank.rank() == 2) {
+            options.reduce_bucket_elems = 1;
+            // A tiny unit is one bucket anyway where buckets are of one unit.
+            options.overlap = stage < 2;
+          }
+          Job own = job;
+          own.options = options;
+          Rig rig(rank, MakeModel(job.config), options, Rehearse(own, rank, 2));
+          const TokenBatch batch(2, kLength, kVocab, 2);
+          const HostBatch all = batch.All();
+          const absl::Status status = rig->Step({.micro_batches = {&all, 1},
+                                                 .num_valid_targets = 1,
+                                                 .lr = 1e-3f})
+                                          .status();
+          EXPECT_EQ(rank.gather->Total().calls, 0);
+          EXPECT_EQ(rank.reduce->Total().calls, 0);
+          std::lock_guard<std::mutex> lock(mutex);
+          messages.push_back(std::string(status.message()));
+          return status;
+        });
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    ASSERT_EQ(messages.size(), 3u);
+    for (const std::string& message : messages) {
+      EXPECT_THAT(
+          message,
+          ContainsRegex("rank 2 \\(schedule [0-9a-f]+\\) planned another "
+                        "step than rank 0 \\(schedule [0-9a-f]+\\)"));
+      EXPECT_THAT(message, Not(HasSubstr("rank 1 (schedule")));
     }
   }
 }
