@@ -77,8 +77,8 @@ class MetaOps final : public Ops {
   void SumRanks(Stream&, const SumRanksArgs&) override {}
   void AdamW(Stream&, const AdamWArgs&) override {}
   void Sgd(Stream&, const SgdArgs&) override {}
-  void LambMoments(Stream&, const LambMomentsArgs&) override {}
-  void LambApply(Stream&, const LambApplyArgs&) override {}
+  void LambMoments(Stream&, const LambArgs&) override {}
+  void LambApply(Stream&, const LambArgs&) override {}
 
  private:
   Ops& model_;

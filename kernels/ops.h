@@ -394,27 +394,32 @@ struct SgdArgs {
   bool first_step = false;
 };
 
-// LAMB (You et al. 2020) in two passes, so that the norms of a tensor that is
-// sharded can be summed over ranks between them. A range is (a part of) one
-// tensor.
-// Pass 1: updates m, v; update = (m/c1) / (sqrt(v/c2) + eps) + wd p, stored in
-// `update`; norms[2 i] += |p|^2, norms[2 i + 1] += |update|^2 for range i.
-struct LambMomentsArgs {
+// A range as a part of its tensor: the tensor's parts are [begin, end), and
+// this range's is `own`.
+struct TensorPart {
+  int64_t own = 0;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// LAMB (You et al. 2020) in two passes over the same ranges, so that the norms
+// of a tensor whose parts lie on several ranks can be summed between them.
+// Pass 1, LambMoments: updates m and v; of part k = own of a range,
+//   norms[2 k] += |p|^2, norms[2 k + 1] += |update|^2,
+//   update = (m/c1) / (sqrt(v/c2) + eps) + wd p.
+// Pass 2, LambApply: p -= lr * ratio * update, computed once more;
+//   ratio = clamp(|p| / |update|, min, max) of the whole tensor, whose parts
+//   are added in order; 1 where either norm is 0.
+struct LambArgs {
   UpdateState state;
   float* m;
   float* v;
-  float* update;  // scratch, the size of param
-  double* norms;  // [2 * ranges]
-  float beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
+  absl::Span<const TensorPart> parts;  // of every range
+  double* norms;                       // two of every part
+  float* update;                       // scratch of pass 1, the size of param
+  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   float bias_correction1 = 1, bias_correction2 = 1;
-};
-// Pass 2: p -= lr * ratio * update, ratio = clamp(|p| / |update|, min, max),
-// 1 where either norm is 0.
-struct LambApplyArgs {
-  UpdateState state;  // grad unused
-  const float* update;
-  const double* norms;
-  float lr = 0, min_coeff = 0.01f, max_coeff = 10.0f;
+  float min_coeff = 0.01f, max_coeff = 10.0f;
 };
 
 // The kernels of one device. Calls are asynchronous on `stream` on CUDA and
@@ -474,8 +479,8 @@ class Ops {
 
   virtual void AdamW(Stream&, const AdamWArgs&) = 0;
   virtual void Sgd(Stream&, const SgdArgs&) = 0;
-  virtual void LambMoments(Stream&, const LambMomentsArgs&) = 0;
-  virtual void LambApply(Stream&, const LambApplyArgs&) = 0;
+  virtual void LambMoments(Stream&, const LambArgs&) = 0;
+  virtual void LambApply(Stream&, const LambArgs&) = 0;
 };
 
 }  // namespace zero

@@ -7,11 +7,6 @@
 namespace zero {
 namespace {
 
-// LAMB's norms follow its update, at the next multiple of 64 bytes.
-size_t NormsOffset(int64_t num_elems) {
-  return (static_cast<size_t>(num_elems) * sizeof(float) + 63) / 64 * 64;
-}
-
 float BiasCorrection(const OptimizerSpec& spec, float beta, int64_t step) {
   if (!spec.bias_correction) return 1;
   return static_cast<float>(
@@ -61,37 +56,27 @@ void SgdStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
   ops.Sgd(stream, args);
 }
 
-void LambStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
-              const UpdateState& state, absl::Span<float* const> states,
-              const OptimizerStepOptions& options, Workspace scratch) {
-  const int64_t num_norms = 2 * static_cast<int64_t>(state.ranges.size());
-  float* update = static_cast<float*>(scratch.data);
-  double* norms = reinterpret_cast<double*>(static_cast<char*>(scratch.data) +
-                                            NormsOffset(state.param.size));
-  ops.Fill(stream, {{norms, DType::kF64, num_norms}, 0.0f});
-
+LambArgs MakeLambArgs(const OptimizerSpec& spec, const UpdateState& state,
+                      absl::Span<float* const> states,
+                      const OptimizerStepOptions& options,
+                      const TensorNorms& norms) {
   const Betas betas(spec, options);
-  LambMomentsArgs moments;
-  moments.state = state;
-  moments.m = states[0];
-  moments.v = states[1];
-  moments.update = update;
-  moments.norms = norms;
-  moments.beta1 = betas.beta1;
-  moments.beta2 = betas.beta2;
-  moments.eps = static_cast<float>(spec.eps);
-  moments.bias_correction1 = betas.correction1;
-  moments.bias_correction2 = betas.correction2;
-  ops.LambMoments(stream, moments);
-
-  LambApplyArgs apply;
-  apply.state = state;
-  apply.update = update;
-  apply.norms = norms;
-  apply.lr = options.lr;
-  apply.min_coeff = static_cast<float>(spec.min_coeff);
-  apply.max_coeff = static_cast<float>(spec.max_coeff);
-  ops.LambApply(stream, apply);
+  LambArgs args;
+  args.state = state;
+  args.m = states[0];
+  args.v = states[1];
+  args.parts = norms.parts;
+  args.norms = norms.sums;
+  args.update = nullptr;
+  args.lr = options.lr;
+  args.beta1 = betas.beta1;
+  args.beta2 = betas.beta2;
+  args.eps = static_cast<float>(spec.eps);
+  args.bias_correction1 = betas.correction1;
+  args.bias_correction2 = betas.correction2;
+  args.min_coeff = static_cast<float>(spec.min_coeff);
+  args.max_coeff = static_cast<float>(spec.max_coeff);
+  return args;
 }
 
 }  // namespace
@@ -101,20 +86,28 @@ int OptimizerSpec::StateFloatsPerElement() const {
   return 2;
 }
 
-size_t OptimizerSpec::ScratchBytes(int64_t num_elems,
-                                   int64_t num_ranges) const {
-  if (kind != OptimizerKind::kLamb) return 0;
-  return NormsOffset(num_elems) +
-         2 * static_cast<size_t>(num_ranges) * sizeof(double);
+size_t OptimizerSpec::ScratchBytes(int64_t num_elems) const {
+  return needs_tensor_norms() ? num_elems * sizeof(float) : 0;
+}
+
+void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,
+                      const UpdateState& state, absl::Span<float* const> states,
+                      const OptimizerStepOptions& options,
+                      const TensorNorms& norms, Workspace scratch) {
+  ZERO_CHECK(spec.needs_tensor_norms());
+  ZERO_CHECK_GE(options.step, 1);
+  ZERO_CHECK_GE(scratch.bytes, spec.ScratchBytes(state.param.size));
+  LambArgs args = MakeLambArgs(spec, state, states, options, norms);
+  args.update = static_cast<float*>(scratch.data);
+  ops.LambMoments(stream, args);
 }
 
 void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                    const UpdateState& state, absl::Span<float* const> states,
-                   const OptimizerStepOptions& options, Workspace scratch) {
+                   const OptimizerStepOptions& options,
+                   const TensorNorms& norms) {
   ZERO_CHECK_EQ(static_cast<int>(states.size()), spec.StateFloatsPerElement());
   ZERO_CHECK_GE(options.step, 1);
-  ZERO_CHECK_GE(scratch.bytes,
-                spec.ScratchBytes(state.param.size, state.ranges.size()));
   switch (spec.kind) {
     case OptimizerKind::kAdamW:
     case OptimizerKind::kAdam:
@@ -122,7 +115,8 @@ void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
     case OptimizerKind::kSgd:
       return SgdStep(ops, stream, spec, state, states, options);
     case OptimizerKind::kLamb:
-      return LambStep(ops, stream, spec, state, states, options, scratch);
+      return ops.LambApply(stream,
+                           MakeLambArgs(spec, state, states, options, norms));
   }
 }
 

@@ -1,5 +1,6 @@
 // Update rules as values: which one, its hyperparameters, and one call that
-// performs it over a flat span through the fused kernels.
+// performs it over a flat span through the fused kernels; where a rule needs
+// norms of whole tensors, a call before it that measures what ranks then add.
 //
 // State is separate flat fp32 arrays that the caller owns, one per
 // StateFloatsPerElement, each as long as the parameters: (m, v) for Adam and
@@ -39,9 +40,11 @@ struct OptimizerSpec {
   // fp32 state arrays per parameter element.
   int StateFloatsPerElement() const;
 
-  // Scratch of one OptimizerStep over `num_elems` elements and `num_ranges`
-  // ranges (LAMB's update and norms; 0 for the others).
-  size_t ScratchBytes(int64_t num_elems, int64_t num_ranges) const;
+  // LAMB: OptimizerMoments comes before OptimizerStep, and both take norms.
+  bool needs_tensor_norms() const { return kind == OptimizerKind::kLamb; }
+
+  // Scratch of OptimizerMoments over `num_elems` elements.
+  size_t ScratchBytes(int64_t num_elems) const;
 
   bool operator==(const OptimizerSpec&) const = default;
 };
@@ -53,13 +56,28 @@ struct OptimizerStepOptions {
   int64_t step = 1;  // from 1; skipped steps do not count
 };
 
+// Squares of tensors that come in parts; see LambArgs.
+struct TensorNorms {
+  absl::Span<const TensorPart> parts;  // of every range
+  double* sums = nullptr;              // two of every part
+};
+
+// What needs_tensor_norms: updates the moments and adds every range's squares
+// to its part's sums, which begin as zeros. Between this and OptimizerStep all
+// parts of a tensor must get here, from whichever ranks have them.
+void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,
+                      const UpdateState& state, absl::Span<float* const> states,
+                      const OptimizerStepOptions& options,
+                      const TensorNorms& norms, Workspace scratch);
+
 // One step over a flat span. `states` are the arrays above, sliced alike.
 // Bias corrections are 1 - beta^step in double, of beta as the kernels see it
 // (rounded to fp32), so that the moments' weights and the corrections agree.
-// LAMB's norms are those of the ranges given: each must be a whole tensor.
+// `norms` only where the spec needs_tensor_norms.
 void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                    const UpdateState& state, absl::Span<float* const> states,
-                   const OptimizerStepOptions& options, Workspace scratch);
+                   const OptimizerStepOptions& options,
+                   const TensorNorms& norms = {});
 
 }  // namespace zero
 

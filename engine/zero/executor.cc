@@ -23,6 +23,10 @@ double MillisSince(Clock::time_point start) {
       .count();
 }
 
+OptimizerStepOptions OptionsOf(const StepInput& input) {
+  return {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step};
+}
+
 }  // namespace
 
 void Executor::Upload(const HostBatch& batch, BatchView* view) {
@@ -134,6 +138,9 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       }
       Norm(input);
       ListUnused();
+      break;
+    case ActionKind::kMoments:
+      Moments(input);
       break;
     case ActionKind::kUpdate:
       spent = &times_.optimizer_ms;
@@ -410,30 +417,52 @@ void Executor::Norm(const StepInput& input) {
                       .found_non_finite = &scalars->found_non_finite});
 }
 
-void Executor::Update(int unit, const StepInput& input) {
+Executor::PartView Executor::View(int unit, const UpdatePart& part) const {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  for (const UpdatePart& part : units_[unit].updates) {
-    const auto slice = [&](const FlatState& state) {
-      return part.piece.segment < 0 ? state.Unit(unit)
-                                    : state.Piece(part.piece);
-    };
-    const UpdateState state{
-        .param = slice(params_).vector(),
-        .master = master_.defined() ? slice(master_).As<float>() : nullptr,
-        .grad = slice(grads_).vector(),
-        .grad_scale = &scalars->grad_scale,
-        .found_non_finite = &scalars->found_non_finite,
-        .ranges = part.ranges};
-    std::vector<float*> arrays;
-    for (const FlatState& array : optimizer_states_) {
-      arrays.push_back(slice(array).As<float>());
+  const auto slice = [&](const FlatState& state) {
+    return part.piece.segment < 0 ? state.Unit(unit) : state.Piece(part.piece);
+  };
+  PartView view;
+  view.state = {
+      .param = slice(params_).vector(),
+      .master = master_.defined() ? slice(master_).As<float>() : nullptr,
+      .grad = slice(grads_).vector(),
+      .grad_scale = &scalars->grad_scale,
+      .found_non_finite = &scalars->found_non_finite,
+      .ranges = part.ranges};
+  for (const FlatState& array : optimizer_states_) {
+    view.arrays.push_back(slice(array).As<float>());
+  }
+  if (num_tensor_parts_ > 0) {
+    view.norms = {part.norms, tensor_norms_.As<double>()};
+  }
+  return view;
+}
+
+// Who has all of a parameter measures each owner's part of it, so that the
+// sums have the same bits at every stage.
+void Executor::Moments(const StepInput& input) {
+  const OptimizerSpec& spec = options_.optimizer;
+  context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    for (const UpdatePart& part : units_[u].updates) {
+      const PartView view = View(u, part);
+      const Tensor scratch = context_->Scratch(spec.ScratchBytes(part.elems));
+      OptimizerMoments(context_->ops(), *stream_, spec, view.state, view.arrays,
+                       OptionsOf(input), view.norms, AsWorkspace(scratch));
     }
-    const Tensor scratch = context_->Scratch(
-        options_.optimizer.ScratchBytes(part.elems, part.ranges.size()));
-    OptimizerStep(
-        context_->ops(), *stream_, options_.optimizer, state, arrays,
-        {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step},
-        AsWorkspace(scratch));
+  }
+  if (plan_.placement.optimizer == Placement::kReplicated) return;
+  rank_->scalar->AllReduce(*stream_, "tensor norms", DType::kF64,
+                           ReduceOp::kSum, tensor_norms_.data(),
+                           tensor_norms_.num_elems());
+}
+
+void Executor::Update(int unit, const StepInput& input) {
+  for (const UpdatePart& part : units_[unit].updates) {
+    const PartView view = View(unit, part);
+    OptimizerStep(context_->ops(), *stream_, options_.optimizer, view.state,
+                  view.arrays, OptionsOf(input), view.norms);
   }
 }
 

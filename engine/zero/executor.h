@@ -35,6 +35,7 @@
 namespace zero {
 
 struct BoundParameter;  // a parameter and its place in the flat buffers
+struct UpdatePart;      // a run of elements that this rank updates
 
 struct ExecutorOptions {
   // Changes results.
@@ -60,7 +61,10 @@ struct ExecutorOptions {
             .gather_bucket_elems = gather_bucket_elems};
   }
   ScheduleOptions schedule_options(int64_t micro_steps) const {
-    return {.micro_steps = micro_steps, .overlap = overlap, .gather = gather};
+    return {.micro_steps = micro_steps,
+            .overlap = overlap,
+            .gather = gather,
+            .tensor_norms = optimizer.needs_tensor_norms()};
   }
 };
 
@@ -218,6 +222,7 @@ class Executor {
   void GatherUpdated(int bucket);
   void Norm(const StepInput& input);
   void ListUnused();
+  void Moments(const StepInput& input);
   void Update(int unit, const StepInput& input);
   void ClearOptimizer();
   absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
@@ -239,7 +244,9 @@ class Executor {
   absl::Status RunUnits(Context& ctx, const Head& head);
 
   struct UnitState;
+  struct PartView;
   struct Scalars;  // device scalars, in scalars_
+  PartView View(int unit, const UpdatePart& part) const;
 
   const Rank* rank_;
   Device* device_;
@@ -258,6 +265,9 @@ class Executor {
   // Per (segment, rank) the sum of squares, then per rank the loss sum: what
   // ranks add up, in this order. Float64.
   Tensor sums_;
+  // Two sums of squares of every part of a parameter (TensorPart), float64.
+  Tensor tensor_norms_;
+  int64_t num_tensor_parts_ = 0;
   Tensor agreed_;  // AllReduce's numbers, float64
   std::vector<UnitState> units_;
   std::vector<std::unique_ptr<Event>> reduced_;  // per reduce bucket

@@ -23,6 +23,15 @@ struct UpdatePart {
   SegmentRef piece;  // of this segment; segment -1: the whole unit
   int64_t elems = 0;
   std::vector<UpdateRange> ranges;  // from the part's first element
+  // Of every range, where the optimizer needs the norms of whole parameters.
+  std::vector<TensorPart> norms;
+};
+
+// An UpdatePart as the optimizer sees it.
+struct Executor::PartView {
+  UpdateState state;
+  std::vector<float*> arrays;
+  TensorNorms norms;
 };
 
 struct Executor::UnitState {

@@ -14,8 +14,7 @@ namespace {
 // gradients are zero) update in one run.
 std::vector<UpdateRange> RangesOfUnit(const PlannedUnit& unit,
                                       const ExecutorOptions& options) {
-  // LAMB's ratio is per tensor, so there every parameter is its own range.
-  const bool merge = options.optimizer.kind != OptimizerKind::kLamb;
+  const bool merge = !options.optimizer.needs_tensor_norms();
   std::vector<UpdateRange> ranges;
   for (const PlannedParameter& parameter : unit.parameters) {
     if (parameter.spec.frozen) continue;
@@ -36,33 +35,63 @@ std::vector<UpdateRange> RangesOfUnit(const PlannedUnit& unit,
   return ranges;
 }
 
-// The parts of `ranges` within [begin, end), counted from `begin`.
-std::vector<UpdateRange> Clip(const std::vector<UpdateRange>& ranges,
-                              int64_t begin, int64_t end) {
-  std::vector<UpdateRange> clipped;
-  for (UpdateRange range : ranges) {
-    range.begin = std::max(range.begin, begin) - begin;
-    range.end = std::min(range.end, end) - begin;
-    if (range.begin < range.end) clipped.push_back(range);
+// Cuts every range (a parameter) where another rank's piece begins, and
+// numbers the parts from `first`: the order in which their squares are added.
+void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
+                 UpdatePart* whole) {
+  std::vector<UpdateRange> parts;
+  for (const UpdateRange& range : whole->ranges) {
+    const int64_t begin = first + static_cast<int64_t>(parts.size());
+    for (const Segment& segment : unit.segments) {
+      for (int64_t rank = 0; rank < plan.world; ++rank) {
+        const Segment piece = plan.Piece(segment, rank);
+        UpdateRange part = range;
+        part.begin = std::max(range.begin, piece.begin);
+        part.end = std::min(range.end, piece.end());
+        if (part.begin < part.end) parts.push_back(part);
+      }
+    }
+    const int64_t end = first + static_cast<int64_t>(parts.size());
+    for (int64_t own = begin; own < end; ++own) {
+      whole->norms.push_back({own, begin, end});
+    }
+  }
+  whole->ranges = std::move(parts);
+}
+
+// What of `whole` is in `piece`, counted from its first element.
+UpdatePart Clip(const UpdatePart& whole, const SegmentRef& ref,
+                const Segment& piece) {
+  UpdatePart clipped{.piece = ref, .elems = piece.elems};
+  for (size_t i = 0; i < whole.ranges.size(); ++i) {
+    UpdateRange range = whole.ranges[i];
+    range.begin = std::max(range.begin, piece.begin) - piece.begin;
+    range.end = std::min(range.end, piece.end()) - piece.begin;
+    if (range.begin >= range.end) continue;
+    clipped.ranges.push_back(range);
+    if (!whole.norms.empty()) clipped.norms.push_back(whole.norms[i]);
   }
   return clipped;
 }
 
+// `num_tensor_parts` counts on from unit to unit.
 std::vector<UpdatePart> UpdatesOf(const Plan& plan, int u, int64_t rank,
-                                  const ExecutorOptions& options) {
+                                  const ExecutorOptions& options,
+                                  int64_t* num_tensor_parts) {
   const PlannedUnit& unit = plan.units[u];
   if (unit.padded_elems == 0) return {};
-  const std::vector<UpdateRange> ranges = RangesOfUnit(unit, options);
-  if (plan.placement.optimizer == Placement::kReplicated) {
-    return {{{u, -1}, unit.padded_elems, ranges}};
+  UpdatePart whole{.piece = {u, -1},
+                   .elems = unit.padded_elems,
+                   .ranges = RangesOfUnit(unit, options)};
+  if (options.optimizer.needs_tensor_norms()) {
+    CutAtPieces(plan, unit, *num_tensor_parts, &whole);
+    *num_tensor_parts += static_cast<int64_t>(whole.norms.size());
   }
+  if (plan.placement.optimizer == Placement::kReplicated) return {whole};
   std::vector<UpdatePart> parts;
-  for (size_t s = 0; s < unit.segments.size(); ++s) {
-    const Segment piece = plan.Piece(unit.segments[s], rank);
-    std::vector<UpdateRange> clipped = Clip(ranges, piece.begin, piece.end());
-    if (clipped.empty()) continue;
-    parts.push_back(
-        {{u, static_cast<int>(s)}, piece.elems, std::move(clipped)});
+  for (int s = 0; s < static_cast<int>(unit.segments.size()); ++s) {
+    UpdatePart part = Clip(whole, {u, s}, plan.Piece(unit.segments[s], rank));
+    if (!part.ranges.empty()) parts.push_back(std::move(part));
   }
   return parts;
 }
@@ -111,6 +140,12 @@ Executor::Executor(const Rank& rank, Model& model,
       plan_(
           MakePlan(DescribeUnits(model), options.plan_options(rank.world()))) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
+  units_.resize(plan_.units.size());
+  if (!options_.train) return;
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    units_[u].updates =
+        UpdatesOf(plan_, u, rank.rank(), options_, &num_tensor_parts_);
+  }
 }
 
 Executor::~Executor() {
@@ -125,13 +160,6 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
     const Rank& rank, Model& model, const ExecutorOptions& options,
     const TransientBytes& transient, MemoryLedger* ledger) {
   std::unique_ptr<Executor> executor(new Executor(rank, model, options));
-  if (options.train && options.optimizer.kind == OptimizerKind::kLamb &&
-      executor->plan_.placement.optimizer == Placement::kSharded) {
-    return absl::UnimplementedError(
-        "optimizer.type Lamb needs the norms of whole tensors, which "
-        "zero_optimization.stage 1 to 3 do not add up over ranks yet; use "
-        "stage 0, or AdamW");
-  }
   ZERO_RETURN_IF_ERROR(executor->Reserve(transient, ledger));
   executor->BindParameters();
   return executor;
@@ -151,6 +179,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   const int num_states = train ? options_.optimizer.StateFloatsPerElement() : 0;
   const int64_t num_sums = (plan_.num_segments + 1) * plan_.world;
   constexpr int64_t kAgreed = 64;
+  const int64_t num_doubles = num_sums + 2 * num_tensor_parts_ + kAgreed;
   const int64_t state_bytes =
       plan_.StateElems(placement.parameters) *
           DTypeBytes(options_.param_dtype) +
@@ -160,8 +189,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       plan_.StateElems(placement.optimizer) *
           static_cast<int64_t>(sizeof(float)) *
           (num_states + (has_master ? 1 : 0)) +
-      (num_sums + kAgreed) * static_cast<int64_t>(sizeof(double)) +
-      (num_states + 8) * Arena::kAlignment +
+      num_doubles * static_cast<int64_t>(sizeof(double)) +
+      (num_states + 9) * Arena::kAlignment +
       model_->TableBytes(options_.max_positions);
   ZERO_ASSIGN_OR_RETURN(states_,
                         Arena::Make(*device_, MemoryKind::kDevice, state_bytes,
@@ -198,6 +227,10 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
                            DType::kU8, MemoryCategory::kInputs);
   sums_ =
       Tensor::Empty(*states_, {num_sums}, DType::kF64, MemoryCategory::kInputs);
+  if (num_tensor_parts_ > 0) {
+    tensor_norms_ = Tensor::Empty(*states_, {2 * num_tensor_parts_},
+                                  DType::kF64, MemoryCategory::kInputs);
+  }
   agreed_ =
       Tensor::Empty(*states_, {kAgreed}, DType::kF64, MemoryCategory::kInputs);
   context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
@@ -210,15 +243,11 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
 }
 
 void Executor::BindParameters() {
-  units_.resize(plan_.units.size());
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     const PlannedUnit& planned = plan_.units[u];
     UnitState& state = units_[u];
     state.unit = model_->units()[u].get();
     state.gaps = GapsOf(planned);
-    if (options_.train) {
-      state.updates = UpdatesOf(plan_, u, rank_->rank(), options_);
-    }
     state.gather_done = device_->MakeEvent();
     for (size_t i = 0; i < planned.parameters.size(); ++i) {
       auto bound = std::make_unique<BoundParameter>();

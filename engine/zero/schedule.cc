@@ -28,6 +28,8 @@ const char* KindName(ActionKind kind) {
       return "AwaitReduce";
     case ActionKind::kNorm:
       return "Norm";
+    case ActionKind::kMoments:
+      return "Moments";
     case ActionKind::kUpdate:
       return "Update";
     case ActionKind::kGatherUpdated:
@@ -307,6 +309,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
   std::vector<Action> actions =
       Builder(plan, options, std::move(computations)).Build();
   actions.push_back({ActionKind::kNorm});
+  if (options.tensor_norms) actions.push_back({ActionKind::kMoments});
   size_t next_bucket = 0;
   for (int u = 0; u < num_units; ++u) {
     actions.push_back({ActionKind::kUpdate, u});

@@ -28,6 +28,7 @@ enum class ActionKind {
   kAwaitReduce,      // bucket: waits; a rotating gradient buffer goes with the
                      // last bucket of its unit
   kNorm,             // global gradient norm, clip factor, finite check
+  kMoments,          // the optimizer's first pass: norms of whole parameters
   kUpdate,           // optimizer step of the unit's owned part
   kGatherUpdated,    // gather bucket: starts gathering updated parameters
 };
@@ -71,6 +72,7 @@ struct ScheduleOptions {
   int64_t micro_steps = 1;
   bool overlap = true;
   GatherPolicy gather = {};
+  bool tensor_norms = false;  // the optimizer needs them before any update
 };
 
 // The actions of one training step.

@@ -86,8 +86,8 @@ class CpuOps final : public Ops {
   // adamw.cc, sgd.cc, lamb.cc
   void AdamW(Stream&, const AdamWArgs&) override;
   void Sgd(Stream&, const SgdArgs&) override;
-  void LambMoments(Stream&, const LambMomentsArgs&) override;
-  void LambApply(Stream&, const LambApplyArgs&) override;
+  void LambMoments(Stream&, const LambArgs&) override;
+  void LambApply(Stream&, const LambArgs&) override;
 
  private:
   int num_threads_;

@@ -16,8 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-struct MomentConstants {
-  MomentConstants(const LambMomentsArgs& args, float weight_decay)
+struct Constants {
+  Constants(const LambArgs& args, float weight_decay)
       : grad_scale(hn::Set(df, GradScale(args.state))),
         weight_decay(hn::Set(df, weight_decay)),
         beta1(hn::Set(df, args.beta1)),
@@ -36,22 +36,26 @@ struct MomentConstants {
   VF eps, m_scale, v_scale;
 };
 
+// Both passes compute it: the same bits.
+HWY_INLINE VF UpdateElement(const Constants& c, VF p, VF m, VF v) {
+  const VF denominator = Fma(hn::Sqrt(v), c.v_scale, c.eps);
+  const VF direction = hn::Div(hn::Mul(m, c.m_scale), denominator);
+  return Fma(c.weight_decay, p, direction);
+}
+
 struct Moments {
   VF m, v, update;
 };
-HWY_INLINE Moments MomentElement(const MomentConstants& c, VF p, VF m, VF v,
-                                 VF g) {
+HWY_INLINE Moments MomentElement(const Constants& c, VF p, VF m, VF v, VF g) {
   g = hn::Mul(g, c.grad_scale);
   m = Fma(c.beta1, m, hn::Mul(c.one_minus_beta1, g));
   v = Fma(c.beta2, v, hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-  const VF denominator = Fma(hn::Sqrt(v), c.v_scale, c.eps);
-  const VF direction = hn::Div(hn::Mul(m, c.m_scale), denominator);
-  return {m, v, Fma(c.weight_decay, p, direction)};
+  return {m, v, UpdateElement(c, p, m, v)};
 }
 
 template <class G>
-void MomentSpan(const LambMomentsArgs& args, const MomentConstants& c,
-                int64_t begin, int64_t end) {
+void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
+                int64_t end) {
   const float* master = MasterOf(args.state);
   const G* grad = static_cast<const G*>(args.state.grad.data);
   const int64_t lanes = NumLanes();
@@ -73,17 +77,17 @@ void MomentSpan(const LambMomentsArgs& args, const MomentConstants& c,
   }
 }
 
-void MomentRange(const LambMomentsArgs& args, float weight_decay, int64_t begin,
+void MomentRange(const LambArgs& args, float weight_decay, int64_t begin,
                  int64_t end) {
-  const MomentConstants c(args, weight_decay);
+  const Constants c(args, weight_decay);
   ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G,
                            MomentSpan<G>(args, c, begin, end));
 }
 
 // p -= step * update, with step = lr * trust ratio.
 template <class P>
-void ApplySpan(const LambApplyArgs& args, float step, int64_t begin,
-               int64_t end) {
+void ApplySpan(const LambArgs& args, const Constants& c, float step,
+               int64_t begin, int64_t end) {
   float* master = MasterOf(args.state);
   P* copy = args.state.master != nullptr
                 ? static_cast<P*>(args.state.param.data)
@@ -92,21 +96,27 @@ void ApplySpan(const LambApplyArgs& args, float step, int64_t begin,
   const int64_t lanes = NumLanes();
   int64_t i = begin;
   for (; i + lanes <= end; i += lanes) {
-    const VF p = NegFma(scale, Load(args.update + i), Load(master + i));
+    VF p = Load(master + i);
+    p = NegFma(scale, UpdateElement(c, p, Load(args.m + i), Load(args.v + i)),
+               p);
     Store(p, master + i);
     if (copy != nullptr) Store(p, copy + i);
   }
   if (const int64_t n = end - i; n > 0) {
-    const VF p = NegFma(scale, LoadN(args.update + i, n), LoadN(master + i, n));
+    VF p = LoadN(master + i, n);
+    p = NegFma(scale,
+               UpdateElement(c, p, LoadN(args.m + i, n), LoadN(args.v + i, n)),
+               p);
     StoreN(p, master + i, n);
     if (copy != nullptr) StoreN(p, copy + i, n);
   }
 }
 
-void ApplyRange(const LambApplyArgs& args, float step, int64_t begin,
-                int64_t end) {
+void ApplyRange(const LambArgs& args, float weight_decay, float step,
+                int64_t begin, int64_t end) {
+  const Constants c(args, weight_decay);
   ZERO_CPU_WITH_FLOAT_TYPE(args.state.param.dtype, P,
-                           ApplySpan<P>(args, step, begin, end));
+                           ApplySpan<P>(args, c, step, begin, end));
 }
 
 }  // namespace
@@ -119,9 +129,10 @@ namespace zero::cpu {
 HWY_EXPORT(MomentRange);
 HWY_EXPORT(ApplyRange);
 
-void CpuOps::LambMoments(Stream&, const LambMomentsArgs& args) {
+void CpuOps::LambMoments(Stream&, const LambArgs& args) {
   if (SkipsUpdate(args.state)) return;
   CheckUpdateState("LambMoments", args.state);
+  ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
   const auto ranges = args.state.ranges;
   ForEachPiece(num_threads_, ranges,
                [&](size_t range, int64_t begin, int64_t end) {
@@ -131,34 +142,42 @@ void CpuOps::LambMoments(Stream&, const LambMomentsArgs& args) {
   for (size_t i = 0; i < ranges.size(); ++i) {
     const int64_t begin = ranges[i].begin;
     const int64_t size = ranges[i].end - begin;
-    args.norms[2 * i] += cpu::SumSquares(
+    double* const norms = args.norms + 2 * args.parts[i].own;
+    norms[0] += cpu::SumSquares(
         num_threads_, {MasterOf(args.state) + begin, DType::kF32, size});
-    args.norms[2 * i + 1] +=
+    norms[1] +=
         cpu::SumSquares(num_threads_, {args.update + begin, DType::kF32, size});
   }
 }
 
 namespace {
 
-double TrustRatio(const LambApplyArgs& args, size_t range) {
-  const double p = std::sqrt(args.norms[2 * range]);
-  const double update = std::sqrt(args.norms[2 * range + 1]);
+double TrustRatio(const LambArgs& args, const TensorPart& part) {
+  double p = 0, update = 0;
+  for (int64_t k = part.begin; k < part.end; ++k) {
+    p += args.norms[2 * k];
+    update += args.norms[2 * k + 1];
+  }
   if (p == 0 || update == 0) return 1;
-  return std::clamp(p / update, static_cast<double>(args.min_coeff),
+  return std::clamp(std::sqrt(p) / std::sqrt(update),
+                    static_cast<double>(args.min_coeff),
                     static_cast<double>(args.max_coeff));
 }
 
 }  // namespace
 
-void CpuOps::LambApply(Stream&, const LambApplyArgs& args) {
+void CpuOps::LambApply(Stream&, const LambArgs& args) {
   if (SkipsUpdate(args.state)) return;
   CheckUpdateState("LambApply", args.state);
-  ForEachPiece(num_threads_, args.state.ranges,
-               [&](size_t range, int64_t begin, int64_t end) {
-                 const double step = args.lr * TrustRatio(args, range);
-                 HWY_DYNAMIC_DISPATCH(ApplyRange)
-                 (args, static_cast<float>(step), begin, end);
-               });
+  ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
+  const auto ranges = args.state.ranges;
+  ForEachPiece(
+      num_threads_, ranges, [&](size_t range, int64_t begin, int64_t end) {
+        const double step = args.lr * TrustRatio(args, args.parts[range]);
+        HWY_DYNAMIC_DISPATCH(ApplyRange)
+        (args, ranges[range].weight_decay, static_cast<float>(step), begin,
+         end);
+      });
 }
 
 }  // namespace zero::cpu

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "tests/kernels/optimizer_test_util.h"
@@ -18,15 +19,22 @@ struct Lamb {
     for (int64_t i = 0; i < kSpan; ++i) v.Set(i, 0.01 + 1e-4 * (i % 97));
   }
 
-  LambMomentsArgs Moments(const std::vector<UpdateRange>& ranges) {
+  // Both passes' arguments; every range is a tensor, and its norms are zero.
+  LambArgs Args(const std::vector<UpdateRange>& ranges) {
+    parts.clear();
+    for (int64_t i = 0; i < static_cast<int64_t>(ranges.size()); ++i) {
+      parts.push_back({i, i, i + 1});
+    }
     norms.assign(2 * ranges.size(), 0);
-    LambMomentsArgs args;
+    LambArgs args;
     args.state = params.state(ranges);
     args.state.grad_scale = &scale;
     args.m = m.floats();
     args.v = v.floats();
-    args.update = update.floats();
+    args.parts = parts;
     args.norms = norms.data();
+    args.update = update.floats();
+    args.lr = kLr;
     args.beta1 = kBeta1;
     args.beta2 = kBeta2;
     args.eps = kEps;
@@ -34,13 +42,10 @@ struct Lamb {
     args.bias_correction2 = 0.25f;
     return args;
   }
-  LambApplyArgs Apply(const std::vector<UpdateRange>& ranges) {
-    LambApplyArgs args;
-    args.state = params.state(ranges);
-    args.update = update.floats();
-    args.norms = norms.data();
-    args.lr = kLr;
-    return args;
+  void Step(const CpuPath& cpu, const std::vector<UpdateRange>& ranges) {
+    const LambArgs args = Args(ranges);
+    cpu.ops.LambMoments(cpu.stream, args);
+    cpu.ops.LambApply(cpu.stream, args);
   }
   bool SameBits(const Lamb& other) const {
     return params.param.SameBits(other.params.param) &&
@@ -50,6 +55,7 @@ struct Lamb {
 
   FlatParams params;
   Array m, v, update;
+  std::vector<TensorPart> parts;
   std::vector<double> norms;
   float scale = kScale;
 };
@@ -60,8 +66,7 @@ TEST(LambTest, MatchesFloat64InBothPasses) {
     ForEachDtypePair([&](DType param, DType grad) {
       const Lamb before(param, grad);
       Lamb after = before;
-      cpu.ops.LambMoments(cpu.stream, after.Moments(ranges));
-      cpu.ops.LambApply(cpu.stream, after.Apply(ranges));
+      after.Step(cpu, ranges);
       for (size_t r = 0; r < ranges.size(); ++r) {
         double p2 = 0, u2 = 0;
         std::vector<double> update;
@@ -107,22 +112,52 @@ TEST(LambTest, BitsAreEqualOnEveryPathAndThreadCount) {
   std::optional<Lamb> first;
   ForEachCpuPath([&](const CpuPath& cpu) {
     Lamb lamb(DType::kBF16, DType::kF32);
-    for (int step = 0; step < 3; ++step) {
-      cpu.ops.LambMoments(cpu.stream, lamb.Moments(ranges));
-      cpu.ops.LambApply(cpu.stream, lamb.Apply(ranges));
-    }
+    for (int step = 0; step < 3; ++step) lamb.Step(cpu, ranges);
     if (!first.has_value()) first.emplace(lamb);
     EXPECT_TRUE(lamb.SameBits(*first));
   });
 }
 
-TEST(LambTest, NormsAccumulateSoThatATensorMayComeInParts) {
+// Norms are measured in parts and added in order; the second pass moves by
+// what the first one measured, to the bit.
+TEST(LambTest, ATensorMayComeInParts) {
+  ForEachCpuPath([](const CpuPath& cpu) {
+    const std::vector<UpdateRange> cut = {
+        {0, 192, 0.1f}, {192, 5000, 0.1f}, {5000, kSpan, 0.1f}};
+    Lamb parts(DType::kF32, DType::kF32);
+    const Lamb before = parts;
+    LambArgs args = parts.Args(cut);
+    // Another tensor's part is between them, and holds what it held.
+    parts.parts = {{0, 0, 2}, {1, 0, 2}, {3, 3, 4}};
+    parts.norms = {0, 0, 0, 0, 5, 7, 0, 0};
+    args.parts = parts.parts;
+    args.norms = parts.norms.data();
+    cpu.ops.LambMoments(cpu.stream, args);
+    EXPECT_EQ(parts.norms[4], 5);
+    EXPECT_EQ(parts.norms[5], 7);
+    cpu.ops.LambApply(cpu.stream, args);
+    const auto& norms = parts.norms;
+    const auto step = [&](double p, double update) {
+      return static_cast<float>(kLr * (std::sqrt(p) / std::sqrt(update)));
+    };
+    const float two = step(norms[0] + norms[2], norms[1] + norms[3]);
+    const float one = step(norms[6], norms[7]);
+    for (int64_t i = 0; i < kSpan; ++i) {
+      const float update = parts.update.floats()[i];
+      const float was = static_cast<float>(before.params.value(i));
+      ASSERT_EQ(parts.params.param[i],
+                std::fma(-(i < 5000 ? two : one), update, was));
+    }
+  });
+}
+
+TEST(LambTest, NormsAddToWhatIsThere) {
   OnCpu([](const CpuPath& cpu) {
     const std::vector<UpdateRange> ranges = {{0, kSpan, 0.1f}};
     Lamb fresh(DType::kF32, DType::kF32);
-    cpu.ops.LambMoments(cpu.stream, fresh.Moments(ranges));
+    cpu.ops.LambMoments(cpu.stream, fresh.Args(ranges));
     Lamb added(DType::kF32, DType::kF32);
-    const LambMomentsArgs args = added.Moments(ranges);
+    const LambArgs args = added.Args(ranges);
     added.norms = {3, 5};
     cpu.ops.LambMoments(cpu.stream, args);
     EXPECT_EQ(added.norms[0], 3 + fresh.norms[0]);
@@ -135,12 +170,16 @@ TEST(LambTest, TrustRatioIsClampedAndOneWhereANormIsZero) {
     const std::vector<UpdateRange> ranges = {
         {0, 1, 0}, {1, 2, 0}, {2, 3, 0}, {3, 4, 0}};
     Lamb lamb(DType::kF32, DType::kF32);
+    LambArgs args = lamb.Args(ranges);
+    args.eps = 0;
     for (int64_t i = 0; i < 4; ++i) {
       lamb.params.param.Set(i, 0);
-      lamb.update.Set(i, 1);
+      // An update of 1: both moments are 1 once corrected.
+      lamb.m.Set(i, 0.5);
+      lamb.v.Set(i, 0.25);
     }
     lamb.norms = {1e12, 1, 1e-12, 1, 0, 1, 1, 0};
-    cpu.ops.LambApply(cpu.stream, lamb.Apply(ranges));
+    cpu.ops.LambApply(cpu.stream, args);
     EXPECT_EQ(lamb.params.param[0], -static_cast<float>(10.0 * kLr));
     EXPECT_NEAR(lamb.params.param[1], -0.01 * kLr, 1e-10);
     EXPECT_EQ(lamb.params.param[2], -kLr);
@@ -153,13 +192,11 @@ TEST(LambTest, NonFiniteStepWritesNothing) {
     const std::vector<UpdateRange> ranges = TestRanges();
     const Lamb before(DType::kBF16, DType::kBF16);
     Lamb after = before;
-    LambMomentsArgs moments = after.Moments(ranges);
-    LambApplyArgs apply = after.Apply(ranges);
+    LambArgs args = after.Args(ranges);
     const uint32_t found = 1;
-    moments.state.found_non_finite = &found;
-    apply.state.found_non_finite = &found;
-    cpu.ops.LambMoments(cpu.stream, moments);
-    cpu.ops.LambApply(cpu.stream, apply);
+    args.state.found_non_finite = &found;
+    cpu.ops.LambMoments(cpu.stream, args);
+    cpu.ops.LambApply(cpu.stream, args);
     EXPECT_TRUE(after.params.param.SameBits(before.params.param));
     EXPECT_TRUE(after.m.SameBits(before.m));
     EXPECT_EQ(after.norms, std::vector<double>(2 * ranges.size(), 0));

@@ -195,8 +195,9 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     float* const moments = static_cast<float*>(data);
     ops.AdamW(*meta.stream, {state, moments, moments});
     ops.Sgd(*meta.stream, {state, moments});
-    ops.LambMoments(*meta.stream, {state, moments, moments, moments, sum});
-    ops.LambApply(*meta.stream, {state, moments, sum});
+    const LambArgs lamb{state, moments, moments, {}, sum, moments};
+    ops.LambMoments(*meta.stream, lamb);
+    ops.LambApply(*meta.stream, lamb);
   }
 }
 

@@ -22,7 +22,7 @@ class Training {
         stream_(device_->MakeStream(StreamRole::kCompute)),
         params(kSize),
         states_(spec.StateFloatsPerElement(), std::vector<float>(kSize)),
-        scratch_(spec.ScratchBytes(kSize, 2) / sizeof(double) + 1) {
+        scratch_(kSize) {
     for (int64_t i = 0; i < kSize; ++i) {
       params[i] = std::sin(static_cast<float>(i) + 1);
     }
@@ -45,9 +45,18 @@ class Training {
     state.ranges = ranges;
     std::vector<float*> states;
     for (std::vector<float>& s : states_) states.push_back(s.data());
-    OptimizerStep(device_->ops(), *stream_, spec_, state, states,
-                  {lr, beta1, step},
-                  {scratch_.data(), scratch_.size() * sizeof(double)});
+    const OptimizerStepOptions options{lr, beta1, step};
+    TensorNorms norms;
+    const TensorPart parts[] = {{0, 0, 1}, {1, 1, 2}};
+    double sums[4] = {};
+    if (spec_.needs_tensor_norms()) {
+      norms = {parts, sums};
+      ASSERT_EQ(spec_.ScratchBytes(kSize), scratch_.size() * sizeof(float));
+      OptimizerMoments(device_->ops(), *stream_, spec_, state, states, options,
+                       norms, {scratch_.data(), spec_.ScratchBytes(kSize)});
+    }
+    OptimizerStep(device_->ops(), *stream_, spec_, state, states, options,
+                  norms);
   }
 
   double Decay(int64_t i) const {
@@ -64,7 +73,7 @@ class Training {
 
  private:
   std::vector<std::vector<float>> states_;
-  std::vector<double> scratch_;
+  std::vector<float> scratch_;
 };
 
 // torch.optim.AdamW, or Adam with L2, in float64 with the exact betas.
@@ -195,11 +204,10 @@ TEST(OptimizerTest, LambScalesEachRangeByItsTrustRatio) {
 TEST(OptimizerTest, StatesAreWhatEachKindNeeds) {
   OptimizerSpec spec;
   EXPECT_EQ(spec.StateFloatsPerElement(), 2);
-  EXPECT_EQ(spec.ScratchBytes(1000, 3), 0u);
+  EXPECT_EQ(spec.ScratchBytes(1000), 0u);
   spec.kind = OptimizerKind::kLamb;
   EXPECT_EQ(spec.StateFloatsPerElement(), 2);
-  // 1000 floats up to a cache line, then two doubles for each range.
-  EXPECT_EQ(spec.ScratchBytes(1000, 3), 4032u + 48u);
+  EXPECT_EQ(spec.ScratchBytes(1000), 4000u);
   spec.kind = OptimizerKind::kSgd;
   EXPECT_EQ(spec.StateFloatsPerElement(), 0);
   spec.momentum = 0.9;

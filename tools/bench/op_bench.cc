@@ -546,23 +546,22 @@ void Bench::Optimizers(int64_t n) {
                        .momentum = 0.9f};
     return [this, args] { ops().Sgd(*stream_, args); };
   });
-  // Pass 1 reads p, g, m, v and writes m, v, update; pass 2 reads p, update
-  // and writes p.
-  measure("lamb, both passes", 6, 4, [&](const UpdateState& state) {
+  // Pass 1 reads p, g, m, v and writes m, v, update, and its norms read p and
+  // update; pass 2 reads p, m, v and writes p.
+  measure("lamb, both passes", 9, 4, [&](const UpdateState& state) {
     const auto norms = std::make_shared<std::vector<double>>(2, 0.0);
-    const LambMomentsArgs moments{.state = state,
-                                  .m = floats(),
-                                  .v = floats(),
-                                  .update = floats(),
-                                  .norms = norms->data()};
-    const LambApplyArgs apply{.state = state,
-                              .update = moments.update,
-                              .norms = norms->data(),
-                              .lr = 1e-3f};
-    return [this, norms, moments, apply] {
+    static constexpr TensorPart kWhole = {0, 0, 1};
+    const LambArgs args{.state = state,
+                        .m = floats(),
+                        .v = floats(),
+                        .parts = {&kWhole, 1},
+                        .norms = norms->data(),
+                        .update = floats(),
+                        .lr = 1e-3f};
+    return [this, norms, args] {
       norms->assign(2, 0.0);
-      ops().LambMoments(*stream_, moments);
-      ops().LambApply(*stream_, apply);
+      ops().LambMoments(*stream_, args);
+      ops().LambApply(*stream_, args);
     };
   });
 }

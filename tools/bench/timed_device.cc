@@ -156,10 +156,10 @@ class TimedDevice::TimedOps final : public Ops {
   void Sgd(Stream& s, const SgdArgs& a) override {
     Time("sgd", 0, [&] { inner_.Sgd(s, a); });
   }
-  void LambMoments(Stream& s, const LambMomentsArgs& a) override {
+  void LambMoments(Stream& s, const LambArgs& a) override {
     Time("lamb_moments", 0, [&] { inner_.LambMoments(s, a); });
   }
-  void LambApply(Stream& s, const LambApplyArgs& a) override {
+  void LambApply(Stream& s, const LambArgs& a) override {
     Time("lamb_apply", 0, [&] { inner_.LambApply(s, a); });
   }
 

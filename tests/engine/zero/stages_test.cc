@@ -226,6 +226,68 @@ TEST(StagesTest, OneRankIsTheSameAtEveryStage) {
   }
 }
 
+// LAMB's ratios are of whole parameters, wherever their pieces lie.
+TEST(StagesTest, EveryOptimizerGivesTheSameBitsAtEveryStage) {
+  for (OptimizerKind kind :
+       {OptimizerKind::kLamb, OptimizerKind::kSgd, OptimizerKind::kAdam}) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      for (int world : {2, 3, 4}) {
+        Job job;
+        job.world = world;
+        job.options.param_dtype = dtype;
+        job.options.optimizer.kind = kind;
+        job.options.optimizer.momentum = 0.9;
+        const Outcome want = Train(job);
+        for (int stage : {1, 2, 3}) {
+          for (bool overlap : {false, true}) {
+            SCOPED_TRACE(testing::Message()
+                         << "optimizer " << static_cast<int>(kind) << " "
+                         << dtype << " world " << world << " stage " << stage
+                         << " overlap " << overlap);
+            job.options = AtStage(job.options, stage);
+            job.options.overlap = overlap;
+            job.options.reduce_bucket_elems = overlap ? 1 : 1 << 20;
+            EXPECT_EQ(Train(job), want);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
+  Job job;
+  job.config.vocab_size = 140'001;
+  job.world = 3;
+  job.batch = 3;
+  job.steps = 2;
+  job.options.optimizer.kind = OptimizerKind::kLamb;
+  const auto model = MakeModel(job.config);
+  const Plan plan = MakePlan(DescribeUnits(*model), {.world = 3});
+  ASSERT_EQ(plan.units[0].segments.size(), 2u);
+  const Outcome want = Train(job);
+  for (int stage : {2, 3}) {
+    job.options = AtStage(job.options, stage);
+    job.options.reduce_bucket_elems = stage == 2 ? 1 : 1 << 24;
+    EXPECT_EQ(Train(job), want) << "stage " << stage;
+  }
+}
+
+// A ratio of pieces instead of parameters would be far off.
+TEST(StagesTest, LambOfRanksIsThatOfOneRank) {
+  Job alone;
+  alone.config = TiedLlama();
+  alone.world = 1;
+  alone.options.optimizer.kind = OptimizerKind::kLamb;
+  const Outcome want = Train(alone);
+  for (int stage : {0, 3}) {
+    Job job = alone;
+    job.world = 4;
+    job.options = AtStage(job.options, stage);
+    EXPECT_LT(RelativeDifference(Train(job).parameters, want.parameters), 2e-5);
+  }
+}
+
 // Stages 0 and 1 add micro-batches up before ranks, 2 and 3 after.
 TEST(StagesTest, MicroBatchesAddUpInTwoOrders) {
   Job job;
