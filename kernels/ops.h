@@ -341,7 +341,8 @@ struct ClipArgs {
 
 // dst[i] (+)= src[0][i] + src[1][i] + ..., one source per rank, in that order:
 // sums in fp32 and one rounding to nearest even, or float64 throughout. With
-// accumulate the sum is formed first, then added to dst.
+// accumulate the sum is formed first, then added to dst. Of one source it is a
+// conversion that a communication thread may do.
 // Threads: serial on the CPU, on any thread: communication threads, which must
 //          not enter OpenMP, call it.
 struct SumRanksArgs {
@@ -365,7 +366,7 @@ struct UpdateRange {
 struct UpdateState {
   Vector param;                                // fp32, bf16 or fp16
   float* master = nullptr;                     // fp32
-  ConstVector grad;                            // fp32 or bf16
+  ConstVector grad;                            // fp32, bf16 or fp16
   const float* grad_scale = nullptr;           // device scalar; null: 1
   const uint32_t* found_non_finite = nullptr;  // device scalar; null: 0
   absl::Span<const UpdateRange> ranges;

@@ -575,21 +575,21 @@ void AddPrecision(Table& t) {
   t.Refuse(kBool, "fp16.fp16_master_weights_and_grads", master)
       .Harmless("false");
 
-  const std::string fp32_only =
-      "gradients are summed and reduced in fp32 so far";
   t.Object("data_types", "Dtypes of intermediate results.");
-  t.Choice("data_types.grad_accum_dtype", {"fp32"}, FIELD(grad_accum_dtype),
-           "Gradients are accumulated in it.")
-      .Unbuilt({"bf16", "fp16"}, fp32_only)
+  t.Choice("data_types.grad_accum_dtype", NamesOf(DType{}),
+           FIELD(grad_accum_dtype),
+           "Gradients are accumulated in it: fp32, or the parameters' dtype.")
       .DeepSpeed(
-          "the parameters' dtype with fp16 and ZeRO 1-3; here always "
-          "fp32, so that micro-batches add up without loss");
-  t.Choice("communication_data_type", {"fp32"}, FIELD(communication_data_type),
-           "Gradients are reduced in it.")
-      .Unbuilt({"bf16", "fp16"}, fp32_only)
+          "the parameters' dtype with fp16 and ZeRO 1-3; here fp32, so that "
+          "micro-batches add up without loss");
+  t.Choice("communication_data_type", NamesOf(DType{}),
+           FIELD(communication_data_type),
+           "Gradients are sent in it; their sum over ranks is formed in fp32 "
+           "and rounded to it once.")
+      .Derived("data_types.grad_accum_dtype")
       .DeepSpeed(
-          "the parameters' dtype; here fp32, so that the sum over "
-          "ranks is not rounded");
+          "the parameters' dtype; here that of the accumulated gradients, "
+          "fp32 unless asked, so that nothing is rounded on the way");
   t.Refuse(kOpaque, "amp", "Apex does not exist here; write bf16 or fp16")
       .Harmless("disabled");
   t.Refuse(kOpaque, "torch_autocast",
@@ -1127,8 +1127,8 @@ void AddRefused(Table& t) {
   t.Refuse(kBool, "sparse_gradients", "gradients are dense; false is accepted")
       .Harmless("false");
   t.Refuse(kBool, "fp32_allreduce",
-           "gradients are always reduced in communication_data_type, fp32; "
-           "true is accepted")
+           "write communication_data_type; it is fp32 unless asked, and true "
+           "is accepted")
       .Harmless("true");
   t.Refuse(kBool, "dataloader_drop_last",
            "the last partial batch of an epoch is always dropped; true is "

@@ -640,6 +640,19 @@ class Resolver {
               absl::StrCat("true, and so is ", Cite("bf16.enabled"),
                            "; choose one"));
     }
+    const std::string accumulated = "data_types.grad_accum_dtype";
+    if (config_.grad_accum_dtype != DType::kF32 &&
+        config_.grad_accum_dtype != config_.param_dtype()) {
+      Problem(accumulated,
+              absl::StrFormat("\"%s\", but parameters are %s; want \"fp32\" or "
+                              "their dtype",
+                              DTypeName(config_.grad_accum_dtype),
+                              DTypeName(config_.param_dtype())));
+    }
+    if (!Given("communication_data_type")) {
+      config_.communication_data_type = config_.grad_accum_dtype;
+      Derived("communication_data_type", accumulated);
+    }
     const LossScalerOptions& scaler = config_.fp16.scaler;
     const double initial =
         std::ldexp(1.0, static_cast<int>(scaler.initial_scale_power));

@@ -118,8 +118,13 @@ void Trainer::PrintStart() const {
   rows.push_back(
       {"precision",
        absl::StrFormat(
-           "%s parameters and activations, %s gradients%s",
+           "%s parameters and activations, %s gradients%s%s",
            DTypeName(config.param_dtype()), DTypeName(config.grad_accum_dtype),
+           rank_->world() > 1 &&
+                   config.communication_data_type != config.grad_accum_dtype
+               ? absl::StrCat(" sent as ",
+                              DTypeName(config.communication_data_type))
+               : "",
            config.param_dtype() == DType::kF32 ? ""
                                                : ", fp32 master weights")});
   rows.push_back(

@@ -440,7 +440,7 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
 std::string Trainer::WireText() const {
   const Executor& executor = session_->executor();
   const int64_t p = DTypeBytes(config_.param_dtype());
-  const int64_t r = DTypeBytes(config_.grad_accum_dtype);
+  const int64_t r = DTypeBytes(config_.communication_data_type);
   const StepWire planned =
       CountWire(executor.plan(), executor.schedule(), p, r);
   const StepWire formula =

@@ -132,6 +132,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       AwaitReduce(action.index);
       break;
     case ActionKind::kNorm:
+      sent_gradients_ = Tensor();
       spent = &times_.optimizer_ms;
       for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
         FinishGradients(u);
@@ -206,31 +207,80 @@ void Executor::AwaitAllParameters() {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) AwaitParameters(u);
 }
 
+void Executor::TakeSentGradients() {
+  if (sent_gradients_.defined()) return;
+  int64_t elems = 0;
+  for (const Bucket& bucket : plan_.reduce_buckets) {
+    elems = std::max(elems, bucket.elems);
+  }
+  sent_gradients_ = Tensor::Empty(*rotating_, {elems}, options_.reduce_dtype,
+                                  MemoryCategory::kReduceBuffers);
+}
+
+// dst (+)= src, rounded once.
+struct Executor::Conversion {
+  ConstVector src;
+  Vector dst;
+  bool accumulate = false;
+};
+
+// On the reduce stream, which runs beside compute: one thread on the CPU.
+void Executor::ConvertForReduce(std::vector<Conversion> conversions) {
+  reduce_stream_->Enqueue([ops = &context_->ops(),
+                           stream = reduce_stream_.get(),
+                           conversions = std::move(conversions)] {
+    for (const Conversion& one : conversions) {
+      ops->SumRanks(*stream, {.src = {&one.src.data, 1},
+                              .src_dtype = one.src.dtype,
+                              .dst = one.dst,
+                              .accumulate = one.accumulate});
+    }
+  });
+}
+
 void Executor::Reduce(int index, int64_t micro_step) {
   const Bucket& bucket = plan_.reduce_buckets[index];
   const bool sharded = grads_.sharded();
+  // Who updates all parameters needs all gradients: an all-reduce, in the same
+  // order of sums as at every stage.
+  const bool all = plan_.placement.optimizer == Placement::kReplicated;
+  const bool accumulate = sharded && micro_step > 0;
+  const DType dtype = options_.reduce_dtype;
+  const bool converts = dtype != options_.grad_dtype;
+  if (converts) TakeSentGradients();
   std::vector<CollectiveSegment> sums, totals;
+  std::vector<Conversion> before, after;
+  int64_t sent_elems = 0;
   for (const SegmentRef& ref : bucket.segments) {
     FinishGradients(ref.unit);
     const Segment& segment = plan_.segment(ref);
-    const Tensor piece = grads_.Piece(ref);
-    const Tensor whole = sharded ? units_[ref.unit].gradients.Slice(
-                                       segment.begin, {segment.elems})
-                                 : grads_.Whole(ref);
+    Tensor piece = grads_.Piece(ref);
+    Tensor whole = sharded ? units_[ref.unit].gradients.Slice(segment.begin,
+                                                              {segment.elems})
+                           : grads_.Whole(ref);
+    if (converts) {
+      const Tensor sent = sent_gradients_.Slice(sent_elems, {segment.elems});
+      const Segment own = plan_.Piece({0, segment.elems}, rank_->rank());
+      const Tensor sent_piece = sent.Slice(own.begin, {own.elems});
+      sent_elems += segment.elems;
+      before.push_back({whole.vector(), sent.vector()});
+      after.push_back({(all ? sent : sent_piece).vector(),
+                       (all ? whole : piece).vector(), accumulate});
+      whole = sent;
+      piece = sent_piece;
+    }
     sums.push_back({whole.data(), piece.data(), segment.elems});
     totals.push_back({piece.data(), whole.data(), segment.elems});
   }
   const std::string& name = plan_.units[bucket.segments.front().unit].name;
-  const DType dtype = options_.grad_dtype;
   FollowCompute(*reduce_stream_);
+  if (converts) ConvertForReduce(std::move(before));
   rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                               /*accumulate=*/sharded && micro_step > 0,
-                               std::move(sums));
-  // Who updates all parameters needs all gradients: an all-reduce, in the same
-  // order of sums as at every stage.
-  if (plan_.placement.optimizer == Placement::kReplicated) {
+                               accumulate && !converts, std::move(sums));
+  if (all) {
     rank_->reduce->AllGather(*reduce_stream_, name, dtype, std::move(totals));
   }
+  if (converts) ConvertForReduce(std::move(after));
   reduce_stream_->Record(*reduced_[index]);
 }
 

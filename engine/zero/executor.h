@@ -40,7 +40,8 @@ struct UpdatePart;      // a run of elements that this rank updates
 struct ExecutorOptions {
   // Changes results.
   DType param_dtype = DType::kF32;
-  DType grad_dtype = DType::kF32;
+  DType grad_dtype = DType::kF32;    // gradients accumulate in it
+  DType reduce_dtype = DType::kF32;  // and are sent, and rounded once, in it
   OptimizerSpec optimizer;
   bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
@@ -218,6 +219,9 @@ class Executor {
   void TakeGradientBuffers(int unit);
   void FinishGradients(int unit);
   void Reduce(int bucket, int64_t micro_step);
+  struct Conversion;
+  void TakeSentGradients();
+  void ConvertForReduce(std::vector<Conversion> conversions);
   void AwaitReduce(int bucket);
   void GatherUpdated(int bucket);
   void Norm(const StepInput& input);
@@ -270,6 +274,10 @@ class Executor {
   int64_t num_tensor_parts_ = 0;
   Tensor agreed_;  // AllReduce's numbers, float64
   std::vector<UnitState> units_;
+  // One bucket of gradients as they are sent, where that is not as they are
+  // accumulated; [elems of the largest bucket], from the first reduction of a
+  // step to the last. Only work of the reduce stream touches it.
+  Tensor sent_gradients_;
   std::vector<std::unique_ptr<Event>> reduced_;  // per reduce bucket
   std::vector<std::unique_ptr<Event>> updated_;  // per gather bucket
   std::unique_ptr<Event> computed_;

@@ -121,7 +121,7 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   const std::vector<Action> actions =
       MakeSchedule(plan, options.schedule_options(micro_steps));
   const int64_t p = DTypeBytes(options.param_dtype);
-  const int64_t r = DTypeBytes(options.grad_dtype);
+  const int64_t r = DTypeBytes(options.reduce_dtype);
 
   Console console(stdout, /*is_terminal=*/false);
   console.Line(absl::StrFormat("ZeRO stage %d on %d rank(s), %d micro-step(s)",

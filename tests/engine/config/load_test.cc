@@ -140,6 +140,30 @@ TEST(LoadTest, OriginsNameTheFileTheOverrideTheFormulaOrTheDefault) {
   EXPECT_EQ(origins.count("model.hidden_size"), 0u);
 }
 
+TEST(LoadTest, GradientsAreSentAsTheyAreAccumulatedUnlessAsked) {
+  const std::string accumulate = "data_types.grad_accum_dtype=";
+  const std::string send = "communication_data_type=";
+  const auto check = [](std::vector<std::string> overrides, DType accumulated,
+                        DType sent) {
+    const auto loaded = LoadSmall(std::move(overrides));
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.grad_accum_dtype, accumulated);
+    EXPECT_EQ(loaded->config.communication_data_type, sent);
+  };
+  check({"bf16.enabled=true"}, DType::kF32, DType::kF32);
+  check({send + "bf16"}, DType::kF32, DType::kBF16);
+  check({"fp16.enabled=true", send + "fp16"}, DType::kF32, DType::kF16);
+  check({"bf16.enabled=true", accumulate + "bf16"}, DType::kBF16, DType::kBF16);
+  check({"bf16.enabled=true", accumulate + "bf16", send + "fp32"}, DType::kBF16,
+        DType::kF32);
+  EXPECT_EQ(ErrorOfSmall({accumulate + "bf16"}),
+            "--set data_types.grad_accum_dtype: \"bf16\", but parameters are "
+            "fp32; want \"fp32\" or their dtype");
+  EXPECT_EQ(ErrorOfSmall({accumulate + "bf16", "fp16.enabled=true"}),
+            "--set data_types.grad_accum_dtype: \"bf16\", but parameters are "
+            "fp16; want \"fp32\" or their dtype");
+}
+
 TEST(LoadTest, AnyOneOfTheBatchSizesIsDerived) {
   const auto check = [](std::vector<std::string> overrides, int world,
                         int64_t batch, int64_t micro, int64_t steps) {
@@ -313,9 +337,6 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
   EXPECT_EQ(offload.status().message(),
             "run.json:2:25: zero_optimization.offload_optimizer: not built "
             "yet: it comes with offload");
-  EXPECT_EQ(ErrorOfSmall({"communication_data_type=bf16"}),
-            "--set communication_data_type: \"bf16\" is not built yet: "
-            "gradients are summed and reduced in fp32 so far");
   EXPECT_EQ(ErrorOfSmall({"optimizer.type=OneBitAdam"}),
             "--set optimizer.type: \"OneBitAdam\" is not built yet: write "
             "AdamW, Adam, SGD or Lamb");

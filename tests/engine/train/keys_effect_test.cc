@@ -155,6 +155,10 @@ std::vector<Line> Lines() {
        {2, 4}},
       {"fp16.min_loss_scale", "fp16.min_loss_scale=65536", kFp16, {1, 2, 3}},
 
+      {"data_types.grad_accum_dtype",
+       "data_types.grad_accum_dtype=bf16",
+       {"bf16.enabled=true"}},
+
       {"optimizer.type", "optimizer.type=SGD"},
       {"optimizer.params.lr", "optimizer.params.lr=0.02"},
       {"optimizer.params.weight_decay", "optimizer.params.weight_decay=0.5"},
@@ -239,16 +243,16 @@ std::vector<Line> Lines() {
 
 // Only one value can be given, or the command line reads it (tests/e2e).
 bool NeedsNoLine(const KeySpec& key) {
+  // One rank has nothing to shard or to send (tests/engine/zero/stages_test).
+  if (absl::StartsWith(key.path, "zero_optimization.") ||
+      absl::StartsWith(key.path, "communication")) {
+    return true;
+  }
   const auto is_built = [&](const std::string& choice) {
     return std::count(key.unbuilt.begin(), key.unbuilt.end(), choice) == 0;
   };
   if (key.kind == KeyKind::kChoice) {
     return std::count_if(key.choices.begin(), key.choices.end(), is_built) == 1;
-  }
-  // One rank has nothing to shard or to send (tests/engine/zero/stages_test).
-  if (absl::StartsWith(key.path, "zero_optimization.") ||
-      absl::StartsWith(key.path, "communication.")) {
-    return true;
   }
   return key.path == "dump_state";
 }

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -114,9 +115,11 @@ class TrainerTest : public testing::Test {
     return outcome;
   }
 
-  // Runs as threads; the config's batch holds for `world` ranks.
-  absl::Status RunRanks(int world, std::vector<std::string> overrides,
-                        const std::string& out) {
+  // Runs as threads; the config's batch holds for `world` ranks. `prepare`
+  // sees every rank's trainer before its first step.
+  absl::Status RunRanks(
+      int world, std::vector<std::string> overrides, const std::string& out,
+      const std::function<void(const Rank&, Trainer&)>& prepare = {}) {
     overrides.push_back("train_micro_batch_size_per_gpu=auto");
     const LoadedConfig loaded = Load(overrides, out, world);
     Console silent(nullptr, /*is_terminal=*/false);
@@ -129,6 +132,7 @@ class TrainerTest : public testing::Test {
           ZERO_ASSIGN_OR_RETURN(
               const auto trainer,
               Trainer::Make(rank, loaded, Tools(), &silent, nullptr));
+          if (prepare) prepare(rank, *trainer);
           return trainer->Run().status();
         });
   }
@@ -434,6 +438,24 @@ void Poison(Trainer& trainer, const std::string& name, int from, int to,
   }
 }
 
+// The same on one of several ranks: in the first parameter of a unit, right
+// behind its backward pass and before its reduction.
+void OverflowInBackward(Trainer& trainer, int unit, int from, int to) {
+  const Parameter* parameter =
+      trainer.session().model().units()[unit]->parameters()[0].get();
+  trainer.session().executor().set_hook(
+      [=, step = 1](const Action& action, bool done) mutable {
+        if (!done) return;
+        if (action.kind == ActionKind::kNorm) ++step;
+        if (action.kind != ActionKind::kBackward || action.index != unit ||
+            step < from || step > to) {
+          return;
+        }
+        parameter->weight.sink->grad.As<float>()[0] =
+            std::numeric_limits<float>::infinity();
+      });
+}
+
 TEST_F(TrainerTest, TooManySkipsInARowEndTheRunWithTheTensorsName) {
   const Outcome outcome =
       Run(Load({"training.max_consecutive_skips=3"}), [](Trainer& trainer) {
@@ -626,6 +648,36 @@ TEST_F(TrainerTest, TheFp16ScaleFollowsItsTable) {
   for (int i = 0; i < 12; ++i) {
     EXPECT_EQ(steps[i]["loss_scale"], scales[i]) << "step " << i + 1;
   }
+}
+
+// Some ranks overflow, or all: every rank skips, and the scale follows.
+TEST_F(TrainerTest, AnOverflowOnOneRankScalesAllRanksDown) {
+  std::set<std::string> hashes;
+  for (int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const std::string out = absl::StrCat("stage", stage);
+    const absl::Status status =
+        RunRanks(2,
+                 {"fp16={\"enabled\": true, \"initial_scale_power\": 8, "
+                  "\"loss_scale_window\": 3, \"hysteresis\": 2}",
+                  absl::StrCat("zero_optimization.stage=", stage)},
+                 out, [](const Rank& rank, Trainer& trainer) {
+                   const int first = rank.rank() == 0 ? 4 : 2;
+                   OverflowInBackward(trainer, /*unit=*/1, first, 4);
+                 });
+    ASSERT_TRUE(status.ok()) << status;
+    const double scales[] = {256, 256, 256, 128, 64,  64,
+                             64,  128, 128, 128, 256, 256};
+    const auto steps = Steps(out);
+    ASSERT_EQ(steps.size(), 12u);
+    for (int i = 0; i < 12; ++i) {
+      EXPECT_EQ(steps[i]["loss_scale"], scales[i]) << "step " << i + 1;
+      EXPECT_EQ(steps[i].contains("skipped"), i >= 1 && i <= 3) << i;
+    }
+    hashes.insert(nlohmann::json::parse(
+        dir_.Read(out + "/summary.json"))["parameters_hash"]);
+  }
+  EXPECT_EQ(hashes.size(), 1u);
 }
 
 // ---- Learning rate --------------------------------------------------------
