@@ -210,10 +210,15 @@ def measure_collectives(args):
 
 # ---- What it says -----------------------------------------------------------
 
+def of_all(rounds, what):
+    """The median over all steps of all rounds."""
+    return middle([value for one in rounds for value in one[what]])
+
+
 def rate_of(rounds):
     tokens = rounds[0]["ranks"] * (rounds[0]["micro_batch"] *
                                    rounds[0]["sequence_length"])
-    return 1e3 * tokens / middle([ms for one in rounds for ms in one["step_ms"]])
+    return 1e3 * tokens / of_all(rounds, "step_ms")
 
 
 def memory_of(rounds):
@@ -312,12 +317,10 @@ def print_turns(dtype, found):
             continue
         own = ""
         if name == "zero":
-            own = "%9.0f %9.1f" % tuple(
-                middle([ms for one in rounds for ms in one[what]])
-                for what in ("exposed_ms", "host_ms"))
+            own = "%9.0f %9.1f" % (of_all(rounds, "exposed_ms"),
+                                   of_all(rounds, "host_ms"))
         say("  %-26s %10.1f %9.0f %9.2f %s" % (
-            label(name, stage), rate_of(rounds),
-            middle([ms for one in rounds for ms in one["step_ms"]]),
+            label(name, stage), rate_of(rounds), of_all(rounds, "step_ms"),
             memory_of(rounds) / 1e9, own))
     for name, stage in TURNS:
         rounds = found["turns"].get("%s/%d" % (name, stage))
@@ -364,10 +367,13 @@ def print_link(dtype, link, pairs):
         on, off = pair["on"], pair["off"]
         compute = middle(off["step_ms"]) - middle(off["exposed_ms"])
         share = on["link"]["all_ms"] / compute
-        say("  stage %d, %-18s %7.0f%% %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f%s" % (
-            stage, on["link"]["rate"], 100 * share, middle(on["step_ms"]),
-            middle(off["step_ms"]), middle(on["exposed_ms"]), allowed_ms(on),
-            on["link"]["first_gather_ms"], on["link"]["last_reduction_ms"],
+        say("  stage %d, %-18s %7.0f%%%s%s" % (
+            stage, on["link"]["rate"], 100 * share,
+            " %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f" % (
+                middle(on["step_ms"]),
+                middle(off["step_ms"]), middle(on["exposed_ms"]),
+                allowed_ms(on), on["link"]["first_gather_ms"],
+                on["link"]["last_reduction_ms"]),
             "" if 0.8 <= share <= 1 else "  not 80 to 100 %: measure again"))
     say("  allowed: the first gather, the last reduction (the tied embedding: "
         "%.0f %% of all\n  that is reduced) and %.0f %% of the step" % (
