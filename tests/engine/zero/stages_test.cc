@@ -9,16 +9,15 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/registry.h"
+#include "tests/engine/zero/job_testing.h"
 #include "tests/support/tiny_model.h"
 
 namespace zero {
@@ -27,127 +26,6 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Floats = std::vector<float>;
-
-constexpr int64_t kLength = 9;
-constexpr int64_t kVocab = 61;
-constexpr int64_t kUnlimited = int64_t{1} << 46;
-
-// What the whole job computed.
-struct Outcome {
-  std::vector<double> losses, norms;
-  Floats parameters;
-  bool operator==(const Outcome&) const = default;
-};
-
-struct Job {
-  ModelConfig config = TinyConfig(ModelFamily::kGpt2);
-  ExecutorOptions options = {.optimizer = {.weight_decay = 0.1, .beta2 = 0.95},
-                             .max_grad_norm = 0.5,
-                             .max_positions = 27};
-  int world = 2;
-  int64_t batch = 12;  // sequences of a step, over all ranks
-  int64_t micro_steps = 1;
-  int steps = 3;
-  float loss_scale = 1;
-  // Called on every rank before the first step, and after every step.
-  std::function<void(const Rank&, Rig&)> prepare;
-  std::function<void(Rig&)> between;
-};
-
-ExecutorOptions AtStage(ExecutorOptions options, int stage) {
-  options.placement = PlacementOfStage(stage);
-  return options;
-}
-
-absl::StatusOr<std::unique_ptr<Device>> OneThread(int) {
-  return MakeCpuDevice(1);
-}
-
-// A batch with ignored targets, more of them on some ranks than on others.
-TokenBatch GlobalBatch(int64_t batch, int step) {
-  TokenBatch tokens(batch, kLength, kVocab, step + 1);
-  for (size_t i = 0; i < tokens.targets.size() / 3; i += 2) {
-    tokens.targets[i] = -1;
-  }
-  return tokens;
-}
-
-// Memory as a rehearsal on the meta device predicts it.
-TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
-  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const Rank imagined = MakeLoneRank(*meta, rank.rank(), rank.world());
-  Rig rig(imagined, MakeModel(job.config), job.options,
-          {kUnlimited, kUnlimited});
-  const TokenBatch batch(rows, kLength, kVocab, 1);
-  rig.Step(batch, 0, rows / job.micro_steps);
-  rig.EvalLossSum(batch.All());
-  for (const Parameter* parameter : rig.model().AllParameters()) {
-    ZERO_CHECK(rig->ReadParameter(*parameter, nullptr).ok());
-  }
-  return rig->high_water();
-}
-
-absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
-  const int64_t rows = job.batch / job.world;
-  Rig rig(rank, MakeModel(job.config), job.options, Rehearse(job, rank, rows));
-  rig->activations().set_poison_freed(true);
-  rig->rotating().set_poison_freed(true);
-  if (job.prepare) job.prepare(rank, rig);
-  Outcome outcome;
-  for (int step = 0; step < job.steps; ++step) {
-    const TokenBatch batch = GlobalBatch(job.batch, step);
-    std::vector<HostBatch> parts;
-    const int64_t size = rows / job.micro_steps;
-    for (int64_t micro = 0; micro < job.micro_steps; ++micro) {
-      parts.push_back(
-          batch.Rows((micro * job.world + rank.rank()) * size, size));
-    }
-    ZERO_ASSIGN_OR_RETURN(
-        const StepOutput output,
-        rig->Step({.micro_batches = parts,
-                   .num_valid_targets = batch.NumValid(),
-                   .lr = 1e-2f,
-                   .beta1 = -1,
-                   .loss_scale = job.loss_scale,
-                   .optimizer_step = step + 1,
-                   .dropout_key = static_cast<uint64_t>(step)}));
-    outcome.losses.push_back(output.loss);
-    outcome.norms.push_back(output.grad_norm);
-    if (job.between) job.between(rig);
-  }
-  for (const Parameter* parameter : rig.model().AllParameters()) {
-    Floats values(parameter->shape.num_elems());
-    ZERO_RETURN_IF_ERROR(rig->ReadParameter(*parameter, values.data()));
-    outcome.parameters.insert(outcome.parameters.end(), values.begin(),
-                              values.end());
-  }
-  return outcome;
-}
-
-// What all ranks found, which must be one and the same.
-Outcome Train(const Job& job) {
-  std::mutex mutex;
-  std::vector<Outcome> outcomes;
-  const absl::Status status = RunLocalRanks(
-      job.world, {.local = {.timeout = absl::Seconds(60)}}, OneThread,
-      [&](const Rank& rank) -> absl::Status {
-        ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
-        std::lock_guard<std::mutex> lock(mutex);
-        outcomes.push_back(std::move(outcome));
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(outcomes.size(), static_cast<size_t>(job.world));
-  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
-  return outcomes.empty() ? Outcome() : outcomes[0];
-}
-
-ModelConfig TiedLlama() {
-  ModelConfig config = TinyConfig(ModelFamily::kLlama);
-  config.tie_word_embeddings = true;
-  return config;
-}
 
 // ---- The same bits --------------------------------------------------------
 
@@ -541,27 +419,6 @@ TEST(StagesTest, ANaNOnOneRankSkipsTheStepOnAll) {
 }
 
 // ---- Memory ---------------------------------------------------------------
-
-MemoryLedger Measure(Job job, int stage) {
-  job.options = AtStage(job.options, stage);
-  MemoryLedger ledger;
-  const absl::Status status = RunLocalRanks(
-      job.world, {.local = {.timeout = absl::Seconds(60)}}, OneThread,
-      [&](const Rank& rank) -> absl::Status {
-        const int64_t rows = job.batch / job.world;
-        const TransientBytes reserved = Rehearse(job, rank, rows);
-        Rig rig(rank, MakeModel(job.config), job.options, reserved);
-        rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f);
-        // All that rotates is gone after a step.
-        EXPECT_EQ(rig->rotating().live_bytes(), 0);
-        EXPECT_EQ(rig->activations().live_bytes(), 0);
-        EXPECT_EQ(rig->high_water().rotating, reserved.rotating);
-        if (rank.rank() == 0) ledger = rig.ledger();
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  return ledger;
-}
 
 TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
   for (int world : {2, 3, 4}) {
