@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -44,13 +45,14 @@ struct LocalGroup::End {
   std::shared_ptr<const Call> begun;   // the last one
 };
 
-// All ranks arrive at a collective (num_arrived counts to world), do their
+// All members arrive at a collective (num_arrived counts to all), do their
 // shares (num_working counts to 0) and only then begin the next: neither count
 // can be one collective ahead of a rank that has yet to read it.
 struct LocalGroup::Channel {
   std::string name;
-  std::vector<End> ends;                // [world]
-  std::vector<const Collective*> open;  // [world], what the ranks are in
+  std::vector<int> members;             // the ranks, by their places
+  std::vector<End> ends;                // by place
+  std::vector<const Collective*> open;  // by place, what the ranks are in
   int num_arrived = 0;
   int num_working = 0;
   int64_t num_opened = 0;
@@ -60,13 +62,37 @@ struct LocalGroup::Channel {
     return absl::StrCat("#", call.number, " of channel \"", name, "\", ",
                         call.signature);
   }
+  // Where all have arrived, some are still doing their shares.
+  bool HasOpened(const Call& call) const { return num_opened >= call.number; }
+  // Places of those for whom `call` waits.
+  std::vector<int> Awaited(const Call& call) const {
+    std::vector<int> places;
+    for (int place = 0; place < size(); ++place) {
+      const End& end = ends[place];
+      const bool arrived = end.inside && end.begun->number == call.number;
+      if (HasOpened(call) ? end.working : !arrived) places.push_back(place);
+    }
+    return places;
+  }
+  // "rank 2 and rank 3".
+  std::string RankNames(const std::vector<int>& places) const {
+    return absl::StrJoin(places, " and ", [this](std::string* text, int place) {
+      absl::StrAppend(text, "rank ", members[place]);
+    });
+  }
+  int size() const { return static_cast<int>(members.size()); }
+  // -1: no member.
+  int PlaceOf(int rank) const {
+    const auto it = std::find(members.begin(), members.end(), rank);
+    return it == members.end() ? -1 : static_cast<int>(it - members.begin());
+  }
 };
 
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group,
-                    LocalGroup::Channel* channel, int rank)
-      : Communicator(rank, group->world()),
+                    LocalGroup::Channel* channel, int place)
+      : Communicator(place, channel->size()),
         group_(std::move(group)),
         channel_(channel) {}
 
@@ -84,7 +110,7 @@ class LocalCommunicator final : public Communicator {
   }
 
   void Abort(const absl::Status& status) override {
-    group_->Abort(rank(), status);
+    group_->Abort(channel_->members[rank()], status);
   }
   absl::Status status() const override { return group_->status(); }
 
@@ -107,74 +133,90 @@ std::shared_ptr<LocalGroup> LocalGroup::Make(int world, LocalOptions options) {
 }
 
 std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
-                                                  const std::string& name) {
-  ZERO_CHECK(rank >= 0 && rank < world_)
-      << "local: rank " << rank << " is not in [0, " << world_ << ")";
+                                                  const std::string& channel,
+                                                  std::vector<int> members) {
+  std::vector<int> all(world_);
+  std::iota(all.begin(), all.end(), 0);
+  if (members.empty()) members = all;
+  const std::string name =
+      members == all
+          ? channel
+          : absl::StrCat(channel, " of ranks ", absl::StrJoin(members, ", "));
   Lock lock(mutex_);
-  std::unique_ptr<Channel>& channel = channels_[name];
-  if (channel == nullptr) {
-    channel = std::make_unique<Channel>();
-    channel->name = name;
-    channel->ends.resize(world_);
-    channel->open.resize(world_);
+  std::unique_ptr<Channel>& slot = channels_[name];
+  if (slot == nullptr) {
+    for (const int member : members) {
+      ZERO_CHECK(member >= 0 && member < world_)
+          << "local: rank " << member << " is not in [0, " << world_ << ")";
+    }
+    slot = std::make_unique<Channel>();
+    slot->name = name;
+    slot->ends.resize(members.size());
+    slot->open.resize(members.size());
+    slot->members = std::move(members);
   }
-  End& end = channel->ends[rank];
+  const int place = slot->PlaceOf(rank);
+  ZERO_CHECK_GE(place, 0) << "local: rank " << rank
+                          << " is no member of channel \"" << name << "\"";
+  End& end = slot->ends[place];
   ZERO_CHECK(!end.connected) << "local: rank " << rank
                              << " connects to channel \"" << name << "\" twice";
   end.connected = true;
-  return std::make_unique<LocalCommunicator>(shared_from_this(), channel.get(),
-                                             rank);
+  return std::make_unique<LocalCommunicator>(shared_from_this(), slot.get(),
+                                             place);
 }
 
 std::shared_ptr<const LocalGroup::Call> LocalGroup::Issue(
-    Channel& channel, int rank, Stream& stream, Collective collective) {
+    Channel& channel, int place, Stream& stream, Collective collective) {
   auto call = std::make_shared<Call>();
   call->signature = Signature(collective);
   call->collective = std::move(collective);
   call->stream = &stream;
   Lock lock(mutex_);
-  End& end = channel.ends[rank];
+  End& end = channel.ends[place];
   call->number = ++end.num_issued;
   end.issued = call;
   return call;
 }
 
-void LocalGroup::Perform(Channel& channel, int rank,
+void LocalGroup::Perform(Channel& channel, int place,
                          const std::shared_ptr<const Call>& call) {
-  if (!Open(channel, rank, call)) return;
-  const std::vector<char> result = Exchange(*call->stream, rank, channel.open);
-  if (!Close(channel, rank) || result.empty()) return;
+  if (!Open(channel, place, call)) return;
+  const std::vector<char> result = Exchange(*call->stream, place, channel.open);
+  if (!Close(channel, place) || result.empty()) return;
   std::memcpy(call->collective.segments[0].recv, result.data(), result.size());
 }
 
-bool LocalGroup::Open(Channel& channel, int rank,
+bool LocalGroup::Open(Channel& channel, int place,
                       const std::shared_ptr<const Call>& call) {
   Lock lock(mutex_);
   if (!failure_.ok()) return false;
-  End& end = channel.ends[rank];
+  End& end = channel.ends[place];
   if (end.inside || end.num_finished + 1 != call->number) {
     Fail(absl::FailedPreconditionError(absl::StrCat(
-        "local: rank ", rank, " performs ", channel.Text(*call), ", but #",
-        end.num_finished + 1,
+        "local: rank ", channel.members[place], " performs ",
+        channel.Text(*call), ", but #", end.num_finished + 1,
         " is not finished: order the streams of one channel by events")));
     return false;
   }
   end.inside = true;
   end.begun = call;
-  channel.open[rank] = &call->collective;
-  if (++channel.num_arrived == world_) {
+  channel.open[place] = &call->collective;
+  if (++channel.num_arrived == channel.size()) {
     channel.num_arrived = 0;
     if (const absl::Status status = Mismatch(channel); !status.ok()) {
       Fail(status);
       return false;
     }
     for (End& one : channel.ends) one.working = true;
-    channel.num_working = world_;
+    channel.num_working = channel.size();
     ++channel.num_opened;
     channel.changed.notify_all();
     return true;
   }
-  for (int r = 0; r < world_; ++r) FailIfGone(channel, r);
+  for (int other = 0; other < channel.size(); ++other) {
+    FailIfGone(channel, other);
+  }
   const auto opened = [&] { return channel.num_opened >= call->number; };
   if (!WaitUntil(lock, channel, [&] { return opened() || !failure_.ok(); })) {
     Fail(Missing(channel, *call));
@@ -184,17 +226,17 @@ bool LocalGroup::Open(Channel& channel, int rank,
   return opened();
 }
 
-bool LocalGroup::Close(Channel& channel, int rank) {
+bool LocalGroup::Close(Channel& channel, int place) {
   Lock lock(mutex_);
-  channel.ends[rank].working = false;
+  channel.ends[place].working = false;
   if (--channel.num_working == 0) channel.changed.notify_all();
   // Even a failure lets nobody go while its memory is read.
   const auto closed = [&] { return channel.num_working == 0; };
   if (!WaitUntil(lock, channel, closed)) {
-    Fail(Missing(channel, *channel.ends[rank].begun));
+    Fail(Missing(channel, *channel.ends[place].begun));
     channel.changed.wait(lock, closed);
   }
-  End& end = channel.ends[rank];
+  End& end = channel.ends[place];
   end.inside = false;
   ++end.num_finished;
   return failure_.ok();
@@ -226,59 +268,57 @@ absl::Status LocalGroup::status() const {
   return failure_;
 }
 
-void LocalGroup::Leave(Channel& channel, int rank) {
+void LocalGroup::Leave(Channel& channel, int place) {
   Lock lock(mutex_);
-  channel.ends[rank].left = true;
-  if (channel.num_arrived > 0) FailIfGone(channel, rank);
+  channel.ends[place].left = true;
+  if (channel.num_arrived > 0) FailIfGone(channel, place);
 }
 
 // The ranks that have arrived wait for #num_opened + 1.
-void LocalGroup::FailIfGone(const Channel& channel, int rank) {
-  const End& end = channel.ends[rank];
+void LocalGroup::FailIfGone(const Channel& channel, int place) {
+  const End& end = channel.ends[place];
   if (!end.left || end.num_issued > channel.num_opened) return;
   for (const End& one : channel.ends) {
     if (!one.inside || one.begun->number != channel.num_opened + 1) continue;
-    return Fail(absl::UnavailableError(
-        absl::StrCat("local: rank ", rank, " left before ",
-                     channel.Text(*one.begun), "; ", LastSeen(channel, rank))));
+    return Fail(absl::UnavailableError(absl::StrCat(
+        "local: rank ", channel.members[place], " left before ",
+        channel.Text(*one.begun), "; ", LastSeen(channel, place))));
   }
 }
 
 absl::Status LocalGroup::Mismatch(const Channel& channel) const {
   const Call& first = *channel.ends[0].begun;
-  for (int rank = 1; rank < world_; ++rank) {
-    const Call& other = *channel.ends[rank].begun;
+  const int first_rank = channel.members[0];
+  for (int place = 1; place < channel.size(); ++place) {
+    const Call& other = *channel.ends[place].begun;
     if (other.signature == first.signature) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "local: rank ", rank, " differs from rank 0 at #", first.number,
-        " of channel \"", channel.name, "\": rank ", rank, " is in ",
-        other.signature, ", rank 0 in ", first.signature));
+    const int rank = channel.members[place];
+    return absl::FailedPreconditionError(
+        absl::StrCat("local: rank ", rank, " differs from rank ", first_rank,
+                     " at #", first.number, " of channel \"", channel.name,
+                     "\": rank ", rank, " is in ", other.signature, ", rank ",
+                     first_rank, " in ", first.signature));
   }
   return absl::OkStatus();
 }
 
 absl::Status LocalGroup::Missing(const Channel& channel,
                                  const Call& call) const {
-  // Opened: then somebody arrived and does not end its share.
-  const bool opened = channel.num_opened >= call.number;
-  std::vector<int> missing;
-  for (int rank = 0; rank < world_; ++rank) {
-    const End& end = channel.ends[rank];
-    const bool arrived = end.inside && end.begun->number == call.number;
-    if (opened ? end.working : !arrived) missing.push_back(rank);
+  std::string last_seen;
+  const std::vector<int> missing = channel.Awaited(call);
+  for (const int place : missing) {
+    absl::StrAppend(&last_seen, "; ", LastSeen(channel, place));
   }
-  std::string text = absl::StrCat(
-      "local: rank ", absl::StrJoin(missing, " and rank "), " did not ",
-      opened ? "finish its share of " : "arrive at ", channel.Text(call),
-      " within ", absl::FormatDuration(timeout_));
-  for (const int rank : missing) {
-    absl::StrAppend(&text, "; ", LastSeen(channel, rank));
-  }
-  return absl::DeadlineExceededError(text);
+  return absl::DeadlineExceededError(absl::StrCat(
+      "local: ", channel.RankNames(missing), " did not ",
+      channel.HasOpened(call) ? "finish its share of " : "arrive at ",
+      channel.Text(call), " within ", absl::FormatDuration(timeout_),
+      last_seen));
 }
 
-std::string LocalGroup::LastSeen(const Channel& channel, int rank) const {
-  const End& end = channel.ends[rank];
+std::string LocalGroup::LastSeen(const Channel& channel, int place) const {
+  const End& end = channel.ends[place];
+  const int rank = channel.members[place];
   std::string text = absl::StrCat("rank ", rank);
   if (!end.connected) {
     absl::StrAppend(&text, " never connected to this channel");
@@ -295,9 +335,14 @@ std::string LocalGroup::LastSeen(const Channel& channel, int rank) const {
     }
   }
   for (const auto& [name, other] : channels_) {
-    const End& there = other->ends[rank];
-    if (other.get() == &channel || !there.inside) continue;
-    absl::StrAppend(&text, "; it is in ", other->Text(*there.begun));
+    const int there = other->PlaceOf(rank);
+    if (other.get() == &channel || there < 0) continue;
+    const End& its = other->ends[there];
+    if (!its.inside) continue;
+    absl::StrAppend(&text, "; it is in ", other->Text(*its.begun));
+    const std::vector<int> awaited = other->Awaited(*its.begun);
+    if (awaited.empty()) continue;
+    absl::StrAppend(&text, ", and waits for ", other->RankNames(awaited));
   }
   return text;
 }

@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
@@ -38,16 +39,20 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  public:
   static std::shared_ptr<LocalGroup> Make(int world, LocalOptions options = {});
 
-  // The end of `rank` on `channel` ("gather", "reduce", "scalar"). A channel
-  // is a sequence of collectives of its own; all channels share one failure.
-  // A rank connects once to a channel. An end that is destroyed has left: the
-  // others fail at once where they need more of it than it issued.
+  // The end of `rank` on `channel` ("gather", "reduce", "scalar") among
+  // `members`, all ranks where it is empty: the communicator's rank is the
+  // place in that list, messages name the rank of the run. A channel is a
+  // sequence of collectives of its own; all channels share one failure, so
+  // that a failed group fails all. A rank connects once to a channel. An end
+  // that is destroyed has left: the others fail at once where they need more
+  // of it than it issued.
   // Errors: of the group, by status() of any communicator.
   //   DeadlineExceeded    a rank did not arrive within the timeout
   //   FailedPrecondition  ranks are in different collectives
   //   Unavailable         a rank has left
   //   else                what Abort was given
-  std::unique_ptr<Communicator> Connect(int rank, const std::string& channel);
+  std::unique_ptr<Communicator> Connect(int rank, const std::string& channel,
+                                        std::vector<int> members = {});
 
   int world() const { return world_; }
 
@@ -62,19 +67,20 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   LocalGroup(int world, LocalOptions options);
 
+  // `place` is a rank's place among the members of a channel.
   // Gives a collective its number.
-  std::shared_ptr<const Call> Issue(Channel& channel, int rank, Stream& stream,
+  std::shared_ptr<const Call> Issue(Channel& channel, int place, Stream& stream,
                                     Collective collective);
   // The work of one collective, on the stream's thread. Open waits until all
   // ranks have arrived; false: they have not, the group has failed. Close
   // waits until all have done their shares; false: the group has failed.
-  void Perform(Channel& channel, int rank,
+  void Perform(Channel& channel, int place,
                const std::shared_ptr<const Call>& call);
-  bool Open(Channel& channel, int rank,
+  bool Open(Channel& channel, int place,
             const std::shared_ptr<const Call>& call);
-  bool Close(Channel& channel, int rank);
+  bool Close(Channel& channel, int place);
 
-  void Leave(Channel& channel, int rank);
+  void Leave(Channel& channel, int place);
   void Abort(int rank, const absl::Status& status);
   absl::Status status() const;
 
@@ -82,10 +88,10 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   template <class Condition>
   bool WaitUntil(Lock& lock, Channel& channel, const Condition& condition);
   void Fail(const absl::Status& status);
-  void FailIfGone(const Channel& channel, int rank);
+  void FailIfGone(const Channel& channel, int place);
   absl::Status Mismatch(const Channel& channel) const;
   absl::Status Missing(const Channel& channel, const Call& call) const;
-  std::string LastSeen(const Channel& channel, int rank) const;
+  std::string LastSeen(const Channel& channel, int place) const;
 
   const int world_;
   const absl::Duration timeout_;

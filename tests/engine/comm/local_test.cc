@@ -432,6 +432,42 @@ TEST(LocalTest, ManyQueuedCollectivesNeverMixUp) {
   }
 }
 
+// Two groups of two and the two ranks at the same place in each, as a mesh.
+TEST(LocalTest, MembersOfAChannelAreCountedByTheirPlace) {
+  const auto group = LocalGroup::Make(4);
+  const absl::Status status = RunRanks(4, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const int first = rank / 2 * 2;
+    const auto within = group->Connect(rank, "sum", {first, first + 1});
+    const auto across = group->Connect(rank, "sum", {rank % 2, rank % 2 + 2});
+    const auto all = group->Connect(rank, "sum");
+    EXPECT_EQ(within->rank(), rank % 2);
+    EXPECT_EQ(across->rank(), rank / 2);
+    EXPECT_EQ(all->rank(), rank);
+    EXPECT_EQ(within->world(), 2);
+    EXPECT_EQ(across->world(), 2);
+    EXPECT_EQ(all->world(), 4);
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    for (int round = 0; round < 50; ++round) {
+      // Rank r sends r, 10 + r.
+      float send[2] = {1.0f * rank, 10.0f + rank}, gathered[2] = {};
+      within->ReduceScatter(*stream, "unit", DType::kF32, DType::kF32, false,
+                            {{send, send + within->rank(), 2}});
+      float& sum = send[within->rank()];
+      across->AllReduce(*stream, "unit", DType::kF32, ReduceOp::kSum, &sum, 1);
+      within->AllGather(*stream, "unit", DType::kF32, {{&sum, gathered, 2}});
+      double most = rank;
+      all->AllReduce(*stream, "norm", DType::kF64, ReduceOp::kMax, &most, 1);
+      stream->Synchronize();
+      EXPECT_EQ(gathered[0], 0 + 1 + 2 + 3);
+      EXPECT_EQ(gathered[1], 10 + 11 + 12 + 13);
+      EXPECT_EQ(most, 3);
+    }
+    return all->status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // ---- Failures ---------------------------------------------------------------
 
 // Runs fn on all ranks, each on a worker stream, and returns how each rank's
@@ -591,6 +627,44 @@ TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {
                                "\"(gather|reduce)\", barrier \"first\""));
 }
 
+// Who is late may itself be waiting for the one that is missing.
+TEST(LocalTest, WhomALateRankWaitsForIsNamedToo) {
+  const auto group = ShortGroup(3);
+  std::vector<absl::Status> statuses(3);
+  const absl::Status status = RunRanks(3, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    std::vector<std::unique_ptr<Communicator>> ends;
+    const auto connect = [&](const char* name, std::vector<int> members) {
+      ends.push_back(group->Connect(rank, name, std::move(members)));
+      return ends.back().get();
+    };
+    if (rank > 0) {
+      Communicator* const within = connect("reduce", {1, 2});
+      if (rank == 1) {
+        // Rank 0's patience ends first.
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        within->Barrier(*stream, "unit");
+      }
+    }
+    if (rank < 2) connect("across", {0, 1})->Barrier(*stream, "unit");
+    if (rank == 2) connect("scalar", {2});
+    while (ends[0]->status().ok()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    stream->Synchronize();
+    statuses[rank] = ends[0]->status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  ExpectAll(
+      statuses, absl::StatusCode::kDeadlineExceeded,
+      AllOf(HasSubstr("rank 1 did not arrive at #1 of channel \"across of "
+                      "ranks 0, 1\""),
+            HasSubstr("it is in #1 of channel \"reduce of ranks 1, 2\", "
+                      "barrier \"unit\", and waits for rank 2")));
+}
+
 TEST(LocalTest, ARankThatNeverConnectedIsSaidToHaveNot) {
   const auto group = ShortGroup(2);
   const auto device = MakeCpuDevice(1);
@@ -681,6 +755,62 @@ TEST(LocalTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
     });
     EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// Messages name the ranks of the run, and a group that waits for nobody itself
+// learns of it as well.
+TEST(LocalTest, AFailureInOneGroupIsTheFailureOfAll) {
+  const auto group = ShortGroup(4);
+  std::vector<absl::Status> statuses(4);
+  const absl::Status status = RunRanks(4, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const int first = rank / 2 * 2;
+    const auto within = group->Connect(rank, "reduce", {first, first + 1});
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    within->Barrier(*stream, "start");
+    if (rank != 3) within->Barrier(*stream, "next");
+    while (within->status().ok()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    stream->Synchronize();
+    statuses[rank] = within->status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
+            AllOf(HasSubstr("rank 3 did not arrive at #2 of channel \"reduce "
+                            "of ranks 2, 3\", barrier \"next\""),
+                  HasSubstr("rank 3 issued #1, barrier \"start\" last")));
+}
+
+TEST(LocalTest, ADifferenceWithinAGroupNamesRanksOfTheRun) {
+  const auto group = ShortGroup(4);
+  std::vector<absl::Status> statuses(4);
+  const absl::Status status = RunRanks(4, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const auto across =
+        group->Connect(rank, "across", {rank % 2, rank % 2 + 2});
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    across->Barrier(*stream, rank == 3 ? "b" : "a");
+    while (across->status().ok()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    stream->Synchronize();
+    statuses[rank] = across->status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  ExpectAll(statuses, absl::StatusCode::kFailedPrecondition,
+            HasSubstr("rank 3 differs from rank 1 at #1 of channel \"across "
+                      "of ranks 1, 3\": rank 3 is in barrier \"b\", rank 1 "
+                      "in barrier \"a\""));
+}
+
+TEST(LocalDeathTest, ARankOutsideOfAChannelIsACallerMistake) {
+  EXPECT_DEATH(LocalGroup::Make(4)->Connect(0, "reduce", {2, 3}),
+               "rank 0 is no member of channel \"reduce of ranks 2, 3\"");
+  EXPECT_DEATH(LocalGroup::Make(4)->Connect(0, "reduce", {0, 4}),
+               "rank 4 is not in \\[0, 4\\)");
 }
 
 TEST(LocalTest, StreamsOfOneChannelThatAreNotOrderedAreReported) {
