@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/check.h"
 
 namespace zero {
 namespace {
@@ -29,14 +30,22 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
              const std::function<absl::Status(const Rank&)>& body,
              FirstError* error) {
   Rank rank;
-  const auto connect = [&](const char* channel) {
-    std::unique_ptr<Communicator> end = group.Connect(index, channel);
+  const auto connect = [&](const char* channel, std::vector<int> members) {
+    std::unique_ptr<Communicator> end =
+        group.Connect(index, channel, std::move(members));
     if (options.wrap) end = options.wrap(index, channel, std::move(end));
     return std::make_unique<CountingCommunicator>(std::move(end));
   };
-  rank.gather = connect("gather");
-  rank.reduce = connect("reduce");
-  rank.scalar = connect("scalar");
+  const int shards = options.shards == 0 ? group.world() : options.shards;
+  std::vector<int> within, across;
+  for (int other = 0; other < group.world(); ++other) {
+    if (other / shards == index / shards) within.push_back(other);
+    if (other % shards == index % shards) across.push_back(other);
+  }
+  rank.gather = connect("gather", within);
+  rank.reduce = connect("reduce", within);
+  rank.across = connect("across", across);
+  rank.scalar = connect("scalar", {});
   absl::StatusOr<std::unique_ptr<Device>> device = make_device(index);
   absl::Status status = device.status();
   if (status.ok()) {
@@ -59,6 +68,9 @@ absl::Status RunLocalRanks(
     int world, const LocalRanksOptions& options,
     const MakeDeviceFn& make_device,
     const std::function<absl::Status(const Rank& rank)>& body) {
+  ZERO_CHECK(options.shards >= 0 &&
+             (options.shards == 0 || world % options.shards == 0))
+      << options.shards << " shards do not divide " << world << " ranks";
   const std::shared_ptr<LocalGroup> group =
       LocalGroup::Make(world, options.local);
   FirstError error;

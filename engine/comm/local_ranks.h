@@ -20,8 +20,9 @@ using MakeDeviceFn =
 
 struct LocalRanksOptions {
   LocalOptions local;
-  // What goes around a rank's end of a channel ("gather", "reduce", "scalar"):
-  // a slow link, a trace. Null: nothing.
+  int shards = 0;  // ranks of a group; divides world; 0: one group
+  // What goes around a rank's end of a channel ("gather", "reduce", "across",
+  // "scalar"; see Rank): a slow link, a trace. Null: nothing.
   std::function<std::unique_ptr<Communicator>(
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;

@@ -14,32 +14,40 @@ namespace zero {
 
 struct Rank {
   Device* device = nullptr;
-  // Parameters and gradients move independently, each on a stream of its own.
+  // Within the group that shards the states: consecutive ranks. Parameters and
+  // gradients move independently, each on a stream of its own.
   std::unique_ptr<CountingCommunicator> gather;
   std::unique_ptr<CountingCommunicator> reduce;
-  // The few numbers that ranks agree on, on the compute stream.
+  // Across the groups: the ranks with the same place in theirs. Gradients, on
+  // the stream of `reduce`.
+  std::unique_ptr<CountingCommunicator> across;
+  // The few numbers that all ranks agree on, on the compute stream.
   std::unique_ptr<CountingCommunicator> scalar;
 
-  int rank() const { return gather->rank(); }
-  int world() const { return gather->world(); }
+  int rank() const { return scalar->rank(); }
+  int world() const { return scalar->world(); }
+  int shards() const { return gather->world(); }  // ranks of a group
 
-  // The first error of any of the three.
+  // The first error of any of the four.
   absl::Status status() const {
-    for (const auto* end : {&gather, &reduce, &scalar}) {
+    for (const auto* end : {&gather, &reduce, &across, &scalar}) {
       if (absl::Status status = (*end)->status(); !status.ok()) return status;
     }
     return absl::OkStatus();
   }
 };
 
-// Rank `rank` of `world` whose collectives move nothing: a world of one, or
-// the meta device's stand-in for any world.
-inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1) {
-  const auto end = [&] {
+// Rank `rank` of `world` in groups of `shards` (0: one group) whose collectives
+// move nothing: a world of one, or the meta device's stand-in for any world.
+inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
+                         int shards = 0) {
+  if (shards == 0) shards = world;
+  const auto end = [](int place, int size) {
     return std::make_unique<CountingCommunicator>(
-        std::make_unique<NullCommunicator>(rank, world));
+        std::make_unique<NullCommunicator>(place, size));
   };
-  return {&device, end(), end(), end()};
+  return {&device, end(rank % shards, shards), end(rank % shards, shards),
+          end(rank / shards, world / shards), end(rank, world)};
 }
 
 }  // namespace zero

@@ -75,6 +75,13 @@ struct ZeroConfig {
   int64_t stage3_param_persistence_threshold = 0;
   int64_t stage3_model_persistence_threshold = 1'000'000'000'000;
   bool ignore_unused_parameters = true;
+  // Changes the order of sums as well.
+  int64_t mics_shard_size = -1;  // -1: off
+
+  // How many of `world` ranks share the states. One rank alone does not ask.
+  int64_t shards(int64_t world) const {
+    return mics_shard_size > 0 && world > 1 ? mics_shard_size : world;
+  }
 
   bool operator==(const ZeroConfig&) const = default;
 };

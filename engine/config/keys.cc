@@ -935,7 +935,6 @@ void AddSchedule(Table& t) {
                                        : nullptr)
 
 void AddZero(Table& t) {
-  const std::string ranks = "it comes with several ranks";
   const std::string offload = "it comes with offload";
   const std::string zeropp = "it comes with gradient compression";
   const auto path = [](const char* name) {
@@ -1003,8 +1002,15 @@ void AddZero(Table& t) {
   t.Bool(path("ignore_unused_parameters"),
          FIELD(zero_optimization.ignore_unused_parameters),
          "Go on when no gradient reaches a parameter; false: an error.");
-  t.NotBuilt(kInteger, path("mics_shard_size"), ranks).Harmless("-1");
-  t.NotBuilt(kBool, path("mics_hierarchical_params_gather"), ranks)
+  t.Integer(path("mics_shard_size"), FIELD(zero_optimization.mics_shard_size),
+            "Shard within groups of so many consecutive ranks and replicate "
+            "over the groups (MiCS, FSDP's hybrid sharding); divides the "
+            "ranks. -1: one group.")
+      .Range(-1, 1024)
+      .DeepSpeed("stage 3 only, by its own Init; here stages 1 to 3");
+  t.NotBuilt(kBool, path("mics_hierarchical_params_gather"),
+             "it gathers within a node and then between nodes, and comes with "
+             "clusters; the ranks of one machine are all equally near")
       .Harmless("false");
   for (const char* name : {"offload_optimizer", "offload_param"}) {
     t.NotBuilt(kOpaque, path(name), offload).Harmless("none");

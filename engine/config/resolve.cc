@@ -86,6 +86,7 @@ class Resolver {
     Batch();
     if (problems_.empty()) Size();
     Precision();
+    Zero();
     Optimizer();
     Scheduler();
     Training();
@@ -664,6 +665,35 @@ class Resolver {
                            "initial_scale_power = ",
                            JsonDouble(initial)));
     }
+  }
+
+  // ---- Ranks --------------------------------------------------------------
+
+  void Zero() {
+    const std::string path = "zero_optimization.mics_shard_size";
+    const int64_t size = config_.zero_optimization.mics_shard_size;
+    const int64_t world = options_.world;
+    if (size == -1) return;
+    if (size == 0) {
+      return Problem(path,
+                     "0 ranks can not share anything; want -1 (off) or "
+                     "a divisor of the number of ranks");
+    }
+    if (config_.zero_optimization.stage == 0) {
+      return Problem(
+          path, absl::StrCat(size, ", but ", Cite("zero_optimization.stage"),
+                             " is 0 and shards nothing; delete it, or "
+                             "raise the stage"));
+    }
+    // One rank has nothing to shard: zero eval reads the config of a run.
+    if (world == 1 || world % size == 0) return;
+    std::vector<int64_t> divisors;
+    for (int64_t d = 1; d <= world; ++d) {
+      if (world % d == 0) divisors.push_back(d);
+    }
+    Problem(path, absl::StrCat(size, " does not divide the ", world,
+                               " ranks; want one of ",
+                               absl::StrJoin(divisors, ", ")));
   }
 
   // ---- Optimizer and schedule ---------------------------------------------

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/hash.h"
 #include "engine/base/status.h"
+#include "kernels/check.h"
 
 namespace zero {
 namespace {
@@ -148,6 +149,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
         "than 2^31 tokens in one pass; lower one of them",
         config.train_micro_batch_size_per_gpu, config.data.sequence_length));
   }
+  // The ranks were connected as the config says.
+  ZERO_CHECK_EQ(rank.shards(), config.zero_optimization.shards(rank.world()));
   std::unique_ptr<Session> session(new Session(rank, config));
   const ExecutorOptions options = MakeExecutorOptions(
       config, workload.train, MaxPositions(config, workload));
@@ -155,7 +158,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   {
     constexpr int64_t kUnlimited = int64_t{1} << 50;
     const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-    const Rank imagined = MakeLoneRank(*meta, rank.rank(), rank.world());
+    const Rank imagined =
+        MakeLoneRank(*meta, rank.rank(), rank.world(), rank.shards());
     const std::unique_ptr<Model> model = tools.make(config.model);
     ZERO_ASSIGN_OR_RETURN(
         const auto executor,

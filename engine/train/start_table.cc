@@ -60,8 +60,9 @@ std::string ComputeText(const TokenFlops& flops) {
       HumanCount(flops.model), HumanCount(flops.causal));
 }
 
-// "optimizer, gradients sharded"
-std::string PlacementText(const StatePlacement& placement) {
+// "optimizer, gradients sharded in each of 2 groups of 2"
+std::string PlacementText(const Plan& plan) {
+  const StatePlacement& placement = plan.placement;
   std::vector<std::string> sharded;
   const auto add = [&](Placement where, const char* state) {
     if (where == Placement::kSharded) sharded.push_back(state);
@@ -69,8 +70,13 @@ std::string PlacementText(const StatePlacement& placement) {
   add(placement.optimizer, "optimizer");
   add(placement.gradients, "gradients");
   add(placement.parameters, "parameters");
-  return sharded.empty() ? "every rank has everything"
-                         : absl::StrJoin(sharded, ", ") + " sharded";
+  if (sharded.empty()) return "every rank has everything";
+  std::string text = absl::StrJoin(sharded, ", ") + " sharded";
+  if (plan.groups() > 1) {
+    absl::StrAppend(&text, " in each of ", plan.groups(), " groups of ",
+                    plan.shards);
+  }
+  return text;
 }
 
 // "201 GFLOP/s, the best fp32 product of 1024 x 1024 x 1024, measured just
@@ -131,10 +137,10 @@ void Trainer::PrintStart() const {
       {"recompute", config.activation_checkpointing ? "every unit" : "off"});
   if (rank_->world() > 1) {
     rows.push_back(
-        {"ranks", absl::StrFormat(
-                      "%d threads of this process, ZeRO stage %d: %s",
-                      rank_->world(), config.zero_optimization.stage,
-                      PlacementText(session_->executor().plan().placement))});
+        {"ranks",
+         absl::StrFormat("%d threads of this process, ZeRO stage %d: %s",
+                         rank_->world(), config.zero_optimization.stage,
+                         PlacementText(session_->executor().plan()))});
   }
   rows.push_back({"batch", BatchText(config, rank_->world())});
   rows.push_back(

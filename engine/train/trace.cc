@@ -34,10 +34,11 @@ double Micros(Trace::Clock::duration duration) {
 
 class TracingCommunicator final : public Communicator {
  public:
-  TracingCommunicator(Trace* trace, Trace::Row row,
+  TracingCommunicator(Trace* trace, int process, Trace::Row row,
                       std::unique_ptr<Communicator> inner)
       : Communicator(inner->rank(), inner->world()),
         trace_(trace),
+        process_(process),
         row_(row),
         inner_(std::move(inner)) {}
 
@@ -47,9 +48,9 @@ class TracingCommunicator final : public Communicator {
     std::string name =
         absl::StrCat(CollectiveKindName(collective.kind), " ", collective.name);
     inner_->Run(stream, std::move(collective));
-    stream.Enqueue([trace = trace_, rank = rank(), row = row_, begin,
+    stream.Enqueue([trace = trace_, process = process_, row = row_, begin,
                     name = std::move(name)] {
-      trace->Add(rank, row, name, *begin, Trace::Clock::now());
+      trace->Add(process, row, name, *begin, Trace::Clock::now());
     });
   }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
@@ -57,6 +58,7 @@ class TracingCommunicator final : public Communicator {
 
  private:
   Trace* const trace_;
+  const int process_;  // the rank of the run
   const Trace::Row row_;
   const std::unique_ptr<Communicator> inner_;
 };
@@ -73,9 +75,10 @@ void Trace::Add(int rank, Row row, std::string name, Clock::time_point begin,
   spans_.push_back({rank, row, std::move(name), begin, end});
 }
 
-std::unique_ptr<Communicator> Trace::Wrap(Row row,
+std::unique_ptr<Communicator> Trace::Wrap(int rank, Row row,
                                           std::unique_ptr<Communicator> inner) {
-  return std::make_unique<TracingCommunicator>(this, row, std::move(inner));
+  return std::make_unique<TracingCommunicator>(this, rank, row,
+                                               std::move(inner));
 }
 
 void Trace::Follow(int rank, Executor& executor) {

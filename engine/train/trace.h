@@ -31,9 +31,10 @@ class Trace {
   void Add(int rank, Row row, std::string name, Clock::time_point begin,
            Clock::time_point end);
 
-  // `inner` with every collective in a row, from where its stream reaches it
-  // to its end: "all_gather block.3". The trace must outlive it. CPU streams.
-  std::unique_ptr<Communicator> Wrap(Row row,
+  // `inner`, of `rank`, with every collective in a row, from where its stream
+  // reaches it to its end: "all_gather block.3". The trace must outlive it.
+  // CPU streams.
+  std::unique_ptr<Communicator> Wrap(int rank, Row row,
                                      std::unique_ptr<Communicator> inner);
 
   // Adds the actions of `executor`, and what they wait for. The trace must

@@ -302,8 +302,7 @@ absl::Status Trainer::Step() {
                         ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
                                         schedule_.LrAt(optimizer_steps_))
                         : schedule_.LrAt(optimizer_steps_);
-  const CollectiveCount gathers = rank_->gather->Total();
-  const CollectiveCount reductions = rank_->reduce->Total();
+  const StepCommunication before = Communicated();
   const absl::StatusOr<StepOutput> taken = session_->executor().Step(
       {.micro_batches = micro_batches,
        .num_valid_targets = static_cast<int64_t>(num_valid_targets),
@@ -321,7 +320,7 @@ absl::Status Trainer::Step() {
   output.loss = WithoutSignOfNan(output.loss);
   output.grad_norm = WithoutSignOfNan(output.grad_norm);
   ++step_;
-  CountCommunication(gathers, reductions);
+  CountCommunication(before);
   const double seconds = SecondsSince(start);
   train_seconds_ += seconds;
   Report(output, seconds, lr);
@@ -329,15 +328,23 @@ absl::Status Trainer::Step() {
   return CountSkips(output);
 }
 
-void Trainer::CountCommunication(const CollectiveCount& gathers,
-                                 const CollectiveCount& reductions) {
-  const CollectiveCount all_gathers = rank_->gather->Total();
-  const CollectiveCount all_reductions = rank_->reduce->Total();
+StepCommunication Trainer::Communicated() const {
+  const CollectiveCount gathered = rank_->gather->Total();
+  const CollectiveCount reduced = rank_->reduce->Total();
+  const CollectiveCount across = rank_->across->Total();
+  return {.sent = {.gathered = gathered.bytes,
+                   .reduced = reduced.bytes,
+                   .across = across.bytes},
+          .collectives = gathered.calls + reduced.calls + across.calls};
+}
+
+void Trainer::CountCommunication(const StepCommunication& before) {
+  const StepCommunication now = Communicated();
   communication_ = {
-      .sent = {.gathered = all_gathers.bytes - gathers.bytes,
-               .reduced = all_reductions.bytes - reductions.bytes},
-      .collectives = all_gathers.calls - gathers.calls + all_reductions.calls -
-                     reductions.calls,
+      .sent = {.gathered = now.sent.gathered - before.sent.gathered,
+               .reduced = now.sent.reduced - before.sent.reduced,
+               .across = now.sent.across - before.sent.across},
+      .collectives = now.collectives - before.collectives,
       .exposed_ms = session_->executor().times().waiting_ms};
   exposed_seconds_ += communication_.exposed_ms * 1e-3;
 }
@@ -413,12 +420,15 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   utilization.AddTo(&line);
   line.AddObject("peak_bytes", PeakBytes(ledger));
   if (rank_->world() > 1) {
-    line.AddObject("communication",
-                   JsonLine()
-                       .Add("exposed_ms", communication_.exposed_ms)
-                       .Add("gathered_bytes", communication_.sent.gathered)
-                       .Add("reduced_bytes", communication_.sent.reduced)
-                       .Add("collectives", communication_.collectives));
+    JsonLine communication;
+    communication.Add("exposed_ms", communication_.exposed_ms)
+        .Add("gathered_bytes", communication_.sent.gathered)
+        .Add("reduced_bytes", communication_.sent.reduced);
+    if (session_->executor().plan().groups() > 1) {
+      communication.Add("across_bytes", communication_.sent.across);
+    }
+    communication.Add("collectives", communication_.collectives);
+    line.AddObject("communication", communication);
   }
   if (config_.fp16.enabled) line.Add("loss_scale", scaler_.scale());
   if (output.skipped) line.Add("skipped", true);
@@ -459,11 +469,17 @@ std::string Trainer::WireText() const {
                         less ? " of units that stayed in place"
                              : " of units gathered once more");
   };
-  return absl::StrCat(describe("gathered", communication_.sent.gathered,
-                               planned.gathered, formula.gathered),
-                      "; ",
-                      describe("reduced", communication_.sent.reduced,
-                               planned.reduced, formula.reduced));
+  const StepWire& sent = communication_.sent;
+  std::string text = absl::StrCat(
+      describe("gathered", sent.gathered, planned.gathered, formula.gathered),
+      "; ",
+      describe("reduced", sent.reduced, planned.reduced, formula.reduced));
+  if (executor.plan().groups() > 1) {
+    absl::StrAppend(&text, "; ",
+                    describe("reduced across groups", sent.across,
+                             planned.across, formula.across));
+  }
+  return text;
 }
 
 void Trainer::PrintBreakdowns() const {

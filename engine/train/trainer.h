@@ -92,8 +92,9 @@ class Trainer {
   absl::Status TakeSteps();
   absl::Status DoWhatIsDue();  // between two steps
   absl::Status Step();
-  void CountCommunication(const CollectiveCount& gathers,
-                          const CollectiveCount& reductions);
+  // What this rank has sent since the run began, outside of steps too.
+  StepCommunication Communicated() const;
+  void CountCommunication(const StepCommunication& before);
   std::string WireText() const;
   absl::Status CountSkips(const StepOutput& output);
   // Keeps the best of what was measured so far and what is now.

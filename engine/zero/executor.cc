@@ -128,6 +128,9 @@ void Executor::Perform(const Action& action, const StepInput& input) {
     case ActionKind::kReduce:
       Reduce(action.index, action.micro_step);
       break;
+    case ActionKind::kReduceAcross:
+      ReduceAcross(action.index);
+      break;
     case ActionKind::kAwaitReduce:
       AwaitReduce(action.index);
       break;
@@ -284,6 +287,26 @@ void Executor::Reduce(int index, int64_t micro_step) {
   reduce_stream_->Record(*reduced_[index]);
 }
 
+// An all-reduce of the pieces, as the one above is of the whole.
+void Executor::ReduceAcross(int index) {
+  const Bucket& bucket = plan_.reduce_buckets[index];
+  std::vector<CollectiveSegment> sums, totals;
+  for (const SegmentRef& ref : bucket.segments) {
+    const Tensor piece = grads_.Piece(ref);
+    const int64_t part = piece.num_elems() / plan_.groups();
+    const Tensor own = piece.Slice(rank_->across->rank() * part, {part});
+    sums.push_back({piece.data(), own.data(), piece.num_elems()});
+    totals.push_back({own.data(), piece.data(), piece.num_elems()});
+  }
+  const std::string name = absl::StrCat(
+      plan_.units[bucket.segments.front().unit].name, " across groups");
+  const DType dtype = options_.grad_dtype;
+  rank_->across->ReduceScatter(*reduce_stream_, name, dtype, dtype,
+                               /*accumulate=*/false, std::move(sums));
+  rank_->across->AllGather(*reduce_stream_, name, dtype, std::move(totals));
+  reduce_stream_->Record(*reduced_[index]);
+}
+
 void Executor::AwaitReduce(int index) {
   AwaitEvent(*reduced_[index]);
   if (!grads_.sharded()) return;
@@ -433,19 +456,20 @@ void Executor::ListUnused() {
 // ---- Norm and update ------------------------------------------------------
 
 // Every rank sums the squares of its own pieces, also where it has all of
-// them, and all add them up in (segment, rank) order: the same bits at every
+// them, and all add them up in (segment, shard) order: the same bits at every
 // stage.
 void Executor::Norm(const StepInput& input) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   Ops& ops = context_->ops();
-  const int64_t world = plan_.world;
+  const int64_t shards = plan_.shards;
   double* sums = sums_.As<double>();
-  double* losses = sums + plan_.num_segments * world;
+  double* losses = sums + plan_.num_segments * shards;
   ops.Fill(*stream_, {sums_.vector(), 0});
   double* sum = sums + rank_->rank();
-  for (int u = 0; u < static_cast<int>(plan_.units.size()); ++u) {
+  const int num_units = static_cast<int>(plan_.units.size());
+  for (int u = 0; u < num_units && CountsPieces(); ++u) {
     const int num_segments = static_cast<int>(plan_.units[u].segments.size());
-    for (int s = 0; s < num_segments; ++s, sum += world) {
+    for (int s = 0; s < num_segments; ++s, sum += shards) {
       ops.SumSquares(*stream_,
                      {.src = grads_.Piece({u, s}).vector(), .out = sum});
     }
@@ -455,10 +479,10 @@ void Executor::Norm(const StepInput& input) {
   rank_->scalar->AllReduce(*stream_, "norm and loss", DType::kF64,
                            ReduceOp::kSum, sums, sums_.num_elems());
   ops.Sum(*stream_, {.src = sums,
-                     .size = plan_.num_segments * world,
+                     .size = plan_.num_segments * shards,
                      .out = &scalars->sum_squares});
   ops.Sum(*stream_,
-          {.src = losses, .size = world, .out = &scalars->global_loss});
+          {.src = losses, .size = plan_.world, .out = &scalars->global_loss});
   ops.Clip(*stream_, {.sum_squares = &scalars->sum_squares,
                       .max_norm = options_.max_grad_norm,
                       .inverse_scale = 1.0f / input.loss_scale,
@@ -503,6 +527,9 @@ void Executor::Moments(const StepInput& input) {
     }
   }
   if (plan_.placement.optimizer == Placement::kReplicated) return;
+  if (!CountsPieces()) {
+    context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
+  }
   rank_->scalar->AllReduce(*stream_, "tensor norms", DType::kF64,
                            ReduceOp::kSum, tensor_norms_.data(),
                            tensor_norms_.num_elems());

@@ -55,8 +55,10 @@ struct ExecutorOptions {
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
 
-  PlanOptions plan_options(int world) const {
+  // `shards` ranks share the states, 0: all of them.
+  PlanOptions plan_options(int world, int shards) const {
     return {.world = world,
+            .shards = shards,
             .placement = placement,
             .reduce_bucket_elems = reduce_bucket_elems,
             .gather_bucket_elems = gather_bucket_elems};
@@ -222,8 +224,12 @@ class Executor {
   struct Conversion;
   void TakeSentGradients();
   void ConvertForReduce(std::vector<Conversion> conversions);
+  void ReduceAcross(int bucket);
   void AwaitReduce(int bucket);
   void GatherUpdated(int bucket);
+  // Other groups have the same pieces: those of the first one count where all
+  // ranks add up what they have.
+  bool CountsPieces() const { return rank_->rank() < plan_.shards; }
   void Norm(const StepInput& input);
   void ListUnused();
   void Moments(const StepInput& input);
@@ -266,7 +272,7 @@ class Executor {
   std::vector<Action> schedule_, forward_schedule_;  // made when first used
   int64_t scheduled_micro_steps_ = 0;
   Tensor scalars_;
-  // Per (segment, rank) the sum of squares, then per rank the loss sum: what
+  // Per (segment, shard) the sum of squares, then per rank the loss sum: what
   // ranks add up, in this order. Float64.
   Tensor sums_;
   // Two sums of squares of every part of a parameter (TensorPart), float64.

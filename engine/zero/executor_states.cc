@@ -35,7 +35,7 @@ std::vector<UpdateRange> RangesOfUnit(const PlannedUnit& unit,
   return ranges;
 }
 
-// Cuts every range (a parameter) where another rank's piece begins, and
+// Cuts every range (a parameter) where another shard's piece begins, and
 // numbers the parts from `first`: the order in which their squares are added.
 void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
                  UpdatePart* whole) {
@@ -43,8 +43,8 @@ void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
   for (const UpdateRange& range : whole->ranges) {
     const int64_t begin = first + static_cast<int64_t>(parts.size());
     for (const Segment& segment : unit.segments) {
-      for (int64_t rank = 0; rank < plan.world; ++rank) {
-        const Segment piece = plan.Piece(segment, rank);
+      for (int64_t shard = 0; shard < plan.shards; ++shard) {
+        const Segment piece = plan.Piece(segment, shard);
         UpdateRange part = range;
         part.begin = std::max(range.begin, piece.begin);
         part.end = std::min(range.end, piece.end());
@@ -137,8 +137,8 @@ Executor::Executor(const Rank& rank, Model& model,
       device_(rank.device),
       model_(&model),
       options_(options),
-      plan_(
-          MakePlan(DescribeUnits(model), options.plan_options(rank.world()))) {
+      plan_(MakePlan(DescribeUnits(model),
+                     options.plan_options(rank.world(), rank.shards()))) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
   units_.resize(plan_.units.size());
   if (!options_.train) return;
@@ -177,7 +177,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   const bool train = options_.train;
   const bool has_master = train && options_.param_dtype != DType::kF32;
   const int num_states = train ? options_.optimizer.StateFloatsPerElement() : 0;
-  const int64_t num_sums = (plan_.num_segments + 1) * plan_.world;
+  const int64_t num_sums = plan_.num_segments * plan_.shards + plan_.world;
   constexpr int64_t kAgreed = 64;
   const int64_t num_doubles = num_sums + 2 * num_tensor_parts_ + kAgreed;
   const int64_t state_bytes =
@@ -388,9 +388,11 @@ absl::Status Executor::StageSegment(const SegmentRef& ref) {
   staged_ = Tensor::Empty(*activations_, {elems}, piece.dtype(),
                           MemoryCategory::kGatheredParameters);
   staged_ref_ = ref;
-  rank_->scalar->AllGather(*stream_, plan_.units[ref.unit].name, piece.dtype(),
+  FollowCompute(*gather_stream_);
+  rank_->gather->AllGather(*gather_stream_, plan_.units[ref.unit].name,
+                           piece.dtype(),
                            {{piece.data(), staged_.data(), elems}});
-  stream_->Synchronize();
+  gather_stream_->Synchronize();
   return rank_->status();
 }
 

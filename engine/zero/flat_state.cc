@@ -38,7 +38,7 @@ Tensor FlatState::Unit(int unit) const {
 
 Tensor FlatState::Held(int unit) const {
   const PlannedUnit& planned = plan_->units[unit];
-  const int64_t parts = sharded() ? plan_->world : 1;
+  const int64_t parts = sharded() ? plan_->shards : 1;
   return data_.Slice(planned.offset / parts, {planned.padded_elems / parts});
 }
 

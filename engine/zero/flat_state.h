@@ -25,7 +25,7 @@ class FlatState {
   bool sharded() const { return placement_ == Placement::kSharded; }
   const Tensor& data() const { return data_; }
 
-  // This rank's piece of a segment, wherever it lies. [segment elems / world]
+  // This rank's piece of a segment, wherever it lies. [segment elems / shards]
   Tensor Piece(const SegmentRef& ref) const;
   // A whole segment, a whole unit. REQUIRES: !sharded().
   Tensor Whole(const SegmentRef& ref) const;

@@ -123,8 +123,11 @@ StatePlacement PlacementOfStage(int stage) {
 
 Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   ZERO_CHECK_GE(options.world, 1);
-  Plan plan{.world = options.world};
-  if (options.world > 1) plan.placement = options.placement;
+  Plan plan{.world = options.world,
+            .shards = options.shards == 0 ? options.world : options.shards};
+  ZERO_CHECK(plan.shards > 0 && plan.world % plan.shards == 0)
+      << plan.shards << " shards do not divide " << plan.world << " ranks";
+  if (plan.shards > 1) plan.placement = options.placement;
   for (const UnitSpec& spec : units) {
     PlannedUnit unit = PlanUnit(spec, options.world);
     unit.offset = plan.padded_elems;

@@ -3,10 +3,13 @@
 //
 // A unit's parameters lie in one flat buffer, each at a multiple of 64
 // elements. The buffer is cut into fixed segments, each padded to a multiple
-// of 64 * world; rank r owns the r-th equal piece of every segment. So
+// of 64 * world and into as many equal pieces as there are shards. So
 // reduce-scatter and all-gather run in place for any world size, pieces stay
 // aligned, and no bucket size ever moves an owner. A ZeRO stage is nothing but
 // a row of PlacementOfStage. Nothing here knows a thread, a device or a file.
+// The ranks are a mesh of world = groups * shards: consecutive ranks form a
+// group, rank r owns piece r % shards of every segment, and so every group has
+// all of it. One group is ZeRO; several are MiCS and FSDP's hybrid sharding.
 // Invariants: parameters are disjoint; segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
 //   every segment is in exactly one reduce bucket and one gather bucket.
@@ -57,6 +60,7 @@ struct PlanOptions {
   static constexpr int64_t kDefaultBucketElems = 6'553'600;
 
   int64_t world = 1;
+  int64_t shards = 0;  // ranks of a group; divides world; 0: one group
   StatePlacement placement;
   // Upper limits of one collective's elements; one segment always fits.
   int64_t reduce_bucket_elems = kDefaultBucketElems;
@@ -115,7 +119,8 @@ struct Plan {
   static constexpr int64_t kMaxSegmentElems = int64_t{4} << 20;
 
   int64_t world = 1;
-  // A world of one has nothing to shard: all replicated, whatever was asked.
+  int64_t shards = 1;
+  // A group of one has nothing to shard: all replicated, whatever was asked.
   StatePlacement placement;
   std::vector<PlannedUnit> units;
   // In the order in which backward completes them: from the last unit down.
@@ -129,18 +134,19 @@ struct Plan {
   int64_t num_parameters = 0;
   int64_t num_segments = 0;
 
+  int64_t groups() const { return world / shards; }
   // Rank r's piece of a segment, in the unit's elements.
   Segment Piece(const Segment& segment, int64_t rank) const {
-    const int64_t elems = segment.elems / world;
-    return {segment.begin + rank * elems, elems};
+    const int64_t elems = segment.elems / shards;
+    return {segment.begin + rank % shards * elems, elems};
   }
   // Where that piece begins in rank r's shard of all units.
   int64_t ShardOffset(const PlannedUnit& unit, const Segment& segment) const {
-    return (unit.offset + segment.begin) / world;
+    return (unit.offset + segment.begin) / shards;
   }
   // Elements of a state on one rank.
   int64_t StateElems(Placement placement) const {
-    return placement == Placement::kSharded ? padded_elems / world
+    return placement == Placement::kSharded ? padded_elems / shards
                                             : padded_elems;
   }
   const Segment& segment(const SegmentRef& ref) const {

@@ -24,6 +24,8 @@ const char* KindName(ActionKind kind) {
       return "Release";
     case ActionKind::kReduce:
       return "Reduce";
+    case ActionKind::kReduceAcross:
+      return "ReduceAcross";
     case ActionKind::kAwaitReduce:
       return "AwaitReduce";
     case ActionKind::kNorm:
@@ -36,6 +38,12 @@ const char* KindName(ActionKind kind) {
       return "GatherUpdated";
   }
   return "?";
+}
+
+// Elements that one of `ranks` sends of `elems` in an all-gather or a
+// reduce-scatter.
+int64_t Sent(int64_t elems, int64_t ranks) {
+  return elems / ranks * (ranks - 1);
 }
 
 std::string BucketName(const std::vector<Bucket>& buckets, int index,
@@ -75,9 +83,10 @@ class Builder {
       Gather(i);
       if (backward && shards_gradients_) AwaitBuffersFor(action);
       actions_.push_back(action);
-      if (backward && (shards_gradients_ ||
-                       action.micro_step == options_.micro_steps - 1)) {
-        ReduceFrom(action);
+      const bool last_micro_step =
+          action.micro_step == options_.micro_steps - 1;
+      if (backward && (shards_gradients_ || last_micro_step)) {
+        ReduceFrom(action, last_micro_step);
       }
       Release(i);
     }
@@ -217,8 +226,9 @@ class Builder {
     return next == i + 2;
   }
 
-  // Starts every bucket that the backward pass of this unit completes.
-  void ReduceFrom(const Action& action) {
+  // Starts every bucket that the backward pass of this unit completes. Groups
+  // add up once per step, when each has the sum of all its micro-batches.
+  void ReduceFrom(const Action& action, bool last_micro_step) {
     const int num_buckets = static_cast<int>(plan_.reduce_buckets.size());
     if (action.kind == ActionKind::kForwardBackward) next_bucket_ = 0;
     std::vector<int> started;
@@ -227,6 +237,10 @@ class Builder {
                action.index) {
       actions_.push_back(
           {ActionKind::kReduce, next_bucket_, action.micro_step});
+      if (last_micro_step && plan_.groups() > 1) {
+        actions_.push_back(
+            {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
+      }
       started.push_back(next_bucket_++);
     }
     if (started.empty()) return;
@@ -281,6 +295,7 @@ std::string ActionName(const Action& action, const Plan& plan) {
   if (action.index < 0) return name;
   switch (action.kind) {
     case ActionKind::kReduce:
+    case ActionKind::kReduceAcross:
     case ActionKind::kAwaitReduce:
       return absl::StrCat(
           name, "(", BucketName(plan.reduce_buckets, action.index, plan), ")");
@@ -334,9 +349,7 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
                    int64_t parameter_bytes, int64_t gradient_bytes) {
   const bool all_update = plan.placement.optimizer == Placement::kReplicated;
-  const auto sent = [&](int64_t elems) {
-    return elems / plan.world * (plan.world - 1);
-  };
+  const auto sent = [&](int64_t elems) { return Sent(elems, plan.shards); };
   StepWire wire;
   for (const Action& action : actions) {
     switch (action.kind) {
@@ -352,6 +365,13 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
         wire.reduced += sent(plan.reduce_buckets[action.index].elems) *
                         gradient_bytes * (all_update ? 2 : 1);
         break;
+      case ActionKind::kReduceAcross:
+        wire.across +=
+            2 *
+            Sent(plan.reduce_buckets[action.index].elems / plan.shards,
+                 plan.groups()) *
+            gradient_bytes;
+        break;
       default:
         break;
     }
@@ -363,8 +383,10 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
                      int64_t parameter_bytes, int64_t gradient_bytes) {
   const StatePlacement& placement = plan.placement;
   const bool shards_optimizer = placement.optimizer == Placement::kSharded;
-  const int64_t sent = plan.padded_elems / plan.world * (plan.world - 1);
+  const int64_t sent = Sent(plan.padded_elems, plan.shards);
   StepWire wire;
+  wire.across =
+      2 * Sent(plan.padded_elems / plan.shards, plan.groups()) * gradient_bytes;
   wire.reduced =
       sent * gradient_bytes *
       (placement.gradients == Placement::kSharded ? micro_steps : 1) *
@@ -379,7 +401,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
-  hasher.Update(absl::StrCat(plan.world, " ranks"));
+  hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shards, " shards"));
   for (Placement placement :
        {plan.placement.parameters, plan.placement.gradients,
         plan.placement.optimizer}) {

@@ -3,10 +3,10 @@
 // it and count it.
 //
 // Actions are in issue order. Computation runs on the compute stream in that
-// order; kGather, kReduce and kGatherUpdated only start a collective on a
-// stream of their own. A unit's computation waits for the gathers of what it
-// needs; kAwaitReduce is the one explicit wait. With overlap off every
-// collective is awaited where it is issued.
+// order; kGather, kReduce, kReduceAcross and kGatherUpdated only start
+// collectives on a stream of their own. A unit's computation waits for the
+// gathers of what it needs; kAwaitReduce is the one explicit wait. With overlap
+// off every collective is awaited where it is issued.
 #ifndef ZERO_ENGINE_ZERO_SCHEDULE_H_
 #define ZERO_ENGINE_ZERO_SCHEDULE_H_
 
@@ -25,6 +25,8 @@ enum class ActionKind {
   kGather,           // unit: takes a buffer, starts gathering its parameters
   kRelease,          // unit: gives its gathered parameters' buffer back
   kReduce,           // bucket: starts reducing its gradients
+  kReduceAcross,     // bucket: starts adding this rank's pieces of it, which
+                     // hold the group's sums, over the groups
   kAwaitReduce,      // bucket: waits; a rotating gradient buffer goes with the
                      // last bucket of its unit
   kNorm,             // global gradient norm, clip factor, finite check
@@ -85,11 +87,13 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 
 // What one rank sends in `actions`, in bytes; the few numbers that ranks agree
-// on (norm, loss, counts) are left out. (world - 1) / world of every bulk
-// collective's elements.
+// on (norm, loss, counts) are left out. Within a group (shards - 1) / shards of
+// every bulk collective's elements; across the groups twice (groups - 1) /
+// groups of the rank's pieces.
 struct StepWire {
-  int64_t gathered = 0;  // parameters
-  int64_t reduced = 0;   // gradients
+  int64_t gathered = 0;  // parameters, within the group
+  int64_t reduced = 0;   // gradients, within the group
+  int64_t across = 0;    // gradients, across the groups
 
   bool operator==(const StepWire&) const = default;
 };
@@ -97,7 +101,8 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
                    int64_t parameter_bytes, int64_t gradient_bytes);
 
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
-// k = (world - 1) / world, Psi = padded elements, G = micro_steps. Where
+// k = (shards - 1) / shards, Psi = padded elements, G = micro_steps. Across the
+// groups, once per step: 2 (groups - 1) / groups * Psi / shards. Where
 // parameters are sharded the schedule may differ by the units that stay in
 // place, or are borrowed and come once more.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps,

@@ -99,6 +99,56 @@ class CliTest(unittest.TestCase):
         alone = self.train("run", "train_batch_size=6", "training.steps=3")
         self.assertAlmostEqual(alone["validation_loss"], several, places=4)
 
+    def test_groups_shard_within_and_add_up_across(self):
+        def run(*sets):
+            args = ["train", "config.json", "--ranks", "4"]
+            for one in ("train_batch_size=8", "training.steps=3",
+                        "zero_optimization.stage=3") + sets:
+                args += ["--set", one]
+            out = self.ok(*args)
+            with open(self.path("run/metrics.jsonl")) as f:
+                step = json.loads(f.readlines()[1])
+            return out, self.read_json("run/summary.json"), step
+
+        full_out, full, full_step = run()
+        out, halves, step = run("zero_optimization.mics_shard_size=2")
+        same_out, same, same_step = run("zero_optimization.mics_shard_size=4")
+        self.assertIn("sharded in each of 2 groups of 2", out)
+        # One group is no group, to the bit and the byte.
+        self.assertEqual(same["parameters_hash"], full["parameters_hash"])
+        self.assertNotIn("group", same_out + full_out)
+        for one in (same_step, full_step):
+            one["communication"].pop("exposed_ms")
+        self.assertEqual(same_step["communication"],
+                         full_step["communication"])
+        # Two have twice the states each, and the same numbers but for the
+        # order of sums.
+        for state in ("parameters", "gradients", "optimizer"):
+            self.assertEqual(halves["peak_bytes"][state],
+                             2 * full["peak_bytes"][state])
+        self.assertEqual(halves["peak_bytes"], halves["predicted_peak_bytes"])
+        self.assertAlmostEqual(halves["final_loss"], full["final_loss"],
+                               places=5)
+        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across.
+        wire = next(line for line in out.splitlines() if "wire per" in line)
+        states = halves["peak_bytes"]["gradients"]
+        self.assertRegex(wire, "; reduced [0-9,]+ bytes = the formula; "
+                               "reduced across groups [0-9,]+ bytes = the "
+                               "formula$")
+        self.assertNotIn("the plan says", wire)
+        self.assertEqual(step["communication"]["reduced_bytes"], states)
+        self.assertEqual(step["communication"]["across_bytes"], states)
+        text = self.ok("plan", "config.json", "--ranks", "4",
+                       "--set", "train_batch_size=8",
+                       "--set", "zero_optimization.stage=3",
+                       "--set", "zero_optimization.mics_shard_size=2")
+        for part in ("4 rank(s) in 2 groups of 2", "across groups",
+                     "ReduceAcross(bucket 0"):
+            self.assertIn(part, text)
+        # One rank reads the config of several.
+        self.ok("eval", "config.json", "--set", "zero_optimization.stage=3",
+                "--set", "zero_optimization.mics_shard_size=2")
+
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")
         self.assertEqual(summary["steps"], 12)
@@ -235,7 +285,9 @@ class CliTest(unittest.TestCase):
                 ("data.train=\"nope.txt\"", ["data.train", "does not exist"]),
                 ("zero_optimization.stage=7", ["stage", "[0, 3]"]),
                 ("zero_optimization.mics_shard_size=2",
-                 ["mics_shard_size", "not built yet"]),
+                 ["mics_shard_size", "stage is 0 and shards nothing"]),
+                ("zero_optimization.offload_optimizer.device=\"cpu\"",
+                 ["offload_optimizer", "not built yet"]),
                 ("optimizer.params.lr=-1", ["optimizer.params.lr", "-1"]),
                 ("amp.enabled=true", ["amp", "bf16"])):
             with self.subTest(override=override):

@@ -54,9 +54,11 @@ void PrintUnits(const Plan& plan, Console* console) {
                         WithCommas(unit.padded_elems), unit.segments.size());
     if (!unit.segments.empty() && plan.world > 1) {
       const Segment& first = unit.segments.front();
-      absl::StrAppendFormat(&text, ", of each rank r owns [%s r, +%s)",
-                            WithCommas(first.elems / plan.world),
-                            WithCommas(first.elems / plan.world));
+      const std::string piece = WithCommas(first.elems / plan.shards);
+      absl::StrAppendFormat(
+          &text, ", of each rank r owns [%s %s, +%s)", piece,
+          plan.groups() == 1 ? "r" : absl::StrFormat("(r %% %d)", plan.shards),
+          piece);
     }
     if (!unit.borrowed.empty()) {
       absl::StrAppend(&text, ", borrows ", absl::StrJoin(unit.borrowed, ", "));
@@ -99,7 +101,8 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
     if (action.kind == ActionKind::kGather ||
         action.kind == ActionKind::kGatherUpdated) {
       column = 1;
-    } else if (action.kind == ActionKind::kReduce) {
+    } else if (action.kind == ActionKind::kReduce ||
+               action.kind == ActionKind::kReduceAcross) {
       column = 2;
     }
     console->Line(absl::StrCat(std::string(column * kWidth, ' '),
@@ -115,8 +118,10 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   const std::unique_ptr<Model> model = tools.make(config.model);
   const ExecutorOptions options =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
-  const Plan plan =
-      MakePlan(DescribeUnits(*model), options.plan_options(flags.run.ranks));
+  const Plan plan = MakePlan(
+      DescribeUnits(*model),
+      options.plan_options(flags.run.ranks,
+                           config.zero_optimization.shards(flags.run.ranks)));
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const std::vector<Action> actions =
       MakeSchedule(plan, options.schedule_options(micro_steps));
@@ -124,9 +129,13 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   const int64_t r = DTypeBytes(options.reduce_dtype);
 
   Console console(stdout, /*is_terminal=*/false);
-  console.Line(absl::StrFormat("ZeRO stage %d on %d rank(s), %d micro-step(s)",
-                               config.zero_optimization.stage, flags.run.ranks,
-                               micro_steps));
+  console.Line(absl::StrFormat(
+      "ZeRO stage %d on %d rank(s)%s, %d micro-step(s)",
+      config.zero_optimization.stage, flags.run.ranks,
+      plan.groups() == 1
+          ? ""
+          : absl::StrFormat(" in %d groups of %d", plan.groups(), plan.shards),
+      micro_steps));
   PrintStates(plan, options, &console);
   PrintUnits(plan, &console);
   PrintBuckets("reduce buckets, as backward completes them", plan,
@@ -135,13 +144,17 @@ absl::Status ShowPlan(const PlanFlags& flags) {
                plan.gather_buckets, p, &console);
   const StepWire wire = CountWire(plan, actions, p, r);
   const StepWire formula = FormulaWire(plan, micro_steps, p, r);
-  console.Table("sent per rank and step",
-                {{"gathered", absl::StrFormat("%s bytes, formula %s",
-                                              WithCommas(wire.gathered),
-                                              WithCommas(formula.gathered))},
-                 {"reduced", absl::StrFormat("%s bytes, formula %s",
-                                             WithCommas(wire.reduced),
-                                             WithCommas(formula.reduced))}});
+  const auto against = [](int64_t bytes, int64_t formula_bytes) {
+    return absl::StrFormat("%s bytes, formula %s", WithCommas(bytes),
+                           WithCommas(formula_bytes));
+  };
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"gathered", against(wire.gathered, formula.gathered)},
+      {"reduced", against(wire.reduced, formula.reduced)}};
+  if (plan.groups() > 1) {
+    rows.push_back({"across groups", against(wire.across, formula.across)});
+  }
+  console.Table("sent per rank and step", rows);
   console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",
                             actions.size(), " actions"));
   if (!flags.no_step) PrintStep(plan, actions, &console);

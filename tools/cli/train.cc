@@ -63,7 +63,7 @@ struct TrainFlags {
 
 Trace::Row RowOf(const std::string& channel) {
   if (channel == "gather") return Trace::Row::kGather;
-  return channel == "reduce" ? Trace::Row::kReduce : Trace::Row::kScalar;
+  return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
 absl::Status Train(const TrainFlags& flags) {
@@ -81,13 +81,16 @@ absl::Status Train(const TrainFlags& flags) {
   LocalRanksOptions ranks;
   ranks.local.timeout =
       absl::Seconds(loaded.config.communication.timeout_seconds);
-  ranks.wrap = [&](int, const std::string& channel,
+  ranks.shards =
+      static_cast<int>(loaded.config.zero_optimization.shards(flags.run.ranks));
+  ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (link.has_value()) {
       end = std::make_unique<ShapedCommunicator>(std::move(end), *link);
     }
-    return flags.trace.empty() ? std::move(end)
-                               : trace.Wrap(RowOf(channel), std::move(end));
+    return flags.trace.empty()
+               ? std::move(end)
+               : trace.Wrap(rank, RowOf(channel), std::move(end));
   };
   absl::Status status = RunLocalRanks(
       flags.run.ranks, ranks,

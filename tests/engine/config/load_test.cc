@@ -456,6 +456,37 @@ TEST(ContradictionTest, TwoPrecisions) {
             "bf16.enabled); choose one");
 }
 
+TEST(ContradictionTest, GroupsThatDoNotFit) {
+  const std::string size = "zero_optimization.mics_shard_size";
+  const std::string stage_2 = "zero_optimization.stage=2";
+  EXPECT_EQ(ErrorOfSmall({size + "=2"}, 4),
+            "--set zero_optimization.mics_shard_size: 2, but "
+            "zero_optimization.stage is 0 and shards nothing; delete it, or "
+            "raise the stage");
+  EXPECT_EQ(ErrorOfSmall({size + "=3", stage_2}, 4),
+            "--set zero_optimization.mics_shard_size: 3 does not divide the 4 "
+            "ranks; want one of 1, 2, 4");
+  EXPECT_EQ(ErrorOfSmall({size + "=8", stage_2}, 4),
+            "--set zero_optimization.mics_shard_size: 8 does not divide the 4 "
+            "ranks; want one of 1, 2, 4");
+  EXPECT_EQ(ErrorOfSmall({size + "=0", stage_2}, 4),
+            "--set zero_optimization.mics_shard_size: 0 ranks can not share "
+            "anything; want -1 (off) or a divisor of the number of ranks");
+  EXPECT_EQ(ErrorOfSmall({size + "=-2", stage_2}, 4),
+            "--set zero_optimization.mics_shard_size: -2 is not in [-1, 1024]");
+  for (int shards : {-1, 1, 2, 4}) {
+    const auto loaded =
+        LoadSmall({absl::StrCat(size, "=", shards), stage_2}, 4);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.zero_optimization.shards(4),
+              shards == -1 ? 4 : shards);
+  }
+  // One rank reads the config of a run on several: zero eval.
+  const auto alone = LoadSmall({size + "=2", stage_2}, 1);
+  ASSERT_TRUE(alone.ok()) << alone.status();
+  EXPECT_EQ(alone->config.zero_optimization.shards(1), 1);
+}
+
 TEST(ContradictionTest, StepsAndEpochs) {
   EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
             "--set training.epochs: training.steps (line 4) says how long, "

@@ -37,6 +37,7 @@ struct Job {
                              .max_grad_norm = 0.5,
                              .max_positions = 27};
   int world = 2;
+  int shards = 0;      // ranks of a group; 0: one group
   int64_t batch = 12;  // sequences of a step, over all ranks
   int64_t micro_steps = 1;
   int steps = 3;
@@ -67,7 +68,8 @@ inline TokenBatch GlobalBatch(int64_t batch, int step) {
 // Memory as a rehearsal on the meta device predicts it.
 inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const Rank imagined = MakeLoneRank(*meta, rank.rank(), rank.world());
+  const Rank imagined =
+      MakeLoneRank(*meta, rank.rank(), rank.world(), rank.shards());
   Rig rig(imagined, MakeModel(job.config), job.options,
           {kUnlimited, kUnlimited});
   const TokenBatch batch(rows, kLength, kVocab, 1);
@@ -121,8 +123,9 @@ inline Outcome Train(const Job& job) {
   std::mutex mutex;
   std::vector<Outcome> outcomes;
   const absl::Status status = RunLocalRanks(
-      job.world, {.local = {.timeout = absl::Seconds(60)}}, OneThread,
-      [&](const Rank& rank) -> absl::Status {
+      job.world,
+      {.local = {.timeout = absl::Seconds(60)}, .shards = job.shards},
+      OneThread, [&](const Rank& rank) -> absl::Status {
         ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
         std::lock_guard<std::mutex> lock(mutex);
         outcomes.push_back(std::move(outcome));
@@ -145,8 +148,9 @@ inline MemoryLedger Measure(Job job, int stage) {
   job.options = AtStage(job.options, stage);
   MemoryLedger ledger;
   const absl::Status status = RunLocalRanks(
-      job.world, {.local = {.timeout = absl::Seconds(60)}}, OneThread,
-      [&](const Rank& rank) -> absl::Status {
+      job.world,
+      {.local = {.timeout = absl::Seconds(60)}, .shards = job.shards},
+      OneThread, [&](const Rank& rank) -> absl::Status {
         const int64_t rows = job.batch / job.world;
         const TransientBytes reserved = Rehearse(job, rank, rows);
         Rig rig(rank, MakeModel(job.config), job.options, reserved);

@@ -154,6 +154,56 @@ TEST(PlanTest, CountsByValue) {
   EXPECT_EQ(piece.elems, 64);
 }
 
+TEST(PlanTest, EveryGroupHasEveryElementOnce) {
+  for (int64_t world = 1; world <= 8; ++world) {
+    for (int64_t shards = 1; shards <= world; ++shards) {
+      if (world % shards != 0) continue;
+      const Plan plan = MakePlan(
+          OddUnits(),
+          {.world = world, .shards = shards, .placement = PlacementOfStage(3)});
+      EXPECT_EQ(plan.groups(), world / shards);
+      EXPECT_EQ(plan.placement, PlacementOfStage(shards == 1 ? 0 : 3));
+      EXPECT_EQ(plan.StateElems(Placement::kSharded) * shards,
+                plan.padded_elems);
+      for (const PlannedUnit& unit : plan.units) {
+        for (const Segment& segment : unit.segments) {
+          for (int64_t group = 0; group < plan.groups(); ++group) {
+            int64_t end = segment.begin;
+            for (int64_t place = 0; place < shards; ++place) {
+              const Segment piece = plan.Piece(segment, group * shards + place);
+              EXPECT_EQ(piece.begin, end);
+              // Cut again over the groups, it stays aligned.
+              EXPECT_EQ(piece.elems % (Plan::kAlignElems * plan.groups()), 0);
+              end = piece.end();
+            }
+            EXPECT_EQ(end, segment.end());
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(PlanTest, GroupsChangeNoLayoutAndNoBucket) {
+  for (int stage : {1, 2, 3}) {
+    const PlanOptions options = {.world = 4,
+                                 .placement = PlacementOfStage(stage)};
+    PlanOptions grouped = options;
+    grouped.shards = 2;
+    const Plan want = MakePlan(OddUnits(), options);
+    const Plan got = MakePlan(OddUnits(), grouped);
+    EXPECT_EQ(got.padded_elems, want.padded_elems);
+    EXPECT_EQ(got.num_segments, want.num_segments);
+    EXPECT_EQ(got.reduce_buckets, want.reduce_buckets);
+    EXPECT_EQ(got.gather_buckets, want.gather_buckets);
+  }
+}
+
+TEST(PlanDeathTest, GroupsThatDoNotFillTheWorldAreACallerMistake) {
+  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 4, .shards = 3}),
+               "3 shards do not divide 4 ranks");
+}
+
 TEST(PlanDeathTest, AWorldWithoutRanksIsACallerMistake) {
   EXPECT_DEATH(MakePlan(OddUnits(), {.world = 0}), "0 against 1");
 }
@@ -350,6 +400,83 @@ TEST(ScheduleTest, PersistentUnitsAreGatheredOncePerStep) {
   EXPECT_EQ(gathers(0), 1);
   EXPECT_EQ(gathers(1), 1);
   EXPECT_EQ(gathers(2), 6);
+}
+
+// Groups add up what all their micro-batches gave, once.
+TEST(ScheduleTest, GroupsReduceAcrossInTheLastMicroStep) {
+  UnitSpec head = Unit("head", {{5}});
+  const std::vector<UnitSpec> units = {Unit("embedding", {{5}}), head};
+  const auto names_at = [&](int stage) {
+    const Plan plan = MakePlan(
+        units, {.world = 4, .shards = 2, .placement = PlacementOfStage(stage)});
+    return Names(plan, MakeSchedule(plan, {.micro_steps = 2}));
+  };
+  EXPECT_EQ(names_at(2), (Strings{"Forward(embedding)",
+                                  "ForwardBackward(head)",
+                                  "Reduce(bucket 0: head)",
+                                  "Backward(embedding)",
+                                  "Reduce(bucket 1: embedding)",
+                                  "Forward(embedding)",
+                                  "AwaitReduce(bucket 0: head)",
+                                  "ForwardBackward(head)",
+                                  "Reduce(bucket 0: head)",
+                                  "ReduceAcross(bucket 0: head)",
+                                  "AwaitReduce(bucket 1: embedding)",
+                                  "Backward(embedding)",
+                                  "Reduce(bucket 1: embedding)",
+                                  "ReduceAcross(bucket 1: embedding)",
+                                  "AwaitReduce(bucket 0: head)",
+                                  "AwaitReduce(bucket 1: embedding)",
+                                  "Norm",
+                                  "Update(embedding)",
+                                  "GatherUpdated(bucket 0: embedding)",
+                                  "Update(head)",
+                                  "GatherUpdated(bucket 1: head)"}));
+  const Strings at_3 = names_at(3);
+  for (const char* bucket : {"(bucket 0: head)", "(bucket 1: embedding)"}) {
+    const std::string name = bucket;
+    EXPECT_EQ(std::count(at_3.begin(), at_3.end(), "Reduce" + name), 2);
+    EXPECT_EQ(std::count(at_3.begin(), at_3.end(), "ReduceAcross" + name), 1);
+  }
+}
+
+TEST(ScheduleTest, TheWireOfGroupsByValue) {
+  // 768 elements each: 384 per rank of two, cut in two again for the groups.
+  const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
+                                       Unit("block", {{700}}),
+                                       Unit("head", {{700}})};
+  constexpr int64_t kP = 2, kR = 4, kPsi = 3 * 768;
+  const auto wire_at = [&](int stage, int64_t shards, int64_t micro_steps) {
+    const Plan plan = MakePlan(
+        units,
+        {.world = 4, .shards = shards, .placement = PlacementOfStage(stage)});
+    EXPECT_EQ(plan.padded_elems, kPsi);
+    const StepWire wire = CountWire(
+        plan, MakeSchedule(plan, {.micro_steps = micro_steps}), kP, kR);
+    StepWire formula = FormulaWire(plan, micro_steps, kP, kR);
+    if (stage == 3 && shards > 1) {
+      // The head and the block stay for backward, the embedding in between.
+      formula.gathered -= (micro_steps * 2 + micro_steps - 1) * 768 / shards *
+                          (shards - 1) * kP;
+    }
+    EXPECT_EQ(wire, formula) << stage << " " << shards << " " << micro_steps;
+    return wire;
+  };
+  for (int64_t micro_steps : {1, 3}) {
+    const int64_t half = kPsi / 2;
+    // Pieces of Psi / 2 are all-reduced over two groups: 2 * 1/2 * Psi / 2.
+    EXPECT_EQ(wire_at(1, 2, micro_steps),
+              (StepWire{half * kP, half * kR, half * kR}));
+    EXPECT_EQ(wire_at(2, 2, micro_steps),
+              (StepWire{half * kP, micro_steps * half * kR, half * kR}));
+    EXPECT_EQ(wire_at(3, 2, micro_steps).reduced, micro_steps * half * kR);
+    EXPECT_EQ(wire_at(3, 2, micro_steps).across, half * kR);
+    // One group: nothing goes across. Groups of one: all of it, once.
+    const int64_t most = kPsi / 4 * 3;
+    EXPECT_EQ(wire_at(2, 4, micro_steps),
+              (StepWire{most * kP, micro_steps * most * kR, 0}));
+    EXPECT_EQ(wire_at(3, 1, micro_steps), (StepWire{0, 0, 2 * most * kR}));
+  }
 }
 
 TEST(ScheduleTest, WithoutOverlapNothingIsGatheredAheadOrLeftInFlight) {
