@@ -124,8 +124,15 @@ int64_t WireBytes(const Collective& collective, int world) {
     bytes += segment.elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
   }
   switch (collective.kind) {
-    case CollectiveKind::kAllGather:
     case CollectiveKind::kReduceScatter:
+      if (collective.algorithm == BulkAlgorithm::kRing && world > 2) {
+        const auto item = static_cast<int64_t>(DTypeBytes(collective.dtype));
+        const auto sum =
+            static_cast<int64_t>(DTypeBytes(SumDType(collective.dtype)));
+        return bytes / item / world * (item + (world - 2) * sum);
+      }
+      return bytes / world * (world - 1);
+    case CollectiveKind::kAllGather:
     case CollectiveKind::kAllToAll:
       return bytes / world * (world - 1);
     case CollectiveKind::kAllReduce:
@@ -138,6 +145,12 @@ int64_t WireBytes(const Collective& collective, int world) {
   return 0;
 }
 
+int64_t Communicator::StagingBytes(DType dtype, int64_t elems) const {
+  if (algorithm_ == BulkAlgorithm::kDirect || world_ < 3) return 0;
+  return 2 * (elems / world_) *
+         static_cast<int64_t>(DTypeBytes(SumDType(dtype)));
+}
+
 void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
                              std::vector<CollectiveSegment> segments) {
   Collective collective;
@@ -145,6 +158,7 @@ void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
   collective.name = std::move(name);
   collective.dtype = collective.recv_dtype = dtype;
   collective.segments = std::move(segments);
+  collective.algorithm = algorithm_;
   CheckSegments(*this, collective, [](const SegmentCheck& check) {
     check.Divisible();
     check.GatheredInPlace();
@@ -154,7 +168,8 @@ void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
 
 void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
                                  DType recv_dtype, bool accumulate,
-                                 std::vector<CollectiveSegment> segments) {
+                                 std::vector<CollectiveSegment> segments,
+                                 Workspace staging) {
   Collective collective;
   collective.kind = CollectiveKind::kReduceScatter;
   collective.name = std::move(name);
@@ -162,6 +177,8 @@ void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
   collective.recv_dtype = recv_dtype;
   collective.accumulate = accumulate;
   collective.segments = std::move(segments);
+  collective.algorithm = algorithm_;
+  collective.staging = staging.data;
   ZERO_CHECK(IsFloat(dtype) && IsFloat(recv_dtype) &&
              (dtype == DType::kF64) == (recv_dtype == DType::kF64))
       << "reduce_scatter \"" << collective.name << "\": " << dtype << " to "
@@ -171,6 +188,14 @@ void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
     check.Divisible();
     check.ScatteredInPlace();
   });
+  int64_t elems = 0;
+  for (const CollectiveSegment& segment : collective.segments) {
+    elems += segment.elems;
+  }
+  collective.staging_bytes = StagingBytes(dtype, elems);
+  ZERO_CHECK_GE(static_cast<int64_t>(staging.bytes), collective.staging_bytes)
+      << "reduce_scatter \"" << collective.name
+      << "\": staging memory of a ring";
   Run(stream, std::move(collective));
 }
 

@@ -15,6 +15,7 @@
 // To add a backend: derive from Communicator, implement Run, and give it a
 // linked *_off twin where it can be missing. To add a collective: a kind, a
 // typed call, its line in WireBytes and signature.cc, its case in exchange.cc.
+// To add an algorithm: a value of BulkAlgorithm, and a file as ring.h.
 #ifndef ZERO_ENGINE_COMM_COMMUNICATOR_H_
 #define ZERO_ENGINE_COMM_COMMUNICATOR_H_
 
@@ -26,6 +27,7 @@
 #include "absl/types/span.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
+#include "kernels/ops.h"
 
 namespace zero {
 
@@ -44,6 +46,18 @@ const char* CollectiveKindName(CollectiveKind kind);
 
 enum class ReduceOp { kSum, kMax };
 
+// How reduce-scatter and all-gather are done. Each promises equal bits to
+// itself alone: the order of sums is its own.
+enum class BulkAlgorithm {
+  kDirect,  // a rank reads all the others: sums in rank order
+  kRing,    // a rank reads its neighbour, world - 1 times (ring.h)
+};
+
+// In which data of `dtype` is summed: fp32, or float64 for float64.
+inline DType SumDType(DType dtype) {
+  return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
+}
+
 // A part of a collective. `elems` counts the full side: rank r's piece is
 // [r * elems / world, (r + 1) * elems / world).
 struct CollectiveSegment {
@@ -61,12 +75,16 @@ struct Collective {
   bool accumulate = false;  // kReduceScatter: recv += the sum
   int root = 0;             // kBroadcast
   std::vector<CollectiveSegment> segments;
+  BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
+  void* staging = nullptr;  // kReduceScatter by kRing: Staging's memory
+  int64_t staging_bytes = 0;
 };
 
 // Bytes that one rank of `world` sends, of the dtype that is sent: all-gather,
 // reduce-scatter and all-to-all (world - 1) / world of the full bytes,
 // all-reduce twice that (a ring's), barrier nothing. For a broadcast the
-// root's, (world - 1) times the bytes; the other ranks send nothing.
+// root's, (world - 1) times the bytes; the other ranks send nothing. The sums
+// of a ring's reduce-scatter travel in SumDType from its second step on.
 int64_t WireBytes(const Collective& collective, int world);
 
 // One rank's end. All ranks issue the same collectives in the same order on
@@ -77,11 +95,18 @@ int64_t WireBytes(const Collective& collective, int world);
 // Threads: used by one thread; status() and Abort by any.
 class Communicator {
  public:
-  Communicator(int rank, int world) : rank_(rank), world_(world) {}
+  Communicator(int rank, int world,
+               BulkAlgorithm algorithm = BulkAlgorithm::kDirect)
+      : rank_(rank), world_(world), algorithm_(algorithm) {}
   virtual ~Communicator() = default;
 
   int rank() const { return rank_; }
   int world() const { return world_; }
+  BulkAlgorithm algorithm() const { return algorithm_; }
+
+  // Memory that a reduce-scatter of `elems` of `dtype`, over all segments,
+  // needs beside them: a ring two pieces of running sums from three ranks on.
+  int64_t StagingBytes(DType dtype, int64_t elems) const;
 
   // Gathers every rank's piece into every rank's `recv`, in rank order.
   // Shapes: send [elems / world], recv [elems]; send may be the rank's own
@@ -90,16 +115,18 @@ class Communicator {
   void AllGather(Stream& stream, std::string name, DType dtype,
                  std::vector<CollectiveSegment> segments);
 
-  // Sums over ranks 0 .. world-1, in that order, in fp32 (float64 for float64
-  // data), rounded once to recv_dtype; with `accumulate` the sum is added to
-  // what recv holds before it is rounded.
+  // Sums over ranks 0 .. world-1, in that order (a ring in its own), in fp32
+  // (float64 for float64 data), rounded once to recv_dtype; with `accumulate`
+  // the sum is added to what recv holds before it is rounded.
   // Shapes: send [elems], recv [elems / world], the rank's own piece; recv may
   //         be that piece of send, of the same dtype and without accumulate.
-  //         elems % world == 0.
+  //         elems % world == 0. staging: StagingBytes of the sum of elems, not
+  //         overlapping.
   // Wire:   (world - 1) / world * elems * itemsize bytes per rank.
   void ReduceScatter(Stream& stream, std::string name, DType dtype,
                      DType recv_dtype, bool accumulate,
-                     std::vector<CollectiveSegment> segments);
+                     std::vector<CollectiveSegment> segments,
+                     Workspace staging = {});
 
   // Reduces `data` [elems] in place over all ranks in rank order: for the few
   // scalars of a step. Bulk data goes through ReduceScatter and AllGather.
@@ -131,6 +158,7 @@ class Communicator {
  private:
   int rank_;
   int world_;
+  BulkAlgorithm algorithm_;
 };
 
 }  // namespace zero

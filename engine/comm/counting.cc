@@ -15,7 +15,7 @@ CollectiveCount& CollectiveCount::operator+=(const CollectiveCount& other) {
 
 CountingCommunicator::CountingCommunicator(std::unique_ptr<Communicator> inner,
                                            bool timed)
-    : Communicator(inner->rank(), inner->world()),
+    : Communicator(inner->rank(), inner->world(), inner->algorithm()),
       inner_(std::move(inner)),
       timed_(timed) {}
 

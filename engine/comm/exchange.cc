@@ -158,13 +158,17 @@ std::vector<char> AllReduce(Stream& stream, int rank, Collectives all) {
 
 }  // namespace
 
-std::vector<char> Exchange(Stream& stream, int rank, Collectives all) {
+std::vector<char> Exchange(Stream& stream, int rank, Collectives all,
+                           const MeetFn& meet) {
+  const bool ring =
+      all[rank]->algorithm == BulkAlgorithm::kRing && all.size() > 1;
   switch (all[rank]->kind) {
     case CollectiveKind::kAllGather:
-      AllGather(rank, all);
+      ring ? RingAllGather(rank, all, meet) : AllGather(rank, all);
       break;
     case CollectiveKind::kReduceScatter:
-      ReduceScatter(stream, rank, all);
+      ring ? RingReduceScatter(stream, rank, all, meet)
+           : ReduceScatter(stream, rank, all);
       break;
     case CollectiveKind::kAllReduce:
       return AllReduce(stream, rank, all);

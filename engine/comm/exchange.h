@@ -1,4 +1,4 @@
-// The data movement of a collective over shared memory, without any waiting.
+// The data movement of a collective over shared memory.
 #ifndef ZERO_ENGINE_COMM_EXCHANGE_H_
 #define ZERO_ENGINE_COMM_EXCHANGE_H_
 
@@ -6,6 +6,7 @@
 
 #include "absl/types/span.h"
 #include "engine/comm/communicator.h"
+#include "engine/comm/ring.h"
 
 namespace zero {
 
@@ -15,8 +16,11 @@ namespace zero {
 // once; nobody may change its memory before all have done theirs.
 // The exception is all-reduce, whose ranks read what they are to overwrite:
 // its result is returned, and is to be copied to recv after that.
+// A ring takes several steps and calls `meet` between two of them, nothing else
+// waits.
 std::vector<char> Exchange(Stream& stream, int rank,
-                           absl::Span<const Collective* const> all);
+                           absl::Span<const Collective* const> all,
+                           const MeetFn& meet);
 
 }  // namespace zero
 

@@ -40,7 +40,8 @@ struct LocalGroup::End {
   int64_t num_issued = 0;
   int64_t num_finished = 0;
   bool inside = false;                 // one more has begun
-  bool working = false;                // and does its share
+  bool working = false;                // and does its share,
+  bool meeting = false;                // or waits in the middle of it
   std::shared_ptr<const Call> issued;  // the last one
   std::shared_ptr<const Call> begun;   // the last one
 };
@@ -55,6 +56,8 @@ struct LocalGroup::Channel {
   std::vector<const Collective*> open;  // by place, what the ranks are in
   int num_arrived = 0;
   int num_working = 0;
+  int num_meeting = 0;
+  int64_t num_meetings = 0;
   int64_t num_opened = 0;
   std::condition_variable changed;
 
@@ -70,7 +73,8 @@ struct LocalGroup::Channel {
     for (int place = 0; place < size(); ++place) {
       const End& end = ends[place];
       const bool arrived = end.inside && end.begun->number == call.number;
-      if (HasOpened(call) ? end.working : !arrived) places.push_back(place);
+      const bool works = end.working && !end.meeting;
+      if (HasOpened(call) ? works : !arrived) places.push_back(place);
     }
     return places;
   }
@@ -92,7 +96,7 @@ class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group,
                     LocalGroup::Channel* channel, int place)
-      : Communicator(place, channel->size()),
+      : Communicator(place, channel->size(), group->algorithm_),
         group_(std::move(group)),
         channel_(channel) {}
 
@@ -120,7 +124,9 @@ class LocalCommunicator final : public Communicator {
 };
 
 LocalGroup::LocalGroup(int world, LocalOptions options)
-    : world_(world), timeout_(std::min(options.timeout, kLongest)) {
+    : world_(world),
+      timeout_(std::min(options.timeout, kLongest)),
+      algorithm_(options.algorithm) {
   ZERO_CHECK_GE(world, 1) << "local: world";
   ZERO_CHECK(timeout_ > absl::ZeroDuration())
       << "local: timeout " << absl::FormatDuration(timeout_);
@@ -182,7 +188,8 @@ std::shared_ptr<const LocalGroup::Call> LocalGroup::Issue(
 void LocalGroup::Perform(Channel& channel, int place,
                          const std::shared_ptr<const Call>& call) {
   if (!Open(channel, place, call)) return;
-  const std::vector<char> result = Exchange(*call->stream, place, channel.open);
+  const std::vector<char> result = Exchange(*call->stream, place, channel.open,
+                                            [&] { Meet(channel, place); });
   if (!Close(channel, place) || result.empty()) return;
   std::memcpy(call->collective.segments[0].recv, result.data(), result.size());
 }
@@ -224,6 +231,26 @@ bool LocalGroup::Open(Channel& channel, int place,
   // Opened, other ranks may be reading this one's memory: it must see the
   // collective to its end, whatever has failed meanwhile.
   return opened();
+}
+
+// Nobody leaves by a failure: others read what it has written so far.
+void LocalGroup::Meet(Channel& channel, int place) {
+  Lock lock(mutex_);
+  if (++channel.num_meeting == channel.size()) {
+    channel.num_meeting = 0;
+    ++channel.num_meetings;
+    for (End& one : channel.ends) one.meeting = false;
+    channel.changed.notify_all();
+    return;
+  }
+  channel.ends[place].meeting = true;
+  const auto met = [&, before = channel.num_meetings] {
+    return channel.num_meetings > before;
+  };
+  if (!WaitUntil(lock, channel, met)) {
+    Fail(Missing(channel, *channel.ends[place].begun));
+    channel.changed.wait(lock, met);
+  }
 }
 
 bool LocalGroup::Close(Channel& channel, int place) {

@@ -4,8 +4,8 @@
 // waits until all have arrived, reads what it needs straight from the others'
 // memory into its own, and goes on when nobody reads its memory any more.
 // Waiting is on a condition variable, never spinning, since a waiting rank's
-// core computes for another one. Sums run in rank order 0 .. world-1, so the
-// bits do not depend on who came first.
+// core computes for another one. Sums run in rank order 0 .. world-1, or around
+// a ring, so the bits do not depend on who came first.
 //
 // Every rank works on its own stream: a worker stream, so that collectives run
 // beside compute, or the calling thread's. All ranks' streams must make
@@ -32,6 +32,7 @@ struct LocalOptions {
   // How long a rank waits for the others in one collective. It must outlast
   // the longest time that one rank computes while another waits for it.
   absl::Duration timeout = absl::Minutes(5);
+  BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
 };
 
 // Threads: used by all ranks at once.
@@ -72,12 +73,14 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   std::shared_ptr<const Call> Issue(Channel& channel, int place, Stream& stream,
                                     Collective collective);
   // The work of one collective, on the stream's thread. Open waits until all
-  // ranks have arrived; false: they have not, the group has failed. Close
-  // waits until all have done their shares; false: the group has failed.
+  // ranks have arrived; false: they have not, the group has failed. Meet waits
+  // in the middle of a share, Close until all have done theirs; false: the
+  // group has failed.
   void Perform(Channel& channel, int place,
                const std::shared_ptr<const Call>& call);
   bool Open(Channel& channel, int place,
             const std::shared_ptr<const Call>& call);
+  void Meet(Channel& channel, int place);
   bool Close(Channel& channel, int place);
 
   void Leave(Channel& channel, int place);
@@ -95,6 +98,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   const int world_;
   const absl::Duration timeout_;
+  const BulkAlgorithm algorithm_;
 
   mutable std::mutex mutex_;  // guards all below and what is in it
   absl::Status failure_;

@@ -11,7 +11,7 @@ namespace zero {
 
 class NullCommunicator final : public Communicator {
  public:
-  NullCommunicator(int rank, int world) : Communicator(rank, world) {}
+  using Communicator::Communicator;
 
   void Run(Stream&, Collective) override {}
   void Abort(const absl::Status& status) override;

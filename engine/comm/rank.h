@@ -37,17 +37,27 @@ struct Rank {
   }
 };
 
-// Rank `rank` of `world` in groups of `shards` (0: one group) whose collectives
-// move nothing: a world of one, or the meta device's stand-in for any world.
-inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
-                         int shards = 0) {
-  if (shards == 0) shards = world;
+// Rank `rank` of `world`, in one group, whose collectives move nothing: a world
+// of one, or the meta device's stand-in for any world.
+inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1) {
   const auto end = [](int place, int size) {
     return std::make_unique<CountingCommunicator>(
         std::make_unique<NullCommunicator>(place, size));
   };
-  return {&device, end(rank % shards, shards), end(rank % shards, shards),
-          end(rank / shards, world / shards), end(rank, world)};
+  return {&device, end(rank, world), end(rank, world), end(0, 1),
+          end(rank, world)};
+}
+
+// `rank` as a rehearsal on the meta device sees it: connected alike, and its
+// collectives move nothing.
+inline Rank MakeImaginedRank(Device& meta, const Rank& rank) {
+  const auto end = [](const Communicator& like) {
+    return std::make_unique<CountingCommunicator>(
+        std::make_unique<NullCommunicator>(like.rank(), like.world(),
+                                           like.algorithm()));
+  };
+  return {&meta, end(*rank.gather), end(*rank.reduce), end(*rank.across),
+          end(*rank.scalar)};
 }
 
 }  // namespace zero

@@ -34,6 +34,9 @@ std::string Signature(const Collective& collective) {
   } else if (collective.kind == CollectiveKind::kBroadcast) {
     absl::StrAppend(&text, " from rank ", collective.root);
   }
+  if (collective.algorithm == BulkAlgorithm::kRing) {
+    absl::StrAppend(&text, " by ring");
+  }
   return text + Sizes(collective.segments);
 }
 

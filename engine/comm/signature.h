@@ -9,9 +9,10 @@
 
 namespace zero {
 
-// Kind, name, dtypes, op, root and the elements of every segment; equal runs
-// of segments are folded: `reduce_scatter "block.3" bf16 += fp32 [128, 64 x3]`.
-// Two collectives have the same signature exactly when they fit together.
+// Kind, name, dtypes, op, root, algorithm and the elements of every segment;
+// equal runs of segments are folded: `reduce_scatter "block.3" bf16 += fp32
+// [128, 64 x3]`. Two collectives have the same signature exactly when they fit
+// together.
 std::string Signature(const Collective& collective);
 
 }  // namespace zero

@@ -86,7 +86,16 @@ struct ZeroConfig {
   bool operator==(const ZeroConfig&) const = default;
 };
 
+// A run equals, to the bit, one with the same algorithm.
+enum class CommunicationAlgorithm {
+  kDirect,  // every rank reads all the others
+  kRing,    // every rank reads its neighbour
+};
+
 struct CommunicationConfig {
+  // Changes the order of sums.
+  CommunicationAlgorithm algorithm = CommunicationAlgorithm::kDirect;
+  // Changes when a run fails.
   double timeout_seconds = 300;
 
   bool operator==(const CommunicationConfig&) const = default;

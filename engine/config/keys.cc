@@ -25,6 +25,7 @@ Names NamesOf(LrWarmupType) { return {"log", "linear"}; }
 Names NamesOf(LrDecayType) { return {"linear", "cosine", "1-sqrt"}; }
 Names NamesOf(LrScaleRule) { return {"none", "linear", "sqrt"}; }
 Names NamesOf(DataFormat) { return {"auto", "text", "llmc", "raw_uint16"}; }
+Names NamesOf(CommunicationAlgorithm) { return {"direct", "ring"}; }
 Names NamesOf(DType) { return {"fp32", "bf16", "fp16"}; }
 Names NamesOf(ModelFamily) { return {"gpt2", "llama", "qwen2", "qwen3"}; }
 
@@ -1085,6 +1086,11 @@ void AddActivationCheckpointing(Table& t) {
 
 void AddCommunication(Table& t) {
   t.Object("communication", "How ranks talk to each other.");
+  t.Choice("communication.algorithm", NamesOf(CommunicationAlgorithm{}),
+           FIELD(communication.algorithm),
+           "direct: a rank reads all the others at once; ring: its neighbour, "
+           "step by step. Equal bits within each, not between them.")
+      .Unbuilt({"parameter_server"}, "write direct or ring");
   t.Number("communication.timeout_seconds",
            FIELD(communication.timeout_seconds),
            "How long a rank waits for another one before the run fails.")
@@ -1120,8 +1126,6 @@ void AddOutput(Table& t) {
 }
 
 void AddRefused(Table& t) {
-  t.NotBuilt(kString, "communication.algorithm",
-             "ring and parameter_server come later; ranks talk directly");
   t.Refuse(kBool, "prescale_gradients",
            "the loss is divided by the step's tokens before backward; false "
            "is accepted")

@@ -111,6 +111,16 @@ absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
 
 }  // namespace
 
+LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
+  LocalRanksOptions options;
+  options.local.timeout = absl::Seconds(config.communication.timeout_seconds);
+  if (config.communication.algorithm == CommunicationAlgorithm::kRing) {
+    options.local.algorithm = BulkAlgorithm::kRing;
+  }
+  options.shards = static_cast<int>(config.zero_optimization.shards(world));
+  return options;
+}
+
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
                                     int64_t max_positions) {
   ExecutorOptions options;
@@ -149,8 +159,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
         "than 2^31 tokens in one pass; lower one of them",
         config.train_micro_batch_size_per_gpu, config.data.sequence_length));
   }
-  // The ranks were connected as the config says.
-  ZERO_CHECK_EQ(rank.shards(), config.zero_optimization.shards(rank.world()));
+  const LocalRanksOptions wanted = MakeRanksOptions(config, rank.world());
+  ZERO_CHECK(
+      rank.shards() == wanted.shards &&
+      (rank.world() == 1 || rank.reduce->algorithm() == wanted.local.algorithm))
+      << "the ranks are not connected as the config says: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
   const ExecutorOptions options = MakeExecutorOptions(
       config, workload.train, MaxPositions(config, workload));
@@ -158,8 +171,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   {
     constexpr int64_t kUnlimited = int64_t{1} << 50;
     const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-    const Rank imagined =
-        MakeLoneRank(*meta, rank.rank(), rank.world(), rank.shards());
+    const Rank imagined = MakeImaginedRank(*meta, rank);
     const std::unique_ptr<Model> model = tools.make(config.model);
     ZERO_ASSIGN_OR_RETURN(
         const auto executor,

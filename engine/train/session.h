@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/comm/local_ranks.h"
 #include "engine/config/config.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/ledger.h"
@@ -79,6 +80,9 @@ class Session {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
 };
+
+// How a config wants `world` ranks to be connected.
+LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 
 // The executor's options for a config.
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,

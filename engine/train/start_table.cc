@@ -138,9 +138,13 @@ void Trainer::PrintStart() const {
   if (rank_->world() > 1) {
     rows.push_back(
         {"ranks",
-         absl::StrFormat("%d threads of this process, ZeRO stage %d: %s",
-                         rank_->world(), config.zero_optimization.stage,
-                         PlacementText(session_->executor().plan()))});
+         absl::StrFormat(
+             "%d threads of this process, ZeRO stage %d: %s%s", rank_->world(),
+             config.zero_optimization.stage,
+             PlacementText(session_->executor().plan()),
+             config.communication.algorithm == CommunicationAlgorithm::kDirect
+                 ? ""
+                 : "; by " + Name(config, "communication.algorithm"))});
   }
   rows.push_back({"batch", BatchText(config, rank_->world())});
   rows.push_back(

@@ -36,7 +36,7 @@ class TracingCommunicator final : public Communicator {
  public:
   TracingCommunicator(Trace* trace, int process, Trace::Row row,
                       std::unique_ptr<Communicator> inner)
-      : Communicator(inner->rank(), inner->world()),
+      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
         trace_(trace),
         process_(process),
         row_(row),

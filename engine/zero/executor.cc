@@ -279,7 +279,8 @@ void Executor::Reduce(int index, int64_t micro_step) {
   FollowCompute(*reduce_stream_);
   if (converts) ConvertForReduce(std::move(before));
   rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                               accumulate && !converts, std::move(sums));
+                               accumulate && !converts, std::move(sums),
+                               AsWorkspace(staging_));
   if (all) {
     rank_->reduce->AllGather(*reduce_stream_, name, dtype, std::move(totals));
   }
@@ -290,9 +291,22 @@ void Executor::Reduce(int index, int64_t micro_step) {
 // An all-reduce of the pieces, as the one above is of the whole.
 void Executor::ReduceAcross(int index) {
   const Bucket& bucket = plan_.reduce_buckets[index];
+  const DType dtype = options_.reduce_dtype;
+  const bool converts = dtype != options_.grad_dtype;
+  if (converts) TakeSentGradients();
   std::vector<CollectiveSegment> sums, totals;
+  std::vector<Conversion> before, after;
+  int64_t sent_elems = 0;
   for (const SegmentRef& ref : bucket.segments) {
-    const Tensor piece = grads_.Piece(ref);
+    Tensor piece = grads_.Piece(ref);
+    if (converts) {
+      const Tensor sent =
+          sent_gradients_.Slice(sent_elems, {piece.num_elems()});
+      sent_elems += piece.num_elems();
+      before.push_back({piece.vector(), sent.vector()});
+      after.push_back({sent.vector(), piece.vector()});
+      piece = sent;
+    }
     const int64_t part = piece.num_elems() / plan_.groups();
     const Tensor own = piece.Slice(rank_->across->rank() * part, {part});
     sums.push_back({piece.data(), own.data(), piece.num_elems()});
@@ -300,10 +314,12 @@ void Executor::ReduceAcross(int index) {
   }
   const std::string name = absl::StrCat(
       plan_.units[bucket.segments.front().unit].name, " across groups");
-  const DType dtype = options_.grad_dtype;
+  if (converts) ConvertForReduce(std::move(before));
   rank_->across->ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                               /*accumulate=*/false, std::move(sums));
+                               /*accumulate=*/false, std::move(sums),
+                               AsWorkspace(staging_));
   rank_->across->AllGather(*reduce_stream_, name, dtype, std::move(totals));
+  if (converts) ConvertForReduce(std::move(after));
   reduce_stream_->Record(*reduced_[index]);
 }
 

@@ -205,6 +205,7 @@ class Executor {
 
  private:
   Executor(const Rank& rank, Model& model, const ExecutorOptions& options);
+  int64_t ReduceStagingBytes() const;
   absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger);
   void BindParameters();
   void BindValues(int unit, const Tensor& flat);
@@ -290,6 +291,7 @@ class Executor {
   std::unique_ptr<Context> context_;
   Tensor batch_memory_;
   Tensor output_grad_;  // of the unit whose backward comes next
+  Tensor staging_;      // of reductions that need memory of their own
   Tensor staged_;       // a whole segment of a sharded state, gathered to read
   SegmentRef staged_ref_;
   std::vector<std::string> unused_;

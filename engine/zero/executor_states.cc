@@ -165,6 +165,18 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
   return executor;
 }
 
+// Buckets are reduced one after the other, each within the group first.
+int64_t Executor::ReduceStagingBytes() const {
+  const DType dtype = options_.reduce_dtype;
+  int64_t most = 0;
+  for (const Bucket& bucket : plan_.reduce_buckets) {
+    most = std::max(
+        {most, rank_->reduce->StagingBytes(dtype, bucket.elems),
+         rank_->across->StagingBytes(dtype, bucket.elems / plan_.shards)});
+  }
+  return most;
+}
+
 absl::Status Executor::Reserve(const TransientBytes& transient,
                                MemoryLedger* ledger) {
   stream_ = device_->MakeStream(StreamRole::kCompute);
@@ -180,6 +192,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   const int64_t num_sums = plan_.num_segments * plan_.shards + plan_.world;
   constexpr int64_t kAgreed = 64;
   const int64_t num_doubles = num_sums + 2 * num_tensor_parts_ + kAgreed;
+  const int64_t staging_bytes = train ? ReduceStagingBytes() : 0;
   const int64_t state_bytes =
       plan_.StateElems(placement.parameters) *
           DTypeBytes(options_.param_dtype) +
@@ -189,8 +202,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       plan_.StateElems(placement.optimizer) *
           static_cast<int64_t>(sizeof(float)) *
           (num_states + (has_master ? 1 : 0)) +
-      num_doubles * static_cast<int64_t>(sizeof(double)) +
-      (num_states + 9) * Arena::kAlignment +
+      num_doubles * static_cast<int64_t>(sizeof(double)) + staging_bytes +
+      (num_states + 10) * Arena::kAlignment +
       model_->TableBytes(options_.max_positions);
   ZERO_ASSIGN_OR_RETURN(states_,
                         Arena::Make(*device_, MemoryKind::kDevice, state_bytes,
@@ -233,6 +246,10 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   }
   agreed_ =
       Tensor::Empty(*states_, {kAgreed}, DType::kF64, MemoryCategory::kInputs);
+  if (staging_bytes > 0) {
+    staging_ = Tensor::Empty(*states_, {staging_bytes}, DType::kU8,
+                             MemoryCategory::kReduceBuffers);
+  }
   context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
   model_->Prepare(*states_, *stream_, options_.max_positions);
   for (const FlatState* state : {&params_, &grads_, &master_}) {

@@ -149,6 +149,32 @@ class CliTest(unittest.TestCase):
         self.ok("eval", "config.json", "--set", "zero_optimization.stage=3",
                 "--set", "zero_optimization.mics_shard_size=2")
 
+    def train_on(self, ranks, *sets):
+        args = ["train", "config.json", "--ranks", str(ranks)]
+        for one in ("train_batch_size=%d" % (2 * ranks),
+                    "training.steps=3") + sets:
+            args += ["--set", one]
+        return self.ok(*args), self.read_json("run/summary.json")
+
+    def test_a_ring_sends_what_direct_sends_and_sums_in_its_order(self):
+        stage = "zero_optimization.stage=2"
+        _, direct = self.train_on(3, stage)
+        ring = "communication.algorithm=ring"
+        out, summary = self.train_on(3, ring, stage)
+        _, again = self.train_on(3, ring, "zero_optimization.stage=1",
+                                 "zero_optimization.reduce_bucket_size=1000")
+        self.assertIn("sharded; by ring", out)
+        self.assertRegex(out, "reduced [0-9,]+ bytes = the formula\n")
+        self.assertEqual(summary["parameters_hash"], again["parameters_hash"])
+        self.assertNotEqual(summary["parameters_hash"],
+                            direct["parameters_hash"])
+        self.assertAlmostEqual(summary["final_loss"], direct["final_loss"],
+                               places=5)
+        self.assertGreater(summary["peak_bytes"]["reduce_buffers"],
+                           direct["peak_bytes"]["reduce_buffers"])
+        self.assertEqual(summary["peak_bytes"],
+                         summary["predicted_peak_bytes"])
+
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")
         self.assertEqual(summary["steps"], 12)

@@ -78,11 +78,7 @@ absl::Status Train(const TrainFlags& flags) {
     ZERO_ASSIGN_OR_RETURN(link, ParseLink(flags.link));
   }
   Trace trace;
-  LocalRanksOptions ranks;
-  ranks.local.timeout =
-      absl::Seconds(loaded.config.communication.timeout_seconds);
-  ranks.shards =
-      static_cast<int>(loaded.config.zero_optimization.shards(flags.run.ranks));
+  LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
   ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (link.has_value()) {

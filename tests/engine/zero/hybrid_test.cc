@@ -34,25 +34,6 @@ Job HybridJob(int world, int shards, int stage) {
   return job;
 }
 
-// Gradients become small integers, different on every rank, whose sums are
-// exact in every order.
-void MakeGradientsIntegers(const Rank& rank, Rig& rig) {
-  rig->set_hook([&rig, rank = rank.rank()](const Action& action, bool done) {
-    if (done || action.kind != ActionKind::kReduce) return;
-    const Bucket& bucket = rig->plan().reduce_buckets[action.index];
-    for (const SegmentRef& ref : bucket.segments) {
-      for (const auto& parameter :
-           rig.model().units()[ref.unit]->parameters()) {
-        const Tensor& grad = parameter->weight.sink->grad;
-        for (int64_t i = 0; i < grad.num_elems(); ++i) {
-          grad.As<float>()[i] =
-              static_cast<float>((7 * rank + 3 * i) % 41) - 20;
-        }
-      }
-    }
-  });
-}
-
 TEST(HybridTest, OneGroupOfAllIsFullShardingToTheBit) {
   for (int stage : {1, 2, 3}) {
     Job job = HybridJob(4, 0, stage);
@@ -170,9 +151,8 @@ TEST(HybridTest, ANaNInOneGroupSkipsTheStepOnAllAndIsNamed) {
       std::mutex mutex;
       std::vector<std::string> names;
       const absl::Status status = RunLocalRanks(
-          job.world,
-          {.local = {.timeout = absl::Seconds(60)}, .shards = job.shards},
-          OneThread, [&](const Rank& rank) -> absl::Status {
+          job.world, RanksOf(job), OneThread,
+          [&](const Rank& rank) -> absl::Status {
             Rig rig(rank, MakeModel(job.config), job.options,
                     Rehearse(job, rank, 2));
             Parameter& bad = *rig.model().units()[2]->parameters()[1];
@@ -236,9 +216,8 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
       std::mutex mutex;
       std::vector<std::string> hashes;
       const absl::Status status = RunLocalRanks(
-          job.world,
-          {.local = {.timeout = absl::Seconds(60)}, .shards = job.shards},
-          OneThread, [&](const Rank& rank) -> absl::Status {
+          job.world, RanksOf(job), OneThread,
+          [&](const Rank& rank) -> absl::Status {
             Rig rig(rank, MakeModel(job.config), job.options,
                     Rehearse(job, rank, 2));
             rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f, 1);

@@ -37,7 +37,8 @@ struct Job {
                              .max_grad_norm = 0.5,
                              .max_positions = 27};
   int world = 2;
-  int shards = 0;      // ranks of a group; 0: one group
+  int shards = 0;  // ranks of a group; 0: one group
+  BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
   int64_t batch = 12;  // sequences of a step, over all ranks
   int64_t micro_steps = 1;
   int steps = 3;
@@ -56,6 +57,11 @@ inline absl::StatusOr<std::unique_ptr<Device>> OneThread(int) {
   return MakeCpuDevice(1);
 }
 
+inline LocalRanksOptions RanksOf(const Job& job) {
+  return {.local = {.timeout = absl::Seconds(60), .algorithm = job.algorithm},
+          .shards = job.shards};
+}
+
 // A batch with ignored targets, more of them on some ranks than on others.
 inline TokenBatch GlobalBatch(int64_t batch, int step) {
   TokenBatch tokens(batch, kLength, kVocab, step + 1);
@@ -68,8 +74,7 @@ inline TokenBatch GlobalBatch(int64_t batch, int step) {
 // Memory as a rehearsal on the meta device predicts it.
 inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const Rank imagined =
-      MakeLoneRank(*meta, rank.rank(), rank.world(), rank.shards());
+  const Rank imagined = MakeImaginedRank(*meta, rank);
   Rig rig(imagined, MakeModel(job.config), job.options,
           {kUnlimited, kUnlimited});
   const TokenBatch batch(rows, kLength, kVocab, 1);
@@ -123,9 +128,8 @@ inline Outcome Train(const Job& job) {
   std::mutex mutex;
   std::vector<Outcome> outcomes;
   const absl::Status status = RunLocalRanks(
-      job.world,
-      {.local = {.timeout = absl::Seconds(60)}, .shards = job.shards},
-      OneThread, [&](const Rank& rank) -> absl::Status {
+      job.world, RanksOf(job), OneThread,
+      [&](const Rank& rank) -> absl::Status {
         ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
         std::lock_guard<std::mutex> lock(mutex);
         outcomes.push_back(std::move(outcome));
@@ -143,14 +147,32 @@ inline ModelConfig TiedLlama() {
   return config;
 }
 
+// Gradients become small integers, different on every rank, whose sums are
+// exact in every order.
+inline void MakeGradientsIntegers(const Rank& rank, Rig& rig) {
+  rig->set_hook([&rig, rank = rank.rank()](const Action& action, bool done) {
+    if (done || action.kind != ActionKind::kReduce) return;
+    const Bucket& bucket = rig->plan().reduce_buckets[action.index];
+    for (const SegmentRef& ref : bucket.segments) {
+      for (const auto& parameter :
+           rig.model().units()[ref.unit]->parameters()) {
+        const Tensor& grad = parameter->weight.sink->grad;
+        for (int64_t i = 0; i < grad.num_elems(); ++i) {
+          grad.As<float>()[i] =
+              static_cast<float>((7 * rank + 3 * i) % 41) - 20;
+        }
+      }
+    }
+  });
+}
+
 // The memory of rank 0 after a step at `stage`.
 inline MemoryLedger Measure(Job job, int stage) {
   job.options = AtStage(job.options, stage);
   MemoryLedger ledger;
   const absl::Status status = RunLocalRanks(
-      job.world,
-      {.local = {.timeout = absl::Seconds(60)}, .shards = job.shards},
-      OneThread, [&](const Rank& rank) -> absl::Status {
+      job.world, RanksOf(job), OneThread,
+      [&](const Rank& rank) -> absl::Status {
         const int64_t rows = job.batch / job.world;
         const TransientBytes reserved = Rehearse(job, rank, rows);
         Rig rig(rank, MakeModel(job.config), job.options, reserved);

@@ -1,0 +1,444 @@
+#include "engine/comm/ring.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/comm/counting.h"
+#include "engine/comm/null.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/comm/comm_testing.h"
+
+namespace zero {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16,
+                             DType::kF64};
+
+// Elements of each piece.
+const std::vector<int64_t> kPieces = {1, 0, 31, 64, 33, 1023, 5000};
+
+std::shared_ptr<LocalGroup> Ring(int world,
+                                 absl::Duration timeout = absl::Minutes(5)) {
+  return LocalGroup::Make(
+      world, {.timeout = timeout, .algorithm = BulkAlgorithm::kRing});
+}
+
+// Exact in every dtype, as are its sums over 5 ranks.
+double Number(int rank, size_t segment, int64_t i) {
+  return static_cast<double>((7 * rank + 3 * segment + i) % 41) - 20;
+}
+
+// Memory for running sums, filled with what no sum may read.
+struct Staging {
+  Staging(const Communicator& comm, DType dtype, int64_t elems)
+      : bytes(comm.StagingBytes(dtype, elems), '\xff') {}
+  operator Workspace() { return {bytes.data(), bytes.size()}; }
+  std::vector<char> bytes;
+};
+
+int64_t TotalOf(const std::vector<CollectiveSegment>& segments) {
+  int64_t elems = 0;
+  for (const CollectiveSegment& segment : segments) elems += segment.elems;
+  return elems;
+}
+
+TEST(RingTest, AllGatherGathersPiecesInRankOrder) {
+  for (int world = 1; world <= 5; ++world) {
+    const absl::Status status =
+        RunLocalRanks(Ring(world), StreamRole::kGather, [&](auto& rank) {
+          for (const DType dtype : kFloats) {
+            for (const bool in_place : {false, true}) {
+              std::vector<Values> sends, recvs;
+              std::vector<CollectiveSegment> segments;
+              for (size_t s = 0; s < kPieces.size(); ++s) {
+                const int64_t n = kPieces[s];
+                sends.push_back(Values::Of(dtype, n, [&](int64_t i) {
+                  return Number(rank.rank, s, i);
+                }));
+                recvs.emplace_back(dtype, n * world);
+                for (int64_t i = 0; i < n * world; ++i) {
+                  recvs[s].Set(i, in_place ? Number(rank.rank, s, i % n) : -1);
+                }
+              }
+              for (size_t s = 0; s < kPieces.size(); ++s) {
+                const int64_t n = kPieces[s];
+                segments.push_back(
+                    {in_place ? recvs[s].at(rank.rank * n) : sends[s].data(),
+                     recvs[s].data(), n * world});
+              }
+              rank.comm->AllGather(*rank.stream, "unit", dtype, segments);
+              rank.stream->Synchronize();
+              for (size_t s = 0; s < kPieces.size(); ++s) {
+                const int64_t n = kPieces[s];
+                EXPECT_EQ(recvs[s], Values::Of(dtype, n * world,
+                                               [&](int64_t i) {
+                                                 return Number(
+                                                     static_cast<int>(i / n), s,
+                                                     i % n);
+                                               }))
+                    << world << " ranks, " << dtype << " segment " << s;
+              }
+            }
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(RingTest, ReduceScatterSumsIntegersExactly) {
+  for (int world = 1; world <= 5; ++world) {
+    const absl::Status status =
+        RunLocalRanks(Ring(world), StreamRole::kReduce, [&](auto& rank) {
+          for (const DType dtype : kFloats) {
+            for (const DType recv_dtype : kFloats) {
+              if ((dtype == DType::kF64) != (recv_dtype == DType::kF64)) {
+                continue;
+              }
+              for (const bool accumulate : {false, true}) {
+                std::vector<Values> sends, recvs;
+                std::vector<CollectiveSegment> segments;
+                for (size_t s = 0; s < kPieces.size(); ++s) {
+                  const int64_t n = kPieces[s];
+                  sends.push_back(Values::Of(dtype, n * world, [&](int64_t i) {
+                    return Number(rank.rank, s, i);
+                  }));
+                  recvs.push_back(Values::Of(
+                      recv_dtype, n, [](int64_t i) { return i % 10 - 5.0; }));
+                }
+                for (size_t s = 0; s < kPieces.size(); ++s) {
+                  segments.push_back(
+                      {sends[s].data(), recvs[s].data(), kPieces[s] * world});
+                }
+                Staging staging(*rank.comm, dtype, TotalOf(segments));
+                rank.comm->ReduceScatter(*rank.stream, "unit", dtype,
+                                         recv_dtype, accumulate, segments,
+                                         staging);
+                rank.stream->Synchronize();
+                for (size_t s = 0; s < kPieces.size(); ++s) {
+                  const int64_t n = kPieces[s];
+                  EXPECT_EQ(
+                      recvs[s],
+                      Values::Of(recv_dtype, n,
+                                 [&](int64_t i) {
+                                   double sum = accumulate ? i % 10 - 5.0 : 0.0;
+                                   for (int r = 0; r < world; ++r) {
+                                     sum += Number(r, s, rank.rank * n + i);
+                                   }
+                                   return sum;
+                                 }))
+                      << world << " ranks, " << dtype << " " << recv_dtype;
+                  // What was sent is as it was.
+                  EXPECT_EQ(sends[s],
+                            Values::Of(dtype, n * world, [&](int64_t i) {
+                              return Number(rank.rank, s, i);
+                            }));
+                }
+              }
+            }
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(RingTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
+  for (int world = 1; world <= 5; ++world) {
+    const absl::Status status =
+        RunLocalRanks(Ring(world), StreamRole::kReduce, [&](auto& rank) {
+          for (const DType dtype : kFloats) {
+            constexpr int64_t kN = 1023;
+            Values data = Values::Of(dtype, kN * world, [&](int64_t i) {
+              return Number(rank.rank, 0, i);
+            });
+            Staging staging(*rank.comm, dtype, kN * world);
+            rank.comm->ReduceScatter(
+                *rank.stream, "unit", dtype, dtype, false,
+                {{data.data(), data.at(rank.rank * kN), kN * world}}, staging);
+            rank.stream->Synchronize();
+            EXPECT_EQ(data, Values::Of(dtype, kN * world,
+                                       [&](int64_t i) {
+                                         if (i / kN != rank.rank) {
+                                           return Number(rank.rank, 0, i);
+                                         }
+                                         double sum = 0;
+                                         for (int r = 0; r < world; ++r)
+                                           sum += Number(r, 0, i);
+                                         return sum;
+                                       }))
+                << world << " ranks, " << dtype;
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// The sum of rank r's piece runs r + 1, r + 2, ..., r, in fp32 also where bf16
+// is sent, and is rounded once. A sum in rank order is another one, and so is
+// one that is rounded at every rank (the controls).
+TEST(RingTest, SumsRunAroundTheRingInFloat) {
+  constexpr int64_t kN = 999;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int kWorld : {2, 3, 4, 5}) {
+      std::vector<Values> inputs;
+      for (int r = 0; r < kWorld; ++r) {
+        std::mt19937 random(r);
+        std::normal_distribution<double> normal;
+        inputs.push_back(Values::Of(dtype, kN * kWorld,
+                                    [&](int64_t) { return normal(random); }));
+      }
+      const auto sum = [&](int64_t i, int first, bool round) {
+        float total = 0;
+        for (int k = 0; k < kWorld; ++k) {
+          const float part =
+              static_cast<float>(inputs[(first + k) % kWorld][i]);
+          total = k == 0 ? part : total + part;
+          if (round) total = BF16ToF32(F32ToBF16(total));
+        }
+        return total;
+      };
+      std::vector<int> other_order(kWorld), other_rounding(kWorld);
+      const absl::Status status =
+          RunLocalRanks(Ring(kWorld), StreamRole::kReduce, [&](auto& rank) {
+            Values narrow(dtype, kN), fp32(DType::kF32, kN);
+            Values& mine = inputs[rank.rank];
+            Staging staging(*rank.comm, dtype, kN * kWorld);
+            for (Values* recv : {&narrow, &fp32}) {
+              rank.comm->ReduceScatter(
+                  *rank.stream, "grads", dtype, recv->dtype(), false,
+                  {{mine.data(), recv->data(), kN * kWorld}}, staging);
+            }
+            rank.stream->Synchronize();
+            for (int64_t i = 0; i < kN; ++i) {
+              const int64_t at = rank.rank * kN + i;
+              const float want = sum(at, rank.rank + 1, false);
+              EXPECT_EQ(fp32[i], want);
+              EXPECT_EQ(narrow[i], dtype == DType::kF32
+                                       ? want
+                                       : BF16ToF32(F32ToBF16(want)));
+              other_order[rank.rank] += fp32[i] != sum(at, 0, false);
+              other_rounding[rank.rank] +=
+                  narrow[i] != sum(at, rank.rank + 1, true);
+            }
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(status.ok()) << status;
+      // With two ranks there is one order, and rank world - 1 begins at 0.
+      for (int r = 0; r < kWorld - 1 && kWorld > 2; ++r) {
+        if (dtype == DType::kF32) {
+          EXPECT_GT(other_order[r], kN / 20);
+        }
+        EXPECT_GT(other_rounding[r], kN / 20);
+      }
+    }
+  }
+}
+
+// The other ranks' memory is not even there.
+TEST(RingTest, ARankReadsItsLeftNeighbourAlone) {
+  constexpr int64_t kN = 64;
+  const auto device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kCompute);
+  for (int world = 2; world <= 5; ++world) {
+    for (int rank = 0; rank < world; ++rank) {
+      const int left = (rank + world - 1) % world;
+      std::vector<std::vector<float>> memory(2), staging(2);
+      std::vector<Collective> pair(2);
+      for (int k = 0; k < 2; ++k) {
+        memory[k].resize(kN * world);
+        staging[k].resize(2 * kN);
+        pair[k].kind = CollectiveKind::kReduceScatter;
+        pair[k].segments = {{memory[k].data(),
+                             memory[k].data() + (k == 0 ? left : rank) * kN,
+                             kN * world}};
+        pair[k].staging = staging[k].data();
+        pair[k].staging_bytes = 2 * kN * sizeof(float);
+      }
+      std::vector<const Collective*> all(world);
+      all[left] = &pair[0];
+      all[rank] = &pair[1];
+      int num_meetings = 0;
+      const auto meet = [&] { ++num_meetings; };
+      RingReduceScatter(*stream, rank, all, meet);
+      EXPECT_EQ(num_meetings, world - 2);
+      for (int k = 0; k < 2; ++k) {
+        pair[k].segments[0].send =
+            memory[k].data() + (k == 0 ? left : rank) * kN;
+        pair[k].segments[0].recv = memory[k].data();
+      }
+      RingAllGather(rank, all, meet);
+      EXPECT_EQ(num_meetings, 2 * (world - 2));
+    }
+  }
+}
+
+TEST(RingTest, TheWireIsThatOfDirectButForSumsOfNarrowData) {
+  const auto cpu = MakeCpuDevice(1);
+  const auto device = MakeMetaDevice(*cpu);
+  const auto stream = device->MakeStream(StreamRole::kReduce);
+  const Buffer data = *device->Allocate(4096, MemoryKind::kDevice);
+  const Buffer other = *device->Allocate(4096, MemoryKind::kDevice);
+  for (const int world : {1, 2, 3, 4}) {
+    const auto bytes = [&](DType dtype, CollectiveKind kind) {
+      CountingCommunicator comm(
+          std::make_unique<NullCommunicator>(0, world, BulkAlgorithm::kRing));
+      const std::vector<CollectiveSegment> segments = {
+          {data.data(), other.data(), 60}};
+      if (kind == CollectiveKind::kAllGather) {
+        comm.AllGather(*stream, "unit", dtype, segments);
+      } else {
+        Staging staging(comm, dtype, 60);
+        EXPECT_EQ(staging.bytes.size(), world < 3 ? 0 : 2 * 60 / world * 4);
+        comm.ReduceScatter(*stream, "unit", dtype, dtype, false, segments,
+                           staging);
+      }
+      return comm.Total().bytes;
+    };
+    const int64_t piece = 60 / world, steps = world - 1;
+    EXPECT_EQ(bytes(DType::kF32, CollectiveKind::kAllGather),
+              steps * piece * 4);
+    EXPECT_EQ(bytes(DType::kBF16, CollectiveKind::kAllGather),
+              steps * piece * 2);
+    EXPECT_EQ(bytes(DType::kF32, CollectiveKind::kReduceScatter),
+              steps * piece * 4);
+    // What is sent first is bf16, what has been summed is not.
+    EXPECT_EQ(bytes(DType::kBF16, CollectiveKind::kReduceScatter),
+              world == 1 ? 0 : piece * 2 + (steps - 1) * piece * 4);
+  }
+}
+
+TEST(RingDeathTest, WithoutStagingMemory) {
+  const auto device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kCompute);
+  const auto comm = Ring(3)->Connect(0, "reduce");
+  float send[12] = {}, recv[4];
+  EXPECT_DEATH(comm->ReduceScatter(*stream, "block.3", DType::kF32, DType::kF32,
+                                   false, {{send, recv, 12}}),
+               "block.3\": staging memory of a ring");
+}
+
+// Memory is reused at once after each collective and ranks are held up at
+// random: what TSan and wrong values would show is a rank that reads or writes
+// too early or too late.
+TEST(RingTest, ManyQueuedCollectivesNeverMixUp) {
+  constexpr int64_t kN = 300;
+  constexpr int kRounds = 40;
+  for (int world = 2; world <= 5; ++world) {
+    const auto group = Ring(world);
+    const absl::Status status = RunRanks(world, [&](int rank) {
+      const std::unique_ptr<Device> device = MakeCpuDevice(1);
+      const auto comm = group->Connect(rank, "reduce");
+      std::vector<float> grads(kN * world);
+      Staging staging(*comm, DType::kF32, kN * world);
+      const auto stream = device->MakeStream(StreamRole::kReduce);
+      std::mt19937 random(rank);
+      int wrong = 0;
+      for (int round = 0; round < kRounds; ++round) {
+        const auto wait =
+            std::chrono::microseconds(random() % 3 == 0 ? random() % 300 : 0);
+        stream->Enqueue([&, round, wait] {
+          std::this_thread::sleep_for(wait);
+          for (float& grad : grads) grad = static_cast<float>(round + rank);
+        });
+        comm->ReduceScatter(
+            *stream, "unit", DType::kF32, DType::kF32, false,
+            {{grads.data(), grads.data() + rank * kN, kN * world}}, staging);
+        comm->AllGather(*stream, "unit", DType::kF32,
+                        {{grads.data() + rank * kN, grads.data(), kN * world}});
+        stream->Enqueue([&, round] {
+          const int want = world * round + world * (world - 1) / 2;
+          for (const float grad : grads) {
+            wrong += grad != static_cast<float>(want);
+          }
+        });
+      }
+      stream->Synchronize();
+      EXPECT_EQ(wrong, 0);
+      return comm->status();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// ---- Failures ---------------------------------------------------------------
+
+TEST(RingTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
+  const auto group = Ring(4, absl::Milliseconds(500));
+  std::vector<absl::Status> statuses(4);
+  const absl::Status status = RunRanks(4, [&](int rank) {
+    const auto device = MakeCpuDevice(1);
+    const auto comm = group->Connect(rank, "reduce");
+    const auto stream = device->MakeStream(StreamRole::kReduce);
+    float send[8] = {}, recv[2];
+    Staging staging(*comm, DType::kF32, 8);
+    if (rank != 2) {
+      comm->ReduceScatter(*stream, "block.1", DType::kF32, DType::kF32, false,
+                          {{send, recv, 8}}, staging);
+    }
+    while (comm->status().ok()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    stream->Synchronize();
+    statuses[rank] = comm->status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& one : statuses) {
+    EXPECT_EQ(one.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(one.message()),
+                AllOf(HasSubstr("rank 2 did not arrive at #1 of channel "
+                                "\"reduce\", reduce_scatter \"block.1\" fp32 "
+                                "-> fp32 by ring [8]"),
+                      HasSubstr("rank 2 issued nothing here")));
+  }
+}
+
+// Ranks that fail in the middle of a ring free their memory behind it, while
+// their neighbours may still be reading: asan and TSan would see that.
+TEST(RingTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
+  constexpr int64_t kN = 20000;
+  for (int round = 0; round < 40; ++round) {
+    const auto group = Ring(4);
+    const absl::Status status = RunRanks(4, [&](int rank) {
+      const auto device = MakeCpuDevice(1);
+      const auto comm = group->Connect(rank, "reduce");
+      const auto stream = device->MakeStream(StreamRole::kReduce);
+      std::vector<std::unique_ptr<std::vector<float>>> memory(4);
+      std::vector<std::unique_ptr<Staging>> staging;
+      for (int i = 0; i < 4; ++i) {
+        memory[i] = std::make_unique<std::vector<float>>(4 * kN);
+        staging.push_back(
+            std::make_unique<Staging>(*comm, DType::kF32, 4 * kN));
+        float* const full = memory[i]->data();
+        comm->ReduceScatter(*stream, "unit", DType::kF32, DType::kF32, false,
+                            {{full, full + rank * kN, 4 * kN}}, *staging[i]);
+        stream->Enqueue([&, i] { staging[i].reset(); });
+        comm->AllGather(*stream, "unit", DType::kF32,
+                        {{full + rank * kN, full, 4 * kN}});
+        stream->Enqueue([&memory, i] { memory[i].reset(); });
+      }
+      if (rank == round % 4) {
+        std::this_thread::sleep_for(std::chrono::microseconds(20 * round));
+        comm->Abort(absl::CancelledError("stop"));
+      }
+      stream->Synchronize();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+}  // namespace
+}  // namespace zero
