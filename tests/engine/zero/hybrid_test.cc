@@ -64,6 +64,20 @@ TEST(HybridTest, TwoGroupsOfTwoComputeWhatOneGroupOfFourDoes) {
   }
 }
 
+// Rounded to bf16 within the group and once more across: 2^-8 each.
+TEST(HybridTest, GradientsMayBeSentAsBf16OnBothAxes) {
+  for (int stage : {1, 2, 3}) {
+    Job job = HybridJob(4, 2, stage);
+    job.micro_steps = 2;
+    const Outcome exact = Train(job);
+    job.options.reduce_dtype = DType::kBF16;
+    const Outcome rounded = Train(job);
+    EXPECT_NE(rounded.norms[0], exact.norms[0]) << "stage " << stage;
+    EXPECT_NEAR(rounded.norms[0], exact.norms[0], exact.norms[0] / 128);
+    EXPECT_NEAR(rounded.losses[1], exact.losses[1], exact.losses[1] / 128);
+  }
+}
+
 TEST(HybridTest, IntegersAddUpExactlyInAnyGroups) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     for (int stage : {1, 2, 3}) {
