@@ -10,6 +10,7 @@
 #include "engine/comm/local_ranks.h"
 #include "engine/comm/shaped.h"
 #include "engine/config/print.h"
+#include "engine/train/overlap_advice.h"
 #include "engine/train/trace.h"
 #include "engine/train/trainer.h"
 #include "tools/cli/commands.h"
@@ -35,12 +36,15 @@ void PrintSummary(const RunSummary& summary, const Config& config,
         {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
   }
   if (!summary.wire.empty()) {
+    const double exposed = summary.exposed_seconds / summary.seconds;
     rows.push_back({"wire per step and rank", summary.wire});
     rows.push_back(
         {"exposed communication",
-         absl::StrFormat("%s, %.1f %% of the training time",
-                         HumanSeconds(summary.exposed_seconds),
-                         100 * summary.exposed_seconds / summary.seconds)});
+         absl::StrFormat("%.2f s, %.1f %% of the training time",
+                         summary.exposed_seconds, 100 * exposed)});
+    if (exposed > kExposedShareWorthAWord) {
+      rows.push_back({"to hide more of it", OverlapAdvice(config)});
+    }
   }
   rows.push_back({"parameters_hash", summary.parameters_hash});
   const std::string& out_dir = config.training.out_dir;
