@@ -64,6 +64,10 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
 // Declares --ranks, for the commands that have it.
 void AddRanksOption(CLI::App& app, RunOptions* options);
 
+// Cores this process may run on (a container or taskset may allow fewer than
+// the machine has).
+int AllowedCores();
+
 // The device of one rank, for the thread that makes this call.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
                                                    int rank = 0);

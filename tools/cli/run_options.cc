@@ -12,17 +12,12 @@
 #include "tools/cli/commands.h"
 
 namespace zero {
-namespace {
 
-// Cores this process may run on (a container or taskset may allow fewer than
-// the machine has).
 int AllowedCores() {
   cpu_set_t cores;
   if (sched_getaffinity(0, sizeof(cores), &cores) != 0) return 1;
   return std::max(CPU_COUNT(&cores), 1);
 }
-
-}  // namespace
 
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
   CLI::Option* config =

@@ -19,7 +19,7 @@
 namespace zero {
 namespace {
 
-void PrintSummary(const RunSummary& summary, const Config& config,
+void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
                   Console* console) {
   std::vector<std::pair<std::string, std::string>> rows;
   rows.push_back({"steps", absl::StrFormat("%d, %s tokens in %s", summary.steps,
@@ -38,12 +38,17 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   if (!summary.wire.empty()) {
     const double exposed = summary.exposed_seconds / summary.seconds;
     rows.push_back({"wire per step and rank", summary.wire});
-    rows.push_back(
-        {"exposed communication",
-         absl::StrFormat("%.2f s, %.1f %% of the training time",
-                         summary.exposed_seconds, 100 * exposed)});
+    rows.push_back({"exposed communication",
+                    absl::StrFormat("%.2f s, %.1f %% of the training time",
+                                    summary.exposed_seconds, 100 * exposed)});
     if (exposed > kExposedShareWorthAWord) {
-      rows.push_back({"to hide more of it", OverlapAdvice(config)});
+      const int cores = AllowedCores();
+      rows.push_back({"to hide more of it",
+                      ranks > cores
+                          ? absl::StrFormat("run at most %d ranks: %d ranks on "
+                                            "%d cores wait for each other",
+                                            cores, ranks, cores)
+                          : OverlapAdvice(config)});
     }
   }
   rows.push_back({"parameters_hash", summary.parameters_hash});
@@ -106,7 +111,8 @@ absl::Status Train(const TrainFlags& flags) {
             trace.Follow(rank.rank(), trainer->session().executor());
           }
           ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
-          if (leads) PrintSummary(summary, loaded.config, &console);
+          if (leads)
+            PrintSummary(summary, loaded.config, flags.run.ranks, &console);
           return summary.interrupted
                      ? absl::CancelledError("stopped by a signal")
                      : absl::OkStatus();
