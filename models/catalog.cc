@@ -1,7 +1,7 @@
 #include "models/catalog.h"
 
 #include "absl/strings/str_cat.h"
-#include "engine/base/file.h"
+#include "engine/base/nearest.h"
 #include "models/hf_config.h"
 
 namespace zero {

@@ -54,12 +54,6 @@ std::string NameBeside(const std::string& path, absl::string_view kind);
 // Names in `folder`, sorted bytewise, without "." and "..".
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 
-// At most `limit` of `candidates`, nearest to `word` by edit distance first;
-// those that share nothing with it are left out. For "did you mean".
-std::vector<std::string> NearestNames(
-    absl::string_view word, const std::vector<std::string>& candidates,
-    int limit);
-
 // A file that appears all at once: written under a temporary name in the same
 // folder, then fsync, rename, fsync of the folder. Destroyed without Commit,
 // it leaves nothing behind.

@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "engine/base/math.h"
+#include "engine/base/nearest.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
 

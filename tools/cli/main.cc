@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "engine/base/file.h"
+#include "engine/base/nearest.h"
 #include "tools/cli/commands.h"
 
 namespace zero {

@@ -172,12 +172,5 @@ TEST(FolderTest, ListsSortedNames) {
   EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("C", "a", "b"));
 }
 
-TEST(NearestNamesTest, NearestFirstAndStrangersLeftOut) {
-  EXPECT_THAT(
-      NearestNames("trian.bin", {"val.bin", "train.bin", "qqqqqqqqqqqq"}, 3),
-      ElementsAre("train.bin", "val.bin"));
-  EXPECT_THAT(NearestNames("x", {}, 3), ElementsAre());
-}
-
 }  // namespace
 }  // namespace zero
