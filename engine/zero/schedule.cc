@@ -220,6 +220,10 @@ class Builder {
              policy_.max_reuse_distance;
     }
     if (policy_.max_live_elems != GatherPolicy::kAuto) return true;
+    // A borrowed unit (a tied embedding, for the head). Memory is at its peak
+    // where it and its gradients are in place, so until then there is room;
+    // gathered again just before the head, the largest unit would be exposed.
+    if (computations_[next].index != unit) return true;
     // The unit that turns from forward to backward, and the first one between
     // micro-batches: they would be gathered again before their buffer was
     // needed for anything else.

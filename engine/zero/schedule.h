@@ -58,8 +58,8 @@ struct GatherPolicy {
   int64_t prefetch_elems = kAuto;
   // A unit stays for its next use while no more than `max_live_elems` are in
   // place, and if less than `max_reuse_distance` elements are used in between.
-  // Both kAuto: if one of the next two computations uses it. One of them: the
-  // other does not limit.
+  // Both kAuto: if one of the next two computations uses it, or if another unit
+  // borrows it next. One of them: the other does not limit.
   int64_t max_live_elems = kAuto;
   int64_t max_reuse_distance = kAuto;
   // Units whose largest parameter is smaller than this are gathered once per

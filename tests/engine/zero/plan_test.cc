@@ -294,14 +294,15 @@ TEST(ScheduleTest, Stage3GathersOneUnitAhead) {
 }
 
 // An embedding whose backward reads no parameter, four blocks of 256 padded
-// elements, and a head of 128.
-Plan DeepPlan() {
+// elements, and a head of 128, which may borrow the embedding's.
+Plan DeepPlan(bool tied = false) {
   std::vector<UnitSpec> units = {Unit("embedding", {{200}})};
   units[0].backward_reads_parameters = false;
   for (const char* name : {"a", "b", "c", "d"}) {
     units.push_back(Unit(name, {{100}, {20}}));
   }
   units.push_back(Unit("head", {{5}}));
+  if (tied) units.back().borrowed = {"embedding.0"};
   return MakePlan(units, {.world = 2, .placement = PlacementOfStage(3)});
 }
 
@@ -337,6 +338,17 @@ TEST(ScheduleTest, TwoUnitsAreInPlaceByDefault) {
             "+embedding +a F(embedding) -embedding +b F(a) -a +c F(b) -b +d "
             "F(c) -c +head F(d) B(head) -head +c B(d) -d +b B(c) -c +a B(b) -b "
             "B(a) -a B(embedding)");
+}
+
+// Also between micro-batches it goes, since the head was the last to read it.
+TEST(ScheduleTest, ATiedEmbeddingStaysForTheHead) {
+  const std::string one =
+      "+embedding +a F(embedding) +b F(a) -a +c F(b) -b +d F(c) -c +head F(d) "
+      "B(head) -embedding -head +c B(d) -d +b B(c) -c +a B(b) -b ";
+  EXPECT_EQ(Moves(DeepPlan(/*tied=*/true), {}), one + "B(a) -a B(embedding)");
+  const std::string two = Moves(DeepPlan(/*tied=*/true), {.micro_steps = 2});
+  EXPECT_EQ(two.substr(0, one.size()), one);
+  EXPECT_EQ(std::count(two.begin(), two.end(), '+'), 2 * 9);
 }
 
 TEST(ScheduleTest, NothingIsPrefetchedWithABucketOfZero) {
