@@ -49,6 +49,7 @@ struct Seen {
   int64_t counted_steps = 0;
   double loss = 0;
   MemoryLedger ledger;
+  TransientBytes transient;
 };
 
 struct Case {
@@ -105,6 +106,7 @@ class Runner {
 
   void Finish() {
     seen_.ledger = session_->ledger();
+    seen_.transient = session_->executor().high_water();
     if (rank_.rank() != 0) return;
     case_.plan = session_->executor().plan();
     case_.schedule = session_->executor().schedule();
@@ -271,7 +273,10 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"first_gather_bytes", first.bytes},
       {"last_reduction_bytes", last.bytes},
       {"loss", seen.loss},
-      {"peak_bytes", PeakBytes(one)}};
+      {"peak_bytes", PeakBytes(one)},
+      {"reserved_bytes",
+       {{"activations", seen.transient.activations},
+        {"rotating", seen.transient.rotating}}}};
   if (options.cases.size() == 1) json["peak_rss_bytes"] = peak_rss / world;
   if (link.has_value()) {
     json["link"] = {
