@@ -1,5 +1,7 @@
 #include "engine/train/metrics.h"
 
+#include <sys/resource.h>
+
 #include <cerrno>
 #include <cmath>
 
@@ -75,6 +77,11 @@ JsonLine PeakBytes(const MemoryLedger& ledger) {
     line.Add(MemoryCategoryName(category), ledger.peak_bytes(category));
   }
   return line.Add("total", ledger.total_peak_bytes());
+}
+
+int64_t PeakResidentBytes() {
+  rusage usage = {};
+  return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(

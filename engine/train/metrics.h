@@ -38,6 +38,10 @@ class JsonLine {
 // Peak bytes per category (those that are not zero) and "total".
 JsonLine PeakBytes(const MemoryLedger& ledger);
 
+// Memory of the process at its peak, as the operating system counts it: ranks
+// that are its threads, libraries and mapped files together.
+int64_t PeakResidentBytes();
+
 class MetricsWriter {
  public:
   // Replaces the file. Errors: as FileError.

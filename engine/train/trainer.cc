@@ -173,6 +173,9 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     absl::StatusOr<std::string> hash = session_->ParametersHash();
     if (hash.ok()) summary.parameters_hash = *std::move(hash);
     status.Update(hash.status());
+    summary.peak_bytes = session_->ledger().total_peak_bytes();
+    status.Update(session_->executor().AllReduce("peak bytes", ReduceOp::kSum,
+                                                 {&summary.peak_bytes, 1}));
   }
   const absl::Status written =
       leads() ? WriteSummary(summary, status) : absl::OkStatus();
@@ -663,7 +666,9 @@ absl::Status Trainer::WriteSummary(const RunSummary& summary,
       .Add("parameters_hash", summary.parameters_hash)
       .Add("weights", summary.weights)
       .AddObject("peak_bytes", PeakBytes(session_->ledger()))
-      .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()));
+      .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()))
+      .Add("peak_bytes_of_all_ranks", static_cast<int64_t>(summary.peak_bytes))
+      .Add("peak_resident_bytes", PeakResidentBytes());
   return WriteFileAtomically(config_.training.out_dir + "/summary.json",
                              line.ToString() + "\n");
 }

@@ -42,6 +42,7 @@ struct RunSummary {
   std::string parameters_hash;
   double exposed_seconds = 0;  // computation waited for communication
   std::string wire;            // bytes of a step against the formula
+  double peak_bytes = 0;       // of all ranks' memory together
   bool interrupted = false;    // by `stop`
   std::string weights;  // the folder in out_dir that has them; empty: none
 };

@@ -92,7 +92,15 @@ class CliTest(unittest.TestCase):
             self.ok("train", "config.json", "--ranks", "3",
                     "--set", "train_batch_size=6", "--set", "training.steps=3",
                     "--set", "zero_optimization.stage=%d" % stage)
-            hashes.add(self.read_json("run/summary.json")["parameters_hash"])
+            summary = self.read_json("run/summary.json")
+            hashes.add(summary["parameters_hash"])
+            # The ranks have a ledger each, and the process is all of them with
+            # what is fixed: libraries, code and threads.
+            ranks = summary["peak_bytes_of_all_ranks"]
+            self.assertEqual(ranks, 3 * summary["peak_bytes"]["total"])
+            fixed = summary["peak_resident_bytes"] - ranks
+            self.assertGreater(fixed, 0)
+            self.assertLess(fixed, (32 + 3 * 40) << 20)
         self.assertEqual(len(hashes), 1)
         # One rank sees the same batches and judges by the same text.
         several = self.read_json("run/summary.json")["validation_loss"]

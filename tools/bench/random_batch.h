@@ -1,11 +1,9 @@
-// What step_bench and ranks_bench train on, and what they read of the process.
+// What step_bench and ranks_bench train on.
 #ifndef ZERO_TOOLS_BENCH_RANDOM_BATCH_H_
 #define ZERO_TOOLS_BENCH_RANDOM_BATCH_H_
 
 #include <cstdint>
-#include <fstream>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "engine/config/config.h"
@@ -48,17 +46,6 @@ struct RandomBatch {
   std::vector<int64_t> sample_ids;
   HostBatch host;
 };
-
-// The most memory that this process has held, in bytes.
-inline int64_t PeakResidentBytes() {
-  std::ifstream file("/proc/self/status");
-  std::string word;
-  int64_t kib = 0;
-  while (file >> word) {
-    if (word == "VmHWM:") file >> kib;
-  }
-  return kib * 1024;
-}
 
 }  // namespace zero::bench
 

@@ -17,6 +17,7 @@
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/comm/shaped.h"
+#include "engine/train/metrics.h"
 #include "engine/train/session.h"
 #include "engine/zero/schedule.h"
 #include "nlohmann/json.hpp"

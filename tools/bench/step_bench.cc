@@ -12,6 +12,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
+#include "engine/train/metrics.h"
 #include "engine/train/session.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/products.h"

@@ -35,6 +35,14 @@ void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
     rows.push_back(
         {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
   }
+  const auto resident = static_cast<double>(PeakResidentBytes());
+  rows.push_back(
+      {"memory",
+       absl::StrFormat("%s of %d rank%s; the process %s at its peak, with %s "
+                       "of libraries, code, threads and files",
+                       HumanBytes(summary.peak_bytes), ranks,
+                       ranks == 1 ? "" : "s", HumanBytes(resident),
+                       HumanBytes(resident - summary.peak_bytes))});
   if (!summary.wire.empty()) {
     const double exposed = summary.exposed_seconds / summary.seconds;
     rows.push_back({"wire per step and rank", summary.wire});
