@@ -226,7 +226,7 @@ bool LocalGroup::Open(Channel& channel, int place,
   }
   const auto opened = [&] { return channel.num_opened >= call->number; };
   if (!WaitUntil(lock, channel, [&] { return opened() || !failure_.ok(); })) {
-    Fail(Missing(channel, *call));
+    FailMissing(channel, *call);
   }
   // Opened, other ranks may be reading this one's memory: it must see the
   // collective to its end, whatever has failed meanwhile.
@@ -248,7 +248,7 @@ void LocalGroup::Meet(Channel& channel, int place) {
     return channel.num_meetings > before;
   };
   if (!WaitUntil(lock, channel, met)) {
-    Fail(Missing(channel, *channel.ends[place].begun));
+    FailMissing(channel, *channel.ends[place].begun);
     channel.changed.wait(lock, met);
   }
 }
@@ -260,7 +260,7 @@ bool LocalGroup::Close(Channel& channel, int place) {
   // Even a failure lets nobody go while its memory is read.
   const auto closed = [&] { return channel.num_working == 0; };
   if (!WaitUntil(lock, channel, closed)) {
-    Fail(Missing(channel, *channel.ends[place].begun));
+    FailMissing(channel, *channel.ends[place].begun);
     channel.changed.wait(lock, closed);
   }
   End& end = channel.ends[place];
@@ -293,6 +293,11 @@ void LocalGroup::Abort(int rank, const absl::Status& status) {
 absl::Status LocalGroup::status() const {
   Lock lock(mutex_);
   return failure_;
+}
+
+std::vector<int> LocalGroup::missing() const {
+  Lock lock(mutex_);
+  return missing_;
 }
 
 void LocalGroup::Leave(Channel& channel, int place) {
@@ -329,18 +334,19 @@ absl::Status LocalGroup::Mismatch(const Channel& channel) const {
   return absl::OkStatus();
 }
 
-absl::Status LocalGroup::Missing(const Channel& channel,
-                                 const Call& call) const {
+void LocalGroup::FailMissing(const Channel& channel, const Call& call) {
+  if (!failure_.ok()) return;
   std::string last_seen;
   const std::vector<int> missing = channel.Awaited(call);
   for (const int place : missing) {
+    missing_.push_back(channel.members[place]);
     absl::StrAppend(&last_seen, "; ", LastSeen(channel, place));
   }
-  return absl::DeadlineExceededError(absl::StrCat(
+  Fail(absl::DeadlineExceededError(absl::StrCat(
       "local: ", channel.RankNames(missing), " did not ",
       channel.HasOpened(call) ? "finish its share of " : "arrive at ",
       channel.Text(call), " within ", absl::FormatDuration(timeout_),
-      last_seen));
+      last_seen)));
 }
 
 std::string LocalGroup::LastSeen(const Channel& channel, int place) const {

@@ -57,6 +57,10 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   int world() const { return world_; }
 
+  // The ranks for which others waited in vain; none unless that is how the
+  // group failed.
+  std::vector<int> missing() const;
+
   ~LocalGroup();
 
  private:
@@ -93,7 +97,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void Fail(const absl::Status& status);
   void FailIfGone(const Channel& channel, int place);
   absl::Status Mismatch(const Channel& channel) const;
-  absl::Status Missing(const Channel& channel, const Call& call) const;
+  void FailMissing(const Channel& channel, const Call& call);
   std::string LastSeen(const Channel& channel, int place) const;
 
   const int world_;
@@ -102,6 +106,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   mutable std::mutex mutex_;  // guards all below and what is in it
   absl::Status failure_;
+  std::vector<int> missing_;
   std::map<std::string, std::unique_ptr<Channel>> channels_;
 };
 

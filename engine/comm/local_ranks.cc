@@ -1,34 +1,84 @@
 #include "engine/comm/local_ranks.h"
 
+#include <algorithm>
+#include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "engine/base/exceptions.h"
+#include "engine/base/status.h"
 #include "kernels/check.h"
 
 namespace zero {
 namespace {
 
-// Remembers the first error: later ones are its echo.
-class FirstError {
+// How ranks end, as seen by the thread that waits for them.
+class Endings {
  public:
-  void Update(const absl::Status& status) {
+  explicit Endings(int world) : ended_(world) {}
+
+  // Of what the ranks say the first error counts: later ones are its echo.
+  void Say(const absl::Status& error) {
     std::lock_guard<std::mutex> lock(mutex_);
-    first_.Update(status);
+    first_error_.Update(error);
+    changed_.notify_all();
   }
-  absl::Status Get() const { return first_; }
+  void End(int rank) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ended_[rank] = true;
+    changed_.notify_all();
+  }
+  absl::Status first_error() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return first_error_;
+  }
+
+  // Waits for all ranks; returns those that hang.
+  std::vector<int> Await(const LocalGroup& group, absl::Duration timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock,
+                  [&] { return Running().empty() || !first_error_.ok(); });
+    timeout = std::min(timeout, absl::Hours(24 * 365));
+    const absl::Time failed = absl::Now();
+    const std::vector<int> missing = group.missing();
+    while (true) {
+      const std::vector<int> running = Running();
+      // Others have waited long enough for a missing one already.
+      const bool all_missing = std::includes(missing.begin(), missing.end(),
+                                             running.begin(), running.end());
+      const absl::Time deadline =
+          failed +
+          (all_missing ? std::min(timeout, absl::Seconds(1)) : timeout);
+      if (running.empty() || absl::Now() >= deadline) return running;
+      changed_.wait_until(lock, absl::ToChronoTime(deadline));
+    }
+  }
 
  private:
-  std::mutex mutex_;
-  absl::Status first_;
+  std::vector<int> Running() const {
+    std::vector<int> running;
+    for (size_t rank = 0; rank < ended_.size(); ++rank) {
+      if (!ended_[rank]) running.push_back(static_cast<int>(rank));
+    }
+    return running;
+  }
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<bool> ended_;
+  absl::Status first_error_;
 };
 
 void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
              const MakeDeviceFn& make_device,
              const std::function<absl::Status(const Rank&)>& body,
-             FirstError* error) {
+             Endings* endings) {
   Rank rank;
   const auto connect = [&](const char* channel, std::vector<int> members) {
     std::unique_ptr<Communicator> end =
@@ -46,20 +96,19 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
   rank.reduce = connect("reduce", within);
   rank.across = connect("across", across);
   rank.scalar = connect("scalar", {});
-  absl::StatusOr<std::unique_ptr<Device>> device = make_device(index);
-  absl::Status status = device.status();
-  if (status.ok()) {
-    rank.device = device->get();
-    status = body(rank);
-  }
-  if (!status.ok()) {
-    if (group.world() > 1 && rank.status().ok()) {
-      status = absl::Status(
-          status.code(), absl::StrCat("rank ", index, ": ", status.message()));
-    }
-    error->Update(status);
-    rank.scalar->Abort(status);
-  }
+  std::unique_ptr<Device> device;
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
+    ZERO_ASSIGN_OR_RETURN(device, make_device(index));
+    rank.device = device.get();
+    return body(rank);
+  });
+  if (status.ok()) return;
+  const bool is_own = group.world() > 1 && rank.status().ok();
+  endings->Say(
+      is_own ? absl::Status(status.code(), absl::StrCat("rank ", index, ": ",
+                                                        status.message()))
+             : status);
+  rank.scalar->Abort(status);
 }
 
 }  // namespace
@@ -73,16 +122,28 @@ absl::Status RunLocalRanks(
       << options.shards << " shards do not divide " << world << " ranks";
   const std::shared_ptr<LocalGroup> group =
       LocalGroup::Make(world, options.local);
-  FirstError error;
+  Endings endings(world);
+  if (world == 1) {
+    RunRank(*group, 0, options, make_device, body, &endings);
+    return endings.first_error();
+  }
   std::vector<std::thread> threads;
-  for (int index = 1; index < world; ++index) {
+  for (int index = 0; index < world; ++index) {
     threads.emplace_back([&, index] {
-      RunRank(*group, index, options, make_device, body, &error);
+      RunRank(*group, index, options, make_device, body, &endings);
+      endings.End(index);
     });
   }
-  RunRank(*group, 0, options, make_device, body, &error);
+  const std::vector<int> hanging = endings.Await(*group, options.local.timeout);
+  if (!hanging.empty() && options.on_hang) {
+    const absl::Status error = endings.first_error();
+    options.on_hang(absl::Status(
+        error.code(), absl::StrCat(error.message(), "; rank ",
+                                   absl::StrJoin(hanging, " and rank "),
+                                   " hangs and is left behind")));
+  }
   for (std::thread& thread : threads) thread.join();
-  return error.Get();
+  return endings.first_error();
 }
 
 }  // namespace zero

@@ -26,11 +26,17 @@ struct LocalRanksOptions {
   std::function<std::unique_ptr<Communicator>(
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
+  // Called where a rank hangs: after an error of another one it did not come
+  // back within local.timeout, or it is the one for which that other waited
+  // in vain. A thread can not be ended from outside, so this should end the
+  // process. Null: it is waited for.
+  std::function<void(const absl::Status& error)> on_hang;
 };
 
-// Runs `body` once per rank, each on a thread of its own (rank 0 on the
-// caller's), and waits for all of them. The first error of any rank makes all
-// communicators fail, so that nobody waits for a rank that is gone.
+// Runs `body` once per rank, each on a thread of its own (a single one on the
+// caller's), and waits for all of them. The first error of any rank, or what it
+// throws, makes all communicators fail, so that nobody waits for a rank that is
+// gone.
 // Errors: that first error, with its rank where there are several.
 absl::Status RunLocalRanks(
     int world, const LocalRanksOptions& options,

@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/atomic_folder.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/config/print.h"
@@ -160,10 +161,12 @@ int64_t Trainer::SampleContext() const {
 
 absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
-  absl::Status status = TakeSteps();
-  if (status.ok()) status = EvaluateAndSampleAtEnd();
-  if (status.ok()) status = CheckFinite();
-  if (status.ok()) status = SaveWeights("final");
+  absl::Status status = CatchForAll([this]() -> absl::Status {
+    ZERO_RETURN_IF_ERROR(TakeSteps());
+    ZERO_RETURN_IF_ERROR(EvaluateAndSampleAtEnd());
+    ZERO_RETURN_IF_ERROR(CheckFinite());
+    return SaveWeights("final");
+  });
   if (!status.ok()) status = Rescue(status);
   if (status.ok() && step_ > 0) MeasurePeak();  // for the summary
   RunSummary summary = Summarize();
@@ -184,6 +187,19 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   ZERO_RETURN_IF_ERROR(status);
   ZERO_RETURN_IF_ERROR(written);
   return summary;
+}
+
+absl::Status Trainer::CatchForAll(const std::function<absl::Status()>& work) {
+  bool threw = true;
+  const absl::Status status = CatchExceptions([&] {
+    absl::Status returned = work();
+    threw = false;
+    return returned;
+  });
+  if (!threw) return status;
+  // The others would wait, and this rank's executor is in the middle of a step.
+  rank_->scalar->Abort(status);
+  return rank_->world() == 1 ? status : rank_->status();
 }
 
 absl::Status Trainer::Rescue(const absl::Status& status) {
@@ -298,8 +314,13 @@ absl::Status Trainer::Step() {
     num_valid_targets += static_cast<double>(batches_[micro].num_valid_targets);
     micro_batches.push_back(AsHostBatch(batches_[micro]));
   }
-  ZERO_RETURN_IF_ERROR(session_->executor().AllReduce(
-      "valid targets", ReduceOp::kSum, {&num_valid_targets, 1}));
+  const auto in_step = [this](const absl::Status& status) {
+    return absl::Status(status.code(), absl::StrCat("step ", step_ + 1, ": ",
+                                                    status.message()));
+  };
+  const absl::Status agreed = session_->executor().AllReduce(
+      "valid targets", ReduceOp::kSum, {&num_valid_targets, 1});
+  if (!agreed.ok()) return in_step(agreed);
   // Schedules count optimizer steps: a skipped one is tried again at its rate.
   const double lr = config_.lr_scaling.active()
                         ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
@@ -314,11 +335,7 @@ absl::Status Trainer::Step() {
        .loss_scale = static_cast<float>(scaler_.scale()),
        .optimizer_step = optimizer_steps_ + 1,
        .dropout_key = MixKey(config_.training.seed, step_)});
-  if (!taken.ok()) {
-    return absl::Status(
-        taken.status().code(),
-        absl::StrCat("step ", step_ + 1, ": ", taken.status().message()));
-  }
+  if (!taken.ok()) return in_step(taken.status());
   StepOutput output = *taken;
   output.loss = WithoutSignOfNan(output.loss);
   output.grad_norm = WithoutSignOfNan(output.grad_norm);

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -90,6 +91,9 @@ class Trainer {
   absl::Status OpenData();
   absl::Status PlanSteps();
   void PrintStart() const;
+  // Runs `work`; what it throws (the system may refuse memory) is an error of
+  // all ranks.
+  absl::Status CatchForAll(const std::function<absl::Status()>& work);
   absl::Status TakeSteps();
   absl::Status DoWhatIsDue();  // between two steps
   absl::Status Step();

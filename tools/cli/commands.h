@@ -26,10 +26,6 @@ namespace zero {
 // by a signal, everything written) into 130, anything else into 1.
 using Command = std::function<absl::Status()>;
 
-// Runs it; memory that the system refuses becomes ResourceExhausted. Every
-// thread that computes needs one, since an exception ends with its thread.
-absl::Status WithinMemory(const Command& work);
-
 Command AddTrain(CLI::App& app);
 Command AddEval(CLI::App& app);
 Command AddGenerate(CLI::App& app);

@@ -2,28 +2,17 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <new>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "engine/base/exceptions.h"
+#include "engine/base/file.h"
 #include "engine/base/nearest.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
-namespace {}  // namespace
-
-absl::Status WithinMemory(const Command& work) {
-  try {
-    return work();
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
-        "the system refused memory; use a smaller model or micro-batch, or "
-        "raise the limit (ulimit -v)");
-  }
-}
-
 namespace {
 
 int ExitCode(const absl::Status& status) {
@@ -103,7 +92,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   for (const auto& [sub, command] : commands) {
-    if (sub->parsed()) return Flushed(ExitCode(WithinMemory(command)));
+    if (sub->parsed()) return Flushed(ExitCode(CatchExceptions(command)));
   }
   return 2;
 }

@@ -1,6 +1,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include "CLI/CLI.hpp"
@@ -83,6 +85,13 @@ Trace::Row RowOf(const std::string& channel) {
   return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
+// A thread of this process hangs: nothing can be waited for or cleaned up.
+void ExitAtOnce(const absl::Status& error) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "zero: %s\n", std::string(error.message()).c_str());
+  std::_Exit(1);
+}
+
 absl::Status Train(const TrainFlags& flags) {
   const std::atomic<bool>* stop = InstallStopSignals();
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
@@ -96,6 +105,7 @@ absl::Status Train(const TrainFlags& flags) {
   }
   Trace trace;
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
+  ranks.on_hang = ExitAtOnce;
   ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (link.has_value()) {
@@ -108,23 +118,20 @@ absl::Status Train(const TrainFlags& flags) {
   absl::Status status = RunLocalRanks(
       flags.run.ranks, ranks,
       [&](int rank) { return OpenDevice(flags.run, rank); },
-      [&](const Rank& rank) {
-        return WithinMemory([&]() -> absl::Status {
-          const bool leads = rank.rank() == 0;
-          ZERO_ASSIGN_OR_RETURN(
-              const auto trainer,
-              Trainer::Make(rank, loaded, MakeModelTools(),
-                            leads ? &console : &silent, stop));
-          if (!flags.trace.empty()) {
-            trace.Follow(rank.rank(), trainer->session().executor());
-          }
-          ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
-          if (leads)
-            PrintSummary(summary, loaded.config, flags.run.ranks, &console);
-          return summary.interrupted
-                     ? absl::CancelledError("stopped by a signal")
-                     : absl::OkStatus();
-        });
+      [&](const Rank& rank) -> absl::Status {
+        const bool leads = rank.rank() == 0;
+        ZERO_ASSIGN_OR_RETURN(const auto trainer,
+                              Trainer::Make(rank, loaded, MakeModelTools(),
+                                            leads ? &console : &silent, stop));
+        if (!flags.trace.empty()) {
+          trace.Follow(rank.rank(), trainer->session().executor());
+        }
+        ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
+        if (leads) {
+          PrintSummary(summary, loaded.config, flags.run.ranks, &console);
+        }
+        return summary.interrupted ? absl::CancelledError("stopped by a signal")
+                                   : absl::OkStatus();
       });
   if (!flags.trace.empty()) {
     status.Update(trace.Write(flags.trace));

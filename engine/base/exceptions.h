@@ -1,0 +1,19 @@
+// The engine's own errors are statuses; what libraries and the system throw
+// ends here.
+#ifndef ZERO_ENGINE_BASE_EXCEPTIONS_H_
+#define ZERO_ENGINE_BASE_EXCEPTIONS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+
+namespace zero {
+
+// Runs `work`. What it throws becomes its status: ResourceExhausted, with the
+// remedy, for memory that the system refuses, else Internal with what it says.
+// Every thread needs one, since an exception ends with its thread.
+absl::Status CatchExceptions(const std::function<absl::Status()>& work);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_BASE_EXCEPTIONS_H_

@@ -1,0 +1,138 @@
+#include "engine/comm/local_ranks.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace zero {
+namespace {
+
+using ::testing::HasSubstr;
+
+absl::StatusOr<std::unique_ptr<Device>> OneThread(int) {
+  return MakeCpuDevice(1);
+}
+
+// Waits for all ranks, or for the failure of one.
+absl::Status Meet(const Rank& rank) {
+  const auto stream = rank.device->MakeStream(StreamRole::kCompute);
+  rank.scalar->Barrier(*stream, "meeting");
+  stream->Synchronize();
+  return rank.status();
+}
+
+TEST(LocalRanksTest, WhatARankThrowsIsTheErrorOfAll) {
+  const struct {
+    std::function<void()> raise;
+    absl::StatusCode code;
+    const char* words;
+  } kCases[] = {
+      {[] { throw std::runtime_error("torn cable"); },
+       absl::StatusCode::kInternal, "torn cable"},
+      {[] { throw std::bad_alloc(); }, absl::StatusCode::kResourceExhausted,
+       "the system refused memory"},
+  };
+  for (const auto& c : kCases) {
+    std::atomic<int> num_told{0};
+    const absl::Status status =
+        RunLocalRanks(3, {}, OneThread, [&](const Rank& rank) -> absl::Status {
+          if (rank.rank() == 2) c.raise();
+          const absl::Status met = Meet(rank);
+          EXPECT_EQ(met.code(), c.code);
+          EXPECT_THAT(std::string(met.message()),
+                      HasSubstr(std::string("local: rank 2 aborted the run: ") +
+                                c.words));
+          ++num_told;
+          return met;
+        });
+    EXPECT_EQ(status.code(), c.code);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(std::string("rank 2: ") + c.words));
+    EXPECT_EQ(num_told, 2);
+  }
+}
+
+// Lets the ranks of a test hang, and go.
+class Gate {
+ public:
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+  void Open() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+TEST(LocalRanksTest, RanksThatHangAreNamedAndLeftToTheCaller) {
+  for (const bool rank_zero : {false, true}) {
+    Gate gate;
+    std::string told;
+    LocalRanksOptions options;
+    options.local.timeout = absl::Milliseconds(300);
+    options.on_hang = [&](const absl::Status& error) {
+      EXPECT_EQ(error.code(), absl::StatusCode::kDeadlineExceeded);
+      told = std::string(error.message());
+      gate.Open();
+    };
+    const int hanging = rank_zero ? 0 : 1;
+    const absl::Status status = RunLocalRanks(
+        3, options, OneThread, [&](const Rank& rank) -> absl::Status {
+          if (rank.rank() == hanging) gate.Wait();
+          return Meet(rank);
+        });
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    const std::string name = absl::StrCat("rank ", hanging);
+    EXPECT_THAT(told, HasSubstr(name + " did not arrive at #1 of channel "
+                                       "\"scalar\", barrier \"meeting\""));
+    EXPECT_THAT(told, HasSubstr("; " + name + " hangs and is left behind"));
+  }
+}
+
+// Rank 1 fails at once; rank 0 has nothing to do with it, and hangs.
+TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
+  Gate gate;
+  std::string told;
+  LocalRanksOptions options;
+  options.local.timeout = absl::Milliseconds(300);
+  options.on_hang = [&](const absl::Status& error) {
+    told = std::string(error.message());
+    gate.Open();
+  };
+  RunLocalRanks(2, options, OneThread, [&](const Rank& rank) -> absl::Status {
+    if (rank.rank() == 1) return absl::DataLossError("disk on fire");
+    gate.Wait();
+    return absl::OkStatus();
+  }).IgnoreError();
+  EXPECT_EQ(told, "rank 1: disk on fire; rank 0 hangs and is left behind");
+}
+
+TEST(LocalRanksTest, ARankThatTakesItsTimeDoesNotHang) {
+  LocalRanksOptions options;
+  options.on_hang = [](const absl::Status& error) { FAIL() << error; };
+  const absl::Status status = RunLocalRanks(
+      3, options, OneThread, [&](const Rank& rank) -> absl::Status {
+        if (rank.rank() == 1) return absl::DataLossError("disk on fire");
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        return Meet(rank);
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace zero
