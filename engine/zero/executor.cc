@@ -492,7 +492,7 @@ void Executor::Norm(const StepInput& input) {
   }
   device_->Copy(*stream_, losses + rank_->rank(), &scalars->loss_sum,
                 sizeof(double));
-  rank_->scalar->AllReduce(*stream_, "norm and loss", DType::kF64,
+  rank_->scalar->AllReduce(*stream_, kStepCollective, DType::kF64,
                            ReduceOp::kSum, sums, sums_.num_elems());
   ops.Sum(*stream_, {.src = sums,
                      .size = plan_.num_segments * shards,

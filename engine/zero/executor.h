@@ -105,6 +105,9 @@ struct StepTimes {
   double waiting_ms = 0;
 };
 
+// The name of one collective of every step, behind all its reductions.
+inline constexpr char kStepCollective[] = "norm and loss";
+
 // What a rehearsal on the meta device measures and a run reserves.
 struct TransientBytes {
   int64_t activations = 0;  // and workspace

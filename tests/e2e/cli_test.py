@@ -86,6 +86,37 @@ class CliTest(unittest.TestCase):
                      "reduce_scatter block.1", "wait"):
             self.assertIn(name, names)
 
+    def test_a_rank_that_fails_ends_the_run_with_its_name(self):
+        self.train("run")  # an earlier good final/ stays
+        for kind, stage, words in (
+                ("throw", 0, "rank 1 aborted the run: injected fault in step 3 "
+                             "at reduce_scatter"),
+                ("stop", 3, "step 3: local: rank 1 did not arrive at #"),
+                ("mismatch", 2, "step 3: local: rank 1 differs from rank 0 at")):
+            with self.subTest(kind=kind):
+                text = self.error(
+                    "train", "config.json", "--ranks", "2",
+                    "--inject-fault", "1:3:" + kind,
+                    "--set", "communication.timeout_seconds=2",
+                    "--set", "zero_optimization.stage=%d" % stage)
+                self.assertIn(words, text)
+                self.assertEqual("hangs and is left behind" in text,
+                                 kind == "stop")
+                summary = self.read_json("run/summary.json")
+                self.assertIn("rank 1", summary["error"])
+                self.assertEqual(summary["steps"], 2)
+                with open(self.path("run/metrics.jsonl")) as f:
+                    self.assertEqual(len(f.readlines()), 2)
+                self.assertTrue(os.path.exists(self.path("run/final")))
+                self.assertFalse(os.path.exists(self.path("run/final.failed")))
+                self.assertIn("the last one failed",
+                              self.error("eval", "config.json"))
+        self.assertIn("ended before that step", self.error(
+            "train", "config.json", "--ranks", "2", "--set", "training.steps=1",
+            "--inject-fault", "1:3:stop"))
+        self.assertIn("want RANK:STEP:KIND", self.error(
+            "train", "config.json", "--ranks", "2", "--inject-fault", "1:3"))
+
     def test_every_stage_gives_the_same_hash(self):
         hashes = set()
         for stage in range(4):

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
+#include "engine/comm/fault.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/comm/shaped.h"
 #include "engine/config/print.h"
@@ -78,6 +79,7 @@ struct TrainFlags {
   RunOptions run;
   std::string trace;  // file; empty: none
   std::string link;   // ParseLink; empty: as fast as memory
+  std::string fault;  // ParseFault; empty: none
 };
 
 Trace::Row RowOf(const std::string& channel) {
@@ -103,11 +105,20 @@ absl::Status Train(const TrainFlags& flags) {
   if (!flags.link.empty()) {
     ZERO_ASSIGN_OR_RETURN(link, ParseLink(flags.link));
   }
+  std::unique_ptr<FaultInjector> injector;
+  if (!flags.fault.empty()) {
+    ZERO_ASSIGN_OR_RETURN(const Fault fault,
+                          ParseFault(flags.fault, flags.run.ranks));
+    injector = std::make_unique<FaultInjector>(fault, kStepCollective);
+  }
   Trace trace;
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
   ranks.on_hang = ExitAtOnce;
   ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
+    if (injector != nullptr) {
+      end = injector->Wrap(rank, channel, std::move(end));
+    }
     if (link.has_value()) {
       end = std::make_unique<ShapedCommunicator>(std::move(end), *link);
     }
@@ -133,6 +144,10 @@ absl::Status Train(const TrainFlags& flags) {
         return summary.interrupted ? absl::CancelledError("stopped by a signal")
                                    : absl::OkStatus();
       });
+  if (injector != nullptr && status.ok() && !injector->happened()) {
+    status = absl::FailedPreconditionError(absl::StrCat(
+        "--inject-fault ", flags.fault, ": the run ended before that step"));
+  }
   if (!flags.trace.empty()) {
     status.Update(trace.Write(flags.trace));
     console.Line(absl::StrCat("trace in ", flags.trace,
@@ -152,6 +167,8 @@ Command AddTrain(CLI::App& app) {
   app.add_option("--shape-link", flags->link,
                  "let ranks talk as over a network: RATE,LATENCY such as "
                  "1GB/s,50us");
+  // In README and engine/comm/fault.h, not in --help.
+  app.add_option("--inject-fault", flags->fault)->group("");
   return [flags] { return Train(*flags); };
 }
 

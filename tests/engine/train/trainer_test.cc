@@ -18,9 +18,11 @@
 #include "engine/autograd/ops.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/comm/fault.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/generator.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/catalog.h"
 #include "models/hf_config.h"
@@ -31,6 +33,8 @@
 
 namespace zero {
 namespace {
+
+using ::testing::HasSubstr;
 
 ModelTools Tools() {
   return {.make = MakeModel,
@@ -119,12 +123,14 @@ class TrainerTest : public testing::Test {
   // sees every rank's trainer before its first step.
   absl::Status RunRanks(
       int world, std::vector<std::string> overrides, const std::string& out,
-      const std::function<void(const Rank&, Trainer&)>& prepare = {}) {
+      const std::function<void(const Rank&, Trainer&)>& prepare = {},
+      const LocalRanksOptions& options = {
+          .local = {.timeout = absl::Seconds(60)}}) {
     overrides.push_back("train_micro_batch_size_per_gpu=auto");
     const LoadedConfig loaded = Load(overrides, out, world);
     Console silent(nullptr, /*is_terminal=*/false);
     return RunLocalRanks(
-        world, {.local = {.timeout = absl::Seconds(60)}},
+        world, options,
         [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
           return MakeCpuDevice(1);
         },
@@ -607,6 +613,53 @@ TEST_F(TrainerTest, AnErrorOfRankZerosFilesIsTheErrorOfAllRanks) {
       EXPECT_EQ(json["weights"], "final.failed");
       EXPECT_NE(json["parameters_hash"], "");
     }
+  }
+}
+
+// Whoever fails, and however: the steps before are in the metrics, the summary
+// has the error, and there are no weights, since nobody has all of them.
+TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
+  struct Case {
+    Fault fault;
+    int stage;
+  };
+  for (const Case& c :
+       {Case{{0, 5, FaultKind::kThrow}, 0}, Case{{1, 5, FaultKind::kThrow}, 3},
+        Case{{1, 5, FaultKind::kMismatch}, 1},
+        Case{{0, 5, FaultKind::kMismatch}, 2},
+        Case{{1, 5, FaultKind::kStop}, 3}}) {
+    const std::string out =
+        absl::StrCat("stage", c.stage, "rank", c.fault.rank, "kind",
+                     static_cast<int>(c.fault.kind));
+    SCOPED_TRACE(out);
+    FaultInjector injector(c.fault, kStepCollective);
+    LocalRanksOptions options;
+    if (c.fault.kind == FaultKind::kStop) {
+      options.local.timeout = absl::Seconds(3);
+    }
+    options.wrap = [&](int rank, const std::string& channel, auto end) {
+      return injector.Wrap(rank, channel, std::move(end));
+    };
+    options.on_hang = [&](const absl::Status&) { injector.Release(); };
+    const absl::Status status =
+        RunRanks(2, {absl::StrCat("zero_optimization.stage=", c.stage)}, out,
+                 {}, options);
+    const auto summary =
+        nlohmann::json::parse(dir_.Read(out + "/summary.json"));
+    for (const std::string& message :
+         {std::string(status.message()), std::string(summary["error"])}) {
+      EXPECT_THAT(message, HasSubstr("step 5"));
+      EXPECT_THAT(message, HasSubstr(absl::StrCat("rank ", c.fault.rank)));
+      // Of who hangs any collective may be missed first.
+      EXPECT_THAT(message, HasSubstr(c.fault.kind == FaultKind::kStop
+                                         ? "did not arrive at #"
+                                         : "reduce_scatter \"head\""));
+    }
+    EXPECT_EQ(summary["steps"], 4);
+    EXPECT_EQ(summary["weights"], "");
+    EXPECT_EQ(Steps(out).size(), 4u);
+    EXPECT_FALSE(std::filesystem::exists(dir_.File(out + "/final")));
+    EXPECT_FALSE(std::filesystem::exists(dir_.File(out + "/final.failed")));
   }
 }
 

@@ -2,6 +2,7 @@
 // the formula, and no rank left waiting. Ranks are threads.
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -13,6 +14,7 @@
 
 #include "engine/base/math.h"
 #include "engine/base/status.h"
+#include "engine/comm/fault.h"
 #include "engine/comm/local_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -593,6 +595,80 @@ TEST(StagesTest, BytesOnTheWireAreTheFormula) {
 }
 
 // ---- Faults ---------------------------------------------------------------
+
+// A rank that throws, hangs or issues another collective, in the middle of
+// the second step: every rank ends, with the rank and the collective. (The
+// step is the trainer's: tests/engine/train/trainer_test.)
+TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
+  const struct {
+    FaultKind kind;
+    absl::StatusCode code;
+    const char* words;
+  } kCases[] = {
+      {FaultKind::kThrow, absl::StatusCode::kInternal,
+       "rank 1: injected fault in step 2 at reduce_scatter \"head\""},
+      {FaultKind::kStop, absl::StatusCode::kDeadlineExceeded,
+       "rank 1 did not arrive at"},
+      {FaultKind::kMismatch, absl::StatusCode::kFailedPrecondition,
+       "rank 1 is in barrier \"injected fault\", rank 0 in reduce_scatter "
+       "\"head\""},
+  };
+  for (const auto& c : kCases) {
+    for (int stage : {0, 1, 2, 3}) {
+      SCOPED_TRACE(testing::Message() << c.words << ", stage " << stage);
+      Job job;
+      job.world = 3;
+      job.options = AtStage(job.options, stage);
+      FaultInjector injector({.rank = 1, .step = 2, .kind = c.kind},
+                             kStepCollective);
+      LocalRanksOptions ranks;
+      // The default is minutes: only who hangs is waited for.
+      if (c.kind == FaultKind::kStop) ranks.local.timeout = absl::Seconds(2);
+      ranks.wrap = [&](int rank, const std::string& channel, auto end) {
+        return injector.Wrap(rank, channel, std::move(end));
+      };
+      std::atomic<int> num_hangs{0};
+      ranks.on_hang = [&](const absl::Status& error) {
+        ++num_hangs;
+        EXPECT_THAT(std::string(error.message()),
+                    HasSubstr("; rank 1 hangs and is left behind"));
+        injector.Release();  // a program would end here
+      };
+      std::mutex mutex;
+      std::vector<std::string> messages;
+      const absl::Status status = RunLocalRanks(
+          job.world, ranks, OneThread, [&](const Rank& rank) -> absl::Status {
+            Rig rig(rank, MakeModel(job.config), job.options,
+                    Rehearse(job, rank, 2));
+            const TokenBatch batch(2, kLength, kVocab, 2);
+            const HostBatch all = batch.All();
+            absl::Status status;
+            int steps = 0;
+            for (; steps < 5 && status.ok(); ++steps) {
+              status = rig->Step({.micro_batches = {&all, 1},
+                                  .num_valid_targets = 1,
+                                  .lr = 1e-3f})
+                           .status();
+            }
+            EXPECT_EQ(steps, 2);
+            std::lock_guard<std::mutex> lock(mutex);
+            messages.push_back(std::string(status.message()));
+            return status;
+          });
+      EXPECT_TRUE(injector.happened());
+      EXPECT_EQ(status.code(), c.code) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(c.words));
+      EXPECT_EQ(num_hangs, c.kind == FaultKind::kStop ? 1 : 0);
+      // Who throws says so by throwing.
+      EXPECT_EQ(messages.size(), c.kind == FaultKind::kThrow ? 2u : 3u);
+      for (const std::string& message : messages) {
+        EXPECT_THAT(message, HasSubstr("rank 1"));
+        EXPECT_THAT(message, ContainsRegex("reduce_scatter|all_reduce|all_"
+                                           "gather"));
+      }
+    }
+  }
+}
 
 TEST(StagesTest, ARankThatFailsInMidStepIsNamedByAll) {
   for (int stage : {0, 1, 2, 3}) {

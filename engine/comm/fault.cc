@@ -1,0 +1,119 @@
+#include "engine/comm/fault.h"
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "engine/comm/signature.h"
+
+namespace zero {
+namespace {
+
+absl::Status Malformed(absl::string_view text, const std::string& reason) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("fault \"", text, "\": ", reason,
+                   "; want RANK:STEP:KIND such as 1:3:stop, KIND one of "
+                   "throw, stop, mismatch"));
+}
+
+}  // namespace
+
+absl::StatusOr<Fault> ParseFault(absl::string_view text, int world) {
+  const std::vector<std::string> parts = absl::StrSplit(text, ':');
+  if (parts.size() != 3) {
+    return Malformed(text, absl::StrCat("has ", parts.size(),
+                                        " parts between colons, not 3"));
+  }
+  if (world < 2) {
+    return Malformed(text,
+                     "one rank has no others that would notice, give "
+                     "--ranks");
+  }
+  Fault fault;
+  if (!absl::SimpleAtoi(parts[0], &fault.rank) || fault.rank < 0 ||
+      fault.rank >= world) {
+    return Malformed(text, absl::StrCat("rank \"", parts[0],
+                                        "\" is not in [0, ", world, ")"));
+  }
+  if (!absl::SimpleAtoi(parts[1], &fault.step) || fault.step < 1) {
+    return Malformed(
+        text, absl::StrCat("step \"", parts[1], "\" is not a number >= 1"));
+  }
+  if (parts[2] == "throw") {
+    fault.kind = FaultKind::kThrow;
+  } else if (parts[2] == "stop") {
+    fault.kind = FaultKind::kStop;
+  } else if (parts[2] == "mismatch") {
+    fault.kind = FaultKind::kMismatch;
+  } else {
+    return Malformed(text, absl::StrCat("\"", parts[2], "\" is no kind"));
+  }
+  return fault;
+}
+
+class FaultInjector::Faulty final : public Communicator {
+ public:
+  Faulty(FaultInjector* injector, std::string channel,
+         std::unique_ptr<Communicator> inner)
+      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+        injector_(injector),
+        channel_(std::move(channel)),
+        inner_(std::move(inner)) {}
+
+  void Run(Stream& stream, Collective collective) override {
+    if (injector_->IssuesAnother(channel_, collective)) {
+      inner_->Barrier(stream, "injected fault");
+    } else {
+      inner_->Run(stream, std::move(collective));
+    }
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ private:
+  FaultInjector* const injector_;
+  const std::string channel_;
+  const std::unique_ptr<Communicator> inner_;
+};
+
+std::unique_ptr<Communicator> FaultInjector::Wrap(
+    int rank, const std::string& channel, std::unique_ptr<Communicator> end) {
+  if (rank != fault_.rank) return end;
+  return std::make_unique<Faulty>(this, channel, std::move(end));
+}
+
+bool FaultInjector::IssuesAnother(const std::string& channel,
+                                  const Collective& collective) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (collective.name == step_end_) ++step_;
+  if (happened_ || step_ != fault_.step || channel != "reduce") return false;
+  happened_ = true;
+  switch (fault_.kind) {
+    case FaultKind::kThrow:
+      throw std::runtime_error(absl::StrCat("injected fault in step ", step_,
+                                            " at ", Signature(collective),
+                                            " of channel \"", channel, "\""));
+    case FaultKind::kStop:
+      changed_.wait(lock, [&] { return released_; });
+      return false;
+    case FaultKind::kMismatch:
+      return true;
+  }
+  return false;
+}
+
+bool FaultInjector::happened() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return happened_;
+}
+
+void FaultInjector::Release() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  released_ = true;
+  changed_.notify_all();
+}
+
+}  // namespace zero
