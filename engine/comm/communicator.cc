@@ -80,6 +80,11 @@ struct SegmentCheck {
         << "'s own piece of it or other memory";
   }
 
+  // `recv` may be `send`, or has nothing of it.
+  void TheSameOrApart() const {
+    if (segment.recv != segment.send) Apart();
+  }
+
   void Apart() const {
     ZERO_CHECK(!Overlap(segment.send, Bytes(segment.elems), segment.recv,
                         Bytes(segment.elems)))
@@ -108,6 +113,8 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "reduce_scatter";
     case CollectiveKind::kAllReduce:
       return "all_reduce";
+    case CollectiveKind::kReduce:
+      return "reduce";
     case CollectiveKind::kBroadcast:
       return "broadcast";
     case CollectiveKind::kAllToAll:
@@ -137,12 +144,41 @@ int64_t WireBytes(const Collective& collective, int world) {
       return bytes / world * (world - 1);
     case CollectiveKind::kAllReduce:
       return 2 * bytes * (world - 1) / world;
+    case CollectiveKind::kReduce:
     case CollectiveKind::kBroadcast:
       return bytes * (world - 1);
     case CollectiveKind::kBarrier:
       return 0;
   }
   return 0;
+}
+
+int64_t SentBytes(const Collective& collective, int rank, int world) {
+  const int64_t bytes = WireBytes(collective, world);
+  const bool is_root = rank == collective.root;
+  if (world == 1) return 0;
+  switch (collective.kind) {
+    case CollectiveKind::kReduce:
+      return is_root ? 0 : bytes / (world - 1);
+    case CollectiveKind::kBroadcast:
+      return is_root ? bytes : 0;
+    default:
+      return bytes;
+  }
+}
+
+int64_t ReceivedBytes(const Collective& collective, int rank, int world) {
+  const int64_t bytes = WireBytes(collective, world);
+  const bool is_root = rank == collective.root;
+  if (world == 1) return 0;
+  switch (collective.kind) {
+    case CollectiveKind::kReduce:
+      return is_root ? bytes : 0;
+    case CollectiveKind::kBroadcast:
+      return is_root ? 0 : bytes / (world - 1);
+    default:
+      return bytes;
+  }
 }
 
 int64_t Communicator::StagingBytes(DType dtype, int64_t elems) const {
@@ -211,19 +247,41 @@ void Communicator::AllReduce(Stream& stream, std::string name, DType dtype,
   Run(stream, std::move(collective));
 }
 
-void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
-                             int root, void* data, int64_t elems) {
+Collective Communicator::Rooted(CollectiveKind kind, std::string name,
+                                DType dtype, int root,
+                                std::vector<CollectiveSegment> segments) const {
   ZERO_CHECK(root >= 0 && root < world())
-      << "broadcast \"" << name << "\": root " << root << " is not in [0, "
-      << world() << ")";
+      << CollectiveKindName(kind) << " \"" << name << "\": root " << root
+      << " is not in [0, " << world() << ")";
   Collective collective;
-  collective.kind = CollectiveKind::kBroadcast;
+  collective.kind = kind;
   collective.name = std::move(name);
   collective.dtype = collective.recv_dtype = dtype;
   collective.root = root;
-  collective.segments = {{data, data, elems}};
-  CheckSegments(*this, collective, [](const SegmentCheck&) {});
-  Run(stream, std::move(collective));
+  collective.segments = std::move(segments);
+  CheckSegments(*this, collective,
+                [](const SegmentCheck& check) { check.TheSameOrApart(); });
+  return collective;
+}
+
+void Communicator::Reduce(Stream& stream, std::string name, DType dtype,
+                          int root, std::vector<CollectiveSegment> segments) {
+  ZERO_CHECK(IsFloat(dtype)) << "reduce \"" << name << "\": " << dtype
+                             << ", want fp32, bf16, fp16 or fp64";
+  Run(stream, Rooted(CollectiveKind::kReduce, std::move(name), dtype, root,
+                     std::move(segments)));
+}
+
+void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
+                             int root, void* data, int64_t elems) {
+  Broadcast(stream, std::move(name), dtype, root, {{data, data, elems}});
+}
+
+void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
+                             int root,
+                             std::vector<CollectiveSegment> segments) {
+  Run(stream, Rooted(CollectiveKind::kBroadcast, std::move(name), dtype, root,
+                     std::move(segments)));
 }
 
 void Communicator::AllToAll(Stream& stream, std::string name, DType dtype,

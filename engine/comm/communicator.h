@@ -35,11 +35,12 @@ enum class CollectiveKind {
   kAllGather,
   kReduceScatter,
   kAllReduce,
+  kReduce,
   kBroadcast,
   kAllToAll,
   kBarrier,
 };
-inline constexpr int kNumCollectiveKinds = 6;
+inline constexpr int kNumCollectiveKinds = 7;
 
 // "all_gather", ...
 const char* CollectiveKindName(CollectiveKind kind);
@@ -73,19 +74,25 @@ struct Collective {
   DType recv_dtype = DType::kF32;  // of what is received (kReduceScatter)
   ReduceOp op = ReduceOp::kSum;
   bool accumulate = false;  // kReduceScatter: recv += the sum
-  int root = 0;             // kBroadcast
+  int root = 0;             // kReduce, kBroadcast
   std::vector<CollectiveSegment> segments;
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
   void* staging = nullptr;  // kReduceScatter by kRing: Staging's memory
   int64_t staging_bytes = 0;
 };
 
-// Bytes that one rank of `world` sends, of the dtype that is sent: all-gather,
-// reduce-scatter and all-to-all (world - 1) / world of the full bytes,
-// all-reduce twice that (a ring's), barrier nothing. For a broadcast the
-// root's, (world - 1) times the bytes; the other ranks send nothing. The sums
-// of a ring's reduce-scatter travel in SumDType from its second step on.
+// Bytes that the busiest of `world` ranks sends, or receives, of the dtype that
+// is sent: all-gather, reduce-scatter and all-to-all (world - 1) / world of the
+// full bytes, all-reduce twice that (a ring's), barrier nothing; all ranks
+// alike. The root of a broadcast sends, and that of a reduce receives,
+// (world - 1) times the bytes. The sums of a ring's reduce-scatter travel in
+// SumDType from its second step on.
 int64_t WireBytes(const Collective& collective, int world);
+
+// What `rank` sends and what it receives of that: the root of a broadcast only
+// sends, the root of a reduce only receives, the others the bytes once.
+int64_t SentBytes(const Collective& collective, int rank, int world);
+int64_t ReceivedBytes(const Collective& collective, int rank, int world);
 
 // One rank's end. All ranks issue the same collectives in the same order on
 // the communicators of one channel; a backend checks it by the signature.
@@ -128,14 +135,26 @@ class Communicator {
                      std::vector<CollectiveSegment> segments,
                      Workspace staging = {});
 
+  // Sums as ReduceScatter does, directly, all of it on one rank.
+  // Shapes: send [elems], recv [elems], only the root's is used; it may be the
+  //         root's send.
+  // Wire:   elems * itemsize bytes from each rank but the root.
+  void Reduce(Stream& stream, std::string name, DType dtype, int root,
+              std::vector<CollectiveSegment> segments);
+
   // Reduces `data` [elems] in place over all ranks in rank order: for the few
   // scalars of a step. Bulk data goes through ReduceScatter and AllGather.
   void AllReduce(Stream& stream, std::string name, DType dtype, ReduceOp op,
                  void* data, int64_t elems);
 
-  // Copies root's `data` [elems] to all ranks.
+  // Copies the root's `data` [elems] to all ranks, in place.
+  // Wire:   (world - 1) * elems * itemsize bytes from the root.
   void Broadcast(Stream& stream, std::string name, DType dtype, int root,
                  void* data, int64_t elems);
+  // Likewise several: send [elems], the root's alone is used, to recv [elems];
+  // both may be one.
+  void Broadcast(Stream& stream, std::string name, DType dtype, int root,
+                 std::vector<CollectiveSegment> segments);
 
   // Piece q of send goes to rank q's recv, piece r of it.
   // Shapes: send [elems], recv [elems], not overlapping.
@@ -156,6 +175,10 @@ class Communicator {
   virtual absl::Status status() const = 0;
 
  private:
+  // A collective with a root, checked.
+  Collective Rooted(CollectiveKind kind, std::string name, DType dtype,
+                    int root, std::vector<CollectiveSegment> segments) const;
+
   int rank_;
   int world_;
   BulkAlgorithm algorithm_;

@@ -9,6 +9,7 @@ namespace zero {
 CollectiveCount& CollectiveCount::operator+=(const CollectiveCount& other) {
   calls += other.calls;
   bytes += other.bytes;
+  received += other.received;
   seconds += other.seconds;
   return *this;
 }
@@ -25,9 +26,8 @@ void CountingCommunicator::Run(Stream& stream, Collective collective) {
   const CollectiveKind kind = collective.kind;
   CollectiveCount& count = counts_[static_cast<size_t>(kind)];
   ++count.calls;
-  if (kind != CollectiveKind::kBroadcast || collective.root == rank()) {
-    count.bytes += WireBytes(collective, world());
-  }
+  count.bytes += SentBytes(collective, rank(), world());
+  count.received += ReceivedBytes(collective, rank(), world());
   hash_.Update(Signature(collective) + "\n");
   if (!timed_) return inner_->Run(stream, std::move(collective));
 

@@ -17,8 +17,9 @@ namespace zero {
 
 struct CollectiveCount {
   int64_t calls = 0;
-  int64_t bytes = 0;   // sent by this rank: WireBytes
-  double seconds = 0;  // on the stream, waiting for other ranks included
+  int64_t bytes = 0;     // sent by this rank: SentBytes
+  int64_t received = 0;  // bytes: ReceivedBytes
+  double seconds = 0;    // on the stream, waiting for other ranks included
 
   CollectiveCount& operator+=(const CollectiveCount& other);
 };

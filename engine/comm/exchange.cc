@@ -48,12 +48,26 @@ void ReduceScatter(Stream& stream, int rank, Collectives all) {
   }
 }
 
-void Broadcast(int rank, Collectives all) {
+void Reduce(Stream& stream, int rank, Collectives all) {
   const Collective& own = *all[rank];
-  if (rank == own.root) return;
+  if (rank != own.root) return;
+  std::vector<const void*> src(all.size());
   for (size_t i = 0; i < own.segments.size(); ++i) {
     if (own.segments[i].elems == 0) continue;
-    std::memcpy(own.segments[i].recv, Sent(*all[own.root], i, 0),
+    for (size_t r = 0; r < all.size(); ++r) src[r] = Sent(*all[r], i, 0);
+    stream.device().ops().SumRanks(
+        stream, {src,
+                 own.dtype,
+                 {own.segments[i].recv, own.dtype, own.segments[i].elems}});
+  }
+}
+
+void Broadcast(int rank, Collectives all) {
+  const Collective& own = *all[rank];
+  for (size_t i = 0; i < own.segments.size(); ++i) {
+    const char* const src = Sent(*all[own.root], i, 0);
+    if (own.segments[i].elems == 0 || src == own.segments[i].recv) continue;
+    std::memcpy(own.segments[i].recv, src,
                 own.segments[i].elems * DTypeBytes(own.dtype));
   }
 }
@@ -172,6 +186,9 @@ std::vector<char> Exchange(Stream& stream, int rank, Collectives all,
       break;
     case CollectiveKind::kAllReduce:
       return AllReduce(stream, rank, all);
+    case CollectiveKind::kReduce:
+      Reduce(stream, rank, all);
+      break;
     case CollectiveKind::kBroadcast:
       Broadcast(rank, all);
       break;

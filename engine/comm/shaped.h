@@ -24,7 +24,8 @@ struct Link {
 absl::StatusOr<Link> ParseLink(absl::string_view text);
 
 // How long a collective lasts at least, in the alpha-beta model of a ring:
-// latency * (world - 1) + WireBytes / rate.
+// latency * (world - 1) + WireBytes / rate. A link carries as much in either
+// direction at once; of a root's it is the bottleneck for all.
 absl::Duration LinkTime(const Link& link, const Collective& collective,
                         int world);
 

@@ -31,6 +31,8 @@ std::string Signature(const Collective& collective) {
                     DTypeName(collective.recv_dtype));
   } else if (collective.kind == CollectiveKind::kAllReduce) {
     absl::StrAppend(&text, collective.op == ReduceOp::kMax ? " max" : " sum");
+  } else if (collective.kind == CollectiveKind::kReduce) {
+    absl::StrAppend(&text, " to rank ", collective.root);
   } else if (collective.kind == CollectiveKind::kBroadcast) {
     absl::StrAppend(&text, " from rank ", collective.root);
   }

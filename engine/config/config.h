@@ -88,8 +88,9 @@ struct ZeroConfig {
 
 // A run equals, to the bit, one with the same algorithm.
 enum class CommunicationAlgorithm {
-  kDirect,  // every rank reads all the others
-  kRing,    // every rank reads its neighbour
+  kDirect,           // every rank reads all the others
+  kRing,             // every rank reads its neighbour
+  kParameterServer,  // rank 0 gathers, updates and broadcasts
 };
 
 struct CommunicationConfig {

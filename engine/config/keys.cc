@@ -26,7 +26,9 @@ Names NamesOf(LrWarmupType) { return {"log", "linear"}; }
 Names NamesOf(LrDecayType) { return {"linear", "cosine", "1-sqrt"}; }
 Names NamesOf(LrScaleRule) { return {"none", "linear", "sqrt"}; }
 Names NamesOf(DataFormat) { return {"auto", "text", "llmc", "raw_uint16"}; }
-Names NamesOf(CommunicationAlgorithm) { return {"direct", "ring"}; }
+Names NamesOf(CommunicationAlgorithm) {
+  return {"direct", "ring", "parameter_server"};
+}
 Names NamesOf(DType) { return {"fp32", "bf16", "fp16"}; }
 Names NamesOf(ModelFamily) { return {"gpt2", "llama", "qwen2", "qwen3"}; }
 
@@ -1090,8 +1092,9 @@ void AddCommunication(Table& t) {
   t.Choice("communication.algorithm", NamesOf(CommunicationAlgorithm{}),
            FIELD(communication.algorithm),
            "direct: a rank reads all the others at once; ring: its neighbour, "
-           "step by step. Equal bits within each, not between them.")
-      .Unbuilt({"parameter_server"}, "write direct or ring");
+           "step by step; parameter_server: rank 0 sums all gradients, updates "
+           "and broadcasts (stage 0). Equal bits within each, not between "
+           "them.");
   t.Number("communication.timeout_seconds",
            FIELD(communication.timeout_seconds),
            "How long a rank waits for another one before the run fails.")

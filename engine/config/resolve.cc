@@ -670,6 +670,17 @@ class Resolver {
   // ---- Ranks --------------------------------------------------------------
 
   void Zero() {
+    const std::string algorithm = "communication.algorithm";
+    const std::string stage = "zero_optimization.stage";
+    if (config_.communication.algorithm ==
+            CommunicationAlgorithm::kParameterServer &&
+        config_.zero_optimization.stage > 0) {
+      Problem(algorithm,
+              absl::StrCat("\"parameter_server\" keeps the whole optimizer on "
+                           "rank 0, but ",
+                           Cite(stage), " is ", config_.zero_optimization.stage,
+                           " and shards it; want stage 0, or direct or ring"));
+    }
     const std::string path = "zero_optimization.mics_shard_size";
     const int64_t size = config_.zero_optimization.mics_shard_size;
     const int64_t world = options_.world;

@@ -85,12 +85,17 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config,
 
 // Compares the rehearsed peak with the device before anything is taken: an
 // operating system that promises more than it has would kill the run instead.
-absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
-                       const Workload& workload, const Rank& rank) {
+absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
+                       const Config& config, const Workload& workload,
+                       const Rank& rank) {
   const DeviceInfo device = rank.device->info();
   const int64_t memory = device.memory_bytes;
-  // Local ranks share one memory.
-  const int64_t needed = predicted.total_peak_bytes() * rank.world();
+  // Local ranks share one memory. Of a server there is one.
+  const bool alike = other_rank == predicted.total_peak_bytes();
+  const int64_t num_like_this =
+      alike || rank.rank() == 0 ? 1 : rank.world() - 1;
+  const int64_t needed = num_like_this * predicted.total_peak_bytes() +
+                         (rank.world() - num_like_this) * other_rank;
   if (memory == 0 || needed <= memory) return absl::OkStatus();
   constexpr double kGiB = 1 << 30;
   std::string parts;
@@ -104,7 +109,8 @@ absl::Status CheckFits(const MemoryLedger& predicted, const Config& config,
       "this run needs %.2f GiB at its peak (%s%s) and %s has %.2f GiB; %s",
       needed / kGiB, parts,
       rank.world() == 1 ? ""
-                        : absl::StrFormat("; times %d ranks", rank.world()),
+      : alike           ? absl::StrFormat("; times %d ranks", rank.world())
+                        : "; a server and its workers",
       device.name, memory / kGiB,
       Remedy(predicted, config, workload, rank.world())));
 }
@@ -133,6 +139,11 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.recompute = config.activation_checkpointing;
   const ZeroConfig& zero = config.zero_optimization;
   options.placement = PlacementOfStage(static_cast<int>(zero.stage));
+  if (config.communication.algorithm ==
+      CommunicationAlgorithm::kParameterServer) {
+    options.placement = PlacementOfServer();
+    options.server = true;
+  }
   options.reduce_bucket_elems = zero.reduce_bucket_size;
   options.gather_bucket_elems = zero.allgather_bucket_size;
   options.overlap = zero.overlap_comm;
@@ -167,20 +178,31 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   std::unique_ptr<Session> session(new Session(rank, config));
   const ExecutorOptions options = MakeExecutorOptions(
       config, workload.train, MaxPositions(config, workload));
-  TransientBytes transient;
-  {
+  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
+  const auto predict =
+      [&](const Rank& imagined,
+          MemoryLedger* ledger) -> absl::StatusOr<TransientBytes> {
     constexpr int64_t kUnlimited = int64_t{1} << 50;
-    const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-    const Rank imagined = MakeImaginedRank(*meta, rank);
     const std::unique_ptr<Model> model = tools.make(config.model);
-    ZERO_ASSIGN_OR_RETURN(
-        const auto executor,
-        Executor::Make(imagined, *model, options, {kUnlimited, kUnlimited},
-                       &session->predicted_));
+    ZERO_ASSIGN_OR_RETURN(const auto executor,
+                          Executor::Make(imagined, *model, options,
+                                         {kUnlimited, kUnlimited}, ledger));
     ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
-    transient = executor->high_water();
+    return executor->high_water();
+  };
+  ZERO_ASSIGN_OR_RETURN(
+      const TransientBytes transient,
+      predict(MakeImaginedRank(*meta, rank), &session->predicted_));
+  session->other_rank_peak_ = session->predicted_.total_peak_bytes();
+  if (options.server && rank.world() > 1) {
+    MemoryLedger other;
+    const int place = rank.rank() == 0 ? 1 : 0;
+    ZERO_RETURN_IF_ERROR(
+        predict(MakeLoneRank(*meta, place, rank.world()), &other).status());
+    session->other_rank_peak_ = other.total_peak_bytes();
   }
-  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, config, workload, rank));
+  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, session->other_rank_peak_,
+                                 config, workload, rank));
   session->model_ = tools.make(config.model);
   ZERO_ASSIGN_OR_RETURN(session->executor_,
                         Executor::Make(rank, *session->model_, options,

@@ -59,6 +59,9 @@ class Session {
 
   // Bytes per category at the peak of the run, from the meta device.
   const MemoryLedger& predicted() const { return predicted_; }
+  // The predicted peak of any other rank: ranks are alike, but for a server
+  // (rank 0) and its workers.
+  int64_t other_rank_peak() const { return other_rank_peak_; }
 
   // XXH3-128 of the fp32 values of all parameters in name order.
   absl::StatusOr<std::string> ParametersHash();
@@ -77,6 +80,7 @@ class Session {
   Config config_;
   const Rank* rank_;
   MemoryLedger ledger_, predicted_;
+  int64_t other_rank_peak_ = 0;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
 };

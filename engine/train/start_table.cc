@@ -62,6 +62,7 @@ std::string ComputeText(const TokenFlops& flops) {
 
 // "optimizer, gradients sharded in each of 2 groups of 2"
 std::string PlacementText(const Plan& plan) {
+  if (plan.server) return "rank 0 has the optimizer";
   const StatePlacement& placement = plan.placement;
   std::vector<std::string> sharded;
   const auto add = [&](Placement where, const char* state) {
@@ -182,7 +183,12 @@ void Trainer::PrintStart() const {
   rows.push_back({"compute", ComputeText(flops_per_token_)});
   rows.push_back({"mfu against", PeakText(device, config.param_dtype(),
                                           product_rate_, peak_flops_)});
-  rows.push_back({"memory", MemoryText(session_->predicted())});
+  std::string memory = MemoryText(session_->predicted());
+  if (session_->executor().plan().server) {
+    absl::StrAppend(&memory, "; a worker ",
+                    HumanBytes(session_->other_rank_peak()));
+  }
+  rows.push_back({"memory", memory});
   rows.push_back({"output", config.training.out_dir});
   console_->Table("zero train", rows);
   if (rank_->world() == 1 && config.zero_optimization.stage > 0) {
@@ -190,6 +196,13 @@ void Trainer::PrintStart() const {
         "note: zero_optimization.stage ", config.zero_optimization.stage,
         " has nothing to shard on one rank; start several with "
         "--ranks N"));
+  }
+  if (rank_->world() == 1 &&
+      config.communication.algorithm != CommunicationAlgorithm::kDirect) {
+    console_->Line(absl::StrCat(
+        "note: communication.algorithm ",
+        Name(config, "communication.algorithm"),
+        " has nobody to talk to on one rank; start several with --ranks N"));
   }
   for (const std::string& note : loaded_.notes) {
     console_->Line("note: " + note);

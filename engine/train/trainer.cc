@@ -352,18 +352,21 @@ StepCommunication Trainer::Communicated() const {
   const CollectiveCount gathered = rank_->gather->Total();
   const CollectiveCount reduced = rank_->reduce->Total();
   const CollectiveCount across = rank_->across->Total();
-  return {.sent = {.gathered = gathered.bytes,
+  return {.wire = {.gathered = gathered.bytes,
                    .reduced = reduced.bytes,
-                   .across = across.bytes},
+                   .across = across.bytes,
+                   .received =
+                       gathered.received + reduced.received + across.received},
           .collectives = gathered.calls + reduced.calls + across.calls};
 }
 
 void Trainer::CountCommunication(const StepCommunication& before) {
   const StepCommunication now = Communicated();
   communication_ = {
-      .sent = {.gathered = now.sent.gathered - before.sent.gathered,
-               .reduced = now.sent.reduced - before.sent.reduced,
-               .across = now.sent.across - before.sent.across},
+      .wire = {.gathered = now.wire.gathered - before.wire.gathered,
+               .reduced = now.wire.reduced - before.wire.reduced,
+               .across = now.wire.across - before.wire.across,
+               .received = now.wire.received - before.wire.received},
       .collectives = now.collectives - before.collectives,
       .exposed_ms = session_->executor().times().waiting_ms};
   exposed_seconds_ += communication_.exposed_ms * 1e-3;
@@ -441,12 +444,13 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   line.AddObject("peak_bytes", PeakBytes(ledger));
   if (rank_->world() > 1) {
     JsonLine communication;
+    const StepWire& wire = communication_.wire;
     communication.Add("exposed_ms", communication_.exposed_ms)
-        .Add("gathered_bytes", communication_.sent.gathered)
-        .Add("reduced_bytes", communication_.sent.reduced);
-    if (session_->executor().plan().groups() > 1) {
-      communication.Add("across_bytes", communication_.sent.across);
-    }
+        .Add("gathered_bytes", wire.gathered)
+        .Add("reduced_bytes", wire.reduced);
+    const Plan& plan = session_->executor().plan();
+    if (plan.groups() > 1) communication.Add("across_bytes", wire.across);
+    if (plan.server) communication.Add("received_bytes", wire.received);
     communication.Add("collectives", communication_.collectives);
     line.AddObject("communication", communication);
   }
@@ -469,16 +473,17 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
 
 std::string Trainer::WireText() const {
   const Executor& executor = session_->executor();
+  const Plan& plan = executor.plan();
   const int64_t p = DTypeBytes(config_.param_dtype());
   const int64_t r = DTypeBytes(config_.communication_data_type);
-  const StepWire planned =
-      CountWire(executor.plan(), executor.schedule(), p, r);
-  const StepWire formula =
-      FormulaWire(executor.plan(), config_.gradient_accumulation_steps, p, r);
-  const auto describe = [](const char* what, int64_t sent, int64_t planned,
+  const int64_t micro_steps = config_.gradient_accumulation_steps;
+  const int rank = rank_->rank();
+  const StepWire planned = CountWire(plan, executor.schedule(), p, r, rank);
+  const StepWire formula = FormulaWire(plan, micro_steps, p, r, rank);
+  const auto describe = [](const char* what, int64_t moved, int64_t planned,
                            int64_t formula) {
-    std::string text = absl::StrCat(what, " ", WithCommas(sent), " bytes");
-    if (sent != planned) {
+    std::string text = absl::StrCat(what, " ", WithCommas(moved), " bytes");
+    if (moved != planned) {
       absl::StrAppend(&text, " (the plan says ", WithCommas(planned), ")");
     }
     if (planned == formula) return absl::StrCat(text, " = the formula");
@@ -489,14 +494,24 @@ std::string Trainer::WireText() const {
                         less ? " of units that stayed in place"
                              : " of units gathered once more");
   };
-  const StepWire& sent = communication_.sent;
+  const StepWire& wire = communication_.wire;
+  if (plan.server) {
+    const StepWire worker = FormulaWire(plan, micro_steps, p, r, /*rank=*/1);
+    return absl::StrCat(describe("the server sends", wire.gathered,
+                                 planned.gathered, formula.gathered),
+                        "; ",
+                        describe("it receives", wire.received, planned.received,
+                                 formula.received),
+                        "; a worker sends ", WithCommas(worker.reduced),
+                        " and receives ", WithCommas(worker.received));
+  }
   std::string text = absl::StrCat(
-      describe("gathered", sent.gathered, planned.gathered, formula.gathered),
+      describe("gathered", wire.gathered, planned.gathered, formula.gathered),
       "; ",
-      describe("reduced", sent.reduced, planned.reduced, formula.reduced));
-  if (executor.plan().groups() > 1) {
+      describe("reduced", wire.reduced, planned.reduced, formula.reduced));
+  if (plan.groups() > 1) {
     absl::StrAppend(&text, "; ",
-                    describe("reduced across groups", sent.across,
+                    describe("reduced across groups", wire.across,
                              planned.across, formula.across));
   }
   return text;

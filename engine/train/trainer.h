@@ -48,9 +48,9 @@ struct RunSummary {
   std::string weights;  // the folder in out_dir that has them; empty: none
 };
 
-// What one step sent and waited for, on this rank.
+// What one step sent, received and waited for, on this rank.
 struct StepCommunication {
-  StepWire sent;
+  StepWire wire;
   int64_t collectives = 0;
   double exposed_ms = 0;
 };
@@ -97,7 +97,7 @@ class Trainer {
   absl::Status TakeSteps();
   absl::Status DoWhatIsDue();  // between two steps
   absl::Status Step();
-  // What this rank has sent since the run began, outside of steps too.
+  // Since the run began, outside of steps too.
   StepCommunication Communicated() const;
   void CountCommunication(const StepCommunication& before);
   std::string WireText() const;

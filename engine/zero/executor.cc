@@ -186,12 +186,24 @@ void Executor::Gather(int unit) {
          state.gathered.Slice(segment.begin, {segment.elems}).data(),
          segment.elems});
   }
-  FollowCompute(*gather_stream_);
-  rank_->gather->AllGather(*gather_stream_, planned.name, dtype,
-                           std::move(segments));
+  GatherPieces(planned.name, dtype, std::move(segments));
   gather_stream_->Record(*state.gather_done);
   state.awaited.push_back(state.gather_done.get());
   BindValues(unit, state.gathered);
+}
+
+void Executor::GatherPieces(const std::string& name, DType dtype,
+                            std::vector<CollectiveSegment> segments) {
+  FollowCompute(*gather_stream_);
+  if (plan_.server) {
+    for (CollectiveSegment& segment : segments) {
+      if (rank_->rank() != 0) segment.send = segment.recv;  // owns nothing
+    }
+    rank_->gather->Broadcast(*gather_stream_, name, dtype, /*root=*/0,
+                             std::move(segments));
+  } else {
+    rank_->gather->AllGather(*gather_stream_, name, dtype, std::move(segments));
+  }
 }
 
 void Executor::Release(int unit) {
@@ -267,8 +279,10 @@ void Executor::Reduce(int index, int64_t micro_step) {
       const Tensor sent_piece = sent.Slice(own.begin, {own.elems});
       sent_elems += segment.elems;
       before.push_back({whole.vector(), sent.vector()});
-      after.push_back({(all ? sent : sent_piece).vector(),
-                       (all ? whole : piece).vector(), accumulate});
+      if (all || own.elems > 0) {
+        after.push_back({(all ? sent : sent_piece).vector(),
+                         (all ? whole : piece).vector(), accumulate});
+      }
       whole = sent;
       piece = sent_piece;
     }
@@ -278,9 +292,14 @@ void Executor::Reduce(int index, int64_t micro_step) {
   const std::string& name = plan_.units[bucket.segments.front().unit].name;
   FollowCompute(*reduce_stream_);
   if (converts) ConvertForReduce(std::move(before));
-  rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                               accumulate && !converts, std::move(sums),
-                               AsWorkspace(staging_));
+  if (plan_.server) {
+    rank_->reduce->Reduce(*reduce_stream_, name, dtype, /*root=*/0,
+                          std::move(sums));
+  } else {
+    rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
+                                 accumulate && !converts, std::move(sums),
+                                 AsWorkspace(staging_));
+  }
   if (all) {
     rank_->reduce->AllGather(*reduce_stream_, name, dtype, std::move(totals));
   }
@@ -344,10 +363,8 @@ void Executor::GatherUpdated(int index) {
     if (ref.unit != last) units_[ref.unit].awaited.push_back(done);
     last = ref.unit;
   }
-  FollowCompute(*gather_stream_);
-  rank_->gather->AllGather(*gather_stream_,
-                           plan_.units[bucket.segments.front().unit].name,
-                           options_.param_dtype, std::move(segments));
+  GatherPieces(plan_.units[bucket.segments.front().unit].name,
+               options_.param_dtype, std::move(segments));
   gather_stream_->Record(*done);
   if (!options_.overlap) AwaitEvent(*done);
 }
@@ -477,15 +494,15 @@ void Executor::ListUnused() {
 void Executor::Norm(const StepInput& input) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   Ops& ops = context_->ops();
-  const int64_t shards = plan_.shards;
+  const int64_t pieces = plan_.pieces();
   double* sums = sums_.As<double>();
-  double* losses = sums + plan_.num_segments * shards;
+  double* losses = sums + plan_.num_segments * pieces;
   ops.Fill(*stream_, {sums_.vector(), 0});
   double* sum = sums + rank_->rank();
   const int num_units = static_cast<int>(plan_.units.size());
   for (int u = 0; u < num_units && CountsPieces(); ++u) {
     const int num_segments = static_cast<int>(plan_.units[u].segments.size());
-    for (int s = 0; s < num_segments; ++s, sum += shards) {
+    for (int s = 0; s < num_segments; ++s, sum += pieces) {
       ops.SumSquares(*stream_,
                      {.src = grads_.Piece({u, s}).vector(), .out = sum});
     }
@@ -495,7 +512,7 @@ void Executor::Norm(const StepInput& input) {
   rank_->scalar->AllReduce(*stream_, kStepCollective, DType::kF64,
                            ReduceOp::kSum, sums, sums_.num_elems());
   ops.Sum(*stream_, {.src = sums,
-                     .size = plan_.num_segments * shards,
+                     .size = plan_.num_segments * pieces,
                      .out = &scalars->sum_squares});
   ops.Sum(*stream_,
           {.src = losses, .size = plan_.world, .out = &scalars->global_loss});

@@ -47,6 +47,7 @@ struct ExecutorOptions {
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
   StatePlacement placement;
+  bool server = false;  // of PlanOptions
   int64_t reduce_bucket_elems = PlanOptions::kDefaultBucketElems;
   int64_t gather_bucket_elems = PlanOptions::kDefaultBucketElems;
   bool overlap = true;  // of communication with computation
@@ -59,6 +60,7 @@ struct ExecutorOptions {
   PlanOptions plan_options(int world, int shards) const {
     return {.world = world,
             .shards = shards,
+            .server = server,
             .placement = placement,
             .reduce_bucket_elems = reduce_bucket_elems,
             .gather_bucket_elems = gather_bucket_elems};
@@ -231,9 +233,12 @@ class Executor {
   void ReduceAcross(int bucket);
   void AwaitReduce(int bucket);
   void GatherUpdated(int bucket);
+  // Starts bringing the owners' pieces (send) of whole segments (recv) to all.
+  void GatherPieces(const std::string& name, DType dtype,
+                    std::vector<CollectiveSegment> segments);
   // Other groups have the same pieces: those of the first one count where all
   // ranks add up what they have.
-  bool CountsPieces() const { return rank_->rank() < plan_.shards; }
+  bool CountsPieces() const { return rank_->rank() < plan_.pieces(); }
   void Norm(const StepInput& input);
   void ListUnused();
   void Moments(const StepInput& input);

@@ -43,8 +43,8 @@ void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
   for (const UpdateRange& range : whole->ranges) {
     const int64_t begin = first + static_cast<int64_t>(parts.size());
     for (const Segment& segment : unit.segments) {
-      for (int64_t shard = 0; shard < plan.shards; ++shard) {
-        const Segment piece = plan.Piece(segment, shard);
+      for (int64_t owner = 0; owner < plan.pieces(); ++owner) {
+        const Segment piece = plan.Piece(segment, owner);
         UpdateRange part = range;
         part.begin = std::max(range.begin, piece.begin);
         part.end = std::min(range.end, piece.end());
@@ -189,18 +189,18 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   const bool train = options_.train;
   const bool has_master = train && options_.param_dtype != DType::kF32;
   const int num_states = train ? options_.optimizer.StateFloatsPerElement() : 0;
-  const int64_t num_sums = plan_.num_segments * plan_.shards + plan_.world;
+  const int64_t num_sums = plan_.num_segments * plan_.pieces() + plan_.world;
   constexpr int64_t kAgreed = 64;
   const int64_t num_doubles = num_sums + 2 * num_tensor_parts_ + kAgreed;
   const int64_t staging_bytes = train ? ReduceStagingBytes() : 0;
+  const auto elems_of = [&](Placement where) {
+    return plan_.StateElems(where, rank_->rank());
+  };
   const int64_t state_bytes =
-      plan_.StateElems(placement.parameters) *
-          DTypeBytes(options_.param_dtype) +
-      (train ? plan_.StateElems(placement.gradients) *
-                   DTypeBytes(options_.grad_dtype)
+      elems_of(placement.parameters) * DTypeBytes(options_.param_dtype) +
+      (train ? elems_of(placement.gradients) * DTypeBytes(options_.grad_dtype)
              : 0) +
-      plan_.StateElems(placement.optimizer) *
-          static_cast<int64_t>(sizeof(float)) *
+      elems_of(placement.optimizer) * static_cast<int64_t>(sizeof(float)) *
           (num_states + (has_master ? 1 : 0)) +
       num_doubles * static_cast<int64_t>(sizeof(double)) + staging_bytes +
       (num_states + 10) * Arena::kAlignment +
@@ -405,10 +405,8 @@ absl::Status Executor::StageSegment(const SegmentRef& ref) {
   staged_ = Tensor::Empty(*activations_, {elems}, piece.dtype(),
                           MemoryCategory::kGatheredParameters);
   staged_ref_ = ref;
-  FollowCompute(*gather_stream_);
-  rank_->gather->AllGather(*gather_stream_, plan_.units[ref.unit].name,
-                           piece.dtype(),
-                           {{piece.data(), staged_.data(), elems}});
+  GatherPieces(plan_.units[ref.unit].name, piece.dtype(),
+               {{piece.data(), staged_.data(), elems}});
   gather_stream_->Synchronize();
   return rank_->status();
 }

@@ -11,15 +11,18 @@ FlatState::FlatState(const Plan& plan, int64_t rank, Placement placement,
     : plan_(&plan),
       rank_(rank),
       placement_(placement),
-      data_(Tensor::Empty(arena, {plan.StateElems(placement)}, dtype,
-                          category)) {}
+      data_(
+          Tensor::Borrow(nullptr, {plan.StateElems(placement, rank)}, dtype)) {
+  if (data_.num_elems() == 0) return;
+  data_ = Tensor::Empty(arena, data_.shape(), dtype, category);
+}
 
 Tensor FlatState::Piece(const SegmentRef& ref) const {
   const PlannedUnit& unit = plan_->units[ref.unit];
   const Segment& segment = plan_->segment(ref);
   const Segment piece = plan_->Piece(segment, rank_);
-  const int64_t offset =
-      sharded() ? plan_->ShardOffset(unit, segment) : unit.offset + piece.begin;
+  const int64_t offset = sharded() ? plan_->ShardOffset(unit, segment, rank_)
+                                   : unit.offset + piece.begin;
   return data_.Slice(offset, {piece.elems});
 }
 
@@ -38,8 +41,9 @@ Tensor FlatState::Unit(int unit) const {
 
 Tensor FlatState::Held(int unit) const {
   const PlannedUnit& planned = plan_->units[unit];
-  const int64_t parts = sharded() ? plan_->shards : 1;
-  return data_.Slice(planned.offset / parts, {planned.padded_elems / parts});
+  if (!sharded()) return Unit(unit);
+  return data_.Slice(plan_->OwnedElems(planned.offset, rank_),
+                     {plan_->OwnedElems(planned.padded_elems, rank_)});
 }
 
 void FlatState::ForEachHeld(
@@ -57,7 +61,7 @@ void FlatState::ForEachHeld(
     const int64_t to = std::min(end, piece.end());
     if (from >= to) continue;
     const int64_t offset =
-        plan_->ShardOffset(planned, segment) + from - piece.begin;
+        plan_->ShardOffset(planned, segment, rank_) + from - piece.begin;
     part(data_.Slice(offset, {to - from}), from);
   }
 }

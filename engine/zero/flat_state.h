@@ -16,16 +16,16 @@ class FlatState {
  public:
   FlatState() = default;  // undefined
 
-  // Takes plan.StateElems(placement) elements of `arena`. `plan` must outlive
-  // the state.
+  // Takes plan.StateElems(placement, rank) elements of `arena`. `plan` must
+  // outlive the state.
   FlatState(const Plan& plan, int64_t rank, Placement placement, Arena& arena,
             DType dtype, MemoryCategory category);
 
-  bool defined() const { return data_.defined(); }
+  bool defined() const { return plan_ != nullptr; }
   bool sharded() const { return placement_ == Placement::kSharded; }
   const Tensor& data() const { return data_; }
 
-  // This rank's piece of a segment, wherever it lies. [segment elems / shards]
+  // This rank's piece of a segment, wherever it lies.
   Tensor Piece(const SegmentRef& ref) const;
   // A whole segment, a whole unit. REQUIRES: !sharded().
   Tensor Whole(const SegmentRef& ref) const;

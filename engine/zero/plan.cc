@@ -127,6 +127,11 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
             .shards = options.shards == 0 ? options.world : options.shards};
   ZERO_CHECK(plan.shards > 0 && plan.world % plan.shards == 0)
       << plan.shards << " shards do not divide " << plan.world << " ranks";
+  if (options.server) {
+    ZERO_CHECK(plan.groups() == 1 && options.placement == PlacementOfServer())
+        << "a server owns everything, alone";
+    plan.server = plan.world > 1;
+  }
   if (plan.shards > 1) plan.placement = options.placement;
   for (const UnitSpec& spec : units) {
     PlannedUnit unit = PlanUnit(spec, options.world);

@@ -10,6 +10,8 @@
 // The ranks are a mesh of world = groups * shards: consecutive ranks form a
 // group, rank r owns piece r % shards of every segment, and so every group has
 // all of it. One group is ZeRO; several are MiCS and FSDP's hybrid sharding.
+// A parameter server is another rule of who owns: rank 0 all, the others
+// nothing.
 // Invariants: parameters are disjoint; segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
 //   every segment is in exactly one reduce bucket and one gather bucket.
@@ -39,7 +41,8 @@ struct UnitSpec {
   bool backward_reads_parameters = true;
 };
 
-// Of one model state over the data-parallel ranks.
+// Of one model state over the data-parallel ranks: all of it on every rank, or
+// on each what it owns.
 enum class Placement { kReplicated, kSharded };
 
 struct StatePlacement {
@@ -55,12 +58,18 @@ struct StatePlacement {
 // too, 3 the parameters too. REQUIRES: 0 <= stage <= 3.
 StatePlacement PlacementOfStage(int stage);
 
+// Of a parameter server: all have the parameters, and gradients of their own;
+// the optimizer is the owner's.
+inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
+
 struct PlanOptions {
   // 25 MB of fp32.
   static constexpr int64_t kDefaultBucketElems = 6'553'600;
 
   int64_t world = 1;
   int64_t shards = 0;  // ranks of a group; divides world; 0: one group
+  // Rank 0 owns everything. One group, and PlacementOfServer.
+  bool server = false;
   StatePlacement placement;
   // Upper limits of one collective's elements; one segment always fits.
   int64_t reduce_bucket_elems = kDefaultBucketElems;
@@ -120,6 +129,7 @@ struct Plan {
 
   int64_t world = 1;
   int64_t shards = 1;
+  bool server = false;
   // A group of one has nothing to shard: all replicated, whatever was asked.
   StatePlacement placement;
   std::vector<PlannedUnit> units;
@@ -135,18 +145,26 @@ struct Plan {
   int64_t num_segments = 0;
 
   int64_t groups() const { return world / shards; }
+  // Into how many pieces a segment is cut: the owners of a group.
+  int64_t pieces() const { return server ? 1 : shards; }
+  // Of a sharded array of `elems`, what is on `rank`.
+  int64_t OwnedElems(int64_t elems, int64_t rank) const {
+    return server && rank != 0 ? 0 : elems / pieces();
+  }
   // Rank r's piece of a segment, in the unit's elements.
   Segment Piece(const Segment& segment, int64_t rank) const {
-    const int64_t elems = segment.elems / shards;
-    return {segment.begin + rank % shards * elems, elems};
+    const int64_t elems = segment.elems / pieces();
+    return {segment.begin + rank % pieces() * elems,
+            OwnedElems(segment.elems, rank)};
   }
   // Where that piece begins in rank r's shard of all units.
-  int64_t ShardOffset(const PlannedUnit& unit, const Segment& segment) const {
-    return (unit.offset + segment.begin) / shards;
+  int64_t ShardOffset(const PlannedUnit& unit, const Segment& segment,
+                      int64_t rank) const {
+    return OwnedElems(unit.offset + segment.begin, rank);
   }
   // Elements of a state on one rank.
-  int64_t StateElems(Placement placement) const {
-    return placement == Placement::kSharded ? padded_elems / shards
+  int64_t StateElems(Placement placement, int64_t rank = 0) const {
+    return placement == Placement::kSharded ? OwnedElems(padded_elems, rank)
                                             : padded_elems;
   }
   const Segment& segment(const SegmentRef& ref) const {

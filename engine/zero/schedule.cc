@@ -46,6 +46,39 @@ int64_t Sent(int64_t elems, int64_t ranks) {
   return elems / ranks * (ranks - 1);
 }
 
+// What a rank sends and receives.
+struct Moved {
+  int64_t sent = 0, received = 0;
+};
+
+// Elements, where owners give `elems` to all.
+Moved Gathered(const Plan& plan, int64_t elems, int64_t rank) {
+  const int64_t all =
+      plan.server ? elems * (plan.world - 1) : Sent(elems, plan.shards);
+  if (!plan.server) return {all, all};
+  return rank == 0 ? Moved{all, 0} : Moved{0, elems};
+}
+
+// Where owners get the sum of all; and give it back where all update.
+Moved Reduced(const Plan& plan, int64_t elems, int64_t rank) {
+  const Moved back = Gathered(plan, elems, rank);
+  if (plan.placement.optimizer == Placement::kSharded) {
+    return {back.received, back.sent};
+  }
+  return {2 * back.sent, 2 * back.received};
+}
+
+Moved Across(const Plan& plan, int64_t elems) {
+  const int64_t all = 2 * Sent(elems / plan.shards, plan.groups());
+  return {all, all};
+}
+
+void Add(const Moved& elems, int64_t bytes, int64_t StepWire::*sent,
+         StepWire* wire) {
+  wire->*sent += elems.sent * bytes;
+  wire->received += elems.received * bytes;
+}
+
 std::string BucketName(const std::vector<Bucket>& buckets, int index,
                        const Plan& plan) {
   const Bucket& bucket = buckets[index];
@@ -351,30 +384,27 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
 }
 
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
-                   int64_t parameter_bytes, int64_t gradient_bytes) {
-  const bool all_update = plan.placement.optimizer == Placement::kReplicated;
-  const auto sent = [&](int64_t elems) { return Sent(elems, plan.shards); };
+                   int64_t parameter_bytes, int64_t gradient_bytes,
+                   int64_t rank) {
   StepWire wire;
   for (const Action& action : actions) {
+    const int index = action.index;
     switch (action.kind) {
       case ActionKind::kGather:
-        wire.gathered +=
-            sent(plan.units[action.index].padded_elems) * parameter_bytes;
+        Add(Gathered(plan, plan.units[index].padded_elems, rank),
+            parameter_bytes, &StepWire::gathered, &wire);
         break;
       case ActionKind::kGatherUpdated:
-        wire.gathered +=
-            sent(plan.gather_buckets[action.index].elems) * parameter_bytes;
+        Add(Gathered(plan, plan.gather_buckets[index].elems, rank),
+            parameter_bytes, &StepWire::gathered, &wire);
         break;
       case ActionKind::kReduce:
-        wire.reduced += sent(plan.reduce_buckets[action.index].elems) *
-                        gradient_bytes * (all_update ? 2 : 1);
+        Add(Reduced(plan, plan.reduce_buckets[index].elems, rank),
+            gradient_bytes, &StepWire::reduced, &wire);
         break;
       case ActionKind::kReduceAcross:
-        wire.across +=
-            2 *
-            Sent(plan.reduce_buckets[action.index].elems / plan.shards,
-                 plan.groups()) *
-            gradient_bytes;
+        Add(Across(plan, plan.reduce_buckets[index].elems), gradient_bytes,
+            &StepWire::across, &wire);
         break;
       default:
         break;
@@ -384,28 +414,29 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 }
 
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
-                     int64_t parameter_bytes, int64_t gradient_bytes) {
+                     int64_t parameter_bytes, int64_t gradient_bytes,
+                     int64_t rank) {
+  const auto is_sharded = [](Placement state) {
+    return state == Placement::kSharded;
+  };
   const StatePlacement& placement = plan.placement;
-  const bool shards_optimizer = placement.optimizer == Placement::kSharded;
-  const int64_t sent = Sent(plan.padded_elems, plan.shards);
+  const int64_t psi = plan.padded_elems;
+  int64_t gathers = is_sharded(placement.optimizer) ? 1 : 0;
+  if (is_sharded(placement.parameters)) gathers = 2 * micro_steps;
+  const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
   StepWire wire;
-  wire.across =
-      2 * Sent(plan.padded_elems / plan.shards, plan.groups()) * gradient_bytes;
-  wire.reduced =
-      sent * gradient_bytes *
-      (placement.gradients == Placement::kSharded ? micro_steps : 1) *
-      (shards_optimizer ? 1 : 2);
-  if (placement.parameters == Placement::kSharded) {
-    wire.gathered = 2 * micro_steps * sent * parameter_bytes;
-  } else if (shards_optimizer) {
-    wire.gathered = sent * parameter_bytes;
-  }
+  Add(Gathered(plan, psi, rank), gathers * parameter_bytes, &StepWire::gathered,
+      &wire);
+  Add(Reduced(plan, psi, rank), reductions * gradient_bytes, &StepWire::reduced,
+      &wire);
+  Add(Across(plan, psi), gradient_bytes, &StepWire::across, &wire);
   return wire;
 }
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
-  hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shards, " shards"));
+  hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shards, " shards",
+                             plan.server ? ", a server" : ""));
   for (Placement placement :
        {plan.placement.parameters, plan.placement.gradients,
         plan.placement.optimizer}) {

@@ -86,27 +86,33 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 
-// What one rank sends in `actions`, in bytes; the few numbers that ranks agree
-// on (norm, loss, counts) are left out. Within a group (shards - 1) / shards of
-// every bulk collective's elements; across the groups twice (groups - 1) /
-// groups of the rank's pieces.
+// What `rank` sends and receives in `actions`, in bytes; the few numbers that
+// ranks agree on (norm, loss, counts) are left out. Within a group (shards - 1)
+// / shards of every bulk collective's elements; across the groups twice
+// (groups - 1) / groups of the rank's pieces. Ranks receive what they send and
+// are all alike, but for a server.
 struct StepWire {
-  int64_t gathered = 0;  // parameters, within the group
-  int64_t reduced = 0;   // gradients, within the group
-  int64_t across = 0;    // gradients, across the groups
+  int64_t gathered = 0;  // sent: parameters, within the group
+  int64_t reduced = 0;   // sent: gradients, within the group
+  int64_t across = 0;    // sent: gradients, across the groups
+  int64_t received = 0;  // in all
 
   bool operator==(const StepWire&) const = default;
 };
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
-                   int64_t parameter_bytes, int64_t gradient_bytes);
+                   int64_t parameter_bytes, int64_t gradient_bytes,
+                   int64_t rank = 0);
 
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
 // k = (shards - 1) / shards, Psi = padded elements, G = micro_steps. Across the
-// groups, once per step: 2 (groups - 1) / groups * Psi / shards. Where
+// groups, once per step: 2 (groups - 1) / groups * Psi / shards. A server sends
+// (world - 1) times the parameters and receives (world - 1) times the
+// gradients; a worker sends its gradients and receives the parameters. Where
 // parameters are sharded the schedule may differ by the units that stay in
 // place, or are borrowed and come once more.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
-                     int64_t parameter_bytes, int64_t gradient_bytes);
+                     int64_t parameter_bytes, int64_t gradient_bytes,
+                     int64_t rank = 0);
 
 // XXH3 of the plan's layout, placements and buckets and of the actions: equal
 // on all ranks, or they would wait for each other in different places.

@@ -214,6 +214,41 @@ class CliTest(unittest.TestCase):
         self.assertEqual(summary["peak_bytes"],
                          summary["predicted_peak_bytes"])
 
+    def test_a_parameter_server_holds_the_optimizer_and_moves_it_all(self):
+        server = "communication.algorithm=parameter_server"
+        _, direct = self.train_on(3)
+        out, summary = self.train_on(3, server)
+        with open(self.path("run/metrics.jsonl")) as f:
+            step = json.loads(f.readlines()[1])["communication"]
+        self.assertIn("rank 0 has the optimizer; by parameter_server", out)
+        self.assertRegex(out, "at peak: .*; a worker [0-9.]+ [MK]iB")
+        self.assertAlmostEqual(summary["final_loss"], direct["final_loss"],
+                               places=5)
+        states = summary["peak_bytes"]["parameters"]  # fp32, without padding
+        self.assertEqual(summary["peak_bytes"], summary["predicted_peak_bytes"])
+        self.assertEqual(summary["peak_bytes"]["optimizer"], 2 * states)
+        # Twice the parameters to two workers, twice the gradients from them.
+        self.assertEqual(step["gathered_bytes"], 2 * states)
+        self.assertEqual(step["received_bytes"], 2 * states)
+        self.assertEqual(step["reduced_bytes"], 0)
+        self.assertIn(
+            "the server sends {0:,} bytes = the formula; it receives {0:,} "
+            "bytes = the formula; a worker sends {1:,} and receives {1:,}\n"
+            .format(2 * states, states), out)
+        # Equal bits whatever the buckets.
+        _, again = self.train_on(3, server,
+                                 "zero_optimization.reduce_bucket_size=1000",
+                                 "zero_optimization.overlap_comm=false")
+        self.assertEqual(again["parameters_hash"], summary["parameters_hash"])
+        self.ok("eval", "config.json", "--set", server)
+        text = self.error("train", "config.json", "--ranks", "2", "--set",
+                          server, "--set", "zero_optimization.stage=1")
+        self.assertIn("want stage 0", text)
+        text = self.ok("plan", "config.json", "--ranks", "4", "--set", server)
+        for part in ("on rank 0, nothing on the others", "rank 0 owns all",
+                     "server receives", "worker sends"):
+            self.assertIn(part, text)
+
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")
         self.assertEqual(summary["steps"], 12)

@@ -8,7 +8,6 @@
 
 #include "CLI/CLI.hpp"
 #include "engine/base/exceptions.h"
-#include "engine/base/file.h"
 #include "engine/base/nearest.h"
 #include "tools/cli/commands.h"
 

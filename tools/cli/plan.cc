@@ -28,11 +28,14 @@ void PrintStates(const Plan& plan, const ExecutorOptions& options,
       options.optimizer.StateFloatsPerElement() + (has_master ? 1 : 0);
   const auto row = [&](const char* name, Placement placement, int64_t bytes) {
     const int64_t elems = plan.StateElems(placement);
+    const bool sharded = placement == Placement::kSharded;
     return std::pair<std::string, std::string>(
-        name, absl::StrFormat(
-                  "%s elements x %d bytes = %s per rank, %s", WithCommas(elems),
-                  bytes, HumanBytes(static_cast<double>(elems * bytes)),
-                  placement == Placement::kSharded ? "sharded" : "replicated"));
+        name,
+        absl::StrFormat("%s elements x %d bytes = %s %s", WithCommas(elems),
+                        bytes, HumanBytes(static_cast<double>(elems * bytes)),
+                        !sharded      ? "per rank, replicated"
+                        : plan.server ? "on rank 0, nothing on the others"
+                                      : "per rank, sharded"));
   };
   console->Table(
       absl::StrFormat("model states: %s parameters, %s elements with padding",
@@ -52,7 +55,9 @@ void PrintUnits(const Plan& plan, Console* console) {
     std::string text =
         absl::StrFormat("%s elements in %d segment(s)",
                         WithCommas(unit.padded_elems), unit.segments.size());
-    if (!unit.segments.empty() && plan.world > 1) {
+    if (plan.server && !unit.segments.empty()) {
+      absl::StrAppend(&text, ", rank 0 owns all");
+    } else if (!unit.segments.empty() && plan.world > 1) {
       const Segment& first = unit.segments.front();
       const std::string piece = WithCommas(first.elems / plan.shards);
       absl::StrAppendFormat(
@@ -154,7 +159,18 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   if (plan.groups() > 1) {
     rows.push_back({"across groups", against(wire.across, formula.across)});
   }
-  console.Table("sent per rank and step", rows);
+  if (plan.server) {
+    const StepWire worker = CountWire(plan, actions, p, r, /*rank=*/1);
+    const StepWire worker_formula =
+        FormulaWire(plan, micro_steps, p, r, /*rank=*/1);
+    rows = {
+        {"server sends", against(wire.gathered, formula.gathered)},
+        {"server receives", against(wire.received, formula.received)},
+        {"worker sends", against(worker.reduced, worker_formula.reduced)},
+        {"worker receives", against(worker.received, worker_formula.received)}};
+  }
+  console.Table(plan.server ? "moved per step" : "sent per rank and step",
+                rows);
   console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",
                             actions.size(), " actions"));
   if (!flags.no_step) PrintStep(plan, actions, &console);

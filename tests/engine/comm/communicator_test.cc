@@ -48,6 +48,14 @@ TEST_F(CommunicatorTest, TypedCallsBuildOneValue) {
   EXPECT_EQ(comm_.last.segments[0].recv, data_);
   comm_.Broadcast(*stream_, "init", DType::kU8, 2, data_, 5);
   EXPECT_EQ(Signature(comm_.last), "broadcast \"init\" uint8 from rank 2 [5]");
+  EXPECT_EQ(comm_.last.segments[0].recv, data_);
+  comm_.Broadcast(*stream_, "wte", DType::kF32, 0,
+                  {{data_, data_, 5}, {data_, other_, 7}});
+  EXPECT_EQ(Signature(comm_.last), "broadcast \"wte\" fp32 from rank 0 [5, 7]");
+  comm_.Reduce(*stream_, "wte", DType::kF32, 3,
+               {{data_, other_, 7}, {other_, other_, 7}});
+  EXPECT_EQ(comm_.last.kind, CollectiveKind::kReduce);
+  EXPECT_EQ(Signature(comm_.last), "reduce \"wte\" fp32 to rank 3 [7 x2]");
   comm_.AllToAll(*stream_, "heads", DType::kF16, data_, other_, 8);
   EXPECT_EQ(Signature(comm_.last), "all_to_all \"heads\" fp16 [8]");
   comm_.Barrier(*stream_, "end");
@@ -75,10 +83,38 @@ TEST_F(CommunicatorTest, WireBytesFollowTheFormulas) {
   EXPECT_EQ(bytes(4), 36);
   comm_.Broadcast(*stream_, "init", DType::kF32, 0, data_, 5);
   EXPECT_EQ(bytes(4), 60);
+  comm_.Reduce(*stream_, "unit", DType::kBF16, 0, {{data_, other_, 5}});
+  EXPECT_EQ(bytes(1), 0);
+  EXPECT_EQ(bytes(4), 30);
   comm_.AllToAll(*stream_, "heads", DType::kF32, data_, other_, 8);
   EXPECT_EQ(bytes(4), 24);
   comm_.Barrier(*stream_, "end");
   EXPECT_EQ(bytes(4), 0);
+}
+
+// The root's end of the wire carries all the others' bytes, one way.
+TEST_F(CommunicatorTest, ARootSendsOrReceivesForAll) {
+  const auto sent = [this](int rank) { return SentBytes(comm_.last, rank, 4); };
+  const auto received = [this](int rank) {
+    return ReceivedBytes(comm_.last, rank, 4);
+  };
+  comm_.Reduce(*stream_, "unit", DType::kF32, 2,
+               {{data_, other_, 5}, {data_, other_, 10}});
+  EXPECT_EQ(sent(2), 0);
+  EXPECT_EQ(received(2), 180);
+  EXPECT_EQ(sent(0), 60);
+  EXPECT_EQ(received(0), 0);
+  comm_.Broadcast(*stream_, "unit", DType::kF32, 2, data_, 15);
+  EXPECT_EQ(sent(2), 180);
+  EXPECT_EQ(received(2), 0);
+  EXPECT_EQ(sent(0), 0);
+  EXPECT_EQ(received(0), 60);
+  comm_.AllGather(*stream_, "unit", DType::kF32, {{data_, other_, 16}});
+  for (int rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(sent(rank), 48);
+    EXPECT_EQ(received(rank), 48);
+  }
+  EXPECT_EQ(SentBytes(comm_.last, 0, 1), 0);
 }
 
 TEST_F(CommunicatorDeathTest, SizesThatTheWorldDoesNotDivide) {
@@ -130,6 +166,15 @@ TEST_F(CommunicatorDeathTest, DtypesThatDoNotReduceAndRootsThatAreNot) {
   EXPECT_DEATH(comm_.ReduceScatter(*stream_, "wte", DType::kF64, DType::kF32,
                                    false, {{data_, other_, 8}}),
                "fp64 to fp32");
+  EXPECT_DEATH(
+      comm_.Reduce(*stream_, "wte", DType::kI32, 0, {{data_, other_, 8}}),
+      "reduce \"wte\": int32, want fp32");
+  EXPECT_DEATH(
+      comm_.Reduce(*stream_, "wte", DType::kF32, -1, {{data_, other_, 8}}),
+      "reduce \"wte\": root -1 is not in \\[0, 4\\)");
+  EXPECT_DEATH(
+      comm_.Reduce(*stream_, "wte", DType::kF32, 1, {{data_, data_ + 2, 8}}),
+      "reduce \"wte\": segment 0: send and recv overlap");
   EXPECT_DEATH(comm_.Broadcast(*stream_, "init", DType::kF32, 4, data_, 8),
                "root 4 is not in \\[0, 4\\)");
 }

@@ -19,6 +19,7 @@ void Step(Communicator& comm, Stream& stream, void* data, void* other) {
                      {{data, other, 60}});
   comm.AllReduce(stream, "norm", DType::kF64, ReduceOp::kSum, data, 2);
   comm.Broadcast(stream, "init", DType::kF32, 1, data, 10);
+  comm.Reduce(stream, "server", DType::kF32, 0, {{data, other, 20}});
   comm.Barrier(stream, "end");
 }
 
@@ -51,10 +52,17 @@ TEST(CountingTest, BytesEqualTheFormulas) {
                 2 * 8 * 2 * (world - 1) / world);
       EXPECT_EQ(one.comm.Count(CollectiveKind::kBroadcast).bytes,
                 rank == 1 ? 40 * (world - 1) : 0);
+      EXPECT_EQ(one.comm.Count(CollectiveKind::kBroadcast).received,
+                rank == 1 ? 0 : 40);
+      EXPECT_EQ(one.comm.Count(CollectiveKind::kReduce).bytes,
+                rank == 0 ? 0 : 80);
+      EXPECT_EQ(one.comm.Count(CollectiveKind::kReduce).received,
+                rank == 0 ? 80 * (world - 1) : 0);
+      EXPECT_EQ(gather.received, gather.bytes);
       EXPECT_EQ(one.comm.Count(CollectiveKind::kBarrier).calls, 1);
       EXPECT_EQ(one.comm.Count(CollectiveKind::kBarrier).bytes, 0);
       EXPECT_EQ(one.comm.Count(CollectiveKind::kAllToAll).calls, 0);
-      EXPECT_EQ(one.comm.Total().calls, 6);
+      EXPECT_EQ(one.comm.Total().calls, 7);
       EXPECT_EQ(one.comm.Total().seconds, 0);
     }
   }
@@ -124,7 +132,7 @@ TEST(CountingTest, FailuresPassThrough) {
   rank.comm.Abort(absl::CancelledError("stop"));
   EXPECT_EQ(rank.comm.status(), absl::CancelledError("stop"));
   rank.Run();
-  EXPECT_EQ(rank.comm.Total().calls, 6);
+  EXPECT_EQ(rank.comm.Total().calls, 7);
 }
 
 }  // namespace

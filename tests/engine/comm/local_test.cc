@@ -328,6 +328,84 @@ TEST(LocalTest, BroadcastCopiesTheRoots) {
   });
 }
 
+TEST(LocalTest, BroadcastOfSeveralSegmentsFillsAllOfThem) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      const int root = group->world() - 1;
+      for (const bool in_place : {false, true}) {
+        std::vector<Values> sends, recvs;
+        std::vector<CollectiveSegment> segments;
+        for (size_t s = 0; s < kPieces.size(); ++s) {
+          sends.push_back(Values::Of(DType::kBF16, kPieces[s], [&](int64_t i) {
+            return Number(rank.rank, s, i);
+          }));
+          recvs.push_back(in_place ? sends[s]
+                                   : Values(DType::kBF16, kPieces[s]));
+        }
+        for (size_t s = 0; s < kPieces.size(); ++s) {
+          segments.push_back({in_place ? recvs[s].data() : sends[s].data(),
+                              recvs[s].data(), kPieces[s]});
+        }
+        rank.comm->Broadcast(*rank.stream, "unit", DType::kBF16, root,
+                             segments);
+        rank.stream->Synchronize();
+        for (size_t s = 0; s < kPieces.size(); ++s) {
+          EXPECT_EQ(recvs[s],
+                    Values::Of(DType::kBF16, kPieces[s],
+                               [&](int64_t i) { return Number(root, s, i); }));
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
+TEST(LocalTest, ReduceSumsOnTheRootAndLeavesTheOthersAlone) {
+  ForEachWorld([](const auto& group, StreamRole role) {
+    const int world = group->world();
+    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+      for (const DType dtype : kFloats) {
+        for (int root = 0; root < world; ++root) {
+          for (const bool in_place : {false, true}) {
+            std::vector<Values> sends, recvs;
+            std::vector<CollectiveSegment> segments;
+            for (size_t s = 0; s < kPieces.size(); ++s) {
+              sends.push_back(Values::Of(dtype, kPieces[s], [&](int64_t i) {
+                return Number(rank.rank, s, i);
+              }));
+              recvs.emplace_back(dtype, kPieces[s]);
+            }
+            for (size_t s = 0; s < kPieces.size(); ++s) {
+              segments.push_back({sends[s].data(),
+                                  (in_place ? sends : recvs)[s].data(),
+                                  kPieces[s]});
+            }
+            rank.comm->Reduce(*rank.stream, "unit", dtype, root, segments);
+            rank.stream->Synchronize();
+            for (size_t s = 0; s < kPieces.size(); ++s) {
+              const Values sum = Values::Of(dtype, kPieces[s], [&](int64_t i) {
+                double total = 0;
+                for (int r = 0; r < world; ++r) total += Number(r, s, i);
+                return total;
+              });
+              const Values own = Values::Of(dtype, kPieces[s], [&](int64_t i) {
+                return Number(rank.rank, s, i);
+              });
+              const bool is_root = rank.rank == root;
+              EXPECT_EQ(sends[s], is_root && in_place ? sum : own);
+              EXPECT_EQ(recvs[s],
+                        is_root && !in_place ? sum : Values(dtype, kPieces[s]));
+            }
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  });
+}
+
 TEST(LocalTest, AllToAllTransposesPieces) {
   ForEachWorld([](const auto& group, StreamRole role) {
     const int world = group->world();

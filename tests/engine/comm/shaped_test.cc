@@ -74,6 +74,14 @@ TEST(LinkTest, TimeIsAlphaPlusBeta) {
   EXPECT_EQ(LinkTime(link, gather, 1), absl::ZeroDuration());
   EXPECT_EQ(LinkTime(link, gather, 2), absl::Microseconds(100 + 16));
   EXPECT_EQ(LinkTime(link, gather, 4), absl::Microseconds(300 + 24));
+  // A root sends, or receives, from everybody through its one link.
+  for (const auto kind :
+       {CollectiveKind::kBroadcast, CollectiveKind::kReduce}) {
+    Collective rooted = gather;
+    rooted.kind = kind;
+    EXPECT_EQ(LinkTime(link, rooted, 1), absl::ZeroDuration());
+    EXPECT_EQ(LinkTime(link, rooted, 4), absl::Microseconds(300 + 3 * 32));
+  }
   Collective barrier{CollectiveKind::kBarrier};
   EXPECT_EQ(LinkTime(link, barrier, 4), absl::Microseconds(300));
 }

@@ -487,6 +487,32 @@ TEST(ContradictionTest, GroupsThatDoNotFit) {
   EXPECT_EQ(alone->config.zero_optimization.shards(1), 1);
 }
 
+TEST(ContradictionTest, AServerThatWouldShard) {
+  const std::string server = "communication.algorithm=parameter_server";
+  for (int stage : {1, 2, 3}) {
+    EXPECT_EQ(
+        ErrorOfSmall({server, absl::StrCat("zero_optimization.stage=", stage)},
+                     4),
+        absl::StrCat("--set communication.algorithm: \"parameter_server\" "
+                     "keeps the whole optimizer on rank 0, but "
+                     "zero_optimization.stage (--set zero_optimization.stage) "
+                     "is ",
+                     stage, " and shards it; want stage 0, or direct or ring"));
+  }
+  EXPECT_THAT(ErrorOfSmall({server, "zero_optimization.mics_shard_size=2"}, 4),
+              testing::HasSubstr("mics_shard_size: 2, but "
+                                 "zero_optimization.stage is 0 and shards "
+                                 "nothing"));
+  EXPECT_EQ(ErrorOfSmall({"communication.algorithm=tree"}),
+            "--set communication.algorithm: \"tree\" is not one of direct, "
+            "ring, parameter_server");
+  for (const char* algorithm : {"direct", "ring", "parameter_server"}) {
+    EXPECT_TRUE(
+        LoadSmall({absl::StrCat("communication.algorithm=", algorithm)}, 4)
+            .ok());
+  }
+}
+
 TEST(ContradictionTest, StepsAndEpochs) {
   EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
             "--set training.epochs: training.steps (line 4) says how long, "

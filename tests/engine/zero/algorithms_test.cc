@@ -1,9 +1,13 @@
 // Other ways to communicate (communication.algorithm): each gives the same bits
 // as itself, and the numbers of direct within rounding. Ranks are threads.
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/base/math.h"
@@ -131,8 +135,7 @@ TEST(RingStagesTest, TheWireIsTheFormula) {
           Rig rig(rank, MakeModel(job.config), job.options,
                   Rehearse(job, rank, 2));
           rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f);
-          const StepWire sent = {.gathered = rank.gather->Total().bytes,
-                                 .reduced = rank.reduce->Total().bytes};
+          const StepWire sent = WireOf(rank);
           EXPECT_EQ(sent, CountWire(rig->plan(), rig->schedule(), 4, 4));
           EXPECT_EQ(sent.reduced, FormulaWire(rig->plan(), 1, 4, 4).reduced);
           return absl::OkStatus();
@@ -176,6 +179,246 @@ void ExpectAFailureIsNamed(const Job& job) {
 
 TEST(RingStagesTest, ARankThatFailsIsNamedByAll) {
   for (int stage : {0, 1, 2, 3}) ExpectAFailureIsNamed(RingJob(4, stage));
+}
+
+// ---- Parameter server -------------------------------------------------------
+
+Job ServerJob(int world) {
+  Job job;
+  job.config = TiedLlama();
+  job.world = world;
+  job.options.placement = PlacementOfServer();
+  job.options.server = true;
+  return job;
+}
+
+Job DirectJob(Job job) {
+  job.options.placement = PlacementOfStage(0);
+  job.options.server = false;
+  return job;
+}
+
+TEST(ServerTest, BucketsOverlapAndRecomputeChangeNoBit) {
+  for (int world : {2, 3, 4}) {
+    const Outcome want = Train(ServerJob(world));
+    for (int bits = 0; bits < 8; ++bits) {
+      Job job = ServerJob(world);
+      const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
+      job.options.reduce_bucket_elems = bucket;
+      job.options.gather_bucket_elems = bucket;
+      job.options.overlap = bits & 2;
+      job.options.recompute = bits & 4;
+      EXPECT_EQ(Train(job), want) << world << " ranks, bits " << bits;
+    }
+  }
+}
+
+TEST(ServerTest, TheNumbersAreThoseOfDirect) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+      for (int world : {2, 3, 4}) {
+        SCOPED_TRACE(testing::Message()
+                     << world << " ranks, " << dtype << ", optimizer "
+                     << static_cast<int>(kind));
+        Job job = ServerJob(world);
+        job.options.param_dtype = dtype;
+        job.options.optimizer.kind = kind;
+        job.micro_steps = 3;
+        ExpectNear(Train(job), Train(DirectJob(job)));
+      }
+    }
+  }
+}
+
+// Sums run in the order of direct; only the norm is added up in another one.
+TEST(ServerTest, WithoutClippingTheParametersAreThoseOfDirectToTheBit) {
+  Job job = ServerJob(3);
+  job.options.max_grad_norm = 0;
+  EXPECT_EQ(Train(job).parameters, Train(DirectJob(job)).parameters);
+}
+
+TEST(ServerTest, IntegersAddUpExactly) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    Job job = ServerJob(4);
+    job.options.param_dtype = dtype;
+    job.prepare = MakeGradientsIntegers;
+    EXPECT_EQ(Train(job), Train(DirectJob(job)));
+  }
+}
+
+TEST(ServerTest, UnitsOfSeveralSegmentsAreServedWhole) {
+  Job job = ServerJob(3);
+  job.config = TinyConfig(ModelFamily::kGpt2);
+  job.config.vocab_size = 140'001;
+  job.batch = 3;
+  job.steps = 2;
+  job.options.optimizer.kind = OptimizerKind::kLamb;
+  job.options.param_dtype = DType::kBF16;
+  ExpectNear(Train(job), Train(DirectJob(job)));
+}
+
+TEST(ServerTest, DelaysChangeNoBit) {
+  Job job = ServerJob(3);
+  job.micro_steps = 2;
+  const Outcome want = Train(job);
+  job.prepare = [](const Rank& rank, Rig& rig) {
+    auto counter = std::make_shared<uint32_t>(rank.rank());
+    rig->set_hook([counter](const Action&, bool) {
+      *counter = *counter * 1664525u + 1013904223u;
+      std::this_thread::sleep_for(
+          std::chrono::microseconds((*counter >> 24) * 4));
+    });
+  };
+  EXPECT_EQ(Train(job), want);
+}
+
+TEST(ServerTest, EvaluationBetweenStepsSeesTheServersParameters) {
+  Job job = ServerJob(3);
+  const auto sums_of = [](Job job) {
+    std::mutex mutex;
+    std::vector<double> sums;
+    job.options.max_grad_norm = 0;
+    job.between = [&](Rig& rig) {
+      const TokenBatch batch(2, kLength, kVocab, 99);
+      const double sum = rig.EvalLossSum(batch.All());
+      std::lock_guard<std::mutex> lock(mutex);
+      sums.push_back(sum);
+    };
+    Train(job);
+    std::sort(sums.begin(), sums.end());
+    return sums;
+  };
+  EXPECT_EQ(sums_of(job), sums_of(DirectJob(job)));
+}
+
+TEST(ServerTest, ANaNOfAWorkerSkipsTheStepOnAllAndIsNamed) {
+  const Job job = ServerJob(3);
+  const std::string bad_name =
+      MakeModel(job.config)->units()[2]->parameters()[1]->name;
+  std::mutex mutex;
+  std::vector<std::string> names;
+  const absl::Status status = RunLocalRanks(
+      job.world, RanksOf(job), OneThread,
+      [&](const Rank& rank) -> absl::Status {
+        Rig rig(rank, MakeModel(job.config), job.options,
+                Rehearse(job, rank, 2));
+        Parameter& bad = *rig.model().units()[2]->parameters()[1];
+        rig->set_hook([&](const Action& action, bool done) {
+          const bool here =
+              action.kind == ActionKind::kBackward && action.index == 2 && done;
+          if (!here || rank.rank() != 1) return;
+          bad.weight.sink->grad.As<float>()[5] =
+              std::numeric_limits<float>::quiet_NaN();
+        });
+        const Floats before = rig.ReadAll();
+        EXPECT_TRUE(rig.Step(TokenBatch(2, kLength, kVocab, 7), 1e-2f).skipped);
+        EXPECT_EQ(rig.ReadAll(), before);
+        ZERO_ASSIGN_OR_RETURN(const std::string name,
+                              rig->FirstNonFiniteGradient());
+        std::lock_guard<std::mutex> lock(mutex);
+        names.push_back(name);
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(names, std::vector<std::string>(3, bad_name));
+}
+
+// The server has all of the optimizer, the workers nothing of it; the wire is
+// the formula at each of them.
+TEST(ServerTest, MemoryAndTheWireAreTheServersAndTheWorkers) {
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    Job job = ServerJob(4);
+    job.options.param_dtype = dtype;
+    job.micro_steps = 2;
+    job.batch = 16;
+    const int64_t p = DTypeBytes(dtype), r = 4;
+    const absl::Status status = RunLocalRanks(
+        job.world, RanksOf(job), OneThread,
+        [&](const Rank& rank) -> absl::Status {
+          const TransientBytes reserved = Rehearse(job, rank, 4);
+          Rig rig(rank, MakeModel(job.config), job.options, reserved);
+          rig.Step(TokenBatch(4, kLength, kVocab, 1), 1e-3f, 2);
+          EXPECT_EQ(rig->high_water().rotating, reserved.rotating);
+          const Plan& plan = rig->plan();
+          const int64_t psi = plan.padded_elems;
+          const bool serves = rank.rank() == 0;
+          const auto array = [&](int64_t bytes) {
+            return RoundUp(bytes * psi, Arena::kAlignment);
+          };
+          const MemoryLedger& ledger = rig.ledger();
+          EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kParameters), array(p));
+          EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kGradients), array(4));
+          const int num_arrays = dtype == DType::kF32 ? 2 : 3;
+          EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kOptimizer),
+                    serves ? num_arrays * array(4) : 0);
+          EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kReduceBuffers), 0);
+
+          const StepWire wire = WireOf(rank);
+          EXPECT_EQ(wire.gathered, serves ? 3 * psi * p : 0);
+          EXPECT_EQ(wire.reduced, serves ? 0 : psi * r);
+          EXPECT_EQ(wire.received, serves ? 3 * psi * r : psi * p);
+          EXPECT_EQ(wire, CountWire(plan, rig->schedule(), p, r, rank.rank()));
+          EXPECT_EQ(wire, FormulaWire(plan, 2, p, r, rank.rank()));
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// State that outlives a step: a worker's arrays of the optimizer are empty.
+TEST(ServerTest, AStateTakenUpAgainGoesOnToTheSameBits) {
+  Job job = ServerJob(3);
+  job.options.param_dtype = DType::kBF16;
+  const Outcome want = Train(job);
+  job.between = [](Rig& rig) {
+    for (const StateArray& array : rig->StateArrays()) {
+      std::string bytes(array.values.bytes(), '\0');
+      rig->CopyOut(array.values, bytes.data());
+      const std::string noise(array.values.bytes(), '\x55');
+      rig->CopyIn(noise.data(), array.values);
+      rig->CopyIn(bytes.data(), array.values);
+    }
+  };
+  EXPECT_EQ(Train(job), want);
+}
+
+TEST(ServerTest, ARankThatFailsIsNamedByAll) {
+  ExpectAFailureIsNamed(ServerJob(4));
+}
+
+TEST(ServerTest, AServerThatStopsIsNamedWithinTheTimeout) {
+  const Job job = ServerJob(3);
+  std::mutex mutex;
+  std::vector<std::string> messages;
+  const absl::Status status = RunLocalRanks(
+      job.world, {.local = {.timeout = absl::Seconds(2)}}, OneThread,
+      [&](const Rank& rank) -> absl::Status {
+        Rig rig(rank, MakeModel(job.config), job.options,
+                Rehearse(job, rank, 2));
+        rig->set_hook([&](const Action& action, bool done) {
+          if (rank.rank() != 0 || done || action.kind != ActionKind::kReduce) {
+            return;
+          }
+          while (rank.status().ok()) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          }
+        });
+        const TokenBatch batch(2, kLength, kVocab, 2);
+        const std::vector<HostBatch> parts = batch.Split(2);
+        const absl::Status status = rig->Step({.micro_batches = parts,
+                                               .num_valid_targets = 1,
+                                               .lr = 1e-3f})
+                                        .status();
+        std::lock_guard<std::mutex> lock(mutex);
+        messages.push_back(std::string(status.message()));
+        return status;
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  ASSERT_EQ(messages.size(), 3u);
+  for (const std::string& message : messages) {
+    EXPECT_THAT(message, AllOf(HasSubstr("rank 0 did not arrive at #1"),
+                               HasSubstr("reduce \"")));
+  }
 }
 
 }  // namespace

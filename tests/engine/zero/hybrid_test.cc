@@ -235,9 +235,7 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
             Rig rig(rank, MakeModel(job.config), job.options,
                     Rehearse(job, rank, 2));
             rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f, 1);
-            const StepWire sent = {.gathered = rank.gather->Total().bytes,
-                                   .reduced = rank.reduce->Total().bytes,
-                                   .across = rank.across->Total().bytes};
+            const StepWire sent = WireOf(rank);
             const Plan& plan = rig->plan();
             EXPECT_EQ(sent, CountWire(plan, rig->schedule(), 4, 4));
             const StepWire formula = FormulaWire(plan, 2, 4, 4);

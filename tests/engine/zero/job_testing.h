@@ -147,6 +147,17 @@ inline ModelConfig TiedLlama() {
   return config;
 }
 
+// What went over the wire so far.
+inline StepWire WireOf(const Rank& rank) {
+  const CollectiveCount gathered = rank.gather->Total();
+  const CollectiveCount reduced = rank.reduce->Total();
+  const CollectiveCount across = rank.across->Total();
+  return {.gathered = gathered.bytes,
+          .reduced = reduced.bytes,
+          .across = across.bytes,
+          .received = gathered.received + reduced.received + across.received};
+}
+
 // Gradients become small integers, different on every rank, whose sums are
 // exact in every order.
 inline void MakeGradientsIntegers(const Rank& rank, Rig& rig) {

@@ -199,6 +199,50 @@ TEST(PlanTest, GroupsChangeNoLayoutAndNoBucket) {
   }
 }
 
+TEST(PlanTest, AServerOwnsEverythingAlone) {
+  const PlanOptions options = {
+      .world = 3, .server = true, .placement = PlacementOfServer()};
+  const Plan plan = MakePlan(OddUnits(), options);
+  EXPECT_EQ(plan.groups(), 1);
+  EXPECT_EQ(plan.pieces(), 1);
+  for (int64_t rank : {0, 1, 2}) {
+    const int64_t all = rank == 0 ? plan.padded_elems : 0;
+    EXPECT_EQ(plan.StateElems(Placement::kSharded, rank), all);
+    EXPECT_EQ(plan.StateElems(Placement::kReplicated, rank), plan.padded_elems);
+    for (const PlannedUnit& unit : plan.units) {
+      for (const Segment& segment : unit.segments) {
+        const Segment piece = plan.Piece(segment, rank);
+        EXPECT_EQ(piece.begin, segment.begin);
+        EXPECT_EQ(piece.elems, rank == 0 ? segment.elems : 0);
+        EXPECT_EQ(plan.ShardOffset(unit, segment, rank),
+                  rank == 0 ? unit.offset + segment.begin : 0);
+      }
+    }
+  }
+  // Laid out and bucketed as stage 1.
+  const Plan stage_1 =
+      MakePlan(OddUnits(), {.world = 3, .placement = PlacementOfStage(1)});
+  EXPECT_EQ(plan.padded_elems, stage_1.padded_elems);
+  EXPECT_EQ(plan.reduce_buckets, stage_1.reduce_buckets);
+  EXPECT_EQ(plan.gather_buckets, stage_1.gather_buckets);
+  // One rank serves nobody.
+  PlanOptions alone = options;
+  alone.world = 1;
+  EXPECT_FALSE(MakePlan(OddUnits(), alone).server);
+}
+
+TEST(PlanDeathTest, AServerInGroupsOrAtAStageIsACallerMistake) {
+  EXPECT_DEATH(
+      MakePlan(OddUnits(),
+               {.world = 4, .server = true, .placement = PlacementOfStage(3)}),
+      "a server owns everything, alone");
+  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 4,
+                                     .shards = 2,
+                                     .server = true,
+                                     .placement = PlacementOfServer()}),
+               "a server owns everything, alone");
+}
+
 TEST(PlanDeathTest, GroupsThatDoNotFillTheWorldAreACallerMistake) {
   EXPECT_DEATH(MakePlan(OddUnits(), {.world = 4, .shards = 3}),
                "3 shards do not divide 4 ranks");
@@ -468,8 +512,10 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
     StepWire formula = FormulaWire(plan, micro_steps, kP, kR);
     if (stage == 3 && shards > 1) {
       // The head and the block stay for backward, the embedding in between.
-      formula.gathered -= (micro_steps * 2 + micro_steps - 1) * 768 / shards *
-                          (shards - 1) * kP;
+      const int64_t kept = (micro_steps * 2 + micro_steps - 1) * 768 / shards *
+                           (shards - 1) * kP;
+      formula.gathered -= kept;
+      formula.received -= kept;
     }
     EXPECT_EQ(wire, formula) << stage << " " << shards << " " << micro_steps;
     return wire;
@@ -477,18 +523,48 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
   for (int64_t micro_steps : {1, 3}) {
     const int64_t half = kPsi / 2;
     // Pieces of Psi / 2 are all-reduced over two groups: 2 * 1/2 * Psi / 2.
-    EXPECT_EQ(wire_at(1, 2, micro_steps),
-              (StepWire{half * kP, half * kR, half * kR}));
+    EXPECT_EQ(
+        wire_at(1, 2, micro_steps),
+        (StepWire{half * kP, half * kR, half * kR, half * kP + 2 * half * kR}));
     EXPECT_EQ(wire_at(2, 2, micro_steps),
-              (StepWire{half * kP, micro_steps * half * kR, half * kR}));
+              (StepWire{half * kP, micro_steps * half * kR, half * kR,
+                        half * kP + (micro_steps + 1) * half * kR}));
     EXPECT_EQ(wire_at(3, 2, micro_steps).reduced, micro_steps * half * kR);
     EXPECT_EQ(wire_at(3, 2, micro_steps).across, half * kR);
     // One group: nothing goes across. Groups of one: all of it, once.
     const int64_t most = kPsi / 4 * 3;
     EXPECT_EQ(wire_at(2, 4, micro_steps),
-              (StepWire{most * kP, micro_steps * most * kR, 0}));
-    EXPECT_EQ(wire_at(3, 1, micro_steps), (StepWire{0, 0, 2 * most * kR}));
+              (StepWire{most * kP, micro_steps * most * kR, 0,
+                        most * (kP + micro_steps * kR)}));
+    EXPECT_EQ(wire_at(3, 1, micro_steps),
+              (StepWire{0, 0, 2 * most * kR, 2 * most * kR}));
   }
+}
+
+TEST(ScheduleTest, TheWireOfAServerByValue) {
+  const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
+                                       Unit("head", {{700}})};
+  constexpr int64_t kP = 2, kR = 4, kPsi = 2 * 768;
+  const Plan plan = MakePlan(
+      units, {.world = 4, .server = true, .placement = PlacementOfServer()});
+  EXPECT_EQ(plan.padded_elems, kPsi);
+  for (int64_t micro_steps : {1, 3}) {
+    const std::vector<Action> actions =
+        MakeSchedule(plan, {.micro_steps = micro_steps});
+    for (int64_t rank = 0; rank < 4; ++rank) {
+      const StepWire want = {.gathered = rank == 0 ? 3 * kPsi * kP : 0,
+                             .reduced = rank == 0 ? 0 : kPsi * kR,
+                             .received = rank == 0 ? 3 * kPsi * kR : kPsi * kP};
+      EXPECT_EQ(CountWire(plan, actions, kP, kR, rank), want);
+      EXPECT_EQ(FormulaWire(plan, micro_steps, kP, kR, rank), want);
+    }
+  }
+  // The actions are those of stage 1; what they do is not.
+  const Plan stage_1 =
+      MakePlan(units, {.world = 4, .placement = PlacementOfStage(1)});
+  const std::vector<Action> actions = MakeSchedule(plan, {});
+  EXPECT_EQ(actions, MakeSchedule(stage_1, {}));
+  EXPECT_NE(ScheduleHash(plan, actions), ScheduleHash(stage_1, actions));
 }
 
 TEST(ScheduleTest, WithoutOverlapNothingIsGatheredAheadOrLeftInFlight) {
