@@ -25,6 +25,7 @@
 namespace zero {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -650,7 +651,8 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
                                   .lr = 1e-3f})
                            .status();
             }
-            EXPECT_EQ(steps, 2);
+            // Others may learn of it at the end of the first step already.
+            EXPECT_THAT(steps, AnyOf(1, 2));
             std::lock_guard<std::mutex> lock(mutex);
             messages.push_back(std::string(status.message()));
             return status;
