@@ -11,6 +11,12 @@ namespace zero {
 std::string OverlapAdvice(const Config& config) {
   const ZeroConfig& zero = config.zero_optimization;
   std::vector<std::string> advice;
+  if (config.communication.algorithm ==
+      CommunicationAlgorithm::kParameterServer) {
+    advice.push_back(
+        "set communication.algorithm to \"direct\" (all ranks send and update "
+        "alike)");
+  }
   if (!zero.overlap_comm) {
     advice.push_back("set zero_optimization.overlap_comm to true");
   }

@@ -33,6 +33,10 @@ TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
                          "step instead of 4 times"));
   config.zero_optimization.stage = 0;
   EXPECT_THAT(OverlapAdvice(config), HasSubstr("communication_data_type"));
+  config.communication.algorithm = CommunicationAlgorithm::kParameterServer;
+  EXPECT_THAT(OverlapAdvice(config),
+              StartsWith("set communication.algorithm to \"direct\""));
+  config.communication.algorithm = CommunicationAlgorithm::kDirect;
   config.communication_data_type = DType::kBF16;
   EXPECT_EQ(OverlapAdvice(config),
             "raise gradient_accumulation_steps (a larger batch per "
