@@ -22,6 +22,8 @@ build check-memory: summary || $o/tests.dd
   dyndep = $o/tests.dd
 build check-threads: phony || $o/tests.dd
   dyndep = $o/tests.dd
+build check-matrix: summary || $o/tests.dd
+  dyndep = $o/tests.dd
 """
 
 # What a gtest binary does with --gtest_output=json:PATH, the last argument.
@@ -55,7 +57,7 @@ class CheckTest(unittest.TestCase):
     def setUp(self):
         self.root = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.root)
-        for folder in ("tests/engine/x", "tools", "out"):
+        for folder in ("tests/engine/x", "tests/matrix", "tools", "out"):
             os.makedirs(os.path.join(self.root, folder))
         os.symlink(os.path.abspath("tools/ninja"),
                    os.path.join(self.root, "tools/ninja"))
@@ -150,6 +152,13 @@ class CheckTest(unittest.TestCase):
         self.add("a", CRASHES)
         self.add("b", PASSES_TWO, folder="tests/engine/x")
         self.assertEqual(self.check("check-memory"),
+                         (0, ["2 passed, 0 failed"]))
+
+    def test_the_matrix_runs_only_when_it_is_asked_for(self):
+        self.add("a", PASSES_TWO, folder="tests/matrix")
+        self.add("b", FAILS_ONE_OF_THREE)
+        self.assertEqual(self.check()[1][-1], "2 passed, 1 failed")
+        self.assertEqual(self.check("check-matrix"),
                          (0, ["2 passed, 0 failed"]))
 
     def test_check_build_builds_tests_and_runs_none(self):

@@ -43,6 +43,8 @@ struct Job {
   int64_t micro_steps = 1;
   int steps = 3;
   float loss_scale = 1;
+  // What goes around the ranks' communicators.
+  decltype(LocalRanksOptions::wrap) wrap;
   // Called on every rank before the first step, and after every step.
   std::function<void(const Rank&, Rig&)> prepare;
   std::function<void(Rig&)> between;
@@ -59,7 +61,8 @@ inline absl::StatusOr<std::unique_ptr<Device>> OneThread(int) {
 
 inline LocalRanksOptions RanksOf(const Job& job) {
   return {.local = {.timeout = absl::Seconds(60), .algorithm = job.algorithm},
-          .shards = job.shards};
+          .shards = job.shards,
+          .wrap = job.wrap};
 }
 
 // A batch with ignored targets, more of them on some ranks than on others.
