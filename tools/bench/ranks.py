@@ -36,6 +36,9 @@ ROWS = (
      "zero_optimization.overlap_comm=false"),
     ("buckets of 25 MB, waited for", "zero_optimization.overlap_comm=false"),
     ("buckets of 25 MB, overlapped", ""),
+    ("the same as a ring", "communication.algorithm=ring"),
+    ("the same to a parameter server",
+     "communication.algorithm=parameter_server"),
 )
 
 # What the project promises.
@@ -138,8 +141,8 @@ def pick_link(args, dtype, stage, known):
             return None
     one = known[-1]
     compute = middle(one["step_ms"]) - middle(one["exposed_ms"])
-    sent = one["wire"]["gathered"] + one["wire"]["reduced"]
-    return "%.4gMB/s,%s" % (sent / (SHARE * compute) * 1e-3, LATENCY)
+    rate = one["link_bytes"] / (SHARE * compute) * 1e-3
+    return "%.4gMB/s,%s" % (rate, LATENCY)
 
 
 def measure_link(args, dtype, turns):

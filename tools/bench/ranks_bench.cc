@@ -2,6 +2,7 @@
 // `zero train --ranks N`. Cases (settings of the config) take turns in one
 // process, so that a slow minute slows them all; where memory is to be
 // measured, a case is alone. Prints one JSON object per case.
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <iostream>
@@ -68,7 +69,8 @@ double MillisSince(WallClock::time_point start) {
 }
 
 CollectiveCount operator-(CollectiveCount a, const CollectiveCount& b) {
-  return {a.calls - b.calls, a.bytes - b.bytes, a.seconds - b.seconds};
+  a += {-b.calls, -b.bytes, -b.received, -b.seconds};
+  return a;
 }
 
 // One rank's running engine of one case.
@@ -95,12 +97,12 @@ class Runner {
   // nothing in flight, where stages 1 and 2 gather what was updated last.
   absl::Status Turn(int steps) {
     const CollectiveCount gather = channels_["gather"]->Total();
-    const CollectiveCount reduce = channels_["reduce"]->Total();
+    const CollectiveCount reduce = Reductions();
     ZERO_RETURN_IF_ERROR(Step());
     for (int i = 0; i < steps; ++i) ZERO_RETURN_IF_ERROR(MeasuredStep());
     Drain();
     seen_.gather += channels_["gather"]->Total() - gather;
-    seen_.reduce += channels_["reduce"]->Total() - reduce;
+    seen_.reduce += Reductions() - reduce;
     seen_.counted_steps += steps + 1;
     return absl::OkStatus();
   }
@@ -120,6 +122,13 @@ class Runner {
                               case_.config, ++step_, rank_.world())));
     seen_.loss = output.loss;
     return absl::OkStatus();
+  }
+
+  // Within the group and across the groups.
+  CollectiveCount Reductions() {
+    CollectiveCount count = channels_["reduce"]->Total();
+    count += channels_["across"]->Total();
+    return count;
   }
 
   // The host's own time is the CPU time of the rank's thread outside kernels;
@@ -153,51 +162,61 @@ class Runner {
   int64_t step_ = 0;
 };
 
-// What overlap can not hide: the gathers that the step's first computation
-// needs, and the reductions that its last one completes. Of one rank.
-struct Edge {
+// What collectives bring over the link of the rank that has most of it.
+struct Traffic {
   int64_t bytes = 0, calls = 0;
+
+  double Millis(const Link& link, int world) const {
+    return 1e3 * (absl::ToDoubleSeconds(link.latency) * calls * (world - 1) +
+                  static_cast<double>(bytes) / link.bytes_per_second);
+  }
 };
 
-Edge FirstGather(const Case& one) {
-  const Plan& plan = one.plan;
-  const int64_t p = DTypeBytes(one.config.param_dtype());
-  Edge edge;
-  const auto add = [&](int64_t elems) {
-    edge.bytes += elems / plan.world * (plan.world - 1) * p;
-    ++edge.calls;
-  };
+Traffic TrafficOf(const Case& one, const std::vector<Action>& actions) {
+  const bool all_update =
+      one.plan.placement.optimizer == Placement::kReplicated;
+  Traffic traffic;
+  for (const Action& action : actions) {
+    const StepWire wire =
+        CountWire(one.plan, {action}, DTypeBytes(one.config.param_dtype()),
+                  DTypeBytes(one.config.communication_data_type));
+    const int64_t sent = wire.gathered + wire.reduced + wire.across;
+    if (sent + wire.received == 0) continue;
+    traffic.bytes += std::max(sent, wire.received);
+    traffic.calls += action.kind == ActionKind::kReduce && all_update ? 2 : 1;
+  }
+  return traffic;
+}
+
+// What overlap can not hide: the gathers that the step's first computation
+// needs (of updated parameters: from the step before), and the reductions that
+// its last one completes.
+std::vector<Action> FirstGathers(const Case& one) {
+  std::vector<Action> first;
   for (const Action& action : one.schedule) {
     if (action.kind == ActionKind::kForward) break;
     if (action.kind == ActionKind::kGather && action.index == 0) {
-      add(plan.units[0].padded_elems);
+      first.push_back(action);
     }
   }
-  // Of the step before.
-  for (const Bucket& bucket : plan.gather_buckets) {
-    if (bucket.segments.front().unit == 0) add(bucket.elems);
-  }
-  return edge;
-}
-
-Edge LastReduction(const Case& one) {
-  const Plan& plan = one.plan;
-  const int64_t r = DTypeBytes(one.config.grad_accum_dtype);
-  const int passes = plan.placement.optimizer == Placement::kReplicated ? 2 : 1;
-  Edge edge;
   for (const Action& action : one.schedule) {
-    if (action.kind == ActionKind::kBackward) edge = {};
-    if (action.kind != ActionKind::kReduce) continue;
-    edge.bytes += plan.reduce_buckets[action.index].elems / plan.world *
-                  (plan.world - 1) * r * passes;
-    edge.calls += passes;
+    if (action.kind != ActionKind::kGatherUpdated) continue;
+    const Bucket& bucket = one.plan.gather_buckets[action.index];
+    if (bucket.segments.front().unit == 0) first.push_back(action);
   }
-  return edge;
+  return first;
 }
 
-double LinkMillis(const Link& link, int64_t bytes, int64_t calls, int world) {
-  return 1e3 * (absl::ToDoubleSeconds(link.latency) * calls * (world - 1) +
-                static_cast<double>(bytes) / link.bytes_per_second);
+std::vector<Action> LastReductions(const Case& one) {
+  std::vector<Action> last;
+  for (const Action& action : one.schedule) {
+    if (action.kind == ActionKind::kBackward) last.clear();
+    if (action.kind == ActionKind::kReduce ||
+        action.kind == ActionKind::kReduceAcross) {
+      last.push_back(action);
+    }
+  }
+  return last;
 }
 
 std::vector<double> MeanOverRanks(const Case& one,
@@ -229,16 +248,16 @@ Json PeakBytes(const Case& one) {
   return peak;
 }
 
-// Bulk collectives of one step on one rank.
+// What rank 0 sends in the bulk collectives of one step.
 Json WireJson(const Case& one) {
-  const int64_t p = DTypeBytes(one.config.param_dtype());
-  const int64_t r = DTypeBytes(one.config.grad_accum_dtype);
   const Seen& seen = one.ranks[0];
-  const StepWire formula = FormulaWire(one.plan, /*micro_steps=*/1, p, r);
+  const StepWire formula = FormulaWire(
+      one.plan, /*micro_steps=*/1, DTypeBytes(one.config.param_dtype()),
+      DTypeBytes(one.config.communication_data_type));
   return {{"gathered", seen.gather.bytes / seen.counted_steps},
           {"reduced", seen.reduce.bytes / seen.counted_steps},
           {"formula_gathered", formula.gathered},
-          {"formula_reduced", formula.reduced},
+          {"formula_reduced", formula.reduced + formula.across},
           {"collectives",
            (seen.gather.calls + seen.reduce.calls) / seen.counted_steps}};
 }
@@ -255,7 +274,9 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       wire["gathered"].get<int64_t>() + wire["reduced"].get<int64_t>();
   const double comm_seconds =
       (seen.gather.seconds + seen.reduce.seconds) / seen.counted_steps;
-  const Edge first = FirstGather(one), last = LastReduction(one);
+  const Traffic all = TrafficOf(one, one.schedule);
+  const Traffic first = TrafficOf(one, FirstGathers(one));
+  const Traffic last = TrafficOf(one, LastReductions(one));
   Json json = {
       {"case", one.settings},
       {"stage", config.zero_optimization.stage},
@@ -271,6 +292,7 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"wire", wire},
       {"communication_ms", comm_seconds * 1e3},
       {"bus_gb_per_s", comm_seconds > 0 ? 1e-9 * sent / comm_seconds : 0},
+      {"link_bytes", all.bytes},
       {"first_gather_bytes", first.bytes},
       {"last_reduction_bytes", last.bytes},
       {"loss", seen.loss},
@@ -280,12 +302,10 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
         {"rotating", seen.transient.rotating}}}};
   if (options.cases.size() == 1) json["peak_rss_bytes"] = peak_rss / world;
   if (link.has_value()) {
-    json["link"] = {
-        {"rate", options.link},
-        {"all_ms", LinkMillis(*link, sent, wire["collectives"], world)},
-        {"first_gather_ms", LinkMillis(*link, first.bytes, first.calls, world)},
-        {"last_reduction_ms",
-         LinkMillis(*link, last.bytes, last.calls, world)}};
+    json["link"] = {{"rate", options.link},
+                    {"all_ms", all.Millis(*link, world)},
+                    {"first_gather_ms", first.Millis(*link, world)},
+                    {"last_reduction_ms", last.Millis(*link, world)}};
   }
   return json;
 }
@@ -324,6 +344,7 @@ absl::Status RunRank(const Options& options, const Rank& rank,
 }
 
 absl::Status RunBenchmark(const Options& options) {
+  const int world = options.run.ranks;
   std::vector<Case> cases;
   for (const std::string& settings : options.cases) {
     ZERO_ASSIGN_OR_RETURN(Case one, LoadCase(options, settings));
@@ -333,9 +354,18 @@ absl::Status RunBenchmark(const Options& options) {
   if (!options.link.empty()) {
     ZERO_ASSIGN_OR_RETURN(link, ParseLink(options.link));
   }
-  std::vector<std::unique_ptr<Device>> devices(options.run.ranks);
-  std::vector<Channels> channels(options.run.ranks);
-  LocalRanksOptions ranks;
+  std::vector<std::unique_ptr<Device>> devices(world);
+  std::vector<Channels> channels(world);
+  LocalRanksOptions ranks = MakeRanksOptions(cases[0].config, world);
+  for (const Case& one : cases) {
+    const LocalRanksOptions other = MakeRanksOptions(one.config, world);
+    if (other.shards != ranks.shards ||
+        other.local.algorithm != ranks.local.algorithm) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--case \"", one.settings, "\" connects the ranks otherwise than \"",
+          cases[0].settings, "\": measure them in two runs"));
+    }
+  }
   ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (link.has_value()) {
@@ -347,7 +377,7 @@ absl::Status RunBenchmark(const Options& options) {
     return timed;
   };
   ZERO_RETURN_IF_ERROR(RunLocalRanks(
-      options.run.ranks, ranks,
+      world, ranks,
       [&](int rank) -> absl::StatusOr<std::unique_ptr<Device>> {
         ZERO_ASSIGN_OR_RETURN(devices[rank], OpenDevice(options.run, rank));
         return std::make_unique<TimedDevice>(*devices[rank]);
