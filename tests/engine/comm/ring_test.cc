@@ -416,11 +416,10 @@ TEST(RingTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
       const auto comm = group->Connect(rank, "reduce");
       const auto stream = device->MakeStream(StreamRole::kReduce);
       std::vector<std::unique_ptr<std::vector<float>>> memory(4);
-      std::vector<std::unique_ptr<Staging>> staging;
+      std::vector<std::unique_ptr<Staging>> staging(4);
       for (int i = 0; i < 4; ++i) {
         memory[i] = std::make_unique<std::vector<float>>(4 * kN);
-        staging.push_back(
-            std::make_unique<Staging>(*comm, DType::kF32, 4 * kN));
+        staging[i] = std::make_unique<Staging>(*comm, DType::kF32, 4 * kN);
         float* const full = memory[i]->data();
         comm->ReduceScatter(*stream, "unit", DType::kF32, DType::kF32, false,
                             {{full, full + rank * kN, 4 * kN}}, *staging[i]);
