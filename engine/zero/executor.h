@@ -57,10 +57,12 @@ struct ExecutorOptions {
   bool train = true;          // false: no gradients, no optimizer state
 
   // `shards` ranks share the states, 0: all of them.
-  PlanOptions plan_options(int world, int shards) const {
+  PlanOptions plan_options(int world, int shards,
+                           BulkAlgorithm algorithm) const {
     return {.world = world,
             .shards = shards,
             .server = server,
+            .ring = algorithm == BulkAlgorithm::kRing,
             .placement = placement,
             .reduce_bucket_elems = reduce_bucket_elems,
             .gather_bucket_elems = gather_bucket_elems};

@@ -138,7 +138,8 @@ Executor::Executor(const Rank& rank, Model& model,
       model_(&model),
       options_(options),
       plan_(MakePlan(DescribeUnits(model),
-                     options.plan_options(rank.world(), rank.shards()))) {
+                     options.plan_options(rank.world(), rank.shards(),
+                                          rank.reduce->algorithm()))) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
   units_.resize(plan_.units.size());
   if (!options_.train) return;

@@ -124,7 +124,8 @@ StatePlacement PlacementOfStage(int stage) {
 Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   ZERO_CHECK_GE(options.world, 1);
   Plan plan{.world = options.world,
-            .shards = options.shards == 0 ? options.world : options.shards};
+            .shards = options.shards == 0 ? options.world : options.shards,
+            .ring = options.ring};
   ZERO_CHECK(plan.shards > 0 && plan.world % plan.shards == 0)
       << plan.shards << " shards do not divide " << plan.world << " ranks";
   if (options.server) {

@@ -70,6 +70,7 @@ struct PlanOptions {
   int64_t shards = 0;  // ranks of a group; divides world; 0: one group
   // Rank 0 owns everything. One group, and PlacementOfServer.
   bool server = false;
+  bool ring = false;  // bulk collectives go around rings: for the wire's bytes
   StatePlacement placement;
   // Upper limits of one collective's elements; one segment always fits.
   int64_t reduce_bucket_elems = kDefaultBucketElems;
@@ -130,6 +131,7 @@ struct Plan {
   int64_t world = 1;
   int64_t shards = 1;
   bool server = false;
+  bool ring = false;
   // A group of one has nothing to shard: all replicated, whatever was asked.
   StatePlacement placement;
   std::vector<PlannedUnit> units;

@@ -40,43 +40,54 @@ const char* KindName(ActionKind kind) {
   return "?";
 }
 
-// Elements that one of `ranks` sends of `elems` in an all-gather or a
-// reduce-scatter.
-int64_t Sent(int64_t elems, int64_t ranks) {
-  return elems / ranks * (ranks - 1);
+// Bytes that one of `ranks` sends of `elems`, `item` bytes each, in an
+// all-gather.
+int64_t GatherBytes(int64_t elems, int64_t ranks, int64_t item) {
+  return elems / ranks * (ranks - 1) * item;
 }
 
-// What a rank sends and receives.
+// In a reduce-scatter. What has been summed goes around a ring in fp32.
+int64_t ScatterBytes(const Plan& plan, int64_t elems, int64_t ranks,
+                     int64_t item) {
+  const int64_t sum = plan.ring ? std::max<int64_t>(item, 4) : item;
+  return ranks == 1 ? 0 : elems / ranks * (item + (ranks - 2) * sum);
+}
+
+// Bytes that a rank sends and receives.
 struct Moved {
   int64_t sent = 0, received = 0;
 };
 
-// Elements, where owners give `elems` to all.
-Moved Gathered(const Plan& plan, int64_t elems, int64_t rank) {
-  const int64_t all =
-      plan.server ? elems * (plan.world - 1) : Sent(elems, plan.shards);
-  if (!plan.server) return {all, all};
-  return rank == 0 ? Moved{all, 0} : Moved{0, elems};
+// Where owners give `elems` to all.
+Moved Gathered(const Plan& plan, int64_t elems, int64_t item, int64_t rank) {
+  if (!plan.server) {
+    const int64_t bytes = GatherBytes(elems, plan.shards, item);
+    return {bytes, bytes};
+  }
+  const int64_t bytes = elems * item;
+  return rank == 0 ? Moved{bytes * (plan.world - 1), 0} : Moved{0, bytes};
 }
 
 // Where owners get the sum of all; and give it back where all update.
-Moved Reduced(const Plan& plan, int64_t elems, int64_t rank) {
-  const Moved back = Gathered(plan, elems, rank);
-  if (plan.placement.optimizer == Placement::kSharded) {
-    return {back.received, back.sent};
-  }
-  return {2 * back.sent, 2 * back.received};
+Moved Reduced(const Plan& plan, int64_t elems, int64_t item, int64_t rank) {
+  const Moved back = Gathered(plan, elems, item, rank);
+  if (plan.server) return {back.received, back.sent};
+  int64_t bytes = ScatterBytes(plan, elems, plan.shards, item);
+  if (plan.placement.optimizer == Placement::kReplicated) bytes += back.sent;
+  return {bytes, bytes};
 }
 
-Moved Across(const Plan& plan, int64_t elems) {
-  const int64_t all = 2 * Sent(elems / plan.shards, plan.groups());
-  return {all, all};
+Moved Across(const Plan& plan, int64_t elems, int64_t item) {
+  const int64_t piece = elems / plan.shards;
+  const int64_t bytes = ScatterBytes(plan, piece, plan.groups(), item) +
+                        GatherBytes(piece, plan.groups(), item);
+  return {bytes, bytes};
 }
 
-void Add(const Moved& elems, int64_t bytes, int64_t StepWire::*sent,
+void Add(const Moved& moved, int64_t times, int64_t StepWire::*sent,
          StepWire* wire) {
-  wire->*sent += elems.sent * bytes;
-  wire->received += elems.received * bytes;
+  wire->*sent += times * moved.sent;
+  wire->received += times * moved.received;
 }
 
 std::string BucketName(const std::vector<Bucket>& buckets, int index,
@@ -387,23 +398,26 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
                    int64_t parameter_bytes, int64_t gradient_bytes,
                    int64_t rank) {
   StepWire wire;
+  const auto gather = [&](int64_t elems) {
+    Add(Gathered(plan, elems, parameter_bytes, rank), 1, &StepWire::gathered,
+        &wire);
+  };
   for (const Action& action : actions) {
     const int index = action.index;
     switch (action.kind) {
       case ActionKind::kGather:
-        Add(Gathered(plan, plan.units[index].padded_elems, rank),
-            parameter_bytes, &StepWire::gathered, &wire);
+        gather(plan.units[index].padded_elems);
         break;
       case ActionKind::kGatherUpdated:
-        Add(Gathered(plan, plan.gather_buckets[index].elems, rank),
-            parameter_bytes, &StepWire::gathered, &wire);
+        gather(plan.gather_buckets[index].elems);
         break;
       case ActionKind::kReduce:
-        Add(Reduced(plan, plan.reduce_buckets[index].elems, rank),
-            gradient_bytes, &StepWire::reduced, &wire);
+        Add(Reduced(plan, plan.reduce_buckets[index].elems, gradient_bytes,
+                    rank),
+            1, &StepWire::reduced, &wire);
         break;
       case ActionKind::kReduceAcross:
-        Add(Across(plan, plan.reduce_buckets[index].elems), gradient_bytes,
+        Add(Across(plan, plan.reduce_buckets[index].elems, gradient_bytes), 1,
             &StepWire::across, &wire);
         break;
       default:
@@ -425,18 +439,19 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
   if (is_sharded(placement.parameters)) gathers = 2 * micro_steps;
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
   StepWire wire;
-  Add(Gathered(plan, psi, rank), gathers * parameter_bytes, &StepWire::gathered,
+  Add(Gathered(plan, psi, parameter_bytes, rank), gathers, &StepWire::gathered,
       &wire);
-  Add(Reduced(plan, psi, rank), reductions * gradient_bytes, &StepWire::reduced,
+  Add(Reduced(plan, psi, gradient_bytes, rank), reductions, &StepWire::reduced,
       &wire);
-  Add(Across(plan, psi), gradient_bytes, &StepWire::across, &wire);
+  Add(Across(plan, psi, gradient_bytes), 1, &StepWire::across, &wire);
   return wire;
 }
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
   hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shards, " shards",
-                             plan.server ? ", a server" : ""));
+                             plan.server ? ", a server" : "",
+                             plan.ring ? ", a ring" : ""));
   for (Placement placement :
        {plan.placement.parameters, plan.placement.gradients,
         plan.placement.optimizer}) {

@@ -107,7 +107,8 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 // k = (shards - 1) / shards, Psi = padded elements, G = micro_steps. Across the
 // groups, once per step: 2 (groups - 1) / groups * Psi / shards. A server sends
 // (world - 1) times the parameters and receives (world - 1) times the
-// gradients; a worker sends its gradients and receives the parameters. Where
+// gradients; a worker sends its gradients and receives the parameters. Around
+// a ring 16-bit gradients travel in fp32 from the second hop on. Where
 // parameters are sharded the schedule may differ by the units that stay in
 // place, or are borrowed and come once more.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps,

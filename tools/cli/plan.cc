@@ -123,10 +123,10 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   const std::unique_ptr<Model> model = tools.make(config.model);
   const ExecutorOptions options =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
-  const Plan plan = MakePlan(
-      DescribeUnits(*model),
-      options.plan_options(flags.run.ranks,
-                           config.zero_optimization.shards(flags.run.ranks)));
+  const LocalRanksOptions ranks = MakeRanksOptions(config, flags.run.ranks);
+  const Plan plan = MakePlan(DescribeUnits(*model),
+                             options.plan_options(flags.run.ranks, ranks.shards,
+                                                  ranks.local.algorithm));
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const std::vector<Action> actions =
       MakeSchedule(plan, options.schedule_options(micro_steps));
@@ -135,11 +135,14 @@ absl::Status ShowPlan(const PlanFlags& flags) {
 
   Console console(stdout, /*is_terminal=*/false);
   console.Line(absl::StrFormat(
-      "ZeRO stage %d on %d rank(s)%s, %d micro-step(s)",
+      "ZeRO stage %d on %d rank(s)%s%s, %d micro-step(s)",
       config.zero_optimization.stage, flags.run.ranks,
       plan.groups() == 1
           ? ""
           : absl::StrFormat(" in %d groups of %d", plan.groups(), plan.shards),
+      plan.ring     ? " by ring"
+      : plan.server ? " by parameter server"
+                    : "",
       micro_steps));
   PrintStates(plan, options, &console);
   PrintUnits(plan, &console);

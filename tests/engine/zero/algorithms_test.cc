@@ -101,6 +101,23 @@ TEST(RingStagesTest, GroupsReduceAroundRingsToo) {
   }
 }
 
+// Rounded to what is sent once, as by direct, which sums in another order: the
+// two differ by a rounding at most.
+TEST(RingStagesTest, GradientsMayBeSentAsBf16) {
+  Outcome first;
+  for (int stage : {0, 1, 2, 3}) {
+    Job job = RingJob(4, stage);
+    job.steps = 1;
+    job.options.reduce_dtype = DType::kBF16;
+    const Outcome ring = Train(job);
+    if (stage == 0) first = ring;
+    EXPECT_EQ(ring, first) << "stage " << stage;
+    job.algorithm = BulkAlgorithm::kDirect;
+    const Outcome direct = Train(job);
+    EXPECT_NEAR(ring.norms[0], direct.norms[0], direct.norms[0] / 1024);
+  }
+}
+
 // Two pieces of running sums of the largest bucket, in fp32.
 TEST(RingStagesTest, StagingMemoryIsInTheLedger) {
   for (int world : {2, 3, 4}) {
@@ -112,7 +129,8 @@ TEST(RingStagesTest, StagingMemoryIsInTheLedger) {
       const MemoryLedger direct = Measure(job, stage);
       const auto model = MakeModel(job.config);
       const Plan plan =
-          MakePlan(DescribeUnits(*model), job.options.plan_options(world, 0));
+          MakePlan(DescribeUnits(*model),
+                   job.options.plan_options(world, 0, job.algorithm));
       int64_t largest = 0;
       for (const Bucket& bucket : plan.reduce_buckets) {
         largest = std::max(largest, bucket.elems);
@@ -126,9 +144,12 @@ TEST(RingStagesTest, StagingMemoryIsInTheLedger) {
 }
 
 TEST(RingStagesTest, TheWireIsTheFormula) {
-  for (int stage : {0, 1, 2, 3}) {
+  for (int i = 0; i < 8; ++i) {
+    const int stage = i / 2;
     Job job = RingJob(4, stage);
     job.batch = 8;
+    job.options.reduce_dtype = i % 2 == 0 ? DType::kF32 : DType::kBF16;
+    const int64_t r = DTypeBytes(job.options.reduce_dtype);
     const absl::Status status = RunLocalRanks(
         job.world, RanksOf(job), OneThread,
         [&](const Rank& rank) -> absl::Status {
@@ -136,8 +157,8 @@ TEST(RingStagesTest, TheWireIsTheFormula) {
                   Rehearse(job, rank, 2));
           rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f);
           const StepWire sent = WireOf(rank);
-          EXPECT_EQ(sent, CountWire(rig->plan(), rig->schedule(), 4, 4));
-          EXPECT_EQ(sent.reduced, FormulaWire(rig->plan(), 1, 4, 4).reduced);
+          EXPECT_EQ(sent, CountWire(rig->plan(), rig->schedule(), 4, r));
+          EXPECT_EQ(sent.reduced, FormulaWire(rig->plan(), 1, 4, r).reduced);
           return absl::OkStatus();
         });
     EXPECT_TRUE(status.ok()) << status;

@@ -541,6 +541,36 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
   }
 }
 
+// A rank of four sends a piece of its own and two of running sums, in fp32.
+TEST(ScheduleTest, TheWireOfARingByValue) {
+  const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
+                                       Unit("head", {{700}})};
+  constexpr int64_t kPsi = 2 * 768, kP = 2;
+  for (int stage : {0, 1, 2}) {
+    for (int64_t item : {2, 4}) {
+      const Plan plan = MakePlan(
+          units,
+          {.world = 4, .ring = true, .placement = PlacementOfStage(stage)});
+      const int64_t scattered = kPsi / 4 * (item + 4 + 4);
+      const int64_t gathered = kPsi / 4 * 3;
+      StepWire want = {
+          .gathered = stage == 0 ? 0 : gathered * kP,
+          .reduced = scattered + (stage == 0 ? gathered * item : 0)};
+      want.received = want.gathered + want.reduced;
+      EXPECT_EQ(CountWire(plan, MakeSchedule(plan, {}), kP, item), want);
+      EXPECT_EQ(FormulaWire(plan, 1, kP, item), want);
+    }
+  }
+  // Two groups of two: no sum travels twice.
+  const Plan grouped = MakePlan(units, {.world = 4,
+                                        .shards = 2,
+                                        .ring = true,
+                                        .placement = PlacementOfStage(2)});
+  Plan direct = grouped;
+  direct.ring = false;
+  EXPECT_EQ(FormulaWire(grouped, 1, kP, 2), FormulaWire(direct, 1, kP, 2));
+}
+
 TEST(ScheduleTest, TheWireOfAServerByValue) {
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("head", {{700}})};

@@ -467,9 +467,10 @@ TEST(StagesTest, GradientsThatAreSentInAnotherDtypeTakeOneBucket) {
     Job plain = job;
     plain.options.reduce_dtype = DType::kF32;
     const auto model = MakeModel(job.config);
-    const Plan plan = MakePlan(
-        DescribeUnits(*model),
-        AtStage(job.options, stage).plan_options(job.world, job.world));
+    const Plan plan =
+        MakePlan(DescribeUnits(*model),
+                 AtStage(job.options, stage)
+                     .plan_options(job.world, job.world, job.algorithm));
     int64_t largest = 0;
     for (const Bucket& bucket : plan.reduce_buckets) {
       largest = std::max(largest, bucket.elems);
