@@ -77,7 +77,7 @@ struct Collective {
   int root = 0;             // kReduce, kBroadcast
   std::vector<CollectiveSegment> segments;
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
-  void* staging = nullptr;  // kReduceScatter by kRing: Staging's memory
+  void* staging = nullptr;  // kReduceScatter by kRing: see StagingBytes
   int64_t staging_bytes = 0;
 };
 
