@@ -66,6 +66,7 @@ TEST(RingStagesTest, TheNumbersAreThoseOfDirect) {
       SCOPED_TRACE(testing::Message() << world << " ranks, stage " << stage);
       Job job = RingJob(world, stage);
       job.micro_steps = 3;
+      job.batch = 36;
       const Outcome ring = Train(job);
       job.algorithm = BulkAlgorithm::kDirect;
       ExpectNear(ring, Train(job));
@@ -245,6 +246,7 @@ TEST(ServerTest, TheNumbersAreThoseOfDirect) {
         job.options.param_dtype = dtype;
         job.options.optimizer.kind = kind;
         job.micro_steps = 3;
+        job.batch = 36;
         ExpectNear(Train(job), Train(DirectJob(job)));
       }
     }

@@ -69,6 +69,7 @@ TEST(HybridTest, GradientsMayBeSentAsBf16OnBothAxes) {
   for (int stage : {1, 2, 3}) {
     Job job = HybridJob(4, 2, stage);
     job.micro_steps = 2;
+    job.batch = 16;
     const Outcome exact = Train(job);
     job.options.reduce_dtype = DType::kBF16;
     const Outcome rounded = Train(job);

@@ -43,11 +43,16 @@ struct Job {
   int64_t micro_steps = 1;
   int steps = 3;
   float loss_scale = 1;
+  std::function<std::unique_ptr<Model>()> make;  // null: config's
   // What goes around the ranks' communicators.
   decltype(LocalRanksOptions::wrap) wrap;
   // Called on every rank before the first step, and after every step.
   std::function<void(const Rank&, Rig&)> prepare;
   std::function<void(Rig&)> between;
+
+  std::unique_ptr<Model> Make() const {
+    return make ? make() : MakeModel(config);
+  }
 };
 
 inline ExecutorOptions AtStage(ExecutorOptions options, int stage) {
@@ -78,8 +83,7 @@ inline TokenBatch GlobalBatch(int64_t batch, int step) {
 inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
-  Rig rig(imagined, MakeModel(job.config), job.options,
-          {kUnlimited, kUnlimited});
+  Rig rig(imagined, job.Make(), job.options, {kUnlimited, kUnlimited});
   const TokenBatch batch(rows, kLength, kVocab, 1);
   rig.Step(batch, 0, rows / job.micro_steps);
   rig.EvalLossSum(batch.All());
@@ -91,7 +95,9 @@ inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
 
 inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
   const int64_t rows = job.batch / job.world;
-  Rig rig(rank, MakeModel(job.config), job.options, Rehearse(job, rank, rows));
+  ZERO_CHECK_EQ(rows * job.world, job.batch);
+  ZERO_CHECK_EQ(rows % job.micro_steps, 0);
+  Rig rig(rank, job.Make(), job.options, Rehearse(job, rank, rows));
   rig->activations().set_poison_freed(true);
   rig->rotating().set_poison_freed(true);
   if (job.prepare) job.prepare(rank, rig);

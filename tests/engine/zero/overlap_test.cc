@@ -1,0 +1,224 @@
+// Communication runs under computation: not by the clock, but by holding every
+// collective back until the last computation that the schedule has before its
+// result is needed is done. Where the executor waited any earlier, the two
+// would wait for each other. Property 16.
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/engine/zero/job_testing.h"
+
+namespace zero {
+namespace {
+
+bool Computes(const Action& action) {
+  return action.kind == ActionKind::kForward ||
+         action.kind == ActionKind::kForwardBackward ||
+         action.kind == ActionKind::kBackward ||
+         action.kind == ActionKind::kUpdate;
+}
+
+// Whether a forward or backward pass reads the parameters of a unit.
+bool Reads(const Plan& plan, const Action& action, int unit) {
+  if (!Computes(action) || action.kind == ActionKind::kUpdate) return false;
+  const PlannedUnit& planned = plan.units[action.index];
+  if (action.kind == ActionKind::kBackward &&
+      !planned.backward_reads_parameters) {
+    return false;
+  }
+  const std::vector<int>& needs = planned.needs;
+  return std::find(needs.begin(), needs.end(), unit) != needs.end();
+}
+
+bool IsGather(const Action& action) {
+  return action.kind == ActionKind::kGather ||
+         action.kind == ActionKind::kGatherUpdated;
+}
+
+// Whether `action` has to wait for what `collective` brings.
+bool Awaits(const Plan& plan, const Action& action, const Action& collective) {
+  switch (collective.kind) {
+    case ActionKind::kGather:
+      return Reads(plan, action, collective.index);
+    case ActionKind::kGatherUpdated: {
+      const Bucket& bucket = plan.gather_buckets[collective.index];
+      return std::any_of(
+          bucket.segments.begin(), bucket.segments.end(),
+          [&](const SegmentRef& ref) { return Reads(plan, action, ref.unit); });
+    }
+    default:
+      return action.kind == ActionKind::kAwaitReduce &&
+             action.index == collective.index &&
+             action.micro_step == collective.micro_step;
+  }
+}
+
+// For every collective of the actions the last computation behind it that does
+// not need it; -1: what comes next needs it.
+std::map<size_t, int64_t> LastUnder(const Plan& plan,
+                                    const std::vector<Action>& actions) {
+  std::map<size_t, int64_t> last;
+  for (size_t i = 0; i < actions.size(); ++i) {
+    if (!IsGather(actions[i]) && actions[i].kind != ActionKind::kReduce) {
+      continue;
+    }
+    last[i] = -1;
+    for (size_t k = i + 1;
+         k < actions.size() && !Awaits(plan, actions[k], actions[i]); ++k) {
+      if (Computes(actions[k])) last[i] = static_cast<int64_t>(k);
+    }
+  }
+  return last;
+}
+
+// The actions of one rank, counted as they are done.
+class Progress {
+ public:
+  void Add() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++num_done_;
+    changed_.notify_all();
+  }
+  // False: that did not happen, and never will.
+  bool Await(int64_t num_done) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(30),
+                             [&] { return num_done_ >= num_done; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t num_done_ = 0;
+};
+
+// Holds the n-th collective back until `until[n]` actions are done.
+class Holding final : public Communicator {
+ public:
+  Holding(std::unique_ptr<Communicator> inner, Progress* progress,
+          std::vector<int64_t> until)
+      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+        inner_(std::move(inner)),
+        progress_(progress),
+        until_(std::move(until)) {}
+
+  void Run(Stream& stream, Collective collective) override {
+    if (next_ < until_.size()) {
+      stream.Enqueue([progress = progress_, until = until_[next_],
+                      name = collective.name] {
+        EXPECT_TRUE(progress->Await(until)) << name << " is not overlapped";
+      });
+      ++next_;
+    }
+    inner_->Run(stream, std::move(collective));
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  Progress* const progress_;
+  const std::vector<int64_t> until_;
+  size_t next_ = 0;
+};
+
+std::vector<Action> ScheduleOf(const Job& job, const Plan& plan) {
+  return MakeSchedule(plan, job.options.schedule_options(job.micro_steps));
+}
+
+Plan PlanOf(const Job& job) {
+  return MakePlan(DescribeUnits(*job.Make()),
+                  job.options.plan_options(job.world, job.world));
+}
+
+TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
+  for (const ModelConfig& config :
+       {TinyConfig(ModelFamily::kGpt2), TiedLlama()}) {
+    for (int stage : {0, 1, 2, 3}) {
+      for (int64_t micro_steps : {1, 2}) {
+        SCOPED_TRACE(testing::Message()
+                     << ModelFamilyName(config.family) << ", stage " << stage
+                     << ", " << micro_steps << " micro-steps");
+        Job job;
+        job.config = config;
+        job.config.num_hidden_layers = 3;
+        job.micro_steps = micro_steps;
+        job.steps = 3;
+        job.options = AtStage(job.options, stage);
+        job.options.reduce_bucket_elems = 1;
+        job.options.gather_bucket_elems = 1;
+        const Plan plan = PlanOf(job);
+        const std::vector<Action> step = ScheduleOf(job, plan);
+        std::vector<Action> actions;
+        for (int i = 0; i < job.steps; ++i) {
+          actions.insert(actions.end(), step.begin(), step.end());
+        }
+        const auto last_under = LastUnder(plan, actions);
+
+        for (int i = 0; i < job.steps; ++i) {
+          std::vector<std::string> alone;
+          for (const auto& [at, last] : last_under) {
+            if (at / step.size() == static_cast<size_t>(i) && last < 0) {
+              alone.push_back(ActionName(actions[at], plan));
+            }
+          }
+          std::vector<std::string> want;
+          if (stage == 3) want.push_back("Gather(embedding)");
+          want.push_back("Reduce(bucket 4: embedding)");
+          // Behind the last step nothing hides what was updated last.
+          if (i + 1 == job.steps && (stage == 1 || stage == 2)) {
+            want.push_back("GatherUpdated(bucket 4: head)");
+          }
+          EXPECT_EQ(alone, want) << "step " << i + 1;
+        }
+
+        const Outcome want = Train(job);
+        std::vector<Progress> progress(job.world);
+        job.wrap = [&](int rank, const std::string& channel,
+                       auto end) -> std::unique_ptr<Communicator> {
+          if (channel != "gather" && channel != "reduce") return end;
+          std::vector<int64_t> until;
+          for (const auto& [at, last] : last_under) {
+            if (IsGather(actions[at]) != (channel == "gather")) continue;
+            until.push_back(last + 1);
+            // Stage 0 gathers what it has reduced.
+            if (channel == "reduce" && stage == 0) until.push_back(0);
+          }
+          return std::make_unique<Holding>(std::move(end), &progress[rank],
+                                           std::move(until));
+        };
+        job.prepare = [&](const Rank& rank, Rig& rig) {
+          EXPECT_EQ(rig->plan().reduce_buckets, plan.reduce_buckets);
+          rig->set_hook(
+              [at = &progress[rank.rank()]](const Action&, bool done) {
+                if (done) at->Add();
+              });
+        };
+        EXPECT_EQ(Train(job), want);
+      }
+    }
+  }
+}
+
+TEST(OverlapTest, WithoutItNothingRunsUnderCompute) {
+  for (int stage : {0, 2, 3}) {
+    Job job;
+    job.options = AtStage(job.options, stage);
+    job.options.overlap = false;
+    const Plan plan = PlanOf(job);
+    const std::vector<Action> actions = ScheduleOf(job, plan);
+    for (const auto& [at, last] : LastUnder(plan, actions)) {
+      if (actions[at].kind == ActionKind::kGatherUpdated) continue;
+      EXPECT_EQ(last, -1) << ActionName(actions[at], plan);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero
