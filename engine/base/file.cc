@@ -264,6 +264,14 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
 absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
     const std::string& path) {
   if (IsFolder(path)) return FileError("cannot write", path, EISDIR);
+  // A device or a pipe would be replaced by the file, not written to.
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot write '", path,
+                     "': it is a device, a pipe or a socket, no "
+                     "file; give the name of a file"));
+  }
   const std::string temp_path = NameBeside(path, "tmp");
   // A file of that name can only be the leavings of a dead process.
   const int fd =

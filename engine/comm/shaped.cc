@@ -69,12 +69,16 @@ absl::StatusOr<Link> ParseLink(absl::string_view text) {
   }
   Link link;
   ZERO_ASSIGN_OR_RETURN(link.bytes_per_second, ParseRate(text, parts[0]));
+  // Nothing ends such a wait but the end of it.
+  if (link.bytes_per_second < 100) {
+    return Malformed(
+        text, absl::StrCat("the rate \"", parts[0], "\" is below 100 B/s"));
+  }
   if (!absl::ParseDuration(parts[1], &link.latency) ||
-      link.latency < absl::ZeroDuration() ||
-      link.latency == absl::InfiniteDuration()) {
+      link.latency < absl::ZeroDuration() || link.latency > absl::Seconds(10)) {
     return Malformed(text, absl::StrCat("the latency \"", parts[1],
                                         "\" is not a number of ns, us, ms or "
-                                        "s, nor 0"));
+                                        "s up to 10 s, nor 0"));
   }
   return link;
 }

@@ -956,7 +956,12 @@ void AddZero(Table& t) {
   t.Integer(path("allgather_bucket_size"),
             FIELD(zero_optimization.allgather_bucket_size),
             "Updated parameters gathered at once, in elements (stages 1, 2).")
-      .AtLeast(1);
+      .AtLeast(1)
+      .Unread(UNREAD(c.zero_optimization.stage == 1 ||
+                             c.zero_optimization.stage == 2
+                         ? nullptr
+                         : "zero_optimization.stage 1 and 2 alone gather "
+                           "updated parameters"));
   t.Bool(path("overlap_comm"), FIELD(zero_optimization.overlap_comm),
          "Communicate while computing.");
   t.Integer(path("stage3_prefetch_bucket_size"),

@@ -3,8 +3,10 @@
 // The same sequence of requests gives the same offsets, on any device. So a
 // step run on the meta device tells the exact range that the step needs
 // (high_water_bytes), and the real arena reserves that once and never grows.
-// Freed memory is reused at once: that is right because everything that
-// touches an arena is ordered by one stream.
+// Freed memory is reused at once: that is right because whoever frees it has
+// made the compute stream wait for all that touches it on other streams (the
+// executor awaits a collective before it lets go of a buffer), and whoever
+// takes it follows the compute stream.
 // Invariant: blocks are disjoint; holes lie below end_ and never touch.
 // Threads: one at a time. Start reading at tensor.h, the user of this.
 #ifndef ZERO_ENGINE_TENSOR_ARENA_H_

@@ -29,9 +29,10 @@ absl::Status Rehearse(Executor& executor, const Model& model,
                         .targets = &kToken,
                         .positions = &kToken};
   if (workload.train) {
-    // Later micro-batches need no more than the second one.
-    std::vector<HostBatch> micro_batches(
-        std::min<int64_t>(config.gradient_accumulation_steps, 2), batch);
+    // All of them: where units stay in place from one to the next, the arenas
+    // need not look alike in each.
+    const std::vector<HostBatch> micro_batches(
+        config.gradient_accumulation_steps, batch);
     ZERO_RETURN_IF_ERROR(
         executor.Step({.micro_batches = micro_batches}).status());
   }

@@ -226,6 +226,7 @@ TrainingState Trainer::ExportState() {
                     .consecutive_skips = consecutive_skips_,
                     .scaler = scaler_.state(),
                     .train_seconds = train_seconds_,
+                    .exposed_seconds = exposed_seconds_,
                     .first_loss = first_loss_,
                     .last_loss = last_loss_,
                     .validation_loss = validation_loss_,
@@ -267,6 +268,7 @@ absl::Status Trainer::Restore(const TrainingState& state) {
   consecutive_skips_ = progress.consecutive_skips;
   scaler_.Restore(progress.scaler);
   train_seconds_ = progress.train_seconds;
+  exposed_seconds_ = progress.exposed_seconds;
   first_loss_ = progress.first_loss;
   last_loss_ = progress.last_loss;
   validation_loss_ = progress.validation_loss;

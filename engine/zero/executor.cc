@@ -144,6 +144,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       ListUnused();
       break;
     case ActionKind::kMoments:
+      spent = &times_.optimizer_ms;
       Moments(input);
       break;
     case ActionKind::kUpdate:

@@ -477,9 +477,10 @@ class CliTest(unittest.TestCase):
         self.assertLess(summary["steps"], 12)
         self.assertFalse(os.path.exists(self.path("run/final")))
 
-    def start_and_signal(self, *signals):
+    def start_and_signal(self, *signals, ranks=1):
         process = subprocess.Popen(
-            [ZERO, "train", "config.json", "--set", "training.steps=100000"],
+            [ZERO, "train", "config.json", "--set", "training.steps=100000",
+             "--set", "train_batch_size=8", "--ranks", str(ranks)],
             cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True)
         metrics = self.path("run/metrics.jsonl")
@@ -504,6 +505,34 @@ class CliTest(unittest.TestCase):
                 self.assertGreater(evaluated["loss"], 0)
                 for name in ("run/summary.json", "run/metrics.jsonl"):
                     os.remove(self.path(name))
+
+    def test_ctrl_c_ends_all_ranks_at_the_same_step(self):
+        for attempt in range(3):
+            self.assertEqual(self.start_and_signal(signal.SIGINT, ranks=4), 130)
+            summary = self.read_json("run/summary.json")
+            self.assertTrue(summary["interrupted"])
+            self.assertNotIn("error", summary)
+            self.assertEqual(len(summary["parameters_hash"]), 32)
+            for name in ("run/summary.json", "run/metrics.jsonl"):
+                os.remove(self.path(name))
+
+    def test_every_micro_batch_is_rehearsed(self):
+        # Units that stay in place give the later ones another arena.
+        self.ok("train", "config.json", "--ranks", "2",
+                "--set", "model={\"preset\": \"gpt2-tiny\"}",
+                "--set", "train_batch_size=8", "--set", "training.steps=1",
+                "--set", "train_micro_batch_size_per_gpu=1",
+                "--set", "gradient_accumulation_steps=4",
+                "--set", "data.sequence_length=8",
+                "--set", "zero_optimization.stage=3",
+                "--set", "zero_optimization.stage3_prefetch_bucket_size=500000")
+
+    def test_a_trace_replaces_no_device_and_is_tried_before_the_run(self):
+        self.assertIn("it is a device, a pipe or a socket, no file",
+                      self.error("train", "config.json", "--trace",
+                                 "/dev/null"))
+        self.error("train", "config.json", "--trace", "missing/trace.json")
+        self.assertFalse(os.path.exists(self.path("run/metrics.jsonl")))
 
     def test_ctrl_c_in_generate_is_an_exit_code_of_its_own(self):
         self.train("run", "training.steps=1")

@@ -8,6 +8,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/comm/fault.h"
 #include "engine/comm/local_ranks.h"
@@ -105,6 +106,10 @@ absl::Status Train(const TrainFlags& flags) {
   if (!flags.link.empty()) {
     ZERO_ASSIGN_OR_RETURN(link, ParseLink(flags.link));
   }
+  if (!flags.trace.empty()) {
+    // Now, not after the run.
+    ZERO_RETURN_IF_ERROR(AtomicFile::Create(flags.trace).status());
+  }
   std::unique_ptr<FaultInjector> injector;
   if (!flags.fault.empty()) {
     ZERO_ASSIGN_OR_RETURN(const Fault fault,
@@ -126,6 +131,7 @@ absl::Status Train(const TrainFlags& flags) {
                ? std::move(end)
                : trace.Wrap(rank, RowOf(channel), std::move(end));
   };
+  bool interrupted = false;
   absl::Status status = RunLocalRanks(
       flags.run.ranks, ranks,
       [&](int rank) { return OpenDevice(flags.run, rank); },
@@ -140,18 +146,25 @@ absl::Status Train(const TrainFlags& flags) {
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
         if (leads) {
           PrintSummary(summary, loaded.config, flags.run.ranks, &console);
+          interrupted = summary.interrupted;
         }
-        return summary.interrupted ? absl::CancelledError("stopped by a signal")
-                                   : absl::OkStatus();
+        // No error: that would end the other ranks' last collectives.
+        return absl::OkStatus();
       });
+  if (status.ok() && interrupted) {
+    status = absl::CancelledError("stopped by a signal");
+  }
   if (injector != nullptr && status.ok() && !injector->happened()) {
     status = absl::FailedPreconditionError(absl::StrCat(
         "--inject-fault ", flags.fault, ": the run ended before that step"));
   }
   if (!flags.trace.empty()) {
-    status.Update(trace.Write(flags.trace));
-    console.Line(absl::StrCat("trace in ", flags.trace,
-                              ": open it in https://ui.perfetto.dev"));
+    const absl::Status written = trace.Write(flags.trace);
+    if (written.ok()) {
+      console.Line(absl::StrCat("trace in ", flags.trace,
+                                ": open it in https://ui.perfetto.dev"));
+    }
+    status.Update(written);
   }
   return status;
 }

@@ -52,6 +52,8 @@ TEST(LinkTest, SaysWhatIsWrong) {
       {"nanB/s,50us", "not a positive number of B/s"},
       {"1GB/s,50", "the latency \"50\" is not a number of ns"},
       {"1GB/s,-50us", "the latency \"-50us\""},
+      {"1e-300GB/s,0", "the rate \"1e-300GB/s\" is below 100 B/s"},
+      {"1GB/s,1000000h", "the latency \"1000000h\""},
       {"1GB/s,inf", "the latency \"inf\""},
       {"1GB/s,", "the latency \"\""},
   };

@@ -256,6 +256,10 @@ std::vector<UnreadCase> UnreadCases() {
       {"zero_optimization.stage3_param_persistence_threshold",
        {"zero_optimization.stage3_param_persistence_threshold=100"},
        kReplicated},
+      {"zero_optimization.allgather_bucket_size",
+       {"zero_optimization.stage=3",
+        "zero_optimization.allgather_bucket_size=100"},
+       "zero_optimization.stage 1 and 2 alone gather updated parameters"},
       {"zero_optimization.stage3_model_persistence_threshold",
        {"zero_optimization.stage=3",
         "zero_optimization.stage3_model_persistence_threshold=100"},
@@ -393,6 +397,7 @@ std::vector<std::string> Variants() {
   with(R"("scheduler": {"type": "WarmupLR"}, "bf16": {"enabled": true},
           "data": {"train": ["a b.txt", "x\"\\y\n.txt"],
                    "validation": "v.txt"})");
+  with(R"("zero_optimization": {"stage": 1, "allgather_bucket_size": 9})");
   with(R"("zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0,
           "stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 10,
           "stage3_param_persistence_threshold": 100,
