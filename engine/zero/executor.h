@@ -10,7 +10,8 @@
 // been computed (an event), and computation waits for the events of what it
 // needs. A buffer goes back to its arena only after that.
 // Order: all ranks make the same calls, in the same order.
-// Start reading at Executor::Step.
+// Start reading at Executor::Step in executor.cc; executor_comm.cc has what is
+// sent, executor_states.cc the states and their memory.
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
 #define ZERO_ENGINE_ZERO_EXECUTOR_H_
 

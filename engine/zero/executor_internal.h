@@ -1,13 +1,22 @@
-// What executor.cc (the step) and executor_states.cc (the model states) share.
+// What executor.cc (the step), executor_comm.cc (what is sent) and
+// executor_states.cc (the model states) share.
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_INTERNAL_H_
 #define ZERO_ENGINE_ZERO_EXECUTOR_INTERNAL_H_
 
+#include <chrono>
 #include <memory>
 #include <vector>
 
 #include "engine/zero/executor.h"
 
 namespace zero {
+
+using Clock = std::chrono::steady_clock;
+
+inline double MillisSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start)
+      .count();
+}
 
 // One parameter bound to its place in the flat buffers.
 struct BoundParameter {

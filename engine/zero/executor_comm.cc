@@ -1,0 +1,319 @@
+// What the executor sends: parameters, gradients, and the few numbers that
+// ranks agree on.
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/status.h"
+#include "engine/zero/executor.h"
+#include "engine/zero/executor_internal.h"
+#include "kernels/check.h"
+
+namespace zero {
+
+void Executor::FollowCompute(Stream& stream) {
+  stream_->Record(*computed_);
+  stream.Wait(*computed_);
+}
+
+void Executor::AwaitEvent(Event& event) {
+  const auto start = Clock::now();
+  stream_->Wait(event);
+  times_.waiting_ms += MillisSince(start);
+  if (wait_hook_) wait_hook_(start, Clock::now());
+}
+
+void Executor::Gather(int unit) {
+  UnitState& state = units_[unit];
+  const PlannedUnit& planned = plan_.units[unit];
+  ZERO_CHECK(!state.gathered.defined()) << planned.name;
+  const DType dtype = options_.param_dtype;
+  state.gathered = Tensor::Empty(*rotating_, {planned.padded_elems}, dtype,
+                                 MemoryCategory::kGatheredParameters);
+  std::vector<CollectiveSegment> segments;
+  for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
+    const Segment& segment = planned.segments[s];
+    segments.push_back(
+        {params_.Piece({unit, s}).data(),
+         state.gathered.Slice(segment.begin, {segment.elems}).data(),
+         segment.elems});
+  }
+  GatherPieces(planned.name, dtype, std::move(segments));
+  gather_stream_->Record(*state.gather_done);
+  state.awaited.push_back(state.gather_done.get());
+  BindValues(unit, state.gathered);
+}
+
+void Executor::GatherPieces(const std::string& name, DType dtype,
+                            std::vector<CollectiveSegment> segments) {
+  FollowCompute(*gather_stream_);
+  if (plan_.server) {
+    for (CollectiveSegment& segment : segments) {
+      if (rank_->rank() != 0) segment.send = segment.recv;  // owns nothing
+    }
+    rank_->gather->Broadcast(*gather_stream_, name, dtype, /*root=*/0,
+                             std::move(segments));
+  } else {
+    rank_->gather->AllGather(*gather_stream_, name, dtype, std::move(segments));
+  }
+}
+
+void Executor::Release(int unit) {
+  BindValues(unit, Tensor());
+  units_[unit].gathered = Tensor();
+}
+
+void Executor::AwaitParameters(int unit) {
+  for (int needed : plan_.units[unit].needs) {
+    for (Event* event : units_[needed].awaited) AwaitEvent(*event);
+    units_[needed].awaited.clear();
+  }
+}
+
+void Executor::AwaitAllParameters() {
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) AwaitParameters(u);
+}
+
+void Executor::TakeSentGradients() {
+  if (sent_gradients_.defined()) return;
+  int64_t elems = 0;
+  for (const Bucket& bucket : plan_.reduce_buckets) {
+    elems = std::max(elems, bucket.elems);
+  }
+  sent_gradients_ = Tensor::Empty(*rotating_, {elems}, options_.reduce_dtype,
+                                  MemoryCategory::kReduceBuffers);
+}
+
+// dst (+)= src, rounded once.
+struct Executor::Conversion {
+  ConstVector src;
+  Vector dst;
+  bool accumulate = false;
+};
+
+// On the reduce stream, which runs beside compute: one thread on the CPU.
+void Executor::ConvertForReduce(std::vector<Conversion> conversions) {
+  reduce_stream_->Enqueue([ops = &context_->ops(),
+                           stream = reduce_stream_.get(),
+                           conversions = std::move(conversions)] {
+    for (const Conversion& one : conversions) {
+      ops->SumRanks(*stream, {.src = {&one.src.data, 1},
+                              .src_dtype = one.src.dtype,
+                              .dst = one.dst,
+                              .accumulate = one.accumulate});
+    }
+  });
+}
+
+void Executor::Reduce(int index, int64_t micro_step) {
+  const Bucket& bucket = plan_.reduce_buckets[index];
+  const bool sharded = grads_.sharded();
+  // Who updates all parameters needs all gradients: an all-reduce, in the same
+  // order of sums as at every stage.
+  const bool all = plan_.placement.optimizer == Placement::kReplicated;
+  const bool accumulate = sharded && micro_step > 0;
+  const DType dtype = options_.reduce_dtype;
+  const bool converts = dtype != options_.grad_dtype;
+  if (converts) TakeSentGradients();
+  std::vector<CollectiveSegment> sums, totals;
+  std::vector<Conversion> before, after;
+  int64_t sent_elems = 0;
+  for (const SegmentRef& ref : bucket.segments) {
+    FinishGradients(ref.unit);
+    const Segment& segment = plan_.segment(ref);
+    Tensor piece = grads_.Piece(ref);
+    Tensor whole = sharded ? units_[ref.unit].gradients.Slice(segment.begin,
+                                                              {segment.elems})
+                           : grads_.Whole(ref);
+    if (converts) {
+      const Tensor sent = sent_gradients_.Slice(sent_elems, {segment.elems});
+      const Segment own = plan_.Piece({0, segment.elems}, rank_->rank());
+      const Tensor sent_piece = sent.Slice(own.begin, {own.elems});
+      sent_elems += segment.elems;
+      before.push_back({whole.vector(), sent.vector()});
+      if (all || own.elems > 0) {
+        after.push_back({(all ? sent : sent_piece).vector(),
+                         (all ? whole : piece).vector(), accumulate});
+      }
+      whole = sent;
+      piece = sent_piece;
+    }
+    sums.push_back({whole.data(), piece.data(), segment.elems});
+    totals.push_back({piece.data(), whole.data(), segment.elems});
+  }
+  const std::string& name = plan_.units[bucket.segments.front().unit].name;
+  FollowCompute(*reduce_stream_);
+  if (converts) ConvertForReduce(std::move(before));
+  if (plan_.server) {
+    rank_->reduce->Reduce(*reduce_stream_, name, dtype, /*root=*/0,
+                          std::move(sums));
+  } else {
+    rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
+                                 accumulate && !converts, std::move(sums),
+                                 AsWorkspace(staging_));
+  }
+  if (all) {
+    rank_->reduce->AllGather(*reduce_stream_, name, dtype, std::move(totals));
+  }
+  if (converts) ConvertForReduce(std::move(after));
+  reduce_stream_->Record(*reduced_[index]);
+}
+
+// An all-reduce of the pieces, as the one above is of the whole.
+void Executor::ReduceAcross(int index) {
+  const Bucket& bucket = plan_.reduce_buckets[index];
+  const DType dtype = options_.reduce_dtype;
+  const bool converts = dtype != options_.grad_dtype;
+  if (converts) TakeSentGradients();
+  std::vector<CollectiveSegment> sums, totals;
+  std::vector<Conversion> before, after;
+  int64_t sent_elems = 0;
+  for (const SegmentRef& ref : bucket.segments) {
+    Tensor piece = grads_.Piece(ref);
+    if (converts) {
+      const Tensor sent =
+          sent_gradients_.Slice(sent_elems, {piece.num_elems()});
+      sent_elems += piece.num_elems();
+      before.push_back({piece.vector(), sent.vector()});
+      after.push_back({sent.vector(), piece.vector()});
+      piece = sent;
+    }
+    const int64_t part = piece.num_elems() / plan_.groups();
+    const Tensor own = piece.Slice(rank_->across->rank() * part, {part});
+    sums.push_back({piece.data(), own.data(), piece.num_elems()});
+    totals.push_back({own.data(), piece.data(), piece.num_elems()});
+  }
+  const std::string name = absl::StrCat(
+      plan_.units[bucket.segments.front().unit].name, " across groups");
+  if (converts) ConvertForReduce(std::move(before));
+  rank_->across->ReduceScatter(*reduce_stream_, name, dtype, dtype,
+                               /*accumulate=*/false, std::move(sums),
+                               AsWorkspace(staging_));
+  rank_->across->AllGather(*reduce_stream_, name, dtype, std::move(totals));
+  if (converts) ConvertForReduce(std::move(after));
+  reduce_stream_->Record(*reduced_[index]);
+}
+
+void Executor::AwaitReduce(int index) {
+  AwaitEvent(*reduced_[index]);
+  if (!grads_.sharded()) return;
+  const int unit = plan_.reduce_buckets[index].segments.front().unit;
+  UnitState& state = units_[unit];
+  if (--state.buckets_to_reduce > 0) return;
+  BindSinks(unit, Tensor());
+  state.gradients = Tensor();
+}
+
+void Executor::GatherUpdated(int index) {
+  std::vector<CollectiveSegment> segments;
+  const Bucket& bucket = plan_.gather_buckets[index];
+  Event* done = updated_[index].get();
+  int last = -1;
+  for (const SegmentRef& ref : bucket.segments) {
+    segments.push_back({params_.Piece(ref).data(), params_.Whole(ref).data(),
+                        plan_.segment(ref).elems});
+    if (ref.unit != last) units_[ref.unit].awaited.push_back(done);
+    last = ref.unit;
+  }
+  GatherPieces(plan_.units[bucket.segments.front().unit].name,
+               options_.param_dtype, std::move(segments));
+  gather_stream_->Record(*done);
+  if (!options_.overlap) AwaitEvent(*done);
+}
+
+// ---- What ranks agree on --------------------------------------------------
+
+absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
+  return FirstNonFinite(grads_, "first non-finite gradient");
+}
+
+absl::StatusOr<std::string> Executor::FirstNonFiniteParameter() {
+  return FirstNonFinite(master_.defined() ? master_ : params_,
+                        "first non-finite parameter");
+}
+
+// Every rank looks at its own pieces, which are right at every stage.
+absl::StatusOr<std::string> Executor::FirstNonFinite(const FlatState& state,
+                                                     const char* name) {
+  const Tensor count = context_->Empty({1}, DType::kI64);
+  const auto is_bad = [&](const BoundParameter& bound) {
+    const std::vector<Segment>& segments = plan_.units[bound.unit].segments;
+    const int64_t begin = bound.offset;
+    const int64_t end = begin + bound.parameter->stored_shape.num_elems();
+    for (int s = 0; s < static_cast<int>(segments.size()); ++s) {
+      const Segment piece = plan_.Piece(segments[s], rank_->rank());
+      const int64_t from = std::max(begin, piece.begin);
+      const int64_t to = std::min(end, piece.end());
+      if (from >= to) continue;
+      const Tensor part =
+          state.Piece({bound.unit, s}).Slice(from - piece.begin, {to - from});
+      context_->ops().CountNonFinite(*stream_,
+                                     {part.vector(), count.As<int64_t>()});
+      if (ReadScalar(count.As<int64_t>()) > 0) return true;
+    }
+    return false;
+  };
+  std::vector<const BoundParameter*> order;
+  for (const UnitState& unit : units_) {
+    for (const auto& bound : unit.parameters) {
+      if (!bound->parameter->frozen) order.push_back(bound.get());
+    }
+  }
+  const auto bad =
+      std::find_if(order.begin(), order.end(),
+                   [&](const BoundParameter* bound) { return is_bad(*bound); });
+  double earliest = -static_cast<double>(bad - order.begin());
+  ZERO_RETURN_IF_ERROR(AllReduce(name, ReduceOp::kMax, {&earliest, 1}));
+  const size_t first = static_cast<size_t>(-earliest);
+  return first < order.size() ? order[first]->parameter->name : "";
+}
+
+absl::Status Executor::AgreeOnSchedule() {
+  if (plan_.world == 1) return absl::OkStatus();
+  const std::string own = ScheduleHash(plan_, schedule_);
+  const int64_t size = static_cast<int64_t>(own.size());
+  const Tensor all = Tensor::Empty(*activations_, {plan_.world * size},
+                                   DType::kU8, MemoryCategory::kInputs);
+  if (device_->kind() == DeviceKind::kMeta) return absl::OkStatus();
+  void* const piece = all.Slice(rank_->rank() * size, {size}).data();
+  device_->Copy(*stream_, piece, own.data(), size);
+  rank_->scalar->AllGather(*stream_, "schedule", DType::kU8,
+                           {{piece, all.data(), all.num_elems()}});
+  std::string hashes(all.bytes(), '\0');
+  device_->Copy(*stream_, hashes.data(), all.data(), all.bytes());
+  stream_->Synchronize();
+  ZERO_RETURN_IF_ERROR(rank_->status());
+  const auto rank_text = [&](int64_t rank) {
+    return absl::StrCat("rank ", rank, " (schedule ",
+                        hashes.substr(rank * size, size), ")");
+  };
+  std::vector<std::string> others;
+  for (int64_t rank = 1; rank < plan_.world; ++rank) {
+    if (hashes.compare(rank * size, size, hashes, 0, size) != 0) {
+      others.push_back(rank_text(rank));
+    }
+  }
+  if (others.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      absl::StrJoin(others, " and "), " planned another step than ",
+      rank_text(0), "; give all ranks the same config"));
+}
+
+absl::Status Executor::AllReduce(const std::string& name, ReduceOp op,
+                                 absl::Span<double> values) {
+  if (plan_.world == 1 || device_->kind() == DeviceKind::kMeta) {
+    return absl::OkStatus();
+  }
+  const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(double));
+  ZERO_CHECK_GE(agreed_.bytes(), bytes);
+  device_->Copy(*stream_, agreed_.data(), values.data(), bytes);
+  rank_->scalar->AllReduce(*stream_, name, DType::kF64, op, agreed_.data(),
+                           static_cast<int64_t>(values.size()));
+  device_->Copy(*stream_, values.data(), agreed_.data(), bytes);
+  stream_->Synchronize();
+  return rank_->status();
+}
+
+}  // namespace zero
