@@ -69,7 +69,8 @@ TEST(MatrixTest, TheBucketSizesMakeThreePlans) {
       const Job job = point.ToJob();
       const auto model = MakeModel(job.config);
       num_buckets.push_back(
-          MakePlan(DescribeUnits(*model), job.options.plan_options(3, 3))
+          MakePlan(DescribeUnits(*model),
+                   job.options.plan_options(3, 3, job.algorithm))
               .reduce_buckets.size());
     }
     // Head and embedding are buckets of their own.

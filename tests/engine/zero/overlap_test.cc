@@ -133,8 +133,9 @@ std::vector<Action> ScheduleOf(const Job& job, const Plan& plan) {
 }
 
 Plan PlanOf(const Job& job) {
-  return MakePlan(DescribeUnits(*job.Make()),
-                  job.options.plan_options(job.world, job.world));
+  return MakePlan(
+      DescribeUnits(*job.Make()),
+      job.options.plan_options(job.world, job.world, job.algorithm));
 }
 
 TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
