@@ -701,8 +701,12 @@ absl::Status Trainer::WriteSummary(const RunSummary& summary,
       .Add("weights", summary.weights)
       .AddObject("peak_bytes", PeakBytes(session_->ledger()))
       .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()))
-      .Add("peak_bytes_of_all_ranks", static_cast<int64_t>(summary.peak_bytes))
       .Add("peak_resident_bytes", PeakResidentBytes());
+  // Unknown where a rank was lost.
+  if (summary.peak_bytes > 0) {
+    line.Add("peak_bytes_of_all_ranks",
+             static_cast<int64_t>(summary.peak_bytes));
+  }
   return WriteFileAtomically(config_.training.out_dir + "/summary.json",
                              line.ToString() + "\n");
 }

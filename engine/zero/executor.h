@@ -234,6 +234,10 @@ class Executor {
   void TakeSentGradients();
   void ConvertForReduce(std::vector<Conversion> conversions);
   void ReduceAcross(int bucket);
+  struct ReducePart;
+  void ReduceParts(Communicator& comm, const std::string& name,
+                   const std::vector<ReducePart>& parts, bool all,
+                   bool accumulate);
   void AwaitReduce(int bucket);
   void GatherUpdated(int bucket);
   // Starts bringing the owners' pieces (send) of whole segments (recv) to all.

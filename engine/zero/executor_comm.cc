@@ -107,92 +107,86 @@ void Executor::ConvertForReduce(std::vector<Conversion> conversions) {
   });
 }
 
+// Of what is reduced: all of it, and the part of it that this rank owns (none
+// on the workers of a server). Parts lie in the order of ranks.
+struct Executor::ReducePart {
+  Tensor whole, own;
+};
+
+// Adds up the parts over the ranks of `comm`, sent in reduce_dtype; with `all`
+// every rank gets the whole sums, in the same order as at every stage.
+void Executor::ReduceParts(Communicator& comm, const std::string& name,
+                           const std::vector<ReducePart>& parts, bool all,
+                           bool accumulate) {
+  const DType dtype = options_.reduce_dtype;
+  const bool converts = dtype != options_.grad_dtype;
+  if (converts) TakeSentGradients();
+  std::vector<CollectiveSegment> sums, totals;
+  std::vector<Conversion> before, after;
+  int64_t sent_elems = 0;
+  for (auto [whole, own] : parts) {
+    if (converts) {
+      const Tensor sent = sent_gradients_.Slice(sent_elems, whole.shape());
+      const Tensor sent_own =
+          sent.Slice(comm.rank() * own.num_elems(), own.shape());
+      sent_elems += whole.num_elems();
+      before.push_back({whole.vector(), sent.vector()});
+      const Tensor& result = all ? sent : sent_own;
+      if (result.num_elems() > 0) {
+        after.push_back(
+            {result.vector(), (all ? whole : own).vector(), accumulate});
+      }
+      whole = sent;
+      own = sent_own;
+    }
+    sums.push_back({whole.data(), own.data(), whole.num_elems()});
+    totals.push_back({own.data(), whole.data(), whole.num_elems()});
+  }
+  if (converts) ConvertForReduce(std::move(before));
+  if (plan_.server) {
+    comm.Reduce(*reduce_stream_, name, dtype, /*root=*/0, std::move(sums));
+  } else {
+    comm.ReduceScatter(*reduce_stream_, name, dtype, dtype,
+                       accumulate && !converts, std::move(sums),
+                       AsWorkspace(staging_));
+  }
+  if (all) comm.AllGather(*reduce_stream_, name, dtype, std::move(totals));
+  if (converts) ConvertForReduce(std::move(after));
+}
+
 void Executor::Reduce(int index, int64_t micro_step) {
   const Bucket& bucket = plan_.reduce_buckets[index];
   const bool sharded = grads_.sharded();
-  // Who updates all parameters needs all gradients: an all-reduce, in the same
-  // order of sums as at every stage.
-  const bool all = plan_.placement.optimizer == Placement::kReplicated;
-  const bool accumulate = sharded && micro_step > 0;
-  const DType dtype = options_.reduce_dtype;
-  const bool converts = dtype != options_.grad_dtype;
-  if (converts) TakeSentGradients();
-  std::vector<CollectiveSegment> sums, totals;
-  std::vector<Conversion> before, after;
-  int64_t sent_elems = 0;
+  std::vector<ReducePart> parts;
   for (const SegmentRef& ref : bucket.segments) {
     FinishGradients(ref.unit);
     const Segment& segment = plan_.segment(ref);
-    Tensor piece = grads_.Piece(ref);
-    Tensor whole = sharded ? units_[ref.unit].gradients.Slice(segment.begin,
-                                                              {segment.elems})
-                           : grads_.Whole(ref);
-    if (converts) {
-      const Tensor sent = sent_gradients_.Slice(sent_elems, {segment.elems});
-      const Segment own = plan_.Piece({0, segment.elems}, rank_->rank());
-      const Tensor sent_piece = sent.Slice(own.begin, {own.elems});
-      sent_elems += segment.elems;
-      before.push_back({whole.vector(), sent.vector()});
-      if (all || own.elems > 0) {
-        after.push_back({(all ? sent : sent_piece).vector(),
-                         (all ? whole : piece).vector(), accumulate});
-      }
-      whole = sent;
-      piece = sent_piece;
-    }
-    sums.push_back({whole.data(), piece.data(), segment.elems});
-    totals.push_back({piece.data(), whole.data(), segment.elems});
+    parts.push_back({sharded ? units_[ref.unit].gradients.Slice(segment.begin,
+                                                                {segment.elems})
+                             : grads_.Whole(ref),
+                     grads_.Piece(ref)});
   }
-  const std::string& name = plan_.units[bucket.segments.front().unit].name;
   FollowCompute(*reduce_stream_);
-  if (converts) ConvertForReduce(std::move(before));
-  if (plan_.server) {
-    rank_->reduce->Reduce(*reduce_stream_, name, dtype, /*root=*/0,
-                          std::move(sums));
-  } else {
-    rank_->reduce->ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                                 accumulate && !converts, std::move(sums),
-                                 AsWorkspace(staging_));
-  }
-  if (all) {
-    rank_->reduce->AllGather(*reduce_stream_, name, dtype, std::move(totals));
-  }
-  if (converts) ConvertForReduce(std::move(after));
+  // Who updates all parameters needs all gradients.
+  ReduceParts(*rank_->reduce, plan_.units[bucket.segments.front().unit].name,
+              parts, plan_.placement.optimizer == Placement::kReplicated,
+              /*accumulate=*/sharded && micro_step > 0);
   reduce_stream_->Record(*reduced_[index]);
 }
 
-// An all-reduce of the pieces, as the one above is of the whole.
 void Executor::ReduceAcross(int index) {
   const Bucket& bucket = plan_.reduce_buckets[index];
-  const DType dtype = options_.reduce_dtype;
-  const bool converts = dtype != options_.grad_dtype;
-  if (converts) TakeSentGradients();
-  std::vector<CollectiveSegment> sums, totals;
-  std::vector<Conversion> before, after;
-  int64_t sent_elems = 0;
+  std::vector<ReducePart> parts;
   for (const SegmentRef& ref : bucket.segments) {
-    Tensor piece = grads_.Piece(ref);
-    if (converts) {
-      const Tensor sent =
-          sent_gradients_.Slice(sent_elems, {piece.num_elems()});
-      sent_elems += piece.num_elems();
-      before.push_back({piece.vector(), sent.vector()});
-      after.push_back({sent.vector(), piece.vector()});
-      piece = sent;
-    }
-    const int64_t part = piece.num_elems() / plan_.groups();
-    const Tensor own = piece.Slice(rank_->across->rank() * part, {part});
-    sums.push_back({piece.data(), own.data(), piece.num_elems()});
-    totals.push_back({own.data(), piece.data(), piece.num_elems()});
+    const Tensor piece = grads_.Piece(ref);
+    const int64_t elems = piece.num_elems() / plan_.groups();
+    parts.push_back(
+        {piece, piece.Slice(rank_->across->rank() * elems, {elems})});
   }
-  const std::string name = absl::StrCat(
-      plan_.units[bucket.segments.front().unit].name, " across groups");
-  if (converts) ConvertForReduce(std::move(before));
-  rank_->across->ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                               /*accumulate=*/false, std::move(sums),
-                               AsWorkspace(staging_));
-  rank_->across->AllGather(*reduce_stream_, name, dtype, std::move(totals));
-  if (converts) ConvertForReduce(std::move(after));
+  ReduceParts(*rank_->across,
+              absl::StrCat(plan_.units[bucket.segments.front().unit].name,
+                           " across groups"),
+              parts, /*all=*/true, /*accumulate=*/false);
   reduce_stream_->Record(*reduced_[index]);
 }
 

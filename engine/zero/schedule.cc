@@ -112,7 +112,6 @@ class Builder {
           std::vector<Action> computations)
       : plan_(plan),
         options_(options),
-        policy_(options.gather),
         computations_(std::move(computations)),
         shards_parameters_(plan.placement.parameters == Placement::kSharded),
         shards_gradients_(plan.placement.gradients == Placement::kSharded),
@@ -325,7 +324,7 @@ class Builder {
 
   const Plan& plan_;
   const ScheduleOptions options_;
-  const GatherPolicy policy_;
+  const GatherPolicy& policy_ = options_.gather;
   const std::vector<Action> computations_;
   const bool shards_parameters_, shards_gradients_;
   std::vector<UnitUses> units_;

@@ -27,7 +27,7 @@ struct RankContext {
 
 // Runs fn on every rank of `group`, on the calling thread's stream (kCompute)
 // or a worker stream; what fn returns, or else how the group ended.
-inline absl::Status RunLocalRanks(
+inline absl::Status RunOnGroup(
     const std::shared_ptr<LocalGroup>& group, StreamRole role,
     const std::function<absl::Status(RankContext&)>& fn) {
   return RunRanks(group->world(), [&](int rank) -> absl::Status {
@@ -125,6 +125,27 @@ class Values {
   DType dtype_;
   int64_t size_;
   std::vector<char> bytes_;
+};
+
+inline constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16,
+                                    DType::kF64};
+
+// Elements of each piece: empty, odd, around vectors, and larger.
+inline const std::vector<int64_t> kPieces = {1, 0, 31, 64, 33, 1023, 5000};
+
+// Small integers that differ by rank, segment and element: exact in every
+// dtype (bf16 counts to 256), and so are their sums over 5 ranks.
+inline double Number(int rank, size_t segment, int64_t i) {
+  return static_cast<double>((7 * rank + 3 * segment + i) % 41) - 20;
+}
+
+// Memory for the running sums of a reduce-scatter, filled with what no sum may
+// read.
+struct Staging {
+  Staging(const Communicator& comm, DType dtype, int64_t elems)
+      : bytes(comm.StagingBytes(dtype, elems), '\xff') {}
+  operator Workspace() { return {bytes.data(), bytes.size()}; }
+  std::vector<char> bytes;
 };
 
 }  // namespace zero

@@ -18,37 +18,35 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16,
-                             DType::kF64};
 constexpr StreamRole kRoles[] = {StreamRole::kCompute, StreamRole::kReduce};
 
-// Elements of each piece: empty, odd, around vectors, and larger.
-const std::vector<int64_t> kPieces = {1, 0, 31, 64, 33, 1023, 5000};
+using GroupFn =
+    std::function<void(const std::shared_ptr<LocalGroup>&, StreamRole)>;
 
-// Small integers that differ by rank, segment and element: exact in every
-// dtype (bf16 counts to 256), and so are their sums over 4 ranks.
-double Number(int rank, size_t segment, int64_t i) {
-  return static_cast<double>((7 * rank + 3 * segment + i) % 41) - 20;
-}
-
-// fn(group, role) for 1 to 4 ranks, on both kinds of stream.
-void ForEachWorld(const std::function<void(const std::shared_ptr<LocalGroup>&,
-                                           StreamRole)>& fn) {
-  for (int world = 1; world <= 4; ++world) {
+// fn(group, role) for 1 to 5 ranks, on both kinds of stream.
+void ForEachWorld(const GroupFn& fn,
+                  BulkAlgorithm algorithm = BulkAlgorithm::kDirect) {
+  for (int world = 1; world <= 5; ++world) {
     for (const StreamRole role : kRoles) {
       SCOPED_TRACE(::testing::Message()
                    << world << " ranks, "
                    << (role == StreamRole::kCompute ? "own" : "worker")
-                   << " thread");
-      fn(LocalGroup::Make(world), role);
+                   << " thread"
+                   << (algorithm == BulkAlgorithm::kRing ? ", ring" : ""));
+      fn(LocalGroup::Make(world, {.algorithm = algorithm}), role);
     }
   }
 }
 
+void ForEachWorldAndAlgorithm(const GroupFn& fn) {
+  ForEachWorld(fn, BulkAlgorithm::kDirect);
+  ForEachWorld(fn, BulkAlgorithm::kRing);
+}
+
 TEST(LocalTest, AllGatherGathersPiecesInRankOrder) {
-  ForEachWorld([](const auto& group, StreamRole role) {
+  ForEachWorldAndAlgorithm([](const auto& group, StreamRole role) {
     const int world = group->world();
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
         for (const bool in_place : {false, true}) {
           std::vector<Values> sends, recvs;
@@ -89,9 +87,9 @@ TEST(LocalTest, AllGatherGathersPiecesInRankOrder) {
 }
 
 TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
-  ForEachWorld([](const auto& group, StreamRole role) {
+  ForEachWorldAndAlgorithm([](const auto& group, StreamRole role) {
     const int world = group->world();
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
         for (const DType recv_dtype : kFloats) {
           if ((dtype == DType::kF64) != (recv_dtype == DType::kF64)) continue;
@@ -110,8 +108,11 @@ TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
               segments.push_back(
                   {sends[s].data(), recvs[s].data(), kPieces[s] * world});
             }
+            int64_t elems = 0;
+            for (const int64_t n : kPieces) elems += n * world;
+            Staging staging(*rank.comm, dtype, elems);
             rank.comm->ReduceScatter(*rank.stream, "unit", dtype, recv_dtype,
-                                     accumulate, segments);
+                                     accumulate, segments, staging);
             rank.stream->Synchronize();
             for (size_t s = 0; s < kPieces.size(); ++s) {
               const int64_t n = kPieces[s];
@@ -125,6 +126,10 @@ TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
               for (int64_t i = 0; i < n; ++i) {
                 EXPECT_EQ(recvs[s][i], want[i]) << dtype << " " << recv_dtype;
               }
+              // What was sent is as it was.
+              EXPECT_EQ(sends[s], Values::Of(dtype, n * world, [&](int64_t i) {
+                          return Number(rank.rank, s, i);
+                        }));
             }
           }
         }
@@ -138,7 +143,7 @@ TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
 TEST(LocalTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
   ForEachWorld([](const auto& group, StreamRole role) {
     const int world = group->world();
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
         for (const int64_t n : kPieces) {
           Values data = Values::Of(dtype, n * world, [&](int64_t i) {
@@ -185,7 +190,7 @@ TEST(LocalTest, ReduceScatterOfBF16AddsInFloatAndRoundsOnce) {
     return total;
   };
   std::vector<int> control_differs(kWorld);
-  const absl::Status status = RunLocalRanks(
+  const absl::Status status = RunOnGroup(
       LocalGroup::Make(kWorld), StreamRole::kReduce, [&](auto& rank) {
         Values bf16(DType::kBF16, kN), fp32(DType::kF32, kN);
         Values& mine = inputs[rank.rank];
@@ -217,8 +222,8 @@ TEST(LocalTest, SumsRunInRankOrder) {
                        static_cast<float>(part(1)) +
                        static_cast<float>(part(2));
     EXPECT_EQ(want == 1.0f, turn != 1);
-    const absl::Status status = RunLocalRanks(
-        LocalGroup::Make(3), StreamRole::kReduce, [&](auto& rank) {
+    const absl::Status status =
+        RunOnGroup(LocalGroup::Make(3), StreamRole::kReduce, [&](auto& rank) {
           float send[3], recv = 0, all = static_cast<float>(part(rank.rank));
           for (float& x : send) x = all;
           rank.comm->ReduceScatter(*rank.stream, "sum", DType::kF32,
@@ -240,7 +245,7 @@ TEST(LocalTest, AllReduceSumsAndTakesTheMaximum) {
                               DType::kU8,  DType::kU16};
   ForEachWorld([&](const auto& group, StreamRole role) {
     const int world = group->world();
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kTypes) {
         for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
           for (const int64_t n : {1, 3, 70, 0}) {
@@ -276,8 +281,8 @@ TEST(LocalTest, AllReduceSumsAndTakesTheMaximum) {
 // A norm that is NaN on one rank must not look finite on any.
 TEST(LocalTest, TheMaximumKeepsANanOfAnyRank) {
   for (int culprit = 0; culprit < 3; ++culprit) {
-    const absl::Status status = RunLocalRanks(
-        LocalGroup::Make(3), StreamRole::kReduce, [&](auto& rank) {
+    const absl::Status status =
+        RunOnGroup(LocalGroup::Make(3), StreamRole::kReduce, [&](auto& rank) {
           for (const DType dtype : kFloats) {
             Values data = Values::Of(dtype, 1, [&](int64_t) {
               return rank.rank == culprit
@@ -297,7 +302,7 @@ TEST(LocalTest, TheMaximumKeepsANanOfAnyRank) {
 
 TEST(LocalTest, IntegersBeyondFloat64SumExactly) {
   const absl::Status status =
-      RunLocalRanks(LocalGroup::Make(2), StreamRole::kReduce, [&](auto& rank) {
+      RunOnGroup(LocalGroup::Make(2), StreamRole::kReduce, [&](auto& rank) {
         int64_t tokens = (int64_t{1} << 60) + rank.rank;
         rank.comm->AllReduce(*rank.stream, "tokens", DType::kI64,
                              ReduceOp::kSum, &tokens, 1);
@@ -310,7 +315,7 @@ TEST(LocalTest, IntegersBeyondFloat64SumExactly) {
 
 TEST(LocalTest, BroadcastCopiesTheRoots) {
   ForEachWorld([](const auto& group, StreamRole role) {
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (int root = 0; root < group->world(); ++root) {
         Values data = Values::Of(DType::kU16, 77, [&](int64_t i) {
           return 100.0 * rank.rank + static_cast<double>(i);
@@ -330,7 +335,7 @@ TEST(LocalTest, BroadcastCopiesTheRoots) {
 
 TEST(LocalTest, BroadcastOfSeveralSegmentsFillsAllOfThem) {
   ForEachWorld([](const auto& group, StreamRole role) {
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       const int root = group->world() - 1;
       for (const bool in_place : {false, true}) {
         std::vector<Values> sends, recvs;
@@ -364,7 +369,7 @@ TEST(LocalTest, BroadcastOfSeveralSegmentsFillsAllOfThem) {
 TEST(LocalTest, ReduceSumsOnTheRootAndLeavesTheOthersAlone) {
   ForEachWorld([](const auto& group, StreamRole role) {
     const int world = group->world();
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const DType dtype : kFloats) {
         for (int root = 0; root < world; ++root) {
           for (const bool in_place : {false, true}) {
@@ -409,7 +414,7 @@ TEST(LocalTest, ReduceSumsOnTheRootAndLeavesTheOthersAlone) {
 TEST(LocalTest, AllToAllTransposesPieces) {
   ForEachWorld([](const auto& group, StreamRole role) {
     const int world = group->world();
-    const absl::Status status = RunLocalRanks(group, role, [&](auto& rank) {
+    const absl::Status status = RunOnGroup(group, role, [&](auto& rank) {
       for (const int64_t n : kPieces) {
         Values send = Values::Of(DType::kI32, n * world, [&](int64_t i) {
           return 1e6 * rank.rank + static_cast<double>(i);
@@ -432,7 +437,7 @@ TEST(LocalTest, AllToAllTransposesPieces) {
 TEST(LocalTest, NobodyPassesABarrierBeforeAllHaveReachedIt) {
   std::atomic<int> reached{0};
   const absl::Status status =
-      RunLocalRanks(LocalGroup::Make(4), StreamRole::kCompute, [&](auto& rank) {
+      RunOnGroup(LocalGroup::Make(4), StreamRole::kCompute, [&](auto& rank) {
         for (int round = 1; round <= 50; ++round) {
           reached.fetch_add(1);
           rank.comm->Barrier(*rank.stream, "step");
@@ -553,7 +558,7 @@ TEST(LocalTest, MembersOfAChannelAreCountedByTheirPlace) {
 std::vector<absl::Status> Endings(const std::shared_ptr<LocalGroup>& group,
                                   const std::function<void(RankContext&)>& fn) {
   std::vector<absl::Status> statuses(group->world());
-  const absl::Status ignored = RunLocalRanks(
+  const absl::Status ignored = RunOnGroup(
       group, StreamRole::kReduce, [&](RankContext& rank) -> absl::Status {
         fn(rank);
         rank.stream->Synchronize();

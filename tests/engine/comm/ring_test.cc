@@ -21,142 +21,16 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr DType kFloats[] = {DType::kF32, DType::kBF16, DType::kF16,
-                             DType::kF64};
-
-// Elements of each piece.
-const std::vector<int64_t> kPieces = {1, 0, 31, 64, 33, 1023, 5000};
-
 std::shared_ptr<LocalGroup> Ring(int world,
                                  absl::Duration timeout = absl::Minutes(5)) {
   return LocalGroup::Make(
       world, {.timeout = timeout, .algorithm = BulkAlgorithm::kRing});
 }
 
-// Exact in every dtype, as are its sums over 5 ranks.
-double Number(int rank, size_t segment, int64_t i) {
-  return static_cast<double>((7 * rank + 3 * segment + i) % 41) - 20;
-}
-
-// Memory for running sums, filled with what no sum may read.
-struct Staging {
-  Staging(const Communicator& comm, DType dtype, int64_t elems)
-      : bytes(comm.StagingBytes(dtype, elems), '\xff') {}
-  operator Workspace() { return {bytes.data(), bytes.size()}; }
-  std::vector<char> bytes;
-};
-
-int64_t TotalOf(const std::vector<CollectiveSegment>& segments) {
-  int64_t elems = 0;
-  for (const CollectiveSegment& segment : segments) elems += segment.elems;
-  return elems;
-}
-
-TEST(RingTest, AllGatherGathersPiecesInRankOrder) {
-  for (int world = 1; world <= 5; ++world) {
-    const absl::Status status =
-        RunLocalRanks(Ring(world), StreamRole::kGather, [&](auto& rank) {
-          for (const DType dtype : kFloats) {
-            for (const bool in_place : {false, true}) {
-              std::vector<Values> sends, recvs;
-              std::vector<CollectiveSegment> segments;
-              for (size_t s = 0; s < kPieces.size(); ++s) {
-                const int64_t n = kPieces[s];
-                sends.push_back(Values::Of(dtype, n, [&](int64_t i) {
-                  return Number(rank.rank, s, i);
-                }));
-                recvs.emplace_back(dtype, n * world);
-                for (int64_t i = 0; i < n * world; ++i) {
-                  recvs[s].Set(i, in_place ? Number(rank.rank, s, i % n) : -1);
-                }
-              }
-              for (size_t s = 0; s < kPieces.size(); ++s) {
-                const int64_t n = kPieces[s];
-                segments.push_back(
-                    {in_place ? recvs[s].at(rank.rank * n) : sends[s].data(),
-                     recvs[s].data(), n * world});
-              }
-              rank.comm->AllGather(*rank.stream, "unit", dtype, segments);
-              rank.stream->Synchronize();
-              for (size_t s = 0; s < kPieces.size(); ++s) {
-                const int64_t n = kPieces[s];
-                EXPECT_EQ(recvs[s], Values::Of(dtype, n * world,
-                                               [&](int64_t i) {
-                                                 return Number(
-                                                     static_cast<int>(i / n), s,
-                                                     i % n);
-                                               }))
-                    << world << " ranks, " << dtype << " segment " << s;
-              }
-            }
-          }
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(status.ok()) << status;
-  }
-}
-
-TEST(RingTest, ReduceScatterSumsIntegersExactly) {
-  for (int world = 1; world <= 5; ++world) {
-    const absl::Status status =
-        RunLocalRanks(Ring(world), StreamRole::kReduce, [&](auto& rank) {
-          for (const DType dtype : kFloats) {
-            for (const DType recv_dtype : kFloats) {
-              if ((dtype == DType::kF64) != (recv_dtype == DType::kF64)) {
-                continue;
-              }
-              for (const bool accumulate : {false, true}) {
-                std::vector<Values> sends, recvs;
-                std::vector<CollectiveSegment> segments;
-                for (size_t s = 0; s < kPieces.size(); ++s) {
-                  const int64_t n = kPieces[s];
-                  sends.push_back(Values::Of(dtype, n * world, [&](int64_t i) {
-                    return Number(rank.rank, s, i);
-                  }));
-                  recvs.push_back(Values::Of(
-                      recv_dtype, n, [](int64_t i) { return i % 10 - 5.0; }));
-                }
-                for (size_t s = 0; s < kPieces.size(); ++s) {
-                  segments.push_back(
-                      {sends[s].data(), recvs[s].data(), kPieces[s] * world});
-                }
-                Staging staging(*rank.comm, dtype, TotalOf(segments));
-                rank.comm->ReduceScatter(*rank.stream, "unit", dtype,
-                                         recv_dtype, accumulate, segments,
-                                         staging);
-                rank.stream->Synchronize();
-                for (size_t s = 0; s < kPieces.size(); ++s) {
-                  const int64_t n = kPieces[s];
-                  EXPECT_EQ(
-                      recvs[s],
-                      Values::Of(recv_dtype, n,
-                                 [&](int64_t i) {
-                                   double sum = accumulate ? i % 10 - 5.0 : 0.0;
-                                   for (int r = 0; r < world; ++r) {
-                                     sum += Number(r, s, rank.rank * n + i);
-                                   }
-                                   return sum;
-                                 }))
-                      << world << " ranks, " << dtype << " " << recv_dtype;
-                  // What was sent is as it was.
-                  EXPECT_EQ(sends[s],
-                            Values::Of(dtype, n * world, [&](int64_t i) {
-                              return Number(rank.rank, s, i);
-                            }));
-                }
-              }
-            }
-          }
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(status.ok()) << status;
-  }
-}
-
 TEST(RingTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
   for (int world = 1; world <= 5; ++world) {
     const absl::Status status =
-        RunLocalRanks(Ring(world), StreamRole::kReduce, [&](auto& rank) {
+        RunOnGroup(Ring(world), StreamRole::kReduce, [&](auto& rank) {
           for (const DType dtype : kFloats) {
             constexpr int64_t kN = 1023;
             Values data = Values::Of(dtype, kN * world, [&](int64_t i) {
@@ -211,7 +85,7 @@ TEST(RingTest, SumsRunAroundTheRingInFloat) {
       };
       std::vector<int> other_order(kWorld), other_rounding(kWorld);
       const absl::Status status =
-          RunLocalRanks(Ring(kWorld), StreamRole::kReduce, [&](auto& rank) {
+          RunOnGroup(Ring(kWorld), StreamRole::kReduce, [&](auto& rank) {
             Values narrow(dtype, kN), fp32(DType::kF32, kN);
             Values& mine = inputs[rank.rank];
             Staging staging(*rank.comm, dtype, kN * kWorld);

@@ -166,41 +166,10 @@ TEST(RingStagesTest, TheWireIsTheFormula) {
   }
 }
 
-// All ranks must end, and say who failed.
-void ExpectAFailureIsNamed(const Job& job) {
-  std::mutex mutex;
-  std::vector<std::string> messages;
-  const absl::Status status =
-      RunLocalRanks(job.world, RanksOf(job), OneThread,
-                    [&](const Rank& rank) -> absl::Status {
-                      Rig rig(rank, MakeModel(job.config), job.options,
-                              Rehearse(job, rank, 2));
-                      const TokenBatch batch(2, kLength, kVocab, 2);
-                      const std::vector<HostBatch> parts = batch.Split(2);
-                      absl::Status status;
-                      for (int step = 0; step < 2 && status.ok(); ++step) {
-                        if (rank.rank() == 1 && step == 1) {
-                          return absl::DataLossError("disk on fire");
-                        }
-                        status = rig->Step({.micro_batches = parts,
-                                            .num_valid_targets = 1,
-                                            .lr = 1e-3f})
-                                     .status();
-                      }
-                      EXPECT_FALSE(status.ok());
-                      std::lock_guard<std::mutex> lock(mutex);
-                      messages.push_back(std::string(status.message()));
-                      return status;
-                    });
-  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-  EXPECT_EQ(messages.size(), static_cast<size_t>(job.world - 1));
-  for (const std::string& message : messages) {
-    EXPECT_THAT(message, AllOf(HasSubstr("rank 1"), HasSubstr("disk on fire")));
+TEST(RingStagesTest, ARankThatLeavesIsNamedByAll) {
+  for (int stage : {0, 1, 2, 3}) {
+    ExpectALeaverIsNamedByAll(RingJob(4, stage), 1);
   }
-}
-
-TEST(RingStagesTest, ARankThatFailsIsNamedByAll) {
-  for (int stage : {0, 1, 2, 3}) ExpectAFailureIsNamed(RingJob(4, stage));
 }
 
 // ---- Parameter server -------------------------------------------------------
@@ -284,14 +253,7 @@ TEST(ServerTest, DelaysChangeNoBit) {
   Job job = ServerJob(3);
   job.micro_steps = 2;
   const Outcome want = Train(job);
-  job.prepare = [](const Rank& rank, Rig& rig) {
-    auto counter = std::make_shared<uint32_t>(rank.rank());
-    rig->set_hook([counter](const Action&, bool) {
-      *counter = *counter * 1664525u + 1013904223u;
-      std::this_thread::sleep_for(
-          std::chrono::microseconds((*counter >> 24) * 4));
-    });
-  };
+  AddDelays(&job);
   EXPECT_EQ(Train(job), want);
 }
 
@@ -405,40 +367,17 @@ TEST(ServerTest, AStateTakenUpAgainGoesOnToTheSameBits) {
   EXPECT_EQ(Train(job), want);
 }
 
-TEST(ServerTest, ARankThatFailsIsNamedByAll) {
-  ExpectAFailureIsNamed(ServerJob(4));
+TEST(ServerTest, ARankThatLeavesIsNamedByAll) {
+  ExpectALeaverIsNamedByAll(ServerJob(4), 1);
 }
 
-TEST(ServerTest, AServerThatStopsIsNamedWithinTheTimeout) {
-  const Job job = ServerJob(3);
-  std::mutex mutex;
-  std::vector<std::string> messages;
-  const absl::Status status = RunLocalRanks(
-      job.world, {.local = {.timeout = absl::Seconds(2)}}, OneThread,
-      [&](const Rank& rank) -> absl::Status {
-        Rig rig(rank, MakeModel(job.config), job.options,
-                Rehearse(job, rank, 2));
-        rig->set_hook([&](const Action& action, bool done) {
-          if (rank.rank() != 0 || done || action.kind != ActionKind::kReduce) {
-            return;
-          }
-          while (rank.status().ok()) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-        });
-        const TokenBatch batch(2, kLength, kVocab, 2);
-        const std::vector<HostBatch> parts = batch.Split(2);
-        const absl::Status status = rig->Step({.micro_batches = parts,
-                                               .num_valid_targets = 1,
-                                               .lr = 1e-3f})
-                                        .status();
-        std::lock_guard<std::mutex> lock(mutex);
-        messages.push_back(std::string(status.message()));
-        return status;
-      });
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  ASSERT_EQ(messages.size(), 3u);
-  for (const std::string& message : messages) {
+TEST(ServerTest, AServerThatHangsIsNamedWithinTheTimeout) {
+  const Failure failure =
+      WithAHangingRank(ServerJob(3), /*hanging=*/0, /*bucket=*/0);
+  EXPECT_EQ(failure.status.code(), absl::StatusCode::kDeadlineExceeded)
+      << failure.status;
+  EXPECT_EQ(failure.messages.size(), 3u);
+  for (const std::string& message : failure.messages) {
     EXPECT_THAT(message, AllOf(HasSubstr("rank 0 did not arrive at #1"),
                                HasSubstr("reduce \"")));
   }

@@ -145,14 +145,7 @@ TEST(HybridTest, DelaysChangeNoBit) {
     Job job = HybridJob(4, 2, stage);
     job.micro_steps = 3;
     const Outcome want = Train(job);
-    job.prepare = [](const Rank& rank, Rig& rig) {
-      auto counter = std::make_shared<uint32_t>(rank.rank());
-      rig->set_hook([counter](const Action&, bool) {
-        *counter = *counter * 1664525u + 1013904223u;
-        std::this_thread::sleep_for(
-            std::chrono::microseconds((*counter >> 24) * 4));
-      });
-    };
+    AddDelays(&job);
     EXPECT_EQ(Train(job), want) << "stage " << stage;
   }
 }
@@ -265,77 +258,22 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
 
 // ---- Faults ---------------------------------------------------------------
 
-TEST(HybridTest, ARankThatFailsIsNamedInTheOtherGroup) {
+TEST(HybridTest, ARankThatLeavesIsNamedInTheOtherGroup) {
   for (int stage : {1, 2, 3}) {
-    const Job job = HybridJob(4, 2, stage);
-    std::mutex mutex;
-    std::vector<std::string> messages;
-    const absl::Status status = RunLocalRanks(
-        job.world,
-        {.local = {.timeout = absl::Seconds(20)}, .shards = job.shards},
-        OneThread, [&](const Rank& rank) -> absl::Status {
-          Rig rig(rank, MakeModel(job.config), job.options,
-                  Rehearse(job, rank, 2));
-          const TokenBatch batch(2, kLength, kVocab, 2);
-          const std::vector<HostBatch> parts = batch.Split(2);
-          absl::Status status;
-          for (int step = 0; step < 2 && status.ok(); ++step) {
-            if (rank.rank() == 3 && step == 1) {
-              return absl::DataLossError("disk on fire");
-            }
-            status = rig->Step({.micro_batches = parts,
-                                .num_valid_targets = 1,
-                                .lr = 1e-3f})
-                         .status();
-          }
-          EXPECT_FALSE(status.ok());
-          std::lock_guard<std::mutex> lock(mutex);
-          messages.push_back(std::string(status.message()));
-          return status;
-        });
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    ASSERT_EQ(messages.size(), 3u);
-    for (const std::string& message : messages) {
-      EXPECT_THAT(message,
-                  AllOf(HasSubstr("rank 3"), HasSubstr("disk on fire")));
-    }
+    ExpectALeaverIsNamedByAll(HybridJob(4, 2, stage), 3);
   }
 }
 
-// A rank that stops: the ranks of its group wait for it within the group, the
-// others for the sums of that group.
-TEST(HybridTest, ARankThatStopsIsNamedWithinTheTimeout) {
-  const Job job = HybridJob(4, 2, 3);
-  std::mutex mutex;
-  std::vector<std::string> messages;
-  const absl::Status status = RunLocalRanks(
-      job.world, {.local = {.timeout = absl::Seconds(2)}, .shards = job.shards},
-      OneThread, [&](const Rank& rank) -> absl::Status {
-        Rig rig(rank, MakeModel(job.config), job.options,
-                Rehearse(job, rank, 2));
-        rig->set_hook([&](const Action& action, bool done) {
-          if (rank.rank() != 3 || done || action.index != 1 ||
-              action.kind != ActionKind::kReduce) {
-            return;
-          }
-          while (rank.status().ok()) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(5));
-          }
-        });
-        const TokenBatch batch(2, kLength, kVocab, 2);
-        const std::vector<HostBatch> parts = batch.Split(2);
-        const absl::Status status = rig->Step({.micro_batches = parts,
-                                               .num_valid_targets = 1,
-                                               .lr = 1e-3f})
-                                        .status();
-        std::lock_guard<std::mutex> lock(mutex);
-        messages.push_back(std::string(status.message()));
-        return status;
-      });
-  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  ASSERT_EQ(messages.size(), 4u);
-  for (const std::string& message : messages) {
-    EXPECT_EQ(message, messages[0]);
+// The ranks of its group wait for it within the group, the others for the sums
+// of that group.
+TEST(HybridTest, ARankThatHangsIsNamedWithinTheTimeout) {
+  const Failure failure =
+      WithAHangingRank(HybridJob(4, 2, 3), /*hanging=*/3, /*bucket=*/1);
+  EXPECT_EQ(failure.status.code(), absl::StatusCode::kDeadlineExceeded)
+      << failure.status;
+  EXPECT_EQ(failure.messages.size(), 4u);
+  for (const std::string& message : failure.messages) {
+    EXPECT_EQ(message, failure.messages[0]);
     EXPECT_THAT(message, AllOf(HasSubstr("rank 3"), HasSubstr(" of ranks ")));
   }
 }

@@ -3,13 +3,18 @@
 #ifndef ZERO_TESTS_ENGINE_ZERO_JOB_TESTING_H_
 #define ZERO_TESTS_ENGINE_ZERO_JOB_TESTING_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "gtest/gtest.h"
@@ -148,6 +153,134 @@ inline Outcome Train(const Job& job) {
   EXPECT_EQ(outcomes.size(), static_cast<size_t>(job.world));
   for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
   return outcomes.empty() ? Outcome() : outcomes[0];
+}
+
+// Every rank and stream waits a little before and behind every collective, and
+// every rank before and behind every action; each as long as its own counter
+// says. Sets `job`'s wrap and prepare.
+inline void AddDelays(Job* job) {
+  class Delays {
+   public:
+    explicit Delays(uint32_t seed) : state_(seed) {}
+    std::chrono::microseconds Next() {
+      state_ = state_ * 1664525u + 1013904223u;
+      return std::chrono::microseconds((state_ >> 24) / 2);
+    }
+
+   private:
+    uint32_t state_;
+  };
+  class Delaying final : public Communicator {
+   public:
+    Delaying(std::unique_ptr<Communicator> inner, uint32_t seed)
+        : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+          inner_(std::move(inner)),
+          delays_(seed) {}
+    void Run(Stream& stream, Collective collective) override {
+      Sleep(stream);
+      inner_->Run(stream, std::move(collective));
+      Sleep(stream);
+    }
+    void Abort(const absl::Status& status) override { inner_->Abort(status); }
+    absl::Status status() const override { return inner_->status(); }
+
+   private:
+    void Sleep(Stream& stream) {
+      stream.Enqueue(
+          [delay = delays_.Next()] { std::this_thread::sleep_for(delay); });
+    }
+    const std::unique_ptr<Communicator> inner_;
+    Delays delays_;
+  };
+  job->wrap = [](int rank, const std::string& channel, auto end) {
+    return std::make_unique<Delaying>(std::move(end), 100 * rank + channel[0]);
+  };
+  job->prepare = [](const Rank& rank, Rig& rig) {
+    rig->set_hook([delays = Delays(rank.rank())](const Action&, bool) mutable {
+      std::this_thread::sleep_for(delays.Next());
+    });
+  };
+}
+
+// A step on a small batch of the rank's own.
+inline absl::Status SmallStep(Rig& rig) {
+  const TokenBatch batch(2, kLength, kVocab, 2);
+  const HostBatch all = batch.All();
+  return rig
+      ->Step({.micro_batches = {&all, 1}, .num_valid_targets = 1, .lr = 1e-3f})
+      .status();
+}
+
+// How a job ended, and what its ranks returned that did not throw.
+struct Failure {
+  absl::Status status;
+  std::vector<std::string> messages;
+};
+
+// Runs `body` on all ranks of `job`, each with its rig.
+inline Failure RunToFailure(
+    const Job& job, const LocalRanksOptions& options,
+    const std::function<absl::Status(const Rank&, Rig&)>& body) {
+  std::mutex mutex;
+  Failure failure;
+  failure.status = RunLocalRanks(
+      job.world, options, OneThread, [&](const Rank& rank) -> absl::Status {
+        Rig rig(rank, job.Make(), job.options, Rehearse(job, rank, 2));
+        const absl::Status status = body(rank, rig);
+        EXPECT_FALSE(status.ok()) << "rank " << rank.rank();
+        std::lock_guard<std::mutex> lock(mutex);
+        failure.messages.push_back(std::string(status.message()));
+        return status;
+      });
+  return failure;
+}
+
+// A rank that leaves with an error between two steps: all end, and name it.
+inline void ExpectALeaverIsNamedByAll(const Job& job, int leaver) {
+  const Failure failure =
+      RunToFailure(job, RanksOf(job), [&](const Rank& rank, Rig& rig) {
+        absl::Status status;
+        // The others may learn of it at the end of the first step already.
+        for (int step = 0; step < 2 && status.ok(); ++step) {
+          if (rank.rank() == leaver && step == 1) {
+            return absl::DataLossError("disk on fire");
+          }
+          status = SmallStep(rig);
+        }
+        return status;
+      });
+  const std::string name = absl::StrCat("rank ", leaver);
+  EXPECT_EQ(failure.status.code(), absl::StatusCode::kDataLoss)
+      << failure.status;
+  EXPECT_TRUE(
+      absl::StrContains(failure.status.message(), name + ": disk on fire"))
+      << failure.status;
+  EXPECT_EQ(failure.messages.size(), static_cast<size_t>(job.world));
+  int named = 0;
+  for (const std::string& message : failure.messages) {
+    EXPECT_TRUE(absl::StrContains(message, "disk on fire")) << message;
+    named += absl::StrContains(message, name);
+  }
+  EXPECT_GE(named, job.world - 1);
+}
+
+// A rank that hangs where it should start reducing `bucket`: what all of them
+// say after a timeout of two seconds.
+inline Failure WithAHangingRank(const Job& job, int hanging, int bucket) {
+  LocalRanksOptions options = RanksOf(job);
+  options.local.timeout = absl::Seconds(2);
+  return RunToFailure(job, options, [&](const Rank& rank, Rig& rig) {
+    rig->set_hook([&](const Action& action, bool done) {
+      if (rank.rank() != hanging || done ||
+          action.kind != ActionKind::kReduce || action.index != bucket) {
+        return;
+      }
+      while (rank.status().ok()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    });
+    return SmallStep(rig);
+  });
 }
 
 inline ModelConfig TiedLlama() {

@@ -4,65 +4,15 @@
 #define ZERO_TESTS_ENGINE_ZERO_MATRIX_TESTING_H_
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "engine/comm/communicator.h"
 #include "tests/engine/zero/job_testing.h"
 
 namespace zero {
-
-// Every rank and stream waits a little before and behind every collective, and
-// every rank before and behind every action; each as long as its own counter
-// says. Sets `job`'s wrap and prepare.
-inline void AddDelays(Job* job) {
-  class Delays {
-   public:
-    explicit Delays(uint32_t seed) : state_(seed) {}
-    std::chrono::microseconds Next() {
-      state_ = state_ * 1664525u + 1013904223u;
-      return std::chrono::microseconds((state_ >> 24) / 2);
-    }
-
-   private:
-    uint32_t state_;
-  };
-  class Delaying final : public Communicator {
-   public:
-    Delaying(std::unique_ptr<Communicator> inner, uint32_t seed)
-        : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-          inner_(std::move(inner)),
-          delays_(seed) {}
-    void Run(Stream& stream, Collective collective) override {
-      Sleep(stream);
-      inner_->Run(stream, std::move(collective));
-      Sleep(stream);
-    }
-    void Abort(const absl::Status& status) override { inner_->Abort(status); }
-    absl::Status status() const override { return inner_->status(); }
-
-   private:
-    void Sleep(Stream& stream) {
-      stream.Enqueue(
-          [delay = delays_.Next()] { std::this_thread::sleep_for(delay); });
-    }
-    const std::unique_ptr<Communicator> inner_;
-    Delays delays_;
-  };
-  job->wrap = [](int rank, const std::string& channel, auto end) {
-    return std::make_unique<Delaying>(std::move(end), 100 * rank + channel[0]);
-  };
-  job->prepare = [](const Rank& rank, Rig& rig) {
-    rig->set_hook([delays = Delays(rank.rank())](const Action&, bool) mutable {
-      std::this_thread::sleep_for(delays.Next());
-    });
-  };
-}
 
 // Odd widths, one table for embedding and head, and a vocabulary (61) that no
 // number of ranks divides.

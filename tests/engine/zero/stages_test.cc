@@ -282,7 +282,7 @@ TEST(StagesTest, MicroBatchesAddUpInTwoOrders) {
   }
 }
 
-// Delays before actions move every collective against every computation; the
+// Delays move every collective against every computation; the
 // poison of freed memory (RunRank sets it) shows who comes too early or late.
 TEST(StagesTest, DelaysChangeNoBit) {
   for (int stage : {0, 1, 2, 3}) {
@@ -291,14 +291,7 @@ TEST(StagesTest, DelaysChangeNoBit) {
     job.micro_steps = 2;
     job.options = AtStage(job.options, stage);
     const Outcome want = Train(job);
-    job.prepare = [](const Rank& rank, Rig& rig) {
-      auto counter = std::make_shared<uint32_t>(rank.rank());
-      rig->set_hook([counter](const Action&, bool) {
-        *counter = *counter * 1664525u + 1013904223u;
-        std::this_thread::sleep_for(
-            std::chrono::microseconds((*counter >> 24) * 4));
-      });
-    };
+    AddDelays(&job);
     EXPECT_EQ(Train(job), want) << "stage " << stage;
   }
 }
@@ -625,26 +618,13 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
                     HasSubstr("; rank 1 hangs and is left behind"));
         injector.Release();  // a program would end here
       };
-      std::mutex mutex;
-      std::vector<std::string> messages;
-      const absl::Status status = RunLocalRanks(
-          job.world, ranks, OneThread, [&](const Rank& rank) -> absl::Status {
-            Rig rig(rank, MakeModel(job.config), job.options,
-                    Rehearse(job, rank, 2));
-            const TokenBatch batch(2, kLength, kVocab, 2);
-            const HostBatch all = batch.All();
+      const auto [status, messages] =
+          RunToFailure(job, ranks, [](const Rank&, Rig& rig) {
             absl::Status status;
             int steps = 0;
-            for (; steps < 5 && status.ok(); ++steps) {
-              status = rig->Step({.micro_batches = {&all, 1},
-                                  .num_valid_targets = 1,
-                                  .lr = 1e-3f})
-                           .status();
-            }
+            for (; steps < 5 && status.ok(); ++steps) status = SmallStep(rig);
             // Others may learn of it at the end of the first step already.
             EXPECT_THAT(steps, AnyOf(1, 2));
-            std::lock_guard<std::mutex> lock(mutex);
-            messages.push_back(std::string(status.message()));
             return status;
           });
       EXPECT_TRUE(injector.happened());
@@ -662,44 +642,12 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
   }
 }
 
-TEST(StagesTest, ARankThatFailsInMidStepIsNamedByAll) {
+TEST(StagesTest, ARankThatLeavesIsNamedByAll) {
   for (int stage : {0, 1, 2, 3}) {
     Job job;
     job.world = 3;
     job.options = AtStage(job.options, stage);
-    std::mutex mutex;
-    std::vector<std::string> messages;
-    const absl::Status status =
-        RunLocalRanks(job.world, {.local = {.timeout = absl::Seconds(20)}},
-                      OneThread, [&](const Rank& rank) -> absl::Status {
-                        Rig rig(rank, MakeModel(job.config), job.options,
-                                Rehearse(job, rank, 2));
-                        const TokenBatch batch(2, kLength, kVocab, 2);
-                        const std::vector<HostBatch> parts = batch.Split(2);
-                        // The others may learn of it at the end of the first
-                        // step already.
-                        absl::Status status;
-                        for (int step = 0; step < 2 && status.ok(); ++step) {
-                          if (rank.rank() == 1 && step == 1) {
-                            return absl::DataLossError("disk on fire");
-                          }
-                          status = rig->Step({.micro_batches = parts,
-                                              .num_valid_targets = 1,
-                                              .lr = 1e-3f})
-                                       .status();
-                        }
-                        EXPECT_FALSE(status.ok());
-                        std::lock_guard<std::mutex> lock(mutex);
-                        messages.push_back(std::string(status.message()));
-                        return status;
-                      });
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("rank 1: disk on fire"));
-    ASSERT_EQ(messages.size(), 2u);
-    for (const std::string& message : messages) {
-      EXPECT_THAT(message, HasSubstr("rank 1"));
-    }
+    ExpectALeaverIsNamedByAll(job, 1);
   }
 }
 
