@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <numeric>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -337,16 +338,47 @@ absl::Status LocalGroup::Mismatch(const Channel& channel) const {
 void LocalGroup::FailMissing(const Channel& channel, const Call& call) {
   if (!failure_.ok()) return;
   std::string last_seen;
+  std::vector<int> awaited;
   const std::vector<int> missing = channel.Awaited(call);
   for (const int place : missing) {
-    missing_.push_back(channel.members[place]);
+    awaited.push_back(channel.members[place]);
     absl::StrAppend(&last_seen, "; ", LastSeen(channel, place));
   }
+  missing_ = Culprits(awaited);
   Fail(absl::DeadlineExceededError(absl::StrCat(
       "local: ", channel.RankNames(missing), " did not ",
       channel.HasOpened(call) ? "finish its share of " : "arrive at ",
       channel.Text(call), " within ", absl::FormatDuration(timeout_),
       last_seen)));
+}
+
+// The ranks for whom the streams of `rank` wait.
+std::vector<int> LocalGroup::AwaitedBy(int rank) const {
+  std::vector<int> ranks;
+  for (const auto& [name, channel] : channels_) {
+    const int place = channel->PlaceOf(rank);
+    if (place < 0 || !channel->ends[place].inside) continue;
+    for (const int other : channel->Awaited(*channel->ends[place].begun)) {
+      if (other != place) ranks.push_back(channel->members[other]);
+    }
+  }
+  return ranks;
+}
+
+// Behind `awaited`, who waits for nobody; `awaited` where all wait in a circle.
+std::vector<int> LocalGroup::Culprits(const std::vector<int>& awaited) const {
+  std::set<int> seen(awaited.begin(), awaited.end()), culprits;
+  for (std::vector<int> next = awaited; !next.empty();) {
+    const int rank = next.back();
+    next.pop_back();
+    const std::vector<int> behind = AwaitedBy(rank);
+    if (behind.empty()) culprits.insert(rank);
+    for (const int other : behind) {
+      if (seen.insert(other).second) next.push_back(other);
+    }
+  }
+  if (culprits.empty()) culprits.insert(awaited.begin(), awaited.end());
+  return {culprits.begin(), culprits.end()};
 }
 
 std::string LocalGroup::LastSeen(const Channel& channel, int place) const {

@@ -57,8 +57,9 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   int world() const { return world_; }
 
-  // The ranks for which others waited in vain; none unless that is how the
-  // group failed.
+  // The ranks for which others waited in vain, ascending; none unless that is
+  // how the group failed. One that waited itself, in another channel, is not
+  // missing: those are for whom it waited.
   std::vector<int> missing() const;
 
   ~LocalGroup();
@@ -98,6 +99,8 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void FailIfGone(const Channel& channel, int place);
   absl::Status Mismatch(const Channel& channel) const;
   void FailMissing(const Channel& channel, const Call& call);
+  std::vector<int> AwaitedBy(int rank) const;
+  std::vector<int> Culprits(const std::vector<int>& awaited) const;
   std::string LastSeen(const Channel& channel, int place) const;
 
   const int world_;

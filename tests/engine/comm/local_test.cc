@@ -708,6 +708,8 @@ TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {
       ::testing::ContainsRegex("rank (0|1) did not arrive at #1 of channel "
                                "\"(gather|reduce)\".*it is in #1 of channel "
                                "\"(gather|reduce)\", barrier \"first\""));
+  // In a circle the one is missing that was waited for first.
+  EXPECT_EQ(group->missing().size(), 1u);
 }
 
 // Who is late may itself be waiting for the one that is missing.
@@ -746,6 +748,8 @@ TEST(LocalTest, WhomALateRankWaitsForIsNamedToo) {
                       "ranks 0, 1\""),
             HasSubstr("it is in #1 of channel \"reduce of ranks 1, 2\", "
                       "barrier \"unit\", and waits for rank 2")));
+  // Rank 1 was late because of rank 2, which alone is missing.
+  EXPECT_EQ(group->missing(), std::vector<int>{2});
 }
 
 TEST(LocalTest, ARankThatNeverConnectedIsSaidToHaveNot) {
