@@ -177,8 +177,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
       (rank.world() == 1 || rank.reduce->algorithm() == wanted.local.algorithm))
       << "the ranks are not connected as the config says: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
-  const ExecutorOptions options = MakeExecutorOptions(
-      config, workload.train, MaxPositions(config, workload));
+  ExecutorOptions options = MakeExecutorOptions(config, workload.train,
+                                                MaxPositions(config, workload));
+  options.segment_per_tensor = workload.segment_per_tensor;
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const auto predict =
       [&](const Rank& imagined,

@@ -38,7 +38,8 @@ struct ModelTools {
 struct Workload {
   bool train = false;
   bool evaluate = false;
-  int64_t generate_tokens = 0;  // longest text, prompt included; 0: none
+  int64_t generate_tokens = 0;      // longest text, prompt included; 0: none
+  bool segment_per_tensor = false;  // of PlanOptions, for a benchmark
 };
 
 class Session {

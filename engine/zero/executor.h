@@ -48,7 +48,8 @@ struct ExecutorOptions {
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
   StatePlacement placement;
-  bool server = false;  // of PlanOptions
+  bool server = false;              // of PlanOptions
+  bool segment_per_tensor = false;  // likewise
   int64_t reduce_bucket_elems = PlanOptions::kDefaultBucketElems;
   int64_t gather_bucket_elems = PlanOptions::kDefaultBucketElems;
   bool overlap = true;  // of communication with computation
@@ -65,6 +66,7 @@ struct ExecutorOptions {
             .server = server,
             .ring = algorithm == BulkAlgorithm::kRing,
             .placement = placement,
+            .segment_per_tensor = segment_per_tensor,
             .reduce_bucket_elems = reduce_bucket_elems,
             .gather_bucket_elems = gather_bucket_elems};
   }

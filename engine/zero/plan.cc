@@ -9,22 +9,29 @@
 namespace zero {
 namespace {
 
-PlannedUnit PlanUnit(const UnitSpec& spec, int64_t world) {
+PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
   PlannedUnit unit{.name = spec.name,
                    .borrowed = spec.borrowed,
                    .backward_reads_parameters = spec.backward_reads_parameters};
+  const int64_t segment_align = Plan::kAlignElems * options.world;
   int64_t end = 0;
   for (const ParameterSpec& parameter : spec.parameters) {
-    const int64_t elems = parameter.shape.num_elems();
-    unit.parameters.push_back({parameter, end, elems});
-    end = RoundUp(end + elems, Plan::kAlignElems);
+    const int64_t begin = end, elems = parameter.shape.num_elems();
+    unit.parameters.push_back({parameter, begin, elems});
+    end =
+        RoundUp(begin + elems,
+                options.segment_per_tensor ? segment_align : Plan::kAlignElems);
+    if (options.segment_per_tensor && end > begin) {
+      unit.segments.push_back({begin, end - begin});
+    }
   }
   if (end == 0) return unit;
-  const int64_t num_segments = CeilDiv(end, Plan::kMaxSegmentElems);
-  const int64_t elems =
-      RoundUp(CeilDiv(end, num_segments), Plan::kAlignElems * world);
-  for (int64_t begin = 0; begin < end; begin += elems) {
-    unit.segments.push_back({begin, elems});
+  if (!options.segment_per_tensor) {
+    const int64_t num_segments = CeilDiv(end, Plan::kMaxSegmentElems);
+    const int64_t elems = RoundUp(CeilDiv(end, num_segments), segment_align);
+    for (int64_t begin = 0; begin < end; begin += elems) {
+      unit.segments.push_back({begin, elems});
+    }
   }
   unit.padded_elems = unit.segments.back().end();
   return unit;
@@ -135,7 +142,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   }
   if (plan.shards > 1) plan.placement = options.placement;
   for (const UnitSpec& spec : units) {
-    PlannedUnit unit = PlanUnit(spec, options.world);
+    PlannedUnit unit = PlanUnit(spec, options);
     unit.offset = plan.padded_elems;
     plan.padded_elems += unit.padded_elems;
     plan.num_segments += static_cast<int64_t>(unit.segments.size());

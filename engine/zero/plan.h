@@ -72,6 +72,10 @@ struct PlanOptions {
   bool server = false;
   bool ring = false;  // bulk collectives go around rings: for the wire's bytes
   StatePlacement placement;
+  // Every parameter is a segment of its own, whatever its size. It moves
+  // owners and costs padding: for measuring what one collective per tensor is
+  // like.
+  bool segment_per_tensor = false;
   // Upper limits of one collective's elements; one segment always fits.
   int64_t reduce_bucket_elems = kDefaultBucketElems;
   int64_t gather_bucket_elems = kDefaultBucketElems;

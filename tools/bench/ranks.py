@@ -30,6 +30,10 @@ LATENCY = "50us"
 LINK_STAGE = 0
 # One row of the table of the shaped link each: label and settings.
 ROWS = (
+    ("a collective per tensor, waited for",
+     "per_tensor zero_optimization.reduce_bucket_size=1 "
+     "zero_optimization.allgather_bucket_size=1 "
+     "zero_optimization.overlap_comm=false"),
     ("a collective per segment, waited for",
      "zero_optimization.reduce_bucket_size=1 "
      "zero_optimization.allgather_bucket_size=1 "
@@ -401,9 +405,9 @@ def print_link(dtype, link, pairs):
             step, middle(one["exposed_ms"]),
             "%.2f" % (alone / step) if alone else ""))
     say("  a segment: a unit, or an equal part of one above 16 MiB (this "
-        "model's 148 tensors\n  are in 35); GB/s: bytes sent over the time "
-        "that collectives took; efficiency: the\n  step of one rank alone over "
-        "this one")
+        "model's 148 tensors\n  are in 35), per tensor each tensor; GB/s: bytes "
+        "sent over the time that collectives\n  took; efficiency: the step of "
+        "one rank alone over this one")
 
 
 def print_ranks(results):

@@ -56,6 +56,7 @@ struct Seen {
 
 struct Case {
   std::string settings;
+  bool per_tensor = false;  // PlanOptions::segment_per_tensor
   Config config;
   std::vector<Seen> ranks;
   // The same on all ranks.
@@ -87,7 +88,8 @@ class Runner {
   absl::Status Start() {
     ZERO_ASSIGN_OR_RETURN(
         session_,
-        Session::Make(rank_, case_.config, MakeModelTools(), {.train = true}));
+        Session::Make(rank_, case_.config, MakeModelTools(),
+                      {.train = true, .segment_per_tensor = case_.per_tensor}));
     ZERO_RETURN_IF_ERROR(Step());
     Drain();
     return absl::OkStatus();
@@ -315,12 +317,18 @@ absl::StatusOr<Case> LoadCase(const Options& options,
   RunOptions run = options.run;
   run.sets.push_back(absl::StrCat("bf16.enabled=",
                                   options.dtype == "bf16" ? "true" : "false"));
+  bool per_tensor = false;
   for (const auto& set : absl::StrSplit(settings, ' ', absl::SkipEmpty())) {
-    run.sets.push_back(std::string(set));
+    if (set == "per_tensor") {
+      per_tensor = true;
+    } else {
+      run.sets.push_back(std::string(set));
+    }
   }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   return Case{.settings = settings,
+              .per_tensor = per_tensor,
               .config = loaded.config,
               .ranks = std::vector<Seen>(run.ranks)};
 }
@@ -402,8 +410,9 @@ int Main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--case", options.cases,
-                 "settings of one case: \"zero_optimization.stage=3 ...\" "
-                 "(repeatable; default: the config as it is)")
+                 "settings of one case: \"zero_optimization.stage=3 ...\", "
+                 "and \"per_tensor\" for a segment per tensor (repeatable; "
+                 "default: the config as it is)")
       ->allow_extra_args(false);
   app.add_option("--steps", options.steps, "steps measured in each turn")
       ->capture_default_str()

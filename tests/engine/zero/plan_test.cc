@@ -114,6 +114,35 @@ TEST(PlanTest, PaddingStaysSmall) {
   }
 }
 
+TEST(PlanTest, ASegmentPerTensorIsOneOnRequest) {
+  for (int64_t world = 1; world <= 8; ++world) {
+    const Plan plan =
+        MakePlan(OddUnits(), {.world = world, .segment_per_tensor = true});
+    for (const PlannedUnit& unit : plan.units) {
+      int64_t end = 0;
+      size_t s = 0;
+      for (const PlannedParameter& parameter : unit.parameters) {
+        if (parameter.elems == 0) continue;
+        ASSERT_LT(s, unit.segments.size()) << parameter.spec.name;
+        const Segment& segment = unit.segments[s++];
+        EXPECT_EQ(segment.begin, end);
+        EXPECT_EQ(segment.begin, parameter.offset);
+        EXPECT_EQ(segment.elems % (Plan::kAlignElems * world), 0);
+        EXPECT_GE(segment.elems, parameter.elems);
+        EXPECT_LT(segment.elems, parameter.elems + Plan::kAlignElems * world);
+        end = segment.end();
+      }
+      EXPECT_EQ(s, unit.segments.size()) << unit.name;
+      EXPECT_EQ(end, unit.padded_elems) << unit.name;
+    }
+  }
+  // A bucket, and so a collective, each.
+  const Plan plan = MakePlan(
+      OddUnits(),
+      {.world = 2, .segment_per_tensor = true, .reduce_bucket_elems = 1});
+  EXPECT_EQ(plan.reduce_buckets.size(), 11u);
+}
+
 TEST(PlanTest, AUnitsLayoutDependsOnNothingElse) {
   // Parameter offsets do not even depend on the number of ranks; the cut into
   // segments depends on the unit and the ranks, never on the other units.

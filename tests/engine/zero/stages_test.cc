@@ -157,6 +157,20 @@ TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
 }
 
 // A ratio of pieces instead of parameters would be far off.
+TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
+  Job job;
+  job.config = TiedLlama();
+  job.world = 3;
+  job.options.segment_per_tensor = true;
+  job.options.reduce_bucket_elems = 1;
+  job.options.gather_bucket_elems = 1;
+  const Outcome want = Train(job);
+  for (int stage : {1, 2, 3}) {
+    job.options = AtStage(job.options, stage);
+    EXPECT_EQ(Train(job), want) << "stage " << stage;
+  }
+}
+
 TEST(StagesTest, LambOfRanksIsThatOfOneRank) {
   Job alone;
   alone.config = TiedLlama();
