@@ -140,6 +140,11 @@ struct Plan {
   StatePlacement placement;
   std::vector<PlannedUnit> units;
   // In the order in which backward completes them: from the last unit down.
+  // That order is known here, and holds in every step: a unit's backward runs
+  // as a whole behind those of all later units, borrowers of its parameters
+  // among them, and an unused parameter's gradient is zero when it ends. So no
+  // step is measured to find the order in which gradients become ready, and
+  // nothing is ever re-planned, nor is there a key for it.
   // Replicated gradients: a bucket may hold segments of several units; sharded
   // ones: of one unit, whose buffer it frees.
   std::vector<Bucket> reduce_buckets;

@@ -361,6 +361,9 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "--set lr: unknown key; did you mean \"optimizer.params.lr\"?");
   EXPECT_EQ(ErrorOfSmall({"max_steps=1"}),
             "--set max_steps: unknown key; did you mean \"training.steps\"?");
+  EXPECT_EQ(ErrorOfSmall({"find_unused_parameters=true"}),
+            "--set find_unused_parameters: unknown key; did you mean "
+            "\"zero_optimization.ignore_unused_parameters\"?");
   EXPECT_EQ(ErrorOfSmall({"batch_size=1"}),
             "--set batch_size: unknown key; did you mean "
             "\"train_batch_size\"?");
