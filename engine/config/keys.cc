@@ -141,6 +141,10 @@ class Table {
       key_->unread = why;
       return *this;
     }
+    Line& BetweenRanks() {
+      key_->between_ranks = true;
+      return *this;
+    }
     Line& DeepSpeed(std::string difference) {
       key_->deepspeed = std::move(difference);
       return *this;
@@ -590,6 +594,7 @@ void AddPrecision(Table& t) {
            FIELD(communication_data_type),
            "Gradients are sent in it; their sum over ranks is formed in fp32 "
            "and rounded to it once.")
+      .BetweenRanks()
       .Derived("data_types.grad_accum_dtype")
       .DeepSpeed(
           "the parameters' dtype; here that of the accumulated gradients, "
@@ -948,14 +953,17 @@ void AddZero(Table& t) {
            "Which model states are sharded over the ranks.");
   t.Integer(path("stage"), FIELD(zero_optimization.stage),
             "0: none; 1: optimizer; 2: and gradients; 3: and parameters.")
+      .BetweenRanks()
       .Range(0, 3);
   t.Integer(path("reduce_bucket_size"),
             FIELD(zero_optimization.reduce_bucket_size),
             "Gradient elements reduced at once (one segment at least).")
+      .BetweenRanks()
       .AtLeast(1);
   t.Integer(path("allgather_bucket_size"),
             FIELD(zero_optimization.allgather_bucket_size),
             "Updated parameters gathered at once, in elements (stages 1, 2).")
+      .BetweenRanks()
       .AtLeast(1)
       .Unread(UNREAD(c.zero_optimization.stage == 1 ||
                              c.zero_optimization.stage == 2
@@ -963,11 +971,13 @@ void AddZero(Table& t) {
                          : "zero_optimization.stage 1 and 2 alone gather "
                            "updated parameters"));
   t.Bool(path("overlap_comm"), FIELD(zero_optimization.overlap_comm),
-         "Communicate while computing.");
+         "Communicate while computing.")
+      .BetweenRanks();
   t.Integer(path("stage3_prefetch_bucket_size"),
             FIELD(zero_optimization.stage3_prefetch_bucket_size),
             "Parameters gathered ahead, in elements; 0: none. Unset: those of "
             "the next unit.")
+      .BetweenRanks()
       .AtLeast(0)
       .MayBeUnset()
       .Unread(REPLICATED)
@@ -976,6 +986,7 @@ void AddZero(Table& t) {
             FIELD(zero_optimization.stage3_max_live_parameters),
             "Units stay in place for their next use while they hold no more "
             "elements than this. Unset: two units.")
+      .BetweenRanks()
       .AtLeast(0)
       .MayBeUnset()
       .Unread(REPLICATED)
@@ -984,6 +995,7 @@ void AddZero(Table& t) {
             FIELD(zero_optimization.stage3_max_reuse_distance),
             "A unit stays in place if it is used again after fewer elements "
             "than this. Unset: two units.")
+      .BetweenRanks()
       .AtLeast(0)
       .MayBeUnset()
       .Unread(REPLICATED)
@@ -992,6 +1004,7 @@ void AddZero(Table& t) {
             FIELD(zero_optimization.stage3_param_persistence_threshold),
             "Units whose parameters are all smaller than this are gathered "
             "once per step and stay in place, in elements.")
+      .BetweenRanks()
       .AtLeast(0)
       .Unread(REPLICATED)
       .DeepSpeed(
@@ -1000,6 +1013,7 @@ void AddZero(Table& t) {
   t.Integer(path("stage3_model_persistence_threshold"),
             FIELD(zero_optimization.stage3_model_persistence_threshold),
             "Elements of all units that stay in place, at most.")
+      .BetweenRanks()
       .AtLeast(0)
       .Unread(UNREAD(
           c.zero_optimization.stage < 3 ||
@@ -1015,6 +1029,7 @@ void AddZero(Table& t) {
             "Shard within groups of so many consecutive ranks and replicate "
             "over the groups (MiCS, FSDP's hybrid sharding); divides the "
             "ranks. -1: one group.")
+      .BetweenRanks()
       .Range(-1, 1024)
       .DeepSpeed("stage 3 only, by its own Init; here stages 1 to 3");
   t.NotBuilt(kBool, path("mics_hierarchical_params_gather"),
@@ -1099,10 +1114,12 @@ void AddCommunication(Table& t) {
            "direct: a rank reads all the others at once; ring: its neighbour, "
            "step by step; parameter_server: rank 0 sums all gradients, updates "
            "and broadcasts (stage 0). Equal bits within each, not between "
-           "them.");
+           "them.")
+      .BetweenRanks();
   t.Number("communication.timeout_seconds",
            FIELD(communication.timeout_seconds),
            "How long a rank waits for another one before the run fails.")
+      .BetweenRanks()
       .Range(0.001, 1e6);
 }
 

@@ -77,6 +77,9 @@ struct KeySpec {
   // nothing: it leaves a note, has its default in Config and is not printed.
   const char* (*unread)(const Config&) = nullptr;
 
+  // It says what happens between ranks: of a run on one rank, nothing.
+  bool between_ranks = false;
+
   // Where a default or a meaning is not DeepSpeed's: theirs, and why.
   std::string deepspeed;
 

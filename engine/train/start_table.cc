@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/config/keys.h"
 #include "engine/train/generator.h"
+#include "engine/train/rank_notes.h"
 #include "engine/train/trainer.h"
 
 namespace zero {
@@ -191,22 +192,10 @@ void Trainer::PrintStart() const {
   rows.push_back({"memory", memory});
   rows.push_back({"output", config.training.out_dir});
   console_->Table("zero train", rows);
-  if (rank_->world() == 1 && config.zero_optimization.stage > 0) {
-    console_->Line(absl::StrCat(
-        "note: zero_optimization.stage ", config.zero_optimization.stage,
-        " has nothing to shard on one rank; start several with "
-        "--ranks N"));
-  }
-  if (rank_->world() == 1 &&
-      config.communication.algorithm != CommunicationAlgorithm::kDirect) {
-    console_->Line(absl::StrCat(
-        "note: communication.algorithm ",
-        Name(config, "communication.algorithm"),
-        " has nobody to talk to on one rank; start several with --ranks N"));
-  }
-  for (const std::string& note : loaded_.notes) {
-    console_->Line("note: " + note);
-  }
+  std::vector<std::string> notes =
+      RankNotes(loaded_, session_->executor().plan());
+  notes.insert(notes.end(), loaded_.notes.begin(), loaded_.notes.end());
+  for (const std::string& note : notes) console_->Line("note: " + note);
   if (SampleContext() == 0) return;
   const int64_t prompt = SamplePrompt().size();
   const int64_t visible = VisibleTokens(prompt, SampleContext());

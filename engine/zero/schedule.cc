@@ -164,16 +164,9 @@ class Builder {
         units_[unit].computations.push_back(i);
       }
     }
-    int64_t persistent = 0;
+    const std::vector<bool> persistent = PersistentUnits(plan_, policy_);
     for (size_t u = 0; u < units_.size(); ++u) {
-      int64_t largest = 0;
-      for (const PlannedParameter& parameter : plan_.units[u].parameters) {
-        largest = std::max(largest, parameter.elems);
-      }
-      units_[u].persistent =
-          largest < policy_.persistence_threshold &&
-          Elems(u) <= policy_.max_persistent_elems - persistent;
-      if (units_[u].persistent) persistent += Elems(u);
+      units_[u].persistent = persistent[u];
     }
   }
 
@@ -352,6 +345,23 @@ std::string ActionName(const Action& action, const Plan& plan) {
     default:
       return absl::StrCat(name, "(", plan.units[action.index].name, ")");
   }
+}
+
+std::vector<bool> PersistentUnits(const Plan& plan,
+                                  const GatherPolicy& policy) {
+  std::vector<bool> persistent;
+  int64_t elems = 0;
+  for (const PlannedUnit& unit : plan.units) {
+    int64_t largest = 0;
+    for (const PlannedParameter& parameter : unit.parameters) {
+      largest = std::max(largest, parameter.elems);
+    }
+    persistent.push_back(largest < policy.persistence_threshold &&
+                         unit.padded_elems <=
+                             policy.max_persistent_elems - elems);
+    if (persistent.back()) elems += unit.padded_elems;
+  }
+  return persistent;
 }
 
 std::vector<Action> MakeSchedule(const Plan& plan,

@@ -70,6 +70,10 @@ struct GatherPolicy {
   bool operator==(const GatherPolicy&) const = default;
 };
 
+// The units that stay in place from their first use in a step to their last,
+// by the thresholds.
+std::vector<bool> PersistentUnits(const Plan& plan, const GatherPolicy& policy);
+
 struct ScheduleOptions {
   int64_t micro_steps = 1;
   bool overlap = true;

@@ -72,6 +72,11 @@ class CliTest(unittest.TestCase):
         for part in ("ZeRO stage 3 on 2 rank(s)", "per rank, sharded",
                      "reduce buckets", "Gather(block.1)", "Update(head)"):
             self.assertIn(part, text)
+        self.assertNotIn("note: ", text)
+        text = self.ok("plan", "config.json", "--no-step",
+                       "--set", "zero_optimization.overlap_comm=false")
+        self.assertIn("note: zero_optimization.overlap_comm changes nothing on "
+                      "one rank", text)
 
     def test_a_trace_is_json_with_a_row_per_stream(self):
         self.ok("train", "config.json", "--ranks", "2", "--trace", "t.json",

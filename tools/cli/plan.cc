@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
+#include "engine/train/rank_notes.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -176,6 +177,9 @@ absl::Status ShowPlan(const PlanFlags& flags) {
                 rows);
   console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",
                             actions.size(), " actions"));
+  for (const std::string& note : RankNotes(loaded, plan)) {
+    console.Line("note: " + note);
+  }
   if (!flags.no_step) PrintStep(plan, actions, &console);
   return absl::OkStatus();
 }

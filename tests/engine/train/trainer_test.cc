@@ -35,6 +35,7 @@ namespace zero {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 ModelTools Tools() {
   return {.make = MakeModel,
@@ -265,6 +266,15 @@ TEST_F(TrainerTest, TwoRunsDoNotWriteToOneFolderAtOnce) {
   EXPECT_TRUE((*first)->Run().ok());
   first->reset();
   EXPECT_TRUE(Trainer::Make(other, loaded, Tools(), &silent, nullptr).ok());
+}
+
+TEST_F(TrainerTest, OneRankSaysWhichKeysItDoesNotRead) {
+  const std::string words = "changes nothing on one rank";
+  const Outcome sharded =
+      Run(Load({"zero_optimization.stage=1", "training.steps=1"}));
+  EXPECT_THAT(sharded.printed, HasSubstr("note: zero_optimization.stage " +
+                                         words + ", which has nobody"));
+  EXPECT_THAT(Run(Load({"training.steps=1"})).printed, Not(HasSubstr(words)));
 }
 
 TEST_F(TrainerTest, TheMemoryBreakdownShowsPeaks) {

@@ -485,6 +485,10 @@ TEST(ScheduleTest, PersistentUnitsAreGatheredOncePerStep) {
   EXPECT_EQ(gathers(0), 1);
   EXPECT_EQ(gathers(1), 1);
   EXPECT_EQ(gathers(2), 6);
+  const std::vector<bool> persistent = PersistentUnits(DeepPlan(), some);
+  for (size_t u = 0; u < persistent.size(); ++u) {
+    EXPECT_EQ(persistent[u], u < 2) << u;
+  }
 }
 
 // Groups add up what all their micro-batches gave, once.

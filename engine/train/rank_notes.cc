@@ -1,0 +1,105 @@
+#include "engine/train/rank_notes.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "engine/config/keys.h"
+#include "engine/train/console.h"
+#include "engine/train/session.h"
+#include "engine/zero/schedule.h"
+
+namespace zero {
+namespace {
+
+// Those that somebody set to something else than their defaults.
+std::vector<std::string> KeysBetweenRanks(const LoadedConfig& loaded) {
+  std::vector<std::string> paths;
+  for (const KeySpec& key : AllKeys()) {
+    if (!key.between_ranks || !key.IsRead(loaded.config)) continue;
+    if (key.get(loaded.config) == key.get(Config())) continue;
+    const auto origin = loaded.origins.find(key.path);
+    if (origin != loaded.origins.end() &&
+        absl::StartsWith(origin->second, "derived")) {
+      continue;
+    }
+    paths.push_back(key.path);
+  }
+  return paths;
+}
+
+int64_t SmallestSegment(const Plan& plan) {
+  int64_t smallest = INT64_MAX;
+  for (const PlannedUnit& unit : plan.units) {
+    for (const Segment& segment : unit.segments) {
+      smallest = std::min(smallest, segment.elems);
+    }
+  }
+  return smallest;
+}
+
+std::string PersistenceNote(const Plan& plan, const GatherPolicy& policy) {
+  const std::vector<bool> persistent = PersistentUnits(plan, policy);
+  int64_t num_units = 0, elems = 0;
+  std::vector<std::string> names;
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    const PlannedUnit& unit = plan.units[u];
+    if (unit.padded_elems == 0) continue;
+    ++num_units;
+    if (!persistent[u]) continue;
+    names.push_back(unit.name);
+    elems += unit.padded_elems;
+  }
+  return absl::StrCat(
+      "zero_optimization.stage3_param_persistence_threshold ",
+      policy.persistence_threshold,
+      " holds for whole units, all of whose parameters must be smaller: ",
+      names.size(), " of ", num_units, " stay in place",
+      names.empty() ? ""
+                    : absl::StrCat(" (", absl::StrJoin(names, ", "), "; ",
+                                   WithCommas(elems), " elements)"));
+}
+
+}  // namespace
+
+std::vector<std::string> RankNotes(const LoadedConfig& loaded,
+                                   const Plan& plan) {
+  const ZeroConfig& zero = loaded.config.zero_optimization;
+  std::vector<std::string> notes;
+  if (plan.world == 1) {
+    const std::vector<std::string> keys = KeysBetweenRanks(loaded);
+    if (!keys.empty()) {
+      notes.push_back(absl::StrCat(
+          absl::StrJoin(keys, ", "), keys.size() == 1 ? " changes" : " change",
+          " nothing on one rank, which has nobody to share with or talk to; "
+          "start several with --ranks N"));
+    }
+    return notes;
+  }
+  const int64_t smallest = SmallestSegment(plan);
+  const auto add_bucket_note = [&](const char* path, int64_t elems,
+                                   const std::vector<Bucket>& buckets) {
+    if (buckets.empty() || elems >= smallest) return;
+    notes.push_back(absl::StrCat(
+        path, " ", elems,
+        " puts every segment into a bucket of its own, as any value does below "
+        "the smallest segment of this model, ",
+        WithCommas(smallest), " elements: segments are not cut"));
+  };
+  add_bucket_note("zero_optimization.reduce_bucket_size",
+                  zero.reduce_bucket_size, plan.reduce_buckets);
+  add_bucket_note("zero_optimization.allgather_bucket_size",
+                  zero.allgather_bucket_size, plan.gather_buckets);
+  const GatherPolicy policy =
+      MakeExecutorOptions(loaded.config, /*train=*/true, /*max_positions=*/0)
+          .gather;
+  if (plan.placement.parameters == Placement::kSharded &&
+      policy.persistence_threshold > 0) {
+    notes.push_back(PersistenceNote(plan, policy));
+  }
+  return notes;
+}
+
+}  // namespace zero

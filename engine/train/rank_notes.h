@@ -1,0 +1,21 @@
+// Keys of several ranks that change less in this run than they seem to.
+#ifndef ZERO_ENGINE_TRAIN_RANK_NOTES_H_
+#define ZERO_ENGINE_TRAIN_RANK_NOTES_H_
+
+#include <string>
+#include <vector>
+
+#include "engine/config/load.h"
+#include "engine/zero/plan.h"
+
+namespace zero {
+
+// A line for all keys that only several ranks read, where `plan` is for one;
+// and one each for a bucket size below the smallest segment and for a
+// persistence threshold, which holds for whole units.
+std::vector<std::string> RankNotes(const LoadedConfig& loaded,
+                                   const Plan& plan);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_RANK_NOTES_H_
