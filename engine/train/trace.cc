@@ -92,10 +92,12 @@ void Trace::Follow(int rank, Executor& executor) {
               Clock::now());
         }
       });
-  executor.set_wait_hook(
-      [this, rank](Clock::time_point from, Clock::time_point to) {
-        Add(rank, Row::kWait, "wait", from, to);
-      });
+  executor.set_wait_hook([this, rank](Channel channel, const std::string& name,
+                                      Clock::time_point from,
+                                      Clock::time_point to) {
+    Add(rank, Row::kWait,
+        absl::StrCat("wait: ", ChannelName(channel), " ", name), from, to);
+  });
 }
 
 absl::Status Trace::Write(const std::string& path) const {

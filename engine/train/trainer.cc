@@ -50,6 +50,15 @@ double WithoutSignOfNan(double value) {
   return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value;
 }
 
+// Milliseconds by the channels' names.
+JsonLine PerChannel(const WaitTimes& waited) {
+  JsonLine line;
+  for (const Channel channel : kChannels) {
+    line.Add(ChannelName(channel), waited[channel]);
+  }
+  return line;
+}
+
 // Makes `out_dir` ready for a run: nobody else in it, no leavings of one that
 // was killed, and no summary of an earlier one beside this one's metrics.
 absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
@@ -226,7 +235,7 @@ TrainingState Trainer::ExportState() {
                     .consecutive_skips = consecutive_skips_,
                     .scaler = scaler_.state(),
                     .train_seconds = train_seconds_,
-                    .exposed_seconds = exposed_seconds_,
+                    .waited = waited_,
                     .first_loss = first_loss_,
                     .last_loss = last_loss_,
                     .validation_loss = validation_loss_,
@@ -268,7 +277,7 @@ absl::Status Trainer::Restore(const TrainingState& state) {
   consecutive_skips_ = progress.consecutive_skips;
   scaler_.Restore(progress.scaler);
   train_seconds_ = progress.train_seconds;
-  exposed_seconds_ = progress.exposed_seconds;
+  waited_ = progress.waited;
   first_loss_ = progress.first_loss;
   last_loss_ = progress.last_loss;
   validation_loss_ = progress.validation_loss;
@@ -359,7 +368,8 @@ StepCommunication Trainer::Communicated() const {
                    .across = across.bytes,
                    .received =
                        gathered.received + reduced.received + across.received},
-          .collectives = gathered.calls + reduced.calls + across.calls};
+          .collectives = gathered.calls + reduced.calls + across.calls,
+          .waited = session_->executor().waited()};
 }
 
 void Trainer::CountCommunication(const StepCommunication& before) {
@@ -370,8 +380,8 @@ void Trainer::CountCommunication(const StepCommunication& before) {
                .across = now.wire.across - before.wire.across,
                .received = now.wire.received - before.wire.received},
       .collectives = now.collectives - before.collectives,
-      .exposed_ms = session_->executor().times().waiting_ms};
-  exposed_seconds_ += communication_.exposed_ms * 1e-3;
+      .waited = now.waited - before.waited};
+  waited_ += communication_.waited;
 }
 
 absl::Status Trainer::CountSkips(const StepOutput& output) {
@@ -447,7 +457,8 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   if (rank_->world() > 1) {
     JsonLine communication;
     const StepWire& wire = communication_.wire;
-    communication.Add("exposed_ms", communication_.exposed_ms)
+    communication.Add("exposed_ms", communication_.waited.total())
+        .AddObject("waited_ms", PerChannel(communication_.waited))
         .Add("gathered_bytes", wire.gathered)
         .Add("reduced_bytes", wire.reduced);
     const Plan& plan = session_->executor().plan();
@@ -526,7 +537,7 @@ void Trainer::PrintBreakdowns() const {
         "  forward %.1f ms  backward %.1f ms  norm and optimizer %.1f ms  "
         "waiting for other ranks %.1f ms",
         times.forward_ms, times.backward_ms, times.optimizer_ms,
-        times.waiting_ms));
+        communication_.waited.total()));
   }
   if (config_.memory_breakdown) {
     const MemoryLedger& ledger = session_->ledger();
@@ -667,7 +678,7 @@ RunSummary Trainer::Summarize() const {
   summary.seconds = train_seconds_;
   summary.tokens_per_second =
       train_seconds_ > 0 ? summary.tokens / train_seconds_ : 0;
-  summary.exposed_seconds = exposed_seconds_;
+  summary.waited = waited_;
   if (rank_->world() > 1 && step_ > 0) summary.wire = WireText();
   summary.utilization = UtilizationOf(summary.tokens_per_second);
   summary.first_loss = first_loss_;
@@ -706,6 +717,10 @@ absl::Status Trainer::WriteSummary(const RunSummary& summary,
   if (summary.peak_bytes > 0) {
     line.Add("peak_bytes_of_all_ranks",
              static_cast<int64_t>(summary.peak_bytes));
+  }
+  if (rank_->world() > 1) {
+    line.Add("exposed_seconds", 1e-3 * summary.waited.total())
+        .AddObject("waited_ms", PerChannel(summary.waited));
   }
   return WriteFileAtomically(config_.training.out_dir + "/summary.json",
                              line.ToString() + "\n");

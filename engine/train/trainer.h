@@ -41,18 +41,18 @@ struct RunSummary {
   double validation_loss = 0;    // NaN: not evaluated
   int64_t validation_step = -1;  // after this many steps; -1: not evaluated
   std::string parameters_hash;
-  double exposed_seconds = 0;  // computation waited for communication
-  std::string wire;            // bytes of a step against the formula
-  double peak_bytes = 0;       // of all ranks' memory together
-  bool interrupted = false;    // by `stop`
-  std::string weights;  // the folder in out_dir that has them; empty: none
+  WaitTimes waited;          // in steps, for communication
+  std::string wire;          // bytes of a step against the formula
+  double peak_bytes = 0;     // of all ranks' memory together
+  bool interrupted = false;  // by `stop`
+  std::string weights;       // the folder in out_dir that has them; empty: none
 };
 
 // What one step sent, received and waited for, on this rank.
 struct StepCommunication {
   StepWire wire;
   int64_t collectives = 0;
-  double exposed_ms = 0;
+  WaitTimes waited;
 };
 
 class Trainer {
@@ -163,7 +163,7 @@ class Trainer {
   int64_t consecutive_skips_ = 0;
   double train_seconds_ = 0;
   StepCommunication communication_;  // of the last step
-  double exposed_seconds_ = 0;
+  WaitTimes waited_;                 // of all steps
   double first_loss_ = 0, last_loss_ = 0;
   double validation_loss_;  // NaN until evaluated
   std::string weights_;     // the folder that was saved

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/comm/channel.h"
 #include "optim/loss_scaler.h"
 
 namespace zero {
@@ -19,7 +20,8 @@ struct TrainingProgress {
   int64_t consecutive_skips = 0;
   LossScalerState scaler;
   // For the summary only.
-  double train_seconds = 0, exposed_seconds = 0;
+  double train_seconds = 0;
+  WaitTimes waited;
   double first_loss = 0, last_loss = 0;
   double validation_loss = 0;  // NaN: not evaluated
   int64_t last_eval_step = -1, last_sample_step = -1;

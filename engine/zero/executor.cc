@@ -89,8 +89,7 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
 
 void Executor::Perform(const Action& action, const StepInput& input) {
   const auto start = Clock::now();
-  // Of computations; what they wait for collectives is in waiting_ms too.
-  double* spent = nullptr;
+  double* spent = nullptr;  // of computations
   switch (action.kind) {
     case ActionKind::kForward:
       spent = &times_.forward_ms;
@@ -143,7 +142,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       GatherUpdated(action.index);
       break;
   }
-  if (spent != nullptr) *spent += MillisSince(start);
+  if (spent != nullptr) *spent += Millis(Clock::now() - start);
 }
 
 // ---- Forward and backward -------------------------------------------------
@@ -286,8 +285,7 @@ void Executor::Norm(const StepInput& input) {
   }
   device_->Copy(*stream_, losses + rank_->rank(), &scalars->loss_sum,
                 sizeof(double));
-  rank_->scalar->AllReduce(*stream_, kStepCollective, DType::kF64,
-                           ReduceOp::kSum, sums, sums_.num_elems());
+  ReduceNumbers(kStepCollective, ReduceOp::kSum, sums_);
   ops.Sum(*stream_, {.src = sums,
                      .size = plan_.num_segments * pieces,
                      .out = &scalars->sum_squares});
@@ -340,9 +338,7 @@ void Executor::Moments(const StepInput& input) {
   if (!CountsPieces()) {
     context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
   }
-  rank_->scalar->AllReduce(*stream_, "tensor norms", DType::kF64,
-                           ReduceOp::kSum, tensor_norms_.data(),
-                           tensor_norms_.num_elems());
+  ReduceNumbers("tensor norms", ReduceOp::kSum, tensor_norms_);
 }
 
 void Executor::Update(int unit, const StepInput& input) {

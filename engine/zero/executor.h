@@ -25,6 +25,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "engine/autograd/context.h"
+#include "engine/comm/channel.h"
 #include "engine/comm/rank.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/arena.h"
@@ -106,10 +107,9 @@ struct StepOutput {
 };
 
 // Milliseconds of a step per kind of computation, for wall_clock_breakdown;
-// waiting is what computation waited for collectives, in whichever kind.
+// what computation waited for other ranks is in them.
 struct StepTimes {
   double forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
-  double waiting_ms = 0;
 };
 
 // The name of one collective of every step, behind all its reductions.
@@ -199,11 +199,19 @@ class Executor {
   // The actions of the last step.
   const std::vector<Action>& schedule() const { return schedule_; }
   const StepTimes& times() const { return times_; }
-  // Called before and after every action: hooks at unit boundaries.
+  // What computation has waited for other ranks since the executor was made,
+  // between steps too.
+  const WaitTimes& waited() const { return waited_; }
+  // Whether a step is being taken.
+  bool in_step() const { return context_->training; }
+  // Called before and after every action: hooks at unit boundaries. Those of a
+  // pass without gradients are outside of a step.
   using ActionHook = std::function<void(const Action&, bool done)>;
   void set_hook(ActionHook hook) { hook_ = std::move(hook); }
-  // Called after computation has waited for communication.
-  using WaitHook = std::function<void(std::chrono::steady_clock::time_point,
+  // Called after computation has waited for communication: of a unit's
+  // parameters, of the bucket whose first unit it is, or of an agreement.
+  using WaitHook = std::function<void(Channel, const std::string& name,
+                                      std::chrono::steady_clock::time_point,
                                       std::chrono::steady_clock::time_point)>;
   void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
 
@@ -266,7 +274,13 @@ class Executor {
   absl::Status AgreeOnSchedule();
   // Makes `stream` wait for everything computed so far.
   void FollowCompute(Stream& stream);
-  void AwaitEvent(Event& event);
+  // Computation waits for what `name` brings on `channel`.
+  void AwaitEvent(Event& event, Channel channel, const std::string& name);
+  void CountWait(Channel channel, const std::string& name,
+                 std::chrono::steady_clock::time_point start);
+  // Reduces float64 numbers on the device over all ranks; computation waits.
+  void ReduceNumbers(const std::string& name, ReduceOp op,
+                     const Tensor& numbers);
   // Runs all units; the last is `head(input)`.
   template <typename Head>
   absl::Status RunUnits(Context& ctx, const Head& head);
@@ -303,6 +317,8 @@ class Executor {
   // step to the last. Only work of the reduce stream touches it.
   Tensor sent_gradients_;
   std::vector<std::unique_ptr<Event>> reduced_;  // per reduce bucket
+  // Likewise, where there are several groups.
+  std::vector<std::unique_ptr<Event>> reduced_across_;
   std::vector<std::unique_ptr<Event>> updated_;  // per gather bucket
   std::unique_ptr<Event> computed_;
   std::unique_ptr<Context> context_;
@@ -313,6 +329,7 @@ class Executor {
   SegmentRef staged_ref_;
   std::vector<std::string> unused_;
   StepTimes times_;
+  WaitTimes waited_;
   ActionHook hook_;
   WaitHook wait_hook_;
   // Last: they finish what is queued before the memory above goes.

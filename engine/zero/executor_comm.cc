@@ -18,11 +18,19 @@ void Executor::FollowCompute(Stream& stream) {
   stream.Wait(*computed_);
 }
 
-void Executor::AwaitEvent(Event& event) {
+void Executor::AwaitEvent(Event& event, Channel channel,
+                          const std::string& name) {
   const auto start = Clock::now();
   stream_->Wait(event);
-  times_.waiting_ms += MillisSince(start);
-  if (wait_hook_) wait_hook_(start, Clock::now());
+  CountWait(channel, name, start);
+}
+
+void Executor::CountWait(Channel channel, const std::string& name,
+                         Clock::time_point start) {
+  if (plan_.world == 1) return;
+  const auto end = Clock::now();
+  waited_[channel] += Millis(end - start);
+  if (wait_hook_) wait_hook_(channel, name, start, end);
 }
 
 void Executor::Gather(int unit) {
@@ -42,7 +50,7 @@ void Executor::Gather(int unit) {
   }
   GatherPieces(planned.name, dtype, std::move(segments));
   gather_stream_->Record(*state.gather_done);
-  state.awaited.push_back(state.gather_done.get());
+  state.awaited.push_back({state.gather_done.get(), &planned.name});
   BindValues(unit, state.gathered);
 }
 
@@ -67,7 +75,9 @@ void Executor::Release(int unit) {
 
 void Executor::AwaitParameters(int unit) {
   for (int needed : plan_.units[unit].needs) {
-    for (Event* event : units_[needed].awaited) AwaitEvent(*event);
+    for (const auto& [event, name] : units_[needed].awaited) {
+      AwaitEvent(*event, Channel::kGather, *name);
+    }
     units_[needed].awaited.clear();
   }
 }
@@ -187,13 +197,17 @@ void Executor::ReduceAcross(int index) {
               absl::StrCat(plan_.units[bucket.segments.front().unit].name,
                            " across groups"),
               parts, /*all=*/true, /*accumulate=*/false);
-  reduce_stream_->Record(*reduced_[index]);
+  reduce_stream_->Record(*reduced_across_[index]);
 }
 
 void Executor::AwaitReduce(int index) {
-  AwaitEvent(*reduced_[index]);
-  if (!grads_.sharded()) return;
   const int unit = plan_.reduce_buckets[index].segments.front().unit;
+  const std::string& name = plan_.units[unit].name;
+  AwaitEvent(*reduced_[index], Channel::kReduce, name);
+  if (plan_.groups() > 1) {
+    AwaitEvent(*reduced_across_[index], Channel::kAcross, name);
+  }
+  if (!grads_.sharded()) return;
   UnitState& state = units_[unit];
   if (--state.buckets_to_reduce > 0) return;
   BindSinks(unit, Tensor());
@@ -204,20 +218,28 @@ void Executor::GatherUpdated(int index) {
   std::vector<CollectiveSegment> segments;
   const Bucket& bucket = plan_.gather_buckets[index];
   Event* done = updated_[index].get();
+  const std::string& name = plan_.units[bucket.segments.front().unit].name;
   int last = -1;
   for (const SegmentRef& ref : bucket.segments) {
     segments.push_back({params_.Piece(ref).data(), params_.Whole(ref).data(),
                         plan_.segment(ref).elems});
-    if (ref.unit != last) units_[ref.unit].awaited.push_back(done);
+    if (ref.unit != last) units_[ref.unit].awaited.push_back({done, &name});
     last = ref.unit;
   }
-  GatherPieces(plan_.units[bucket.segments.front().unit].name,
-               options_.param_dtype, std::move(segments));
+  GatherPieces(name, options_.param_dtype, std::move(segments));
   gather_stream_->Record(*done);
-  if (!options_.overlap) AwaitEvent(*done);
+  if (!options_.overlap) AwaitEvent(*done, Channel::kGather, name);
 }
 
 // ---- What ranks agree on --------------------------------------------------
+
+void Executor::ReduceNumbers(const std::string& name, ReduceOp op,
+                             const Tensor& numbers) {
+  const auto start = Clock::now();
+  rank_->scalar->AllReduce(*stream_, name, DType::kF64, op, numbers.data(),
+                           numbers.num_elems());
+  CountWait(Channel::kScalar, name, start);
+}
 
 absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
   return FirstNonFinite(grads_, "first non-finite gradient");
@@ -273,8 +295,10 @@ absl::Status Executor::AgreeOnSchedule() {
   if (device_->kind() == DeviceKind::kMeta) return absl::OkStatus();
   void* const piece = all.Slice(rank_->rank() * size, {size}).data();
   device_->Copy(*stream_, piece, own.data(), size);
+  const auto start = Clock::now();
   rank_->scalar->AllGather(*stream_, "schedule", DType::kU8,
                            {{piece, all.data(), all.num_elems()}});
+  CountWait(Channel::kScalar, "schedule", start);
   std::string hashes(all.bytes(), '\0');
   device_->Copy(*stream_, hashes.data(), all.data(), all.bytes());
   stream_->Synchronize();
@@ -300,12 +324,12 @@ absl::Status Executor::AllReduce(const std::string& name, ReduceOp op,
   if (plan_.world == 1 || device_->kind() == DeviceKind::kMeta) {
     return absl::OkStatus();
   }
-  const int64_t bytes = static_cast<int64_t>(values.size() * sizeof(double));
-  ZERO_CHECK_GE(agreed_.bytes(), bytes);
-  device_->Copy(*stream_, agreed_.data(), values.data(), bytes);
-  rank_->scalar->AllReduce(*stream_, name, DType::kF64, op, agreed_.data(),
-                           static_cast<int64_t>(values.size()));
-  device_->Copy(*stream_, values.data(), agreed_.data(), bytes);
+  const int64_t size = static_cast<int64_t>(values.size());
+  ZERO_CHECK_GE(agreed_.num_elems(), size);
+  const Tensor numbers = agreed_.Slice(0, {size});
+  device_->Copy(*stream_, numbers.data(), values.data(), numbers.bytes());
+  ReduceNumbers(name, op, numbers);
+  device_->Copy(*stream_, values.data(), numbers.data(), numbers.bytes());
   stream_->Synchronize();
   return rank_->status();
 }

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine/zero/executor.h"
@@ -13,9 +14,8 @@ namespace zero {
 
 using Clock = std::chrono::steady_clock;
 
-inline double MillisSince(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start)
-      .count();
+inline double Millis(Clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
 }
 
 // One parameter bound to its place in the flat buffers.
@@ -55,8 +55,13 @@ struct Executor::UnitState {
   // Sharded parameters, while gathered: [padded elems].
   Tensor gathered;
   std::unique_ptr<Event> gather_done;
-  // What computation must wait for before it reads the parameters.
-  std::vector<Event*> awaited;
+  // What computation must wait for before it reads the parameters, and the
+  // name of the unit that it was gathered as.
+  struct Awaited {
+    Event* event;
+    const std::string* name;
+  };
+  std::vector<Awaited> awaited;
   // Sharded gradients, from the first backward that writes one until they are
   // reduced: [padded elems].
   Tensor gradients;

@@ -285,6 +285,7 @@ void Executor::BindParameters() {
   }
   for (size_t b = 0; b < plan_.reduce_buckets.size(); ++b) {
     reduced_.push_back(device_->MakeEvent());
+    if (plan_.groups() > 1) reduced_across_.push_back(device_->MakeEvent());
   }
   for (size_t b = 0; b < plan_.gather_buckets.size(); ++b) {
     updated_.push_back(device_->MakeEvent());

@@ -162,7 +162,12 @@ class CliTest(unittest.TestCase):
         self.assertEqual(same["parameters_hash"], full["parameters_hash"])
         self.assertNotIn("group", same_out + full_out)
         for one in (same_step, full_step):
-            one["communication"].pop("exposed_ms")
+            waited = one["communication"].pop("waited_ms")
+            self.assertEqual(list(waited),
+                             ["gather", "reduce", "across", "scalar"])
+            self.assertAlmostEqual(one["communication"].pop("exposed_ms"),
+                                   sum(waited.values()), places=6)
+            self.assertGreater(waited["scalar"], 0)
         self.assertEqual(same_step["communication"],
                          full_step["communication"])
         # Two have twice the states each, and the same numbers but for the

@@ -137,7 +137,7 @@ class Runner {
   // waiting takes none.
   absl::Status MeasuredStep() {
     device_.times().clear();
-    const double agreed = channels_["scalar"]->Total().seconds;
+    const WaitTimes waited = session_->executor().waited();
     const auto start = WallClock::now();
     const double cpu = Now();
     ZERO_RETURN_IF_ERROR(Step());
@@ -145,9 +145,8 @@ class Runner {
     seen_.step_ms.push_back(MillisSince(start));
     for (const auto& [name, op] : device_.times()) host -= op.seconds;
     seen_.host_ms.push_back(host * 1e3);
-    seen_.exposed_ms.push_back(session_->executor().times().waiting_ms +
-                               (channels_["scalar"]->Total().seconds - agreed) *
-                                   1e3);
+    seen_.exposed_ms.push_back(
+        (session_->executor().waited() - waited).total());
     return absl::OkStatus();
   }
 

@@ -48,11 +48,17 @@ void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
                        ranks == 1 ? "" : "s", HumanBytes(resident),
                        HumanBytes(resident - summary.peak_bytes))});
   if (!summary.wire.empty()) {
-    const double exposed = summary.exposed_seconds / summary.seconds;
+    const double seconds = 1e-3 * summary.waited.total();
+    const double exposed = seconds / summary.seconds;
+    std::string text = absl::StrFormat("%.2f s, %.1f %% of the training time",
+                                       seconds, 100 * exposed);
+    for (const Channel channel : kChannels) {
+      if (summary.waited[channel] == 0) continue;
+      absl::StrAppendFormat(&text, "; %s %.2f s", ChannelName(channel),
+                            1e-3 * summary.waited[channel]);
+    }
     rows.push_back({"wire per step and rank", summary.wire});
-    rows.push_back({"exposed communication",
-                    absl::StrFormat("%.2f s, %.1f %% of the training time",
-                                    summary.exposed_seconds, 100 * exposed)});
+    rows.push_back({"exposed communication", text});
     if (exposed > kExposedShareWorthAWord) {
       const int cores = AllowedCores();
       rows.push_back({"to hide more of it",

@@ -221,5 +221,71 @@ TEST(OverlapTest, WithoutItNothingRunsUnderCompute) {
   }
 }
 
+// What the first `steps` steps wait for, as the wait hook tells it; the times
+// of the hook are those that are counted.
+std::vector<std::string> WaitsOf(Job job, int steps) {
+  job.steps = steps;
+  std::vector<std::string> waits;
+  job.prepare = [&](const Rank& rank, Rig& rig) {
+    auto counted = std::make_shared<WaitTimes>();
+    rig->set_wait_hook([&, counted, rank = rank.rank()](Channel channel,
+                                                        const std::string& name,
+                                                        auto from, auto to) {
+      (*counted)[channel] +=
+          std::chrono::duration<double, std::milli>(to - from).count();
+      EXPECT_EQ(rig->waited()[channel], (*counted)[channel]) << name;
+      if (rank != 0) return;
+      waits.push_back(absl::StrCat(ChannelName(channel), " ", name));
+    });
+  };
+  job.between = [](Rig& rig) {
+    double total = 0;
+    for (const Channel channel : kChannels) total += rig->waited()[channel];
+    EXPECT_EQ(rig->waited().total(), total);
+  };
+  const Outcome outcome = Train(job);
+  EXPECT_EQ(outcome.losses.size(), static_cast<size_t>(steps));
+  return waits;
+}
+
+TEST(OverlapTest, EveryWaitHasAChannelAndAName) {
+  using Names = std::vector<std::string>;
+  Job job;
+  job.options.reduce_bucket_elems = 1;
+  job.options.gather_bucket_elems = 1;
+  const Names step0 = {"reduce head", "reduce block.1", "reduce block.0",
+                       "reduce embedding", "scalar norm and loss"};
+  Names want = {"scalar schedule"};
+  want.insert(want.end(), step0.begin(), step0.end());
+  EXPECT_EQ(WaitsOf(job, 1), want);
+
+  // Behind the step: the parameters that it updated.
+  job.options = AtStage(job.options, 1);
+  for (const char* unit : {"embedding", "block.0", "block.1", "head"}) {
+    want.push_back(absl::StrCat("gather ", unit));
+  }
+  EXPECT_EQ(WaitsOf(job, 1), want);
+
+  // Two groups of two wait for each bucket twice: within, and across.
+  job.options = AtStage(job.options, 2);
+  job.world = 4;
+  job.shards = 2;
+  const Names waits = WaitsOf(job, 1);
+  for (const char* unit : {"embedding", "block.0", "block.1", "head"}) {
+    const auto within =
+        std::find(waits.begin(), waits.end(), absl::StrCat("reduce ", unit));
+    ASSERT_NE(within, waits.end()) << unit;
+    ASSERT_NE(within + 1, waits.end());
+    EXPECT_EQ(*(within + 1), absl::StrCat("across ", unit));
+  }
+}
+
+TEST(OverlapTest, OneRankWaitsForNobody) {
+  Job job;
+  job.world = 1;
+  job.options = AtStage(job.options, 3);
+  EXPECT_TRUE(WaitsOf(job, 2).empty());
+}
+
 }  // namespace
 }  // namespace zero

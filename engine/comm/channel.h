@@ -1,0 +1,55 @@
+// The channels between the ranks of a run, and what computation waited for on
+// each of them.
+#ifndef ZERO_ENGINE_COMM_CHANNEL_H_
+#define ZERO_ENGINE_COMM_CHANNEL_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <iterator>
+#include <numeric>
+
+namespace zero {
+
+// The four ends of a Rank (rank.h).
+enum class Channel { kGather, kReduce, kAcross, kScalar };
+inline constexpr Channel kChannels[] = {Channel::kGather, Channel::kReduce,
+                                        Channel::kAcross, Channel::kScalar};
+
+// "gather", "reduce", "across", "scalar".
+constexpr const char* ChannelName(Channel channel) {
+  constexpr const char* kNames[] = {"gather", "reduce", "across", "scalar"};
+  return kNames[static_cast<size_t>(channel)];
+}
+
+// Milliseconds that computation waited, per channel: communication that
+// nothing hides, and other ranks that are late.
+struct WaitTimes {
+  std::array<double, std::size(kChannels)> ms = {};
+
+  double& operator[](Channel channel) {
+    return ms[static_cast<size_t>(channel)];
+  }
+  double operator[](Channel channel) const {
+    return ms[static_cast<size_t>(channel)];
+  }
+  double total() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+  // The channel that was waited for longest; the first of equals.
+  Channel longest() const {
+    return kChannels[std::max_element(ms.begin(), ms.end()) - ms.begin()];
+  }
+
+  WaitTimes& operator+=(const WaitTimes& other) {
+    for (size_t i = 0; i < ms.size(); ++i) ms[i] += other.ms[i];
+    return *this;
+  }
+  WaitTimes operator-(const WaitTimes& other) const {
+    WaitTimes difference = *this;
+    for (size_t i = 0; i < ms.size(); ++i) difference.ms[i] -= other.ms[i];
+    return difference;
+  }
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_CHANNEL_H_
