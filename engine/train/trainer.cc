@@ -290,9 +290,9 @@ absl::Status Trainer::TakeSteps() {
   while (true) {
     // A resumed run begins with what a stop may have cut short.
     if (step_ > 0) ZERO_RETURN_IF_ERROR(DoWhatIsDue());
-    ZERO_ASSIGN_OR_RETURN(const bool stop, AgreeToStop());
-    if (stop || step_ == total_steps_) return absl::OkStatus();
-    ZERO_RETURN_IF_ERROR(Step());
+    if (step_ == total_steps_) return absl::OkStatus();
+    ZERO_ASSIGN_OR_RETURN(const bool taken, Step());
+    if (!taken) return absl::OkStatus();
   }
 }
 
@@ -306,38 +306,50 @@ absl::Status Trainer::DoWhatIsDue() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Trainer::AgreeToStop() {
+absl::StatusOr<bool> Trainer::AgreeToStop(double* sum) {
   double asked[] = {stop_ != nullptr && stop_->load() ? 1.0 : 0.0,
-                    metrics_status_.ok() ? 0.0 : 1.0};
-  ZERO_RETURN_IF_ERROR(
-      session_->executor().AllReduce("stop", ReduceOp::kMax, {asked, 2}));
+                    metrics_status_.ok() ? 0.0 : 1.0,
+                    sum != nullptr ? *sum : 0.0};
+  ZERO_RETURN_IF_ERROR(session_->executor().AllReduce(
+      sum != nullptr ? "stop, valid targets" : "stop", ReduceOp::kSum,
+      {asked, sum != nullptr ? size_t{3} : size_t{2}}));
   ZERO_RETURN_IF_ERROR(metrics_status_);
   if (asked[1] > 0) return absl::UnavailableError("rank 0 can not write");
+  if (sum != nullptr) *sum = asked[2];
   return asked[0] > 0;
 }
 
-absl::Status Trainer::Step() {
-  const auto start = Clock::now();
-  double num_valid_targets = 0;
+std::vector<HostBatch> Trainer::FillBatches() {
   std::vector<HostBatch> micro_batches;
   for (size_t micro = 0; micro < batches_.size(); ++micro) {
     loader_->Fill(step_, micro, rank_->rank(), &batches_[micro]);
-    num_valid_targets += static_cast<double>(batches_[micro].num_valid_targets);
     micro_batches.push_back(AsHostBatch(batches_[micro]));
+  }
+  return micro_batches;
+}
+
+absl::StatusOr<bool> Trainer::Step() {
+  const auto start = Clock::now();
+  const StepCommunication before = Communicated();
+  const std::vector<HostBatch> micro_batches = FillBatches();
+  double num_valid_targets = 0;
+  for (const Batch& batch : batches_) {
+    num_valid_targets += static_cast<double>(batch.num_valid_targets);
   }
   const auto in_step = [this](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat("step ", step_ + 1, ": ",
                                                     status.message()));
   };
-  const absl::Status agreed = session_->executor().AllReduce(
-      "valid targets", ReduceOp::kSum, {&num_valid_targets, 1});
-  if (!agreed.ok()) return in_step(agreed);
+  const absl::StatusOr<bool> stop = AgreeToStop(&num_valid_targets);
+  if (!stop.ok()) {
+    return rank_->status().ok() ? stop.status() : in_step(stop.status());
+  }
+  if (*stop) return false;
   // Schedules count optimizer steps: a skipped one is tried again at its rate.
   const double lr = config_.lr_scaling.active()
                         ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
                                         schedule_.LrAt(optimizer_steps_))
                         : schedule_.LrAt(optimizer_steps_);
-  const StepCommunication before = Communicated();
   const absl::StatusOr<StepOutput> taken = session_->executor().Step(
       {.micro_batches = micro_batches,
        .num_valid_targets = static_cast<int64_t>(num_valid_targets),
@@ -356,7 +368,8 @@ absl::Status Trainer::Step() {
   train_seconds_ += seconds;
   Report(output, seconds, lr);
   if (step_ == 1) ZERO_RETURN_IF_ERROR(CheckUnused());
-  return CountSkips(output);
+  ZERO_RETURN_IF_ERROR(CountSkips(output));
+  return true;
 }
 
 StepCommunication Trainer::Communicated() const {

@@ -96,7 +96,10 @@ class Trainer {
   absl::Status CatchForAll(const std::function<absl::Status()>& work);
   absl::Status TakeSteps();
   absl::Status DoWhatIsDue();  // between two steps
-  absl::Status Step();
+  // False: a rank was asked to stop, and no step was taken.
+  absl::StatusOr<bool> Step();
+  // This rank's micro-batches of the next step.
+  std::vector<HostBatch> FillBatches();
   // Since the run began, outside of steps too.
   StepCommunication Communicated() const;
   void CountCommunication(const StepCommunication& before);
@@ -127,9 +130,10 @@ class Trainer {
   // where they are finite and all ranks are still there; returns `status` with
   // that added.
   absl::Status Rescue(const absl::Status& status);
-  // Whether any rank was asked to stop: the same answer on all. An error where
+  // Whether any rank was asked to stop: the same answer on all. `sum` (may be
+  // null) is added up over the ranks in the same collective. An error where
   // rank 0 could not write its metrics; Unavailable on the other ranks.
-  absl::StatusOr<bool> AgreeToStop();
+  absl::StatusOr<bool> AgreeToStop(double* sum = nullptr);
   bool leads() const { return rank_->rank() == 0; }
   BatchShape batch_shape() const {
     return BatchShapeOf(config_, rank_->world());

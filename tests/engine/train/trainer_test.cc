@@ -673,6 +673,67 @@ TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
   }
 }
 
+// Keeps the names of what goes over one rank's end of a channel.
+class Recording final : public Communicator {
+ public:
+  Recording(std::unique_ptr<Communicator> inner,
+            std::vector<std::string>* names)
+      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+        inner_(std::move(inner)),
+        names_(names) {}
+  void Run(Stream& stream, Collective collective) override {
+    names_->push_back(collective.name);
+    inner_->Run(stream, std::move(collective));
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ private:
+  const std::unique_ptr<Communicator> inner_;
+  std::vector<std::string>* const names_;
+};
+
+TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
+  std::vector<std::string> names;
+  LocalRanksOptions options;
+  options.wrap = [&](int rank, const std::string& channel,
+                     auto end) -> std::unique_ptr<Communicator> {
+    if (rank != 0 || channel != "scalar") return end;
+    return std::make_unique<Recording>(std::move(end), &names);
+  };
+  ASSERT_TRUE(RunRanks(2,
+                       {"training.steps=3", "data.validation_fraction=0",
+                        "training.sample.tokens=0"},
+                       "run", {}, options)
+                  .ok());
+  ASSERT_GE(names.size(), 7u);
+  names.resize(7);
+  EXPECT_EQ(names, (std::vector<std::string>{
+                       "stop, valid targets", "schedule", "norm and loss",
+                       "stop, valid targets", "norm and loss",
+                       "stop, valid targets", "norm and loss"}));
+
+  // What a step waits for is in its line, and all of it in the summary.
+  const auto steps = Steps();
+  ASSERT_EQ(steps.size(), 3u);
+  double total = 0;
+  for (const auto& step : steps) {
+    const auto& waited = step["communication"]["waited_ms"];
+    double sum = 0;
+    for (const Channel channel : kChannels) {
+      sum += waited[ChannelName(channel)].get<double>();
+    }
+    EXPECT_EQ(waited.size(), std::size(kChannels));
+    EXPECT_GT(waited["scalar"], 0);
+    EXPECT_GT(waited["reduce"], 0);
+    EXPECT_EQ(waited["gather"], 0);
+    EXPECT_NEAR(step["communication"]["exposed_ms"].get<double>(), sum, 1e-9);
+    total += sum;
+  }
+  const auto summary = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_NEAR(summary["exposed_seconds"].get<double>(), 1e-3 * total, 1e-9);
+}
+
 TEST_F(TrainerTest, ASkippedStepIsTriedAgainAtItsRateAndForgotten) {
   const std::vector<std::string> warmup = {
       "training.max_consecutive_skips=3",
