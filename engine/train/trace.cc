@@ -88,8 +88,10 @@ void Trace::Follow(int rank, Executor& executor) {
         if (!done) {
           *begin = Clock::now();
         } else {
-          Add(rank, Row::kCompute, ActionName(action, executor.plan()), *begin,
-              Clock::now());
+          Add(rank, Row::kCompute,
+              absl::StrCat(executor.in_step() ? "" : "inference: ",
+                           ActionName(action, executor.plan())),
+              *begin, Clock::now());
         }
       });
   executor.set_wait_hook([this, rank](Channel channel, const std::string& name,

@@ -37,8 +37,9 @@ class Trace {
   std::unique_ptr<Communicator> Wrap(int rank, Row row,
                                      std::unique_ptr<Communicator> inner);
 
-  // Adds the actions of `executor`, and what they wait for. The trace must
-  // outlive the executor.
+  // Adds the actions of `executor`, "Forward(block.3)", those of evaluation and
+  // samples as "inference: Forward(block.3)", and what computation waits for:
+  // "wait: gather block.3". The trace must outlive the executor.
   void Follow(int rank, Executor& executor);
 
   // Writes what there is, whatever became of the run. Errors: as FileError.

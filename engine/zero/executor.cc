@@ -360,6 +360,7 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   staged_ = Tensor();
   Tensor x;
   for (const Action& action : forward_schedule_) {
+    if (hook_) hook_(action, /*done=*/false);
     switch (action.kind) {
       case ActionKind::kGather:
         Gather(action.index);
@@ -376,6 +377,7 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
           head(std::move(x));
         }
     }
+    if (hook_) hook_(action, /*done=*/true);
     ZERO_RETURN_IF_ERROR(rank_->status());
   }
   return absl::OkStatus();

@@ -88,8 +88,20 @@ class CliTest(unittest.TestCase):
         self.assertEqual(len(rows), 10)  # five on each rank
         names = {e["name"] for e in events if e["ph"] == "X"}
         for name in ("Forward(block.0)", "all_gather block.0",
-                     "reduce_scatter block.1", "wait"):
+                     "reduce_scatter block.1", "inference: Forward(block.0)",
+                     "inference: Forward(head)", "wait: gather embedding",
+                     "wait: gather block.1", "wait: reduce block.1",
+                     "wait: scalar norm and loss",
+                     "wait: scalar stop, valid targets"):
             self.assertIn(name, names)
+        # A wait has a name, and a step agrees before it and behind it.
+        self.assertNotIn("wait", names)
+        agreed = [e["name"] for e in events
+                  if e["pid"] == 0 and e["ph"] == "X" and
+                  e["name"].startswith("wait: scalar ")]
+        self.assertEqual(agreed.count("wait: scalar stop, valid targets"), 2)
+        self.assertEqual(agreed.count("wait: scalar norm and loss"), 2)
+        self.assertNotIn("wait: scalar valid targets", agreed)
 
     def test_a_rank_that_fails_ends_the_run_with_its_name(self):
         self.train("run")  # an earlier good final/ stays
