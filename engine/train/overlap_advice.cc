@@ -3,49 +3,133 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/zero/schedule.h"
 
 namespace zero {
+namespace {
 
-std::string OverlapAdvice(const Config& config) {
+// What comes over a channel, and why a rank waits there.
+const char* Awaited(Channel channel) {
+  switch (channel) {
+    case Channel::kGather:
+      return "parameters are gathered";
+    case Channel::kReduce:
+      return "gradients are reduced";
+    case Channel::kAcross:
+      return "gradients are added up across groups";
+    case Channel::kScalar:
+      return "ranks agree on a few numbers and the fastest waits for the "
+             "slowest";
+  }
+  return "?";
+}
+
+void AdviseOnGathers(const Config& config, std::vector<std::string>* advice) {
   const ZeroConfig& zero = config.zero_optimization;
-  std::vector<std::string> advice;
-  if (config.communication.algorithm ==
-      CommunicationAlgorithm::kParameterServer) {
-    advice.push_back(
-        "set communication.algorithm to \"direct\" (all ranks send and update "
-        "alike)");
+  const int64_t micro_steps = config.gradient_accumulation_steps;
+  if (zero.stage < 3) {
+    if (zero.allgather_bucket_size < ZeroConfig().allgather_bucket_size) {
+      advice->push_back(
+          "raise zero_optimization.allgather_bucket_size (fewer, larger "
+          "gathers)");
+    }
+    advice->push_back(
+        "raise gradient_accumulation_steps (a larger batch per gather)");
+    return;
   }
-  if (!zero.overlap_comm) {
-    advice.push_back("set zero_optimization.overlap_comm to true");
+  if (zero.stage3_prefetch_bucket_size == 0) {
+    advice->push_back(
+        "leave zero_optimization.stage3_prefetch_bucket_size out");
   }
-  if (zero.stage == 3 && zero.stage3_prefetch_bucket_size == 0) {
-    advice.push_back("leave zero_optimization.stage3_prefetch_bucket_size out");
-  }
-  if (zero.stage == 3 &&
-      zero.stage3_max_live_parameters == GatherPolicy::kAuto) {
-    advice.push_back(
+  if (zero.stage3_max_live_parameters == GatherPolicy::kAuto) {
+    advice->push_back(
         "raise zero_optimization.stage3_max_live_parameters (units stay from "
         "forward to backward: fewer gathers, more memory)");
   }
+  if (micro_steps > 1) {
+    advice->push_back(absl::StrCat(
+        "set zero_optimization.stage to 2 (gathers once per step instead of ",
+        2 * micro_steps, " times, more memory)"));
+  }
+  advice->push_back(
+      "raise train_micro_batch_size_per_gpu (more computation per gather, more "
+      "activations)");
+}
+
+void AdviseOnReductions(const Config& config,
+                        std::vector<std::string>* advice) {
+  const ZeroConfig& zero = config.zero_optimization;
+  if (zero.reduce_bucket_size < ZeroConfig().reduce_bucket_size) {
+    advice->push_back(
+        "raise zero_optimization.reduce_bucket_size (fewer, larger "
+        "reductions)");
+  }
   if (zero.stage >= 2 && config.gradient_accumulation_steps > 1) {
-    advice.push_back(absl::StrCat(
+    advice->push_back(absl::StrCat(
         "set zero_optimization.stage to 1 (reduces once per step instead of ",
         config.gradient_accumulation_steps, " times, more memory)"));
   }
   if (config.communication_data_type == DType::kF32) {
-    advice.push_back(
+    advice->push_back(
         "set communication_data_type to \"bf16\" (half the bytes of "
         "gradients, rounded)");
   }
-  advice.push_back(
+  advice->push_back(
       zero.stage >= 2
-          ? "raise train_micro_batch_size_per_gpu (more computation per byte, "
-            "more activations)"
+          ? "raise train_micro_batch_size_per_gpu (more computation per "
+            "reduction, more activations)"
           : "raise gradient_accumulation_steps (a larger batch per reduction)");
+}
+
+void AdviseOnGroups(const Config& config, std::vector<std::string>* advice) {
+  if (config.communication_data_type == DType::kF32) {
+    advice->push_back(
+        "set communication_data_type to \"bf16\" (half the bytes of "
+        "gradients, rounded)");
+  }
+  advice->push_back(
+      "raise gradient_accumulation_steps (groups add up once per step)");
+  advice->push_back(
+      "raise zero_optimization.mics_shard_size (fewer groups, larger ones)");
+}
+
+}  // namespace
+
+std::string OverlapAdvice(const Config& config, const WaitTimes& waited) {
+  const Channel channel = waited.longest();
+  std::vector<std::string> advice;
+  if (channel != Channel::kScalar) {
+    if (config.communication.algorithm ==
+        CommunicationAlgorithm::kParameterServer) {
+      advice.push_back(
+          "set communication.algorithm to \"direct\" (all ranks send and "
+          "update alike)");
+    }
+    if (!config.zero_optimization.overlap_comm) {
+      advice.push_back("set zero_optimization.overlap_comm to true");
+    }
+  }
+  switch (channel) {
+    case Channel::kGather:
+      AdviseOnGathers(config, &advice);
+      break;
+    case Channel::kReduce:
+      AdviseOnReductions(config, &advice);
+      break;
+    case Channel::kAcross:
+      AdviseOnGroups(config, &advice);
+      break;
+    case Channel::kScalar:
+      advice.push_back(
+          "raise gradient_accumulation_steps (a larger batch per agreement)");
+      break;
+  }
   if (advice.size() > 2) advice.resize(2);
-  return absl::StrJoin(advice, ", or ");
+  return absl::StrFormat("%.0f %% is where %s: %s",
+                         100 * waited[channel] / waited.total(),
+                         Awaited(channel), absl::StrJoin(advice, ", or "));
 }
 
 }  // namespace zero

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "engine/comm/channel.h"
 #include "engine/config/config.h"
 
 namespace zero {
@@ -11,9 +12,10 @@ namespace zero {
 // The share of the training time above which it is worth a word.
 inline constexpr double kExposedShareWorthAWord = 0.05;
 
-// The two settings that help this config most, what costs nothing first, with
-// what each of them costs.
-std::string OverlapAdvice(const Config& config);
+// What a run of this config waited for longest, its share of all waiting, and
+// the two settings that help most there: what costs nothing first, with what
+// each of them costs.
+std::string OverlapAdvice(const Config& config, const WaitTimes& waited);
 
 }  // namespace zero
 

@@ -66,7 +66,7 @@ void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
                           ? absl::StrFormat("run at most %d ranks: %d ranks on "
                                             "%d cores wait for each other",
                                             cores, ranks, cores)
-                          : OverlapAdvice(config)});
+                          : OverlapAdvice(config, summary.waited)});
     }
   }
   rows.push_back({"parameters_hash", summary.parameters_hash});
