@@ -96,6 +96,7 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
   rank.reduce = connect("reduce", within);
   rank.across = connect("across", across);
   rank.scalar = connect("scalar", {});
+  rank.missing = [&group] { return group.missing(); };
   std::unique_ptr<Device> device;
   const absl::Status status = CatchExceptions([&]() -> absl::Status {
     ZERO_ASSIGN_OR_RETURN(device, make_device(index));

@@ -3,7 +3,9 @@
 #ifndef ZERO_ENGINE_COMM_RANK_H_
 #define ZERO_ENGINE_COMM_RANK_H_
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "engine/comm/counting.h"
@@ -23,6 +25,10 @@ struct Rank {
   std::unique_ptr<CountingCommunicator> across;
   // The few numbers that all ranks agree on, on the compute stream.
   std::unique_ptr<CountingCommunicator> scalar;
+
+  // The ranks for which others waited in vain (LocalGroup::missing). Null:
+  // nobody can be.
+  std::function<std::vector<int>()> missing = nullptr;
 
   int rank() const { return scalar->rank(); }
   int world() const { return scalar->world(); }

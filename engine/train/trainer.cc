@@ -190,7 +190,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
                                                  {&summary.peak_bytes, 1}));
   }
   const absl::Status written =
-      leads() ? WriteSummary(summary, status) : absl::OkStatus();
+      WritesSummary() ? WriteSummary(summary, status) : absl::OkStatus();
   // Rank 0 leaves with its own words, which end this; ours must not be first.
   if (absl::IsUnavailable(status) && !leads()) AgreeToStop().IgnoreError();
   ZERO_RETURN_IF_ERROR(status);
@@ -209,6 +209,16 @@ absl::Status Trainer::CatchForAll(const std::function<absl::Status()>& work) {
   // The others would wait, and this rank's executor is in the middle of a step.
   rank_->scalar->Abort(status);
   return rank_->world() == 1 ? status : rank_->status();
+}
+
+bool Trainer::WritesSummary() const {
+  const std::vector<int> missing =
+      rank_->missing ? rank_->missing() : std::vector<int>();
+  int lowest = 0;
+  while (std::find(missing.begin(), missing.end(), lowest) != missing.end()) {
+    ++lowest;
+  }
+  return rank_->rank() == lowest;
 }
 
 absl::Status Trainer::Rescue(const absl::Status& status) {

@@ -72,6 +72,7 @@ class Trainer {
   //         ends diverged; those of writing.
   //         summary.json then says how far the run came and the error, an
   //         earlier final/ stays, and finite weights are in final.failed/.
+  //         Where rank 0 hangs, the next rank writes it.
   absl::StatusOr<RunSummary> Run();
 
   // The state between two steps: before Run, or after it. Taken up by a new
@@ -135,6 +136,8 @@ class Trainer {
   // rank 0 could not write its metrics; Unavailable on the other ranks.
   absl::StatusOr<bool> AgreeToStop(double* sum = nullptr);
   bool leads() const { return rank_->rank() == 0; }
+  // The lowest rank that is still there.
+  bool WritesSummary() const;
   BatchShape batch_shape() const {
     return BatchShapeOf(config_, rank_->world());
   }

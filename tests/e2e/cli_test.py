@@ -128,6 +128,15 @@ class CliTest(unittest.TestCase):
                 self.assertFalse(os.path.exists(self.path("run/final.failed")))
                 self.assertIn("the last one failed",
                               self.error("eval", "config.json"))
+        # Where rank 0 hangs, the next one tells.
+        self.error("train", "config.json", "--ranks", "3",
+                   "--inject-fault", "0:2:stop",
+                   "--set", "train_batch_size=6",
+                   "--set", "communication.timeout_seconds=2",
+                   "--set", "zero_optimization.stage=1")
+        summary = self.read_json("run/summary.json")
+        self.assertIn("step 2: local: rank 0 did not", summary["error"])
+        self.assertEqual(summary["steps"], 1)
         self.assertIn("ended before that step", self.error(
             "train", "config.json", "--ranks", "2", "--set", "training.steps=1",
             "--inject-fault", "1:3:stop"))

@@ -637,7 +637,7 @@ TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
        {Case{{0, 5, FaultKind::kThrow}, 0}, Case{{1, 5, FaultKind::kThrow}, 3},
         Case{{1, 5, FaultKind::kMismatch}, 1},
         Case{{0, 5, FaultKind::kMismatch}, 2},
-        Case{{1, 5, FaultKind::kStop}, 3}}) {
+        Case{{1, 5, FaultKind::kStop}, 3}, Case{{0, 5, FaultKind::kStop}, 2}}) {
     const std::string out =
         absl::StrCat("stage", c.stage, "rank", c.fault.rank, "kind",
                      static_cast<int>(c.fault.kind));
