@@ -151,8 +151,8 @@ void Trainer::PrintStart() const {
   rows.push_back({"batch", BatchText(config, rank_->world())});
   rows.push_back(
       {"data", absl::StrFormat("%s tokens in %d file(s), %s sequences of %d",
-                               WithCommas(data_.train->size()),
-                               data_.train->shards().size(),
+                               WithCommas(data_->train->size()),
+                               data_->train->shards().size(),
                                WithCommas(sampler.num_samples()),
                                config.data.sequence_length)});
   if (eval_loader_ != nullptr) {

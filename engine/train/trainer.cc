@@ -81,25 +81,28 @@ absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
 
 Trainer::Trainer(const Rank& rank, const LoadedConfig& loaded,
                  const ModelTools& tools, Console* console,
-                 const std::atomic<bool>* stop)
+                 const std::atomic<bool>* stop, RunStart* start)
     : rank_(&rank),
       loaded_(loaded),
       config_(loaded_.config),
       tools_(tools),
       console_(console),
       stop_(stop),
+      own_start_(start == nullptr ? std::make_unique<RunStart>() : nullptr),
+      start_(start == nullptr ? own_start_.get() : start),
       scaler_(ScalerOptions(loaded.config)),
       validation_loss_(std::numeric_limits<double>::quiet_NaN()) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
     const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
-    Console* console, const std::atomic<bool>* stop) {
+    Console* console, const std::atomic<bool>* stop, RunStart* start) {
   std::unique_ptr<Trainer> trainer(
-      new Trainer(rank, loaded, tools, console, stop));
+      new Trainer(rank, loaded, tools, console, stop, start));
   ZERO_RETURN_IF_ERROR(trainer->OpenData());
   ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
   const Config& config = trainer->config_;
-  trainer->MeasurePeak();  // while nothing else runs yet
+  trainer->KeepPeak(
+      trainer->start_->Product(*rank.device, config.param_dtype()));
   ZERO_ASSIGN_OR_RETURN(
       trainer->session_,
       Session::Make(rank, config, tools,
@@ -119,24 +122,28 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
 }
 
 void Trainer::MeasurePeak() {
-  const DType dtype = config_.param_dtype();
-  const ProductRate now = MeasureProductRate(*rank_->device, dtype);
-  if (now.flops > product_rate_.flops) product_rate_ = now;
-  peak_flops_ = PeakFlops(rank_->device->info(), dtype, product_rate_);
+  if (!leads()) return;
+  KeepPeak(MeasureProductRate(*rank_->device, config_.param_dtype()));
+}
+
+void Trainer::KeepPeak(const ProductRate& measured) {
+  if (measured.flops > product_rate_.flops) product_rate_ = measured;
+  peak_flops_ =
+      PeakFlops(rank_->device->info(), config_.param_dtype(), product_rate_);
 }
 
 absl::Status Trainer::OpenData() {
-  ZERO_ASSIGN_OR_RETURN(data_, OpenRunData(config_, /*need_train=*/true,
-                                           rank_->device->info().num_threads));
+  ZERO_ASSIGN_OR_RETURN(
+      data_, start_->Data(config_, rank_->device->info().num_threads));
   ZERO_ASSIGN_OR_RETURN(
       Loader loader,
-      Loader::Create(data_.train.get(), batch_shape(), config_.training.seed));
+      Loader::Create(data_->train.get(), batch_shape(), config_.training.seed));
   loader_ = std::make_unique<Loader>(std::move(loader));
   batches_.resize(config_.gradient_accumulation_steps);
-  if (data_.validation == nullptr) return absl::OkStatus();
+  if (data_->validation == nullptr) return absl::OkStatus();
   ZERO_ASSIGN_OR_RETURN(
       EvalLoader eval,
-      MakeEvalLoader(config_, rank_->world(), data_.validation.get()));
+      MakeEvalLoader(config_, rank_->world(), data_->validation.get()));
   eval_loader_ = std::make_unique<EvalLoader>(std::move(eval));
   return absl::OkStatus();
 }
@@ -161,7 +168,7 @@ absl::Status Trainer::PlanSteps() {
 }
 
 int64_t Trainer::SampleContext() const {
-  if (data_.tokenizer == nullptr || config_.training.sample.tokens == 0) {
+  if (data_->tokenizer == nullptr || config_.training.sample.tokens == 0) {
     return 0;
   }
   return std::min(config_.data.sequence_length,
@@ -177,18 +184,22 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     return SaveWeights("final");
   });
   if (!status.ok()) status = Rescue(status);
-  if (status.ok() && step_ > 0) MeasurePeak();  // for the summary
-  RunSummary summary = Summarize();
-  summary.interrupted = status.ok() && step_ < total_steps_;
+  std::string parameters_hash;
+  double peak_bytes = 0;
   // Without the other ranks there is nobody to ask for parameters.
   if (rank_->status().ok()) {
     absl::StatusOr<std::string> hash = session_->ParametersHash();
-    if (hash.ok()) summary.parameters_hash = *std::move(hash);
+    if (hash.ok()) parameters_hash = *std::move(hash);
     status.Update(hash.status());
-    summary.peak_bytes = session_->ledger().total_peak_bytes();
+    peak_bytes = session_->ledger().total_peak_bytes();
     status.Update(session_->executor().AllReduce("peak bytes", ReduceOp::kSum,
-                                                 {&summary.peak_bytes, 1}));
+                                                 {&peak_bytes, 1}));
   }
+  if (status.ok() && step_ > 0) MeasurePeak();  // nobody waits any more
+  RunSummary summary = Summarize();
+  summary.interrupted = status.ok() && step_ < total_steps_;
+  summary.parameters_hash = parameters_hash;
+  summary.peak_bytes = peak_bytes;
   const absl::Status written =
       WritesSummary() ? WriteSummary(summary, status) : absl::OkStatus();
   // Rank 0 leaves with its own words, which end this; ours must not be first.
@@ -459,7 +470,7 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   const bool keep =
       step_ == 1 || step_ == total_steps_ || Due(config_.steps_per_print);
   Utilization utilization = UtilizationOf(tokens_per_second);
-  if (keep && !utilization.known()) {
+  if (keep && leads() && !utilization.known()) {
     MeasurePeak();
     utilization = UtilizationOf(tokens_per_second);
   }
@@ -611,14 +622,14 @@ absl::Status Trainer::EvaluateAndLog() {
 }
 
 std::vector<int32_t> Trainer::SamplePrompt() const {
-  return EncodePrompt(*data_.tokenizer, config_.training.sample.prompt,
+  return EncodePrompt(*data_->tokenizer, config_.training.sample.prompt,
                       config_.model.vocab_size);
 }
 
 absl::Status Trainer::Sample() {
   if (SampleContext() == 0) return absl::OkStatus();
   const SampleConfig& sample = config_.training.sample;
-  const Tokenizer& tokenizer = *data_.tokenizer;
+  const Tokenizer& tokenizer = *data_->tokenizer;
   console_->Line(absl::StrCat("--- sample after step ", step_, " ---"));
   console_->Text(sample.prompt);
   StreamDecoder decoder(&tokenizer);
@@ -688,7 +699,7 @@ absl::Status Trainer::SaveWeights(const std::string& folder) {
       const std::vector<std::string> notes,
       session_->Save(
           config_.training.out_dir + "/" + folder, tools_,
-          data_.tokenizer == nullptr ? -1 : data_.tokenizer->eot_id()));
+          data_->tokenizer == nullptr ? -1 : data_->tokenizer->eot_id()));
   for (const std::string& note : notes) console_->Line("note: " + note);
   weights_ = folder;
   return absl::OkStatus();

@@ -21,6 +21,7 @@
 #include "engine/train/metrics.h"
 #include "engine/train/product_rate.h"
 #include "engine/train/run_data.h"
+#include "engine/train/run_start.h"
 #include "engine/train/session.h"
 #include "engine/train/training_state.h"
 #include "engine/train/utilization.h"
@@ -60,12 +61,14 @@ class Trainer {
   // `rank` must outlive the trainer. All ranks make the same calls; rank 0
   // writes the files, and the others' console should be a silent one. `stop`
   // (may be null) asks the run to end at the next step boundary; one rank that
-  // is asked is enough.
+  // is asked is enough. The ranks of a process give one `start`, which must
+  // outlive them; null: this rank makes its own.
   // Errors: those of data, memory and weights; out_dir not writable, or another
   //         run is writing there.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(
       const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
-      Console* console, const std::atomic<bool>* stop);
+      Console* console, const std::atomic<bool>* stop,
+      RunStart* start = nullptr);
 
   // Trains to the end (or to `stop`), evaluates, samples, writes out_dir.
   // Errors: Aborted after training.max_consecutive_skips, and where the run
@@ -88,7 +91,7 @@ class Trainer {
 
  private:
   Trainer(const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
-          Console* console, const std::atomic<bool>* stop);
+          Console* console, const std::atomic<bool>* stop, RunStart* start);
   absl::Status OpenData();
   absl::Status PlanSteps();
   void PrintStart() const;
@@ -106,8 +109,10 @@ class Trainer {
   void CountCommunication(const StepCommunication& before);
   std::string WireText() const;
   absl::Status CountSkips(const StepOutput& output);
-  // Keeps the best of what was measured so far and what is now.
+  // Keeps the best of what was measured so far and what is now. Rank 0's, which
+  // reports it; the others go on.
   void MeasurePeak();
+  void KeepPeak(const ProductRate& measured);
   void Report(const StepOutput& output, double seconds, double lr);
   void WriteMetrics(const JsonLine& line);
   Utilization UtilizationOf(double tokens_per_second) const;
@@ -150,7 +155,9 @@ class Trainer {
   ModelTools tools_;
   Console* console_;
   const std::atomic<bool>* stop_;
-  RunData data_;
+  std::unique_ptr<RunStart> own_start_;  // where none was given
+  RunStart* start_;
+  const RunData* data_ = nullptr;  // start_'s
   std::unique_ptr<Loader> loader_;
   std::unique_ptr<EvalLoader> eval_loader_;
   std::unique_ptr<Session> session_;

@@ -123,6 +123,7 @@ absl::Status Train(const TrainFlags& flags) {
     injector = std::make_unique<FaultInjector>(fault, kStepCollective);
   }
   Trace trace;
+  RunStart start;
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
   ranks.on_hang = ExitAtOnce;
   ranks.wrap = [&](int rank, const std::string& channel,
@@ -143,9 +144,10 @@ absl::Status Train(const TrainFlags& flags) {
       [&](int rank) { return OpenDevice(flags.run, rank); },
       [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
-        ZERO_ASSIGN_OR_RETURN(const auto trainer,
-                              Trainer::Make(rank, loaded, MakeModelTools(),
-                                            leads ? &console : &silent, stop));
+        ZERO_ASSIGN_OR_RETURN(
+            const auto trainer,
+            Trainer::Make(rank, loaded, MakeModelTools(),
+                          leads ? &console : &silent, stop, &start));
         if (!flags.trace.empty()) {
           trace.Follow(rank.rank(), trainer->session().executor());
         }

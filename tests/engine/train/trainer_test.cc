@@ -130,6 +130,7 @@ class TrainerTest : public testing::Test {
     overrides.push_back("train_micro_batch_size_per_gpu=auto");
     const LoadedConfig loaded = Load(overrides, out, world);
     Console silent(nullptr, /*is_terminal=*/false);
+    RunStart start;
     return RunLocalRanks(
         world, options,
         [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
@@ -138,7 +139,7 @@ class TrainerTest : public testing::Test {
         [&](const Rank& rank) -> absl::Status {
           ZERO_ASSIGN_OR_RETURN(
               const auto trainer,
-              Trainer::Make(rank, loaded, Tools(), &silent, nullptr));
+              Trainer::Make(rank, loaded, Tools(), &silent, nullptr, &start));
           if (prepare) prepare(rank, *trainer);
           return trainer->Run().status();
         });
@@ -732,6 +733,40 @@ TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
   }
   const auto summary = nlohmann::json::parse(dir_.Read("run/summary.json"));
   EXPECT_NEAR(summary["exposed_seconds"].get<double>(), 1e-3 * total, 1e-9);
+}
+
+TEST_F(TrainerTest, RanksOfAProcessCheckTheDataAndMeasureTheMachineOnce) {
+  const LoadedConfig loaded = Load({});
+  RunStart start;
+  std::vector<const RunData*> data(3);
+  std::vector<double> rates(3);
+  const absl::Status status = RunLocalRanks(
+      3, {},
+      [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
+        return MakeCpuDevice(1);
+      },
+      [&](const Rank& rank) -> absl::Status {
+        ZERO_ASSIGN_OR_RETURN(data[rank.rank()], start.Data(loaded.config, 1));
+        rates[rank.rank()] = start.Product(*rank.device, DType::kF32).flops;
+        return absl::OkStatus();
+      });
+  ASSERT_TRUE(status.ok()) << status;
+  ASSERT_NE(data[0], nullptr);
+  EXPECT_GT(data[0]->train->size(), 0);
+  EXPECT_GT(rates[0], 0);
+  for (int rank : {1, 2}) {
+    EXPECT_EQ(data[rank], data[0]);
+    // Two measurements would not agree to the last bit.
+    EXPECT_EQ(rates[rank], rates[0]);
+  }
+
+  // An error is that of all.
+  dir_.Write("text.txt", std::string(1000, '\0'));
+  RunStart broken;
+  const absl::Status first = broken.Data(loaded.config, 1).status();
+  EXPECT_EQ(first.code(), absl::StatusCode::kInvalidArgument) << first;
+  dir_.Write("text.txt", SmallText());
+  EXPECT_EQ(broken.Data(loaded.config, 1).status(), first);
 }
 
 TEST_F(TrainerTest, ASkippedStepIsTriedAgainAtItsRateAndForgotten) {

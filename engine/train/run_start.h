@@ -1,0 +1,34 @@
+// What all ranks of a process need alike before a run.
+#ifndef ZERO_ENGINE_TRAIN_RUN_START_H_
+#define ZERO_ENGINE_TRAIN_RUN_START_H_
+
+#include <mutex>
+
+#include "absl/status/statusor.h"
+#include "engine/config/config.h"
+#include "engine/train/product_rate.h"
+#include "engine/train/run_data.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+// The first rank that asks does it, with its threads, and the others wait: no
+// file is checked twice, and nobody computes while the machine is measured.
+// Threads: used by all ranks at once. All ask for the same.
+class RunStart {
+ public:
+  // The data of a training run. Errors: as OpenRunData, the same for all.
+  absl::StatusOr<const RunData*> Data(const Config& config, int num_threads);
+
+  // MeasureProductRate on the device of the first.
+  ProductRate Product(Device& device, DType dtype);
+
+ private:
+  std::once_flag data_once_, product_once_;
+  absl::StatusOr<RunData> data_ = RunData();
+  ProductRate product_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_RUN_START_H_
