@@ -3,6 +3,8 @@
 #define ZERO_ENGINE_TRAIN_RUN_START_H_
 
 #include <mutex>
+#include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "engine/config/config.h"
@@ -17,6 +19,11 @@ namespace zero {
 // Threads: used by all ranks at once. All ask for the same.
 class RunStart {
  public:
+  // `link`: what connects the ranks, as ParseLink reads it; empty: memory.
+  explicit RunStart(std::string link = "") : link_(std::move(link)) {}
+
+  const std::string& link() const { return link_; }
+
   // The data of a training run. Errors: as OpenRunData, the same for all.
   absl::StatusOr<const RunData*> Data(const Config& config, int num_threads);
 
@@ -24,6 +31,7 @@ class RunStart {
   ProductRate Product(Device& device, DType dtype);
 
  private:
+  const std::string link_;
   std::once_flag data_once_, product_once_;
   absl::StatusOr<RunData> data_ = RunData();
   ProductRate product_;

@@ -148,6 +148,9 @@ void Trainer::PrintStart() const {
                  ? ""
                  : "; by " + Name(config, "communication.algorithm"))});
   }
+  if (rank_->world() > 1 && !start_->link().empty()) {
+    rows.push_back({"link", start_->link() + " between ranks (--shape-link)"});
+  }
   rows.push_back({"batch", BatchText(config, rank_->world())});
   rows.push_back(
       {"data", absl::StrFormat("%s tokens in %d file(s), %s sequences of %d",

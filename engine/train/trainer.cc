@@ -728,7 +728,12 @@ absl::Status Trainer::WriteSummary(const RunSummary& summary,
   JsonLine line;
   line.Add("steps", summary.steps)
       .Add("total_steps", total_steps_)
-      .Add("interrupted", summary.interrupted);
+      .Add("interrupted", summary.interrupted)
+      .Add("ranks", int64_t{rank_->world()})
+      .Add("threads", int64_t{rank_->device->info().num_threads});
+  if (rank_->world() > 1 && !start_->link().empty()) {
+    line.Add("shape_link", start_->link());
+  }
   if (!status.ok()) line.Add("error", status.message());
   line.Add("tokens", summary.tokens)
       .Add("first_loss", summary.first_loss)

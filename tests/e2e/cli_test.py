@@ -164,6 +164,24 @@ class CliTest(unittest.TestCase):
         alone = self.train("run", "train_batch_size=6", "training.steps=3")
         self.assertAlmostEqual(alone["validation_loss"], several, places=4)
 
+    def test_a_shaped_link_is_told(self):
+        out = self.ok("train", "config.json", "--ranks", "2",
+                      "--shape-link", "100MB/s,50us",
+                      "--set", "training.steps=2")
+        self.assertIn("100MB/s,50us between ranks", out)
+        self.assertNotIn("note: --shape-link", out)
+        summary = self.read_json("run/summary.json")
+        self.assertEqual(summary["shape_link"], "100MB/s,50us")
+        self.assertEqual(summary["ranks"], 2)
+        self.assertGreaterEqual(summary["threads"], 1)
+        out = self.ok("train", "config.json", "--shape-link", "100MB/s,50us",
+                      "--set", "training.steps=2")
+        self.assertNotIn("between ranks", out)
+        self.assertIn("note: --shape-link changes nothing on one rank", out)
+        summary = self.read_json("run/summary.json")
+        self.assertNotIn("shape_link", summary)
+        self.assertEqual(summary["ranks"], 1)
+
     def test_groups_shard_within_and_add_up_across(self):
         def run(*sets):
             args = ["train", "config.json", "--ranks", "4"]

@@ -111,6 +111,11 @@ absl::Status Train(const TrainFlags& flags) {
   absl::optional<Link> link;
   if (!flags.link.empty()) {
     ZERO_ASSIGN_OR_RETURN(link, ParseLink(flags.link));
+    if (flags.run.ranks == 1) {
+      console.Line(
+          "note: --shape-link changes nothing on one rank, which has nobody to "
+          "talk to; start several with --ranks N");
+    }
   }
   if (!flags.trace.empty()) {
     // Now, not after the run.
@@ -123,7 +128,7 @@ absl::Status Train(const TrainFlags& flags) {
     injector = std::make_unique<FaultInjector>(fault, kStepCollective);
   }
   Trace trace;
-  RunStart start;
+  RunStart start(flags.link);
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
   ranks.on_hang = ExitAtOnce;
   ranks.wrap = [&](int rank, const std::string& channel,
