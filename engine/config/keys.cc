@@ -985,7 +985,8 @@ void AddZero(Table& t) {
   t.Integer(path("stage3_max_live_parameters"),
             FIELD(zero_optimization.stage3_max_live_parameters),
             "Units stay in place for their next use while they hold no more "
-            "elements than this. Unset: two units.")
+            "elements than this. Unset: no limit where "
+            "stage3_max_reuse_distance is set, else two units.")
       .BetweenRanks()
       .AtLeast(0)
       .MayBeUnset()
@@ -994,7 +995,8 @@ void AddZero(Table& t) {
   t.Integer(path("stage3_max_reuse_distance"),
             FIELD(zero_optimization.stage3_max_reuse_distance),
             "A unit stays in place if it is used again after fewer elements "
-            "than this. Unset: two units.")
+            "than this. Unset: no limit where stage3_max_live_parameters is "
+            "set, else two units.")
       .BetweenRanks()
       .AtLeast(0)
       .MayBeUnset()

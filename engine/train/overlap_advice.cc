@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "engine/zero/schedule.h"
 
 namespace zero {
 namespace {
@@ -26,9 +25,9 @@ const char* Awaited(Channel channel) {
   return "?";
 }
 
-void AdviseOnGathers(const Config& config, std::vector<std::string>* advice) {
+void AdviseOnGathers(const Config& config, const OverlapSituation& situation,
+                     std::vector<std::string>* advice) {
   const ZeroConfig& zero = config.zero_optimization;
-  const int64_t micro_steps = config.gradient_accumulation_steps;
   if (zero.stage < 3) {
     if (zero.allgather_bucket_size < ZeroConfig().allgather_bucket_size) {
       advice->push_back(
@@ -43,15 +42,18 @@ void AdviseOnGathers(const Config& config, std::vector<std::string>* advice) {
     advice->push_back(
         "leave zero_optimization.stage3_prefetch_bucket_size out");
   }
-  if (zero.stage3_max_live_parameters == GatherPolicy::kAuto) {
-    advice->push_back(
-        "raise zero_optimization.stage3_max_live_parameters (units stay from "
-        "forward to backward: fewer gathers, more memory)");
+  if (situation.gathers > situation.fewest_gathers) {
+    advice->push_back(absl::StrFormat(
+        "raise zero_optimization.stage3_max_live_parameters (units stay for "
+        "their next use: down to %.3g gathers per step instead of %.3g, more "
+        "memory)",
+        situation.fewest_gathers, situation.gathers));
   }
-  if (micro_steps > 1) {
-    advice->push_back(absl::StrCat(
-        "set zero_optimization.stage to 2 (gathers once per step instead of ",
-        2 * micro_steps, " times, more memory)"));
+  if (config.gradient_accumulation_steps > 1 && situation.gathers > 1) {
+    advice->push_back(absl::StrFormat(
+        "set zero_optimization.stage to 2 (gathers once per step instead of "
+        "%.3g times, more memory)",
+        situation.gathers));
   }
   advice->push_back(
       "raise train_micro_batch_size_per_gpu (more computation per gather, more "
@@ -97,7 +99,14 @@ void AdviseOnGroups(const Config& config, std::vector<std::string>* advice) {
 
 }  // namespace
 
-std::string OverlapAdvice(const Config& config, const WaitTimes& waited) {
+std::string OverlapAdvice(const Config& config,
+                          const OverlapSituation& situation) {
+  const WaitTimes& waited = situation.waited;
+  if (situation.link.empty() && situation.ranks > situation.cores) {
+    return absl::StrFormat(
+        "run at most %d ranks: %d ranks on %d cores wait for each other",
+        situation.cores, situation.ranks, situation.cores);
+  }
   const Channel channel = waited.longest();
   std::vector<std::string> advice;
   if (channel != Channel::kScalar) {
@@ -113,7 +122,7 @@ std::string OverlapAdvice(const Config& config, const WaitTimes& waited) {
   }
   switch (channel) {
     case Channel::kGather:
-      AdviseOnGathers(config, &advice);
+      AdviseOnGathers(config, situation, &advice);
       break;
     case Channel::kReduce:
       AdviseOnReductions(config, &advice);
@@ -127,9 +136,11 @@ std::string OverlapAdvice(const Config& config, const WaitTimes& waited) {
       break;
   }
   if (advice.size() > 2) advice.resize(2);
-  return absl::StrFormat("%.0f %% is where %s: %s",
-                         100 * waited[channel] / waited.total(),
-                         Awaited(channel), absl::StrJoin(advice, ", or "));
+  return absl::StrFormat(
+      "%.0f %% is where %s%s: %s", 100 * waited[channel] / waited.total(),
+      Awaited(channel),
+      situation.link.empty() ? "" : ", over a link of " + situation.link,
+      absl::StrJoin(advice, ", or "));
 }
 
 }  // namespace zero

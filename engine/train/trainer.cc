@@ -564,6 +564,22 @@ std::string Trainer::WireText() const {
   return text;
 }
 
+void Trainer::CountGathers(RunSummary* summary) const {
+  const Executor& executor = session_->executor();
+  const Plan& plan = executor.plan();
+  if (plan.placement.parameters != Placement::kSharded) return;
+  const int64_t micro_steps = config_.gradient_accumulation_steps;
+  const double once =
+      FormulaWire(plan, micro_steps, 1, 1).gathered / (2.0 * micro_steps);
+  ScheduleOptions all_stay =
+      MakeExecutorOptions(config_, /*train=*/true, /*max_positions=*/0)
+          .schedule_options(micro_steps);
+  all_stay.gather.max_live_elems = INT64_MAX;
+  summary->gathers = CountWire(plan, executor.schedule(), 1, 1).gathered / once;
+  summary->fewest_gathers =
+      CountWire(plan, MakeSchedule(plan, all_stay), 1, 1).gathered / once;
+}
+
 void Trainer::PrintBreakdowns() const {
   if (config_.wall_clock_breakdown) {
     const StepTimes& times = session_->executor().times();
@@ -713,7 +729,10 @@ RunSummary Trainer::Summarize() const {
   summary.tokens_per_second =
       train_seconds_ > 0 ? summary.tokens / train_seconds_ : 0;
   summary.waited = waited_;
-  if (rank_->world() > 1 && step_ > 0) summary.wire = WireText();
+  if (rank_->world() > 1 && step_ > 0) {
+    summary.wire = WireText();
+    CountGathers(&summary);
+  }
   summary.utilization = UtilizationOf(summary.tokens_per_second);
   summary.first_loss = first_loss_;
   summary.final_loss = last_loss_;

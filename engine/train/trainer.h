@@ -42,8 +42,12 @@ struct RunSummary {
   double validation_loss = 0;    // NaN: not evaluated
   int64_t validation_step = -1;  // after this many steps; -1: not evaluated
   std::string parameters_hash;
-  WaitTimes waited;          // in steps, for communication
-  std::string wire;          // bytes of a step against the formula
+  WaitTimes waited;  // in steps, for communication
+  std::string wire;  // bytes of a step against the formula
+  // How often a step gathers the parameters, and how often without
+  // stage3_max_live_parameters. 0: parameters are not sharded.
+  double gathers = 0;
+  double fewest_gathers = 0;
   double peak_bytes = 0;     // of all ranks' memory together
   bool interrupted = false;  // by `stop`
   std::string weights;       // the folder in out_dir that has them; empty: none
@@ -108,6 +112,8 @@ class Trainer {
   StepCommunication Communicated() const;
   void CountCommunication(const StepCommunication& before);
   std::string WireText() const;
+  // Fills in how often a step gathers.
+  void CountGathers(RunSummary* summary) const;
   absl::Status CountSkips(const StepOutput& output);
   // Keeps the best of what was measured so far and what is now. Rank 0's, which
   // reports it; the others go on.

@@ -24,7 +24,7 @@ namespace zero {
 namespace {
 
 void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
-                  Console* console) {
+                  const std::string& link, Console* console) {
   std::vector<std::pair<std::string, std::string>> rows;
   rows.push_back({"steps", absl::StrFormat("%d, %s tokens in %s", summary.steps,
                                            WithCommas(summary.tokens),
@@ -60,13 +60,14 @@ void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
     rows.push_back({"wire per step and rank", summary.wire});
     rows.push_back({"exposed communication", text});
     if (exposed > kExposedShareWorthAWord) {
-      const int cores = AllowedCores();
-      rows.push_back({"to hide more of it",
-                      ranks > cores
-                          ? absl::StrFormat("run at most %d ranks: %d ranks on "
-                                            "%d cores wait for each other",
-                                            cores, ranks, cores)
-                          : OverlapAdvice(config, summary.waited)});
+      rows.push_back(
+          {"to hide more of it",
+           OverlapAdvice(config, {.waited = summary.waited,
+                                  .ranks = ranks,
+                                  .cores = AllowedCores(),
+                                  .link = link,
+                                  .gathers = summary.gathers,
+                                  .fewest_gathers = summary.fewest_gathers})});
     }
   }
   rows.push_back({"parameters_hash", summary.parameters_hash});
@@ -158,7 +159,8 @@ absl::Status Train(const TrainFlags& flags) {
         }
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
         if (leads) {
-          PrintSummary(summary, loaded.config, flags.run.ranks, &console);
+          PrintSummary(summary, loaded.config, flags.run.ranks, flags.link,
+                       &console);
           interrupted = summary.interrupted;
         }
         // No error: that would end the other ranks' last collectives.

@@ -20,7 +20,11 @@ WaitTimes MostlyFor(Channel channel) {
 }
 
 std::string Advice(const Config& config, Channel channel) {
-  return OverlapAdvice(config, MostlyFor(channel));
+  return OverlapAdvice(config, {.waited = MostlyFor(channel),
+                                .ranks = 2,
+                                .cores = 2,
+                                .gathers = 8,
+                                .fewest_gathers = 1});
 }
 
 TEST(OverlapAdviceTest, ItNamesTheChannelAndItsShare) {
@@ -71,10 +75,15 @@ TEST(OverlapAdviceTest, TheKeyIsOneOfTheChannelThatWasWaitedFor) {
 TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
   Config config;
   config.zero_optimization.stage = 3;
-  config.zero_optimization.stage3_max_live_parameters = 1'000'000'000;
-  EXPECT_THAT(Advice(config, Channel::kGather),
-              EndsWith(": raise train_micro_batch_size_per_gpu (more "
-                       "computation per gather, more activations)"));
+  // All units stay in place.
+  config.gradient_accumulation_steps = 4;
+  EXPECT_THAT(
+      OverlapAdvice(config, {.waited = MostlyFor(Channel::kGather),
+                             .gathers = 1,
+                             .fewest_gathers = 1}),
+      EndsWith(": raise train_micro_batch_size_per_gpu (more computation per "
+               "gather, more activations)"));
+  config.gradient_accumulation_steps = 1;
   config.zero_optimization.stage = 1;
   EXPECT_THAT(Advice(config, Channel::kGather),
               EndsWith(": raise gradient_accumulation_steps (a larger batch "
@@ -94,6 +103,17 @@ TEST(OverlapAdviceTest, NamesOnlyWhatTheRunDoesNotDoYet) {
   config.zero_optimization.reduce_bucket_size = 1000;
   EXPECT_THAT(Advice(config, Channel::kReduce),
               HasSubstr("raise zero_optimization.reduce_bucket_size"));
+}
+
+TEST(OverlapAdviceTest, RanksThatShareCoresAreTheCauseUnlessALinkIsSlow) {
+  OverlapSituation situation = {
+      .waited = MostlyFor(Channel::kReduce), .ranks = 3, .cores = 2};
+  EXPECT_EQ(OverlapAdvice(Config(), situation),
+            "run at most 2 ranks: 3 ranks on 2 cores wait for each other");
+  situation.link = "1MB/s,1ms";
+  EXPECT_THAT(OverlapAdvice(Config(), situation),
+              StartsWith("75 % is where gradients are reduced, over a link of "
+                         "1MB/s,1ms: set communication_data_type"));
 }
 
 }  // namespace
