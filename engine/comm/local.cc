@@ -81,9 +81,9 @@ struct LocalGroup::Channel {
   }
   // "rank 2 and rank 3".
   std::string RankNames(const std::vector<int>& places) const {
-    return absl::StrJoin(places, " and ", [this](std::string* text, int place) {
-      absl::StrAppend(text, "rank ", members[place]);
-    });
+    std::vector<int> ranks;
+    for (const int place : places) ranks.push_back(members[place]);
+    return zero::RankNames(ranks);
   }
   int size() const { return static_cast<int>(members.size()); }
   // -1: no member.
@@ -134,6 +134,15 @@ LocalGroup::LocalGroup(int world, LocalOptions options)
 }
 
 LocalGroup::~LocalGroup() = default;
+
+std::string RankNames(const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const char* before = i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ";
+    absl::StrAppend(&text, before, "rank ", ranks[i]);
+  }
+  return text;
+}
 
 std::shared_ptr<LocalGroup> LocalGroup::Make(int world, LocalOptions options) {
   return std::shared_ptr<LocalGroup>(new LocalGroup(world, options));
@@ -347,9 +356,11 @@ void LocalGroup::FailMissing(const Channel& channel, const Call& call) {
   missing_ = Culprits(awaited);
   Fail(absl::DeadlineExceededError(absl::StrCat(
       "local: ", channel.RankNames(missing), " did not ",
-      channel.HasOpened(call) ? "finish its share of " : "arrive at ",
-      channel.Text(call), " within ", absl::FormatDuration(timeout_),
-      last_seen)));
+      !channel.HasOpened(call) ? "arrive at "
+      : missing.size() == 1    ? "finish its share of "
+                               : "finish their shares of ",
+      channel.Text(call), " within ", absl::FormatDuration(timeout_), last_seen,
+      "; if a rank was only slow, raise communication.timeout_seconds")));
 }
 
 // The ranks for whom the streams of `rank` wait.

@@ -35,6 +35,9 @@ struct LocalOptions {
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
 };
 
+// "rank 0", "rank 0 and rank 2", "rank 0, rank 1 and rank 3".
+std::string RankNames(const std::vector<int>& ranks);
+
 // Threads: used by all ranks at once.
 class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  public:

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "engine/base/exceptions.h"
@@ -139,9 +138,10 @@ absl::Status RunLocalRanks(
   if (!hanging.empty() && options.on_hang) {
     const absl::Status error = endings.first_error();
     options.on_hang(absl::Status(
-        error.code(), absl::StrCat(error.message(), "; rank ",
-                                   absl::StrJoin(hanging, " and rank "),
-                                   " hangs and is left behind")));
+        error.code(),
+        absl::StrCat(error.message(), "; ", RankNames(hanging),
+                     hanging.size() == 1 ? " hangs and is left behind"
+                                         : " hang and are left behind")));
   }
   for (std::thread& thread : threads) thread.join();
   return endings.first_error();

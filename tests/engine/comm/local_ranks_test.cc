@@ -122,6 +122,28 @@ TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
   EXPECT_EQ(told, "rank 1: disk on fire; rank 0 hangs and is left behind");
 }
 
+TEST(LocalRanksTest, SeveralRanksThatHangAreNamedInASentence) {
+  EXPECT_EQ(RankNames({0}), "rank 0");
+  EXPECT_EQ(RankNames({0, 1}), "rank 0 and rank 1");
+  EXPECT_EQ(RankNames({0, 1, 3}), "rank 0, rank 1 and rank 3");
+  Gate gate;
+  std::string told;
+  LocalRanksOptions options;
+  options.local.timeout = absl::Milliseconds(300);
+  options.on_hang = [&](const absl::Status& error) {
+    told = std::string(error.message());
+    gate.Open();
+  };
+  RunLocalRanks(4, options, OneThread, [&](const Rank& rank) -> absl::Status {
+    if (rank.rank() != 2) gate.Wait();
+    return Meet(rank);
+  }).IgnoreError();
+  EXPECT_THAT(told, HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"));
+  EXPECT_THAT(told, HasSubstr("if a rank was only slow, raise "
+                              "communication.timeout_seconds; rank 0, rank 1 "
+                              "and rank 3 hang and are left behind"));
+}
+
 TEST(LocalRanksTest, ARankThatTakesItsTimeDoesNotHang) {
   LocalRanksOptions options;
   options.on_hang = [](const absl::Status& error) { FAIL() << error; };
