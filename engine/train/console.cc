@@ -87,4 +87,13 @@ std::string WithCommas(int64_t value) {
   return text;
 }
 
+std::string AgainstFormula(int64_t planned, int64_t formula) {
+  if (planned == formula) return " = the formula";
+  const bool less = planned < formula;
+  return absl::StrCat(
+      " = the formula's ", WithCommas(formula), less ? " - " : " + ",
+      WithCommas(std::abs(planned - formula)),
+      less ? " of units that stayed in place" : " of units gathered once more");
+}
+
 }  // namespace zero

@@ -47,6 +47,9 @@ std::string HumanBytes(double bytes);
 std::string HumanSeconds(double seconds);
 // 1,115,394
 std::string WithCommas(int64_t value);
+// " = the formula", or " = the formula's 5,354,496 - 891,648 of units that
+// stayed in place": bytes on the wire that a plan moves, and FormulaWire's.
+std::string AgainstFormula(int64_t planned, int64_t formula);
 
 }  // namespace zero
 

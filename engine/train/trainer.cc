@@ -533,13 +533,7 @@ std::string Trainer::WireText() const {
     if (moved != planned) {
       absl::StrAppend(&text, " (the plan says ", WithCommas(planned), ")");
     }
-    if (planned == formula) return absl::StrCat(text, " = the formula");
-    const bool less = planned < formula;
-    return absl::StrCat(text, " = the formula's ", WithCommas(formula),
-                        less ? " - " : " + ",
-                        WithCommas(std::abs(planned - formula)),
-                        less ? " of units that stayed in place"
-                             : " of units gathered once more");
+    return text + AgainstFormula(planned, formula);
   };
   const StepWire& wire = communication_.wire;
   if (plan.server) {

@@ -154,8 +154,8 @@ absl::Status ShowPlan(const PlanFlags& flags) {
   const StepWire wire = CountWire(plan, actions, p, r);
   const StepWire formula = FormulaWire(plan, micro_steps, p, r);
   const auto against = [](int64_t bytes, int64_t formula_bytes) {
-    return absl::StrFormat("%s bytes, formula %s", WithCommas(bytes),
-                           WithCommas(formula_bytes));
+    return absl::StrCat(WithCommas(bytes), " bytes",
+                        AgainstFormula(bytes, formula_bytes));
   };
   std::vector<std::pair<std::string, std::string>> rows = {
       {"gathered", against(wire.gathered, formula.gathered)},
