@@ -1048,10 +1048,8 @@ void AddZero(Table& t) {
       .Harmless("false");
   t.NotBuilt(kBool, path("zero_quantized_gradients"), zeropp).Harmless("false");
   t.NotBuilt(kOpaque, path("zeropp_loco_param"), zeropp);
-  t.Refuse(kBool, path("cpu_offload"), "write offload_optimizer")
-      .Harmless("false");
-  t.Refuse(kBool, path("cpu_offload_param"), "write offload_param")
-      .Harmless("false");
+  t.NotBuilt(kBool, path("cpu_offload"), offload).Harmless("false");
+  t.NotBuilt(kBool, path("cpu_offload_param"), offload).Harmless("false");
   t.Refuse(kBool, path("elastic_checkpoint"),
            "every checkpoint fits any number of ranks; false is accepted")
       .Harmless("false");
@@ -1149,7 +1147,10 @@ void AddOutput(Table& t) {
            "every line of output has the FLOP/s and MFU; enabled: false is "
            "accepted")
       .Harmless("disabled");
-  t.NotBuilt(kOpaque, "comms_logger", "it comes with several ranks")
+  t.Refuse(kOpaque, "comms_logger",
+           "out_dir/metrics.jsonl has the bytes, calls and waits of every step "
+           "of several ranks, zero train --trace FILE every collective; "
+           "enabled: false is accepted")
       .Harmless("disabled");
 }
 
@@ -1576,6 +1577,14 @@ std::string Wanted(const KeySpec& key) {
 std::string Nearest(absl::string_view name,
                     absl::Span<const std::string> names) {
   const std::string lower = Lower(name);
+  // Somebody may have stopped early, which leaves out many letters.
+  Names longer;
+  for (const std::string& candidate : names) {
+    if (lower.size() >= 4 && absl::StartsWith(Lower(candidate), lower)) {
+      longer.push_back(candidate);
+    }
+  }
+  if (longer.size() == 1) return longer[0];
   std::string best;
   // A third of the letters may be wrong, and two of a short name.
   int best_distance =
