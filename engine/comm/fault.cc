@@ -21,7 +21,8 @@ absl::Status Malformed(absl::string_view text, const std::string& reason) {
 
 }  // namespace
 
-absl::StatusOr<Fault> ParseFault(absl::string_view text, int world) {
+absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
+                                 int64_t num_steps) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   if (parts.size() != 3) {
     return Malformed(text, absl::StrCat("has ", parts.size(),
@@ -41,6 +42,10 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world) {
   if (!absl::SimpleAtoi(parts[1], &fault.step) || fault.step < 1) {
     return Malformed(
         text, absl::StrCat("step \"", parts[1], "\" is not a number >= 1"));
+  }
+  if (num_steps > 0 && fault.step > num_steps) {
+    return Malformed(text, absl::StrCat("step \"", parts[1],
+                                        "\" is not in [1, ", num_steps, "]"));
   }
   if (parts[2] == "throw") {
     fault.kind = FaultKind::kThrow;

@@ -29,9 +29,11 @@ struct Fault {
 };
 
 // Reads "1:3:stop": RANK:STEP:KIND, with KIND throw, stop or mismatch.
+// `num_steps`: of the run; 0: not known yet.
 // Errors: InvalidArgument with the text, the reason and an example; there is
-//         no such rank among `world`, or nobody to notice.
-absl::StatusOr<Fault> ParseFault(absl::string_view text, int world);
+//         no such rank among `world`, or nobody to notice, or no such step.
+absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
+                                 int64_t num_steps = 0);
 
 // Happens where the rank issues its first collective of the step on the
 // channel "reduce", which every ZeRO stage has in its backward pass.

@@ -73,6 +73,8 @@ class CliTest(unittest.TestCase):
                      "reduce buckets", "Gather(block.1)", "Update(head)"):
             self.assertIn(part, text)
         self.assertNotIn("note: ", text)
+        self.assertRegex(text, "gathered +[0-9,]+ bytes = the formula's [0-9,]+ "
+                               "- [0-9,]+ of units that stayed in place\n")
         text = self.ok("plan", "config.json", "--no-step",
                        "--set", "zero_optimization.overlap_comm=false")
         self.assertIn("note: zero_optimization.overlap_comm changes nothing on "
@@ -137,11 +139,36 @@ class CliTest(unittest.TestCase):
         summary = self.read_json("run/summary.json")
         self.assertIn("step 2: local: rank 0 did not", summary["error"])
         self.assertEqual(summary["steps"], 1)
-        self.assertIn("ended before that step", self.error(
-            "train", "config.json", "--ranks", "2", "--set", "training.steps=1",
-            "--inject-fault", "1:3:stop"))
-        self.assertIn("want RANK:STEP:KIND", self.error(
-            "train", "config.json", "--ranks", "2", "--inject-fault", "1:3"))
+        several = ("train", "config.json", "--ranks", "2")
+        self.assertIn("--inject-fault: fault \"1:13:stop\": step \"13\" is not "
+                      "in [1, 12]",
+                      self.error(*several, "--inject-fault", "1:13:stop"))
+        self.assertIn("want RANK:STEP:KIND",
+                      self.error(*several, "--inject-fault", "1:3"))
+        self.assertIn("--inject-fault: ", self.error(
+            *several, "--inject-fault", "1:3:stop", "--inject-fault",
+            "1:4:stop"))
+        self.assertIn("--inject-fault", self.ok("train", "--help"))
+
+    def test_options_of_ranks_are_named_where_they_are_wrong(self):
+        several = ("train", "config.json", "--ranks", "2")
+        self.assertIn("--shape-link: link \"fast\"",
+                      self.error(*several, "--shape-link", "fast"))
+        self.assertIn("--trace: ", self.error(*several, "--trace", "no/t.json"))
+        self.assertFalse(os.path.exists(self.path("run")))
+        for command in ("eval", "generate"):
+            self.assertIn("--ranks: %s runs on one rank" % command,
+                          self.error(command, "config.json", "--ranks", "2"))
+
+    def test_a_trace_of_a_rank_that_hangs_is_written(self):
+        out = self.zero("train", "config.json", "--ranks", "2",
+                        "--trace", "t.json", "--inject-fault", "1:2:stop",
+                        "--set", "communication.timeout_seconds=2")
+        self.assertEqual(out.returncode, 1)
+        self.assertIn("rank 1 hangs and is left behind", out.stderr)
+        self.assertIn("trace in t.json", out.stdout)
+        events = self.read_json("t.json")["traceEvents"]
+        self.assertEqual({e["pid"] for e in events if e["ph"] == "X"}, {0, 1})
 
     def test_every_stage_gives_the_same_hash(self):
         hashes = set()
@@ -438,6 +465,11 @@ class CliTest(unittest.TestCase):
                 ("zero_optimization.offload_optimizer.device=\"cpu\"",
                  ["offload_optimizer", "not built yet"]),
                 ("optimizer.params.lr=-1", ["optimizer.params.lr", "-1"]),
+                ("train_micro_batch_size=2",
+                 ["did you mean \"train_micro_batch_size_per_gpu\""]),
+                ("comms_logger.enabled=true", ["metrics.jsonl", "--trace"]),
+                ("zero_optimization.cpu_offload=true",
+                 ["not built yet: it comes with offload"]),
                 ("amp.enabled=true", ["amp", "bf16"])):
             with self.subTest(override=override):
                 text = self.error("train", "config.json", "--set", override)

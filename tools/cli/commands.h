@@ -59,6 +59,8 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
 
 // Declares --ranks, for the commands that have it.
 void AddRanksOption(CLI::App& app, RunOptions* options);
+// For those that have it not: an error that says so.
+void RefuseRanksOption(CLI::App& app);
 
 // Cores this process may run on (a container or taskset may allow fewer than
 // the machine has).

@@ -85,6 +85,7 @@ Command AddEval(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   auto json = std::make_shared<bool>(false);
   AddRunOptions(app, options.get(), /*config_required=*/true);
+  RefuseRanksOption(app);
   app.add_flag("--json", *json, "print loss, perplexity, tokens as JSON");
   return [options, json] { return Eval(*options, *json); };
 }

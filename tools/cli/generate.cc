@@ -132,6 +132,7 @@ absl::Status Run(GenerateFlags flags) {
 Command AddGenerate(CLI::App& app) {
   auto flags = std::make_shared<GenerateFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/false);
+  RefuseRanksOption(app);
   app.parse_complete_callback([flags] {
     if (flags->run.config.empty() && flags->run.model_dir.empty()) {
       throw CLI::RequiredError(

@@ -43,6 +43,19 @@ void AddRanksOption(CLI::App& app, RunOptions* options) {
       ->check(WholeNumber(1, 1024));
 }
 
+void RefuseRanksOption(CLI::App& app) {
+  app.add_option_function<std::string>(
+         "--ranks",
+         [&app](const std::string& ranks) {
+           if (ranks == "1") return;
+           throw CLI::ValidationError("--ranks",
+                                      app.get_name() +
+                                          " runs on one rank; train and plan "
+                                          "take several");
+         })
+      ->group("");
+}
+
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                                            MissingFiles missing_files) {
   const std::unique_ptr<ModelCatalog> catalog = MakeModelCatalog();

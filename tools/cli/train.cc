@@ -95,11 +95,20 @@ Trace::Row RowOf(const std::string& channel) {
   return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
-// A thread of this process hangs: nothing can be waited for or cleaned up.
-void ExitAtOnce(const absl::Status& error) {
-  std::fflush(stdout);
-  std::fprintf(stderr, "zero: %s\n", std::string(error.message()).c_str());
-  std::_Exit(1);
+// What came of `option`, with its name in an error.
+absl::Status OfOption(const char* option, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(option, ": ", status.message()));
+}
+
+absl::Status WriteTrace(const Trace& trace, const std::string& file,
+                        Console* console) {
+  if (file.empty()) return absl::OkStatus();
+  ZERO_RETURN_IF_ERROR(OfOption("--trace", trace.Write(file)));
+  console->Line(
+      absl::StrCat("trace in ", file, ": open it in https://ui.perfetto.dev"));
+  return absl::OkStatus();
 }
 
 absl::Status Train(const TrainFlags& flags) {
@@ -111,7 +120,9 @@ absl::Status Train(const TrainFlags& flags) {
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));
   absl::optional<Link> link;
   if (!flags.link.empty()) {
-    ZERO_ASSIGN_OR_RETURN(link, ParseLink(flags.link));
+    const absl::StatusOr<Link> parsed = ParseLink(flags.link);
+    ZERO_RETURN_IF_ERROR(OfOption("--shape-link", parsed.status()));
+    link = *parsed;
     if (flags.run.ranks == 1) {
       console.Line(
           "note: --shape-link changes nothing on one rank, which has nobody to "
@@ -120,18 +131,30 @@ absl::Status Train(const TrainFlags& flags) {
   }
   if (!flags.trace.empty()) {
     // Now, not after the run.
-    ZERO_RETURN_IF_ERROR(AtomicFile::Create(flags.trace).status());
+    ZERO_RETURN_IF_ERROR(
+        OfOption("--trace", AtomicFile::Create(flags.trace).status()));
   }
   std::unique_ptr<FaultInjector> injector;
   if (!flags.fault.empty()) {
-    ZERO_ASSIGN_OR_RETURN(const Fault fault,
-                          ParseFault(flags.fault, flags.run.ranks));
-    injector = std::make_unique<FaultInjector>(fault, kStepCollective);
+    const absl::StatusOr<Fault> fault =
+        ParseFault(flags.fault, flags.run.ranks, loaded.config.training.steps);
+    ZERO_RETURN_IF_ERROR(OfOption("--inject-fault", fault.status()));
+    injector = std::make_unique<FaultInjector>(*fault, kStepCollective);
   }
   Trace trace;
   RunStart start(flags.link);
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
-  ranks.on_hang = ExitAtOnce;
+  // A thread of this process hangs: nothing can be waited for or cleaned up.
+  ranks.on_hang = [&](const absl::Status& error) {
+    const absl::Status written = WriteTrace(trace, flags.trace, &console);
+    std::fflush(stdout);
+    std::fprintf(stderr, "zero: %s\n", std::string(error.message()).c_str());
+    if (!written.ok()) {
+      std::fprintf(stderr, "zero: %s\n",
+                   std::string(written.message()).c_str());
+    }
+    std::_Exit(1);
+  };
   ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (injector != nullptr) {
@@ -173,14 +196,7 @@ absl::Status Train(const TrainFlags& flags) {
     status = absl::FailedPreconditionError(absl::StrCat(
         "--inject-fault ", flags.fault, ": the run ended before that step"));
   }
-  if (!flags.trace.empty()) {
-    const absl::Status written = trace.Write(flags.trace);
-    if (written.ok()) {
-      console.Line(absl::StrCat("trace in ", flags.trace,
-                                ": open it in https://ui.perfetto.dev"));
-    }
-    status.Update(written);
-  }
+  status.Update(WriteTrace(trace, flags.trace, &console));
   return status;
 }
 
@@ -195,8 +211,9 @@ Command AddTrain(CLI::App& app) {
   app.add_option("--shape-link", flags->link,
                  "let ranks talk as over a network: RATE,LATENCY such as "
                  "1GB/s,50us");
-  // In README and engine/comm/fault.h, not in --help.
-  app.add_option("--inject-fault", flags->fault)->group("");
+  app.add_option("--inject-fault", flags->fault,
+                 "make a rank fail on purpose: RANK:STEP:KIND such as "
+                 "1:3:stop, KIND one of throw, stop, mismatch");
   return [flags] { return Train(*flags); };
 }
 

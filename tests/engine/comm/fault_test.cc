@@ -35,11 +35,13 @@ TEST(FaultTest, AWrongFaultNamesTheReasonAndAnExample) {
       {"-1:3:stop", 2, "rank \"-1\" is not in [0, 2)"},
       {"1:0:stop", 2, "step \"0\" is not a number >= 1"},
       {"1:x:stop", 2, "step \"x\" is not a number >= 1"},
+      {"1:31:stop", 2, "step \"31\" is not in [1, 30]"},
       {"1:3:explode", 2, "\"explode\" is no kind"},
       {"0:3:stop", 1, "one rank has no others"},
   };
   for (const auto& c : kCases) {
-    const absl::Status status = ParseFault(c.text, c.world).status();
+    const absl::Status status =
+        ParseFault(c.text, c.world, /*num_steps=*/30).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.words));
     EXPECT_THAT(std::string(status.message()), HasSubstr("such as 1:3:stop"));
