@@ -108,27 +108,35 @@ struct CpuPath {
   Stream& stream;
 };
 
-// Calls fn for every SIMD target this machine has (the scalar one included),
-// with 1 and 2 threads. Under tsan for the best one with 2 threads: what
-// threads share does not depend on the width of a vector. Under asan for the
-// widest, one between and scalars with 2 threads: where a kernel reaches too
-// far depends on that width.
-inline void ForEachCpuPath(const std::function<void(const CpuPath&)>& fn) {
+// The SIMD targets that tests run: all that this machine has, scalars among
+// them. Under tsan the best one: what threads share does not depend on the
+// width of a vector. Under asan the widest, one between and scalars: where a
+// kernel reaches too far depends on that width.
+inline std::vector<int64_t> SimdTargets() {
   std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-  std::vector<int> thread_counts = {1, 2};
 #if defined(__SANITIZE_THREAD__)
   targets.resize(1);
-  thread_counts = {2};
 #elif defined(__SANITIZE_ADDRESS__)
   if (targets.size() > 3) {
     targets = {targets.front(), targets[targets.size() / 2], targets.back()};
   }
-  thread_counts = {2};
 #endif
-  for (const int64_t target : targets) {
+  return targets;
+}
+inline std::vector<int> ThreadCounts() {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  return {2};
+#else
+  return {1, 2};
+#endif
+}
+
+// Calls fn for every one of SimdTargets with every one of ThreadCounts.
+inline void ForEachCpuPath(const std::function<void(const CpuPath&)>& fn) {
+  for (const int64_t target : SimdTargets()) {
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    for (const int threads : thread_counts) {
+    for (const int threads : ThreadCounts()) {
       const std::unique_ptr<Device> device = MakeCpuDevice(threads);
       const std::unique_ptr<Stream> stream =
           device->MakeStream(StreamRole::kCompute);

@@ -142,16 +142,16 @@ struct MatmulPath {
   bool bf16_native;
 };
 
-// Every SIMD target, 1 and 2 threads, 16-bit products by conversion and, where
+// SimdTargets and ThreadCounts; 16-bit products by conversion and, where
 // this machine has them, by native primitives.
 inline void ForEachMatmulPath(
     const std::function<void(const MatmulPath&)>& fn) {
   const bool has_native =
       cpu::MatmulCache(1, cpu::LowPrecision::kNative).IsNative(DType::kBF16);
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+  for (const int64_t target : SimdTargets()) {
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    for (const int threads : {1, 2}) {
+    for (const int threads : ThreadCounts()) {
       for (const bool native : {false, true}) {
         if (native && !has_native) continue;
         cpu::CpuDevice::Options options;
