@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <stdexcept>
@@ -15,6 +17,7 @@
 namespace zero {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 absl::StatusOr<std::unique_ptr<Device>> OneThread(int) {
@@ -79,69 +82,69 @@ class Gate {
   bool open_ = false;
 };
 
+// How `world` ranks ended of which some hang, and what on_hang was told before
+// it let them go.
+struct Hang {
+  absl::Status status, told;
+};
+Hang RunUntilTheyHang(
+    int world,
+    const std::function<absl::Status(const Rank& rank, Gate& gate)>& body) {
+  Gate gate;
+  Hang hang;
+  LocalRanksOptions options;
+  options.local.timeout = absl::Milliseconds(300);
+  options.on_hang = [&](const absl::Status& error) {
+    hang.told = error;
+    gate.Open();
+  };
+  hang.status = RunLocalRanks(world, options, OneThread, [&](const Rank& rank) {
+    return body(rank, gate);
+  });
+  return hang;
+}
+
 TEST(LocalRanksTest, RanksThatHangAreNamedAndLeftToTheCaller) {
-  for (const bool rank_zero : {false, true}) {
-    Gate gate;
-    std::string told;
-    LocalRanksOptions options;
-    options.local.timeout = absl::Milliseconds(300);
-    options.on_hang = [&](const absl::Status& error) {
-      EXPECT_EQ(error.code(), absl::StatusCode::kDeadlineExceeded);
-      told = std::string(error.message());
-      gate.Open();
-    };
-    const int hanging = rank_zero ? 0 : 1;
-    const absl::Status status = RunLocalRanks(
-        3, options, OneThread, [&](const Rank& rank) -> absl::Status {
-          if (rank.rank() == hanging) gate.Wait();
-          return Meet(rank);
-        });
-    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  for (const int hanging : {0, 1}) {
+    const Hang hang = RunUntilTheyHang(3, [&](const Rank& rank, Gate& gate) {
+      if (rank.rank() == hanging) gate.Wait();
+      return Meet(rank);
+    });
+    EXPECT_EQ(hang.status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(hang.told.code(), absl::StatusCode::kDeadlineExceeded);
     const std::string name = absl::StrCat("rank ", hanging);
-    EXPECT_THAT(told, HasSubstr(name + " did not arrive at #1 of channel "
-                                       "\"scalar\", barrier \"meeting\""));
-    EXPECT_THAT(told, HasSubstr("; " + name + " hangs and is left behind"));
+    EXPECT_THAT(std::string(hang.told.message()),
+                AllOf(HasSubstr(name + " did not arrive at #1 of channel "
+                                       "\"scalar\", barrier \"meeting\""),
+                      HasSubstr("; " + name + " hangs and is left behind")));
   }
 }
 
 // Rank 1 fails at once; rank 0 has nothing to do with it, and hangs.
 TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
-  Gate gate;
-  std::string told;
-  LocalRanksOptions options;
-  options.local.timeout = absl::Milliseconds(300);
-  options.on_hang = [&](const absl::Status& error) {
-    told = std::string(error.message());
-    gate.Open();
-  };
-  RunLocalRanks(2, options, OneThread, [&](const Rank& rank) -> absl::Status {
-    if (rank.rank() == 1) return absl::DataLossError("disk on fire");
-    gate.Wait();
-    return absl::OkStatus();
-  }).IgnoreError();
-  EXPECT_EQ(told, "rank 1: disk on fire; rank 0 hangs and is left behind");
+  const Hang hang =
+      RunUntilTheyHang(2, [](const Rank& rank, Gate& gate) -> absl::Status {
+        if (rank.rank() == 1) return absl::DataLossError("disk on fire");
+        gate.Wait();
+        return absl::OkStatus();
+      });
+  EXPECT_EQ(hang.told.message(),
+            "rank 1: disk on fire; rank 0 hangs and is left behind");
 }
 
 TEST(LocalRanksTest, SeveralRanksThatHangAreNamedInASentence) {
   EXPECT_EQ(RankNames({0}), "rank 0");
   EXPECT_EQ(RankNames({0, 1}), "rank 0 and rank 1");
   EXPECT_EQ(RankNames({0, 1, 3}), "rank 0, rank 1 and rank 3");
-  Gate gate;
-  std::string told;
-  LocalRanksOptions options;
-  options.local.timeout = absl::Milliseconds(300);
-  options.on_hang = [&](const absl::Status& error) {
-    told = std::string(error.message());
-    gate.Open();
-  };
-  RunLocalRanks(4, options, OneThread, [&](const Rank& rank) -> absl::Status {
+  const Hang hang = RunUntilTheyHang(4, [](const Rank& rank, Gate& gate) {
     if (rank.rank() != 2) gate.Wait();
     return Meet(rank);
-  }).IgnoreError();
-  EXPECT_THAT(told, HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"));
-  EXPECT_THAT(told, HasSubstr("if a rank was only slow, raise "
+  });
+  EXPECT_THAT(std::string(hang.told.message()),
+              AllOf(HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"),
+                    HasSubstr("if a rank was only slow, raise "
                               "communication.timeout_seconds; rank 0, rank 1 "
-                              "and rank 3 hang and are left behind"));
+                              "and rank 3 hang and are left behind")));
 }
 
 TEST(LocalRanksTest, ARankThatTakesItsTimeDoesNotHang) {

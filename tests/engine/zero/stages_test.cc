@@ -156,7 +156,6 @@ TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
   }
 }
 
-// A ratio of pieces instead of parameters would be far off.
 TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
   Job job;
   job.config = TiedLlama();
@@ -171,6 +170,7 @@ TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
   }
 }
 
+// A ratio of pieces instead of parameters would be far off.
 TEST(StagesTest, LambOfRanksIsThatOfOneRank) {
   Job alone;
   alone.config = TiedLlama();
@@ -296,8 +296,8 @@ TEST(StagesTest, MicroBatchesAddUpInTwoOrders) {
   }
 }
 
-// Delays move every collective against every computation; the
-// poison of freed memory (RunRank sets it) shows who comes too early or late.
+// Delays move every collective against every computation; the poison of freed
+// memory (RunRank sets it) shows who comes too early or late.
 TEST(StagesTest, DelaysChangeNoBit) {
   for (int stage : {0, 1, 2, 3}) {
     Job job;
