@@ -109,6 +109,17 @@ struct DeviceInfo {
   int64_t memory_bytes = 0;  // total
   // Dense peak by the vendor's table in FLOP/s for bf16; 0 where unknown.
   double peak_flops_bf16 = 0;
+  std::string driver;  // "CUDA 13.0"; empty on the CPU
+};
+
+// What is free and taken on a device at this moment, by everybody who uses it;
+// zeros on a device without memory of its own.
+struct DeviceMemory {
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+  // What this process took beside its buffers when the device was opened:
+  // context, modules, libraries. Part of the category `fixed`.
+  int64_t context_bytes = 0;
 };
 
 // One device as one rank sees it.
@@ -119,6 +130,17 @@ class Device {
 
   virtual DeviceKind kind() const = 0;
   virtual DeviceInfo info() const = 0;
+  virtual DeviceMemory memory() const { return {}; }
+
+  // True where work of the compute stream may still run when the call that
+  // launched it returns: whoever reads a result on the host waits for an
+  // event first, and other threads wait for events, not for the call.
+  virtual bool asynchronous() const { return false; }
+
+  // Marks what the host launches between the two calls, by name, for a
+  // profiler (NVTX on CUDA). `name` must outlive the range.
+  virtual void PushRange(const char* /*name*/) {}
+  virtual void PopRange() {}
 
   // Errors: ResourceExhausted with the size asked for.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) = 0;
@@ -148,9 +170,27 @@ std::unique_ptr<Device> MakeCpuDevice(int num_threads);
 // does. `model` must outlive it.
 std::unique_ptr<Device> MakeMetaDevice(Device& model);
 
+// How a GPU computes. Changes results: allow_tf32, deterministic_attention.
+struct CudaOptions {
+  // fp32 products on tensor cores with 10 bits of mantissa.
+  bool allow_tf32 = false;
+  // cuDNN's attention backward in a fixed order of summation; its workspace is
+  // then O(T^2) on Hopper. Every other kernel is deterministic anyway.
+  bool deterministic_attention = false;
+  // Times the candidates of cuBLASLt once per shape instead of taking the
+  // heuristic's first.
+  bool time_algorithms = false;
+  // Rows of logits that exist at a time in LinearCrossEntropy.
+  int64_t loss_chunk_rows = 8192;
+};
+
 // GPU `index`. Errors: Unimplemented where CUDA is not built, with the remedy;
 // NotFound where there is no such GPU.
-absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index);
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
+    int index, const CudaOptions& options = {});
+
+// GPUs that this process sees; 0 where there is none or CUDA is not built.
+int NumCudaDevices();
 
 }  // namespace zero
 

@@ -42,6 +42,10 @@ class MetaOps final : public Ops {
       const NormBackwardArgs& args) const override {
     return model_.NormBackwardWorkspaceBytes(args);
   }
+  size_t EmbeddingBackwardWorkspaceBytes(
+      const EmbeddingBackwardArgs& args) const override {
+    return model_.EmbeddingBackwardWorkspaceBytes(args);
+  }
 
   void Linear(Stream&, const LinearArgs&, Workspace) override {}
   void LinearBackwardInput(Stream&, const LinearBackwardInputArgs&,
@@ -61,7 +65,8 @@ class MetaOps final : public Ops {
   void RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) override {}
   void Rotary(Stream&, const RotaryArgs&) override {}
   void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) override {}
-  void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&) override {}
+  void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&,
+                         Workspace) override {}
   void GeluForward(Stream&, const GeluForwardArgs&) override {}
   void GeluBackward(Stream&, const GeluBackwardArgs&) override {}
   void SwigluForward(Stream&, const SwigluForwardArgs&) override {}

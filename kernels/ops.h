@@ -370,6 +370,13 @@ struct UpdateState {
   const float* grad_scale = nullptr;           // device scalar; null: 1
   const uint32_t* found_non_finite = nullptr;  // device scalar; null: 0
   absl::Span<const UpdateRange> ranges;
+  // Stochastic rounding of the master to a 16-bit param: away from zero with
+  // the probability of the part cut off, by the random word of element
+  // first_element + i under rounding_key (StochasticRound in
+  // kernels/rounding.h), so that the bits depend on no rank and no cut.
+  bool stochastic_rounding = false;
+  uint64_t rounding_key = 0;   // of (seed, step)
+  int64_t first_element = 0;   // index in the flat layout of element 0
 };
 
 // Decoupled weight decay, Loshchilov and Hutter 2019:
@@ -461,7 +468,10 @@ class Ops {
   virtual void RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) = 0;
   virtual void Rotary(Stream&, const RotaryArgs&) = 0;
   virtual void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) = 0;
-  virtual void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&) = 0;
+  virtual size_t EmbeddingBackwardWorkspaceBytes(
+      const EmbeddingBackwardArgs&) const = 0;
+  virtual void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&,
+                                 Workspace) = 0;
 
   virtual void GeluForward(Stream&, const GeluForwardArgs&) = 0;
   virtual void GeluBackward(Stream&, const GeluBackwardArgs&) = 0;

@@ -8,10 +8,13 @@ void EmbeddingBackwardInto(Context& ctx, const int32_t* ids, const Tensor& dout,
                            GradSink* sink) {
   const SinkTarget target = OpenSink(sink);
   if (!target.grad.defined()) return;
-  ctx.ops().EmbeddingBackward(ctx.stream(), {.ids = ids,
-                                             .dout = dout.matrix(),
-                                             .dtable = target.matrix(),
-                                             .accumulate = target.accumulate});
+  const EmbeddingBackwardArgs args{.ids = ids,
+                                   .dout = dout.matrix(),
+                                   .dtable = target.matrix(),
+                                   .accumulate = target.accumulate};
+  const Tensor scratch =
+      ctx.Scratch(ctx.ops().EmbeddingBackwardWorkspaceBytes(args));
+  ctx.ops().EmbeddingBackward(ctx.stream(), args, AsWorkspace(scratch));
 }
 
 }  // namespace

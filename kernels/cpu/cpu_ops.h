@@ -63,7 +63,10 @@ class CpuOps final : public Ops {
   void Rotary(Stream&, const RotaryArgs&) override;
   // embedding.cc
   void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) override;
-  void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&) override;
+  size_t EmbeddingBackwardWorkspaceBytes(
+      const EmbeddingBackwardArgs&) const override;
+  void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&,
+                         Workspace) override;
   // gelu.cc
   void GeluForward(Stream&, const GeluForwardArgs&) override;
   void GeluBackward(Stream&, const GeluBackwardArgs&) override;

@@ -163,7 +163,13 @@ constexpr int64_t kSortedRows = 4096;
 
 }  // namespace
 
-void CpuOps::EmbeddingBackward(Stream&, const EmbeddingBackwardArgs& args) {
+size_t CpuOps::EmbeddingBackwardWorkspaceBytes(
+    const EmbeddingBackwardArgs&) const {
+  return 0;
+}
+
+void CpuOps::EmbeddingBackward(Stream&, const EmbeddingBackwardArgs& args,
+                               Workspace) {
   ZERO_CHECK(args.dtable.dtype == DType::kF32 ||
              args.dtable.dtype == args.dout.dtype)
       << "EmbeddingBackward: dout " << args.dout.dtype << " -> "

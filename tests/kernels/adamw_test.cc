@@ -62,13 +62,13 @@ Expected Reference(double p, double m, double v, double g, double wd,
 
 TEST(AdamWTest, MatchesFloat64InEveryStorageTypeAndLeavesGapsAlone) {
   const std::vector<UpdateRange> ranges = TestRanges();
-  ForEachCpuPath([&](const CpuPath& cpu) {
+  ForEachPath([&](const Path& path) {
     ForEachDtypePair([&](DType param, DType grad) {
       for (const bool adam_w : {true, false}) {
         const Adam before(FlatParams(param, grad, kSpan));
         Adam after = before;
         AdamWArgs args = after.Args(ranges, adam_w);
-        cpu.ops.AdamW(cpu.stream, args);
+        path.ops.AdamW(path.stream, args);
         for (const UpdateRange& range : ranges) {
           for (int64_t i = range.begin; i < range.end; ++i) {
             const Expected want = Reference(before.params.value(i), before.m[i],
@@ -108,10 +108,10 @@ TEST(AdamWTest, BitsAreEqualOnEveryPathAndThreadCount) {
   const std::vector<UpdateRange> ranges = TestRanges();
   ForEachDtypePair([&](DType param, DType grad) {
     std::optional<Adam> first;
-    ForEachCpuPath([&](const CpuPath& cpu) {
+    ForEachPath([&](const Path& path) {
       Adam adam(FlatParams(param, grad, kSpan));
       for (int step = 0; step < 3; ++step) {
-        cpu.ops.AdamW(cpu.stream, adam.Args(ranges, true));
+        path.ops.AdamW(path.stream, adam.Args(ranges, true));
       }
       if (!first.has_value()) first.emplace(adam);
       EXPECT_TRUE(adam.SameBits(*first));
@@ -120,39 +120,39 @@ TEST(AdamWTest, BitsAreEqualOnEveryPathAndThreadCount) {
 }
 
 TEST(AdamWTest, CuttingARangeChangesNoBit) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     const std::vector<UpdateRange> whole = {{0, kSpan, 0.1f}};
     const std::vector<UpdateRange> cut = {
         {0, 5, 0.1f}, {5, 1028, 0.1f}, {1028, 1029, 0.1f}, {1029, kSpan, 0.1f}};
     Adam a(FlatParams(DType::kBF16, DType::kF32, kSpan));
     Adam b(FlatParams(DType::kBF16, DType::kF32, kSpan));
-    cpu.ops.AdamW(cpu.stream, a.Args(whole, true));
-    cpu.ops.AdamW(cpu.stream, b.Args(cut, true));
+    path.ops.AdamW(path.stream, a.Args(whole, true));
+    path.ops.AdamW(path.stream, b.Args(cut, true));
     EXPECT_TRUE(a.SameBits(b));
   });
 }
 
 TEST(AdamWTest, NonFiniteGradientsElsewhereSkipTheWholeStep) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = TestRanges();
     const Adam before(FlatParams(DType::kBF16, DType::kF32, kSpan));
     Adam after = before;
     AdamWArgs args = after.Args(ranges, true);
     uint32_t found = 1;
     args.state.found_non_finite = &found;
-    cpu.ops.AdamW(cpu.stream, args);
+    path.ops.AdamW(path.stream, args);
     EXPECT_TRUE(after.SameBits(before));
     found = 0;
-    cpu.ops.AdamW(cpu.stream, args);
+    path.ops.AdamW(path.stream, args);
     EXPECT_FALSE(after.SameBits(before));
   });
 }
 
 TEST(AdamWTest, NoRangesAndNoGradScaleAreFine) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     Adam adam(FlatParams(DType::kF32, DType::kF32, 33));
     const Adam before = adam;
-    cpu.ops.AdamW(cpu.stream, adam.Args({}, true));
+    path.ops.AdamW(path.stream, adam.Args({}, true));
     EXPECT_TRUE(adam.SameBits(before));
     AdamWArgs args = adam.Args({}, true);
     const std::vector<UpdateRange> ranges = {{0, 33, 0}};
@@ -160,8 +160,8 @@ TEST(AdamWTest, NoRangesAndNoGradScaleAreFine) {
     scaled.scale = 1;
     args.state.ranges = ranges;
     args.state.grad_scale = nullptr;
-    cpu.ops.AdamW(cpu.stream, args);
-    cpu.ops.AdamW(cpu.stream, scaled.Args(ranges, true));
+    path.ops.AdamW(path.stream, args);
+    path.ops.AdamW(path.stream, scaled.Args(ranges, true));
     EXPECT_TRUE(adam.SameBits(scaled));
   });
 }
@@ -170,7 +170,7 @@ TEST(AdamWTest, NoRangesAndNoGradScaleAreFine) {
 // whatever its size: beta2 = 0.999 in fp32 must not leave 1 - beta2 off by
 // more than the bias correction knows.
 TEST(AdamWTest, FirstStepIsTheLearningRate) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = {{0, 31, 0}};
     Adam adam(FlatParams(DType::kF32, DType::kF32, 31));
     for (int64_t i = 0; i < 31; ++i) {
@@ -183,7 +183,7 @@ TEST(AdamWTest, FirstStepIsTheLearningRate) {
     AdamWArgs args = adam.Args(ranges, true);
     args.bias_correction1 = static_cast<float>(1 - double{kBeta1});
     args.bias_correction2 = static_cast<float>(1 - double{kBeta2});
-    cpu.ops.AdamW(cpu.stream, args);
+    path.ops.AdamW(path.stream, args);
     for (int64_t i = 0; i < 31; ++i) {
       const double sign = i % 2 == 0 ? -1 : 1;
       // eps is 1e-8 of the smallest |g| of 2^-16; roundings: 4 half-ulps.

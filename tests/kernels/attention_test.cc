@@ -224,11 +224,11 @@ constexpr Shape kForwardShapes[] = {
 };
 
 TEST(AttentionTest, ForwardIsTheCausalSoftmaxOfFloat64) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Shape& s : kForwardShapes) {
         Problem p(s, dtype);
-        p.Forward(cpu.ops, cpu.stream);
+        p.Forward(path.ops, path.stream);
         CheckForward(p, Name(s, dtype));
       }
     }
@@ -236,13 +236,13 @@ TEST(AttentionTest, ForwardIsTheCausalSoftmaxOfFloat64) {
 }
 
 TEST(AttentionTest, BackwardIsTheGradientOfFloat64) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (Shape s : kForwardShapes) {
         s.kv_len = s.q_len;
         Problem p(s, dtype);
-        p.Forward(cpu.ops, cpu.stream);
-        p.Backward(cpu.ops, cpu.stream);
+        p.Forward(path.ops, path.stream);
+        p.Backward(path.ops, path.stream);
         CheckBackward(p, Name(s, dtype));
       }
     }
@@ -271,16 +271,16 @@ TEST(AttentionTest, BackwardHasTheSameBitsHoweverItIsCut) {
 }
 
 TEST(AttentionTest, BitsDoNotDependOnAddressesStridesOrHistory) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       const Shape s{2, 4, 2, 67, 67, 20};
       Problem first(s, dtype);
-      first.Forward(cpu.ops, cpu.stream);
-      first.Backward(cpu.ops, cpu.stream);
+      first.Forward(path.ops, path.stream);
+      first.Backward(path.ops, path.stream);
       for (const int64_t shift : {0, 1, 5}) {
         Problem again(s, dtype, shift, shift);
-        again.Forward(cpu.ops, cpu.stream);
-        again.Backward(cpu.ops, cpu.stream);
+        again.Forward(path.ops, path.stream);
+        again.Backward(path.ops, path.stream);
         EXPECT_TRUE(first.out.SameElements(again.out)) << shift;
         EXPECT_EQ(first.lse, again.lse) << shift;
         EXPECT_TRUE(first.dq.SameElements(again.dq)) << shift;
@@ -293,15 +293,15 @@ TEST(AttentionTest, BitsDoNotDependOnAddressesStridesOrHistory) {
 
 // Generation token by token with a cache of keys sees what training saw.
 TEST(AttentionTest, OneQueryAgainstACacheIsTheLastRowOfTheWhole) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       Problem whole({1, 4, 2, 150, 150, 32}, dtype, 0);
-      whole.Forward(cpu.ops, cpu.stream);
+      whole.Forward(path.ops, path.stream);
       Problem last({1, 4, 2, 1, 150, 32}, dtype, 0);
       for (int64_t i = 0; i < 4 * 32; ++i) last.q.Set(0, i, whole.q(149, i));
       last.k = whole.k;
       last.v = whole.v;
-      last.Forward(cpu.ops, cpu.stream, /*with_lse=*/false);
+      last.Forward(path.ops, path.stream, /*with_lse=*/false);
       const double error = ProbabilityError(whole) * Largest(whole.v.dense());
       for (int64_t i = 0; i < 4 * 32; ++i) {
         EXPECT_NEAR(
@@ -313,11 +313,11 @@ TEST(AttentionTest, OneQueryAgainstACacheIsTheLastRowOfTheWhole) {
 }
 
 TEST(AttentionTest, HugeScoresNeitherOverflowNorMix) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     Problem p({1, 1, 1, 200, 200, 8}, DType::kF32);
     p.scale = 100;
-    p.Forward(cpu.ops, cpu.stream);
-    p.Backward(cpu.ops, cpu.stream);
+    p.Forward(path.ops, path.stream);
+    p.Backward(path.ops, path.stream);
     for (GuardedMatrix* m : {&p.out, &p.dq, &p.dk, &p.dv}) {
       for (const double v : m->dense().values) EXPECT_TRUE(std::isfinite(v));
     }

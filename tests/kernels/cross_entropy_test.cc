@@ -111,7 +111,7 @@ TEST(CrossEntropyTest, LossAndGradientsAreThoseOfFloat64) {
   struct Shape {
     int64_t m, c, v;
   };
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Shape& s :
            {Shape{1, 1, 2}, Shape{31, 33, 1023}, Shape{33, 7, 31},
@@ -123,11 +123,11 @@ TEST(CrossEntropyTest, LossAndGradientsAreThoseOfFloat64) {
           const Dense old_dw = accumulate ? p.dw.dense() : Zeros(p);
           LinearCrossEntropyArgs args = p.Args();
           args.accumulate_dw = accumulate;
-          RunOp(cpu.ops, cpu.stream, args);
+          RunOp(path.ops, path.stream, args);
           const std::string what = std::to_string(s.m) + "x" +
                                    std::to_string(s.c) + "x" +
                                    std::to_string(s.v) + " " + DTypeName(dtype);
-          Check(p, old_dw, cpu.bf16_native && dtype == DType::kBF16, what);
+          Check(p, old_dw, path.native_products && dtype == DType::kBF16, what);
         }
       }
     }
@@ -135,11 +135,11 @@ TEST(CrossEntropyTest, LossAndGradientsAreThoseOfFloat64) {
 }
 
 TEST(CrossEntropyTest, GradientIntoA16BitSinkIsRoundedOnce) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       Problem p(dtype, 33, 31, 65, dtype);
-      RunOp(cpu.ops, cpu.stream, p.Args());
-      Check(p, Zeros(p), cpu.bf16_native && dtype == DType::kBF16,
+      RunOp(path.ops, path.stream, p.Args());
+      Check(p, Zeros(p), path.native_products && dtype == DType::kBF16,
             DTypeName(dtype));
     }
   });
@@ -190,16 +190,16 @@ TEST(CrossEntropyTest, FullyIgnoredChunksStillOverwriteWhatTheyOwn) {
 }
 
 TEST(CrossEntropyTest, ForwardOnlyHasTheSameLossAndWritesNoGradient) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       Problem both(dtype, 33, 31, 1023, DType::kF32);
-      RunOp(cpu.ops, cpu.stream, both.Args());
+      RunOp(path.ops, path.stream, both.Args());
       Problem forward(dtype, 33, 31, 1023, DType::kF32);
       LinearCrossEntropyArgs args = forward.Args();
       args.dx = {};
       args.dw = {};
       args.grad_scale = nullptr;
-      RunOp(cpu.ops, cpu.stream, args);
+      RunOp(path.ops, path.stream, args);
       EXPECT_EQ(forward.losses, both.losses);
       EXPECT_EQ(forward.loss_sum, both.loss_sum);
 
@@ -209,7 +209,7 @@ TEST(CrossEntropyTest, ForwardOnlyHasTheSameLossAndWritesNoGradient) {
       args.dw = {};
       args.losses = nullptr;
       args.loss_sum = nullptr;
-      RunOp(cpu.ops, cpu.stream, args);
+      RunOp(path.ops, path.stream, args);
       EXPECT_TRUE(frozen.dx.SameElements(both.dx));
       EXPECT_EQ(frozen.dw.dense().values, old_dw.values);
       EXPECT_EQ(frozen.loss_sum, 0);
@@ -218,13 +218,13 @@ TEST(CrossEntropyTest, ForwardOnlyHasTheSameLossAndWritesNoGradient) {
 }
 
 TEST(CrossEntropyTest, BitsDoNotDependOnAddressesOrHistory) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       Problem first(dtype, 65, 33, 1023, DType::kF32);
-      RunOp(cpu.ops, cpu.stream, first.Args());
+      RunOp(path.ops, path.stream, first.Args());
       Problem second(dtype, 65, 33, 1023, DType::kF32);
       second.x = GuardedMatrix::Normal(dtype, 65, 33, 2, 1, 1, 5);
-      RunOp(cpu.ops, cpu.stream, second.Args());
+      RunOp(path.ops, path.stream, second.Args());
       EXPECT_EQ(first.losses, second.losses);
       EXPECT_EQ(first.loss_sum, second.loss_sum);
       EXPECT_TRUE(first.dx.SameElements(second.dx));
@@ -234,25 +234,25 @@ TEST(CrossEntropyTest, BitsDoNotDependOnAddressesOrHistory) {
 }
 
 TEST(CrossEntropyTest, LossSumIsAddedTo) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     Problem p(DType::kF32, 5, 3, 7, DType::kF32);
-    RunOp(cpu.ops, cpu.stream, p.Args());
+    RunOp(path.ops, path.stream, p.Args());
     const double once = p.loss_sum;
     p.loss_sum = 100;
-    RunOp(cpu.ops, cpu.stream, p.Args());
+    RunOp(path.ops, path.stream, p.Args());
     EXPECT_EQ(p.loss_sum, 100 + once);
   });
 }
 
 TEST(CrossEntropyTest, HugeLogitsNeitherOverflowNorLoseTheLoss) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     Problem p(DType::kF32, 1, 1, 3, DType::kF32);
     p.x.Set(0, 0, 1000);
     p.w.Set(0, 0, 1);
     p.w.Set(1, 0, -1);
     p.w.Set(2, 0, 0.999);
     p.targets[0] = 1;
-    RunOp(cpu.ops, cpu.stream, p.Args());
+    RunOp(path.ops, path.stream, p.Args());
     // log(e^1000 + e^-1000 + e^999) + 1000.
     EXPECT_NEAR(p.losses[0], 2000 + std::log1p(std::exp(-1.0)), 2e-4);
     EXPECT_NEAR(p.dx(0, 0), 0.731059 + 0.268941 * 0.999 + 1, 1e-5);
@@ -260,13 +260,13 @@ TEST(CrossEntropyTest, HugeLogitsNeitherOverflowNorLoseTheLoss) {
 }
 
 TEST(CrossEntropyTest, NonFiniteInputGivesANonFiniteLoss) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     for (const double bad : {std::nan(""), HUGE_VAL}) {
       for (const int64_t where : {0, 30}) {
         Problem p(DType::kF32, 2, 1, 31, DType::kF32);
         p.x.Set(0, 0, 1);  // else -inf could be a probability of 0
         p.w.Set(where, 0, bad);
-        RunOp(cpu.ops, cpu.stream, p.Args());
+        RunOp(path.ops, path.stream, p.Args());
         EXPECT_FALSE(std::isfinite(p.loss_sum)) << bad << " at " << where;
       }
     }

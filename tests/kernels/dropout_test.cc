@@ -33,7 +33,7 @@ bool Keeps(uint64_t key, int64_t row_id, int64_t column, float p) {
 
 TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
   constexpr uint64_t kKey = 0x0123456789abcdefull;
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const int64_t width : {1, 31, 33, 1023}) {
         const std::vector<int64_t> ids = {0, 7, int64_t{1} << 40, 3, 7};
@@ -41,7 +41,7 @@ TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
         const float p = 0.3f;
         Array x = Array::Normal(dtype, rows * ld, 1);
         Array y(dtype, rows * ld);
-        cpu.ops.Dropout(cpu.stream,
+        path.ops.Dropout(path.stream,
                         {x.matrix(rows, width, ld), y.matrix(rows, width, ld),
                          p, kKey, ids.data()});
         Array want(dtype, rows * ld);
@@ -53,7 +53,7 @@ TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
           }
         }
         EXPECT_TRUE(y.SameBits(want)) << DTypeName(dtype) << " " << width;
-        cpu.ops.Dropout(cpu.stream,
+        path.ops.Dropout(path.stream,
                         {x.matrix(rows, width, ld), x.matrix(rows, width, ld),
                          p, kKey, ids.data()});
         for (int64_t r = 0; r < rows; ++r) {
@@ -67,18 +67,18 @@ TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
 }
 
 TEST(DropoutTest, SplittingTheRowsOverRanksChangesNoElement) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     constexpr int64_t kRows = 8, kWidth = 100;
     const std::vector<int64_t> ids = {0, 1, 2, 3, 4, 5, 6, 7};
     Array x = Array::Normal(DType::kF32, kRows * kWidth, 2);
     Array whole(DType::kF32, kRows * kWidth);
     Array halves(DType::kF32, kRows * kWidth);
-    cpu.ops.Dropout(cpu.stream,
+    path.ops.Dropout(path.stream,
                     {x.matrix(kRows, kWidth, kWidth),
                      whole.matrix(kRows, kWidth, kWidth), 0.5f, 9, ids.data()});
     for (const int64_t begin : {0, 4}) {
-      cpu.ops.Dropout(
-          cpu.stream,
+      path.ops.Dropout(
+          path.stream,
           {{x.floats() + begin * kWidth, DType::kF32, 4, kWidth, kWidth},
            {halves.floats() + begin * kWidth, DType::kF32, 4, kWidth, kWidth},
            0.5f,
@@ -90,14 +90,14 @@ TEST(DropoutTest, SplittingTheRowsOverRanksChangesNoElement) {
 }
 
 TEST(DropoutTest, KeepsTheExpectedShareAndTheMean) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     constexpr int64_t kRows = 64, kWidth = 4096;
     std::vector<int64_t> ids(kRows);
     for (int64_t r = 0; r < kRows; ++r) ids[r] = r;
     Array x(DType::kF32, kRows * kWidth);
     for (int64_t i = 0; i < x.size(); ++i) x.Set(i, 1);
     Array y(DType::kF32, kRows * kWidth);
-    cpu.ops.Dropout(cpu.stream,
+    path.ops.Dropout(path.stream,
                     {x.matrix(kRows, kWidth, kWidth),
                      y.matrix(kRows, kWidth, kWidth), 0.1f, 77, ids.data()});
     double sum = 0;
@@ -108,14 +108,14 @@ TEST(DropoutTest, KeepsTheExpectedShareAndTheMean) {
 }
 
 TEST(DropoutTest, ProbabilityZeroIsTheIdentityAndOneDropsEverything) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const int64_t id = 5;
     Array x = Array::Normal(DType::kF32, 33, 3);
     Array y(DType::kF32, 33);
-    cpu.ops.Dropout(cpu.stream,
+    path.ops.Dropout(path.stream,
                     {x.matrix(1, 33, 33), y.matrix(1, 33, 33), 0.0f, 1, &id});
     EXPECT_TRUE(y.SameBits(x));
-    cpu.ops.Dropout(cpu.stream,
+    path.ops.Dropout(path.stream,
                     {x.matrix(1, 33, 33), y.matrix(1, 33, 33), 1.0f, 1, &id});
     EXPECT_TRUE(y.SameBits(Array(DType::kF32, 33)));
   });

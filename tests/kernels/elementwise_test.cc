@@ -9,15 +9,15 @@ namespace {
 constexpr int64_t kSizes[] = {0, 1, 31, 33, 1023, 10007};
 
 TEST(AddTest, IsTheRoundedSumAndMayBeInPlace) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const int64_t n : kSizes) {
         const Array a = Array::Normal(dtype, n, 1);
         const Array b = Array::Normal(dtype, n, 2);
         Array y(dtype, n);
-        cpu.ops.Add(cpu.stream, {a.vector(), b.vector(), y.vector()});
+        path.ops.Add(path.stream, {a.vector(), b.vector(), y.vector()});
         Array in_place = a;
-        cpu.ops.Add(cpu.stream,
+        path.ops.Add(path.stream,
                     {in_place.vector(), b.vector(), in_place.vector()});
         Array want(dtype, n);
         for (int64_t i = 0; i < n; ++i) want.Set(i, a[i] + b[i]);
@@ -29,7 +29,7 @@ TEST(AddTest, IsTheRoundedSumAndMayBeInPlace) {
 }
 
 TEST(CastTest, RoundsToNearestEvenBetweenAllPairs) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType from : kFloatTypes) {
       for (const DType to : kFloatTypes) {
         for (const int64_t n : kSizes) {
@@ -39,7 +39,7 @@ TEST(CastTest, RoundsToNearestEvenBetweenAllPairs) {
             src.Set(i, std::ldexp(src[i], static_cast<int>(i % 40) - 28));
           }
           Array dst(to, n);
-          cpu.ops.Cast(cpu.stream, {src.vector(), dst.vector()});
+          path.ops.Cast(path.stream, {src.vector(), dst.vector()});
           Array want(to, n);
           for (int64_t i = 0; i < n; ++i) want.Set(i, src[i]);
           EXPECT_TRUE(dst.SameBits(want))
@@ -70,7 +70,7 @@ TEST(CastTest, TiesGoToEvenAndOverflowToInfinity) {
       {0x1p-25f, 0.0f},  // tie, even below
       {3 * 0x1p-25f, 2 * 0x1p-24f},
   };
-  ForEachCpuPath([&](const CpuPath& cpu) {
+  ForEachPath([&](const Path& path) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       for (const auto& [value, rounded] : dtype == DType::kBF16 ? bf16 : fp16) {
         // Alone (a partial vector) and among 64 (whole vectors).
@@ -78,7 +78,7 @@ TEST(CastTest, TiesGoToEvenAndOverflowToInfinity) {
           Array src(DType::kF32, n);
           for (int64_t i = 0; i < n; ++i) src.Set(i, value);
           Array dst(dtype, n);
-          cpu.ops.Cast(cpu.stream, {src.vector(), dst.vector()});
+          path.ops.Cast(path.stream, {src.vector(), dst.vector()});
           for (int64_t i = 0; i < n; ++i) {
             EXPECT_EQ(dst[i], rounded) << DTypeName(dtype) << " " << value;
             EXPECT_EQ(std::signbit(dst[i]), std::signbit(rounded));
@@ -93,7 +93,7 @@ TEST(CastTest, NanStaysNan) {
   const float nans[] = {std::numeric_limits<float>::quiet_NaN(),
                         std::numeric_limits<float>::signaling_NaN(),
                         -std::numeric_limits<float>::quiet_NaN()};
-  ForEachCpuPath([&](const CpuPath& cpu) {
+  ForEachPath([&](const Path& path) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       Array src(DType::kF32, 3);
       std::memcpy(src.data(), nans, sizeof(nans));
@@ -101,22 +101,22 @@ TEST(CastTest, NanStaysNan) {
       const uint32_t payload = 0x7F800001u;
       std::memcpy(src.data(), &payload, 4);
       Array dst(dtype, 3);
-      cpu.ops.Cast(cpu.stream, {src.vector(), dst.vector()});
+      path.ops.Cast(path.stream, {src.vector(), dst.vector()});
       for (int i = 0; i < 3; ++i) EXPECT_TRUE(std::isnan(dst[i]));
     }
   });
 }
 
 TEST(CastTest, EverySixteenBitPatternSurvivesARoundTrip) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       Array src(dtype, 65536);
       auto* bits = static_cast<uint16_t*>(src.data());
       for (int i = 0; i < 65536; ++i) bits[i] = static_cast<uint16_t>(i);
       Array wide(DType::kF32, 65536);
       Array back(dtype, 65536);
-      cpu.ops.Cast(cpu.stream, {src.vector(), wide.vector()});
-      cpu.ops.Cast(cpu.stream, {wide.vector(), back.vector()});
+      path.ops.Cast(path.stream, {src.vector(), wide.vector()});
+      path.ops.Cast(path.stream, {wide.vector(), back.vector()});
       const auto* result = static_cast<const uint16_t*>(back.data());
       int64_t wrong = 0;
       for (int i = 0; i < 65536; ++i) {
@@ -132,13 +132,13 @@ TEST(CastTest, EverySixteenBitPatternSurvivesARoundTrip) {
 }
 
 TEST(FillTest, WritesTheRoundedValueAndNothingBeyond) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const double value : {0.0, -0.0, 1.0, 0.1}) {
         for (const int64_t n : kSizes) {
           Array dst = Array::Normal(dtype, n + 1, 4);
           const double guard = dst[n];
-          cpu.ops.Fill(cpu.stream,
+          path.ops.Fill(path.stream,
                        {{dst.data(), dtype, n}, static_cast<float>(value)});
           Array want(dtype, n + 1);
           for (int64_t i = 0; i < n; ++i) want.Set(i, value);
@@ -151,13 +151,13 @@ TEST(FillTest, WritesTheRoundedValueAndNothingBeyond) {
 }
 
 TEST(FillTest, FillsIntegersAndDoubles) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     std::vector<int64_t> i64(5, 7);
     std::vector<int32_t> i32(5, 7);
     std::vector<double> f64(5, 7);
-    cpu.ops.Fill(cpu.stream, {{i64.data(), DType::kI64, 4}, -2.0f});
-    cpu.ops.Fill(cpu.stream, {{i32.data(), DType::kI32, 4}, 3.0f});
-    cpu.ops.Fill(cpu.stream, {{f64.data(), DType::kF64, 4}, 0.5f});
+    path.ops.Fill(path.stream, {{i64.data(), DType::kI64, 4}, -2.0f});
+    path.ops.Fill(path.stream, {{i32.data(), DType::kI32, 4}, 3.0f});
+    path.ops.Fill(path.stream, {{f64.data(), DType::kF64, 4}, 0.5f});
     EXPECT_EQ(i64, (std::vector<int64_t>{-2, -2, -2, -2, 7}));
     EXPECT_EQ(i32, (std::vector<int32_t>{3, 3, 3, 3, 7}));
     EXPECT_EQ(f64, (std::vector<double>{0.5, 0.5, 0.5, 0.5, 7}));

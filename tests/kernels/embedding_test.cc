@@ -23,7 +23,7 @@ std::vector<int32_t> Ids(int64_t rows, int64_t vocab) {
 }
 
 TEST(EmbeddingTest, ForwardGathersRows) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Case& c : kCases) {
         const int64_t ld = c.width + c.extra;
@@ -41,7 +41,7 @@ TEST(EmbeddingTest, ForwardGathersRows) {
           args.position_ids = positions ? position_ids.data() : nullptr;
           if (positions)
             args.position_table = position_table.matrix(4, c.width, ld);
-          cpu.ops.EmbeddingForward(cpu.stream, args);
+          path.ops.EmbeddingForward(path.stream, args);
           for (int64_t i = 0; i < c.rows; ++i) {
             for (int64_t j = 0; j < c.width; ++j) {
               double value = table[ids[i] * ld + j];
@@ -89,10 +89,10 @@ TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
           Array dout = Array::Normal(dtype, c.rows * ld, 3);
           const Array before = Array::Normal(table_dtype, c.vocab * ld, 4);
           const Array want = WantTable(c, ids, dout, before, accumulate);
-          ForEachCpuPath([&](const CpuPath& cpu) {
+          ForEachPath([&](const Path& path) {
             Array dtable = before;
-            cpu.ops.EmbeddingBackward(
-                cpu.stream, {ids.data(), dout.matrix(c.rows, c.width, ld),
+            path.ops.EmbeddingBackward(
+                path.stream, {ids.data(), dout.matrix(c.rows, c.width, ld),
                              dtable.matrix(c.vocab, c.width, ld), accumulate});
             EXPECT_TRUE(dtable.SameBits(want))
                 << DTypeName(dtype) << " -> " << DTypeName(table_dtype) << " "
@@ -106,13 +106,13 @@ TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
 
 TEST(EmbeddingTest, SixteenBitTablesLoseNothingToManySmallTerms) {
   // 1 + 3000 times 2^-10 in bf16: each term alone would round away.
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const std::vector<int32_t> ids(9000, 0);
     Array dout(DType::kBF16, 9000 * 3);
     for (int64_t i = 0; i < dout.size(); ++i) dout.Set(i, 0x1p-10);
     Array dtable(DType::kBF16, 3);
     for (int i = 0; i < 3; ++i) dtable.Set(i, 1);
-    cpu.ops.EmbeddingBackward(cpu.stream, {ids.data(), dout.matrix(9000, 3, 3),
+    path.ops.EmbeddingBackward(path.stream, {ids.data(), dout.matrix(9000, 3, 3),
                                            dtable.matrix(1, 3, 3), true});
     // 1 + 9000 / 1024 = 9.79, rounded three times to 8 bits.
     for (int i = 0; i < 3; ++i) EXPECT_NEAR(dtable[i], 9.79, 0.06);

@@ -31,12 +31,12 @@ double RelativeError(Gelu kind, double x) {
 
 TEST(GeluTest, ForwardHasTheDocumentedRelativeError) {
   constexpr int64_t kCount = 160001;  // [-8, 8] in steps of 1e-4
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Gelu kind : kKinds) {
       Array x(DType::kF32, kCount);
       for (int64_t i = 0; i < kCount; ++i) x.Set(i, -8 + 1e-4 * i);
       Array y(DType::kF32, kCount);
-      cpu.ops.GeluForward(cpu.stream, {kind, x.vector(), y.vector()});
+      path.ops.GeluForward(path.stream, {kind, x.vector(), y.vector()});
       double worst = 0;
       double worst_right = 0;  // where x >= -1, in ulps
       for (int64_t i = 0; i < kCount; ++i) {
@@ -56,13 +56,13 @@ TEST(GeluTest, ForwardHasTheDocumentedRelativeError) {
 }
 
 TEST(GeluTest, EveryDtypeIsRoundedOnceFromTheFp32Value) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Gelu kind : kKinds) {
       for (const DType dtype : kFloatTypes) {
         for (const int64_t n : {0, 1, 31, 33, 1023, 10007}) {
           const Array x = Array::Normal(dtype, n, 5, 2.0);
           Array y(dtype, n);
-          cpu.ops.GeluForward(cpu.stream, {kind, x.vector(), y.vector()});
+          path.ops.GeluForward(path.stream, {kind, x.vector(), y.vector()});
           for (int64_t i = 0; i < n; ++i) {
             const double want = Reference(kind, x[i]);
             ASSERT_NEAR(
@@ -78,17 +78,17 @@ TEST(GeluTest, EveryDtypeIsRoundedOnceFromTheFp32Value) {
 }
 
 TEST(GeluTest, BackwardIsTheNumericalDerivative) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Gelu kind : kKinds) {
       for (const DType dtype : kFloatTypes) {
         for (const int64_t n : {1, 31, 33, 1023, 10007}) {
           const Array x = Array::Normal(dtype, n, 6, 2.0);
           const Array dy = Array::Normal(dtype, n, 7);
           Array dx(dtype, n);
-          cpu.ops.GeluBackward(cpu.stream,
+          path.ops.GeluBackward(path.stream,
                                {kind, x.vector(), dy.vector(), dx.vector()});
           Array in_place = dy;
-          cpu.ops.GeluBackward(cpu.stream, {kind, x.vector(), in_place.vector(),
+          path.ops.GeluBackward(path.stream, {kind, x.vector(), in_place.vector(),
                                             in_place.vector()});
           EXPECT_TRUE(in_place.SameBits(dx));
           for (int64_t i = 0; i < n; ++i) {
@@ -108,7 +108,7 @@ TEST(GeluTest, BackwardIsTheNumericalDerivative) {
 }
 
 TEST(GeluTest, LargeArgumentsSaturateWithoutNan) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Gelu kind : kKinds) {
       Array x(DType::kF32, 6);
       const double values[] = {20, -20, 1e20, -1e20, 3e38, -3e38};
@@ -119,8 +119,8 @@ TEST(GeluTest, LargeArgumentsSaturateWithoutNan) {
       }
       Array y(DType::kF32, 6);
       Array dx(DType::kF32, 6);
-      cpu.ops.GeluForward(cpu.stream, {kind, x.vector(), y.vector()});
-      cpu.ops.GeluBackward(cpu.stream,
+      path.ops.GeluForward(path.stream, {kind, x.vector(), y.vector()});
+      path.ops.GeluBackward(path.stream,
                            {kind, x.vector(), dy.vector(), dx.vector()});
       for (int i = 0; i < 6; ++i) {
         EXPECT_EQ(y[i], x[i] > 0 ? x[i] : 0) << x[i];
@@ -131,12 +131,12 @@ TEST(GeluTest, LargeArgumentsSaturateWithoutNan) {
 }
 
 TEST(GeluTest, NanStaysNan) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Gelu kind : kKinds) {
       Array x(DType::kF32, 9);
       for (int i = 0; i < 9; ++i) x.Set(i, NAN);
       Array y(DType::kF32, 9);
-      cpu.ops.GeluForward(cpu.stream, {kind, x.vector(), y.vector()});
+      path.ops.GeluForward(path.stream, {kind, x.vector(), y.vector()});
       for (int i = 0; i < 9; ++i) EXPECT_TRUE(std::isnan(y[i]));
     }
   });

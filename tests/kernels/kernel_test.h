@@ -1,10 +1,8 @@
 // What the tests of kernels share: typed arrays that read and write doubles,
-// and a loop over every way in which the CPU can run a kernel.
+// and a loop over every way in which a kernel can run.
 #ifndef ZERO_TESTS_KERNELS_KERNEL_TEST_H_
 #define ZERO_TESTS_KERNELS_KERNEL_TEST_H_
 
-#include "kernels/cpu/targets.h"
-// targets.h comes before Highway.
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -14,11 +12,36 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "hwy/targets.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
 namespace zero {
+
+// Memory that the host and the kernels of this program's paths can reach:
+// plain memory on the CPU and for the emulator (of exactly this size, so that
+// asan sees an access beyond it), managed memory for a GPU.
+void* AllocateTestMemory(size_t bytes);
+void FreeTestMemory(void* data);
+
+template <class T>
+struct TestAllocator {
+  using value_type = T;
+  TestAllocator() = default;
+  template <class U>
+  TestAllocator(const TestAllocator<U>&) {}
+  T* allocate(size_t n) {
+    return static_cast<T*>(AllocateTestMemory(n * sizeof(T)));
+  }
+  void deallocate(T* p, size_t) { FreeTestMemory(p); }
+  template <class U>
+  bool operator==(const TestAllocator<U>&) const {
+    return true;
+  }
+};
+
+// A vector that kernels may read and write: ids, positions, scalars.
+template <class T>
+using TestVector = std::vector<T, TestAllocator<T>>;
 
 // n elements of a float dtype (fp32, bf16, fp16), zero at first.
 class Array {
@@ -84,7 +107,7 @@ class Array {
 
   DType dtype_;
   int64_t size_;
-  std::vector<char> bytes_;
+  TestVector<char> bytes_;
 };
 
 inline constexpr DType kFloatTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
@@ -101,62 +124,28 @@ inline double TinyStep(DType dtype) {
   return std::ldexp(1.0, dtype == DType::kBF16 ? -133 : -24);
 }
 
-// One way to run a kernel: a SIMD target and a number of threads.
-struct CpuPath {
+// One way to run a kernel: a SIMD target and a number of threads of the CPU,
+// an order of threads of the emulated GPU, or a GPU. Ops are done when they
+// return.
+struct Path {
   std::string name;
+  Device& device;
   Ops& ops;
   Stream& stream;
+  // 16-bit products are computed in 16 bits, not converted.
+  bool native_products = true;
 };
 
-// The SIMD targets that tests run: all that this machine has, scalars among
-// them. Under tsan the best one: what threads share does not depend on the
-// width of a vector. Under asan the widest, one between and scalars: where a
-// kernel reaches too far depends on that width.
-inline std::vector<int64_t> SimdTargets() {
-  std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
-#if defined(__SANITIZE_THREAD__)
-  targets.resize(1);
-#elif defined(__SANITIZE_ADDRESS__)
-  if (targets.size() > 3) {
-    targets = {targets.front(), targets[targets.size() / 2], targets.back()};
-  }
-#endif
-  return targets;
-}
-inline std::vector<int> ThreadCounts() {
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-  return {2};
-#else
-  return {1, 2};
-#endif
-}
+// Calls fn for every way this test program has: cpu_paths.cc (SimdTargets x
+// ThreadCounts), emulated_paths.cc (orders of threads) or cuda_paths.cc (GPU
+// 0), whichever is linked.
+void ForEachPath(const std::function<void(const Path&)>& fn);
 
-// Calls fn for every one of SimdTargets with every one of ThreadCounts.
-inline void ForEachCpuPath(const std::function<void(const CpuPath&)>& fn) {
-  for (const int64_t target : SimdTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    for (const int threads : ThreadCounts()) {
-      const std::unique_ptr<Device> device = MakeCpuDevice(threads);
-      const std::unique_ptr<Stream> stream =
-          device->MakeStream(StreamRole::kCompute);
-      const std::string name = std::string(hwy::TargetName(target)) + ", " +
-                               std::to_string(threads) + " threads";
-      SCOPED_TRACE(name);
-      fn({name, device->ops(), *stream});
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
+// The same for matrix products, which the CPU may also convert.
+void ForEachMatmulPath(const std::function<void(const Path&)>& fn);
 
-// The best path of this machine, one thread.
-inline void OnCpu(const std::function<void(const CpuPath&)>& fn) {
-  const std::unique_ptr<Device> device = MakeCpuDevice(1);
-  const std::unique_ptr<Stream> stream =
-      device->MakeStream(StreamRole::kCompute);
-  fn({"best", device->ops(), *stream});
-}
+// One path of these, the best.
+void OnPath(const std::function<void(const Path&)>& fn);
 
 // df/dx by central differences in float64; the error is about 1e-10 for
 // functions and arguments of size 1.

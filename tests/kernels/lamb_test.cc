@@ -42,10 +42,10 @@ struct Lamb {
     args.bias_correction2 = 0.25f;
     return args;
   }
-  void Step(const CpuPath& cpu, const std::vector<UpdateRange>& ranges) {
+  void Step(const Path& path, const std::vector<UpdateRange>& ranges) {
     const LambArgs args = Args(ranges);
-    cpu.ops.LambMoments(cpu.stream, args);
-    cpu.ops.LambApply(cpu.stream, args);
+    path.ops.LambMoments(path.stream, args);
+    path.ops.LambApply(path.stream, args);
   }
   bool SameBits(const Lamb& other) const {
     return params.param.SameBits(other.params.param) &&
@@ -62,11 +62,11 @@ struct Lamb {
 
 TEST(LambTest, MatchesFloat64InBothPasses) {
   const std::vector<UpdateRange> ranges = TestRanges();
-  ForEachCpuPath([&](const CpuPath& cpu) {
+  ForEachPath([&](const Path& path) {
     ForEachDtypePair([&](DType param, DType grad) {
       const Lamb before(param, grad);
       Lamb after = before;
-      after.Step(cpu, ranges);
+      after.Step(path, ranges);
       for (size_t r = 0; r < ranges.size(); ++r) {
         double p2 = 0, u2 = 0;
         std::vector<double> update;
@@ -110,9 +110,9 @@ TEST(LambTest, MatchesFloat64InBothPasses) {
 TEST(LambTest, BitsAreEqualOnEveryPathAndThreadCount) {
   const std::vector<UpdateRange> ranges = TestRanges();
   std::optional<Lamb> first;
-  ForEachCpuPath([&](const CpuPath& cpu) {
+  ForEachPath([&](const Path& path) {
     Lamb lamb(DType::kBF16, DType::kF32);
-    for (int step = 0; step < 3; ++step) lamb.Step(cpu, ranges);
+    for (int step = 0; step < 3; ++step) lamb.Step(path, ranges);
     if (!first.has_value()) first.emplace(lamb);
     EXPECT_TRUE(lamb.SameBits(*first));
   });
@@ -121,7 +121,7 @@ TEST(LambTest, BitsAreEqualOnEveryPathAndThreadCount) {
 // Norms are measured in parts and added in order; the second pass moves by
 // what the first one measured, to the bit.
 TEST(LambTest, ATensorMayComeInParts) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> cut = {
         {0, 192, 0.1f}, {192, 5000, 0.1f}, {5000, kSpan, 0.1f}};
     Lamb parts(DType::kF32, DType::kF32);
@@ -132,10 +132,10 @@ TEST(LambTest, ATensorMayComeInParts) {
     parts.norms = {0, 0, 0, 0, 5, 7, 0, 0};
     args.parts = parts.parts;
     args.norms = parts.norms.data();
-    cpu.ops.LambMoments(cpu.stream, args);
+    path.ops.LambMoments(path.stream, args);
     EXPECT_EQ(parts.norms[4], 5);
     EXPECT_EQ(parts.norms[5], 7);
-    cpu.ops.LambApply(cpu.stream, args);
+    path.ops.LambApply(path.stream, args);
     const auto& norms = parts.norms;
     const auto step = [&](double p, double update) {
       return static_cast<float>(kLr * (std::sqrt(p) / std::sqrt(update)));
@@ -152,21 +152,21 @@ TEST(LambTest, ATensorMayComeInParts) {
 }
 
 TEST(LambTest, NormsAddToWhatIsThere) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = {{0, kSpan, 0.1f}};
     Lamb fresh(DType::kF32, DType::kF32);
-    cpu.ops.LambMoments(cpu.stream, fresh.Args(ranges));
+    path.ops.LambMoments(path.stream, fresh.Args(ranges));
     Lamb added(DType::kF32, DType::kF32);
     const LambArgs args = added.Args(ranges);
     added.norms = {3, 5};
-    cpu.ops.LambMoments(cpu.stream, args);
+    path.ops.LambMoments(path.stream, args);
     EXPECT_EQ(added.norms[0], 3 + fresh.norms[0]);
     EXPECT_EQ(added.norms[1], 5 + fresh.norms[1]);
   });
 }
 
 TEST(LambTest, TrustRatioIsClampedAndOneWhereANormIsZero) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = {
         {0, 1, 0}, {1, 2, 0}, {2, 3, 0}, {3, 4, 0}};
     Lamb lamb(DType::kF32, DType::kF32);
@@ -179,7 +179,7 @@ TEST(LambTest, TrustRatioIsClampedAndOneWhereANormIsZero) {
       lamb.v.Set(i, 0.25);
     }
     lamb.norms = {1e12, 1, 1e-12, 1, 0, 1, 1, 0};
-    cpu.ops.LambApply(cpu.stream, args);
+    path.ops.LambApply(path.stream, args);
     EXPECT_EQ(lamb.params.param[0], -static_cast<float>(10.0 * kLr));
     EXPECT_NEAR(lamb.params.param[1], -0.01 * kLr, 1e-10);
     EXPECT_EQ(lamb.params.param[2], -kLr);
@@ -188,15 +188,15 @@ TEST(LambTest, TrustRatioIsClampedAndOneWhereANormIsZero) {
 }
 
 TEST(LambTest, NonFiniteStepWritesNothing) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = TestRanges();
     const Lamb before(DType::kBF16, DType::kBF16);
     Lamb after = before;
     LambArgs args = after.Args(ranges);
     const uint32_t found = 1;
     args.state.found_non_finite = &found;
-    cpu.ops.LambMoments(cpu.stream, args);
-    cpu.ops.LambApply(cpu.stream, args);
+    path.ops.LambMoments(path.stream, args);
+    path.ops.LambApply(path.stream, args);
     EXPECT_TRUE(after.params.param.SameBits(before.params.param));
     EXPECT_TRUE(after.m.SameBits(before.m));
     EXPECT_EQ(after.norms, std::vector<double>(2 * ranges.size(), 0));

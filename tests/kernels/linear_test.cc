@@ -17,17 +17,17 @@ constexpr Shape kShapes[] = {{1, 1, 1},    {1, 31, 33},   {33, 31, 1},
 // Shapes that a converted product cuts in k, in n and in m.
 constexpr Shape kLargeShapes[] = {{70, 2100, 3700}, {3700, 2100, 70}};
 
-void RunLinear(const MatmulPath& cpu, const LinearArgs& args) {
-  Scratch scratch(cpu.ops.LinearWorkspaceBytes(args));
-  cpu.ops.Linear(cpu.stream, args, scratch.workspace());
+void RunLinear(const Path& path, const LinearArgs& args) {
+  Scratch scratch(path.ops.LinearWorkspaceBytes(args));
+  path.ops.Linear(path.stream, args, scratch.workspace());
 }
-void RunInput(const MatmulPath& cpu, const LinearBackwardInputArgs& args) {
-  Scratch scratch(cpu.ops.LinearBackwardInputWorkspaceBytes(args));
-  cpu.ops.LinearBackwardInput(cpu.stream, args, scratch.workspace());
+void RunInput(const Path& path, const LinearBackwardInputArgs& args) {
+  Scratch scratch(path.ops.LinearBackwardInputWorkspaceBytes(args));
+  path.ops.LinearBackwardInput(path.stream, args, scratch.workspace());
 }
-void RunWeight(const MatmulPath& cpu, const LinearBackwardWeightArgs& args) {
-  Scratch scratch(cpu.ops.LinearBackwardWeightWorkspaceBytes(args));
-  cpu.ops.LinearBackwardWeight(cpu.stream, args, scratch.workspace());
+void RunWeight(const Path& path, const LinearBackwardWeightArgs& args) {
+  Scratch scratch(path.ops.LinearBackwardWeightWorkspaceBytes(args));
+  path.ops.LinearBackwardWeight(path.stream, args, scratch.workspace());
 }
 
 // x w^T + bias in float64 and, at (i, j), what rounding may do to it.
@@ -51,7 +51,7 @@ Expected Expect(const Dense& x, const Dense& w, const Dense& bias) {
   return e;
 }
 
-void CheckForward(const MatmulPath& cpu, const Shape& s, DType dtype,
+void CheckForward(const Path& path, const Shape& s, DType dtype,
                   bool with_bias, bool with_residual, Gelu act, bool with_pre) {
   const std::string what = Name(s, dtype) + (with_bias ? " bias" : "") +
                            (with_residual ? " residual" : "") +
@@ -75,7 +75,7 @@ void CheckForward(const MatmulPath& cpu, const Shape& s, DType dtype,
   args.y = y.view();
   args.act = act;
   if (with_pre) args.pre_act = pre.view();
-  RunLinear(cpu, args);
+  RunLinear(path, args);
 
   const Expected e = Expect(x.dense(), w.dense(), bias.dense());
   const double half_ulp = HalfUlp(dtype);
@@ -105,17 +105,17 @@ void CheckForward(const MatmulPath& cpu, const Shape& s, DType dtype,
 }
 
 TEST(LinearTest, ForwardIsTheProductWithBiasActivationAndResidual) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Shape& s : kShapes) {
-        CheckForward(cpu, s, dtype, false, false, Gelu::kNone, false);
-        CheckForward(cpu, s, dtype, true, false, Gelu::kNone, false);
-        CheckForward(cpu, s, dtype, false, true, Gelu::kNone, false);
-        CheckForward(cpu, s, dtype, true, true, Gelu::kNone, false);
-        CheckForward(cpu, s, dtype, true, false, Gelu::kTanh, true);
-        CheckForward(cpu, s, dtype, false, false, Gelu::kErf, false);
-        CheckForward(cpu, s, dtype, true, true, Gelu::kErf, true);
-        CheckForward(cpu, s, dtype, true, true, Gelu::kTanh, false);
+        CheckForward(path, s, dtype, false, false, Gelu::kNone, false);
+        CheckForward(path, s, dtype, true, false, Gelu::kNone, false);
+        CheckForward(path, s, dtype, false, true, Gelu::kNone, false);
+        CheckForward(path, s, dtype, true, true, Gelu::kNone, false);
+        CheckForward(path, s, dtype, true, false, Gelu::kTanh, true);
+        CheckForward(path, s, dtype, false, false, Gelu::kErf, false);
+        CheckForward(path, s, dtype, true, true, Gelu::kErf, true);
+        CheckForward(path, s, dtype, true, true, Gelu::kTanh, false);
       }
     }
   });
@@ -127,9 +127,9 @@ TEST(LinearTest, ConvertedProductsLargerThanTheWorkspaceAreCut) {
   options.low_precision = cpu::LowPrecision::kConvert;
   cpu::CpuDevice device(options);
   const auto stream = device.MakeStream(StreamRole::kCompute);
-  const MatmulPath cpu{"", device, device.ops(), *stream, false};
+  const Path path{"", device, device.ops(), *stream, false};
   for (const Shape& s : kLargeShapes) {
-    CheckForward(cpu, s, DType::kBF16, true, true, Gelu::kNone, false);
+    CheckForward(path, s, DType::kBF16, true, true, Gelu::kNone, false);
   }
 }
 
@@ -153,7 +153,7 @@ TEST(LinearTest, ConvertedWorkspaceStaysWithinItsBound) {
   }
 }
 
-void CheckInput(const MatmulPath& cpu, const Shape& s, DType dtype,
+void CheckInput(const Path& path, const Shape& s, DType dtype,
                 bool accumulate, Gelu act) {
   const std::string what = Name(s, dtype) + (accumulate ? " accumulate" : "");
   GuardedMatrix dy = GuardedMatrix::Normal(dtype, s.m, s.n, 1, 1);
@@ -169,7 +169,7 @@ void CheckInput(const MatmulPath& cpu, const Shape& s, DType dtype,
   args.accumulate = accumulate;
   args.act = act;
   if (act != Gelu::kNone) args.pre_act = pre.view();
-  RunInput(cpu, args);
+  RunInput(path, args);
 
   const Dense dy_dense = dy.dense();
   const Dense product = Matmul(dy_dense, w.dense());
@@ -195,19 +195,19 @@ void CheckInput(const MatmulPath& cpu, const Shape& s, DType dtype,
 }
 
 TEST(LinearTest, InputGradientIsTheProductTimesTheActivationsSlope) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Shape& s : kShapes) {
-        CheckInput(cpu, s, dtype, false, Gelu::kNone);
-        CheckInput(cpu, s, dtype, true, Gelu::kNone);
-        CheckInput(cpu, s, dtype, false, Gelu::kTanh);
-        CheckInput(cpu, s, dtype, false, Gelu::kErf);
+        CheckInput(path, s, dtype, false, Gelu::kNone);
+        CheckInput(path, s, dtype, true, Gelu::kNone);
+        CheckInput(path, s, dtype, false, Gelu::kTanh);
+        CheckInput(path, s, dtype, false, Gelu::kErf);
       }
     }
   });
 }
 
-void CheckWeight(const MatmulPath& cpu, const Shape& s, DType dtype, DType sink,
+void CheckWeight(const Path& path, const Shape& s, DType dtype, DType sink,
                  bool accumulate) {
   const std::string what = Name(s, dtype) + " into " + DTypeName(sink) +
                            (accumulate ? " accumulate" : "");
@@ -223,7 +223,7 @@ void CheckWeight(const MatmulPath& cpu, const Shape& s, DType dtype, DType sink,
   args.accumulate_dw = accumulate;
   args.dbias = dbias.row_vector();
   args.accumulate_dbias = accumulate;
-  RunWeight(cpu, args);
+  RunWeight(path, args);
 
   const Dense dy_t = Transposed(dy.dense()), x_t = Transposed(x.dense());
   Dense want = Matmul(dy_t, x.dense()), want_bias(1, s.n);
@@ -255,13 +255,13 @@ void CheckWeight(const MatmulPath& cpu, const Shape& s, DType dtype, DType sink,
 }
 
 TEST(LinearTest, WeightAndBiasGradientsAreWrittenOrAccumulated) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Shape& s : kShapes) {
         for (const bool accumulate : {false, true}) {
-          CheckWeight(cpu, s, dtype, DType::kF32, accumulate);
+          CheckWeight(path, s, dtype, DType::kF32, accumulate);
           if (dtype != DType::kF32) {
-            CheckWeight(cpu, s, dtype, dtype, accumulate);
+            CheckWeight(path, s, dtype, dtype, accumulate);
           }
         }
       }
@@ -270,7 +270,7 @@ TEST(LinearTest, WeightAndBiasGradientsAreWrittenOrAccumulated) {
 }
 
 TEST(LinearTest, WeightOrBiasGradientAloneLeavesTheOtherAlone) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     GuardedMatrix dy = GuardedMatrix::Normal(DType::kF32, 9, 7, 0, 1);
     GuardedMatrix x = GuardedMatrix::Normal(DType::kF32, 9, 5, 0, 2);
     GuardedMatrix dbias(DType::kF32, 1, 7), dw(DType::kF32, 7, 5);
@@ -278,14 +278,14 @@ TEST(LinearTest, WeightOrBiasGradientAloneLeavesTheOtherAlone) {
     args.dy = dy.view();
     args.x = x.view();
     args.dbias = dbias.row_vector();
-    Scratch only_bias(cpu.ops.LinearBackwardWeightWorkspaceBytes(args));
-    cpu.ops.LinearBackwardWeight(cpu.stream, args, only_bias.workspace());
+    Scratch only_bias(path.ops.LinearBackwardWeightWorkspaceBytes(args));
+    path.ops.LinearBackwardWeight(path.stream, args, only_bias.workspace());
     EXPECT_NE(dbias(0, 3), 0);
     args.dbias = {};
     args.dw = dw.view();
     dbias.Set(0, 3, 7);
-    Scratch only_dw(cpu.ops.LinearBackwardWeightWorkspaceBytes(args));
-    cpu.ops.LinearBackwardWeight(cpu.stream, args, only_dw.workspace());
+    Scratch only_dw(path.ops.LinearBackwardWeightWorkspaceBytes(args));
+    path.ops.LinearBackwardWeight(path.stream, args, only_dw.workspace());
     EXPECT_NE(dw(3, 3), 0);
     EXPECT_EQ(dbias(0, 3), 7);
   });
@@ -294,7 +294,7 @@ TEST(LinearTest, WeightOrBiasGradientAloneLeavesTheOtherAlone) {
 // Bits may depend on the number of threads and on nothing else: not on where
 // the operands lie nor on what ran before.
 TEST(LinearTest, BitsDoNotDependOnAddressesStridesOrHistory) {
-  ForEachMatmulPath([](const MatmulPath& cpu) {
+  ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       const Shape s{65, 130, 97};
       GuardedMatrix first(dtype, s.m, s.n), first_dw(DType::kF32, s.n, s.k);
@@ -308,14 +308,14 @@ TEST(LinearTest, BitsDoNotDependOnAddressesStridesOrHistory) {
         args.x = x.view();
         args.w = w.view();
         args.y = y.view();
-        RunLinear(cpu, args);
+        RunLinear(path, args);
         GuardedMatrix dw(DType::kF32, s.n, s.k, 0, offset);
         LinearBackwardWeightArgs back;
         back.dy = y.view();
         back.x = x.view();
         back.dw = dw.view();
         back.accumulate_dw = offset == 17;  // into zeros: the same bits
-        RunWeight(cpu, back);
+        RunWeight(path, back);
         if (first(0, 0) == 0) {
           first = y;
           first_dw = dw;
@@ -329,15 +329,15 @@ TEST(LinearTest, BitsDoNotDependOnAddressesStridesOrHistory) {
 }
 
 TEST(LinearTest, EmptyBatchIsNoWork) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     GuardedMatrix w = GuardedMatrix::Normal(DType::kF32, 4, 3, 0, 1);
     float memory = 0;
     LinearArgs args;
     args.x = {&memory, DType::kF32, 0, 3, 3};
     args.w = w.view();
     args.y = {&memory, DType::kF32, 0, 4, 4};
-    EXPECT_EQ(cpu.ops.LinearWorkspaceBytes(args), 0u);
-    cpu.ops.Linear(cpu.stream, args, {});
+    EXPECT_EQ(path.ops.LinearWorkspaceBytes(args), 0u);
+    path.ops.Linear(path.stream, args, {});
     EXPECT_EQ(memory, 0);
   });
 }

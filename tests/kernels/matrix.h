@@ -1,5 +1,5 @@
 // Matrices for the tests of products: strided, of any dtype, at any address,
-// with guards around every row; and a loop over the ways to multiply.
+// with guards around every row.
 #ifndef ZERO_TESTS_KERNELS_MATRIX_H_
 #define ZERO_TESTS_KERNELS_MATRIX_H_
 
@@ -8,8 +8,6 @@
 #include <memory>
 #include <string>
 
-#include "kernels/cpu/device.h"
-#include "kernels/cpu/matmul.h"
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/reference.h"
 
@@ -101,7 +99,7 @@ class Scratch {
 
  private:
   size_t bytes_;
-  std::vector<char> memory_;
+  TestVector<char> memory_;
   char* data_;
 };
 
@@ -132,44 +130,6 @@ inline void ExpectNear(const GuardedMatrix& got, const Dense& want,
 // (partial sums are no larger than the product of the norms); six of those.
 inline double SumError(double norm_a, double norm_b) {
   return 6 * HalfUlp(DType::kF32) * norm_a * norm_b + 1e-38;
-}
-
-struct MatmulPath {
-  std::string name;
-  cpu::CpuDevice& device;
-  Ops& ops;
-  Stream& stream;
-  bool bf16_native;
-};
-
-// SimdTargets and ThreadCounts; 16-bit products by conversion and, where
-// this machine has them, by native primitives.
-inline void ForEachMatmulPath(
-    const std::function<void(const MatmulPath&)>& fn) {
-  const bool has_native =
-      cpu::MatmulCache(1, cpu::LowPrecision::kNative).IsNative(DType::kBF16);
-  for (const int64_t target : SimdTargets()) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    for (const int threads : ThreadCounts()) {
-      for (const bool native : {false, true}) {
-        if (native && !has_native) continue;
-        cpu::CpuDevice::Options options;
-        options.num_threads = threads;
-        options.low_precision =
-            native ? cpu::LowPrecision::kNative : cpu::LowPrecision::kConvert;
-        cpu::CpuDevice device(options);
-        const auto stream = device.MakeStream(StreamRole::kCompute);
-        const std::string name = std::string(hwy::TargetName(target)) + ", " +
-                                 std::to_string(threads) + " threads, " +
-                                 (native ? "native" : "converted");
-        SCOPED_TRACE(name);
-        fn({name, device, device.ops(), *stream, native});
-      }
-    }
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
 }  // namespace zero

@@ -50,17 +50,17 @@ Rows View(Array& a, const Layout& l) {
   return a.rows(l.outer, l.inner, l.width, l.stride());
 }
 
-void Forward(const CpuPath& cpu, const Norm& norm,
+void Forward(const Path& path, const Norm& norm,
              const NormForwardArgs& args) {
   if (norm.layer) {
-    cpu.ops.LayerNormForward(cpu.stream, args);
+    path.ops.LayerNormForward(path.stream, args);
   } else {
-    cpu.ops.RmsNormForward(cpu.stream, args);
+    path.ops.RmsNormForward(path.stream, args);
   }
 }
 
 TEST(NormTest, ForwardMatchesFloat64OfTheStoredSum) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Norm& norm : kNorms) {
       for (const DType dtype : kFloatTypes) {
         for (const Layout& l : kLayouts) {
@@ -81,7 +81,7 @@ TEST(NormTest, ForwardMatchesFloat64OfTheStoredSum) {
           args.mean = mean.floats();
           args.rstd = rstd.floats();
           args.eps = static_cast<float>(kEps);
-          Forward(cpu, norm, args);
+          Forward(path, norm, args);
           for (int64_t row = 0; row < l.num_rows(); ++row) {
             std::vector<double> s(l.width);
             for (int64_t i = 0; i < l.width; ++i) {
@@ -112,7 +112,7 @@ TEST(NormTest, ForwardMatchesFloat64OfTheStoredSum) {
 }
 
 TEST(NormTest, ForwardWithoutResidualNormalizesXAndInPlaceSumIsTheSame) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Norm& norm : kNorms) {
       const Layout l = {5, 3, 33, 7};
       Array x = Array::Normal(DType::kBF16, l.size(), 5);
@@ -127,14 +127,14 @@ TEST(NormTest, ForwardWithoutResidualNormalizesXAndInPlaceSumIsTheSame) {
       args.weight = weight.vector();
       if (norm.bias) args.bias = bias.vector();
       args.y = View(y, l);
-      Forward(cpu, norm, args);  // mean and rstd not wanted
+      Forward(path, norm, args);  // mean and rstd not wanted
 
       NormForwardArgs alone = args;
       alone.x = View(sum, l);
       alone.residual = {};
       alone.sum = {};
       alone.y = View(y_of_sum, l);
-      Forward(cpu, norm, alone);
+      Forward(path, norm, alone);
       EXPECT_TRUE(y.SameBits(y_of_sum));
 
       for (Array* target : {&x, &residual}) {
@@ -142,7 +142,7 @@ TEST(NormTest, ForwardWithoutResidualNormalizesXAndInPlaceSumIsTheSame) {
         NormForwardArgs in_place = args;
         in_place.sum = View(*target, l);
         in_place.y = View(y_in_place, l);
-        Forward(cpu, norm, in_place);
+        Forward(path, norm, in_place);
         EXPECT_TRUE(y.SameBits(y_in_place));
         *target = saved;
       }
@@ -154,7 +154,7 @@ struct Grads {
   Array dx, dweight, dbias;
 };
 
-Grads Backward(const CpuPath& cpu, const Norm& norm, const Layout& l, Array& dy,
+Grads Backward(const Path& path, const Norm& norm, const Layout& l, Array& dy,
                Array& sum, Array& weight, Array* dsum, bool alias,
                DType weight_grad_dtype, bool accumulate, double before) {
   // The statistics as the forward pass stores them.
@@ -187,19 +187,19 @@ Grads Backward(const CpuPath& cpu, const Norm& norm, const Layout& l, Array& dy,
   if (norm.bias) args.dbias = g.dbias.vector();
   args.accumulate_dbias = accumulate;
   std::vector<double> workspace(
-      cpu.ops.NormBackwardWorkspaceBytes(args) / sizeof(double) + 1, NAN);
+      path.ops.NormBackwardWorkspaceBytes(args) / sizeof(double) + 1, NAN);
   const Workspace scratch = {workspace.data(),
-                             cpu.ops.NormBackwardWorkspaceBytes(args)};
+                             path.ops.NormBackwardWorkspaceBytes(args)};
   if (norm.layer) {
-    cpu.ops.LayerNormBackward(cpu.stream, args, scratch);
+    path.ops.LayerNormBackward(path.stream, args, scratch);
   } else {
-    cpu.ops.RmsNormBackward(cpu.stream, args, scratch);
+    path.ops.RmsNormBackward(path.stream, args, scratch);
   }
   return g;
 }
 
 TEST(NormTest, BackwardIsTheNumericalDerivative) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Norm& norm : kNorms) {
       for (const DType dtype : kFloatTypes) {
         for (const Layout& l :
@@ -209,7 +209,7 @@ TEST(NormTest, BackwardIsTheNumericalDerivative) {
           Array weight = Array::Normal(dtype, l.width, 3);
           Array bias(dtype, l.width);
           Array dsum = Array::Normal(dtype, l.size(), 4);
-          const Grads g = Backward(cpu, norm, l, dy, sum, weight, &dsum, false,
+          const Grads g = Backward(path, norm, l, dy, sum, weight, &dsum, false,
                                    DType::kF32, false, NAN);
           std::vector<double> dweight(l.width), dbias(l.width);
           for (int64_t row = 0; row < l.num_rows(); ++row) {
@@ -258,7 +258,7 @@ TEST(NormTest, BackwardIsTheNumericalDerivative) {
 }
 
 TEST(NormTest, DxMayAliasDsumAndResidualGradientIsOptional) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const Norm& norm : kNorms) {
       const Layout l = {40, 2, 33, 3};
       Array dy = Array::Normal(DType::kBF16, l.size(), 1);
@@ -267,7 +267,7 @@ TEST(NormTest, DxMayAliasDsumAndResidualGradientIsOptional) {
       Array dsum = Array::Normal(DType::kBF16, l.size(), 4);
       Array zeros(DType::kBF16, l.size());
       const auto run = [&](Array* residual, bool alias) {
-        return Backward(cpu, norm, l, dy, sum, weight, residual, alias,
+        return Backward(path, norm, l, dy, sum, weight, residual, alias,
                         DType::kBF16, false, 0);
       };
       const Grads apart = run(&dsum, false);
@@ -284,14 +284,14 @@ TEST(NormTest, DxMayAliasDsumAndResidualGradientIsOptional) {
 }
 
 TEST(NormTest, WeightGradientsAccumulateAndHaveTheirOwnDtype) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const Layout l = {70, 1, 33, 0};
     const Norm norm = {true, true};
     Array dy = Array::Normal(DType::kBF16, l.size(), 1);
     Array sum = Array::Normal(DType::kBF16, l.size(), 2);
     Array weight = Array::Normal(DType::kBF16, l.width, 3);
     const auto run = [&](DType dtype, bool accumulate, double before) {
-      return Backward(cpu, norm, l, dy, sum, weight, nullptr, false, dtype,
+      return Backward(path, norm, l, dy, sum, weight, nullptr, false, dtype,
                       accumulate, before);
     };
     const Grads fresh = run(DType::kF32, false, NAN);

@@ -31,9 +31,9 @@ TEST(SumSquaresTest, HasTheDocumentedBitsOnEveryPathAndThreadCount) {
     for (const int64_t n : {0, 1, 31, 33, 63, 64, 65, 1023, 16385, 200003}) {
       const Array x = Array::Normal(dtype, n, 1);
       const double want = DocumentedSum(x);
-      ForEachCpuPath([&](const CpuPath& cpu) {
+      ForEachPath([&](const Path& path) {
         double sum = -1;
-        cpu.ops.SumSquares(cpu.stream, {x.vector(), &sum});
+        path.ops.SumSquares(path.stream, {x.vector(), &sum});
         EXPECT_EQ(sum, want) << DTypeName(dtype) << " " << n;
       });
     }
@@ -56,35 +56,35 @@ TEST(SumSquaresTest, MoreRunsThanFitOnTheStackKeepTheirOrder) {
 }
 
 TEST(SumTest, AddsInOrder) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     // From left to right the small one is lost at once; else it would stay.
     const double values[] = {1e17, 1, -1e17, 3};
     double sum = -1;
-    cpu.ops.Sum(cpu.stream, {.src = values, .size = 4, .out = &sum});
+    path.ops.Sum(path.stream, {.src = values, .size = 4, .out = &sum});
     EXPECT_EQ(sum, 3);
-    cpu.ops.Sum(cpu.stream, {.src = values, .size = 0, .out = &sum});
+    path.ops.Sum(path.stream, {.src = values, .size = 0, .out = &sum});
     EXPECT_EQ(sum, 0);
   });
 }
 
 TEST(SumSquaresTest, LargestFloatsDoNotOverflowAndNonFiniteShows) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     Array x(DType::kF32, 1000);
     for (int i = 0; i < 1000; ++i) x.Set(i, 3.4e38f);
     double sum = 0;
-    cpu.ops.SumSquares(cpu.stream, {x.vector(), &sum});
+    path.ops.SumSquares(path.stream, {x.vector(), &sum});
     // 1000 roundings of half an ulp at most.
     EXPECT_NEAR(sum / (1000 * std::pow(double{3.4e38f}, 2)), 1, 1.2e-13);
     for (const float bad : {kInfinity, -kInfinity, NAN}) {
       x.Set(500, bad);
-      cpu.ops.SumSquares(cpu.stream, {x.vector(), &sum});
+      path.ops.SumSquares(path.stream, {x.vector(), &sum});
       EXPECT_FALSE(std::isfinite(sum));
     }
   });
 }
 
 TEST(CountNonFiniteTest, CountsNansAndInfinitiesOfEveryDtype) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const int64_t n : {0, 1, 31, 33, 1023, 20011}) {
         Array x = Array::Normal(dtype, n, 3);
@@ -95,7 +95,7 @@ TEST(CountNonFiniteTest, CountsNansAndInfinitiesOfEveryDtype) {
           ++want;
         }
         int64_t count = -1;
-        cpu.ops.CountNonFinite(cpu.stream, {x.vector(), &count});
+        path.ops.CountNonFinite(path.stream, {x.vector(), &count});
         EXPECT_EQ(count, want) << DTypeName(dtype) << " " << n;
       }
     }
@@ -103,13 +103,13 @@ TEST(CountNonFiniteTest, CountsNansAndInfinitiesOfEveryDtype) {
 }
 
 TEST(CountNonFiniteTest, LargestAndSmallestFiniteNumbersAreFinite) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     Array x(DType::kF32, 4);
     x.Set(0, std::numeric_limits<float>::max());
     x.Set(1, -std::numeric_limits<float>::max());
     x.Set(2, std::numeric_limits<float>::denorm_min());
     int64_t count = -1;
-    cpu.ops.CountNonFinite(cpu.stream, {x.vector(), &count});
+    path.ops.CountNonFinite(path.stream, {x.vector(), &count});
     EXPECT_EQ(count, 0);
   });
 }
@@ -121,8 +121,8 @@ struct Clipped {
 };
 Clipped Clip(double sum_squares, float max_norm, float inverse_scale) {
   Clipped c;
-  OnCpu([&](const CpuPath& cpu) {
-    cpu.ops.Clip(cpu.stream, {&sum_squares, max_norm, inverse_scale, &c.norm,
+  OnPath([&](const Path& path) {
+    path.ops.Clip(path.stream, {&sum_squares, max_norm, inverse_scale, &c.norm,
                               &c.scale, &c.found});
   });
   return c;

@@ -45,7 +45,7 @@ std::vector<int32_t> Positions(int64_t tokens) {
 }
 
 TEST(RotaryTest, RotatesThePairsOfEachHead) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Case& c : kCases) {
         const int64_t half = c.width / 2;
@@ -54,7 +54,7 @@ TEST(RotaryTest, RotatesThePairsOfEachHead) {
         const std::vector<int32_t> positions = Positions(c.tokens);
         const Array x = Array::Normal(dtype, c.tokens * stride, 1);
         Array y = x;
-        cpu.ops.Rotary(cpu.stream, Args(c, y, positions, tables, false));
+        path.ops.Rotary(path.stream, Args(c, y, positions, tables, false));
         for (int64_t t = 0; t < c.tokens; ++t) {
           for (int64_t e = 0; e < stride; ++e) {
             const int64_t at = t * stride + e;
@@ -81,7 +81,7 @@ TEST(RotaryTest, RotatesThePairsOfEachHead) {
 // <R x, y> = <x, R^T y>: the inverse is the adjoint, so the backward pass of a
 // linear map, without a difference quotient's error.
 TEST(RotaryTest, InverseIsTheBackwardPass) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const Case c = {7, 3, 62, 5};
     const int64_t stride = c.heads * c.width + c.extra;
     Tables tables(c.width / 2);
@@ -89,8 +89,8 @@ TEST(RotaryTest, InverseIsTheBackwardPass) {
     const Array x = Array::Normal(DType::kF32, c.tokens * stride, 2);
     const Array dy = Array::Normal(DType::kF32, c.tokens * stride, 3);
     Array y = x, dx = dy, back = x;
-    cpu.ops.Rotary(cpu.stream, Args(c, y, positions, tables, false));
-    cpu.ops.Rotary(cpu.stream, Args(c, dx, positions, tables, true));
+    path.ops.Rotary(path.stream, Args(c, y, positions, tables, false));
+    path.ops.Rotary(path.stream, Args(c, dx, positions, tables, true));
     double forward = 0, backward = 0;
     for (int64_t i = 0; i < x.size(); ++i) {
       forward += y[i] * dy[i];
@@ -98,8 +98,8 @@ TEST(RotaryTest, InverseIsTheBackwardPass) {
     }
     // 1337 products with errors of about 1e-7 of random sign.
     EXPECT_NEAR(forward, backward, 1e-5);
-    cpu.ops.Rotary(cpu.stream, Args(c, back, positions, tables, false));
-    cpu.ops.Rotary(cpu.stream, Args(c, back, positions, tables, true));
+    path.ops.Rotary(path.stream, Args(c, back, positions, tables, false));
+    path.ops.Rotary(path.stream, Args(c, back, positions, tables, true));
     for (int64_t i = 0; i < x.size(); ++i) {
       ASSERT_NEAR(back[i], x[i], 30 * HalfUlp(DType::kF32));
     }
@@ -107,13 +107,13 @@ TEST(RotaryTest, InverseIsTheBackwardPass) {
 }
 
 TEST(RotaryTest, PositionZeroIsTheIdentity) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     const Case c = {1, 4, 64, 0};
     Tables tables(32);
     const std::vector<int32_t> positions = {0};
     const Array x = Array::Normal(DType::kBF16, 4 * 64, 4);
     Array y = x;
-    cpu.ops.Rotary(cpu.stream, Args(c, y, positions, tables, false));
+    path.ops.Rotary(path.stream, Args(c, y, positions, tables, false));
     EXPECT_TRUE(y.SameBits(x));
   });
 }

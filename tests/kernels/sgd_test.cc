@@ -48,12 +48,12 @@ struct Momentum {
 
 TEST(SgdTest, MatchesTorchsRuleInFloat64) {
   const std::vector<UpdateRange> ranges = TestRanges();
-  ForEachCpuPath([&](const CpuPath& cpu) {
+  ForEachPath([&](const Path& path) {
     ForEachDtypePair([&](DType param, DType grad) {
       for (const Rule& rule : kRules) {
         const Momentum before(param, grad);
         Momentum after = before;
-        cpu.ops.Sgd(cpu.stream, after.Args(rule, ranges));
+        path.ops.Sgd(path.stream, after.Args(rule, ranges));
         for (const UpdateRange& range : ranges) {
           for (int64_t i = range.begin; i < range.end; ++i) {
             const double p = before.params.value(i);
@@ -93,11 +93,11 @@ TEST(SgdTest, MatchesTorchsRuleInFloat64) {
 TEST(SgdTest, BitsAreEqualOnEveryPathAndThreadCount) {
   for (const Rule& rule : kRules) {
     std::optional<Momentum> first;
-    ForEachCpuPath([&](const CpuPath& cpu) {
+    ForEachPath([&](const Path& path) {
       Momentum sgd(DType::kBF16, DType::kF32);
       const std::vector<UpdateRange> ranges = TestRanges();
       for (int step = 0; step < 3; ++step) {
-        cpu.ops.Sgd(cpu.stream, sgd.Args(rule, ranges));
+        path.ops.Sgd(path.stream, sgd.Args(rule, ranges));
       }
       if (!first.has_value()) first.emplace(sgd);
       EXPECT_TRUE(sgd.SameBits(*first));
@@ -106,11 +106,11 @@ TEST(SgdTest, BitsAreEqualOnEveryPathAndThreadCount) {
 }
 
 TEST(SgdTest, FirstStepDoesNotReadTheBuffer) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     Momentum sgd(DType::kF32, DType::kF32);
     for (int64_t i = 0; i < kSpan; ++i) sgd.buffer.Set(i, NAN);
     const std::vector<UpdateRange> ranges = {{0, kSpan, 0}};
-    cpu.ops.Sgd(cpu.stream, sgd.Args({true, 0.9f, 0, false, true}, ranges));
+    path.ops.Sgd(path.stream, sgd.Args({true, 0.9f, 0, false, true}, ranges));
     for (int64_t i = 0; i < kSpan; ++i) {
       ASSERT_TRUE(std::isfinite(sgd.buffer[i]));
       ASSERT_TRUE(std::isfinite(sgd.params.param[i]));
@@ -119,14 +119,14 @@ TEST(SgdTest, FirstStepDoesNotReadTheBuffer) {
 }
 
 TEST(SgdTest, NonFiniteStepWritesNothing) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     const Momentum before(DType::kBF16, DType::kBF16);
     Momentum after = before;
     const std::vector<UpdateRange> ranges = TestRanges();
     SgdArgs args = after.Args(kRules[2], ranges);
     const uint32_t found = 1;
     args.state.found_non_finite = &found;
-    cpu.ops.Sgd(cpu.stream, args);
+    path.ops.Sgd(path.stream, args);
     EXPECT_TRUE(after.SameBits(before));
   });
 }

@@ -33,7 +33,7 @@ float Want(const std::vector<Array>& sources, int64_t i) {
 }
 
 TEST(SumRanksTest, AddsInRankOrderAndRoundsOnceBetweenAllDtypes) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType from : kFloatTypes) {
       for (const DType to : kFloatTypes) {
         for (const int num_ranks : {1, 2, 3, 5}) {
@@ -47,8 +47,8 @@ TEST(SumRanksTest, AddsInRankOrderAndRoundsOnceBetweenAllDtypes) {
               want.Set(i, Want(sources, i));
               want_sum.Set(i, static_cast<float>(sum[i]) + Want(sources, i));
             }
-            cpu.ops.SumRanks(cpu.stream, {src, from, dst.vector()});
-            cpu.ops.SumRanks(cpu.stream, {src, from, sum.vector(), true});
+            path.ops.SumRanks(path.stream, {src, from, dst.vector()});
+            path.ops.SumRanks(path.stream, {src, from, sum.vector(), true});
             EXPECT_TRUE(dst.SameBits(want))
                 << from << " -> " << to << " " << num_ranks << " x " << n;
             EXPECT_TRUE(sum.SameBits(want_sum))
@@ -61,7 +61,7 @@ TEST(SumRanksTest, AddsInRankOrderAndRoundsOnceBetweenAllDtypes) {
 }
 
 TEST(SumRanksTest, MayWriteToAnyOfItsSources) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const int64_t n : kSizes) {
         Array want(dtype, n);
@@ -69,8 +69,8 @@ TEST(SumRanksTest, MayWriteToAnyOfItsSources) {
         for (int64_t i = 0; i < n; ++i) want.Set(i, Want(sources, i));
         for (int own = 0; own < 3; ++own) {
           std::vector<Array> in_place = sources;
-          cpu.ops.SumRanks(
-              cpu.stream, {Addresses(in_place), dtype, in_place[own].vector()});
+          path.ops.SumRanks(
+              path.stream, {Addresses(in_place), dtype, in_place[own].vector()});
           EXPECT_TRUE(in_place[own].SameBits(want)) << dtype << " " << n;
         }
       }
@@ -79,28 +79,28 @@ TEST(SumRanksTest, MayWriteToAnyOfItsSources) {
 }
 
 TEST(SumRanksTest, Float64StaysFloat64) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     const double a[] = {1, 0x1p53, -3}, b[] = {0x1p-52, 1, 5};
     const double c[] = {0x1p-52, 1, 7};
     const void* const src[] = {a, b, c};
     double dst[] = {10, 20, 30};
-    cpu.ops.SumRanks(cpu.stream, {src, DType::kF64, {dst, DType::kF64, 3}});
+    path.ops.SumRanks(path.stream, {src, DType::kF64, {dst, DType::kF64, 3}});
     EXPECT_EQ(dst[0], 1 + 0x1p-51);
     EXPECT_EQ(dst[1], 0x1p53);  // 1 is lost twice: from left to right
     EXPECT_EQ(dst[2], 9);
-    cpu.ops.SumRanks(cpu.stream,
+    path.ops.SumRanks(path.stream,
                      {src, DType::kF64, {dst, DType::kF64, 3}, true});
     EXPECT_EQ(dst[2], 18);
   });
 }
 
 TEST(SumRanksDeathTest, RefusesFloat64BesideAnotherDtype) {
-  OnCpu([](const CpuPath& cpu) {
+  OnPath([](const Path& path) {
     const double a[] = {1};
     float dst[] = {0};
     const void* const src[] = {a};
     EXPECT_DEATH(
-        cpu.ops.SumRanks(cpu.stream, {src, DType::kF64, {dst, DType::kF32, 1}}),
+        path.ops.SumRanks(path.stream, {src, DType::kF64, {dst, DType::kF32, 1}}),
         "fp64");
   });
 }

@@ -12,14 +12,14 @@ constexpr Case kCases[] = {{0, 8, 0},  {1, 1, 0},    {3, 31, 0},
                            {5, 33, 7}, {2, 1023, 1}, {300, 70, 0}};
 
 TEST(SwigluTest, ForwardIsSiluOfTheGateTimesUp) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Case& c : kCases) {
         const int64_t ldx = 2 * c.width + c.extra;
         const int64_t ldy = c.width + c.extra;
         Array x = Array::Normal(dtype, c.rows * ldx, 1, 2.0);
         Array y(dtype, c.rows * ldy);
-        cpu.ops.SwigluForward(cpu.stream, {x.matrix(c.rows, 2 * c.width, ldx),
+        path.ops.SwigluForward(path.stream, {x.matrix(c.rows, 2 * c.width, ldx),
                                            y.matrix(c.rows, c.width, ldy)});
         for (int64_t r = 0; r < c.rows; ++r) {
           for (int64_t i = 0; i < c.width; ++i) {
@@ -41,7 +41,7 @@ TEST(SwigluTest, ForwardIsSiluOfTheGateTimesUp) {
 }
 
 TEST(SwigluTest, BackwardIsTheNumericalDerivativeAndMayBeInPlace) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const Case& c : kCases) {
         const int64_t ldx = 2 * c.width + c.extra;
@@ -49,13 +49,13 @@ TEST(SwigluTest, BackwardIsTheNumericalDerivativeAndMayBeInPlace) {
         Array x = Array::Normal(dtype, c.rows * ldx, 2, 2.0);
         Array dy = Array::Normal(dtype, c.rows * ldy, 3);
         Array dx = x;
-        cpu.ops.SwigluBackward(cpu.stream,
+        path.ops.SwigluBackward(path.stream,
                                {x.matrix(c.rows, 2 * c.width, ldx),
                                 dy.matrix(c.rows, c.width, ldy),
                                 dx.matrix(c.rows, 2 * c.width, ldx)});
         Array in_place = x;
         const Matrix same = in_place.matrix(c.rows, 2 * c.width, ldx);
-        cpu.ops.SwigluBackward(cpu.stream,
+        path.ops.SwigluBackward(path.stream,
                                {same, dy.matrix(c.rows, c.width, ldy), same});
         EXPECT_TRUE(in_place.SameBits(dx));
         for (int64_t r = 0; r < c.rows; ++r) {
@@ -83,7 +83,7 @@ TEST(SwigluTest, BackwardIsTheNumericalDerivativeAndMayBeInPlace) {
 }
 
 TEST(SwigluTest, ExtremeGatesSaturate) {
-  ForEachCpuPath([](const CpuPath& cpu) {
+  ForEachPath([](const Path& path) {
     Array x(DType::kF32, 4);
     const double gates[] = {200, -200};
     for (int i = 0; i < 2; ++i) {
@@ -91,7 +91,7 @@ TEST(SwigluTest, ExtremeGatesSaturate) {
       x.Set(2 + i, 3);
     }
     Array y(DType::kF32, 2);
-    cpu.ops.SwigluForward(cpu.stream, {x.matrix(1, 4, 4), y.matrix(1, 2, 2)});
+    path.ops.SwigluForward(path.stream, {x.matrix(1, 4, 4), y.matrix(1, 2, 2)});
     EXPECT_EQ(y[0], 600);
     EXPECT_EQ(y[1], 0);
   });

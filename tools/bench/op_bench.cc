@@ -428,7 +428,7 @@ void Bench::Embedding(int64_t m, int64_t c, int64_t v) {
                                      .dtable = RandomMatrix(v, c, DType::kF32),
                                      .accumulate = true};
     Move("embedding backward", text, bytes + m * c * 4, m * c * 4,
-         [&] { ops().EmbeddingBackward(*stream_, args); });
+         [&] { ops().EmbeddingBackward(*stream_, args, {}); });
   }
 }
 

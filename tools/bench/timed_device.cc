@@ -51,19 +51,19 @@ class TimedDevice::TimedOps final : public Ops {
 
   void Linear(Stream& s, const LinearArgs& a, Workspace w) override {
     const int64_t m = a.x.rows, n = a.w.rows, k = a.w.cols;
-    Time(ProductName("linear", m, n, k, a.act), 2.0 * m * n * k,
+    Time(s, ProductName("linear", m, n, k, a.act), 2.0 * m * n * k,
          [&] { inner_.Linear(s, a, w); });
   }
   void LinearBackwardInput(Stream& s, const LinearBackwardInputArgs& a,
                            Workspace w) override {
     const int64_t m = a.dy.rows, n = a.w.cols, k = a.w.rows;
-    Time(ProductName("linear_dx", m, n, k, a.act), 2.0 * m * n * k,
+    Time(s, ProductName("linear_dx", m, n, k, a.act), 2.0 * m * n * k,
          [&] { inner_.LinearBackwardInput(s, a, w); });
   }
   void LinearBackwardWeight(Stream& s, const LinearBackwardWeightArgs& a,
                             Workspace w) override {
     const int64_t m = a.dy.cols, n = a.x.cols, k = a.dy.rows;
-    Time(ProductName("linear_dw", m, n, k, Gelu::kNone), 2.0 * m * n * k,
+    Time(s, ProductName("linear_dw", m, n, k, Gelu::kNone), 2.0 * m * n * k,
          [&] { inner_.LinearBackwardWeight(s, a, w); });
   }
   void LinearCrossEntropy(Stream& s, const LinearCrossEntropyArgs& a,
@@ -71,96 +71,102 @@ class TimedDevice::TimedOps final : public Ops {
     const int products =
         1 + (a.dx.data != nullptr ? 1 : 0) + (a.dw.data != nullptr ? 1 : 0);
     const int64_t m = a.x.rows, n = a.w.rows, k = a.w.cols;
-    Time(ProductName("linear_cross_entropy", m, n, k, Gelu::kNone),
+    Time(s, ProductName("linear_cross_entropy", m, n, k, Gelu::kNone),
          products * 2.0 * m * n * k,
          [&] { inner_.LinearCrossEntropy(s, a, w); });
   }
   // Causal: half of the T x T products, two forward and five backward.
   void AttentionForward(Stream& s, const AttentionForwardArgs& a,
                         Workspace w) override {
-    Time("attention", 2 * CausalFlops(a.shape),
+    Time(s, "attention", 2 * CausalFlops(a.shape),
          [&] { inner_.AttentionForward(s, a, w); });
   }
   void AttentionBackward(Stream& s, const AttentionBackwardArgs& a,
                          Workspace w) override {
-    Time("attention_backward", 5 * CausalFlops(a.shape),
+    Time(s, "attention_backward", 5 * CausalFlops(a.shape),
          [&] { inner_.AttentionBackward(s, a, w); });
   }
 
   void LayerNormForward(Stream& s, const NormForwardArgs& a) override {
-    Time("layernorm", 0, [&] { inner_.LayerNormForward(s, a); });
+    Time(s, "layernorm", 0, [&] { inner_.LayerNormForward(s, a); });
   }
   void LayerNormBackward(Stream& s, const NormBackwardArgs& a,
                          Workspace w) override {
-    Time("layernorm_backward", 0, [&] { inner_.LayerNormBackward(s, a, w); });
+    Time(s, "layernorm_backward", 0, [&] { inner_.LayerNormBackward(s, a, w); });
   }
   void RmsNormForward(Stream& s, const NormForwardArgs& a) override {
-    Time("rmsnorm", 0, [&] { inner_.RmsNormForward(s, a); });
+    Time(s, "rmsnorm", 0, [&] { inner_.RmsNormForward(s, a); });
   }
   void RmsNormBackward(Stream& s, const NormBackwardArgs& a,
                        Workspace w) override {
-    Time("rmsnorm_backward", 0, [&] { inner_.RmsNormBackward(s, a, w); });
+    Time(s, "rmsnorm_backward", 0, [&] { inner_.RmsNormBackward(s, a, w); });
   }
   void Rotary(Stream& s, const RotaryArgs& a) override {
-    Time("rotary", 0, [&] { inner_.Rotary(s, a); });
+    Time(s, "rotary", 0, [&] { inner_.Rotary(s, a); });
   }
   void EmbeddingForward(Stream& s, const EmbeddingForwardArgs& a) override {
-    Time("embedding", 0, [&] { inner_.EmbeddingForward(s, a); });
+    Time(s, "embedding", 0, [&] { inner_.EmbeddingForward(s, a); });
   }
-  void EmbeddingBackward(Stream& s, const EmbeddingBackwardArgs& a) override {
-    Time("embedding_backward", 0, [&] { inner_.EmbeddingBackward(s, a); });
+  size_t EmbeddingBackwardWorkspaceBytes(
+      const EmbeddingBackwardArgs& a) const override {
+    return inner_.EmbeddingBackwardWorkspaceBytes(a);
+  }
+  void EmbeddingBackward(Stream& s, const EmbeddingBackwardArgs& a,
+                         Workspace w) override {
+    Time(s, "embedding_backward", 0, [&] { inner_.EmbeddingBackward(s, a, w); });
   }
   void GeluForward(Stream& s, const GeluForwardArgs& a) override {
-    Time("gelu", 0, [&] { inner_.GeluForward(s, a); });
+    Time(s, "gelu", 0, [&] { inner_.GeluForward(s, a); });
   }
   void GeluBackward(Stream& s, const GeluBackwardArgs& a) override {
-    Time("gelu_backward", 0, [&] { inner_.GeluBackward(s, a); });
+    Time(s, "gelu_backward", 0, [&] { inner_.GeluBackward(s, a); });
   }
   void SwigluForward(Stream& s, const SwigluForwardArgs& a) override {
-    Time("swiglu", 0, [&] { inner_.SwigluForward(s, a); });
+    Time(s, "swiglu", 0, [&] { inner_.SwigluForward(s, a); });
   }
   void SwigluBackward(Stream& s, const SwigluBackwardArgs& a) override {
-    Time("swiglu_backward", 0, [&] { inner_.SwigluBackward(s, a); });
+    Time(s, "swiglu_backward", 0, [&] { inner_.SwigluBackward(s, a); });
   }
   void Dropout(Stream& s, const DropoutArgs& a) override {
-    Time("dropout", 0, [&] { inner_.Dropout(s, a); });
+    Time(s, "dropout", 0, [&] { inner_.Dropout(s, a); });
   }
   void Add(Stream& s, const AddArgs& a) override {
-    Time("add", 0, [&] { inner_.Add(s, a); });
+    Time(s, "add", 0, [&] { inner_.Add(s, a); });
   }
   void Cast(Stream& s, const CastArgs& a) override {
-    Time("cast", 0, [&] { inner_.Cast(s, a); });
+    Time(s, "cast", 0, [&] { inner_.Cast(s, a); });
   }
   void Fill(Stream& s, const FillArgs& a) override {
-    Time("fill", 0, [&] { inner_.Fill(s, a); });
+    Time(s, "fill", 0, [&] { inner_.Fill(s, a); });
   }
   void SumSquares(Stream& s, const SumSquaresArgs& a) override {
-    Time("sum_squares", 0, [&] { inner_.SumSquares(s, a); });
+    Time(s, "sum_squares", 0, [&] { inner_.SumSquares(s, a); });
   }
   void Sum(Stream& s, const SumArgs& a) override {
-    Time("sum", 0, [&] { inner_.Sum(s, a); });
+    Time(s, "sum", 0, [&] { inner_.Sum(s, a); });
   }
   void CountNonFinite(Stream& s, const CountNonFiniteArgs& a) override {
-    Time("count_non_finite", 0, [&] { inner_.CountNonFinite(s, a); });
+    Time(s, "count_non_finite", 0, [&] { inner_.CountNonFinite(s, a); });
   }
   void Clip(Stream& s, const ClipArgs& a) override {
-    Time("clip", 0, [&] { inner_.Clip(s, a); });
+    Time(s, "clip", 0, [&] { inner_.Clip(s, a); });
   }
   // Not timed: communication threads call it, and this is not for them.
   void SumRanks(Stream& s, const SumRanksArgs& a) override {
     inner_.SumRanks(s, a);
+    if (s.device().asynchronous()) s.Synchronize();
   }
   void AdamW(Stream& s, const AdamWArgs& a) override {
-    Time("adamw", 0, [&] { inner_.AdamW(s, a); });
+    Time(s, "adamw", 0, [&] { inner_.AdamW(s, a); });
   }
   void Sgd(Stream& s, const SgdArgs& a) override {
-    Time("sgd", 0, [&] { inner_.Sgd(s, a); });
+    Time(s, "sgd", 0, [&] { inner_.Sgd(s, a); });
   }
   void LambMoments(Stream& s, const LambArgs& a) override {
-    Time("lamb_moments", 0, [&] { inner_.LambMoments(s, a); });
+    Time(s, "lamb_moments", 0, [&] { inner_.LambMoments(s, a); });
   }
   void LambApply(Stream& s, const LambArgs& a) override {
-    Time("lamb_apply", 0, [&] { inner_.LambApply(s, a); });
+    Time(s, "lamb_apply", 0, [&] { inner_.LambApply(s, a); });
   }
 
  private:
@@ -171,8 +177,11 @@ class TimedDevice::TimedOps final : public Ops {
   }
 
   template <class Fn>
-  void Time(const std::string& name, double flops, const Fn& fn) {
-    const double seconds = SecondsOf(fn);
+  void Time(Stream& s, const std::string& name, double flops, const Fn& fn) {
+    const double seconds = SecondsOf([&] {
+      fn();
+      if (s.device().asynchronous()) s.Synchronize();
+    });
     OpTime& time = times[name];
     ++time.calls;
     time.seconds += seconds;

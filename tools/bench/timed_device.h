@@ -21,8 +21,9 @@ struct OpTime {
 // By op, and for matrix products by shape: "linear 1024x768x3072 gelu".
 using OpTimes = std::map<std::string, OpTime>;
 
-// REQUIRES: `inner` runs ops on the calling thread (the CPU), and outlives
-// the device.
+// Of a device whose work is asynchronous it waits for every op: the sum of the
+// times is then more than a step takes.
+// REQUIRES: `inner` outlives the device.
 class TimedDevice final : public Device {
  public:
   explicit TimedDevice(Device& inner);

@@ -32,9 +32,18 @@ def _paths(words):
     return [w for w in words.split() if w not in ("|", "||")]
 
 
-def read(root, top="build.ninja"):
+def machine(path):
+    """The variables of a machine.ninja."""
+    with open(path) as f:
+        return dict(re.findall(r"^(\w+) = (.*)$", f.read(), re.MULTILINE))
+
+
+def read(root, top="build.ninja", variables={}):
     """Returns (edges, files, missing): every edge reached from `top`, the
-    .ninja files read, and (file, line, path) of those named but absent."""
+    .ninja files read, and (file, line, path) of those named but absent.
+
+    With the variables of a machine, `subninja x-$cuda.ninja` is its one file
+    of that machine; without, all that there are."""
     edges, files, missing = [], [], []
 
     def visit(path):
@@ -47,7 +56,9 @@ def read(root, top="build.ninja"):
             words = line.split("#")[0] if line.startswith("#") else line
             sub = re.match(r"(?:subninja|include) (\S+)$", words)
             if sub:
-                pattern = re.sub(r"\$\w+", "*", sub.group(1))
+                pattern = re.sub(
+                    r"\$(\w+)",
+                    lambda m: variables.get(m.group(1), "*"), sub.group(1))
                 found = sorted(glob.glob(os.path.join(root, pattern)))
                 if not found and not sub.group(1).startswith(("out/", "$o/")):
                     missing.append((path, number, sub.group(1)))

@@ -1,0 +1,63 @@
+// A GPU as a Device: CUDA streams, events and stream-ordered work; pinned host
+// memory. Nothing here synchronizes but the calls whose name says so.
+#ifndef ZERO_KERNELS_CUDA_DEVICE_H_
+#define ZERO_KERNELS_CUDA_DEVICE_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/device.h"
+
+namespace zero::cuda {
+
+// Scratch of every stream: what one kernel leaves for the next on the same
+// stream (partial sums of a reduction). Zeroed when the stream is made; a
+// kernel that uses the first kCounterBytes as counters leaves them zero.
+inline constexpr size_t kScratchBytes = size_t{1} << 20;
+inline constexpr size_t kCounterBytes = 4096;
+
+// REQUIRES: `stream` was made by a CudaDevice.
+cudaStream_t HandleOf(Stream& stream);
+void* ScratchOf(Stream& stream);  // device memory, kScratchBytes
+
+// REQUIRES: `event` was made by a CudaDevice.
+cudaEvent_t HandleOf(Event& event);
+
+class CudaDevice final : public Device {
+ public:
+  // Errors: NotFound, and what the driver says, with the remedy.
+  static absl::StatusOr<std::unique_ptr<Device>> Open(
+      int index, const CudaOptions& options);
+  ~CudaDevice() override;
+
+  // Makes this device current on the calling thread: every thread that calls
+  // a CUDA function of its own (NCCL) does this first.
+  void MakeCurrent() const;
+  int index() const { return index_; }
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  DeviceInfo info() const override;
+  DeviceMemory memory() const override;
+  bool asynchronous() const override { return true; }
+  absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;
+  std::unique_ptr<Stream> MakeStream(StreamRole role) override;
+  std::unique_ptr<Event> MakeEvent() override;
+  Ops& ops() override { return ops_; }
+  void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override;
+  void PushRange(const char* name) override;
+  void PopRange() override;
+
+ private:
+  CudaDevice(int index, const CudaOptions& options, int64_t context_bytes);
+  void Free(void* data, size_t bytes, MemoryKind kind) override;
+
+  int index_;
+  int64_t context_bytes_;
+  CudaOps ops_;
+};
+
+}  // namespace zero::cuda
+
+#endif  // ZERO_KERNELS_CUDA_DEVICE_H_

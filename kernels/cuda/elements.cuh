@@ -1,0 +1,133 @@
+// Elements of device memory as kernels see them: conversions, 16-byte chunks,
+// sums over warps and blocks, and the dispatch from DType to a C++ type.
+#ifndef ZERO_KERNELS_CUDA_ELEMENTS_CUH_
+#define ZERO_KERNELS_CUDA_ELEMENTS_CUH_
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "kernels/check.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/dtype.h"
+
+namespace zero::cuda {
+
+using Bf16 = __nv_bfloat16;
+using F16 = __half;
+
+__device__ inline float ToFloat(float x) { return x; }
+__device__ inline float ToFloat(Bf16 x) { return __bfloat162float(x); }
+__device__ inline float ToFloat(F16 x) { return __half2float(x); }
+
+// Rounds to nearest even.
+template <class T>
+__device__ inline T FromFloat(float x);
+template <>
+__device__ inline float FromFloat<float>(float x) {
+  return x;
+}
+template <>
+__device__ inline Bf16 FromFloat<Bf16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+template <>
+__device__ inline F16 FromFloat<F16>(float x) {
+  return __float2half_rn(x);
+}
+
+// 16 bytes of elements: one load or store of a thread. Addresses are multiples
+// of 16.
+template <class T>
+struct alignas(16) Chunk {
+  static constexpr int kSize = 16 / sizeof(T);
+  T x[kSize];
+};
+
+template <class T>
+__device__ inline Chunk<T> LoadChunk(const T* p) {
+  Chunk<T> chunk;
+  *reinterpret_cast<uint4*>(&chunk) = *reinterpret_cast<const uint4*>(p);
+  return chunk;
+}
+template <class T>
+__device__ inline void StoreChunk(T* p, const Chunk<T>& chunk) {
+  *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(&chunk);
+}
+
+// Host: may a run that starts here be read in chunks?
+inline bool IsChunkAligned(const void* p) {
+  return reinterpret_cast<uintptr_t>(p) % 16 == 0;
+}
+
+inline constexpr unsigned kWholeWarp = 0xffffffffu;
+inline constexpr int kWarpSize = 32;
+
+// The sum (maximum) over the warp, in every lane, by a fixed tree.
+template <class T>
+__device__ inline T WarpSum(T value) {
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kWholeWarp, value, offset);
+  }
+  return value;
+}
+__device__ inline float WarpMax(float value) {
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, offset));
+  }
+  return value;
+}
+
+// The sum over a block of kThreads threads (x only), in every thread, by a
+// fixed tree. `scratch`: shared, kThreads / 32 elements. Ends with a barrier,
+// so that scratch may be used again at once.
+template <int kThreads, class T>
+__device__ inline T BlockSum(T value, T* scratch) {
+  static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024);
+  constexpr int kWarps = kThreads / kWarpSize;
+  value = WarpSum(value);
+  if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  T sum = scratch[0];
+  for (int warp = 1; warp < kWarps; ++warp) sum += scratch[warp];
+  __syncthreads();
+  return sum;
+}
+template <int kThreads>
+__device__ inline float BlockMax(float value, float* scratch) {
+  static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024);
+  constexpr int kWarps = kThreads / kWarpSize;
+  value = WarpMax(value);
+  if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  float result = scratch[0];
+  for (int warp = 1; warp < kWarps; ++warp) {
+    result = fmaxf(result, scratch[warp]);
+  }
+  __syncthreads();
+  return result;
+}
+
+}  // namespace zero::cuda
+
+// Runs the statement with `Type` a name for the element type of `dtype`: fp32,
+// bf16 or fp16.
+#define ZERO_CUDA_WITH_FLOAT_TYPE(dtype, Type, ...)                          \
+  do {                                                                       \
+    const ::zero::DType zero_dtype = (dtype);                                \
+    if (zero_dtype == ::zero::DType::kF32) {                                 \
+      using Type = float;                                                    \
+      __VA_ARGS__;                                                           \
+    } else if (zero_dtype == ::zero::DType::kBF16) {                         \
+      using Type = ::zero::cuda::Bf16;                                       \
+      __VA_ARGS__;                                                           \
+    } else {                                                                 \
+      ZERO_CHECK(zero_dtype == ::zero::DType::kF16)                          \
+          << zero_dtype << " is not a type of parameters";                   \
+      using Type = ::zero::cuda::F16;                                        \
+      __VA_ARGS__;                                                           \
+    }                                                                        \
+  } while (false)
+
+#endif  // ZERO_KERNELS_CUDA_ELEMENTS_CUH_
