@@ -1,0 +1,29 @@
+// A stable sort of keys with their values, on the device. In a file of its own
+// because it is CUB's, which no emulator runs: tests/support/cuda_emulator has
+// a twin of it.
+#ifndef ZERO_KERNELS_CUDA_SORT_H_
+#define ZERO_KERNELS_CUDA_SORT_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace zero::cuda {
+
+// Upper bound of the temporary memory of SortPairs: a function of `n` alone,
+// so that a GPU of any kind, and none, plans the same workspace.
+size_t SortPairsTempBytes(int64_t n);
+
+// Sorts n pairs by the low `key_bits` bits of the key; equal keys keep their
+// order. The inputs are left as they are.
+// REQUIRES: device memory; out may not overlap in; n < 2^31; temp is 256-byte
+//           aligned and of SortPairsTempBytes(n) bytes; keys are >= 0 and below
+//           2^key_bits.
+void SortPairs(cudaStream_t stream, const int32_t* keys_in,
+               const int32_t* values_in, int32_t* keys_out, int32_t* values_out,
+               int64_t n, int key_bits, void* temp);
+
+}  // namespace zero::cuda
+
+#endif  // ZERO_KERNELS_CUDA_SORT_H_
