@@ -73,7 +73,7 @@ class Stream {
 };
 
 enum class StreamRole {
-  kCompute,      // the calling thread on the CPU; high priority on a GPU
+  kCompute,      // the calling thread on the CPU
   kGather,       // collectives that fetch parameters
   kReduce,       // collectives that reduce gradients
   kCopy,         // host <-> device
@@ -117,8 +117,8 @@ struct DeviceInfo {
 struct DeviceMemory {
   int64_t free_bytes = 0;
   int64_t total_bytes = 0;
-  // What this process took beside its buffers when the device was opened:
-  // context, modules, libraries. Part of the category `fixed`.
+  // What was taken when the device was opened: context and modules, and what
+  // other processes held. Part of the category `fixed`.
   int64_t context_bytes = 0;
 };
 
@@ -136,6 +136,10 @@ class Device {
   // launched it returns: whoever reads a result on the host waits for an
   // event first, and other threads wait for events, not for the call.
   virtual bool asynchronous() const { return false; }
+
+  // True where kernels of this device can read and write the memory of
+  // `other` (the same device, or a GPU with peer access).
+  virtual bool Reaches(const Device& /*other*/) const { return true; }
 
   // Marks what the host launches between the two calls, by name, for a
   // profiler (NVTX on CUDA). `name` must outlive the range.

@@ -41,6 +41,7 @@ class CudaDevice final : public Device {
   DeviceInfo info() const override;
   DeviceMemory memory() const override;
   bool asynchronous() const override { return true; }
+  bool Reaches(const Device& other) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;
   std::unique_ptr<Stream> MakeStream(StreamRole role) override;
   std::unique_ptr<Event> MakeEvent() override;

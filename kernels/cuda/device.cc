@@ -1,0 +1,280 @@
+#include "kernels/cuda/device.h"
+
+#include <nvtx3/nvToolsExt.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/peak_flops.h"
+
+namespace zero::cuda {
+namespace {
+
+// PTX of the oldest architecture that is compiled in (tools/configure).
+constexpr int kMinComputeCapability = 80;
+
+// Work that must not throw: what a destructor can do about an error.
+void Ignore(cudaError_t) {}
+
+class CudaEvent final : public Event {
+ public:
+  // Blocking: the host sleeps instead of spinning.
+  CudaEvent() {
+    ZERO_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventBlockingSync));
+  }
+  ~CudaEvent() override { Ignore(cudaEventDestroy(event_)); }
+
+  void Synchronize() override { ZERO_CUDA_CHECK(cudaEventSynchronize(event_)); }
+  bool IsDone() const override {
+    const cudaError_t status = cudaEventQuery(event_);
+    if (status == cudaErrorNotReady) return false;
+    ZERO_CUDA_CHECK(status);
+    return true;
+  }
+  double MillisSince(const Event& start) const override {
+    float millis = 0;
+    ZERO_CUDA_CHECK(cudaEventElapsedTime(
+        &millis, static_cast<const CudaEvent&>(start).event_, event_));
+    return millis;
+  }
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaStream final : public Stream {
+ public:
+  CudaStream(CudaDevice& device, int priority) : device_(device) {
+    ZERO_CUDA_CHECK(cudaStreamCreateWithPriority(
+        &stream_, cudaStreamNonBlocking, priority));
+    ZERO_CUDA_CHECK(cudaMalloc(&scratch_, kScratchBytes));
+    ZERO_CUDA_CHECK(cudaMemsetAsync(scratch_, 0, kScratchBytes, stream_));
+  }
+  ~CudaStream() override {
+    Ignore(cudaSetDevice(device_.index()));
+    Ignore(cudaStreamSynchronize(stream_));
+    Ignore(cudaStreamDestroy(stream_));
+    Ignore(cudaFree(scratch_));
+  }
+
+  void Enqueue(std::function<void()> work) override {
+    device_.MakeCurrent();
+    work();
+  }
+  void Record(Event& event) override {
+    ZERO_CUDA_CHECK(cudaEventRecord(HandleOf(event), stream_));
+  }
+  void Wait(Event& event) override {
+    ZERO_CUDA_CHECK(cudaStreamWaitEvent(stream_, HandleOf(event), 0));
+  }
+  void Synchronize() override {
+    ZERO_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+  Device& device() override { return device_; }
+
+  cudaStream_t handle() const { return stream_; }
+  void* scratch() const { return scratch_; }
+
+ private:
+  CudaDevice& device_;
+  cudaStream_t stream_ = nullptr;
+  void* scratch_ = nullptr;
+};
+
+int Attribute(cudaDeviceAttr attribute, int index) {
+  int value = 0;
+  ZERO_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, index));
+  return value;
+}
+
+int ComputeCapability(int index) {
+  return 10 * Attribute(cudaDevAttrComputeCapabilityMajor, index) +
+         Attribute(cudaDevAttrComputeCapabilityMinor, index);
+}
+
+// Kernels of this device may then read its peers' memory in place.
+void EnablePeers(int index, int num_devices) {
+  for (int peer = 0; peer < num_devices; ++peer) {
+    int can = 0;
+    if (peer == index) continue;
+    ZERO_CUDA_CHECK(cudaDeviceCanAccessPeer(&can, index, peer));
+    if (can == 0) continue;
+    const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+    if (status == cudaErrorPeerAccessAlreadyEnabled) {
+      Ignore(cudaGetLastError());  // clears it
+    } else {
+      ZERO_CUDA_CHECK(status);
+    }
+  }
+}
+
+absl::Status CheckUsable(int index, int num_devices, cudaError_t count_error) {
+  const std::string name = absl::StrCat("device cuda:", index, ": ");
+  if (count_error != cudaSuccess || num_devices == 0) {
+    return absl::NotFoundError(absl::StrCat(
+        name, "no GPU can be used (",
+        count_error == cudaSuccess ? "none found"
+                                   : cudaGetErrorString(count_error),
+        "); install or update NVIDIA's driver, look at CUDA_VISIBLE_DEVICES, "
+        "or use --device cpu"));
+  }
+  if (index < 0 || index >= num_devices) {
+    return absl::NotFoundError(
+        absl::StrCat(name, "this process sees ", num_devices,
+                     num_devices == 1 ? " GPU" : " GPUs",
+                     "; use fewer ranks, or look at CUDA_VISIBLE_DEVICES"));
+  }
+  const int capability = ComputeCapability(index);
+  if (capability < kMinComputeCapability) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, "its compute capability is ", capability / 10, ".",
+        capability % 10, ", and kernels are built for ",
+        kMinComputeCapability / 10, ".", kMinComputeCapability % 10,
+        " and later (Ampere); use --device cpu"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+cudaStream_t HandleOf(Stream& stream) {
+  return static_cast<CudaStream&>(stream).handle();
+}
+
+void* ScratchOf(Stream& stream) {
+  return static_cast<CudaStream&>(stream).scratch();
+}
+
+cudaEvent_t HandleOf(Event& event) {
+  return static_cast<CudaEvent&>(event).handle();
+}
+
+absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(
+    int index, const CudaOptions& options) {
+  int num_devices = 0;
+  const cudaError_t count_error = cudaGetDeviceCount(&num_devices);
+  const absl::Status usable = CheckUsable(index, num_devices, count_error);
+  if (!usable.ok()) return usable;
+  ZERO_CUDA_CHECK(cudaSetDevice(index));
+  EnablePeers(index, num_devices);
+  size_t free = 0, total = 0;
+  ZERO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return std::unique_ptr<Device>(
+      new CudaDevice(index, options, static_cast<int64_t>(total - free)));
+}
+
+CudaDevice::CudaDevice(int index, const CudaOptions& options,
+                       int64_t context_bytes)
+    : index_(index),
+      context_bytes_(context_bytes),
+      ops_(Attribute(cudaDevAttrMultiProcessorCount, index), options) {}
+
+CudaDevice::~CudaDevice() { Ignore(cudaSetDevice(index_)); }
+
+void CudaDevice::MakeCurrent() const { ZERO_CUDA_CHECK(cudaSetDevice(index_)); }
+
+DeviceInfo CudaDevice::info() const {
+  cudaDeviceProp properties;
+  ZERO_CUDA_CHECK(cudaGetDeviceProperties(&properties, index_));
+  int driver = 0;
+  ZERO_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  DeviceInfo info;
+  info.name = properties.name;
+  info.isa = absl::StrCat("sm_", ComputeCapability(index_));
+  info.num_threads = properties.multiProcessorCount;
+  info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
+  info.peak_flops_bf16 = PeakFlopsBf16(info.name);
+  info.driver = absl::StrCat("CUDA ", driver / 1000, ".", driver % 1000 / 10);
+  return info;
+}
+
+DeviceMemory CudaDevice::memory() const {
+  MakeCurrent();
+  size_t free = 0, total = 0;
+  ZERO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return {static_cast<int64_t>(free), static_cast<int64_t>(total),
+          context_bytes_};
+}
+
+bool CudaDevice::Reaches(const Device& other) const {
+  if (other.kind() != DeviceKind::kCuda) return false;
+  const int peer = static_cast<const CudaDevice&>(other).index_;
+  if (peer == index_) return true;
+  int can = 0;
+  ZERO_CUDA_CHECK(cudaDeviceCanAccessPeer(&can, index_, peer));
+  return can != 0;
+}
+
+absl::StatusOr<Buffer> CudaDevice::Allocate(size_t bytes, MemoryKind kind) {
+  MakeCurrent();
+  void* data = nullptr;
+  // A byte at least: every buffer has an address of its own.
+  const size_t size = bytes == 0 ? 1 : bytes;
+  const bool host = kind == MemoryKind::kHost;
+  const cudaError_t status =
+      host ? cudaHostAlloc(&data, size, cudaHostAllocPortable)
+           : cudaMalloc(&data, size);
+  if (status == cudaErrorMemoryAllocation) {
+    Ignore(cudaGetLastError());  // clears it
+    const DeviceMemory now = memory();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cuda:", index_, ": no ", bytes, " bytes of ",
+                     host ? "pinned host memory" : "device memory",
+                     host ? std::string()
+                          : absl::StrCat("; ", now.free_bytes, " of ",
+                                         now.total_bytes, " are free")));
+  }
+  ZERO_CUDA_CHECK(status);
+  return Buffer(this, kind, data, bytes);
+}
+
+void CudaDevice::Free(void* data, size_t /*bytes*/, MemoryKind kind) {
+  Ignore(cudaSetDevice(index_));
+  Ignore(kind == MemoryKind::kHost ? cudaFreeHost(data) : cudaFree(data));
+}
+
+std::unique_ptr<Stream> CudaDevice::MakeStream(StreamRole role) {
+  MakeCurrent();
+  // A collective's few blocks start as soon as one of the product's ends:
+  // behind them the network would idle.
+  int lowest = 0, highest = 0;
+  ZERO_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+  const bool first = role == StreamRole::kGather || role == StreamRole::kReduce;
+  return std::make_unique<CudaStream>(*this, first ? highest : lowest);
+}
+
+std::unique_ptr<Event> CudaDevice::MakeEvent() {
+  MakeCurrent();
+  return std::make_unique<CudaEvent>();
+}
+
+void CudaDevice::Copy(Stream& stream, void* dst, const void* src,
+                      size_t bytes) {
+  if (bytes == 0) return;
+  ZERO_CUDA_CHECK(
+      cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, HandleOf(stream)));
+}
+
+void CudaDevice::PushRange(const char* name) { nvtxRangePushA(name); }
+void CudaDevice::PopRange() { nvtxRangePop(); }
+
+}  // namespace zero::cuda
+
+namespace zero {
+
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
+    int index, const CudaOptions& options) {
+  return cuda::CudaDevice::Open(index, options);
+}
+
+int NumCudaDevices() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+}  // namespace zero
