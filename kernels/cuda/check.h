@@ -26,13 +26,13 @@ class DeviceError : public std::runtime_error {
 
 }  // namespace zero::cuda
 
-#define ZERO_CUDA_CHECK(call)                                          \
-  do {                                                                 \
-    const cudaError_t zero_cuda_error = (call);                        \
-    if (zero_cuda_error != cudaSuccess) {                              \
-      ::zero::cuda::ThrowCudaError(#call, __FILE__, __LINE__,          \
-                                   zero_cuda_error);                   \
-    }                                                                  \
+#define ZERO_CUDA_CHECK(call)                                 \
+  do {                                                        \
+    const cudaError_t zero_cuda_error = (call);               \
+    if (zero_cuda_error != cudaSuccess) {                     \
+      ::zero::cuda::ThrowCudaError(#call, __FILE__, __LINE__, \
+                                   zero_cuda_error);          \
+    }                                                         \
   } while (false)
 
 #endif  // ZERO_KERNELS_CUDA_CHECK_H_

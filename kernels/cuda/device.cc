@@ -269,7 +269,11 @@ namespace zero {
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     int index, const CudaOptions& options) {
-  return cuda::CudaDevice::Open(index, options);
+  try {
+    return cuda::CudaDevice::Open(index, options);
+  } catch (const cuda::DeviceError& error) {
+    return absl::InternalError(error.what());
+  }
 }
 
 int NumCudaDevices() {

@@ -113,21 +113,21 @@ __device__ inline float BlockMax(float value, float* scratch) {
 
 // Runs the statement with `Type` a name for the element type of `dtype`: fp32,
 // bf16 or fp16.
-#define ZERO_CUDA_WITH_FLOAT_TYPE(dtype, Type, ...)                          \
-  do {                                                                       \
-    const ::zero::DType zero_dtype = (dtype);                                \
-    if (zero_dtype == ::zero::DType::kF32) {                                 \
-      using Type = float;                                                    \
-      __VA_ARGS__;                                                           \
-    } else if (zero_dtype == ::zero::DType::kBF16) {                         \
-      using Type = ::zero::cuda::Bf16;                                       \
-      __VA_ARGS__;                                                           \
-    } else {                                                                 \
-      ZERO_CHECK(zero_dtype == ::zero::DType::kF16)                          \
-          << zero_dtype << " is not a type of parameters";                   \
-      using Type = ::zero::cuda::F16;                                        \
-      __VA_ARGS__;                                                           \
-    }                                                                        \
+#define ZERO_CUDA_WITH_FLOAT_TYPE(dtype, Type, ...)        \
+  do {                                                     \
+    const ::zero::DType zero_dtype = (dtype);              \
+    if (zero_dtype == ::zero::DType::kF32) {               \
+      using Type = float;                                  \
+      __VA_ARGS__;                                         \
+    } else if (zero_dtype == ::zero::DType::kBF16) {       \
+      using Type = ::zero::cuda::Bf16;                     \
+      __VA_ARGS__;                                         \
+    } else {                                               \
+      ZERO_CHECK(zero_dtype == ::zero::DType::kF16)        \
+          << zero_dtype << " is not a type of parameters"; \
+      using Type = ::zero::cuda::F16;                      \
+      __VA_ARGS__;                                         \
+    }                                                      \
   } while (false)
 
 #endif  // ZERO_KERNELS_CUDA_ELEMENTS_CUH_

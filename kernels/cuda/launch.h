@@ -20,8 +20,8 @@
 #define SHARED_ARRAY(T, name, n) __shared__ T name[n]
 
 // T* name: the dynamic shared memory of the launch, 16-byte aligned.
-#define DYNAMIC_SHARED(T, name)                                             \
-  extern __shared__ __align__(16) unsigned char zero_dynamic_shared[];      \
+#define DYNAMIC_SHARED(T, name)                                        \
+  extern __shared__ __align__(16) unsigned char zero_dynamic_shared[]; \
   T* const name = reinterpret_cast<T*>(zero_dynamic_shared)
 
 #ifdef __CUDACC__
