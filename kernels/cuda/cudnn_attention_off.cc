@@ -1,1 +1,34 @@
-namespace zero::cuda {}
+// Built without the headers of cuDNN's frontend: takes no call.
+#include "kernels/cuda/cudnn_attention.h"
+
+namespace zero::cuda {
+
+struct AttentionPlans::State {};
+
+AttentionPlans::AttentionPlans(bool) {}
+AttentionPlans::~AttentionPlans() = default;
+
+std::optional<size_t> AttentionPlans::WorkspaceBytes(
+    const AttentionForwardArgs&) {
+  return std::nullopt;
+}
+std::optional<size_t> AttentionPlans::WorkspaceBytes(
+    const AttentionBackwardArgs&) {
+  return std::nullopt;
+}
+bool AttentionPlans::Forward(cudaStream_t, const AttentionForwardArgs&,
+                             Workspace) {
+  return false;
+}
+bool AttentionPlans::Backward(cudaStream_t, const AttentionBackwardArgs&,
+                              Workspace) {
+  return false;
+}
+
+std::string AttentionPlans::notes() const {
+  return "attention runs on our own kernel, which uses no tensor cores: this "
+         "binary was built without the headers of cuDNN's frontend, which "
+         "tools/install_packages fetches";
+}
+
+}  // namespace zero::cuda

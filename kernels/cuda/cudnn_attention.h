@@ -1,0 +1,65 @@
+// Attention by cuDNN's graphs: one graph per shape, direction and strides,
+// built when its workspace is first asked for and kept. Knows nothing of our
+// own kernel (attention_tiles.h), to which attention.cc turns where cuDNN does
+// not take a call. cudnn_attention_off.cc is the twin that takes none.
+//
+// cuDNN takes bf16 and fp16 with as many queries as keys, heads of a multiple
+// of 8 up to 256 wide, and operands whose rows lie on multiples of 16 bytes.
+// Its sums are in fp32, but probabilities and their gradients pass through the
+// tensor cores in 16 bits. The statistics are those of ops.h: natural
+// logarithms, [B, H, T].
+#ifndef ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
+#define ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "kernels/ops.h"
+
+namespace zero::cuda {
+
+// Threads: one at a time, with the device current.
+class AttentionPlans {
+ public:
+  // deterministic: the backward pass sums in a fixed order, with a workspace
+  // of O(T^2) on Hopper.
+  explicit AttentionPlans(bool deterministic);
+  ~AttentionPlans();
+
+  // The workspace with which cuDNN runs the call; nullopt where it does not
+  // take it. Builds the graph on first use, which takes the host about a tenth
+  // of a second and loads the engine's code.
+  std::optional<size_t> WorkspaceBytes(const AttentionForwardArgs& args);
+  std::optional<size_t> WorkspaceBytes(const AttentionBackwardArgs& args);
+
+  // Launches the call, or returns false and does nothing where cuDNN does not
+  // take it. Errors: DeviceError when a graph that was built does not run.
+  bool Forward(cudaStream_t stream, const AttentionForwardArgs& args,
+               Workspace workspace);
+  bool Backward(cudaStream_t stream, const AttentionBackwardArgs& args,
+                Workspace workspace);
+
+  // What a start-up table should say: why 16-bit attention of some shape runs
+  // on our own kernel, a line each; empty while none does.
+  std::string notes() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Builds and validates the graph of a call as for a GPU of compute capability
+// `sm` (90: Hopper), where there need not be one; compiles no plan.
+// Errors: InvalidArgument with the shape, our reason and the remedy where
+// cuDNN is not asked; Unimplemented with cuDNN's own reason where it refuses.
+absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args, int sm);
+absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
+                                    bool deterministic, int sm);
+
+}  // namespace zero::cuda
+
+#endif  // ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
