@@ -18,9 +18,15 @@ size_t ColumnSumsWorkspaceBytes(int64_t rows, int64_t cols);
 // over the blocks in order: bits depend on the shape and the values alone.
 // Shapes: dy [M, N] of fp32, bf16 or fp16; out [N] of fp32 or dy's dtype,
 //         rounded once. M = 0 gives zeros.
-// REQUIRES: `workspace` is 16-byte aligned device memory of that many bytes.
+// REQUIRES: `workspace` is 4-byte aligned device memory of that many bytes.
 void ColumnSums(cudaStream_t stream, const ConstMatrix& dy, const Vector& out,
                 bool accumulate, void* workspace);
+
+// The second half of a sum over rows: out[j] (+)= partials[0, j] +
+// partials[1, j] + ..., in an order fixed by `count`, rounded once.
+// Shapes: partials [count, N], contiguous; out [N] of fp32, bf16 or fp16.
+void SumPartials(cudaStream_t stream, const float* partials, int64_t count,
+                 const Vector& out, bool accumulate);
 
 }  // namespace zero::cuda
 

@@ -17,9 +17,8 @@ size_t SortPairsTempBytes(int64_t n);
 
 // Sorts n pairs by the low `key_bits` bits of the key; equal keys keep their
 // order. The inputs are left as they are.
-// REQUIRES: device memory; out may not overlap in; n < 2^31; temp is 256-byte
-//           aligned and of SortPairsTempBytes(n) bytes; keys are >= 0 and below
-//           2^key_bits.
+// REQUIRES: device memory; out may not overlap in; 0 < n < 2^31; temp is of
+//           SortPairsTempBytes(n) bytes; 0 <= key < 2^key_bits, key_bits > 0.
 void SortPairs(cudaStream_t stream, const int32_t* keys_in,
                const int32_t* values_in, int32_t* keys_out, int32_t* values_out,
                int64_t n, int key_bits, void* temp);
