@@ -1,1 +1,542 @@
-namespace zero::cuda {}
+#include "kernels/cuda/matmul.h"
+
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/check.h"
+#include "kernels/cuda/check.h"
+#include "kernels/cuda/device.h"
+
+namespace zero::cuda {
+namespace {
+
+// Alignment that cuBLASLt asks of its workspace; Workspace promises 64.
+constexpr size_t kLibraryAlignment = 256;
+constexpr size_t kAddedAlignment = 64;
+constexpr uint32_t kBestAlignment = 16;
+constexpr int kCandidates = 12;
+constexpr int kTimedRuns = 5;
+
+cudaDataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return CUDA_R_32F;
+    case DType::kBF16:
+      return CUDA_R_16BF;
+    default:
+      ZERO_CHECK(dtype == DType::kF16) << dtype << " is not multiplied";
+      return CUDA_R_16F;
+  }
+}
+
+int64_t DepthOf(const Product& p) {
+  return p.a_transposed ? p.a.rows : p.a.cols;
+}
+
+std::string Describe(const Product& p) {
+  const int64_t k = DepthOf(p);
+  std::string text =
+      absl::StrCat("[", p.c.rows, ", ", k, "] x [", k, ", ", p.c.cols, "] ",
+                   DTypeName(p.a.dtype), " into ", DTypeName(p.c.dtype));
+  if (p.bias.data != nullptr) absl::StrAppend(&text, " with bias");
+  if (p.addend.data != nullptr) absl::StrAppend(&text, " with addend");
+  if (p.epilogue == Epilogue::kGelu) absl::StrAppend(&text, " with gelu");
+  if (p.epilogue == Epilogue::kGeluGradient) {
+    absl::StrAppend(&text, " with gelu gradient");
+  }
+  if (p.a_sums.data != nullptr) absl::StrAppend(&text, " with sums of a");
+  return absl::StrCat(text, ", strides ", p.a.ld, ", ", p.b.ld, ", ", p.c.ld);
+}
+
+std::string Describe(cublasStatus_t status, const Product& p) {
+  return absl::StrCat(cublasLtGetStatusName(status), " for ", Describe(p));
+}
+
+// `what`: what the status is about, anything that Describe takes.
+#define ZERO_CUBLAS_CHECK(call, what)                       \
+  do {                                                      \
+    const cublasStatus_t zero_cublas_status = (call);       \
+    if (zero_cublas_status != CUBLAS_STATUS_SUCCESS) {      \
+      ThrowDeviceError(#call, __FILE__, __LINE__,           \
+                       Describe(zero_cublas_status, what)); \
+    }                                                       \
+  } while (false)
+
+bool Keeps(const void* data, int64_t stride_bytes) {
+  return reinterpret_cast<uintptr_t>(data) % kBestAlignment == 0 &&
+         stride_bytes % kBestAlignment == 0;
+}
+bool Keeps(const ConstMatrix& x) {
+  return Keeps(x.data, x.ld * static_cast<int64_t>(DTypeBytes(x.dtype)));
+}
+
+// Whether every operand lies on 16 bytes, row by row. A missing one does.
+bool KeepsBestAlignment(const Product& p) {
+  return Keeps(p.a) && Keeps(p.b) && Keeps(p.c) &&
+         (p.addend.data == nullptr || Keeps(p.addend)) &&
+         (p.gelu_input.data == nullptr || Keeps(p.gelu_input)) &&
+         Keeps(p.bias.data, 0) && Keeps(p.a_sums.data, 0);
+}
+
+const ConstMatrix& AddendLayout(const Product& p, const ConstMatrix& c) {
+  return p.addend.data != nullptr ? p.addend : c;
+}
+
+using Key = std::array<int64_t, 16>;
+
+Key KeyOf(const Product& p) {
+  return {p.c.rows,
+          p.c.cols,
+          DepthOf(p),
+          p.a.ld,
+          p.b.ld,
+          p.c.ld,
+          AddendLayout(p, p.c).ld,
+          p.addend.data == nullptr    ? 0
+          : p.addend.data == p.c.data ? 1
+                                      : 2,
+          p.gelu_input.data != nullptr ? p.gelu_input.ld : 0,
+          static_cast<int64_t>(p.a.dtype),
+          static_cast<int64_t>(p.c.dtype),
+          2 * p.a_transposed + p.b_transposed,
+          p.bias.data != nullptr,
+          static_cast<int64_t>(p.epilogue),
+          p.a_sums.data != nullptr,
+          KeepsBestAlignment(p)};
+}
+
+uint32_t EpilogueOf(const Product& p) {
+  uint32_t bits = 0;
+  if (p.bias.data != nullptr) bits |= CUBLASLT_EPILOGUE_BIAS;
+  if (p.epilogue == Epilogue::kGelu) {
+    bits |= p.gelu_input.data != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX
+                                         : CUBLASLT_EPILOGUE_GELU;
+  }
+  if (p.epilogue == Epilogue::kGeluGradient) bits |= CUBLASLT_EPILOGUE_DGELU;
+  if (p.a_sums.data != nullptr) bits |= CUBLASLT_EPILOGUE_BGRADB;
+  if (bits == 0) bits = CUBLASLT_EPILOGUE_DEFAULT;
+  return bits;
+}
+
+// cuBLASLt's own restriction on the input of its GELU.
+bool TakesGeluInput(const Product& p) {
+  return p.gelu_input.data == nullptr ||
+         (p.gelu_input.ld % 8 == 0 && Keeps(p.gelu_input));
+}
+
+struct Plan {
+  bool found = false;
+  bool timed = false;
+  double millis = 0;      // where timed
+  int row_sums_pay = -1;  // of RowSumsPay; -1: not asked yet
+  cublasLtMatmulDescOpaque_t desc;
+  cublasLtMatrixLayoutOpaque_t a, b, addend, c;
+  cublasLtMatmulAlgo_t algo;
+  size_t workspace_bytes = 0;
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates;  // until timed
+};
+
+template <class T>
+void Set(Plan& plan, cublasLtMatmulDescAttributes_t attribute, const T& value,
+         const Product& p) {
+  ZERO_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(&plan.desc, attribute,
+                                                   &value, sizeof(value)),
+                    p);
+}
+
+template <class T>
+void Set(cublasLtMatmulPreferenceOpaque_t& preference,
+         cublasLtMatmulPreferenceAttributes_t attribute, const T& value,
+         const Product& p) {
+  ZERO_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(&preference, attribute,
+                                                         &value, sizeof(value)),
+                    p);
+}
+
+// Our row-major matrix, as stored, is cuBLASLt's column-major transpose.
+void SetLayout(cublasLtMatrixLayoutOpaque_t& layout, const ConstMatrix& x,
+               const Product& p) {
+  ZERO_CUBLAS_CHECK(cublasLtMatrixLayoutInit(
+                        &layout, TypeOf(x.dtype), static_cast<uint64_t>(x.cols),
+                        static_cast<uint64_t>(x.rows), x.ld),
+                    p);
+}
+
+void* Writable(const void* data) { return const_cast<void*>(data); }
+
+// The vector of an epilogue: what is read (bias) or written (a_sums).
+void* VectorOf(const Product& p) {
+  return p.bias.data != nullptr ? Writable(p.bias.data) : p.a_sums.data;
+}
+
+void SetPointers(Plan& plan, void* vector, void* gelu_input, const Product& p) {
+  if (vector != nullptr) {
+    Set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, vector, p);
+  }
+  if (gelu_input != nullptr) {
+    Set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu_input, p);
+  }
+}
+
+// c^T = b^T a^T in column-major order: our b is cuBLASLt's A.
+void SetOperation(Plan& plan, const Product& p, bool allow_tf32) {
+  const bool tf32 = allow_tf32 && p.a.dtype == DType::kF32;
+  ZERO_CUBLAS_CHECK(
+      cublasLtMatmulDescInit(
+          &plan.desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F,
+          CUDA_R_32F),
+      p);
+  const int32_t a = p.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const int32_t b = p.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+  Set(plan, CUBLASLT_MATMUL_DESC_TRANSA, a, p);
+  Set(plan, CUBLASLT_MATMUL_DESC_TRANSB, b, p);
+  Set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(p), p);
+  if (p.gelu_input.data != nullptr) {
+    Set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.gelu_input.ld, p);
+  }
+  SetLayout(plan.a, p.b, p);
+  SetLayout(plan.b, p.a, p);
+  SetLayout(plan.c, p.c, p);
+  SetLayout(plan.addend, AddendLayout(p, p.c), p);
+}
+
+size_t LibraryBytes(const Product& p) {
+  // Split-K keeps fp32 copies of the output: room for 32 of a small one.
+  const size_t copies =
+      static_cast<size_t>(p.c.rows) * static_cast<size_t>(p.c.cols) * 4 * 32;
+  return std::clamp(copies, size_t{1} << 20, MatmulPlans::kMaxLibraryBytes);
+}
+
+// The heuristic reads alignment from preferences and, for the vectors of an
+// epilogue, from the pointers: it gets ones that keep the promise and no more.
+void SetAlignments(cublasLtMatmulPreferenceOpaque_t& preference, Plan& plan,
+                   const Product& p) {
+  const bool best = KeepsBestAlignment(p);
+  const auto promise = [&](DType dtype) {
+    return best ? kBestAlignment : static_cast<uint32_t>(DTypeBytes(dtype));
+  };
+  const uint32_t in = promise(p.a.dtype), out = promise(p.c.dtype);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, in, p);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, in, p);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out, p);
+  Set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out, p);
+  const auto pointer = [&](uint32_t alignment, const void* data) {
+    return data == nullptr
+               ? nullptr
+               : reinterpret_cast<void*>(static_cast<uintptr_t>(alignment));
+  };
+  SetPointers(plan, pointer(out, VectorOf(p)),
+              pointer(kBestAlignment, p.gelu_input.data), p);
+}
+
+size_t RoundUp(size_t n, size_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// The part of a workspace that cuBLASLt may have.
+Workspace LibraryPart(const Workspace& workspace) {
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(workspace.data);
+  const size_t skipped = RoundUp(begin, kLibraryAlignment) - begin;
+  if (workspace.bytes <= skipped) return {};
+  return {static_cast<char*>(workspace.data) + skipped,
+          workspace.bytes - skipped};
+}
+
+void* ElementAt(const Matrix& x, int64_t index) {
+  return static_cast<char*>(x.data) +
+         index * static_cast<int64_t>(DTypeBytes(x.dtype));
+}
+
+// A timed pair of events.
+class Stopwatch {
+ public:
+  Stopwatch() {
+    ZERO_CUDA_CHECK(cudaEventCreate(&start_));
+    ZERO_CUDA_CHECK(cudaEventCreate(&stop_));
+  }
+  ~Stopwatch() {
+    cudaEventDestroy(start_);
+    cudaEventDestroy(stop_);
+  }
+
+  // Milliseconds of one `work`, after one to warm up.
+  template <class Work>
+  double Time(cudaStream_t stream, const Work& work) {
+    work();
+    ZERO_CUDA_CHECK(cudaEventRecord(start_, stream));
+    for (int i = 0; i < kTimedRuns; ++i) work();
+    ZERO_CUDA_CHECK(cudaEventRecord(stop_, stream));
+    ZERO_CUDA_CHECK(cudaEventSynchronize(stop_));
+    float millis = 0;
+    ZERO_CUDA_CHECK(cudaEventElapsedTime(&millis, start_, stop_));
+    return millis / kTimedRuns;
+  }
+
+ private:
+  cudaEvent_t start_ = nullptr, stop_ = nullptr;
+};
+
+}  // namespace
+
+struct MatmulPlans::Impl {
+  Ops& ops;
+  CudaOptions options;
+  cublasLtHandle_t handle = nullptr;
+  bool accumulates_into_f32 = false;
+  int64_t num_runs = 0;
+  std::map<Key, Plan> plans;
+
+  Plan& PlanOf(const Product& p);
+  void Find(Plan& plan, const Product& p);
+  cublasStatus_t Multiply(Plan& plan, const Product& p, Matrix c,
+                          Workspace workspace, cudaStream_t stream);
+  void Time(Plan& plan, const Product& p, Workspace workspace,
+            cudaStream_t stream);
+  void PickFastest(Plan& plan, const Product& p, Matrix c, Workspace workspace,
+                   cudaStream_t stream);
+  bool AddsApart(const Product& p) const;
+  void RunAndAdd(Stream& stream, const Product& p, Workspace workspace);
+  void Run(Stream& stream, const Product& p, Workspace workspace);
+  bool Probe();
+};
+
+Plan& MatmulPlans::Impl::PlanOf(const Product& p) {
+  const auto [at, is_new] = plans.try_emplace(KeyOf(p));
+  if (is_new) Find(at->second, p);
+  return at->second;
+}
+
+void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
+  if (!TakesGeluInput(p)) return;
+  SetOperation(plan, p, options.allow_tf32);
+  cublasLtMatmulPreferenceOpaque_t preference;
+  ZERO_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference), p);
+  const uint64_t bytes = LibraryBytes(p);
+  const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  Set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, p);
+  Set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes, p);
+  SetAlignments(preference, plan, p);
+  std::vector<cublasLtMatmulHeuristicResult_t> results(
+      options.time_algorithms ? kCandidates : 1);
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, &plan.desc, &plan.a, &plan.b, &plan.addend, &plan.c, &preference,
+      static_cast<int>(results.size()), results.data(), &found);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
+  ZERO_CUBLAS_CHECK(status, p);
+  results.resize(static_cast<size_t>(found));
+  std::erase_if(results,
+                [](const auto& r) { return r.state != CUBLAS_STATUS_SUCCESS; });
+  if (results.empty()) return;
+  plan.found = true;
+  plan.algo = results[0].algo;
+  plan.workspace_bytes = results[0].workspaceSize;
+  if (options.time_algorithms) plan.candidates = std::move(results);
+}
+
+// c: p.c, or where an accumulated product is timed.
+cublasStatus_t MatmulPlans::Impl::Multiply(Plan& plan, const Product& p,
+                                           Matrix c, Workspace workspace,
+                                           cudaStream_t stream) {
+  SetPointers(plan, VectorOf(p), p.gelu_input.data, p);
+  const Workspace library = LibraryPart(workspace);
+  ZERO_CHECK_LE(plan.workspace_bytes, library.bytes);
+  const float alpha = 1, beta = p.addend.data != nullptr ? 1 : 0;
+  const void* addend = p.addend.data;
+  if (addend == nullptr || addend == p.c.data) addend = c.data;
+  return cublasLtMatmul(handle, &plan.desc, &alpha, p.b.data, &plan.a, p.a.data,
+                        &plan.b, &beta, addend, &plan.addend, c.data, &plan.c,
+                        &plan.algo, library.data, plan.workspace_bytes, stream);
+}
+
+void MatmulPlans::Impl::PickFastest(Plan& plan, const Product& p, Matrix c,
+                                    Workspace workspace, cudaStream_t stream) {
+  Stopwatch stopwatch;
+  const auto candidates = std::move(plan.candidates);
+  size_t best = 0;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    plan.algo = candidates[i].algo;
+    plan.workspace_bytes = candidates[i].workspaceSize;
+    // What the heuristic offers and the product then refuses is left out.
+    if (Multiply(plan, p, c, workspace, stream) != CUBLAS_STATUS_SUCCESS) {
+      continue;
+    }
+    const double millis = stopwatch.Time(stream, [&] {
+      ZERO_CUBLAS_CHECK(Multiply(plan, p, c, workspace, stream), p);
+    });
+    if (plan.timed && millis >= plan.millis) continue;
+    plan.timed = true;
+    plan.millis = millis;
+    best = i;
+  }
+  plan.algo = candidates[best].algo;
+  plan.workspace_bytes = candidates[best].workspaceSize;
+}
+
+// An accumulated product is timed on memory of its own: runs would add up.
+// Where there is none the heuristic's first stays.
+void MatmulPlans::Impl::Time(Plan& plan, const Product& p, Workspace workspace,
+                             cudaStream_t stream) {
+  if (plan.candidates.empty()) return;
+  Matrix c = p.c;
+  void* memory = nullptr;
+  if (p.addend.data == p.c.data) {
+    const size_t bytes = static_cast<size_t>(c.rows) *
+                         static_cast<size_t>(c.ld) * DTypeBytes(c.dtype);
+    if (cudaMalloc(&memory, bytes) != cudaSuccess) {
+      cudaGetLastError();  // clears it
+      plan.candidates.clear();
+      return;
+    }
+    c.data = memory;
+  }
+  PickFastest(plan, p, c, workspace, stream);
+  if (memory != nullptr) ZERO_CUDA_CHECK(cudaFree(memory));
+}
+
+bool MatmulPlans::Impl::AddsApart(const Product& p) const {
+  return !accumulates_into_f32 && p.addend.data != nullptr &&
+         p.c.dtype == DType::kF32 && p.a.dtype != DType::kF32;
+}
+
+void MatmulPlans::Impl::RunAndAdd(Stream& stream, const Product& p,
+                                  Workspace workspace) {
+  Product apart = p;
+  apart.addend = {};
+  apart.c.data = workspace.data;
+  const size_t bytes = RoundUp(static_cast<size_t>(p.c.rows) *
+                                   static_cast<size_t>(p.c.ld) * sizeof(float),
+                               kAddedAlignment);
+  Run(stream, apart,
+      {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes});
+  // Padding between rows is neither written nor added.
+  const bool whole = p.c.ld == p.c.cols && p.addend.ld == p.c.cols;
+  const int64_t rows = whole ? 1 : p.c.rows;
+  const int64_t size = whole ? p.c.rows * p.c.cols : p.c.cols;
+  for (int64_t i = 0; i < rows; ++i) {
+    const Vector y{ElementAt(p.c, i * p.c.ld), DType::kF32, size};
+    const ConstVector product{ElementAt(apart.c, i * p.c.ld), DType::kF32,
+                              size};
+    const ConstVector old{
+        static_cast<const float*>(p.addend.data) + i * p.addend.ld, DType::kF32,
+        size};
+    ops.Add(stream, {old, product, y});
+  }
+}
+
+void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
+                            Workspace workspace) {
+  if (p.c.rows == 0 || p.c.cols == 0) return;
+  ZERO_CHECK_GT(DepthOf(p), 0);
+  if (AddsApart(p)) {
+    RunAndAdd(stream, p, workspace);
+    return;
+  }
+  const cudaStream_t handle_of_stream = HandleOf(stream);
+  Plan& plan = PlanOf(p);
+  if (!plan.found) {
+    ThrowDeviceError("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
+                     absl::StrCat("no algorithm for ", Describe(p)));
+  }
+  Time(plan, p, workspace, handle_of_stream);
+  ZERO_CUBLAS_CHECK(Multiply(plan, p, p.c, workspace, handle_of_stream), p);
+  ++num_runs;
+}
+
+// One product of 64 x 64 of zeros on a stream of its own.
+bool MatmulPlans::Impl::Probe() {
+  constexpr int64_t kSize = 64;
+  constexpr size_t kOperandBytes = kSize * kSize * 4;
+  const size_t library_bytes = size_t{1} << 20;
+  cudaStream_t stream = nullptr;
+  void* memory = nullptr;
+  ZERO_CUDA_CHECK(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));
+  ZERO_CUDA_CHECK(cudaMalloc(&memory, 2 * kOperandBytes + library_bytes));
+  ZERO_CUDA_CHECK(cudaMemsetAsync(memory, 0, 2 * kOperandBytes, stream));
+  Product p;
+  p.a = {memory, DType::kBF16, kSize, kSize, kSize};
+  p.b = p.a;
+  p.c = {static_cast<char*>(memory) + kOperandBytes, DType::kF32, kSize, kSize,
+         kSize};
+  p.addend = p.c;
+  Plan plan;
+  Find(plan, p);
+  const bool works =
+      plan.found &&
+      Multiply(plan, p, p.c,
+               {static_cast<char*>(memory) + 2 * kOperandBytes, library_bytes},
+               stream) == CUBLAS_STATUS_SUCCESS;
+  ZERO_CUDA_CHECK(cudaStreamSynchronize(stream));
+  ZERO_CUDA_CHECK(cudaFree(memory));
+  ZERO_CUDA_CHECK(cudaStreamDestroy(stream));
+  return works;
+}
+
+MatmulPlans::MatmulPlans(Ops& ops, const CudaOptions& options)
+    : impl_(new Impl{.ops = ops, .options = options}) {
+  const cublasStatus_t status = cublasLtCreate(&impl_->handle);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    ThrowDeviceError("cublasLtCreate", __FILE__, __LINE__,
+                     cublasLtGetStatusName(status));
+  }
+  impl_->accumulates_into_f32 = impl_->Probe();
+}
+
+MatmulPlans::~MatmulPlans() { cublasLtDestroy(impl_->handle); }
+
+size_t MatmulPlans::WorkspaceBytes(const Product& p) const {
+  if (p.c.rows == 0 || p.c.cols == 0) return 0;
+  size_t bytes = LibraryBytes(p) + kLibraryAlignment;
+  if (impl_->AddsApart(p)) {
+    bytes += RoundUp(static_cast<size_t>(p.c.rows) *
+                         static_cast<size_t>(p.c.ld) * sizeof(float),
+                     kAddedAlignment);
+  }
+  return bytes;
+}
+
+bool MatmulPlans::Supports(const Product& p) {
+  return !impl_->AddsApart(p) && impl_->PlanOf(p).found;
+}
+
+void MatmulPlans::Run(Stream& stream, const Product& p, Workspace workspace) {
+  impl_->Run(stream, p, workspace);
+}
+
+bool MatmulPlans::RowSumsPay(Stream& stream, const Product& p,
+                             Workspace workspace,
+                             const std::function<void()>& separately) {
+  if (!impl_->options.time_algorithms || !Supports(p)) return false;
+  Plan& with = impl_->PlanOf(p);
+  if (with.row_sums_pay < 0) {
+    Product plain = p;
+    plain.a_sums = {};
+    Plan& without = impl_->PlanOf(plain);
+    impl_->Time(with, p, workspace, HandleOf(stream));
+    impl_->Time(without, plain, workspace, HandleOf(stream));
+    const bool timed = with.timed && without.timed;
+    with.row_sums_pay =
+        timed &&
+        with.millis <
+            without.millis + Stopwatch().Time(HandleOf(stream), separately);
+  }
+  return with.row_sums_pay == 1;
+}
+
+bool MatmulPlans::AccumulatesIntoF32() const {
+  return impl_->accumulates_into_f32;
+}
+
+int64_t MatmulPlans::num_plans() const {
+  return static_cast<int64_t>(impl_->plans.size());
+}
+int64_t MatmulPlans::num_runs() const { return impl_->num_runs; }
+
+}  // namespace zero::cuda
