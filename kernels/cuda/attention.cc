@@ -1,11 +1,36 @@
-#include "kernels/check.h"
-#include "kernels/cuda/cuda_ops.h"
+#include <algorithm>
 
+#include "kernels/cuda/attention_tiles.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cudnn_attention.h"
+#include "kernels/cuda/device.h"
+
+// cuDNN where it takes the call, else our own kernel. The workspace is enough
+// for either: which of them runs may depend on the operands' alignment.
 namespace zero::cuda {
 
-size_t CudaOps::AttentionForwardWorkspaceBytes( const AttentionForwardArgs&) const { return 0; }
-void CudaOps::AttentionForward(Stream&, const AttentionForwardArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
-size_t CudaOps::AttentionBackwardWorkspaceBytes( const AttentionBackwardArgs&) const { return 0; }
-void CudaOps::AttentionBackward(Stream&, const AttentionBackwardArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
+size_t CudaOps::AttentionForwardWorkspaceBytes(
+    const AttentionForwardArgs& args) const {
+  return attention_->WorkspaceBytes(args).value_or(0);
+}
+
+void CudaOps::AttentionForward(Stream& stream, const AttentionForwardArgs& args,
+                               Workspace workspace) {
+  if (attention_->Forward(HandleOf(stream), args, workspace)) return;
+  TiledAttentionForward(HandleOf(stream), args);
+}
+
+size_t CudaOps::AttentionBackwardWorkspaceBytes(
+    const AttentionBackwardArgs& args) const {
+  return std::max(attention_->WorkspaceBytes(args).value_or(0),
+                  TiledAttentionBackwardBytes(args.shape));
+}
+
+void CudaOps::AttentionBackward(Stream& stream,
+                                const AttentionBackwardArgs& args,
+                                Workspace workspace) {
+  if (attention_->Backward(HandleOf(stream), args, workspace)) return;
+  TiledAttentionBackward(HandleOf(stream), args, workspace);
+}
 
 }  // namespace zero::cuda

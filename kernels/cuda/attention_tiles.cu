@@ -1,1 +1,612 @@
-namespace zero::cuda {}
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/cuda/attention_tiles.h"
+#include "kernels/cuda/elements.cuh"
+
+namespace zero::cuda {
+namespace {
+
+// A block of 16 x 16 threads computes a square tile of scores, kPer x kPer of
+// them a thread: rows ty * kPer + i, columns tx + 16 * j. The 16 threads of a
+// row are one half of a warp, so that a row's softmax is four shuffles and its
+// scores pass through shared memory behind a __syncwarp.
+//
+// What bounds it: 8 float4 reads of shared memory for 64 FMAs, so about half
+// of the fp32 peak; device memory is read once for every tile of queries and
+// of keys and does not matter.
+constexpr int kThreads = 256;
+constexpr int kSide = 16;
+constexpr int kBlocks = 2;  // on an SM: at most 128 registers
+
+// Tiles of heads up to kWidth wide: kRows rows, kLd floats apart, which puts
+// the float4s of 8 neighboring rows in different banks.
+template <int kRows_, int kWidth_>
+struct Tile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kWidth = kWidth_;
+  static constexpr int kLd = kWidth + 4;
+  static constexpr int kFloats = kRows * kLd;
+  static constexpr int kPer = kRows / kSide;
+  static constexpr int kFours = kWidth / (4 * kSide);  // of a thread and row
+  static constexpr int kScoreLd = kRows + 4;
+  static constexpr int kScoreFloats = kRows * kScoreLd;
+};
+
+// All fit 99 KiB of shared memory, two blocks on an SM of Hopper.
+template <int kWidth>
+using ForwardTile = Tile<(kWidth <= 128 ? 64 : 32), kWidth>;
+template <int kWidth>
+using BackwardTile = Tile<(kWidth <= 64    ? 64
+                           : kWidth <= 128 ? 32
+                                           : 16),
+                          kWidth>;
+
+__device__ inline int ThreadRow() { return threadIdx.x / kSide; }
+__device__ inline int ThreadColumn() { return threadIdx.x % kSide; }
+
+// Row t of one head.
+template <class T>
+__device__ inline const T* HeadRow(const HeadsRef& x, int64_t b, int64_t t,
+                                   int64_t h, int64_t dim) {
+  return static_cast<const T*>(x.data) + b * x.batch_stride +
+         t * x.token_stride + h * dim;
+}
+template <class T>
+__device__ inline T* HeadRow(const MutableHeadsRef& x, int64_t b, int64_t t,
+                             int64_t h, int64_t dim) {
+  return static_cast<T*>(x.data) + b * x.batch_stride + t * x.token_stride +
+         h * dim;
+}
+
+// tile = from * factor in fp32, with zeros beyond `rows` and, up to the next
+// multiple of 4, beyond `dim`.
+template <class L, class T>
+__device__ inline void LoadTile(const T* from, int64_t stride, int rows,
+                                int dim, bool chunked, float factor,
+                                float* tile) {
+  constexpr int kSize = Chunk<T>::kSize;
+  constexpr int kChunks = L::kWidth / kSize;
+  for (int i = threadIdx.x; i < L::kRows * kChunks; i += kThreads) {
+    const int row = i / kChunks;
+    const int column = i % kChunks * kSize;
+    if (column >= dim) continue;
+    const T* const at = from + row * stride + column;
+    Chunk<T> chunk;
+    if (chunked && row < rows) {
+      chunk = LoadChunk(at);
+    } else {
+#pragma unroll
+      for (int e = 0; e < kSize; ++e) {
+        chunk.x[e] =
+            row < rows && column + e < dim ? at[e] : FromFloat<T>(0.0f);
+      }
+    }
+    float* const to = tile + row * L::kLd + column;
+#pragma unroll
+    for (int e = 0; e < kSize; e += 4) {
+      *reinterpret_cast<float4*>(to + e) = make_float4(
+          ToFloat(chunk.x[e]) * factor, ToFloat(chunk.x[e + 1]) * factor,
+          ToFloat(chunk.x[e + 2]) * factor, ToFloat(chunk.x[e + 3]) * factor);
+    }
+  }
+}
+
+__device__ inline float4 Four(const float* p) {
+  return *reinterpret_cast<const float4*>(p);
+}
+
+// s = the products of this thread's rows of a with its columns' rows of b.
+template <class L>
+__device__ inline void Scores(const float* a, const float* b, int dim,
+                              float (&s)[L::kPer][L::kPer]) {
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+#pragma unroll
+    for (int j = 0; j < L::kPer; ++j) s[i][j] = 0;
+  }
+  a += ThreadRow() * L::kPer * L::kLd;
+  b += ThreadColumn() * L::kLd;
+#pragma unroll 4 / L::kPer
+  for (int d = 0; d < dim; d += 4) {
+    float4 x[L::kPer], y[L::kPer];
+#pragma unroll
+    for (int i = 0; i < L::kPer; ++i) {
+      x[i] = Four(a + i * L::kLd + d);
+      y[i] = Four(b + i * kSide * L::kLd + d);
+    }
+#pragma unroll
+    for (int i = 0; i < L::kPer; ++i) {
+#pragma unroll
+      for (int j = 0; j < L::kPer; ++j) {
+        s[i][j] = fmaf(x[i].x, y[j].x, s[i][j]);
+        s[i][j] = fmaf(x[i].y, y[j].y, s[i][j]);
+        s[i][j] = fmaf(x[i].z, y[j].z, s[i][j]);
+        s[i][j] = fmaf(x[i].w, y[j].w, s[i][j]);
+      }
+    }
+  }
+}
+
+template <class L>
+__device__ inline void PutScores(const float (&s)[L::kPer][L::kPer],
+                                 float* scores) {
+  scores += ThreadRow() * L::kPer * L::kScoreLd + ThreadColumn();
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+#pragma unroll
+    for (int j = 0; j < L::kPer; ++j) {
+      scores[i * L::kScoreLd + j * kSide] = s[i][j];
+    }
+  }
+}
+
+// What a thread keeps of a product of scores with a tile: its rows, columns
+// tx * 4 + 64 * f and the three beside each.
+template <class L>
+using Sums = float4[L::kPer][L::kFours];
+
+template <class L>
+__device__ inline void Clear(Sums<L>& sums) {
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+#pragma unroll
+    for (int f = 0; f < L::kFours; ++f) sums[i][f] = make_float4(0, 0, 0, 0);
+  }
+}
+
+__device__ inline void AddTimes(float factor, float4 x, float4& sum) {
+  sum.x = fmaf(factor, x.x, sum.x);
+  sum.y = fmaf(factor, x.y, sum.y);
+  sum.z = fmaf(factor, x.z, sum.z);
+  sum.w = fmaf(factor, x.w, sum.w);
+}
+
+// sums += scores[:, :depth] tile[:depth, :dim]; depth is rounded up to 4.
+template <class L>
+__device__ inline void AddProduct(const float* scores, const float* tile,
+                                  int depth, int dim, Sums<L>& sums) {
+  scores += ThreadRow() * L::kPer * L::kScoreLd;
+  const int column = ThreadColumn() * 4;
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 4) {
+    float4 x[L::kPer];
+#pragma unroll
+    for (int i = 0; i < L::kPer; ++i) x[i] = Four(scores + i * L::kScoreLd + k);
+#pragma unroll
+    for (int f = 0; f < L::kFours; ++f) {
+      const int at = column + f * 4 * kSide;
+      if (at >= dim) break;
+      const float* const row = tile + k * L::kLd + at;
+      const float4 y0 = Four(row), y1 = Four(row + L::kLd);
+      const float4 y2 = Four(row + 2 * L::kLd), y3 = Four(row + 3 * L::kLd);
+#pragma unroll
+      for (int i = 0; i < L::kPer; ++i) {
+        AddTimes(x[i].x, y0, sums[i][f]);
+        AddTimes(x[i].y, y1, sums[i][f]);
+        AddTimes(x[i].z, y2, sums[i][f]);
+        AddTimes(x[i].w, y3, sums[i][f]);
+      }
+    }
+  }
+}
+
+template <class T>
+struct alignas(4 * sizeof(T)) FourOf {
+  T x[4];
+};
+
+// Row i of this thread's sums, times factor, to a row of a head.
+template <class L, class T>
+__device__ inline void StoreRow(const float4 (&sums)[L::kFours], float factor,
+                                int dim, bool chunked, T* row) {
+#pragma unroll
+  for (int f = 0; f < L::kFours; ++f) {
+    const int column = ThreadColumn() * 4 + f * 4 * kSide;
+    const float4 sum = sums[f];
+    const FourOf<T> four = {
+        {FromFloat<T>(sum.x * factor), FromFloat<T>(sum.y * factor),
+         FromFloat<T>(sum.z * factor), FromFloat<T>(sum.w * factor)}};
+    if (chunked) {
+      if (column < dim) *reinterpret_cast<FourOf<T>*>(row + column) = four;
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (column + e < dim) row[column + e] = four.x[e];
+      }
+    }
+  }
+}
+
+// Over the 16 threads of a row of scores, in each of them.
+__device__ inline float RowMax(float value) {
+#pragma unroll
+  for (int offset = kSide / 2; offset > 0; offset /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, offset));
+  }
+  return value;
+}
+__device__ inline float RowSum(float value) {
+#pragma unroll
+  for (int offset = kSide / 2; offset > 0; offset /= 2) {
+    value += __shfl_xor_sync(kWholeWarp, value, offset);
+  }
+  return value;
+}
+
+// ---- Forward --------------------------------------------------------------
+
+// A row's online softmax: the largest score so far, and this thread's part of
+// the sum of e^(score - max).
+struct Softmax {
+  float max = -INFINITY;
+  float sum = 0;
+};
+
+// Turns one row of scores into e^(score - max), hidden ones into 0. Returns the
+// factor of all that was summed before.
+template <int kPer>
+__device__ inline float SoftmaxStep(float (&s)[kPer], int64_t first_key,
+                                    int64_t position, Softmax& row) {
+  float largest = row.max;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    if (first_key + j * kSide > position) s[j] = -INFINITY;
+    largest = fmaxf(largest, s[j]);
+  }
+  largest = RowMax(largest);
+  const float factor = expf(row.max - largest);
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kPer; ++j) {
+    s[j] = expf(s[j] - largest);
+    sum += s[j];
+  }
+  row.max = largest;
+  row.sum = fmaf(row.sum, factor, sum);
+  return factor;
+}
+
+template <class L>
+__device__ inline void ScaleRow(float factor, float4 (&sums)[L::kFours]) {
+#pragma unroll
+  for (int f = 0; f < L::kFours; ++f) {
+    sums[f].x *= factor;
+    sums[f].y *= factor;
+    sums[f].z *= factor;
+    sums[f].w *= factor;
+  }
+}
+
+// One block for each tile of queries of each head; the last tiles see the most
+// keys and go first. Keys and then values pass through one tile.
+template <class T, class L>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    ForwardKernel(AttentionForwardArgs args, bool chunked) {
+  DYNAMIC_SHARED(float, shared);
+  float* const queries = shared;
+  float* const keys = queries + L::kFloats;
+  float* const scores = keys + L::kFloats;
+  const AttentionShape& shape = args.shape;
+  const int dim = static_cast<int>(shape.head_dim);
+  const unsigned heads = static_cast<unsigned>(shape.batch * shape.num_heads);
+  const int64_t b = blockIdx.x % heads / shape.num_heads;
+  const int64_t h = blockIdx.x % heads % shape.num_heads;
+  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
+  const int64_t q =
+      ((gridDim.x - 1 - blockIdx.x) / heads) * static_cast<int64_t>(L::kRows);
+  const int rows = static_cast<int>(
+      q + L::kRows <= shape.q_len ? L::kRows : shape.q_len - q);
+  // The position of this thread's first query.
+  const int first_row = ThreadRow() * L::kPer;
+  const int64_t position = shape.kv_len - shape.q_len + q + first_row;
+  const int64_t num_keys = shape.kv_len - shape.q_len + q + rows;
+
+  Softmax softmax[L::kPer];
+  Sums<L> sums;
+  Clear<L>(sums);
+  LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows, dim,
+              chunked, shape.scale, queries);
+  for (int64_t key = 0; key < num_keys; key += L::kRows) {
+    const int n = static_cast<int>(key + L::kRows <= num_keys ? L::kRows
+                                                              : num_keys - key);
+    __syncthreads();  // the values before are read
+    LoadTile<L>(HeadRow<T>(args.k, b, key, kv_head, dim), args.k.token_stride,
+                n, dim, chunked, 1.0f, keys);
+    __syncthreads();
+    float s[L::kPer][L::kPer];
+    Scores<L>(queries, keys, dim, s);
+#pragma unroll
+    for (int i = 0; i < L::kPer; ++i) {
+      const float factor =
+          SoftmaxStep(s[i], key + ThreadColumn(), position + i, softmax[i]);
+      ScaleRow<L>(factor, sums[i]);
+    }
+    PutScores<L>(s, scores);
+    __syncthreads();  // the keys are read
+    LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride,
+                n, dim, chunked, 1.0f, keys);
+    __syncthreads();
+    AddProduct<L>(scores, keys, n, dim, sums);
+  }
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+    const float sum = RowSum(softmax[i].sum);
+    if (first_row + i >= rows) continue;
+    const int64_t t = q + first_row + i;
+    StoreRow<L>(sums[i], 1.0f / sum, dim, chunked,
+                HeadRow<T>(args.out, b, t, h, dim));
+    if (args.lse != nullptr && ThreadColumn() == 0) {
+      args.lse[(b * shape.num_heads + h) * shape.q_len + t] =
+          softmax[i].max + logf(sum);
+    }
+  }
+}
+
+// ---- Backward -------------------------------------------------------------
+
+// delta[b, h, t] = dout . out: one warp a row. Reads both once, which is little
+// beside the tiles.
+template <class T>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    DeltaKernel(AttentionBackwardArgs args, float* delta) {
+  const AttentionShape& shape = args.shape;
+  const int64_t num_rows = shape.batch * shape.num_heads * shape.q_len;
+  const int64_t row = blockIdx.x * static_cast<int64_t>(kThreads / kWarpSize) +
+                      threadIdx.x / kWarpSize;
+  float sum = 0;
+  if (row < num_rows) {
+    const int64_t t = row % shape.q_len;
+    const int64_t h = row / shape.q_len % shape.num_heads;
+    const int64_t b = row / shape.q_len / shape.num_heads;
+    const int dim = static_cast<int>(shape.head_dim);
+    const T* const dout = HeadRow<T>(args.dout, b, t, h, dim);
+    const T* const out = HeadRow<T>(args.out, b, t, h, dim);
+    for (int d = threadIdx.x % kWarpSize; d < dim; d += kWarpSize) {
+      sum = fmaf(ToFloat(dout[d]), ToFloat(out[d]), sum);
+    }
+  }
+  sum = WarpSum(sum);
+  if (row < num_rows && threadIdx.x % kWarpSize == 0) delta[row] = sum;
+}
+
+// dk and dv of one tile of keys: one block for each tile of each kv head, which
+// goes through the heads of the group and, for each, through the queries that
+// see the keys, in order. Scores lie transposed here: keys down.
+template <class T, class L>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    KeyValueKernel(AttentionBackwardArgs args, const float* delta,
+                   bool chunked) {
+  DYNAMIC_SHARED(float, shared);
+  float* const keys = shared;
+  float* const values = keys + L::kFloats;
+  float* const queries = values + L::kFloats;
+  float* const douts = queries + L::kFloats;
+  float* const scores = douts + L::kFloats;
+  float* const tile_lse = scores + L::kScoreFloats;
+  float* const tile_delta = tile_lse + L::kRows;
+  const AttentionShape& shape = args.shape;
+  const int dim = static_cast<int>(shape.head_dim);
+  const int64_t length = shape.q_len;
+  const unsigned heads =
+      static_cast<unsigned>(shape.batch * shape.num_kv_heads);
+  const int64_t b = blockIdx.x % heads / shape.num_kv_heads;
+  const int64_t kv_head = blockIdx.x % heads % shape.num_kv_heads;
+  const int64_t group = shape.num_heads / shape.num_kv_heads;
+  const int64_t key = blockIdx.x / heads * static_cast<int64_t>(L::kRows);
+  const int n =
+      static_cast<int>(key + L::kRows <= length ? L::kRows : length - key);
+  const int first_row = ThreadRow() * L::kPer;
+
+  Sums<L> dk, dv;
+  Clear<L>(dk);
+  Clear<L>(dv);
+  LoadTile<L>(HeadRow<T>(args.k, b, key, kv_head, dim), args.k.token_stride, n,
+              dim, chunked, 1.0f, keys);
+  LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride, n,
+              dim, chunked, 1.0f, values);
+  for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
+    for (int64_t q = key; q < length; q += L::kRows) {
+      const int rows =
+          static_cast<int>(q + L::kRows <= length ? L::kRows : length - q);
+      __syncthreads();  // the tile before is read
+      LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows,
+                  dim, chunked, shape.scale, queries);
+      LoadTile<L>(HeadRow<T>(args.dout, b, q, h, dim), args.dout.token_stride,
+                  rows, dim, chunked, 1.0f, douts);
+      if (threadIdx.x < L::kRows) {
+        const int i = static_cast<int>(threadIdx.x);
+        const int64_t at = (b * shape.num_heads + h) * length + q + i;
+        // Queries beyond the last get p = e^(0 - inf) = 0.
+        tile_lse[i] = i < rows ? args.lse[at] : INFINITY;
+        tile_delta[i] = i < rows ? delta[at] : 0.0f;
+      }
+      __syncthreads();
+      float p[L::kPer][L::kPer], ds[L::kPer][L::kPer];
+      Scores<L>(keys, queries, dim, p);
+      Scores<L>(values, douts, dim, ds);
+#pragma unroll
+      for (int i = 0; i < L::kPer; ++i) {
+#pragma unroll
+        for (int j = 0; j < L::kPer; ++j) {
+          const int column = ThreadColumn() + j * kSide;
+          const bool visible = key + first_row + i <= q + column;
+          p[i][j] = visible ? expf(p[i][j] - tile_lse[column]) : 0.0f;
+          ds[i][j] = p[i][j] * (ds[i][j] - tile_delta[column]);
+        }
+      }
+      PutScores<L>(p, scores);
+      __syncwarp();
+      AddProduct<L>(scores, douts, rows, dim, dv);
+      __syncwarp();
+      PutScores<L>(ds, scores);
+      __syncwarp();
+      AddProduct<L>(scores, queries, rows, dim, dk);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+    if (first_row + i >= n) continue;
+    const int64_t t = key + first_row + i;
+    StoreRow<L>(dk[i], 1.0f, dim, chunked,
+                HeadRow<T>(args.dk, b, t, kv_head, dim));
+    StoreRow<L>(dv[i], 1.0f, dim, chunked,
+                HeadRow<T>(args.dv, b, t, kv_head, dim));
+  }
+}
+
+// dq of one tile of queries: one block for each tile of each head, which goes
+// through the keys in order.
+template <class T, class L>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    QueryKernel(AttentionBackwardArgs args, const float* delta, bool chunked) {
+  DYNAMIC_SHARED(float, shared);
+  float* const keys = shared;
+  float* const values = keys + L::kFloats;
+  float* const queries = values + L::kFloats;
+  float* const douts = queries + L::kFloats;
+  float* const scores = douts + L::kFloats;
+  const AttentionShape& shape = args.shape;
+  const int dim = static_cast<int>(shape.head_dim);
+  const unsigned heads = static_cast<unsigned>(shape.batch * shape.num_heads);
+  const int64_t b = blockIdx.x % heads / shape.num_heads;
+  const int64_t h = blockIdx.x % heads % shape.num_heads;
+  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
+  const int64_t q =
+      ((gridDim.x - 1 - blockIdx.x) / heads) * static_cast<int64_t>(L::kRows);
+  const int rows = static_cast<int>(
+      q + L::kRows <= shape.q_len ? L::kRows : shape.q_len - q);
+  const int first_row = ThreadRow() * L::kPer;
+  float row_lse[L::kPer], row_delta[L::kPer];
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+    const bool inside = first_row + i < rows;
+    const int64_t at =
+        (b * shape.num_heads + h) * shape.q_len + q + first_row + i;
+    row_lse[i] = inside ? args.lse[at] : INFINITY;
+    row_delta[i] = inside ? delta[at] : 0.0f;
+  }
+
+  Sums<L> dq;
+  Clear<L>(dq);
+  LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows, dim,
+              chunked, shape.scale, queries);
+  LoadTile<L>(HeadRow<T>(args.dout, b, q, h, dim), args.dout.token_stride, rows,
+              dim, chunked, 1.0f, douts);
+  for (int64_t key = 0; key < q + rows; key += L::kRows) {
+    const int n = static_cast<int>(key + L::kRows <= q + rows ? L::kRows
+                                                              : q + rows - key);
+    __syncthreads();  // the tile before is read
+    LoadTile<L>(HeadRow<T>(args.k, b, key, kv_head, dim), args.k.token_stride,
+                n, dim, chunked, 1.0f, keys);
+    LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride,
+                n, dim, chunked, 1.0f, values);
+    __syncthreads();
+    float p[L::kPer][L::kPer], ds[L::kPer][L::kPer];
+    Scores<L>(queries, keys, dim, p);
+    Scores<L>(douts, values, dim, ds);
+#pragma unroll
+    for (int i = 0; i < L::kPer; ++i) {
+#pragma unroll
+      for (int j = 0; j < L::kPer; ++j) {
+        const bool visible =
+            key + ThreadColumn() + j * kSide <= q + first_row + i;
+        const float e = visible ? expf(p[i][j] - row_lse[i]) : 0.0f;
+        ds[i][j] = e * (ds[i][j] - row_delta[i]);
+      }
+    }
+    PutScores<L>(ds, scores);
+    __syncwarp();
+    AddProduct<L>(scores, keys, n, dim, dq);
+  }
+#pragma unroll
+  for (int i = 0; i < L::kPer; ++i) {
+    if (first_row + i >= rows) continue;
+    StoreRow<L>(dq[i], shape.scale, dim, chunked,
+                HeadRow<T>(args.dq, b, q + first_row + i, h, dim));
+  }
+}
+
+// ---- Launches -------------------------------------------------------------
+
+// Calls fn(std::integral_constant<int, W>) with the narrowest width of tiles
+// that holds the heads.
+template <class Fn>
+void WithWidth(int64_t head_dim, const Fn& fn) {
+  ZERO_CHECK_LE(head_dim, kMaxTiledHeadDim) << "heads are too wide";
+  if (head_dim <= 64) {
+    fn(std::integral_constant<int, 64>());
+  } else if (head_dim <= 128) {
+    fn(std::integral_constant<int, 128>());
+  } else {
+    fn(std::integral_constant<int, 256>());
+  }
+}
+
+// Whether every row of the heads can be read and written in 16-byte chunks.
+template <class Ref>
+bool IsChunked(const AttentionShape& shape, const Ref& x) {
+  const int64_t size = 16 / static_cast<int64_t>(DTypeBytes(shape.dtype));
+  return IsChunkAligned(x.data) && x.batch_stride % size == 0 &&
+         x.token_stride % size == 0 && shape.head_dim % size == 0;
+}
+
+template <class L>
+unsigned NumBlocks(int64_t length, int64_t heads) {
+  return static_cast<unsigned>((length + L::kRows - 1) / L::kRows * heads);
+}
+
+}  // namespace
+
+void TiledAttentionForward(cudaStream_t stream,
+                           const AttentionForwardArgs& args) {
+  const AttentionShape& shape = args.shape;
+  const bool chunked = IsChunked(shape, args.q) && IsChunked(shape, args.k) &&
+                       IsChunked(shape, args.v) && IsChunked(shape, args.out);
+  ZERO_CUDA_WITH_FLOAT_TYPE(
+      shape.dtype, T, WithWidth(shape.head_dim, [&](auto width) {
+        using L = ForwardTile<decltype(width)::value>;
+        Launch(ForwardKernel<T, L>,
+               NumBlocks<L>(shape.q_len, shape.batch * shape.num_heads),
+               kThreads, (2 * L::kFloats + L::kScoreFloats) * sizeof(float),
+               stream, args, chunked);
+      }));
+}
+
+size_t TiledAttentionBackwardBytes(const AttentionShape& shape) {
+  return static_cast<size_t>(shape.batch * shape.num_heads * shape.q_len) *
+         sizeof(float);
+}
+
+void TiledAttentionBackward(cudaStream_t stream,
+                            const AttentionBackwardArgs& args,
+                            Workspace workspace) {
+  const AttentionShape& shape = args.shape;
+  const bool chunked = IsChunked(shape, args.q) && IsChunked(shape, args.k) &&
+                       IsChunked(shape, args.v) &&
+                       IsChunked(shape, args.dout) &&
+                       IsChunked(shape, args.dq) && IsChunked(shape, args.dk) &&
+                       IsChunked(shape, args.dv);
+  ZERO_CHECK_GE(workspace.bytes, TiledAttentionBackwardBytes(shape));
+  float* const delta = static_cast<float*>(workspace.data);
+  const int64_t heads = shape.batch * shape.num_heads;
+  constexpr int kRowsOfBlock = kThreads / kWarpSize;
+  const auto delta_blocks = static_cast<unsigned>(
+      (heads * shape.q_len + kRowsOfBlock - 1) / kRowsOfBlock);
+  ZERO_CUDA_WITH_FLOAT_TYPE(shape.dtype, T, {
+    Launch(DeltaKernel<T>, delta_blocks, kThreads, 0, stream, args, delta);
+    WithWidth(shape.head_dim, [&](auto width) {
+      using L = BackwardTile<decltype(width)::value>;
+      constexpr size_t kShared =
+          (4 * L::kFloats + L::kScoreFloats) * sizeof(float);
+      Launch(KeyValueKernel<T, L>,
+             NumBlocks<L>(shape.kv_len, shape.batch * shape.num_kv_heads),
+             kThreads, kShared + 2 * L::kRows * sizeof(float), stream, args,
+             delta, chunked);
+      Launch(QueryKernel<T, L>, NumBlocks<L>(shape.q_len, heads), kThreads,
+             kShared, stream, args, delta, chunked);
+    });
+  });
+}
+
+}  // namespace zero::cuda
