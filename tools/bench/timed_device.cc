@@ -1,5 +1,8 @@
 #include "tools/bench/timed_device.h"
 
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "kernels/ops.h"
@@ -18,9 +21,20 @@ std::string ProductName(const char* op, int64_t m, int64_t n, int64_t k,
 
 class TimedDevice::TimedOps final : public Ops {
  public:
-  explicit TimedOps(Ops& inner) : inner_(inner) {}
+  TimedOps(Device& device, Timing timing)
+      : device_(device), inner_(device.ops()), timing_(timing) {}
 
-  OpTimes times;
+  void set_timing(Timing timing) { timing_ = timing; }
+
+  OpTimes& times() {
+    for (Pending& op : pending_) {
+      Add(op.name, op.flops, 1e-3 * op.end->MillisSince(*op.start));
+      spare_.push_back(std::move(op.start));
+      spare_.push_back(std::move(op.end));
+    }
+    pending_.clear();
+    return times_;
+  }
 
   size_t LinearWorkspaceBytes(const LinearArgs& a) const override {
     return inner_.LinearWorkspaceBytes(a);
@@ -92,7 +106,8 @@ class TimedDevice::TimedOps final : public Ops {
   }
   void LayerNormBackward(Stream& s, const NormBackwardArgs& a,
                          Workspace w) override {
-    Time(s, "layernorm_backward", 0, [&] { inner_.LayerNormBackward(s, a, w); });
+    Time(s, "layernorm_backward", 0,
+         [&] { inner_.LayerNormBackward(s, a, w); });
   }
   void RmsNormForward(Stream& s, const NormForwardArgs& a) override {
     Time(s, "rmsnorm", 0, [&] { inner_.RmsNormForward(s, a); });
@@ -113,7 +128,8 @@ class TimedDevice::TimedOps final : public Ops {
   }
   void EmbeddingBackward(Stream& s, const EmbeddingBackwardArgs& a,
                          Workspace w) override {
-    Time(s, "embedding_backward", 0, [&] { inner_.EmbeddingBackward(s, a, w); });
+    Time(s, "embedding_backward", 0,
+         [&] { inner_.EmbeddingBackward(s, a, w); });
   }
   void GeluForward(Stream& s, const GeluForwardArgs& a) override {
     Time(s, "gelu", 0, [&] { inner_.GeluForward(s, a); });
@@ -154,7 +170,7 @@ class TimedDevice::TimedOps final : public Ops {
   // Not timed: communication threads call it, and this is not for them.
   void SumRanks(Stream& s, const SumRanksArgs& a) override {
     inner_.SumRanks(s, a);
-    if (s.device().asynchronous()) s.Synchronize();
+    if (timing_ == Timing::kWait && s.device().asynchronous()) s.Synchronize();
   }
   void AdamW(Stream& s, const AdamWArgs& a) override {
     Time(s, "adamw", 0, [&] { inner_.AdamW(s, a); });
@@ -176,27 +192,60 @@ class TimedDevice::TimedOps final : public Ops {
            shape.head_dim;
   }
 
+  // An op that runs, or whose end nobody has waited for yet.
+  struct Pending {
+    std::string name;
+    double flops;
+    std::unique_ptr<Event> start, end;
+  };
+
   template <class Fn>
   void Time(Stream& s, const std::string& name, double flops, const Fn& fn) {
-    const double seconds = SecondsOf([&] {
+    if (timing_ == Timing::kOff) return fn();
+    if (timing_ == Timing::kEvents) {
+      Pending op{name, flops, MakeEvent(), MakeEvent()};
+      s.Record(*op.start);
       fn();
-      if (s.device().asynchronous()) s.Synchronize();
-    });
-    OpTime& time = times[name];
+      s.Record(*op.end);
+      pending_.push_back(std::move(op));
+      return;
+    }
+    Add(name, flops, SecondsOf([&] {
+          fn();
+          if (s.device().asynchronous()) s.Synchronize();
+        }));
+  }
+
+  void Add(const std::string& name, double flops, double seconds) {
+    OpTime& time = times_[name];
     ++time.calls;
     time.seconds += seconds;
     time.flops += flops;
   }
 
+  std::unique_ptr<Event> MakeEvent() {
+    if (spare_.empty()) return device_.MakeEvent();
+    std::unique_ptr<Event> event = std::move(spare_.back());
+    spare_.pop_back();
+    return event;
+  }
+
+  Device& device_;
   Ops& inner_;
+  Timing timing_;
+  OpTimes times_;
+  std::vector<Pending> pending_;
+  std::vector<std::unique_ptr<Event>> spare_;
 };
 
-TimedDevice::TimedDevice(Device& inner)
-    : inner_(inner), ops_(std::make_unique<TimedOps>(inner.ops())) {}
+TimedDevice::TimedDevice(Device& inner, Timing timing)
+    : inner_(inner), ops_(std::make_unique<TimedOps>(inner, timing)) {}
 
 TimedDevice::~TimedDevice() = default;
 
-OpTimes& TimedDevice::times() { return ops_->times; }
+void TimedDevice::set_timing(Timing timing) { ops_->set_timing(timing); }
+
+OpTimes& TimedDevice::times() { return ops_->times(); }
 
 Ops& TimedDevice::ops() { return *ops_; }
 

@@ -1,5 +1,6 @@
 // A device that runs another one's kernels and times each call: the profile of
-// a real step, in that very step. Two clock reads per call, some 100 ns.
+// a real step, in that very step. Two clock reads per call, some 100 ns; on a
+// GPU two events per call, read when the times are asked for.
 #ifndef ZERO_TOOLS_BENCH_TIMED_DEVICE_H_
 #define ZERO_TOOLS_BENCH_TIMED_DEVICE_H_
 
@@ -21,18 +22,33 @@ struct OpTime {
 // By op, and for matrix products by shape: "linear 1024x768x3072 gelu".
 using OpTimes = std::map<std::string, OpTime>;
 
-// Of a device whose work is asynchronous it waits for every op: the sum of the
-// times is then more than a step takes.
+// How a call is timed.
+enum class Timing {
+  // By the clock; where the work is asynchronous, with a wait for every op:
+  // results can be read when a call returns, and the sum of the times is more
+  // than a step takes.
+  kWait,
+  // By events of the op's own stream. REQUIRES: whoever asks for the times
+  // has waited for the work.
+  kEvents,
+  kOff,  // straight through
+};
+
 // REQUIRES: `inner` outlives the device.
 class TimedDevice final : public Device {
  public:
-  explicit TimedDevice(Device& inner);
+  explicit TimedDevice(Device& inner, Timing timing = Timing::kWait);
   ~TimedDevice() override;
 
+  void set_timing(Timing timing);
   OpTimes& times();
 
   DeviceKind kind() const override { return inner_.kind(); }
   DeviceInfo info() const override { return inner_.info(); }
+  DeviceMemory memory() const override { return inner_.memory(); }
+  bool asynchronous() const override { return inner_.asynchronous(); }
+  void PushRange(const char* name) override { inner_.PushRange(name); }
+  void PopRange() override { inner_.PopRange(); }
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
     return inner_.Allocate(bytes, kind);
   }
