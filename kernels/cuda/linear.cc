@@ -1,13 +1,186 @@
-#include "kernels/check.h"
+#include <algorithm>
+
+#include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/runs.h"
 
 namespace zero::cuda {
+namespace {
 
-size_t CudaOps::LinearWorkspaceBytes(const LinearArgs&) const { return 0; }
-void CudaOps::Linear(Stream&, const LinearArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
-size_t CudaOps::LinearBackwardInputWorkspaceBytes( const LinearBackwardInputArgs&) const { return 0; }
-void CudaOps::LinearBackwardInput(Stream&, const LinearBackwardInputArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
-size_t CudaOps::LinearBackwardWeightWorkspaceBytes( const LinearBackwardWeightArgs&) const { return 0; }
-void CudaOps::LinearBackwardWeight(Stream&, const LinearBackwardWeightArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
+// cuBLASLt's GELU is the tanh form, approximated to what 16 bits can show.
+bool HasFusedForm(Gelu act, DType dtype) {
+  return act == Gelu::kTanh && dtype != DType::kF32;
+}
+
+Product PlainForward(const LinearArgs& args) {
+  Product p;
+  p.a = args.x;
+  p.b = args.w;
+  p.b_transposed = true;
+  p.bias = args.bias;
+  p.c = args.y;
+  if (args.act == Gelu::kNone) {
+    p.addend = args.residual;
+  } else if (args.pre_act.data != nullptr) {
+    p.c = args.pre_act;
+  }
+  return p;
+}
+
+Product FusedForward(const LinearArgs& args) {
+  Product p = PlainForward(args);
+  p.c = args.y;
+  p.epilogue = Epilogue::kGelu;
+  p.gelu_input = args.pre_act;
+  return p;
+}
+
+Product PlainInput(const LinearBackwardInputArgs& args) {
+  Product p;
+  p.a = args.dy;
+  p.b = args.w;
+  p.c = args.dx;
+  if (args.accumulate) p.addend = args.dx;
+  return p;
+}
+
+Product FusedInput(const LinearBackwardInputArgs& args) {
+  Product p = PlainInput(args);
+  p.epilogue = Epilogue::kGeluGradient;
+  const ConstMatrix& x = args.pre_act;
+  p.gelu_input = {const_cast<void*>(x.data), x.dtype, x.rows, x.cols, x.ld};
+  return p;
+}
+
+Product WeightProduct(const LinearBackwardWeightArgs& args) {
+  Product p;
+  p.a = args.dy;
+  p.a_transposed = true;
+  p.b = args.x;
+  p.c = args.dw;
+  if (args.accumulate_dw) p.addend = args.dw;
+  return p;
+}
+
+// Of a bias gradient that is then added to the sink.
+size_t BiasBytes(const LinearBackwardWeightArgs& args) {
+  const size_t bytes = static_cast<size_t>(args.dy.cols) * sizeof(float);
+  return (bytes + 63) / 64 * 64;
+}
+
+Workspace After(const Workspace& workspace, size_t bytes) {
+  return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes};
+}
+
+// Runs the product with the bias gradient in its epilogue and returns true, or
+// does nothing. The epilogue overwrites; what is to be accumulated goes to the
+// start of the workspace first, and in 16 bits would be rounded twice.
+bool SumWithProduct(Ops& ops, MatmulPlans& plans, Stream& stream,
+                    const LinearBackwardWeightArgs& args, Workspace workspace) {
+  const bool accumulate = args.accumulate_dbias;
+  if (args.dbias.data == nullptr || args.dbias.dtype != args.dw.dtype ||
+      (accumulate && args.dbias.dtype != DType::kF32)) {
+    return false;
+  }
+  const Workspace rest = After(workspace, BiasBytes(args));
+  Product p = WeightProduct(args);
+  p.a_sums = args.dbias;
+  if (accumulate) p.a_sums.data = workspace.data;
+  const auto separately = [&] {
+    ColumnSums(HandleOf(stream), args.dy, p.a_sums, false, rest.data);
+  };
+  if (!plans.RowSumsPay(stream, p, rest, separately)) return false;
+  plans.Run(stream, p, rest);
+  if (accumulate) ops.Add(stream, {args.dbias, p.a_sums, args.dbias});
+  return true;
+}
+
+void Zero(Ops& ops, Stream& stream, const Matrix& x) {
+  const Runs runs = RunsOf({x});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    ops.Fill(stream, {RunOf(x, runs, i), 0});
+  }
+}
+
+}  // namespace
+
+size_t CudaOps::LinearWorkspaceBytes(const LinearArgs& args) const {
+  return matmul_->WorkspaceBytes(PlainForward(args));
+}
+
+void CudaOps::Linear(Stream& stream, const LinearArgs& args,
+                     Workspace workspace) {
+  if (args.y.rows == 0 || args.y.cols == 0) return;
+  const bool may_fuse =
+      HasFusedForm(args.act, args.y.dtype) && args.residual.data == nullptr;
+  if (may_fuse && matmul_->Supports(FusedForward(args))) {
+    matmul_->Run(stream, FusedForward(args), workspace);
+    return;
+  }
+  const Product p = PlainForward(args);
+  matmul_->Run(stream, p, workspace);
+  if (args.act == Gelu::kNone) return;
+  const bool with_residual = args.residual.data != nullptr;
+  const Runs runs = RunsOf({p.c, args.y, with_residual ? args.residual : p.c});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    const Vector y = RunOf(args.y, runs, i);
+    GeluForward(stream, {args.act, RunOf(p.c, runs, i), y});
+    if (with_residual) Add(stream, {y, RunOf(args.residual, runs, i), y});
+  }
+}
+
+size_t CudaOps::LinearBackwardInputWorkspaceBytes(
+    const LinearBackwardInputArgs& args) const {
+  return matmul_->WorkspaceBytes(PlainInput(args));
+}
+
+void CudaOps::LinearBackwardInput(Stream& stream,
+                                  const LinearBackwardInputArgs& args,
+                                  Workspace workspace) {
+  if (args.dx.rows == 0 || args.dx.cols == 0) return;
+  if (HasFusedForm(args.act, args.dx.dtype) &&
+      matmul_->Supports(FusedInput(args))) {
+    matmul_->Run(stream, FusedInput(args), workspace);
+    return;
+  }
+  matmul_->Run(stream, PlainInput(args), workspace);
+  if (args.act == Gelu::kNone) return;
+  const Runs runs = RunsOf({args.dx, args.pre_act});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    const Vector dx = RunOf(args.dx, runs, i);
+    GeluBackward(stream, {args.act, RunOf(args.pre_act, runs, i), dx, dx});
+  }
+}
+
+size_t CudaOps::LinearBackwardWeightWorkspaceBytes(
+    const LinearBackwardWeightArgs& args) const {
+  const size_t product = args.dw.data == nullptr || args.dy.rows == 0
+                             ? 0
+                             : matmul_->WorkspaceBytes(WeightProduct(args));
+  if (args.dbias.data == nullptr) return product;
+  return BiasBytes(args) + std::max(product, ColumnSumsWorkspaceBytes(
+                                                 args.dy.rows, args.dy.cols));
+}
+
+void CudaOps::LinearBackwardWeight(Stream& stream,
+                                   const LinearBackwardWeightArgs& args,
+                                   Workspace workspace) {
+  Workspace rest = workspace;
+  if (args.dbias.data != nullptr) rest = After(workspace, BiasBytes(args));
+  if (args.dw.data != nullptr) {
+    if (args.dy.rows == 0) {
+      if (!args.accumulate_dw) Zero(*this, stream, args.dw);
+    } else {
+      if (SumWithProduct(*this, *matmul_, stream, args, workspace)) return;
+      matmul_->Run(stream, WeightProduct(args), rest);
+    }
+  }
+  if (args.dbias.data != nullptr) {
+    ColumnSums(HandleOf(stream), args.dy, args.dbias, args.accumulate_dbias,
+               rest.data);
+  }
+}
 
 }  // namespace zero::cuda

@@ -12,6 +12,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/runs.h"
 
 namespace zero::cuda {
 namespace {
@@ -248,11 +249,6 @@ Workspace LibraryPart(const Workspace& workspace) {
           workspace.bytes - skipped};
 }
 
-void* ElementAt(const Matrix& x, int64_t index) {
-  return static_cast<char*>(x.data) +
-         index * static_cast<int64_t>(DTypeBytes(x.dtype));
-}
-
 // A timed pair of events.
 class Stopwatch {
  public:
@@ -415,18 +411,10 @@ void MatmulPlans::Impl::RunAndAdd(Stream& stream, const Product& p,
                                kAddedAlignment);
   Run(stream, apart,
       {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes});
-  // Padding between rows is neither written nor added.
-  const bool whole = p.c.ld == p.c.cols && p.addend.ld == p.c.cols;
-  const int64_t rows = whole ? 1 : p.c.rows;
-  const int64_t size = whole ? p.c.rows * p.c.cols : p.c.cols;
-  for (int64_t i = 0; i < rows; ++i) {
-    const Vector y{ElementAt(p.c, i * p.c.ld), DType::kF32, size};
-    const ConstVector product{ElementAt(apart.c, i * p.c.ld), DType::kF32,
-                              size};
-    const ConstVector old{
-        static_cast<const float*>(p.addend.data) + i * p.addend.ld, DType::kF32,
-        size};
-    ops.Add(stream, {old, product, y});
+  const Runs runs = RunsOf({apart.c, p.addend, p.c});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    ops.Add(stream, {RunOf(p.addend, runs, i), RunOf(apart.c, runs, i),
+                     RunOf(p.c, runs, i)});
   }
 }
 
@@ -480,7 +468,7 @@ bool MatmulPlans::Impl::Probe() {
 }
 
 MatmulPlans::MatmulPlans(Ops& ops, const CudaOptions& options)
-    : impl_(new Impl{.ops = ops, .options = options}) {
+    : impl_(new Impl{.ops = ops, .options = options, .plans = {}}) {
   const cublasStatus_t status = cublasLtCreate(&impl_->handle);
   if (status != CUBLAS_STATUS_SUCCESS) {
     ThrowDeviceError("cublasLtCreate", __FILE__, __LINE__,

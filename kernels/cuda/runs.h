@@ -1,0 +1,46 @@
+// Matrices for kernels of flat spans: one run where no operand has padding
+// between its rows, else one per row.
+#ifndef ZERO_KERNELS_CUDA_RUNS_H_
+#define ZERO_KERNELS_CUDA_RUNS_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+
+#include "kernels/ops.h"
+
+namespace zero::cuda {
+
+struct Runs {
+  int64_t count = 0;
+  int64_t rows = 0;  // of each
+};
+
+// REQUIRES: all of one shape.
+inline Runs RunsOf(std::initializer_list<ConstMatrix> operands) {
+  const int64_t rows = operands.begin()->rows;
+  const bool packed =
+      std::all_of(operands.begin(), operands.end(),
+                  [](const ConstMatrix& x) { return x.ld == x.cols; });
+  return packed ? Runs{1, rows} : Runs{rows, 1};
+}
+
+inline void* RowOf(const Matrix& x, int64_t row) {
+  return static_cast<char*>(x.data) +
+         row * x.ld * static_cast<int64_t>(DTypeBytes(x.dtype));
+}
+inline const void* RowOf(const ConstMatrix& x, int64_t row) {
+  return static_cast<const char*>(x.data) +
+         row * x.ld * static_cast<int64_t>(DTypeBytes(x.dtype));
+}
+
+inline Vector RunOf(const Matrix& x, const Runs& runs, int64_t i) {
+  return {RowOf(x, i * runs.rows), x.dtype, runs.rows * x.cols};
+}
+inline ConstVector RunOf(const ConstMatrix& x, const Runs& runs, int64_t i) {
+  return {RowOf(x, i * runs.rows), x.dtype, runs.rows * x.cols};
+}
+
+}  // namespace zero::cuda
+
+#endif  // ZERO_KERNELS_CUDA_RUNS_H_
