@@ -1,6 +1,6 @@
 #include "engine/comm/exchange.h"
 
-#include <cstring>
+#include <vector>
 
 #include "kernels/ops.h"
 
@@ -15,7 +15,7 @@ const char* Sent(const Collective& collective, size_t segment, int64_t index) {
          index * static_cast<int64_t>(DTypeBytes(collective.dtype));
 }
 
-void AllGather(int rank, Collectives all) {
+void AllGather(Stream& stream, int rank, Collectives all) {
   const Collective& own = *all[rank];
   const int world = static_cast<int>(all.size());
   for (size_t i = 0; i < own.segments.size(); ++i) {
@@ -26,7 +26,7 @@ void AllGather(int rank, Collectives all) {
       const int from = (rank + step) % world;
       const char* const src = Sent(*all[from], i, 0);
       char* const dst = static_cast<char*>(own.segments[i].recv) + from * bytes;
-      if (dst != src) std::memcpy(dst, src, bytes);
+      if (dst != src) CopyOn(stream, dst, src, bytes);
     }
   }
 }
@@ -62,17 +62,17 @@ void Reduce(Stream& stream, int rank, Collectives all) {
   }
 }
 
-void Broadcast(int rank, Collectives all) {
+void Broadcast(Stream& stream, int rank, Collectives all) {
   const Collective& own = *all[rank];
   for (size_t i = 0; i < own.segments.size(); ++i) {
     const char* const src = Sent(*all[own.root], i, 0);
     if (own.segments[i].elems == 0 || src == own.segments[i].recv) continue;
-    std::memcpy(own.segments[i].recv, src,
-                own.segments[i].elems * DTypeBytes(own.dtype));
+    CopyOn(stream, own.segments[i].recv, src,
+           own.segments[i].elems * DTypeBytes(own.dtype));
   }
 }
 
-void AllToAll(int rank, Collectives all) {
+void AllToAll(Stream& stream, int rank, Collectives all) {
   const Collective& own = *all[rank];
   const int world = static_cast<int>(all.size());
   for (size_t i = 0; i < own.segments.size(); ++i) {
@@ -81,8 +81,8 @@ void AllToAll(int rank, Collectives all) {
     if (bytes == 0) continue;
     for (int step = 0; step < world; ++step) {
       const int from = (rank + step) % world;
-      std::memcpy(static_cast<char*>(own.segments[i].recv) + from * bytes,
-                  Sent(*all[from], i, rank * piece), bytes);
+      CopyOn(stream, static_cast<char*>(own.segments[i].recv) + from * bytes,
+             Sent(*all[from], i, rank * piece), bytes);
     }
   }
 }
@@ -138,16 +138,16 @@ void SumIntegers(Collectives all, void* out) {
   Fold<T>(all, out, [](T a, T b) { return a + b; });
 }
 
-void Sum(Stream& stream, Collectives all, void* out) {
+void SumFloats(Stream& stream, Collectives all, void* out) {
   const DType dtype = all[0]->dtype;
-  if (IsFloat(dtype)) {
-    std::vector<const void*> src;
-    for (const Collective* one : all) src.push_back(Sent(*one, 0, 0));
-    const int64_t elems = all[0]->segments[0].elems;
-    return stream.device().ops().SumRanks(stream,
-                                          {src, dtype, {out, dtype, elems}});
-  }
-  switch (DTypeBytes(dtype)) {
+  std::vector<const void*> src;
+  for (const Collective* one : all) src.push_back(Sent(*one, 0, 0));
+  const int64_t elems = all[0]->segments[0].elems;
+  stream.device().ops().SumRanks(stream, {src, dtype, {out, dtype, elems}});
+}
+
+void SumIntegers(Collectives all, void* out) {
+  switch (DTypeBytes(all[0]->dtype)) {
     case 1:
       return SumIntegers<uint8_t>(all, out);
     case 2:
@@ -159,46 +159,77 @@ void Sum(Stream& stream, Collectives all, void* out) {
   }
 }
 
-std::vector<char> AllReduce(Stream& stream, int rank, Collectives all) {
-  const Collective& own = *all[rank];
-  std::vector<char> result(own.segments[0].elems * DTypeBytes(own.dtype));
-  if (own.op == ReduceOp::kSum) {
-    Sum(stream, all, result.data());
-  } else {
-    Max(all, result.data());
+void FoldOnHost(Collectives all, void* out) {
+  all[0]->op == ReduceOp::kMax ? Max(all, out) : SumIntegers(all, out);
+}
+
+// The few numbers of a device, by way of the host.
+void FoldFromDevice(Stream& stream, Collectives all, void* out) {
+  const size_t bytes = ResultBytes(*all[0]);
+  std::vector<char> numbers((all.size() + 1) * bytes);
+  std::vector<Collective> on_host;
+  std::vector<const Collective*> pointers;
+  on_host.reserve(all.size());
+  for (const Collective* one : all) {
+    char* const copy = numbers.data() + on_host.size() * bytes;
+    stream.device().Copy(stream, copy, Sent(*one, 0, 0), bytes);
+    on_host.push_back({.kind = one->kind, .dtype = one->dtype, .op = one->op});
+    on_host.back().segments = {{copy, nullptr, one->segments[0].elems}};
+    pointers.push_back(&on_host.back());
   }
-  return result;
+  stream.Synchronize();
+  char* const folded = numbers.data() + all.size() * bytes;
+  FoldOnHost(pointers, folded);
+  stream.device().Copy(stream, out, folded, bytes);
+  stream.Synchronize();
+}
+
+void AllReduce(Stream& stream, Collectives all, void* result) {
+  if (all[0]->op == ReduceOp::kSum && IsFloat(all[0]->dtype)) {
+    SumFloats(stream, all, result);
+  } else if (stream.device().asynchronous()) {
+    FoldFromDevice(stream, all, result);
+  } else {
+    FoldOnHost(all, result);
+  }
 }
 
 }  // namespace
 
-std::vector<char> Exchange(Stream& stream, int rank, Collectives all,
-                           const MeetFn& meet) {
+int64_t ResultBytes(const Collective& collective) {
+  if (collective.kind != CollectiveKind::kAllReduce) return 0;
+  return collective.segments[0].elems *
+         static_cast<int64_t>(DTypeBytes(collective.dtype));
+}
+
+void Exchange(Stream& stream, int rank, Collectives all, const MeetFn& meet,
+              void* result) {
   const bool ring =
       all[rank]->algorithm == BulkAlgorithm::kRing && all.size() > 1;
   switch (all[rank]->kind) {
     case CollectiveKind::kAllGather:
-      ring ? RingAllGather(rank, all, meet) : AllGather(rank, all);
+      ring ? RingAllGather(stream, rank, all, meet)
+           : AllGather(stream, rank, all);
       break;
     case CollectiveKind::kReduceScatter:
       ring ? RingReduceScatter(stream, rank, all, meet)
            : ReduceScatter(stream, rank, all);
       break;
     case CollectiveKind::kAllReduce:
-      return AllReduce(stream, rank, all);
+      AllReduce(stream, all, result);
+      break;
     case CollectiveKind::kReduce:
       Reduce(stream, rank, all);
       break;
     case CollectiveKind::kBroadcast:
-      Broadcast(rank, all);
+      Broadcast(stream, rank, all);
       break;
     case CollectiveKind::kAllToAll:
-      AllToAll(rank, all);
+      AllToAll(stream, rank, all);
       break;
     case CollectiveKind::kBarrier:
       break;
   }
-  return {};
 }
 
 }  // namespace zero

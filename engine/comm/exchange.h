@@ -1,8 +1,9 @@
-// The data movement of a collective over shared memory.
+// The data movement of a collective over memory that all ranks reach: that of
+// the host, or of GPUs.
 #ifndef ZERO_ENGINE_COMM_EXCHANGE_H_
 #define ZERO_ENGINE_COMM_EXCHANGE_H_
 
-#include <vector>
+#include <cstdint>
 
 #include "absl/types/span.h"
 #include "engine/comm/communicator.h"
@@ -10,17 +11,21 @@
 
 namespace zero {
 
+// Bytes of memory of the rank's device, of its own, that its share of
+// `collective` needs for a result: of an all-reduce, else 0.
+int64_t ResultBytes(const Collective& collective);
+
 // Does the share of `rank` in the collectives `all`, one per rank and fitting
-// together: reads every rank's memory and writes its own. What it writes no
-// other rank reads in the same collective, so the ranks may do their shares at
-// once; nobody may change its memory before all have done theirs.
+// together: reads every rank's memory and writes its own, on `stream`. What it
+// writes no other rank reads in the same collective, so the ranks may do their
+// shares at once; nobody may change its memory before all have done theirs.
 // The exception is all-reduce, whose ranks read what they are to overwrite:
-// its result is returned, and is to be copied to recv after that.
+// its result goes to `result`, and is to be copied to recv after that.
 // A ring takes several steps and calls `meet` between two of them, nothing else
-// waits.
-std::vector<char> Exchange(Stream& stream, int rank,
-                           absl::Span<const Collective* const> all,
-                           const MeetFn& meet);
+// waits; on an asynchronous device neither do the shares, but for an all-reduce
+// that kernels have no sum for (a maximum, integers), which the host does.
+void Exchange(Stream& stream, int rank, absl::Span<const Collective* const> all,
+              const MeetFn& meet, void* result);
 
 }  // namespace zero
 

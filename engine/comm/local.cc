@@ -2,14 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <exception>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "engine/base/status.h"
 #include "engine/comm/exchange.h"
 #include "engine/comm/signature.h"
 #include "kernels/check.h"
@@ -22,12 +24,29 @@ constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 
 }  // namespace
 
+// Where the stream of one rank is in a collective: events for the streams of
+// the others. Recorded again only in the next collective, which opens when all
+// of them have been told to wait.
+struct LocalGroup::Marks {
+  Marks(Device& device, int world) : met(std::max(world - 2, 0)) {
+    arrived = device.MakeEvent();
+    done = device.MakeEvent();
+    for (std::unique_ptr<Event>& event : met) event = device.MakeEvent();
+  }
+  std::unique_ptr<Event> arrived;           // what it sends is there
+  std::unique_ptr<Event> done;              // it has read the others' memory
+  std::vector<std::unique_ptr<Event>> met;  // in the middle of its share
+};
+
 // One collective as one rank issued it.
 struct LocalGroup::Call {
   Collective collective;
   std::string signature;
   int64_t number;  // of its channel, from 1
   Stream* stream;
+  // Null where the work of a stream is done when the call is: the CPU's.
+  std::shared_ptr<Marks> marks;
+  void* result;  // memory of the device, of ResultBytes
 
   std::string Text() const {
     return absl::StrCat("#", number, ", ", signature);
@@ -60,6 +79,7 @@ struct LocalGroup::Channel {
   int num_meeting = 0;
   int64_t num_meetings = 0;
   int64_t num_opened = 0;
+  bool broken = false;  // by a device: the group has failed
   std::condition_variable changed;
 
   std::string Text(const Call& call) const {
@@ -86,6 +106,15 @@ struct LocalGroup::Channel {
     return zero::RankNames(ranks);
   }
   int size() const { return static_cast<int>(members.size()); }
+  // Those of the other ranks, on asynchronous devices.
+  std::vector<std::shared_ptr<Marks>> MarksBeside(int place) const {
+    std::vector<std::shared_ptr<Marks>> marks;
+    for (int other = 0; other < size(); ++other) {
+      if (other == place || ends[other].begun->marks == nullptr) continue;
+      marks.push_back(ends[other].begun->marks);
+    }
+    return marks;
+  }
   // -1: no member.
   int PlaceOf(int rank) const {
     const auto it = std::find(members.begin(), members.end(), rank);
@@ -104,10 +133,12 @@ class LocalCommunicator final : public Communicator {
   ~LocalCommunicator() override { group_->Leave(*channel_, rank()); }
 
   void Run(Stream& stream, Collective collective) override {
-    ZERO_CHECK(stream.device().kind() == DeviceKind::kCpu)
-        << "local: a stream of the " << DeviceKindName(stream.device().kind())
-        << " device, want the CPU's: these ranks share host memory";
-    auto call = group_->Issue(*channel_, rank(), stream, std::move(collective));
+    if (stream.device().asynchronous()) {
+      const absl::Status ready = Prepare(stream.device(), collective);
+      if (!ready.ok()) return Abort(ready);
+    }
+    auto call = group_->Issue(*channel_, rank(), stream, std::move(collective),
+                              marks_, result_.data());
     // The group outlives this end while its work is still queued.
     stream.Enqueue(
         [group = group_, channel = channel_, rank = rank(),
@@ -120,8 +151,21 @@ class LocalCommunicator final : public Communicator {
   absl::Status status() const override { return group_->status(); }
 
  private:
+  // What a collective on an asynchronous device needs besides.
+  absl::Status Prepare(Device& device, const Collective& collective) {
+    if (marks_ == nullptr) {
+      marks_ = std::make_shared<LocalGroup::Marks>(device, world());
+    }
+    const size_t bytes = ResultBytes(collective);
+    if (bytes <= result_.bytes()) return absl::OkStatus();
+    ZERO_ASSIGN_OR_RETURN(result_, device.Allocate(bytes, MemoryKind::kDevice));
+    return absl::OkStatus();
+  }
+
   const std::shared_ptr<LocalGroup> group_;
   LocalGroup::Channel* const channel_;
+  std::shared_ptr<LocalGroup::Marks> marks_;
+  Buffer result_;  // of an all-reduce
 };
 
 LocalGroup::LocalGroup(int world, LocalOptions options)
@@ -183,11 +227,14 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
 }
 
 std::shared_ptr<const LocalGroup::Call> LocalGroup::Issue(
-    Channel& channel, int place, Stream& stream, Collective collective) {
+    Channel& channel, int place, Stream& stream, Collective collective,
+    std::shared_ptr<Marks> marks, void* result) {
   auto call = std::make_shared<Call>();
   call->signature = Signature(collective);
   call->collective = std::move(collective);
   call->stream = &stream;
+  call->marks = std::move(marks);
+  call->result = result;
   Lock lock(mutex_);
   End& end = channel.ends[place];
   call->number = ++end.num_issued;
@@ -197,11 +244,52 @@ std::shared_ptr<const LocalGroup::Call> LocalGroup::Issue(
 
 void LocalGroup::Perform(Channel& channel, int place,
                          const std::shared_ptr<const Call>& call) {
+  Stream& stream = *call->stream;
+  if (call->marks != nullptr) stream.Record(*call->marks->arrived);
   if (!Open(channel, place, call)) return;
-  const std::vector<char> result = Exchange(*call->stream, place, channel.open,
-                                            [&] { Meet(channel, place); });
-  if (!Close(channel, place) || result.empty()) return;
-  std::memcpy(call->collective.segments[0].recv, result.data(), result.size());
+  const auto others = channel.MarksBeside(place);
+  const size_t bytes = ResultBytes(call->collective);
+  std::vector<char> on_host(call->marks == nullptr ? bytes : 0);
+  void* const result = call->marks == nullptr ? on_host.data() : call->result;
+  try {
+    Share(channel, place, *call, others, result);
+  } catch (const std::exception& error) {
+    const absl::Status failure = Break(channel, place, error.what());
+    Close(channel, place);
+    throw std::runtime_error(std::string(failure.message()));
+  }
+  const bool ok = Close(channel, place);
+  // Also after a failure: this rank frees what the others still read.
+  for (const auto& other : others) stream.Wait(*other->done);
+  if (!ok || bytes == 0) return;
+  CopyOn(stream, call->collective.segments[0].recv, result, bytes);
+}
+
+void LocalGroup::Share(Channel& channel, int place, const Call& call,
+                       const std::vector<std::shared_ptr<Marks>>& others,
+                       void* result) {
+  Stream& stream = *call.stream;
+  for (const auto& other : others) stream.Wait(*other->arrived);
+  size_t meeting = 0;
+  const auto meet = [&] {
+    if (call.marks != nullptr) stream.Record(*call.marks->met[meeting]);
+    Meet(channel, place);
+    for (const auto& other : others) stream.Wait(*other->met[meeting]);
+    ++meeting;
+  };
+  Exchange(stream, place, channel.open, meet, result);
+  if (call.marks != nullptr) stream.Record(*call.marks->done);
+}
+
+absl::Status LocalGroup::Break(Channel& channel, int place,
+                               const std::string& reason) {
+  Lock lock(mutex_);
+  channel.broken = true;
+  Fail(absl::InternalError(
+      absl::StrCat("local: rank ", channel.members[place], " failed in ",
+                   channel.Text(*channel.ends[place].begun), ": ", reason)));
+  channel.changed.notify_all();
+  return failure_;
 }
 
 bool LocalGroup::Open(Channel& channel, int place,
@@ -221,7 +309,9 @@ bool LocalGroup::Open(Channel& channel, int place,
   channel.open[place] = &call->collective;
   if (++channel.num_arrived == channel.size()) {
     channel.num_arrived = 0;
-    if (const absl::Status status = Mismatch(channel); !status.ok()) {
+    absl::Status status = Mismatch(channel);
+    if (channel.num_opened == 0) status.Update(Unreachable(channel));
+    if (!status.ok()) {
       Fail(status);
       return false;
     }
@@ -255,7 +345,7 @@ void LocalGroup::Meet(Channel& channel, int place) {
   }
   channel.ends[place].meeting = true;
   const auto met = [&, before = channel.num_meetings] {
-    return channel.num_meetings > before;
+    return channel.num_meetings > before || channel.broken;
   };
   if (!WaitUntil(lock, channel, met)) {
     FailMissing(channel, *channel.ends[place].begun);
@@ -340,6 +430,21 @@ absl::Status LocalGroup::Mismatch(const Channel& channel) const {
                      " at #", first.number, " of channel \"", channel.name,
                      "\": rank ", rank, " is in ", other.signature, ", rank ",
                      first_rank, " in ", first.signature));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalGroup::Unreachable(const Channel& channel) const {
+  for (int place = 0; place < channel.size(); ++place) {
+    for (int other = 0; other < channel.size(); ++other) {
+      const Device& own = channel.ends[place].begun->stream->device();
+      if (own.Reaches(channel.ends[other].begun->stream->device())) continue;
+      return absl::FailedPreconditionError(absl::StrCat(
+          "local: the device of rank ", channel.members[place],
+          " can not read the memory of rank ", channel.members[other],
+          "'s (no peer access); set communication.backend to \"nccl\", or use "
+          "GPUs that are connected"));
+    }
   }
   return absl::OkStatus();
 }

@@ -1,4 +1,5 @@
-// The ranks of one process as threads over shared memory.
+// The ranks of one process as threads over shared memory: that of the host, or
+// of GPUs that reach each other's (several ranks may share one).
 //
 // Ranks exchange addresses, never copies: a rank publishes its collective,
 // waits until all have arrived, reads what it needs straight from the others'
@@ -11,6 +12,12 @@
 // beside compute, or the calling thread's. All ranks' streams must make
 // progress by themselves; ranks that share one stream would wait for
 // themselves until the timeout.
+//
+// On a GPU a collective is issued where Run is called: the calling threads meet
+// there, for the moment of issuing it, and each makes its stream wait for where
+// the others' streams are (events), before it reads their memory and before it
+// goes on. No thread waits for a GPU; a sum that kernels have not is the
+// exception (exchange.h).
 #ifndef ZERO_ENGINE_COMM_LOCAL_H_
 #define ZERO_ENGINE_COMM_LOCAL_H_
 
@@ -52,8 +59,10 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   // of it than it issued.
   // Errors: of the group, by status() of any communicator.
   //   DeadlineExceeded    a rank did not arrive within the timeout
-  //   FailedPrecondition  ranks are in different collectives
+  //   FailedPrecondition  ranks are in different collectives, or on GPUs
+  //                       that can not read each other's memory
   //   Unavailable         a rank has left
+  //   Internal            a rank's device failed in a collective; it throws
   //   else                what Abort was given
   std::unique_ptr<Communicator> Connect(int rank, const std::string& channel,
                                         std::vector<int> members = {});
@@ -70,6 +79,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  private:
   friend class LocalCommunicator;
   struct Call;
+  struct Marks;
   struct End;
   struct Channel;
   using Lock = std::unique_lock<std::mutex>;
@@ -77,9 +87,11 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   LocalGroup(int world, LocalOptions options);
 
   // `place` is a rank's place among the members of a channel.
-  // Gives a collective its number.
+  // Gives a collective its number. `marks` and `result` are those of an
+  // asynchronous device.
   std::shared_ptr<const Call> Issue(Channel& channel, int place, Stream& stream,
-                                    Collective collective);
+                                    Collective collective,
+                                    std::shared_ptr<Marks> marks, void* result);
   // The work of one collective, on the stream's thread. Open waits until all
   // ranks have arrived; false: they have not, the group has failed. Meet waits
   // in the middle of a share, Close until all have done theirs; false: the
@@ -90,6 +102,11 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
             const std::shared_ptr<const Call>& call);
   void Meet(Channel& channel, int place);
   bool Close(Channel& channel, int place);
+  // The rank's share, between Open and Close, beside ranks with these marks.
+  void Share(Channel& channel, int place, const Call& call,
+             const std::vector<std::shared_ptr<Marks>>& others, void* result);
+  // Its device has failed in there: nobody shall wait for it in the middle.
+  absl::Status Break(Channel& channel, int place, const std::string& reason);
 
   void Leave(Channel& channel, int place);
   void Abort(int rank, const absl::Status& status);
@@ -101,6 +118,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void Fail(const absl::Status& status);
   void FailIfGone(const Channel& channel, int place);
   absl::Status Mismatch(const Channel& channel) const;
+  absl::Status Unreachable(const Channel& channel) const;
   void FailMissing(const Channel& channel, const Call& call);
   std::vector<int> AwaitedBy(int rank) const;
   std::vector<int> Culprits(const std::vector<int>& awaited) const;

@@ -78,6 +78,7 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
              const MakeDeviceFn& make_device,
              const std::function<absl::Status(const Rank&)>& body,
              Endings* endings) {
+  std::unique_ptr<Device> device;  // the ends have events and memory of it
   Rank rank;
   const auto connect = [&](const char* channel, std::vector<int> members) {
     std::unique_ptr<Communicator> end =
@@ -96,7 +97,6 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
   rank.across = connect("across", across);
   rank.scalar = connect("scalar", {});
   rank.missing = [&group] { return group.missing(); };
-  std::unique_ptr<Device> device;
   const absl::Status status = CatchExceptions([&]() -> absl::Status {
     ZERO_ASSIGN_OR_RETURN(device, make_device(index));
     rank.device = device.get();

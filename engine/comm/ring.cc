@@ -33,6 +33,14 @@ char* Staged(const Collective& collective, int step, int64_t index) {
 
 }  // namespace
 
+void CopyOn(Stream& stream, void* dst, const void* src, size_t bytes) {
+  if (stream.device().asynchronous()) {
+    stream.device().Copy(stream, dst, src, bytes);
+  } else {
+    std::memcpy(dst, src, bytes);
+  }
+}
+
 void RingReduceScatter(Stream& stream, int rank, Collectives all,
                        const MeetFn& meet) {
   const Collective& own = *all[rank];
@@ -68,7 +76,8 @@ void RingReduceScatter(Stream& stream, int rank, Collectives all,
   }
 }
 
-void RingAllGather(int rank, Collectives all, const MeetFn& meet) {
+void RingAllGather(Stream& stream, int rank, Collectives all,
+                   const MeetFn& meet) {
   const Collective& own = *all[rank];
   const Collective& left = LeftOf(rank, all);
   const int world = static_cast<int>(all.size());
@@ -87,7 +96,7 @@ void RingAllGather(int rank, Collectives all, const MeetFn& meet) {
                               : step == 1 ? Sent(left, i, 0)
                                           : received(left);
       char* const dst = received(own);
-      if (dst != src) std::memcpy(dst, src, bytes);
+      if (dst != src) CopyOn(stream, dst, src, bytes);
     }
   }
 }

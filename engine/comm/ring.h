@@ -4,6 +4,7 @@
 #ifndef ZERO_ENGINE_COMM_RING_H_
 #define ZERO_ENGINE_COMM_RING_H_
 
+#include <cstddef>
 #include <functional>
 
 #include "absl/types/span.h"
@@ -14,6 +15,10 @@ namespace zero {
 // Waits until all ranks of the collective have come as far.
 using MeetFn = std::function<void()>;
 
+// Copies on `stream`, within the work of a collective: at once on the CPU,
+// whose streams are in that work.
+void CopyOn(Stream& stream, void* dst, const void* src, size_t bytes);
+
 // The share of `rank` in the reduce-scatter of `all`, one per rank and fitting
 // together; world > 1. The sum of rank r's piece begins at rank r + 1 and goes
 // around to r, which rounds it: in that order, in fp32 (float64 for float64),
@@ -23,8 +28,8 @@ void RingReduceScatter(Stream& stream, int rank,
                        const MeetFn& meet);
 
 // Likewise the all-gather: pieces go around in the ranks' recv.
-void RingAllGather(int rank, absl::Span<const Collective* const> all,
-                   const MeetFn& meet);
+void RingAllGather(Stream& stream, int rank,
+                   absl::Span<const Collective* const> all, const MeetFn& meet);
 
 }  // namespace zero
 

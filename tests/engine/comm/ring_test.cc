@@ -152,7 +152,7 @@ TEST(RingTest, ARankReadsItsLeftNeighbourAlone) {
             memory[k].data() + (k == 0 ? left : rank) * kN;
         pair[k].segments[0].recv = memory[k].data();
       }
-      RingAllGather(rank, all, meet);
+      RingAllGather(*stream, rank, all, meet);
       EXPECT_EQ(num_meetings, 2 * (world - 2));
     }
   }
