@@ -79,6 +79,7 @@ __device__ inline Packed<T, N> Load(const T* p, const Slice<N>& slice) {
   return packed;
 }
 
+// __stcg is where stores go anyway; it keeps nvcc from cutting them up.
 template <bool kWhole, int N, class T>
 __device__ inline void Store(T* p, const Slice<N>& slice,
                              const Packed<T, N>& packed) {
@@ -87,7 +88,7 @@ __device__ inline void Store(T* p, const Slice<N>& slice,
     using Word = typename Packed<T, N>::Word;
 #pragma unroll
     for (int w = 0; w < Packed<T, N>::kWords; ++w) {
-      reinterpret_cast<Word*>(p)[w] = packed.words[w];
+      __stcg(reinterpret_cast<Word*>(p) + w, packed.words[w]);
     }
   } else {
 #pragma unroll

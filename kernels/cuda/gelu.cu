@@ -6,7 +6,7 @@
 namespace zero::cuda {
 namespace {
 
-// Moves 2 * itemsize bytes per element; the tanh form >= 90 % of copy
+// Moves 2 * itemsize bytes per element; the tanh form >= 80 % of copy
 // bandwidth in 16 bits, the erf form, with three times the arithmetic, >= 60 %.
 template <Gelu kKind, class T>
 struct ForwardPass {

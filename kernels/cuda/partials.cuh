@@ -1,0 +1,100 @@
+// Sums in two stages whose bits do not depend on which block ends first: every
+// block leaves its part in the stream's scratch, and the block that is last
+// adds them up in order. Squares are added in the order of kernels/cpu/reduce.h
+// and so have the CPU's bits.
+#ifndef ZERO_KERNELS_CUDA_PARTIALS_CUH_
+#define ZERO_KERNELS_CUDA_PARTIALS_CUH_
+
+#include <cstdint>
+
+#include "kernels/cuda/elements.cuh"
+
+namespace zero::cuda {
+
+// Threads of the kernels that use this.
+inline constexpr int kSumThreads = 256;
+
+// True in all threads of the block that comes here last of its grid; it sees
+// what the other blocks wrote before they came. `counter` is zero between
+// kernels. All threads call it.
+__device__ inline bool IsLastBlock(unsigned* counter) {
+  SHARED_ARRAY(bool, is_last, 1);
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    is_last[0] = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
+  __syncthreads();
+  return is_last[0];
+}
+
+// start + src[0] + src[stride] + ... (n of them), in that order, in all lanes
+// of the warp that calls it. Loads go 32 at a time; past L1, since other
+// blocks wrote what is read.
+__device__ inline double OrderedSum(const double* src, int64_t n, int stride,
+                                    double start) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  double sum = start;
+  for (int64_t i = 0; i < n; i += kWarpSize) {
+    const double mine = i + lane < n ? __ldcg(src + (i + lane) * stride) : 0.0;
+    const int count = n - i < kWarpSize ? static_cast<int>(n - i) : kWarpSize;
+    for (int k = 0; k < count; ++k) {
+      sum += __shfl_sync(kWholeWarp, mine, k);
+    }
+  }
+  return sum;
+}
+
+// The order of squares: eight lanes of a block of 64 elements, 256 blocks of a
+// run, runs in order.
+inline constexpr int kSquareBlock = 64;
+inline constexpr int64_t kRunElems = 256 * kSquareBlock;
+inline constexpr int kRunBlocks = 256;
+
+inline int64_t NumRuns(int64_t elems) {
+  return (elems + kRunElems - 1) / kRunElems;
+}
+
+// A tile of a run: what kSumThreads threads read at once, eight elements each.
+inline constexpr int kTileElems = kSumThreads * 8;
+inline constexpr int kTileBlocks = kTileElems / kSquareBlock;
+
+// Shared memory in which a tile is turned from the order of loads into that of
+// sums. Eight words of padding per block of 64 keep the 32 lanes that read
+// four blocks side by side in 32 banks.
+inline constexpr int kTileWords = kTileBlocks * (kSquareBlock + 8);
+__device__ inline int TileWord(int k) { return k + k / kSquareBlock * 8; }
+
+// Adds the squares of a tile of `elems` elements, in `tile`, to the sums of
+// the run's blocks: sums[0 .. kTileBlocks). All threads call it; between
+// barriers.
+__device__ inline void SumTileSquares(const float* tile, int elems,
+                                      double* sums) {
+  const int block = static_cast<int>(threadIdx.x) / 8;
+  const int lane = static_cast<int>(threadIdx.x) % 8;
+  double sum = 0;
+#pragma unroll
+  for (int j = 0; j < kSquareBlock; j += 8) {
+    const int k = block * kSquareBlock + j + lane;
+    const double x = k < elems ? tile[TileWord(k)] : 0.0f;
+    sum = fma(x, x, sum);
+  }
+  // ((0+1)+(2+3))+((4+5)+(6+7)), in every lane.
+  for (int offset = 1; offset < 8; offset *= 2) {
+    sum += __shfl_xor_sync(kWholeWarp, sum, offset);
+  }
+  if (lane == 0) sums[block] = sum;
+}
+
+// The sum of a run from those of its blocks, in order.
+__device__ inline double SumBlocks(const double* sums) {
+  double sum = 0;
+#pragma unroll 8
+  for (int block = 0; block < kRunBlocks; ++block) sum += sums[block];
+  return sum;
+}
+
+}  // namespace zero::cuda
+
+#endif  // ZERO_KERNELS_CUDA_PARTIALS_CUH_
