@@ -1,8 +1,13 @@
 // One configuration of the step benchmark in a process of its own, so that the
-// peak resident memory is that configuration's: whole training steps, through
-// the Session and Executor of `zero train`, and between them the model's own
-// matrix products alone through plain oneDNN, the limit. Prints one JSON line.
+// peak memory is that configuration's: whole training steps, through the
+// Session and Executor of `zero train`. Prints one JSON line.
+//
+// On a CPU the ops are timed in those very steps, and between them run the
+// model's own matrix products alone through plain oneDNN, the limit. On a GPU
+// nothing may be timed in a step that is to be fast: the profile, by events,
+// is of further steps.
 #include <cstdint>
+#include <exception>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -33,6 +38,10 @@ struct Options {
   bool limit = true;
   bool cpu_time = false;
   int steps = 5;
+  int warmup = 1;
+  int profile_steps = 2;  // on a GPU
+
+  bool on_gpu() const { return run.device == "cuda"; }
 };
 
 // Seconds that the host alone needs for a step (schedule, tape, arena, calls
@@ -136,6 +145,28 @@ Json LimitJson(const StepProducts& products, const std::vector<double>& passes,
           {"products", list}};
 }
 
+// Bytes of the device: what this run took by its own count, and what the
+// device says.
+Json MemoryJson(const Device& device, const DeviceMemory& before,
+                const Session& session) {
+  const DeviceMemory now = device.memory();
+  return {{"total", now.total_bytes},
+          {"context", now.context_bytes},
+          {"used_before", before.total_bytes - before.free_bytes},
+          {"used", now.total_bytes - now.free_bytes},
+          {"ledger_peak", session.ledger().total_peak_bytes()},
+          {"predicted_peak", session.predicted().total_peak_bytes()}};
+}
+
+Json FlopsJson(const Config& config) {
+  const TokenFlops flops = MakeModelTools().flops_per_token(
+      config.model, config.data.sequence_length);
+  return {
+      {"model", flops.model},
+      {"causal", flops.causal},
+      {"recomputed", config.activation_checkpointing ? flops.recomputed : 0}};
+}
+
 absl::StatusOr<Json> RunBenchmark(const Options& options) {
   RunOptions run = options.run;
   run.sets.push_back(absl::StrCat("bf16.enabled=",
@@ -146,7 +177,8 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(run));
-  TimedDevice timed(*device);
+  const DeviceMemory memory_before = device->memory();
+  TimedDevice timed(*device, options.on_gpu() ? Timing::kOff : Timing::kWait);
   const Rank rank = MakeLoneRank(timed);
   ZERO_ASSIGN_OR_RETURN(
       const auto session,
@@ -155,13 +187,16 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   const RandomBatch batch(config);
   const int64_t tokens = batch.host.batch * batch.host.length;
 
-  // The first one warms up.
+  int64_t step = 0;
   ZERO_ASSIGN_OR_RETURN(StepOutput output,
-                        executor.Step(batch.Input(config, 1)));
+                        executor.Step(batch.Input(config, ++step)));
   const double first_loss = output.loss;
+  while (step < options.warmup) {
+    output = *executor.Step(batch.Input(config, ++step));
+  }
   const int64_t peak_rss = PeakResidentBytes();
   std::unique_ptr<StepProducts> products;
-  if (options.limit) {
+  if (options.limit && !options.on_gpu()) {
     products = std::make_unique<StepProducts>(*device, config.model, tokens,
                                               config.param_dtype());
     products->Pass();
@@ -172,12 +207,22 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   Phases phases(executor);
   for (int i = 0; i < options.steps; ++i) {
     step_s.push_back(SecondsOf(
-        [&] { output = *executor.Step(batch.Input(config, i + 2)); }));
+        [&] { output = *executor.Step(batch.Input(config, ++step)); }));
     phases.EndStep();
     if (products == nullptr) continue;
     passes.push_back(products->Pass());
     ratios.push_back(passes.back() / step_s.back());
   }
+
+  const double last_loss = output.loss;
+  if (options.on_gpu()) {
+    timed.set_timing(Timing::kEvents);
+    for (int i = 0; i < options.profile_steps; ++i) {
+      output = *executor.Step(batch.Input(config, ++step));
+    }
+  }
+  const int timed_steps =
+      options.on_gpu() ? options.profile_steps : options.steps;
 
   std::vector<double> step_ms;
   for (double seconds : step_s) step_ms.push_back(seconds * 1e3);
@@ -203,13 +248,16 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
       {"sequence_length", batch.host.length},
       {"tokens_per_second", tokens / Median(step_s)},
       {"step_ms", step_ms},
-      {"phases_ms", phases.ToJson()},
       {"host_ms", host * 1e3},
-      {"loss", {first_loss, output.loss}},
+      {"loss", {first_loss, last_loss}},
+      {"flops_per_token", FlopsJson(config)},
       {"peak_rss_bytes", peak_rss},
       {"peak_bytes", peak_bytes},
-      {"ops", OpsJson(timed.times(), options.steps)},
+      {"memory", MemoryJson(*device, memory_before, *session)},
+      {"ops", OpsJson(timed.times(), timed_steps)},
   };
+  // By the host's clock: of a GPU that would be the times of launches.
+  if (!options.on_gpu()) result["phases_ms"] = phases.ToJson();
   if (products != nullptr) {
     result["limit"] = LimitJson(*products, passes, tokens);
     result["limit"]["ratio"] = Median(ratios);
@@ -224,7 +272,10 @@ int Main(int argc, char** argv) {
   app.add_option("--dtype", options.dtype, "fp32 or bf16")
       ->capture_default_str()
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--steps", options.steps, "steps measured, after one more")
+  app.add_option("--steps", options.steps, "steps measured")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--warmup", options.warmup, "steps before them")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_flag("--recompute", options.recompute, "activation checkpointing");
@@ -233,11 +284,12 @@ int Main(int argc, char** argv) {
                "time by the thread's CPU clock; wants --threads 1");
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
-  if (options.run.device != "cpu") {
-    std::cerr << "step_bench: only the cpu is measured so far\n";
-    return 1;
+  absl::StatusOr<Json> result;
+  try {
+    result = RunBenchmark(options);
+  } catch (const std::exception& error) {  // a fault of the device
+    result = absl::InternalError(error.what());
   }
-  const absl::StatusOr<Json> result = RunBenchmark(options);
   if (!result.ok()) {
     std::cerr << "step_bench: " << result.status().message() << "\n";
     return 1;
