@@ -1,9 +1,332 @@
-#include "kernels/check.h"
+#include <algorithm>
+#include <cfloat>
+
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/runs.h"
 
 namespace zero::cuda {
+namespace {
 
-size_t CudaOps::LinearCrossEntropyWorkspaceBytes( const LinearCrossEntropyArgs&) const { return 0; }
-void CudaOps::LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
+constexpr int kThreads = 512;
+constexpr int kGroup = 8;  // elements of a thread at a time
+constexpr int kTile = kThreads * kGroup;
+
+// What a row of logits is in memory: a multiple of this many elements, so that
+// groups are whole and aligned.
+constexpr int64_t kRowElems = 64;
+
+struct RowArgs {
+  float* logits;  // [rows, ld]
+  int64_t ld;
+  int64_t words;
+  const int32_t* targets;   // [rows]
+  double* row_losses;       // [rows]
+  float* losses;            // [rows] or null
+  const float* grad_scale;  // null: 1
+};
+
+// The logits of a group; those beyond the row's end count for nothing.
+__device__ inline void LoadGroup(const RowArgs& args, const float* row,
+                                 int64_t first, float (&x)[kGroup]) {
+  const auto low = LoadChunk(row + first);
+  const auto high = LoadChunk(row + first + kGroup / 2);
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    const float value = i < kGroup / 2 ? low.x[i] : high.x[i - kGroup / 2];
+    x[i] = first + i < args.words ? value : -INFINITY;
+  }
+}
+
+// max(x) and sum of e^(x - max) of what was added. The maximum starts finite,
+// so that e^(-inf - max) is 0.
+struct OnlineSum {
+  float max = -FLT_MAX;
+  float sum = 0;
+
+  __device__ void Add(const float (&x)[kGroup]) {
+    float group_max = max;
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) group_max = fmaxf(group_max, x[i]);
+    if (group_max > max) {
+      sum *= expf(max - group_max);
+      max = group_max;
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) sum += expf(x[i] - max);
+  }
+};
+
+struct Softmax {
+  float max;
+  double sum;
+};
+
+// Over the block, in every thread. From the row's end to its beginning, which
+// is then the part that the second pass still finds in L2.
+__device__ inline Softmax ReduceRow(const RowArgs& args, const float* row) {
+  SHARED_ARRAY(float, max_scratch, kThreads / kWarpSize);
+  SHARED_ARRAY(double, sum_scratch, kThreads / kWarpSize);
+  OnlineSum online;
+  const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
+  const int64_t tiles = (args.words + kTile - 1) / kTile;
+  for (int64_t tile = tiles - 1; tile >= 0; --tile) {
+    const int64_t first = tile * kTile + begin;
+    if (first >= args.words) continue;
+    float x[kGroup];
+    LoadGroup(args, row, first, x);
+    online.Add(x);
+  }
+  Softmax softmax;
+  softmax.max = BlockMax<kThreads>(online.max, max_scratch);
+  const double scaled = static_cast<double>(online.sum) *
+                        static_cast<double>(expf(online.max - softmax.max));
+  softmax.sum = BlockSum<kThreads>(scaled, sum_scratch);
+  return softmax;
+}
+
+template <class T>
+__device__ inline void StoreGroup(T* to, const T (&x)[kGroup]) {
+#pragma unroll
+  for (int from = 0; from < kGroup; from += Chunk<T>::kSize) {
+    Chunk<T> chunk;
+#pragma unroll
+    for (int i = 0; i < Chunk<T>::kSize; ++i) chunk.x[i] = x[from + i];
+    StoreChunk(to + from, chunk);
+  }
+}
+
+// Replaces the row by (softmax - onehot(target)) * scale from its first byte
+// on. A tile of 16-bit gradients covers logits that earlier tiles, or this one
+// before its barrier, have read.
+template <class T>
+__device__ inline void WriteGradient(const RowArgs& args, float* row,
+                                     const Softmax& softmax, int64_t target) {
+  const double scale =
+      args.grad_scale == nullptr ? 1.0 : static_cast<double>(*args.grad_scale);
+  const float factor = static_cast<float>(scale / softmax.sum);
+  const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
+  for (int64_t tile = 0; tile < args.words; tile += kTile) {
+    const int64_t first = tile + begin;
+    const bool inside = first < args.words;
+    T gradient[kGroup];
+    if (inside) {
+      float x[kGroup];
+      LoadGroup(args, row, first, x);
+#pragma unroll
+      for (int i = 0; i < kGroup; ++i) {
+        const float e = expf(x[i] - softmax.max);
+        float g = e * factor;
+        // p - 1 without the cancellation of two roundings.
+        if (first + i == target) {
+          g = static_cast<float>((static_cast<double>(e) / softmax.sum - 1.0) *
+                                 scale);
+        }
+        gradient[i] = FromFloat<T>(g);
+      }
+    }
+    if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
+    if (inside) StoreGroup(reinterpret_cast<T*>(row) + first, gradient);
+  }
+}
+
+template <class T>
+__device__ inline void ZeroRow(const RowArgs& args, float* row) {
+  T zero[kGroup];
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) zero[i] = FromFloat<T>(0.0f);
+  const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
+  for (int64_t first = begin; first < args.words; first += kTile) {
+    StoreGroup(reinterpret_cast<T*>(row) + first, zero);
+  }
+}
+
+// One block per row: loss = logsumexp(row) - row[target], and the gradient in
+// place. Forward moves 4 bytes per logit; with the gradient 8 + sizeof(T), of
+// which 4 come from L2 where the rows in flight fit there (264 of 200 KB on an
+// H200 do by half). >= 85 % of copy bandwidth.
+template <class T, bool kGradient>
+__global__ void __launch_bounds__(kThreads) SoftmaxRows(RowArgs args) {
+  const int64_t i = blockIdx.x;
+  float* const row = args.logits + i * args.ld;
+  const int64_t target = args.targets[i];
+  double loss = 0;
+  if (target >= 0) {
+    const Softmax softmax = ReduceRow(args, row);
+    if (threadIdx.x == 0) {
+      loss = static_cast<double>(softmax.max) + log(softmax.sum) -
+             static_cast<double>(row[target]);
+    }
+    // The target's logit is read before a gradient may lie there.
+    __syncthreads();
+    if constexpr (kGradient) WriteGradient<T>(args, row, softmax, target);
+  } else if constexpr (kGradient) {
+    ZeroRow<T>(args, row);
+  }
+  if (threadIdx.x == 0) {
+    args.row_losses[i] = loss;
+    if (args.losses != nullptr) args.losses[i] = static_cast<float>(loss);
+  }
+}
+
+constexpr int kSumThreads = 256;
+constexpr int64_t kRun = 256;  // rows that one thread adds up
+
+// sum += (rows of run 0, in order) + (of run 1) + ..., one block. Moves 8 bytes
+// per row: 0.5 MB in about 10 us, which is latency.
+__global__ void __launch_bounds__(kSumThreads)
+    AddLosses(const double* losses, int64_t rows, double* sum) {
+  SHARED_ARRAY(double, runs, kSumThreads);
+  double total = 0;
+  for (int64_t base = 0; base < rows; base += kSumThreads * kRun) {
+    const int64_t begin = base + static_cast<int64_t>(threadIdx.x) * kRun;
+    const int64_t end = begin + kRun < rows ? begin + kRun : rows;
+    double run = 0;
+    for (int64_t i = begin; i < end; ++i) run += losses[i];
+    runs[threadIdx.x] = run;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < kSumThreads; ++i) total += runs[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) *sum += total;
+}
+
+// ---- Chunks ---------------------------------------------------------------
+
+constexpr int64_t kMaxLogitsBytes = int64_t{2} << 30;
+constexpr int64_t kRowMultiple = 128;  // tiles of a product
+
+int64_t RoundUp(int64_t n, int64_t multiple) {
+  return (n + multiple - 1) / multiple * multiple;
+}
+
+// The chunks of one call; a function of the shapes and the options alone.
+struct Chunks {
+  int64_t rows = 0;  // of every chunk but the last
+  int64_t ld = 0;    // of logits, elements
+  size_t logits_bytes = 0;
+  size_t loss_bytes = 0;  // of all rows
+};
+
+Chunks ChunksOf(const LinearCrossEntropyArgs& args, int64_t wanted_rows) {
+  const int64_t rows = args.x.rows;
+  Chunks chunks;
+  chunks.ld = RoundUp(args.w.rows, kRowElems);
+  const int64_t row_bytes = chunks.ld * static_cast<int64_t>(sizeof(float));
+  const int64_t limit =
+      std::max<int64_t>(1, std::min(wanted_rows, kMaxLogitsBytes / row_bytes));
+  const int64_t pieces = (rows + limit - 1) / limit;
+  const int64_t even = pieces == 0 ? 0 : (rows + pieces - 1) / pieces;
+  chunks.rows = std::min({rows, limit, RoundUp(even, kRowMultiple)});
+  chunks.logits_bytes = static_cast<size_t>(chunks.rows * row_bytes);
+  chunks.loss_bytes = static_cast<size_t>(RoundUp(rows * 8, 64));
+  return chunks;
+}
+
+Matrix RowsAt(const Matrix& x, int64_t row, int64_t rows) {
+  return {RowOf(x, row), x.dtype, rows, x.cols, x.ld};
+}
+ConstMatrix RowsAt(const ConstMatrix& x, int64_t row, int64_t rows) {
+  return {RowOf(x, row), x.dtype, rows, x.cols, x.ld};
+}
+
+struct ChunkProducts {
+  Product logits, dx, dw;
+};
+
+// The gradient of the logits has the dtype of x and lies where they lay.
+ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
+                         const Chunks& chunks, void* logits, int64_t row,
+                         int64_t rows, bool accumulate_dw) {
+  const int64_t words = args.w.rows;
+  const int64_t narrowing =
+      static_cast<int64_t>(sizeof(float) / DTypeBytes(args.x.dtype));
+  ChunkProducts p;
+  p.logits.a = RowsAt(args.x, row, rows);
+  p.logits.b = args.w;
+  p.logits.b_transposed = true;
+  p.logits.c = {logits, DType::kF32, rows, words, chunks.ld};
+  p.dx.a = {logits, args.x.dtype, rows, words, chunks.ld * narrowing};
+  p.dx.b = args.w;
+  if (args.dx.data != nullptr) p.dx.c = RowsAt(args.dx, row, rows);
+  p.dw.a = p.dx.a;
+  p.dw.a_transposed = true;
+  p.dw.b = p.logits.a;
+  p.dw.c = args.dw;
+  if (accumulate_dw) p.dw.addend = args.dw;
+  return p;
+}
+
+void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
+                DType dtype, bool gradient) {
+  const dim3 grid(static_cast<unsigned>(num_rows));
+  if (!gradient) {
+    Launch(SoftmaxRows<float, false>, grid, kThreads, 0, stream, rows);
+    return;
+  }
+  ZERO_CUDA_WITH_FLOAT_TYPE(
+      dtype, T, Launch(SoftmaxRows<T, true>, grid, kThreads, 0, stream, rows));
+}
+
+}  // namespace
+
+size_t CudaOps::LinearCrossEntropyWorkspaceBytes(
+    const LinearCrossEntropyArgs& args) const {
+  if (args.x.rows == 0) return 0;
+  const Chunks chunks = ChunksOf(args, options_.loss_chunk_rows);
+  const ChunkProducts p =
+      ProductsOf(args, chunks, nullptr, 0, chunks.rows, true);
+  size_t product = matmul_->WorkspaceBytes(p.logits);
+  if (args.dx.data != nullptr) {
+    product = std::max(product, matmul_->WorkspaceBytes(p.dx));
+    if (args.dw.data != nullptr) {
+      product = std::max(product, matmul_->WorkspaceBytes(p.dw));
+    }
+  }
+  return chunks.logits_bytes + chunks.loss_bytes + product;
+}
+
+void CudaOps::LinearCrossEntropy(Stream& stream,
+                                 const LinearCrossEntropyArgs& args,
+                                 Workspace workspace) {
+  const bool backward = args.dx.data != nullptr;
+  const bool with_dw = backward && args.dw.data != nullptr;
+  if (args.x.rows == 0) {
+    if (with_dw && !args.accumulate_dw) Zero(*this, stream, args.dw);
+    return;
+  }
+  const Chunks chunks = ChunksOf(args, options_.loss_chunk_rows);
+  char* const base = static_cast<char*>(workspace.data);
+  double* const row_losses =
+      reinterpret_cast<double*>(base + chunks.logits_bytes);
+  const size_t used = chunks.logits_bytes + chunks.loss_bytes;
+  const Workspace rest{base + used, workspace.bytes - used};
+
+  for (int64_t row = 0; row < args.x.rows; row += chunks.rows) {
+    const int64_t rows = std::min(chunks.rows, args.x.rows - row);
+    const ChunkProducts p = ProductsOf(args, chunks, base, row, rows,
+                                       args.accumulate_dw || row > 0);
+    matmul_->Run(stream, p.logits, rest);
+    RowArgs softmax;
+    softmax.logits = reinterpret_cast<float*>(base);
+    softmax.ld = chunks.ld;
+    softmax.words = args.w.rows;
+    softmax.targets = args.targets + row;
+    softmax.row_losses = row_losses + row;
+    softmax.losses = args.losses == nullptr ? nullptr : args.losses + row;
+    softmax.grad_scale = args.grad_scale;
+    RunSoftmax(HandleOf(stream), softmax, rows, args.x.dtype, backward);
+    if (backward) matmul_->Run(stream, p.dx, rest);
+    if (with_dw) matmul_->Run(stream, p.dw, rest);
+  }
+  if (args.loss_sum != nullptr) {
+    Launch(AddLosses, 1, kSumThreads, 0, HandleOf(stream), row_losses,
+           args.x.rows, args.loss_sum);
+  }
+}
 
 }  // namespace zero::cuda

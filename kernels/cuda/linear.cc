@@ -97,13 +97,6 @@ bool SumWithProduct(Ops& ops, MatmulPlans& plans, Stream& stream,
   return true;
 }
 
-void Zero(Ops& ops, Stream& stream, const Matrix& x) {
-  const Runs runs = RunsOf({x});
-  for (int64_t i = 0; i < runs.count; ++i) {
-    ops.Fill(stream, {RunOf(x, runs, i), 0});
-  }
-}
-
 }  // namespace
 
 size_t CudaOps::LinearWorkspaceBytes(const LinearArgs& args) const {

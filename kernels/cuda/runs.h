@@ -41,6 +41,13 @@ inline ConstVector RunOf(const ConstMatrix& x, const Runs& runs, int64_t i) {
   return {RowOf(x, i * runs.rows), x.dtype, runs.rows * x.cols};
 }
 
+inline void Zero(Ops& ops, Stream& stream, const Matrix& x) {
+  const Runs runs = RunsOf({x});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    ops.Fill(stream, {RunOf(x, runs, i), 0});
+  }
+}
+
 }  // namespace zero::cuda
 
 #endif  // ZERO_KERNELS_CUDA_RUNS_H_
