@@ -25,6 +25,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/cuda/check.h"
+
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __shared__
@@ -54,8 +56,8 @@ struct Grid : dim3 {
 };
 
 // Queues a kernel: `body` is what each thread calls.
-void EnqueueKernel(cudaStream_t stream, const Grid& grid, dim3 block,
-                   size_t shared_bytes, std::function<void()> body);
+cudaError_t EnqueueKernel(cudaStream_t stream, const Grid& grid, dim3 block,
+                          size_t shared_bytes, std::function<void()> body);
 
 void BlockBarrier(const char* file, int line);
 
@@ -122,10 +124,9 @@ void Launch(void (*kernel)(Params...), emulator::Grid grid, dim3 block,
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   auto arguments = std::make_shared<const Arguments>(
       static_cast<std::decay_t<Params>>(args)...);
-  emulator::EnqueueKernel(stream, grid, block, shared_bytes,
-                          [kernel, arguments = std::move(arguments)] {
-                            std::apply(kernel, *arguments);
-                          });
+  ZERO_CUDA_CHECK(emulator::EnqueueKernel(
+      stream, grid, block, shared_bytes,
+      [kernel, arguments] { std::apply(kernel, *arguments); }));
 }
 
 }  // namespace zero::cuda
