@@ -1,0 +1,157 @@
+// cuDNN's graphs are validated without a GPU: every model we name trains
+// through them, and what they do not take is refused in our words.
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/cudnn_attention.h"
+#include "models/catalog.h"
+
+namespace zero::cuda {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kHopper = 90;
+
+// q, k and v side by side in one projection, as the layers lay them out; no
+// memory behind them.
+struct Packed {
+  AttentionShape shape;
+
+  int64_t row() const {
+    return (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim;
+  }
+  int64_t out_row() const { return shape.num_heads * shape.head_dim; }
+  HeadsRef Const(int64_t row) const {
+    return {nullptr, shape.q_len * row, row};
+  }
+  MutableHeadsRef Mutable(int64_t row) const {
+    return {nullptr, shape.q_len * row, row};
+  }
+
+  AttentionForwardArgs Forward(float* lse = nullptr) const {
+    AttentionForwardArgs args;
+    args.shape = shape;
+    args.q = args.k = args.v = Const(row());
+    args.out = Mutable(out_row());
+    args.lse = lse;
+    return args;
+  }
+  AttentionBackwardArgs Backward() const {
+    AttentionBackwardArgs args;
+    args.shape = shape;
+    args.q = args.k = args.v = Const(row());
+    args.out = args.dout = Const(out_row());
+    args.dq = args.dk = args.dv = Mutable(row());
+    return args;
+  }
+};
+
+Packed Of(DType dtype, int64_t batch, int64_t length, int64_t heads,
+          int64_t kv_heads, int64_t dim) {
+  return {{dtype, batch, length, length, heads, kv_heads, dim, 0.125f}};
+}
+
+TEST(CudnnGraphTest, EveryPresetTrainsThroughCudnn) {
+  float lse = 0;  // only its being there counts
+  for (const ModelPreset& preset : ModelPresets()) {
+    const ModelConfig& c = preset.config;
+    for (const int64_t length : {1024, 4096}) {
+      for (const DType dtype : {DType::kBF16, DType::kF16}) {
+        SCOPED_TRACE(std::string(preset.name) + " at " + std::to_string(length));
+        const Packed p = Of(dtype, 4, length, c.num_attention_heads,
+                            c.num_key_value_heads, c.head_dim);
+        for (float* const stats : {static_cast<float*>(nullptr), &lse}) {
+          EXPECT_EQ(ValidateCudnnAttention(p.Forward(stats), kHopper),
+                    absl::OkStatus());
+        }
+        for (const bool deterministic : {false, true}) {
+          EXPECT_EQ(
+              ValidateCudnnAttention(p.Backward(), deterministic, kHopper),
+              absl::OkStatus());
+        }
+      }
+    }
+  }
+}
+
+TEST(CudnnGraphTest, OddLengthsAndTheWidestHeadsValidate) {
+  for (const int64_t length : {64, 65, 1023}) {
+    for (const int64_t dim : {8, 80, 256}) {
+      const Packed p = Of(DType::kBF16, 3, length, 6, 2, dim);
+      EXPECT_EQ(ValidateCudnnAttention(p.Forward(), kHopper), absl::OkStatus());
+      EXPECT_EQ(ValidateCudnnAttention(p.Backward(), false, kHopper),
+                absl::OkStatus());
+    }
+  }
+}
+
+void ExpectRefused(const Packed& p, const std::string& shape,
+                   const std::string& reason, const std::string& remedy) {
+  for (const absl::Status& status :
+       {ValidateCudnnAttention(p.Forward(), kHopper),
+        ValidateCudnnAttention(p.Backward(), false, kHopper)}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(shape), HasSubstr(reason), HasSubstr(remedy),
+                      Not(HasSubstr("CUDNN_"))));
+  }
+}
+
+TEST(CudnnGraphTest, WrongShapesGiveOurMessage) {
+  ExpectRefused(Of(DType::kBF16, 2, 1024, 8, 3, 64),
+                "of bf16 [B 2, T 1024, H 8, K 3, D 64]",
+                "num_kv_heads 3 does not divide num_heads 8",
+                "every kv head serves as many query heads");
+  ExpectRefused(Of(DType::kF16, 2, 1024, 8, 4, 60), "D 60]",
+                "head_dim 60 is not a multiple of 8", "choose one that is");
+  ExpectRefused(Of(DType::kBF16, 2, 1024, 8, 4, 264), "D 264]",
+                "head_dim 264 is more than 256", "use more heads");
+  ExpectRefused(Of(DType::kF32, 2, 1024, 8, 4, 64), "of fp32",
+                "cuDNN computes bf16 and fp16", "train in bf16");
+  ExpectRefused(Of(DType::kBF16, 2, 63, 8, 4, 64), "T 63",
+                "fewer than 64 tokens", "our own kernel");
+}
+
+TEST(CudnnGraphTest, CachesAndCrookedRowsAreNotAsked) {
+  Packed cached = Of(DType::kBF16, 1, 1, 8, 4, 64);
+  cached.shape.kv_len = 1000;
+  EXPECT_THAT(
+      std::string(ValidateCudnnAttention(cached.Forward(), kHopper).message()),
+      AllOf(HasSubstr("T 1 of 1000"), HasSubstr("cache of keys")));
+  AttentionForwardArgs crooked = Of(DType::kBF16, 2, 128, 8, 4, 64).Forward();
+  crooked.k.token_stride += 1;
+  EXPECT_THAT(std::string(ValidateCudnnAttention(crooked, kHopper).message()),
+              AllOf(HasSubstr("a stride of k is 1025"), HasSubstr("16 bytes")));
+}
+
+// An older GPU has no backward pass for the widest heads: cuDNN's own reason
+// comes through, under our shape.
+TEST(CudnnGraphTest, WhatCudnnRefusesSaysSo) {
+  const absl::Status status = ValidateCudnnAttention(
+      Of(DType::kBF16, 2, 1024, 8, 4, 256).Backward(), false, 80);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("attention backward of bf16 [B 2, T 1024, H 8, "
+                              "K 4, D 256]: cuDNN 9."),
+                    HasSubstr("refuses it on sm_80"), HasSubstr("128")));
+}
+
+// Without a GPU (or a driver) there are no plans, but a reason.
+TEST(CudnnGraphTest, WithoutADeviceEveryCallGoesToOurKernel) {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) == cudaSuccess && count > 0) {
+    GTEST_SKIP() << "there is a GPU here";
+  }
+  AttentionPlans plans(/*deterministic=*/false);
+  const Packed p = Of(DType::kBF16, 4, 1024, 12, 12, 64);
+  EXPECT_FALSE(plans.WorkspaceBytes(p.Forward()).has_value());
+  EXPECT_FALSE(plans.WorkspaceBytes(p.Backward()).has_value());
+  EXPECT_FALSE(plans.Forward(nullptr, p.Forward(), {}));
+  EXPECT_FALSE(plans.Backward(nullptr, p.Backward(), {}));
+  EXPECT_THAT(plans.notes(), HasSubstr("does not start"));
+}
+
+}  // namespace
+}  // namespace zero::cuda
