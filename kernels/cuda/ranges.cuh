@@ -1,0 +1,265 @@
+// The fused optimizers' walk over the ranges of a flat span: many ranges in one
+// launch, given to the kernel by value, each cut into blocks of elements that a
+// block of threads finds by a search.
+#ifndef ZERO_KERNELS_CUDA_RANGES_CUH_
+#define ZERO_KERNELS_CUDA_RANGES_CUH_
+
+#include <algorithm>
+
+#include "kernels/check.h"
+#include "kernels/cuda/flat.cuh"
+#include "kernels/ops.h"
+#include "kernels/rounding.h"
+
+namespace zero::cuda {
+
+// Elements of a slice: 16 bytes of fp32 state.
+inline constexpr int kUpdateElems = 4;
+inline constexpr int kUpdateThreads = 256;
+
+template <int kMax>
+struct RangeBatch {
+  int64_t begin[kMax];
+  int64_t end[kMax];
+  float weight[kMax];  // a number of the range that the rule wants
+  uint32_t first_block[kMax];
+  int count;
+
+  // The range of a block: the last one that begins at or before it. Ranges
+  // without blocks are not in the batch.
+  __device__ int Find(uint32_t block) const {
+    int low = 0, high = count - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (first_block[middle] <= block) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return low;
+  }
+};
+
+// Calls launch(batch, indices of its ranges, number of blocks) until every
+// range was in a batch. blocks_of(range) says into how many blocks it is cut,
+// of which at most max_blocks go into one launch; weight_of(range) is its
+// weight.
+template <int kMax, class BlocksOf, class WeightOf, class LaunchBatch>
+void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
+                  const BlocksOf& blocks_of, const WeightOf& weight_of,
+                  const LaunchBatch& launch) {
+  size_t next = 0;
+  while (next < ranges.size()) {
+    RangeBatch<kMax> batch = {};
+    int indices[kMax] = {};
+    int64_t blocks = 0;
+    for (; next < ranges.size() && batch.count < kMax; ++next) {
+      const UpdateRange& range = ranges[next];
+      if (range.begin >= range.end) continue;
+      const int64_t more = blocks_of(range);
+      ZERO_CHECK_LE(more, max_blocks) << "blocks of one range";
+      if (blocks + more > max_blocks) break;
+      const int i = batch.count++;
+      batch.begin[i] = range.begin;
+      batch.end[i] = range.end;
+      batch.weight[i] = weight_of(range);
+      batch.first_block[i] = static_cast<uint32_t>(blocks);
+      indices[i] = static_cast<int>(next);
+      blocks += more;
+    }
+    launch(batch, indices, static_cast<unsigned>(blocks));
+  }
+}
+
+// ---- Element-wise updates ---------------------------------------------------
+
+// A block of threads does this many slices each, of elements that begin at a
+// multiple of kBlockElems in the span.
+inline constexpr int kSlicesPerThread = 4;
+inline constexpr int64_t kBlockElems =
+    int64_t{kSlicesPerThread} * kUpdateThreads * kUpdateElems;
+
+inline int64_t BlocksOfRange(const UpdateRange& range) {
+  return (range.end - 1) / kBlockElems - range.begin / kBlockElems + 1;
+}
+
+// What the rules share: the fp32 values that are updated, and the copy of them
+// that the model computes with.
+struct UpdateSpan {
+  explicit UpdateSpan(const UpdateState& state)
+      : master(state.master != nullptr ? state.master
+                                       : static_cast<float*>(state.param.data)),
+        copy(state.master != nullptr ? state.param.data : nullptr),
+        grad(state.grad.data),
+        grad_scale(state.grad_scale),
+        found_non_finite(state.found_non_finite),
+        rounding_key(state.rounding_key),
+        first_element(state.first_element) {}
+
+  __device__ bool Skips() const {
+    return found_non_finite != nullptr && *found_non_finite != 0;
+  }
+  __device__ float GradScale() const {
+    return grad_scale == nullptr ? 1.0f : *grad_scale;
+  }
+
+  float* master;
+  void* copy;  // null: none
+  const void* grad;
+  const float* grad_scale;
+  const uint32_t* found_non_finite;
+  uint64_t rounding_key;
+  int64_t first_element;
+};
+
+// Throws where 16-bit parameters have no master.
+inline void CheckUpdateState(const char* op, const UpdateState& state) {
+  ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
+      << op << ": " << state.param.dtype << " parameters need fp32 masters";
+}
+
+// May `span` and the arrays of state be moved in whole slices?
+inline bool IsUpdateAligned(const UpdateState& state,
+                            std::initializer_list<const void*> arrays) {
+  bool aligned =
+      IsSliceAligned<kUpdateElems>(state.param.data, state.param.dtype) &&
+      IsSliceAligned<kUpdateElems>(state.grad.data, state.grad.dtype) &&
+      IsSliceAligned<kUpdateElems>(state.master, DType::kF32);
+  for (const void* array : arrays) {
+    aligned = aligned && IsSliceAligned<kUpdateElems>(array, DType::kF32);
+  }
+  return aligned;
+}
+
+// How a parameter is rounded from its master.
+template <class T>
+struct ToNearest {
+  using Type = T;
+  static constexpr bool kStochastic = false;
+};
+template <class T>
+struct Stochastic {
+  using Type = T;
+  static constexpr bool kStochastic = true;
+};
+
+__device__ inline void SetStochastic(float value, uint32_t word, Bf16* dst) {
+  *dst = __ushort_as_bfloat16(StochasticBF16(value, word));
+}
+__device__ inline void SetStochastic(float value, uint32_t word, F16* dst) {
+  *dst = __ushort_as_half(StochasticF16(value, word));
+}
+
+// The random words of a slice whose first element is `element` of the layout.
+__device__ inline PhiloxBlock SliceWords(uint64_t key, uint64_t element) {
+  if (element % 4 == 0) return RoundingWords(key, element / 4);
+  PhiloxBlock words;
+#pragma unroll 1
+  for (int k = 0; k < 4; ++k) {
+    const uint32_t word = RoundingWord(key, element + k);
+    words.x[0] = k == 0 ? word : words.x[0];
+    words.x[1] = k == 1 ? word : words.x[1];
+    words.x[2] = k == 2 ? word : words.x[2];
+    words.x[3] = k == 3 ? word : words.x[3];
+  }
+  return words;
+}
+
+// Writes a slice of masters and, where there is one, of their copy.
+template <bool kWhole, class Rounding>
+__device__ inline void StoreMasters(const UpdateSpan& span,
+                                    const Slice<kUpdateElems>& slice,
+                                    const Packed<float, kUpdateElems>& p) {
+  using T = typename Rounding::Type;
+  Store<kWhole>(span.master, slice, p);
+  if (span.copy == nullptr) return;
+  Packed<T, kUpdateElems> copy;
+  if constexpr (Rounding::kStochastic) {
+    const PhiloxBlock words =
+        SliceWords(span.rounding_key,
+                   static_cast<uint64_t>(span.first_element + slice.base));
+#pragma unroll
+    for (int k = 0; k < kUpdateElems; ++k) {
+      SetStochastic(p.x[k], words.x[k], &copy.x[k]);
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kUpdateElems; ++k) copy.x[k] = FromFloat<T>(p.x[k]);
+  }
+  Store<kWhole>(static_cast<T*>(span.copy), slice, copy);
+}
+
+// The slices of the block `index` of the range [begin, end), for op.Run.
+template <class Run>
+__device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
+                                    bool aligned, const Run& run) {
+  const int64_t first = (begin / kBlockElems + index) * kBlockElems +
+                        static_cast<int64_t>(threadIdx.x) * kUpdateElems;
+#pragma unroll 1
+  for (int s = 0; s < kSlicesPerThread; ++s) {
+    const Slice<kUpdateElems> slice = SliceOf<kUpdateElems>(
+        first + s * kUpdateThreads * kUpdateElems, begin, end);
+    if (slice.from >= slice.to) continue;
+    if (aligned && IsFull(slice)) {
+      run(std::true_type(), slice);
+    } else {
+      run(std::false_type(), slice);
+    }
+  }
+}
+
+inline constexpr int kRangesPerLaunch = 128;
+inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
+
+// op.Run<kWhole>(slice, grad scale, weight) over every range.
+template <class Op>
+__global__ void __launch_bounds__(kUpdateThreads)
+    UpdateKernel(RangeBatch<kRangesPerLaunch> batch, Op op, bool aligned) {
+  if (op.span.Skips()) return;
+  const int range = batch.Find(blockIdx.x);
+  const float grad_scale = op.span.GradScale();
+  const float weight = batch.weight[range];
+  ForEachSlice(blockIdx.x - batch.first_block[range], batch.begin[range],
+               batch.end[range], aligned,
+               [&](auto whole, const Slice<kUpdateElems>& slice) {
+                 op.template Run<decltype(whole)::value>(slice, grad_scale,
+                                                         weight);
+               });
+}
+
+template <class Op, class WeightOf>
+void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
+                  bool aligned, const Op& op, const WeightOf& weight_of) {
+  ForEachBatch<kRangesPerLaunch>(ranges, kMaxGrid, BlocksOfRange, weight_of,
+                                 [&](const RangeBatch<kRangesPerLaunch>& batch,
+                                     const int*, unsigned blocks) {
+                                   Launch(UpdateKernel<Op>, blocks,
+                                          kUpdateThreads, 0, stream, batch, op,
+                                          aligned);
+                                 });
+}
+
+}  // namespace zero::cuda
+
+// Runs the statement with `Rounding` the way to the parameters of `state`.
+#define ZERO_CUDA_WITH_ROUNDING(state, Rounding, ...)                  \
+  do {                                                                 \
+    const ::zero::UpdateState& zero_state = (state);                   \
+    const ::zero::DType zero_param = zero_state.param.dtype;           \
+    const bool zero_stochastic = zero_state.stochastic_rounding;       \
+    if (zero_stochastic && zero_param == ::zero::DType::kBF16) {       \
+      using Rounding = ::zero::cuda::Stochastic<::zero::cuda::Bf16>;   \
+      __VA_ARGS__;                                                     \
+    } else if (zero_stochastic && zero_param == ::zero::DType::kF16) { \
+      using Rounding = ::zero::cuda::Stochastic<::zero::cuda::F16>;    \
+      __VA_ARGS__;                                                     \
+    } else {                                                           \
+      ZERO_CUDA_WITH_FLOAT_TYPE(                                       \
+          zero_param, ZeroParam,                                       \
+          using Rounding = ::zero::cuda::ToNearest<ZeroParam>;         \
+          __VA_ARGS__);                                                \
+    }                                                                  \
+  } while (false)
+
+#endif  // ZERO_KERNELS_CUDA_RANGES_CUH_

@@ -1,0 +1,70 @@
+// Stochastic rounding of fp32 to the 16-bit types: away from zero with the
+// probability of the part cut off, so that the mean over many roundings is the
+// value itself, and steps far below a unit in the last place are not lost.
+//
+// The random word of an element is a pure function of (key, element), so that
+// the bits depend on no thread, rank, cut or device.
+#ifndef ZERO_KERNELS_ROUNDING_H_
+#define ZERO_KERNELS_ROUNDING_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/philox.h"
+
+namespace zero {
+
+// The Philox block that holds the random words of elements 4 * block to
+// 4 * block + 3 under `key`, of (seed, step).
+ZERO_HOST_DEVICE inline PhiloxBlock RoundingWords(uint64_t key,
+                                                  uint64_t block) {
+  return Philox(key, block, 0);
+}
+
+// The word of one element.
+ZERO_HOST_DEVICE inline uint32_t RoundingWord(uint64_t key, uint64_t element) {
+  const PhiloxBlock words = RoundingWords(key, element / 4);
+  const uint64_t w = element % 4;
+  const uint32_t low = w == 0 ? words.x[0] : words.x[1];
+  const uint32_t high = w == 2 ? words.x[2] : words.x[3];
+  return w < 2 ? low : high;
+}
+
+ZERO_HOST_DEVICE inline uint32_t BitsOfFloat(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// The bits of `value` as bf16. Adding 16 random bits below the cut carries
+// into it with the probability of what is there. Infinity stays, NaN is quiet,
+// and what is above the largest bf16 may become infinity.
+ZERO_HOST_DEVICE inline uint16_t StochasticBF16(float value, uint32_t word) {
+  const uint32_t bits = BitsOfFloat(value);
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<uint16_t>(
+      (nan ? bits | 0x400000u : bits + (word & 0xffffu)) >> 16);
+}
+
+// The bits of `value` as fp16. Its subnormals, below 2^-14, are counted in
+// steps of 2^-24 with 21 binary places; what lies below those is cut off.
+ZERO_HOST_DEVICE inline uint16_t StochasticF16(float value, uint32_t word) {
+  const uint32_t bits = BitsOfFloat(value);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  uint32_t result;
+  if (magnitude > 0x7f800000u) {
+    result = 0x7e00u | ((magnitude >> 13) & 0x1ffu);
+  } else if (magnitude >= 0x47800000u) {  // 65536
+    result = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {  // 2^-14
+    result = (magnitude + (word & 0x1fffu) - 0x38000000u) >> 13;
+  } else {
+    const float steps = (value < 0 ? -value : value) * 0x1p45f;
+    result = (static_cast<uint32_t>(steps) + (word & 0x1fffffu)) >> 21;
+  }
+  return static_cast<uint16_t>((bits >> 16 & 0x8000u) | result);
+}
+
+}  // namespace zero
+
+#endif  // ZERO_KERNELS_ROUNDING_H_
