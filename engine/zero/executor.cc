@@ -1,6 +1,7 @@
 #include "engine/zero/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "engine/base/math.h"
@@ -15,45 +16,88 @@ OptimizerStepOptions OptionsOf(const StepInput& input) {
   return {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step};
 }
 
-}  // namespace
+// A batch as one block: tokens, positions, targets, then 8-byte row ids.
+struct BatchLayout {
+  int64_t tokens;
+  int64_t id_bytes;  // of each of the first three
 
-void Executor::Upload(const HostBatch& batch, BatchView* view) {
-  const int64_t tokens = batch.batch * batch.length;
-  view->batch = batch.batch;
-  view->length = batch.length;
-  // One block: ids, positions, targets, then 8-byte row ids.
-  const int64_t id_bytes = RoundUp(tokens * sizeof(int32_t), 64);
-  batch_memory_ = Tensor();
-  batch_memory_ = Tensor::Empty(*activations_, {3 * id_bytes + tokens * 8},
-                                DType::kU8, MemoryCategory::kInputs);
-  char* base = static_cast<char*>(batch_memory_.data());
-  auto upload_ids = [&](int64_t place, const int32_t* ids) -> const int32_t* {
-    if (ids == nullptr) return nullptr;
-    void* to = base + place * id_bytes;
-    device_->Copy(*stream_, to, ids, tokens * sizeof(int32_t));
-    return static_cast<const int32_t*>(to);
-  };
-  view->tokens = upload_ids(0, batch.tokens);
-  view->positions = upload_ids(1, batch.positions);
-  view->targets = upload_ids(2, batch.targets);
-  void* rows = base + 3 * id_bytes;
-  view->row_ids = static_cast<const int64_t*>(rows);
-  if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
-  std::vector<int64_t> row_ids(tokens);
-  for (int64_t b = 0; b < batch.batch && batch.sample_ids != nullptr; ++b) {
-    for (int64_t t = 0; t < batch.length; ++t) {
-      row_ids[b * batch.length + t] = batch.sample_ids[b] * batch.length + t;
+  int64_t bytes() const { return 3 * id_bytes + tokens * 8; }
+
+  void Fill(const HostBatch& batch, char* to) const {
+    for (const int32_t* ids : {batch.tokens, batch.positions, batch.targets}) {
+      if (ids != nullptr) std::memcpy(to, ids, tokens * sizeof(int32_t));
+      to += id_bytes;
+    }
+    int64_t* const row_ids = reinterpret_cast<int64_t*>(to);
+    for (int64_t i = 0; i < tokens; ++i) {
+      row_ids[i] = batch.sample_ids == nullptr
+                       ? 0
+                       : batch.sample_ids[i / batch.length] * batch.length +
+                             i % batch.length;
     }
   }
-  device_->Copy(*stream_, rows, row_ids.data(), tokens * sizeof(int64_t));
-  stream_->Synchronize();  // row_ids is about to go
+};
+
+BatchLayout LayoutOf(const HostBatch& batch) {
+  const int64_t tokens = batch.batch * batch.length;
+  return {tokens, RoundUp(tokens * sizeof(int32_t), 64)};
+}
+
+}  // namespace
+
+absl::Status Executor::ReserveUploads(absl::Span<const HostBatch> batches) {
+  int64_t bytes = 0;
+  for (const HostBatch& batch : batches) {
+    bytes = std::max(bytes, LayoutOf(batch).bytes());
+  }
+  for (HostStaging& upload : uploads_) {
+    if (static_cast<int64_t>(upload.memory.bytes()) >= bytes) continue;
+    if (upload.sent == nullptr) upload.sent = device_->MakeEvent();
+    upload.sent->Synchronize();
+    ZERO_ASSIGN_OR_RETURN(upload.memory,
+                          device_->Allocate(bytes, MemoryKind::kHost));
+  }
+  return absl::OkStatus();
+}
+
+void Executor::Upload(const HostBatch& batch, BatchView* view) {
+  const BatchLayout layout = LayoutOf(batch);
+  view->batch = batch.batch;
+  view->length = batch.length;
+  batch_memory_ = Tensor();
+  batch_memory_ = Tensor::Empty(*activations_, {layout.bytes()}, DType::kU8,
+                                MemoryCategory::kInputs);
+  const char* const base = static_cast<const char*>(batch_memory_.data());
+  const auto ids_at = [&](int64_t place, const int32_t* ids) {
+    const char* const at = base + place * layout.id_bytes;
+    return ids == nullptr ? nullptr : reinterpret_cast<const int32_t*>(at);
+  };
+  view->tokens = ids_at(0, batch.tokens);
+  view->positions = ids_at(1, batch.positions);
+  view->targets = ids_at(2, batch.targets);
+  view->row_ids = reinterpret_cast<const int64_t*>(base + 3 * layout.id_bytes);
+  if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
+  HostStaging& upload = uploads_[next_upload_];
+  next_upload_ = (next_upload_ + 1) % uploads_.size();
+  upload.sent->Synchronize();  // of the batch before the last one
+  layout.Fill(batch, static_cast<char*>(upload.memory.data()));
+  device_->Copy(*stream_, batch_memory_.data(), upload.memory.data(),
+                layout.bytes());
+  stream_->Record(*upload.sent);
 }
 
 absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
+  ZERO_RETURN_IF_ERROR(Begin(input));
+  return Finish();
+}
+
+absl::Status Executor::Begin(const StepInput& input) {
   ZERO_CHECK(options_.train);
+  ZERO_RETURN_IF_ERROR(ReserveUploads(input.micro_batches));
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
+  num_valid_targets_ = std::max<int64_t>(input.num_valid_targets, 1);
   const float seed = static_cast<float>(
-      input.loss_scale / std::max<double>(input.num_valid_targets, 1));
+      input.loss_scale / static_cast<double>(num_valid_targets_));
   context_->ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
   context_->ops().Fill(*stream_, {{&scalars->seed, DType::kF32, 1}, seed});
   context_->training = true;
@@ -81,10 +125,19 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
   }
   context_->training = false;
   batch_memory_ = Tensor();
-  return StepOutput{.loss = ReadScalar(&scalars->global_loss) /
-                            std::max<double>(input.num_valid_targets, 1),
-                    .grad_norm = ReadScalar(&scalars->norm),
-                    .skipped = ReadScalar(&scalars->found_non_finite) != 0};
+  device_->Copy(*stream_, read_back_.data(), scalars_.data(), sizeof(Scalars));
+  stream_->Record(*read_);
+  return absl::OkStatus();
+}
+
+StepOutput Executor::Finish() {
+  if (device_->kind() == DeviceKind::kMeta) return StepOutput();
+  read_->Synchronize();
+  const auto& scalars = *static_cast<const Scalars*>(read_back_.data());
+  return StepOutput{
+      .loss = scalars.global_loss / static_cast<double>(num_valid_targets_),
+      .grad_norm = scalars.norm,
+      .skipped = scalars.found_non_finite != 0};
 }
 
 void Executor::Perform(const Action& action, const StepInput& input) {
@@ -387,6 +440,7 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   Context ctx(*device_, *stream_, *activations_);
+  ZERO_RETURN_IF_ERROR(ReserveUploads({&batch, 1}));
   Upload(batch, &ctx.batch);
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     ctx.ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
@@ -413,6 +467,7 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ZERO_CHECK_EQ(batch.batch, 1);
   Context ctx(*device_, *stream_, *activations_);
   ctx.kv_cache = cache;
+  ZERO_RETURN_IF_ERROR(ReserveUploads({&batch, 1}));
   Upload(batch, &ctx.batch);
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     const int64_t channels = x.shape()[1];

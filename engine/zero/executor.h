@@ -15,6 +15,7 @@
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
 #define ZERO_ENGINE_ZERO_EXECUTOR_H_
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -145,11 +146,16 @@ class Executor {
   // them to the parameter dtype and clears the optimizer state.
   void Load(const std::function<void(const Parameter&, float* out)>& values);
 
-  // One optimizer step over all micro-batches.
+  // One optimizer step over all micro-batches: Begin, then Finish.
+  absl::StatusOr<StepOutput> Step(const StepInput& input);
+  // Launches the step. An asynchronous device may still be at work when this
+  // returns, on copies of the micro-batches: their memory is free again.
   // Errors: those of the communicators, here and below; the executor can not
   //         be used after one. FailedPrecondition, on all ranks and before
   //         anything large moves, where their schedules differ.
-  absl::StatusOr<StepOutput> Step(const StepInput& input);
+  absl::Status Begin(const StepInput& input);
+  // Waits for the step that was begun: the one wait for the device in it.
+  StepOutput Finish();
 
   // Sum of the cross-entropy over the valid targets of this rank's batch;
   // changes no state. `losses` (may be null) receives one per token.
@@ -228,6 +234,7 @@ class Executor {
   void BindParameters();
   void BindValues(int unit, const Tensor& flat);
   void BindSinks(int unit, const Tensor& flat);
+  absl::Status ReserveUploads(absl::Span<const HostBatch> batches);
   void Upload(const HostBatch& batch, BatchView* view);
   void Perform(const Action& action, const StepInput& input);
   void Gather(int unit);
@@ -323,9 +330,20 @@ class Executor {
   std::unique_ptr<Event> computed_;
   std::unique_ptr<Context> context_;
   Tensor batch_memory_;
-  Tensor output_grad_;  // of the unit whose backward comes next
-  Tensor staging_;      // of reductions that need memory of their own
-  Tensor staged_;       // a whole segment of a sharded state, gathered to read
+  // Where batches are put together on the host: two in turn, so that one is
+  // filled while the other is on its way.
+  struct HostStaging {
+    Buffer memory;
+    std::unique_ptr<Event> sent;
+  };
+  std::array<HostStaging, 2> uploads_;
+  size_t next_upload_ = 0;
+  Buffer read_back_;  // the step's Scalars on the host
+  std::unique_ptr<Event> read_;
+  int64_t num_valid_targets_ = 0;  // of the step that was begun
+  Tensor output_grad_;             // of the unit whose backward comes next
+  Tensor staging_;  // of reductions that need memory of their own
+  Tensor staged_;   // a whole segment of a sharded state, gathered to read
   SegmentRef staged_ref_;
   std::vector<std::string> unused_;
   StepTimes times_;

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/status.h"
 #include "engine/zero/executor_internal.h"
 #include "kernels/check.h"
@@ -150,8 +151,16 @@ Executor::Executor(const Rank& rank, Model& model,
 }
 
 Executor::~Executor() {
-  if (gather_stream_ != nullptr) gather_stream_->Synchronize();
-  if (reduce_stream_ != nullptr) reduce_stream_->Synchronize();
+  // Nothing may be at work on the memory that goes. A device that has failed
+  // says so once more.
+  for (Stream* stream :
+       {gather_stream_.get(), reduce_stream_.get(), stream_.get()}) {
+    if (stream == nullptr) continue;
+    CatchExceptions([&] {
+      stream->Synchronize();
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
   // The model outlives the memory it was bound to.
   for (Parameter* parameter : model_->AllParameters()) parameter->weight = {};
   model_->DropTables();
@@ -251,6 +260,9 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     staging_ = Tensor::Empty(*states_, {staging_bytes}, DType::kU8,
                              MemoryCategory::kReduceBuffers);
   }
+  ZERO_ASSIGN_OR_RETURN(read_back_,
+                        device_->Allocate(sizeof(Scalars), MemoryKind::kHost));
+  read_ = device_->MakeEvent();
   context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
   model_->Prepare(*states_, *stream_, options_.max_positions);
   for (const FlatState* state : {&params_, &grads_, &master_}) {
