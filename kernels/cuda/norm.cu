@@ -1,12 +1,695 @@
-#include "kernels/check.h"
+#include <algorithm>
+
+#include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/parts.cuh"
 
 namespace zero::cuda {
+namespace {
 
-void CudaOps::LayerNormForward(Stream&, const NormForwardArgs&) { ZERO_CHECK(false) << "not written yet"; }
-size_t CudaOps::NormBackwardWorkspaceBytes(const NormBackwardArgs&) const { return 0; }
-void CudaOps::LayerNormBackward(Stream&, const NormBackwardArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
-void CudaOps::RmsNormForward(Stream&, const NormForwardArgs&) { ZERO_CHECK(false) << "not written yet"; }
-void CudaOps::RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) { ZERO_CHECK(false) << "not written yet"; }
+// ---- Rows in registers -----------------------------------------------------
+//
+// A group of threads has a row, kChunks chunks of it per thread: chunk c of
+// lane l begins at column (c * kGroup + l) * 8 (16-bit) or * 4 (fp32). Narrow
+// rows share a block of 128 threads; wide ones have a block each.
+
+template <int kThreadsOfRow, int kChunksOfThread>
+struct Group {
+  static constexpr int kSize = kThreadsOfRow;
+  static constexpr int kChunks = kChunksOfThread;
+  static constexpr int kBlock = kSize < 128 ? 128 : kSize;
+  static constexpr int kPerBlock = kBlock / kSize;
+  static constexpr int kWarps = kBlock / kWarpSize;
+};
+
+// Rows wider than any group's registers: a block of that many threads reads a
+// row more than once.
+constexpr int kWideThreads = 512;
+constexpr int kWideWarps = kWideThreads / kWarpSize;
+
+// Calls fn(Group<>) with the smallest group that holds a row, or `wide()`. Two
+// rows and two sums do not fit the registers of more than 256 threads.
+enum class Pass { kForward, kBackward };
+template <class T, Pass kPass, class Fn, class Wide>
+void WithGroup(int64_t width, const Fn& fn, const Wide& wide) {
+  const int64_t chunks = (width + Chunk<T>::kSize - 1) / Chunk<T>::kSize;
+  if (chunks <= 16) {
+    fn(Group<16, 1>());
+  } else if (chunks <= 32 * 4) {
+    fn(Group<32, 4>());
+  } else if (chunks <= 128 * 4) {
+    fn(Group<128, 4>());
+  } else if (chunks <= 256 * 4) {
+    fn(Group<256, 4>());
+  } else if (kPass == Pass::kForward && chunks <= 512 * 4) {
+    if constexpr (kPass == Pass::kForward) fn(Group<512, 4>());
+  } else {
+    wide();
+  }
+}
+
+// Row r is at data + r / inner * stride + r % inner * width.
+template <class T>
+struct RowsRef {
+  T* data;
+  int64_t stride;
+};
+struct RowsShape {
+  uint32_t count;
+  uint32_t inner;
+  int width;
+};
+template <class T>
+__device__ inline T* RowOf(const RowsRef<T>& rows, const RowsShape& shape,
+                           uint32_t row) {
+  const uint32_t outer = row / shape.inner;
+  const uint32_t head = row - outer * shape.inner;
+  return rows.data + outer * rows.stride + int64_t{head} * shape.width;
+}
+
+template <class T>
+RowsRef<T> RefOf(const Rows& rows) {
+  return {static_cast<T*>(rows.data), rows.stride};
+}
+template <class T>
+RowsRef<const T> RefOf(const ConstRows& rows) {
+  return {static_cast<const T*>(rows.data), rows.stride};
+}
+RowsShape ShapeOf(const ConstRows& rows) {
+  const int64_t count = rows.outer * rows.inner;
+  ZERO_CHECK_LT(count, int64_t{1} << 32) << "rows of a norm";
+  return {static_cast<uint32_t>(count), static_cast<uint32_t>(rows.inner),
+          static_cast<int>(rows.width)};
+}
+template <class T>
+bool IsAligned(const ConstRows& rows) {
+  return rows.data == nullptr ||
+         HasAlignedRows<T>(rows.data, rows.stride, rows.width);
+}
+
+// Column of the first element of chunk c of this thread.
+template <class T, class G>
+__device__ inline int ColumnOf(int c) {
+  return (c * G::kSize + static_cast<int>(threadIdx.x) % G::kSize) *
+         Chunk<T>::kSize;
+}
+
+template <class G, bool kAligned, class T>
+__device__ inline void LoadRow(const T* row, int width,
+                               Chunk<T> (&x)[G::kChunks]) {
+#pragma unroll
+  for (int c = 0; c < G::kChunks; ++c) {
+    const int column = ColumnOf<T, G>(c);
+    x[c] = LoadPart<kAligned>(row + column, width - column);
+  }
+}
+template <class G, bool kAligned, class T>
+__device__ inline void StoreRow(T* row, int width,
+                                const Chunk<T> (&x)[G::kChunks]) {
+#pragma unroll
+  for (int c = 0; c < G::kChunks; ++c) {
+    const int column = ColumnOf<T, G>(c);
+    StorePart<kAligned>(row + column, x[c], width - column);
+  }
+}
+
+// The sums over the group, in each of its threads, by a fixed tree. Calls that
+// follow one another alternate between two arrays of `scratch`, so that one
+// barrier each is enough.
+template <class G>
+__device__ inline float2 GroupSum(float2 value, float2* scratch) {
+#pragma unroll
+  for (int offset = (G::kSize < kWarpSize ? G::kSize : kWarpSize) / 2;
+       offset > 0; offset /= 2) {
+    value.x += __shfl_xor_sync(kWholeWarp, value.x, offset);
+    value.y += __shfl_xor_sync(kWholeWarp, value.y, offset);
+  }
+  if constexpr (G::kSize > kWarpSize) {
+    if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = value;
+    __syncthreads();
+    value = scratch[0];
+#pragma unroll
+    for (int warp = 1; warp < G::kWarps; ++warp) {
+      value.x += scratch[warp].x;
+      value.y += scratch[warp].y;
+    }
+  }
+  return value;
+}
+
+// ---- Forward ---------------------------------------------------------------
+
+template <class T>
+struct ForwardParams {
+  RowsShape shape;
+  RowsRef<const T> x;
+  RowsRef<const T> residual;  // data null: none
+  RowsRef<T> sum;
+  RowsRef<T> y;
+  const T* weight;
+  const T* bias;  // null: none
+  float* mean;    // null: not wanted
+  float* rstd;    // null: not wanted
+  float eps;
+  bool center;  // LayerNorm
+};
+
+// x += residual, rounded to storage: the statistics are of the values that the
+// backward pass will read.
+template <class T>
+__device__ inline void AddChunk(Chunk<T>& x, const Chunk<T>& residual) {
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kSize; ++i) {
+    x.x[i] = FromFloat<T>(ToFloat(x.x[i]) + ToFloat(residual.x[i]));
+  }
+}
+
+template <class T>
+__device__ inline Chunk<T> Normalize(const Chunk<T>& x, float mean, float rstd,
+                                     const Chunk<T>& weight,
+                                     const Chunk<T>& bias, bool has_bias) {
+  Chunk<T> y;
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kSize; ++i) {
+    const float xhat = (ToFloat(x.x[i]) - mean) * rstd;
+    const float w = ToFloat(weight.x[i]);
+    y.x[i] =
+        FromFloat<T>(has_bias ? fmaf(xhat, w, ToFloat(bias.x[i])) : xhat * w);
+  }
+  return y;
+}
+
+template <class T>
+__device__ inline void StoreStatistics(const ForwardParams<T>& p, uint32_t row,
+                                       float mean, float rstd) {
+  if (p.center && p.mean != nullptr) p.mean[row] = mean;
+  if (p.rstd != nullptr) p.rstd[row] = rstd;
+}
+
+template <class T>
+__device__ inline float ChunkSum(const Chunk<T>& x) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kSize; ++i) sum += ToFloat(x.x[i]);
+  return sum;
+}
+// Of the first n elements: those beyond are not at the mean.
+template <class T>
+__device__ inline float ChunkSquares(const Chunk<T>& x, float mean, int n) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kSize; ++i) {
+    const float d = i < n ? ToFloat(x.x[i]) - mean : 0.0f;
+    sum = fmaf(d, d, sum);
+  }
+  return sum;
+}
+
+// A group per row, which stays in registers between the passes over it: moves
+// 4 bytes per 16-bit element, 8 with a residual; >= 90 % of copy bandwidth.
+template <class T, class G, bool kAligned>
+__global__ void __launch_bounds__(G::kBlock)
+    NormForwardKernel(const ForwardParams<T> p) {
+  SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
+  const uint32_t row = blockIdx.x * G::kPerBlock + threadIdx.x / G::kSize;
+  const bool active = row < p.shape.count;
+  // Groups without a row have one of no columns, and take part in shuffles.
+  const int width = active ? p.shape.width : 0;
+  const float count = static_cast<float>(p.shape.width);
+
+  Chunk<T> x[G::kChunks];
+  LoadRow<G, kAligned>(RowOf(p.x, p.shape, row), width, x);
+  if (p.residual.data != nullptr) {
+    Chunk<T> residual[G::kChunks];
+    LoadRow<G, kAligned>(RowOf(p.residual, p.shape, row), width, residual);
+#pragma unroll
+    for (int c = 0; c < G::kChunks; ++c) AddChunk(x[c], residual[c]);
+    StoreRow<G, kAligned>(RowOf(p.sum, p.shape, row), width, x);
+  }
+  float2 sum = make_float2(0, 0);
+  float mean = 0;
+  if (p.center) {
+#pragma unroll
+    for (int c = 0; c < G::kChunks; ++c) sum.x += ChunkSum(x[c]);
+    mean = GroupSum<G>(sum, scratch).x / count;
+  }
+  float2 squares = make_float2(0, 0);
+#pragma unroll
+  for (int c = 0; c < G::kChunks; ++c) {
+    squares.x += ChunkSquares(x[c], mean, width - ColumnOf<T, G>(c));
+  }
+  const float variance = GroupSum<G>(squares, scratch + G::kWarps).x / count;
+  const float rstd = 1.0f / sqrtf(variance + p.eps);
+
+  T* const y = RowOf(p.y, p.shape, row);
+#pragma unroll
+  for (int c = 0; c < G::kChunks; ++c) {
+    const int column = ColumnOf<T, G>(c);
+    const int n = width - column;
+    const bool has_bias = p.bias != nullptr;
+    const Chunk<T> weight = LoadPart<kAligned>(p.weight + column, n);
+    const Chunk<T> bias = LoadPart<kAligned>(p.bias + column, has_bias ? n : 0);
+    StorePart<kAligned>(y + column,
+                        Normalize(x[c], mean, rstd, weight, bias, has_bias), n);
+  }
+  if (active && threadIdx.x % G::kSize == 0) {
+    StoreStatistics(p, row, mean, rstd);
+  }
+}
+
+// A block per row of any width: reads it up to three times, from L2 after the
+// first, each thread its own elements.
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kWideThreads, 2)
+    WideNormForwardKernel(const ForwardParams<T> p) {
+  constexpr int kSize = Chunk<T>::kSize;
+  constexpr int kStep = kWideThreads * kSize;
+  SHARED_ARRAY(float, scratch, kWideWarps);
+  const uint32_t row = blockIdx.x;
+  const int width = p.shape.width;
+  const int first = static_cast<int>(threadIdx.x) * kSize;
+  const T* x = RowOf(p.x, p.shape, row);
+  if (p.residual.data != nullptr) {
+    const T* const residual = RowOf(p.residual, p.shape, row);
+    T* const sum = RowOf(p.sum, p.shape, row);
+    for (int i = first; i < width; i += kStep) {
+      Chunk<T> chunk = LoadPart<kAligned>(x + i, width - i);
+      AddChunk(chunk, LoadPart<kAligned>(residual + i, width - i));
+      StorePart<kAligned>(sum + i, chunk, width - i);
+    }
+    x = sum;
+  }
+  const float count = static_cast<float>(width);
+  float mean = 0;
+  if (p.center) {
+    float sum = 0;
+    for (int i = first; i < width; i += kStep) {
+      sum += ChunkSum(LoadPart<kAligned>(x + i, width - i));
+    }
+    mean = BlockSum<kWideThreads>(sum, scratch) / count;
+  }
+  float squares = 0;
+  for (int i = first; i < width; i += kStep) {
+    squares +=
+        ChunkSquares(LoadPart<kAligned>(x + i, width - i), mean, width - i);
+  }
+  const float variance = BlockSum<kWideThreads>(squares, scratch) / count;
+  const float rstd = 1.0f / sqrtf(variance + p.eps);
+  T* const y = RowOf(p.y, p.shape, row);
+  for (int i = first; i < width; i += kStep) {
+    const int n = width - i;
+    const bool has_bias = p.bias != nullptr;
+    StorePart<kAligned>(
+        y + i,
+        Normalize(LoadPart<kAligned>(x + i, n), mean, rstd,
+                  LoadPart<kAligned>(p.weight + i, n),
+                  LoadPart<kAligned>(p.bias + i, has_bias ? n : 0), has_bias),
+        n);
+  }
+  if (threadIdx.x == 0) StoreStatistics(p, row, mean, rstd);
+}
+
+// ---- Backward --------------------------------------------------------------
+
+template <class T>
+struct BackwardParams {
+  RowsShape shape;
+  RowsRef<const T> dy;
+  RowsRef<const T> x;
+  RowsRef<const T> dsum;  // data null: none
+  RowsRef<T> dx;
+  const T* weight;
+  const float* mean;
+  const float* rstd;
+  uint32_t rows_per_block;
+  float* dweight;  // [blocks, width] partial sums; null: frozen
+  float* dbias;    // [blocks, width]; null: none
+  bool center;
+};
+
+// dweight and dbias are summed over fixed blocks of rows, and the blocks in a
+// fixed order: a function of the shape alone. About 1024 blocks of 128 threads
+// are two waves of a large GPU; fewer of larger ones keep the partial sums
+// within 32 MiB. At least 16 rows (4 of a block-wide row), so that the sums
+// are a small part of what is moved.
+struct RowBlocks {
+  template <class G>
+  RowBlocks(G, int64_t num_rows)
+      : RowBlocks(num_rows, G::kBlock, G::kPerBlock > 1 ? 16 : 4) {}
+  explicit RowBlocks(int64_t num_rows) : RowBlocks(num_rows, kWideThreads, 4) {}
+
+  int64_t rows;   // of one block
+  int64_t count;  // of blocks
+
+ private:
+  RowBlocks(int64_t num_rows, int64_t threads, int64_t min_rows) {
+    const int64_t max_count = 1024 * 128 / threads;
+    rows = std::max(min_rows, (num_rows + max_count - 1) / max_count);
+    count = (num_rows + rows - 1) / rows;
+  }
+};
+
+struct RowScale {
+  float mean;
+  float rstd;
+};
+template <class T>
+__device__ inline RowScale ScaleOf(const BackwardParams<T>& p, uint32_t row) {
+  return {p.center ? p.mean[row] : 0.0f, p.rstd[row]};
+}
+
+// sums += (g, g xhat) of a chunk with g = dy w; dweight += dy xhat; dbias +=
+// dy. Elements beyond the row have dy = 0.
+template <class T>
+__device__ inline void AddChunkGrads(const Chunk<T>& dy, const Chunk<T>& x,
+                                     const Chunk<T>& weight, RowScale scale,
+                                     float2& sums, float* dweight,
+                                     float* dbias) {
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kSize; ++i) {
+    const float grad = ToFloat(dy.x[i]);
+    const float xhat = (ToFloat(x.x[i]) - scale.mean) * scale.rstd;
+    const float g = grad * ToFloat(weight.x[i]);
+    sums.x += g;
+    sums.y = fmaf(g, xhat, sums.y);
+    dweight[i] = fmaf(grad, xhat, dweight[i]);
+    dbias[i] += grad;
+  }
+}
+
+// (g - mean(g) - xhat mean(g xhat)) rstd + dsum.
+template <class T>
+__device__ inline Chunk<T> InputGrads(const Chunk<T>& dy, const Chunk<T>& x,
+                                      const Chunk<T>& weight,
+                                      const Chunk<T>& dsum, RowScale scale,
+                                      float2 means) {
+  Chunk<T> dx;
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kSize; ++i) {
+    const float xhat = (ToFloat(x.x[i]) - scale.mean) * scale.rstd;
+    float g = ToFloat(dy.x[i]) * ToFloat(weight.x[i]) - means.x;
+    g = fmaf(-xhat, means.y, g);
+    dx.x[i] = FromFloat<T>(fmaf(g, scale.rstd, ToFloat(dsum.x[i])));
+  }
+  return dx;
+}
+
+template <class T>
+__device__ inline float2 MeansOf(const BackwardParams<T>& p, float2 sums) {
+  const float count = static_cast<float>(p.shape.width);
+  return make_float2(p.center ? sums.x / count : 0.0f, sums.y / count);
+}
+
+// Adds the groups' values in order and writes the block's row of `partials`.
+// `shared` has room for one group; every thread of the block calls it.
+template <class T, class G, int kValues>
+__device__ inline void WritePartials(const float (&values)[kValues],
+                                     float* shared, float* partials,
+                                     int width) {
+  const int group = threadIdx.x / G::kSize;
+  const int lane = threadIdx.x % G::kSize;
+  for (int turn = 0; turn < G::kPerBlock; ++turn) {
+    if (group == turn) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        const int slot = v * G::kSize + lane;
+        const int column =
+            ColumnOf<T, G>(v / Chunk<T>::kSize) + v % Chunk<T>::kSize;
+        const float sum = turn == 0 ? values[v] : shared[slot] + values[v];
+        if (turn + 1 < G::kPerBlock) {
+          shared[slot] = sum;
+        } else if (column < width) {
+          partials[int64_t{blockIdx.x} * width + column] = sum;
+        }
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// A group per row at a time, its part of dweight and dbias in registers over
+// all rows of the block. Moves dy, x and dx once (6 bytes per 16-bit element,
+// 8 with dsum) and 16 bytes of partial sums per column and block; >= 80 % of
+// copy bandwidth from a few thousand rows on.
+template <class T, class G, bool kAligned>
+__global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
+    NormBackwardKernel(const BackwardParams<T> p) {
+  constexpr int kSize = Chunk<T>::kSize;
+  constexpr int kValues = G::kChunks * kSize;
+  SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
+  SHARED_ARRAY(float, shared, G::kPerBlock > 1 ? G::kSize * kValues : 1);
+  float dweight[kValues] = {};
+  float dbias[kValues] = {};
+  const uint32_t begin = blockIdx.x * p.rows_per_block;
+  const uint32_t end = min(begin + p.rows_per_block, p.shape.count);
+  int parity = 0;
+  for (uint32_t first = begin; first < end; first += G::kPerBlock) {
+    const uint32_t row = first + threadIdx.x / G::kSize;
+    const bool active = row < end;
+    const int width = active ? p.shape.width : 0;
+    const RowScale scale = ScaleOf(p, active ? row : begin);
+    Chunk<T> dy[G::kChunks];
+    Chunk<T> x[G::kChunks];
+    LoadRow<G, kAligned>(RowOf(p.dy, p.shape, row), width, dy);
+    LoadRow<G, kAligned>(RowOf(p.x, p.shape, row), width, x);
+    float2 sums = make_float2(0, 0);
+#pragma unroll
+    for (int c = 0; c < G::kChunks; ++c) {
+      const int column = ColumnOf<T, G>(c);
+      const Chunk<T> weight =
+          LoadPart<kAligned>(p.weight + column, width - column);
+      AddChunkGrads(dy[c], x[c], weight, scale, sums, dweight + c * kSize,
+                    dbias + c * kSize);
+    }
+    const float2 means =
+        MeansOf(p, GroupSum<G>(sums, scratch + parity * G::kWarps));
+    parity ^= 1;
+    const T* const dsum = RowOf(p.dsum, p.shape, row);
+    T* const dx = RowOf(p.dx, p.shape, row);
+#pragma unroll
+    for (int c = 0; c < G::kChunks; ++c) {
+      const int column = ColumnOf<T, G>(c);
+      const int n = width - column;
+      const Chunk<T> residual =
+          LoadPart<kAligned>(dsum + column, p.dsum.data != nullptr ? n : 0);
+      const Chunk<T> weight = LoadPart<kAligned>(p.weight + column, n);
+      StorePart<kAligned>(
+          dx + column, InputGrads(dy[c], x[c], weight, residual, scale, means),
+          n);
+    }
+  }
+  if (p.dweight != nullptr) {
+    WritePartials<T, G>(dweight, shared, p.dweight, p.shape.width);
+  }
+  if (p.dbias != nullptr) {
+    WritePartials<T, G>(dbias, shared, p.dbias, p.shape.width);
+  }
+}
+
+// A block per row of any width, which is read twice; the partial sums are kept
+// in the workspace, each element by its own thread.
+template <class T, bool kAligned>
+__global__ void __launch_bounds__(kWideThreads)
+    WideNormBackwardKernel(const BackwardParams<T> p) {
+  constexpr int kSize = Chunk<T>::kSize;
+  constexpr int kStep = kWideThreads * kSize;
+  SHARED_ARRAY(float, scratch, kWideWarps);
+  const int width = p.shape.width;
+  const int first = static_cast<int>(threadIdx.x) * kSize;
+  const uint32_t begin = blockIdx.x * p.rows_per_block;
+  const uint32_t end = min(begin + p.rows_per_block, p.shape.count);
+  const int64_t partial = int64_t{blockIdx.x} * width;
+  for (uint32_t row = begin; row < end; ++row) {
+    const RowScale scale = ScaleOf(p, row);
+    const T* const dy = RowOf(p.dy, p.shape, row);
+    const T* const x = RowOf(p.x, p.shape, row);
+    float2 sums = make_float2(0, 0);
+    for (int i = first; i < width; i += kStep) {
+      const int n = width - i;
+      float dweight[kSize] = {};
+      float dbias[kSize] = {};
+      AddChunkGrads(LoadPart<kAligned>(dy + i, n), LoadPart<kAligned>(x + i, n),
+                    LoadPart<kAligned>(p.weight + i, n), scale, sums, dweight,
+                    dbias);
+#pragma unroll
+      for (int j = 0; j < kSize; ++j) {
+        if (j < n && p.dweight != nullptr) {
+          float* const sum = p.dweight + partial + i + j;
+          *sum = row == begin ? dweight[j] : *sum + dweight[j];
+        }
+        if (j < n && p.dbias != nullptr) {
+          float* const sum = p.dbias + partial + i + j;
+          *sum = row == begin ? dbias[j] : *sum + dbias[j];
+        }
+      }
+    }
+    const float g = BlockSum<kWideThreads>(sums.x, scratch);
+    const float gx = BlockSum<kWideThreads>(sums.y, scratch);
+    const float2 means = MeansOf(p, make_float2(g, gx));
+    const T* const dsum = RowOf(p.dsum, p.shape, row);
+    T* const dx = RowOf(p.dx, p.shape, row);
+    for (int i = first; i < width; i += kStep) {
+      const int n = width - i;
+      const Chunk<T> residual =
+          LoadPart<kAligned>(dsum + i, p.dsum.data != nullptr ? n : 0);
+      StorePart<kAligned>(dx + i,
+                          InputGrads(LoadPart<kAligned>(dy + i, n),
+                                     LoadPart<kAligned>(x + i, n),
+                                     LoadPart<kAligned>(p.weight + i, n),
+                                     residual, scale, means),
+                          n);
+    }
+  }
+}
+
+// ---- Host ------------------------------------------------------------------
+
+template <class T>
+void LaunchForward(cudaStream_t stream, const NormForwardArgs& args,
+                   bool center) {
+  ForwardParams<T> p;
+  p.shape = ShapeOf(args.x);
+  p.x = RefOf<T>(args.x);
+  p.residual = RefOf<T>(args.residual);
+  p.sum = RefOf<T>(args.sum);
+  p.y = RefOf<T>(args.y);
+  p.weight = static_cast<const T*>(args.weight.data);
+  p.bias = static_cast<const T*>(args.bias.data);
+  p.mean = args.mean;
+  p.rstd = args.rstd;
+  p.eps = args.eps;
+  p.center = center;
+  const bool aligned = IsAligned<T>(args.x) && IsAligned<T>(args.residual) &&
+                       IsAligned<T>(args.sum) && IsAligned<T>(args.y) &&
+                       IsChunkAligned(p.weight) && IsChunkAligned(p.bias);
+  WithGroup<T, Pass::kForward>(
+      args.x.width,
+      [&]<class G>(G) {
+        Launch(aligned ? NormForwardKernel<T, G, true>
+                       : NormForwardKernel<T, G, false>,
+               (p.shape.count + G::kPerBlock - 1) / G::kPerBlock, G::kBlock, 0,
+               stream, p);
+      },
+      [&] {
+        Launch(aligned ? WideNormForwardKernel<T, true>
+                       : WideNormForwardKernel<T, false>,
+               p.shape.count, kWideThreads, 0, stream, p);
+      });
+}
+
+void Forward(Stream& stream, const NormForwardArgs& args, bool center) {
+  const DType dtype = args.y.dtype;
+  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
+             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
+             (args.residual.data == nullptr ||
+              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
+      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
+      << " -> " << dtype;
+  ZERO_CUDA_WITH_FLOAT_TYPE(dtype, T,
+                            LaunchForward<T>(HandleOf(stream), args, center));
+}
+
+RowBlocks BlocksOf(const NormBackwardArgs& args) {
+  const int64_t num_rows = args.dy.outer * args.dy.inner;
+  RowBlocks blocks(num_rows);
+  ZERO_CUDA_WITH_FLOAT_TYPE(args.dy.dtype, T, {
+    WithGroup<T, Pass::kBackward>(
+        args.dy.width,
+        [&]<class G>(G group) { blocks = RowBlocks(group, num_rows); }, [] {});
+  });
+  return blocks;
+}
+
+template <class T>
+void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
+                    bool center, const RowBlocks& blocks, float* dweight,
+                    float* dbias) {
+  BackwardParams<T> p;
+  p.shape = ShapeOf(args.dy);
+  p.dy = RefOf<T>(args.dy);
+  p.x = RefOf<T>(args.sum);
+  p.dsum = RefOf<T>(args.dsum);
+  p.dx = RefOf<T>(args.dx);
+  p.weight = static_cast<const T*>(args.weight.data);
+  p.mean = args.mean;
+  p.rstd = args.rstd;
+  p.rows_per_block = static_cast<uint32_t>(blocks.rows);
+  p.dweight = dweight;
+  p.dbias = dbias;
+  p.center = center;
+  const bool aligned = IsAligned<T>(args.dy) && IsAligned<T>(args.sum) &&
+                       IsAligned<T>(args.dsum) && IsAligned<T>(args.dx) &&
+                       IsChunkAligned(p.weight);
+  const auto grid = static_cast<unsigned>(blocks.count);
+  WithGroup<T, Pass::kBackward>(
+      args.dy.width,
+      [&]<class G>(G) {
+        Launch(aligned ? NormBackwardKernel<T, G, true>
+                       : NormBackwardKernel<T, G, false>,
+               grid, G::kBlock, 0, stream, p);
+      },
+      [&] {
+        Launch(aligned ? WideNormBackwardKernel<T, true>
+                       : WideNormBackwardKernel<T, false>,
+               grid, kWideThreads, 0, stream, p);
+      });
+}
+
+void Backward(Stream& stream, const NormBackwardArgs& args, bool center,
+              Workspace workspace) {
+  const DType dtype = args.dx.dtype;
+  ZERO_CHECK(args.dy.dtype == dtype && args.sum.dtype == dtype &&
+             args.weight.dtype == dtype &&
+             (args.dsum.data == nullptr || args.dsum.dtype == dtype))
+      << "norm backward: dy " << args.dy.dtype << ", sum " << args.sum.dtype
+      << ", weight " << args.weight.dtype << " -> " << dtype;
+  const cudaStream_t handle = HandleOf(stream);
+  const RowBlocks blocks = BlocksOf(args);
+  // [count, width] partial sums of dweight, then of dbias.
+  float* const partials = static_cast<float*>(workspace.data);
+  float* const dweight = args.dweight.data != nullptr ? partials : nullptr;
+  float* const dbias = args.dbias.data == nullptr ? nullptr
+                       : dweight == nullptr
+                           ? partials
+                           : partials + blocks.count * args.dy.width;
+  ZERO_CUDA_WITH_FLOAT_TYPE(
+      dtype, T,
+      LaunchBackward<T>(handle, args, center, blocks, dweight, dbias));
+  if (dweight != nullptr) {
+    SumPartials(handle, dweight, blocks.count, args.dweight,
+                args.accumulate_dweight);
+  }
+  if (dbias != nullptr) {
+    SumPartials(handle, dbias, blocks.count, args.dbias, args.accumulate_dbias);
+  }
+}
+
+}  // namespace
+
+void CudaOps::LayerNormForward(Stream& stream, const NormForwardArgs& args) {
+  Forward(stream, args, /*center=*/true);
+}
+
+void CudaOps::RmsNormForward(Stream& stream, const NormForwardArgs& args) {
+  Forward(stream, args, /*center=*/false);
+}
+
+size_t CudaOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
+  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
+                          (args.dbias.data != nullptr ? 1 : 0);
+  return static_cast<size_t>(BlocksOf(args).count * outputs * args.dy.width) *
+         sizeof(float);
+}
+
+void CudaOps::LayerNormBackward(Stream& stream, const NormBackwardArgs& args,
+                                Workspace workspace) {
+  Backward(stream, args, /*center=*/true, workspace);
+}
+
+void CudaOps::RmsNormBackward(Stream& stream, const NormBackwardArgs& args,
+                              Workspace workspace) {
+  Backward(stream, args, /*center=*/false, workspace);
+}
 
 }  // namespace zero::cuda
