@@ -143,6 +143,8 @@ class Machine {
   void FinishWarp(unsigned mask);
   void CheckWarp(unsigned mask);
   void CheckExit();
+  void CheckMissed();
+  void CheckNames(int thread, int exited_lane);
 
   unsigned char* Carve(size_t bytes, size_t alignment);
   void CheckRedZones();
@@ -298,6 +300,7 @@ void Machine::EndThread() {
   threads_[self_].state = State::kExited;
   ++exited_;
   CheckExit();
+  CheckMissed();
   if (exited_ == num_threads_) {
     if (!HaveTsan()) idle_[num_idle_++] = running_;
     SwitchTo(&main_);
@@ -411,13 +414,28 @@ void Machine::CheckWarp(unsigned mask) {
     Die(self_, "mask %08x at %s:%d leaves out the calling lane %d", mask,
         t.file, t.line, lane());
   }
+  if (exited_ == 0) return;
   const int first = self_ / kLanes * kLanes;
-  for (int i = 0; exited_ > 0 && i < kLanes; ++i) {
-    if ((mask >> i & 1) != 0 && threads_[first + i].state == State::kExited) {
-      Die(self_, "mask %08x at %s:%d names lane %d, which has exited", mask,
-          t.file, t.line, i);
+  for (int i = 0; i < kLanes; ++i) {
+    if (threads_[first + i].state == State::kExited) CheckNames(self_, i);
+  }
+}
+
+// Dies if a lane of the warp waits for this thread, which has ended.
+void Machine::CheckMissed() {
+  const int first = self_ / kLanes * kLanes;
+  for (int i = 0; waiting_[self_ / kLanes] != 0 && i < kLanes; ++i) {
+    if (threads_[first + i].state == State::kInWarp) {
+      CheckNames(first + i, lane());
     }
   }
+}
+
+void Machine::CheckNames(int thread, int exited_lane) {
+  const Thread& t = threads_[thread];
+  if ((t.mask >> exited_lane & 1) == 0) return;
+  Die(thread, "mask %08x at %s:%d names lane %d, which has exited", t.mask,
+      t.file, t.line, exited_lane);
 }
 
 // All lanes of `mask` have come: gives each its result.
