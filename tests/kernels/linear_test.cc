@@ -1,26 +1,11 @@
-#include "tests/kernels/matrix.h"
+#include "tests/kernels/linear_checks.h"
 
 namespace zero {
 namespace {
 
-struct Shape {
-  int64_t m, k, n;
-};
+constexpr LinearShape kShapes[] = {{1, 1, 1},    {1, 31, 33},   {33, 31, 1},
+                                   {31, 33, 65}, {5, 1023, 31}, {130, 64, 96}};
 
-std::string Name(const Shape& s, DType dtype) {
-  return std::to_string(s.m) + "x" + std::to_string(s.k) + "x" +
-         std::to_string(s.n) + " " + DTypeName(dtype);
-}
-
-constexpr Shape kShapes[] = {{1, 1, 1},    {1, 31, 33},   {33, 31, 1},
-                             {31, 33, 65}, {5, 1023, 31}, {130, 64, 96}};
-// Shapes that a converted product cuts in k, in n and in m.
-constexpr Shape kLargeShapes[] = {{70, 2100, 3700}, {3700, 2100, 70}};
-
-void RunLinear(const Path& path, const LinearArgs& args) {
-  Scratch scratch(path.ops.LinearWorkspaceBytes(args));
-  path.ops.Linear(path.stream, args, scratch.workspace());
-}
 void RunInput(const Path& path, const LinearBackwardInputArgs& args) {
   Scratch scratch(path.ops.LinearBackwardInputWorkspaceBytes(args));
   path.ops.LinearBackwardInput(path.stream, args, scratch.workspace());
@@ -30,84 +15,10 @@ void RunWeight(const Path& path, const LinearBackwardWeightArgs& args) {
   path.ops.LinearBackwardWeight(path.stream, args, scratch.workspace());
 }
 
-// x w^T + bias in float64 and, at (i, j), what rounding may do to it.
-struct Expected {
-  Dense pre;
-  std::vector<double> x_norm, w_norm;
-  double Error(int64_t i, int64_t j) const {
-    return SumError(x_norm[static_cast<size_t>(i)],
-                    w_norm[static_cast<size_t>(j)]);
-  }
-};
-
-Expected Expect(const Dense& x, const Dense& w, const Dense& bias) {
-  Expected e;
-  e.pre = Matmul(x, Transposed(w));
-  for (int64_t i = 0; i < x.rows; ++i) e.x_norm.push_back(Norm(x, i));
-  for (int64_t j = 0; j < w.rows; ++j) {
-    e.w_norm.push_back(Norm(w, j));
-    for (int64_t i = 0; i < x.rows; ++i) e.pre(i, j) += bias(0, j);
-  }
-  return e;
-}
-
-void CheckForward(const Path& path, const Shape& s, DType dtype,
-                  bool with_bias, bool with_residual, Gelu act, bool with_pre) {
-  const std::string what = Name(s, dtype) + (with_bias ? " bias" : "") +
-                           (with_residual ? " residual" : "") +
-                           (act != Gelu::kNone ? " gelu" : "") +
-                           (with_pre ? " pre" : "");
-  GuardedMatrix x = GuardedMatrix::Normal(dtype, s.m, s.k, 3, 1);
-  GuardedMatrix w =
-      GuardedMatrix::Normal(dtype, s.n, s.k, 1, 2, 1 / std::sqrt(s.k));
-  GuardedMatrix bias(dtype, 1, s.n);
-  if (with_bias) bias = GuardedMatrix::Normal(dtype, 1, s.n, 0, 3);
-  GuardedMatrix residual(dtype, s.m, s.n, 5);
-  if (with_residual) {
-    residual = GuardedMatrix::Normal(dtype, s.m, s.n, 5, 4);
-  }
-  GuardedMatrix y(dtype, s.m, s.n, 2), pre(dtype, s.m, s.n, 7);
-  LinearArgs args;
-  args.x = x.view();
-  args.w = w.view();
-  if (with_bias) args.bias = bias.row_vector();
-  if (with_residual) args.residual = residual.view();
-  args.y = y.view();
-  args.act = act;
-  if (with_pre) args.pre_act = pre.view();
-  RunLinear(path, args);
-
-  const Expected e = Expect(x.dense(), w.dense(), bias.dense());
-  const double half_ulp = HalfUlp(dtype);
-  // The sum, and one rounding each for the bias and for storage.
-  const auto pre_error = [&](int64_t i, int64_t j) {
-    return e.Error(i, j) + 2 * half_ulp * std::abs(e.pre(i, j)) +
-           TinyStep(dtype);
-  };
-  if (with_pre) ExpectNear(pre, e.pre, pre_error, what + ": pre_act");
-  Dense want(s.m, s.n);
-  for (int64_t i = 0; i < s.m; ++i) {
-    for (int64_t j = 0; j < s.n; ++j) {
-      want(i, j) = ReferenceGelu(act, e.pre(i, j)) + residual(i, j);
-    }
-  }
-  // |gelu'| <= 1.13; gelu itself and the stores before and after the residual
-  // round by at most two half ulps of the larger of the terms, and gelu in
-  // fp32 by 4 of fp32's (gelu_test).
-  ExpectNear(
-      y, want,
-      [&](int64_t i, int64_t j) {
-        const double size = std::abs(e.pre(i, j)) + std::abs(residual(i, j));
-        return 1.13 * pre_error(i, j) + 2 * half_ulp * size +
-               4 * HalfUlp(DType::kF32) * size + TinyStep(dtype);
-      },
-      what);
-}
-
 TEST(LinearTest, ForwardIsTheProductWithBiasActivationAndResidual) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
-      for (const Shape& s : kShapes) {
+      for (const LinearShape& s : kShapes) {
         CheckForward(path, s, dtype, false, false, Gelu::kNone, false);
         CheckForward(path, s, dtype, true, false, Gelu::kNone, false);
         CheckForward(path, s, dtype, false, true, Gelu::kNone, false);
@@ -121,39 +32,7 @@ TEST(LinearTest, ForwardIsTheProductWithBiasActivationAndResidual) {
   });
 }
 
-TEST(LinearTest, ConvertedProductsLargerThanTheWorkspaceAreCut) {
-  cpu::CpuDevice::Options options;
-  options.num_threads = 2;
-  options.low_precision = cpu::LowPrecision::kConvert;
-  cpu::CpuDevice device(options);
-  const auto stream = device.MakeStream(StreamRole::kCompute);
-  const Path path{"", device, device.ops(), *stream, false};
-  for (const Shape& s : kLargeShapes) {
-    CheckForward(path, s, DType::kBF16, true, true, Gelu::kNone, false);
-  }
-}
-
-TEST(LinearTest, ConvertedWorkspaceStaysWithinItsBound) {
-  cpu::CpuDevice::Options options;
-  options.low_precision = cpu::LowPrecision::kConvert;
-  cpu::CpuDevice device(options);
-  char memory = 0;
-  for (const int64_t m : {1, 63, 1024, 8192, 100000}) {
-    for (const int64_t k : {1, 768, 2048, 2049, 14336, 50257}) {
-      for (const int64_t n : {1, 64, 768, 3072, 50257}) {
-        LinearArgs args;
-        args.x = {&memory, DType::kBF16, m, k, k};
-        args.w = {&memory, DType::kBF16, n, k, k};
-        args.y = {&memory, DType::kBF16, m, n, n};
-        EXPECT_LE(device.ops().LinearWorkspaceBytes(args),
-                  cpu::MatmulCache::kConvertBytes)
-            << m << " " << k << " " << n;
-      }
-    }
-  }
-}
-
-void CheckInput(const Path& path, const Shape& s, DType dtype,
+void CheckInput(const Path& path, const LinearShape& s, DType dtype,
                 bool accumulate, Gelu act) {
   const std::string what = Name(s, dtype) + (accumulate ? " accumulate" : "");
   GuardedMatrix dy = GuardedMatrix::Normal(dtype, s.m, s.n, 1, 1);
@@ -197,7 +76,7 @@ void CheckInput(const Path& path, const Shape& s, DType dtype,
 TEST(LinearTest, InputGradientIsTheProductTimesTheActivationsSlope) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
-      for (const Shape& s : kShapes) {
+      for (const LinearShape& s : kShapes) {
         CheckInput(path, s, dtype, false, Gelu::kNone);
         CheckInput(path, s, dtype, true, Gelu::kNone);
         CheckInput(path, s, dtype, false, Gelu::kTanh);
@@ -207,8 +86,8 @@ TEST(LinearTest, InputGradientIsTheProductTimesTheActivationsSlope) {
   });
 }
 
-void CheckWeight(const Path& path, const Shape& s, DType dtype, DType sink,
-                 bool accumulate) {
+void CheckWeight(const Path& path, const LinearShape& s, DType dtype,
+                 DType sink, bool accumulate) {
   const std::string what = Name(s, dtype) + " into " + DTypeName(sink) +
                            (accumulate ? " accumulate" : "");
   GuardedMatrix dy = GuardedMatrix::Normal(dtype, s.m, s.n, 1, 1);
@@ -257,7 +136,7 @@ void CheckWeight(const Path& path, const Shape& s, DType dtype, DType sink,
 TEST(LinearTest, WeightAndBiasGradientsAreWrittenOrAccumulated) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
-      for (const Shape& s : kShapes) {
+      for (const LinearShape& s : kShapes) {
         for (const bool accumulate : {false, true}) {
           CheckWeight(path, s, dtype, DType::kF32, accumulate);
           if (dtype != DType::kF32) {
@@ -296,7 +175,7 @@ TEST(LinearTest, WeightOrBiasGradientAloneLeavesTheOtherAlone) {
 TEST(LinearTest, BitsDoNotDependOnAddressesStridesOrHistory) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
-      const Shape s{65, 130, 97};
+      const LinearShape s{65, 130, 97};
       GuardedMatrix first(dtype, s.m, s.n), first_dw(DType::kF32, s.n, s.k);
       for (const int64_t offset : {0, 0, 1, 3, 17}) {
         GuardedMatrix x =
