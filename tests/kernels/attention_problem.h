@@ -1,0 +1,123 @@
+// One problem of attention: operands strided as in a packed projection, the
+// calls, and the heads as dense matrices for the reference.
+#ifndef ZERO_TESTS_KERNELS_ATTENTION_PROBLEM_H_
+#define ZERO_TESTS_KERNELS_ATTENTION_PROBLEM_H_
+
+#include <string>
+
+#include "tests/kernels/matrix.h"
+
+namespace zero {
+
+struct AttentionTestShape {
+  int64_t batch, heads, kv_heads, q_len, kv_len, dim;
+  // Elements after every token: with a multiple of 8 (and such heads) rows lie
+  // on multiples of 16 bytes.
+  int64_t pad = 7;
+};
+
+inline std::string Name(const AttentionTestShape& s, DType dtype) {
+  std::string name = DTypeName(dtype);
+  for (const int64_t n :
+       {s.batch, s.heads, s.kv_heads, s.q_len, s.kv_len, s.dim}) {
+    name += " " + std::to_string(n);
+  }
+  return name;
+}
+
+// [B * T, heads * D] matrices with room after every token, as in a packed
+// projection.
+struct AttentionProblem {
+  AttentionTestShape s;
+  DType dtype;
+  GuardedMatrix q, k, v, out, dout, dq, dk, dv;
+  TestVector<float> lse;
+  float scale;
+
+  AttentionProblem(const AttentionTestShape& s, DType dtype, int64_t offset = 0)
+      : s(s),
+        dtype(dtype),
+        q(Input(s.q_len, s.heads, 1, offset)),
+        k(Input(s.kv_len, s.kv_heads, 2, offset)),
+        v(Input(s.kv_len, s.kv_heads, 3, offset)),
+        out(Output(s.q_len, s.heads)),
+        dout(Input(s.q_len, s.heads, 4, offset)),
+        dq(Output(s.q_len, s.heads)),
+        dk(Output(s.kv_len, s.kv_heads)),
+        dv(Output(s.kv_len, s.kv_heads)),
+        lse(static_cast<size_t>(s.batch * s.heads * s.q_len)),
+        scale(static_cast<float>(1 / std::sqrt(s.dim))) {}
+
+  GuardedMatrix Input(int64_t tokens, int64_t heads, uint64_t seed,
+                      int64_t offset) const {
+    return GuardedMatrix::Normal(dtype, s.batch * tokens, heads * s.dim, s.pad,
+                                 seed, 1, offset);
+  }
+  GuardedMatrix Output(int64_t tokens, int64_t heads) const {
+    return GuardedMatrix(dtype, s.batch * tokens, heads * s.dim, s.pad);
+  }
+  AttentionShape shape() const {
+    return {dtype,   s.batch,    s.q_len, s.kv_len,
+            s.heads, s.kv_heads, s.dim,   scale};
+  }
+  MutableHeadsRef Mutable(GuardedMatrix& m) const {
+    const Matrix view = m.view();
+    return {view.data, view.rows / s.batch * view.ld, view.ld};
+  }
+  HeadsRef Const(GuardedMatrix& m) const {
+    const MutableHeadsRef r = Mutable(m);
+    return {r.data, r.batch_stride, r.token_stride};
+  }
+
+  void Forward(Ops& ops, Stream& stream, bool with_lse = true) {
+    AttentionForwardArgs args;
+    args.shape = shape();
+    args.q = Const(q);
+    args.k = Const(k);
+    args.v = Const(v);
+    args.out = Mutable(out);
+    args.lse = with_lse ? lse.data() : nullptr;
+    Scratch scratch(ops.AttentionForwardWorkspaceBytes(args));
+    ops.AttentionForward(stream, args, scratch.workspace());
+  }
+  void Backward(Ops& ops, Stream& stream) {
+    AttentionBackwardArgs args;
+    args.shape = shape();
+    args.q = Const(q);
+    args.k = Const(k);
+    args.v = Const(v);
+    args.out = Const(out);
+    args.dout = Const(dout);
+    args.lse = lse.data();
+    args.dq = Mutable(dq);
+    args.dk = Mutable(dk);
+    args.dv = Mutable(dv);
+    Scratch scratch(ops.AttentionBackwardWorkspaceBytes(args));
+    ops.AttentionBackward(stream, args, scratch.workspace());
+  }
+
+  // One head of one sample.
+  Dense Head(const GuardedMatrix& m, int64_t b, int64_t h) const {
+    const int64_t tokens = m.rows() / s.batch;
+    Dense d(tokens, s.dim);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t i = 0; i < s.dim; ++i) {
+        d(t, i) = m(b * tokens + t, h * s.dim + i);
+      }
+    }
+    return d;
+  }
+  void PutHead(Dense& whole, int64_t b, int64_t h, const Dense& d,
+               bool add) const {
+    for (int64_t t = 0; t < d.rows; ++t) {
+      for (int64_t i = 0; i < s.dim; ++i) {
+        double& to = whole(b * d.rows + t, h * s.dim + i);
+        to = add ? to + d(t, i) : d(t, i);
+      }
+    }
+  }
+};
+
+}  // namespace zero
+
+#endif  // ZERO_TESTS_KERNELS_ATTENTION_PROBLEM_H_
