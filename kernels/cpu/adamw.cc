@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -9,7 +10,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/rounding-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -93,11 +94,23 @@ void UpdateSpan(const AdamWArgs& args, const Constants& c, int64_t begin,
   }
 }
 
+template <class G>
+void UpdateAndRound(const AdamWArgs& args, const Constants& c, int64_t begin,
+                    int64_t end) {
+  for (int64_t i = begin; i < end; i += kRoundingChunk) {
+    const int64_t stop = std::min(end, i + kRoundingChunk);
+    UpdateSpan<false, float, G>(args, c, i, stop);
+    RoundStochastically(args.state, i, stop);
+  }
+}
+
 void AdamWRange(const AdamWArgs& args, float weight_decay, int64_t begin,
                 int64_t end) {
   const Constants c(args, weight_decay);
   ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G, {
-    if (args.state.master == nullptr) {
+    if (args.state.stochastic_rounding) {
+      UpdateAndRound<G>(args, c, begin, end);
+    } else if (args.state.master == nullptr) {
       UpdateSpan<false, float, G>(args, c, begin, end);
     } else {
       ZERO_CPU_WITH_FLOAT_TYPE(args.state.param.dtype, P,

@@ -10,7 +10,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/lamb.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/rounding-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -84,14 +84,12 @@ void MomentRange(const LambArgs& args, float weight_decay, int64_t begin,
                            MomentSpan<G>(args, c, begin, end));
 }
 
-// p -= step * update, with step = lr * trust ratio.
+// p -= step * update, with step = lr * trust ratio. copy: null where the
+// parameter is not stored beside its master.
 template <class P>
-void ApplySpan(const LambArgs& args, const Constants& c, float step,
+void ApplySpan(const LambArgs& args, const Constants& c, float step, P* copy,
                int64_t begin, int64_t end) {
   float* master = MasterOf(args.state);
-  P* copy = args.state.master != nullptr
-                ? static_cast<P*>(args.state.param.data)
-                : nullptr;
   const VF scale = hn::Set(df, step);
   const int64_t lanes = NumLanes();
   int64_t i = begin;
@@ -115,8 +113,17 @@ void ApplySpan(const LambArgs& args, const Constants& c, float step,
 void ApplyRange(const LambArgs& args, float weight_decay, float step,
                 int64_t begin, int64_t end) {
   const Constants c(args, weight_decay);
-  ZERO_CPU_WITH_FLOAT_TYPE(args.state.param.dtype, P,
-                           ApplySpan<P>(args, c, step, begin, end));
+  if (args.state.stochastic_rounding) {
+    for (int64_t i = begin; i < end; i += kRoundingChunk) {
+      const int64_t stop = std::min(end, i + kRoundingChunk);
+      ApplySpan<float>(args, c, step, nullptr, i, stop);
+      RoundStochastically(args.state, i, stop);
+    }
+    return;
+  }
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      args.state.param.dtype, P,
+      ApplySpan<P>(args, c, step, CopyOf<P>(args.state), begin, end));
 }
 
 }  // namespace

@@ -43,12 +43,20 @@ inline float GradScale(const UpdateState& state) {
 inline void CheckUpdateState(const char* op, const UpdateState& state) {
   ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
       << op << ": " << state.param.dtype << " parameters need fp32 masters";
+  ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
+      << op << ": fp32 parameters are not rounded";
 }
 
 // The fp32 values that are updated.
 inline float* MasterOf(const UpdateState& state) {
   return state.master != nullptr ? state.master
                                  : static_cast<float*>(state.param.data);
+}
+
+// The parameters that are stored beside their masters; null: none.
+template <class P>
+P* CopyOf(const UpdateState& state) {
+  return state.master != nullptr ? static_cast<P*>(state.param.data) : nullptr;
 }
 
 }  // namespace zero::cpu

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/optimizer_ranges.h"
 #include "kernels/cpu/targets.h"
@@ -6,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/sgd.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/rounding-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -43,13 +45,11 @@ HWY_INLINE Element UpdateElement(const Constants& c, VF p, VF buffer, VF g) {
   return {NegFma(c.lr, direction, p), buffer};
 }
 
+// copy: null where the parameter is not stored beside its master.
 template <class P, class G>
-void UpdateSpan(const SgdArgs& args, const Constants& c, int64_t begin,
+void UpdateSpan(const SgdArgs& args, const Constants& c, P* copy, int64_t begin,
                 int64_t end) {
   float* master = MasterOf(args.state);
-  P* copy = args.state.master != nullptr
-                ? static_cast<P*>(args.state.param.data)
-                : nullptr;
   const G* grad = static_cast<const G*>(args.state.grad.data);
   float* buffer = args.momentum_buffer;
   const bool read_buffer = c.has_buffer && !c.first_step;
@@ -72,13 +72,28 @@ void UpdateSpan(const SgdArgs& args, const Constants& c, int64_t begin,
   }
 }
 
+template <class G>
+void UpdateAndRound(const SgdArgs& args, const Constants& c, int64_t begin,
+                    int64_t end) {
+  for (int64_t i = begin; i < end; i += kRoundingChunk) {
+    const int64_t stop = std::min(end, i + kRoundingChunk);
+    UpdateSpan<float, G>(args, c, nullptr, i, stop);
+    RoundStochastically(args.state, i, stop);
+  }
+}
+
 void SgdRange(const SgdArgs& args, float weight_decay, int64_t begin,
               int64_t end) {
   const Constants c(args, weight_decay);
-  ZERO_CPU_WITH_FLOAT_TYPE(
-      args.state.grad.dtype, G,
-      ZERO_CPU_WITH_FLOAT_TYPE(args.state.param.dtype, P,
-                               UpdateSpan<P, G>(args, c, begin, end)));
+  ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G, {
+    if (args.state.stochastic_rounding) {
+      UpdateAndRound<G>(args, c, begin, end);
+    } else {
+      ZERO_CPU_WITH_FLOAT_TYPE(
+          args.state.param.dtype, P,
+          UpdateSpan<P, G>(args, c, CopyOf<P>(args.state), begin, end));
+    }
+  });
 }
 
 }  // namespace

@@ -113,10 +113,11 @@ struct UpdateSpan {
   int64_t first_element;
 };
 
-// Throws where 16-bit parameters have no master.
 inline void CheckUpdateState(const char* op, const UpdateState& state) {
   ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
       << op << ": " << state.param.dtype << " parameters need fp32 masters";
+  ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
+      << op << ": fp32 parameters are not rounded";
 }
 
 // May `span` and the arrays of state be moved in whole slices?

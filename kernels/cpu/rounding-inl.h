@@ -1,0 +1,117 @@
+// Stochastic rounding on vectors: the bits of kernels/rounding.h.
+#include <algorithm>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/philox-inl.h"
+#include "kernels/cpu/storage.h"
+#include "kernels/ops.h"
+#include "kernels/rounding.h"
+
+#if defined(ZERO_KERNELS_CPU_ROUNDING_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef ZERO_KERNELS_CPU_ROUNDING_INL_H_
+#undef ZERO_KERNELS_CPU_ROUNDING_INL_H_
+#else
+#define ZERO_KERNELS_CPU_ROUNDING_INL_H_
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace zero::cpu::HWY_NAMESPACE {
+
+#if ZERO_CPU_EMULATED
+HWY_INLINE uint16_t RoundOne(float value, uint32_t word, BF16*) {
+  return StochasticBF16(value, word);
+}
+HWY_INLINE uint16_t RoundOne(float value, uint32_t word, F16*) {
+  return StochasticF16(value, word);
+}
+template <class T>
+HWY_INLINE void StochasticStore(VF v, VU word, T* p) {
+  HWY_ALIGN float values[HWY_MAX_BYTES];
+  HWY_ALIGN uint32_t words[HWY_MAX_BYTES];
+  hn::Store(v, df, values);
+  hn::Store(word, du, words);
+  for (int64_t i = 0; i < NumLanes(); ++i) {
+    p[i].bits = RoundOne(values[i], words[i], p);
+  }
+}
+#else
+HWY_INLINE void StochasticStore(VF v, VU word, BF16* p) {
+  const VU bits = hn::BitCast(du, v);
+  const VU sum = hn::Add(bits, hn::And(word, hn::Set(du, 0xFFFF)));
+  const VU quiet = hn::Or(bits, hn::Set(du, 0x00400000));
+  const auto nan = hn::RebindMask(du, hn::IsNaN(v));
+  const VU top = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, sum));
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, top)), du16,
+             reinterpret_cast<uint16_t*>(p));
+}
+
+HWY_INLINE void StochasticStore(VF v, VU word, F16* p) {
+  const VF size = hn::Abs(v);
+  const VU bits = hn::BitCast(du, size);
+  const VU normal = hn::ShiftRight<13>(
+      hn::Sub(hn::Add(bits, hn::And(word, hn::Set(du, 0x1FFF))),
+              hn::Set(du, 0x38000000)));
+  const VU steps =
+      hn::BitCast(du, hn::ConvertTo(di, hn::Mul(size, hn::Set(df, 0x1p45f))));
+  const VU tiny =
+      hn::ShiftRight<21>(hn::Add(steps, hn::And(word, hn::Set(du, 0x1FFFFF))));
+  const VU payload = hn::And(hn::ShiftRight<13>(bits), hn::Set(du, 0x1FF));
+  const auto is_normal = hn::Ge(size, hn::Set(df, 0x1p-14f));
+  const auto is_large = hn::Ge(size, hn::Set(df, 65536.0f));
+  VU result = hn::IfThenElse(hn::RebindMask(du, is_normal), normal, tiny);
+  result =
+      hn::IfThenElse(hn::RebindMask(du, is_large), hn::Set(du, 0x7C00), result);
+  result = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)),
+                          hn::Or(payload, hn::Set(du, 0x7E00)), result);
+  const VU sign =
+      hn::And(hn::ShiftRight<16>(hn::BitCast(du, v)), hn::Set(du, 0x8000));
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, hn::Or(sign, result))), du16,
+             reinterpret_cast<uint16_t*>(p));
+}
+#endif
+
+template <class T>
+void RoundSpan(const UpdateState& state, int64_t begin, int64_t end) {
+  const int64_t lanes = NumLanes();
+  const int64_t window = 4 * lanes;  // elements of one call of PhiloxWords
+  T* const param = static_cast<T*>(state.param.data);
+  HWY_ALIGN uint32_t words[5 * kMaxLanes] = {};  // the last vector may overlap
+  HWY_ALIGN T tail[kMaxLanes];
+  for (int64_t i = begin; i < end;) {
+    const int64_t element = state.first_element + i;
+    const int64_t base = element - element % window;
+    PhiloxWords(state.rounding_key, static_cast<uint64_t>(base / 4), 0, words);
+    const int64_t stop = std::min(end, i + (base + window - element));
+    for (const uint32_t* word = words + (element - base); i < stop;
+         word += lanes) {
+      const VU random = hn::LoadU(du, word);
+      const int64_t n = std::min(lanes, stop - i);
+      if (n == lanes) {
+        StochasticStore(Load(state.master + i), random, param + i);
+      } else {
+        StochasticStore(LoadN(state.master + i, n), random, tail);
+        std::memcpy(param + i, tail, static_cast<size_t>(n) * sizeof(T));
+      }
+      i += n;
+    }
+  }
+}
+
+// Elements that are updated and then rounded while they are in the L1 cache.
+inline constexpr int64_t kRoundingChunk = 1024;
+
+// param[i] = master[i] for i in [begin, end), rounded stochastically.
+HWY_INLINE void RoundStochastically(const UpdateState& state, int64_t begin,
+                                    int64_t end) {
+  if (state.param.dtype == DType::kBF16) {
+    RoundSpan<BF16>(state, begin, end);
+  } else {
+    RoundSpan<F16>(state, begin, end);
+  }
+}
+
+}  // namespace zero::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // ZERO_KERNELS_CPU_ROUNDING_INL_H_
