@@ -1,0 +1,438 @@
+"""gpu_check on a machine with a fake GPU and a fake build: shell scripts in
+place of the test programs, `zero` and the benchmarks."""
+
+import contextlib
+import glob
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import unittest
+
+sys.dont_write_bytecode = True
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+sys.path.append(os.path.join(ROOT, "tools/gpu"))
+
+import bundle
+import check
+import machine
+import parts
+
+SCRIPT = os.path.join(ROOT, "tools/gpu_check")
+
+# What a gtest program does with --gtest_output=json:PATH.
+GTEST = """#!/bin/sh
+for a; do case $a in --gtest_output=json:*) json=${a#*json:} ;; esac; done
+: ${json:=/dev/null}
+echo "[==========] Running 2 tests from 1 test suite."
+"""
+PASSES = GTEST + """echo "[       OK ] Kernels.A (1 ms)"
+cat >$json <<END
+{"testsuites": [{"name": "Kernels", "testsuite": [
+  {"name": "A", "result": "COMPLETED"}, {"name": "B", "result": "COMPLETED"}]}]}
+END
+"""
+FAILS = GTEST + """cat >$json <<END
+{"testsuites": [{"name": "Kernels", "testsuite": [
+  {"name": "A", "failures": [{"failure": "seeded"}]}, {"name": "B"}]}]}
+END
+exit 1
+"""
+SKIPS = GTEST + """cat >$json <<END
+{"testsuites": [{"name": "Kernels", "testsuite": [
+  {"name": "A", "result": "SKIPPED"}]}]}
+END
+"""
+PARITY = GTEST + """cat >$json <<END
+{"testsuites": [{"name": "Ops/OpParityTest", "testsuite": [
+  {"name": "IsTheCpusOnTheSameData/Linear", "result": "COMPLETED",
+   "fp32": "2e-07", "fp32_limit": "1e-05",
+   "bf16": "0.0031", "bf16_limit": "0.0078"}]}]}
+END
+"""
+# Starts a child that must end with it.
+HANGS = """#!/bin/sh
+sleep 300 &
+echo $! >$CHILD
+wait
+"""
+# `zero train` and `zero config --schema`.
+ZERO = """#!/usr/bin/env python3
+import json, os, sys
+if sys.argv[1] == "config":
+    print(json.dumps({"properties": {"device": {"properties": {
+        "deterministic_attention": {}}}}}))
+    sys.exit()
+sets = dict(a.split("=", 1) for a in sys.argv if "=" in a)
+on_gpu = sys.argv[sys.argv.index("--device") + 1] == "cuda"
+stage = int(sets.get("zero_optimization.stage", 0))
+if "--ranks" in sys.argv:
+    assert sets["device.deterministic_attention"] == "true"
+assert os.path.exists(sets["data.train"])
+out = sets["training.out_dir"]
+os.makedirs(out)
+with open(out + "/metrics.jsonl", "w") as file:
+    for step in range(20):
+        loss = 5 - 0.1 * step
+        if on_gpu:
+            loss *= 1 + float(os.environ.get("OFF_BY", "2e-6"))
+        file.write(json.dumps({"step": step + 1, "loss": loss}) + "\\n")
+with open(out + "/summary.json", "w") as file:
+    odd = os.environ.get("ODD_STAGE") == str(stage)
+    json.dump({"parameters_hash": "odd" if odd else "abc", "final_loss": 3.1,
+               "tokens_per_second": 1000, "peak_bytes": {"total": 10000000}},
+              file)
+"""
+STEP_BENCH = """#!/bin/sh
+cat <<END
+{"micro_batch": 8, "sequence_length": 1024, "step_ms": [10, 11, 12],
+ "host_ms": 0.5, "flops_per_token": {"model": 8e8, "causal": 7e8},
+ "peak_bytes": {"parameters": 1000, "total": 20000000000},
+ "ops": [{"op": "linear 8x8x8", "ms": 4}, {"op": "adamw", "ms": 1},
+         {"op": "linear_cross_entropy 8x8x8", "ms": 2}],
+ "memory": {"total": 140e9, "context": 500000000, "used_before": 700000000,
+            "used": 20750000000, "ledger_peak": 20000000000,
+            "predicted_peak": 20000000000}}
+END
+""".replace("\n \"", " \"").replace("\n         ", " ").replace(
+    "\n            ", " ")
+DEVICE_BENCH = """#!/bin/sh
+cat <<END
+{"op": "copy", "shape": "1", "dtype": "bf16", "unit": "GB/s", "rate": 4000}
+{"op": "product", "shape": "8", "dtype": "bf16", "unit": "GFLOP/s", "rate": 8e5}
+{"op": "adamw, fp32 gradients", "shape": "8", "dtype": "bf16", "unit": "GB/s", "rate": 3700}
+END
+"""
+SANITIZER = """#!/bin/sh
+echo "========= COMPUTE-SANITIZER"
+for last; do :; done
+%s
+$last
+echo "========= ERROR SUMMARY: %d errors"
+exit %d
+"""
+
+
+class FakeMachine:
+    def problem(self):
+        return None
+
+    def info(self):
+        return {"name": "Fake H200", "gpus": 1, "memory_bytes": 141 * 10**9,
+                "multiprocessors": 132, "compute_capability": "9.0",
+                "driver": "580.1", "driver_cuda": "13.0", "cores": 2}
+
+    def libraries(self):
+        return {"libcublasLt.so.13": {"path": "/x/libcublasLt.so.13",
+                                      "version": "130100"},
+                "libcudnn.so.9": {"path": None, "version": None}}
+
+    def environment(self):
+        # No python3 with PyTorch: the peer fails in no time.
+        return {**os.environ, "GPU_CHECK_PYTHON": "/no/python3"}
+
+
+def run_script(*arguments, script=SCRIPT, **more):
+    done = subprocess.run([script, *arguments], text=True,
+                          capture_output=True, **more)
+    return done.returncode, done.stdout, done.stderr
+
+
+class GpuCheckTest(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.root)
+        # The parts' own temporary folders, so that one left behind shows.
+        self.temp = os.path.join(self.root, "tmp")
+        os.makedirs(self.temp)
+        self.keep(tempfile, "tempdir", self.temp)
+        self.keep(machine, "compute_sanitizer",
+                  lambda: os.path.join(self.root, "sanitizer"))
+        os.symlink(os.path.join(ROOT, "tools"),
+                   os.path.join(self.root, "tools"))
+        for name, text in {
+                "zero": ZERO, "bench/step_bench": STEP_BENCH,
+                "bench/device_bench": DEVICE_BENCH,
+                parts.KERNEL_TESTS: PASSES, parts.PARITY_TEST: PARITY,
+                "tests/engine/train/cuda_step_test": PASSES,
+                "tests/kernels/kernels_emulated_test": FAILS}.items():
+            self.program("out/" + name, text)
+        self.program("sanitizer", SANITIZER % ("", 0, 0))
+
+    def keep(self, module, name, value):
+        self.addCleanup(setattr, module, name, getattr(module, name))
+        setattr(module, name, value)
+
+    def environ(self, **values):
+        for name, value in values.items():
+            os.environ[name] = value
+            self.addCleanup(os.environ.pop, name)
+
+    def program(self, name, text):
+        path = os.path.join(self.root, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(text)
+        os.chmod(path, 0o755)
+
+    def check(self, *arguments):
+        """(exit status, report.json, report.md)"""
+        out = os.path.join(self.root, "report")
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = check.main(["--out", out, *arguments], FakeMachine(),
+                              root=self.root)
+        with open(os.path.join(out, "report.json")) as file:
+            found = json.load(file)
+        with open(os.path.join(out, "report.md")) as file:
+            text = file.read()
+        self.assertEqual(os.listdir(self.temp), [])
+        return code, found, text
+
+    def row(self, found, part):
+        return next(row for row in found["parts"] if row["part"] == part)
+
+    # ---- The command line ---------------------------------------------------
+
+    def test_help_names_the_parts_and_the_exit_status(self):
+        code, text, _ = run_script("--help")
+        self.assertEqual(code, 0)
+        for word in (*check.LIMITS, "77", "--bundle"):
+            self.assertIn(word, text)
+
+    def test_an_unknown_part_is_an_error_that_names_those_there_are(self):
+        for arguments in (["--parts", "tests,speed"], ["--limit", "speed=3"],
+                          ["--limit", "tests=soon"]):
+            code, _, text = run_script(*arguments)
+            self.assertEqual(code, 2)
+            self.assertIn("speed" if "speed" in str(arguments) else "soon",
+                          text)
+
+    def test_the_parts_fit_into_nine_minutes(self):
+        self.assertLessEqual(check.SECONDS, 540)
+        first = [seconds for name, seconds in check.LIMITS.items()
+                 if name != "bench"]
+        self.assertLess(sum(first), check.SECONDS - 60)
+
+    def test_no_gpu_is_one_line_and_77(self):
+        if machine.Machine(ROOT).problem() is None:
+            self.skipTest("there is a GPU here")
+        for environment in (None, {}):
+            code, text, errors = run_script(env=environment)
+            self.assertEqual((code, errors), (77, ""))
+            self.assertRegex(text, r"\Agpu_check: no NVIDIA GPU here \(.+\); "
+                             r"skipped: tests, .*, bench\n\Z")
+
+    # ---- Parts --------------------------------------------------------------
+
+    def test_a_run_in_which_all_is_well(self):
+        code, found, text = self.check()
+        self.assertEqual(found["failed"], [])
+        self.assertEqual([row["status"] for row in found["parts"]],
+                         ["passed"] * len(check.LIMITS))
+        self.assertEqual([row["part"] for row in found["parts"]],
+                         list(check.LIMITS))
+        self.assertEqual(code, 0)
+        for key in ("date", "device", "libraries", "seconds"):
+            self.assertIn(key, found)
+        # Tests for the emulator are none for the GPU.
+        self.assertEqual(
+            [one["program"] for one in self.row(found, "tests")["programs"]],
+            ["tests/engine/train/cuda_step_test", parts.KERNEL_TESTS])
+        for words in ("Fake H200", "580.1", "130100", "Nothing failed",
+                      "| Linear | passed | 2.0e-07 of 1.0e-05 | "
+                      "3.1e-03 of 7.8e-03 |", "| 4 | bf16 | 3 | abc |",
+                      "GPT-2 124M, T 1024", "adamw, fp32 gradients / copy",
+                      "1 of 2 tests ran under the tool"):
+            self.assertIn(words, text)
+
+    def test_what_fails_is_named_and_hides_nothing(self):
+        self.program("out/" + parts.KERNEL_TESTS, FAILS)
+        code, found, text = self.check("--parts", "tests,steps,parity")
+        self.assertEqual((code, found["failed"]), (1, ["tests"]))
+        row = self.row(found, "tests")
+        self.assertIn("1 failed: Kernels.A", row["why"])
+        self.assertEqual([(one["passed"], one["failed"])
+                          for one in row["programs"]], [(2, 0), (1, 1)])
+        self.assertEqual(self.row(found, "parity")["status"], "passed")
+        self.assertIn("Failed: tests", text)
+
+    def test_tests_that_are_all_skipped_prove_nothing(self):
+        self.program("out/" + parts.PARITY_TEST, SKIPS)
+        code, found, _ = self.check("--parts", "parity")
+        self.assertEqual(code, 1)
+        self.assertIn("all were skipped", self.row(found, "parity")["why"])
+
+    def test_a_part_that_hangs_is_killed_with_its_children(self):
+        child = os.path.join(self.root, "child")
+        self.environ(CHILD=child)
+        self.program("out/" + parts.PARITY_TEST, HANGS)
+        start = time.monotonic()
+        code, found, _ = self.check("--parts", "parity,steps", "--limit",
+                                    "parity=1")
+        self.assertLess(time.monotonic() - start, 30)
+        self.assertEqual((code, found["failed"]), (1, ["parity"]))
+        self.assertIn("time limit", self.row(found, "parity")["why"])
+        with open(child) as file:
+            status = "/proc/%d/status" % int(file.read())
+        deadline = time.monotonic() + 10
+        while self.runs(status) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertFalse(self.runs(status))
+
+    @staticmethod
+    def runs(status):
+        try:
+            with open(status) as file:
+                return "zombie" not in file.read()
+        except OSError:
+            return False
+
+    def test_what_no_time_is_left_for_is_said(self):
+        code, found, text = self.check("--parts", "memory", "--seconds", "5")
+        self.assertEqual(code, 0)
+        self.assertEqual(self.row(found, "memory")["status"], "skipped")
+        self.assertIn("no time was left", text)
+
+    def test_a_part_that_breaks_is_a_failure(self):
+        def broken(context):
+            raise ValueError("seeded")
+        out = os.path.join(self.root, "report")
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = check.main(["--parts", "memory", "--out", out],
+                              FakeMachine(), {"memory": broken}, self.root)
+        self.assertEqual(code, 1)
+
+    def test_losses_that_drift_apart_fail(self):
+        self.environ(OFF_BY="2e-5")  # too much for fp32, little for bf16
+        code, found, _ = self.check("--parts", "steps")
+        self.assertEqual(code, 1)
+        self.assertEqual([row["problem"] is None for row in
+                          self.row(found, "steps")["rows"]],
+                         [False, True, False, True])
+
+    def test_a_stage_with_other_parameters_fails(self):
+        self.environ(ODD_STAGE="2")
+        code, found, text = self.check("--parts", "stages")
+        self.assertEqual(code, 1)
+        rows = self.row(found, "stages")["rows"]
+        self.assertEqual([row["stage"] for row in rows if row["problem"]],
+                         [2] * 4)
+        self.assertIn("other parameters than at stage 0", text)
+
+    def test_memory_that_was_not_foreseen_fails(self):
+        self.program("out/bench/step_bench", STEP_BENCH.replace(
+            '"predicted_peak": 20000000000', '"predicted_peak": 19000000000'))
+        code, found, _ = self.check("--parts", "memory")
+        self.assertEqual(code, 1)
+        self.assertIn("predicted 19.50 GB, measured 20.55 GB",
+                      self.row(found, "memory")["why"])
+
+    def sanitized(self, *fill):
+        self.program("sanitizer", SANITIZER % fill)
+        return self.row(self.check("--parts", "memcheck", "--limit",
+                                   "memcheck=2")[1], "memcheck")
+
+    def test_the_sanitizers_findings_fail(self):
+        row = self.sanitized('echo "========= Invalid __global__ write"', 1, 86)
+        self.assertEqual(row["status"], "failed")
+        self.assertIn("Invalid __global__ write", row["why"])
+
+    def test_a_sanitizer_out_of_time_says_how_far_it_came(self):
+        row = self.sanitized("$last; sleep 60", 0, 0)
+        self.assertEqual(row["status"], "passed")
+        self.assertIn("after 1 of 2 tests", row["why"])
+
+    def test_a_sanitizer_that_cannot_run_here_is_skipped(self):
+        row = self.sanitized('echo "========= Error: Device not supported"',
+                             0, 1)
+        self.assertEqual(row["status"], "skipped")
+        self.keep(machine, "compute_sanitizer", lambda: None)
+        code, found, _ = self.check("--parts", "racecheck")
+        self.assertEqual(code, 0)
+        self.assertIn("not installed", self.row(found, "racecheck")["why"])
+
+    def test_a_benchmark_that_fails_is_a_failure_and_a_slow_one_is_not(self):
+        self.program("out/bench/device_bench",
+                     DEVICE_BENCH.replace("3700", "3500"))
+        code, found, text = self.check("--parts", "bench")
+        self.assertEqual(code, 0)
+        self.assertRegex(text, r"adamw.* / copy +0.875 >= +0.900  below")
+        self.program("out/bench/step_bench", "#!/bin/sh\necho broken; exit 3\n")
+        code, found, _ = self.check("--parts", "bench")
+        self.assertEqual((code, found["failed"]), (1, ["bench"]))
+
+    # ---- The bundle ---------------------------------------------------------
+
+    def bundle(self, *arguments):
+        file = os.path.join(self.root, "b.tar.xz")
+        code, text, errors = run_script(
+            "--bundle", file, "--from", os.path.join(self.root, "out"),
+            *arguments, env={**os.environ, "TMPDIR": self.temp})
+        self.assertEqual(os.listdir(self.temp), [])
+        return file, code, text + errors
+
+    def test_a_bundle_runs_anywhere(self):
+        file, code, text = self.bundle()
+        self.assertEqual(code, 0, text)
+        self.assertIn("tools/gpu_check", text)
+        with tempfile.TemporaryDirectory() as empty:
+            with tarfile.open(file) as tar:
+                tar.extractall(empty)
+            folder = os.path.join(empty, bundle.NAME)
+            for name in ("out/zero", "out/bench/step_bench", "LICENSE",
+                         "out/" + parts.PARITY_TEST, "configs/llama_tiny.json",
+                         "tools/bench/gpu.py"):
+                self.assertTrue(os.path.exists(os.path.join(folder, name)))
+            self.assertFalse(glob.glob(folder + "/**/*emulated*",
+                                       recursive=True))
+            if machine.Machine(folder).problem() is None:
+                self.skipTest("there is a GPU here")
+            before = sorted(os.walk(empty))
+            code, text, errors = run_script(
+                script=folder + "/tools/gpu_check", cwd="/", env={})
+            self.assertEqual((code, errors), (77, ""))
+            self.assertEqual(text.count("\n"), 1)
+            self.assertEqual(sorted(os.walk(empty)), before)
+
+    def test_a_bundle_of_less_than_all_is_refused(self):
+        os.remove(os.path.join(self.root, "out/bench/step_bench"))
+        file, code, text = self.bundle()
+        self.assertEqual(code, 1)
+        self.assertIn("bench/step_bench is not built: ninja", text)
+        for path in glob.glob(self.root + "/out/tests/*/*"):
+            shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        self.assertIn("build it with CUDA", self.bundle()[2])
+        self.assertFalse(os.path.exists(file))
+
+    def test_a_bundle_that_is_too_large_names_what_is(self):
+        self.keep(bundle, "LARGEST", 1000)
+        with self.assertRaisesRegex(bundle.Error, "largest: tools/"):
+            bundle.make(ROOT, os.path.join(self.root, "out"),
+                        os.path.join(self.root, "b.tar.xz"))
+        self.assertEqual(os.listdir(self.temp), [])
+
+    def test_cudas_libraries_stay_out(self):
+        self.program("ldd", "#!/bin/sh\ncat <<END\n"
+                     "  libdnnl.so.2 => /usr/lib/libdnnl.so.2 (0x1)\n"
+                     "  libcublasLt.so.13 => not found\n"
+                     "  libnccl.so.2 => /usr/lib/libnccl.so.2 (0x1)\n"
+                     "  libc.so.6 => /lib/libc.so.6 (0x1)\n"
+                     "  /lib64/ld-linux-x86-64.so.2 (0x1)\nEND\n")
+        self.environ_path(self.root)
+        self.assertEqual(bundle.shared_libraries("x"),
+                         {"libdnnl.so.2": "/usr/lib/libdnnl.so.2"})
+
+    def environ_path(self, folder):
+        path = os.environ["PATH"]
+        self.addCleanup(os.environ.__setitem__, "PATH", path)
+        os.environ["PATH"] = folder + ":" + path
+
+
+if __name__ == "__main__":
+    unittest.main()

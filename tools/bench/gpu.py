@@ -1,0 +1,473 @@
+#!/usr/bin/env python3
+"""Measures training steps on one GPU, beside the machine and beside PyTorch.
+
+  tools/bench/gpu.py [--models NAME,...] [--seconds N] [--sweep] [--no-peers]
+                     [--out DIR] [--json FILE]
+
+Tokens/s, model FLOPs utilization, memory and the time of each category of
+kernels, in bf16 with fp32 master weights, AdamW and clipping at 1. MFU by the
+PaLM convention: (6 N + 12 L q s) FLOP per token, N without embedding tables
+and with a tied head counted once, against NVIDIA's dense peak and against the
+rate of a large product measured in this run. Where a micro-batch does not fit,
+the next setting of the model is tried, and the row says which one ran.
+
+PyTorch (torch.compile, fused AdamW, SDPA) trains the same model in the same run
+where it is installed (GPU_CHECK_PYTHON or python3). --seconds leaves out
+what does not fit. FILE is rewritten after every row.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+
+sys.dont_write_bytecode = True
+
+from common import ROOT, attempt, say
+
+CONFIG = "configs/gpt2_124m.json"
+PEER = "tools/bench/peers/pytorch_gpu.py"
+# Dense bf16 FLOP/s of an H100 or H200 SXM, NVIDIA's data sheet.
+PEAK = 989e12
+# What the project promises.
+SPEEDUP = 1.15
+STAGE_3 = 1.02
+ADAMW = 0.9
+MFU = 0.58
+
+BF16_GRADIENTS = "data_types.grad_accum_dtype=bf16"
+
+
+def model(name, preset, length, settings, wanted=None, published=None,
+          peer_batch=None, mfu=False):
+    """`settings`: [(micro-batch, recompute, more keys)], the fastest first."""
+    return {"name": name, "preset": preset, "length": length,
+            "settings": settings, "wanted": wanted, "published": published,
+            "peer_batch": peer_batch, "mfu": mfu}
+
+
+# Published: llm.c and llmq on an H100, tokens/s.
+MODELS = (
+    model("GPT-2 124M", "gpt2", 1024,
+          [(64, False, ()), (32, False, ()), (16, False, ())],
+          wanted=520e3, published="llm.c 458k", peer_batch=64),
+    model("GPT-2 1558M", "gpt2-xl", 1024,
+          [(16, False, ()), (8, False, ()), (16, True, ())],
+          wanted=52e3, published="llm.c 48.5k", peer_batch=8),
+    model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 1024,
+          [(32, False, ()), (16, False, ()), (16, True, ())],
+          wanted=165e3, published="llmq 149k", peer_batch=16),
+    model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 1024,
+          [(16, False, ()), (8, False, ()), (16, True, ())],
+          wanted=65e3, published="llmq 58.8k", peer_batch=8),
+    model("Qwen2.5 3B", "Qwen2.5-3B", 1024,
+          [(16, False, ()), (8, False, ()), (16, True, ())],
+          wanted=33e3, published="llmq 30.9k", peer_batch=4, mfu=True),
+    model("Qwen2.5 7B", "Qwen2.5-7B", 1024,
+          [(8, True, (BF16_GRADIENTS,)), (4, True, (BF16_GRADIENTS,)),
+           (1, True, (BF16_GRADIENTS,))],
+          wanted=14e3, published="llmq 13.8k", mfu=True),
+    model("Llama-3.2 1B", "Llama-3.2-1B", 4096,
+          [(4, False, ()), (2, False, ()), (4, True, ())], peer_batch=2),
+    model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 4096,
+          [(8, False, ()), (4, False, ()), (4, True, ())], peer_batch=4),
+    model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 4096,
+          [(4, False, ()), (2, False, ()), (4, True, ())], peer_batch=2),
+    model("Qwen2.5 3B", "Qwen2.5-3B", 4096,
+          [(4, False, ()), (2, False, ()), (4, True, ())], mfu=True),
+    model("Qwen2.5 7B", "Qwen2.5-7B", 4096,
+          [(2, True, (BF16_GRADIENTS,)), (1, True, (BF16_GRADIENTS,))],
+          mfu=True),
+)
+
+# First words of ops in the profile.
+CATEGORIES = (
+    ("loss", ("linear_cross_entropy",)),
+    ("products", ("linear",)),
+    ("attention", ("attention",)),
+    ("norms", ("layernorm", "rmsnorm")),
+    ("activations", ("gelu", "swiglu", "rotary", "dropout", "add")),
+    ("embedding", ("embedding",)),
+    ("optimizer", ("adamw", "sum_squares", "sum", "clip", "count_non_finite")),
+)
+
+
+def category(op):
+    for name, starts in CATEGORIES:
+        if op.startswith(starts):
+            return name
+    return "other"
+
+
+def label(one):
+    return "%s, T %d" % (one["name"], one["length"])
+
+
+# ---- Measuring --------------------------------------------------------------
+
+class Clock:
+    def __init__(self, seconds):
+        self.until = time.monotonic() + seconds
+
+    def left(self):
+        return self.until - time.monotonic()
+
+
+def command_of(args, one, setting, sets=()):
+    micro_batch, recompute, more = setting
+    command = [os.path.join(args.out, "bench/step_bench"), CONFIG,
+               "--device", "cuda", "--dtype", "bf16",
+               "--steps", str(args.steps), "--warmup", "3", "--set",
+               "model.preset=" + one["preset"], "--set",
+               "data.sequence_length=%d" % one["length"], "--set",
+               "train_micro_batch_size_per_gpu=%d" % micro_batch]
+    for setting_of in (*more, *sets):
+        command += ["--set", setting_of]
+    return command + (["--recompute"] if recompute else [])
+
+
+def setting_text(setting):
+    micro_batch, recompute, more = setting
+    return "micro-batch %d%s%s" % (
+        micro_batch, ", recomputed" if recompute else "",
+        "".join(", " + key for key in more))
+
+
+def derive(found, product_rate):
+    """What follows from a result of step_bench."""
+    tokens = found["micro_batch"] * found["sequence_length"]
+    rate = 1e3 * tokens / statistics.median(found["step_ms"])
+    flops = rate * found["flops_per_token"]["model"]
+    times = {}
+    for op in found["ops"]:
+        name = category(op["op"])
+        times[name] = times.get(name, 0) + op["ms"]
+    return {"tokens_per_second": rate,
+            "step_ms": statistics.median(found["step_ms"]),
+            "mfu": flops / PEAK,
+            "mfu_of_measured": flops / product_rate if product_rate else None,
+            "peak_bytes": found["peak_bytes"]["total"],
+            "device_bytes": found["memory"]["used"],
+            "category_ms": times, "host_ms": found["host_ms"]}
+
+
+def measure_model(args, one, product_rate):
+    """The first setting that fits; a row with "problem" where none does."""
+    row = {"model": label(one), "preset": one["preset"],
+           "length": one["length"], "wanted": one["wanted"],
+           "published": one["published"], "left_out": []}
+    for setting in one["settings"]:
+        found, why = attempt(command_of(args, one, setting))
+        if why is None:
+            row.update(derive(found[-1], product_rate), problem=None,
+                       setting=setting_text(setting), run=found[-1])
+            return row, setting
+        row["left_out"].append("%s: %s" % (setting_text(setting), why[-200:]))
+        row["problem"] = why[-200:]
+    return row, None
+
+
+def measure_stages(args, one, setting):
+    """A step at stage 3 over one at stage 0, in turns."""
+    ms = {0: [], 3: []}
+    for _ in range(2):
+        for stage in ms:
+            found, why = attempt(command_of(
+                args, one, setting, ["zero_optimization.stage=%d" % stage]))
+            if why:
+                return {"problem": "stage %d: %s" % (stage, why[-200:])}
+            ms[stage] += found[-1]["step_ms"]
+    return {"model": label(one), "problem": None,
+            "stage_0_ms": statistics.median(ms[0]),
+            "stage_3_ms": statistics.median(ms[3]),
+            "ratio": statistics.median(ms[3]) / statistics.median(ms[0])}
+
+
+def measure_peer(args, one):
+    found, why = attempt([
+        args.python, "-B", PEER, "--preset", one["preset"], "--micro-batch",
+        str(one["peer_batch"]), "--sequence-length", str(one["length"]),
+        "--steps", str(args.steps)])
+    return {"problem": why[-300:]} if why else {"problem": None, **found[-1]}
+
+
+def measure_device(args):
+    found, why = attempt([os.path.join(args.out, "bench/device_bench"),
+                          "--device", "cuda"])
+    return found, why
+
+
+def rate_of(rows, op, dtype=None):
+    for row in rows:
+        if row["op"] == op and dtype in (None, row["dtype"]):
+            return row["rate"] * 1e9
+    return None
+
+
+def sweep(args, one, clock):
+    """Micro-batches, and rows of logits at a time, around the usual ones."""
+    rows = []
+    chunk = loss_chunk_key(args)
+    for micro_batch in (4, 8, 16, 32, 64, 128):
+        cases = [()] if chunk is None else [
+            ("%s=%d" % (chunk, size),) for size in (4096, 8192, 16384)]
+        for more in cases:
+            if clock.left() < 10:
+                return rows
+            setting = (micro_batch, False, more)
+            found, why = attempt(command_of(args, one, setting))
+            rows.append({"model": label(one), "problem": why and why[-200:],
+                         "setting": setting_text(setting),
+                         **(derive(found[-1], None) if found else {})})
+            say("  %s, %s: %s" % (label(one), setting_text(setting), why or
+                                  "%.0f tok/s" % rows[-1]["tokens_per_second"]))
+    return rows
+
+
+def loss_chunk_key(args):
+    """The config key of the chunk size, where there is one."""
+    found, _ = attempt([os.path.join(args.out, "zero"), "config", "--schema"])
+
+    def search(schema, prefix):
+        for name, value in schema.get("properties", {}).items():
+            if name == "loss_chunk_rows":
+                return prefix + name
+            inner = search(value, prefix + name + ".")
+            if inner:
+                return inner
+        return None
+
+    return search(found[-1], "") if found else None
+
+
+# ---- What it says -----------------------------------------------------------
+
+def percent(value):
+    return "%.1f%%" % (100 * value) if value else ""
+
+
+def number(value):
+    return "%.0f" % value if value >= 1000 else "%.3f" % value
+
+
+def model_lines(rows):
+    yield "%-22s %10s %9s %7s %8s %8s %8s  %s" % (
+        "", "tok/s", "step ms", "MFU", "of meas.", "peak GB", "PyTorch", "")
+    for row in rows:
+        if row["problem"]:
+            yield "%-22s %s" % (row["model"], row["problem"])
+            continue
+        peer = row.get("peer") or {}
+        speedup = row.get("over_peer")
+        yield "%-22s %10.0f %9.1f %7s %8s %8.2f %8s  %s" % (
+            row["model"], row["tokens_per_second"], row["step_ms"],
+            percent(row["mfu"]), percent(row["mfu_of_measured"]),
+            row["device_bytes"] / 1e9,
+            "%.2fx" % speedup if speedup else
+            "failed" if peer.get("problem") else "-", row["setting"])
+        for tried in row["left_out"]:
+            yield "    did not fit or failed: %s" % tried
+        if peer.get("problem"):
+            yield "    PyTorch: %s" % peer["problem"]
+
+
+def category_lines(rows):
+    names = [name for name, _ in CATEGORIES] + ["other"]
+    yield "ms per step %10s" % "" + "".join("%12s" % name for name in names)
+    for row in rows:
+        if not row["problem"]:
+            yield "%-22s" % row["model"] + "".join(
+                "%12.2f" % row["category_ms"].get(name, 0) for name in names)
+
+
+def device_lines(rows):
+    copy = rate_of(rows, "copy")
+    yield "%-28s %-24s %-5s %10s %12s" % ("op", "shape", "", "rate",
+                                          "of the copy")
+    for row in rows:
+        share = (percent(row["rate"] * 1e9 / copy)
+                 if row["unit"] == "GB/s" and copy else "")
+        yield "%-28s %-24s %-5s %10.1f %12s %s" % (
+            row["op"], row["shape"], row["dtype"], row["rate"], share,
+            row["unit"])
+
+
+def targets(result):
+    """[(what, value, wanted, higher is better)]"""
+    found = []
+    for row, one in ((row, one) for row in result["models"] for one in MODELS
+                     if label(one) == row["model"]):
+        if row["problem"]:
+            continue
+        if row["wanted"]:
+            found.append(("%s tok/s (published: %s)" % (
+                row["model"], row["published"]), row["tokens_per_second"],
+                row["wanted"], True))
+        if one["mfu"]:
+            found.append((row["model"] + " MFU", row["mfu"], MFU, True))
+        if row.get("over_peer"):
+            found.append((row["model"] + " speed / PyTorch compiled",
+                          row["over_peer"], SPEEDUP, True))
+    copy = rate_of(result["device"], "copy")
+    for row in result["device"]:
+        if row["op"].startswith("adamw") and copy:
+            found.append((row["op"] + " / copy", row["rate"] * 1e9 / copy,
+                          ADAMW, True))
+    if result.get("stages", {}).get("ratio"):
+        found.append(("stage 3 step / stage 0, 1 rank",
+                      result["stages"]["ratio"], STAGE_3, False))
+    return found
+
+
+def target_lines(found):
+    yield "%-54s %11s %13s" % ("target", "measured", "wanted")
+    for what, value, wanted, higher in found:
+        good = value >= wanted if higher else value <= wanted
+        yield "%-54s %11s %s %10s  %s" % (
+            what, number(value), ">=" if higher else "<=", number(wanted),
+            "ok" if good else "below" if higher else "above")
+
+
+def text_of(result):
+    lines = ["bf16, fp32 master weights, AdamW, clipping at 1; one GPU",
+             "MFU: PaLM convention, of %.0f TFLOP/s dense%s" % (
+                 PEAK / 1e12, "; measured product: %.0f TFLOP/s" % (
+                     result["product_rate"] / 1e12)
+                 if result["product_rate"] else ""), ""]
+    for make, rows in ((model_lines, result["models"]),
+                       (category_lines, result["models"]),
+                       (device_lines, result["device"])):
+        if rows:
+            lines += [*make(rows), ""]
+    for row in result.get("sweep", []):
+        lines.append("%s, %s: %s" % (
+            row["model"], row["setting"], row["problem"] or
+            "%.0f tok/s" % row["tokens_per_second"]))
+    found = targets(result)
+    if found:
+        lines += target_lines(found)
+    lines += ["failed: " + problem for problem in result["problems"]]
+    lines += result["skipped"]
+    return lines
+
+
+# ---- Main -------------------------------------------------------------------
+
+class Run:
+    """Measures in the order of importance and keeps what was found."""
+
+    def __init__(self, args):
+        self.args = args
+        self.clock = Clock(args.seconds)
+        # "problems": what ran and failed; a target that is missed is none.
+        self.result = {"device": [], "models": [], "skipped": [],
+                       "problems": [], "product_rate": None}
+
+    def save(self):
+        self.result["text"] = text_of(self.result)
+        if not self.args.json:
+            return
+        with open(self.args.json + ".tmp", "w") as file:
+            json.dump(self.result, file, indent=1)
+        os.replace(self.args.json + ".tmp", self.args.json)
+
+    def wants(self, what, seconds):
+        if self.clock.left() >= seconds:
+            return True
+        self.result["skipped"].append("no time left: " + what)
+        return False
+
+    def device(self):
+        if not self.wants("copy, products, AdamW alone", 10):
+            return
+        rows, why = measure_device(self.args)
+        if why:
+            self.result["problems"].append("device_bench: " + why)
+        self.result["device"] = rows
+        self.result["product_rate"] = rate_of(rows, "product", "bf16")
+        self.save()
+
+    def one_model(self, one, first):
+        if not self.wants(label(one), 15):
+            return
+        row, setting = measure_model(self.args, one,
+                                     self.result["product_rate"])
+        self.result["models"].append(row)
+        if row["problem"]:
+            self.result["problems"].append("%s: %s" % (row["model"],
+                                                       row["problem"]))
+        say("  %s: %s" % (row["model"], row["problem"] or
+                          "%.0f tok/s" % row["tokens_per_second"]))
+        self.save()
+        if setting and first and self.wants("stage 3 beside stage 0", 30):
+            self.result["stages"] = measure_stages(self.args, one, setting)
+            if self.result["stages"]["problem"]:
+                self.result["problems"].append(
+                    self.result["stages"]["problem"])
+        if setting and one["peer_batch"] and self.args.python:
+            self.peer(one, row)
+        self.save()
+
+    def peer(self, one, row):
+        # Compiling alone takes most of a minute.
+        if not self.wants("PyTorch on " + label(one), 90):
+            return
+        row["peer"] = measure_peer(self.args, one)
+        if not row["peer"]["problem"]:
+            row["over_peer"] = (row["tokens_per_second"] /
+                                row["peer"]["tokens_per_second"])
+
+    def run(self):
+        self.device()
+        chosen = [one for one in MODELS if not self.args.models or
+                  one["preset"] in self.args.models]
+        for number, one in enumerate(chosen):
+            self.one_model(one, first=number == 0)
+        if self.args.sweep:
+            self.result["sweep"] = []
+            for one in chosen:
+                self.result["sweep"] += sweep(self.args, one, self.clock)
+        self.save()
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="",
+                        help="presets, with commas (all): %s" % ", ".join(
+                            dict.fromkeys(one["preset"] for one in MODELS)))
+    parser.add_argument("--seconds", type=float, default=3600,
+                        help="what does not fit is left out (3600)")
+    parser.add_argument("--steps", type=int, default=8,
+                        help="measured of every run (8)")
+    parser.add_argument("--sweep", action="store_true",
+                        help="also micro-batches and chunks of the loss")
+    parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--out", default="out", help="the build (out)")
+    parser.add_argument("--json", help="gets all figures")
+    args = parser.parse_args()
+    args.out = os.path.join(ROOT, args.out)
+    args.models = [name for name in args.models.split(",") if name]
+    known = {one["preset"] for one in MODELS}
+    for name in args.models:
+        if name not in known:
+            parser.error("--models: there is no %r" % name)
+    args.python = None if args.no_peers else os.environ.get(
+        "GPU_CHECK_PYTHON", "python3")
+    return args
+
+
+def main():
+    args = parse()
+    run = Run(args)
+    run.run()
+    for line in run.result["text"]:
+        say(line)
+    return 1 if run.result["problems"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

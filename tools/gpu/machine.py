@@ -1,0 +1,187 @@
+"""What gpu_check knows of the machine: its GPU, by the driver alone, and where
+CUDA's shared libraries are."""
+
+import ctypes
+import glob
+import os
+import shutil
+import subprocess
+
+# Of the driver API: CUdevice_attribute.
+SM_COUNT, MAJOR, MINOR = 16, 75, 76
+# What the binaries load, and the function that says its version.
+LIBRARIES = {"libcublasLt.so.13": "cublasLtGetVersion",
+             "libcudnn.so.9": "cudnnGetVersion",
+             "libnccl.so.2": None,
+             "libnvrtc.so.13": None}
+DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib64-nvidia",
+                  "/usr/lib/wsl/lib")
+PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/*/bin/python3",
+           "/opt/*/.venv/bin/python3", "/opt/*/venv/bin/python3")
+
+
+def output(command, seconds=20):
+    """What a program printed; "" where it failed."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True,
+                              timeout=seconds)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def open_driver():
+    """libcuda, or None."""
+    names = ["libcuda.so.1"]
+    names += [os.path.join(folder, "libcuda.so.1") for folder in DRIVER_FOLDERS]
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def pythons():
+    """Every python3 on PATH and in the usual places, each once."""
+    found = [os.path.join(folder, "python3")
+             for folder in os.environ.get("PATH", os.defpath).split(":")]
+    for pattern in PYTHONS:
+        found += sorted(glob.glob(pattern))
+    # A virtual environment's python3 is a link to one that has other packages.
+    return list(dict.fromkeys(
+        path for path in found if os.access(path, os.X_OK)))
+
+
+def site_packages(python):
+    """Folders with this python's packages."""
+    code = ("import site, sysconfig; print('\\n'.join("
+            "site.getsitepackages() + [sysconfig.get_paths()['purelib'], "
+            "site.getusersitepackages()]))")
+    return output([python, "-c", code]).split()
+
+
+class Machine:
+    def __init__(self, root):
+        self.root = root
+        self.driver = None
+        self._python = None
+        self._folders = None
+
+    def problem(self):
+        """Why there is no GPU to use, or None."""
+        if not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists(
+                "/dev/dxg"):
+            return "no /dev/nvidia0"
+        self.driver = open_driver()
+        if self.driver is None:
+            return "no libcuda.so.1: the driver is not installed"
+        code = self.driver.cuInit(0)
+        if code != 0:
+            return "cuInit fails with %d" % code
+        count = ctypes.c_int()
+        if self.driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+            return "the driver shows no device"
+        return None
+
+    def attribute(self, device, which):
+        value = ctypes.c_int()
+        self.driver.cuDeviceGetAttribute(ctypes.byref(value), which, device)
+        return value.value
+
+    def info(self):
+        """The first GPU. REQUIRES: problem() is None."""
+        device, count = ctypes.c_int(), ctypes.c_int()
+        version, memory = ctypes.c_int(), ctypes.c_size_t()
+        name = ctypes.create_string_buffer(256)
+        self.driver.cuDeviceGet(ctypes.byref(device), 0)
+        self.driver.cuDeviceGetCount(ctypes.byref(count))
+        self.driver.cuDeviceGetName(name, len(name), device)
+        self.driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        self.driver.cuDriverGetVersion(ctypes.byref(version))
+        query = ["nvidia-smi", "--query-gpu=driver_version",
+                 "--format=csv,noheader", "-i", "0"]
+        return {"name": name.value.decode(), "gpus": count.value,
+                "memory_bytes": memory.value,
+                "multiprocessors": self.attribute(device, SM_COUNT),
+                "compute_capability": "%d.%d" % (
+                    self.attribute(device, MAJOR),
+                    self.attribute(device, MINOR)),
+                "driver": output(query).strip() or "unknown",
+                "driver_cuda": "%d.%d" % (version.value // 1000,
+                                          version.value % 1000 // 10),
+                "cores": len(os.sched_getaffinity(0))}
+
+    def folders(self):
+        """Where shared libraries are looked for, in this order."""
+        if self._folders is None:
+            found = [os.path.join(self.root, "lib")]
+            found += os.environ.get("LD_LIBRARY_PATH", "").split(":")
+            for python in pythons():
+                for packages in site_packages(python):
+                    found += sorted(glob.glob(
+                        os.path.join(packages, "nvidia/*/lib")))
+            for home in ["/usr/local/cuda"] + sorted(
+                    glob.glob("/usr/local/cuda-*"), reverse=True):
+                found.append(os.path.join(home, "lib64"))
+            found += DRIVER_FOLDERS
+            self._folders = list(dict.fromkeys(
+                folder for folder in found if folder and
+                os.path.isdir(folder)))
+        return self._folders
+
+    def find(self, name):
+        for folder in self.folders():
+            path = os.path.join(folder, name)
+            if os.path.exists(path):
+                return path
+        return None
+
+    def libraries(self):
+        """{name: {"path", "version"}}; path None: left to the system."""
+        found = {}
+        for name, function in LIBRARIES.items():
+            path = self.find(name)
+            version = self.version(path, function) if path else None
+            found[name] = {"path": path, "version": version}
+        return found
+
+    def version(self, path, function):
+        if function is None:
+            return os.path.basename(os.path.realpath(path))
+        code = ("import ctypes; f = ctypes.CDLL(%r).%s; "
+                "f.restype = ctypes.c_size_t; print(f())" % (path, function))
+        environment = self.environment()
+        try:
+            done = subprocess.run([self.python(), "-c", code], text=True,
+                                  capture_output=True, timeout=30,
+                                  env=environment)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() or None
+
+    def python(self):
+        """The python3 that has PyTorch, else any."""
+        if self._python is None:
+            found = pythons()
+            with_torch = [python for python in found if output(
+                [python, "-c", "import importlib.util as u; "
+                 "print(u.find_spec('torch') or '')"]).strip()]
+            self._python = (with_torch or found or ["python3"])[0]
+        return self._python
+
+    def environment(self):
+        """Of the programs that are started."""
+        return {**os.environ, "LD_LIBRARY_PATH": ":".join(self.folders()),
+                "GPU_CHECK_PYTHON": self.python()}
+
+
+def compute_sanitizer():
+    """Its path, or None."""
+    found = [shutil.which("compute-sanitizer")]
+    for home in ["/usr/local/cuda"] + sorted(glob.glob("/usr/local/cuda-*")):
+        found += [os.path.join(home, "bin/compute-sanitizer"),
+                  os.path.join(home, "compute-sanitizer/compute-sanitizer")]
+    return next((path for path in found if path and os.access(path, os.X_OK)),
+                None)

@@ -1,0 +1,459 @@
+"""The parts of gpu_check: each a function of a Context that returns a row of
+the report: "status" (passed, failed, skipped), "why" where it did not pass,
+and what it measured."""
+
+import collections
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import bundle
+import machine
+
+Done = collections.namedtuple("Done", "code text timed_out")
+
+
+class Context:
+    """Where a part runs, and until when."""
+
+    def __init__(self, root, out, scratch, environment):
+        self.root = root
+        self.build = os.path.join(root, "out")
+        self.out = out
+        self.scratch = scratch
+        self.environment = environment
+        self.log = os.devnull
+        self.until = 0
+        self._keys = None
+
+    def begin(self, part, until):
+        self.log = os.path.join(self.out, part + ".log")
+        open(self.log, "w").close()
+        self.until = until
+
+    def left(self):
+        return self.until - time.monotonic()
+
+    def path(self, name):
+        return os.path.join(self.build, name)
+
+    def run(self, command, seconds=None):
+        """Runs a program until the part's time is over, and kills it and what
+        it started then. Its output is in the log and in the answer."""
+        limit = max(0.1, min(self.left(), seconds or self.left()))
+        with open(self.log, "ab+") as log:
+            log.write(("\n$ %s\n" % " ".join(command)).encode())
+            log.flush()
+            start = log.tell()
+            try:
+                process = subprocess.Popen(
+                    command, cwd=self.root, env=self.environment, stdout=log,
+                    stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                    start_new_session=True)
+            except OSError as error:
+                return Done(127, str(error), False)
+            timed_out = not waited(process, limit)
+            log.seek(start)
+            text = log.read().decode(errors="replace")
+        return Done(process.returncode, text, timed_out)
+
+    def keys(self):
+        """{last word of a config key: the key}, from `zero config --schema`."""
+        if self._keys is None:
+            done = self.run([self.path("zero"), "config", "--schema"], 20)
+            try:
+                schema = json.loads(done.text)
+            except ValueError:
+                schema = {}
+            self._keys = {key.split(".")[-1]: key
+                          for key in schema_keys(schema, "")}
+        return self._keys
+
+
+def waited(process, seconds):
+    """False where the process had to be killed."""
+    try:
+        process.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # its own session: its children
+        process.wait()
+        return False
+
+
+def schema_keys(schema, prefix):
+    for name, value in schema.get("properties", {}).items():
+        yield prefix + name
+        yield from schema_keys(value, prefix + name + ".")
+
+
+def passed(**more):
+    return {"status": "passed", **more}
+
+
+def failed(why, **more):
+    return {"status": "failed", "why": why, **more}
+
+
+def skipped(why, **more):
+    return {"status": "skipped", "why": why, **more}
+
+
+def last_line(text):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "no output"
+
+
+def why_ended(done):
+    if done.timed_out:
+        return "stopped at its time limit"
+    if done.code < 0:
+        return "killed by signal %d: %s" % (-done.code, last_line(done.text))
+    return "exit %d: %s" % (done.code, last_line(done.text))
+
+
+# ---- Programs of googletest -------------------------------------------------
+
+def gtest_cases(path):
+    """[(name, status, the case)] of a --gtest_output file."""
+    try:
+        with open(path) as file:
+            suites = json.load(file)["testsuites"]
+    except (OSError, ValueError, KeyError):
+        return []
+    found = []
+    for suite in suites:
+        for case in suite["testsuite"]:
+            status = ("failed" if case.get("failures") else
+                      "skipped" if case.get("result") == "SKIPPED" else
+                      "passed")
+            found.append(("%s.%s" % (suite["name"], case["name"]), status,
+                          case))
+    return found
+
+
+def run_gtest(context, name):
+    """(Done, cases) of one test program."""
+    counts = os.path.join(context.scratch, os.path.basename(name) + ".json")
+    done = context.run([context.path(name), "--gtest_output=json:" + counts])
+    return done, gtest_cases(counts)
+
+
+def count(cases, status):
+    return sum(1 for _, one, _ in cases if one == status)
+
+
+def problem_of(done, cases):
+    """Why this program's tests do not count as passed, or None."""
+    bad = [name for name, status, _ in cases if status == "failed"]
+    if bad:
+        return "%d failed: %s" % (len(bad), ", ".join(bad[:5]))
+    if done.timed_out or done.code != 0:
+        return why_ended(done)
+    if not count(cases, "passed"):
+        return "no test ran: all were skipped"
+    return None
+
+
+def tests(context):
+    """Every test program that wants a GPU, but for the parity of ops."""
+    programs = [name for name in bundle.gpu_tests(context.build)
+                if "parity" not in name]
+    if not programs:
+        return failed("there is no GPU test in %s: build with CUDA" %
+                      context.build)
+    rows, problems = [], []
+    for name in programs:
+        if context.left() < 1:
+            problems.append("%s: no time was left for it" % name)
+            continue
+        done, cases = run_gtest(context, name)
+        problem = problem_of(done, cases)
+        rows.append({"program": name, "problem": problem,
+                     "skipped": count(cases, "skipped"),
+                     "passed": count(cases, "passed"),
+                     "failed": count(cases, "failed")})
+        if problem:
+            problems.append("%s: %s" % (name, problem))
+    return (failed("; ".join(problems), programs=rows) if problems else
+            passed(programs=rows))
+
+
+# ---- compute-sanitizer ------------------------------------------------------
+
+KERNEL_TESTS = "tests/kernels/kernels_cuda_test"
+FOUND_ERRORS = 86  # the exit status that it is told to use
+
+
+def sanitize(context, tool):
+    """The kernels' tests under a tool. What does not fit into the time is
+    named, and no failure."""
+    sanitizer = machine.compute_sanitizer()
+    if sanitizer is None:
+        return skipped("compute-sanitizer is not installed")
+    done = context.run([sanitizer, "--tool", tool, "--error-exitcode",
+                        str(FOUND_ERRORS), context.path(KERNEL_TESTS)])
+    all_tests = [int(n) for n in re.findall(r"Running (\d+) tests", done.text)]
+    ran = len(re.findall(r"^\[       OK \]", done.text, re.MULTILINE))
+    more = {"tests": ran, "of": all_tests[0] if all_tests else 0}
+    if "Device not supported" in done.text:
+        return skipped("compute-sanitizer does not support this device or its "
+                       "container")
+    # Beside the banner and the summary every line of a tool is a finding.
+    findings = [line for line in done.text.splitlines()
+                if line.startswith("========= ") and not re.match(
+                    r"=+ +(COMPUTE-SANITIZER|ERROR SUMMARY: 0 errors|"
+                    r"RACECHECK SUMMARY: 0 hazards|$)", line)]
+    if findings:
+        return failed("%d lines of findings, first: %s" % (
+            len(findings), findings[0]), **more)
+    if done.timed_out and ran:
+        return passed(why="stopped at its time limit after %d of %d tests" % (
+            ran, more["of"]), **more)
+    if done.timed_out or done.code != 0:
+        return failed(why_ended(done), **more)
+    return passed(**more) if ran else failed("no test ran", **more)
+
+
+def memcheck(context):
+    return sanitize(context, "memcheck")
+
+
+def racecheck(context):
+    return sanitize(context, "racecheck")
+
+
+# ---- CPU beside CUDA --------------------------------------------------------
+
+PARITY_TEST = "tests/kernels/parity_cuda_test"
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def parity(context):
+    """Every op with the same data on both; the largest differences."""
+    done, cases = run_gtest(context, PARITY_TEST)
+    rows = []
+    for name, status, case in cases:
+        op = name.split("/")[-1]
+        row = {"op": op, "status": status}
+        for dtype in DTYPES:
+            if dtype in case:
+                row[dtype] = {"worst": float(case[dtype]),
+                              "limit": float(case[dtype + "_limit"])}
+        rows.append(row)
+    problem = problem_of(done, cases)
+    return failed(problem, ops=rows) if problem else passed(ops=rows)
+
+
+FAMILIES = {"GPT-2": "configs/gpt2_tiny.json", "Llama": "configs/llama_tiny.json"}
+STEPS = 20
+# Largest relative difference of a loss.
+STEP_LIMITS = {"fp32": 1e-5, "bf16": 5e-3}
+WORDS = ("shard rank gather reduce scatter bucket prefetch stage master weight "
+         "moment step loss gradient norm token layer head width stream event "
+         "kernel plan unit world bytes wire owner peak arena").split()
+
+
+def write_text(path, words=30000):
+    """Something to learn, the same everywhere."""
+    draw = random.Random(1)
+    with open(path, "w") as file:
+        for number in range(words):
+            file.write(draw.choice(WORDS) + ("\n" if number % 12 == 11 else " "))
+
+
+def train(context, name, config, sets, options):
+    """Trains; returns (losses of the steps, summary, why it failed)."""
+    text = os.path.join(context.scratch, "text.txt")
+    if not os.path.exists(text):
+        write_text(text)
+    out = os.path.join(context.scratch, name)
+    command = [context.path("zero"), "train", config, *options]
+    for key, value in {
+            "data.train": text, "data.validation_fraction": 0,
+            "training.steps": STEPS, "training.out_dir": out,
+            "training.eval_every": 0, "training.sample.tokens": 0,
+            "training.save_final": "false", "steps_per_print": 1,
+            **sets}.items():
+        command += ["--set", "%s=%s" % (key, value)]
+    done = context.run(command)
+    if done.code != 0 or done.timed_out:
+        return [], {}, why_ended(done)
+    with open(os.path.join(out, "metrics.jsonl")) as file:
+        lines = [json.loads(line) for line in file]
+    with open(os.path.join(out, "summary.json")) as file:
+        summary = json.load(file)
+    return [line["loss"] for line in lines if "step" in line and
+            "loss" in line], summary, None
+
+
+def largest_difference(losses, others):
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, others))
+
+
+def compare_steps(context, family, dtype):
+    """One row: the same steps on the CPU and on the GPU."""
+    runs, row = {}, {"model": family, "dtype": dtype,
+                     "limit": STEP_LIMITS[dtype]}
+    for device in ("cpu", "cuda"):
+        sets = {"bf16.enabled": "true" if dtype == "bf16" else "false"}
+        losses, _, why = train(
+            context, "steps_%s_%s_%s" % (family, dtype, device),
+            FAMILIES[family], sets, ["--device", device])
+        if why is None and len(losses) != STEPS:
+            why = "%d of %d losses are in metrics.jsonl" % (len(losses), STEPS)
+        if why:
+            return {**row, "problem": "on %s: %s" % (device, why)}
+        runs[device] = losses
+    worst = largest_difference(runs["cuda"], runs["cpu"])
+    row.update(worst=worst, losses=runs)
+    row["problem"] = None if worst <= row["limit"] else (
+        "losses differ by %.2g, %.2g is allowed" % (worst, row["limit"]))
+    return row
+
+
+def verdict(rows, name):
+    """Fails where a row has a problem."""
+    problems = ["%s: %s" % (name(row), row["problem"])
+                for row in rows if row["problem"]]
+    if not problems:
+        return passed(rows=rows)
+    more = len(problems) - 3
+    text = "; ".join(problems[:3])
+    return failed(text + ("; and %d more" % more if more > 0 else ""),
+                  rows=rows)
+
+
+def steps(context):
+    rows = [compare_steps(context, family, dtype)
+            for family in FAMILIES for dtype in STEP_LIMITS]
+    return verdict(rows, lambda row: "%s %s" % (row["model"], row["dtype"]))
+
+
+# ---- Stages -----------------------------------------------------------------
+
+STAGES = (0, 1, 2, 3)
+RANKS = (2, 4)
+
+
+def deterministic(context):
+    """Settings under which stages agree to the bit, several ranks on a GPU."""
+    keys, sets = context.keys(), {}
+    if "deterministic_attention" in keys:
+        sets[keys["deterministic_attention"]] = "true"
+    if "communication.backend" in keys.values():
+        sets["communication.backend"] = "local"
+    return sets
+
+
+def stage_row(context, ranks, dtype, stage):
+    row = {"ranks": ranks, "dtype": dtype, "stage": stage, "problem": None}
+    sets = {"zero_optimization.stage": stage, "train_batch_size": 8,
+            "gradient_accumulation_steps": 1,
+            "bf16.enabled": "true" if dtype == "bf16" else "false",
+            **deterministic(context)}
+    _, summary, why = train(
+        context, "stage_%d_%s_%d" % (ranks, dtype, stage), FAMILIES["Llama"],
+        sets, ["--device", "cuda", "--ranks", str(ranks)])
+    if why:
+        return {**row, "problem": why}
+    return {**row, "hash": summary["parameters_hash"],
+            "loss": summary["final_loss"],
+            "tokens_per_second": summary["tokens_per_second"],
+            "peak_bytes": summary["peak_bytes"]["total"]}
+
+
+def stages(context):
+    """0 to 3 with several ranks on one GPU: the same parameters."""
+    rows = []
+    for ranks in RANKS:
+        for dtype in STEP_LIMITS:
+            these = [stage_row(context, ranks, dtype, stage)
+                     for stage in STAGES]
+            for row in these:
+                if not row["problem"] and row["hash"] != these[0].get("hash"):
+                    row["problem"] = "other parameters than at stage 0"
+            rows += these
+    return verdict(rows, lambda row: "%d ranks, %s, stage %d" % (
+        row["ranks"], row["dtype"], row["stage"]))
+
+
+# ---- Memory -----------------------------------------------------------------
+
+MEMORY_RUNS = (("GPT-2 124M", "gpt2", 8, "false"),
+               ("Qwen2.5 0.5B, recomputed", "Qwen2.5-0.5B", 4, "true"))
+# The driver hands out memory in pieces of 2 MiB and more; small allocations of
+# libraries (handles, graphs) are nobody's category.
+MEMORY_SHARE, MEMORY_SLACK = 0.02, 128 << 20
+
+
+def memory_row(context, label, preset, micro_batch, recompute):
+    """The predicted peak beside what the device says is taken."""
+    command = [context.path("bench/step_bench"), "configs/gpt2_124m.json",
+               "--device", "cuda", "--dtype", "bf16", "--steps", "2",
+               "--set", "model.preset=" + preset,
+               "--set", "data.sequence_length=1024",
+               "--set", "train_micro_batch_size_per_gpu=%d" % micro_batch]
+    if recompute == "true":
+        command.append("--recompute")
+    done = context.run(command)
+    lines = [line for line in done.text.splitlines() if line.startswith("{")]
+    row = {"model": label, "problem": None}
+    if done.code != 0 or not lines:
+        return {**row, "problem": why_ended(done)}
+    found = json.loads(lines[-1])
+    memory = found["memory"]
+    # All that this process has: what others took before it does not count.
+    others = memory["used_before"] - memory["context"]
+    measured = memory["used"] - others
+    predicted = memory["predicted_peak"]
+    if "fixed" not in found["peak_bytes"]:
+        predicted += memory["context"]
+    row.update(predicted=predicted, measured=measured,
+               ledger=memory["ledger_peak"], categories=found["peak_bytes"])
+    allowed = MEMORY_SHARE * measured + MEMORY_SLACK
+    if abs(predicted - measured) > allowed:
+        row["problem"] = ("predicted %.2f GB, measured %.2f GB" % (
+            predicted / 1e9, measured / 1e9))
+    return row
+
+
+def memory(context):
+    rows = [memory_row(context, *run) for run in MEMORY_RUNS]
+    return verdict(rows, lambda row: row["model"])
+
+
+# ---- Benchmark --------------------------------------------------------------
+
+def bench(context):
+    """tools/bench/gpu.py in the time that is left. A target that is missed is
+    a figure, not a failure."""
+    path = os.path.join(context.out, "bench.json")
+    if os.path.exists(path):
+        os.remove(path)
+    done = context.run([
+        sys.executable, "-B", os.path.join(context.root, "tools/bench/gpu.py"),
+        "--out", context.build, "--json", path,
+        "--seconds", "%.0f" % max(1, context.left() - 3)])
+    try:
+        with open(path) as file:
+            result = json.load(file)
+    except (OSError, ValueError):
+        return failed(why_ended(done))
+    if result["problems"]:
+        return failed("; ".join(result["problems"]), bench=result)
+    if done.timed_out:
+        return passed(why="stopped at its time limit", bench=result)
+    if done.code != 0:
+        return failed(why_ended(done), bench=result)
+    return passed(bench=result)
+
+
+PARTS = {"tests": tests, "memcheck": memcheck, "racecheck": racecheck,
+         "parity": parity, "steps": steps, "stages": stages, "memory": memory,
+         "bench": bench}
