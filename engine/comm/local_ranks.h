@@ -21,6 +21,8 @@ using MakeDeviceFn =
 struct LocalRanksOptions {
   LocalOptions local;
   int shards = 0;  // ranks of a group; divides world; 0: one group
+  // Rank r is on device r % num_devices, with others of the same remainder.
+  int num_devices = 1;
   // What goes around a rank's end of a channel ("gather", "reduce", "across",
   // "scalar"; see Rank): a slow link, a trace. Null: nothing.
   std::function<std::unique_ptr<Communicator>(

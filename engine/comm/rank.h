@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -25,6 +26,13 @@ struct Rank {
   std::unique_ptr<CountingCommunicator> across;
   // The few numbers that all ranks agree on, on the compute stream.
   std::unique_ptr<CountingCommunicator> scalar;
+
+  // What the ranks are, for people: "4 threads of this process" without its
+  // number.
+  std::string kind = "threads of this process";
+
+  // Ranks that share the memory of the device, this one included; 0: all.
+  int sharers = 0;
 
   // The ranks for which others waited in vain (LocalGroup::missing). Null:
   // nobody can be.

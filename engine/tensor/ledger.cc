@@ -24,6 +24,8 @@ const char* MemoryCategoryName(MemoryCategory category) {
       return "workspace";
     case MemoryCategory::kInputs:
       return "inputs";
+    case MemoryCategory::kFixed:
+      return "fixed";
   }
   return "?";
 }
@@ -44,6 +46,13 @@ void MemoryLedger::Remove(MemoryCategory category, int64_t bytes) {
   ZERO_CHECK_GE(live_[i], bytes) << MemoryCategoryName(category);
   live_[i] -= bytes;
   total_live_ -= bytes;
+}
+
+void MemoryLedger::AddFixed(int64_t bytes) {
+  const int i = static_cast<int>(MemoryCategory::kFixed);
+  for (ByCategory* counts : {&live_, &peak_, &at_peak_}) (*counts)[i] += bytes;
+  total_live_ += bytes;
+  total_peak_ += bytes;
 }
 
 void MemoryLedger::ResetPeaks() {

@@ -21,8 +21,9 @@ enum class MemoryCategory : uint8_t {
   kActivations,
   kWorkspace,
   kInputs,  // token ids, positions, rotary tables, scalars
+  kFixed,   // what a GPU's context and libraries take; of no arena
 };
-inline constexpr int kNumMemoryCategories = 8;
+inline constexpr int kNumMemoryCategories = 9;
 
 // "parameters", "gradients", ... as in metrics.jsonl.
 const char* MemoryCategoryName(MemoryCategory category);
@@ -42,6 +43,9 @@ class MemoryLedger {
   }
   int64_t total_live_bytes() const { return total_live_; }
   int64_t total_peak_bytes() const { return total_peak_; }
+
+  // Counts bytes of `fixed` that are there all the time, though known only now.
+  void AddFixed(int64_t bytes);
 
   // Bytes per category when the total was at its peak.
   const ByCategory& at_peak() const { return at_peak_; }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -12,6 +14,8 @@
 
 namespace zero {
 namespace {
+
+constexpr double kGiB = 1 << 30;
 
 int64_t MaxPositions(const Config& config, const Workload& workload) {
   const int64_t longest =
@@ -84,34 +88,65 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config,
   return "lower train_micro_batch_size_per_gpu or data.sequence_length";
 }
 
+// What of the device's memory this rank's share of `fixed` is.
+int64_t FixedBytes(const Rank& rank, int sharers) {
+  return rank.device->memory().context_bytes / sharers;
+}
+
+int SharersOf(const Rank& rank) {
+  return rank.sharers == 0 ? rank.world() : rank.sharers;
+}
+
+// The ranks of one device need, in bytes, all together: alike, or one server
+// and its workers.
+int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
+  const int64_t sharers = SharersOf(rank);
+  if (own == other || (rank.rank() > 0 && sharers < rank.world())) {
+    return sharers * own;
+  }
+  return rank.rank() == 0 ? own + (sharers - 1) * other
+                          : other + (sharers - 1) * own;
+}
+
+// "activations 1.20, workspace 0.30": categories of a MiB and more, the largest
+// first, in GiB.
+std::string LargestFirst(const MemoryLedger& predicted) {
+  std::vector<std::pair<int64_t, const char*>> parts;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const char* const name = MemoryCategoryName(static_cast<MemoryCategory>(i));
+    if (predicted.at_peak()[i] >= (1 << 20)) {
+      parts.push_back({-predicted.at_peak()[i], name});
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  std::string text;
+  for (const auto& [bytes, name] : parts) {
+    absl::StrAppendFormat(&text, "%s%s %.2f", text.empty() ? "" : ", ", name,
+                          -bytes / kGiB);
+  }
+  return text;
+}
+
 // Compares the rehearsed peak with the device before anything is taken: an
-// operating system that promises more than it has would kill the run instead.
+// operating system that promises more than it has would kill the run instead,
+// and a GPU would refuse it piece by piece.
 absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
                        const Config& config, const Workload& workload,
                        const Rank& rank) {
   const DeviceInfo device = rank.device->info();
   const int64_t memory = device.memory_bytes;
-  // Local ranks share one memory. Of a server there is one.
-  const bool alike = other_rank == predicted.total_peak_bytes();
-  const int64_t num_like_this =
-      alike || rank.rank() == 0 ? 1 : rank.world() - 1;
-  const int64_t needed = num_like_this * predicted.total_peak_bytes() +
-                         (rank.world() - num_like_this) * other_rank;
+  const int64_t own = predicted.total_peak_bytes();
+  const int64_t needed = NeededBy(rank, own, other_rank);
   if (memory == 0 || needed <= memory) return absl::OkStatus();
-  constexpr double kGiB = 1 << 30;
-  std::string parts;
-  for (int i = 0; i < kNumMemoryCategories; ++i) {
-    if (predicted.at_peak()[i] < (1 << 20)) continue;
-    absl::StrAppendFormat(&parts, "%s%s %.2f", parts.empty() ? "" : ", ",
-                          MemoryCategoryName(static_cast<MemoryCategory>(i)),
-                          predicted.at_peak()[i] / kGiB);
-  }
+  const int sharers = SharersOf(rank);
+  const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run needs %.2f GiB at its peak (%s%s) and %s has %.2f GiB; %s",
-      needed / kGiB, parts,
-      rank.world() == 1 ? ""
-      : alike           ? absl::StrFormat("; times %d ranks", rank.world())
-                        : "; a server and its workers",
+      needed / kGiB, LargestFirst(predicted),
+      sharers == 1 ? ""
+      : own == other_rank
+          ? absl::StrFormat("; times %d ranks%s", sharers, on_it)
+          : "; a server and its workers",
       device.name, memory / kGiB,
       Remedy(predicted, config, workload, rank.world())));
 }
@@ -192,12 +227,16 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
     return executor->high_water();
   };
+  const int64_t fixed = FixedBytes(rank, SharersOf(rank));
+  session->predicted_.AddFixed(fixed);
+  session->ledger_.AddFixed(fixed);
   ZERO_ASSIGN_OR_RETURN(
       const TransientBytes transient,
       predict(MakeImaginedRank(*meta, rank), &session->predicted_));
   session->other_rank_peak_ = session->predicted_.total_peak_bytes();
   if (options.server && rank.world() > 1) {
     MemoryLedger other;
+    other.AddFixed(fixed);
     const int place = rank.rank() == 0 ? 1 : 0;
     ZERO_RETURN_IF_ERROR(
         predict(MakeLoneRank(*meta, place, rank.world()), &other).status());
@@ -217,6 +256,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
         [&](const auto& values) { session->executor_->Load(values); }));
   }
   return session;
+}
+
+void Session::MeasureFixed() {
+  const DeviceMemory memory = rank_->device->memory();
+  if (memory.total_bytes == 0 || SharersOf(*rank_) > 1) return;
+  const int64_t taken = memory.total_bytes - memory.free_bytes;
+  const int64_t fixed = taken - executor_->reserved_bytes();
+  ledger_.AddFixed(fixed - ledger_.live_bytes(MemoryCategory::kFixed));
 }
 
 ReadParameterFn Session::Reader() {

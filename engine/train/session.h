@@ -58,6 +58,10 @@ class Session {
   Executor& executor() { return *executor_; }
   const MemoryLedger& ledger() const { return ledger_; }
 
+  // Looks how much `fixed` is by now: libraries load what they need when it is
+  // used first. Only for a rank that has its GPU to itself.
+  void MeasureFixed();
+
   // Bytes per category at the peak of the run, from the meta device.
   const MemoryLedger& predicted() const { return predicted_; }
   // The predicted peak of any other rank: ranks are alike, but for a server

@@ -388,7 +388,10 @@ absl::StatusOr<bool> Trainer::Step() {
   const double seconds = SecondsSince(start);
   train_seconds_ += seconds;
   Report(output, seconds, lr);
-  if (step_ == 1) ZERO_RETURN_IF_ERROR(CheckUnused());
+  if (step_ == 1) {
+    session_->MeasureFixed();
+    ZERO_RETURN_IF_ERROR(CheckUnused());
+  }
   ZERO_RETURN_IF_ERROR(CountSkips(output));
   return true;
 }
@@ -588,6 +591,10 @@ void Trainer::PrintBreakdowns() const {
     std::string text = "  peak:";
     for (int i = 0; i < kNumMemoryCategories; ++i) {
       const auto category = static_cast<MemoryCategory>(i);
+      if (category == MemoryCategory::kFixed &&
+          ledger.peak_bytes(category) == 0) {
+        continue;  // the CPU
+      }
       absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
                       HumanBytes(ledger.peak_bytes(category)));
     }

@@ -224,6 +224,11 @@ class Executor {
   TransientBytes high_water() const {
     return {activations_->high_water_bytes(), rotating_->high_water_bytes()};
   }
+  // Bytes of the device that all arenas together hold.
+  int64_t reserved_bytes() const {
+    return states_->capacity_bytes() + activations_->capacity_bytes() +
+           rotating_->capacity_bytes();
+  }
   Arena& activations() { return *activations_; }
   Arena& rotating() { return *rotating_; }
 

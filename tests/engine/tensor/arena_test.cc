@@ -227,8 +227,9 @@ TEST(LedgerDeathTest, RemovingMoreThanIsLiveNamesTheCategory) {
 
 TEST(LedgerTest, CategoriesHaveTheNamesOfTheMetrics) {
   const char* const names[kNumMemoryCategories] = {
-      "parameters",     "gradients",   "optimizer", "gathered_parameters",
-      "reduce_buffers", "activations", "workspace", "inputs"};
+      "parameters",          "gradients",      "optimizer",
+      "gathered_parameters", "reduce_buffers", "activations",
+      "workspace",           "inputs",         "fixed"};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     EXPECT_STREQ(MemoryCategoryName(static_cast<MemoryCategory>(i)), names[i]);
   }
