@@ -1,0 +1,163 @@
+// The same training steps on the CPU and on a GPU, real or emulated: the same
+// plan, schedule and executor, other streams and kernels.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "engine/base/status.h"
+#include "engine/comm/local_ranks.h"
+#include "gtest/gtest.h"
+#include "kernels/device.h"
+#include "tests/engine/zero/job_testing.h"
+#include "tests/support/tiny_model.h"
+
+namespace zero {
+namespace {
+
+// Ranks share GPUs where there are fewer of them.
+absl::StatusOr<std::unique_ptr<Device>> Gpu(int rank) {
+  return MakeCudaDevice(rank % std::max(NumCudaDevices(), 1));
+}
+
+// What the ranks of `job` computed, all of them the same.
+Outcome TrainOn(const MakeDeviceFn& make_device, const Job& job) {
+  std::mutex mutex;
+  std::vector<Outcome> outcomes;
+  const absl::Status status = RunLocalRanks(
+      job.world, RanksOf(job), make_device,
+      [&](const Rank& rank) -> absl::Status {
+        ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
+        std::lock_guard<std::mutex> lock(mutex);
+        outcomes.push_back(std::move(outcome));
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(outcomes.size(), static_cast<size_t>(job.world));
+  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
+  return outcomes.empty() ? Outcome() : outcomes[0];
+}
+
+Job JobOf(ModelFamily family, DType dtype) {
+  Job job;
+  job.config = TinyConfig(family);
+  job.options.param_dtype = dtype;
+  job.batch = 4;
+  job.world = 1;
+  return job;
+}
+
+// fp32: the order of sums alone differs, by 2^-24 each. bf16: 2^-8 in every
+// activation, of which a mean over tokens is left.
+double Tolerance(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 5e-3; }
+
+void ExpectTheSameSteps(const Job& job) {
+  const Outcome cpu = TrainOn(OneThread, job);
+  const Outcome gpu = TrainOn(Gpu, job);
+  ASSERT_EQ(gpu.losses.size(), cpu.losses.size());
+  const double tolerance = Tolerance(job.options.param_dtype);
+  for (size_t step = 0; step < cpu.losses.size(); ++step) {
+    EXPECT_NEAR(gpu.losses[step], cpu.losses[step],
+                tolerance * cpu.losses[step])
+        << "step " << step;
+    // A norm is of single gradients, not of a mean over tokens.
+    EXPECT_NEAR(gpu.norms[step], cpu.norms[step],
+                10 * tolerance * cpu.norms[step])
+        << "step " << step;
+  }
+}
+
+TEST(CudaStepTest, Fp32StepsAreThoseOfTheCpu) {
+  for (const ModelFamily family :
+       {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
+    SCOPED_TRACE(ModelFamilyName(family));
+    ExpectTheSameSteps(JobOf(family, DType::kF32));
+  }
+}
+
+TEST(CudaStepTest, Bf16StepsAreThoseOfTheCpu) {
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    SCOPED_TRACE(ModelFamilyName(family));
+    ExpectTheSameSteps(JobOf(family, DType::kBF16));
+  }
+}
+
+TEST(CudaStepTest, MicroBatchesDropoutAndRecomputeAreThoseOfTheCpu) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Job job = JobOf(ModelFamily::kGpt2, dtype);
+    job.config.resid_pdrop = 0.1;
+    job.options.recompute = true;
+    job.micro_steps = 2;
+    ExpectTheSameSteps(job);
+  }
+}
+
+TEST(CudaStepTest, RecomputeChangesNoBit) {
+  Job job = JobOf(ModelFamily::kLlama, DType::kBF16);
+  const Outcome want = TrainOn(Gpu, job);
+  job.options.recompute = true;
+  EXPECT_EQ(TrainOn(Gpu, job), want);
+}
+
+TEST(CudaStepTest, EveryOptimizerTakesTheStepsOfTheCpu) {
+  for (const OptimizerKind kind : {OptimizerKind::kLamb, OptimizerKind::kSgd}) {
+    Job job = JobOf(ModelFamily::kGpt2, DType::kF32);
+    job.options.optimizer.kind = kind;
+    job.options.optimizer.momentum = 0.9;
+    ExpectTheSameSteps(job);
+  }
+}
+
+TEST(CudaStepTest, EveryStageGivesTheSameBits) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int world : {1, 2, 4}) {
+      Job job = JobOf(ModelFamily::kGpt2, dtype);
+      job.world = world;
+      const Outcome want = TrainOn(Gpu, job);
+      for (const int stage : {1, 2, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << dtype << ", " << world << " ranks, stage " << stage);
+        job.options = AtStage(job.options, stage);
+        EXPECT_EQ(TrainOn(Gpu, job), want);
+      }
+    }
+  }
+}
+
+// Many collectives on their way at once.
+TEST(CudaStepTest, BucketsAndOverlapChangeNoBit) {
+  Job job = JobOf(ModelFamily::kLlama, DType::kBF16);
+  job.world = 2;
+  const Outcome want = TrainOn(Gpu, job);
+  for (const int stage : {0, 2, 3}) {
+    for (const bool overlap : {false, true}) {
+      SCOPED_TRACE(testing::Message()
+                   << "stage " << stage << ", overlap " << overlap);
+      job.options = AtStage(job.options, stage);
+      job.options.overlap = overlap;
+      job.options.reduce_bucket_elems = 1;
+      job.options.gather_bucket_elems = 1;
+      EXPECT_EQ(TrainOn(Gpu, job), want);
+    }
+  }
+}
+
+TEST(CudaStepTest, ARingAndAServerTakeTheStepsOfTheCpu) {
+  for (const bool server : {false, true}) {
+    Job job = JobOf(ModelFamily::kGpt2, DType::kF32);
+    job.world = 4;
+    if (server) {
+      job.options.placement = PlacementOfServer();
+      job.options.server = true;
+    } else {
+      job.algorithm = BulkAlgorithm::kRing;
+      job.options = AtStage(job.options, 3);
+    }
+    SCOPED_TRACE(server ? "server" : "ring");
+    ExpectTheSameSteps(job);
+  }
+}
+
+}  // namespace
+}  // namespace zero
