@@ -20,7 +20,7 @@ struct Adam {
   AdamWArgs Args(const std::vector<UpdateRange>& ranges, bool adam_w) {
     AdamWArgs args;
     args.state = params.state(ranges);
-    args.state.grad_scale = &scale;
+    args.state.grad_scale = scale.data();
     args.m = m.floats();
     args.v = v.floats();
     args.lr = kLr;
@@ -41,7 +41,7 @@ struct Adam {
 
   FlatParams params;
   Array m, v;
-  float scale = kScale;
+  TestVector<float> scale = {kScale};
 };
 
 // The update of ops.h in float64.
@@ -104,18 +104,20 @@ TEST(AdamWTest, MatchesFloat64InEveryStorageTypeAndLeavesGapsAlone) {
   });
 }
 
-TEST(AdamWTest, BitsAreEqualOnEveryPathAndThreadCount) {
+TEST(AdamWTest, BitsAreTheCpusOnEveryPathAndThreadCount) {
   const std::vector<UpdateRange> ranges = TestRanges();
   ForEachDtypePair([&](DType param, DType grad) {
     std::optional<Adam> first;
-    ForEachPath([&](const Path& path) {
+    const auto run = [&](const Path& path) {
       Adam adam(FlatParams(param, grad, kSpan));
       for (int step = 0; step < 3; ++step) {
         path.ops.AdamW(path.stream, adam.Args(ranges, true));
       }
       if (!first.has_value()) first.emplace(adam);
       EXPECT_TRUE(adam.SameBits(*first));
-    });
+    };
+    OnCpu(run);
+    ForEachPath(run);
   });
 }
 
@@ -132,17 +134,42 @@ TEST(AdamWTest, CuttingARangeChangesNoBit) {
   });
 }
 
+TEST(AdamWTest, ManyRangesAreAllUpdated) {
+  const std::vector<UpdateRange> ranges = ManyRanges();
+  Adam want(FlatParams(DType::kBF16, DType::kBF16, kSpan));
+  OnCpu([&](const Path& path) {
+    path.ops.AdamW(path.stream, want.Args(ranges, true));
+  });
+  OnPath([&](const Path& path) {
+    Adam adam(FlatParams(DType::kBF16, DType::kBF16, kSpan));
+    path.ops.AdamW(path.stream, adam.Args(ranges, true));
+    EXPECT_TRUE(adam.SameBits(want));
+  });
+}
+
+TEST(AdamWTest, StochasticRoundingChangesTheParametersOnly) {
+  for (const DType param : {DType::kBF16, DType::kF16}) {
+    CheckStochasticRounding<Adam>(
+        Adam(FlatParams(param, param, kSpan)),
+        [](const Path& path, Adam& adam, const UpdateState& state) {
+          AdamWArgs args = adam.Args({}, true);
+          args.state = state;
+          path.ops.AdamW(path.stream, args);
+        });
+  }
+}
+
 TEST(AdamWTest, NonFiniteGradientsElsewhereSkipTheWholeStep) {
   ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = TestRanges();
     const Adam before(FlatParams(DType::kBF16, DType::kF32, kSpan));
     Adam after = before;
     AdamWArgs args = after.Args(ranges, true);
-    uint32_t found = 1;
-    args.state.found_non_finite = &found;
+    TestVector<uint32_t> found = {1};
+    args.state.found_non_finite = found.data();
     path.ops.AdamW(path.stream, args);
     EXPECT_TRUE(after.SameBits(before));
-    found = 0;
+    found[0] = 0;
     path.ops.AdamW(path.stream, args);
     EXPECT_FALSE(after.SameBits(before));
   });
@@ -157,7 +184,7 @@ TEST(AdamWTest, NoRangesAndNoGradScaleAreFine) {
     AdamWArgs args = adam.Args({}, true);
     const std::vector<UpdateRange> ranges = {{0, 33, 0}};
     Adam scaled = before;
-    scaled.scale = 1;
+    scaled.scale[0] = 1;
     args.state.ranges = ranges;
     args.state.grad_scale = nullptr;
     path.ops.AdamW(path.stream, args);

@@ -36,14 +36,14 @@ TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
   ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const int64_t width : {1, 31, 33, 1023}) {
-        const std::vector<int64_t> ids = {0, 7, int64_t{1} << 40, 3, 7};
+        const TestVector<int64_t> ids = {0, 7, int64_t{1} << 40, 3, 7};
         const int64_t rows = 5, ld = width + 3;
         const float p = 0.3f;
         Array x = Array::Normal(dtype, rows * ld, 1);
         Array y(dtype, rows * ld);
         path.ops.Dropout(path.stream,
-                        {x.matrix(rows, width, ld), y.matrix(rows, width, ld),
-                         p, kKey, ids.data()});
+                         {x.matrix(rows, width, ld), y.matrix(rows, width, ld),
+                          p, kKey, ids.data()});
         Array want(dtype, rows * ld);
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t i = 0; i < width; ++i) {
@@ -54,8 +54,8 @@ TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
         }
         EXPECT_TRUE(y.SameBits(want)) << DTypeName(dtype) << " " << width;
         path.ops.Dropout(path.stream,
-                        {x.matrix(rows, width, ld), x.matrix(rows, width, ld),
-                         p, kKey, ids.data()});
+                         {x.matrix(rows, width, ld), x.matrix(rows, width, ld),
+                          p, kKey, ids.data()});
         for (int64_t r = 0; r < rows; ++r) {
           for (int64_t i = 0; i < width; ++i) {
             ASSERT_EQ(x[r * ld + i], y[r * ld + i]) << "in place";
@@ -69,13 +69,13 @@ TEST(DropoutTest, MaskIsAFunctionOfKeyRowIdAndColumn) {
 TEST(DropoutTest, SplittingTheRowsOverRanksChangesNoElement) {
   OnPath([](const Path& path) {
     constexpr int64_t kRows = 8, kWidth = 100;
-    const std::vector<int64_t> ids = {0, 1, 2, 3, 4, 5, 6, 7};
+    const TestVector<int64_t> ids = {0, 1, 2, 3, 4, 5, 6, 7};
     Array x = Array::Normal(DType::kF32, kRows * kWidth, 2);
     Array whole(DType::kF32, kRows * kWidth);
     Array halves(DType::kF32, kRows * kWidth);
-    path.ops.Dropout(path.stream,
-                    {x.matrix(kRows, kWidth, kWidth),
-                     whole.matrix(kRows, kWidth, kWidth), 0.5f, 9, ids.data()});
+    path.ops.Dropout(path.stream, {x.matrix(kRows, kWidth, kWidth),
+                                   whole.matrix(kRows, kWidth, kWidth), 0.5f, 9,
+                                   ids.data()});
     for (const int64_t begin : {0, 4}) {
       path.ops.Dropout(
           path.stream,
@@ -92,14 +92,14 @@ TEST(DropoutTest, SplittingTheRowsOverRanksChangesNoElement) {
 TEST(DropoutTest, KeepsTheExpectedShareAndTheMean) {
   OnPath([](const Path& path) {
     constexpr int64_t kRows = 64, kWidth = 4096;
-    std::vector<int64_t> ids(kRows);
+    TestVector<int64_t> ids(kRows);
     for (int64_t r = 0; r < kRows; ++r) ids[r] = r;
     Array x(DType::kF32, kRows * kWidth);
     for (int64_t i = 0; i < x.size(); ++i) x.Set(i, 1);
     Array y(DType::kF32, kRows * kWidth);
     path.ops.Dropout(path.stream,
-                    {x.matrix(kRows, kWidth, kWidth),
-                     y.matrix(kRows, kWidth, kWidth), 0.1f, 77, ids.data()});
+                     {x.matrix(kRows, kWidth, kWidth),
+                      y.matrix(kRows, kWidth, kWidth), 0.1f, 77, ids.data()});
     double sum = 0;
     for (int64_t i = 0; i < y.size(); ++i) sum += y[i];
     // Standard deviation of the mean: sqrt(p / (1 - p) / n) = 6.5e-4; 5 of it.
@@ -109,14 +109,14 @@ TEST(DropoutTest, KeepsTheExpectedShareAndTheMean) {
 
 TEST(DropoutTest, ProbabilityZeroIsTheIdentityAndOneDropsEverything) {
   ForEachPath([](const Path& path) {
-    const int64_t id = 5;
+    const TestVector<int64_t> id = {5};
     Array x = Array::Normal(DType::kF32, 33, 3);
     Array y(DType::kF32, 33);
-    path.ops.Dropout(path.stream,
-                    {x.matrix(1, 33, 33), y.matrix(1, 33, 33), 0.0f, 1, &id});
+    path.ops.Dropout(path.stream, {x.matrix(1, 33, 33), y.matrix(1, 33, 33),
+                                   0.0f, 1, id.data()});
     EXPECT_TRUE(y.SameBits(x));
-    path.ops.Dropout(path.stream,
-                    {x.matrix(1, 33, 33), y.matrix(1, 33, 33), 1.0f, 1, &id});
+    path.ops.Dropout(path.stream, {x.matrix(1, 33, 33), y.matrix(1, 33, 33),
+                                   1.0f, 1, id.data()});
     EXPECT_TRUE(y.SameBits(Array(DType::kF32, 33)));
   });
 }

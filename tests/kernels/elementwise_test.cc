@@ -18,7 +18,7 @@ TEST(AddTest, IsTheRoundedSumAndMayBeInPlace) {
         path.ops.Add(path.stream, {a.vector(), b.vector(), y.vector()});
         Array in_place = a;
         path.ops.Add(path.stream,
-                    {in_place.vector(), b.vector(), in_place.vector()});
+                     {in_place.vector(), b.vector(), in_place.vector()});
         Array want(dtype, n);
         for (int64_t i = 0; i < n; ++i) want.Set(i, a[i] + b[i]);
         EXPECT_TRUE(y.SameBits(want)) << DTypeName(dtype) << " " << n;
@@ -131,6 +131,31 @@ TEST(CastTest, EverySixteenBitPatternSurvivesARoundTrip) {
   });
 }
 
+// Where vectors begin at an odd element, memory goes one element at a time.
+TEST(ElementwiseTest, OddAddressesChangeNoBit) {
+  ForEachPath([](const Path& path) {
+    for (const DType dtype : kFloatTypes) {
+      constexpr int64_t kCount = 100;
+      const int64_t bytes = static_cast<int64_t>(DTypeBytes(dtype));
+      Array a = Array::Normal(dtype, kCount + 1, 5);
+      Array y(dtype, kCount + 1), wide(DType::kF32, kCount);
+      const auto from_one = [&](Array& array) -> Vector {
+        return {static_cast<char*>(array.data()) + bytes, dtype, kCount};
+      };
+      path.ops.Add(path.stream, {from_one(a), from_one(a), from_one(y)});
+      path.ops.Cast(path.stream, {from_one(a), wide.vector()});
+      EXPECT_EQ(y[0], 0);
+      for (int64_t i = 0; i < kCount; ++i) {
+        ASSERT_EQ(y[i + 1], 2 * a[i + 1]);
+        ASSERT_EQ(wide[i], a[i + 1]);
+      }
+      path.ops.Fill(path.stream, {from_one(y), 3});
+      EXPECT_EQ(y[0], 0);
+      for (int64_t i = 0; i < kCount; ++i) ASSERT_EQ(y[i + 1], 3);
+    }
+  });
+}
+
 TEST(FillTest, WritesTheRoundedValueAndNothingBeyond) {
   ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
@@ -139,7 +164,7 @@ TEST(FillTest, WritesTheRoundedValueAndNothingBeyond) {
           Array dst = Array::Normal(dtype, n + 1, 4);
           const double guard = dst[n];
           path.ops.Fill(path.stream,
-                       {{dst.data(), dtype, n}, static_cast<float>(value)});
+                        {{dst.data(), dtype, n}, static_cast<float>(value)});
           Array want(dtype, n + 1);
           for (int64_t i = 0; i < n; ++i) want.Set(i, value);
           want.Set(n, guard);
@@ -152,15 +177,25 @@ TEST(FillTest, WritesTheRoundedValueAndNothingBeyond) {
 
 TEST(FillTest, FillsIntegersAndDoubles) {
   OnPath([](const Path& path) {
-    std::vector<int64_t> i64(5, 7);
-    std::vector<int32_t> i32(5, 7);
-    std::vector<double> f64(5, 7);
+    TestVector<int64_t> i64(5, 7);
+    TestVector<int32_t> i32(5, 7);
+    TestVector<double> f64(5, 7);
+    TestVector<uint8_t> u8(20, 7);
+    TestVector<uint16_t> u16(20, 7);
     path.ops.Fill(path.stream, {{i64.data(), DType::kI64, 4}, -2.0f});
     path.ops.Fill(path.stream, {{i32.data(), DType::kI32, 4}, 3.0f});
     path.ops.Fill(path.stream, {{f64.data(), DType::kF64, 4}, 0.5f});
-    EXPECT_EQ(i64, (std::vector<int64_t>{-2, -2, -2, -2, 7}));
-    EXPECT_EQ(i32, (std::vector<int32_t>{3, 3, 3, 3, 7}));
-    EXPECT_EQ(f64, (std::vector<double>{0.5, 0.5, 0.5, 0.5, 7}));
+    path.ops.Fill(path.stream, {{u8.data(), DType::kU8, 19}, 9.0f});
+    path.ops.Fill(path.stream, {{u16.data(), DType::kU16, 19}, 9.0f});
+    EXPECT_EQ(i64, (TestVector<int64_t>{-2, -2, -2, -2, 7}));
+    EXPECT_EQ(i32, (TestVector<int32_t>{3, 3, 3, 3, 7}));
+    EXPECT_EQ(f64, (TestVector<double>{0.5, 0.5, 0.5, 0.5, 7}));
+    for (int i = 0; i < 19; ++i) {
+      EXPECT_EQ(u8[i], 9);
+      EXPECT_EQ(u16[i], 9);
+    }
+    EXPECT_EQ(u8[19], 7);
+    EXPECT_EQ(u16[19], 7);
   });
 }
 

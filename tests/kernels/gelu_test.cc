@@ -86,10 +86,11 @@ TEST(GeluTest, BackwardIsTheNumericalDerivative) {
           const Array dy = Array::Normal(dtype, n, 7);
           Array dx(dtype, n);
           path.ops.GeluBackward(path.stream,
-                               {kind, x.vector(), dy.vector(), dx.vector()});
+                                {kind, x.vector(), dy.vector(), dx.vector()});
           Array in_place = dy;
-          path.ops.GeluBackward(path.stream, {kind, x.vector(), in_place.vector(),
-                                            in_place.vector()});
+          path.ops.GeluBackward(
+              path.stream,
+              {kind, x.vector(), in_place.vector(), in_place.vector()});
           EXPECT_TRUE(in_place.SameBits(dx));
           for (int64_t i = 0; i < n; ++i) {
             const double want = dy[i] * Derivative(kind, x[i]);
@@ -121,7 +122,7 @@ TEST(GeluTest, LargeArgumentsSaturateWithoutNan) {
       Array dx(DType::kF32, 6);
       path.ops.GeluForward(path.stream, {kind, x.vector(), y.vector()});
       path.ops.GeluBackward(path.stream,
-                           {kind, x.vector(), dy.vector(), dx.vector()});
+                            {kind, x.vector(), dy.vector(), dx.vector()});
       for (int i = 0; i < 6; ++i) {
         EXPECT_EQ(y[i], x[i] > 0 ? x[i] : 0) << x[i];
         EXPECT_EQ(dx[i], x[i] > 0 ? 1 : 0) << x[i];

@@ -3,6 +3,7 @@
 #ifndef ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 #define ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 
+#include "kernels/rounding.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace zero {
@@ -56,6 +57,56 @@ inline void ForEachDtypePair(const std::function<void(DType, DType)>& fn) {
                    DTypeName(grad) + " gradients");
       fn(param, grad);
     }
+  }
+}
+
+// The CPU, whatever paths this program has: every device has its bits.
+inline void OnCpu(const std::function<void(const Path&)>& fn) {
+  const std::unique_ptr<Device> device = MakeCpuDevice(1);
+  const auto stream = device->MakeStream(StreamRole::kCompute);
+  fn({"cpu", *device, device->ops(), *stream, false});
+}
+
+// kSpan in 400 ranges of 29 elements with gaps of one: more than go into one
+// launch of a GPU.
+inline std::vector<UpdateRange> ManyRanges() {
+  std::vector<UpdateRange> ranges;
+  for (int64_t i = 0; i < 400; ++i) {
+    ranges.push_back({30 * i, 30 * i + 29, i % 2 == 0 ? 0.1f : 0.0f});
+  }
+  return ranges;
+}
+
+// Runs step(path, state, its UpdateState) with and without stochastic rounding
+// from equal states: the masters must have the same bits, and the parameters
+// those of kernels/rounding.h, wherever their first element is in the layout.
+template <class State>
+void CheckStochasticRounding(
+    const State& before,
+    const std::function<void(const Path&, State&, const UpdateState&)>& step) {
+  const std::vector<UpdateRange> ranges = TestRanges();
+  for (const int64_t first : {int64_t{0}, int64_t{6}, (int64_t{3} << 40) + 5}) {
+    ForEachPath([&](const Path& path) {
+      State nearest = before, rounded = before;
+      step(path, nearest, nearest.params.state(ranges));
+      UpdateState state = rounded.params.state(ranges);
+      state.stochastic_rounding = true;
+      state.rounding_key = 0x123456789abcdefull;
+      state.first_element = first;
+      step(path, rounded, state);
+      EXPECT_TRUE(rounded.params.master.SameBits(nearest.params.master));
+      Array want = before.params.param;
+      auto* bits = static_cast<uint16_t*>(want.data());
+      for (const UpdateRange& range : ranges) {
+        for (int64_t i = range.begin; i < range.end; ++i) {
+          const uint32_t word = RoundingWord(state.rounding_key, first + i);
+          const float value = rounded.params.master.floats()[i];
+          bits[i] = want.dtype() == DType::kBF16 ? StochasticBF16(value, word)
+                                                 : StochasticF16(value, word);
+        }
+      }
+      EXPECT_TRUE(rounded.params.param.SameBits(want)) << first;
+    });
   }
 }
 

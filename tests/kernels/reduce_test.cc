@@ -1,30 +1,11 @@
 #include <limits>
 
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/sum_squares.h"
 
 namespace zero {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Written as reduce.h documents the order, in plain code.
-double DocumentedSum(const Array& x) {
-  double total = 0;
-  for (int64_t run = 0; run < x.size(); run += 256 * 64) {
-    double run_sum = 0;
-    const int64_t run_end = std::min<int64_t>(x.size(), run + 256 * 64);
-    for (int64_t block = run; block < run_end; block += 64) {
-      double lane[8] = {};
-      for (int64_t k = 0; k < 64 && block + k < x.size(); ++k) {
-        lane[k % 8] = std::fma(x[block + k], x[block + k], lane[k % 8]);
-      }
-      run_sum += ((lane[0] + lane[1]) + (lane[2] + lane[3])) +
-                 ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-    }
-    total += run_sum;
-  }
-  return total;
-}
 
 TEST(SumSquaresTest, HasTheDocumentedBitsOnEveryPathAndThreadCount) {
   for (const DType dtype : kFloatTypes) {
@@ -32,38 +13,56 @@ TEST(SumSquaresTest, HasTheDocumentedBitsOnEveryPathAndThreadCount) {
       const Array x = Array::Normal(dtype, n, 1);
       const double want = DocumentedSum(x);
       ForEachPath([&](const Path& path) {
-        double sum = -1;
-        path.ops.SumSquares(path.stream, {x.vector(), &sum});
-        EXPECT_EQ(sum, want) << DTypeName(dtype) << " " << n;
+        TestVector<double> sum = {-1};
+        path.ops.SumSquares(path.stream, {x.vector(), sum.data()});
+        EXPECT_EQ(sum[0], want) << DTypeName(dtype) << " " << n;
       });
     }
   }
 }
 
-TEST(SumSquaresTest, MoreRunsThanFitOnTheStackKeepTheirOrder) {
-  // 1024 runs of 16384 elements are summed at a time.
-  const int64_t n = 1024 * 16384 + 12345;
-  Array x(DType::kBF16, n);
-  for (int64_t i = 0; i < n; ++i) x.Set(i, 1.0 + 1e-3 * (i % 1009));
-  const double want = DocumentedSum(x);
-  for (const int threads : {1, 2}) {
-    const auto device = MakeCpuDevice(threads);
-    const auto stream = device->MakeStream(StreamRole::kCompute);
-    double sum = 0;
-    device->ops().SumSquares(*stream, {x.vector(), &sum});
-    EXPECT_EQ(sum, want);
+TEST(SumSquaresTest, OddAddressesChangeNoBit) {
+  for (const DType dtype : kFloatTypes) {
+    const Array x = Array::Normal(dtype, 3001, 2);
+    Array rest(dtype, 3000);
+    for (int64_t i = 0; i < 3000; ++i) rest.Set(i, x[i + 1]);
+    const double want = DocumentedSum(rest);
+    const void* const odd =
+        static_cast<const char*>(x.data()) + DTypeBytes(dtype);
+    ForEachPath([&](const Path& path) {
+      TestVector<double> sum(1);
+      path.ops.SumSquares(path.stream, {{odd, dtype, 3000}, sum.data()});
+      EXPECT_EQ(sum[0], want);
+      TestVector<int64_t> count = {-1};
+      path.ops.CountNonFinite(path.stream, {{odd, dtype, 3000}, count.data()});
+      EXPECT_EQ(count[0], 0);
+    });
   }
 }
 
 TEST(SumTest, AddsInOrder) {
   OnPath([](const Path& path) {
     // From left to right the small one is lost at once; else it would stay.
-    const double values[] = {1e17, 1, -1e17, 3};
-    double sum = -1;
-    path.ops.Sum(path.stream, {.src = values, .size = 4, .out = &sum});
-    EXPECT_EQ(sum, 3);
-    path.ops.Sum(path.stream, {.src = values, .size = 0, .out = &sum});
-    EXPECT_EQ(sum, 0);
+    const TestVector<double> values = {1e17, 1, -1e17, 3};
+    TestVector<double> sum = {-1};
+    path.ops.Sum(path.stream, {values.data(), 4, sum.data()});
+    EXPECT_EQ(sum[0], 3);
+    path.ops.Sum(path.stream, {values.data(), 0, sum.data()});
+    EXPECT_EQ(sum[0], 0);
+  });
+}
+
+TEST(SumTest, AddsManyInOrder) {
+  OnPath([](const Path& path) {
+    const Array noise = Array::Normal(DType::kF32, 1000, 1);
+    TestVector<double> values(1000), sum(1);
+    double want = 0;
+    for (int i = 0; i < 1000; ++i) {
+      values[i] = noise[i] / 3;
+      want += values[i];
+    }
+    path.ops.Sum(path.stream, {values.data(), 1000, sum.data()});
+    EXPECT_EQ(sum[0], want);
   });
 }
 
@@ -71,14 +70,14 @@ TEST(SumSquaresTest, LargestFloatsDoNotOverflowAndNonFiniteShows) {
   ForEachPath([](const Path& path) {
     Array x(DType::kF32, 1000);
     for (int i = 0; i < 1000; ++i) x.Set(i, 3.4e38f);
-    double sum = 0;
-    path.ops.SumSquares(path.stream, {x.vector(), &sum});
+    TestVector<double> sum(1);
+    path.ops.SumSquares(path.stream, {x.vector(), sum.data()});
     // 1000 roundings of half an ulp at most.
-    EXPECT_NEAR(sum / (1000 * std::pow(double{3.4e38f}, 2)), 1, 1.2e-13);
+    EXPECT_NEAR(sum[0] / (1000 * std::pow(double{3.4e38f}, 2)), 1, 1.2e-13);
     for (const float bad : {kInfinity, -kInfinity, NAN}) {
       x.Set(500, bad);
-      path.ops.SumSquares(path.stream, {x.vector(), &sum});
-      EXPECT_FALSE(std::isfinite(sum));
+      path.ops.SumSquares(path.stream, {x.vector(), sum.data()});
+      EXPECT_FALSE(std::isfinite(sum[0]));
     }
   });
 }
@@ -94,9 +93,9 @@ TEST(CountNonFiniteTest, CountsNansAndInfinitiesOfEveryDtype) {
           x.Set(i, bad[want % 4]);
           ++want;
         }
-        int64_t count = -1;
-        path.ops.CountNonFinite(path.stream, {x.vector(), &count});
-        EXPECT_EQ(count, want) << DTypeName(dtype) << " " << n;
+        TestVector<int64_t> count = {-1};
+        path.ops.CountNonFinite(path.stream, {x.vector(), count.data()});
+        EXPECT_EQ(count[0], want) << DTypeName(dtype) << " " << n;
       }
     }
   });
@@ -108,9 +107,9 @@ TEST(CountNonFiniteTest, LargestAndSmallestFiniteNumbersAreFinite) {
     x.Set(0, std::numeric_limits<float>::max());
     x.Set(1, -std::numeric_limits<float>::max());
     x.Set(2, std::numeric_limits<float>::denorm_min());
-    int64_t count = -1;
-    path.ops.CountNonFinite(path.stream, {x.vector(), &count});
-    EXPECT_EQ(count, 0);
+    TestVector<int64_t> count = {-1};
+    path.ops.CountNonFinite(path.stream, {x.vector(), count.data()});
+    EXPECT_EQ(count[0], 0);
   });
 }
 
@@ -122,8 +121,11 @@ struct Clipped {
 Clipped Clip(double sum_squares, float max_norm, float inverse_scale) {
   Clipped c;
   OnPath([&](const Path& path) {
-    path.ops.Clip(path.stream, {&sum_squares, max_norm, inverse_scale, &c.norm,
-                              &c.scale, &c.found});
+    const TestVector<double> sum = {sum_squares};
+    TestVector<Clipped> out(1);
+    path.ops.Clip(path.stream, {sum.data(), max_norm, inverse_scale,
+                                &out[0].norm, &out[0].scale, &out[0].found});
+    c = out[0];
   });
   return c;
 }

@@ -26,7 +26,7 @@ struct Momentum {
   SgdArgs Args(const Rule& rule, const std::vector<UpdateRange>& ranges) {
     SgdArgs args;
     args.state = params.state(ranges);
-    args.state.grad_scale = &scale;
+    args.state.grad_scale = scale.data();
     args.momentum_buffer = rule.buffer ? buffer.floats() : nullptr;
     args.lr = kLr;
     args.momentum = rule.momentum;
@@ -43,7 +43,7 @@ struct Momentum {
 
   FlatParams params;
   Array buffer;
-  float scale = kScale;
+  TestVector<float> scale = {kScale};
 };
 
 TEST(SgdTest, MatchesTorchsRuleInFloat64) {
@@ -90,10 +90,10 @@ TEST(SgdTest, MatchesTorchsRuleInFloat64) {
   });
 }
 
-TEST(SgdTest, BitsAreEqualOnEveryPathAndThreadCount) {
+TEST(SgdTest, BitsAreTheCpusOnEveryPathAndThreadCount) {
   for (const Rule& rule : kRules) {
     std::optional<Momentum> first;
-    ForEachPath([&](const Path& path) {
+    const auto run = [&](const Path& path) {
       Momentum sgd(DType::kBF16, DType::kF32);
       const std::vector<UpdateRange> ranges = TestRanges();
       for (int step = 0; step < 3; ++step) {
@@ -101,7 +101,21 @@ TEST(SgdTest, BitsAreEqualOnEveryPathAndThreadCount) {
       }
       if (!first.has_value()) first.emplace(sgd);
       EXPECT_TRUE(sgd.SameBits(*first));
-    });
+    };
+    OnCpu(run);
+    ForEachPath(run);
+  }
+}
+
+TEST(SgdTest, StochasticRoundingChangesTheParametersOnly) {
+  for (const DType param : {DType::kBF16, DType::kF16}) {
+    CheckStochasticRounding<Momentum>(
+        Momentum(param, param),
+        [](const Path& path, Momentum& sgd, const UpdateState& state) {
+          SgdArgs args = sgd.Args(kRules[2], {});
+          args.state = state;
+          path.ops.Sgd(path.stream, args);
+        });
   }
 }
 
@@ -124,8 +138,8 @@ TEST(SgdTest, NonFiniteStepWritesNothing) {
     Momentum after = before;
     const std::vector<UpdateRange> ranges = TestRanges();
     SgdArgs args = after.Args(kRules[2], ranges);
-    const uint32_t found = 1;
-    args.state.found_non_finite = &found;
+    const TestVector<uint32_t> found = {1};
+    args.state.found_non_finite = found.data();
     path.ops.Sgd(path.stream, args);
     EXPECT_TRUE(after.SameBits(before));
   });

@@ -69,8 +69,8 @@ TEST(SumRanksTest, MayWriteToAnyOfItsSources) {
         for (int64_t i = 0; i < n; ++i) want.Set(i, Want(sources, i));
         for (int own = 0; own < 3; ++own) {
           std::vector<Array> in_place = sources;
-          path.ops.SumRanks(
-              path.stream, {Addresses(in_place), dtype, in_place[own].vector()});
+          path.ops.SumRanks(path.stream, {Addresses(in_place), dtype,
+                                          in_place[own].vector()});
           EXPECT_TRUE(in_place[own].SameBits(want)) << dtype << " " << n;
         }
       }
@@ -78,29 +78,64 @@ TEST(SumRanksTest, MayWriteToAnyOfItsSources) {
   });
 }
 
+// More ranks than fit into a kernel's parameters are still rounded once.
+TEST(SumRanksTest, ManyRanksAreAddedInOneRounding) {
+  ForEachPath([](const Path& path) {
+    for (const int num_ranks : {64, 65, 200}) {
+      std::vector<Array> sources = Sources(num_ranks, DType::kBF16, 37);
+      const int last = num_ranks - 1;
+      Array want(DType::kBF16, 37);
+      for (int64_t i = 0; i < 37; ++i) {
+        want.Set(i, static_cast<float>(sources[last][i]) + Want(sources, i));
+      }
+      path.ops.SumRanks(path.stream, {Addresses(sources), DType::kBF16,
+                                      sources[last].vector(), true});
+      EXPECT_TRUE(sources[last].SameBits(want)) << num_ranks;
+    }
+  });
+}
+
+TEST(SumRanksTest, OddAddressesChangeNoBit) {
+  ForEachPath([](const Path& path) {
+    for (const DType dtype : kFloatTypes) {
+      const std::vector<Array> sources = Sources(3, dtype, 34);
+      std::vector<const void*> odd;
+      for (const Array& source : sources) {
+        odd.push_back(static_cast<const char*>(source.data()) +
+                      DTypeBytes(dtype));
+      }
+      Array dst(dtype, 33);
+      path.ops.SumRanks(path.stream, {odd, dtype, dst.vector()});
+      Array want(dtype, 33);
+      for (int64_t i = 0; i < 33; ++i) want.Set(i, Want(sources, i + 1));
+      EXPECT_TRUE(dst.SameBits(want)) << dtype;
+    }
+  });
+}
+
 TEST(SumRanksTest, Float64StaysFloat64) {
   OnPath([](const Path& path) {
-    const double a[] = {1, 0x1p53, -3}, b[] = {0x1p-52, 1, 5};
-    const double c[] = {0x1p-52, 1, 7};
-    const void* const src[] = {a, b, c};
-    double dst[] = {10, 20, 30};
-    path.ops.SumRanks(path.stream, {src, DType::kF64, {dst, DType::kF64, 3}});
+    const TestVector<double> a = {1, 0x1p53, -3}, b = {0x1p-52, 1, 5};
+    const TestVector<double> c = {0x1p-52, 1, 7};
+    const void* const src[] = {a.data(), b.data(), c.data()};
+    TestVector<double> dst = {10, 20, 30};
+    const Vector out = {dst.data(), DType::kF64, 3};
+    path.ops.SumRanks(path.stream, {src, DType::kF64, out});
     EXPECT_EQ(dst[0], 1 + 0x1p-51);
     EXPECT_EQ(dst[1], 0x1p53);  // 1 is lost twice: from left to right
     EXPECT_EQ(dst[2], 9);
-    path.ops.SumRanks(path.stream,
-                     {src, DType::kF64, {dst, DType::kF64, 3}, true});
+    path.ops.SumRanks(path.stream, {src, DType::kF64, out, true});
     EXPECT_EQ(dst[2], 18);
   });
 }
 
 TEST(SumRanksDeathTest, RefusesFloat64BesideAnotherDtype) {
   OnPath([](const Path& path) {
-    const double a[] = {1};
-    float dst[] = {0};
-    const void* const src[] = {a};
+    const TestVector<double> a(1);
+    Array dst(DType::kF32, 1);
+    const void* const src[] = {a.data()};
     EXPECT_DEATH(
-        path.ops.SumRanks(path.stream, {src, DType::kF64, {dst, DType::kF32, 1}}),
+        path.ops.SumRanks(path.stream, {src, DType::kF64, dst.vector()}),
         "fp64");
   });
 }

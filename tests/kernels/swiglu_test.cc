@@ -20,7 +20,7 @@ TEST(SwigluTest, ForwardIsSiluOfTheGateTimesUp) {
         Array x = Array::Normal(dtype, c.rows * ldx, 1, 2.0);
         Array y(dtype, c.rows * ldy);
         path.ops.SwigluForward(path.stream, {x.matrix(c.rows, 2 * c.width, ldx),
-                                           y.matrix(c.rows, c.width, ldy)});
+                                             y.matrix(c.rows, c.width, ldy)});
         for (int64_t r = 0; r < c.rows; ++r) {
           for (int64_t i = 0; i < c.width; ++i) {
             const double up = x[r * ldx + c.width + i];
@@ -50,13 +50,13 @@ TEST(SwigluTest, BackwardIsTheNumericalDerivativeAndMayBeInPlace) {
         Array dy = Array::Normal(dtype, c.rows * ldy, 3);
         Array dx = x;
         path.ops.SwigluBackward(path.stream,
-                               {x.matrix(c.rows, 2 * c.width, ldx),
-                                dy.matrix(c.rows, c.width, ldy),
-                                dx.matrix(c.rows, 2 * c.width, ldx)});
+                                {x.matrix(c.rows, 2 * c.width, ldx),
+                                 dy.matrix(c.rows, c.width, ldy),
+                                 dx.matrix(c.rows, 2 * c.width, ldx)});
         Array in_place = x;
         const Matrix same = in_place.matrix(c.rows, 2 * c.width, ldx);
         path.ops.SwigluBackward(path.stream,
-                               {same, dy.matrix(c.rows, c.width, ldy), same});
+                                {same, dy.matrix(c.rows, c.width, ldy), same});
         EXPECT_TRUE(in_place.SameBits(dx));
         for (int64_t r = 0; r < c.rows; ++r) {
           for (int64_t i = 0; i < c.width; ++i) {
