@@ -182,6 +182,10 @@ int64_t ReceivedBytes(const Collective& collective, int rank, int world) {
 }
 
 int64_t Communicator::StagingBytes(DType dtype, int64_t elems) const {
+  if (algorithm_ == BulkAlgorithm::kNative) {
+    const auto item = static_cast<int64_t>(DTypeBytes(dtype));
+    return SumDType(dtype) == dtype ? elems / world_ * item : elems * item;
+  }
   if (algorithm_ == BulkAlgorithm::kDirect || world_ < 3) return 0;
   return 2 * (elems / world_) *
          static_cast<int64_t>(DTypeBytes(SumDType(dtype)));
@@ -231,7 +235,8 @@ void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
   collective.staging_bytes = StagingBytes(dtype, elems);
   ZERO_CHECK_GE(static_cast<int64_t>(staging.bytes), collective.staging_bytes)
       << "reduce_scatter \"" << collective.name
-      << "\": staging memory of a ring";
+      << (algorithm_ == BulkAlgorithm::kRing ? "\": staging memory of a ring"
+                                            : "\": staging memory");
   Run(stream, std::move(collective));
 }
 

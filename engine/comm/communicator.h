@@ -20,6 +20,7 @@
 #define ZERO_ENGINE_COMM_COMMUNICATOR_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,7 @@ enum class ReduceOp { kSum, kMax };
 enum class BulkAlgorithm {
   kDirect,  // a rank reads all the others: sums in rank order
   kRing,    // a rank reads its neighbour, world - 1 times (ring.h)
+  kNative,  // the backend's own: fp32 in its order, 16 bits in rank order
 };
 
 // In which data of `dtype` is summed: fp32, or float64 for float64.
@@ -77,7 +79,7 @@ struct Collective {
   int root = 0;             // kReduce, kBroadcast
   std::vector<CollectiveSegment> segments;
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
-  void* staging = nullptr;  // kReduceScatter by kRing: see StagingBytes
+  void* staging = nullptr;  // kReduceScatter: see StagingBytes
   int64_t staging_bytes = 0;
 };
 
@@ -112,7 +114,8 @@ class Communicator {
   BulkAlgorithm algorithm() const { return algorithm_; }
 
   // Memory that a reduce-scatter of `elems` of `dtype`, over all segments,
-  // needs beside them: a ring two pieces of running sums from three ranks on.
+  // needs beside them: a ring two pieces of running sums from three ranks on; a
+  // native one its sums, or of 16 bits what all ranks send it.
   int64_t StagingBytes(DType dtype, int64_t elems) const;
 
   // Gathers every rank's piece into every rank's `recv`, in rank order.
@@ -167,6 +170,15 @@ class Communicator {
   // Enqueues a collective that a typed call has checked. Its memory must stay
   // until its work is done.
   virtual void Run(Stream& stream, Collective collective) = 0;
+
+  // Tells that collectives use this memory of the device again and again, so
+  // that a backend can map it for peers and the network. It ends with what is
+  // returned, which must end before the memory does. Memory that one collective
+  // uses is registered on all ranks or on none.
+  // Null: this backend does nothing of the kind.
+  virtual std::shared_ptr<void> Register(void* /*data*/, size_t /*bytes*/) {
+    return nullptr;
+  }
 
   // Makes every rank of the group fail with `status`; the first call counts.
   virtual void Abort(const absl::Status& status) = 0;

@@ -42,6 +42,9 @@ class CountingCommunicator final : public Communicator {
   std::string SequenceHash() const { return hash_.HexDigest(); }
 
   void Run(Stream& stream, Collective collective) override;
+  std::shared_ptr<void> Register(void* data, size_t bytes) override {
+    return inner_->Register(data, bytes);
+  }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
   absl::Status status() const override { return inner_->status(); }
 

@@ -75,6 +75,9 @@ class FaultInjector::Faulty final : public Communicator {
       inner_->Run(stream, std::move(collective));
     }
   }
+  std::shared_ptr<void> Register(void* data, size_t bytes) override {
+    return inner_->Register(data, bytes);
+  }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
   absl::Status status() const override { return inner_->status(); }
 

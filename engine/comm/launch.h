@@ -1,0 +1,47 @@
+// Which rank of a run of several processes this process is, from the variables
+// that launchers set.
+#ifndef ZERO_ENGINE_COMM_LAUNCH_H_
+#define ZERO_ENGINE_COMM_LAUNCH_H_
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "engine/comm/tcp_store.h"
+
+namespace zero {
+
+struct Launch {
+  int rank = 0;
+  int world = 1;
+  int local_rank = 0;      // among the processes of this machine
+  int local_world = 1;     // how many these are
+  TcpStoreAddress store;   // of rank 0
+  std::string world_name;  // the variable that says `world`: "WORLD_SIZE"
+};
+
+// Reads an environment variable; nothing where it is not set, or empty.
+using GetEnvFn =
+    std::function<absl::optional<std::string>(const std::string& name)>;
+absl::optional<std::string> GetEnv(const std::string& name);
+
+// torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
+// MASTER_PORT; without RANK and WORLD_SIZE those of a Slurm step: SLURM_PROCID,
+// SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID and
+// SLURM_NTASKS_PER_NODE, with the first node of the step and a port made of
+// the job's and the step's number where MASTER_ADDR and MASTER_PORT are not
+// set. A shell inside a Slurm job is no step of it.
+//
+// LOCAL_RANK and LOCAL_WORLD_SIZE may be left out together on one machine,
+// where MASTER_ADDR is its loopback. torchrun's own store listens at
+// MASTER_PORT (it sets TORCHELASTIC_USE_AGENT_STORE): then ours takes the next.
+//
+// Nothing: no launcher, or a world of one process.
+// Errors: InvalidArgument with the variable that is missing or contradicts
+//         another one, and what it has.
+absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env = GetEnv);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_LAUNCH_H_

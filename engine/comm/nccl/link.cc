@@ -1,0 +1,609 @@
+#include "engine/comm/nccl/link.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "engine/base/exceptions.h"
+#include "engine/base/status.h"
+#include "engine/comm/local.h"
+#include "engine/comm/nccl/transfers.h"
+#include "engine/comm/signature.h"
+#include "kernels/check.h"
+#include "kernels/cuda/check.h"
+
+namespace zero {
+namespace {
+
+constexpr absl::Duration kLongest = absl::Hours(24 * 365);
+
+bool IsError(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
+ncclConfig_t ConfigOf(const char* name) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.commName = name;  // in NCCL's own log
+  return config;
+}
+
+// How often the watch looks: often enough to notice a timeout in time.
+absl::Duration WatchPeriod(absl::Duration timeout) {
+  return std::min(std::max(timeout / 10, absl::Milliseconds(1)),
+                  absl::Milliseconds(100));
+}
+
+// Between two looks at what NCCL does in the background: mostly it is done at
+// once, the first collective of a communicator takes a second.
+class Pause {
+ public:
+  void Wait() {
+    absl::SleepFor(pause_);
+    pause_ = std::min(2 * pause_, absl::Milliseconds(5));
+  }
+
+ private:
+  absl::Duration pause_ = absl::Microseconds(5);
+};
+
+std::string HostName() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
+
+std::string CallText(const NcclChannel& channel, const NcclCall& call) {
+  return absl::StrCat("#", call.number, " of channel \"", channel.name, "\", ",
+                      call.signature);
+}
+
+// What a rank tells of a channel: number and signature of what it issued last,
+// and the number of what its stream has begun.
+struct Progress {
+  int64_t num_issued = 0, num_begun = 0;
+  std::string last_issued;
+};
+
+std::string ProgressLine(const NcclChannel& channel) {
+  return absl::StrCat(channel.name, "\t", channel.num_issued, "\t",
+                      channel.num_begun, "\t", channel.last_issued, "\n");
+}
+
+absl::optional<Progress> FindProgress(const std::string& text,
+                                      const std::string& channel) {
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(line, absl::MaxSplits('\t', 3));
+    Progress progress;
+    if (parts.size() != 4 || parts[0] != channel ||
+        !absl::SimpleAtoi(parts[1], &progress.num_issued) ||
+        !absl::SimpleAtoi(parts[2], &progress.num_begun)) {
+      continue;
+    }
+    progress.last_issued = parts[3];
+    return progress;
+  }
+  return absl::nullopt;
+}
+
+}  // namespace
+
+std::string NcclErrorText(ncclResult_t result, ncclComm_t comm) {
+  const char* const last = ncclGetLastError(comm);
+  return absl::StrCat(ncclGetErrorString(result),
+                      last == nullptr || last[0] == '\0' ? "" : ": ",
+                      last == nullptr ? "" : last);
+}
+
+// ---- Start-up -------------------------------------------------------------
+
+NcclLink::NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
+                   const NcclOptions& options)
+    : store_(std::move(store)),
+      device_(device),
+      rank_(options.rank),
+      world_(options.world),
+      shards_(options.shards == 0 ? options.world : options.shards),
+      timeout_(std::min(options.timeout, kLongest)) {
+  ZERO_CHECK(rank_ >= 0 && rank_ < world_)
+      << "nccl: rank " << rank_ << " of " << world_;
+  ZERO_CHECK(world_ % shards_ == 0)
+      << "nccl: " << shards_ << " shards do not divide " << world_ << " ranks";
+}
+
+absl::StatusOr<std::shared_ptr<NcclLink>> NcclLink::Open(
+    std::shared_ptr<Store> store, cuda::CudaDevice& device,
+    const NcclOptions& options) {
+  std::shared_ptr<NcclLink> link(
+      new NcclLink(std::move(store), device, options));
+  device.MakeCurrent();
+  const absl::Status opened = [&]() -> absl::Status {
+    ZERO_RETURN_IF_ERROR(link->MeetOthers());
+    ZERO_RETURN_IF_ERROR(link->CheckOwnGpu());
+    ZERO_RETURN_IF_ERROR(link->InitWorld());
+    std::vector<int> within, across;
+    const int shards = link->shards_, rank = link->rank_;
+    for (int other = 0; other < link->world_; ++other) {
+      if (other / shards == rank / shards) within.push_back(other);
+      if (other % shards == rank % shards) across.push_back(other);
+    }
+    ZERO_RETURN_IF_ERROR(link->SplitWorld("gather", within, rank / shards));
+    ZERO_RETURN_IF_ERROR(link->SplitWorld("reduce", within, rank / shards));
+    return link->SplitWorld("across", across, rank % shards);
+  }();
+  if (!opened.ok()) {
+    link->Fail(opened);
+    return link->status();
+  }
+  link->watch_ = std::thread([raw = link.get()] { raw->Watch(); });
+  return link;
+}
+
+// So that whoever does not come is named, which NCCL would not do.
+absl::Status NcclLink::MeetOthers() {
+  const absl::Status met =
+      MeetInStore(*store_, "start-up of NCCL", rank_, world_, timeout_);
+  if (!absl::IsDeadlineExceeded(met)) return met;
+  return absl::DeadlineExceededError(
+      absl::StrCat("nccl: ", met.message(),
+                   "; if a rank was only slow, raise "
+                   "communication.timeout_seconds"));
+}
+
+absl::Status NcclLink::CheckOwnGpu() {
+  char bus_id[64] = "";
+  ZERO_CUDA_CHECK(
+      cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device_.index()));
+  const std::string gpu = absl::StrCat(HostName(), "/", bus_id);
+  ZERO_ASSIGN_OR_RETURN(const std::string owner,
+                        store_->PutFirst("gpu/" + gpu, absl::StrCat(rank_)));
+  if (owner == absl::StrCat(rank_) || CheckRanksOfGpus(2, 1).ok()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "nccl: rank ", owner, " and rank ", rank_, " both have GPU ", bus_id,
+      " of ", HostName(),
+      "; look at LOCAL_RANK and CUDA_VISIBLE_DEVICES, or let the ranks be "
+      "threads that share a GPU: --ranks N with communication.backend "
+      "\"local\""));
+}
+
+absl::Status NcclLink::InitWorld() {
+  const absl::Time deadline = absl::Now() + timeout_;
+  ncclUniqueId id;
+  if (rank_ == 0) {
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    if (IsError(result)) {
+      return absl::UnavailableError(absl::StrCat(
+          "nccl: rank 0 got no id: ", NcclErrorText(result, nullptr)));
+    }
+    ZERO_RETURN_IF_ERROR(
+        store_->Put("nccl id", std::string(id.internal, sizeof(id.internal))));
+  } else {
+    ZERO_ASSIGN_OR_RETURN(
+        const std::string bytes,
+        Await(*store_, "nccl id", "nccl: the id of rank 0", timeout_));
+    ZERO_CHECK_EQ(bytes.size(), sizeof(id.internal));
+    std::memcpy(id.internal, bytes.data(), bytes.size());
+  }
+  auto channel = std::make_unique<NcclChannel>();
+  channel->name = "scalar";
+  channel->members.resize(world_);
+  std::iota(channel->members.begin(), channel->members.end(), 0);
+  channel->place = rank_;
+  ZERO_ASSIGN_OR_RETURN(
+      channel->scratch,
+      device_.Allocate(kNcclScratchBytes, MemoryKind::kDevice));
+  channels_.push_back(std::move(channel));
+  NcclChannel& world = *channels_.back();
+  ncclConfig_t config = ConfigOf("scalar");
+  const ncclResult_t result =
+      ncclCommInitRankConfig(&world.comm, world_, id, rank_, &config);
+  if (IsError(result)) {
+    return absl::UnavailableError(absl::StrCat(
+        "nccl: rank ", rank_,
+        " could not connect: ", NcclErrorText(result, world.comm)));
+  }
+  return AwaitInit(world, nullptr, deadline);
+}
+
+absl::Status NcclLink::SplitWorld(const char* name, std::vector<int> members,
+                                  int color) {
+  auto channel = std::make_unique<NcclChannel>();
+  channel->name = name;
+  channel->place = static_cast<int>(
+      std::find(members.begin(), members.end(), rank_) - members.begin());
+  channel->members = std::move(members);
+  ZERO_ASSIGN_OR_RETURN(
+      channel->scratch,
+      device_.Allocate(kNcclScratchBytes, MemoryKind::kDevice));
+  channels_.push_back(std::move(channel));
+  NcclChannel& added = *channels_.back();
+  const ncclComm_t parent = channels_.front()->comm;
+  ncclConfig_t config = ConfigOf(name);
+  const ncclResult_t result =
+      ncclCommSplit(parent, color, rank_, &added.comm, &config);
+  if (IsError(result)) {
+    return absl::UnavailableError(
+        absl::StrCat("nccl: rank ", rank_, " could not connect channel \"",
+                     name, "\": ", NcclErrorText(result, parent)));
+  }
+  return AwaitInit(added, parent, absl::Now() + timeout_);
+}
+
+// A split is the parent's work first.
+absl::Status NcclLink::AwaitInit(const NcclChannel& channel, ncclComm_t parent,
+                                 absl::Time deadline) {
+  const auto failed = [&](const std::string& reason) {
+    return absl::UnavailableError(absl::StrCat("nccl: rank ", rank_,
+                                               " could not connect channel \"",
+                                               channel.name, "\": ", reason));
+  };
+  absl::Time look = absl::InfinitePast();
+  for (Pause pause;; pause.Wait()) {
+    ncclResult_t state = ncclSuccess;
+    for (const ncclComm_t comm : {parent, channel.comm}) {
+      if (comm == nullptr || state != ncclSuccess) continue;
+      const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+      if (IsError(asked)) state = asked;
+      if (IsError(state)) return Hear(failed(NcclErrorText(state, comm)));
+    }
+    if (state == ncclSuccess && channel.comm != nullptr) {
+      return absl::OkStatus();
+    }
+    const absl::Time now = absl::Now();
+    if (now >= look) {
+      ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
+      look = now + WatchPeriod(timeout_);
+    }
+    if (now >= deadline) {
+      return failed(absl::StrCat("NCCL was not ready within ",
+                                 absl::FormatDuration(timeout_),
+                                 "; NCCL_DEBUG=INFO says what it waits for"));
+    }
+  }
+}
+
+// ---- Collectives ----------------------------------------------------------
+
+void NcclLink::Run(NcclChannel& channel, Stream& stream,
+                   const Collective& collective) {
+  NcclCall call;
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    if (!failure_.ok()) return;
+    call.number = ++channel.num_issued;
+    call.signature = channel.last_issued = Signature(collective);
+    call.begin = TakeEvent();
+    call.end = TakeEvent();
+  }
+  stream.Record(*call.begin);
+  if (!Launch(channel, stream, collective, call)) return;
+  stream.Record(*call.end);
+  std::lock_guard<std::mutex> lock(state_);
+  channel.flying.push_back(std::move(call));
+}
+
+bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
+                      const Collective& collective, const NcclCall& call) {
+  const NcclPlace place{channel.place, static_cast<int>(channel.members.size()),
+                        channel.comm, cuda::HandleOf(stream),
+                        channel.scratch.data()};
+  ncclResult_t result;
+  std::string error;
+  {
+    std::lock_guard<std::mutex> lock(calls_);
+    if (!status().ok()) return false;
+    result = ncclGroupStart();
+    if (!IsError(result)) result = EnqueueTransfers(place, collective);
+    const ncclResult_t ended = ncclGroupEnd();
+    if (!IsError(result)) result = ended;
+    if (IsError(result)) error = NcclErrorText(result, channel.comm);
+  }
+  if (IsError(result)) {
+    Fail(Hear(absl::UnavailableError(
+        absl::StrCat("nccl: rank ", rank_, " could not begin ",
+                     CallText(channel, call), ": ", error))));
+    return false;
+  }
+  if (!AwaitLaunch(channel, call)) return false;
+  EnqueueSums(place, stream, collective);
+  return true;
+}
+
+// Only then are the kernels on the stream, and an event behind them.
+bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
+  const absl::Time deadline = absl::Now() + timeout_;
+  for (Pause pause;; pause.Wait()) {
+    ncclResult_t state = ncclSuccess;
+    {
+      std::lock_guard<std::mutex> lock(calls_);
+      if (!status().ok()) return false;
+      const ncclResult_t asked = ncclCommGetAsyncError(channel.comm, &state);
+      if (IsError(asked)) state = asked;
+    }
+    if (state == ncclSuccess) return true;
+    if (IsError(state)) {
+      Fail(Hear(absl::UnavailableError(absl::StrCat(
+          "nccl: rank ", rank_, " failed at ", CallText(channel, call), ": ",
+          NcclErrorText(state, nullptr)))));
+      return false;
+    }
+    if (absl::Now() >= deadline) {
+      Fail(Late(channel, call));
+      return false;
+    }
+  }
+}
+
+// With state_ held.
+std::unique_ptr<Event> NcclLink::TakeEvent() {
+  if (idle_.empty()) return device_.MakeEvent();
+  std::unique_ptr<Event> event = std::move(idle_.back());
+  idle_.pop_back();
+  return event;
+}
+
+std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
+                                         size_t bytes) {
+  void* handle = nullptr;
+  std::lock_guard<std::mutex> lock(calls_);
+  if (!status().ok()) return nullptr;
+  const ncclResult_t result =
+      ncclCommRegister(channel.comm, data, bytes, &handle);
+  // Not every memory can be mapped; NCCL then copies, as without.
+  if (result != ncclSuccess || handle == nullptr) return nullptr;
+  return std::shared_ptr<void>(
+      handle, [link = shared_from_this(), &channel](void* registered) {
+        std::lock_guard<std::mutex> lock(link->calls_);
+        if (channel.comm == nullptr) return;
+        ncclCommDeregister(channel.comm, registered);
+      });
+}
+
+// ---- Failures -------------------------------------------------------------
+
+void NcclLink::Fail(const absl::Status& failure) {
+  if (status().ok()) Latch(StoreFailure(*store_, failure));
+}
+
+absl::Status NcclLink::status() const {
+  std::lock_guard<std::mutex> lock(state_);
+  return failure_;
+}
+
+void NcclLink::Latch(const absl::Status& failure) {
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    if (!failure_.ok()) return;
+    failure_ =
+        absl::Status(failure.code(), absl::StrCat(failure.message(), Inside()));
+  }
+  AbortAll();
+}
+
+// All at once: one that waits for the device would wait for the others.
+void NcclLink::AbortAll() {
+  std::lock_guard<std::mutex> lock(calls_);
+  ncclGroupStart();
+  for (const auto& channel : channels_) {
+    if (channel->comm != nullptr) ncclCommAbort(channel->comm);
+    channel->comm = nullptr;
+  }
+  ncclGroupEnd();
+}
+
+// With state_ held: "; rank 1 is in #7 of channel ...".
+std::string NcclLink::Inside() const {
+  std::string text;
+  for (const auto& channel : channels_) {
+    if (channel->flying.empty()) continue;
+    absl::StrAppend(&text, text.empty() ? "; rank " : " and ");
+    if (text.size() == 7) absl::StrAppend(&text, rank_, " is in ");
+    absl::StrAppend(&text, CallText(*channel, channel->flying.front()));
+  }
+  return text;
+}
+
+// What NCCL notices may be the echo of what another rank is about to tell.
+absl::Status NcclLink::Hear(const absl::Status& own) {
+  const absl::Time deadline =
+      absl::Now() + std::min(timeout_ / 4, absl::Seconds(1));
+  while (absl::Now() < deadline) {
+    const absl::Status told = StoredFailure(*store_);
+    if (!told.ok()) return told;
+    absl::SleepFor(WatchPeriod(timeout_));
+  }
+  return own;
+}
+
+absl::Status NcclLink::Late(const NcclChannel& channel, const NcclCall& call) {
+  return absl::UnavailableError(absl::StrCat(
+      "nccl: rank ", rank_, " waited ", absl::FormatDuration(timeout_), " in ",
+      CallText(channel, call), ": ", WhoIsLate(channel, call),
+      "; if a rank was only slow, raise communication.timeout_seconds"));
+}
+
+std::string NcclLink::WhoIsLate(const NcclChannel& channel,
+                                const NcclCall& call) {
+  constexpr int kMostNamed = 4;
+  int num_late = 0;
+  std::string text;
+  for (const int rank : channel.members) {
+    if (rank == rank_) continue;
+    const auto told = store_->Get(ProgressKey(rank));
+    const auto progress = told.ok() && told->has_value()
+                              ? FindProgress(**told, channel.name)
+                              : absl::optional<Progress>();
+    std::string what;
+    if (!progress.has_value() || progress->num_issued == 0) {
+      what = " issued nothing here";
+    } else if (progress->num_issued < call.number ||
+               (progress->num_issued == call.number &&
+                progress->last_issued != call.signature)) {
+      what = absl::StrCat(" issued #", progress->num_issued, ", ",
+                          progress->last_issued, " last");
+    } else if (progress->num_begun < call.number) {
+      what = " issued it, but its stream has not come to it";
+    } else {
+      continue;
+    }
+    if (++num_late > kMostNamed) continue;
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", rank, what);
+  }
+  if (num_late > kMostNamed) {
+    absl::StrAppend(&text, "; and ", num_late - kMostNamed, " other ranks");
+  }
+  return text.empty() ? "all ranks have begun it, and it does not end" : text;
+}
+
+// ---- The watch ------------------------------------------------------------
+
+void NcclLink::Watch() {
+  device_.MakeCurrent();
+  const auto period = absl::ToChronoNanoseconds(WatchPeriod(timeout_));
+  std::unique_lock<std::mutex> lock(state_);
+  while (!close_.wait_for(lock, period, [this] { return closing_; })) {
+    if (!failure_.ok()) return;
+    lock.unlock();
+    const absl::Status seen = CatchExceptions([this] { return Look(); });
+    if (!seen.ok()) Fail(seen);
+    lock.lock();
+  }
+}
+
+absl::Status NcclLink::Look() {
+  ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
+  ZERO_RETURN_IF_ERROR(LookAtErrors());
+  ZERO_RETURN_IF_ERROR(LookAtTimes());
+  TellProgress();
+  return absl::OkStatus();
+}
+
+absl::Status NcclLink::LookAtErrors() {
+  ncclResult_t state = ncclSuccess;
+  std::string text;
+  const NcclChannel* failed = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(calls_);
+    for (const auto& channel : channels_) {
+      if (channel->comm == nullptr) continue;
+      const ncclResult_t asked = ncclCommGetAsyncError(channel->comm, &state);
+      if (IsError(asked)) state = asked;
+      if (!IsError(state)) continue;
+      text = NcclErrorText(state, channel->comm);
+      failed = channel.get();
+      break;
+    }
+  }
+  if (failed == nullptr) return absl::OkStatus();
+  std::string where = absl::StrCat("channel \"", failed->name, "\"");
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    if (!failed->flying.empty()) {
+      where = CallText(*failed, failed->flying.front());
+    }
+  }
+  return Hear(absl::UnavailableError(
+      absl::StrCat("nccl: rank ", rank_, " failed in ", where, ": ", text)));
+}
+
+absl::Status NcclLink::LookAtTimes() {
+  const NcclChannel* late_channel = nullptr;
+  NcclCall late;
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    const absl::Time now = absl::Now();
+    for (const auto& channel : channels_) {
+      std::deque<NcclCall>& flying = channel->flying;
+      while (!flying.empty() && flying.front().end->IsDone()) {
+        channel->num_begun = flying.front().number;
+        idle_.push_back(std::move(flying.front().begin));
+        idle_.push_back(std::move(flying.front().end));
+        flying.pop_front();
+      }
+      if (flying.empty()) continue;
+      NcclCall& first = flying.front();
+      if (first.begun == absl::InfiniteFuture() && first.begin->IsDone()) {
+        first.begun = now;
+        channel->num_begun = first.number;
+      }
+      if (now - first.begun < timeout_ || late_channel != nullptr) continue;
+      late_channel = channel.get();
+      late.number = first.number;
+      late.signature = first.signature;
+    }
+  }
+  if (late_channel == nullptr) return absl::OkStatus();
+  TellProgress();
+  // Others that wait as long say the same at the same time.
+  absl::SleepFor(WatchPeriod(timeout_));
+  return Late(*late_channel, late);
+}
+
+// For the words of others, should they wait for this rank.
+void NcclLink::TellProgress() {
+  if (absl::Now() - told_ < std::min(timeout_ / 4, absl::Seconds(1))) return;
+  std::string text;
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    for (const auto& channel : channels_) text += ProgressLine(*channel);
+  }
+  told_ = absl::Now();
+  if (text == progress_) return;
+  progress_ = text;
+  store_->Put(ProgressKey(rank_), text).IgnoreError();
+}
+
+// ---- The end --------------------------------------------------------------
+
+NcclLink::~NcclLink() {
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    closing_ = true;
+  }
+  close_.notify_all();
+  if (watch_.joinable()) watch_.join();
+  (void)cudaSetDevice(device_.index());  // this may be another thread
+  if (!Finalize()) AbortAll();
+}
+
+// False: other ranks are gone, or do not come to it.
+bool NcclLink::Finalize() {
+  if (!status().ok()) return false;
+  for (const auto& channel : channels_) {
+    if (channel->comm == nullptr) continue;
+    if (IsError(ncclCommFinalize(channel->comm))) return false;
+  }
+  const absl::Time deadline = absl::Now() + timeout_;
+  for (const auto& channel : channels_) {
+    if (channel->comm == nullptr) continue;
+    ncclResult_t state = ncclInProgress;
+    absl::Time look = absl::InfinitePast();
+    for (Pause pause; state == ncclInProgress; pause.Wait()) {
+      if (IsError(ncclCommGetAsyncError(channel->comm, &state))) return false;
+      const absl::Time now = absl::Now();
+      if (now < look) continue;
+      if (now >= deadline || !StoredFailure(*store_).ok()) return false;
+      look = now + WatchPeriod(timeout_);
+    }
+    if (state != ncclSuccess) return false;
+  }
+  for (const auto& channel : channels_) {
+    if (channel->comm != nullptr) ncclCommDestroy(channel->comm);
+    channel->comm = nullptr;
+  }
+  return true;
+}
+
+}  // namespace zero

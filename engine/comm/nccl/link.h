@@ -1,0 +1,132 @@
+// One rank's connection to the others by NCCL: the communicators of its
+// channels, the first failure of anybody, and the thread that watches.
+#ifndef ZERO_ENGINE_COMM_NCCL_LINK_H_
+#define ZERO_ENGINE_COMM_NCCL_LINK_H_
+
+#include <nccl.h>
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/comm/communicator.h"
+#include "engine/comm/nccl/nccl.h"
+#include "kernels/cuda/device.h"
+
+namespace zero {
+
+// A collective that is on a stream.
+struct NcclCall {
+  int64_t number;  // of its channel, from 1
+  std::string signature;
+  std::unique_ptr<Event> begin, end;
+  absl::Time begun = absl::InfiniteFuture();  // when that was seen
+};
+
+// A communicator of this rank: for a sequence of collectives.
+struct NcclChannel {
+  std::string name;          // "reduce"
+  std::vector<int> members;  // ranks of the run, by their places
+  int place = 0;             // of this rank
+  ncclComm_t comm = nullptr;
+  Buffer scratch;
+  int64_t num_issued = 0;
+  std::string last_issued;  // its signature
+  int64_t num_begun = 0;    // as far as the watch has seen
+  std::deque<NcclCall> flying;
+};
+
+// Threads: Run and Register by one, the rest by any.
+class NcclLink : public std::enable_shared_from_this<NcclLink> {
+ public:
+  // See ConnectNccl.
+  static absl::StatusOr<std::shared_ptr<NcclLink>> Open(
+      std::shared_ptr<Store> store, cuda::CudaDevice& device,
+      const NcclOptions& options);
+  // Takes leave of the other ranks, or aborts after a failure.
+  ~NcclLink();
+
+  // All of them: scalar, gather, reduce, across.
+  const std::vector<std::unique_ptr<NcclChannel>>& channels() const {
+    return channels_;
+  }
+
+  void Run(NcclChannel& channel, Stream& stream, const Collective& collective);
+  std::shared_ptr<void> Register(NcclChannel& channel, void* data,
+                                 size_t bytes);
+
+  // The first failure of any rank counts, for all.
+  void Fail(const absl::Status& status);
+  absl::Status status() const;
+
+ private:
+  NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
+           const NcclOptions& options);
+
+  // Start-up, in this order.
+  absl::Status MeetOthers();
+  absl::Status CheckOwnGpu();
+  absl::Status InitWorld();
+  absl::Status SplitWorld(const char* name, std::vector<int> members,
+                          int color);
+  absl::Status AwaitInit(const NcclChannel& channel, ncclComm_t parent,
+                         absl::Time deadline);
+
+  // Run: false after a failure, of this call or of the run.
+  bool Launch(NcclChannel& channel, Stream& stream,
+              const Collective& collective, const NcclCall& call);
+  bool AwaitLaunch(NcclChannel& channel, const NcclCall& call);
+  std::unique_ptr<Event> TakeEvent();
+
+  // The watch.
+  void Watch();
+  absl::Status Look();
+  absl::Status LookAtErrors();
+  absl::Status LookAtTimes();
+  void TellProgress();
+  absl::Status Hear(const absl::Status& own);
+  void Latch(const absl::Status& status);
+  void AbortAll();
+  absl::Status Late(const NcclChannel& channel, const NcclCall& call);
+  std::string WhoIsLate(const NcclChannel& channel, const NcclCall& call);
+  std::string Inside() const;
+
+  bool Finalize();
+
+  const std::shared_ptr<Store> store_;
+  cuda::CudaDevice& device_;
+  const int rank_;
+  const int world_;
+  const int shards_;
+  const absl::Duration timeout_;
+  std::vector<std::unique_ptr<NcclChannel>> channels_;
+
+  // Held around every call of NCCL on a communicator: an abort ends these.
+  std::mutex calls_;
+  // Guards all below, and what is in channels_ but their communicators. Taken
+  // after calls_, where both are.
+  mutable std::mutex state_;
+  absl::Status failure_;
+  std::vector<std::unique_ptr<Event>> idle_;
+  bool closing_ = false;
+  std::condition_variable close_;
+
+  absl::Time told_ = absl::InfinitePast();  // the watch's own
+  std::string progress_;
+  std::thread watch_;
+};
+
+// "ncclRemoteError: ...", with what NCCL says of it.
+std::string NcclErrorText(ncclResult_t result, ncclComm_t comm);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_NCCL_LINK_H_

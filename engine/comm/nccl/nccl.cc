@@ -1,0 +1,99 @@
+#include "engine/comm/nccl/nccl.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+#include "engine/comm/launch.h"
+#include "engine/comm/nccl/link.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+// From this version on, and only when asked to, ranks can share a GPU.
+constexpr int kSharedGpuVersion = NCCL_VERSION(2, 30, 0);
+constexpr char kShareGpus[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+int VersionNumber() {
+  int version = 0;
+  ncclGetVersion(&version);
+  return version;
+}
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::shared_ptr<NcclLink> link, NcclChannel& channel)
+      : Communicator(channel.place, static_cast<int>(channel.members.size()),
+                     BulkAlgorithm::kNative),
+        link_(std::move(link)),
+        channel_(channel) {}
+
+  void Run(Stream& stream, Collective collective) override {
+    ZERO_CHECK(stream.device().kind() == DeviceKind::kCuda)
+        << "nccl: a stream of the " << DeviceKindName(stream.device().kind())
+        << " device, want a GPU's";
+    // Its memory is that of the caller, by address: nothing of it is kept.
+    stream.Enqueue([&] { link_->Run(channel_, stream, collective); });
+  }
+  std::shared_ptr<void> Register(void* data, size_t bytes) override {
+    return link_->Register(channel_, data, bytes);
+  }
+  void Abort(const absl::Status& status) override {
+    ZERO_CHECK(!status.ok()) << "nccl: Abort with a status that is OK";
+    link_->Fail(absl::Status(
+        status.code(),
+        absl::StrCat("nccl: rank ", channel_.members[channel_.place],
+                     " aborted the run: ", status.message())));
+  }
+  absl::Status status() const override { return link_->status(); }
+
+ private:
+  const std::shared_ptr<NcclLink> link_;
+  NcclChannel& channel_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::string> NcclVersion() {
+  const int version = VersionNumber();
+  return absl::StrCat("NCCL ", version / 10000, ".", version / 100 % 100, ".",
+                      version % 100);
+}
+
+absl::Status CheckRanksOfGpus(int ranks, int gpus) {
+  if (ranks <= gpus) return absl::OkStatus();
+  const bool asked = GetEnv(kShareGpus).value_or("0") != "0";
+  if (VersionNumber() >= kSharedGpuVersion && asked) return absl::OkStatus();
+  ZERO_ASSIGN_OR_RETURN(const std::string version, NcclVersion());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "nccl: ", ranks, " ranks on ", gpus, gpus == 1 ? " GPU" : " GPUs",
+      " of this machine, and ", version, " wants a GPU for each; ",
+      VersionNumber() >= kSharedGpuVersion
+          ? absl::StrCat("set ", kShareGpus, "=1")
+          : absl::StrCat("NCCL 2.30 can share one with ", kShareGpus, "=1"),
+      ", or set communication.backend to \"local\""));
+}
+
+absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
+                                     Device& device,
+                                     const NcclOptions& options) {
+  ZERO_CHECK(device.kind() == DeviceKind::kCuda)
+      << "nccl: the device is " << DeviceKindName(device.kind());
+  ZERO_ASSIGN_OR_RETURN(
+      const std::shared_ptr<NcclLink> link,
+      NcclLink::Open(std::move(store), static_cast<cuda::CudaDevice&>(device),
+                     options));
+  const auto end = [&](size_t index) {
+    return std::make_unique<NcclCommunicator>(link, *link->channels()[index]);
+  };
+  NcclEnds ends;
+  ends.scalar = end(0);
+  ends.gather = end(1);
+  ends.reduce = end(2);
+  ends.across = end(3);
+  return ends;
+}
+
+}  // namespace zero

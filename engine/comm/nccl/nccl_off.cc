@@ -1,0 +1,25 @@
+// Where NCCL is not built: the linked twin, which says so.
+#include "engine/comm/nccl/nccl.h"
+
+namespace zero {
+namespace {
+
+absl::Status NotBuilt() {
+  return absl::UnimplementedError(
+      "NCCL is not built into this program: tools/configure found no CUDA "
+      "toolkit, or no nccl.h and libnccl.so.2 beside it; install them and "
+      "build again, or set communication.backend to \"local\"");
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> NcclVersion() { return NotBuilt(); }
+
+absl::Status CheckRanksOfGpus(int, int) { return NotBuilt(); }
+
+absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store>, Device&,
+                                     const NcclOptions&) {
+  return NotBuilt();
+}
+
+}  // namespace zero

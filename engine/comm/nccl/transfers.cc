@@ -1,0 +1,234 @@
+#include "engine/comm/nccl/transfers.h"
+
+#include <vector>
+
+#include "kernels/check.h"
+#include "kernels/ops.h"
+
+namespace zero {
+namespace {
+
+ncclDataType_t TypeOf(const Collective& collective) {
+  switch (collective.dtype) {
+    case DType::kF32:
+      return ncclFloat32;
+    case DType::kBF16:
+      return ncclBfloat16;
+    case DType::kF16:
+      return ncclFloat16;
+    case DType::kF64:
+      return ncclFloat64;
+    case DType::kI32:
+      return ncclInt32;
+    case DType::kI64:
+      return ncclInt64;
+    case DType::kU8:
+      return ncclUint8;
+    case DType::kU16:
+      break;
+  }
+  ZERO_CHECK(false) << "nccl: " << CollectiveKindName(collective.kind) << " \""
+                    << collective.name << "\" of " << collective.dtype
+                    << ", which NCCL can not add up";
+  return ncclUint8;
+}
+
+int64_t Bytes(const Collective& collective, int64_t elems) {
+  return elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
+}
+
+const char* At(const void* base, int64_t bytes) {
+  return static_cast<const char*>(base) + bytes;
+}
+char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
+
+// NCCL rounds sums to the dtype at every hop.
+bool IsNarrow(DType dtype) { return SumDType(dtype) != dtype; }
+
+bool IsSum(const Collective& collective) {
+  return IsFloat(collective.dtype) && collective.op == ReduceOp::kSum;
+}
+
+// All ranks' numbers on every rank, which adds them up in rank order.
+bool GathersToSum(const NcclPlace& place, const Collective& collective) {
+  const int64_t bytes = Bytes(collective, collective.segments[0].elems);
+  const bool fits = place.world * bytes <= int64_t{kNcclScratchBytes};
+  ZERO_CHECK(fits || !IsNarrow(collective.dtype) || !IsSum(collective))
+      << "nccl: all_reduce \"" << collective.name << "\" of " << bytes
+      << " bytes of " << collective.dtype << ": want at most "
+      << kNcclScratchBytes / place.world << ", or fp32";
+  return fits && IsSum(collective);
+}
+
+// Whether NCCL's sums are what is asked for, as they are.
+bool ReducesInPlace(const Collective& collective) {
+  return collective.dtype == collective.recv_dtype && !collective.accumulate;
+}
+
+// fn(segment, its index of a piece, offset of its first byte in staging memory
+// that has `copies` of each piece).
+template <class Fn>
+ncclResult_t ForEachSegment(const Collective& collective, int64_t world,
+                            int64_t copies, const Fn& fn) {
+  int64_t staged = 0;
+  for (const CollectiveSegment& segment : collective.segments) {
+    if (segment.elems == 0) continue;
+    const int64_t piece = segment.elems / world;
+    const ncclResult_t result = fn(segment, piece, staged);
+    if (result != ncclSuccess && result != ncclInProgress) return result;
+    staged += copies * Bytes(collective, piece);
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t Exchange(const NcclPlace& place, const void* send, void* recv,
+                      int64_t bytes, bool own) {
+  for (int step = own ? 0 : 1; step < place.world; ++step) {
+    // Every rank begins at another one.
+    const int to = (place.rank + step) % place.world;
+    const int from = (place.rank - step + place.world) % place.world;
+    ncclResult_t result = ncclSend(At(send, to * bytes), bytes, ncclUint8, to,
+                                   place.comm, place.stream);
+    if (result == ncclSuccess) {
+      result = ncclRecv(At(recv, from * bytes), bytes, ncclUint8, from,
+                        place.comm, place.stream);
+    }
+    if (result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
+}
+
+ncclResult_t ReduceScatter(const NcclPlace& place,
+                           const Collective& collective) {
+  const bool narrow = IsNarrow(collective.dtype);
+  const bool in_place = ReducesInPlace(collective);
+  return ForEachSegment(
+      collective, place.world, narrow ? place.world : 1,
+      [&](const CollectiveSegment& segment, int64_t piece, int64_t staged) {
+        char* const staging = At(collective.staging, staged);
+        if (narrow) {
+          return Exchange(place, segment.send, staging,
+                          Bytes(collective, piece), /*own=*/false);
+        }
+        return ncclReduceScatter(
+            segment.send, in_place ? segment.recv : staging, piece,
+            TypeOf(collective), ncclSum, place.comm, place.stream);
+      });
+}
+
+void SumPieces(const NcclPlace& place, Stream& stream,
+               const Collective& collective) {
+  const bool narrow = IsNarrow(collective.dtype);
+  if (!narrow && ReducesInPlace(collective)) return;
+  std::vector<const void*> src;
+  ForEachSegment(
+      collective, place.world, narrow ? place.world : 1,
+      [&](const CollectiveSegment& segment, int64_t piece, int64_t staged) {
+        const char* const staging = At(collective.staging, staged);
+        const int64_t bytes = Bytes(collective, piece);
+        src = {staging};
+        if (narrow) {
+          src.resize(place.world);
+          for (int r = 0; r < place.world; ++r) {
+            src[r] = At(r == place.rank ? segment.send : staging, r * bytes);
+          }
+        }
+        stream.device().ops().SumRanks(
+            stream, {src,
+                     collective.dtype,
+                     {segment.recv, collective.recv_dtype, piece},
+                     collective.accumulate});
+        return ncclSuccess;
+      });
+}
+
+ncclResult_t AllReduce(const NcclPlace& place, const Collective& collective) {
+  const CollectiveSegment& all = collective.segments[0];
+  if (all.elems == 0) return ncclSuccess;
+  if (GathersToSum(place, collective)) {
+    return ncclAllGather(all.send, place.scratch, Bytes(collective, all.elems),
+                         ncclUint8, place.comm, place.stream);
+  }
+  return ncclAllReduce(all.send, all.recv, all.elems, TypeOf(collective),
+                       collective.op == ReduceOp::kMax ? ncclMax : ncclSum,
+                       place.comm, place.stream);
+}
+
+void SumNumbers(const NcclPlace& place, Stream& stream,
+                const Collective& collective) {
+  const CollectiveSegment& all = collective.segments[0];
+  if (all.elems == 0 || !GathersToSum(place, collective)) return;
+  std::vector<const void*> src;
+  for (int r = 0; r < place.world; ++r) {
+    src.push_back(At(place.scratch, r * Bytes(collective, all.elems)));
+  }
+  stream.device().ops().SumRanks(
+      stream, {src, collective.dtype, {all.recv, collective.dtype, all.elems}});
+}
+
+ncclResult_t Reduce(const NcclPlace& place, const Collective& collective) {
+  ZERO_CHECK(!IsNarrow(collective.dtype))
+      << "nccl: reduce \"" << collective.name << "\" of " << collective.dtype
+      << " would round at every hop; want fp32 or fp64";
+  return ForEachSegment(
+      collective, 1, 0,
+      [&](const CollectiveSegment& segment, int64_t, int64_t) {
+        return ncclReduce(segment.send, segment.recv, segment.elems,
+                          TypeOf(collective), ncclSum, collective.root,
+                          place.comm, place.stream);
+      });
+}
+
+// Whatever the dtype is: copies.
+ncclResult_t Copies(const NcclPlace& place, const Collective& collective) {
+  return ForEachSegment(
+      collective, place.world, 0,
+      [&](const CollectiveSegment& segment, int64_t piece, int64_t) {
+        const int64_t bytes = Bytes(collective, piece);
+        switch (collective.kind) {
+          case CollectiveKind::kAllGather:
+            return ncclAllGather(segment.send, segment.recv, bytes, ncclUint8,
+                                 place.comm, place.stream);
+          case CollectiveKind::kBroadcast:
+            return ncclBroadcast(segment.send, segment.recv,
+                                 Bytes(collective, segment.elems), ncclUint8,
+                                 collective.root, place.comm, place.stream);
+          default:
+            return Exchange(place, segment.send, segment.recv, bytes,
+                            /*own=*/true);
+        }
+      });
+}
+
+}  // namespace
+
+ncclResult_t EnqueueTransfers(const NcclPlace& place,
+                              const Collective& collective) {
+  switch (collective.kind) {
+    case CollectiveKind::kReduceScatter:
+      return ReduceScatter(place, collective);
+    case CollectiveKind::kAllReduce:
+      return AllReduce(place, collective);
+    case CollectiveKind::kReduce:
+      return Reduce(place, collective);
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kBroadcast:
+    case CollectiveKind::kAllToAll:
+      return Copies(place, collective);
+    case CollectiveKind::kBarrier:
+      return ncclAllReduce(place.scratch, place.scratch, 1, ncclUint8, ncclSum,
+                           place.comm, place.stream);
+  }
+  return ncclSuccess;
+}
+
+void EnqueueSums(const NcclPlace& place, Stream& stream,
+                 const Collective& collective) {
+  if (collective.kind == CollectiveKind::kReduceScatter) {
+    SumPieces(place, stream, collective);
+  } else if (collective.kind == CollectiveKind::kAllReduce) {
+    SumNumbers(place, stream, collective);
+  }
+}
+
+}  // namespace zero

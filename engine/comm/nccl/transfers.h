@@ -1,0 +1,36 @@
+// A collective as calls of NCCL, and the sums behind them.
+#ifndef ZERO_ENGINE_COMM_NCCL_TRANSFERS_H_
+#define ZERO_ENGINE_COMM_NCCL_TRANSFERS_H_
+
+#include <nccl.h>
+
+#include <cstddef>
+
+#include "engine/comm/communicator.h"
+
+namespace zero {
+
+// Memory of a communicator for what the few numbers of a step need.
+inline constexpr size_t kNcclScratchBytes = size_t{256} << 10;
+
+// One rank's place in a communicator, on a stream.
+struct NcclPlace {
+  int rank;
+  int world;
+  ncclComm_t comm;
+  cudaStream_t stream;
+  void* scratch;  // kNcclScratchBytes
+};
+
+// Makes the calls of a collective. REQUIRES: inside a group of NCCL.
+// ncclSuccess or the first error.
+ncclResult_t EnqueueTransfers(const NcclPlace& place,
+                              const Collective& collective);
+
+// What the device adds up itself, behind the transfers.
+void EnqueueSums(const NcclPlace& place, Stream& stream,
+                 const Collective& collective);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_NCCL_TRANSFERS_H_

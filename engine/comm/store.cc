@@ -1,0 +1,104 @@
+#include "engine/comm/store.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "engine/base/status.h"
+#include "engine/comm/local.h"
+
+namespace zero {
+namespace {
+
+constexpr char kFailureKey[] = "failure";
+
+}  // namespace
+
+absl::StatusOr<std::string> Await(Store& store, const std::string& key,
+                                  const std::string& what,
+                                  absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  // Short at first: ranks of one machine come within milliseconds.
+  absl::Duration pause = absl::Milliseconds(1);
+  while (true) {
+    ZERO_ASSIGN_OR_RETURN(absl::optional<std::string> value, store.Get(key));
+    if (value.has_value()) return *std::move(value);
+    ZERO_RETURN_IF_ERROR(StoredFailure(store));
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          what, " did not come within ", absl::FormatDuration(timeout)));
+    }
+    absl::SleepFor(std::min(pause, left));
+    pause = std::min(2 * pause, absl::Milliseconds(50));
+  }
+}
+
+absl::Status MeetInStore(Store& store, const std::string& name, int rank,
+                         int world, absl::Duration timeout) {
+  const auto key = [&](int one) { return absl::StrCat(name, "/", one); };
+  ZERO_RETURN_IF_ERROR(store.Put(key(rank), ""));
+  const absl::Time deadline = absl::Now() + timeout;
+  for (int other = 0; other < world; ++other) {
+    const absl::Duration left =
+        std::max(deadline - absl::Now(), absl::ZeroDuration());
+    const absl::Status met = Await(store, key(other), "", left).status();
+    if (met.ok()) continue;
+    if (!absl::IsDeadlineExceeded(met)) return met;
+    std::vector<int> missing = {other};
+    for (int one = other + 1; one < world; ++one) {
+      ZERO_ASSIGN_OR_RETURN(const auto value, store.Get(key(one)));
+      if (!value.has_value()) missing.push_back(one);
+    }
+    return absl::DeadlineExceededError(
+        absl::StrCat(RankNames(missing), " did not come to \"", name,
+                     "\" within ", absl::FormatDuration(timeout)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoreFailure(Store& store, const absl::Status& failure) {
+  const absl::StatusOr<std::string> first = store.PutFirst(
+      kFailureKey,
+      absl::StrCat(static_cast<int>(failure.code()), "\n", failure.message()));
+  // Nobody hears it: this rank's own words are all there is.
+  return first.ok() ? StoredFailure(store) : failure;
+}
+
+absl::Status StoredFailure(Store& store) {
+  ZERO_ASSIGN_OR_RETURN(const auto text, store.Get(kFailureKey));
+  if (!text.has_value()) return absl::OkStatus();
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(*text, absl::MaxSplits('\n', 1));
+  int code = 0;
+  if (!absl::SimpleAtoi(parts.first, &code) || code == 0) {
+    return absl::InternalError(absl::StrCat("the run failed: ", *text));
+  }
+  return absl::Status(static_cast<absl::StatusCode>(code), parts.second);
+}
+
+absl::Status MemoryStore::Put(const std::string& key,
+                              const std::string& value) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  values_[key] = value;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> MemoryStore::PutFirst(const std::string& key,
+                                                  const std::string& value) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return values_.emplace(key, value).first->second;
+}
+
+absl::StatusOr<absl::optional<std::string>> MemoryStore::Get(
+    const std::string& key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = values_.find(key);
+  if (it == values_.end()) return absl::optional<std::string>();
+  return absl::optional<std::string>(it->second);
+}
+
+}  // namespace zero

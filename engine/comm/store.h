@@ -1,0 +1,71 @@
+// What ranks tell each other before, beside and after their collectives: a few
+// short texts under names. Start-up (an id to connect by), the reason of a
+// failure, the last handshake; never data.
+#ifndef ZERO_ENGINE_COMM_STORE_H_
+#define ZERO_ENGINE_COMM_STORE_H_
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+
+namespace zero {
+
+// Errors:  Unavailable where whoever keeps the store is gone; nothing waits
+//          for longer than a few seconds.
+// Threads: used by any.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  // Writes `value`, over what the key has.
+  virtual absl::Status Put(const std::string& key,
+                           const std::string& value) = 0;
+  // Writes `value` where the key has none: the first counts. Returns what the
+  // key has then.
+  virtual absl::StatusOr<std::string> PutFirst(const std::string& key,
+                                               const std::string& value) = 0;
+  // Nothing: nobody has written it.
+  virtual absl::StatusOr<absl::optional<std::string>> Get(
+      const std::string& key) = 0;
+};
+
+// Waits until somebody writes `key`. `what` is said of it where nobody does:
+// Errors: DeadlineExceeded: "WHAT did not come within 2s"; why the run failed
+//         (StoredFailure); those of the store.
+absl::StatusOr<std::string> Await(Store& store, const std::string& key,
+                                  const std::string& what,
+                                  absl::Duration timeout);
+
+// Waits until all ranks have called this with the same name.
+// Errors: DeadlineExceeded with the ranks that did not; as Await.
+absl::Status MeetInStore(Store& store, const std::string& name, int rank,
+                         int world, absl::Duration timeout);
+
+// Why the run failed, if it did: the first that anybody says counts. Returns
+// what counts.
+absl::Status StoreFailure(Store& store, const absl::Status& failure);
+// OK: it did not fail. Errors of the store count as failures, too.
+absl::Status StoredFailure(Store& store);
+
+// For ranks that are threads of one process.
+class MemoryStore final : public Store {
+ public:
+  absl::Status Put(const std::string& key, const std::string& value) override;
+  absl::StatusOr<std::string> PutFirst(const std::string& key,
+                                       const std::string& value) override;
+  absl::StatusOr<absl::optional<std::string>> Get(
+      const std::string& key) override;
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> values_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_STORE_H_

@@ -1,0 +1,454 @@
+#include "engine/comm/tcp_store.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "engine/base/status.h"
+
+namespace zero {
+namespace {
+
+constexpr char kGreeting[] = "zero store 1";
+constexpr size_t kLargestFrame = 1 << 20;
+constexpr absl::Duration kLinger = absl::Seconds(2);
+// How long an answer may take: the server only looks up a key.
+constexpr absl::Duration kAnswer = absl::Seconds(20);
+
+enum Kind : char {
+  kHello = 'h',
+  kPut = 'p',
+  kPutFirst = 'f',
+  kGet = 'g',
+  kBye = 'b',
+  kValue = 'v',
+  kNothing = 'n',
+  kRefused = 'r',
+};
+
+std::string SizePrefix(size_t size) {
+  const uint32_t big_endian = htonl(static_cast<uint32_t>(size));
+  return {reinterpret_cast<const char*>(&big_endian), sizeof(big_endian)};
+}
+
+size_t ReadSize(const char* bytes) {
+  uint32_t big_endian;
+  std::memcpy(&big_endian, bytes, sizeof(big_endian));
+  return ntohl(big_endian);
+}
+
+std::string Framed(const std::string& text) {
+  return SizePrefix(text.size()) + text;
+}
+
+std::string SystemError() { return std::strerror(errno); }
+
+bool SendAll(int socket, const std::string& bytes) {
+  for (size_t sent = 0; sent < bytes.size();) {
+    const ssize_t n =
+        send(socket, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    sent += n;
+  }
+  return true;
+}
+
+// False: the other end has closed, or said nothing for too long (errno).
+bool ReceiveAll(int socket, char* to, size_t size) {
+  for (size_t received = 0; received < size;) {
+    const ssize_t n = recv(socket, to + received, size - received, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0) errno = ECONNRESET;
+    if (n <= 0) return false;
+    received += n;
+  }
+  return true;
+}
+
+void SetTimeouts(int socket, absl::Duration timeout) {
+  const timeval tv = absl::ToTimeval(timeout);
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
+  const int on = 1;
+  setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  // A machine that vanishes closes no connection: ask whether it is there.
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  const int idle = 10, interval = 5, count = 3;
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
+  setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+}
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
+}
+
+std::string Text(const TcpStoreAddress& address) {
+  return absl::StrCat(address.host, ":", address.port);
+}
+
+// All that a host name and a port stand for; freed with the result.
+struct Addresses {
+  addrinfo* first = nullptr;
+  std::string error;
+
+  Addresses(const char* host, int port, int flags) {
+    addrinfo hints = {};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = flags;
+    const int code =
+        getaddrinfo(host, absl::StrCat(port).c_str(), &hints, &first);
+    if (code != 0) error = gai_strerror(code);
+  }
+  ~Addresses() {
+    if (first != nullptr) freeaddrinfo(first);
+  }
+  Addresses(const Addresses&) = delete;
+};
+
+// A listening socket, or -1 and errno.
+int ListenAt(const addrinfo& address) {
+  const int socket = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (socket < 0) return -1;
+  const int on = 1, off = 0;
+  setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (address.ai_family == AF_INET6) {
+    setsockopt(socket, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  }
+  if (bind(socket, address.ai_addr, address.ai_addrlen) == 0 &&
+      listen(socket, 1024) == 0) {
+    return socket;
+  }
+  const int error = errno;
+  close(socket);
+  errno = error;
+  return -1;
+}
+
+int PortOf(int socket) {
+  sockaddr_storage name = {};
+  socklen_t size = sizeof(name);
+  getsockname(socket, reinterpret_cast<sockaddr*>(&name), &size);
+  return ntohs(name.ss_family == AF_INET6
+                   ? reinterpret_cast<sockaddr_in6*>(&name)->sin6_port
+                   : reinterpret_cast<sockaddr_in*>(&name)->sin_port);
+}
+
+}  // namespace
+
+// ---- Server ---------------------------------------------------------------
+
+class TcpStoreServer::Service {
+ public:
+  Service(int listener, int world)
+      : listener_(listener),
+        stop_(eventfd(0, EFD_CLOEXEC)),
+        world_(world),
+        is_here_(world) {}
+  ~Service() {
+    for (const Connection& one : connections_) close(one.socket);
+    close(listener_);
+    close(stop_);
+  }
+
+  void Stop() {
+    const uint64_t one = 1;
+    (void)!write(stop_, &one, sizeof(one));
+  }
+
+  void Run() {
+    absl::Time end = absl::InfiniteFuture();
+    while (absl::Now() < end) {
+      std::vector<pollfd> fds = {{listener_, POLLIN, 0}};
+      for (const Connection& one : connections_) {
+        fds.push_back({one.socket, POLLIN, 0});
+      }
+      if (end == absl::InfiniteFuture()) fds.push_back({stop_, POLLIN, 0});
+      poll(fds.data(), fds.size(),
+           end == absl::InfiniteFuture() ? -1 : /*milliseconds=*/20);
+      if (end == absl::InfiniteFuture() && fds.back().revents != 0) {
+        end = absl::Now() + kLinger;
+      }
+      size_t place = 1;
+      for (auto it = connections_.begin(); it != connections_.end();) {
+        const bool speaks = fds[place++].revents != 0;
+        it = speaks && !Serve(*it) ? Drop(it) : std::next(it);
+      }
+      if (fds[0].revents != 0) Accept();
+      if (end != absl::InfiniteFuture() && connections_.empty()) return;
+    }
+  }
+
+ private:
+  struct Connection {
+    int socket;
+    int rank = -1;  // until it has greeted
+    bool said_bye = false;
+    std::string received;
+  };
+
+  void Accept() {
+    const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0) return;
+    SetTimeouts(socket, absl::Seconds(1));
+    connections_.push_back({socket});
+  }
+
+  // False: it has closed, or does not speak our language.
+  bool Serve(Connection& one) {
+    char bytes[4096];
+    const ssize_t n = recv(one.socket, bytes, sizeof(bytes), MSG_DONTWAIT);
+    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    if (n == 0) return false;
+    one.received.append(bytes, n);
+    while (one.received.size() >= 4) {
+      const size_t size = ReadSize(one.received.data());
+      if (size == 0 || size > kLargestFrame) return false;
+      if (one.received.size() < 4 + size) break;
+      const std::string frame = one.received.substr(4, size);
+      one.received.erase(0, 4 + size);
+      const std::string answer = Answer(one, frame);
+      if (!SendAll(one.socket, Framed(answer))) return false;
+      if (answer[0] == kRefused) return false;
+    }
+    return true;
+  }
+
+  std::string Answer(Connection& one, const std::string& frame) {
+    if (frame[0] == kHello) return Greet(one, frame.substr(1));
+    if (one.rank < 0) return std::string(1, kRefused) + "no greeting";
+    if (frame[0] == kBye) {
+      one.said_bye = true;
+      return std::string(1, kNothing);
+    }
+    const size_t key_size = frame.size() >= 5 ? ReadSize(&frame[1]) : 0;
+    if (frame.size() < 5 + key_size) {
+      return std::string(1, kRefused) + "a request cut short";
+    }
+    const std::string key = frame.substr(5, key_size);
+    const std::string value = frame.substr(5 + key_size);
+    switch (frame[0]) {
+      case kPut:
+        values_.Put(key, value).IgnoreError();
+        return std::string(1, kNothing);
+      case kPutFirst:
+        return std::string(1, kValue) + *values_.PutFirst(key, value);
+      case kGet: {
+        const absl::optional<std::string> found = *values_.Get(key);
+        return found.has_value() ? std::string(1, kValue) + *found
+                                 : std::string(1, kNothing);
+      }
+    }
+    return std::string(1, kRefused) + "a request of an unknown kind";
+  }
+
+  std::string Greet(Connection& one, const std::string& text) {
+    const auto refuse = [](const std::string& reason) {
+      return std::string(1, kRefused) + reason;
+    };
+    const std::vector<std::string> parts = absl::StrSplit(text, '\n');
+    int rank = -1, world = 0;
+    if (parts.size() != 3 || parts[0] != kGreeting ||
+        !absl::SimpleAtoi(parts[1], &rank) ||
+        !absl::SimpleAtoi(parts[2], &world)) {
+      return refuse("this port is of another version of zero");
+    }
+    if (world != world_) {
+      return refuse(absl::StrCat("rank ", rank, " is of a world of ", world,
+                                 ", rank 0 of one of ", world_,
+                                 ": give all the same WORLD_SIZE"));
+    }
+    if (rank < 0 || rank >= world_) {
+      return refuse(
+          absl::StrCat("rank ", rank, " is not in [0, ", world_, ")"));
+    }
+    if (is_here_[rank]) {
+      return refuse(absl::StrCat("rank ", rank,
+                                 " is there already: every process wants a "
+                                 "RANK of its own"));
+    }
+    is_here_[rank] = true;
+    one.rank = rank;
+    return std::string(1, kNothing);
+  }
+
+  std::list<Connection>::iterator Drop(std::list<Connection>::iterator one) {
+    if (one->rank >= 0 && !one->said_bye) {
+      StoreFailure(values_, absl::UnavailableError(absl::StrCat(
+                                "rank ", one->rank,
+                                " ended without a word: its connection "
+                                "closed")))
+          .IgnoreError();
+    }
+    close(one->socket);
+    return connections_.erase(one);
+  }
+
+  const int listener_;
+  const int stop_;
+  const int world_;
+  std::vector<bool> is_here_;  // by rank: it came, and may have left
+  std::list<Connection> connections_;
+  MemoryStore values_;
+};
+
+TcpStoreServer::TcpStoreServer(std::unique_ptr<Service> service, int port)
+    : port_(port),
+      service_(std::move(service)),
+      thread_([this] { service_->Run(); }) {}
+
+TcpStoreServer::~TcpStoreServer() {
+  service_->Stop();
+  thread_.join();
+}
+
+absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
+    const TcpStoreAddress& address, int world) {
+  // A wildcard IPv6 socket takes IPv4 as well; where there is no IPv6, the
+  // other address of the list is IPv4's.
+  const bool local = IsLoopback(address.host);
+  const Addresses found(local ? address.host.c_str() : nullptr, address.port,
+                        AI_PASSIVE);
+  std::string reason = found.error;
+  for (const int family : {AF_INET6, AF_INET}) {
+    for (const addrinfo* one = found.first; one != nullptr;
+         one = one->ai_next) {
+      if (one->ai_family != family) continue;
+      const int socket = ListenAt(*one);
+      if (socket >= 0) {
+        return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(
+            std::make_unique<Service>(socket, world), PortOf(socket)));
+      }
+      reason = SystemError();
+      if (errno == EADDRINUSE) {
+        return absl::UnavailableError(
+            absl::StrCat("rank 0 can not listen at port ", address.port, ": ",
+                         reason, "; choose another MASTER_PORT"));
+      }
+    }
+  }
+  return absl::UnavailableError(
+      absl::StrCat("rank 0 can not listen at ", Text(address), ": ", reason));
+}
+
+// ---- Client ---------------------------------------------------------------
+
+namespace {
+
+// A connected socket, or -1 and why not.
+int TryConnect(const TcpStoreAddress& address, std::string* reason) {
+  const Addresses found(address.host.c_str(), address.port, 0);
+  *reason = found.error;
+  for (const addrinfo* one = found.first; one != nullptr; one = one->ai_next) {
+    const int socket = ::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (socket < 0) continue;
+    SetTimeouts(socket, kAnswer);
+    if (connect(socket, one->ai_addr, one->ai_addrlen) == 0) return socket;
+    *reason = SystemError();
+    close(socket);
+  }
+  return -1;
+}
+
+std::string Request(Kind kind, const std::string& key,
+                    const std::string& value = "") {
+  return absl::StrCat(std::string(1, kind), SizePrefix(key.size()), key, value);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
+    const TcpStoreAddress& address, int rank, int world,
+    absl::Duration timeout) {
+  const absl::Time deadline = absl::Now() + timeout;
+  std::string reason;
+  int socket = TryConnect(address, &reason);
+  while (socket < 0 && absl::Now() < deadline) {
+    absl::SleepFor(std::min(absl::Milliseconds(50), deadline - absl::Now()));
+    socket = TryConnect(address, &reason);
+  }
+  if (socket < 0) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", rank, " could not reach rank 0 at ", Text(address), " within ",
+        absl::FormatDuration(timeout), ": ", reason,
+        "; is rank 0 running, and are MASTER_ADDR and MASTER_PORT its own?"));
+  }
+  std::unique_ptr<TcpStore> store(new TcpStore(socket, Text(address)));
+  ZERO_RETURN_IF_ERROR(store
+                           ->Ask(absl::StrCat(std::string(1, kHello), kGreeting,
+                                              "\n", rank, "\n", world))
+                           .status());
+  return store;
+}
+
+TcpStore::~TcpStore() {
+  Ask(std::string(1, kBye)).IgnoreError();
+  close(socket_);
+}
+
+absl::StatusOr<std::string> TcpStore::Ask(const std::string& request) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!broken_.ok()) return broken_;
+  char size_bytes[4];
+  std::string answer;
+  const bool ok = [&] {
+    if (!SendAll(socket_, Framed(request))) return false;
+    if (!ReceiveAll(socket_, size_bytes, sizeof(size_bytes))) return false;
+    const size_t size = ReadSize(size_bytes);
+    errno = EPROTO;
+    if (size == 0 || size > kLargestFrame) return false;
+    answer.resize(size);
+    return ReceiveAll(socket_, answer.data(), size);
+  }();
+  if (!ok) {
+    broken_ = absl::UnavailableError(absl::StrCat(
+        "rank 0, which keeps the store at ", where_, ", is gone: ",
+        errno == EAGAIN
+            ? absl::StrCat("no answer within ", absl::FormatDuration(kAnswer))
+            : SystemError()));
+  } else if (answer[0] == kRefused) {
+    broken_ = absl::InvalidArgumentError(
+        absl::StrCat("the store at ", where_, ": ", answer.substr(1)));
+  }
+  if (!broken_.ok()) return broken_;
+  return answer;
+}
+
+absl::Status TcpStore::Put(const std::string& key, const std::string& value) {
+  return Ask(Request(kPut, key, value)).status();
+}
+
+absl::StatusOr<std::string> TcpStore::PutFirst(const std::string& key,
+                                               const std::string& value) {
+  ZERO_ASSIGN_OR_RETURN(const std::string answer,
+                        Ask(Request(kPutFirst, key, value)));
+  return answer.substr(1);
+}
+
+absl::StatusOr<absl::optional<std::string>> TcpStore::Get(
+    const std::string& key) {
+  const absl::StatusOr<std::string> answer = Ask(Request(kGet, key));
+  if (!answer.ok()) return answer.status();
+  if (answer->front() != kValue) return absl::optional<std::string>();
+  return absl::optional<std::string>(answer->substr(1));
+}
+
+}  // namespace zero

@@ -1,0 +1,87 @@
+// The store of a run of several processes: rank 0 keeps it, every rank, rank 0
+// too, has one connection to it.
+//
+// A connection that ends without goodbye is a rank that died: the server says
+// so to all others (StoredFailure). Whoever can not reach the server any more
+// knows that rank 0 did.
+// Wire: frames of a 4-byte big-endian size and as many bytes; the first byte
+// of a request is its kind, of an answer whether it is one. Every rank sends a
+// greeting first, with a version and what must be the same on all ranks. Not a
+// protocol for strangers: no encryption, and who reaches the port is believed.
+#ifndef ZERO_ENGINE_COMM_TCP_STORE_H_
+#define ZERO_ENGINE_COMM_TCP_STORE_H_
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "engine/comm/store.h"
+
+namespace zero {
+
+struct TcpStoreAddress {
+  std::string host;  // a name or a number
+  int port = 0;
+};
+
+// Rank 0's part: a thread that answers.
+class TcpStoreServer {
+ public:
+  // Listens for this machine alone where the host is its loopback, else on
+  // all of its addresses. Port 0: any free one.
+  // Errors: Unavailable with the port, e.g. another program listens there.
+  static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(
+      const TcpStoreAddress& address, int world);
+  // Stays until all ranks that came have left, 2 s at most: they may still
+  // want to hear why the run failed.
+  ~TcpStoreServer();
+
+  int port() const { return port_; }
+
+ private:
+  class Service;
+  explicit TcpStoreServer(std::unique_ptr<Service> service, int port);
+
+  const int port_;
+  const std::unique_ptr<Service> service_;
+  std::thread thread_;
+};
+
+class TcpStore final : public Store {
+ public:
+  // Connects as `rank` of `world`; tries again until `timeout`, since rank 0
+  // may start last.
+  // Errors: DeadlineExceeded with the address and the last reason (refused, no
+  //         such host); InvalidArgument with what the server says: another
+  //         world, a rank that is there already, another program.
+  static absl::StatusOr<std::unique_ptr<TcpStore>> Connect(
+      const TcpStoreAddress& address, int rank, int world,
+      absl::Duration timeout);
+  // Says goodbye.
+  ~TcpStore() override;
+
+  absl::Status Put(const std::string& key, const std::string& value) override;
+  absl::StatusOr<std::string> PutFirst(const std::string& key,
+                                       const std::string& value) override;
+  absl::StatusOr<absl::optional<std::string>> Get(
+      const std::string& key) override;
+
+ private:
+  TcpStore(int socket, std::string where)
+      : socket_(socket), where_(std::move(where)) {}
+
+  // One request and its answer.
+  absl::StatusOr<std::string> Ask(const std::string& request);
+
+  const int socket_;
+  const std::string where_;  // "127.0.0.1:29500"
+  std::mutex mutex_;         // guards the socket and all below
+  absl::Status broken_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_TCP_STORE_H_

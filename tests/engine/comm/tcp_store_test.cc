@@ -1,0 +1,248 @@
+#include "engine/comm/tcp_store.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/support/run_ranks.h"
+
+namespace zero {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr char kHost[] = "127.0.0.1";
+constexpr absl::Duration kSoon = absl::Seconds(10);
+
+std::unique_ptr<TcpStoreServer> Server(int world) {
+  auto server = TcpStoreServer::Listen({kHost, 0}, world);
+  EXPECT_TRUE(server.ok()) << server.status();
+  return *std::move(server);
+}
+
+std::unique_ptr<TcpStore> Client(const TcpStoreServer& server, int rank,
+                                 int world) {
+  auto store = TcpStore::Connect({kHost, server.port()}, rank, world, kSoon);
+  EXPECT_TRUE(store.ok()) << store.status();
+  return *std::move(store);
+}
+
+// A socket that speaks TCP and nothing else, connected.
+int RawSocket(int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  inet_pton(AF_INET, kHost, &address.sin_addr);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)),
+            0);
+  return fd;
+}
+
+TEST(TcpStoreTest, WhatOneRankWritesAllRead) {
+  const auto server = Server(2);
+  const auto a = Client(*server, 0, 2), b = Client(*server, 1, 2);
+  EXPECT_FALSE((*b->Get("key")).has_value());
+  EXPECT_EQ(a->Put("key", "one"), absl::OkStatus());
+  EXPECT_EQ(**b->Get("key"), "one");
+  EXPECT_EQ(b->Put("key", "two"), absl::OkStatus());
+  EXPECT_EQ(**a->Get("key"), "two");
+  EXPECT_EQ(*a->PutFirst("key", "three"), "two");
+  EXPECT_EQ(*a->PutFirst("other", "three"), "three");
+  EXPECT_EQ(**b->Get("other"), "three");
+}
+
+TEST(TcpStoreTest, AnyBytesGoThrough) {
+  const auto server = Server(1);
+  const auto store = Client(*server, 0, 1);
+  std::string bytes;
+  for (int i = 0; i < 100'000; ++i) bytes += static_cast<char>(i * 7);
+  const std::string key("a\0b\n", 4);
+  EXPECT_EQ(store->Put(key, bytes), absl::OkStatus());
+  EXPECT_EQ(**store->Get(key), bytes);
+  EXPECT_EQ(store->Put(key, ""), absl::OkStatus());
+  EXPECT_EQ(**store->Get(key), "");
+}
+
+TEST(TcpStoreTest, ManyRanksMeet) {
+  constexpr int kWorld = 12;
+  const auto server = Server(kWorld);
+  EXPECT_EQ(RunRanks(kWorld,
+                     [&](int rank) -> absl::Status {
+                       const auto store = Client(*server, rank, kWorld);
+                       for (const char* name : {"start", "middle", "end"}) {
+                         const absl::Status met =
+                             MeetInStore(*store, name, rank, kWorld, kSoon);
+                         if (!met.ok()) return met;
+                       }
+                       return absl::OkStatus();
+                     }),
+            absl::OkStatus());
+}
+
+TEST(TcpStoreTest, WhoDoesNotComeIsNamed) {
+  const auto server = Server(4);
+  const auto a = Client(*server, 0, 4), b = Client(*server, 2, 4);
+  EXPECT_EQ(b->Put("start/2", ""), absl::OkStatus());
+  const absl::Status met =
+      MeetInStore(*a, "start", 0, 4, absl::Milliseconds(50));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(met));
+  EXPECT_EQ(met.message(),
+            "rank 1 and rank 3 did not come to \"start\" within 50ms");
+}
+
+TEST(TcpStoreTest, RankZeroMayComeLast) {
+  int port;
+  { port = Server(1)->port(); }
+  std::unique_ptr<TcpStoreServer> server;
+  std::thread late([&] {
+    absl::SleepFor(absl::Milliseconds(300));
+    server = *TcpStoreServer::Listen({kHost, port}, 2);
+  });
+  const auto store = TcpStore::Connect({kHost, port}, 1, 2, kSoon);
+  late.join();
+  EXPECT_TRUE(store.ok()) << store.status();
+}
+
+TEST(TcpStoreTest, NobodyListens) {
+  int port;
+  { port = Server(1)->port(); }
+  const auto store =
+      TcpStore::Connect({kHost, port}, 3, 4, absl::Milliseconds(120));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(store.status()));
+  EXPECT_EQ(store.status().message(),
+            absl::StrCat("rank 3 could not reach rank 0 at 127.0.0.1:", port,
+                         " within 120ms: Connection refused; is rank 0 "
+                         "running, and are MASTER_ADDR and MASTER_PORT its "
+                         "own?"));
+}
+
+TEST(TcpStoreTest, NoSuchHost) {
+  const auto store = TcpStore::Connect({"no.such.host.invalid", 1}, 1, 2,
+                                       absl::Milliseconds(50));
+  EXPECT_THAT(std::string(store.status().message()),
+              HasSubstr("could not reach rank 0 at no.such.host.invalid:1"));
+}
+
+TEST(TcpStoreTest, APortThatIsTaken) {
+  const auto server = Server(2);
+  const auto second = TcpStoreServer::Listen({kHost, server->port()}, 2);
+  EXPECT_TRUE(absl::IsUnavailable(second.status()));
+  EXPECT_EQ(second.status().message(),
+            absl::StrCat("rank 0 can not listen at port ", server->port(),
+                         ": Address already in use; choose another "
+                         "MASTER_PORT"));
+}
+
+TEST(TcpStoreTest, AnotherWorldIsRefused) {
+  const auto server = Server(4);
+  const auto store = TcpStore::Connect({kHost, server->port()}, 1, 8, kSoon);
+  EXPECT_TRUE(absl::IsInvalidArgument(store.status()));
+  EXPECT_THAT(std::string(store.status().message()),
+              HasSubstr("rank 1 is of a world of 8, rank 0 of one of 4: give "
+                        "all the same WORLD_SIZE"));
+}
+
+TEST(TcpStoreTest, ARankComesOnce) {
+  const auto server = Server(4);
+  const auto first = Client(*server, 1, 4);
+  const auto second = TcpStore::Connect({kHost, server->port()}, 1, 4, kSoon);
+  EXPECT_THAT(std::string(second.status().message()),
+              HasSubstr("rank 1 is there already: every process wants a RANK "
+                        "of its own"));
+  EXPECT_EQ(first->Put("still", "here"), absl::OkStatus());
+}
+
+TEST(TcpStoreTest, StrangersAreSentAway) {
+  const auto server = Server(2);
+  const auto store = Client(*server, 0, 2);
+  for (const std::string& words :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string("\0\0\0\2pq", 6),
+        std::string("\0\0\0\0", 4)}) {
+    const int fd = RawSocket(server->port());
+    EXPECT_EQ(send(fd, words.data(), words.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(words.size()));
+    char answer[256];
+    while (recv(fd, answer, sizeof(answer), 0) > 0) {
+    }
+    close(fd);
+  }
+  EXPECT_EQ(store->Put("still", "here"), absl::OkStatus());
+  EXPECT_EQ(StoredFailure(*store), absl::OkStatus());
+}
+
+TEST(TcpStoreTest, TheFirstFailureCountsForAll) {
+  const auto server = Server(2);
+  const auto a = Client(*server, 0, 2), b = Client(*server, 1, 2);
+  EXPECT_EQ(StoredFailure(*a), absl::OkStatus());
+  const absl::Status first = absl::DataLossError("first\nof two lines");
+  EXPECT_EQ(StoreFailure(*b, first), first);
+  EXPECT_EQ(StoreFailure(*a, absl::AbortedError("second")), first);
+  EXPECT_EQ(StoredFailure(*a), first);
+  // Whoever waits hears it.
+  EXPECT_EQ(Await(*a, "never", "it", kSoon).status(), first);
+}
+
+TEST(TcpStoreTest, GoodbyeIsNoFailure) {
+  const auto server = Server(2);
+  const auto a = Client(*server, 0, 2);
+  { const auto b = Client(*server, 1, 2); }
+  absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_EQ(StoredFailure(*a), absl::OkStatus());
+}
+
+// The process of a rank, killed.
+TEST(TcpStoreTest, AProcessThatDiesIsAFailureOfAll) {
+  const auto server = Server(3);
+  const auto a = Client(*server, 0, 3), b = Client(*server, 1, 3);
+  const int fd = RawSocket(server->port());
+  const std::string hello = "hzero store 1\n2\n3";
+  const std::string frame =
+      std::string("\0\0\0", 3) + static_cast<char>(hello.size()) + hello;
+  ASSERT_EQ(send(fd, frame.data(), frame.size(), 0),
+            static_cast<ssize_t>(frame.size()));
+  char answer[5];
+  ASSERT_EQ(recv(fd, answer, sizeof(answer), MSG_WAITALL), 5);
+  EXPECT_EQ(answer[4], 'n');
+  close(fd);  // as the system does for a process that is gone
+  for (Store* store : {a.get(), b.get()}) {
+    const absl::Status heard = Await(*store, "never", "it", kSoon).status();
+    EXPECT_TRUE(absl::IsUnavailable(heard)) << heard;
+    EXPECT_EQ(heard.message(),
+              "rank 2 ended without a word: its connection closed");
+  }
+}
+
+TEST(TcpStoreTest, WithoutItsKeeperTheStoreIsGone) {
+  auto server = Server(2);
+  const auto store = Client(*server, 1, 2);
+  std::thread ends([&] { server.reset(); });  // waits for us, for a while
+  ends.join();
+  const absl::Status status = store->Put("key", "value");
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("rank 0, which keeps the store at 127.0.0.1:"),
+                    HasSubstr(" is gone: ")));
+  EXPECT_FALSE(StoredFailure(*store).ok());
+}
+
+TEST(MemoryStoreTest, IsAStore) {
+  MemoryStore store;
+  EXPECT_FALSE((*store.Get("key")).has_value());
+  EXPECT_EQ(*store.PutFirst("key", "a"), "a");
+  EXPECT_EQ(*store.PutFirst("key", "b"), "a");
+  EXPECT_EQ(store.Put("key", "c"), absl::OkStatus());
+  EXPECT_EQ(**store.Get("key"), "c");
+}
+
+}  // namespace
+}  // namespace zero

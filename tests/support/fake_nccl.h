@@ -1,0 +1,34 @@
+// What a test sets and asks of the fake NCCL (fake_nccl.cc), which has the C
+// functions that engine/comm/nccl calls, over the fake CUDA runtime: ranks are
+// threads, collectives run on their streams when all ranks' streams have come
+// to them and all ask for the same; else they wait, as NCCL does, until they
+// are aborted.
+#ifndef ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
+#define ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
+
+#include <nccl.h>
+
+namespace zero {
+
+// Back to a sound library. REQUIRES: no communicator is left.
+void ResetFakeNccl();
+
+// Communicators that are neither destroyed nor aborted.
+int NumFakeNcclComms();
+// Communicators that were aborted, and registrations that are in force.
+int NumFakeNcclAborts();
+int NumFakeNcclRegistrations();
+// Groups with several calls of one communicator in them.
+int NumFakeNcclFusedGroups();
+
+// Rank `rank` of the first communicator gets this error on all of its
+// communicators; its peers notice nothing.
+void SetFakeNcclAsyncError(int rank, ncclResult_t error);
+// The initialization of that rank's communicators never ends.
+void HangFakeNcclInit(int rank);
+// What ncclGetVersion says.
+void SetFakeNcclVersion(int version);
+
+}  // namespace zero
+
+#endif  // ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
