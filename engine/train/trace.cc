@@ -53,6 +53,9 @@ class TracingCommunicator final : public Communicator {
       trace->Add(process, row, name, *begin, Trace::Clock::now());
     });
   }
+  std::shared_ptr<void> Register(void* data, size_t bytes) override {
+    return inner_->Register(data, bytes);
+  }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
   absl::Status status() const override { return inner_->status(); }
 
