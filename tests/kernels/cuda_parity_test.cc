@@ -211,9 +211,8 @@ class Comparison {
     ASSERT_EQ(cpu_.scalars.size(), gpu_.scalars.size());
     for (size_t i = 0; i < cpu_.scalars.size(); ++i) {
       const Side::Scalar& want = cpu_.scalars[i];
-      Judge(what + ": " + want.name, "fp32",
-            std::abs(gpu_.scalars[i].value - want.value), std::abs(want.value),
-            want.limit);
+      Judge(what, want.name, std::abs(gpu_.scalars[i].value - want.value),
+            std::abs(want.value), want.limit);
     }
   }
 
@@ -255,22 +254,23 @@ class Comparison {
       for (int64_t i = row * want.cols; i < (row + 1) * want.cols; ++i) {
         squares += std::pow(got[i] - want.values[i], 2);
       }
-      Judge(what + ": " + want.name + " row " + std::to_string(row),
-            DTypeName(got.dtype()), std::sqrt(squares),
+      Judge(what, want.name + " row " + std::to_string(row), std::sqrt(squares),
             std::max(floor, NormOfRow(want.values, row, want.cols)),
             want.limit);
     }
   }
 
-  void Judge(const std::string& what, const std::string& dtype, double error,
+  // `what` begins with the dtype of the operands, where they have one.
+  void Judge(const std::string& what, const std::string& output, double error,
              double norm, double limit) {
     const double share = error == 0 ? 0 : error / norm;
     const double of_limit = share == 0 ? 0 : share / limit;
-    Worst& worst = worst_[dtype];
+    const std::string first = what.substr(0, what.find_first_of(" /"));
+    Worst& worst = worst_[first == "bf16" || first == "fp16" ? first : "fp32"];
     if (!(of_limit <= worst.of_limit)) worst = {of_limit, share, limit};
-    // One message per op and dtype would hide nothing, thousands would.
+    // A few tell as much as thousands.
     if (!(of_limit <= 1) && ++num_failed_ <= 5) {
-      ADD_FAILURE() << what << ": differs by " << Text(share)
+      ADD_FAILURE() << what << ": " << output << " differs by " << Text(share)
                     << " of the norm, " << Text(limit) << " is allowed";
     }
   }

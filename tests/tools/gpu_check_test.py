@@ -74,8 +74,9 @@ on_gpu = sys.argv[sys.argv.index("--device") + 1] == "cuda"
 stage = int(sets.get("zero_optimization.stage", 0))
 if "--ranks" in sys.argv:
     assert sets["device.deterministic_attention"] == "true"
-assert os.path.exists(sets["data.train"])
-out = sets["training.out_dir"]
+config = json.load(open(sys.argv[2]))
+assert os.path.getsize(config["data"]["train"]) > 100000
+out = config["training"]["out_dir"]
 os.makedirs(out)
 with open(out + "/metrics.jsonl", "w") as file:
     for step in range(20):

@@ -250,7 +250,7 @@ def parity(context):
     return failed(problem, ops=rows) if problem else passed(ops=rows)
 
 
-FAMILIES = {"GPT-2": "configs/gpt2_tiny.json", "Llama": "configs/llama_tiny.json"}
+FAMILIES = {"GPT-2": "gpt2-tiny", "Llama": "llama-tiny"}
 STEPS = 20
 # Largest relative difference of a loss.
 STEP_LIMITS = {"fp32": 1e-5, "bf16": 5e-3}
@@ -267,19 +267,32 @@ def write_text(path, words=30000):
             file.write(draw.choice(WORDS) + ("\n" if number % 12 == 11 else " "))
 
 
-def train(context, name, config, sets, options):
+def config_of(family, text, out):
+    """A config that reads `text` and evaluates, samples and saves nothing."""
+    return {"model": {"preset": FAMILIES[family]},
+            "data": {"train": text, "tokenizer": "bytes",
+                     "sequence_length": 64},
+            "training": {"steps": STEPS, "out_dir": out, "save_final": False,
+                         "sample": {"tokens": 0}},
+            "train_batch_size": 8, "gradient_accumulation_steps": 1,
+            "gradient_clipping": 1.0,
+            "optimizer": {"type": "AdamW",
+                          "params": {"lr": 2e-3, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupLR", "params": {
+                "warmup_num_steps": 10, "warmup_type": "linear"}}}
+
+
+def train(context, name, family, sets, options):
     """Trains; returns (losses of the steps, summary, why it failed)."""
     text = os.path.join(context.scratch, "text.txt")
     if not os.path.exists(text):
         write_text(text)
     out = os.path.join(context.scratch, name)
+    config = out + ".json"
+    with open(config, "w") as file:
+        json.dump(config_of(family, text, out), file)
     command = [context.path("zero"), "train", config, *options]
-    for key, value in {
-            "data.train": text, "data.validation_fraction": 0,
-            "training.steps": STEPS, "training.out_dir": out,
-            "training.eval_every": 0, "training.sample.tokens": 0,
-            "training.save_final": "false", "steps_per_print": 1,
-            **sets}.items():
+    for key, value in sets.items():
         command += ["--set", "%s=%s" % (key, value)]
     done = context.run(command)
     if done.code != 0 or done.timed_out:
@@ -304,7 +317,7 @@ def compare_steps(context, family, dtype):
         sets = {"bf16.enabled": "true" if dtype == "bf16" else "false"}
         losses, _, why = train(
             context, "steps_%s_%s_%s" % (family, dtype, device),
-            FAMILIES[family], sets, ["--device", device])
+            family, sets, ["--device", device])
         if why is None and len(losses) != STEPS:
             why = "%d of %d losses are in metrics.jsonl" % (len(losses), STEPS)
         if why:
@@ -353,13 +366,11 @@ def deterministic(context):
 
 def stage_row(context, ranks, dtype, stage):
     row = {"ranks": ranks, "dtype": dtype, "stage": stage, "problem": None}
-    sets = {"zero_optimization.stage": stage, "train_batch_size": 8,
-            "gradient_accumulation_steps": 1,
+    sets = {"zero_optimization.stage": stage,
             "bf16.enabled": "true" if dtype == "bf16" else "false",
             **deterministic(context)}
     _, summary, why = train(
-        context, "stage_%d_%s_%d" % (ranks, dtype, stage), FAMILIES["Llama"],
-        sets, ["--device", "cuda", "--ranks", str(ranks)])
+        context, "stage_%d_%s_%d" % (ranks, dtype, stage), "Llama", sets, ["--device", "cuda", "--ranks", str(ranks)])
     if why:
         return {**row, "problem": why}
     return {**row, "hash": summary["parameters_hash"],
