@@ -1,4 +1,5 @@
 #include "tests/kernels/kernel_test.h"
+#include "tests/kernels/matrix.h"
 
 namespace zero {
 namespace {
@@ -12,9 +13,9 @@ constexpr Case kCases[] = {{0, 3, 8, 0},
                            {70, 11, 33, 0},
                            {300, 7, 1023, 1}};
 
-std::vector<int32_t> Ids(int64_t rows, int64_t vocab) {
+TestVector<int32_t> Ids(int64_t rows, int64_t vocab) {
   std::mt19937_64 random(9);
-  std::vector<int32_t> ids(rows);
+  TestVector<int32_t> ids(rows);
   // Half of them are one id, as text has it.
   for (int32_t& id : ids) {
     id = static_cast<int32_t>(random() % 2 == 0 ? vocab / 2 : random() % vocab);
@@ -29,8 +30,8 @@ TEST(EmbeddingTest, ForwardGathersRows) {
         const int64_t ld = c.width + c.extra;
         Array table = Array::Normal(dtype, c.vocab * ld, 1);
         Array position_table = Array::Normal(dtype, 4 * ld, 2);
-        const std::vector<int32_t> ids = Ids(c.rows, c.vocab);
-        std::vector<int32_t> position_ids(c.rows);
+        const TestVector<int32_t> ids = Ids(c.rows, c.vocab);
+        TestVector<int32_t> position_ids(c.rows);
         for (int64_t i = 0; i < c.rows; ++i) position_ids[i] = i % 4;
         EmbeddingForwardArgs args;
         args.ids = ids.data();
@@ -56,9 +57,14 @@ TEST(EmbeddingTest, ForwardGathersRows) {
   });
 }
 
+void Backward(const Path& path, const EmbeddingBackwardArgs& args) {
+  Scratch scratch(path.ops.EmbeddingBackwardWorkspaceBytes(args));
+  path.ops.EmbeddingBackward(path.stream, args, scratch.workspace());
+}
+
 // The sum of fp32 rows in order of i, and for 16-bit tables in fp32 within
 // each 4096 rows of dout, rounded once.
-Array WantTable(const Case& c, const std::vector<int32_t>& ids,
+Array WantTable(const Case& c, const TestVector<int32_t>& ids,
                 const Array& dout, const Array& before, bool accumulate) {
   const int64_t ld = c.width + c.extra;
   Array want = before;
@@ -85,15 +91,14 @@ TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
       for (const bool accumulate : {false, true}) {
         for (const Case& c : kCases) {
           const int64_t ld = c.width + c.extra;
-          const std::vector<int32_t> ids = Ids(c.rows, c.vocab);
+          const TestVector<int32_t> ids = Ids(c.rows, c.vocab);
           Array dout = Array::Normal(dtype, c.rows * ld, 3);
           const Array before = Array::Normal(table_dtype, c.vocab * ld, 4);
           const Array want = WantTable(c, ids, dout, before, accumulate);
           ForEachPath([&](const Path& path) {
             Array dtable = before;
-            path.ops.EmbeddingBackward(
-                path.stream, {ids.data(), dout.matrix(c.rows, c.width, ld),
-                             dtable.matrix(c.vocab, c.width, ld), accumulate});
+            Backward(path, {ids.data(), dout.matrix(c.rows, c.width, ld),
+                            dtable.matrix(c.vocab, c.width, ld), accumulate});
             EXPECT_TRUE(dtable.SameBits(want))
                 << DTypeName(dtype) << " -> " << DTypeName(table_dtype) << " "
                 << c.rows << "x" << c.width;
@@ -104,16 +109,51 @@ TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
   }
 }
 
+// Tokens that fill much of a batch: more rows of one id than are summed at a
+// time anywhere, in several runs, next to ids that occur once. Integers, so
+// that every order of summation gives the same bits.
+TEST(EmbeddingTest, HotTokensGetEveryRow) {
+  constexpr int64_t kRows = 2600, kVocab = 40;
+  TestVector<int32_t> ids(kRows);
+  for (int64_t i = 0; i < kRows; ++i) {
+    // 17 occurs in 256 + 1 rows, 18 in 256, 3 in more than 1000.
+    ids[i] = static_cast<int32_t>(i < 257   ? 17
+                                  : i < 513 ? 18
+                                  : i % 2   ? 3
+                                  : i % 32  ? 30
+                                            : i % kVocab);
+  }
+  for (const int64_t width : {24, 37}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Array dout(dtype, kRows * width);
+      std::mt19937_64 random(3);
+      for (int64_t i = 0; i < dout.size(); ++i) {
+        dout.Set(i, static_cast<double>(random() % 9) - 4);
+      }
+      Array before(dtype, kVocab * width);
+      for (int64_t i = 0; i < before.size(); ++i) before.Set(i, i % 5);
+      const Case c = {kRows, kVocab, width, 0};
+      const Array want = WantTable(c, ids, dout, before, true);
+      ForEachPath([&](const Path& path) {
+        Array dtable = before;
+        Backward(path, {ids.data(), dout.matrix(kRows, width, width),
+                        dtable.matrix(kVocab, width, width), true});
+        EXPECT_TRUE(dtable.SameBits(want)) << DTypeName(dtype) << " " << width;
+      });
+    }
+  }
+}
+
 TEST(EmbeddingTest, SixteenBitTablesLoseNothingToManySmallTerms) {
   // 1 + 3000 times 2^-10 in bf16: each term alone would round away.
   ForEachPath([](const Path& path) {
-    const std::vector<int32_t> ids(9000, 0);
+    const TestVector<int32_t> ids(9000, 0);
     Array dout(DType::kBF16, 9000 * 3);
     for (int64_t i = 0; i < dout.size(); ++i) dout.Set(i, 0x1p-10);
     Array dtable(DType::kBF16, 3);
     for (int i = 0; i < 3; ++i) dtable.Set(i, 1);
-    path.ops.EmbeddingBackward(path.stream, {ids.data(), dout.matrix(9000, 3, 3),
-                                           dtable.matrix(1, 3, 3), true});
+    Backward(path, {ids.data(), dout.matrix(9000, 3, 3), dtable.matrix(1, 3, 3),
+                    true});
     // 1 + 9000 / 1024 = 9.79, rounded three times to 8 bits.
     for (int i = 0; i < 3; ++i) EXPECT_NEAR(dtable[i], 9.79, 0.06);
   });

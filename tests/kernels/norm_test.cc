@@ -1,63 +1,13 @@
-#include "tests/kernels/kernel_test.h"
+#include "tests/kernels/norm_checks.h"
 
-namespace zero {
+namespace zero::norm_test {
 namespace {
 
-// Rows of a strided operand in the order of the statistics.
-struct Layout {
-  int64_t outer, inner, width, extra;
-  int64_t stride() const { return inner * width + extra; }
-  int64_t size() const { return outer * stride(); }
-  int64_t num_rows() const { return outer * inner; }
-  int64_t At(int64_t row, int64_t i) const {
-    return row / inner * stride() + row % inner * width + i;
-  }
-};
 constexpr Layout kLayouts[] = {{0, 1, 8, 0},   {1, 1, 1, 0},    {3, 1, 31, 2},
                                {5, 3, 33, 7},  {2, 1, 1023, 0}, {70, 2, 64, 0},
                                {300, 1, 40, 1}};
 
-struct Norm {
-  bool layer;  // LayerNorm, else RMSNorm
-  bool bias;
-};
 constexpr Norm kNorms[] = {{true, true}, {true, false}, {false, false}};
-
-constexpr double kEps = 1e-5;
-
-// y of one row in float64.
-std::vector<double> Reference(const Norm& norm, const std::vector<double>& x,
-                              const Array& weight, const Array& bias,
-                              double* mean_out = nullptr,
-                              double* rstd_out = nullptr) {
-  const double n = static_cast<double>(x.size());
-  double mean = 0, variance = 0;
-  if (norm.layer) {
-    for (const double v : x) mean += v / n;
-  }
-  for (const double v : x) variance += (v - mean) * (v - mean) / n;
-  const double rstd = 1 / std::sqrt(variance + kEps);
-  std::vector<double> y(x.size());
-  for (size_t i = 0; i < x.size(); ++i) {
-    y[i] = (x[i] - mean) * rstd * weight[i] + (norm.bias ? bias[i] : 0);
-  }
-  if (mean_out != nullptr) *mean_out = mean;
-  if (rstd_out != nullptr) *rstd_out = rstd;
-  return y;
-}
-
-Rows View(Array& a, const Layout& l) {
-  return a.rows(l.outer, l.inner, l.width, l.stride());
-}
-
-void Forward(const Path& path, const Norm& norm,
-             const NormForwardArgs& args) {
-  if (norm.layer) {
-    path.ops.LayerNormForward(path.stream, args);
-  } else {
-    path.ops.RmsNormForward(path.stream, args);
-  }
-}
 
 TEST(NormTest, ForwardMatchesFloat64OfTheStoredSum) {
   ForEachPath([](const Path& path) {
@@ -148,54 +98,6 @@ TEST(NormTest, ForwardWithoutResidualNormalizesXAndInPlaceSumIsTheSame) {
       }
     }
   });
-}
-
-struct Grads {
-  Array dx, dweight, dbias;
-};
-
-Grads Backward(const Path& path, const Norm& norm, const Layout& l, Array& dy,
-               Array& sum, Array& weight, Array* dsum, bool alias,
-               DType weight_grad_dtype, bool accumulate, double before) {
-  // The statistics as the forward pass stores them.
-  Array mean(DType::kF32, l.num_rows()), rstd(mean);
-  for (int64_t row = 0; row < l.num_rows(); ++row) {
-    std::vector<double> s(l.width);
-    for (int64_t i = 0; i < l.width; ++i) s[i] = sum[l.At(row, i)];
-    double m, r;
-    Reference(norm, s, weight, weight, &m, &r);
-    mean.Set(row, m);
-    rstd.Set(row, r);
-  }
-  Grads g = {alias ? *dsum : Array(dy.dtype(), l.size()),
-             Array(weight_grad_dtype, l.width),
-             Array(weight_grad_dtype, l.width)};
-  for (int64_t i = 0; i < l.width; ++i) {
-    g.dweight.Set(i, before);
-    g.dbias.Set(i, before);
-  }
-  NormBackwardArgs args;
-  args.dy = View(dy, l);
-  args.sum = View(sum, l);
-  args.weight = weight.vector();
-  args.mean = mean.floats();
-  args.rstd = rstd.floats();
-  if (dsum != nullptr) args.dsum = View(alias ? g.dx : *dsum, l);
-  args.dx = View(g.dx, l);
-  args.dweight = g.dweight.vector();
-  args.accumulate_dweight = accumulate;
-  if (norm.bias) args.dbias = g.dbias.vector();
-  args.accumulate_dbias = accumulate;
-  std::vector<double> workspace(
-      path.ops.NormBackwardWorkspaceBytes(args) / sizeof(double) + 1, NAN);
-  const Workspace scratch = {workspace.data(),
-                             path.ops.NormBackwardWorkspaceBytes(args)};
-  if (norm.layer) {
-    path.ops.LayerNormBackward(path.stream, args, scratch);
-  } else {
-    path.ops.RmsNormBackward(path.stream, args, scratch);
-  }
-  return g;
 }
 
 TEST(NormTest, BackwardIsTheNumericalDerivative) {
@@ -308,23 +210,170 @@ TEST(NormTest, WeightGradientsAccumulateAndHaveTheirOwnDtype) {
   });
 }
 
-TEST(NormTest, BitsDoNotDependOnTheNumberOfThreads) {
-  const Layout l = {5000, 1, 72, 0};
-  const Norm norm = {true, true};
-  Array dy = Array::Normal(DType::kF32, l.size(), 1);
-  Array sum = Array::Normal(DType::kF32, l.size(), 2);
-  Array weight = Array::Normal(DType::kF32, l.width, 3);
-  std::vector<Grads> grads;
-  for (const int threads : {1, 2, 3}) {
-    const auto device = MakeCpuDevice(threads);
-    const auto stream = device->MakeStream(StreamRole::kCompute);
-    grads.push_back(Backward({"", device->ops(), *stream}, norm, l, dy, sum,
-                             weight, nullptr, false, DType::kF32, false, 0));
-    EXPECT_TRUE(grads[0].dx.SameBits(grads.back().dx));
-    EXPECT_TRUE(grads[0].dweight.SameBits(grads.back().dweight));
-    EXPECT_TRUE(grads[0].dbias.SameBits(grads.back().dbias));
+// Every way to hold a row: widths between the limits of the GPU's groups of
+// threads, whole chunks of 16 bytes or not; many rows, several to a block.
+TEST(NormTest, RowsOfEveryWidthMatchFloat64InBothPasses) {
+  constexpr Layout kEveryWidth[] = {
+      {130, 3, 16, 8}, {100, 2, 72, 8}, {3, 1, 1500, 8}, {3, 1, 3000, 8},
+      {2, 1, 5003, 8}, {5, 1, 9000, 8}, {2, 1, 16401, 8}};
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const Layout& l : kEveryWidth) {
+      const Norm norm = {l.width != 3000, l.width != 3000};
+      Array dy = Array::Normal(dtype, l.size(), 1);
+      Array x = Array::Normal(dtype, l.size(), 2, 2.0);
+      Array residual = Array::Normal(dtype, l.size(), 3);
+      Array weight = Array::Normal(dtype, l.width, 4);
+      Array bias = Array::Normal(dtype, l.width, 5);
+      ForEachPath([&](const Path& path) {
+        SCOPED_TRACE(std::string(DTypeName(dtype)) + " " +
+                     std::to_string(l.width));
+        Array sum(dtype, l.size()), y(sum);
+        NormForwardArgs args;
+        args.x = View(x, l);
+        args.residual = View(residual, l);
+        args.sum = View(sum, l);
+        args.weight = weight.vector();
+        if (norm.bias) args.bias = bias.vector();
+        args.y = View(y, l);
+        Forward(path, norm, args);
+        const Grads g = Backward(path, norm, l, dy, sum, weight, &residual,
+                                 false, DType::kF32, false, NAN);
+        std::vector<double> dweight(l.width), dbias(l.width);
+        for (int64_t row = 0; row < l.num_rows(); ++row) {
+          std::vector<double> s(l.width), grad(l.width);
+          for (int64_t i = 0; i < l.width; ++i) {
+            s[i] = sum[l.At(row, i)];
+            grad[i] = dy[l.At(row, i)];
+          }
+          const std::vector<double> want = Reference(norm, s, weight, bias);
+          const RowGrads row_grads = ReferenceGrads(norm, s, grad, weight);
+          for (int64_t i = 0; i < l.width; ++i) {
+            const int64_t at = l.At(row, i);
+            dweight[i] += row_grads.dweight[i];
+            dbias[i] += grad[i];
+            // Means of thousands of terms of size 1 by trees in fp32: a few
+            // 2^-24 each; values up to 20.
+            ASSERT_NEAR(y[at], want[i],
+                        1e-5 + std::abs(want[i]) * HalfUlp(dtype));
+            const double dx = row_grads.dx[i] + residual[at];
+            ASSERT_NEAR(g.dx[at], dx, 1e-5 + std::abs(dx) * HalfUlp(dtype))
+                << "row " << row << " column " << i;
+          }
+        }
+        // Sums of that many terms of size 1 to 10, whose errors walk at random.
+        const double error = 1e-5 * std::sqrt(l.num_rows());
+        for (int64_t i = 0; i < l.width; ++i) {
+          ASSERT_NEAR(g.dweight[i], dweight[i], error);
+          if (norm.bias) {
+            ASSERT_NEAR(g.dbias[i], dbias[i], error);
+          }
+        }
+      });
+    }
   }
 }
 
+// Rows whose first element is `shift` elements into their array.
+struct Placed {
+  Placed(DType dtype, const Layout& l, int64_t shift, uint64_t seed)
+      : layout(l), shift(shift), array(dtype, shift + l.size()) {
+    const Array values = Array::Normal(dtype, l.num_rows() * l.width, seed);
+    for (int64_t row = 0; row < l.num_rows(); ++row) {
+      for (int64_t i = 0; i < l.width; ++i) {
+        array.Set(shift + l.At(row, i), values[row * l.width + i]);
+      }
+    }
+  }
+  void* data() {
+    return static_cast<char*>(array.data()) +
+           shift * static_cast<int64_t>(DTypeBytes(array.dtype()));
+  }
+  Rows rows() {
+    return {data(),       array.dtype(), layout.outer,
+            layout.inner, layout.width,  layout.stride()};
+  }
+  Vector vector() { return {data(), array.dtype(), layout.width}; }
+  // The elements, in order, without what lies between rows.
+  std::vector<double> values() const {
+    std::vector<double> v;
+    for (int64_t row = 0; row < layout.num_rows(); ++row) {
+      for (int64_t i = 0; i < layout.width; ++i) {
+        v.push_back(array[shift + layout.At(row, i)]);
+      }
+    }
+    return v;
+  }
+
+  Layout layout;
+  int64_t shift;
+  Array array;
+};
+
+// y, dx and dweight of rows that begin `shift` elements into their arrays.
+std::vector<std::vector<double>> RunAt(const Path& path, DType dtype,
+                                       const Layout& l, int64_t shift) {
+  const Layout one_row = {1, 1, l.width, 0};
+  Placed x(dtype, l, shift, 1), y(dtype, l, shift, 2), dy(dtype, l, shift, 3);
+  Placed dx(dtype, l, shift, 4), weight(dtype, one_row, shift, 5);
+  Placed dweight(DType::kF32, one_row, shift, 6);
+  Array mean(DType::kF32, l.num_rows()), rstd(mean);
+  NormForwardArgs forward;
+  forward.x = x.rows();
+  forward.weight = weight.vector();
+  forward.y = y.rows();
+  forward.mean = mean.floats();
+  forward.rstd = rstd.floats();
+  path.ops.LayerNormForward(path.stream, forward);
+  NormBackwardArgs backward;
+  backward.dy = dy.rows();
+  backward.sum = x.rows();
+  backward.weight = weight.vector();
+  backward.mean = mean.floats();
+  backward.rstd = rstd.floats();
+  backward.dx = dx.rows();
+  backward.dweight = dweight.vector();
+  Scratch scratch(path.ops.NormBackwardWorkspaceBytes(backward));
+  path.ops.LayerNormBackward(path.stream, backward, scratch.workspace());
+  return {y.values(), dx.values(), dweight.values()};
+}
+
+TEST(NormTest, BitsDoNotDependOnAddresses) {
+  OnPath([](const Path& path) {
+    for (const DType dtype : {DType::kF32, DType::kF16}) {
+      for (const int64_t width : {64, 768, 2304, 8704, 16640}) {
+        const int64_t rows = width < 1000 ? 20 : 2;
+        const auto aligned = RunAt(path, dtype, {rows, 1, width, 16}, 0);
+        const auto shifted = RunAt(path, dtype, {rows, 1, width, 3}, 1);
+        EXPECT_EQ(aligned, shifted) << DTypeName(dtype) << " " << width;
+      }
+    }
+  });
+}
+
+TEST(NormTest, FrozenWeightsNeedNoWorkspace) {
+  ForEachPath([](const Path& path) {
+    const Layout l = {5, 2, 40, 0};
+    Placed x(DType::kBF16, l, 0, 1), dy(DType::kBF16, l, 0, 2);
+    Placed weight(DType::kBF16, {1, 1, l.width, 0}, 0, 3);
+    Array dx(DType::kBF16, l.size()), dx_frozen(dx);
+    Array dweight(DType::kF32, l.width), rstd(DType::kF32, l.num_rows());
+    for (int64_t row = 0; row < l.num_rows(); ++row) rstd.Set(row, 1 + row);
+    NormBackwardArgs args;
+    args.dy = dy.rows();
+    args.sum = x.rows();
+    args.weight = weight.vector();
+    args.rstd = rstd.floats();
+    args.dx = View(dx, l);
+    args.dweight = dweight.vector();
+    Scratch scratch(path.ops.NormBackwardWorkspaceBytes(args));
+    path.ops.RmsNormBackward(path.stream, args, scratch.workspace());
+    args.dweight = {};
+    args.dx = View(dx_frozen, l);
+    EXPECT_EQ(path.ops.NormBackwardWorkspaceBytes(args), 0u);
+    path.ops.RmsNormBackward(path.stream, args, {});
+    EXPECT_TRUE(dx.SameBits(dx_frozen));
+  });
+}
+
 }  // namespace
-}  // namespace zero
+}  // namespace zero::norm_test

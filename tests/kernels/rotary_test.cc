@@ -22,10 +22,11 @@ struct Tables {
 struct Case {
   int64_t tokens, heads, width, extra;
 };
-constexpr Case kCases[] = {{0, 2, 8, 0},  {1, 1, 2, 0},   {5, 3, 62, 4},
-                           {7, 2, 66, 0}, {40, 6, 64, 9}, {3, 1, 1024, 0}};
+constexpr Case kCases[] = {{0, 2, 8, 0},   {1, 1, 2, 0},   {5, 3, 62, 4},
+                           {7, 2, 66, 0},  {40, 6, 64, 9}, {9, 3, 64, 8},
+                           {3, 1, 1024, 0}};
 
-RotaryArgs Args(const Case& c, Array& x, const std::vector<int32_t>& positions,
+RotaryArgs Args(const Case& c, Array& x, const TestVector<int32_t>& positions,
                 Tables& tables, bool inverse) {
   RotaryArgs args;
   args.x = x.rows(c.tokens, c.heads, c.width, c.heads * c.width + c.extra);
@@ -36,8 +37,8 @@ RotaryArgs Args(const Case& c, Array& x, const std::vector<int32_t>& positions,
   return args;
 }
 
-std::vector<int32_t> Positions(int64_t tokens) {
-  std::vector<int32_t> positions(tokens);
+TestVector<int32_t> Positions(int64_t tokens) {
+  TestVector<int32_t> positions(tokens);
   for (int64_t t = 0; t < tokens; ++t) {
     positions[t] = static_cast<int32_t>((t * 13 + 5) % kPositions);
   }
@@ -51,7 +52,7 @@ TEST(RotaryTest, RotatesThePairsOfEachHead) {
         const int64_t half = c.width / 2;
         const int64_t stride = c.heads * c.width + c.extra;
         Tables tables(half);
-        const std::vector<int32_t> positions = Positions(c.tokens);
+        const TestVector<int32_t> positions = Positions(c.tokens);
         const Array x = Array::Normal(dtype, c.tokens * stride, 1);
         Array y = x;
         path.ops.Rotary(path.stream, Args(c, y, positions, tables, false));
@@ -85,7 +86,7 @@ TEST(RotaryTest, InverseIsTheBackwardPass) {
     const Case c = {7, 3, 62, 5};
     const int64_t stride = c.heads * c.width + c.extra;
     Tables tables(c.width / 2);
-    const std::vector<int32_t> positions = Positions(c.tokens);
+    const TestVector<int32_t> positions = Positions(c.tokens);
     const Array x = Array::Normal(DType::kF32, c.tokens * stride, 2);
     const Array dy = Array::Normal(DType::kF32, c.tokens * stride, 3);
     Array y = x, dx = dy, back = x;
@@ -110,7 +111,7 @@ TEST(RotaryTest, PositionZeroIsTheIdentity) {
   ForEachPath([](const Path& path) {
     const Case c = {1, 4, 64, 0};
     Tables tables(32);
-    const std::vector<int32_t> positions = {0};
+    const TestVector<int32_t> positions = {0};
     const Array x = Array::Normal(DType::kBF16, 4 * 64, 4);
     Array y = x;
     path.ops.Rotary(path.stream, Args(c, y, positions, tables, false));
