@@ -96,6 +96,20 @@ struct AttentionProblem {
     ops.AttentionBackward(stream, args, scratch.workspace());
   }
 
+  // NaN where the calls shall write.
+  static void Spoil(GuardedMatrix& m) {
+    for (int64_t i = 0; i < m.rows(); ++i) {
+      for (int64_t j = 0; j < m.cols(); ++j) m.Set(i, j, NAN);
+    }
+  }
+  void SpoilOutputs() {
+    Spoil(out);
+    std::fill(lse.begin(), lse.end(), NAN);
+  }
+  void SpoilGradients() {
+    for (GuardedMatrix* m : {&dq, &dk, &dv}) Spoil(*m);
+  }
+
   // One head of one sample.
   Dense Head(const GuardedMatrix& m, int64_t b, int64_t h) const {
     const int64_t tokens = m.rows() / s.batch;

@@ -45,121 +45,179 @@ double WeightRounding(const Path& path, const Problem& p) {
   return may_be_cudnn ? 2 * HalfUlp(p.dtype) : 0;
 }
 
-void CheckForward(const Path& path, Problem& p, const std::string& what) {
-  const double probability_error = ProbabilityError(p);
-  Dense want(p.out.rows(), p.out.cols());
-  const int64_t group = p.s.heads / p.s.kv_heads;
-  for (int64_t b = 0; b < p.s.batch; ++b) {
-    for (int64_t h = 0; h < p.s.heads; ++h) {
-      const AttentionReference r =
-          ReferenceAttention(p.Head(p.q, b, h), p.Head(p.k, b, h / group),
-                             p.Head(p.v, b, h / group), p.scale);
-      p.PutHead(want, b, h, r.out, false);
-      for (int64_t t = 0; t < p.s.q_len; ++t) {
-        const double got =
-            p.lse[static_cast<size_t>((b * p.s.heads + h) * p.s.q_len + t)];
-        const double lse = r.lse[static_cast<size_t>(t)];
-        EXPECT_NEAR(
-            got, lse,
-            probability_error + HalfUlp(DType::kF32) * (2 * std::abs(lse) + 4))
-            << what << " lse of token " << t;
-      }
-    }
-  }
-  // A weighted mean of v: the weights' errors times the largest |v|.
-  const double weight_error = probability_error + WeightRounding(path, p);
-  const double largest = Largest(p.v.dense());
-  ExpectNear(
-      p.out, want,
-      [&](int64_t i, int64_t j) {
-        return weight_error * largest +
-               HalfUlp(p.dtype) * std::abs(want(i, j)) + TinyStep(p.dtype);
-      },
-      what);
+// On the emulated GPU the 16-bit dtypes run in one order of threads: they
+// differ from fp32 in how elements are loaded and stored, not in what threads
+// share.
+bool IsWorthIt(const Path& path, DType dtype) {
+  const bool is_ordered = path.name == "emulated, threads forward" ||
+                          path.name == "emulated, threads in reverse";
+  return dtype == DType::kF32 || !is_ordered;
 }
 
-void CheckBackward(const Path& path, Problem& p, const std::string& what) {
-  Dense dq(p.dq.rows(), p.dq.cols());
-  Dense dk(p.dk.rows(), p.dk.cols());
-  Dense dv(p.dv.rows(), p.dv.cols());
-  const int64_t group = p.s.heads / p.s.kv_heads;
-  std::vector<double> seen(static_cast<size_t>(dk.rows * p.s.kv_heads));
-  for (int64_t b = 0; b < p.s.batch; ++b) {
-    for (int64_t h = 0; h < p.s.heads; ++h) {
-      const auto first =
-          p.lse.begin() + static_cast<int64_t>((b * p.s.heads + h) * p.s.q_len);
-      const std::vector<double> lse(first, first + p.s.q_len);
-      const AttentionGradient r = ReferenceAttentionGradient(
-          p.Head(p.q, b, h), p.Head(p.k, b, h / group),
-          p.Head(p.v, b, h / group), p.Head(p.out, b, h), p.Head(p.dout, b, h),
-          lse, p.scale);
-      p.PutHead(dq, b, h, r.dq, false);
-      p.PutHead(dk, b, h / group, r.dk, true);
-      p.PutHead(dv, b, h / group, r.dv, true);
-      for (int64_t j = 0; j < p.s.kv_len; ++j) {
-        seen[static_cast<size_t>((b * p.s.kv_heads + h / group) * p.s.kv_len +
-                                 j)] += r.seen[static_cast<size_t>(j)];
+// A problem and what float64 makes of it, once for all paths.
+struct ForwardCase {
+  Problem p;
+  std::string what;
+  Dense out;
+  std::vector<double> lse;
+  double probability_error, largest_v;
+
+  ForwardCase(const Shape& s, DType dtype)
+      : p(s, dtype),
+        what(Name(s, dtype)),
+        out(p.out.rows(), p.out.cols()),
+        probability_error(ProbabilityError(p)),
+        largest_v(Largest(p.v.dense())) {
+    const int64_t group = s.heads / s.kv_heads;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      for (int64_t h = 0; h < s.heads; ++h) {
+        const AttentionReference r =
+            ReferenceAttention(p.Head(p.q, b, h), p.Head(p.k, b, h / group),
+                               p.Head(p.v, b, h / group), p.scale);
+        p.PutHead(out, b, h, r.out, false);
+        lse.insert(lse.end(), r.lse.begin(), r.lse.end());
       }
     }
   }
-  // ds = p (dp - delta) scale, where dp and delta are sums over D of size
-  // |dout| |v| and |dout| |out|, and |out| <= |v|: the sums' own errors, and
-  // p's. dq is a mean of k with these weights; dk and dv are sums over what
-  // saw the key. One rounding at the end.
-  const double error =
-      ProbabilityError(p) + 12 * HalfUlp(DType::kF32) + WeightRounding(path, p);
-  const double dp = 2 * HeadNorm(p.dout, p.s.dim) * HeadNorm(p.v, p.s.dim) *
-                    static_cast<double>(p.scale);
-  const double most_seen = *std::max_element(seen.begin(), seen.end());
-  const auto check = [&](const GuardedMatrix& got, const Dense& want,
-                         double size, const char* name) {
+
+  void Run(const Path& path) {
+    p.SpoilOutputs();
+    p.Forward(path.ops, path.stream);
+    for (size_t i = 0; i < lse.size(); ++i) {
+      EXPECT_NEAR(
+          p.lse[i], lse[i],
+          probability_error + HalfUlp(DType::kF32) * (2 * std::abs(lse[i]) + 4))
+          << what << " lse " << i;
+    }
+    // A weighted mean of v: the weights' errors times the largest |v|.
+    const double error =
+        (probability_error + WeightRounding(path, p)) * largest_v;
     ExpectNear(
-        got, want,
+        p.out, out,
         [&](int64_t i, int64_t j) {
-          return error * size + HalfUlp(p.dtype) * std::abs(want(i, j)) +
+          return error + HalfUlp(p.dtype) * std::abs(out(i, j)) +
                  TinyStep(p.dtype);
         },
-        what + ": " + name);
-  };
-  check(p.dq, dq, dp * Largest(p.k.dense()), "dq");
-  check(p.dk, dk, dp * Largest(p.q.dense()) * most_seen, "dk");
-  check(p.dv, dv, Largest(p.dout.dense()) * most_seen, "dv");
-}
+        what);
+  }
+};
+
+// The backward pass gets the reference's own output and statistics, rounded.
+struct BackwardCase {
+  Problem p;
+  std::string what;
+  Dense dq, dk, dv;
+  double probability_error, dq_size, dk_size, dv_size;
+
+  explicit BackwardCase(const ForwardCase& forward)
+      : p(forward.p),
+        what(forward.what),
+        dq(p.dq.rows(), p.dq.cols()),
+        dk(p.dk.rows(), p.dk.cols()),
+        dv(p.dv.rows(), p.dv.cols()),
+        probability_error(forward.probability_error) {
+    for (int64_t i = 0; i < p.out.rows(); ++i) {
+      for (int64_t j = 0; j < p.out.cols(); ++j) {
+        p.out.Set(i, j, forward.out(i, j));
+      }
+    }
+    for (size_t i = 0; i < p.lse.size(); ++i) {
+      p.lse[i] = static_cast<float>(forward.lse[i]);
+    }
+    const double most_seen = Differentiate();
+    // ds = p (dp - delta) scale, where dp and delta are sums over D of size
+    // |dout| |v| and |dout| |out|, and |out| <= |v|. dq is a mean of k with
+    // these weights; dk and dv are sums over what saw the key.
+    const double ds = 2 * HeadNorm(p.dout, p.s.dim) * HeadNorm(p.v, p.s.dim) *
+                      static_cast<double>(p.scale);
+    dq_size = ds * Largest(p.k.dense());
+    dk_size = ds * Largest(p.q.dense()) * most_seen;
+    dv_size = Largest(p.dout.dense()) * most_seen;
+  }
+
+  // Fills dq, dk and dv; returns the sum of probabilities of the key that has
+  // most of them.
+  double Differentiate() {
+    const Shape& s = p.s;
+    const int64_t group = s.heads / s.kv_heads;
+    double most_seen = 0;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      for (int64_t kv = 0; kv < s.kv_heads; ++kv) {
+        std::vector<double> seen(static_cast<size_t>(s.kv_len));
+        for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+          const auto first = p.lse.begin() + (b * s.heads + h) * s.q_len;
+          const AttentionGradient r = ReferenceAttentionGradient(
+              p.Head(p.q, b, h), p.Head(p.k, b, kv), p.Head(p.v, b, kv),
+              p.Head(p.out, b, h), p.Head(p.dout, b, h),
+              std::vector<double>(first, first + s.q_len), p.scale);
+          p.PutHead(dq, b, h, r.dq, false);
+          p.PutHead(dk, b, kv, r.dk, true);
+          p.PutHead(dv, b, kv, r.dv, true);
+          for (size_t j = 0; j < seen.size(); ++j) seen[j] += r.seen[j];
+        }
+        most_seen =
+            std::max(most_seen, *std::max_element(seen.begin(), seen.end()));
+      }
+    }
+    return most_seen;
+  }
+
+  void Run(const Path& path) {
+    p.SpoilGradients();
+    p.Backward(path.ops, path.stream);
+    // The sums' own errors, p's, and one rounding at the end.
+    const double error =
+        probability_error + 12 * HalfUlp(DType::kF32) + WeightRounding(path, p);
+    const auto check = [&](const GuardedMatrix& got, const Dense& want,
+                           double size, const char* name) {
+      ExpectNear(
+          got, want,
+          [&](int64_t i, int64_t j) {
+            return error * size + HalfUlp(p.dtype) * std::abs(want(i, j)) +
+                   TinyStep(p.dtype);
+          },
+          what + ": " + name);
+    };
+    check(p.dq, dq, dq_size, "dq");
+    check(p.dk, dk, dk_size, "dk");
+    check(p.dv, dv, dv_size, "dv");
+  }
+};
 
 // batch, heads, kv heads, queries, keys, head width, pad.
-constexpr Shape kForwardShapes[] = {
+constexpr Shape kShapes[] = {
     {1, 1, 1, 1, 1, 1},         {2, 1, 1, 1, 1, 64, 8},
     {2, 3, 3, 31, 31, 31},      {1, 4, 2, 33, 33, 16, 8},
-    {1, 4, 1, 65, 65, 64, 8},   {2, 2, 1, 65, 65, 64},
-    {1, 2, 2, 130, 130, 33},    {1, 1, 1, 300, 300, 16, 8},
-    {1, 6, 2, 1, 77, 64, 8},    {1, 4, 4, 5, 200, 80},
-    {1, 2, 1, 70, 199, 128, 8}, {1, 1, 1, 67, 67, 99},
-    {1, 2, 1, 19, 35, 136, 16}, {1, 1, 1, 33, 33, 201},
-    {1, 1, 1, 17, 17, 256, 8},
+    {1, 3, 1, 65, 65, 64, 8},   {1, 2, 2, 130, 130, 33},
+    {1, 1, 1, 300, 300, 12, 8}, {1, 6, 2, 1, 61, 40, 8},
+    {1, 2, 2, 5, 200, 80},      {1, 1, 1, 70, 199, 128, 8},
+    {1, 1, 1, 67, 67, 99},      {1, 2, 1, 19, 35, 136, 16},
+    {1, 1, 1, 33, 33, 201},     {1, 1, 1, 17, 17, 256, 8},
 };
 
 TEST(AttentionTest, ForwardIsTheCausalSoftmaxOfFloat64) {
-  ForEachMatmulPath([](const Path& path) {
-    for (const DType dtype : kFloatTypes) {
-      for (const Shape& s : kForwardShapes) {
-        Problem p(s, dtype);
-        p.Forward(path.ops, path.stream);
-        CheckForward(path, p, Name(s, dtype));
-      }
+  std::vector<ForwardCase> cases;
+  for (const DType dtype : kFloatTypes) {
+    for (const Shape& s : kShapes) cases.emplace_back(s, dtype);
+  }
+  ForEachMatmulPath([&](const Path& path) {
+    for (ForwardCase& c : cases) {
+      if (IsWorthIt(path, c.p.dtype)) c.Run(path);
     }
   });
 }
 
 TEST(AttentionTest, BackwardIsTheGradientOfFloat64) {
-  ForEachMatmulPath([](const Path& path) {
-    for (const DType dtype : kFloatTypes) {
-      for (Shape s : kForwardShapes) {
-        s.kv_len = s.q_len;
-        Problem p(s, dtype);
-        p.Forward(path.ops, path.stream);
-        p.Backward(path.ops, path.stream);
-        CheckBackward(path, p, Name(s, dtype));
-      }
+  std::vector<BackwardCase> cases;
+  for (const DType dtype : kFloatTypes) {
+    for (Shape s : kShapes) {
+      s.kv_len = s.q_len;
+      cases.emplace_back(ForwardCase(s, dtype));
+    }
+  }
+  ForEachMatmulPath([&](const Path& path) {
+    for (BackwardCase& c : cases) {
+      if (IsWorthIt(path, c.p.dtype)) c.Run(path);
     }
   });
 }
@@ -167,12 +225,13 @@ TEST(AttentionTest, BackwardIsTheGradientOfFloat64) {
 TEST(AttentionTest, BitsDoNotDependOnAddressesStridesOrHistory) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
+      if (!IsWorthIt(path, dtype)) continue;
       for (const int64_t dim : {20, 24}) {
-        Problem first({2, 4, 2, 35, 35, dim, 8}, dtype);
+        Problem first({1, 2, 1, 35, 35, dim, 8}, dtype);
         first.Forward(path.ops, path.stream);
         first.Backward(path.ops, path.stream);
         for (const int64_t shift : {0, 1, 5}) {
-          Problem again({2, 4, 2, 35, 35, dim, shift}, dtype, shift);
+          Problem again({1, 2, 1, 35, 35, dim, shift}, dtype, shift);
           again.Forward(path.ops, path.stream);
           again.Backward(path.ops, path.stream);
           EXPECT_TRUE(first.out.SameElements(again.out)) << shift;
