@@ -103,10 +103,15 @@ __device__ inline void StoreGroup(T* to, const T (&x)[kGroup]) {
 // before its barrier, have read.
 template <class T>
 __device__ inline void WriteGradient(const RowArgs& args, float* row,
-                                     const Softmax& softmax, int64_t target) {
+                                     const Softmax& softmax, int64_t target,
+                                     float target_logit) {
   const double scale =
       args.grad_scale == nullptr ? 1.0 : static_cast<double>(*args.grad_scale);
   const float factor = static_cast<float>(scale / softmax.sum);
+  // p - 1 without the cancellation of two roundings.
+  const double at_target_p =
+      static_cast<double>(expf(target_logit - softmax.max)) / softmax.sum;
+  const float at_target = static_cast<float>((at_target_p - 1.0) * scale);
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
   for (int64_t tile = 0; tile < args.words; tile += kTile) {
     const int64_t first = tile + begin;
@@ -117,14 +122,8 @@ __device__ inline void WriteGradient(const RowArgs& args, float* row,
       LoadGroup(args, row, first, x);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
-        const float e = expf(x[i] - softmax.max);
-        float g = e * factor;
-        // p - 1 without the cancellation of two roundings.
-        if (first + i == target) {
-          g = static_cast<float>((static_cast<double>(e) / softmax.sum - 1.0) *
-                                 scale);
-        }
-        gradient[i] = FromFloat<T>(g);
+        const float g = expf(x[i] - softmax.max) * factor;
+        gradient[i] = FromFloat<T>(first + i == target ? at_target : g);
       }
     }
     if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
@@ -154,14 +153,16 @@ __global__ void __launch_bounds__(kThreads) SoftmaxRows(RowArgs args) {
   const int64_t target = args.targets[i];
   double loss = 0;
   if (target >= 0) {
+    const float target_logit = row[target];
     const Softmax softmax = ReduceRow(args, row);
     if (threadIdx.x == 0) {
       loss = static_cast<double>(softmax.max) + log(softmax.sum) -
-             static_cast<double>(row[target]);
+             static_cast<double>(target_logit);
     }
-    // The target's logit is read before a gradient may lie there.
-    __syncthreads();
-    if constexpr (kGradient) WriteGradient<T>(args, row, softmax, target);
+    // All of the row has been read: ReduceRow ends with a barrier.
+    if constexpr (kGradient) {
+      WriteGradient<T>(args, row, softmax, target, target_logit);
+    }
   } else if constexpr (kGradient) {
     ZeroRow<T>(args, row);
   }
