@@ -8,7 +8,8 @@
 // plan of a shape, and with it the bits, are the same wherever the data lies.
 //
 // Sums are in fp32. Of split-K only the kind that adds its parts in a fixed
-// order is allowed.
+// order is allowed. With CudaOptions::time_algorithms the fastest candidate is
+// taken, so that bits may differ from one run of the program to the next.
 #ifndef ZERO_KERNELS_CUDA_MATMUL_H_
 #define ZERO_KERNELS_CUDA_MATMUL_H_
 
