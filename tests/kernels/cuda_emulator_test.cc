@@ -26,6 +26,16 @@ using emulator::Order;
 constexpr int kThreads = 128;
 constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 
+class CudaEmulatorTest : public testing::Test {
+ protected:
+  // A child that is forked off knows this program's fibers to tsan no more:
+  // under it the program starts anew for each death.
+  CudaEmulatorTest() {
+    if (ZERO_WITH_TSAN) GTEST_FLAG_SET(death_test_style, "threadsafe");
+  }
+};
+using CudaEmulatorDeathTest = CudaEmulatorTest;
+
 // n elements of device memory; every launch here is on the stream that runs
 // at once, so that the host may read them after it.
 template <class T>
@@ -97,7 +107,7 @@ __global__ void ReverseBlock(int* out) {
   out[i] = values[kThreads - 1 - i];
 }
 
-TEST(CudaEmulatorTest, MissingSyncthreadsIsSeen) {
+TEST_F(CudaEmulatorTest, MissingSyncthreadsIsSeen) {
   ExpectRaceSeen(Descending(kThreads), [](int* out) {
     Launch(ReverseBlock<false>, 1, kThreads, 0, nullptr, out);
   });
@@ -121,7 +131,7 @@ __global__ void ReverseTwice(int* out) {
   out[i] = value;
 }
 
-TEST(CudaEmulatorTest, MissingBarrierBeforeReuseIsSeen) {
+TEST_F(CudaEmulatorTest, MissingBarrierBeforeReuseIsSeen) {
   ExpectRaceSeen(Descending(kThreads), [](int* out) {
     Launch(ReverseTwice<false>, 1, kThreads, 0, nullptr, out);
   });
@@ -139,7 +149,7 @@ __global__ void ReverseWarp(int* out) {
   out[lane] = values[31 - lane];
 }
 
-TEST(CudaEmulatorTest, MissingSyncwarpIsSeen) {
+TEST_F(CudaEmulatorTest, MissingSyncwarpIsSeen) {
   ExpectRaceSeen(Descending(32), [](int* out) {
     Launch(ReverseWarp<false>, 1, 32, 32 * sizeof(int), nullptr, out);
   });
@@ -169,7 +179,7 @@ __global__ void BarrierAgainstShuffle(int* out) {
   }
 }
 
-TEST(CudaEmulatorDeathTest, DivergentBarriersNameBothPlacesAndTheThread) {
+TEST_F(CudaEmulatorDeathTest, DivergentBarriersNameBothPlacesAndTheThread) {
   emulator::SetOrder(Order::kForward);
   EXPECT_DEATH(Launch(DivergentBarrier, 2, 64, 0, nullptr),
                "divergent barriers: thread 63 is at .*cuda_emulator_test.cc:"
@@ -178,7 +188,7 @@ TEST(CudaEmulatorDeathTest, DivergentBarriersNameBothPlacesAndTheThread) {
                "(.|\n)*block \\(0, 0, 0\\), thread \\(0, 0, 0\\)");
 }
 
-TEST(CudaEmulatorDeathTest, BarrierThatPartOfABlockNeverReaches) {
+TEST_F(CudaEmulatorDeathTest, BarrierThatPartOfABlockNeverReaches) {
   for (const Order order : kOrders) {
     emulator::SetOrder(order);
     EXPECT_DEATH(Launch(BarrierOfSome, 1, 64, 0, nullptr),
@@ -186,7 +196,7 @@ TEST(CudaEmulatorDeathTest, BarrierThatPartOfABlockNeverReaches) {
   }
 }
 
-TEST(CudaEmulatorDeathTest, LaneAtABarrierWhileOthersShuffle) {
+TEST_F(CudaEmulatorDeathTest, LaneAtABarrierWhileOthersShuffle) {
   DeviceArray<int> out(1);
   EXPECT_DEATH(Launch(BarrierAgainstShuffle, 1, 32, 0, nullptr, out.begin()),
                "deadlock: lane [0-9]+ waits at .* for the lanes of mask "
@@ -209,7 +219,7 @@ __global__ void ShuffleByAnother(int* out) {
   out[threadIdx.x] = __shfl_sync(0x7fffffffu, 7, 0);
 }
 
-TEST(CudaEmulatorDeathTest, ShuffleWithLanesThatAreNotThere) {
+TEST_F(CudaEmulatorDeathTest, ShuffleWithLanesThatAreNotThere) {
   DeviceArray<int> out(32);
   for (const Order order : kOrders) {
     emulator::SetOrder(order);
@@ -242,7 +252,7 @@ __global__ void ShuffleAll(Shuffled* out, int width) {
   s.all = __all_sync(kWholeWarp, lane < 32);
 }
 
-TEST(CudaEmulatorTest, ShufflesAndVotesFollowTheManual) {
+TEST_F(CudaEmulatorTest, ShufflesAndVotesFollowTheManual) {
   for (const Order order : kOrders) {
     emulator::SetOrder(order);
     for (const int width : {8, 16, 32}) {
@@ -273,7 +283,7 @@ __global__ void FillTail(int* out, int n) {
   if (i < n + kExtra) out[i] = 1;
 }
 
-TEST(CudaEmulatorTest, TailThatIsOffByOneIsSeen) {
+TEST_F(CudaEmulatorTest, TailThatIsOffByOneIsSeen) {
   constexpr int kSize = kThreads - 3;
   DeviceArray<int> exact(kSize);
   Launch(FillTail<0>, 1, kThreads, 0, nullptr, exact.begin(), kSize);
@@ -292,13 +302,13 @@ TEST(CudaEmulatorTest, TailThatIsOffByOneIsSeen) {
 __global__ void WriteBeyondShared(int* out, int n) {
   SHARED_ARRAY(int, first, 8);
   SHARED_ARRAY(int, second, 8);
-  second[threadIdx.x % 8] = 0;
+  if (threadIdx.x < 8) second[threadIdx.x] = 0;
   if (threadIdx.x == 0) first[n] = 1;
   __syncthreads();
   out[threadIdx.x] = first[0] + second[threadIdx.x % 8];
 }
 
-TEST(CudaEmulatorDeathTest, WriteBeyondASharedArray) {
+TEST_F(CudaEmulatorDeathTest, WriteBeyondASharedArray) {
   DeviceArray<int> out(32);
   Launch(WriteBeyondShared, 1, 32, 0, nullptr, out.begin(), 0);
   EXPECT_EQ(out[31], 1);
@@ -313,19 +323,21 @@ __global__ void ReadUnwritten(float* out) {
   DYNAMIC_SHARED(float, more);
   if (threadIdx.x == 0) partial[0] = more[0] = 1;
   __syncthreads();
-  out[threadIdx.x] = partial[threadIdx.x % 4] + more[threadIdx.x % 4];
+  out[blockIdx.x * 32 + threadIdx.x] =
+      partial[threadIdx.x % 4] + more[threadIdx.x % 4];
 }
 
-TEST(CudaEmulatorTest, SharedMemoryStartsAsNan) {
-  DeviceArray<float> out(32);
-  // In the second block, too, though the first has written there.
-  Launch(ReadUnwritten, 2, 32, 4 * sizeof(float), nullptr, out.begin());
-  EXPECT_EQ(out[0], 2);
-  EXPECT_TRUE(std::isnan(out[1]));
-  EXPECT_TRUE(std::isnan(out[3]));
+TEST_F(CudaEmulatorTest, SharedMemoryStartsAsNan) {
+  DeviceArray<float> out(4 * 32);
+  Launch(ReadUnwritten, 4, 32, 4 * sizeof(float), nullptr, out.begin());
+  for (int block = 0; block < 4; ++block) {
+    EXPECT_EQ(out[block * 32], 2);
+    EXPECT_TRUE(std::isnan(out[block * 32 + 1]));
+    EXPECT_TRUE(std::isnan(out[block * 32 + 3]));
+  }
 }
 
-TEST(CudaEmulatorTest, DeviceMemoryStartsAsNan) {
+TEST_F(CudaEmulatorTest, DeviceMemoryStartsAsNan) {
   void* data = nullptr;
   ASSERT_EQ(cudaMalloc(&data, 4 * sizeof(float)), cudaSuccess);
   EXPECT_TRUE(std::isnan(static_cast<float*>(data)[3]));
@@ -346,7 +358,7 @@ __global__ void CountThreads(int* count) {
 
 // Fibers change places only at barriers, so that a sum without an atomic looks
 // right in every order: it is tsan that tells.
-TEST(CudaEmulatorTest, PlainAddWhereAnAtomicBelongsIsSeenByTsan) {
+TEST_F(CudaEmulatorTest, PlainAddWhereAnAtomicBelongsIsSeenByTsan) {
   if (ZERO_WITH_TSAN) {
     EXPECT_DEATH(InEachOrder(1,
                              [](int* out) {
@@ -370,7 +382,7 @@ __global__ void SumAsTheyCome(int* next, float* sum) {
   atomicAdd(next, 1);
 }
 
-TEST(CudaEmulatorTest, SumThatDependsOnTheOrderOfBlocksDiffers) {
+TEST_F(CudaEmulatorTest, SumThatDependsOnTheOrderOfBlocksDiffers) {
   if (ZERO_WITH_TSAN) GTEST_SKIP() << "a race, and tsan says so";
   std::vector<float> sums;
   for (const Order order : kOrders) {
@@ -408,7 +420,7 @@ void SumBlocks(int* sum) {
          done.begin(), sum);
 }
 
-TEST(CudaEmulatorTest, LastBlockNeedsAFenceBeforeTheCounter) {
+TEST_F(CudaEmulatorTest, LastBlockNeedsAFenceBeforeTheCounter) {
   ExpectRight({45}, SumBlocks<true>);
   if (ZERO_WITH_TSAN) {
     EXPECT_DEATH(InEachOrder(1, SumBlocks<false>), "data race");
@@ -417,7 +429,7 @@ TEST(CudaEmulatorTest, LastBlockNeedsAFenceBeforeTheCounter) {
 
 __global__ void WriteTheSame(int* out) { out[threadIdx.x] = blockIdx.x; }
 
-TEST(CudaEmulatorTest, BlocksThatWriteTheSamePlaceAreSeen) {
+TEST_F(CudaEmulatorTest, BlocksThatWriteTheSamePlaceAreSeen) {
   const auto run = [](int* out) {
     Launch(WriteTheSame, 3, 32, 0, nullptr, out);
   };
@@ -440,20 +452,20 @@ __global__ void CountVisits(int* visits) {
   atomicAdd(&visits[block * 64 + thread], 1);
 }
 
-TEST(CudaEmulatorTest, EveryThreadOfEveryBlockRunsOnce) {
+TEST_F(CudaEmulatorTest, EveryThreadOfEveryBlockRunsOnce) {
   constexpr int kVisits = 2 * 3 * 5 * 64;
   ExpectRight(std::vector<int>(kVisits, 1), [](int* out) {
     Launch(CountVisits, dim3(2, 3, 5), dim3(4, 8, 2), 0, nullptr, out);
   });
 }
 
-TEST(CudaEmulatorTest, EmptyGridLaunchesNothing) {
+TEST_F(CudaEmulatorTest, EmptyGridLaunchesNothing) {
   const int64_t before = emulator::NumKernels();
   Launch(DivergentBarrier, dim3(4, 0, 1), 64, 0, nullptr);
   EXPECT_EQ(emulator::NumKernels(), before);
 }
 
-TEST(CudaEmulatorDeathTest, BlocksHaveWholeWarps) {
+TEST_F(CudaEmulatorDeathTest, BlocksHaveWholeWarps) {
   EXPECT_DEATH(Launch(DivergentBarrier, 1, 48, 0, nullptr),
                "blocks of 48 x 1 x 1 threads: not 32, 64, ..., 1024");
 }
@@ -467,7 +479,7 @@ __global__ void SumOfRows(const Bf16* x, float* sums, int width) {
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-TEST(CudaEmulatorTest, SumsByAFixedTreeHaveTheSameBitsInEveryOrder) {
+TEST_F(CudaEmulatorTest, SumsByAFixedTreeHaveTheSameBitsInEveryOrder) {
   constexpr int kRows = 3, kWidth = 1000;
   DeviceArray<Bf16> x(kRows * kWidth);
   for (int i = 0; i < kRows * kWidth; ++i) {
@@ -516,7 +528,7 @@ int TwoStreams(bool wait, uint64_t seed) {
   return result;
 }
 
-TEST(CudaEmulatorTest, MissingWaitForAnEventGivesAWrongResult) {
+TEST_F(CudaEmulatorTest, MissingWaitForAnEventGivesAWrongResult) {
   int wrong = 0;
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     EXPECT_EQ(TwoStreams(true, seed), 2);
@@ -525,7 +537,7 @@ TEST(CudaEmulatorTest, MissingWaitForAnEventGivesAWrongResult) {
   EXPECT_GT(wrong, 5);
 }
 
-TEST(CudaEmulatorTest, NothingRunsBeforeSomebodyWaits) {
+TEST_F(CudaEmulatorTest, NothingRunsBeforeSomebodyWaits) {
   cudaStream_t stream;
   ZERO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   DeviceArray<int> value(1);
@@ -537,7 +549,7 @@ TEST(CudaEmulatorTest, NothingRunsBeforeSomebodyWaits) {
   ZERO_CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
-TEST(CudaEmulatorTest, PinnedSourceIsReadLateAndPageableAtOnce) {
+TEST_F(CudaEmulatorTest, PinnedSourceIsReadLateAndPageableAtOnce) {
   cudaStream_t stream;
   ZERO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   DeviceArray<int> copies(2);
@@ -556,7 +568,7 @@ TEST(CudaEmulatorTest, PinnedSourceIsReadLateAndPageableAtOnce) {
   ZERO_CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
-TEST(CudaEmulatorTest, LaunchOnAStreamOfAnotherDeviceFails) {
+TEST_F(CudaEmulatorTest, LaunchOnAStreamOfAnotherDeviceFails) {
   cudaStream_t stream;
   ZERO_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   DeviceArray<int> value(1);
@@ -566,7 +578,7 @@ TEST(CudaEmulatorTest, LaunchOnAStreamOfAnotherDeviceFails) {
   ZERO_CUDA_CHECK(cudaStreamDestroy(stream));
 }
 
-TEST(CudaEmulatorTest, ACallFailsWhenATestAsksForIt) {
+TEST_F(CudaEmulatorTest, ACallFailsWhenATestAsksForIt) {
   emulator::FailCall("launch", 2, cudaErrorLaunchFailure);
   DeviceArray<int> value(1);
   Launch(Increment, 1, 32, 0, nullptr, value.begin());

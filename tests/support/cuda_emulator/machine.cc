@@ -95,7 +95,9 @@ struct SharedRegion {
 struct BlockSet {
   Fiber* fibers[kMaxThreads] = {};
   unsigned char* arena = nullptr;
-  char exits = 0;            // clock of threads that have ended
+  char exits[2] =
+      {};  // clocks of threads that ended, in this and the last block
+  int turn = 0;
   char barriers[1024] = {};  // clocks of barriers, in turn
   int next_barrier = 0;
 };
@@ -107,7 +109,7 @@ int64_t num_kernels = 0;
 
 class Machine {
  public:
-  Machine() = default;
+  Machine();
   ~Machine();
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
@@ -137,6 +139,7 @@ class Machine {
   void BecomeThread(int thread);
   Fiber* FiberOf(int thread);
   Fiber* NewFiber();
+  void PrepareTsan();
   void SwitchTo(Fiber* fiber);
   void Arrive(context::transfer_t from);
 
@@ -204,6 +207,11 @@ void ReleaseClock(void* clock) {
 
 void FiberEntry(context::transfer_t from) { machine->RunFiber(from); }
 
+// Not memset, which tsan takes for a write of the running thread.
+void Fill(volatile unsigned char* p, unsigned char value, size_t bytes) {
+  for (size_t i = 0; i < bytes; ++i) p[i] = value;
+}
+
 void* Map(size_t bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -212,6 +220,12 @@ void* Map(size_t bytes) {
     std::abort();
   }
   return p;
+}
+
+Machine::Machine() {
+  for (BlockSet& set : sets_) {
+    set.arena = static_cast<unsigned char*>(Map(kArenaBytes));
+  }
 }
 
 Machine::~Machine() {
@@ -223,7 +237,6 @@ Machine::~Machine() {
     delete fiber;
   }
   for (BlockSet& set : sets_) {
-    if (set.arena == nullptr) continue;
     if (HaveAsan()) __asan_unpoison_memory_region(set.arena, kArenaBytes);
     munmap(set.arena, kArenaBytes);
   }
@@ -244,10 +257,19 @@ Fiber* Machine::NewFiber() {
 }
 
 Fiber* Machine::FiberOf(int thread) {
-  if (!HaveTsan()) return num_idle_ > 0 ? idle_[--num_idle_] : NewFiber();
-  Fiber*& fiber = set_->fibers[thread];
-  if (fiber == nullptr) fiber = NewFiber();
-  return fiber;
+  if (HaveTsan()) return set_->fibers[thread];
+  return num_idle_ > 0 ? idle_[--num_idle_] : NewFiber();
+}
+
+// A fiber of its own for every thread, made outside of the kernel: who makes a
+// fiber happens before it.
+void Machine::PrepareTsan() {
+  main_.tsan = __tsan_get_current_fiber();
+  for (BlockSet& set : sets_) {
+    for (int i = 0; i < num_threads_; ++i) {
+      if (set.fibers[i] == nullptr) set.fibers[i] = NewFiber();
+    }
+  }
 }
 
 void Machine::SwitchTo(Fiber* fiber) {
@@ -275,9 +297,9 @@ void Machine::RunFiber(context::transfer_t from) {
   Arrive(from);
   for (;;) {
     Acquire(&launch_clock_);
-    Acquire(&set_->exits);
+    Acquire(&set_->exits[1 - set_->turn]);
     (*body_)();
-    ReleaseClock(&set_->exits);
+    ReleaseClock(&set_->exits[set_->turn]);
     ReleaseClock(&done_clock_);
     EndThread();
   }
@@ -486,10 +508,15 @@ unsigned char* Machine::Carve(size_t bytes, size_t alignment) {
   arena_used_ = offset + bytes;
   if (arena_used_ + kRedZone > kArenaBytes)
     Die(self_, "too much shared memory");
-  std::memset(data - kRedZone, kRedByte, kRedZone);
-  std::memset(data + bytes, kRedByte, kRedZone);
-  std::memset(data, 0xff, bytes);  // NaN
-  if (HaveAsan()) __asan_unpoison_memory_region(data, bytes);
+  unsigned char* const begin = data - kRedZone;
+  const size_t whole = bytes + 2 * kRedZone;
+  if (HaveAsan()) __asan_unpoison_memory_region(begin, whole);
+  Fill(begin, kRedByte, whole);
+  Fill(data, 0xff, bytes);  // NaN
+  if (HaveAsan()) {
+    __asan_poison_memory_region(begin, whole);
+    __asan_unpoison_memory_region(data, bytes);
+  }
   return data;
 }
 
@@ -537,9 +564,7 @@ void Machine::RunBlock(int64_t block) {
               static_cast<unsigned>(block / grid.x % grid.y),
               static_cast<unsigned>(block / grid.x / grid.y)};
   set_ = set_ == &sets_[0] ? &sets_[1] : &sets_[0];
-  if (set_->arena == nullptr) {
-    set_->arena = static_cast<unsigned char*>(Map(kArenaBytes));
-  }
+  set_->turn = 1 - set_->turn;
   if (HaveAsan()) __asan_poison_memory_region(set_->arena, kArenaBytes);
   num_regions_ = 0;
   arena_used_ = shared_used_ = 0;
@@ -574,7 +599,7 @@ void Machine::Run(const KernelLaunch& launch,
   }
   random_ = (order_seed + num_kernels) * 0x9e3779b97f4a7c15ull | 1;
   ++num_kernels;
-  if (HaveTsan()) main_.tsan = __tsan_get_current_fiber();
+  if (HaveTsan()) PrepareTsan();
   ReleaseClock(&launch_clock_);
   const int64_t blocks = int64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   // Random: a start, and every block after it, one way or the other around.
