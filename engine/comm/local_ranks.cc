@@ -96,10 +96,7 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
   rank.reduce = connect("reduce", within);
   rank.across = connect("across", across);
   rank.scalar = connect("scalar", {});
-  for (int other = index % options.num_devices; other < group.world();
-       other += options.num_devices) {
-    ++rank.sharers;
-  }
+  rank.sharers = options.SharersOf(index, group.world());
   rank.missing = [&group] { return group.missing(); };
   const absl::Status status = CatchExceptions([&]() -> absl::Status {
     ZERO_ASSIGN_OR_RETURN(device, make_device(index));

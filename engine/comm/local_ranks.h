@@ -21,8 +21,13 @@ using MakeDeviceFn =
 struct LocalRanksOptions {
   LocalOptions local;
   int shards = 0;  // ranks of a group; divides world; 0: one group
-  // Rank r is on device r % num_devices, with others of the same remainder.
+  // Rank r is on device r % num_devices.
   int num_devices = 1;
+  // How many of `world` ranks are on the device of `rank`, it included.
+  int SharersOf(int rank, int world) const {
+    const int place = rank % num_devices;
+    return (world - place + num_devices - 1) / num_devices;
+  }
   // What goes around a rank's end of a channel ("gather", "reduce", "across",
   // "scalar"; see Rank): a slow link, a trace. Null: nothing.
   std::function<std::unique_ptr<Communicator>(

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "engine/config/model_config.h"
+#include "kernels/device.h"
 #include "kernels/dtype.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_scaling.h"
@@ -93,13 +94,33 @@ enum class CommunicationAlgorithm {
   kParameterServer,  // rank 0 gathers, updates and broadcasts
 };
 
+// What connects the ranks.
+enum class CommunicationBackend {
+  kAuto,   // kNccl where there are several GPUs or processes, and it is built
+  kLocal,  // threads of one process, by its memory
+  kNccl,   // GPUs, in threads or processes
+};
+
 struct CommunicationConfig {
   // Changes the order of sums.
   CommunicationAlgorithm algorithm = CommunicationAlgorithm::kDirect;
+  CommunicationBackend backend = CommunicationBackend::kAuto;
   // Changes when a run fails.
   double timeout_seconds = 300;
 
   bool operator==(const CommunicationConfig&) const = default;
+};
+
+// "device": how a GPU computes.
+struct DeviceConfig {
+  CudaOptions cuda;
+
+  bool operator==(const DeviceConfig& other) const {
+    return cuda.allow_tf32 == other.cuda.allow_tf32 &&
+           cuda.deterministic_attention == other.cuda.deterministic_attention &&
+           cuda.time_algorithms == other.cuda.time_algorithms &&
+           cuda.loss_chunk_rows == other.cuda.loss_chunk_rows;
+  }
 };
 
 enum class DataFormat {
@@ -173,6 +194,7 @@ struct Config {
   Fp16Config fp16;
   DType grad_accum_dtype = DType::kF32;         // "data_types"
   DType communication_data_type = DType::kF32;  // gradients on the wire
+  bool stochastic_rounding = false;  // of masters to parameters; "data_types"
   DataConfig data;
   TrainingConfig training;
 
@@ -180,6 +202,7 @@ struct Config {
   bool activation_checkpointing = false;  // ".enabled": recompute every unit
   ZeroConfig zero_optimization;
   CommunicationConfig communication;
+  DeviceConfig device;  // allow_tf32, deterministic_attention change results
 
   // Changes what is printed.
   int64_t steps_per_print = 10;

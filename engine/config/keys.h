@@ -79,6 +79,8 @@ struct KeySpec {
 
   // It says what happens between ranks: of a run on one rank, nothing.
   bool between_ranks = false;
+  // It says how a GPU computes: of a run on the CPU, nothing.
+  bool of_gpu = false;
 
   // Where a default or a meaning is not DeepSpeed's: theirs, and why.
   std::string deepspeed;

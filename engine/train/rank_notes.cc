@@ -14,11 +14,12 @@
 namespace zero {
 namespace {
 
-// Those that somebody set to something else than their defaults.
-std::vector<std::string> KeysBetweenRanks(const LoadedConfig& loaded) {
+// Keys of a kind that somebody set to something else than their defaults.
+std::vector<std::string> KeysSet(const LoadedConfig& loaded,
+                                 bool KeySpec::*of_kind) {
   std::vector<std::string> paths;
   for (const KeySpec& key : AllKeys()) {
-    if (!key.between_ranks || !key.IsRead(loaded.config)) continue;
+    if (!(key.*of_kind) || !key.IsRead(loaded.config)) continue;
     if (key.get(loaded.config) == key.get(Config())) continue;
     const auto origin = loaded.origins.find(key.path);
     if (origin != loaded.origins.end() &&
@@ -28,6 +29,15 @@ std::vector<std::string> KeysBetweenRanks(const LoadedConfig& loaded) {
     paths.push_back(key.path);
   }
   return paths;
+}
+
+// No line where there are no keys.
+std::vector<std::string> NothingChanges(const std::vector<std::string>& keys,
+                                        const char* why) {
+  if (keys.empty()) return {};
+  return {absl::StrCat(absl::StrJoin(keys, ", "),
+                       keys.size() == 1 ? " changes" : " change", " nothing ",
+                       why)};
 }
 
 int64_t SmallestSegment(const Plan& plan) {
@@ -69,14 +79,10 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
   const ZeroConfig& zero = loaded.config.zero_optimization;
   std::vector<std::string> notes;
   if (plan.world == 1) {
-    const std::vector<std::string> keys = KeysBetweenRanks(loaded);
-    if (!keys.empty()) {
-      notes.push_back(absl::StrCat(
-          absl::StrJoin(keys, ", "), keys.size() == 1 ? " changes" : " change",
-          " nothing on one rank, which has nobody to share with or talk to; "
-          "start several with --ranks N"));
-    }
-    return notes;
+    return NothingChanges(
+        KeysSet(loaded, &KeySpec::between_ranks),
+        "on one rank, which has nobody to share with or talk to; start several "
+        "with --ranks N");
   }
   const int64_t smallest = SmallestSegment(plan);
   const auto add_bucket_note = [&](const char* path, int64_t elems,
@@ -100,6 +106,13 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
     notes.push_back(PersistenceNote(plan, policy));
   }
   return notes;
+}
+
+std::vector<std::string> DeviceNotes(const LoadedConfig& loaded,
+                                     const Device& device) {
+  if (device.kind() == DeviceKind::kCuda) return {};
+  return NothingChanges(KeysSet(loaded, &KeySpec::of_gpu),
+                        "on the CPU; they are for --device cuda");
 }
 
 }  // namespace zero

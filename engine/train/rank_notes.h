@@ -16,6 +16,10 @@ namespace zero {
 std::vector<std::string> RankNotes(const LoadedConfig& loaded,
                                    const Plan& plan);
 
+// A line for all keys that only a GPU reads, where the run is on the CPU.
+std::vector<std::string> DeviceNotes(const LoadedConfig& loaded,
+                                     const Device& device);
+
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_TRAIN_RANK_NOTES_H_

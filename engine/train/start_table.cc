@@ -61,6 +61,16 @@ std::string ComputeText(const TokenFlops& flops) {
       HumanCount(flops.model), HumanCount(flops.causal));
 }
 
+// "AMD EPYC, avx512, 2 threads", "NVIDIA H200, sm_90, 132 SMs".
+std::string DeviceText(const Device& device) {
+  const DeviceInfo info = device.info();
+  std::string text =
+      absl::StrFormat("%s, %s, %d %s", info.name, info.isa, info.num_threads,
+                      device.kind() == DeviceKind::kCuda ? "SMs" : "threads");
+  if (!info.driver.empty()) absl::StrAppend(&text, ", ", info.driver);
+  return text;
+}
+
 // "optimizer, gradients sharded in each of 2 groups of 2"
 std::string PlacementText(const Plan& plan) {
   if (plan.server) return "rank 0 has the optimizer";
@@ -91,8 +101,9 @@ std::string PeakText(const DeviceInfo& device, DType dtype,
       measured.flops / 1e9, DTypeName(dtype), measured.size, measured.size,
       measured.size);
   if (peak_flops == measured.flops) {
-    return absl::StrFormat("%s with these %d threads", product,
-                           device.num_threads);
+    return device.driver.empty() ? absl::StrFormat("%s with these %d threads",
+                                                   product, device.num_threads)
+                                 : product;
   }
   return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; beside it %s",
                          peak_flops / 1e9, product);
@@ -121,8 +132,7 @@ void Trainer::PrintStart() const {
       {"weights", model.from_pretrained.empty()
                       ? absl::StrCat("random, seed ", config.training.seed)
                       : "from " + model.from_pretrained});
-  rows.push_back({"device", absl::StrFormat("%s, %s, %d threads", device.name,
-                                            device.isa, device.num_threads)});
+  rows.push_back({"device", DeviceText(*rank_->device)});
   rows.push_back(
       {"precision",
        absl::StrFormat(
@@ -134,14 +144,16 @@ void Trainer::PrintStart() const {
                               DTypeName(config.communication_data_type))
                : "",
            config.param_dtype() == DType::kF32 ? ""
-                                               : ", fp32 master weights")});
+           : config.stochastic_rounding
+               ? ", fp32 master weights rounded stochastically"
+               : ", fp32 master weights")});
   rows.push_back(
       {"recompute", config.activation_checkpointing ? "every unit" : "off"});
   if (rank_->world() > 1) {
     rows.push_back(
         {"ranks",
          absl::StrFormat(
-             "%d threads of this process, ZeRO stage %d: %s%s", rank_->world(),
+             "%d %s, ZeRO stage %d: %s%s", rank_->world(), rank_->kind,
              config.zero_optimization.stage,
              PlacementText(session_->executor().plan()),
              config.communication.algorithm == CommunicationAlgorithm::kDirect
@@ -197,7 +209,10 @@ void Trainer::PrintStart() const {
   console_->Table("zero train", rows);
   std::vector<std::string> notes =
       RankNotes(loaded_, session_->executor().plan());
-  notes.insert(notes.end(), loaded_.notes.begin(), loaded_.notes.end());
+  for (const std::vector<std::string>& more :
+       {DeviceNotes(loaded_, *rank_->device), loaded_.notes}) {
+    notes.insert(notes.end(), more.begin(), more.end());
+  }
   for (const std::string& note : notes) console_->Line("note: " + note);
   if (SampleContext() == 0) return;
   const int64_t prompt = SamplePrompt().size();

@@ -12,6 +12,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "engine/comm/launch.h"
 #include "engine/config/load.h"
 #include "engine/train/session.h"
 #include "kernels/device.h"
@@ -40,8 +42,9 @@ struct RunOptions {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b=value"
   std::string model_dir;          // --model: a Hugging Face folder
-  int ranks = 1;    // data-parallel ranks, as threads of this process
-  int threads = 0;  // per rank; 0: an equal share of the cores
+  int ranks = 1;  // data-parallel ranks; threads of this process, but where
+  absl::optional<Launch> launch;  // it is one of them (ReadRanks)
+  int threads = 0;                // per rank; 0: an equal share of the cores
   std::string device = "cpu";
 };
 
@@ -66,9 +69,10 @@ void RefuseRanksOption(CLI::App& app);
 // the machine has).
 int AllowedCores();
 
-// The device of one rank, for the thread that makes this call.
-absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
-                                                   int rank = 0);
+// The device of one rank, for the thread that makes this call: ranks take
+// turns on the GPUs.
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(
+    const RunOptions& options, int rank = 0, const CudaOptions& cuda = {});
 
 // What the models room offers to the engine.
 ModelTools MakeModelTools();

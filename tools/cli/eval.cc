@@ -20,7 +20,8 @@ absl::Status Eval(RunOptions options, bool json) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadTrainedConfig(&options, MissingFiles::kIgnored));
   const Config& config = loaded.config;
-  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(options));
+  ZERO_ASSIGN_OR_RETURN(const auto device,
+                        OpenDevice(options, 0, config.device.cuda));
   ZERO_ASSIGN_OR_RETURN(
       const RunData data,
       OpenRunData(config, /*need_train=*/false, device->info().num_threads));

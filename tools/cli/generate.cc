@@ -100,7 +100,8 @@ absl::Status Run(GenerateFlags flags) {
   const int64_t context = std::min(config.data.sequence_length,
                                    config.model.max_position_embeddings);
   ZERO_RETURN_IF_ERROR(CheckText(*tokenizer, config, prompt.size(), context));
-  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(flags.run));
+  ZERO_ASSIGN_OR_RETURN(const auto device,
+                        OpenDevice(flags.run, 0, config.device.cuda));
   const Rank rank = MakeLoneRank(*device);
   ZERO_ASSIGN_OR_RETURN(const auto session,
                         Session::Make(rank, config, MakeModelTools(),

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -72,6 +73,37 @@ absl::Status ShowConfig(const ConfigFlags& flags) {
   return absl::OkStatus();
 }
 
+std::string GpuText(Device& gpu) {
+  const DeviceInfo info = gpu.info();
+  const DeviceMemory memory = gpu.memory();
+  std::string text = absl::StrFormat(
+      "%s, %s, %d SMs, %s (%s free), %s", info.name, info.isa, info.num_threads,
+      HumanBytes(static_cast<double>(memory.total_bytes)),
+      HumanBytes(static_cast<double>(memory.free_bytes)), info.driver);
+  if (info.peak_flops_bf16 > 0) {
+    absl::StrAppendFormat(&text,
+                          "\n      bf16 peak: %.0f GFLOP/s, the vendor's",
+                          info.peak_flops_bf16 / 1e9);
+  }
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const ProductRate rate = MeasureProductRate(gpu, dtype);
+    absl::StrAppendFormat(&text, "\n      %s products: %.0f GFLOP/s (n = %d)",
+                          DTypeName(dtype), rate.flops / 1e9, rate.size);
+  }
+  return text;
+}
+
+// Where there is no GPU, why.
+void PrintGpus() {
+  for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
+    const auto gpu = MakeCudaDevice(index);
+    std::printf("cuda  %s%s\n",
+                gpu.ok() ? absl::StrCat(index, ": ").c_str() : "",
+                gpu.ok() ? GpuText(**gpu).c_str()
+                         : std::string(gpu.status().message()).c_str());
+  }
+}
+
 absl::Status Devices(const RunOptions& options) {
   ZERO_ASSIGN_OR_RETURN(const auto cpu, OpenDevice(options));
   const DeviceInfo info = cpu->info();
@@ -84,10 +116,7 @@ absl::Status Devices(const RunOptions& options) {
                 DTypeName(dtype), rate.flops / 1e9,
                 static_cast<long long>(rate.size));
   }
-  const auto cuda = MakeCudaDevice(0);
-  std::printf("cuda  %s\n", cuda.ok()
-                                ? (*cuda)->info().name.c_str()
-                                : std::string(cuda.status().message()).c_str());
+  PrintGpus();
   return absl::OkStatus();
 }
 

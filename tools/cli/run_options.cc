@@ -73,8 +73,12 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
 }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
-                                                   int rank) {
-  if (options.device == "cuda") return MakeCudaDevice(rank);
+                                                   int rank,
+                                                   const CudaOptions& cuda) {
+  if (options.device == "cuda") {
+    const int place = options.launch ? options.launch->local_rank : rank;
+    return MakeCudaDevice(place % std::max(NumCudaDevices(), 1), cuda);
+  }
   if (options.threads > 0) return MakeCpuDevice(options.threads);
   return MakeCpuDevice(std::max(AllowedCores() / options.ranks, 1));
 }

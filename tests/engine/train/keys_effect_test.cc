@@ -158,6 +158,9 @@ std::vector<Line> Lines() {
       {"data_types.grad_accum_dtype",
        "data_types.grad_accum_dtype=bf16",
        {"bf16.enabled=true"}},
+      {"data_types.stochastic_rounding",
+       "data_types.stochastic_rounding=true",
+       {"bf16.enabled=true"}},
 
       {"optimizer.type", "optimizer.type=SGD"},
       {"optimizer.params.lr", "optimizer.params.lr=0.02"},
@@ -243,6 +246,8 @@ std::vector<Line> Lines() {
 
 // Only one value can be given, or the command line reads it (tests/e2e).
 bool NeedsNoLine(const KeySpec& key) {
+  // The CPU reads none of a GPU's (tests/engine/train/rank_notes_test).
+  if (key.of_gpu) return true;
   // One rank has nothing to shard or to send (tests/engine/zero/stages_test).
   if (absl::StartsWith(key.path, "zero_optimization.") ||
       absl::StartsWith(key.path, "communication")) {

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/config/keys.h"
 #include "gmock/gmock.h"
@@ -89,6 +90,7 @@ TEST(RankNotesTest, EveryKeyBetweenRanksIsNamed) {
        {stage3, keep}},
       {"zero_optimization.mics_shard_size", "1", {stage3}},
       {"communication.algorithm", "ring", {}},
+      {"communication.backend", "local", {}},
       {"communication.timeout_seconds", "7", {}},
   };
   std::vector<std::string> named;
@@ -105,6 +107,23 @@ TEST(RankNotesTest, EveryKeyBetweenRanksIsNamed) {
     EXPECT_EQ(std::count(named.begin(), named.end(), key.path),
               key.between_ranks ? 1 : 0)
         << key.path;
+  }
+}
+
+TEST(RankNotesTest, KeysOfAGpuChangeNothingOnTheCpu) {
+  const auto cpu = MakeCpuDevice(1);
+  EXPECT_THAT(DeviceNotes(Load({"device.allow_tf32=false"}), *cpu), IsEmpty());
+  const std::vector<std::string> values = {
+      "allow_tf32=true", "deterministic_attention=true", "time_algorithms=true",
+      "loss_chunk_rows=7"};
+  std::vector<std::string> overrides;
+  for (const std::string& value : values)
+    overrides.push_back("device." + value);
+  const auto notes = DeviceNotes(Load(overrides), *cpu);
+  ASSERT_EQ(notes.size(), 1u);
+  for (const KeySpec& key : AllKeys()) {
+    if (!key.is_leaf()) continue;
+    EXPECT_EQ(absl::StrContains(notes[0], key.path), key.of_gpu) << key.path;
   }
 }
 
