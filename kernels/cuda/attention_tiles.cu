@@ -343,6 +343,101 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
+// One query, as in generation: a block for each head, whose warps take four
+// keys at a time in turn and keep a softmax each. Lanes go along the rows of k
+// and v, which are read where they lie, once for each head.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    OneQueryKernel(AttentionForwardArgs args) {
+  constexpr int kWarps = kThreads / kWarpSize;
+  constexpr int kMaxDim = static_cast<int>(kMaxTiledHeadDim);
+  constexpr int kParts = kMaxDim / kWarpSize;  // of a row, for each lane
+  constexpr int kKeys = 4;
+  SHARED_ARRAY(float, warp_out, kWarps* kMaxDim);
+  SHARED_ARRAY(float, warp_max, kWarps);
+  SHARED_ARRAY(float, warp_sum, kWarps);
+  const AttentionShape& shape = args.shape;
+  const int dim = static_cast<int>(shape.head_dim);
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int64_t b = blockIdx.x / shape.num_heads;
+  const int64_t h = blockIdx.x % shape.num_heads;
+  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
+  const T* const q = HeadRow<T>(args.q, b, 0, h, dim);
+  const T* const k = HeadRow<T>(args.k, b, 0, kv_head, dim);
+  const T* const v = HeadRow<T>(args.v, b, 0, kv_head, dim);
+
+  float query[kParts], sums[kParts];
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    const int d = lane + i * kWarpSize;
+    query[i] = d < dim ? ToFloat(q[d]) * shape.scale : 0.0f;
+    sums[i] = 0;
+  }
+  float max = -INFINITY, sum = 0;
+  for (int64_t key = warp * kKeys; key < shape.kv_len; key += kWarps * kKeys) {
+    float s[kKeys];
+    float largest = max;
+#pragma unroll
+    for (int j = 0; j < kKeys; ++j) {
+      const bool inside = key + j < shape.kv_len;
+      const T* const row = k + (key + j) * args.k.token_stride;
+      float part = 0;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const int d = lane + i * kWarpSize;
+        if (inside && d < dim) part = fmaf(query[i], ToFloat(row[d]), part);
+      }
+      part = WarpSum(part);
+      s[j] = inside ? part : -INFINITY;
+      largest = fmaxf(largest, s[j]);
+    }
+    const float factor = expf(max - largest);
+    max = largest;
+    sum *= factor;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) sums[i] *= factor;
+#pragma unroll
+    for (int j = 0; j < kKeys; ++j) {
+      if (key + j >= shape.kv_len) break;
+      const T* const row = v + (key + j) * args.v.token_stride;
+      const float e = expf(s[j] - largest);
+      sum += e;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        const int d = lane + i * kWarpSize;
+        if (d < dim) sums[i] = fmaf(e, ToFloat(row[d]), sums[i]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    warp_out[warp * kMaxDim + lane + i * kWarpSize] = sums[i];
+  }
+  if (lane == 0) {
+    warp_max[warp] = max;
+    warp_sum[warp] = sum;
+  }
+  __syncthreads();
+  // The first warp has at least one key, so the largest is finite.
+  float largest = warp_max[0];
+  for (int w = 1; w < kWarps; ++w) largest = fmaxf(largest, warp_max[w]);
+  const int d = static_cast<int>(threadIdx.x);
+  float total = 0, out = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    const float factor = expf(warp_max[w] - largest);
+    total = fmaf(warp_sum[w], factor, total);
+    out = fmaf(warp_out[w * kMaxDim + d], factor, out);
+  }
+  if (d < dim) {
+    HeadRow<T>(args.out, b, 0, h, dim)[d] = FromFloat<T>(out / total);
+  }
+  if (args.lse != nullptr && d == 0) {
+    args.lse[b * shape.num_heads + h] = largest + logf(total);
+  }
+}
+
 // ---- Backward -------------------------------------------------------------
 
 // delta[b, h, t] = dout . out: one warp a row. Reads both once, which is little
@@ -563,6 +658,15 @@ void TiledAttentionForward(cudaStream_t stream,
   const AttentionShape& shape = args.shape;
   const bool chunked = IsChunked(shape, args.q) && IsChunked(shape, args.k) &&
                        IsChunked(shape, args.v) && IsChunked(shape, args.out);
+  if (shape.q_len == 1) {
+    ZERO_CHECK_LE(shape.head_dim, kMaxTiledHeadDim) << "heads are too wide";
+    ZERO_CUDA_WITH_FLOAT_TYPE(
+        shape.dtype, T,
+        Launch(OneQueryKernel<T>,
+               static_cast<unsigned>(shape.batch * shape.num_heads), kThreads,
+               0, stream, args));
+    return;
+  }
   ZERO_CUDA_WITH_FLOAT_TYPE(
       shape.dtype, T, WithWidth(shape.head_dim, [&](auto width) {
         using L = ForwardTile<decltype(width)::value>;
