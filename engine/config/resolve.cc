@@ -650,6 +650,11 @@ class Resolver {
                               DTypeName(config_.grad_accum_dtype),
                               DTypeName(config_.param_dtype())));
     }
+    if (config_.stochastic_rounding && config_.param_dtype() == DType::kF32) {
+      Problem("data_types.stochastic_rounding",
+              "true, but parameters are fp32 and nothing is rounded; want "
+              "false, or bf16.enabled or fp16.enabled");
+    }
     if (!Given("communication_data_type")) {
       config_.communication_data_type = config_.grad_accum_dtype;
       Derived("communication_data_type", accumulated);

@@ -169,6 +169,7 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.param_dtype = config.param_dtype();
   options.grad_dtype = config.grad_accum_dtype;
   options.reduce_dtype = config.communication_data_type;
+  options.stochastic_rounding = config.stochastic_rounding;
   options.optimizer = config.optimizer.spec;
   options.decay_all = config.optimizer.weight_decay_on == WeightDecayOn::kAll;
   options.max_grad_norm = static_cast<float>(config.gradient_clipping);

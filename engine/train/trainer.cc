@@ -41,6 +41,9 @@ double PeakFlops(const DeviceInfo& info, DType dtype,
                                                           : measured.flops;
 }
 
+// Beside the sites of dropout under a step's key, which are counted from 0.
+constexpr uint64_t kRoundingSite = uint64_t{1} << 63;
+
 constexpr char kDivergenceRemedy[] =
     "Lower optimizer.params.lr, lengthen the warm-up, set gradient_clipping, "
     "or look at the data";
@@ -371,6 +374,7 @@ absl::StatusOr<bool> Trainer::Step() {
                         ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
                                         schedule_.LrAt(optimizer_steps_))
                         : schedule_.LrAt(optimizer_steps_);
+  const uint64_t step_key = MixKey(config_.training.seed, step_);
   const absl::StatusOr<StepOutput> taken = session_->executor().Step(
       {.micro_batches = micro_batches,
        .num_valid_targets = static_cast<int64_t>(num_valid_targets),
@@ -378,7 +382,8 @@ absl::StatusOr<bool> Trainer::Step() {
        .beta1 = static_cast<float>(schedule_.MomentumAt(optimizer_steps_)),
        .loss_scale = static_cast<float>(scaler_.scale()),
        .optimizer_step = optimizer_steps_ + 1,
-       .dropout_key = MixKey(config_.training.seed, step_)});
+       .dropout_key = step_key,
+       .rounding_key = MixKey(step_key, kRoundingSite)});
   if (!taken.ok()) return in_step(taken.status());
   StepOutput output = *taken;
   output.loss = WithoutSignOfNan(output.loss);

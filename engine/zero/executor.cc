@@ -79,7 +79,8 @@ void Executor::Upload(const HostBatch& batch, BatchView* view) {
   if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
   HostStaging& upload = uploads_[next_upload_];
   next_upload_ = (next_upload_ + 1) % uploads_.size();
-  upload.sent->Synchronize();  // of the batch before the last one
+  // The batch before the last one is mostly there.
+  if (!upload.sent->IsDone()) upload.sent->Synchronize();
   layout.Fill(batch, static_cast<char*>(upload.memory.data()));
   device_->Copy(*stream_, batch_memory_.data(), upload.memory.data(),
                 layout.bytes());
@@ -352,7 +353,8 @@ void Executor::Norm(const StepInput& input) {
                       .found_non_finite = &scalars->found_non_finite});
 }
 
-Executor::PartView Executor::View(int unit, const UpdatePart& part) const {
+Executor::PartView Executor::View(int unit, const UpdatePart& part,
+                                  const StepInput& input) const {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   const auto slice = [&](const FlatState& state) {
     return part.piece.segment < 0 ? state.Unit(unit) : state.Piece(part.piece);
@@ -364,7 +366,10 @@ Executor::PartView Executor::View(int unit, const UpdatePart& part) const {
       .grad = slice(grads_).vector(),
       .grad_scale = &scalars->grad_scale,
       .found_non_finite = &scalars->found_non_finite,
-      .ranges = part.ranges};
+      .ranges = part.ranges,
+      .stochastic_rounding = options_.stochastic_rounding,
+      .rounding_key = input.rounding_key,
+      .first_element = part.first_element};
   for (const FlatState& array : optimizer_states_) {
     view.arrays.push_back(slice(array).As<float>());
   }
@@ -381,7 +386,7 @@ void Executor::Moments(const StepInput& input) {
   context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     for (const UpdatePart& part : units_[u].updates) {
-      const PartView view = View(u, part);
+      const PartView view = View(u, part, input);
       const Tensor scratch = context_->Scratch(spec.ScratchBytes(part.elems));
       OptimizerMoments(context_->ops(), *stream_, spec, view.state, view.arrays,
                        OptionsOf(input), view.norms, AsWorkspace(scratch));
@@ -396,7 +401,7 @@ void Executor::Moments(const StepInput& input) {
 
 void Executor::Update(int unit, const StepInput& input) {
   for (const UpdatePart& part : units_[unit].updates) {
-    const PartView view = View(unit, part);
+    const PartView view = View(unit, part, input);
     OptimizerStep(context_->ops(), *stream_, options_.optimizer, view.state,
                   view.arrays, OptionsOf(input), view.norms);
   }

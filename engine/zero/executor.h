@@ -45,6 +45,7 @@ struct ExecutorOptions {
   DType param_dtype = DType::kF32;
   DType grad_dtype = DType::kF32;    // gradients accumulate in it
   DType reduce_dtype = DType::kF32;  // and are sent, and rounded once, in it
+  bool stochastic_rounding = false;  // of masters to 16-bit parameters
   OptimizerSpec optimizer;
   bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
@@ -99,6 +100,7 @@ struct StepInput {
   float loss_scale = 1;
   int64_t optimizer_step = 1;  // from 1; skipped steps do not count
   uint64_t dropout_key = 0;
+  uint64_t rounding_key = 0;  // of (seed, step), for stochastic rounding
 };
 
 struct StepOutput {
@@ -300,7 +302,7 @@ class Executor {
   struct UnitState;
   struct PartView;
   struct Scalars;  // device scalars, in scalars_
-  PartView View(int unit, const UpdatePart& part) const;
+  PartView View(int unit, const UpdatePart& part, const StepInput& input) const;
 
   const Rank* rank_;
   Device* device_;

@@ -31,6 +31,9 @@ struct BoundParameter {
 struct UpdatePart {
   SegmentRef piece;  // of this segment; segment -1: the whole unit
   int64_t elems = 0;
+  // The number of its first element among all of the model: the same for any
+  // number of ranks, which the offsets of units are not.
+  int64_t first_element = 0;
   std::vector<UpdateRange> ranges;  // from the part's first element
   // Of every range, where the optimizer needs the norms of whole parameters.
   std::vector<TensorPart> norms;

@@ -63,7 +63,9 @@ void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
 // What of `whole` is in `piece`, counted from its first element.
 UpdatePart Clip(const UpdatePart& whole, const SegmentRef& ref,
                 const Segment& piece) {
-  UpdatePart clipped{.piece = ref, .elems = piece.elems};
+  UpdatePart clipped{.piece = ref,
+                     .elems = piece.elems,
+                     .first_element = whole.first_element + piece.begin};
   for (size_t i = 0; i < whole.ranges.size(); ++i) {
     UpdateRange range = whole.ranges[i];
     range.begin = std::max(range.begin, piece.begin) - piece.begin;
@@ -75,6 +77,9 @@ UpdatePart Clip(const UpdatePart& whole, const SegmentRef& ref,
   return clipped;
 }
 
+// Elements are numbered by unit: no unit has as many.
+constexpr int64_t kUnitElements = int64_t{1} << 40;
+
 // `num_tensor_parts` counts on from unit to unit.
 std::vector<UpdatePart> UpdatesOf(const Plan& plan, int u, int64_t rank,
                                   const ExecutorOptions& options,
@@ -83,6 +88,7 @@ std::vector<UpdatePart> UpdatesOf(const Plan& plan, int u, int64_t rank,
   if (unit.padded_elems == 0) return {};
   UpdatePart whole{.piece = {u, -1},
                    .elems = unit.padded_elems,
+                   .first_element = u * kUnitElements,
                    .ranges = RangesOfUnit(unit, options)};
   if (options.optimizer.needs_tensor_norms()) {
     CutAtPieces(plan, unit, *num_tensor_parts, &whole);

@@ -164,6 +164,20 @@ TEST(LoadTest, GradientsAreSentAsTheyAreAccumulatedUnlessAsked) {
             "fp16; want \"fp32\" or their dtype");
 }
 
+TEST(LoadTest, StochasticRoundingWantsSixteenBitParameters) {
+  const std::string rounding = "data_types.stochastic_rounding=true";
+  for (const char* precision : {"bf16.enabled=true", "fp16.enabled=true"}) {
+    const auto loaded = LoadSmall({rounding, precision});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_TRUE(loaded->config.stochastic_rounding);
+  }
+  EXPECT_FALSE(LoadSmall({})->config.stochastic_rounding);
+  EXPECT_EQ(ErrorOfSmall({rounding}),
+            "--set data_types.stochastic_rounding: true, but parameters are "
+            "fp32 and nothing is rounded; want false, or bf16.enabled or "
+            "fp16.enabled");
+}
+
 TEST(LoadTest, AnyOneOfTheBatchSizesIsDerived) {
   const auto check = [](std::vector<std::string> overrides, int world,
                         int64_t batch, int64_t micro, int64_t steps) {

@@ -179,6 +179,16 @@ TEST_F(ResumeTest, Bf16WithRecompute) {
                              {4});
 }
 
+// The parameters' own bits are kept: rounding the masters again would give
+// others.
+TEST_F(ResumeTest, Bf16RoundedStochastically) {
+  ExpectEveryResumeIsTheSame(
+      {.overrides = {"bf16.enabled=true",
+                     "data_types.stochastic_rounding=true"},
+       .world = 2},
+      {4});
+}
+
 // Right before, within and after a streak of skips that lowers the scale, and
 // within the window that raises it again.
 TEST_F(ResumeTest, Fp16BesideSkippedSteps) {

@@ -123,7 +123,8 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
                    .beta1 = -1,
                    .loss_scale = job.loss_scale,
                    .optimizer_step = step + 1,
-                   .dropout_key = static_cast<uint64_t>(step)}));
+                   .dropout_key = static_cast<uint64_t>(step),
+                   .rounding_key = 1000 + static_cast<uint64_t>(step)}));
     outcome.losses.push_back(output.loss);
     outcome.norms.push_back(output.grad_norm);
     if (job.between) job.between(rig);

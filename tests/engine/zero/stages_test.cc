@@ -109,6 +109,30 @@ TEST(StagesTest, OneRankIsTheSameAtEveryStage) {
   }
 }
 
+// The chance of an element is its own, whoever rounds it.
+TEST(StagesTest, StochasticRoundingGivesTheSameBitsAtEveryStage) {
+  for (OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kLamb, OptimizerKind::kSgd}) {
+    for (DType dtype : {DType::kBF16, DType::kF16}) {
+      Job job;
+      job.world = 3;
+      job.options.param_dtype = dtype;
+      job.options.optimizer.kind = kind;
+      const Outcome nearest = Train(job);
+      job.options.stochastic_rounding = true;
+      const Outcome want = Train(job);
+      EXPECT_NE(want.losses, nearest.losses);
+      for (int stage : {1, 2, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << "optimizer " << static_cast<int>(kind) << " " << dtype
+                     << " stage " << stage);
+        job.options = AtStage(job.options, stage);
+        EXPECT_EQ(Train(job), want);
+      }
+    }
+  }
+}
+
 // LAMB's ratios are of whole parameters, wherever their pieces lie.
 TEST(StagesTest, EveryOptimizerGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind :
