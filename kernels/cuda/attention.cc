@@ -33,4 +33,6 @@ void CudaOps::AttentionBackward(Stream& stream,
   TiledAttentionBackward(HandleOf(stream), args, workspace);
 }
 
+std::string CudaOps::notes() const { return attention_->notes(); }
+
 }  // namespace zero::cuda

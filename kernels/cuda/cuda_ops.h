@@ -9,6 +9,7 @@
 #define ZERO_KERNELS_CUDA_CUDA_OPS_H_
 
 #include <memory>
+#include <string>
 
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -25,6 +26,10 @@ class CudaOps final : public Ops {
   ~CudaOps() override;
 
   const CudaOptions& options() const { return options_; }
+
+  // What a start-up table should add: attention that runs without tensor cores,
+  // and why. Empty while all is well; grows as shapes are first asked about.
+  std::string notes() const;  // attention.cc
 
   // linear.cc
   size_t LinearWorkspaceBytes(const LinearArgs&) const override;

@@ -420,7 +420,7 @@ bool AttentionPlans::Backward(cudaStream_t stream,
 }
 
 std::string AttentionPlans::notes() const {
-  return absl::StrJoin(state_->notes, "\n");
+  return absl::StrJoin(state_->notes, "; ");
 }
 
 absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args, int sm) {

@@ -44,7 +44,7 @@ class AttentionPlans {
                 Workspace workspace);
 
   // What a start-up table should say: why 16-bit attention of some shape runs
-  // on our own kernel, a line each; empty while none does.
+  // on our own kernel, with "; " between; empty while none does.
   std::string notes() const;
 
  private:

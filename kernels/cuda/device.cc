@@ -190,6 +190,8 @@ DeviceInfo CudaDevice::info() const {
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   info.peak_flops_bf16 = PeakFlopsBf16(info.name);
   info.driver = absl::StrCat("CUDA ", driver / 1000, ".", driver % 1000 / 10);
+  const std::string notes = ops_.notes();
+  if (!notes.empty()) absl::StrAppend(&info.driver, "; ", notes);
   return info;
 }
 
