@@ -315,7 +315,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(code, 1)
         self.assertEqual([row["problem"] is None for row in
                           self.row(found, "steps")["rows"]],
-                         [False, True, False, True])
+                         [False, False, True, True])
 
     def test_a_stage_with_other_parameters_fails(self):
         self.environ(ODD_STAGE="2")
@@ -325,6 +325,25 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual([row["stage"] for row in rows if row["problem"]],
                          [2] * 4)
         self.assertIn("other parameters than at stage 0", text)
+
+    def test_rows_that_do_not_fit_are_counted(self):
+        class Clock:
+            def __init__(self, *left):
+                self.left = iter(left).__next__
+
+        def run(context, problem):
+            return {"problem": problem}
+
+        def table(*left):
+            return parts.table_of(Clock(*left), [[None], ["seeded"], [None]],
+                                  run, lambda row: "row")
+
+        self.assertEqual(table(60, 2)["status"], "passed")
+        self.assertIn("the last 2 of 3 rows", table(60, 2)["why"])
+        row = table(60, 30, 2)
+        self.assertEqual(row["status"], "failed")
+        self.assertIn("seeded; left out for time: the last 1", row["why"])
+        self.assertEqual(table(2)["status"], "failed")
 
     def test_memory_that_was_not_foreseen_fails(self):
         self.program("out/bench/step_bench", STEP_BENCH.replace(

@@ -123,7 +123,7 @@ def command_of(args, one, setting, sets=()):
                "model.preset=" + one["preset"], "--set",
                "data.sequence_length=%d" % one["length"], "--set",
                "train_micro_batch_size_per_gpu=%d" % micro_batch]
-    for setting_of in (*more, *sets):
+    for setting_of in (*args.always, *more, *sets):
         command += ["--set", setting_of]
     return command + (["--recompute"] if recompute else [])
 
@@ -186,7 +186,9 @@ def measure_stages(args, one, setting):
 
 
 def measure_peer(args, one):
+    libraries = os.environ.get("GPU_CHECK_PYTHON_LIBRARIES")
     found, why = attempt([
+        *([] if libraries is None else ["env", "LD_LIBRARY_PATH=" + libraries]),
         args.python, "-B", PEER, "--preset", one["preset"], "--micro-batch",
         str(one["peer_batch"]), "--sequence-length", str(one["length"]),
         "--steps", str(args.steps)])
@@ -209,7 +211,7 @@ def rate_of(rows, op, dtype=None):
 def sweep(args, one, clock):
     """Micro-batches, and rows of logits at a time, around the usual ones."""
     rows = []
-    chunk = loss_chunk_key(args)
+    chunk = args.keys.get("loss_chunk_rows")
     for micro_batch in (4, 8, 16, 32, 64, 128):
         cases = [()] if chunk is None else [
             ("%s=%d" % (chunk, size),) for size in (4096, 8192, 16384)]
@@ -226,20 +228,16 @@ def sweep(args, one, clock):
     return rows
 
 
-def loss_chunk_key(args):
-    """The config key of the chunk size, where there is one."""
+def config_keys(args):
+    """{last word of a config key: the key} of this build."""
     found, _ = attempt([os.path.join(args.out, "zero"), "config", "--schema"])
 
-    def search(schema, prefix):
+    def walk(schema, prefix):
         for name, value in schema.get("properties", {}).items():
-            if name == "loss_chunk_rows":
-                return prefix + name
-            inner = search(value, prefix + name + ".")
-            if inner:
-                return inner
-        return None
+            yield name, prefix + name
+            yield from walk(value, prefix + name + ".")
 
-    return search(found[-1], "") if found else None
+    return dict(walk(found[-1], "")) if found else {}
 
 
 # ---- What it says -----------------------------------------------------------
@@ -450,6 +448,10 @@ def parse():
     parser.add_argument("--json", help="gets all figures")
     args = parser.parse_args()
     args.out = os.path.join(ROOT, args.out)
+    args.keys = config_keys(args)
+    # A step is worth the seconds that it takes to choose its algorithms.
+    timed = args.keys.get("time_algorithms")
+    args.always = ["%s=true" % timed] if timed else []
     args.models = [name for name in args.models.split(",") if name]
     known = {one["preset"] for one in MODELS}
     for name in args.models:

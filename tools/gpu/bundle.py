@@ -3,6 +3,7 @@
 import glob
 import io
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -90,6 +91,24 @@ def stage(root, build, folder):
         strip(path, os.path.join(folder, "lib", name))
 
 
+def newest(folder):
+    """The newest versions of glibc and libstdc++ that a file here asks for."""
+    found = {}
+    for path in glob.glob(os.path.join(folder, "**/*"), recursive=True):
+        if not os.path.isfile(path):
+            continue
+        with open(path, "rb") as file:
+            data = file.read()
+        if not data.startswith(b"\x7fELF"):
+            continue
+        for name, version in re.findall(rb"\b(GLIBC|GLIBCXX)_([0-9.]+)\0",
+                                        data):
+            number = tuple(int(part) for part in version.split(b".") if part)
+            found[name] = max(found.get(name, ()), number)
+    return ["%s_%s" % (name.decode(), ".".join(map(str, version)))
+            for name, version in sorted(found.items())]
+
+
 def pack(folder, file):
     """A .tar.xz with nothing of this machine in it but the files."""
     def plain(info):
@@ -124,7 +143,10 @@ def make(root, build, file):
         raise Error("--bundle %s: the name must end in .tar.xz" % file)
     with tempfile.TemporaryDirectory(prefix="gpu_check.") as folder:
         stage(root, os.path.join(root, build), folder)
+        needs = newest(folder)
         size, count = pack(folder, file)
-    return ("%s: %.1f MB, %d files; on the GPU machine: tar xf %s && "
-            "%s/tools/gpu_check" % (file, size / 1e6, count,
-                                    os.path.basename(file), NAME))
+    return ("%s: %.1f MB, %d files%s; on the GPU machine: tar xf %s && "
+            "%s/tools/gpu_check" % (
+                file, size / 1e6, count,
+                ", for %s or newer" % ", ".join(needs) if needs else "",
+                os.path.basename(file), NAME))

@@ -6,26 +6,30 @@ import glob
 import os
 import shutil
 import subprocess
+import sys
 
 # Of the driver API: CUdevice_attribute.
 SM_COUNT, MAJOR, MINOR = 16, 75, 76
-# What the binaries load, and the function that says its version.
-LIBRARIES = {"libcublasLt.so.13": "cublasLtGetVersion",
-             "libcudnn.so.9": "cudnnGetVersion",
-             "libnccl.so.2": None,
-             "libnvrtc.so.13": None}
+CUDA = 13000  # what the binaries are built with
+# What the binaries load, and how `lib` is asked for its version.
+LIBRARIES = {
+    "libcublasLt.so.13": "lib.cublasLtGetVersion()",
+    "libcudnn.so.9": "lib.cudnnGetVersion()",
+    "libnccl.so.2": "lib.ncclGetVersion(byref(a)) or a.value",
+    "libnvrtc.so.13":
+        "lib.nvrtcVersion(byref(a), byref(b)) or '%d.%d' % (a.value, b.value)"}
 DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib64-nvidia",
                   "/usr/lib/wsl/lib")
 PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/*/bin/python3",
            "/opt/*/.venv/bin/python3", "/opt/*/venv/bin/python3")
 
 
-def output(command, seconds=20):
+def output(command, seconds=20, environment=None):
     """What a program printed; "" where it failed."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True,
-                              timeout=seconds)
+                              timeout=seconds, env=environment)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -85,6 +89,13 @@ class Machine:
             return "the driver shows no device"
         return None
 
+    def driver_version(self):
+        """Of CUDA, 13000 for 13.0; that, too, where it can not be asked."""
+        version = ctypes.c_int(CUDA)
+        if self.driver is not None:
+            self.driver.cuDriverGetVersion(ctypes.byref(version))
+        return version.value
+
     def attribute(self, device, which):
         value = ctypes.c_int()
         self.driver.cuDeviceGetAttribute(ctypes.byref(value), which, device)
@@ -93,13 +104,12 @@ class Machine:
     def info(self):
         """The first GPU. REQUIRES: problem() is None."""
         device, count = ctypes.c_int(), ctypes.c_int()
-        version, memory = ctypes.c_int(), ctypes.c_size_t()
+        memory, version = ctypes.c_size_t(), self.driver_version()
         name = ctypes.create_string_buffer(256)
         self.driver.cuDeviceGet(ctypes.byref(device), 0)
         self.driver.cuDeviceGetCount(ctypes.byref(count))
         self.driver.cuDeviceGetName(name, len(name), device)
         self.driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-        self.driver.cuDriverGetVersion(ctypes.byref(version))
         query = ["nvidia-smi", "--query-gpu=driver_version",
                  "--format=csv,noheader", "-i", "0"]
         return {"name": name.value.decode(), "gpus": count.value,
@@ -109,14 +119,17 @@ class Machine:
                     self.attribute(device, MAJOR),
                     self.attribute(device, MINOR)),
                 "driver": output(query).strip() or "unknown",
-                "driver_cuda": "%d.%d" % (version.value // 1000,
-                                          version.value % 1000 // 10),
+                "driver_cuda": "%d.%d" % (version // 1000,
+                                          version % 1000 // 10),
                 "cores": len(os.sched_getaffinity(0))}
 
     def folders(self):
         """Where shared libraries are looked for, in this order."""
         if self._folders is None:
             found = [os.path.join(self.root, "lib")]
+            if self.driver_version() < CUDA:
+                # NVIDIA's newer user-mode driver over an older kernel's.
+                found += sorted(glob.glob("/usr/local/cuda*/compat"))
             found += os.environ.get("LD_LIBRARY_PATH", "").split(":")
             for python in pythons():
                 for packages in site_packages(python):
@@ -141,25 +154,20 @@ class Machine:
     def libraries(self):
         """{name: {"path", "version"}}; path None: left to the system."""
         found = {}
-        for name, function in LIBRARIES.items():
+        for name, question in LIBRARIES.items():
             path = self.find(name)
-            version = self.version(path, function) if path else None
+            version = self.version(path, question) if path else None
             found[name] = {"path": path, "version": version}
         return found
 
-    def version(self, path, function):
-        if function is None:
-            return os.path.basename(os.path.realpath(path))
-        code = ("import ctypes; f = ctypes.CDLL(%r).%s; "
-                "f.restype = ctypes.c_size_t; print(f())" % (path, function))
-        environment = self.environment()
-        try:
-            done = subprocess.run([self.python(), "-c", code], text=True,
-                                  capture_output=True, timeout=30,
-                                  env=environment)
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() or None
+    def version(self, path, question):
+        """In a process of its own: it loads the library."""
+        code = ("from ctypes import CDLL, byref, c_int; a, b = c_int(), c_int()"
+                "; lib = CDLL(%r); print(%s)" % (path, question))
+        environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(
+            self.folders())}
+        return output([sys.executable, "-c", code],
+                      environment=environment).strip() or None
 
     def python(self):
         """The python3 that has PyTorch, else any."""
@@ -172,9 +180,12 @@ class Machine:
         return self._python
 
     def environment(self):
-        """Of the programs that are started."""
+        """Of the programs that are started. PyTorch brings its own libraries:
+        it has the old LD_LIBRARY_PATH."""
         return {**os.environ, "LD_LIBRARY_PATH": ":".join(self.folders()),
-                "GPU_CHECK_PYTHON": self.python()}
+                "GPU_CHECK_PYTHON": self.python(),
+                "GPU_CHECK_PYTHON_LIBRARIES": os.environ.get(
+                    "LD_LIBRARY_PATH", "")}
 
 
 def compute_sanitizer():

@@ -3,6 +3,7 @@ the report: "status" (passed, failed, skipped), "why" where it did not pass,
 and what it measured."""
 
 import collections
+import itertools
 import json
 import os
 import random
@@ -330,8 +331,31 @@ def compare_steps(context, family, dtype):
     return row
 
 
+# Less than this is not worth a start: a row that is killed is a failure.
+ROW_SECONDS = 8
+
+
+def table_of(context, cases, run, name):
+    """A part that is a table: run(context, *case) for every case that there is
+    time for. Fails where a row has a problem."""
+    rows = []
+    for number, case in enumerate(cases):
+        if context.left() < ROW_SECONDS:
+            return shortened(verdict(rows, name), rows, len(cases) - number)
+        rows.append(run(context, *case))
+    return verdict(rows, name)
+
+
+def shortened(row, rows, missing):
+    """The verdict on `rows`, said to be without the last `missing`."""
+    text = "left out for time: the last %d of %d rows" % (
+        missing, missing + len(rows))
+    if not rows:
+        return failed(text)
+    return {**row, "why": "; ".join(filter(None, (row.get("why"), text)))}
+
+
 def verdict(rows, name):
-    """Fails where a row has a problem."""
     problems = ["%s: %s" % (name(row), row["problem"])
                 for row in rows if row["problem"]]
     if not problems:
@@ -343,9 +367,9 @@ def verdict(rows, name):
 
 
 def steps(context):
-    rows = [compare_steps(context, family, dtype)
-            for family in FAMILIES for dtype in STEP_LIMITS]
-    return verdict(rows, lambda row: "%s %s" % (row["model"], row["dtype"]))
+    cases = [(family, dtype) for dtype in STEP_LIMITS for family in FAMILIES]
+    return table_of(context, cases, compare_steps,
+                    lambda row: "%s %s" % (row["model"], row["dtype"]))
 
 
 # ---- Stages -----------------------------------------------------------------
@@ -381,17 +405,21 @@ def stage_row(context, ranks, dtype, stage):
 
 def stages(context):
     """0 to 3 with several ranks on one GPU: the same parameters."""
-    rows = []
-    for ranks in RANKS:
-        for dtype in STEP_LIMITS:
-            these = [stage_row(context, ranks, dtype, stage)
-                     for stage in STAGES]
-            for row in these:
-                if not row["problem"] and row["hash"] != these[0].get("hash"):
-                    row["problem"] = "other parameters than at stage 0"
-            rows += these
-    return verdict(rows, lambda row: "%d ranks, %s, stage %d" % (
-        row["ranks"], row["dtype"], row["stage"]))
+    first = {}  # of each number of ranks and dtype
+
+    def run(context, dtype, ranks, stage):
+        row = stage_row(context, ranks, dtype, stage)
+        if row["problem"]:
+            return row
+        wanted = first.setdefault((dtype, ranks), row["hash"])
+        if row["hash"] != wanted:
+            row["problem"] = "other parameters than at stage 0"
+        return row
+
+    return table_of(
+        context, list(itertools.product(STEP_LIMITS, RANKS, STAGES)), run,
+        lambda row: "%d ranks, %s, stage %d" % (
+            row["ranks"], row["dtype"], row["stage"]))
 
 
 # ---- Memory -----------------------------------------------------------------
@@ -435,8 +463,8 @@ def memory_row(context, label, preset, micro_batch, recompute):
 
 
 def memory(context):
-    rows = [memory_row(context, *run) for run in MEMORY_RUNS]
-    return verdict(rows, lambda row: row["model"])
+    return table_of(context, MEMORY_RUNS, memory_row,
+                    lambda row: row["model"])
 
 
 # ---- Benchmark --------------------------------------------------------------

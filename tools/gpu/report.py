@@ -83,8 +83,8 @@ def stages_lines(row):
         ("ranks", "dtype", "stage", "parameters_hash", "tok/s",
          "peak MB per rank", ""), [
              (one["ranks"], one["dtype"], one["stage"], one.get("hash", ""),
-              "%.0f" % one.get("tokens_per_second", 0),
-              "%.1f" % (one.get("peak_bytes", 0) / 1e6),
+              "%.0f" % one["tokens_per_second"] if "hash" in one else "",
+              "%.1f" % (one["peak_bytes"] / 1e6) if "hash" in one else "",
               one["problem"] or "ok") for one in row.get("rows", [])])
 
 
