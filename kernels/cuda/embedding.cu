@@ -50,7 +50,7 @@ __device__ inline Chunk<T> AddChunks(const Chunk<T>& a, const Chunk<T>& b) {
 }
 
 // A thread gathers one chunk. Reads a row of each table and writes one: 4 (6
-// with positions) bytes per 16-bit element; >= 85 % of copy bandwidth.
+// with positions) bytes per 16-bit element; to reach 85 % of copy bandwidth.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(const int32_t* ids, Table<const T> table,
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Row ids[k] of the table += the run that begins at k, rounded once, by a warp
 // per run and stripe of columns. Moves dout once, and every row of the table
-// that has an id in and out; >= 80 % of copy bandwidth where ids differ.
+// that has an id in and out; to reach 80 % of copy bandwidth where ids differ.
 template <class T, class TableT, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     AddRunsKernel(const Runs runs, Table<const T> dout, Table<TableT> dtable,

@@ -207,7 +207,8 @@ __device__ inline float ChunkSquares(const Chunk<T>& x, float mean, int n) {
 }
 
 // A group per row, which stays in registers between the passes over it: moves
-// 4 bytes per 16-bit element, 8 with a residual; >= 90 % of copy bandwidth.
+// 4 bytes per 16-bit element, 8 with a residual; to reach 90 % of copy
+// bandwidth.
 template <class T, class G, bool kAligned>
 __global__ void __launch_bounds__(G::kBlock)
     NormForwardKernel(const ForwardParams<T> p) {
@@ -430,8 +431,9 @@ __device__ inline void WritePartials(const float (&values)[kValues],
 
 // A group per row at a time, its part of dweight and dbias in registers over
 // all rows of the block. Moves dy, x and dx once (6 bytes per 16-bit element,
-// 8 with dsum) and 16 bytes of partial sums per column and block; >= 80 % of
-// copy bandwidth from a few thousand rows on.
+// 8 with dsum) and 16 bytes of partial sums per column and block; to reach 80 %
+// of copy bandwidth from a few thousand rows on, and less for more than 4096
+// columns, where the registers leave an SM a single block.
 template <class T, class G, bool kAligned>
 __global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
     NormBackwardKernel(const BackwardParams<T> p) {

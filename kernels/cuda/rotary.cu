@@ -22,7 +22,7 @@ struct RotaryParams {
 };
 
 // A thread rotates a chunk of pairs. In place: moves 4 bytes per 16-bit
-// element (8 of fp32) and reads the angles from cache; >= 85 % of copy
+// element (8 of fp32) and reads the angles from cache; to reach 85 % of copy
 // bandwidth.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
