@@ -85,24 +85,26 @@ bool KeepsBestAlignment(const Product& p) {
          Keeps(p.bias.data, 0) && Keeps(p.a_sums.data, 0);
 }
 
-const ConstMatrix& AddendLayout(const Product& p, const ConstMatrix& c) {
-  return p.addend.data != nullptr ? p.addend : c;
+// Where there is no addend, cuBLASLt wants one with the layout of c.
+ConstMatrix AddendLayout(const Product& p) {
+  return p.addend.data != nullptr ? p.addend : ConstMatrix(p.c);
 }
 
 using Key = std::array<int64_t, 16>;
 
 Key KeyOf(const Product& p) {
+  const int addend = p.addend.data == nullptr ? 0 : 1;
+  const int in_place = addend && p.addend.data == p.c.data ? 1 : 0;
+  const int64_t gelu_ld = p.gelu_input.data == nullptr ? 0 : p.gelu_input.ld;
   return {p.c.rows,
           p.c.cols,
           DepthOf(p),
           p.a.ld,
           p.b.ld,
           p.c.ld,
-          AddendLayout(p, p.c).ld,
-          p.addend.data == nullptr    ? 0
-          : p.addend.data == p.c.data ? 1
-                                      : 2,
-          p.gelu_input.data != nullptr ? p.gelu_input.ld : 0,
+          AddendLayout(p).ld,
+          addend + in_place,
+          gelu_ld,
           static_cast<int64_t>(p.a.dtype),
           static_cast<int64_t>(p.c.dtype),
           2 * p.a_transposed + p.b_transposed,
@@ -204,7 +206,7 @@ void SetOperation(Plan& plan, const Product& p, bool allow_tf32) {
   SetLayout(plan.a, p.b, p);
   SetLayout(plan.b, p.a, p);
   SetLayout(plan.c, p.c, p);
-  SetLayout(plan.addend, AddendLayout(p, p.c), p);
+  SetLayout(plan.addend, AddendLayout(p), p);
 }
 
 size_t LibraryBytes(const Product& p) {
