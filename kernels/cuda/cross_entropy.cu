@@ -143,9 +143,9 @@ __device__ inline void ZeroRow(const RowArgs& args, float* row) {
 }
 
 // One block per row: loss = logsumexp(row) - row[target], and the gradient in
-// place. Forward moves 4 bytes per logit; with the gradient 8 + sizeof(T), of
-// which 4 come from L2 where the rows in flight fit there (264 of 200 KB on an
-// H200 do by half). >= 85 % of copy bandwidth.
+// place. Forward moves 4 bytes per logit; with the gradient 8 + sizeof(T), some
+// of it from L2, where the front of a row is still found. Should reach 85 % of
+// copy bandwidth.
 template <class T, bool kGradient>
 __global__ void __launch_bounds__(kThreads) SoftmaxRows(RowArgs args) {
   const int64_t i = blockIdx.x;
@@ -176,7 +176,7 @@ constexpr int kSumThreads = 256;
 constexpr int64_t kRun = 256;  // rows that one thread adds up
 
 // sum += (rows of run 0, in order) + (of run 1) + ..., one block. Moves 8 bytes
-// per row: 0.5 MB in about 10 us, which is latency.
+// per row, 0.5 MB of a step's: latency, not bandwidth.
 __global__ void __launch_bounds__(kSumThreads)
     AddLosses(const double* losses, int64_t rows, double* sum) {
   SHARED_ARRAY(double, runs, kSumThreads);
