@@ -23,6 +23,9 @@ using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 // Bytes that the operands' rows lie on, and that cuDNN plans with.
 constexpr int64_t kAlignment = 16;
+// cudaMalloc's promise, which cuDNN may rely on for its workspace; an arena's
+// is 64 bytes.
+constexpr size_t kWorkspaceAlignment = 256;
 constexpr int64_t kMaxHeadDim = 256;
 // Below, our own kernel is as good, and prompts of every length would each
 // build a graph.
@@ -289,6 +292,12 @@ Key KeyOf(const Args& args, const std::vector<Place>& places) {
   return key;  // longer for the backward pass, so never taken for the other's
 }
 
+void* AlignWorkspace(void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  return reinterpret_cast<void*>((address + kWorkspaceAlignment - 1) /
+                                 kWorkspaceAlignment * kWorkspaceAlignment);
+}
+
 bool IsAligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kAlignment == 0;
 }
@@ -334,7 +343,8 @@ struct AttentionPlans::State {
                         VersionText(), ": ", complaint));
       return nullptr;
     }
-    plan->workspace_bytes = static_cast<size_t>(bytes);
+    plan->workspace_bytes =
+        bytes == 0 ? 0 : static_cast<size_t>(bytes) + kWorkspaceAlignment - 1;
     return plan;
   }
 
@@ -372,7 +382,8 @@ struct AttentionPlans::State {
       if (status != CUDNN_STATUS_SUCCESS) {
         return std::string(cudnnGetErrorString(status));
       }
-      return Complaint(plan->graph.execute(handle, pointers, workspace.data));
+      return Complaint(plan->graph.execute(handle, pointers,
+                                           AlignWorkspace(workspace.data)));
     });
     if (!complaint.empty()) {
       ThrowDeviceError(Describe(args).c_str(), __FILE__, __LINE__,

@@ -59,7 +59,8 @@ TEST(CudnnGraphTest, EveryPresetTrainsThroughCudnn) {
     const ModelConfig& c = preset.config;
     for (const int64_t length : {1024, 4096}) {
       for (const DType dtype : {DType::kBF16, DType::kF16}) {
-        SCOPED_TRACE(std::string(preset.name) + " at " + std::to_string(length));
+        SCOPED_TRACE(std::string(preset.name) + " at " +
+                     std::to_string(length));
         const Packed p = Of(dtype, 4, length, c.num_attention_heads,
                             c.num_key_value_heads, c.head_dim);
         for (float* const stats : {static_cast<float*>(nullptr), &lse}) {
