@@ -387,9 +387,10 @@ class Run:
         self.result["product_rate"] = rate_of(rows, "product", "bf16")
         self.save()
 
-    def one_model(self, one, first):
+    def one_model(self, one):
+        """Ours: (row, setting that fits), or None without time for it."""
         if not self.wants(label(one), 15):
-            return
+            return None
         row, setting = measure_model(self.args, one,
                                      self.result["product_rate"])
         self.result["models"].append(row)
@@ -399,16 +400,19 @@ class Run:
         say("  %s: %s" % (row["model"], row["problem"] or
                           "%.0f tok/s" % row["tokens_per_second"]))
         self.save()
-        if setting and first and self.wants("stage 3 beside stage 0", 30):
-            self.result["stages"] = measure_stages(self.args, one, setting)
-            if self.result["stages"]["problem"]:
-                self.result["problems"].append(
-                    self.result["stages"]["problem"])
-        if setting and one["peer_batch"] and self.args.python:
-            self.peer(one, row)
+        return row, setting
+
+    def stages(self, one, setting):
+        if not self.wants("stage 3 beside stage 0", 30):
+            return
+        self.result["stages"] = measure_stages(self.args, one, setting)
+        if self.result["stages"]["problem"]:
+            self.result["problems"].append(self.result["stages"]["problem"])
         self.save()
 
     def peer(self, one, row):
+        if not one["peer_batch"] or not self.args.python:
+            return
         # Compiling alone takes most of a minute.
         if not self.wants("PyTorch on " + label(one), 90):
             return
@@ -416,13 +420,25 @@ class Run:
         if not row["peer"]["problem"]:
             row["over_peer"] = (row["tokens_per_second"] /
                                 row["peer"]["tokens_per_second"])
+        self.save()
 
     def run(self):
+        """The first model with its peer, then all of ours, then the rest."""
         self.device()
         chosen = [one for one in MODELS if not self.args.models or
                   one["preset"] in self.args.models]
-        for number, one in enumerate(chosen):
-            self.one_model(one, first=number == 0)
+        done = []
+        for one in chosen:
+            found = self.one_model(one)
+            if found is None or found[1] is None:
+                continue
+            done.append((one, *found))
+            if len(done) == 1:
+                self.peer(one, found[0])
+        if done:
+            self.stages(done[0][0], done[0][2])
+        for one, row, _ in done[1:]:
+            self.peer(one, row)
         if self.args.sweep:
             self.result["sweep"] = []
             for one in chosen:

@@ -176,7 +176,8 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
-  ZERO_ASSIGN_OR_RETURN(const auto device, OpenDevice(run));
+  ZERO_ASSIGN_OR_RETURN(const auto device,
+                        OpenDevice(run, 0, config.device.cuda));
   const DeviceMemory memory_before = device->memory();
   TimedDevice timed(*device, options.on_gpu() ? Timing::kOff : Timing::kWait);
   const Rank rank = MakeLoneRank(timed);
