@@ -176,7 +176,7 @@ constexpr int kSumThreads = 256;
 constexpr int64_t kRun = 256;  // rows that one thread adds up
 
 // sum += (rows of run 0, in order) + (of run 1) + ..., one block. Moves 8 bytes
-// per row, 0.5 MB of a step's: latency, not bandwidth.
+// per row, 0.5 MB for 65536 of them: bound by latency.
 __global__ void __launch_bounds__(kSumThreads)
     AddLosses(const double* losses, int64_t rows, double* sum) {
   SHARED_ARRAY(double, runs, kSumThreads);
