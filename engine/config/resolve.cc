@@ -686,6 +686,7 @@ class Resolver {
                            Cite(stage), " is ", config_.zero_optimization.stage,
                            " and shards it; want stage 0, or direct or ring"));
     }
+    Backend();
     const std::string path = "zero_optimization.mics_shard_size";
     const int64_t size = config_.zero_optimization.mics_shard_size;
     const int64_t world = options_.world;
@@ -710,6 +711,28 @@ class Resolver {
     Problem(path, absl::StrCat(size, " does not divide the ", world,
                                " ranks; want one of ",
                                absl::StrJoin(divisors, ", ")));
+  }
+
+  void Backend() {
+    if (config_.communication.backend != CommunicationBackend::kNccl) return;
+    const std::string backend = "communication.backend";
+    const std::string algorithm = "communication.algorithm";
+    if (config_.communication.algorithm == CommunicationAlgorithm::kRing) {
+      Problem(backend,
+              absl::StrCat("\"nccl\" chooses its rings and trees itself, but ",
+                           Cite(algorithm),
+                           " is \"ring\"; want direct, or backend local"));
+    }
+    if (config_.communication.algorithm ==
+            CommunicationAlgorithm::kParameterServer &&
+        config_.communication_data_type != DType::kF32) {
+      Problem(backend,
+              absl::StrCat("\"nccl\" would round the sums of a parameter "
+                           "server at every hop, for ",
+                           Cite("communication_data_type"), " is ",
+                           DTypeName(config_.communication_data_type),
+                           "; want fp32, or backend local"));
+    }
   }
 
   // ---- Optimizer and schedule ---------------------------------------------

@@ -208,9 +208,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
         config.train_micro_batch_size_per_gpu, config.data.sequence_length));
   }
   const LocalRanksOptions wanted = MakeRanksOptions(config, rank.world());
-  ZERO_CHECK(
-      rank.shards() == wanted.shards &&
-      (rank.world() == 1 || rank.reduce->algorithm() == wanted.local.algorithm))
+  const BulkAlgorithm algorithm = rank.reduce->algorithm();
+  ZERO_CHECK(rank.shards() == wanted.shards &&
+             (rank.world() == 1 || algorithm == wanted.local.algorithm ||
+              (algorithm == BulkAlgorithm::kNative &&
+               wanted.local.algorithm == BulkAlgorithm::kDirect)))
       << "the ranks are not connected as the config says: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
   ExecutorOptions options = MakeExecutorOptions(config, workload.train,

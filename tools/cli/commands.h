@@ -42,9 +42,11 @@ struct RunOptions {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b=value"
   std::string model_dir;          // --model: a Hugging Face folder
-  int ranks = 1;  // data-parallel ranks; threads of this process, but where
-  absl::optional<Launch> launch;  // it is one of them (ReadRanks)
+  int ranks = 1;                  // data-parallel ranks
   int threads = 0;                // per rank; 0: an equal share of the cores
+  // Nothing: the ranks are threads of this process; else it is one of them
+  // (ReadRanks in ranks.h).
+  absl::optional<Launch> launch;
   std::string device = "cpu";
 };
 

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,7 @@
 #include "engine/train/trace.h"
 #include "engine/train/trainer.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/ranks.h"
 #include "tools/cli/signals.h"
 
 namespace zero {
@@ -111,17 +113,39 @@ absl::Status WriteTrace(const Trace& trace, const std::string& file,
   return absl::OkStatus();
 }
 
-absl::Status Train(const TrainFlags& flags) {
+// Of several processes one prints, and each writes a trace of its own.
+bool IsRankZero(const RunOptions& run) {
+  return !run.launch.has_value() || run.launch->rank == 0;
+}
+
+std::string TraceFile(const TrainFlags& flags) {
+  if (flags.trace.empty() || IsRankZero(flags.run)) return flags.trace;
+  return absl::StrCat(flags.trace, ".rank", flags.run.launch->rank);
+}
+
+absl::Status CheckLink(const RunOptions& run) {
+  if (run.device == "cpu") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "--shape-link: makes threads sleep, and a GPU's stream has none; use "
+      "--device cpu");
+}
+
+absl::Status Train(TrainFlags flags) {
   const std::atomic<bool>* stop = InstallStopSignals();
+  ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+  flags.trace = TraceFile(flags);
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
-  Console console(stdout, isatty(STDOUT_FILENO));
+  ZERO_RETURN_IF_ERROR(UsesNccl(flags.run, loaded.config).status());
+  const bool prints = IsRankZero(flags.run);
+  Console console(prints ? stdout : nullptr, prints && isatty(STDOUT_FILENO));
   Console silent(nullptr, /*is_terminal=*/false);
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));
   absl::optional<Link> link;
   if (!flags.link.empty()) {
     const absl::StatusOr<Link> parsed = ParseLink(flags.link);
     ZERO_RETURN_IF_ERROR(OfOption("--shape-link", parsed.status()));
+    ZERO_RETURN_IF_ERROR(CheckLink(flags.run));
     link = *parsed;
     if (flags.run.ranks == 1) {
       console.Line(
@@ -139,7 +163,10 @@ absl::Status Train(const TrainFlags& flags) {
     const absl::StatusOr<Fault> fault =
         ParseFault(flags.fault, flags.run.ranks, loaded.config.training.steps);
     ZERO_RETURN_IF_ERROR(OfOption("--inject-fault", fault.status()));
-    injector = std::make_unique<FaultInjector>(*fault, kStepCollective);
+    // Another process may be the one that fails.
+    if (!flags.run.launch || fault->rank == flags.run.launch->rank) {
+      injector = std::make_unique<FaultInjector>(*fault, kStepCollective);
+    }
   }
   Trace trace;
   RunStart start(flags.link);
@@ -167,11 +194,9 @@ absl::Status Train(const TrainFlags& flags) {
                ? std::move(end)
                : trace.Wrap(rank, RowOf(channel), std::move(end));
   };
-  bool interrupted = false;
-  absl::Status status = RunLocalRanks(
-      flags.run.ranks, ranks,
-      [&](int rank) { return OpenDevice(flags.run, rank); },
-      [&](const Rank& rank) -> absl::Status {
+  std::atomic<bool> interrupted = false;
+  absl::Status status = RunRanks(
+      flags.run, loaded.config, ranks, [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
         ZERO_ASSIGN_OR_RETURN(
             const auto trainer,
@@ -184,8 +209,8 @@ absl::Status Train(const TrainFlags& flags) {
         if (leads) {
           PrintSummary(summary, loaded.config, flags.run.ranks, flags.link,
                        &console);
-          interrupted = summary.interrupted;
         }
+        if (summary.interrupted) interrupted = true;
         // No error: that would end the other ranks' last collectives.
         return absl::OkStatus();
       });

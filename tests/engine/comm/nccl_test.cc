@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/comm/nccl_ranks.h"
@@ -264,6 +265,436 @@ TEST_P(NcclResultsTest, TheOthersAreThoseOfLocal) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, NcclResultsTest, testing::Values(1, 2, 3, 5));
+
+// ---- Streams and groups ---------------------------------------------------
+
+TEST_F(NcclTest, CollectivesOfSeveralChannelsRunBesideEachOther) {
+  constexpr int kWorld = 3;
+  constexpr int64_t kElems = 64 * kWorld;
+  EXPECT_EQ(
+      RunOnGpus(
+          kWorld,
+          [&](GpuRank& one) {
+            Values gathered(DType::kF32, kElems), sums(DType::kF32, kElems);
+            Values number(DType::kF64, 1);
+            const int64_t piece = kElems / kWorld;
+            for (int round = 0; round < 20; ++round) {
+              for (int64_t i = 0; i < kElems; ++i) sums.Set(i, one.rank + i);
+              for (int64_t i = 0; i < piece; ++i) {
+                gathered.Set(one.rank * piece + i, one.rank + round);
+              }
+              number.Set(0, one.rank);
+              one.ends.gather->AllGather(
+                  *one.gather, "parameters", DType::kF32,
+                  {{gathered.at(one.rank * piece), gathered.data(), kElems}});
+              one.ends.reduce->ReduceScatter(
+                  *one.reduce, "gradients", DType::kF32, DType::kF32, false,
+                  {{sums.data(), sums.at(one.rank * piece), kElems}},
+                  Staging(*one.ends.reduce, DType::kF32, kElems));
+              one.ends.scalar->AllReduce(*one.compute, "loss", DType::kF64,
+                                         ReduceOp::kSum, number.data(), 1);
+              one.compute->Synchronize();
+              one.gather->Synchronize();
+              one.reduce->Synchronize();
+              EXPECT_EQ(number[0], 3);
+              for (int64_t i = 0; i < kElems; ++i) {
+                EXPECT_EQ(gathered[i], i / piece + round);
+              }
+              const int64_t first = one.rank * piece;
+              for (int64_t i = first; i < first + piece; ++i) {
+                EXPECT_EQ(sums[i], 3 + 3 * i);
+              }
+            }
+            return absl::OkStatus();
+          }),
+      absl::OkStatus());
+}
+
+TEST_F(NcclTest, GroupsOfRanksReduceWithinAndAcross) {
+  EXPECT_EQ(
+      RunOnGpus(4, {.shards = 2, .timeout = absl::Seconds(20)},
+                [&](GpuRank& one) {
+                  EXPECT_EQ(one.ends.gather->world(), 2);
+                  EXPECT_EQ(one.ends.reduce->rank(), one.rank % 2);
+                  EXPECT_EQ(one.ends.across->world(), 2);
+                  EXPECT_EQ(one.ends.across->rank(), one.rank / 2);
+                  EXPECT_EQ(one.ends.scalar->world(), 4);
+                  Values within(DType::kF32, 1), across(DType::kF32, 1);
+                  within.Set(0, 1 << one.rank);
+                  across.Set(0, 1 << one.rank);
+                  one.ends.reduce->AllReduce(*one.reduce, "within", DType::kF32,
+                                             ReduceOp::kSum, within.data(), 1);
+                  one.ends.across->AllReduce(*one.reduce, "across", DType::kF32,
+                                             ReduceOp::kSum, across.data(), 1);
+                  one.reduce->Synchronize();
+                  EXPECT_EQ(within[0], one.rank < 2 ? 3 : 12);
+                  EXPECT_EQ(across[0], one.rank % 2 == 0 ? 5 : 10);
+                  return absl::OkStatus();
+                }),
+      absl::OkStatus());
+}
+
+TEST_F(NcclTest, MemoryIsRegisteredUntilItIsNot) {
+  EXPECT_EQ(RunOnGpus(1,
+                      [&](GpuRank& one) {
+                        Buffer buffer =
+                            *one.device->Allocate(1024, MemoryKind::kDevice);
+                        {
+                          const auto registered = one.ends.gather->Register(
+                              buffer.data(), buffer.bytes());
+                          EXPECT_EQ(NumFakeNcclRegistrations(), 1);
+                        }
+                        EXPECT_EQ(NumFakeNcclRegistrations(), 0);
+                        return absl::OkStatus();
+                      }),
+            absl::OkStatus());
+}
+
+// ---- Failures -------------------------------------------------------------
+
+// Every rank's own words at the end of a run that fails.
+class NcclFailureTest : public NcclTest {
+ protected:
+  static constexpr absl::Duration kTimeout = absl::Milliseconds(300);
+
+  std::vector<absl::Status> Fail(int world,
+                                 const std::function<void(GpuRank&)>& fn,
+                                 absl::Duration timeout = kTimeout) {
+    std::vector<absl::Status> statuses(world);
+    const absl::Time start = absl::Now();
+    RunOnGpus(world, {.timeout = timeout}, [&](GpuRank& one) {
+      fn(one);
+      for (Stream* stream :
+           {one.compute.get(), one.gather.get(), one.reduce.get()}) {
+        stream->Synchronize();
+      }
+      statuses[one.rank] = one.ends.scalar->status();
+      // Later calls do nothing and wait for nobody.
+      Scatter(one);
+      one.reduce->Synchronize();
+      return statuses[one.rank];
+    }).IgnoreError();
+    EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+    return statuses;
+  }
+
+  static void Scatter(GpuRank& one) {
+    static float memory[64] = {};
+    one.ends.reduce->AllReduce(*one.reduce, "block.3", DType::kF32,
+                               ReduceOp::kMax, memory + one.rank, 1);
+  }
+
+  // Waits for the failure, as a rank does that computes meanwhile.
+  static void AwaitFailure(GpuRank& one) {
+    while (one.ends.scalar->status().ok()) {
+      absl::SleepFor(absl::Milliseconds(2));
+    }
+  }
+};
+
+TEST_F(NcclFailureTest, ARankThatDoesNotComeIsNamedOnAllRanks) {
+  const auto statuses = Fail(3, [](GpuRank& one) {
+    Scatter(one);
+    if (one.rank == 1) return AwaitFailure(one);
+    Scatter(one);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr(" waited 300ms in #2 of channel \"reduce\", all_reduce "
+                        "\"block.3\" fp32 max [1]: rank 1 issued #1, "
+                        "all_reduce \"block.3\" fp32 max [1] last"),
+              HasSubstr("; if a rank was only slow, raise "
+                        "communication.timeout_seconds")));
+  }
+  EXPECT_EQ(NumFakeNcclAborts(), 3 * 4);
+}
+
+TEST_F(NcclFailureTest, ARankThatIssuesNothingIsNamed) {
+  const auto statuses = Fail(2, [](GpuRank& one) {
+    if (one.rank == 0) return AwaitFailure(one);
+    Scatter(one);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("nccl: rank 1 waited 300ms in #1 of channel "
+                          "\"reduce\", all_reduce \"block.3\" fp32 max [1]: "
+                          "rank 0 issued nothing here"));
+  }
+}
+
+TEST_F(NcclFailureTest, RanksInDifferentCollectivesAreNamed) {
+  const auto statuses = Fail(2, [](GpuRank& one) {
+    if (one.rank == 0) return Scatter(one);
+    one.ends.reduce->Barrier(*one.reduce, "injected fault");
+  });
+  for (const absl::Status& status : statuses) {
+    const std::string message(status.message());
+    EXPECT_TRUE(absl::StrContains(message,
+                                  "rank 1 issued #1, barrier \"injected "
+                                  "fault\" last") ||
+                absl::StrContains(message,
+                                  "rank 0 issued #1, all_reduce \"block.3\" "
+                                  "fp32 max [1] last"))
+        << message;
+  }
+}
+
+TEST_F(NcclFailureTest, DifferentSizesAreNamed) {
+  static float memory[2][8] = {};
+  const auto statuses = Fail(2, [](GpuRank& one) {
+    one.ends.reduce->Broadcast(*one.reduce, "weights", DType::kF32, 0,
+                               memory[one.rank], one.rank == 0 ? 8 : 4);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("[8]"), HasSubstr("[4]")));
+  }
+}
+
+TEST_F(NcclFailureTest, AnErrorOfNcclEndsAllRanks) {
+  const auto statuses = Fail(
+      3,
+      [](GpuRank& one) {
+        Scatter(one);
+        one.reduce->Synchronize();
+        if (one.rank == 2) SetFakeNcclAsyncError(2, ncclRemoteError);
+        AwaitFailure(one);
+      },
+      absl::Seconds(2));
+  for (const absl::Status& status : statuses) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("nccl: rank 2 failed in "),
+                      HasSubstr("channel \"scalar\""),
+                      HasSubstr("remote process exited or there was a network "
+                                "error: said by the fake")));
+  }
+}
+
+TEST_F(NcclFailureTest, AnErrorOfACallNamesIt) {
+  const auto statuses = Fail(2, [](GpuRank& one) {
+    if (one.rank == 0) {
+      emulator::FailCall("ncclCall", 1, cudaErrorUnknown);
+      Scatter(one);
+    }
+    AwaitFailure(one);
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("nccl: rank 0 could not begin #1 of channel "
+                          "\"reduce\", all_reduce \"block.3\" fp32 max [1]: "
+                          "internal error"));
+  }
+}
+
+TEST_F(NcclFailureTest, AnAbortReachesAllRanksInTheMiddleOfACollective) {
+  const auto statuses = Fail(
+      3,
+      [](GpuRank& one) {
+        if (one.rank != 0) return Scatter(one);
+        absl::SleepFor(absl::Milliseconds(100));
+        one.ends.gather->Abort(absl::DataLossError("no more data"));
+        one.ends.gather->Abort(absl::InternalError("said too late"));
+      },
+      absl::Seconds(8));
+  for (size_t rank = 0; rank < statuses.size(); ++rank) {
+    EXPECT_TRUE(absl::IsDataLoss(statuses[rank])) << statuses[rank];
+    EXPECT_THAT(std::string(statuses[rank].message()),
+                HasSubstr("nccl: rank 0 aborted the run: no more data"));
+    if (rank == 0) continue;
+    EXPECT_THAT(std::string(statuses[rank].message()),
+                HasSubstr(absl::StrCat("; rank ", rank,
+                                       " is in #1 of channel \"reduce\", "
+                                       "all_reduce")));
+  }
+}
+
+TEST_F(NcclFailureTest, ARankThatIsNotThereAtStartUpIsNamed) {
+  const auto store = std::make_shared<MemoryStore>();
+  const auto device = *MakeCudaDevice(0);
+  const auto ends =
+      ConnectNccl(store, *device, {.rank = 0, .world = 3, .timeout = kTimeout});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(ends.status())) << ends.status();
+  EXPECT_THAT(std::string(ends.status().message()),
+              HasSubstr("nccl: rank 1 and rank 2 did not come to \"start-up of "
+                        "NCCL\" within 300ms"));
+}
+
+TEST_F(NcclFailureTest, AStartUpThatHangsEnds) {
+  HangFakeNcclInit(1);
+  const absl::Status status = RunOnGpus(
+      2, {.timeout = kTimeout}, [](GpuRank&) { return absl::OkStatus(); });
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("nccl: rank 1 could not connect channel \"scalar\": "
+                        "NCCL was not ready within 300ms"));
+}
+
+TEST_F(NcclFailureTest, AStartUpThatFailsEndsAllRanks) {
+  SetFakeNcclAsyncError(1, ncclSystemError);
+  const absl::Status status =
+      RunOnGpus(2, {.timeout = absl::Seconds(4)},
+                [](GpuRank&) { return absl::OkStatus(); });
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("nccl: rank 1 could not connect channel \"scalar\": "
+                        "unhandled system error"));
+}
+
+TEST_F(NcclFailureTest, TwoRanksOfOneGpuAreRefused) {
+  const auto store = std::make_shared<MemoryStore>();
+  const absl::Status status = RunRanks(2, [&](int rank) -> absl::Status {
+    const auto device = *MakeCudaDevice(0);
+    return ConnectNccl(store, *device,
+                       {.rank = rank, .world = 2, .timeout = absl::Seconds(5)})
+        .status();
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(" both have GPU "));
+}
+
+TEST_F(NcclTest, GpusAreSharedWhereNcclCan) {
+  EXPECT_EQ(CheckRanksOfGpus(4, 4), absl::OkStatus());
+  SetFakeNcclVersion(NCCL_VERSION(2, 28, 9));
+  EXPECT_EQ(*NcclVersion(), "NCCL 2.28.9");
+  EXPECT_EQ(CheckRanksOfGpus(2, 1).message(),
+            "nccl: 2 ranks on 1 GPU of this machine, and NCCL 2.28.9 wants a "
+            "GPU for each; NCCL 2.30 can share one with "
+            "NCCL_MULTI_RANK_GPU_ENABLE=1, or set communication.backend to "
+            "\"local\"");
+  SetFakeNcclVersion(NCCL_VERSION(2, 30, 3));
+  EXPECT_THAT(std::string(CheckRanksOfGpus(2, 1).message()),
+              HasSubstr("; set NCCL_MULTI_RANK_GPU_ENABLE=1, or set "));
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  EXPECT_EQ(CheckRanksOfGpus(2, 1), absl::OkStatus());
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+// ---- Runs -----------------------------------------------------------------
+
+LocalRanksOptions Options(absl::Duration timeout) {
+  LocalRanksOptions options;
+  options.local.timeout = timeout;
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> OpenGpu(int rank) {
+  return MakeCudaDevice(rank);
+}
+
+// 1 + 2 + ... of all ranks.
+absl::Status AddRanks(const Rank& rank) {
+  const auto stream = rank.device->MakeStream(StreamRole::kCompute);
+  Values sum(DType::kF64, 1);
+  sum.Set(0, rank.rank() + 1);
+  rank.scalar->AllReduce(*stream, "sum", DType::kF64, ReduceOp::kSum,
+                         sum.data(), 1);
+  stream->Synchronize();
+  const int world = rank.world();
+  EXPECT_TRUE(!rank.status().ok() || sum[0] == world * (world + 1) / 2);
+  return rank.status();
+}
+
+// The ranks of several processes, all in this one: each has its own
+// connection to the store of rank 0, by TCP.
+std::vector<absl::Status> RunProcesses(
+    int world, absl::Duration timeout,
+    const std::function<absl::Status(const Rank&)>& body,
+    const std::function<absl::StatusOr<std::unique_ptr<Device>>(int)>& open =
+        OpenGpu) {
+  int port;
+  { port = (*TcpStoreServer::Listen({"127.0.0.1", 0}, 1))->port(); }
+  std::vector<absl::Status> statuses(world);
+  std::vector<std::thread> processes;
+  for (int rank = 0; rank < world; ++rank) {
+    processes.emplace_back([&, rank] {
+      const Launch launch{.rank = rank,
+                          .world = world,
+                          .local_rank = rank,
+                          .local_world = world,
+                          .store = {"127.0.0.1", port},
+                          .world_name = "WORLD_SIZE"};
+      statuses[rank] = RunNcclProcess(launch, Options(timeout), open, body);
+    });
+  }
+  for (std::thread& process : processes) process.join();
+  return statuses;
+}
+
+TEST_F(NcclTest, ThreadsOfOneProcessRun) {
+  EXPECT_EQ(RunNcclRanks(3, Options(absl::Seconds(10)), OpenGpu, AddRanks),
+            absl::OkStatus());
+}
+
+TEST_F(NcclTest, MoreRanksThanGpusAreRefused) {
+  const absl::Status status =
+      RunNcclRanks(7, Options(absl::Seconds(10)), OpenGpu, AddRanks);
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("7 ranks on 6 GPUs of this machine"));
+}
+
+TEST_F(NcclTest, ProcessesRun) {
+  for (const absl::Status& status :
+       RunProcesses(3, absl::Seconds(10), [](const Rank& rank) {
+         EXPECT_THAT(rank.kind, HasSubstr("processes, connected by NCCL 2."));
+         return AddRanks(rank);
+       })) {
+    EXPECT_EQ(status, absl::OkStatus());
+  }
+}
+
+TEST_F(NcclTest, AnErrorOfOneRankIsThatOfTheRun) {
+  const absl::Status status = RunNcclRanks(
+      3, Options(absl::Seconds(10)), OpenGpu, [](const Rank& rank) {
+        if (rank.rank() == 1) throw std::runtime_error("broke");
+        return AddRanks(rank);
+      });
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("rank 1"), HasSubstr("broke")));
+}
+
+TEST_F(NcclTest, AnErrorOfOneProcessEndsAll) {
+  const auto statuses =
+      RunProcesses(3, absl::Seconds(10), [](const Rank& rank) {
+        if (rank.rank() == 2) return absl::DataLossError("no more data");
+        return AddRanks(rank);
+      });
+  EXPECT_EQ(statuses[2], absl::DataLossError("rank 2: no more data"));
+  for (const int rank : {0, 1}) {
+    EXPECT_TRUE(absl::IsDataLoss(statuses[rank])) << statuses[rank];
+    EXPECT_THAT(std::string(statuses[rank].message()),
+                HasSubstr("nccl: rank 2 aborted the run: no more data"));
+  }
+}
+
+TEST_F(NcclTest, AProcessWithoutAGpuEndsAll) {
+  const auto statuses = RunProcesses(
+      2, absl::Seconds(10), AddRanks,
+      [](int rank) { return MakeCudaDevice(rank == 1 ? 99 : rank); });
+  EXPECT_TRUE(absl::IsNotFound(statuses[1])) << statuses[1];
+  EXPECT_THAT(std::string(statuses[0].message()),
+              HasSubstr("nccl: rank 1 failed to start: device cuda:99"));
+}
+
+TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
+  std::atomic<bool> told = false;
+  LocalRanksOptions options = Options(absl::Milliseconds(300));
+  std::string message;
+  options.on_hang = [&](const absl::Status& error) {
+    message = std::string(error.message());
+    told = true;
+  };
+  const absl::Status status =
+      RunNcclRanks(2, options, OpenGpu, [&](const Rank& rank) {
+        if (rank.rank() == 0) return AddRanks(rank);
+        while (!told) absl::SleepFor(absl::Milliseconds(5));
+        return rank.status();
+      });
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(message, HasSubstr("; rank 1 hangs and is left behind"));
+}
 
 }  // namespace
 }  // namespace zero

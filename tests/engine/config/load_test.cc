@@ -530,6 +530,28 @@ TEST(ContradictionTest, AServerThatWouldShard) {
   }
 }
 
+TEST(ContradictionTest, WhatNcclDecidesItself) {
+  const std::string nccl = "communication.backend=nccl";
+  EXPECT_EQ(ErrorOfSmall({nccl, "communication.algorithm=ring"}, 4),
+            "--set communication.backend: \"nccl\" chooses its rings and trees "
+            "itself, but communication.algorithm (--set "
+            "communication.algorithm) is \"ring\"; want direct, or backend "
+            "local");
+  EXPECT_EQ(ErrorOfSmall({nccl, "communication.algorithm=parameter_server",
+                          "communication_data_type=bf16"},
+                         4),
+            "--set communication.backend: \"nccl\" would round the sums of a "
+            "parameter server at every hop, for communication_data_type (--set "
+            "communication_data_type) is bf16; want fp32, or backend local");
+  EXPECT_EQ(ErrorOfSmall({"communication.backend=mpi"}),
+            "--set communication.backend: \"mpi\" is not one of auto, local, "
+            "nccl");
+  for (const char* backend : {"auto", "local", "nccl"}) {
+    EXPECT_TRUE(
+        LoadSmall({absl::StrCat("communication.backend=", backend)}, 4).ok());
+  }
+}
+
 TEST(ContradictionTest, StepsAndEpochs) {
   EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
             "--set training.epochs: training.steps (line 4) says how long, "

@@ -1,0 +1,126 @@
+#include "tools/cli/ranks.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+#include "engine/comm/nccl/nccl.h"
+#include "engine/comm/nccl_ranks.h"
+
+namespace zero {
+namespace {
+
+// "WORLD_SIZE is 8".
+std::string LaunchText(const Launch& launch) {
+  return absl::StrCat(launch.world_name, " is ", launch.world);
+}
+
+absl::Status OfBackend(const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(
+      status.code(), absl::StrCat("communication.backend: ", status.message()));
+}
+
+// What NCCL can not do for this config.
+bool WantsLocal(const Config& config) {
+  return config.communication.algorithm == CommunicationAlgorithm::kRing ||
+         (config.communication.algorithm ==
+              CommunicationAlgorithm::kParameterServer &&
+          config.communication_data_type != DType::kF32);
+}
+
+absl::Status CheckNccl(const RunOptions& options) {
+  ZERO_RETURN_IF_ERROR(NcclVersion().status());
+  if (!options.launch.has_value()) {
+    return CheckRanksOfGpus(options.ranks, NumCudaDevices());
+  }
+  // A launcher may show every process a GPU of its own.
+  if (NumCudaDevices() <= 1) return absl::OkStatus();
+  return CheckRanksOfGpus(options.launch->local_world, NumCudaDevices());
+}
+
+absl::Status CheckLaunched(const RunOptions& options, const Config& config) {
+  const std::string launched = LaunchText(*options.launch);
+  if (config.communication.backend == CommunicationBackend::kLocal) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "communication.backend: \"local\" connects threads of one process, "
+        "but ",
+        launched, "; want \"nccl\", or --ranks ", options.ranks,
+        " without a launcher"));
+  }
+  if (options.device != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        launched, ", but on the CPU ranks are threads of one process; use ",
+        "--device cuda, or --ranks ", options.ranks, " without a launcher"));
+  }
+  if (WantsLocal(config)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "communication.algorithm: only threads of one process do this, but ",
+        launched,
+        "; want \"direct\", or a parameter server with fp32 in "
+        "communication_data_type"));
+  }
+  return OfBackend(CheckNccl(options));
+}
+
+}  // namespace
+
+absl::Status ReadRanks(RunOptions* options) {
+  ZERO_ASSIGN_OR_RETURN(options->launch, ReadLaunch());
+  if (!options->launch.has_value()) return absl::OkStatus();
+  const int world = options->launch->world;
+  if (options->ranks != 1 && options->ranks != world) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--ranks ", options->ranks, ", but ", LaunchText(*options->launch),
+        ", one rank in each process; leave --ranks out"));
+  }
+  options->ranks = world;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
+  if (options.launch.has_value()) {
+    ZERO_RETURN_IF_ERROR(CheckLaunched(options, config));
+    return true;
+  }
+  switch (config.communication.backend) {
+    case CommunicationBackend::kLocal:
+      return false;
+    case CommunicationBackend::kAuto:
+      return options.ranks > 1 && options.device == "cuda" &&
+             options.ranks <= NumCudaDevices() && !WantsLocal(config) &&
+             NcclVersion().ok();
+    case CommunicationBackend::kNccl:
+      break;
+  }
+  if (options.device != "cuda") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "communication.backend: \"nccl\" connects GPUs, but --device is ",
+        options.device, "; use --device cuda, or \"local\""));
+  }
+  ZERO_RETURN_IF_ERROR(OfBackend(CheckNccl(options)));
+  return true;
+}
+
+absl::Status RunRanks(const RunOptions& options, const Config& config,
+                      const LocalRanksOptions& ranks,
+                      const std::function<absl::Status(const Rank&)>& body) {
+  ZERO_ASSIGN_OR_RETURN(const bool nccl, UsesNccl(options, config));
+  LocalRanksOptions placed = ranks;
+  // Every process has a GPU to itself.
+  placed.num_devices = options.launch.has_value() ? options.ranks
+                       : options.device == "cuda"
+                           ? std::max(NumCudaDevices(), 1)
+                           : 1;
+  const auto open = [&](int rank) {
+    return OpenDevice(options, rank, config.device.cuda);
+  };
+  if (options.launch.has_value()) {
+    return RunNcclProcess(*options.launch, placed, open, body);
+  }
+  return nccl ? RunNcclRanks(options.ranks, placed, open, body)
+              : RunLocalRanks(options.ranks, placed, open, body);
+}
+
+}  // namespace zero

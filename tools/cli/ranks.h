@@ -1,0 +1,34 @@
+// Who the ranks of a run are: threads of this process, or one rank in each of
+// the processes that torchrun or srun started; and what connects them.
+#ifndef ZERO_TOOLS_CLI_RANKS_H_
+#define ZERO_TOOLS_CLI_RANKS_H_
+
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/comm/local_ranks.h"
+#include "engine/config/config.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+
+// Where a launcher started this process, options->launch is its place and
+// options->ranks their number.
+// Errors: InvalidArgument: of the launcher's variables, with their names, or
+//         --ranks asks for something else.
+absl::Status ReadRanks(RunOptions* options);
+
+// Whether the ranks are connected by NCCL; else they are threads that share
+// memory (`local`).
+// Errors: what communication.backend asks for can not be, with the remedy.
+absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config);
+
+// Runs `body` on every rank of this process, as RunLocalRanks does.
+absl::Status RunRanks(const RunOptions& options, const Config& config,
+                      const LocalRanksOptions& ranks,
+                      const std::function<absl::Status(const Rank&)>& body);
+
+}  // namespace zero
+
+#endif  // ZERO_TOOLS_CLI_RANKS_H_
