@@ -1,11 +1,15 @@
 """Every source is built, every file the build names exists, every test runs."""
 
 import os
+import re
 
 import manifest
 
-COMPILES = ("cxx", "nvcc")
+# cu and cuda_cc: what is compiled for a GPU and for its emulator.
+COMPILES = ("cxx", "cu", "cuda_cc")
 JOINS = ("archive", "link")
+# Folders named $cuda_o and the like lie under $o/obj.
+OBJECTS = re.compile(r"\$(o/obj|\w+_o)/")
 
 
 def check(tree):
@@ -13,23 +17,24 @@ def check(tree):
     for file, line, path in missing:
         yield "%s:%d: subninja %s: no such file" % (file, line, path)
 
-    compiled, used = set(), set()
+    compiled, used, objects = set(), set(), {}
     for edge in edges:
-        if edge.rule.startswith(COMPILES) and edge.inputs:
+        if edge.rule in COMPILES and edge.inputs:
             source, output = edge.inputs[0], edge.outputs[0]
             compiled.add(source)
+            objects[output] = source
             if not os.path.exists(tree.path(source)):
                 yield "%s:%d: %s: no such file" % (edge.file, edge.line, source)
             want = "$o/obj/%s.o" % os.path.splitext(source)[0]
             # One source may be compiled twice (say, for an emulator), but then
             # under a name of its own.
-            if not output.startswith("$o/obj/"):
+            if not OBJECTS.match(output):
                 yield "%s:%d: object %s lies outside $o/obj/; want %s" % (
                     edge.file, edge.line, output, want)
-        elif edge.rule.startswith(JOINS):
+        elif edge.rule in JOINS:
             used.update(edge.inputs)
     for edge in edges:
-        if edge.rule.startswith(COMPILES) and edge.outputs[0] not in used:
+        if edge.rule in COMPILES and edge.outputs[0] not in used:
             yield "%s:%d: %s is in no archive or binary" % (
                 edge.file, edge.line, edge.outputs[0])
 
@@ -41,9 +46,13 @@ def check(tree):
         if name.endswith(".ninja") and name not in files:
             yield "%s:1: no subninja line leads here" % name
 
-    tested = {test.replace("$o/", "") for _, _, test in manifest.tests(edges)}
+    # A test is run by itself or as a part of a binary that is.
+    run = {test for _, _, test in manifest.tests(edges)}
+    tested = set(run)
+    for edge in edges:
+        if edge.rule == "link" and edge.outputs[0] in run:
+            tested.update(objects.get(name) for name in edge.inputs)
     for name in tree.files:
-        binary = name[:-len(".cc")] if name.endswith("_test.cc") else name
         if name.startswith("tests/") and name.endswith(
-                ("_test.cc", "_test.py")) and binary not in tested:
+                ("_test.cc", "_test.py")) and name not in tested:
             yield "%s:1: no run_test line runs this test" % name
