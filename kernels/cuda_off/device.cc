@@ -6,8 +6,8 @@
 
 namespace zero {
 
-absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
-    int index, const CudaOptions&) {
+absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index,
+                                                       const CudaOptions&) {
   return absl::UnimplementedError(absl::StrCat(
       "device cuda:", index,
       ": the CUDA backend is not built into this binary; use --device cpu"));

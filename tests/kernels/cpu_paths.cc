@@ -50,10 +50,11 @@ void ForEach(const std::vector<cpu::LowPrecision>& modes,
         cpu::CpuDevice device(options);
         const auto stream = device.MakeStream(StreamRole::kCompute);
         const bool native = mode == cpu::LowPrecision::kNative;
-        const std::string name =
-            std::string(hwy::TargetName(target)) + ", " +
-            std::to_string(threads) + " threads" +
-            (modes.size() == 1 ? "" : native ? ", native" : ", converted");
+        const std::string name = std::string(hwy::TargetName(target)) + ", " +
+                                 std::to_string(threads) + " threads" +
+                                 (modes.size() == 1 ? ""
+                                  : native          ? ", native"
+                                                    : ", converted");
         SCOPED_TRACE(name);
         fn({name, device, device.ops(), *stream, native});
       }

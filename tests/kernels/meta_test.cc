@@ -167,8 +167,8 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     embedding.out = matrix(1024, 768);
     ops.EmbeddingForward(*meta.stream, embedding);
     ops.EmbeddingBackward(
-        *meta.stream,
-        {embedding.ids, embedding.out, matrix(50257, 768), false}, {});
+        *meta.stream, {embedding.ids, embedding.out, matrix(50257, 768), false},
+        {});
     ops.GeluForward(*meta.stream, {Gelu::kTanh, vector, vector});
     ops.GeluBackward(*meta.stream, {Gelu::kErf, vector, vector, vector});
     ops.SwigluForward(*meta.stream, {matrix(4, 64), matrix(4, 32)});
