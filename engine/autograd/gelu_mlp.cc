@@ -26,8 +26,9 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
     Tensor dy = tape.Take(slot);
     if (!dy.defined()) return;
     {
-      // The activation again, bit by bit: the forward kernel read pre_act
-      // as it is stored. One pass over memory, instead of keeping a
+      // The activation again: bit by bit where the forward kernel read pre_act
+      // as it is stored (the CPU), to a rounding where GELU was the epilogue of
+      // the product (cuBLASLt). One pass over memory, instead of keeping a
       // quarter of the block's activations.
       Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
       c.ops().GeluForward(c.stream(), {act, pre_act.vector(), hidden.vector()});
