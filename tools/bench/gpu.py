@@ -101,6 +101,11 @@ def category(op):
     return "other"
 
 
+def short(why):
+    """One line of a program's last words."""
+    return " ".join(why.split())[-300:]
+
+
 def label(one):
     return "%s, T %d" % (one["name"], one["length"])
 
@@ -164,8 +169,8 @@ def measure_model(args, one, product_rate):
             row.update(derive(found[-1], product_rate), problem=None,
                        setting=setting_text(setting), run=found[-1])
             return row, setting
-        row["left_out"].append("%s: %s" % (setting_text(setting), why[-200:]))
-        row["problem"] = why[-200:]
+        row["left_out"].append("%s: %s" % (setting_text(setting), short(why)))
+        row["problem"] = short(why)
     return row, None
 
 
@@ -177,7 +182,7 @@ def measure_stages(args, one, setting):
             found, why = attempt(command_of(
                 args, one, setting, ["zero_optimization.stage=%d" % stage]))
             if why:
-                return {"problem": "stage %d: %s" % (stage, why[-200:])}
+                return {"problem": "stage %d: %s" % (stage, short(why))}
             ms[stage] += found[-1]["step_ms"]
     return {"model": label(one), "problem": None,
             "stage_0_ms": statistics.median(ms[0]),
@@ -192,7 +197,7 @@ def measure_peer(args, one):
         args.python, "-B", PEER, "--preset", one["preset"], "--micro-batch",
         str(one["peer_batch"]), "--sequence-length", str(one["length"]),
         "--steps", str(args.steps)])
-    return {"problem": why[-300:]} if why else {"problem": None, **found[-1]}
+    return {"problem": short(why)} if why else {"problem": None, **found[-1]}
 
 
 def measure_device(args):
@@ -220,11 +225,11 @@ def sweep(args, one, clock):
                 return rows
             setting = (micro_batch, False, more)
             found, why = attempt(command_of(args, one, setting))
-            rows.append({"model": label(one), "problem": why and why[-200:],
+            rows.append({"model": label(one), "problem": why and short(why),
                          "setting": setting_text(setting),
                          **(derive(found[-1], None) if found else {})})
-            say("  %s, %s: %s" % (label(one), setting_text(setting), why or
-                                  "%.0f tok/s" % rows[-1]["tokens_per_second"]))
+            say("  %s, %s: %s" % (label(one), setting_text(setting),
+                                  why and short(why) or "%.0f tok/s" % rows[-1]["tokens_per_second"]))
     return rows
 
 
