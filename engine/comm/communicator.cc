@@ -236,7 +236,7 @@ void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
   ZERO_CHECK_GE(static_cast<int64_t>(staging.bytes), collective.staging_bytes)
       << "reduce_scatter \"" << collective.name
       << (algorithm_ == BulkAlgorithm::kRing ? "\": staging memory of a ring"
-                                            : "\": staging memory");
+                                             : "\": staging memory");
   Run(stream, std::move(collective));
 }
 

@@ -528,9 +528,10 @@ TEST_F(NcclFailureTest, AStartUpThatHangsEnds) {
   const absl::Status status = RunOnGpus(
       2, {.timeout = kTimeout}, [](GpuRank&) { return absl::OkStatus(); });
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  // Rank 0 may say it first, of the next channel.
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("nccl: rank 1 could not connect channel \"scalar\": "
-                        "NCCL was not ready within 300ms"));
+              AllOf(HasSubstr(" could not connect channel "),
+                    HasSubstr("NCCL was not ready within 300ms")));
 }
 
 TEST_F(NcclFailureTest, AStartUpThatFailsEndsAllRanks) {

@@ -3,13 +3,20 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <cstdlib>
+#include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "engine/comm/launch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/run_ranks.h"
@@ -233,6 +240,91 @@ TEST(TcpStoreTest, WithoutItsKeeperTheStoreIsGone) {
               AllOf(HasSubstr("rank 0, which keeps the store at 127.0.0.1:"),
                     HasSubstr(" is gone: ")));
   EXPECT_FALSE(StoredFailure(*store).ok());
+}
+
+// ---- Processes ------------------------------------------------------------
+
+// Runs fn in `world` processes with torchrun's variables; each has a store as
+// `zero train` has it. Exit codes by rank; 256 and more: killed.
+std::vector<int> RunProcesses(int world,
+                              const std::function<bool(int, Store&)>& fn) {
+  int port;
+  { port = Server(1)->port(); }  // its thread ends before the forks
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < world; ++rank) {
+    const pid_t child = fork();
+    if (child > 0) {
+      children.push_back(child);
+      continue;
+    }
+    setenv("RANK", absl::StrCat(rank).c_str(), 1);
+    setenv("WORLD_SIZE", absl::StrCat(world).c_str(), 1);
+    setenv("MASTER_ADDR", kHost, 1);
+    setenv("MASTER_PORT", absl::StrCat(port).c_str(), 1);
+    const bool ok = [&] {
+      const auto launch = ReadLaunch();
+      if (!launch.ok() || !launch->has_value()) return false;
+      std::unique_ptr<TcpStoreServer> server;
+      if ((*launch)->rank == 0) {
+        server = *TcpStoreServer::Listen((*launch)->store, world);
+      }
+      const auto store =
+          TcpStore::Connect((*launch)->store, (*launch)->rank, world, kSoon);
+      return store.ok() && fn((*launch)->rank, **store);
+    }();
+    _exit(ok ? 0 : 1);
+  }
+  std::vector<int> codes;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    codes.push_back(WIFEXITED(status) ? WEXITSTATUS(status)
+                                      : 256 + WTERMSIG(status));
+  }
+  return codes;
+}
+
+TEST(TcpStoreTest, ProcessesMeet) {
+  EXPECT_EQ(
+      RunProcesses(3,
+                   [](int rank, Store& store) {
+                     return MeetInStore(store, "start", rank, 3, kSoon).ok() &&
+                            MeetInStore(store, "end", rank, 3, kSoon).ok();
+                   }),
+      (std::vector<int>{0, 0, 0}));
+}
+
+TEST(TcpStoreTest, AKilledProcessIsNamedInAllOthers) {
+  EXPECT_EQ(
+      RunProcesses(
+          3,
+          [](int rank, Store& store) {
+            if (!MeetInStore(store, "start", rank, 3, kSoon).ok()) {
+              return false;
+            }
+            if (rank == 1) raise(SIGKILL);
+            return Await(store, "never", "it", kSoon).status().message() ==
+                   "rank 1 ended without a word: its "
+                   "connection closed";
+          }),
+      (std::vector<int>{0, 256 + SIGKILL, 0}));
+}
+
+TEST(TcpStoreTest, WithoutRankZeroAllOthersEnd) {
+  EXPECT_EQ(
+      RunProcesses(3,
+                   [](int rank, Store& store) {
+                     absl::Status heard =
+                         MeetInStore(store, "start", rank, 3, kSoon);
+                     if (rank == 0) raise(SIGKILL);
+                     if (heard.ok()) {
+                       heard = Await(store, "never", "it", kSoon).status();
+                     }
+                     return absl::IsUnavailable(heard) &&
+                            absl::StrContains(heard.message(),
+                                              "rank 0, which keeps the store");
+                   }),
+      (std::vector<int>{256 + SIGKILL, 0, 0}));
 }
 
 TEST(MemoryStoreTest, IsAStore) {
