@@ -10,9 +10,12 @@
 
 namespace zero::cuda {
 
-// 1 / x for x in [1, 2^126], to 2 ulp: there are no special cases to branch
-// for.
-__device__ inline float Reciprocal(float x) { return __fdividef(1.0f, x); }
+// 1 / x for x in [1, 2^126], to a little over half an ulp: the machine's
+// estimate and one Newton step, without the special cases of a division.
+__device__ inline float Reciprocal(float x) {
+  const float r = __fdividef(1.0f, x);
+  return fmaf(r, fmaf(-x, r, 1.0f), r);
+}
 
 // Limits x to [-limit, limit]; NaN stays NaN, which fminf would drop.
 __device__ inline float Clamp(float x, float limit) {

@@ -19,12 +19,16 @@ double Derivative(Gelu kind, double x) {
   return NumericalDerivative([&](double t) { return Reference(kind, t); }, x);
 }
 
-// The errors that kernels/cpu/gelu.h documents. Seen on [-8, 8]: erf 3.6 ulp;
-// tanh 2.1 ulp for x >= -1, and below it grows with |2u|, the argument of the
-// exponential, whose own rounding error (1.5 half-ulps) is magnified by it.
-double RelativeError(Gelu kind, double x) {
+// The errors that kernels/cpu/gelu.h documents. Seen on [-8, 8] on the CPU: erf
+// 3.6 ulp; tanh 2.1 ulp for x >= -1, and below it grows with |2u|, the argument
+// of the exponential, whose own rounding error (1.5 half-ulps) is magnified by
+// it. A GPU's exponential is good to 1 ulp and its reciprocal to 0.6: one more
+// for erf; tanh has room for it.
+double RelativeError(const Path& path, Gelu kind, double x) {
   const double ulp = std::ldexp(1.0, -23);
-  if (kind == Gelu::kErf) return 4 * ulp;
+  if (kind == Gelu::kErf) {
+    return (path.device.kind() == DeviceKind::kCuda ? 5 : 4) * ulp;
+  }
   const double u = std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
   return (4 + (x < -1 ? 2 * std::abs(2 * u) : 0)) * ulp;
 }
@@ -43,7 +47,7 @@ TEST(GeluTest, ForwardHasTheDocumentedRelativeError) {
         const double want = Reference(kind, x[i]);
         const double error = std::abs(y[i] - want) / std::abs(want);
         if (want == 0) continue;
-        worst = std::max(worst, error / RelativeError(kind, x[i]));
+        worst = std::max(worst, error / RelativeError(path, kind, x[i]));
         if (x[i] >= -1) {
           worst_right = std::max(worst_right, std::ldexp(error, 23));
         }
@@ -65,10 +69,10 @@ TEST(GeluTest, EveryDtypeIsRoundedOnceFromTheFp32Value) {
           path.ops.GeluForward(path.stream, {kind, x.vector(), y.vector()});
           for (int64_t i = 0; i < n; ++i) {
             const double want = Reference(kind, x[i]);
-            ASSERT_NEAR(
-                y[i], want,
-                std::abs(want) * (RelativeError(kind, x[i]) + HalfUlp(dtype)) +
-                    TinyStep(dtype))
+            ASSERT_NEAR(y[i], want,
+                        std::abs(want) * (RelativeError(path, kind, x[i]) +
+                                          HalfUlp(dtype)) +
+                            TinyStep(dtype))
                 << x[i];
           }
         }
