@@ -32,8 +32,8 @@ class CudaEvent final : public Event {
   bool IsDone() const override {
     const cudaError_t status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) return false;
-    ZERO_CUDA_CHECK(status);
-    return true;
+    if (status == cudaSuccess) return true;
+    ThrowCudaError("cudaEventQuery(event_)", __FILE__, __LINE__, status);
   }
   double MillisSince(const Event& start) const override {
     float millis = 0;
