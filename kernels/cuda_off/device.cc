@@ -10,7 +10,9 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index,
                                                        const CudaOptions&) {
   return absl::UnimplementedError(absl::StrCat(
       "device cuda:", index,
-      ": the CUDA backend is not built into this binary; use --device cpu"));
+      ": the CUDA backend is not built into this binary, for tools/configure "
+      "found no nvcc; install the CUDA toolkit, run tools/configure and ninja, "
+      "or use --device cpu"));
 }
 
 int NumCudaDevices() { return 0; }
