@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/tensor/ledger.h"
@@ -78,7 +79,11 @@ class Arena {
   // shows. CPU only.
   void set_poison_freed(bool poison) { poison_freed_ = poison; }
 
+  // Keeps `held` for as long as the memory: what others know of it.
+  void Hold(std::shared_ptr<void> held) { held_.push_back(std::move(held)); }
+
   Device& device() const { return *device_; }
+  void* data() const { return buffer_.data(); }
   int64_t capacity_bytes() const { return capacity_; }
   int64_t live_bytes() const { return live_; }
   // The end of the highest block ever handed out.
@@ -95,6 +100,7 @@ class Arena {
 
   Device* device_;
   Buffer buffer_;
+  std::vector<std::shared_ptr<void>> held_;  // ends before buffer_
   int64_t capacity_;
   std::string name_;
   MemoryLedger* ledger_;

@@ -234,6 +234,13 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   for (Arena* arena : {states_.get(), activations_.get(), rotating_.get()}) {
     arena->Touch();
   }
+  // What bulk collectives send and receive lies here, on all ranks alike.
+  for (Arena* arena : {states_.get(), rotating_.get()}) {
+    for (Communicator* comm :
+         {rank_->gather.get(), rank_->reduce.get(), rank_->across.get()}) {
+      arena->Hold(comm->Register(arena->data(), arena->capacity_bytes()));
+    }
+  }
 
   const auto make = [&](Placement where, DType dtype, MemoryCategory category) {
     return FlatState(plan_, rank_->rank(), where, *states_, dtype, category);

@@ -64,6 +64,13 @@ Job JobOf(int world, DType dtype) {
   return job;
 }
 
+TEST_F(NcclStepTest, MemoryOfBulkCollectivesIsRegistered) {
+  Job job = JobOf(2, DType::kF32);
+  job.between = [](Rig&) { EXPECT_GT(NumFakeNcclRegistrations(), 0); };
+  TrainBy(RunNcclRanks, job);
+  EXPECT_EQ(NumFakeNcclRegistrations(), 0);
+}
+
 // A sum of two is the same in either order.
 TEST_F(NcclStepTest, TwoRanksHaveTheBitsOfLocalAtEveryStage) {
   for (const int stage : {0, 1, 2, 3}) {
