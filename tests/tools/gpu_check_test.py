@@ -26,8 +26,10 @@ import parts
 
 SCRIPT = os.path.join(ROOT, "tools/gpu_check")
 
-# What a gtest program does with --gtest_output=json:PATH.
+# What a gtest program does with --gtest_output=json:PATH. The second line is
+# how a program for a GPU is told from one for the emulator.
 GTEST = """#!/bin/sh
+# libcublasLt.so.13
 for a; do case $a in --gtest_output=json:*) json=${a#*json:} ;; esac; done
 : ${json:=/dev/null}
 echo "[==========] Running 2 tests from 1 test suite."
@@ -46,7 +48,8 @@ exit 1
 """
 SKIPS = GTEST + """cat >$json <<END
 {"testsuites": [{"name": "Kernels", "testsuite": [
-  {"name": "A", "result": "SKIPPED"}]}]}
+  {"name": "A", "result": "SKIPPED"},
+  {"name": "B", "result": "COMPLETED", "timestamp": "1970-01-01T00:00:00Z"}]}]}
 END
 """
 PARITY = GTEST + """cat >$json <<END
@@ -162,7 +165,8 @@ class GpuCheckTest(unittest.TestCase):
                 "bench/device_bench": DEVICE_BENCH,
                 parts.KERNEL_TESTS: PASSES, parts.PARITY_TEST: PARITY,
                 "tests/engine/train/cuda_step_test": PASSES,
-                "tests/kernels/kernels_emulated_test": FAILS}.items():
+                "tests/kernels/cuda_faults_test":
+                    FAILS.replace("libcublasLt", "fake")}.items():
             self.program("out/" + name, text)
         self.program("sanitizer", SANITIZER % ("", 0, 0))
 
@@ -241,7 +245,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(code, 0)
         for key in ("date", "device", "libraries", "seconds"):
             self.assertIn(key, found)
-        # Tests for the emulator are none for the GPU.
+        # Tests on the emulated GPU are none for a GPU.
         self.assertEqual(
             [one["program"] for one in self.row(found, "tests")["programs"]],
             ["tests/engine/train/cuda_step_test", parts.KERNEL_TESTS])
@@ -409,7 +413,7 @@ class GpuCheckTest(unittest.TestCase):
                          "out/" + parts.PARITY_TEST, "configs/llama_tiny.json",
                          "tools/bench/gpu.py"):
                 self.assertTrue(os.path.exists(os.path.join(folder, name)))
-            self.assertFalse(glob.glob(folder + "/**/*emulated*",
+            self.assertFalse(glob.glob(folder + "/**/*faults*",
                                        recursive=True))
             if machine.Machine(folder).problem() is None:
                 self.skipTest("there is a GPU here")
