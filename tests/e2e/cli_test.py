@@ -43,9 +43,10 @@ class CliTest(unittest.TestCase):
         with open(self.path(name)) as f:
             return json.load(f)
 
-    def zero(self, *args):
+    def zero(self, *args, env=None):
         return subprocess.run([ZERO, *args], cwd=self.folder, text=True,
-                              capture_output=True, timeout=120)
+                              capture_output=True, timeout=120,
+                              env={**os.environ, **(env or {})})
 
     def ok(self, *args):
         result = self.zero(*args)
@@ -64,6 +65,30 @@ class CliTest(unittest.TestCase):
             args += ["--set", one]
         self.ok(*args)
         return self.read_json(out_dir + "/summary.json")
+
+    def test_launchers_are_refused_with_what_is_wrong(self):
+        one = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
+               "MASTER_PORT": "29500"}
+        train = ("train", "config.json")
+        for change, args, error in (
+            ({"MASTER_PORT": ""}, train,
+             "MASTER_PORT is not set, but WORLD_SIZE is 4"),
+            ({"RANK": "4"}, train, "RANK is 4, but WORLD_SIZE is 4"),
+            ({}, (*train, "--ranks", "2"),
+             "--ranks 2, but WORLD_SIZE is 4, one rank in each process"),
+            ({}, train, "WORLD_SIZE is 4, but on the CPU ranks are threads of "
+             "one process; use --device cuda, or --ranks 4"),
+            ({}, (*train, "--set", "communication.backend=local"),
+             'communication.backend: "local" connects threads of one process, '
+             "but WORLD_SIZE is 4"),
+        ):
+            result = self.zero(*args, env={**one, **change})
+            self.assertEqual(result.returncode, 1, result.stderr)
+            self.assertIn("zero: " + error, result.stderr)
+            self.assertEqual(result.stdout, "")
+        self.assertIn(
+            'communication.backend: "nccl" connects GPUs, but --device is cpu',
+            self.error(*train, "--set", "communication.backend=nccl"))
 
     def test_plan_shows_owners_bytes_and_the_step(self):
         text = self.ok("plan", "config.json", "--ranks", "2",
