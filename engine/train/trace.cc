@@ -85,17 +85,13 @@ std::unique_ptr<Communicator> Trace::Wrap(int rank, Row row,
 }
 
 void Trace::Follow(int rank, Executor& executor) {
-  auto begin = std::make_shared<Clock::time_point>();
-  executor.set_hook(
-      [this, rank, &executor, begin](const Action& action, bool done) {
-        if (!done) {
-          *begin = Clock::now();
-        } else {
-          Add(rank, Row::kCompute,
-              absl::StrCat(executor.in_step() ? "" : "inference: ",
-                           ActionName(action, executor.plan())),
-              *begin, Clock::now());
-        }
+  executor.set_time_hook(
+      [this, rank, &executor](const Action& action, bool in_step,
+                              Clock::time_point begin, Clock::time_point end) {
+        Add(rank, Row::kCompute,
+            absl::StrCat(in_step ? "" : "inference: ",
+                         ActionName(action, executor.plan())),
+            begin, end);
       });
   executor.set_wait_hook([this, rank](Channel channel, const std::string& name,
                                       Clock::time_point from,

@@ -119,9 +119,7 @@ absl::Status Executor::Begin(const StepInput& input) {
     ZERO_RETURN_IF_ERROR(AgreeOnSchedule());
   }
   for (const Action& action : schedule_) {
-    if (hook_) hook_(action, /*done=*/false);
-    Perform(action, input);
-    if (hook_) hook_(action, /*done=*/true);
+    Announced(action, [&] { PerformTimed(action, input); });
     ZERO_RETURN_IF_ERROR(rank_->status());
   }
   context_->training = false;
@@ -133,7 +131,7 @@ absl::Status Executor::Begin(const StepInput& input) {
 
 StepOutput Executor::Finish() {
   if (device_->kind() == DeviceKind::kMeta) return StepOutput();
-  read_->Synchronize();
+  ReadTimes();
   const auto& scalars = *static_cast<const Scalars*>(read_back_.data());
   return StepOutput{
       .loss = scalars.global_loss / static_cast<double>(num_valid_targets_),
@@ -141,23 +139,43 @@ StepOutput Executor::Finish() {
       .skipped = scalars.found_non_finite != 0};
 }
 
+double* Executor::SpentOn(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return &times_.forward_ms;
+    case ActionKind::kForwardBackward:
+    case ActionKind::kBackward:
+      return &times_.backward_ms;
+    case ActionKind::kNorm:
+    case ActionKind::kMoments:
+    case ActionKind::kUpdate:
+      return &times_.optimizer_ms;
+    default:
+      return nullptr;  // no computation
+  }
+}
+
+void Executor::PerformTimed(const Action& action, const StepInput& input) {
+  double* const spent = SpentOn(action.kind);
+  if (spent == nullptr) return Perform(action, input);
+  Timed([&] { Perform(action, input); },
+        [spent](TimePoint begin, TimePoint end) {
+          *spent += Millis(end - begin);
+        });
+}
+
 void Executor::Perform(const Action& action, const StepInput& input) {
-  const auto start = Clock::now();
-  double* spent = nullptr;  // of computations
   switch (action.kind) {
     case ActionKind::kForward:
-      spent = &times_.forward_ms;
       if (action.index == 0) {
         Upload(input.micro_batches[action.micro_step], &context_->batch);
       }
       Forward(action.index);
       break;
     case ActionKind::kForwardBackward:
-      spent = &times_.backward_ms;
       ForwardBackwardHead(action.index);
       break;
     case ActionKind::kBackward:
-      spent = &times_.backward_ms;
       Backward(action.index);
       break;
     case ActionKind::kGather:
@@ -177,7 +195,6 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       break;
     case ActionKind::kNorm:
       sent_gradients_ = Tensor();
-      spent = &times_.optimizer_ms;
       for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
         FinishGradients(u);
       }
@@ -185,18 +202,15 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       ListUnused();
       break;
     case ActionKind::kMoments:
-      spent = &times_.optimizer_ms;
       Moments(input);
       break;
     case ActionKind::kUpdate:
-      spent = &times_.optimizer_ms;
       Update(action.index, input);
       break;
     case ActionKind::kGatherUpdated:
       GatherUpdated(action.index);
       break;
   }
-  if (spent != nullptr) *spent += Millis(Clock::now() - start);
 }
 
 // ---- Forward and backward -------------------------------------------------
@@ -418,24 +432,24 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   staged_ = Tensor();
   Tensor x;
   for (const Action& action : forward_schedule_) {
-    if (hook_) hook_(action, /*done=*/false);
-    switch (action.kind) {
-      case ActionKind::kGather:
-        Gather(action.index);
-        break;
-      case ActionKind::kRelease:
-        Release(action.index);
-        break;
-      default:
-        AwaitParameters(action.index);
-        if (action.index + 1 < static_cast<int>(units_.size())) {
-          const Var in(std::move(x));
-          x = units_[action.index].unit->Forward(ctx, in).value;
-        } else {
-          head(std::move(x));
-        }
-    }
-    if (hook_) hook_(action, /*done=*/true);
+    Announced(action, [&] {
+      switch (action.kind) {
+        case ActionKind::kGather:
+          Gather(action.index);
+          break;
+        case ActionKind::kRelease:
+          Release(action.index);
+          break;
+        default:
+          AwaitParameters(action.index);
+          if (action.index + 1 < static_cast<int>(units_.size())) {
+            const Var in(std::move(x));
+            x = units_[action.index].unit->Forward(ctx, in).value;
+          } else {
+            head(std::move(x));
+          }
+      }
+    });
     ZERO_RETURN_IF_ERROR(rank_->status());
   }
   return absl::OkStatus();
@@ -459,7 +473,10 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
     }
   }));
   batch_memory_ = Tensor();
-  return ReadScalar(&scalars->loss_sum);
+  const double loss_sum = ReadScalar(&scalars->loss_sum);
+  stream_->Record(*read_);
+  ReadTimes();
+  return loss_sum;
 }
 
 KvCache Executor::MakeKvCache(int64_t capacity) {
@@ -483,6 +500,8 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
     device_->Copy(*stream_, logits, fp32.data(), fp32.bytes());
     stream_->Synchronize();
   }));
+  stream_->Record(*read_);
+  ReadTimes();
   if (cache != nullptr) cache->length += batch.length;
   batch_memory_ = Tensor();
   return absl::OkStatus();

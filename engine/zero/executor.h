@@ -218,10 +218,16 @@ class Executor {
   void set_hook(ActionHook hook) { hook_ = std::move(hook); }
   // Called after computation has waited for communication: of a unit's
   // parameters, of the bucket whose first unit it is, or of an agreement.
+  using TimePoint = std::chrono::steady_clock::time_point;
   using WaitHook = std::function<void(Channel, const std::string& name,
-                                      std::chrono::steady_clock::time_point,
-                                      std::chrono::steady_clock::time_point)>;
+                                      TimePoint begin, TimePoint end)>;
   void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
+  // Called with the time of every action on the device. It, times(), waited()
+  // and the wait hook hear of an asynchronous device when the host has waited
+  // for it: in Finish, and at the end of a pass without gradients.
+  using TimeHook = std::function<void(const Action&, bool in_step,
+                                      TimePoint begin, TimePoint end)>;
+  void set_time_hook(TimeHook hook) { time_hook_ = std::move(hook); }
 
   TransientBytes high_water() const {
     return {activations_->high_water_bytes(), rotating_->high_water_bytes()};
@@ -243,7 +249,9 @@ class Executor {
   void BindSinks(int unit, const Tensor& flat);
   absl::Status ReserveUploads(absl::Span<const HostBatch> batches);
   void Upload(const HostBatch& batch, BatchView* view);
+  void PerformTimed(const Action& action, const StepInput& input);
   void Perform(const Action& action, const StepInput& input);
+  double* SpentOn(ActionKind kind);
   void Gather(int unit);
   void Release(int unit);
   void AwaitParameters(int unit);
@@ -290,8 +298,19 @@ class Executor {
   void FollowCompute(Stream& stream);
   // Computation waits for what `name` brings on `channel`.
   void AwaitEvent(Event& event, Channel channel, const std::string& name);
-  void CountWait(Channel channel, const std::string& name,
-                 std::chrono::steady_clock::time_point start);
+  // Runs `work`, which makes computation wait, and counts that.
+  template <typename Work>
+  void Wait(Channel channel, const std::string& name, const Work& work);
+  // Runs `work` and calls count(begin, end): when the compute stream was there.
+  // On an asynchronous device ReadTimes does, at once for all.
+  using CountFn = std::function<void(TimePoint begin, TimePoint end)>;
+  template <typename Work>
+  void Timed(const Work& work, CountFn count);
+  std::unique_ptr<Event> MarkTime();
+  void ReadTimes();
+  // Of what runs through `hook_` and a profiler.
+  template <typename Work>
+  void Announced(const Action& action, const Work& work);
   // Reduces float64 numbers on the device over all ranks; computation waits.
   void ReduceNumbers(const std::string& name, ReduceOp op,
                      const Tensor& numbers);
@@ -357,6 +376,13 @@ class Executor {
   WaitTimes waited_;
   ActionHook hook_;
   WaitHook wait_hook_;
+  TimeHook time_hook_;
+  struct TimedWork {
+    std::unique_ptr<Event> begin, end;
+    CountFn count;
+  };
+  std::vector<TimedWork> timed_;  // of an asynchronous device, to be read
+  std::vector<std::unique_ptr<Event>> idle_events_;
   // Last: they finish what is queued before the memory above goes.
   std::unique_ptr<Stream> gather_stream_, reduce_stream_;
 };

@@ -18,19 +18,49 @@ void Executor::FollowCompute(Stream& stream) {
   stream.Wait(*computed_);
 }
 
-void Executor::AwaitEvent(Event& event, Channel channel,
-                          const std::string& name) {
-  const auto start = Clock::now();
-  stream_->Wait(event);
-  CountWait(channel, name, start);
+template <typename Work>
+void Executor::Wait(Channel channel, const std::string& name,
+                    const Work& work) {
+  if (plan_.world == 1) return work();
+  Timed(work, [this, channel, name](TimePoint begin, TimePoint end) {
+    waited_[channel] += Millis(end - begin);
+    if (wait_hook_) wait_hook_(channel, name, begin, end);
+  });
 }
 
-void Executor::CountWait(Channel channel, const std::string& name,
-                         Clock::time_point start) {
-  if (plan_.world == 1) return;
-  const auto end = Clock::now();
-  waited_[channel] += Millis(end - start);
-  if (wait_hook_) wait_hook_(channel, name, start, end);
+void Executor::AwaitEvent(Event& event, Channel channel,
+                          const std::string& name) {
+  Wait(channel, name, [&] { stream_->Wait(event); });
+}
+
+std::unique_ptr<Event> Executor::MarkTime() {
+  std::unique_ptr<Event> event;
+  if (idle_events_.empty()) {
+    event = device_->MakeEvent();
+  } else {
+    event = std::move(idle_events_.back());
+    idle_events_.pop_back();
+  }
+  stream_->Record(*event);
+  return event;
+}
+
+// The host's clock is read when the last event is done, and says when the
+// others were.
+void Executor::ReadTimes() {
+  read_->Synchronize();
+  const Clock::time_point now = Clock::now();
+  const auto time_of = [&](const Event& event) {
+    const std::chrono::duration<double, std::milli> ago(
+        read_->MillisSince(event));
+    return now - std::chrono::duration_cast<Clock::duration>(ago);
+  };
+  for (TimedWork& timed : timed_) {
+    timed.count(time_of(*timed.begin), time_of(*timed.end));
+    idle_events_.push_back(std::move(timed.begin));
+    idle_events_.push_back(std::move(timed.end));
+  }
+  timed_.clear();
 }
 
 void Executor::Gather(int unit) {
@@ -235,10 +265,10 @@ void Executor::GatherUpdated(int index) {
 
 void Executor::ReduceNumbers(const std::string& name, ReduceOp op,
                              const Tensor& numbers) {
-  const auto start = Clock::now();
-  rank_->scalar->AllReduce(*stream_, name, DType::kF64, op, numbers.data(),
-                           numbers.num_elems());
-  CountWait(Channel::kScalar, name, start);
+  Wait(Channel::kScalar, name, [&] {
+    rank_->scalar->AllReduce(*stream_, name, DType::kF64, op, numbers.data(),
+                             numbers.num_elems());
+  });
 }
 
 absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
@@ -295,10 +325,10 @@ absl::Status Executor::AgreeOnSchedule() {
   if (device_->kind() == DeviceKind::kMeta) return absl::OkStatus();
   void* const piece = all.Slice(rank_->rank() * size, {size}).data();
   device_->Copy(*stream_, piece, own.data(), size);
-  const auto start = Clock::now();
-  rank_->scalar->AllGather(*stream_, "schedule", DType::kU8,
-                           {{piece, all.data(), all.num_elems()}});
-  CountWait(Channel::kScalar, "schedule", start);
+  Wait(Channel::kScalar, "schedule", [&] {
+    rank_->scalar->AllGather(*stream_, "schedule", DType::kU8,
+                             {{piece, all.data(), all.num_elems()}});
+  });
   std::string hashes(all.bytes(), '\0');
   device_->Copy(*stream_, hashes.data(), all.data(), all.bytes());
   stream_->Synchronize();

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/zero/executor.h"
@@ -82,6 +83,37 @@ struct Executor::Scalars {
   float grad_scale;  // what the optimizer multiplies gradients by
   uint32_t found_non_finite;
 };
+
+template <typename Work>
+void Executor::Timed(const Work& work, CountFn count) {
+  if (!device_->asynchronous()) {
+    const auto begin = Clock::now();
+    work();
+    return count(begin, Clock::now());
+  }
+  TimedWork timed{MarkTime(), nullptr, std::move(count)};
+  work();
+  timed.end = MarkTime();
+  timed_.push_back(std::move(timed));
+}
+
+template <typename Work>
+void Executor::Announced(const Action& action, const Work& work) {
+  if (hook_) hook_(action, /*done=*/false);
+  const bool in_step = this->in_step();
+  const std::string name =
+      device_->asynchronous() ? ActionName(action, plan_) : "";
+  device_->PushRange(name.c_str());
+  if (time_hook_) {
+    Timed(work, [this, action, in_step](TimePoint begin, TimePoint end) {
+      time_hook_(action, in_step, begin, end);
+    });
+  } else {
+    work();
+  }
+  device_->PopRange();
+  if (hook_) hook_(action, /*done=*/true);
+}
 
 template <typename T>
 T Executor::ReadScalar(const T* device_value) {
