@@ -2,24 +2,25 @@
 // reason, and the program succeeds: a machine without a GPU has proved nothing
 // and broken nothing.
 #include <cstdio>
+#include <string>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "kernels/device.h"
 
 namespace {
 
-// Says so once more at the end, where a reader looks.
-class SkipWithoutGpu : public testing::Environment {
+class SkipEveryTest : public testing::EmptyTestEventListener {
  public:
-  void SetUp() override {
-    const auto device = zero::MakeCudaDevice(0);
-    if (device.ok()) return;
-    reason_ = std::string(device.status().message());
-    GTEST_SKIP() << "SKIPPED, every test of this program: " << reason_;
+  explicit SkipEveryTest(std::string reason) : reason_(std::move(reason)) {}
+
+  // A skip before a test's body keeps it from running.
+  void OnTestStart(const testing::TestInfo&) override {
+    GTEST_SKIP() << reason_;
   }
-  void TearDown() override {
-    if (reason_.empty()) return;
-    std::printf("SKIPPED, every test of this program: %s\n", reason_.c_str());
+  // Once more at the end, where a reader looks.
+  void OnTestProgramEnd(const testing::UnitTest&) override {
+    std::printf("SKIPPED, every test: %s\n", reason_.c_str());
   }
 
  private:
@@ -30,6 +31,10 @@ class SkipWithoutGpu : public testing::Environment {
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
-  testing::AddGlobalTestEnvironment(new SkipWithoutGpu);
+  const auto device = zero::MakeCudaDevice(0);
+  if (!device.ok()) {
+    testing::UnitTest::GetInstance()->listeners().Append(
+        new SkipEveryTest(std::string(device.status().message())));
+  }
   return RUN_ALL_TESTS();
 }
