@@ -1,11 +1,14 @@
 #include "engine/train/trace.h"
 
 #include <algorithm>
+#include <chrono>
+#include <deque>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/file.h"
 #include "engine/train/metrics.h"
 
@@ -42,11 +45,21 @@ class TracingCommunicator final : public Communicator {
         row_(row),
         inner_(std::move(inner)) {}
 
+  ~TracingCommunicator() override {
+    // A device that has failed says so once more.
+    CatchExceptions([this] {
+      Collect();
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
+
   void Run(Stream& stream, Collective collective) override {
+    if (stream.device().asynchronous()) {
+      return RunTimed(stream, std::move(collective));
+    }
     auto begin = std::make_shared<Trace::Clock::time_point>();
     stream.Enqueue([begin] { *begin = Trace::Clock::now(); });
-    std::string name =
-        absl::StrCat(CollectiveKindName(collective.kind), " ", collective.name);
+    std::string name = NameOf(collective);
     inner_->Run(stream, std::move(collective));
     stream.Enqueue([trace = trace_, process = process_, row = row_, begin,
                     name = std::move(name)] {
@@ -60,10 +73,62 @@ class TracingCommunicator final : public Communicator {
   absl::Status status() const override { return inner_->status(); }
 
  private:
+  // A collective of an asynchronous device.
+  struct Timed {
+    std::string name;
+    std::shared_ptr<Event> anchor;  // done at `anchored` by the host's clock
+    Trace::Clock::time_point anchored;
+    std::unique_ptr<Event> begin, end;
+  };
+  // Times since an event are fp32 milliseconds: it must not be long ago.
+  static constexpr int64_t kPerAnchor = 1024;
+
+  static std::string NameOf(const Collective& collective) {
+    return absl::StrCat(CollectiveKindName(collective.kind), " ",
+                        collective.name);
+  }
+
+  void RunTimed(Stream& stream, Collective collective) {
+    Collect();
+    Device& device = stream.device();
+    if (num_timed_++ % kPerAnchor == 0) {
+      anchor_ = device.MakeEvent();
+      stream.Record(*anchor_);
+      anchor_->Synchronize();
+      anchored_ = Trace::Clock::now();
+    }
+    Timed timed{NameOf(collective), anchor_, anchored_, device.MakeEvent(),
+                device.MakeEvent()};
+    stream.Record(*timed.begin);
+    inner_->Run(stream, std::move(collective));
+    stream.Record(*timed.end);
+    timed_.push_back(std::move(timed));
+  }
+
+  // Adds those that are done.
+  void Collect() {
+    while (!timed_.empty() && timed_.front().end->IsDone()) {
+      const Timed& timed = timed_.front();
+      const auto time_of = [&](const Event& event) {
+        return timed.anchored +
+               std::chrono::duration_cast<Trace::Clock::duration>(
+                   std::chrono::duration<double, std::milli>(
+                       event.MillisSince(*timed.anchor)));
+      };
+      trace_->Add(process_, row_, timed.name, time_of(*timed.begin),
+                  time_of(*timed.end));
+      timed_.pop_front();
+    }
+  }
+
   Trace* const trace_;
   const int process_;  // the rank of the run
   const Trace::Row row_;
   const std::unique_ptr<Communicator> inner_;
+  int64_t num_timed_ = 0;
+  std::shared_ptr<Event> anchor_;
+  Trace::Clock::time_point anchored_;
+  std::deque<Timed> timed_;
 };
 
 }  // namespace

@@ -33,7 +33,7 @@ class Trace {
 
   // `inner`, of `rank`, with every collective in a row, from where its stream
   // reaches it to its end: "all_gather block.3". The trace must outlive it.
-  // CPU streams.
+  // On an asynchronous device by events, with one wait for it in 1024.
   std::unique_ptr<Communicator> Wrap(int rank, Row row,
                                      std::unique_ptr<Communicator> inner);
 

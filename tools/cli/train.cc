@@ -25,8 +25,10 @@
 namespace zero {
 namespace {
 
-void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
-                  const std::string& link, Console* console) {
+void PrintSummary(const RunSummary& summary, const Config& config,
+                  const RunOptions& run, const std::string& link,
+                  Console* console) {
+  const int ranks = run.ranks;
   std::vector<std::pair<std::string, std::string>> rows;
   rows.push_back({"steps", absl::StrFormat("%d, %s tokens in %s", summary.steps,
                                            WithCommas(summary.tokens),
@@ -42,13 +44,16 @@ void PrintSummary(const RunSummary& summary, const Config& config, int ranks,
         {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
   }
   const auto resident = static_cast<double>(PeakResidentBytes());
-  rows.push_back(
-      {"memory",
-       absl::StrFormat("%s of %d rank%s; the process %s at its peak, with %s "
-                       "of libraries, code, threads and files",
-                       HumanBytes(summary.peak_bytes), ranks,
-                       ranks == 1 ? "" : "s", HumanBytes(resident),
-                       HumanBytes(resident - summary.peak_bytes))});
+  std::string memory =
+      absl::StrFormat("%s of %d rank%s; the process %s at its peak",
+                      HumanBytes(summary.peak_bytes), ranks,
+                      ranks == 1 ? "" : "s", HumanBytes(resident));
+  if (run.device == "cpu") {  // a GPU's memory is not the process's
+    absl::StrAppend(&memory, ", with ",
+                    HumanBytes(resident - summary.peak_bytes),
+                    " of libraries, code, threads and files");
+  }
+  rows.push_back({"memory", memory});
   if (!summary.wire.empty()) {
     const double seconds = 1e-3 * summary.waited.total();
     const double exposed = seconds / summary.seconds;
@@ -207,8 +212,7 @@ absl::Status Train(TrainFlags flags) {
         }
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
         if (leads) {
-          PrintSummary(summary, loaded.config, flags.run.ranks, flags.link,
-                       &console);
+          PrintSummary(summary, loaded.config, flags.run, flags.link, &console);
         }
         if (summary.interrupted) interrupted = true;
         // No error: that would end the other ranks' last collectives.
