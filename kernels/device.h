@@ -174,7 +174,8 @@ std::unique_ptr<Device> MakeCpuDevice(int num_threads);
 // does. `model` must outlive it.
 std::unique_ptr<Device> MakeMetaDevice(Device& model);
 
-// How a GPU computes. Changes results: allow_tf32, deterministic_attention.
+// How a GPU computes. Changes results: all of them (loss_chunk_rows the order
+// in which the head's gradient is summed).
 struct CudaOptions {
   // fp32 products on tensor cores with 10 bits of mantissa.
   bool allow_tf32 = false;
@@ -182,7 +183,8 @@ struct CudaOptions {
   // then O(T^2) on Hopper. Every other kernel is deterministic anyway.
   bool deterministic_attention = false;
   // Times the candidates of cuBLASLt once per shape instead of taking the
-  // heuristic's first.
+  // heuristic's first. Which one wins may differ from run to run, and so the
+  // last bits.
   bool time_algorithms = false;
   // Rows of logits that exist at a time in LinearCrossEntropy.
   int64_t loss_chunk_rows = 8192;

@@ -239,7 +239,8 @@ struct EmbeddingForwardArgs {
   Matrix out;                             // [M, C]
 };
 
-// dtable[v] (+)= sum over i with ids[i] = v of dout[i], in order of i.
+// dtable[v] (+)= sum over i with ids[i] = v of dout[i], in order of i (on a GPU
+// in parts of 256 of them, which are then added in order).
 // Overwrite zeroes every row first.
 struct EmbeddingBackwardArgs {
   const int32_t* ids;  // [M]
@@ -372,11 +373,11 @@ struct UpdateState {
   absl::Span<const UpdateRange> ranges;
   // Stochastic rounding of the master to a 16-bit param: away from zero with
   // the probability of the part cut off, by the random word of element
-  // first_element + i under rounding_key (StochasticRound in
-  // kernels/rounding.h), so that the bits depend on no rank and no cut.
+  // first_element + i under rounding_key (kernels/rounding.h), so that the bits
+  // depend on no rank and no cut.
   bool stochastic_rounding = false;
-  uint64_t rounding_key = 0;   // of (seed, step)
-  int64_t first_element = 0;   // index in the flat layout of element 0
+  uint64_t rounding_key = 0;  // of (seed, step)
+  int64_t first_element = 0;  // index in the flat layout of element 0
 };
 
 // Decoupled weight decay, Loshchilov and Hutter 2019:
@@ -424,7 +425,7 @@ struct LambArgs {
   float* v;
   absl::Span<const TensorPart> parts;  // of every range
   double* norms;                       // two of every part
-  float* update;                       // scratch of pass 1, the size of param
+  float* update;  // scratch of pass 1, the size of param; the CPU's alone
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   float bias_correction1 = 1, bias_correction2 = 1;
   float min_coeff = 0.01f, max_coeff = 10.0f;
