@@ -14,24 +14,39 @@ def say(text=""):
     print(text, flush=True)
 
 
-def attempt(command, cores=None):
-    """Runs a program, on `cores` only where they are given. Returns the JSON
-    objects that it printed and why it failed (None: it did not)."""
+def rows_of(text):
+    """The JSON objects among lines; others may begin like one, or be cut."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                continue
+    return found
+
+
+def attempt(command, cores=None, seconds=None):
+    """Runs a program, on `cores` and for `seconds` only where they are given.
+    Returns the JSON objects that it printed, also where it failed, and why it
+    failed (None: it did not)."""
     limit = (lambda: os.sched_setaffinity(0, cores)) if cores else None
     try:
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True,
-                              preexec_fn=limit)
+                              stderr=subprocess.PIPE, preexec_fn=limit,
+                              timeout=seconds)
     except OSError as error:
         return [], str(error)
-    found = []
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            found.append(json.loads(line))
+    except subprocess.TimeoutExpired as error:
+        return (rows_of((error.stdout or b"").decode(errors="replace")),
+                "stopped after %.0f s" % seconds)
+    found = rows_of(done.stdout.decode(errors="replace"))
     if done.returncode == 0:
-        return found, None
-    why = (found[-1].get("error") if found else None) or done.stderr
-    return [], why.strip()[-400:] or "exit %d" % done.returncode
+        return (found, None) if found else ([], "it printed no result")
+    why = (found[-1].get("error") if found else None) or done.stderr.decode(
+        errors="replace")
+    return ([row for row in found if "error" not in row],
+            why.strip()[-400:] or "exit %d" % done.returncode)
 
 
 def call(command, cores=None):

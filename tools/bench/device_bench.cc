@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -306,7 +307,12 @@ int Main(int argc, char** argv) {
     std::cerr << "device_bench: " << device.status().message() << "\n";
     return 1;
   }
-  DeviceBench(**device, options).Run();
+  try {
+    DeviceBench(**device, options).Run();
+  } catch (const std::exception& error) {  // a fault of the device
+    std::cerr << "device_bench: " << error.what() << "\n";
+    return 1;
+  }
   return 0;
 }
 

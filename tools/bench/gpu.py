@@ -7,9 +7,10 @@
 Tokens/s, model FLOPs utilization, memory and the time of each category of
 kernels, in bf16 with fp32 master weights, AdamW and clipping at 1. MFU by the
 PaLM convention: (6 N + 12 L q s) FLOP per token, N without embedding tables
-and with a tied head counted once, against NVIDIA's dense peak and against the
-rate of a large product measured in this run. Where a micro-batch does not fit,
-the next setting of the model is tried, and the row says which one ran.
+and with a tied head counted once, against NVIDIA's dense peak of this GPU (none
+where the device's table has no figure for it) and against the rate of a large
+product measured in this run. Where a micro-batch does not fit, the next setting
+of the model is tried, and the row says which one ran.
 
 PyTorch (torch.compile, fused AdamW, SDPA) trains the same model in the same run
 where it is installed (GPU_CHECK_PYTHON or python3). --seconds leaves out
@@ -17,6 +18,7 @@ what does not fit. FILE is rewritten after every row.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -29,8 +31,8 @@ from common import ROOT, attempt, say
 
 CONFIG = "configs/gpt2_124m.json"
 PEER = "tools/bench/peers/pytorch_gpu.py"
-# Dense bf16 FLOP/s of an H100 or H200 SXM, NVIDIA's data sheet.
-PEAK = 989e12
+# Of one program, in seconds: more is a hang.
+LONGEST = 300
 # What the project promises.
 SPEEDUP = 1.15
 STAGE_3 = 1.02
@@ -119,6 +121,10 @@ class Clock:
     def left(self):
         return self.until - time.monotonic()
 
+    def attempt(self, command):
+        """See attempt; stopped when the time is over."""
+        return attempt(command, seconds=max(1, min(self.left(), LONGEST)))
+
 
 def command_of(args, one, setting, sets=()):
     micro_batch, recompute, more = setting
@@ -128,7 +134,8 @@ def command_of(args, one, setting, sets=()):
                "model.preset=" + one["preset"], "--set",
                "data.sequence_length=%d" % one["length"], "--set",
                "train_micro_batch_size_per_gpu=%d" % micro_batch]
-    for setting_of in (*args.always, *more, *sets):
+    # A step is worth the seconds that it takes to choose its algorithms.
+    for setting_of in ("device.time_algorithms=true", *more, *sets):
         command += ["--set", setting_of]
     return command + (["--recompute"] if recompute else [])
 
@@ -145,41 +152,44 @@ def derive(found, product_rate):
     tokens = found["micro_batch"] * found["sequence_length"]
     rate = 1e3 * tokens / statistics.median(found["step_ms"])
     flops = rate * found["flops_per_token"]["model"]
+    peak = found["peak_flops_bf16"]
     times = {}
     for op in found["ops"]:
         name = category(op["op"])
         times[name] = times.get(name, 0) + op["ms"]
     return {"tokens_per_second": rate,
             "step_ms": statistics.median(found["step_ms"]),
-            "mfu": flops / PEAK,
+            "mfu": flops / peak if peak else None,
             "mfu_of_measured": flops / product_rate if product_rate else None,
             "peak_bytes": found["peak_bytes"]["total"],
             "device_bytes": found["memory"]["used"],
             "category_ms": times, "host_ms": found["host_ms"]}
 
 
-def measure_model(args, one, product_rate):
+def measure_model(args, one, product_rate, clock):
     """The first setting that fits; a row with "problem" where none does."""
     row = {"model": label(one), "preset": one["preset"],
            "length": one["length"], "wanted": one["wanted"],
            "published": one["published"], "left_out": []}
     for setting in one["settings"]:
-        found, why = attempt(command_of(args, one, setting))
+        found, why = clock.attempt(command_of(args, one, setting))
         if why is None:
             row.update(derive(found[-1], product_rate), problem=None,
                        setting=setting_text(setting), run=found[-1])
             return row, setting
         row["left_out"].append("%s: %s" % (setting_text(setting), short(why)))
         row["problem"] = short(why)
+        if clock.left() <= 0:
+            break
     return row, None
 
 
-def measure_stages(args, one, setting):
+def measure_stages(args, one, setting, clock):
     """A step at stage 3 over one at stage 0, in turns."""
     ms = {0: [], 3: []}
     for _ in range(2):
         for stage in ms:
-            found, why = attempt(command_of(
+            found, why = clock.attempt(command_of(
                 args, one, setting, ["zero_optimization.stage=%d" % stage]))
             if why:
                 return {"problem": "stage %d: %s" % (stage, short(why))}
@@ -190,20 +200,14 @@ def measure_stages(args, one, setting):
             "ratio": statistics.median(ms[3]) / statistics.median(ms[0])}
 
 
-def measure_peer(args, one):
+def measure_peer(args, one, clock):
     libraries = os.environ.get("GPU_CHECK_PYTHON_LIBRARIES")
-    found, why = attempt([
+    found, why = clock.attempt([
         *([] if libraries is None else ["env", "LD_LIBRARY_PATH=" + libraries]),
         args.python, "-B", PEER, "--preset", one["preset"], "--micro-batch",
         str(one["peer_batch"]), "--sequence-length", str(one["length"]),
         "--steps", str(args.steps)])
     return {"problem": short(why)} if why else {"problem": None, **found[-1]}
-
-
-def measure_device(args):
-    found, why = attempt([os.path.join(args.out, "bench/device_bench"),
-                          "--device", "cuda"])
-    return found, why
 
 
 def rate_of(rows, op, dtype=None):
@@ -216,33 +220,19 @@ def rate_of(rows, op, dtype=None):
 def sweep(args, one, clock):
     """Micro-batches, and rows of logits at a time, around the usual ones."""
     rows = []
-    chunk = args.keys.get("loss_chunk_rows")
-    for micro_batch in (4, 8, 16, 32, 64, 128):
-        cases = [()] if chunk is None else [
-            ("%s=%d" % (chunk, size),) for size in (4096, 8192, 16384)]
-        for more in cases:
-            if clock.left() < 10:
-                return rows
-            setting = (micro_batch, False, more)
-            found, why = attempt(command_of(args, one, setting))
-            rows.append({"model": label(one), "problem": why and short(why),
-                         "setting": setting_text(setting),
-                         **(derive(found[-1], None) if found else {})})
-            say("  %s, %s: %s" % (label(one), setting_text(setting),
-                                  why and short(why) or "%.0f tok/s" % rows[-1]["tokens_per_second"]))
+    for micro_batch, chunk in itertools.product((4, 8, 16, 32, 64, 128),
+                                                (4096, 8192, 16384)):
+        if clock.left() < 10:
+            break
+        setting = (micro_batch, False, ("device.loss_chunk_rows=%d" % chunk,))
+        found, why = clock.attempt(command_of(args, one, setting))
+        row = {"model": label(one), "setting": setting_text(setting),
+               "problem": short(why) if why else None}
+        if not why:
+            row.update(derive(found[-1], None))
+        rows.append(row)
+        say("  " + sweep_text(row))
     return rows
-
-
-def config_keys(args):
-    """{last word of a config key: the key} of this build."""
-    found, _ = attempt([os.path.join(args.out, "zero"), "config", "--schema"])
-
-    def walk(schema, prefix):
-        for name, value in schema.get("properties", {}).items():
-            yield name, prefix + name
-            yield from walk(value, prefix + name + ".")
-
-    return dict(walk(found[-1], "")) if found else {}
 
 
 # ---- What it says -----------------------------------------------------------
@@ -308,7 +298,7 @@ def targets(result):
             found.append(("%s tok/s (published: %s)" % (
                 row["model"], row["published"]), row["tokens_per_second"],
                 row["wanted"], True))
-        if one["mfu"]:
+        if one["mfu"] and row["mfu"]:
             found.append((row["model"] + " MFU", row["mfu"], MFU, True))
         if row.get("over_peer"):
             found.append((row["model"] + " speed / PyTorch compiled",
@@ -333,10 +323,27 @@ def target_lines(found):
             "ok" if good else "below" if higher else "above")
 
 
+def sweep_text(row):
+    return "%s, %s: %s" % (
+        row["model"], row["setting"], row["problem"] or
+        "%.0f tok/s" % row["tokens_per_second"])
+
+
+def peak_text(rows):
+    """Against which peak the MFU is."""
+    for row in rows:
+        if not row["problem"]:
+            peak, name = row["run"]["peak_flops_bf16"], row["run"]["device"]
+            return ("MFU: PaLM convention, of %.0f TFLOP/s dense (%s)" % (
+                peak / 1e12, name) if peak else
+                    "MFU: none, the peak of %s is not in the table" % name)
+    return "MFU: PaLM convention"
+
+
 def text_of(result):
     lines = ["bf16, fp32 master weights, AdamW, clipping at 1; one GPU",
-             "MFU: PaLM convention, of %.0f TFLOP/s dense%s" % (
-                 PEAK / 1e12, "; measured product: %.0f TFLOP/s" % (
+             peak_text(result["models"]) + (
+                 "; measured product: %.0f TFLOP/s" % (
                      result["product_rate"] / 1e12)
                  if result["product_rate"] else ""), ""]
     for make, rows in ((model_lines, result["models"]),
@@ -345,9 +352,7 @@ def text_of(result):
         if rows:
             lines += [*make(rows), ""]
     for row in result.get("sweep", []):
-        lines.append("%s, %s: %s" % (
-            row["model"], row["setting"], row["problem"] or
-            "%.0f tok/s" % row["tokens_per_second"]))
+        lines.append(sweep_text(row))
     found = targets(result)
     if found:
         lines += target_lines(found)
@@ -382,12 +387,21 @@ class Run:
         self.result["skipped"].append("no time left: " + what)
         return False
 
+    def fault(self, what, why):
+        """What was stopped because all time is over did not fail."""
+        if self.clock.left() > 0:
+            self.result["problems"].append("%s: %s" % (what, why))
+        else:
+            self.result["skipped"].append("out of time: " + what)
+
     def device(self):
         if not self.wants("copy, products, AdamW alone", 10):
             return
-        rows, why = measure_device(self.args)
+        rows, why = self.clock.attempt([
+            os.path.join(self.args.out, "bench/device_bench"), "--device",
+            "cuda"])
         if why:
-            self.result["problems"].append("device_bench: " + why)
+            self.fault("device_bench", why)
         self.result["device"] = rows
         self.result["product_rate"] = rate_of(rows, "product", "bf16")
         self.save()
@@ -396,12 +410,11 @@ class Run:
         """Ours: (row, setting that fits), or None without time for it."""
         if not self.wants(label(one), 15):
             return None
-        row, setting = measure_model(self.args, one,
-                                     self.result["product_rate"])
+        row, setting = measure_model(
+            self.args, one, self.result["product_rate"], self.clock)
         self.result["models"].append(row)
         if row["problem"]:
-            self.result["problems"].append("%s: %s" % (row["model"],
-                                                       row["problem"]))
+            self.fault(row["model"], row["problem"])
         say("  %s: %s" % (row["model"], row["problem"] or
                           "%.0f tok/s" % row["tokens_per_second"]))
         self.save()
@@ -410,9 +423,10 @@ class Run:
     def stages(self, one, setting):
         if not self.wants("stage 3 beside stage 0", 30):
             return
-        self.result["stages"] = measure_stages(self.args, one, setting)
-        if self.result["stages"]["problem"]:
-            self.result["problems"].append(self.result["stages"]["problem"])
+        found = measure_stages(self.args, one, setting, self.clock)
+        self.result["stages"] = found
+        if found["problem"]:
+            self.fault("stage 3 beside stage 0", found["problem"])
         self.save()
 
     def peer(self, one, row):
@@ -421,7 +435,7 @@ class Run:
         # Compiling alone takes most of a minute.
         if not self.wants("PyTorch on " + label(one), 90):
             return
-        row["peer"] = measure_peer(self.args, one)
+        row["peer"] = measure_peer(self.args, one, self.clock)
         if not row["peer"]["problem"]:
             row["over_peer"] = (row["tokens_per_second"] /
                                 row["peer"]["tokens_per_second"])
@@ -469,10 +483,6 @@ def parse():
     parser.add_argument("--json", help="gets all figures")
     args = parser.parse_args()
     args.out = os.path.join(ROOT, args.out)
-    args.keys = config_keys(args)
-    # A step is worth the seconds that it takes to choose its algorithms.
-    timed = args.keys.get("time_algorithms")
-    args.always = ["%s=true" % timed] if timed else []
     args.models = [name for name in args.models.split(",") if name]
     known = {one["preset"] for one in MODELS}
     for name in args.models:

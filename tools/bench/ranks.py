@@ -169,7 +169,7 @@ def measure_link(args, dtype, turns):
         for name, settings in ROWS:
             found, why = ours(args, dtype, RANKS, [stage_is(stage, settings)],
                               link)
-            rows.append({"label": name, "result": found[-1] if found else None,
+            rows.append({"label": name, "result": None if why else found[-1],
                          "failed": why})
     return {"stages": stages, "rows": rows}
 
@@ -209,7 +209,8 @@ def measure_collectives(args):
             if why:
                 say("  Open MPI is left out: %s" % why)
                 has_peer = False
-            keep(found, peers)
+            else:
+                keep(found, peers)
     for key, row in best.items():
         if key in peers:
             row["open_mpi"] = peers[key]["rate"]

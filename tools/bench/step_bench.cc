@@ -147,12 +147,10 @@ Json LimitJson(const StepProducts& products, const std::vector<double>& passes,
 
 // Bytes of the device: what this run took by its own count, and what the
 // device says.
-Json MemoryJson(const Device& device, const DeviceMemory& before,
-                const Session& session) {
+Json MemoryJson(const Device& device, const Session& session) {
   const DeviceMemory now = device.memory();
   return {{"total", now.total_bytes},
           {"context", now.context_bytes},
-          {"used_before", before.total_bytes - before.free_bytes},
           {"used", now.total_bytes - now.free_bytes},
           {"ledger_peak", session.ledger().total_peak_bytes()},
           {"predicted_peak", session.predicted().total_peak_bytes()}};
@@ -178,7 +176,6 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(run, 0, config.device.cuda));
-  const DeviceMemory memory_before = device->memory();
   TimedDevice timed(*device, options.on_gpu() ? Timing::kOff : Timing::kWait);
   const Rank rank = MakeLoneRank(timed);
   ZERO_ASSIGN_OR_RETURN(
@@ -242,6 +239,7 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
       {"recompute", options.recompute},
       {"device", info.name},
       {"isa", info.isa},
+      {"peak_flops_bf16", info.peak_flops_bf16},  // 0: not in the table
       {"threads", info.num_threads},
       {"clock", options.cpu_time ? "cpu" : "wall"},
       {"native_products", HasNativeProducts(config.param_dtype())},
@@ -254,7 +252,7 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
       {"flops_per_token", FlopsJson(config)},
       {"peak_rss_bytes", peak_rss},
       {"peak_bytes", peak_bytes},
-      {"memory", MemoryJson(*device, memory_before, *session)},
+      {"memory", MemoryJson(*device, *session)},
       {"ops", OpsJson(timed.times(), timed_steps)},
   };
   // By the host's clock: of a GPU that would be the times of launches.
