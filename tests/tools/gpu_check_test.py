@@ -12,15 +12,17 @@ import sys
 import tarfile
 import tempfile
 import time
+import types
 import unittest
 
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
-sys.path.append(os.path.join(ROOT, "tools/gpu"))
+sys.path += [os.path.join(ROOT, "tools/gpu"), os.path.join(ROOT, "tools/bench")]
 
 import bundle
 import check
+import gpu
 import machine
 import parts
 
@@ -65,18 +67,21 @@ sleep 300 &
 echo $! >$CHILD
 wait
 """
-# `zero train` and `zero config --schema`.
+# `zero train`; the second line is how a build with NCCL is told.
 ZERO = """#!/usr/bin/env python3
+# libnccl.so.2
 import json, os, sys
-if sys.argv[1] == "config":
-    print(json.dumps({"properties": {"device": {"properties": {
-        "deterministic_attention": {}}}}}))
-    sys.exit()
 sets = dict(a.split("=", 1) for a in sys.argv if "=" in a)
 on_gpu = sys.argv[sys.argv.index("--device") + 1] == "cuda"
 stage = int(sets.get("zero_optimization.stage", 0))
+nccl = sets.get("communication.backend") == "nccl"
 if "--ranks" in sys.argv:
     assert sets["device.deterministic_attention"] == "true"
+    if nccl and sys.argv[sys.argv.index("--ranks") + 1] == "2":
+        assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+        assert os.environ["NCCL_MAX_CTAS"] == "2"
+if os.environ.get("BAD_STAGE") == str(stage):
+    sys.exit("there is no key device.deterministic_attention")
 config = json.load(open(sys.argv[2]))
 assert os.path.getsize(config["data"]["train"]) > 100000
 out = config["training"]["out_dir"]
@@ -86,6 +91,8 @@ with open(out + "/metrics.jsonl", "w") as file:
         loss = 5 - 0.1 * step
         if on_gpu:
             loss *= 1 + float(os.environ.get("OFF_BY", "2e-6"))
+        if nccl:
+            loss *= 1 + float(os.environ.get("NCCL_OFF_BY", "0"))
         file.write(json.dumps({"step": step + 1, "loss": loss}) + "\\n")
 with open(out + "/summary.json", "w") as file:
     odd = os.environ.get("ODD_STAGE") == str(stage)
@@ -96,11 +103,12 @@ with open(out + "/summary.json", "w") as file:
 STEP_BENCH = """#!/bin/sh
 cat <<END
 {"micro_batch": 8, "sequence_length": 1024, "step_ms": [10, 11, 12],
+ "device": "Fake H200", "peak_flops_bf16": 989.4e12,
  "host_ms": 0.5, "flops_per_token": {"model": 8e8, "causal": 7e8},
  "peak_bytes": {"parameters": 1000, "total": 20000000000},
  "ops": [{"op": "linear 8x8x8", "ms": 4}, {"op": "adamw", "ms": 1},
          {"op": "linear_cross_entropy 8x8x8", "ms": 2}],
- "memory": {"total": 140e9, "context": 500000000, "used_before": 700000000,
+ "memory": {"total": 140e9, "context": 700000000,
             "used": 20750000000, "ledger_peak": 20000000000,
             "predicted_peak": 20000000000}}
 END
@@ -113,9 +121,17 @@ cat <<END
 {"op": "adamw, fp32 gradients", "shape": "8", "dtype": "bf16", "unit": "GB/s", "rate": 3700}
 END
 """
+# A tool that tells of calls that fail, and counts them unless told not to.
 SANITIZER = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER"
 for last; do :; done
+echo "========= Program hit cudaErrorMemoryAllocation (error 2) due to \\"out \
+of memory\\" on CUDA API call to cudaMalloc."
+echo "=========     Saved host backtrace up to driver entry point at error"
+case "$*" in
+  *"--report-api-errors no"*) ;;
+  *) echo "========= ERROR SUMMARY: 1 error"; exit 86 ;;
+esac
 %s
 $last
 echo "========= ERROR SUMMARY: %d errors"
@@ -124,6 +140,8 @@ exit %d
 
 
 class FakeMachine:
+    nccl = "23004"
+
     def problem(self):
         return None
 
@@ -135,7 +153,9 @@ class FakeMachine:
     def libraries(self):
         return {"libcublasLt.so.13": {"path": "/x/libcublasLt.so.13",
                                       "version": "130100"},
-                "libcudnn.so.9": {"path": None, "version": None}}
+                "libcudnn.so.9": {"path": None, "version": None},
+                "libnccl.so.2": {"path": "/x/libnccl.so.2",
+                                 "version": self.nccl}}
 
     def environment(self):
         # No python3 with PyTorch: the peer fails in no time.
@@ -177,7 +197,7 @@ class GpuCheckTest(unittest.TestCase):
     def environ(self, **values):
         for name, value in values.items():
             os.environ[name] = value
-            self.addCleanup(os.environ.pop, name)
+            self.addCleanup(os.environ.pop, name, None)
 
     def program(self, name, text):
         path = os.path.join(self.root, name)
@@ -186,12 +206,12 @@ class GpuCheckTest(unittest.TestCase):
             file.write(text)
         os.chmod(path, 0o755)
 
-    def check(self, *arguments):
+    def check(self, *arguments, here=None):
         """(exit status, report.json, report.md)"""
         out = os.path.join(self.root, "report")
         with contextlib.redirect_stdout(io.StringIO()):
-            code = check.main(["--out", out, *arguments], FakeMachine(),
-                              root=self.root)
+            code = check.main(["--out", out, *arguments],
+                              here or FakeMachine(), root=self.root)
         with open(os.path.join(out, "report.json")) as file:
             found = json.load(file)
         with open(os.path.join(out, "report.md")) as file:
@@ -253,6 +273,8 @@ class GpuCheckTest(unittest.TestCase):
                       "| Linear | passed | 2.0e-07 of 1.0e-05 | "
                       "3.1e-03 of 7.8e-03 |", "| 4 | bf16 | 3 | abc |",
                       "GPT-2 124M, T 1024", "adamw, fp32 gradients / copy",
+                      "| 2 | bf16 | 0 | abc | 0.00e+00 | ok |",
+                      "of 989 TFLOP/s dense (Fake H200)",
                       "1 of 2 tests ran under the tool"):
             self.assertIn(words, text)
 
@@ -283,8 +305,35 @@ class GpuCheckTest(unittest.TestCase):
         self.assertLess(time.monotonic() - start, 30)
         self.assertEqual((code, found["failed"]), (1, ["parity"]))
         self.assertIn("time limit", self.row(found, "parity")["why"])
-        with open(child) as file:
-            status = "/proc/%d/status" % int(file.read())
+        self.assert_ends(child)
+
+    def test_ctrl_c_ends_what_runs_and_leaves_the_report(self):
+        child = os.path.join(self.root, "child")
+        self.environ(CHILD=child)
+        self.program("out/" + parts.PARITY_TEST, HANGS)
+        waited = parts.waited
+
+        def interrupted(process, seconds):
+            def wait(_):
+                del process.wait
+                while not os.path.exists(child) or not os.path.getsize(child):
+                    time.sleep(0.02)
+                raise KeyboardInterrupt
+
+            process.wait = wait
+            return waited(process, seconds)
+
+        self.keep(parts, "waited", interrupted)
+        code, found, text = self.check("--parts", "parity,steps")
+        self.assertEqual((code, found["failed"]), (130, ["parity"]))
+        self.assertEqual([row["part"] for row in found["parts"]], ["parity"])
+        self.assertIn("interrupted", text)
+        self.assert_ends(child)
+
+    def assert_ends(self, file):
+        """The process whose number is in the file."""
+        with open(file) as opened:
+            status = "/proc/%d/status" % int(opened.read())
         deadline = time.monotonic() + 10
         while self.runs(status) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -330,6 +379,47 @@ class GpuCheckTest(unittest.TestCase):
                          [2] * 4)
         self.assertIn("other parameters than at stage 0", text)
 
+    def test_without_stage_0_there_is_nothing_to_compare_with(self):
+        self.environ(BAD_STAGE="0", ODD_STAGE="1")
+        code, found, text = self.check("--parts", "stages")
+        self.assertEqual(code, 1)
+        row = self.row(found, "stages")
+        self.assertIn("no key device.deterministic_attention", row["why"])
+        self.assertEqual(
+            [one["problem"] for one in row["rows"][1:4]],
+            ["ran, but stage 0, to compare with, did not"] * 3)
+        self.assertNotIn("other parameters", text)
+
+    def test_sums_of_16_bits_are_locals_and_those_of_fp32_near(self):
+        self.environ(NCCL_OFF_BY="5e-7")
+        code, found, _ = self.check("--parts", "nccl")
+        self.assertEqual(code, 1)
+        self.assertEqual(
+            [(one["ranks"], one["dtype"]) for one in
+             self.row(found, "nccl")["rows"] if one["problem"]],
+            [(1, "bf16"), (1, "fp32"), (2, "bf16"), (2, "bf16")])
+        self.environ(NCCL_OFF_BY="2e-6")
+        found = self.check("--parts", "nccl")[1]
+        self.assertTrue(all(one["problem"] for one in
+                            self.row(found, "nccl")["rows"]))
+
+    def test_two_ranks_of_an_older_nccl_want_two_gpus(self):
+        here = FakeMachine()
+        here.nccl = "22809"
+        code, found, text = self.check("--parts", "nccl", here=here)
+        self.assertEqual(code, 0)
+        row = self.row(found, "nccl")
+        self.assertEqual(["skipped" in one for one in row["rows"]],
+                         [False, False, True, True, True])
+        self.assertIn("here is 1 with NCCL 2.28", row["why"])
+        self.assertIn("| 2 | fp32 | 3 |  |  | skipped |", text)
+
+    def test_a_build_without_nccl_is_skipped(self):
+        self.program("out/zero", ZERO.replace("libnccl", "fake"))
+        code, found, _ = self.check("--parts", "nccl")
+        self.assertEqual(code, 0)
+        self.assertIn("without NCCL", self.row(found, "nccl")["why"])
+
     def test_rows_that_do_not_fit_are_counted(self):
         class Clock:
             def __init__(self, *left):
@@ -354,7 +444,7 @@ class GpuCheckTest(unittest.TestCase):
             '"predicted_peak": 20000000000', '"predicted_peak": 19000000000'))
         code, found, _ = self.check("--parts", "memory")
         self.assertEqual(code, 1)
-        self.assertIn("predicted 19.50 GB, measured 20.55 GB",
+        self.assertIn("predicted 19.70 GB, measured 20.75 GB",
                       self.row(found, "memory")["why"])
 
     def sanitized(self, *fill):
@@ -363,9 +453,26 @@ class GpuCheckTest(unittest.TestCase):
                                    "memcheck=2")[1], "memcheck")
 
     def test_the_sanitizers_findings_fail(self):
-        row = self.sanitized('echo "========= Invalid __global__ write"', 1, 86)
-        self.assertEqual(row["status"], "failed")
-        self.assertIn("Invalid __global__ write", row["why"])
+        write = 'echo "========= Invalid __global__ write of size 4 bytes"'
+        # To the end, by its status alone, and before it had to be stopped.
+        for fill in ((write, 1, 86), (write, 1, 0), (write, 0, 86),
+                     (write + "; $last; sleep 60", 0, 0)):
+            row = self.sanitized(*fill)
+            self.assertEqual(row["status"], "failed", fill)
+            self.assertIn("Invalid __global__ write", row["why"])
+
+    def test_what_the_summary_does_not_count_is_no_finding(self):
+        row = self.sanitized('echo "========= Warning: some kernels are new"',
+                             0, 0)
+        self.assertEqual(row["status"], "passed")
+
+    def test_hazards_are_findings(self):
+        self.program("sanitizer", SANITIZER.replace(
+            "ERROR SUMMARY: %d errors",
+            "RACECHECK SUMMARY: %d hazards displayed (0 errors, 2 warnings)") %
+            ("", 2, 0))
+        _, found, _ = self.check("--parts", "racecheck")
+        self.assertIn("2 findings", self.row(found, "racecheck")["why"])
 
     def test_a_sanitizer_out_of_time_says_how_far_it_came(self):
         row = self.sanitized("$last; sleep 60", 0, 0)
@@ -390,6 +497,57 @@ class GpuCheckTest(unittest.TestCase):
         self.program("out/bench/step_bench", "#!/bin/sh\necho broken; exit 3\n")
         code, found, _ = self.check("--parts", "bench")
         self.assertEqual((code, found["failed"]), (1, ["bench"]))
+
+    def test_rows_before_a_fault_are_kept(self):
+        self.program("out/bench/device_bench",
+                     DEVICE_BENCH + "echo '{broken'; echo fault >&2; exit 1\n")
+        code, found, text = self.check("--parts", "bench")
+        self.assertEqual(code, 1)
+        row = self.row(found, "bench")
+        self.assertIn("device_bench: fault", row["why"])
+        self.assertEqual(len(row["bench"]["device"]), 3)
+        self.assertIn("GPT-2 124M, T 1024", text)
+
+    def test_the_benchmark_ends_with_its_time(self):
+        self.program("out/bench/device_bench",
+                     DEVICE_BENCH + "exec sleep 300\n")
+        run = gpu.Run(types.SimpleNamespace(
+            seconds=1, json=None, out=os.path.join(self.root, "out")))
+        run.wants = lambda *_: True
+        start = time.monotonic()
+        run.device()
+        self.assertLess(time.monotonic() - start, 30)
+        self.assertEqual(len(run.result["device"]), 3)
+        self.assertEqual(run.result["problems"], [])
+        self.assertIn("out of time: device_bench", run.result["text"])
+
+    def test_a_gpu_that_is_in_no_table_has_no_mfu(self):
+        self.program("out/bench/step_bench",
+                     STEP_BENCH.replace("989.4e12", "0"))
+        code, _, text = self.check("--parts", "bench")
+        self.assertEqual(code, 0)
+        self.assertIn("the peak of Fake H200 is not in the table", text)
+        self.assertNotRegex(text, "MFU +[0-9]")
+
+    # ---- The machine --------------------------------------------------------
+
+    def test_wheels_of_cuda_12_lend_no_cudnn_or_nccl(self):
+        def install(name, *files):
+            for file in files:
+                self.program("%s/nvidia/%s" % (name, file), "")
+            found = machine.wheel_folders(os.path.join(self.root, name))
+            return [path.split("/nvidia/")[1] for path in found]
+
+        wheels = ("cudnn/lib/libcudnn.so.9", "nccl/lib/libnccl.so.2")
+        self.assertEqual(
+            install("old", "cublas/lib/libcublasLt.so.12", *wheels),
+            ["cublas/lib"])
+        self.assertEqual(
+            install("new", "cu13/lib/libcublasLt.so.13", *wheels),
+            ["cu13/lib", "cudnn/lib", "nccl/lib"])
+        self.assertEqual(
+            install("other", "cublas/lib/libcublasLt.so.13", *wheels),
+            ["cublas/lib", "cudnn/lib", "nccl/lib"])
 
     # ---- The bundle ---------------------------------------------------------
 

@@ -30,19 +30,19 @@ class Error(Exception):
     pass
 
 
-def wants_gpu(path):
-    """Whether a program is linked with CUDA's libraries, not with fakes."""
+def names_library(path, name):
+    """Whether a program is linked with this library, not with a fake."""
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         return False
     with open(path, "rb") as file:
-        return b"libcublasLt.so" in file.read()
+        return name in file.read()
 
 
 def gpu_tests(build):
     """The test programs that want a GPU, relative to the build folder."""
     found = glob.glob(os.path.join(build, TESTS), recursive=True)
     return sorted(os.path.relpath(path, build) for path in found
-                  if wants_gpu(path))
+                  if names_library(path, b"libcublasLt.so"))
 
 
 def shared_libraries(program):

@@ -6,8 +6,9 @@
 
 Goes on after a part that fails, and writes DIR/report.json and DIR/report.md.
 Exit status: 0, 1 where a part failed, 2 for a wrong option, 77 (and one line)
-where there is no GPU. Needs no network, root or packages; CUDA's shared
-libraries are taken from LD_LIBRARY_PATH, a PyTorch installation or the toolkit.
+where there is no GPU, 130 after Ctrl-C. Needs no network, root or packages;
+CUDA's shared libraries are taken from LD_LIBRARY_PATH, a PyTorch installation
+or the toolkit.
 
 --bundle, on a machine with nvcc after `ninja`, packs all that is needed into
 one FILE (.tar.xz) of at most 50 MB; unpacked anywhere, its tools/gpu_check
@@ -27,12 +28,12 @@ import report
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
-NO_GPU = 77
+NO_GPU, INTERRUPTED = 77, 130
 
 # Seconds of each part, in the order in which they run; together they fit into
 # the nine minutes of --seconds. What a part leaves over, the last one has.
 LIMITS = {"tests": 90, "memcheck": 50, "racecheck": 40, "parity": 70,
-          "steps": 60, "stages": 90, "memory": 30, "bench": 540}
+          "steps": 60, "stages": 90, "nccl": 45, "memory": 30, "bench": 540}
 SECONDS = 540
 # Kept back for writing the report.
 RESERVE = 5
@@ -88,6 +89,8 @@ def run_part(name, context, limit, until, all_parts):
     context.begin(name, start + limit)
     try:
         row = all_parts[name](context)
+    except KeyboardInterrupt:
+        row = parts.failed("interrupted", interrupted=True)
     except Exception as error:  # a part's own fault must not hide the others
         row = parts.failed("%s: %s" % (type(error).__name__, error))
     return {"part": name, "seconds": round(time.monotonic() - start, 1),
@@ -104,7 +107,10 @@ def check(options, here, all_parts, root):
               "libraries": here.libraries(), "parts": []}
     until = start + options.seconds - RESERVE
     with tempfile.TemporaryDirectory(prefix="gpu_check.") as scratch:
-        context = parts.Context(root, out, scratch, here.environment())
+        version = result["libraries"]["libnccl.so.2"]["version"]
+        context = parts.Context(root, out, scratch, here.environment(),
+                                result["device"]["gpus"],
+                                int(version) if version else None)
         for name in options.parts:
             say("gpu_check: %s" % name)
             row = run_part(name, context, options.limits[name], until,
@@ -117,6 +123,8 @@ def check(options, here, all_parts, root):
             say("gpu_check: %s %s after %.0f s%s" % (
                 name, row["status"], row["seconds"],
                 ": " + row["why"] if row.get("why") else ""))
+            if row.get("interrupted"):
+                break
     say("gpu_check: report in %s" % os.path.join(out, "report.md"))
     return result
 
@@ -136,6 +144,8 @@ def main(arguments, here=None, all_parts=parts.PARTS, root=ROOT):
             problem, ", ".join(options.parts)))
         return NO_GPU
     result = check(options, here, all_parts, root)
+    if result["parts"] and result["parts"][-1].get("interrupted"):
+        return INTERRUPTED
     return 1 if report.failures(result) else 0
 
 

@@ -58,6 +58,18 @@ def pythons():
         path for path in found if os.access(path, os.X_OK)))
 
 
+def wheel_folders(packages):
+    """Where NVIDIA's wheels have libraries. Those of CUDA 12 have a cuDNN and
+    an NCCL of the same names: they are none for binaries of CUDA 13."""
+    found = sorted(glob.glob(os.path.join(packages, "nvidia/*/lib")))
+    if os.path.isdir(os.path.join(packages, "nvidia/cu13")) or any(
+            os.path.exists(os.path.join(folder, "libcublasLt.so.13"))
+            for folder in found):
+        return found
+    return [folder for folder in found if
+            os.path.basename(os.path.dirname(folder)) not in ("cudnn", "nccl")]
+
+
 def site_packages(python):
     """Folders with this python's packages."""
     code = ("import site, sysconfig; print('\\n'.join("
@@ -133,8 +145,7 @@ class Machine:
             found += os.environ.get("LD_LIBRARY_PATH", "").split(":")
             for python in pythons():
                 for packages in site_packages(python):
-                    found += sorted(glob.glob(
-                        os.path.join(packages, "nvidia/*/lib")))
+                    found += wheel_folders(packages)
             for home in ["/usr/local/cuda"] + sorted(
                     glob.glob("/usr/local/cuda-*"), reverse=True):
                 found.append(os.path.join(home, "lib64"))
@@ -156,7 +167,7 @@ class Machine:
         found = {}
         for name, question in LIBRARIES.items():
             path = self.find(name)
-            version = self.version(path, question) if path else None
+            version = self.version(path or name, question)
             found[name] = {"path": path, "version": version}
         return found
 

@@ -22,15 +22,16 @@ Done = collections.namedtuple("Done", "code text timed_out")
 class Context:
     """Where a part runs, and until when."""
 
-    def __init__(self, root, out, scratch, environment):
+    def __init__(self, root, out, scratch, environment, gpus, nccl):
         self.root = root
         self.build = os.path.join(root, "out")
         self.out = out
         self.scratch = scratch
         self.environment = environment
+        self.gpus = gpus
+        self.nccl = nccl  # version of the library, 23004 for 2.30.4; or None
         self.log = os.devnull
         self.until = 0
-        self._keys = None
 
     def begin(self, part, until):
         self.log = os.path.join(self.out, part + ".log")
@@ -43,17 +44,19 @@ class Context:
     def path(self, name):
         return os.path.join(self.build, name)
 
-    def run(self, command, seconds=None):
-        """Runs a program until the part's time is over, and kills it and what
-        it started then. Its output is in the log and in the answer."""
-        limit = max(0.1, min(self.left(), seconds or self.left()))
+    def run(self, command, more=None):
+        """Runs a program until the part's time is over, or until Ctrl-C, and
+        kills it and what it started then. Its output is in the log and in the
+        answer. `more`: of its environment."""
+        limit = max(0.1, self.left())
         with open(self.log, "ab+") as log:
             log.write(("\n$ %s\n" % " ".join(command)).encode())
             log.flush()
             start = log.tell()
             try:
                 process = subprocess.Popen(
-                    command, cwd=self.root, env=self.environment, stdout=log,
+                    command, cwd=self.root, stdout=log,
+                    env={**self.environment, **(more or {})},
                     stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                     start_new_session=True)
             except OSError as error:
@@ -63,18 +66,6 @@ class Context:
             text = log.read().decode(errors="replace")
         return Done(process.returncode, text, timed_out)
 
-    def keys(self):
-        """{last word of a config key: the key}, from `zero config --schema`."""
-        if self._keys is None:
-            done = self.run([self.path("zero"), "config", "--schema"], 20)
-            try:
-                schema = json.loads(done.text)
-            except ValueError:
-                schema = {}
-            self._keys = {key.split(".")[-1]: key
-                          for key in schema_keys(schema, "")}
-        return self._keys
-
 
 def waited(process, seconds):
     """False where the process had to be killed."""
@@ -82,15 +73,13 @@ def waited(process, seconds):
         process.wait(seconds)
         return True
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: its children
-        process.wait()
         return False
-
-
-def schema_keys(schema, prefix):
-    for name, value in schema.get("properties", {}).items():
-        yield prefix + name
-        yield from schema_keys(value, prefix + name + ".")
+    finally:
+        # It has a session of its own: its children go with it, and Ctrl-C
+        # does not reach any of them.
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def passed(**more):
@@ -192,6 +181,26 @@ def tests(context):
 
 KERNEL_TESTS = "tests/kernels/kernels_cuda_test"
 FOUND_ERRORS = 86  # the exit status that it is told to use
+SUMMARY = re.compile(r"^=+ +(?:ERROR SUMMARY: (\d+) error|"
+                     r"RACECHECK SUMMARY: (\d+) hazard)", re.MULTILINE)
+# How a finding begins.
+FINDING = re.compile(
+    r"^=+ +((?:Error: |Warning: )?(?:Invalid|Misaligned|Race reported|"
+    r"(?:Potential )?(?:RAW|WAR|WAW) hazard|Barrier error|"
+    r"Uninitialized).*)", re.MULTILINE)
+
+
+def findings(done):
+    """What a tool found, or None. Its summary counts; one that was killed
+    wrote none."""
+    counts = [int(errors or hazards)
+              for errors, hazards in SUMMARY.findall(done.text)]
+    first = FINDING.search(done.text)
+    if sum(counts) or done.code == FOUND_ERRORS or (first and not counts):
+        return "%s, first: %s" % (
+            "%d findings" % sum(counts) if counts else "findings",
+            first.group(1) if first else "see the log")
+    return None
 
 
 def sanitize(context, tool):
@@ -200,22 +209,20 @@ def sanitize(context, tool):
     sanitizer = machine.compute_sanitizer()
     if sanitizer is None:
         return skipped("compute-sanitizer is not installed")
-    done = context.run([sanitizer, "--tool", tool, "--error-exitcode",
-                        str(FOUND_ERRORS), context.path(KERNEL_TESTS)])
+    # Not calls that return an error: tests let an allocation fail, and opening
+    # a GPU asks for peers that there may not be.
+    done = context.run([sanitizer, "--tool", tool, "--report-api-errors", "no",
+                        "--error-exitcode", str(FOUND_ERRORS),
+                        context.path(KERNEL_TESTS)])
     all_tests = [int(n) for n in re.findall(r"Running (\d+) tests", done.text)]
     ran = len(re.findall(r"^\[       OK \]", done.text, re.MULTILINE))
     more = {"tests": ran, "of": all_tests[0] if all_tests else 0}
     if "Device not supported" in done.text:
         return skipped("compute-sanitizer does not support this device or its "
                        "container")
-    # Beside the banner and the summary every line of a tool is a finding.
-    findings = [line for line in done.text.splitlines()
-                if line.startswith("========= ") and not re.match(
-                    r"=+ +(COMPUTE-SANITIZER|ERROR SUMMARY: 0 errors|"
-                    r"RACECHECK SUMMARY: 0 hazards|$)", line)]
-    if findings:
-        return failed("%d lines of findings, first: %s" % (
-            len(findings), findings[0]), **more)
+    found = findings(done)
+    if found:
+        return failed(found, **more)
     if done.timed_out and ran:
         return passed(why="stopped at its time limit after %d of %d tests" % (
             ran, more["of"]), **more)
@@ -268,7 +275,8 @@ def write_text(path, words=30000):
     draw = random.Random(1)
     with open(path, "w") as file:
         for number in range(words):
-            file.write(draw.choice(WORDS) + ("\n" if number % 12 == 11 else " "))
+            end = "\n" if number % 12 == 11 else " "
+            file.write(draw.choice(WORDS) + end)
 
 
 def config_of(family, text, out):
@@ -286,8 +294,9 @@ def config_of(family, text, out):
                 "warmup_num_steps": 10, "warmup_type": "linear"}}}
 
 
-def train(context, name, family, sets, options):
-    """Trains; returns (losses of the steps, summary, why it failed)."""
+def train(context, name, family, sets, options, more=None):
+    """Trains; returns (losses of the steps, summary, why it failed). `more`:
+    of the environment."""
     text = os.path.join(context.scratch, "text.txt")
     if not os.path.exists(text):
         write_text(text)
@@ -298,15 +307,17 @@ def train(context, name, family, sets, options):
     command = [context.path("zero"), "train", config, *options]
     for key, value in sets.items():
         command += ["--set", "%s=%s" % (key, value)]
-    done = context.run(command)
+    done = context.run(command, more)
     if done.code != 0 or done.timed_out:
         return [], {}, why_ended(done)
     with open(os.path.join(out, "metrics.jsonl")) as file:
         lines = [json.loads(line) for line in file]
     with open(os.path.join(out, "summary.json")) as file:
         summary = json.load(file)
-    return [line["loss"] for line in lines if "step" in line and
-            "loss" in line], summary, None
+    losses = [line["loss"] for line in lines if "step" in line and
+              "loss" in line]
+    return losses, summary, None if len(losses) == STEPS else (
+        "%d of %d losses are in metrics.jsonl" % (len(losses), STEPS))
 
 
 def largest_difference(losses, others):
@@ -322,8 +333,6 @@ def compare_steps(context, family, dtype):
         losses, _, why = train(
             context, "steps_%s_%s_%s" % (family, dtype, device),
             family, sets, ["--device", device])
-        if why is None and len(losses) != STEPS:
-            why = "%d of %d losses are in metrics.jsonl" % (len(losses), STEPS)
         if why:
             return {**row, "problem": "on %s: %s" % (device, why)}
         runs[device] = losses
@@ -381,23 +390,24 @@ STAGES = (0, 1, 2, 3)
 RANKS = (2, 4)
 
 
-def deterministic(context):
-    """Settings under which stages agree to the bit, several ranks on a GPU."""
-    keys, sets = context.keys(), {}
-    if "deterministic_attention" in keys:
-        sets[keys["deterministic_attention"]] = "true"
-    if "communication.backend" in keys.values():
-        sets["communication.backend"] = "local"
-    return sets
+def stage_sets(dtype, stage, backend):
+    """Settings under which stages and backends agree to the bit. A build that
+    does not know one of them refuses to run."""
+    return {"zero_optimization.stage": stage,
+            "bf16.enabled": "true" if dtype == "bf16" else "false",
+            "device.deterministic_attention": "true",
+            "communication.backend": backend}
+
+
+def on_ranks(ranks):
+    return ["--device", "cuda", "--ranks", str(ranks)]
 
 
 def stage_row(context, ranks, dtype, stage):
     row = {"ranks": ranks, "dtype": dtype, "stage": stage, "problem": None}
-    sets = {"zero_optimization.stage": stage,
-            "bf16.enabled": "true" if dtype == "bf16" else "false",
-            **deterministic(context)}
     _, summary, why = train(
-        context, "stage_%d_%s_%d" % (ranks, dtype, stage), "Llama", sets, ["--device", "cuda", "--ranks", str(ranks)])
+        context, "stage_%d_%s_%d" % (ranks, dtype, stage), "Llama",
+        stage_sets(dtype, stage, "local"), on_ranks(ranks))
     if why:
         return {**row, "problem": why}
     return {**row, "hash": summary["parameters_hash"],
@@ -414,8 +424,11 @@ def stages(context):
         row = stage_row(context, ranks, dtype, stage)
         if row["problem"]:
             return row
-        wanted = first.setdefault((dtype, ranks), row["hash"])
-        if row["hash"] != wanted:
+        if stage == 0:
+            first[dtype, ranks] = row["hash"]
+        if (dtype, ranks) not in first:
+            row["problem"] = "ran, but stage 0, to compare with, did not"
+        elif row["hash"] != first[dtype, ranks]:
             row["problem"] = "other parameters than at stage 0"
         return row
 
@@ -425,17 +438,92 @@ def stages(context):
             row["ranks"], row["dtype"], row["stage"]))
 
 
+# ---- NCCL -------------------------------------------------------------------
+
+# (ranks, dtype, stage); stages 0 and 3 together have all collectives.
+NCCL_CASES = ((1, "bf16", 3), (1, "fp32", 3), (2, "bf16", 3), (2, "fp32", 3),
+              (2, "bf16", 0))
+# Sums of 16 bits are those of `local`, to the bit. Sums of fp32 are in NCCL's
+# own order: relative, of a loss.
+NCCL_FP32 = 1e-6
+# From this version on, and only when asked to, ranks can share a GPU; their
+# kernels wait for each other and must fit onto it together.
+SHARES_GPU = 23000
+SHARED_GPU = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2"}
+
+
+def without_nccl(context, ranks):
+    """Why this many ranks can not run here, or None."""
+    if ranks <= context.gpus or (context.nccl or 0) >= SHARES_GPU:
+        return None
+    return "%d ranks want as many GPUs or NCCL 2.30, and here is %d with %s" % (
+        ranks, context.gpus, "NCCL %d.%d" % (
+            context.nccl // 10000, context.nccl // 100 % 100)
+        if context.nccl else "an NCCL that does not say its version")
+
+
+def compare_nccl(row, ours, local):
+    """Why NCCL's (losses, parameters_hash) are not those of `local`."""
+    exact = row["ranks"] == 1 or row["dtype"] == "bf16"
+    if exact and ours != local:
+        return "other losses or parameters than with local"
+    if row["worst"] > NCCL_FP32:
+        return "losses differ from local's by %.2g, %.2g is allowed" % (
+            row["worst"], NCCL_FP32)
+    return None
+
+
+def nccl_row(context, ranks, dtype, stage):
+    """The same steps with the backends local and nccl."""
+    row = {"ranks": ranks, "dtype": dtype, "stage": stage, "problem": None}
+    skip = without_nccl(context, ranks)
+    if skip:
+        return {**row, "skipped": skip}
+    more = SHARED_GPU if ranks > context.gpus else None
+    found = {}
+    for backend in ("local", "nccl"):
+        sets = {**stage_sets(dtype, stage, backend),
+                "communication_data_type": dtype}
+        losses, summary, why = train(
+            context, "nccl_%d_%s_%d_%s" % (ranks, dtype, stage, backend),
+            "Llama", sets, on_ranks(ranks), more)
+        if why:
+            return {**row, "problem": "%s: %s" % (backend, why)}
+        found[backend] = losses, summary["parameters_hash"]
+    row.update(worst=largest_difference(found["nccl"][0], found["local"][0]),
+               hash=found["nccl"][1])
+    row["problem"] = compare_nccl(row, found["nccl"], found["local"])
+    return row
+
+
+def nccl(context):
+    """NCCL itself, not the tests' stand-in: communicators are opened, split,
+    registered with, used and closed."""
+    if not bundle.names_library(context.path("zero"), b"libnccl.so"):
+        return skipped("this build is without NCCL")
+    result = table_of(context, NCCL_CASES, nccl_row,
+                      lambda row: "%d ranks, %s, stage %d" % (
+                          row["ranks"], row["dtype"], row["stage"]))
+    reasons = dict.fromkeys(row["skipped"] for row in result.get("rows", [])
+                            if "skipped" in row)
+    return {**result, "why": "; ".join(filter(None, (
+        result.get("why"), *("skipped: " + reason for reason in reasons))))}
+
+
 # ---- Memory -----------------------------------------------------------------
 
 MEMORY_RUNS = (("GPT-2 124M", "gpt2", 8, "false"),
                ("Qwen2.5 0.5B, recomputed", "Qwen2.5-0.5B", 4, "true"))
-# The driver hands out memory in pieces of 2 MiB and more; small allocations of
-# libraries (handles, graphs) are nobody's category.
+# What no prediction has: kernels and code of libraries are loaded with their
+# first launch, after the device was opened, and graphs and plans have memory of
+# their own: some 100 MiB, whatever the model. And the driver hands out pieces
+# of 2 MiB and more, so that what is allocated piece by piece takes more.
 MEMORY_SHARE, MEMORY_SLACK = 0.02, 128 << 20
 
 
 def memory_row(context, label, preset, micro_batch, recompute):
-    """The predicted peak beside what the device says is taken."""
+    """The predicted peak, with what was taken once the device was open (by the
+    context, by libraries, by others), beside what is taken in the end."""
     command = [context.path("bench/step_bench"), "configs/gpt2_124m.json",
                "--device", "cuda", "--dtype", "bf16", "--steps", "2",
                "--set", "model.preset=" + preset,
@@ -450,9 +538,7 @@ def memory_row(context, label, preset, micro_batch, recompute):
         return {**row, "problem": why_ended(done)}
     found = json.loads(lines[-1])
     memory = found["memory"]
-    # All that this process has: what others took before it does not count.
-    others = memory["used_before"] - memory["context"]
-    measured = memory["used"] - others
+    measured = memory["used"]
     predicted = memory["predicted_peak"]
     if "fixed" not in found["peak_bytes"]:
         predicted += memory["context"]
@@ -497,5 +583,5 @@ def bench(context):
 
 
 PARTS = {"tests": tests, "memcheck": memcheck, "racecheck": racecheck,
-         "parity": parity, "steps": steps, "stages": stages, "memory": memory,
-         "bench": bench}
+         "parity": parity, "steps": steps, "stages": stages, "nccl": nccl,
+         "memory": memory, "bench": bench}

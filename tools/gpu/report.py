@@ -88,6 +88,16 @@ def stages_lines(row):
               one["problem"] or "ok") for one in row.get("rows", [])])
 
 
+def nccl_lines(row):
+    return ["The same 20 steps with the backends local and nccl.", ""] + table(
+        ("ranks", "dtype", "stage", "parameters_hash",
+         "largest relative difference of a loss", ""), [
+             (one["ranks"], one["dtype"], one["stage"], one.get("hash", ""),
+              "%.2e" % one["worst"] if "worst" in one else "",
+              one["problem"] or ("skipped" if "skipped" in one else "ok"))
+             for one in row.get("rows", [])])
+
+
 def memory_lines(row):
     return table(("model", "predicted GB", "measured GB", "of the ledger GB",
                   ""), [
@@ -103,7 +113,7 @@ def bench_lines(row):
 
 SECTIONS = {"tests": tests_lines, "memcheck": sanitizer_lines,
             "racecheck": sanitizer_lines, "parity": parity_lines,
-            "steps": steps_lines, "stages": stages_lines,
+            "steps": steps_lines, "stages": stages_lines, "nccl": nccl_lines,
             "memory": memory_lines, "bench": bench_lines}
 
 
