@@ -2,6 +2,8 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -31,8 +33,11 @@ class CudaEvent final : public Event {
   void Synchronize() override { ZERO_CUDA_CHECK(cudaEventSynchronize(event_)); }
   bool IsDone() const override {
     const cudaError_t status = cudaEventQuery(event_);
-    if (status == cudaErrorNotReady) return false;
     if (status == cudaSuccess) return true;
+    if (status == cudaErrorNotReady) {
+      Ignore(cudaGetLastError());  // clears it: the next launch asks
+      return false;
+    }
     ThrowCudaError("cudaEventQuery(event_)", __FILE__, __LINE__, status);
   }
   double MillisSince(const Event& start) const override {
@@ -97,20 +102,27 @@ int ComputeCapability(int index) {
          Attribute(cudaDevAttrComputeCapabilityMinor, index);
 }
 
-// Kernels of this device may then read its peers' memory in place.
-void EnablePeers(int index, int num_devices) {
-  for (int peer = 0; peer < num_devices; ++peer) {
-    int can = 0;
-    if (peer == index) continue;
-    ZERO_CUDA_CHECK(cudaDeviceCanAccessPeer(&can, index, peer));
-    if (can == 0) continue;
-    const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
-    if (status == cudaErrorPeerAccessAlreadyEnabled) {
-      Ignore(cudaGetLastError());  // clears it
-    } else {
-      ZERO_CUDA_CHECK(status);
-    }
-  }
+// Lets kernels of the current device read the memory of `peer` in place; false
+// where they can not.
+bool EnablePeer(int peer) {
+  const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
+  if (status == cudaSuccess) return true;
+  Ignore(cudaGetLastError());  // clears it
+  return status == cudaErrorPeerAccessAlreadyEnabled;
+}
+
+// What the current device, `index`, has taken when its first user in this
+// process has its libraries, and nothing else yet: one number for all ranks
+// that are threads, of which others may have memory already.
+int64_t ContextBytes(int index) {
+  static std::mutex mutex;
+  static std::map<int, int64_t>* const measured = new std::map<int, int64_t>;
+  std::lock_guard<std::mutex> lock(mutex);
+  const auto known = measured->find(index);
+  if (known != measured->end()) return known->second;
+  size_t free = 0, total = 0;
+  ZERO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  return (*measured)[index] = static_cast<int64_t>(total - free);
 }
 
 absl::Status CheckUsable(int index, int num_devices, cudaError_t count_error) {
@@ -161,11 +173,9 @@ absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(
   const absl::Status usable = CheckUsable(index, num_devices, count_error);
   if (!usable.ok()) return usable;
   ZERO_CUDA_CHECK(cudaSetDevice(index));
-  EnablePeers(index, num_devices);
-  size_t free = 0, total = 0;
-  ZERO_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  return std::unique_ptr<Device>(
-      new CudaDevice(index, options, static_cast<int64_t>(total - free)));
+  std::unique_ptr<CudaDevice> device(new CudaDevice(index, options, 0));
+  device->context_bytes_ = ContextBytes(index);
+  return device;
 }
 
 CudaDevice::CudaDevice(int index, const CudaOptions& options,
@@ -203,13 +213,20 @@ DeviceMemory CudaDevice::memory() const {
           context_bytes_};
 }
 
+// Peer access is enabled where somebody asks for it: it takes a context on the
+// peer, which processes with one rank each do not need.
 bool CudaDevice::Reaches(const Device& other) const {
   if (other.kind() != DeviceKind::kCuda) return false;
   const int peer = static_cast<const CudaDevice&>(other).index_;
   if (peer == index_) return true;
-  int can = 0;
+  int can = 0, current = 0;
   ZERO_CUDA_CHECK(cudaDeviceCanAccessPeer(&can, index_, peer));
-  return can != 0;
+  if (can == 0) return false;
+  ZERO_CUDA_CHECK(cudaGetDevice(&current));
+  MakeCurrent();
+  const bool enabled = EnablePeer(peer);
+  ZERO_CUDA_CHECK(cudaSetDevice(current));
+  return enabled;
 }
 
 absl::StatusOr<Buffer> CudaDevice::Allocate(size_t bytes, MemoryKind kind) {

@@ -36,13 +36,18 @@ __device__ inline double OrderedSum(const double* src, int64_t n, int stride,
                                     double start) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   double sum = start;
-  for (int64_t i = 0; i < n; i += kWarpSize) {
-    const double mine = i + lane < n ? __ldcg(src + (i + lane) * stride) : 0.0;
-    const int count = n - i < kWarpSize ? static_cast<int>(n - i) : kWarpSize;
-    for (int k = 0; k < count; ++k) {
+  int64_t i = 0;
+  // Unrolled, the shuffles go ahead and an addition waits for the last alone.
+  for (; i + kWarpSize <= n; i += kWarpSize) {
+    const double mine = __ldcg(src + (i + lane) * stride);
+#pragma unroll
+    for (int k = 0; k < kWarpSize; ++k) {
       sum += __shfl_sync(kWholeWarp, mine, k);
     }
   }
+  const int left = static_cast<int>(n - i);
+  const double mine = lane < left ? __ldcg(src + (i + lane) * stride) : 0.0;
+  for (int k = 0; k < left; ++k) sum += __shfl_sync(kWholeWarp, mine, k);
   return sum;
 }
 

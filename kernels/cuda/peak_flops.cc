@@ -1,6 +1,8 @@
 #include "kernels/cuda/peak_flops.h"
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 namespace zero::cuda {
 namespace {
@@ -10,7 +12,8 @@ struct Row {
   double teraflops;
 };
 
-// The first row whose part occurs in the name counts.
+// The first row whose part is words of the name counts: an "RTX A4000" is no
+// A40.
 constexpr Row kRows[] = {
     {"GB300", 2500},    {"GB200", 2500},     {"B300", 2250},
     {"B200", 2250},     {"B100", 1750},      {"GH200", 989.4},
@@ -23,11 +26,17 @@ constexpr Row kRows[] = {
     {"RTX 3090", 71},
 };
 
+bool HasWords(absl::string_view name, absl::string_view words) {
+  return absl::StrContains(
+      absl::StrCat(" ", absl::StrReplaceAll(name, {{"-", " "}}), " "),
+      absl::StrCat(" ", words, " "));
+}
+
 }  // namespace
 
 double PeakFlopsBf16(absl::string_view name) {
   for (const Row& row : kRows) {
-    if (absl::StrContains(name, row.part)) return row.teraflops * 1e12;
+    if (HasWords(name, row.part)) return row.teraflops * 1e12;
   }
   return 0;
 }

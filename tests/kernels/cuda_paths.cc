@@ -8,7 +8,6 @@ namespace zero {
 
 void* AllocateTestMemory(size_t bytes) {
   void* data = nullptr;
-  // Without a device the data of a skipped test is plain memory.
   if (cudaMallocManaged(&data, bytes + 1) != cudaSuccess) {
     throw std::bad_alloc();
   }

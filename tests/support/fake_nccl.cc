@@ -342,7 +342,8 @@ ncclResult_t Add(ncclComm* comm, cudaStream_t stream, const Call& call) {
   if (group.depth == 0) return Enqueue(comm, {call}, stream);
   if (group.calls[comm].empty()) group.users.push_back({comm, stream});
   group.calls[comm].push_back(call);
-  return ncclSuccess;
+  // What a communicator that does not block may say: no error.
+  return group.calls[comm].size() % 2 == 1 ? ncclInProgress : ncclSuccess;
 }
 
 ncclComm* MakeComm(Fake& fake, int world_rank) {
@@ -546,6 +547,9 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 
 ncclResult_t ncclCommRegister(const ncclComm_t, void* data, size_t,
                               void** handle) {
+  if (zero::emulator::Called("ncclCommRegister") != cudaSuccess) {
+    return ncclSystemError;
+  }
   std::lock_guard<std::mutex> lock(Get().mutex);
   *handle = new char;
   (void)data;
@@ -657,13 +661,6 @@ ncclResult_t ncclRecv(void* recv, size_t count, ncclDataType_t type, int peer,
                     .count = count,
                     .type = type,
                     .peer = peer});
-}
-
-// Weak: the fake CUDA runtime has the rest of CUDA's functions.
-__attribute__((weak)) cudaError_t cudaDeviceGetPCIBusId(char* id, int size,
-                                                        int device) {
-  std::snprintf(id, size, "0000:%02x:00.0", device);
-  return cudaSuccess;
 }
 
 }  // extern "C"

@@ -2,6 +2,7 @@
 // memory and the queues of fake_gpu.h.
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -357,6 +358,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
 cudaError_t cudaDriverGetVersion(int* version) {
   ZERO_FAKE_CALL(call);
   *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {
+  ZERO_FAKE_CALL(call);
+  if (!IsDevice(call.gpu, device)) return Fail(cudaErrorInvalidDevice);
+  std::snprintf(id, static_cast<size_t>(size), "0000:%02x:00.0", device);
   return cudaSuccess;
 }
 

@@ -593,6 +593,12 @@ void Machine::Run(const KernelLaunch& launch,
     Die(-1, "blocks of %u x %u x %u threads: not 32, 64, ..., 1024", b.x, b.y,
         b.z);
   }
+  const dim3& g = launch.grid;
+  if (g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535) {
+    num_threads_ = 0;
+    Die(-1, "a grid of %u x %u x %u blocks: beyond 2^31 - 1, 65535, 65535", g.x,
+        g.y, g.z);
+  }
   for (int i = 0; i < num_threads_; ++i) {
     const unsigned linear = i;
     indices_[i] = {linear % b.x, linear / b.x % b.y, linear / b.x / b.y};
