@@ -4,7 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
@@ -61,10 +60,6 @@ absl::Status CheckBelow(const std::string& name, int low,
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", low, ", but ",
                                                  limit, " is ", high, ": want ",
                                                  name, " in [0, ", high, ")"));
-}
-
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
 }
 
 // "node[03-05,9],other" begins with node03.

@@ -25,12 +25,10 @@ using Body = std::function<absl::Status(const Rank&)>;
 // The ranks of this process, and how they ended.
 class Ranks {
  public:
-  // `sharers`: ranks on each GPU.
-  Ranks(int world, int sharers, std::string kind, std::shared_ptr<Store> store,
+  Ranks(int world, std::string kind, std::shared_ptr<Store> store,
         const LocalRanksOptions& options, const MakeDeviceFn& make_device,
         const Body& body)
       : world_(world),
-        sharers_(sharers),
         kind_(std::move(kind)),
         store_(std::move(store)),
         options_(options),
@@ -106,8 +104,20 @@ class Ranks {
     rank->across = wrapped("across", std::move(ends.across));
     rank->scalar = wrapped("scalar", std::move(ends.scalar));
     rank->kind = kind_;
-    rank->sharers = sharers_;
+    rank->sharers = ends.sharers;
+    rank->agree = [this, index, num_met = 0](const std::string& name,
+                                             bool yes) mutable {
+      return Agree(index, absl::StrCat(name, " #", ++num_met), yes);
+    };
     return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Agree(int index, const std::string& name, bool yes) {
+    ZERO_ASSIGN_OR_RETURN(
+        const std::vector<std::string> said,
+        ExchangeInStore(*store_, name, index, world_, yes ? "yes" : "no",
+                        options_.local.timeout));
+    return std::find(said.begin(), said.end(), "no") == said.end();
   }
 
   // OK when all have ended. An error: of the run, with the ranks that did not
@@ -140,7 +150,6 @@ class Ranks {
   }
 
   const int world_;
-  const int sharers_;
   const std::string kind_;
   const std::shared_ptr<Store> store_;
   const LocalRanksOptions& options_;
@@ -153,12 +162,6 @@ class Ranks {
   absl::Status first_error_;
 };
 
-// Mostly 1: NCCL wants to be asked for more. A process that sees one GPU has it
-// for itself.
-int RanksPerGpu(int ranks, int gpus) {
-  return gpus <= 1 ? 1 : (ranks + gpus - 1) / gpus;
-}
-
 }  // namespace
 
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
@@ -167,8 +170,7 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
   ZERO_ASSIGN_OR_RETURN(const std::string version, NcclVersion());
   std::vector<int> all(world);
   std::iota(all.begin(), all.end(), 0);
-  const int gpus = NumCudaDevices();
-  return Ranks(world, gpus == 1 ? world : RanksPerGpu(world, gpus),
+  return Ranks(world,
                absl::StrCat("threads of this process, connected by ", version),
                std::make_shared<MemoryStore>(), options, make_device, body)
       .Run(all);
@@ -188,9 +190,8 @@ absl::Status RunNcclProcess(const Launch& launch,
       std::shared_ptr<Store> store,
       TcpStore::Connect(launch.store, launch.rank, launch.world, timeout));
   const absl::Status status =
-      Ranks(launch.world, RanksPerGpu(launch.local_world, NumCudaDevices()),
-            absl::StrCat("processes, connected by ", version), store, options,
-            make_device, body)
+      Ranks(launch.world, absl::StrCat("processes, connected by ", version),
+            store, options, make_device, body)
           .Run({launch.rank});
   if (!status.ok()) return status;
   return MeetInStore(*store, "end of the run", launch.rank, launch.world,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "engine/comm/counting.h"
 #include "engine/comm/null.h"
 #include "kernels/device.h"
@@ -33,6 +34,18 @@ struct Rank {
 
   // Ranks that share the memory of the device, this one included; 0: all.
   int sharers = 0;
+
+  // Waits on the host until all ranks have come here, without a collective;
+  // whether all of them said yes. Ranks whose collectives spin on a GPU meet so
+  // once their memory is taken: what takes or maps memory waits for all work of
+  // a GPU under locks that the whole process has, which another rank then needs
+  // for the launch that this work waits for.
+  // Order:  all ranks, in the same sequence.
+  // Errors: DeadlineExceeded with the ranks that did not come; why the run
+  //         failed.
+  // Null: nobody has to.
+  std::function<absl::StatusOr<bool>(const std::string& name, bool yes)> agree =
+      nullptr;
 
   // The ranks for which others waited in vain (LocalGroup::missing). Null:
   // nobody can be.

@@ -1,7 +1,7 @@
 #include "engine/comm/store.h"
 
 #include <algorithm>
-#include <vector>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -39,15 +39,25 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
 
 absl::Status MeetInStore(Store& store, const std::string& name, int rank,
                          int world, absl::Duration timeout) {
+  return ExchangeInStore(store, name, rank, world, "", timeout).status();
+}
+
+absl::StatusOr<std::vector<std::string>> ExchangeInStore(
+    Store& store, const std::string& name, int rank, int world,
+    const std::string& text, absl::Duration timeout) {
   const auto key = [&](int one) { return absl::StrCat(name, "/", one); };
-  ZERO_RETURN_IF_ERROR(store.Put(key(rank), ""));
+  ZERO_RETURN_IF_ERROR(store.Put(key(rank), text));
+  std::vector<std::string> texts;
   const absl::Time deadline = absl::Now() + timeout;
   for (int other = 0; other < world; ++other) {
     const absl::Duration left =
         std::max(deadline - absl::Now(), absl::ZeroDuration());
-    const absl::Status met = Await(store, key(other), "", left).status();
-    if (met.ok()) continue;
-    if (!absl::IsDeadlineExceeded(met)) return met;
+    absl::StatusOr<std::string> met = Await(store, key(other), "", left);
+    if (met.ok()) {
+      texts.push_back(*std::move(met));
+      continue;
+    }
+    if (!absl::IsDeadlineExceeded(met.status())) return met.status();
     std::vector<int> missing = {other};
     for (int one = other + 1; one < world; ++one) {
       ZERO_ASSIGN_OR_RETURN(const auto value, store.Get(key(one)));
@@ -57,7 +67,7 @@ absl::Status MeetInStore(Store& store, const std::string& name, int rank,
         absl::StrCat(RankNames(missing), " did not come to \"", name,
                      "\" within ", absl::FormatDuration(timeout)));
   }
-  return absl::OkStatus();
+  return texts;
 }
 
 absl::Status StoreFailure(Store& store, const absl::Status& failure) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -15,8 +16,8 @@
 
 namespace zero {
 
-// Errors:  Unavailable where whoever keeps the store is gone; nothing waits
-//          for longer than a few seconds.
+// Errors:  Unavailable where whoever keeps the store is gone, or does not
+//          answer: no call waits for longer than 20 s (TcpStore's kAnswer).
 // Threads: used by any.
 class Store {
  public:
@@ -45,6 +46,10 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
 // Errors: DeadlineExceeded with the ranks that did not; as Await.
 absl::Status MeetInStore(Store& store, const std::string& name, int rank,
                          int world, absl::Duration timeout);
+// Likewise; every rank brings a text and gets all of them, in rank order.
+absl::StatusOr<std::vector<std::string>> ExchangeInStore(
+    Store& store, const std::string& name, int rank, int world,
+    const std::string& text, absl::Duration timeout);
 
 // Why the run failed, if it did: the first that anybody says counts. Returns
 // what counts.

@@ -97,10 +97,6 @@ void SetTimeouts(int socket, absl::Duration timeout) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
 }
 
-bool IsLoopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
-}
-
 std::string Text(const TcpStoreAddress& address) {
   return absl::StrCat(address.host, ":", address.port);
 }
@@ -318,6 +314,10 @@ TcpStoreServer::TcpStoreServer(std::unique_ptr<Service> service, int port)
 TcpStoreServer::~TcpStoreServer() {
   service_->Stop();
   thread_.join();
+}
+
+bool IsLoopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
 }
 
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(

@@ -27,6 +27,9 @@ struct TcpStoreAddress {
   int port = 0;
 };
 
+// Whether `host` names the machine itself: "localhost", 127.0.0.1.
+bool IsLoopback(const std::string& host);
+
 // Rank 0's part: a thread that answers.
 class TcpStoreServer {
  public:

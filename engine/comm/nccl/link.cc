@@ -24,10 +24,6 @@ namespace {
 
 constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 
-bool IsError(ncclResult_t result) {
-  return result != ncclSuccess && result != ncclInProgress;
-}
-
 ncclConfig_t ConfigOf(const char* name) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -129,7 +125,6 @@ absl::StatusOr<std::shared_ptr<NcclLink>> NcclLink::Open(
   device.MakeCurrent();
   const absl::Status opened = [&]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(link->MeetOthers());
-    ZERO_RETURN_IF_ERROR(link->CheckOwnGpu());
     ZERO_RETURN_IF_ERROR(link->InitWorld());
     std::vector<int> within, across;
     const int shards = link->shards_, rank = link->rank_;
@@ -149,30 +144,31 @@ absl::StatusOr<std::shared_ptr<NcclLink>> NcclLink::Open(
   return link;
 }
 
-// So that whoever does not come is named, which NCCL would not do.
+// So that whoever does not come is named, which NCCL would not do; and who has
+// which GPU.
 absl::Status NcclLink::MeetOthers() {
-  const absl::Status met =
-      MeetInStore(*store_, "start-up of NCCL", rank_, world_, timeout_);
-  if (!absl::IsDeadlineExceeded(met)) return met;
-  return absl::DeadlineExceededError(
-      absl::StrCat("nccl: ", met.message(),
-                   "; if a rank was only slow, raise "
-                   "communication.timeout_seconds"));
-}
-
-absl::Status NcclLink::CheckOwnGpu() {
   char bus_id[64] = "";
   ZERO_CUDA_CHECK(
       cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device_.index()));
   const std::string gpu = absl::StrCat(HostName(), "/", bus_id);
-  ZERO_ASSIGN_OR_RETURN(const std::string owner,
-                        store_->PutFirst("gpu/" + gpu, absl::StrCat(rank_)));
-  if (owner == absl::StrCat(rank_) || CheckRanksOfGpus(2, 1).ok()) {
-    return absl::OkStatus();
+  const absl::StatusOr<std::vector<std::string>> gpus = ExchangeInStore(
+      *store_, "start-up of NCCL", rank_, world_, gpu, timeout_);
+  if (absl::IsDeadlineExceeded(gpus.status())) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("nccl: ", gpus.status().message(),
+                     "; if a rank was only slow, raise "
+                     "communication.timeout_seconds"));
   }
+  ZERO_RETURN_IF_ERROR(gpus.status());
+  std::vector<int> sharers;
+  for (int rank = 0; rank < world_; ++rank) {
+    if ((*gpus)[rank] == gpu) sharers.push_back(rank);
+  }
+  num_sharers_ = static_cast<int>(sharers.size());
+  if (num_sharers_ == 1 || CheckRanksOfGpus(2, 1).ok()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "nccl: rank ", owner, " and rank ", rank_, " both have GPU ", bus_id,
-      " of ", HostName(),
+      "nccl: ", RankNames(sharers), num_sharers_ == 2 ? " both" : " all",
+      " have GPU ", bus_id, " of ", HostName(),
       "; look at LOCAL_RANK and CUDA_VISIBLE_DEVICES, or let the ranks be "
       "threads that share a GPU: --ranks N with communication.backend "
       "\"local\""));
@@ -183,7 +179,7 @@ absl::Status NcclLink::InitWorld() {
   ncclUniqueId id;
   if (rank_ == 0) {
     const ncclResult_t result = ncclGetUniqueId(&id);
-    if (IsError(result)) {
+    if (IsNcclError(result)) {
       return absl::UnavailableError(absl::StrCat(
           "nccl: rank 0 got no id: ", NcclErrorText(result, nullptr)));
     }
@@ -209,7 +205,7 @@ absl::Status NcclLink::InitWorld() {
   ncclConfig_t config = ConfigOf("scalar");
   const ncclResult_t result =
       ncclCommInitRankConfig(&world.comm, world_, id, rank_, &config);
-  if (IsError(result)) {
+  if (IsNcclError(result)) {
     return absl::UnavailableError(absl::StrCat(
         "nccl: rank ", rank_,
         " could not connect: ", NcclErrorText(result, world.comm)));
@@ -233,7 +229,7 @@ absl::Status NcclLink::SplitWorld(const char* name, std::vector<int> members,
   ncclConfig_t config = ConfigOf(name);
   const ncclResult_t result =
       ncclCommSplit(parent, color, rank_, &added.comm, &config);
-  if (IsError(result)) {
+  if (IsNcclError(result)) {
     return absl::UnavailableError(
         absl::StrCat("nccl: rank ", rank_, " could not connect channel \"",
                      name, "\": ", NcclErrorText(result, parent)));
@@ -255,8 +251,8 @@ absl::Status NcclLink::AwaitInit(const NcclChannel& channel, ncclComm_t parent,
     for (const ncclComm_t comm : {parent, channel.comm}) {
       if (comm == nullptr || state != ncclSuccess) continue;
       const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-      if (IsError(asked)) state = asked;
-      if (IsError(state)) return Hear(failed(NcclErrorText(state, comm)));
+      if (IsNcclError(asked)) state = asked;
+      if (IsNcclError(state)) return Hear(failed(NcclErrorText(state, comm)));
     }
     if (state == ncclSuccess && channel.comm != nullptr) {
       return absl::OkStatus();
@@ -296,21 +292,21 @@ void NcclLink::Run(NcclChannel& channel, Stream& stream,
 
 bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
                       const Collective& collective, const NcclCall& call) {
-  const NcclPlace place{channel.place, static_cast<int>(channel.members.size()),
-                        channel.comm, cuda::HandleOf(stream),
-                        channel.scratch.data()};
+  NcclPlace place{channel.place, static_cast<int>(channel.members.size()),
+                  nullptr, cuda::HandleOf(stream), channel.scratch.data()};
   ncclResult_t result;
   std::string error;
   {
     std::lock_guard<std::mutex> lock(calls_);
     if (!status().ok()) return false;
+    place.comm = channel.comm;  // an abort takes it
     result = ncclGroupStart();
-    if (!IsError(result)) result = EnqueueTransfers(place, collective);
+    if (!IsNcclError(result)) result = EnqueueTransfers(place, collective);
     const ncclResult_t ended = ncclGroupEnd();
-    if (!IsError(result)) result = ended;
-    if (IsError(result)) error = NcclErrorText(result, channel.comm);
+    if (!IsNcclError(result)) result = ended;
+    if (IsNcclError(result)) error = NcclErrorText(result, channel.comm);
   }
-  if (IsError(result)) {
+  if (IsNcclError(result)) {
     Fail(Hear(absl::UnavailableError(
         absl::StrCat("nccl: rank ", rank_, " could not begin ",
                      CallText(channel, call), ": ", error))));
@@ -330,10 +326,10 @@ bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
       std::lock_guard<std::mutex> lock(calls_);
       if (!status().ok()) return false;
       const ncclResult_t asked = ncclCommGetAsyncError(channel.comm, &state);
-      if (IsError(asked)) state = asked;
+      if (IsNcclError(asked)) state = asked;
     }
     if (state == ncclSuccess) return true;
-    if (IsError(state)) {
+    if (IsNcclError(state)) {
       Fail(Hear(absl::UnavailableError(absl::StrCat(
           "nccl: rank ", rank_, " failed at ", CallText(channel, call), ": ",
           NcclErrorText(state, nullptr)))));
@@ -361,7 +357,9 @@ std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
   if (!status().ok()) return nullptr;
   const ncclResult_t result =
       ncclCommRegister(channel.comm, data, bytes, &handle);
-  // Not every memory can be mapped; NCCL then copies, as without.
+  // Not every memory can be mapped; NCCL then copies, as without. What
+  // cudaMalloc gave serves NCCL's transfers; switches that add up (NVLS) would
+  // want ncclMemAlloc's.
   if (result != ncclSuccess || handle == nullptr) return nullptr;
   return std::shared_ptr<void>(
       handle, [link = shared_from_this(), &channel](void* registered) {
@@ -499,8 +497,8 @@ absl::Status NcclLink::LookAtErrors() {
     for (const auto& channel : channels_) {
       if (channel->comm == nullptr) continue;
       const ncclResult_t asked = ncclCommGetAsyncError(channel->comm, &state);
-      if (IsError(asked)) state = asked;
-      if (!IsError(state)) continue;
+      if (IsNcclError(asked)) state = asked;
+      if (!IsNcclError(state)) continue;
       text = NcclErrorText(state, channel->comm);
       failed = channel.get();
       break;
@@ -583,7 +581,7 @@ bool NcclLink::Finalize() {
   if (!status().ok()) return false;
   for (const auto& channel : channels_) {
     if (channel->comm == nullptr) continue;
-    if (IsError(ncclCommFinalize(channel->comm))) return false;
+    if (IsNcclError(ncclCommFinalize(channel->comm))) return false;
   }
   const absl::Time deadline = absl::Now() + timeout_;
   for (const auto& channel : channels_) {
@@ -591,7 +589,9 @@ bool NcclLink::Finalize() {
     ncclResult_t state = ncclInProgress;
     absl::Time look = absl::InfinitePast();
     for (Pause pause; state == ncclInProgress; pause.Wait()) {
-      if (IsError(ncclCommGetAsyncError(channel->comm, &state))) return false;
+      if (IsNcclError(ncclCommGetAsyncError(channel->comm, &state))) {
+        return false;
+      }
       const absl::Time now = absl::Now();
       if (now < look) continue;
       if (now >= deadline || !StoredFailure(*store_).ok()) return false;

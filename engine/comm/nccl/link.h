@@ -59,6 +59,9 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
     return channels_;
   }
 
+  // Ranks whose GPU is this one's, it included.
+  int num_sharers() const { return num_sharers_; }
+
   void Run(NcclChannel& channel, Stream& stream, const Collective& collective);
   std::shared_ptr<void> Register(NcclChannel& channel, void* data,
                                  size_t bytes);
@@ -73,7 +76,6 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
 
   // Start-up, in this order.
   absl::Status MeetOthers();
-  absl::Status CheckOwnGpu();
   absl::Status InitWorld();
   absl::Status SplitWorld(const char* name, std::vector<int> members,
                           int color);
@@ -107,6 +109,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   const int world_;
   const int shards_;
   const absl::Duration timeout_;
+  int num_sharers_ = 1;
   std::vector<std::unique_ptr<NcclChannel>> channels_;
 
   // Held around every call of NCCL on a communicator: an abort ends these.

@@ -93,6 +93,7 @@ absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
   ends.gather = end(1);
   ends.reduce = end(2);
   ends.across = end(3);
+  ends.sharers = link->num_sharers();
   return ends;
 }
 

@@ -42,6 +42,7 @@ struct NcclOptions {
 // See Rank.
 struct NcclEnds {
   std::unique_ptr<Communicator> gather, reduce, across, scalar;
+  int sharers = 1;  // ranks of this rank's GPU, it included
 };
 
 // "NCCL 2.28.9", of the library that was loaded. Errors: Unimplemented, with

@@ -75,7 +75,7 @@ ncclResult_t ForEachSegment(const Collective& collective, int64_t world,
     if (segment.elems == 0) continue;
     const int64_t piece = segment.elems / world;
     const ncclResult_t result = fn(segment, piece, staged);
-    if (result != ncclSuccess && result != ncclInProgress) return result;
+    if (IsNcclError(result)) return result;
     staged += copies * Bytes(collective, piece);
   }
   return ncclSuccess;
@@ -89,11 +89,11 @@ ncclResult_t Exchange(const NcclPlace& place, const void* send, void* recv,
     const int from = (place.rank - step + place.world) % place.world;
     ncclResult_t result = ncclSend(At(send, to * bytes), bytes, ncclUint8, to,
                                    place.comm, place.stream);
-    if (result == ncclSuccess) {
+    if (!IsNcclError(result)) {
       result = ncclRecv(At(recv, from * bytes), bytes, ncclUint8, from,
                         place.comm, place.stream);
     }
-    if (result != ncclSuccess) return result;
+    if (IsNcclError(result)) return result;
   }
   return ncclSuccess;
 }

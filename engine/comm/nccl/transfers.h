@@ -10,6 +10,12 @@
 
 namespace zero {
 
+// Communicators never block: ncclInProgress says that a call goes on in the
+// background, also one of the calls of a group.
+inline bool IsNcclError(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
+}
+
 // Memory of a communicator for what the few numbers of a step need.
 inline constexpr size_t kNcclScratchBytes = size_t{256} << 10;
 

@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "engine/base/status.h"
 #include "engine/comm/nccl_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -644,6 +645,49 @@ TEST_F(NcclTest, ProcessesRun) {
        })) {
     EXPECT_EQ(status, absl::OkStatus());
   }
+}
+
+TEST_F(NcclTest, ProcessesCountTheRanksOfTheirGpu) {
+  SetFakeNcclVersion(NCCL_VERSION(2, 30, 3));
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  for (const absl::Status& status : RunProcesses(
+           3, absl::Seconds(10),
+           [](const Rank& rank) {
+             EXPECT_EQ(rank.sharers, rank.rank() == 1 ? 1 : 2);
+             return AddRanks(rank);
+           },
+           [](int rank) { return MakeCudaDevice(rank == 1 ? 4 : 3); })) {
+    EXPECT_EQ(status, absl::OkStatus());
+  }
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+TEST_F(NcclTest, RanksAgreeWhereAllSayYes) {
+  const auto vote = [](const Rank& rank) -> absl::Status {
+    for (const int against : {-1, 0, 2, -1}) {
+      ZERO_ASSIGN_OR_RETURN(const bool all,
+                            rank.agree("a vote", rank.rank() != against));
+      EXPECT_EQ(all, against < 0);
+    }
+    return absl::OkStatus();
+  };
+  EXPECT_EQ(RunNcclRanks(3, Options(absl::Seconds(10)), OpenGpu, vote),
+            absl::OkStatus());
+  for (const absl::Status& status : RunProcesses(3, absl::Seconds(10), vote)) {
+    EXPECT_EQ(status, absl::OkStatus());
+  }
+}
+
+TEST_F(NcclTest, WhoDoesNotComeToAVoteIsNamed) {
+  const absl::Status status = RunNcclRanks(
+      2, Options(absl::Milliseconds(300)), OpenGpu, [](const Rank& rank) {
+        if (rank.rank() == 0) return rank.agree("a vote", true).status();
+        while (rank.status().ok()) absl::SleepFor(absl::Milliseconds(2));
+        return rank.status();
+      });
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rank 1 did not come to \"a vote #1\" within 300ms"));
 }
 
 TEST_F(NcclTest, AnErrorOfOneRankIsThatOfTheRun) {

@@ -55,6 +55,20 @@ int RawSocket(int port) {
   return fd;
 }
 
+TEST(TcpStoreTest, RanksExchangeTexts) {
+  MemoryStore store;
+  EXPECT_EQ(RunRanks(3,
+                     [&](int rank) {
+                       const auto texts =
+                           ExchangeInStore(store, "names", rank, 3,
+                                           absl::StrCat("rank ", rank), kSoon);
+                       EXPECT_EQ(*texts, std::vector<std::string>(
+                                             {"rank 0", "rank 1", "rank 2"}));
+                       return texts.status();
+                     }),
+            absl::OkStatus());
+}
+
 TEST(TcpStoreTest, WhatOneRankWritesAllRead) {
   const auto server = Server(2);
   const auto a = Client(*server, 0, 2), b = Client(*server, 1, 2);
