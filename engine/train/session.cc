@@ -258,6 +258,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
         config.model.from_pretrained, *session->model_,
         [&](const auto& values) { session->executor_->Load(values); }));
   }
+  // All memory is taken, and the first copies are done: see Rank::agree.
+  if (rank.agree) {
+    ZERO_RETURN_IF_ERROR(rank.agree("ready for collectives", true).status());
+  }
   return session;
 }
 

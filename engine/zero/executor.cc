@@ -43,16 +43,21 @@ BatchLayout LayoutOf(const HostBatch& batch) {
   return {tokens, RoundUp(tokens * sizeof(int32_t), 64)};
 }
 
-}  // namespace
-
-absl::Status Executor::ReserveUploads(absl::Span<const HostBatch> batches) {
+int64_t LargestUpload(absl::Span<const HostBatch> batches) {
   int64_t bytes = 0;
   for (const HostBatch& batch : batches) {
     bytes = std::max(bytes, LayoutOf(batch).bytes());
   }
+  return bytes;
+}
+
+}  // namespace
+
+absl::Status Executor::ReserveUploads(int64_t bytes) {
+  upload_bytes_ = std::max(upload_bytes_, bytes);
   for (HostStaging& upload : uploads_) {
-    if (static_cast<int64_t>(upload.memory.bytes()) >= bytes) continue;
     if (upload.sent == nullptr) upload.sent = device_->MakeEvent();
+    if (static_cast<int64_t>(upload.memory.bytes()) >= bytes) continue;
     upload.sent->Synchronize();
     ZERO_ASSIGN_OR_RETURN(upload.memory,
                           device_->Allocate(bytes, MemoryKind::kHost));
@@ -94,7 +99,7 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
 
 absl::Status Executor::Begin(const StepInput& input) {
   ZERO_CHECK(options_.train);
-  ZERO_RETURN_IF_ERROR(ReserveUploads(input.micro_batches));
+  ZERO_RETURN_IF_ERROR(ReserveUploads(LargestUpload(input.micro_batches)));
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   num_valid_targets_ = std::max<int64_t>(input.num_valid_targets, 1);
   const float seed = static_cast<float>(
@@ -129,9 +134,10 @@ absl::Status Executor::Begin(const StepInput& input) {
   return absl::OkStatus();
 }
 
-StepOutput Executor::Finish() {
+absl::StatusOr<StepOutput> Executor::Finish() {
   if (device_->kind() == DeviceKind::kMeta) return StepOutput();
   ReadTimes();
+  ZERO_RETURN_IF_ERROR(rank_->status());
   const auto& scalars = *static_cast<const Scalars*>(read_back_.data());
   return StepOutput{
       .loss = scalars.global_loss / static_cast<double>(num_valid_targets_),
@@ -459,7 +465,7 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   Context ctx(*device_, *stream_, *activations_);
-  ZERO_RETURN_IF_ERROR(ReserveUploads({&batch, 1}));
+  ZERO_RETURN_IF_ERROR(ReserveUploads(LayoutOf(batch).bytes()));
   Upload(batch, &ctx.batch);
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     ctx.ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
@@ -474,8 +480,8 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
   }));
   batch_memory_ = Tensor();
   const double loss_sum = ReadScalar(&scalars->loss_sum);
-  stream_->Record(*read_);
   ReadTimes();
+  ZERO_RETURN_IF_ERROR(rank_->status());
   return loss_sum;
 }
 
@@ -489,7 +495,7 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ZERO_CHECK_EQ(batch.batch, 1);
   Context ctx(*device_, *stream_, *activations_);
   ctx.kv_cache = cache;
-  ZERO_RETURN_IF_ERROR(ReserveUploads({&batch, 1}));
+  ZERO_RETURN_IF_ERROR(ReserveUploads(LayoutOf(batch).bytes()));
   Upload(batch, &ctx.batch);
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     const int64_t channels = x.shape()[1];
@@ -504,7 +510,7 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ReadTimes();
   if (cache != nullptr) cache->length += batch.length;
   batch_memory_ = Tensor();
-  return absl::OkStatus();
+  return rank_->status();
 }
 
 }  // namespace zero

@@ -122,6 +122,7 @@ inline constexpr char kStepCollective[] = "norm and loss";
 struct TransientBytes {
   int64_t activations = 0;  // and workspace
   int64_t rotating = 0;     // gathered parameters and gradients of units
+  int64_t upload = 0;       // the largest batch, in host memory: twice
 };
 
 // A named array of the model states as one rank holds it: of a unit the
@@ -148,7 +149,11 @@ class Executor {
   // them to the parameter dtype and clears the optimizer state.
   void Load(const std::function<void(const Parameter&, float* out)>& values);
 
-  // One optimizer step over all micro-batches: Begin, then Finish.
+  // One optimizer step over all micro-batches: Begin, then Finish. The host
+  // reads a step's results at its end and not one step late: the learning rate,
+  // bias corrections and loss scale of the next one follow from whether this
+  // one was skipped. It costs one wait per step: the device idles while the
+  // host reports and launches the first kernels of the next.
   absl::StatusOr<StepOutput> Step(const StepInput& input);
   // Launches the step. An asynchronous device may still be at work when this
   // returns, on copies of the micro-batches: their memory is free again.
@@ -157,7 +162,9 @@ class Executor {
   //         anything large moves, where their schedules differ.
   absl::Status Begin(const StepInput& input);
   // Waits for the step that was begun: the one wait for the device in it.
-  StepOutput Finish();
+  // Errors: those of the communicators, until then: what a collective that was
+  //         given up left behind is no result.
+  absl::StatusOr<StepOutput> Finish();
 
   // Sum of the cross-entropy over the valid targets of this rank's batch;
   // changes no state. `losses` (may be null) receives one per token.
@@ -216,9 +223,9 @@ class Executor {
   // pass without gradients are outside of a step.
   using ActionHook = std::function<void(const Action&, bool done)>;
   void set_hook(ActionHook hook) { hook_ = std::move(hook); }
+  using TimePoint = std::chrono::steady_clock::time_point;
   // Called after computation has waited for communication: of a unit's
   // parameters, of the bucket whose first unit it is, or of an agreement.
-  using TimePoint = std::chrono::steady_clock::time_point;
   using WaitHook = std::function<void(Channel, const std::string& name,
                                       TimePoint begin, TimePoint end)>;
   void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
@@ -230,7 +237,8 @@ class Executor {
   void set_time_hook(TimeHook hook) { time_hook_ = std::move(hook); }
 
   TransientBytes high_water() const {
-    return {activations_->high_water_bytes(), rotating_->high_water_bytes()};
+    return {activations_->high_water_bytes(), rotating_->high_water_bytes(),
+            upload_bytes_};
   }
   // Bytes of the device that all arenas together hold.
   int64_t reserved_bytes() const {
@@ -247,7 +255,9 @@ class Executor {
   void BindParameters();
   void BindValues(int unit, const Tensor& flat);
   void BindSinks(int unit, const Tensor& flat);
-  absl::Status ReserveUploads(absl::Span<const HostBatch> batches);
+  absl::Status HoldRegistered();
+  // Room for batches of `bytes`, where there is not.
+  absl::Status ReserveUploads(int64_t bytes);
   void Upload(const HostBatch& batch, BatchView* view);
   void PerformTimed(const Action& action, const StepInput& input);
   void Perform(const Action& action, const StepInput& input);
@@ -290,6 +300,9 @@ class Executor {
   void UploadFromF32(const float* values, const Tensor& to);
   void DownloadAsF32(const Tensor& from, float* out);
   absl::Status StageSegment(const SegmentRef& ref);
+  // Copies from the device to host_numbers_, behind all computation, and waits
+  // for that: where it is. At most host_numbers_.bytes().
+  const void* ReadNumbers(const void* from, int64_t bytes);
   template <typename T>
   T ReadScalar(const T* device_value);
   // Holds a new schedule against the other ranks'.
@@ -364,7 +377,9 @@ class Executor {
   };
   std::array<HostStaging, 2> uploads_;
   size_t next_upload_ = 0;
-  Buffer read_back_;  // the step's Scalars on the host
+  int64_t upload_bytes_ = 0;  // of each, at least
+  Buffer read_back_;          // the step's Scalars on the host
+  Buffer host_numbers_;       // what AllReduce and the like send and read
   std::unique_ptr<Event> read_;
   int64_t num_valid_targets_ = 0;  // of the step that was begun
   Tensor output_grad_;             // of the unit whose backward comes next

@@ -2,6 +2,7 @@
 // ranks agree on.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -271,6 +272,13 @@ void Executor::ReduceNumbers(const std::string& name, ReduceOp op,
   });
 }
 
+const void* Executor::ReadNumbers(const void* from, int64_t bytes) {
+  device_->Copy(*stream_, host_numbers_.data(), from, bytes);
+  stream_->Record(*read_);
+  read_->Synchronize();
+  return host_numbers_.data();
+}
+
 absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
   return FirstNonFinite(grads_, "first non-finite gradient");
 }
@@ -324,14 +332,16 @@ absl::Status Executor::AgreeOnSchedule() {
                                    DType::kU8, MemoryCategory::kInputs);
   if (device_->kind() == DeviceKind::kMeta) return absl::OkStatus();
   void* const piece = all.Slice(rank_->rank() * size, {size}).data();
-  device_->Copy(*stream_, piece, own.data(), size);
+  ZERO_CHECK_LE(all.bytes(), static_cast<int64_t>(host_numbers_.bytes()));
+  std::memcpy(host_numbers_.data(), own.data(), size);
+  device_->Copy(*stream_, piece, host_numbers_.data(), size);
   Wait(Channel::kScalar, "schedule", [&] {
     rank_->scalar->AllGather(*stream_, "schedule", DType::kU8,
                              {{piece, all.data(), all.num_elems()}});
   });
-  std::string hashes(all.bytes(), '\0');
-  device_->Copy(*stream_, hashes.data(), all.data(), all.bytes());
-  stream_->Synchronize();
+  const std::string hashes(
+      static_cast<const char*>(ReadNumbers(all.data(), all.bytes())),
+      all.bytes());
   ZERO_RETURN_IF_ERROR(rank_->status());
   const auto rank_text = [&](int64_t rank) {
     return absl::StrCat("rank ", rank, " (schedule ",
@@ -357,11 +367,14 @@ absl::Status Executor::AllReduce(const std::string& name, ReduceOp op,
   const int64_t size = static_cast<int64_t>(values.size());
   ZERO_CHECK_GE(agreed_.num_elems(), size);
   const Tensor numbers = agreed_.Slice(0, {size});
-  device_->Copy(*stream_, numbers.data(), values.data(), numbers.bytes());
+  std::memcpy(host_numbers_.data(), values.data(), numbers.bytes());
+  device_->Copy(*stream_, numbers.data(), host_numbers_.data(),
+                numbers.bytes());
   ReduceNumbers(name, op, numbers);
-  device_->Copy(*stream_, values.data(), numbers.data(), numbers.bytes());
-  stream_->Synchronize();
-  return rank_->status();
+  const void* const reduced = ReadNumbers(numbers.data(), numbers.bytes());
+  ZERO_RETURN_IF_ERROR(rank_->status());
+  std::memcpy(values.data(), reduced, numbers.bytes());
+  return absl::OkStatus();
 }
 
 }  // namespace zero

@@ -117,11 +117,8 @@ void Executor::Announced(const Action& action, const Work& work) {
 
 template <typename T>
 T Executor::ReadScalar(const T* device_value) {
-  T value{};
-  if (device_->kind() == DeviceKind::kMeta) return value;
-  device_->Copy(*stream_, &value, device_value, sizeof(T));
-  stream_->Synchronize();
-  return value;
+  if (device_->kind() == DeviceKind::kMeta) return T{};
+  return *static_cast<const T*>(ReadNumbers(device_value, sizeof(T)));
 }
 
 }  // namespace zero

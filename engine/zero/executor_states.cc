@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/exceptions.h"
+#include "engine/base/hash.h"
 #include "engine/base/status.h"
 #include "engine/zero/executor_internal.h"
 #include "kernels/check.h"
@@ -234,13 +235,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   for (Arena* arena : {states_.get(), activations_.get(), rotating_.get()}) {
     arena->Touch();
   }
-  // What bulk collectives send and receive lies here, on all ranks alike.
-  for (Arena* arena : {states_.get(), rotating_.get()}) {
-    for (Communicator* comm :
-         {rank_->gather.get(), rank_->reduce.get(), rank_->across.get()}) {
-      arena->Hold(comm->Register(arena->data(), arena->capacity_bytes()));
-    }
-  }
+  ZERO_RETURN_IF_ERROR(HoldRegistered());
 
   const auto make = [&](Placement where, DType dtype, MemoryCategory category) {
     return FlatState(plan_, rank_->rank(), where, *states_, dtype, category);
@@ -275,6 +270,15 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   }
   ZERO_ASSIGN_OR_RETURN(read_back_,
                         device_->Allocate(sizeof(Scalars), MemoryKind::kHost));
+  // Also of the hashes that AgreeOnSchedule gathers.
+  ZERO_ASSIGN_OR_RETURN(
+      host_numbers_,
+      device_->Allocate(
+          std::max(
+              kAgreed * static_cast<int64_t>(sizeof(double)),
+              plan_.world * static_cast<int64_t>(Hasher().HexDigest().size())),
+          MemoryKind::kHost));
+  ZERO_RETURN_IF_ERROR(ReserveUploads(transient.upload));
   read_ = device_->MakeEvent();
   context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
   model_->Prepare(*states_, *stream_, options_.max_positions);
@@ -282,6 +286,27 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     if (!state->defined()) continue;
     context_->ops().Fill(*stream_, {state->data().vector(), 0});
   }
+  return absl::OkStatus();
+}
+
+// What bulk collectives send and receive lies in these arenas, on all ranks
+// alike: where one rank can not register its memory, none may.
+absl::Status Executor::HoldRegistered() {
+  std::vector<std::pair<Arena*, std::shared_ptr<void>>> registered;
+  bool all = true;
+  for (Arena* arena : {states_.get(), rotating_.get()}) {
+    for (Communicator* comm :
+         {rank_->gather.get(), rank_->reduce.get(), rank_->across.get()}) {
+      auto held = comm->Register(arena->data(), arena->capacity_bytes());
+      all = all && held != nullptr;
+      registered.emplace_back(arena, std::move(held));
+    }
+  }
+  if (rank_->agree) {
+    ZERO_ASSIGN_OR_RETURN(all, rank_->agree("memory is registered", all));
+  }
+  if (!all) return absl::OkStatus();
+  for (auto& [arena, held] : registered) arena->Hold(std::move(held));
   return absl::OkStatus();
 }
 

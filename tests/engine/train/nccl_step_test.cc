@@ -1,12 +1,20 @@
 // Training steps of GPUs that NCCL connects, against those of ranks that share
 // memory: here both emulated.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
+#include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
 #include "engine/base/status.h"
 #include "engine/comm/nccl_ranks.h"
+#include "engine/config/load.h"
+#include "engine/train/session.h"
 #include "gtest/gtest.h"
+#include "models/catalog.h"
+#include "models/registry.h"
 #include "tests/engine/zero/job_testing.h"
 #include "tests/support/cuda_emulator/control.h"
 #include "tests/support/fake_nccl.h"
@@ -69,6 +77,101 @@ TEST_F(NcclStepTest, MemoryOfBulkCollectivesIsRegistered) {
   job.between = [](Rig&) { EXPECT_GT(NumFakeNcclRegistrations(), 0); };
   TrainBy(RunNcclRanks, job);
   EXPECT_EQ(NumFakeNcclRegistrations(), 0);
+}
+
+TEST_F(NcclStepTest, MemoryThatOneRankCanNotRegisterNobodyDoes) {
+  Job job = JobOf(2, DType::kF32);
+  job.options = AtStage(job.options, 3);
+  const Outcome registered = TrainBy(RunNcclRanks, job);
+  job.between = [](Rig&) { EXPECT_EQ(NumFakeNcclRegistrations(), 0); };
+  emulator::FailCall("ncclCommRegister", 5, cudaErrorUnknown);
+  EXPECT_EQ(TrainBy(RunNcclRanks, job), registered);
+}
+
+int64_t NumTaken() {
+  return emulator::NumCalls("cudaMalloc") + emulator::NumCalls("cudaHostAlloc");
+}
+
+// It could wait for collectives of other ranks that wait for this one.
+TEST_F(NcclStepTest, NoStepTakesMemory) {
+  Job job = JobOf(2, DType::kBF16);
+  job.options = AtStage(job.options, 3);
+  job.micro_steps = 2;
+  std::atomic<int64_t> taken = 0;
+  job.prepare = [&](const Rank& rank, Rig&) {
+    EXPECT_TRUE(*rank.agree("memory is taken", true));
+    taken = NumTaken();
+    EXPECT_TRUE(*rank.agree("memory is counted", true));
+  };
+  job.between = [&](Rig&) { EXPECT_EQ(NumTaken(), taken); };
+  TrainBy(RunNcclRanks, job);
+}
+
+TEST_F(NcclStepTest, ASessionBeginsWhenAllRanksHaveTheirMemory) {
+  const auto catalog = MakeModelCatalog();
+  LoadOptions load;
+  load.catalog = catalog.get();
+  load.world = 3;
+  load.missing_files = MissingFiles::kIgnored;
+  const auto loaded = ParseConfig(R"({
+      "model": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4,
+                "vocab_size": 257},
+      "train_batch_size": 6, "zero_optimization": {"stage": 3},
+      "data": {"train": "none.txt", "sequence_length": 16},
+      "training": {"steps": 1}})",
+                                  "run.json", load);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const absl::Status status = RunNcclRanks(
+      3, MakeRanksOptions(loaded->config, 3), Gpu,
+      [&](const Rank& rank) -> absl::Status {
+        absl::SleepFor(absl::Milliseconds(50 * rank.rank()));
+        ZERO_ASSIGN_OR_RETURN(
+            const auto session,
+            Session::Make(rank, loaded->config, {.make = MakeModel},
+                          {.train = true, .evaluate = true}));
+        const int64_t taken = NumTaken();
+        ZERO_RETURN_IF_ERROR(session->ParametersHash().status());
+        const std::vector<int32_t> tokens(2 * 16);
+        ZERO_RETURN_IF_ERROR(session->executor()
+                                 .EvalLossSum({.batch = 2,
+                                               .length = 16,
+                                               .tokens = tokens.data(),
+                                               .targets = tokens.data(),
+                                               .positions = tokens.data()})
+                                 .status());
+        EXPECT_EQ(NumTaken(), taken);
+        return rank.agree("all have looked", true).status();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Work that was given up leaves anything behind.
+TEST_F(NcclStepTest, AnErrorInTheMiddleOfAStepIsNoResult) {
+  Job job = JobOf(2, DType::kF32);
+  std::atomic<int> num_errors = 0;
+  const absl::Status status = RunNcclRanks(
+      job.world, RanksOf(job), Gpu, [&](const Rank& rank) -> absl::Status {
+        Rig rig(rank, job.Make(), job.options, Rehearse(job, rank, 2));
+        const TokenBatch batch = GlobalBatch(4, 0);
+        const HostBatch part = batch.Rows(2 * rank.rank(), 2);
+        ZERO_RETURN_IF_ERROR(rig->Begin({.micro_batches = {&part, 1},
+                                         .num_valid_targets = batch.NumValid(),
+                                         .lr = 1e-2f,
+                                         .beta1 = -1}));
+        ZERO_RETURN_IF_ERROR(rank.agree("begun", true).status());
+        if (rank.rank() == 1) SetFakeNcclAsyncError(1, ncclRemoteError);
+        while (rank.status().ok()) absl::SleepFor(absl::Milliseconds(2));
+        for (const absl::Status& end :
+             {rig->Finish().status(), rig->EvalLossSum(part).status()}) {
+          EXPECT_EQ(end, rank.status());
+          ++num_errors;
+        }
+        return rank.status();
+      });
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_TRUE(absl::StrContains(status.message(), "nccl: rank 1 failed in"))
+      << status;
+  EXPECT_EQ(num_errors, 4);
 }
 
 // A sum of two is the same in either order.
