@@ -1156,7 +1156,8 @@ void AddDevice(Table& t) {
       .OfGpu();
   t.Bool("device.time_algorithms", FIELD(device.cuda.time_algorithms),
          "Time the candidates for every shape of product once and take the "
-         "fastest, not the library's first.")
+         "fastest, not the library's first. Takes memory in the middle of the "
+         "first step: not for ranks that nccl connects as threads.")
       .OfGpu();
   t.Integer("device.loss_chunk_rows", FIELD(device.cuda.loss_chunk_rows),
             "Rows of logits that exist at a time: fewer take less memory, more "

@@ -40,6 +40,20 @@ absl::Status CheckNccl(const RunOptions& options) {
   return CheckRanksOfGpus(options.launch->local_world, NumCudaDevices());
 }
 
+// Memory that one rank takes while collectives of others spin on their GPUs
+// could wait for these, and they for it.
+absl::Status CheckThreads(const RunOptions& options, const Config& config) {
+  if (options.ranks == 1 || !config.device.cuda.time_algorithms) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "device.time_algorithms: takes memory in the middle of the first step, "
+      "which can stop ranks that NCCL connects as threads of one process; want "
+      "false, or start the ",
+      options.ranks,
+      " ranks by torchrun or srun, or set communication.backend to \"local\""));
+}
+
 absl::Status CheckLaunched(const RunOptions& options, const Config& config) {
   const std::string launched = LaunchText(*options.launch);
   if (config.communication.backend == CommunicationBackend::kLocal) {
@@ -88,9 +102,13 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
     case CommunicationBackend::kLocal:
       return false;
     case CommunicationBackend::kAuto:
-      return options.ranks > 1 && options.device == "cuda" &&
-             options.ranks <= NumCudaDevices() && !WantsLocal(config) &&
-             NcclVersion().ok();
+      if (options.ranks == 1 || options.device != "cuda" ||
+          options.ranks > NumCudaDevices() || WantsLocal(config) ||
+          !NcclVersion().ok()) {
+        return false;
+      }
+      ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
+      return true;
     case CommunicationBackend::kNccl:
       break;
   }
@@ -100,6 +118,7 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
         options.device, "; use --device cuda, or \"local\""));
   }
   ZERO_RETURN_IF_ERROR(OfBackend(CheckNccl(options)));
+  ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
   return true;
 }
 
