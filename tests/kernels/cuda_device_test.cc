@@ -67,6 +67,14 @@ TEST(CudaDeviceTest, MemoryCountsWhatIsAllocated) {
   EXPECT_LT(device->memory().free_bytes, before.free_bytes - kBytes / 2);
 }
 
+// So that ranks that share a GPU say the same.
+TEST(CudaDeviceTest, WhatIsTakenAtFirstIsMeasuredOnce) {
+  const auto first = OpenDevice();
+  const Buffer buffer = Allocate(*first, size_t{64} << 20, MemoryKind::kDevice);
+  EXPECT_EQ(OpenDevice()->memory().context_bytes,
+            first->memory().context_bytes);
+}
+
 TEST(CudaDeviceTest, AllocationBeyondTheDeviceNamesItsSize) {
   const auto device = OpenDevice();
   const auto buffer = device->Allocate(size_t{1} << 50, MemoryKind::kDevice);
