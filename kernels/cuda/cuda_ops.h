@@ -3,9 +3,9 @@
 // kernels/ops.h for what each computes.
 //
 // Invariant: the bits of a result depend on the arguments and on CudaOptions,
-// never on timing or on what ran before (no float atomics), and not on addresses
-// that are multiples of 16 bytes: libraries are promised that alignment, or
-// where an operand does not keep it, that of an element.
+// never on timing or on what ran before (no float atomics), and not on
+// addresses that are multiples of 16 bytes: libraries are promised that
+// alignment, or where an operand does not keep it, that of an element.
 #ifndef ZERO_KERNELS_CUDA_CUDA_OPS_H_
 #define ZERO_KERNELS_CUDA_CUDA_OPS_H_
 

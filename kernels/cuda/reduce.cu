@@ -26,9 +26,9 @@ __device__ void LoadTile(const T* src, int64_t begin, int64_t end, bool aligned,
 }
 
 // A block squares and adds a run; the last one adds the runs to *out, which
-// begins as 0 where `begins`. Reads itemsize bytes per element; to reach 75 % of
-// copy bandwidth in fp32, 60 % in 16 bits: the ordered sum comes after the rest,
-// at the latency of an addition (about 5 ns) per run of 16384 elements.
+// begins as 0 where `begins`. Reads itemsize bytes per element; to reach 75 %
+// of copy bandwidth in fp32, 60 % in 16 bits: the ordered sum comes after the
+// rest, at the latency of an addition (about 5 ns) per run of 16384 elements.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
     SumSquaresKernel(const T* src, int64_t size, bool aligned, bool begins,

@@ -281,6 +281,7 @@ void Execute(Launch& launch) {
   }
   AddPointToPoint(launch, &writes);
   for (const Write& write : writes) {
+    if (write.bytes.empty()) continue;
     std::memcpy(write.to, write.bytes.data(), write.bytes.size());
   }
 }

@@ -349,9 +349,17 @@ class GpuCheckTest(unittest.TestCase):
 
     def test_what_no_time_is_left_for_is_said(self):
         code, found, text = self.check("--parts", "memory", "--seconds", "5")
-        self.assertEqual(code, 0)
+        self.assertEqual(code, 1)
         self.assertEqual(self.row(found, "memory")["status"], "skipped")
         self.assertIn("no time was left", text)
+
+    def test_no_part_and_no_time_are_wrong_options(self):
+        for options in (["--parts", ""], ["--seconds", "0"],
+                        ["--limit", "tests=-5"], ["--limit", "tests=nan"]):
+            with contextlib.redirect_stderr(io.StringIO()):
+                with self.assertRaises(SystemExit) as end:
+                    check.main(options)
+            self.assertEqual(end.exception.code, 2, options)
 
     def test_a_part_that_breaks_is_a_failure(self):
         def broken(context):

@@ -5,17 +5,18 @@
   tools/gpu_check --bundle FILE [--from DIR]
 
 Goes on after a part that fails, and writes DIR/report.json and DIR/report.md.
-Exit status: 0, 1 where a part failed, 2 for a wrong option, 77 (and one line)
+Exit status: 0, 1 where a part failed or no time was left for one, 2 for a wrong option, 77 (and one line)
 where there is no GPU, 130 after Ctrl-C. Needs no network, root or packages;
 CUDA's shared libraries are taken from LD_LIBRARY_PATH, a PyTorch installation
 or the toolkit.
 
---bundle, on a machine with nvcc after `ninja`, packs all that is needed into
+--bundle, on a machine with nvcc after `ninja check-build`, packs all that is needed into
 one FILE (.tar.xz) of at most 50 MB; unpacked anywhere, its tools/gpu_check
 runs on what it holds.
 """
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -35,6 +36,7 @@ NO_GPU, INTERRUPTED = 77, 130
 LIMITS = {"tests": 90, "memcheck": 50, "racecheck": 40, "parity": 70,
           "steps": 60, "stages": 90, "nccl": 45, "memory": 30, "bench": 540}
 SECONDS = 540
+NO_TIME = "no time was left for it"
 # Kept back for writing the report.
 RESERVE = 5
 
@@ -63,6 +65,8 @@ def parse(arguments):
                         help="the build that is bundled (out)")
     options = parser.parse_args(arguments)
     options.parts = [name for name in options.parts.split(",") if name]
+    if not options.parts:
+        parser.error("--parts: none is named; there are %s" % ", ".join(LIMITS))
     for name in options.parts:
         if name not in LIMITS:
             parser.error("--parts: there is no %r; there are %s" % (
@@ -76,6 +80,10 @@ def parse(arguments):
             name = None
         if name not in LIMITS:
             parser.error("--limit: %r is not PART=SECONDS of a part" % text)
+    for name, seconds in (*options.limits.items(), ("", options.seconds)):
+        if not 0 < seconds < math.inf:
+            parser.error("%s: %g is no time" % (
+                "--limit " + name if name else "--seconds", seconds))
     return options
 
 
@@ -85,7 +93,7 @@ def run_part(name, context, limit, until, all_parts):
     limit = min(limit, until - start)
     if limit < 1:
         return {"part": name, "status": "skipped", "seconds": 0,
-                "limit_s": 0, "why": "no time was left for it"}
+                "limit_s": 0, "why": NO_TIME}
     context.begin(name, start + limit)
     try:
         row = all_parts[name](context)
@@ -146,7 +154,11 @@ def main(arguments, here=None, all_parts=parts.PARTS, root=ROOT):
     result = check(options, here, all_parts, root)
     if result["parts"] and result["parts"][-1].get("interrupted"):
         return INTERRUPTED
-    return 1 if report.failures(result) else 0
+    unrun = [p["part"] for p in result["parts"] if p.get("why") == NO_TIME]
+    if unrun:
+        say("gpu_check: not run, for no time was left: %s; run them with "
+            "--parts, or raise --seconds" % ", ".join(unrun))
+    return 1 if report.failures(result) or unrun else 0
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ Results GatherAll(Communicator& comm, Stream& stream, DType dtype) {
   for (size_t s = 0; s < kPieces.size(); ++s) {
     void* const own = full[s].at(comm.rank() * kPieces[s]);
     const bool in_place = s % 2 == 1;
-    if (in_place) {
+    if (in_place && kPieces[s] > 0) {
       std::memcpy(own, pieces[s].data(), kPieces[s] * DTypeBytes(dtype));
     }
     segments.push_back(
