@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "engine/base/status.h"
@@ -21,24 +20,6 @@ absl::StatusOr<std::unique_ptr<Device>> Gpu(int rank) {
   return MakeCudaDevice(rank % std::max(NumCudaDevices(), 1));
 }
 
-// What the ranks of `job` computed, all of them the same.
-Outcome TrainOn(const MakeDeviceFn& make_device, const Job& job) {
-  std::mutex mutex;
-  std::vector<Outcome> outcomes;
-  const absl::Status status = RunLocalRanks(
-      job.world, RanksOf(job), make_device,
-      [&](const Rank& rank) -> absl::Status {
-        ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
-        std::lock_guard<std::mutex> lock(mutex);
-        outcomes.push_back(std::move(outcome));
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(outcomes.size(), static_cast<size_t>(job.world));
-  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
-  return outcomes.empty() ? Outcome() : outcomes[0];
-}
-
 Job JobOf(ModelFamily family, DType dtype) {
   Job job;
   job.config = TinyConfig(family);
@@ -53,8 +34,8 @@ Job JobOf(ModelFamily family, DType dtype) {
 double Tolerance(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 5e-3; }
 
 void ExpectTheSameSteps(const Job& job) {
-  const Outcome cpu = TrainOn(OneThread, job);
-  const Outcome gpu = TrainOn(Gpu, job);
+  const Outcome cpu = Train(job, OneThread);
+  const Outcome gpu = Train(job, Gpu);
   ASSERT_EQ(gpu.losses.size(), cpu.losses.size());
   const double tolerance = Tolerance(job.options.param_dtype);
   for (size_t step = 0; step < cpu.losses.size(); ++step) {
@@ -95,9 +76,9 @@ TEST(CudaStepTest, MicroBatchesDropoutAndRecomputeAreThoseOfTheCpu) {
 
 TEST(CudaStepTest, RecomputeChangesNoBit) {
   Job job = JobOf(ModelFamily::kLlama, DType::kBF16);
-  const Outcome want = TrainOn(Gpu, job);
+  const Outcome want = Train(job, Gpu);
   job.options.recompute = true;
-  EXPECT_EQ(TrainOn(Gpu, job), want);
+  EXPECT_EQ(Train(job, Gpu), want);
 }
 
 TEST(CudaStepTest, EveryOptimizerTakesTheStepsOfTheCpu) {
@@ -114,12 +95,12 @@ TEST(CudaStepTest, EveryStageGivesTheSameBits) {
     for (const int world : {1, 2, 4}) {
       Job job = JobOf(ModelFamily::kGpt2, dtype);
       job.world = world;
-      const Outcome want = TrainOn(Gpu, job);
+      const Outcome want = Train(job, Gpu);
       for (const int stage : {1, 2, 3}) {
         SCOPED_TRACE(testing::Message()
                      << dtype << ", " << world << " ranks, stage " << stage);
         job.options = AtStage(job.options, stage);
-        EXPECT_EQ(TrainOn(Gpu, job), want);
+        EXPECT_EQ(Train(job, Gpu), want);
       }
     }
   }
@@ -129,7 +110,7 @@ TEST(CudaStepTest, EveryStageGivesTheSameBits) {
 TEST(CudaStepTest, BucketsAndOverlapChangeNoBit) {
   Job job = JobOf(ModelFamily::kLlama, DType::kBF16);
   job.world = 2;
-  const Outcome want = TrainOn(Gpu, job);
+  const Outcome want = Train(job, Gpu);
   for (const int stage : {0, 2, 3}) {
     for (const bool overlap : {false, true}) {
       SCOPED_TRACE(testing::Message()
@@ -138,7 +119,7 @@ TEST(CudaStepTest, BucketsAndOverlapChangeNoBit) {
       job.options.overlap = overlap;
       job.options.reduce_bucket_elems = 1;
       job.options.gather_bucket_elems = 1;
-      EXPECT_EQ(TrainOn(Gpu, job), want);
+      EXPECT_EQ(Train(job, Gpu), want);
     }
   }
 }

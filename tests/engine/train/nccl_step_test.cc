@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -27,28 +26,6 @@ absl::StatusOr<std::unique_ptr<Device>> Gpu(int rank) {
   return MakeCudaDevice(rank);
 }
 
-using RunFn = absl::Status (*)(int, const LocalRanksOptions&,
-                               const MakeDeviceFn&,
-                               const std::function<absl::Status(const Rank&)>&);
-
-Outcome TrainBy(RunFn run, const Job& job) {
-  std::mutex mutex;
-  std::vector<Outcome> outcomes;
-  LocalRanksOptions options = RanksOf(job);
-  options.num_devices = job.world;
-  const absl::Status status =
-      run(job.world, options, Gpu, [&](const Rank& rank) -> absl::Status {
-        ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
-        std::lock_guard<std::mutex> lock(mutex);
-        outcomes.push_back(std::move(outcome));
-        return absl::OkStatus();
-      });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(outcomes.size(), static_cast<size_t>(job.world));
-  for (const Outcome& outcome : outcomes) EXPECT_EQ(outcome, outcomes[0]);
-  return outcomes.empty() ? Outcome() : outcomes[0];
-}
-
 class NcclStepTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -58,7 +35,7 @@ class NcclStepTest : public testing::Test {
   void TearDown() override { EXPECT_EQ(NumFakeNcclComms(), 0); }
 
   void ExpectTheBitsOfLocal(const Job& job) {
-    EXPECT_EQ(TrainBy(RunNcclRanks, job), TrainBy(RunLocalRanks, job));
+    EXPECT_EQ(Train(job, Gpu, RunNcclRanks), Train(job, Gpu));
     EXPECT_EQ(NumFakeNcclAborts(), 0);
   }
 };
@@ -75,17 +52,17 @@ Job JobOf(int world, DType dtype) {
 TEST_F(NcclStepTest, MemoryOfBulkCollectivesIsRegistered) {
   Job job = JobOf(2, DType::kF32);
   job.between = [](Rig&) { EXPECT_GT(NumFakeNcclRegistrations(), 0); };
-  TrainBy(RunNcclRanks, job);
+  Train(job, Gpu, RunNcclRanks);
   EXPECT_EQ(NumFakeNcclRegistrations(), 0);
 }
 
 TEST_F(NcclStepTest, MemoryThatOneRankCanNotRegisterNobodyDoes) {
   Job job = JobOf(2, DType::kF32);
   job.options = AtStage(job.options, 3);
-  const Outcome registered = TrainBy(RunNcclRanks, job);
+  const Outcome registered = Train(job, Gpu, RunNcclRanks);
   job.between = [](Rig&) { EXPECT_EQ(NumFakeNcclRegistrations(), 0); };
   emulator::FailCall("ncclCommRegister", 5, cudaErrorUnknown);
-  EXPECT_EQ(TrainBy(RunNcclRanks, job), registered);
+  EXPECT_EQ(Train(job, Gpu, RunNcclRanks), registered);
 }
 
 int64_t NumTaken() {
@@ -104,7 +81,7 @@ TEST_F(NcclStepTest, NoStepTakesMemory) {
     EXPECT_TRUE(*rank.agree("memory is counted", true));
   };
   job.between = [&](Rig&) { EXPECT_EQ(NumTaken(), taken); };
-  TrainBy(RunNcclRanks, job);
+  Train(job, Gpu, RunNcclRanks);
 }
 
 TEST_F(NcclStepTest, ASessionBeginsWhenAllRanksHaveTheirMemory) {
@@ -206,8 +183,8 @@ TEST_F(NcclStepTest, FourRanksTakeTheStepsOfLocal) {
       job.options.server = true;
     }
     SCOPED_TRACE(server ? "server" : "stage 2");
-    const Outcome nccl = TrainBy(RunNcclRanks, job);
-    const Outcome local = TrainBy(RunLocalRanks, job);
+    const Outcome nccl = Train(job, Gpu, RunNcclRanks);
+    const Outcome local = Train(job, Gpu);
     ASSERT_EQ(nccl.losses.size(), local.losses.size());
     for (size_t step = 0; step < local.losses.size(); ++step) {
       EXPECT_NEAR(nccl.losses[step], local.losses[step],

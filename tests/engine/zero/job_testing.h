@@ -138,13 +138,21 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
   return outcome;
 }
 
+// RunLocalRanks, RunNcclRanks.
+using RunJobFn =
+    absl::Status (*)(int, const LocalRanksOptions&, const MakeDeviceFn&,
+                     const std::function<absl::Status(const Rank&)>&);
+
 // What all ranks found, which must be one and the same.
-inline Outcome Train(const Job& job) {
+inline Outcome Train(const Job& job,
+                     const MakeDeviceFn& make_device = OneThread,
+                     RunJobFn run = RunLocalRanks) {
   std::mutex mutex;
   std::vector<Outcome> outcomes;
-  const absl::Status status = RunLocalRanks(
-      job.world, RanksOf(job), OneThread,
-      [&](const Rank& rank) -> absl::Status {
+  LocalRanksOptions options = RanksOf(job);
+  options.num_devices = job.world;
+  const absl::Status status = run(
+      job.world, options, make_device, [&](const Rank& rank) -> absl::Status {
         ZERO_ASSIGN_OR_RETURN(Outcome outcome, RunRank(job, rank));
         std::lock_guard<std::mutex> lock(mutex);
         outcomes.push_back(std::move(outcome));
