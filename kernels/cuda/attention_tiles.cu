@@ -278,8 +278,29 @@ __device__ inline void ScaleRow(float factor, float4 (&sums)[L::kFours]) {
   }
 }
 
+struct QueryTile {
+  int64_t b, h, kv_head;
+  int64_t q;  // the first query
+  int rows;
+};
+
 // One block for each tile of queries of each head; the last tiles see the most
-// keys and go first. Keys and then values pass through one tile.
+// keys and go first.
+template <class L>
+__device__ inline QueryTile QueriesOfBlock(const AttentionShape& shape) {
+  const unsigned heads = static_cast<unsigned>(shape.batch * shape.num_heads);
+  QueryTile tile;
+  tile.b = blockIdx.x % heads / shape.num_heads;
+  tile.h = blockIdx.x % heads % shape.num_heads;
+  tile.kv_head = tile.h / (shape.num_heads / shape.num_kv_heads);
+  tile.q =
+      ((gridDim.x - 1 - blockIdx.x) / heads) * static_cast<int64_t>(L::kRows);
+  tile.rows = static_cast<int>(
+      tile.q + L::kRows <= shape.q_len ? L::kRows : shape.q_len - tile.q);
+  return tile;
+}
+
+// A block is a QueryTile. Keys and then values pass through one tile.
 template <class T, class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     ForwardKernel(AttentionForwardArgs args, bool chunked) {
@@ -289,14 +310,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   float* const scores = keys + L::kFloats;
   const AttentionShape& shape = args.shape;
   const int dim = static_cast<int>(shape.head_dim);
-  const unsigned heads = static_cast<unsigned>(shape.batch * shape.num_heads);
-  const int64_t b = blockIdx.x % heads / shape.num_heads;
-  const int64_t h = blockIdx.x % heads % shape.num_heads;
-  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
-  const int64_t q =
-      ((gridDim.x - 1 - blockIdx.x) / heads) * static_cast<int64_t>(L::kRows);
-  const int rows = static_cast<int>(
-      q + L::kRows <= shape.q_len ? L::kRows : shape.q_len - q);
+  const auto [b, h, kv_head, q, rows] = QueriesOfBlock<L>(shape);
   // The position of this thread's first query.
   const int first_row = ThreadRow() * L::kPer;
   const int64_t position = shape.kv_len - shape.q_len + q + first_row;
@@ -563,14 +577,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   float* const scores = douts + L::kFloats;
   const AttentionShape& shape = args.shape;
   const int dim = static_cast<int>(shape.head_dim);
-  const unsigned heads = static_cast<unsigned>(shape.batch * shape.num_heads);
-  const int64_t b = blockIdx.x % heads / shape.num_heads;
-  const int64_t h = blockIdx.x % heads % shape.num_heads;
-  const int64_t kv_head = h / (shape.num_heads / shape.num_kv_heads);
-  const int64_t q =
-      ((gridDim.x - 1 - blockIdx.x) / heads) * static_cast<int64_t>(L::kRows);
-  const int rows = static_cast<int>(
-      q + L::kRows <= shape.q_len ? L::kRows : shape.q_len - q);
+  const auto [b, h, kv_head, q, rows] = QueriesOfBlock<L>(shape);
   const int first_row = ThreadRow() * L::kPer;
   float row_lse[L::kPer], row_delta[L::kPer];
 #pragma unroll
