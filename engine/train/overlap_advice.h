@@ -16,7 +16,7 @@ inline constexpr double kExposedShareWorthAWord = 0.05;
 struct OverlapSituation {
   WaitTimes waited;
   int ranks = 1;
-  int cores = 1;     // that the ranks share
+  int cores = 1;     // that compute for the ranks; with GPUs one each
   std::string link;  // what slows communication on purpose; empty: nothing
   // How often a step gathers the parameters (units that stay in place make it
   // less than a whole number), and how often if all units might stay.

@@ -67,11 +67,12 @@ void PrintSummary(const RunSummary& summary, const Config& config,
     rows.push_back({"wire per step and rank", summary.wire});
     rows.push_back({"exposed communication", text});
     if (exposed > kExposedShareWorthAWord) {
+      const int cores = run.device == "cpu" ? AllowedCores() : ranks;
       rows.push_back(
           {"to hide more of it",
            OverlapAdvice(config, {.waited = summary.waited,
                                   .ranks = ranks,
-                                  .cores = AllowedCores(),
+                                  .cores = cores,
                                   .link = link,
                                   .gathers = summary.gathers,
                                   .fewest_gathers = summary.fewest_gathers})});
