@@ -34,12 +34,15 @@ Job RingJob(int world, int stage) {
   return job;
 }
 
+// Sums in another order. Adam divides a gradient by its own size, so where it
+// is small its rounding weighs as much as anywhere: parameters may differ by
+// more than losses and norms do, and by how much follows from the CPU's widths.
 void ExpectNear(const Outcome& got, const Outcome& want) {
   for (size_t step = 0; step < want.losses.size(); ++step) {
     EXPECT_NEAR(got.losses[step], want.losses[step], 1e-6 * want.losses[step]);
     EXPECT_NEAR(got.norms[step], want.norms[step], 1e-6 * want.norms[step]);
   }
-  EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 1e-6);
+  EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 1e-5);
 }
 
 TEST(RingStagesTest, EveryStageBucketAndOverlapGivesTheSameBits) {
