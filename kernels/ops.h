@@ -146,9 +146,23 @@ struct AttentionShape {
   float scale = 1.0f;  // usually 1 / sqrt(D)
 };
 
+// Where the sequences of packed rows are (variable lengths, as cu_seqlens of
+// FlashAttention). A row of T tokens holds one or more of them, and none goes
+// on in the next row. With them, token t of a row sees the keys
+// t - position .. t; q_len == kv_len.
+struct PackedSequences {
+  // [B * T], of each token in its sequence; null: every row is one sequence
+  const int32_t* positions = nullptr;
+  // [B * T + 1]: the first token of each sequence, counted over the batch, in
+  // order; from entry `count` on B * T
+  const int32_t* offsets = nullptr;
+  int64_t count = 0;  // of sequences; on the host
+};
+
 // Causal softmax(q k^T * scale) v; the T x T matrix of the batch never exists.
 struct AttentionForwardArgs {
   AttentionShape shape;
+  PackedSequences packed;
   HeadsRef q, k, v;
   MutableHeadsRef out;
   float* lse = nullptr;  // [B, H, q_len] log-sum-exp; null: not wanted
@@ -156,6 +170,7 @@ struct AttentionForwardArgs {
 
 struct AttentionBackwardArgs {
   AttentionShape shape;  // q_len == kv_len
+  PackedSequences packed;
   HeadsRef q, k, v, out, dout;
   const float* lse = nullptr;  // [B, H, T]
   MutableHeadsRef dq, dk, dv;  // overwritten
@@ -329,12 +344,14 @@ struct CountNonFiniteArgs {
 
 // norm = sqrt(sum_squares) * inverse_scale; grad_scale = inverse_scale *
 // min(1, max_norm / (norm + 1e-6)); max_norm <= 0 means no clipping.
-// found_non_finite = 1 when the norm is not finite, else 0.
+// found_non_finite = 1 when the norm is not finite, else 0 (with keep_found
+// what it was).
 // Source: torch.nn.utils.clip_grad_norm_.
 struct ClipArgs {
   const double* sum_squares;
   float max_norm = 0;
   float inverse_scale = 1;     // 1 / loss scale
+  bool keep_found = false;     // found_non_finite stays 1 where it is
   float* norm;                 // out
   float* grad_scale;           // out: factor the optimizer applies
   uint32_t* found_non_finite;  // out

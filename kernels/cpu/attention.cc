@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include "kernels/check.h"
 #include "kernels/cpu/cpu_ops.h"
 
 namespace zero::cpu {
@@ -63,6 +64,9 @@ size_t CpuOps::AttentionForwardWorkspaceBytes(
 void CpuOps::AttentionForward(Stream&, const AttentionForwardArgs& args,
                               Workspace workspace) {
   const AttentionShape& shape = args.shape;
+  if (args.packed.positions != nullptr) {
+    ZERO_CHECK_EQ(shape.q_len, shape.kv_len) << "packed sequences";
+  }
   const int64_t block = QueryBlock(shape, num_threads_);
   const int64_t blocks = (shape.q_len + block - 1) / block;
   const int64_t heads = shape.batch * shape.num_heads;
@@ -130,6 +134,7 @@ void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
              task.head_end = head + 1;
              task.q_begin = (plan.num_blocks - 1 - i / heads) * plan.block;
              task.q_end = std::min(shape.q_len, task.q_begin + plan.block);
+             task.kv_begin = FirstKeyTile(args, task.batch, task.q_begin);
              task.kv_end = task.q_end;  // what the last query sees
              task.write_dkv = false;
              RunBackwardTask(args, task, scratch);

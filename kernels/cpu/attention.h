@@ -3,7 +3,8 @@
 // Scores are computed transposed (keys down, queries across), so that the
 // softmax of 8 or 16 queries advances in the lanes of one vector and no
 // horizontal sum is needed, and so that only the small query tile is ever
-// transposed. All math is fp32; 16-bit operands are converted panel by panel.
+// transposed. Of packed sequences the tiles that no query sees are skipped. All
+// math is fp32; 16-bit operands are converted panel by panel.
 // Sources: Dao et al. 2022 (FlashAttention); Milakov and Gimelshein 2018.
 #ifndef ZERO_KERNELS_CPU_ATTENTION_H_
 #define ZERO_KERNELS_CPU_ATTENTION_H_
@@ -37,12 +38,27 @@ struct AttentionForwardTask {
 // One piece of the backward pass: what queries [q_begin, q_end) of the heads
 // [head_begin, head_end), which share one kv head, give to their own dq, and
 // to dk and dv of keys [kv_begin, kv_end). dq is the whole sum only where the
-// keys are all of them, dk and dv only where the queries are.
+// keys are all that the queries see, dk and dv only where the queries are all
+// that see the keys. kv_begin is a multiple of kKeyTile, so that a tile is the
+// same work however the pass is cut.
 struct AttentionBackwardTask {
   int64_t batch = 0, head_begin = 0, head_end = 0;
   int64_t q_begin = 0, q_end = 0, kv_begin = 0, kv_end = 0;
   bool write_dq = true, write_dkv = true;
 };
+
+// The first key that query `q` of row `b` sees; no query after it sees an
+// earlier one.
+template <class Args>
+int64_t FirstKey(const Args& args, int64_t b, int64_t q) {
+  if (args.packed.positions == nullptr) return 0;
+  return q - args.packed.positions[b * args.shape.q_len + q];
+}
+// The first key of its tile.
+template <class Args>
+int64_t FirstKeyTile(const Args& args, int64_t b, int64_t q) {
+  return FirstKey(args, b, q) / kKeyTile * kKeyTile;
+}
 
 // Floats of scratch that one task needs.
 int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries);

@@ -141,11 +141,45 @@ HWY_INLINE MF Visible(int64_t key, int64_t first_position) {
       df, hn::Gt(lane, hn::Set(di, static_cast<int32_t>(gap - 1))));
 }
 
+// starts[i] = the first key that query q + i sees; 0 beyond the last query.
+template <class Args>
+HWY_INLINE void FirstKeys(const Args& args, int64_t b, int64_t q, int64_t rows,
+                          int32_t* starts) {
+  for (int64_t i = 0; i < rows; ++i) {
+    starts[i] = static_cast<int32_t>(FirstKey(args, b, q + i));
+  }
+  std::fill(starts + rows, starts + kQueryTile, 0);
+}
+
+// Whether the query of lane i sees key `key`: starts[i] <= key and, as above,
+// key <= first_position + lane.
+HWY_INLINE MF Visible(int64_t key, int64_t first_position,
+                      const int32_t* starts) {
+  const auto first = hn::LoadU(di, starts);
+  const MF hidden =
+      hn::RebindMask(df, hn::Gt(first, hn::Set(di, static_cast<int32_t>(key))));
+  return hn::AndNot(hidden, Visible(key, first_position));
+}
+
+// The keys of a tile, counted from its first, that every one of `queries`
+// queries sees: [begin, end), where the first query is at `position`.
+struct FullKeys {
+  int64_t begin, end;
+};
+HWY_INLINE FullKeys SeenByAll(int64_t key, int64_t keys, int64_t position,
+                              int64_t queries, const int32_t* starts) {
+  FullKeys full;
+  full.begin = std::clamp<int64_t>(starts[queries - 1] - key, 0, keys);
+  full.end = std::clamp<int64_t>(position + 1 - key, full.begin, keys);
+  return full;
+}
+
 // Queries of a tile that are computed together: all where each sees every key
 // of the tile, else kQueryGroup, so that little of what is masked is computed.
 HWY_INLINE int64_t GroupSize(int64_t rows, int64_t position, int64_t key,
-                             int64_t keys) {
-  return position + 1 - key >= keys ? rows : kQueryGroup;
+                             int64_t keys, const int32_t* starts) {
+  const FullKeys full = SeenByAll(key, keys, position, rows, starts);
+  return full.end - full.begin == keys ? rows : kQueryGroup;
 }
 
 // One step of the online softmax over `keys` rows of transposed scores, for
@@ -153,28 +187,35 @@ HWY_INLINE int64_t GroupSize(int64_t rows, int64_t position, int64_t key,
 // e^(s - max) in the scores and, in alpha, the factor of what was summed
 // before.
 HWY_INLINE void SoftmaxStep(float* scores, int64_t keys, int64_t queries,
-                            int64_t key, int64_t position, float* max,
-                            float* sum, float* alpha) {
+                            int64_t key, int64_t position,
+                            const int32_t* starts, float* max, float* sum,
+                            float* alpha) {
   const VF minus_inf = hn::Set(df, -std::numeric_limits<float>::infinity());
   for (int64_t i = 0; i < queries; i += NumLanes()) {
     float* column = scores + i;
     const VF old_max = Load(max + i);
     VF m = old_max;
-    // Keys up to the first query's own position are visible to all lanes.
-    const int64_t full = std::clamp<int64_t>(position + i - key + 1, 0, keys);
-    for (int64_t p = 0; p < full; ++p) {
+    const FullKeys full = SeenByAll(
+        key, keys, position + i, std::min(NumLanes(), queries - i), starts + i);
+    const auto mask = [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) {
+        const VF s = hn::IfThenElse(Visible(key + p, position + i, starts + i),
+                                    Load(column + p * kQueryTile), minus_inf);
+        Store(s, column + p * kQueryTile);
+        m = hn::Max(m, s);
+      }
+    };
+    mask(0, full.begin);
+    for (int64_t p = full.begin; p < full.end; ++p) {
       m = hn::Max(m, Load(column + p * kQueryTile));
     }
-    for (int64_t p = full; p < keys; ++p) {
-      const VF s = hn::IfThenElse(Visible(key + p, position + i),
-                                  Load(column + p * kQueryTile), minus_inf);
-      Store(s, column + p * kQueryTile);
-      m = hn::Max(m, s);
-    }
-    const VF factor = Exp(hn::Sub(old_max, m));
+    mask(full.end, keys);
+    // A lane that has seen no key yet keeps sums of 0: e^(-inf - 0).
+    const VF shift = hn::IfThenZeroElse(hn::Eq(m, minus_inf), m);
+    const VF factor = Exp(hn::Sub(old_max, shift));
     VF total = hn::Zero(df);
     for (int64_t p = 0; p < keys; ++p) {
-      const VF e = Exp(hn::Sub(Load(column + p * kQueryTile), m));
+      const VF e = Exp(hn::Sub(Load(column + p * kQueryTile), shift));
       Store(e, column + p * kQueryTile);
       total = hn::Add(total, e);
     }
@@ -275,6 +316,7 @@ struct QueryState {
   float* out;         // [kQueryTile, ld]
   float* max;         // [kQueryTile]
   float* sum;         // [kQueryTile]
+  int32_t* starts;    // [kQueryTile] the first key each query sees
 };
 
 template <class T>
@@ -295,7 +337,7 @@ void ForwardTask(const AttentionForwardArgs& args,
   float* const alpha = scores + kKeyTile * kQueryTile;
   float* const states = alpha + kQueryTile;
   const int64_t state_floats =
-      width * kQueryTile + kQueryTile * ld + 2 * kQueryTile;
+      width * kQueryTile + kQueryTile * ld + 3 * kQueryTile;
   const auto state = [&](int64_t q) {
     float* p = states + (q - task.q_begin) / kQueryTile * state_floats;
     QueryState s;
@@ -303,41 +345,52 @@ void ForwardTask(const AttentionForwardArgs& args,
     s.transposed = p + kQueryTile * ld;
     s.max = s.transposed + width * kQueryTile;
     s.sum = s.max + kQueryTile;
+    s.starts = reinterpret_cast<int32_t*>(s.sum + kQueryTile);
     return s;
   };
+  // Where sequences begin within a tile, a query's first keys may lie beyond
+  // the first tile: its sums begin at 0.
+  const bool packed = args.packed.positions != nullptr;
+  const int64_t first_key = FirstKeyTile(args, b, task.q_begin);
 
   for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
     const int64_t rows = std::min(kQueryTile, task.q_end - q);
     const QueryState s = state(q);
     ToPanel<T>(args.q, b, task.head, q, rows, d, shape.scale, s.out, ld);
     Transpose(s.out, rows, d, ld, s.transposed);
+    FirstKeys(args, b, q, rows, s.starts);
+    if (packed) std::fill(s.out, s.out + rows * ld, 0.0f);
     std::fill(s.max, s.max + kQueryTile,
               -std::numeric_limits<float>::infinity());
     std::fill(s.sum, s.sum + kQueryTile, 0.0f);
   }
 
   const int64_t num_keys = offset + task.q_end;  // visible to the last query
-  for (int64_t key = 0; key < num_keys; key += kKeyTile) {
+  for (int64_t key = first_key; key < num_keys; key += kKeyTile) {
     const int64_t tile_keys = std::min(kKeyTile, num_keys - key);
+    const bool adds = packed || key > 0;
     ToPanel<T>(args.k, b, kv_head, key, tile_keys, d, 1.0f, keys, ld);
     ToPanel<T>(args.v, b, kv_head, key, tile_keys, d, 1.0f, values, ld);
     for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
       const int64_t rows = std::min(kQueryTile, task.q_end - q);
       const int64_t position = offset + q;
-      const int64_t group = GroupSize(rows, position, key, tile_keys);
       const QueryState s = state(q);
+      const int64_t group = GroupSize(rows, position, key, tile_keys, s.starts);
       for (int64_t i = 0; i < rows; i += group) {
         const int64_t n = std::min(group, rows - i);
-        // Keys beyond the group's last query are not touched at all.
-        const int64_t seen = std::min(tile_keys, position + i + n - key);
-        if (seen <= 0) continue;
-        TileProduct(seen, WholeVectors(n), d, {keys, ld, 1}, s.transposed + i,
-                    kQueryTile, scores + i, kQueryTile, false);
-        SoftmaxStep(scores + i, seen, n, key, position + i, s.max + i,
-                    s.sum + i, alpha + i);
-        if (key > 0) ScaleRows(s.out + i * ld, n, width, ld, alpha + i);
-        TileProduct(n, width, seen, {scores + i, 1, kQueryTile}, values, ld,
-                    s.out + i * ld, ld, key > 0);
+        // Keys beyond the group's last query, and before the first that any
+        // of it sees, are not touched at all.
+        const int64_t end = std::min(tile_keys, position + i + n - key);
+        const int64_t begin = std::max<int64_t>(0, s.starts[i] - key);
+        if (end <= begin) continue;
+        TileProduct(end - begin, WholeVectors(n), d, {keys + begin * ld, ld, 1},
+                    s.transposed + i, kQueryTile, scores + i, kQueryTile,
+                    false);
+        SoftmaxStep(scores + i, end - begin, n, key + begin, position + i,
+                    s.starts + i, s.max + i, s.sum + i, alpha + i);
+        if (adds) ScaleRows(s.out + i * ld, n, width, ld, alpha + i);
+        TileProduct(n, width, end - begin, {scores + i, 1, kQueryTile},
+                    values + begin * ld, ld, s.out + i * ld, ld, adds);
       }
     }
   }
@@ -360,17 +413,19 @@ void ForwardTask(const AttentionForwardArgs& args,
 // 0 where the query does not see the key.
 HWY_INLINE void SoftmaxBackward(float* scores, float* dp, int64_t keys,
                                 int64_t queries, int64_t key, int64_t position,
-                                const float* lse, const float* delta) {
+                                const int32_t* starts, const float* lse,
+                                const float* delta) {
   for (int64_t i = 0; i < queries; i += NumLanes()) {
     const VF l = Load(lse + i);
     const VF dl = Load(delta + i);
-    const int64_t full = std::clamp<int64_t>(position + i - key + 1, 0, keys);
+    const FullKeys full = SeenByAll(
+        key, keys, position + i, std::min(NumLanes(), queries - i), starts + i);
     for (int64_t j = 0; j < keys; ++j) {
       float* s = scores + j * kQueryTile + i;
       float* g = dp + j * kQueryTile + i;
       VF p = Exp(hn::Sub(Load(s), l));
-      if (j >= full) {
-        p = hn::IfThenElseZero(Visible(key + j, position + i), p);
+      if (j < full.begin || j >= full.end) {
+        p = hn::IfThenElseZero(Visible(key + j, position + i, starts + i), p);
       }
       Store(p, s);
       Store(hn::Mul(p, hn::Sub(Load(g), dl)), g);
@@ -409,6 +464,8 @@ void BackwardTask(const AttentionBackwardArgs& args,
   float* const dscores = take(kKeyTile * kQueryTile);
   float* const lse = take(kQueryTile);
   float* const delta = take(kQueryTile);
+  int32_t* const starts = reinterpret_cast<int32_t*>(take(kQueryTile));
+  const bool packed = args.packed.positions != nullptr;
 
   ToPanel<T>(args.k, b, kv_head, task.kv_begin, num_keys, d, 1.0f, keys, ld);
   ToPanel<T>(args.v, b, kv_head, task.kv_begin, num_keys, d, 1.0f, values, ld);
@@ -420,8 +477,13 @@ void BackwardTask(const AttentionBackwardArgs& args,
   for (int64_t h = task.head_begin; h < task.head_end; ++h) {
     for (int64_t q = task.q_begin; q < task.q_end; q += kQueryTile) {
       const int64_t rows = std::min(kQueryTile, task.q_end - q);
-      // Query i is at position i: training has as many queries as keys.
+      // Query i sees keys up to i: training has as many queries as keys.
       if (q + rows <= task.kv_begin) continue;
+      FirstKeys(args, b, q, rows, starts);
+      if (starts[0] >= task.kv_end) break;  // the keys' sequences are over
+      if (packed && task.write_dq) {
+        std::fill(dqueries, dqueries + rows * ld, 0.0f);
+      }
       ToPanel<T>(args.q, b, h, q, rows, d, shape.scale, queries, ld);
       ToPanel<T>(args.dout, b, h, q, rows, d, 1.0f, douts, ld);
       Transpose(queries, rows, d, ld, queries_t);
@@ -444,20 +506,36 @@ void BackwardTask(const AttentionBackwardArgs& args,
         const int64_t tile_keys =
             std::min({kKeyTile, task.kv_end - key, q + rows - key});
         if (tile_keys <= 0) break;
+        if (key + tile_keys <= starts[0]) continue;
         const int64_t at = (key - task.kv_begin) * ld;
-        const int64_t group = GroupSize(rows, q, key, tile_keys);
+        const int64_t group = GroupSize(rows, q, key, tile_keys, starts);
         for (int64_t i = 0; i < rows; i += group) {
           const int64_t n = std::min(group, rows - i);
-          const int64_t seen = std::min(tile_keys, q + i + n - key);
-          TileProduct(seen, WholeVectors(n), d, {keys + at, ld, 1},
-                      queries_t + i, kQueryTile, scores + i, kQueryTile, false);
-          TileProduct(seen, WholeVectors(n), d, {values + at, ld, 1},
-                      douts_t + i, kQueryTile, dscores + i, kQueryTile, false);
-          SoftmaxBackward(scores + i, dscores + i, seen, n, key, q + i, lse + i,
-                          delta + i);
+          const int64_t end = std::min(tile_keys, q + i + n - key);
+          const int64_t begin = std::clamp<int64_t>(starts[i] - key, 0,
+                                                    std::max<int64_t>(0, end));
+          // Of keys before the group's first sequence dk and dv get nothing.
+          for (int64_t j = 0; j < begin; ++j) {
+            for (float* const s : {scores, dscores}) {
+              float* const row = s + j * kQueryTile + i;
+              std::fill(row, row + WholeVectors(n), 0.0f);
+            }
+          }
+          if (end <= begin) continue;
+          const int64_t from = begin * kQueryTile + i;
+          const int64_t panel = at + begin * ld;
+          TileProduct(end - begin, WholeVectors(n), d, {keys + panel, ld, 1},
+                      queries_t + i, kQueryTile, scores + from, kQueryTile,
+                      false);
+          TileProduct(end - begin, WholeVectors(n), d, {values + panel, ld, 1},
+                      douts_t + i, kQueryTile, dscores + from, kQueryTile,
+                      false);
+          SoftmaxBackward(scores + from, dscores + from, end - begin, n,
+                          key + begin, q + i, starts + i, lse + i, delta + i);
           if (task.write_dq) {
-            TileProduct(n, width, seen, {dscores + i, 1, kQueryTile}, keys + at,
-                        ld, dqueries + i * ld, ld, key > task.kv_begin);
+            TileProduct(n, width, end - begin, {dscores + from, 1, kQueryTile},
+                        keys + panel, ld, dqueries + i * ld, ld,
+                        packed || key > task.kv_begin);
           }
         }
         if (!task.write_dkv) continue;
@@ -528,14 +606,14 @@ int64_t ForwardScratch(const AttentionShape& shape, int64_t num_queries) {
   const int64_t width = (shape.head_dim + 15) / 16 * 16;
   const int64_t tiles = (num_queries + kQueryTile - 1) / kQueryTile;
   return 2 * kKeyTile * ld + kKeyTile * kQueryTile + kQueryTile +
-         tiles * (width * kQueryTile + kQueryTile * ld + 2 * kQueryTile);
+         tiles * (width * kQueryTile + kQueryTile * ld + 3 * kQueryTile);
 }
 
 int64_t BackwardScratch(const AttentionShape& shape, int64_t num_keys) {
   const int64_t ld = PanelLd(shape.head_dim);
   const int64_t width = (shape.head_dim + 15) / 16 * 16;
   return 4 * num_keys * ld + 3 * kQueryTile * ld + 2 * width * kQueryTile +
-         2 * kKeyTile * kQueryTile + 2 * kQueryTile;
+         2 * kKeyTile * kQueryTile + 3 * kQueryTile;
 }
 
 }  // namespace zero::cpu

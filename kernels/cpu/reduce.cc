@@ -192,7 +192,8 @@ void CpuOps::Clip(Stream&, const ClipArgs& args) {
   // Judged as the fp32 number that is reported.
   *args.norm = static_cast<float>(norm);
   *args.grad_scale = static_cast<float>(args.inverse_scale * coefficient);
-  *args.found_non_finite = std::isfinite(*args.norm) ? 0 : 1;
+  const bool found = args.keep_found && *args.found_non_finite != 0;
+  *args.found_non_finite = found || !std::isfinite(*args.norm) ? 1 : 0;
 }
 
 }  // namespace zero::cpu

@@ -92,6 +92,23 @@ __device__ inline void LoadTile(const T* from, int64_t stride, int rows,
   }
 }
 
+// The first key that query t of row b sees; no query after it sees an earlier
+// one.
+template <class Args>
+__device__ inline int FirstKey(const Args& args, int64_t b, int64_t t) {
+  if (args.packed.positions == nullptr) return 0;
+  return static_cast<int>(t) - args.packed.positions[b * args.shape.q_len + t];
+}
+
+// starts[i] = FirstKey of query q + i, 0 beyond `rows`; by the block's first
+// threads.
+template <class L, class Args>
+__device__ inline void LoadStarts(const Args& args, int64_t b, int64_t q,
+                                  int rows, int* starts) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < L::kRows) starts[i] = i < rows ? FirstKey(args, b, q + i) : 0;
+}
+
 __device__ inline float4 Four(const float* p) {
   return *reinterpret_cast<const float4*>(p);
 }
@@ -243,23 +260,26 @@ struct Softmax {
   float sum = 0;
 };
 
-// Turns one row of scores into e^(score - max), hidden ones into 0. Returns the
+// Turns one row of scores into e^(score - max), hidden ones into 0: all but
+// the columns `begin` to `end`, counted from this thread's first. Returns the
 // factor of all that was summed before.
 template <int kPer>
-__device__ inline float SoftmaxStep(float (&s)[kPer], int64_t first_key,
-                                    int64_t position, Softmax& row) {
+__device__ inline float SoftmaxStep(float (&s)[kPer], int begin, int end,
+                                    Softmax& row) {
   float largest = row.max;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
-    if (first_key + j * kSide > position) s[j] = -INFINITY;
+    if (j * kSide < begin || j * kSide > end) s[j] = -INFINITY;
     largest = fmaxf(largest, s[j]);
   }
   largest = RowMax(largest);
-  const float factor = expf(row.max - largest);
+  // A row that has seen no key yet keeps sums of 0: e^(-inf - 0).
+  const float shift = largest == -INFINITY ? 0.0f : largest;
+  const float factor = expf(row.max - shift);
   float sum = 0;
 #pragma unroll
   for (int j = 0; j < kPer; ++j) {
-    s[j] = expf(s[j] - largest);
+    s[j] = expf(s[j] - shift);
     sum += s[j];
   }
   row.max = largest;
@@ -308,6 +328,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   float* const queries = shared;
   float* const keys = queries + L::kFloats;
   float* const scores = keys + L::kFloats;
+  SHARED_ARRAY(int, starts, L::kRows);
   const AttentionShape& shape = args.shape;
   const int dim = static_cast<int>(shape.head_dim);
   const auto [b, h, kv_head, q, rows] = QueriesOfBlock<L>(shape);
@@ -321,7 +342,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   Clear<L>(sums);
   LoadTile<L>(HeadRow<T>(args.q, b, q, h, dim), args.q.token_stride, rows, dim,
               chunked, shape.scale, queries);
-  for (int64_t key = 0; key < num_keys; key += L::kRows) {
+  LoadStarts<L>(args, b, q, rows, starts);
+  for (int64_t key = FirstKey(args, b, q); key < num_keys; key += L::kRows) {
     const int n = static_cast<int>(key + L::kRows <= num_keys ? L::kRows
                                                               : num_keys - key);
     __syncthreads();  // the values before are read
@@ -330,10 +352,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     __syncthreads();
     float s[L::kPer][L::kPer];
     Scores<L>(queries, keys, dim, s);
+    const int64_t first_key = key + ThreadColumn();
 #pragma unroll
     for (int i = 0; i < L::kPer; ++i) {
       const float factor =
-          SoftmaxStep(s[i], key + ThreadColumn(), position + i, softmax[i]);
+          SoftmaxStep(s[i], static_cast<int>(starts[first_row + i] - first_key),
+                      static_cast<int>(position + i - first_key), softmax[i]);
       ScaleRow<L>(factor, sums[i]);
     }
     PutScores<L>(s, scores);
@@ -481,7 +505,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 // dk and dv of one tile of keys: one block for each tile of each kv head, which
 // goes through the heads of the group and, for each, through the queries that
-// see the keys, in order. Scores lie transposed here: keys down.
+// see the keys, in order: up to the first tile whose sequences begin after
+// them. Scores lie transposed here: keys down.
 template <class T, class L>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     KeyValueKernel(AttentionBackwardArgs args, const float* delta,
@@ -494,6 +519,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   float* const scores = douts + L::kFloats;
   float* const tile_lse = scores + L::kScoreFloats;
   float* const tile_delta = tile_lse + L::kRows;
+  SHARED_ARRAY(int, starts, L::kRows);
   const AttentionShape& shape = args.shape;
   const int dim = static_cast<int>(shape.head_dim);
   const int64_t length = shape.q_len;
@@ -515,7 +541,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   LoadTile<L>(HeadRow<T>(args.v, b, key, kv_head, dim), args.v.token_stride, n,
               dim, chunked, 1.0f, values);
   for (int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-    for (int64_t q = key; q < length; q += L::kRows) {
+    for (int64_t q = key; q < length && FirstKey(args, b, q) < key + n;
+         q += L::kRows) {
       const int rows =
           static_cast<int>(q + L::kRows <= length ? L::kRows : length - q);
       __syncthreads();  // the tile before is read
@@ -523,6 +550,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                   dim, chunked, shape.scale, queries);
       LoadTile<L>(HeadRow<T>(args.dout, b, q, h, dim), args.dout.token_stride,
                   rows, dim, chunked, 1.0f, douts);
+      LoadStarts<L>(args, b, q, rows, starts);
       if (threadIdx.x < L::kRows) {
         const int i = static_cast<int>(threadIdx.x);
         const int64_t at = (b * shape.num_heads + h) * length + q + i;
@@ -539,7 +567,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
         for (int j = 0; j < L::kPer; ++j) {
           const int column = ThreadColumn() + j * kSide;
-          const bool visible = key + first_row + i <= q + column;
+          const int64_t at = key + first_row + i;
+          const bool visible = starts[column] <= at && at <= q + column;
           p[i][j] = visible ? expf(p[i][j] - tile_lse[column]) : 0.0f;
           ds[i][j] = p[i][j] * (ds[i][j] - tile_delta[column]);
         }
@@ -575,6 +604,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   float* const queries = values + L::kFloats;
   float* const douts = queries + L::kFloats;
   float* const scores = douts + L::kFloats;
+  SHARED_ARRAY(int, starts, L::kRows);
   const AttentionShape& shape = args.shape;
   const int dim = static_cast<int>(shape.head_dim);
   const auto [b, h, kv_head, q, rows] = QueriesOfBlock<L>(shape);
@@ -595,7 +625,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
               chunked, shape.scale, queries);
   LoadTile<L>(HeadRow<T>(args.dout, b, q, h, dim), args.dout.token_stride, rows,
               dim, chunked, 1.0f, douts);
-  for (int64_t key = 0; key < q + rows; key += L::kRows) {
+  LoadStarts<L>(args, b, q, rows, starts);
+  for (int64_t key = FirstKey(args, b, q); key < q + rows; key += L::kRows) {
     const int n = static_cast<int>(key + L::kRows <= q + rows ? L::kRows
                                                               : q + rows - key);
     __syncthreads();  // the tile before is read
@@ -611,8 +642,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     for (int i = 0; i < L::kPer; ++i) {
 #pragma unroll
       for (int j = 0; j < L::kPer; ++j) {
+        const int64_t at = key + ThreadColumn() + j * kSide;
         const bool visible =
-            key + ThreadColumn() + j * kSide <= q + first_row + i;
+            starts[first_row + i] <= at && at <= q + first_row + i;
         const float e = visible ? expf(p[i][j] - row_lse[i]) : 0.0f;
         ds[i][j] = e * (ds[i][j] - row_delta[i]);
       }
@@ -663,6 +695,9 @@ unsigned NumBlocks(int64_t length, int64_t heads) {
 void TiledAttentionForward(cudaStream_t stream,
                            const AttentionForwardArgs& args) {
   const AttentionShape& shape = args.shape;
+  if (args.packed.positions != nullptr) {
+    ZERO_CHECK_EQ(shape.q_len, shape.kv_len) << "packed sequences";
+  }
   const bool chunked = IsChunked(shape, args.q) && IsChunked(shape, args.k) &&
                        IsChunked(shape, args.v) && IsChunked(shape, args.out);
   if (shape.q_len == 1) {

@@ -2,6 +2,8 @@
 // wide, as many keys as there are. The reference beside cuDNN, and what runs
 // where cuDNN takes no call: fp32, odd head widths, a cache of keys.
 //
+// Of packed sequences a block skips the tiles that none of its rows sees.
+//
 // Tiles in shared memory, an online softmax, all sums in fp32 on the CUDA
 // cores; the T x T matrix never exists. Every output is summed by one block in
 // one order, so bits depend on nothing but the arguments.

@@ -1,5 +1,6 @@
 // Attention by cuDNN's graphs: one graph per shape, direction and strides,
-// built when its workspace is first asked for and kept. Knows nothing of our
+// built when its workspace is first asked for and kept; of packed sequences
+// one for few and one for many of them. Knows nothing of our
 // own kernel (attention_tiles.h), to which attention.cc turns where cuDNN does
 // not take a call. cudnn_attention_off.cc is the twin that takes none.
 //
@@ -8,6 +9,10 @@
 // Its sums are in fp32, but probabilities and their gradients pass through the
 // tensor cores in 16 bits. The statistics are those of ops.h: natural
 // logarithms, [B, H, T].
+//
+// Packed sequences are ragged tensors to it: a graph has a fixed number of
+// sequences, of which those that are not there have length 0. They need cuDNN
+// 9.18, rows without gaps between them and, backward, any order of summation.
 #ifndef ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
 #define ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
 
@@ -30,9 +35,10 @@ class AttentionPlans {
   explicit AttentionPlans(bool deterministic);
   ~AttentionPlans();
 
-  // The workspace with which cuDNN runs the call; nullopt where it does not
-  // take it. Builds the graph on first use, which takes the host about a tenth
-  // of a second and loads the engine's code.
+  // The workspace with which cuDNN runs the call, for packed sequences whatever
+  // their number; nullopt where it does not take it. Builds the graph on first
+  // use, which takes the host about a tenth of a second and loads the engine's
+  // code.
   std::optional<size_t> WorkspaceBytes(const AttentionForwardArgs& args);
   std::optional<size_t> WorkspaceBytes(const AttentionBackwardArgs& args);
 
@@ -43,8 +49,9 @@ class AttentionPlans {
   bool Backward(cudaStream_t stream, const AttentionBackwardArgs& args,
                 Workspace workspace);
 
-  // What a start-up table should say: why 16-bit attention of some shape runs
-  // on our own kernel, with "; " between; empty while none does.
+  // What a start-up table should say: why 16-bit attention of some shape,
+  // strides or address runs on our own kernel, with "; " between; empty while
+  // none does. Of fewer than 64 tokens and of caches it says nothing.
   std::string notes() const;
 
  private:
@@ -52,7 +59,7 @@ class AttentionPlans {
   std::unique_ptr<State> state_;
 };
 
-// Builds and validates the graph of a call as for a GPU of compute capability
+// Builds and validates the graphs of a call as for a GPU of compute capability
 // `sm` (90: Hopper), where there need not be one; compiles no plan.
 // Errors: InvalidArgument with the shape, our reason and the remedy where
 // cuDNN is not asked; Unimplemented with cuDNN's own reason where it refuses.

@@ -139,8 +139,8 @@ void CountNonFiniteOf(Stream& stream, int num_sms,
 }
 
 __global__ void ClipKernel(const double* sum_squares, float max_norm,
-                           float inverse_scale, float* norm, float* grad_scale,
-                           uint32_t* found_non_finite) {
+                           float inverse_scale, bool keep_found, float* norm,
+                           float* grad_scale, uint32_t* found_non_finite) {
   if (threadIdx.x != 0) return;
   const double unscaled = sqrt(*sum_squares) * inverse_scale;
   double coefficient = 1;
@@ -152,7 +152,8 @@ __global__ void ClipKernel(const double* sum_squares, float max_norm,
   const float reported = static_cast<float>(unscaled);
   *norm = reported;
   *grad_scale = static_cast<float>(inverse_scale * coefficient);
-  *found_non_finite = IsFinite(reported) ? 0 : 1;
+  const bool found = keep_found && *found_non_finite != 0;
+  *found_non_finite = found || !IsFinite(reported) ? 1 : 0;
 }
 
 }  // namespace
@@ -173,8 +174,8 @@ void CudaOps::CountNonFinite(Stream& stream, const CountNonFiniteArgs& args) {
 
 void CudaOps::Clip(Stream& stream, const ClipArgs& args) {
   Launch(ClipKernel, 1, kWarpSize, 0, HandleOf(stream), args.sum_squares,
-         args.max_norm, args.inverse_scale, args.norm, args.grad_scale,
-         args.found_non_finite);
+         args.max_norm, args.inverse_scale, args.keep_found, args.norm,
+         args.grad_scale, args.found_non_finite);
 }
 
 }  // namespace zero::cuda

@@ -4,6 +4,7 @@
 #define ZERO_TESTS_KERNELS_ATTENTION_PROBLEM_H_
 
 #include <string>
+#include <vector>
 
 #include "tests/kernels/matrix.h"
 
@@ -25,6 +26,9 @@ inline std::string Name(const AttentionTestShape& s, DType dtype) {
   return name;
 }
 
+// The lengths of packed sequences, row by row; none: every row is one.
+using Lengths = std::vector<int64_t>;
+
 // [B * T, heads * D] matrices with room after every token, as in a packed
 // projection.
 struct AttentionProblem {
@@ -33,6 +37,8 @@ struct AttentionProblem {
   GuardedMatrix q, k, v, out, dout, dq, dk, dv;
   TestVector<float> lse;
   float scale;
+  TestVector<int32_t> positions, offsets;  // of packed sequences
+  int64_t num_sequences = 0;
 
   AttentionProblem(const AttentionTestShape& s, DType dtype, int64_t offset = 0)
       : s(s),
@@ -60,6 +66,21 @@ struct AttentionProblem {
     return {dtype,   s.batch,    s.q_len, s.kv_len,
             s.heads, s.kv_heads, s.dim,   scale};
   }
+  void Pack(const Lengths& lengths) {
+    num_sequences = static_cast<int64_t>(lengths.size());
+    offsets.assign(static_cast<size_t>(s.batch * s.q_len + 1),
+                   static_cast<int32_t>(s.batch * s.q_len));
+    positions.clear();
+    for (size_t i = 0; i < lengths.size(); ++i) {
+      offsets[i] = static_cast<int32_t>(positions.size());
+      for (int32_t t = 0; t < lengths[i]; ++t) positions.push_back(t);
+    }
+    EXPECT_EQ(positions.size(), static_cast<size_t>(s.batch * s.q_len));
+  }
+  PackedSequences packed() const {
+    if (num_sequences == 0) return {};
+    return {positions.data(), offsets.data(), num_sequences};
+  }
   MutableHeadsRef Mutable(GuardedMatrix& m) const {
     const Matrix view = m.view();
     return {view.data, view.rows / s.batch * view.ld, view.ld};
@@ -72,6 +93,7 @@ struct AttentionProblem {
   void Forward(Ops& ops, Stream& stream, bool with_lse = true) {
     AttentionForwardArgs args;
     args.shape = shape();
+    args.packed = packed();
     args.q = Const(q);
     args.k = Const(k);
     args.v = Const(v);
@@ -83,6 +105,7 @@ struct AttentionProblem {
   void Backward(Ops& ops, Stream& stream) {
     AttentionBackwardArgs args;
     args.shape = shape();
+    args.packed = packed();
     args.q = Const(q);
     args.k = Const(k);
     args.v = Const(v);
@@ -110,25 +133,47 @@ struct AttentionProblem {
     for (GuardedMatrix* m : {&dq, &dk, &dv}) Spoil(*m);
   }
 
-  // One head of one sample.
-  Dense Head(const GuardedMatrix& m, int64_t b, int64_t h) const {
-    const int64_t tokens = m.rows() / s.batch;
-    Dense d(tokens, s.dim);
-    for (int64_t t = 0; t < tokens; ++t) {
+  // Rows of q and of k that see each other alone: a packed sequence, or a row
+  // of the batch.
+  struct Sequence {
+    int64_t q, num_queries, k, num_keys;
+  };
+  std::vector<Sequence> Sequences() const {
+    std::vector<Sequence> sequences;
+    for (int64_t i = 0; i < num_sequences; ++i) {
+      const int64_t first = offsets[i], n = offsets[i + 1] - first;
+      sequences.push_back({first, n, first, n});
+    }
+    if (num_sequences > 0) return sequences;
+    for (int64_t b = 0; b < s.batch; ++b) {
+      sequences.push_back({b * s.q_len, s.q_len, b * s.kv_len, s.kv_len});
+    }
+    return sequences;
+  }
+
+  // One head of some rows.
+  Dense Head(const GuardedMatrix& m, int64_t row, int64_t rows,
+             int64_t h) const {
+    Dense d(rows, s.dim);
+    for (int64_t t = 0; t < rows; ++t) {
       for (int64_t i = 0; i < s.dim; ++i) {
-        d(t, i) = m(b * tokens + t, h * s.dim + i);
+        d(t, i) = m(row + t, h * s.dim + i);
       }
     }
     return d;
   }
-  void PutHead(Dense& whole, int64_t b, int64_t h, const Dense& d,
+  void PutHead(Dense& whole, int64_t row, int64_t h, const Dense& d,
                bool add) const {
     for (int64_t t = 0; t < d.rows; ++t) {
       for (int64_t i = 0; i < s.dim; ++i) {
-        double& to = whole(b * d.rows + t, h * s.dim + i);
+        double& to = whole(row + t, h * s.dim + i);
         to = add ? to + d(t, i) : d(t, i);
       }
     }
+  }
+  // Where the statistics of a row of q are, for one head.
+  int64_t LseAt(int64_t row, int64_t h) const {
+    return (row / s.q_len * s.heads + h) * s.q_len + row % s.q_len;
   }
 };
 

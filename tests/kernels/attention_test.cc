@@ -62,20 +62,22 @@ struct ForwardCase {
   std::vector<double> lse;
   double probability_error, largest_v;
 
-  ForwardCase(const Shape& s, DType dtype)
+  ForwardCase(const Shape& s, DType dtype, const Lengths& lengths = {})
       : p(s, dtype),
         what(Name(s, dtype)),
         out(p.out.rows(), p.out.cols()),
+        lse(p.lse.size()),
         probability_error(ProbabilityError(p)),
         largest_v(Largest(p.v.dense())) {
+    if (!lengths.empty()) p.Pack(lengths);
     const int64_t group = s.heads / s.kv_heads;
-    for (int64_t b = 0; b < s.batch; ++b) {
+    for (const auto& [q, num_queries, k, num_keys] : p.Sequences()) {
       for (int64_t h = 0; h < s.heads; ++h) {
-        const AttentionReference r =
-            ReferenceAttention(p.Head(p.q, b, h), p.Head(p.k, b, h / group),
-                               p.Head(p.v, b, h / group), p.scale);
-        p.PutHead(out, b, h, r.out, false);
-        lse.insert(lse.end(), r.lse.begin(), r.lse.end());
+        const AttentionReference r = ReferenceAttention(
+            p.Head(p.q, q, num_queries, h), p.Head(p.k, k, num_keys, h / group),
+            p.Head(p.v, k, num_keys, h / group), p.scale);
+        p.PutHead(out, q, h, r.out, false);
+        std::copy(r.lse.begin(), r.lse.end(), lse.begin() + p.LseAt(q, h));
       }
     }
   }
@@ -141,18 +143,19 @@ struct BackwardCase {
     const Shape& s = p.s;
     const int64_t group = s.heads / s.kv_heads;
     double most_seen = 0;
-    for (int64_t b = 0; b < s.batch; ++b) {
+    for (const auto& [q, n, k, num_keys] : p.Sequences()) {
       for (int64_t kv = 0; kv < s.kv_heads; ++kv) {
-        std::vector<double> seen(static_cast<size_t>(s.kv_len));
+        std::vector<double> seen(static_cast<size_t>(num_keys));
         for (int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-          const auto first = p.lse.begin() + (b * s.heads + h) * s.q_len;
+          const auto first = p.lse.begin() + p.LseAt(q, h);
           const AttentionGradient r = ReferenceAttentionGradient(
-              p.Head(p.q, b, h), p.Head(p.k, b, kv), p.Head(p.v, b, kv),
-              p.Head(p.out, b, h), p.Head(p.dout, b, h),
-              std::vector<double>(first, first + s.q_len), p.scale);
-          p.PutHead(dq, b, h, r.dq, false);
-          p.PutHead(dk, b, kv, r.dk, true);
-          p.PutHead(dv, b, kv, r.dv, true);
+              p.Head(p.q, q, n, h), p.Head(p.k, k, num_keys, kv),
+              p.Head(p.v, k, num_keys, kv), p.Head(p.out, q, n, h),
+              p.Head(p.dout, q, n, h), std::vector<double>(first, first + n),
+              p.scale);
+          p.PutHead(dq, q, h, r.dq, false);
+          p.PutHead(dk, k, kv, r.dk, true);
+          p.PutHead(dv, k, kv, r.dv, true);
           for (size_t j = 0; j < seen.size(); ++j) seen[j] += r.seen[j];
         }
         most_seen =
@@ -195,16 +198,21 @@ constexpr Shape kShapes[] = {
     {1, 1, 1, 33, 33, 201},     {1, 1, 1, 17, 17, 256, 8},
 };
 
+template <class Case>
+void RunOnEveryPath(std::vector<Case> cases) {
+  ForEachMatmulPath([&](const Path& path) {
+    for (Case& c : cases) {
+      if (IsWorthIt(path, c.p.dtype)) c.Run(path);
+    }
+  });
+}
+
 TEST(AttentionTest, ForwardIsTheCausalSoftmaxOfFloat64) {
   std::vector<ForwardCase> cases;
   for (const DType dtype : kFloatTypes) {
     for (const Shape& s : kShapes) cases.emplace_back(s, dtype);
   }
-  ForEachMatmulPath([&](const Path& path) {
-    for (ForwardCase& c : cases) {
-      if (IsWorthIt(path, c.p.dtype)) c.Run(path);
-    }
-  });
+  RunOnEveryPath(std::move(cases));
 }
 
 TEST(AttentionTest, BackwardIsTheGradientOfFloat64) {
@@ -215,9 +223,86 @@ TEST(AttentionTest, BackwardIsTheGradientOfFloat64) {
       cases.emplace_back(ForwardCase(s, dtype));
     }
   }
-  ForEachMatmulPath([&](const Path& path) {
-    for (BackwardCase& c : cases) {
-      if (IsWorthIt(path, c.p.dtype)) c.Run(path);
+  RunOnEveryPath(std::move(cases));
+}
+
+// ---- Packed sequences -----------------------------------------------------
+
+// Sequences of one token, of a whole row, of odd lengths, that begin within a
+// tile (of 16, 32, 64 or 128 rows), at its first row and at its last.
+std::vector<ForwardCase> PackedCases() {
+  const std::pair<Shape, Lengths> kCases[] = {
+      {{1, 2, 1, 72, 72, 16, 8}, {1, 1, 61, 1, 8}},
+      {{2, 1, 1, 70, 70, 31}, {70, 33, 37}},
+      {{1, 4, 2, 80, 80, 64, 8}, {32, 43, 5}},
+      {{1, 2, 1, 160, 160, 24, 8}, {128, 3, 29}},
+      {{1, 1, 1, 64, 64, 8, 8}, Lengths(64, 1)},
+      {{1, 1, 1, 41, 41, 99}, {16, 1, 15, 9}},
+      {{1, 1, 1, 35, 35, 136, 8}, {7, 28}},
+  };
+  std::vector<ForwardCase> cases;
+  for (const DType dtype : kFloatTypes) {
+    for (const auto& [s, lengths] : kCases) {
+      cases.emplace_back(s, dtype, lengths);
+    }
+  }
+  return cases;
+}
+
+TEST(AttentionTest, PackedForwardIsThatOfEverySequence) {
+  RunOnEveryPath(PackedCases());
+}
+
+TEST(AttentionTest, PackedBackwardIsThatOfEverySequence) {
+  std::vector<BackwardCase> cases;
+  for (const ForwardCase& c : PackedCases()) cases.emplace_back(c);
+  RunOnEveryPath(std::move(cases));
+}
+
+// A tile is the same work wherever it lies. (Rows that cuDNN does not take,
+// which promises nothing of the kind.)
+TEST(AttentionTest, SequencesThatBeginWithATileHaveTheBitsOfTheirOwnRow) {
+  OnPath([](const Path& path) {
+    for (const DType dtype : kFloatTypes) {
+      const Lengths lengths = {128, 90, 38, 44};
+      Problem packed({1, 2, 1, 300, 300, 20}, dtype);
+      packed.Pack(lengths);
+      packed.Forward(path.ops, path.stream);
+      packed.Backward(path.ops, path.stream);
+      for (const size_t i : {0, 1, 3}) {
+        const int64_t n = lengths[i], first = packed.offsets[i];
+        Problem alone({1, 2, 1, n, n, 20}, dtype);
+        const auto copy = [&](const GuardedMatrix& from, GuardedMatrix& to) {
+          for (int64_t t = 0; t < n; ++t) {
+            for (int64_t j = 0; j < to.cols(); ++j) {
+              to.Set(t, j, from(first + t, j));
+            }
+          }
+        };
+        copy(packed.q, alone.q);
+        copy(packed.k, alone.k);
+        copy(packed.v, alone.v);
+        copy(packed.dout, alone.dout);
+        alone.Forward(path.ops, path.stream);
+        alone.Backward(path.ops, path.stream);
+        const auto expect_same = [&](const GuardedMatrix& whole,
+                                     const GuardedMatrix& own,
+                                     const char* name) {
+          GuardedMatrix part = own;
+          copy(whole, part);
+          EXPECT_TRUE(part.SameElements(own)) << name << " of sequence " << i;
+        };
+        expect_same(packed.out, alone.out, "out");
+        expect_same(packed.dq, alone.dq, "dq");
+        expect_same(packed.dk, alone.dk, "dk");
+        expect_same(packed.dv, alone.dv, "dv");
+        for (int64_t h = 0; h < 2; ++h) {
+          for (int64_t t = 0; t < n; ++t) {
+            EXPECT_EQ(packed.lse[packed.LseAt(first + t, h)],
+                      alone.lse[alone.LseAt(t, h)]);
+          }
+        }
+      }
     }
   });
 }

@@ -971,8 +971,12 @@ void CompareClip(Comparison& c) {
     c.Run(std::to_string(sum_squares), [&](Side& side) {
       TestVector<float> norm = {0}, scale = {0};
       TestVector<uint32_t> found = {7};
-      side.ops.Clip(side.stream, {sum.data(), 1.0f, 0.5f, norm.data(),
-                                  scale.data(), found.data()});
+      side.ops.Clip(side.stream, {.sum_squares = sum.data(),
+                                  .max_norm = 1.0f,
+                                  .inverse_scale = 0.5f,
+                                  .norm = norm.data(),
+                                  .grad_scale = scale.data(),
+                                  .found_non_finite = found.data()});
       if (std::isfinite(sum_squares)) {
         side.KeepScalars("norm", norm, 2 * HalfUlp(DType::kF32));
         side.KeepScalars("grad_scale", scale, 2 * HalfUlp(DType::kF32));

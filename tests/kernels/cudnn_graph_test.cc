@@ -88,6 +88,62 @@ TEST(CudnnGraphTest, OddLengthsAndTheWidestHeadsValidate) {
   }
 }
 
+// The args of a call whose rows hold several sequences; only that there are
+// positions counts.
+template <class Args>
+Args WithSequences(Args args) {
+  static const int32_t position = 0;
+  args.packed.positions = &position;
+  return args;
+}
+
+TEST(CudnnGraphTest, EveryPresetTrainsOnPackedSequencesThroughCudnn) {
+  float lse = 0;
+  for (const ModelPreset& preset : ModelPresets()) {
+    const ModelConfig& c = preset.config;
+    SCOPED_TRACE(std::string(preset.name));
+    for (const DType dtype : {DType::kBF16, DType::kF16}) {
+      const Packed p = Of(dtype, 4, 1024, c.num_attention_heads,
+                          c.num_key_value_heads, c.head_dim);
+      EXPECT_EQ(ValidateCudnnAttention(WithSequences(p.Forward(&lse)), kHopper),
+                absl::OkStatus());
+      EXPECT_EQ(
+          ValidateCudnnAttention(WithSequences(p.Backward()), false, kHopper),
+          absl::OkStatus());
+    }
+  }
+}
+
+TEST(CudnnGraphTest, PackedSequencesOfOddLengthsValidate) {
+  for (const int64_t batch : {1, 40}) {
+    for (const int64_t length : {64, 65, 1023}) {
+      const Packed p = Of(DType::kBF16, batch, length, 6, 2, 80);
+      EXPECT_EQ(ValidateCudnnAttention(WithSequences(p.Forward()), kHopper),
+                absl::OkStatus());
+      EXPECT_EQ(
+          ValidateCudnnAttention(WithSequences(p.Backward()), false, kHopper),
+          absl::OkStatus());
+    }
+  }
+}
+
+TEST(CudnnGraphTest, WhatPackedSequencesCannotHaveGivesOurMessage) {
+  const Packed p = Of(DType::kBF16, 2, 1024, 8, 4, 64);
+  const absl::Status ordered =
+      ValidateCudnnAttention(WithSequences(p.Backward()), true, kHopper);
+  EXPECT_EQ(ordered.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(ordered.message()),
+              AllOf(HasSubstr("attention backward of packed bf16 [B 2, T 1024"),
+                    HasSubstr("T x T scores of every sequence"),
+                    HasSubstr("do not pack")));
+  AttentionForwardArgs gap = WithSequences(p.Forward());
+  gap.v.batch_stride += 8;
+  EXPECT_THAT(std::string(ValidateCudnnAttention(gap, kHopper).message()),
+              AllOf(HasSubstr("rows of v are 1048584 elements apart and not T "
+                              "times its 1024"),
+                    HasSubstr("leave no gap")));
+}
+
 void ExpectRefused(const Packed& p, const std::string& shape,
                    const std::string& reason, const std::string& remedy) {
   for (const absl::Status& status :
@@ -137,6 +193,39 @@ TEST(CudnnGraphTest, WhatCudnnRefusesSaysSo) {
               AllOf(HasSubstr("attention backward of bf16 [B 2, T 1024, H 8, "
                               "K 4, D 256]: cuDNN 9."),
                     HasSubstr("refuses it on sm_80"), HasSubstr("128")));
+  // Nor has it one for packed statistics.
+  EXPECT_EQ(ValidateCudnnAttention(
+                WithSequences(Of(DType::kBF16, 2, 1024, 8, 4, 64).Backward()),
+                false, 80)
+                .code(),
+            absl::StatusCode::kUnimplemented);
+}
+
+// With a GPU or without.
+TEST(CudnnGraphTest, NotesSayWhatKeepsTrainingOffCudnn) {
+  AttentionPlans plans(/*deterministic=*/true);
+  AttentionForwardArgs crooked = Of(DType::kBF16, 2, 128, 8, 4, 64).Forward();
+  crooked.k.token_stride += 1;
+  EXPECT_FALSE(plans.WorkspaceBytes(crooked).has_value());
+  EXPECT_FALSE(plans.WorkspaceBytes(Of(DType::kF16, 2, 128, 8, 4, 60).Forward())
+                   .has_value());
+  EXPECT_FALSE(plans
+                   .WorkspaceBytes(WithSequences(
+                       Of(DType::kBF16, 2, 256, 8, 4, 64).Backward()))
+                   .has_value());
+  // Nothing to say of prompts and of fp32.
+  EXPECT_FALSE(plans.WorkspaceBytes(Of(DType::kBF16, 1, 9, 8, 4, 64).Forward())
+                   .has_value());
+  EXPECT_FALSE(plans.WorkspaceBytes(Of(DType::kF32, 2, 128, 8, 4, 64).Forward())
+                   .has_value());
+  EXPECT_THAT(
+      plans.notes(),
+      AllOf(HasSubstr("attention forward of bf16 [B 2, T 128, H 8, K 4, D 64] "
+                      "runs on our own kernel: a stride of k is 1025"),
+            HasSubstr("head_dim 60 is not a multiple of 8"),
+            HasSubstr("T 256, H 8, K 4, D 64] runs on our own kernel: a fixed "
+                      "order of summation"),
+            Not(HasSubstr("T 9,")), Not(HasSubstr("fp32"))));
 }
 
 // Without a GPU (or a driver) there are no plans, but a reason.

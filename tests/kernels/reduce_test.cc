@@ -118,13 +118,21 @@ struct Clipped {
   float scale = -1;
   uint32_t found = 7;
 };
-Clipped Clip(double sum_squares, float max_norm, float inverse_scale) {
+// `found`: what was found before, which counts with `keep_found`.
+Clipped Clip(double sum_squares, float max_norm, float inverse_scale,
+             bool keep_found = false, uint32_t found = 7) {
   Clipped c;
   OnPath([&](const Path& path) {
     const TestVector<double> sum = {sum_squares};
     TestVector<Clipped> out(1);
-    path.ops.Clip(path.stream, {sum.data(), max_norm, inverse_scale,
-                                &out[0].norm, &out[0].scale, &out[0].found});
+    out[0].found = found;
+    path.ops.Clip(path.stream, {.sum_squares = sum.data(),
+                                .max_norm = max_norm,
+                                .inverse_scale = inverse_scale,
+                                .keep_found = keep_found,
+                                .norm = &out[0].norm,
+                                .grad_scale = &out[0].scale,
+                                .found_non_finite = &out[0].found});
     c = out[0];
   });
   return c;
@@ -155,6 +163,20 @@ TEST(ClipTest, FindsNonFiniteNorms) {
   EXPECT_EQ(Clip(std::numeric_limits<double>::infinity(), 1, 1).found, 1u);
   // A norm beyond fp32 is not finite as it is reported.
   EXPECT_EQ(Clip(1e100, 1, 1).found, 1u);
+}
+
+TEST(ClipTest, WhatWasFoundStaysWhereItIsKept) {
+  for (const double sum_squares : {25.0, 1e100}) {
+    const bool finite = sum_squares == 25;
+    for (const uint32_t found : {0u, 1u}) {
+      const Clipped kept = Clip(sum_squares, 1, 1, /*keep_found=*/true, found);
+      EXPECT_EQ(kept.found, finite ? found : 1u);
+      const Clipped fresh = Clip(sum_squares, 1, 1, false, found);
+      EXPECT_EQ(fresh.found, finite ? 0u : 1u);
+      EXPECT_EQ(kept.norm, fresh.norm);
+      EXPECT_EQ(kept.scale, fresh.scale);
+    }
+  }
 }
 
 }  // namespace

@@ -1,0 +1,62 @@
+// What cuDNN is told of packed sequences, on the GPU's paths.
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/packed_sequences.h"
+#include "tests/kernels/kernel_test.h"
+
+namespace zero {
+namespace {
+
+TEST(CudaPackedSequencesTest, TablesHoldLengthsAndFirstElements) {
+  ForEachPath([](const Path& path) {
+    for (const int64_t num_sequences : {1, 3, 300}) {
+      // Three of them at most; the others lie behind the last token.
+      const int64_t tokens = 400;
+      TestVector<int32_t> offsets(tokens + 1, tokens);
+      const int32_t begins[] = {0, 1, 250};
+      for (int64_t i = 0; i < std::min<int64_t>(3, num_sequences); ++i) {
+        offsets[i] = begins[i];
+      }
+      const int64_t strides[] = {8, int64_t{1} << 40};
+      TestVector<int32_t> lengths(num_sequences, -1);
+      TestVector<int64_t> elements(2 * (num_sequences + 1), -1);
+      cuda::FillSequenceTables(cuda::HandleOf(path.stream),
+                               {.offsets = offsets.data(),
+                                .num_sequences = num_sequences,
+                                .num_tables = 2,
+                                .token_strides = {strides[0], strides[1]},
+                                .lengths = lengths.data(),
+                                .elements = elements.data()});
+      path.stream.Synchronize();
+      for (int64_t i = 0; i <= num_sequences; ++i) {
+        for (int64_t j = 0; j < 2; ++j) {
+          EXPECT_EQ(elements[j * (num_sequences + 1) + i],
+                    offsets[i] * strides[j]);
+        }
+        if (i == num_sequences) continue;
+        EXPECT_EQ(lengths[i], offsets[i + 1] - offsets[i]);
+      }
+    }
+  });
+}
+
+TEST(CudaPackedSequencesTest, StatisticsAreTransposedRowByRow) {
+  ForEachPath([](const Path& path) {
+    const int64_t batch = 3, rows = 5, cols = 37;
+    TestVector<float> from(batch * rows * cols), to(from.size(), NAN);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
+    cuda::TransposeStatistics(cuda::HandleOf(path.stream), from.data(), batch,
+                              rows, cols, to.data());
+    path.stream.Synchronize();
+    for (int64_t b = 0; b < batch; ++b) {
+      for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t j = 0; j < cols; ++j) {
+          EXPECT_EQ(to[(b * cols + j) * rows + i],
+                    from[(b * rows + i) * cols + j]);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zero
