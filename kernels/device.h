@@ -131,6 +131,8 @@ class Device {
   virtual DeviceKind kind() const = 0;
   virtual DeviceInfo info() const = 0;
   virtual DeviceMemory memory() const { return {}; }
+  // Memory of the device that every stream takes: scratch of its kernels.
+  virtual int64_t stream_bytes() const { return 0; }
 
   // True where work of the compute stream may still run when the call that
   // launched it returns: whoever reads a result on the host waits for an
@@ -186,6 +188,11 @@ struct CudaOptions {
   // heuristic's first. Which one wins may differ from run to run, and so the
   // last bits.
   bool time_algorithms = false;
+  // Logits of 16-bit models in fp32 on their way to the softmax, which computes
+  // in fp32 either way. False: in the model's dtype, half the memory and two
+  // thirds of the bytes moved; a logit is then off by up to 2^-8 (bf16) or
+  // 2^-11 (fp16) of itself, and infinite beyond 65504 in fp16.
+  bool fp32_logits = false;
   // Rows of logits that exist at a time in LinearCrossEntropy.
   int64_t loss_chunk_rows = 8192;
 };

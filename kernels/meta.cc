@@ -101,6 +101,8 @@ class MetaDevice final : public Device {
     return info;
   }
 
+  int64_t stream_bytes() const override { return model_.stream_bytes(); }
+
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
     // A page between two buffers, so that no end is another's begin.
     if (bytes > kMaxBytes) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cfloat>
+#include <type_traits>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
@@ -19,7 +20,7 @@ constexpr int kTile = kThreads * kGroup;
 constexpr int64_t kRowElems = 64;
 
 struct RowArgs {
-  float* logits;  // [rows, ld]
+  void* logits;  // [rows, ld]
   int64_t ld;
   int64_t words;
   const int32_t* targets;   // [rows]
@@ -29,14 +30,17 @@ struct RowArgs {
 };
 
 // The logits of a group; those beyond the row's end count for nothing.
-__device__ inline void LoadGroup(const RowArgs& args, const float* row,
+template <class Logit>
+__device__ inline void LoadGroup(const RowArgs& args, const Logit* row,
                                  int64_t first, float (&x)[kGroup]) {
-  const auto low = LoadChunk(row + first);
-  const auto high = LoadChunk(row + first + kGroup / 2);
 #pragma unroll
-  for (int i = 0; i < kGroup; ++i) {
-    const float value = i < kGroup / 2 ? low.x[i] : high.x[i - kGroup / 2];
-    x[i] = first + i < args.words ? value : -INFINITY;
+  for (int from = 0; from < kGroup; from += Chunk<Logit>::kSize) {
+    const Chunk<Logit> chunk = LoadChunk(row + first + from);
+#pragma unroll
+    for (int i = 0; i < Chunk<Logit>::kSize; ++i) {
+      x[from + i] =
+          first + from + i < args.words ? ToFloat(chunk.x[i]) : -INFINITY;
+    }
   }
 }
 
@@ -66,7 +70,8 @@ struct Softmax {
 
 // Over the block, in every thread. From the row's end to its beginning, which
 // is then the part that the second pass still finds in L2.
-__device__ inline Softmax ReduceRow(const RowArgs& args, const float* row) {
+template <class Logit>
+__device__ inline Softmax ReduceRow(const RowArgs& args, const Logit* row) {
   SHARED_ARRAY(float, max_scratch, kThreads / kWarpSize);
   SHARED_ARRAY(double, sum_scratch, kThreads / kWarpSize);
   OnlineSum online;
@@ -99,10 +104,11 @@ __device__ inline void StoreGroup(T* to, const T (&x)[kGroup]) {
 }
 
 // Replaces the row by (softmax - onehot(target)) * scale from its first byte
-// on. A tile of 16-bit gradients covers logits that earlier tiles, or this one
-// before its barrier, have read.
-template <class T>
-__device__ inline void WriteGradient(const RowArgs& args, float* row,
+// on. A tile of gradients that are narrower than the logits covers logits that
+// earlier tiles, or this one before its barrier, have read; a group of equal
+// width covers its own.
+template <class Gradient, class Logit>
+__device__ inline void WriteGradient(const RowArgs& args, Logit* row,
                                      const Softmax& softmax, int64_t target,
                                      float target_logit) {
   const double scale =
@@ -116,44 +122,47 @@ __device__ inline void WriteGradient(const RowArgs& args, float* row,
   for (int64_t tile = 0; tile < args.words; tile += kTile) {
     const int64_t first = tile + begin;
     const bool inside = first < args.words;
-    T gradient[kGroup];
+    Gradient gradient[kGroup];
     if (inside) {
       float x[kGroup];
       LoadGroup(args, row, first, x);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         const float g = expf(x[i] - softmax.max) * factor;
-        gradient[i] = FromFloat<T>(first + i == target ? at_target : g);
+        gradient[i] = FromFloat<Gradient>(first + i == target ? at_target : g);
       }
     }
-    if constexpr (sizeof(T) < sizeof(float)) __syncthreads();
-    if (inside) StoreGroup(reinterpret_cast<T*>(row) + first, gradient);
+    if constexpr (sizeof(Gradient) < sizeof(Logit)) __syncthreads();
+    if (inside) StoreGroup(reinterpret_cast<Gradient*>(row) + first, gradient);
   }
 }
 
-template <class T>
-__device__ inline void ZeroRow(const RowArgs& args, float* row) {
-  T zero[kGroup];
+template <class Gradient>
+__device__ inline void ZeroRow(const RowArgs& args, void* row) {
+  Gradient zero[kGroup];
 #pragma unroll
-  for (int i = 0; i < kGroup; ++i) zero[i] = FromFloat<T>(0.0f);
+  for (int i = 0; i < kGroup; ++i) zero[i] = FromFloat<Gradient>(0.0f);
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
   for (int64_t first = begin; first < args.words; first += kTile) {
-    StoreGroup(reinterpret_cast<T*>(row) + first, zero);
+    StoreGroup(static_cast<Gradient*>(row) + first, zero);
   }
 }
 
 // One block per row: loss = logsumexp(row) - row[target], and the gradient in
-// place. Forward moves 4 bytes per logit; with the gradient 8 + sizeof(T), some
-// of it from L2, where the front of a row is still found. Should reach 85 % of
-// copy bandwidth.
-template <class T, bool kGradient>
+// place (Gradient void: none). Forward moves sizeof(Logit) bytes per logit;
+// with the gradient 2 sizeof(Logit) + sizeof(Gradient), 6 in 16 bits, some of
+// it from L2, where the front of a row is still found (all rows at work are
+// 53 MB of GPT-2's 16-bit logits on an H100). Should reach 85 % of copy
+// bandwidth.
+template <class Logit, class Gradient>
 __global__ void __launch_bounds__(kThreads) SoftmaxRows(RowArgs args) {
+  constexpr bool kGradient = !std::is_void_v<Gradient>;
   const int64_t i = blockIdx.x;
-  float* const row = args.logits + i * args.ld;
+  Logit* const row = static_cast<Logit*>(args.logits) + i * args.ld;
   const int64_t target = args.targets[i];
   double loss = 0;
   if (target >= 0) {
-    const float target_logit = row[target];
+    const float target_logit = ToFloat(row[target]);
     const Softmax softmax = ReduceRow(args, row);
     if (threadIdx.x == 0) {
       loss = static_cast<double>(softmax.max) + log(softmax.sum) -
@@ -161,10 +170,10 @@ __global__ void __launch_bounds__(kThreads) SoftmaxRows(RowArgs args) {
     }
     // All of the row has been read: ReduceRow ends with a barrier.
     if constexpr (kGradient) {
-      WriteGradient<T>(args, row, softmax, target, target_logit);
+      WriteGradient<Gradient>(args, row, softmax, target, target_logit);
     }
   } else if constexpr (kGradient) {
-    ZeroRow<T>(args, row);
+    ZeroRow<Gradient>(args, row);
   }
   if (threadIdx.x == 0) {
     args.row_losses[i] = loss;
@@ -207,19 +216,23 @@ int64_t RoundUp(int64_t n, int64_t multiple) {
 
 // The chunks of one call; a function of the shapes and the options alone.
 struct Chunks {
-  int64_t rows = 0;  // of every chunk but the last
-  int64_t ld = 0;    // of logits, elements
+  int64_t rows = 0;           // of every chunk but the last
+  int64_t ld = 0;             // of logits, elements
+  DType dtype = DType::kF32;  // of logits
   size_t logits_bytes = 0;
   size_t loss_bytes = 0;  // of all rows
 };
 
-Chunks ChunksOf(const LinearCrossEntropyArgs& args, int64_t wanted_rows) {
+Chunks ChunksOf(const LinearCrossEntropyArgs& args,
+                const CudaOptions& options) {
   const int64_t rows = args.x.rows;
   Chunks chunks;
   chunks.ld = RoundUp(args.w.rows, kRowElems);
-  const int64_t row_bytes = chunks.ld * static_cast<int64_t>(sizeof(float));
-  const int64_t limit =
-      std::max<int64_t>(1, std::min(wanted_rows, kMaxLogitsBytes / row_bytes));
+  chunks.dtype = options.fp32_logits ? DType::kF32 : args.x.dtype;
+  const int64_t row_bytes =
+      chunks.ld * static_cast<int64_t>(DTypeBytes(chunks.dtype));
+  const int64_t limit = std::max<int64_t>(
+      1, std::min(options.loss_chunk_rows, kMaxLogitsBytes / row_bytes));
   const int64_t pieces = (rows + limit - 1) / limit;
   const int64_t even = pieces == 0 ? 0 : (rows + pieces - 1) / pieces;
   chunks.rows = std::min({rows, limit, RoundUp(even, kRowMultiple)});
@@ -245,12 +258,12 @@ ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
                          int64_t rows, bool accumulate_dw) {
   const int64_t words = args.w.rows;
   const int64_t narrowing =
-      static_cast<int64_t>(sizeof(float) / DTypeBytes(args.x.dtype));
+      static_cast<int64_t>(DTypeBytes(chunks.dtype) / DTypeBytes(args.x.dtype));
   ChunkProducts p;
   p.logits.a = RowsAt(args.x, row, rows);
   p.logits.b = args.w;
   p.logits.b_transposed = true;
-  p.logits.c = {logits, DType::kF32, rows, words, chunks.ld};
+  p.logits.c = {logits, chunks.dtype, rows, words, chunks.ld};
   p.dx.a = {logits, args.x.dtype, rows, words, chunks.ld * narrowing};
   p.dx.b = args.w;
   if (args.dx.data != nullptr) p.dx.c = RowsAt(args.dx, row, rows);
@@ -262,15 +275,18 @@ ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
   return p;
 }
 
+// `gradient`: the dtype of the gradients, and of logits that are not fp32.
 void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
-                DType dtype, bool gradient) {
-  const dim3 grid(static_cast<unsigned>(num_rows));
-  if (!gradient) {
-    Launch(SoftmaxRows<float, false>, grid, kThreads, 0, stream, rows);
-    return;
-  }
-  ZERO_CUDA_WITH_FLOAT_TYPE(
-      dtype, T, Launch(SoftmaxRows<T, true>, grid, kThreads, 0, stream, rows));
+                DType logits, DType gradient, bool backward) {
+  void (*kernel)(RowArgs) = nullptr;
+  ZERO_CUDA_WITH_FLOAT_TYPE(gradient, T, {
+    if (logits == DType::kF32) {
+      kernel = backward ? SoftmaxRows<float, T> : SoftmaxRows<float, void>;
+    } else {
+      kernel = backward ? SoftmaxRows<T, T> : SoftmaxRows<T, void>;
+    }
+  });
+  Launch(kernel, static_cast<unsigned>(num_rows), kThreads, 0, stream, rows);
 }
 
 }  // namespace
@@ -278,7 +294,7 @@ void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
 size_t CudaOps::LinearCrossEntropyWorkspaceBytes(
     const LinearCrossEntropyArgs& args) const {
   if (args.x.rows == 0) return 0;
-  const Chunks chunks = ChunksOf(args, options_.loss_chunk_rows);
+  const Chunks chunks = ChunksOf(args, options_);
   const ChunkProducts p =
       ProductsOf(args, chunks, nullptr, 0, chunks.rows, true);
   size_t product = matmul_->WorkspaceBytes(p.logits);
@@ -300,7 +316,7 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
     if (with_dw && !args.accumulate_dw) Zero(*this, stream, args.dw);
     return;
   }
-  const Chunks chunks = ChunksOf(args, options_.loss_chunk_rows);
+  const Chunks chunks = ChunksOf(args, options_);
   char* const base = static_cast<char*>(workspace.data);
   double* const row_losses =
       reinterpret_cast<double*>(base + chunks.logits_bytes);
@@ -313,14 +329,15 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
                                        args.accumulate_dw || row > 0);
     matmul_->Run(stream, p.logits, rest);
     RowArgs softmax;
-    softmax.logits = reinterpret_cast<float*>(base);
+    softmax.logits = base;
     softmax.ld = chunks.ld;
     softmax.words = args.w.rows;
     softmax.targets = args.targets + row;
     softmax.row_losses = row_losses + row;
     softmax.losses = args.losses == nullptr ? nullptr : args.losses + row;
     softmax.grad_scale = args.grad_scale;
-    RunSoftmax(HandleOf(stream), softmax, rows, args.x.dtype, backward);
+    RunSoftmax(HandleOf(stream), softmax, rows, chunks.dtype, args.x.dtype,
+               backward);
     if (backward) matmul_->Run(stream, p.dx, rest);
     if (with_dw) matmul_->Run(stream, p.dw, rest);
   }

@@ -2,6 +2,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <string>
@@ -125,15 +126,41 @@ int64_t ContextBytes(int index) {
   return (*measured)[index] = static_cast<int64_t>(total - free);
 }
 
+// "CUDA 13.0" of 13000.
+std::string VersionText(int version) {
+  return absl::StrCat("CUDA ", version / 1000, ".", version % 1000 / 10);
+}
+
+// Why there is no GPU, and what helps, by what counting them returned.
+std::string WhyNone(cudaError_t count_error) {
+  // So says the runtime, too, where there is no driver.
+  if (count_error == cudaErrorInsufficientDriver) {
+    int driver = 0;
+    Ignore(cudaDriverGetVersion(&driver));
+    if (driver == 0) {
+      return "NVIDIA's driver (libcuda.so.1) is not on this machine; install "
+             "it";
+    }
+    return absl::StrCat("NVIDIA's driver here is for ", VersionText(driver),
+                        ", and this program needs one for ",
+                        VersionText(CUDART_VERSION), "; update it");
+  }
+  if (count_error != cudaSuccess && count_error != cudaErrorNoDevice) {
+    return absl::StrCat("CUDA does not start (",
+                        cudaGetErrorString(count_error), "); ask nvidia-smi");
+  }
+  const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return "NVIDIA's driver finds none; ask nvidia-smi";
+  return absl::StrCat("NVIDIA's driver finds none with CUDA_VISIBLE_DEVICES=\"",
+                      visible, "\"; change that");
+}
+
 absl::Status CheckUsable(int index, int num_devices, cudaError_t count_error) {
   const std::string name = absl::StrCat("device cuda:", index, ": ");
   if (count_error != cudaSuccess || num_devices == 0) {
-    return absl::NotFoundError(absl::StrCat(
-        name, "no GPU can be used (",
-        count_error == cudaSuccess ? "none found"
-                                   : cudaGetErrorString(count_error),
-        "); install or update NVIDIA's driver, look at CUDA_VISIBLE_DEVICES, "
-        "or use --device cpu"));
+    return absl::NotFoundError(
+        absl::StrCat(name, "no GPU can be used: ", WhyNone(count_error),
+                     ", or use --device cpu"));
   }
   if (index < 0 || index >= num_devices) {
     return absl::NotFoundError(
@@ -199,7 +226,7 @@ DeviceInfo CudaDevice::info() const {
   info.num_threads = properties.multiProcessorCount;
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   info.peak_flops_bf16 = PeakFlopsBf16(info.name);
-  info.driver = absl::StrCat("CUDA ", driver / 1000, ".", driver % 1000 / 10);
+  info.driver = VersionText(driver);
   const std::string notes = ops_.notes();
   if (!notes.empty()) absl::StrAppend(&info.driver, "; ", notes);
   return info;

@@ -40,6 +40,7 @@ class CudaDevice final : public Device {
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   DeviceInfo info() const override;
   DeviceMemory memory() const override;
+  int64_t stream_bytes() const override { return kScratchBytes; }
   bool asynchronous() const override { return true; }
   bool Reaches(const Device& other) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;

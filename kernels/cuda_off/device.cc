@@ -10,9 +10,9 @@ absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index,
                                                        const CudaOptions&) {
   return absl::UnimplementedError(absl::StrCat(
       "device cuda:", index,
-      ": the CUDA backend is not built into this binary, for tools/configure "
-      "found no nvcc; install the CUDA toolkit, run tools/configure and ninja, "
-      "or use --device cpu"));
+      ": the CUDA backend is not in this program, for tools/configure found no "
+      "nvcc or was told --cuda off; install the CUDA toolkit, run "
+      "tools/configure and ninja, or use --device cpu"));
 }
 
 int NumCudaDevices() { return 0; }

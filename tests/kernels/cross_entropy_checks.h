@@ -48,28 +48,51 @@ inline void RunCrossEntropy(Ops& ops, Stream& stream,
   ops.LinearCrossEntropy(stream, args, scratch.workspace());
 }
 
-// Whether the gradient of the logits is rounded to the dtype of x.
-inline bool RoundsLogitGradient(const Path& path, DType dtype) {
-  if (dtype == DType::kF32) return false;
-  return path.device.kind() == DeviceKind::kCuda ||
-         (path.native_products && dtype == DType::kBF16);
+// What is rounded to the dtype of x on its way.
+struct CrossEntropyRounding {
+  bool logits = false;
+  bool gradient = false;  // of the logits
+};
+
+inline CrossEntropyRounding RoundingOf(const Path& path, DType dtype) {
+  if (dtype == DType::kF32) return {};
+  if (path.device.kind() == DeviceKind::kCuda) return {true, true};
+  return {false, path.native_products && dtype == DType::kBF16};
 }
 
-// Compares losses and gradients with float64. `rounded`: see above.
+// What may separate each row's logits from x w^T.
+inline std::vector<double> LogitErrors(const Dense& x, const Dense& w,
+                                       DType dtype, bool rounded) {
+  double w_norm = 0;
+  for (int64_t j = 0; j < w.rows; ++j) w_norm = std::max(w_norm, Norm(w, j));
+  const Dense logits = rounded ? Matmul(x, Transposed(w)) : Dense(x.rows, 0);
+  std::vector<double> errors;
+  for (int64_t i = 0; i < x.rows; ++i) {
+    errors.push_back(SumError(Norm(x, i), w_norm));
+    if (!rounded) continue;
+    double largest = 0;
+    for (int64_t j = 0; j < logits.cols; ++j) {
+      largest = std::max(largest, std::abs(logits(i, j)));
+    }
+    errors.back() += HalfUlp(dtype) * largest + TinyStep(dtype) / 2;
+  }
+  return errors;
+}
+
+// Compares losses and gradients with float64.
 inline void CheckCrossEntropy(CrossEntropyProblem& p, const Dense& old_dw,
-                              bool rounded, const std::string& what) {
+                              CrossEntropyRounding rounding,
+                              const std::string& what) {
   const CrossEntropyReference want = ReferenceCrossEntropy(
       p.x.dense(), p.w.dense(), {p.targets.begin(), p.targets.end()},
       p.grad_scale[0]);
   const DType dtype = p.x.dtype();
   const Dense x = p.x.dense(), w = p.w.dense();
-  double w_norm = 0, total = 0, total_error = 0;
-  for (int64_t j = 0; j < w.rows; ++j) w_norm = std::max(w_norm, Norm(w, j));
-  // A logit's error reaches the loss and, relatively, every probability.
-  std::vector<double> logit_error;
+  double total = 0, total_error = 0;
+  const std::vector<double> logit_error =
+      LogitErrors(x, w, dtype, rounding.logits);
   for (int64_t i = 0; i < x.rows; ++i) {
     const size_t n = static_cast<size_t>(i);
-    logit_error.push_back(SumError(Norm(x, i), w_norm));
     const double loss = want.losses[n];
     // Twice (logsumexp and target), the exponentials and the sum in fp32, and
     // the store.
@@ -82,13 +105,16 @@ inline void CheckCrossEntropy(CrossEntropyProblem& p, const Dense& old_dw,
   EXPECT_NEAR(p.loss_sum[0], total, total_error) << what;
 
   // Relative to an element, and where that is subnormal in fp16.
-  const double rounding = rounded ? HalfUlp(dtype) : 0;
-  const double tiny = rounded ? TinyStep(dtype) / 2 : 0;
+  const double rounded = rounding.gradient ? HalfUlp(dtype) : 0;
+  const double tiny = rounding.gradient ? TinyStep(dtype) / 2 : 0;
   const Dense w_t = Transposed(w), x_t = Transposed(x);
   const Dense g_t = Transposed(want.dlogits);
   double worst_logit = 0;
   for (double e : logit_error) worst_logit = std::max(worst_logit, e);
-  const double relative = 2 * worst_logit + 8 * HalfUlp(DType::kF32) + rounding;
+  // Logits that are off by at most E multiply a probability p, and 1 - p, by
+  // e^(-2E) to e^(2E).
+  const double relative =
+      std::expm1(2 * worst_logit) + 8 * HalfUlp(DType::kF32) + rounded;
   std::vector<double> w_col, g_row;
   for (int64_t j = 0; j < x.cols; ++j) w_col.push_back(Norm(w_t, j));
   for (int64_t i = 0; i < x.rows; ++i) g_row.push_back(Norm(want.dlogits, i));

@@ -17,7 +17,7 @@ TEST(CrossEntropyCpuTest, ChunksAddUp) {
     const size_t bytes = device->ops().LinearCrossEntropyWorkspaceBytes(args);
     EXPECT_LT(bytes, size_t{160} * 70016 * 4 + 65536);
     RunCrossEntropy(device->ops(), *stream, args);
-    CheckCrossEntropy(p, old_dw, false, "two chunks");
+    CheckCrossEntropy(p, old_dw, {}, "two chunks");
   }
 }
 
@@ -30,7 +30,7 @@ TEST(CrossEntropyCpuTest, FullyIgnoredChunksStillOverwriteWhatTheyOwn) {
     std::fill(p.targets.begin() + first_ignored,
               p.targets.begin() + last_ignored, -1);
     RunCrossEntropy(device->ops(), *stream, p.Args());
-    CheckCrossEntropy(p, ZeroDw(p), false, "one chunk ignored");
+    CheckCrossEntropy(p, ZeroDw(p), {}, "one chunk ignored");
   }
 }
 

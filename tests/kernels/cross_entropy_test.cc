@@ -23,7 +23,7 @@ TEST(CrossEntropyTest, LossAndGradientsAreThoseOfFloat64) {
           const std::string what = std::to_string(s.m) + "x" +
                                    std::to_string(s.c) + "x" +
                                    std::to_string(s.v) + " " + DTypeName(dtype);
-          CheckCrossEntropy(p, old_dw, RoundsLogitGradient(path, dtype), what);
+          CheckCrossEntropy(p, old_dw, RoundingOf(path, dtype), what);
         }
       }
     }
@@ -35,8 +35,27 @@ TEST(CrossEntropyTest, GradientIntoA16BitSinkIsRoundedOnce) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {
       CrossEntropyProblem p(dtype, 33, 31, 65, dtype);
       RunCrossEntropy(path.ops, path.stream, p.Args());
-      CheckCrossEntropy(p, ZeroDw(p), RoundsLogitGradient(path, dtype),
+      CheckCrossEntropy(p, ZeroDw(p), RoundingOf(path, dtype),
                         DTypeName(dtype));
+    }
+  });
+}
+
+// Whole numbers up to 24, which 16 bits hold: softmax and loss are in fp32.
+TEST(CrossEntropyTest, LogitsThatFitTheDtypeLoseNothingByIt) {
+  ForEachMatmulPath([](const Path& path) {
+    for (const DType dtype : kFloatTypes) {
+      CrossEntropyProblem p(dtype, 9, 4, 1023, DType::kF32);
+      for (int64_t k = 0; k < 4; ++k) {
+        for (int64_t i = 0; i < 9; ++i) p.x.Set(i, k, (i * 5 + k * 3) % 7 - 3);
+        for (int64_t j = 0; j < 1023; ++j) {
+          p.w.Set(j, k, (j * 7 + k * j / 5) % 5 - 2);
+        }
+      }
+      RunCrossEntropy(path.ops, path.stream, p.Args());
+      CrossEntropyRounding rounding = RoundingOf(path, dtype);
+      rounding.logits = false;
+      CheckCrossEntropy(p, ZeroDw(p), rounding, DTypeName(dtype));
     }
   });
 }

@@ -305,25 +305,62 @@ TEST(CudaCrossEntropyTest, ChunksAddUp) {
         args.accumulate_dw = accumulate;
         RunCrossEntropy(ops, stream, args);
         stream.Synchronize();
-        CheckCrossEntropy(p, old_dw, dtype != DType::kF32, DTypeName(dtype));
+        const bool rounded = dtype != DType::kF32;
+        CheckCrossEntropy(p, old_dw, {rounded, rounded}, DTypeName(dtype));
       }
     }
   });
 }
 
-TEST(CudaCrossEntropyTest, LogitsOfAChunkStayWithinTwoGigabytes) {
-  OnGpu({.loss_chunk_rows = 8192}, [](Ops& ops, Stream&) {
-    for (const int64_t words : {1000, 50257, 151936}) {
-      LinearCrossEntropyArgs args;
-      args.x = {nullptr, DType::kBF16, 65536, 768, 768};
-      args.w = {nullptr, DType::kBF16, words, 768, 768};
-      const size_t bytes = ops.LinearCrossEntropyWorkspaceBytes(args);
-      EXPECT_LE(bytes, (size_t{2} << 30) + (size_t{33} << 20)) << words;
-      EXPECT_LE(bytes, size_t{8192} * (static_cast<size_t>(words) + 63) * 4 +
-                           (size_t{33} << 20))
-          << words;
+// Gradients of 16 bits take the place of logits of 32, of more than one tile.
+TEST(CudaCrossEntropyTest, Fp32LogitsOf16BitModelsAreNotRounded) {
+  OnGpu({.fp32_logits = true}, [](Ops& ops, Stream& stream) {
+    for (const DType dtype : kShortTypes) {
+      for (const int64_t words : {131, 5003}) {
+        CrossEntropyProblem p(dtype, 3, 24, words, DType::kF32);
+        RunCrossEntropy(ops, stream, p.Args());
+        stream.Synchronize();
+        CheckCrossEntropy(p, ZeroDw(p), {.logits = false, .gradient = true},
+                          DTypeName(dtype));
+      }
     }
   });
+}
+
+// Such a step is skipped: the gradient is not finite either.
+TEST(CudaCrossEntropyTest, AnFp16LogitBeyondItsRangeIsSeen) {
+  for (const bool fp32_logits : {false, true}) {
+    OnGpu({.fp32_logits = fp32_logits}, [&](Ops& ops, Stream& stream) {
+      CrossEntropyProblem p(DType::kF16, 1, 1, 3, DType::kF32);
+      p.x.Set(0, 0, 300);
+      p.w.Set(0, 0, 300);  // a logit of 90000
+      RunCrossEntropy(ops, stream, p.Args());
+      stream.Synchronize();
+      EXPECT_EQ(std::isfinite(p.losses[0]), fp32_logits);
+      EXPECT_EQ(std::isfinite(p.loss_sum[0]), fp32_logits);
+      EXPECT_EQ(std::isfinite(p.dx(0, 0)), fp32_logits);
+    });
+  }
+}
+
+TEST(CudaCrossEntropyTest, LogitsOfAChunkStayWithinTwoGigabytes) {
+  constexpr size_t kProducts = size_t{33} << 20;
+  for (const bool fp32_logits : {false, true}) {
+    const CudaOptions options = {.fp32_logits = fp32_logits,
+                                 .loss_chunk_rows = 8192};
+    OnGpu(options, [&](Ops& ops, Stream&) {
+      for (const size_t words : {1000, 50257, 151936}) {
+        LinearCrossEntropyArgs args;
+        args.x = {nullptr, DType::kBF16, 65536, 768, 768};
+        args.w = {nullptr, DType::kBF16, static_cast<int64_t>(words), 768, 768};
+        const size_t bytes = ops.LinearCrossEntropyWorkspaceBytes(args);
+        EXPECT_LE(bytes, (size_t{2} << 30) + kProducts) << words;
+        EXPECT_LE(bytes,
+                  8192 * (words + 63) * (fp32_logits ? 4 : 2) + kProducts)
+            << words;
+      }
+    });
+  }
 }
 
 TEST(CudaCrossEntropyTest, EmptyBatchOverwritesTheWeightGradient) {
