@@ -101,6 +101,10 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
   const absl::Status status = CatchExceptions([&]() -> absl::Status {
     ZERO_ASSIGN_OR_RETURN(device, make_device(index));
     rank.device = device.get();
+    if (device->kind() == DeviceKind::kCuda) {
+      absl::StrAppend(&rank.kind, " ",
+                      OnGpus(std::min(group.world(), options.num_devices)));
+    }
     return body(rank);
   });
   if (status.ok()) return;
@@ -113,6 +117,10 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
 }
 
 }  // namespace
+
+std::string OnGpus(int num_gpus) {
+  return absl::StrCat("on ", num_gpus, num_gpus == 1 ? " GPU" : " GPUs");
+}
 
 absl::Status RunLocalRanks(
     int world, const LocalRanksOptions& options,

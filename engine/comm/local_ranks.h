@@ -5,11 +5,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "engine/comm/local.h"
 #include "engine/comm/rank.h"
+#include "engine/comm/store.h"
 
 namespace zero {
 
@@ -33,12 +35,20 @@ struct LocalRanksOptions {
   std::function<std::unique_ptr<Communicator>(
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
+  // What processes do while they gather; threads of one need not wait long.
+  Patience patience;
+  // What all processes of a run must have alike, a line each: they compare
+  // theirs with rank 0's before they begin.
+  std::vector<std::string> alike;
   // Called where a rank hangs: after an error of another one it did not come
   // back within local.timeout, or it is the one for which that other waited
   // in vain. A thread can not be ended from outside, so this should end the
   // process. Null: it is waited for.
   std::function<void(const absl::Status& error)> on_hang;
 };
+
+// "on 2 GPUs".
+std::string OnGpus(int num_gpus);
 
 // Runs `body` once per rank, each on a thread of its own (a single one on the
 // caller's), and waits for all of them. The first error of any rank, or what it

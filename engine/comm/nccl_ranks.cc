@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
@@ -12,6 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
@@ -22,21 +26,28 @@ namespace {
 
 using Body = std::function<absl::Status(const Rank&)>;
 
+// A rank for which others have waited in vain already.
+constexpr absl::Duration kGrace = absl::Seconds(1);
+
 // The ranks of this process, and how they ended.
 class Ranks {
  public:
+  // `where`: the store's address, for whoever waits for other processes;
+  // empty: there are none.
   Ranks(int world, std::string kind, std::shared_ptr<Store> store,
-        const LocalRanksOptions& options, const MakeDeviceFn& make_device,
-        const Body& body)
+        std::string where, const LocalRanksOptions& options,
+        const MakeDeviceFn& make_device, const Body& body)
       : world_(world),
         kind_(std::move(kind)),
         store_(std::move(store)),
+        where_(std::move(where)),
         options_(options),
         make_device_(make_device),
         body_(body) {}
 
   absl::Status Run(const std::vector<int>& ranks) {
-    running_ = {ranks.begin(), ranks.end()};
+    ranks_ = ranks;
+    running_ = starting_ = {ranks.begin(), ranks.end()};
     std::vector<std::thread> threads;
     for (const int rank : ranks) {
       threads.emplace_back([this, rank] { RunOne(rank); });
@@ -44,7 +55,7 @@ class Ranks {
     const absl::Status hang = AwaitAll();
     if (!hang.ok() && options_.on_hang) options_.on_hang(hang);
     for (std::thread& thread : threads) thread.join();
-    return first_error_;
+    return Error();
   }
 
  private:
@@ -53,9 +64,15 @@ class Ranks {
     const absl::Status status =
         CatchExceptions([&] { return Connected(index); });
     std::lock_guard<std::mutex> lock(mutex_);
-    first_error_.Update(status);
+    if (!status.ok()) errors_[index] = status;
+    starting_.erase(index);
     running_.erase(index);
     changed_.notify_all();
+  }
+
+  // Of the ranks that have ended, the lowest one's: that of the summary.
+  absl::Status Error() const {
+    return errors_.empty() ? absl::OkStatus() : errors_.begin()->second;
   }
 
   absl::Status Connected(int index) {
@@ -65,6 +82,10 @@ class Ranks {
       ZERO_ASSIGN_OR_RETURN(device, make_device_(index));
       rank.device = device.get();
       ZERO_RETURN_IF_ERROR(Connect(index, &rank));
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        starting_.erase(index);
+      }
       return body_(rank);
     });
     if (status.ok()) return status;
@@ -103,8 +124,9 @@ class Ranks {
     rank->reduce = wrapped("reduce", std::move(ends.reduce));
     rank->across = wrapped("across", std::move(ends.across));
     rank->scalar = wrapped("scalar", std::move(ends.scalar));
-    rank->kind = kind_;
+    rank->kind = absl::StrCat(kind_, ", ", OnGpus(ends.gpus));
     rank->sharers = ends.sharers;
+    rank->missing = [store = store_] { return StoredMissing(*store); };
     rank->agree = [this, index, num_met = 0](const std::string& name,
                                              bool yes) mutable {
       return Agree(index, absl::StrCat(name, " #", ++num_met), yes);
@@ -126,18 +148,26 @@ class Ranks {
     const absl::Duration timeout =
         std::min(options_.local.timeout, absl::Hours(24 * 365));
     absl::Time deadline = absl::InfiniteFuture();
-    absl::Status error;
     std::unique_lock<std::mutex> lock(mutex_);
     while (!running_.empty()) {
       changed_.wait_for(lock, std::chrono::milliseconds(200));
-      error.Update(first_error_);
-      if (error.ok()) {
-        lock.unlock();
-        error.Update(StoredFailure(*store_));
-        lock.lock();
-      }
+      const bool starting = !starting_.empty();
+      lock.unlock();
+      if (starting) LookAtStart();
+      const absl::Status stored = StoredFailure(*store_);
+      const std::vector<int> missing =
+          stored.ok() ? std::vector<int>() : StoredMissing(*store_);
+      lock.lock();
+      absl::Status error = Error();
+      error.Update(stored);
       const absl::Time now = absl::Now();
-      if (!error.ok()) deadline = std::min(deadline, now + timeout);
+      const bool all_missing = std::includes(missing.begin(), missing.end(),
+                                             running_.begin(), running_.end());
+      if (!error.ok()) {
+        deadline =
+            std::min(deadline,
+                     now + (all_missing ? std::min(timeout, kGrace) : timeout));
+      }
       if (now < deadline || running_.empty()) continue;
       return absl::Status(
           error.code(),
@@ -149,18 +179,77 @@ class Ranks {
     return absl::OkStatus();
   }
 
+  // While ranks of this process are not connected yet.
+  void LookAtStart() {
+    const Patience& patience = options_.patience;
+    const bool tells = !told_ && patience.tell && !where_.empty() &&
+                       absl::Now() >= start_ + patience.tell_after;
+    if (!patience.ends() && !tells) return;
+    const auto all_missing = MissingInStore(*store_, kNcclStartUp, world_);
+    if (!all_missing.ok()) return;
+    std::vector<int> missing;
+    std::set_difference(all_missing->begin(), all_missing->end(),
+                        ranks_.begin(), ranks_.end(),
+                        std::back_inserter(missing));
+    const std::string whom =
+        missing.empty() ? "NCCL connected the ranks"
+                        : absl::StrCat("it waited for ", RankNames(missing),
+                                       " of ", world_);
+    if (patience.ends()) {
+      StoreFailure(*store_, absl::AbortedError(absl::StrCat(
+                                "nccl: rank ", ranks_.front(),
+                                " was stopped by a signal while ", whom)))
+          .IgnoreError();
+    } else if (!missing.empty()) {
+      told_ = true;
+      patience.tell(absl::StrCat("waiting for ", RankNames(missing), " of ",
+                                 world_, " at ", where_, " (timeout ",
+                                 absl::FormatDuration(options_.local.timeout),
+                                 ")", StoredRefusal(*store_)));
+    }
+  }
+
   const int world_;
   const std::string kind_;
   const std::shared_ptr<Store> store_;
+  const std::string where_;
   const LocalRanksOptions& options_;
   const MakeDeviceFn& make_device_;
   const Body& body_;
 
+  const absl::Time start_ = absl::Now();
+  std::vector<int> ranks_;  // of this process
+  bool told_ = false;       // for whom it waits
+
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::set<int> running_;
-  absl::Status first_error_;
+  std::set<int> starting_, running_;
+  std::map<int, absl::Status> errors_;
 };
+
+// Rank 0 says what all must have, the others compare.
+absl::Status CheckAlike(Store& store, int rank,
+                        const std::vector<std::string>& own,
+                        absl::Duration timeout) {
+  constexpr char kKey[] = "alike";
+  if (rank == 0) return store.Put(kKey, absl::StrJoin(own, "\n"));
+  ZERO_ASSIGN_OR_RETURN(
+      const std::string text,
+      Await(store, kKey, "nccl: the config of rank 0", timeout));
+  const std::vector<std::string> wanted = absl::StrSplit(text, '\n');
+  for (size_t i = 0; i < std::max(own.size(), wanted.size()); ++i) {
+    const std::string has = i < own.size() ? own[i] : "";
+    const std::string want = i < wanted.size() ? wanted[i] : "";
+    if (has == want) continue;
+    return StoreFailure(
+        store, absl::InvalidArgumentError(absl::StrCat(
+                   "nccl: rank ", rank, " differs from rank 0: it has \"", has,
+                   "\", rank 0 \"", want,
+                   "\"; start all ranks of the same program with the same "
+                   "config")));
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -172,7 +261,8 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
   std::iota(all.begin(), all.end(), 0);
   return Ranks(world,
                absl::StrCat("threads of this process, connected by ", version),
-               std::make_shared<MemoryStore>(), options, make_device, body)
+               std::make_shared<MemoryStore>(), /*where=*/"", options,
+               make_device, body)
       .Run(all);
 }
 
@@ -188,10 +278,17 @@ absl::Status RunNcclProcess(const Launch& launch,
   }
   ZERO_ASSIGN_OR_RETURN(
       std::shared_ptr<Store> store,
-      TcpStore::Connect(launch.store, launch.rank, launch.world, timeout));
+      TcpStore::Connect(launch.store, launch.rank, launch.world, timeout,
+                        options.patience));
+  std::vector<std::string> alike = options.alike;
+  alike.push_back(version);
+  ZERO_RETURN_IF_ERROR(CheckAlike(*store, launch.rank, alike, timeout));
+  // One process speaks for all that wait.
+  const std::string where =
+      launch.rank == 0 ? AddressText(launch.store) : std::string();
   const absl::Status status =
       Ranks(launch.world, absl::StrCat("processes, connected by ", version),
-            store, options, make_device, body)
+            store, where, options, make_device, body)
           .Run({launch.rank});
   if (!status.ok()) return status;
   return MeetInStore(*store, "end of the run", launch.rank, launch.world,

@@ -11,7 +11,8 @@
 
 namespace zero {
 
-// As RunLocalRanks, by NCCL. Of options.local the timeout counts.
+// As RunLocalRanks, by NCCL. Of options.local the timeout counts. The error is
+// that of the lowest rank that came back, as a summary of the run has it.
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
                           const MakeDeviceFn& make_device,
                           const std::function<absl::Status(const Rank&)>& body);
@@ -20,7 +21,10 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
 // runs `body` once, on a thread of its own, and returns when all ranks have
 // done theirs. Where one fails, or its process dies, all return an error.
 // options.on_hang is called where this rank does not come back within the
-// timeout after another one failed.
+// timeout after another one failed, or is the one for which that waited.
+// Errors: besides those of ranks: InvalidArgument where this process has
+//         another of options.alike than rank 0's, or is of another world;
+//         Aborted where options.patience ends before all ranks are connected.
 absl::Status RunNcclProcess(
     const Launch& launch, const LocalRanksOptions& options,
     const MakeDeviceFn& make_device,

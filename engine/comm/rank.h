@@ -28,8 +28,8 @@ struct Rank {
   // The few numbers that all ranks agree on, on the compute stream.
   std::unique_ptr<CountingCommunicator> scalar;
 
-  // What the ranks are, for people: "4 threads of this process" without its
-  // number.
+  // What the ranks are, for people: "4 threads of this process on 2 GPUs"
+  // without its number.
   std::string kind = "threads of this process";
 
   // Ranks that share the memory of the device, this one included; 0: all.
@@ -64,15 +64,19 @@ struct Rank {
   }
 };
 
-// Rank `rank` of `world`, in one group, whose collectives move nothing: a world
-// of one, or the meta device's stand-in for any world.
-inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1) {
-  const auto end = [](int place, int size) {
+// Rank `rank` of `world`, in groups of `shards` (0: one group), whose
+// collectives move nothing: a world of one, or the meta device's stand-in for
+// any world.
+inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
+                         int shards = 0,
+                         BulkAlgorithm algorithm = BulkAlgorithm::kDirect) {
+  if (shards == 0) shards = world;
+  const auto end = [algorithm](int place, int size) {
     return std::make_unique<CountingCommunicator>(
-        std::make_unique<NullCommunicator>(place, size));
+        std::make_unique<NullCommunicator>(place, size, algorithm));
   };
-  return {&device, end(rank, world), end(rank, world), end(0, 1),
-          end(rank, world)};
+  return {&device, end(rank % shards, shards), end(rank % shards, shards),
+          end(rank / shards, world / shards), end(rank, world)};
 }
 
 // `rank` as a rehearsal on the meta device sees it: connected alike, and its

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/status.h"
@@ -14,6 +16,26 @@ namespace zero {
 namespace {
 
 constexpr char kFailureKey[] = "failure";
+constexpr char kRefusalKey[] = "refusal";
+
+std::string MeetingKey(const std::string& name, int rank) {
+  return absl::StrCat(name, "/", rank);
+}
+
+// What StoreFailure writes: the code, the missing ranks, the message, a line
+// each.
+struct Failure {
+  std::string code, missing, message;
+
+  explicit Failure(const std::string& text) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(text, absl::MaxSplits('\n', 2));
+    if (parts.size() != 3) return;
+    code = parts[0];
+    missing = parts[1];
+    message = parts[2];
+  }
+};
 
 }  // namespace
 
@@ -45,35 +67,46 @@ absl::Status MeetInStore(Store& store, const std::string& name, int rank,
 absl::StatusOr<std::vector<std::string>> ExchangeInStore(
     Store& store, const std::string& name, int rank, int world,
     const std::string& text, absl::Duration timeout) {
-  const auto key = [&](int one) { return absl::StrCat(name, "/", one); };
-  ZERO_RETURN_IF_ERROR(store.Put(key(rank), text));
+  ZERO_RETURN_IF_ERROR(store.Put(MeetingKey(name, rank), text));
   std::vector<std::string> texts;
   const absl::Time deadline = absl::Now() + timeout;
   for (int other = 0; other < world; ++other) {
     const absl::Duration left =
         std::max(deadline - absl::Now(), absl::ZeroDuration());
-    absl::StatusOr<std::string> met = Await(store, key(other), "", left);
+    absl::StatusOr<std::string> met =
+        Await(store, MeetingKey(name, other), "", left);
     if (met.ok()) {
       texts.push_back(*std::move(met));
       continue;
     }
     if (!absl::IsDeadlineExceeded(met.status())) return met.status();
-    std::vector<int> missing = {other};
-    for (int one = other + 1; one < world; ++one) {
-      ZERO_ASSIGN_OR_RETURN(const auto value, store.Get(key(one)));
-      if (!value.has_value()) missing.push_back(one);
-    }
+    ZERO_ASSIGN_OR_RETURN(const std::vector<int> missing,
+                          MissingInStore(store, name, world));
     return absl::DeadlineExceededError(
-        absl::StrCat(RankNames(missing), " did not come to \"", name,
-                     "\" within ", absl::FormatDuration(timeout)));
+        absl::StrCat(missing.empty() ? "a rank" : RankNames(missing),
+                     " did not come to \"", name, "\" within ",
+                     absl::FormatDuration(timeout), StoredRefusal(store)));
   }
   return texts;
 }
 
-absl::Status StoreFailure(Store& store, const absl::Status& failure) {
+absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
+                                                const std::string& name,
+                                                int world) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < world; ++rank) {
+    ZERO_ASSIGN_OR_RETURN(const auto come, store.Get(MeetingKey(name, rank)));
+    if (!come.has_value()) missing.push_back(rank);
+  }
+  return missing;
+}
+
+absl::Status StoreFailure(Store& store, const absl::Status& failure,
+                          const std::vector<int>& missing) {
   const absl::StatusOr<std::string> first = store.PutFirst(
       kFailureKey,
-      absl::StrCat(static_cast<int>(failure.code()), "\n", failure.message()));
+      absl::StrCat(static_cast<int>(failure.code()), "\n",
+                   absl::StrJoin(missing, ","), "\n", failure.message()));
   // Nobody hears it: this rank's own words are all there is.
   return first.ok() ? StoredFailure(store) : failure;
 }
@@ -81,13 +114,34 @@ absl::Status StoreFailure(Store& store, const absl::Status& failure) {
 absl::Status StoredFailure(Store& store) {
   ZERO_ASSIGN_OR_RETURN(const auto text, store.Get(kFailureKey));
   if (!text.has_value()) return absl::OkStatus();
-  const std::pair<std::string, std::string> parts =
-      absl::StrSplit(*text, absl::MaxSplits('\n', 1));
+  const Failure failure(*text);
   int code = 0;
-  if (!absl::SimpleAtoi(parts.first, &code) || code == 0) {
+  if (!absl::SimpleAtoi(failure.code, &code) || code == 0) {
     return absl::InternalError(absl::StrCat("the run failed: ", *text));
   }
-  return absl::Status(static_cast<absl::StatusCode>(code), parts.second);
+  return absl::Status(static_cast<absl::StatusCode>(code), failure.message);
+}
+
+std::vector<int> StoredMissing(Store& store) {
+  std::vector<int> ranks;
+  const auto text = store.Get(kFailureKey);
+  if (!text.ok() || !text->has_value()) return ranks;
+  for (const absl::string_view one :
+       absl::StrSplit(Failure(**text).missing, ',', absl::SkipEmpty())) {
+    int rank = 0;
+    if (absl::SimpleAtoi(one, &rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void StoreRefusal(Store& store, const std::string& reason) {
+  store.Put(kRefusalKey, reason).IgnoreError();
+}
+
+std::string StoredRefusal(Store& store) {
+  const auto reason = store.Get(kRefusalKey);
+  if (!reason.ok() || !reason->has_value()) return "";
+  return absl::StrCat("; refused: ", **reason);
 }
 
 absl::Status MemoryStore::Put(const std::string& key,

@@ -4,6 +4,8 @@
 #ifndef ZERO_ENGINE_COMM_STORE_H_
 #define ZERO_ENGINE_COMM_STORE_H_
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -42,6 +44,18 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
                                   const std::string& what,
                                   absl::Duration timeout);
 
+// What a process does while ranks gather at the start: schedulers start them
+// minutes apart.
+struct Patience {
+  // Set by a signal: whoever waits gives up. Null: nobody asks.
+  const std::atomic<bool>* stop = nullptr;
+  // Is told once for whom this process waits, in one line. Null: nobody.
+  std::function<void(const std::string& line)> tell;
+  absl::Duration tell_after = absl::Seconds(5);
+
+  bool ends() const { return stop != nullptr && stop->load(); }
+};
+
 // Waits until all ranks have called this with the same name.
 // Errors: DeadlineExceeded with the ranks that did not; as Await.
 absl::Status MeetInStore(Store& store, const std::string& name, int rank,
@@ -51,11 +65,24 @@ absl::StatusOr<std::vector<std::string>> ExchangeInStore(
     Store& store, const std::string& name, int rank, int world,
     const std::string& text, absl::Duration timeout);
 
+// The ranks that have not come to `name`, which is one of these.
+absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
+                                                const std::string& name,
+                                                int world);
+
 // Why the run failed, if it did: the first that anybody says counts. Returns
-// what counts.
-absl::Status StoreFailure(Store& store, const absl::Status& failure);
+// what counts. `missing`: ranks for which others waited in vain.
+absl::Status StoreFailure(Store& store, const absl::Status& failure,
+                          const std::vector<int>& missing = {});
 // OK: it did not fail. Errors of the store count as failures, too.
 absl::Status StoredFailure(Store& store);
+// The missing ranks of that failure, in rank order.
+std::vector<int> StoredMissing(Store& store);
+
+// Who keeps the store sent a process away, and why: the last one.
+void StoreRefusal(Store& store, const std::string& reason);
+// "; refused: ...", or nothing.
+std::string StoredRefusal(Store& store);
 
 // For ranks that are threads of one process.
 class MemoryStore final : public Store {

@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <list>
 #include <utility>
 #include <vector>
@@ -95,10 +97,6 @@ void SetTimeouts(int socket, absl::Duration timeout) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-}
-
-std::string Text(const TcpStoreAddress& address) {
-  return absl::StrCat(address.host, ":", address.port);
 }
 
 // All that a host name and a port stand for; freed with the result.
@@ -257,7 +255,8 @@ class TcpStoreServer::Service {
   }
 
   std::string Greet(Connection& one, const std::string& text) {
-    const auto refuse = [](const std::string& reason) {
+    const auto refuse = [this](const std::string& reason) {
+      StoreRefusal(values_, reason);
       return std::string(1, kRefused) + reason;
     };
     const std::vector<std::string> parts = absl::StrSplit(text, '\n');
@@ -316,6 +315,10 @@ TcpStoreServer::~TcpStoreServer() {
   thread_.join();
 }
 
+std::string AddressText(const TcpStoreAddress& address) {
+  return absl::StrCat(address.host, ":", address.port);
+}
+
 bool IsLoopback(const std::string& host) {
   return host == "localhost" || host == "::1" || absl::StartsWith(host, "127.");
 }
@@ -345,23 +348,48 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
       }
     }
   }
-  return absl::UnavailableError(
-      absl::StrCat("rank 0 can not listen at ", Text(address), ": ", reason));
+  return absl::UnavailableError(absl::StrCat(
+      "rank 0 can not listen at ", AddressText(address), ": ", reason));
 }
 
 // ---- Client ---------------------------------------------------------------
 
 namespace {
 
+// Whether `socket` connects to `address` while `waits` says so; else errno.
+bool Connects(int socket, const addrinfo& address,
+              const std::function<bool()>& waits) {
+  if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  // There may be another address that answers.
+  const absl::Time deadline = absl::Now() + kAnswer;
+  pollfd fd = {socket, POLLOUT, 0};
+  while (poll(&fd, 1, /*milliseconds=*/50) <= 0) {
+    if (waits() && absl::Now() < deadline) continue;
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int error = 0;
+  socklen_t size = sizeof(error);
+  getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
+  errno = error;
+  return error == 0;
+}
+
 // A connected socket, or -1 and why not.
-int TryConnect(const TcpStoreAddress& address, std::string* reason) {
+int TryConnect(const TcpStoreAddress& address,
+               const std::function<bool()>& waits, std::string* reason) {
   const Addresses found(address.host.c_str(), address.port, 0);
-  *reason = found.error;
+  if (!found.error.empty()) *reason = found.error;
   for (const addrinfo* one = found.first; one != nullptr; one = one->ai_next) {
-    const int socket = ::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int socket =
+        ::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (socket < 0) continue;
-    SetTimeouts(socket, kAnswer);
-    if (connect(socket, one->ai_addr, one->ai_addrlen) == 0) return socket;
+    if (Connects(socket, *one, waits)) {
+      fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
+      SetTimeouts(socket, kAnswer);
+      return socket;
+    }
     *reason = SystemError();
     close(socket);
   }
@@ -376,22 +404,38 @@ std::string Request(Kind kind, const std::string& key,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
-    const TcpStoreAddress& address, int rank, int world,
-    absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
-  std::string reason;
-  int socket = TryConnect(address, &reason);
-  while (socket < 0 && absl::Now() < deadline) {
-    absl::SleepFor(std::min(absl::Milliseconds(50), deadline - absl::Now()));
-    socket = TryConnect(address, &reason);
+    const TcpStoreAddress& address, int rank, int world, absl::Duration timeout,
+    const Patience& patience) {
+  const std::string waits_for = absl::StrCat(
+      "rank ", rank, " waits for rank 0 at ", AddressText(address));
+  const absl::Time start = absl::Now();
+  std::string reason = "no answer";
+  bool told = patience.tell == nullptr;
+  const auto waits = [&] {
+    const absl::Time now = absl::Now();
+    if (!told && now >= start + patience.tell_after) {
+      told = true;
+      patience.tell(absl::StrCat(waits_for, " (timeout ",
+                                 absl::FormatDuration(timeout), "): ", reason));
+    }
+    return now < start + timeout && !patience.ends();
+  };
+  int socket = TryConnect(address, waits, &reason);
+  while (socket < 0 && waits()) {
+    absl::SleepFor(absl::Milliseconds(50));
+    socket = TryConnect(address, waits, &reason);
+  }
+  if (socket < 0 && patience.ends()) {
+    return absl::AbortedError(
+        absl::StrCat("stopped by a signal while ", waits_for));
   }
   if (socket < 0) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", rank, " could not reach rank 0 at ", Text(address), " within ",
-        absl::FormatDuration(timeout), ": ", reason,
+        "rank ", rank, " could not reach rank 0 at ", AddressText(address),
+        " within ", absl::FormatDuration(timeout), ": ", reason,
         "; is rank 0 running, and are MASTER_ADDR and MASTER_PORT its own?"));
   }
-  std::unique_ptr<TcpStore> store(new TcpStore(socket, Text(address)));
+  std::unique_ptr<TcpStore> store(new TcpStore(socket, AddressText(address)));
   ZERO_RETURN_IF_ERROR(store
                            ->Ask(absl::StrCat(std::string(1, kHello), kGreeting,
                                               "\n", rank, "\n", world))

@@ -27,6 +27,9 @@ struct TcpStoreAddress {
   int port = 0;
 };
 
+// "127.0.0.1:29500".
+std::string AddressText(const TcpStoreAddress& address);
+
 // Whether `host` names the machine itself: "localhost", 127.0.0.1.
 bool IsLoopback(const std::string& host);
 
@@ -58,11 +61,12 @@ class TcpStore final : public Store {
   // Connects as `rank` of `world`; tries again until `timeout`, since rank 0
   // may start last.
   // Errors: DeadlineExceeded with the address and the last reason (refused, no
-  //         such host); InvalidArgument with what the server says: another
-  //         world, a rank that is there already, another program.
+  //         such host); Aborted where `patience` ends; InvalidArgument with
+  //         what the server says: another world, a rank that is there already,
+  //         another program.
   static absl::StatusOr<std::unique_ptr<TcpStore>> Connect(
       const TcpStoreAddress& address, int rank, int world,
-      absl::Duration timeout);
+      absl::Duration timeout, const Patience& patience = {});
   // Says goodbye.
   ~TcpStore() override;
 

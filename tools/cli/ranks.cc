@@ -1,12 +1,16 @@
 #include "tools/cli/ranks.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
 #include "engine/comm/nccl/nccl.h"
 #include "engine/comm/nccl_ranks.h"
+#include "engine/config/keys.h"
 
 namespace zero {
 namespace {
@@ -20,6 +24,20 @@ absl::Status OfBackend(const absl::Status& status) {
   if (status.ok()) return status;
   return absl::Status(
       status.code(), absl::StrCat("communication.backend: ", status.message()));
+}
+
+// What all processes must have alike, a line each. Texts are left out: files
+// may lie elsewhere on every machine.
+std::vector<std::string> Alike(const Config& config) {
+  std::vector<std::string> lines = {kVersion};
+  for (const KeySpec& key : AllKeys()) {
+    if (key.get == nullptr || key.kind == KeyKind::kString ||
+        key.kind == KeyKind::kFiles) {
+      continue;
+    }
+    lines.push_back(absl::StrCat(key.path, ": ", ValueText(key.get(config))));
+  }
+  return lines;
 }
 
 // What NCCL can not do for this config.
@@ -93,6 +111,19 @@ absl::Status ReadRanks(RunOptions* options) {
   return absl::OkStatus();
 }
 
+Command OnRankZero(const std::string& name, Command command) {
+  return [name, command = std::move(command)]() -> absl::Status {
+    ZERO_ASSIGN_OR_RETURN(const absl::optional<Launch> launch, ReadLaunch());
+    if (!launch.has_value()) return command();
+    if (launch->rank > 0) return absl::OkStatus();
+    std::fprintf(stderr,
+                 "zero: note: %s, and %s takes one process: rank 0 does it, "
+                 "the others leave\n",
+                 LaunchText(*launch).c_str(), name.c_str());
+    return command();
+  };
+}
+
 absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
   if (options.launch.has_value()) {
     ZERO_RETURN_IF_ERROR(CheckLaunched(options, config));
@@ -136,6 +167,7 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
     return OpenDevice(options, rank, config.device.cuda);
   };
   if (options.launch.has_value()) {
+    placed.alike = Alike(config);
     return RunNcclProcess(*options.launch, placed, open, body);
   }
   return nccl ? RunNcclRanks(options.ranks, placed, open, body)

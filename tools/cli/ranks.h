@@ -4,6 +4,7 @@
 #define ZERO_TOOLS_CLI_RANKS_H_
 
 #include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -19,12 +20,17 @@ namespace zero {
 //         --ranks asks for something else.
 absl::Status ReadRanks(RunOptions* options);
 
+// A command that one process can do: of those that a launcher started rank 0
+// does it, and says so; the others end with OK.
+Command OnRankZero(const std::string& name, Command command);
+
 // Whether the ranks are connected by NCCL; else they are threads that share
 // memory (`local`).
 // Errors: what communication.backend asks for can not be, with the remedy.
 absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config);
 
-// Runs `body` on every rank of this process, as RunLocalRanks does.
+// Runs `body` on every rank of this process, as RunLocalRanks does. Processes
+// must have the same values of `config`, but for names of files.
 absl::Status RunRanks(const RunOptions& options, const Config& config,
                       const LocalRanksOptions& ranks,
                       const std::function<absl::Status(const Rank&)>& body);

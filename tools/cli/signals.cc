@@ -5,7 +5,10 @@
 
 #include <csignal>
 #include <cstdio>
+#include <string>
 #include <thread>
+
+#include "absl/strings/str_cat.h"
 
 namespace zero {
 namespace {
@@ -27,20 +30,29 @@ sigset_t StopSignals() {
   return signals;
 }
 
-void TakeSignals(const sigset_t& signals) {
+void TakeSignals(const sigset_t& signals, const std::string& left) {
   for (int signal = 0; sigwait(&signals, &signal) == 0;) {
-    if (stop_requested.exchange(true)) _exit(128 + signal);
-    std::fputs("\nstopping after this step; once more to stop at once\n",
-               stderr);
+    if (stop_requested.exchange(true)) {
+      // Not by stdio: another thread may hold its lock, and write nothing.
+      [[maybe_unused]] const ssize_t written =
+          write(STDERR_FILENO, left.data(), left.size());
+      _exit(128 + signal);
+    }
+    std::fputs(
+        "\nstopping; a step that has begun is finished first (once more to "
+        "stop at once)\n",
+        stderr);
   }
 }
 
 }  // namespace
 
-const std::atomic<bool>* InstallStopSignals() {
+const std::atomic<bool>* InstallStopSignals(std::string left) {
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  std::thread([signals] { TakeSignals(signals); }).detach();
+  std::thread([signals, left = absl::StrCat("stopped at once", left, "\n")] {
+    TakeSignals(signals, left);
+  }).detach();
   return &stop_requested;
 }
 

@@ -1,5 +1,5 @@
-// SIGINT, SIGTERM and SIGHUP: the first asks the run to end at a step boundary,
-// the second ends the process at once.
+// SIGINT, SIGTERM and SIGHUP: the first asks the run to end, at a step boundary
+// or where it waits for ranks to start; the second ends the process at once.
 //
 // A thread of its own takes them with sigwait; no other thread ever runs a
 // signal handler. oneDNN's fp32 products (gemm:jit, 2.6) use the stack pointer
@@ -9,13 +9,15 @@
 #define ZERO_TOOLS_CLI_SIGNALS_H_
 
 #include <atomic>
+#include <string>
 
 namespace zero {
 
 // Starts that thread and returns the flag that the first signal sets. Threads
 // inherit who may be interrupted, so this comes before all others start.
+// `left` is a line about what a process leaves that the second signal ends.
 // REQUIRES: called once, before anything that may enter OpenMP.
-const std::atomic<bool>* InstallStopSignals();
+const std::atomic<bool>* InstallStopSignals(std::string left = "");
 
 }  // namespace zero
 

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
+#include <set>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
@@ -58,38 +58,9 @@ std::string HostName() {
 
 std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
 
-std::string CallText(const NcclChannel& channel, const NcclCall& call) {
+std::string CallText(const NcclChannel& channel, const CollectiveMark& call) {
   return absl::StrCat("#", call.number, " of channel \"", channel.name, "\", ",
                       call.signature);
-}
-
-// What a rank tells of a channel: number and signature of what it issued last,
-// and the number of what its stream has begun.
-struct Progress {
-  int64_t num_issued = 0, num_begun = 0;
-  std::string last_issued;
-};
-
-std::string ProgressLine(const NcclChannel& channel) {
-  return absl::StrCat(channel.name, "\t", channel.num_issued, "\t",
-                      channel.num_begun, "\t", channel.last_issued, "\n");
-}
-
-absl::optional<Progress> FindProgress(const std::string& text,
-                                      const std::string& channel) {
-  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    const std::vector<std::string> parts =
-        absl::StrSplit(line, absl::MaxSplits('\t', 3));
-    Progress progress;
-    if (parts.size() != 4 || parts[0] != channel ||
-        !absl::SimpleAtoi(parts[1], &progress.num_issued) ||
-        !absl::SimpleAtoi(parts[2], &progress.num_begun)) {
-      continue;
-    }
-    progress.last_issued = parts[3];
-    return progress;
-  }
-  return absl::nullopt;
 }
 
 }  // namespace
@@ -151,8 +122,8 @@ absl::Status NcclLink::MeetOthers() {
   ZERO_CUDA_CHECK(
       cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device_.index()));
   const std::string gpu = absl::StrCat(HostName(), "/", bus_id);
-  const absl::StatusOr<std::vector<std::string>> gpus = ExchangeInStore(
-      *store_, "start-up of NCCL", rank_, world_, gpu, timeout_);
+  const absl::StatusOr<std::vector<std::string>> gpus =
+      ExchangeInStore(*store_, kNcclStartUp, rank_, world_, gpu, timeout_);
   if (absl::IsDeadlineExceeded(gpus.status())) {
     return absl::DeadlineExceededError(
         absl::StrCat("nccl: ", gpus.status().message(),
@@ -165,6 +136,8 @@ absl::Status NcclLink::MeetOthers() {
     if ((*gpus)[rank] == gpu) sharers.push_back(rank);
   }
   num_sharers_ = static_cast<int>(sharers.size());
+  num_gpus_ = static_cast<int>(
+      std::set<std::string>(gpus->begin(), gpus->end()).size());
   if (num_sharers_ == 1 || CheckRanksOfGpus(2, 1).ok()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "nccl: ", RankNames(sharers), num_sharers_ == 2 ? " both" : " all",
@@ -278,8 +251,8 @@ void NcclLink::Run(NcclChannel& channel, Stream& stream,
   {
     std::lock_guard<std::mutex> lock(state_);
     if (!failure_.ok()) return;
-    call.number = ++channel.num_issued;
-    call.signature = channel.last_issued = Signature(collective);
+    call.mark = {channel.progress.issued.number + 1, Signature(collective)};
+    channel.progress.issued = call.mark;
     call.begin = TakeEvent();
     call.end = TakeEvent();
   }
@@ -309,7 +282,7 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
   if (IsNcclError(result)) {
     Fail(Hear(absl::UnavailableError(
         absl::StrCat("nccl: rank ", rank_, " could not begin ",
-                     CallText(channel, call), ": ", error))));
+                     CallText(channel, call.mark), ": ", error))));
     return false;
   }
   if (!AwaitLaunch(channel, call)) return false;
@@ -331,12 +304,12 @@ bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
     if (state == ncclSuccess) return true;
     if (IsNcclError(state)) {
       Fail(Hear(absl::UnavailableError(absl::StrCat(
-          "nccl: rank ", rank_, " failed at ", CallText(channel, call), ": ",
-          NcclErrorText(state, nullptr)))));
+          "nccl: rank ", rank_, " failed at ", CallText(channel, call.mark),
+          ": ", NcclErrorText(state, nullptr)))));
       return false;
     }
     if (absl::Now() >= deadline) {
-      Fail(Late(channel, call));
+      FailLate(channel, call.mark);
       return false;
     }
   }
@@ -358,8 +331,10 @@ std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
   const ncclResult_t result =
       ncclCommRegister(channel.comm, data, bytes, &handle);
   // Not every memory can be mapped; NCCL then copies, as without. What
-  // cudaMalloc gave serves NCCL's transfers; switches that add up (NVLS) would
-  // want ncclMemAlloc's.
+  // cudaMalloc gave serves the network. Between GPUs of a machine NCCL maps
+  // such memory only where NCCL_LEGACY_CUDA_REGISTER says so, and switches that
+  // add up (NVLS) want ncclMemAlloc's, at equal offsets on all ranks. Either is
+  // mapped by the first collective that uses it: in the middle of a step.
   if (result != ncclSuccess || handle == nullptr) return nullptr;
   return std::shared_ptr<void>(
       handle, [link = shared_from_this(), &channel](void* registered) {
@@ -371,8 +346,9 @@ std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
 
 // ---- Failures -------------------------------------------------------------
 
-void NcclLink::Fail(const absl::Status& failure) {
-  if (status().ok()) Latch(StoreFailure(*store_, failure));
+void NcclLink::Fail(const absl::Status& failure,
+                    const std::vector<int>& missing) {
+  if (status().ok()) Latch(StoreFailure(*store_, failure, missing));
 }
 
 absl::Status NcclLink::status() const {
@@ -408,7 +384,7 @@ std::string NcclLink::Inside() const {
     if (channel->flying.empty()) continue;
     absl::StrAppend(&text, text.empty() ? "; rank " : " and ");
     if (text.size() == 7) absl::StrAppend(&text, rank_, " is in ");
-    absl::StrAppend(&text, CallText(*channel, channel->flying.front()));
+    absl::StrAppend(&text, CallText(*channel, channel->flying.front().mark));
   }
   return text;
 }
@@ -425,44 +401,24 @@ absl::Status NcclLink::Hear(const absl::Status& own) {
   return own;
 }
 
-absl::Status NcclLink::Late(const NcclChannel& channel, const NcclCall& call) {
-  return absl::UnavailableError(absl::StrCat(
-      "nccl: rank ", rank_, " waited ", absl::FormatDuration(timeout_), " in ",
-      CallText(channel, call), ": ", WhoIsLate(channel, call),
-      "; if a rank was only slow, raise communication.timeout_seconds"));
-}
-
-std::string NcclLink::WhoIsLate(const NcclChannel& channel,
-                                const NcclCall& call) {
-  constexpr int kMostNamed = 4;
-  int num_late = 0;
-  std::string text;
+void NcclLink::FailLate(const NcclChannel& channel,
+                        const CollectiveMark& call) {
+  std::map<int, std::vector<ChannelProgress>> others;
   for (const int rank : channel.members) {
     if (rank == rank_) continue;
     const auto told = store_->Get(ProgressKey(rank));
-    const auto progress = told.ok() && told->has_value()
-                              ? FindProgress(**told, channel.name)
-                              : absl::optional<Progress>();
-    std::string what;
-    if (!progress.has_value() || progress->num_issued == 0) {
-      what = " issued nothing here";
-    } else if (progress->num_issued < call.number ||
-               (progress->num_issued == call.number &&
-                progress->last_issued != call.signature)) {
-      what = absl::StrCat(" issued #", progress->num_issued, ", ",
-                          progress->last_issued, " last");
-    } else if (progress->num_begun < call.number) {
-      what = " issued it, but its stream has not come to it";
-    } else {
-      continue;
-    }
-    if (++num_late > kMostNamed) continue;
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", rank, what);
+    others[rank] = ParseProgress(told.ok() ? told->value_or("") : "");
   }
-  if (num_late > kMostNamed) {
-    absl::StrAppend(&text, "; and ", num_late - kMostNamed, " other ranks");
+  const Diagnosis diagnosis = Diagnose(rank_, channel.name, call, others);
+  if (!diagnosis.mismatch.empty()) {
+    return Fail(absl::FailedPreconditionError(
+        absl::StrCat("nccl: ", diagnosis.mismatch)));
   }
-  return text.empty() ? "all ranks have begun it, and it does not end" : text;
+  Fail(absl::UnavailableError(absl::StrCat(
+           "nccl: rank ", rank_, " waited ", absl::FormatDuration(timeout_),
+           " in ", CallText(channel, call), ": ", diagnosis.late,
+           "; if a rank was only slow, raise communication.timeout_seconds")),
+       diagnosis.missing);
 }
 
 // ---- The watch ------------------------------------------------------------
@@ -483,7 +439,7 @@ void NcclLink::Watch() {
 absl::Status NcclLink::Look() {
   ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
   ZERO_RETURN_IF_ERROR(LookAtErrors());
-  ZERO_RETURN_IF_ERROR(LookAtTimes());
+  LookAtTimes();
   TellProgress();
   return absl::OkStatus();
 }
@@ -509,23 +465,24 @@ absl::Status NcclLink::LookAtErrors() {
   {
     std::lock_guard<std::mutex> lock(state_);
     if (!failed->flying.empty()) {
-      where = CallText(*failed, failed->flying.front());
+      where = CallText(*failed, failed->flying.front().mark);
     }
   }
   return Hear(absl::UnavailableError(
       absl::StrCat("nccl: rank ", rank_, " failed in ", where, ": ", text)));
 }
 
-absl::Status NcclLink::LookAtTimes() {
+void NcclLink::LookAtTimes() {
   const NcclChannel* late_channel = nullptr;
-  NcclCall late;
+  CollectiveMark late;
   {
     std::lock_guard<std::mutex> lock(state_);
     const absl::Time now = absl::Now();
     for (const auto& channel : channels_) {
       std::deque<NcclCall>& flying = channel->flying;
       while (!flying.empty() && flying.front().end->IsDone()) {
-        channel->num_begun = flying.front().number;
+        channel->progress.finished = flying.front().mark;
+        channel->progress.inside = {};
         idle_.push_back(std::move(flying.front().begin));
         idle_.push_back(std::move(flying.front().end));
         flying.pop_front();
@@ -534,19 +491,19 @@ absl::Status NcclLink::LookAtTimes() {
       NcclCall& first = flying.front();
       if (first.begun == absl::InfiniteFuture() && first.begin->IsDone()) {
         first.begun = now;
-        channel->num_begun = first.number;
+        channel->progress.inside = first.mark;
       }
       if (now - first.begun < timeout_ || late_channel != nullptr) continue;
       late_channel = channel.get();
-      late.number = first.number;
-      late.signature = first.signature;
+      late = first.mark;
     }
   }
-  if (late_channel == nullptr) return absl::OkStatus();
+  if (late_channel == nullptr) return;
+  told_ = absl::InfinitePast();
   TellProgress();
   // Others that wait as long say the same at the same time.
   absl::SleepFor(WatchPeriod(timeout_));
-  return Late(*late_channel, late);
+  FailLate(*late_channel, late);
 }
 
 // For the words of others, should they wait for this rank.
@@ -555,7 +512,12 @@ void NcclLink::TellProgress() {
   std::string text;
   {
     std::lock_guard<std::mutex> lock(state_);
-    for (const auto& channel : channels_) text += ProgressLine(*channel);
+    std::vector<ChannelProgress> all;
+    for (const auto& channel : channels_) {
+      all.push_back(channel->progress);
+      all.back().channel = channel->name;
+    }
+    text = ProgressText(all);
   }
   told_ = absl::Now();
   if (text == progress_) return;

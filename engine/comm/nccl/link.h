@@ -19,14 +19,14 @@
 #include "absl/time/time.h"
 #include "engine/comm/communicator.h"
 #include "engine/comm/nccl/nccl.h"
+#include "engine/comm/progress.h"
 #include "kernels/cuda/device.h"
 
 namespace zero {
 
 // A collective that is on a stream.
 struct NcclCall {
-  int64_t number;  // of its channel, from 1
-  std::string signature;
+  CollectiveMark mark;
   std::unique_ptr<Event> begin, end;
   absl::Time begun = absl::InfiniteFuture();  // when that was seen
 };
@@ -38,9 +38,7 @@ struct NcclChannel {
   int place = 0;             // of this rank
   ncclComm_t comm = nullptr;
   Buffer scratch;
-  int64_t num_issued = 0;
-  std::string last_issued;  // its signature
-  int64_t num_begun = 0;    // as far as the watch has seen
+  ChannelProgress progress;  // as far as the watch has seen, without a name
   std::deque<NcclCall> flying;
 };
 
@@ -59,15 +57,16 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
     return channels_;
   }
 
-  // Ranks whose GPU is this one's, it included.
+  // Ranks whose GPU is this one's, it included; GPUs of all ranks.
   int num_sharers() const { return num_sharers_; }
+  int num_gpus() const { return num_gpus_; }
 
   void Run(NcclChannel& channel, Stream& stream, const Collective& collective);
   std::shared_ptr<void> Register(NcclChannel& channel, void* data,
                                  size_t bytes);
 
-  // The first failure of any rank counts, for all.
-  void Fail(const absl::Status& status);
+  // The first failure of any rank counts, for all. `missing`: as StoreFailure.
+  void Fail(const absl::Status& status, const std::vector<int>& missing = {});
   absl::Status status() const;
 
  private:
@@ -92,13 +91,12 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   void Watch();
   absl::Status Look();
   absl::Status LookAtErrors();
-  absl::Status LookAtTimes();
+  void LookAtTimes();
   void TellProgress();
   absl::Status Hear(const absl::Status& own);
   void Latch(const absl::Status& status);
   void AbortAll();
-  absl::Status Late(const NcclChannel& channel, const NcclCall& call);
-  std::string WhoIsLate(const NcclChannel& channel, const NcclCall& call);
+  void FailLate(const NcclChannel& channel, const CollectiveMark& call);
   std::string Inside() const;
 
   bool Finalize();
@@ -109,7 +107,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   const int world_;
   const int shards_;
   const absl::Duration timeout_;
-  int num_sharers_ = 1;
+  int num_sharers_ = 1, num_gpus_ = 1;
   std::vector<std::unique_ptr<NcclChannel>> channels_;
 
   // Held around every call of NCCL on a communicator: an abort ends these.

@@ -94,6 +94,7 @@ absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
   ends.reduce = end(2);
   ends.across = end(3);
   ends.sharers = link->num_sharers();
+  ends.gpus = link->num_gpus();
   return ends;
 }
 

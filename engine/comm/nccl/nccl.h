@@ -30,6 +30,9 @@
 
 namespace zero {
 
+// Where ranks meet in the store before NCCL connects them (MissingInStore).
+inline constexpr char kNcclStartUp[] = "start-up of NCCL";
+
 struct NcclOptions {
   int rank = 0;
   int world = 1;
@@ -43,6 +46,7 @@ struct NcclOptions {
 struct NcclEnds {
   std::unique_ptr<Communicator> gather, reduce, across, scalar;
   int sharers = 1;  // ranks of this rank's GPU, it included
+  int gpus = 1;     // of all ranks
 };
 
 // "NCCL 2.28.9", of the library that was loaded. Errors: Unimplemented, with

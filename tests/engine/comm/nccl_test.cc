@@ -5,7 +5,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/base/status.h"
@@ -431,14 +430,12 @@ TEST_F(NcclFailureTest, RanksInDifferentCollectivesAreNamed) {
     one.ends.reduce->Barrier(*one.reduce, "injected fault");
   });
   for (const absl::Status& status : statuses) {
-    const std::string message(status.message());
-    EXPECT_TRUE(absl::StrContains(message,
-                                  "rank 1 issued #1, barrier \"injected "
-                                  "fault\" last") ||
-                absl::StrContains(message,
-                                  "rank 0 issued #1, all_reduce \"block.3\" "
-                                  "fp32 max [1] last"))
-        << message;
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("nccl: rank 1 differs from rank 0 at #1 of channel "
+                          "\"reduce\": rank 1 is in barrier \"injected "
+                          "fault\", rank 0 in all_reduce \"block.3\" fp32 "
+                          "max [1]"));
   }
 }
 
@@ -447,11 +444,17 @@ TEST_F(NcclFailureTest, DifferentSizesAreNamed) {
   const auto statuses = Fail(2, [](GpuRank& one) {
     one.ends.reduce->Broadcast(*one.reduce, "weights", DType::kF32, 0,
                                memory[one.rank], one.rank == 0 ? 8 : 4);
+    // Whoever goes on issues more: that is not where they differ.
+    Scatter(one);
+    Scatter(one);
   });
   for (const absl::Status& status : statuses) {
-    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("[8]"), HasSubstr("[4]")));
+                HasSubstr("rank 1 differs from rank 0 at #1 of channel "
+                          "\"reduce\": rank 1 is in broadcast \"weights\" "
+                          "fp32 from rank 0 [4], rank 0 in broadcast "
+                          "\"weights\" fp32 from rank 0 [8]"));
   }
 }
 
@@ -602,27 +605,133 @@ absl::Status AddRanks(const Rank& rank) {
 // The ranks of several processes, all in this one: each has its own
 // connection to the store of rank 0, by TCP.
 std::vector<absl::Status> RunProcesses(
-    int world, absl::Duration timeout,
+    const std::vector<Launch>& launches,
+    const std::function<LocalRanksOptions(int)>& options,
     const std::function<absl::Status(const Rank&)>& body,
-    const std::function<absl::StatusOr<std::unique_ptr<Device>>(int)>& open =
-        OpenGpu) {
-  int port;
-  { port = (*TcpStoreServer::Listen({"127.0.0.1", 0}, 1))->port(); }
-  std::vector<absl::Status> statuses(world);
+    const MakeDeviceFn& open = OpenGpu) {
+  std::vector<absl::Status> statuses(launches.size());
   std::vector<std::thread> processes;
-  for (int rank = 0; rank < world; ++rank) {
-    processes.emplace_back([&, rank] {
-      const Launch launch{.rank = rank,
-                          .world = world,
-                          .local_rank = rank,
-                          .local_world = world,
-                          .store = {"127.0.0.1", port},
-                          .world_name = "WORLD_SIZE"};
-      statuses[rank] = RunNcclProcess(launch, Options(timeout), open, body);
+  for (size_t i = 0; i < launches.size(); ++i) {
+    processes.emplace_back([&, i] {
+      statuses[i] =
+          RunNcclProcess(launches[i], options(launches[i].rank), open, body);
     });
   }
   for (std::thread& process : processes) process.join();
   return statuses;
+}
+
+// `rank` of `world` processes of this machine.
+Launch LaunchOf(int rank, int world, int port) {
+  return {.rank = rank,
+          .world = world,
+          .local_rank = rank,
+          .local_world = world,
+          .store = {"127.0.0.1", port},
+          .world_name = "WORLD_SIZE"};
+}
+
+int FreePort() {
+  return (*TcpStoreServer::Listen({"127.0.0.1", 0}, 1))->port();
+}
+
+std::vector<absl::Status> RunProcesses(
+    int world, absl::Duration timeout,
+    const std::function<absl::Status(const Rank&)>& body,
+    const MakeDeviceFn& open = OpenGpu) {
+  const int port = FreePort();
+  std::vector<Launch> launches;
+  for (int rank = 0; rank < world; ++rank) {
+    launches.push_back(LaunchOf(rank, world, port));
+  }
+  return RunProcesses(
+      launches, [&](int) { return Options(timeout); }, body, open);
+}
+
+// Notes whom it waits for, and is stopped then.
+struct Impatient {
+  std::atomic<bool> stop = false;
+  std::string line;
+
+  LocalRanksOptions Options() {
+    LocalRanksOptions options = zero::Options(absl::Seconds(20));
+    options.patience = {.stop = &stop,
+                        .tell =
+                            [this](const std::string& said) {
+                              line = said;
+                              stop = true;
+                            },
+                        .tell_after = absl::Milliseconds(200)};
+    return options;
+  }
+};
+
+TEST_F(NcclTest, WhoWaitsForProcessesSaysSoAndCanBeStopped) {
+  Impatient one;
+  const int port = FreePort();
+  const auto statuses = RunProcesses(
+      {LaunchOf(0, 4, port), LaunchOf(2, 4, port)},
+      [&](int rank) {
+        return rank == 0 ? one.Options() : Options(absl::Seconds(20));
+      },
+      AddRanks);
+  EXPECT_EQ(one.line, absl::StrCat("waiting for rank 1 and rank 3 of 4 at "
+                                   "127.0.0.1:",
+                                   port, " (timeout 20s)"));
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status,
+              absl::AbortedError("nccl: rank 0 was stopped by a signal while "
+                                 "it waited for rank 1 and rank 3 of 4"));
+  }
+}
+
+TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
+  Impatient one;
+  const int port = FreePort();
+  const absl::Status status =
+      RunNcclProcess(LaunchOf(1, 2, port), one.Options(), OpenGpu, AddRanks);
+  const std::string waits =
+      absl::StrCat("rank 1 waits for rank 0 at 127.0.0.1:", port);
+  EXPECT_EQ(one.line,
+            absl::StrCat(waits, " (timeout 20s): Connection refused"));
+  EXPECT_EQ(status, absl::AbortedError(
+                        absl::StrCat("stopped by a signal while ", waits)));
+}
+
+TEST_F(NcclTest, AProcessOfAnotherWorldIsToldToBoth) {
+  Impatient one;
+  const int port = FreePort();
+  const auto statuses = RunProcesses(
+      {LaunchOf(0, 2, port), LaunchOf(1, 3, port)},
+      [&](int rank) {
+        return rank == 0 ? one.Options() : Options(absl::Seconds(20));
+      },
+      AddRanks);
+  const std::string reason =
+      "rank 1 is of a world of 3, rank 0 of one of 2: give all the same "
+      "WORLD_SIZE";
+  EXPECT_THAT(one.line, HasSubstr(absl::StrCat("; refused: ", reason)));
+  EXPECT_TRUE(absl::IsInvalidArgument(statuses[1])) << statuses[1];
+  EXPECT_THAT(std::string(statuses[1].message()), HasSubstr(reason));
+}
+
+TEST_F(NcclTest, AProcessWithAnotherConfigEndsAll) {
+  const int port = FreePort();
+  const auto statuses = RunProcesses(
+      {LaunchOf(0, 2, port), LaunchOf(1, 2, port)},
+      [&](int rank) {
+        LocalRanksOptions options = Options(absl::Seconds(20));
+        options.alike = {"zero", absl::StrCat("training.steps: ", 3 + rank)};
+        return options;
+      },
+      AddRanks);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status, absl::InvalidArgumentError(
+                          "nccl: rank 1 differs from rank 0: it has "
+                          "\"training.steps: 4\", rank 0 \"training.steps: "
+                          "3\"; start all ranks of the same program with the "
+                          "same config"));
+  }
 }
 
 TEST_F(NcclTest, ThreadsOfOneProcessRun) {
@@ -640,7 +749,9 @@ TEST_F(NcclTest, MoreRanksThanGpusAreRefused) {
 TEST_F(NcclTest, ProcessesRun) {
   for (const absl::Status& status :
        RunProcesses(3, absl::Seconds(10), [](const Rank& rank) {
-         EXPECT_THAT(rank.kind, HasSubstr("processes, connected by NCCL 2."));
+         EXPECT_THAT(rank.kind,
+                     AllOf(HasSubstr("processes, connected by NCCL 2."),
+                           HasSubstr(", on 3 GPUs")));
          return AddRanks(rank);
        })) {
     EXPECT_EQ(status, absl::OkStatus());
@@ -654,6 +765,7 @@ TEST_F(NcclTest, ProcessesCountTheRanksOfTheirGpu) {
            3, absl::Seconds(10),
            [](const Rank& rank) {
              EXPECT_EQ(rank.sharers, rank.rank() == 1 ? 1 : 2);
+             EXPECT_THAT(rank.kind, HasSubstr(", on 2 GPUs"));
              return AddRanks(rank);
            },
            [](int rank) { return MakeCudaDevice(rank == 1 ? 4 : 3); })) {
@@ -700,6 +812,23 @@ TEST_F(NcclTest, AnErrorOfOneRankIsThatOfTheRun) {
               AllOf(HasSubstr("rank 1"), HasSubstr("broke")));
 }
 
+// Rank 0 writes the summary: both say the same.
+TEST_F(NcclTest, TheErrorOfARunIsThatOfItsLowestRank) {
+  std::string of_rank_zero;
+  const absl::Status status = RunNcclRanks(
+      3, Options(absl::Seconds(10)), OpenGpu, [&](const Rank& rank) {
+        if (rank.rank() == 2) return absl::DataLossError("no more data");
+        const absl::Status failed = AddRanks(rank);
+        if (rank.rank() > 0) return failed;
+        absl::SleepFor(absl::Milliseconds(100));  // the others are gone
+        of_rank_zero = absl::StrCat("step 1: ", failed.message());
+        return absl::Status(failed.code(), of_rank_zero);
+      });
+  EXPECT_EQ(status, absl::DataLossError(of_rank_zero));
+  EXPECT_THAT(of_rank_zero,
+              HasSubstr("nccl: rank 2 aborted the run: no more data"));
+}
+
 TEST_F(NcclTest, AnErrorOfOneProcessEndsAll) {
   const auto statuses =
       RunProcesses(3, absl::Seconds(10), [](const Rank& rank) {
@@ -733,7 +862,11 @@ TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
   };
   const absl::Status status =
       RunNcclRanks(2, options, OpenGpu, [&](const Rank& rank) {
-        if (rank.rank() == 0) return AddRanks(rank);
+        if (rank.rank() == 0) {
+          const absl::Status failed = AddRanks(rank);
+          EXPECT_EQ(rank.missing(), std::vector<int>{1});
+          return failed;
+        }
         while (!told) absl::SleepFor(absl::Milliseconds(5));
         return rank.status();
       });

@@ -213,6 +213,15 @@ TEST(TcpStoreTest, TheFirstFailureCountsForAll) {
   EXPECT_EQ(Await(*a, "never", "it", kSoon).status(), first);
 }
 
+TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
+  MemoryStore store;
+  EXPECT_TRUE(StoredMissing(store).empty());
+  const absl::Status first = absl::UnavailableError("first\nof two lines");
+  EXPECT_EQ(StoreFailure(store, first, {1, 3}), first);
+  EXPECT_EQ(StoreFailure(store, absl::AbortedError("second"), {2}), first);
+  EXPECT_EQ(StoredMissing(store), (std::vector<int>{1, 3}));
+}
+
 TEST(TcpStoreTest, GoodbyeIsNoFailure) {
   const auto server = Server(2);
   const auto a = Client(*server, 0, 2);
