@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -42,11 +43,33 @@ cat >$json <<END
   {"name": "A", "result": "COMPLETED"}, {"name": "B", "result": "COMPLETED"}]}]}
 END
 """
-FAILS = GTEST + """cat >$json <<END
+# Ends with its first failure, as googletest does when it is told to.
+FAILS = GTEST + """case $* in
+  *--gtest_filter=-Kernels.A)
+    echo '{"testsuites": [{"name": "Kernels", "testsuite": [{"name": "B"}]}]}' \\
+      >$json
+    exit 0 ;;
+  *--gtest_fail_fast*) ;;
+  *) exit 2 ;;
+esac
+cat >$json <<END
 {"testsuites": [{"name": "Kernels", "testsuite": [
-  {"name": "A", "failures": [{"failure": "seeded"}]}, {"name": "B"}]}]}
+  {"name": "A", "failures": [{"failure": "seeded"}]},
+  {"name": "B", "result": "SKIPPED"}]}]}
 END
 exit 1
+"""
+# Leaves no counts: A passes, B crashes, and what comes after it passes.
+CRASHES = GTEST + """case $* in
+  *--gtest_filter=-Kernels.A:Kernels.B)
+    echo '{"testsuites": [{"name": "Kernels", "testsuite": [{"name": "C"}]}]}' \\
+      >$json
+    exit 0 ;;
+esac
+echo "[ RUN      ] Kernels.A"
+echo "[       OK ] Kernels.A (1 ms)"
+echo "[ RUN      ] Kernels.B"
+kill -SEGV $$
 """
 SKIPS = GTEST + """cat >$json <<END
 {"testsuites": [{"name": "Kernels", "testsuite": [
@@ -68,8 +91,7 @@ echo $! >$CHILD
 wait
 """
 # `zero train`; the second line is how a build with NCCL is told.
-ZERO = """#!/usr/bin/env python3
-# libnccl.so.2
+ZERO = "#!%s -SE\n" % sys.executable + """# libnccl.so.2
 import json, os, sys
 sets = dict(a.split("=", 1) for a in sys.argv if "=" in a)
 on_gpu = sys.argv[sys.argv.index("--device") + 1] == "cuda"
@@ -114,6 +136,14 @@ cat <<END
 END
 """.replace("\n \"", " \"").replace("\n         ", " ").replace(
     "\n            ", " ")
+# The same, of a GPU that is too small for some settings.
+SMALL_GPU = """#!/bin/sh
+case "$*" in
+  %s)
+    echo "step_bench: this run needs 99 GiB; use more ranks; out of memory" >&2
+    exit 1 ;;
+esac
+"""
 DEVICE_BENCH = """#!/bin/sh
 cat <<END
 {"op": "copy", "shape": "1", "dtype": "bf16", "unit": "GB/s", "rate": 4000}
@@ -157,9 +187,11 @@ class FakeMachine:
                 "libnccl.so.2": {"path": "/x/libnccl.so.2",
                                  "version": self.nccl}}
 
+    # No python3 with PyTorch: the peer fails in no time.
+    python = "/no/python3"
+
     def environment(self):
-        # No python3 with PyTorch: the peer fails in no time.
-        return {**os.environ, "GPU_CHECK_PYTHON": "/no/python3"}
+        return {**os.environ, "GPU_CHECK_PYTHON": self.python}
 
 
 def run_script(*arguments, script=SCRIPT, **more):
@@ -206,6 +238,11 @@ class GpuCheckTest(unittest.TestCase):
             file.write(text)
         os.chmod(path, 0o755)
 
+    def small_gpu(self, pattern):
+        """Settings that match this shell pattern do not fit."""
+        self.program("out/bench/step_bench",
+                     SMALL_GPU % pattern + STEP_BENCH.partition("\n")[2])
+
     def check(self, *arguments, here=None):
         """(exit status, report.json, report.md)"""
         out = os.path.join(self.root, "report")
@@ -217,7 +254,14 @@ class GpuCheckTest(unittest.TestCase):
         with open(os.path.join(out, "report.md")) as file:
             text = file.read()
         self.assertEqual(os.listdir(self.temp), [])
+        # Not more: who fetches them may be allowed only a few.
+        self.assertLessEqual(set(os.listdir(out)), {
+            "report.json", "report.md", "log.txt", "bench.json"})
         return code, found, text
+
+    def log(self):
+        with open(os.path.join(self.root, "report/log.txt")) as file:
+            return file.read()
 
     def row(self, found, part):
         return next(row for row in found["parts"] if row["part"] == part)
@@ -253,6 +297,15 @@ class GpuCheckTest(unittest.TestCase):
             self.assertRegex(text, r"\Agpu_check: no NVIDIA GPU here \(.+\); "
                              r"skipped: tests, .*, bench\n\Z")
 
+    def test_a_folder_that_can_not_be_written_is_one_line(self):
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors):
+            code = check.main(["--out", os.path.join(SCRIPT, "x")],
+                              FakeMachine(), root=self.root)
+        self.assertEqual(code, 2)
+        self.assertRegex(errors.getvalue(),
+                         r"\Agpu_check: --out .*/x: .+; name a folder.*\n\Z")
+
     # ---- Parts --------------------------------------------------------------
 
     def test_a_run_in_which_all_is_well(self):
@@ -268,7 +321,7 @@ class GpuCheckTest(unittest.TestCase):
         # Tests on the emulated GPU are none for a GPU.
         self.assertEqual(
             [one["program"] for one in self.row(found, "tests")["programs"]],
-            ["tests/engine/train/cuda_step_test", parts.KERNEL_TESTS])
+            [parts.KERNEL_TESTS, "tests/engine/train/cuda_step_test"])
         for words in ("Fake H200", "580.1", "130100", "Nothing failed",
                       "| Linear | passed | 2.0e-07 of 1.0e-05 | "
                       "3.1e-03 of 7.8e-03 |", "| 4 | bf16 | 3 | abc |",
@@ -285,9 +338,28 @@ class GpuCheckTest(unittest.TestCase):
         row = self.row(found, "tests")
         self.assertIn("1 failed: Kernels.A", row["why"])
         self.assertEqual([(one["passed"], one["failed"])
-                          for one in row["programs"]], [(2, 0), (1, 1)])
+                          for one in row["programs"]], [(1, 1), (2, 0)])
         self.assertEqual(self.row(found, "parity")["status"], "passed")
         self.assertIn("Failed: tests", text)
+
+    def test_after_a_crash_the_other_tests_run_in_a_new_process(self):
+        self.program("out/" + parts.KERNEL_TESTS, CRASHES)
+        code, found, _ = self.check("--parts", "tests")
+        self.assertEqual(code, 1)
+        row = self.row(found, "tests")
+        self.assertIn("1 failed: Kernels.B (killed by signal 11)", row["why"])
+        self.assertEqual((row["programs"][0]["passed"],
+                          row["programs"][0]["failed"]), (2, 1))
+
+    def test_a_test_that_hangs_is_named_and_leaves_time_for_others(self):
+        self.keep(parts, "PROGRAM_SECONDS", 30)
+        self.program("out/" + parts.KERNEL_TESTS,
+                     CRASHES.replace("kill -SEGV $$", "exec sleep 60"))
+        _, found, _ = self.check("--parts", "tests", "--limit", "tests=3")
+        row = self.row(found, "tests")
+        self.assertIn("Kernels.B (stopped at its time limit)", row["why"])
+        self.assertEqual([one["problem"] is None for one in row["programs"]],
+                         [False, True])
 
     def test_tests_that_are_all_skipped_prove_nothing(self):
         self.program("out/" + parts.PARITY_TEST, SKIPS)
@@ -328,6 +400,33 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual((code, found["failed"]), (130, ["parity"]))
         self.assertEqual([row["part"] for row in found["parts"]], ["parity"])
         self.assertIn("interrupted", text)
+        self.assert_ends(child)
+
+    def test_sigterm_leaves_what_a_part_found_so_far(self):
+        waited, number = parts.waited, []
+
+        def terminated(process, seconds):
+            number.append(process)
+            if len(number) == 5:  # a CPU and a GPU run are a row
+                os.kill(os.getpid(), signal.SIGTERM)
+            return waited(process, seconds)
+
+        self.keep(parts, "waited", terminated)
+        code, found, text = self.check("--parts", "steps,parity")
+        self.assertEqual((code, found["failed"]), (130, ["steps"]))
+        self.assertEqual(len(self.row(found, "steps")["rows"]), 2)
+        self.assertIn("Did not run: parity.", text)
+        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
+
+    def test_a_program_ends_with_what_started_it_even_by_sigkill(self):
+        child = os.path.join(self.root, "child")
+        code = ("import sys; sys.path.append(%r); import common; "
+                "common.attempt(['sh', '-c', 'echo $$ >%s; exec sleep 300'])" %
+                (os.path.join(ROOT, "tools/bench"), child))
+        with subprocess.Popen([sys.executable, "-B", "-c", code]) as parent:
+            while not os.path.exists(child) or not os.path.getsize(child):
+                time.sleep(0.02)
+            parent.kill()
         self.assert_ends(child)
 
     def assert_ends(self, file):
@@ -432,6 +531,7 @@ class GpuCheckTest(unittest.TestCase):
         class Clock:
             def __init__(self, *left):
                 self.left = iter(left).__next__
+                self.partial = {}
 
         def run(context, problem):
             return {"problem": problem}
@@ -501,10 +601,63 @@ class GpuCheckTest(unittest.TestCase):
                      DEVICE_BENCH.replace("3700", "3500"))
         code, found, text = self.check("--parts", "bench")
         self.assertEqual(code, 0)
-        self.assertRegex(text, r"adamw.* / copy +0.875 >= +0.900  below")
+        self.assertRegex(text, r"adamw.* / copy +0.875 >= +0.900 +0.972  below")
         self.program("out/bench/step_bench", "#!/bin/sh\necho broken; exit 3\n")
         code, found, _ = self.check("--parts", "bench")
         self.assertEqual((code, found["failed"]), (1, ["bench"]))
+
+    def test_a_gpu_that_is_too_small_for_a_model_is_no_failure(self):
+        self.small_gpu("*preset=Qwen2.5-7B*")
+        code, found, text = self.check("--parts", "bench")
+        self.assertEqual((code, found["failed"]), (0, []))
+        self.assertIn("too large for this GPU: Qwen2.5 7B, T 4096", text)
+        self.assertIn("too_small", str(self.row(found, "bench")))
+        # But one whose smaller micro-batch breaks is.
+        self.small_gpu("*preset=Qwen2.5-7B*gpu=8*) ;; *preset=Qwen2.5-7B*) "
+                       "echo broken >&2; exit 3 ;; none")
+        self.assertEqual(self.check("--parts", "bench")[0], 1)
+
+    def test_what_fits_without_moments_has_no_target(self):
+        self.small_gpu("*SGD*) ;; *preset=Qwen2.5-7B*")
+        code, found, text = self.check("--parts", "bench")
+        self.assertEqual(code, 0)
+        rows = {row["model"]: row for row in
+                self.row(found, "bench")["bench"]["models"]}
+        self.assertIn('optimizer={"type":"SGD"',
+                      rows["Qwen2.5 7B, T 1024"]["setting"])
+        self.assertNotIn("Qwen2.5 7B, T 1024 tok/s", text)
+        self.assertIn("Qwen2.5 3B, T 1024 tok/s", text)
+
+    def test_the_peer_takes_half_of_what_does_not_fit(self):
+        self.program("python", """#!/bin/sh
+case "$*" in
+  *"--micro-batch 16 "*) echo '{"micro_batch": 16, "peak_bytes": 9e9, \
+"tokens_per_second": 400000}' ;;
+  *) echo '{"error": "OutOfMemoryError: CUDA out of memory."}'; exit 1 ;;
+esac
+""".replace("\\\n", ""))
+        here = FakeMachine()
+        here.python = os.path.join(self.root, "python")
+        _, found, text = self.check("--parts", "bench", "--bench",
+                                    "--models gpt2", here=here)
+        rows = self.row(found, "bench")["bench"]["models"]
+        self.assertEqual([row["model"] for row in rows],
+                         ["GPT-2 124M, T 1024"])
+        self.assertIn("PyTorch: 400000 tok/s, micro-batch 16, 9.00 GB", text)
+        self.assertRegex(text, r"speed / PyTorch compiled +\d\.\d+ >= +1\.150 "
+                         r"+\d+\.\d{3}  ")
+
+    def test_options_of_the_benchmark_are_passed_on_and_checked(self):
+        _, found, text = self.check(
+            "--parts", "bench", "--bench=--models gpt2 --no-peers --sweep")
+        self.assertEqual(len(self.row(found, "bench")["bench"]["sweep"]), 18)
+        self.assertIn("device.loss_chunk_rows=4096: ", text)
+        self.assertIn("bench $ ", self.log())
+        for options, words in (("--models gpt3", "no 'gpt3'; there are "),
+                               ("'--models", "--bench: No closing quotation")):
+            code, _, errors = run_script("--bench=" + options)
+            self.assertEqual(code, 2)
+            self.assertIn(words, errors)
 
     def test_rows_before_a_fault_are_kept(self):
         self.program("out/bench/device_bench",
@@ -593,11 +746,28 @@ class GpuCheckTest(unittest.TestCase):
     def test_a_bundle_of_less_than_all_is_refused(self):
         os.remove(os.path.join(self.root, "out/bench/step_bench"))
         file, code, text = self.bundle()
-        self.assertEqual(code, 1)
+        self.assertEqual(code, 2)
         self.assertIn("bench/step_bench is not built: ninja", text)
         for path in glob.glob(self.root + "/out/tests/*/*"):
             shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
         self.assertIn("build it with CUDA", self.bundle()[2])
+        self.assertFalse(os.path.exists(file))
+
+    def test_a_bundle_that_can_not_be_made_is_one_line(self):
+        out = ["--from", os.path.join(self.root, "out")]
+        file = os.path.join(self.root, "b.tar.xz")
+        for arguments, words in (
+                (["--bundle", file, "--from", "no/build"], "no/build; name a"),
+                (["--bundle", "/no/b.tar.xz", *out], "there is no folder /no"),
+                (["--bundle", "/proc/b.tar.xz", *out], "--bundle /proc/b.tar"),
+                (["--bundle", self.root + "/b.zip", *out], "end in .tar.xz"),
+                (["--bundle", "", *out], "--bundle '': the name must end"),
+                (["--bundle"], "--bundle: expected one argument"),
+                (["--from", "out"], "goes with --bundle FILE")):
+            code, text, errors = run_script(*arguments)
+            self.assertEqual((code, text), (2, ""), arguments)
+            self.assertRegex(errors, r"\Agpu_check: [^\n]+\n\Z")
+            self.assertIn(words, errors)
         self.assertFalse(os.path.exists(file))
 
     def test_a_bundle_that_is_too_large_names_what_is(self):

@@ -1,7 +1,9 @@
 """What the parts of tools/bench/run share: processes, medians, printing."""
 
+import ctypes
 import json
 import os
+import signal
 import statistics
 import subprocess
 
@@ -26,14 +28,25 @@ def rows_of(text):
     return found
 
 
+def die_with_parent():
+    """In a child before it runs: it is killed with its parent, whatever ends
+    that, and holds no GPU for nobody."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
 def attempt(command, cores=None, seconds=None):
     """Runs a program, on `cores` and for `seconds` only where they are given.
     Returns the JSON objects that it printed, also where it failed, and why it
     failed (None: it did not)."""
-    limit = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+    def prepare():
+        die_with_parent()
+        if cores:
+            os.sched_setaffinity(0, cores)
+
     try:
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, preexec_fn=limit,
+                              stderr=subprocess.PIPE, preexec_fn=prepare,
                               timeout=seconds)
     except OSError as error:
         return [], str(error)

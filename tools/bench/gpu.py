@@ -10,11 +10,14 @@ PaLM convention: (6 N + 12 L q s) FLOP per token, N without embedding tables
 and with a tied head counted once, against NVIDIA's dense peak of this GPU (none
 where the device's table has no figure for it) and against the rate of a large
 product measured in this run. Where a micro-batch does not fit, the next setting
-of the model is tried, and the row says which one ran.
+of the model is tried, and the row says which one ran; the last one of 7B, for
+GPUs of 80 GB, has no moments and is compared with no target.
 
 PyTorch (torch.compile, fused AdamW, SDPA) trains the same model in the same run
 where it is installed (GPU_CHECK_PYTHON or python3). --seconds leaves out
-what does not fit. FILE is rewritten after every row.
+what does not fit. FILE is rewritten after every row. Exit status 1 where
+something failed; neither a missed target nor a model for which the GPU is too
+small did.
 """
 
 import argparse
@@ -31,15 +34,21 @@ from common import ROOT, attempt, say
 
 CONFIG = "configs/gpt2_124m.json"
 PEER = "tools/bench/peers/pytorch_gpu.py"
-# Of one program, in seconds: more is a hang.
-LONGEST = 300
-# What the project promises.
+# Of one program, in seconds: more is a hang. Compiling is what takes PyTorch
+# minutes.
+LONGEST, LONGEST_PEER = 150, 300
+# What an error of either ends with or has, where the GPU is too small.
+OUT_OF_MEMORY = "out of memory"
+# What the project promises, of one H200.
 SPEEDUP = 1.15
 STAGE_3 = 1.02
 ADAMW = 0.9
 MFU = 0.58
 
 BF16_GRADIENTS = "data_types.grad_accum_dtype=bf16"
+# 8 bytes per parameter and not 16, with gradients in bf16.
+OTHER_OPTIMIZER = "optimizer="
+SGD = OTHER_OPTIMIZER + '{"type":"SGD","params":{"lr":6e-4}}'
 
 
 def model(name, preset, length, settings, wanted=None, published=None,
@@ -65,11 +74,11 @@ MODELS = (
           [(16, False, ()), (8, False, ()), (16, True, ())],
           wanted=65e3, published="llmq 58.8k", peer_batch=8),
     model("Qwen2.5 3B", "Qwen2.5-3B", 1024,
-          [(16, False, ()), (8, False, ()), (16, True, ())],
+          [(16, False, ()), (8, False, ()), (4, False, ()), (16, True, ())],
           wanted=33e3, published="llmq 30.9k", peer_batch=4, mfu=True),
     model("Qwen2.5 7B", "Qwen2.5-7B", 1024,
           [(8, True, (BF16_GRADIENTS,)), (4, True, (BF16_GRADIENTS,)),
-           (1, True, (BF16_GRADIENTS,))],
+           (1, True, (BF16_GRADIENTS,)), (8, True, (BF16_GRADIENTS, SGD))],
           wanted=14e3, published="llmq 13.8k", mfu=True),
     model("Llama-3.2 1B", "Llama-3.2-1B", 4096,
           [(4, False, ()), (2, False, ()), (4, True, ())], peer_batch=2),
@@ -78,10 +87,11 @@ MODELS = (
     model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 4096,
           [(4, False, ()), (2, False, ()), (4, True, ())], peer_batch=2),
     model("Qwen2.5 3B", "Qwen2.5-3B", 4096,
-          [(4, False, ()), (2, False, ()), (4, True, ())], mfu=True),
-    model("Qwen2.5 7B", "Qwen2.5-7B", 4096,
-          [(2, True, (BF16_GRADIENTS,)), (1, True, (BF16_GRADIENTS,))],
+          [(4, False, ()), (2, False, ()), (1, False, ()), (4, True, ())],
           mfu=True),
+    model("Qwen2.5 7B", "Qwen2.5-7B", 4096,
+          [(2, True, (BF16_GRADIENTS,)), (1, True, (BF16_GRADIENTS,)),
+           (2, True, (BF16_GRADIENTS, SGD))], mfu=True),
 )
 
 # First words of ops in the profile.
@@ -121,9 +131,9 @@ class Clock:
     def left(self):
         return self.until - time.monotonic()
 
-    def attempt(self, command):
+    def attempt(self, command, longest=LONGEST):
         """See attempt; stopped when the time is over."""
-        return attempt(command, seconds=max(1, min(self.left(), LONGEST)))
+        return attempt(command, seconds=max(1, min(self.left(), longest)))
 
 
 def command_of(args, one, setting, sets=()):
@@ -167,18 +177,22 @@ def derive(found, product_rate):
 
 
 def measure_model(args, one, product_rate, clock):
-    """The first setting that fits; a row with "problem" where none does."""
+    """The first setting that runs; a row with "problem" where none does, and
+    "too_small" where all that failed was the GPU's memory."""
     row = {"model": label(one), "preset": one["preset"],
            "length": one["length"], "wanted": one["wanted"],
-           "published": one["published"], "left_out": []}
+           "published": one["published"], "left_out": [], "too_small": True}
     for setting in one["settings"]:
         found, why = clock.attempt(command_of(args, one, setting))
         if why is None:
             row.update(derive(found[-1], product_rate), problem=None,
                        setting=setting_text(setting), run=found[-1])
+            if any(key.startswith(OTHER_OPTIMIZER) for key in setting[2]):
+                row["wanted"] = None
             return row, setting
         row["left_out"].append("%s: %s" % (setting_text(setting), short(why)))
         row["problem"] = short(why)
+        row["too_small"] = row["too_small"] and OUT_OF_MEMORY in why
         if clock.left() <= 0:
             break
     return row, None
@@ -201,13 +215,22 @@ def measure_stages(args, one, setting, clock):
 
 
 def measure_peer(args, one, clock):
+    """With half the micro-batch where it does not fit."""
     libraries = os.environ.get("GPU_CHECK_PYTHON_LIBRARIES")
-    found, why = clock.attempt([
-        *([] if libraries is None else ["env", "LD_LIBRARY_PATH=" + libraries]),
-        args.python, "-B", PEER, "--preset", one["preset"], "--micro-batch",
-        str(one["peer_batch"]), "--sequence-length", str(one["length"]),
-        "--steps", str(args.steps)])
-    return {"problem": short(why)} if why else {"problem": None, **found[-1]}
+    batch = one["peer_batch"]
+    while True:
+        found, why = clock.attempt([
+            *([] if libraries is None else
+              ["env", "LD_LIBRARY_PATH=" + libraries]),
+            args.python, "-B", PEER, "--preset", one["preset"],
+            "--micro-batch", str(batch), "--sequence-length",
+            str(one["length"]), "--steps", str(args.steps)],
+            longest=LONGEST_PEER)
+        if why is None:
+            return {"problem": None, **found[-1]}
+        if OUT_OF_MEMORY not in why or batch == 1:
+            return {"problem": short(why)}
+        batch //= 2
 
 
 def rate_of(rows, op, dtype=None):
@@ -262,8 +285,11 @@ def model_lines(rows):
             "failed" if peer.get("problem") else "-", row["setting"])
         for tried in row["left_out"]:
             yield "    did not fit or failed: %s" % tried
-        if peer.get("problem"):
-            yield "    PyTorch: %s" % peer["problem"]
+        if peer:
+            yield "    PyTorch: %s" % (peer["problem"] or (
+                "%.0f tok/s, micro-batch %d, %.2f GB" % (
+                    peer["tokens_per_second"], peer["micro_batch"],
+                    peer["peak_bytes"] / 1e9)))
 
 
 def category_lines(rows):
@@ -315,12 +341,13 @@ def targets(result):
 
 
 def target_lines(found):
-    yield "%-54s %11s %13s" % ("target", "measured", "wanted")
+    yield "%-54s %11s %13s %7s" % ("target, of one H200", "measured", "wanted",
+                                   "ratio")
     for what, value, wanted, higher in found:
         good = value >= wanted if higher else value <= wanted
-        yield "%-54s %11s %s %10s  %s" % (
+        yield "%-54s %11s %s %10s %7.3f  %s" % (
             what, number(value), ">=" if higher else "<=", number(wanted),
-            "ok" if good else "below" if higher else "above")
+            value / wanted, "ok" if good else "below" if higher else "above")
 
 
 def sweep_text(row):
@@ -341,7 +368,8 @@ def peak_text(rows):
 
 
 def text_of(result):
-    lines = ["bf16, fp32 master weights, AdamW, clipping at 1; one GPU",
+    lines = ["bf16, fp32 master weights, AdamW unless the row names another "
+             "optimizer, clipping at 1; one GPU",
              peak_text(result["models"]) + (
                  "; measured product: %.0f TFLOP/s" % (
                      result["product_rate"] / 1e12)
@@ -413,7 +441,10 @@ class Run:
         row, setting = measure_model(
             self.args, one, self.result["product_rate"], self.clock)
         self.result["models"].append(row)
-        if row["problem"]:
+        if row["problem"] and row["too_small"]:
+            self.result["skipped"].append(
+                "too large for this GPU: " + row["model"])
+        elif row["problem"]:
             self.fault(row["model"], row["problem"])
         say("  %s: %s" % (row["model"], row["problem"] or
                           "%.0f tok/s" % row["tokens_per_second"]))
@@ -442,7 +473,8 @@ class Run:
         self.save()
 
     def run(self):
-        """The first model with its peer, then all of ours, then the rest."""
+        """The first model at both stages and with its peer, then all of ours,
+        then the other peers."""
         self.device()
         chosen = [one for one in MODELS if not self.args.models or
                   one["preset"] in self.args.models]
@@ -453,9 +485,8 @@ class Run:
                 continue
             done.append((one, *found))
             if len(done) == 1:
+                self.stages(one, found[1])
                 self.peer(one, found[0])
-        if done:
-            self.stages(done[0][0], done[0][2])
         for one, row, _ in done[1:]:
             self.peer(one, row)
         if self.args.sweep:
@@ -465,9 +496,9 @@ class Run:
         self.save()
 
 
-def parse():
+def parse(arguments=None):
     parser = argparse.ArgumentParser(
-        description=__doc__,
+        prog="tools/bench/gpu.py", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="",
                         help="presets, with commas (all): %s" % ", ".join(
@@ -481,13 +512,14 @@ def parse():
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--out", default="out", help="the build (out)")
     parser.add_argument("--json", help="gets all figures")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     args.out = os.path.join(ROOT, args.out)
     args.models = [name for name in args.models.split(",") if name]
     known = {one["preset"] for one in MODELS}
     for name in args.models:
         if name not in known:
-            parser.error("--models: there is no %r" % name)
+            parser.error("--models: there is no %r; there are %s" % (
+                name, ", ".join(sorted(known))))
     args.python = None if args.no_peers else os.environ.get(
         "GPU_CHECK_PYTHON", "python3")
     return args

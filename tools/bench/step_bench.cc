@@ -290,7 +290,11 @@ int Main(int argc, char** argv) {
     result = absl::InternalError(error.what());
   }
   if (!result.ok()) {
-    std::cerr << "step_bench: " << result.status().message() << "\n";
+    // The end is what tools/bench/gpu.py tells a GPU that is too small by.
+    std::cerr << "step_bench: " << result.status().message()
+              << (absl::IsResourceExhausted(result.status()) ? "; out of memory"
+                                                             : "")
+              << "\n";
     return 1;
   }
   std::cout << result->dump() << std::endl;

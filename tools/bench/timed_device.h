@@ -46,6 +46,7 @@ class TimedDevice final : public Device {
   DeviceKind kind() const override { return inner_.kind(); }
   DeviceInfo info() const override { return inner_.info(); }
   DeviceMemory memory() const override { return inner_.memory(); }
+  int64_t stream_bytes() const override { return inner_.stream_bytes(); }
   bool asynchronous() const override { return inner_.asynchronous(); }
   void PushRange(const char* name) override { inner_.PushRange(name); }
   void PopRange() override { inner_.PopRange(); }

@@ -73,6 +73,25 @@ def strip(source, target):
     shutil.copymode(source, target)
 
 
+def check_target(file):
+    """Now, and not after a minute of packing. Errors: Error, OSError."""
+    if not file.endswith(".tar.xz"):
+        raise Error("--bundle %r: the name must end in .tar.xz" % file)
+    folder = os.path.dirname(file) or "."
+    if not os.path.isdir(folder):
+        raise Error("--bundle %s: there is no folder %s; make it, or name "
+                    "another one" % (file, folder))
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def check_build(build):
+    if not os.path.isdir(build):
+        raise Error("--from: there is no folder %s; name a build with CUDA, or "
+                    "make one (tools/configure --cuda on; ninja check-build)" %
+                    build)
+
+
 def stage(root, build, folder):
     """Fills `folder` with what the bundle holds."""
     for pattern in SOURCES:
@@ -146,12 +165,15 @@ def pack(folder, file):
 
 def make(root, build, file):
     """Writes the bundle; returns a line about it. Errors: Error."""
-    if not file.endswith(".tar.xz"):
-        raise Error("--bundle %s: the name must end in .tar.xz" % file)
-    with tempfile.TemporaryDirectory(prefix="gpu_check.") as folder:
-        stage(root, os.path.join(root, build), folder)
-        needs = newest(folder)
-        size, count = pack(folder, file)
+    try:
+        check_target(file)
+        check_build(os.path.join(root, build))
+        with tempfile.TemporaryDirectory(prefix="gpu_check.") as folder:
+            stage(root, os.path.join(root, build), folder)
+            needs = newest(folder)
+            size, count = pack(folder, file)
+    except OSError as error:
+        raise Error("--bundle %s: %s" % (file, error)) from error
     return ("%s: %.1f MB, %d files%s; on the GPU machine: tar xf %s && "
             "%s/tools/gpu_check" % (
                 file, size / 1e6, count,

@@ -1,35 +1,43 @@
 """Proves the CUDA backend on a machine with an NVIDIA GPU, part by part.
 
   tools/gpu_check [--parts A,B] [--limit PART=SECONDS]... [--seconds N]
-                  [--out DIR]
+                  [--bench OPTIONS] [--out DIR]
   tools/gpu_check --bundle FILE [--from DIR]
 
-Goes on after a part that fails, and writes DIR/report.json and DIR/report.md.
-Exit status: 0, 1 where a part failed or no time was left for one, 2 for a wrong option, 77 (and one line)
-where there is no GPU, 130 after Ctrl-C. Needs no network, root or packages;
-CUDA's shared libraries are taken from LD_LIBRARY_PATH, a PyTorch installation
-or the toolkit.
+Goes on after a part that fails. DIR gets report.json and report.md, written
+anew after every part, log.txt with what every program printed, and bench.json,
+written anew after every row of the benchmark. Exit status: 0; 1 where a part
+failed or no time was left for one; 2 for a wrong option, or a bundle that can
+not be made; 77 (and one line) where there is no GPU; 130 after Ctrl-C, SIGTERM
+or SIGHUP. Needs no network, root or packages; CUDA's shared libraries are taken
+from LD_LIBRARY_PATH, a PyTorch installation or the toolkit.
 
---bundle, on a machine with nvcc after `ninja check-build`, packs all that is needed into
-one FILE (.tar.xz) of at most 50 MB; unpacked anywhere, its tools/gpu_check
-runs on what it holds.
+--bundle, on a machine with nvcc after `ninja check-build`, packs all that is
+needed into one FILE (.tar.xz) of at most 50 MB; unpacked anywhere, its
+tools/gpu_check runs on what it holds.
 """
 
 import argparse
+import contextlib
 import math
 import os
+import shlex
+import signal
 import sys
 import tempfile
 import time
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
+sys.path.append(os.path.join(ROOT, "tools/bench"))
+
 import bundle
+import gpu
 import machine
 import parts
 import report
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
-    os.path.abspath(__file__))))
-NO_GPU, INTERRUPTED = 77, 130
+WRONG, NO_GPU, INTERRUPTED = 2, 77, 130
 
 # Seconds of each part, in the order in which they run; together they fit into
 # the nine minutes of --seconds. What a part leaves over, the last one has.
@@ -45,8 +53,14 @@ def say(text):
     print(text, flush=True)
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(WRONG, "gpu_check: %s; see tools/gpu_check --help\n" %
+                  message)
+
+
 def parse(arguments):
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tools/gpu_check", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(LIMITS), metavar="A,B",
@@ -58,15 +72,27 @@ def parse(arguments):
     parser.add_argument("--seconds", type=float, default=SECONDS,
                         help="for all of it (%d)" % SECONDS)
     parser.add_argument("--out", metavar="DIR", default=None,
-                        help="gets the report and the logs (out/gpu_check)")
+                        help="gets the report and the log (out/gpu_check)")
+    parser.add_argument("--bench", metavar="OPTIONS", default="",
+                        help="of tools/bench/gpu.py, as one word: "
+                        "--bench='--models gpt2 --sweep'")
     parser.add_argument("--bundle", metavar="FILE",
                         help="make a bundle and run nothing")
-    parser.add_argument("--from", dest="build", metavar="DIR", default="out",
+    parser.add_argument("--from", dest="build", metavar="DIR",
                         help="the build that is bundled (out)")
     options = parser.parse_args(arguments)
+    if options.build is not None and options.bundle is None:
+        parser.error("--from: is the build of a bundle; it goes with --bundle "
+                     "FILE")
+    try:
+        options.bench = shlex.split(options.bench)
+    except ValueError as error:
+        parser.error("--bench: %s" % error)
+    gpu.parse(options.bench)
     options.parts = [name for name in options.parts.split(",") if name]
     if not options.parts:
         parser.error("--parts: none is named; there are %s" % ", ".join(LIMITS))
+    options.parts = list(dict.fromkeys(options.parts))
     for name in options.parts:
         if name not in LIMITS:
             parser.error("--parts: there is no %r; there are %s" % (
@@ -98,32 +124,49 @@ def run_part(name, context, limit, until, all_parts):
     try:
         row = all_parts[name](context)
     except KeyboardInterrupt:
-        row = parts.failed("interrupted", interrupted=True)
+        row = parts.failed("interrupted", interrupted=True, **context.partial)
     except Exception as error:  # a part's own fault must not hide the others
-        row = parts.failed("%s: %s" % (type(error).__name__, error))
+        row = parts.failed("%s: %s" % (type(error).__name__, error),
+                           **context.partial)
     return {"part": name, "seconds": round(time.monotonic() - start, 1),
             "limit_s": round(limit, 1), **row}
 
 
-def check(options, here, all_parts, root):
+@contextlib.contextmanager
+def signals_as_ctrl_c():
+    """A machine that is taken back sends SIGTERM first: what runs is ended
+    then, and the report is written."""
+    kept = {one: signal.signal(one, signal.default_int_handler)
+            for one in (signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(one) != signal.SIG_IGN}  # as nohup wants it
+    try:
+        yield
+    finally:
+        for one, handler in kept.items():
+            signal.signal(one, handler)
+
+
+def check(options, here, all_parts, root, out):
     """Runs the parts; returns the report."""
     start = time.monotonic()
-    out = os.path.abspath(options.out or os.path.join(root, "out/gpu_check"))
-    os.makedirs(out, exist_ok=True)
     result = {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
               "seconds_allowed": options.seconds, "device": here.info(),
-              "libraries": here.libraries(), "parts": []}
+              "libraries": here.libraries(), "parts": [],
+              "to_come": list(options.parts), "seconds": 0}
+    report.write(result, out)
     until = start + options.seconds - RESERVE
     with tempfile.TemporaryDirectory(prefix="gpu_check.") as scratch:
         version = result["libraries"]["libnccl.so.2"]["version"]
         context = parts.Context(root, out, scratch, here.environment(),
                                 result["device"]["gpus"],
-                                int(version) if version else None)
+                                int(version) if version else None,
+                                options.bench)
         for name in options.parts:
             say("gpu_check: %s" % name)
             row = run_part(name, context, options.limits[name], until,
                            all_parts)
             result["parts"].append(row)
+            result["to_come"].remove(name)
             result["seconds"] = round(time.monotonic() - start, 1)
             # After every part, so that a machine that is taken away leaves
             # what was found.
@@ -137,21 +180,32 @@ def check(options, here, all_parts, root):
     return result
 
 
-def main(arguments, here=None, all_parts=parts.PARTS, root=ROOT):
-    options = parse(arguments)
-    if options.bundle:
-        try:
-            say(bundle.make(root, options.build, options.bundle))
-        except bundle.Error as error:
-            sys.exit("gpu_check: %s" % error)
-        return 0
-    here = here or machine.Machine(root)
+def make_bundle(options, root):
+    try:
+        say(bundle.make(root, options.build or "out", options.bundle))
+    except bundle.Error as error:
+        print("gpu_check: %s" % error, file=sys.stderr)
+        return WRONG
+    return 0
+
+
+def run(options, here, all_parts, root):
+    """Exit status of a check."""
     problem = here.problem()
     if problem:
         say("gpu_check: no NVIDIA GPU here (%s); skipped: %s" % (
             problem, ", ".join(options.parts)))
         return NO_GPU
-    result = check(options, here, all_parts, root)
+    out = os.path.abspath(options.out or os.path.join(root, "out/gpu_check"))
+    try:
+        os.makedirs(out, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        print("gpu_check: --out %s: %s; name a folder that can be written" % (
+            out, error.strerror), file=sys.stderr)
+        return WRONG
+    result = check(options, here, all_parts, root, out)
     if result["parts"] and result["parts"][-1].get("interrupted"):
         return INTERRUPTED
     unrun = [p["part"] for p in result["parts"] if p.get("why") == NO_TIME]
@@ -159,6 +213,17 @@ def main(arguments, here=None, all_parts=parts.PARTS, root=ROOT):
         say("gpu_check: not run, for no time was left: %s; run them with "
             "--parts, or raise --seconds" % ", ".join(unrun))
     return 1 if report.failures(result) or unrun else 0
+
+
+def main(arguments, here=None, all_parts=parts.PARTS, root=ROOT):
+    options = parse(arguments)
+    if options.bundle is not None:
+        return make_bundle(options, root)
+    with signals_as_ctrl_c():
+        try:
+            return run(options, here or machine.Machine(root), all_parts, root)
+        except KeyboardInterrupt:  # before the first part, or after the last
+            return INTERRUPTED
 
 
 if __name__ == "__main__":

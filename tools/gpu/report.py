@@ -120,9 +120,11 @@ SECTIONS = {"tests": tests_lines, "memcheck": sanitizer_lines,
 def markdown(result):
     bad = failures(result)
     lines = ["# gpu_check, %s" % result["date"], "",
-             "%s after %.0f s." % (
+             "%s after %.0f s.%s" % (
                  "Failed: " + ", ".join(row["part"] for row in bad)
-                 if bad else "Nothing failed", result["seconds"]), ""]
+                 if bad else "Nothing failed", result["seconds"],
+                 " Did not run: %s." % ", ".join(result["to_come"])
+                 if result["to_come"] else ""), ""]
     lines += machine_lines(result) + parts_lines(result)
     for row in result["parts"]:
         section = SECTIONS.get(row["part"], lambda row: [])(row)
@@ -131,11 +133,16 @@ def markdown(result):
     return "\n".join(lines)
 
 
+def replace(path, text):
+    """At once: who is killed in the middle leaves the file as it was."""
+    with open(path + ".tmp", "w") as file:
+        file.write(text)
+    os.replace(path + ".tmp", path)
+
+
 def write(result, out):
     """Both files in the folder `out`."""
-    with open(os.path.join(out, "report.json"), "w") as file:
-        json.dump({**result, "failed": [row["part"] for row in
-                                        failures(result)]}, file, indent=1)
-        file.write("\n")
-    with open(os.path.join(out, "report.md"), "w") as file:
-        file.write(markdown(result))
+    bad = [row["part"] for row in failures(result)]
+    replace(os.path.join(out, "report.json"),
+            json.dumps({**result, "failed": bad}, indent=1) + "\n")
+    replace(os.path.join(out, "report.md"), markdown(result))
