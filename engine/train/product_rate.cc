@@ -14,6 +14,7 @@ namespace {
 // ones reach the ceiling; the best of all sizes counts.
 constexpr int64_t kSmallest = 512, kAlways = 1024, kLargest = 8192;
 constexpr double kLongEnoughMs = 5;  // one product
+constexpr double kLongMs = 25;       // even the smallest one is
 // Of one size: this long without a better product, and no longer than that.
 constexpr double kPatienceMs = 150, kLimitMs = 1000;
 constexpr double kBetter = 0.98;
@@ -82,7 +83,7 @@ ProductRate MeasureProductRate(Device& device, DType dtype) {
     if (ms <= 0) break;
     const double flops = 2.0 * n * n * n / (ms * 1e-3);
     if (flops > best.flops) best = {flops, n};
-    if (ms >= kLongEnoughMs && n >= kAlways) break;
+    if (ms >= (n >= kAlways ? kLongEnoughMs : kLongMs)) break;
   }
   return best;
 }

@@ -16,9 +16,9 @@ struct ProductRate {
 
 // The best of many products y = x w^T in `dtype`, on the threads that the
 // device computes with: of 512 and 1024 rows, and of more while those end too
-// soon to tell; takes a few tenths of a second. Other work on the machine
-// makes the rate too low: measure while it is quiet, and keep the best of
-// several measurements.
+// soon to tell, but on a slow device of 512 alone; takes a few tenths of a
+// second. Other work on the machine makes the rate too low: measure while it is
+// quiet, and keep the best of several measurements.
 ProductRate MeasureProductRate(Device& device, DType dtype);
 
 }  // namespace zero

@@ -11,9 +11,10 @@ absl::StatusOr<const RunData*> RunStart::Data(const Config& config,
   return &*data_;
 }
 
-ProductRate RunStart::Product(Device& device, DType dtype) {
+ProductRate RunStart::Product(const ModelTools& tools, Device& device,
+                              DType dtype) {
   std::call_once(product_once_,
-                 [&] { product_ = MeasureProductRate(device, dtype); });
+                 [&] { product_ = tools.product_rate(device, dtype); });
   return product_;
 }
 

@@ -10,6 +10,7 @@
 #include "engine/config/config.h"
 #include "engine/train/product_rate.h"
 #include "engine/train/run_data.h"
+#include "engine/train/session.h"
 #include "kernels/device.h"
 
 namespace zero {
@@ -27,8 +28,8 @@ class RunStart {
   // The data of a training run. Errors: as OpenRunData, the same for all.
   absl::StatusOr<const RunData*> Data(const Config& config, int num_threads);
 
-  // MeasureProductRate on the device of the first.
-  ProductRate Product(Device& device, DType dtype);
+  // tools.product_rate on the device of the first.
+  ProductRate Product(const ModelTools& tools, Device& device, DType dtype);
 
  private:
   const std::string link_;

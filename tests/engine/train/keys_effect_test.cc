@@ -19,9 +19,8 @@
 #include "engine/config/keys.h"
 #include "engine/train/trainer.h"
 #include "models/catalog.h"
-#include "models/hf_config.h"
-#include "models/registry.h"
 #include "nlohmann/json.hpp"
+#include "tests/support/model_tools.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
@@ -46,6 +45,9 @@ const Overrides kRopeScaled = {
        "num_attention_heads": 2, "intermediate_size": 16,
        "rope_scaling": {"rope_type": "llama3",
                         "original_max_position_embeddings": 16}})"};
+// Lines are documents.
+const Overrides kTokenFile = {"data.train=DIR/tokens.bin",
+                              "model.vocab_size=257", "data.eos_token_id=10"};
 const Overrides kFp16 = {"fp16.enabled=true", "training.steps=5"};
 const Overrides kDecayed = {"optimizer.params.weight_decay=0.5"};
 const Overrides kMomentum = {"optimizer.type=SGD",
@@ -115,6 +117,12 @@ std::vector<Line> Lines() {
        "data.tokenizer=bytes",
        {"data.train=DIR/tokens.bin", "model.vocab_size=257"}},
       {"data.sequence_length", "data.sequence_length=4"},
+      {"data.reset_attention_mask", "data.reset_attention_mask=true",
+       kTokenFile},
+      {"data.eos_token_id",
+       "data.eos_token_id=46",
+       {kTokenFile[0], kTokenFile[1], kTokenFile[2],
+        "data.reset_attention_mask=true"}},
 
       {"training.steps", "training.steps=3"},
       {"training.epochs",
@@ -311,9 +319,7 @@ class KeysEffectTest : public testing::Test {
     std::string seen;
     {
       Console console(file, /*is_terminal=*/false);
-      ModelTools tools;
-      tools.make = MakeModel;
-      tools.hf_config_json = WriteHfConfig;
+      ModelTools tools = TestModelTools();
       tools.flops_per_token = [](const ModelConfig&, int64_t) {
         return TokenFlops();
       };

@@ -13,23 +13,14 @@
 #include "engine/train/trainer.h"
 #include "gtest/gtest.h"
 #include "models/catalog.h"
-#include "models/hf_config.h"
-#include "models/registry.h"
 #include "nlohmann/json.hpp"
+#include "tests/support/model_tools.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
 
 constexpr int kSteps = 12;
-
-ModelTools Tools() {
-  return {.make = MakeModel,
-          .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model, int64_t length) {
-            return TokenFlops{.model = FlopsPerToken(model, length)};
-          }};
-}
 
 // What a run, or a part of one, did and left.
 struct Part {
@@ -98,7 +89,7 @@ class ResumeTest : public testing::Test {
         [&](const Rank& rank) -> absl::Status {
           ZERO_ASSIGN_OR_RETURN(
               const auto trainer,
-              Trainer::Make(rank, loaded, Tools(), &silent, &stop));
+              Trainer::Make(rank, loaded, TestModelTools(), &silent, &stop));
           int step = 0;
           if (from != nullptr) {
             const TrainingState& state = from->states[rank.rank()];
@@ -231,7 +222,8 @@ TEST_F(ResumeTest, AStateOfAnotherRunIsRefused) {
   const auto device = MakeCpuDevice(1);
   const Rank rank = MakeLoneRank(*device);
   Console silent(nullptr, /*is_terminal=*/false);
-  const auto trainer = Trainer::Make(rank, loaded, Tools(), &silent, nullptr);
+  const auto trainer =
+      Trainer::Make(rank, loaded, TestModelTools(), &silent, nullptr);
   ASSERT_TRUE(trainer.ok()) << trainer.status();
   const std::string before = *(*trainer)->session().ParametersHash();
   const absl::Status status = (*trainer)->Restore(part.states[0]);
