@@ -144,6 +144,7 @@ void Backward(Context& ctx, Tape& tape, Saved& saved) {
   const int64_t k_column = layout.q_width(), v_column = qk_width;
   AttentionBackwardArgs args{
       .shape = saved.shape,
+      .packed = ctx.batch.packed,
       .q = Const(HeadsAt(qk, 0, width, layout)),
       .k = Const(HeadsAt(qk, k_column, width, layout)),
       .v = Const(HeadsAt(qkv, v_column, packed, layout)),
@@ -204,6 +205,7 @@ Var SelfAttention(Context& ctx, const Var& qkv,
     KvCache::Layer& layer = cache.layers[options.layer];
     kv_length = cache.length + layout.length;
     ZERO_CHECK_LE(kv_length, cache.capacity);
+    ZERO_CHECK(ctx.batch.packed.positions == nullptr) << "not with a cache";
     AppendToCache(ctx, cache, layer, k, v, layout, dtype);
     const int64_t row = layout.kv_width();
     k = {layer.keys.data(), cache.capacity * row, row};
@@ -226,6 +228,7 @@ Var SelfAttention(Context& ctx, const Var& qkv,
   }
   const AttentionForwardArgs args{
       .shape = saved.shape,
+      .packed = ctx.batch.packed,
       .q = Const(HeadsAt(qk, 0, width, layout)),
       .k = Const(k),
       .v = Const(v),

@@ -14,12 +14,13 @@
 
 namespace zero {
 
-// One micro-batch in device memory. B sequences of T tokens.
+// One micro-batch in device memory. B rows of T tokens.
 struct BatchView {
   int64_t batch = 0;                   // B
   int64_t length = 0;                  // T
   const int32_t* tokens = nullptr;     // [B * T]
   const int32_t* positions = nullptr;  // [B * T]
+  PackedSequences packed;              // of rows with several sequences
   const int32_t* targets = nullptr;    // [B * T]; < 0 ignored; null: none
   const int64_t* row_ids = nullptr;    // [B * T] global token ids (dropout)
   const float* grad_scale = nullptr;   // device scalar: d(loss sum) seed

@@ -119,6 +119,7 @@ struct DeviceConfig {
     return cuda.allow_tf32 == other.cuda.allow_tf32 &&
            cuda.deterministic_attention == other.cuda.deterministic_attention &&
            cuda.time_algorithms == other.cuda.time_algorithms &&
+           cuda.fp32_logits == other.cuda.fp32_logits &&
            cuda.loss_chunk_rows == other.cuda.loss_chunk_rows;
   }
 };
@@ -141,6 +142,9 @@ struct DataConfig {
   // "bytes", "none" (token files), or the path of a SentencePiece model.
   std::string tokenizer = "bytes";
   int64_t sequence_length = 1024;
+  // Documents within a sequence do not see each other (engine/data/loader.h).
+  bool reset_attention_mask = false;
+  int64_t eos_token_id = -1;  // between documents; unset: the tokenizer's
 
   bool operator==(const DataConfig&) const = default;
 };
@@ -202,7 +206,7 @@ struct Config {
   bool activation_checkpointing = false;  // ".enabled": recompute every unit
   ZeroConfig zero_optimization;
   CommunicationConfig communication;
-  DeviceConfig device;  // allow_tf32, deterministic_attention change results
+  DeviceConfig device;  // results too, as CudaOptions says
 
   // Changes what is printed.
   int64_t steps_per_print = 10;

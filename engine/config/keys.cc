@@ -406,6 +406,15 @@ void AddModel(Table& t) {
 
 // ---- data, training -------------------------------------------------------
 
+// Why nothing asks which token ends a text, or the tokenizer knows.
+const char* NoEosTokenId(const Config& c) {
+  if (!c.data.reset_attention_mask) {
+    return "data.reset_attention_mask is false";
+  }
+  return c.data.tokenizer == "none" ? nullptr
+                                    : "data.tokenizer has an end of text";
+}
+
 void AddData(Table& t) {
   t.Object("data", "What is trained on.");
   t.Files("data.train", FIELD(data.train),
@@ -429,6 +438,16 @@ void AddData(Table& t) {
             "Tokens per sequence, T.")
       .Range(1, 1 << 24)
       .Derived("1024, or the model's positions if they are fewer");
+  t.Bool("data.reset_attention_mask", FIELD(data.reset_attention_mask),
+         "Documents in one sequence: tokens see only their own, and positions "
+         "count from its start. The end-of-text token starts the document "
+         "behind it, so that all targets count.");
+  t.Integer("data.eos_token_id", FIELD(data.eos_token_id),
+            "The end-of-text token of token files without a tokenizer, for "
+            "reset_attention_mask; 50256 in GPT-2's.")
+      .Range(0, (1 << 24) - 1)
+      .MayBeUnset()
+      .Unread(NoEosTokenId);
 }
 
 // Why no sample is drawn; why nothing is drawn at random.
@@ -1145,7 +1164,12 @@ void AddCommunication(Table& t) {
 }
 
 void AddDevice(Table& t) {
-  t.Object("device", "How a GPU computes (--device cuda).");
+  t.Object("device", "How a GPU computes; --device cuda takes one.");
+  for (const char* name : {"device.type", "device.name", "training.device"}) {
+    t.Refuse(kString, name,
+             "which device it is does not belong to the config: write --device "
+             "cpu or --device cuda");
+  }
   t.Bool("device.allow_tf32", FIELD(device.cuda.allow_tf32),
          "fp32 products on tensor cores, with 10 bits of mantissa.")
       .OfGpu();
@@ -1159,6 +1183,15 @@ void AddDevice(Table& t) {
          "fastest, not the library's first. Takes memory in the middle of the "
          "first step: not for ranks that nccl connects as threads.")
       .OfGpu();
+  t.Bool("device.fp32_logits", FIELD(device.cuda.fp32_logits),
+         "Logits of 16-bit models in fp32, with twice the bytes. Else in the "
+         "model's dtype: softmax and loss are computed from them in fp32. In "
+         "fp16 a logit beyond 65504 is then infinite, the loss nan, and the "
+         "step skipped.")
+      .OfGpu()
+      .Unread(UNREAD(c.param_dtype() == DType::kF32
+                         ? "the model is fp32, and so are its logits"
+                         : nullptr));
   t.Integer("device.loss_chunk_rows", FIELD(device.cuda.loss_chunk_rows),
             "Rows of logits that exist at a time: fewer take less memory, more "
             "are faster.")
@@ -1472,6 +1505,14 @@ constexpr Synonym kSynonyms[] = {
     {"seq_length", "data.sequence_length"},
     {"block_size", "data.sequence_length"},
     {"max_length", "data.sequence_length"},
+    {"reset_position_ids", "data.reset_attention_mask"},
+    {"eod_mask_loss", "data.reset_attention_mask"},
+    {"packing", "data.reset_attention_mask"},
+    {"packed", "data.reset_attention_mask"},
+    {"attn_mask_type", "data.reset_attention_mask"},
+    {"block_cross_document_attention", "data.reset_attention_mask"},
+    {"eot_token_id", "data.eos_token_id"},
+    {"eod_token_id", "data.eos_token_id"},
     {"dataset", "data.train"},
     {"train_files", "data.train"},
     {"val", "data.validation"},
@@ -1541,8 +1582,10 @@ bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
     }
     case KeyKind::kObject:
     case KeyKind::kOpaque:
-      if (node.kind != JsonKind::kObject) return WrongType(key, node, error);
-      return true;
+      if (node.kind == JsonKind::kObject) return true;
+      WrongType(key, node, error);
+      absl::StrAppend(error, ". ", key.doc);
+      return false;
   }
   return false;
 }

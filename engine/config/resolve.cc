@@ -83,6 +83,7 @@ class Resolver {
     for (const auto& [path, key] : given_.keys) Set(path);
     Data();
     Model();
+    Documents();
     Batch();
     if (problems_.empty()) Size();
     Precision();
@@ -521,6 +522,27 @@ class Resolver {
       Lacking(path, absl::StrCat("want \"bytes\", \"none\" or a "
                                  "SentencePiece model; ",
                                  Missing(data.tokenizer)));
+    }
+  }
+
+  // Tells documents apart by the token between them.
+  void Documents() {
+    const DataConfig& data = config_.data;
+    if (!data.reset_attention_mask || data.tokenizer != "none") return;
+    const std::string id = "data.eos_token_id";
+    if (!Given(id)) {
+      return Problem("data.reset_attention_mask",
+                     absl::StrCat("true, but ", Cite("data.tokenizer"),
+                                  " is \"none\" and can not say which token "
+                                  "stands between documents; want ",
+                                  id,
+                                  " (50256 in GPT-2's token files), or the "
+                                  "tokenizer"));
+    }
+    if (data.eos_token_id >= config_.model.vocab_size) {
+      Problem(id, absl::StrCat(data.eos_token_id, " is no token of ",
+                               Cite("model.vocab_size"), " = ",
+                               config_.model.vocab_size));
     }
   }
 

@@ -1,6 +1,7 @@
 #include "engine/data/loader.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/math.h"
@@ -9,6 +10,7 @@
 namespace zero {
 namespace {
 
+// The shape of `batch`, and what does not depend on its tokens.
 void Resize(const BatchShape& shape, Batch* batch) {
   const int64_t rows = shape.micro_batch_size;
   const int64_t length = shape.sequence_length;
@@ -20,8 +22,10 @@ void Resize(const BatchShape& shape, Batch* batch) {
   batch->windows.resize(static_cast<size_t>(rows));
   const bool same_rows = batch->batch_size == rows &&
                          batch->sequence_length == length &&
-                         batch->positions.size() == n;
+                         batch->positions.size() == n && batch->offsets.empty();
   if (same_rows) return;
+  batch->offsets.clear();
+  batch->num_documents = 0;
   batch->batch_size = rows;
   batch->sequence_length = length;
   batch->positions.resize(n);
@@ -49,10 +53,34 @@ void FillRow(const TokenSource& source, int64_t window, int64_t row,
   batch->num_valid_targets += num_targets;
 }
 
+// Cuts every row of a filled batch at its document tokens, if asked to. What
+// stands in for tokens that are not there belongs to the last document: nothing
+// reads it.
+void CutIntoDocuments(int32_t document_token, Batch* batch) {
+  if (document_token == kNoDocumentToken) return;
+  const int64_t length = batch->sequence_length;
+  const int64_t n = batch->batch_size * length;
+  ZERO_CHECK_LE(n, std::numeric_limits<int32_t>::max());
+  batch->offsets.assign(static_cast<size_t>(n) + 1, static_cast<int32_t>(n));
+  batch->num_documents = 0;
+  int64_t begin = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    const bool is_token = batch->targets[at] != kIgnoredTarget;
+    if (i % length == 0 || (is_token && batch->tokens[at] == document_token)) {
+      begin = i;
+      batch->offsets[static_cast<size_t>(batch->num_documents++)] =
+          static_cast<int32_t>(i);
+    }
+    batch->positions[at] = static_cast<int32_t>(i - begin);
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Loader> Loader::Create(const TokenSource* source,
-                                      const BatchShape& shape, uint64_t seed) {
+                                      const BatchShape& shape, uint64_t seed,
+                                      int32_t document_token) {
   const Sampler sampler(source->size(), shape, seed);
   if (sampler.steps_per_epoch() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -65,7 +93,7 @@ absl::StatusOr<Loader> Loader::Create(const TokenSource* source,
             : "",
         " or data.sequence_length"));
   }
-  return Loader(source, sampler);
+  return Loader(source, sampler, document_token);
 }
 
 void Loader::Fill(int64_t step, int64_t micro_step, int64_t rank,
@@ -76,11 +104,13 @@ void Loader::Fill(int64_t step, int64_t micro_step, int64_t rank,
     batch->sample_ids[static_cast<size_t>(row)] = id;
     FillRow(*source_, sampler_.Window(id), row, batch);
   }
+  CutIntoDocuments(document_token_, batch);
 }
 
 absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
                                               const BatchShape& shape,
-                                              int64_t max_windows) {
+                                              int64_t max_windows,
+                                              int32_t document_token) {
   ZERO_CHECK_GE(shape.sequence_length, 1);
   ZERO_CHECK_GE(shape.micro_batch_size, 1);
   ZERO_CHECK_GE(shape.world, 1);
@@ -93,6 +123,7 @@ absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
   EvalLoader loader;
   loader.source_ = source;
   loader.shape_ = shape;
+  loader.document_token_ = document_token;
   loader.num_windows_ = CeilDiv(source->size() - 1, shape.sequence_length);
   if (max_windows > 0) {
     loader.num_windows_ = std::min(loader.num_windows_, max_windows);
@@ -119,6 +150,7 @@ void EvalLoader::Fill(int64_t index, int64_t rank, Batch* batch) const {
     FillRow(*source_, window < num_windows_ ? window : past_end, row, batch);
     batch->windows[static_cast<size_t>(row)] = window;
   }
+  CutIntoDocuments(document_token_, batch);
 }
 
 }  // namespace zero

@@ -1,6 +1,16 @@
 // Fills micro-batches from a token source: Loader for training, in the
 // sampler's order; EvalLoader for validation, in the file's order.
 //
+// Rows are windows of the stream, wherever its documents begin. With a
+// `document_token`, the one that stands between documents, a row is cut into
+// documents, each with positions from 0: one begins at every document token and
+// one at the row's first token, also where that is in the middle of a text. The
+// token begins the document behind it, so that no target is lost: a text's last
+// token predicts the end of text, as it must to end, and the end of text alone
+// predicts the next text's first token, as where text is generated from
+// nothing. (Megatron-LM's --reset-attention-mask cuts behind that token, and
+// the first token is then predicted from the document before.)
+//
 // There is no prefetch thread: a micro-batch is a few page-cache copies (4 x
 // 1024 tokens take some 5 microseconds), and the kernel reads ahead. A thread
 // would go here, behind Fill, if token files came over a slow network.
@@ -20,16 +30,24 @@ namespace zero {
 // A target that no loss counts.
 inline constexpr int32_t kIgnoredTarget = -1;
 
+// As document_token: every row is one sequence, whatever is in it.
+inline constexpr int32_t kNoDocumentToken = -1;
+
 // One micro-batch of one rank. Legend: B batch_size, T sequence_length.
 struct Batch {
   int64_t batch_size = 0;
   int64_t sequence_length = 0;
   std::vector<int32_t> tokens;      // [B * T]
   std::vector<int32_t> targets;     // [B * T] next token, or kIgnoredTarget
-  std::vector<int32_t> positions;   // [B * T] 0 .. T-1 in each row
+  std::vector<int32_t> positions;   // [B * T] in the row, or in its document
   std::vector<int64_t> sample_ids;  // [B] unique over the run
   std::vector<int64_t> windows;     // [B] first token is windows[b] * T
   int64_t num_valid_targets = 0;
+  // [B * T + 1] the first token of every document, counted over the batch, in
+  // order, then B * T (PackedSequences in kernels/ops.h); empty where rows are
+  // not cut.
+  std::vector<int32_t> offsets;
+  int64_t num_documents = 0;  // in `offsets`
 };
 
 // Training batches.
@@ -39,8 +57,9 @@ class Loader {
   // `source` must outlive the loader.
   // Errors: InvalidArgument when the source has fewer windows than one global
   //         batch, with both numbers and the largest batch that fits.
-  static absl::StatusOr<Loader> Create(const TokenSource* source,
-                                       const BatchShape& shape, uint64_t seed);
+  static absl::StatusOr<Loader> Create(
+      const TokenSource* source, const BatchShape& shape, uint64_t seed,
+      int32_t document_token = kNoDocumentToken);
 
   // Overwrites `batch` (its memory is reused). Steps count from 0 over the run.
   void Fill(int64_t step, int64_t micro_step, int64_t rank, Batch* batch) const;
@@ -49,11 +68,13 @@ class Loader {
   const Sampler& sampler() const { return sampler_; }
 
  private:
-  Loader(const TokenSource* source, const Sampler& sampler)
-      : source_(source), sampler_(sampler) {}
+  Loader(const TokenSource* source, const Sampler& sampler,
+         int32_t document_token)
+      : source_(source), sampler_(sampler), document_token_(document_token) {}
 
   const TokenSource* source_;
   Sampler sampler_;
+  int32_t document_token_;
 };
 
 // Validation batches: windows in file order, each once, no shuffle; the last
@@ -64,9 +85,9 @@ class EvalLoader {
   // At most `max_windows` windows are used; 0: all. `source` must outlive the
   // loader. shape.micro_steps is not used.
   // Errors: InvalidArgument when the source has fewer than 2 tokens.
-  static absl::StatusOr<EvalLoader> Create(const TokenSource* source,
-                                           const BatchShape& shape,
-                                           int64_t max_windows);
+  static absl::StatusOr<EvalLoader> Create(
+      const TokenSource* source, const BatchShape& shape, int64_t max_windows,
+      int32_t document_token = kNoDocumentToken);
 
   // Batches of each rank.
   int64_t num_batches() const;
@@ -84,6 +105,7 @@ class EvalLoader {
 
   const TokenSource* source_ = nullptr;
   BatchShape shape_;
+  int32_t document_token_ = kNoDocumentToken;
   int64_t num_windows_ = 0;
   int64_t num_targets_ = 0;
 };

@@ -445,6 +445,17 @@ void TokenSource::Read(int64_t begin, int64_t n, int32_t* out) const {
   }
 }
 
+bool TokenSource::Contains(int32_t id) const {
+  std::vector<int32_t> block(static_cast<size_t>(std::min(size_, kScanTokens)));
+  for (int64_t begin = 0; begin < size_; begin += kScanTokens) {
+    const int64_t n = std::min(kScanTokens, size_ - begin);
+    Read(begin, n, block.data());
+    const auto end = block.begin() + n;
+    if (std::find(block.begin(), end, id) != end) return true;
+  }
+  return false;
+}
+
 absl::Status TokenSource::ValidateTokens(int64_t vocab_size,
                                          int num_threads) const {
   ZERO_CHECK_GE(vocab_size, 1);

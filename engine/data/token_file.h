@@ -87,6 +87,9 @@ class TokenSource {
   // shards() stays that of the whole. REQUIRES: the range lies inside.
   std::unique_ptr<TokenSource> View(int64_t begin, int64_t n) const;
 
+  // Whether some token is `id`; reads up to the first one.
+  bool Contains(int32_t id) const;
+
   // True when tokens are bytes (text); kByteVocabSize is then the vocabulary.
   bool is_text() const { return is_text_; }
 

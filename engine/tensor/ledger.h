@@ -21,7 +21,7 @@ enum class MemoryCategory : uint8_t {
   kActivations,
   kWorkspace,
   kInputs,  // token ids, positions, rotary tables, scalars
-  kFixed,   // what a GPU's context and libraries take; of no arena
+  kFixed,   // a GPU's context, libraries and streams; of no arena
 };
 inline constexpr int kNumMemoryCategories = 9;
 

@@ -70,6 +70,18 @@ std::string HumanBytes(double bytes) {
   return absl::StrFormat("%.1f KiB", bytes / 1024);
 }
 
+std::string MemoryText(const MemoryLedger& ledger) {
+  std::string text =
+      absl::StrCat(HumanBytes(ledger.total_peak_bytes()), " at peak:");
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    if (ledger.at_peak()[i] == 0) continue;
+    absl::StrAppend(&text, " ",
+                    MemoryCategoryName(static_cast<MemoryCategory>(i)), " ",
+                    HumanBytes(ledger.at_peak()[i]));
+  }
+  return text;
+}
+
 std::string HumanSeconds(double seconds) {
   const int64_t s = static_cast<int64_t>(std::llround(seconds));
   if (s < 60) return absl::StrFormat("%d s", s);

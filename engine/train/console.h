@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "engine/tensor/ledger.h"
 
 namespace zero {
 
@@ -43,6 +44,8 @@ class Console {
 std::string HumanCount(double count);
 // "512.0 MiB", "1.95 GiB".
 std::string HumanBytes(double bytes);
+// "1.95 GiB at peak: parameters 512.0 MiB ...": of when it was largest.
+std::string MemoryText(const MemoryLedger& ledger);
 // "3 s", "12 min 04 s", "2 h 05 min".
 std::string HumanSeconds(double seconds);
 // 1,115,394

@@ -19,16 +19,19 @@ HostBatch AsHostBatch(const Batch& batch) {
           .tokens = batch.tokens.data(),
           .targets = batch.targets.data(),
           .positions = batch.positions.data(),
-          .sample_ids = batch.sample_ids.data()};
+          .sample_ids = batch.sample_ids.data(),
+          .offsets = batch.offsets.empty() ? nullptr : batch.offsets.data(),
+          .num_sequences = batch.num_documents};
 }
 
 absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config, int world,
-                                          const TokenSource* source) {
+                                          const RunData& data) {
   // No more windows than tokens, so that the product fits.
   const int64_t max_windows =
-      std::min(config.training.eval_batches, source->size()) *
+      std::min(config.training.eval_batches, data.validation->size()) *
       config.train_micro_batch_size_per_gpu * world;
-  return EvalLoader::Create(source, BatchShapeOf(config, world), max_windows);
+  return EvalLoader::Create(data.validation.get(), BatchShapeOf(config, world),
+                            max_windows, data.document_token);
 }
 
 absl::StatusOr<absl::optional<double>> MeanLoss(

@@ -8,6 +8,7 @@
 #include "absl/types/optional.h"
 #include "engine/config/config.h"
 #include "engine/data/loader.h"
+#include "engine/train/run_data.h"
 #include "engine/zero/executor.h"
 
 namespace zero {
@@ -19,9 +20,10 @@ BatchShape BatchShapeOf(const Config& config, int world);
 HostBatch AsHostBatch(const Batch& batch);
 
 // The config's validation batches, limited by training.eval_batches.
-// `source` must outlive the loader. Errors: those of EvalLoader.
+// `data`, whose validation is not null, must outlive the loader.
+// Errors: those of EvalLoader.
 absl::StatusOr<EvalLoader> MakeEvalLoader(const Config& config, int world,
-                                          const TokenSource* source);
+                                          const RunData& data);
 
 // Whether to stop now; the same answer on all ranks.
 using ShouldStopFn = std::function<absl::StatusOr<bool>()>;

@@ -59,6 +59,20 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
       "data.tokenizer to \"none\""));
 }
 
+absl::Status NoDocuments(const TokenSource& train, int32_t document_token) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "data.reset_attention_mask: true, but none of the ", train.size(),
+      " tokens of ", train.shards()[0].path,
+      train.shards().size() > 1 ? " ..." : "", " is the end-of-text token ",
+      document_token, ", so that there is one document only; ",
+      train.is_text()
+          ? "give every document a file of its own, or make token files with "
+            "zero tokenize --separator"
+          : "name the token between documents (data.tokenizer, "
+            "data.eos_token_id), or make the token files with one",
+      ", or set data.reset_attention_mask to false"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
@@ -110,6 +124,13 @@ absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
     const int64_t kept = data.train->size() - held_out;
     data.validation = data.train->View(kept, held_out);
     data.train = data.train->View(0, kept);
+  }
+  if (!from.reset_attention_mask) return data;
+  data.document_token = data.tokenizer != nullptr
+                            ? data.tokenizer->eot_id()
+                            : static_cast<int32_t>(from.eos_token_id);
+  if (need_train && !data.train->Contains(data.document_token)) {
+    return NoDocuments(*data.train, data.document_token);
   }
   return data;
 }

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/config/config.h"
+#include "engine/data/loader.h"
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
 
@@ -18,12 +19,15 @@ struct RunData {
   std::unique_ptr<Tokenizer> tokenizer;     // null for tokenizer "none"
   std::unique_ptr<TokenSource> train;       // null when not asked for
   std::unique_ptr<TokenSource> validation;  // null: there is none
+  // Of the loaders: what data.reset_attention_mask cuts at.
+  int32_t document_token = kNoDocumentToken;
 };
 
 // Opens the files of `config.data`. With data.validation_fraction, validation
 // is the last part of train, and train ends before it.
 // Errors: those of TokenSource; a token id outside the vocabulary, with file
-//         and offset; text where a SentencePiece model is configured.
+//         and offset; text where a SentencePiece model is configured; documents
+//         that attention should tell apart where nothing stands between them.
 absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
                                     int num_threads);
 

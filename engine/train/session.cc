@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/hash.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
@@ -23,15 +25,39 @@ int64_t MaxPositions(const Config& config, const Workload& workload) {
   return std::min(longest, config.model.max_position_embeddings);
 }
 
+ExecutorOptions OptionsOf(const Config& config, const Workload& workload) {
+  ExecutorOptions options = MakeExecutorOptions(config, workload.train,
+                                                MaxPositions(config, workload));
+  options.segment_per_tensor = workload.segment_per_tensor;
+  return options;
+}
+
+// Row numbers are 32-bit in some kernels' libraries.
+absl::Status CheckRows(const Config& config) {
+  const int64_t tokens = config.train_micro_batch_size_per_gpu *
+                         std::max<int64_t>(config.data.sequence_length, 1);
+  if (config.train_micro_batch_size_per_gpu <= INT32_MAX &&
+      tokens <= INT32_MAX) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "train_micro_batch_size_per_gpu %d x data.sequence_length %d is more "
+      "than 2^31 tokens in one pass; lower one of them",
+      config.train_micro_batch_size_per_gpu, config.data.sequence_length));
+}
+
 // The calls of a run, on whatever device `executor` has.
 absl::Status Rehearse(Executor& executor, const Model& model,
                       const Config& config, const Workload& workload) {
   static const int32_t kToken = 0;
-  const HostBatch batch{.batch = config.train_micro_batch_size_per_gpu,
-                        .length = config.data.sequence_length,
-                        .tokens = &kToken,
-                        .targets = &kToken,
-                        .positions = &kToken};
+  const HostBatch batch{
+      .batch = config.train_micro_batch_size_per_gpu,
+      .length = config.data.sequence_length,
+      .tokens = &kToken,
+      .targets = &kToken,
+      .positions = &kToken,
+      .offsets = config.data.reset_attention_mask ? &kToken : nullptr,
+      .num_sequences = config.train_micro_batch_size_per_gpu};
   if (workload.train) {
     // All of them: where units stay in place from one to the next, the arenas
     // need not look alike in each.
@@ -49,6 +75,7 @@ absl::Status Rehearse(Executor& executor, const Model& model,
     text.batch = 1;
     text.length = workload.generate_tokens;
     text.targets = nullptr;
+    text.offsets = nullptr;
     ZERO_RETURN_IF_ERROR(executor.LastLogits(text, &cache, nullptr));
     cache.length = workload.generate_tokens - 1;
     text.length = 1;
@@ -62,24 +89,44 @@ absl::Status Rehearse(Executor& executor, const Model& model,
   return absl::OkStatus();
 }
 
+// Where states are what does not fit: what keeps the run as it is first.
+std::string RemedyOfStates(const Config& config, const Workload& workload,
+                           const Rank& rank) {
+  std::vector<std::string> remedies;
+  const bool train = workload.train;
+  const bool server = config.communication.algorithm ==
+                      CommunicationAlgorithm::kParameterServer;
+  const bool several = rank.world() > 1;
+  const bool shards_all = config.zero_optimization.stage == 3;
+  if (train && several && server) {
+    remedies.push_back("set communication.algorithm to \"direct\"");
+  } else if (train && several && !shards_all) {
+    remedies.push_back("set zero_optimization.stage to 3");
+  }
+  // On the CPU more of them would share the same memory.
+  if (train && !server && rank.device->kind() == DeviceKind::kCuda) {
+    remedies.push_back(absl::StrCat(
+        "start more ranks on GPUs of their own",
+        several || shards_all ? "" : " with zero_optimization.stage 3"));
+  }
+  // In training bf16 keeps fp32 master weights besides.
+  if (!train && config.param_dtype() == DType::kF32) {
+    remedies.push_back("set bf16.enabled");
+  }
+  remedies.push_back("choose a smaller model.preset");
+  return absl::StrJoin(remedies, ", or ");
+}
+
 // What can be made smaller, by what is largest.
 std::string Remedy(const MemoryLedger& predicted, const Config& config,
-                   const Workload& workload, int world) {
+                   const Workload& workload, const Rank& rank) {
   const auto bytes = [&](MemoryCategory category) {
     return predicted.at_peak()[static_cast<int>(category)];
   };
   const int64_t transient =
       bytes(MemoryCategory::kActivations) + bytes(MemoryCategory::kWorkspace);
   if (transient < predicted.total_peak_bytes() / 2) {
-    std::string remedy = "choose a smaller model.preset";
-    // In training bf16 keeps fp32 master weights besides.
-    if (!workload.train && config.param_dtype() == DType::kF32) {
-      remedy += ", or set bf16.enabled";
-    }
-    if (workload.train && world > 1 && config.zero_optimization.stage < 3) {
-      remedy += ", or set zero_optimization.stage to 3";
-    }
-    return remedy;
+    return RemedyOfStates(config, workload, rank);
   }
   if (!config.activation_checkpointing) {
     return "set activation_checkpointing.enabled to true, or lower "
@@ -88,13 +135,37 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config,
   return "lower train_micro_batch_size_per_gpu or data.sequence_length";
 }
 
-// What of the device's memory this rank's share of `fixed` is.
-int64_t FixedBytes(const Rank& rank, int sharers) {
-  return rank.device->memory().context_bytes / sharers;
-}
-
 int SharersOf(const Rank& rank) {
   return rank.sharers == 0 ? rank.world() : rank.sharers;
+}
+
+// This rank's share of what was taken when the device was opened.
+int64_t ContextBytes(const Rank& rank) {
+  return rank.device->memory().context_bytes / SharersOf(rank);
+}
+
+// The calls of a run, made on the meta device.
+struct Rehearsal {
+  MemoryLedger ledger;
+  TransientBytes transient;
+};
+absl::StatusOr<Rehearsal> Rehearse(const Rank& rank, const Config& config,
+                                   const ModelTools& tools,
+                                   const Workload& workload,
+                                   const ExecutorOptions& options) {
+  constexpr int64_t kUnlimited = int64_t{1} << 50;
+  Rehearsal rehearsal;
+  rehearsal.ledger.AddFixed(ContextBytes(rank));
+  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
+  const Rank imagined = MakeImaginedRank(*meta, rank);
+  const std::unique_ptr<Model> model = tools.make(config.model);
+  ZERO_ASSIGN_OR_RETURN(auto executor, Executor::Make(imagined, *model, options,
+                                                      {kUnlimited, kUnlimited},
+                                                      &rehearsal.ledger));
+  ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
+  rehearsal.transient = executor->high_water();
+  executor.reset();  // writes to the ledger
+  return rehearsal;
 }
 
 // The ranks of one device need, in bytes, all together: alike, or one server
@@ -147,8 +218,7 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
       : own == other_rank
           ? absl::StrFormat("; times %d ranks%s", sharers, on_it)
           : "; a server and its workers",
-      device.name, memory / kGiB,
-      Remedy(predicted, config, workload, rank.world())));
+      device.name, memory / kGiB, Remedy(predicted, config, workload, rank)));
 }
 
 }  // namespace
@@ -195,18 +265,21 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   return options;
 }
 
+absl::StatusOr<MemoryLedger> PredictMemory(const Rank& rank,
+                                           const Config& config,
+                                           const ModelTools& tools,
+                                           const Workload& workload) {
+  ZERO_RETURN_IF_ERROR(CheckRows(config));
+  ZERO_ASSIGN_OR_RETURN(
+      const Rehearsal rehearsal,
+      Rehearse(rank, config, tools, workload, OptionsOf(config, workload)));
+  return rehearsal.ledger;
+}
+
 absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     const Rank& rank, const Config& config, const ModelTools& tools,
     const Workload& workload) {
-  // Row numbers are 32-bit in some kernels' libraries.
-  const int64_t tokens = config.train_micro_batch_size_per_gpu *
-                         std::max<int64_t>(config.data.sequence_length, 1);
-  if (config.train_micro_batch_size_per_gpu > INT32_MAX || tokens > INT32_MAX) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "train_micro_batch_size_per_gpu %d x data.sequence_length %d is more "
-        "than 2^31 tokens in one pass; lower one of them",
-        config.train_micro_batch_size_per_gpu, config.data.sequence_length));
-  }
+  ZERO_RETURN_IF_ERROR(CheckRows(config));
   const LocalRanksOptions wanted = MakeRanksOptions(config, rank.world());
   const BulkAlgorithm algorithm = rank.reduce->algorithm();
   ZERO_CHECK(rank.shards() == wanted.shards &&
@@ -215,42 +288,26 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                wanted.local.algorithm == BulkAlgorithm::kDirect)))
       << "the ranks are not connected as the config says: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
-  ExecutorOptions options = MakeExecutorOptions(config, workload.train,
-                                                MaxPositions(config, workload));
-  options.segment_per_tensor = workload.segment_per_tensor;
-  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const auto predict =
-      [&](const Rank& imagined,
-          MemoryLedger* ledger) -> absl::StatusOr<TransientBytes> {
-    constexpr int64_t kUnlimited = int64_t{1} << 50;
-    const std::unique_ptr<Model> model = tools.make(config.model);
-    ZERO_ASSIGN_OR_RETURN(const auto executor,
-                          Executor::Make(imagined, *model, options,
-                                         {kUnlimited, kUnlimited}, ledger));
-    ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
-    return executor->high_water();
-  };
-  const int64_t fixed = FixedBytes(rank, SharersOf(rank));
-  session->predicted_.AddFixed(fixed);
-  session->ledger_.AddFixed(fixed);
-  ZERO_ASSIGN_OR_RETURN(
-      const TransientBytes transient,
-      predict(MakeImaginedRank(*meta, rank), &session->predicted_));
+  const ExecutorOptions options = OptionsOf(config, workload);
+  ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
+                        Rehearse(rank, config, tools, workload, options));
+  session->predicted_ = rehearsal.ledger;
   session->other_rank_peak_ = session->predicted_.total_peak_bytes();
   if (options.server && rank.world() > 1) {
-    MemoryLedger other;
-    other.AddFixed(fixed);
-    const int place = rank.rank() == 0 ? 1 : 0;
-    ZERO_RETURN_IF_ERROR(
-        predict(MakeLoneRank(*meta, place, rank.world()), &other).status());
-    session->other_rank_peak_ = other.total_peak_bytes();
+    Rank other =
+        MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0, rank.world());
+    other.sharers = rank.sharers;
+    ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
+                          Rehearse(other, config, tools, workload, options));
+    session->other_rank_peak_ = others.ledger.total_peak_bytes();
   }
   ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, session->other_rank_peak_,
                                  config, workload, rank));
   session->model_ = tools.make(config.model);
+  session->ledger_.AddFixed(ContextBytes(rank));
   ZERO_ASSIGN_OR_RETURN(session->executor_,
                         Executor::Make(rank, *session->model_, options,
-                                       transient, &session->ledger_));
+                                       rehearsal.transient, &session->ledger_));
   if (config.model.from_pretrained.empty()) {
     session->executor_->Initialize(config.training.seed);
   } else {

@@ -17,13 +17,14 @@
 #include "engine/config/config.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/ledger.h"
+#include "engine/train/product_rate.h"
 #include "engine/train/utilization.h"
 #include "engine/zero/executor.h"
 #include "kernels/device.h"
 
 namespace zero {
 
-// What models/ (above the engine) provides.
+// What models/ (above the engine) provides, and what a test may know better.
 struct ModelTools {
   std::function<std::unique_ptr<Model>(const ModelConfig&)> make;
   // Hugging Face's config.json of a model saved in `dtype`; `end_of_text` is
@@ -32,6 +33,8 @@ struct ModelTools {
       hf_config_json;
   // Training FLOPs per token at a sequence length.
   std::function<TokenFlops(const ModelConfig&, int64_t)> flops_per_token;
+  // What utilization is a share of, where nobody knows the device's peak.
+  std::function<ProductRate(Device&, DType)> product_rate = MeasureProductRate;
 };
 
 // What a session will be asked to do; memory is reserved for the largest.
@@ -89,6 +92,14 @@ class Session {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
 };
+
+// Bytes per category at the peak of such a run on `rank`, whose communicators
+// may move nothing: what Session::Make finds before it takes anything.
+// Errors: InvalidArgument: more rows than kernels can number.
+absl::StatusOr<MemoryLedger> PredictMemory(const Rank& rank,
+                                           const Config& config,
+                                           const ModelTools& tools,
+                                           const Workload& workload);
 
 // How a config wants `world` ranks to be connected.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);

@@ -43,18 +43,6 @@ std::string LrText(const Config& config, const LrScaling& scaling) {
       base, scaling.warmup_steps, scheduler);
 }
 
-std::string MemoryText(const MemoryLedger& predicted) {
-  std::string text =
-      absl::StrCat(HumanBytes(predicted.total_peak_bytes()), " at peak:");
-  for (int i = 0; i < kNumMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    if (predicted.at_peak()[i] == 0) continue;
-    absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
-                    HumanBytes(predicted.at_peak()[i]));
-  }
-  return text;
-}
-
 std::string ComputeText(const TokenFlops& flops) {
   return absl::StrFormat(
       "%s FLOP per token (6 N + 12 L q s), causal %s (6 N + 6 L q s)",
@@ -165,11 +153,12 @@ void Trainer::PrintStart() const {
   }
   rows.push_back({"batch", BatchText(config, rank_->world())});
   rows.push_back(
-      {"data", absl::StrFormat("%s tokens in %d file(s), %s sequences of %d",
-                               WithCommas(data_->train->size()),
-                               data_->train->shards().size(),
-                               WithCommas(sampler.num_samples()),
-                               config.data.sequence_length)});
+      {"data",
+       absl::StrFormat(
+           "%s tokens in %d file(s), %s sequences of %d%s",
+           WithCommas(data_->train->size()), data_->train->shards().size(),
+           WithCommas(sampler.num_samples()), config.data.sequence_length,
+           config.data.reset_attention_mask ? ", documents apart" : "")});
   if (eval_loader_ != nullptr) {
     rows.push_back({"validation", WithCommas(eval_loader_->num_targets()) +
                                       " tokens per evaluation"});

@@ -105,7 +105,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
   const Config& config = trainer->config_;
   trainer->KeepPeak(
-      trainer->start_->Product(*rank.device, config.param_dtype()));
+      trainer->start_->Product(tools, *rank.device, config.param_dtype()));
   ZERO_ASSIGN_OR_RETURN(
       trainer->session_,
       Session::Make(rank, config, tools,
@@ -126,7 +126,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
 
 void Trainer::MeasurePeak() {
   if (!leads()) return;
-  KeepPeak(MeasureProductRate(*rank_->device, config_.param_dtype()));
+  KeepPeak(tools_.product_rate(*rank_->device, config_.param_dtype()));
 }
 
 void Trainer::KeepPeak(const ProductRate& measured) {
@@ -140,13 +140,15 @@ absl::Status Trainer::OpenData() {
       data_, start_->Data(config_, rank_->device->info().num_threads));
   ZERO_ASSIGN_OR_RETURN(
       Loader loader,
-      Loader::Create(data_->train.get(), batch_shape(), config_.training.seed));
+      Loader::Create(data_->train.get(), batch_shape(), config_.training.seed,
+                     data_->document_token));
   loader_ = std::make_unique<Loader>(std::move(loader));
-  batches_.resize(config_.gradient_accumulation_steps);
+  for (std::vector<Batch>& batches : batches_) {
+    batches.resize(config_.gradient_accumulation_steps);
+  }
   if (data_->validation == nullptr) return absl::OkStatus();
-  ZERO_ASSIGN_OR_RETURN(
-      EvalLoader eval,
-      MakeEvalLoader(config_, rank_->world(), data_->validation.get()));
+  ZERO_ASSIGN_OR_RETURN(EvalLoader eval,
+                        MakeEvalLoader(config_, rank_->world(), *data_));
   eval_loader_ = std::make_unique<EvalLoader>(std::move(eval));
   return absl::OkStatus();
 }
@@ -198,7 +200,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     status.Update(session_->executor().AllReduce("peak bytes", ReduceOp::kSum,
                                                  {&peak_bytes, 1}));
   }
-  if (status.ok() && step_ > 0) MeasurePeak();  // nobody waits any more
+  // Nobody waits any more; but the machine of a run of seconds is no other one.
+  if (status.ok() && train_seconds_ > 10) MeasurePeak();
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
   summary.parameters_hash = parameters_hash;
@@ -321,83 +324,167 @@ absl::Status Trainer::TakeSteps() {
 }
 
 absl::Status Trainer::DoWhatIsDue() {
-  if (Due(config_.training.eval_every) && last_eval_step_ != step_) {
+  if (Due(config_.training.eval_every, step_) && last_eval_step_ != step_) {
     ZERO_RETURN_IF_ERROR(EvaluateAndLog());
   }
-  if (Due(config_.training.sample_every) && last_sample_step_ != step_) {
+  if (Due(config_.training.sample_every, step_) && last_sample_step_ != step_) {
     ZERO_RETURN_IF_ERROR(Sample());
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> Trainer::AgreeToStop(double* sum) {
-  double asked[] = {stop_ != nullptr && stop_->load() ? 1.0 : 0.0,
-                    metrics_status_.ok() ? 0.0 : 1.0,
-                    sum != nullptr ? *sum : 0.0};
-  ZERO_RETURN_IF_ERROR(session_->executor().AllReduce(
-      sum != nullptr ? "stop, valid targets" : "stop", ReduceOp::kSum,
-      {asked, sum != nullptr ? size_t{3} : size_t{2}}));
+Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
+  Agreement own = {};
+  own[kStop] = stop_ != nullptr && stop_->load() ? 1 : 0;
+  own[kCanNotWrite] = metrics_status_.ok() ? 0 : 1;
+  own[kValidTargets] = num_valid_targets;
+  return own;
+}
+
+absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
   ZERO_RETURN_IF_ERROR(metrics_status_);
-  if (asked[1] > 0) return absl::UnavailableError("rank 0 can not write");
-  if (sum != nullptr) *sum = asked[2];
-  return asked[0] > 0;
-}
-
-std::vector<HostBatch> Trainer::FillBatches() {
-  std::vector<HostBatch> micro_batches;
-  for (size_t micro = 0; micro < batches_.size(); ++micro) {
-    loader_->Fill(step_, micro, rank_->rank(), &batches_[micro]);
-    micro_batches.push_back(AsHostBatch(batches_[micro]));
+  if (agreed[kCanNotWrite] > 0) {
+    return absl::UnavailableError("rank 0 can not write");
   }
-  return micro_batches;
+  return agreed[kStop] > 0;
 }
 
-absl::StatusOr<bool> Trainer::Step() {
-  const auto start = Clock::now();
-  const StepCommunication before = Communicated();
-  const std::vector<HostBatch> micro_batches = FillBatches();
+absl::StatusOr<bool> Trainer::AgreeToStop() {
+  Agreement agreement = Propose(0);
+  ZERO_RETURN_IF_ERROR(session_->executor().AllReduce("stop", ReduceOp::kSum,
+                                                      {agreement.data(), 2}));
+  return ShouldStop(agreement);
+}
+
+double Trainer::FillBatches(int64_t index) {
   double num_valid_targets = 0;
-  for (const Batch& batch : batches_) {
+  int64_t micro_step = 0;
+  for (Batch& batch : batches_[index % batches_.size()]) {
+    loader_->Fill(index, micro_step++, rank_->rank(), &batch);
     num_valid_targets += static_cast<double>(batch.num_valid_targets);
   }
-  const auto in_step = [this](const absl::Status& status) {
-    return absl::Status(status.code(), absl::StrCat("step ", step_ + 1, ": ",
-                                                    status.message()));
-  };
-  const absl::StatusOr<bool> stop = AgreeToStop(&num_valid_targets);
-  if (!stop.ok()) {
-    return rank_->status().ok() ? stop.status() : in_step(stop.status());
+  return num_valid_targets;
+}
+
+absl::Status Trainer::InStep(const absl::Status& status, int64_t last) const {
+  const std::string before =
+      step_ < last ? absl::StrCat(step_ + 1, " or ") : "";
+  return absl::Status(status.code(), absl::StrCat("step ", before, last + 1,
+                                                  ": ", status.message()));
+}
+
+bool Trainer::RunsAheadOf(int64_t index) const {
+  const int64_t done = index + 1;
+  return rank_->device->asynchronous() && !scale_is_dynamic() &&
+         index > 0 &&  // which is looked at: CheckUnused
+         done < total_steps_ && !Due(config_.training.eval_every, done) &&
+         !Due(config_.training.sample_every, done);
+}
+
+void Trainer::StartAgreement(int64_t index) {
+  agreement_ = Propose(FillBatches(index));
+  agreeing_on_ = index;
+  session_->executor().StartAllReduce("stop, valid targets", ReduceOp::kSum,
+                                      agreement_);
+}
+
+absl::StatusOr<bool> Trainer::LaunchNext() {
+  const int64_t index = step_ + static_cast<int64_t>(launched_.size());
+  if (agreeing_on_ != index) StartAgreement(index);
+  agreeing_on_ = -1;
+  const absl::Status agreed =
+      session_->executor().FinishAllReduce(absl::MakeSpan(agreement_));
+  if (!agreed.ok()) return InStep(agreed, index);
+  const double num_valid_targets = agreement_[kValidTargets];
+  // A rank that is alone may change its mind until now.
+  if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
+  if (!launched_.empty() && agreement_[kCanNotWrite] > 0) return false;
+  ZERO_ASSIGN_OR_RETURN(const bool stop, ShouldStop(agreement_));
+  if (stop) return false;
+  // Before this step, so that it is there when those before this one are done.
+  if (RunsAheadOf(index)) StartAgreement(index + 1);
+  const absl::Status launched = Launch(index, num_valid_targets);
+  if (!launched.ok()) return InStep(launched, index);
+  return true;
+}
+
+absl::Status Trainer::Launch(int64_t index, double num_valid_targets) {
+  std::vector<HostBatch> micro_batches;
+  for (const Batch& batch : batches_[index % batches_.size()]) {
+    micro_batches.push_back(AsHostBatch(batch));
   }
-  if (*stop) return false;
   // Schedules count optimizer steps: a skipped one is tried again at its rate.
+  // Of the steps before this one that are not known yet, all update.
+  const int64_t updates =
+      optimizer_steps_ + static_cast<int64_t>(launched_.size());
   const double lr = config_.lr_scaling.active()
-                        ? scaling_.LrAt(optimizer_steps_, config_.optimizer.lr,
-                                        schedule_.LrAt(optimizer_steps_))
-                        : schedule_.LrAt(optimizer_steps_);
-  const uint64_t step_key = MixKey(config_.training.seed, step_);
-  const absl::StatusOr<StepOutput> taken = session_->executor().Step(
+                        ? scaling_.LrAt(updates, config_.optimizer.lr,
+                                        schedule_.LrAt(updates))
+                        : schedule_.LrAt(updates);
+  const uint64_t step_key = MixKey(config_.training.seed, index);
+  const StepCommunication before = Communicated();
+  ZERO_RETURN_IF_ERROR(session_->executor().Begin(
       {.micro_batches = micro_batches,
        .num_valid_targets = static_cast<int64_t>(num_valid_targets),
        .lr = static_cast<float>(lr),
-       .beta1 = static_cast<float>(schedule_.MomentumAt(optimizer_steps_)),
+       .beta1 = static_cast<float>(schedule_.MomentumAt(updates)),
        .loss_scale = static_cast<float>(scaler_.scale()),
-       .optimizer_step = optimizer_steps_ + 1,
+       .optimizer_step = updates + 1,
        .dropout_key = step_key,
-       .rounding_key = MixKey(step_key, kRoundingSite)});
-  if (!taken.ok()) return in_step(taken.status());
-  StepOutput output = *taken;
-  output.loss = WithoutSignOfNan(output.loss);
-  output.grad_norm = WithoutSignOfNan(output.grad_norm);
+       .rounding_key = MixKey(step_key, kRoundingSite),
+       .inherits_skip = !launched_.empty()}));
+  launched_.push_back({num_valid_targets, lr, Communicated() - before});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StepOutput> Trainer::AwaitStep() {
+  Executor& executor = session_->executor();
+  ZERO_ASSIGN_OR_RETURN(const StepOutput output, executor.Finish());
+  if (!output.skipped || launched_.size() == 1) return output;
+  // The step behind it was launched as if this one would update, and has been
+  // skipped with it: the states are still those before this step. Taken again,
+  // alone, it leaves the gradients that CountSkips looks at, and the next one
+  // is launched with the right rate.
+  ZERO_RETURN_IF_ERROR(executor.Finish().status());
+  agreeing_on_ = -1;
+  const double num_valid_targets = launched_.front().num_valid_targets;
+  launched_.clear();
+  FillBatches(step_);
+  ZERO_RETURN_IF_ERROR(Launch(step_, num_valid_targets));
+  return executor.Finish();
+}
+
+absl::StatusOr<bool> Trainer::Step() {
+  // A step that was launched ahead begins where the one before it ends.
+  const auto start = launched_.empty() ? Clock::now() : step_end_;
+  const WaitTimes waited = session_->executor().waited();
+  const size_t under_way = RunsAheadOf(step_) ? 2 : 1;
+  while (launched_.size() < under_way) {
+    ZERO_ASSIGN_OR_RETURN(const bool launched, LaunchNext());
+    if (!launched) break;
+  }
+  if (launched_.empty()) return false;
+  const int64_t last = step_ + static_cast<int64_t>(launched_.size()) - 1;
+  absl::StatusOr<StepOutput> output = AwaitStep();
+  if (!output.ok()) return InStep(output.status(), last);
+  output->loss = WithoutSignOfNan(output->loss);
+  output->grad_norm = WithoutSignOfNan(output->grad_norm);
   ++step_;
-  CountCommunication(before);
-  const double seconds = SecondsSince(start);
+  step_end_ = Clock::now();
+  const double lr = launched_.front().lr;
+  communication_ = launched_.front().communication;
+  communication_.waited = session_->executor().waited() - waited;
+  waited_ += communication_.waited;
+  launched_.pop_front();
+  const double seconds =
+      std::chrono::duration<double>(step_end_ - start).count();
   train_seconds_ += seconds;
-  Report(output, seconds, lr);
+  Report(*output, seconds, lr);
   if (step_ == 1) {
     session_->MeasureFixed();
     ZERO_RETURN_IF_ERROR(CheckUnused());
   }
-  ZERO_RETURN_IF_ERROR(CountSkips(output));
+  ZERO_RETURN_IF_ERROR(CountSkips(*output));
   return true;
 }
 
@@ -412,18 +499,6 @@ StepCommunication Trainer::Communicated() const {
                        gathered.received + reduced.received + across.received},
           .collectives = gathered.calls + reduced.calls + across.calls,
           .waited = session_->executor().waited()};
-}
-
-void Trainer::CountCommunication(const StepCommunication& before) {
-  const StepCommunication now = Communicated();
-  communication_ = {
-      .wire = {.gathered = now.wire.gathered - before.wire.gathered,
-               .reduced = now.wire.reduced - before.wire.reduced,
-               .across = now.wire.across - before.wire.across,
-               .received = now.wire.received - before.wire.received},
-      .collectives = now.collectives - before.collectives,
-      .waited = now.waited - before.waited};
-  waited_ += communication_.waited;
 }
 
 absl::Status Trainer::CountSkips(const StepOutput& output) {
@@ -475,10 +550,11 @@ void Trainer::WriteMetrics(const JsonLine& line) {
 void Trainer::Report(const StepOutput& output, double seconds, double lr) {
   const int64_t tokens = batch_shape().TokensPerStep();
   const double tokens_per_second = tokens / seconds;
-  const bool keep =
-      step_ == 1 || step_ == total_steps_ || Due(config_.steps_per_print);
+  const bool keep = step_ == 1 || step_ == total_steps_ ||
+                    Due(config_.steps_per_print, step_);
   Utilization utilization = UtilizationOf(tokens_per_second);
-  if (keep && leads() && !utilization.known()) {
+  // A device that is at work on the next step can not be measured.
+  if (keep && leads() && !utilization.known() && launched_.empty()) {
     MeasurePeak();
     utilization = UtilizationOf(tokens_per_second);
   }
@@ -699,7 +775,7 @@ absl::Status Trainer::CheckFinite() {
   }
   // A skip that only lowers the fp16 scale is part of training.
   const bool scale_can_fall =
-      config_.fp16.enabled && config_.fp16.scaler.static_scale == 0 &&
+      scale_is_dynamic() &&
       scaler_.scale() > config_.fp16.scaler.min_loss_scale;
   if (consecutive_skips_ > 0 && !scale_can_fall) {
     return diverged(absl::StrCat(consecutive_skips_,

@@ -5,8 +5,11 @@
 #ifndef ZERO_ENGINE_TRAIN_TRAINER_H_
 #define ZERO_ENGINE_TRAIN_TRAINER_H_
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -58,6 +61,15 @@ struct StepCommunication {
   StepWire wire;
   int64_t collectives = 0;
   WaitTimes waited;
+
+  StepCommunication operator-(const StepCommunication& before) const {
+    return {.wire = {.gathered = wire.gathered - before.wire.gathered,
+                     .reduced = wire.reduced - before.wire.reduced,
+                     .across = wire.across - before.wire.across,
+                     .received = wire.received - before.wire.received},
+            .collectives = collectives - before.collectives,
+            .waited = waited - before.waited};
+  }
 };
 
 class Trainer {
@@ -65,8 +77,9 @@ class Trainer {
   // `rank` must outlive the trainer. All ranks make the same calls; rank 0
   // writes the files, and the others' console should be a silent one. `stop`
   // (may be null) asks the run to end at the next step boundary; one rank that
-  // is asked is enough. The ranks of a process give one `start`, which must
-  // outlive them; null: this rank makes its own.
+  // is asked is enough. On an asynchronous device that is behind the steps that
+  // were agreed on, two more at most. The ranks of a process give one `start`,
+  // which must outlive them; null: this rank makes its own.
   // Errors: those of data, memory and weights; out_dir not writable, or another
   //         run is writing there.
   static absl::StatusOr<std::unique_ptr<Trainer>> Make(
@@ -106,11 +119,26 @@ class Trainer {
   absl::Status DoWhatIsDue();  // between two steps
   // False: a rank was asked to stop, and no step was taken.
   absl::StatusOr<bool> Step();
-  // This rank's micro-batches of the next step.
-  std::vector<HostBatch> FillBatches();
+  // Whether the step behind step `index` (from 0) may be launched before the
+  // results of that one are known: what it is launched with does not depend on
+  // them, unless step `index` is skipped, and nothing is due between the two.
+  bool RunsAheadOf(int64_t index) const;
+  // Agrees with the other ranks on the step behind those that are launched, and
+  // launches it. False: a rank was asked to stop, or, where steps are launched,
+  // rank 0 can not write, which the next agreement says.
+  absl::StatusOr<bool> LaunchNext();
+  // Launches step `index`, whose batches are filled.
+  absl::Status Launch(int64_t index, double num_valid_targets);
+  // Waits for the first step that is launched. Where it was skipped and another
+  // one was launched behind it, both are dropped and this one is taken again:
+  // nothing of it shows but the time, which counts in this step.
+  absl::StatusOr<StepOutput> AwaitStep();
+  // `status` with the step that it hit, or with those that it may have hit.
+  absl::Status InStep(const absl::Status& status, int64_t last) const;
+  // This rank's micro-batches of step `index`; returns its valid targets.
+  double FillBatches(int64_t index);
   // Since the run began, outside of steps too.
   StepCommunication Communicated() const;
-  void CountCommunication(const StepCommunication& before);
   std::string WireText() const;
   // Fills in how often a step gathers.
   void CountGathers(RunSummary* summary) const;
@@ -142,18 +170,33 @@ class Trainer {
   // where they are finite and all ranks are still there; returns `status` with
   // that added.
   absl::Status Rescue(const absl::Status& status);
-  // Whether any rank was asked to stop: the same answer on all. `sum` (may be
-  // null) is added up over the ranks in the same collective. An error where
+  // Numbers that are added up over the ranks: those that were asked to stop,
+  // those that could not write metrics (rank 0), valid targets of a step.
+  using Agreement = std::array<double, 3>;
+  enum { kStop, kCanNotWrite, kValidTargets };
+  // What this rank brings to one.
+  Agreement Propose(double num_valid_targets) const;
+  // Begins to agree on step `index`, whose batches it fills.
+  void StartAgreement(int64_t index);
+  // Whether any rank was asked to stop: the same answer on all. An error where
   // rank 0 could not write its metrics; Unavailable on the other ranks.
-  absl::StatusOr<bool> AgreeToStop(double* sum = nullptr);
+  absl::StatusOr<bool> ShouldStop(const Agreement& agreed) const;
+  // The same, asked now.
+  absl::StatusOr<bool> AgreeToStop();
   bool leads() const { return rank_->rank() == 0; }
   // The lowest rank that is still there.
   bool WritesSummary() const;
   BatchShape batch_shape() const {
     return BatchShapeOf(config_, rank_->world());
   }
-  // A multiple of `every` steps is done (0: never).
-  bool Due(int64_t every) const { return every > 0 && step_ % every == 0; }
+  // After `done` steps, every so many of them (0: never).
+  static bool Due(int64_t every, int64_t done) {
+    return every > 0 && done % every == 0;
+  }
+  // The loss scale follows from which steps were skipped.
+  bool scale_is_dynamic() const {
+    return config_.fp16.enabled && config_.fp16.scaler.static_scale == 0;
+  }
 
   const Rank* rank_;
   LoadedConfig loaded_;
@@ -173,17 +216,28 @@ class Trainer {
   LrSchedule schedule_;
   LrScaling scaling_;
   LossScaler scaler_;
-  std::vector<Batch> batches_;  // one per micro-step, memory reused
-  ProductRate product_rate_;    // the best measured so far
-  double peak_flops_ = 0;       // per second; what utilization is a share of
+  // One per micro-step, memory reused; of two steps in turn.
+  std::array<std::vector<Batch>, 2> batches_;
+  ProductRate product_rate_;  // the best measured so far
+  double peak_flops_ = 0;     // per second; what utilization is a share of
   TokenFlops flops_per_token_;
   int64_t total_steps_ = 0;
   int64_t step_ = 0;             // steps taken
   int64_t optimizer_steps_ = 0;  // steps that updated
   int64_t consecutive_skips_ = 0;
   double train_seconds_ = 0;
-  StepCommunication communication_;  // of the last step
-  WaitTimes waited_;                 // of all steps
+  // A step whose results are not known yet.
+  struct LaunchedStep {
+    double num_valid_targets;
+    double lr;
+    StepCommunication communication;  // what it waits for is not known either
+  };
+  std::deque<LaunchedStep> launched_;  // from step_ on, at most two
+  Agreement agreement_ = {};
+  int64_t agreeing_on_ = -1;  // the step, while its agreement is on its way
+  std::chrono::steady_clock::time_point step_end_;  // of the last one
+  StepCommunication communication_;                 // of the last step
+  WaitTimes waited_;                                // of all steps
   double first_loss_ = 0, last_loss_ = 0;
   double validation_loss_;  // NaN until evaluated
   std::string weights_;     // the folder that was saved

@@ -9,7 +9,9 @@
 namespace zero {
 
 // Training FLOPs per token. N: parameters without embedding tables, a tied
-// head counted once; L layers; q = heads * head width; s: sequence length.
+// head counted once; L layers; q = heads * head width; s: sequence length, also
+// where the documents in a sequence do not see each other: attention is then
+// less work than is counted here, and shares of the peak are upper bounds.
 // Source: PaLM (Chowdhery et al. 2022), appendix B.
 struct TokenFlops {
   double model = 0;       // 6 N + 12 L q s

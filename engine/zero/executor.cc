@@ -16,19 +16,26 @@ OptimizerStepOptions OptionsOf(const StepInput& input) {
   return {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step};
 }
 
-// A batch as one block: tokens, positions, targets, then 8-byte row ids.
+// A batch as one block: tokens, positions, targets, of packed rows the offsets
+// of their sequences, then 8-byte row ids.
 struct BatchLayout {
   int64_t tokens;
-  int64_t id_bytes;  // of each of the first three
+  int64_t id_bytes;      // of each of the first three
+  int64_t offset_bytes;  // 0: none
 
-  int64_t bytes() const { return 3 * id_bytes + tokens * 8; }
+  int64_t offsets() const { return 3 * id_bytes; }
+  int64_t row_ids() const { return offsets() + offset_bytes; }
+  int64_t bytes() const { return row_ids() + tokens * 8; }
 
   void Fill(const HostBatch& batch, char* to) const {
     for (const int32_t* ids : {batch.tokens, batch.positions, batch.targets}) {
       if (ids != nullptr) std::memcpy(to, ids, tokens * sizeof(int32_t));
       to += id_bytes;
     }
-    int64_t* const row_ids = reinterpret_cast<int64_t*>(to);
+    if (batch.offsets != nullptr) {
+      std::memcpy(to, batch.offsets, (tokens + 1) * sizeof(int32_t));
+    }
+    int64_t* const row_ids = reinterpret_cast<int64_t*>(to + offset_bytes);
     for (int64_t i = 0; i < tokens; ++i) {
       row_ids[i] = batch.sample_ids == nullptr
                        ? 0
@@ -40,7 +47,11 @@ struct BatchLayout {
 
 BatchLayout LayoutOf(const HostBatch& batch) {
   const int64_t tokens = batch.batch * batch.length;
-  return {tokens, RoundUp(tokens * sizeof(int32_t), 64)};
+  const int64_t id_bytes = RoundUp(tokens * sizeof(int32_t), 64);
+  const int64_t offset_bytes =
+      batch.offsets == nullptr ? 0
+                               : RoundUp((tokens + 1) * sizeof(int32_t), 64);
+  return {tokens, id_bytes, offset_bytes};
 }
 
 int64_t LargestUpload(absl::Span<const HostBatch> batches) {
@@ -49,6 +60,22 @@ int64_t LargestUpload(absl::Span<const HostBatch> batches) {
     bytes = std::max(bytes, LayoutOf(batch).bytes());
   }
   return bytes;
+}
+
+double* SpentOn(ActionKind kind, StepTimes* times) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return &times->forward_ms;
+    case ActionKind::kForwardBackward:
+    case ActionKind::kBackward:
+      return &times->backward_ms;
+    case ActionKind::kNorm:
+    case ActionKind::kMoments:
+    case ActionKind::kUpdate:
+      return &times->optimizer_ms;
+    default:
+      return nullptr;  // no computation
+  }
 }
 
 }  // namespace
@@ -80,7 +107,14 @@ void Executor::Upload(const HostBatch& batch, BatchView* view) {
   view->tokens = ids_at(0, batch.tokens);
   view->positions = ids_at(1, batch.positions);
   view->targets = ids_at(2, batch.targets);
-  view->row_ids = reinterpret_cast<const int64_t*>(base + 3 * layout.id_bytes);
+  view->packed = {};
+  if (batch.offsets != nullptr) {
+    view->packed = {
+        .positions = view->positions,
+        .offsets = reinterpret_cast<const int32_t*>(base + layout.offsets()),
+        .count = batch.num_sequences};
+  }
+  view->row_ids = reinterpret_cast<const int64_t*>(base + layout.row_ids());
   if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
   HostStaging& upload = uploads_[next_upload_];
   next_upload_ = (next_upload_ + 1) % uploads_.size();
@@ -100,15 +134,17 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
 absl::Status Executor::Begin(const StepInput& input) {
   ZERO_CHECK(options_.train);
   ZERO_RETURN_IF_ERROR(ReserveUploads(LargestUpload(input.micro_batches)));
+  ZERO_CHECK_LT(num_begun_ - num_finished_, steps_.size()) << "not finished";
+  BegunStep& step = steps_[num_begun_ % steps_.size()];
+  step.times = {};
+  step.num_valid_targets = std::max<int64_t>(input.num_valid_targets, 1);
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  num_valid_targets_ = std::max<int64_t>(input.num_valid_targets, 1);
   const float seed = static_cast<float>(
-      input.loss_scale / static_cast<double>(num_valid_targets_));
+      input.loss_scale / static_cast<double>(step.num_valid_targets));
   context_->ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
   context_->ops().Fill(*stream_, {{&scalars->seed, DType::kF32, 1}, seed});
   context_->training = true;
   context_->dropout_key = input.dropout_key;
-  times_ = {};
   staged_ = Tensor();
   for (UnitState& unit : units_) {
     unit.finished = false;
@@ -124,45 +160,36 @@ absl::Status Executor::Begin(const StepInput& input) {
     ZERO_RETURN_IF_ERROR(AgreeOnSchedule());
   }
   for (const Action& action : schedule_) {
-    Announced(action, [&] { PerformTimed(action, input); });
+    Announced(action, [&] { PerformTimed(action, input, &step.times); });
     ZERO_RETURN_IF_ERROR(rank_->status());
   }
   context_->training = false;
   batch_memory_ = Tensor();
-  device_->Copy(*stream_, read_back_.data(), scalars_.data(), sizeof(Scalars));
-  stream_->Record(*read_);
+  device_->Copy(*stream_, step.scalars.data(), scalars_.data(),
+                sizeof(Scalars));
+  stream_->Record(*step.read);
+  step.timed = std::exchange(timed_, {});
+  ++num_begun_;
   return absl::OkStatus();
 }
 
 absl::StatusOr<StepOutput> Executor::Finish() {
+  ZERO_CHECK_LT(num_finished_, num_begun_);
+  BegunStep& step = steps_[num_finished_++ % steps_.size()];
   if (device_->kind() == DeviceKind::kMeta) return StepOutput();
-  ReadTimes();
+  ReadTimes(*step.read, &step.timed);
+  times_ = step.times;
   ZERO_RETURN_IF_ERROR(rank_->status());
-  const auto& scalars = *static_cast<const Scalars*>(read_back_.data());
+  const auto& scalars = *static_cast<const Scalars*>(step.scalars.data());
   return StepOutput{
-      .loss = scalars.global_loss / static_cast<double>(num_valid_targets_),
+      .loss = scalars.global_loss / static_cast<double>(step.num_valid_targets),
       .grad_norm = scalars.norm,
       .skipped = scalars.found_non_finite != 0};
 }
 
-double* Executor::SpentOn(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return &times_.forward_ms;
-    case ActionKind::kForwardBackward:
-    case ActionKind::kBackward:
-      return &times_.backward_ms;
-    case ActionKind::kNorm:
-    case ActionKind::kMoments:
-    case ActionKind::kUpdate:
-      return &times_.optimizer_ms;
-    default:
-      return nullptr;  // no computation
-  }
-}
-
-void Executor::PerformTimed(const Action& action, const StepInput& input) {
-  double* const spent = SpentOn(action.kind);
+void Executor::PerformTimed(const Action& action, const StepInput& input,
+                            StepTimes* times) {
+  double* const spent = SpentOn(action.kind, times);
   if (spent == nullptr) return Perform(action, input);
   Timed([&] { Perform(action, input); },
         [spent](TimePoint begin, TimePoint end) {
@@ -368,6 +395,7 @@ void Executor::Norm(const StepInput& input) {
   ops.Clip(*stream_, {.sum_squares = &scalars->sum_squares,
                       .max_norm = options_.max_grad_norm,
                       .inverse_scale = 1.0f / input.loss_scale,
+                      .keep_found = input.inherits_skip,
                       .norm = &scalars->norm,
                       .grad_scale = &scalars->grad_scale,
                       .found_non_finite = &scalars->found_non_finite});
@@ -467,20 +495,19 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
   Context ctx(*device_, *stream_, *activations_);
   ZERO_RETURN_IF_ERROR(ReserveUploads(LayoutOf(batch).bytes()));
   Upload(batch, &ctx.batch);
+  Tensor per_token;
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     ctx.ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
     ctx.batch.loss_sum = &scalars->loss_sum;
     const int64_t tokens = ctx.batch.num_tokens();
-    const Tensor per_token = ctx.Empty({tokens}, DType::kF32);
+    per_token = ctx.Empty({tokens}, DType::kF32);
     ctx.batch.losses = per_token.As<float>();
     units_.back().unit->Forward(ctx, Var(std::move(x)));
-    if (losses != nullptr) {
-      device_->Copy(*stream_, losses, per_token.data(), per_token.bytes());
-    }
   }));
   batch_memory_ = Tensor();
+  if (losses != nullptr) ReadNumbers(per_token, losses);
   const double loss_sum = ReadScalar(&scalars->loss_sum);
-  ReadTimes();
+  ReadTimes(*read_, &timed_);
   ZERO_RETURN_IF_ERROR(rank_->status());
   return loss_sum;
 }
@@ -497,17 +524,16 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ctx.kv_cache = cache;
   ZERO_RETURN_IF_ERROR(ReserveUploads(LayoutOf(batch).bytes()));
   Upload(batch, &ctx.batch);
+  Tensor fp32;
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     const int64_t channels = x.shape()[1];
     const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
     const Tensor out = units_.back().unit->Logits(ctx, Var(last)).value;
-    const Tensor fp32 = ctx.Empty(out.shape(), DType::kF32);
+    fp32 = ctx.Empty(out.shape(), DType::kF32);
     ctx.ops().Cast(*stream_, {out.vector(), fp32.vector()});
-    device_->Copy(*stream_, logits, fp32.data(), fp32.bytes());
-    stream_->Synchronize();
   }));
-  stream_->Record(*read_);
-  ReadTimes();
+  ReadNumbers(fp32, logits);
+  ReadTimes(*read_, &timed_);
   if (cache != nullptr) cache->length += batch.length;
   batch_memory_ = Tensor();
   return rank_->status();

@@ -81,7 +81,7 @@ struct ExecutorOptions {
   }
 };
 
-// One micro-batch in host memory. B sequences of T tokens.
+// One micro-batch in host memory. B rows of T tokens.
 struct HostBatch {
   int64_t batch = 0;                    // B
   int64_t length = 0;                   // T
@@ -89,6 +89,9 @@ struct HostBatch {
   const int32_t* targets = nullptr;     // [B * T]; < 0: ignored
   const int32_t* positions = nullptr;   // [B * T]
   const int64_t* sample_ids = nullptr;  // [B] global, keys of dropout
+  // Of rows with several sequences; null: each is one (PackedSequences).
+  const int32_t* offsets = nullptr;  // [B * T + 1]
+  int64_t num_sequences = 0;
 };
 
 // What only the caller knows of a step.
@@ -101,6 +104,9 @@ struct StepInput {
   int64_t optimizer_step = 1;  // from 1; skipped steps do not count
   uint64_t dropout_key = 0;
   uint64_t rounding_key = 0;  // of (seed, step), for stochastic rounding
+  // Of a step that begins before the results of the one before it are known:
+  // where that one was skipped, this one is too, and has changed nothing.
+  bool inherits_skip = false;
 };
 
 struct StepOutput {
@@ -149,19 +155,18 @@ class Executor {
   // them to the parameter dtype and clears the optimizer state.
   void Load(const std::function<void(const Parameter&, float* out)>& values);
 
-  // One optimizer step over all micro-batches: Begin, then Finish. The host
-  // reads a step's results at its end and not one step late: the learning rate,
-  // bias corrections and loss scale of the next one follow from whether this
-  // one was skipped. It costs one wait per step: the device idles while the
-  // host reports and launches the first kernels of the next.
+  // One optimizer step over all micro-batches: Begin, then Finish.
   absl::StatusOr<StepOutput> Step(const StepInput& input);
   // Launches the step. An asynchronous device may still be at work when this
-  // returns, on copies of the micro-batches: their memory is free again.
+  // returns, on copies of the micro-batches: their memory is free again. One
+  // more step may begin behind it (StepInput::inherits_skip), so that the
+  // device never waits for a host that reads results and launches kernels.
   // Errors: those of the communicators, here and below; the executor can not
   //         be used after one. FailedPrecondition, on all ranks and before
   //         anything large moves, where their schedules differ.
   absl::Status Begin(const StepInput& input);
-  // Waits for the step that was begun: the one wait for the device in it.
+  // Waits for the first step that was begun and is not finished: the one wait
+  // for the device in it. All else but Begin wants all steps finished.
   // Errors: those of the communicators, until then: what a collective that was
   //         given up left behind is no result.
   absl::StatusOr<StepOutput> Finish();
@@ -202,9 +207,16 @@ class Executor {
   // one).
   absl::StatusOr<std::string> FirstNonFiniteParameter();
 
-  // Reduces a few numbers over the ranks, in place.
+  // Reduces a few numbers over the ranks, in place: StartAllReduce, then
+  // FinishAllReduce.
   absl::Status AllReduce(const std::string& name, ReduceOp op,
                          absl::Span<double> values);
+  // Behind what was launched so far, before what is launched later. One at a
+  // time: another one takes the place of one that was not finished.
+  void StartAllReduce(const std::string& name, ReduceOp op,
+                      absl::Span<const double> values);
+  // Waits for as many numbers, and no step that began behind them.
+  absl::Status FinishAllReduce(absl::Span<double> values);
 
   // Parameters that no backward pass wrote in the last step; their gradient
   // counts as zero.
@@ -213,6 +225,7 @@ class Executor {
   const Plan& plan() const { return plan_; }
   // The actions of the last step.
   const std::vector<Action>& schedule() const { return schedule_; }
+  // Of the step that was finished last.
   const StepTimes& times() const { return times_; }
   // What computation has waited for other ranks since the executor was made,
   // between steps too.
@@ -259,9 +272,9 @@ class Executor {
   // Room for batches of `bytes`, where there is not.
   absl::Status ReserveUploads(int64_t bytes);
   void Upload(const HostBatch& batch, BatchView* view);
-  void PerformTimed(const Action& action, const StepInput& input);
+  void PerformTimed(const Action& action, const StepInput& input,
+                    StepTimes* times);
   void Perform(const Action& action, const StepInput& input);
-  double* SpentOn(ActionKind kind);
   void Gather(int unit);
   void Release(int unit);
   void AwaitParameters(int unit);
@@ -303,6 +316,9 @@ class Executor {
   // Copies from the device to host_numbers_, behind all computation, and waits
   // for that: where it is. At most host_numbers_.bytes().
   const void* ReadNumbers(const void* from, int64_t bytes);
+  // Into the caller's memory, of any size. `to` is not touched on the meta
+  // device.
+  void ReadNumbers(const Tensor& from, float* to);
   template <typename T>
   T ReadScalar(const T* device_value);
   // Holds a new schedule against the other ranks'.
@@ -320,7 +336,13 @@ class Executor {
   template <typename Work>
   void Timed(const Work& work, CountFn count);
   std::unique_ptr<Event> MarkTime();
-  void ReadTimes();
+  // Work of an asynchronous device whose time is yet to be read.
+  struct TimedWork {
+    std::unique_ptr<Event> begin, end;
+    CountFn count;
+  };
+  // Reads it, of work that is done when `last` is: for that it waits.
+  void ReadTimes(Event& last, std::vector<TimedWork>* timed);
   // Of what runs through `hook_` and a profiler.
   template <typename Work>
   void Announced(const Action& action, const Work& work);
@@ -356,7 +378,10 @@ class Executor {
   // Two sums of squares of every part of a parameter (TensorPart), float64.
   Tensor tensor_norms_;
   int64_t num_tensor_parts_ = 0;
-  Tensor agreed_;  // AllReduce's numbers, float64
+  // AllReduce's numbers, float64, and on the host.
+  Tensor agreed_;
+  Buffer host_agreed_;
+  std::unique_ptr<Event> agreed_read_;
   std::vector<UnitState> units_;
   // One bucket of gradients as they are sent, where that is not as they are
   // accumulated; [elems of the largest bucket], from the first reduction of a
@@ -378,13 +403,23 @@ class Executor {
   std::array<HostStaging, 2> uploads_;
   size_t next_upload_ = 0;
   int64_t upload_bytes_ = 0;  // of each, at least
-  Buffer read_back_;          // the step's Scalars on the host
-  Buffer host_numbers_;       // what AllReduce and the like send and read
+  Buffer host_numbers_;       // what ReadNumbers and AgreeOnSchedule read
   std::unique_ptr<Event> read_;
-  int64_t num_valid_targets_ = 0;  // of the step that was begun
-  Tensor output_grad_;             // of the unit whose backward comes next
-  Tensor staging_;  // of reductions that need memory of their own
-  Tensor staged_;   // a whole segment of a sharded state, gathered to read
+  std::vector<TimedWork> timed_;  // of no step yet
+  std::vector<std::unique_ptr<Event>> idle_events_;
+  // A step from Begin to Finish: two in turn.
+  struct BegunStep {
+    int64_t num_valid_targets = 0;
+    Buffer scalars;               // Scalars on the host,
+    std::unique_ptr<Event> read;  // when this is done
+    StepTimes times;
+    std::vector<TimedWork> timed;
+  };
+  std::array<BegunStep, 2> steps_;
+  size_t num_begun_ = 0, num_finished_ = 0;
+  Tensor output_grad_;  // of the unit whose backward comes next
+  Tensor staging_;      // of reductions that need memory of their own
+  Tensor staged_;       // a whole segment of a sharded state, gathered to read
   SegmentRef staged_ref_;
   std::vector<std::string> unused_;
   StepTimes times_;
@@ -392,12 +427,6 @@ class Executor {
   ActionHook hook_;
   WaitHook wait_hook_;
   TimeHook time_hook_;
-  struct TimedWork {
-    std::unique_ptr<Event> begin, end;
-    CountFn count;
-  };
-  std::vector<TimedWork> timed_;  // of an asynchronous device, to be read
-  std::vector<std::unique_ptr<Event>> idle_events_;
   // Last: they finish what is queued before the memory above goes.
   std::unique_ptr<Stream> gather_stream_, reduce_stream_;
 };

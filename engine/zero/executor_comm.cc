@@ -48,20 +48,20 @@ std::unique_ptr<Event> Executor::MarkTime() {
 
 // The host's clock is read when the last event is done, and says when the
 // others were.
-void Executor::ReadTimes() {
-  read_->Synchronize();
+void Executor::ReadTimes(Event& last, std::vector<TimedWork>* timed) {
+  last.Synchronize();
   const Clock::time_point now = Clock::now();
   const auto time_of = [&](const Event& event) {
     const std::chrono::duration<double, std::milli> ago(
-        read_->MillisSince(event));
+        last.MillisSince(event));
     return now - std::chrono::duration_cast<Clock::duration>(ago);
   };
-  for (TimedWork& timed : timed_) {
-    timed.count(time_of(*timed.begin), time_of(*timed.end));
-    idle_events_.push_back(std::move(timed.begin));
-    idle_events_.push_back(std::move(timed.end));
+  for (TimedWork& work : *timed) {
+    work.count(time_of(*work.begin), time_of(*work.end));
+    idle_events_.push_back(std::move(work.begin));
+    idle_events_.push_back(std::move(work.end));
   }
-  timed_.clear();
+  timed->clear();
 }
 
 void Executor::Gather(int unit) {
@@ -279,6 +279,18 @@ const void* Executor::ReadNumbers(const void* from, int64_t bytes) {
   return host_numbers_.data();
 }
 
+void Executor::ReadNumbers(const Tensor& from, float* to) {
+  if (device_->kind() == DeviceKind::kMeta) return;
+  const auto piece =
+      static_cast<int64_t>(host_numbers_.bytes() / sizeof(float));
+  for (int64_t begin = 0; begin < from.num_elems(); begin += piece) {
+    const Tensor part =
+        from.Slice(begin, {std::min(piece, from.num_elems() - begin)});
+    std::memcpy(to + begin, ReadNumbers(part.data(), part.bytes()),
+                part.bytes());
+  }
+}
+
 absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
   return FirstNonFinite(grads_, "first non-finite gradient");
 }
@@ -361,19 +373,31 @@ absl::Status Executor::AgreeOnSchedule() {
 
 absl::Status Executor::AllReduce(const std::string& name, ReduceOp op,
                                  absl::Span<double> values) {
-  if (plan_.world == 1 || device_->kind() == DeviceKind::kMeta) {
-    return absl::OkStatus();
-  }
+  StartAllReduce(name, op, values);
+  return FinishAllReduce(values);
+}
+
+void Executor::StartAllReduce(const std::string& name, ReduceOp op,
+                              absl::Span<const double> values) {
+  if (plan_.world == 1 || device_->kind() == DeviceKind::kMeta) return;
   const int64_t size = static_cast<int64_t>(values.size());
   ZERO_CHECK_GE(agreed_.num_elems(), size);
   const Tensor numbers = agreed_.Slice(0, {size});
-  std::memcpy(host_numbers_.data(), values.data(), numbers.bytes());
-  device_->Copy(*stream_, numbers.data(), host_numbers_.data(),
-                numbers.bytes());
+  std::memcpy(host_agreed_.data(), values.data(), numbers.bytes());
+  device_->Copy(*stream_, numbers.data(), host_agreed_.data(), numbers.bytes());
   ReduceNumbers(name, op, numbers);
-  const void* const reduced = ReadNumbers(numbers.data(), numbers.bytes());
+  device_->Copy(*stream_, host_agreed_.data(), numbers.data(), numbers.bytes());
+  stream_->Record(*agreed_read_);
+}
+
+absl::Status Executor::FinishAllReduce(absl::Span<double> values) {
+  if (plan_.world == 1 || device_->kind() == DeviceKind::kMeta) {
+    return absl::OkStatus();
+  }
+  agreed_read_->Synchronize();
   ZERO_RETURN_IF_ERROR(rank_->status());
-  std::memcpy(values.data(), reduced, numbers.bytes());
+  std::memcpy(values.data(), host_agreed_.data(),
+              values.size() * sizeof(double));
   return absl::OkStatus();
 }
 

@@ -196,10 +196,14 @@ int64_t Executor::ReduceStagingBytes() const {
 
 absl::Status Executor::Reserve(const TransientBytes& transient,
                                MemoryLedger* ledger) {
-  stream_ = device_->MakeStream(StreamRole::kCompute);
+  const auto make_stream = [&](StreamRole role) {
+    ledger->AddFixed(device_->stream_bytes());
+    return device_->MakeStream(role);
+  };
+  stream_ = make_stream(StreamRole::kCompute);
   if (plan_.world > 1) {
-    gather_stream_ = device_->MakeStream(StreamRole::kGather);
-    reduce_stream_ = device_->MakeStream(StreamRole::kReduce);
+    gather_stream_ = make_stream(StreamRole::kGather);
+    reduce_stream_ = make_stream(StreamRole::kReduce);
   }
   computed_ = device_->MakeEvent();
   const StatePlacement& placement = plan_.placement;
@@ -268,15 +272,21 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     staging_ = Tensor::Empty(*states_, {staging_bytes}, DType::kU8,
                              MemoryCategory::kReduceBuffers);
   }
-  ZERO_ASSIGN_OR_RETURN(read_back_,
-                        device_->Allocate(sizeof(Scalars), MemoryKind::kHost));
-  // Also of the hashes that AgreeOnSchedule gathers.
+  ZERO_ASSIGN_OR_RETURN(host_agreed_,
+                        device_->Allocate(agreed_.bytes(), MemoryKind::kHost));
+  agreed_read_ = device_->MakeEvent();
+  for (BegunStep& step : steps_) {
+    ZERO_ASSIGN_OR_RETURN(
+        step.scalars, device_->Allocate(sizeof(Scalars), MemoryKind::kHost));
+    step.read = device_->MakeEvent();
+  }
+  // The largest are the hashes that AgreeOnSchedule gathers, or logits.
   ZERO_ASSIGN_OR_RETURN(
       host_numbers_,
       device_->Allocate(
           std::max(
-              kAgreed * static_cast<int64_t>(sizeof(double)),
-              plan_.world * static_cast<int64_t>(Hasher().HexDigest().size())),
+              plan_.world * static_cast<int64_t>(Hasher().HexDigest().size()),
+              logits_size() * static_cast<int64_t>(sizeof(float))),
           MemoryKind::kHost));
   ZERO_RETURN_IF_ERROR(ReserveUploads(transient.upload));
   read_ = device_->MakeEvent();

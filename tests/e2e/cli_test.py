@@ -90,13 +90,36 @@ class CliTest(unittest.TestCase):
             'communication.backend: "nccl" connects GPUs, but --device is cpu',
             self.error(*train, "--set", "communication.backend=nccl"))
 
+    def test_of_launched_processes_one_does_the_work(self):
+        self.train("run", "training.steps=1")
+        env = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+               "MASTER_PORT": "29500"}
+        for args, words in (
+                (("eval", "config.json"), "perplexity"),
+                (("generate", "config.json", "--tokens", "2",
+                  "--prompt", "int "), "int "),
+                (("plan", "config.json", "--no-step"), "on 2 rank(s)")):
+            with self.subTest(args=args):
+                result = self.zero(*args, env={**env, "RANK": "1"})
+                self.assertEqual(
+                    (result.returncode, result.stdout, result.stderr),
+                    (0, "", ""))
+                result = self.zero(*args, env={**env, "RANK": "0"})
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertIn(words, result.stdout)
+                self.assertIn("zero: note: WORLD_SIZE is 2, and %s takes one "
+                              "process: rank 0 does it, the others leave\n"
+                              % args[0], result.stderr)
+
     def test_plan_shows_owners_bytes_and_the_step(self):
         text = self.ok("plan", "config.json", "--ranks", "2",
                        "--set", "train_batch_size=4",
                        "--set", "zero_optimization.stage=3")
         for part in ("ZeRO stage 3 on 2 rank(s)", "per rank, sharded",
-                     "reduce buckets", "Gather(block.1)", "Update(head)"):
+                     "memory of a step, on ", "reduce buckets",
+                     "Gather(block.1)", "Update(head)"):
             self.assertIn(part, text)
+        self.assertRegex(text, r"each rank +[0-9.]+ MiB at peak: parameters ")
         self.assertNotIn("note: ", text)
         self.assertRegex(text, "gathered +[0-9,]+ bytes = the formula's [0-9,]+ "
                                "- [0-9,]+ of units that stayed in place\n")
@@ -349,6 +372,13 @@ class CliTest(unittest.TestCase):
         for part in ("on rank 0, nothing on the others", "rank 0 owns all",
                      "server receives", "worker sends"):
             self.assertIn(part, text)
+        for who in ("server", "worker"):
+            self.assertRegex(text, who + r" +[0-9.]+ MiB at peak: ")
+        # Without a GPU it says what is missing.
+        text = self.ok("plan", "config.json", "--device", "cuda")
+        if "memory of a step, on " not in text:
+            self.assertIn("note: the memory of activations and workspaces, and "
+                          "so the peak, is left out: ", text)
 
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")
@@ -495,6 +525,8 @@ class CliTest(unittest.TestCase):
                 ("comms_logger.enabled=true", ["metrics.jsonl", "--trace"]),
                 ("zero_optimization.cpu_offload=true",
                  ["not built yet: it comes with offload"]),
+                ("device=cuda", ["device: \"cuda\" is a string", "--device"]),
+                ("device.type=cuda", ["device.type", "--device cuda"]),
                 ("amp.enabled=true", ["amp", "bf16"])):
             with self.subTest(override=override):
                 text = self.error("train", "config.json", "--set", override)
@@ -515,6 +547,9 @@ class CliTest(unittest.TestCase):
         text = self.error("train", "config.json", "--device", "cuda")
         self.assertIn("cuda", text)
         self.assertEqual(text.count("\n"), 1, text)
+        result = self.zero("train", "config.json", "--device", "cuda:1")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("CUDA_VISIBLE_DEVICES", result.stderr)
 
     def test_a_wrong_number_is_one_clear_error(self):
         for args, words in (
@@ -597,7 +632,7 @@ class CliTest(unittest.TestCase):
             time.sleep(0.02)
         for one in signals:
             process.send_signal(one)
-        process.communicate(timeout=60)
+        self.stderr = process.communicate(timeout=60)[1]
         return process.returncode
 
     def test_ctrl_c_ends_at_a_step_boundary_with_everything_written(self):
@@ -686,9 +721,13 @@ class CliTest(unittest.TestCase):
                         '"n_layer": 1, "n_head": 2}')
         self.assertIn('"vocab_size": 400', shown)
 
-    def test_a_second_ctrl_c_stops_at_once(self):
-        self.assertIn(self.start_and_signal(signal.SIGINT, signal.SIGINT),
-                      (130,))
+    def test_a_second_signal_stops_at_once_and_says_what_is_kept(self):
+        # Two kinds: a second one of the first's would be lost beside it.
+        code = self.start_and_signal(signal.SIGINT, signal.SIGTERM)
+        self.assertEqual(code, 128 + signal.SIGTERM)
+        self.assertRegex(self.stderr, r"stopped at once; .*metrics\.jsonl")
+        with open(self.path("run/metrics.jsonl")) as file:
+            self.assertIn("loss", json.loads(file.readline()))
 
     def test_a_run_that_does_not_fit_is_an_error_and_no_crash(self):
         text = self.error("train", "config.json", "--set",

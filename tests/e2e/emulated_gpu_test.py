@@ -1,9 +1,15 @@
 """The program with --device cuda, on the two emulated GPUs."""
 
+import contextlib
 import json
 import os
+import re
+import signal
+import socket
+import struct
 import subprocess
 import tempfile
+import time
 import unittest
 
 ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"),
@@ -24,7 +30,7 @@ CONFIG = {
 }
 
 
-class EmulatedGpuTest(unittest.TestCase):
+class EmulatedGpuTestCase(unittest.TestCase):
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -39,6 +45,9 @@ class EmulatedGpuTest(unittest.TestCase):
     def zero(self, *args):
         return subprocess.run([ZERO, *args], cwd=self.folder, text=True,
                               capture_output=True, timeout=300)
+
+
+class EmulatedGpuTest(EmulatedGpuTestCase):
 
     def train(self, out_dir, *args):
         """(summary, losses) of a run that must succeed."""
@@ -68,6 +77,24 @@ class EmulatedGpuTest(unittest.TestCase):
             hashes[stage, backend] = summary["parameters_hash"]
         self.assertEqual(len(set(hashes.values())), 1, hashes)
 
+    def test_a_plan_predicts_the_memory_of_a_run(self):
+        for ranks, sets in ((1, ()),
+                            (2, ("zero_optimization.stage=3",
+                                 "communication.backend=nccl")),
+                            (2, ("communication.algorithm=ring",))):
+            args = ["config.json", "--device", "cuda", "--ranks", str(ranks)]
+            for one in ("training.steps=1", "training.eval_batches=0",
+                        "data.validation_fraction=0",
+                        "training.sample.tokens=0", *sets):
+                args += ["--set", one]
+            run = self.zero("train", *args).stdout
+            plan = self.zero("plan", *args).stdout
+            told = re.search(r"memory +(.* at peak: .*)", run)[1]
+            self.assertIn(" fixed ", told)
+            self.assertRegex(plan, "each rank +" + re.escape(told))
+            self.assertIn("memory of a step, on emulated GPU with 8.00 GiB",
+                          plan)
+
     def test_devices_lists_the_gpus(self):
         text = self.zero("devices").stdout
         self.assertRegex(text, r"cuda +0: emulated GPU")
@@ -80,6 +107,125 @@ class EmulatedGpuTest(unittest.TestCase):
         self.assertEqual(result.returncode, 1, result.stdout)
         self.assertIn("local", result.stderr)
         self.assertFalse(os.path.exists(self.path("run/summary.json")))
+
+    def test_the_ranks_of_a_gpu_are_told(self):
+        result = self.zero("train", "config.json", "--device", "cuda",
+                           "--ranks", "4", "--set", "training.steps=1")
+        self.assertIn("4 threads of this process on 2 GPUs, ZeRO stage",
+                      result.stdout)
+
+    def test_console_and_summary_say_the_same_of_a_fault(self):
+        started = []
+        for fault, words, end in (
+                ("0:2:stop", ": rank 0 issued ",
+                 "; rank 0 hangs and is left behind"),
+                ("1:2:mismatch", ": nccl: rank 1 differs from rank 0 at #",
+                 "")):
+            out_dir = fault.replace(":", "_")
+            process = subprocess.Popen(
+                [ZERO, "train", "config.json", "--device", "cuda",
+                 "--ranks", "2", "--set", "training.out_dir=" + out_dir,
+                 "--set", "communication.backend=nccl",
+                 "--set", "communication.timeout_seconds=2",
+                 "--inject-fault", fault],
+                cwd=self.folder, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE)
+            started.append((process, out_dir, words, end))
+        for process, out_dir, words, end in started:
+            with self.subTest(out_dir=out_dir):
+                _, said = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 1, said)
+                with open(self.path(out_dir + "/summary.json")) as f:
+                    error = json.load(f)["error"]
+                self.assertIn(words, error)
+                self.assertEqual(said, "zero: %s%s\n" % (error, end))
+
+
+class ProcessesTest(EmulatedGpuTestCase):
+    """Ranks in processes of their own, while they gather: the fake NCCL would
+    connect no more than one."""
+
+    def setUp(self):
+        super().setUp()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+
+    @contextlib.contextmanager
+    def rank(self, rank, world, *args):
+        """The process of a rank, on a machine of its own."""
+        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world),
+               "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
+        process = subprocess.Popen(
+            [ZERO, "train", "config.json", "--device", "cuda", *args],
+            cwd=self.folder, env=env, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+
+    def connect(self, first):
+        """A connection to rank 0, as soon as it listens."""
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port))
+            except ConnectionRefusedError:
+                self.assertIsNone(first.poll())
+                time.sleep(0.02)
+
+    def greet(self, first, greeting):
+        """What rank 0 answers to the greeting of another rank; the connection
+        closes behind it."""
+        frame = b"h" + greeting.encode()
+        with self.connect(first) as to:
+            to.sendall(struct.pack(">I", len(frame)) + frame)
+            size, = struct.unpack(">I", to.recv(4, socket.MSG_WAITALL))
+            return to.recv(size, socket.MSG_WAITALL).decode()
+
+    def end_of(self, process):
+        """What a process says that ends with an error."""
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 1, err)
+        return err
+
+    def test_a_signal_ends_a_rank_that_waits_for_others(self):
+        with self.rank(0, 4) as first:
+            self.connect(first).close()
+            first.send_signal(signal.SIGINT)
+            self.assertIn("zero: nccl: rank 0 was stopped by a signal while it "
+                          "waited for rank 1, rank 2 and rank 3 of 4\n",
+                          self.end_of(first))
+        with self.rank(1, 4) as other:
+            time.sleep(0.5)
+            other.send_signal(signal.SIGTERM)
+            self.assertIn("zero: stopped by a signal while rank 1 waits for "
+                          "rank 0 at 127.0.0.1:%d\n" % self.port,
+                          self.end_of(other))
+
+    def test_a_process_with_another_config_ends_all(self):
+        with self.rank(0, 2) as first, self.rank(
+                1, 2, "--set", "training.steps=4") as second:
+            for process in (first, second):
+                self.assertIn("zero: nccl: rank 1 differs from rank 0: it has "
+                              "\"training.steps: 4\", rank 0 \"training.steps: "
+                              "3\"", self.end_of(process))
+
+    def test_a_process_that_dies_before_all_are_there_ends_all(self):
+        with self.rank(0, 4) as first:
+            self.assertEqual(self.greet(first, "zero store 1\n2\n4"), "n")
+            self.assertIn("rank 2 ended without a word: its connection closed",
+                          self.end_of(first))
+
+    def test_who_does_not_belong_here_is_told_why(self):
+        with self.rank(0, 4) as first:
+            for greeting, answer in (
+                    ("zero store 2\n1\n4", "another version of zero"),
+                    ("zero store 1\n1\n2", "rank 1 is of a world of 2, rank 0 "
+                                           "of one of 4")):
+                self.assertIn(answer, self.greet(first, greeting))
 
 
 if __name__ == "__main__":

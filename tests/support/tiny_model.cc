@@ -48,12 +48,30 @@ TokenBatch::TokenBatch(int64_t batch, int64_t length, int64_t vocab,
 
 HostBatch TokenBatch::Rows(int64_t begin, int64_t count) const {
   const int64_t at = begin * length;
-  return {count,
-          length,
-          tokens.data() + at,
-          targets.data() + at,
-          positions.data() + at,
-          sample_ids.data() + begin};
+  HostBatch rows{.batch = count,
+                 .length = length,
+                 .tokens = tokens.data() + at,
+                 .targets = targets.data() + at,
+                 .positions = positions.data() + at,
+                 .sample_ids = sample_ids.data() + begin};
+  if (!cut_) return rows;
+  const int64_t end = count * length;
+  std::vector<int32_t>& offsets = offsets_.emplace_back();
+  for (int32_t i = 0; i < end; ++i) {
+    if (positions[at + i] == 0) offsets.push_back(i);
+  }
+  rows.num_sequences = offsets.size();
+  offsets.resize(end + 1, end);
+  rows.offsets = offsets.data();
+  return rows;
+}
+
+void TokenBatch::CutAtTokensBelow(int32_t below) {
+  cut_ = true;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const bool begins = i % length == 0 || tokens[i] < below;
+    positions[i] = begins ? 0 : positions[i - 1] + 1;
+  }
 }
 
 std::vector<HostBatch> TokenBatch::Split(int64_t size) const {

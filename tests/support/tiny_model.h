@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -62,10 +63,18 @@ struct TokenBatch {
   // All rows in micro-batches of `size`.
   std::vector<HostBatch> Split(int64_t size) const;
   int64_t NumValid() const;
+  // Cuts the rows into sequences, one of which begins at every token below
+  // `below` and at every row's start.
+  void CutAtTokensBelow(int32_t below);
 
   int64_t batch, length;
   std::vector<int32_t> tokens, targets, positions;
   std::vector<int64_t> sample_ids;
+
+ private:
+  bool cut_ = false;
+  // Of micro-batches that Rows made; a list, whose elements stay in place.
+  mutable std::list<std::vector<int32_t>> offsets_;
 };
 
 // A model with its memory and its executor, initialized from `seed`.

@@ -24,6 +24,8 @@ class App;
 
 namespace zero {
 
+inline constexpr char kVersion[] = "zero 0.1";
+
 // Runs a parsed command. main.cc turns OK into exit code 0, Cancelled (ended
 // by a signal, everything written) into 130, anything else into 1.
 using Command = std::function<absl::Status()>;

@@ -30,9 +30,8 @@ absl::Status Eval(RunOptions options, bool json) {
         "there is no validation data: set data.validation, or "
         "data.validation_fraction");
   }
-  ZERO_ASSIGN_OR_RETURN(
-      const EvalLoader loader,
-      MakeEvalLoader(config, /*world=*/1, data.validation.get()));
+  ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
+                        MakeEvalLoader(config, /*world=*/1, data));
   const Rank rank = MakeLoneRank(*device);
   ZERO_ASSIGN_OR_RETURN(
       const auto session,

@@ -10,6 +10,7 @@
 #include "engine/base/exceptions.h"
 #include "engine/base/nearest.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/ranks.h"
 
 namespace zero {
 namespace {
@@ -42,28 +43,31 @@ int Main(int argc, char** argv) {
   CLI::App app{"zero: trains transformer models from JSON config files"};
   app.require_subcommand(1);
   app.name("zero");
-  app.set_version_flag("--version", "zero 0.1");
+  app.set_version_flag("--version", kVersion);
   app.get_formatter()->column_width(34);
   using Add = Command (*)(CLI::App&);
   const struct {
     const char* name;
     const char* help;
     Add add;
+    bool on_all_ranks = false;  // of those that a launcher starts
   } kCommands[] = {
-      {"train", "Train the model of a config file", AddTrain},
+      {"train", "Train the model of a config file", AddTrain, true},
       {"eval", "Loss of a model on a config's validation data", AddEval},
       {"generate", "Continue a text with a model", AddGenerate},
       {"tokenize", "Make token files from text; train a tokenizer",
        AddTokenize},
       {"models", "List the model presets", AddModels},
       {"config", "Check a config and print what it resolves to", AddConfig},
-      {"plan", "Who owns what, and the actions of a step", AddPlan},
-      {"devices", "What this machine offers", AddDevices},
+      {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
+      {"devices", "What this machine offers", AddDevices, true},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;
   for (const auto& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.help);
-    commands.emplace_back(sub, command.add(*sub));
+    Command run = command.add(*sub);
+    if (!command.on_all_ranks) run = OnRankZero(command.name, std::move(run));
+    commands.emplace_back(sub, std::move(run));
   }
   std::vector<std::string> arguments = Arguments(argc, argv);
   if (!arguments.empty() && arguments[0][0] != '-') {

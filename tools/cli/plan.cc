@@ -1,5 +1,5 @@
-// `zero plan`: who owns what, and the step as a list of actions. Nothing is
-// allocated and no data is read.
+// `zero plan`: who owns what, what a step takes, and the step as a list of
+// actions. Nothing is allocated and no data is read.
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -12,7 +12,9 @@
 #include "engine/base/status.h"
 #include "engine/train/console.h"
 #include "engine/train/rank_notes.h"
+#include "engine/train/session.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/ranks.h"
 
 namespace zero {
 namespace {
@@ -116,7 +118,45 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
   }
 }
 
-absl::Status ShowPlan(const PlanFlags& flags) {
+// By the rehearsal that a run begins with, of a rank that has its device to
+// itself.
+absl::Status PrintMemory(const RunOptions& run, const Config& config,
+                         const LocalRanksOptions& ranks, bool server,
+                         Console* console) {
+  const auto device = OpenDevice(run, /*rank=*/0, config.device.cuda);
+  if (!device.ok()) {
+    console->Line(absl::StrCat(
+        "note: the memory of activations and workspaces, and so the peak, is "
+        "left out: the GPU's own kernels say what they need, and ",
+        device.status().message()));
+    return absl::OkStatus();
+  }
+  // More ranks than this machine has GPUs are those of a larger one.
+  const bool nccl = UsesNccl(run, config).value_or(true);
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (int rank = 0; rank < (server ? 2 : 1); ++rank) {
+    Rank lone =
+        MakeLoneRank(**device, rank, run.ranks, ranks.shards,
+                     nccl ? BulkAlgorithm::kNative : ranks.local.algorithm);
+    lone.sharers = 1;
+    ZERO_ASSIGN_OR_RETURN(
+        const MemoryLedger ledger,
+        PredictMemory(lone, config, MakeModelTools(), {.train = true}));
+    rows.push_back({!server     ? "each rank"
+                    : rank == 0 ? "server"
+                                : "worker",
+                    MemoryText(ledger)});
+  }
+  const DeviceInfo info = (*device)->info();
+  console->Table(
+      absl::StrFormat("memory of a step, on %s with %s", info.name,
+                      HumanBytes(static_cast<double>(info.memory_bytes))),
+      rows);
+  return absl::OkStatus();
+}
+
+absl::Status ShowPlan(PlanFlags flags) {
+  ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
@@ -146,6 +186,8 @@ absl::Status ShowPlan(const PlanFlags& flags) {
                     : "",
       micro_steps));
   PrintStates(plan, options, &console);
+  ZERO_RETURN_IF_ERROR(
+      PrintMemory(flags.run, config, ranks, plan.server, &console));
   PrintUnits(plan, &console);
   PrintBuckets("reduce buckets, as backward completes them", plan,
                plan.reduce_buckets, r, &console);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
 #include "engine/data/tokenizer.h"
 #include "models/catalog.h"
@@ -12,6 +13,17 @@
 #include "tools/cli/commands.h"
 
 namespace zero {
+
+namespace {
+
+std::string CheckDevice(const std::string& device) {
+  if (device == "cpu" || device == "cuda") return "";
+  return absl::StrCat("\"", device,
+                      "\" is not cpu or cuda; which GPUs a run sees is said by "
+                      "CUDA_VISIBLE_DEVICES");
+}
+
+}  // namespace
 
 int AllowedCores() {
   cpu_set_t cores;
@@ -33,7 +45,7 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
       ->check(WholeNumber(1, 1024));
   app.add_option("--device", options->device, "cpu or cuda")
       ->capture_default_str()
-      ->check(CLI::IsMember({"cpu", "cuda"}));
+      ->check(CLI::Validator(CheckDevice, ""));
 }
 
 void AddRanksOption(CLI::App& app, RunOptions* options) {

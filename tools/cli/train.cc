@@ -137,7 +137,9 @@ absl::Status CheckLink(const RunOptions& run) {
 }
 
 absl::Status Train(TrainFlags flags) {
-  const std::atomic<bool>* stop = InstallStopSignals();
+  const std::atomic<bool>* stop = InstallStopSignals(
+      "; training.out_dir has metrics.jsonl with the steps before, and "
+      "summary.json and weights only where they were complete already");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   flags.trace = TraceFile(flags);
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
@@ -177,6 +179,9 @@ absl::Status Train(TrainFlags flags) {
   Trace trace;
   RunStart start(flags.link);
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
+  ranks.patience = {.stop = stop, .tell = [](const std::string& line) {
+                      std::fprintf(stderr, "zero: %s\n", line.c_str());
+                    }};
   // A thread of this process hangs: nothing can be waited for or cleaned up.
   ranks.on_hang = [&](const absl::Status& error) {
     const absl::Status written = WriteTrace(trace, flags.trace, &console);

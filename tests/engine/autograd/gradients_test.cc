@@ -83,6 +83,20 @@ class GradientTest : public testing::Test {
               .loss_sum = &loss_sum_};
   }
 
+  // Cuts every row into sequences of 1, 2, 4 ... tokens.
+  void PackBatch() {
+    offsets_.clear();
+    for (int64_t i = 0; i < batch_.num_tokens(); ++i) {
+      const int64_t t = i % batch_.length + 1;
+      const bool begins = (t & (t - 1)) == 0;  // powers of two
+      positions_[i] = begins ? 0 : positions_[i - 1] + 1;
+      if (begins) offsets_.push_back(i);
+    }
+    const int64_t count = offsets_.size();
+    offsets_.resize(batch_.num_tokens() + 1, batch_.num_tokens());
+    batch_.packed = {positions_.data(), offsets_.data(), count};
+  }
+
   Context MakeContext() {
     Context ctx(*device_, *stream_, *arena_);
     ctx.training = true;
@@ -250,7 +264,7 @@ class GradientTest : public testing::Test {
   MemoryLedger ledger_;
   std::unique_ptr<Arena> arena_;
   BatchView batch_;
-  std::vector<int32_t> ids_, positions_, targets_;
+  std::vector<int32_t> ids_, positions_, targets_, offsets_;
   std::vector<int64_t> row_ids_;
   float grad_scale_ = 0.75f;
   double loss_sum_ = 0;
@@ -417,6 +431,7 @@ struct AttentionCase {
   const char* name;
   int64_t batch, length, heads, kv_heads, head_dim;
   bool rotary, qk_norm;
+  bool packed = false;  // sequences of 1, 2, 4 ... tokens in every row
 };
 
 class AttentionGradientTest
@@ -426,6 +441,7 @@ class AttentionGradientTest
 TEST_P(AttentionGradientTest, SelfAttention) {
   const AttentionCase& c = GetParam();
   SetBatch(c.batch, c.length, /*vocab=*/5);
+  if (c.packed) PackBatch();
   const int64_t half = c.head_dim / 2;
   Values cosines, sines;
   for (int64_t p = 0; p < c.length; ++p) {
@@ -468,7 +484,10 @@ INSTANTIATE_TEST_SUITE_P(
                     AttentionCase{"Rotary", 2, 17, 3, 3, 10, true, false},
                     AttentionCase{"GroupedRotary", 1, 33, 4, 1, 8, true, false},
                     AttentionCase{"NormedRotary", 2, 11, 4, 2, 12, true, true},
-                    AttentionCase{"Normed", 1, 9, 2, 1, 7, false, true}),
+                    AttentionCase{"Normed", 1, 9, 2, 1, 7, false, true},
+                    AttentionCase{"Packed", 2, 17, 6, 2, 8, false, false, true},
+                    AttentionCase{"PackedRotary", 2, 11, 2, 1, 6, true, false,
+                                  true}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST_F(GradientTest, DropoutIsLinearInItsInput) {

@@ -167,6 +167,12 @@ std::vector<UnreadCase> UnreadCases() {
       "scheduler.params.decay_step_size is 0: there is no decay";
   const char* const kNoCycle = "scheduler.params.cycle_momentum is false";
   return {
+      {"data.eos_token_id",
+       {"data.eos_token_id=7"},
+       "data.reset_attention_mask is false"},
+      {"data.eos_token_id",
+       {"data.reset_attention_mask=true", "data.eos_token_id=7"},
+       "data.tokenizer has an end of text"},
       {"training.sample.tokens",
        {no_text, vocab, "training.sample.tokens=9"},
        kNoText},
@@ -244,6 +250,9 @@ std::vector<UnreadCase> UnreadCases() {
       {"lr_scaling.warmup_epochs",
        {"lr_scaling.warmup_epochs=0"},
        "lr_scaling.rule is \"none\""},
+      {"device.fp32_logits",
+       {"device.fp32_logits=true"},
+       "the model is fp32, and so are its logits"},
       {"zero_optimization.stage3_prefetch_bucket_size",
        {"zero_optimization.stage3_prefetch_bucket_size=100"},
        kReplicated},
@@ -409,7 +418,9 @@ std::vector<std::string> Variants() {
   "train_batch_size": 8, "training": {"epochs": 2.5}})");
   texts.push_back(R"({
   "model": {"model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "intermediate_size": 96},
+            "num_attention_heads": 4, "intermediate_size": 96,
+            "vocab_size": 300},
+  "data": {"train": "a.bin", "reset_attention_mask": true, "eos_token_id": 7},
   "train_batch_size": 8, "training": {"steps": 3}})");
   return texts;
 }

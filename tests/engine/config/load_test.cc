@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/base/file.h"
 #include "tests/engine/config/config_testing.h"
@@ -384,7 +385,17 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
   EXPECT_EQ(ErrorOfSmall({"data.xyzzyxyzzy=1"}),
             "--set data.xyzzyxyzzy: unknown key; known here: train, "
             "validation, validation_fraction, format, tokenizer, "
-            "sequence_length");
+            "sequence_length, reset_attention_mask, eos_token_id");
+  // The names of others for the same.
+  for (const char* name :
+       {"reset_position_ids", "reset-attention-mask", "eod_mask_loss",
+        "packing", "packed", "attn_mask_type",
+        "block_cross_document_attention"}) {
+    EXPECT_THAT(ErrorOfSmall({absl::StrCat("data.", name, "=true")}),
+                testing::HasSubstr("reset_attention_mask\"?"));
+  }
+  EXPECT_THAT(ErrorOfSmall({"data.eod_token_id=1"}),
+              testing::HasSubstr("eos_token_id\"?"));
   EXPECT_EQ(ErrorOfText(R"({"training.steps": 3})"),
             "run.json:1:2: training.steps: unknown key; in a file, write one "
             "object per dot");
@@ -655,6 +666,30 @@ TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
   EXPECT_EQ(ErrorOfSmall({"data.tokenizer=none"}),
             "run.json:2:3: model.vocab_size: missing; want the number of "
             "ids of the tokenizer that made the token files");
+}
+
+TEST(ContradictionTest, DocumentsWithoutATokenBetweenThem) {
+  const std::vector<std::string> tokens = {"data.train=a.bin",
+                                           "model.vocab_size=300",
+                                           "data.reset_attention_mask=true"};
+  EXPECT_EQ(ErrorOfSmall(tokens),
+            "--set data.reset_attention_mask: true, but data.tokenizer is "
+            "\"none\" and can not say which token stands between documents; "
+            "want data.eos_token_id (50256 in GPT-2's token files), or the "
+            "tokenizer");
+  const auto with_id = [&](const char* id) {
+    std::vector<std::string> all = tokens;
+    all.push_back(id);
+    return all;
+  };
+  EXPECT_EQ(ErrorOfSmall(with_id("data.eos_token_id=300")),
+            "--set data.eos_token_id: 300 is no token of model.vocab_size "
+            "(--set model.vocab_size) = 300");
+  const auto loaded = LoadSmall(with_id("data.eos_token_id=299"));
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->config.data.reset_attention_mask);
+  EXPECT_EQ(loaded->config.data.eos_token_id, 299);
+  EXPECT_TRUE(LoadSmall({"data.reset_attention_mask=true"}).ok());
 }
 
 // ---- Schedules ------------------------------------------------------------

@@ -168,6 +168,100 @@ TEST_F(LoaderTest, ValidationStopsAtItsLimit) {
   EXPECT_EQ(batch.targets[20], kIgnoredTarget);
 }
 
+// ---- Documents ------------------------------------------------------------
+
+// Per row.
+std::vector<std::vector<int32_t>> PositionsOf(const Batch& batch) {
+  std::vector<std::vector<int32_t>> rows;
+  for (int64_t row = 0; row < batch.batch_size; ++row) {
+    const auto begin = batch.positions.begin() + row * batch.sequence_length;
+    rows.emplace_back(begin, begin + batch.sequence_length);
+  }
+  return rows;
+}
+
+TEST_F(LoaderTest, ADocumentTokenBeginsTheDocumentBehindIt) {
+  dir_.Write("a.txt", "abcde");
+  dir_.Write("b.txt", "f");
+  dir_.Write("c.txt", "ghijklm");
+  // abc de|f |ghij klm: windows of 4 and the next token.
+  const auto source = TokenSource::Open({dir_.File("?.txt")}).value();
+  ASSERT_EQ(source->size(), 15);
+  const EvalLoader loader =
+      EvalLoader::Create(source.get(),
+                         {.sequence_length = 4, .micro_batch_size = 5}, 0,
+                         kByteEndOfText)
+          .value();
+  Batch batch;
+  loader.Fill(0, 0, &batch);
+  // abcd, e.f., ghij, kl and what stands in for two tokens, nothing at all.
+  EXPECT_THAT(PositionsOf(batch),
+              ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(0, 0, 1, 0),
+                          ElementsAre(0, 1, 2, 3), ElementsAre(0, 1, 2, 3),
+                          ElementsAre(0, 1, 2, 3)));
+  EXPECT_EQ(batch.num_documents, 7);
+  EXPECT_THAT(batch.offsets,
+              ElementsAre(0, 4, 5, 7, 8, 12, 16, 20, 20, 20, 20, 20, 20, 20, 20,
+                          20, 20, 20, 20, 20, 20));
+  // No target is lost: "e" ends its text, and the next one begins with "f".
+  EXPECT_THAT(std::vector<int32_t>(batch.targets.begin() + 4,
+                                   batch.targets.begin() + 8),
+              ElementsAre(256, 'f', 256, 'g'));
+  EXPECT_EQ(batch.num_valid_targets, 14);
+  EXPECT_EQ(loader.num_targets(), 14);
+}
+
+TEST_F(LoaderTest, WhatStandsInForTokensBeginsNoDocument) {
+  // Token 0 is the document token, and stands behind the end of the data.
+  const EvalLoader loader =
+      EvalLoader::Create(Source(6),
+                         {.sequence_length = 4, .micro_batch_size = 3}, 0,
+                         /*document_token=*/0)
+          .value();
+  Batch batch;
+  loader.Fill(0, 0, &batch);
+  EXPECT_EQ(batch.num_documents, 3);
+  EXPECT_THAT(PositionsOf(batch), Each(ElementsAre(0, 1, 2, 3)));
+}
+
+TEST_F(LoaderTest, DocumentsAreTheSameForEveryWorldSizeAndReusedBatch) {
+  const TokenSource* source = Source(5000);
+  const auto step = [&](int64_t world, int32_t document_token, Batch* batch) {
+    const Loader loader = Loader::Create(source,
+                                         {.sequence_length = 100,
+                                          .micro_batch_size = 12 / world,
+                                          .world = world},
+                                         5, document_token)
+                              .value();
+    std::vector<std::vector<int32_t>> rows;
+    int64_t documents = 0;
+    for (int64_t rank = 0; rank < world; ++rank) {
+      loader.Fill(1, 0, rank, batch);
+      documents += batch->num_documents;
+      for (auto& row : PositionsOf(*batch)) rows.push_back(std::move(row));
+    }
+    return std::pair(rows, documents);
+  };
+  Batch reused, fresh;
+  const auto want = step(1, 7, &reused);
+  EXPECT_GT(want.second, 12);
+  // Every document but a row's first begins with the token.
+  for (int64_t d = 0; d < reused.num_documents; ++d) {
+    const int32_t begin = reused.offsets[static_cast<size_t>(d)];
+    EXPECT_TRUE(begin % 100 == 0 ||
+                reused.tokens[static_cast<size_t>(begin)] == 7);
+    EXPECT_EQ(reused.positions[static_cast<size_t>(begin)], 0);
+  }
+  for (const int64_t world : {2, 3, 4}) {
+    EXPECT_EQ(step(world, 7, &reused), want);
+  }
+  // And without documents, what a fresh one holds.
+  EXPECT_EQ(step(4, kNoDocumentToken, &reused),
+            step(4, kNoDocumentToken, &fresh));
+  EXPECT_TRUE(reused.offsets.empty());
+  EXPECT_EQ(reused.num_documents, 0);
+}
+
 TEST_F(LoaderTest, OneTokenIsTooFewToValidate) {
   EXPECT_THAT(std::string(EvalLoader::Create(
                               Source(1),

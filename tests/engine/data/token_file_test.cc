@@ -281,6 +281,23 @@ TEST_F(TokenFileTest, TextNeedsRoomForItsBytesAndTheEndOfText) {
   EXPECT_FALSE(Open("b.txt").value()->ValidateTokens(128, 2).ok());
 }
 
+TEST_F(TokenFileTest, ContainsSeesTokensAndWhatStandsBetweenTexts) {
+  dir_.Write("a.txt", "ab");
+  dir_.Write("b.txt", "c");
+  const auto texts = Open("*.txt").value();
+  EXPECT_TRUE(texts->Contains('c'));
+  EXPECT_FALSE(texts->Contains('d'));
+  EXPECT_TRUE(texts->Contains(kByteEndOfText));
+  EXPECT_FALSE(texts->View(0, 2)->Contains(kByteEndOfText));
+  EXPECT_FALSE(Open("a.txt").value()->Contains(kByteEndOfText));
+  // Behind more than is read at once.
+  std::vector<uint16_t> tokens((1 << 20) + 3, 1);
+  tokens.back() = 5;
+  dir_.Write("c.bin", LlmcU16(tokens));
+  EXPECT_TRUE(Open("c.bin").value()->Contains(5));
+  EXPECT_FALSE(Open("c.bin").value()->View(0, 1 << 20)->Contains(5));
+}
+
 // Random bytes over a whole file, cut at random: opening gives a source whose
 // every token can be read, or an error; never a crash.
 TEST_F(TokenFileTest, TenThousandMutatedFilesDoNotCrash) {

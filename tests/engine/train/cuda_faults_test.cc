@@ -56,6 +56,70 @@ TEST(CudaFaultsTest, AStepWaitsForItsDeviceOnce) {
   }
 }
 
+// Nothing runs on the emulated GPU before somebody waits for it.
+TEST(CudaFaultsTest, AStepBeginsWhileTheOneBeforeItIsStillToRun) {
+  const auto device = Gpu(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  const auto train = [&](bool ahead) {
+    Rig rig(**device, TinyConfig(ModelFamily::kGpt2), {.max_grad_norm = 1});
+    std::vector<double> losses;
+    const auto begin = [&](int step) {
+      const TokenBatch batch(4, kLength, kVocab, step);
+      const HostBatch all = batch.All();
+      const int64_t waits = NumWaits(), kernels = emulator::NumKernels();
+      ASSERT_TRUE(rig->Begin({.micro_batches = {&all, 1},
+                              .num_valid_targets = batch.NumValid(),
+                              .lr = 1e-2f,
+                              .beta1 = -1,
+                              .optimizer_step = step,
+                              .inherits_skip = ahead && step > 1})
+                      .ok());
+      if (step == 1) return;  // makes room for batches
+      EXPECT_EQ(NumWaits(), waits);
+      EXPECT_EQ(emulator::NumKernels(), kernels);
+    };
+    const auto finish = [&] {
+      const int64_t waits = NumWaits();
+      const absl::StatusOr<StepOutput> output = rig->Finish();
+      ASSERT_TRUE(output.ok()) << output.status();
+      EXPECT_EQ(NumWaits(), waits + 1);
+      losses.push_back(output->loss);
+    };
+    for (int step = 1; step <= 5; ++step) {
+      begin(step);
+      if (!ahead || step > 1) finish();
+    }
+    if (ahead) finish();
+    return losses;
+  };
+  EXPECT_EQ(train(true), train(false));
+}
+
+TEST(CudaFaultsTest, NoGpuIsSaidWithItsReasonAndTheRemedy) {
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  const auto why = [](cudaError_t count_error) {
+    emulator::FailCall("cudaGetDeviceCount", 1, count_error);
+    const absl::Status status = MakeCudaDevice(0).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("device cuda:0: no GPU can be used: "),
+                      HasSubstr("or use --device cpu")));
+    return std::string(status.message());
+  };
+  EXPECT_THAT(
+      why(cudaErrorInsufficientDriver),
+      AllOf(HasSubstr("driver here is for CUDA 13"), HasSubstr("; update it")));
+  emulator::FailCall("cudaDriverGetVersion", 1, cudaErrorInvalidValue);
+  EXPECT_THAT(why(cudaErrorInsufficientDriver),
+              HasSubstr("(libcuda.so.1) is not on this machine; install it"));
+  EXPECT_THAT(why(cudaErrorNoDevice), HasSubstr("ask nvidia-smi"));
+  setenv("CUDA_VISIBLE_DEVICES", "9", 1);
+  EXPECT_THAT(why(cudaErrorNoDevice),
+              HasSubstr("none with CUDA_VISIBLE_DEVICES=\"9\"; change that"));
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_THAT(why(cudaErrorUnknown), HasSubstr("CUDA does not start ("));
+}
+
 // Two ranks on a GPU each, everything sharded.
 Job TwoRanks() {
   Job job;
@@ -73,15 +137,18 @@ absl::Status RunJob(const Job& job) {
 
 TEST(CudaFaultsTest, OnSeveralRanksTooAStepWaitsOnce) {
   Job job = TwoRanks();
-  job.steps = 1;
-  ASSERT_TRUE(RunJob(job).ok());  // what is made once
-  int64_t before = NumWaits();
-  ASSERT_TRUE(RunJob(job).ok());
-  const int64_t one_step = NumWaits() - before;
-  job.steps = 5;
-  before = NumWaits();
-  ASSERT_TRUE(RunJob(job).ok());
-  EXPECT_EQ(NumWaits() - before - one_step, 4 * job.world);
+  for (const bool ahead : {false, true}) {
+    job.ahead = ahead;
+    job.steps = 2;
+    ASSERT_TRUE(RunJob(job).ok());  // what is made once
+    int64_t before = NumWaits();
+    ASSERT_TRUE(RunJob(job).ok());
+    const int64_t two_steps = NumWaits() - before;
+    job.steps = 6;
+    before = NumWaits();
+    ASSERT_TRUE(RunJob(job).ok());
+    EXPECT_EQ(NumWaits() - before - two_steps, 4 * job.world);
+  }
 }
 
 // Wherever a kernel can not be launched, in a collective too, the run ends with
@@ -177,8 +244,44 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
   EXPECT_THAT(std::string(session.status().message()),
               AllOf(HasSubstr("at its peak (optimizer "), HasSubstr("fixed 0."),
                     HasSubstr("emulated GPU has 8.00 GiB"),
-                    HasSubstr("choose a smaller model.preset")));
+                    HasSubstr("; start more ranks on GPUs of their own with "
+                              "zero_optimization.stage 3, or choose a smaller "
+                              "model.preset")));
   EXPECT_EQ((*device)->memory().free_bytes, before);
+}
+
+// On one rank and, with more streams, on two.
+TEST(CudaFaultsTest, MemoryIsPredictedToTheByte) {
+  Config config;
+  config.model = TinyConfig(ModelFamily::kGpt2);
+  config.train_micro_batch_size_per_gpu = 2;
+  config.gradient_accumulation_steps = 1;
+  config.data.sequence_length = kLength;
+  config.zero_optimization.stage = 3;
+  for (const int world : {1, 2}) {
+    LocalRanksOptions options = MakeRanksOptions(config, world);
+    options.num_devices = NumCudaDevices();
+    // One rank rotates nothing, and an empty allocation takes a byte.
+    const int64_t empty = world == 1 ? 1 : 0;
+    const absl::Status status =
+        RunLocalRanks(world, options, Gpu, [&](const Rank& rank) {
+          const auto session =
+              Session::Make(rank, config, {.make = MakeModel}, {.train = true});
+          if (!session.ok()) return session.status();
+          const DeviceMemory now = rank.device->memory();
+          const auto fixed_of = [](const MemoryLedger& ledger) {
+            return ledger.peak_bytes(MemoryCategory::kFixed);
+          };
+          const int64_t fixed = fixed_of((*session)->predicted());
+          EXPECT_GT(fixed, now.context_bytes);
+          EXPECT_EQ(now.total_bytes - now.free_bytes,
+                    fixed + (*session)->executor().reserved_bytes() + empty);
+          (*session)->MeasureFixed();
+          EXPECT_EQ(fixed_of((*session)->ledger()), fixed + empty);
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 }  // namespace

@@ -90,6 +90,14 @@ TEST(CudaStepTest, EveryOptimizerTakesTheStepsOfTheCpu) {
   }
 }
 
+TEST(CudaStepTest, PackedStepsAreThoseOfTheCpu) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    Job job = JobOf(ModelFamily::kGpt2, dtype);
+    job.packed = true;
+    ExpectTheSameSteps(job);
+  }
+}
+
 TEST(CudaStepTest, EveryStageGivesTheSameBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const int world : {1, 2, 4}) {
@@ -103,6 +111,22 @@ TEST(CudaStepTest, EveryStageGivesTheSameBits) {
         EXPECT_EQ(Train(job, Gpu), want);
       }
     }
+  }
+}
+
+TEST(CudaStepTest, AStepThatBeginsBeforeTheLastOneIsFinishedHasItsBits) {
+  struct Way {
+    int world, stage;
+  };
+  for (const auto& [world, stage] : {Way{1, 0}, Way{2, 1}, Way{2, 3}}) {
+    SCOPED_TRACE(testing::Message() << world << " ranks, stage " << stage);
+    Job job = JobOf(ModelFamily::kGpt2, DType::kBF16);
+    job.world = world;
+    job.micro_steps = 2;
+    job.options = AtStage(job.options, stage);
+    const Outcome want = Train(job, Gpu);
+    job.ahead = true;
+    EXPECT_EQ(Train(job, Gpu), want);
   }
 }
 

@@ -115,8 +115,8 @@ TEST(RankNotesTest, KeysOfAGpuChangeNothingOnTheCpu) {
   EXPECT_THAT(DeviceNotes(Load({"device.allow_tf32=false"}), *cpu), IsEmpty());
   const std::vector<std::string> values = {
       "allow_tf32=true", "deterministic_attention=true", "time_algorithms=true",
-      "loss_chunk_rows=7"};
-  std::vector<std::string> overrides;
+      "fp32_logits=true", "loss_chunk_rows=7"};
+  std::vector<std::string> overrides = {"bf16.enabled=true"};
   for (const std::string& value : values)
     overrides.push_back("device." + value);
   const auto notes = DeviceNotes(Load(overrides), *cpu);

@@ -25,9 +25,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/catalog.h"
-#include "models/hf_config.h"
 #include "models/registry.h"
 #include "nlohmann/json.hpp"
+#include "tests/support/model_tools.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
@@ -36,17 +36,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-ModelTools Tools() {
-  return {.make = MakeModel,
-          .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model,
-                                int64_t length) -> TokenFlops {
-            return {.model = FlopsPerToken(model, length),
-                    .causal = FlopsPerToken(model, length, /*causal=*/true),
-                    .recomputed = RecomputedFlopsPerToken(model, length)};
-          }};
-}
 
 // Sentences that differ in their numbers: some 12,000 bytes to learn from.
 std::string SmallText() {
@@ -99,7 +88,7 @@ class TrainerTest : public testing::Test {
               const std::function<void(Trainer&)>& prepare = {},
               const std::atomic<bool>* stop = nullptr,
               const decltype(ModelTools::make)& make = MakeModel) {
-    ModelTools tools = Tools();
+    ModelTools tools = TestModelTools();
     tools.make = make;
     Outcome outcome;
     char* text = nullptr;
@@ -137,9 +126,9 @@ class TrainerTest : public testing::Test {
           return MakeCpuDevice(1);
         },
         [&](const Rank& rank) -> absl::Status {
-          ZERO_ASSIGN_OR_RETURN(
-              const auto trainer,
-              Trainer::Make(rank, loaded, Tools(), &silent, nullptr, &start));
+          ZERO_ASSIGN_OR_RETURN(const auto trainer,
+                                Trainer::Make(rank, loaded, TestModelTools(),
+                                              &silent, nullptr, &start));
           if (prepare) prepare(rank, *trainer);
           return trainer->Run().status();
         });
@@ -257,16 +246,19 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
 TEST_F(TrainerTest, TwoRunsDoNotWriteToOneFolderAtOnce) {
   const LoadedConfig loaded = Load({"training.steps=2"});
   Console silent(nullptr, /*is_terminal=*/false);
-  auto first = Trainer::Make(rank(), loaded, Tools(), &silent, nullptr);
+  auto first =
+      Trainer::Make(rank(), loaded, TestModelTools(), &silent, nullptr);
   ASSERT_TRUE(first.ok()) << first.status();
   const Rank other = MakeLoneRank(*device_);
-  auto second = Trainer::Make(other, loaded, Tools(), &silent, nullptr);
+  auto second =
+      Trainer::Make(other, loaded, TestModelTools(), &silent, nullptr);
   EXPECT_EQ(second.status().message(),
             "training.out_dir: another run is writing to '" + dir_.File("run") +
                 "'; wait until it ends, or choose another folder");
   EXPECT_TRUE((*first)->Run().ok());
   first->reset();
-  EXPECT_TRUE(Trainer::Make(other, loaded, Tools(), &silent, nullptr).ok());
+  EXPECT_TRUE(
+      Trainer::Make(other, loaded, TestModelTools(), &silent, nullptr).ok());
 }
 
 TEST_F(TrainerTest, OneRankSaysWhichKeysItDoesNotRead) {
@@ -339,8 +331,8 @@ TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
                            dir_.File("run/final"), "\"}"),
               precision},
              "again");
-    auto session =
-        Session::Make(rank(), again.config, Tools(), {.evaluate = true});
+    auto session = Session::Make(rank(), again.config, TestModelTools(),
+                                 {.evaluate = true});
     ASSERT_TRUE(session.ok()) << session.status();
     // A session that does not train has no master weights: in bf16 the hash
     // is that of the rounded values.
@@ -349,8 +341,7 @@ TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
     }
     const auto data = OpenRunData(again.config, false, 1);
     ASSERT_TRUE(data.ok()) << data.status();
-    const auto loader =
-        MakeEvalLoader(again.config, /*world=*/1, data->validation.get());
+    const auto loader = MakeEvalLoader(again.config, /*world=*/1, *data);
     ASSERT_TRUE(loader.ok());
     const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
     EXPECT_EQ(**MeanLoss((*session)->executor(), rank_, *loader,
@@ -595,8 +586,8 @@ TEST_F(TrainerTest, AFullDiskForMetricsDoesNotCostTheWeights) {
     const LoadedConfig saved =
         Load({absl::StrCat("model={\"from_pretrained\": \"",
                            dir_.File("run/final.failed"), "\"}")});
-    auto session =
-        Session::Make(rank(), saved.config, Tools(), {.evaluate = true});
+    auto session = Session::Make(rank(), saved.config, TestModelTools(),
+                                 {.evaluate = true});
     ASSERT_TRUE(session.ok()) << session.status();
     EXPECT_EQ(*(*session)->ParametersHash(), json["parameters_hash"]);
   }
@@ -735,9 +726,29 @@ TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
   EXPECT_NEAR(summary["exposed_seconds"].get<double>(), 1e-3 * total, 1e-9);
 }
 
+TEST_F(TrainerTest, ARunOfSecondsMeasuresTheMachineOnce) {
+  ModelTools tools = TestModelTools();
+  int measured = 0;
+  tools.product_rate = [&](Device&, DType) -> ProductRate {
+    ++measured;
+    return {.flops = 1e13, .size = 1024};
+  };
+  Console silent(nullptr, /*is_terminal=*/false);
+  auto trainer = Trainer::Make(rank(), Load({"training.steps=1"}), tools,
+                               &silent, nullptr);
+  ASSERT_TRUE(trainer.ok()) << trainer.status();
+  EXPECT_TRUE((*trainer)->Run().ok());
+  EXPECT_EQ(measured, 1);
+}
+
 TEST_F(TrainerTest, RanksOfAProcessCheckTheDataAndMeasureTheMachineOnce) {
   const LoadedConfig loaded = Load({});
   RunStart start;
+  ModelTools tools = TestModelTools();
+  std::atomic<int> measured = 0;
+  tools.product_rate = [&](Device&, DType) -> ProductRate {
+    return {.flops = 1.0 * ++measured, .size = 1024};
+  };
   std::vector<const RunData*> data(3);
   std::vector<double> rates(3);
   const absl::Status status = RunLocalRanks(
@@ -747,18 +758,16 @@ TEST_F(TrainerTest, RanksOfAProcessCheckTheDataAndMeasureTheMachineOnce) {
       },
       [&](const Rank& rank) -> absl::Status {
         ZERO_ASSIGN_OR_RETURN(data[rank.rank()], start.Data(loaded.config, 1));
-        rates[rank.rank()] = start.Product(*rank.device, DType::kF32).flops;
+        rates[rank.rank()] =
+            start.Product(tools, *rank.device, DType::kF32).flops;
         return absl::OkStatus();
       });
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_NE(data[0], nullptr);
   EXPECT_GT(data[0]->train->size(), 0);
-  EXPECT_GT(rates[0], 0);
-  for (int rank : {1, 2}) {
-    EXPECT_EQ(data[rank], data[0]);
-    // Two measurements would not agree to the last bit.
-    EXPECT_EQ(rates[rank], rates[0]);
-  }
+  EXPECT_EQ(data[1], data[0]);
+  EXPECT_EQ(data[2], data[0]);
+  EXPECT_EQ(rates, std::vector<double>(3, 1));
 
   // An error is that of all.
   dir_.Write("text.txt", std::string(1000, '\0'));
@@ -938,7 +947,8 @@ TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
       Load(with(with(epochs, "scheduler.type=WSD"),
                 absl::StrCat("scheduler.params.decay_num_steps=", steps + 1)));
   Console console(stdout, /*is_terminal=*/false);
-  const auto trainer = Trainer::Make(rank(), decay, Tools(), &console, nullptr);
+  const auto trainer =
+      Trainer::Make(rank(), decay, TestModelTools(), &console, nullptr);
   EXPECT_EQ(trainer.status().message(),
             absl::StrCat("scheduler.params.decay_num_steps: ", steps + 1,
                          " is more than the ", steps,
@@ -950,7 +960,7 @@ TEST_F(TrainerTest, AFolderThatCanNotBeMadeNamesTheKey) {
   const LoadedConfig loaded = Load({"training.out_dir=/proc/run"});
   Console console(stdout, /*is_terminal=*/false);
   const auto trainer =
-      Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
+      Trainer::Make(rank(), loaded, TestModelTools(), &console, nullptr);
   EXPECT_EQ(trainer.status().message(),
             "training.out_dir: cannot create the folder '/proc/run': no folder "
             "can be made in '/proc'; choose another place");
@@ -982,7 +992,7 @@ TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
     constexpr int64_t kContext = 24;
     const LoadedConfig loaded =
         Load({absl::StrCat("model={\"preset\": \"", family, "\"}")});
-    auto session = Session::Make(rank(), loaded.config, Tools(),
+    auto session = Session::Make(rank(), loaded.config, TestModelTools(),
                                  {.generate_tokens = kContext});
     ASSERT_TRUE(session.ok()) << session.status();
     for (int64_t length = 1; length <= kContext + 5; ++length) {
@@ -998,8 +1008,8 @@ TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
 
 TEST_F(TrainerTest, GenerationIsAFunctionOfItsSeedAndStopsWhenTold) {
   const LoadedConfig loaded = Load({});
-  auto session =
-      Session::Make(rank(), loaded.config, Tools(), {.generate_tokens = 32});
+  auto session = Session::Make(rank(), loaded.config, TestModelTools(),
+                               {.generate_tokens = 32});
   ASSERT_TRUE(session.ok()) << session.status();
   Executor& executor = (*session)->executor();
   const std::vector<int32_t> text = GenerateAll(executor, 4, 32, 20);
@@ -1095,6 +1105,81 @@ TEST_F(TrainerTest, TokenFilesOfAnotherTokenizerAreRefused) {
             absl::string_view::npos);
 }
 
+// ---- Documents ------------------------------------------------------------
+
+TEST_F(TrainerTest, DocumentsThatDoNotSeeEachOther) {
+  // Some in one window, some over several.
+  const std::string text = SmallText();
+  size_t begin = 0;
+  for (int i = 0; begin < text.size(); ++i) {
+    const size_t bytes = i % 7 == 0 ? 150 : 5 + i % 40;
+    dir_.Write(absl::StrCat("text_", 1000 + i, ".txt"),
+               text.substr(begin, bytes));
+    begin += bytes;
+  }
+  const std::vector<std::string> together = {
+      "data.train=" + dir_.File("text_*.txt"), "training.steps=6",
+      "training.sample.prompt=", "training.save_final=false"};
+  std::vector<std::string> apart = together;
+  apart.push_back("data.reset_attention_mask=true");
+  const auto with = [&](const std::string& one) {
+    std::vector<std::string> all = apart;
+    all.push_back(one);
+    return all;
+  };
+  const Outcome run = Run(Load(apart));
+  ASSERT_TRUE(run.summary.ok()) << run.summary.status();
+  EXPECT_THAT(run.printed, HasSubstr("sequences of 32, documents apart"));
+  EXPECT_LT(run.summary->final_loss, run.summary->first_loss - 0.5);
+  // Every target counts.
+  EXPECT_EQ(run.summary->tokens, 6 * 8 * 32);
+  const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  for (const char* category : {"activations", "workspace", "total"}) {
+    EXPECT_EQ(json["peak_bytes"][category],
+              json["predicted_peak_bytes"][category])
+        << category;
+  }
+  EXPECT_EQ(Hash(with("activation_checkpointing.enabled=true")),
+            run.summary->parameters_hash);
+  const Outcome stream = Run(Load(together));
+  ASSERT_TRUE(stream.summary.ok()) << stream.summary.status();
+  EXPECT_NE(stream.summary->parameters_hash, run.summary->parameters_hash);
+  EXPECT_NE(stream.summary->validation_loss, run.summary->validation_loss);
+
+  const auto of_ranks = [&](const std::string& stage) {
+    const absl::Status status =
+        RunRanks(2, with("zero_optimization.stage=" + stage), "ranks");
+    EXPECT_TRUE(status.ok()) << status;
+    return nlohmann::json::parse(
+        dir_.Read("ranks/summary.json"))["parameters_hash"];
+  };
+  EXPECT_EQ(of_ranks("0"), of_ranks("3"));
+}
+
+TEST_F(TrainerTest, OneDocumentIsNoneToTellApart) {
+  const auto open = [&](const std::vector<std::string>& overrides) {
+    return OpenRunData(Load(overrides).config, /*need_train=*/true, 1);
+  };
+  const std::string apart = "data.reset_attention_mask=true";
+  const auto text = open({apart});
+  EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(text.status().message()),
+              HasSubstr("is the end-of-text token 256, so that there is one "
+                        "document only; give every document a file"));
+  std::string tokens;
+  for (int i = 0; i < 4000; ++i) tokens += {static_cast<char>(i % 100), '\0'};
+  dir_.Write("a.bin", tokens);
+  const std::string file = "data.train=" + dir_.File("a.bin");
+  const std::string vocab = "model.vocab_size=257";
+  EXPECT_EQ(open({file, vocab, apart, "data.eos_token_id=99"})->document_token,
+            99);
+  const auto wrong = open({file, vocab, apart, "data.eos_token_id=100"});
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr("name the token between documents (data.tokenizer, "
+                        "data.eos_token_id)"));
+  EXPECT_EQ(open({file, vocab})->document_token, kNoDocumentToken);
+}
+
 TEST_F(TrainerTest, AnEmptyPromptIsATokenThatTheModelHas) {
   const auto bytes = MakeByteTokenizer();
   EXPECT_EQ(EncodePrompt(*bytes, "", 257), std::vector<int32_t>{256});
@@ -1109,11 +1194,12 @@ TEST_F(TrainerTest, ADataFileThatIsMissingOrTooSmallIsAnErrorBeforeTheRun) {
   size_t size = 0;
   std::FILE* file = open_memstream(&text, &size);
   Console console(file, false);
-  auto trainer = Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
+  auto trainer =
+      Trainer::Make(rank(), loaded, TestModelTools(), &console, nullptr);
   EXPECT_FALSE(trainer.ok());
   EXPECT_FALSE(std::filesystem::exists(dir_.File("run/metrics.jsonl")));
   std::filesystem::remove(dir_.File("text.txt"));
-  trainer = Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
+  trainer = Trainer::Make(rank(), loaded, TestModelTools(), &console, nullptr);
   EXPECT_EQ(trainer.status().code(), absl::StatusCode::kNotFound)
       << trainer.status();
   std::fclose(file);
@@ -1132,7 +1218,7 @@ TEST_F(TrainerTest, TheLargestCountsStillMakeATrainer) {
     const LoadedConfig loaded = Load({absl::StrCat(path, "=1e12")});
     Console console(nullptr, /*is_terminal=*/false);
     const auto trainer =
-        Trainer::Make(rank(), loaded, Tools(), &console, nullptr);
+        Trainer::Make(rank(), loaded, TestModelTools(), &console, nullptr);
     EXPECT_TRUE(trainer.ok()) << path << ": " << trainer.status();
   }
 }

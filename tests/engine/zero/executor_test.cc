@@ -4,6 +4,7 @@
 
 #include "engine/zero/executor.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -411,6 +412,61 @@ TEST_F(ExecutorTest, RecomputeWithDropoutChangesNoBit) {
   }
 }
 
+// ---- Packed rows ----------------------------------------------------------
+
+// Every sequence of `packed` as a row of its own, filled up with tokens that
+// stand behind it and whose targets do not count.
+TokenBatch EachInARow(const TokenBatch& packed) {
+  const std::vector<int32_t>& positions = packed.positions;
+  TokenBatch rows(std::count(positions.begin(), positions.end(), 0),
+                  packed.length, kVocab, /*seed=*/7);
+  std::fill(rows.targets.begin(), rows.targets.end(), -1);
+  int64_t row = -1;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    row += positions[i] == 0;
+    const int64_t at = row * packed.length + positions[i];
+    rows.tokens[at] = packed.tokens[i];
+    rows.targets[at] = packed.targets[i];
+  }
+  return rows;
+}
+
+TEST_F(ExecutorTest, PackedSequencesAreThoseThatHaveARowEach) {
+  for (ModelFamily family : kFamilies) {
+    for (const bool recompute : {false, true}) {
+      SCOPED_TRACE(testing::Message()
+                   << ModelFamilyName(family) << " recompute " << recompute);
+      ExecutorOptions options = Options();
+      options.recompute = recompute;
+      const auto packed = MakeRig(TinyConfig(family), options);
+      const auto alone = MakeRig(TinyConfig(family), options);
+      TokenBatch batch = MakeBatch(3);
+      const double uncut = packed->EvalLossSum(batch.All());
+      batch.CutAtTokensBelow(kVocab / 5);
+      const TokenBatch rows = EachInARow(batch);
+      ASSERT_GT(rows.batch, 2 * kBatch);
+      ASSERT_EQ(rows.NumValid(), batch.NumValid());
+
+      const double sum = packed->EvalLossSum(batch.All());
+      EXPECT_NEAR(alone->EvalLossSum(rows.All()), sum, 1e-6 * sum);
+      EXPECT_GT(std::fabs(uncut - sum), 1e-4 * sum);
+      // In micro-batches that the others' sequences are not in.
+      const StepOutput a = packed->Step(batch, 1e-3f, 2);
+      const StepOutput b = alone->Step(rows, 1e-3f);
+      EXPECT_NEAR(a.loss, b.loss, 1e-6 * b.loss);
+      EXPECT_NEAR(a.grad_norm, b.grad_norm, 1e-5 * b.grad_norm);
+      for (const Parameter* p : packed->model().AllParameters()) {
+        // The order of sums differs.
+        EXPECT_LE(
+            RelativeDifference(packed->Gradient(*p),
+                               alone->Gradient(alone->parameter(p->name))),
+            1e-5)
+            << p->name;
+      }
+    }
+  }
+}
+
 // ---- Steps that are skipped -----------------------------------------------
 
 // Writes `value` into one gradient element before the norm of the next step.
@@ -461,6 +517,51 @@ TEST_F(ExecutorTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
       EXPECT_EQ(*(*hit)->FirstNonFiniteGradient(), "");
       EXPECT_EQ(good->ReadAll(), hit->ReadAll());
     }
+  }
+}
+
+// It was begun before anybody knew.
+TEST_F(ExecutorTest, AStepBehindASkippedOneIsSkippedWithIt) {
+  for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdam,
+                             OptimizerKind::kSgd, OptimizerKind::kLamb}) {
+    ExecutorOptions options = Options(kind);
+    options.optimizer.momentum = 0.9;
+    options.max_grad_norm = 1;
+    const ModelConfig config = TinyConfig(ModelFamily::kLlama);
+    const auto good = MakeRig(config, options);
+    const auto hit = MakeRig(config, options);
+    good->Step(MakeBatch(1), 1e-2f);
+    hit->Step(MakeBatch(1), 1e-2f);
+
+    const Floats before = hit->ReadAll();
+    InjectOnce(*hit, "block.1.mlp.down.weight",
+               std::numeric_limits<float>::quiet_NaN());
+    for (const int64_t step : {2, 3}) {
+      const TokenBatch batch = MakeBatch(step);
+      const HostBatch all = batch.All();
+      ASSERT_TRUE((*hit)
+                      ->Begin({.micro_batches = {&all, 1},
+                               .num_valid_targets = batch.NumValid(),
+                               .lr = 1e-2f,
+                               .beta1 = -1,
+                               .optimizer_step = step,
+                               .inherits_skip = step == 3})
+                      .ok());
+    }
+    for (const bool has_norm : {false, true}) {
+      const absl::StatusOr<StepOutput> output = (*hit)->Finish();
+      ASSERT_TRUE(output.ok()) << output.status();
+      EXPECT_TRUE(output->skipped);
+      EXPECT_EQ(std::isfinite(output->grad_norm), has_norm);
+    }
+    EXPECT_EQ(hit->ReadAll(), before);
+    for (int step = 4; step < 6; ++step) {
+      const StepOutput a = good->Step(MakeBatch(step), 1e-2f);
+      const StepOutput b = hit->Step(MakeBatch(step), 1e-2f);
+      EXPECT_FALSE(b.skipped);
+      EXPECT_EQ(a.loss, b.loss);
+    }
+    EXPECT_EQ(good->ReadAll(), hit->ReadAll());
   }
 }
 

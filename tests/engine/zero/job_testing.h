@@ -48,6 +48,8 @@ struct Job {
   int64_t micro_steps = 1;
   int steps = 3;
   float loss_scale = 1;
+  bool ahead = false;   // steps begin before the one before them is finished
+  bool packed = false;  // several sequences in a row
   std::function<std::unique_ptr<Model>()> make;  // null: config's
   // What goes around the ranks' communicators.
   decltype(LocalRanksOptions::wrap) wrap;
@@ -76,8 +78,9 @@ inline LocalRanksOptions RanksOf(const Job& job) {
 }
 
 // A batch with ignored targets, more of them on some ranks than on others.
-inline TokenBatch GlobalBatch(int64_t batch, int step) {
+inline TokenBatch GlobalBatch(int64_t batch, int step, bool packed = false) {
   TokenBatch tokens(batch, kLength, kVocab, step + 1);
+  if (packed) tokens.CutAtTokensBelow(kVocab / 4);
   for (size_t i = 0; i < tokens.targets.size() / 3; i += 2) {
     tokens.targets[i] = -1;
   }
@@ -89,7 +92,7 @@ inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   Rig rig(imagined, job.Make(), job.options, {kUnlimited, kUnlimited});
-  const TokenBatch batch(rows, kLength, kVocab, 1);
+  const TokenBatch batch = GlobalBatch(rows, 0, job.packed);
   rig.Step(batch, 0, rows / job.micro_steps);
   rig.EvalLossSum(batch.All());
   for (const Parameter* parameter : rig.model().AllParameters()) {
@@ -107,28 +110,35 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
   rig->rotating().set_poison_freed(true);
   if (job.prepare) job.prepare(rank, rig);
   Outcome outcome;
+  const auto finish = [&]() -> absl::Status {
+    ZERO_ASSIGN_OR_RETURN(const StepOutput output, rig->Finish());
+    outcome.losses.push_back(output.loss);
+    outcome.norms.push_back(output.grad_norm);
+    if (job.between) job.between(rig);
+    return absl::OkStatus();
+  };
   for (int step = 0; step < job.steps; ++step) {
-    const TokenBatch batch = GlobalBatch(job.batch, step);
+    const TokenBatch batch = GlobalBatch(job.batch, step, job.packed);
     std::vector<HostBatch> parts;
     const int64_t size = rows / job.micro_steps;
     for (int64_t micro = 0; micro < job.micro_steps; ++micro) {
       parts.push_back(
           batch.Rows((micro * job.world + rank.rank()) * size, size));
     }
-    ZERO_ASSIGN_OR_RETURN(
-        const StepOutput output,
-        rig->Step({.micro_batches = parts,
-                   .num_valid_targets = batch.NumValid(),
-                   .lr = 1e-2f,
-                   .beta1 = -1,
-                   .loss_scale = job.loss_scale,
-                   .optimizer_step = step + 1,
-                   .dropout_key = static_cast<uint64_t>(step),
-                   .rounding_key = 1000 + static_cast<uint64_t>(step)}));
-    outcome.losses.push_back(output.loss);
-    outcome.norms.push_back(output.grad_norm);
-    if (job.between) job.between(rig);
+    ZERO_RETURN_IF_ERROR(
+        rig->Begin({.micro_batches = parts,
+                    .num_valid_targets = batch.NumValid(),
+                    .lr = 1e-2f,
+                    .beta1 = -1,
+                    .loss_scale = job.loss_scale,
+                    .optimizer_step = step + 1,
+                    .dropout_key = static_cast<uint64_t>(step),
+                    .rounding_key = 1000 + static_cast<uint64_t>(step),
+                    .inherits_skip = job.ahead && step > 0}));
+    if (job.ahead && step == 0) continue;
+    ZERO_RETURN_IF_ERROR(finish());
   }
+  if (job.ahead) ZERO_RETURN_IF_ERROR(finish());
   for (const Parameter* parameter : rig.model().AllParameters()) {
     Floats values(parameter->shape.num_elems());
     ZERO_RETURN_IF_ERROR(rig->ReadParameter(*parameter, values.data()));

@@ -109,6 +109,20 @@ TEST(StagesTest, OneRankIsTheSameAtEveryStage) {
   }
 }
 
+TEST(StagesTest, PackedRowsGiveTheSameBitsAtEveryStage) {
+  Job job;
+  job.config = TinyConfig(ModelFamily::kGpt2);
+  job.config.resid_pdrop = 0.1;
+  const Outcome apart = Train(job);
+  job.packed = true;
+  const Outcome want = Train(job);
+  EXPECT_NE(want.losses, apart.losses);
+  for (int stage : {1, 2, 3}) {
+    job.options = AtStage(job.options, stage);
+    EXPECT_EQ(Train(job), want) << "stage " << stage;
+  }
+}
+
 // The chance of an element is its own, whoever rounds it.
 TEST(StagesTest, StochasticRoundingGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind :
