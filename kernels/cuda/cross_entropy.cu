@@ -114,9 +114,13 @@ __device__ inline void WriteGradient(const RowArgs& args, Logit* row,
   const double scale =
       args.grad_scale == nullptr ? 1.0 : static_cast<double>(*args.grad_scale);
   const float factor = static_cast<float>(scale / softmax.sum);
-  // p - 1 without the cancellation of two roundings.
+  // p - 1 without the cancellation of two roundings. Of a logit below the range
+  // of fp16 the loss is infinite, and so is this no number: the step must be
+  // skipped.
   const double at_target_p =
-      static_cast<double>(expf(target_logit - softmax.max)) / softmax.sum;
+      target_logit == -INFINITY
+          ? static_cast<double>(NAN)
+          : static_cast<double>(expf(target_logit - softmax.max)) / softmax.sum;
   const float at_target = static_cast<float>((at_target_p - 1.0) * scale);
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
   for (int64_t tile = 0; tile < args.words; tile += kTile) {

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "kernels/check.h"
+#include "kernels/cuda/attention_call.h"
 #include "kernels/cuda/check.h"
-#include "kernels/cuda/packed_sequences.h"
 #include "kernels/dtype.h"
 
 namespace zero::cuda {
@@ -24,9 +24,6 @@ using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 // Bytes that the operands' rows lie on, and that cuDNN plans with.
 constexpr int64_t kAlignment = 16;
-// cudaMalloc's promise, which cuDNN may rely on for its workspace; an arena's
-// is 64 bytes.
-constexpr size_t kWorkspaceAlignment = 256;
 constexpr int64_t kMaxHeadDim = 256;
 // Below, our own kernel is as good, and prompts of every length would each
 // build a graph.
@@ -36,76 +33,20 @@ constexpr int64_t kMinTokens = 64;
 // launches blocks for q_len tokens of as many sequences as it has, so the
 // shorter they may be, the more blocks find nothing to do. Shorter ones than
 // the last on average run on our own kernel.
-constexpr int64_t kTokensOfSequences[] = {256, 32};
-// Before it, gradients of packed sequences could be wrong on Hopper, whose
-// workspace was not cleared (TransformerEngine's issue 2186).
-constexpr size_t kPackedVersion = 91800;
-
-enum Operand : int64_t {
-  kQ = 1,
-  kK,
-  kV,
-  kOut,
-  kLse,
-  kDout,
-  kDq,
-  kDk,
-  kDv,
-  kQueryLengths,  // of packed sequences
-  kKeyLengths,
-};
-// The id of an operand's table of offsets, in a packed graph.
-constexpr int64_t OffsetsOf(Operand id) { return 100 + id; }
-
-// Where an operand's heads lie; its pointer comes with each call.
-struct Place {
-  Operand id;
-  const char* name;
-  const void* data;
-  int64_t batch_stride;
-  int64_t token_stride;
-};
-template <class Ref>
-Place PlaceOf(Operand id, const char* name, const Ref& x) {
-  return {id, name, x.data, x.batch_stride, x.token_stride};
-}
-
-// A call of either direction.
-struct Call {
-  bool is_backward;
-  AttentionShape shape;
-  PackedSequences packed;
-  std::vector<Place> places;
-  const float* lse;  // null: not wanted
-  float* new_lse;    // the same, where the call writes it
-
-  bool is_packed() const { return packed.positions != nullptr; }
-  bool has_lse() const { return is_backward || lse != nullptr; }
-  int64_t num_tokens() const { return shape.batch * shape.q_len; }
-};
-Call CallOf(const AttentionForwardArgs& args) {
-  return {false,
-          args.shape,
-          args.packed,
-          {PlaceOf(kQ, "q", args.q), PlaceOf(kK, "k", args.k),
-           PlaceOf(kV, "v", args.v), PlaceOf(kOut, "out", args.out)},
-          args.lse,
-          args.lse};
-}
-Call CallOf(const AttentionBackwardArgs& args) {
-  return {true,
-          args.shape,
-          args.packed,
-          {PlaceOf(kQ, "q", args.q), PlaceOf(kK, "k", args.k),
-           PlaceOf(kV, "v", args.v), PlaceOf(kOut, "out", args.out),
-           PlaceOf(kDout, "dout", args.dout), PlaceOf(kDq, "dq", args.dq),
-           PlaceOf(kDk, "dk", args.dk), PlaceOf(kDv, "dv", args.dv)},
-          args.lse,
-          nullptr};
-}
+constexpr int64_t kTokensOfSequences[] = {256, 128, 64, 32};
+// cudnnGetVersion() of the first library that is asked for packed sequences.
+// Below 9.25 their graphs work with sequences of at least one token only, by
+// the frontend's own tests: an empty one made gradients wrong on Hopper with
+// 9.22 (its issue 943, where there were queries without keys), and ours have
+// empty ones. (TransformerEngine's have them too, of no queries and no keys,
+// with older libraries.) Below 9.18 a workspace on Hopper was not cleared
+// (TransformerEngine's issue 2186), and by its release notes 9.18 has no
+// backward pass where queries and keys are one token, as a packed document may
+// be.
+constexpr size_t kPackedVersion = 92500;
 
 // "attention forward of packed bf16 [B 4, T 1024, H 8, K 2, D 64]"
-std::string Describe(const Call& call) {
+std::string Describe(const AttentionCall& call) {
   const AttentionShape& s = call.shape;
   const std::string length = s.q_len == s.kv_len
                                  ? absl::StrCat(s.q_len)
@@ -117,34 +58,47 @@ std::string Describe(const Call& call) {
                       s.head_dim, "]");
 }
 
-std::string VersionText() {
-  const size_t version = cudnnGetVersion();
+// "cuDNN 9.25.1" of 92501.
+std::string CudnnVersionText(size_t version) {
   return absl::StrCat("cuDNN ", version / 10000, ".", version / 100 % 100, ".",
                       version % 100);
 }
 
+// What decides whether cuDNN is asked, beside the call.
+struct Rules {
+  bool deterministic;
+  size_t version;  // cudnnGetVersion()
+};
+
 // Of packed sequences alone; as WhyNotAsked.
-std::string WhyNotPacked(const Call& call, bool deterministic) {
-  if (cudnnGetVersion() < kPackedVersion) {
-    return absl::StrCat(VersionText(),
-                        " may give wrong gradients of packed sequences; "
-                        "install 9.18 or newer");
-  }
-  if (call.is_backward && deterministic) {
+std::string WhyNotPacked(const AttentionCall& call, const Rules& rules) {
+  if (call.is_backward && rules.deterministic) {
     return "a fixed order of summation takes cuDNN memory for T x T scores of "
            "every sequence; allow any order, or do not pack";
   }
-  for (const Place& place : call.places) {
+  // The frontend then drops max_total_seq_len.
+  if (call.is_backward && call.shape.head_dim % 16 != 0) {
+    return absl::StrCat("head_dim ", call.shape.head_dim,
+                        " is not a multiple of 16, and cuDNN's backward pass "
+                        "would take memory for T tokens of every sequence; "
+                        "choose one that is, or do not pack");
+  }
+  for (const OperandPlace& place : call.places) {
     if (place.batch_stride == call.shape.q_len * place.token_stride) continue;
     return absl::StrCat("rows of ", place.name, " are ", place.batch_stride,
                         " elements apart and not T times its ",
                         place.token_stride, " of a token; leave no gap");
   }
+  if (rules.version < kPackedVersion) {
+    return absl::StrCat(CudnnVersionText(rules.version),
+                        " may give wrong gradients of packed sequences; "
+                        "install cuDNN 9.25 or newer");
+  }
   return "";
 }
 
 // Why cuDNN is not asked, and what to do about it; empty: it is asked.
-std::string WhyNotAsked(const Call& call, bool deterministic) {
+std::string WhyNotAsked(const AttentionCall& call, const Rules& rules) {
   const AttentionShape& s = call.shape;
   if (s.num_kv_heads <= 0 || s.num_heads % s.num_kv_heads != 0) {
     return absl::StrCat("num_kv_heads ", s.num_kv_heads,
@@ -170,7 +124,7 @@ std::string WhyNotAsked(const Call& call, bool deterministic) {
     return absl::StrCat("fewer than ", kMinTokens,
                         " tokens run on our own kernel");
   }
-  for (const Place& place : call.places) {
+  for (const OperandPlace& place : call.places) {
     for (const int64_t stride : {place.batch_stride, place.token_stride}) {
       if (stride % 8 == 0) continue;
       return absl::StrCat("a stride of ", place.name, " is ", stride,
@@ -178,85 +132,20 @@ std::string WhyNotAsked(const Call& call, bool deterministic) {
                           kAlignment, " bytes");
     }
   }
-  return call.is_packed() ? WhyNotPacked(call, deterministic) : "";
+  return call.is_packed() ? WhyNotPacked(call, rules) : "";
 }
 
 // ---- Packed sequences -----------------------------------------------------
 
 // The numbers of sequences that packed graphs have, ascending. Those that a
-// batch does not have are of no queries and no keys, behind its last token, as
-// in TransformerEngine's graphs.
-std::vector<int64_t> SequencesOfGraphs(const Call& call) {
+// batch does not have are of no queries and no keys, behind its last token.
+std::vector<int64_t> SequencesOfGraphs(const AttentionCall& call) {
   std::vector<int64_t> numbers;
   for (const int64_t tokens : kTokensOfSequences) {
     const int64_t n = std::max(call.shape.batch, call.num_tokens() / tokens);
     if (numbers.empty() || n > numbers.back()) numbers.push_back(n);
   }
   return numbers;
-}
-
-// Queries have H heads, keys and values K.
-bool IsOfKeys(Operand id) {
-  return id == kK || id == kV || id == kDk || id == kDv;
-}
-int64_t NumHeads(const AttentionShape& shape, Operand id) {
-  return IsOfKeys(id) ? shape.num_kv_heads : shape.num_heads;
-}
-
-// In packed graphs cuDNN sums dq in fp32 at the strides of dq, and where query
-// heads share one of keys, it keeps the dk and dv of each query head at the
-// strides of dk and dv times the number that share. For those of a packed
-// projection that is many times the gradients' size: they are written side by
-// side, then, and copied.
-bool IsStaged(const Call& call, const Place& place) {
-  const AttentionShape& s = call.shape;
-  if (!call.is_packed()) return false;
-  if (place.id == kDq)
-    return place.token_stride >= 2 * s.num_heads * s.head_dim;
-  return (place.id == kDk || place.id == kDv) && s.num_heads != s.num_kv_heads;
-}
-
-// Elements between the tokens of an operand as the graph sees it.
-int64_t TokenStride(const Call& call, const Place& place) {
-  return IsStaged(call, place)
-             ? NumHeads(call.shape, place.id) * call.shape.head_dim
-             : place.token_stride;
-}
-int64_t BatchStride(const Call& call, const Place& place) {
-  return IsStaged(call, place) ? call.shape.q_len * TokenStride(call, place)
-                               : place.batch_stride;
-}
-
-// The parts of a packed call's workspace: bytes from its start.
-struct PackedSpace {
-  size_t lengths, elements, lse, graph, end;
-  std::unordered_map<int64_t, size_t> staged;  // by operand
-};
-PackedSpace SpaceOf(const Call& call, int64_t num_sequences,
-                    size_t graph_bytes) {
-  const AttentionShape& s = call.shape;
-  size_t end = 0;
-  const auto take = [&end](int64_t count, size_t item) {
-    const size_t at = end;
-    const size_t bytes = static_cast<size_t>(count) * item;
-    end += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
-           kWorkspaceAlignment;
-    return at;
-  };
-  const auto num_tables = static_cast<int64_t>(call.places.size()) + 1;
-  PackedSpace space;
-  space.lengths = take(num_sequences, sizeof(int32_t));
-  space.elements = take(num_tables * (num_sequences + 1), sizeof(int64_t));
-  space.lse =
-      take(call.has_lse() ? call.num_tokens() * s.num_heads : 0, sizeof(float));
-  for (const Place& place : call.places) {
-    if (!IsStaged(call, place)) continue;
-    space.staged[place.id] =
-        take(call.num_tokens() * TokenStride(call, place), DTypeBytes(s.dtype));
-  }
-  space.graph = take(static_cast<int64_t>(graph_bytes), 1);
-  space.end = end;
-  return space;
 }
 
 // ---- Graphs ---------------------------------------------------------------
@@ -286,7 +175,7 @@ TensorPtr InputIndex(int64_t id, const char* name, int64_t size,
                           .set_data_type(type));
 }
 // In a packed graph the tokens of sequence i begin at an offset of their own.
-void PutOffsets(Operand id, int64_t num_sequences, Graph& graph,
+void PutOffsets(AttentionOperand id, int64_t num_sequences, Graph& graph,
                 fe::graph::Tensor_attributes& tensor) {
   if (num_sequences == 0) return;
   tensor.set_ragged_offset(InputIndex(OffsetsOf(id), "offsets",
@@ -294,8 +183,9 @@ void PutOffsets(Operand id, int64_t num_sequences, Graph& graph,
                                       graph));
 }
 
-void Put(const Call& call, const Place& place, int64_t num_sequences,
-         Graph& graph, fe::graph::Tensor_attributes& tensor) {
+void Put(const AttentionCall& call, const OperandPlace& place,
+         int64_t num_sequences, Graph& graph,
+         fe::graph::Tensor_attributes& tensor) {
   const AttentionShape& s = call.shape;
   tensor.set_name(place.name)
       .set_uid(place.id)
@@ -308,7 +198,7 @@ void Put(const Call& call, const Place& place, int64_t num_sequences,
 // The statistics of a packed graph lie token by token, [B * T, H]: with those
 // of each head side by side cuDNN's backward pass goes wrong (its frontend's
 // pull request 462).
-void PutLse(const Call& call, int64_t num_sequences, Graph& graph,
+void PutLse(const AttentionCall& call, int64_t num_sequences, Graph& graph,
             fe::graph::Tensor_attributes& tensor) {
   const int64_t heads = call.shape.num_heads, length = call.shape.q_len;
   const bool packed = num_sequences > 0;
@@ -320,14 +210,14 @@ void PutLse(const Call& call, int64_t num_sequences, Graph& graph,
   PutOffsets(kLse, num_sequences, graph, tensor);
 }
 
-TensorPtr Input(const Call& call, size_t i, int64_t num_sequences,
+TensorPtr Input(const AttentionCall& call, size_t i, int64_t num_sequences,
                 Graph& graph) {
   fe::graph::Tensor_attributes tensor;
   Put(call, call.places[i], num_sequences, graph, tensor);
   return graph.tensor(tensor);
 }
-void Output(const Call& call, size_t i, int64_t num_sequences, Graph& graph,
-            const TensorPtr& tensor) {
+void Output(const AttentionCall& call, size_t i, int64_t num_sequences,
+            Graph& graph, const TensorPtr& tensor) {
   Put(call, call.places[i], num_sequences, graph, *tensor);
   tensor->set_output(true);
 }
@@ -335,13 +225,13 @@ void Output(const Call& call, size_t i, int64_t num_sequences, Graph& graph,
 // What both directions have in common. Sequences have as many queries as keys,
 // so that the diagonal begins at the top left of each.
 template <class Attributes>
-void PutMask(const Call& call, int64_t num_sequences, Graph& graph,
+void PutMask(const AttentionCall& call, int64_t num_sequences, Graph& graph,
              Attributes& attributes) {
   attributes.set_attn_scale(call.shape.scale)
       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
       .set_diagonal_band_right_bound(0);
   if (num_sequences == 0) return;
-  const auto lengths = [&](Operand id, const char* name) {
+  const auto lengths = [&](AttentionOperand id, const char* name) {
     return InputIndex(id, name, num_sequences, fe::DataType_t::INT32, graph);
   };
   attributes.set_padding_mask(true)
@@ -349,7 +239,8 @@ void PutMask(const Call& call, int64_t num_sequences, Graph& graph,
       .set_seq_len_kv(lengths(kKeyLengths, "key lengths"));
 }
 
-void MakeForward(const Call& call, const Variant& variant, Graph& graph) {
+void MakeForward(const AttentionCall& call, const Variant& variant,
+                 Graph& graph) {
   const int64_t n = variant.num_sequences;
   fe::graph::SDPA_attributes attributes;
   attributes.set_name("attention").set_generate_stats(call.has_lse());
@@ -363,7 +254,8 @@ void MakeForward(const Call& call, const Variant& variant, Graph& graph) {
   lse->set_output(true);
 }
 
-void MakeBackward(const Call& call, const Variant& variant, Graph& graph) {
+void MakeBackward(const AttentionCall& call, const Variant& variant,
+                  Graph& graph) {
   const int64_t n = variant.num_sequences;
   fe::graph::SDPA_backward_attributes attributes;
   attributes.set_name("attention backward")
@@ -401,7 +293,7 @@ std::string Guarded(const Fn& fn) {
 }
 
 // handle may be null, where there is no device.
-std::string Validate(const Call& call, const Variant& variant,
+std::string Validate(const AttentionCall& call, const Variant& variant,
                      cudnnHandle_t handle, Graph& graph) {
   return Guarded([&] {
     SetUp(call.shape, variant.sm, graph);
@@ -425,24 +317,25 @@ std::string Compile(Graph& graph) {
 }
 
 // The graphs of a call, by their numbers of sequences.
-std::vector<int64_t> GraphsOf(const Call& call) {
+std::vector<int64_t> GraphsOf(const AttentionCall& call) {
   return call.is_packed() ? SequencesOfGraphs(call) : std::vector<int64_t>{0};
 }
 
-absl::Status ValidateWithoutDevice(const Call& call, bool deterministic,
-                                   int sm) {
-  const std::string why = WhyNotAsked(call, deterministic);
+absl::Status ValidateWithoutDevice(const AttentionCall& call,
+                                   bool deterministic,
+                                   const CudnnTarget& target) {
+  const std::string why = WhyNotAsked(call, {deterministic, target.version});
   if (!why.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(Describe(call), ": ", why));
   }
   for (const int64_t num_sequences : GraphsOf(call)) {
     Graph graph;
-    const std::string complaint =
-        Validate(call, {deterministic, sm, num_sequences}, nullptr, graph);
+    const std::string complaint = Validate(
+        call, {deterministic, target.sm, num_sequences}, nullptr, graph);
     if (complaint.empty()) continue;
     return absl::UnimplementedError(
-        absl::StrCat(Describe(call), ": ", VersionText(), " refuses it on sm_",
-                     sm, ": ", complaint));
+        absl::StrCat(Describe(call), ": ", CudnnVersionText(cudnnGetVersion()),
+                     " refuses it on sm_", target.sm, ": ", complaint));
   }
   return absl::OkStatus();
 }
@@ -467,7 +360,7 @@ struct Plan {
 // All that a graph depends on.
 using Key = std::vector<int64_t>;
 
-Key KeyOf(const Call& call, int64_t num_sequences) {
+Key KeyOf(const AttentionCall& call, int64_t num_sequences) {
   const AttentionShape& s = call.shape;
   Key key = {static_cast<int64_t>(s.dtype),
              s.batch,
@@ -478,7 +371,7 @@ Key KeyOf(const Call& call, int64_t num_sequences) {
              std::bit_cast<int32_t>(s.scale),
              call.has_lse(),
              num_sequences};
-  for (const Place& place : call.places) {
+  for (const OperandPlace& place : call.places) {
     key.insert(key.end(), {place.batch_stride, place.token_stride});
   }
   return key;  // longer for the backward pass, so never taken for the other's
@@ -494,74 +387,10 @@ bool IsAligned(const void* data) {
   return reinterpret_cast<uintptr_t>(data) % kAlignment == 0;
 }
 
-// ---- Runs -----------------------------------------------------------------
-
-using Pointers = std::unordered_map<int64_t, void*>;
-
-Pointers PointersOf(const Call& call) {
-  Pointers pointers;
-  for (const Place& place : call.places) {
-    pointers[place.id] = const_cast<void*>(place.data);
-  }
-  if (call.lse != nullptr) pointers[kLse] = const_cast<float*>(call.lse);
-  return pointers;
-}
-
-// Computes what a packed graph reads into its workspace and points it there.
-void BeforePacked(cudaStream_t stream, const Call& call, int64_t num_sequences,
-                  const PackedSpace& space, char* workspace,
-                  Pointers& pointers) {
-  const AttentionShape& s = call.shape;
-  SequenceTables tables = {};
-  tables.offsets = call.packed.offsets;
-  tables.num_sequences = num_sequences;
-  tables.lengths = reinterpret_cast<int32_t*>(workspace + space.lengths);
-  tables.elements = reinterpret_cast<int64_t*>(workspace + space.elements);
-  const auto add_table = [&](Operand id, int64_t token_stride) {
-    pointers[OffsetsOf(id)] =
-        tables.elements + tables.num_tables * (num_sequences + 1);
-    tables.token_strides[tables.num_tables++] = token_stride;
-  };
-  for (const Place& place : call.places) {
-    add_table(place.id, TokenStride(call, place));
-  }
-  pointers[kQueryLengths] = pointers[kKeyLengths] = tables.lengths;
-  if (call.has_lse()) {
-    add_table(kLse, s.num_heads);
-    float* const lse = reinterpret_cast<float*>(workspace + space.lse);
-    pointers[kLse] = lse;
-    if (call.is_backward) {
-      TransposeStatistics(stream, call.lse, s.batch, s.num_heads, s.q_len, lse);
-    }
-  }
-  for (const auto& [id, at] : space.staged) pointers[id] = workspace + at;
-  FillSequenceTables(stream, tables);
-}
-
-// Brings what a packed graph has written to where the call wants it.
-void AfterPacked(cudaStream_t stream, const Call& call,
-                 const Pointers& pointers) {
-  const AttentionShape& s = call.shape;
-  if (call.new_lse != nullptr) {
-    TransposeStatistics(stream, static_cast<const float*>(pointers.at(kLse)),
-                        s.batch, s.q_len, s.num_heads, call.new_lse);
-  }
-  const size_t item = DTypeBytes(s.dtype);
-  for (const Place& place : call.places) {
-    if (!IsStaged(call, place)) continue;
-    const size_t row = static_cast<size_t>(TokenStride(call, place)) * item;
-    ZERO_CUDA_CHECK(cudaMemcpy2DAsync(
-        const_cast<void*>(place.data),
-        static_cast<size_t>(place.token_stride) * item, pointers.at(place.id),
-        row, row, static_cast<size_t>(call.num_tokens()),
-        cudaMemcpyDeviceToDevice, stream));
-  }
-}
-
 }  // namespace
 
 struct AttentionPlans::State {
-  bool deterministic = false;
+  Rules rules = {};
   cudnnHandle_t handle = nullptr;
   std::map<Key, std::unique_ptr<Plan>> plans;  // null: cuDNN refuses
   std::vector<std::string> notes;
@@ -571,31 +400,36 @@ struct AttentionPlans::State {
       notes.push_back(std::move(note));
     }
   }
-  void NoteOwnKernel(const Call& call, const std::string& why) {
+  void NoteOwnKernel(const AttentionCall& call, const std::string& why) {
     Note(absl::StrCat(Describe(call), " runs on our own kernel: ", why));
   }
 
+  bool IsAsked(const AttentionCall& call) const {
+    return handle != nullptr && WhyNotAsked(call, rules).empty();
+  }
+
   // Null where cuDNN does not take the call.
-  Plan* Find(const Call& call, int64_t num_sequences) {
-    if (handle == nullptr || !WhyNotAsked(call, deterministic).empty()) {
-      return nullptr;
-    }
+  Plan* Find(const AttentionCall& call, int64_t num_sequences) {
+    if (!IsAsked(call)) return nullptr;
     const auto [it, is_new] = plans.try_emplace(KeyOf(call, num_sequences));
     if (is_new) it->second = Build(call, num_sequences);
     return it->second.get();
   }
 
-  std::unique_ptr<Plan> Build(const Call& call, int64_t num_sequences) {
+  std::unique_ptr<Plan> Build(const AttentionCall& call,
+                              int64_t num_sequences) {
     auto plan = std::make_unique<Plan>();
-    std::string complaint = Validate(
-        call, {deterministic, SmVersion(), num_sequences}, handle, plan->graph);
+    std::string complaint =
+        Validate(call, {rules.deterministic, SmVersion(), num_sequences},
+                 handle, plan->graph);
     if (complaint.empty()) complaint = Compile(plan->graph);
     int64_t bytes = 0;
     if (complaint.empty()) {
       complaint = Complaint(plan->graph.get_workspace_size(bytes));
     }
     if (!complaint.empty()) {
-      NoteOwnKernel(call, absl::StrCat(VersionText(), ": ", complaint));
+      NoteOwnKernel(
+          call, absl::StrCat(CudnnVersionText(rules.version), ": ", complaint));
       return nullptr;
     }
     plan->graph_bytes = static_cast<size_t>(bytes);
@@ -607,8 +441,9 @@ struct AttentionPlans::State {
   }
 
   // The largest of the call's graphs': which of them runs depends on what is
-  // packed, and the workspace does not.
-  std::optional<size_t> Bytes(const Call& call) {
+  // packed, and the workspace does not. All of them are built, for what cuDNN
+  // adds to the frontend's parts may depend on the number of sequences.
+  std::optional<size_t> Bytes(const AttentionCall& call) {
     NoteShape(call);
     std::optional<size_t> bytes;
     for (const int64_t num_sequences : GraphsOf(call)) {
@@ -621,24 +456,24 @@ struct AttentionPlans::State {
 
   // Says so where a model's own shape or layout keeps training off the tensor
   // cores. Of a few tokens there is nothing to say.
-  void NoteShape(const Call& call) {
+  void NoteShape(const AttentionCall& call) {
     const AttentionShape& s = call.shape;
     if (s.dtype == DType::kF32 || s.q_len != s.kv_len) return;
     if (s.q_len < kMinTokens) return;
-    const std::string why = WhyNotAsked(call, deterministic);
+    const std::string why = WhyNotAsked(call, rules);
     if (!why.empty()) NoteOwnKernel(call, why);
   }
 
   // Notes the first operand that cuDNN cannot read where it lies. The
   // statistics of a packed graph lie in the workspace.
-  bool AreAligned(const Call& call) {
+  bool AreAligned(const AttentionCall& call) {
     const auto check = [&](const char* name, const void* data) {
       if (IsAligned(data)) return true;
       NoteOwnKernel(call, absl::StrCat(name, " does not lie on a multiple of ",
                                        kAlignment, " bytes; align it"));
       return false;
     };
-    for (const Place& place : call.places) {
+    for (const OperandPlace& place : call.places) {
       if (!check(place.name, place.data)) return false;
     }
     return call.is_packed() || check("lse", call.lse);
@@ -646,7 +481,7 @@ struct AttentionPlans::State {
 
   // The number of sequences of the graph that runs the call; nullopt where
   // none has as many.
-  std::optional<int64_t> Choose(const Call& call) {
+  std::optional<int64_t> Choose(const AttentionCall& call) {
     const std::vector<int64_t> graphs = GraphsOf(call);
     if (!call.is_packed()) return graphs.front();
     for (const int64_t num_sequences : graphs) {
@@ -658,17 +493,16 @@ struct AttentionPlans::State {
     return std::nullopt;
   }
 
-  bool Run(cudaStream_t stream, const Call& call, Workspace workspace) {
-    if (handle == nullptr || !WhyNotAsked(call, deterministic).empty()) {
-      return false;
-    }
+  bool Run(cudaStream_t stream, const AttentionCall& call,
+           Workspace workspace) {
+    if (!IsAsked(call)) return false;
     const std::optional<int64_t> num_sequences = Choose(call);
     if (!num_sequences.has_value()) return false;
     Plan* const plan = Find(call, *num_sequences);
     if (plan == nullptr || !AreAligned(call)) return false;
     ZERO_CHECK_GE(workspace.bytes, plan->workspace_bytes) << Describe(call);
     char* data = AlignWorkspace(workspace.data);
-    Pointers pointers = PointersOf(call);
+    OperandPointers pointers = PointersOf(call);
     if (call.is_packed()) {
       const PackedSpace space =
           SpaceOf(call, *num_sequences, plan->graph_bytes);
@@ -683,8 +517,9 @@ struct AttentionPlans::State {
       return Complaint(plan->graph.execute(handle, pointers, data));
     });
     if (!complaint.empty()) {
-      ThrowDeviceError(Describe(call).c_str(), __FILE__, __LINE__,
-                       absl::StrCat(VersionText(), ": ", complaint));
+      ThrowDeviceError(
+          Describe(call).c_str(), __FILE__, __LINE__,
+          absl::StrCat(CudnnVersionText(rules.version), ": ", complaint));
     }
     if (call.is_packed()) AfterPacked(stream, call, pointers);
     return true;
@@ -695,11 +530,12 @@ struct AttentionPlans::State {
 // the device's own and not as a step's.
 AttentionPlans::AttentionPlans(bool deterministic)
     : state_(std::make_unique<State>()) {
-  state_->deterministic = deterministic;
+  state_->rules = {deterministic, cudnnGetVersion()};
   const cudnnStatus_t status = cudnnCreate(&state_->handle);
   if (status == CUDNN_STATUS_SUCCESS) return;
   state_->handle = nullptr;
-  state_->Note(absl::StrCat("attention runs on our own kernel: ", VersionText(),
+  state_->Note(absl::StrCat("attention runs on our own kernel: ",
+                            CudnnVersionText(state_->rules.version),
                             " does not start: ", cudnnGetErrorString(status)));
 }
 
@@ -732,12 +568,14 @@ std::string AttentionPlans::notes() const {
   return absl::StrJoin(state_->notes, "; ");
 }
 
-absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args, int sm) {
-  return ValidateWithoutDevice(CallOf(args), /*deterministic=*/false, sm);
+absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args,
+                                    const CudnnTarget& target) {
+  return ValidateWithoutDevice(CallOf(args), /*deterministic=*/false, target);
 }
 absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
-                                    bool deterministic, int sm) {
-  return ValidateWithoutDevice(CallOf(args), deterministic, sm);
+                                    bool deterministic,
+                                    const CudnnTarget& target) {
+  return ValidateWithoutDevice(CallOf(args), deterministic, target);
 }
 
 }  // namespace zero::cuda

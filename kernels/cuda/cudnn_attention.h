@@ -1,8 +1,8 @@
 // Attention by cuDNN's graphs: one graph per shape, direction and strides,
 // built when its workspace is first asked for and kept; of packed sequences
-// one for few and one for many of them. Knows nothing of our
-// own kernel (attention_tiles.h), to which attention.cc turns where cuDNN does
-// not take a call. cudnn_attention_off.cc is the twin that takes none.
+// some, for few of them to many. Knows nothing of our own kernel
+// (attention_tiles.h), to which attention.cc turns where cuDNN does not take a
+// call. cudnn_attention_off.cc is the twin that takes none.
 //
 // cuDNN takes bf16 and fp16 with as many queries as keys, heads of a multiple
 // of 8 up to 256 wide, and operands whose rows lie on multiples of 16 bytes.
@@ -12,7 +12,8 @@
 //
 // Packed sequences are ragged tensors to it: a graph has a fixed number of
 // sequences, of which those that are not there have length 0. They need cuDNN
-// 9.18, rows without gaps between them and, backward, any order of summation.
+// 9.25, rows without gaps between them and, backward, any order of summation
+// and heads of a multiple of 16.
 #ifndef ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
 #define ZERO_KERNELS_CUDA_CUDNN_ATTENTION_H_
 
@@ -36,9 +37,9 @@ class AttentionPlans {
   ~AttentionPlans();
 
   // The workspace with which cuDNN runs the call, for packed sequences whatever
-  // their number; nullopt where it does not take it. Builds the graph on first
-  // use, which takes the host about a tenth of a second and loads the engine's
-  // code.
+  // their number; nullopt where it does not take it. Builds the graphs on first
+  // use, each of which takes the host about a tenth of a second and loads the
+  // engine's code.
   std::optional<size_t> WorkspaceBytes(const AttentionForwardArgs& args);
   std::optional<size_t> WorkspaceBytes(const AttentionBackwardArgs& args);
 
@@ -59,13 +60,23 @@ class AttentionPlans {
   std::unique_ptr<State> state_;
 };
 
-// Builds and validates the graphs of a call as for a GPU of compute capability
-// `sm` (90: Hopper), where there need not be one; compiles no plan.
+// What a graph is validated for.
+struct CudnnTarget {
+  int sm = 90;  // compute capability: Hopper
+  // cudnnGetVersion() of the library that shall run the graph, by which we
+  // choose what it is asked; 92500 is 9.25.
+  size_t version = 92500;
+};
+
+// Builds and validates the graphs of a call as for that GPU and that library,
+// where there need not be a GPU, by the library that is here; compiles no plan.
 // Errors: InvalidArgument with the shape, our reason and the remedy where
 // cuDNN is not asked; Unimplemented with cuDNN's own reason where it refuses.
-absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args, int sm);
+absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args,
+                                    const CudnnTarget& target);
 absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
-                                    bool deterministic, int sm);
+                                    bool deterministic,
+                                    const CudnnTarget& target);
 
 }  // namespace zero::cuda
 

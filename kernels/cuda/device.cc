@@ -127,7 +127,7 @@ int64_t ContextBytes(int index) {
 }
 
 // "CUDA 13.0" of 13000.
-std::string VersionText(int version) {
+std::string CudaVersionText(int version) {
   return absl::StrCat("CUDA ", version / 1000, ".", version % 1000 / 10);
 }
 
@@ -141,9 +141,9 @@ std::string WhyNone(cudaError_t count_error) {
       return "NVIDIA's driver (libcuda.so.1) is not on this machine; install "
              "it";
     }
-    return absl::StrCat("NVIDIA's driver here is for ", VersionText(driver),
+    return absl::StrCat("NVIDIA's driver here is for ", CudaVersionText(driver),
                         ", and this program needs one for ",
-                        VersionText(CUDART_VERSION), "; update it");
+                        CudaVersionText(CUDART_VERSION), "; update it");
   }
   if (count_error != cudaSuccess && count_error != cudaErrorNoDevice) {
     return absl::StrCat("CUDA does not start (",
@@ -152,7 +152,7 @@ std::string WhyNone(cudaError_t count_error) {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return "NVIDIA's driver finds none; ask nvidia-smi";
   return absl::StrCat("NVIDIA's driver finds none with CUDA_VISIBLE_DEVICES=\"",
-                      visible, "\"; change that");
+                      visible, "\"; change that, or ask nvidia-smi");
 }
 
 absl::Status CheckUsable(int index, int num_devices, cudaError_t count_error) {
@@ -226,7 +226,7 @@ DeviceInfo CudaDevice::info() const {
   info.num_threads = properties.multiProcessorCount;
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   info.peak_flops_bf16 = PeakFlopsBf16(info.name);
-  info.driver = VersionText(driver);
+  info.driver = CudaVersionText(driver);
   const std::string notes = ops_.notes();
   if (!notes.empty()) absl::StrAppend(&info.driver, "; ", notes);
   return info;

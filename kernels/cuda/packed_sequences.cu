@@ -17,7 +17,7 @@ __device__ inline int64_t ThreadIndex() {
 
 // A thread for each sequence, and one for the end of the last.
 __global__ void __launch_bounds__(kThreads)
-    SequenceTablesKernel(SequenceTables tables) {
+    SequenceTablesKernel(SequenceTables tables, int64_t table_stride) {
   const int64_t i = ThreadIndex();
   const int64_t n = tables.num_sequences;
   if (i > n) return;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < kMaxOffsetTables; ++j) {
     if (j >= tables.num_tables) break;
-    tables.elements[j * (n + 1) + i] = first * tables.token_strides[j];
+    tables.elements[j * table_stride + i] = first * tables.token_strides[j];
   }
 }
 
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 void FillSequenceTables(cudaStream_t stream, const SequenceTables& tables) {
   ZERO_CHECK_LE(tables.num_tables, kMaxOffsetTables);
   Launch(SequenceTablesKernel, NumBlocks(tables.num_sequences + 1), kThreads, 0,
-         stream, tables);
+         stream, tables, OffsetTableStride(tables.num_sequences));
 }
 
 void TransposeStatistics(cudaStream_t stream, const float* from, int64_t batch,

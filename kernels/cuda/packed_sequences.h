@@ -13,6 +13,12 @@ namespace zero::cuda {
 // The most tables that one call asks for.
 inline constexpr int kMaxOffsetTables = 9;
 
+// Elements from the beginning of one table of num_sequences + 1 offsets to that
+// of the next: an even number, for cuDNN is promised multiples of 16 bytes.
+constexpr int64_t OffsetTableStride(int64_t num_sequences) {
+  return (num_sequences + 2) / 2 * 2;
+}
+
 struct SequenceTables {
   // PackedSequences::offsets, num_sequences + 1 of them at least. Sequences
   // beyond the batch's have length 0 and lie behind its last token.
@@ -21,11 +27,11 @@ struct SequenceTables {
   int num_tables;                           // at most kMaxOffsetTables
   int64_t token_strides[kMaxOffsetTables];  // elements
   int32_t* lengths;                         // out: [num_sequences]
-  int64_t* elements;  // out: [num_tables, num_sequences + 1]
+  int64_t* elements;  // out: [num_tables, OffsetTableStride(num_sequences)]
 };
 
 // lengths[i] = offsets[i + 1] - offsets[i];
-// elements[j, i] = offsets[i] * token_strides[j].
+// elements[j, i] = offsets[i] * token_strides[j], i <= num_sequences.
 void FillSequenceTables(cudaStream_t stream, const SequenceTables& tables);
 
 // to[b, j, i] = from[b, i, j].

@@ -331,14 +331,17 @@ TEST(CudaCrossEntropyTest, Fp32LogitsOf16BitModelsAreNotRounded) {
 TEST(CudaCrossEntropyTest, AnFp16LogitBeyondItsRangeIsSeen) {
   for (const bool fp32_logits : {false, true}) {
     OnGpu({.fp32_logits = fp32_logits}, [&](Ops& ops, Stream& stream) {
-      CrossEntropyProblem p(DType::kF16, 1, 1, 3, DType::kF32);
-      p.x.Set(0, 0, 300);
-      p.w.Set(0, 0, 300);  // a logit of 90000
-      RunCrossEntropy(ops, stream, p.Args());
-      stream.Synchronize();
-      EXPECT_EQ(std::isfinite(p.losses[0]), fp32_logits);
-      EXPECT_EQ(std::isfinite(p.loss_sum[0]), fp32_logits);
-      EXPECT_EQ(std::isfinite(p.dx(0, 0)), fp32_logits);
+      for (const double weight : {300, -300}) {
+        CrossEntropyProblem p(DType::kF16, 1, 1, 3, DType::kF32);
+        p.x.Set(0, 0, 300);
+        p.w.Set(0, 0, weight);  // a logit of 90000 or -90000
+        p.targets[0] = 0;
+        RunCrossEntropy(ops, stream, p.Args());
+        stream.Synchronize();
+        EXPECT_EQ(std::isfinite(p.losses[0]), fp32_logits) << weight;
+        EXPECT_EQ(std::isfinite(p.loss_sum[0]), fp32_logits) << weight;
+        EXPECT_EQ(std::isfinite(p.dx(0, 0)), fp32_logits) << weight;
+      }
     });
   }
 }

@@ -8,7 +8,7 @@ namespace {
 
 TEST(CudaPackedSequencesTest, TablesHoldLengthsAndFirstElements) {
   ForEachPath([](const Path& path) {
-    for (const int64_t num_sequences : {1, 3, 300}) {
+    for (const int64_t num_sequences : {1, 2, 3, 300}) {
       // Three of them at most; the others lie behind the last token.
       const int64_t tokens = 400;
       TestVector<int32_t> offsets(tokens + 1, tokens);
@@ -18,7 +18,10 @@ TEST(CudaPackedSequencesTest, TablesHoldLengthsAndFirstElements) {
       }
       const int64_t strides[] = {8, int64_t{1} << 40};
       TestVector<int32_t> lengths(num_sequences, -1);
-      TestVector<int64_t> elements(2 * (num_sequences + 1), -1);
+      const int64_t table = cuda::OffsetTableStride(num_sequences);
+      EXPECT_GT(table, num_sequences);
+      EXPECT_EQ(table * sizeof(int64_t) % 16, 0u);
+      TestVector<int64_t> elements(2 * table, -1);
       cuda::FillSequenceTables(cuda::HandleOf(path.stream),
                                {.offsets = offsets.data(),
                                 .num_sequences = num_sequences,
@@ -29,8 +32,7 @@ TEST(CudaPackedSequencesTest, TablesHoldLengthsAndFirstElements) {
       path.stream.Synchronize();
       for (int64_t i = 0; i <= num_sequences; ++i) {
         for (int64_t j = 0; j < 2; ++j) {
-          EXPECT_EQ(elements[j * (num_sequences + 1) + i],
-                    offsets[i] * strides[j]);
+          EXPECT_EQ(elements[j * table + i], offsets[i] * strides[j]);
         }
         if (i == num_sequences) continue;
         EXPECT_EQ(lengths[i], offsets[i + 1] - offsets[i]);

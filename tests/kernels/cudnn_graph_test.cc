@@ -12,7 +12,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr int kHopper = 90;
+constexpr CudnnTarget kHopper = {.sm = 90, .version = 92500};
+constexpr CudnnTarget kAmpere = {.sm = 80, .version = 92500};
 
 // q, k and v side by side in one projection, as the layers lay them out; no
 // memory behind them.
@@ -142,6 +143,25 @@ TEST(CudnnGraphTest, WhatPackedSequencesCannotHaveGivesOurMessage) {
               AllOf(HasSubstr("rows of v are 1048584 elements apart and not T "
                               "times its 1024"),
                     HasSubstr("leave no gap")));
+  // Forward it may have any multiple of 8.
+  const Packed narrow = Of(DType::kBF16, 2, 1024, 8, 4, 72);
+  EXPECT_EQ(ValidateCudnnAttention(WithSequences(narrow.Forward()), kHopper),
+            absl::OkStatus());
+  EXPECT_THAT(
+      std::string(ValidateCudnnAttention(WithSequences(narrow.Backward()),
+                                         false, kHopper)
+                      .message()),
+      AllOf(HasSubstr("D 72]"), HasSubstr("72 is not a multiple of 16"),
+            HasSubstr("T tokens of every sequence"), HasSubstr("choose one")));
+  for (const absl::Status& old :
+       {ValidateCudnnAttention(WithSequences(p.Forward()), {90, 92499}),
+        ValidateCudnnAttention(WithSequences(p.Backward()), false,
+                               {90, 92499})}) {
+    EXPECT_EQ(old.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(old.message()),
+                AllOf(HasSubstr("cuDNN 9.24.99 may give wrong gradients"),
+                      HasSubstr("install cuDNN 9.25 or newer")));
+  }
 }
 
 void ExpectRefused(const Packed& p, const std::string& shape,
@@ -187,7 +207,7 @@ TEST(CudnnGraphTest, CachesAndCrookedRowsAreNotAsked) {
 // comes through, under our shape.
 TEST(CudnnGraphTest, WhatCudnnRefusesSaysSo) {
   const absl::Status status = ValidateCudnnAttention(
-      Of(DType::kBF16, 2, 1024, 8, 4, 256).Backward(), false, 80);
+      Of(DType::kBF16, 2, 1024, 8, 4, 256).Backward(), false, kAmpere);
   EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("attention backward of bf16 [B 2, T 1024, H 8, "
@@ -196,7 +216,7 @@ TEST(CudnnGraphTest, WhatCudnnRefusesSaysSo) {
   // Nor has it one for packed statistics.
   EXPECT_EQ(ValidateCudnnAttention(
                 WithSequences(Of(DType::kBF16, 2, 1024, 8, 4, 64).Backward()),
-                false, 80)
+                false, kAmpere)
                 .code(),
             absl::StatusCode::kUnimplemented);
 }
