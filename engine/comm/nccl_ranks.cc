@@ -126,7 +126,7 @@ class Ranks {
     rank->scalar = wrapped("scalar", std::move(ends.scalar));
     rank->kind = absl::StrCat(kind_, ", ", OnGpus(ends.gpus));
     rank->sharers = ends.sharers;
-    rank->missing = [store = store_] { return StoredMissing(*store); };
+    rank->missing = std::move(ends.missing);
     rank->agree = [this, index, num_met = 0](const std::string& name,
                                              bool yes) mutable {
       return Agree(index, absl::StrCat(name, " #", ++num_met), yes);
@@ -196,16 +196,23 @@ class Ranks {
                         : absl::StrCat("it waited for ", RankNames(missing),
                                        " of ", world_);
     if (patience.ends()) {
-      StoreFailure(*store_, absl::AbortedError(absl::StrCat(
+      StoreFailure(*store_, absl::CancelledError(absl::StrCat(
                                 "nccl: rank ", ranks_.front(),
                                 " was stopped by a signal while ", whom)))
           .IgnoreError();
-    } else if (!missing.empty()) {
-      told_ = true;
+      return;
+    }
+    const std::string timeout = absl::StrCat(
+        " (timeout ", absl::FormatDuration(options_.local.timeout), ")");
+    if (!missing.empty()) {
       patience.tell(absl::StrCat("waiting for ", RankNames(missing), " of ",
-                                 world_, " at ", where_, " (timeout ",
-                                 absl::FormatDuration(options_.local.timeout),
-                                 ")", StoredRefusal(*store_)));
+                                 world_, " at ", where_, timeout,
+                                 StoredRefusal(*store_)));
+      told_ = true;
+    } else if (all_missing->empty()) {
+      patience.tell(
+          absl::StrCat("all ranks are here; NCCL connects them", timeout));
+      told_ = true;
     }
   }
 
@@ -219,7 +226,7 @@ class Ranks {
 
   const absl::Time start_ = absl::Now();
   std::vector<int> ranks_;  // of this process
-  bool told_ = false;       // for whom it waits
+  bool told_ = false;       // for whom or what it waits
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -230,13 +237,17 @@ class Ranks {
 // Rank 0 says what all must have, the others compare.
 absl::Status CheckAlike(Store& store, int rank,
                         const std::vector<std::string>& own,
-                        absl::Duration timeout) {
+                        absl::Duration timeout, const Patience& patience) {
   constexpr char kKey[] = "alike";
   if (rank == 0) return store.Put(kKey, absl::StrJoin(own, "\n"));
-  ZERO_ASSIGN_OR_RETURN(
-      const std::string text,
-      Await(store, kKey, "nccl: the config of rank 0", timeout));
-  const std::vector<std::string> wanted = absl::StrSplit(text, '\n');
+  const absl::StatusOr<std::string> text = Await(
+      store, kKey, absl::StrCat("nccl: rank ", rank, ": the config of rank 0"),
+      timeout, patience);
+  if (absl::IsCancelled(text.status())) {
+    return StoreFailure(store, text.status());
+  }
+  ZERO_RETURN_IF_ERROR(text.status());
+  const std::vector<std::string> wanted = absl::StrSplit(*text, '\n');
   for (size_t i = 0; i < std::max(own.size(), wanted.size()); ++i) {
     const std::string has = i < own.size() ? own[i] : "";
     const std::string want = i < wanted.size() ? wanted[i] : "";
@@ -282,7 +293,8 @@ absl::Status RunNcclProcess(const Launch& launch,
                         options.patience));
   std::vector<std::string> alike = options.alike;
   alike.push_back(version);
-  ZERO_RETURN_IF_ERROR(CheckAlike(*store, launch.rank, alike, timeout));
+  ZERO_RETURN_IF_ERROR(
+      CheckAlike(*store, launch.rank, alike, timeout, options.patience));
   // One process speaks for all that wait.
   const std::string where =
       launch.rank == 0 ? AddressText(launch.store) : std::string();

@@ -24,7 +24,7 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
 // timeout after another one failed, or is the one for which that waited.
 // Errors: besides those of ranks: InvalidArgument where this process has
 //         another of options.alike than rank 0's, or is of another world;
-//         Aborted where options.patience ends before all ranks are connected.
+//         Cancelled where options.patience ends before all ranks are connected.
 absl::Status RunNcclProcess(
     const Launch& launch, const LocalRanksOptions& options,
     const MakeDeviceFn& make_device,

@@ -23,7 +23,7 @@ struct CollectiveMark {
 struct ChannelProgress {
   std::string channel;
   CollectiveMark issued;    // the last one
-  CollectiveMark inside;    // what its stream is in
+  CollectiveMark inside;    // what its stream is in, else what it launches
   CollectiveMark finished;  // the last one
 };
 

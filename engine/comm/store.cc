@@ -41,7 +41,8 @@ struct Failure {
 
 absl::StatusOr<std::string> Await(Store& store, const std::string& key,
                                   const std::string& what,
-                                  absl::Duration timeout) {
+                                  absl::Duration timeout,
+                                  const Patience& patience) {
   const absl::Time deadline = absl::Now() + timeout;
   // Short at first: ranks of one machine come within milliseconds.
   absl::Duration pause = absl::Milliseconds(1);
@@ -49,6 +50,10 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
     ZERO_ASSIGN_OR_RETURN(absl::optional<std::string> value, store.Get(key));
     if (value.has_value()) return *std::move(value);
     ZERO_RETURN_IF_ERROR(StoredFailure(store));
+    if (patience.ends()) {
+      return absl::CancelledError(
+          absl::StrCat(what, " did not come before a signal ended the wait"));
+    }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat(

@@ -37,24 +37,27 @@ class Store {
       const std::string& key) = 0;
 };
 
-// Waits until somebody writes `key`. `what` is said of it where nobody does:
-// Errors: DeadlineExceeded: "WHAT did not come within 2s"; why the run failed
-//         (StoredFailure); those of the store.
-absl::StatusOr<std::string> Await(Store& store, const std::string& key,
-                                  const std::string& what,
-                                  absl::Duration timeout);
-
 // What a process does while ranks gather at the start: schedulers start them
 // minutes apart.
 struct Patience {
   // Set by a signal: whoever waits gives up. Null: nobody asks.
   const std::atomic<bool>* stop = nullptr;
-  // Is told once for whom this process waits, in one line. Null: nobody.
+  // Is told once for whom or what this process waits, in one line. Null:
+  // nobody.
   std::function<void(const std::string& line)> tell;
   absl::Duration tell_after = absl::Seconds(5);
 
   bool ends() const { return stop != nullptr && stop->load(); }
 };
+
+// Waits until somebody writes `key`. `what` is said of it where nobody does:
+// Errors: DeadlineExceeded: "WHAT did not come within 2s"; Cancelled where
+//         `patience` ends; why the run failed (StoredFailure); those of the
+//         store.
+absl::StatusOr<std::string> Await(Store& store, const std::string& key,
+                                  const std::string& what,
+                                  absl::Duration timeout,
+                                  const Patience& patience = {});
 
 // Waits until all ranks have called this with the same name.
 // Errors: DeadlineExceeded with the ranks that did not; as Await.

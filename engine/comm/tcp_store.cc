@@ -426,7 +426,7 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
     socket = TryConnect(address, waits, &reason);
   }
   if (socket < 0 && patience.ends()) {
-    return absl::AbortedError(
+    return absl::CancelledError(
         absl::StrCat("stopped by a signal while ", waits_for));
   }
   if (socket < 0) {

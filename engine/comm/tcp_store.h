@@ -61,7 +61,7 @@ class TcpStore final : public Store {
   // Connects as `rank` of `world`; tries again until `timeout`, since rank 0
   // may start last.
   // Errors: DeadlineExceeded with the address and the last reason (refused, no
-  //         such host); Aborted where `patience` ends; InvalidArgument with
+  //         such host); Cancelled where `patience` ends; InvalidArgument with
   //         what the server says: another world, a rank that is there already,
   //         another program.
   static absl::StatusOr<std::unique_ptr<TcpStore>> Connect(

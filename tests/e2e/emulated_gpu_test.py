@@ -185,10 +185,10 @@ class ProcessesTest(EmulatedGpuTestCase):
             size, = struct.unpack(">I", to.recv(4, socket.MSG_WAITALL))
             return to.recv(size, socket.MSG_WAITALL).decode()
 
-    def end_of(self, process):
-        """What a process says that ends with an error."""
+    def end_of(self, process, code=1):
+        """What a process says that ends with this code."""
         _, err = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 1, err)
+        self.assertEqual(process.returncode, code, err)
         return err
 
     def test_a_signal_ends_a_rank_that_waits_for_others(self):
@@ -197,13 +197,13 @@ class ProcessesTest(EmulatedGpuTestCase):
             first.send_signal(signal.SIGINT)
             self.assertIn("zero: nccl: rank 0 was stopped by a signal while it "
                           "waited for rank 1, rank 2 and rank 3 of 4\n",
-                          self.end_of(first))
+                          self.end_of(first, code=130))
         with self.rank(1, 4) as other:
             time.sleep(0.5)
             other.send_signal(signal.SIGTERM)
             self.assertIn("zero: stopped by a signal while rank 1 waits for "
                           "rank 0 at 127.0.0.1:%d\n" % self.port,
-                          self.end_of(other))
+                          self.end_of(other, code=130))
 
     def test_a_process_with_another_config_ends_all(self):
         with self.rank(0, 2) as first, self.rank(

@@ -100,6 +100,7 @@ struct Fake {
   std::set<void*> registered;
   uintptr_t num_handles = 0;
   int num_ids = 0, num_aborts = 0, num_fused = 0;
+  bool connects_late = false;
   int version = NCCL_VERSION_CODE;
 };
 
@@ -312,6 +313,7 @@ ncclResult_t Enqueue(ncclComm* comm, std::vector<Call> calls,
     launch = slot;
     if (calls.size() > 1) ++Get().num_fused;
     launch->calls[comm->rank] = std::move(calls);
+    launch->issued[comm->rank] = true;
     comm->busy_polls = 2;
     comm->streams.insert(stream);
   }
@@ -358,6 +360,13 @@ ncclComm* MakeComm(Fake& fake, int world_rank) {
   return comm;
 }
 
+// In its first collective, which not all ranks have issued yet.
+bool IsConnecting(const Fake& fake, const ncclComm& comm) {
+  if (!fake.connects_late || comm.num_launched == 0) return false;
+  const std::vector<bool>& issued = comm.clique->launches.at(0)->issued;
+  return std::find(issued.begin(), issued.end(), false) != issued.end();
+}
+
 // When all ranks of the parent have called: makes the new cliques.
 void FinishSplit(const std::vector<Clique::Entry>& entries) {
   std::map<int, std::vector<Clique::Entry>> by_color;
@@ -386,6 +395,7 @@ void ResetFakeNccl() {
   fake.hanging_inits.clear();
   fake.registered.clear();
   fake.num_aborts = fake.num_fused = 0;
+  fake.connects_late = false;
   fake.version = NCCL_VERSION_CODE;
 }
 
@@ -417,6 +427,11 @@ void SetFakeNcclAsyncError(int rank, ncclResult_t error) {
 void HangFakeNcclInit(int rank) {
   std::lock_guard<std::mutex> lock(Get().mutex);
   Get().hanging_inits.insert(rank);
+}
+
+void ConnectFakeNcclLate() {
+  std::lock_guard<std::mutex> lock(Get().mutex);
+  Get().connects_late = true;
 }
 
 void SetFakeNcclVersion(int version) {
@@ -506,7 +521,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
   if (error != Get().async_errors.end()) {
     *result = error->second;
   } else if (comm->init_hangs || comm->clique == nullptr ||
-             !comm->clique->complete() || comm->busy_polls > 0) {
+             !comm->clique->complete() || comm->busy_polls > 0 ||
+             zero::IsConnecting(Get(), *comm)) {
     if (comm->busy_polls > 0) --comm->busy_polls;
     *result = ncclInProgress;
   } else {

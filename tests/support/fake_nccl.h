@@ -26,6 +26,9 @@ int NumFakeNcclFusedGroups();
 void SetFakeNcclAsyncError(int rank, ncclResult_t error);
 // The initialization of that rank's communicators never ends.
 void HangFakeNcclInit(int rank);
+// From now on communicators connect as NCCL's do: their first collective is in
+// progress until all ranks have issued it.
+void ConnectFakeNcclLate();
 // What ncclGetVersion says.
 void SetFakeNcclVersion(int version);
 

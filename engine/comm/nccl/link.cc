@@ -72,6 +72,11 @@ std::string NcclErrorText(ncclResult_t result, ncclComm_t comm) {
                       last == nullptr ? "" : last);
 }
 
+const CollectiveMark* NcclChannel::Current() const {
+  if (!flying.empty()) return &flying.front().mark;
+  return launching.number > 0 ? &launching : nullptr;
+}
+
 // ---- Start-up -------------------------------------------------------------
 
 NcclLink::NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
@@ -252,7 +257,7 @@ void NcclLink::Run(NcclChannel& channel, Stream& stream,
     std::lock_guard<std::mutex> lock(state_);
     if (!failure_.ok()) return;
     call.mark = {channel.progress.issued.number + 1, Signature(collective)};
-    channel.progress.issued = call.mark;
+    channel.progress.issued = channel.launching = call.mark;
     call.begin = TakeEvent();
     call.end = TakeEvent();
   }
@@ -260,6 +265,7 @@ void NcclLink::Run(NcclChannel& channel, Stream& stream,
   if (!Launch(channel, stream, collective, call)) return;
   stream.Record(*call.end);
   std::lock_guard<std::mutex> lock(state_);
+  channel.launching = {};
   channel.flying.push_back(std::move(call));
 }
 
@@ -290,7 +296,8 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
   return true;
 }
 
-// Only then are the kernels on the stream, and an event behind them.
+// Only then are the kernels on the stream, and an event behind them. In the
+// first collective of a communicator NCCL connects: that waits for peers.
 bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
   const absl::Time deadline = absl::Now() + timeout_;
   for (Pause pause;; pause.Wait()) {
@@ -348,7 +355,9 @@ std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
 
 void NcclLink::Fail(const absl::Status& failure,
                     const std::vector<int>& missing) {
-  if (status().ok()) Latch(StoreFailure(*store_, failure, missing));
+  if (!status().ok()) return;
+  const absl::Status first = StoreFailure(*store_, failure, missing);
+  Latch(first, StoredMissing(*store_));
 }
 
 absl::Status NcclLink::status() const {
@@ -356,12 +365,22 @@ absl::Status NcclLink::status() const {
   return failure_;
 }
 
-void NcclLink::Latch(const absl::Status& failure) {
+std::vector<int> NcclLink::missing() const {
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    if (!failure_.ok()) return missing_;
+  }
+  return StoredMissing(*store_);  // the watch may not have heard yet
+}
+
+void NcclLink::Latch(const absl::Status& failure,
+                     const std::vector<int>& missing) {
   {
     std::lock_guard<std::mutex> lock(state_);
     if (!failure_.ok()) return;
     failure_ =
         absl::Status(failure.code(), absl::StrCat(failure.message(), Inside()));
+    missing_ = missing;
   }
   AbortAll();
 }
@@ -381,10 +400,11 @@ void NcclLink::AbortAll() {
 std::string NcclLink::Inside() const {
   std::string text;
   for (const auto& channel : channels_) {
-    if (channel->flying.empty()) continue;
+    const CollectiveMark* const current = channel->Current();
+    if (current == nullptr) continue;
     absl::StrAppend(&text, text.empty() ? "; rank " : " and ");
     if (text.size() == 7) absl::StrAppend(&text, rank_, " is in ");
-    absl::StrAppend(&text, CallText(*channel, channel->flying.front().mark));
+    absl::StrAppend(&text, CallText(*channel, *current));
   }
   return text;
 }
@@ -464,9 +484,8 @@ absl::Status NcclLink::LookAtErrors() {
   std::string where = absl::StrCat("channel \"", failed->name, "\"");
   {
     std::lock_guard<std::mutex> lock(state_);
-    if (!failed->flying.empty()) {
-      where = CallText(*failed, failed->flying.front().mark);
-    }
+    const CollectiveMark* const current = failed->Current();
+    if (current != nullptr) where = CallText(*failed, *current);
   }
   return Hear(absl::UnavailableError(
       absl::StrCat("nccl: rank ", rank_, " failed in ", where, ": ", text)));
@@ -516,6 +535,10 @@ void NcclLink::TellProgress() {
     for (const auto& channel : channels_) {
       all.push_back(channel->progress);
       all.back().channel = channel->name;
+      // A host that waits for its peers is as much inside as a stream.
+      if (all.back().inside.number == 0) {
+        all.back().inside = channel->launching;
+      }
     }
     text = ProgressText(all);
   }

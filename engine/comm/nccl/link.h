@@ -39,7 +39,11 @@ struct NcclChannel {
   ncclComm_t comm = nullptr;
   Buffer scratch;
   ChannelProgress progress;  // as far as the watch has seen, without a name
+  CollectiveMark launching;  // by the host, which may wait for peers
   std::deque<NcclCall> flying;
+
+  // The first that this rank has issued and not finished; null: none.
+  const CollectiveMark* Current() const;
 };
 
 // Threads: Run and Register by one, the rest by any.
@@ -68,6 +72,8 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   // The first failure of any rank counts, for all. `missing`: as StoreFailure.
   void Fail(const absl::Status& status, const std::vector<int>& missing = {});
   absl::Status status() const;
+  // Of that failure; whoever keeps the store may be one of them, and gone.
+  std::vector<int> missing() const;
 
  private:
   NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
@@ -94,7 +100,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   void LookAtTimes();
   void TellProgress();
   absl::Status Hear(const absl::Status& own);
-  void Latch(const absl::Status& status);
+  void Latch(const absl::Status& status, const std::vector<int>& missing);
   void AbortAll();
   void FailLate(const NcclChannel& channel, const CollectiveMark& call);
   std::string Inside() const;
@@ -116,6 +122,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   // after calls_, where both are.
   mutable std::mutex state_;
   absl::Status failure_;
+  std::vector<int> missing_;
   std::vector<std::unique_ptr<Event>> idle_;
   bool closing_ = false;
   std::condition_variable close_;

@@ -95,6 +95,7 @@ absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
   ends.across = end(3);
   ends.sharers = link->num_sharers();
   ends.gpus = link->num_gpus();
+  ends.missing = [link] { return link->missing(); };
   return ends;
 }
 

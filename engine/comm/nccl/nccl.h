@@ -18,8 +18,10 @@
 #ifndef ZERO_ENGINE_COMM_NCCL_NCCL_H_
 #define ZERO_ENGINE_COMM_NCCL_NCCL_H_
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -47,6 +49,7 @@ struct NcclEnds {
   std::unique_ptr<Communicator> gather, reduce, across, scalar;
   int sharers = 1;  // ranks of this rank's GPU, it included
   int gpus = 1;     // of all ranks
+  std::function<std::vector<int>()> missing;
 };
 
 // "NCCL 2.28.9", of the library that was loaded. Errors: Unimplemented, with

@@ -30,6 +30,31 @@ struct GpuRank {
   std::unique_ptr<Stream> compute, gather, reduce;
 };
 
+// A store whose keeper can go.
+class LosableStore final : public Store {
+ public:
+  absl::Status Put(const std::string& key, const std::string& value) override {
+    return lost_ ? Gone() : kept_.Put(key, value);
+  }
+  absl::StatusOr<std::string> PutFirst(const std::string& key,
+                                       const std::string& value) override {
+    if (lost_) return Gone();
+    return kept_.PutFirst(key, value);
+  }
+  absl::StatusOr<absl::optional<std::string>> Get(
+      const std::string& key) override {
+    if (lost_) return Gone();
+    return kept_.Get(key);
+  }
+  void Lose() { lost_ = true; }
+
+ private:
+  static absl::Status Gone() { return absl::UnavailableError("gone"); }
+
+  MemoryStore kept_;
+  std::atomic<bool> lost_ = false;
+};
+
 class NcclTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -41,14 +66,14 @@ class NcclTest : public testing::Test {
   // Runs fn on every rank; what fn returns, else how the run ended.
   absl::Status RunOnGpus(int world, const NcclOptions& options,
                          const std::function<absl::Status(GpuRank&)>& fn) {
-    const auto store = std::make_shared<MemoryStore>();
+    store_ = std::make_shared<LosableStore>();
     return RunRanks(world, [&](int rank) -> absl::Status {
       NcclOptions own = options;
       GpuRank one;
       one.rank = own.rank = rank;
       own.world = world;
       one.device = *MakeCudaDevice(rank);
-      auto ends = ConnectNccl(store, *one.device, own);
+      auto ends = ConnectNccl(store_, *one.device, own);
       if (!ends.ok()) return ends.status();
       one.ends = *std::move(ends);
       one.compute = one.device->MakeStream(StreamRole::kCompute);
@@ -67,6 +92,8 @@ class NcclTest : public testing::Test {
                          const std::function<absl::Status(GpuRank&)>& fn) {
     return RunOnGpus(world, {.timeout = absl::Seconds(20)}, fn);
   }
+
+  std::shared_ptr<LosableStore> store_;  // of the last run
 };
 
 // ---- Results --------------------------------------------------------------
@@ -424,6 +451,31 @@ TEST_F(NcclFailureTest, ARankThatIssuesNothingIsNamed) {
   }
 }
 
+// Who waits for it in NCCL's launch is not missing; and all know who is after
+// the store has gone with it.
+TEST_F(NcclFailureTest, OnlyWhoDoesNotComeToTheFirstCollectiveIsMissing) {
+  ConnectFakeNcclLate();
+  constexpr int kWorld = 3;
+  std::atomic<int> num_failed = 0;
+  const auto statuses = Fail(
+      kWorld,
+      [&](GpuRank& one) {
+        if (one.rank != 2) Scatter(one);
+        AwaitFailure(one);
+        ++num_failed;
+        while (num_failed < kWorld) absl::SleepFor(absl::Milliseconds(2));
+        store_->Lose();
+        EXPECT_EQ(one.ends.missing(), std::vector<int>{2});
+      },
+      absl::Seconds(1));
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr(" waited 1s in #1 of channel \"reduce\", all_reduce "
+                          "\"block.3\" fp32 max [1]: rank 2 issued nothing "
+                          "here; if a rank was only slow"));
+  }
+}
+
 TEST_F(NcclFailureTest, RanksInDifferentCollectivesAreNamed) {
   const auto statuses = Fail(2, [](GpuRank& one) {
     if (one.rank == 0) return Scatter(one);
@@ -680,9 +732,39 @@ TEST_F(NcclTest, WhoWaitsForProcessesSaysSoAndCanBeStopped) {
                                    port, " (timeout 20s)"));
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status,
-              absl::AbortedError("nccl: rank 0 was stopped by a signal while "
-                                 "it waited for rank 1 and rank 3 of 4"));
+              absl::CancelledError("nccl: rank 0 was stopped by a signal "
+                                   "while it waited for rank 1 and rank 3 of "
+                                   "4"));
   }
+}
+
+TEST_F(NcclTest, WhoWaitsForNcclSaysSoAndCanBeStopped) {
+  HangFakeNcclInit(1);
+  Impatient one;
+  const int port = FreePort();
+  const auto statuses = RunProcesses(
+      {LaunchOf(0, 2, port), LaunchOf(1, 2, port)},
+      [&](int rank) {
+        return rank == 0 ? one.Options() : Options(absl::Seconds(20));
+      },
+      AddRanks);
+  EXPECT_EQ(one.line, "all ranks are here; NCCL connects them (timeout 20s)");
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status,
+              absl::CancelledError("nccl: rank 0 was stopped by a signal "
+                                   "while NCCL connected the ranks"));
+  }
+}
+
+TEST_F(NcclTest, WhoWaitsForTheConfigOfRankZeroCanBeStopped) {
+  const auto server = *TcpStoreServer::Listen({"127.0.0.1", 0}, 2);
+  Impatient one;
+  one.stop = true;
+  const absl::Status status = RunNcclProcess(LaunchOf(1, 2, server->port()),
+                                             one.Options(), OpenGpu, AddRanks);
+  EXPECT_EQ(status,
+            absl::CancelledError("nccl: rank 1: the config of rank 0 did not "
+                                 "come before a signal ended the wait"));
 }
 
 TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
@@ -694,7 +776,7 @@ TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
       absl::StrCat("rank 1 waits for rank 0 at 127.0.0.1:", port);
   EXPECT_EQ(one.line,
             absl::StrCat(waits, " (timeout 20s): Connection refused"));
-  EXPECT_EQ(status, absl::AbortedError(
+  EXPECT_EQ(status, absl::CancelledError(
                         absl::StrCat("stopped by a signal while ", waits)));
 }
 

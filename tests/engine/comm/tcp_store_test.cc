@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
@@ -211,6 +212,14 @@ TEST(TcpStoreTest, TheFirstFailureCountsForAll) {
   EXPECT_EQ(StoredFailure(*a), first);
   // Whoever waits hears it.
   EXPECT_EQ(Await(*a, "never", "it", kSoon).status(), first);
+}
+
+TEST(TcpStoreTest, ASignalEndsAWait) {
+  MemoryStore store;
+  const std::atomic<bool> stop = true;
+  EXPECT_EQ(Await(store, "never", "it", kSoon, {.stop = &stop}).status(),
+            absl::CancelledError("it did not come before a signal ended the "
+                                 "wait"));
 }
 
 TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
