@@ -115,6 +115,54 @@ class Phases {
   std::map<std::string, std::vector<double>> seconds_;  // per step
 };
 
+// Takes steps as training does: with `ahead` each begins before the results of
+// the one before it are read.
+class Steps {
+ public:
+  Steps(Executor& executor, const RandomBatch& batch, const Config& config,
+        bool ahead)
+      : executor_(&executor),
+        batch_(&batch),
+        config_(&config),
+        most_under_way_(ahead ? 2 : 1) {}
+
+  // Errors: those of the executor; Aborted when the step was skipped: then it
+  // was none, and neither are those behind it.
+  absl::StatusOr<StepOutput> Next() {
+    while (under_way_ < most_under_way_) {
+      StepInput input = batch_->Input(*config_, ++num_begun_);
+      input.inherits_skip = under_way_ > 0;
+      ZERO_RETURN_IF_ERROR(executor_->Begin(input));
+      ++under_way_;
+    }
+    return Finish();
+  }
+
+  // Finishes what is under way, and goes on one by one.
+  absl::Status StopAhead() {
+    while (under_way_ > 0) ZERO_RETURN_IF_ERROR(Finish().status());
+    most_under_way_ = 1;
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::StatusOr<StepOutput> Finish() {
+    --under_way_;
+    ZERO_ASSIGN_OR_RETURN(const StepOutput output, executor_->Finish());
+    if (!output.skipped) return output;
+    return absl::AbortedError(
+        absl::StrCat("step ", num_begun_ - under_way_,
+                     " was skipped: a gradient is not finite"));
+  }
+
+  Executor* executor_;
+  const RandomBatch* batch_;
+  const Config* config_;
+  int most_under_way_;
+  int under_way_ = 0;
+  int64_t num_begun_ = 0;
+};
+
 Json OpsJson(const OpTimes& times, int steps) {
   Json ops = Json::array();
   for (const auto& [name, time] : times) {
@@ -185,12 +233,11 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   const RandomBatch batch(config);
   const int64_t tokens = batch.host.batch * batch.host.length;
 
-  int64_t step = 0;
-  ZERO_ASSIGN_OR_RETURN(StepOutput output,
-                        executor.Step(batch.Input(config, ++step)));
+  Steps steps(executor, batch, config, /*ahead=*/options.on_gpu());
+  ZERO_ASSIGN_OR_RETURN(StepOutput output, steps.Next());
   const double first_loss = output.loss;
-  while (step < options.warmup) {
-    output = *executor.Step(batch.Input(config, ++step));
+  for (int i = 1; i < options.warmup; ++i) {
+    ZERO_ASSIGN_OR_RETURN(output, steps.Next());
   }
   const int64_t peak_rss = PeakResidentBytes();
   std::unique_ptr<StepProducts> products;
@@ -204,8 +251,10 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   std::vector<double> step_s, passes, ratios;
   Phases phases(executor);
   for (int i = 0; i < options.steps; ++i) {
-    step_s.push_back(SecondsOf(
-        [&] { output = *executor.Step(batch.Input(config, ++step)); }));
+    absl::StatusOr<StepOutput> taken;
+    step_s.push_back(SecondsOf([&] { taken = steps.Next(); }));
+    ZERO_RETURN_IF_ERROR(taken.status());
+    output = *taken;
     phases.EndStep();
     if (products == nullptr) continue;
     passes.push_back(products->Pass());
@@ -214,9 +263,10 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
 
   const double last_loss = output.loss;
   if (options.on_gpu()) {
+    ZERO_RETURN_IF_ERROR(steps.StopAhead());
     timed.set_timing(Timing::kEvents);
     for (int i = 0; i < options.profile_steps; ++i) {
-      output = *executor.Step(batch.Input(config, ++step));
+      ZERO_RETURN_IF_ERROR(steps.Next().status());
     }
   }
   const int timed_steps =
