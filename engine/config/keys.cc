@@ -1186,8 +1186,8 @@ void AddDevice(Table& t) {
   t.Bool("device.fp32_logits", FIELD(device.cuda.fp32_logits),
          "Logits of 16-bit models in fp32, with twice the bytes. Else in the "
          "model's dtype: softmax and loss are computed from them in fp32. In "
-         "fp16 a logit beyond 65504 is then infinite, the loss nan, and the "
-         "step skipped.")
+         "fp16 a logit beyond 65504 is then infinite; where the loss is not "
+         "finite for it, the step is skipped.")
       .OfGpu()
       .Unread(UNREAD(c.param_dtype() == DType::kF32
                          ? "the model is fp32, and so are its logits"

@@ -294,8 +294,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   session->predicted_ = rehearsal.ledger;
   session->other_rank_peak_ = session->predicted_.total_peak_bytes();
   if (options.server && rank.world() > 1) {
-    Rank other =
-        MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0, rank.world());
+    Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,
+                              rank.world(), rank.shards(), algorithm);
     other.sharers = rank.sharers;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
                           Rehearse(other, config, tools, workload, options));

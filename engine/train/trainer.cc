@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/file.h"
@@ -182,6 +183,7 @@ int64_t Trainer::SampleContext() const {
 
 absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
+  device_says_ = rank_->device->info().driver;
   absl::Status status = CatchForAll([this]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(EvaluateAndSampleAtEnd());
@@ -342,11 +344,9 @@ Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
 }
 
 absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
-  ZERO_RETURN_IF_ERROR(metrics_status_);
-  if (agreed[kCanNotWrite] > 0) {
-    return absl::UnavailableError("rank 0 can not write");
-  }
-  return agreed[kStop] > 0;
+  if (agreed[kCanNotWrite] == 0) return agreed[kStop] > 0;
+  if (leads()) return metrics_status_;
+  return absl::UnavailableError("rank 0 can not write");
 }
 
 absl::StatusOr<bool> Trainer::AgreeToStop() {
@@ -378,7 +378,7 @@ bool Trainer::RunsAheadOf(int64_t index) const {
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
          index > 0 &&  // which is looked at: CheckUnused
          done < total_steps_ && !Due(config_.training.eval_every, done) &&
-         !Due(config_.training.sample_every, done);
+         !(Due(config_.training.sample_every, done) && SampleContext() > 0);
 }
 
 void Trainer::StartAgreement(int64_t index) {
@@ -599,7 +599,9 @@ void Trainer::Report(const StepOutput& output, double seconds, double lr) {
                       HumanBytes(ledger.total_peak_bytes()),
                       HumanSeconds((total_steps_ - step_) * tokens / average)),
       keep);
-  if (keep) PrintBreakdowns();
+  if (!keep) return;
+  PrintBreakdowns();
+  PrintDeviceNotes();
 }
 
 std::string Trainer::WireText() const {
@@ -681,6 +683,16 @@ void Trainer::PrintBreakdowns() const {
     }
     console_->Line(text);
   }
+}
+
+// What a device says grows at its end.
+void Trainer::PrintDeviceNotes() {
+  if (!leads()) return;
+  const std::string says = rank_->device->info().driver;
+  if (says == device_says_) return;
+  const absl::string_view more = absl::StripPrefix(says, device_says_);
+  console_->Line(absl::StrCat("note: ", absl::StripPrefix(more, "; ")));
+  device_says_ = says;
 }
 
 absl::Status Trainer::CheckUnused() const {

@@ -110,6 +110,10 @@ class CliTest(unittest.TestCase):
                 self.assertIn("zero: note: WORLD_SIZE is 2, and %s takes one "
                               "process: rank 0 does it, the others leave\n"
                               % args[0], result.stderr)
+        # What says or writes something on every machine does so.
+        result = self.zero("config", "config.json", env={**env, "RANK": "1"})
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn('"sequence_length"', result.stdout)
 
     def test_plan_shows_owners_bytes_and_the_step(self):
         text = self.ok("plan", "config.json", "--ranks", "2",

@@ -17,9 +17,8 @@ namespace {
 
 int ExitCode(const absl::Status& status) {
   if (status.ok()) return 0;
-  if (status.code() == absl::StatusCode::kCancelled) return 130;
   std::fprintf(stderr, "zero: %s\n", std::string(status.message()).c_str());
-  return 1;
+  return absl::IsCancelled(status) ? 130 : 1;
 }
 
 // What could not be written to stdout is an error, too.
@@ -55,10 +54,11 @@ int Main(int argc, char** argv) {
       {"train", "Train the model of a config file", AddTrain, true},
       {"eval", "Loss of a model on a config's validation data", AddEval},
       {"generate", "Continue a text with a model", AddGenerate},
-      {"tokenize", "Make token files from text; train a tokenizer",
-       AddTokenize},
-      {"models", "List the model presets", AddModels},
-      {"config", "Check a config and print what it resolves to", AddConfig},
+      {"tokenize", "Make token files from text; train a tokenizer", AddTokenize,
+       true},
+      {"models", "List the model presets", AddModels, true},
+      {"config", "Check a config and print what it resolves to", AddConfig,
+       true},
       {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
       {"devices", "What this machine offers", AddDevices, true},
   };

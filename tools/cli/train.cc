@@ -138,8 +138,8 @@ absl::Status CheckLink(const RunOptions& run) {
 
 absl::Status Train(TrainFlags flags) {
   const std::atomic<bool>* stop = InstallStopSignals(
-      "; training.out_dir has metrics.jsonl with the steps before, and "
-      "summary.json and weights only where they were complete already");
+      "; of this run training.out_dir has what was complete: metrics.jsonl up "
+      "to the last reported step, summary.json and weights if written");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   flags.trace = TraceFile(flags);
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -87,6 +88,7 @@ struct Case {
   std::vector<int> bad;
   int world = 1;
   int stop_in = 0;  // the step in whose launch rank 0 is asked to stop; 0: none
+  bool full_disk = false;  // for metrics.jsonl, of which nothing is then read
   MakeDeviceFn device = Gpu;
   decltype(LocalRanksOptions::wrap) wrap;
 };
@@ -133,6 +135,14 @@ class StepsAheadTest : public testing::Test {
     options.local.timeout = absl::Seconds(60);
     options.wrap = c.wrap;
 
+    if (c.full_disk) {
+      std::filesystem::create_directory(dir_.File(out));
+      std::filesystem::create_symlink("/dev/full",
+                                      dir_.File(out + "/metrics.jsonl"));
+    }
+    const auto lines = [&] {
+      return c.full_disk ? std::vector<nlohmann::json>() : Lines(out);
+    };
     Outcome outcome;
     char* printed = nullptr;
     size_t size = 0;
@@ -150,7 +160,7 @@ class StepsAheadTest : public testing::Test {
             trainer->session().executor().set_hook(
                 [&](const Action& action, bool done) {
                   if (done || action.kind != ActionKind::kNorm) return;
-                  outcome.known.push_back(Steps(Lines(out)).size());
+                  outcome.known.push_back(Steps(lines()).size());
                   if (outcome.known.size() == size_t(c.stop_in)) stop = true;
                 });
           }
@@ -169,7 +179,7 @@ class StepsAheadTest : public testing::Test {
     const auto written =
         nlohmann::json::parse(dir_.Read(out + "/summary.json"));
     outcome.error = written.value("error", "");
-    outcome.lines = Lines(out);
+    outcome.lines = lines();
     outcome.steps = Steps(outcome.lines);
     return outcome;
   }
@@ -257,8 +267,15 @@ TEST_F(StepsAheadTest, SkippedStepsAreThoseOfARunThatWaits) {
     int world;
     std::vector<std::string> overrides;
   };
-  const Way ways[] = {{1, {R"(fp16={"enabled": true, "loss_scale": 64})"}},
-                      {2, {"bf16.enabled=true", "zero_optimization.stage=3"}}};
+  const Way ways[] = {
+      {1, {R"(fp16={"enabled": true, "loss_scale": 64})"}},
+      {2, {"bf16.enabled=true", "zero_optimization.stage=3"}},
+      {1,
+       {R"(optimizer={"type": "Lamb", "params": {"lr": 0.01}})",
+        "bf16.enabled=true", "data_types.stochastic_rounding=true"}},
+      {2,
+       {R"(optimizer={"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})",
+        "gradient_accumulation_steps=2"}}};
   for (const Way& way : ways) {
     SCOPED_TRACE(way.overrides[0]);
     Case c{.overrides = way.overrides, .bad = bad, .world = way.world};
@@ -319,6 +336,18 @@ TEST_F(StepsAheadTest, AStopEndsBehindTheStepsThatWereAgreedOn) {
     if (world == 1) continue;
     ExpectTheSameSteps(
         stopped, Run({.overrides = {"training.steps=5"}, .world = world}));
+  }
+}
+
+// Rank 0 alone knows of it, with a step under way: all leave behind that one.
+TEST_F(StepsAheadTest, MetricsThatCanNotBeWrittenEndTheRunOnAllRanks) {
+  for (const int world : {1, 2}) {
+    SCOPED_TRACE(world);
+    const Outcome outcome = Run({.world = world, .full_disk = true});
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kResourceExhausted)
+        << outcome.status;
+    EXPECT_THAT(outcome.error, HasSubstr("metrics.jsonl"));
+    EXPECT_LE(outcome.known.size(), 4u);
   }
 }
 

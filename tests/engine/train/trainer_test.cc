@@ -171,6 +171,60 @@ class TrainerTest : public testing::Test {
   Rank rank_;
 };
 
+// The CPU, which says something of its driver.
+class TalkingDevice final : public Device {
+ public:
+  explicit TalkingDevice(std::unique_ptr<Device> inner)
+      : inner_(std::move(inner)) {}
+
+  void Say(const std::string& driver) { driver_ = driver; }
+
+  DeviceKind kind() const override { return inner_->kind(); }
+  DeviceInfo info() const override {
+    DeviceInfo info = inner_->info();
+    info.driver = driver_;
+    return info;
+  }
+  absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
+    return inner_->Allocate(bytes, kind);
+  }
+  std::unique_ptr<Stream> MakeStream(StreamRole role) override {
+    return inner_->MakeStream(role);
+  }
+  std::unique_ptr<Event> MakeEvent() override { return inner_->MakeEvent(); }
+  Ops& ops() override { return inner_->ops(); }
+  void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override {
+    inner_->Copy(stream, dst, src, bytes);
+  }
+
+ private:
+  void Free(void*, size_t, MemoryKind) override {}  // buffers are inner_'s
+
+  std::unique_ptr<Device> inner_;
+  std::string driver_;
+};
+
+// Batches may need kernels that none before them did.
+TEST_F(TrainerTest, WhatADeviceAddsToItsNotesIsPrintedOnce) {
+  auto owned = std::make_unique<TalkingDevice>(std::move(device_));
+  TalkingDevice& device = *owned;
+  device_ = std::move(owned);
+  device.Say("CUDA 13.0; the first");
+  const Outcome outcome = Run(
+      Load({"training.steps=5", "steps_per_print=1"}), [&](Trainer& trainer) {
+        trainer.session().executor().set_hook(
+            [&device, step = 0](const Action& action, bool done) mutable {
+              if (done || action.kind != ActionKind::kNorm) return;
+              if (++step == 3) device.Say("CUDA 13.0; the first; a second");
+            });
+      });
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_THAT(outcome.printed, HasSubstr("CUDA 13.0; the first\n"));
+  EXPECT_THAT(outcome.printed, HasSubstr("\nnote: a second\nstep 4/5"));
+  EXPECT_EQ(outcome.printed.find("a second"),
+            outcome.printed.rfind("a second"));
+}
+
 TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
   const LoadedConfig loaded = Load({"training.eval_every=5"});
   const Outcome outcome = Run(loaded);
