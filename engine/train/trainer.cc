@@ -45,6 +45,9 @@ double PeakFlops(const DeviceInfo& info, DType dtype,
 // Beside the sites of dropout under a step's key, which are counted from 0.
 constexpr uint64_t kRoundingSite = uint64_t{1} << 63;
 
+// Of steps; after fewer the device's ceiling is not measured once more.
+constexpr double kLongRunSeconds = 10;
+
 constexpr char kDivergenceRemedy[] =
     "Lower optimizer.params.lr, lengthen the warm-up, set gradient_clipping, "
     "or look at the data";
@@ -202,8 +205,9 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     status.Update(session_->executor().AllReduce("peak bytes", ReduceOp::kSum,
                                                  {&peak_bytes, 1}));
   }
-  // Nobody waits any more; but the machine of a run of seconds is no other one.
-  if (status.ok() && train_seconds_ > 10) MeasurePeak();
+  // Nobody waits any more, and what else ran on the machine may have ended
+  // since the measurement at the start, if that is long ago.
+  if (status.ok() && train_seconds_ > kLongRunSeconds) MeasurePeak();
   RunSummary summary = Summarize();
   summary.interrupted = status.ok() && step_ < total_steps_;
   summary.parameters_hash = parameters_hash;

@@ -39,7 +39,6 @@ AttentionCall CallOf(const AttentionForwardArgs& args) {
           args.packed,
           {PlaceOf(kQ, "q", args.q), PlaceOf(kK, "k", args.k),
            PlaceOf(kV, "v", args.v), PlaceOf(kOut, "out", args.out)},
-          args.lse,
           args.lse};
 }
 AttentionCall CallOf(const AttentionBackwardArgs& args) {
@@ -50,8 +49,7 @@ AttentionCall CallOf(const AttentionBackwardArgs& args) {
            PlaceOf(kV, "v", args.v), PlaceOf(kOut, "out", args.out),
            PlaceOf(kDout, "dout", args.dout), PlaceOf(kDq, "dq", args.dq),
            PlaceOf(kDk, "dk", args.dk), PlaceOf(kDv, "dv", args.dv)},
-          args.lse,
-          nullptr};
+          args.lse};
 }
 
 int64_t NumHeads(const AttentionShape& shape, AttentionOperand id) {
@@ -139,9 +137,10 @@ void BeforePacked(cudaStream_t stream, const AttentionCall& call,
 void AfterPacked(cudaStream_t stream, const AttentionCall& call,
                  const OperandPointers& pointers) {
   const AttentionShape& s = call.shape;
-  if (call.new_lse != nullptr) {
+  if (!call.is_backward && call.has_lse()) {
     TransposeStatistics(stream, static_cast<const float*>(pointers.at(kLse)),
-                        s.batch, s.q_len, s.num_heads, call.new_lse);
+                        s.batch, s.q_len, s.num_heads,
+                        const_cast<float*>(call.lse));
   }
   const size_t item = DTypeBytes(s.dtype);
   for (const OperandPlace& place : call.places) {

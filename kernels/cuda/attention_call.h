@@ -49,7 +49,6 @@ struct AttentionCall {
   // q, k, v, out; backward dout, dq, dk, dv behind them
   std::vector<OperandPlace> places;
   const float* lse;  // null: not wanted
-  float* new_lse;    // the same, where the call writes it
 
   bool is_packed() const { return packed.positions != nullptr; }
   bool has_lse() const { return is_backward || lse != nullptr; }

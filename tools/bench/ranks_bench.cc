@@ -26,6 +26,7 @@
 #include "tools/bench/timed_device.h"
 #include "tools/bench/timing.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
 
 namespace zero::bench {
 namespace {

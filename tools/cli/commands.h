@@ -15,7 +15,6 @@
 #include "absl/types/optional.h"
 #include "engine/comm/launch.h"
 #include "engine/config/load.h"
-#include "engine/train/session.h"
 #include "kernels/device.h"
 
 namespace CLI {
@@ -77,9 +76,6 @@ int AllowedCores();
 // turns on the GPUs.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(
     const RunOptions& options, int rank = 0, const CudaOptions& cuda = {});
-
-// What the models room offers to the engine.
-ModelTools MakeModelTools();
 
 }  // namespace zero
 

@@ -10,6 +10,7 @@
 #include "engine/train/run_data.h"
 #include "engine/train/trained_model.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
 #include "tools/cli/signals.h"
 
 namespace zero {

@@ -13,6 +13,7 @@
 #include "models/catalog.h"
 #include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
 #include "tools/cli/signals.h"
 
 namespace zero {

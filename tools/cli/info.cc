@@ -11,6 +11,7 @@
 #include "engine/train/metrics.h"
 #include "engine/train/product_rate.h"
 #include "models/catalog.h"
+#include "models/registry.h"
 #include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 

@@ -14,6 +14,7 @@
 #include "engine/train/rank_notes.h"
 #include "engine/train/session.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
 #include "tools/cli/ranks.h"
 
 namespace zero {

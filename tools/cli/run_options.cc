@@ -7,8 +7,6 @@
 #include "engine/base/status.h"
 #include "engine/data/tokenizer.h"
 #include "models/catalog.h"
-#include "models/hf_config.h"
-#include "models/registry.h"
 #include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 
@@ -93,17 +91,6 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
   }
   if (options.threads > 0) return MakeCpuDevice(options.threads);
   return MakeCpuDevice(std::max(AllowedCores() / options.ranks, 1));
-}
-
-ModelTools MakeModelTools() {
-  return {.make = MakeModel,
-          .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model,
-                                int64_t length) -> TokenFlops {
-            return {.model = FlopsPerToken(model, length),
-                    .causal = FlopsPerToken(model, length, /*causal=*/true),
-                    .recomputed = RecomputedFlopsPerToken(model, length)};
-          }};
 }
 
 }  // namespace zero

@@ -19,6 +19,7 @@
 #include "engine/train/trace.h"
 #include "engine/train/trainer.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/signals.h"
 

@@ -480,22 +480,40 @@ void InjectOnce(Rig& rig, const std::string& name, float value) {
       });
 }
 
-TEST_F(ExecutorTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
+class SkippedStepTest : public ExecutorTest {
+ protected:
+  std::unique_ptr<Rig> MakeAfterOneStep(OptimizerKind kind) {
+    ExecutorOptions options = Options(kind);
+    options.optimizer.momentum = 0.9;
+    options.max_grad_norm = 1;
+    auto rig = MakeRig(TinyConfig(ModelFamily::kLlama), options);
+    rig->Step(MakeBatch(1), 1e-2f);
+    return rig;
+  }
+
+  // The moments have no trace of what was skipped either: from step `first` on
+  // the steps are those of a run in which it never happened.
+  static void ExpectTheSameSteps(Rig& good, Rig& hit, int first) {
+    for (int step = first; step < first + 3; ++step) {
+      const StepOutput a = good.Step(MakeBatch(step), 1e-2f);
+      const StepOutput b = hit.Step(MakeBatch(step), 1e-2f);
+      EXPECT_FALSE(b.skipped);
+      EXPECT_EQ(a.loss, b.loss);
+      EXPECT_EQ(a.grad_norm, b.grad_norm);
+    }
+    EXPECT_EQ(good.ReadAll(), hit.ReadAll());
+  }
+};
+
+TEST_F(SkippedStepTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
   const float bad[] = {std::numeric_limits<float>::quiet_NaN(),
                        std::numeric_limits<float>::infinity(),
                        -std::numeric_limits<float>::infinity()};
   for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdam,
                              OptimizerKind::kSgd, OptimizerKind::kLamb}) {
     for (float value : bad) {
-      ExecutorOptions options = Options(kind);
-      options.optimizer.momentum = 0.9;
-      options.max_grad_norm = 1;
-      const ModelConfig config = TinyConfig(ModelFamily::kLlama);
-      const auto good = MakeRig(config, options);
-      const auto hit = MakeRig(config, options);
-      good->Step(MakeBatch(1), 1e-2f);
-      hit->Step(MakeBatch(1), 1e-2f);
-
+      const auto good = MakeAfterOneStep(kind);
+      const auto hit = MakeAfterOneStep(kind);
       const Floats before = hit->ReadAll();
       InjectOnce(*hit, "block.1.mlp.down.weight", value);
       const StepOutput skipped = hit->Step(MakeBatch(2), 1e-2f);
@@ -505,34 +523,18 @@ TEST_F(ExecutorTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
       EXPECT_EQ(*(*hit)->FirstNonFiniteGradient(), "block.1.mlp.down.weight");
       EXPECT_EQ(hit->ReadAll(), before);
 
-      // The moments have no trace either: the next steps are those of a run
-      // in which it never happened.
-      for (int step = 3; step < 6; ++step) {
-        const StepOutput a = good->Step(MakeBatch(step), 1e-2f);
-        const StepOutput b = hit->Step(MakeBatch(step), 1e-2f);
-        EXPECT_FALSE(b.skipped);
-        EXPECT_EQ(a.loss, b.loss);
-        EXPECT_EQ(a.grad_norm, b.grad_norm);
-      }
+      ExpectTheSameSteps(*good, *hit, 3);
       EXPECT_EQ(*(*hit)->FirstNonFiniteGradient(), "");
-      EXPECT_EQ(good->ReadAll(), hit->ReadAll());
     }
   }
 }
 
 // It was begun before anybody knew.
-TEST_F(ExecutorTest, AStepBehindASkippedOneIsSkippedWithIt) {
+TEST_F(SkippedStepTest, AStepBehindASkippedOneIsSkippedWithIt) {
   for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdam,
                              OptimizerKind::kSgd, OptimizerKind::kLamb}) {
-    ExecutorOptions options = Options(kind);
-    options.optimizer.momentum = 0.9;
-    options.max_grad_norm = 1;
-    const ModelConfig config = TinyConfig(ModelFamily::kLlama);
-    const auto good = MakeRig(config, options);
-    const auto hit = MakeRig(config, options);
-    good->Step(MakeBatch(1), 1e-2f);
-    hit->Step(MakeBatch(1), 1e-2f);
-
+    const auto good = MakeAfterOneStep(kind);
+    const auto hit = MakeAfterOneStep(kind);
     const Floats before = hit->ReadAll();
     InjectOnce(*hit, "block.1.mlp.down.weight",
                std::numeric_limits<float>::quiet_NaN());
@@ -555,13 +557,7 @@ TEST_F(ExecutorTest, AStepBehindASkippedOneIsSkippedWithIt) {
       EXPECT_EQ(std::isfinite(output->grad_norm), has_norm);
     }
     EXPECT_EQ(hit->ReadAll(), before);
-    for (int step = 4; step < 6; ++step) {
-      const StepOutput a = good->Step(MakeBatch(step), 1e-2f);
-      const StepOutput b = hit->Step(MakeBatch(step), 1e-2f);
-      EXPECT_FALSE(b.skipped);
-      EXPECT_EQ(a.loss, b.loss);
-    }
-    EXPECT_EQ(good->ReadAll(), hit->ReadAll());
+    ExpectTheSameSteps(*good, *hit, 4);
   }
 }
 
