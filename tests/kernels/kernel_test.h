@@ -3,6 +3,7 @@
 #ifndef ZERO_TESTS_KERNELS_KERNEL_TEST_H_
 #define ZERO_TESTS_KERNELS_KERNEL_TEST_H_
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -49,13 +50,22 @@ class Array {
   Array(DType dtype, int64_t size)
       : dtype_(dtype), size_(size), bytes_(size * DTypeBytes(dtype) + 1) {}
 
-  // Values of a fixed seed, rounded to the dtype.
+  // Values of a fixed seed, rounded to the dtype. Large arrays repeat them (to
+  // draw the operands of a real model takes a minute), after a prime number, so
+  // that no two rows are alike.
   static Array Normal(DType dtype, int64_t size, uint64_t seed,
                       double scale = 1) {
     Array a(dtype, size);
     std::mt19937_64 random(seed);
     std::normal_distribution<double> normal(0, scale);
-    for (int64_t i = 0; i < size; ++i) a.Set(i, normal(random));
+    constexpr int64_t kNumDrawn = 65521;
+    const int64_t drawn = std::min(size, kNumDrawn);
+    for (int64_t i = 0; i < drawn; ++i) a.Set(i, normal(random));
+    const int64_t item = DTypeBytes(dtype);
+    for (int64_t i = drawn; i < size; i += drawn) {
+      std::memcpy(a.bytes_.data() + i * item, a.bytes_.data(),
+                  std::min(drawn, size - i) * item);
+    }
     return a;
   }
 

@@ -1,4 +1,5 @@
 // Products of 16-bit operands that a CPU converts.
+#include "gtest/gtest-spi.h"
 #include "kernels/cpu/device.h"
 #include "kernels/cpu/matmul.h"
 #include "tests/kernels/linear_checks.h"
@@ -39,6 +40,17 @@ TEST(LinearCpuTest, ConvertedWorkspaceStaysWithinItsBound) {
       }
     }
   }
+}
+
+// Of what a kernel left out, the elements behind it are right.
+TEST(ExpectNearTest, ANanInTheMiddleIsFound) {
+  GuardedMatrix got(DType::kF32, 3, 4, 0);
+  const Dense want = got.dense();
+  const auto bound = [](int64_t, int64_t) { return 1.0; };
+  ExpectNear(got, want, bound, "zeros");
+  got.Set(1, 2, std::nan(""));
+  EXPECT_NONFATAL_FAILURE(ExpectNear(got, want, bound, "a row"),
+                          "a row at (1, 2): got nan");
 }
 
 }  // namespace

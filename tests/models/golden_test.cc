@@ -12,6 +12,7 @@
 #include "kernels/device.h"
 #include "models/hf_config.h"
 #include "models/registry.h"
+#include "tests/support/max_or_nan.h"
 
 namespace zero {
 namespace {
@@ -65,7 +66,7 @@ double LargestDifference(const std::vector<float>& a,
   double largest = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     if (i >= skip_begin && i < skip_end) continue;
-    largest = std::max<double>(largest, std::fabs(a[i] - b[i]));
+    largest = MaxOrNan(largest, std::fabs(a[i] - b[i]));
   }
   return largest;
 }

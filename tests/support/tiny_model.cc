@@ -6,6 +6,7 @@
 #include "kernels/check.h"
 #include "kernels/philox.h"
 #include "models/registry.h"
+#include "tests/support/max_or_nan.h"
 
 namespace zero {
 
@@ -178,9 +179,7 @@ double RelativeDifference(const std::vector<float>& a,
   ZERO_CHECK_EQ(a.size(), b.size());
   double difference = 0, largest = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    const double d = std::fabs(double{a[i]} - b[i]);
-    // A NaN anywhere is a difference.
-    if (!(d <= difference)) difference = d;
+    difference = MaxOrNan(difference, std::fabs(double{a[i]} - b[i]));
     largest = std::max<double>(largest, std::fabs(b[i]));
   }
   return largest == 0 ? difference : difference / largest;
