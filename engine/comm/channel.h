@@ -1,5 +1,5 @@
-// The channels between the ranks of a run, and what computation waited for on
-// each of them.
+// The channels between the ranks of a run: who is on them, and what computation
+// waited for on each.
 #ifndef ZERO_ENGINE_COMM_CHANNEL_H_
 #define ZERO_ENGINE_COMM_CHANNEL_H_
 
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <iterator>
 #include <numeric>
+#include <vector>
 
 namespace zero {
 
@@ -20,6 +21,22 @@ inline constexpr Channel kChannels[] = {Channel::kGather, Channel::kReduce,
 constexpr const char* ChannelName(Channel channel) {
   constexpr const char* kNames[] = {"gather", "reduce", "across", "scalar"};
   return kNames[static_cast<size_t>(channel)];
+}
+
+// The ranks on the channels of one rank, it included, ascending.
+struct Members {
+  std::vector<int> within;  // its group: gather, reduce
+  std::vector<int> across;  // its place in every group: across
+};
+
+// REQUIRES: `shards`, the ranks of a group, divides `world`.
+inline Members MembersWith(int rank, int world, int shards) {
+  Members members;
+  for (int other = 0; other < world; ++other) {
+    if (other / shards == rank / shards) members.within.push_back(other);
+    if (other % shards == rank % shards) members.across.push_back(other);
+  }
+  return members;
 }
 
 // Milliseconds that computation waited, per channel: communication that

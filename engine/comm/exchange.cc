@@ -9,12 +9,6 @@ namespace {
 
 using Collectives = absl::Span<const Collective* const>;
 
-// Element `index` of what rank's segment sends.
-const char* Sent(const Collective& collective, size_t segment, int64_t index) {
-  return static_cast<const char*>(collective.segments[segment].send) +
-         index * static_cast<int64_t>(DTypeBytes(collective.dtype));
-}
-
 void AllGather(Stream& stream, int rank, Collectives all) {
   const Collective& own = *all[rank];
   const int world = static_cast<int>(all.size());

@@ -165,6 +165,31 @@ absl::StatusOr<Launch> ReadSlurm(const Variables& variables,
   return launch;
 }
 
+// Open MPI's mpirun does not say where rank 0 is.
+absl::StatusOr<Launch> ReadMpi(const Variables& variables) {
+  Launch launch;
+  launch.world_name = "OMPI_COMM_WORLD_SIZE";
+  const std::string because = variables.Is(launch.world_name);
+  ZERO_ASSIGN_OR_RETURN(
+      launch.world, variables.Number(launch.world_name, 1, kMaxInt, because));
+  if (launch.world == 1) return launch;
+  ZERO_ASSIGN_OR_RETURN(launch.rank, variables.Number("OMPI_COMM_WORLD_RANK", 0,
+                                                      kMaxInt, because));
+  ZERO_RETURN_IF_ERROR(CheckBelow("OMPI_COMM_WORLD_RANK", launch.rank,
+                                  launch.world_name, launch.world));
+  ZERO_ASSIGN_OR_RETURN(
+      launch.local_rank,
+      variables.Number("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxInt, because));
+  ZERO_ASSIGN_OR_RETURN(
+      launch.local_world,
+      variables.Number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxInt, because));
+  ZERO_RETURN_IF_ERROR(ReadMaster(
+      variables,
+      absl::StrCat(because, " (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=N)"),
+      &launch));
+  return launch;
+}
+
 absl::Status CheckPlaces(const Launch& launch, const char* local_rank,
                          const char* local_world) {
   ZERO_RETURN_IF_ERROR(CheckBelow(local_rank, launch.local_rank, local_world,
@@ -197,6 +222,13 @@ absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {
     if (launch.world == 1) return none;
     ZERO_RETURN_IF_ERROR(
         CheckPlaces(launch, "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"));
+    return absl::optional<Launch>(std::move(launch));
+  }
+  if (variables.Has("OMPI_COMM_WORLD_SIZE")) {
+    ZERO_ASSIGN_OR_RETURN(Launch launch, ReadMpi(variables));
+    if (launch.world == 1) return none;
+    ZERO_RETURN_IF_ERROR(CheckPlaces(launch, "OMPI_COMM_WORLD_LOCAL_RANK",
+                                     "OMPI_COMM_WORLD_LOCAL_SIZE"));
     return absl::optional<Launch>(std::move(launch));
   }
   return none;

@@ -31,7 +31,9 @@ absl::optional<std::string> GetEnv(const std::string& name);
 // SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID and
 // SLURM_NTASKS_PER_NODE, with the first node of the step and a port made of
 // the job's and the step's number where MASTER_ADDR and MASTER_PORT are not
-// set. A shell inside a Slurm job is no step of it.
+// set (a shell inside a Slurm job is no step of it); without these Open MPI's
+// OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, with MASTER_ADDR
+// and MASTER_PORT.
 //
 // LOCAL_RANK and LOCAL_WORLD_SIZE may be left out together on one machine,
 // where MASTER_ADDR is its loopback. torchrun's own store listens at

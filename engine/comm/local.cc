@@ -17,12 +17,6 @@
 #include "kernels/check.h"
 
 namespace zero {
-namespace {
-
-// Far, and not beyond what the system's clock can count.
-constexpr absl::Duration kLongest = absl::Hours(24 * 365);
-
-}  // namespace
 
 // Where the stream of one rank is in a collective: events for the streams of
 // the others. Recorded again only in the next collective, which opens when all
@@ -170,7 +164,7 @@ class LocalCommunicator final : public Communicator {
 
 LocalGroup::LocalGroup(int world, LocalOptions options)
     : world_(world),
-      timeout_(std::min(options.timeout, kLongest)),
+      timeout_(Countable(options.timeout)),
       algorithm_(options.algorithm) {
   ZERO_CHECK_GE(world, 1) << "local: world";
   ZERO_CHECK(timeout_ > absl::ZeroDuration())
@@ -178,6 +172,10 @@ LocalGroup::LocalGroup(int world, LocalOptions options)
 }
 
 LocalGroup::~LocalGroup() = default;
+
+absl::Duration Countable(absl::Duration timeout) {
+  return std::min(timeout, absl::Hours(24 * 365));
+}
 
 std::string RankNames(const std::vector<int>& ranks) {
   std::string text;

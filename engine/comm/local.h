@@ -42,6 +42,9 @@ struct LocalOptions {
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
 };
 
+// `timeout`, a year at most: what is later the system's clock can not count.
+absl::Duration Countable(absl::Duration timeout);
+
 // "rank 0", "rank 0 and rank 2", "rank 0, rank 1 and rank 3".
 std::string RankNames(const std::vector<int>& ranks);
 

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
+#include "engine/comm/channel.h"
 #include "kernels/check.h"
 
 namespace zero {
@@ -43,7 +44,7 @@ class Endings {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock,
                   [&] { return Running().empty() || !first_error_.ok(); });
-    timeout = std::min(timeout, absl::Hours(24 * 365));
+    timeout = Countable(timeout);
     const absl::Time failed = absl::Now();
     const std::vector<int> missing = group.missing();
     while (true) {
@@ -87,14 +88,10 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
     return std::make_unique<CountingCommunicator>(std::move(end));
   };
   const int shards = options.shards == 0 ? group.world() : options.shards;
-  std::vector<int> within, across;
-  for (int other = 0; other < group.world(); ++other) {
-    if (other / shards == index / shards) within.push_back(other);
-    if (other % shards == index % shards) across.push_back(other);
-  }
-  rank.gather = connect("gather", within);
-  rank.reduce = connect("reduce", within);
-  rank.across = connect("across", across);
+  const Members members = MembersWith(index, group.world(), shards);
+  rank.gather = connect("gather", members.within);
+  rank.reduce = connect("reduce", members.within);
+  rank.across = connect("across", members.across);
   rank.scalar = connect("scalar", {});
   rank.sharers = options.SharersOf(index, group.world());
   rank.missing = [&group] { return group.missing(); };
@@ -117,6 +114,15 @@ void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
 }
 
 }  // namespace
+
+absl::Status WithHanging(const absl::Status& error,
+                         const std::vector<int>& ranks) {
+  return absl::Status(
+      error.code(),
+      absl::StrCat(error.message(), "; ", RankNames(ranks),
+                   ranks.size() == 1 ? " hangs and is left behind"
+                                     : " hang and are left behind"));
+}
 
 std::string OnGpus(int num_gpus) {
   return absl::StrCat("on ", num_gpus, num_gpus == 1 ? " GPU" : " GPUs");
@@ -145,12 +151,7 @@ absl::Status RunLocalRanks(
   }
   const std::vector<int> hanging = endings.Await(*group, options.local.timeout);
   if (!hanging.empty() && options.on_hang) {
-    const absl::Status error = endings.first_error();
-    options.on_hang(absl::Status(
-        error.code(),
-        absl::StrCat(error.message(), "; ", RankNames(hanging),
-                     hanging.size() == 1 ? " hangs and is left behind"
-                                         : " hang and are left behind")));
+    options.on_hang(WithHanging(endings.first_error(), hanging));
   }
   for (std::thread& thread : threads) thread.join();
   return endings.first_error();

@@ -47,6 +47,10 @@ struct LocalRanksOptions {
   std::function<void(const absl::Status& error)> on_hang;
 };
 
+// What on_hang is told: `error`, and which ranks hang.
+absl::Status WithHanging(const absl::Status& error,
+                         const std::vector<int>& ranks);
+
 // "on 2 GPUs".
 std::string OnGpus(int num_gpus);
 

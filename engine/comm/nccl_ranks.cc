@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -127,6 +128,10 @@ class Ranks {
     rank->kind = absl::StrCat(kind_, ", ", OnGpus(ends.gpus));
     rank->sharers = ends.sharers;
     rank->missing = std::move(ends.missing);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      watches_[index] = std::move(ends.watch_asks_for);
+    }
     rank->agree = [this, index, num_met = 0](const std::string& name,
                                              bool yes) mutable {
       return Agree(index, absl::StrCat(name, " #", ++num_met), yes);
@@ -145,8 +150,7 @@ class Ranks {
   // OK when all have ended. An error: of the run, with the ranks that did not
   // come back within the timeout after it.
   absl::Status AwaitAll() {
-    const absl::Duration timeout =
-        std::min(options_.local.timeout, absl::Hours(24 * 365));
+    const absl::Duration timeout = Countable(options_.local.timeout);
     absl::Time deadline = absl::InfiniteFuture();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!running_.empty()) {
@@ -154,7 +158,8 @@ class Ranks {
       const bool starting = !starting_.empty();
       lock.unlock();
       if (starting) LookAtStart();
-      const absl::Status stored = StoredFailure(*store_);
+      absl::Status stored = StoredFailure(*store_);
+      if (stored.ok()) stored = LookAtWatches(timeout);
       const std::vector<int> missing =
           stored.ok() ? std::vector<int>() : StoredMissing(*store_);
       lock.lock();
@@ -169,14 +174,34 @@ class Ranks {
                      now + (all_missing ? std::min(timeout, kGrace) : timeout));
       }
       if (now < deadline || running_.empty()) continue;
-      return absl::Status(
-          error.code(),
-          absl::StrCat(error.message(), "; ",
-                       RankNames({running_.begin(), running_.end()}),
-                       running_.size() == 1 ? " hangs and is left behind"
-                                            : " hang and are left behind"));
+      return WithHanging(error, {running_.begin(), running_.end()});
     }
     return absl::OkStatus();
+  }
+
+  // A watch that CUDA does not let go on can not tell of any timeout. OK, or
+  // the failure of the run.
+  absl::Status LookAtWatches(absl::Duration timeout) {
+    std::vector<int> stuck;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [rank, asks_for] : watches_) {
+        if (asks_for() >= timeout) stuck.push_back(rank);
+      }
+    }
+    if (stuck.empty()) return absl::OkStatus();
+    return StoreFailure(
+        *store_,
+        absl::UnavailableError(absl::StrCat(
+            "nccl: ", RankNames(stuck),
+            ": the watch is stuck in a CUDA call for ",
+            absl::FormatDuration(timeout),
+            "; see dmesg and nvidia-smi for what ails the GPU",
+            ranks_.size() == 1
+                ? ""
+                : ", or start the ranks by torchrun or srun: threads of one "
+                  "process can stop each other there")),
+        stuck);
   }
 
   // While ranks of this process are not connected yet.
@@ -232,6 +257,8 @@ class Ranks {
   std::condition_variable changed_;
   std::set<int> starting_, running_;
   std::map<int, absl::Status> errors_;
+  // By rank: NcclEnds::watch_asks_for.
+  std::map<int, std::function<absl::Duration()>> watches_;
 };
 
 // Rank 0 says what all must have, the others compare.
@@ -263,6 +290,10 @@ absl::Status CheckAlike(Store& store, int rank,
 }
 
 }  // namespace
+
+void LoadKernelsEarly() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0);
+}
 
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
                           const MakeDeviceFn& make_device, const Body& body) {

@@ -11,8 +11,22 @@
 
 namespace zero {
 
-// As RunLocalRanks, by NCCL. Of options.local the timeout counts. The error is
-// that of the lowest rank that came back, as a summary of the run has it.
+// Lets CUDA load kernels when a device is opened instead of when they are first
+// launched, unless the environment has CUDA_MODULE_LOADING. For ranks that NCCL
+// connects as threads of one process; it costs them memory of the GPU.
+// REQUIRES: the process has not called CUDA yet, which looks there once.
+//
+// What loads a kernel holds locks of the process and may wait until the GPU has
+// nothing left to do, while a collective spins there and waits for one that
+// another thread can not launch for these locks. A process per rank is sound
+// without: all ranks issue in one order, so whatever spins before a kernel that
+// loads waits for launches that come before that kernel on every rank.
+// Source: CUDA Programming Guide, Lazy Loading: hazards of concurrent kernels.
+void LoadKernelsEarly();
+
+// As RunLocalRanks, by NCCL, after LoadKernelsEarly. Of options.local the
+// timeout counts. The error is that of the lowest rank that came back, as a
+// summary of the run has it.
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
                           const MakeDeviceFn& make_device,
                           const std::function<absl::Status(const Rank&)>& body);
@@ -21,7 +35,8 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
 // runs `body` once, on a thread of its own, and returns when all ranks have
 // done theirs. Where one fails, or its process dies, all return an error.
 // options.on_hang is called where this rank does not come back within the
-// timeout after another one failed, or is the one for which that waited.
+// timeout after another one failed, or is the one for which that waited, or
+// whose watch CUDA does not let go on.
 // Errors: besides those of ranks: InvalidArgument where this process has
 //         another of options.alike than rank 0's, or is of another world;
 //         Cancelled where options.patience ends before all ranks are connected.

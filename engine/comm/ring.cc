@@ -18,11 +18,6 @@ int64_t PieceAt(int rank, int step, int world) {
   return (rank - step + world) % world;
 }
 
-const char* Sent(const Collective& collective, size_t segment, int64_t index) {
-  return static_cast<const char*>(collective.segments[segment].send) +
-         index * static_cast<int64_t>(DTypeBytes(collective.dtype));
-}
-
 // Element `index` of the running sums that a rank left in `step`: a neighbour
 // reads them in the next step, so two sets take turns.
 char* Staged(const Collective& collective, int step, int64_t index) {
@@ -39,6 +34,11 @@ void CopyOn(Stream& stream, void* dst, const void* src, size_t bytes) {
   } else {
     std::memcpy(dst, src, bytes);
   }
+}
+
+const char* Sent(const Collective& collective, size_t segment, int64_t index) {
+  return static_cast<const char*>(collective.segments[segment].send) +
+         index * static_cast<int64_t>(DTypeBytes(collective.dtype));
 }
 
 void RingReduceScatter(Stream& stream, int rank, Collectives all,

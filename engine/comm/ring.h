@@ -5,6 +5,7 @@
 #define ZERO_ENGINE_COMM_RING_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 #include "absl/types/span.h"
@@ -18,6 +19,9 @@ using MeetFn = std::function<void()>;
 // Copies on `stream`, within the work of a collective: at once on the CPU,
 // whose streams are in that work.
 void CopyOn(Stream& stream, void* dst, const void* src, size_t bytes);
+
+// Element `index` of what a segment sends.
+const char* Sent(const Collective& collective, size_t segment, int64_t index);
 
 // The share of `rank` in the reduce-scatter of `all`, one per rank and fitting
 // together; world > 1. The sum of rank r's piece begins at rank r + 1 and goes

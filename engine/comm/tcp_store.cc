@@ -356,19 +356,25 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
 
 namespace {
 
-// Whether `socket` connects to `address` while `waits` says so; else errno.
-bool Connects(int socket, const addrinfo& address,
-              const std::function<bool()>& waits) {
-  if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS) return false;
-  // There may be another address that answers.
+// Whether `events` come to the socket while `waits` says so; else errno.
+bool IsReady(int socket, int16_t events, const std::function<bool()>& waits) {
   const absl::Time deadline = absl::Now() + kAnswer;
-  pollfd fd = {socket, POLLOUT, 0};
+  pollfd fd = {socket, events, 0};
   while (poll(&fd, 1, /*milliseconds=*/50) <= 0) {
     if (waits() && absl::Now() < deadline) continue;
     errno = ETIMEDOUT;
     return false;
   }
+  return true;
+}
+
+// Whether `socket` connects to `address` while `waits` says so; else errno.
+bool Connects(int socket, const addrinfo& address,
+              const std::function<bool()>& waits) {
+  if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  // Not for ever: there may be another address that answers.
+  if (!IsReady(socket, POLLOUT, waits)) return false;
   int error = 0;
   socklen_t size = sizeof(error);
   getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size);
@@ -425,10 +431,9 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
     absl::SleepFor(absl::Milliseconds(50));
     socket = TryConnect(address, waits, &reason);
   }
-  if (socket < 0 && patience.ends()) {
-    return absl::CancelledError(
-        absl::StrCat("stopped by a signal while ", waits_for));
-  }
+  const absl::Status cancelled = absl::CancelledError(
+      absl::StrCat("stopped by a signal while ", waits_for));
+  if (socket < 0 && patience.ends()) return cancelled;
   if (socket < 0) {
     return absl::DeadlineExceededError(absl::StrCat(
         "rank ", rank, " could not reach rank 0 at ", AddressText(address),
@@ -436,10 +441,16 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
         "; is rank 0 running, and are MASTER_ADDR and MASTER_PORT its own?"));
   }
   std::unique_ptr<TcpStore> store(new TcpStore(socket, AddressText(address)));
-  ZERO_RETURN_IF_ERROR(store
-                           ->Ask(absl::StrCat(std::string(1, kHello), kGreeting,
-                                              "\n", rank, "\n", world))
-                           .status());
+  // Who took the call may be another program, which says nothing.
+  reason = "no answer";
+  const absl::Status greeted =
+      store
+          ->Ask(absl::StrCat(std::string(1, kHello), kGreeting, "\n", rank,
+                             "\n", world),
+                waits)
+          .status();
+  if (absl::IsUnavailable(greeted) && patience.ends()) return cancelled;
+  ZERO_RETURN_IF_ERROR(greeted);
   return store;
 }
 
@@ -448,13 +459,15 @@ TcpStore::~TcpStore() {
   close(socket_);
 }
 
-absl::StatusOr<std::string> TcpStore::Ask(const std::string& request) {
+absl::StatusOr<std::string> TcpStore::Ask(const std::string& request,
+                                          const std::function<bool()>& waits) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!broken_.ok()) return broken_;
   char size_bytes[4];
   std::string answer;
   const bool ok = [&] {
     if (!SendAll(socket_, Framed(request))) return false;
+    if (waits != nullptr && !IsReady(socket_, POLLIN, waits)) return false;
     if (!ReceiveAll(socket_, size_bytes, sizeof(size_bytes))) return false;
     const size_t size = ReadSize(size_bytes);
     errno = EPROTO;

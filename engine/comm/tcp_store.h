@@ -11,6 +11,7 @@
 #ifndef ZERO_ENGINE_COMM_TCP_STORE_H_
 #define ZERO_ENGINE_COMM_TCP_STORE_H_
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -80,8 +81,10 @@ class TcpStore final : public Store {
   TcpStore(int socket, std::string where)
       : socket_(socket), where_(std::move(where)) {}
 
-  // One request and its answer.
-  absl::StatusOr<std::string> Ask(const std::string& request);
+  // One request and its answer; gives up where `waits`, asked again and again,
+  // says no. Null: always yes.
+  absl::StatusOr<std::string> Ask(const std::string& request,
+                                  const std::function<bool()>& waits = nullptr);
 
   const int socket_;
   const std::string where_;  // "127.0.0.1:29500"

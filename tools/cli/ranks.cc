@@ -134,10 +134,11 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
       return false;
     case CommunicationBackend::kAuto:
       if (options.ranks == 1 || options.device != "cuda" ||
-          options.ranks > NumCudaDevices() || WantsLocal(config) ||
-          !NcclVersion().ok()) {
+          WantsLocal(config) || !NcclVersion().ok()) {
         return false;
       }
+      LoadKernelsEarly();  // who asks for devices has called CUDA
+      if (options.ranks > NumCudaDevices()) return false;
       ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
       return true;
     case CommunicationBackend::kNccl:
@@ -148,6 +149,7 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
         "communication.backend: \"nccl\" connects GPUs, but --device is ",
         options.device, "; use --device cuda, or \"local\""));
   }
+  if (options.ranks > 1) LoadKernelsEarly();
   ZERO_RETURN_IF_ERROR(OfBackend(CheckNccl(options)));
   ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
   return true;

@@ -26,6 +26,8 @@ Command OnRankZero(const std::string& name, Command command);
 
 // Whether the ranks are connected by NCCL; else they are threads that share
 // memory (`local`).
+// Order:  before anything calls CUDA: see LoadKernelsEarly, which it does where
+//         NCCL may connect threads.
 // Errors: what communication.backend asks for can not be, with the remedy.
 absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config);
 

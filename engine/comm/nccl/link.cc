@@ -7,12 +7,14 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
+#include "engine/comm/channel.h"
 #include "engine/comm/local.h"
 #include "engine/comm/nccl/transfers.h"
 #include "engine/comm/signature.h"
@@ -21,8 +23,6 @@
 
 namespace zero {
 namespace {
-
-constexpr absl::Duration kLongest = absl::Hours(24 * 365);
 
 ncclConfig_t ConfigOf(const char* name) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -38,15 +38,20 @@ absl::Duration WatchPeriod(absl::Duration timeout) {
 }
 
 // Between two looks at what NCCL does in the background: mostly it is done at
-// once, the first collective of a communicator takes a second.
+// once, the first collective of a communicator takes a second. A sleep is never
+// short: Linux adds 50 us of slack, and the launching thread would be late.
 class Pause {
  public:
   void Wait() {
+    if (absl::Now() - start_ < absl::Microseconds(30)) {
+      return std::this_thread::yield();
+    }
     absl::SleepFor(pause_);
     pause_ = std::min(2 * pause_, absl::Milliseconds(5));
   }
 
  private:
+  const absl::Time start_ = absl::Now();
   absl::Duration pause_ = absl::Microseconds(5);
 };
 
@@ -63,14 +68,16 @@ std::string CallText(const NcclChannel& channel, const CollectiveMark& call) {
                       call.signature);
 }
 
-}  // namespace
-
-std::string NcclErrorText(ncclResult_t result, ncclComm_t comm) {
+// "unhandled system error: ...", with what NCCL says of it, and the remedy.
+std::string ErrorText(ncclResult_t result, ncclComm_t comm) {
   const char* const last = ncclGetLastError(comm);
   return absl::StrCat(ncclGetErrorString(result),
                       last == nullptr || last[0] == '\0' ? "" : ": ",
-                      last == nullptr ? "" : last);
+                      last == nullptr ? "" : last,
+                      "; NCCL_DEBUG=INFO says more");
 }
+
+}  // namespace
 
 const CollectiveMark* NcclChannel::Current() const {
   if (!flying.empty()) return &flying.front().mark;
@@ -86,7 +93,7 @@ NcclLink::NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
       rank_(options.rank),
       world_(options.world),
       shards_(options.shards == 0 ? options.world : options.shards),
-      timeout_(std::min(options.timeout, kLongest)) {
+      timeout_(Countable(options.timeout)) {
   ZERO_CHECK(rank_ >= 0 && rank_ < world_)
       << "nccl: rank " << rank_ << " of " << world_;
   ZERO_CHECK(world_ % shards_ == 0)
@@ -102,15 +109,13 @@ absl::StatusOr<std::shared_ptr<NcclLink>> NcclLink::Open(
   const absl::Status opened = [&]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(link->MeetOthers());
     ZERO_RETURN_IF_ERROR(link->InitWorld());
-    std::vector<int> within, across;
     const int shards = link->shards_, rank = link->rank_;
-    for (int other = 0; other < link->world_; ++other) {
-      if (other / shards == rank / shards) within.push_back(other);
-      if (other % shards == rank % shards) across.push_back(other);
-    }
-    ZERO_RETURN_IF_ERROR(link->SplitWorld("gather", within, rank / shards));
-    ZERO_RETURN_IF_ERROR(link->SplitWorld("reduce", within, rank / shards));
-    return link->SplitWorld("across", across, rank % shards);
+    const Members members = MembersWith(rank, link->world_, shards);
+    ZERO_RETURN_IF_ERROR(
+        link->SplitWorld("gather", members.within, rank / shards));
+    ZERO_RETURN_IF_ERROR(
+        link->SplitWorld("reduce", members.within, rank / shards));
+    return link->SplitWorld("across", members.across, rank % shards);
   }();
   if (!opened.ok()) {
     link->Fail(opened);
@@ -158,8 +163,8 @@ absl::Status NcclLink::InitWorld() {
   if (rank_ == 0) {
     const ncclResult_t result = ncclGetUniqueId(&id);
     if (IsNcclError(result)) {
-      return absl::UnavailableError(absl::StrCat(
-          "nccl: rank 0 got no id: ", NcclErrorText(result, nullptr)));
+      return absl::UnavailableError(
+          absl::StrCat("nccl: rank 0 got no id: ", ErrorText(result, nullptr)));
     }
     ZERO_RETURN_IF_ERROR(
         store_->Put("nccl id", std::string(id.internal, sizeof(id.internal))));
@@ -184,9 +189,9 @@ absl::Status NcclLink::InitWorld() {
   const ncclResult_t result =
       ncclCommInitRankConfig(&world.comm, world_, id, rank_, &config);
   if (IsNcclError(result)) {
-    return absl::UnavailableError(absl::StrCat(
-        "nccl: rank ", rank_,
-        " could not connect: ", NcclErrorText(result, world.comm)));
+    return absl::UnavailableError(
+        absl::StrCat("nccl: rank ", rank_,
+                     " could not connect: ", ErrorText(result, world.comm)));
   }
   return AwaitInit(world, nullptr, deadline);
 }
@@ -210,7 +215,7 @@ absl::Status NcclLink::SplitWorld(const char* name, std::vector<int> members,
   if (IsNcclError(result)) {
     return absl::UnavailableError(
         absl::StrCat("nccl: rank ", rank_, " could not connect channel \"",
-                     name, "\": ", NcclErrorText(result, parent)));
+                     name, "\": ", ErrorText(result, parent)));
   }
   return AwaitInit(added, parent, absl::Now() + timeout_);
 }
@@ -230,7 +235,7 @@ absl::Status NcclLink::AwaitInit(const NcclChannel& channel, ncclComm_t parent,
       if (comm == nullptr || state != ncclSuccess) continue;
       const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
       if (IsNcclError(asked)) state = asked;
-      if (IsNcclError(state)) return Hear(failed(NcclErrorText(state, comm)));
+      if (IsNcclError(state)) return Hear(failed(ErrorText(state, comm)));
     }
     if (state == ncclSuccess && channel.comm != nullptr) {
       return absl::OkStatus();
@@ -252,14 +257,14 @@ absl::Status NcclLink::AwaitInit(const NcclChannel& channel, ncclComm_t parent,
 
 void NcclLink::Run(NcclChannel& channel, Stream& stream,
                    const Collective& collective) {
+  if (!status().ok()) return;
   NcclCall call;
+  call.begin = TakeEvent();
+  call.end = TakeEvent();
   {
     std::lock_guard<std::mutex> lock(state_);
-    if (!failure_.ok()) return;
     call.mark = {channel.progress.issued.number + 1, Signature(collective)};
     channel.progress.issued = channel.launching = call.mark;
-    call.begin = TakeEvent();
-    call.end = TakeEvent();
   }
   stream.Record(*call.begin);
   if (!Launch(channel, stream, collective, call)) return;
@@ -283,7 +288,7 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
     if (!IsNcclError(result)) result = EnqueueTransfers(place, collective);
     const ncclResult_t ended = ncclGroupEnd();
     if (!IsNcclError(result)) result = ended;
-    if (IsNcclError(result)) error = NcclErrorText(result, channel.comm);
+    if (IsNcclError(result)) error = ErrorText(result, channel.comm);
   }
   if (IsNcclError(result)) {
     Fail(Hear(absl::UnavailableError(
@@ -312,7 +317,7 @@ bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
     if (IsNcclError(state)) {
       Fail(Hear(absl::UnavailableError(absl::StrCat(
           "nccl: rank ", rank_, " failed at ", CallText(channel, call.mark),
-          ": ", NcclErrorText(state, nullptr)))));
+          ": ", ErrorText(state, nullptr)))));
       return false;
     }
     if (absl::Now() >= deadline) {
@@ -322,12 +327,16 @@ bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
   }
 }
 
-// With state_ held.
 std::unique_ptr<Event> NcclLink::TakeEvent() {
-  if (idle_.empty()) return device_.MakeEvent();
-  std::unique_ptr<Event> event = std::move(idle_.back());
-  idle_.pop_back();
-  return event;
+  {
+    std::lock_guard<std::mutex> lock(state_);
+    if (!idle_.empty()) {
+      std::unique_ptr<Event> event = std::move(idle_.back());
+      idle_.pop_back();
+      return event;
+    }
+  }
+  return device_.MakeEvent();
 }
 
 std::shared_ptr<void> NcclLink::Register(NcclChannel& channel, void* data,
@@ -443,6 +452,28 @@ void NcclLink::FailLate(const NcclChannel& channel,
 
 // ---- The watch ------------------------------------------------------------
 
+// While it lives the watch asks CUDA or NCCL. Either may wait for a lock of the
+// driver, and the driver for a GPU: for ever, in the worst case.
+class NcclLink::Asking {
+ public:
+  explicit Asking(std::atomic<int64_t>& since) : since_(since) {
+    since_ = absl::ToUnixNanos(absl::Now());
+  }
+  ~Asking() { since_ = 0; }
+  Asking(const Asking&) = delete;
+
+ private:
+  std::atomic<int64_t>& since_;
+};
+
+std::function<absl::Duration()> NcclLink::watch_asks_for() const {
+  return [asks_since = asks_since_] {
+    const int64_t since = *asks_since;
+    return since == 0 ? absl::ZeroDuration()
+                      : absl::Now() - absl::FromUnixNanos(since);
+  };
+}
+
 void NcclLink::Watch() {
   device_.MakeCurrent();
   const auto period = absl::ToChronoNanoseconds(WatchPeriod(timeout_));
@@ -469,13 +500,14 @@ absl::Status NcclLink::LookAtErrors() {
   std::string text;
   const NcclChannel* failed = nullptr;
   {
+    const Asking asking(*asks_since_);
     std::lock_guard<std::mutex> lock(calls_);
     for (const auto& channel : channels_) {
       if (channel->comm == nullptr) continue;
       const ncclResult_t asked = ncclCommGetAsyncError(channel->comm, &state);
       if (IsNcclError(asked)) state = asked;
       if (!IsNcclError(state)) continue;
-      text = NcclErrorText(state, channel->comm);
+      text = ErrorText(state, channel->comm);
       failed = channel.get();
       break;
     }
@@ -494,28 +526,19 @@ absl::Status NcclLink::LookAtErrors() {
 void NcclLink::LookAtTimes() {
   const NcclChannel* late_channel = nullptr;
   CollectiveMark late;
-  {
-    std::lock_guard<std::mutex> lock(state_);
-    const absl::Time now = absl::Now();
-    for (const auto& channel : channels_) {
-      std::deque<NcclCall>& flying = channel->flying;
-      while (!flying.empty() && flying.front().end->IsDone()) {
-        channel->progress.finished = flying.front().mark;
-        channel->progress.inside = {};
-        idle_.push_back(std::move(flying.front().begin));
-        idle_.push_back(std::move(flying.front().end));
-        flying.pop_front();
-      }
-      if (flying.empty()) continue;
-      NcclCall& first = flying.front();
-      if (first.begun == absl::InfiniteFuture() && first.begin->IsDone()) {
-        first.begun = now;
-        channel->progress.inside = first.mark;
-      }
-      if (now - first.begun < timeout_ || late_channel != nullptr) continue;
-      late_channel = channel.get();
-      late = first.mark;
+  for (const auto& channel : channels_) {
+    NcclCall* const first = FirstFlying(*channel);
+    if (first == nullptr) continue;
+    if (first->begun == absl::InfiniteFuture() && HasPassed(*first->begin)) {
+      first->begun = absl::Now();
+      std::lock_guard<std::mutex> lock(state_);
+      channel->progress.inside = first->mark;
     }
+    if (absl::Now() - first->begun < timeout_ || late_channel != nullptr) {
+      continue;
+    }
+    late_channel = channel.get();
+    late = first->mark;
   }
   if (late_channel == nullptr) return;
   told_ = absl::InfinitePast();
@@ -523,6 +546,33 @@ void NcclLink::LookAtTimes() {
   // Others that wait as long say the same at the same time.
   absl::SleepFor(WatchPeriod(timeout_));
   FailLate(*late_channel, late);
+}
+
+// REQUIRES: state_ is free: launches need it, and must not wait as well.
+bool NcclLink::HasPassed(const Event& event) {
+  const Asking asking(*asks_since_);
+  return event.IsDone();
+}
+
+// The oldest that has not ended; those before it are taken away. Null: none.
+// It stays where it is until the watch takes it away: what is added to a deque
+// moves nothing.
+NcclCall* NcclLink::FirstFlying(NcclChannel& channel) {
+  while (true) {
+    NcclCall* first = nullptr;
+    {
+      std::lock_guard<std::mutex> lock(state_);
+      if (channel.flying.empty()) return nullptr;
+      first = &channel.flying.front();
+    }
+    if (!HasPassed(*first->end)) return first;
+    std::lock_guard<std::mutex> lock(state_);
+    channel.progress.finished = first->mark;
+    channel.progress.inside = {};
+    idle_.push_back(std::move(first->begin));
+    idle_.push_back(std::move(first->end));
+    channel.flying.pop_front();
+  }
 }
 
 // For the words of others, should they wait for this rank.

@@ -5,9 +5,11 @@
 
 #include <nccl.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,7 +30,8 @@ namespace zero {
 struct NcclCall {
   CollectiveMark mark;
   std::unique_ptr<Event> begin, end;
-  absl::Time begun = absl::InfiniteFuture();  // when that was seen
+  // When the watch saw that; its own.
+  absl::Time begun = absl::InfiniteFuture();
 };
 
 // A communicator of this rank: for a sequence of collectives.
@@ -38,9 +41,9 @@ struct NcclChannel {
   int place = 0;             // of this rank
   ncclComm_t comm = nullptr;
   Buffer scratch;
-  ChannelProgress progress;  // as far as the watch has seen, without a name
-  CollectiveMark launching;  // by the host, which may wait for peers
-  std::deque<NcclCall> flying;
+  ChannelProgress progress;     // as far as the watch has seen, without a name
+  CollectiveMark launching;     // by the host, which may wait for peers
+  std::deque<NcclCall> flying;  // the watch alone takes some away
 
   // The first that this rank has issued and not finished; null: none.
   const CollectiveMark* Current() const;
@@ -74,6 +77,8 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   absl::Status status() const;
   // Of that failure; whoever keeps the store may be one of them, and gone.
   std::vector<int> missing() const;
+  // See NcclEnds.
+  std::function<absl::Duration()> watch_asks_for() const;
 
  private:
   NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
@@ -94,10 +99,13 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   std::unique_ptr<Event> TakeEvent();
 
   // The watch.
+  class Asking;
   void Watch();
   absl::Status Look();
   absl::Status LookAtErrors();
   void LookAtTimes();
+  bool HasPassed(const Event& event);
+  NcclCall* FirstFlying(NcclChannel& channel);
   void TellProgress();
   absl::Status Hear(const absl::Status& own);
   void Latch(const absl::Status& status, const std::vector<int>& missing);
@@ -129,11 +137,11 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
 
   absl::Time told_ = absl::InfinitePast();  // the watch's own
   std::string progress_;
+  // Since when the watch asks CUDA or NCCL, by ToUnixNanos; 0: it does not.
+  const std::shared_ptr<std::atomic<int64_t>> asks_since_ =
+      std::make_shared<std::atomic<int64_t>>(0);
   std::thread watch_;
 };
-
-// "ncclRemoteError: ...", with what NCCL says of it.
-std::string NcclErrorText(ncclResult_t result, ncclComm_t comm);
 
 }  // namespace zero
 

@@ -96,6 +96,7 @@ absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
   ends.sharers = link->num_sharers();
   ends.gpus = link->num_gpus();
   ends.missing = [link] { return link->missing(); };
+  ends.watch_asks_for = link->watch_asks_for();
   return ends;
 }
 

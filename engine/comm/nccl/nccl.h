@@ -50,6 +50,10 @@ struct NcclEnds {
   int sharers = 1;  // ranks of this rank's GPU, it included
   int gpus = 1;     // of all ranks
   std::function<std::vector<int>()> missing;
+  // For how long the thread that watches has been in one call of CUDA or NCCL.
+  // Where that does not return, nothing else notices a timeout. Can be asked
+  // when the ends are gone.
+  std::function<absl::Duration()> watch_asks_for;
 };
 
 // "NCCL 2.28.9", of the library that was loaded. Errors: Unimplemented, with

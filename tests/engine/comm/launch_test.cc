@@ -149,6 +149,30 @@ TEST(LaunchTest, TorchsNamesGoBeforeSlurms) {
   EXPECT_EQ((**Read(both)).world_name, "WORLD_SIZE");
 }
 
+TEST(LaunchTest, OpenMpisNamesComeLastAndWantAnAddress) {
+  const Variables mpi = {{"OMPI_COMM_WORLD_RANK", "5"},
+                         {"OMPI_COMM_WORLD_SIZE", "8"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+  EXPECT_THAT(
+      ErrorOf(mpi),
+      HasSubstr("MASTER_ADDR is not set, but OMPI_COMM_WORLD_SIZE is 8 (mpirun "
+                "-x MASTER_ADDR=HOST -x MASTER_PORT=N)"));
+  Variables placed =
+      With(With(mpi, "MASTER_ADDR", "there"), "MASTER_PORT", "4000");
+  const auto launch = Read(placed);
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ((*launch)->rank, 5);
+  EXPECT_EQ((*launch)->world, 8);
+  EXPECT_EQ((*launch)->local_rank, 1);
+  EXPECT_EQ((*launch)->local_world, 4);
+  EXPECT_EQ((*launch)->store.host, "there");
+  EXPECT_EQ((*launch)->store.port, 4000);
+  EXPECT_FALSE(Read(With(mpi, "OMPI_COMM_WORLD_SIZE", "1"))->has_value());
+  placed.insert(kSlurm.begin(), kSlurm.end());
+  EXPECT_EQ((**Read(placed)).world_name, "SLURM_STEP_NUM_TASKS");
+}
+
 TEST(LaunchTest, AnAddressMayBeGivenInASlurmStep) {
   const auto launch =
       Read(With(With(kSlurm, "MASTER_ADDR", "there"), "MASTER_PORT", "4000"));

@@ -11,8 +11,10 @@
 #include "engine/comm/nccl_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cuda/device.h"
 #include "tests/engine/comm/comm_testing.h"
 #include "tests/support/cuda_emulator/control.h"
+#include "tests/support/cuda_emulator/fake_streams.h"
 #include "tests/support/fake_nccl.h"
 
 namespace zero {
@@ -362,8 +364,9 @@ TEST_F(NcclTest, GroupsOfRanksReduceWithinAndAcross) {
 }
 
 TEST_F(NcclTest, MemoryIsRegisteredUntilItIsNot) {
-  EXPECT_EQ(RunOnGpus(1,
+  EXPECT_EQ(RunOnGpus(2,
                       [&](GpuRank& one) {
+                        if (one.rank == 1) return absl::OkStatus();
                         Buffer buffer =
                             *one.device->Allocate(1024, MemoryKind::kDevice);
                         {
@@ -382,7 +385,8 @@ TEST_F(NcclTest, MemoryIsRegisteredUntilItIsNot) {
 // Every rank's own words at the end of a run that fails.
 class NcclFailureTest : public NcclTest {
  protected:
-  static constexpr absl::Duration kTimeout = absl::Milliseconds(300);
+  // Long enough for what ranks do before they wait, on a loaded machine too.
+  static constexpr absl::Duration kTimeout = absl::Seconds(1);
 
   std::vector<absl::Status> Fail(int world,
                                  const std::function<void(GpuRank&)>& fn,
@@ -429,7 +433,7 @@ TEST_F(NcclFailureTest, ARankThatDoesNotComeIsNamedOnAllRanks) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     EXPECT_THAT(
         std::string(status.message()),
-        AllOf(HasSubstr(" waited 300ms in #2 of channel \"reduce\", all_reduce "
+        AllOf(HasSubstr(" waited 1s in #2 of channel \"reduce\", all_reduce "
                         "\"block.3\" fp32 max [1]: rank 1 issued #1, "
                         "all_reduce \"block.3\" fp32 max [1] last"),
               HasSubstr("; if a rank was only slow, raise "
@@ -445,7 +449,7 @@ TEST_F(NcclFailureTest, ARankThatIssuesNothingIsNamed) {
   });
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(std::string(status.message()),
-                HasSubstr("nccl: rank 1 waited 300ms in #1 of channel "
+                HasSubstr("nccl: rank 1 waited 1s in #1 of channel "
                           "\"reduce\", all_reduce \"block.3\" fp32 max [1]: "
                           "rank 0 issued nothing here"));
   }
@@ -457,17 +461,14 @@ TEST_F(NcclFailureTest, OnlyWhoDoesNotComeToTheFirstCollectiveIsMissing) {
   ConnectFakeNcclLate();
   constexpr int kWorld = 3;
   std::atomic<int> num_failed = 0;
-  const auto statuses = Fail(
-      kWorld,
-      [&](GpuRank& one) {
-        if (one.rank != 2) Scatter(one);
-        AwaitFailure(one);
-        ++num_failed;
-        while (num_failed < kWorld) absl::SleepFor(absl::Milliseconds(2));
-        store_->Lose();
-        EXPECT_EQ(one.ends.missing(), std::vector<int>{2});
-      },
-      absl::Seconds(1));
+  const auto statuses = Fail(kWorld, [&](GpuRank& one) {
+    if (one.rank != 2) Scatter(one);
+    AwaitFailure(one);
+    ++num_failed;
+    while (num_failed < kWorld) absl::SleepFor(absl::Milliseconds(2));
+    store_->Lose();
+    EXPECT_EQ(one.ends.missing(), std::vector<int>{2});
+  });
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr(" waited 1s in #1 of channel \"reduce\", all_reduce "
@@ -526,7 +527,8 @@ TEST_F(NcclFailureTest, AnErrorOfNcclEndsAllRanks) {
                 AllOf(HasSubstr("nccl: rank 2 failed in "),
                       HasSubstr("channel \"scalar\""),
                       HasSubstr("remote process exited or there was a network "
-                                "error: said by the fake")));
+                                "error: said by the fake; NCCL_DEBUG=INFO "
+                                "says more")));
   }
 }
 
@@ -547,10 +549,16 @@ TEST_F(NcclFailureTest, AnErrorOfACallNamesIt) {
 }
 
 TEST_F(NcclFailureTest, AnAbortReachesAllRanksInTheMiddleOfACollective) {
+  std::atomic<int> num_issued = 0;
   const auto statuses = Fail(
       3,
-      [](GpuRank& one) {
-        if (one.rank != 0) return Scatter(one);
+      [&](GpuRank& one) {
+        if (one.rank != 0) {
+          Scatter(one);
+          ++num_issued;
+          return;
+        }
+        while (num_issued < 2) absl::SleepFor(absl::Milliseconds(2));
         absl::SleepFor(absl::Milliseconds(100));
         one.ends.gather->Abort(absl::DataLossError("no more data"));
         one.ends.gather->Abort(absl::InternalError("said too late"));
@@ -568,6 +576,44 @@ TEST_F(NcclFailureTest, AnAbortReachesAllRanksInTheMiddleOfACollective) {
   }
 }
 
+// Keeps a lock that every call of CUDA waits for, as a driver can that waits
+// for its GPU: until `free`, or in vain.
+void HoldDriver(Stream& stream, const std::atomic<bool>& free) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  EXPECT_EQ(emulator::Enqueue(cuda::HandleOf(stream),
+                              [&free, deadline] {
+                                while (!free && absl::Now() < deadline) {
+                                  absl::SleepFor(absl::Milliseconds(2));
+                                }
+                              }),
+            cudaSuccess);
+  stream.Synchronize();
+  EXPECT_TRUE(free);
+}
+
+// The watch may wait for the driver then, but nobody for the watch.
+TEST_F(NcclFailureTest, WhoAsksForTheStatusDoesNotWaitForTheDriver) {
+  std::atomic<bool> flies = false, asked = false;
+  EXPECT_EQ(RunOnGpus(2,
+                      [&](GpuRank& one) {
+                        if (one.rank == 0) {
+                          Scatter(one);
+                          flies = true;
+                          // The watch looks 10 times a second.
+                          absl::SleepFor(absl::Milliseconds(400));
+                          EXPECT_EQ(one.ends.reduce->status(),
+                                    absl::OkStatus());
+                          asked = true;
+                          return absl::OkStatus();
+                        }
+                        while (!flies) absl::SleepFor(absl::Milliseconds(2));
+                        HoldDriver(*one.compute, asked);
+                        Scatter(one);
+                        return absl::OkStatus();
+                      }),
+            absl::OkStatus());
+}
+
 TEST_F(NcclFailureTest, ARankThatIsNotThereAtStartUpIsNamed) {
   const auto store = std::make_shared<MemoryStore>();
   const auto device = *MakeCudaDevice(0);
@@ -576,7 +622,7 @@ TEST_F(NcclFailureTest, ARankThatIsNotThereAtStartUpIsNamed) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(ends.status())) << ends.status();
   EXPECT_THAT(std::string(ends.status().message()),
               HasSubstr("nccl: rank 1 and rank 2 did not come to \"start-up of "
-                        "NCCL\" within 300ms"));
+                        "NCCL\" within 1s"));
 }
 
 TEST_F(NcclFailureTest, AStartUpThatHangsEnds) {
@@ -587,7 +633,7 @@ TEST_F(NcclFailureTest, AStartUpThatHangsEnds) {
   // Rank 0 may say it first, of the next channel.
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(" could not connect channel "),
-                    HasSubstr("NCCL was not ready within 300ms")));
+                    HasSubstr("NCCL was not ready within 1s")));
 }
 
 TEST_F(NcclFailureTest, AStartUpThatFailsEndsAllRanks) {
@@ -713,7 +759,7 @@ struct Impatient {
                               line = said;
                               stop = true;
                             },
-                        .tell_after = absl::Milliseconds(200)};
+                        .tell_after = absl::Seconds(1)};
     return options;
   }
 };
@@ -873,15 +919,15 @@ TEST_F(NcclTest, RanksAgreeWhereAllSayYes) {
 }
 
 TEST_F(NcclTest, WhoDoesNotComeToAVoteIsNamed) {
-  const absl::Status status = RunNcclRanks(
-      2, Options(absl::Milliseconds(300)), OpenGpu, [](const Rank& rank) {
+  const absl::Status status =
+      RunNcclRanks(2, Options(absl::Seconds(1)), OpenGpu, [](const Rank& rank) {
         if (rank.rank() == 0) return rank.agree("a vote", true).status();
         while (rank.status().ok()) absl::SleepFor(absl::Milliseconds(2));
         return rank.status();
       });
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("rank 1 did not come to \"a vote #1\" within 300ms"));
+              HasSubstr("rank 1 did not come to \"a vote #1\" within 1s"));
 }
 
 TEST_F(NcclTest, AnErrorOfOneRankIsThatOfTheRun) {
@@ -936,7 +982,7 @@ TEST_F(NcclTest, AProcessWithoutAGpuEndsAll) {
 
 TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
   std::atomic<bool> told = false;
-  LocalRanksOptions options = Options(absl::Milliseconds(300));
+  LocalRanksOptions options = Options(absl::Seconds(1));
   std::string message;
   options.on_hang = [&](const absl::Status& error) {
     message = std::string(error.message());
@@ -954,6 +1000,51 @@ TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
       });
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(message, HasSubstr("; rank 1 hangs and is left behind"));
+}
+
+// Rank 1 is in a call that waits for the GPU and keeps the driver, which the
+// watch of rank 0 asks for its collective.
+TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
+  std::atomic<bool> flies = false, told = false;
+  LocalRanksOptions options = Options(absl::Seconds(1));
+  std::string message;
+  options.on_hang = [&](const absl::Status& error) {
+    message = std::string(error.message());
+    told = true;
+  };
+  const absl::Status status =
+      RunNcclRanks(2, options, OpenGpu, [&](const Rank& rank) {
+        const auto stream = rank.device->MakeStream(StreamRole::kCompute);
+        if (rank.rank() == 1) {
+          while (!flies) absl::SleepFor(absl::Milliseconds(2));
+          HoldDriver(*stream, told);
+          return rank.status();
+        }
+        Values number(DType::kF64, 1);
+        rank.scalar->AllReduce(*stream, "sum", DType::kF64, ReduceOp::kSum,
+                               number.data(), 1);
+        flies = true;
+        while (!told) absl::SleepFor(absl::Milliseconds(2));
+        stream->Synchronize();
+        return rank.status();
+      });
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("nccl: rank 0: the watch is stuck in a CUDA call "
+                              "for 1s; see dmesg and nvidia-smi"),
+                    HasSubstr("start the ranks by torchrun or srun"),
+                    HasSubstr("; rank 0 and rank 1 hang and are left behind")));
+}
+
+TEST_F(NcclTest, KernelsAreLoadedEarlyUnlessTheUserSaysOtherwise) {
+  constexpr char kName[] = "CUDA_MODULE_LOADING";
+  unsetenv(kName);
+  LoadKernelsEarly();
+  EXPECT_STREQ(getenv(kName), "EAGER");
+  setenv(kName, "LAZY", 1);
+  LoadKernelsEarly();
+  EXPECT_STREQ(getenv(kName), "LAZY");
+  unsetenv(kName);
 }
 
 }  // namespace

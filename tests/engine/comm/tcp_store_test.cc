@@ -231,6 +231,39 @@ TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
   EXPECT_EQ(StoredMissing(store), (std::vector<int>{1, 3}));
 }
 
+// Another program has the port, and waits to be told something else.
+TEST(TcpStoreTest, WhoGetsNoAnswerCanBeStopped) {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  inet_pton(AF_INET, kHost, &address.sin_addr);
+  socklen_t size = sizeof(address);
+  auto* const generic = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(listener, generic, size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  ASSERT_EQ(getsockname(listener, generic, &size), 0);
+  const int port = ntohs(address.sin_port);
+  std::atomic<bool> stop = false;
+  std::string line;
+  Patience patience{.stop = &stop,
+                    .tell = [&](const std::string& said) { line = said; },
+                    .tell_after = absl::ZeroDuration()};
+  const absl::Time start = absl::Now();
+  std::thread signal([&] {
+    absl::SleepFor(absl::Milliseconds(200));
+    stop = true;
+  });
+  const auto store = TcpStore::Connect({kHost, port}, 1, 2, kSoon, patience);
+  signal.join();
+  EXPECT_LT(absl::Now() - start, kSoon / 2);
+  const std::string waits =
+      absl::StrCat("rank 1 waits for rank 0 at 127.0.0.1:", port);
+  EXPECT_EQ(store.status(), absl::CancelledError(absl::StrCat(
+                                "stopped by a signal while ", waits)));
+  EXPECT_EQ(line, absl::StrCat(waits, " (timeout 10s): no answer"));
+  close(listener);
+}
+
 TEST(TcpStoreTest, GoodbyeIsNoFailure) {
   const auto server = Server(2);
   const auto a = Client(*server, 0, 2);
