@@ -319,14 +319,19 @@ struct FillArgs {
 
 // ---- Reductions over flat spans -------------------------------------------
 
-// out[0] = sum of squares of src in float64: serial within fixed blocks of 64
-// elements (in eight fixed lanes), then over runs of blocks and over runs, each
-// in order (cpu/reduce.cc), so that it does not depend on the number of
-// threads. Non-finite input gives a non-finite sum, and finite fp32 input can
-// not overflow it.
-struct SumSquaresArgs {
+struct SquaredSpan {
   ConstVector src;
   double* out;
+};
+
+// Of every span, out[0] = sum of squares of src in float64: serial within fixed
+// blocks of 64 elements (in eight fixed lanes), then over runs of blocks and
+// over runs, each in order (cpu/reduce-inl.h), so that it does not depend on
+// the number of threads nor on the other spans. Non-finite input gives a
+// non-finite sum, and finite fp32 input can not overflow it. Many short spans
+// in one call cost a GPU as much as one long one.
+struct SumSquaresArgs {
+  absl::Span<const SquaredSpan> spans;  // of one dtype
 };
 
 // out[0] = src[0] + src[1] + ... in that order, float64: what ranks add up.
@@ -373,14 +378,19 @@ struct SumRanksArgs {
 // ---- Optimizers: one fused pass over flat spans ---------------------------
 
 // A run of the flat span that shares its weight decay and (LAMB) one tensor.
+// Of a span that is pieces of a whole, one behind the other, element i of the
+// range is element i + shift of the whole; a range is of one piece.
 struct UpdateRange {
   int64_t begin = 0;
   int64_t end = 0;  // exclusive
   float weight_decay = 0;
+  int64_t shift = 0;
 };
 
 // The flat state that an optimizer updates. master is null where param is
-// fp32 and so its own master. Nothing is written when *found_non_finite != 0.
+// fp32 and so its own master. Masters and the optimizer's arrays hold the span
+// alone; parameters and gradients may be there as a whole, of which the same
+// elements are updated. Nothing is written when *found_non_finite != 0.
 struct UpdateState {
   Vector param;                                // fp32, bf16 or fp16
   float* master = nullptr;                     // fp32
@@ -388,13 +398,15 @@ struct UpdateState {
   const float* grad_scale = nullptr;           // device scalar; null: 1
   const uint32_t* found_non_finite = nullptr;  // device scalar; null: 0
   absl::Span<const UpdateRange> ranges;
+  bool whole_param = false;  // param is of the whole: i + shift is its index
+  bool whole_grad = false;   // likewise
   // Stochastic rounding of the master to a 16-bit param: away from zero with
   // the probability of the part cut off, by the random word of element
-  // first_element + i under rounding_key (kernels/rounding.h), so that the bits
-  // depend on no rank and no cut.
+  // first_element + i + shift under rounding_key (kernels/rounding.h), so that
+  // the bits depend on no rank and no cut.
   bool stochastic_rounding = false;
   uint64_t rounding_key = 0;  // of (seed, step)
-  int64_t first_element = 0;  // index in the flat layout of element 0
+  int64_t first_element = 0;  // index in the flat layout of the whole's first
 };
 
 // Decoupled weight decay, Loshchilov and Hutter 2019:
@@ -440,9 +452,8 @@ struct LambArgs {
   UpdateState state;
   float* m;
   float* v;
-  absl::Span<const TensorPart> parts;  // of every range
+  absl::Span<const TensorPart> parts;  // of every range; no two own the same
   double* norms;                       // two of every part
-  float* update;  // scratch of pass 1, the size of param; the CPU's alone
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   float bias_correction1 = 1, bias_correction2 = 1;
   float min_coeff = 0.01f, max_coeff = 10.0f;

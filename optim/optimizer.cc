@@ -67,7 +67,6 @@ LambArgs MakeLambArgs(const OptimizerSpec& spec, const UpdateState& state,
   args.v = states[1];
   args.parts = norms.parts;
   args.norms = norms.sums;
-  args.update = nullptr;
   args.lr = options.lr;
   args.beta1 = betas.beta1;
   args.beta2 = betas.beta2;
@@ -86,20 +85,13 @@ int OptimizerSpec::StateFloatsPerElement() const {
   return 2;
 }
 
-size_t OptimizerSpec::ScratchBytes(int64_t num_elems) const {
-  return needs_tensor_norms() ? num_elems * sizeof(float) : 0;
-}
-
 void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                       const UpdateState& state, absl::Span<float* const> states,
                       const OptimizerStepOptions& options,
-                      const TensorNorms& norms, Workspace scratch) {
+                      const TensorNorms& norms) {
   ZERO_CHECK(spec.needs_tensor_norms());
   ZERO_CHECK_GE(options.step, 1);
-  ZERO_CHECK_GE(scratch.bytes, spec.ScratchBytes(state.param.size));
-  LambArgs args = MakeLambArgs(spec, state, states, options, norms);
-  args.update = static_cast<float*>(scratch.data);
-  ops.LambMoments(stream, args);
+  ops.LambMoments(stream, MakeLambArgs(spec, state, states, options, norms));
 }
 
 void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,

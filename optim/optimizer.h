@@ -11,7 +11,6 @@
 #ifndef ZERO_OPTIM_OPTIMIZER_H_
 #define ZERO_OPTIM_OPTIMIZER_H_
 
-#include <cstddef>
 #include <cstdint>
 
 #include "absl/types/span.h"
@@ -43,9 +42,6 @@ struct OptimizerSpec {
   // LAMB: OptimizerMoments comes before OptimizerStep, and both take norms.
   bool needs_tensor_norms() const { return kind == OptimizerKind::kLamb; }
 
-  // Scratch of OptimizerMoments over `num_elems` elements.
-  size_t ScratchBytes(int64_t num_elems) const;
-
   bool operator==(const OptimizerSpec&) const = default;
 };
 
@@ -68,7 +64,7 @@ struct TensorNorms {
 void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                       const UpdateState& state, absl::Span<float* const> states,
                       const OptimizerStepOptions& options,
-                      const TensorNorms& norms, Workspace scratch);
+                      const TensorNorms& norms);
 
 // One step over a flat span. `states` are the arrays above, sliced alike.
 // Bias corrections are 1 - beta^step in double, of beta as the kernels see it

@@ -118,7 +118,8 @@ void Executor::Upload(const HostBatch& batch, BatchView* view) {
   if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
   HostStaging& upload = uploads_[next_upload_];
   next_upload_ = (next_upload_ + 1) % uploads_.size();
-  // The batch before the last one is mostly there.
+  // The batch before the last one must be there: mostly it is, or the host
+  // waits for a device that is two micro-batches behind.
   if (!upload.sent->IsDone()) upload.sent->Synchronize();
   layout.Fill(batch, static_cast<char*>(upload.memory.data()));
   device_->Copy(*stream_, batch_memory_.data(), upload.memory.data(),
@@ -375,15 +376,16 @@ void Executor::Norm(const StepInput& input) {
   double* sums = sums_.As<double>();
   double* losses = sums + plan_.num_segments * pieces;
   ops.Fill(*stream_, {sums_.vector(), 0});
+  std::vector<SquaredSpan> spans;
   double* sum = sums + rank_->rank();
   const int num_units = static_cast<int>(plan_.units.size());
   for (int u = 0; u < num_units && CountsPieces(); ++u) {
     const int num_segments = static_cast<int>(plan_.units[u].segments.size());
     for (int s = 0; s < num_segments; ++s, sum += pieces) {
-      ops.SumSquares(*stream_,
-                     {.src = grads_.Piece({u, s}).vector(), .out = sum});
+      spans.push_back({.src = grads_.Piece({u, s}).vector(), .out = sum});
     }
   }
+  ops.SumSquares(*stream_, {.spans = spans});
   device_->Copy(*stream_, losses + rank_->rank(), &scalars->loss_sum,
                 sizeof(double));
   ReduceNumbers(kStepCollective, ReduceOp::kSum, sums_);
@@ -401,28 +403,27 @@ void Executor::Norm(const StepInput& input) {
                       .found_non_finite = &scalars->found_non_finite});
 }
 
-Executor::PartView Executor::View(int unit, const UpdatePart& part,
-                                  const StepInput& input) const {
+Executor::UpdateView Executor::View(int unit, const StepInput& input) const {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  const auto slice = [&](const FlatState& state) {
-    return part.piece.segment < 0 ? state.Unit(unit) : state.Piece(part.piece);
-  };
-  PartView view;
+  const UnitUpdate& update = units_[unit].update;
+  UpdateView view;
   view.state = {
-      .param = slice(params_).vector(),
-      .master = master_.defined() ? slice(master_).As<float>() : nullptr,
-      .grad = slice(grads_).vector(),
+      .param = params_.Held(unit).vector(),
+      .master = master_.defined() ? master_.Held(unit).As<float>() : nullptr,
+      .grad = grads_.Held(unit).vector(),
       .grad_scale = &scalars->grad_scale,
       .found_non_finite = &scalars->found_non_finite,
-      .ranges = part.ranges,
+      .ranges = update.ranges,
+      .whole_param = !params_.sharded(),
+      .whole_grad = !grads_.sharded(),
       .stochastic_rounding = options_.stochastic_rounding,
       .rounding_key = input.rounding_key,
-      .first_element = part.first_element};
+      .first_element = update.first_element};
   for (const FlatState& array : optimizer_states_) {
-    view.arrays.push_back(slice(array).As<float>());
+    view.arrays.push_back(array.Held(unit).As<float>());
   }
   if (num_tensor_parts_ > 0) {
-    view.norms = {part.norms, tensor_norms_.As<double>()};
+    view.norms = {update.norms, tensor_norms_.As<double>()};
   }
   return view;
 }
@@ -430,15 +431,12 @@ Executor::PartView Executor::View(int unit, const UpdatePart& part,
 // Who has all of a parameter measures each owner's part of it, so that the
 // sums have the same bits at every stage.
 void Executor::Moments(const StepInput& input) {
-  const OptimizerSpec& spec = options_.optimizer;
   context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    for (const UpdatePart& part : units_[u].updates) {
-      const PartView view = View(u, part, input);
-      const Tensor scratch = context_->Scratch(spec.ScratchBytes(part.elems));
-      OptimizerMoments(context_->ops(), *stream_, spec, view.state, view.arrays,
-                       OptionsOf(input), view.norms, AsWorkspace(scratch));
-    }
+    if (units_[u].update.ranges.empty()) continue;
+    const UpdateView view = View(u, input);
+    OptimizerMoments(context_->ops(), *stream_, options_.optimizer, view.state,
+                     view.arrays, OptionsOf(input), view.norms);
   }
   if (plan_.placement.optimizer == Placement::kReplicated) return;
   if (!CountsPieces()) {
@@ -448,11 +446,10 @@ void Executor::Moments(const StepInput& input) {
 }
 
 void Executor::Update(int unit, const StepInput& input) {
-  for (const UpdatePart& part : units_[unit].updates) {
-    const PartView view = View(unit, part, input);
-    OptimizerStep(context_->ops(), *stream_, options_.optimizer, view.state,
-                  view.arrays, OptionsOf(input), view.norms);
-  }
+  if (units_[unit].update.ranges.empty()) return;
+  const UpdateView view = View(unit, input);
+  OptimizerStep(context_->ops(), *stream_, options_.optimizer, view.state,
+                view.arrays, OptionsOf(input), view.norms);
 }
 
 // ---- Without gradients ----------------------------------------------------

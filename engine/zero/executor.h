@@ -38,7 +38,6 @@
 namespace zero {
 
 struct BoundParameter;  // a parameter and its place in the flat buffers
-struct UpdatePart;      // a run of elements that this rank updates
 
 struct ExecutorOptions {
   // Changes results.
@@ -161,12 +160,14 @@ class Executor {
   // returns, on copies of the micro-batches: their memory is free again. One
   // more step may begin behind it (StepInput::inherits_skip), so that the
   // device never waits for a host that reads results and launches kernels.
+  // Waits for the device where the host would get more than two micro-batches
+  // ahead of it.
   // Errors: those of the communicators, here and below; the executor can not
   //         be used after one. FailedPrecondition, on all ranks and before
   //         anything large moves, where their schedules differ.
   absl::Status Begin(const StepInput& input);
-  // Waits for the first step that was begun and is not finished: the one wait
-  // for the device in it. All else but Begin wants all steps finished.
+  // Waits until the device is done with the first step that was begun and is
+  // not finished. All else but Begin wants all steps finished.
   // Errors: those of the communicators, until then: what a collective that was
   //         given up left behind is no result.
   absl::StatusOr<StepOutput> Finish();
@@ -354,9 +355,9 @@ class Executor {
   absl::Status RunUnits(Context& ctx, const Head& head);
 
   struct UnitState;
-  struct PartView;
+  struct UpdateView;
   struct Scalars;  // device scalars, in scalars_
-  PartView View(int unit, const UpdatePart& part, const StepInput& input) const;
+  UpdateView View(int unit, const StepInput& input) const;
 
   const Rank* rank_;
   Device* device_;

@@ -28,20 +28,19 @@ struct BoundParameter {
   bool used = false;  // some backward pass of this step wrote its gradient
 };
 
-// A run of a unit that this rank updates: [begin, begin + elems) of the unit.
-struct UpdatePart {
-  SegmentRef piece;  // of this segment; segment -1: the whole unit
-  int64_t elems = 0;
-  // The number of its first element among all of the model: the same for any
-  // number of ranks, which the offsets of units are not.
+// What of a unit this rank updates, in the elements that it holds of the
+// optimizer's arrays (FlatState::Held).
+struct UnitUpdate {
+  // The number of the unit's first element among all of the model: the same
+  // for any number of ranks, which the offsets of units are not.
   int64_t first_element = 0;
-  std::vector<UpdateRange> ranges;  // from the part's first element
+  std::vector<UpdateRange> ranges;
   // Of every range, where the optimizer needs the norms of whole parameters.
   std::vector<TensorPart> norms;
 };
 
-// An UpdatePart as the optimizer sees it.
-struct Executor::PartView {
+// A UnitUpdate as the optimizer sees it.
+struct Executor::UpdateView {
   UpdateState state;
   std::vector<float*> arrays;
   TensorNorms norms;
@@ -51,7 +50,7 @@ struct Executor::UnitState {
   zero::Unit* unit = nullptr;
   std::vector<std::unique_ptr<BoundParameter>> parameters;
   std::vector<Segment> gaps;  // no gradient is ever written here
-  std::vector<UpdatePart> updates;
+  UnitUpdate update;
   // Between forward and backward of one micro-batch:
   Tensor input;  // kept only for recompute
   Tape tape;

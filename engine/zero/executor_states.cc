@@ -40,7 +40,7 @@ std::vector<UpdateRange> RangesOfUnit(const PlannedUnit& unit,
 // Cuts every range (a parameter) where another shard's piece begins, and
 // numbers the parts from `first`: the order in which their squares are added.
 void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
-                 UpdatePart* whole) {
+                 UnitUpdate* whole) {
   std::vector<UpdateRange> parts;
   for (const UpdateRange& range : whole->ranges) {
     const int64_t begin = first + static_cast<int64_t>(parts.size());
@@ -61,47 +61,41 @@ void CutAtPieces(const Plan& plan, const PlannedUnit& unit, int64_t first,
   whole->ranges = std::move(parts);
 }
 
-// What of `whole` is in `piece`, counted from its first element.
-UpdatePart Clip(const UpdatePart& whole, const SegmentRef& ref,
-                const Segment& piece) {
-  UpdatePart clipped{.piece = ref,
-                     .elems = piece.elems,
-                     .first_element = whole.first_element + piece.begin};
-  for (size_t i = 0; i < whole.ranges.size(); ++i) {
-    UpdateRange range = whole.ranges[i];
-    range.begin = std::max(range.begin, piece.begin) - piece.begin;
-    range.end = std::min(range.end, piece.end()) - piece.begin;
-    if (range.begin >= range.end) continue;
-    clipped.ranges.push_back(range);
-    if (!whole.norms.empty()) clipped.norms.push_back(whole.norms[i]);
+// What of `whole` is in this rank's pieces, which lie one behind the other.
+UnitUpdate OwnPieces(const Plan& plan, const PlannedUnit& unit, int64_t rank,
+                     const UnitUpdate& whole) {
+  UnitUpdate own{.first_element = whole.first_element};
+  for (const Segment& segment : unit.segments) {
+    const Segment piece = plan.Piece(segment, rank);
+    const int64_t shift = piece.begin - plan.OwnedElems(segment.begin, rank);
+    for (size_t i = 0; i < whole.ranges.size(); ++i) {
+      UpdateRange range = whole.ranges[i];
+      range.begin = std::max(range.begin, piece.begin) - shift;
+      range.end = std::min(range.end, piece.end()) - shift;
+      range.shift = shift;
+      if (range.begin >= range.end) continue;
+      own.ranges.push_back(range);
+      if (!whole.norms.empty()) own.norms.push_back(whole.norms[i]);
+    }
   }
-  return clipped;
+  return own;
 }
 
 // Elements are numbered by unit: no unit has as many.
 constexpr int64_t kUnitElements = int64_t{1} << 40;
 
 // `num_tensor_parts` counts on from unit to unit.
-std::vector<UpdatePart> UpdatesOf(const Plan& plan, int u, int64_t rank,
-                                  const ExecutorOptions& options,
-                                  int64_t* num_tensor_parts) {
+UnitUpdate UpdateOf(const Plan& plan, int u, int64_t rank,
+                    const ExecutorOptions& options, int64_t* num_tensor_parts) {
   const PlannedUnit& unit = plan.units[u];
-  if (unit.padded_elems == 0) return {};
-  UpdatePart whole{.piece = {u, -1},
-                   .elems = unit.padded_elems,
-                   .first_element = u * kUnitElements,
+  UnitUpdate whole{.first_element = u * kUnitElements,
                    .ranges = RangesOfUnit(unit, options)};
   if (options.optimizer.needs_tensor_norms()) {
     CutAtPieces(plan, unit, *num_tensor_parts, &whole);
     *num_tensor_parts += static_cast<int64_t>(whole.norms.size());
   }
-  if (plan.placement.optimizer == Placement::kReplicated) return {whole};
-  std::vector<UpdatePart> parts;
-  for (int s = 0; s < static_cast<int>(unit.segments.size()); ++s) {
-    UpdatePart part = Clip(whole, {u, s}, plan.Piece(unit.segments[s], rank));
-    if (!part.ranges.empty()) parts.push_back(std::move(part));
-  }
-  return parts;
+  if (plan.placement.optimizer == Placement::kReplicated) return whole;
+  return OwnPieces(plan, unit, rank, whole);
 }
 
 // What lies between and behind the parameters that get gradients.
@@ -152,8 +146,8 @@ Executor::Executor(const Rank& rank, Model& model,
   units_.resize(plan_.units.size());
   if (!options_.train) return;
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    units_[u].updates =
-        UpdatesOf(plan_, u, rank.rank(), options_, &num_tensor_parts_);
+    units_[u].update =
+        UpdateOf(plan_, u, rank.rank(), options_, &num_tensor_parts_);
   }
 }
 
@@ -300,13 +294,15 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
 }
 
 // What bulk collectives send and receive lies in these arenas, on all ranks
-// alike: where one rank can not register its memory, none may.
+// alike: where one rank can not register its memory, none may. A rank that is
+// alone in a channel sends nothing there.
 absl::Status Executor::HoldRegistered() {
   std::vector<std::pair<Arena*, std::shared_ptr<void>>> registered;
   bool all = true;
   for (Arena* arena : {states_.get(), rotating_.get()}) {
     for (Communicator* comm :
          {rank_->gather.get(), rank_->reduce.get(), rank_->across.get()}) {
+      if (comm->world() == 1) continue;
       auto held = comm->Register(arena->data(), arena->capacity_bytes());
       all = all && held != nullptr;
       registered.emplace_back(arena, std::move(held));

@@ -132,11 +132,11 @@ void CpuOps::AdamW(Stream&, const AdamWArgs& args) {
   if (SkipsUpdate(args.state)) return;
   CheckUpdateState("AdamW", args.state);
   const auto ranges = args.state.ranges;
-  ForEachPiece(num_threads_, ranges,
-               [&](size_t range, int64_t begin, int64_t end) {
-                 HWY_DYNAMIC_DISPATCH(AdamWRange)
-                 (args, ranges[range].weight_decay, begin, end);
-               });
+  ForEachPiece(
+      num_threads_, ranges, [&](size_t range, int64_t begin, int64_t end) {
+        HWY_DYNAMIC_DISPATCH(AdamWRange)
+        (ArgsOf(args, ranges[range]), ranges[range].weight_decay, begin, end);
+      });
 }
 
 }  // namespace zero::cpu

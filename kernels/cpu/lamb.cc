@@ -1,15 +1,16 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/optimizer_ranges.h"
-#include "kernels/cpu/reduce.h"
 #include "kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/lamb.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/reduce-inl.h"
 #include "kernels/cpu/rounding-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -53,9 +54,10 @@ HWY_INLINE Moments MomentElement(const Constants& c, VF p, VF m, VF v, VF g) {
   return {m, v, UpdateElement(c, p, m, v)};
 }
 
+// Updates m and v of [begin, end); update[i - begin] is that of element i.
 template <class G>
 void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
-                int64_t end) {
+                int64_t end, float* HWY_RESTRICT update) {
   const float* master = MasterOf(args.state);
   const G* grad = static_cast<const G*>(args.state.grad.data);
   const int64_t lanes = NumLanes();
@@ -65,7 +67,7 @@ void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
                                     Load(args.v + i), Load(grad + i));
     Store(e.m, args.m + i);
     Store(e.v, args.v + i);
-    Store(e.update, args.update + i);
+    Store(e.update, update + (i - begin));
   }
   if (const int64_t n = end - i; n > 0) {
     const Moments e =
@@ -73,15 +75,26 @@ void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
                       LoadN(args.v + i, n), LoadN(grad + i, n));
     StoreN(e.m, args.m + i, n);
     StoreN(e.v, args.v + i, n);
-    StoreN(e.update, args.update + i, n);
+    StoreN(e.update, update + (i - begin), n);
   }
 }
 
-void MomentRange(const LambArgs& args, float weight_decay, int64_t begin,
-                 int64_t end) {
+// Squares of p and of the update, into squares[0] and [1], are taken on the
+// way, so that the update is never stored.
+void MomentRun(const LambArgs& args, float weight_decay, int64_t begin,
+               int64_t end, double* squares) {
+  constexpr int64_t kChunk = 16 * kSquareBlock;  // stays in the L1 cache
+  HWY_ALIGN float update[kChunk];
   const Constants c(args, weight_decay);
-  ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G,
-                           MomentSpan<G>(args, c, begin, end));
+  const float* const master = MasterOf(args.state);
+  squares[0] = squares[1] = 0;
+  for (int64_t i = begin; i < end; i += kChunk) {
+    const int64_t stop = std::min(end, i + kChunk);
+    ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G,
+                             MomentSpan<G>(args, c, i, stop, update));
+    squares[0] = AddSquares(squares[0], master, i, stop);
+    squares[1] = AddSquares(squares[1], update, 0, stop - i);
+  }
 }
 
 // p -= step * update, with step = lr * trust ratio. copy: null where the
@@ -133,28 +146,80 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zero::cpu {
 
-HWY_EXPORT(MomentRange);
+HWY_EXPORT(MomentRun);
 HWY_EXPORT(ApplyRange);
+
+namespace {
+
+// A run of a range, as sums of squares want it.
+struct Run {
+  size_t range;
+  int64_t begin, end;
+  int64_t passed;     // elements of the runs before it
+  double squares[2];  // of p, of the update
+};
+
+// Runs whose sums are on the stack at a time: 8 million elements.
+constexpr size_t kRunsAtATime = 512;
+
+// The next runs behind element `begin` of range `range`; both move on.
+size_t NextRuns(absl::Span<const UpdateRange> ranges, size_t* range,
+                int64_t* begin, Run* runs) {
+  size_t count = 0;
+  int64_t passed = 0;
+  while (count < kRunsAtATime && *range < ranges.size()) {
+    const int64_t first = ranges[*range].begin + *begin;
+    const int64_t end = std::min(first + kRunElements, ranges[*range].end);
+    if (first < end) {
+      runs[count++] = {*range, first, end, passed, {0, 0}};
+      passed += end - first;
+      *begin += kRunElements;
+    } else {
+      ++*range;
+      *begin = 0;
+    }
+  }
+  return count;
+}
+
+}  // namespace
 
 void CpuOps::LambMoments(Stream&, const LambArgs& args) {
   if (SkipsUpdate(args.state)) return;
   CheckUpdateState("LambMoments", args.state);
-  ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
   const auto ranges = args.state.ranges;
-  ForEachPiece(num_threads_, ranges,
-               [&](size_t range, int64_t begin, int64_t end) {
-                 HWY_DYNAMIC_DISPATCH(MomentRange)
-                 (args, ranges[range].weight_decay, begin, end);
-               });
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    const int64_t begin = ranges[i].begin;
-    const int64_t size = ranges[i].end - begin;
-    double* const norms = args.norms + 2 * args.parts[i].own;
-    norms[0] += cpu::SumSquares(
-        num_threads_, {MasterOf(args.state) + begin, DType::kF32, size});
-    norms[1] +=
-        cpu::SumSquares(num_threads_, {args.update + begin, DType::kF32, size});
+  ZERO_CHECK_EQ(args.parts.size(), ranges.size());
+  Run runs[kRunsAtATime];
+  size_t next_range = 0;
+  int64_t next_begin = 0;
+  size_t range = 0;  // of which sums are being formed
+  double sums[2] = {0, 0};
+  const auto finish_range = [&] {
+    for (int k = 0; k < 2; ++k) {
+      args.norms[2 * args.parts[range].own + k] += std::exchange(sums[k], 0);
+    }
+  };
+  while (const size_t count =
+             NextRuns(ranges, &next_range, &next_begin, runs)) {
+    const Run& last = runs[count - 1];
+    ParallelRanges(num_threads_, last.passed + (last.end - last.begin),
+                   kElementGrain, [&](int64_t begin, int64_t end) {
+                     for (size_t i = 0; i < count; ++i) {
+                       Run& run = runs[i];
+                       if (run.passed < begin || run.passed >= end) continue;
+                       const UpdateRange& of = ranges[run.range];
+                       HWY_DYNAMIC_DISPATCH(MomentRun)
+                       (ArgsOf(args, of), of.weight_decay, run.begin, run.end,
+                        run.squares);
+                     }
+                   });
+    for (size_t i = 0; i < count; ++i) {
+      if (runs[i].range != range) finish_range();
+      range = runs[i].range;
+      for (int k = 0; k < 2; ++k) sums[k] += runs[i].squares[k];
+    }
   }
+  if (range < ranges.size()) finish_range();
 }
 
 namespace {
@@ -182,8 +247,8 @@ void CpuOps::LambApply(Stream&, const LambArgs& args) {
       num_threads_, ranges, [&](size_t range, int64_t begin, int64_t end) {
         const double step = args.lr * TrustRatio(args, args.parts[range]);
         HWY_DYNAMIC_DISPATCH(ApplyRange)
-        (args, ranges[range].weight_decay, static_cast<float>(step), begin,
-         end);
+        (ArgsOf(args, ranges[range]), ranges[range].weight_decay,
+         static_cast<float>(step), begin, end);
       });
 }
 

@@ -31,6 +31,27 @@ void ForEachPiece(int num_threads, absl::Span<const UpdateRange> ranges,
       });
 }
 
+// `args` of an optimizer as the elements of one of its ranges see them: with
+// nothing that is a whole.
+template <class Args>
+Args ArgsOf(const Args& args, const UpdateRange& range) {
+  Args own = args;
+  UpdateState& state = own.state;
+  state.first_element += range.shift;
+  const auto bytes_of = [&](DType dtype) {
+    return range.shift * static_cast<int64_t>(DTypeBytes(dtype));
+  };
+  if (state.whole_param) {
+    state.param.data =
+        static_cast<char*>(state.param.data) + bytes_of(state.param.dtype);
+  }
+  if (state.whole_grad) {
+    state.grad.data =
+        static_cast<const char*>(state.grad.data) + bytes_of(state.grad.dtype);
+  }
+  return own;
+}
+
 // True when this step must leave everything as it is.
 inline bool SkipsUpdate(const UpdateState& state) {
   return state.found_non_finite != nullptr && *state.found_non_finite != 0;

@@ -1,5 +1,3 @@
-#include "kernels/cpu/reduce.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -12,79 +10,17 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/reduce.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/reduce-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-constexpr int64_t kBlock = 64;
-
-using DD = hn::CappedTag<double, 8>;
-using VD = hn::Vec<DD>;
-
-// The eight lanes of a block, in as few vectors as the target has.
-inline constexpr DD dd;
-constexpr size_t kVectors = 8 / hn::MaxLanes(DD());
-
-// The sum of the squares of 64 elements.
-HWY_INLINE double BlockSquares(const float* HWY_RESTRICT x) {
-  const hn::Rebind<float, DD> half;
-  const size_t lanes = hn::Lanes(dd);
-  VD sums[kVectors];
-#pragma GCC unroll 8
-  for (size_t j = 0; j < kVectors; ++j) sums[j] = hn::Zero(dd);
-#pragma GCC unroll 8
-  for (size_t k = 0; k < kBlock; k += 8) {
-#pragma GCC unroll 8
-    for (size_t j = 0; j < kVectors; ++j) {
-      const VD v = hn::PromoteTo(dd, hn::LoadU(half, x + k + j * lanes));
-      sums[j] = Fma(v, v, sums[j]);
-    }
-  }
-  HWY_ALIGN double sum[8];
-#pragma GCC unroll 8
-  for (size_t j = 0; j < kVectors; ++j) {
-    hn::Store(sums[j], dd, sum + j * lanes);
-  }
-  return ((sum[0] + sum[1]) + (sum[2] + sum[3])) +
-         ((sum[4] + sum[5]) + (sum[6] + sum[7]));
-}
-
-// The first n <= 64 elements at src as fp32, the others zero.
-template <class T>
-HWY_INLINE void BlockToF32(const T* src, int64_t n, float* HWY_RESTRICT dst) {
-  const int64_t lanes = NumLanes();
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) Store(Load(src + i), dst + i);
-  if (i < n) {
-    Store(LoadN(src + i, n - i), dst + i);
-    i += lanes;
-  }
-  for (; i < kBlock; i += lanes) Store(hn::Zero(df), dst + i);
-}
-
-template <class T>
-double SumSquaresSpan(const T* src, int64_t begin, int64_t end) {
-  HWY_ALIGN float block[kBlock];
-  double sum = 0;
-  for (int64_t i = begin; i < end; i += kBlock) {
-    const float* x = block;
-    if (sizeof(T) == sizeof(float) && i + kBlock <= end) {
-      x = reinterpret_cast<const float*>(src + i);
-    } else {
-      BlockToF32(src + i, std::min(kBlock, end - i), block);
-    }
-    sum += BlockSquares(x);
-  }
-  return sum;
-}
-
 double SumSquaresRange(const ConstVector& src, int64_t begin, int64_t end) {
   double sum = 0;
   ZERO_CPU_WITH_FLOAT_TYPE(
       src.dtype, T,
-      sum = SumSquaresSpan(static_cast<const T*>(src.data), begin, end));
+      sum = AddSquares(0, static_cast<const T*>(src.data), begin, end));
   return sum;
 }
 
@@ -135,15 +71,11 @@ HWY_EXPORT(CountNonFiniteRange);
 
 namespace {
 
-constexpr int64_t kRunElements = 256 * 64;
-
 // Runs whose sums are on the stack at a time; the total is formed from them in
 // order, so that the size of the array changes nothing.
 constexpr int64_t kRunsAtATime = 1024;
 
-}  // namespace
-
-double SumSquares(int num_threads, const ConstVector& src) {
+double SumOfSquares(int num_threads, const ConstVector& src) {
   double total = 0;
   double runs[kRunsAtATime];
   const int64_t num_runs = (src.size + kRunElements - 1) / kRunElements;
@@ -161,6 +93,8 @@ double SumSquares(int num_threads, const ConstVector& src) {
   return total;
 }
 
+}  // namespace
+
 void CpuOps::Sum(Stream&, const SumArgs& args) {
   double sum = 0;
   for (int64_t i = 0; i < args.size; ++i) sum += args.src[i];
@@ -168,7 +102,9 @@ void CpuOps::Sum(Stream&, const SumArgs& args) {
 }
 
 void CpuOps::SumSquares(Stream&, const SumSquaresArgs& args) {
-  *args.out = cpu::SumSquares(num_threads_, args.src);
+  for (const SquaredSpan& span : args.spans) {
+    *span.out = SumOfSquares(num_threads_, span.src);
+  }
 }
 
 void CpuOps::CountNonFinite(Stream&, const CountNonFiniteArgs& args) {

@@ -109,11 +109,11 @@ void CpuOps::Sgd(Stream&, const SgdArgs& args) {
   if (SkipsUpdate(args.state)) return;
   CheckUpdateState("Sgd", args.state);
   const auto ranges = args.state.ranges;
-  ForEachPiece(num_threads_, ranges,
-               [&](size_t range, int64_t begin, int64_t end) {
-                 HWY_DYNAMIC_DISPATCH(SgdRange)
-                 (args, ranges[range].weight_decay, begin, end);
-               });
+  ForEachPiece(
+      num_threads_, ranges, [&](size_t range, int64_t begin, int64_t end) {
+        HWY_DYNAMIC_DISPATCH(SgdRange)
+        (ArgsOf(args, ranges[range]), ranges[range].weight_decay, begin, end);
+      });
 }
 
 }  // namespace zero::cpu

@@ -105,6 +105,22 @@ inline bool IsSliceAligned(const void* p, DType dtype) {
   return reinterpret_cast<uintptr_t>(p) % bytes == 0;
 }
 
+// Several spans in one launch: which one a block works on. first_block[0 ..
+// count) begins with 0 and grows; the last that is not above `block`.
+__device__ inline int FindSpan(const uint32_t* first_block, int count,
+                               uint32_t block) {
+  int low = 0, high = count - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (first_block[middle] <= block) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
 inline constexpr int kFlatThreads = 256;
 
 // Elements of a slice of the passes below: 16 bytes of a 16-bit type.

@@ -8,8 +8,6 @@
 namespace zero::cuda {
 namespace {
 
-// Ranges of a launch: fewer than elsewhere, for their parts travel with them.
-constexpr int kRanges = 96;
 static_assert(kUpdateThreads == kSumThreads);
 
 struct Rule {
@@ -36,7 +34,7 @@ struct Rule {
 // ---- Pass 1 -----------------------------------------------------------------
 
 struct Owners {
-  int32_t part[kRanges];
+  int32_t part[kRangesPerLaunch];
 };
 
 template <class G>
@@ -70,13 +68,13 @@ struct MomentsPass {
 };
 
 // A block does a run of a range, as the sums of squares want it; the last one
-// adds the runs. Squares are taken on the way, so that the update is never
-// stored: moves 22 bytes per parameter with 16-bit gradients (p, grad, m and v
-// both ways); >= 80 % of copy bandwidth.
+// of the range adds its runs. Squares are taken on the way, so that the update
+// is never stored: moves 22 bytes per parameter with 16-bit gradients (p, grad,
+// m and v both ways); >= 80 % of copy bandwidth.
 template <class G>
 __global__ void __launch_bounds__(kUpdateThreads)
-    MomentsKernel(RangeBatch<kRanges> batch, Owners owners, MomentsPass<G> pass,
-                  bool aligned, double* runs, unsigned* counter,
+    MomentsKernel(RangeBatch batch, Owners owners, MomentsPass<G> pass,
+                  bool aligned, double* runs, unsigned* counters,
                   double* norms) {
   SHARED_ARRAY(float4, p_memory, kTileWords / 4);
   SHARED_ARRAY(float4, update_memory, kTileWords / 4);
@@ -86,6 +84,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   float* const p_tile = reinterpret_cast<float*>(p_memory);
   float* const update_tile = reinterpret_cast<float*>(update_memory);
   const int range = batch.Find(blockIdx.x);
+  pass.span.Shift(batch.shift[range]);
   const float grad_scale = pass.span.GradScale();
   const float weight_decay = batch.weight[range];
   const int64_t run =
@@ -117,32 +116,52 @@ __global__ void __launch_bounds__(kUpdateThreads)
     SumTileSquares(update_tile, elems, update_sums + t * kTileBlocks);
     __syncthreads();
   }
-  if (threadIdx.x == 0) runs[2 * blockIdx.x] = SumBlocks(p_sums);
-  if (threadIdx.x == kWarpSize) {
-    runs[2 * blockIdx.x + 1] = SumBlocks(update_sums);
+  // One warp has the squares of p, another those of the update.
+  const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+  const bool leads = threadIdx.x % kWarpSize == 0;
+  if (leads && warp < 2) {
+    runs[2 * blockIdx.x + warp] =
+        AddBlocks<kRunBlocks>(warp == 0 ? p_sums : update_sums, 0);
   }
-  if (!IsLastBlock(counter)) return;
-  // A warp does a range at a time.
-  for (int r = static_cast<int>(threadIdx.x) / kWarpSize; r < batch.count;
-       r += kUpdateThreads / kWarpSize) {
-    const unsigned first = batch.first_block[r];
-    const unsigned next =
-        r + 1 < batch.count ? batch.first_block[r + 1] : gridDim.x;
-    const double p = OrderedSum(runs + 2 * first, next - first, 2, 0);
-    const double update = OrderedSum(runs + 2 * first + 1, next - first, 2, 0);
-    if (threadIdx.x % kWarpSize == 0) {
-      norms[2 * owners.part[r]] += p;
-      norms[2 * owners.part[r] + 1] += update;
-    }
-  }
+  const uint32_t num_runs = batch.NumBlocks(range, gridDim.x);
+  if (!IsLastBlock(counters + range, num_runs) || warp >= 2) return;
+  const double sum =
+      OrderedSum(runs + 2 * batch.first_block[range] + warp, num_runs, 2, 0);
+  if (leads) norms[2 * owners.part[range] + warp] += sum;
 }
 
 // ---- Pass 2 -----------------------------------------------------------------
 
 struct Tensors {
-  int32_t begin[kRanges];
-  int32_t end[kRanges];
+  int32_t begin[kRangesPerLaunch];
+  int32_t end[kRangesPerLaunch];
 };
+
+struct TrustRatio {
+  const double* norms;
+  double lr, min_coeff, max_coeff;
+};
+
+// A warp per range: lr times the trust ratio of the tensor of parts
+// [begin, end).
+__global__ void __launch_bounds__(kWarpSize)
+    StepsKernel(Tensors tensors, TrustRatio rule, float* steps) {
+  const int begin = tensors.begin[blockIdx.x];
+  const int num_parts = tensors.end[blockIdx.x] - begin;
+  const double* const norms = rule.norms + 2 * int64_t{begin};
+  const double p = OrderedSum(norms, num_parts, 2, 0);
+  const double update = OrderedSum(norms + 1, num_parts, 2, 0);
+  double ratio = 1;
+  if (p != 0 && update != 0) {
+    ratio = sqrt(p) / sqrt(update);
+    ratio = ratio < rule.min_coeff   ? rule.min_coeff
+            : rule.max_coeff < ratio ? rule.max_coeff
+                                     : ratio;
+  }
+  if (threadIdx.x == 0) {
+    steps[blockIdx.x] = static_cast<float>(rule.lr * ratio);
+  }
+}
 
 template <class Rounding>
 struct ApplyPass {
@@ -161,45 +180,22 @@ struct ApplyPass {
     StoreMasters<kWhole, Rounding>(span, slice, p);
   }
 
-  // lr times the trust ratio of the tensor of parts [begin, end).
-  __device__ float Step(int begin, int end) const {
-    double p = 0, update = 0;
-    for (int k = begin; k < end; ++k) {
-      p += norms[2 * k];
-      update += norms[2 * k + 1];
-    }
-    double ratio = 1;
-    if (p != 0 && update != 0) {
-      ratio = sqrt(p) / sqrt(update);
-      ratio = ratio < min_coeff   ? min_coeff
-              : max_coeff < ratio ? max_coeff
-                                  : ratio;
-    }
-    return static_cast<float>(lr * ratio);
-  }
-
   UpdateSpan span;
   Rule rule;
   const float* m;
   const float* v;
-  const double* norms;
-  double lr, min_coeff, max_coeff;
 };
 
 // Moves 18 bytes per parameter with 16-bit parameters (p both ways, m, v, the
 // copy); >= 90 % of copy bandwidth.
 template <class Rounding>
 __global__ void __launch_bounds__(kUpdateThreads)
-    ApplyKernel(RangeBatch<kRanges> batch, Tensors tensors,
-                ApplyPass<Rounding> pass, bool aligned) {
-  SHARED_ARRAY(float, shared_step, 1);
+    ApplyKernel(RangeBatch batch, ApplyPass<Rounding> pass, bool aligned,
+                const float* steps) {
   if (pass.span.Skips()) return;
   const int range = batch.Find(blockIdx.x);
-  if (threadIdx.x == 0) {
-    shared_step[0] = pass.Step(tensors.begin[range], tensors.end[range]);
-  }
-  __syncthreads();
-  const float step = shared_step[0];
+  pass.span.Shift(batch.shift[range]);
+  const float step = steps[range];
   const float weight_decay = batch.weight[range];
   ForEachSlice(blockIdx.x - batch.first_block[range], batch.begin[range],
                batch.end[range], aligned,
@@ -221,16 +217,16 @@ int32_t PartIndex(int64_t part) {
 template <class G>
 void Moments(Stream& stream, const LambArgs& args) {
   char* const scratch = static_cast<char*>(ScratchOf(stream));
+  static_assert(kRangesPerLaunch * sizeof(unsigned) <= kCounterBytes);
   constexpr int64_t kMaxRuns =
       (kScratchBytes - kCounterBytes) / (2 * sizeof(double));
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
   const MomentsPass<G> pass{UpdateSpan(args.state), Rule(args), args.m, args.v};
-  ForEachBatch<kRanges>(
+  ForEachBatch(
       args.state.ranges, kMaxRuns,
       [](const UpdateRange& range) { return NumRuns(range.end - range.begin); },
       WeightDecayOf,
-      [&](const RangeBatch<kRanges>& batch, const int* indices,
-          unsigned blocks) {
+      [&](const RangeBatch& batch, const int* indices, unsigned blocks) {
         Owners owners = {};
         for (int i = 0; i < batch.count; ++i) {
           owners.part[i] = PartIndex(args.parts[indices[i]].own);
@@ -244,26 +240,26 @@ void Moments(Stream& stream, const LambArgs& args) {
 
 template <class Rounding>
 void Apply(Stream& stream, const LambArgs& args) {
+  float* const steps = reinterpret_cast<float*>(
+      static_cast<char*>(ScratchOf(stream)) + kCounterBytes);
+  static_assert(kRangesPerLaunch * sizeof(float) <=
+                kScratchBytes - kCounterBytes);
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
-  const ApplyPass<Rounding> pass{UpdateSpan(args.state),
-                                 Rule(args),
-                                 args.m,
-                                 args.v,
-                                 args.norms,
-                                 args.lr,
-                                 args.min_coeff,
-                                 args.max_coeff};
-  ForEachBatch<kRanges>(
+  const TrustRatio ratio{args.norms, args.lr, args.min_coeff, args.max_coeff};
+  const ApplyPass<Rounding> pass{UpdateSpan(args.state), Rule(args), args.m,
+                                 args.v};
+  ForEachBatch(
       args.state.ranges, kMaxGrid, BlocksOfRange, WeightDecayOf,
-      [&](const RangeBatch<kRanges>& batch, const int* indices,
-          unsigned blocks) {
+      [&](const RangeBatch& batch, const int* indices, unsigned blocks) {
         Tensors tensors = {};
         for (int i = 0; i < batch.count; ++i) {
           tensors.begin[i] = PartIndex(args.parts[indices[i]].begin);
           tensors.end[i] = PartIndex(args.parts[indices[i]].end);
         }
+        Launch(StepsKernel, static_cast<unsigned>(batch.count), kWarpSize, 0,
+               HandleOf(stream), tensors, ratio, steps);
         Launch(ApplyKernel<Rounding>, blocks, kUpdateThreads, 0,
-               HandleOf(stream), batch, tensors, pass, aligned);
+               HandleOf(stream), batch, pass, aligned, steps);
       });
 }
 

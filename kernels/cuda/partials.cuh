@@ -1,7 +1,7 @@
 // Sums in two stages whose bits do not depend on which block ends first: every
 // block leaves its part in the stream's scratch, and the block that is last
-// adds them up in order. Squares are added in the order of kernels/cpu/reduce.h
-// and so have the CPU's bits.
+// adds them up in order. Squares are added in the order of
+// kernels/cpu/reduce-inl.h and so have the CPU's bits.
 #ifndef ZERO_KERNELS_CUDA_PARTIALS_CUH_
 #define ZERO_KERNELS_CUDA_PARTIALS_CUH_
 
@@ -14,15 +14,15 @@ namespace zero::cuda {
 // Threads of the kernels that use this.
 inline constexpr int kSumThreads = 256;
 
-// True in all threads of the block that comes here last of its grid; it sees
-// what the other blocks wrote before they came. `counter` is zero between
-// kernels. All threads call it.
-__device__ inline bool IsLastBlock(unsigned* counter) {
+// True in all threads of the block that comes here last of the `num_blocks`
+// that come to `counter`; it sees what the others wrote before they came. The
+// counter is zero between kernels. All threads call it.
+__device__ inline bool IsLastBlock(unsigned* counter, unsigned num_blocks) {
   SHARED_ARRAY(bool, is_last, 1);
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    is_last[0] = atomicInc(counter, gridDim.x - 1) == gridDim.x - 1;
+    is_last[0] = atomicInc(counter, num_blocks - 1) == num_blocks - 1;
     __threadfence();
   }
   __syncthreads();
@@ -92,11 +92,12 @@ __device__ inline void SumTileSquares(const float* tile, int elems,
   if (lane == 0) sums[block] = sum;
 }
 
-// The sum of a run from those of its blocks, in order.
-__device__ inline double SumBlocks(const double* sums) {
-  double sum = 0;
+// start + the sums of kNum blocks of a run, in order.
+template <int kNum>
+__device__ inline double AddBlocks(const double* sums, double start) {
+  double sum = start;
 #pragma unroll 8
-  for (int block = 0; block < kRunBlocks; ++block) sum += sums[block];
+  for (int block = 0; block < kNum; ++block) sum += sums[block];
   return sum;
 }
 

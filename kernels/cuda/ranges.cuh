@@ -17,27 +17,27 @@ namespace zero::cuda {
 inline constexpr int kUpdateElems = 4;
 inline constexpr int kUpdateThreads = 256;
 
-template <int kMax>
+// Ranges of a launch: with what else a kernel takes, below the 4 KiB that every
+// GPU accepts as parameters.
+inline constexpr int kRangesPerLaunch = 96;
+
+// Ranges without blocks are not in it.
 struct RangeBatch {
-  int64_t begin[kMax];
-  int64_t end[kMax];
-  float weight[kMax];  // a number of the range that the rule wants
-  uint32_t first_block[kMax];
+  int64_t begin[kRangesPerLaunch];
+  int64_t end[kRangesPerLaunch];
+  int64_t shift[kRangesPerLaunch];
+  float weight[kRangesPerLaunch];  // a number of the range that the rule wants
+  uint32_t first_block[kRangesPerLaunch];
   int count;
 
-  // The range of a block: the last one that begins at or before it. Ranges
-  // without blocks are not in the batch.
+  // The range of a block.
   __device__ int Find(uint32_t block) const {
-    int low = 0, high = count - 1;
-    while (low < high) {
-      const int middle = (low + high + 1) / 2;
-      if (first_block[middle] <= block) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    return low;
+    return FindSpan(first_block, count, block);
+  }
+  // Its blocks, of num_blocks of the launch.
+  __device__ uint32_t NumBlocks(int range, uint32_t num_blocks) const {
+    return (range + 1 < count ? first_block[range + 1] : num_blocks) -
+           first_block[range];
   }
 };
 
@@ -45,16 +45,16 @@ struct RangeBatch {
 // range was in a batch. blocks_of(range) says into how many blocks it is cut,
 // of which at most max_blocks go into one launch; weight_of(range) is its
 // weight.
-template <int kMax, class BlocksOf, class WeightOf, class LaunchBatch>
+template <class BlocksOf, class WeightOf, class LaunchBatch>
 void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
                   const BlocksOf& blocks_of, const WeightOf& weight_of,
                   const LaunchBatch& launch) {
   size_t next = 0;
   while (next < ranges.size()) {
-    RangeBatch<kMax> batch = {};
-    int indices[kMax] = {};
+    RangeBatch batch = {};
+    int indices[kRangesPerLaunch] = {};
     int64_t blocks = 0;
-    for (; next < ranges.size() && batch.count < kMax; ++next) {
+    for (; next < ranges.size() && batch.count < kRangesPerLaunch; ++next) {
       const UpdateRange& range = ranges[next];
       if (range.begin >= range.end) continue;
       const int64_t more = blocks_of(range);
@@ -63,6 +63,7 @@ void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
       const int i = batch.count++;
       batch.begin[i] = range.begin;
       batch.end[i] = range.end;
+      batch.shift[i] = range.shift;
       batch.weight[i] = weight_of(range);
       batch.first_block[i] = static_cast<uint32_t>(blocks);
       indices[i] = static_cast<int>(next);
@@ -85,7 +86,8 @@ inline int64_t BlocksOfRange(const UpdateRange& range) {
 }
 
 // What the rules share: the fp32 values that are updated, and the copy of them
-// that the model computes with.
+// that the model computes with, all as the elements of a range see them once
+// it is Shifted.
 struct UpdateSpan {
   explicit UpdateSpan(const UpdateState& state)
       : master(state.master != nullptr ? state.master
@@ -95,7 +97,25 @@ struct UpdateSpan {
         grad_scale(state.grad_scale),
         found_non_finite(state.found_non_finite),
         rounding_key(state.rounding_key),
-        first_element(state.first_element) {}
+        first_element(state.first_element),
+        param_shift_bytes(state.whole_param ? ItemBytes(state.param.dtype) : 0),
+        grad_shift_bytes(state.whole_grad ? ItemBytes(state.grad.dtype) : 0) {}
+
+  static int ItemBytes(DType dtype) {
+    return static_cast<int>(DTypeBytes(dtype));
+  }
+
+  __device__ void Shift(int64_t shift) {
+    const int64_t param_bytes = shift * param_shift_bytes;
+    if (copy != nullptr) {
+      copy = static_cast<char*>(copy) + param_bytes;
+    } else {
+      master = reinterpret_cast<float*>(reinterpret_cast<char*>(master) +
+                                        param_bytes);
+    }
+    grad = static_cast<const char*>(grad) + shift * grad_shift_bytes;
+    first_element += shift;
+  }
 
   __device__ bool Skips() const {
     return found_non_finite != nullptr && *found_non_finite != 0;
@@ -111,6 +131,9 @@ struct UpdateSpan {
   const uint32_t* found_non_finite;
   uint64_t rounding_key;
   int64_t first_element;
+  // By which they move per element of a shift; 0: not a whole.
+  int param_shift_bytes;
+  int grad_shift_bytes;
 };
 
 inline void CheckUpdateState(const char* op, const UpdateState& state) {
@@ -129,6 +152,9 @@ inline bool IsUpdateAligned(const UpdateState& state,
       IsSliceAligned<kUpdateElems>(state.master, DType::kF32);
   for (const void* array : arrays) {
     aligned = aligned && IsSliceAligned<kUpdateElems>(array, DType::kF32);
+  }
+  for (const UpdateRange& range : state.ranges) {
+    aligned = aligned && range.shift % kUpdateElems == 0;
   }
   return aligned;
 }
@@ -210,15 +236,15 @@ __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
   }
 }
 
-inline constexpr int kRangesPerLaunch = 128;
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
 // op.Run<kWhole>(slice, grad scale, weight) over every range.
 template <class Op>
 __global__ void __launch_bounds__(kUpdateThreads)
-    UpdateKernel(RangeBatch<kRangesPerLaunch> batch, Op op, bool aligned) {
+    UpdateKernel(RangeBatch batch, Op op, bool aligned) {
   if (op.span.Skips()) return;
   const int range = batch.Find(blockIdx.x);
+  op.span.Shift(batch.shift[range]);
   const float grad_scale = op.span.GradScale();
   const float weight = batch.weight[range];
   ForEachSlice(blockIdx.x - batch.first_block[range], batch.begin[range],
@@ -232,13 +258,11 @@ __global__ void __launch_bounds__(kUpdateThreads)
 template <class Op, class WeightOf>
 void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
                   bool aligned, const Op& op, const WeightOf& weight_of) {
-  ForEachBatch<kRangesPerLaunch>(ranges, kMaxGrid, BlocksOfRange, weight_of,
-                                 [&](const RangeBatch<kRangesPerLaunch>& batch,
-                                     const int*, unsigned blocks) {
-                                   Launch(UpdateKernel<Op>, blocks,
-                                          kUpdateThreads, 0, stream, batch, op,
-                                          aligned);
-                                 });
+  ForEachBatch(ranges, kMaxGrid, BlocksOfRange, weight_of,
+               [&](const RangeBatch& batch, const int*, unsigned blocks) {
+                 Launch(UpdateKernel<Op>, blocks, kUpdateThreads, 0, stream,
+                        batch, op, aligned);
+               });
 }
 
 }  // namespace zero::cuda

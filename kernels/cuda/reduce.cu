@@ -6,75 +6,119 @@
 namespace zero::cuda {
 namespace {
 
-// Copies src[begin, end), at most a tile, as fp32 into `tile`.
+// Spans of a launch, given to the kernel by value.
+constexpr int kSpans = 128;
+
+struct SpanBatch {
+  const void* src[kSpans];
+  int64_t size[kSpans];
+  double* out[kSpans];
+  uint32_t first_run[kSpans];
+  int count;
+  bool continues;  // *out[0] is the sum of what came before
+};
+
+// What this thread reads of the tile at `begin`; zeros from `end` on.
 template <class T>
-__device__ void LoadTile(const T* src, int64_t begin, int64_t end, bool aligned,
-                         float* tile) {
-  const int first = static_cast<int>(threadIdx.x) * 8;
-  float* const row = tile + TileWord(first);
-  const Slice<8> slice = SliceOf<8>(begin + first, begin, end);
-  if (aligned && IsFull(slice)) {
-    const auto x = Load<true>(src, slice);
-    float4* const halves = reinterpret_cast<float4*>(row);
-    halves[0] = {ToFloat(x.x[0]), ToFloat(x.x[1]), ToFloat(x.x[2]),
-                 ToFloat(x.x[3])};
-    halves[1] = {ToFloat(x.x[4]), ToFloat(x.x[5]), ToFloat(x.x[6]),
-                 ToFloat(x.x[7])};
-  } else {
-    for (int k = 0; k < slice.to; ++k) row[k] = ToFloat(src[slice.base + k]);
-  }
+__device__ Packed<T, 8> LoadShare(const T* src, int64_t begin, int64_t end,
+                                  bool aligned) {
+  const Slice<8> slice =
+      SliceOf<8>(begin + static_cast<int>(threadIdx.x) * 8, begin, end);
+  return aligned && IsFull(slice) ? Load<true>(src, slice)
+                                  : Load<false>(src, slice);
 }
 
-// A block squares and adds a run; the last one adds the runs to *out, which
-// begins as 0 where `begins`. Reads itemsize bytes per element; to reach 75 %
-// of copy bandwidth in fp32, 60 % in 16 bits: the ordered sum comes after the
-// rest, at the latency of an addition (about 5 ns) per run of 16384 elements.
+// As fp32 into `tile`.
+template <class T>
+__device__ void PutShare(const Packed<T, 8>& share, float* tile) {
+  float4* const halves = reinterpret_cast<float4*>(
+      tile + TileWord(static_cast<int>(threadIdx.x) * 8));
+  const T* const x = share.x;
+  halves[0] = {ToFloat(x[0]), ToFloat(x[1]), ToFloat(x[2]), ToFloat(x[3])};
+  halves[1] = {ToFloat(x[4]), ToFloat(x[5]), ToFloat(x[6]), ToFloat(x[7])};
+}
+
+// A block squares and adds a run of a span; the last one of the span adds its
+// runs. Reads itemsize bytes per element; to reach 75 % of copy bandwidth in
+// fp32, 60 % in 16 bits. Ordered sums take the latency of an addition (about
+// 5 ns) per term: those of a tile's blocks are formed while the next tile is
+// on its way, those of a span's runs while other spans are read.
 template <class T>
 __global__ void __launch_bounds__(kSumThreads)
-    SumSquaresKernel(const T* src, int64_t size, bool aligned, bool begins,
-                     double* runs, unsigned* counter, double* out) {
+    SumSquaresKernel(SpanBatch batch, bool aligned, double* runs,
+                     unsigned* counters) {
   SHARED_ARRAY(float4, tile_memory, kTileWords / 4);
   float* const tile = reinterpret_cast<float*>(tile_memory);
   SHARED_ARRAY(double, sums, kRunBlocks);
-  const int64_t run = blockIdx.x * kRunElems;
+  const int span = FindSpan(batch.first_run, batch.count, blockIdx.x);
+  const T* const src = static_cast<const T*>(batch.src[span]);
+  const uint32_t first = batch.first_run[span];
+  const int64_t run = (blockIdx.x - first) * kRunElems;
+  const int64_t size = batch.size[span];
+  const int64_t end = run + kRunElems < size ? run + kRunElems : size;
+  double sum = 0;
+  Packed<T, 8> share = LoadShare(src, run, end, aligned);
   for (int t = 0; t < kRunElems / kTileElems; ++t) {
     const int64_t begin = run + t * kTileElems;
-    const int64_t left = size - begin;
+    const int64_t left = end - begin;
     const int elems = left < 0            ? 0
                       : left < kTileElems ? static_cast<int>(left)
                                           : kTileElems;
-    LoadTile(src, begin, begin + elems, aligned, tile);
+    PutShare(share, tile);
     __syncthreads();
-    SumTileSquares(tile, elems, sums + t * kTileBlocks);
+    share = LoadShare(src, begin + kTileElems, end, aligned);
+    double* const tile_sums = sums + t * kTileBlocks;
+    SumTileSquares(tile, elems, tile_sums);
     __syncthreads();
+    if (threadIdx.x == 0) sum = AddBlocks<kTileBlocks>(tile_sums, sum);
   }
-  if (threadIdx.x == 0) runs[blockIdx.x] = SumBlocks(sums);
-  if (IsLastBlock(counter) && threadIdx.x < kWarpSize) {
-    const double sum = OrderedSum(runs, gridDim.x, 1, begins ? 0 : *out);
-    if (threadIdx.x == 0) *out = sum;
-  }
+  if (threadIdx.x == 0) runs[blockIdx.x] = sum;
+  const uint32_t num_runs =
+      (span + 1 < batch.count ? batch.first_run[span + 1] : gridDim.x) - first;
+  if (!IsLastBlock(counters + span, num_runs)) return;
+  if (threadIdx.x >= kWarpSize) return;
+  double* const out = batch.out[span];
+  const double start = batch.continues && span == 0 ? *out : 0;
+  sum = OrderedSum(runs + first, num_runs, 1, start);
+  if (threadIdx.x == 0) *out = sum;
 }
 
 template <class T>
-void SumSquaresOf(Stream& stream, const SumSquaresArgs& args) {
+void SumSquaresOf(Stream& stream, absl::Span<const SquaredSpan> spans) {
   char* const scratch = static_cast<char*>(ScratchOf(stream));
-  double* const runs = reinterpret_cast<double*>(scratch + kCounterBytes);
+  static_assert(kSpans * sizeof(unsigned) <= kCounterBytes);
   constexpr int64_t kMaxRuns = (kScratchBytes - kCounterBytes) / sizeof(double);
-  const T* src = static_cast<const T*>(args.src.data);
-  const bool aligned = IsSliceAligned<8>(src, args.src.dtype);
-  int64_t left = args.src.size;
-  bool begins = true;
-  do {
-    const int64_t size = std::min(left, kMaxRuns * kRunElems);
-    // An empty span has one empty run, so that its sum is written.
-    const int64_t num_runs = std::max<int64_t>(NumRuns(size), 1);
-    Launch(SumSquaresKernel<T>, static_cast<unsigned>(num_runs), kSumThreads, 0,
-           HandleOf(stream), src, size, aligned, begins, runs,
-           reinterpret_cast<unsigned*>(scratch), args.out);
-    src += size;
-    left -= size;
-    begins = false;
-  } while (left > 0);
+  bool aligned = true;
+  for (const SquaredSpan& span : spans) {
+    aligned = aligned && IsSliceAligned<8>(span.src.data, span.src.dtype);
+  }
+  size_t next = 0;
+  int64_t begin = 0;  // of what is left of spans[next]
+  while (next < spans.size()) {
+    SpanBatch batch = {};
+    batch.continues = begin > 0;
+    int64_t runs = 0;
+    while (next < spans.size() && batch.count < kSpans && runs < kMaxRuns) {
+      const SquaredSpan& span = spans[next];
+      const int64_t size =
+          std::min(span.src.size - begin, (kMaxRuns - runs) * kRunElems);
+      const int i = batch.count++;
+      batch.src[i] = static_cast<const T*>(span.src.data) + begin;
+      batch.size[i] = size;
+      batch.out[i] = span.out;
+      batch.first_run[i] = static_cast<uint32_t>(runs);
+      // An empty span has one empty run, so that its sum is written.
+      runs += std::max<int64_t>(NumRuns(size), 1);
+      begin += size;
+      if (begin < span.src.size) break;  // goes on in the next launch
+      ++next;
+      begin = 0;
+    }
+    Launch(SumSquaresKernel<T>, static_cast<unsigned>(runs), kSumThreads, 0,
+           HandleOf(stream), batch, aligned,
+           reinterpret_cast<double*>(scratch + kCounterBytes),
+           reinterpret_cast<unsigned*>(scratch));
+  }
 }
 
 __global__ void SumKernel(const double* src, int64_t size, double* out) {
@@ -119,7 +163,7 @@ __global__ void __launch_bounds__(kSumThreads)
   }
   count = BlockSum<kSumThreads>(count, warp_counts);
   if (threadIdx.x == 0 && count > 0) atomicAdd(&counters->count, count);
-  if (IsLastBlock(&counters->done) && threadIdx.x == 0) {
+  if (IsLastBlock(&counters->done, gridDim.x) && threadIdx.x == 0) {
     *out = static_cast<int64_t>(atomicExch(&counters->count, 0));
   }
 }
@@ -159,7 +203,12 @@ __global__ void ClipKernel(const double* sum_squares, float max_norm,
 }  // namespace
 
 void CudaOps::SumSquares(Stream& stream, const SumSquaresArgs& args) {
-  ZERO_CUDA_WITH_FLOAT_TYPE(args.src.dtype, T, SumSquaresOf<T>(stream, args));
+  if (args.spans.empty()) return;
+  const DType dtype = args.spans[0].src.dtype;
+  for (const SquaredSpan& span : args.spans) {
+    ZERO_CHECK_EQ(span.src.dtype, dtype) << "SumSquares: of one dtype";
+  }
+  ZERO_CUDA_WITH_FLOAT_TYPE(dtype, T, SumSquaresOf<T>(stream, args.spans));
 }
 
 void CudaOps::Sum(Stream& stream, const SumArgs& args) {

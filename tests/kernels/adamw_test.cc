@@ -33,6 +33,13 @@ struct Adam {
     return args;
   }
 
+  Adam Picked(const std::vector<Piece>& pieces) const {
+    Adam picked = *this;
+    picked.params.master = Pick(params.master, pieces);
+    picked.m = Pick(m, pieces);
+    picked.v = Pick(v, pieces);
+    return picked;
+  }
   bool SameBits(const Adam& other) const {
     return params.param.SameBits(other.params.param) &&
            params.master.SameBits(other.params.master) && m.SameBits(other.m) &&
@@ -151,6 +158,18 @@ TEST(AdamWTest, StochasticRoundingChangesTheParametersOnly) {
   for (const DType param : {DType::kBF16, DType::kF16}) {
     CheckStochasticRounding<Adam>(
         Adam(FlatParams(param, param, kSpan)),
+        [](const Path& path, Adam& adam, const UpdateState& state) {
+          AdamWArgs args = adam.Args({}, true);
+          args.state = state;
+          path.ops.AdamW(path.stream, args);
+        });
+  }
+}
+
+TEST(AdamWTest, PiecesOfAWholeHaveItsBits) {
+  for (const DType param : {DType::kF32, DType::kBF16}) {
+    CheckPiecesOfAWhole<Adam>(
+        Adam(FlatParams(param, DType::kBF16, kSpan)),
         [](const Path& path, Adam& adam, const UpdateState& state) {
           AdamWArgs args = adam.Args({}, true);
           args.state = state;

@@ -15,8 +15,7 @@ struct Lamb {
   Lamb(DType param, DType grad, int64_t size = kSpan)
       : params(param, grad, size),
         m(Array::Normal(DType::kF32, size, 4, 0.1)),
-        v(DType::kF32, size),
-        scratch(DType::kF32, size) {
+        v(DType::kF32, size) {
     for (int64_t i = 0; i < size; ++i) v.Set(i, 0.01 + 1e-4 * (i % 97));
   }
 
@@ -34,7 +33,6 @@ struct Lamb {
     args.v = v.floats();
     args.parts = parts;
     args.norms = norms.data();
-    args.update = scratch.floats();
     args.lr = kLr;
     args.beta1 = kBeta1;
     args.beta2 = kBeta2;
@@ -56,6 +54,13 @@ struct Lamb {
         std::fma(std::sqrt(static_cast<float>(v[i])), 2.0f, kEps);
     return std::fma(weight_decay, p, direction);
   }
+  Lamb Picked(const std::vector<Piece>& pieces) const {
+    Lamb picked = *this;
+    picked.params.master = Pick(params.master, pieces);
+    picked.m = Pick(m, pieces);
+    picked.v = Pick(v, pieces);
+    return picked;
+  }
   bool SameBits(const Lamb& other) const {
     return params.param.SameBits(other.params.param) &&
            params.master.SameBits(other.params.master) && m.SameBits(other.m) &&
@@ -63,7 +68,7 @@ struct Lamb {
   }
 
   FlatParams params;
-  Array m, v, scratch;
+  Array m, v;
   std::vector<TensorPart> parts;
   TestVector<double> norms;
   TestVector<float> scale = {kScale};
@@ -173,6 +178,38 @@ TEST(LambTest, StochasticRoundingChangesTheParametersOnly) {
           path.ops.LambApply(path.stream, args);
         });
   }
+}
+
+TEST(LambTest, PiecesOfAWholeHaveItsBits) {
+  for (const DType param : {DType::kF32, DType::kBF16}) {
+    CheckPiecesOfAWhole<Lamb>(
+        Lamb(param, DType::kF32),
+        [](const Path& path, Lamb& lamb, const UpdateState& state) {
+          LambArgs args = lamb.Args({state.ranges.begin(), state.ranges.end()});
+          args.state = state;
+          path.ops.LambMoments(path.stream, args);
+          path.ops.LambApply(path.stream, args);
+        });
+  }
+}
+
+TEST(LambTest, NormsOfManyRangesOfATensorAreAddedInOrder) {
+  const auto run = [](const Path& path) {
+    const std::vector<UpdateRange> ranges = ManyRanges();
+    Lamb lamb(DType::kBF16, DType::kF32);
+    const LambArgs args = lamb.Args(ranges);
+    for (TensorPart& part : lamb.parts) {
+      part.begin = part.own < 150 ? 0 : 150;
+      part.end = part.own < 150 ? 150 : 400;
+    }
+    path.ops.LambMoments(path.stream, args);
+    path.ops.LambApply(path.stream, args);
+    return lamb;
+  };
+  std::optional<Lamb> want;
+  OnCpu([&](const Path& path) { want.emplace(run(path)); });
+  ForEachPath(
+      [&](const Path& path) { EXPECT_TRUE(run(path).SameBits(*want)); });
 }
 
 // Norms are measured in parts and added in order; the second pass moves by

@@ -183,7 +183,8 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     ops.Cast(*meta.stream, {vector, vector});
     ops.Fill(*meta.stream, {vector, 1.0f});
     double* const sum = static_cast<double*>(data);
-    ops.SumSquares(*meta.stream, {vector, sum});
+    const SquaredSpan span = {vector, sum};
+    ops.SumSquares(*meta.stream, {{&span, 1}});
     ops.CountNonFinite(*meta.stream, {vector, static_cast<int64_t*>(data)});
     ClipArgs clip;
     clip.sum_squares = sum;
@@ -196,7 +197,7 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     float* const moments = static_cast<float*>(data);
     ops.AdamW(*meta.stream, {state, moments, moments});
     ops.Sgd(*meta.stream, {state, moments});
-    const LambArgs lamb{state, moments, moments, {}, sum, moments};
+    const LambArgs lamb{state, moments, moments, {}, sum};
     ops.LambMoments(*meta.stream, lamb);
     ops.LambApply(*meta.stream, lamb);
   }

@@ -110,6 +110,79 @@ void CheckStochasticRounding(
   }
 }
 
+// Elements [begin, end) of a whole.
+struct Piece {
+  int64_t begin, end;
+};
+
+// What of `whole` is in the pieces, one behind the other.
+inline Array Pick(const Array& whole, const std::vector<Piece>& pieces) {
+  int64_t size = 0;
+  for (const Piece& piece : pieces) size += piece.end - piece.begin;
+  Array picked(whole.dtype(), size);
+  int64_t to = 0;
+  for (const Piece& piece : pieces) {
+    for (int64_t i = piece.begin; i < piece.end; ++i) {
+      picked.Set(to++, whole[i]);
+    }
+  }
+  return picked;
+}
+
+// Runs step(path, state, its UpdateState) on pieces of a whole from
+// before.Picked(pieces), whose masters and arrays are the pieces, and whose
+// parameters and gradients may be a whole: all must have the bits that they
+// get in an update of the whole, and the others keep theirs.
+template <class State>
+void CheckPiecesOfAWhole(
+    const State& before,
+    const std::function<void(const Path&, State&, const UpdateState&)>& step) {
+  const auto state_of = [](State& state,
+                           const std::vector<UpdateRange>& ranges) {
+    UpdateState s = state.params.state(ranges);
+    s.stochastic_rounding = state.params.has_master();
+    s.rounding_key = 7;
+    s.first_element = 12;
+    return s;
+  };
+  const std::vector<Piece> aligned = {{64, 1088}, {2048, 8192}};
+  const std::vector<Piece> odd = {{3, 500}, {501, 4002}, {11'000, 11'001}};
+  for (const std::vector<Piece>& pieces : {aligned, odd}) {
+    std::vector<UpdateRange> in_whole, in_pieces;
+    int64_t begin = 0;
+    for (const Piece& piece : pieces) {
+      const int64_t size = piece.end - piece.begin;
+      for (const auto& [from, to] :
+           {Piece{0, size / 3}, Piece{size / 3, size}}) {
+        const float decay = from == 0 ? 0.0f : 0.1f;
+        in_whole.push_back({piece.begin + from, piece.begin + to, decay});
+        in_pieces.push_back(
+            {begin + from, begin + to, decay, piece.begin - begin});
+      }
+      begin += size;
+    }
+    for (const bool whole_param : {false, true}) {
+      for (const bool whole_grad : {false, true}) {
+        ForEachPath([&](const Path& path) {
+          State whole = before;
+          step(path, whole, state_of(whole, in_whole));
+          State own = before.Picked(pieces), want = whole.Picked(pieces);
+          if (!whole_param) {
+            own.params.param = Pick(before.params.param, pieces);
+            want.params.param = Pick(whole.params.param, pieces);
+          }
+          if (!whole_grad) own.params.grad = Pick(before.params.grad, pieces);
+          UpdateState state = state_of(own, in_pieces);
+          state.whole_param = whole_param;
+          state.whole_grad = whole_grad;
+          step(path, own, state);
+          EXPECT_TRUE(own.SameBits(want)) << whole_param << whole_grad;
+        });
+      }
+    }
+  }
+}
+
 }  // namespace zero
 
 #endif  // ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_

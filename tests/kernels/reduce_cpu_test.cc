@@ -13,9 +13,7 @@ TEST(SumSquaresCpuTest, MoreRunsThanFitOnTheStackKeepTheirOrder) {
   for (const int threads : {1, 2}) {
     const auto device = MakeCpuDevice(threads);
     const auto stream = device->MakeStream(StreamRole::kCompute);
-    double sum = 0;
-    device->ops().SumSquares(*stream, {x.vector(), &sum});
-    EXPECT_EQ(sum, want);
+    EXPECT_EQ(SumByOp(device->ops(), *stream, x.vector()), want);
   }
 }
 

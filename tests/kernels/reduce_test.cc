@@ -13,9 +13,8 @@ TEST(SumSquaresTest, HasTheDocumentedBitsOnEveryPathAndThreadCount) {
       const Array x = Array::Normal(dtype, n, 1);
       const double want = DocumentedSum(x);
       ForEachPath([&](const Path& path) {
-        TestVector<double> sum = {-1};
-        path.ops.SumSquares(path.stream, {x.vector(), sum.data()});
-        EXPECT_EQ(sum[0], want) << DTypeName(dtype) << " " << n;
+        EXPECT_EQ(SumByOp(path.ops, path.stream, x.vector()), want)
+            << DTypeName(dtype) << " " << n;
       });
     }
   }
@@ -30,13 +29,36 @@ TEST(SumSquaresTest, OddAddressesChangeNoBit) {
     const void* const odd =
         static_cast<const char*>(x.data()) + DTypeBytes(dtype);
     ForEachPath([&](const Path& path) {
-      TestVector<double> sum(1);
-      path.ops.SumSquares(path.stream, {{odd, dtype, 3000}, sum.data()});
-      EXPECT_EQ(sum[0], want);
+      EXPECT_EQ(SumByOp(path.ops, path.stream, {odd, dtype, 3000}), want);
       TestVector<int64_t> count = {-1};
       path.ops.CountNonFinite(path.stream, {{odd, dtype, 3000}, count.data()});
       EXPECT_EQ(count[0], 0);
     });
+  }
+}
+
+// More than go into one launch of a GPU, some empty, some of several runs.
+TEST(SumSquaresTest, EachOfManySpansHasTheBitsThatItHasAlone) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<Array> spans;
+    for (int64_t i = 0; i < 300; ++i) {
+      const int64_t size = i % 50 == 49 ? 30'011 + i : i % 7 * 41 + i % 2 * i;
+      spans.push_back(Array::Normal(dtype, size, static_cast<uint64_t>(i)));
+    }
+    const auto run = [&](const Path& path) {
+      TestVector<double> sums(2 * spans.size(), -1);
+      std::vector<SquaredSpan> list;
+      for (size_t i = 0; i < spans.size(); ++i) {
+        list.push_back({spans[i].vector(), &sums[2 * i]});
+      }
+      path.ops.SumSquares(path.stream, {list});
+      for (size_t i = 0; i < spans.size(); ++i) {
+        EXPECT_EQ(sums[2 * i], DocumentedSum(spans[i])) << i;
+        EXPECT_EQ(sums[2 * i + 1], -1) << i;
+      }
+      path.ops.SumSquares(path.stream, {});
+    };
+    ForEachPath(run);
   }
 }
 
@@ -70,14 +92,12 @@ TEST(SumSquaresTest, LargestFloatsDoNotOverflowAndNonFiniteShows) {
   ForEachPath([](const Path& path) {
     Array x(DType::kF32, 1000);
     for (int i = 0; i < 1000; ++i) x.Set(i, 3.4e38f);
-    TestVector<double> sum(1);
-    path.ops.SumSquares(path.stream, {x.vector(), sum.data()});
+    const double sum = SumByOp(path.ops, path.stream, x.vector());
     // 1000 roundings of half an ulp at most.
-    EXPECT_NEAR(sum[0] / (1000 * std::pow(double{3.4e38f}, 2)), 1, 1.2e-13);
+    EXPECT_NEAR(sum / (1000 * std::pow(double{3.4e38f}, 2)), 1, 1.2e-13);
     for (const float bad : {kInfinity, -kInfinity, NAN}) {
       x.Set(500, bad);
-      path.ops.SumSquares(path.stream, {x.vector(), sum.data()});
-      EXPECT_FALSE(std::isfinite(sum[0]));
+      EXPECT_FALSE(std::isfinite(SumByOp(path.ops, path.stream, x.vector())));
     }
   });
 }

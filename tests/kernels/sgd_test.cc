@@ -35,6 +35,12 @@ struct Momentum {
     args.first_step = rule.first_step;
     return args;
   }
+  Momentum Picked(const std::vector<Piece>& pieces) const {
+    Momentum picked = *this;
+    picked.params.master = Pick(params.master, pieces);
+    picked.buffer = Pick(buffer, pieces);
+    return picked;
+  }
   bool SameBits(const Momentum& other) const {
     return params.param.SameBits(other.params.param) &&
            params.master.SameBits(other.params.master) &&
@@ -111,6 +117,18 @@ TEST(SgdTest, StochasticRoundingChangesTheParametersOnly) {
   for (const DType param : {DType::kBF16, DType::kF16}) {
     CheckStochasticRounding<Momentum>(
         Momentum(param, param),
+        [](const Path& path, Momentum& sgd, const UpdateState& state) {
+          SgdArgs args = sgd.Args(kRules[2], {});
+          args.state = state;
+          path.ops.Sgd(path.stream, args);
+        });
+  }
+}
+
+TEST(SgdTest, PiecesOfAWholeHaveItsBits) {
+  for (const DType param : {DType::kF32, DType::kF16}) {
+    CheckPiecesOfAWhole<Momentum>(
+        Momentum(param, DType::kF32),
         [](const Path& path, Momentum& sgd, const UpdateState& state) {
           SgdArgs args = sgd.Args(kRules[2], {});
           args.state = state;

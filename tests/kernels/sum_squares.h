@@ -8,7 +8,7 @@
 
 namespace zero {
 
-// As kernels/cpu/reduce.h documents it.
+// As kernels/cpu/reduce-inl.h documents it.
 inline double DocumentedSum(const Array& x) {
   double total = 0;
   for (int64_t run = 0; run < x.size(); run += 256 * 64) {
@@ -25,6 +25,14 @@ inline double DocumentedSum(const Array& x) {
     total += run_sum;
   }
   return total;
+}
+
+// What the op says of one span.
+inline double SumByOp(Ops& ops, Stream& stream, const ConstVector& src) {
+  TestVector<double> sum = {-1};
+  const SquaredSpan span = {src, sum.data()};
+  ops.SumSquares(stream, {{&span, 1}});
+  return sum[0];
 }
 
 }  // namespace zero

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kSize = 100;
 
-// Parameters, their states and a scratch, stepped by OptimizerStep.
+// Parameters and their states, stepped by OptimizerStep.
 class Training {
  public:
   explicit Training(const OptimizerSpec& spec)
@@ -21,8 +21,7 @@ class Training {
         device_(MakeCpuDevice(1)),
         stream_(device_->MakeStream(StreamRole::kCompute)),
         params(kSize),
-        states_(spec.StateFloatsPerElement(), std::vector<float>(kSize)),
-        scratch_(kSize) {
+        states_(spec.StateFloatsPerElement(), std::vector<float>(kSize)) {
     for (int64_t i = 0; i < kSize; ++i) {
       params[i] = std::sin(static_cast<float>(i) + 1);
     }
@@ -51,9 +50,8 @@ class Training {
     double sums[4] = {};
     if (spec_.needs_tensor_norms()) {
       norms = {parts, sums};
-      ASSERT_EQ(spec_.ScratchBytes(kSize), scratch_.size() * sizeof(float));
       OptimizerMoments(device_->ops(), *stream_, spec_, state, states, options,
-                       norms, {scratch_.data(), spec_.ScratchBytes(kSize)});
+                       norms);
     }
     OptimizerStep(device_->ops(), *stream_, spec_, state, states, options,
                   norms);
@@ -73,7 +71,6 @@ class Training {
 
  private:
   std::vector<std::vector<float>> states_;
-  std::vector<float> scratch_;
 };
 
 // torch.optim.AdamW, or Adam with L2, in float64 with the exact betas.
@@ -204,10 +201,8 @@ TEST(OptimizerTest, LambScalesEachRangeByItsTrustRatio) {
 TEST(OptimizerTest, StatesAreWhatEachKindNeeds) {
   OptimizerSpec spec;
   EXPECT_EQ(spec.StateFloatsPerElement(), 2);
-  EXPECT_EQ(spec.ScratchBytes(1000), 0u);
   spec.kind = OptimizerKind::kLamb;
   EXPECT_EQ(spec.StateFloatsPerElement(), 2);
-  EXPECT_EQ(spec.ScratchBytes(1000), 4000u);
   spec.kind = OptimizerKind::kSgd;
   EXPECT_EQ(spec.StateFloatsPerElement(), 0);
   spec.momentum = 0.9;

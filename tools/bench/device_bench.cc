@@ -276,10 +276,10 @@ void DeviceBench::ElementWise(int64_t width) {
 void DeviceBench::SumSquares() {
   if (!Wanted("sum of squares")) return;
   const Vector src = RandomVector(bytes() / 4, DType::kF32);
-  auto* const out = static_cast<double*>(Memory(64));
+  const SquaredSpan span = {src, static_cast<double*>(Memory(64))};
   Measure("sum of squares", absl::StrCat(src.size), DType::kF32, "GB/s",
           4.0 * src.size, [&] {
-            ops().SumSquares(*stream_, {src, out});
+            ops().SumSquares(*stream_, {{&span, 1}});
           });
 }
 

@@ -491,9 +491,10 @@ void Bench::Reductions(int64_t n) {
   const std::string text = absl::StrCat(n);
   if (Wanted("sum of squares")) {
     double sum = 0;
-    const SumSquaresArgs args{RandomVector(n, dtype_), &sum};
-    Move("sum of squares", text, bytes, 0,
-         [&] { ops().SumSquares(*stream_, args); });
+    const SquaredSpan span{RandomVector(n, dtype_), &sum};
+    Move("sum of squares", text, bytes, 0, [&] {
+      ops().SumSquares(*stream_, {{&span, 1}});
+    });
   }
   if (Wanted("count non-finite")) {
     int64_t count = 0;
@@ -546,9 +547,8 @@ void Bench::Optimizers(int64_t n) {
                        .momentum = 0.9f};
     return [this, args] { ops().Sgd(*stream_, args); };
   });
-  // Pass 1 reads p, g, m, v and writes m, v, update, and its norms read p and
-  // update; pass 2 reads p, m, v and writes p.
-  measure("lamb, both passes", 9, 4, [&](const UpdateState& state) {
+  // Pass 1 reads p, g, m, v and writes m, v; pass 2 reads p, m, v and writes p.
+  measure("lamb, both passes", 7, 3, [&](const UpdateState& state) {
     const auto norms = std::make_shared<std::vector<double>>(2, 0.0);
     static constexpr TensorPart kWhole = {0, 0, 1};
     const LambArgs args{.state = state,
@@ -556,7 +556,6 @@ void Bench::Optimizers(int64_t n) {
                         .v = floats(),
                         .parts = {&kWhole, 1},
                         .norms = norms->data(),
-                        .update = floats(),
                         .lr = 1e-3f};
     return [this, norms, args] {
       norms->assign(2, 0.0);

@@ -194,17 +194,27 @@ TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
   }
 }
 
+// A rank's pieces of a unit then lie elsewhere in the unit than one behind the
+// other, and are updated all the same.
 TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
-  Job job;
-  job.config = TiedLlama();
-  job.world = 3;
-  job.options.segment_per_tensor = true;
-  job.options.reduce_bucket_elems = 1;
-  job.options.gather_bucket_elems = 1;
-  const Outcome want = Train(job);
-  for (int stage : {1, 2, 3}) {
-    job.options = AtStage(job.options, stage);
-    EXPECT_EQ(Train(job), want) << "stage " << stage;
+  for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+    for (DType dtype : {DType::kF32, DType::kBF16}) {
+      Job job;
+      job.config = TiedLlama();
+      job.world = 3;
+      job.options.param_dtype = dtype;
+      job.options.stochastic_rounding = dtype == DType::kBF16;
+      job.options.optimizer.kind = kind;
+      job.options.segment_per_tensor = true;
+      job.options.reduce_bucket_elems = 1;
+      job.options.gather_bucket_elems = 1;
+      const Outcome want = Train(job);
+      for (int stage : {1, 2, 3}) {
+        job.options = AtStage(job.options, stage);
+        EXPECT_EQ(Train(job), want) << "optimizer " << static_cast<int>(kind)
+                                    << " " << dtype << " stage " << stage;
+      }
+    }
   }
 }
 
