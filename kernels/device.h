@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -130,6 +131,9 @@ class Device {
 
   virtual DeviceKind kind() const = 0;
   virtual DeviceInfo info() const = 0;
+  // What is slower on this device than it could be, why, and what helps. Grows
+  // at its end, as shapes are first asked about; empty while all is well.
+  virtual std::vector<std::string> notes() const { return {}; }
   virtual DeviceMemory memory() const { return {}; }
   // Memory of the device that every stream takes: scratch of its kernels.
   virtual int64_t stream_bytes() const { return 0; }

@@ -151,8 +151,8 @@ class Trainer {
   void WriteMetrics(const JsonLine& line);
   Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns() const;
-  // What the device has added to its notes since the table at the start:
-  // batches may need kernels that none before them did.
+  // Those of the device's notes that were not printed yet: at the start, and
+  // later, as batches may need kernels that none before them did.
   void PrintDeviceNotes();
   absl::Status CheckUnused() const;
   absl::Status EvaluateAndLog();
@@ -242,9 +242,9 @@ class Trainer {
   StepCommunication communication_;                 // of the last step
   WaitTimes waited_;                                // of all steps
   double first_loss_ = 0, last_loss_ = 0;
-  double validation_loss_;   // NaN until evaluated
-  std::string weights_;      // the folder that was saved
-  std::string device_says_;  // what was printed of it
+  double validation_loss_;       // NaN until evaluated
+  std::string weights_;          // the folder that was saved
+  size_t num_device_notes_ = 0;  // that were printed
   int64_t last_eval_step_ = -1, last_sample_step_ = -1;
 };
 

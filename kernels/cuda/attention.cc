@@ -33,6 +33,4 @@ void CudaOps::AttentionBackward(Stream& stream,
   TiledAttentionBackward(HandleOf(stream), args, workspace);
 }
 
-std::string CudaOps::notes() const { return attention_->notes(); }
-
 }  // namespace zero::cuda

@@ -3,14 +3,18 @@
 #include "kernels/check.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/packed_sequences.h"
+#include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
 
 namespace zero::cuda {
 namespace {
 
-template <class Ref>
-OperandPlace PlaceOf(AttentionOperand id, const char* name, const Ref& x) {
+OperandPlace PlaceOf(AttentionOperand id, const char* name,
+                     const MutableHeadsRef& x) {
   return {id, name, x.data, x.batch_stride, x.token_stride};
+}
+OperandPlace PlaceOf(AttentionOperand id, const char* name, const HeadsRef& x) {
+  return {id, name, const_cast<void*>(x.data), x.batch_stride, x.token_stride};
 }
 
 bool IsOfKeys(AttentionOperand id) {
@@ -49,7 +53,7 @@ AttentionCall CallOf(const AttentionBackwardArgs& args) {
            PlaceOf(kV, "v", args.v), PlaceOf(kOut, "out", args.out),
            PlaceOf(kDout, "dout", args.dout), PlaceOf(kDq, "dq", args.dq),
            PlaceOf(kDk, "dk", args.dk), PlaceOf(kDv, "dv", args.dv)},
-          args.lse};
+          const_cast<float*>(args.lse)};
 }
 
 int64_t NumHeads(const AttentionShape& shape, AttentionOperand id) {
@@ -72,9 +76,7 @@ PackedSpace SpaceOf(const AttentionCall& call, int64_t num_sequences,
   size_t end = 0;
   const auto take = [&end](int64_t count, size_t item) {
     const size_t at = end;
-    const size_t bytes = static_cast<size_t>(count) * item;
-    end += (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment *
-           kWorkspaceAlignment;
+    end += RoundUp(static_cast<size_t>(count) * item, kWorkspaceAlignment);
     return at;
   };
   const auto num_tables = static_cast<int64_t>(call.places.size()) + 1;
@@ -97,9 +99,9 @@ PackedSpace SpaceOf(const AttentionCall& call, int64_t num_sequences,
 OperandPointers PointersOf(const AttentionCall& call) {
   OperandPointers pointers;
   for (const OperandPlace& place : call.places) {
-    pointers[place.id] = const_cast<void*>(place.data);
+    pointers[place.id] = place.data;
   }
-  if (call.lse != nullptr) pointers[kLse] = const_cast<float*>(call.lse);
+  if (call.lse != nullptr) pointers[kLse] = call.lse;
   return pointers;
 }
 
@@ -139,17 +141,15 @@ void AfterPacked(cudaStream_t stream, const AttentionCall& call,
   const AttentionShape& s = call.shape;
   if (!call.is_backward && call.has_lse()) {
     TransposeStatistics(stream, static_cast<const float*>(pointers.at(kLse)),
-                        s.batch, s.q_len, s.num_heads,
-                        const_cast<float*>(call.lse));
+                        s.batch, s.q_len, s.num_heads, call.lse);
   }
   const size_t item = DTypeBytes(s.dtype);
   for (const OperandPlace& place : call.places) {
     if (!IsStaged(call, place)) continue;
     const size_t row = static_cast<size_t>(TokenStride(call, place)) * item;
     ZERO_CUDA_CHECK(cudaMemcpy2DAsync(
-        const_cast<void*>(place.data),
-        static_cast<size_t>(place.token_stride) * item, pointers.at(place.id),
-        row, row, static_cast<size_t>(call.num_tokens()),
+        place.data, static_cast<size_t>(place.token_stride) * item,
+        pointers.at(place.id), row, row, static_cast<size_t>(call.num_tokens()),
         cudaMemcpyDeviceToDevice, stream));
   }
 }

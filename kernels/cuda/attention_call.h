@@ -36,7 +36,7 @@ constexpr int64_t OffsetsOf(AttentionOperand id) { return 100 + id; }
 struct OperandPlace {
   AttentionOperand id;
   const char* name;
-  const void* data;
+  void* data;  // inputs are only read
   int64_t batch_stride;
   int64_t token_stride;
 };
@@ -48,7 +48,7 @@ struct AttentionCall {
   PackedSequences packed;
   // q, k, v, out; backward dout, dq, dk, dv behind them
   std::vector<OperandPlace> places;
-  const float* lse;  // null: not wanted
+  float* lse;  // null: not wanted; backward only reads it
 
   bool is_packed() const { return packed.positions != nullptr; }
   bool has_lse() const { return is_backward || lse != nullptr; }

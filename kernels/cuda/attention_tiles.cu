@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/attention_tiles.h"
 #include "kernels/cuda/elements.cuh"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -686,8 +687,8 @@ bool IsChunked(const AttentionShape& shape, const Ref& x) {
 }
 
 template <class L>
-unsigned NumBlocks(int64_t length, int64_t heads) {
-  return static_cast<unsigned>((length + L::kRows - 1) / L::kRows * heads);
+unsigned NumTiles(int64_t length, int64_t heads) {
+  return static_cast<unsigned>(CeilDiv(length, L::kRows) * heads);
 }
 
 }  // namespace
@@ -713,7 +714,7 @@ void TiledAttentionForward(cudaStream_t stream,
       shape.dtype, T, WithWidth(shape.head_dim, [&](auto width) {
         using L = ForwardTile<decltype(width)::value>;
         Launch(ForwardKernel<T, L>,
-               NumBlocks<L>(shape.q_len, shape.batch * shape.num_heads),
+               NumTiles<L>(shape.q_len, shape.batch * shape.num_heads),
                kThreads, (2 * L::kFloats + L::kScoreFloats) * sizeof(float),
                stream, args, chunked);
       }));
@@ -737,8 +738,7 @@ void TiledAttentionBackward(cudaStream_t stream,
   float* const delta = static_cast<float*>(workspace.data);
   const int64_t heads = shape.batch * shape.num_heads;
   constexpr int kRowsOfBlock = kThreads / kWarpSize;
-  const auto delta_blocks = static_cast<unsigned>(
-      (heads * shape.q_len + kRowsOfBlock - 1) / kRowsOfBlock);
+  const unsigned delta_blocks = NumBlocks(heads * shape.q_len, kRowsOfBlock);
   ZERO_CUDA_WITH_FLOAT_TYPE(shape.dtype, T, {
     Launch(DeltaKernel<T>, delta_blocks, kThreads, 0, stream, args, delta);
     WithWidth(shape.head_dim, [&](auto width) {
@@ -746,10 +746,10 @@ void TiledAttentionBackward(cudaStream_t stream,
       constexpr size_t kShared =
           (4 * L::kFloats + L::kScoreFloats) * sizeof(float);
       Launch(KeyValueKernel<T, L>,
-             NumBlocks<L>(shape.kv_len, shape.batch * shape.num_kv_heads),
+             NumTiles<L>(shape.kv_len, shape.batch * shape.num_kv_heads),
              kThreads, kShared + 2 * L::kRows * sizeof(float), stream, args,
              delta, chunked);
-      Launch(QueryKernel<T, L>, NumBlocks<L>(shape.q_len, heads), kThreads,
+      Launch(QueryKernel<T, L>, NumTiles<L>(shape.q_len, heads), kThreads,
              kShared, stream, args, delta, chunked);
     });
   });

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/parts.cuh"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -13,8 +14,8 @@ constexpr int kWarps = kThreads / kWarpSize;
 // are a small part of what is moved, and at most 256 blocks.
 struct RowBlocks {
   explicit RowBlocks(int64_t num_rows)
-      : rows(std::max<int64_t>(64, (num_rows + 255) / 256)),
-        count((num_rows + rows - 1) / rows) {}
+      : rows(std::max<int64_t>(64, CeilDiv(num_rows, 256))),
+        count(CeilDiv(num_rows, rows)) {}
   int64_t rows;   // of one block
   int64_t count;  // <= 256
 };
@@ -90,19 +91,15 @@ __global__ void __launch_bounds__(kLanes* kSlices)
   }
 }
 
-unsigned Blocks(int64_t n, int64_t size) {
-  return static_cast<unsigned>((n + size - 1) / size);
-}
-
 }  // namespace
 
 void SumPartials(cudaStream_t stream, const float* partials, int64_t count,
                  const Vector& out, bool accumulate) {
   ZERO_CUDA_WITH_FLOAT_TYPE(
       out.dtype, T,
-      Launch(SumPartialsKernel<T>, Blocks(out.size, kLanes), kLanes * kSlices,
-             0, stream, partials, count, out.size, static_cast<T*>(out.data),
-             accumulate));
+      Launch(SumPartialsKernel<T>, NumBlocks(out.size, kLanes),
+             kLanes * kSlices, 0, stream, partials, count, out.size,
+             static_cast<T*>(out.data), accumulate));
 }
 
 size_t ColumnSumsWorkspaceBytes(int64_t rows, int64_t cols) {
@@ -115,7 +112,7 @@ void ColumnSums(cudaStream_t stream, const ConstMatrix& dy, const Vector& out,
   const RowBlocks blocks(dy.rows);
   float* const partials = static_cast<float*>(workspace);
   ZERO_CUDA_WITH_FLOAT_TYPE(dy.dtype, T, {
-    const dim3 grid(Blocks(dy.cols, kWarpSize * Chunk<T>::kSize),
+    const dim3 grid(NumBlocks(dy.cols, kWarpSize * Chunk<T>::kSize),
                     static_cast<unsigned>(blocks.count));
     const auto kernel = HasAlignedRows<T>(dy.data, dy.ld, dy.cols)
                             ? ColumnPartialsKernel<T, true>

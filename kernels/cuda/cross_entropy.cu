@@ -7,6 +7,7 @@
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/runs.h"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -29,17 +30,27 @@ struct RowArgs {
   const float* grad_scale;  // null: 1
 };
 
+// Elements of the group at `first` that the row has. REQUIRES: first < words.
+__device__ inline int NumInGroup(int64_t words, int64_t first) {
+  return words - first < kGroup ? static_cast<int>(words - first) : kGroup;
+}
+// The element of the group at `first` that is the row's `target`; -1: none.
+__device__ inline int PlaceInGroup(int64_t target, int64_t first) {
+  const int64_t place = target - first;
+  return place >= 0 && place < kGroup ? static_cast<int>(place) : -1;
+}
+
 // The logits of a group; those beyond the row's end count for nothing.
 template <class Logit>
 __device__ inline void LoadGroup(const RowArgs& args, const Logit* row,
                                  int64_t first, float (&x)[kGroup]) {
+  const int n = NumInGroup(args.words, first);
 #pragma unroll
   for (int from = 0; from < kGroup; from += Chunk<Logit>::kSize) {
     const Chunk<Logit> chunk = LoadChunk(row + first + from);
 #pragma unroll
     for (int i = 0; i < Chunk<Logit>::kSize; ++i) {
-      x[from + i] =
-          first + from + i < args.words ? ToFloat(chunk.x[i]) : -INFINITY;
+      x[from + i] = from + i < n ? ToFloat(chunk.x[i]) : -INFINITY;
     }
   }
 }
@@ -130,10 +141,11 @@ __device__ inline void WriteGradient(const RowArgs& args, Logit* row,
     if (inside) {
       float x[kGroup];
       LoadGroup(args, row, first, x);
+      const int place = PlaceInGroup(target, first);
 #pragma unroll
       for (int i = 0; i < kGroup; ++i) {
         const float g = expf(x[i] - softmax.max) * factor;
-        gradient[i] = FromFloat<Gradient>(first + i == target ? at_target : g);
+        gradient[i] = FromFloat<Gradient>(i == place ? at_target : g);
       }
     }
     if constexpr (sizeof(Gradient) < sizeof(Logit)) __syncthreads();
@@ -214,10 +226,6 @@ __global__ void __launch_bounds__(kSumThreads)
 constexpr int64_t kMaxLogitsBytes = int64_t{2} << 30;
 constexpr int64_t kRowMultiple = 128;  // tiles of a product
 
-int64_t RoundUp(int64_t n, int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 // The chunks of one call; a function of the shapes and the options alone.
 struct Chunks {
   int64_t rows = 0;           // of every chunk but the last
@@ -237,8 +245,8 @@ Chunks ChunksOf(const LinearCrossEntropyArgs& args,
       chunks.ld * static_cast<int64_t>(DTypeBytes(chunks.dtype));
   const int64_t limit = std::max<int64_t>(
       1, std::min(options.loss_chunk_rows, kMaxLogitsBytes / row_bytes));
-  const int64_t pieces = (rows + limit - 1) / limit;
-  const int64_t even = pieces == 0 ? 0 : (rows + pieces - 1) / pieces;
+  const int64_t pieces = CeilDiv(rows, limit);
+  const int64_t even = pieces == 0 ? 0 : CeilDiv(rows, pieces);
   chunks.rows = std::min({rows, limit, RoundUp(even, kRowMultiple)});
   chunks.logits_bytes = static_cast<size_t>(chunks.rows * row_bytes);
   chunks.loss_bytes = static_cast<size_t>(RoundUp(rows * 8, 64));

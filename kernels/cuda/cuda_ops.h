@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -28,9 +29,9 @@ class CudaOps final : public Ops {
 
   const CudaOptions& options() const { return options_; }
 
-  // What a start-up table should add: attention that runs without tensor cores,
-  // and why. Empty while all is well; grows as shapes are first asked about.
-  std::string notes() const;  // attention.cc
+  // As Device::notes(): products that cuBLASLt does not add, attention that
+  // runs without tensor cores.
+  std::vector<std::string> notes() const;
 
   // linear.cc
   size_t LinearWorkspaceBytes(const LinearArgs&) const override;

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "kernels/check.h"
 #include "kernels/cuda/attention_call.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
 
 namespace zero::cuda {
@@ -379,8 +379,7 @@ Key KeyOf(const AttentionCall& call, int64_t num_sequences) {
 
 char* AlignWorkspace(void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
-  return reinterpret_cast<char*>((address + kWorkspaceAlignment - 1) /
-                                 kWorkspaceAlignment * kWorkspaceAlignment);
+  return reinterpret_cast<char*>(RoundUp(address, kWorkspaceAlignment));
 }
 
 bool IsAligned(const void* data) {
@@ -564,9 +563,7 @@ bool AttentionPlans::Backward(cudaStream_t stream,
   return state_->Run(stream, CallOf(args), workspace);
 }
 
-std::string AttentionPlans::notes() const {
-  return absl::StrJoin(state_->notes, "; ");
-}
+std::vector<std::string> AttentionPlans::notes() const { return state_->notes; }
 
 absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args,
                                     const CudnnTarget& target) {

@@ -22,6 +22,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "kernels/ops.h"
@@ -50,10 +51,10 @@ class AttentionPlans {
   bool Backward(cudaStream_t stream, const AttentionBackwardArgs& args,
                 Workspace workspace);
 
-  // What a start-up table should say: why 16-bit attention of some shape,
-  // strides or address runs on our own kernel, with "; " between; empty while
-  // none does. Of fewer than 64 tokens and of caches it says nothing.
-  std::string notes() const;
+  // As Device::notes(): why 16-bit attention of some shape, strides or address
+  // runs on our own kernel. Of fewer than 64 tokens and of caches it says
+  // nothing.
+  std::vector<std::string> notes() const;
 
  private:
   struct State;

@@ -25,10 +25,11 @@ bool AttentionPlans::Backward(cudaStream_t, const AttentionBackwardArgs&,
   return false;
 }
 
-std::string AttentionPlans::notes() const {
-  return "attention runs on our own kernel, which uses no tensor cores: this "
-         "binary was built without the headers of cuDNN's frontend, which "
-         "tools/install_packages fetches";
+std::vector<std::string> AttentionPlans::notes() const {
+  return {
+      "attention runs on our own kernel, which uses no tensor cores: this "
+      "binary was built without the headers of cuDNN's frontend, which "
+      "tools/install_packages fetches"};
 }
 
 }  // namespace zero::cuda

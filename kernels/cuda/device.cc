@@ -227,8 +227,6 @@ DeviceInfo CudaDevice::info() const {
   info.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   info.peak_flops_bf16 = PeakFlopsBf16(info.name);
   info.driver = CudaVersionText(driver);
-  const std::string notes = ops_.notes();
-  if (!notes.empty()) absl::StrAppend(&info.driver, "; ", notes);
   return info;
 }
 
@@ -267,15 +265,21 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(size_t bytes, MemoryKind kind) {
            : cudaMalloc(&data, size);
   if (status == cudaErrorMemoryAllocation) {
     Ignore(cudaGetLastError());  // clears it
+    if (host) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cuda:", index_, ": no ", bytes,
+                       " bytes of pinned host memory; free memory of this "
+                       "machine, or start fewer ranks on it"));
+    }
     const DeviceMemory now = memory();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cuda:", index_, ": no ", bytes, " bytes of ",
-                     host ? "pinned host memory" : "device memory",
-                     host ? std::string()
-                          : absl::StrCat("; ", now.free_bytes, " of ",
-                                         now.total_bytes, " are free")));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cuda:", index_, ": no ", bytes, " bytes of device memory; ",
+        now.free_bytes, " of ", now.total_bytes, " are free"));
   }
-  ZERO_CUDA_CHECK(status);
+  if (status != cudaSuccess) {
+    ThrowCudaError(host ? "cudaHostAlloc" : "cudaMalloc", __FILE__, __LINE__,
+                   status);
+  }
   return Buffer(this, kind, data, bytes);
 }
 

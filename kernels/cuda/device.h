@@ -6,6 +6,8 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/device.h"
@@ -39,6 +41,7 @@ class CudaDevice final : public Device {
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   DeviceInfo info() const override;
+  std::vector<std::string> notes() const override { return ops_.notes(); }
   DeviceMemory memory() const override;
   int64_t stream_bytes() const override { return kScratchBytes; }
   bool asynchronous() const override { return true; }

@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/parts.cuh"
+#include "kernels/cuda/sizes.h"
 #include "kernels/cuda/sort.h"
 
 namespace zero::cuda {
@@ -11,10 +12,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-
-unsigned Blocks(int64_t n, int64_t size) {
-  return static_cast<unsigned>((n + size - 1) / size);
-}
 
 // A matrix as a kernel takes it.
 template <class T>
@@ -55,11 +52,11 @@ template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     GatherKernel(const int32_t* ids, Table<const T> table,
                  const int32_t* position_ids, Table<const T> positions,
-                 Table<T> out, int64_t num_chunks, int chunks_per_row,
+                 Table<T> out, uint32_t num_chunks, uint32_t chunks_per_row,
                  int width) {
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= num_chunks) return;
-  const int64_t row = index / chunks_per_row;
+  const uint32_t row = index / chunks_per_row;
   const int column =
       static_cast<int>(index - row * chunks_per_row) * Chunk<T>::kSize;
   const int n = width - column;
@@ -74,16 +71,18 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 void LaunchGather(cudaStream_t stream, const EmbeddingForwardArgs& args) {
   const int64_t width = args.out.cols;
-  const int64_t chunks_per_row = Blocks(width, Chunk<T>::kSize);
+  const int64_t chunks_per_row = CeilDiv(width, Chunk<T>::kSize);
   const int64_t num_chunks = args.out.rows * chunks_per_row;
+  ZERO_CHECK_LT(num_chunks, int64_t{1} << 32) << "chunks of embeddings";
   const bool aligned =
       IsAligned<T>(args.table) && IsAligned<T>(args.out) &&
       (args.position_ids == nullptr || IsAligned<T>(args.position_table));
   Launch(aligned ? GatherKernel<T, true> : GatherKernel<T, false>,
-         Blocks(num_chunks, kThreads), kThreads, 0, stream, args.ids,
+         NumBlocks(num_chunks, kThreads), kThreads, 0, stream, args.ids,
          TableOf<T>(args.table), args.position_ids,
-         TableOf<T>(args.position_table), TableOf<T>(args.out), num_chunks,
-         static_cast<int>(chunks_per_row), static_cast<int>(width));
+         TableOf<T>(args.position_table), TableOf<T>(args.out),
+         static_cast<uint32_t>(num_chunks),
+         static_cast<uint32_t>(chunks_per_row), static_cast<int>(width));
 }
 
 // ---- Backward --------------------------------------------------------------
@@ -264,7 +263,7 @@ struct BackwardLayout {
     sorted_ids = Take(m * sizeof(int32_t));
     order = Take(m * sizeof(int32_t));
     temp = Take(SortPairsTempBytes(m));
-    partials = Take(Blocks(m, kPartRows) * args.dout.cols * sizeof(float));
+    partials = Take(CeilDiv(m, kPartRows) * args.dout.cols * sizeof(float));
   }
   size_t positions, sorted_ids, order, temp, partials;
   size_t bytes = 0;
@@ -272,7 +271,7 @@ struct BackwardLayout {
  private:
   size_t Take(size_t n) {
     const size_t begin = bytes;
-    bytes += (n + 63) / 64 * 64;
+    bytes += RoundUp(n, 64);
     return begin;
   }
 };
@@ -290,7 +289,8 @@ Runs SortIds(cudaStream_t stream, const EmbeddingBackwardArgs& args,
   int32_t* const positions = At<int32_t>(workspace, layout.positions);
   int32_t* const ids = At<int32_t>(workspace, layout.sorted_ids);
   int32_t* const order = At<int32_t>(workspace, layout.order);
-  Launch(CountUpKernel, Blocks(m, kThreads), kThreads, 0, stream, positions, m);
+  Launch(CountUpKernel, NumBlocks(m, kThreads), kThreads, 0, stream, positions,
+         m);
   SortPairs(stream, args.ids, positions, ids, order, m, id_bits,
             At<void>(workspace, layout.temp));
   return {ids, order, m};
@@ -304,10 +304,10 @@ void AddRuns(cudaStream_t stream, const EmbeddingBackwardArgs& args,
       IsAligned<T>(dout) &&
       HasAlignedRows<TableT>(args.dtable.data, args.dtable.ld, dout.cols);
   Launch(aligned ? LaterPartsKernel<T, true> : LaterPartsKernel<T, false>,
-         Blocks(runs.count, kPartRows), kThreads, 0, stream, runs,
+         NumBlocks(runs.count, kPartRows), kThreads, 0, stream, runs,
          TableOf<T>(dout), dout.cols, partials);
-  const dim3 grid(Blocks(runs.count, kWarps),
-                  Blocks(dout.cols, kWarpSize * Chunk<T>::kSize));
+  const dim3 grid(NumBlocks(runs.count, kWarps),
+                  NumBlocks(dout.cols, kWarpSize * Chunk<T>::kSize));
   Launch(aligned ? AddRunsKernel<T, TableT, true>
                  : AddRunsKernel<T, TableT, false>,
          grid, kThreads, 0, stream, runs, TableOf<T>(dout),

@@ -5,6 +5,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/runs.h"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -66,8 +67,7 @@ Product WeightProduct(const LinearBackwardWeightArgs& args) {
 
 // Of a bias gradient that is then added to the sink.
 size_t BiasBytes(const LinearBackwardWeightArgs& args) {
-  const size_t bytes = static_cast<size_t>(args.dy.cols) * sizeof(float);
-  return (bytes + 63) / 64 * 64;
+  return RoundUp(static_cast<size_t>(args.dy.cols) * sizeof(float), 64);
 }
 
 Workspace After(const Workspace& workspace, size_t bytes) {

@@ -13,6 +13,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/runs.h"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -238,10 +239,6 @@ void SetAlignments(cublasLtMatmulPreferenceOpaque_t& preference, Plan& plan,
               pointer(kBestAlignment, p.gelu_input.data), p);
 }
 
-size_t RoundUp(size_t n, size_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
 // The part of a workspace that cuBLASLt may have.
 Workspace LibraryPart(const Workspace& workspace) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(workspace.data);
@@ -327,7 +324,10 @@ void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
       handle, &plan.desc, &plan.a, &plan.b, &plan.addend, &plan.c, &preference,
       static_cast<int>(results.size()), results.data(), &found);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
-  ZERO_CUBLAS_CHECK(status, p);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    ThrowDeviceError("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
+                     Describe(status, p));
+  }
   results.resize(static_cast<size_t>(found));
   std::erase_if(results,
                 [](const auto& r) { return r.state != CUBLAS_STATUS_SUCCESS; });
@@ -432,7 +432,9 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
   Plan& plan = PlanOf(p);
   if (!plan.found) {
     ThrowDeviceError("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
-                     absl::StrCat("no algorithm for ", Describe(p)));
+                     absl::StrCat("no algorithm for ", Describe(p),
+                                  "; choose widths that are multiples of 8, "
+                                  "or install a newer cuBLAS"));
   }
   Time(plan, p, workspace, handle_of_stream);
   ZERO_CUBLAS_CHECK(Multiply(plan, p, p.c, workspace, handle_of_stream), p);

@@ -78,7 +78,7 @@ class MatmulPlans {
   // by one small product when this is made.
   bool AccumulatesIntoF32() const;
 
-  // For tests and the start-up table.
+  // For tests.
   int64_t num_plans() const;
   int64_t num_runs() const;
 

@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/parts.cuh"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -14,11 +15,11 @@ struct RotaryParams {
   const int32_t* positions;
   const float* cos;
   const float* sin;
-  float sign;  // of the angle
-  int half;    // D / 2
-  int chunks;  // of half a head
-  int items;   // inner * chunks: of one token
-  int64_t num_items;
+  float sign;       // of the angle
+  int half;         // D / 2
+  uint32_t chunks;  // of half a head
+  uint32_t items;   // inner * chunks: of one token
+  uint32_t num_items;
 };
 
 // A thread rotates a chunk of pairs. In place: moves 4 bytes per 16-bit
@@ -28,15 +29,16 @@ template <class T, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     RotaryKernel(const RotaryParams<T> p) {
   constexpr int kSize = Chunk<T>::kSize;
-  const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
   if (index >= p.num_items) return;
-  const int64_t token = index / p.items;
-  const int item = static_cast<int>(index - token * p.items);
-  const int head = item / p.chunks;
-  const int pair = (item - head * p.chunks) * kSize;
+  const uint32_t token = index / p.items;
+  const uint32_t item = index - token * p.items;
+  const uint32_t head = item / p.chunks;
+  const int pair = static_cast<int>(item - head * p.chunks) * kSize;
   const int n = p.half - pair;
 
-  T* const low = p.x + token * p.stride + int64_t{head} * 2 * p.half + pair;
+  T* const low =
+      p.x + int64_t{token} * p.stride + int64_t{head} * 2 * p.half + pair;
   T* const high = low + p.half;
   const int64_t angle = int64_t{p.positions[token]} * p.half + pair;
   Chunk<T> x = LoadPart<kAligned>(low, n);
@@ -66,14 +68,16 @@ void LaunchRotary(cudaStream_t stream, const RotaryArgs& args) {
   p.sin = args.sin;
   p.sign = args.inverse ? -1.0f : 1.0f;
   p.half = static_cast<int>(args.x.width / 2);
-  p.chunks = (p.half + Chunk<T>::kSize - 1) / Chunk<T>::kSize;
-  p.items = static_cast<int>(args.x.inner) * p.chunks;
-  p.num_items = args.x.outer * p.items;
+  const int64_t chunks = CeilDiv(p.half, Chunk<T>::kSize);
+  const int64_t num_items = args.x.outer * args.x.inner * chunks;
+  ZERO_CHECK_LT(num_items, int64_t{1} << 32) << "chunks of heads";
+  p.chunks = static_cast<uint32_t>(chunks);
+  p.items = static_cast<uint32_t>(args.x.inner * chunks);
+  p.num_items = static_cast<uint32_t>(num_items);
   const auto kernel = HasAlignedRows<T>(args.x.data, args.x.stride, p.half)
                           ? RotaryKernel<T, true>
                           : RotaryKernel<T, false>;
-  Launch(kernel, static_cast<unsigned>((p.num_items + kThreads - 1) / kThreads),
-         kThreads, 0, stream, p);
+  Launch(kernel, NumBlocks(num_items, kThreads), kThreads, 0, stream, p);
 }
 
 }  // namespace

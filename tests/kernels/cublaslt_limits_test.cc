@@ -1,6 +1,7 @@
 // What happens where cuBLASLt has less than we ask of it: every fallback gives
 // the result of the fused form, and errors name the shape. The emulator's
 // cuBLASLt can be told to have less.
+#include "absl/strings/str_join.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/matmul.h"
 #include "tests/kernels/cross_entropy_checks.h"
@@ -126,6 +127,10 @@ TEST_F(CublasLtLimitsTest, GeluGradientRunsInTheEpilogueOrInAKernelOfOurs) {
   ExpectClose(fused, apart, 4 * HalfUlp(DType::kBF16), 1e-6);
 }
 
+std::string NotesOf(const Device& device) {
+  return absl::StrJoin(device.notes(), "\n");
+}
+
 TEST_F(CublasLtLimitsTest, ProductsAreAddedToFp32SinksApart) {
   const CublasLt less = {.accumulates_into_f32 = false};
   for (const int64_t pad : {0, 3}) {
@@ -139,7 +144,13 @@ TEST_F(CublasLtLimitsTest, ProductsAreAddedToFp32SinksApart) {
     ExpectClose(direct.dw, apart.dw, 1e-6, 1e-5);
     EXPECT_TRUE(direct.dbias.SameElements(apart.dbias));
   }
+  Open({});
+  EXPECT_EQ(NotesOf(*device_).find("cuBLASLt"), std::string::npos);
   Open(less);
+  EXPECT_NE(NotesOf(*device_).find(
+                "weight gradients are added by a kernel of their own"),
+            std::string::npos)
+      << NotesOf(*device_);
   CrossEntropyProblem p(DType::kBF16, 40, 24, 131, DType::kF32);
   const Dense old_dw = p.dw.dense();
   LinearCrossEntropyArgs args = p.Args();
@@ -212,10 +223,16 @@ TEST_F(CublasLtLimitsTest, ErrorsNameTheCallTheStatusAndTheShape) {
                         "[64, 40] bf16 into bf16"),
             std::string::npos)
       << failed;
+  Open({});
+  emulator::FailCall("cublasLtMatmulAlgoGetHeuristic", 1, cudaErrorUnknown);
+  const std::string unasked = ErrorOf(run);
+  EXPECT_NE(unasked.find("cuda:0: cublasLtMatmulAlgoGetHeuristic at matmul.cc"),
+            std::string::npos)
+      << unasked;
   Open({.has_unaligned = false});
   const std::string none = ErrorOf(run);
   EXPECT_NE(none.find("no algorithm for [24, 64] x [64, 40] bf16 into bf16, "
-                      "strides 64, 65, 40"),
+                      "strides 64, 65, 40; choose widths"),
             std::string::npos)
       << none;
 }

@@ -2,8 +2,10 @@
 // test asks it to.
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/check.h"
@@ -67,7 +69,22 @@ TEST(CudaFaultsTest, MemoryThatIsUsedUpIsResourceExhausted) {
   const absl::Status here =
       (*device)->Allocate(1234, MemoryKind::kHost).status();
   EXPECT_EQ(here.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(MessageOf(here), HasSubstr("1234 bytes of pinned host memory"));
+  EXPECT_THAT(MessageOf(here), HasSubstr("1234 bytes of pinned host memory; "
+                                         "free memory of this machine"));
+}
+
+TEST(CudaFaultsTest, AnAllocationThatFailsOtherwiseNamesItsCall) {
+  const auto device = MakeCudaDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  for (const auto& [call, kind] :
+       {std::pair("cudaMalloc", MemoryKind::kDevice),
+        std::pair("cudaHostAlloc", MemoryKind::kHost)}) {
+    emulator::FailCall(call, 1, cudaErrorLaunchFailure);
+    EXPECT_THAT(ErrorOf([&, kind = kind] {
+                  (*device)->Allocate(1234, kind).IgnoreError();
+                }),
+                HasSubstr(absl::StrCat("cuda:0: ", call, " at device.cc:")));
+  }
 }
 
 TEST(CudaFaultsTest, FaultOfAKernelIsAnErrorThatNamesCallAndDevice) {

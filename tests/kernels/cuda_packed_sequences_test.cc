@@ -1,4 +1,6 @@
 // What cuDNN is told of packed sequences, on the GPU's paths.
+#include <utility>
+
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/packed_sequences.h"
 #include "tests/kernels/kernel_test.h"
@@ -43,17 +45,21 @@ TEST(CudaPackedSequencesTest, TablesHoldLengthsAndFirstElements) {
 
 TEST(CudaPackedSequencesTest, StatisticsAreTransposedRowByRow) {
   ForEachPath([](const Path& path) {
-    const int64_t batch = 3, rows = 5, cols = 37;
-    TestVector<float> from(batch * rows * cols), to(from.size(), NAN);
-    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
-    cuda::TransposeStatistics(cuda::HandleOf(path.stream), from.data(), batch,
-                              rows, cols, to.data());
-    path.stream.Synchronize();
-    for (int64_t b = 0; b < batch; ++b) {
-      for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t j = 0; j < cols; ++j) {
-          EXPECT_EQ(to[(b * cols + j) * rows + i],
-                    from[(b * rows + i) * cols + j]);
+    // Whole tiles and less, both ways.
+    const std::pair<int64_t, int64_t> shapes[] = {{5, 70}, {37, 12}, {64, 32}};
+    for (const auto& [rows, cols] : shapes) {
+      const int64_t batch = 3;
+      TestVector<float> from(batch * rows * cols), to(from.size(), NAN);
+      for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<float>(i);
+      cuda::TransposeStatistics(cuda::HandleOf(path.stream), from.data(), batch,
+                                rows, cols, to.data());
+      path.stream.Synchronize();
+      for (int64_t b = 0; b < batch; ++b) {
+        for (int64_t i = 0; i < rows; ++i) {
+          for (int64_t j = 0; j < cols; ++j) {
+            EXPECT_EQ(to[(b * cols + j) * rows + i],
+                      from[(b * rows + i) * cols + j]);
+          }
         }
       }
     }

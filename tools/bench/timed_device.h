@@ -45,6 +45,7 @@ class TimedDevice final : public Device {
 
   DeviceKind kind() const override { return inner_.kind(); }
   DeviceInfo info() const override { return inner_.info(); }
+  std::vector<std::string> notes() const override { return inner_.notes(); }
   DeviceMemory memory() const override { return inner_.memory(); }
   int64_t stream_bytes() const override { return inner_.stream_bytes(); }
   bool asynchronous() const override { return inner_.asynchronous(); }

@@ -91,6 +91,9 @@ std::string GpuText(Device& gpu) {
     absl::StrAppendFormat(&text, "\n      %s products: %.0f GFLOP/s (n = %d)",
                           DTypeName(dtype), rate.flops / 1e9, rate.size);
   }
+  for (const std::string& note : gpu.notes()) {
+    absl::StrAppend(&text, "\n      note: ", note);
+  }
   return text;
 }
 
