@@ -19,7 +19,8 @@ import unittest
 sys.dont_write_bytecode = True
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
-sys.path += [os.path.join(ROOT, "tools/gpu"), os.path.join(ROOT, "tools/bench")]
+sys.path[1:1] = [os.path.join(ROOT, "tools/gpu"),
+                 os.path.join(ROOT, "tools/bench")]
 
 import bundle
 import check
@@ -33,51 +34,62 @@ SCRIPT = os.path.join(ROOT, "tools/gpu_check")
 # how a program for a GPU is told from one for the emulator.
 GTEST = """#!/bin/sh
 # libcublasLt.so.13
-for a; do case $a in --gtest_output=json:*) json=${a#*json:} ;; esac; done
+SUITES='EarlyDeathTest.
+  A
+Kernels.
+  A
+  B'
+filter=none
+for a; do case $a in
+  --gtest_output=json:*) json=${a#*json:} ;;
+  --gtest_filter=*) filter=${a#*=} ;;
+  --gtest_list_tests) echo "$SUITES"; exit 0 ;;
+esac; done
 : ${json:=/dev/null}
-echo "[==========] Running 2 tests from 1 test suite."
+ran() { echo "[ RUN      ] Kernels.$1"; echo "[ $2 ] Kernels.$1 (1 ms)"; }
+cases() { echo '{"testsuites": [{"name": "Kernels", "testsuite": ['"$1"']}]}' \
+  >$json; }
 """
-PASSES = GTEST + """echo "[       OK ] Kernels.A (1 ms)"
-cat >$json <<END
-{"testsuites": [{"name": "Kernels", "testsuite": [
-  {"name": "A", "result": "COMPLETED"}, {"name": "B", "result": "COMPLETED"}]}]}
-END
+PASSES = GTEST + """echo "[==========] Running 2 tests from 1 test suite."
+ran A "      OK"
+echo "[ RUN      ] Kernels.B"
+echo "some words[       OK ] Kernels.B (1 ms)"
+cases '{"name": "A", "result": "COMPLETED"}, {"name": "B"}'
 """
-# Ends with its first failure, as googletest does when it is told to.
-FAILS = GTEST + """case $* in
-  *--gtest_filter=-Kernels.A)
-    echo '{"testsuites": [{"name": "Kernels", "testsuite": [{"name": "B"}]}]}' \\
-      >$json
-    exit 0 ;;
-  *--gtest_fail_fast*) ;;
+# The first of three fails, and says so by $WORDS. What comes after it fails,
+# too, in the same process, where they are a fault of the GPU's.
+FAILS = GTEST + """case $filter in
+  -Kernels.A) cases '{"name": "B"}, {"name": "C"}'; exit 0 ;;
+  none) ;;
   *) exit 2 ;;
 esac
-cat >$json <<END
-{"testsuites": [{"name": "Kernels", "testsuite": [
-  {"name": "A", "failures": [{"failure": "seeded"}]},
-  {"name": "B", "result": "SKIPPED"}]}]}
-END
+echo "[==========] Running 3 tests from 1 test suite."
+a='{"name": "A", "failures": [{"failure": "'$WORDS'"}]}'
+case $WORDS in
+  cuda*) b='{"name": "B", "failures": [{"failure": "as A"}]}' ;;
+  *) b='{"name": "B"}' ;;
+esac
+c='{"name": "C", "result": "SKIPPED"}'
+cases "$a, $b, $c"
 exit 1
 """
 # Leaves no counts: A passes, B crashes, and what comes after it passes.
-CRASHES = GTEST + """case $* in
-  *--gtest_filter=-Kernels.A:Kernels.B)
-    echo '{"testsuites": [{"name": "Kernels", "testsuite": [{"name": "C"}]}]}' \\
-      >$json
-    exit 0 ;;
+CRASHES = GTEST + """case $filter in
+  -Kernels.A:Kernels.B) cases '{"name": "C"}'; exit 0 ;;
 esac
-echo "[ RUN      ] Kernels.A"
-echo "[       OK ] Kernels.A (1 ms)"
+echo "[==========] Running 3 tests from 1 test suite."
+ran A "      OK"
 echo "[ RUN      ] Kernels.B"
 kill -SEGV $$
 """
-SKIPS = GTEST + """cat >$json <<END
-{"testsuites": [{"name": "Kernels", "testsuite": [
-  {"name": "A", "result": "SKIPPED"},
-  {"name": "B", "result": "COMPLETED", "timestamp": "1970-01-01T00:00:00Z"}]}]}
-END
+SKIPS = GTEST + """echo "[==========] Running 2 tests from 1 test suite."
+ran A " SKIPPED"
+cases '{"name": "A", "result": "SKIPPED"}, {"name": "B",
+  "result": "COMPLETED", "timestamp": "1970-01-01T00:00:00Z"}'
+echo "SKIPPED, every test: device cuda:0: the driver is too old"
 """
-PARITY = GTEST + """cat >$json <<END
+PARITY = GTEST + """echo "[==========] Running 1 test from 1 test suite."
+cat >$json <<END
 {"testsuites": [{"name": "Ops/OpParityTest", "testsuite": [
   {"name": "IsTheCpusOnTheSameData/Linear", "result": "COMPLETED",
    "fp32": "2e-07", "fp32_limit": "1e-05",
@@ -91,7 +103,7 @@ echo $! >$CHILD
 wait
 """
 # `zero train`; the second line is how a build with NCCL is told.
-ZERO = "#!%s -SE\n" % sys.executable + """# libnccl.so.2
+ZERO = "#!%s -SE\n" % sys.executable + """# ncclCommInitRankConfig
 import json, os, sys
 sets = dict(a.split("=", 1) for a in sys.argv if "=" in a)
 on_gpu = sys.argv[sys.argv.index("--device") + 1] == "cuda"
@@ -115,6 +127,8 @@ with open(out + "/metrics.jsonl", "w") as file:
             loss *= 1 + float(os.environ.get("OFF_BY", "2e-6"))
         if nccl:
             loss *= 1 + float(os.environ.get("NCCL_OFF_BY", "0"))
+        if step == 6 and out.endswith(os.environ.get("NO_LOSS", "?")):
+            loss = None
         file.write(json.dumps({"step": step + 1, "loss": loss}) + "\\n")
 with open(out + "/summary.json", "w") as file:
     odd = os.environ.get("ODD_STAGE") == str(stage)
@@ -127,12 +141,12 @@ cat <<END
 {"micro_batch": 8, "sequence_length": 1024, "step_ms": [10, 11, 12],
  "device": "Fake H200", "peak_flops_bf16": 989.4e12,
  "host_ms": 0.5, "flops_per_token": {"model": 8e8, "causal": 7e8},
- "peak_bytes": {"parameters": 1000, "total": 20000000000},
+ "peak_bytes": {"fixed": 700000000, "total": 20700000000},
  "ops": [{"op": "linear 8x8x8", "ms": 4}, {"op": "adamw", "ms": 1},
          {"op": "linear_cross_entropy 8x8x8", "ms": 2}],
  "memory": {"total": 140e9, "context": 700000000,
-            "used": 20750000000, "ledger_peak": 20000000000,
-            "predicted_peak": 20000000000}}
+            "used": 20750000000, "ledger_peak": 20700000000,
+            "predicted_peak": 20700000000}}
 END
 """.replace("\n \"", " \"").replace("\n         ", " ").replace(
     "\n            ", " ")
@@ -144,6 +158,7 @@ case "$*" in
     exit 1 ;;
 esac
 """
+PEER = '{"micro_batch": 2, "peak_bytes": 9e9, "tokens_per_second": 400000}'
 DEVICE_BENCH = """#!/bin/sh
 cat <<END
 {"op": "copy", "shape": "1", "dtype": "bf16", "unit": "GB/s", "rate": 4000}
@@ -154,7 +169,10 @@ END
 # A tool that tells of calls that fail, and counts them unless told not to.
 SANITIZER = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER"
-for last; do :; done
+for a; do case $a in
+  */kernels_cuda_test) run=$a ;;
+  --gtest_filter=*) run="$run $a" ;;
+esac; done
 echo "========= Program hit cudaErrorMemoryAllocation (error 2) due to \\"out \
 of memory\\" on CUDA API call to cudaMalloc."
 echo "=========     Saved host backtrace up to driver entry point at error"
@@ -163,7 +181,7 @@ case "$*" in
   *) echo "========= ERROR SUMMARY: 1 error"; exit 86 ;;
 esac
 %s
-$last
+$run
 echo "========= ERROR SUMMARY: %d errors"
 exit %d
 """
@@ -291,11 +309,35 @@ class GpuCheckTest(unittest.TestCase):
     def test_no_gpu_is_one_line_and_77(self):
         if machine.Machine(ROOT).problem() is None:
             self.skipTest("there is a GPU here")
+        script = os.path.join(self.root, "tools/gpu_check")
         for environment in (None, {}):
-            code, text, errors = run_script(env=environment)
+            code, text, errors = run_script(script=script, env=environment)
             self.assertEqual((code, errors), (77, ""))
             self.assertRegex(text, r"\Agpu_check: no NVIDIA GPU here \(.+\); "
                              r"skipped: tests, .*, bench\n\Z")
+        self.assertFalse(os.path.exists(self.root + "/out/gpu_check"))
+
+    def test_without_a_gpu_a_checkout_runs_the_emulators_tests(self):
+        here = FakeMachine()
+        here.problem = lambda: "no /dev/nvidia0"
+        graphs, parity = (programs[0] for programs in
+                          parts.WITHOUT_GPU.values())
+        self.program("out/" + graphs, PASSES)
+        self.program("out/" + parity, PASSES)
+        for bad in False, True:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                code = check.main(["--parts", "tests,parity,memory"], here,
+                                  root=self.root)
+            self.assertEqual(code, 1 if bad else 77)
+            self.assertEqual(printed.getvalue().splitlines(), [
+                "gpu_check: without a GPU: %s: 2 passed" % graphs,
+                "gpu_check: without a GPU: %s: %s" % (
+                    parity, "1 failed: Kernels.A" if bad else "2 passed"),
+                "gpu_check: no NVIDIA GPU here (no /dev/nvidia0); skipped: "
+                "tests, parity, memory"])
+            self.environ(WORDS="seeded")
+            self.program("out/" + parity, FAILS)
 
     def test_a_folder_that_can_not_be_written_is_one_line(self):
         errors = io.StringIO()
@@ -328,19 +370,31 @@ class GpuCheckTest(unittest.TestCase):
                       "GPT-2 124M, T 1024", "adamw, fp32 gradients / copy",
                       "| 2 | bf16 | 0 | abc | 0.00e+00 | ok |",
                       "of 989 TFLOP/s dense (Fake H200)",
-                      "1 of 2 tests ran under the tool"):
+                      "| Kernels | 2 | 2 | ok |"):
             self.assertIn(words, text)
 
-    def test_what_fails_is_named_and_hides_nothing(self):
+    def failing(self, words):
+        """Exit status and row of the part `tests` whose first test fails."""
+        self.environ(WORDS=words)
         self.program("out/" + parts.KERNEL_TESTS, FAILS)
-        code, found, text = self.check("--parts", "tests,steps,parity")
+        code, found, text = self.check("--parts", "tests,parity")
         self.assertEqual((code, found["failed"]), (1, ["tests"]))
-        row = self.row(found, "tests")
-        self.assertIn("1 failed: Kernels.A", row["why"])
-        self.assertEqual([(one["passed"], one["failed"])
-                          for one in row["programs"]], [(1, 1), (2, 0)])
         self.assertEqual(self.row(found, "parity")["status"], "passed")
         self.assertIn("Failed: tests", text)
+        return self.row(found, "tests")
+
+    def test_what_fails_is_named_and_hides_nothing(self):
+        row = self.failing("seeded")
+        self.assertIn("1 failed: Kernels.A", row["why"])
+        self.assertEqual([(one["passed"], one["failed"], one["skipped"])
+                          for one in row["programs"]], [(1, 1, 1), (2, 0, 0)])
+        # In one process.
+        self.assertNotIn("--gtest_filter", self.log())
+
+    def test_behind_a_fault_of_the_gpu_a_new_process_goes_on(self):
+        row = self.failing("cuda:0: op: an illegal memory access")
+        self.assertEqual([(one["passed"], one["failed"])
+                          for one in row["programs"]], [(2, 1), (2, 0)])
 
     def test_after_a_crash_the_other_tests_run_in_a_new_process(self):
         self.program("out/" + parts.KERNEL_TESTS, CRASHES)
@@ -348,6 +402,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(code, 1)
         row = self.row(found, "tests")
         self.assertIn("1 failed: Kernels.B (killed by signal 11)", row["why"])
+        self.assertNotIn("not reached", row["why"])
         self.assertEqual((row["programs"][0]["passed"],
                           row["programs"][0]["failed"]), (2, 1))
 
@@ -355,9 +410,11 @@ class GpuCheckTest(unittest.TestCase):
         self.keep(parts, "PROGRAM_SECONDS", 30)
         self.program("out/" + parts.KERNEL_TESTS,
                      CRASHES.replace("kill -SEGV $$", "exec sleep 60"))
-        _, found, _ = self.check("--parts", "tests", "--limit", "tests=3")
+        _, found, text = self.check("--parts", "tests", "--limit", "tests=10")
         row = self.row(found, "tests")
-        self.assertIn("Kernels.B (stopped at its time limit)", row["why"])
+        self.assertIn("Kernels.B (stopped at its time limit); 1 not reached",
+                      row["why"])
+        self.assertIn("kernels_cuda_test | 1 | 1 | 0 | 1 |", text)
         self.assertEqual([one["problem"] is None for one in row["programs"]],
                          [False, True])
 
@@ -365,7 +422,8 @@ class GpuCheckTest(unittest.TestCase):
         self.program("out/" + parts.PARITY_TEST, SKIPS)
         code, found, _ = self.check("--parts", "parity")
         self.assertEqual(code, 1)
-        self.assertIn("all were skipped", self.row(found, "parity")["why"])
+        self.assertIn("no test ran: SKIPPED, every test: device cuda:0: the "
+                      "driver is too old", self.row(found, "parity")["why"])
 
     def test_a_part_that_hangs_is_killed_with_its_children(self):
         child = os.path.join(self.root, "child")
@@ -373,7 +431,7 @@ class GpuCheckTest(unittest.TestCase):
         self.program("out/" + parts.PARITY_TEST, HANGS)
         start = time.monotonic()
         code, found, _ = self.check("--parts", "parity,steps", "--limit",
-                                    "parity=1")
+                                    "parity=5")
         self.assertLess(time.monotonic() - start, 30)
         self.assertEqual((code, found["failed"]), (1, ["parity"]))
         self.assertIn("time limit", self.row(found, "parity")["why"])
@@ -469,6 +527,15 @@ class GpuCheckTest(unittest.TestCase):
                               FakeMachine(), {"memory": broken}, self.root)
         self.assertEqual(code, 1)
 
+    def test_a_loss_that_is_not_finite_fails_its_row_alone(self):
+        self.environ(NO_LOSS="GPT-2_fp32_cuda")
+        code, found, _ = self.check("--parts", "steps")
+        self.assertEqual(code, 1)
+        self.assertEqual([row["problem"] for row in
+                          self.row(found, "steps")["rows"]],
+                         ["on cuda: the loss of step 7 is not finite"] +
+                         [None] * 3)
+
     def test_losses_that_drift_apart_fail(self):
         self.environ(OFF_BY="2e-5")  # too much for fp32, little for bf16
         code, found, _ = self.check("--parts", "steps")
@@ -522,49 +589,70 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("| 2 | fp32 | 3 |  |  | skipped |", text)
 
     def test_a_build_without_nccl_is_skipped(self):
-        self.program("out/zero", ZERO.replace("libnccl", "fake"))
+        self.program("out/zero", ZERO.replace(
+            "ncclCommInitRankConfig",
+            "found no CUDA toolkit, or no nccl.h and libnccl.so.2 beside it"))
         code, found, _ = self.check("--parts", "nccl")
         self.assertEqual(code, 0)
         self.assertIn("without NCCL", self.row(found, "nccl")["why"])
 
-    def test_rows_that_do_not_fit_are_counted(self):
+    def table(self, left, *seconds):
+        """A part of `left` seconds whose rows take so many, and fail where
+        the time is over, or where they take -1."""
         class Clock:
-            def __init__(self, *left):
-                self.left = iter(left).__next__
-                self.partial = {}
+            partial = {}
+            now = 0
 
-        def run(context, problem):
-            return {"problem": problem}
+            def left(self):
+                return left - self.now
 
-        def table(*left):
-            return parts.table_of(Clock(*left), [[None], ["seeded"], [None]],
-                                  run, lambda row: "row")
+        def run(context, seconds):
+            context.now += abs(seconds)
+            return {"problem": "seeded" if seconds < 0 else
+                    "stopped" if context.left() <= 0 else None}
 
-        self.assertEqual(table(60, 2)["status"], "passed")
-        self.assertIn("the last 2 of 3 rows", table(60, 2)["why"])
-        row = table(60, 30, 2)
+        return parts.table_of(Clock(), [[one] for one in seconds], run,
+                              lambda row: "row")
+
+    def test_rows_that_do_not_fit_are_counted(self):
+        row = self.table(60, 55, 1, 1)
+        self.assertEqual((row["status"], len(row["rows"])), ("passed", 1))
+        self.assertIn("the last 2 of 3 rows", row["why"])
+        row = self.table(60, 20, -1, 35, 1)
         self.assertEqual(row["status"], "failed")
         self.assertIn("seeded; left out for time: the last 1", row["why"])
-        self.assertEqual(table(2)["status"], "failed")
+        self.assertEqual(self.table(2, 1)["status"], "failed")
+
+    def test_a_slow_machine_is_no_failure_and_a_hang_is(self):
+        # Less is left than the longest row took; or enough, as it seemed.
+        for seconds in [35, 1, 1], [20, 41, 1]:
+            row = self.table(60, *seconds)
+            self.assertEqual(row["why"],
+                             "left out for time: the last 2 of 3 rows")
+            self.assertEqual((row["status"], len(row["rows"])), ("passed", 1))
+        # What has three times as long, or passed nowhere, hangs.
+        self.assertEqual(self.table(60, 10, 50)["status"], "failed")
+        self.assertEqual(self.table(60, 60)["status"], "failed")
 
     def test_memory_that_was_not_foreseen_fails(self):
         self.program("out/bench/step_bench", STEP_BENCH.replace(
-            '"predicted_peak": 20000000000', '"predicted_peak": 19000000000'))
+            '"predicted_peak": 20700000000', '"predicted_peak": 19700000000'))
         code, found, _ = self.check("--parts", "memory")
         self.assertEqual(code, 1)
         self.assertIn("predicted 19.70 GB, measured 20.75 GB",
                       self.row(found, "memory")["why"])
 
     def sanitized(self, *fill):
+        self.keep(parts, "SUITE_SECONDS", 1)
         self.program("sanitizer", SANITIZER % fill)
         return self.row(self.check("--parts", "memcheck", "--limit",
-                                   "memcheck=2")[1], "memcheck")
+                                   "memcheck=5")[1], "memcheck")
 
     def test_the_sanitizers_findings_fail(self):
         write = 'echo "========= Invalid __global__ write of size 4 bytes"'
         # To the end, by its status alone, and before it had to be stopped.
         for fill in ((write, 1, 86), (write, 1, 0), (write, 0, 86),
-                     (write + "; $last; sleep 60", 0, 0)):
+                     (write + "; $run; sleep 60", 0, 0)):
             row = self.sanitized(*fill)
             self.assertEqual(row["status"], "failed", fill)
             self.assertIn("Invalid __global__ write", row["why"])
@@ -582,10 +670,29 @@ class GpuCheckTest(unittest.TestCase):
         _, found, _ = self.check("--parts", "racecheck")
         self.assertIn("2 findings", self.row(found, "racecheck")["why"])
 
-    def test_a_sanitizer_out_of_time_says_how_far_it_came(self):
-        row = self.sanitized("$last; sleep 60", 0, 0)
+    def test_a_sanitizer_out_of_time_says_what_it_did_not_reach(self):
+        self.program("out/" + parts.KERNEL_TESTS, PASSES.replace(
+            "  B'", "  B\nSgdTest.\n  A\nNorm.\n  A\n  B'"))
+        self.keep(parts, "SUITE_SECONDS", 6)
+        self.program("sanitizer", SANITIZER % ("$run; sleep 60", 0, 0))
+        _, found, text = self.check("--parts", "memcheck", "--limit",
+                                    "memcheck=9")
+        row = self.row(found, "memcheck")
         self.assertEqual(row["status"], "passed")
-        self.assertIn("after 1 of 2 tests", row["why"])
+        self.assertIn("stopped for time: Norm after 2 of 2 tests; not reached: "
+                      "SgdTest, Kernels; --parts memcheck", row["why"])
+        self.assertIn("| Norm | 2 | 2 | stopped for time |", text)
+
+    def test_tests_that_are_all_skipped_prove_nothing_under_a_tool(self):
+        self.program("out/" + parts.KERNEL_TESTS, SKIPS)
+        row = self.sanitized("", 0, 0)
+        self.assertEqual(row["status"], "failed")
+        self.assertIn("no test ran: SKIPPED, every test: device cuda:0: the "
+                      "driver", row["why"])
+        self.program("out/" + parts.KERNEL_TESTS, PASSES)
+        row = self.sanitized("sleep 60", 0, 0)
+        self.assertEqual(row["status"], "skipped")
+        self.assertIn("no test ended in time", row["why"])
 
     def test_a_sanitizer_that_cannot_run_here_is_skipped(self):
         row = self.sanitized('echo "========= Error: Device not supported"',
@@ -628,14 +735,10 @@ class GpuCheckTest(unittest.TestCase):
         self.assertNotIn("Qwen2.5 7B, T 1024 tok/s", text)
         self.assertIn("Qwen2.5 3B, T 1024 tok/s", text)
 
-    def test_the_peer_takes_half_of_what_does_not_fit(self):
-        self.program("python", """#!/bin/sh
-case "$*" in
-  *"--micro-batch 16 "*) echo '{"micro_batch": 16, "peak_bytes": 9e9, \
-"tokens_per_second": 400000}' ;;
-  *) echo '{"error": "OutOfMemoryError: CUDA out of memory."}'; exit 1 ;;
-esac
-""".replace("\\\n", ""))
+    def with_peer(self, script):
+        """report.md of GPT-2's benchmark, where this is PyTorch's python."""
+        self.program("python", "#!/bin/sh\necho $* >>$CALLS\n" + script)
+        self.environ(CALLS=os.path.join(self.root, "calls"))
         here = FakeMachine()
         here.python = os.path.join(self.root, "python")
         _, found, text = self.check("--parts", "bench", "--bench",
@@ -643,9 +746,45 @@ esac
         rows = self.row(found, "bench")["bench"]["models"]
         self.assertEqual([row["model"] for row in rows],
                          ["GPT-2 124M, T 1024"])
-        self.assertIn("PyTorch: 400000 tok/s, micro-batch 16, 9.00 GB", text)
-        self.assertRegex(text, r"speed / PyTorch compiled +\d\.\d+ >= +1\.150 "
-                         r"+\d+\.\d{3}  ")
+        return text
+
+    def test_the_peer_takes_our_batch_or_half_of_it_until_it_fits(self):
+        text = self.with_peer("""case $* in
+  *"--micro-batch 2 "*) echo '%s' ;;
+  *) echo '{"error": "OutOfMemoryError: CUDA out of memory."}'; exit 1 ;;
+esac
+""" % PEER)
+        with open(os.environ["CALLS"]) as file:
+            self.assertEqual([line.split("--micro-batch ")[1][0]
+                              for line in file], ["8", "4", "2"])
+        self.assertIn("PyTorch: 400000 tok/s, micro-batch 2, 9.00 GB\n", text)
+        self.assertRegex(text, r"PyTorch compiled, micro-batch 8 / 2 +"
+                         r"\d\.\d+ >= +1\.150 +\d+\.\d{3}  ")
+
+    def test_a_peer_that_can_not_compile_is_no_target(self):
+        text = self.with_peer("""case $* in
+  *compile*) echo '{"error": "no C compiler"}'; exit 1 ;;
+esac
+echo '%s'
+""" % PEER)
+        self.assertIn("9.00 GB, not compiled: no C compiler\n", text)
+        self.assertNotIn("PyTorch compiled", text)
+
+    def test_what_a_benchmark_left_out_for_time_is_named(self):
+        self.program("out/bench/step_bench",
+                     STEP_BENCH.replace("\n", "\nsleep 4\n", 1))
+        code, found, text = self.check(
+            "--parts", "bench", "--limit", "bench=25",
+            "--bench=--models Qwen2.5-7B,Qwen2.5-3B --no-peers")
+        self.assertEqual(code, 0)
+        row = self.row(found, "bench")
+        self.assertEqual(row["status"], "passed")
+        self.assertRegex(row["why"], r"\A\d of \d left out for time: "
+                         r".*Qwen2\.5 7B, T 4096\Z")
+        self.assertIn("\n" + row["why"] + "\n", text)
+        row = self.row(self.check("--parts", "bench", "--limit",
+                                  "bench=8")[1], "bench")
+        self.assertEqual(row["status"], "skipped")
 
     def test_options_of_the_benchmark_are_passed_on_and_checked(self):
         _, found, text = self.check(
@@ -673,14 +812,16 @@ esac
         self.program("out/bench/device_bench",
                      DEVICE_BENCH + "exec sleep 300\n")
         run = gpu.Run(types.SimpleNamespace(
-            seconds=1, json=None, out=os.path.join(self.root, "out")))
-        run.wants = lambda *_: True
+            seconds=5, json=None, out=os.path.join(self.root, "out")))
+        wants = run.wants
+        run.wants = lambda what, _: wants(what, 0)
         start = time.monotonic()
         run.device()
         self.assertLess(time.monotonic() - start, 30)
         self.assertEqual(len(run.result["device"]), 3)
         self.assertEqual(run.result["problems"], [])
-        self.assertIn("out of time: device_bench", run.result["text"])
+        self.assertIn("1 of 1 left out for time: device_bench",
+                      run.result["text"])
 
     def test_a_gpu_that_is_in_no_table_has_no_mfu(self):
         self.program("out/bench/step_bench",

@@ -14,10 +14,11 @@ of the model is tried, and the row says which one ran; the last one of 7B, for
 GPUs of 80 GB, has no moments and is compared with no target.
 
 PyTorch (torch.compile, fused AdamW, SDPA) trains the same model in the same run
-where it is installed (GPU_CHECK_PYTHON or python3). --seconds leaves out
-what does not fit. FILE is rewritten after every row. Exit status 1 where
-something failed; neither a missed target nor a model for which the GPU is too
-small did.
+where it is installed (GPU_CHECK_PYTHON or python3): with our micro-batch, or
+half of it until it fits; not compiled where it can not compile, which wants a C
+compiler, and then without a target. --seconds leaves out what does not fit.
+FILE is rewritten after every row. Exit status 1 where something failed; neither
+a missed target nor a model for which the GPU is too small did.
 """
 
 import argparse
@@ -52,40 +53,41 @@ SGD = OTHER_OPTIMIZER + '{"type":"SGD","params":{"lr":6e-4}}'
 
 
 def model(name, preset, length, settings, wanted=None, published=None,
-          peer_batch=None, mfu=False):
-    """`settings`: [(micro-batch, recompute, more keys)], the fastest first."""
+          peer=False, mfu=False):
+    """`settings`: [(micro-batch, recompute, more keys)], the fastest first.
+    `peer`: PyTorch trains it too."""
     return {"name": name, "preset": preset, "length": length,
             "settings": settings, "wanted": wanted, "published": published,
-            "peer_batch": peer_batch, "mfu": mfu}
+            "peer": peer, "mfu": mfu}
 
 
 # Published: llm.c and llmq on an H100, tokens/s.
 MODELS = (
     model("GPT-2 124M", "gpt2", 1024,
           [(64, False, ()), (32, False, ()), (16, False, ())],
-          wanted=520e3, published="llm.c 458k", peer_batch=64),
+          wanted=520e3, published="llm.c 458k", peer=True),
     model("GPT-2 1558M", "gpt2-xl", 1024,
           [(16, False, ()), (8, False, ()), (16, True, ())],
-          wanted=52e3, published="llm.c 48.5k", peer_batch=8),
+          wanted=52e3, published="llm.c 48.5k", peer=True),
     model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 1024,
           [(32, False, ()), (16, False, ()), (16, True, ())],
-          wanted=165e3, published="llmq 149k", peer_batch=16),
+          wanted=165e3, published="llmq 149k", peer=True),
     model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 1024,
           [(16, False, ()), (8, False, ()), (16, True, ())],
-          wanted=65e3, published="llmq 58.8k", peer_batch=8),
+          wanted=65e3, published="llmq 58.8k", peer=True),
     model("Qwen2.5 3B", "Qwen2.5-3B", 1024,
           [(16, False, ()), (8, False, ()), (4, False, ()), (16, True, ())],
-          wanted=33e3, published="llmq 30.9k", peer_batch=4, mfu=True),
+          wanted=33e3, published="llmq 30.9k", peer=True, mfu=True),
     model("Qwen2.5 7B", "Qwen2.5-7B", 1024,
           [(8, True, (BF16_GRADIENTS,)), (4, True, (BF16_GRADIENTS,)),
            (1, True, (BF16_GRADIENTS,)), (8, True, (BF16_GRADIENTS, SGD))],
           wanted=14e3, published="llmq 13.8k", mfu=True),
     model("Llama-3.2 1B", "Llama-3.2-1B", 4096,
-          [(4, False, ()), (2, False, ()), (4, True, ())], peer_batch=2),
+          [(4, False, ()), (2, False, ()), (4, True, ())], peer=True),
     model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 4096,
-          [(8, False, ()), (4, False, ()), (4, True, ())], peer_batch=4),
+          [(8, False, ()), (4, False, ()), (4, True, ())], peer=True),
     model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 4096,
-          [(4, False, ()), (2, False, ()), (4, True, ())], peer_batch=2),
+          [(4, False, ()), (2, False, ()), (4, True, ())], peer=True),
     model("Qwen2.5 3B", "Qwen2.5-3B", 4096,
           [(4, False, ()), (2, False, ()), (1, False, ()), (4, True, ())],
           mfu=True),
@@ -169,6 +171,7 @@ def derive(found, product_rate):
         times[name] = times.get(name, 0) + op["ms"]
     return {"tokens_per_second": rate,
             "step_ms": statistics.median(found["step_ms"]),
+            "micro_batch": found["micro_batch"],
             "mfu": flops / peak if peak else None,
             "mfu_of_measured": flops / product_rate if product_rate else None,
             "peak_bytes": found["peak_bytes"]["total"],
@@ -214,23 +217,29 @@ def measure_stages(args, one, setting, clock):
             "ratio": statistics.median(ms[3]) / statistics.median(ms[0])}
 
 
-def measure_peer(args, one, clock):
-    """With half the micro-batch where it does not fit."""
+def measure_peer(args, one, batch, clock):
+    """With `batch` sequences, or half of them until that fits; without
+    torch.compile where it fails."""
     libraries = os.environ.get("GPU_CHECK_PYTHON_LIBRARIES")
-    batch = one["peer_batch"]
+    mode, uncompiled = "compile", None
     while True:
         found, why = clock.attempt([
             *([] if libraries is None else
               ["env", "LD_LIBRARY_PATH=" + libraries]),
-            args.python, "-B", PEER, "--preset", one["preset"],
+            args.python, "-B", PEER, "--preset", one["preset"], "--mode", mode,
             "--micro-batch", str(batch), "--sequence-length",
             str(one["length"]), "--steps", str(args.steps)],
             longest=LONGEST_PEER)
         if why is None:
-            return {"problem": None, **found[-1]}
-        if OUT_OF_MEMORY not in why or batch == 1:
-            return {"problem": short(why)}
-        batch //= 2
+            return {"problem": None, "uncompiled": uncompiled, **found[-1]}
+        if clock.left() <= 0:
+            return {"problem": "out of time"}
+        if OUT_OF_MEMORY in why and batch > 1:
+            batch //= 2
+        elif mode == "compile":
+            mode, uncompiled = "eager", short(why)
+        else:
+            return {"problem": uncompiled or short(why)}
 
 
 def rate_of(rows, op, dtype=None):
@@ -241,8 +250,8 @@ def rate_of(rows, op, dtype=None):
 
 
 def sweep(args, one, clock):
-    """Micro-batches, and rows of logits at a time, around the usual ones."""
-    rows = []
+    """Rows for micro-batches, and rows of logits at a time, around the usual
+    ones."""
     for micro_batch, chunk in itertools.product((4, 8, 16, 32, 64, 128),
                                                 (4096, 8192, 16384)):
         if clock.left() < 10:
@@ -253,9 +262,7 @@ def sweep(args, one, clock):
                "problem": short(why) if why else None}
         if not why:
             row.update(derive(found[-1], None))
-        rows.append(row)
-        say("  " + sweep_text(row))
-    return rows
+        yield row
 
 
 # ---- What it says -----------------------------------------------------------
@@ -287,9 +294,11 @@ def model_lines(rows):
             yield "    did not fit or failed: %s" % tried
         if peer:
             yield "    PyTorch: %s" % (peer["problem"] or (
-                "%.0f tok/s, micro-batch %d, %.2f GB" % (
+                "%.0f tok/s, micro-batch %d, %.2f GB%s" % (
                     peer["tokens_per_second"], peer["micro_batch"],
-                    peer["peak_bytes"] / 1e9)))
+                    peer["peak_bytes"] / 1e9,
+                    ", not compiled: " + peer["uncompiled"]
+                    if peer["uncompiled"] else "")))
 
 
 def category_lines(rows):
@@ -326,8 +335,9 @@ def targets(result):
                 row["wanted"], True))
         if one["mfu"] and row["mfu"]:
             found.append((row["model"] + " MFU", row["mfu"], MFU, True))
-        if row.get("over_peer"):
-            found.append((row["model"] + " speed / PyTorch compiled",
+        if row.get("over_peer") and not row["peer"]["uncompiled"]:
+            found.append(("%s / PyTorch compiled, micro-batch %d / %d" % (
+                row["model"], row["micro_batch"], row["peer"]["micro_batch"]),
                           row["over_peer"], SPEEDUP, True))
     copy = rate_of(result["device"], "copy")
     for row in result["device"]:
@@ -341,11 +351,11 @@ def targets(result):
 
 
 def target_lines(found):
-    yield "%-54s %11s %13s %7s" % ("target, of one H200", "measured", "wanted",
+    yield "%-62s %11s %13s %7s" % ("target, of one H200", "measured", "wanted",
                                    "ratio")
     for what, value, wanted, higher in found:
         good = value >= wanted if higher else value <= wanted
-        yield "%-54s %11s %s %10s %7.3f  %s" % (
+        yield "%-62s %11s %s %10s %7.3f  %s" % (
             what, number(value), ">=" if higher else "<=", number(wanted),
             value / wanted, "ok" if good else "below" if higher else "above")
 
@@ -386,6 +396,8 @@ def text_of(result):
         lines += target_lines(found)
     lines += ["failed: " + problem for problem in result["problems"]]
     lines += result["skipped"]
+    if result["left_out_text"]:
+        lines.append(result["left_out_text"])
     return lines
 
 
@@ -398,10 +410,16 @@ class Run:
         self.args = args
         self.clock = Clock(args.seconds)
         # "problems": what ran and failed; a target that is missed is none.
+        # "left_out": of what is "wanted", for time.
         self.result = {"device": [], "models": [], "skipped": [],
-                       "problems": [], "product_rate": None}
+                       "problems": [], "product_rate": None, "wanted": 0,
+                       "left_out": []}
 
     def save(self):
+        left_out = self.result["left_out"]
+        self.result["left_out_text"] = "%d of %d left out for time: %s" % (
+            len(left_out), self.result["wanted"],
+            "; ".join(left_out)) if left_out else ""
         self.result["text"] = text_of(self.result)
         if not self.args.json:
             return
@@ -410,9 +428,10 @@ class Run:
         os.replace(self.args.json + ".tmp", self.args.json)
 
     def wants(self, what, seconds):
+        self.result["wanted"] += 1
         if self.clock.left() >= seconds:
             return True
-        self.result["skipped"].append("no time left: " + what)
+        self.result["left_out"].append(what)
         return False
 
     def fault(self, what, why):
@@ -420,7 +439,7 @@ class Run:
         if self.clock.left() > 0:
             self.result["problems"].append("%s: %s" % (what, why))
         else:
-            self.result["skipped"].append("out of time: " + what)
+            self.result["left_out"].append(what)
 
     def device(self):
         if not self.wants("copy, products, AdamW alone", 10):
@@ -461,15 +480,19 @@ class Run:
         self.save()
 
     def peer(self, one, row):
-        if not one["peer_batch"] or not self.args.python:
+        if not one["peer"] or not self.args.python:
             return
+        what = "PyTorch on " + label(one)
         # Compiling alone takes most of a minute.
-        if not self.wants("PyTorch on " + label(one), 90):
+        if not self.wants(what, 90):
             return
-        row["peer"] = measure_peer(self.args, one, self.clock)
+        row["peer"] = measure_peer(self.args, one, row["micro_batch"],
+                                   self.clock)
         if not row["peer"]["problem"]:
             row["over_peer"] = (row["tokens_per_second"] /
                                 row["peer"]["tokens_per_second"])
+        elif self.clock.left() <= 0:
+            self.result["left_out"].append(what)
         self.save()
 
     def run(self):
@@ -492,7 +515,10 @@ class Run:
         if self.args.sweep:
             self.result["sweep"] = []
             for one in chosen:
-                self.result["sweep"] += sweep(self.args, one, self.clock)
+                for row in sweep(self.args, one, self.clock):
+                    self.result["sweep"].append(row)
+                    say("  " + sweep_text(row))
+                    self.save()
         self.save()
 
 

@@ -16,7 +16,10 @@ NAME = "zero_gpu_check"
 SOURCES = ("tools/gpu_check", "tools/gpu/*.py", "tools/bench/common.py",
            "tools/bench/gpu.py", "tools/bench/peers/pytorch_gpu.py",
            "configs/*.json", "LICENSE")
-# From the build, stripped. Globs that match nothing are errors.
+# From the build, stripped. Globs that match nothing are errors. There are no
+# goldens: what runs on a GPU is compared with the CPU in the same run, or with
+# a reference in the test, and it is the CPU that tests/golden proves, where
+# `ninja check` runs.
 PROGRAMS = ("zero", "bench/step_bench", "bench/device_bench")
 TESTS = "tests/**/*cuda*_test"
 # Found on the other machine: CUDA's, which are large, and those of any Linux
@@ -30,8 +33,8 @@ class Error(Exception):
     pass
 
 
-def names_library(path, name):
-    """Whether a program is linked with this library, not with a fake."""
+def has(path, name):
+    """Whether a program has this name in it."""
     if not os.path.isfile(path) or not os.access(path, os.X_OK):
         return False
     with open(path, "rb") as file:
@@ -39,10 +42,11 @@ def names_library(path, name):
 
 
 def gpu_tests(build):
-    """The test programs that want a GPU, relative to the build folder."""
+    """The test programs that want a GPU, relative to the build folder. Those
+    for the emulator do not know a library of CUDA's by its name."""
     found = glob.glob(os.path.join(build, TESTS), recursive=True)
     return sorted(os.path.relpath(path, build) for path in found
-                  if names_library(path, b"libcublasLt.so"))
+                  if has(path, b"libcublasLt.so"))
 
 
 def shared_libraries(program):
@@ -174,8 +178,9 @@ def make(root, build, file):
             size, count = pack(folder, file)
     except OSError as error:
         raise Error("--bundle %s: %s" % (file, error)) from error
-    return ("%s: %.1f MB, %d files%s; on the GPU machine: tar xf %s && "
-            "%s/tools/gpu_check" % (
+    # tar wants xz-utils for this.
+    return ("%s: %.1f MB, %d files%s; on the GPU machine: python3 -m tarfile "
+            "-e %s && %s/tools/gpu_check" % (
                 file, size / 1e6, count,
                 ", for %s or newer" % ", ".join(needs) if needs else "",
                 os.path.basename(file), NAME))

@@ -10,7 +10,9 @@ written anew after every row of the benchmark. Exit status: 0; 1 where a part
 failed or no time was left for one; 2 for a wrong option, or a bundle that can
 not be made; 77 (and one line) where there is no GPU; 130 after Ctrl-C, SIGTERM
 or SIGHUP. Needs no network, root or packages; CUDA's shared libraries are taken
-from LD_LIBRARY_PATH, a PyTorch installation or the toolkit.
+from LD_LIBRARY_PATH, a PyTorch installation or the toolkit. Without a GPU, a
+build that has tests for the emulated one runs those first (status 1 where they
+fail); a bundle has none.
 
 --bundle, on a machine with nvcc after `ninja check-build`, packs all that is
 needed into one FILE (.tar.xz) of at most 50 MB; unpacked anywhere, its
@@ -29,7 +31,8 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
-sys.path.append(os.path.join(ROOT, "tools/bench"))
+# Before installed packages, which may have a gpu or a common.
+sys.path.insert(1, os.path.join(ROOT, "tools/bench"))
 
 import bundle
 import gpu
@@ -40,9 +43,9 @@ import report
 WRONG, NO_GPU, INTERRUPTED = 2, 77, 130
 
 # Seconds of each part, in the order in which they run; together they fit into
-# the nine minutes of --seconds. What a part leaves over, the last one has.
+# the nine minutes of --seconds. What they leave over, the last one has.
 LIMITS = {"tests": 90, "memcheck": 50, "racecheck": 40, "parity": 70,
-          "steps": 60, "stages": 90, "nccl": 45, "memory": 30, "bench": 540}
+          "steps": 60, "stages": 90, "nccl": 45, "memory": 30, "bench": 3600}
 SECONDS = 540
 NO_TIME = "no time was left for it"
 # Kept back for writing the report.
@@ -156,10 +159,10 @@ def check(options, here, all_parts, root, out):
     report.write(result, out)
     until = start + options.seconds - RESERVE
     with tempfile.TemporaryDirectory(prefix="gpu_check.") as scratch:
-        version = result["libraries"]["libnccl.so.2"]["version"]
+        nccl = result["libraries"]["libnccl.so.2"]["version"]
         context = parts.Context(root, out, scratch, here.environment(),
                                 result["device"]["gpus"],
-                                int(version) if version else None,
+                                int(nccl) if str(nccl).isdigit() else None,
                                 options.bench)
         for name in options.parts:
             say("gpu_check: %s" % name)
@@ -189,22 +192,43 @@ def make_bundle(options, root):
     return 0
 
 
+def without_gpu(programs, seconds, root, out):
+    """Runs tests for the emulated GPU; returns whether they passed."""
+    good = True
+    with tempfile.TemporaryDirectory(prefix="gpu_check.") as scratch:
+        context = parts.Context(root, out, scratch, os.environ, 0, None, [])
+        context.begin("without a GPU", time.monotonic() + seconds)
+        for name in programs:
+            ran = parts.run_gtest(context, name)
+            problem = parts.problem_of(ran)
+            good = good and problem is None
+            say("gpu_check: without a GPU: %s: %s" % (
+                name, problem or "%d passed" % parts.count(ran.cases,
+                                                           "passed")))
+    return good
+
+
 def run(options, here, all_parts, root):
     """Exit status of a check."""
     problem = here.problem()
+    out = os.path.abspath(options.out or os.path.join(root, "out/gpu_check"))
+    programs = [name for part in options.parts
+                for name in parts.WITHOUT_GPU.get(part, ())
+                if os.path.exists(os.path.join(root, "out", name))]
+    if problem is None or programs:
+        try:
+            os.makedirs(out, exist_ok=True)
+            with tempfile.TemporaryFile(dir=out):
+                pass
+        except OSError as error:
+            print("gpu_check: --out %s: %s; name a folder that can be written" %
+                  (out, error.strerror), file=sys.stderr)
+            return WRONG
     if problem:
+        good = not programs or without_gpu(programs, options.seconds, root, out)
         say("gpu_check: no NVIDIA GPU here (%s); skipped: %s" % (
             problem, ", ".join(options.parts)))
-        return NO_GPU
-    out = os.path.abspath(options.out or os.path.join(root, "out/gpu_check"))
-    try:
-        os.makedirs(out, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        print("gpu_check: --out %s: %s; name a folder that can be written" % (
-            out, error.strerror), file=sys.stderr)
-        return WRONG
+        return NO_GPU if good else 1
     result = check(options, here, all_parts, root, out)
     if result["parts"] and result["parts"][-1].get("interrupted"):
         return INTERRUPTED

@@ -18,8 +18,8 @@ LIBRARIES = {
     "libnccl.so.2": "lib.ncclGetVersion(byref(a)) or a.value",
     "libnvrtc.so.13":
         "lib.nvrtcVersion(byref(a), byref(b)) or '%d.%d' % (a.value, b.value)"}
-DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/lib64-nvidia",
-                  "/usr/lib/wsl/lib")
+DRIVER_FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/nvidia/lib",
+                  "/usr/lib64-nvidia", "/usr/lib/wsl/lib")
 PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/*/bin/python3",
            "/opt/*/.venv/bin/python3", "/opt/*/venv/bin/python3")
 
@@ -75,7 +75,13 @@ def site_packages(python):
     code = ("import site, sysconfig; print('\\n'.join("
             "site.getsitepackages() + [sysconfig.get_paths()['purelib'], "
             "site.getusersitepackages()]))")
-    return output([python, "-c", code]).split()
+    return output([python, "-c", code]).splitlines()
+
+
+def cuda_homes():
+    """Toolkits, the newest first behind the one that is chosen."""
+    return ["/usr/local/cuda"] + sorted(glob.glob("/usr/local/cuda-*"),
+                                        reverse=True)
 
 
 class Machine:
@@ -146,8 +152,7 @@ class Machine:
             for python in pythons():
                 for packages in site_packages(python):
                     found += wheel_folders(packages)
-            for home in ["/usr/local/cuda"] + sorted(
-                    glob.glob("/usr/local/cuda-*"), reverse=True):
+            for home in cuda_homes():
                 found.append(os.path.join(home, "lib64"))
             found += DRIVER_FOLDERS
             self._folders = list(dict.fromkeys(
@@ -202,7 +207,7 @@ class Machine:
 def compute_sanitizer():
     """Its path, or None."""
     found = [shutil.which("compute-sanitizer")]
-    for home in ["/usr/local/cuda"] + sorted(glob.glob("/usr/local/cuda-*")):
+    for home in cuda_homes():
         found += [os.path.join(home, "bin/compute-sanitizer"),
                   os.path.join(home, "compute-sanitizer/compute-sanitizer")]
     return next((path for path in found if path and os.access(path, os.X_OK)),

@@ -44,16 +44,18 @@ def parts_lines(result):
 
 
 def tests_lines(row):
-    return table(("program", "passed", "failed", "skipped"), [
-        (one["program"], one["passed"], one["failed"], one["skipped"])
-        for one in row.get("programs", [])])
+    return table(("program", "passed", "failed", "skipped", "not reached"), [
+        (one["program"], one["passed"], one["failed"], one["skipped"],
+         one["not_reached"]) for one in row.get("programs", [])])
 
 
 def sanitizer_lines(row):
-    if not row.get("of"):
+    if not row.get("rows"):
         return []
-    return ["%d of %d tests ran under the tool." % (row["tests"], row["of"]),
-            ""]
+    return table(("suite", "tests that ran", "of", ""), [
+        (one["suite"], one["ran"], one["of"], one["problem"] or
+         ("stopped for time" if one["stopped"] else "ok"))
+        for one in row["rows"]])
 
 
 def parity_lines(row):
