@@ -57,7 +57,7 @@ class CheckTest(unittest.TestCase):
     def setUp(self):
         self.root = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.root)
-        for folder in ("tests/engine/x", "tests/matrix", "tools", "out"):
+        for folder in ("tests/engine/zero", "tests/matrix", "tools", "out"):
             os.makedirs(os.path.join(self.root, folder))
         os.symlink(os.path.abspath("tools/ninja"),
                    os.path.join(self.root, "tools/ninja"))
@@ -150,7 +150,7 @@ class CheckTest(unittest.TestCase):
 
     def test_the_memory_suite_is_chosen_by_folder(self):
         self.add("a", CRASHES)
-        self.add("b", PASSES_TWO, folder="tests/engine/x")
+        self.add("b", PASSES_TWO, folder="tests/engine/zero")
         self.assertEqual(self.check("check-memory"),
                          (0, ["2 passed, 0 failed"]))
 
