@@ -177,7 +177,7 @@ absl::Status WriteFileAtomically(const std::string& path,
 
 absl::Status RemoveFile(const std::string& path) {
   if (unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();
-  return FileError("remove", path, errno);
+  return FileError("cannot remove", path, errno);
 }
 
 absl::Status MakeFolders(const std::string& path) {

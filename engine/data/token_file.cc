@@ -219,7 +219,7 @@ absl::Status ExpandOne(const std::string& pattern,
     if (S_ISDIR(info.st_mode)) {
       return absl::InvalidArgumentError(absl::StrCat(
           "'", pattern, "' is a folder; name its files, for example '",
-          absl::StripSuffix(pattern, "/"), "/*.bin'"));
+          absl::StripSuffix(pattern, "/"), "/*'"));
     }
     paths->push_back(pattern);
     return absl::OkStatus();

@@ -251,6 +251,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
 
 absl::Status TrainSentencePiece(const SentencePieceTraining& options) {
   ZERO_RETURN_IF_ERROR(CheckTraining(options));
+  ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(options.model_prefix)));
   ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(options.inputs));
   std::vector<MappedFile> files;
   int64_t total_bytes = 0;

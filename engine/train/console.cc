@@ -49,8 +49,22 @@ void Console::Table(
 void Console::Text(absl::string_view text) {
   if (out_ == nullptr) return;
   EndProgress();
-  std::fwrite(text.data(), 1, text.size(), out_);
+  const std::string printable = Printable(text);
+  std::fwrite(printable.data(), 1, printable.size(), out_);
   std::fflush(out_);
+}
+
+std::string Printable(absl::string_view text) {
+  std::string printable;
+  for (const char c : text) {
+    const bool controls = (c >= 0 && c < ' ') || c == '\x7f';
+    if (controls && c != '\n' && c != '\t') {
+      printable += "\xef\xbf\xbd";
+    } else {
+      printable += c;
+    }
+  }
+  return printable;
 }
 
 std::string HumanCount(double count) {

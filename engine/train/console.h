@@ -29,7 +29,7 @@ class Console {
   // Names and values in two columns under a title.
   void Table(absl::string_view title,
              const std::vector<std::pair<std::string, std::string>>& rows);
-  // Text as it comes, without a line break.
+  // Printable text as it comes, without a line break.
   void Text(absl::string_view text);
 
  private:
@@ -39,6 +39,10 @@ class Console {
   bool is_terminal_;
   bool in_progress_ = false;
 };
+
+// With U+FFFD for control characters but line breaks and tabs: what a model
+// makes up can garble a terminal, and makes a log file a binary one.
+std::string Printable(absl::string_view text);
 
 // "124.4 M", "1.24 B".
 std::string HumanCount(double count);

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/file.h"
@@ -68,20 +67,22 @@ JsonLine PerChannel(const WaitTimes& waited) {
 
 // Makes `out_dir` ready for a run: nobody else in it, no leavings of one that
 // was killed, and no summary of an earlier one beside this one's metrics.
+// `replaces`: there was one.
 absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
-    const std::string& out_dir) {
-  const auto name_the_key = [](const absl::Status& status) {
-    return absl::Status(status.code(),
-                        absl::StrCat("training.out_dir: ", status.message()));
-  };
-  const absl::Status made = MakeFolders(out_dir);
-  if (!made.ok()) return name_the_key(made);
-  auto lock = FolderLock::Take(out_dir);
-  if (!lock.ok()) return name_the_key(lock.status());
-  ZERO_RETURN_IF_ERROR(RemoveLeavings(
-      out_dir, {"config.json", "summary.json", "final", "final.failed"}));
-  ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
-  return lock;
+    const std::string& out_dir, bool* replaces) {
+  std::unique_ptr<FolderLock> lock;
+  const absl::Status prepared = [&]() -> absl::Status {
+    ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
+    ZERO_ASSIGN_OR_RETURN(lock, FolderLock::Take(out_dir));
+    const std::string summary = out_dir + "/summary.json";
+    *replaces = PathExists(summary);
+    ZERO_RETURN_IF_ERROR(RemoveLeavings(
+        out_dir, {"config.json", "summary.json", "final", "final.failed"}));
+    return RemoveFile(summary);
+  }();
+  if (prepared.ok()) return lock;
+  return absl::Status(prepared.code(),
+                      absl::StrCat("training.out_dir: ", prepared.message()));
 }
 
 }  // namespace
@@ -120,7 +121,14 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
       tools.flops_per_token(config.model, config.data.sequence_length);
   if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
-  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir));
+  bool replaces = false;
+  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir, &replaces));
+  if (replaces) {
+    console->Line(absl::StrCat(
+        "note: this run replaces the one in ", out_dir,
+        "; to go on from the weights of a run, start with --model DIR/final "
+        "and another training.out_dir"));
+  }
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(out_dir + "/config.json", PrintResolvedJson(config)));
   ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
@@ -186,7 +194,7 @@ int64_t Trainer::SampleContext() const {
 
 absl::StatusOr<RunSummary> Trainer::Run() {
   PrintStart();
-  device_says_ = rank_->device->info().driver;
+  PrintDeviceNotes();
   absl::Status status = CatchForAll([this]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(EvaluateAndSampleAtEnd());
@@ -689,14 +697,12 @@ void Trainer::PrintBreakdowns() const {
   }
 }
 
-// What a device says grows at its end.
 void Trainer::PrintDeviceNotes() {
   if (!leads()) return;
-  const std::string says = rank_->device->info().driver;
-  if (says == device_says_) return;
-  const absl::string_view more = absl::StripPrefix(says, device_says_);
-  console_->Line(absl::StrCat("note: ", absl::StripPrefix(more, "; ")));
-  device_says_ = says;
+  const std::vector<std::string> notes = rank_->device->notes();
+  for (; num_device_notes_ < notes.size(); ++num_device_notes_) {
+    console_->Line("note: " + notes[num_device_notes_]);
+  }
 }
 
 absl::Status Trainer::CheckUnused() const {

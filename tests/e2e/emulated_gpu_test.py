@@ -191,6 +191,17 @@ class ProcessesTest(EmulatedGpuTestCase):
         self.assertEqual(process.returncode, code, err)
         return err
 
+    def wait_until_it_takes(self, process, number):
+        """A signal that comes before the program wants it ends it at once."""
+        bit = 1 << (number - 1)
+        while not self.blocked_signals(process) & bit:
+            self.assertIsNone(process.poll())
+            time.sleep(0.01)
+
+    def blocked_signals(self, process):
+        with open("/proc/%d/status" % process.pid) as f:
+            return int(re.search(r"SigBlk:\t(\w+)", f.read()).group(1), 16)
+
     def test_a_signal_ends_a_rank_that_waits_for_others(self):
         with self.rank(0, 4) as first:
             self.connect(first).close()
@@ -199,7 +210,7 @@ class ProcessesTest(EmulatedGpuTestCase):
                           "waited for rank 1, rank 2 and rank 3 of 4\n",
                           self.end_of(first, code=130))
         with self.rank(1, 4) as other:
-            time.sleep(0.5)
+            self.wait_until_it_takes(other, signal.SIGTERM)
             other.send_signal(signal.SIGTERM)
             self.assertIn("zero: stopped by a signal while rank 1 waits for "
                           "rank 0 at 127.0.0.1:%d\n" % self.port,

@@ -15,6 +15,7 @@
 #include "absl/types/optional.h"
 #include "engine/comm/launch.h"
 #include "engine/config/load.h"
+#include "engine/data/tokenizer.h"
 #include "kernels/device.h"
 
 namespace CLI {
@@ -62,6 +63,9 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
 // model.from_pretrained, else FindTrainedModel.
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files);
+
+// A note on stderr where the model was hardly trained with this tokenizer.
+void NoteStrangeTokenizer(const Tokenizer& tokenizer, const ModelConfig& model);
 
 // Declares --ranks, for the commands that have it.
 void AddRanksOption(CLI::App& app, RunOptions* options);

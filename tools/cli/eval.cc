@@ -26,6 +26,9 @@ absl::Status Eval(RunOptions options, bool json) {
   ZERO_ASSIGN_OR_RETURN(
       const RunData data,
       OpenRunData(config, /*need_train=*/false, device->info().num_threads));
+  if (data.tokenizer != nullptr) {
+    NoteStrangeTokenizer(*data.tokenizer, config.model);
+  }
   if (data.validation == nullptr) {
     return absl::InvalidArgumentError(
         "there is no validation data: set data.validation, or "

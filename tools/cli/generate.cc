@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -8,6 +10,7 @@
 #include "engine/base/status.h"
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
+#include "engine/train/console.h"
 #include "engine/train/generator.h"
 #include "engine/train/run_data.h"
 #include "models/catalog.h"
@@ -30,19 +33,8 @@ struct GenerateFlags {
   int64_t seed = 0;
 };
 
-// What a wrong tokenizer or prompt would make into silent nonsense.
-absl::Status CheckText(const Tokenizer& tokenizer, const Config& config,
-                       int64_t prompt_length, int64_t context) {
-  const int64_t vocab_size = config.model.vocab_size;
-  // Vocabularies are padded, but not by a tenth.
-  if (tokenizer.vocab_size() < vocab_size - vocab_size / 10) {
-    std::fprintf(stderr,
-                 "zero: note: tokenizer %s has %lld ids, the model %lld: is "
-                 "it the one that the model was trained with?\n",
-                 tokenizer.name().c_str(),
-                 static_cast<long long>(tokenizer.vocab_size()),
-                 static_cast<long long>(vocab_size));
-  }
+absl::Status CheckPrompt(const Config& config, int64_t prompt_length,
+                         int64_t context) {
   if (prompt_length <= context) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrFormat(
       "--prompt has %d tokens and the context %d (the smaller one of "
@@ -100,14 +92,20 @@ absl::Status Run(GenerateFlags flags) {
       EncodePrompt(*tokenizer, flags.prompt, config.model.vocab_size);
   const int64_t context = std::min(config.data.sequence_length,
                                    config.model.max_position_embeddings);
-  ZERO_RETURN_IF_ERROR(CheckText(*tokenizer, config, prompt.size(), context));
+  NoteStrangeTokenizer(*tokenizer, config.model);
+  ZERO_RETURN_IF_ERROR(CheckPrompt(config, prompt.size(), context));
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(flags.run, 0, config.device.cuda));
   const Rank rank = MakeLoneRank(*device);
   ZERO_ASSIGN_OR_RETURN(const auto session,
                         Session::Make(rank, config, MakeModelTools(),
                                       {.generate_tokens = context}));
-  std::fputs(flags.prompt.c_str(), stdout);
+  const bool is_terminal = isatty(STDOUT_FILENO);
+  const auto print = [is_terminal](const std::string& text) {
+    std::fputs((is_terminal ? Printable(text) : text).c_str(), stdout);
+    std::fflush(stdout);
+  };
+  print(flags.prompt);
   StreamDecoder decoder(tokenizer.get());
   ZERO_RETURN_IF_ERROR(
       Generate(session->executor(), prompt,
@@ -120,11 +118,10 @@ absl::Status Run(GenerateFlags flags) {
                 .vocab_size = tokenizer->vocab_size(),
                 .stop_token = tokenizer->eot_id()},
                [&](int32_t id) -> absl::StatusOr<bool> {
-                 std::fputs(decoder.Push(id).c_str(), stdout);
-                 std::fflush(stdout);
+                 print(decoder.Push(id));
                  return !stop->load();
                }));
-  std::printf("%s\n", decoder.Finish().c_str());
+  print(decoder.Finish() + "\n");
   return stop->load() ? absl::CancelledError("stopped by a signal")
                       : absl::OkStatus();
 }

@@ -1,6 +1,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -35,6 +36,7 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
   if (config_required) config->required();
   app.add_option("--set", options->sets,
                  "override a key: --set training.steps=100 (repeatable)")
+      ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   app.add_option("--model", options->model_dir,
                  "start from this Hugging Face folder");
@@ -80,6 +82,19 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
   load.model_dir = options.model_dir;
   load.world = options.ranks;
   return LoadConfig(options.config, load);
+}
+
+void NoteStrangeTokenizer(const Tokenizer& tokenizer,
+                          const ModelConfig& model) {
+  const int64_t vocab_size = model.vocab_size;
+  // Vocabularies are padded, but not by a tenth.
+  if (tokenizer.vocab_size() >= vocab_size - vocab_size / 10) return;
+  std::fprintf(stderr,
+               "zero: note: tokenizer %s has %lld ids, the model %lld: is it "
+               "the one that the model was trained with?\n",
+               tokenizer.name().c_str(),
+               static_cast<long long>(tokenizer.vocab_size()),
+               static_cast<long long>(vocab_size));
 }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,

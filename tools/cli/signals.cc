@@ -49,6 +49,8 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
 
 const std::atomic<bool>* InstallStopSignals(std::string left) {
   const sigset_t signals = StopSignals();
+  // A reader of stdout that went away must not end a run.
+  std::signal(SIGPIPE, SIG_IGN);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::thread([signals, left = absl::StrCat("stopped at once", left, "\n")] {
     TakeSignals(signals, left);

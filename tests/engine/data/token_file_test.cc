@@ -194,7 +194,7 @@ TEST_F(TokenFileTest, AFolderIsAnErrorWithTheRemedy) {
   dir_.Write("data/a.bin", "ab");
   EXPECT_THAT(std::string(Open("data").status().message()),
               HasSubstr("is a folder; name its files, for example '" +
-                        dir_.File("data/*.bin")));
+                        dir_.File("data/*") + "'"));
 }
 
 TEST_F(TokenFileTest, AnUnreadableFileIsAnError) {

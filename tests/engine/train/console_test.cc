@@ -56,14 +56,15 @@ TEST(ConsoleTest, OnATerminalTheProgressLineRewritesItself) {
             "\rstep 100\x1b[K\rstep 2\x1b[K\nnote\n\rstep 3\x1b[K\ndone\n");
 }
 
-TEST(ConsoleTest, TextEndsTheProgressLineAndPassesBytesThrough) {
+TEST(ConsoleTest, TextEndsTheProgressLineAndIsPrintable) {
   EXPECT_EQ(Printed(true,
                     [](Console& c) {
                       c.Progress("p", false);
                       c.Text("100 % of %s");
-                      c.Text(absl::string_view("\0x", 2));
+                      c.Text(absl::string_view("\0x\x1b\n\t\x7f", 6));
+                      c.Text("\u00e9");
                     }),
-            std::string("\rp\x1b[K\n100 % of %s\0x", 19));
+            "\rp\x1b[K\n100 % of %s\ufffdx\ufffd\n\t\ufffd\u00e9");
 }
 
 TEST(ConsoleTest, TablesAlignTheirSecondColumn) {
