@@ -73,7 +73,9 @@ void LaunchGather(cudaStream_t stream, const EmbeddingForwardArgs& args) {
   const int64_t width = args.out.cols;
   const int64_t chunks_per_row = CeilDiv(width, Chunk<T>::kSize);
   const int64_t num_chunks = args.out.rows * chunks_per_row;
-  ZERO_CHECK_LT(num_chunks, int64_t{1} << 32) << "chunks of embeddings";
+  // The threads behind the last one are counted, too.
+  ZERO_CHECK_LE(num_chunks, (int64_t{1} << 32) - kThreads)
+      << "chunks of embeddings";
   const bool aligned =
       IsAligned<T>(args.table) && IsAligned<T>(args.out) &&
       (args.position_ids == nullptr || IsAligned<T>(args.position_table));

@@ -70,7 +70,8 @@ void LaunchRotary(cudaStream_t stream, const RotaryArgs& args) {
   p.half = static_cast<int>(args.x.width / 2);
   const int64_t chunks = CeilDiv(p.half, Chunk<T>::kSize);
   const int64_t num_items = args.x.outer * args.x.inner * chunks;
-  ZERO_CHECK_LT(num_items, int64_t{1} << 32) << "chunks of heads";
+  // The threads behind the last one are counted, too.
+  ZERO_CHECK_LE(num_items, (int64_t{1} << 32) - kThreads) << "chunks of heads";
   p.chunks = static_cast<uint32_t>(chunks);
   p.items = static_cast<uint32_t>(args.x.inner * chunks);
   p.num_items = static_cast<uint32_t>(num_items);

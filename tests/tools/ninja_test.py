@@ -20,7 +20,11 @@ build check-build: phony || $o/tests.dd
   dyndep = $o/tests.dd
 build check-memory: summary || $o/tests.dd
   dyndep = $o/tests.dd
+build check-memory-build: phony || $o/tests.dd
+  dyndep = $o/tests.dd
 build check-threads: phony || $o/tests.dd
+  dyndep = $o/tests.dd
+build check-threads-build: phony || $o/tests.dd
   dyndep = $o/tests.dd
 build check-matrix: summary || $o/tests.dd
   dyndep = $o/tests.dd
