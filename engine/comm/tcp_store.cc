@@ -30,7 +30,9 @@ namespace {
 
 constexpr char kGreeting[] = "zero store 1";
 constexpr size_t kLargestFrame = 1 << 20;
-constexpr absl::Duration kLinger = absl::Seconds(2);
+// How long the server stays for those that have not said goodbye, who may want
+// to hear why it ends; on busy cores a rank may sleep for seconds.
+constexpr absl::Duration kLinger = absl::Seconds(5);
 // How long an answer may take: the server only looks up a key.
 constexpr absl::Duration kAnswer = absl::Seconds(20);
 
@@ -382,6 +384,17 @@ bool Connects(int socket, const addrinfo& address,
   return error == 0;
 }
 
+// Where nobody listens yet, a socket of the same machine that was given that
+// very port connects to itself.
+bool IsItsOwnPeer(int socket) {
+  sockaddr_storage here = {}, there = {};
+  socklen_t size = sizeof(here), peer_size = sizeof(there);
+  return getsockname(socket, reinterpret_cast<sockaddr*>(&here), &size) == 0 &&
+         getpeername(socket, reinterpret_cast<sockaddr*>(&there), &peer_size) ==
+             0 &&
+         std::memcmp(&here, &there, sizeof(here)) == 0;
+}
+
 // A connected socket, or -1 and why not.
 int TryConnect(const TcpStoreAddress& address,
                const std::function<bool()>& waits, std::string* reason) {
@@ -391,7 +404,10 @@ int TryConnect(const TcpStoreAddress& address,
     const int socket =
         ::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (socket < 0) continue;
-    if (Connects(socket, *one, waits)) {
+    const bool connects = Connects(socket, *one, waits);
+    if (connects && IsItsOwnPeer(socket)) {
+      errno = ECONNREFUSED;
+    } else if (connects) {
       fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
       SetTimeouts(socket, kAnswer);
       return socket;

@@ -42,7 +42,7 @@ class TcpStoreServer {
   // Errors: Unavailable with the port, e.g. another program listens there.
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(
       const TcpStoreAddress& address, int world);
-  // Stays until all ranks that came have left, 2 s at most: they may still
+  // Stays until all ranks that came have left, 5 s at most: they may still
   // want to hear why the run failed.
   ~TcpStoreServer();
 

@@ -16,6 +16,7 @@
 #include "tests/support/cuda_emulator/control.h"
 #include "tests/support/cuda_emulator/fake_streams.h"
 #include "tests/support/fake_nccl.h"
+#include "tests/support/reserved_port.h"
 
 namespace zero {
 namespace {
@@ -729,18 +730,14 @@ Launch LaunchOf(int rank, int world, int port) {
           .world_name = "WORLD_SIZE"};
 }
 
-int FreePort() {
-  return (*TcpStoreServer::Listen({"127.0.0.1", 0}, 1))->port();
-}
-
 std::vector<absl::Status> RunProcesses(
     int world, absl::Duration timeout,
     const std::function<absl::Status(const Rank&)>& body,
     const MakeDeviceFn& open = OpenGpu) {
-  const int port = FreePort();
+  const ReservedPort port;
   std::vector<Launch> launches;
   for (int rank = 0; rank < world; ++rank) {
-    launches.push_back(LaunchOf(rank, world, port));
+    launches.push_back(LaunchOf(rank, world, port.number()));
   }
   return RunProcesses(
       launches, [&](int) { return Options(timeout); }, body, open);
@@ -766,16 +763,16 @@ struct Impatient {
 
 TEST_F(NcclTest, WhoWaitsForProcessesSaysSoAndCanBeStopped) {
   Impatient one;
-  const int port = FreePort();
+  const ReservedPort port;
   const auto statuses = RunProcesses(
-      {LaunchOf(0, 4, port), LaunchOf(2, 4, port)},
+      {LaunchOf(0, 4, port.number()), LaunchOf(2, 4, port.number())},
       [&](int rank) {
         return rank == 0 ? one.Options() : Options(absl::Seconds(20));
       },
       AddRanks);
   EXPECT_EQ(one.line, absl::StrCat("waiting for rank 1 and rank 3 of 4 at "
                                    "127.0.0.1:",
-                                   port, " (timeout 20s)"));
+                                   port.number(), " (timeout 20s)"));
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status,
               absl::CancelledError("nccl: rank 0 was stopped by a signal "
@@ -787,9 +784,9 @@ TEST_F(NcclTest, WhoWaitsForProcessesSaysSoAndCanBeStopped) {
 TEST_F(NcclTest, WhoWaitsForNcclSaysSoAndCanBeStopped) {
   HangFakeNcclInit(1);
   Impatient one;
-  const int port = FreePort();
+  const ReservedPort port;
   const auto statuses = RunProcesses(
-      {LaunchOf(0, 2, port), LaunchOf(1, 2, port)},
+      {LaunchOf(0, 2, port.number()), LaunchOf(1, 2, port.number())},
       [&](int rank) {
         return rank == 0 ? one.Options() : Options(absl::Seconds(20));
       },
@@ -815,11 +812,11 @@ TEST_F(NcclTest, WhoWaitsForTheConfigOfRankZeroCanBeStopped) {
 
 TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
   Impatient one;
-  const int port = FreePort();
-  const absl::Status status =
-      RunNcclProcess(LaunchOf(1, 2, port), one.Options(), OpenGpu, AddRanks);
+  const ReservedPort port;
+  const absl::Status status = RunNcclProcess(LaunchOf(1, 2, port.number()),
+                                             one.Options(), OpenGpu, AddRanks);
   const std::string waits =
-      absl::StrCat("rank 1 waits for rank 0 at 127.0.0.1:", port);
+      absl::StrCat("rank 1 waits for rank 0 at 127.0.0.1:", port.number());
   EXPECT_EQ(one.line,
             absl::StrCat(waits, " (timeout 20s): Connection refused"));
   EXPECT_EQ(status, absl::CancelledError(
@@ -828,9 +825,9 @@ TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
 
 TEST_F(NcclTest, AProcessOfAnotherWorldIsToldToBoth) {
   Impatient one;
-  const int port = FreePort();
+  const ReservedPort port;
   const auto statuses = RunProcesses(
-      {LaunchOf(0, 2, port), LaunchOf(1, 3, port)},
+      {LaunchOf(0, 2, port.number()), LaunchOf(1, 3, port.number())},
       [&](int rank) {
         return rank == 0 ? one.Options() : Options(absl::Seconds(20));
       },
@@ -844,9 +841,9 @@ TEST_F(NcclTest, AProcessOfAnotherWorldIsToldToBoth) {
 }
 
 TEST_F(NcclTest, AProcessWithAnotherConfigEndsAll) {
-  const int port = FreePort();
+  const ReservedPort port;
   const auto statuses = RunProcesses(
-      {LaunchOf(0, 2, port), LaunchOf(1, 2, port)},
+      {LaunchOf(0, 2, port.number()), LaunchOf(1, 2, port.number())},
       [&](int rank) {
         LocalRanksOptions options = Options(absl::Seconds(20));
         options.alike = {"zero", absl::StrCat("training.steps: ", 3 + rank)};
@@ -980,56 +977,60 @@ TEST_F(NcclTest, AProcessWithoutAGpuEndsAll) {
               HasSubstr("nccl: rank 1 failed to start: device cuda:99"));
 }
 
-TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
+// Hears what is said of ranks that hang.
+struct Hang {
   std::atomic<bool> told = false;
-  LocalRanksOptions options = Options(absl::Seconds(1));
   std::string message;
-  options.on_hang = [&](const absl::Status& error) {
-    message = std::string(error.message());
-    told = true;
-  };
+
+  LocalRanksOptions Options() {
+    LocalRanksOptions options = zero::Options(absl::Seconds(1));
+    options.on_hang = [this](const absl::Status& error) {
+      message = std::string(error.message());
+      told = true;
+    };
+    return options;
+  }
+};
+
+TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
+  Hang hang;
   const absl::Status status =
-      RunNcclRanks(2, options, OpenGpu, [&](const Rank& rank) {
+      RunNcclRanks(2, hang.Options(), OpenGpu, [&](const Rank& rank) {
         if (rank.rank() == 0) {
           const absl::Status failed = AddRanks(rank);
           EXPECT_EQ(rank.missing(), std::vector<int>{1});
           return failed;
         }
-        while (!told) absl::SleepFor(absl::Milliseconds(5));
+        while (!hang.told) absl::SleepFor(absl::Milliseconds(5));
         return rank.status();
       });
   EXPECT_FALSE(status.ok());
-  EXPECT_THAT(message, HasSubstr("; rank 1 hangs and is left behind"));
+  EXPECT_THAT(hang.message, HasSubstr("; rank 1 hangs and is left behind"));
 }
 
 // Rank 1 is in a call that waits for the GPU and keeps the driver, which the
 // watch of rank 0 asks for its collective.
 TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
-  std::atomic<bool> flies = false, told = false;
-  LocalRanksOptions options = Options(absl::Seconds(1));
-  std::string message;
-  options.on_hang = [&](const absl::Status& error) {
-    message = std::string(error.message());
-    told = true;
-  };
+  std::atomic<bool> flies = false;
+  Hang hang;
   const absl::Status status =
-      RunNcclRanks(2, options, OpenGpu, [&](const Rank& rank) {
+      RunNcclRanks(2, hang.Options(), OpenGpu, [&](const Rank& rank) {
         const auto stream = rank.device->MakeStream(StreamRole::kCompute);
         if (rank.rank() == 1) {
           while (!flies) absl::SleepFor(absl::Milliseconds(2));
-          HoldDriver(*stream, told);
+          HoldDriver(*stream, hang.told);
           return rank.status();
         }
         Values number(DType::kF64, 1);
         rank.scalar->AllReduce(*stream, "sum", DType::kF64, ReduceOp::kSum,
                                number.data(), 1);
         flies = true;
-        while (!told) absl::SleepFor(absl::Milliseconds(2));
+        while (!hang.told) absl::SleepFor(absl::Milliseconds(2));
         stream->Synchronize();
         return rank.status();
       });
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-  EXPECT_THAT(message,
+  EXPECT_THAT(hang.message,
               AllOf(HasSubstr("nccl: rank 0: the watch is stuck in a CUDA call "
                               "for 1s; see dmesg and nvidia-smi"),
                     HasSubstr("start the ranks by torchrun or srun"),

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,9 +18,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "engine/base/status.h"
 #include "engine/comm/launch.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/reserved_port.h"
 #include "tests/support/run_ranks.h"
 
 namespace zero {
@@ -123,8 +126,8 @@ TEST(TcpStoreTest, WhoDoesNotComeIsNamed) {
 }
 
 TEST(TcpStoreTest, RankZeroMayComeLast) {
-  int port;
-  { port = Server(1)->port(); }
+  const ReservedPort reserved;
+  const int port = reserved.number();
   std::unique_ptr<TcpStoreServer> server;
   std::thread late([&] {
     absl::SleepFor(absl::Milliseconds(300));
@@ -136,16 +139,16 @@ TEST(TcpStoreTest, RankZeroMayComeLast) {
 }
 
 TEST(TcpStoreTest, NobodyListens) {
-  int port;
-  { port = Server(1)->port(); }
+  const ReservedPort port;
   const auto store =
-      TcpStore::Connect({kHost, port}, 3, 4, absl::Milliseconds(120));
+      TcpStore::Connect({kHost, port.number()}, 3, 4, absl::Milliseconds(120));
   EXPECT_TRUE(absl::IsDeadlineExceeded(store.status()));
-  EXPECT_EQ(store.status().message(),
-            absl::StrCat("rank 3 could not reach rank 0 at 127.0.0.1:", port,
-                         " within 120ms: Connection refused; is rank 0 "
-                         "running, and are MASTER_ADDR and MASTER_PORT its "
-                         "own?"));
+  EXPECT_EQ(
+      store.status().message(),
+      absl::StrCat("rank 3 could not reach rank 0 at 127.0.0.1:", port.number(),
+                   " within 120ms: Connection refused; is rank 0 "
+                   "running, and are MASTER_ADDR and MASTER_PORT its "
+                   "own?"));
 }
 
 TEST(TcpStoreTest, NoSuchHost) {
@@ -233,16 +236,9 @@ TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
 
 // Another program has the port, and waits to be told something else.
 TEST(TcpStoreTest, WhoGetsNoAnswerCanBeStopped) {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  inet_pton(AF_INET, kHost, &address.sin_addr);
-  socklen_t size = sizeof(address);
-  auto* const generic = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(bind(listener, generic, size), 0);
-  ASSERT_EQ(listen(listener, 1), 0);
-  ASSERT_EQ(getsockname(listener, generic, &size), 0);
-  const int port = ntohs(address.sin_port);
+  const ReservedPort taken;
+  ASSERT_EQ(listen(taken.fd(), 1), 0);
+  const int port = taken.number();
   std::atomic<bool> stop = false;
   std::string line;
   Patience patience{.stop = &stop,
@@ -261,7 +257,6 @@ TEST(TcpStoreTest, WhoGetsNoAnswerCanBeStopped) {
   EXPECT_EQ(store.status(), absl::CancelledError(absl::StrCat(
                                 "stopped by a signal while ", waits)));
   EXPECT_EQ(line, absl::StrCat(waits, " (timeout 10s): no answer"));
-  close(listener);
 }
 
 TEST(TcpStoreTest, GoodbyeIsNoFailure) {
@@ -311,10 +306,9 @@ TEST(TcpStoreTest, WithoutItsKeeperTheStoreIsGone) {
 
 // Runs fn in `world` processes with torchrun's variables; each has a store as
 // `zero train` has it. Exit codes by rank; 256 and more: killed.
-std::vector<int> RunProcesses(int world,
-                              const std::function<bool(int, Store&)>& fn) {
-  int port;
-  { port = Server(1)->port(); }  // its thread ends before the forks
+std::vector<int> RunProcesses(
+    int world, const std::function<absl::Status(int, Store&)>& fn) {
+  const ReservedPort port;
   std::vector<pid_t> children;
   for (int rank = 0; rank < world; ++rank) {
     const pid_t child = fork();
@@ -325,19 +319,22 @@ std::vector<int> RunProcesses(int world,
     setenv("RANK", absl::StrCat(rank).c_str(), 1);
     setenv("WORLD_SIZE", absl::StrCat(world).c_str(), 1);
     setenv("MASTER_ADDR", kHost, 1);
-    setenv("MASTER_PORT", absl::StrCat(port).c_str(), 1);
-    const bool ok = [&] {
-      const auto launch = ReadLaunch();
-      if (!launch.ok() || !launch->has_value()) return false;
+    setenv("MASTER_PORT", absl::StrCat(port.number()).c_str(), 1);
+    const absl::Status status = [&]() -> absl::Status {
+      ZERO_ASSIGN_OR_RETURN(const auto launch, ReadLaunch());
+      if (!launch.has_value()) return absl::NotFoundError("no launcher");
       std::unique_ptr<TcpStoreServer> server;
-      if ((*launch)->rank == 0) {
-        server = *TcpStoreServer::Listen((*launch)->store, world);
+      if (launch->rank == 0) {
+        ZERO_ASSIGN_OR_RETURN(server,
+                              TcpStoreServer::Listen(launch->store, world));
       }
-      const auto store =
-          TcpStore::Connect((*launch)->store, (*launch)->rank, world, kSoon);
-      return store.ok() && fn((*launch)->rank, **store);
+      ZERO_ASSIGN_OR_RETURN(
+          const auto store,
+          TcpStore::Connect(launch->store, launch->rank, world, kSoon));
+      return fn(launch->rank, *store);
     }();
-    _exit(ok ? 0 : 1);
+    if (!status.ok()) std::cerr << "rank " << rank << ": " << status << "\n";
+    _exit(status.ok() ? 0 : 1);
   }
   std::vector<int> codes;
   for (const pid_t child : children) {
@@ -349,47 +346,52 @@ std::vector<int> RunProcesses(int world,
   return codes;
 }
 
+// OK if what a rank heard is an UnavailableError with `words`, else that.
+absl::Status Says(const absl::Status& heard, const std::string& words) {
+  if (absl::IsUnavailable(heard) && absl::StrContains(heard.message(), words)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("heard \"", heard.ToString(), "\", not \"", words, "\""));
+}
+
 TEST(TcpStoreTest, ProcessesMeet) {
-  EXPECT_EQ(
-      RunProcesses(3,
-                   [](int rank, Store& store) {
-                     return MeetInStore(store, "start", rank, 3, kSoon).ok() &&
-                            MeetInStore(store, "end", rank, 3, kSoon).ok();
-                   }),
-      (std::vector<int>{0, 0, 0}));
+  EXPECT_EQ(RunProcesses(3,
+                         [](int rank, Store& store) {
+                           ZERO_RETURN_IF_ERROR(
+                               MeetInStore(store, "start", rank, 3, kSoon));
+                           return MeetInStore(store, "end", rank, 3, kSoon);
+                         }),
+            (std::vector<int>{0, 0, 0}));
 }
 
 TEST(TcpStoreTest, AKilledProcessIsNamedInAllOthers) {
-  EXPECT_EQ(
-      RunProcesses(
-          3,
-          [](int rank, Store& store) {
-            if (!MeetInStore(store, "start", rank, 3, kSoon).ok()) {
-              return false;
-            }
-            if (rank == 1) raise(SIGKILL);
-            return Await(store, "never", "it", kSoon).status().message() ==
-                   "rank 1 ended without a word: its "
-                   "connection closed";
-          }),
-      (std::vector<int>{0, 256 + SIGKILL, 0}));
+  EXPECT_EQ(RunProcesses(3,
+                         [](int rank, Store& store) {
+                           ZERO_RETURN_IF_ERROR(
+                               MeetInStore(store, "start", rank, 3, kSoon));
+                           if (rank == 1) raise(SIGKILL);
+                           return Says(
+                               Await(store, "never", "it", kSoon).status(),
+                               "rank 1 ended without a word: its connection "
+                               "closed");
+                         }),
+            (std::vector<int>{0, 256 + SIGKILL, 0}));
 }
 
 TEST(TcpStoreTest, WithoutRankZeroAllOthersEnd) {
-  EXPECT_EQ(
-      RunProcesses(3,
-                   [](int rank, Store& store) {
-                     absl::Status heard =
-                         MeetInStore(store, "start", rank, 3, kSoon);
-                     if (rank == 0) raise(SIGKILL);
-                     if (heard.ok()) {
-                       heard = Await(store, "never", "it", kSoon).status();
-                     }
-                     return absl::IsUnavailable(heard) &&
-                            absl::StrContains(heard.message(),
-                                              "rank 0, which keeps the store");
-                   }),
-      (std::vector<int>{256 + SIGKILL, 0, 0}));
+  EXPECT_EQ(RunProcesses(3,
+                         [](int rank, Store& store) {
+                           absl::Status heard =
+                               MeetInStore(store, "start", rank, 3, kSoon);
+                           if (rank == 0) raise(SIGKILL);
+                           if (heard.ok()) {
+                             heard =
+                                 Await(store, "never", "it", kSoon).status();
+                           }
+                           return Says(heard, "rank 0, which keeps the store");
+                         }),
+            (std::vector<int>{256 + SIGKILL, 0, 0}));
 }
 
 TEST(MemoryStoreTest, IsAStore) {
