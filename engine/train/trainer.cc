@@ -67,18 +67,15 @@ JsonLine PerChannel(const WaitTimes& waited) {
 
 // Makes `out_dir` ready for a run: nobody else in it, no leavings of one that
 // was killed, and no summary of an earlier one beside this one's metrics.
-// `replaces`: there was one.
 absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
-    const std::string& out_dir, bool* replaces) {
+    const std::string& out_dir) {
   std::unique_ptr<FolderLock> lock;
   const absl::Status prepared = [&]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
     ZERO_ASSIGN_OR_RETURN(lock, FolderLock::Take(out_dir));
-    const std::string summary = out_dir + "/summary.json";
-    *replaces = PathExists(summary);
     ZERO_RETURN_IF_ERROR(RemoveLeavings(
         out_dir, {"config.json", "summary.json", "final", "final.failed"}));
-    return RemoveFile(summary);
+    return RemoveFile(out_dir + "/summary.json");
   }();
   if (prepared.ok()) return lock;
   return absl::Status(prepared.code(),
@@ -121,9 +118,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
       tools.flops_per_token(config.model, config.data.sequence_length);
   if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
-  bool replaces = false;
-  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir, &replaces));
-  if (replaces) {
+  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir));
+  const std::string metrics = out_dir + "/metrics.jsonl";
+  if (PathExists(metrics)) {  // of one that was killed, too
     console->Line(absl::StrCat(
         "note: this run replaces the one in ", out_dir,
         "; to go on from the weights of a run, start with --model DIR/final "
@@ -131,8 +128,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   }
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(out_dir + "/config.json", PrintResolvedJson(config)));
-  ZERO_ASSIGN_OR_RETURN(trainer->metrics_,
-                        MetricsWriter::Create(out_dir + "/metrics.jsonl"));
+  ZERO_ASSIGN_OR_RETURN(trainer->metrics_, MetricsWriter::Create(metrics));
   return trainer;
 }
 

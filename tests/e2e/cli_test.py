@@ -621,6 +621,8 @@ class CliTest(unittest.TestCase):
         self.assertIn("note: this run replaces the one in run; to go on from "
                       "the weights of a run, start with --model DIR/final",
                       self.ok(*train))
+        os.remove(self.path("run/summary.json"))  # as one that was killed
+        self.assertIn("note: this run replaces", self.ok(*train))
 
     def test_a_reader_that_goes_away_does_not_end_a_run(self):
         process = subprocess.Popen(

@@ -8,11 +8,8 @@ namespace {
 constexpr float kLr = 0.01f, kBeta1 = 0.9f, kBeta2 = 0.999f, kEps = 1e-8f;
 constexpr float kScale = 0.5f;
 
-struct Adam {
-  explicit Adam(FlatParams params)
-      : params(std::move(params)),
-        m(Array::Normal(DType::kF32, this->params.param.size(), 4, 0.1)),
-        v(DType::kF32, this->params.param.size()) {
+struct Adam : Moments {
+  explicit Adam(FlatParams of) : Moments(std::move(of)) {
     const Array root = Array::Normal(DType::kF32, v.size(), 5, 0.3);
     for (int64_t i = 0; i < v.size(); ++i) v.Set(i, root[i] * root[i]);
   }
@@ -33,21 +30,6 @@ struct Adam {
     return args;
   }
 
-  Adam Picked(const std::vector<Piece>& pieces) const {
-    Adam picked = *this;
-    picked.params.master = Pick(params.master, pieces);
-    picked.m = Pick(m, pieces);
-    picked.v = Pick(v, pieces);
-    return picked;
-  }
-  bool SameBits(const Adam& other) const {
-    return params.param.SameBits(other.params.param) &&
-           params.master.SameBits(other.params.master) && m.SameBits(other.m) &&
-           v.SameBits(other.v);
-  }
-
-  FlatParams params;
-  Array m, v;
   TestVector<float> scale = {kScale};
 };
 

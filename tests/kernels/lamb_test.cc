@@ -11,11 +11,9 @@ namespace {
 constexpr float kLr = 0.01f, kBeta1 = 0.9f, kBeta2 = 0.999f, kEps = 1e-6f;
 constexpr float kScale = 0.5f;
 
-struct Lamb {
+struct Lamb : Moments {
   Lamb(DType param, DType grad, int64_t size = kSpan)
-      : params(param, grad, size),
-        m(Array::Normal(DType::kF32, size, 4, 0.1)),
-        v(DType::kF32, size) {
+      : Moments(FlatParams(param, grad, size)) {
     for (int64_t i = 0; i < size; ++i) v.Set(i, 0.01 + 1e-4 * (i % 97));
   }
 
@@ -54,21 +52,10 @@ struct Lamb {
         std::fma(std::sqrt(static_cast<float>(v[i])), 2.0f, kEps);
     return std::fma(weight_decay, p, direction);
   }
-  Lamb Picked(const std::vector<Piece>& pieces) const {
-    Lamb picked = *this;
-    picked.params.master = Pick(params.master, pieces);
-    picked.m = Pick(m, pieces);
-    picked.v = Pick(v, pieces);
-    return picked;
-  }
   bool SameBits(const Lamb& other) const {
-    return params.param.SameBits(other.params.param) &&
-           params.master.SameBits(other.params.master) && m.SameBits(other.m) &&
-           v.SameBits(other.v) && norms == other.norms;
+    return Moments::SameBits(other) && norms == other.norms;
   }
 
-  FlatParams params;
-  Array m, v;
   std::vector<TensorPart> parts;
   TestVector<double> norms;
   TestVector<float> scale = {kScale};

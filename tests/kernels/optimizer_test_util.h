@@ -3,10 +3,31 @@
 #ifndef ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 #define ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 
+#include <utility>
+
 #include "kernels/rounding.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace zero {
+
+// Elements [begin, end) of a whole.
+struct Piece {
+  int64_t begin, end;
+};
+
+// What of `whole` is in the pieces, one behind the other.
+inline Array Pick(const Array& whole, const std::vector<Piece>& pieces) {
+  int64_t size = 0;
+  for (const Piece& piece : pieces) size += piece.end - piece.begin;
+  Array picked(whole.dtype(), size);
+  int64_t to = 0;
+  for (const Piece& piece : pieces) {
+    for (int64_t i = piece.begin; i < piece.end; ++i) {
+      picked.Set(to++, whole[i]);
+    }
+  }
+  return picked;
+}
 
 // Parameters with their masters and gradients. fp32 parameters are their own
 // masters.
@@ -32,7 +53,34 @@ struct FlatParams {
     return s;
   }
 
+  // Of parameters and masters.
+  bool SameBits(const FlatParams& other) const {
+    return param.SameBits(other.param) && master.SameBits(other.master);
+  }
+
   Array param, master, grad;
+};
+
+// With the arrays of Adam and LAMB; v is zero at first.
+struct Moments {
+  explicit Moments(FlatParams of)
+      : params(std::move(of)),
+        m(Array::Normal(DType::kF32, params.param.size(), 4, 0.1)),
+        v(DType::kF32, params.param.size()) {}
+
+  // Of masters and arrays; the parameters stay whole.
+  void KeepPieces(const std::vector<Piece>& pieces) {
+    for (Array* array : {&params.master, &m, &v}) {
+      *array = Pick(*array, pieces);
+    }
+  }
+  bool SameBits(const Moments& other) const {
+    return params.SameBits(other.params) && m.SameBits(other.m) &&
+           v.SameBits(other.v);
+  }
+
+  FlatParams params;
+  Array m, v;
 };
 
 // Ranges with gaps between them, one empty, and one long enough for two
@@ -110,29 +158,10 @@ void CheckStochasticRounding(
   }
 }
 
-// Elements [begin, end) of a whole.
-struct Piece {
-  int64_t begin, end;
-};
-
-// What of `whole` is in the pieces, one behind the other.
-inline Array Pick(const Array& whole, const std::vector<Piece>& pieces) {
-  int64_t size = 0;
-  for (const Piece& piece : pieces) size += piece.end - piece.begin;
-  Array picked(whole.dtype(), size);
-  int64_t to = 0;
-  for (const Piece& piece : pieces) {
-    for (int64_t i = piece.begin; i < piece.end; ++i) {
-      picked.Set(to++, whole[i]);
-    }
-  }
-  return picked;
-}
-
-// Runs step(path, state, its UpdateState) on pieces of a whole from
-// before.Picked(pieces), whose masters and arrays are the pieces, and whose
-// parameters and gradients may be a whole: all must have the bits that they
-// get in an update of the whole, and the others keep theirs.
+// Runs step(path, state, its UpdateState) on pieces of a whole: of a state that
+// keeps those of masters and arrays (KeepPieces), and whose parameters and
+// gradients may be whole. All must have the bits that they get in an update of
+// the whole, and the others keep theirs.
 template <class State>
 void CheckPiecesOfAWhole(
     const State& before,
@@ -166,7 +195,9 @@ void CheckPiecesOfAWhole(
         ForEachPath([&](const Path& path) {
           State whole = before;
           step(path, whole, state_of(whole, in_whole));
-          State own = before.Picked(pieces), want = whole.Picked(pieces);
+          State own = before, want = whole;
+          own.KeepPieces(pieces);
+          want.KeepPieces(pieces);
           if (!whole_param) {
             own.params.param = Pick(before.params.param, pieces);
             want.params.param = Pick(whole.params.param, pieces);

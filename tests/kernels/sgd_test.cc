@@ -35,16 +35,12 @@ struct Momentum {
     args.first_step = rule.first_step;
     return args;
   }
-  Momentum Picked(const std::vector<Piece>& pieces) const {
-    Momentum picked = *this;
-    picked.params.master = Pick(params.master, pieces);
-    picked.buffer = Pick(buffer, pieces);
-    return picked;
+  void KeepPieces(const std::vector<Piece>& pieces) {
+    params.master = Pick(params.master, pieces);
+    buffer = Pick(buffer, pieces);
   }
   bool SameBits(const Momentum& other) const {
-    return params.param.SameBits(other.params.param) &&
-           params.master.SameBits(other.params.master) &&
-           buffer.SameBits(other.buffer);
+    return params.SameBits(other.params) && buffer.SameBits(other.buffer);
   }
 
   FlatParams params;

@@ -34,9 +34,9 @@ int Flushed(int code) {
 
 // libgomp lets waiting threads spin for milliseconds. On busy cores that takes
 // the time from the threads they wait for: beside a compiler on two cores,
-// gpt2_tiny trained at a third of the speed that 2000 turns (some 50 us) give;
-// on idle ones these are enough for the gaps between parallel loops. It reads
-// the variable when it is loaded, so the program starts itself once more.
+// gpt2_tiny trained at a third of the speed that 2000 turns give; on idle ones
+// these are enough for the gaps between parallel loops. It reads the variable
+// when it is loaded, so the program starts itself once more.
 void BoundSpinning(char** argv) {
   constexpr char kTurns[] = "GOMP_SPINCOUNT";
   if (std::getenv(kTurns) || std::getenv("OMP_WAIT_POLICY")) return;
