@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kLibraryAlignment = 256;
 constexpr size_t kAddedAlignment = 64;
 constexpr uint32_t kBestAlignment = 16;
-constexpr int kCandidates = 12;
+constexpr int kCandidates = 4, kTimedCandidates = 12;
 constexpr int kTimedRuns = 5;
 
 cudaDataType_t TypeOf(DType dtype) {
@@ -134,8 +134,17 @@ bool TakesGeluInput(const Product& p) {
          (p.gelu_input.ld % 8 == 0 && Keeps(p.gelu_input));
 }
 
+// "Not for this product", by any of the names that cuBLASLt has for it; all
+// else is an error of the device or of memory.
+bool IsRefusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED ||
+         status == CUBLAS_STATUS_INVALID_VALUE ||
+         status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
 struct Plan {
   bool found = false;
+  cublasStatus_t refusal = CUBLAS_STATUS_NOT_SUPPORTED;  // where not found
   bool timed = false;
   double millis = 0;      // where timed
   int row_sums_pay = -1;  // of RowSumsPay; -1: not asked yet
@@ -143,7 +152,12 @@ struct Plan {
   cublasLtMatrixLayoutOpaque_t a, b, addend, c;
   cublasLtMatmulAlgo_t algo;
   size_t workspace_bytes = 0;
-  std::vector<cublasLtMatmulHeuristicResult_t> candidates;  // until timed
+  std::vector<cublasLtMatmulHeuristicResult_t> candidates;  // until one ran
+
+  void Take(const cublasLtMatmulHeuristicResult_t& candidate) {
+    algo = candidate.algo;
+    workspace_bytes = candidate.workspaceSize;
+  }
 };
 
 template <class T>
@@ -291,6 +305,8 @@ struct MatmulPlans::Impl {
   void Find(Plan& plan, const Product& p);
   cublasStatus_t Multiply(Plan& plan, const Product& p, Matrix c,
                           Workspace workspace, cudaStream_t stream);
+  cublasStatus_t MultiplyFirst(Plan& plan, const Product& p,
+                               Workspace workspace, cudaStream_t stream);
   void Time(Plan& plan, const Product& p, Workspace workspace,
             cudaStream_t stream);
   void PickFastest(Plan& plan, const Product& p, Matrix c, Workspace workspace,
@@ -318,12 +334,15 @@ void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
   Set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes, p);
   SetAlignments(preference, plan, p);
   std::vector<cublasLtMatmulHeuristicResult_t> results(
-      options.time_algorithms ? kCandidates : 1);
+      options.time_algorithms ? kTimedCandidates : kCandidates);
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, &plan.desc, &plan.a, &plan.b, &plan.addend, &plan.c, &preference,
       static_cast<int>(results.size()), results.data(), &found);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return;
+  if (IsRefusal(status)) {
+    plan.refusal = status;
+    return;
+  }
   if (status != CUBLAS_STATUS_SUCCESS) {
     ThrowDeviceError("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
                      Describe(status, p));
@@ -333,9 +352,8 @@ void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
                 [](const auto& r) { return r.state != CUBLAS_STATUS_SUCCESS; });
   if (results.empty()) return;
   plan.found = true;
-  plan.algo = results[0].algo;
-  plan.workspace_bytes = results[0].workspaceSize;
-  if (options.time_algorithms) plan.candidates = std::move(results);
+  plan.candidates = std::move(results);
+  plan.Take(plan.candidates[0]);
 }
 
 // c: p.c, or where an accumulated product is timed.
@@ -353,14 +371,30 @@ cublasStatus_t MatmulPlans::Impl::Multiply(Plan& plan, const Product& p,
                         &plan.algo, library.data, plan.workspace_bytes, stream);
 }
 
+// With the first candidate that the product does not refuse, kept from then on.
+cublasStatus_t MatmulPlans::Impl::MultiplyFirst(Plan& plan, const Product& p,
+                                                Workspace workspace,
+                                                cudaStream_t stream) {
+  const auto candidates = std::move(plan.candidates);
+  plan.candidates.clear();
+  cublasStatus_t first = CUBLAS_STATUS_SUCCESS;
+  for (const auto& candidate : candidates) {
+    plan.Take(candidate);
+    const cublasStatus_t status = Multiply(plan, p, p.c, workspace, stream);
+    if (!IsRefusal(status)) return status;
+    if (first == CUBLAS_STATUS_SUCCESS) first = status;
+  }
+  return first;
+}
+
 void MatmulPlans::Impl::PickFastest(Plan& plan, const Product& p, Matrix c,
                                     Workspace workspace, cudaStream_t stream) {
   Stopwatch stopwatch;
   const auto candidates = std::move(plan.candidates);
+  plan.candidates.clear();
   size_t best = 0;
   for (size_t i = 0; i < candidates.size(); ++i) {
-    plan.algo = candidates[i].algo;
-    plan.workspace_bytes = candidates[i].workspaceSize;
+    plan.Take(candidates[i]);
     // What the heuristic offers and the product then refuses is left out.
     if (Multiply(plan, p, c, workspace, stream) != CUBLAS_STATUS_SUCCESS) {
       continue;
@@ -373,15 +407,14 @@ void MatmulPlans::Impl::PickFastest(Plan& plan, const Product& p, Matrix c,
     plan.millis = millis;
     best = i;
   }
-  plan.algo = candidates[best].algo;
-  plan.workspace_bytes = candidates[best].workspaceSize;
+  plan.Take(candidates[best]);
 }
 
 // An accumulated product is timed on memory of its own: runs would add up.
-// Where there is none the heuristic's first stays.
+// Where there is none nothing is timed.
 void MatmulPlans::Impl::Time(Plan& plan, const Product& p, Workspace workspace,
                              cudaStream_t stream) {
-  if (plan.candidates.empty()) return;
+  if (!options.time_algorithms || plan.candidates.empty()) return;
   Matrix c = p.c;
   void* memory = nullptr;
   if (p.addend.data == p.c.data) {
@@ -389,7 +422,6 @@ void MatmulPlans::Impl::Time(Plan& plan, const Product& p, Workspace workspace,
                          static_cast<size_t>(c.ld) * DTypeBytes(c.dtype);
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
       cudaGetLastError();  // clears it
-      plan.candidates.clear();
       return;
     }
     c.data = memory;
@@ -432,12 +464,19 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
   Plan& plan = PlanOf(p);
   if (!plan.found) {
     ThrowDeviceError("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
-                     absl::StrCat("no algorithm for ", Describe(p),
-                                  "; choose widths that are multiples of 8, "
+                     absl::StrCat("no algorithm for ", Describe(p), " (",
+                                  cublasLtGetStatusName(plan.refusal),
+                                  "); choose widths that are multiples of 8, "
                                   "or install a newer cuBLAS"));
   }
   Time(plan, p, workspace, handle_of_stream);
-  ZERO_CUBLAS_CHECK(Multiply(plan, p, p.c, workspace, handle_of_stream), p);
+  const cublasStatus_t status =
+      plan.candidates.empty()
+          ? Multiply(plan, p, p.c, workspace, handle_of_stream)
+          : MultiplyFirst(plan, p, workspace, handle_of_stream);
+  if (status != CUBLAS_STATUS_SUCCESS) {
+    ThrowDeviceError("cublasLtMatmul", __FILE__, __LINE__, Describe(status, p));
+  }
   ++num_runs;
 }
 
@@ -462,9 +501,10 @@ bool MatmulPlans::Impl::Probe() {
   Find(plan, p);
   const bool works =
       plan.found &&
-      Multiply(plan, p, p.c,
-               {static_cast<char*>(memory) + 2 * kOperandBytes, library_bytes},
-               stream) == CUBLAS_STATUS_SUCCESS;
+      MultiplyFirst(
+          plan, p,
+          {static_cast<char*>(memory) + 2 * kOperandBytes, library_bytes},
+          stream) == CUBLAS_STATUS_SUCCESS;
   ZERO_CUDA_CHECK(cudaStreamSynchronize(stream));
   ZERO_CUDA_CHECK(cudaFree(memory));
   ZERO_CUDA_CHECK(cudaStreamDestroy(stream));

@@ -115,6 +115,12 @@ TEST_F(CublasLtLimitsTest, GeluRunsInTheEpilogueOrInAKernelOfOurs) {
   // The sum before and after its rounding, and one rounding more.
   ExpectClose(fused, apart, 4 * HalfUlp(DType::kBF16), 1e-3);
   ExpectClose(pre, pre_apart, 2 * HalfUlp(DType::kBF16), 1e-6);
+  // Whatever cuBLASLt calls it.
+  for (const cublasStatus_t missing :
+       {CUBLAS_STATUS_INVALID_VALUE, CUBLAS_STATUS_ARCH_MISMATCH}) {
+    const CublasLt less = {.has_gelu = false, .missing = missing};
+    EXPECT_TRUE(Gelu16(less, pre).SameElements(apart));
+  }
 }
 
 TEST_F(CublasLtLimitsTest, GeluGradientRunsInTheEpilogueOrInAKernelOfOurs) {
@@ -189,6 +195,28 @@ TEST_F(CublasLtLimitsTest, TimingWithoutMemoryKeepsTheFirstAlgorithm) {
   EXPECT_TRUE(dw.SameElements(plain.dw));
 }
 
+TEST_F(CublasLtLimitsTest, TheNextAlgorithmIsTakenWhereTheFirstDoesNotRun) {
+  const WeightGradients first = Weight16({}, {}, 0);
+  const WeightGradients next = Weight16({.runs_first = false}, {}, 0);
+  EXPECT_TRUE(
+      cuda::MatmulPlans(device_->ops(), CudaOptions()).AccumulatesIntoF32());
+  EXPECT_FALSE(next.dw.SameElements(first.dw));  // another order
+  ExpectClose(next.dw, first.dw, 1e-6, 1e-5);
+  // It is kept, and the first not tried again.
+  cuda::MatmulPlans plans(ops(), CudaOptions());
+  GuardedMatrix a = GuardedMatrix::Normal(DType::kBF16, 24, 64, 0, 1);
+  GuardedMatrix b = GuardedMatrix::Normal(DType::kBF16, 64, 40, 0, 2);
+  GuardedMatrix c(DType::kBF16, 24, 40);
+  const cuda::Product product = {.a = a.view(), .b = b.view(), .c = c.view()};
+  Scratch scratch(plans.WorkspaceBytes(product));
+  for (const int64_t calls : {2, 1}) {
+    const int64_t before = emulator::NumCalls("cublasLtMatmul");
+    plans.Run(*stream_, product, scratch.workspace());
+    EXPECT_EQ(emulator::NumCalls("cublasLtMatmul") - before, calls);
+  }
+  stream_->Synchronize();
+}
+
 // The fake's first candidate then would give other bits at every call.
 TEST_F(CublasLtLimitsTest, ReductionsWithoutAFixedOrderAreNotAskedFor) {
   const WeightGradients first = Weight16({}, {}, 0);
@@ -231,9 +259,10 @@ TEST_F(CublasLtLimitsTest, ErrorsNameTheCallTheStatusAndTheShape) {
       << unasked;
   Open({.has_unaligned = false});
   const std::string none = ErrorOf(run);
-  EXPECT_NE(none.find("no algorithm for [24, 64] x [64, 40] bf16 into bf16, "
-                      "strides 64, 65, 40; choose widths"),
-            std::string::npos)
+  EXPECT_NE(
+      none.find("no algorithm for [24, 64] x [64, 40] bf16 into bf16, "
+                "strides 64, 65, 40 (CUBLAS_STATUS_NOT_SUPPORTED); choose "),
+      std::string::npos)
       << none;
 }
 

@@ -166,7 +166,7 @@ cublasStatus_t CheckEpilogue(const Problem& p, const CublasLt& has) {
     default:
       break;
   }
-  if (!supported) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!supported) return has.missing;
   return Valid((!p.has_vector() || p.op.bias != nullptr) &&
                (!p.has_aux() || p.op.aux != nullptr));
 }
@@ -377,7 +377,8 @@ cublasStatus_t CheckCall(const Call& call, size_t workspace_bytes,
   const bool accumulates_short =
       call.beta != 0 && p.d.type == CUDA_R_32F && IsShort(p.a.type);
   if (algorithm.of != HashOf(p) ||
-      (accumulates_short && !has.accumulates_into_f32)) {
+      (accumulates_short && !has.accumulates_into_f32) ||
+      (algorithm.sum == Sum::kBackward && !has.runs_first)) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   const bool aligned =

@@ -2,6 +2,8 @@
 #ifndef ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_CUBLASLT_H_
 #define ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_CUBLASLT_H_
 
+#include <cublasLt.h>
+
 namespace zero::emulator {
 
 // What a real cuBLASLt might lack on some GPU or in some version.
@@ -11,6 +13,9 @@ struct CublasLt {
   bool has_gelu_gradient = true;
   bool has_bias_gradient = true;
   bool has_unaligned = true;  // 16-bit operands that are not on 16 bytes
+  // What it calls an epilogue that it does not have.
+  cublasStatus_t missing = CUBLAS_STATUS_NOT_SUPPORTED;
+  bool runs_first = true;  // the first algorithm that its heuristic offers
 };
 
 // Holds for plans made later.
