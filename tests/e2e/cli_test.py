@@ -133,6 +133,24 @@ class CliTest(unittest.TestCase):
         self.assertIn("note: zero_optimization.overlap_comm changes nothing on "
                       "one rank", text)
 
+    def test_a_plan_says_once_what_is_alike(self):
+        text = self.ok("plan", "config.json", "--ranks", "2",
+                       "--set", "train_batch_size=10",
+                       "--set", "gradient_accumulation_steps=5",
+                       "--set", "model.num_hidden_layers=6",
+                       "--set", "zero_optimization.stage=2",
+                       "--set", "zero_optimization.reduce_bucket_size=1000")
+        for pattern in (r"\n  block.0 to block.5 +[0-9,]+ elements in .*, each\n",
+                        r"\n  \d+ to \d+ +[0-9,]+ elements, .* each: "
+                        r"block.5#0 to block.0#\d+\n",
+                        r"\nmicro-step 0\nForward\(embedding\) to "
+                        r"Forward\(block.5\)\nForwardBackward\(head\)\n",
+                        r"\nmicro-steps 1 to 3, each\n",
+                        r"\nmicro-step 4\n(.*\n)+Norm\n",
+                        r"\nUpdate\(block.0\) to Update\(block.5\)\n"):
+            self.assertRegex(text, pattern)
+        self.assertEqual(text.count("ForwardBackward"), 3)
+
     def test_a_trace_is_json_with_a_row_per_stream(self):
         self.ok("train", "config.json", "--ranks", "2", "--trace", "t.json",
                 "--set", "train_batch_size=4", "--set", "training.steps=2",
@@ -557,12 +575,26 @@ class CliTest(unittest.TestCase):
         self.assertEqual(result.returncode, 2)
         self.assertIn("CUDA_VISIBLE_DEVICES", result.stderr)
 
+    def test_an_option_of_another_program_is_answered_with_ours(self):
+        for args, words in (
+                (["--local_rank=0"], "--local_rank=0; leave it out (deepspeed "
+                 "--no_local_rank): LOCAL_RANK says it; see zero train --help"),
+                (["--nproc_per_node", "2"], "write --ranks N, or start "
+                 "torchrun with it"),
+                (["--rank", "2"], "; did you mean --ranks?"),
+                (["--frobnicate"], "--frobnicate; see zero train --help")):
+            with self.subTest(args=args):
+                result = self.zero("train", "config.json", *args)
+                self.assertEqual(result.returncode, 2)
+                self.assertIn(words, result.stderr)
+
     def test_a_wrong_number_is_one_clear_error(self):
         for args, words in (
                 (["--temperature", "abc"],
                  '--temperature: "abc" is not a number >= 0'),
                 (["--top-k", "1.5"], '"1.5" is not a whole number >= 0'),
-                (["--top-p", "3"], '"3" is not a number in [0, 1]'),
+                (["--top-p", "3"], '"3" is not a number in (0, 1]'),
+                (["--top-p", "0"], '"0" is not a number in (0, 1]'),
                 (["--seed", "x"], '"x" is not a whole number'),
                 (["--threads", "0"], '"0" is not a whole number in [1, 1024]')):
             with self.subTest(args=args):

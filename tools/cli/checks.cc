@@ -17,6 +17,10 @@ std::string Wanted(absl::string_view kind, T min, T max, T unlimited) {
                           : absl::StrCat(kind, " in [", min, ", ", max, "]");
 }
 
+bool IsNumber(const std::string& text, double* value) {
+  return absl::SimpleAtod(text, value) && std::isfinite(*value);
+}
+
 // The empty description keeps the help text as it is.
 CLI::Validator Check(std::function<bool(const std::string&)> accepts,
                      std::string wanted) {
@@ -44,10 +48,18 @@ CLI::Validator Number(double min, double max) {
   return Check(
       [=](const std::string& text) {
         double value = 0;
-        return absl::SimpleAtod(text, &value) && std::isfinite(value) &&
-               value >= min && value <= max;
+        return IsNumber(text, &value) && value >= min && value <= max;
       },
       Wanted("a number", min, max, std::numeric_limits<double>::infinity()));
+}
+
+CLI::Validator NumberAbove(double min, double max) {
+  return Check(
+      [=](const std::string& text) {
+        double value = 0;
+        return IsNumber(text, &value) && value > min && value <= max;
+      },
+      absl::StrCat("a number in (", min, ", ", max, "]"));
 }
 
 }  // namespace zero

@@ -14,6 +14,8 @@ CLI::Validator WholeNumber(int64_t min,
                            int64_t max = std::numeric_limits<int64_t>::max());
 CLI::Validator Number(double min,
                       double max = std::numeric_limits<double>::infinity());
+// In (min, max].
+CLI::Validator NumberAbove(double min, double max);
 
 }  // namespace zero
 

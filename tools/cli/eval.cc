@@ -1,3 +1,5 @@
+#include <omp.h>
+
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -23,9 +25,10 @@ absl::Status Eval(RunOptions options, bool json) {
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(options, 0, config.device.cuda));
+  // On the CPU the device's threads; else all cores, and not the GPU's SMs.
   ZERO_ASSIGN_OR_RETURN(
       const RunData data,
-      OpenRunData(config, /*need_train=*/false, device->info().num_threads));
+      OpenRunData(config, /*need_train=*/false, omp_get_max_threads()));
   if (data.tokenizer != nullptr) {
     NoteStrangeTokenizer(*data.tokenizer, config.model);
   }

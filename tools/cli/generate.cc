@@ -154,7 +154,7 @@ Command AddGenerate(CLI::App& app) {
       ->check(WholeNumber(0));
   app.add_option("--top-p", flags->top_p, "nucleus sampling; 1: off")
       ->capture_default_str()
-      ->check(Number(0, 1));
+      ->check(NumberAbove(0, 1));
   app.add_option("--seed", flags->seed, "same seed, same text")
       ->capture_default_str()
       ->check(WholeNumber(std::numeric_limits<int64_t>::lowest()));

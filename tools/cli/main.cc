@@ -47,6 +47,33 @@ void BoundSpinning(char** argv) {
 }
 
 // `zero help` and `zero help COMMAND` are `--help`.
+// What to do instead of an option that zero does not have: flags that other
+// launchers and trainers take, and misspelt ones.
+std::string Remedy(const std::string& option, const CLI::App& command) {
+  const std::string name = option.substr(0, option.find('='));
+  const std::pair<const char*, const char*> kOthers[] = {
+      {"--local_rank",
+       "leave it out (deepspeed --no_local_rank): LOCAL_RANK says it"},
+      {"--local-rank", "leave it out: torchrun sets LOCAL_RANK"},
+      {"--deepspeed", "leave it out: zero_optimization in the config file"},
+      {"--deepspeed_config", "give the file alone: zero train CONFIG"},
+      {"--config", "give the file alone: zero train CONFIG"},
+      {"--nproc_per_node", "write --ranks N, or start torchrun with it"},
+      {"--nproc-per-node", "write --ranks N, or start torchrun with it"},
+      {"--num_gpus", "write --ranks N"},
+      {"--gpus", "write --ranks N --device cuda"},
+  };
+  for (const auto& [other, remedy] : kOthers) {
+    if (name == other) return absl::StrCat("; ", remedy);
+  }
+  std::vector<std::string> names;
+  for (const CLI::Option* known : command.get_options()) {
+    names.push_back(known->get_name());
+  }
+  const std::vector<std::string> near = NearestNames(name, names, 1);
+  return near.empty() ? "" : absl::StrCat("; did you mean ", near[0], "?");
+}
+
 std::vector<std::string> Arguments(int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "help") {
@@ -108,7 +135,12 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return Flushed(app.exit(error));
     const auto subs = app.get_subcommands();
-    std::fprintf(stderr, "zero: %s; see zero %s--help\n", error.what(),
+    const std::vector<std::string> unknown = app.remaining(true);
+    const std::string remedy = subs.empty() || unknown.empty()
+                                   ? ""
+                                   : Remedy(unknown.front(), *subs[0]);
+    std::fprintf(stderr, "zero: %s%s; see zero %s--help\n", error.what(),
+                 remedy.c_str(),
                  subs.empty() ? "" : (subs[0]->get_name() + " ").c_str());
     return 2;
   }

@@ -1,6 +1,8 @@
 // `zero plan`: who owns what, what a step takes, and the step as a list of
 // actions. Nothing is allocated and no data is read.
 #include <cstdio>
+#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,8 +55,30 @@ void PrintStates(const Plan& plan, const ExecutorOptions& options,
            plan.placement.optimizer, 4 * floats)});
 }
 
+// Calls print(first, last) for all of [0, size): once for the neighbours that
+// `alike(i)` joins to the one before i, where they are five or more, for fewer
+// read better one by one.
+void ForEachRun(size_t size, const std::function<bool(size_t)>& alike,
+                const std::function<void(size_t, size_t)>& print) {
+  constexpr size_t kFew = 4;
+  for (size_t first = 0; first < size;) {
+    size_t end = first + 1;
+    while (end < size && alike(end)) ++end;
+    if (end - first > kFew) {
+      print(first, end - 1);
+      first = end;
+    } else {
+      for (; first < end; ++first) print(first, first);
+    }
+  }
+}
+
+std::string FromTo(const std::string& first, const std::string& last) {
+  return first == last ? first : absl::StrCat(first, " to ", last);
+}
+
 void PrintUnits(const Plan& plan, Console* console) {
-  std::vector<std::pair<std::string, std::string>> rows;
+  std::vector<std::string> texts;
   for (const PlannedUnit& unit : plan.units) {
     std::string text =
         absl::StrFormat("%s elements in %d segment(s)",
@@ -72,8 +96,15 @@ void PrintUnits(const Plan& plan, Console* console) {
     if (!unit.borrowed.empty()) {
       absl::StrAppend(&text, ", borrows ", absl::StrJoin(unit.borrowed, ", "));
     }
-    rows.push_back({unit.name, text});
+    texts.push_back(text);
   }
+  std::vector<std::pair<std::string, std::string>> rows;
+  ForEachRun(
+      texts.size(), [&](size_t u) { return texts[u] == texts[u - 1]; },
+      [&](size_t first, size_t last) {
+        rows.push_back({FromTo(plan.units[first].name, plan.units[last].name),
+                        texts[first] + (first == last ? "" : ", each")});
+      });
   console->Table("units", rows);
 }
 
@@ -81,41 +112,93 @@ void PrintBuckets(const char* title, const Plan& plan,
                   const std::vector<Bucket>& buckets, int64_t elem_bytes,
                   Console* console) {
   if (buckets.empty()) return;
+  const auto name = [&](const SegmentRef& ref) {
+    return absl::StrCat(plan.units[ref.unit].name, "#", ref.segment);
+  };
   std::vector<std::pair<std::string, std::string>> rows;
-  for (size_t b = 0; b < buckets.size(); ++b) {
-    std::vector<std::string> segments;
-    for (const SegmentRef& ref : buckets[b].segments) {
-      segments.push_back(
-          absl::StrCat(plan.units[ref.unit].name, "#", ref.segment));
-    }
-    rows.push_back(
-        {absl::StrCat(b),
-         absl::StrFormat(
-             "%s elements, %s: %s", WithCommas(buckets[b].elems),
-             HumanBytes(static_cast<double>(buckets[b].elems * elem_bytes)),
-             absl::StrJoin(segments, " "))});
-  }
+  ForEachRun(
+      buckets.size(),
+      [&](size_t b) { return buckets[b].elems == buckets[b - 1].elems; },
+      [&](size_t first, size_t last) {
+        const Bucket& bucket = buckets[first];
+        std::vector<std::string> segments;
+        for (const SegmentRef& ref : bucket.segments) {
+          segments.push_back(name(ref));
+        }
+        const bool one = first == last;
+        rows.push_back(
+            {FromTo(absl::StrCat(first), absl::StrCat(last)),
+             absl::StrFormat(
+                 "%s elements, %s%s: %s", WithCommas(bucket.elems),
+                 HumanBytes(static_cast<double>(bucket.elems * elem_bytes)),
+                 one ? "" : " each",
+                 one ? absl::StrJoin(segments, " ")
+                     : FromTo(segments.front(),
+                              name(buckets[last].segments.back())))});
+      });
   console->Table(title, rows);
 }
 
+constexpr int kColumn = 30;
+
+// "Reduce(bucket 1: block.3) to Reduce(bucket 9: block.1)" under its stream.
+std::string ActionLine(const Action& first, const Action& last,
+                       const Plan& plan) {
+  int column = 0;
+  if (first.kind == ActionKind::kGather ||
+      first.kind == ActionKind::kGatherUpdated) {
+    column = 1;
+  } else if (first.kind == ActionKind::kReduce ||
+             first.kind == ActionKind::kReduceAcross) {
+    column = 2;
+  }
+  return absl::StrCat(std::string(column * kColumn, ' '),
+                      FromTo(ActionName(first, plan), ActionName(last, plan)));
+}
+
 // One column per stream; an action starts when those above it in its column
-// are done and what it needs is there.
+// are done and what it needs is there. Micro-steps that are alike are printed
+// once.
 void PrintStep(const Plan& plan, const std::vector<Action>& actions,
                Console* console) {
-  constexpr int kWidth = 30;
-  console->Line(absl::StrFormat("%-*s%-*s%s", kWidth, "compute", kWidth,
+  console->Line(absl::StrFormat("%-*s%-*s%s", kColumn, "compute", kColumn,
                                 "gather parameters", "reduce gradients"));
-  for (const Action& action : actions) {
-    int column = 0;
-    if (action.kind == ActionKind::kGather ||
-        action.kind == ActionKind::kGatherUpdated) {
-      column = 1;
-    } else if (action.kind == ActionKind::kReduce ||
-               action.kind == ActionKind::kReduceAcross) {
-      column = 2;
+  // The lines of each micro-step, the last with what ends the step. What is
+  // awaited may be of an earlier one.
+  std::vector<size_t> starts = {0};
+  for (size_t a = 0; a < actions.size(); ++a) {
+    const auto begun = static_cast<int64_t>(starts.size()) - 1;
+    if (actions[a].micro_step > begun) starts.push_back(a);
+  }
+  starts.push_back(actions.size());
+  std::vector<std::vector<std::string>> lines(starts.size() - 1);
+  for (size_t m = 0; m < lines.size(); ++m) {
+    const Action* const part = &actions[starts[m]];
+    // 1 or -1 where an action goes on to the next unit or bucket, else 0.
+    const auto step = [&](size_t a) {
+      const int64_t by = part[a].index - part[a - 1].index;
+      return part[a].kind == part[a - 1].kind && std::abs(by) == 1 ? by : 0;
+    };
+    ForEachRun(
+        starts[m + 1] - starts[m],
+        [&](size_t a) {
+          return step(a) != 0 &&
+                 (a == 1 || step(a - 1) == 0 || step(a) == step(a - 1));
+        },
+        [&](size_t first, size_t last) {
+          lines[m].push_back(ActionLine(part[first], part[last], plan));
+        });
+  }
+  for (size_t first = 0; first < lines.size();) {
+    size_t end = first + 1;
+    while (end < lines.size() && lines[end] == lines[first]) ++end;
+    if (lines.size() > 1) {
+      console->Line(end == first + 1 ? absl::StrCat("micro-step ", first)
+                                     : absl::StrCat("micro-steps ", first,
+                                                    " to ", end - 1, ", each"));
     }
-    console->Line(absl::StrCat(std::string(column * kWidth, ' '),
-                               ActionName(action, plan)));
+    for (const std::string& line : lines[first]) console->Line(line);
+    first = end;
   }
 }
 
