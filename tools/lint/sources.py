@@ -6,7 +6,7 @@ import re
 import manifest
 
 # cu and cuda_cc: what is compiled for a GPU and for its emulator.
-COMPILES = ("cxx", "cu", "cuda_cc")
+COMPILES = ("cxx", "cxx_test", "cu", "cuda_cc")
 JOINS = ("archive", "link")
 # Folders named $cuda_o and the like lie under $o/obj.
 OBJECTS = re.compile(r"\$(o/obj|\w+_o)/")
