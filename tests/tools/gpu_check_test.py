@@ -24,6 +24,7 @@ sys.path[1:1] = [os.path.join(ROOT, "tools/gpu"),
 
 import bundle
 import check
+import common
 import gpu
 import machine
 import parts
@@ -104,13 +105,16 @@ wait
 """
 # `zero train`; the second line is how a build with NCCL is told.
 ZERO = "#!%s -SE\n" % sys.executable + """# ncclCommInitRankConfig
-import json, os, sys
+import json, os, sys, time
 sets = dict(a.split("=", 1) for a in sys.argv if "=" in a)
 on_gpu = sys.argv[sys.argv.index("--device") + 1] == "cuda"
 stage = int(sets.get("zero_optimization.stage", 0))
 nccl = sets.get("communication.backend") == "nccl"
 if "--ranks" in sys.argv:
     assert sets["device.deterministic_attention"] == "true"
+    assert sets["communication.timeout_seconds"] == "10"
+    if nccl:
+        assert os.environ["NCCL_DEBUG"] == os.environ.get("DEBUG", "WARN")
     if nccl and sys.argv[sys.argv.index("--ranks") + 1] == "2":
         assert os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
         assert os.environ["NCCL_MAX_CTAS"] == "2"
@@ -120,6 +124,9 @@ config = json.load(open(sys.argv[2]))
 assert os.path.getsize(config["data"]["train"]) > 100000
 out = config["training"]["out_dir"]
 os.makedirs(out)
+if out.endswith(os.environ.get("HANGS", "?")):
+    print("NCCL WARN a send failed\\nrank 0 waited for rank 1", flush=True)
+    time.sleep(300)
 with open(out + "/metrics.jsonl", "w") as file:
     for step in range(20):
         loss = 5 - 0.1 * step
@@ -158,6 +165,16 @@ case "$*" in
     exit 1 ;;
 esac
 """
+# PyTorch says so first what it is, and then much more.
+PEER_OUT_OF_MEMORY = (
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 12.27 GiB. GPU 0 "
+    "has a total capacity of 79.10 GiB of which 5.12 GiB is free. Including "
+    "memory that is not PyTorch's, this process has 73.97 GiB in use. Of the "
+    "memory that is allocated 71.40 GiB is PyTorch's, and 1.83 GiB is reserved "
+    "by it but not allocated. If memory that is reserved but not allocated is "
+    "large, try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against "
+    "fragments. The documentation of how PyTorch manages memory has more: "
+    "https://pytorch.org/docs/stable/notes/cuda.html")
 PEER = '{"micro_batch": 2, "peak_bytes": 9e9, "tokens_per_second": 400000}'
 DEVICE_BENCH = """#!/bin/sh
 cat <<END
@@ -306,6 +323,19 @@ class GpuCheckTest(unittest.TestCase):
                  if name != "bench"]
         self.assertLess(sum(first), check.SECONDS - 60)
 
+    def test_what_a_part_leaves_over_is_for_those_behind_it(self):
+        out = os.path.join(self.root, "report")
+        with contextlib.redirect_stdout(io.StringIO()):
+            check.main(["--out", out], FakeMachine(), {
+                name: lambda context: parts.passed()
+                for name in check.LIMITS}, self.root)
+        with open(os.path.join(out, "report.json")) as file:
+            limits = {row["part"]: row["limit_s"]
+                      for row in json.load(file)["parts"]}
+        # No limit is cut, and the last part has all that is left.
+        self.assertEqual({**limits, "bench": 0}, {**check.LIMITS, "bench": 0})
+        self.assertGreater(limits["bench"], check.SECONDS - 60)
+
     def test_no_gpu_is_one_line_and_77(self):
         if machine.Machine(ROOT).problem() is None:
             self.skipTest("there is a GPU here")
@@ -370,7 +400,8 @@ class GpuCheckTest(unittest.TestCase):
                       "GPT-2 124M, T 1024", "adamw, fp32 gradients / copy",
                       "| 2 | bf16 | 0 | abc | 0.00e+00 | ok |",
                       "of 989 TFLOP/s dense (Fake H200)",
-                      "| Kernels | 2 | 2 | ok |"):
+                      "| Kernels | 2 | 2 | 0 |",
+                      "| 20.70 | 20.75 | 20.70 | -50 | ok |"):
             self.assertIn(words, text)
 
     def failing(self, words):
@@ -436,6 +467,26 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual((code, found["failed"]), (1, ["parity"]))
         self.assertIn("time limit", self.row(found, "parity")["why"])
         self.assert_ends(child)
+
+    def test_a_process_that_no_signal_ends_holds_up_nothing(self):
+        asked = []
+
+        class Stuck(subprocess.Popen):
+            def wait(self, timeout=None):
+                if "parity" not in self.args[0]:
+                    return super().wait(timeout)
+                asked.append(timeout)
+                raise subprocess.TimeoutExpired(self.args, timeout)
+
+        self.environ(CHILD=os.path.join(self.root, "child"))
+        self.program("out/" + parts.PARITY_TEST, HANGS)
+        self.keep(subprocess, "Popen", Stuck)
+        code, found, text = self.check("--parts", "parity,memory")
+        self.assertEqual((code, found["failed"]), (1, ["parity"]))
+        self.assertIn("time limit, but did not end: it may still hold the GPU",
+                      self.row(found, "parity")["why"])
+        self.assertEqual(self.row(found, "memory")["status"], "passed")
+        self.assertEqual((len(asked), asked[1]), (2, parts.KILL_SECONDS))
 
     def test_ctrl_c_ends_what_runs_and_leaves_the_report(self):
         child = os.path.join(self.root, "child")
@@ -585,8 +636,26 @@ class GpuCheckTest(unittest.TestCase):
         row = self.row(found, "nccl")
         self.assertEqual(["skipped" in one for one in row["rows"]],
                          [False, False, True, True, True])
-        self.assertIn("here is 1 with NCCL 2.28", row["why"])
         self.assertIn("| 2 | fp32 | 3 |  |  | skipped |", text)
+        self.assertEqual(row["status"], "passed")
+        self.assertEqual(
+            row["why"], "NCCL 2.28.9; but NCCL between ranks is unproven here; "
+            "skipped: 2 ranks want as many GPUs or NCCL 2.30, and here is 1")
+        self.assertIn(row["why"], text)
+        # Where they ran it is proven.
+        found = self.check("--parts", "nccl")[1]
+        self.assertEqual(self.row(found, "nccl")["why"], "NCCL 2.30.4")
+
+    def test_a_run_that_hangs_says_why_and_leaves_time_for_the_others(self):
+        self.keep(parts, "RUN_SECONDS", 5)
+        self.environ(HANGS="nccl_1_fp32_3_nccl", NCCL_DEBUG="INFO",
+                     DEBUG="INFO")
+        code, found, _ = self.check("--parts", "nccl")
+        self.assertEqual(code, 1)
+        self.assertEqual(
+            [one["problem"] for one in self.row(found, "nccl")["rows"]],
+            [None, "nccl: stopped at its time limit: NCCL WARN a send failed; "
+             "rank 0 waited for rank 1", None, None, None])
 
     def test_a_build_without_nccl_is_skipped(self):
         self.program("out/zero", ZERO.replace(
@@ -639,11 +708,19 @@ class GpuCheckTest(unittest.TestCase):
             '"predicted_peak": 20700000000', '"predicted_peak": 19700000000'))
         code, found, _ = self.check("--parts", "memory")
         self.assertEqual(code, 1)
-        self.assertIn("predicted 19.70 GB, measured 20.75 GB",
-                      self.row(found, "memory")["why"])
+        # 2 % of what is measured, and 384 MiB.
+        self.assertIn("predicted 19.70 GB, measured 20.75 GB: 1050 MB apart, "
+                      "818 are allowed", self.row(found, "memory")["why"])
+
+    def test_what_libraries_load_at_first_was_not_foreseen(self):
+        self.program("out/bench/step_bench", STEP_BENCH.replace(
+            '"predicted_peak": 20700000000', '"predicted_peak": 19950000000'))
+        code, _, text = self.check("--parts", "memory")
+        self.assertEqual(code, 0)
+        self.assertIn("| 19.95 | 20.75 | 20.70 | -800 | ok |", text)
 
     def sanitized(self, *fill):
-        self.keep(parts, "SUITE_SECONDS", 1)
+        self.keep(parts, "START_SECONDS", 1)
         self.program("sanitizer", SANITIZER % fill)
         return self.row(self.check("--parts", "memcheck", "--limit",
                                    "memcheck=5")[1], "memcheck")
@@ -656,6 +733,8 @@ class GpuCheckTest(unittest.TestCase):
             row = self.sanitized(*fill)
             self.assertEqual(row["status"], "failed", fill)
             self.assertIn("Invalid __global__ write", row["why"])
+        self.assertIn("first (about Kernels.B): Invalid", self.sanitized(
+            "$run; " + write, 1, 86)["why"])
 
     def test_what_the_summary_does_not_count_is_no_finding(self):
         row = self.sanitized('echo "========= Warning: some kernels are new"',
@@ -670,18 +749,30 @@ class GpuCheckTest(unittest.TestCase):
         _, found, _ = self.check("--parts", "racecheck")
         self.assertIn("2 findings", self.row(found, "racecheck")["why"])
 
+    def test_our_own_kernels_are_sanitized_first_in_one_process(self):
+        self.program("out/" + parts.KERNEL_TESTS, PASSES.replace(
+            "\nKernels.", "\nLinearTest.\n  A\nKernels.", 1).replace(
+                "  B'", "  B\nSgdTest.\n  A\nAttentionTest.\n  A'"))
+        for tool in "memcheck", "racecheck":
+            self.check("--parts", tool)
+            self.assertEqual(
+                [line.split("--gtest_filter=")[1]
+                 for line in self.log().splitlines() if "--tool" in line],
+                ["Kernels.*:SgdTest.*", "LinearTest.*:AttentionTest.*"])
+
     def test_a_sanitizer_out_of_time_says_what_it_did_not_reach(self):
         self.program("out/" + parts.KERNEL_TESTS, PASSES.replace(
-            "  B'", "  B\nSgdTest.\n  A\nNorm.\n  A\n  B'"))
-        self.keep(parts, "SUITE_SECONDS", 6)
-        self.program("sanitizer", SANITIZER % ("$run; sleep 60", 0, 0))
-        _, found, text = self.check("--parts", "memcheck", "--limit",
-                                    "memcheck=9")
-        row = self.row(found, "memcheck")
+            "  B'", "  B\n  C\nSgdTest.\n  A\nAttentionTest.\n  A\n  B'"))
+        row = self.sanitized("$run; echo '[ RUN      ] Kernels.C'; sleep 60",
+                             0, 0)
         self.assertEqual(row["status"], "passed")
-        self.assertIn("stopped for time: Norm after 2 of 2 tests; not reached: "
-                      "SgdTest, Kernels; --parts memcheck", row["why"])
-        self.assertIn("| Norm | 2 | 2 | stopped for time |", text)
+        self.assertEqual([list(one.values()) for one in row["rows"]], [
+            ["Kernels", 2, 3, 1], ["SgdTest", 0, 1, 1],
+            ["AttentionTest", 0, 2, 2]])
+        self.assertEqual(
+            row["why"], "not reached: Kernels (1 of 3), SgdTest (1 of 1), "
+            "AttentionTest (2 of 2); --parts memcheck --limit memcheck=500 has "
+            "more time")
 
     def test_tests_that_are_all_skipped_prove_nothing_under_a_tool(self):
         self.program("out/" + parts.KERNEL_TESTS, SKIPS)
@@ -751,15 +842,38 @@ class GpuCheckTest(unittest.TestCase):
     def test_the_peer_takes_our_batch_or_half_of_it_until_it_fits(self):
         text = self.with_peer("""case $* in
   *"--micro-batch 2 "*) echo '%s' ;;
-  *) echo '{"error": "OutOfMemoryError: CUDA out of memory."}'; exit 1 ;;
+  *) echo "%s"; exit 1 ;;
 esac
-""" % PEER)
+""" % (PEER, json.dumps({"error": PEER_OUT_OF_MEMORY}).replace('"', '\\"')))
         with open(os.environ["CALLS"]) as file:
             self.assertEqual([line.split("--micro-batch ")[1][0]
                               for line in file], ["8", "4", "2"])
         self.assertIn("PyTorch: 400000 tok/s, micro-batch 2, 9.00 GB\n", text)
         self.assertRegex(text, r"PyTorch compiled, micro-batch 8 / 2 +"
                          r"\d\.\d+ >= +1\.150 +\d+\.\d{3}  ")
+
+    def test_the_models_with_an_mfu_are_measured_behind_the_first(self):
+        order = []
+        run = gpu.Run(types.SimpleNamespace(seconds=60, models=[], sweep=False,
+                                            json=None))
+        run.device = lambda: None
+        run.one_model = lambda one: order.append(gpu.label(one)) or ({}, ())
+        run.stages = lambda one, setting: order.append("stages")
+        run.peer = lambda one, row: order.append("PyTorch " + gpu.label(one))
+        run.run()
+        self.assertEqual(order[:5], [
+            "GPT-2 124M, T 1024", "stages", "PyTorch GPT-2 124M, T 1024",
+            "Qwen2.5 3B, T 1024", "Qwen2.5 7B, T 1024"])
+        behind = order[len(gpu.MODELS) + 2:]
+        self.assertTrue(all(one.startswith("PyTorch ") for one in behind))
+        self.assertEqual(len(behind), len(gpu.MODELS) - 1)
+
+    def test_an_error_keeps_its_first_words_and_its_last(self):
+        self.assertGreater(len(PEER_OUT_OF_MEMORY), 500)
+        short = common.both_ends(PEER_OUT_OF_MEMORY)
+        self.assertLess(len(short), 450)
+        self.assertRegex(short, r"\AOutOfMemoryError: CUDA out of memory\. .*"
+                         r" \.\.\. .*/cuda\.html\Z")
 
     def test_a_peer_that_can_not_compile_is_no_target(self):
         text = self.with_peer("""case $* in

@@ -28,6 +28,12 @@ def rows_of(text):
     return found
 
 
+def both_ends(text):
+    """Text that is short: an error says what it is in its first words, or in
+    its last ones."""
+    return text if len(text) <= 400 else text[:150] + " ... " + text[-250:]
+
+
 def die_with_parent():
     """In a child before it runs: it is killed with its parent, whatever ends
     that, and holds no GPU for nobody."""
@@ -59,7 +65,7 @@ def attempt(command, cores=None, seconds=None):
     why = (found[-1].get("error") if found else None) or done.stderr.decode(
         errors="replace")
     return ([row for row in found if "error" not in row],
-            why.strip()[-400:] or "exit %d" % done.returncode)
+            both_ends(why.strip()) or "exit %d" % done.returncode)
 
 
 def call(command, cores=None):

@@ -52,9 +52,8 @@ def tests_lines(row):
 def sanitizer_lines(row):
     if not row.get("rows"):
         return []
-    return table(("suite", "tests that ran", "of", ""), [
-        (one["suite"], one["ran"], one["of"], one["problem"] or
-         ("stopped for time" if one["stopped"] else "ok"))
+    return table(("suite", "passed", "of", "not reached"), [
+        (one["suite"], one["passed"], one["of"], one["not_reached"])
         for one in row["rows"]])
 
 
@@ -102,9 +101,10 @@ def nccl_lines(row):
 
 def memory_lines(row):
     return table(("model", "predicted GB", "measured GB", "of the ledger GB",
-                  ""), [
+                  "predicted - measured MB", ""), [
         (one["model"], *(gigabytes(one[key]) if key in one else ""
                          for key in ("predicted", "measured", "ledger")),
+         "%+.0f" % (one["difference"] / 1e6) if "difference" in one else "",
          one["problem"] or "ok") for one in row.get("rows", [])])
 
 
