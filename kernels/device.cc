@@ -37,4 +37,13 @@ Buffer::~Buffer() {
   if (data_ != nullptr) device_->Free(data_, bytes_, kind_);
 }
 
+void Device::CopyRows(Stream& stream, void* dst, size_t dst_stride,
+                      const void* src, size_t src_stride, size_t row_bytes,
+                      size_t num_rows) {
+  for (size_t i = 0; i < num_rows; ++i) {
+    Copy(stream, static_cast<char*>(dst) + i * dst_stride,
+         static_cast<const char*>(src) + i * src_stride, row_bytes);
+  }
+}
+
 }  // namespace zero

@@ -30,8 +30,9 @@ enum class DeviceKind { kCpu, kCuda, kMeta };
 // "cpu", "cuda", "meta".
 const char* DeviceKindName(DeviceKind kind);
 
-// kHost is memory that the CPU can read and a device can copy from
-// asynchronously (pinned on CUDA, plain on the CPU).
+// kHost is memory that the CPU can read, that a device can copy from
+// asynchronously and that its kernels can read (pinned on CUDA, plain on the
+// CPU).
 enum class MemoryKind { kDevice, kHost };
 
 // A point in the work of one stream.
@@ -164,6 +165,12 @@ class Device {
   // Copies between any two memories this device can reach, on `stream`.
   virtual void Copy(Stream& stream, void* dst, const void* src,
                     size_t bytes) = 0;
+  // The same of `num_rows` rows of `row_bytes`, which begin `dst_stride` and
+  // `src_stride` bytes apart: one after the other, where there is nothing
+  // better. REQUIRES: strides >= row_bytes.
+  virtual void CopyRows(Stream& stream, void* dst, size_t dst_stride,
+                        const void* src, size_t src_stride, size_t row_bytes,
+                        size_t num_rows);
 
  private:
   friend class Buffer;

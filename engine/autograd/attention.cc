@@ -51,21 +51,18 @@ void AppendToCache(Context& ctx, KvCache& cache, KvCache::Layer& layer,
                    const MutableHeadsRef& k, const MutableHeadsRef& v,
                    const Layout& layout, DType dtype) {
   const int64_t item = DTypeBytes(dtype);
-  const int64_t row_bytes = layout.kv_width() * item;
-  auto copy = [&](const Tensor& to, const MutableHeadsRef& from, int64_t b,
-                  int64_t t) {
-    ctx.device().Copy(
+  const int64_t token_bytes = layout.kv_width() * item;
+  auto append = [&](const Tensor& to, const MutableHeadsRef& from, int64_t b) {
+    ctx.device().CopyRows(
         ctx.stream(),
-        Offset(to, (b * cache.capacity + cache.length + t) * layout.kv_width()),
-        static_cast<const char*>(from.data) +
-            (b * from.batch_stride + t * from.token_stride) * item,
-        row_bytes);
+        Offset(to, (b * cache.capacity + cache.length) * layout.kv_width()),
+        token_bytes,
+        static_cast<const char*>(from.data) + b * from.batch_stride * item,
+        from.token_stride * item, token_bytes, layout.length);
   };
   for (int64_t b = 0; b < layout.batch; ++b) {
-    for (int64_t t = 0; t < layout.length; ++t) {
-      copy(layer.keys, k, b, t);
-      copy(layer.values, v, b, t);
-    }
+    append(layer.keys, k, b);
+    append(layer.values, v, b);
   }
 }
 

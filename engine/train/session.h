@@ -50,7 +50,9 @@ class Session {
   // `rank` must outlive the session. Weights are those of
   // config.model.from_pretrained, or initial values from training.seed. All
   // ranks make the same calls, here and below.
-  // Errors: ResourceExhausted; those of LoadPortable.
+  // Errors: ResourceExhausted, before anything is taken, where predicted() does
+  //         not fit, on a GPU with 0.5 GiB besides for kernels that load in
+  //         the first step; those of LoadPortable.
   static absl::StatusOr<std::unique_ptr<Session>> Make(
       const Rank& rank, const Config& config, const ModelTools& tools,
       const Workload& workload);

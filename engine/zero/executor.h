@@ -127,7 +127,8 @@ inline constexpr char kStepCollective[] = "norm and loss";
 struct TransientBytes {
   int64_t activations = 0;  // and workspace
   int64_t rotating = 0;     // gathered parameters and gradients of units
-  int64_t upload = 0;       // the largest batch, in host memory: twice
+  // The largest batch, or a piece of the weights, in host memory: twice.
+  int64_t upload = 0;
 };
 
 // A named array of the model states as one rank holds it: of a unit the
@@ -213,7 +214,8 @@ class Executor {
   absl::Status AllReduce(const std::string& name, ReduceOp op,
                          absl::Span<double> values);
   // Behind what was launched so far, before what is launched later. One at a
-  // time: another one takes the place of one that was not finished.
+  // time: another one takes the place of one that was not finished, once the
+  // device is done with it.
   void StartAllReduce(const std::string& name, ReduceOp op,
                       absl::Span<const double> values);
   // Waits for as many numbers, and no step that began behind them.
@@ -309,9 +311,16 @@ class Executor {
   void ClearOptimizer();
   absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
                                              const char* name);
+  // Launches the writing of a parameter whose elements [begin, begin + count)
+  // `fill` computes. Its memory is free again when the next but one is asked
+  // for. Elements that this rank does not hold may be left out.
+  using FillFn = std::function<void(int64_t begin, int64_t count, float* out)>;
+  void WriteInPieces(const BoundParameter& bound, const FillFn& fill);
+  // The same of elements from `begin` on. REQUIRES: kernels of the device can
+  // read `values`, and may until the stream is done.
   void WriteParameter(const BoundParameter& bound, int64_t begin,
-                      const std::vector<float>& values);
-  void UploadFromF32(const float* values, const Tensor& to);
+                      absl::Span<const float> values);
+  bool Holds(const BoundParameter& bound, int64_t begin, int64_t end) const;
   void DownloadAsF32(const Tensor& from, float* out);
   absl::Status StageSegment(const SegmentRef& ref);
   // Copies from the device to host_numbers_, behind all computation, and waits
@@ -395,8 +404,8 @@ class Executor {
   std::unique_ptr<Event> computed_;
   std::unique_ptr<Context> context_;
   Tensor batch_memory_;
-  // Where batches are put together on the host: two in turn, so that one is
-  // filled while the other is on its way.
+  // Where batches and weights are put together on the host: two in turn, so
+  // that one is filled while the other is on its way.
   struct HostStaging {
     Buffer memory;
     std::unique_ptr<Event> sent;

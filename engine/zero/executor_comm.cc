@@ -383,6 +383,8 @@ void Executor::StartAllReduce(const std::string& name, ReduceOp op,
   const int64_t size = static_cast<int64_t>(values.size());
   ZERO_CHECK_GE(agreed_.num_elems(), size);
   const Tensor numbers = agreed_.Slice(0, {size});
+  // One that was not finished may still be to read and to write them.
+  if (!agreed_read_->IsDone()) agreed_read_->Synchronize();
   std::memcpy(host_agreed_.data(), values.data(), numbers.bytes());
   device_->Copy(*stream_, numbers.data(), host_agreed_.data(), numbers.bytes());
   ReduceNumbers(name, op, numbers);

@@ -1,5 +1,6 @@
 // The executor's model states: memory, binding, and values in and out.
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,10 @@
 
 namespace zero {
 namespace {
+
+// Weights are made in pieces: the embedding alone may be larger than the
+// memory to spare.
+constexpr int64_t kPieceElems = int64_t{1} << 19;
 
 // Parameters of equal decay that touch (but for alignment gaps, whose
 // gradients are zero) update in one run.
@@ -282,7 +287,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
               plan_.world * static_cast<int64_t>(Hasher().HexDigest().size()),
               logits_size() * static_cast<int64_t>(sizeof(float))),
           MemoryKind::kHost));
-  ZERO_RETURN_IF_ERROR(ReserveUploads(transient.upload));
+  ZERO_RETURN_IF_ERROR(ReserveUploads(std::max(
+      transient.upload, kPieceElems * static_cast<int64_t>(sizeof(float)))));
   read_ = device_->MakeEvent();
   context_ = std::make_unique<Context>(*device_, *stream_, *activations_);
   model_->Prepare(*states_, *stream_, options_.max_positions);
@@ -371,19 +377,14 @@ void Executor::BindSinks(int unit, const Tensor& flat) {
 void Executor::Initialize(uint64_t seed) {
   ClearOptimizer();
   if (device_->kind() == DeviceKind::kMeta) return;
-  // In pieces: the embedding alone may be larger than the memory to spare.
-  constexpr int64_t kChunk = 1 << 20;
-  std::vector<float> host;
   for (const UnitState& unit : units_) {
     for (const auto& bound : unit.parameters) {
-      const int64_t n = bound->parameter->stored_shape.num_elems();
-      for (int64_t begin = 0; begin < n; begin += kChunk) {
-        host.resize(std::min(kChunk, n - begin));
-        InitialValues(*bound->parameter, seed, begin, host.size(), host.data());
-        WriteParameter(*bound, begin, host);
-      }
+      WriteInPieces(*bound, [&](int64_t begin, int64_t count, float* out) {
+        InitialValues(*bound->parameter, seed, begin, count, out);
+      });
     }
   }
+  stream_->Synchronize();
 }
 
 void Executor::Load(
@@ -395,9 +396,16 @@ void Executor::Load(
     for (const auto& bound : unit.parameters) {
       host.resize(bound->parameter->stored_shape.num_elems());
       values(*bound->parameter, host.data());
-      WriteParameter(*bound, 0, host);
+      if (!device_->asynchronous()) {  // reads any memory, at once
+        WriteParameter(*bound, 0, host);
+        continue;
+      }
+      WriteInPieces(*bound, [&](int64_t begin, int64_t count, float* out) {
+        std::memcpy(out, host.data() + begin, count * sizeof(float));
+      });
     }
   }
+  stream_->Synchronize();
 }
 
 void Executor::ClearOptimizer() {
@@ -407,18 +415,46 @@ void Executor::ClearOptimizer() {
   }
 }
 
-// Every rank has all values and keeps what it holds of them.
+void Executor::WriteInPieces(const BoundParameter& bound, const FillFn& fill) {
+  const int64_t n = bound.parameter->stored_shape.num_elems();
+  for (int64_t begin = 0; begin < n; begin += kPieceElems) {
+    const int64_t count = std::min(kPieceElems, n - begin);
+    if (!Holds(bound, begin, begin + count)) continue;
+    HostStaging& piece = uploads_[next_upload_];
+    next_upload_ = (next_upload_ + 1) % uploads_.size();
+    piece.sent->Synchronize();
+    float* const values = static_cast<float*>(piece.memory.data());
+    fill(begin, count, values);
+    WriteParameter(bound, begin, {values, static_cast<size_t>(count)});
+    stream_->Record(*piece.sent);
+  }
+}
+
+// The device rounds: it reads memory of the host where that lies.
 void Executor::WriteParameter(const BoundParameter& bound, int64_t begin,
-                              const std::vector<float>& values) {
+                              absl::Span<const float> values) {
   const int64_t first = bound.offset + begin;
   const int64_t end = first + static_cast<int64_t>(values.size());
   for (const FlatState* state : {&master_, &params_}) {
     if (!state->defined()) continue;
     state->ForEachHeld(bound.unit, first, end,
                        [&](const Tensor& to, int64_t at) {
-                         UploadFromF32(values.data() + (at - first), to);
+                         const ConstVector from = {values.data() + (at - first),
+                                                   DType::kF32, to.num_elems()};
+                         context_->ops().Cast(*stream_, {from, to.vector()});
                        });
   }
+}
+
+bool Executor::Holds(const BoundParameter& bound, int64_t begin,
+                     int64_t end) const {
+  bool holds = false;
+  for (const FlatState* state : {&master_, &params_}) {
+    if (!state->defined()) continue;
+    state->ForEachHeld(bound.unit, bound.offset + begin, bound.offset + end,
+                       [&](const Tensor&, int64_t) { holds = true; });
+  }
+  return holds;
 }
 
 absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t first,
@@ -496,19 +532,6 @@ void Executor::CopyOut(const Tensor& values, void* out) {
 void Executor::CopyIn(const void* from, const Tensor& values) {
   staged_ = Tensor();  // may be older now
   device_->Copy(*stream_, values.data(), from, values.bytes());
-  stream_->Synchronize();
-}
-
-void Executor::UploadFromF32(const float* values, const Tensor& to) {
-  std::vector<uint16_t> half;
-  const void* from = values;
-  if (to.dtype() != DType::kF32) {
-    half.resize(to.num_elems());
-    std::transform(values, values + to.num_elems(), half.begin(),
-                   to.dtype() == DType::kBF16 ? F32ToBF16 : F32ToF16);
-    from = half.data();
-  }
-  device_->Copy(*stream_, to.data(), from, to.bytes());
   stream_->Synchronize();
 }
 

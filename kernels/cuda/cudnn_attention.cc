@@ -45,6 +45,11 @@ constexpr int64_t kTokensOfSequences[] = {256, 128, 64, 32};
 // be.
 constexpr size_t kPackedVersion = 92500;
 
+// cudnnGetVersion() of the last library for whose backward pass the frontend
+// puts the lengths of rows that are not packed into the workspace, where T is
+// no multiple of 128.
+constexpr size_t kLastWithLengths = 91500;
+
 // "attention forward of packed bf16 [B 4, T 1024, H 8, K 2, D 64]"
 std::string Describe(const AttentionCall& call) {
   const AttentionShape& s = call.shape;
@@ -97,6 +102,25 @@ std::string WhyNotPacked(const AttentionCall& call, const Rules& rules) {
   return "";
 }
 
+// Backward the frontend's own part of the workspace comes first, and cuDNN's
+// engine gets what lies right behind it, not rounded up (as of 1.32). In it are
+// a float per query and head, up to cuDNN 9.15 two lengths per row, and nothing
+// else whose size is not a multiple of 16 bytes. What an engine does with an
+// address that is none either is promised nowhere. As WhyNotAsked.
+std::string WhyNotAlignedBackward(const AttentionCall& call,
+                                  const Rules& rules) {
+  const bool has_lengths = rules.version <= kLastWithLengths &&
+                           !call.is_packed() && call.shape.kv_len % 128 != 0;
+  const int64_t bytes = 4 * call.num_tokens() * call.shape.num_heads +
+                        (has_lengths ? 8 * call.shape.batch : 0);
+  if (bytes % kAlignment == 0) return "";
+  return absl::StrCat("cuDNN's frontend puts ", bytes,
+                      " bytes before its engine's workspace, which then lies "
+                      "on no multiple of ",
+                      kAlignment, " bytes; choose T as a multiple of ",
+                      has_lengths ? 128 : 4);
+}
+
 // Why cuDNN is not asked, and what to do about it; empty: it is asked.
 std::string WhyNotAsked(const AttentionCall& call, const Rules& rules) {
   const AttentionShape& s = call.shape;
@@ -131,6 +155,10 @@ std::string WhyNotAsked(const AttentionCall& call, const Rules& rules) {
                           " elements, not a multiple of 8; pad its rows to ",
                           kAlignment, " bytes");
     }
+  }
+  if (call.is_backward) {
+    std::string why = WhyNotAlignedBackward(call, rules);
+    if (!why.empty()) return why;
   }
   return call.is_packed() ? WhyNotPacked(call, rules) : "";
 }

@@ -5,7 +5,8 @@
 // call. cudnn_attention_off.cc is the twin that takes none.
 //
 // cuDNN takes bf16 and fp16 with as many queries as keys, heads of a multiple
-// of 8 up to 256 wide, and operands whose rows lie on multiples of 16 bytes.
+// of 8 up to 256 wide, and operands whose rows lie on multiples of 16 bytes;
+// backward also B * H * T of a multiple of 4. Either direction may be ours.
 // Its sums are in fp32, but probabilities and their gradients pass through the
 // tensor cores in 16 bits. The statistics are those of ops.h: natural
 // logarithms, [B, H, T].

@@ -310,6 +310,15 @@ void CudaDevice::Copy(Stream& stream, void* dst, const void* src,
       cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, HandleOf(stream)));
 }
 
+void CudaDevice::CopyRows(Stream& stream, void* dst, size_t dst_stride,
+                          const void* src, size_t src_stride, size_t row_bytes,
+                          size_t num_rows) {
+  if (row_bytes == 0 || num_rows == 0) return;
+  ZERO_CUDA_CHECK(cudaMemcpy2DAsync(dst, dst_stride, src, src_stride, row_bytes,
+                                    num_rows, cudaMemcpyDefault,
+                                    HandleOf(stream)));
+}
+
 void CudaDevice::PushRange(const char* name) { nvtxRangePushA(name); }
 void CudaDevice::PopRange() { nvtxRangePop(); }
 

@@ -51,6 +51,8 @@ class CudaDevice final : public Device {
   std::unique_ptr<Event> MakeEvent() override;
   Ops& ops() override { return ops_; }
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override;
+  void CopyRows(Stream& stream, void* dst, size_t dst_stride, const void* src,
+                size_t src_stride, size_t row_bytes, size_t num_rows) override;
   void PushRange(const char* name) override;
   void PopRange() override;
 

@@ -126,6 +126,30 @@ TEST(CudaDeviceTest, CopiesGoThereAndBackOnStreamsOfEveryRole) {
   }
 }
 
+TEST(CudaDeviceTest, RowsAreCopiedInOneCallAndNothingBetweenThem) {
+  constexpr size_t kRows = 5, kRowBytes = 7, kFrom = 11, kTo = 9;
+  const auto device = OpenDevice();
+  const auto stream = device->MakeStream(StreamRole::kCompute);
+  const Buffer from = Allocate(*device, kRows * kFrom, MemoryKind::kHost);
+  const Buffer there = Allocate(*device, kRows * kTo, MemoryKind::kDevice);
+  const Buffer back = Allocate(*device, kRows * kTo, MemoryKind::kHost);
+  for (size_t i = 0; i < from.bytes(); ++i) {
+    Bytes(from)[i] = static_cast<char>(i);
+  }
+  std::memset(back.data(), -1, back.bytes());
+  device->Copy(*stream, there.data(), back.data(), back.bytes());
+  device->CopyRows(*stream, there.data(), kTo, from.data(), kFrom, kRowBytes,
+                   kRows);
+  device->CopyRows(*stream, nullptr, kTo, nullptr, kFrom, kRowBytes, 0);
+  device->Copy(*stream, back.data(), there.data(), back.bytes());
+  stream->Synchronize();
+  for (size_t i = 0; i < back.bytes(); ++i) {
+    const size_t row = i / kTo, byte = i % kTo;
+    EXPECT_EQ(Bytes(back)[i],
+              byte < kRowBytes ? static_cast<char>(row * kFrom + byte) : -1);
+  }
+}
+
 // A relay: each stream hands the value on to the next one, by an event.
 TEST(CudaDeviceTest, AnEventOrdersTwoStreams) {
   constexpr int kSteps = 40;

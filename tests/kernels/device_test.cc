@@ -293,6 +293,24 @@ TEST(CpuDeviceTest, CopiesOnTheStreamItIsGiven) {
   }
 }
 
+TEST(CpuDeviceTest, CopiesRowsAndNothingBetweenThem) {
+  constexpr size_t kRows = 5, kRowBytes = 7, kFrom = 11, kTo = 9;
+  const auto device = MakeCpuDevice(2);
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kCopy}) {
+    const auto stream = device->MakeStream(role);
+    std::vector<char> from(kRows * kFrom), to(kRows * kTo, -1);
+    for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i);
+    device->CopyRows(*stream, to.data(), kTo, from.data(), kFrom, kRowBytes,
+                     kRows);
+    stream->Synchronize();
+    for (size_t i = 0; i < to.size(); ++i) {
+      const size_t row = i / kTo, byte = i % kTo;
+      EXPECT_EQ(to[i],
+                byte < kRowBytes ? static_cast<char>(row * kFrom + byte) : -1);
+    }
+  }
+}
+
 TEST(CudaOffTest, SaysThatItIsNotBuiltAndWhatToDo) {
   const auto device = MakeCudaDevice(0);
   if (device.ok()) GTEST_SKIP() << "CUDA is built, and here is a GPU";

@@ -62,6 +62,11 @@ class TimedDevice final : public Device {
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override {
     inner_.Copy(stream, dst, src, bytes);
   }
+  void CopyRows(Stream& stream, void* dst, size_t dst_stride, const void* src,
+                size_t src_stride, size_t row_bytes, size_t num_rows) override {
+    inner_.CopyRows(stream, dst, dst_stride, src, src_stride, row_bytes,
+                    num_rows);
+  }
 
  private:
   class TimedOps;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/config/load.h"
 #include "engine/train/session.h"
@@ -151,6 +152,45 @@ TEST(CudaFaultsTest, OnSeveralRanksTooAStepWaitsOnce) {
   }
 }
 
+// Their numbers lie in the same memory, which the first may still be to read.
+TEST(CudaFaultsTest, AnAgreementTakesThePlaceOfOneThatWasNotFinished) {
+  const Job job = TwoRanks();
+  const absl::Status status =
+      RunLocalRanks(job.world, RanksOf(job), Gpu, [&](const Rank& rank) {
+        Rig rig(rank, job.Make(), job.options, {1 << 20, 1 << 20});
+        for (double value = 1; value < 20; ++value) {
+          rig->StartAllReduce("first", ReduceOp::kSum, {&value, 1});
+          double second = 100 * value;
+          rig->StartAllReduce("second", ReduceOp::kSum, {&second, 1});
+          ZERO_RETURN_IF_ERROR(rig->FinishAllReduce({&second, 1}));
+          EXPECT_EQ(second, 200 * value);
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// However long it is.
+TEST(CudaFaultsTest, APromptGoesIntoTheCacheInTwoCopiesPerLayer) {
+  constexpr int64_t kLayers = 2;
+  const auto device = Gpu(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  Rig rig(**device, TinyConfig(ModelFamily::kLlama), {.max_positions = 9});
+  const TokenBatch batch(1, kLength, kVocab, 1);
+  HostBatch prompt = batch.All();
+  prompt.targets = nullptr;
+  std::vector<float> with(kVocab), without(kVocab);
+  const int64_t first = emulator::NumCalls("cudaMemcpyAsync");
+  rig.LastLogits(prompt, nullptr, without.data());
+  KvCache cache = rig->MakeKvCache(kLength);
+  const int64_t second = emulator::NumCalls("cudaMemcpyAsync");
+  const int64_t rows = emulator::NumCalls("cudaMemcpy2DAsync");
+  rig.LastLogits(prompt, &cache, with.data());
+  EXPECT_EQ(emulator::NumCalls("cudaMemcpy2DAsync") - rows, 2 * kLayers);
+  EXPECT_EQ(emulator::NumCalls("cudaMemcpyAsync") - second, second - first);
+  EXPECT_EQ(with, without);
+}
+
 // Wherever a kernel can not be launched, in a collective too, the run ends with
 // its rank and the call.
 TEST(CudaFaultsTest, AFailedLaunchEndsTheRunAndIsNamed) {
@@ -243,11 +283,42 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
       << session.status();
   EXPECT_THAT(std::string(session.status().message()),
               AllOf(HasSubstr("at its peak (optimizer "), HasSubstr("fixed 0."),
-                    HasSubstr("emulated GPU has 8.00 GiB"),
+                    HasSubstr("), 0.50 GiB for kernels that load later, and "
+                              "emulated GPU has 8.00 GiB"),
                     HasSubstr("; start more ranks on GPUs of their own with "
                               "zero_optimization.stage 3, or choose a smaller "
                               "model.preset")));
   EXPECT_EQ((*device)->memory().free_bytes, before);
+}
+
+// A run that fills the GPU to the last byte would fail in its first step, when
+// the driver loads kernels.
+TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
+  constexpr int64_t kLate = int64_t{1} << 29;
+  Config config;
+  config.model = TinyConfig(ModelFamily::kGpt2);
+  config.train_micro_batch_size_per_gpu = 2;
+  config.gradient_accumulation_steps = 1;
+  config.data.sequence_length = kLength;
+  const auto device = Gpu(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  const Rank rank = MakeLoneRank(**device);
+  const ModelTools tools = {.make = MakeModel};
+  const auto predicted = PredictMemory(rank, config, tools, {.train = true});
+  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  const int64_t enough = predicted->total_peak_bytes() + kLate;
+  const int64_t before = (*device)->info().memory_bytes;
+  emulator::SetDeviceMemory(enough);
+  EXPECT_TRUE(Session::Make(rank, config, tools, {.train = true}).ok());
+  emulator::SetDeviceMemory(enough - 1);
+  const absl::Status refused =
+      Session::Make(rank, config, tools, {.train = true}).status();
+  emulator::SetDeviceMemory(before);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("), 0.50 GiB for kernels that load later, and "
+                              "emulated GPU has 0."),
+                    HasSubstr("at its peak (")));
 }
 
 // On one rank and, with more streams, on two.

@@ -21,9 +21,9 @@ void SetOrder(Order order, uint64_t seed = 1);
 // seed, half of the time as late as events allow.
 void SetStreamSeed(uint64_t seed);
 
-// Before the first use of a device: how many there are (2 at first) and how
-// much memory each has (8 GiB at first).
+// How many devices there are (2 at first), before the first use of one.
 void SetDeviceCount(int count);
+// How much memory each has (8 GiB at first), from now on.
 void SetDeviceMemory(int64_t bytes);
 
 // The nth call from now on (1: the next) of the CUDA function `name` fails
