@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -203,6 +204,14 @@ absl::Status MakeFolders(const std::string& path) {
     return FileError("cannot create the folder", path, error_number);
   }
   return absl::OkStatus();
+}
+
+int64_t FreeDiskBytes(const std::string& path) {
+  struct statvfs info;
+  // Some file systems have no number of blocks.
+  if (::statvfs(path.c_str(), &info) != 0 || info.f_blocks == 0) return -1;
+  return static_cast<int64_t>(info.f_bavail) *
+         static_cast<int64_t>(info.f_frsize);
 }
 
 bool PathExists(const std::string& path) {

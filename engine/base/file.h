@@ -37,6 +37,9 @@ absl::Status RemoveFile(const std::string& path);
 // mkdir -p.
 absl::Status MakeFolders(const std::string& path);
 
+// What an ordinary user may still write on the disk of `path`; -1: not known.
+int64_t FreeDiskBytes(const std::string& path);
+
 bool PathExists(const std::string& path);
 bool IsFolder(const std::string& path);
 

@@ -976,6 +976,8 @@ void AddSchedule(Table& t) {
                                        : nullptr)
 
 void AddZero(Table& t) {
+  const std::string buckets =
+      "500 million; here 6.5 million, which hide more and hold less memory";
   const std::string offload = "it comes with offload";
   const std::string zeropp = "it comes with gradient compression";
   const auto path = [](const char* name) {
@@ -991,12 +993,14 @@ void AddZero(Table& t) {
             FIELD(zero_optimization.reduce_bucket_size),
             "Gradient elements reduced at once (one segment at least).")
       .BetweenRanks()
-      .AtLeast(1);
+      .AtLeast(1)
+      .DeepSpeed(buckets);
   t.Integer(path("allgather_bucket_size"),
             FIELD(zero_optimization.allgather_bucket_size),
             "Updated parameters gathered at once, in elements (stages 1, 2).")
       .BetweenRanks()
       .AtLeast(1)
+      .DeepSpeed(buckets)
       .Unread(UNREAD(c.zero_optimization.stage == 1 ||
                              c.zero_optimization.stage == 2
                          ? nullptr
@@ -1004,7 +1008,8 @@ void AddZero(Table& t) {
                            "updated parameters"));
   t.Bool(path("overlap_comm"), FIELD(zero_optimization.overlap_comm),
          "Communicate while computing.")
-      .BetweenRanks();
+      .BetweenRanks()
+      .DeepSpeed("true at stage 3 only; here at all stages");
   t.Integer(path("stage3_prefetch_bucket_size"),
             FIELD(zero_optimization.stage3_prefetch_bucket_size),
             "Parameters gathered ahead, in elements; 0: none. Unset: those of "

@@ -1,5 +1,7 @@
 #include "engine/train/trainer.h"
 
+#include <omp.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -65,12 +67,26 @@ JsonLine PerChannel(const WaitTimes& waited) {
   return line;
 }
 
+// A folder of weights is no run's: its config.json would be lost.
+absl::Status CheckHoldsNoModel(const std::string& out_dir) {
+  for (const char* weights :
+       {"model.safetensors", "model.safetensors.index.json"}) {
+    if (PathExists(absl::StrCat(out_dir, "/", weights))) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          out_dir, " holds a model (", weights,
+          "), whose config.json a run would replace; choose another folder"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Makes `out_dir` ready for a run: nobody else in it, no leavings of one that
 // was killed, and no summary of an earlier one beside this one's metrics.
 absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
     const std::string& out_dir) {
   std::unique_ptr<FolderLock> lock;
   const absl::Status prepared = [&]() -> absl::Status {
+    ZERO_RETURN_IF_ERROR(CheckHoldsNoModel(out_dir));
     ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
     ZERO_ASSIGN_OR_RETURN(lock, FolderLock::Take(out_dir));
     ZERO_RETURN_IF_ERROR(RemoveLeavings(
@@ -80,6 +96,21 @@ absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
   if (prepared.ok()) return lock;
   return absl::Status(prepared.code(),
                       absl::StrCat("training.out_dir: ", prepared.message()));
+}
+
+// Now, and not when the weights are written. An earlier final/ goes only when
+// the new one is complete.
+absl::Status CheckRoomForWeights(const Config& config, int64_t parameters) {
+  if (!config.training.save_final) return absl::OkStatus();
+  const int64_t needed = parameters * DTypeBytes(config.param_dtype());
+  const int64_t free = FreeDiskBytes(config.training.out_dir);
+  if (free < 0 || needed <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "training.out_dir: the weights take ",
+      HumanBytes(static_cast<double>(needed)), " and the disk of ",
+      config.training.out_dir, " has ", HumanBytes(static_cast<double>(free)),
+      " free; make room, choose another folder, or set "
+      "training.save_final=false"));
 }
 
 }  // namespace
@@ -119,6 +150,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
   ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir));
+  ZERO_RETURN_IF_ERROR(
+      CheckRoomForWeights(config, trainer->session_->model().NumParameters()));
   const std::string metrics = out_dir + "/metrics.jsonl";
   if (PathExists(metrics)) {  // of one that was killed, too
     console->Line(absl::StrCat(
@@ -144,8 +177,8 @@ void Trainer::KeepPeak(const ProductRate& measured) {
 }
 
 absl::Status Trainer::OpenData() {
-  ZERO_ASSIGN_OR_RETURN(
-      data_, start_->Data(config_, rank_->device->info().num_threads));
+  // On the CPU the device's threads; else all cores, and not the GPU's SMs.
+  ZERO_ASSIGN_OR_RETURN(data_, start_->Data(config_, omp_get_max_threads()));
   ZERO_ASSIGN_OR_RETURN(
       Loader loader,
       Loader::Create(data_->train.get(), batch_shape(), config_.training.seed,
@@ -783,10 +816,11 @@ absl::Status Trainer::EvaluateAndSampleAtEnd() {
 
 absl::Status Trainer::CheckFinite() {
   if (step_ == 0) return absl::OkStatus();
+  const bool stays = PathExists(config_.training.out_dir + "/final");
   const auto diverged = [&](const std::string& what) {
-    return absl::AbortedError(
-        absl::StrCat("the run diverged: ", what, " at its last step, ", step_,
-                     "; an earlier final/ stays. ", kDivergenceRemedy));
+    return absl::AbortedError(absl::StrCat(
+        "the run diverged: ", what, " at its last step, ", step_,
+        stays ? "; an earlier final/ stays. " : ". ", kDivergenceRemedy));
   };
   if (!std::isfinite(last_loss_)) {
     return diverged(absl::StrCat("the loss is ", last_loss_));
@@ -834,8 +868,10 @@ RunSummary Trainer::Summarize() const {
     CountGathers(&summary);
   }
   summary.utilization = UtilizationOf(summary.tokens_per_second);
-  summary.first_loss = first_loss_;
-  summary.final_loss = last_loss_;
+  if (step_ > 0) {
+    summary.first_loss = first_loss_;
+    summary.final_loss = last_loss_;
+  }
   summary.validation_loss = validation_loss_;
   summary.validation_step = last_eval_step_;
   summary.weights = weights_;

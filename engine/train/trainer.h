@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,9 +41,10 @@ struct RunSummary {
   double seconds = 0;
   double tokens_per_second = 0;  // over whole steps, without evaluation
   Utilization utilization;       // at that speed
-  double first_loss = 0;
-  double final_loss = 0;
-  double validation_loss = 0;    // NaN: not evaluated
+  // NaN: of no step, not evaluated.
+  double first_loss = std::numeric_limits<double>::quiet_NaN();
+  double final_loss = std::numeric_limits<double>::quiet_NaN();
+  double validation_loss = std::numeric_limits<double>::quiet_NaN();
   int64_t validation_step = -1;  // after this many steps; -1: not evaluated
   std::string parameters_hash;
   WaitTimes waited;  // in steps, for communication
@@ -104,6 +106,7 @@ class Trainer {
   absl::Status Restore(const TrainingState& state);
 
   Session& session() { return *session_; }
+  const RunData& data() const { return *data_; }
   int64_t total_steps() const { return total_steps_; }
 
  private:

@@ -145,11 +145,11 @@ class CliTest(unittest.TestCase):
                         r"block.5#0 to block.0#\d+\n",
                         r"\nmicro-step 0\nForward\(embedding\) to "
                         r"Forward\(block.5\)\nForwardBackward\(head\)\n",
-                        r"\nmicro-steps 1 to 3, each\n",
-                        r"\nmicro-step 4\n(.*\n)+Norm\n",
+                        r"\nmicro-steps 1 to 4, each\n",
+                        r"\nand then\nAwaitReduce.*\n(.*\n)+Norm\n",
                         r"\nUpdate\(block.0\) to Update\(block.5\)\n"):
             self.assertRegex(text, pattern)
-        self.assertEqual(text.count("ForwardBackward"), 3)
+        self.assertEqual(text.count("ForwardBackward"), 2)
 
     def test_a_trace_is_json_with_a_row_per_stream(self):
         self.ok("train", "config.json", "--ranks", "2", "--trace", "t.json",
@@ -582,6 +582,7 @@ class CliTest(unittest.TestCase):
                 (["--nproc_per_node", "2"], "write --ranks N, or start "
                  "torchrun with it"),
                 (["--rank", "2"], "; did you mean --ranks?"),
+                (["--resume"], "can not be resumed yet; --model DIR/final"),
                 (["--frobnicate"], "--frobnicate; see zero train --help")):
             with self.subTest(args=args):
                 result = self.zero("train", "config.json", *args)
@@ -644,8 +645,10 @@ class CliTest(unittest.TestCase):
                            "bytes", "--tokens", "2")
         self.assertEqual(result.returncode, 0)
         self.assertIn("has 257 ids, the model 1000", result.stderr)
-        result = self.zero("eval", "config.json", "--model", "wide/final")
-        self.assertIn("has 257 ids, the model 1000", result.stderr)
+        for command in ("eval", "train"):
+            result = self.zero(command, "config.json", "--model", "wide/final")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertIn("has 257 ids, the model 1000", result.stderr)
 
     def test_a_run_that_replaces_another_says_so(self):
         train = ("train", "config.json", "--set", "training.steps=1")
@@ -655,6 +658,16 @@ class CliTest(unittest.TestCase):
                       self.ok(*train))
         os.remove(self.path("run/summary.json"))  # as one that was killed
         self.assertIn("note: this run replaces", self.ok(*train))
+
+    def test_a_folder_of_weights_is_no_runs(self):
+        self.train("run")
+        before = self.read_json("run/final/config.json")
+        text = self.error("train", "config.json", "--model", "run/final",
+                          "--set", "training.out_dir=run/final")
+        self.assertIn("training.out_dir: run/final holds a model "
+                      "(model.safetensors), whose config.json a run would "
+                      "replace; choose another folder", text)
+        self.assertEqual(self.read_json("run/final/config.json"), before)
 
     def test_a_reader_that_goes_away_does_not_end_a_run(self):
         process = subprocess.Popen(

@@ -50,6 +50,9 @@ void BoundSpinning(char** argv) {
 // What to do instead of an option that zero does not have: flags that other
 // launchers and trainers take, and misspelt ones.
 std::string Remedy(const std::string& option, const CLI::App& command) {
+  const auto bare = [](const std::string& text) {
+    return text.substr(std::min(text.find_first_not_of('-'), text.size()));
+  };
   const std::string name = option.substr(0, option.find('='));
   const std::pair<const char*, const char*> kOthers[] = {
       {"--local_rank",
@@ -62,16 +65,27 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
       {"--nproc-per-node", "write --ranks N, or start torchrun with it"},
       {"--num_gpus", "write --ranks N"},
       {"--gpus", "write --ranks N --device cuda"},
+      {"--stage", "write --set zero_optimization.stage=N"},
+      {"--zero_stage", "write --set zero_optimization.stage=N"},
+      {"--bf16", "write --set bf16.enabled=true"},
+      {"--fp16", "write --set fp16.enabled=true"},
+      {"--lr", "write --set optimizer.params.lr=X"},
+      {"--learning_rate", "write --set optimizer.params.lr=X"},
+      {"--output_dir", "write --set training.out_dir=DIR"},
+      {"--out_dir", "write --set training.out_dir=DIR"},
+      {"--steps", "write --set training.steps=N"},
+      {"--resume",
+       "a run can not be resumed yet; --model DIR/final starts from weights"},
   };
   for (const auto& [other, remedy] : kOthers) {
     if (name == other) return absl::StrCat("; ", remedy);
   }
   std::vector<std::string> names;
   for (const CLI::Option* known : command.get_options()) {
-    names.push_back(known->get_name());
+    names.push_back(bare(known->get_name()));
   }
-  const std::vector<std::string> near = NearestNames(name, names, 1);
-  return near.empty() ? "" : absl::StrCat("; did you mean ", near[0], "?");
+  const std::vector<std::string> near = NearestNames(bare(name), names, 1);
+  return near.empty() ? "" : absl::StrCat("; did you mean --", near[0], "?");
 }
 
 std::vector<std::string> Arguments(int argc, char** argv) {

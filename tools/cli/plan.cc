@@ -1,5 +1,6 @@
 // `zero plan`: who owns what, what a step takes, and the step as a list of
 // actions. Nothing is allocated and no data is read.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -56,11 +57,11 @@ void PrintStates(const Plan& plan, const ExecutorOptions& options,
 }
 
 // Calls print(first, last) for all of [0, size): once for the neighbours that
-// `alike(i)` joins to the one before i, where they are five or more, for fewer
+// `alike(i)` joins to the one before i, where they are three or more, for two
 // read better one by one.
 void ForEachRun(size_t size, const std::function<bool(size_t)>& alike,
                 const std::function<void(size_t, size_t)>& print) {
-  constexpr size_t kFew = 4;
+  constexpr size_t kFew = 2;
   for (size_t first = 0; first < size;) {
     size_t end = first + 1;
     while (end < size && alike(end)) ++end;
@@ -189,6 +190,17 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
           lines[m].push_back(ActionLine(part[first], part[last], plan));
         });
   }
+  // What ends the step, where its last micro-step begins as those before it.
+  std::vector<std::string> last;
+  if (lines.size() > 1) {
+    const size_t common = lines[lines.size() - 2].size();
+    if (lines.back().size() > common &&
+        std::equal(lines.back().begin(), lines.back().begin() + common,
+                   lines[lines.size() - 2].begin())) {
+      last.assign(lines.back().begin() + common, lines.back().end());
+      lines.back().resize(common);
+    }
+  }
   for (size_t first = 0; first < lines.size();) {
     size_t end = first + 1;
     while (end < lines.size() && lines[end] == lines[first]) ++end;
@@ -200,6 +212,8 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
     for (const std::string& line : lines[first]) console->Line(line);
     first = end;
   }
+  if (!last.empty()) console->Line("and then");
+  for (const std::string& line : last) console->Line(line);
 }
 
 // By the rehearsal that a run begins with, of a rank that has its device to

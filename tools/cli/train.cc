@@ -38,8 +38,10 @@ void PrintSummary(const RunSummary& summary, const Config& config,
       {"speed",
        absl::StrCat(WithCommas(std::llround(summary.tokens_per_second)),
                     " tok/s, ", summary.utilization.ToString())});
-  rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
-                                          summary.final_loss)});
+  if (summary.steps > 0) {
+    rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
+                                            summary.final_loss)});
+  }
   if (!std::isnan(summary.validation_loss)) {
     rows.push_back(
         {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
@@ -214,6 +216,11 @@ absl::Status Train(TrainFlags flags) {
             const auto trainer,
             Trainer::Make(rank, loaded, MakeModelTools(),
                           leads ? &console : &silent, stop, &start));
+        const auto& tokenizer = trainer->data().tokenizer;
+        if (leads && tokenizer != nullptr &&
+            !loaded.config.model.from_pretrained.empty()) {
+          NoteStrangeTokenizer(*tokenizer, loaded.config.model);
+        }
         if (!flags.trace.empty()) {
           trace.Follow(rank.rank(), trainer->session().executor());
         }

@@ -154,6 +154,13 @@ TEST(FolderTest, MakesParentsAndIsRepeatable) {
               HasSubstr("a file of that name exists"));
 }
 
+TEST(FolderTest, KnowsWhatADiskHasRoomFor) {
+  const TempDir dir;
+  EXPECT_GT(FreeDiskBytes(dir.path()), 0);
+  EXPECT_EQ(FreeDiskBytes(dir.path() + "/none"), -1);
+  EXPECT_EQ(FreeDiskBytes("/proc"), -1);  // no disk
+}
+
 TEST(FolderTest, FolderOfCutsTheLastPart) {
   EXPECT_EQ(FolderOf("a/b/c.bin"), "a/b");
   EXPECT_EQ(FolderOf("c.bin"), ".");

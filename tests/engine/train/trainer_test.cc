@@ -478,6 +478,8 @@ TEST_F(TrainerTest, AStopBeforeTheFirstStepStillWritesASummary) {
   ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
   EXPECT_EQ(outcome.summary->steps, 0);
   const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
+  EXPECT_TRUE(json["first_loss"].is_null());
+  EXPECT_TRUE(json["final_loss"].is_null());
   EXPECT_EQ(json["steps"], 0);
 }
 
