@@ -406,6 +406,9 @@ int TryConnect(const TcpStoreAddress& address,
     if (socket < 0) continue;
     const bool connects = Connects(socket, *one, waits);
     if (connects && IsItsOwnPeer(socket)) {
+      // Closed by a reset: else the port would not be free for rank 0.
+      const linger none = {.l_onoff = 1, .l_linger = 0};
+      setsockopt(socket, SOL_SOCKET, SO_LINGER, &none, sizeof(none));
       errno = ECONNREFUSED;
     } else if (connects) {
       fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);

@@ -1,5 +1,7 @@
 #include "engine/train/run_data.h"
 
+#include <omp.h>
+
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -98,6 +100,11 @@ std::vector<int32_t> EncodePrompt(const Tokenizer& tokenizer,
   std::vector<int32_t> ids = tokenizer.Encode(prompt);
   if (!ids.empty()) return ids;
   return {tokenizer.eot_id() < vocab_size ? tokenizer.eot_id() : '\n'};
+}
+
+int DataThreads(const Device& device) {
+  return device.kind() == DeviceKind::kCpu ? device.info().num_threads
+                                           : omp_get_num_procs();
 }
 
 absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,

@@ -12,6 +12,7 @@
 #include "engine/data/loader.h"
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
+#include "kernels/device.h"
 
 namespace zero {
 
@@ -22,6 +23,10 @@ struct RunData {
   // Of the loaders: what data.reset_attention_mask cuts at.
   int32_t document_token = kNoDocumentToken;
 };
+
+// Threads of the host that read data: on the CPU the device's own, else a core
+// each (not the GPU's SMs, and not OMP_NUM_THREADS, which launchers set to 1).
+int DataThreads(const Device& device);
 
 // Opens the files of `config.data`. With data.validation_fraction, validation
 // is the last part of train, and train ends before it.

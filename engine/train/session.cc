@@ -19,12 +19,6 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// Left free on a GPU: the driver loads a kernel when it is launched first, so
-// those of cuBLASLt, of cuDNN and our own come in the first step, when all
-// memory is taken, and no prediction has them. Some 100 MiB, by library and
-// GPU.
-constexpr int64_t kLateKernelsBytes = int64_t{1} << 29;
-
 int64_t MaxPositions(const Config& config, const Workload& workload) {
   const int64_t longest =
       std::max(config.data.sequence_length, workload.generate_tokens);

@@ -1,7 +1,5 @@
 #include "engine/train/trainer.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -80,10 +78,24 @@ absl::Status CheckHoldsNoModel(const std::string& out_dir) {
   return absl::OkStatus();
 }
 
-// Makes `out_dir` ready for a run: nobody else in it, no leavings of one that
-// was killed, and no summary of an earlier one beside this one's metrics.
+// Now, and not when the weights are written. An earlier final/ goes only when
+// the new one is complete.
+absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes) {
+  const int64_t free = FreeDiskBytes(out_dir);
+  if (free < 0 || weight_bytes <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the weights take ", HumanBytes(static_cast<double>(weight_bytes)),
+      " and the disk of ", out_dir, " has ",
+      HumanBytes(static_cast<double>(free)),
+      " free; make room, choose another folder, or set "
+      "training.save_final=false"));
+}
+
+// Makes `out_dir` ready for a run that writes so many bytes of weights: nobody
+// else in it, no leavings of one that was killed, and no summary of an earlier
+// one beside this one's metrics.
 absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
-    const std::string& out_dir) {
+    const std::string& out_dir, int64_t weight_bytes) {
   std::unique_ptr<FolderLock> lock;
   const absl::Status prepared = [&]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(CheckHoldsNoModel(out_dir));
@@ -91,26 +103,12 @@ absl::StatusOr<std::unique_ptr<FolderLock>> PrepareFolder(
     ZERO_ASSIGN_OR_RETURN(lock, FolderLock::Take(out_dir));
     ZERO_RETURN_IF_ERROR(RemoveLeavings(
         out_dir, {"config.json", "summary.json", "final", "final.failed"}));
+    ZERO_RETURN_IF_ERROR(CheckRoom(out_dir, weight_bytes));
     return RemoveFile(out_dir + "/summary.json");
   }();
   if (prepared.ok()) return lock;
   return absl::Status(prepared.code(),
                       absl::StrCat("training.out_dir: ", prepared.message()));
-}
-
-// Now, and not when the weights are written. An earlier final/ goes only when
-// the new one is complete.
-absl::Status CheckRoomForWeights(const Config& config, int64_t parameters) {
-  if (!config.training.save_final) return absl::OkStatus();
-  const int64_t needed = parameters * DTypeBytes(config.param_dtype());
-  const int64_t free = FreeDiskBytes(config.training.out_dir);
-  if (free < 0 || needed <= free) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "training.out_dir: the weights take ",
-      HumanBytes(static_cast<double>(needed)), " and the disk of ",
-      config.training.out_dir, " has ", HumanBytes(static_cast<double>(free)),
-      " free; make room, choose another folder, or set "
-      "training.save_final=false"));
 }
 
 }  // namespace
@@ -149,9 +147,12 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
       tools.flops_per_token(config.model, config.data.sequence_length);
   if (!trainer->leads()) return trainer;
   const std::string& out_dir = config.training.out_dir;
-  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir));
-  ZERO_RETURN_IF_ERROR(
-      CheckRoomForWeights(config, trainer->session_->model().NumParameters()));
+  const int64_t weight_bytes =
+      config.training.save_final
+          ? trainer->session_->model().NumParameters() *
+                static_cast<int64_t>(DTypeBytes(config.param_dtype()))
+          : 0;
+  ZERO_ASSIGN_OR_RETURN(trainer->lock_, PrepareFolder(out_dir, weight_bytes));
   const std::string metrics = out_dir + "/metrics.jsonl";
   if (PathExists(metrics)) {  // of one that was killed, too
     console->Line(absl::StrCat(
@@ -177,8 +178,8 @@ void Trainer::KeepPeak(const ProductRate& measured) {
 }
 
 absl::Status Trainer::OpenData() {
-  // On the CPU the device's threads; else all cores, and not the GPU's SMs.
-  ZERO_ASSIGN_OR_RETURN(data_, start_->Data(config_, omp_get_max_threads()));
+  ZERO_ASSIGN_OR_RETURN(data_,
+                        start_->Data(config_, DataThreads(*rank_->device)));
   ZERO_ASSIGN_OR_RETURN(
       Loader loader,
       Loader::Create(data_->train.get(), batch_shape(), config_.training.seed,
@@ -816,8 +817,8 @@ absl::Status Trainer::EvaluateAndSampleAtEnd() {
 
 absl::Status Trainer::CheckFinite() {
   if (step_ == 0) return absl::OkStatus();
-  const bool stays = PathExists(config_.training.out_dir + "/final");
   const auto diverged = [&](const std::string& what) {
+    const bool stays = PathExists(config_.training.out_dir + "/final");
     return absl::AbortedError(absl::StrCat(
         "the run diverged: ", what, " at its last step, ", step_,
         stays ? "; an earlier final/ stays. " : ". ", kDivergenceRemedy));

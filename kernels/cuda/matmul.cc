@@ -24,6 +24,8 @@ constexpr size_t kAddedAlignment = 64;
 constexpr uint32_t kBestAlignment = 16;
 constexpr int kCandidates = 4, kTimedCandidates = 12;
 constexpr int kTimedRuns = 5;
+constexpr char kRemedy[] =
+    "; choose widths that are multiples of 8, or install a newer cuBLAS";
 
 cudaDataType_t TypeOf(DType dtype) {
   switch (dtype) {
@@ -463,11 +465,10 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
   const cudaStream_t handle_of_stream = HandleOf(stream);
   Plan& plan = PlanOf(p);
   if (!plan.found) {
-    ThrowDeviceError("cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
-                     absl::StrCat("no algorithm for ", Describe(p), " (",
-                                  cublasLtGetStatusName(plan.refusal),
-                                  "); choose widths that are multiples of 8, "
-                                  "or install a newer cuBLAS"));
+    ThrowDeviceError(
+        "cublasLtMatmulAlgoGetHeuristic", __FILE__, __LINE__,
+        absl::StrCat("no algorithm for ", Describe(p), " (",
+                     cublasLtGetStatusName(plan.refusal), ")", kRemedy));
   }
   Time(plan, p, workspace, handle_of_stream);
   const cublasStatus_t status =
@@ -475,7 +476,9 @@ void MatmulPlans::Impl::Run(Stream& stream, const Product& p,
           ? Multiply(plan, p, p.c, workspace, handle_of_stream)
           : MultiplyFirst(plan, p, workspace, handle_of_stream);
   if (status != CUBLAS_STATUS_SUCCESS) {
-    ThrowDeviceError("cublasLtMatmul", __FILE__, __LINE__, Describe(status, p));
+    ThrowDeviceError(
+        "cublasLtMatmul", __FILE__, __LINE__,
+        absl::StrCat(Describe(status, p), IsRefusal(status) ? kRemedy : ""));
   }
   ++num_runs;
 }

@@ -583,11 +583,17 @@ class CliTest(unittest.TestCase):
                  "torchrun with it"),
                 (["--rank", "2"], "; did you mean --ranks?"),
                 (["--resume"], "can not be resumed yet; --model DIR/final"),
+                (["--configs", "x"], "--configs; see zero train --help"),
+                (["--resume", "--threads", "abc"], "in [1, 1024]; see zero"),
                 (["--frobnicate"], "--frobnicate; see zero train --help")):
             with self.subTest(args=args):
                 result = self.zero("train", "config.json", *args)
                 self.assertEqual(result.returncode, 2)
                 self.assertIn(words, result.stderr)
+        # Only where the command has what the answer names.
+        self.assertNotIn("--ranks", self.error("eval", "config.json",
+                                               "--gpus", "2"))
+        self.assertNotIn("--set", self.error("models", "--bf16"))
 
     def test_a_wrong_number_is_one_clear_error(self):
         for args, words in (
@@ -658,6 +664,26 @@ class CliTest(unittest.TestCase):
                       self.ok(*train))
         os.remove(self.path("run/summary.json"))  # as one that was killed
         self.assertIn("note: this run replaces", self.ok(*train))
+
+    def test_weights_that_the_disk_has_no_room_for_are_refused_at_once(self):
+        small = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs -o size=200k "
+                 "tmpfs small && for more; do $0 train config.json --set "
+                 "training.out_dir=small/run --set training.steps=1 --set "
+                 "$more; done; cat small/run/summary.json", ZERO]
+        os.mkdir(self.path("small"))
+        if subprocess.run([*small[:-2], "mount -t tmpfs tmpfs small"],
+                          cwd=self.folder, capture_output=True).returncode:
+            self.skipTest("no small disk can be made here")
+        result = subprocess.run(
+            [*small, "training.save_final=false", "training.save_final=true"],
+            cwd=self.folder, capture_output=True, text=True, timeout=120)
+        self.assertRegex(result.stderr, "zero: training.out_dir: the weights "
+                         "take .* and the disk of small/run has .* free; make "
+                         "room, choose another folder, or set "
+                         "training.save_final=false\n$")
+        # It took nothing from the run before.
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout.splitlines()[-1])["steps"], 1)
 
     def test_a_folder_of_weights_is_no_runs(self):
         self.train("run")

@@ -112,7 +112,7 @@ stage = int(sets.get("zero_optimization.stage", 0))
 nccl = sets.get("communication.backend") == "nccl"
 if "--ranks" in sys.argv:
     assert sets["device.deterministic_attention"] == "true"
-    assert sets["communication.timeout_seconds"] == "10"
+    assert sets["communication.timeout_seconds"] == "20"
     if nccl:
         assert os.environ["NCCL_DEBUG"] == os.environ.get("DEBUG", "WARN")
     if nccl and sys.argv[sys.argv.index("--ranks") + 1] == "2":
@@ -647,7 +647,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(self.row(found, "nccl")["why"], "NCCL 2.30.4")
 
     def test_a_run_that_hangs_says_why_and_leaves_time_for_the_others(self):
-        self.keep(parts, "RUN_SECONDS", 5)
+        self.keep(parts, "RUN_SECONDS", 15)
         self.environ(HANGS="nccl_1_fp32_3_nccl", NCCL_DEBUG="INFO",
                      DEBUG="INFO")
         code, found, _ = self.check("--parts", "nccl")
@@ -723,7 +723,7 @@ class GpuCheckTest(unittest.TestCase):
         self.keep(parts, "START_SECONDS", 1)
         self.program("sanitizer", SANITIZER % fill)
         return self.row(self.check("--parts", "memcheck", "--limit",
-                                   "memcheck=5")[1], "memcheck")
+                                   "memcheck=12")[1], "memcheck")
 
     def test_the_sanitizers_findings_fail(self):
         write = 'echo "========= Invalid __global__ write of size 4 bytes"'

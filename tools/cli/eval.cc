@@ -1,5 +1,3 @@
-#include <omp.h>
-
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -25,10 +23,9 @@ absl::Status Eval(RunOptions options, bool json) {
   const Config& config = loaded.config;
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(options, 0, config.device.cuda));
-  // On the CPU the device's threads; else all cores, and not the GPU's SMs.
   ZERO_ASSIGN_OR_RETURN(
       const RunData data,
-      OpenRunData(config, /*need_train=*/false, omp_get_max_threads()));
+      OpenRunData(config, /*need_train=*/false, DataThreads(*device)));
   if (data.tokenizer != nullptr) {
     NoteStrangeTokenizer(*data.tokenizer, config.model);
   }

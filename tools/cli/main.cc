@@ -11,6 +11,8 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/nearest.h"
 #include "tools/cli/commands.h"
@@ -46,48 +48,61 @@ void BoundSpinning(char** argv) {
   execv(program, argv);  // comes back only where that can not be: then as is
 }
 
-// `zero help` and `zero help COMMAND` are `--help`.
 // What to do instead of an option that zero does not have: flags that other
-// launchers and trainers take, and misspelt ones.
+// launchers and trainers take, and misspelt ones. Starts with "; ", or is
+// empty.
 std::string Remedy(const std::string& option, const CLI::App& command) {
-  const auto bare = [](const std::string& text) {
-    return text.substr(std::min(text.find_first_not_of('-'), text.size()));
-  };
   const std::string name = option.substr(0, option.find('='));
-  const std::pair<const char*, const char*> kOthers[] = {
-      {"--local_rank",
+  std::vector<std::string> known;
+  for (const CLI::Option* one : command.get_options()) {
+    if (!one->get_lnames().empty() && !one->get_group().empty()) {
+      known.push_back(one->get_lnames().front());
+    }
+  }
+  // Which of ours the remedy names, if any.
+  const struct {
+    const char* name;
+    const char* needs;
+    const char* remedy;
+  } kOthers[] = {
+      {"--local_rank", "",
        "leave it out (deepspeed --no_local_rank): LOCAL_RANK says it"},
-      {"--local-rank", "leave it out: torchrun sets LOCAL_RANK"},
-      {"--deepspeed", "leave it out: zero_optimization in the config file"},
-      {"--deepspeed_config", "give the file alone: zero train CONFIG"},
-      {"--config", "give the file alone: zero train CONFIG"},
-      {"--nproc_per_node", "write --ranks N, or start torchrun with it"},
-      {"--nproc-per-node", "write --ranks N, or start torchrun with it"},
-      {"--num_gpus", "write --ranks N"},
-      {"--gpus", "write --ranks N --device cuda"},
-      {"--stage", "write --set zero_optimization.stage=N"},
-      {"--zero_stage", "write --set zero_optimization.stage=N"},
-      {"--bf16", "write --set bf16.enabled=true"},
-      {"--fp16", "write --set fp16.enabled=true"},
-      {"--lr", "write --set optimizer.params.lr=X"},
-      {"--learning_rate", "write --set optimizer.params.lr=X"},
-      {"--output_dir", "write --set training.out_dir=DIR"},
-      {"--out_dir", "write --set training.out_dir=DIR"},
-      {"--steps", "write --set training.steps=N"},
-      {"--resume",
+      {"--local-rank", "", "leave it out: torchrun sets LOCAL_RANK"},
+      {"--deepspeed", "", "leave it out: zero_optimization in the config file"},
+      {"--deepspeed_config", "set", "give the file alone, without an option"},
+      {"--config", "set", "give the file alone, without an option"},
+      {"--nproc_per_node", "ranks",
+       "write --ranks N, or start torchrun with it"},
+      {"--nproc-per-node", "ranks",
+       "write --ranks N, or start torchrun with it"},
+      {"--num_gpus", "ranks", "write --ranks N"},
+      {"--gpus", "ranks", "write --ranks N --device cuda"},
+      {"--stage", "set", "write --set zero_optimization.stage=N"},
+      {"--zero_stage", "set", "write --set zero_optimization.stage=N"},
+      {"--bf16", "set", "write --set bf16.enabled=true"},
+      {"--fp16", "set", "write --set fp16.enabled=true"},
+      {"--lr", "set", "write --set optimizer.params.lr=X"},
+      {"--learning_rate", "set", "write --set optimizer.params.lr=X"},
+      {"--output_dir", "set", "write --set training.out_dir=DIR"},
+      {"--out_dir", "set", "write --set training.out_dir=DIR"},
+      {"--steps", "set", "write --set training.steps=N"},
+      {"--resume", "model",
        "a run can not be resumed yet; --model DIR/final starts from weights"},
   };
-  for (const auto& [other, remedy] : kOthers) {
-    if (name == other) return absl::StrCat("; ", remedy);
+  for (const auto& other : kOthers) {
+    const std::string needs = other.needs;
+    if (name == other.name &&
+        (needs.empty() ||
+         std::find(known.begin(), known.end(), needs) != known.end())) {
+      return absl::StrCat("; ", other.remedy);
+    }
   }
-  std::vector<std::string> names;
-  for (const CLI::Option* known : command.get_options()) {
-    names.push_back(bare(known->get_name()));
-  }
-  const std::vector<std::string> near = NearestNames(bare(name), names, 1);
+  const std::vector<std::string> near =
+      NearestNames(absl::StripPrefix(name, "--"), known, 1);
   return near.empty() ? "" : absl::StrCat("; did you mean --", near[0], "?");
 }
 
+// `zero help` and `zero help COMMAND` are `--help`.
 std::vector<std::string> Arguments(int argc, char** argv) {
   std::vector<std::string> arguments(argv + 1, argv + argc);
   if (!arguments.empty() && arguments[0] == "help") {
@@ -149,10 +164,12 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return Flushed(app.exit(error));
     const auto subs = app.get_subcommands();
-    const std::vector<std::string> unknown = app.remaining(true);
-    const std::string remedy = subs.empty() || unknown.empty()
-                                   ? ""
-                                   : Remedy(unknown.front(), *subs[0]);
+    const bool is_unknown =
+        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+    const std::string remedy =
+        is_unknown && !subs.empty()
+            ? Remedy(app.remaining(/*recurse=*/true).front(), *subs[0])
+            : "";
     std::fprintf(stderr, "zero: %s%s; see zero %s--help\n", error.what(),
                  remedy.c_str(),
                  subs.empty() ? "" : (subs[0]->get_name() + " ").c_str());

@@ -250,6 +250,11 @@ absl::Status PrintMemory(const RunOptions& run, const Config& config,
       absl::StrFormat("memory of a step, on %s with %s", info.name,
                       HumanBytes(static_cast<double>(info.memory_bytes))),
       rows);
+  if ((*device)->kind() == DeviceKind::kCuda) {
+    console->Line(absl::StrCat(
+        "note: a run wants ", HumanBytes(double{kLateKernelsBytes}),
+        " more, for kernels that load in its first step"));
+  }
   return absl::OkStatus();
 }
 

@@ -577,7 +577,7 @@ STAGES = (0, 1, 2, 3)
 RANKS = (2, 4)
 # One run on several ranks: more is a hang, and leaves time for the others. A
 # rank waits less for another one, so that the run itself says for which.
-RUN_SECONDS, WAIT_SECONDS = 30, 10
+RUN_SECONDS, WAIT_SECONDS = 45, 20
 
 
 def stage_sets(dtype, stage, backend):
