@@ -977,7 +977,7 @@ void AddSchedule(Table& t) {
 
 void AddZero(Table& t) {
   const std::string buckets =
-      "500 million; here 6.5 million, which hide more and hold less memory";
+      "500 million; smaller ones hide more and take less memory";
   const std::string offload = "it comes with offload";
   const std::string zeropp = "it comes with gradient compression";
   const auto path = [](const char* name) {

@@ -577,8 +577,8 @@ class CliTest(unittest.TestCase):
 
     def test_an_option_of_another_program_is_answered_with_ours(self):
         for args, words in (
-                (["--local_rank=0"], "--local_rank=0; leave it out (deepspeed "
-                 "--no_local_rank): LOCAL_RANK says it; see zero train --help"),
+                (["--local_rank=0"], "--local_rank=0; leave it out: the "
+                 "launcher sets LOCAL_RANK; see zero train --help"),
                 (["--nproc_per_node", "2"], "write --ranks N, or start "
                  "torchrun with it"),
                 (["--rank", "2"], "; did you mean --ranks?"),

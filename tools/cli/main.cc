@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/nearest.h"
@@ -52,53 +54,47 @@ void BoundSpinning(char** argv) {
 // launchers and trainers take, and misspelt ones. Starts with "; ", or is
 // empty.
 std::string Remedy(const std::string& option, const CLI::App& command) {
-  const std::string name = option.substr(0, option.find('='));
+  // "--local_rank=0" and "--local-rank" are "local-rank".
+  const std::string name = absl::StrReplaceAll(
+      absl::StripPrefix(option.substr(0, option.find('=')), "--"),
+      {{"_", "-"}});
   std::vector<std::string> known;
   for (const CLI::Option* one : command.get_options()) {
     if (!one->get_lnames().empty() && !one->get_group().empty()) {
       known.push_back(one->get_lnames().front());
     }
   }
-  // Which of ours the remedy names, if any.
+  // needs: which of ours the remedy names, if any.
   const struct {
-    const char* name;
-    const char* needs;
-    const char* remedy;
+    std::vector<std::string> names;
+    std::string needs, remedy;
   } kOthers[] = {
-      {"--local_rank", "",
-       "leave it out (deepspeed --no_local_rank): LOCAL_RANK says it"},
-      {"--local-rank", "", "leave it out: torchrun sets LOCAL_RANK"},
-      {"--deepspeed", "", "leave it out: zero_optimization in the config file"},
-      {"--deepspeed_config", "set", "give the file alone, without an option"},
-      {"--config", "set", "give the file alone, without an option"},
-      {"--nproc_per_node", "ranks",
+      {{"local-rank"}, "", "leave it out: the launcher sets LOCAL_RANK"},
+      {{"deepspeed"}, "", "leave it out: zero_optimization in the config file"},
+      {{"deepspeed-config", "config"},
+       "set",
+       "give the file alone, without an option"},
+      {{"nproc-per-node"},
+       "ranks",
        "write --ranks N, or start torchrun with it"},
-      {"--nproc-per-node", "ranks",
-       "write --ranks N, or start torchrun with it"},
-      {"--num_gpus", "ranks", "write --ranks N"},
-      {"--gpus", "ranks", "write --ranks N --device cuda"},
-      {"--stage", "set", "write --set zero_optimization.stage=N"},
-      {"--zero_stage", "set", "write --set zero_optimization.stage=N"},
-      {"--bf16", "set", "write --set bf16.enabled=true"},
-      {"--fp16", "set", "write --set fp16.enabled=true"},
-      {"--lr", "set", "write --set optimizer.params.lr=X"},
-      {"--learning_rate", "set", "write --set optimizer.params.lr=X"},
-      {"--output_dir", "set", "write --set training.out_dir=DIR"},
-      {"--out_dir", "set", "write --set training.out_dir=DIR"},
-      {"--steps", "set", "write --set training.steps=N"},
-      {"--resume", "model",
+      {{"num-gpus", "gpus"}, "ranks", "write --ranks N --device cuda"},
+      {{"stage", "zero-stage"}, "set", "write --set zero_optimization.stage=N"},
+      {{"bf16"}, "set", "write --set bf16.enabled=true"},
+      {{"fp16"}, "set", "write --set fp16.enabled=true"},
+      {{"lr", "learning-rate"}, "set", "write --set optimizer.params.lr=X"},
+      {{"output-dir", "out-dir"}, "set", "write --set training.out_dir=DIR"},
+      {{"steps"}, "set", "write --set training.steps=N"},
+      {{"resume"},
+       "model",
        "a run can not be resumed yet; --model DIR/final starts from weights"},
   };
-  for (const auto& other : kOthers) {
-    const std::string needs = other.needs;
-    if (name == other.name &&
-        (needs.empty() ||
-         std::find(known.begin(), known.end(), needs) != known.end())) {
-      return absl::StrCat("; ", other.remedy);
+  for (const auto& [names, needs, remedy] : kOthers) {
+    if (absl::c_linear_search(names, name) &&
+        (needs.empty() || absl::c_linear_search(known, needs))) {
+      return absl::StrCat("; ", remedy);
     }
   }
-  const std::vector<std::string> near =
-      NearestNames(absl::StripPrefix(name, "--"), known, 1);
+  const std::vector<std::string> near = NearestNames(name, known, 1);
   return near.empty() ? "" : absl::StrCat("; did you mean --", near[0], "?");
 }
 
