@@ -98,7 +98,7 @@ struct StepInput {
   absl::Span<const HostBatch> micro_batches;
   int64_t num_valid_targets = 0;  // over the whole step and all ranks
   float lr = 0;
-  float beta1 = 0;  // < 0: the optimizer's own (OneCycle cycles it)
+  float beta1 = -1;  // < 0: the optimizer's own (OneCycle cycles it)
   float loss_scale = 1;
   int64_t optimizer_step = 1;  // from 1; skipped steps do not count
   uint64_t dropout_key = 0;

@@ -124,7 +124,6 @@ StepOutput Rig::Step(const TokenBatch& batch, float lr, int64_t micro_size,
       executor_->Step({.micro_batches = parts,
                        .num_valid_targets = batch.NumValid(),
                        .lr = lr,
-                       .beta1 = -1,
                        .loss_scale = loss_scale,
                        .optimizer_step = optimizer_step_,
                        .dropout_key = dropout_key_});

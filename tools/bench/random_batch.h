@@ -38,7 +38,6 @@ struct RandomBatch {
     return {.micro_batches = {&host, 1},
             .num_valid_targets = world * static_cast<int64_t>(targets.size()),
             .lr = static_cast<float>(config.optimizer.lr),
-            .beta1 = -1,
             .optimizer_step = step};
   }
 

@@ -545,7 +545,6 @@ TEST_F(SkippedStepTest, AStepBehindASkippedOneIsSkippedWithIt) {
                       ->Begin({.micro_batches = {&all, 1},
                                .num_valid_targets = batch.NumValid(),
                                .lr = 1e-2f,
-                               .beta1 = -1,
                                .optimizer_step = step,
                                .inherits_skip = step == 3})
                       .ok());
@@ -882,7 +881,6 @@ TEST_F(ExecutorTest, LoadClearsTheOptimizer) {
       const auto output = (*rig)->Step({.micro_batches = {&all, 1},
                                         .num_valid_targets = batch.NumValid(),
                                         .lr = 1e-2f,
-                                        .beta1 = -1,
                                         .optimizer_step = step});
       EXPECT_TRUE(output.ok()) << output.status();
     }

@@ -129,7 +129,6 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
         rig->Begin({.micro_batches = parts,
                     .num_valid_targets = batch.NumValid(),
                     .lr = 1e-2f,
-                    .beta1 = -1,
                     .loss_scale = job.loss_scale,
                     .optimizer_step = step + 1,
                     .dropout_key = static_cast<uint64_t>(step),
