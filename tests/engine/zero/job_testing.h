@@ -45,6 +45,7 @@ struct Job {
   int shards = 0;  // ranks of a group; 0: one group
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
   int64_t batch = 12;  // sequences of a step, over all ranks
+  int64_t length = kLength;
   int64_t micro_steps = 1;
   int steps = 3;
   float loss_scale = 1;
@@ -78,9 +79,11 @@ inline LocalRanksOptions RanksOf(const Job& job) {
 }
 
 // A batch with ignored targets, more of them on some ranks than on others.
-inline TokenBatch GlobalBatch(int64_t batch, int step, bool packed = false) {
-  TokenBatch tokens(batch, kLength, kVocab, step + 1);
-  if (packed) tokens.CutAtTokensBelow(kVocab / 4);
+inline TokenBatch GlobalBatch(int64_t batch, int step, bool packed = false,
+                              int64_t length = kLength,
+                              int64_t vocab = kVocab) {
+  TokenBatch tokens(batch, length, vocab, step + 1);
+  if (packed) tokens.CutAtTokensBelow(vocab / 4);
   for (size_t i = 0; i < tokens.targets.size() / 3; i += 2) {
     tokens.targets[i] = -1;
   }
@@ -92,7 +95,7 @@ inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   Rig rig(imagined, job.Make(), job.options, {kUnlimited, kUnlimited});
-  const TokenBatch batch = GlobalBatch(rows, 0, job.packed);
+  const TokenBatch batch = GlobalBatch(rows, 0, job.packed, job.length);
   rig.Step(batch, 0, rows / job.micro_steps);
   rig.EvalLossSum(batch.All());
   for (const Parameter* parameter : rig.model().AllParameters()) {
@@ -118,7 +121,8 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
     return absl::OkStatus();
   };
   for (int step = 0; step < job.steps; ++step) {
-    const TokenBatch batch = GlobalBatch(job.batch, step, job.packed);
+    const TokenBatch batch = GlobalBatch(job.batch, step, job.packed,
+                                         job.length, job.config.vocab_size);
     std::vector<HostBatch> parts;
     const int64_t size = rows / job.micro_steps;
     for (int64_t micro = 0; micro < job.micro_steps; ++micro) {
