@@ -51,19 +51,14 @@ struct SegmentCheck {
   // `recv` may be the own piece of `send`, element for element.
   void ScatteredInPlace() const {
     const int64_t piece = segment.elems / world;
-    const int64_t recv_bytes =
-        piece * static_cast<int64_t>(DTypeBytes(collective.recv_dtype));
     if (!Overlap(segment.send, Bytes(segment.elems), segment.recv,
-                 recv_bytes)) {
+                 Bytes(piece))) {
       return;
     }
     ZERO_CHECK(segment.recv ==
                static_cast<const char*>(segment.send) + OwnOffset())
         << Where() << ": recv overlaps send, want rank " << rank
         << "'s own piece of it or other memory";
-    ZERO_CHECK(collective.dtype == collective.recv_dtype)
-        << Where() << ": in place, but sends " << collective.dtype
-        << " and receives " << collective.recv_dtype << ": want one dtype";
     ZERO_CHECK(!collective.accumulate)
         << Where() << ": in place there is nothing to accumulate into";
   }
@@ -82,10 +77,7 @@ struct SegmentCheck {
 
   // `recv` may be `send`, or has nothing of it.
   void TheSameOrApart() const {
-    if (segment.recv != segment.send) Apart();
-  }
-
-  void Apart() const {
+    if (segment.recv == segment.send) return;
     ZERO_CHECK(!Overlap(segment.send, Bytes(segment.elems), segment.recv,
                         Bytes(segment.elems)))
         << Where() << ": send and recv overlap, want two memories";
@@ -103,6 +95,12 @@ void CheckSegments(const Communicator& comm, const Collective& collective,
   }
 }
 
+void CheckSummable(const Collective& collective) {
+  ZERO_CHECK(IsFloat(collective.dtype))
+      << CollectiveKindName(collective.kind) << " \"" << collective.name
+      << "\": " << collective.dtype << ", want fp32, bf16, fp16 or fp64";
+}
+
 }  // namespace
 
 const char* CollectiveKindName(CollectiveKind kind) {
@@ -117,8 +115,6 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "reduce";
     case CollectiveKind::kBroadcast:
       return "broadcast";
-    case CollectiveKind::kAllToAll:
-      return "all_to_all";
     case CollectiveKind::kBarrier:
       return "barrier";
   }
@@ -140,7 +136,6 @@ int64_t WireBytes(const Collective& collective, int world) {
       }
       return bytes / world * (world - 1);
     case CollectiveKind::kAllGather:
-    case CollectiveKind::kAllToAll:
       return bytes / world * (world - 1);
     case CollectiveKind::kAllReduce:
       return 2 * bytes * (world - 1) / world;
@@ -196,7 +191,7 @@ void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
   Collective collective;
   collective.kind = CollectiveKind::kAllGather;
   collective.name = std::move(name);
-  collective.dtype = collective.recv_dtype = dtype;
+  collective.dtype = dtype;
   collective.segments = std::move(segments);
   collective.algorithm = algorithm_;
   CheckSegments(*this, collective, [](const SegmentCheck& check) {
@@ -207,23 +202,18 @@ void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
 }
 
 void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
-                                 DType recv_dtype, bool accumulate,
+                                 bool accumulate,
                                  std::vector<CollectiveSegment> segments,
                                  Workspace staging) {
   Collective collective;
   collective.kind = CollectiveKind::kReduceScatter;
   collective.name = std::move(name);
   collective.dtype = dtype;
-  collective.recv_dtype = recv_dtype;
   collective.accumulate = accumulate;
   collective.segments = std::move(segments);
   collective.algorithm = algorithm_;
   collective.staging = staging.data;
-  ZERO_CHECK(IsFloat(dtype) && IsFloat(recv_dtype) &&
-             (dtype == DType::kF64) == (recv_dtype == DType::kF64))
-      << "reduce_scatter \"" << collective.name << "\": " << dtype << " to "
-      << recv_dtype << ", want fp32, bf16 or fp16 to one of these, or fp64 to "
-      << "fp64";
+  CheckSummable(collective);
   CheckSegments(*this, collective, [](const SegmentCheck& check) {
     check.Divisible();
     check.ScatteredInPlace();
@@ -242,10 +232,12 @@ void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
 
 void Communicator::AllReduce(Stream& stream, std::string name, DType dtype,
                              ReduceOp op, void* data, int64_t elems) {
+  ZERO_CHECK(dtype == DType::kF64)
+      << "all_reduce \"" << name << "\": " << dtype << ", want fp64";
   Collective collective;
   collective.kind = CollectiveKind::kAllReduce;
   collective.name = std::move(name);
-  collective.dtype = collective.recv_dtype = dtype;
+  collective.dtype = dtype;
   collective.op = op;
   collective.segments = {{data, data, elems}};
   CheckSegments(*this, collective, [](const SegmentCheck&) {});
@@ -261,7 +253,7 @@ Collective Communicator::Rooted(CollectiveKind kind, std::string name,
   Collective collective;
   collective.kind = kind;
   collective.name = std::move(name);
-  collective.dtype = collective.recv_dtype = dtype;
+  collective.dtype = dtype;
   collective.root = root;
   collective.segments = std::move(segments);
   CheckSegments(*this, collective,
@@ -271,15 +263,10 @@ Collective Communicator::Rooted(CollectiveKind kind, std::string name,
 
 void Communicator::Reduce(Stream& stream, std::string name, DType dtype,
                           int root, std::vector<CollectiveSegment> segments) {
-  ZERO_CHECK(IsFloat(dtype)) << "reduce \"" << name << "\": " << dtype
-                             << ", want fp32, bf16, fp16 or fp64";
-  Run(stream, Rooted(CollectiveKind::kReduce, std::move(name), dtype, root,
-                     std::move(segments)));
-}
-
-void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
-                             int root, void* data, int64_t elems) {
-  Broadcast(stream, std::move(name), dtype, root, {{data, data, elems}});
+  Collective collective = Rooted(CollectiveKind::kReduce, std::move(name),
+                                 dtype, root, std::move(segments));
+  CheckSummable(collective);
+  Run(stream, std::move(collective));
 }
 
 void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
@@ -287,20 +274,6 @@ void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
                              std::vector<CollectiveSegment> segments) {
   Run(stream, Rooted(CollectiveKind::kBroadcast, std::move(name), dtype, root,
                      std::move(segments)));
-}
-
-void Communicator::AllToAll(Stream& stream, std::string name, DType dtype,
-                            const void* send, void* recv, int64_t elems) {
-  Collective collective;
-  collective.kind = CollectiveKind::kAllToAll;
-  collective.name = std::move(name);
-  collective.dtype = collective.recv_dtype = dtype;
-  collective.segments = {{send, recv, elems}};
-  CheckSegments(*this, collective, [](const SegmentCheck& check) {
-    check.Divisible();
-    check.Apart();
-  });
-  Run(stream, std::move(collective));
 }
 
 void Communicator::Barrier(Stream& stream, std::string name) {

@@ -38,10 +38,8 @@ enum class CollectiveKind {
   kAllReduce,
   kReduce,
   kBroadcast,
-  kAllToAll,
   kBarrier,
 };
-inline constexpr int kNumCollectiveKinds = 7;
 
 // "all_gather", ...
 const char* CollectiveKindName(CollectiveKind kind);
@@ -56,7 +54,7 @@ enum class BulkAlgorithm {
   kNative,  // the backend's own: fp32 in its order, 16 bits in rank order
 };
 
-// In which data of `dtype` is summed: fp32, or float64 for float64.
+// The accumulator dtype for sums of `dtype`.
 inline DType SumDType(DType dtype) {
   return dtype == DType::kF64 ? DType::kF64 : DType::kF32;
 }
@@ -72,23 +70,21 @@ struct CollectiveSegment {
 struct Collective {
   CollectiveKind kind;
   std::string name;  // for errors and traces: "block.3"; the same on all ranks
-  DType dtype = DType::kF32;       // of what is sent
-  DType recv_dtype = DType::kF32;  // of what is received (kReduceScatter)
-  ReduceOp op = ReduceOp::kSum;
-  bool accumulate = false;  // kReduceScatter: recv += the sum
-  int root = 0;             // kReduce, kBroadcast
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;  // kAllReduce
+  bool accumulate = false;       // kReduceScatter: recv += the sum
+  int root = 0;                  // kReduce, kBroadcast
   std::vector<CollectiveSegment> segments;
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
   void* staging = nullptr;  // kReduceScatter: see StagingBytes
   int64_t staging_bytes = 0;
 };
 
-// Bytes that the busiest of `world` ranks sends, or receives, of the dtype that
-// is sent: all-gather, reduce-scatter and all-to-all (world - 1) / world of the
-// full bytes, all-reduce twice that (a ring's), barrier nothing; all ranks
-// alike. The root of a broadcast sends, and that of a reduce receives,
-// (world - 1) times the bytes. The sums of a ring's reduce-scatter travel in
-// SumDType from its second step on.
+// Bytes that the busiest of `world` ranks sends, or receives: all-gather and
+// reduce-scatter (world - 1) / world of the full bytes, all-reduce twice that
+// (a ring's), barrier nothing; all ranks alike. The root of a broadcast sends,
+// and that of a reduce receives, (world - 1) times the bytes. The sums of a
+// ring's reduce-scatter travel in SumDType from its second step on.
 int64_t WireBytes(const Collective& collective, int world);
 
 // What `rank` sends and what it receives of that: the root of a broadcast only
@@ -125,17 +121,15 @@ class Communicator {
   void AllGather(Stream& stream, std::string name, DType dtype,
                  std::vector<CollectiveSegment> segments);
 
-  // Sums over ranks 0 .. world-1, in that order (a ring in its own), in fp32
-  // (float64 for float64 data), rounded once to recv_dtype; with `accumulate`
-  // the sum is added to what recv holds before it is rounded.
+  // Sums over ranks 0 .. world-1, in that order (a ring in its own), in
+  // SumDType, rounded once; with `accumulate` the sum is added to what recv
+  // holds before it is rounded.
   // Shapes: send [elems], recv [elems / world], the rank's own piece; recv may
-  //         be that piece of send, of the same dtype and without accumulate.
-  //         elems % world == 0. staging: StagingBytes of the sum of elems, not
-  //         overlapping.
+  //         be that piece of send, without accumulate. elems % world == 0.
+  //         staging: StagingBytes of the sum of elems, not overlapping.
   // Wire:   (world - 1) / world * elems * itemsize bytes per rank.
   void ReduceScatter(Stream& stream, std::string name, DType dtype,
-                     DType recv_dtype, bool accumulate,
-                     std::vector<CollectiveSegment> segments,
+                     bool accumulate, std::vector<CollectiveSegment> segments,
                      Workspace staging = {});
 
   // Sums as ReduceScatter does, directly, all of it on one rank.
@@ -145,24 +139,18 @@ class Communicator {
   void Reduce(Stream& stream, std::string name, DType dtype, int root,
               std::vector<CollectiveSegment> segments);
 
-  // Reduces `data` [elems] in place over all ranks in rank order: for the few
-  // scalars of a step. Bulk data goes through ReduceScatter and AllGather.
+  // Reduces `data` [elems], float64, in place over all ranks in rank order: for
+  // the few scalars of a step. Bulk data goes through ReduceScatter and
+  // AllGather.
   void AllReduce(Stream& stream, std::string name, DType dtype, ReduceOp op,
                  void* data, int64_t elems);
 
-  // Copies the root's `data` [elems] to all ranks, in place.
+  // Copies what the root sends to all ranks.
+  // Shapes: send [elems], only the root's is used; recv [elems]; both may be
+  //         one.
   // Wire:   (world - 1) * elems * itemsize bytes from the root.
   void Broadcast(Stream& stream, std::string name, DType dtype, int root,
-                 void* data, int64_t elems);
-  // Likewise several: send [elems], the root's alone is used, to recv [elems];
-  // both may be one.
-  void Broadcast(Stream& stream, std::string name, DType dtype, int root,
                  std::vector<CollectiveSegment> segments);
-
-  // Piece q of send goes to rank q's recv, piece r of it.
-  // Shapes: send [elems], recv [elems], not overlapping.
-  void AllToAll(Stream& stream, std::string name, DType dtype, const void* send,
-                void* recv, int64_t elems);
 
   // What is enqueued behind it begins when all ranks have reached it.
   void Barrier(Stream& stream, std::string name);

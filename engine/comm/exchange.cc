@@ -35,7 +35,7 @@ void ReduceScatter(Stream& stream, int rank, Collectives all) {
     for (size_t r = 0; r < all.size(); ++r) {
       src[r] = Sent(*all[r], i, rank * piece);
     }
-    const Vector dst{own.segments[i].recv, own.recv_dtype, piece};
+    const Vector dst{own.segments[i].recv, own.dtype, piece};
     if (world == 1 && src[0] == dst.data) continue;
     stream.device().ops().SumRanks(stream,
                                    {src, own.dtype, dst, own.accumulate});
@@ -66,73 +66,21 @@ void Broadcast(Stream& stream, int rank, Collectives all) {
   }
 }
 
-void AllToAll(Stream& stream, int rank, Collectives all) {
-  const Collective& own = *all[rank];
-  const int world = static_cast<int>(all.size());
-  for (size_t i = 0; i < own.segments.size(); ++i) {
-    const int64_t piece = own.segments[i].elems / world;
-    const size_t bytes = piece * DTypeBytes(own.dtype);
-    if (bytes == 0) continue;
-    for (int step = 0; step < world; ++step) {
-      const int from = (rank + step) % world;
-      CopyOn(stream, static_cast<char*>(own.segments[i].recv) + from * bytes,
-             Sent(*all[from], i, rank * piece), bytes);
-    }
-  }
-}
-
-// An all-reduce has one segment: its typed call takes no list.
-// out[i] = fn(... fn(fn(rank 0's, rank 1's), rank 2's) ...).
-template <class T, class Fn>
-void Fold(Collectives all, void* out, const Fn& fn) {
-  T* const result = static_cast<T*>(out);
+// Of the greater ones; a NaN stays, whichever rank has it.
+void Max(Collectives all, double* out) {
+  const auto sent = [](const Collective& one) {
+    return static_cast<const double*>(one.segments[0].send);
+  };
   for (int64_t i = 0; i < all[0]->segments[0].elems; ++i) {
-    result[i] = reinterpret_cast<const T*>(Sent(*all[0], 0, i))[0];
+    out[i] = sent(*all[0])[i];
     for (const Collective* one : all.subspan(1)) {
-      result[i] = static_cast<T>(
-          fn(result[i], reinterpret_cast<const T*>(Sent(*one, 0, i))[0]));
+      const double other = sent(*one)[i];
+      if (other > out[i] || other != other) out[i] = other;
     }
   }
 }
 
-// The greater one; a NaN stays, whichever rank has it.
-template <class T>
-T Greater(T a, T b) {
-  return b > a || b != b ? b : a;
-}
-
-void Max(Collectives all, void* out) {
-  switch (all[0]->dtype) {
-    case DType::kF32:
-      return Fold<float>(all, out, Greater<float>);
-    case DType::kF64:
-      return Fold<double>(all, out, Greater<double>);
-    case DType::kBF16:
-      return Fold<uint16_t>(all, out, [](uint16_t a, uint16_t b) {
-        return F32ToBF16(Greater(BF16ToF32(a), BF16ToF32(b)));
-      });
-    case DType::kF16:
-      return Fold<uint16_t>(all, out, [](uint16_t a, uint16_t b) {
-        return F32ToF16(Greater(F16ToF32(a), F16ToF32(b)));
-      });
-    case DType::kI32:
-      return Fold<int32_t>(all, out, Greater<int32_t>);
-    case DType::kI64:
-      return Fold<int64_t>(all, out, Greater<int64_t>);
-    case DType::kU8:
-      return Fold<uint8_t>(all, out, Greater<uint8_t>);
-    case DType::kU16:
-      return Fold<uint16_t>(all, out, Greater<uint16_t>);
-  }
-}
-
-// Unsigned, so that an overflow wraps around.
-template <class T>
-void SumIntegers(Collectives all, void* out) {
-  Fold<T>(all, out, [](T a, T b) { return a + b; });
-}
-
-void SumFloats(Stream& stream, Collectives all, void* out) {
+void SumNumbers(Stream& stream, Collectives all, void* out) {
   const DType dtype = all[0]->dtype;
   std::vector<const void*> src;
   for (const Collective* one : all) src.push_back(Sent(*one, 0, 0));
@@ -140,25 +88,8 @@ void SumFloats(Stream& stream, Collectives all, void* out) {
   stream.device().ops().SumRanks(stream, {src, dtype, {out, dtype, elems}});
 }
 
-void SumIntegers(Collectives all, void* out) {
-  switch (DTypeBytes(all[0]->dtype)) {
-    case 1:
-      return SumIntegers<uint8_t>(all, out);
-    case 2:
-      return SumIntegers<uint16_t>(all, out);
-    case 4:
-      return SumIntegers<uint32_t>(all, out);
-    default:
-      return SumIntegers<uint64_t>(all, out);
-  }
-}
-
-void FoldOnHost(Collectives all, void* out) {
-  all[0]->op == ReduceOp::kMax ? Max(all, out) : SumIntegers(all, out);
-}
-
 // The few numbers of a device, by way of the host.
-void FoldFromDevice(Stream& stream, Collectives all, void* out) {
+void MaxOfDevice(Stream& stream, Collectives all, void* out) {
   const size_t bytes = ResultBytes(*all[0]);
   std::vector<char> numbers((all.size() + 1) * bytes);
   std::vector<Collective> on_host;
@@ -167,24 +98,24 @@ void FoldFromDevice(Stream& stream, Collectives all, void* out) {
   for (const Collective* one : all) {
     char* const copy = numbers.data() + on_host.size() * bytes;
     stream.device().Copy(stream, copy, Sent(*one, 0, 0), bytes);
-    on_host.push_back({.kind = one->kind, .dtype = one->dtype, .op = one->op});
+    on_host.push_back({.kind = one->kind});
     on_host.back().segments = {{copy, nullptr, one->segments[0].elems}};
     pointers.push_back(&on_host.back());
   }
   stream.Synchronize();
-  char* const folded = numbers.data() + all.size() * bytes;
-  FoldOnHost(pointers, folded);
-  stream.device().Copy(stream, out, folded, bytes);
+  char* const most = numbers.data() + all.size() * bytes;
+  Max(pointers, reinterpret_cast<double*>(most));
+  stream.device().Copy(stream, out, most, bytes);
   stream.Synchronize();
 }
 
 void AllReduce(Stream& stream, Collectives all, void* result) {
-  if (all[0]->op == ReduceOp::kSum && IsFloat(all[0]->dtype)) {
-    SumFloats(stream, all, result);
+  if (all[0]->op == ReduceOp::kSum) {
+    SumNumbers(stream, all, result);
   } else if (stream.device().asynchronous()) {
-    FoldFromDevice(stream, all, result);
+    MaxOfDevice(stream, all, result);
   } else {
-    FoldOnHost(all, result);
+    Max(all, static_cast<double*>(result));
   }
 }
 
@@ -217,9 +148,6 @@ void Exchange(Stream& stream, int rank, Collectives all, const MeetFn& meet,
       break;
     case CollectiveKind::kBroadcast:
       Broadcast(stream, rank, all);
-      break;
-    case CollectiveKind::kAllToAll:
-      AllToAll(stream, rank, all);
       break;
     case CollectiveKind::kBarrier:
       break;

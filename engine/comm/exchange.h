@@ -21,9 +21,8 @@ int64_t ResultBytes(const Collective& collective);
 // shares at once; nobody may change its memory before all have done theirs.
 // The exception is all-reduce, whose ranks read what they are to overwrite:
 // its result goes to `result`, and is to be copied to recv after that.
-// A ring takes several steps and calls `meet` between two of them, nothing else
-// waits; on an asynchronous device neither do the shares, but for an all-reduce
-// that kernels have no sum for (a maximum, integers), which the host does.
+// Only a ring waits: it calls `meet` between its steps. On a GPU nothing blocks
+// the host but a maximum, which the host computes.
 void Exchange(Stream& stream, int rank, absl::Span<const Collective* const> all,
               const MeetFn& meet, void* result);
 

@@ -68,7 +68,7 @@ void RingReduceScatter(Stream& stream, int rank, Collectives all,
         dtype = sum_dtype;
       }
       const Vector dst =
-          last ? Vector{own.segments[i].recv, own.recv_dtype, piece}
+          last ? Vector{own.segments[i].recv, own.dtype, piece}
                : Vector{Staged(own, step, staged), sum_dtype, piece};
       ops.SumRanks(stream, {sum, dtype, dst, last && own.accumulate});
       staged += piece;

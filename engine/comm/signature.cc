@@ -27,8 +27,7 @@ std::string Signature(const Collective& collective) {
   if (collective.kind == CollectiveKind::kBarrier) return text;
   absl::StrAppend(&text, " ", DTypeName(collective.dtype));
   if (collective.kind == CollectiveKind::kReduceScatter) {
-    absl::StrAppend(&text, collective.accumulate ? " += " : " -> ",
-                    DTypeName(collective.recv_dtype));
+    if (collective.accumulate) absl::StrAppend(&text, " +=");
   } else if (collective.kind == CollectiveKind::kAllReduce) {
     absl::StrAppend(&text, collective.op == ReduceOp::kMax ? " max" : " sum");
   } else if (collective.kind == CollectiveKind::kReduce) {

@@ -187,9 +187,8 @@ void Executor::ReduceParts(Communicator& comm, const std::string& name,
   if (plan_.server) {
     comm.Reduce(*reduce_stream_, name, dtype, /*root=*/0, std::move(sums));
   } else {
-    comm.ReduceScatter(*reduce_stream_, name, dtype, dtype,
-                       accumulate && !converts, std::move(sums),
-                       AsWorkspace(staging_));
+    comm.ReduceScatter(*reduce_stream_, name, dtype, accumulate && !converts,
+                       std::move(sums), AsWorkspace(staging_));
   }
   if (all) comm.AllGather(*reduce_stream_, name, dtype, std::move(totals));
   if (converts) ConvertForReduce(std::move(after));

@@ -172,7 +172,7 @@ void Bench::ReduceScatter(DType dtype) {
   const int64_t elems = bytes_ / static_cast<int64_t>(DTypeBytes(dtype));
   const auto ours = [&](Rank& rank) {
     char* const full = static_cast<char*>(rank.full.data());
-    rank.comm->ReduceScatter(*rank.stream, "bench", dtype, dtype, false,
+    rank.comm->ReduceScatter(*rank.stream, "bench", dtype, false,
                              {{full, full + rank.rank * piece_bytes(), elems}});
     rank.stream->Synchronize();
   };

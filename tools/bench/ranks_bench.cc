@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -42,13 +43,55 @@ struct Options {
   int steps = 3, rounds = 1;
 };
 
-// The ends of one rank's channels, timed, with the link's time in it.
-using Channels = std::map<std::string, CountingCommunicator*>;
+// Measures the time of collectives on their streams, waiting for other ranks
+// included.
+class TimedCommunicator final : public Communicator {
+ public:
+  explicit TimedCommunicator(std::unique_ptr<Communicator> inner)
+      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+        inner_(std::move(inner)) {}
+
+  // Of all collectives that are done.
+  double Seconds() {
+    for (; !running_.empty() && running_.front().end->IsDone();
+         running_.pop_front()) {
+      const Timed& timed = running_.front();
+      seconds_ += timed.end->MillisSince(*timed.begin) * 1e-3;
+    }
+    return seconds_;
+  }
+
+  void Run(Stream& stream, Collective collective) override {
+    Timed timed{stream.device().MakeEvent(), stream.device().MakeEvent()};
+    stream.Record(*timed.begin);
+    inner_->Run(stream, std::move(collective));
+    stream.Record(*timed.end);
+    running_.push_back(std::move(timed));
+  }
+  std::shared_ptr<void> Register(void* data, size_t bytes) override {
+    return inner_->Register(data, bytes);
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ private:
+  struct Timed {
+    std::unique_ptr<Event> begin, end;
+  };
+
+  const std::unique_ptr<Communicator> inner_;
+  std::deque<Timed> running_;
+  double seconds_ = 0;
+};
+
+// The ends of one rank's channels, with the link's time in it.
+using Channels = std::map<std::string, TimedCommunicator*>;
 
 // What one rank saw of one case.
 struct Seen {
   std::vector<double> step_ms, exposed_ms, host_ms;
   CollectiveCount gather, reduce;  // of all `counted_steps`
+  double comm_seconds = 0;         // likewise
   int64_t counted_steps = 0;
   double loss = 0;
   MemoryLedger ledger;
@@ -71,7 +114,7 @@ double MillisSince(WallClock::time_point start) {
 }
 
 CollectiveCount operator-(CollectiveCount a, const CollectiveCount& b) {
-  a += {-b.calls, -b.bytes, -b.received, -b.seconds};
+  a += {-b.calls, -b.bytes, -b.received};
   return a;
 }
 
@@ -99,13 +142,15 @@ class Runner {
   // Some steps in a row. The first is counted but not measured: it finds
   // nothing in flight, where stages 1 and 2 gather what was updated last.
   absl::Status Turn(int steps) {
-    const CollectiveCount gather = channels_["gather"]->Total();
+    const CollectiveCount gather = rank_.gather->Total();
     const CollectiveCount reduce = Reductions();
+    const double seconds = CommSeconds();
     ZERO_RETURN_IF_ERROR(Step());
     for (int i = 0; i < steps; ++i) ZERO_RETURN_IF_ERROR(MeasuredStep());
     Drain();
-    seen_.gather += channels_["gather"]->Total() - gather;
+    seen_.gather += rank_.gather->Total() - gather;
     seen_.reduce += Reductions() - reduce;
+    seen_.comm_seconds += CommSeconds() - seconds;
     seen_.counted_steps += steps + 1;
     return absl::OkStatus();
   }
@@ -129,9 +174,14 @@ class Runner {
 
   // Within the group and across the groups.
   CollectiveCount Reductions() {
-    CollectiveCount count = channels_["reduce"]->Total();
-    count += channels_["across"]->Total();
+    CollectiveCount count = rank_.reduce->Total();
+    count += rank_.across->Total();
     return count;
+  }
+
+  double CommSeconds() {
+    return channels_["gather"]->Seconds() + channels_["reduce"]->Seconds() +
+           channels_["across"]->Seconds();
   }
 
   // The host's own time is the CPU time of the rank's thread outside kernels;
@@ -274,8 +324,7 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
   const Json wire = WireJson(one);
   const int64_t sent =
       wire["gathered"].get<int64_t>() + wire["reduced"].get<int64_t>();
-  const double comm_seconds =
-      (seen.gather.seconds + seen.reduce.seconds) / seen.counted_steps;
+  const double comm_seconds = seen.comm_seconds / seen.counted_steps;
   const Traffic all = TrafficOf(one, one.schedule);
   const Traffic first = TrafficOf(one, FirstGathers(one));
   const Traffic last = TrafficOf(one, LastReductions(one));
@@ -379,8 +428,7 @@ absl::Status RunBenchmark(const Options& options) {
     if (link.has_value()) {
       end = std::make_unique<ShapedCommunicator>(std::move(end), *link);
     }
-    auto timed =
-        std::make_unique<CountingCommunicator>(std::move(end), /*timed=*/true);
+    auto timed = std::make_unique<TimedCommunicator>(std::move(end));
     channels[rank][channel] = timed.get();
     return timed;
   };

@@ -8,29 +8,9 @@
 namespace zero {
 namespace {
 
+// Of what NCCL sums.
 ncclDataType_t TypeOf(const Collective& collective) {
-  switch (collective.dtype) {
-    case DType::kF32:
-      return ncclFloat32;
-    case DType::kBF16:
-      return ncclBfloat16;
-    case DType::kF16:
-      return ncclFloat16;
-    case DType::kF64:
-      return ncclFloat64;
-    case DType::kI32:
-      return ncclInt32;
-    case DType::kI64:
-      return ncclInt64;
-    case DType::kU8:
-      return ncclUint8;
-    case DType::kU16:
-      break;
-  }
-  ZERO_CHECK(false) << "nccl: " << CollectiveKindName(collective.kind) << " \""
-                    << collective.name << "\" of " << collective.dtype
-                    << ", which NCCL can not add up";
-  return ncclUint8;
+  return collective.dtype == DType::kF64 ? ncclFloat64 : ncclFloat32;
 }
 
 int64_t Bytes(const Collective& collective, int64_t elems) {
@@ -45,24 +25,11 @@ char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 // NCCL rounds sums to the dtype at every hop.
 bool IsNarrow(DType dtype) { return SumDType(dtype) != dtype; }
 
-bool IsSum(const Collective& collective) {
-  return IsFloat(collective.dtype) && collective.op == ReduceOp::kSum;
-}
-
 // All ranks' numbers on every rank, which adds them up in rank order.
 bool GathersToSum(const NcclPlace& place, const Collective& collective) {
-  const int64_t bytes = Bytes(collective, collective.segments[0].elems);
-  const bool fits = place.world * bytes <= int64_t{kNcclScratchBytes};
-  ZERO_CHECK(fits || !IsNarrow(collective.dtype) || !IsSum(collective))
-      << "nccl: all_reduce \"" << collective.name << "\" of " << bytes
-      << " bytes of " << collective.dtype << ": want at most "
-      << kNcclScratchBytes / place.world << ", or fp32";
-  return fits && IsSum(collective);
-}
-
-// Whether NCCL's sums are what is asked for, as they are.
-bool ReducesInPlace(const Collective& collective) {
-  return collective.dtype == collective.recv_dtype && !collective.accumulate;
+  return collective.op == ReduceOp::kSum &&
+         place.world * Bytes(collective, collective.segments[0].elems) <=
+             int64_t{kNcclScratchBytes};
 }
 
 // fn(segment, its index of a piece, offset of its first byte in staging memory
@@ -82,8 +49,8 @@ ncclResult_t ForEachSegment(const Collective& collective, int64_t world,
 }
 
 ncclResult_t Exchange(const NcclPlace& place, const void* send, void* recv,
-                      int64_t bytes, bool own) {
-  for (int step = own ? 0 : 1; step < place.world; ++step) {
+                      int64_t bytes) {
+  for (int step = 1; step < place.world; ++step) {
     // Every rank begins at another one.
     const int to = (place.rank + step) % place.world;
     const int from = (place.rank - step + place.world) % place.world;
@@ -101,17 +68,16 @@ ncclResult_t Exchange(const NcclPlace& place, const void* send, void* recv,
 ncclResult_t ReduceScatter(const NcclPlace& place,
                            const Collective& collective) {
   const bool narrow = IsNarrow(collective.dtype);
-  const bool in_place = ReducesInPlace(collective);
   return ForEachSegment(
       collective, place.world, narrow ? place.world : 1,
       [&](const CollectiveSegment& segment, int64_t piece, int64_t staged) {
         char* const staging = At(collective.staging, staged);
         if (narrow) {
           return Exchange(place, segment.send, staging,
-                          Bytes(collective, piece), /*own=*/false);
+                          Bytes(collective, piece));
         }
         return ncclReduceScatter(
-            segment.send, in_place ? segment.recv : staging, piece,
+            segment.send, collective.accumulate ? staging : segment.recv, piece,
             TypeOf(collective), ncclSum, place.comm, place.stream);
       });
 }
@@ -119,7 +85,7 @@ ncclResult_t ReduceScatter(const NcclPlace& place,
 void SumPieces(const NcclPlace& place, Stream& stream,
                const Collective& collective) {
   const bool narrow = IsNarrow(collective.dtype);
-  if (!narrow && ReducesInPlace(collective)) return;
+  if (!narrow && !collective.accumulate) return;
   std::vector<const void*> src;
   ForEachSegment(
       collective, place.world, narrow ? place.world : 1,
@@ -133,11 +99,11 @@ void SumPieces(const NcclPlace& place, Stream& stream,
             src[r] = At(r == place.rank ? segment.send : staging, r * bytes);
           }
         }
-        stream.device().ops().SumRanks(
-            stream, {src,
-                     collective.dtype,
-                     {segment.recv, collective.recv_dtype, piece},
-                     collective.accumulate});
+        stream.device().ops().SumRanks(stream,
+                                       {src,
+                                        collective.dtype,
+                                        {segment.recv, collective.dtype, piece},
+                                        collective.accumulate});
         return ncclSuccess;
       });
 }
@@ -179,24 +145,23 @@ ncclResult_t Reduce(const NcclPlace& place, const Collective& collective) {
       });
 }
 
-// Whatever the dtype is: copies.
-ncclResult_t Copies(const NcclPlace& place, const Collective& collective) {
+ncclResult_t AllGather(const NcclPlace& place, const Collective& collective) {
   return ForEachSegment(
       collective, place.world, 0,
       [&](const CollectiveSegment& segment, int64_t piece, int64_t) {
-        const int64_t bytes = Bytes(collective, piece);
-        switch (collective.kind) {
-          case CollectiveKind::kAllGather:
-            return ncclAllGather(segment.send, segment.recv, bytes, ncclUint8,
-                                 place.comm, place.stream);
-          case CollectiveKind::kBroadcast:
-            return ncclBroadcast(segment.send, segment.recv,
-                                 Bytes(collective, segment.elems), ncclUint8,
-                                 collective.root, place.comm, place.stream);
-          default:
-            return Exchange(place, segment.send, segment.recv, bytes,
-                            /*own=*/true);
-        }
+        return ncclAllGather(segment.send, segment.recv,
+                             Bytes(collective, piece), ncclUint8, place.comm,
+                             place.stream);
+      });
+}
+
+ncclResult_t Broadcast(const NcclPlace& place, const Collective& collective) {
+  return ForEachSegment(
+      collective, 1, 0,
+      [&](const CollectiveSegment& segment, int64_t elems, int64_t) {
+        return ncclBroadcast(segment.send, segment.recv,
+                             Bytes(collective, elems), ncclUint8,
+                             collective.root, place.comm, place.stream);
       });
 }
 
@@ -212,9 +177,9 @@ ncclResult_t EnqueueTransfers(const NcclPlace& place,
     case CollectiveKind::kReduce:
       return Reduce(place, collective);
     case CollectiveKind::kAllGather:
+      return AllGather(place, collective);
     case CollectiveKind::kBroadcast:
-    case CollectiveKind::kAllToAll:
-      return Copies(place, collective);
+      return Broadcast(place, collective);
     case CollectiveKind::kBarrier:
       return ncclAllReduce(place.scratch, place.scratch, 1, ncclUint8, ncclSum,
                            place.comm, place.stream);

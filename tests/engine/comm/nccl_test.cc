@@ -142,7 +142,7 @@ Results GatherAll(Communicator& comm, Stream& stream, DType dtype) {
 }
 
 Results ScatterAll(Communicator& comm, Stream& stream, DType dtype,
-                   DType recv_dtype, bool accumulate) {
+                   bool accumulate) {
   Results full, own;
   std::vector<CollectiveSegment> segments;
   int64_t elems = 0;
@@ -152,25 +152,23 @@ Results ScatterAll(Communicator& comm, Stream& stream, DType dtype,
     full.push_back(Values::Of(dtype, size, [&](int64_t i) {
       return Input(dtype, comm.rank(), s, i);
     }));
-    own.push_back(Values::Of(recv_dtype, kPieces[s],
+    own.push_back(Values::Of(dtype, kPieces[s],
                              [&](int64_t i) { return Number(9, s, i); }));
   }
-  const bool can_be_in_place = dtype == recv_dtype && !accumulate;
   for (size_t s = 0; s < kPieces.size(); ++s) {
-    const bool in_place = can_be_in_place && s % 2 == 1;
+    const bool in_place = !accumulate && s % 2 == 1;
     segments.push_back(
         {full[s].data(),
          in_place ? full[s].at(comm.rank() * kPieces[s]) : own[s].data(),
          full[s].size()});
   }
   Staging staging(comm, dtype, elems);
-  comm.ReduceScatter(stream, "scatter", dtype, recv_dtype, accumulate, segments,
-                     staging);
+  comm.ReduceScatter(stream, "scatter", dtype, accumulate, segments, staging);
   stream.Synchronize();
   Results results;
   for (size_t s = 0; s < kPieces.size(); ++s) {
-    results.push_back(Values::Of(recv_dtype, kPieces[s], [&](int64_t i) {
-      const bool in_place = can_be_in_place && s % 2 == 1;
+    results.push_back(Values::Of(dtype, kPieces[s], [&](int64_t i) {
+      const bool in_place = !accumulate && s % 2 == 1;
       return in_place ? full[s][comm.rank() * kPieces[s] + i] : own[s][i];
     }));
   }
@@ -179,24 +177,17 @@ Results ScatterAll(Communicator& comm, Stream& stream, DType dtype,
 
 Results Rest(Communicator& comm, Stream& stream) {
   Results results;
-  for (const DType dtype :
-       {DType::kF32, DType::kF64, DType::kI32, DType::kI64, DType::kU8}) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
-      results.push_back(Values::Of(dtype, 37, [&](int64_t i) {
-        // Unsigned 8 bits hold no negative ones.
-        return dtype == DType::kU8 ? (comm.rank() + i) % 30
-                                   : Number(comm.rank(), 0, i);
-      }));
-      comm.AllReduce(stream, "numbers", dtype, op, results.back().data(), 37);
-    }
-  }
-  // Sums in rank order, whatever the dtype.
-  for (const DType dtype : kFloats) {
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
     results.push_back(Values::Of(
-        dtype, 33, [&](int64_t i) { return Real(comm.rank(), 1, i); }));
-    comm.AllReduce(stream, "reals", dtype, ReduceOp::kSum,
-                   results.back().data(), 33);
+        DType::kF64, 37, [&](int64_t i) { return Number(comm.rank(), 0, i); }));
+    comm.AllReduce(stream, "numbers", DType::kF64, op, results.back().data(),
+                   37);
   }
+  // Sums in rank order.
+  results.push_back(Values::Of(
+      DType::kF64, 33, [&](int64_t i) { return Real(comm.rank(), 1, i); }));
+  comm.AllReduce(stream, "reals", DType::kF64, ReduceOp::kSum,
+                 results.back().data(), 33);
   const int root = comm.world() - 1;
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     Values send = Values::Of(
@@ -209,14 +200,8 @@ Results Rest(Communicator& comm, Stream& stream) {
   }
   results.push_back(Values::Of(
       DType::kU16, 7, [&](int64_t i) { return 10 * comm.rank() + i; }));
-  comm.Broadcast(stream, "broadcast", DType::kU16, root, results.back().data(),
-                 7);
-  Values send = Values::Of(DType::kBF16, 3 * comm.world(), [&](int64_t i) {
-    return Number(comm.rank(), 3, i);
-  });
-  results.push_back(Values(DType::kBF16, send.size()));
-  comm.AllToAll(stream, "transpose", DType::kBF16, send.data(),
-                results.back().data(), send.size());
+  void* const data = results.back().data();
+  comm.Broadcast(stream, "broadcast", DType::kU16, root, {{data, data, 7}});
   comm.Barrier(stream, "barrier");
   stream.Synchronize();
   return results;
@@ -272,21 +257,13 @@ TEST_P(NcclResultsTest, AllGathersAreThoseOfLocal) {
 }
 
 TEST_P(NcclResultsTest, ReduceScattersAreThoseOfLocal) {
-  const struct {
-    DType dtype, recv_dtype;
-    bool accumulate;
-  } kCases[] = {
-      {DType::kF32, DType::kF32, false},  {DType::kF32, DType::kF32, true},
-      {DType::kF32, DType::kBF16, false}, {DType::kBF16, DType::kBF16, false},
-      {DType::kBF16, DType::kBF16, true}, {DType::kBF16, DType::kF32, true},
-      {DType::kF16, DType::kF32, false},  {DType::kF64, DType::kF64, true}};
-  for (const auto& one : kCases) {
-    ExpectSameAsLocal(
-        absl::StrCat(DTypeName(one.dtype), " to ", DTypeName(one.recv_dtype)),
-        [&](auto& comm, auto& stream) {
-          return ScatterAll(comm, stream, one.dtype, one.recv_dtype,
-                            one.accumulate);
-        });
+  for (const DType dtype : kFloats) {
+    for (const bool accumulate : {false, true}) {
+      ExpectSameAsLocal(absl::StrCat(DTypeName(dtype), accumulate ? " +=" : ""),
+                        [&](auto& comm, auto& stream) {
+                          return ScatterAll(comm, stream, dtype, accumulate);
+                        });
+    }
   }
 }
 
@@ -318,15 +295,16 @@ TEST_F(NcclTest, CollectivesOfSeveralChannelsRunBesideEachOther) {
                   *one.gather, "parameters", DType::kF32,
                   {{gathered.at(one.rank * piece), gathered.data(), kElems}});
               one.ends.reduce->ReduceScatter(
-                  *one.reduce, "gradients", DType::kF32, DType::kF32, false,
+                  *one.reduce, "gradients", DType::kF32, false,
                   {{sums.data(), sums.at(one.rank * piece), kElems}},
                   Staging(*one.ends.reduce, DType::kF32, kElems));
-              one.ends.scalar->AllReduce(*one.compute, "loss", DType::kF64,
-                                         ReduceOp::kSum, number.data(), 1);
+              one.ends.scalar->Broadcast(*one.compute, "loss", DType::kF64,
+                                         round % kWorld,
+                                         {{number.data(), number.data(), 1}});
               one.compute->Synchronize();
               one.gather->Synchronize();
               one.reduce->Synchronize();
-              EXPECT_EQ(number[0], 3);
+              EXPECT_EQ(number[0], round % kWorld);
               for (int64_t i = 0; i < kElems; ++i) {
                 EXPECT_EQ(gathered[i], i / piece + round);
               }
@@ -341,27 +319,29 @@ TEST_F(NcclTest, CollectivesOfSeveralChannelsRunBesideEachOther) {
 }
 
 TEST_F(NcclTest, GroupsOfRanksReduceWithinAndAcross) {
-  EXPECT_EQ(
-      RunOnGpus(4, {.shards = 2, .timeout = absl::Seconds(20)},
-                [&](GpuRank& one) {
-                  EXPECT_EQ(one.ends.gather->world(), 2);
-                  EXPECT_EQ(one.ends.reduce->rank(), one.rank % 2);
-                  EXPECT_EQ(one.ends.across->world(), 2);
-                  EXPECT_EQ(one.ends.across->rank(), one.rank / 2);
-                  EXPECT_EQ(one.ends.scalar->world(), 4);
-                  Values within(DType::kF32, 1), across(DType::kF32, 1);
-                  within.Set(0, 1 << one.rank);
-                  across.Set(0, 1 << one.rank);
-                  one.ends.reduce->AllReduce(*one.reduce, "within", DType::kF32,
-                                             ReduceOp::kSum, within.data(), 1);
-                  one.ends.across->AllReduce(*one.reduce, "across", DType::kF32,
-                                             ReduceOp::kSum, across.data(), 1);
-                  one.reduce->Synchronize();
-                  EXPECT_EQ(within[0], one.rank < 2 ? 3 : 12);
-                  EXPECT_EQ(across[0], one.rank % 2 == 0 ? 5 : 10);
-                  return absl::OkStatus();
-                }),
-      absl::OkStatus());
+  EXPECT_EQ(RunOnGpus(4, {.shards = 2, .timeout = absl::Seconds(20)},
+                      [&](GpuRank& one) {
+                        EXPECT_EQ(one.ends.gather->world(), 2);
+                        EXPECT_EQ(one.ends.reduce->rank(), one.rank % 2);
+                        EXPECT_EQ(one.ends.across->world(), 2);
+                        EXPECT_EQ(one.ends.across->rank(), one.rank / 2);
+                        EXPECT_EQ(one.ends.scalar->world(), 4);
+                        Values own(DType::kF32, 2), sum(DType::kF32, 2);
+                        for (int i : {0, 1}) own.Set(i, 1 << one.rank);
+                        const auto reduce = [&](Communicator& comm, int64_t i) {
+                          comm.ReduceScatter(*one.reduce, "unit", DType::kF32,
+                                             false,
+                                             {{own.data(), sum.at(i), 2}},
+                                             Staging(comm, DType::kF32, 2));
+                        };
+                        reduce(*one.ends.reduce, 0);
+                        reduce(*one.ends.across, 1);
+                        one.reduce->Synchronize();
+                        EXPECT_EQ(sum[0], one.rank < 2 ? 3 : 12);
+                        EXPECT_EQ(sum[1], one.rank % 2 == 0 ? 5 : 10);
+                        return absl::OkStatus();
+                      }),
+            absl::OkStatus());
 }
 
 TEST_F(NcclTest, MemoryIsRegisteredUntilItIsNot) {
@@ -412,8 +392,9 @@ class NcclFailureTest : public NcclTest {
 
   static void Scatter(GpuRank& one) {
     static float memory[64] = {};
-    one.ends.reduce->AllReduce(*one.reduce, "block.3", DType::kF32,
-                               ReduceOp::kMax, memory + one.rank, 1);
+    float* const own = memory + one.rank;
+    one.ends.reduce->Reduce(*one.reduce, "block.3", DType::kF32, 0,
+                            {{own, own, 1}});
   }
 
   // Waits for the failure, as a rank does that computes meanwhile.
@@ -434,9 +415,9 @@ TEST_F(NcclFailureTest, ARankThatDoesNotComeIsNamedOnAllRanks) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     EXPECT_THAT(
         std::string(status.message()),
-        AllOf(HasSubstr(" waited 1s in #2 of channel \"reduce\", all_reduce "
-                        "\"block.3\" fp32 max [1]: rank 1 issued #1, "
-                        "all_reduce \"block.3\" fp32 max [1] last"),
+        AllOf(HasSubstr(" waited 1s in #2 of channel \"reduce\", reduce "
+                        "\"block.3\" fp32 to rank 0 [1]: rank 1 issued #1, "
+                        "reduce \"block.3\" fp32 to rank 0 [1] last"),
               HasSubstr("; if a rank was only slow, raise "
                         "communication.timeout_seconds")));
   }
@@ -451,7 +432,7 @@ TEST_F(NcclFailureTest, ARankThatIssuesNothingIsNamed) {
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("nccl: rank 1 waited 1s in #1 of channel "
-                          "\"reduce\", all_reduce \"block.3\" fp32 max [1]: "
+                          "\"reduce\", reduce \"block.3\" fp32 to rank 0 [1]: "
                           "rank 0 issued nothing here"));
   }
 }
@@ -471,10 +452,11 @@ TEST_F(NcclFailureTest, OnlyWhoDoesNotComeToTheFirstCollectiveIsMissing) {
     EXPECT_EQ(one.ends.missing(), std::vector<int>{2});
   });
   for (const absl::Status& status : statuses) {
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr(" waited 1s in #1 of channel \"reduce\", all_reduce "
-                          "\"block.3\" fp32 max [1]: rank 2 issued nothing "
-                          "here; if a rank was only slow"));
+    EXPECT_THAT(
+        std::string(status.message()),
+        HasSubstr(" waited 1s in #1 of channel \"reduce\", reduce "
+                  "\"block.3\" fp32 to rank 0 [1]: rank 2 issued nothing "
+                  "here; if a rank was only slow"));
   }
 }
 
@@ -488,16 +470,17 @@ TEST_F(NcclFailureTest, RanksInDifferentCollectivesAreNamed) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("nccl: rank 1 differs from rank 0 at #1 of channel "
                           "\"reduce\": rank 1 is in barrier \"injected "
-                          "fault\", rank 0 in all_reduce \"block.3\" fp32 "
-                          "max [1]"));
+                          "fault\", rank 0 in reduce \"block.3\" fp32 to "
+                          "rank 0 [1]"));
   }
 }
 
 TEST_F(NcclFailureTest, DifferentSizesAreNamed) {
   static float memory[2][8] = {};
   const auto statuses = Fail(2, [](GpuRank& one) {
+    float* const own = memory[one.rank];
     one.ends.reduce->Broadcast(*one.reduce, "weights", DType::kF32, 0,
-                               memory[one.rank], one.rank == 0 ? 8 : 4);
+                               {{own, own, one.rank == 0 ? 8 : 4}});
     // Whoever goes on issues more: that is not where they differ.
     Scatter(one);
     Scatter(one);
@@ -544,7 +527,7 @@ TEST_F(NcclFailureTest, AnErrorOfACallNamesIt) {
   for (const absl::Status& status : statuses) {
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("nccl: rank 0 could not begin #1 of channel "
-                          "\"reduce\", all_reduce \"block.3\" fp32 max [1]: "
+                          "\"reduce\", reduce \"block.3\" fp32 to rank 0 [1]: "
                           "internal error"));
   }
 }
@@ -573,7 +556,7 @@ TEST_F(NcclFailureTest, AnAbortReachesAllRanksInTheMiddleOfACollective) {
     EXPECT_THAT(std::string(statuses[rank].message()),
                 HasSubstr(absl::StrCat("; rank ", rank,
                                        " is in #1 of channel \"reduce\", "
-                                       "all_reduce")));
+                                       "reduce")));
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <chrono>
 
-#include "engine/comm/counting.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/comm/comm_testing.h"
@@ -113,24 +112,6 @@ TEST(ShapedTest, ACollectiveLastsAtLeastItsLinkTime) {
     });
     EXPECT_TRUE(status.ok()) << status;
   }
-}
-
-// The sleep is part of the collective: a counting wrapper sees it.
-TEST(ShapedTest, TimesOfAWrapperIncludeTheLink) {
-  const auto group = LocalGroup::Make(2);
-  const absl::Status status = RunRanks(2, [&](int rank) {
-    const auto device = MakeCpuDevice(1);
-    CountingCommunicator comm(
-        std::make_unique<ShapedCommunicator>(group->Connect(rank, "gather"),
-                                             Link{1e9, absl::Milliseconds(5)}),
-        /*timed=*/true);
-    const auto stream = device->MakeStream(StreamRole::kGather);
-    for (int i = 0; i < 3; ++i) comm.Barrier(*stream, "step");
-    stream->Synchronize();
-    EXPECT_GE(comm.Total().seconds, 3 * 0.005);
-    return comm.status();
-  });
-  EXPECT_TRUE(status.ok()) << status;
 }
 
 // An hour of link time: the test ends because the sleep does.

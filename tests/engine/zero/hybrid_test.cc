@@ -221,8 +221,6 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
       job.micro_steps = 2;
       SCOPED_TRACE(testing::Message()
                    << "stage " << stage << " in groups of " << shards);
-      std::mutex mutex;
-      std::vector<std::string> hashes;
       const absl::Status status = RunLocalRanks(
           job.world, RanksOf(job), OneThread,
           [&](const Rank& rank) -> absl::Status {
@@ -244,14 +242,9 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
                                        (groups - 1));
             EXPECT_EQ(rank.across->Total().calls,
                       groups == 1 ? 0 : 2 * plan.reduce_buckets.size());
-            std::lock_guard<std::mutex> lock(mutex);
-            hashes.push_back(rank.gather->SequenceHash() +
-                             rank.reduce->SequenceHash() +
-                             rank.across->SequenceHash());
             return absl::OkStatus();
           });
       EXPECT_TRUE(status.ok()) << status;
-      EXPECT_EQ(hashes, std::vector<std::string>(6, hashes[0]));
     }
   }
 }

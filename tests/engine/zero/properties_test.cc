@@ -323,7 +323,8 @@ TEST(PropertiesTest, NothingThatRotatesRestsAfterBackwardStepAndEvaluation) {
   }
 }
 
-// 15. The bytes are in StagesTest.BytesOnTheWireAreTheFormula.
+// That all ranks issue the same collectives the group checks by itself. The
+// bytes are in StagesTest.BytesOnTheWireAreTheFormula.
 TEST(PropertiesTest, TheCollectivesAreTheSchedulesOnAllRanks) {
   for (int world : kWorlds) {
     for (int stage : kStages) {
@@ -333,8 +334,6 @@ TEST(PropertiesTest, TheCollectivesAreTheSchedulesOnAllRanks) {
         job.world = world;
         job.micro_steps = micro_steps;
         job.options = AtStage(job.options, stage);
-        std::mutex mutex;
-        std::vector<std::string> hashes;
         OnRanks(job, [&](const Rank& rank, Rig& rig) {
           const int64_t rows = job.batch / job.world;
           rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f,
@@ -351,12 +350,7 @@ TEST(PropertiesTest, TheCollectivesAreTheSchedulesOnAllRanks) {
           // Stage 0 gathers what it has reduced: an all-reduce.
           EXPECT_EQ(rank.reduce->Total().calls,
                     reductions * (stage == 0 ? 2 : 1));
-          std::lock_guard<std::mutex> lock(mutex);
-          hashes.push_back(rank.gather->SequenceHash() +
-                           rank.reduce->SequenceHash() +
-                           rank.scalar->SequenceHash());
         });
-        EXPECT_EQ(hashes, std::vector<std::string>(world, hashes.at(0)));
       }
     }
   }
