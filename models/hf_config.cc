@@ -175,8 +175,8 @@ class Reader {
   absl::Status Keys() {
     for (const KeySpec& key : AllKeys()) {
       if (!absl::StartsWith(key.path, "model.") || key.set == nullptr ||
-          (key.applies != nullptr && !key.applies(config_)) ||
-          absl::EndsWith(key.path, "_pdrop") || IsOurs(key.path)) {
+          !key.Applies(config_) || absl::EndsWith(key.path, "_pdrop") ||
+          IsOurs(key.path)) {
         continue;
       }
       const std::string name = key.path.substr(key.path.rfind('.') + 1);

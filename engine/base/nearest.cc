@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_replace.h"
 
 namespace zero {
 
@@ -22,19 +24,34 @@ int EditDistance(absl::string_view a, absl::string_view b) {
   return row[b.size()];
 }
 
-std::vector<std::string> NearestNames(
-    absl::string_view word, const std::vector<std::string>& candidates,
-    int limit) {
+std::vector<std::string> NearestNames(absl::string_view word,
+                                      absl::Span<const std::string> candidates,
+                                      int limit) {
+  const auto plain = [](absl::string_view name) {
+    return absl::StrReplaceAll(absl::AsciiStrToLower(name), {{"-", "_"}});
+  };
+  const std::string wanted = plain(word);
+  std::vector<std::string> longer;
   std::vector<std::pair<int, std::string>> ranked;
   for (const std::string& candidate : candidates) {
-    const int distance = EditDistance(absl::AsciiStrToLower(word),
-                                      absl::AsciiStrToLower(candidate));
-    const int longest =
-        static_cast<int>(std::max(word.size(), candidate.size()));
-    // More than half different is no typing error.
-    if (distance * 2 <= longest) ranked.emplace_back(distance, candidate);
+    const std::string name = plain(candidate);
+    // Somebody may have stopped early, which leaves out many letters.
+    if (wanted.size() >= 4 && absl::StartsWith(name, wanted)) {
+      longer.push_back(candidate);
+    }
+    const size_t longest = std::max(wanted.size(), name.size());
+    // More than half different is no typing error, nor is a longer name.
+    const size_t gap = longest - std::min(wanted.size(), name.size());
+    if (gap * 2 > longest) continue;
+    const int distance = EditDistance(wanted, name);
+    if (static_cast<size_t>(distance) * 2 <= longest) {
+      ranked.emplace_back(distance, candidate);
+    }
   }
-  std::sort(ranked.begin(), ranked.end());
+  if (longer.size() == 1) return longer;
+  std::stable_sort(
+      ranked.begin(), ranked.end(),
+      [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<std::string> names;
   for (const auto& [distance, name] : ranked) {
     if (static_cast<int>(names.size()) == limit) break;

@@ -6,17 +6,19 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace zero {
 
 // Letters to insert, delete or replace to make b of a (Levenshtein).
 int EditDistance(absl::string_view a, absl::string_view b);
 
-// At most `limit` of `candidates`, nearest to `word` by edit distance first;
-// those that share nothing with it are left out. For "did you mean".
-std::vector<std::string> NearestNames(
-    absl::string_view word, const std::vector<std::string>& candidates,
-    int limit);
+// At most `limit` of `candidates`, nearest to `word` by edit distance first,
+// for "did you mean": no case, "-" is "_", at most half of the letters wrong.
+// The only one that begins with `word` (four letters or more) comes alone.
+std::vector<std::string> NearestNames(absl::string_view word,
+                                      absl::Span<const std::string> candidates,
+                                      int limit);
 
 }  // namespace zero
 

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "engine/config/model_config.h"
-#include "kernels/device.h"
 #include "kernels/dtype.h"
+#include "kernels/options.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_scaling.h"
 #include "optim/lr_schedule.h"
@@ -115,13 +115,7 @@ struct CommunicationConfig {
 struct DeviceConfig {
   CudaOptions cuda;
 
-  bool operator==(const DeviceConfig& other) const {
-    return cuda.allow_tf32 == other.cuda.allow_tf32 &&
-           cuda.deterministic_attention == other.cuda.deterministic_attention &&
-           cuda.time_algorithms == other.cuda.time_algorithms &&
-           cuda.fp32_logits == other.cuda.fp32_logits &&
-           cuda.loss_chunk_rows == other.cuda.loss_chunk_rows;
-  }
+  bool operator==(const DeviceConfig&) const = default;
 };
 
 enum class DataFormat {

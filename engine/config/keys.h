@@ -1,8 +1,11 @@
-// The table of every key: one line per key drives the parser, the defaults,
-// `zero config`, its schema and its reference.
+// The table of every key: one row per key drives the parser, the defaults,
+// `zero config`, its schema and its reference. keys.cc has the rows that reach
+// a field, foreign_keys.cc those of other programs, key_value.cc reads values
+// and key_names.cc suggests names.
 #ifndef ZERO_ENGINE_CONFIG_KEYS_H_
 #define ZERO_ENGINE_CONFIG_KEYS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -72,10 +75,14 @@ struct KeySpec {
   // optimizer, scheduler, ...; a key that does not apply can not be given.
   bool (*applies)(const Config&) = nullptr;
   std::string applies_to;  // for messages: "optimizer.type AdamW, Adam"
-  // Null: always read. Otherwise why a run with this config does not read the
-  // key, or null if it does. Such a key may be given, since ignoring it changes
-  // nothing: it leaves a note, has its default in Config and is not printed.
-  const char* (*unread)(const Config&) = nullptr;
+  // Reasons why a run may not read the key. Such a key may be given, since
+  // ignoring it changes nothing: it leaves a note, has its default in Config
+  // and is not printed.
+  struct Unread {
+    bool (*holds)(const Config&);
+    const char* reason;
+  };
+  std::vector<Unread> unread;
 
   // It says what happens between ranks: of a run on one rank, nothing.
   bool between_ranks = false;
@@ -86,14 +93,32 @@ struct KeySpec {
   std::string deepspeed;
 
   bool is_leaf() const { return kind != KeyKind::kObject; }
+  bool IsUnbuilt(const std::string& value) const {
+    return std::find(unbuilt.begin(), unbuilt.end(), value) != unbuilt.end();
+  }
+  bool Applies(const Config& config) const {
+    return applies == nullptr || applies(config);
+  }
+  // The first of `unread` that holds, or null.
+  const char* WhyUnread(const Config& config) const;
   // Whether a run with this config reads the key.
   bool IsRead(const Config& config) const {
-    return (applies == nullptr || applies(config)) &&
-           (unread == nullptr || unread(config) == nullptr);
+    return Applies(config) && WhyUnread(config) == nullptr;
   }
 };
 
-// The whole table, in the order in which a config is printed.
+// A key of DeepSpeed's or Hugging Face's configs that has no field here.
+struct ForeignKey {
+  Treatment treatment;
+  KeyKind kind;
+  const char* path;
+  const char* harmless;
+  const char* reason;
+};
+absl::Span<const ForeignKey> ForeignKeys();
+
+// The whole table: used keys in the order in which a config is printed, then
+// foreign ones.
 const std::vector<KeySpec>& AllKeys();
 
 // The entry of `path`, or null.
@@ -116,11 +141,6 @@ std::string Wanted(const KeySpec& key);
 // `; did you mean "...?"` for an unknown key in the object `parent` ("" at the
 // top), or an empty string where nothing is near.
 std::string NearestKey(absl::string_view parent, absl::string_view name);
-
-// The entry of `names` nearest to `name` by edit distance; empty if none is
-// near.
-std::string Nearest(absl::string_view name,
-                    absl::Span<const std::string> names);
 
 }  // namespace zero
 

@@ -259,7 +259,7 @@ class Loader {
     }
     const auto* named = std::get_if<std::string>(&value);
     const std::string text = named != nullptr ? *named : ValueText(value);
-    if (std::count(key.unbuilt.begin(), key.unbuilt.end(), text) > 0) {
+    if (key.IsUnbuilt(text)) {
       ++num_unbuilt_;
       return Problem(node.place, key.path,
                      absl::StrCat(JsonBrief(node),

@@ -119,7 +119,7 @@ std::string ValueSchema(const KeySpec& key) {
     case KeyKind::kChoice: {
       std::vector<std::string> names;
       for (const std::string& choice : key.choices) {
-        if (std::count(key.unbuilt.begin(), key.unbuilt.end(), choice) == 0) {
+        if (!key.IsUnbuilt(choice)) {
           names.push_back(JsonQuote(choice));
         }
       }

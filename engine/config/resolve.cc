@@ -213,7 +213,7 @@ class Resolver {
     if (!problems_.empty()) return;
     for (const auto& [path, given] : given_.keys) {
       const KeySpec* key = FindKey(path);
-      if (key->applies == nullptr || key->applies(config_)) continue;
+      if (key->Applies(config_)) continue;
       if (path == "scheduler.params.warmup_num_steps" &&
           config_.lr_scaling.active()) {
         continue;  // 0, which CheckLrScaling lets pass
@@ -974,11 +974,10 @@ class Resolver {
     std::vector<Group> groups;
     std::vector<const KeySpec*> unread;
     for (const KeySpec& key : AllKeys()) {
-      const bool applies = key.applies == nullptr || key.applies(config_);
-      if (!applies || key.IsRead(config_)) continue;
+      if (!key.Applies(config_) || key.IsRead(config_)) continue;
       unread.push_back(&key);
       if (!Given(key.path)) continue;
-      const std::string reason = key.unread(config_);
+      const std::string reason = key.WhyUnread(config_);
       if (groups.empty() || groups.back().reason != reason) {
         groups.push_back({Origin(key.path), reason, {}});
       }

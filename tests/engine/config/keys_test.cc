@@ -107,9 +107,8 @@ TEST(KeysTest, EveryUsedKeyReachesAField) {
     if (auto* text = std::get_if<std::string>(&after)) {
       if (key.kind == KeyKind::kChoice) {
         for (const std::string& choice : key.choices) {
-          const bool built =
-              std::count(key.unbuilt.begin(), key.unbuilt.end(), choice) == 0;
-          if (built && choice != std::get<std::string>(before)) *text = choice;
+          if (!key.IsUnbuilt(choice) && choice != std::get<std::string>(before))
+            *text = choice;
         }
         if (after == before) continue;  // a single choice
       } else {
@@ -280,8 +279,7 @@ TEST(UnreadTest, EveryKeyThatMayBeUnreadHasACase) {
   std::set<std::string> paths;
   for (const UnreadCase& one : UnreadCases()) paths.insert(one.path);
   for (const KeySpec& key : AllKeys()) {
-    EXPECT_EQ(paths.count(key.path), key.unread == nullptr ? 0u : 1u)
-        << key.path;
+    EXPECT_EQ(paths.count(key.path), key.unread.empty() ? 0u : 1u) << key.path;
   }
 }
 

@@ -99,7 +99,7 @@ TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApply) {
   "amp": {"enabled": true, "opt_level": "O2"}
 })"),
             "run.json:2:3: amp: does not apply here: Apex does not exist "
-            "here; write bf16 or fp16");
+            "here; write bf16 or fp16; enabled: false is accepted");
 }
 
 TEST(TenWrongConfigsTest, TruncatedJson) {

@@ -1,0 +1,99 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "engine/base/nearest.h"
+#include "engine/config/keys.h"
+
+namespace zero {
+namespace {
+
+absl::string_view LeafName(absl::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == absl::string_view::npos ? path : path.substr(dot + 1);
+}
+
+absl::string_view ParentPath(absl::string_view path) {
+  const size_t dot = path.rfind('.');
+  return dot == absl::string_view::npos ? "" : path.substr(0, dot);
+}
+
+// What other programs call our keys.
+struct Synonym {
+  const char* theirs;
+  const char* ours;
+};
+constexpr Synonym kSynonyms[] = {
+    {"batch_size", "train_batch_size"},
+    {"global_batch_size", "train_batch_size"},
+    {"micro_batch_size", "train_micro_batch_size_per_gpu"},
+    {"per_device_train_batch_size", "train_micro_batch_size_per_gpu"},
+    {"accumulation_steps", "gradient_accumulation_steps"},
+    {"learning_rate", "optimizer.params.lr"},
+    {"beta1", "optimizer.params.betas"},
+    {"beta2", "optimizer.params.betas"},
+    {"grad_clip", "gradient_clipping"},
+    {"max_grad_norm", "gradient_clipping"},
+    {"clip_grad", "gradient_clipping"},
+    {"warmup_steps", "scheduler.params.warmup_num_steps"},
+    {"warmup_iters", "scheduler.params.warmup_num_steps"},
+    {"max_steps", "training.steps"},
+    {"max_iters", "training.steps"},
+    {"train_steps", "training.steps"},
+    {"num_train_epochs", "training.epochs"},
+    {"num_epochs", "training.epochs"},
+    {"eval_interval", "training.eval_every"},
+    {"eval_steps", "training.eval_every"},
+    {"output_dir", "training.out_dir"},
+    {"seq_len", "data.sequence_length"},
+    {"seq_length", "data.sequence_length"},
+    {"block_size", "data.sequence_length"},
+    {"max_length", "data.sequence_length"},
+    {"reset_position_ids", "data.reset_attention_mask"},
+    {"eod_mask_loss", "data.reset_attention_mask"},
+    {"packing", "data.reset_attention_mask"},
+    {"packed", "data.reset_attention_mask"},
+    {"attn_mask_type", "data.reset_attention_mask"},
+    {"block_cross_document_attention", "data.reset_attention_mask"},
+    {"eot_token_id", "data.eos_token_id"},
+    {"eod_token_id", "data.eos_token_id"},
+    {"dataset", "data.train"},
+    {"train_files", "data.train"},
+    {"val", "data.validation"},
+    {"family", "model.model_type"},
+    {"name", "model.preset"},
+    {"gradient_checkpointing", "activation_checkpointing.enabled"},
+    {"zero_stage", "zero_optimization.stage"},
+    {"precision", "bf16.enabled"},
+    {"dtype", "bf16.enabled"},
+};
+
+}  // namespace
+
+std::string NearestKey(absl::string_view parent, absl::string_view name) {
+  std::vector<std::string> siblings, leaves, paths, elsewhere;
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment != Treatment::kUsed) continue;
+    const std::string leaf(LeafName(key.path));
+    if (ParentPath(key.path) == parent) siblings.push_back(leaf);
+    if (leaf == name) elsewhere.push_back(key.path);
+    if (!key.is_leaf()) continue;
+    leaves.push_back(leaf);
+    paths.push_back(key.path);
+  }
+  const auto ask = [](absl::string_view what) {
+    return absl::StrCat("; did you mean \"", what, "\"?");
+  };
+  if (elsewhere.size() == 1) return ask(elsewhere[0]);
+  if (const auto near = NearestNames(name, siblings, 1); !near.empty()) {
+    return ask(near[0]);
+  }
+  for (const Synonym& synonym : kSynonyms) {
+    if (name == synonym.theirs) return ask(synonym.ours);
+  }
+  const auto near = NearestNames(name, leaves, 1);
+  if (near.empty()) return "";
+  const auto leaf = std::find(leaves.begin(), leaves.end(), near[0]);
+  return ask(paths[static_cast<size_t>(leaf - leaves.begin())]);
+}
+
+}  // namespace zero
