@@ -14,6 +14,12 @@ struct ProductRate {
   int64_t size = 0;  // n of the n x n x n product
 };
 
+// The device's ceiling, which utilization is a share of.
+struct PeakRate {
+  ProductRate product;  // the best measured so far
+  double flops = 0;     // per second: the vendor's figure, else product.flops
+};
+
 // The best of many products y = x w^T in `dtype`, on the threads that the
 // device computes with: of 512 and 1024 rows, and of more while those end too
 // soon to tell, but on a slow device of 512 alone; takes a few tenths of a

@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -140,6 +141,17 @@ absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
     return NoDocuments(*data.train, data.document_token);
   }
   return data;
+}
+
+int64_t SampleContext(const Config& config, const RunData& data) {
+  if (data.tokenizer == nullptr || config.training.sample.tokens == 0) return 0;
+  return std::min(config.data.sequence_length,
+                  config.model.max_position_embeddings);
+}
+
+std::vector<int32_t> SamplePrompt(const Config& config, const RunData& data) {
+  return EncodePrompt(*data.tokenizer, config.training.sample.prompt,
+                      config.model.vocab_size);
 }
 
 }  // namespace zero

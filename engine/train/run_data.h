@@ -48,6 +48,11 @@ std::vector<int32_t> EncodePrompt(const Tokenizer& tokenizer,
                                   const std::string& prompt,
                                   int64_t vocab_size);
 
+// Of training.sample: tokens of context that samples use (0: there are no
+// samples), and the tokens that they start from.
+int64_t SampleContext(const Config& config, const RunData& data);
+std::vector<int32_t> SamplePrompt(const Config& config, const RunData& data);
+
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_TRAIN_RUN_DATA_H_

@@ -64,9 +64,9 @@ class Session {
       const Workload& workload);
 
   const Config& config() const { return config_; }
-  const Rank& rank() { return *rank_; }
-  Model& model() { return *model_; }
-  Executor& executor() { return *executor_; }
+  const Rank& rank() const { return *rank_; }
+  Model& model() const { return *model_; }
+  Executor& executor() const { return *executor_; }
   const MemoryLedger& ledger() const { return ledger_; }
 
   // Looks how much `fixed` is by now: libraries load what they need when it is

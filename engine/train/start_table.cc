@@ -1,6 +1,8 @@
-// What decides a run, printed before its first step.
+#include "engine/train/start_table.h"
 
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -8,7 +10,6 @@
 #include "engine/config/keys.h"
 #include "engine/train/generator.h"
 #include "engine/train/rank_notes.h"
-#include "engine/train/trainer.h"
 
 namespace zero {
 namespace {
@@ -82,136 +83,160 @@ std::string PlacementText(const Plan& plan) {
 // "201 GFLOP/s, the best fp32 product of 1024 x 1024 x 1024, measured just
 // now with these 2 threads"
 std::string PeakText(const DeviceInfo& device, DType dtype,
-                     const ProductRate& measured, double peak_flops) {
-  if (peak_flops <= 0) return "nothing: no memory to measure a product";
+                     const PeakRate& peak) {
+  if (peak.flops <= 0) return "nothing: no memory to measure a product";
+  const ProductRate& measured = peak.product;
   const std::string product = absl::StrFormat(
       "%.0f GFLOP/s, the best %s product of %d x %d x %d, measured just now",
       measured.flops / 1e9, DTypeName(dtype), measured.size, measured.size,
       measured.size);
-  if (peak_flops == measured.flops) {
+  if (peak.flops == measured.flops) {
     return device.driver.empty() ? absl::StrFormat("%s with these %d threads",
                                                    product, device.num_threads)
                                  : product;
   }
   return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; beside it %s",
-                         peak_flops / 1e9, product);
+                         peak.flops / 1e9, product);
+}
+
+std::string ModelText(const Session& session) {
+  const Config& config = session.config();
+  const ModelConfig& model = config.model;
+  return absl::StrFormat(
+      "%s%s, %s parameters, %d layers, width %d, %d heads (%d kv), "
+      "vocabulary %d",
+      ModelFamilyName(model.family),
+      config.model_preset.empty() ? "" : " (" + config.model_preset + ")",
+      WithCommas(session.model().NumParameters()), model.num_hidden_layers,
+      model.hidden_size, model.num_attention_heads, model.num_key_value_heads,
+      model.vocab_size);
+}
+
+std::string PrecisionText(const Config& config, int world) {
+  return absl::StrFormat(
+      "%s parameters and activations, %s gradients%s%s",
+      DTypeName(config.param_dtype()), DTypeName(config.grad_accum_dtype),
+      world > 1 && config.communication_data_type != config.grad_accum_dtype
+          ? absl::StrCat(" sent as ", DTypeName(config.communication_data_type))
+          : "",
+      config.param_dtype() == DType::kF32 ? ""
+      : config.stochastic_rounding
+          ? ", fp32 master weights rounded stochastically"
+          : ", fp32 master weights");
+}
+
+std::string RanksText(const Session& session) {
+  const Config& config = session.config();
+  return absl::StrFormat(
+      "%d %s, ZeRO stage %d: %s%s", session.rank().world(), session.rank().kind,
+      config.zero_optimization.stage, PlacementText(session.executor().plan()),
+      config.communication.algorithm == CommunicationAlgorithm::kDirect
+          ? ""
+          : "; by " + Name(config, "communication.algorithm"));
+}
+
+std::string DataText(const RunData& data, const Sampler& sampler,
+                     const DataConfig& config) {
+  return absl::StrFormat(
+      "%s tokens in %d file(s), %s sequences of %d%s",
+      WithCommas(data.train->size()), data.train->shards().size(),
+      WithCommas(sampler.num_samples()), config.sequence_length,
+      config.reset_attention_mask ? ", documents apart" : "");
+}
+
+std::string StepsText(int64_t steps, const Sampler& sampler) {
+  const int64_t dropped = sampler.dropped_per_epoch();
+  return absl::StrFormat(
+      "%d, %.2f epochs of %d steps%s", steps,
+      static_cast<double>(steps) / sampler.steps_per_epoch(),
+      sampler.steps_per_epoch(),
+      dropped == 0
+          ? ""
+          : absl::StrFormat("; the last %d sequences of an epoch do not fill "
+                            "a batch and are dropped",
+                            dropped));
+}
+
+std::string OptimizerText(const Config& config) {
+  return absl::StrFormat(
+      "%s, weight decay %g on %s, clipping %s", Name(config, "optimizer.type"),
+      config.optimizer.spec.weight_decay,
+      Name(config, "optimizer.params.weight_decay_on"),
+      config.gradient_clipping > 0
+          ? absl::StrFormat("at norm %g", config.gradient_clipping)
+          : "off");
+}
+
+std::string MemoryRow(const Session& session) {
+  std::string text = MemoryText(session.predicted());
+  if (session.executor().plan().server) {
+    absl::StrAppend(&text, "; a worker ",
+                    HumanBytes(session.other_rank_peak()));
+  }
+  return text;
+}
+
+void PrintNotes(const LoadedConfig& loaded, const Session& session,
+                const RunData& data, Console* console) {
+  std::vector<std::string> notes = RankNotes(loaded, session.executor().plan());
+  for (const std::vector<std::string>& more :
+       {DeviceNotes(loaded, *session.rank().device), loaded.notes}) {
+    notes.insert(notes.end(), more.begin(), more.end());
+  }
+  const int64_t context = SampleContext(session.config(), data);
+  const int64_t prompt =
+      context == 0 ? 0 : SamplePrompt(session.config(), data).size();
+  const int64_t visible = VisibleTokens(prompt, context);
+  if (visible < prompt) {
+    notes.push_back(absl::StrFormat(
+        "training.sample.prompt has %d tokens and the context %d; samples go "
+        "on from its last %d",
+        prompt, context, visible));
+  }
+  for (const std::string& note : notes) console->Line("note: " + note);
 }
 
 }  // namespace
 
-void Trainer::PrintStart() const {
-  const Config& config = config_;
-  const ModelConfig& model = config.model;
-  const DeviceInfo device = rank_->device->info();
-  const Sampler& sampler = loader_->sampler();
-  std::vector<Row> rows;
-  rows.push_back(
-      {"model",
-       absl::StrFormat(
-           "%s%s, %s parameters, %d layers, width %d, %d heads (%d kv), "
-           "vocabulary %d",
-           ModelFamilyName(model.family),
-           config.model_preset.empty() ? "" : " (" + config.model_preset + ")",
-           WithCommas(session_->model().NumParameters()),
-           model.num_hidden_layers, model.hidden_size,
-           model.num_attention_heads, model.num_key_value_heads,
-           model.vocab_size)});
-  rows.push_back(
-      {"weights", model.from_pretrained.empty()
+void PrintStart(const LoadedConfig& loaded, const RunReport& report,
+                const RunData& data, const Sampler& sampler,
+                int64_t num_eval_targets, const LrScaling& scaling,
+                Console* console) {
+  const Session& session = report.session();
+  const Config& config = session.config();
+  const Rank& rank = session.rank();
+  const std::string& pretrained = config.model.from_pretrained;
+  std::vector<Row> rows = {
+      {"model", ModelText(session)},
+      {"weights", pretrained.empty()
                       ? absl::StrCat("random, seed ", config.training.seed)
-                      : "from " + model.from_pretrained});
-  rows.push_back({"device", DeviceText(*rank_->device)});
-  rows.push_back(
-      {"precision",
-       absl::StrFormat(
-           "%s parameters and activations, %s gradients%s%s",
-           DTypeName(config.param_dtype()), DTypeName(config.grad_accum_dtype),
-           rank_->world() > 1 &&
-                   config.communication_data_type != config.grad_accum_dtype
-               ? absl::StrCat(" sent as ",
-                              DTypeName(config.communication_data_type))
-               : "",
-           config.param_dtype() == DType::kF32 ? ""
-           : config.stochastic_rounding
-               ? ", fp32 master weights rounded stochastically"
-               : ", fp32 master weights")});
-  rows.push_back(
-      {"recompute", config.activation_checkpointing ? "every unit" : "off"});
-  if (rank_->world() > 1) {
-    rows.push_back(
-        {"ranks",
-         absl::StrFormat(
-             "%d %s, ZeRO stage %d: %s%s", rank_->world(), rank_->kind,
-             config.zero_optimization.stage,
-             PlacementText(session_->executor().plan()),
-             config.communication.algorithm == CommunicationAlgorithm::kDirect
-                 ? ""
-                 : "; by " + Name(config, "communication.algorithm"))});
+                      : "from " + pretrained},
+      {"device", DeviceText(*rank.device)},
+      {"precision", PrecisionText(config, rank.world())},
+      {"recompute", config.activation_checkpointing ? "every unit" : "off"}};
+  if (rank.world() > 1) {
+    rows.push_back({"ranks", RanksText(session)});
+    if (!report.link().empty()) {
+      rows.push_back({"link", report.link() + " between ranks (--shape-link)"});
+    }
   }
-  if (rank_->world() > 1 && !start_->link().empty()) {
-    rows.push_back({"link", start_->link() + " between ranks (--shape-link)"});
+  rows.push_back({"batch", BatchText(config, rank.world())});
+  rows.push_back({"data", DataText(data, sampler, config.data)});
+  if (num_eval_targets > 0) {
+    rows.push_back({"validation",
+                    WithCommas(num_eval_targets) + " tokens per evaluation"});
   }
-  rows.push_back({"batch", BatchText(config, rank_->world())});
-  rows.push_back(
-      {"data",
-       absl::StrFormat(
-           "%s tokens in %d file(s), %s sequences of %d%s",
-           WithCommas(data_->train->size()), data_->train->shards().size(),
-           WithCommas(sampler.num_samples()), config.data.sequence_length,
-           config.data.reset_attention_mask ? ", documents apart" : "")});
-  if (eval_loader_ != nullptr) {
-    rows.push_back({"validation", WithCommas(eval_loader_->num_targets()) +
-                                      " tokens per evaluation"});
-  }
-  rows.push_back(
-      {"steps",
-       absl::StrFormat(
-           "%d, %.2f epochs of %d steps%s", total_steps_,
-           static_cast<double>(total_steps_) / sampler.steps_per_epoch(),
-           sampler.steps_per_epoch(),
-           sampler.dropped_per_epoch() == 0
-               ? ""
-               : absl::StrFormat(
-                     "; the last %d sequences of an epoch do not fill "
-                     "a batch and are dropped",
-                     sampler.dropped_per_epoch()))});
-  rows.push_back(
-      {"optimizer",
-       absl::StrFormat(
-           "%s, weight decay %g on %s, clipping %s",
-           Name(config, "optimizer.type"), config.optimizer.spec.weight_decay,
-           Name(config, "optimizer.params.weight_decay_on"),
-           config.gradient_clipping > 0
-               ? absl::StrFormat("at norm %g", config.gradient_clipping)
-               : "off")});
-  rows.push_back({"learning rate", LrText(config, scaling_)});
-  rows.push_back({"compute", ComputeText(flops_per_token_)});
-  rows.push_back({"mfu against", PeakText(device, config.param_dtype(),
-                                          product_rate_, peak_flops_)});
-  std::string memory = MemoryText(session_->predicted());
-  if (session_->executor().plan().server) {
-    absl::StrAppend(&memory, "; a worker ",
-                    HumanBytes(session_->other_rank_peak()));
-  }
-  rows.push_back({"memory", memory});
-  rows.push_back({"output", config.training.out_dir});
-  console_->Table("zero train", rows);
-  std::vector<std::string> notes =
-      RankNotes(loaded_, session_->executor().plan());
-  for (const std::vector<std::string>& more :
-       {DeviceNotes(loaded_, *rank_->device), loaded_.notes}) {
-    notes.insert(notes.end(), more.begin(), more.end());
-  }
-  for (const std::string& note : notes) console_->Line("note: " + note);
-  if (SampleContext() == 0) return;
-  const int64_t prompt = SamplePrompt().size();
-  const int64_t visible = VisibleTokens(prompt, SampleContext());
-  if (visible < prompt) {
-    console_->Line(absl::StrFormat(
-        "note: training.sample.prompt has %d tokens and the context %d; "
-        "samples go on from its last %d",
-        prompt, SampleContext(), visible));
-  }
+  rows.insert(rows.end(),
+              {{"steps", StepsText(report.total_steps(), sampler)},
+               {"optimizer", OptimizerText(config)},
+               {"learning rate", LrText(config, scaling)},
+               {"compute", ComputeText(report.flops_per_token())},
+               {"mfu against", PeakText(rank.device->info(),
+                                        config.param_dtype(), report.peak())},
+               {"memory", MemoryRow(session)},
+               {"output", config.training.out_dir}});
+  console->Table("zero train", rows);
+  PrintNotes(loaded, session, data, console);
 }
 
 }  // namespace zero

@@ -1,0 +1,39 @@
+// Steps and runs that went wrong: non-finite gradients, losses and parameters,
+// and parameters that nothing trains. All ranks make the same calls.
+#ifndef ZERO_ENGINE_TRAIN_DIVERGENCE_H_
+#define ZERO_ENGINE_TRAIN_DIVERGENCE_H_
+
+#include "absl/status/status.h"
+#include "engine/config/config.h"
+#include "engine/train/console.h"
+#include "engine/train/run_folder.h"
+#include "engine/train/run_record.h"
+#include "engine/train/session.h"
+#include "engine/zero/executor.h"
+
+namespace zero {
+
+// After the first step. Errors: FailedPrecondition with the parameters that no
+// gradient reaches, unless the config allows them; then they are noted.
+absl::Status CheckUnused(const Executor& executor, const Config& config,
+                         Console* console);
+
+// After every step: reports a skipped one with the tensor to blame.
+// Errors: Aborted at training.max_consecutive_skips.
+absl::Status CheckSkips(Executor& executor, const Config& config,
+                        const RunRecord& record, Console* console);
+
+// After the last step. Errors: Aborted where the run diverged, so that its
+// weights replace no good ones.
+absl::Status CheckFinite(Executor& executor, const Config& config,
+                         const RunRecord& record);
+
+// Where `status`, how the run ended, is an error: keeps the weights in
+// final.failed/ if they are finite and all ranks are still there. Returns
+// `status` with that added.
+absl::Status Rescue(const absl::Status& status, Session& session,
+                    const RunRecord& record, RunFolder* folder);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_DIVERGENCE_H_

@@ -1,0 +1,274 @@
+#include "engine/train/report.h"
+
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/train/evaluate.h"
+
+namespace zero {
+namespace {
+
+// Milliseconds by the channels' names.
+JsonLine PerChannel(const WaitTimes& waited) {
+  JsonLine line;
+  for (const Channel channel : kChannels) {
+    line.Add(ChannelName(channel), waited[channel]);
+  }
+  return line;
+}
+
+// The bytes that a step moved, was planned to move, and moves by the formula.
+std::string WireText(const Session& session, const StepWire& wire) {
+  const Config& config = session.config();
+  const Executor& executor = session.executor();
+  const Plan& plan = executor.plan();
+  const int64_t p = DTypeBytes(config.param_dtype());
+  const int64_t r = DTypeBytes(config.communication_data_type);
+  const int64_t micro_steps = config.gradient_accumulation_steps;
+  const int rank = session.rank().rank();
+  const StepWire planned = CountWire(plan, executor.schedule(), p, r, rank);
+  const StepWire formula = FormulaWire(plan, micro_steps, p, r, rank);
+  const auto describe = [](const char* what, int64_t moved, int64_t planned,
+                           int64_t formula) {
+    std::string text = absl::StrCat(what, " ", WithCommas(moved), " bytes");
+    if (moved != planned) {
+      absl::StrAppend(&text, " (the plan says ", WithCommas(planned), ")");
+    }
+    return text + AgainstFormula(planned, formula);
+  };
+  if (plan.server) {
+    const StepWire worker = FormulaWire(plan, micro_steps, p, r, /*rank=*/1);
+    return absl::StrCat(describe("the server sends", wire.gathered,
+                                 planned.gathered, formula.gathered),
+                        "; ",
+                        describe("it receives", wire.received, planned.received,
+                                 formula.received),
+                        "; a worker sends ", WithCommas(worker.reduced),
+                        " and receives ", WithCommas(worker.received));
+  }
+  std::string text = absl::StrCat(
+      describe("gathered", wire.gathered, planned.gathered, formula.gathered),
+      "; ",
+      describe("reduced", wire.reduced, planned.reduced, formula.reduced));
+  if (plan.groups() > 1) {
+    absl::StrAppend(&text, "; ",
+                    describe("reduced across groups", wire.across,
+                             planned.across, formula.across));
+  }
+  return text;
+}
+
+// How often a step gathers the parameters.
+void CountGathers(const Session& session, RunSummary* summary) {
+  const Config& config = session.config();
+  const Executor& executor = session.executor();
+  const Plan& plan = executor.plan();
+  if (plan.placement.parameters != Placement::kSharded) return;
+  const int64_t micro_steps = config.gradient_accumulation_steps;
+  const double once =
+      FormulaWire(plan, micro_steps, 1, 1).gathered / (2.0 * micro_steps);
+  ScheduleOptions all_stay =
+      MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0)
+          .schedule_options(micro_steps);
+  all_stay.gather.max_live_elems = INT64_MAX;
+  summary->gathers = CountWire(plan, executor.schedule(), 1, 1).gathered / once;
+  summary->fewest_gathers =
+      CountWire(plan, MakeSchedule(plan, all_stay), 1, 1).gathered / once;
+}
+
+// For `communication` in metrics.jsonl.
+JsonLine CommunicationLine(const Plan& plan,
+                           const StepCommunication& communication) {
+  const StepWire& wire = communication.wire;
+  JsonLine line;
+  line.Add("exposed_ms", communication.waited.total())
+      .AddObject("waited_ms", PerChannel(communication.waited))
+      .Add("gathered_bytes", wire.gathered)
+      .Add("reduced_bytes", wire.reduced);
+  if (plan.groups() > 1) line.Add("across_bytes", wire.across);
+  if (plan.server) line.Add("received_bytes", wire.received);
+  line.Add("collectives", communication.collectives);
+  return line;
+}
+
+}  // namespace
+
+RunReport::RunReport(const Session& session, const ModelTools& tools,
+                     const ProductRate& measured, int64_t total_steps,
+                     std::string link, Console* console)
+    : session_(&session),
+      tools_(&tools),
+      total_steps_(total_steps),
+      link_(std::move(link)),
+      console_(console),
+      tokens_per_step_(BatchShapeOf(config(), rank().world()).TokensPerStep()),
+      flops_per_token_(tools.flops_per_token(config().model,
+                                             config().data.sequence_length)) {
+  KeepPeak(measured);
+}
+
+void RunReport::MeasurePeak() {
+  if (rank().rank() > 0) return;
+  KeepPeak(tools_->product_rate(*rank().device, config().param_dtype()));
+}
+
+void RunReport::KeepPeak(const ProductRate& measured) {
+  if (measured.flops > peak_.product.flops) peak_.product = measured;
+  // The vendor's figure where there is one, else what was measured.
+  const double vendors = rank().device->info().peak_flops_bf16;
+  const bool known = vendors > 0 && config().param_dtype() != DType::kF32;
+  peak_.flops = known ? vendors : peak_.product.flops;
+}
+
+Utilization RunReport::UtilizationOf(double tokens_per_second) const {
+  return UtilizationAt(tokens_per_second / rank().world(), flops_per_token_,
+                       config().activation_checkpointing, peak_.flops);
+}
+
+JsonLine RunReport::Step(const RunRecord& record, bool idle) {
+  const StepRecord& last = record.last;
+  const int64_t step = record.step;
+  const double tokens_per_second = tokens_per_step_ / last.seconds;
+  const bool keep =
+      step == 1 || step == total_steps_ || Due(config().steps_per_print, step);
+  Utilization utilization = UtilizationOf(tokens_per_second);
+  // A device that is at work on the next step cannot be measured.
+  if (keep && !utilization.known() && idle) {
+    MeasurePeak();
+    utilization = UtilizationOf(tokens_per_second);
+  }
+  const MemoryLedger& ledger = session_->ledger();
+  JsonLine line;
+  line.Add("step", step)
+      .Add("loss", last.output.loss)
+      .Add("grad_norm", last.output.grad_norm)
+      .Add("lr", last.lr)
+      .Add("tokens", step * tokens_per_step_)
+      .Add("tokens_per_second", tokens_per_second)
+      .Add("step_ms", last.seconds * 1e3)
+      .Add("flops_per_second", tokens_per_second * flops_per_token_.model);
+  utilization.AddTo(&line);
+  line.AddObject("peak_bytes", PeakBytes(ledger));
+  if (rank().world() > 1) {
+    line.AddObject(
+        "communication",
+        CommunicationLine(session_->executor().plan(), last.communication));
+  }
+  if (config().fp16.enabled) line.Add("loss_scale", record.scaler.scale);
+  if (last.output.skipped) line.Add("skipped", true);
+
+  const double seconds_per_step = record.train_seconds / step;
+  console_->Progress(
+      absl::StrFormat(
+          "step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"
+          "  %s  mem %s  eta %s",
+          step, total_steps_, last.output.loss, last.output.grad_norm, last.lr,
+          WithCommas(std::llround(tokens_per_second)), utilization.ToString(),
+          HumanBytes(ledger.total_peak_bytes()),
+          HumanSeconds((total_steps_ - step) * seconds_per_step)),
+      keep);
+  if (keep) {
+    PrintBreakdowns(record);
+    PrintDeviceNotes();
+  }
+  return line;
+}
+
+void RunReport::PrintBreakdowns(const RunRecord& record) const {
+  if (config().wall_clock_breakdown) {
+    const StepTimes& times = session_->executor().times();
+    console_->Line(absl::StrFormat(
+        "  forward %.1f ms  backward %.1f ms  norm and optimizer %.1f ms  "
+        "waiting for other ranks %.1f ms",
+        times.forward_ms, times.backward_ms, times.optimizer_ms,
+        record.last.communication.waited.total()));
+  }
+  if (config().memory_breakdown) {
+    const MemoryLedger& ledger = session_->ledger();
+    std::string text = "  peak:";
+    for (int i = 0; i < kNumMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      if (category == MemoryCategory::kFixed &&
+          ledger.peak_bytes(category) == 0) {
+        continue;  // the CPU
+      }
+      absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
+                      HumanBytes(ledger.peak_bytes(category)));
+    }
+    console_->Line(text);
+  }
+}
+
+void RunReport::PrintDeviceNotes() {
+  if (rank().rank() > 0) return;
+  const std::vector<std::string> notes = rank().device->notes();
+  for (; num_device_notes_ < notes.size(); ++num_device_notes_) {
+    console_->Line("note: " + notes[num_device_notes_]);
+  }
+}
+
+RunSummary RunReport::Summarize(const RunRecord& record) const {
+  RunSummary summary{.steps = record.step,
+                     .tokens = record.step * tokens_per_step_,
+                     .seconds = record.train_seconds,
+                     .first_loss = record.first_loss,
+                     .final_loss = record.last.output.loss,
+                     .validation_loss = record.validation_loss,
+                     .validation_step = record.last_eval_step,
+                     .waited = record.waited};
+  if (summary.seconds > 0) {
+    summary.tokens_per_second = summary.tokens / summary.seconds;
+  }
+  summary.utilization = UtilizationOf(summary.tokens_per_second);
+  if (rank().world() > 1 && record.step > 0) {
+    summary.wire = WireText(*session_, record.last.communication.wire);
+    CountGathers(*session_, &summary);
+  }
+  return summary;
+}
+
+std::string RunReport::SummaryJson(const RunSummary& summary,
+                                   const absl::Status& status) const {
+  JsonLine line;
+  line.Add("steps", summary.steps)
+      .Add("total_steps", total_steps_)
+      .Add("interrupted", summary.interrupted)
+      .Add("ranks", int64_t{rank().world()})
+      .Add("threads", int64_t{rank().device->info().num_threads});
+  if (rank().world() > 1 && !link_.empty()) {
+    line.Add("shape_link", link_);
+  }
+  if (!status.ok()) line.Add("error", status.message());
+  line.Add("tokens", summary.tokens)
+      .Add("first_loss", summary.first_loss)
+      .Add("final_loss", summary.final_loss)
+      .Add("validation_loss", summary.validation_loss);
+  if (summary.validation_step >= 0) {
+    line.Add("validation_step", summary.validation_step);
+  }
+  line.Add("train_seconds", summary.seconds)
+      .Add("tokens_per_second", summary.tokens_per_second)
+      .Add("peak_flops_per_second", peak_.flops);
+  summary.utilization.AddTo(&line);
+  line.Add("parameters", session_->model().NumParameters())
+      .Add("parameters_hash", summary.parameters_hash)
+      .Add("weights", summary.weights)
+      .AddObject("peak_bytes", PeakBytes(session_->ledger()))
+      .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()))
+      .Add("peak_resident_bytes", PeakResidentBytes());
+  // Unknown where a rank was lost.
+  if (summary.peak_bytes > 0) {
+    line.Add("peak_bytes_of_all_ranks",
+             static_cast<int64_t>(summary.peak_bytes));
+  }
+  if (rank().world() > 1) {
+    line.Add("exposed_seconds", 1e-3 * summary.waited.total())
+        .AddObject("waited_ms", PerChannel(summary.waited));
+  }
+  return line.ToString();
+}
+
+}  // namespace zero

@@ -1,0 +1,91 @@
+// What a run says of itself: a line per step, and its summary.
+#ifndef ZERO_ENGINE_TRAIN_REPORT_H_
+#define ZERO_ENGINE_TRAIN_REPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "engine/train/console.h"
+#include "engine/train/metrics.h"
+#include "engine/train/product_rate.h"
+#include "engine/train/run_record.h"
+#include "engine/train/session.h"
+#include "engine/train/utilization.h"
+
+namespace zero {
+
+struct RunSummary {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  double seconds = 0;
+  double tokens_per_second = 0;  // over whole steps, without evaluation
+  Utilization utilization;       // at that speed
+  double first_loss = kNotKnown, final_loss = kNotKnown;  // NaN: of no step
+  double validation_loss = kNotKnown;                     // NaN: not evaluated
+  int64_t validation_step = -1;  // after this many steps; -1: not evaluated
+  std::string parameters_hash;
+  WaitTimes waited;  // in steps, for communication
+  std::string wire;  // bytes of a step against the formula
+  // How often a step gathers the parameters, and how often without
+  // stage3_max_live_parameters. 0: parameters are not sharded.
+  double gathers = 0;
+  double fewest_gathers = 0;
+  double peak_bytes = 0;     // of all ranks' memory together
+  bool interrupted = false;  // by `stop`
+  std::string weights;       // the folder in out_dir that has them; empty: none
+};
+
+class RunReport {
+ public:
+  // `measured`: the device's ceiling, before the run. `link`: RunStart's. The
+  // session, tools and console must outlive the report.
+  RunReport(const Session& session, const ModelTools& tools,
+            const ProductRate& measured, int64_t total_steps, std::string link,
+            Console* console);
+
+  // Prints the last step of `record` and returns its line for metrics.jsonl.
+  // `idle`: the device is not at work on the next step.
+  JsonLine Step(const RunRecord& record, bool idle);
+
+  // Prints those of the device's notes that were not printed yet: at the start,
+  // and later, as batches may need kernels that none before them did.
+  void PrintDeviceNotes();
+
+  // Measures the device's ceiling again and keeps the best. Rank 0 only; the
+  // others return at once.
+  void MeasurePeak();
+
+  RunSummary Summarize(const RunRecord& record) const;
+  // summary.json. `status`: how the run ended.
+  std::string SummaryJson(const RunSummary& summary,
+                          const absl::Status& status) const;
+
+  const Session& session() const { return *session_; }
+  int64_t total_steps() const { return total_steps_; }
+  const std::string& link() const { return link_; }
+  const TokenFlops& flops_per_token() const { return flops_per_token_; }
+  const PeakRate& peak() const { return peak_; }
+
+ private:
+  const Config& config() const { return session_->config(); }
+  const Rank& rank() const { return session_->rank(); }
+  void KeepPeak(const ProductRate& measured);
+  Utilization UtilizationOf(double tokens_per_second) const;
+  void PrintBreakdowns(const RunRecord& record) const;
+
+  const Session* session_;
+  const ModelTools* tools_;
+  int64_t total_steps_;
+  std::string link_;
+  Console* console_;
+  int64_t tokens_per_step_;
+  TokenFlops flops_per_token_;
+  PeakRate peak_;
+  size_t num_device_notes_ = 0;  // that were printed
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_REPORT_H_

@@ -1,0 +1,66 @@
+// training.out_dir: config.json, metrics.jsonl, summary.json and weights.
+#ifndef ZERO_ENGINE_TRAIN_RUN_FOLDER_H_
+#define ZERO_ENGINE_TRAIN_RUN_FOLDER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/base/folder_lock.h"
+#include "engine/train/console.h"
+#include "engine/train/metrics.h"
+#include "engine/train/session.h"
+
+namespace zero {
+
+class RunFolder {
+ public:
+  // Rank 0 takes the folder: nobody else is in it, an earlier summary is gone,
+  // and config.json is written. The other ranks touch nothing. Weights are
+  // those of `session`, whose texts end with the token `end_of_text` (< 0:
+  // none). Session, tools and console must outlive the folder.
+  // Errors: FailedPrecondition where another run is writing there or it holds a
+  //         model; ResourceExhausted where the weights do not fit; FileError.
+  static absl::StatusOr<std::unique_ptr<RunFolder>> Open(
+      Session& session, const ModelTools& tools, int64_t end_of_text,
+      Console* console);
+
+  // Adds a line to metrics.jsonl; nothing on the other ranks, and nothing
+  // after an error, which `metrics_status` keeps.
+  void WriteMetrics(const JsonLine& line);
+  const absl::Status& metrics_status() const { return metrics_status_; }
+
+  // Saves the weights in the subfolder `name`, unless training.save_final says
+  // not to. All ranks call it. Errors: as Session::Save.
+  absl::Status SaveWeights(const std::string& name);
+  // The subfolder that was saved; empty: none.
+  const std::string& weights() const { return weights_; }
+
+  // From whichever rank calls it. Errors: FileError.
+  absl::Status WriteSummary(const std::string& json) const;
+
+ private:
+  RunFolder(Session& session, const ModelTools& tools, int64_t end_of_text,
+            Console* console)
+      : session_(&session),
+        tools_(&tools),
+        end_of_text_(end_of_text),
+        console_(console) {}
+  const TrainingConfig& training() const { return session_->config().training; }
+  absl::Status Prepare();
+
+  Session* session_;
+  const ModelTools* tools_;
+  int64_t end_of_text_;
+  Console* console_;
+  std::unique_ptr<FolderLock> lock_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  absl::Status metrics_status_;
+  std::string weights_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_RUN_FOLDER_H_

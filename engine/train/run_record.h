@@ -1,0 +1,74 @@
+// What a run has done so far, as a plain value. The step loop (trainer.h) fills
+// it; report.h, divergence.h and a resumed run read it.
+#ifndef ZERO_ENGINE_TRAIN_RUN_RECORD_H_
+#define ZERO_ENGINE_TRAIN_RUN_RECORD_H_
+
+#include <cstdint>
+#include <limits>
+
+#include "engine/comm/channel.h"
+#include "engine/zero/executor.h"
+#include "engine/zero/schedule.h"
+#include "optim/loss_scaler.h"
+
+namespace zero {
+
+inline constexpr double kNotKnown = std::numeric_limits<double>::quiet_NaN();
+
+// What one step sent, received and waited for, on this rank.
+struct StepCommunication {
+  StepWire wire;
+  int64_t collectives = 0;
+  WaitTimes waited;
+
+  StepCommunication operator-(const StepCommunication& before) const {
+    return {.wire = {.gathered = wire.gathered - before.wire.gathered,
+                     .reduced = wire.reduced - before.wire.reduced,
+                     .across = wire.across - before.wire.across,
+                     .received = wire.received - before.wire.received},
+            .collectives = collectives - before.collectives,
+            .waited = waited - before.waited};
+  }
+};
+
+struct StepRecord {
+  StepOutput output = {.loss = kNotKnown};
+  double lr = 0;
+  double seconds = 0;
+  StepCommunication communication;
+};
+
+// All else that a run needs to go on follows from this, the config and the
+// model states: learning rates from optimizer_steps; the data and dropout
+// masks, which are functions of (seed, step), from `step`.
+struct RunRecord {
+  int64_t step = 0;             // steps taken: the position in the data
+  int64_t optimizer_steps = 0;  // those that updated
+  int64_t consecutive_skips = 0;
+  LossScalerState scaler;
+  StepRecord last;  // the step taken last
+  double first_loss = kNotKnown;
+  double train_seconds = 0;
+  WaitTimes waited;  // in steps
+  double validation_loss = kNotKnown;
+  int64_t last_eval_step = -1, last_sample_step = -1;  // -1: none
+
+  void Add(const StepRecord& taken) {
+    const bool skipped = taken.output.skipped;
+    if (++step == 1) first_loss = taken.output.loss;
+    optimizer_steps += skipped ? 0 : 1;
+    consecutive_skips = skipped ? consecutive_skips + 1 : 0;
+    train_seconds += taken.seconds;
+    waited += taken.communication.waited;
+    last = taken;
+  }
+};
+
+// After `done` steps, every so many of them (0: never).
+inline bool Due(int64_t every, int64_t done) {
+  return every > 0 && done % every == 0;
+}
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_RUN_RECORD_H_
