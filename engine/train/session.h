@@ -45,12 +45,6 @@ struct Workload {
   bool segment_per_tensor = false;  // of PlanOptions, for a benchmark
 };
 
-// Left free on a GPU: the driver loads a kernel when it is launched first, so
-// those of cuBLASLt, of cuDNN and our own come in the first step, when all
-// memory is taken, and no prediction has them. 100 to 400 MiB, by library and
-// GPU; not measured yet.
-inline constexpr int64_t kLateKernelsBytes = int64_t{1} << 29;
-
 class Session {
  public:
   // `rank` must outlive the session. Weights are those of

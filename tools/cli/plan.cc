@@ -14,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
+#include "engine/train/memory_fit.h"
 #include "engine/train/rank_notes.h"
 #include "engine/train/session.h"
 #include "tools/cli/commands.h"

@@ -1,0 +1,122 @@
+#include "engine/train/memory_fit.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace zero {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+// Where states are what does not fit: what keeps the run as it is first.
+std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
+  std::vector<std::string> remedies;
+  const bool server = config.communication.algorithm ==
+                      CommunicationAlgorithm::kParameterServer;
+  const bool several = rank.world() > 1;
+  const bool shards_all = config.zero_optimization.stage == 3;
+  if (train && several && server) {
+    remedies.push_back("set communication.algorithm to \"direct\"");
+  } else if (train && several && !shards_all) {
+    remedies.push_back("set zero_optimization.stage to 3");
+  }
+  // On the CPU more of them would share the same memory.
+  if (train && !server && rank.device->kind() == DeviceKind::kCuda) {
+    remedies.push_back(absl::StrCat(
+        "start more ranks on GPUs of their own",
+        several || shards_all ? "" : " with zero_optimization.stage 3"));
+  }
+  // In training bf16 keeps fp32 master weights besides.
+  if (!train && config.param_dtype() == DType::kF32) {
+    remedies.push_back("set bf16.enabled");
+  }
+  remedies.push_back("choose a smaller model.preset");
+  return absl::StrJoin(remedies, ", or ");
+}
+
+// What can be made smaller, by what is largest.
+std::string Remedy(const MemoryLedger& predicted, const Config& config,
+                   bool train, const Rank& rank) {
+  const auto bytes = [&](MemoryCategory category) {
+    return predicted.at_peak()[static_cast<int>(category)];
+  };
+  const int64_t transient =
+      bytes(MemoryCategory::kActivations) + bytes(MemoryCategory::kWorkspace);
+  if (transient < predicted.total_peak_bytes() / 2) {
+    return RemedyOfStates(config, train, rank);
+  }
+  if (!config.activation_checkpointing) {
+    return "set activation_checkpointing.enabled to true, or lower "
+           "train_micro_batch_size_per_gpu";
+  }
+  return "lower train_micro_batch_size_per_gpu or data.sequence_length";
+}
+
+// The ranks of one device need, in bytes, all together: alike, or one server
+// and its workers.
+int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
+  const int64_t sharers = SharersOf(rank);
+  if (own == other || (rank.rank() > 0 && sharers < rank.world())) {
+    return sharers * own;
+  }
+  return rank.rank() == 0 ? own + (sharers - 1) * other
+                          : other + (sharers - 1) * own;
+}
+
+// "activations 1.20, workspace 0.30": categories of a MiB and more, the largest
+// first, in GiB.
+std::string LargestFirst(const MemoryLedger& predicted) {
+  std::vector<std::pair<int64_t, const char*>> parts;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const char* const name = MemoryCategoryName(static_cast<MemoryCategory>(i));
+    if (predicted.at_peak()[i] >= (1 << 20)) {
+      parts.push_back({-predicted.at_peak()[i], name});
+    }
+  }
+  std::sort(parts.begin(), parts.end());
+  std::string text;
+  for (const auto& [bytes, name] : parts) {
+    absl::StrAppendFormat(&text, "%s%s %.2f", text.empty() ? "" : ", ", name,
+                          -bytes / kGiB);
+  }
+  return text;
+}
+
+}  // namespace
+
+int SharersOf(const Rank& rank) {
+  return rank.sharers == 0 ? rank.world() : rank.sharers;
+}
+
+absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
+                       const Config& config, bool train, const Rank& rank) {
+  const DeviceInfo device = rank.device->info();
+  const int64_t memory = device.memory_bytes;
+  const int64_t own = predicted.total_peak_bytes();
+  const int64_t needed = NeededBy(rank, own, other_rank);
+  // Ranks that share a GPU share what is loaded there.
+  const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
+  const int64_t late = loads_late ? kLateKernelsBytes : 0;
+  if (memory == 0 || needed + late <= memory) return absl::OkStatus();
+  const int sharers = SharersOf(rank);
+  const char* const on_it = sharers < rank.world() ? " on this device" : "";
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "this run needs %.2f GiB at its peak (%s%s)%s and %s has %.2f GiB; %s",
+      needed / kGiB, LargestFirst(predicted),
+      sharers == 1 ? ""
+      : own == other_rank
+          ? absl::StrFormat("; times %d ranks%s", sharers, on_it)
+          : "; a server and its workers",
+      loads_late ? absl::StrFormat(", %.2f GiB for kernels that load later,",
+                                   late / kGiB)
+                 : "",
+      device.name, memory / kGiB, Remedy(predicted, config, train, rank)));
+}
+
+}  // namespace zero

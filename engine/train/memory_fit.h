@@ -1,0 +1,32 @@
+// Whether a run fits its device, and what to change where it does not.
+#ifndef ZERO_ENGINE_TRAIN_MEMORY_FIT_H_
+#define ZERO_ENGINE_TRAIN_MEMORY_FIT_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "engine/comm/rank.h"
+#include "engine/config/config.h"
+#include "engine/tensor/ledger.h"
+
+namespace zero {
+
+// Left free on a GPU: the driver loads a kernel when it is launched first, so
+// those of cuBLASLt, of cuDNN and our own come in the first step, when all
+// memory is taken, and no prediction has them. 100 to 400 MiB, by library and
+// GPU; not measured yet.
+inline constexpr int64_t kLateKernelsBytes = int64_t{1} << 29;
+
+// Ranks that share the device's memory, `rank` included.
+int SharersOf(const Rank& rank);
+
+// Compares the rehearsed peak of `rank` (and of any other rank) with the device
+// before anything is taken: an operating system that promises more than it has
+// would kill the run instead, and a GPU would refuse it piece by piece.
+// Errors: ResourceExhausted with what to change. `train`: the run trains.
+absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
+                       const Config& config, bool train, const Rank& rank);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_MEMORY_FIT_H_
