@@ -15,75 +15,17 @@ class MetaOps final : public Ops {
  public:
   explicit MetaOps(Ops& model) : model_(model) {}
 
-  size_t LinearWorkspaceBytes(const LinearArgs& args) const override {
-    return model_.LinearWorkspaceBytes(args);
-  }
-  size_t LinearBackwardInputWorkspaceBytes(
-      const LinearBackwardInputArgs& args) const override {
-    return model_.LinearBackwardInputWorkspaceBytes(args);
-  }
-  size_t LinearBackwardWeightWorkspaceBytes(
-      const LinearBackwardWeightArgs& args) const override {
-    return model_.LinearBackwardWeightWorkspaceBytes(args);
-  }
-  size_t LinearCrossEntropyWorkspaceBytes(
-      const LinearCrossEntropyArgs& args) const override {
-    return model_.LinearCrossEntropyWorkspaceBytes(args);
-  }
-  size_t AttentionForwardWorkspaceBytes(
-      const AttentionForwardArgs& args) const override {
-    return model_.AttentionForwardWorkspaceBytes(args);
-  }
-  size_t AttentionBackwardWorkspaceBytes(
-      const AttentionBackwardArgs& args) const override {
-    return model_.AttentionBackwardWorkspaceBytes(args);
-  }
-  size_t NormBackwardWorkspaceBytes(
-      const NormBackwardArgs& args) const override {
-    return model_.NormBackwardWorkspaceBytes(args);
-  }
-  size_t EmbeddingBackwardWorkspaceBytes(
-      const EmbeddingBackwardArgs& args) const override {
-    return model_.EmbeddingBackwardWorkspaceBytes(args);
-  }
-
-  void Linear(Stream&, const LinearArgs&, Workspace) override {}
-  void LinearBackwardInput(Stream&, const LinearBackwardInputArgs&,
-                           Workspace) override {}
-  void LinearBackwardWeight(Stream&, const LinearBackwardWeightArgs&,
-                            Workspace) override {}
-  void LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs&,
-                          Workspace) override {}
-  void AttentionForward(Stream&, const AttentionForwardArgs&,
-                        Workspace) override {}
-  void AttentionBackward(Stream&, const AttentionBackwardArgs&,
-                         Workspace) override {}
-  void LayerNormForward(Stream&, const NormForwardArgs&) override {}
-  void LayerNormBackward(Stream&, const NormBackwardArgs&, Workspace) override {
-  }
-  void RmsNormForward(Stream&, const NormForwardArgs&) override {}
-  void RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) override {}
-  void Rotary(Stream&, const RotaryArgs&) override {}
-  void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) override {}
-  void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&,
-                         Workspace) override {}
-  void GeluForward(Stream&, const GeluForwardArgs&) override {}
-  void GeluBackward(Stream&, const GeluBackwardArgs&) override {}
-  void SwigluForward(Stream&, const SwigluForwardArgs&) override {}
-  void SwigluBackward(Stream&, const SwigluBackwardArgs&) override {}
-  void Dropout(Stream&, const DropoutArgs&) override {}
-  void Add(Stream&, const AddArgs&) override {}
-  void Cast(Stream&, const CastArgs&) override {}
-  void Fill(Stream&, const FillArgs&) override {}
-  void SumSquares(Stream&, const SumSquaresArgs&) override {}
-  void Sum(Stream&, const SumArgs&) override {}
-  void CountNonFinite(Stream&, const CountNonFiniteArgs&) override {}
-  void Clip(Stream&, const ClipArgs&) override {}
-  void SumRanks(Stream&, const SumRanksArgs&) override {}
-  void AdamW(Stream&, const AdamWArgs&) override {}
-  void Sgd(Stream&, const SgdArgs&) override {}
-  void LambMoments(Stream&, const LambArgs&) override {}
-  void LambApply(Stream&, const LambArgs&) override {}
+#define ZERO_OP(Name, Args)                                      \
+  size_t Name##WorkspaceBytes(const Args& args) const override { \
+    return model_.Name##WorkspaceBytes(args);                    \
+  }                                                              \
+  void Name(Stream&, const Args&, Workspace) override {}
+  ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
+#define ZERO_OP(Name, Args) \
+  void Name(Stream&, const Args&) override {}
+  ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
 
  private:
   Ops& model_;

@@ -1,5 +1,5 @@
-// Every kernel, declared once. cpu/ and cuda/ implement the same names in
-// files of the same name; meta.cc does nothing for each.
+// Every kernel: its arguments, with what it computes, here; its name in
+// op_list.h. cpu/ and cuda/ implement the same names in files of the same name.
 //
 // The caller (engine/autograd) validates shapes and takes outputs and
 // workspace from an arena; kernels trust their arguments and never allocate.
@@ -11,9 +11,7 @@
 // Legend: B batch, T time, M = B * T tokens (rows), C channels, H query heads,
 // K key/value heads, D head width, V vocabulary, F feed-forward width.
 //
-// To add an op: declare it here, implement it in cpu/NAME.cc and cuda/NAME.cu,
-// add its line to meta.cc, wrap it in engine/autograd, test it in
-// tests/kernels/NAME_test.cc.
+// To add an op: kernels/README.md.
 #ifndef ZERO_KERNELS_OPS_H_
 #define ZERO_KERNELS_OPS_H_
 
@@ -23,6 +21,7 @@
 #include "absl/types/span.h"
 #include "kernels/device.h"
 #include "kernels/dtype.h"
+#include "kernels/op_list.h"
 
 namespace zero {
 
@@ -202,15 +201,18 @@ struct Rows {
   }
 };
 
-// sum = x + residual; y = (sum - mean) * rstd * weight + bias over each row.
-// Statistics in fp32. LayerNorm: Ba et al. 2016; RMSNorm (mean = 0, no bias):
-// Zhang and Sennrich 2019.
+// LayerNorm: Ba et al. 2016; RMSNorm: Zhang and Sennrich 2019.
+enum class NormKind { kLayerNorm, kRmsNorm };
+
+// sum = x + residual; y = (sum - mean) * rstd * weight + bias over each row; of
+// RMSNorm mean is 0. Statistics in fp32.
 struct NormForwardArgs {
+  NormKind kind = NormKind::kLayerNorm;
   ConstRows x;
   ConstRows residual;  // data null: none, then sum is x and is not written
   Rows sum;            // may alias x or residual
   ConstVector weight;  // [width]
-  ConstVector bias;    // [width]; data null: none. Not used by RMSNorm
+  ConstVector bias;    // [width]; data null: none
   Rows y;
   float* mean = nullptr;  // [outer * inner]; LayerNorm only; null: not wanted
   float* rstd = nullptr;  // [outer * inner]; null: not wanted
@@ -221,6 +223,7 @@ struct NormForwardArgs {
 // the residual path). dweight, dbias (+)= sums over rows, in fp32 order that
 // does not depend on the number of threads.
 struct NormBackwardArgs {
+  NormKind kind = NormKind::kLayerNorm;
   ConstRows dy;
   ConstRows sum;
   ConstVector weight;
@@ -465,62 +468,14 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  virtual size_t LinearWorkspaceBytes(const LinearArgs&) const = 0;
-  virtual void Linear(Stream&, const LinearArgs&, Workspace) = 0;
-  virtual size_t LinearBackwardInputWorkspaceBytes(
-      const LinearBackwardInputArgs&) const = 0;
-  virtual void LinearBackwardInput(Stream&, const LinearBackwardInputArgs&,
-                                   Workspace) = 0;
-  virtual size_t LinearBackwardWeightWorkspaceBytes(
-      const LinearBackwardWeightArgs&) const = 0;
-  virtual void LinearBackwardWeight(Stream&, const LinearBackwardWeightArgs&,
-                                    Workspace) = 0;
-  virtual size_t LinearCrossEntropyWorkspaceBytes(
-      const LinearCrossEntropyArgs&) const = 0;
-  virtual void LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs&,
-                                  Workspace) = 0;
-
-  virtual size_t AttentionForwardWorkspaceBytes(
-      const AttentionForwardArgs&) const = 0;
-  virtual void AttentionForward(Stream&, const AttentionForwardArgs&,
-                                Workspace) = 0;
-  virtual size_t AttentionBackwardWorkspaceBytes(
-      const AttentionBackwardArgs&) const = 0;
-  virtual void AttentionBackward(Stream&, const AttentionBackwardArgs&,
-                                 Workspace) = 0;
-
-  virtual void LayerNormForward(Stream&, const NormForwardArgs&) = 0;
-  virtual size_t NormBackwardWorkspaceBytes(const NormBackwardArgs&) const = 0;
-  virtual void LayerNormBackward(Stream&, const NormBackwardArgs&,
-                                 Workspace) = 0;
-  virtual void RmsNormForward(Stream&, const NormForwardArgs&) = 0;
-  virtual void RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) = 0;
-  virtual void Rotary(Stream&, const RotaryArgs&) = 0;
-  virtual void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) = 0;
-  virtual size_t EmbeddingBackwardWorkspaceBytes(
-      const EmbeddingBackwardArgs&) const = 0;
-  virtual void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&,
-                                 Workspace) = 0;
-
-  virtual void GeluForward(Stream&, const GeluForwardArgs&) = 0;
-  virtual void GeluBackward(Stream&, const GeluBackwardArgs&) = 0;
-  virtual void SwigluForward(Stream&, const SwigluForwardArgs&) = 0;
-  virtual void SwigluBackward(Stream&, const SwigluBackwardArgs&) = 0;
-  virtual void Dropout(Stream&, const DropoutArgs&) = 0;
-  virtual void Add(Stream&, const AddArgs&) = 0;
-  virtual void Cast(Stream&, const CastArgs&) = 0;
-  virtual void Fill(Stream&, const FillArgs&) = 0;
-
-  virtual void SumSquares(Stream&, const SumSquaresArgs&) = 0;
-  virtual void Sum(Stream&, const SumArgs&) = 0;
-  virtual void CountNonFinite(Stream&, const CountNonFiniteArgs&) = 0;
-  virtual void Clip(Stream&, const ClipArgs&) = 0;
-  virtual void SumRanks(Stream&, const SumRanksArgs&) = 0;
-
-  virtual void AdamW(Stream&, const AdamWArgs&) = 0;
-  virtual void Sgd(Stream&, const SgdArgs&) = 0;
-  virtual void LambMoments(Stream&, const LambArgs&) = 0;
-  virtual void LambApply(Stream&, const LambArgs&) = 0;
+#define ZERO_OP(Name, Args)                                   \
+  virtual size_t Name##WorkspaceBytes(const Args&) const = 0; \
+  virtual void Name(Stream&, const Args&, Workspace) = 0;
+  ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
+#define ZERO_OP(Name, Args) virtual void Name(Stream&, const Args&) = 0;
+  ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
 };
 
 }  // namespace zero

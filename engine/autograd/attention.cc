@@ -112,8 +112,9 @@ void NormQkBackward(Context& ctx, const Saved& saved, const Tensor& dqk,
                  const Tensor& rstd) {
     const int64_t packed = layout.packed_width();
     NormRowsBackward(
-        ctx, NormKind::kRmsNorm, weight.sink, nullptr,
-        {.dy = HeadRows(dqk, column, width, heads, layout),
+        ctx, weight.sink, nullptr,
+        {.kind = NormKind::kRmsNorm,
+         .dy = HeadRows(dqk, column, width, heads, layout),
          .sum = HeadRows(saved.qkv.value, column, packed, heads, layout),
          .weight = weight.value.vector(),
          .rstd = rstd.As<float>(),

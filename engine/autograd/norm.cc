@@ -7,19 +7,15 @@ namespace zero {
 
 void NormRows(Context& ctx, const NormWeights& norm, NormForwardArgs args) {
   ZERO_CHECK_EQ(norm.weight->value.num_elems(), args.x.width);
+  args.kind = norm.kind;
   args.weight = norm.weight->value.vector();
   args.bias = VectorOf(norm.bias);
   args.eps = norm.eps;
-  if (norm.kind == NormKind::kLayerNorm) {
-    ctx.ops().LayerNormForward(ctx.stream(), args);
-  } else {
-    args.mean = nullptr;
-    ctx.ops().RmsNormForward(ctx.stream(), args);
-  }
+  ctx.ops().NormForward(ctx.stream(), args);
 }
 
-void NormRowsBackward(Context& ctx, NormKind kind, GradSink* weight_sink,
-                      GradSink* bias_sink, NormBackwardArgs args) {
+void NormRowsBackward(Context& ctx, GradSink* weight_sink, GradSink* bias_sink,
+                      NormBackwardArgs args) {
   const SinkTarget dweight = OpenSink(weight_sink), dbias = OpenSink(bias_sink);
   args.dweight = dweight.vector();
   args.accumulate_dweight = dweight.accumulate;
@@ -27,11 +23,7 @@ void NormRowsBackward(Context& ctx, NormKind kind, GradSink* weight_sink,
   args.accumulate_dbias = dbias.accumulate;
   const Tensor scratch =
       ctx.Scratch(ctx.ops().NormBackwardWorkspaceBytes(args));
-  if (kind == NormKind::kLayerNorm) {
-    ctx.ops().LayerNormBackward(ctx.stream(), args, AsWorkspace(scratch));
-  } else {
-    ctx.ops().RmsNormBackward(ctx.stream(), args, AsWorkspace(scratch));
-  }
+  ctx.ops().NormBackward(ctx.stream(), args, AsWorkspace(scratch));
 }
 
 namespace {
@@ -64,14 +56,15 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
                     ? dsum
                     : c.Empty(dy.shape(), dy.dtype());
     if (dy.defined()) {
-      NormBackwardArgs args{.dy = dy.rows(),
+      NormBackwardArgs args{.kind = kind,
+                            .dy = dy.rows(),
                             .sum = sum.value.rows(),
                             .weight = weight->value.vector(),
                             .mean = mean.defined() ? mean.As<float>() : nullptr,
                             .rstd = rstd.As<float>(),
                             .dx = dx.rows()};
       if (dsum.defined()) args.dsum = dsum.rows();
-      NormRowsBackward(c, kind, weight->sink, bias_sink, args);
+      NormRowsBackward(c, weight->sink, bias_sink, args);
     }
     dsum = Tensor();
     for (int input : inputs) tape.Accumulate(c, input, dx);

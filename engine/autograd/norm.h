@@ -7,12 +7,13 @@
 
 namespace zero {
 
-// Fills in weight, bias and eps of `args` from `norm` and runs the kernel.
+// Fills in kind, weight, bias and eps of `args` from `norm` and runs the
+// kernel.
 void NormRows(Context& ctx, const NormWeights& norm, NormForwardArgs args);
 
 // Fills in the sinks of `args` (null: frozen) and runs the kernel.
-void NormRowsBackward(Context& ctx, NormKind kind, GradSink* weight_sink,
-                      GradSink* bias_sink, NormBackwardArgs args);
+void NormRowsBackward(Context& ctx, GradSink* weight_sink, GradSink* bias_sink,
+                      NormBackwardArgs args);
 
 }  // namespace zero
 

@@ -43,8 +43,6 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
 // silu(gate) * up of a packed [M, 2F] -> [M, F].
 Var Swiglu(Context& ctx, const Var& gate_up);
 
-enum class NormKind { kLayerNorm, kRmsNorm };
-
 // A normalization layer: bias only for LayerNorm.
 struct NormWeights {
   NormKind kind = NormKind::kLayerNorm;

@@ -189,10 +189,9 @@ void BackwardRows(const NormBackwardArgs& args, int64_t begin, int64_t end,
   }
 }
 
-void NormForwardRange(const NormForwardArgs& args, bool mean, int64_t begin,
-                      int64_t end) {
+void NormForwardRange(const NormForwardArgs& args, int64_t begin, int64_t end) {
   ZERO_CPU_WITH_FLOAT_TYPE(args.y.dtype, T, {
-    if (mean) {
+    if (args.kind == NormKind::kLayerNorm) {
       ForwardRows<true, T>(args, begin, end);
     } else {
       ForwardRows<false, T>(args, begin, end);
@@ -200,10 +199,10 @@ void NormForwardRange(const NormForwardArgs& args, bool mean, int64_t begin,
   });
 }
 
-void NormBackwardBlock(const NormBackwardArgs& args, bool mean, int64_t begin,
-                       int64_t end, float* dweight, float* dbias) {
+void NormBackwardBlock(const NormBackwardArgs& args, int64_t begin, int64_t end,
+                       float* dweight, float* dbias) {
   ZERO_CPU_WITH_FLOAT_TYPE(args.dx.dtype, T, {
-    if (mean) {
+    if (args.kind == NormKind::kLayerNorm) {
       BackwardRows<true, T>(args, begin, end, dweight, dbias);
     } else {
       BackwardRows<false, T>(args, begin, end, dweight, dbias);
@@ -249,21 +248,6 @@ HWY_EXPORT(SumPartialsRange);
 
 namespace {
 
-void Forward(int num_threads, const NormForwardArgs& args, bool mean) {
-  const DType dtype = args.y.dtype;
-  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
-             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
-             (args.residual.data == nullptr ||
-              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
-      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
-      << " -> " << dtype;
-  ParallelRanges(num_threads, args.x.outer * args.x.inner,
-                 RowGrain(args.x.width), [&](int64_t begin, int64_t end) {
-                   HWY_DYNAMIC_DISPATCH(NormForwardRange)
-                   (args, mean, begin, end);
-                 });
-}
-
 // dweight and dbias are summed over fixed blocks of rows, and the blocks in
 // order: a function of the number of rows alone.
 struct RowBlocks {
@@ -274,8 +258,33 @@ struct RowBlocks {
   int64_t count;  // <= 128
 };
 
-void Backward(int num_threads, const NormBackwardArgs& args, bool mean,
-              Workspace workspace) {
+}  // namespace
+
+void CpuOps::NormForward(Stream&, const NormForwardArgs& args) {
+  const DType dtype = args.y.dtype;
+  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
+             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
+             (args.residual.data == nullptr ||
+              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
+      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
+      << " -> " << dtype;
+  ParallelRanges(num_threads_, args.x.outer * args.x.inner,
+                 RowGrain(args.x.width), [&](int64_t begin, int64_t end) {
+                   HWY_DYNAMIC_DISPATCH(NormForwardRange)
+                   (args, begin, end);
+                 });
+}
+
+size_t CpuOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
+  const RowBlocks blocks(args.dy.outer * args.dy.inner);
+  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
+                          (args.dbias.data != nullptr ? 1 : 0);
+  return static_cast<size_t>(blocks.count * outputs * args.dy.width) *
+         sizeof(float);
+}
+
+void CpuOps::NormBackward(Stream&, const NormBackwardArgs& args,
+                          Workspace workspace) {
   const DType dtype = args.dx.dtype;
   ZERO_CHECK(args.dy.dtype == dtype && args.sum.dtype == dtype &&
              args.weight.dtype == dtype &&
@@ -294,54 +303,25 @@ void Backward(int num_threads, const NormBackwardArgs& args, bool mean,
     dweight = nullptr;
   }
   if (args.dbias.data == nullptr) dbias = nullptr;
-  ParallelRanges(num_threads, blocks.count, 1,
-                 [&](int64_t first, int64_t last) {
-                   for (int64_t b = first; b < last; ++b) {
-                     HWY_DYNAMIC_DISPATCH(NormBackwardBlock)
-                     (args, mean, b * blocks.rows,
-                      std::min(num_rows, (b + 1) * blocks.rows),
-                      dweight == nullptr ? nullptr : dweight + b * width,
-                      dbias == nullptr ? nullptr : dbias + b * width);
-                   }
-                 });
+  ParallelRanges(
+      num_threads_, blocks.count, 1, [&](int64_t first, int64_t last) {
+        for (int64_t b = first; b < last; ++b) {
+          HWY_DYNAMIC_DISPATCH(NormBackwardBlock)
+          (args, b * blocks.rows, std::min(num_rows, (b + 1) * blocks.rows),
+           dweight == nullptr ? nullptr : dweight + b * width,
+           dbias == nullptr ? nullptr : dbias + b * width);
+        }
+      });
   const auto reduce = [&](const float* partials, const Vector& out,
                           bool accumulate) {
     if (partials == nullptr) return;
-    ParallelRanges(num_threads, width, 256, [&](int64_t begin, int64_t end) {
+    ParallelRanges(num_threads_, width, 256, [&](int64_t begin, int64_t end) {
       HWY_DYNAMIC_DISPATCH(SumPartialsRange)
       (partials, blocks.count, out, accumulate, begin, end);
     });
   };
   reduce(dweight, args.dweight, args.accumulate_dweight);
   reduce(dbias, args.dbias, args.accumulate_dbias);
-}
-
-}  // namespace
-
-void CpuOps::LayerNormForward(Stream&, const NormForwardArgs& args) {
-  Forward(num_threads_, args, /*mean=*/true);
-}
-
-void CpuOps::RmsNormForward(Stream&, const NormForwardArgs& args) {
-  Forward(num_threads_, args, /*mean=*/false);
-}
-
-size_t CpuOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
-  const RowBlocks blocks(args.dy.outer * args.dy.inner);
-  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
-                          (args.dbias.data != nullptr ? 1 : 0);
-  return static_cast<size_t>(blocks.count * outputs * args.dy.width) *
-         sizeof(float);
-}
-
-void CpuOps::LayerNormBackward(Stream&, const NormBackwardArgs& args,
-                               Workspace workspace) {
-  Backward(num_threads_, args, /*mean=*/true, workspace);
-}
-
-void CpuOps::RmsNormBackward(Stream&, const NormBackwardArgs& args,
-                             Workspace workspace) {
-  Backward(num_threads_, args, /*mean=*/false, workspace);
 }
 
 }  // namespace zero::cpu

@@ -1,5 +1,5 @@
 // The GPU's kernels: cuBLASLt for matrix products, cuDNN for 16-bit attention,
-// our own for the rest. Every method is in the file of its name; see
+// our own for the rest. Every op is in the file of its name; see
 // kernels/ops.h for what each computes.
 //
 // Invariant: the bits of a result depend on the arguments and on CudaOptions,
@@ -33,69 +33,7 @@ class CudaOps final : public Ops {
   // runs without tensor cores.
   std::vector<std::string> notes() const;
 
-  // linear.cc
-  size_t LinearWorkspaceBytes(const LinearArgs&) const override;
-  void Linear(Stream&, const LinearArgs&, Workspace) override;
-  size_t LinearBackwardInputWorkspaceBytes(
-      const LinearBackwardInputArgs&) const override;
-  void LinearBackwardInput(Stream&, const LinearBackwardInputArgs&,
-                           Workspace) override;
-  size_t LinearBackwardWeightWorkspaceBytes(
-      const LinearBackwardWeightArgs&) const override;
-  void LinearBackwardWeight(Stream&, const LinearBackwardWeightArgs&,
-                            Workspace) override;
-  // cross_entropy.cu
-  size_t LinearCrossEntropyWorkspaceBytes(
-      const LinearCrossEntropyArgs&) const override;
-  void LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs&,
-                          Workspace) override;
-  // attention.cc
-  size_t AttentionForwardWorkspaceBytes(
-      const AttentionForwardArgs&) const override;
-  void AttentionForward(Stream&, const AttentionForwardArgs&,
-                        Workspace) override;
-  size_t AttentionBackwardWorkspaceBytes(
-      const AttentionBackwardArgs&) const override;
-  void AttentionBackward(Stream&, const AttentionBackwardArgs&,
-                         Workspace) override;
-  // norm.cu
-  void LayerNormForward(Stream&, const NormForwardArgs&) override;
-  size_t NormBackwardWorkspaceBytes(const NormBackwardArgs&) const override;
-  void LayerNormBackward(Stream&, const NormBackwardArgs&, Workspace) override;
-  void RmsNormForward(Stream&, const NormForwardArgs&) override;
-  void RmsNormBackward(Stream&, const NormBackwardArgs&, Workspace) override;
-  // rotary.cu
-  void Rotary(Stream&, const RotaryArgs&) override;
-  // embedding.cu
-  void EmbeddingForward(Stream&, const EmbeddingForwardArgs&) override;
-  size_t EmbeddingBackwardWorkspaceBytes(
-      const EmbeddingBackwardArgs&) const override;
-  void EmbeddingBackward(Stream&, const EmbeddingBackwardArgs&,
-                         Workspace) override;
-  // gelu.cu
-  void GeluForward(Stream&, const GeluForwardArgs&) override;
-  void GeluBackward(Stream&, const GeluBackwardArgs&) override;
-  // swiglu.cu
-  void SwigluForward(Stream&, const SwigluForwardArgs&) override;
-  void SwigluBackward(Stream&, const SwigluBackwardArgs&) override;
-  // dropout.cu
-  void Dropout(Stream&, const DropoutArgs&) override;
-  // elementwise.cu
-  void Add(Stream&, const AddArgs&) override;
-  void Cast(Stream&, const CastArgs&) override;
-  void Fill(Stream&, const FillArgs&) override;
-  // reduce.cu
-  void SumSquares(Stream&, const SumSquaresArgs&) override;
-  void Sum(Stream&, const SumArgs&) override;
-  void CountNonFinite(Stream&, const CountNonFiniteArgs&) override;
-  void Clip(Stream&, const ClipArgs&) override;
-  // sum_ranks.cu
-  void SumRanks(Stream&, const SumRanksArgs&) override;
-  // adamw.cu, sgd.cu, lamb.cu
-  void AdamW(Stream&, const AdamWArgs&) override;
-  void Sgd(Stream&, const SgdArgs&) override;
-  void LambMoments(Stream&, const LambArgs&) override;
-  void LambApply(Stream&, const LambArgs&) override;
+  ZERO_OVERRIDE_ALL_OPS
 
  private:
   CudaOptions options_;

@@ -548,8 +548,7 @@ __global__ void __launch_bounds__(kWideThreads)
 // ---- Host ------------------------------------------------------------------
 
 template <class T>
-void LaunchForward(cudaStream_t stream, const NormForwardArgs& args,
-                   bool center) {
+void LaunchForward(cudaStream_t stream, const NormForwardArgs& args) {
   ForwardParams<T> p;
   p.shape = ShapeOf(args.x);
   p.x = RefOf<T>(args.x);
@@ -561,7 +560,7 @@ void LaunchForward(cudaStream_t stream, const NormForwardArgs& args,
   p.mean = args.mean;
   p.rstd = args.rstd;
   p.eps = args.eps;
-  p.center = center;
+  p.center = args.kind == NormKind::kLayerNorm;
   const bool aligned = IsAligned<T>(args.x) && IsAligned<T>(args.residual) &&
                        IsAligned<T>(args.sum) && IsAligned<T>(args.y) &&
                        IsChunkAligned(p.weight) && IsChunkAligned(p.bias);
@@ -580,18 +579,6 @@ void LaunchForward(cudaStream_t stream, const NormForwardArgs& args,
       });
 }
 
-void Forward(Stream& stream, const NormForwardArgs& args, bool center) {
-  const DType dtype = args.y.dtype;
-  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
-             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
-             (args.residual.data == nullptr ||
-              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
-      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
-      << " -> " << dtype;
-  ZERO_CUDA_WITH_FLOAT_TYPE(dtype, T,
-                            LaunchForward<T>(HandleOf(stream), args, center));
-}
-
 RowBlocks BlocksOf(const NormBackwardArgs& args) {
   const int64_t num_rows = args.dy.outer * args.dy.inner;
   RowBlocks blocks(num_rows);
@@ -605,8 +592,7 @@ RowBlocks BlocksOf(const NormBackwardArgs& args) {
 
 template <class T>
 void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
-                    bool center, const RowBlocks& blocks, float* dweight,
-                    float* dbias) {
+                    const RowBlocks& blocks, float* dweight, float* dbias) {
   BackwardParams<T> p;
   p.shape = ShapeOf(args.dy);
   p.dy = RefOf<T>(args.dy);
@@ -619,7 +605,7 @@ void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
   p.rows_per_block = static_cast<uint32_t>(blocks.rows);
   p.dweight = dweight;
   p.dbias = dbias;
-  p.center = center;
+  p.center = args.kind == NormKind::kLayerNorm;
   const bool aligned = IsAligned<T>(args.dy) && IsAligned<T>(args.sum) &&
                        IsAligned<T>(args.dsum) && IsAligned<T>(args.dx) &&
                        IsChunkAligned(p.weight);
@@ -638,8 +624,28 @@ void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
       });
 }
 
-void Backward(Stream& stream, const NormBackwardArgs& args, bool center,
-              Workspace workspace) {
+}  // namespace
+
+void CudaOps::NormForward(Stream& stream, const NormForwardArgs& args) {
+  const DType dtype = args.y.dtype;
+  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
+             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
+             (args.residual.data == nullptr ||
+              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
+      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
+      << " -> " << dtype;
+  ZERO_CUDA_WITH_FLOAT_TYPE(dtype, T, LaunchForward<T>(HandleOf(stream), args));
+}
+
+size_t CudaOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
+  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
+                          (args.dbias.data != nullptr ? 1 : 0);
+  return static_cast<size_t>(BlocksOf(args).count * outputs * args.dy.width) *
+         sizeof(float);
+}
+
+void CudaOps::NormBackward(Stream& stream, const NormBackwardArgs& args,
+                           Workspace workspace) {
   const DType dtype = args.dx.dtype;
   ZERO_CHECK(args.dy.dtype == dtype && args.sum.dtype == dtype &&
              args.weight.dtype == dtype &&
@@ -656,8 +662,7 @@ void Backward(Stream& stream, const NormBackwardArgs& args, bool center,
                            ? partials
                            : partials + blocks.count * args.dy.width;
   ZERO_CUDA_WITH_FLOAT_TYPE(
-      dtype, T,
-      LaunchBackward<T>(handle, args, center, blocks, dweight, dbias));
+      dtype, T, LaunchBackward<T>(handle, args, blocks, dweight, dbias));
   if (dweight != nullptr) {
     SumPartials(handle, dweight, blocks.count, args.dweight,
                 args.accumulate_dweight);
@@ -665,33 +670,6 @@ void Backward(Stream& stream, const NormBackwardArgs& args, bool center,
   if (dbias != nullptr) {
     SumPartials(handle, dbias, blocks.count, args.dbias, args.accumulate_dbias);
   }
-}
-
-}  // namespace
-
-void CudaOps::LayerNormForward(Stream& stream, const NormForwardArgs& args) {
-  Forward(stream, args, /*center=*/true);
-}
-
-void CudaOps::RmsNormForward(Stream& stream, const NormForwardArgs& args) {
-  Forward(stream, args, /*center=*/false);
-}
-
-size_t CudaOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
-  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
-                          (args.dbias.data != nullptr ? 1 : 0);
-  return static_cast<size_t>(BlocksOf(args).count * outputs * args.dy.width) *
-         sizeof(float);
-}
-
-void CudaOps::LayerNormBackward(Stream& stream, const NormBackwardArgs& args,
-                                Workspace workspace) {
-  Backward(stream, args, /*center=*/true, workspace);
-}
-
-void CudaOps::RmsNormBackward(Stream& stream, const NormBackwardArgs& args,
-                              Workspace workspace) {
-  Backward(stream, args, /*center=*/false, workspace);
 }
 
 }  // namespace zero::cuda

@@ -148,8 +148,7 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     norm.x = rows;
     norm.weight = vector;
     norm.y = rows;
-    ops.LayerNormForward(*meta.stream, norm);
-    ops.RmsNormForward(*meta.stream, norm);
+    ops.NormForward(*meta.stream, norm);
     NormBackwardArgs norm_back;
     norm_back.dy = rows;
     norm_back.sum = rows;
@@ -157,8 +156,7 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     norm_back.dx = rows;
     norm_back.dweight = vector;
     ExpectSameWorkspace(meta, &Ops::NormBackwardWorkspaceBytes, norm_back);
-    ops.LayerNormBackward(*meta.stream, norm_back, {});
-    ops.RmsNormBackward(*meta.stream, norm_back, {});
+    ops.NormBackward(*meta.stream, norm_back, {});
 
     ops.Rotary(*meta.stream, {rows, nullptr});
     EmbeddingForwardArgs embedding;

@@ -25,6 +25,9 @@ struct Layout {
 struct Norm {
   bool layer;  // LayerNorm, else RMSNorm
   bool bias;
+  NormKind kind() const {
+    return layer ? NormKind::kLayerNorm : NormKind::kRmsNorm;
+  }
 };
 inline constexpr double kEps = 1e-5;
 
@@ -79,13 +82,9 @@ inline Rows View(Array& a, const Layout& l) {
   return a.rows(l.outer, l.inner, l.width, l.stride());
 }
 
-inline void Forward(const Path& path, const Norm& norm,
-                    const NormForwardArgs& args) {
-  if (norm.layer) {
-    path.ops.LayerNormForward(path.stream, args);
-  } else {
-    path.ops.RmsNormForward(path.stream, args);
-  }
+inline void Forward(const Path& path, const Norm& norm, NormForwardArgs args) {
+  args.kind = norm.kind();
+  path.ops.NormForward(path.stream, args);
 }
 
 struct Grads {
@@ -114,6 +113,7 @@ inline Grads Backward(const Path& path, const Norm& norm, const Layout& l,
     g.dbias.Set(i, before);
   }
   NormBackwardArgs args;
+  args.kind = norm.kind();
   args.dy = View(dy, l);
   args.sum = View(sum, l);
   args.weight = weight.vector();
@@ -126,11 +126,7 @@ inline Grads Backward(const Path& path, const Norm& norm, const Layout& l,
   if (norm.bias) args.dbias = g.dbias.vector();
   args.accumulate_dbias = accumulate;
   Scratch scratch(path.ops.NormBackwardWorkspaceBytes(args));
-  if (norm.layer) {
-    path.ops.LayerNormBackward(path.stream, args, scratch.workspace());
-  } else {
-    path.ops.RmsNormBackward(path.stream, args, scratch.workspace());
-  }
+  path.ops.NormBackward(path.stream, args, scratch.workspace());
   return g;
 }
 

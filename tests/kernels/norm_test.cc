@@ -323,7 +323,7 @@ std::vector<std::vector<double>> RunAt(const Path& path, DType dtype,
   forward.y = y.rows();
   forward.mean = mean.floats();
   forward.rstd = rstd.floats();
-  path.ops.LayerNormForward(path.stream, forward);
+  path.ops.NormForward(path.stream, forward);
   NormBackwardArgs backward;
   backward.dy = dy.rows();
   backward.sum = x.rows();
@@ -333,7 +333,7 @@ std::vector<std::vector<double>> RunAt(const Path& path, DType dtype,
   backward.dx = dx.rows();
   backward.dweight = dweight.vector();
   Scratch scratch(path.ops.NormBackwardWorkspaceBytes(backward));
-  path.ops.LayerNormBackward(path.stream, backward, scratch.workspace());
+  path.ops.NormBackward(path.stream, backward, scratch.workspace());
   return {y.values(), dx.values(), dweight.values()};
 }
 
@@ -359,6 +359,7 @@ TEST(NormTest, FrozenWeightsNeedNoWorkspace) {
     Array dweight(DType::kF32, l.width), rstd(DType::kF32, l.num_rows());
     for (int64_t row = 0; row < l.num_rows(); ++row) rstd.Set(row, 1 + row);
     NormBackwardArgs args;
+    args.kind = NormKind::kRmsNorm;
     args.dy = dy.rows();
     args.sum = x.rows();
     args.weight = weight.vector();
@@ -366,11 +367,11 @@ TEST(NormTest, FrozenWeightsNeedNoWorkspace) {
     args.dx = View(dx, l);
     args.dweight = dweight.vector();
     Scratch scratch(path.ops.NormBackwardWorkspaceBytes(args));
-    path.ops.RmsNormBackward(path.stream, args, scratch.workspace());
+    path.ops.NormBackward(path.stream, args, scratch.workspace());
     args.dweight = {};
     args.dx = View(dx_frozen, l);
     EXPECT_EQ(path.ops.NormBackwardWorkspaceBytes(args), 0u);
-    path.ops.RmsNormBackward(path.stream, args, {});
+    path.ops.NormBackward(path.stream, args, {});
     EXPECT_TRUE(dx.SameBits(dx_frozen));
   });
 }

@@ -197,10 +197,12 @@ void DeviceBench::AdamW(DType grad) {
 void DeviceBench::Norms(int64_t width) {
   const int64_t rows = bytes() / 8 / width;
   const std::string shape = absl::StrCat(rows, " x ", width);
-  for (const bool layer : {true, false}) {
+  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    const bool layer = kind == NormKind::kLayerNorm;
     const char* const op = layer ? "layernorm" : "rmsnorm";
     if (!Wanted(op)) continue;
-    NormForwardArgs args{.x = RandomRows(rows, width),
+    NormForwardArgs args{.kind = kind,
+                         .x = RandomRows(rows, width),
                          .residual = RandomRows(rows, width)};
     args.sum = RandomRows(rows, width);
     args.weight = RandomVector(width, kType);
@@ -208,13 +210,8 @@ void DeviceBench::Norms(int64_t width) {
     args.y = RandomRows(rows, width);
     if (layer) args.mean = static_cast<float*>(Memory(rows * 4));
     args.rstd = static_cast<float*>(Memory(rows * 4));
-    Move(op, shape, rows * (8 * width + (layer ? 8 : 4)), [&, layer] {
-      if (layer) {
-        ops().LayerNormForward(*stream_, args);
-      } else {
-        ops().RmsNormForward(*stream_, args);
-      }
-    });
+    Move(op, shape, rows * (8 * width + (layer ? 8 : 4)),
+         [&] { ops().NormForward(*stream_, args); });
   }
   NormBackward(rows, width);
 }
@@ -222,10 +219,12 @@ void DeviceBench::Norms(int64_t width) {
 // Reads dy, the sum and its gradient, writes dx.
 void DeviceBench::NormBackward(int64_t rows, int64_t width) {
   const std::string shape = absl::StrCat(rows, " x ", width);
-  for (const bool layer : {true, false}) {
+  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    const bool layer = kind == NormKind::kLayerNorm;
     const char* const op = layer ? "layernorm backward" : "rmsnorm backward";
     if (!Wanted(op)) continue;
-    NormBackwardArgs args{.dy = RandomRows(rows, width),
+    NormBackwardArgs args{.kind = kind,
+                          .dy = RandomRows(rows, width),
                           .sum = RandomRows(rows, width)};
     args.weight = RandomVector(width, kType);
     args.mean = static_cast<float*>(Random(rows, DType::kF32));
@@ -235,13 +234,8 @@ void DeviceBench::NormBackward(int64_t rows, int64_t width) {
     args.dweight = RandomVector(width, DType::kF32);
     if (layer) args.dbias = RandomVector(width, DType::kF32);
     const Workspace scratch = Scratch(ops().NormBackwardWorkspaceBytes(args));
-    Move(op, shape, rows * (8 * width + (layer ? 8 : 4)), [&, layer] {
-      if (layer) {
-        ops().LayerNormBackward(*stream_, args, scratch);
-      } else {
-        ops().RmsNormBackward(*stream_, args, scratch);
-      }
-    });
+    Move(op, shape, rows * (8 * width + (layer ? 8 : 4)),
+         [&] { ops().NormBackward(*stream_, args, scratch); });
   }
 }
 

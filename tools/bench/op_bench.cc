@@ -356,10 +356,12 @@ void Bench::Attention(const char* model, AttentionShape shape) {
 void Bench::Norms(int64_t m, int64_t c) {
   const int64_t bytes = m * c * DTypeBytes(dtype_);
   const std::string text = absl::StrCat(m, " x ", c);
-  for (const bool layer : {true, false}) {
+  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+    const bool layer = kind == NormKind::kLayerNorm;
     const std::string name = layer ? "layernorm" : "rmsnorm";
     if (Wanted(name + " + residual")) {
       const NormForwardArgs args{
+          .kind = kind,
           .x = RandomRows(m, c),
           .residual = RandomRows(m, c),
           .sum = RandomRows(m, c),
@@ -368,16 +370,12 @@ void Bench::Norms(int64_t m, int64_t c) {
           .y = RandomRows(m, c),
           .mean = static_cast<float*>(Random(m, DType::kF32)),
           .rstd = static_cast<float*>(Random(m, DType::kF32))};
-      Move(name + " + residual", text, 2 * bytes, 2 * bytes, [&] {
-        if (layer) {
-          ops().LayerNormForward(*stream_, args);
-        } else {
-          ops().RmsNormForward(*stream_, args);
-        }
-      });
+      Move(name + " + residual", text, 2 * bytes, 2 * bytes,
+           [&] { ops().NormForward(*stream_, args); });
     }
     if (Wanted(name + " backward")) {
-      NormBackwardArgs args{.dy = RandomRows(m, c),
+      NormBackwardArgs args{.kind = kind,
+                            .dy = RandomRows(m, c),
                             .sum = RandomRows(m, c),
                             .weight = RandomVector(c, dtype_),
                             .mean = static_cast<float*>(Random(m, DType::kF32)),
@@ -387,13 +385,8 @@ void Bench::Norms(int64_t m, int64_t c) {
                             .dweight = RandomVector(c, DType::kF32)};
       if (layer) args.dbias = RandomVector(c, DType::kF32);
       const Workspace scratch = Scratch(ops().NormBackwardWorkspaceBytes(args));
-      Move(name + " backward", text, 3 * bytes, bytes, [&] {
-        if (layer) {
-          ops().LayerNormBackward(*stream_, args, scratch);
-        } else {
-          ops().RmsNormBackward(*stream_, args, scratch);
-        }
-      });
+      Move(name + " backward", text, 3 * bytes, bytes,
+           [&] { ops().NormBackward(*stream_, args, scratch); });
     }
   }
 }
