@@ -184,14 +184,20 @@ class Device {
 // the life of the device.
 std::unique_ptr<Device> MakeCpuDevice(int num_threads);
 
-// A device without memory that answers size questions (workspaces) as `model`
-// does. `model` must outlive it.
+// A device without memory whose workspaces are as large as those of `model`,
+// which must outlive it.
 std::unique_ptr<Device> MakeMetaDevice(Device& model);
 
 // GPU `index`. Errors: Unimplemented where CUDA is not built, with the remedy;
 // NotFound where there is no such GPU.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     int index, const CudaOptions& options = {});
+
+// A GPU for plans where there is none: "NVIDIA H100 80 GB (assumed: no GPU
+// here)". Its workspaces are those of a real one, with a bound for those that
+// cuDNN chooses; what its context and libraries take is assumed too. It
+// computes nothing.
+std::unique_ptr<Device> MakeAssumedGpu(const CudaOptions& options = {});
 
 // GPUs that this process sees; 0 where there is none or CUDA is not built.
 int NumCudaDevices();

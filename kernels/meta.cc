@@ -1,23 +1,31 @@
 // The meta device: addresses that must not be read, ops that compute nothing,
-// and the workspace sizes of the device it models.
+// and the workspace sizes of the device it models, which may be a GPU that is
+// not here.
 #include <atomic>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cpu/device.h"
+#include "kernels/cuda/workspace.h"
 #include "kernels/ops.h"
 
 namespace zero {
 namespace {
 
+// What a GPU's context, cuBLASLt, cuDNN and our own kernels take before the
+// first allocation; not measured yet.
+constexpr int64_t kAssumedContextBytes = int64_t{640} << 20;
+
 class MetaOps final : public Ops {
  public:
-  explicit MetaOps(Ops& model) : model_(model) {}
+  explicit MetaOps(std::shared_ptr<const OpSizes> sizes)
+      : sizes_(std::move(sizes)) {}
 
 #define ZERO_OP(Name, Args)                                      \
   size_t Name##WorkspaceBytes(const Args& args) const override { \
-    return model_.Name##WorkspaceBytes(args);                    \
+    return sizes_->Name##WorkspaceBytes(args);                   \
   }                                                              \
   void Name(Stream&, const Args&, Workspace) override {}
   ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
@@ -28,22 +36,26 @@ class MetaOps final : public Ops {
 #undef ZERO_OP
 
  private:
-  Ops& model_;
+  std::shared_ptr<const OpSizes> sizes_;
+};
+
+// What a device says about itself.
+struct Facts {
+  DeviceKind kind;
+  DeviceInfo info;
+  DeviceMemory memory;
+  int64_t stream_bytes;
 };
 
 class MetaDevice final : public Device {
  public:
-  explicit MetaDevice(Device& model) : model_(model), ops_(model.ops()) {}
+  MetaDevice(Facts facts, std::shared_ptr<const OpSizes> sizes)
+      : facts_(std::move(facts)), ops_(std::move(sizes)) {}
 
-  DeviceKind kind() const override { return DeviceKind::kMeta; }
-
-  DeviceInfo info() const override {
-    DeviceInfo info = model_.info();
-    info.name = "meta of " + info.name;
-    return info;
-  }
-
-  int64_t stream_bytes() const override { return model_.stream_bytes(); }
+  DeviceKind kind() const override { return facts_.kind; }
+  DeviceInfo info() const override { return facts_.info; }
+  DeviceMemory memory() const override { return facts_.memory; }
+  int64_t stream_bytes() const override { return facts_.stream_bytes; }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
     // A page between two buffers, so that no end is another's begin.
@@ -71,7 +83,7 @@ class MetaDevice final : public Device {
 
   void Free(void*, size_t, MemoryKind) override {}
 
-  Device& model_;
+  Facts facts_;
   MetaOps ops_;
   // Not a canonical address on any CPU that this runs on: reading faults.
   std::atomic<uintptr_t> next_{uintptr_t{1} << 60};
@@ -80,7 +92,26 @@ class MetaDevice final : public Device {
 }  // namespace
 
 std::unique_ptr<Device> MakeMetaDevice(Device& model) {
-  return std::make_unique<MetaDevice>(model);
+  Facts facts{DeviceKind::kMeta, model.info(), {}, model.stream_bytes()};
+  facts.info.name = "meta of " + facts.info.name;
+  // Not owned.
+  return std::make_unique<MetaDevice>(
+      std::move(facts),
+      std::shared_ptr<const OpSizes>(std::shared_ptr<void>(), &model.ops()));
+}
+
+std::unique_ptr<Device> MakeAssumedGpu(const CudaOptions& options) {
+  Facts facts{.kind = DeviceKind::kCuda,
+              .info = {},
+              .memory = {},
+              .stream_bytes = cuda::kScratchBytes};
+  facts.info.name = "NVIDIA H100 80 GB (assumed: no GPU here)";
+  facts.info.isa = "sm_90";
+  facts.info.num_threads = 132;
+  facts.info.memory_bytes = int64_t{81'000} << 20;
+  facts.memory.context_bytes = kAssumedContextBytes;
+  return std::make_unique<MetaDevice>(
+      std::move(facts), std::make_shared<cuda::CudaSizes>(options));
 }
 
 }  // namespace zero

@@ -462,14 +462,23 @@ struct LambArgs {
   float min_coeff = 0.01f, max_coeff = 10.0f;
 };
 
+// How large a workspace the ops of a device need: functions of shapes, strides,
+// dtypes, and of which operands there are.
+class OpSizes {
+ public:
+  virtual ~OpSizes() = default;
+
+#define ZERO_OP(Name, Args) \
+  virtual size_t Name##WorkspaceBytes(const Args&) const = 0;
+  ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
+};
+
 // The kernels of one device. Calls are asynchronous on `stream` on CUDA and
 // run on the calling thread on the CPU.
-class Ops {
+class Ops : public OpSizes {
  public:
-  virtual ~Ops() = default;
-
-#define ZERO_OP(Name, Args)                                   \
-  virtual size_t Name##WorkspaceBytes(const Args&) const = 0; \
+#define ZERO_OP(Name, Args) \
   virtual void Name(Stream&, const Args&, Workspace) = 0;
   ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
 #undef ZERO_OP

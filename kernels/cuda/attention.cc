@@ -4,6 +4,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/cudnn_attention.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/workspace.h"
 
 // cuDNN where it takes the call, else our own kernel. The workspace is enough
 // for either: which of them runs may depend on the operands' alignment.

@@ -1,8 +1,8 @@
 #include "kernels/cuda/attention_call.h"
 
-#include "kernels/check.h"
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/packed_sequences.h"
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
 #include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
 
@@ -19,20 +19,6 @@ OperandPlace PlaceOf(AttentionOperand id, const char* name, const HeadsRef& x) {
 
 bool IsOfKeys(AttentionOperand id) {
   return id == kK || id == kV || id == kDk || id == kDv;
-}
-
-// In packed graphs cuDNN sums dq in fp32 at the strides of dq, and where query
-// heads share one of keys, it keeps the dk and dv of each query head at the
-// strides of dk and dv times the number that share. For those of a packed
-// projection that is many times the gradients' size: they are written side by
-// side, then, and copied.
-bool IsStaged(const AttentionCall& call, const OperandPlace& place) {
-  const AttentionShape& s = call.shape;
-  if (!call.is_packed()) return false;
-  if (place.id == kDq) {
-    return place.token_stride >= 2 * s.num_heads * s.head_dim;
-  }
-  return (place.id == kDk || place.id == kDv) && s.num_heads != s.num_kv_heads;
 }
 
 }  // namespace
@@ -58,6 +44,20 @@ AttentionCall CallOf(const AttentionBackwardArgs& args) {
 
 int64_t NumHeads(const AttentionShape& shape, AttentionOperand id) {
   return IsOfKeys(id) ? shape.num_kv_heads : shape.num_heads;
+}
+
+// In packed graphs cuDNN sums dq in fp32 at the strides of dq, and where query
+// heads share one of keys, it keeps the dk and dv of each query head at the
+// strides of dk and dv times the number that share. For those of a packed
+// projection that is many times the gradients' size: they are written side by
+// side, then, and copied.
+bool IsStaged(const AttentionCall& call, const OperandPlace& place) {
+  const AttentionShape& s = call.shape;
+  if (!call.is_packed()) return false;
+  if (place.id == kDq) {
+    return place.token_stride >= 2 * s.num_heads * s.head_dim;
+  }
+  return (place.id == kDk || place.id == kDv) && s.num_heads != s.num_kv_heads;
 }
 
 int64_t TokenStride(const AttentionCall& call, const OperandPlace& place) {
@@ -96,62 +96,164 @@ PackedSpace SpaceOf(const AttentionCall& call, int64_t num_sequences,
   return space;
 }
 
-OperandPointers PointersOf(const AttentionCall& call) {
-  OperandPointers pointers;
-  for (const OperandPlace& place : call.places) {
-    pointers[place.id] = place.data;
-  }
-  if (call.lse != nullptr) pointers[kLse] = call.lse;
-  return pointers;
+// ---- What cuDNN is asked, and what it takes ---------------------------------
+
+std::string CudnnVersionText(size_t version) {
+  return absl::StrCat("cuDNN ", version / 10000, ".", version / 100 % 100, ".",
+                      version % 100);
 }
 
-void BeforePacked(cudaStream_t stream, const AttentionCall& call,
-                  int64_t num_sequences, const PackedSpace& space,
-                  char* workspace, OperandPointers& pointers) {
-  const AttentionShape& s = call.shape;
-  SequenceTables tables = {};
-  tables.offsets = call.packed.offsets;
-  tables.num_sequences = num_sequences;
-  tables.lengths = reinterpret_cast<int32_t*>(workspace + space.lengths);
-  tables.elements = reinterpret_cast<int64_t*>(workspace + space.elements);
-  const auto add_table = [&](AttentionOperand id, int64_t token_stride) {
-    ZERO_CHECK_LT(tables.num_tables, kMaxOffsetTables);
-    pointers[OffsetsOf(id)] =
-        tables.elements + tables.num_tables * OffsetTableStride(num_sequences);
-    tables.token_strides[tables.num_tables++] = token_stride;
-  };
-  for (const OperandPlace& place : call.places) {
-    add_table(place.id, TokenStride(call, place));
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+
+// Tokens of the sequences for which a packed graph of its own is built: a graph
+// launches blocks for q_len tokens of as many sequences as it has, so the
+// shorter they may be, the more blocks find nothing to do. Shorter ones than
+// the last on average run on our own kernel.
+constexpr int64_t kTokensOfSequences[] = {256, 128, 64, 32};
+// cudnnGetVersion() of the first library that is asked for packed sequences.
+// Below 9.25 their graphs work with sequences of at least one token only, by
+// the frontend's own tests: an empty one made gradients wrong on Hopper with
+// 9.22 (its issue 943, where there were queries without keys), and ours have
+// empty ones. (TransformerEngine's have them too, of no queries and no keys,
+// with older libraries.) Below 9.18 a workspace on Hopper was not cleared
+// (TransformerEngine's issue 2186), and by its release notes 9.18 has no
+// backward pass where queries and keys are one token, as a packed document may
+// be.
+constexpr size_t kPackedVersion = 92500;
+
+// cudnnGetVersion() of the last library for whose backward pass the frontend
+// puts the lengths of rows that are not packed into the workspace, where T is
+// no multiple of 128.
+constexpr size_t kLastWithLengths = 91500;
+
+// Of packed sequences alone; as WhyNotAsked.
+std::string WhyNotPacked(const AttentionCall& call, const CudnnRules& rules) {
+  if (call.is_backward && rules.deterministic) {
+    return "a fixed order of summation takes cuDNN memory for T x T scores of "
+           "every sequence; allow any order, or do not pack";
   }
-  pointers[kQueryLengths] = pointers[kKeyLengths] = tables.lengths;
-  if (call.has_lse()) {
-    add_table(kLse, s.num_heads);
-    float* const lse = reinterpret_cast<float*>(workspace + space.lse);
-    pointers[kLse] = lse;
-    if (call.is_backward) {
-      TransposeStatistics(stream, call.lse, s.batch, s.num_heads, s.q_len, lse);
+  // The frontend then drops max_total_seq_len.
+  if (call.is_backward && call.shape.head_dim % 16 != 0) {
+    return absl::StrCat("head_dim ", call.shape.head_dim,
+                        " is not a multiple of 16, and cuDNN's backward pass "
+                        "would take memory for T tokens of every sequence; "
+                        "choose one that is, or do not pack");
+  }
+  for (const OperandPlace& place : call.places) {
+    if (place.batch_stride == call.shape.q_len * place.token_stride) continue;
+    return absl::StrCat("rows of ", place.name, " are ", place.batch_stride,
+                        " elements apart and not T times its ",
+                        place.token_stride, " of a token; leave no gap");
+  }
+  if (rules.version < kPackedVersion) {
+    return absl::StrCat(CudnnVersionText(rules.version),
+                        " may give wrong gradients of packed sequences; "
+                        "install cuDNN 9.25 or newer");
+  }
+  return "";
+}
+
+// Backward the frontend's own part of the workspace comes first, and cuDNN's
+// engine gets what lies right behind it, not rounded up (as of 1.32). In it are
+// a float per query and head, up to cuDNN 9.15 two lengths per row, and nothing
+// else whose size is not a multiple of 16 bytes. What an engine does with an
+// address that is none either is promised nowhere. As WhyNotAsked.
+std::string WhyNotAlignedBackward(const AttentionCall& call,
+                                  const CudnnRules& rules) {
+  const bool has_lengths = rules.version <= kLastWithLengths &&
+                           !call.is_packed() && call.shape.kv_len % 128 != 0;
+  const int64_t bytes = 4 * call.num_tokens() * call.shape.num_heads +
+                        (has_lengths ? 8 * call.shape.batch : 0);
+  if (bytes % kOperandAlignment == 0) return "";
+  return absl::StrCat("cuDNN's frontend puts ", bytes,
+                      " bytes before its engine's workspace, which then lies "
+                      "on no multiple of ",
+                      kOperandAlignment, " bytes; choose T as a multiple of ",
+                      has_lengths ? 128 : 4);
+}
+
+// Of a graph's own workspace.
+size_t GraphBound(const AttentionCall& call, bool deterministic) {
+  constexpr int64_t kEngineBytes = int64_t{1} << 20;
+  if (!call.is_backward) return kEngineBytes;
+  const AttentionShape& s = call.shape;
+  const int64_t length = RoundUp(s.q_len, 128);
+  const int64_t queries = s.batch * length * s.num_heads;
+  const OperandPlace& dq = call.places[5];
+  int64_t dq_bytes = 4 * queries * s.head_dim;
+  if (deterministic) {
+    dq_bytes = 2 * queries * length;
+  } else if (call.is_packed()) {  // at the strides of dq
+    dq_bytes = 4 * call.num_tokens() * TokenStride(call, dq);
+  }
+  const int64_t item = s.num_heads == s.num_kv_heads ? 2 : 4;
+  const int64_t dk_dv_bytes = 2 * item * queries * s.head_dim;
+  return static_cast<size_t>(4 * queries + dq_bytes + dk_dv_bytes +
+                             kEngineBytes);
+}
+
+}  // namespace
+
+std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules) {
+  const AttentionShape& s = call.shape;
+  if (s.num_kv_heads <= 0 || s.num_heads % s.num_kv_heads != 0) {
+    return absl::StrCat("num_kv_heads ", s.num_kv_heads,
+                        " does not divide num_heads ", s.num_heads,
+                        "; every kv head serves as many query heads");
+  }
+  if (s.dtype != DType::kBF16 && s.dtype != DType::kF16) {
+    return "cuDNN computes bf16 and fp16; train in bf16 to use it";
+  }
+  if (s.head_dim <= 0 || s.head_dim % 8 != 0) {
+    return absl::StrCat("head_dim ", s.head_dim,
+                        " is not a multiple of 8; choose one that is");
+  }
+  if (s.head_dim > kMaxHeadDim) {
+    return absl::StrCat("head_dim ", s.head_dim, " is more than ", kMaxHeadDim,
+                        "; use more heads that are narrower");
+  }
+  if (s.q_len != s.kv_len) {
+    return "a cache of keys grows with every token, and a graph has one "
+           "length; generation runs on our own kernel";
+  }
+  if (s.q_len < kMinCudnnTokens) {
+    return absl::StrCat("fewer than ", kMinCudnnTokens,
+                        " tokens run on our own kernel");
+  }
+  for (const OperandPlace& place : call.places) {
+    for (const int64_t stride : {place.batch_stride, place.token_stride}) {
+      if (stride % 8 == 0) continue;
+      return absl::StrCat("a stride of ", place.name, " is ", stride,
+                          " elements, not a multiple of 8; pad its rows to ",
+                          kOperandAlignment, " bytes");
     }
   }
-  for (const auto& [id, at] : space.staged) pointers[id] = workspace + at;
-  FillSequenceTables(stream, tables);
+  if (call.is_backward) {
+    std::string why = WhyNotAlignedBackward(call, rules);
+    if (!why.empty()) return why;
+  }
+  return call.is_packed() ? WhyNotPacked(call, rules) : "";
 }
 
-void AfterPacked(cudaStream_t stream, const AttentionCall& call,
-                 const OperandPointers& pointers) {
-  const AttentionShape& s = call.shape;
-  if (!call.is_backward && call.has_lse()) {
-    TransposeStatistics(stream, static_cast<const float*>(pointers.at(kLse)),
-                        s.batch, s.q_len, s.num_heads, call.lse);
+std::vector<int64_t> GraphsOf(const AttentionCall& call) {
+  if (!call.is_packed()) return {0};
+  std::vector<int64_t> numbers;
+  for (const int64_t tokens : kTokensOfSequences) {
+    const int64_t n = std::max(call.shape.batch, call.num_tokens() / tokens);
+    if (numbers.empty() || n > numbers.back()) numbers.push_back(n);
   }
-  const size_t item = DTypeBytes(s.dtype);
-  for (const OperandPlace& place : call.places) {
-    if (!IsStaged(call, place)) continue;
-    const size_t row = static_cast<size_t>(TokenStride(call, place)) * item;
-    ZERO_CUDA_CHECK(cudaMemcpy2DAsync(
-        place.data, static_cast<size_t>(place.token_stride) * item,
-        pointers.at(place.id), row, row, static_cast<size_t>(call.num_tokens()),
-        cudaMemcpyDeviceToDevice, stream));
+  return numbers;
+}
+
+size_t CudnnBound(const AttentionCall& call, const CudnnRules& rules) {
+  if (!WhyNotAsked(call, rules).empty()) return 0;
+  size_t bytes = GraphBound(call, rules.deterministic);
+  if (call.is_packed()) {
+    bytes = SpaceOf(call, GraphsOf(call).back(), bytes).end;
   }
+  return bytes + kWorkspaceAlignment - 1;
 }
 
 }  // namespace zero::cuda

@@ -1,14 +1,14 @@
 // A call of attention as cuDNN's graphs have it (cudnn_attention.cc): where its
 // operands lie, by the ids of a graph's tensors, and of packed sequences the
-// tables, statistics and gradients that lie in the workspace instead. Knows no
-// type of cuDNN, so that tests run a reference in a graph's place.
+// tables, statistics and gradients that lie in the workspace instead; whether
+// cuDNN is asked, and the most that it takes. Knows no type of cuDNN or CUDA
+// and is in every build, so that a run is planned where there is no GPU.
 #ifndef ZERO_KERNELS_CUDA_ATTENTION_CALL_H_
 #define ZERO_KERNELS_CUDA_ATTENTION_CALL_H_
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -59,6 +59,9 @@ AttentionCall CallOf(const AttentionBackwardArgs& args);
 
 // Of an operand: queries have H heads, keys and values K.
 int64_t NumHeads(const AttentionShape& shape, AttentionOperand id);
+// Whether an operand of a packed graph lies in the workspace (PackedSpace) and
+// is copied to its own place.
+bool IsStaged(const AttentionCall& call, const OperandPlace& place);
 // Elements between an operand's tokens and between its rows as the graph sees
 // them: of gradients that are staged (PackedSpace) those of the stage.
 int64_t TokenStride(const AttentionCall& call, const OperandPlace& place);
@@ -79,21 +82,42 @@ struct PackedSpace {
 PackedSpace SpaceOf(const AttentionCall& call, int64_t num_sequences,
                     size_t graph_bytes);
 
-// By the ids of operands and of their tables.
-using OperandPointers = std::unordered_map<int64_t, void*>;
-OperandPointers PointersOf(const AttentionCall& call);
+// Elements from the beginning of one table of num_sequences + 1 offsets to that
+// of the next: an even number, for cuDNN is promised multiples of 16 bytes.
+constexpr int64_t OffsetTableStride(int64_t num_sequences) {
+  return (num_sequences + 2) / 2 * 2;
+}
 
-// Computes what a packed graph of `num_sequences` reads into its workspace and
-// points it there. Tables: lengths int32 [num_sequences]; of each operand
-// int64 [num_sequences + 1], elements from its pointer to a sequence's first
-// token. Statistics: fp32 [B * T, H], as new ones are expected.
-void BeforePacked(cudaStream_t stream, const AttentionCall& call,
-                  int64_t num_sequences, const PackedSpace& space,
-                  char* workspace, OperandPointers& pointers);
+// Bytes that the operands' rows lie on, and that cuDNN plans with.
+inline constexpr int64_t kOperandAlignment = 16;
+// Below, our own kernel is as good, and prompts of every length would each
+// build a graph.
+inline constexpr int64_t kMinCudnnTokens = 64;
 
-// Brings what a packed graph has written to where the call wants it.
-void AfterPacked(cudaStream_t stream, const AttentionCall& call,
-                 const OperandPointers& pointers);
+// What decides whether cuDNN is asked, beside the call.
+struct CudnnRules {
+  bool deterministic;
+  size_t version;  // cudnnGetVersion()
+};
+// "cuDNN 9.25.1" of 92501.
+std::string CudnnVersionText(size_t version);
+// Why cuDNN is not asked, and what to do about it; empty: it is asked.
+std::string WhyNotAsked(const AttentionCall& call, const CudnnRules& rules);
+
+// The graphs of a call, by their numbers of sequences, ascending; 0: not
+// packed. Sequences that a batch does not have are of no queries and no keys,
+// behind its last token.
+std::vector<int64_t> GraphsOf(const AttentionCall& call);
+
+// The most that the workspace of a call takes where cuDNN is asked, else 0.
+// Backward a graph keeps, of the tokens of each row up to a multiple of 128,
+// one float per query and head; dq in fp32, or where the order of summation is
+// fixed the gradients of all T x T scores in 16 bits; and dk and dv of every
+// query head, in fp32 where query heads share one of keys, else in 16 bits.
+// The frontend (1.32) takes that by its source, and cuDNN 9.19 asks for it on
+// Hopper (B 8, H 32, T 4096, D 128: 1.1 GB, in a fixed order 9.1 GB); the rest
+// is within a MiB.
+size_t CudnnBound(const AttentionCall& call, const CudnnRules& rules);
 
 }  // namespace zero::cuda
 

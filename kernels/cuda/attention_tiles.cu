@@ -4,6 +4,7 @@
 #include "kernels/cuda/attention_tiles.h"
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/sizes.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
@@ -718,11 +719,6 @@ void TiledAttentionForward(cudaStream_t stream,
                kThreads, (2 * L::kFloats + L::kScoreFloats) * sizeof(float),
                stream, args, chunked);
       }));
-}
-
-size_t TiledAttentionBackwardBytes(const AttentionShape& shape) {
-  return static_cast<size_t>(shape.batch * shape.num_heads * shape.q_len) *
-         sizeof(float);
 }
 
 void TiledAttentionBackward(cudaStream_t stream,

@@ -22,8 +22,7 @@ inline constexpr int64_t kMaxTiledHeadDim = 256;
 void TiledAttentionForward(cudaStream_t stream,
                            const AttentionForwardArgs& args);
 
-// Bytes for TiledAttentionBackward: one float per row of every head.
-size_t TiledAttentionBackwardBytes(const AttentionShape& shape);
+// REQUIRES: a workspace of TiledAttentionBackwardBytes (workspace.h).
 void TiledAttentionBackward(cudaStream_t stream,
                             const AttentionBackwardArgs& args,
                             Workspace workspace);

@@ -1,24 +1,13 @@
-#include <algorithm>
-
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/parts.cuh"
 #include "kernels/cuda/sizes.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-
-// Blocks of rows, from the shape alone: at least 64 rows, so that partial sums
-// are a small part of what is moved, and at most 256 blocks.
-struct RowBlocks {
-  explicit RowBlocks(int64_t num_rows)
-      : rows(std::max<int64_t>(64, CeilDiv(num_rows, 256))),
-        count(CeilDiv(num_rows, rows)) {}
-  int64_t rows;   // of one block
-  int64_t count;  // <= 256
-};
 
 // partials[y, j] = sum of column j over the rows of block y: warp w takes rows
 // w, w + 8, ..., a chunk of columns per lane, and the warps are added in order.
@@ -102,14 +91,10 @@ void SumPartials(cudaStream_t stream, const float* partials, int64_t count,
              static_cast<T*>(out.data), accumulate));
 }
 
-size_t ColumnSumsWorkspaceBytes(int64_t rows, int64_t cols) {
-  return static_cast<size_t>(RowBlocks(rows).count * cols) * sizeof(float);
-}
-
 void ColumnSums(cudaStream_t stream, const ConstMatrix& dy, const Vector& out,
                 bool accumulate, void* workspace) {
   ZERO_CHECK_EQ(dy.cols, out.size);
-  const RowBlocks blocks(dy.rows);
+  const RowBlocks blocks = ColumnSumBlocks(dy.rows);
   float* const partials = static_cast<float*>(workspace);
   ZERO_CUDA_WITH_FLOAT_TYPE(dy.dtype, T, {
     const dim3 grid(NumBlocks(dy.cols, kWarpSize * Chunk<T>::kSize),

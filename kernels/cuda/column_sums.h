@@ -11,14 +11,12 @@
 
 namespace zero::cuda {
 
-// What ColumnSums needs as workspace: a function of the shape alone.
-size_t ColumnSumsWorkspaceBytes(int64_t rows, int64_t cols);
-
 // out[j] (+)= sum over i of dy[i, j], in fp32 over fixed blocks of rows, then
 // over the blocks in order: bits depend on the shape and the values alone.
 // Shapes: dy [M, N] of fp32, bf16 or fp16; out [N] of fp32 or dy's dtype,
 //         rounded once. M = 0 gives zeros.
-// REQUIRES: `workspace` is 4-byte aligned device memory of that many bytes.
+// REQUIRES: `workspace` is 4-byte aligned device memory of ColumnSumBytes
+//           (workspace.h).
 void ColumnSums(cudaStream_t stream, const ConstMatrix& dy, const Vector& out,
                 bool accumulate, void* workspace);
 

@@ -7,7 +7,7 @@
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/runs.h"
-#include "kernels/cuda/sizes.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
@@ -15,10 +15,6 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kGroup = 8;  // elements of a thread at a time
 constexpr int kTile = kThreads * kGroup;
-
-// What a row of logits is in memory: a multiple of this many elements, so that
-// groups are whole and aligned.
-constexpr int64_t kRowElems = 64;
 
 struct RowArgs {
   void* logits;  // [rows, ld]
@@ -223,36 +219,6 @@ __global__ void __launch_bounds__(kSumThreads)
 
 // ---- Chunks ---------------------------------------------------------------
 
-constexpr int64_t kMaxLogitsBytes = int64_t{2} << 30;
-constexpr int64_t kRowMultiple = 128;  // tiles of a product
-
-// The chunks of one call; a function of the shapes and the options alone.
-struct Chunks {
-  int64_t rows = 0;           // of every chunk but the last
-  int64_t ld = 0;             // of logits, elements
-  DType dtype = DType::kF32;  // of logits
-  size_t logits_bytes = 0;
-  size_t loss_bytes = 0;  // of all rows
-};
-
-Chunks ChunksOf(const LinearCrossEntropyArgs& args,
-                const CudaOptions& options) {
-  const int64_t rows = args.x.rows;
-  Chunks chunks;
-  chunks.ld = RoundUp(args.w.rows, kRowElems);
-  chunks.dtype = options.fp32_logits ? DType::kF32 : args.x.dtype;
-  const int64_t row_bytes =
-      chunks.ld * static_cast<int64_t>(DTypeBytes(chunks.dtype));
-  const int64_t limit = std::max<int64_t>(
-      1, std::min(options.loss_chunk_rows, kMaxLogitsBytes / row_bytes));
-  const int64_t pieces = CeilDiv(rows, limit);
-  const int64_t even = pieces == 0 ? 0 : CeilDiv(rows, pieces);
-  chunks.rows = std::min({rows, limit, RoundUp(even, kRowMultiple)});
-  chunks.logits_bytes = static_cast<size_t>(chunks.rows * row_bytes);
-  chunks.loss_bytes = static_cast<size_t>(RoundUp(rows * 8, 64));
-  return chunks;
-}
-
 Matrix RowsAt(const Matrix& x, int64_t row, int64_t rows) {
   return {RowOf(x, row), x.dtype, rows, x.cols, x.ld};
 }
@@ -266,7 +232,7 @@ struct ChunkProducts {
 
 // The gradient of the logits has the dtype of x and lies where they lay.
 ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
-                         const Chunks& chunks, void* logits, int64_t row,
+                         const LossChunks& chunks, void* logits, int64_t row,
                          int64_t rows, bool accumulate_dw) {
   const int64_t words = args.w.rows;
   const int64_t narrowing =
@@ -303,22 +269,6 @@ void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
 
 }  // namespace
 
-size_t CudaOps::LinearCrossEntropyWorkspaceBytes(
-    const LinearCrossEntropyArgs& args) const {
-  if (args.x.rows == 0) return 0;
-  const Chunks chunks = ChunksOf(args, options_);
-  const ChunkProducts p =
-      ProductsOf(args, chunks, nullptr, 0, chunks.rows, true);
-  size_t product = matmul_->WorkspaceBytes(p.logits);
-  if (args.dx.data != nullptr) {
-    product = std::max(product, matmul_->WorkspaceBytes(p.dx));
-    if (args.dw.data != nullptr) {
-      product = std::max(product, matmul_->WorkspaceBytes(p.dw));
-    }
-  }
-  return chunks.logits_bytes + chunks.loss_bytes + product;
-}
-
 void CudaOps::LinearCrossEntropy(Stream& stream,
                                  const LinearCrossEntropyArgs& args,
                                  Workspace workspace) {
@@ -328,7 +278,7 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
     if (with_dw && !args.accumulate_dw) Zero(*this, stream, args.dw);
     return;
   }
-  const Chunks chunks = ChunksOf(args, options_);
+  const LossChunks chunks(args, options_);
   char* const base = static_cast<char*>(workspace.data);
   double* const row_losses =
       reinterpret_cast<double*>(base + chunks.logits_bytes);

@@ -10,7 +10,8 @@ CudaOps::CudaOps(int num_sms, const CudaOptions& options)
       num_sms_(num_sms),
       matmul_(std::make_unique<MatmulPlans>(*this, options)),
       attention_(
-          std::make_unique<AttentionPlans>(options.deterministic_attention)) {}
+          std::make_unique<AttentionPlans>(options.deterministic_attention)),
+      sizes_(options, matmul_->AccumulatesIntoF32()) {}
 
 CudaOps::~CudaOps() = default;
 
@@ -27,5 +28,18 @@ std::vector<std::string> CudaOps::notes() const {
   notes.insert(notes.end(), more.begin(), more.end());
   return notes;
 }
+
+// Attention's are in attention.cc: cuDNN is asked.
+#define ZERO_SIZE(Name, Args)                                    \
+  size_t CudaOps::Name##WorkspaceBytes(const Args& args) const { \
+    return sizes_.Name##WorkspaceBytes(args);                    \
+  }
+ZERO_SIZE(Linear, LinearArgs)
+ZERO_SIZE(LinearBackwardInput, LinearBackwardInputArgs)
+ZERO_SIZE(LinearBackwardWeight, LinearBackwardWeightArgs)
+ZERO_SIZE(LinearCrossEntropy, LinearCrossEntropyArgs)
+ZERO_SIZE(NormBackward, NormBackwardArgs)
+ZERO_SIZE(EmbeddingBackward, EmbeddingBackwardArgs)
+#undef ZERO_SIZE
 
 }  // namespace zero::cuda

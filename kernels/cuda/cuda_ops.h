@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/workspace.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
 
@@ -40,6 +41,7 @@ class CudaOps final : public Ops {
   int num_sms_;
   std::unique_ptr<MatmulPlans> matmul_;
   std::unique_ptr<AttentionPlans> attention_;
+  CudaSizes sizes_;
 };
 
 }  // namespace zero::cuda

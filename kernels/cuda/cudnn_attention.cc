@@ -12,6 +12,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/attention_call.h"
 #include "kernels/cuda/check.h"
+#include "kernels/cuda/packed_attention.h"
 #include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
 
@@ -21,34 +22,6 @@ namespace {
 namespace fe = cudnn_frontend;
 using fe::graph::Graph;
 using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
-
-// Bytes that the operands' rows lie on, and that cuDNN plans with.
-constexpr int64_t kAlignment = 16;
-constexpr int64_t kMaxHeadDim = 256;
-// Below, our own kernel is as good, and prompts of every length would each
-// build a graph.
-constexpr int64_t kMinTokens = 64;
-
-// Tokens of the sequences for which a packed graph of its own is built: a graph
-// launches blocks for q_len tokens of as many sequences as it has, so the
-// shorter they may be, the more blocks find nothing to do. Shorter ones than
-// the last on average run on our own kernel.
-constexpr int64_t kTokensOfSequences[] = {256, 128, 64, 32};
-// cudnnGetVersion() of the first library that is asked for packed sequences.
-// Below 9.25 their graphs work with sequences of at least one token only, by
-// the frontend's own tests: an empty one made gradients wrong on Hopper with
-// 9.22 (its issue 943, where there were queries without keys), and ours have
-// empty ones. (TransformerEngine's have them too, of no queries and no keys,
-// with older libraries.) Below 9.18 a workspace on Hopper was not cleared
-// (TransformerEngine's issue 2186), and by its release notes 9.18 has no
-// backward pass where queries and keys are one token, as a packed document may
-// be.
-constexpr size_t kPackedVersion = 92500;
-
-// cudnnGetVersion() of the last library for whose backward pass the frontend
-// puts the lengths of rows that are not packed into the workspace, where T is
-// no multiple of 128.
-constexpr size_t kLastWithLengths = 91500;
 
 // "attention forward of packed bf16 [B 4, T 1024, H 8, K 2, D 64]"
 std::string Describe(const AttentionCall& call) {
@@ -61,119 +34,6 @@ std::string Describe(const AttentionCall& call) {
                       DTypeName(s.dtype), " [B ", s.batch, ", T ", length,
                       ", H ", s.num_heads, ", K ", s.num_kv_heads, ", D ",
                       s.head_dim, "]");
-}
-
-// "cuDNN 9.25.1" of 92501.
-std::string CudnnVersionText(size_t version) {
-  return absl::StrCat("cuDNN ", version / 10000, ".", version / 100 % 100, ".",
-                      version % 100);
-}
-
-// What decides whether cuDNN is asked, beside the call.
-struct Rules {
-  bool deterministic;
-  size_t version;  // cudnnGetVersion()
-};
-
-// Of packed sequences alone; as WhyNotAsked.
-std::string WhyNotPacked(const AttentionCall& call, const Rules& rules) {
-  if (call.is_backward && rules.deterministic) {
-    return "a fixed order of summation takes cuDNN memory for T x T scores of "
-           "every sequence; allow any order, or do not pack";
-  }
-  // The frontend then drops max_total_seq_len.
-  if (call.is_backward && call.shape.head_dim % 16 != 0) {
-    return absl::StrCat("head_dim ", call.shape.head_dim,
-                        " is not a multiple of 16, and cuDNN's backward pass "
-                        "would take memory for T tokens of every sequence; "
-                        "choose one that is, or do not pack");
-  }
-  for (const OperandPlace& place : call.places) {
-    if (place.batch_stride == call.shape.q_len * place.token_stride) continue;
-    return absl::StrCat("rows of ", place.name, " are ", place.batch_stride,
-                        " elements apart and not T times its ",
-                        place.token_stride, " of a token; leave no gap");
-  }
-  if (rules.version < kPackedVersion) {
-    return absl::StrCat(CudnnVersionText(rules.version),
-                        " may give wrong gradients of packed sequences; "
-                        "install cuDNN 9.25 or newer");
-  }
-  return "";
-}
-
-// Backward the frontend's own part of the workspace comes first, and cuDNN's
-// engine gets what lies right behind it, not rounded up (as of 1.32). In it are
-// a float per query and head, up to cuDNN 9.15 two lengths per row, and nothing
-// else whose size is not a multiple of 16 bytes. What an engine does with an
-// address that is none either is promised nowhere. As WhyNotAsked.
-std::string WhyNotAlignedBackward(const AttentionCall& call,
-                                  const Rules& rules) {
-  const bool has_lengths = rules.version <= kLastWithLengths &&
-                           !call.is_packed() && call.shape.kv_len % 128 != 0;
-  const int64_t bytes = 4 * call.num_tokens() * call.shape.num_heads +
-                        (has_lengths ? 8 * call.shape.batch : 0);
-  if (bytes % kAlignment == 0) return "";
-  return absl::StrCat("cuDNN's frontend puts ", bytes,
-                      " bytes before its engine's workspace, which then lies "
-                      "on no multiple of ",
-                      kAlignment, " bytes; choose T as a multiple of ",
-                      has_lengths ? 128 : 4);
-}
-
-// Why cuDNN is not asked, and what to do about it; empty: it is asked.
-std::string WhyNotAsked(const AttentionCall& call, const Rules& rules) {
-  const AttentionShape& s = call.shape;
-  if (s.num_kv_heads <= 0 || s.num_heads % s.num_kv_heads != 0) {
-    return absl::StrCat("num_kv_heads ", s.num_kv_heads,
-                        " does not divide num_heads ", s.num_heads,
-                        "; every kv head serves as many query heads");
-  }
-  if (s.dtype != DType::kBF16 && s.dtype != DType::kF16) {
-    return "cuDNN computes bf16 and fp16; train in bf16 to use it";
-  }
-  if (s.head_dim <= 0 || s.head_dim % 8 != 0) {
-    return absl::StrCat("head_dim ", s.head_dim,
-                        " is not a multiple of 8; choose one that is");
-  }
-  if (s.head_dim > kMaxHeadDim) {
-    return absl::StrCat("head_dim ", s.head_dim, " is more than ", kMaxHeadDim,
-                        "; use more heads that are narrower");
-  }
-  if (s.q_len != s.kv_len) {
-    return "a cache of keys grows with every token, and a graph has one "
-           "length; generation runs on our own kernel";
-  }
-  if (s.q_len < kMinTokens) {
-    return absl::StrCat("fewer than ", kMinTokens,
-                        " tokens run on our own kernel");
-  }
-  for (const OperandPlace& place : call.places) {
-    for (const int64_t stride : {place.batch_stride, place.token_stride}) {
-      if (stride % 8 == 0) continue;
-      return absl::StrCat("a stride of ", place.name, " is ", stride,
-                          " elements, not a multiple of 8; pad its rows to ",
-                          kAlignment, " bytes");
-    }
-  }
-  if (call.is_backward) {
-    std::string why = WhyNotAlignedBackward(call, rules);
-    if (!why.empty()) return why;
-  }
-  return call.is_packed() ? WhyNotPacked(call, rules) : "";
-}
-
-// ---- Packed sequences -----------------------------------------------------
-
-// The numbers of sequences that packed graphs have, ascending. Those that a
-// batch does not have are of no queries and no keys, behind its last token.
-std::vector<int64_t> SequencesOfGraphs(const AttentionCall& call) {
-  std::vector<int64_t> numbers;
-  for (const int64_t tokens : kTokensOfSequences) {
-    const int64_t n = std::max(call.shape.batch, call.num_tokens() / tokens);
-    if (numbers.empty() || n > numbers.back()) numbers.push_back(n);
-  }
-  return numbers;
 }
 
 // ---- Graphs ---------------------------------------------------------------
@@ -344,11 +204,6 @@ std::string Compile(Graph& graph) {
   });
 }
 
-// The graphs of a call, by their numbers of sequences.
-std::vector<int64_t> GraphsOf(const AttentionCall& call) {
-  return call.is_packed() ? SequencesOfGraphs(call) : std::vector<int64_t>{0};
-}
-
 absl::Status ValidateWithoutDevice(const AttentionCall& call,
                                    bool deterministic,
                                    const CudnnTarget& target) {
@@ -411,13 +266,13 @@ char* AlignWorkspace(void* data) {
 }
 
 bool IsAligned(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) % kAlignment == 0;
+  return reinterpret_cast<uintptr_t>(data) % kOperandAlignment == 0;
 }
 
 }  // namespace
 
 struct AttentionPlans::State {
-  Rules rules = {};
+  CudnnRules rules = {};
   cudnnHandle_t handle = nullptr;
   std::map<Key, std::unique_ptr<Plan>> plans;  // null: cuDNN refuses
   std::vector<std::string> notes;
@@ -486,7 +341,7 @@ struct AttentionPlans::State {
   void NoteShape(const AttentionCall& call) {
     const AttentionShape& s = call.shape;
     if (s.dtype == DType::kF32 || s.q_len != s.kv_len) return;
-    if (s.q_len < kMinTokens) return;
+    if (s.q_len < kMinCudnnTokens) return;
     const std::string why = WhyNotAsked(call, rules);
     if (!why.empty()) NoteOwnKernel(call, why);
   }
@@ -497,7 +352,7 @@ struct AttentionPlans::State {
     const auto check = [&](const char* name, const void* data) {
       if (IsAligned(data)) return true;
       NoteOwnKernel(call, absl::StrCat(name, " does not lie on a multiple of ",
-                                       kAlignment, " bytes; align it"));
+                                       kOperandAlignment, " bytes; align it"));
       return false;
     };
     for (const OperandPlace& place : call.places) {

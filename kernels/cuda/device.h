@@ -10,15 +10,10 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/workspace.h"
 #include "kernels/device.h"
 
 namespace zero::cuda {
-
-// Scratch of every stream: what one kernel leaves for the next on the same
-// stream (partial sums of a reduction). Zeroed when the stream is made; a
-// kernel that uses the first kCounterBytes as counters leaves them zero.
-inline constexpr size_t kScratchBytes = size_t{1} << 20;
-inline constexpr size_t kCounterBytes = 4096;
 
 // REQUIRES: `stream` was made by a CudaDevice.
 cudaStream_t HandleOf(Stream& stream);

@@ -6,6 +6,7 @@
 #include "kernels/cuda/parts.cuh"
 #include "kernels/cuda/sizes.h"
 #include "kernels/cuda/sort.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
@@ -94,7 +95,7 @@ void LaunchGather(cudaStream_t stream, const EmbeddingForwardArgs& args) {
 // per lane) to its row of the table, so that no two threads write one element.
 // A run of more than kPartRows rows, of a token that fills half a batch, is cut
 // into parts of that size, whose sums are added in order.
-constexpr int64_t kPartRows = 256;
+constexpr int64_t kPartRows = kEmbeddingPartRows;
 
 struct Runs {
   const int32_t* ids;    // [M], sorted
@@ -257,34 +258,13 @@ __global__ void __launch_bounds__(kThreads)
   if (i < n) values[i] = static_cast<int32_t>(i);
 }
 
-// Parts of the workspace, 64-byte aligned; from the shape alone.
-struct BackwardLayout {
-  explicit BackwardLayout(const EmbeddingBackwardArgs& args) {
-    const int64_t m = args.dout.rows;
-    positions = Take(m * sizeof(int32_t));
-    sorted_ids = Take(m * sizeof(int32_t));
-    order = Take(m * sizeof(int32_t));
-    temp = Take(SortPairsTempBytes(m));
-    partials = Take(CeilDiv(m, kPartRows) * args.dout.cols * sizeof(float));
-  }
-  size_t positions, sorted_ids, order, temp, partials;
-  size_t bytes = 0;
-
- private:
-  size_t Take(size_t n) {
-    const size_t begin = bytes;
-    bytes += RoundUp(n, 64);
-    return begin;
-  }
-};
-
 template <class T>
 T* At(const Workspace& workspace, size_t offset) {
   return reinterpret_cast<T*>(static_cast<char*>(workspace.data) + offset);
 }
 
 Runs SortIds(cudaStream_t stream, const EmbeddingBackwardArgs& args,
-             const BackwardLayout& layout, const Workspace& workspace) {
+             const EmbeddingLayout& layout, const Workspace& workspace) {
   const int64_t m = args.dout.rows;
   const auto last_id = static_cast<uint64_t>(args.dtable.rows - 1);
   const int id_bits = std::max(1, static_cast<int>(std::bit_width(last_id)));
@@ -329,11 +309,6 @@ void CudaOps::EmbeddingForward(Stream& stream,
                             LaunchGather<T>(HandleOf(stream), args));
 }
 
-size_t CudaOps::EmbeddingBackwardWorkspaceBytes(
-    const EmbeddingBackwardArgs& args) const {
-  return BackwardLayout(args).bytes;
-}
-
 void CudaOps::EmbeddingBackward(Stream& stream,
                                 const EmbeddingBackwardArgs& args,
                                 Workspace workspace) {
@@ -349,7 +324,7 @@ void CudaOps::EmbeddingBackward(Stream& stream,
                                       handle));
   }
   if (args.dout.rows == 0) return;
-  const BackwardLayout layout(args);
+  const EmbeddingLayout layout(args);
   const Runs runs = SortIds(handle, args, layout, workspace);
   float* const partials = At<float>(workspace, layout.partials);
   ZERO_CUDA_WITH_FLOAT_TYPE(args.dout.dtype, T, {

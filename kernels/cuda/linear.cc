@@ -1,11 +1,9 @@
-#include <algorithm>
-
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/runs.h"
-#include "kernels/cuda/sizes.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
@@ -65,11 +63,6 @@ Product WeightProduct(const LinearBackwardWeightArgs& args) {
   return p;
 }
 
-// Of a bias gradient that is then added to the sink.
-size_t BiasBytes(const LinearBackwardWeightArgs& args) {
-  return RoundUp(static_cast<size_t>(args.dy.cols) * sizeof(float), 64);
-}
-
 Workspace After(const Workspace& workspace, size_t bytes) {
   return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes};
 }
@@ -99,10 +92,6 @@ bool SumWithProduct(Ops& ops, MatmulPlans& plans, Stream& stream,
 
 }  // namespace
 
-size_t CudaOps::LinearWorkspaceBytes(const LinearArgs& args) const {
-  return matmul_->WorkspaceBytes(PlainForward(args));
-}
-
 void CudaOps::Linear(Stream& stream, const LinearArgs& args,
                      Workspace workspace) {
   if (args.y.rows == 0 || args.y.cols == 0) return;
@@ -124,11 +113,6 @@ void CudaOps::Linear(Stream& stream, const LinearArgs& args,
   }
 }
 
-size_t CudaOps::LinearBackwardInputWorkspaceBytes(
-    const LinearBackwardInputArgs& args) const {
-  return matmul_->WorkspaceBytes(PlainInput(args));
-}
-
 void CudaOps::LinearBackwardInput(Stream& stream,
                                   const LinearBackwardInputArgs& args,
                                   Workspace workspace) {
@@ -145,16 +129,6 @@ void CudaOps::LinearBackwardInput(Stream& stream,
     const Vector dx = RunOf(args.dx, runs, i);
     GeluBackward(stream, {args.act, RunOf(args.pre_act, runs, i), dx, dx});
   }
-}
-
-size_t CudaOps::LinearBackwardWeightWorkspaceBytes(
-    const LinearBackwardWeightArgs& args) const {
-  const size_t product = args.dw.data == nullptr || args.dy.rows == 0
-                             ? 0
-                             : matmul_->WorkspaceBytes(WeightProduct(args));
-  if (args.dbias.data == nullptr) return product;
-  return BiasBytes(args) + std::max(product, ColumnSumsWorkspaceBytes(
-                                                 args.dy.rows, args.dy.cols));
 }
 
 void CudaOps::LinearBackwardWeight(Stream& stream,

@@ -2,7 +2,6 @@
 
 #include <cublasLt.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <string>
@@ -14,13 +13,11 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/runs.h"
 #include "kernels/cuda/sizes.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
 
-// Alignment that cuBLASLt asks of its workspace; Workspace promises 64.
-constexpr size_t kLibraryAlignment = 256;
-constexpr size_t kAddedAlignment = 64;
 constexpr uint32_t kBestAlignment = 16;
 constexpr int kCandidates = 4, kTimedCandidates = 12;
 constexpr int kTimedRuns = 5;
@@ -226,13 +223,6 @@ void SetOperation(Plan& plan, const Product& p, bool allow_tf32) {
   SetLayout(plan.addend, AddendLayout(p), p);
 }
 
-size_t LibraryBytes(const Product& p) {
-  // Split-K keeps fp32 copies of the output: room for 32 of a small one.
-  const size_t copies =
-      static_cast<size_t>(p.c.rows) * static_cast<size_t>(p.c.cols) * 4 * 32;
-  return std::clamp(copies, size_t{1} << 20, MatmulPlans::kMaxLibraryBytes);
-}
-
 // The heuristic reads alignment from preferences and, for the vectors of an
 // epilogue, from the pointers: it gets ones that keep the promise and no more.
 void SetAlignments(cublasLtMatmulPreferenceOpaque_t& preference, Plan& plan,
@@ -330,7 +320,7 @@ void MatmulPlans::Impl::Find(Plan& plan, const Product& p) {
   SetOperation(plan, p, options.allow_tf32);
   cublasLtMatmulPreferenceOpaque_t preference;
   ZERO_CUBLAS_CHECK(cublasLtMatmulPreferenceInit(&preference), p);
-  const uint64_t bytes = LibraryBytes(p);
+  const uint64_t bytes = LibraryBytes(p.c);
   const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   Set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, bytes, p);
   Set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes, p);
@@ -442,9 +432,7 @@ void MatmulPlans::Impl::RunAndAdd(Stream& stream, const Product& p,
   Product apart = p;
   apart.addend = {};
   apart.c.data = workspace.data;
-  const size_t bytes = RoundUp(static_cast<size_t>(p.c.rows) *
-                                   static_cast<size_t>(p.c.ld) * sizeof(float),
-                               kAddedAlignment);
+  const size_t bytes = ApartBytes(p.c);
   Run(stream, apart,
       {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes});
   const Runs runs = RunsOf({apart.c, p.addend, p.c});
@@ -527,14 +515,7 @@ MatmulPlans::MatmulPlans(Ops& ops, const CudaOptions& options)
 MatmulPlans::~MatmulPlans() { cublasLtDestroy(impl_->handle); }
 
 size_t MatmulPlans::WorkspaceBytes(const Product& p) const {
-  if (p.c.rows == 0 || p.c.cols == 0) return 0;
-  size_t bytes = LibraryBytes(p) + kLibraryAlignment;
-  if (impl_->AddsApart(p)) {
-    bytes += RoundUp(static_cast<size_t>(p.c.rows) *
-                         static_cast<size_t>(p.c.ld) * sizeof(float),
-                     kAddedAlignment);
-  }
-  return bytes;
+  return ProductBytes(p.c, impl_->AddsApart(p));
 }
 
 bool MatmulPlans::Supports(const Product& p) {

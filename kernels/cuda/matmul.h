@@ -50,9 +50,6 @@ struct Product {
 // Threads: one at a time, with the device current.
 class MatmulPlans {
  public:
-  // The most that cuBLASLt is given, as NVIDIA recommends for Hopper.
-  static constexpr size_t kMaxLibraryBytes = size_t{32} << 20;
-
   // `ops` adds where cuBLASLt does not (AccumulatesIntoF32), and outlives this.
   MatmulPlans(Ops& ops, const CudaOptions& options);
   ~MatmulPlans();

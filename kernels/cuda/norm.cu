@@ -1,9 +1,8 @@
-#include <algorithm>
-
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/parts.cuh"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
@@ -329,28 +328,6 @@ struct BackwardParams {
   bool center;
 };
 
-// dweight and dbias are summed over fixed blocks of rows, and the blocks in a
-// fixed order: a function of the shape alone. About 1024 blocks of 128 threads
-// are two waves of a large GPU; fewer of larger ones keep the partial sums
-// within 32 MiB. At least 16 rows (4 of a block-wide row), so that the sums
-// are a small part of what is moved.
-struct RowBlocks {
-  template <class G>
-  RowBlocks(G, int64_t num_rows)
-      : RowBlocks(num_rows, G::kBlock, G::kPerBlock > 1 ? 16 : 4) {}
-  explicit RowBlocks(int64_t num_rows) : RowBlocks(num_rows, kWideThreads, 4) {}
-
-  int64_t rows;   // of one block
-  int64_t count;  // of blocks
-
- private:
-  RowBlocks(int64_t num_rows, int64_t threads, int64_t min_rows) {
-    const int64_t max_count = 1024 * 128 / threads;
-    rows = std::max(min_rows, (num_rows + max_count - 1) / max_count);
-    count = (num_rows + rows - 1) / rows;
-  }
-};
-
 struct RowScale {
   float mean;
   float rstd;
@@ -579,17 +556,6 @@ void LaunchForward(cudaStream_t stream, const NormForwardArgs& args) {
       });
 }
 
-RowBlocks BlocksOf(const NormBackwardArgs& args) {
-  const int64_t num_rows = args.dy.outer * args.dy.inner;
-  RowBlocks blocks(num_rows);
-  ZERO_CUDA_WITH_FLOAT_TYPE(args.dy.dtype, T, {
-    WithGroup<T, Pass::kBackward>(
-        args.dy.width,
-        [&]<class G>(G group) { blocks = RowBlocks(group, num_rows); }, [] {});
-  });
-  return blocks;
-}
-
 template <class T>
 void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
                     const RowBlocks& blocks, float* dweight, float* dbias) {
@@ -637,13 +603,6 @@ void CudaOps::NormForward(Stream& stream, const NormForwardArgs& args) {
   ZERO_CUDA_WITH_FLOAT_TYPE(dtype, T, LaunchForward<T>(HandleOf(stream), args));
 }
 
-size_t CudaOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
-  const int64_t outputs = (args.dweight.data != nullptr ? 1 : 0) +
-                          (args.dbias.data != nullptr ? 1 : 0);
-  return static_cast<size_t>(BlocksOf(args).count * outputs * args.dy.width) *
-         sizeof(float);
-}
-
 void CudaOps::NormBackward(Stream& stream, const NormBackwardArgs& args,
                            Workspace workspace) {
   const DType dtype = args.dx.dtype;
@@ -653,7 +612,7 @@ void CudaOps::NormBackward(Stream& stream, const NormBackwardArgs& args,
       << "norm backward: dy " << args.dy.dtype << ", sum " << args.sum.dtype
       << ", weight " << args.weight.dtype << " -> " << dtype;
   const cudaStream_t handle = HandleOf(stream);
-  const RowBlocks blocks = BlocksOf(args);
+  const RowBlocks blocks = NormBlocks(args);
   // [count, width] partial sums of dweight, then of dbias.
   float* const partials = static_cast<float*>(workspace.data);
   float* const dweight = args.dweight.data != nullptr ? partials : nullptr;

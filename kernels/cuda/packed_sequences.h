@@ -8,16 +8,12 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention_call.h"
+
 namespace zero::cuda {
 
 // The most tables that one call asks for.
 inline constexpr int kMaxOffsetTables = 9;
-
-// Elements from the beginning of one table of num_sequences + 1 offsets to that
-// of the next: an even number, for cuDNN is promised multiples of 16 bytes.
-constexpr int64_t OffsetTableStride(int64_t num_sequences) {
-  return (num_sequences + 2) / 2 * 2;
-}
 
 struct SequenceTables {
   // PackedSequences::offsets, num_sequences + 1 of them at least. Sequences

@@ -2,15 +2,9 @@
 
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sort.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
-
-// CUB's one-sweep sort takes a second buffer of keys and one of values, a
-// kilobyte of look-back per tile (of more than 1024 pairs) and some counters.
-// It refuses to run in less than it needs.
-size_t SortPairsTempBytes(int64_t n) {
-  return static_cast<size_t>(9 * n) + (size_t{64} << 10);
-}
 
 void SortPairs(cudaStream_t stream, const int32_t* keys_in,
                const int32_t* values_in, int32_t* keys_out, int32_t* values_out,

@@ -11,14 +11,11 @@
 
 namespace zero::cuda {
 
-// Upper bound of the temporary memory of SortPairs: a function of `n` alone,
-// so that a GPU of any kind, and none, plans the same workspace.
-size_t SortPairsTempBytes(int64_t n);
-
 // Sorts n pairs by the low `key_bits` bits of the key; equal keys keep their
 // order. The inputs are left as they are.
 // REQUIRES: device memory; out may not overlap in; 0 < n < 2^31; temp is of
-//           SortPairsTempBytes(n) bytes; 0 <= key < 2^key_bits, key_bits > 0.
+//           SortPairsTempBytes(n) bytes (workspace.h); 0 <= key < 2^key_bits,
+//           key_bits > 0.
 void SortPairs(cudaStream_t stream, const int32_t* keys_in,
                const int32_t* values_in, int32_t* keys_out, int32_t* values_out,
                int64_t n, int key_bits, void* temp);

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -397,11 +398,15 @@ class CliTest(unittest.TestCase):
             self.assertIn(part, text)
         for who in ("server", "worker"):
             self.assertRegex(text, who + r" +[0-9.]+ MiB at peak: ")
-        # Without a GPU it says what is missing.
+        # Without a GPU it says what it assumes.
         text = self.ok("plan", "config.json", "--device", "cuda")
-        if "memory of a step, on " not in text:
-            self.assertIn("note: the memory of activations and workspaces, and "
-                          "so the peak, is left out: ", text)
+        self.assertIn("memory of a step, on ", text)
+        self.assertRegex(text, r"each rank +[0-9.]+ [MG]iB at peak: .*activations "
+                         r".*workspace .*fixed ")
+        if not shutil.which("nvidia-smi"):
+            self.assertIn("on NVIDIA H100 80 GB (assumed: no GPU here) with 79",
+                          text)
+            self.assertIn("note: this GPU is assumed, with ", text)
 
     def test_a_run_leaves_its_files_and_a_falling_loss(self):
         summary = self.train("run")

@@ -2,6 +2,7 @@
 // reference that knows nothing else computes in its place.
 #include "kernels/cuda/attention_call.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/packed_attention.h"
 #include "tests/kernels/attention_checks.h"
 #include "tests/kernels/attention_projection.h"
 

@@ -18,7 +18,7 @@ constexpr Shape kShapes[] = {{0, 5, 0, 0},    {1, 1, 0, 0},     {63, 128, 0, 0},
 // The sums by the path, into `out`.
 void Sum(const Path& path, const ConstMatrix& dy, const Vector& out,
          bool accumulate) {
-  Scratch scratch(cuda::ColumnSumsWorkspaceBytes(dy.rows, dy.cols));
+  Scratch scratch(cuda::ColumnSumBytes(dy.rows, dy.cols));
   cuda::ColumnSums(cuda::HandleOf(path.stream), dy, out, accumulate,
                    scratch.workspace().data);
   path.stream.Synchronize();

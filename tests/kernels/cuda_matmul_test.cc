@@ -3,6 +3,7 @@
 // that a model has, where epilogues are fused.
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/cuda/workspace.h"
 #include "tests/kernels/cross_entropy_checks.h"
 #include "tests/kernels/matrix.h"
 #include "tests/support/max_or_nan.h"
@@ -255,7 +256,7 @@ TEST(CudaMatmulTest, WorkspaceIsAFunctionOfTheShapeWithinItsBound) {
         args.w = {nullptr, DType::kBF16, n, 768, 768};
         args.y = {nullptr, DType::kBF16, m, n, n};
         const size_t bytes = ops.LinearWorkspaceBytes(args);
-        EXPECT_LE(bytes, MatmulPlans::kMaxLibraryBytes + 256) << m << " " << n;
+        EXPECT_LE(bytes, cuda::kMaxLibraryBytes + 256) << m << " " << n;
         EXPECT_EQ(bytes == 0, m * n == 0) << m << " " << n;
         if (m * n <= 4096) {
           EXPECT_LE(bytes, (size_t{1} << 20) + 256);

@@ -28,16 +28,20 @@ std::set<std::string> OpNames() {
 #undef ZERO_NAME
 }
 
-// Another device's ops, and which of them were called.
+// Another device's ops, and which of them were called. Their workspaces are no
+// larger than planned.
 class RecordingOps final : public Ops {
  public:
-  explicit RecordingOps(Ops& inner) : inner_(inner) {}
+  RecordingOps(Ops& inner, const OpSizes& planned)
+      : inner_(inner), planned_(planned) {}
 
   const std::set<std::string>& called() const { return called_; }
 
 #define ZERO_OP(name, Args)                                   \
   size_t name##WorkspaceBytes(const Args& a) const override { \
-    return inner_.name##WorkspaceBytes(a);                    \
+    const size_t bytes = inner_.name##WorkspaceBytes(a);      \
+    EXPECT_LE(bytes, planned_.name##WorkspaceBytes(a));       \
+    return bytes;                                             \
   }                                                           \
   void name(Stream& s, const Args& a, Workspace w) override { \
     called_.insert(#name);                                    \
@@ -55,6 +59,7 @@ class RecordingOps final : public Ops {
 
  private:
   Ops& inner_;
+  const OpSizes& planned_;
   std::set<std::string> called_;
 };
 
@@ -95,7 +100,8 @@ struct Output {
 // One device, and what a case got out of it.
 class Side {
  public:
-  Side(Ops& inner, Stream& to) : ops(inner), stream(to) {}
+  Side(Ops& inner, const OpSizes& planned, Stream& to)
+      : ops(inner, planned), stream(to) {}
 
   // Rows of `cols` elements; what lies between rows counts as well.
   void Keep(std::string name, Array values, int64_t cols, double limit,
@@ -144,8 +150,9 @@ class Comparison {
       : large_(path.name.rfind("cuda:", 0) == 0),
         device_(MakeCpuDevice(large_ ? NumCores() : 1)),
         cpu_stream_(device_->MakeStream(StreamRole::kCompute)),
-        cpu_(device_->ops(), *cpu_stream_),
-        gpu_(path.ops, path.stream) {}
+        planned_(MakeAssumedGpu()),
+        cpu_(device_->ops(), device_->ops(), *cpu_stream_),
+        gpu_(path.ops, planned_->ops(), path.stream) {}
 
   // A GPU of its own also runs the shapes of real models.
   bool large() const { return large_; }
@@ -234,6 +241,7 @@ class Comparison {
   bool large_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Stream> cpu_stream_;
+  std::unique_ptr<Device> planned_;
   Side cpu_, gpu_;
   int num_failed_ = 0;
   std::map<std::string, Worst> worst_;
@@ -512,7 +520,7 @@ void CompareAttentionBackward(Comparison& c) {
   for (const DType dtype : kFloatTypes) {
     for (const Heads& h : Shapes(c, kSmallHeads, kLargeHeads)) {
       AttentionData data(h, dtype);
-      Side forward(cpu->ops(), *stream);
+      Side forward(cpu->ops(), cpu->ops(), *stream);
       Array out = data.EmptyOut(), lse = data.EmptyLse();
       data.Forward(forward, &out, &lse);
       c.Run(NameOf(h, dtype), [&](Side& side) {

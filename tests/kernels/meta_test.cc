@@ -1,5 +1,6 @@
 #include <map>
 #include <memory>
+#include <string>
 
 #include "gtest/gtest.h"
 #include "kernels/device.h"
@@ -63,6 +64,78 @@ TEST(MetaTest, SaysWhatItModels) {
   EXPECT_EQ(meta.device->info().num_threads, 2);
 }
 
+// bf16 [4, 2048, H 32, K, D 64], side by side in one projection.
+AttentionBackwardArgs BackwardOfHeads(int64_t kv_heads) {
+  constexpr int64_t kLength = 2048, kHeads = 32, kDim = 64;
+  const int64_t out_row = kHeads * kDim;
+  const int64_t row = out_row + 2 * kv_heads * kDim;
+  AttentionBackwardArgs args;
+  args.shape = {DType::kBF16, 4,        kLength, kLength,
+                kHeads,       kv_heads, kDim,    0.125f};
+  args.q = args.k = args.v = {nullptr, kLength * row, row};
+  args.out = args.dout = {nullptr, kLength * out_row, out_row};
+  args.dq = args.dk = args.dv = {nullptr, kLength * row, row};
+  return args;
+}
+
+TEST(AssumedGpuTest, NeedsNoGpu) {
+  const auto gpu = MakeAssumedGpu();
+  EXPECT_EQ(gpu->kind(), DeviceKind::kCuda);
+  EXPECT_NE(gpu->info().name.find("assumed"), std::string::npos);
+  EXPECT_GT(gpu->info().memory_bytes, int64_t{79} << 30);
+  EXPECT_GT(gpu->memory().context_bytes, 0);
+  EXPECT_GT(gpu->stream_bytes(), 0);
+  const auto meta = MakeMetaDevice(*gpu);
+  const AttentionBackwardArgs args = BackwardOfHeads(8);
+  EXPECT_EQ(meta->kind(), DeviceKind::kMeta);
+  EXPECT_EQ(meta->ops().AttentionBackwardWorkspaceBytes(args),
+            gpu->ops().AttentionBackwardWorkspaceBytes(args));
+}
+
+// What a product, a loss and a norm of a GPU take, by hand.
+TEST(AssumedGpuTest, WorkspacesAreFunctionsOfShapes) {
+  const auto gpu = MakeAssumedGpu({.loss_chunk_rows = 1024});
+  const Ops& ops = gpu->ops();
+  static char data = 0;  // only its being there counts
+  LinearArgs linear;
+  linear.x = {&data, DType::kBF16, 4096, 768, 768};
+  linear.y = {&data, DType::kBF16, 4096, 3072, 3072};
+  const size_t library = (size_t{32} << 20) + 256;
+  EXPECT_EQ(ops.LinearWorkspaceBytes(linear), library);
+  LinearCrossEntropyArgs loss;
+  loss.x = linear.x;
+  loss.w = {&data, DType::kBF16, 50257, 768, 768};
+  // 1024 rows of 50304 logits in bf16, a double per row.
+  EXPECT_EQ(ops.LinearCrossEntropyWorkspaceBytes(loss),
+            size_t{1024} * 50304 * 2 + 4096 * 8 + library);
+  NormBackwardArgs norm;
+  norm.dy = {&data, DType::kBF16, 4096, 1, 768, 768};
+  norm.dweight = {&data, DType::kF32, 768};
+  EXPECT_EQ(ops.NormBackwardWorkspaceBytes(norm), size_t{256} * 768 * 4);
+}
+
+// Of queries of every head one float, dq in fp32, dk and dv in 16 bits or,
+// where heads share them, in fp32; in a fixed order T x T scores for dq. A MiB
+// for what cuDNN does not say.
+TEST(AssumedGpuTest, AttentionIsBounded) {
+  const size_t queries = 4 * 32 * 2048, elems = queries * 64;
+  const size_t rest = (size_t{1} << 20) + 255;
+  const auto bytes = [](const AttentionBackwardArgs& args, bool fixed_order) {
+    const auto gpu = MakeAssumedGpu({.deterministic_attention = fixed_order});
+    return gpu->ops().AttentionBackwardWorkspaceBytes(args);
+  };
+  EXPECT_EQ(bytes(BackwardOfHeads(32), false),
+            4 * queries + (4 + 2 * 2) * elems + rest);
+  EXPECT_EQ(bytes(BackwardOfHeads(8), false),
+            4 * queries + (4 + 2 * 4) * elems + rest);
+  EXPECT_EQ(bytes(BackwardOfHeads(8), true),
+            4 * queries + 2 * queries * 2048 + 2 * 4 * elems + rest);
+  // Our own kernel runs what cuDNN does not take.
+  AttentionBackwardArgs fp32 = BackwardOfHeads(8);
+  fp32.shape.dtype = DType::kF32;
+  EXPECT_EQ(bytes(fp32, false), 4 * queries);
+}
+
 TEST(MetaTest, EnqueuedWorkRunsAndCopiesDoNot) {
   Meta meta;
   for (const StreamRole role : {StreamRole::kCompute, StreamRole::kReduce}) {
@@ -81,7 +154,8 @@ TEST(MetaTest, EnqueuedWorkRunsAndCopiesDoNot) {
 }
 
 template <class Args>
-void ExpectSameWorkspace(Meta& meta, size_t (Ops::*query)(const Args&) const,
+void ExpectSameWorkspace(Meta& meta,
+                         size_t (OpSizes::*query)(const Args&) const,
                          const Args& args) {
   EXPECT_EQ((meta.device->ops().*query)(args), (meta.cpu->ops().*query)(args));
 }

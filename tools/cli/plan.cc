@@ -222,16 +222,11 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
 absl::Status PrintMemory(const RunOptions& run, const Config& config,
                          const LocalRanksOptions& ranks, bool server,
                          Console* console) {
-  const auto device = OpenDevice(run, /*rank=*/0, config.device.cuda);
-  if (!device.ok()) {
-    console->Line(absl::StrCat(
-        "note: the memory of activations and workspaces, and so the peak, is "
-        "left out: the GPU's own kernels say what they need, and ",
-        device.status().message()));
-    return absl::OkStatus();
-  }
+  auto device = OpenDevice(run, /*rank=*/0, config.device.cuda);
+  const absl::Status opened = device.status();
+  if (!opened.ok()) device = MakeAssumedGpu(config.device.cuda);
   // More ranks than this machine has GPUs are those of a larger one.
-  const bool nccl = UsesNccl(run, config).value_or(true);
+  const bool nccl = WantsNccl(run, config);
   std::vector<std::pair<std::string, std::string>> rows;
   for (int rank = 0; rank < (server ? 2 : 1); ++rank) {
     Rank lone =
@@ -255,6 +250,14 @@ absl::Status PrintMemory(const RunOptions& run, const Config& config,
     console->Line(absl::StrCat(
         "note: a run wants ", HumanBytes(double{kLateKernelsBytes}),
         " more, for kernels that load in its first step"));
+  }
+  if (!opened.ok()) {
+    const int64_t fixed = (*device)->memory().context_bytes;
+    console->Line(absl::StrCat(
+        "note: this GPU is assumed, with ",
+        HumanBytes(static_cast<double>(fixed)),
+        " for context and libraries and a bound for cuDNN's workspace: ",
+        opened.message()));
   }
   return absl::OkStatus();
 }

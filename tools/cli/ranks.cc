@@ -124,6 +124,14 @@ Command OnRankZero(const std::string& name, Command command) {
   };
 }
 
+bool WantsNccl(const RunOptions& options, const Config& config) {
+  const CommunicationBackend backend = config.communication.backend;
+  if (backend != CommunicationBackend::kAuto) {
+    return backend == CommunicationBackend::kNccl;
+  }
+  return options.ranks > 1 && options.device == "cuda" && !WantsLocal(config);
+}
+
 absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
   if (options.launch.has_value()) {
     ZERO_RETURN_IF_ERROR(CheckLaunched(options, config));
@@ -133,10 +141,7 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
     case CommunicationBackend::kLocal:
       return false;
     case CommunicationBackend::kAuto:
-      if (options.ranks == 1 || options.device != "cuda" ||
-          WantsLocal(config) || !NcclVersion().ok()) {
-        return false;
-      }
+      if (!WantsNccl(options, config) || !NcclVersion().ok()) return false;
       LoadKernelsEarly();  // who asks for devices has called CUDA
       if (options.ranks > NumCudaDevices()) return false;
       ZERO_RETURN_IF_ERROR(CheckThreads(options, config));

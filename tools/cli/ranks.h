@@ -24,6 +24,10 @@ absl::Status ReadRanks(RunOptions* options);
 // does it, and says so; the others end with OK.
 Command OnRankZero(const std::string& name, Command command);
 
+// Whether NCCL shall connect the ranks where each has a GPU, be that here or,
+// in a plan, elsewhere.
+bool WantsNccl(const RunOptions& options, const Config& config);
+
 // Whether the ranks are connected by NCCL; else they are threads that share
 // memory (`local`).
 // Order:  before anything calls CUDA: see LoadKernelsEarly, which it does where

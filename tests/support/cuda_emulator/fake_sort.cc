@@ -10,6 +10,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/sort.h"
+#include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
 namespace {
@@ -43,9 +44,6 @@ void Sort(const SortCall& call) {
 }
 
 }  // namespace
-
-// Odd, so that what follows it in a workspace has to be aligned.
-size_t SortPairsTempBytes(int64_t n) { return static_cast<size_t>(8 * n) + 1; }
 
 void SortPairs(cudaStream_t stream, const int32_t* keys_in,
                const int32_t* values_in, int32_t* keys_out, int32_t* values_out,

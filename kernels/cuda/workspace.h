@@ -1,0 +1,122 @@
+// How large the workspaces of the GPU's ops are, and what lies in them:
+// functions of an op's arguments and of CudaOptions. Includes nothing of CUDA
+// and is in every build, so that a run is planned where there is no GPU.
+#ifndef ZERO_KERNELS_CUDA_WORKSPACE_H_
+#define ZERO_KERNELS_CUDA_WORKSPACE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/device.h"
+#include "kernels/op_list.h"
+#include "kernels/ops.h"
+
+namespace zero::cuda {
+
+// Scratch of every stream: what one kernel leaves for the next on the same
+// stream (partial sums of a reduction). Zeroed when the stream is made; a
+// kernel that uses the first kCounterBytes as counters leaves them zero.
+inline constexpr size_t kScratchBytes = size_t{1} << 20;
+inline constexpr size_t kCounterBytes = 4096;
+
+// ---- Matrix products --------------------------------------------------------
+
+// The most that cuBLASLt is given, as NVIDIA recommends for Hopper, and the
+// alignment that it asks for; Workspace promises 64.
+inline constexpr size_t kMaxLibraryBytes = size_t{32} << 20;
+inline constexpr size_t kLibraryAlignment = 256;
+
+// What cuBLASLt is given for a product into c.
+size_t LibraryBytes(const Matrix& c);
+// Of a product in fp32 that our own kernel adds to c.
+size_t ApartBytes(const Matrix& c);
+// Of a product into c, or one that is added to c apart.
+size_t ProductBytes(const Matrix& c, bool apart);
+
+// ---- Sums over rows ---------------------------------------------------------
+
+// Sums over rows go over fixed blocks of rows, then over the blocks in order: a
+// function of the shape alone. The partial sums, [count, width] fp32, lie in
+// the workspace.
+struct RowBlocks {
+  int64_t rows;   // of one block
+  int64_t count;  // of blocks
+};
+
+// Of bias gradients: at least 64 rows, so that partial sums are a small part of
+// what is moved, and at most 256 blocks.
+RowBlocks ColumnSumBlocks(int64_t num_rows);
+size_t ColumnSumBytes(int64_t rows, int64_t cols);
+// Of a bias gradient that is then added to the sink.
+size_t BiasBytes(const LinearBackwardWeightArgs& args);
+
+// Of norms: about 1024 blocks of 128 threads are two waves of a large GPU;
+// fewer of larger ones keep the partial sums within 32 MiB. At least 16 rows (4
+// where a row has a block), so that the sums are a small part of what is moved.
+RowBlocks NormBlocks(const NormBackwardArgs& args);
+
+// ---- Losses -----------------------------------------------------------------
+
+// The row chunks of one LinearCrossEntropy.
+struct LossChunks {
+  LossChunks(const LinearCrossEntropyArgs& args, const CudaOptions& options);
+  int64_t rows;  // of every chunk but the last
+  int64_t ld;    // of logits, elements
+  DType dtype;   // of logits
+  size_t logits_bytes;
+  size_t loss_bytes;  // of all rows
+};
+
+// ---- Embedding --------------------------------------------------------------
+
+// Rows of one id whose gradients are added in one part (EmbeddingBackwardArgs).
+inline constexpr int64_t kEmbeddingPartRows = 256;
+
+// Upper bound of the temporary memory of SortPairs: CUB's one-sweep sort takes
+// a second buffer of keys and one of values, a kilobyte of look-back per tile
+// (of more than 1024 pairs) and some counters. It refuses to run in less than
+// it needs.
+constexpr size_t SortPairsTempBytes(int64_t n) {
+  return static_cast<size_t>(9 * n) + (size_t{64} << 10);
+}
+
+// Offsets into the workspace of EmbeddingBackward.
+struct EmbeddingLayout {
+  explicit EmbeddingLayout(const EmbeddingBackwardArgs& args);
+  size_t positions, sorted_ids, order, temp, partials;
+  size_t bytes;
+};
+
+// ---- Attention --------------------------------------------------------------
+
+// Of our own backward kernel: one float per row of every head.
+size_t TiledAttentionBackwardBytes(const AttentionShape& shape);
+
+// ---- All ops ----------------------------------------------------------------
+
+// The sizes of a GPU's ops. Attention's are a bound where cuDNN takes the call
+// (attention_call.h), and assume cuDNN 9.25 or newer: a GPU that is here asks
+// its library instead.
+class CudaSizes final : public OpSizes {
+ public:
+  // accumulates_into_f32: MatmulPlans::AccumulatesIntoF32().
+  explicit CudaSizes(const CudaOptions& options,
+                     bool accumulates_into_f32 = true)
+      : options_(options), accumulates_into_f32_(accumulates_into_f32) {}
+
+#define ZERO_OP(Name, Args) \
+  size_t Name##WorkspaceBytes(const Args& args) const override;
+  ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
+
+ private:
+  // Of c (+)= a product of `operands`.
+  size_t BytesOf(DType operands, const Matrix& c, bool accumulate) const;
+
+  CudaOptions options_;
+  bool accumulates_into_f32_;
+};
+
+}  // namespace zero::cuda
+
+#endif  // ZERO_KERNELS_CUDA_WORKSPACE_H_
