@@ -76,11 +76,9 @@ class Stream {
 };
 
 enum class StreamRole {
-  kCompute,      // the calling thread on the CPU
-  kGather,       // collectives that fetch parameters
-  kReduce,       // collectives that reduce gradients
-  kCopy,         // host <-> device
-  kHostCompute,  // offloaded optimizer: a host thread with its own threads
+  kCompute,  // the calling thread on the CPU
+  kGather,   // collectives that fetch parameters
+  kReduce,   // collectives that reduce gradients
 };
 
 // One allocation from a device, owned. Alignment: 4096 bytes on the CPU, 256

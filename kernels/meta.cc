@@ -71,7 +71,7 @@ class MetaDevice final : public Device {
 
   // Work enqueued on any role runs at once, on the caller.
   std::unique_ptr<Stream> MakeStream(StreamRole) override {
-    return cpu::MakeStream(*this, StreamRole::kCompute, 1);
+    return cpu::MakeStream(*this, StreamRole::kCompute);
   }
   std::unique_ptr<Event> MakeEvent() override { return cpu::MakeEvent(); }
   Ops& ops() override { return ops_; }

@@ -23,14 +23,6 @@ Tensor Tensor::Borrow(void* data, const Shape& shape, DType dtype) {
   return tensor;
 }
 
-Tensor Tensor::Reshape(const Shape& shape) const {
-  ZERO_CHECK_EQ(shape.num_elems(), num_elems())
-      << "Reshape from " << shape_ << " to " << shape;
-  Tensor tensor = *this;
-  tensor.shape_ = shape;
-  return tensor;
-}
-
 Tensor Tensor::Slice(int64_t offset, const Shape& shape) const {
   ZERO_CHECK_GE(offset, 0);
   ZERO_CHECK_LE(offset + shape.num_elems(), num_elems())

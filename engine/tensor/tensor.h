@@ -42,9 +42,6 @@ class Tensor {
     return static_cast<T*>(data_);
   }
 
-  // The same memory under another shape of equal size.
-  Tensor Reshape(const Shape& shape) const;
-
   // `num_elems` elements from element `offset`, sharing the memory.
   Tensor Slice(int64_t offset, const Shape& shape) const;
 

@@ -106,8 +106,8 @@ class CallingThreadStream final : public Stream {
 
 class WorkerStream final : public Stream {
  public:
-  WorkerStream(Device& device, int num_threads)
-      : device_(device), thread_([this, num_threads] { Loop(num_threads); }) {}
+  explicit WorkerStream(Device& device)
+      : device_(device), thread_([this] { Loop(); }) {}
 
   // Finishes what is queued.
   ~WorkerStream() override {
@@ -146,8 +146,8 @@ class WorkerStream final : public Stream {
     pushed_.notify_one();
   }
 
-  void Loop(int num_threads) {
-    omp_set_num_threads(num_threads);
+  void Loop() {
+    omp_set_num_threads(1);
     for (;;) {
       std::function<void()> work;
       {
@@ -241,13 +241,11 @@ int64_t GroupMemoryLimit(const std::string& root) {
 
 std::unique_ptr<Event> MakeEvent() { return std::make_unique<CpuEvent>(); }
 
-std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role,
-                                   int num_threads) {
+std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role) {
   if (role == StreamRole::kCompute) {
     return std::make_unique<CallingThreadStream>(device);
   }
-  return std::make_unique<WorkerStream>(
-      device, role == StreamRole::kHostCompute ? num_threads : 1);
+  return std::make_unique<WorkerStream>(device);
 }
 
 CpuDevice::CpuDevice(const Options& options)
@@ -294,10 +292,7 @@ void CpuDevice::Free(void* data, size_t bytes, MemoryKind) {
 }
 
 std::unique_ptr<Stream> CpuDevice::MakeStream(StreamRole role) {
-  const int threads = options_.host_compute_threads > 0
-                          ? options_.host_compute_threads
-                          : options_.num_threads;
-  return cpu::MakeStream(*this, role, threads);
+  return cpu::MakeStream(*this, role);
 }
 
 std::unique_ptr<Event> CpuDevice::MakeEvent() { return cpu::MakeEvent(); }

@@ -4,7 +4,7 @@
 // The compute stream is the calling thread: Enqueue runs the work at once. A
 // stream of any other role is one worker thread with a queue; it blocks on a
 // condition variable while it has nothing to do, never spins, and never enters
-// OpenMP, except kHostCompute, which has its own number of threads.
+// OpenMP.
 #ifndef ZERO_KERNELS_CPU_DEVICE_H_
 #define ZERO_KERNELS_CPU_DEVICE_H_
 
@@ -21,10 +21,8 @@ namespace zero::cpu {
 // was issued before the wait.
 std::unique_ptr<Event> MakeEvent();
 
-// A stream of `device`. num_threads is the OpenMP budget of a worker
-// (kHostCompute); the calling thread's is the device's business.
-std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role,
-                                   int num_threads);
+// A stream of `device`.
+std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role);
 
 // The smallest memory limit, in bytes, of the control groups that this process
 // is in (cgroup v2 and v1), and of those around them; 0: none.
@@ -35,7 +33,6 @@ class CpuDevice final : public Device {
  public:
   struct Options {
     int num_threads = 1;
-    int host_compute_threads = 0;  // of a kHostCompute stream; 0: num_threads
     LowPrecision low_precision = LowPrecision::kAuto;
   };
   explicit CpuDevice(const Options& options);

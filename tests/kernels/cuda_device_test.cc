@@ -15,8 +15,7 @@ namespace zero {
 namespace {
 
 constexpr StreamRole kRoles[] = {StreamRole::kCompute, StreamRole::kGather,
-                                 StreamRole::kReduce, StreamRole::kCopy,
-                                 StreamRole::kHostCompute};
+                                 StreamRole::kReduce};
 
 std::unique_ptr<Device> OpenDevice(int index = 0) {
   auto device = MakeCudaDevice(index);
@@ -157,7 +156,7 @@ TEST(CudaDeviceTest, AnEventOrdersTwoStreams) {
   const auto device = OpenDevice();
   const std::unique_ptr<Stream> streams[] = {
       device->MakeStream(StreamRole::kCompute),
-      device->MakeStream(StreamRole::kCopy)};
+      device->MakeStream(StreamRole::kReduce)};
   std::vector<Buffer> relay;
   for (int i = 0; i <= kSteps; ++i) {
     relay.push_back(Allocate(*device, kBytes, MemoryKind::kDevice));

@@ -18,9 +18,8 @@
 namespace zero {
 namespace {
 
-constexpr StreamRole kWorkerRoles[] = {StreamRole::kGather, StreamRole::kReduce,
-                                       StreamRole::kCopy,
-                                       StreamRole::kHostCompute};
+constexpr StreamRole kWorkerRoles[] = {StreamRole::kGather,
+                                       StreamRole::kReduce};
 
 void Sleep(int millis) {
   std::this_thread::sleep_for(std::chrono::milliseconds(millis));
@@ -140,17 +139,14 @@ TEST(StreamTest, AWorkerRunsItsQueueInOrderOnOneOtherThread) {
   }
 }
 
-TEST(StreamTest, OnlyHostComputeHasThreadsOfItsOwn) {
-  cpu::CpuDevice::Options options;
-  options.num_threads = 4;
-  options.host_compute_threads = 3;
-  cpu::CpuDevice device(options);
+TEST(StreamTest, AWorkerIsOneThread) {
+  const auto device = MakeCpuDevice(4);
   for (const StreamRole role : kWorkerRoles) {
-    const auto stream = device.MakeStream(role);
+    const auto stream = device->MakeStream(role);
     int threads = 0;
     stream->Enqueue([&] { threads = omp_get_max_threads(); });
     stream->Synchronize();
-    EXPECT_EQ(threads, role == StreamRole::kHostCompute ? 3 : 1);
+    EXPECT_EQ(threads, 1);
   }
 }
 
@@ -158,7 +154,7 @@ TEST(StreamTest, DestructionFinishesTheQueue) {
   const auto device = MakeCpuDevice(1);
   int done = 0;
   {
-    const auto stream = device->MakeStream(StreamRole::kCopy);
+    const auto stream = device->MakeStream(StreamRole::kReduce);
     stream->Enqueue([] { Sleep(5); });
     for (int i = 0; i < 10; ++i) stream->Enqueue([&] { ++done; });
   }
@@ -191,14 +187,14 @@ TEST(EventTest, NeverRecordedIsDone) {
   const auto event = device->MakeEvent();
   EXPECT_TRUE(event->IsDone());
   event->Synchronize();
-  const auto stream = device->MakeStream(StreamRole::kCopy);
+  const auto stream = device->MakeStream(StreamRole::kReduce);
   stream->Wait(*event);
   stream->Synchronize();
 }
 
 TEST(EventTest, IsDoneWhenTheWorkBeforeItIs) {
   const auto device = MakeCpuDevice(1);
-  const auto stream = device->MakeStream(StreamRole::kCopy);
+  const auto stream = device->MakeStream(StreamRole::kReduce);
   const auto event = device->MakeEvent();
   std::atomic<bool> open{false}, passed{false};
   stream->Enqueue([&] {
@@ -253,7 +249,7 @@ TEST(EventTest, AWaitIsForTheRecordBeforeIt) {
 
 TEST(EventTest, MayDieBeforeItIsReached) {
   const auto device = MakeCpuDevice(1);
-  const auto stream = device->MakeStream(StreamRole::kCopy);
+  const auto stream = device->MakeStream(StreamRole::kReduce);
   stream->Enqueue([] { Sleep(5); });
   {
     const auto event = device->MakeEvent();
@@ -264,7 +260,7 @@ TEST(EventTest, MayDieBeforeItIsReached) {
 
 TEST(EventTest, MeasuresTheTimeBetweenTwoPoints) {
   const auto device = MakeCpuDevice(1);
-  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kCopy}) {
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kReduce}) {
     const auto stream = device->MakeStream(role);
     const auto start = device->MakeEvent(), end = device->MakeEvent();
     stream->Record(*start);
@@ -278,7 +274,7 @@ TEST(EventTest, MeasuresTheTimeBetweenTwoPoints) {
 
 TEST(CpuDeviceTest, CopiesOnTheStreamItIsGiven) {
   const auto device = MakeCpuDevice(2);
-  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kCopy}) {
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kReduce}) {
     const auto stream = device->MakeStream(role);
     for (const size_t bytes :
          {size_t{0}, size_t{1}, size_t{1} << 20, (size_t{3} << 20) + 17}) {
@@ -296,7 +292,7 @@ TEST(CpuDeviceTest, CopiesOnTheStreamItIsGiven) {
 TEST(CpuDeviceTest, CopiesRowsAndNothingBetweenThem) {
   constexpr size_t kRows = 5, kRowBytes = 7, kFrom = 11, kTo = 9;
   const auto device = MakeCpuDevice(2);
-  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kCopy}) {
+  for (const StreamRole role : {StreamRole::kCompute, StreamRole::kReduce}) {
     const auto stream = device->MakeStream(role);
     std::vector<char> from(kRows * kFrom), to(kRows * kTo, -1);
     for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i);

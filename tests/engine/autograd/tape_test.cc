@@ -204,7 +204,7 @@ TEST_F(TapeTest, GradientsOfDifferentShapesAreACallerMistake) {
 TEST_F(TapeTest, ActivationsGoBackNodeByNode) {
   constexpr int64_t kWidth = 4096, kBytes = kWidth * sizeof(float);
   constexpr int kLayers = 6;
-  const Weight norm{Full(kWidth, 1).Reshape({kWidth})};
+  const Weight norm{Full(kWidth, 1).Slice(0, {kWidth})};
   const int64_t resident = arena_->live_bytes();
   std::vector<int64_t> live;  // before each layer's backward, last first
   Var x = tape_.Watch(Full(kWidth, 0.5f));
@@ -235,8 +235,8 @@ TEST_F(TapeTest, TheFeedForwardLayerFreesWhatItNoLongerNeeds) {
   constexpr int64_t kTokens = 64, kWidth = 64, kInner = 256;
   constexpr int64_t kRow = kTokens * sizeof(float);
   auto weight = [&](int64_t rows, int64_t cols, GradSink* sink) {
-    sink->grad = Full(rows * cols, 0).Reshape({rows, cols});
-    return Weight{Full(rows * cols, 0.1f).Reshape({rows, cols}), sink};
+    sink->grad = Full(rows * cols, 0).Slice(0, {rows, cols});
+    return Weight{Full(rows * cols, 0.1f).Slice(0, {rows, cols}), sink};
   };
   GradSink up_sink, down_sink;
   const Weight up = weight(kInner, kWidth, &up_sink);
@@ -245,7 +245,7 @@ TEST_F(TapeTest, TheFeedForwardLayerFreesWhatItNoLongerNeeds) {
   int slot;
   {
     const Var x =
-        tape_.Watch(Full(kTokens * kWidth, 0.3f).Reshape({kTokens, kWidth}));
+        tape_.Watch(Full(kTokens * kWidth, 0.3f).Slice(0, {kTokens, kWidth}));
     const Var y = GeluMlp(*ctx_, x, up, nullptr, Gelu::kTanh, down, nullptr);
     slot = y.slot;
   }
@@ -253,7 +253,7 @@ TEST_F(TapeTest, TheFeedForwardLayerFreesWhatItNoLongerNeeds) {
   EXPECT_EQ(ledger_.live_bytes(MemoryCategory::kActivations) - resident,
             kRow * (kWidth + kInner));
   tape_.Accumulate(*ctx_, slot,
-                   Full(kTokens * kWidth, 1).Reshape({kTokens, kWidth}));
+                   Full(kTokens * kWidth, 1).Slice(0, {kTokens, kWidth}));
   ledger_.ResetPeaks();
   tape_.Backward(*ctx_);
   // The output's memory is the gradient's before that is computed: at the peak
@@ -271,13 +271,13 @@ TEST_F(TapeTest, AfterBackwardOnlyTheInputsGradientIsLive) {
                        {Full(512, 0)},
                        {Full(256, 0)},
                        {Full(kWidth, 0)}};
-  sinks[0].grad = sinks[0].grad.Reshape({3 * kWidth, kWidth});
-  sinks[1].grad = sinks[1].grad.Reshape({kWidth, kWidth});
-  sinks[2].grad = sinks[2].grad.Reshape({2 * kWidth, kWidth});
-  sinks[3].grad = sinks[3].grad.Reshape({kWidth, kWidth});
-  sinks[4].grad = sinks[4].grad.Reshape({kWidth});
+  sinks[0].grad = sinks[0].grad.Slice(0, {3 * kWidth, kWidth});
+  sinks[1].grad = sinks[1].grad.Slice(0, {kWidth, kWidth});
+  sinks[2].grad = sinks[2].grad.Slice(0, {2 * kWidth, kWidth});
+  sinks[3].grad = sinks[3].grad.Slice(0, {kWidth, kWidth});
+  sinks[4].grad = sinks[4].grad.Slice(0, {kWidth});
   auto weight = [&](int i, const Shape& shape) {
-    return Weight{Full(shape.num_elems(), 0.1f).Reshape(shape), &sinks[i]};
+    return Weight{Full(shape.num_elems(), 0.1f).Slice(0, shape), &sinks[i]};
   };
   const Weight qkv = weight(0, {3 * kWidth, kWidth});
   const Weight out = weight(1, {kWidth, kWidth});
@@ -289,7 +289,7 @@ TEST_F(TapeTest, AfterBackwardOnlyTheInputsGradientIsLive) {
   int slot;
   {
     const Var in =
-        tape_.Watch(Full(kTokens * kWidth, 0.3f).Reshape({kTokens, kWidth}));
+        tape_.Watch(Full(kTokens * kWidth, 0.3f).Slice(0, {kTokens, kWidth}));
     slot = in.slot;
     const Var attended =
         SelfAttention(*ctx_, Linear(*ctx_, Norm(*ctx_, in, norm), qkv),
@@ -298,7 +298,7 @@ TEST_F(TapeTest, AfterBackwardOnlyTheInputsGradientIsLive) {
     const Var y = Linear(*ctx_, Swiglu(*ctx_, Linear(*ctx_, normed, up)), down,
                          nullptr, &x);
     tape_.Accumulate(*ctx_, y.slot,
-                     Full(kTokens * kWidth, 1).Reshape({kTokens, kWidth}));
+                     Full(kTokens * kWidth, 1).Slice(0, {kTokens, kWidth}));
   }
   tape_.Backward(*ctx_);
   EXPECT_EQ(tape_.num_nodes(), 0);
@@ -348,7 +348,7 @@ TEST_F(TapeTest, DropoutDoesNotDependOnHowRowsAreSplit) {
   constexpr int64_t kRows = 8, kCols = 33;
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < kRows; ++i) rows.push_back(40 + i);
-  const Tensor x = Full(kRows * kCols, 1).Reshape({kRows, kCols});
+  const Tensor x = Full(kRows * kCols, 1).Slice(0, {kRows, kCols});
   ctx_->batch.row_ids = rows.data();
   const Floats whole = Read(Dropout(*ctx_, Var(x), 0.5, 3).value);
   Floats parts;
