@@ -73,14 +73,17 @@ absl::Status CheckFinite(Executor& executor, const Config& config,
         "the run diverged: ", what, " at its last step, ", record.step,
         stays ? "; an earlier final/ stays. " : ". ", kRemedy));
   };
-  if (!std::isfinite(record.last.output.loss)) {
+  // One bad batch is skipped, at the last step as at any other. Two skips in a
+  // row may be the model's: weights can be finite and yet ruined.
+  if (!std::isfinite(record.last.output.loss) &&
+      record.consecutive_skips != 1) {
     return diverged(absl::StrCat("the loss is ", record.last.output.loss));
   }
   // A skip that only lowers the fp16 scale is part of training.
   const LossScalerOptions& scaler = config.fp16.scaler;
   const bool scale_can_fall = config.fp16.enabled && scaler.static_scale == 0 &&
                               record.scaler.scale > scaler.min_loss_scale;
-  if (record.consecutive_skips > 0 && !scale_can_fall) {
+  if (record.consecutive_skips > 1 && !scale_can_fall) {
     return diverged(absl::StrCat(record.consecutive_skips,
                                  " steps in a row were skipped, counted"));
   }

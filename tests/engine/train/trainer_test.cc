@@ -613,6 +613,45 @@ TEST_F(TrainerTest, AStreakOfSkipsIsToldInFewLines) {
             std::string::npos);
 }
 
+TEST_F(TrainerTest, OneSkippedStepAtTheEndFailsNoRun) {
+  const Outcome outcome = Run(Load({}), [](Trainer& trainer) {
+    Poison(trainer, "embedding.wpe", 12, 12);
+  });
+  ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_EQ(outcome.summary->weights, "final");
+}
+
+TEST_F(TrainerTest, ALossThatIsNotFiniteInTheLastStepAloneFailsNoRun) {
+  const Outcome outcome = Run(Load({}), [](Trainer& trainer) {
+    float* const value =
+        trainer.session().model().AllParameters()[0]->weight.value.As<float>();
+    trainer.session().executor().set_hook(
+        [value, good = *value, taken = 0](const Action& action,
+                                          bool done) mutable {
+          const bool last = taken == 11;
+          if (last && !done && action.kind == ActionKind::kForward) {
+            if (!std::isnan(*value)) good = *value;
+            *value = std::numeric_limits<float>::quiet_NaN();
+          }
+          if (!done || action.kind != ActionKind::kNorm) return;
+          if (last) *value = good;
+          ++taken;
+        });
+  });
+  EXPECT_TRUE(outcome.summary.ok()) << outcome.summary.status();
+  EXPECT_TRUE(Steps()[11]["loss"].is_null());
+  EXPECT_EQ(Steps()[11]["skipped"], true);
+}
+
+TEST_F(TrainerTest, TwoSkippedStepsAtTheEndAreADivergence) {
+  const Outcome outcome = Run(Load({}), [](Trainer& trainer) {
+    Poison(trainer, "embedding.wpe", 11, 12);
+  });
+  EXPECT_THAT(std::string(outcome.summary.status().message()),
+              HasSubstr("the run diverged: 2 steps in a row were skipped, "
+                        "counted at its last step, 12"));
+}
+
 TEST_F(TrainerTest, ASkipThatLowersTheFp16ScaleIsNoDivergence) {
   const Outcome outcome =
       Run(Load({"fp16={\"enabled\": true, \"initial_scale_power\": 8}"}),
