@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "absl/numeric/bits.h"
+
 namespace zero {
 
 LossScaler::LossScaler(const LossScalerOptions& options) : options_(options) {
@@ -31,6 +33,11 @@ void LossScaler::Update(bool overflow) {
     if (window_is_full) state_.scale *= 2;
   }
   ++state_.steps;
+}
+
+double LossScaleOfStep(double scale, int64_t num_sequences) {
+  return scale * static_cast<double>(
+                     absl::bit_floor(static_cast<uint64_t>(num_sequences)));
 }
 
 }  // namespace zero

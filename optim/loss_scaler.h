@@ -51,6 +51,12 @@ class LossScaler {
   LossScalerState state_;
 };
 
+// The loss of a step is a mean over its `num_sequences`, of all ranks and
+// micro-batches. Multiplied by this, the loss of each sequence by itself is
+// scaled by scale / 2 to scale, however many there are: gradients do not shrink
+// as ranks are added. This is `scale` times a power of two.
+double LossScaleOfStep(double scale, int64_t num_sequences);
+
 }  // namespace zero
 
 #endif  // ZERO_OPTIM_LOSS_SCALER_H_

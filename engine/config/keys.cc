@@ -434,7 +434,10 @@ std::vector<KeySpec> UsedKeys() {
       Section("fp16", "float16 with loss scaling, fp32 master weights."),
       Key(KEY(fp16.enabled), "Neither bf16 nor fp16: fp32."),
       Key("fp16.loss_scale", FIELD(fp16.scaler.static_scale),
-          "A fixed loss scale; 0: dynamic.", AtLeast(0), kNoFp16),
+          "A fixed loss scale; 0: dynamic.", AtLeast(0), kNoFp16,
+          DeepSpeed("multiplies the mean loss of a rank's batch; here, and by "
+                    "initial_scale_power, each sequence's loss is scaled as if "
+                    "it were alone")),
       Key("fp16.initial_scale_power", FIELD(fp16.scaler.initial_scale_power),
           "The dynamic scale starts at 2 to this power.", Range(0, 120),
           kNoFp16, kStaticScale),

@@ -269,7 +269,10 @@ absl::Status Trainer::Launch(int64_t index, double num_valid_targets) {
        .num_valid_targets = static_cast<int64_t>(num_valid_targets),
        .lr = static_cast<float>(lr),
        .beta1 = static_cast<float>(schedule_.MomentumAt(updates)),
-       .loss_scale = static_cast<float>(scaler_.scale()),
+       .loss_scale = static_cast<float>(
+           config_.fp16.enabled
+               ? LossScaleOfStep(scaler_.scale(), config_.train_batch_size)
+               : 1),
        .optimizer_step = updates + 1,
        .dropout_key = step_key,
        .rounding_key = MixKey(step_key, kRoundingSite),

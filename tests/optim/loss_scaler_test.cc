@@ -89,5 +89,22 @@ TEST(LossScalerTest, ARestoredScalerContinuesAlike) {
   }
 }
 
+TEST(LossScalerTest, ATokensGradientIsScaledTheSameForAnyNumberOfRanks) {
+  constexpr int64_t kSequences = 3, kTokens = 100;  // of a rank, of a sequence
+  const auto seed = [](int64_t world) {
+    const int64_t sequences = world * kSequences;
+    return LossScaleOfStep(65536, sequences) /
+           static_cast<double>(sequences * kTokens);
+  };
+  for (int64_t world = 1; world <= 1024; world *= 2) {
+    EXPECT_EQ(seed(world), seed(1)) << world;
+  }
+  // A power of two is at most a factor of two away.
+  for (int64_t world = 1; world <= 1024; ++world) {
+    EXPECT_LE(seed(world), 65536.0 / kTokens) << world;
+    EXPECT_GT(seed(world), 65536.0 / 2 / kTokens) << world;
+  }
+}
+
 }  // namespace
 }  // namespace zero
