@@ -73,7 +73,8 @@ class Session {
   // (rank 0) and its workers.
   int64_t other_rank_peak() const { return other_rank_peak_; }
 
-  // XXH3-128 of the fp32 values of all parameters in name order.
+  // XXH3-128 of what Executor::ReadParameter reads, all parameters in name
+  // order.
   absl::StatusOr<std::string> ParametersHash();
 
   // Rank 0 writes a Hugging Face folder and returns the notes of SavePortable.

@@ -186,8 +186,10 @@ class Executor {
   int64_t logits_size() const { return model_->vocab_size(); }
 
   // fp32 values [begin, begin + count) of a parameter: the master copy where
-  // there is one. Cheapest in plan order, where neighbours share what is
-  // gathered. `out` is not touched on the meta device.
+  // there is one, unless parameters are rounded stochastically: rounding the
+  // masters again would give other values than those that were evaluated.
+  // Cheapest in plan order, where neighbours share what is gathered. `out` is
+  // not touched on the meta device.
   absl::Status ReadParameter(const Parameter& parameter, int64_t begin,
                              int64_t count, float* out);
   // All of it.
@@ -322,6 +324,11 @@ class Executor {
                       absl::Span<const float> values);
   bool Holds(const BoundParameter& bound, int64_t begin, int64_t end) const;
   void DownloadAsF32(const Tensor& from, float* out);
+  // What ReadParameter reads.
+  const FlatState& readable() const {
+    const bool masters = master_.defined() && !options_.stochastic_rounding;
+    return masters ? master_ : params_;
+  }
   absl::Status StageSegment(const SegmentRef& ref);
   // Copies from the device to host_numbers_, behind all computation, and waits
   // for that: where it is. At most host_numbers_.bytes().

@@ -468,7 +468,7 @@ absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t first,
   }
   ZERO_CHECK(bound != nullptr)
       << parameter.name << " is not a parameter of this model";
-  const FlatState& state = master_.defined() ? master_ : params_;
+  const FlatState& state = readable();
   ZERO_CHECK_GE(first, 0);
   ZERO_CHECK_LE(first + count, parameter.stored_shape.num_elems());
   const int64_t begin = bound->offset + first;
@@ -492,7 +492,7 @@ absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t first,
 // Gathers a segment of the sharded state that ReadParameter reads.
 absl::Status Executor::StageSegment(const SegmentRef& ref) {
   if (staged_.defined() && staged_ref_ == ref) return absl::OkStatus();
-  const FlatState& state = master_.defined() ? master_ : params_;
+  const FlatState& state = readable();
   const Tensor piece = state.Piece(ref);
   const int64_t elems = plan_.segment(ref).elems;
   staged_ = Tensor();

@@ -376,8 +376,20 @@ TEST_F(TrainerTest, ANewRunTidiesUpAfterOneThatWasKilled) {
 }
 
 TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
-  for (const char* precision : {"bf16.enabled=false", "bf16.enabled=true"}) {
-    const std::string hash = Hash({precision, "training.steps=3"});
+  const struct {
+    const char* precision;
+    const char* rounding;
+    bool hash_is_of_final;
+  } cases[] = {
+      {"bf16.enabled=false", "data_types.stochastic_rounding=false", true},
+      // A session that does not train has no master weights: in bf16 its hash
+      // is that of the rounded values.
+      {"bf16.enabled=true", "data_types.stochastic_rounding=false", false},
+      // The parameters that were trained and evaluated, not masters.
+      {"bf16.enabled=true", "data_types.stochastic_rounding=true", true}};
+  for (const auto& [precision, rounding, hash_is_of_final] : cases) {
+    SCOPED_TRACE(absl::StrCat(precision, " ", rounding));
+    const std::string hash = Hash({precision, rounding, "training.steps=3"});
     const LoadedConfig again =
         Load({absl::StrCat("model={\"from_pretrained\": \"",
                            dir_.File("run/final"), "\"}"),
@@ -386,11 +398,7 @@ TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
     auto session = Session::Make(rank(), again.config, TestModelTools(),
                                  {.evaluate = true});
     ASSERT_TRUE(session.ok()) << session.status();
-    // A session that does not train has no master weights: in bf16 the hash
-    // is that of the rounded values.
-    if (std::string(precision) == "bf16.enabled=false") {
-      EXPECT_EQ(*(*session)->ParametersHash(), hash);
-    }
+    EXPECT_EQ(*(*session)->ParametersHash() == hash, hash_is_of_final);
     const auto data = OpenRunData(again.config, false, 1);
     ASSERT_TRUE(data.ok()) << data.status();
     const auto loader = MakeEvalLoader(again.config, /*world=*/1, *data);
