@@ -1,7 +1,7 @@
 // Collectives between the ranks of a run, asynchronous on a stream.
 //
 // Every collective is one value (Collective) that goes through one door
-// (Run), so that wrappers (counting, shaped) see all of them and a new
+// (Run), so that wrappers (CommunicatorWrapper) see all of them and a new
 // collective needs no new method there. The typed calls below build and check
 // that value. Bulk collectives take lists of segments: one call moves a whole
 // bucket, wherever its segments lie.
@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -182,6 +183,25 @@ class Communicator {
   int rank_;
   int world_;
   BulkAlgorithm algorithm_;
+};
+
+// A communicator around another one, which does the work. Derived classes
+// override Run and see every collective.
+class CommunicatorWrapper : public Communicator {
+ public:
+  explicit CommunicatorWrapper(std::unique_ptr<Communicator> inner)
+      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+        inner_(std::move(inner)) {}
+
+  std::shared_ptr<void> Register(void* data, size_t bytes) override {
+    return inner_->Register(data, bytes);
+  }
+  void Abort(const absl::Status& status) override { inner_->Abort(status); }
+  absl::Status status() const override { return inner_->status(); }
+
+ protected:
+  // Shared with work that is still queued when this is destroyed.
+  const std::shared_ptr<Communicator> inner_;
 };
 
 }  // namespace zero

@@ -11,10 +11,6 @@ CollectiveCount& CollectiveCount::operator+=(const CollectiveCount& other) {
   return *this;
 }
 
-CountingCommunicator::CountingCommunicator(std::unique_ptr<Communicator> inner)
-    : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-      inner_(std::move(inner)) {}
-
 void CountingCommunicator::Run(Stream& stream, Collective collective) {
   total_ += {.calls = 1,
              .bytes = SentBytes(collective, rank(), world()),

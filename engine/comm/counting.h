@@ -3,7 +3,6 @@
 #define ZERO_ENGINE_COMM_COUNTING_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "engine/comm/communicator.h"
 
@@ -18,22 +17,16 @@ struct CollectiveCount {
 };
 
 // Threads: used by one thread, as the communicator that it wraps.
-class CountingCommunicator final : public Communicator {
+class CountingCommunicator final : public CommunicatorWrapper {
  public:
-  explicit CountingCommunicator(std::unique_ptr<Communicator> inner);
+  using CommunicatorWrapper::CommunicatorWrapper;
 
   // Of all that was issued.
   const CollectiveCount& Total() const { return total_; }
 
   void Run(Stream& stream, Collective collective) override;
-  std::shared_ptr<void> Register(void* data, size_t bytes) override {
-    return inner_->Register(data, bytes);
-  }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   CollectiveCount total_;
 };
 

@@ -59,14 +59,13 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
   return fault;
 }
 
-class FaultInjector::Faulty final : public Communicator {
+class FaultInjector::Faulty final : public CommunicatorWrapper {
  public:
   Faulty(FaultInjector* injector, std::string channel,
          std::unique_ptr<Communicator> inner)
-      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+      : CommunicatorWrapper(std::move(inner)),
         injector_(injector),
-        channel_(std::move(channel)),
-        inner_(std::move(inner)) {}
+        channel_(std::move(channel)) {}
 
   void Run(Stream& stream, Collective collective) override {
     if (injector_->IssuesAnother(channel_, collective)) {
@@ -75,16 +74,10 @@ class FaultInjector::Faulty final : public Communicator {
       inner_->Run(stream, std::move(collective));
     }
   }
-  std::shared_ptr<void> Register(void* data, size_t bytes) override {
-    return inner_->Register(data, bytes);
-  }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
   FaultInjector* const injector_;
   const std::string channel_;
-  const std::unique_ptr<Communicator> inner_;
 };
 
 std::unique_ptr<Communicator> FaultInjector::Wrap(

@@ -92,9 +92,7 @@ absl::Duration LinkTime(const Link& link, const Collective& collective,
 
 ShapedCommunicator::ShapedCommunicator(std::unique_ptr<Communicator> inner,
                                        Link link)
-    : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-      inner_(std::move(inner)),
-      link_(link) {
+    : CommunicatorWrapper(std::move(inner)), link_(link) {
   ZERO_CHECK_GT(link.bytes_per_second, 0) << "shaped: rate";
   ZERO_CHECK(link.latency >= absl::ZeroDuration())
       << "shaped: latency " << absl::FormatDuration(link.latency);

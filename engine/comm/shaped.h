@@ -35,17 +35,13 @@ absl::Duration LinkTime(const Link& link, const Collective& collective,
 // The stream's thread sleeps, it does not spin; a failure of the group ends
 // the sleep within milliseconds. CPU streams only: on CUDA a stream has no
 // thread to sleep on.
-class ShapedCommunicator final : public Communicator {
+class ShapedCommunicator final : public CommunicatorWrapper {
  public:
   ShapedCommunicator(std::unique_ptr<Communicator> inner, Link link);
 
   void Run(Stream& stream, Collective collective) override;
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
-  // Shared with the work that is still queued when this is destroyed.
-  const std::shared_ptr<Communicator> inner_;
   const Link link_;
 };
 

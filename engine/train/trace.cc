@@ -35,15 +35,14 @@ double Micros(Trace::Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
 }
 
-class TracingCommunicator final : public Communicator {
+class TracingCommunicator final : public CommunicatorWrapper {
  public:
   TracingCommunicator(Trace* trace, int process, Trace::Row row,
                       std::unique_ptr<Communicator> inner)
-      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
+      : CommunicatorWrapper(std::move(inner)),
         trace_(trace),
         process_(process),
-        row_(row),
-        inner_(std::move(inner)) {}
+        row_(row) {}
 
   ~TracingCommunicator() override {
     // A device that has failed says so once more.
@@ -66,11 +65,6 @@ class TracingCommunicator final : public Communicator {
       trace->Add(process, row, name, *begin, Trace::Clock::now());
     });
   }
-  std::shared_ptr<void> Register(void* data, size_t bytes) override {
-    return inner_->Register(data, bytes);
-  }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
   // A collective of an asynchronous device.
@@ -124,7 +118,6 @@ class TracingCommunicator final : public Communicator {
   Trace* const trace_;
   const int process_;  // the rank of the run
   const Trace::Row row_;
-  const std::unique_ptr<Communicator> inner_;
   int64_t num_timed_ = 0;
   std::shared_ptr<Event> anchor_;
   Trace::Clock::time_point anchored_;

@@ -45,11 +45,10 @@ struct Options {
 
 // Measures the time of collectives on their streams, waiting for other ranks
 // included.
-class TimedCommunicator final : public Communicator {
+class TimedCommunicator final : public CommunicatorWrapper {
  public:
   explicit TimedCommunicator(std::unique_ptr<Communicator> inner)
-      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-        inner_(std::move(inner)) {}
+      : CommunicatorWrapper(std::move(inner)) {}
 
   // Of all collectives that are done.
   double Seconds() {
@@ -68,18 +67,12 @@ class TimedCommunicator final : public Communicator {
     stream.Record(*timed.end);
     running_.push_back(std::move(timed));
   }
-  std::shared_ptr<void> Register(void* data, size_t bytes) override {
-    return inner_->Register(data, bytes);
-  }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
   struct Timed {
     std::unique_ptr<Event> begin, end;
   };
 
-  const std::unique_ptr<Communicator> inner_;
   std::deque<Timed> running_;
   double seconds_ = 0;
 };

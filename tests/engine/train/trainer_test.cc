@@ -767,22 +767,17 @@ TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
 }
 
 // Keeps the names of what goes over one rank's end of a channel.
-class Recording final : public Communicator {
+class Recording final : public CommunicatorWrapper {
  public:
   Recording(std::unique_ptr<Communicator> inner,
             std::vector<std::string>* names)
-      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-        inner_(std::move(inner)),
-        names_(names) {}
+      : CommunicatorWrapper(std::move(inner)), names_(names) {}
   void Run(Stream& stream, Collective collective) override {
     names_->push_back(collective.name);
     inner_->Run(stream, std::move(collective));
   }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   std::vector<std::string>* const names_;
 };
 

@@ -192,26 +192,21 @@ inline void AddDelays(Job* job) {
    private:
     uint32_t state_;
   };
-  class Delaying final : public Communicator {
+  class Delaying final : public CommunicatorWrapper {
    public:
     Delaying(std::unique_ptr<Communicator> inner, uint32_t seed)
-        : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-          inner_(std::move(inner)),
-          delays_(seed) {}
+        : CommunicatorWrapper(std::move(inner)), delays_(seed) {}
     void Run(Stream& stream, Collective collective) override {
       Sleep(stream);
       inner_->Run(stream, std::move(collective));
       Sleep(stream);
     }
-    void Abort(const absl::Status& status) override { inner_->Abort(status); }
-    absl::Status status() const override { return inner_->status(); }
 
    private:
     void Sleep(Stream& stream) {
       stream.Enqueue(
           [delay = delays_.Next()] { std::this_thread::sleep_for(delay); });
     }
-    const std::unique_ptr<Communicator> inner_;
     Delays delays_;
   };
   job->wrap = [](int rank, const std::string& channel, auto end) {

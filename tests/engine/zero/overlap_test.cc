@@ -99,12 +99,11 @@ class Progress {
 };
 
 // Holds the n-th collective back until `until[n]` actions are done.
-class Holding final : public Communicator {
+class Holding final : public CommunicatorWrapper {
  public:
   Holding(std::unique_ptr<Communicator> inner, Progress* progress,
           std::vector<int64_t> until)
-      : Communicator(inner->rank(), inner->world(), inner->algorithm()),
-        inner_(std::move(inner)),
+      : CommunicatorWrapper(std::move(inner)),
         progress_(progress),
         until_(std::move(until)) {}
 
@@ -118,11 +117,8 @@ class Holding final : public Communicator {
     }
     inner_->Run(stream, std::move(collective));
   }
-  void Abort(const absl::Status& status) override { inner_->Abort(status); }
-  absl::Status status() const override { return inner_->status(); }
 
  private:
-  const std::unique_ptr<Communicator> inner_;
   Progress* const progress_;
   const std::vector<int64_t> until_;
   size_t next_ = 0;
