@@ -8,7 +8,10 @@
 // Errors latch: the first failure of any rank makes every rank's communicator
 // of the group fail, at once and for good; status() tells rank, collective and
 // reason, and whatever is queued behind it finishes without doing anything.
-// Nothing ever waits forever. Start reading at Communicator, then local.h.
+// A rank that does not come to a collective fails it for all after a timeout.
+// One that is in the middle of it is waited for, since it may be reading the
+// others' memory; whoever runs the ranks ends a program that hangs so (on_hang
+// in local_ranks.h). Start reading at Communicator, then local.h.
 // This room must not know models, gradients or stages: it moves spans of
 // memory that others own.
 //
@@ -175,6 +178,11 @@ class Communicator {
   // OK, or why the group failed.
   virtual absl::Status status() const = 0;
 
+  // Bytes that have come from other ranks so far: counted where they are copied
+  // or summed, or given to a library, while ReceivedBytes says what a
+  // collective ought to bring.
+  virtual int64_t received_bytes() const { return 0; }
+
  private:
   // A collective with a root, checked.
   Collective Rooted(CollectiveKind kind, std::string name, DType dtype,
@@ -198,6 +206,7 @@ class CommunicatorWrapper : public Communicator {
   }
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
   absl::Status status() const override { return inner_->status(); }
+  int64_t received_bytes() const override { return inner_->received_bytes(); }
 
  protected:
   // Shared with work that is still queued when this is destroyed.

@@ -2,67 +2,62 @@
 
 #include <vector>
 
-#include "kernels/ops.h"
-
 namespace zero {
 namespace {
 
 using Collectives = absl::Span<const Collective* const>;
+using Sources = std::vector<PeerMemory::Source>;
 
-void AllGather(Stream& stream, int rank, Collectives all) {
-  const Collective& own = *all[rank];
-  const int world = static_cast<int>(all.size());
+// Element `index` of what every rank sends in a segment, in rank order.
+Sources SentByAll(const PeerMemory& peers, size_t segment, int64_t index) {
+  Sources sources;
+  for (int rank = 0; rank < peers.world(); ++rank) {
+    sources.push_back(peers.Sent(rank, segment, index));
+  }
+  return sources;
+}
+
+void AllGather(PeerMemory& peers) {
+  const Collective& own = peers.own();
+  const int world = peers.world();
   for (size_t i = 0; i < own.segments.size(); ++i) {
-    const size_t bytes = own.segments[i].elems / world * DTypeBytes(own.dtype);
-    if (bytes == 0) continue;
+    const int64_t bytes = own.segments[i].elems / world *
+                          static_cast<int64_t>(DTypeBytes(own.dtype));
+    char* const recv = static_cast<char*>(own.segments[i].recv);
     // Every rank begins at another one's memory.
     for (int step = 0; step < world; ++step) {
-      const int from = (rank + step) % world;
-      const char* const src = Sent(*all[from], i, 0);
-      char* const dst = static_cast<char*>(own.segments[i].recv) + from * bytes;
-      if (dst != src) CopyOn(stream, dst, src, bytes);
+      const int from = (peers.rank() + step) % world;
+      peers.Copy(recv + from * bytes, peers.Sent(from, i, 0), bytes);
     }
   }
 }
 
-void ReduceScatter(Stream& stream, int rank, Collectives all) {
-  const Collective& own = *all[rank];
-  const int64_t world = static_cast<int64_t>(all.size());
-  std::vector<const void*> src(all.size());
+void ReduceScatter(PeerMemory& peers) {
+  const Collective& own = peers.own();
   for (size_t i = 0; i < own.segments.size(); ++i) {
-    const int64_t piece = own.segments[i].elems / world;
-    if (piece == 0) continue;
-    for (size_t r = 0; r < all.size(); ++r) {
-      src[r] = Sent(*all[r], i, rank * piece);
-    }
+    const int64_t piece = own.segments[i].elems / peers.world();
+    const Sources src = SentByAll(peers, i, peers.rank() * piece);
     const Vector dst{own.segments[i].recv, own.dtype, piece};
-    if (world == 1 && src[0] == dst.data) continue;
-    stream.device().ops().SumRanks(stream,
-                                   {src, own.dtype, dst, own.accumulate});
+    if (peers.world() == 1 && src[0].data == dst.data) continue;
+    peers.Sum(src, own.dtype, dst, own.accumulate);
   }
 }
 
-void Reduce(Stream& stream, int rank, Collectives all) {
-  const Collective& own = *all[rank];
-  if (rank != own.root) return;
-  std::vector<const void*> src(all.size());
+void Reduce(PeerMemory& peers) {
+  const Collective& own = peers.own();
+  if (peers.rank() != own.root) return;
   for (size_t i = 0; i < own.segments.size(); ++i) {
-    if (own.segments[i].elems == 0) continue;
-    for (size_t r = 0; r < all.size(); ++r) src[r] = Sent(*all[r], i, 0);
-    stream.device().ops().SumRanks(
-        stream, {src,
-                 own.dtype,
-                 {own.segments[i].recv, own.dtype, own.segments[i].elems}});
+    peers.Sum(SentByAll(peers, i, 0), own.dtype,
+              {own.segments[i].recv, own.dtype, own.segments[i].elems});
   }
 }
 
-void Broadcast(Stream& stream, int rank, Collectives all) {
-  const Collective& own = *all[rank];
+void Broadcast(PeerMemory& peers) {
+  const Collective& own = peers.own();
   for (size_t i = 0; i < own.segments.size(); ++i) {
-    const char* const src = Sent(*all[own.root], i, 0);
-    if (own.segments[i].elems == 0 || src == own.segments[i].recv) continue;
-    CopyOn(stream, own.segments[i].recv, src,
-           own.segments[i].elems * DTypeBytes(own.dtype));
+    peers.Copy(
+        own.segments[i].recv, peers.Sent(own.root, i, 0),
+        own.segments[i].elems * static_cast<int64_t>(DTypeBytes(own.dtype)));
   }
 }
 
@@ -80,14 +75,6 @@ void Max(Collectives all, double* out) {
   }
 }
 
-void SumNumbers(Stream& stream, Collectives all, void* out) {
-  const DType dtype = all[0]->dtype;
-  std::vector<const void*> src;
-  for (const Collective* one : all) src.push_back(Sent(*one, 0, 0));
-  const int64_t elems = all[0]->segments[0].elems;
-  stream.device().ops().SumRanks(stream, {src, dtype, {out, dtype, elems}});
-}
-
 // The few numbers of a device, by way of the host.
 void MaxOfDevice(Stream& stream, Collectives all, void* out) {
   const size_t bytes = ResultBytes(*all[0]);
@@ -97,7 +84,7 @@ void MaxOfDevice(Stream& stream, Collectives all, void* out) {
   on_host.reserve(all.size());
   for (const Collective* one : all) {
     char* const copy = numbers.data() + on_host.size() * bytes;
-    stream.device().Copy(stream, copy, Sent(*one, 0, 0), bytes);
+    stream.device().Copy(stream, copy, one->segments[0].send, bytes);
     on_host.push_back({.kind = one->kind});
     on_host.back().segments = {{copy, nullptr, one->segments[0].elems}};
     pointers.push_back(&on_host.back());
@@ -109,9 +96,12 @@ void MaxOfDevice(Stream& stream, Collectives all, void* out) {
   stream.Synchronize();
 }
 
-void AllReduce(Stream& stream, Collectives all, void* result) {
-  if (all[0]->op == ReduceOp::kSum) {
-    SumNumbers(stream, all, result);
+void AllReduce(Stream& stream, PeerMemory& peers, Collectives all,
+               void* result) {
+  const Collective& own = peers.own();
+  if (own.op == ReduceOp::kSum) {
+    peers.Sum(SentByAll(peers, 0, 0), own.dtype,
+              {result, own.dtype, own.segments[0].elems});
   } else if (stream.device().asynchronous()) {
     MaxOfDevice(stream, all, result);
   } else {
@@ -127,31 +117,31 @@ int64_t ResultBytes(const Collective& collective) {
          static_cast<int64_t>(DTypeBytes(collective.dtype));
 }
 
-void Exchange(Stream& stream, int rank, Collectives all, const MeetFn& meet,
-              void* result) {
+int64_t Exchange(Stream& stream, int rank, Collectives all, const MeetFn& meet,
+                 void* result) {
+  PeerMemory peers(stream, rank, all);
   const bool ring =
       all[rank]->algorithm == BulkAlgorithm::kRing && all.size() > 1;
   switch (all[rank]->kind) {
     case CollectiveKind::kAllGather:
-      ring ? RingAllGather(stream, rank, all, meet)
-           : AllGather(stream, rank, all);
+      ring ? RingAllGather(peers, meet) : AllGather(peers);
       break;
     case CollectiveKind::kReduceScatter:
-      ring ? RingReduceScatter(stream, rank, all, meet)
-           : ReduceScatter(stream, rank, all);
+      ring ? RingReduceScatter(peers, meet) : ReduceScatter(peers);
       break;
     case CollectiveKind::kAllReduce:
-      AllReduce(stream, all, result);
+      AllReduce(stream, peers, all, result);
       break;
     case CollectiveKind::kReduce:
-      Reduce(stream, rank, all);
+      Reduce(peers);
       break;
     case CollectiveKind::kBroadcast:
-      Broadcast(stream, rank, all);
+      Broadcast(peers);
       break;
     case CollectiveKind::kBarrier:
       break;
   }
+  return peers.read_bytes();
 }
 
 }  // namespace zero

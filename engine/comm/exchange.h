@@ -23,8 +23,10 @@ int64_t ResultBytes(const Collective& collective);
 // its result goes to `result`, and is to be copied to recv after that.
 // Only a ring waits: it calls `meet` between its steps. On a GPU nothing blocks
 // the host but a maximum, which the host computes.
-void Exchange(Stream& stream, int rank, absl::Span<const Collective* const> all,
-              const MeetFn& meet, void* result);
+// Returns the bytes that it has read from other ranks' memory.
+int64_t Exchange(Stream& stream, int rank,
+                 absl::Span<const Collective* const> all, const MeetFn& meet,
+                 void* result);
 
 }  // namespace zero
 

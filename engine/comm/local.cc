@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 #include "engine/comm/exchange.h"
+#include "engine/comm/peer_memory.h"
 #include "engine/comm/signature.h"
 #include "kernels/check.h"
 
@@ -53,6 +54,7 @@ struct LocalGroup::End {
   bool left = false;
   int64_t num_issued = 0;
   int64_t num_finished = 0;
+  int64_t received_bytes = 0;
   bool inside = false;                 // one more has begun
   bool working = false;                // and does its share,
   bool meeting = false;                // or waits in the middle of it
@@ -143,6 +145,9 @@ class LocalCommunicator final : public Communicator {
     group_->Abort(channel_->members[rank()], status);
   }
   absl::Status status() const override { return group_->status(); }
+  int64_t received_bytes() const override {
+    return group_->ReceivedBytesOf(*channel_, rank());
+  }
 
  private:
   // What a collective on an asynchronous device needs besides.
@@ -249,23 +254,24 @@ void LocalGroup::Perform(Channel& channel, int place,
   const size_t bytes = ResultBytes(call->collective);
   std::vector<char> on_host(call->marks == nullptr ? bytes : 0);
   void* const result = call->marks == nullptr ? on_host.data() : call->result;
+  int64_t read_bytes = 0;
   try {
-    Share(channel, place, *call, others, result);
+    read_bytes = Share(channel, place, *call, others, result);
   } catch (const std::exception& error) {
     const absl::Status failure = Break(channel, place, error.what());
-    Close(channel, place);
+    Close(channel, place, 0);
     throw std::runtime_error(std::string(failure.message()));
   }
-  const bool ok = Close(channel, place);
+  const bool ok = Close(channel, place, read_bytes);
   // Also after a failure: this rank frees what the others still read.
   for (const auto& other : others) stream.Wait(*other->done);
   if (!ok || bytes == 0) return;
   CopyOn(stream, call->collective.segments[0].recv, result, bytes);
 }
 
-void LocalGroup::Share(Channel& channel, int place, const Call& call,
-                       const std::vector<std::shared_ptr<Marks>>& others,
-                       void* result) {
+int64_t LocalGroup::Share(Channel& channel, int place, const Call& call,
+                          const std::vector<std::shared_ptr<Marks>>& others,
+                          void* result) {
   Stream& stream = *call.stream;
   for (const auto& other : others) stream.Wait(*other->arrived);
   size_t meeting = 0;
@@ -275,8 +281,10 @@ void LocalGroup::Share(Channel& channel, int place, const Call& call,
     for (const auto& other : others) stream.Wait(*other->met[meeting]);
     ++meeting;
   };
-  Exchange(stream, place, channel.open, meet, result);
+  const int64_t read_bytes =
+      Exchange(stream, place, channel.open, meet, result);
   if (call.marks != nullptr) stream.Record(*call.marks->done);
+  return read_bytes;
 }
 
 absl::Status LocalGroup::Break(Channel& channel, int place,
@@ -351,8 +359,9 @@ void LocalGroup::Meet(Channel& channel, int place) {
   }
 }
 
-bool LocalGroup::Close(Channel& channel, int place) {
+bool LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
   Lock lock(mutex_);
+  channel.ends[place].received_bytes += read_bytes;
   channel.ends[place].working = false;
   if (--channel.num_working == 0) channel.changed.notify_all();
   // Even a failure lets nobody go while its memory is read.
@@ -391,6 +400,11 @@ void LocalGroup::Abort(int rank, const absl::Status& status) {
 absl::Status LocalGroup::status() const {
   Lock lock(mutex_);
   return failure_;
+}
+
+int64_t LocalGroup::ReceivedBytesOf(const Channel& channel, int place) const {
+  Lock lock(mutex_);
+  return channel.ends[place].received_bytes;
 }
 
 std::vector<int> LocalGroup::missing() const {

@@ -104,16 +104,19 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   bool Open(Channel& channel, int place,
             const std::shared_ptr<const Call>& call);
   void Meet(Channel& channel, int place);
-  bool Close(Channel& channel, int place);
-  // The rank's share, between Open and Close, beside ranks with these marks.
-  void Share(Channel& channel, int place, const Call& call,
-             const std::vector<std::shared_ptr<Marks>>& others, void* result);
+  bool Close(Channel& channel, int place, int64_t read_bytes);
+  // The rank's share, between Open and Close, beside ranks with these marks;
+  // the bytes that it read from other ranks.
+  int64_t Share(Channel& channel, int place, const Call& call,
+                const std::vector<std::shared_ptr<Marks>>& others,
+                void* result);
   // Its device has failed in there: nobody shall wait for it in the middle.
   absl::Status Break(Channel& channel, int place, const std::string& reason);
 
   void Leave(Channel& channel, int place);
   void Abort(int rank, const absl::Status& status);
   absl::Status status() const;
+  int64_t ReceivedBytesOf(const Channel& channel, int place) const;
 
   // With the lock held:
   template <class Condition>

@@ -276,8 +276,12 @@ void NcclLink::Run(NcclChannel& channel, Stream& stream,
 
 bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
                       const Collective& collective, const NcclCall& call) {
-  NcclPlace place{channel.place, static_cast<int>(channel.members.size()),
-                  nullptr, cuda::HandleOf(stream), channel.scratch.data()};
+  NcclPlace place{channel.place,
+                  static_cast<int>(channel.members.size()),
+                  nullptr,
+                  cuda::HandleOf(stream),
+                  channel.scratch.data(),
+                  &channel.received_bytes};
   ncclResult_t result;
   std::string error;
   {

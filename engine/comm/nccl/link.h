@@ -41,6 +41,7 @@ struct NcclChannel {
   int place = 0;             // of this rank
   ncclComm_t comm = nullptr;
   Buffer scratch;
+  int64_t received_bytes = 0;   // see Communicator
   ChannelProgress progress;     // as far as the watch has seen, without a name
   CollectiveMark launching;     // by the host, which may wait for peers
   std::deque<NcclCall> flying;  // the watch alone takes some away

@@ -48,6 +48,7 @@ class NcclCommunicator final : public Communicator {
                      " aborted the run: ", status.message())));
   }
   absl::Status status() const override { return link_->status(); }
+  int64_t received_bytes() const override { return channel_.received_bytes; }
 
  private:
   const std::shared_ptr<NcclLink> link_;

@@ -22,6 +22,10 @@ const char* At(const void* base, int64_t bytes) {
 }
 char* At(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
+void Count(const NcclPlace& place, int64_t received_bytes) {
+  *place.received_bytes += received_bytes;
+}
+
 // NCCL rounds sums to the dtype at every hop.
 bool IsNarrow(DType dtype) { return SumDType(dtype) != dtype; }
 
@@ -61,6 +65,7 @@ ncclResult_t Exchange(const NcclPlace& place, const void* send, void* recv,
                         place.comm, place.stream);
     }
     if (IsNcclError(result)) return result;
+    Count(place, bytes);
   }
   return ncclSuccess;
 }
@@ -76,6 +81,7 @@ ncclResult_t ReduceScatter(const NcclPlace& place,
           return Exchange(place, segment.send, staging,
                           Bytes(collective, piece));
         }
+        Count(place, (place.world - 1) * Bytes(collective, piece));
         return ncclReduceScatter(
             segment.send, collective.accumulate ? staging : segment.recv, piece,
             TypeOf(collective), ncclSum, place.comm, place.stream);
@@ -139,6 +145,10 @@ ncclResult_t Reduce(const NcclPlace& place, const Collective& collective) {
   return ForEachSegment(
       collective, 1, 0,
       [&](const CollectiveSegment& segment, int64_t, int64_t) {
+        const int64_t bytes = Bytes(collective, segment.elems);
+        if (place.rank == collective.root) {
+          Count(place, (place.world - 1) * bytes);
+        }
         return ncclReduce(segment.send, segment.recv, segment.elems,
                           TypeOf(collective), ncclSum, collective.root,
                           place.comm, place.stream);
@@ -149,9 +159,10 @@ ncclResult_t AllGather(const NcclPlace& place, const Collective& collective) {
   return ForEachSegment(
       collective, place.world, 0,
       [&](const CollectiveSegment& segment, int64_t piece, int64_t) {
-        return ncclAllGather(segment.send, segment.recv,
-                             Bytes(collective, piece), ncclUint8, place.comm,
-                             place.stream);
+        const int64_t bytes = Bytes(collective, piece);
+        Count(place, (place.world - 1) * bytes);
+        return ncclAllGather(segment.send, segment.recv, bytes, ncclUint8,
+                             place.comm, place.stream);
       });
 }
 
@@ -159,8 +170,9 @@ ncclResult_t Broadcast(const NcclPlace& place, const Collective& collective) {
   return ForEachSegment(
       collective, 1, 0,
       [&](const CollectiveSegment& segment, int64_t elems, int64_t) {
-        return ncclBroadcast(segment.send, segment.recv,
-                             Bytes(collective, elems), ncclUint8,
+        const int64_t bytes = Bytes(collective, elems);
+        if (place.rank != collective.root) Count(place, bytes);
+        return ncclBroadcast(segment.send, segment.recv, bytes, ncclUint8,
                              collective.root, place.comm, place.stream);
       });
 }

@@ -25,7 +25,8 @@ struct NcclPlace {
   int world;
   ncclComm_t comm;
   cudaStream_t stream;
-  void* scratch;  // kNcclScratchBytes
+  void* scratch;            // kNcclScratchBytes
+  int64_t* received_bytes;  // grows by what calls bring from other ranks
 };
 
 // Makes the calls of a collective. REQUIRES: inside a group of NCCL.

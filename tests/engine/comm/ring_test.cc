@@ -142,15 +142,18 @@ TEST(RingTest, ARankReadsItsLeftNeighbourAlone) {
       all[rank] = &pair[1];
       int num_meetings = 0;
       const auto meet = [&] { ++num_meetings; };
-      RingReduceScatter(*stream, rank, all, meet);
+      PeerMemory peers(*stream, rank, all);
+      RingReduceScatter(peers, meet);
       EXPECT_EQ(num_meetings, world - 2);
+      EXPECT_EQ(peers.read_bytes(), (world - 1) * kN * 4);
       for (int k = 0; k < 2; ++k) {
         pair[k].segments[0].send =
             memory[k].data() + (k == 0 ? left : rank) * kN;
         pair[k].segments[0].recv = memory[k].data();
       }
-      RingAllGather(*stream, rank, all, meet);
+      RingAllGather(peers, meet);
       EXPECT_EQ(num_meetings, 2 * (world - 2));
+      EXPECT_EQ(peers.read_bytes(), 2 * (world - 1) * kN * 4);
     }
   }
 }

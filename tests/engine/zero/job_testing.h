@@ -104,6 +104,14 @@ inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   return rig->high_water();
 }
 
+// What came over the wire is what was asked for: counted where it is copied or
+// summed against computed from sizes.
+inline void ExpectBytesAsAsked(const Rank& rank) {
+  for (const auto* end : {&rank.gather, &rank.reduce, &rank.across}) {
+    EXPECT_EQ((*end)->received_bytes(), (*end)->Total().received);
+  }
+}
+
 inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
   const int64_t rows = job.batch / job.world;
   ZERO_CHECK_EQ(rows * job.world, job.batch);
@@ -148,6 +156,7 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
     outcome.parameters.insert(outcome.parameters.end(), values.begin(),
                               values.end());
   }
+  ExpectBytesAsAsked(rank);
   return outcome;
 }
 

@@ -1,0 +1,107 @@
+// Bytes between ranks, three times: counted where they are copied or summed,
+// computed from the sizes that the executor asks for, and by the plan's
+// formulas. None of the three looks at another.
+#include <atomic>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "engine/comm/local_ranks.h"
+#include "gtest/gtest.h"
+#include "models/registry.h"
+#include "tests/engine/zero/job_testing.h"
+#include "tests/support/tiny_model.h"
+
+namespace zero {
+namespace {
+
+constexpr int kWorld = 4;
+constexpr int kMicroSteps = 2;
+
+// Two steps of `job` on every rank.
+void ExpectCountedIsFormula(Job job) {
+  job.world = kWorld;
+  job.micro_steps = kMicroSteps;
+  const int64_t p = DTypeBytes(job.options.param_dtype);
+  const int64_t g = DTypeBytes(job.options.reduce_dtype);
+  std::atomic<int64_t> all_sent{0}, all_received{0};
+  const absl::Status status = RunLocalRanks(
+      job.world, RanksOf(job), OneThread,
+      [&](const Rank& rank) -> absl::Status {
+        Rig rig(rank, MakeModel(job.config), job.options,
+                Rehearse(job, rank, kMicroSteps));
+        for (int64_t step = 1; step <= 2; ++step) {
+          rig.Step(TokenBatch(kMicroSteps, kLength, kVocab, 1), 1e-3f, 1);
+          rig->StateArrays();  // waits for gathers that are still under way
+          ExpectBytesAsAsked(rank);
+          const Plan& plan = rig->plan();
+          const int64_t counted = rank.gather->received_bytes() +
+                                  rank.reduce->received_bytes() +
+                                  rank.across->received_bytes();
+          EXPECT_GT(counted, 0);
+          EXPECT_EQ(
+              counted,
+              step *
+                  CountWire(plan, rig->schedule(), p, g, rank.rank()).received);
+          // Sharded parameters that stay in place are gathered once less.
+          if (job.options.placement.parameters == Placement::kReplicated) {
+            EXPECT_EQ(
+                counted,
+                step *
+                    FormulaWire(plan, kMicroSteps, p, g, rank.rank()).received);
+          }
+        }
+        const StepWire asked = WireOf(rank);
+        all_sent += asked.gathered + asked.reduced + asked.across;
+        all_received += rank.gather->received_bytes() +
+                        rank.reduce->received_bytes() +
+                        rank.across->received_bytes();
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(all_received, all_sent);
+}
+
+class WireTest : public testing::TestWithParam<DType> {
+ protected:
+  Job MakeJob() const {
+    Job job;
+    job.config = TiedLlama();
+    job.options.param_dtype = job.options.reduce_dtype = GetParam();
+    return job;
+  }
+};
+
+TEST_P(WireTest, StagesCopyWhatTheFormulaSays) {
+  for (const BulkAlgorithm algorithm :
+       {BulkAlgorithm::kDirect, BulkAlgorithm::kRing}) {
+    for (const int shards : {4, 2}) {
+      for (const int stage : {0, 1, 2, 3}) {
+        if (stage == 0 && shards == 2) continue;  // nothing is sharded
+        SCOPED_TRACE(
+            absl::StrCat(algorithm == BulkAlgorithm::kRing ? "ring" : "direct",
+                         ", stage ", stage, " in groups of ", shards));
+        Job job = MakeJob();
+        job.algorithm = algorithm;
+        job.shards = shards;
+        job.options = AtStage(job.options, stage);
+        ExpectCountedIsFormula(job);
+      }
+    }
+  }
+}
+
+TEST_P(WireTest, AServerCopiesWhatTheFormulaSays) {
+  Job job = MakeJob();
+  job.options.placement = PlacementOfServer();
+  job.options.server = true;
+  ExpectCountedIsFormula(job);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, WireTest,
+                         testing::Values(DType::kF32, DType::kBF16),
+                         [](const auto& info) {
+                           return DTypeName(info.param);
+                         });
+
+}  // namespace
+}  // namespace zero
