@@ -209,15 +209,13 @@ absl::StatusOr<bool> Trainer::Step() {
   // A step that was launched ahead begins where the one before it ends.
   const auto begin = launched_.empty() ? Clock::now() : step_end_;
   const WaitTimes waited = executor().waited();
-  const size_t under_way = RunsAheadOf(record_.step) ? 2 : 1;
-  while (launched_.size() < under_way) {
+  while (launched_.size() < (RunsAheadOf(record_.step) ? 2u : 1u)) {
     const int64_t index = record_.step + static_cast<int64_t>(launched_.size());
     Fill(index);
     ZERO_ASSIGN_OR_RETURN(const absl::optional<double> num_valid_targets,
                           Agree(index));
     if (!num_valid_targets.has_value()) break;
-    // Before this step, so that it is there when those before this one are
-    // done.
+    // Now, so that they have agreed when the steps before this one are done.
     if (RunsAheadOf(index)) Fill(index + 1);
     ZERO_RETURN_IF_ERROR(InStep(Launch(index, *num_valid_targets), index));
   }
