@@ -1,7 +1,7 @@
 #include "models/hf_config.h"
 
 #include <algorithm>
-#include <utility>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -83,15 +83,7 @@ class Reader {
     std::string error;
     if (!ReadValue(*key, *type, &value, &error)) return Error(*type, error);
     key->set(config_, value);
-    // Hugging Face's class defaults for keys that a file may leave out.
-    ModelConfig& m = model();
-    m.tie_word_embeddings = gpt2();
-    m.norm_eps = gpt2() ? 1e-5 : 1e-6;
-    m.activation = gpt2() ? "gelu_new" : "silu";
-    m.attention_bias = gpt2() || m.family == ModelFamily::kQwen2;
-    m.max_position_embeddings = gpt2()                            ? 1024
-                                : m.family == ModelFamily::kLlama ? 2048
-                                                                  : 32768;
+    model() = FamilyDefaults(model().family);
     return absl::OkStatus();
   }
 
@@ -220,36 +212,12 @@ class Reader {
   }
 
   absl::Status Shape() {
-    ModelConfig& m = model();
-    const int64_t heads = m.num_attention_heads;
-    if (gpt2()) {
-      m.num_key_value_heads = heads;
-      if (m.intermediate_size == 0) m.intermediate_size = 4 * m.hidden_size;
-      m.head_dim = 0;
-    } else if (m.num_key_value_heads == 0) {
-      m.num_key_value_heads = heads;
+    if (model().max_position_embeddings == 0) {
+      model().max_position_embeddings = DefaultPositions(model().family);
     }
-    if (m.head_dim == 0 && m.family == ModelFamily::kQwen3) m.head_dim = 128;
-    if (m.head_dim == 0) {
-      if (m.hidden_size % heads != 0) {
-        return Error(
-            root_.place, gpt2() ? "n_head" : "num_attention_heads",
-            absl::StrCat(heads, " does not divide the width ", m.hidden_size));
-      }
-      m.head_dim = m.hidden_size / heads;
-    }
-    if (heads % m.num_key_value_heads != 0) {
-      return Error(
-          root_.place, "num_key_value_heads",
-          absl::StrCat(m.num_key_value_heads,
-                       " does not divide num_attention_heads ", heads));
-    }
-    if (!gpt2() && m.head_dim % 2 != 0) {
-      return Error(
-          root_.place, "head_dim",
-          absl::StrCat(m.head_dim, " is odd; rotary embeddings turn pairs"));
-    }
-    return absl::OkStatus();
+    const auto problem = CompleteModelConfig(&model());
+    return problem ? Error(root_.place, problem->key, problem->message)
+                   : absl::OkStatus();
   }
 
   // A number or a list of them, as JSON text; empty for anything else.
@@ -272,53 +240,46 @@ class Reader {
   Config config_;
 };
 
-using Members = std::vector<std::pair<std::string, std::string>>;
+using Json = nlohmann::ordered_json;
 
-void Gpt2Members(const ModelConfig& m, Members* out) {
-  const auto add = [&](const char* key, std::string value) {
-    out->emplace_back(key, std::move(value));
-  };
-  add("n_embd", absl::StrCat(m.hidden_size));
-  add("n_layer", absl::StrCat(m.num_hidden_layers));
-  add("n_head", absl::StrCat(m.num_attention_heads));
-  add("n_inner", absl::StrCat(m.intermediate_size));
-  add("n_positions", absl::StrCat(m.max_position_embeddings));
-  add("layer_norm_epsilon", JsonDouble(m.norm_eps));
-  add("activation_function", JsonQuote(m.activation));
-  add("attn_pdrop", "0.0");
-  add("embd_pdrop", JsonDouble(m.embd_pdrop));
-  add("resid_pdrop", JsonDouble(m.resid_pdrop));
+void AddGpt2(const ModelConfig& m, Json* out) {
+  out->update({{"n_embd", m.hidden_size},
+               {"n_layer", m.num_hidden_layers},
+               {"n_head", m.num_attention_heads},
+               {"n_inner", m.intermediate_size},
+               {"n_positions", m.max_position_embeddings},
+               {"layer_norm_epsilon", m.norm_eps},
+               {"activation_function", m.activation},
+               {"attn_pdrop", 0.0},
+               {"embd_pdrop", m.embd_pdrop},
+               {"resid_pdrop", m.resid_pdrop}});
 }
 
-void RotaryMembers(const ModelConfig& m, Members* out) {
-  const auto add = [&](const char* key, std::string value) {
-    out->emplace_back(key, std::move(value));
-  };
-  add("hidden_size", absl::StrCat(m.hidden_size));
-  add("num_hidden_layers", absl::StrCat(m.num_hidden_layers));
-  add("num_attention_heads", absl::StrCat(m.num_attention_heads));
-  add("num_key_value_heads", absl::StrCat(m.num_key_value_heads));
-  add("head_dim", absl::StrCat(m.head_dim));
-  add("intermediate_size", absl::StrCat(m.intermediate_size));
-  add("max_position_embeddings", absl::StrCat(m.max_position_embeddings));
-  add("rms_norm_eps", JsonDouble(m.norm_eps));
-  add("hidden_act", JsonQuote(m.activation));
-  add("rope_theta", JsonDouble(m.rope_theta));
-  const RopeScaling& rope = m.rope_scaling;
-  add("rope_scaling",
-      !rope.enabled
-          ? "null"
-          : absl::StrCat(
-                "{\"rope_type\": \"llama3\", \"factor\": ",
-                JsonDouble(rope.factor),
-                ", \"low_freq_factor\": ", JsonDouble(rope.low_freq_factor),
-                ", \"high_freq_factor\": ", JsonDouble(rope.high_freq_factor),
-                ", \"original_max_position_embeddings\": ",
-                rope.original_max_position_embeddings, "}"));
-  add("attention_dropout", "0.0");
-  if (m.family == ModelFamily::kQwen2) return;
-  add("attention_bias", "false");
-  if (m.family == ModelFamily::kLlama) add("mlp_bias", "false");
+Json RopeScalingJson(const RopeScaling& rope) {
+  if (!rope.enabled) return nullptr;
+  return {{"rope_type", "llama3"},
+          {"factor", rope.factor},
+          {"low_freq_factor", rope.low_freq_factor},
+          {"high_freq_factor", rope.high_freq_factor},
+          {"original_max_position_embeddings",
+           rope.original_max_position_embeddings}};
+}
+
+void AddRotary(const ModelConfig& m, Json* out) {
+  out->update({{"hidden_size", m.hidden_size},
+               {"num_hidden_layers", m.num_hidden_layers},
+               {"num_attention_heads", m.num_attention_heads},
+               {"num_key_value_heads", m.num_key_value_heads},
+               {"head_dim", m.head_dim},
+               {"intermediate_size", m.intermediate_size},
+               {"max_position_embeddings", m.max_position_embeddings},
+               {"rms_norm_eps", m.norm_eps},
+               {"hidden_act", m.activation},
+               {"rope_theta", m.rope_theta},
+               {"rope_scaling", RopeScalingJson(m.rope_scaling)},
+               {"attention_dropout", 0.0}});
+  if (m.family != ModelFamily::kQwen2) (*out)["attention_bias"] = false;
+  if (m.family == ModelFamily::kLlama) (*out)["mlp_bias"] = false;
 }
 
 const char* Architecture(ModelFamily family) {
@@ -373,38 +334,26 @@ absl::StatusOr<ModelConfig> ParseHfConfig(absl::string_view text,
 
 std::string WriteHfConfig(const ModelConfig& config, DType dtype,
                           int64_t end_of_text) {
-  Members members;
-  const auto add = [&](const char* key, std::string value) {
-    members.emplace_back(key, std::move(value));
-  };
-  add("architectures", absl::StrCat("[\"", Architecture(config.family), "\"]"));
-  add("model_type", JsonQuote(ModelFamilyName(config.family)));
-  add("vocab_size", absl::StrCat(config.vocab_size));
+  Json out = {{"architectures", {Architecture(config.family)}},
+              {"model_type", ModelFamilyName(config.family)},
+              {"vocab_size", config.vocab_size}};
   if (config.family == ModelFamily::kGpt2) {
-    Gpt2Members(config, &members);
+    AddGpt2(config, &out);
   } else {
-    RotaryMembers(config, &members);
+    AddRotary(config, &out);
   }
-  add("initializer_range", JsonDouble(config.initializer_range));
-  add("tie_word_embeddings", config.tie_word_embeddings ? "true" : "false");
+  out["initializer_range"] = config.initializer_range;
+  out["tie_word_embeddings"] = config.tie_word_embeddings;
   // Token files do not tell: then the pretrained model's.
-  const auto add_token = [&](const char* key, const std::string& base) {
-    add(key, end_of_text >= 0 ? absl::StrCat(end_of_text)
-             : base.empty()   ? "null"
-                              : base);
+  const auto token = [&](const std::string& base) {
+    if (end_of_text >= 0) return Json(end_of_text);
+    return base.empty() ? Json() : Json::parse(base);
   };
-  add_token("bos_token_id", config.bos_token_id);
-  add_token("eos_token_id", config.eos_token_id);
-  add("use_cache", "true");
-  add("torch_dtype", JsonQuote(TorchName(dtype)));
-
-  std::string out = "{";
-  const char* comma = "";
-  for (const auto& [key, value] : members) {
-    absl::StrAppend(&out, comma, "\n  ", JsonQuote(key), ": ", value);
-    comma = ",";
-  }
-  return out + "\n}\n";
+  out["bos_token_id"] = token(config.bos_token_id);
+  out["eos_token_id"] = token(config.eos_token_id);
+  out["use_cache"] = true;
+  out["torch_dtype"] = TorchName(dtype);
+  return out.dump(2) + "\n";
 }
 
 }  // namespace zero

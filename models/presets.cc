@@ -5,20 +5,13 @@ namespace {
 
 ModelConfig Gpt2(int64_t n_embd, int64_t n_layer, int64_t n_head,
                  int64_t vocab_size = 50257, int64_t n_positions = 1024) {
-  ModelConfig c;
-  c.family = ModelFamily::kGpt2;
+  ModelConfig c = FamilyDefaults(ModelFamily::kGpt2);
   c.vocab_size = vocab_size;
   c.hidden_size = n_embd;
   c.num_hidden_layers = n_layer;
   c.num_attention_heads = n_head;
-  c.num_key_value_heads = n_head;
-  c.head_dim = n_embd / n_head;
-  c.intermediate_size = 4 * n_embd;
   c.max_position_embeddings = n_positions;
-  c.norm_eps = 1e-5;
-  c.activation = "gelu_new";
-  c.attention_bias = true;
-  c.tie_word_embeddings = true;
+  CompleteModelConfig(&c);
   return c;
 }
 
@@ -29,8 +22,7 @@ struct Shape {
 
 ModelConfig Rotary(ModelFamily family, const Shape& shape, int64_t positions,
                    double theta, double eps, bool tied) {
-  ModelConfig c;
-  c.family = family;
+  ModelConfig c = FamilyDefaults(family);
   c.vocab_size = shape.vocab;
   c.hidden_size = shape.hidden;
   c.num_hidden_layers = shape.layers;
@@ -40,9 +32,7 @@ ModelConfig Rotary(ModelFamily family, const Shape& shape, int64_t positions,
   c.intermediate_size = shape.inner;
   c.max_position_embeddings = positions;
   c.norm_eps = eps;
-  c.activation = "silu";
   c.rope_theta = theta;
-  c.attention_bias = family == ModelFamily::kQwen2;
   c.tie_word_embeddings = tied;
   return c;
 }

@@ -1,16 +1,15 @@
 #include "engine/base/file.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -185,53 +184,47 @@ absl::Status MakeFolders(const std::string& path) {
   if (path.empty() || IsFolder(path)) return absl::OkStatus();
   const std::string parent = FolderOf(path);
   if (parent != path) ZERO_RETURN_IF_ERROR(MakeFolders(parent));
-  if (::mkdir(path.c_str(), 0777) != 0) {
-    // Another rank may have made it meanwhile.
-    const int error_number = errno;
-    if (error_number == EEXIST && IsFolder(path)) return absl::OkStatus();
-    if (error_number == EEXIST) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("cannot create the folder '", path,
-                       "': a file of that name exists; remove it or choose "
-                       "another folder"));
-    }
-    // The parent is there: /proc has folders and lets nobody make one.
-    if (error_number == ENOENT) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "cannot create the folder '", path, "': no folder can be made in '",
-          parent, "'; choose another place"));
-    }
-    return FileError("cannot create the folder", path, error_number);
+  std::error_code error;
+  std::filesystem::create_directory(path, error);  // or another rank did
+  if (!error) return absl::OkStatus();
+  if (PathExists(path)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cannot create the folder '", path,
+        "': a file of that name exists; remove it or choose another folder"));
   }
-  return absl::OkStatus();
+  // The parent is there: /proc has folders and lets nobody make one.
+  if (error == std::errc::no_such_file_or_directory) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cannot create the folder '", path, "': no folder can be made in '",
+        parent, "'; choose another place"));
+  }
+  return FileError("cannot create the folder", path, error.value());
 }
 
 int64_t FreeDiskBytes(const std::string& path) {
-  struct statvfs info;
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(path, error);
   // Some file systems have no number of blocks.
-  if (::statvfs(path.c_str(), &info) != 0 || info.f_blocks == 0) return -1;
-  return static_cast<int64_t>(info.f_bavail) *
-         static_cast<int64_t>(info.f_frsize);
+  if (error || space.capacity == 0) return -1;
+  return static_cast<int64_t>(space.available);
 }
 
 bool PathExists(const std::string& path) {
-  struct stat info;
-  return ::stat(path.c_str(), &info) == 0;
+  std::error_code error;
+  return std::filesystem::exists(path, error);
 }
 
 bool IsFolder(const std::string& path) {
-  struct stat info;
-  return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
 }
 
 std::string FolderOf(const std::string& path) {
-  size_t end = path.size();
-  while (end > 1 && path[end - 1] == '/') --end;
-  const size_t slash = path.rfind('/', end - 1);
-  if (end == 0 || slash == std::string::npos) return ".";
-  size_t folder_end = slash;
-  while (folder_end > 1 && path[folder_end - 1] == '/') --folder_end;
-  return folder_end == 0 ? "/" : path.substr(0, folder_end);
+  const size_t end = path.find_last_not_of('/');
+  if (end == std::string::npos) return path.empty() ? "." : "/";
+  const std::string folder =
+      std::filesystem::path(path.substr(0, end + 1)).parent_path();
+  return folder.empty() ? "." : folder;
 }
 
 absl::Status SyncFolder(const std::string& folder) {
@@ -254,18 +247,14 @@ std::string NameBeside(const std::string& path, absl::string_view kind) {
 }
 
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
-  DIR* dir = ::opendir(folder.c_str());
-  if (dir == nullptr) return FileError("cannot list", folder, errno);
+  std::error_code error;
   std::vector<std::string> names;
-  errno = 0;
-  while (const dirent* entry = ::readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.push_back(name);
-    errno = 0;
+  std::filesystem::directory_iterator entry(folder, error);
+  while (!error && entry != std::filesystem::directory_iterator()) {
+    names.push_back(entry->path().filename());
+    entry.increment(error);
   }
-  const int error_number = errno;
-  ::closedir(dir);
-  if (error_number != 0) return FileError("cannot list", folder, error_number);
+  if (error) return FileError("cannot list", folder, error.value());
   std::sort(names.begin(), names.end());
   return names;
 }

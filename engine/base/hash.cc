@@ -13,18 +13,6 @@ struct Hasher::State {
   XXH3_state_t* xxh;
 };
 
-namespace {
-
-std::string Hex(XXH128_hash_t hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(canonical.digest),
-                        sizeof(canonical.digest)));
-}
-
-}  // namespace
-
 Hasher::Hasher() : state_(std::make_unique<State>()) {
   ZERO_CHECK(state_->xxh != nullptr) << "out of memory";
   XXH3_128bits_reset(state_->xxh);
@@ -37,11 +25,11 @@ void Hasher::Update(const void* data, size_t bytes) {
 }
 
 std::string Hasher::HexDigest() const {
-  return Hex(XXH3_128bits_digest(state_->xxh));
-}
-
-std::string HashBytes(const void* data, size_t bytes) {
-  return Hex(XXH3_128bits(data, bytes));
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_->xxh));
+  return absl::BytesToHexString(
+      absl::string_view(reinterpret_cast<const char*>(canonical.digest),
+                        sizeof(canonical.digest)));
 }
 
 }  // namespace zero

@@ -31,9 +31,6 @@ class Hasher {
   std::unique_ptr<State> state_;
 };
 
-// The digest of one piece.
-std::string HashBytes(const void* data, size_t bytes);
-
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_BASE_HASH_H_

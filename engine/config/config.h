@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "engine/config/model_config.h"
+#include "engine/data/token_format.h"
 #include "kernels/dtype.h"
 #include "kernels/options.h"
 #include "optim/loss_scaler.h"
@@ -118,13 +119,6 @@ struct DeviceConfig {
   bool operator==(const DeviceConfig&) const = default;
 };
 
-enum class DataFormat {
-  kAuto,    // by the file: an llm.c header, else ".bin" is raw, else text
-  kText,    // UTF-8 text
-  kLlmC,    // llm.c's header (magic 20240520, 20240801), then tokens
-  kRawU16,  // nanoGPT's: uint16 tokens and nothing else
-};
-
 struct DataConfig {
   // Files and globs as found: relative to the current directory, else to the
   // config file. Globs are checked to match, and left for the data room to
@@ -132,7 +126,7 @@ struct DataConfig {
   std::vector<std::string> train;
   std::vector<std::string> validation;  // empty: see validation_fraction
   double validation_fraction = 0;       // the last part of train
-  DataFormat format = DataFormat::kAuto;
+  TokenFormat format = TokenFormat::kAuto;
   // "bytes", "none" (token files), or the path of a SentencePiece model.
   std::string tokenizer = "bytes";
   int64_t sequence_length = 1024;

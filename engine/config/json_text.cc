@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/utf8.h"
 
 namespace zero {
 namespace {
@@ -18,30 +19,6 @@ bool IsWordChar(char c) {
 }
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
-// Length of the valid UTF-8 sequence at the start of `text`; 0 if invalid.
-size_t Utf8Length(absl::string_view text) {
-  const auto byte = [&](size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
-  };
-  const auto tail = [&](size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned char c = byte(0);
-  if (c < 0x80) return 1;
-  if (c >= 0xC2 && c <= 0xDF) return tail(1) ? 2 : 0;
-  if (c >= 0xE0 && c <= 0xEF) {
-    if (!tail(1) || !tail(2)) return 0;
-    if (c == 0xE0 && byte(1) < 0xA0) return 0;
-    if (c == 0xED && byte(1) > 0x9F) return 0;  // surrogates
-    return 3;
-  }
-  if (c >= 0xF0 && c <= 0xF4) {
-    if (!tail(1) || !tail(2) || !tail(3)) return 0;
-    if (c == 0xF0 && byte(1) < 0x90) return 0;
-    if (c == 0xF4 && byte(1) > 0x8F) return 0;
-    return 4;
-  }
-  return 0;
-}
 
 void AppendUtf8(uint32_t code, std::string* out) {
   if (code < 0x80) {
@@ -108,11 +85,11 @@ class Parser {
     const char c = text_[pos_];
     if (!IsWordChar(c)) {
       if (c == '\'') return "a '";
-      const size_t n = Utf8Length(text_.substr(pos_));
-      if (n == 0 || static_cast<unsigned char>(c) < 0x20) {
+      const int n = Utf8Length(text_.substr(pos_));
+      if (n <= 0 || static_cast<unsigned char>(c) < 0x20) {
         return absl::StrCat("the byte ", static_cast<unsigned char>(c));
       }
-      return absl::StrCat("'", text_.substr(pos_, n), "'");
+      return absl::StrCat("'", text_.substr(pos_, static_cast<size_t>(n)), "'");
     }
     return absl::StrCat("'", Word().substr(0, 40), "'");
   }
@@ -280,14 +257,14 @@ class Parser {
         if (!ParseEscape(out)) return false;
         continue;
       }
-      const size_t n = Utf8Length(text_.substr(pos_));
-      if (n == 0) return Fail("this byte is not UTF-8");
+      const int n = Utf8Length(text_.substr(pos_));
+      if (n <= 0) return Fail("this byte is not UTF-8");
       if (c < 0x20) {
         return Fail(absl::StrCat("control character ", c,
                                  " in a string; write \\u00",
                                  absl::Hex(c, absl::kZeroPad2)));
       }
-      for (size_t i = 0; i < n; ++i) {
+      for (int i = 0; i < n; ++i) {
         out->push_back(Peek());
         Advance();
       }

@@ -21,7 +21,9 @@ Names NamesOf(LrScheduleKind) {
 Names NamesOf(LrWarmupType) { return {"log", "linear"}; }
 Names NamesOf(LrDecayType) { return {"linear", "cosine", "1-sqrt"}; }
 Names NamesOf(LrScaleRule) { return {"none", "linear", "sqrt"}; }
-Names NamesOf(DataFormat) { return {"auto", "text", "llmc", "raw_uint16"}; }
+Names NamesOf(TokenFormat) {
+  return {std::begin(kTokenFormatNames), std::end(kTokenFormatNames)};
+}
 Names NamesOf(CommunicationAlgorithm) {
   return {"direct", "ring", "parameter_server"};
 }

@@ -1,11 +1,11 @@
 // The hyperparameters of a model, under the names of each family's
 // Hugging Face config.json. models/ builds from it; the config parser and the
-// presets fill it in. No default here is a hidden one: `Resolved` structs are
-// complete and are what `zero config` prints.
+// presets fill it in, and both complete it by the rules here.
 #ifndef ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_
 #define ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,6 +59,39 @@ struct ModelConfig {
 
   bool operator==(const ModelConfig&) const = default;
 };
+
+// A model of `family` with the values of keys that its config.json may leave
+// out. Its shape is unset.
+ModelConfig FamilyDefaults(ModelFamily family);
+int64_t DefaultPositions(ModelFamily family);
+
+// `key` and `other` are names of config.json; `message` cites `other`.
+struct ModelProblem {
+  std::string key, other, message;
+};
+
+// Derives what is 0 of heads and widths, and checks that they fit together.
+// REQUIRES: hidden_size and num_attention_heads > 0.
+std::optional<ModelProblem> CompleteModelConfig(ModelConfig* model);
+
+// Elements of all parameters; a tied head is counted once.
+int64_t NumParameters(const ModelConfig& config);
+
+// Floating-point operations of forward and backward per token in sequences of
+// `sequence_length`:
+//   6 * (parameters without embedding tables, a tied head counted once) +
+//   12 * layers * heads * head_dim * sequence_length.
+// `causal`: half the attention, since no token looks ahead.
+// Source: PaLM (Chowdhery et al. 2022), appendix B.
+double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
+                     bool causal = false);
+
+// What recomputing every block adds to that: the forward pass of the blocks,
+//   2 * (parameters of the blocks) + 4 * layers * heads * head_dim *
+//   sequence_length.
+// Embeddings cost nothing; the head's forward pass is made once.
+double RecomputedFlopsPerToken(const ModelConfig& config,
+                               int64_t sequence_length);
 
 // Where presets and pretrained folders come from; implemented by models/, so
 // that the parser (below models/) can resolve a `model` section.

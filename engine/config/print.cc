@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/config/json_text.h"
@@ -13,6 +14,8 @@
 
 namespace zero {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 // A leaf ready to print: path, JSON text, comment.
 struct PrintedLine {
@@ -84,60 +87,47 @@ std::string Render(const std::vector<PrintedLine>& lines) {
 
 // ---- Schema ---------------------------------------------------------------
 
-std::string Limits(const KeySpec& key) {
-  std::string out;
-  const auto bound = [](double value) { return JsonDouble(value); };
+void AddLimits(const KeySpec& key, Json* schema) {
   if (std::isfinite(key.min)) {
-    absl::StrAppend(&out, ", \"",
-                    key.above_min ? "exclusiveMinimum" : "minimum",
-                    "\": ", bound(key.min));
+    (*schema)[key.above_min ? "exclusiveMinimum" : "minimum"] = key.min;
   }
   if (std::isfinite(key.max)) {
-    absl::StrAppend(&out, ", \"",
-                    key.below_max ? "exclusiveMaximum" : "maximum",
-                    "\": ", bound(key.max));
+    (*schema)[key.below_max ? "exclusiveMaximum" : "maximum"] = key.max;
   }
-  return out;
 }
 
-// The schema of a value, without braces.
-std::string ValueSchema(const KeySpec& key) {
+Json ValueSchema(const KeySpec& key) {
+  Json schema;
   switch (key.kind) {
     case KeyKind::kBool:
-      return "\"type\": \"boolean\"";
+      return {{"type", "boolean"}};
     case KeyKind::kInteger:
-      return absl::StrCat(
-          "\"type\": \"integer\"", Limits(key),
-          key.unbuilt.empty()
-              ? ""
-              : absl::StrCat(", \"not\": {\"enum\": [",
-                             absl::StrJoin(key.unbuilt, ", "), "]}"));
     case KeyKind::kNumber:
-      return "\"type\": \"number\"" + Limits(key);
+      schema["type"] = key.kind == KeyKind::kInteger ? "integer" : "number";
+      AddLimits(key, &schema);
+      return schema;
     case KeyKind::kString:
-      return "\"type\": \"string\"";
-    case KeyKind::kChoice: {
-      std::vector<std::string> names;
+      return {{"type", "string"}};
+    case KeyKind::kChoice:
       for (const std::string& choice : key.choices) {
-        if (!key.IsUnbuilt(choice)) {
-          names.push_back(JsonQuote(choice));
-        }
+        if (!key.IsUnbuilt(choice)) schema["enum"].push_back(choice);
       }
-      return absl::StrCat("\"enum\": [", absl::StrJoin(names, ", "), "]");
-    }
+      return schema;
     case KeyKind::kFiles:
-      return "\"type\": [\"string\", \"array\"], \"items\": {\"type\": "
-             "\"string\"}, \"minItems\": 1, \"minLength\": 1";
+      return {{"type", {"string", "array"}},
+              {"items", {{"type", "string"}}},
+              {"minItems", 1},
+              {"minLength", 1}};
     case KeyKind::kNumbers:
-      return absl::StrCat(
-          "\"type\": \"array\", \"minItems\": 2, \"maxItems\": 2, "
-          "\"items\": {\"type\": \"number\"",
-          Limits(key), "}");
+      schema = {{"type", "array"}, {"minItems", 2}, {"maxItems", 2}};
+      schema["items"]["type"] = "number";
+      AddLimits(key, &schema["items"]);
+      return schema;
     case KeyKind::kObject:
     case KeyKind::kOpaque:
-      return "\"type\": \"object\"";
+      return {{"type", "object"}};
   }
-  return "";
+  return schema;
 }
 
 std::string DefaultText(const KeySpec& key) {
@@ -146,85 +136,67 @@ std::string DefaultText(const KeySpec& key) {
   return ValueText(key.get(Config()));
 }
 
-// What a refused key may still be, as a schema without braces.
-std::string HarmlessSchema(const KeySpec& key) {
-  if (key.harmless.empty()) return "\"const\": \"auto\"";
-  if (key.harmless == "disabled") {
-    return "\"type\": \"object\", \"properties\": {\"enabled\": {\"const\": "
-           "false}}";
-  }
-  if (key.harmless == "none") {
-    return "\"type\": \"object\", \"properties\": {\"device\": {\"const\": "
-           "\"none\"}}";
-  }
-  return absl::StrCat("\"enum\": [", key.harmless, ", \"auto\"]");
+bool MayBeNull(const KeySpec& key) {
+  return absl::StartsWith(key.path, "model.");
 }
 
-std::string LeafSchema(const KeySpec& key) {
-  std::string doc = key.doc;
-  if (!key.derived.empty()) absl::StrAppend(&doc, " Default: ", key.derived);
-  std::string schema;
-  switch (key.treatment) {
-    case Treatment::kUsed: {
-      const bool is_null = key.path.rfind("model.", 0) == 0;
-      schema = absl::StrCat("\"anyOf\": [{", ValueSchema(key),
-                            "}, {\"const\": \"auto\"}",
-                            is_null ? ", {\"type\": \"null\"}" : "", "]");
-      const std::string fallback = DefaultText(key);
-      if (!fallback.empty()) {
-        absl::StrAppend(&schema, ", \"default\": ", fallback);
-      }
-      break;
-    }
-    case Treatment::kNote:
-      doc = absl::StrCat("Accepted and ignored: ", doc, ".");
-      schema = absl::StrCat("\"anyOf\": [{", ValueSchema(key),
-                            "}, {\"const\": \"auto\"}]");
-      break;
-    case Treatment::kRefused:
-      doc = absl::StrCat("Does not apply here: ", doc, ".");
-      schema = HarmlessSchema(key) + ", \"deprecated\": true";
-      break;
-    case Treatment::kNotBuilt:
-      doc = absl::StrCat("Not built yet: ", doc, ".");
-      schema = HarmlessSchema(key) + ", \"deprecated\": true";
-      break;
+// `doc` and the values that a refused key may still have.
+Json RefusedSchema(const KeySpec& key, const std::string& doc) {
+  Json schema = {{"description", doc}};
+  const bool disabled = key.harmless == "disabled";
+  if (key.harmless.empty()) {
+    schema["const"] = "auto";
+  } else if (disabled || key.harmless == "none") {
+    schema["type"] = "object";
+    auto& member = schema["properties"][disabled ? "enabled" : "device"];
+    member["const"] = disabled ? Json(false) : Json("none");
+  } else {
+    schema["enum"] = {Json::parse(key.harmless), "auto"};
   }
-  return absl::StrCat("{\"description\": ", JsonQuote(doc), ", ", schema, "}");
+  schema["deprecated"] = true;
+  return schema;
+}
+
+Json LeafSchema(const KeySpec& key) {
+  if (key.treatment == Treatment::kRefused) {
+    return RefusedSchema(key,
+                         absl::StrCat("Does not apply here: ", key.doc, "."));
+  }
+  if (key.treatment == Treatment::kNotBuilt) {
+    return RefusedSchema(key, absl::StrCat("Not built yet: ", key.doc, "."));
+  }
+  const bool used = key.treatment == Treatment::kUsed;
+  Json schema;
+  schema["description"] =
+      !used ? absl::StrCat("Accepted and ignored: ", key.doc, ".")
+      : key.derived.empty() ? key.doc
+                            : absl::StrCat(key.doc, " Default: ", key.derived);
+  schema["anyOf"] = {ValueSchema(key), {{"const", "auto"}}};
+  if (used && MayBeNull(key)) schema["anyOf"].push_back({{"type", "null"}});
+  const std::string fallback = DefaultText(key);
+  if (!fallback.empty()) schema["default"] = Json::parse(fallback);
+  return schema;
 }
 
 bool IsChildOf(const KeySpec& key, const std::string& parent) {
-  const size_t prefix = parent.empty() ? 0 : parent.size() + 1;
-  return key.path.size() > prefix &&
-         key.path.compare(0, prefix, parent.empty() ? "" : parent + ".") == 0 &&
-         key.path.find('.', prefix) == std::string::npos;
+  const size_t dot = key.path.rfind('.');
+  return parent == (dot == std::string::npos ? "" : key.path.substr(0, dot));
 }
 
-void AppendProperties(const std::string& parent, int depth, std::string* out) {
-  const std::string indent(static_cast<size_t>(2 * depth), ' ');
-  absl::StrAppend(out, indent, "\"additionalProperties\": false,\n", indent,
-                  "\"properties\": {");
-  const char* comma = "";
+void AddProperties(const std::string& parent, Json* schema) {
+  (*schema)["additionalProperties"] = false;
   for (const KeySpec& key : AllKeys()) {
     if (!IsChildOf(key, parent)) continue;
-    const size_t prefix = parent.empty() ? 0 : parent.size() + 1;
-    absl::StrAppend(out, comma, "\n", indent, "  ",
-                    JsonQuote(key.path.substr(prefix)), ": ");
-    comma = ",";
-    if (key.kind != KeyKind::kObject) {
-      absl::StrAppend(out, LeafSchema(key));
+    Json& child =
+        (*schema)["properties"][key.path.substr(key.path.rfind('.') + 1)];
+    if (key.is_leaf()) {
+      child = LeafSchema(key);
       continue;
     }
-    const bool may_be_null = key.path.rfind("model.", 0) == 0;
-    absl::StrAppend(
-        out, "{\n", indent, "    \"description\": ", JsonQuote(key.doc), ",\n",
-        indent,
-        "    \"type\": ", may_be_null ? "[\"object\", \"null\"]" : "\"object\"",
-        ",\n");
-    AppendProperties(key.path, depth + 2, out);
-    absl::StrAppend(out, "\n", indent, "  }");
+    child["description"] = key.doc;
+    child["type"] = MayBeNull(key) ? Json{"object", "null"} : Json("object");
+    AddProperties(key.path, &child);
   }
-  absl::StrAppend(out, "\n", indent, "}");
 }
 
 std::string KindText(const KeySpec& key) {
@@ -239,6 +211,10 @@ std::string KindText(const KeySpec& key) {
       break;
   }
   return key.kind == KeyKind::kObject ? "section" : Wanted(key);
+}
+
+std::string Fallback(const KeySpec& key) {
+  return key.derived.empty() ? DefaultText(key) : key.derived;
 }
 
 std::string Cell(const std::string& text) {
@@ -256,26 +232,22 @@ std::string PrintResolvedJson(const Config& config) {
 }
 
 std::string PrintSchema() {
-  std::string out =
-      "{\n"
-      "  \"$schema\": \"https://json-schema.org/draft/2020-12/schema\",\n"
-      "  \"title\": \"zero.cpp run\",\n"
-      "  \"type\": \"object\",\n";
-  AppendProperties("", 1, &out);
-  return out + "\n}\n";
+  Json schema = {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
+                 {"title", "zero.cpp run"},
+                 {"type", "object"}};
+  AddProperties("", &schema);
+  return schema.dump(2) + "\n";
 }
 
 std::string PrintKeyReference() {
   std::string out = "| key | value | default | meaning |\n|---|---|---|---|\n";
   for (const KeySpec& key : AllKeys()) {
-    std::string fallback = DefaultText(key);
-    if (!key.derived.empty()) fallback = key.derived;
     std::string doc = key.doc;
     if (key.applies != nullptr) {
       absl::StrAppend(&doc, " Only with ", key.applies_to, ".");
     }
     absl::StrAppend(&out, "| `", key.path, "` | ", Cell(KindText(key)), " | ",
-                    Cell(fallback), " | ", Cell(doc), " |\n");
+                    Cell(Fallback(key)), " | ", Cell(doc), " |\n");
   }
   return out;
 }
@@ -284,9 +256,7 @@ std::string PrintDifferences() {
   std::string out = "| key | here | DeepSpeed |\n|---|---|---|\n";
   for (const KeySpec& key : AllKeys()) {
     if (key.deepspeed.empty()) continue;
-    std::string fallback = DefaultText(key);
-    if (!key.derived.empty()) fallback = key.derived;
-    absl::StrAppend(&out, "| `", key.path, "` | ", Cell(fallback), " | ",
+    absl::StrAppend(&out, "| `", key.path, "` | ", Cell(Fallback(key)), " | ",
                     Cell(key.deepspeed), " |\n");
   }
   return out;

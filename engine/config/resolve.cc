@@ -1,7 +1,5 @@
 #include "engine/config/resolve.h"
 
-#include <glob.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -10,46 +8,14 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/file.h"
+#include "engine/config/resolve_context.h"
+#include "engine/config/resolve_model.h"
 #include "engine/config/run_length.h"
 
 namespace zero {
 namespace {
 
-constexpr int64_t kBytesVocab = 257;  // 256 bytes and the end of text
-constexpr int64_t kDefaultSequence = 1024;
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
-// Byte counts of anything below these fit into the rehearsal's 2^50.
-constexpr double kMaxParameters = 1e12;
-constexpr double kMaxActivations = 1e13;
-
-// GPT-2's names for what the other families call otherwise.
-constexpr const char* kFamilyNames[][2] = {
-    {"n_embd", "hidden_size"},
-    {"n_layer", "num_hidden_layers"},
-    {"n_head", "num_attention_heads"},
-    {"n_inner", "intermediate_size"},
-    {"n_positions", "max_position_embeddings"},
-    {"layer_norm_epsilon", "rms_norm_eps"},
-    {"activation_function", "hidden_act"},
-};
-
-bool IsGlob(absl::string_view path) {
-  return path.find_first_of("*?[") != absl::string_view::npos;
-}
-
-enum class Found { kNothing, kFile, kFolder };
-
-// What a path or glob names.
-Found Look(const std::string& path) {
-  if (IsFolder(path)) return Found::kFolder;
-  if (PathExists(path)) return Found::kFile;
-  if (!IsGlob(path)) return Found::kNothing;
-  glob_t matches;
-  const bool any = glob(path.c_str(), 0, nullptr, &matches) == 0;
-  globfree(&matches);
-  return any ? Found::kFile : Found::kNothing;
-}
-
 // "configs/gpt2_tiny.json" -> "gpt2_tiny".
 std::string StemOf(const std::string& file) {
   std::string name = file.substr(file.rfind('/') + 1);
@@ -58,18 +24,13 @@ std::string StemOf(const std::string& file) {
   return name;
 }
 
-class Resolver {
+class Resolver : public ResolveContext {
  public:
-  Resolver(const GivenKeys& given, const LoadOptions& options,
-           LoadedConfig* loaded, std::vector<JsonProblem>* problems)
-      : given_(given),
-        options_(options),
-        config_(loaded->config),
-        loaded_(*loaded),
-        problems_(*problems) {}
+  explicit Resolver(const ResolveContext& context)
+      : ResolveContext(context), model_(context) {}
 
   void Run() {
-    BaseModel();
+    model_.Base();
     // What other keys' validity depends on comes first.
     for (const char* path :
          {"model.rope_scaling.rope_type", "optimizer.type", "scheduler.type",
@@ -82,10 +43,10 @@ class Resolver {
     if (!problems_.empty()) return;
     for (const auto& [path, key] : given_.keys) Set(path);
     Data();
-    Model();
+    model_.Complete();
     Documents();
     Batch();
-    if (problems_.empty()) Size();
+    if (problems_.empty()) model_.CheckSize();
     Precision();
     Zero();
     Optimizer();
@@ -96,119 +57,6 @@ class Resolver {
   }
 
  private:
-  // ---- Asking about keys --------------------------------------------------
-
-  bool Given(const std::string& path) const {
-    return given_.keys.count(path) > 0;
-  }
-
-  // Where `path` stands, or else the object that should hold it.
-  JsonPlace Place(const std::string& path) const {
-    const auto key = given_.keys.find(path);
-    if (key != given_.keys.end()) return key->second.place;
-    const auto automatic = given_.autos.find(path);
-    if (automatic != given_.autos.end()) return automatic->second;
-    std::string parent = path;
-    while (true) {
-      const auto object = given_.objects.find(parent);
-      if (object != given_.objects.end()) return object->second;
-      if (parent.empty()) return {};
-      const size_t dot = parent.rfind('.');
-      parent = dot == std::string::npos ? "" : parent.substr(0, dot);
-    }
-  }
-
-  void Problem(const std::string& path, std::string message) {
-    problems_.push_back({Place(path), path, std::move(message)});
-  }
-
-  // "configs/a.json:12", or "--set".
-  std::string Origin(const std::string& path) const {
-    const JsonPlace place = Place(path);
-    const std::string& source = given_.sources[place.source];
-    if (place.source == 0) return absl::StrCat(source, ":", place.line);
-    return absl::StartsWith(source, "--set ") ? "--set" : source;
-  }
-
-  // "training.steps (line 12)", for messages about a second key.
-  std::string Cite(const std::string& path) const {
-    if (!Given(path)) return path;
-    const JsonPlace place = Place(path);
-    return place.source == 0
-               ? absl::StrCat(path, " (line ", place.line, ")")
-               : absl::StrCat(path, " (", given_.sources[place.source], ")");
-  }
-
-  void Set(const std::string& path) {
-    const auto it = given_.keys.find(path);
-    if (it == given_.keys.end()) return;
-    FindKey(path)->set(config_, it->second.value);
-    loaded_.origins[path] = Origin(path);
-  }
-
-  void Derived(const std::string& path, absl::string_view formula) {
-    loaded_.origins[path] = absl::StrCat("derived: ", formula);
-  }
-
-  void Note(std::string note) { loaded_.notes.push_back(std::move(note)); }
-
-  // ---- Model --------------------------------------------------------------
-
-  std::string GivenText(const std::string& path) const {
-    const auto it = given_.keys.find(path);
-    return it == given_.keys.end() ? ""
-                                   : std::get<std::string>(it->second.value);
-  }
-
-  void BaseModel() {
-    const std::string preset = GivenText("model.preset");
-    const std::string dir = GivenText("model.from_pretrained");
-    if (!preset.empty() && !dir.empty()) {
-      return Problem("model.preset",
-                     absl::StrCat(Cite("model.from_pretrained"),
-                                  " already names the model; delete one"));
-    }
-    if (preset.empty() && dir.empty()) return FamilyDefaults();
-    const std::string path =
-        preset.empty() ? "model.from_pretrained" : "model.preset";
-    if (options_.catalog == nullptr) {
-      return Problem(path, "no models are known to this program");
-    }
-    const std::string found = preset.empty() ? Locate(dir) : "";
-    auto base = preset.empty() ? options_.catalog->Pretrained(found)
-                               : options_.catalog->Preset(preset);
-    if (!base.ok()) {
-      return Problem(path, std::string(base.status().message()));
-    }
-    base_ = *base;
-    has_base_ = true;
-    base_origin_ = preset.empty() ? found + "/config.json"
-                                  : absl::StrCat("preset ", preset);
-    config_.model = base_;
-    if (!dir.empty()) config_.model.from_pretrained = found;
-    const std::string family = ModelFamilyName(base_.family);
-    if (Given("model.model_type") && GivenText("model.model_type") != family) {
-      Problem("model.model_type",
-              absl::StrCat("\"", GivenText("model.model_type"), "\", but ",
-                           Cite(path), " is a ", family, " model; delete one"));
-    }
-  }
-
-  void FamilyDefaults() {
-    if (!Given("model.model_type")) {
-      return Problem("model.model_type",
-                     "missing; want a preset (`zero models` lists them), "
-                     "from_pretrained, or model_type and hyperparameters");
-    }
-    Set("model.model_type");
-    ModelConfig& model = config_.model;
-    const bool gpt2 = model.family == ModelFamily::kGpt2;
-    model.tie_word_embeddings = gpt2;
-    model.norm_eps = gpt2 ? 1e-5 : 1e-6;
-    model.activation = gpt2 ? "gelu_new" : "silu";
-    model.attention_bias = gpt2 || model.family == ModelFamily::kQwen2;
-  }
-
   void CheckApplies() {
     if (!problems_.empty()) return;
     for (const auto& [path, given] : given_.keys) {
@@ -219,7 +67,7 @@ class Resolver {
         continue;  // 0, which CheckLrScaling lets pass
       }
       if (absl::StartsWith(path, "model.")) {
-        Problem(path, WrongFamily(path.substr(6), key->applies_to));
+        Problem(path, model_.WrongFamily(path.substr(6), key->applies_to));
       } else {
         const std::string type = path.substr(0, path.find('.')) + ".type";
         Problem(path,
@@ -229,240 +77,17 @@ class Resolver {
     }
   }
 
-  std::string WrongFamily(const std::string& name,
-                          const std::string& applies_to) const {
-    const bool gpt2 = config_.model.family == ModelFamily::kGpt2;
-    const std::string family = ModelFamilyName(config_.model.family);
-    for (const auto& names : kFamilyNames) {
-      if (name == names[gpt2 ? 1 : 0]) {
-        return absl::StrCat("a ", family, " model calls this \"",
-                            names[gpt2 ? 0 : 1], "\"");
-      }
-    }
-    return absl::StrCat("belongs to ", applies_to, "; this is a ", family,
-                        " model");
-  }
-
-  // The family's name of a hyperparameter, given GPT-2's.
-  std::string Hyper(absl::string_view gpt2_name) const {
-    for (const auto& names : kFamilyNames) {
-      if (gpt2_name == names[0]) {
-        const bool gpt2 = config_.model.family == ModelFamily::kGpt2;
-        return absl::StrCat("model.", names[gpt2 ? 0 : 1]);
-      }
-    }
-    return absl::StrCat("model.", gpt2_name);
-  }
-
-  void Model() {
-    if (!config_.model.from_pretrained.empty()) CheckPretrained();
-    for (const char* name : {"n_embd", "n_layer", "n_head"}) {
-      Require(Hyper(name));
-    }
-    ModelConfig& model = config_.model;
-    if (model.family != ModelFamily::kGpt2) Require(Hyper("n_inner"));
-    Vocabulary();
-    if (!problems_.empty()) return;
-    if (model.family == ModelFamily::kGpt2) {
-      Gpt2Shape();
-    } else {
-      RotaryShape();
-    }
-    Positions();
-    if (config_.model.rope_scaling.enabled &&
-        model.rope_scaling.low_freq_factor >=
-            model.rope_scaling.high_freq_factor) {
-      Problem("model.rope_scaling.low_freq_factor",
-              absl::StrCat(JsonDouble(model.rope_scaling.low_freq_factor),
-                           " is not below high_freq_factor ",
-                           JsonDouble(model.rope_scaling.high_freq_factor)));
-    }
-  }
-
-  void Require(const std::string& path) {
-    if (Given(path) || has_base_) return;
-    Problem(path,
-            absl::StrCat("missing; a ", ModelFamilyName(config_.model.family),
-                         " model without a preset needs it"));
-  }
-
-  // The shape of loaded weights is what it is; only dropout may be chosen.
-  void CheckPretrained() {
-    Config base;
-    base.model = base_;
-    for (const auto& [path, given] : given_.keys) {
-      if (!absl::StartsWith(path, "model.") ||
-          path == "model.from_pretrained" || path == "model.embd_pdrop" ||
-          path == "model.resid_pdrop") {
-        continue;
-      }
-      const KeyValue theirs = FindKey(path)->get(base);
-      if (theirs == given.value) continue;
-      Problem(path,
-              absl::StrCat(ValueText(given.value), ", but ", base_origin_,
-                           " says ", ValueText(theirs), "; delete the key"));
-    }
-  }
-
-  void Vocabulary() {
-    ModelConfig& model = config_.model;
-    const std::string path = "model.vocab_size";
-    const bool bytes = config_.data.tokenizer == "bytes";
-    if (!Given(path) && !has_base_) {
-      const std::string& file = config_.data.tokenizer;
-      if (options_.tokenizer_ids != nullptr && PathExists(file)) {
-        const auto ids = options_.tokenizer_ids(file);
-        if (!ids.ok()) {
-          return Problem("data.tokenizer", std::string(ids.status().message()));
-        }
-        model.vocab_size = *ids;
-        return Derived(path, "the ids of data.tokenizer");
-      }
-      if (!bytes) {
-        return Problem(path,
-                       "missing; want the number of ids of the tokenizer "
-                       "that made the token files");
-      }
-      model.vocab_size = kBytesVocab;
-      Derived(path, "256 bytes and the end of text");
-    } else if (bytes && model.vocab_size < kBytesVocab) {
-      Problem(path, absl::StrCat(model.vocab_size,
-                                 " is too few for data.tokenizer \"bytes\", "
-                                 "want >= 257"));
-    }
-  }
-
-  void Gpt2Shape() {
-    ModelConfig& model = config_.model;
-    model.num_key_value_heads = model.num_attention_heads;
-    if (model.hidden_size % model.num_attention_heads != 0) {
-      return DoesNotDivide("model.n_head", model.num_attention_heads,
-                           "model.n_embd", model.hidden_size);
-    }
-    model.head_dim = model.hidden_size / model.num_attention_heads;
-    const bool follows =
-        !has_base_ || base_.intermediate_size == 4 * base_.hidden_size;
-    if (!Given("model.n_inner") && follows &&
-        model.intermediate_size != 4 * model.hidden_size) {
-      model.intermediate_size = 4 * model.hidden_size;
-      Derived("model.n_inner", "4 * n_embd");
-    }
-  }
-
-  void RotaryShape() {
-    ModelConfig& model = config_.model;
-    const int64_t heads = model.num_attention_heads;
-    if (!Given("model.num_key_value_heads") && !has_base_) {
-      model.num_key_value_heads = heads;
-      Derived("model.num_key_value_heads", "num_attention_heads");
-    }
-    if (heads % model.num_key_value_heads != 0) {
-      return DoesNotDivide("model.num_key_value_heads",
-                           model.num_key_value_heads,
-                           "model.num_attention_heads", heads);
-    }
-    const bool follows =
-        has_base_
-            ? base_.head_dim * base_.num_attention_heads == base_.hidden_size
-            : model.family != ModelFamily::kQwen3;
-    if (!Given("model.head_dim") && !follows && !has_base_) {
-      model.head_dim = 128;  // Hugging Face's default for Qwen3
-    } else if (!Given("model.head_dim") && follows) {
-      if (model.hidden_size % heads != 0) {
-        return DoesNotDivide("model.num_attention_heads", heads,
-                             "model.hidden_size", model.hidden_size);
-      }
-      if (model.head_dim != model.hidden_size / heads) {
-        model.head_dim = model.hidden_size / heads;
-        Derived("model.head_dim", "hidden_size / num_attention_heads");
-      }
-    }
-    if (model.head_dim % 2 != 0) {
-      Problem("model.head_dim",
-              absl::StrCat(model.head_dim,
-                           " is odd; rotary embeddings turn pairs"));
-    }
-  }
-
-  void DoesNotDivide(const std::string& path, int64_t divisor,
-                     const std::string& of, int64_t value) {
-    Problem(path,
-            absl::StrCat(divisor, " does not divide ", Cite(of), " = ", value));
-  }
-
-  void Positions() {
-    ModelConfig& model = config_.model;
-    const bool gpt2 = model.family == ModelFamily::kGpt2;
-    const std::string path = Hyper("n_positions");
-    const std::string length = "data.sequence_length";
-    int64_t& positions = model.max_position_embeddings;
-    int64_t& sequence = config_.data.sequence_length;
-    if (!Given(length)) {
-      sequence = kDefaultSequence;
-      if (positions > 0 && positions < sequence) {
-        sequence = positions;
-        Derived(length, absl::StrCat("the model's ", path.substr(6)));
-      }
-    }
-    if (positions == 0) {
-      const int64_t usual = model.family == ModelFamily::kLlama ? 2048 : 32768;
-      positions = gpt2 ? sequence : std::max(usual, sequence);
-      if (gpt2 || sequence > usual) Derived(path, length);
-    }
-    if (sequence > positions) {
-      Problem(
-          length,
-          absl::StrCat(sequence, " is more than ", Cite(path), " = ", positions,
-                       gpt2 ? "; the model has no more positions"
-                            : "; raise that, it costs no parameters"));
-    }
-  }
-
   // ---- Data ---------------------------------------------------------------
-
-  // `path` from the current folder, or else from the config file's.
-  std::string Locate(const std::string& path) const {
-    if (absl::StartsWith(path, "/") || Look(path) != Found::kNothing) {
-      return path;
-    }
-    const std::string beside =
-        absl::StrCat(FolderOf(given_.sources[0]), "/", path);
-    return Look(beside) != Found::kNothing ? beside : path;
-  }
-
-  std::string Missing(const std::string& file) const {
-    const std::string folder = FolderOf(given_.sources[0]);
-    std::string message = absl::StrCat(
-        JsonQuote(file), IsGlob(file) ? " matches no file" : " does not exist");
-    if (!absl::StartsWith(file, "/") && folder != ".") {
-      absl::StrAppend(&message, ", neither from the current folder nor from ",
-                      folder, "/");
-    }
-    return message;
-  }
 
   void LocateAll(const std::string& path, std::vector<std::string>* files) {
     for (std::string& file : *files) {
       file = Locate(file);
-      const Found found = Look(file);
-      if (found == Found::kNothing) Lacking(path, Missing(file));
-      if (found == Found::kFolder) {
+      if (!Exists(file)) Lacking(path, Missing(file));
+      if (IsFolder(file)) {
         Lacking(path,
                 absl::StrCat(JsonQuote(file), " is a folder, want files: ",
                              JsonQuote(file + "/*")));
       }
-    }
-  }
-
-  // A run would need a file that is not there.
-  void Lacking(const std::string& path, const std::string& message) {
-    switch (options_.missing_files) {
-      case MissingFiles::kError:
-        return Problem(path, message);
-      case MissingFiles::kNote:
-        return Note(absl::StrCat(Origin(path), ": ", path, ": ", message));
-      case MissingFiles::kIgnored:
-        return;
     }
   }
 
@@ -488,9 +113,9 @@ class Resolver {
     const std::string path = "data.tokenizer";
     if (!Given(path)) {
       const bool tokens =
-          data.format == DataFormat::kLlmC ||
-          data.format == DataFormat::kRawU16 ||
-          (data.format == DataFormat::kAuto && !data.train.empty() &&
+          data.format == TokenFormat::kLlmc ||
+          data.format == TokenFormat::kRawU16 ||
+          (data.format == TokenFormat::kAuto && !data.train.empty() &&
            absl::EndsWith(data.train[0], ".bin"));
       if (tokens) {
         data.tokenizer = "none";
@@ -498,7 +123,7 @@ class Resolver {
       }
     }
     if (data.tokenizer == "none") {
-      if (data.format == DataFormat::kText) {
+      if (data.format == TokenFormat::kText) {
         Problem(path,
                 "\"none\", but data.format is \"text\"; want \"bytes\" "
                 "or the path of a SentencePiece model");
@@ -518,7 +143,7 @@ class Resolver {
                      "SentencePiece model");
     }
     data.tokenizer = Locate(data.tokenizer);
-    if (Look(data.tokenizer) != Found::kFile) {
+    if (!PathExists(data.tokenizer) || IsFolder(data.tokenizer)) {
       Lacking(path, absl::StrCat("want \"bytes\", \"none\" or a "
                                  "SentencePiece model; ",
                                  Missing(data.tokenizer)));
@@ -611,42 +236,6 @@ class Resolver {
                                   product, "; write ", product,
                                   ", or delete one of the "
                                   "three"));
-    }
-  }
-
-  // Sizes whose byte counts would not fit into 64 bits, and no memory.
-  void Size() {
-    const ModelConfig& m = config_.model;
-    const bool gpt2 = m.family == ModelFamily::kGpt2;
-    const auto width = static_cast<double>(m.hidden_size);
-    const auto inner = static_cast<double>(m.intermediate_size);
-    const auto layers = static_cast<double>(m.num_hidden_layers);
-    const auto head = static_cast<double>(m.head_dim);
-    const double q = static_cast<double>(m.num_attention_heads) * head;
-    const double kv = static_cast<double>(m.num_key_value_heads) * head;
-    const double matrices =
-        width * (2 * q + 2 * kv) + (gpt2 ? 2 : 3) * width * inner;
-    const double rows =
-        static_cast<double>(m.vocab_size) * (m.tie_word_embeddings ? 1 : 2) +
-        (gpt2 ? static_cast<double>(m.max_position_embeddings) : 0);
-    const double parameters = layers * matrices + rows * width;
-    if (parameters > kMaxParameters) {
-      return Problem("model",
-                     absl::StrFormat("%.2g parameters; at most %g fit into "
-                                     "what this program counts with; lower "
-                                     "the widths or the number of layers",
-                                     parameters, kMaxParameters));
-    }
-    const double tokens =
-        static_cast<double>(config_.train_micro_batch_size_per_gpu) *
-        static_cast<double>(config_.data.sequence_length);
-    if (tokens * layers * (width + inner + q) > kMaxActivations) {
-      Problem("train_micro_batch_size_per_gpu",
-              absl::StrFormat(
-                  "%.2g tokens in one pass through %d layers of width %d are "
-                  "more than this program counts with; lower it or "
-                  "data.sequence_length",
-                  tokens, m.num_hidden_layers, m.hidden_size));
     }
   }
 
@@ -1002,37 +591,31 @@ class Resolver {
       }
       std::string& origin = loaded_.origins[key.path];
       const bool from_base =
-          has_base_ && absl::StartsWith(key.path, "model.") &&
+          model_.has_base() && absl::StartsWith(key.path, "model.") &&
           key.path != "model.preset" && key.path != "model.from_pretrained" &&
           !absl::EndsWith(key.path, "_pdrop");
       if (origin.empty()) {
-        origin = from_base ? base_origin_ : "default";
+        origin = from_base ? model_.base_origin() : "default";
       } else if (from_base && Given(key.path)) {
         Config base;
-        base.model = base_;
+        base.model = model_.base();
         const std::string theirs = ValueText(key.get(base));
         if (theirs != ValueText(key.get(config_))) {
-          absl::StrAppend(&origin, " (", base_origin_, ": ", theirs, ")");
+          absl::StrAppend(&origin, " (", model_.base_origin(), ": ", theirs,
+                          ")");
         }
       }
     }
   }
 
-  const GivenKeys& given_;
-  const LoadOptions& options_;
-  Config& config_;
-  LoadedConfig& loaded_;
-  std::vector<JsonProblem>& problems_;
-  bool has_base_ = false;
-  ModelConfig base_;
-  std::string base_origin_;
+  ModelResolver model_;
 };
 
 }  // namespace
 
 void ResolveConfig(const GivenKeys& given, const LoadOptions& options,
                    LoadedConfig* loaded, std::vector<JsonProblem>* problems) {
-  Resolver(given, options, loaded, problems).Run();
+  Resolver(ResolveContext(given, options, loaded, problems)).Run();
 }
 
 }  // namespace zero

@@ -64,7 +64,7 @@ class Loader {
   // Overwrites `batch` (its memory is reused). Steps count from 0 over the run.
   void Fill(int64_t step, int64_t micro_step, int64_t rank, Batch* batch) const;
 
-  // steps_per_epoch(), dropped_per_epoch(), EpochOf(step) ...
+  // steps_per_epoch(), dropped_per_epoch() ...
   const Sampler& sampler() const { return sampler_; }
 
  private:
@@ -94,8 +94,6 @@ class EvalLoader {
 
   // Row b of (index, rank) is window (index * world + rank) * B + b.
   void Fill(int64_t index, int64_t rank, Batch* batch) const;
-
-  int64_t num_windows() const { return num_windows_; }
 
   // Targets that count over all batches and ranks.
   int64_t num_targets() const { return num_targets_; }

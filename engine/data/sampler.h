@@ -70,7 +70,6 @@ class Sampler {
   }
 
   // Steps count from 0 over the whole run.
-  int64_t EpochOf(int64_t step) const { return step / steps_per_epoch_; }
 
   // Sequence of `row` of (micro_step, rank) in the whole run's consumption:
   // step * G + j. Unique over the run and the same for any world size; the key

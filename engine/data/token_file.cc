@@ -1,9 +1,6 @@
 #include "engine/data/token_file.h"
 
-#include <errno.h>
-#include <glob.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -11,10 +8,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/strip.h"
+#include "engine/base/glob.h"
 #include "engine/base/math.h"
-#include "engine/base/nearest.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
 
@@ -187,73 +182,6 @@ absl::Status OpenShard(const std::string& path, TokenFormat format,
   return absl::OkStatus();
 }
 
-absl::Status NothingMatches(const std::string& pattern) {
-  std::string folder = FolderOf(pattern);
-  while (!IsFolder(folder) && folder != "." && folder != "/") {
-    folder = FolderOf(folder);
-  }
-  // What of the pattern lies behind the folder that exists.
-  absl::string_view rest = pattern;
-  if (folder != ".") absl::ConsumePrefix(&rest, folder);
-  absl::ConsumePrefix(&rest, "/");
-  const absl::string_view word = rest.substr(0, rest.find('/'));
-  ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
-  const std::vector<std::string> near = NearestNames(word, names, 3);
-  return absl::NotFoundError(
-      absl::StrCat("'", pattern, "' matches no file; in '", folder, "' ",
-                   near.empty() ? "there is nothing of a similar name"
-                                : absl::StrCat("the nearest names are: ",
-                                               absl::StrJoin(near, ", "))));
-}
-
-// Appends what one pattern names.
-absl::Status ExpandOne(const std::string& pattern,
-                       std::vector<std::string>* paths) {
-  if (pattern.empty()) {
-    return absl::InvalidArgumentError(
-        "an empty file name; name a file or a glob such as data/*.bin");
-  }
-  // A file whose name has brackets is a file first.
-  struct stat info;
-  if (::stat(pattern.c_str(), &info) == 0) {
-    if (S_ISDIR(info.st_mode)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", pattern, "' is a folder; name its files, for example '",
-          absl::StripSuffix(pattern, "/"), "/*'"));
-    }
-    paths->push_back(pattern);
-    return absl::OkStatus();
-  }
-  if (errno != ENOENT && errno != ENOTDIR) {
-    return FileError("cannot read", pattern, errno);
-  }
-  if (absl::StrContains(pattern, "**")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", pattern,
-                     "': ** is not supported; name each level, for example "
-                     "[\"dir/*.txt\", \"dir/*/*.txt\"]"));
-  }
-  glob_t matches;
-  const int result =
-      ::glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, nullptr,
-             &matches);
-  if (result == GLOB_NOSPACE || result == GLOB_ABORTED) {
-    ::globfree(&matches);
-    return FileError("cannot expand", pattern,
-                     result == GLOB_NOSPACE ? ENOMEM : EIO);
-  }
-  std::vector<std::string> found;
-  for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) {
-    if (!IsFolder(matches.gl_pathv[i])) found.push_back(matches.gl_pathv[i]);
-  }
-  ::globfree(&matches);
-  if (found.empty()) return NothingMatches(pattern);
-  // Bytewise, whatever the locale, so that the order is the same everywhere.
-  std::sort(found.begin(), found.end());
-  paths->insert(paths->end(), found.begin(), found.end());
-  return absl::OkStatus();
-}
-
 template <typename T>
 void Widen(const uint8_t* tokens, int64_t n, int32_t* out) {
   for (int64_t i = 0; i < n; ++i) {
@@ -339,42 +267,6 @@ absl::Status TokenTooLarge(const TokenSource::Shard& shard, int64_t block,
 }
 
 }  // namespace
-
-const char* TokenFormatName(TokenFormat format) {
-  switch (format) {
-    case TokenFormat::kAuto:
-      return "auto";
-    case TokenFormat::kLlmc:
-      return "llmc";
-    case TokenFormat::kRawU16:
-      return "raw_uint16";
-    case TokenFormat::kText:
-      return "text";
-  }
-  return "?";
-}
-
-absl::StatusOr<TokenFormat> ParseTokenFormat(absl::string_view name) {
-  for (const TokenFormat format : {TokenFormat::kAuto, TokenFormat::kLlmc,
-                                   TokenFormat::kRawU16, TokenFormat::kText}) {
-    if (name == TokenFormatName(format)) return format;
-  }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "data format '", name, "' is not one of auto, llmc, raw_uint16, text"));
-}
-
-absl::StatusOr<std::vector<std::string>> ExpandPaths(
-    const std::vector<std::string>& patterns) {
-  if (patterns.empty()) {
-    return absl::InvalidArgumentError(
-        "no data files; name at least one file or glob");
-  }
-  std::vector<std::string> paths;
-  for (const std::string& pattern : patterns) {
-    ZERO_RETURN_IF_ERROR(ExpandOne(pattern, &paths));
-  }
-  return paths;
-}
 
 absl::StatusOr<MappedFile> OpenTextFile(const std::string& path) {
   ZERO_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));

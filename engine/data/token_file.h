@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "engine/base/file.h"
+#include "engine/data/token_format.h"
 
 namespace zero {
 
@@ -33,19 +33,6 @@ inline constexpr int kTokenHeaderBytes = kTokenHeaderInts * 4;
 // Bytes as tokens.
 inline constexpr int32_t kByteEndOfText = 256;
 inline constexpr int64_t kByteVocabSize = 257;
-
-enum class TokenFormat { kAuto, kLlmc, kRawU16, kText };
-
-// "auto", "llmc", "raw_uint16", "text".
-const char* TokenFormatName(TokenFormat format);
-absl::StatusOr<TokenFormat> ParseTokenFormat(absl::string_view name);
-
-// Files named by `patterns` (files and globs), in the order of the patterns
-// and bytewise sorted within a glob. A file named twice counts twice.
-// Errors: NotFound with the nearest names when a pattern matches nothing;
-//         InvalidArgument for "**" and for an empty list.
-absl::StatusOr<std::vector<std::string>> ExpandPaths(
-    const std::vector<std::string>& patterns);
 
 // Maps a text file for reading.
 // Errors: InvalidArgument when it is empty or recognizably not text: a NUL

@@ -14,6 +14,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "engine/base/glob.h"
 #include "engine/base/status.h"
 #include "engine/data/token_file.h"
 #include "kernels/check.h"

@@ -8,8 +8,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "engine/base/file.h"
+#include "engine/base/glob.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
+#include "engine/base/utf8.h"
 #include "engine/data/sentencepiece_model.h"
 #include "engine/data/token_file.h"
 #include "kernels/check.h"
@@ -178,29 +180,6 @@ absl::Status CheckTraining(const SentencePieceTraining& options) {
   return absl::OkStatus();
 }
 
-// Length of the well-formed character at the front of `s`; 0 when it may still
-// become one; minus the length of the maximal ill-formed part otherwise.
-// Source: the Unicode standard 15, table 3-7.
-int CharacterLength(absl::string_view s) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(s[i]); };
-  const uint8_t lead = byte(0);
-  if (lead < 0x80) return 1;
-  if (lead < 0xC2 || lead > 0xF4) return -1;
-  const int length = lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
-  uint8_t low = 0x80, high = 0xBF;  // of the second byte
-  if (lead == 0xE0) low = 0xA0;
-  if (lead == 0xED) high = 0x9F;
-  if (lead == 0xF0) low = 0x90;
-  if (lead == 0xF4) high = 0x8F;
-  for (int i = 1; i < length; ++i) {
-    if (static_cast<size_t>(i) == s.size()) return 0;
-    const uint8_t next = byte(static_cast<size_t>(i));
-    if (next < low || next > high) return -i;
-    low = 0x80, high = 0xBF;
-  }
-  return length;
-}
-
 }  // namespace
 
 std::unique_ptr<Tokenizer> MakeByteTokenizer() {
@@ -295,7 +274,7 @@ std::string TakeValidUtf8(std::string* bytes) {
   std::string valid;
   absl::string_view rest = *bytes;
   while (!rest.empty()) {
-    const int length = CharacterLength(rest);
+    const int length = Utf8Length(rest);
     if (length == 0) break;
     const size_t taken = static_cast<size_t>(length > 0 ? length : -length);
     absl::StrAppend(&valid, length > 0 ? rest.substr(0, taken) : kReplacement);

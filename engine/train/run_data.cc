@@ -12,25 +12,11 @@
 namespace zero {
 namespace {
 
-TokenFormat FormatOf(DataFormat format) {
-  switch (format) {
-    case DataFormat::kAuto:
-      return TokenFormat::kAuto;
-    case DataFormat::kText:
-      return TokenFormat::kText;
-    case DataFormat::kLlmC:
-      return TokenFormat::kLlmc;
-    case DataFormat::kRawU16:
-      return TokenFormat::kRawU16;
-  }
-  return TokenFormat::kAuto;
-}
-
 absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
     const std::vector<std::string>& patterns, const Config& config,
     const Tokenizer* tokenizer, int num_threads) {
-  ZERO_ASSIGN_OR_RETURN(
-      auto source, TokenSource::Open(patterns, FormatOf(config.data.format)));
+  ZERO_ASSIGN_OR_RETURN(auto source,
+                        TokenSource::Open(patterns, config.data.format));
   if (source->is_text() && tokenizer != nullptr &&
       config.data.tokenizer != "bytes") {
     return absl::InvalidArgumentError(absl::StrCat(

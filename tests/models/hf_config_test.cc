@@ -104,7 +104,8 @@ TEST(HfConfigTest, TokenIdsOfTheBaseAreCarriedWhereNoTokenizerKnowsBetter) {
   const ModelConfig c = Parse(Llama(given));
   const std::string kept = WriteHfConfig(c, DType::kF32, -1);
   EXPECT_THAT(kept, testing::HasSubstr("\"bos_token_id\": 1,"));
-  EXPECT_THAT(kept, testing::HasSubstr("\"eos_token_id\": [2, 3],"));
+  EXPECT_THAT(kept,
+              testing::HasSubstr("\"eos_token_id\": [\n    2,\n    3\n  ],"));
   EXPECT_EQ(Parse(kept), c);
   EXPECT_THAT(WriteHfConfig(c, DType::kF32, 7),
               testing::HasSubstr("\"eos_token_id\": 7,"));
@@ -186,7 +187,7 @@ TEST(HfConfigTest, BrokenFilesAreNamedErrors) {
             "config.json:1:1: vocab_size: missing");
   EXPECT_EQ(ErrorOf(Llama(R"("num_key_value_heads": 3)")),
             "config.json:1:1: num_key_value_heads: 3 does not divide "
-            "num_attention_heads 4");
+            "num_attention_heads = 4");
   EXPECT_EQ(ErrorOf(Llama(R"("rms_norm_eps": "small")")),
             "config.json:3:17: rms_norm_eps: \"small\" is a string, want a "
             "number > 0");

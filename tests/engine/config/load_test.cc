@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/base/file.h"
+#include "engine/base/glob.h"
 #include "tests/engine/config/config_testing.h"
 #include "tests/support/temp_dir.h"
 
@@ -797,6 +798,15 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.data.train,
             (std::vector<std::string>{folder + "/a.txt", folder + "/*.txt"}));
+  // As `zero tokenize` takes them.
+  for (const char* name : {"/{a,none}.txt", "/[ab].txt", "/?.txt"}) {
+    options.overrides = {"data.train=" + folder + name};
+    loaded = LoadConfig(folder + "/run.json", options);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.data.train,
+              std::vector<std::string>{folder + name});
+    EXPECT_TRUE(ExpandPaths(loaded->config.data.train).ok());
+  }
   options.overrides = {"data.train=" + folder + "/sub"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
             "--set data.train: \"" + folder +
@@ -804,6 +814,9 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
   options.overrides = {"data.train=" + folder + "/b*.txt"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
             "--set data.train: \"" + folder + "/b*.txt\" matches no file");
+  options.overrides = {"data.train=" + folder + "/{b,c}.txt"};
+  EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
+            "--set data.train: \"" + folder + "/{b,c}.txt\" matches no file");
   options.overrides = {"data.train=auto"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
             "--set data.train: missing; want a file, a glob or a list of them, "

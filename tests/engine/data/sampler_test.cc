@@ -95,8 +95,6 @@ TEST(SamplerTest, CountsWindowsStepsAndWhatIsDropped) {
   EXPECT_EQ(sampler.num_samples(), 10);
   EXPECT_EQ(sampler.steps_per_epoch(), 2);
   EXPECT_EQ(sampler.dropped_per_epoch(), 2);
-  EXPECT_EQ(sampler.EpochOf(1), 0);
-  EXPECT_EQ(sampler.EpochOf(2), 1);
   // One token fewer leaves the last window without its last target.
   EXPECT_EQ(Sampler(100, sampler.shape(), 1).num_samples(), 9);
   EXPECT_EQ(Sampler(0, sampler.shape(), 1).num_samples(), 0);

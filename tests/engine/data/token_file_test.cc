@@ -107,8 +107,6 @@ TEST_F(TokenFileTest, AFormatCanBeForced) {
   dir_.Write("b.dat", Tokens<uint16_t>({1, 2}));
   EXPECT_THAT(All(*Open("b.dat", TokenFormat::kRawU16).value()),
               ElementsAre(1, 2));
-  EXPECT_EQ(ParseTokenFormat("raw_uint16").value(), TokenFormat::kRawU16);
-  EXPECT_FALSE(ParseTokenFormat("raw").ok());
 }
 
 TEST_F(TokenFileTest, EndOfTextStandsBetweenTextFilesOnly) {

@@ -1,0 +1,102 @@
+#include "engine/config/resolve_context.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+#include "engine/base/glob.h"
+
+namespace zero {
+
+bool ResolveContext::Given(const std::string& path) const {
+  return given_.keys.count(path) > 0;
+}
+
+JsonPlace ResolveContext::Place(const std::string& path) const {
+  const auto key = given_.keys.find(path);
+  if (key != given_.keys.end()) return key->second.place;
+  const auto automatic = given_.autos.find(path);
+  if (automatic != given_.autos.end()) return automatic->second;
+  std::string parent = path;
+  while (true) {
+    const auto object = given_.objects.find(parent);
+    if (object != given_.objects.end()) return object->second;
+    if (parent.empty()) return {};
+    const size_t dot = parent.rfind('.');
+    parent = dot == std::string::npos ? "" : parent.substr(0, dot);
+  }
+}
+
+void ResolveContext::Problem(const std::string& path, std::string message) {
+  problems_.push_back({Place(path), path, std::move(message)});
+}
+
+std::string ResolveContext::Origin(const std::string& path) const {
+  const JsonPlace place = Place(path);
+  const std::string& source = given_.sources[place.source];
+  if (place.source == 0) return absl::StrCat(source, ":", place.line);
+  return absl::StartsWith(source, "--set ") ? "--set" : source;
+}
+
+std::string ResolveContext::Cite(const std::string& path) const {
+  if (!Given(path)) return path;
+  const JsonPlace place = Place(path);
+  return place.source == 0
+             ? absl::StrCat(path, " (line ", place.line, ")")
+             : absl::StrCat(path, " (", given_.sources[place.source], ")");
+}
+
+void ResolveContext::Set(const std::string& path) {
+  const auto it = given_.keys.find(path);
+  if (it == given_.keys.end()) return;
+  FindKey(path)->set(config_, it->second.value);
+  loaded_.origins[path] = Origin(path);
+}
+
+void ResolveContext::Derived(const std::string& path,
+                             absl::string_view formula) {
+  loaded_.origins[path] = absl::StrCat("derived: ", formula);
+}
+
+void ResolveContext::Note(std::string note) {
+  loaded_.notes.push_back(std::move(note));
+}
+
+std::string ResolveContext::Locate(const std::string& path) const {
+  if (absl::StartsWith(path, "/") || Exists(path)) return path;
+  const std::string beside =
+      absl::StrCat(FolderOf(given_.sources[0]), "/", path);
+  return Exists(beside) ? beside : path;
+}
+
+std::string ResolveContext::Missing(const std::string& file) const {
+  const std::string folder = FolderOf(given_.sources[0]);
+  std::string message = absl::StrCat(
+      JsonQuote(file), file.find_first_of("*?[{") != std::string::npos
+                           ? " matches no file"
+                           : " does not exist");
+  if (!absl::StartsWith(file, "/") && folder != ".") {
+    absl::StrAppend(&message, ", neither from the current folder nor from ",
+                    folder, "/");
+  }
+  return message;
+}
+
+void ResolveContext::Lacking(const std::string& path,
+                             const std::string& message) {
+  switch (options_.missing_files) {
+    case MissingFiles::kError:
+      return Problem(path, message);
+    case MissingFiles::kNote:
+      return Note(absl::StrCat(Origin(path), ": ", path, ": ", message));
+    case MissingFiles::kIgnored:
+      return;
+  }
+}
+
+bool ResolveContext::Exists(const std::string& path) {
+  return PathExists(path) || ExpandPaths({path}).ok();
+}
+
+}  // namespace zero
