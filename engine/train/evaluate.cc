@@ -47,8 +47,8 @@ absl::StatusOr<absl::optional<double>> MeanLoss(
                           executor.EvalLossSum(AsHostBatch(batch)));
     loss_sum += sum;
   }
-  ZERO_RETURN_IF_ERROR(
-      executor.AllReduce("validation loss", ReduceOp::kSum, {&loss_sum, 1}));
+  ZERO_RETURN_IF_ERROR(executor.numbers().AllReduce(
+      "validation loss", ReduceOp::kSum, {&loss_sum, 1}));
   return absl::optional<double>(loss_sum / loader.num_targets());
 }
 

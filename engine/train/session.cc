@@ -273,7 +273,7 @@ absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,
       }));
   double failed = notes.ok() ? 0 : 1;
   ZERO_RETURN_IF_ERROR(
-      executor_->AllReduce("saved", ReduceOp::kMax, {&failed, 1}));
+      executor_->numbers().AllReduce("saved", ReduceOp::kMax, {&failed, 1}));
   ZERO_RETURN_IF_ERROR(notes.status());
   if (failed > 0) return absl::UnavailableError("rank 0 can not write");
   return notes;

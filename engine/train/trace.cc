@@ -143,7 +143,7 @@ std::unique_ptr<Communicator> Trace::Wrap(int rank, Row row,
 }
 
 void Trace::Follow(int rank, Executor& executor) {
-  executor.set_time_hook(
+  executor.clock().set_time_hook(
       [this, rank, &executor](const Action& action, bool in_step,
                               Clock::time_point begin, Clock::time_point end) {
         Add(rank, Row::kCompute,
@@ -151,12 +151,12 @@ void Trace::Follow(int rank, Executor& executor) {
                          ActionName(action, executor.plan())),
             begin, end);
       });
-  executor.set_wait_hook([this, rank](Channel channel, const std::string& name,
-                                      Clock::time_point from,
-                                      Clock::time_point to) {
-    Add(rank, Row::kWait,
-        absl::StrCat("wait: ", ChannelName(channel), " ", name), from, to);
-  });
+  executor.clock().set_wait_hook(
+      [this, rank](Channel channel, const std::string& name,
+                   Clock::time_point from, Clock::time_point to) {
+        Add(rank, Row::kWait,
+            absl::StrCat("wait: ", ChannelName(channel), " ", name), from, to);
+      });
 }
 
 absl::Status Trace::Write(const std::string& path) const {

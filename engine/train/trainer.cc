@@ -142,8 +142,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     if (hash.ok()) parameters_hash = *std::move(hash);
     status.Update(hash.status());
     peak_bytes = session_->ledger().total_peak_bytes();
-    status.Update(
-        executor().AllReduce("peak bytes", ReduceOp::kSum, {&peak_bytes, 1}));
+    status.Update(executor().numbers().AllReduce("peak bytes", ReduceOp::kSum,
+                                                 {&peak_bytes, 1}));
   }
   // Nobody waits any more, and what else ran on the machine may have ended
   // since the measurement at the start, if that is long ago.
@@ -208,7 +208,7 @@ absl::Status Trainer::TakeSteps() {
 absl::StatusOr<bool> Trainer::Step() {
   // A step that was launched ahead begins where the one before it ends.
   const auto begin = launched_.empty() ? Clock::now() : step_end_;
-  const WaitTimes waited = executor().waited();
+  const WaitTimes waited = executor().clock().waited();
   while (launched_.size() < (RunsAheadOf(record_.step) ? 2u : 1u)) {
     const int64_t index = record_.step + static_cast<int64_t>(launched_.size());
     Fill(index);
@@ -222,7 +222,7 @@ absl::StatusOr<bool> Trainer::Step() {
   if (launched_.empty()) return false;
   ZERO_ASSIGN_OR_RETURN(StepRecord taken, Await());
   taken.seconds = Seconds(step_end_ - begin);
-  taken.communication.waited = executor().waited() - waited;
+  taken.communication.waited = executor().clock().waited() - waited;
   ZERO_RETURN_IF_ERROR(Report(taken));
   return true;
 }
@@ -231,13 +231,13 @@ void Trainer::Fill(int64_t index) {
   if (agreeing_on_ == index) return;
   agreement_ = Propose(FillBatches(index));
   agreeing_on_ = index;
-  executor().StartAllReduce("stop, valid targets", ReduceOp::kSum, agreement_);
+  executor().numbers().Start("stop, valid targets", ReduceOp::kSum, agreement_);
 }
 
 absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
   agreeing_on_ = -1;
   ZERO_RETURN_IF_ERROR(
-      InStep(executor().FinishAllReduce(absl::MakeSpan(agreement_)), index));
+      InStep(executor().numbers().Finish(absl::MakeSpan(agreement_)), index));
   const double num_valid_targets = agreement_[kValidTargets];
   // A rank that is alone may change its mind until now.
   if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
@@ -359,7 +359,7 @@ StepCommunication Trainer::Communicated() const {
                    .received =
                        gathered.received + reduced.received + across.received},
           .collectives = gathered.calls + reduced.calls + across.calls,
-          .waited = executor().waited()};
+          .waited = executor().clock().waited()};
 }
 
 Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
@@ -378,8 +378,8 @@ absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
 
 absl::StatusOr<bool> Trainer::AgreeToStop() {
   Agreement agreement = Propose(0);
-  ZERO_RETURN_IF_ERROR(
-      executor().AllReduce("stop", ReduceOp::kSum, {agreement.data(), 2}));
+  ZERO_RETURN_IF_ERROR(executor().numbers().AllReduce("stop", ReduceOp::kSum,
+                                                      {agreement.data(), 2}));
   return ShouldStop(agreement);
 }
 

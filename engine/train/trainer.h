@@ -111,7 +111,7 @@ class Trainer {
 
   // Numbers that are added up over the ranks: those that were asked to stop,
   // those that could not write metrics (rank 0), valid targets of a step.
-  using Agreement = std::array<double, 3>;
+  using Agreement = std::array<double, kNumAgreed>;
   enum { kStop, kCannotWrite, kValidTargets };
   // What this rank brings to one.
   Agreement Propose(double num_valid_targets) const;

@@ -1,12 +1,11 @@
 #include "engine/zero/executor.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "engine/base/math.h"
+#include "engine/base/exceptions.h"
+#include "engine/base/hash.h"
 #include "engine/base/status.h"
-#include "engine/zero/executor_internal.h"
 #include "kernels/check.h"
 
 namespace zero {
@@ -16,115 +15,336 @@ OptimizerStepOptions OptionsOf(const StepInput& input) {
   return {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step};
 }
 
-// A batch as one block: tokens, positions, targets, of packed rows the offsets
-// of their sequences, then 8-byte row ids.
-struct BatchLayout {
-  int64_t tokens;
-  int64_t id_bytes;      // of each of the first three
-  int64_t offset_bytes;  // 0: none
-
-  int64_t offsets() const { return 3 * id_bytes; }
-  int64_t row_ids() const { return offsets() + offset_bytes; }
-  int64_t bytes() const { return row_ids() + tokens * 8; }
-
-  void Fill(const HostBatch& batch, char* to) const {
-    for (const int32_t* ids : {batch.tokens, batch.positions, batch.targets}) {
-      if (ids != nullptr) std::memcpy(to, ids, tokens * sizeof(int32_t));
-      to += id_bytes;
-    }
-    if (batch.offsets != nullptr) {
-      std::memcpy(to, batch.offsets, (tokens + 1) * sizeof(int32_t));
-    }
-    int64_t* const row_ids = reinterpret_cast<int64_t*>(to + offset_bytes);
-    for (int64_t i = 0; i < tokens; ++i) {
-      row_ids[i] = batch.sample_ids == nullptr
-                       ? 0
-                       : batch.sample_ids[i / batch.length] * batch.length +
-                             i % batch.length;
-    }
-  }
-};
-
-BatchLayout LayoutOf(const HostBatch& batch) {
-  const int64_t tokens = batch.batch * batch.length;
-  const int64_t id_bytes = RoundUp(tokens * sizeof(int32_t), 64);
-  const int64_t offset_bytes =
-      batch.offsets == nullptr ? 0
-                               : RoundUp((tokens + 1) * sizeof(int32_t), 64);
-  return {tokens, id_bytes, offset_bytes};
-}
-
-int64_t LargestUpload(absl::Span<const HostBatch> batches) {
-  int64_t bytes = 0;
-  for (const HostBatch& batch : batches) {
-    bytes = std::max(bytes, LayoutOf(batch).bytes());
-  }
-  return bytes;
-}
-
-double* SpentOn(ActionKind kind, StepTimes* times) {
+Channel ChannelOf(ActionKind kind) {
   switch (kind) {
-    case ActionKind::kForward:
-      return &times->forward_ms;
-    case ActionKind::kForwardBackward:
-    case ActionKind::kBackward:
-      return &times->backward_ms;
-    case ActionKind::kNorm:
-    case ActionKind::kMoments:
-    case ActionKind::kUpdate:
-      return &times->optimizer_ms;
+    case ActionKind::kReduce:
+      return Channel::kReduce;
+    case ActionKind::kReduceAcross:
+      return Channel::kAcross;
     default:
-      return nullptr;  // no computation
+      return Channel::kGather;
   }
+}
+
+// The unit whose parameters or gradients a collective moves, the first of
+// several.
+const std::string& UnitOf(const Action& action, const Plan& plan) {
+  int unit = action.index;
+  if (action.kind == ActionKind::kGatherUpdated) {
+    unit = plan.gather_buckets[unit].segments.front().unit;
+  } else if (action.kind != ActionKind::kGather) {
+    unit = plan.reduce_buckets[unit].segments.front().unit;
+  }
+  return plan.units[unit].name;
 }
 
 }  // namespace
 
-absl::Status Executor::ReserveUploads(int64_t bytes) {
-  upload_bytes_ = std::max(upload_bytes_, bytes);
-  for (HostStaging& upload : uploads_) {
-    if (upload.sent == nullptr) upload.sent = device_->MakeEvent();
-    if (static_cast<int64_t>(upload.memory.bytes()) >= bytes) continue;
-    upload.sent->Synchronize();
-    ZERO_ASSIGN_OR_RETURN(upload.memory,
-                          device_->Allocate(bytes, MemoryKind::kHost));
+struct Executor::UnitState {
+  Unit* unit = nullptr;
+  std::vector<Segment> gaps;  // no gradient is ever written here
+  // Between forward and backward of one micro-batch:
+  Tensor input;  // kept only for recompute
+  Tape tape;
+  int input_slot = -1, output_slot = -1;
+  // Sharded parameters, while gathered: [padded elems].
+  Tensor gathered;
+  // Sharded gradients, from the first backward that writes one until they are
+  // reduced: [padded elems].
+  Tensor gradients;
+  bool finished = false;  // gradients are complete, unwritten ones zero
+};
+
+// Scalars that live on the device, so that a step never waits for the host.
+struct Executor::Scalars {
+  double loss_sum;     // of this rank
+  double global_loss;  // of all ranks
+  double sum_squares;
+  float seed;        // d(loss sum): loss scale / valid targets
+  float norm;        // unscaled gradient norm
+  float grad_scale;  // what the optimizer multiplies gradients by
+  uint32_t found_non_finite;
+};
+
+struct Executor::BegunStep {
+  int64_t num_valid_targets = 0;
+  Buffer scalars;               // Scalars on the host,
+  std::unique_ptr<Event> read;  // when this is done
+  StepTimes times;
+  std::vector<StepClock::TimedWork> timed;
+};
+
+// Where the size of the states is measured.
+struct Executor::Sizing {
+  std::unique_ptr<Device> meta;
+  MemoryLedger ledger;
+  std::unique_ptr<Arena> arena;
+};
+
+// A UnitUpdate as the optimizer sees it.
+struct Executor::UpdateView {
+  UpdateState state;
+  std::vector<float*> arrays;
+  absl::Span<const TensorPart> parts;
+};
+
+std::vector<UnitSpec> DescribeUnits(const Model& model) {
+  std::vector<UnitSpec> specs;
+  for (const auto& unit : model.units()) {
+    UnitSpec spec{.name = unit->name(),
+                  .backward_reads_parameters = unit->BackwardReadsParameters()};
+    for (const auto& parameter : unit->parameters()) {
+      spec.parameters.push_back({parameter->name, parameter->stored_shape,
+                                 parameter->decay, parameter->frozen});
+    }
+    for (const Parameter* parameter : unit->borrowed()) {
+      spec.borrowed.push_back(parameter->name);
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+// ---- Making and ending ------------------------------------------------------
+
+Executor::Executor(const Rank& rank, Model& model,
+                   const ExecutorOptions& options)
+    : rank_(&rank),
+      device_(rank.device),
+      model_(&model),
+      options_(options),
+      plan_(MakePlan(DescribeUnits(model),
+                     options.plan_options(rank.world(), rank.shards(),
+                                          rank.reduce->algorithm()))),
+      updates_(MakeUpdatePlan(
+          plan_, rank.rank(),
+          {.weight_decay = static_cast<float>(options.optimizer.weight_decay),
+           .decay_all = options.decay_all,
+           .tensor_norms = options.optimizer.needs_tensor_norms()})) {
+  ZERO_CHECK_GE(plan_.units.size(), size_t{2});
+}
+
+Executor::~Executor() {
+  // Nothing may be at work on the memory that goes. A device that has failed
+  // says so once more.
+  for (Stream* stream : {gather_.get(), reduce_.get(), compute_.get()}) {
+    if (stream == nullptr) continue;
+    CatchExceptions([&] {
+      stream->Synchronize();
+      return absl::OkStatus();
+    }).IgnoreError();
+  }
+  model_->DropTables();
+}
+
+absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
+    const Rank& rank, Model& model, const ExecutorOptions& options,
+    const TransientBytes& transient, MemoryLedger* ledger) {
+  std::unique_ptr<Executor> executor(new Executor(rank, model, options));
+  ZERO_RETURN_IF_ERROR(executor->Reserve(transient, ledger));
+  return executor;
+}
+
+// All that lives as long as the run, in an order that is the same on the meta
+// device, where its size is measured.
+void Executor::TakeStates(Arena& arena) {
+  states_->Take(arena);
+  numbers_->Take(arena);
+  const auto numbers = [&](int64_t elems) {
+    return Tensor::Empty(arena, {elems}, DType::kF64, MemoryCategory::kInputs);
+  };
+  scalars_ = Tensor::Empty(arena, {static_cast<int64_t>(sizeof(Scalars))},
+                           DType::kU8, MemoryCategory::kInputs);
+  if (!options_.train) return;
+  // Squares of this rank's piece of every segment; of every rank the squares,
+  // and the loss.
+  norm_sums_ = numbers(plan_.num_segments + 2 * plan_.world);
+  if (updates_.num_slots > 0) {
+    // Two sums of every slot; of every tensor; of every rank and tensor.
+    tensor_sums_ = numbers(
+        2 * (updates_.num_slots + (1 + plan_.world) * updates_.num_tensors));
+  }
+  wire_->TakeStaging(arena);
+}
+
+absl::Status Executor::Reserve(const TransientBytes& transient,
+                               MemoryLedger* ledger) {
+  const auto make_stream = [&](StreamRole role) {
+    ledger->AddFixed(device_->stream_bytes());
+    return device_->MakeStream(role);
+  };
+  const auto make_arena = [&](int64_t bytes, const char* name) {
+    return Arena::Make(*device_, MemoryKind::kDevice, bytes, name, ledger);
+  };
+  compute_ = make_stream(StreamRole::kCompute);
+  if (plan_.world > 1) {
+    gather_ = make_stream(StreamRole::kGather);
+    reduce_ = make_stream(StreamRole::kReduce);
+  }
+  joined_ = device_->MakeEvent();
+  states_ = std::make_unique<ModelStates>(
+      plan_, rank_->rank(), *model_,
+      StateOptions{
+          .param_dtype = options_.param_dtype,
+          .grad_dtype = options_.grad_dtype,
+          .train = options_.train,
+          .stochastic_rounding = options_.stochastic_rounding,
+          .num_optimizer_arrays =
+              options_.train ? options_.optimizer.StateFloatsPerElement() : 0});
+  upload_ = std::make_unique<BatchUpload>(*device_, *compute_);
+  clock_ = std::make_unique<StepClock>(*device_, *compute_, plan_);
+  numbers_ = std::make_unique<RankNumbers>(*rank_, *compute_, *clock_);
+  wire_ = std::make_unique<Wire>(*rank_, plan_, options_.grad_dtype,
+                                 options_.reduce_dtype, gather_.get(),
+                                 reduce_.get());
+  reader_ = std::make_unique<StateReader>(*rank_, plan_, *states_, *wire_,
+                                          *numbers_, *compute_, gather_.get());
+  // What the states need is what they take on the meta device.
+  sizing_ = std::make_unique<Sizing>();
+  sizing_->meta = MakeMetaDevice(*device_);
+  ZERO_ASSIGN_OR_RETURN(
+      sizing_->arena,
+      Arena::Make(*sizing_->meta, MemoryKind::kDevice, int64_t{1} << 50,
+                  "model states", &sizing_->ledger));
+  TakeStates(*sizing_->arena);
+  const int64_t state_bytes = sizing_->arena->high_water_bytes() +
+                              model_->TableBytes(options_.max_positions);
+  ZERO_ASSIGN_OR_RETURN(persistent_, make_arena(state_bytes, "model states"));
+  ZERO_ASSIGN_OR_RETURN(activations_, make_arena(transient.activations,
+                                                 "activations and workspace"));
+  ZERO_ASSIGN_OR_RETURN(
+      rotating_,
+      make_arena(transient.rotating, "gathered parameters and gradients"));
+  for (Arena* arena :
+       {persistent_.get(), activations_.get(), rotating_.get()}) {
+    arena->Touch();
+  }
+  ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), rotating_.get()}));
+  TakeStates(*persistent_);
+  sizing_.reset();
+  model_->Prepare(*persistent_, *compute_, options_.max_positions);
+  // The largest are the hashes that ranks compare, or logits.
+  ZERO_RETURN_IF_ERROR(numbers_->Reserve(
+      std::max(plan_.world * static_cast<int64_t>(Hasher().HexDigest().size()),
+               model_->vocab_size() * static_cast<int64_t>(sizeof(float)))));
+  ZERO_RETURN_IF_ERROR(upload_->Reserve(std::max<int64_t>(
+      transient.upload, ModelStates::kPieceElems * sizeof(float))));
+  steps_.resize(2);
+  for (BegunStep& step : steps_) {
+    ZERO_ASSIGN_OR_RETURN(
+        step.scalars, device_->Allocate(sizeof(Scalars), MemoryKind::kHost));
+    step.read = device_->MakeEvent();
+  }
+  context_ = std::make_unique<Context>(*device_, *compute_, *activations_);
+  states_->Bind(device_->ops(), *compute_);
+  units_.resize(plan_.units.size());
+  for (size_t u = 0; u < units_.size(); ++u) {
+    units_[u].unit = model_->units()[u].get();
+    units_[u].gaps = GapsOf(plan_.units[u]);
   }
   return absl::OkStatus();
 }
 
-void Executor::Upload(const HostBatch& batch, BatchView* view) {
-  const BatchLayout layout = LayoutOf(batch);
-  view->batch = batch.batch;
-  view->length = batch.length;
-  batch_memory_ = Tensor();
-  batch_memory_ = Tensor::Empty(*activations_, {layout.bytes()}, DType::kU8,
-                                MemoryCategory::kInputs);
-  const char* const base = static_cast<const char*>(batch_memory_.data());
-  const auto ids_at = [&](int64_t place, const int32_t* ids) {
-    const char* const at = base + place * layout.id_bytes;
-    return ids == nullptr ? nullptr : reinterpret_cast<const int32_t*>(at);
-  };
-  view->tokens = ids_at(0, batch.tokens);
-  view->positions = ids_at(1, batch.positions);
-  view->targets = ids_at(2, batch.targets);
-  view->packed = {};
-  if (batch.offsets != nullptr) {
-    view->packed = {
-        .positions = view->positions,
-        .offsets = reinterpret_cast<const int32_t*>(base + layout.offsets()),
-        .count = batch.num_sequences};
+void Executor::Initialize(uint64_t seed) {
+  reader_->Drop();
+  states_->Initialize(seed, *upload_, *compute_);
+}
+
+void Executor::Load(
+    const std::function<void(const Parameter&, float* out)>& values) {
+  reader_->Drop();
+  states_->Load(values, *upload_, *compute_);
+}
+
+TransientBytes Executor::high_water() const {
+  return {activations_->high_water_bytes(), rotating_->high_water_bytes(),
+          upload_->bytes()};
+}
+
+int64_t Executor::reserved_bytes() const {
+  return persistent_->capacity_bytes() + activations_->capacity_bytes() +
+         rotating_->capacity_bytes();
+}
+
+// ---- The loop ---------------------------------------------------------------
+
+Stream& Executor::StreamFor(const Action& action) {
+  switch (StreamOf(action.kind)) {
+    case StreamRole::kGather:
+      return *gather_;
+    case StreamRole::kReduce:
+      return *reduce_;
+    default:
+      return *compute_;
   }
-  view->row_ids = reinterpret_cast<const int64_t*>(base + layout.row_ids());
-  if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
-  HostStaging& upload = uploads_[next_upload_];
-  next_upload_ = (next_upload_ + 1) % uploads_.size();
-  // The batch before the last one must be there: mostly it is, or the host
-  // waits for a device that is two micro-batches behind.
-  if (!upload.sent->IsDone()) upload.sent->Synchronize();
-  layout.Fill(batch, static_cast<char*>(upload.memory.data()));
-  device_->Copy(*stream_, batch_memory_.data(), upload.memory.data(),
-                layout.bytes());
-  stream_->Record(*upload.sent);
+}
+
+void Executor::SetList(std::vector<Action> actions, ActionList* list) {
+  const int size = static_cast<int>(actions.size());
+  list->actions = std::move(actions);
+  list->done.clear();
+  list->done.resize(size);
+  list->arriving.clear();
+  for (const Action& action : list->actions) {
+    for (int wait : action.waits) {
+      const int i = wait < 0 ? wait + size : wait;
+      if (list->done[i] == nullptr) list->done[i] = device_->MakeEvent();
+      const bool arrives =
+          StreamOf(list->actions[i].kind) != StreamRole::kCompute;
+      if (wait < 0 && arrives) list->arriving.push_back(i);
+    }
+  }
+}
+
+void Executor::Await(const ActionList& list, const Action& action) {
+  Stream& stream = StreamFor(action);
+  for (const int wait : action.waits) {
+    const int i =
+        wait < 0 ? wait + static_cast<int>(list.actions.size()) : wait;
+    const Action& awaited = list.actions[i];
+    if (&stream != compute_.get() ||
+        StreamOf(awaited.kind) == StreamRole::kCompute) {
+      stream.Wait(*list.done[i]);
+      continue;
+    }
+    // What came before this list began was waited for then.
+    if (wait < 0 && std::erase(arriving_, i) == 0) continue;
+    clock_->Wait(ChannelOf(awaited.kind), UnitOf(awaited, plan_),
+                 [&] { stream.Wait(*list.done[i]); });
+  }
+}
+
+// Makes computation wait for what the last step left on its way.
+void Executor::AwaitArriving() {
+  for (const int i : std::exchange(arriving_, {})) {
+    clock_->Wait(ChannelOf(last_list_->actions[i].kind),
+                 UnitOf(last_list_->actions[i], plan_),
+                 [&] { compute_->Wait(*last_list_->done[i]); });
+  }
+}
+
+template <typename Work>
+absl::Status Executor::RunList(ActionList& list, StepTimes* times,
+                               const Work& perform) {
+  reader_->Drop();
+  if (last_list_ != &list) {
+    // A list's waits are for itself: all streams meet between two of them.
+    AwaitArriving();
+    compute_->Record(*joined_);
+    for (Stream* stream : {gather_.get(), reduce_.get()}) {
+      if (stream != nullptr) stream->Wait(*joined_);
+    }
+    last_list_ = &list;
+  }
+  for (size_t i = 0; i < list.actions.size(); ++i) {
+    const Action& action = list.actions[i];
+    Await(list, action);
+    clock_->Perform(action, in_step(), times, [&] { perform(action); });
+    if (list.done[i] != nullptr) StreamFor(action).Record(*list.done[i]);
+    ZERO_RETURN_IF_ERROR(rank_->status());
+  }
+  arriving_ = list.arriving;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
@@ -134,7 +354,7 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
 
 absl::Status Executor::Begin(const StepInput& input) {
   ZERO_CHECK(options_.train);
-  ZERO_RETURN_IF_ERROR(ReserveUploads(LargestUpload(input.micro_batches)));
+  ZERO_RETURN_IF_ERROR(upload_->Reserve(input.micro_batches));
   ZERO_CHECK_LT(num_begun_ - num_finished_, steps_.size()) << "not finished";
   BegunStep& step = steps_[num_begun_ % steps_.size()];
   step.times = {};
@@ -142,34 +362,37 @@ absl::Status Executor::Begin(const StepInput& input) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
   const float seed = static_cast<float>(
       input.loss_scale / static_cast<double>(step.num_valid_targets));
-  context_->ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
-  context_->ops().Fill(*stream_, {{&scalars->seed, DType::kF32, 1}, seed});
+  Ops& ops = device_->ops();
+  ops.Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
+  ops.Fill(*compute_, {{&scalars->seed, DType::kF32, 1}, seed});
+  for (UnitState& unit : units_) unit.finished = false;
+  for (BoundParameter* bound : states_->bound()) {
+    bound->sink.written = false;
+    bound->used = false;
+  }
+  const auto micro_steps = static_cast<int64_t>(input.micro_batches.size());
+  if (num_micro_steps_ != micro_steps) {
+    AwaitArriving();
+    last_list_ = nullptr;
+    SetList(MakeSchedule(plan_, options_.schedule_options(micro_steps)),
+            &step_list_);
+    num_micro_steps_ = micro_steps;
+    ZERO_RETURN_IF_ERROR(
+        numbers_->CheckSame("schedule", ScheduleHash(plan_, step_list_.actions),
+                            *activations_, "give all ranks the same config"));
+  }
   context_->training = true;
   context_->dropout_key = input.dropout_key;
-  staged_ = Tensor();
-  for (UnitState& unit : units_) {
-    unit.finished = false;
-    for (auto& bound : unit.parameters) {
-      bound->sink.written = false;
-      bound->used = false;
-    }
-  }
-  const int64_t micro_steps = input.micro_batches.size();
-  if (schedule_.empty() || scheduled_micro_steps_ != micro_steps) {
-    schedule_ = MakeSchedule(plan_, options_.schedule_options(micro_steps));
-    scheduled_micro_steps_ = micro_steps;
-    ZERO_RETURN_IF_ERROR(AgreeOnSchedule());
-  }
-  for (const Action& action : schedule_) {
-    Announced(action, [&] { PerformTimed(action, input, &step.times); });
-    ZERO_RETURN_IF_ERROR(rank_->status());
-  }
+  const absl::Status status =
+      RunList(step_list_, &step.times,
+              [&](const Action& action) { Perform(action, input); });
   context_->training = false;
-  batch_memory_ = Tensor();
-  device_->Copy(*stream_, step.scalars.data(), scalars_.data(),
+  ZERO_RETURN_IF_ERROR(status);
+  upload_->Drop();
+  device_->Copy(*compute_, step.scalars.data(), scalars_.data(),
                 sizeof(Scalars));
-  stream_->Record(*step.read);
-  step.timed = std::exchange(timed_, {});
+  compute_->Record(*step.read);
+  step.timed = clock_->Take();
   ++num_begun_;
   return absl::OkStatus();
 }
@@ -178,7 +401,7 @@ absl::StatusOr<StepOutput> Executor::Finish() {
   ZERO_CHECK_LT(num_finished_, num_begun_);
   BegunStep& step = steps_[num_finished_++ % steps_.size()];
   if (device_->kind() == DeviceKind::kMeta) return StepOutput();
-  ReadTimes(*step.read, &step.timed);
+  clock_->Read(*step.read, std::exchange(step.timed, {}));
   times_ = step.times;
   ZERO_RETURN_IF_ERROR(rank_->status());
   const auto& scalars = *static_cast<const Scalars*>(step.scalars.data());
@@ -188,69 +411,72 @@ absl::StatusOr<StepOutput> Executor::Finish() {
       .skipped = scalars.found_non_finite != 0};
 }
 
-void Executor::PerformTimed(const Action& action, const StepInput& input,
-                            StepTimes* times) {
-  double* const spent = SpentOn(action.kind, times);
-  if (spent == nullptr) return Perform(action, input);
-  Timed([&] { Perform(action, input); },
-        [spent](TimePoint begin, TimePoint end) {
-          *spent += Millis(end - begin);
-        });
-}
-
 void Executor::Perform(const Action& action, const StepInput& input) {
+  const int i = action.index;
   switch (action.kind) {
     case ActionKind::kForward:
-      if (action.index == 0) {
-        Upload(input.micro_batches[action.micro_step], &context_->batch);
+      if (i == 0) {
+        upload_->Upload(input.micro_batches[action.micro_step], *activations_,
+                        &context_->batch);
       }
-      Forward(action.index);
-      break;
+      return Forward(i);
     case ActionKind::kForwardBackward:
-      ForwardBackwardHead(action.index);
-      break;
     case ActionKind::kBackward:
-      Backward(action.index);
-      break;
-    case ActionKind::kGather:
-      Gather(action.index);
-      break;
-    case ActionKind::kRelease:
-      Release(action.index);
-      break;
-    case ActionKind::kReduce:
-      Reduce(action.index, action.micro_step);
-      break;
-    case ActionKind::kReduceAcross:
-      ReduceAcross(action.index);
-      break;
-    case ActionKind::kAwaitReduce:
-      AwaitReduce(action.index);
-      break;
-    case ActionKind::kNorm:
-      sent_gradients_ = Tensor();
-      for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-        FinishGradients(u);
+      TakeGradientBuffers(i);
+      action.kind == ActionKind::kBackward ? Backward(i)
+                                           : ForwardBackwardHead(i);
+      // Gradients of several micro-steps add up where they are replicated.
+      if (states_->grads().sharded() ||
+          action.micro_step + 1 == num_micro_steps_) {
+        FinishGradients(i);
       }
-      Norm(input);
-      ListUnused();
-      break;
+      return;
+    case ActionKind::kGather:
+      return Gather(i);
+    case ActionKind::kRelease:
+      return Release(i);
+    case ActionKind::kReduce: {
+      const int unit = plan_.reduce_buckets[i].segments.front().unit;
+      return wire_->Reduce(
+          i, units_[unit].gradients, states_->grads(),
+          /*accumulate=*/states_->grads().sharded() && action.micro_step > 0,
+          *rotating_);
+    }
+    case ActionKind::kReduceAcross:
+      return wire_->ReduceAcross(i, states_->grads(), *rotating_);
+    case ActionKind::kReleaseGradients:
+      return ReleaseGradients(i);
+    case ActionKind::kNorm:
+      wire_->EndReductions();
+      return Norm(input);
     case ActionKind::kMoments:
-      Moments(input);
-      break;
+      return Moments(input);
     case ActionKind::kUpdate:
-      Update(action.index, input);
-      break;
+      return Update(i, input);
     case ActionKind::kGatherUpdated:
-      GatherUpdated(action.index);
-      break;
+      return wire_->GatherUpdated(i, states_->params());
   }
 }
 
-// ---- Forward and backward -------------------------------------------------
+// ---- Forward and backward ---------------------------------------------------
+
+void Executor::Gather(int unit) {
+  UnitState& state = units_[unit];
+  const PlannedUnit& planned = plan_.units[unit];
+  ZERO_CHECK(!state.gathered.defined()) << planned.name;
+  state.gathered =
+      Tensor::Empty(*rotating_, {planned.padded_elems}, options_.param_dtype,
+                    MemoryCategory::kGatheredParameters);
+  wire_->GatherUnit(unit, states_->params(), state.gathered);
+  states_->BindValues(unit, state.gathered);
+}
+
+void Executor::Release(int unit) {
+  states_->BindValues(unit, Tensor());
+  units_[unit].gathered = Tensor();
+}
 
 void Executor::Forward(int unit) {
-  AwaitParameters(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   Tensor input = std::exchange(state.input, Tensor());
@@ -270,8 +496,6 @@ void Executor::Forward(int unit) {
 }
 
 void Executor::ForwardBackwardHead(int unit) {
-  AwaitParameters(unit);
-  TakeGradientBuffers(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
@@ -290,13 +514,10 @@ void Executor::ForwardBackwardHead(int unit) {
 }
 
 void Executor::Backward(int unit) {
-  const bool reads_parameters = plan_.units[unit].backward_reads_parameters;
-  if (reads_parameters) AwaitParameters(unit);
-  TakeGradientBuffers(unit);
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   ctx.tape = &state.tape;
-  if (options_.recompute && reads_parameters) {
+  if (options_.recompute && plan_.units[unit].backward_reads_parameters) {
     const Var in = unit == 0
                        ? Var()
                        : state.tape.Watch(std::exchange(state.input, Tensor()));
@@ -313,7 +534,7 @@ void Executor::Backward(int unit) {
 // Rotating memory for the gradients that this unit's backward writes: its own
 // and those of the parameters it borrows.
 void Executor::TakeGradientBuffers(int unit) {
-  if (!grads_.sharded()) return;
+  if (!states_->grads().sharded()) return;
   for (int u : plan_.units[unit].needs) {
     UnitState& state = units_[u];
     const PlannedUnit& planned = plan_.units[u];
@@ -326,185 +547,187 @@ void Executor::TakeGradientBuffers(int unit) {
         Tensor::Empty(*rotating_, {planned.padded_elems}, options_.grad_dtype,
                       MemoryCategory::kReduceBuffers);
     for (const Segment& gap : state.gaps) {
-      context_->ops().Fill(
-          *stream_,
+      device_->ops().Fill(
+          *compute_,
           {state.gradients.Slice(gap.begin, {gap.elems}).vector(), 0});
     }
-    for (auto& bound : state.parameters) bound->sink.written = false;
+    for (auto& bound : states_->unit(u)) bound->sink.written = false;
     state.finished = false;
-    state.buckets_to_reduce = 0;
-    for (const Bucket& bucket : plan_.reduce_buckets) {
-      if (bucket.segments.front().unit == u) ++state.buckets_to_reduce;
-    }
-    BindSinks(u, state.gradients);
+    states_->BindSinks(u, state.gradients);
   }
 }
 
 // A gradient that no backward pass wrote is zero.
 void Executor::FinishGradients(int unit) {
-  UnitState& state = units_[unit];
-  if (std::exchange(state.finished, true)) return;
-  for (auto& bound : state.parameters) {
+  if (std::exchange(units_[unit].finished, true)) return;
+  for (auto& bound : states_->unit(unit)) {
     if (bound->parameter->frozen) continue;
     if (bound->sink.written) {
       bound->used = true;
     } else {
-      context_->ops().Fill(*stream_, {bound->sink.grad.vector(), 0});
+      device_->ops().Fill(*compute_, {bound->sink.grad.vector(), 0});
     }
   }
 }
 
-void Executor::ListUnused() {
-  unused_.clear();
-  for (const UnitState& unit : units_) {
-    for (const auto& bound : unit.parameters) {
-      if (bound->parameter->frozen || bound->used) continue;
-      unused_.push_back(bound->parameter->name);
-    }
-  }
+void Executor::ReleaseGradients(int unit) {
+  states_->BindSinks(unit, Tensor());
+  units_[unit].gradients = Tensor();
 }
 
-// ---- Norm and update ------------------------------------------------------
+// ---- Norm and update --------------------------------------------------------
 
-// Every rank sums the squares of its own pieces, also where it has all of
-// them, and all add them up in (segment, shard) order: the same bits at every
-// stage.
+// Every rank sums the squares of its own pieces in segment order into one
+// number, also where it has all pieces. The numbers are gathered and added in
+// rank order: the same bits at every stage, and 16 bytes per rank. Other groups
+// have the same pieces: those of the first one count.
 void Executor::Norm(const StepInput& input) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  Ops& ops = context_->ops();
-  const int64_t pieces = plan_.pieces();
-  double* sums = sums_.As<double>();
-  double* losses = sums + plan_.num_segments * pieces;
-  ops.Fill(*stream_, {sums_.vector(), 0});
+  Ops& ops = device_->ops();
+  const int64_t world = plan_.world;
+  double* const of_pieces = norm_sums_.As<double>();
+  double* const squares = of_pieces + plan_.num_segments;
+  double* const losses = squares + world;
   std::vector<SquaredSpan> spans;
-  double* sum = sums + rank_->rank();
-  const int num_units = static_cast<int>(plan_.units.size());
-  for (int u = 0; u < num_units && CountsPieces(); ++u) {
-    const int num_segments = static_cast<int>(plan_.units[u].segments.size());
-    for (int s = 0; s < num_segments; ++s, sum += pieces) {
-      spans.push_back({.src = grads_.Piece({u, s}).vector(), .out = sum});
+  for (int u = 0; u < static_cast<int>(plan_.units.size()); ++u) {
+    for (int s = 0; s < static_cast<int>(plan_.units[u].segments.size()); ++s) {
+      spans.push_back({.src = states_->grads().Piece({u, s}).vector(),
+                       .out = of_pieces + spans.size()});
     }
   }
-  ops.SumSquares(*stream_, {.spans = spans});
-  device_->Copy(*stream_, losses + rank_->rank(), &scalars->loss_sum,
+  ops.SumSquares(*compute_, {.spans = spans});
+  ops.Sum(*compute_, {.src = of_pieces,
+                      .size = CountsPieces() ? plan_.num_segments : 0,
+                      .out = squares + rank_->rank()});
+  device_->Copy(*compute_, losses + rank_->rank(), &scalars->loss_sum,
                 sizeof(double));
-  ReduceNumbers(kStepCollective, ReduceOp::kSum, sums_);
-  ops.Sum(*stream_, {.src = sums,
-                     .size = plan_.num_segments * pieces,
-                     .out = &scalars->sum_squares});
-  ops.Sum(*stream_,
-          {.src = losses, .size = plan_.world, .out = &scalars->global_loss});
-  ops.Clip(*stream_, {.sum_squares = &scalars->sum_squares,
-                      .max_norm = options_.max_grad_norm,
-                      .inverse_scale = 1.0f / input.loss_scale,
-                      .keep_found = input.inherits_skip,
-                      .norm = &scalars->norm,
-                      .grad_scale = &scalars->grad_scale,
-                      .found_non_finite = &scalars->found_non_finite});
+  numbers_->Gather(kStepCollective,
+                   {norm_sums_.Slice(plan_.num_segments, {world}),
+                    norm_sums_.Slice(plan_.num_segments + world, {world})});
+  ops.Sum(*compute_,
+          {.src = squares, .size = world, .out = &scalars->sum_squares});
+  ops.Sum(*compute_,
+          {.src = losses, .size = world, .out = &scalars->global_loss});
+  ops.Clip(*compute_, {.sum_squares = &scalars->sum_squares,
+                       .max_norm = options_.max_grad_norm,
+                       .inverse_scale = 1.0f / input.loss_scale,
+                       .keep_found = input.inherits_skip,
+                       .norm = &scalars->norm,
+                       .grad_scale = &scalars->grad_scale,
+                       .found_non_finite = &scalars->found_non_finite});
+  unused_.clear();
+  for (const BoundParameter* bound : states_->bound()) {
+    if (bound->parameter->frozen || bound->used) continue;
+    unused_.push_back(bound->parameter->name);
+  }
 }
 
 Executor::UpdateView Executor::View(int unit, const StepInput& input) const {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  const UnitUpdate& update = units_[unit].update;
+  const UnitUpdate& update = updates_.units[unit];
+  const FlatState& master = states_->master();
   UpdateView view;
   view.state = {
-      .param = params_.Held(unit).vector(),
-      .master = master_.defined() ? master_.Held(unit).As<float>() : nullptr,
-      .grad = grads_.Held(unit).vector(),
+      .param = states_->params().Held(unit).vector(),
+      .master = master.defined() ? master.Held(unit).As<float>() : nullptr,
+      .grad = states_->grads().Held(unit).vector(),
       .grad_scale = &scalars->grad_scale,
       .found_non_finite = &scalars->found_non_finite,
       .ranges = update.ranges,
-      .whole_param = !params_.sharded(),
-      .whole_grad = !grads_.sharded(),
+      .whole_param = !states_->params().sharded(),
+      .whole_grad = !states_->grads().sharded(),
       .stochastic_rounding = options_.stochastic_rounding,
       .rounding_key = input.rounding_key,
       .first_element = update.first_element};
-  for (const FlatState& array : optimizer_states_) {
+  for (const FlatState& array : states_->optimizer()) {
     view.arrays.push_back(array.Held(unit).As<float>());
   }
-  if (num_tensor_parts_ > 0) {
-    view.norms = {update.norms, tensor_norms_.As<double>()};
-  }
+  view.parts = update.norms;
   return view;
 }
 
-// Who has all of a parameter measures each owner's part of it, so that the
-// sums have the same bits at every stage.
+// Every rank measures its own pieces of a parameter, also where it has all of
+// it: two numbers per parameter, gathered and added in rank order, so that the
+// ratios have the same bits at every stage.
 void Executor::Moments(const StepInput& input) {
-  context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
+  Ops& ops = device_->ops();
+  const int64_t row = 2 * updates_.num_tensors;
+  const Tensor totals = tensor_sums_.Slice(0, {row});
+  const Tensor ranks = tensor_sums_.Slice(row, {plan_.world * row});
+  const Tensor slots =
+      tensor_sums_.Slice((1 + plan_.world) * row, {2 * updates_.num_slots});
+  ops.Fill(*compute_, {tensor_sums_.vector(), 0});
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    if (units_[u].update.ranges.empty()) continue;
+    if (updates_.units[u].ranges.empty()) continue;
     const UpdateView view = View(u, input);
-    OptimizerMoments(context_->ops(), *stream_, options_.optimizer, view.state,
-                     view.arrays, OptionsOf(input), view.norms);
+    OptimizerMoments(ops, *compute_, options_.optimizer, view.state,
+                     view.arrays, OptionsOf(input),
+                     {view.parts, slots.As<double>()});
   }
-  if (plan_.placement.optimizer == Placement::kReplicated) return;
-  if (!CountsPieces()) {
-    context_->ops().Fill(*stream_, {tensor_norms_.vector(), 0});
+  if (CountsPieces()) {
+    AddRows(slots.Slice(0, {updates_.max_ranges * row}),
+            ranks.Slice(rank_->rank() * row, {row}));
   }
-  ReduceNumbers("tensor norms", ReduceOp::kSum, tensor_norms_);
+  numbers_->Gather("tensor norms", {ranks});
+  AddRows(ranks, totals);
+}
+
+// dst [n] = row 0 + row 1 + ... of rows [k * n], in that order.
+void Executor::AddRows(const Tensor& rows, const Tensor& dst) {
+  const int64_t n = dst.num_elems();
+  std::vector<const void*> src;
+  for (int64_t begin = 0; begin < rows.num_elems(); begin += n) {
+    src.push_back(rows.Slice(begin, {n}).data());
+  }
+  device_->ops().SumRanks(
+      *compute_, {.src = src, .src_dtype = DType::kF64, .dst = dst.vector()});
 }
 
 void Executor::Update(int unit, const StepInput& input) {
-  if (units_[unit].update.ranges.empty()) return;
+  if (updates_.units[unit].ranges.empty()) return;
   const UpdateView view = View(unit, input);
-  OptimizerStep(context_->ops(), *stream_, options_.optimizer, view.state,
-                view.arrays, OptionsOf(input), view.norms);
+  double* const totals =
+      tensor_sums_.defined() ? tensor_sums_.As<double>() : nullptr;
+  OptimizerStep(device_->ops(), *compute_, options_.optimizer, view.state,
+                view.arrays, OptionsOf(input), {view.parts, totals});
 }
 
-// ---- Without gradients ----------------------------------------------------
+// ---- Without gradients ------------------------------------------------------
 
 template <typename Head>
 absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
-  if (forward_schedule_.empty()) {
-    forward_schedule_ =
-        MakeForwardSchedule(plan_, options_.schedule_options(1));
+  if (forward_list_.actions.empty()) {
+    SetList(MakeForwardSchedule(plan_, options_.schedule_options(1)),
+            &forward_list_);
   }
-  staged_ = Tensor();
   Tensor x;
-  for (const Action& action : forward_schedule_) {
-    Announced(action, [&] {
-      switch (action.kind) {
-        case ActionKind::kGather:
-          Gather(action.index);
-          break;
-        case ActionKind::kRelease:
-          Release(action.index);
-          break;
-        default:
-          AwaitParameters(action.index);
-          if (action.index + 1 < static_cast<int>(units_.size())) {
-            const Var in(std::move(x));
-            x = units_[action.index].unit->Forward(ctx, in).value;
-          } else {
-            head(std::move(x));
-          }
-      }
-    });
-    ZERO_RETURN_IF_ERROR(rank_->status());
-  }
-  return absl::OkStatus();
+  return RunList(forward_list_, /*times=*/nullptr, [&](const Action& action) {
+    const int u = action.index;
+    if (action.kind == ActionKind::kGather) return Gather(u);
+    if (action.kind == ActionKind::kRelease) return Release(u);
+    if (u + 1 == static_cast<int>(units_.size())) return head(std::move(x));
+    x = units_[u].unit->Forward(ctx, Var(std::move(x))).value;
+  });
 }
 
 absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
   Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  Context ctx(*device_, *stream_, *activations_);
-  ZERO_RETURN_IF_ERROR(ReserveUploads(LayoutOf(batch).bytes()));
-  Upload(batch, &ctx.batch);
+  Context ctx(*device_, *compute_, *activations_);
+  ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
+  upload_->Upload(batch, *activations_, &ctx.batch);
   Tensor per_token;
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
-    ctx.ops().Fill(*stream_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
+    ctx.ops().Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
     ctx.batch.loss_sum = &scalars->loss_sum;
-    const int64_t tokens = ctx.batch.num_tokens();
-    per_token = ctx.Empty({tokens}, DType::kF32);
+    per_token = ctx.Empty({ctx.batch.num_tokens()}, DType::kF32);
     ctx.batch.losses = per_token.As<float>();
     units_.back().unit->Forward(ctx, Var(std::move(x)));
   }));
-  batch_memory_ = Tensor();
-  if (losses != nullptr) ReadNumbers(per_token, losses);
-  const double loss_sum = ReadScalar(&scalars->loss_sum);
-  ReadTimes(*read_, &timed_);
+  upload_->Drop();
+  if (losses != nullptr) numbers_->Read(per_token, losses);
+  const double loss_sum = numbers_->ReadScalar(&scalars->loss_sum);
+  clock_->Read(numbers_->read(), clock_->Take());
   ZERO_RETURN_IF_ERROR(rank_->status());
   return loss_sum;
 }
@@ -517,23 +740,57 @@ KvCache Executor::MakeKvCache(int64_t capacity) {
 absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
                                   float* logits) {
   ZERO_CHECK_EQ(batch.batch, 1);
-  Context ctx(*device_, *stream_, *activations_);
+  Context ctx(*device_, *compute_, *activations_);
   ctx.kv_cache = cache;
-  ZERO_RETURN_IF_ERROR(ReserveUploads(LayoutOf(batch).bytes()));
-  Upload(batch, &ctx.batch);
+  ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
+  upload_->Upload(batch, *activations_, &ctx.batch);
   Tensor fp32;
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     const int64_t channels = x.shape()[1];
     const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
     const Tensor out = units_.back().unit->Logits(ctx, Var(last)).value;
     fp32 = ctx.Empty(out.shape(), DType::kF32);
-    ctx.ops().Cast(*stream_, {out.vector(), fp32.vector()});
+    ctx.ops().Cast(*compute_, {out.vector(), fp32.vector()});
   }));
-  ReadNumbers(fp32, logits);
-  ReadTimes(*read_, &timed_);
+  numbers_->Read(fp32, logits);
+  clock_->Read(numbers_->read(), clock_->Take());
   if (cache != nullptr) cache->length += batch.length;
-  batch_memory_ = Tensor();
+  upload_->Drop();
   return rank_->status();
+}
+
+// ---- States between steps ---------------------------------------------------
+
+absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t begin,
+                                     int64_t count, float* out) {
+  AwaitArriving();
+  return reader_->Read(parameter, begin, count, out, *activations_);
+}
+
+std::vector<StateArray> Executor::StateArrays() {
+  AwaitArriving();
+  return states_->Arrays();
+}
+
+void Executor::CopyOut(const Tensor& values, void* out) {
+  device_->Copy(*compute_, out, values.data(), values.bytes());
+  compute_->Synchronize();
+}
+
+void Executor::CopyIn(const void* from, const Tensor& values) {
+  reader_->Drop();
+  device_->Copy(*compute_, values.data(), from, values.bytes());
+  compute_->Synchronize();
+}
+
+absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
+  return reader_->FirstNonFinite(states_->grads(), "first non-finite gradient",
+                                 *activations_);
+}
+
+absl::StatusOr<std::string> Executor::FirstNonFiniteParameter() {
+  return reader_->FirstNonFinite(states_->trained(),
+                                 "first non-finite parameter", *activations_);
 }
 
 }  // namespace zero

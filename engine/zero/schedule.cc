@@ -1,10 +1,14 @@
 #include "engine/zero/schedule.h"
 
 #include <algorithm>
+#include <climits>
 #include <deque>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/hash.h"
 
 namespace zero {
@@ -26,8 +30,8 @@ const char* KindName(ActionKind kind) {
       return "Reduce";
     case ActionKind::kReduceAcross:
       return "ReduceAcross";
-    case ActionKind::kAwaitReduce:
-      return "AwaitReduce";
+    case ActionKind::kReleaseGradients:
+      return "ReleaseGradients";
     case ActionKind::kNorm:
       return "Norm";
     case ActionKind::kMoments:
@@ -124,7 +128,7 @@ class Builder {
       const Action& action = computations_[i];
       const bool backward = action.kind != ActionKind::kForward;
       Gather(i);
-      if (backward && shards_gradients_) AwaitBuffersFor(action);
+      if (backward && shards_gradients_) ReleaseBuffersFor(action);
       actions_.push_back(action);
       const bool last_micro_step =
           action.micro_step == options_.micro_steps - 1;
@@ -133,7 +137,7 @@ class Builder {
       }
       Release(i);
     }
-    AwaitAllBut(0);
+    ReleaseAllBut(0);
     return std::move(actions_);
   }
 
@@ -271,7 +275,7 @@ class Builder {
   void ReduceFrom(const Action& action, bool last_micro_step) {
     const int num_buckets = static_cast<int>(plan_.reduce_buckets.size());
     if (action.kind == ActionKind::kForwardBackward) next_bucket_ = 0;
-    std::vector<int> started;
+    bool started = false;
     while (next_bucket_ < num_buckets &&
            plan_.reduce_buckets[next_bucket_].segments.back().unit >=
                action.index) {
@@ -281,39 +285,34 @@ class Builder {
         actions_.push_back(
             {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
       }
-      started.push_back(next_bucket_++);
+      ++next_bucket_;
+      started = true;
     }
-    if (started.empty()) return;
-    in_flight_.push_back({std::move(started), action.micro_step});
-    if (!options_.overlap) AwaitAllBut(0);
+    if (!started || !shards_gradients_) return;
+    reducing_.push_back(
+        {ActionKind::kReleaseGradients, action.index, action.micro_step});
+    if (!options_.overlap) ReleaseAllBut(0);
   }
 
   // A backward pass takes gradient buffers: at most one unit's is still being
   // reduced beside it, and none that it needs itself (a tied embedding's, from
   // the micro-batch before).
-  void AwaitBuffersFor(const Action& action) {
-    AwaitAllBut(1);
-    if (in_flight_.empty()) return;
-    const int bucket = in_flight_.front().buckets.front();
-    const int unit = plan_.reduce_buckets[bucket].segments.front().unit;
-    if (Contains(plan_.units[action.index].needs, unit)) AwaitAllBut(0);
-  }
-
-  // Waits for the reductions of all but the last `keep` units that have some.
-  void AwaitAllBut(size_t keep) {
-    while (in_flight_.size() > keep) {
-      for (int bucket : in_flight_.front().buckets) {
-        actions_.push_back(
-            {ActionKind::kAwaitReduce, bucket, in_flight_.front().micro_step});
-      }
-      in_flight_.pop_front();
+  void ReleaseBuffersFor(const Action& action) {
+    ReleaseAllBut(1);
+    if (reducing_.empty()) return;
+    if (Contains(plan_.units[action.index].needs, reducing_.front().index)) {
+      ReleaseAllBut(0);
     }
   }
 
-  struct InFlight {
-    std::vector<int> buckets;
-    int64_t micro_step;
-  };
+  // Gives back the gradient buffers of all but the last `keep` units that are
+  // being reduced.
+  void ReleaseAllBut(size_t keep) {
+    while (reducing_.size() > keep) {
+      actions_.push_back(reducing_.front());
+      reducing_.pop_front();
+    }
+  }
 
   const Plan& plan_;
   const ScheduleOptions options_;
@@ -324,11 +323,154 @@ class Builder {
   std::vector<int64_t> used_elems_;  // by computations 0 .. i - 1
   int64_t live_elems_ = 0;
   int next_bucket_ = 0;
-  std::deque<InFlight> in_flight_;
+  std::deque<Action> reducing_;  // the releases of their buffers
   std::vector<Action> actions_;
 };
 
+// Fills in what every action waits for.
+class WaitFinder {
+ public:
+  WaitFinder(const Plan& plan, bool overlap, std::vector<Action>* actions)
+      : plan_(plan),
+        overlap_(overlap),
+        actions_(*actions),
+        size_(static_cast<int>(actions->size())),
+        bringing_(plan.units.size()),
+        reducing_(plan.units.size()),
+        updated_(plan.units.size(), kNone) {}
+
+  // Twice: what the second pass finds of the first one is the step before.
+  void Find() {
+    for (int i = -size_; i < size_; ++i) {
+      Action& action = actions_[i < 0 ? i + size_ : i];
+      waits_.clear();
+      Visit(i, action);
+      if (!overlap_ && i > -size_) Await(i - 1);
+      Keep(StreamOf(action.kind), &action.waits);
+      if (StreamOf(action.kind) == StreamRole::kCompute) computed_ = i;
+    }
+  }
+
+ private:
+  static constexpr int kNone = INT32_MIN;
+
+  void Await(int i) {
+    if (i != kNone) waits_.insert(i);
+  }
+
+  // What action i waits for, and what is to wait for it.
+  void Visit(int i, const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+      case ActionKind::kForwardBackward:
+      case ActionKind::kBackward:
+        VisitComputation(action);
+        break;
+      case ActionKind::kGather:
+        // The update of its parameters; the last user of its buffer, whichever
+        // that was.
+        Await(std::max(updated_[action.index], freed_));
+        bringing_[action.index] = {i};
+        break;
+      case ActionKind::kReduce:
+      case ActionKind::kReduceAcross:
+        Await(computed_);
+        for (const SegmentRef& ref :
+             plan_.reduce_buckets[action.index].segments) {
+          reducing_[ref.unit].insert(i);
+        }
+        break;
+      case ActionKind::kReleaseGradients:
+        AwaitReductions(action.index);
+        freed_ = i;
+        break;
+      case ActionKind::kNorm:
+        for (size_t u = 0; u < reducing_.size(); ++u) AwaitReductions(u);
+        freed_ = i;
+        break;
+      case ActionKind::kUpdate:
+        updated_[action.index] = i;
+        bringing_[action.index].clear();
+        break;
+      case ActionKind::kGatherUpdated:
+        Await(computed_);
+        for (const SegmentRef& ref :
+             plan_.gather_buckets[action.index].segments) {
+          bringing_[ref.unit].insert(i);
+        }
+        break;
+      case ActionKind::kRelease:
+        freed_ = i;
+        break;
+      case ActionKind::kMoments:
+        break;
+    }
+  }
+
+  void VisitComputation(const Action& action) {
+    const PlannedUnit& unit = plan_.units[action.index];
+    if (action.kind == ActionKind::kBackward &&
+        !unit.backward_reads_parameters) {
+      return;
+    }
+    for (int needed : unit.needs) {
+      waits_.insert(bringing_[needed].begin(), bringing_[needed].end());
+    }
+  }
+
+  void AwaitReductions(size_t unit) {
+    waits_.insert(reducing_[unit].begin(), reducing_[unit].end());
+    reducing_[unit].clear();
+  }
+
+  // Of waits_ those that `stream` has not made yet.
+  void Keep(StreamRole stream, std::vector<int>* waits) {
+    std::set<int>& made = made_[stream];
+    waits->clear();
+    for (int i : waits_) {
+      const StreamRole of = StreamOf(actions_[i < 0 ? i + size_ : i].kind);
+      if (of == stream) continue;
+      if (of == StreamRole::kCompute) {
+        int& last = computed_for_.emplace(stream, kNone).first->second;
+        if (i <= last) continue;
+        last = i;
+      } else if (!made.insert(i).second) {
+        continue;
+      }
+      waits->push_back(i);
+    }
+  }
+
+  const Plan& plan_;
+  const bool overlap_;
+  std::vector<Action>& actions_;
+  const int size_;
+  // By unit: what brings its parameters, what sums its gradients, its update.
+  std::vector<std::set<int>> bringing_, reducing_;
+  std::vector<int> updated_;
+  int computed_ = kNone;  // the last action of the compute stream
+  int freed_ = kNone;     // the last one that gave a rotating buffer back
+  std::set<int> waits_;   // of the action at hand
+  // By stream: the collectives that it has waited for, and the last action of
+  // the compute stream.
+  std::map<StreamRole, std::set<int>> made_;
+  std::map<StreamRole, int> computed_for_;
+};
+
 }  // namespace
+
+StreamRole StreamOf(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kGather:
+    case ActionKind::kGatherUpdated:
+      return StreamRole::kGather;
+    case ActionKind::kReduce:
+    case ActionKind::kReduceAcross:
+      return StreamRole::kReduce;
+    default:
+      return StreamRole::kCompute;
+  }
+}
 
 std::string ActionName(const Action& action, const Plan& plan) {
   std::string name = KindName(action.kind);
@@ -336,7 +478,6 @@ std::string ActionName(const Action& action, const Plan& plan) {
   switch (action.kind) {
     case ActionKind::kReduce:
     case ActionKind::kReduceAcross:
-    case ActionKind::kAwaitReduce:
       return absl::StrCat(
           name, "(", BucketName(plan.reduce_buckets, action.index, plan), ")");
     case ActionKind::kGatherUpdated:
@@ -391,6 +532,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
           {ActionKind::kGatherUpdated, static_cast<int>(next_bucket++)});
     }
   }
+  WaitFinder(plan, options.overlap, &actions).Find();
   return actions;
 }
 
@@ -400,7 +542,10 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
   for (size_t u = 0; u < plan.units.size(); ++u) {
     computations.push_back({ActionKind::kForward, static_cast<int>(u)});
   }
-  return Builder(plan, options, std::move(computations)).Build();
+  std::vector<Action> actions =
+      Builder(plan, options, std::move(computations)).Build();
+  WaitFinder(plan, options.overlap, &actions).Find();
+  return actions;
 }
 
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
@@ -456,6 +601,11 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
   return wire;
 }
 
+int64_t NumbersWire(const Plan& plan, int64_t num_norms) {
+  return (plan.world - 1) * (2 + kNumAgreed + 2 * num_norms) *
+         static_cast<int64_t>(sizeof(double));
+}
+
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
   hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shards, " shards",
@@ -484,8 +634,8 @@ std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
     }
   }
   for (const Action& action : actions) {
-    hasher.Update(
-        absl::StrCat(ActionName(action, plan), " ", action.micro_step, "\n"));
+    hasher.Update(absl::StrCat(ActionName(action, plan), " ", action.micro_step,
+                               " ", absl::StrJoin(action.waits, " "), "\n"));
   }
   return hasher.HexDigest();
 }

@@ -2,11 +2,10 @@
 // values, the same on every rank. The executor performs it; the planners print
 // it and count it.
 //
-// Actions are in issue order. Computation runs on the compute stream in that
-// order; kGather, kReduce, kReduceAcross and kGatherUpdated only start
-// collectives on a stream of their own. A unit's computation waits for the
-// gathers of what it needs; kAwaitReduce is the one explicit wait. With overlap
-// off every collective is awaited where it is issued.
+// Actions are in issue order. Each says on which stream it runs and which
+// earlier actions of other streams it waits for; actions of one stream run in
+// order. That is all the synchronization there is: data and buffers alike.
+// With overlap off every action also waits for the one before it.
 #ifndef ZERO_ENGINE_ZERO_SCHEDULE_H_
 #define ZERO_ENGINE_ZERO_SCHEDULE_H_
 
@@ -15,33 +14,42 @@
 #include <vector>
 
 #include "engine/zero/plan.h"
+#include "kernels/device.h"
 
 namespace zero {
 
 enum class ActionKind {
-  kForward,          // unit, without the last
-  kForwardBackward,  // the last unit: the loss writes its gradients at once
-  kBackward,         // unit; recomputes its forward first where asked
-  kGather,           // unit: takes a buffer, starts gathering its parameters
-  kRelease,          // unit: gives its gathered parameters' buffer back
-  kReduce,           // bucket: starts reducing its gradients
-  kReduceAcross,     // bucket: starts adding this rank's pieces of it, which
-                     // hold the group's sums, over the groups
-  kAwaitReduce,      // bucket: waits; a rotating gradient buffer goes with the
-                     // last bucket of its unit
-  kNorm,             // global gradient norm, clip factor, finite check
-  kMoments,          // the optimizer's first pass: norms of whole parameters
-  kUpdate,           // optimizer step of the unit's owned part
-  kGatherUpdated,    // gather bucket: starts gathering updated parameters
+  kForward,           // unit, without the last
+  kForwardBackward,   // the last unit: the loss writes its gradients at once
+  kBackward,          // unit; recomputes its forward first where asked
+  kGather,            // unit: takes a buffer, starts gathering its parameters
+  kRelease,           // unit: gives its gathered parameters' buffer back
+  kReduce,            // bucket: starts reducing its gradients
+  kReduceAcross,      // bucket: starts adding this rank's pieces of it, which
+                      // hold the group's sums, over the groups
+  kReleaseGradients,  // unit: gives its reduced gradients' buffer back
+  kNorm,              // global gradient norm, clip factor, finite check
+  kMoments,           // the optimizer's first pass: norms of whole parameters
+  kUpdate,            // optimizer step of the unit's owned part
+  kGatherUpdated,     // gather bucket: starts gathering updated parameters
 };
 
 struct Action {
   ActionKind kind;
   int index = -1;  // unit or bucket, see the kinds; -1: all
   int64_t micro_step = 0;
+  // Indices in the list of actions on other streams that must be done before
+  // this one starts, ascending. Below 0: of the same list in the step before,
+  // -1 its last action. An action that the stream has already waited for, or
+  // that runs on another stream before one, is left out.
+  std::vector<int> waits = {};
 
   bool operator==(const Action&) const = default;
 };
+
+// Computation runs on kCompute, the collectives that bring parameters on
+// kGather, those that sum gradients on kReduce.
+StreamRole StreamOf(ActionKind kind);
 
 // "Forward(block.3)", "Reduce(bucket 2: block.3)".
 std::string ActionName(const Action& action, const Plan& plan);
@@ -118,6 +126,12 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
                      int64_t parameter_bytes, int64_t gradient_bytes,
                      int64_t rank = 0);
+
+// Bytes that a rank sends of the few numbers that all ranks gather in a step:
+// norm and loss, what they agree on before it (kNumAgreed), and with LAMB two
+// for each of `num_norms` tensors.
+inline constexpr int kNumAgreed = 3;  // asked to stop, failed writes, targets
+int64_t NumbersWire(const Plan& plan, int64_t num_norms);
 
 // XXH3 of the plan's layout, placements and buckets and of the actions: equal
 // on all ranks, or they would wait for each other in different places.

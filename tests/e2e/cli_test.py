@@ -144,13 +144,17 @@ class CliTest(unittest.TestCase):
         for pattern in (r"\n  block.0 to block.5 +[0-9,]+ elements in .*, each\n",
                         r"\n  \d+ to \d+ +[0-9,]+ elements, .* each: "
                         r"block.5#0 to block.0#\d+\n",
-                        r"\nmicro-step 0\nForward\(embedding\) to "
-                        r"Forward\(block.5\)\nForwardBackward\(head\)\n",
+                        r"\nmicro-step 0\nForward\(embedding\); after "
+                        r"GatherUpdated\(bucket 0: embedding\) of the step "
+                        r"before\n",
                         r"\nmicro-steps 1 to 4, each\n",
-                        r"\nand then\nAwaitReduce.*\n(.*\n)+Norm\n",
+                        r"\nand then\nReleaseGradients.*\n(.*\n)+Norm\n",
+                        r"\n +Reduce\(bucket \d+: head\); after "
+                        r"ForwardBackward\(head\)\n",
+                        r"\n  norm and agreements +40 bytes\n",
                         r"\nUpdate\(block.0\) to Update\(block.5\)\n"):
             self.assertRegex(text, pattern)
-        self.assertEqual(text.count("ForwardBackward"), 2)
+        self.assertEqual(text.count("\nForwardBackward"), 2)
 
     def test_a_trace_is_json_with_a_row_per_stream(self):
         self.ok("train", "config.json", "--ranks", "2", "--trace", "t.json",

@@ -181,7 +181,7 @@ class Runner {
   // waiting takes none.
   absl::Status MeasuredStep() {
     device_.times().clear();
-    const WaitTimes waited = session_->executor().waited();
+    const WaitTimes waited = session_->executor().clock().waited();
     const auto start = WallClock::now();
     const double cpu = Now();
     ZERO_RETURN_IF_ERROR(Step());
@@ -190,7 +190,7 @@ class Runner {
     for (const auto& [name, op] : device_.times()) host -= op.seconds;
     seen_.host_ms.push_back(host * 1e3);
     seen_.exposed_ms.push_back(
-        (session_->executor().waited() - waited).total());
+        (session_->executor().clock().waited() - waited).total());
     return absl::OkStatus();
   }
 
@@ -239,15 +239,12 @@ Traffic TrafficOf(const Case& one, const std::vector<Action>& actions) {
 std::vector<Action> FirstGathers(const Case& one) {
   std::vector<Action> first;
   for (const Action& action : one.schedule) {
-    if (action.kind == ActionKind::kForward) break;
-    if (action.kind == ActionKind::kGather && action.index == 0) {
-      first.push_back(action);
+    if (action.kind != ActionKind::kForward) continue;
+    for (int i : action.waits) {
+      const int size = static_cast<int>(one.schedule.size());
+      first.push_back(one.schedule[i < 0 ? i + size : i]);
     }
-  }
-  for (const Action& action : one.schedule) {
-    if (action.kind != ActionKind::kGatherUpdated) continue;
-    const Bucket& bucket = one.plan.gather_buckets[action.index];
-    if (bucket.segments.front().unit == 0) first.push_back(action);
+    break;
   }
   return first;
 }

@@ -76,7 +76,7 @@ absl::StatusOr<double> HostSeconds(Device& device, const Config& config,
 class Phases {
  public:
   explicit Phases(Executor& executor) {
-    executor.set_hook([this](const Action& action, bool done) {
+    executor.clock().set_hook([this](const Action& action, bool done) {
       current_[action.kind] += done ? Now() : -Now();
     });
   }

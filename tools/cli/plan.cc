@@ -143,24 +143,44 @@ void PrintBuckets(const char* title, const Plan& plan,
 
 constexpr int kColumn = 30;
 
-// "Reduce(bucket 1: block.3) to Reduce(bucket 9: block.1)" under its stream.
+// "; after Gather(block.1), Reduce(bucket 0: head) to Reduce(bucket 3: ...)";
+// what the step before did is marked.
+std::string AfterText(const Action& action, const std::vector<Action>& actions,
+                      const Plan& plan) {
+  const auto awaited = [&](size_t w) -> const Action& {
+    const int i = action.waits[w];
+    return actions[i < 0 ? i + static_cast<int>(actions.size()) : i];
+  };
+  std::vector<std::string> names;
+  ForEachRun(
+      action.waits.size(),
+      [&](size_t w) { return awaited(w).kind == awaited(w - 1).kind; },
+      [&](size_t first, size_t last) {
+        names.push_back(
+            absl::StrCat(FromTo(ActionName(awaited(first), plan),
+                                ActionName(awaited(last), plan)),
+                         action.waits[first] < 0 ? " of the step before" : ""));
+      });
+  return names.empty() ? "" : "; after " + absl::StrJoin(names, ", ");
+}
+
+// "Reduce(bucket 1: block.3) to Reduce(bucket 9: block.1)" under its stream,
+// and what the first one waits for.
 std::string ActionLine(const Action& first, const Action& last,
-                       const Plan& plan) {
-  int column = 0;
-  if (first.kind == ActionKind::kGather ||
-      first.kind == ActionKind::kGatherUpdated) {
-    column = 1;
-  } else if (first.kind == ActionKind::kReduce ||
-             first.kind == ActionKind::kReduceAcross) {
-    column = 2;
-  }
+                       const std::vector<Action>& actions, const Plan& plan) {
+  const StreamRole stream = StreamOf(first.kind);
+  const int column = stream == StreamRole::kGather   ? 1
+                     : stream == StreamRole::kReduce ? 2
+                                                     : 0;
   return absl::StrCat(std::string(column * kColumn, ' '),
-                      FromTo(ActionName(first, plan), ActionName(last, plan)));
+                      FromTo(ActionName(first, plan), ActionName(last, plan)),
+                      AfterText(first, actions, plan));
 }
 
 // One column per stream; an action starts when those above it in its column
-// are done and what it needs is there. Micro-steps that are alike are printed
-// once.
+// are done and those that it is said to come after. Micro-steps that are alike
+// are printed once, and so are actions that follow each other and wait for
+// nothing else.
 void PrintStep(const Plan& plan, const std::vector<Action>& actions,
                Console* console) {
   console->Line(absl::StrFormat("%-*s%-*s%s", kColumn, "compute", kColumn,
@@ -179,7 +199,10 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
     // 1 or -1 where an action goes on to the next unit or bucket, else 0.
     const auto step = [&](size_t a) {
       const int64_t by = part[a].index - part[a - 1].index;
-      return part[a].kind == part[a - 1].kind && std::abs(by) == 1 ? by : 0;
+      return part[a].kind == part[a - 1].kind && part[a].waits.empty() &&
+                     std::abs(by) == 1
+                 ? by
+                 : 0;
     };
     ForEachRun(
         starts[m + 1] - starts[m],
@@ -188,7 +211,8 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
                  (a == 1 || step(a - 1) == 0 || step(a) == step(a - 1));
         },
         [&](size_t first, size_t last) {
-          lines[m].push_back(ActionLine(part[first], part[last], plan));
+          lines[m].push_back(
+              ActionLine(part[first], part[last], actions, plan));
         });
   }
   // What ends the step, where its last micro-step begins as those before it.
@@ -322,6 +346,10 @@ absl::Status ShowPlan(PlanFlags flags) {
         {"worker sends", against(worker.reduced, worker_formula.reduced)},
         {"worker receives", against(worker.received, worker_formula.received)}};
   }
+  const int64_t numbers = NumbersWire(
+      plan, options.optimizer.needs_tensor_norms() ? plan.num_trained : 0);
+  rows.push_back(
+      {"norm and agreements", absl::StrCat(WithCommas(numbers), " bytes")});
   console.Table(plan.server ? "moved per step" : "sent per rank and step",
                 rows);
   console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",

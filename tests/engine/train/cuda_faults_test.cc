@@ -159,10 +159,10 @@ TEST(CudaFaultsTest, AnAgreementTakesThePlaceOfOneThatWasNotFinished) {
       RunLocalRanks(job.world, RanksOf(job), Gpu, [&](const Rank& rank) {
         Rig rig(rank, job.Make(), job.options, {1 << 20, 1 << 20});
         for (double value = 1; value < 20; ++value) {
-          rig->StartAllReduce("first", ReduceOp::kSum, {&value, 1});
+          rig->numbers().Start("first", ReduceOp::kSum, {&value, 1});
           double second = 100 * value;
-          rig->StartAllReduce("second", ReduceOp::kSum, {&second, 1});
-          ZERO_RETURN_IF_ERROR(rig->FinishAllReduce({&second, 1}));
+          rig->numbers().Start("second", ReduceOp::kSum, {&second, 1});
+          ZERO_RETURN_IF_ERROR(rig->numbers().Finish({&second, 1}));
           EXPECT_EQ(second, 200 * value);
         }
         return absl::OkStatus();

@@ -344,7 +344,7 @@ class KeysEffectTest : public testing::Test {
     if (bad_steps.empty()) return;
     const Tensor grad =
         trainer.session().model().AllParameters()[0]->weight.sink->grad;
-    trainer.session().executor().set_hook(
+    trainer.session().executor().clock().set_hook(
         [grad, bad_steps, step = 0](const Action& action, bool done) mutable {
           if (done || action.kind != ActionKind::kNorm) return;
           ++step;

@@ -123,7 +123,7 @@ class ResumeTest : public testing::Test {
             Restore(state, *trainer);
             step = static_cast<int>(state.record.step);
           }
-          trainer->session().executor().set_hook(
+          trainer->session().executor().clock().set_hook(
               [&, step](const Action& action, bool done) mutable {
                 if (done || action.kind != ActionKind::kNorm) return;
                 if (++step == last) stop = true;

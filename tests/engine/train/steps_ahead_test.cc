@@ -157,7 +157,7 @@ class StepsAheadTest : public testing::Test {
               Trainer::Make(rank, *loaded, tools, &console,
                             leads ? &stop : nullptr, &start_));
           if (leads) {
-            trainer->session().executor().set_hook(
+            trainer->session().executor().clock().set_hook(
                 [&](const Action& action, bool done) {
                   if (done || action.kind != ActionKind::kNorm) return;
                   outcome.known.push_back(Steps(lines()).size());

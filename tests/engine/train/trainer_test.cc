@@ -209,7 +209,7 @@ TEST_F(TrainerTest, WhatADeviceAddsToItsNotesIsPrintedOnce) {
   device.Say("a first");
   const Outcome outcome = Run(
       Load({"training.steps=5", "steps_per_print=1"}), [&](Trainer& trainer) {
-        trainer.session().executor().set_hook(
+        trainer.session().executor().clock().set_hook(
             [&device, step = 0](const Action& action, bool done) mutable {
               if (done || action.kind != ActionKind::kNorm) return;
               if (++step == 3) device.Say("a second");
@@ -458,7 +458,7 @@ TEST_F(TrainerTest, AStopEndsAtAStepBoundaryWithEverythingWritten) {
   const Outcome outcome = Run(
       Load({"training.steps=100000", "training.eval_every=3"}),
       [&](Trainer& trainer) {
-        trainer.session().executor().set_hook(
+        trainer.session().executor().clock().set_hook(
             [&](const Action& action, bool done) {
               // Asked in the middle of the fifth step.
               if (done || action.kind != ActionKind::kNorm) return;
@@ -498,7 +498,7 @@ void Poison(Trainer& trainer, const std::string& name, int from, int to,
   for (const Parameter* parameter : trainer.session().model().AllParameters()) {
     if (parameter->name != name) continue;
     const Tensor grad = parameter->weight.sink->grad;
-    trainer.session().executor().set_hook(
+    trainer.session().executor().clock().set_hook(
         [=, step = 0](const Action& action, bool done) mutable {
           if (done || action.kind != ActionKind::kNorm) return;
           ++step;
@@ -513,7 +513,7 @@ void Poison(Trainer& trainer, const std::string& name, int from, int to,
 void OverflowInBackward(Trainer& trainer, int unit, int from, int to) {
   const Parameter* parameter =
       trainer.session().model().units()[unit]->parameters()[0].get();
-  trainer.session().executor().set_hook(
+  trainer.session().executor().clock().set_hook(
       [=, step = 1](const Action& action, bool done) mutable {
         if (!done) return;
         if (action.kind == ActionKind::kNorm) ++step;
@@ -633,7 +633,7 @@ TEST_F(TrainerTest, ALossThatIsNotFiniteInTheLastStepAloneFailsNoRun) {
   const Outcome outcome = Run(Load({}), [](Trainer& trainer) {
     float* const value =
         trainer.session().model().AllParameters()[0]->weight.value.As<float>();
-    trainer.session().executor().set_hook(
+    trainer.session().executor().clock().set_hook(
         [value, good = *value, taken = 0](const Action& action,
                                           bool done) mutable {
           const bool last = taken == 11;

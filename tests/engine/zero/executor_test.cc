@@ -472,7 +472,7 @@ TEST_F(ExecutorTest, PackedSequencesAreThoseThatHaveARowEach) {
 // Writes `value` into one gradient element before the norm of the next step.
 void InjectOnce(Rig& rig, const std::string& name, float value) {
   const Tensor grad = rig.parameter(name).weight.sink->grad;
-  rig->set_hook(
+  rig->clock().set_hook(
       [grad, value, done = false](const Action& action, bool after) mutable {
         if (action.kind != ActionKind::kNorm || after || done) return;
         grad.As<float>()[grad.num_elems() - 1] = value;
@@ -892,7 +892,7 @@ TEST_F(ExecutorTest, LoadClearsTheOptimizer) {
 TEST_F(ExecutorTest, HooksSeeTheScheduleInOrder) {
   const auto rig = MakeRig(TinyConfig(ModelFamily::kGpt2), Options());
   std::vector<Action> begun, done;
-  (*rig)->set_hook([&](const Action& action, bool after) {
+  (*rig)->clock().set_hook([&](const Action& action, bool after) {
     (after ? done : begun).push_back(action);
   });
   rig->Step(MakeBatch(1), 1e-3f, 2);

@@ -164,7 +164,7 @@ TEST(HybridTest, ANaNInOneGroupSkipsTheStepOnAllAndIsNamed) {
             Rig rig(rank, MakeModel(job.config), job.options,
                     Rehearse(job, rank, 2));
             Parameter& bad = *rig.model().units()[2]->parameters()[1];
-            rig->set_hook([&](const Action& action, bool done) {
+            rig->clock().set_hook([&](const Action& action, bool done) {
               const bool here = action.kind == ActionKind::kBackward &&
                                 action.index == 2 && done;
               if (!here || rank.rank() != bad_rank) return;

@@ -222,9 +222,10 @@ inline void AddDelays(Job* job) {
     return std::make_unique<Delaying>(std::move(end), 100 * rank + channel[0]);
   };
   job->prepare = [](const Rank& rank, Rig& rig) {
-    rig->set_hook([delays = Delays(rank.rank())](const Action&, bool) mutable {
-      std::this_thread::sleep_for(delays.Next());
-    });
+    rig->clock().set_hook(
+        [delays = Delays(rank.rank())](const Action&, bool) mutable {
+          std::this_thread::sleep_for(delays.Next());
+        });
   };
 }
 
@@ -296,7 +297,7 @@ inline Failure WithAHangingRank(const Job& job, int hanging, int bucket) {
   LocalRanksOptions options = RanksOf(job);
   options.local.timeout = absl::Seconds(2);
   return RunToFailure(job, options, [&](const Rank& rank, Rig& rig) {
-    rig->set_hook([&](const Action& action, bool done) {
+    rig->clock().set_hook([&](const Action& action, bool done) {
       if (rank.rank() != hanging || done ||
           action.kind != ActionKind::kReduce || action.index != bucket) {
         return;
@@ -329,20 +330,21 @@ inline StepWire WireOf(const Rank& rank) {
 // Gradients become small integers, different on every rank, whose sums are
 // exact in every order.
 inline void MakeGradientsIntegers(const Rank& rank, Rig& rig) {
-  rig->set_hook([&rig, rank = rank.rank()](const Action& action, bool done) {
-    if (done || action.kind != ActionKind::kReduce) return;
-    const Bucket& bucket = rig->plan().reduce_buckets[action.index];
-    for (const SegmentRef& ref : bucket.segments) {
-      for (const auto& parameter :
-           rig.model().units()[ref.unit]->parameters()) {
-        const Tensor& grad = parameter->weight.sink->grad;
-        for (int64_t i = 0; i < grad.num_elems(); ++i) {
-          grad.As<float>()[i] =
-              static_cast<float>((7 * rank + 3 * i) % 41) - 20;
+  rig->clock().set_hook(
+      [&rig, rank = rank.rank()](const Action& action, bool done) {
+        if (done || action.kind != ActionKind::kReduce) return;
+        const Bucket& bucket = rig->plan().reduce_buckets[action.index];
+        for (const SegmentRef& ref : bucket.segments) {
+          for (const auto& parameter :
+               rig.model().units()[ref.unit]->parameters()) {
+            const Tensor& grad = parameter->weight.sink->grad;
+            for (int64_t i = 0; i < grad.num_elems(); ++i) {
+              grad.As<float>()[i] =
+                  static_cast<float>((7 * rank + 3 * i) % 41) - 20;
+            }
+          }
         }
-      }
-    }
-  });
+      });
 }
 
 // The memory of rank 0 after a step at `stage`.

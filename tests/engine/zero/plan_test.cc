@@ -1,12 +1,14 @@
 #include "engine/zero/plan.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/zero/schedule.h"
 #include "gtest/gtest.h"
 
@@ -331,10 +333,84 @@ TEST(ScheduleTest, Stage0ReducesWhatBackwardHasCompleted) {
       (Strings{"Forward(embedding)", "Forward(block)", "ForwardBackward(head)",
                "Reduce(bucket 0: head)", "Backward(block)",
                "Reduce(bucket 1: block)", "Backward(embedding)",
-               "Reduce(bucket 2: embedding)", "AwaitReduce(bucket 0: head)",
-               "AwaitReduce(bucket 1: block)",
-               "AwaitReduce(bucket 2: embedding)", "Norm", "Update(embedding)",
+               "Reduce(bucket 2: embedding)", "Norm", "Update(embedding)",
                "Update(block)", "Update(head)"}));
+}
+
+// "Norm after Reduce(bucket 0: head)", of actions that wait; " before" marks
+// what the step before did.
+Strings Waits(const Plan& plan, const std::vector<Action>& actions) {
+  Strings lines;
+  for (const Action& action : actions) {
+    Strings names;
+    for (int i : action.waits) {
+      const int size = static_cast<int>(actions.size());
+      names.push_back(ActionName(actions[i < 0 ? i + size : i], plan) +
+                      (i < 0 ? " before" : ""));
+    }
+    if (names.empty()) continue;
+    lines.push_back(absl::StrCat(ActionName(action, plan), " after ",
+                                 absl::StrJoin(names, ", ")));
+  }
+  return lines;
+}
+
+TEST(ScheduleTest, ActionsWaitForWhatTheyReadAndWhatUsedTheirBuffer) {
+  EXPECT_EQ(Waits(TiedPlan(0), MakeSchedule(TiedPlan(0), {})),
+            (Strings{"Reduce(bucket 0: head) after ForwardBackward(head)",
+                     "Reduce(bucket 1: block) after Backward(block)",
+                     "Reduce(bucket 2: embedding) after Backward(embedding)",
+                     "Norm after Reduce(bucket 0: head), "
+                     "Reduce(bucket 1: block), Reduce(bucket 2: embedding)"}));
+  EXPECT_EQ(
+      Waits(TiedPlan(1), MakeSchedule(TiedPlan(1), {})),
+      (Strings{"Forward(embedding) after GatherUpdated(bucket 0: embedding) "
+               "before",
+               "Forward(block) after GatherUpdated(bucket 1: block) before",
+               "ForwardBackward(head) after GatherUpdated(bucket 2: head) "
+               "before",
+               "Reduce(bucket 0: head) after ForwardBackward(head)",
+               "Reduce(bucket 1: block) after Backward(block)",
+               "Reduce(bucket 2: embedding) after Backward(embedding)",
+               "Norm after Reduce(bucket 0: head), Reduce(bucket 1: block), "
+               "Reduce(bucket 2: embedding)",
+               "GatherUpdated(bucket 0: embedding) after Update(embedding)",
+               "GatherUpdated(bucket 1: block) after Update(block)",
+               "GatherUpdated(bucket 2: head) after Update(head)"}));
+  EXPECT_EQ(Waits(TiedPlan(3), MakeSchedule(TiedPlan(3), {})),
+            (Strings{"Gather(embedding) after Update(embedding) before",
+                     "Gather(block) after Update(block) before",
+                     "Forward(embedding) after Gather(embedding)",
+                     "Gather(head) after Update(head) before",
+                     "Forward(block) after Gather(block)",
+                     "ForwardBackward(head) after Gather(head)",
+                     "Reduce(bucket 0: head) after ForwardBackward(head)",
+                     "Reduce(bucket 1: block) after Backward(block)",
+                     "ReleaseGradients(head) after Reduce(bucket 0: head)",
+                     "Reduce(bucket 2: embedding) after Backward(embedding)",
+                     "ReleaseGradients(block) after Reduce(bucket 1: block)",
+                     "ReleaseGradients(embedding) after Reduce(bucket 2: "
+                     "embedding)"}));
+}
+
+// A buffer that is handed out again is waited for: the second micro-step
+// gathers into what the first one released.
+TEST(ScheduleTest, AGatherWaitsForTheLastReleaseBeforeIt) {
+  const Plan plan = TiedPlan(3);
+  const std::vector<Action> actions = MakeSchedule(plan, {.micro_steps = 2});
+  int released = INT32_MIN, waited = INT32_MIN, num_gathers = 0;
+  for (int i = 0; i < static_cast<int>(actions.size()); ++i) {
+    const Action& action = actions[i];
+    if (action.kind == ActionKind::kRelease ||
+        action.kind == ActionKind::kReleaseGradients) {
+      released = i;
+    }
+    if (action.kind != ActionKind::kGather) continue;
+    for (int wait : action.waits) waited = std::max(waited, wait);
+    EXPECT_GE(waited, released) << ActionName(action, plan);
+    num_gathers += action.micro_step == 1;
+  }
+  EXPECT_GT(num_gathers, 0);
 }
 
 TEST(ScheduleTest, Stage1GathersEveryBucketOnceItIsUpdated) {
@@ -352,18 +428,18 @@ TEST(ScheduleTest, Stage1GathersEveryBucketOnceItIsUpdated) {
 
 TEST(ScheduleTest, Stage3GathersOneUnitAhead) {
   const Plan plan = TiedPlan(3);
-  EXPECT_EQ(Names(plan, MakeSchedule(plan, {})),
-            (Strings{"Gather(embedding)", "Gather(block)", "Forward(embedding)",
-                     // Block turns right after the head and stays; so does the
-                     // embedding, which the head reads.
-                     "Gather(head)", "Forward(block)", "ForwardBackward(head)",
-                     "Reduce(bucket 0: head)", "Release(head)",
-                     "Backward(block)", "Reduce(bucket 1: block)",
-                     "Release(block)", "AwaitReduce(bucket 0: head)",
-                     "Backward(embedding)", "Reduce(bucket 2: embedding)",
-                     "Release(embedding)", "AwaitReduce(bucket 1: block)",
-                     "AwaitReduce(bucket 2: embedding)", "Norm",
-                     "Update(embedding)", "Update(block)", "Update(head)"}));
+  EXPECT_EQ(
+      Names(plan, MakeSchedule(plan, {})),
+      (Strings{"Gather(embedding)", "Gather(block)", "Forward(embedding)",
+               // Block turns right after the head and stays; so does the
+               // embedding, which the head reads.
+               "Gather(head)", "Forward(block)", "ForwardBackward(head)",
+               "Reduce(bucket 0: head)", "Release(head)", "Backward(block)",
+               "Reduce(bucket 1: block)", "Release(block)",
+               "ReleaseGradients(head)", "Backward(embedding)",
+               "Reduce(bucket 2: embedding)", "Release(embedding)",
+               "ReleaseGradients(block)", "ReleaseGradients(embedding)", "Norm",
+               "Update(embedding)", "Update(block)", "Update(head)"}));
 }
 
 // An embedding whose backward reads no parameter, four blocks of 256 padded
@@ -506,16 +582,16 @@ TEST(ScheduleTest, GroupsReduceAcrossInTheLastMicroStep) {
                                   "Backward(embedding)",
                                   "Reduce(bucket 1: embedding)",
                                   "Forward(embedding)",
-                                  "AwaitReduce(bucket 0: head)",
+                                  "ReleaseGradients(head)",
                                   "ForwardBackward(head)",
                                   "Reduce(bucket 0: head)",
                                   "ReduceAcross(bucket 0: head)",
-                                  "AwaitReduce(bucket 1: embedding)",
+                                  "ReleaseGradients(embedding)",
                                   "Backward(embedding)",
                                   "Reduce(bucket 1: embedding)",
                                   "ReduceAcross(bucket 1: embedding)",
-                                  "AwaitReduce(bucket 0: head)",
-                                  "AwaitReduce(bucket 1: embedding)",
+                                  "ReleaseGradients(head)",
+                                  "ReleaseGradients(embedding)",
                                   "Norm",
                                   "Update(embedding)",
                                   "GatherUpdated(bucket 0: embedding)",
@@ -636,8 +712,13 @@ TEST(ScheduleTest, WithoutOverlapNothingIsGatheredAheadOrLeftInFlight) {
     const std::vector<Action> actions =
         MakeSchedule(plan, {.micro_steps = 2, .overlap = false});
     for (size_t i = 0; i < actions.size(); ++i) {
-      if (actions[i].kind == ActionKind::kReduce) {
-        EXPECT_EQ(actions[i + 1].kind, ActionKind::kAwaitReduce);
+      const int before = static_cast<int>(i) - 1;
+      const size_t at = i == 0 ? actions.size() - 1 : i - 1;
+      if (StreamOf(actions[at].kind) != StreamOf(actions[i].kind)) {
+        EXPECT_EQ(std::count(actions[i].waits.begin(), actions[i].waits.end(),
+                             before),
+                  1)
+            << ActionName(actions[i], plan);
       }
       if (actions[i].kind != ActionKind::kGather) continue;
       size_t next = i;
@@ -655,11 +736,12 @@ TEST(ScheduleTest, ABufferIsNotWrittenWhileItIsReduced) {
     const Plan plan = TiedPlan(stage);
     std::set<int> reducing;  // units
     for (const Action& action : MakeSchedule(plan, {.micro_steps = 3})) {
-      const auto unit = [&] {
-        return plan.reduce_buckets[action.index].segments[0].unit;
-      };
-      if (action.kind == ActionKind::kReduce) reducing.insert(unit());
-      if (action.kind == ActionKind::kAwaitReduce) reducing.erase(unit());
+      if (action.kind == ActionKind::kReduce) {
+        reducing.insert(plan.reduce_buckets[action.index].segments[0].unit);
+      }
+      if (action.kind == ActionKind::kReleaseGradients) {
+        reducing.erase(action.index);
+      }
       if (action.kind == ActionKind::kBackward ||
           action.kind == ActionKind::kForwardBackward) {
         EXPECT_LE(reducing.size(), 1u);

@@ -304,7 +304,7 @@ TEST(PropertiesTest, NothingThatRotatesRestsAfterBackwardStepAndEvaluation) {
                 << MemoryCategoryName(category);
           }
         };
-        rig->set_hook([&](const Action& action, bool) {
+        rig->clock().set_hook([&](const Action& action, bool) {
           if (action.kind == ActionKind::kNorm) expect_none();  // ends backward
         });
         const int64_t rows = job.batch / job.world;

@@ -295,7 +295,7 @@ TEST(StagesTest, AReducedGradientIsRoundedOnceToWhatIsSent) {
         Rig rig(rank, MakeModel(job.config), job.options,
                 Rehearse(job, rank, 2));
         // Stage 0 has all gradients, a bucket has whole units here.
-        rig->set_hook([&](const Action& action, bool done) {
+        rig->clock().set_hook([&](const Action& action, bool done) {
           if (action.kind != ActionKind::kReduce || done) return;
           std::lock_guard<std::mutex> lock(mutex);
           for (const SegmentRef& ref :
@@ -436,7 +436,7 @@ TEST(StagesTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
                     Rehearse(job, rank, 2));
             Parameter& bad = *rig.model().units()[2]->parameters()[1];
             int step = 0;
-            rig->set_hook([&](const Action& action, bool done) {
+            rig->clock().set_hook([&](const Action& action, bool done) {
               const bool here = action.kind == ActionKind::kBackward &&
                                 action.index == 2 && done;
               if (!here || rank.rank() != 1 || step != bad_step) return;

@@ -1,0 +1,92 @@
+// The few numbers that all ranks agree on: norm, loss, counts, votes.
+//
+// They are only ever gathered, on the compute stream; every rank then adds
+// them up by itself, in rank order, and so gets the same bits.
+// Order: all ranks make the same calls, in the same order.
+#ifndef ZERO_ENGINE_ZERO_RANK_NUMBERS_H_
+#define ZERO_ENGINE_ZERO_RANK_NUMBERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "engine/comm/rank.h"
+#include "engine/tensor/arena.h"
+#include "engine/tensor/tensor.h"
+#include "engine/zero/step_clock.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+class RankNumbers {
+ public:
+  RankNumbers(const Rank& rank, Stream& compute, StepClock& clock)
+      : rank_(&rank),
+        device_(rank.device),
+        compute_(&compute),
+        clock_(&clock) {}
+
+  // Takes what lies on the device.
+  void Take(Arena& arena);
+  // And on the host: to read up to `read_bytes` at a time.
+  absl::Status Reserve(int64_t read_bytes);
+
+  // Gathers every rank's part of each of `numbers` [world * n]; this rank's
+  // own part is in place.
+  // Wire: (world - 1) * n * itemsize bytes per rank and element of `numbers`.
+  void Gather(const std::string& name, const std::vector<Tensor>& numbers);
+
+  // Reduces `values` over the ranks, in place: Start, then Finish.
+  absl::Status AllReduce(const std::string& name, ReduceOp op,
+                         absl::Span<double> values);
+  // Runs behind what was launched so far, before what is launched later. One
+  // at a time: another one replaces one that was not finished, once the device
+  // is done with it. At most kMaxValues.
+  void Start(const std::string& name, ReduceOp op,
+             absl::Span<const double> values);
+  // Waits for as many numbers, and for no step that began behind them.
+  absl::Status Finish(absl::Span<double> values);
+
+  // FailedPrecondition on all ranks where `text` is not the same on all; the
+  // message begins with `problem(rank)` of those that differ from rank 0.
+  absl::Status CheckSame(const std::string& name, const std::string& text,
+                         Arena& arena, const std::string& remedy);
+
+  // Copies from the device, behind all computation, and waits for that. The
+  // memory is reused by the next call.
+  const void* Read(const void* from, int64_t bytes);
+  // Of any size. `to` is not touched on the meta device.
+  void Read(const Tensor& from, float* to);
+  template <typename T>
+  T ReadScalar(const T* device_value) {
+    if (device_->kind() == DeviceKind::kMeta) return T{};
+    return *static_cast<const T*>(Read(device_value, sizeof(T)));
+  }
+  // When the last Read was done.
+  Event& read() { return *read_; }
+
+ private:
+  static constexpr int64_t kMaxValues = 8;
+
+  bool alone() const {
+    return rank_->world() == 1 || device_->kind() == DeviceKind::kMeta;
+  }
+
+  const Rank* rank_;
+  Device* device_;
+  Stream* compute_;
+  StepClock* clock_;
+  Tensor agreed_;  // [world * kMaxValues], float64
+  Buffer host_agreed_;
+  std::unique_ptr<Event> agreed_read_;
+  ReduceOp op_ = ReduceOp::kSum;
+  Buffer host_;
+  std::unique_ptr<Event> read_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_RANK_NUMBERS_H_

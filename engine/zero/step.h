@@ -1,0 +1,58 @@
+// What goes into a step and what comes out of it.
+#ifndef ZERO_ENGINE_ZERO_STEP_H_
+#define ZERO_ENGINE_ZERO_STEP_H_
+
+#include <cstdint>
+
+#include "absl/types/span.h"
+
+namespace zero {
+
+// One micro-batch in host memory. B rows of T tokens.
+struct HostBatch {
+  int64_t batch = 0;                    // B
+  int64_t length = 0;                   // T
+  const int32_t* tokens = nullptr;      // [B * T]
+  const int32_t* targets = nullptr;     // [B * T]; < 0: ignored
+  const int32_t* positions = nullptr;   // [B * T]
+  const int64_t* sample_ids = nullptr;  // [B] global, keys of dropout
+  // Of rows with several sequences; null: each is one (PackedSequences).
+  const int32_t* offsets = nullptr;  // [B * T + 1]
+  int64_t num_sequences = 0;
+};
+
+// What only the caller knows of a step.
+struct StepInput {
+  absl::Span<const HostBatch> micro_batches;
+  int64_t num_valid_targets = 0;  // over the whole step and all ranks
+  float lr = 0;
+  float beta1 = -1;  // < 0: the optimizer's own (OneCycle cycles it)
+  float loss_scale = 1;
+  int64_t optimizer_step = 1;  // from 1; skipped steps do not count
+  uint64_t dropout_key = 0;
+  uint64_t rounding_key = 0;  // of (seed, step), for stochastic rounding
+  // For a step that begins before the results of the one before it are known:
+  // if that one was skipped, this one is too, and changes nothing.
+  bool inherits_skip = false;
+};
+
+struct StepOutput {
+  double loss = 0;       // mean over valid targets of all ranks
+  double grad_norm = 0;  // before clipping, loss scale removed
+  bool skipped = false;  // a gradient was not finite; nothing was updated
+};
+
+// The collective of every step that comes after all its reductions.
+inline constexpr char kStepCollective[] = "norm and loss";
+
+// What a rehearsal on the meta device measures and a run reserves.
+struct TransientBytes {
+  int64_t activations = 0;  // and workspace
+  int64_t rotating = 0;     // gathered parameters and gradients of units
+  // The largest batch, or a piece of the weights, in host memory: twice.
+  int64_t upload = 0;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_STEP_H_

@@ -1,0 +1,52 @@
+#include "engine/zero/step_clock.h"
+
+namespace zero {
+
+double* StepClock::SpentOn(ActionKind kind, StepTimes* times) {
+  if (times == nullptr) return nullptr;
+  switch (kind) {
+    case ActionKind::kForward:
+      return &times->forward_ms;
+    case ActionKind::kForwardBackward:
+    case ActionKind::kBackward:
+      return &times->backward_ms;
+    case ActionKind::kNorm:
+    case ActionKind::kMoments:
+    case ActionKind::kUpdate:
+      return &times->optimizer_ms;
+    default:
+      return nullptr;  // no computation
+  }
+}
+
+std::unique_ptr<Event> StepClock::Mark() {
+  std::unique_ptr<Event> event;
+  if (idle_events_.empty()) {
+    event = device_->MakeEvent();
+  } else {
+    event = std::move(idle_events_.back());
+    idle_events_.pop_back();
+  }
+  compute_->Record(*event);
+  return event;
+}
+
+// The host's clock is read when the last event is done, and says when the
+// others were.
+void StepClock::Read(Event& last, std::vector<TimedWork> timed) {
+  last.Synchronize();
+  const TimePoint now = std::chrono::steady_clock::now();
+  const auto time_of = [&](const Event& event) {
+    const std::chrono::duration<double, std::milli> ago(
+        last.MillisSince(event));
+    return now -
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(ago);
+  };
+  for (TimedWork& work : timed) {
+    work.count(time_of(*work.begin), time_of(*work.end));
+    idle_events_.push_back(std::move(work.begin));
+    idle_events_.push_back(std::move(work.end));
+  }
+}
+
+}  // namespace zero

@@ -1,0 +1,129 @@
+// When the actions of a rank were performed, and what computation waited for:
+// by the host's clock, or by the device's events where it is asynchronous.
+#ifndef ZERO_ENGINE_ZERO_STEP_CLOCK_H_
+#define ZERO_ENGINE_ZERO_STEP_CLOCK_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/comm/channel.h"
+#include "engine/zero/schedule.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+// Milliseconds of a step per kind of computation, for wall_clock_breakdown;
+// what it waited for other ranks is not in them, but for the norm's numbers.
+struct StepTimes {
+  double forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
+};
+
+class StepClock {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  // Called before and after every action, behind what it waits for. Actions of
+  // a pass without gradients are outside of a step.
+  using ActionHook = std::function<void(const Action&, bool done)>;
+  // Called after computation has waited for communication: of a unit's
+  // parameters, of the bucket whose first unit it is, or of an agreement.
+  using WaitHook = std::function<void(Channel, const std::string& name,
+                                      TimePoint begin, TimePoint end)>;
+  // Called with the time of every action on the device.
+  using TimeHook = std::function<void(const Action&, bool in_step,
+                                      TimePoint begin, TimePoint end)>;
+  using CountFn = std::function<void(TimePoint begin, TimePoint end)>;
+
+  // Work of an asynchronous device whose time is yet to be read.
+  struct TimedWork {
+    std::unique_ptr<Event> begin, end;
+    CountFn count;
+  };
+
+  // `plan` must outlive the clock.
+  StepClock(Device& device, Stream& compute, const Plan& plan)
+      : device_(&device), compute_(&compute), plan_(&plan) {}
+
+  // On an asynchronous device the wait and the time hook, times and waited()
+  // hear of it in Read.
+  void set_hook(ActionHook hook) { hook_ = std::move(hook); }
+  void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
+  void set_time_hook(TimeHook hook) { time_hook_ = std::move(hook); }
+
+  // What computation has waited for other ranks, between steps too.
+  const WaitTimes& waited() const { return waited_; }
+
+  // Performs `work` of an action, between its hooks and in a profiler's range.
+  template <typename Work>
+  void Perform(const Action& action, bool in_step, StepTimes* times,
+               const Work& work) {
+    if (hook_) hook_(action, /*done=*/false);
+    device_->PushRange(
+        device_->asynchronous() ? ActionName(action, *plan_).c_str() : "");
+    double* const spent = SpentOn(action.kind, times);
+    if (spent == nullptr && !time_hook_) {
+      work();
+    } else {
+      Time(work,
+           [this, action, in_step, spent](TimePoint begin, TimePoint end) {
+             if (spent != nullptr) *spent += Millis(end - begin);
+             if (time_hook_) time_hook_(action, in_step, begin, end);
+           });
+    }
+    device_->PopRange();
+    if (hook_) hook_(action, /*done=*/true);
+  }
+
+  // Runs `work`, which makes computation wait for `name` on `channel`.
+  template <typename Work>
+  void Wait(Channel channel, const std::string& name, const Work& work) {
+    if (plan_->world == 1) return work();
+    Time(work, [this, channel, name](TimePoint begin, TimePoint end) {
+      waited_[channel] += Millis(end - begin);
+      if (wait_hook_) wait_hook_(channel, name, begin, end);
+    });
+  }
+
+  // What was timed since it was last taken.
+  std::vector<TimedWork> Take() { return std::exchange(timed_, {}); }
+  // Waits for `last`, behind which all of it is done, and tells its times.
+  void Read(Event& last, std::vector<TimedWork> timed);
+
+ private:
+  static double Millis(std::chrono::steady_clock::duration duration) {
+    return std::chrono::duration<double, std::milli>(duration).count();
+  }
+  // Null: not counted.
+  static double* SpentOn(ActionKind kind, StepTimes* times);
+
+  template <typename Work>
+  void Time(const Work& work, CountFn count) {
+    if (!device_->asynchronous()) {
+      const auto begin = std::chrono::steady_clock::now();
+      work();
+      return count(begin, std::chrono::steady_clock::now());
+    }
+    TimedWork timed{Mark(), nullptr, std::move(count)};
+    work();
+    timed.end = Mark();
+    timed_.push_back(std::move(timed));
+  }
+  std::unique_ptr<Event> Mark();
+
+  Device* device_;
+  Stream* compute_;
+  const Plan* plan_;
+  WaitTimes waited_;
+  ActionHook hook_;
+  WaitHook wait_hook_;
+  TimeHook time_hook_;
+  std::vector<TimedWork> timed_;
+  std::vector<std::unique_ptr<Event>> idle_events_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_STEP_CLOCK_H_

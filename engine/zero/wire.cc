@@ -1,0 +1,173 @@
+#include "engine/zero/wire.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/autograd/context.h"
+#include "engine/base/status.h"
+
+namespace zero {
+
+void Wire::TakeStaging(Arena& arena) {
+  // Buckets are reduced one after the other, each within the group first.
+  int64_t bytes = 0;
+  for (const Bucket& bucket : plan_->reduce_buckets) {
+    bytes = std::max({bytes,
+                      rank_->reduce->StagingBytes(reduce_dtype_, bucket.elems),
+                      rank_->across->StagingBytes(
+                          reduce_dtype_, bucket.elems / plan_->shards)});
+  }
+  if (bytes == 0) return;
+  staging_ =
+      Tensor::Empty(arena, {bytes}, DType::kU8, MemoryCategory::kReduceBuffers);
+}
+
+absl::Status Wire::Register(const std::vector<Arena*>& arenas) {
+  std::vector<std::pair<Arena*, std::shared_ptr<void>>> registered;
+  bool all = true;
+  for (Arena* arena : arenas) {
+    for (Communicator* comm :
+         {rank_->gather.get(), rank_->reduce.get(), rank_->across.get()}) {
+      // A rank that is alone in a channel sends nothing there.
+      if (comm->world() == 1) continue;
+      auto held = comm->Register(arena->data(), arena->capacity_bytes());
+      all = all && held != nullptr;
+      registered.emplace_back(arena, std::move(held));
+    }
+  }
+  if (rank_->agree) {
+    ZERO_ASSIGN_OR_RETURN(all, rank_->agree("memory is registered", all));
+  }
+  if (!all) return absl::OkStatus();
+  for (auto& [arena, held] : registered) arena->Hold(std::move(held));
+  return absl::OkStatus();
+}
+
+void Wire::Gather(const std::string& name, DType dtype,
+                  std::vector<CollectiveSegment> segments) {
+  if (!plan_->server) {
+    rank_->gather->AllGather(*gather_, name, dtype, std::move(segments));
+    return;
+  }
+  for (CollectiveSegment& segment : segments) {
+    if (rank_->rank() != 0) segment.send = segment.recv;  // owns nothing
+  }
+  rank_->gather->Broadcast(*gather_, name, dtype, /*root=*/0,
+                           std::move(segments));
+}
+
+void Wire::GatherUnit(int unit, const FlatState& params,
+                      const Tensor& gathered) {
+  const PlannedUnit& planned = plan_->units[unit];
+  std::vector<CollectiveSegment> segments;
+  for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
+    const Segment& segment = planned.segments[s];
+    segments.push_back({params.Piece({unit, s}).data(),
+                        gathered.Slice(segment.begin, {segment.elems}).data(),
+                        segment.elems});
+  }
+  Gather(planned.name, gathered.dtype(), std::move(segments));
+}
+
+void Wire::GatherUpdated(int index, const FlatState& params) {
+  const Bucket& bucket = plan_->gather_buckets[index];
+  std::vector<CollectiveSegment> segments;
+  for (const SegmentRef& ref : bucket.segments) {
+    segments.push_back({params.Piece(ref).data(), params.Whole(ref).data(),
+                        plan_->segment(ref).elems});
+  }
+  Gather(NameOf(bucket), params.data().dtype(), std::move(segments));
+}
+
+void Wire::Reduce(int index, const Tensor& unit_gradients,
+                  const FlatState& grads, bool accumulate, Arena& rotating) {
+  const Bucket& bucket = plan_->reduce_buckets[index];
+  std::vector<Part> parts;
+  for (const SegmentRef& ref : bucket.segments) {
+    const Segment& segment = plan_->segment(ref);
+    parts.push_back({grads.sharded()
+                         ? unit_gradients.Slice(segment.begin, {segment.elems})
+                         : grads.Whole(ref),
+                     grads.Piece(ref)});
+  }
+  // Who updates all parameters needs all gradients.
+  ReduceParts(*rank_->reduce, NameOf(bucket), parts,
+              plan_->placement.optimizer == Placement::kReplicated, accumulate,
+              rotating);
+}
+
+void Wire::ReduceAcross(int index, const FlatState& grads, Arena& rotating) {
+  const Bucket& bucket = plan_->reduce_buckets[index];
+  std::vector<Part> parts;
+  for (const SegmentRef& ref : bucket.segments) {
+    const Tensor piece = grads.Piece(ref);
+    const int64_t elems = piece.num_elems() / plan_->groups();
+    parts.push_back(
+        {piece, piece.Slice(rank_->across->rank() * elems, {elems})});
+  }
+  ReduceParts(*rank_->across, absl::StrCat(NameOf(bucket), " across groups"),
+              parts, /*all=*/true, /*accumulate=*/false, rotating);
+}
+
+void Wire::ReduceParts(Communicator& comm, const std::string& name,
+                       const std::vector<Part>& parts, bool all,
+                       bool accumulate, Arena& rotating) {
+  const bool converts = reduce_dtype_ != grad_dtype_;
+  if (converts && !sent_gradients_.defined()) {
+    int64_t elems = 0;
+    for (const Bucket& bucket : plan_->reduce_buckets) {
+      elems = std::max(elems, bucket.elems);
+    }
+    sent_gradients_ = Tensor::Empty(rotating, {elems}, reduce_dtype_,
+                                    MemoryCategory::kReduceBuffers);
+  }
+  std::vector<CollectiveSegment> sums, totals;
+  std::vector<Conversion> before, after;
+  int64_t sent_elems = 0;
+  for (auto [whole, own] : parts) {
+    if (converts) {
+      const Tensor sent = sent_gradients_.Slice(sent_elems, whole.shape());
+      const Tensor sent_own =
+          sent.Slice(comm.rank() * own.num_elems(), own.shape());
+      sent_elems += whole.num_elems();
+      before.push_back({whole.vector(), sent.vector()});
+      const Tensor& result = all ? sent : sent_own;
+      if (result.num_elems() > 0) {
+        after.push_back(
+            {result.vector(), (all ? whole : own).vector(), accumulate});
+      }
+      whole = sent;
+      own = sent_own;
+    }
+    sums.push_back({whole.data(), own.data(), whole.num_elems()});
+    totals.push_back({own.data(), whole.data(), whole.num_elems()});
+  }
+  if (converts) Convert(std::move(before));
+  if (plan_->server) {
+    comm.Reduce(*reduce_, name, reduce_dtype_, /*root=*/0, std::move(sums));
+  } else {
+    comm.ReduceScatter(*reduce_, name, reduce_dtype_, accumulate && !converts,
+                       std::move(sums), AsWorkspace(staging_));
+  }
+  if (all) {
+    comm.AllGather(*reduce_, name, reduce_dtype_, std::move(totals));
+  }
+  if (converts) Convert(std::move(after));
+}
+
+// On the reduce stream, which runs beside compute: one thread on the CPU.
+void Wire::Convert(std::vector<Conversion> conversions) {
+  reduce_->Enqueue([ops = &rank_->device->ops(), stream = reduce_,
+                    conversions = std::move(conversions)] {
+    for (const Conversion& one : conversions) {
+      ops->SumRanks(*stream, {.src = {&one.src.data, 1},
+                              .src_dtype = one.src.dtype,
+                              .dst = one.dst,
+                              .accumulate = one.accumulate});
+    }
+  });
+}
+
+}  // namespace zero

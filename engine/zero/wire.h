@@ -1,0 +1,99 @@
+// What a rank sends of parameters and gradients: starts the collectives that
+// the schedule asks for, on the gather and the reduce stream.
+//
+// It waits for nothing: the executor does, as the schedule says.
+#ifndef ZERO_ENGINE_ZERO_WIRE_H_
+#define ZERO_ENGINE_ZERO_WIRE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/comm/rank.h"
+#include "engine/tensor/arena.h"
+#include "engine/zero/flat_state.h"
+#include "engine/zero/plan.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+class Wire {
+ public:
+  // Gradients accumulate in `grad_dtype`; they are sent, and their sum is
+  // rounded once, in `reduce_dtype`. `gather` and `reduce` may be null in a
+  // world of one.
+  Wire(const Rank& rank, const Plan& plan, DType grad_dtype, DType reduce_dtype,
+       Stream* gather, Stream* reduce)
+      : rank_(&rank),
+        plan_(&plan),
+        grad_dtype_(grad_dtype),
+        reduce_dtype_(reduce_dtype),
+        gather_(gather),
+        reduce_(reduce) {}
+
+  // Takes what reductions need beside gradients from `arena`.
+  void TakeStaging(Arena& arena);
+
+  // Tells the communicators of the memory that they will send and receive. On
+  // all ranks or none: where one rank cannot register its memory, none may.
+  absl::Status Register(const std::vector<Arena*>& arenas);
+
+  // Starts bringing the owners' pieces (send) of whole segments (recv) to all.
+  void Gather(const std::string& name, DType dtype,
+              std::vector<CollectiveSegment> segments);
+  // All of a unit into `gathered` [padded elems].
+  void GatherUnit(int unit, const FlatState& params, const Tensor& gathered);
+  // A gather bucket of replicated parameters.
+  void GatherUpdated(int bucket, const FlatState& params);
+
+  // Starts reducing a bucket: to its owners, and back to all where all update.
+  // `unit_gradients` has them where `grads` is sharded: then it gets the sum,
+  // added to what is there with `accumulate`. Memory of a bucket as it is sent
+  // comes from `rotating`.
+  void Reduce(int bucket, const Tensor& unit_gradients, const FlatState& grads,
+              bool accumulate, Arena& rotating);
+  // Starts adding up this rank's pieces of a bucket over the groups.
+  void ReduceAcross(int bucket, const FlatState& grads, Arena& rotating);
+  // Gives back what Reduce took from `rotating`. REQUIRES: the compute stream
+  // has waited for all reductions.
+  void EndReductions() { sent_gradients_ = Tensor(); }
+
+ private:
+  // Of what is reduced: all of it, and the part of it that this rank owns (none
+  // on the workers of a server). Parts lie in the order of ranks.
+  struct Part {
+    Tensor whole, own;
+  };
+  // dst (+)= src, rounded once.
+  struct Conversion {
+    ConstVector src;
+    Vector dst;
+    bool accumulate = false;
+  };
+
+  // Adds up the parts over the ranks of `comm`, sent in reduce_dtype; with
+  // `all` every rank gets the whole sums, in the same order as at every stage.
+  void ReduceParts(Communicator& comm, const std::string& name,
+                   const std::vector<Part>& parts, bool all, bool accumulate,
+                   Arena& rotating);
+  void Convert(std::vector<Conversion> conversions);
+  const std::string& NameOf(const Bucket& bucket) const {
+    return plan_->units[bucket.segments.front().unit].name;
+  }
+
+  const Rank* rank_;
+  const Plan* plan_;
+  DType grad_dtype_, reduce_dtype_;
+  Stream* gather_;
+  Stream* reduce_;
+  Tensor staging_;  // of reductions that need memory of their own
+  // One bucket of gradients as they are sent, where that is not as they are
+  // accumulated; [elems of the largest bucket], from the first reduction of a
+  // step to the last. Only work of the reduce stream touches it.
+  Tensor sent_gradients_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_WIRE_H_
