@@ -109,13 +109,14 @@ struct LinearBackwardWeightArgs {
 // Source: chunked head as in Liger Kernel / llm.c's fused classifier.
 struct LinearCrossEntropyArgs {
   ConstMatrix x;                      // [M, C]
-  ConstMatrix w;                      // [V, C]
+  ConstMatrix w;                      // [>= V, C]
+  int64_t vocab;                      // V; no row behind is in the softmax
   const int32_t* targets;             // [M]
   float* losses = nullptr;            // [M] per-row losses; null: not wanted
   double* loss_sum = nullptr;         // += sum of the losses, in row order
   const float* grad_scale = nullptr;  // device scalar; d(loss_sum) seed
   Matrix dx;                          // [M, C]; data null: forward only
-  Matrix dw;                          // [V, C]; data null: head frozen
+  Matrix dw;                          // as w, 0 behind V; data null: frozen
   bool accumulate_dw = false;
 };
 

@@ -3,12 +3,15 @@
 
 namespace zero {
 
-void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w) {
+void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
+                        int64_t vocab) {
   ZERO_CHECK_EQ(x.shape()[1], w.value.shape()[1]);
+  ZERO_CHECK_LE(vocab, w.value.shape()[0]);
   ZERO_CHECK_EQ(x.shape()[0], ctx.batch.num_tokens());
   ZERO_CHECK(ctx.batch.targets != nullptr);
   LinearCrossEntropyArgs args{.x = x.value.matrix(),
                               .w = w.value.matrix(),
+                              .vocab = vocab,
                               .targets = ctx.batch.targets,
                               .losses = ctx.batch.losses,
                               .loss_sum = ctx.batch.loss_sum,

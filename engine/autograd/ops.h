@@ -89,8 +89,10 @@ Var Add(Context& ctx, const Var& a, const Var& b);
 // Adds the sum over tokens of the cross-entropy of x w^T against the batch's
 // targets to batch.loss_sum. With a tape the gradients (seeded with
 // *batch.grad_scale) are computed at once, in row chunks.
-// Shapes: x [M, C], w [V, C].
-void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w);
+// Shapes: x [M, C], w [>= V, C]: rows behind the V of `vocab` are no words, and
+// their gradient is zero.
+void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
+                        int64_t vocab);
 
 }  // namespace zero
 

@@ -1,8 +1,10 @@
 #include "engine/nn/module.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/math.h"
 #include "kernels/check.h"
 #include "kernels/philox.h"
 
@@ -37,6 +39,14 @@ Parameter* Unit::AddParameter(const std::string& name, const Shape& shape,
   return parameters_.back().get();
 }
 
+Parameter* Unit::AddVocabulary(const std::string& name, const Shape& shape,
+                               Init init) {
+  constexpr int64_t kRows = 128;
+  Parameter* const table = AddParameter(name, shape, init, /*decay=*/true);
+  table->stored_shape = {RoundUp(shape[0], kRows), shape[1]};
+  return table;
+}
+
 std::vector<Parameter*> Model::AllParameters() const {
   std::vector<Parameter*> all;
   for (const auto& unit : units_) {
@@ -58,6 +68,10 @@ int64_t Model::NumParameters() const {
 void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
                    int64_t count, float* out) {
   const Init& init = parameter.init;
+  const int64_t size = parameter.shape.num_elems();
+  const int64_t known = std::clamp<int64_t>(size - begin, 0, count);
+  std::fill(out + known, out + count, 0.0f);
+  count = known;
   if (init.std == 0) {
     for (int64_t i = 0; i < count; ++i) out[i] = init.value;
     return;

@@ -26,8 +26,8 @@ struct Init {
 
 struct Parameter {
   std::string name;    // unique in the model, stable in checkpoints
-  Shape shape;         // logical: what the model computes with
-  Shape stored_shape;  // what this rank's axis of the mesh stores of it
+  Shape shape;         // logical: what files and counts know
+  Shape stored_shape;  // `shape`, and rows behind it that are and stay zero
   Init init;
   bool decay = false;   // weight decay applies (matrices, embeddings)
   bool frozen = false;  // no gradient, no optimizer state
@@ -64,6 +64,10 @@ class Unit {
   // Adds a parameter; its name is "<unit>.<name>".
   Parameter* AddParameter(const std::string& name, const Shape& shape,
                           Init init, bool decay);
+  // Adds a table with a row for each word. It is stored in whole tiles of rows:
+  // products over 50,257 words are slower than over 50,304.
+  Parameter* AddVocabulary(const std::string& name, const Shape& shape,
+                           Init init);
   void Borrow(Parameter* parameter) { borrowed_.push_back(parameter); }
 
  private:
@@ -123,7 +127,8 @@ class Model {
 
 // Fills `out` with elements [begin, begin + count) of a parameter's initial
 // value: a pure function of (seed, parameter name, element index), and so the
-// same for any world size and stage. Normal values by Box-Muller from Philox.
+// same for any world size and stage. Normal values by Box-Muller from Philox;
+// zeros behind the elements of its logical shape.
 void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
                    int64_t count, float* out);
 

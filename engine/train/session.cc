@@ -238,7 +238,7 @@ absl::StatusOr<std::string> Session::ParametersHash() {
   Hasher hasher;
   for (const Parameter* parameter : parameters) {
     ZERO_RETURN_IF_ERROR(ReadInPieces(
-        Reader(), *parameter, 0, parameter->stored_shape.num_elems(),
+        Reader(), *parameter, 0, parameter->shape.num_elems(),
         [&](int64_t, absl::Span<const float> values) {
           hasher.Update(values.data(), values.size() * sizeof(float));
           return absl::OkStatus();

@@ -147,7 +147,6 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.padded_elems += unit.padded_elems;
     plan.num_segments += static_cast<int64_t>(unit.segments.size());
     for (const PlannedParameter& parameter : unit.parameters) {
-      plan.num_parameters += parameter.elems;
       plan.num_trained += !parameter.spec.frozen;
     }
     plan.units.push_back(std::move(unit));

@@ -151,9 +151,8 @@ struct Plan {
   // Updated parameters, from the first unit up; empty unless parameters are
   // replicated and the optimizer is sharded.
   std::vector<Bucket> gather_buckets;
-  int64_t padded_elems = 0;    // over all units
-  int64_t num_parameters = 0;  // elements of all parameters
-  int64_t num_trained = 0;     // parameters that are not frozen
+  int64_t padded_elems = 0;  // over all units
+  int64_t num_trained = 0;   // parameters that are not frozen
   int64_t num_segments = 0;
 
   int64_t groups() const { return world / shards; }

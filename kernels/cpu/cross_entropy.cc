@@ -27,7 +27,7 @@ size_t Align(int64_t bytes) { return static_cast<size_t>(RoundUp(bytes, 64)); }
 // The chunks of one call; a function of the shapes alone.
 struct Chunks {
   int64_t rows = 0;       // of every chunk but the last
-  int64_t logits_ld = 0;  // V in whole cache lines, for the products' sake
+  int64_t logits_ld = 0;  // whole cache lines, for the products' sake
   DType grad_dtype = DType::kF32;
 
   size_t LogitsBytes() const { return Align(rows * logits_ld * 4); }
@@ -63,16 +63,16 @@ struct ChunkProducts {
 ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
                          const Chunks& chunks, float* memory, int64_t row,
                          int64_t rows, bool accumulate_dw) {
-  const int64_t v = args.w.rows;
+  const int64_t cols = args.w.rows;
   ChunkProducts p;
   p.logits.a = RowsOf(args.x, row, rows);
   p.logits.b = args.w;
   p.logits.b_transposed = true;
-  p.logits.c = {memory, DType::kF32, rows, v, chunks.logits_ld};
+  p.logits.c = {memory, DType::kF32, rows, cols, chunks.logits_ld};
   const int64_t grad_ld =
       chunks.logits_ld *
       static_cast<int64_t>(sizeof(float) / DTypeBytes(chunks.grad_dtype));
-  const ConstMatrix grad{memory, chunks.grad_dtype, rows, v, grad_ld};
+  const ConstMatrix grad{memory, chunks.grad_dtype, rows, cols, grad_ld};
   p.dx.a = grad;
   p.dx.b = args.w;
   p.dx.c = {ElementAt(args.dx.data, args.dx.dtype, row * args.dx.ld),
@@ -120,7 +120,7 @@ void CpuOps::LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs& args,
   const bool backward = args.dx.data != nullptr;
   const bool with_dw = backward && args.dw.data != nullptr;
   const Chunks chunks = ChunksOf(args, *matmul_);
-  const int64_t v = args.w.rows;
+  const auto item = static_cast<int64_t>(DTypeBytes(chunks.grad_dtype));
   const float scale = args.grad_scale == nullptr ? 1.0f : *args.grad_scale;
 
   char* const base = static_cast<char*>(workspace.data);
@@ -150,12 +150,17 @@ void CpuOps::LinearCrossEntropy(Stream&, const LinearCrossEntropyArgs& args,
       for (int64_t i = begin; i < end; ++i) {
         float* const logits_row = logits + i * chunks.logits_ld;
         if (targets[i] >= 0) {
-          losses[i] = SoftmaxCrossEntropyRow(
-              logits_row, v, targets[i], backward, scale, chunks.grad_dtype);
+          losses[i] =
+              SoftmaxCrossEntropyRow(logits_row, args.vocab, targets[i],
+                                     backward, scale, chunks.grad_dtype);
         } else {
           losses[i] = 0;
-          std::memset(logits_row, 0, static_cast<size_t>(v) * sizeof(float));
         }
+        // Of the gradient.
+        char* const row_begin = reinterpret_cast<char*>(logits_row);
+        const int64_t known = targets[i] >= 0 ? args.vocab : 0;
+        std::fill(row_begin + known * item, row_begin + args.w.rows * item,
+                  '\0');
       }
     });
     for (int64_t i = 0; i < rows; ++i) {

@@ -19,14 +19,15 @@ constexpr int kTile = kThreads * kGroup;
 struct RowArgs {
   void* logits;  // [rows, ld]
   int64_t ld;
-  int64_t words;
+  int64_t words;            // of the softmax
+  int64_t cols;             // of the gradient, which is 0 behind the words
   const int32_t* targets;   // [rows]
   double* row_losses;       // [rows]
   float* losses;            // [rows] or null
   const float* grad_scale;  // null: 1
 };
 
-// Elements of the group at `first` that the row has. REQUIRES: first < words.
+// Elements of the group at `first` that are words; not above 0 behind them.
 __device__ inline int NumInGroup(int64_t words, int64_t first) {
   return words - first < kGroup ? static_cast<int>(words - first) : kGroup;
 }
@@ -130,9 +131,9 @@ __device__ inline void WriteGradient(const RowArgs& args, Logit* row,
           : static_cast<double>(expf(target_logit - softmax.max)) / softmax.sum;
   const float at_target = static_cast<float>((at_target_p - 1.0) * scale);
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
-  for (int64_t tile = 0; tile < args.words; tile += kTile) {
+  for (int64_t tile = 0; tile < args.cols; tile += kTile) {
     const int64_t first = tile + begin;
-    const bool inside = first < args.words;
+    const bool inside = first < args.cols;
     Gradient gradient[kGroup];
     if (inside) {
       float x[kGroup];
@@ -155,7 +156,7 @@ __device__ inline void ZeroRow(const RowArgs& args, void* row) {
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) zero[i] = FromFloat<Gradient>(0.0f);
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
-  for (int64_t first = begin; first < args.words; first += kTile) {
+  for (int64_t first = begin; first < args.cols; first += kTile) {
     StoreGroup(static_cast<Gradient*>(row) + first, zero);
   }
 }
@@ -234,15 +235,15 @@ struct ChunkProducts {
 ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
                          const LossChunks& chunks, void* logits, int64_t row,
                          int64_t rows, bool accumulate_dw) {
-  const int64_t words = args.w.rows;
+  const int64_t cols = args.w.rows;
   const int64_t narrowing =
       static_cast<int64_t>(DTypeBytes(chunks.dtype) / DTypeBytes(args.x.dtype));
   ChunkProducts p;
   p.logits.a = RowsAt(args.x, row, rows);
   p.logits.b = args.w;
   p.logits.b_transposed = true;
-  p.logits.c = {logits, chunks.dtype, rows, words, chunks.ld};
-  p.dx.a = {logits, args.x.dtype, rows, words, chunks.ld * narrowing};
+  p.logits.c = {logits, chunks.dtype, rows, cols, chunks.ld};
+  p.dx.a = {logits, args.x.dtype, rows, cols, chunks.ld * narrowing};
   p.dx.b = args.w;
   if (args.dx.data != nullptr) p.dx.c = RowsAt(args.dx, row, rows);
   p.dw.a = p.dx.a;
@@ -293,7 +294,8 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
     RowArgs softmax;
     softmax.logits = base;
     softmax.ld = chunks.ld;
-    softmax.words = args.w.rows;
+    softmax.words = args.vocab;
+    softmax.cols = args.w.rows;
     softmax.targets = args.targets + row;
     softmax.row_losses = row_losses + row;
     softmax.losses = args.losses == nullptr ? nullptr : args.losses + row;

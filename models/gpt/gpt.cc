@@ -20,8 +20,7 @@ class GptEmbedding : public Unit {
   explicit GptEmbedding(const ModelConfig& config)
       : Unit("embedding"), pdrop_(config.embd_pdrop) {
     const Init init{.std = static_cast<float>(config.initializer_range)};
-    wte = AddParameter("wte", {config.vocab_size, config.hidden_size}, init,
-                       /*decay=*/true);
+    wte = AddVocabulary("wte", {config.vocab_size, config.hidden_size}, init);
     wpe = AddParameter("wpe",
                        {config.max_position_embeddings, config.hidden_size},
                        init, /*decay=*/true);
@@ -119,19 +118,19 @@ class GptHead : public Unit {
       weight = wte;
     } else {
       weight =
-          AddParameter("lm_head", {config.vocab_size, channels},
-                       {.std = static_cast<float>(config.initializer_range)},
-                       /*decay=*/true);
+          AddVocabulary("lm_head", {config.vocab_size, channels},
+                        {.std = static_cast<float>(config.initializer_range)});
     }
   }
 
   Var Forward(Context& ctx, const Var& in) override {
-    LinearCrossEntropy(ctx, Norm(ctx, in, ln_f.weights()), weight->weight);
+    LinearCrossEntropy(ctx, Norm(ctx, in, ln_f.weights()), weight->weight,
+                       weight->shape[0]);
     return Var();
   }
 
   Var Logits(Context& ctx, const Var& in) override {
-    return Linear(ctx, Norm(ctx, in, ln_f.weights()), weight->weight);
+    return Linear(ctx, Norm(ctx, in, ln_f.weights()), WordsOf(*weight));
   }
 
   NormParams ln_f;

@@ -12,6 +12,11 @@ inline const Weight* WeightOf(const Parameter* parameter) {
   return parameter == nullptr ? nullptr : &parameter->weight;
 }
 
+// The rows of words, without those that are only stored. No gradient.
+inline Weight WordsOf(const Parameter& table) {
+  return {.value = table.weight.value.Slice(0, table.shape)};
+}
+
 // x w^T + b with w [out, in].
 struct LinearParams {
   Parameter* weight = nullptr;

@@ -24,8 +24,8 @@ class LlamaEmbedding : public Unit {
  public:
   explicit LlamaEmbedding(const ModelConfig& config)
       : Unit("embedding"), pdrop_(config.embd_pdrop) {
-    table = AddParameter("table", {config.vocab_size, config.hidden_size},
-                         NormalInit(config), /*decay=*/true);
+    table = AddVocabulary("table", {config.vocab_size, config.hidden_size},
+                          NormalInit(config));
   }
 
   Var Forward(Context& ctx, const Var&) override {
@@ -128,18 +128,19 @@ class LlamaHead : public Unit {
       Borrow(table);
       weight = table;
     } else {
-      weight = AddParameter("lm_head", {config.vocab_size, config.hidden_size},
-                            NormalInit(config), /*decay=*/true);
+      weight = AddVocabulary("lm_head", {config.vocab_size, config.hidden_size},
+                             NormalInit(config));
     }
   }
 
   Var Forward(Context& ctx, const Var& in) override {
-    LinearCrossEntropy(ctx, Norm(ctx, in, norm.weights()), weight->weight);
+    LinearCrossEntropy(ctx, Norm(ctx, in, norm.weights()), weight->weight,
+                       weight->shape[0]);
     return Var();
   }
 
   Var Logits(Context& ctx, const Var& in) override {
-    return Linear(ctx, Norm(ctx, in, norm.weights()), weight->weight);
+    return Linear(ctx, Norm(ctx, in, norm.weights()), WordsOf(*weight));
   }
 
   NormParams norm;

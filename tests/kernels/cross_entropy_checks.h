@@ -11,17 +11,21 @@
 namespace zero {
 
 struct CrossEntropyProblem {
+  int64_t words;
   GuardedMatrix x, w, dx, dw;
   TestVector<int32_t> targets;
   TestVector<float> losses;
   TestVector<double> loss_sum = {0};
   TestVector<float> grad_scale = {1};
 
-  CrossEntropyProblem(DType dtype, int64_t m, int64_t c, int64_t v, DType sink)
-      : x(GuardedMatrix::Normal(dtype, m, c, 2, 1)),
-        w(GuardedMatrix::Normal(dtype, v, c, 1, 2, 2 / std::sqrt(c))),
+  // Of `v` words; w has `others` rows behind theirs.
+  CrossEntropyProblem(DType dtype, int64_t m, int64_t c, int64_t v, DType sink,
+                      int64_t others = 0)
+      : words(v),
+        x(GuardedMatrix::Normal(dtype, m, c, 2, 1)),
+        w(GuardedMatrix::Normal(dtype, v + others, c, 1, 2, 2 / std::sqrt(c))),
         dx(GuardedMatrix::Normal(dtype, m, c, 3, 3)),
-        dw(GuardedMatrix::Normal(sink, v, c, 0, 4)),
+        dw(GuardedMatrix::Normal(sink, v + others, c, 0, 4)),
         losses(static_cast<size_t>(m), -1.0f) {
     for (int64_t i = 0; i < m; ++i) {
       targets.push_back(static_cast<int32_t>((i * 7919 + 3) % v));
@@ -32,6 +36,7 @@ struct CrossEntropyProblem {
     LinearCrossEntropyArgs args;
     args.x = x.view();
     args.w = w.view();
+    args.vocab = words;
     args.targets = targets.data();
     args.losses = losses.data();
     args.loss_sum = loss_sum.data();
@@ -83,11 +88,14 @@ inline std::vector<double> LogitErrors(const Dense& x, const Dense& w,
 inline void CheckCrossEntropy(CrossEntropyProblem& p, const Dense& old_dw,
                               CrossEntropyRounding rounding,
                               const std::string& what) {
-  const CrossEntropyReference want = ReferenceCrossEntropy(
-      p.x.dense(), p.w.dense(), {p.targets.begin(), p.targets.end()},
-      p.grad_scale[0]);
   const DType dtype = p.x.dtype();
-  const Dense x = p.x.dense(), w = p.w.dense();
+  const Dense x = p.x.dense();
+  Dense w(p.words, p.w.cols());
+  for (int64_t v = 0; v < w.rows; ++v) {
+    for (int64_t j = 0; j < w.cols; ++j) w(v, j) = p.w(v, j);
+  }
+  const CrossEntropyReference want = ReferenceCrossEntropy(
+      x, w, {p.targets.begin(), p.targets.end()}, p.grad_scale[0]);
   double total = 0, total_error = 0;
   const std::vector<double> logit_error =
       LogitErrors(x, w, dtype, rounding.logits);
@@ -148,6 +156,11 @@ inline void CheckCrossEntropy(CrossEntropyProblem& p, const Dense& old_dw,
                TinyStep(sink);
       },
       what + ": dw");
+  for (int64_t v = p.words; v < p.dw.rows(); ++v) {
+    for (int64_t j = 0; j < x.cols; ++j) {
+      EXPECT_EQ(p.dw(v, j), old_dw(v, j)) << what << " row " << v;
+    }
+  }
 }
 
 inline Dense ZeroDw(const CrossEntropyProblem& p) {

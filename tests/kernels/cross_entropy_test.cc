@@ -30,6 +30,30 @@ TEST(CrossEntropyTest, LossAndGradientsAreThoseOfFloat64) {
   });
 }
 
+// Tables are stored with more rows than there are words.
+TEST(CrossEntropyTest, RowsBehindTheWordsAreNoneAndGetNoGradient) {
+  struct Shape {
+    int64_t words, others;
+  };
+  ForEachMatmulPath([](const Path& path) {
+    for (const DType dtype : kFloatTypes) {
+      // The second begins within a tile of a GPU's rows and ends in the next.
+      for (const Shape& s : {Shape{61, 67}, Shape{4001, 223}}) {
+        for (const bool accumulate : {false, true}) {
+          CrossEntropyProblem p(dtype, 33, 31, s.words, DType::kF32, s.others);
+          p.targets[5] = -1;
+          const Dense old_dw = accumulate ? p.dw.dense() : ZeroDw(p);
+          LinearCrossEntropyArgs args = p.Args();
+          args.accumulate_dw = accumulate;
+          RunCrossEntropy(path.ops, path.stream, args);
+          CheckCrossEntropy(p, old_dw, RoundingOf(path, dtype),
+                            std::to_string(s.words) + " " + DTypeName(dtype));
+        }
+      }
+    }
+  });
+}
+
 TEST(CrossEntropyTest, GradientIntoA16BitSinkIsRoundedOnce) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : {DType::kBF16, DType::kF16}) {

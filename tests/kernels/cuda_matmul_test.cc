@@ -319,7 +319,7 @@ TEST(CudaCrossEntropyTest, Fp32LogitsOf16BitModelsAreNotRounded) {
   OnGpu({.fp32_logits = true}, [](Ops& ops, Stream& stream) {
     for (const DType dtype : kShortTypes) {
       for (const int64_t words : {131, 5003}) {
-        CrossEntropyProblem p(dtype, 3, 24, words, DType::kF32);
+        CrossEntropyProblem p(dtype, 3, 24, words, DType::kF32, /*others=*/117);
         RunCrossEntropy(ops, stream, p.Args());
         stream.Synchronize();
         CheckCrossEntropy(p, ZeroDw(p), {.logits = false, .gradient = true},
@@ -358,6 +358,7 @@ TEST(CudaCrossEntropyTest, LogitsOfAChunkStayWithinTwoGigabytes) {
         LinearCrossEntropyArgs args;
         args.x = {nullptr, DType::kBF16, 65536, 768, 768};
         args.w = {nullptr, DType::kBF16, static_cast<int64_t>(words), 768, 768};
+        args.vocab = static_cast<int64_t>(words);
         const size_t bytes = ops.LinearCrossEntropyWorkspaceBytes(args);
         EXPECT_LE(bytes, (size_t{2} << 30) + kProducts) << words;
         EXPECT_LE(bytes,

@@ -405,7 +405,7 @@ void CompareLinearCrossEntropy(Comparison& c) {
         Array losses(DType::kF32, s.m), dx(dtype, s.m * x.ld);
         Array dw(DType::kF32, s.n * w.ld);
         TestVector<double> sum = {1};
-        LinearCrossEntropyArgs args{.x = x.view(), .w = w.view()};
+        LinearCrossEntropyArgs args{.x = x.view(), .w = w.view(), .vocab = s.n};
         args.targets = targets.data();
         args.losses = losses.floats();
         args.loss_sum = sum.data();

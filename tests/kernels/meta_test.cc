@@ -200,6 +200,7 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     LinearCrossEntropyArgs loss;
     loss.x = linear.x;
     loss.w = matrix(50257, 768);
+    loss.vocab = 50257;
     loss.targets = static_cast<const int32_t*>(data);
     loss.dx = input.dx;
     loss.dw = {data, DType::kF32, 50257, 768, 768};

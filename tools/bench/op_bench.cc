@@ -257,6 +257,7 @@ void Bench::Head(const char* model, int64_t m, int64_t c, int64_t v) {
   double loss = 0;
   LinearCrossEntropyArgs args{.x = RandomMatrix(m, c),
                               .w = RandomMatrix(v, c),
+                              .vocab = v,
                               .targets = Ids(m, v),
                               .loss_sum = &loss,
                               .grad_scale = &scale,

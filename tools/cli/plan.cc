@@ -29,8 +29,8 @@ struct PlanFlags {
   bool no_step = false;
 };
 
-void PrintStates(const Plan& plan, const ExecutorOptions& options,
-                 Console* console) {
+void PrintStates(const Plan& plan, int64_t num_parameters,
+                 const ExecutorOptions& options, Console* console) {
   const bool has_master = options.param_dtype != DType::kF32;
   const int64_t floats =
       options.optimizer.StateFloatsPerElement() + (has_master ? 1 : 0);
@@ -45,16 +45,15 @@ void PrintStates(const Plan& plan, const ExecutorOptions& options,
                         : plan.server ? "on rank 0, nothing on the others"
                                       : "per rank, sharded"));
   };
-  console->Table(
-      absl::StrFormat("model states: %s parameters, %s elements with padding",
-                      WithCommas(plan.num_parameters),
-                      WithCommas(plan.padded_elems)),
-      {row("parameters", plan.placement.parameters,
-           DTypeBytes(options.param_dtype)),
-       row("gradients", plan.placement.gradients,
-           DTypeBytes(options.grad_dtype)),
-       row(has_master ? "optimizer, master" : "optimizer",
-           plan.placement.optimizer, 4 * floats)});
+  console->Table(absl::StrFormat(
+                     "model states: %s parameters, %s elements with padding",
+                     WithCommas(num_parameters), WithCommas(plan.padded_elems)),
+                 {row("parameters", plan.placement.parameters,
+                      DTypeBytes(options.param_dtype)),
+                  row("gradients", plan.placement.gradients,
+                      DTypeBytes(options.grad_dtype)),
+                  row(has_master ? "optimizer, master" : "optimizer",
+                      plan.placement.optimizer, 4 * floats)});
 }
 
 // Calls print(first, last) for all of [0, size): once for the neighbours that
@@ -316,7 +315,7 @@ absl::Status ShowPlan(PlanFlags flags) {
       : plan.server ? " by parameter server"
                     : "",
       micro_steps));
-  PrintStates(plan, options, &console);
+  PrintStates(plan, model->NumParameters(), options, &console);
   ZERO_RETURN_IF_ERROR(
       PrintMemory(flags.run, config, ranks, plan.server, &console));
   PrintUnits(plan, &console);

@@ -534,17 +534,18 @@ TEST_F(GradientTest, AWeightUsedTwice) {
 
 TEST_F(GradientTest, LinearCrossEntropyWithIgnoredTargets) {
   struct Case {
-    int64_t rows, channels, vocab;
+    int64_t rows, channels, vocab, table;
   };
-  for (const Case& c : {Case{1, 1, 1}, {31, 33, 61}, {33, 31, 1023}}) {
+  for (const Case& c :
+       {Case{1, 1, 1, 1}, {31, 33, 61, 64}, {33, 31, 1023, 1023}}) {
     SCOPED_TRACE(testing::Message() << c.rows << ", vocabulary " << c.vocab);
     SetBatch(1, c.rows, c.vocab);
     Check(
-        [](Context& ctx, const auto& in, const auto& w) -> std::vector<Var> {
-          LinearCrossEntropy(ctx, in[0], w[0]);
+        [&](Context& ctx, const auto& in, const auto& w) -> std::vector<Var> {
+          LinearCrossEntropy(ctx, in[0], w[0], c.vocab);
           return {};
         },
-        {{c.rows, c.channels}}, {{c.vocab, c.channels}});
+        {{c.rows, c.channels}}, {{c.table, c.channels}});
   }
 }
 
@@ -552,7 +553,7 @@ TEST_F(GradientTest, ATiedTableGetsBothItsGradients) {
   SetBatch(3, 11, 29);
   Check(
       [](Context& ctx, const auto&, const auto& w) -> std::vector<Var> {
-        LinearCrossEntropy(ctx, Embedding(ctx, w[0], nullptr), w[0]);
+        LinearCrossEntropy(ctx, Embedding(ctx, w[0], nullptr), w[0], 29);
         return {};
       },
       {}, {{29, 33}});

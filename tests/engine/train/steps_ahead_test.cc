@@ -67,7 +67,7 @@ std::unique_ptr<Model> MakeBrittle(const ModelConfig& config,
   Parameter* w = head->AddParameter("w", {config.vocab_size, kWidth},
                                     {.std = 0.1f}, /*decay=*/true);
   head->forward = [w](Context& ctx, const Var& in) {
-    LinearCrossEntropy(ctx, in, w->weight);
+    LinearCrossEntropy(ctx, in, w->weight, w->shape[0]);
     return Var();
   };
   return model;

@@ -1361,7 +1361,7 @@ std::unique_ptr<Model> ModelWithASpare(const ModelConfig& config) {
   ToyUnit* head = model->Add("head");
   head->Borrow(table);
   head->forward = [table](Context& ctx, const Var& in) {
-    LinearCrossEntropy(ctx, in, table->weight);
+    LinearCrossEntropy(ctx, in, table->weight, table->shape[0]);
     return Var();
   };
   return model;

@@ -87,7 +87,7 @@ std::unique_ptr<ToyModel> MakeDoublingModel() {
   ToyUnit* head = model->Add("head");
   Parameter* w = head->AddParameter("w", {2, 1}, {.std = 1}, /*decay=*/true);
   head->forward = [w](Context& ctx, const Var& x) {
-    LinearCrossEntropy(ctx, x, w->weight);
+    LinearCrossEntropy(ctx, x, w->weight, w->shape[0]);
     return Var();
   };
   return model;
@@ -160,7 +160,7 @@ struct SharingModel {
     ToyUnit* last = model->Add("head");
     head = last->AddParameter("w", {kVocab, 9}, init, true);
     last->forward = [this](Context& ctx, const Var& x) {
-      LinearCrossEntropy(ctx, x, head->weight);
+      LinearCrossEntropy(ctx, x, head->weight, kVocab);
       return Var();
     };
   }
@@ -278,6 +278,44 @@ TEST_F(ExecutorTest, ATiedTableHasOneSinkWithBothGradients) {
     EXPECT_GT(RelativeDifference(both, embedding), 1e-2);
     EXPECT_EQ(tied->model().NumParameters() + kVocab * config.hidden_size,
               untied->model().NumParameters());
+  }
+}
+
+// Tables are stored in whole tiles of rows: 128 for 61 words.
+TEST_F(ExecutorTest, RowsBehindTheWordsAreZeroAndStayZero) {
+  for (const ModelFamily family : kFamilies) {
+    for (const bool loaded : {false, true}) {
+      const ModelConfig config = TinyConfig(family);
+      ExecutorOptions options = Options();
+      options.param_dtype = loaded ? DType::kBF16 : DType::kF32;
+      options.stochastic_rounding = loaded;
+      const auto rig = MakeRig(config, options);
+      if (loaded) {
+        (*rig)->Load([](const Parameter& parameter, float* out) {
+          std::fill_n(out, parameter.shape.num_elems(), 0.01f);
+        });
+      }
+      int64_t num_others = 0;
+      for (int step = 0; step < 3; ++step) {
+        rig->Step(MakeBatch(step), 1e-2f);
+        for (const Parameter* parameter : rig->model().AllParameters()) {
+          const int64_t words = parameter->shape.num_elems();
+          const int64_t others = parameter->stored_shape.num_elems() - words;
+          num_others += others;
+          const Tensor behind = parameter->weight.value.Slice(words, {others});
+          const char* bytes = static_cast<const char*>(behind.data());
+          EXPECT_EQ(std::count(bytes, bytes + behind.bytes(), 0),
+                    behind.bytes())
+              << parameter->name;
+          const Floats gradient = rig->Gradient(*parameter);
+          EXPECT_EQ(std::count(gradient.begin() + words, gradient.end(), 0.0f),
+                    others)
+              << parameter->name;
+        }
+      }
+      const int num_tables = config.tie_word_embeddings ? 1 : 2;
+      EXPECT_EQ(num_others, 3 * num_tables * 67 * config.hidden_size);
+    }
   }
 }
 

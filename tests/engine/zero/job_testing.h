@@ -338,7 +338,7 @@ inline void MakeGradientsIntegers(const Rank& rank, Rig& rig) {
           for (const auto& parameter :
                rig.model().units()[ref.unit]->parameters()) {
             const Tensor& grad = parameter->weight.sink->grad;
-            for (int64_t i = 0; i < grad.num_elems(); ++i) {
+            for (int64_t i = 0; i < parameter->shape.num_elems(); ++i) {
               grad.As<float>()[i] =
                   static_cast<float>((7 * rank + 3 * i) % 41) - 20;
             }

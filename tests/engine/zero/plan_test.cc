@@ -173,7 +173,6 @@ TEST(PlanTest, CountsByValue) {
   const Plan plan =
       MakePlan({Unit("a", {{5, 13}, {3}}), Unit("b", {}), Unit("c", {{1}})},
                {.world = 3});
-  EXPECT_EQ(plan.num_parameters, 69);
   EXPECT_EQ(plan.units[0].parameters[1].offset, 128);
   EXPECT_EQ(plan.units[0].padded_elems, 192);  // 131 to a multiple of 64 * 3
   EXPECT_EQ(plan.units[1].padded_elems, 0);

@@ -199,7 +199,7 @@ std::unique_ptr<Model> MakeToy() {
   ToyUnit* head = model->Add("head");
   head->Borrow(table);
   head->forward = [table](Context& ctx, const Var& x) {
-    LinearCrossEntropy(ctx, x, table->weight);
+    LinearCrossEntropy(ctx, x, table->weight, kVocab);
     return Var();
   };
   return model;

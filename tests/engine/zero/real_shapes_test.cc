@@ -72,7 +72,8 @@ TEST(RealShapesTest, TheTableHasSegmentsAndTheLogitsHaveChunks) {
   const int64_t vocab = job.config.vocab_size, width = job.config.hidden_size;
   const LinearCrossEntropyArgs args{
       .x = {nullptr, DType::kF32, rows, width, width},
-      .w = {nullptr, DType::kF32, vocab, width, width}};
+      .w = {nullptr, DType::kF32, vocab, width, width},
+      .vocab = vocab};
   EXPECT_LT(device->ops().LinearCrossEntropyWorkspaceBytes(args),
             rows * vocab * sizeof(float));
 }
