@@ -255,17 +255,17 @@ void Bench::Head(const char* model, int64_t m, int64_t c, int64_t v) {
   if (!Wanted(op)) return;
   const float scale = 1.0f / static_cast<float>(m);
   double loss = 0;
+  const int64_t padded = RoundUp(v, 128);  // as models store their tables
   LinearCrossEntropyArgs args{.x = RandomMatrix(m, c),
-                              .w = RandomMatrix(v, c),
+                              .w = RandomMatrix(padded, c),
                               .vocab = v,
                               .targets = Ids(m, v),
                               .loss_sum = &loss,
                               .grad_scale = &scale,
                               .dx = RandomMatrix(m, c),
-                              .dw = RandomMatrix(v, c, DType::kF32)};
+                              .dw = RandomMatrix(padded, c, DType::kF32)};
   const Workspace scratch =
       Scratch(ops().LinearCrossEntropyWorkspaceBytes(args));
-  const int64_t padded = RoundUp(v, 64);
   const Work logits = Plain(
       {.m = m, .n = padded, .k = c, .b_transposed = true, .out_dtype = dtype_});
   const Work dx = Plain({.m = m, .n = c, .k = padded, .out_dtype = dtype_});

@@ -30,7 +30,8 @@ struct ProductShape {
 // not, 16-bit products run as fp32 ones, and so does their limit.
 bool HasNativeProducts(DType dtype);
 
-// One oneDNN primitive.
+// A product by the faster of two of oneDNN's kernels: the one that oneDNN
+// offers first and the one that our own products take. The first run finds out.
 class PlainProduct {
  public:
   // REQUIRES: HasNativeProducts(shape.dtype).
@@ -56,10 +57,14 @@ struct ModelProduct {
   int64_t count = 1;  // layers
   int64_t out = 0, in = 0;
 };
-std::vector<ModelProduct> ModelProducts(const ModelConfig& config);
+// `vocab_rows`: of the table, as the model stores it.
+std::vector<ModelProduct> ModelProducts(const ModelConfig& config,
+                                        int64_t vocab_rows);
 
 // Everything that a training step of `tokens` tokens multiplies by or into
-// weights, alone: forward, data and weight gradients of every layer.
+// weights, alone: forward, data and weight gradients of every layer. Every
+// layer has weights and their gradients of its own, up to 2 GiB of them, which
+// no cache holds; layers of larger models take turns.
 class StepProducts {
  public:
   struct Timed {
@@ -69,8 +74,8 @@ class StepProducts {
     std::vector<double> seconds;  // of all `count` together, per pass
   };
 
-  StepProducts(Device& device, const ModelConfig& config, int64_t tokens,
-               DType dtype);
+  StepProducts(Device& device, const ModelConfig& config, int64_t vocab_rows,
+               int64_t tokens, DType dtype);
 
   // Runs them in the order of a step and returns the seconds it took. The
   // first pass warms up and is not recorded.
@@ -85,7 +90,7 @@ class StepProducts {
   bool warm_ = false;
   std::vector<std::shared_ptr<Weight>> weights_;
   std::vector<Timed> timed_;
-  Buffer memory_;
+  std::vector<Buffer> memory_;
 };
 
 }  // namespace zero::bench

@@ -243,7 +243,9 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   const int64_t peak_rss = PeakResidentBytes();
   std::unique_ptr<StepProducts> products;
   if (options.limit && !options.on_gpu()) {
-    products = std::make_unique<StepProducts>(*device, config.model, tokens,
+    const Parameter& table = *session->model().units()[0]->parameters()[0];
+    products = std::make_unique<StepProducts>(*device, config.model,
+                                              table.stored_shape[0], tokens,
                                               config.param_dtype());
     products->Pass();
   }
