@@ -109,8 +109,6 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "all_gather";
     case CollectiveKind::kReduceScatter:
       return "reduce_scatter";
-    case CollectiveKind::kAllReduce:
-      return "all_reduce";
     case CollectiveKind::kReduce:
       return "reduce";
     case CollectiveKind::kBroadcast:
@@ -137,8 +135,6 @@ int64_t WireBytes(const Collective& collective, int world) {
       return bytes / world * (world - 1);
     case CollectiveKind::kAllGather:
       return bytes / world * (world - 1);
-    case CollectiveKind::kAllReduce:
-      return 2 * bytes * (world - 1) / world;
     case CollectiveKind::kReduce:
     case CollectiveKind::kBroadcast:
       return bytes * (world - 1);
@@ -227,20 +223,6 @@ void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
       << "reduce_scatter \"" << collective.name
       << (algorithm_ == BulkAlgorithm::kRing ? "\": staging memory of a ring"
                                              : "\": staging memory");
-  Run(stream, std::move(collective));
-}
-
-void Communicator::AllReduce(Stream& stream, std::string name, DType dtype,
-                             ReduceOp op, void* data, int64_t elems) {
-  ZERO_CHECK(dtype == DType::kF64)
-      << "all_reduce \"" << name << "\": " << dtype << ", want fp64";
-  Collective collective;
-  collective.kind = CollectiveKind::kAllReduce;
-  collective.name = std::move(name);
-  collective.dtype = dtype;
-  collective.op = op;
-  collective.segments = {{data, data, elems}};
-  CheckSegments(*this, collective, [](const SegmentCheck&) {});
   Run(stream, std::move(collective));
 }
 

@@ -39,7 +39,6 @@ namespace zero {
 enum class CollectiveKind {
   kAllGather,
   kReduceScatter,
-  kAllReduce,
   kReduce,
   kBroadcast,
   kBarrier,
@@ -47,8 +46,6 @@ enum class CollectiveKind {
 
 // "all_gather", ...
 const char* CollectiveKindName(CollectiveKind kind);
-
-enum class ReduceOp { kSum, kMax };
 
 // How reduce-scatter and all-gather are done. Each promises equal bits to
 // itself alone: the order of sums is its own.
@@ -75,9 +72,8 @@ struct Collective {
   CollectiveKind kind;
   std::string name;  // for errors and traces: "block.3"; the same on all ranks
   DType dtype = DType::kF32;
-  ReduceOp op = ReduceOp::kSum;  // kAllReduce
-  bool accumulate = false;       // kReduceScatter: recv += the sum
-  int root = 0;                  // kReduce, kBroadcast
+  bool accumulate = false;  // kReduceScatter: recv += the sum
+  int root = 0;             // kReduce, kBroadcast
   std::vector<CollectiveSegment> segments;
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
   void* staging = nullptr;  // kReduceScatter: see StagingBytes
@@ -85,10 +81,10 @@ struct Collective {
 };
 
 // Bytes that the busiest of `world` ranks sends, or receives: all-gather and
-// reduce-scatter (world - 1) / world of the full bytes, all-reduce twice that
-// (a ring's), barrier nothing; all ranks alike. The root of a broadcast sends,
-// and that of a reduce receives, (world - 1) times the bytes. The sums of a
-// ring's reduce-scatter travel in SumDType from its second step on.
+// reduce-scatter (world - 1) / world of the full bytes, barrier nothing; all
+// ranks alike. The root of a broadcast sends, and that of a reduce receives,
+// (world - 1) times the bytes. The sums of a ring's reduce-scatter travel in
+// SumDType from its second step on.
 int64_t WireBytes(const Collective& collective, int world);
 
 // What `rank` sends and what it receives of that: the root of a broadcast only
@@ -142,12 +138,6 @@ class Communicator {
   // Wire:   elems * itemsize bytes from each rank but the root.
   void Reduce(Stream& stream, std::string name, DType dtype, int root,
               std::vector<CollectiveSegment> segments);
-
-  // Reduces `data` [elems], float64, in place over all ranks in rank order: for
-  // the few scalars of a step. Bulk data goes through ReduceScatter and
-  // AllGather.
-  void AllReduce(Stream& stream, std::string name, DType dtype, ReduceOp op,
-                 void* data, int64_t elems);
 
   // Copies what the root sends to all ranks.
   // Shapes: send [elems], only the root's is used; recv [elems]; both may be

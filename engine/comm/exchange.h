@@ -11,22 +11,15 @@
 
 namespace zero {
 
-// Bytes of memory of the rank's device, of its own, that its share of
-// `collective` needs for a result: of an all-reduce, else 0.
-int64_t ResultBytes(const Collective& collective);
-
 // Does the share of `rank` in the collectives `all`, one per rank and fitting
 // together: reads every rank's memory and writes its own, on `stream`. What it
 // writes no other rank reads in the same collective, so the ranks may do their
 // shares at once; nobody may change its memory before all have done theirs.
-// The exception is all-reduce, whose ranks read what they are to overwrite:
-// its result goes to `result`, and is to be copied to recv after that.
 // Only a ring waits: it calls `meet` between its steps. On a GPU nothing blocks
-// the host but a maximum, which the host computes.
+// the host.
 // Returns the bytes that it has read from other ranks' memory.
 int64_t Exchange(Stream& stream, int rank,
-                 absl::Span<const Collective* const> all, const MeetFn& meet,
-                 void* result);
+                 absl::Span<const Collective* const> all, const MeetFn& meet);
 
 }  // namespace zero
 

@@ -41,7 +41,6 @@ struct LocalGroup::Call {
   Stream* stream;
   // Null where the work of a stream is done when the call is: the CPU's.
   std::shared_ptr<Marks> marks;
-  void* result;  // memory of the device, of ResultBytes
 
   std::string Text() const {
     return absl::StrCat("#", number, ", ", signature);
@@ -129,12 +128,11 @@ class LocalCommunicator final : public Communicator {
   ~LocalCommunicator() override { group_->Leave(*channel_, rank()); }
 
   void Run(Stream& stream, Collective collective) override {
-    if (stream.device().asynchronous()) {
-      const absl::Status ready = Prepare(stream.device(), collective);
-      if (!ready.ok()) return Abort(ready);
+    if (stream.device().asynchronous() && marks_ == nullptr) {
+      marks_ = std::make_shared<LocalGroup::Marks>(stream.device(), world());
     }
-    auto call = group_->Issue(*channel_, rank(), stream, std::move(collective),
-                              marks_, result_.data());
+    auto call =
+        group_->Issue(*channel_, rank(), stream, std::move(collective), marks_);
     // The group outlives this end while its work is still queued.
     stream.Enqueue(
         [group = group_, channel = channel_, rank = rank(),
@@ -150,21 +148,9 @@ class LocalCommunicator final : public Communicator {
   }
 
  private:
-  // What a collective on an asynchronous device needs besides.
-  absl::Status Prepare(Device& device, const Collective& collective) {
-    if (marks_ == nullptr) {
-      marks_ = std::make_shared<LocalGroup::Marks>(device, world());
-    }
-    const size_t bytes = ResultBytes(collective);
-    if (bytes <= result_.bytes()) return absl::OkStatus();
-    ZERO_ASSIGN_OR_RETURN(result_, device.Allocate(bytes, MemoryKind::kDevice));
-    return absl::OkStatus();
-  }
-
   const std::shared_ptr<LocalGroup> group_;
   LocalGroup::Channel* const channel_;
   std::shared_ptr<LocalGroup::Marks> marks_;
-  Buffer result_;  // of an all-reduce
 };
 
 LocalGroup::LocalGroup(int world, LocalOptions options)
@@ -231,13 +217,12 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
 
 std::shared_ptr<const LocalGroup::Call> LocalGroup::Issue(
     Channel& channel, int place, Stream& stream, Collective collective,
-    std::shared_ptr<Marks> marks, void* result) {
+    std::shared_ptr<Marks> marks) {
   auto call = std::make_shared<Call>();
   call->signature = Signature(collective);
   call->collective = std::move(collective);
   call->stream = &stream;
   call->marks = std::move(marks);
-  call->result = result;
   Lock lock(mutex_);
   End& end = channel.ends[place];
   call->number = ++end.num_issued;
@@ -251,27 +236,21 @@ void LocalGroup::Perform(Channel& channel, int place,
   if (call->marks != nullptr) stream.Record(*call->marks->arrived);
   if (!Open(channel, place, call)) return;
   const auto others = channel.MarksBeside(place);
-  const size_t bytes = ResultBytes(call->collective);
-  std::vector<char> on_host(call->marks == nullptr ? bytes : 0);
-  void* const result = call->marks == nullptr ? on_host.data() : call->result;
   int64_t read_bytes = 0;
   try {
-    read_bytes = Share(channel, place, *call, others, result);
+    read_bytes = Share(channel, place, *call, others);
   } catch (const std::exception& error) {
     const absl::Status failure = Break(channel, place, error.what());
     Close(channel, place, 0);
     throw std::runtime_error(std::string(failure.message()));
   }
-  const bool ok = Close(channel, place, read_bytes);
+  Close(channel, place, read_bytes);
   // Also after a failure: this rank frees what the others still read.
   for (const auto& other : others) stream.Wait(*other->done);
-  if (!ok || bytes == 0) return;
-  CopyOn(stream, call->collective.segments[0].recv, result, bytes);
 }
 
 int64_t LocalGroup::Share(Channel& channel, int place, const Call& call,
-                          const std::vector<std::shared_ptr<Marks>>& others,
-                          void* result) {
+                          const std::vector<std::shared_ptr<Marks>>& others) {
   Stream& stream = *call.stream;
   for (const auto& other : others) stream.Wait(*other->arrived);
   size_t meeting = 0;
@@ -281,8 +260,7 @@ int64_t LocalGroup::Share(Channel& channel, int place, const Call& call,
     for (const auto& other : others) stream.Wait(*other->met[meeting]);
     ++meeting;
   };
-  const int64_t read_bytes =
-      Exchange(stream, place, channel.open, meet, result);
+  const int64_t read_bytes = Exchange(stream, place, channel.open, meet);
   if (call.marks != nullptr) stream.Record(*call.marks->done);
   return read_bytes;
 }
@@ -359,7 +337,7 @@ void LocalGroup::Meet(Channel& channel, int place) {
   }
 }
 
-bool LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
+void LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
   Lock lock(mutex_);
   channel.ends[place].received_bytes += read_bytes;
   channel.ends[place].working = false;
@@ -373,7 +351,6 @@ bool LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
   End& end = channel.ends[place];
   end.inside = false;
   ++end.num_finished;
-  return failure_.ok();
 }
 
 template <class Condition>

@@ -16,8 +16,7 @@
 // On a GPU a collective is issued where Run is called: the calling threads meet
 // there, for the moment of issuing it, and each makes its stream wait for where
 // the others' streams are (events), before it reads their memory and before it
-// goes on. No thread waits for a GPU; a sum that kernels have not is the
-// exception (exchange.h).
+// goes on. No thread waits for a GPU.
 #ifndef ZERO_ENGINE_COMM_LOCAL_H_
 #define ZERO_ENGINE_COMM_LOCAL_H_
 
@@ -90,26 +89,23 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   LocalGroup(int world, LocalOptions options);
 
   // `place` is a rank's place among the members of a channel.
-  // Gives a collective its number. `marks` and `result` are those of an
-  // asynchronous device.
+  // Gives a collective its number. `marks`: of an asynchronous device.
   std::shared_ptr<const Call> Issue(Channel& channel, int place, Stream& stream,
                                     Collective collective,
-                                    std::shared_ptr<Marks> marks, void* result);
+                                    std::shared_ptr<Marks> marks);
   // The work of one collective, on the stream's thread. Open waits until all
   // ranks have arrived; false: they have not, the group has failed. Meet waits
-  // in the middle of a share, Close until all have done theirs; false: the
-  // group has failed.
+  // in the middle of a share, Close until all have done theirs.
   void Perform(Channel& channel, int place,
                const std::shared_ptr<const Call>& call);
   bool Open(Channel& channel, int place,
             const std::shared_ptr<const Call>& call);
   void Meet(Channel& channel, int place);
-  bool Close(Channel& channel, int place, int64_t read_bytes);
+  void Close(Channel& channel, int place, int64_t read_bytes);
   // The rank's share, between Open and Close, beside ranks with these marks;
   // the bytes that it read from other ranks.
   int64_t Share(Channel& channel, int place, const Call& call,
-                const std::vector<std::shared_ptr<Marks>>& others,
-                void* result);
+                const std::vector<std::shared_ptr<Marks>>& others);
   // Its device has failed in there: nobody shall wait for it in the middle.
   absl::Status Break(Channel& channel, int place, const std::string& reason);
 

@@ -5,14 +5,6 @@
 
 namespace zero {
 
-void CopyOn(Stream& stream, void* dst, const void* src, size_t bytes) {
-  if (stream.device().asynchronous()) {
-    stream.device().Copy(stream, dst, src, bytes);
-  } else {
-    std::memcpy(dst, src, bytes);
-  }
-}
-
 PeerMemory::Source PeerMemory::Sent(int rank, size_t segment,
                                     int64_t index) const {
   const auto item = static_cast<int64_t>(DTypeBytes(of(rank).dtype));
@@ -22,7 +14,11 @@ PeerMemory::Source PeerMemory::Sent(int rank, size_t segment,
 
 void PeerMemory::Copy(void* dst, Source src, int64_t bytes) {
   if (bytes == 0 || dst == src.data) return;
-  CopyOn(stream_, dst, src.data, bytes);
+  if (stream_.device().asynchronous()) {
+    stream_.device().Copy(stream_, dst, src.data, bytes);
+  } else {
+    std::memcpy(dst, src.data, bytes);
+  }
   Count(src, bytes);
 }
 

@@ -12,10 +12,6 @@
 
 namespace zero {
 
-// Copies on `stream`, within the work of a collective: at once on the CPU,
-// whose streams are in that work.
-void CopyOn(Stream& stream, void* dst, const void* src, size_t bytes);
-
 class PeerMemory {
  public:
   // Memory of one rank.
@@ -36,6 +32,7 @@ class PeerMemory {
   // Element `index` of what `rank` sends in a segment.
   Source Sent(int rank, size_t segment, int64_t index) const;
 
+  // At once on the CPU, whose streams are in the work of the collective.
   void Copy(void* dst, Source src, int64_t bytes);
   // dst = the sum of `src` in this order; with `accumulate` dst += it.
   void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,

@@ -28,8 +28,6 @@ std::string Signature(const Collective& collective) {
   absl::StrAppend(&text, " ", DTypeName(collective.dtype));
   if (collective.kind == CollectiveKind::kReduceScatter) {
     if (collective.accumulate) absl::StrAppend(&text, " +=");
-  } else if (collective.kind == CollectiveKind::kAllReduce) {
-    absl::StrAppend(&text, collective.op == ReduceOp::kMax ? " max" : " sum");
   } else if (collective.kind == CollectiveKind::kReduce) {
     absl::StrAppend(&text, " to rank ", collective.root);
   } else if (collective.kind == CollectiveKind::kBroadcast) {

@@ -9,7 +9,7 @@
 
 namespace zero {
 
-// Kind, name, dtype, op, root, algorithm and the elements of every segment;
+// Kind, name, dtype, root, algorithm and the elements of every segment;
 // equal runs of segments are folded: `reduce_scatter "block.3" bf16 += [128, 64
 // x3]`. Two collectives have the same signature exactly when they fit
 // together.

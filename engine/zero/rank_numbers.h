@@ -21,6 +21,8 @@
 
 namespace zero {
 
+enum class ReduceOp { kSum, kMax };
+
 class RankNumbers {
  public:
   RankNumbers(const Rank& rank, Stream& compute, StepClock& clock)

@@ -180,9 +180,8 @@ absl::Status NcclLink::InitWorld() {
   channel->members.resize(world_);
   std::iota(channel->members.begin(), channel->members.end(), 0);
   channel->place = rank_;
-  ZERO_ASSIGN_OR_RETURN(
-      channel->scratch,
-      device_.Allocate(kNcclScratchBytes, MemoryKind::kDevice));
+  ZERO_ASSIGN_OR_RETURN(channel->scratch,
+                        device_.Allocate(1, MemoryKind::kDevice));
   channels_.push_back(std::move(channel));
   NcclChannel& world = *channels_.back();
   ncclConfig_t config = ConfigOf("scalar");
@@ -203,9 +202,8 @@ absl::Status NcclLink::SplitWorld(const char* name, std::vector<int> members,
   channel->place = static_cast<int>(
       std::find(members.begin(), members.end(), rank_) - members.begin());
   channel->members = std::move(members);
-  ZERO_ASSIGN_OR_RETURN(
-      channel->scratch,
-      device_.Allocate(kNcclScratchBytes, MemoryKind::kDevice));
+  ZERO_ASSIGN_OR_RETURN(channel->scratch,
+                        device_.Allocate(1, MemoryKind::kDevice));
   channels_.push_back(std::move(channel));
   NcclChannel& added = *channels_.back();
   const ncclComm_t parent = channels_.front()->comm;

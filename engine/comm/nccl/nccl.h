@@ -10,9 +10,8 @@
 // them from then on. Nothing ever waits forever.
 //
 // Sums: data of 16 bits travels once to its owner, who adds it up in fp32 in
-// rank order, so the bits are those of `local`; so are all-reduces of the few
-// numbers of a step. Sums of fp32 are NCCL's, in its own order, the same in
-// every run on the same machines.
+// rank order, so the bits are those of `local`. Sums of fp32 are NCCL's, in its
+// own order, the same in every run on the same machines.
 // All ranks issue all their collectives in one order, from one thread each:
 // NCCL wants that of communicators that share a GPU.
 #ifndef ZERO_ENGINE_COMM_NCCL_NCCL_H_

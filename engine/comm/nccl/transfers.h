@@ -4,7 +4,7 @@
 
 #include <nccl.h>
 
-#include <cstddef>
+#include <cstdint>
 
 #include "engine/comm/communicator.h"
 
@@ -16,16 +16,13 @@ inline bool IsNcclError(ncclResult_t result) {
   return result != ncclSuccess && result != ncclInProgress;
 }
 
-// Memory of a communicator for what the few numbers of a step need.
-inline constexpr size_t kNcclScratchBytes = size_t{256} << 10;
-
 // One rank's place in a communicator, on a stream.
 struct NcclPlace {
   int rank;
   int world;
   ncclComm_t comm;
   cudaStream_t stream;
-  void* scratch;            // kNcclScratchBytes
+  void* scratch;            // one byte of the device, for a barrier
   int64_t* received_bytes;  // grows by what calls bring from other ranks
 };
 

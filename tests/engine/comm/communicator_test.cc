@@ -42,9 +42,6 @@ TEST_F(CommunicatorTest, TypedCallsBuildOneValue) {
   comm_.AllGather(*stream_, "wte", DType::kF32,
                   {{data_ + 2, data_, 8}, {other_, data_, 8}});
   EXPECT_EQ(Signature(comm_.last), "all_gather \"wte\" fp32 [8 x2]");
-  comm_.AllReduce(*stream_, "norm", DType::kF64, ReduceOp::kMax, data_, 3);
-  EXPECT_EQ(Signature(comm_.last), "all_reduce \"norm\" fp64 max [3]");
-  EXPECT_EQ(comm_.last.segments[0].recv, data_);
   comm_.Broadcast(*stream_, "init", DType::kU8, 2, {{data_, data_, 5}});
   EXPECT_EQ(Signature(comm_.last), "broadcast \"init\" uint8 from rank 2 [5]");
   comm_.Broadcast(*stream_, "wte", DType::kF32, 0,
@@ -74,9 +71,6 @@ TEST_F(CommunicatorTest, WireBytesFollowTheFormulas) {
   comm_.ReduceScatter(*stream_, "unit", DType::kF32, false,
                       {{data_, other_, 12}});
   EXPECT_EQ(bytes(3), 32);
-  comm_.AllReduce(*stream_, "norm", DType::kF64, ReduceOp::kSum, data_, 3);
-  EXPECT_EQ(bytes(1), 0);
-  EXPECT_EQ(bytes(4), 36);
   comm_.Broadcast(*stream_, "init", DType::kF32, 0, {{data_, data_, 5}});
   EXPECT_EQ(bytes(4), 60);
   comm_.Reduce(*stream_, "unit", DType::kBF16, 0, {{data_, other_, 5}});
@@ -120,7 +114,7 @@ TEST_F(CommunicatorDeathTest, SizesThatTheWorldDoesNotDivide) {
                                    {{data_, other_, 7}}),
                "segment 0 has 7 elements");
   EXPECT_DEATH(
-      comm_.AllReduce(*stream_, "norm", DType::kF64, ReduceOp::kSum, data_, -1),
+      comm_.Broadcast(*stream_, "norm", DType::kF64, 0, {{data_, data_, -1}}),
       "-1");
 }
 
@@ -150,9 +144,6 @@ TEST_F(CommunicatorDeathTest, DtypesThatDoNotReduceAndRootsThatAreNot) {
                                    {{data_, other_, 8}}),
                "reduce_scatter \"wte\": int32, want fp32, bf16, fp16 or fp64");
   EXPECT_DEATH(
-      comm_.AllReduce(*stream_, "norm", DType::kF32, ReduceOp::kSum, data_, 1),
-      "all_reduce \"norm\": fp32, want fp64");
-  EXPECT_DEATH(
       comm_.Reduce(*stream_, "wte", DType::kI32, 0, {{data_, other_, 8}}),
       "reduce \"wte\": int32, want fp32");
   EXPECT_DEATH(
@@ -178,7 +169,7 @@ TEST(NullCommunicatorTest, TouchesNothingAndLatchesTheFirstAbort) {
   comm.AllGather(
       *stream, "unit", DType::kF32,
       {{static_cast<char*>(full.data()) + (3 << 18), full.data(), 1 << 18}});
-  comm.AllReduce(*stream, "norm", DType::kF64, ReduceOp::kSum, full.data(), 4);
+  comm.Reduce(*stream, "norm", DType::kF64, 0, {{full.data(), full.data(), 4}});
   EXPECT_TRUE(comm.status().ok());
   comm.Abort(absl::CancelledError("first"));
   comm.Abort(absl::InternalError("second"));

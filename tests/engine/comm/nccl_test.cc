@@ -177,17 +177,6 @@ Results ScatterAll(Communicator& comm, Stream& stream, DType dtype,
 
 Results Rest(Communicator& comm, Stream& stream) {
   Results results;
-  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
-    results.push_back(Values::Of(
-        DType::kF64, 37, [&](int64_t i) { return Number(comm.rank(), 0, i); }));
-    comm.AllReduce(stream, "numbers", DType::kF64, op, results.back().data(),
-                   37);
-  }
-  // Sums in rank order.
-  results.push_back(Values::Of(
-      DType::kF64, 33, [&](int64_t i) { return Real(comm.rank(), 1, i); }));
-  comm.AllReduce(stream, "reals", DType::kF64, ReduceOp::kSum,
-                 results.back().data(), 33);
   const int root = comm.world() - 1;
   for (const DType dtype : {DType::kF32, DType::kF64}) {
     Values send = Values::Of(
@@ -674,13 +663,15 @@ absl::StatusOr<std::unique_ptr<Device>> OpenGpu(int rank) {
 // 1 + 2 + ... of all ranks.
 absl::Status AddRanks(const Rank& rank) {
   const auto stream = rank.device->MakeStream(StreamRole::kCompute);
-  Values sum(DType::kF64, 1);
-  sum.Set(0, rank.rank() + 1);
-  rank.scalar->AllReduce(*stream, "sum", DType::kF64, ReduceOp::kSum,
-                         sum.data(), 1);
-  stream->Synchronize();
   const int world = rank.world();
-  EXPECT_TRUE(!rank.status().ok() || sum[0] == world * (world + 1) / 2);
+  Values all(DType::kF64, world);
+  all.Set(rank.rank(), rank.rank() + 1);
+  rank.scalar->AllGather(*stream, "sum", DType::kF64,
+                         {{all.at(rank.rank()), all.data(), world}});
+  stream->Synchronize();
+  double sum = 0;
+  for (int64_t i = 0; i < world; ++i) sum += all[i];
+  EXPECT_TRUE(!rank.status().ok() || sum == world * (world + 1) / 2);
   return rank.status();
 }
 
@@ -1006,9 +997,7 @@ TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
           HoldDriver(*stream, hang.told);
           return rank.status();
         }
-        Values number(DType::kF64, 1);
-        rank.scalar->AllReduce(*stream, "sum", DType::kF64, ReduceOp::kSum,
-                               number.data(), 1);
+        rank.scalar->Barrier(*stream, "meeting");
         flies = true;
         while (!hang.told) absl::SleepFor(absl::Milliseconds(2));
         stream->Synchronize();
