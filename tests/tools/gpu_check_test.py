@@ -176,7 +176,7 @@ PEER_OUT_OF_MEMORY = (
     "fragments. The documentation of how PyTorch manages memory has more: "
     "https://pytorch.org/docs/stable/notes/cuda.html")
 PEER = '{"micro_batch": 2, "peak_bytes": 9e9, "tokens_per_second": 400000}'
-DEVICE_BENCH = """#!/bin/sh
+OP_BENCH = """#!/bin/sh
 cat <<END
 {"op": "copy", "shape": "1", "dtype": "bf16", "unit": "GB/s", "rate": 4000}
 {"op": "product", "shape": "8", "dtype": "bf16", "unit": "GFLOP/s", "rate": 8e5}
@@ -249,7 +249,7 @@ class GpuCheckTest(unittest.TestCase):
                    os.path.join(self.root, "tools"))
         for name, text in {
                 "zero": ZERO, "bench/step_bench": STEP_BENCH,
-                "bench/device_bench": DEVICE_BENCH,
+                "bench/op_bench": OP_BENCH,
                 parts.KERNEL_TESTS: PASSES, parts.PARITY_TEST: PARITY,
                 "tests/engine/train/cuda_step_test": PASSES,
                 "tests/kernels/cuda_faults_test":
@@ -795,8 +795,8 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("not installed", self.row(found, "racecheck")["why"])
 
     def test_a_benchmark_that_fails_is_a_failure_and_a_slow_one_is_not(self):
-        self.program("out/bench/device_bench",
-                     DEVICE_BENCH.replace("3700", "3500"))
+        self.program("out/bench/op_bench",
+                     OP_BENCH.replace("3700", "3500"))
         code, found, text = self.check("--parts", "bench")
         self.assertEqual(code, 0)
         self.assertRegex(text, r"adamw.* / copy +0.875 >= +0.900 +0.972  below")
@@ -913,18 +913,18 @@ echo '%s'
             self.assertIn(words, errors)
 
     def test_rows_before_a_fault_are_kept(self):
-        self.program("out/bench/device_bench",
-                     DEVICE_BENCH + "echo '{broken'; echo fault >&2; exit 1\n")
+        self.program("out/bench/op_bench",
+                     OP_BENCH + "echo '{broken'; echo fault >&2; exit 1\n")
         code, found, text = self.check("--parts", "bench")
         self.assertEqual(code, 1)
         row = self.row(found, "bench")
-        self.assertIn("device_bench: fault", row["why"])
+        self.assertIn("op_bench: fault", row["why"])
         self.assertEqual(len(row["bench"]["device"]), 3)
         self.assertIn("GPT-2 124M, T 1024", text)
 
     def test_the_benchmark_ends_with_its_time(self):
-        self.program("out/bench/device_bench",
-                     DEVICE_BENCH + "exec sleep 300\n")
+        self.program("out/bench/op_bench",
+                     OP_BENCH + "exec sleep 300\n")
         run = gpu.Run(types.SimpleNamespace(
             seconds=5, json=None, out=os.path.join(self.root, "out")))
         wants = run.wants
@@ -934,7 +934,7 @@ echo '%s'
         self.assertLess(time.monotonic() - start, 30)
         self.assertEqual(len(run.result["device"]), 3)
         self.assertEqual(run.result["problems"], [])
-        self.assertIn("1 of 1 left out for time: device_bench",
+        self.assertIn("1 of 1 left out for time: op_bench",
                       run.result["text"])
 
     def test_a_gpu_that_is_in_no_table_has_no_mfu(self):

@@ -10,12 +10,13 @@
 
 namespace zero::bench {
 
-// Uniform values in [-0.5, 0.5), the same on every run.
-inline void FillRandom(void* data, DType dtype, int64_t size) {
+// Uniform values in [lowest, lowest + 1), the same on every run.
+inline void FillRandom(void* data, DType dtype, int64_t size,
+                       float lowest = -0.5f) {
   uint32_t state = 1;
-  const auto next = [&state] {
+  const auto next = [&state, lowest] {
     state = state * 1664525u + 1013904223u;
-    return static_cast<float>(state >> 8) * 0x1p-24f - 0.5f;
+    return static_cast<float>(state >> 8) * 0x1p-24f + lowest;
   };
   if (dtype == DType::kF32) {
     float* const to = static_cast<float*>(data);

@@ -446,10 +446,10 @@ class Run:
         if not self.wants("copy, products, AdamW alone", 10):
             return
         rows, why = self.clock.attempt([
-            os.path.join(self.args.out, "bench/device_bench"), "--device",
-            "cuda"])
+            os.path.join(self.args.out, "bench/op_bench"), "--device",
+            "cuda", "--seconds", "0.1"])
         if why:
-            self.fault("device_bench", why)
+            self.fault("op_bench", why)
         self.result["device"] = rows
         self.result["product_rate"] = rate_of(rows, "product", "bf16")
         self.save()

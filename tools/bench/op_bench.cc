@@ -1,12 +1,18 @@
-// Every op of kernels/ops.h at the shapes of GPT-2 124M (micro-batch 4, T =
-// 256) and Llama-3.2-1B (T = 512), beside the machine's own ceiling: products
-// beside the same product through plain oneDNN, the others beside a plain loop
-// that reads and writes as many bytes. An op and its ceiling are timed in
-// turns. Prints one JSON object per line.
+// Ops of kernels/ops.h, timed alone. Prints one JSON object per line.
 //
-// Clip is left out: it reads three numbers.
+// On a CPU every op, at the shapes of GPT-2 124M (micro-batch 4, T = 256) and
+// Llama-3.2-1B (T = 512), beside the machine's own ceiling: products beside the
+// same product through plain oneDNN, the others beside a plain loop that reads
+// and writes as many bytes. An op and its ceiling are timed in turns. Clip is
+// left out: it reads three numbers.
+//
+// On a GPU its copy bandwidth, its rate of matrix products, and the bandwidth
+// of AdamW, norms and other ops that only move memory, each more of it than any
+// cache holds. Timed by events on the stream, several calls between two.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -19,6 +25,7 @@
 #include "absl/strings/str_cat.h"
 #include "engine/base/math.h"
 #include "kernels/check.h"
+#include "kernels/op_list.h"
 #include "kernels/ops.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/fill.h"
@@ -42,526 +49,551 @@ struct Options {
   bool cpu_time = false;
 };
 
+using Call = std::function<void()>;
+
 // What one call of something does.
 struct Work {
-  std::function<void()> run;
+  Call run;
   double amount = 0;  // FLOP or bytes
 };
 
 class Bench {
  public:
-  Bench(Device& device, const Options& options)
+  // Of ops on data of `dtype`.
+  Bench(Device& device, const Options& options, DType dtype)
       : device_(device),
         options_(options),
-        dtype_(options.dtype == "bf16" ? DType::kBF16 : DType::kF32),
+        dtype_(dtype),
         product_dtype_(HasNativeProducts(dtype_) ? dtype_ : DType::kF32),
-        threads_(device.info().num_threads),
-        stream_(device.MakeStream(StreamRole::kCompute)) {}
+        stream_(device.MakeStream(StreamRole::kCompute)),
+        start_(device.MakeEvent()),
+        end_(device.MakeEvent()) {}
 
-  void Linears(const char* model, int64_t m, int64_t c, int64_t f, Gelu act,
-               int64_t qkv);
-  void Head(const char* model, int64_t m, int64_t c, int64_t v);
-  void Attention(const char* model, AttentionShape shape);
-  void Norms(int64_t m, int64_t c);
-  void Rotary(int64_t m, int64_t heads, int64_t d);
-  void Embedding(int64_t m, int64_t c, int64_t v);
-  void ElementWise(int64_t m, int64_t f);
-  void Reductions(int64_t n);
-  void Optimizers(int64_t n);
+  void Copy(int64_t bytes) {
+    Move("copy", absl::StrCat(bytes, " bytes"), bytes, bytes, [&]() -> Call {
+      const float* const from = Floats(bytes / 4);
+      float* const to = Floats(bytes / 4);
+      return [=, this] { device_.Copy(*stream_, to, from, bytes); };
+    });
+  }
+
+  // y[m, out] = x[m, in] w[out, in]^T
+  void LinearForward(const char* op, const char* model, int64_t m, int64_t out,
+                     int64_t in, Gelu act = Gelu::kNone, bool bias = false,
+                     bool residual = false) {
+    Product(op, model, ForwardShape(m, out, in, product_dtype_), [&] {
+      LinearArgs args{.x = RandomMatrix(m, in),
+                      .w = RandomMatrix(out, in),
+                      .y = RandomMatrix(m, out),
+                      .act = act};
+      if (bias) args.bias = RandomVector(out, dtype_);
+      if (residual) args.residual = RandomMatrix(m, out);
+      if (act != Gelu::kNone) args.pre_act = RandomMatrix(m, out);
+      return Linear(args);
+    });
+  }
+  void LinearDx(const char* op, const char* model, int64_t m, int64_t out,
+                int64_t in, Gelu act = Gelu::kNone) {
+    Product(op, model, DxShape(m, out, in, product_dtype_), [&] {
+      LinearBackwardInputArgs args{.dy = RandomMatrix(m, out),
+                                   .w = RandomMatrix(out, in),
+                                   .dx = RandomMatrix(m, in),
+                                   .act = act};
+      if (act != Gelu::kNone) args.pre_act = RandomMatrix(m, in);
+      return LinearBackwardInput(args);
+    });
+  }
+  void LinearDw(const char* op, const char* model, int64_t m, int64_t out,
+                int64_t in, bool bias = false) {
+    Product(op, model, DwShape(m, out, in, product_dtype_), [&] {
+      LinearBackwardWeightArgs args{.dy = RandomMatrix(m, out),
+                                    .x = RandomMatrix(m, in),
+                                    .dw = RandomMatrix(out, in, DType::kF32)};
+      if (bias) args.dbias = RandomVector(out, DType::kF32);
+      return LinearBackwardWeight(args);
+    });
+  }
+
+  void GptLinears(int64_t m, int64_t c, int64_t f) {
+    LinearForward("linear qkv + bias", "gpt2", m, 3 * c, c, Gelu::kNone, true);
+    LinearForward("linear fc + bias + gelu", "gpt2", m, f, c, Gelu::kTanh,
+                  true);
+    LinearForward("linear proj + bias + residual", "gpt2", m, c, f, Gelu::kNone,
+                  true, true);
+    LinearDx("linear dx proj + gelu", "gpt2", m, c, f, Gelu::kTanh);
+    LinearDx("linear dx fc", "gpt2", m, f, c);
+    LinearDw("linear dw fc + bias", "gpt2", m, f, c, true);
+    LinearDw("linear dw proj + bias", "gpt2", m, c, f, true);
+  }
+
+  void LlamaLinears(int64_t m, int64_t c, int64_t f, int64_t qkv) {
+    LinearForward("linear qkv", "llama", m, qkv, c);
+    LinearForward("linear fc", "llama", m, 2 * f, c);
+    LinearForward("linear proj", "llama", m, c, f);
+    LinearDx("linear dx proj", "llama", m, c, f);
+    LinearDx("linear dx fc", "llama", m, 2 * f, c);
+    LinearDw("linear dw fc", "llama", m, 2 * f, c);
+    LinearDw("linear dw proj", "llama", m, c, f);
+  }
+
+  void Head(const char* model, int64_t m, int64_t c, int64_t v) {
+    const float scale = 1.0f / static_cast<float>(m);
+    double loss = 0;
+    const int64_t padded = RoundUp(v, 128);  // as models store their tables
+    const auto make = [&] {
+      return LinearCrossEntropy({.x = RandomMatrix(m, c),
+                                 .w = RandomMatrix(padded, c),
+                                 .vocab = v,
+                                 .targets = Ids(m, v),
+                                 .loss_sum = &loss,
+                                 .grad_scale = &scale,
+                                 .dx = RandomMatrix(m, c),
+                                 .dw = RandomMatrix(padded, c, DType::kF32)});
+    };
+    const auto make_ceiling = [&]() -> Work {
+      const Work logits = Plain(ForwardShape(m, padded, c, product_dtype_));
+      const Work dx = Plain(DxShape(m, padded, c, product_dtype_));
+      const Work dw = Plain(DwShape(m, padded, c, product_dtype_));
+      const auto all = [=] {
+        logits.run();
+        dx.run();
+        dw.run();
+      };
+      return {all, logits.amount + dx.amount + dw.amount};
+    };
+    Measure("linear + cross entropy",
+            absl::StrCat(model, " ", m, " x ", v, " x ", c, ", 3 products"),
+            "GFLOP/s", 6.0 * m * v * c, make, make_ceiling);
+  }
+
+  // Causal: half of the T x T products counts, two forward and five backward.
+  // The ceiling is the rate of a large product.
+  void Attention(const char* model, AttentionShape shape) {
+    shape.dtype = dtype_;
+    shape.kv_len = shape.q_len;
+    shape.scale =
+        static_cast<float>(1 / std::sqrt(static_cast<double>(shape.head_dim)));
+    const int64_t t = shape.q_len, d = shape.head_dim;
+    const int64_t tokens = shape.batch * t;
+    const int64_t q_width = shape.num_heads * d;
+    const int64_t kv_width = shape.num_kv_heads * d;
+    const double flops = 1.0 * shape.batch * shape.num_heads * t * t * d;
+    const std::string text =
+        absl::StrCat(model, " B ", shape.batch, " T ", t, " H ",
+                     shape.num_heads, " K ", shape.num_kv_heads, " D ", d);
+    const auto large = [&] {
+      return Plain(ForwardShape(1024, 1024, 1024, product_dtype_));
+    };
+    const auto at = [&](const Matrix& x, int64_t column) {
+      return MutableHeadsRef{
+          static_cast<char*>(x.data) + column * DTypeBytes(dtype_), t * x.ld,
+          x.ld};
+    };
+    const auto read = [](const MutableHeadsRef& heads) {
+      return HeadsRef{heads.data, heads.batch_stride, heads.token_stride};
+    };
+    AttentionForwardArgs args;
+    const auto forward = [&] {
+      const Matrix qkv = RandomMatrix(tokens, q_width + 2 * kv_width);
+      args = {.shape = shape,
+              .q = read(at(qkv, 0)),
+              .k = read(at(qkv, q_width)),
+              .v = read(at(qkv, q_width + kv_width)),
+              .out = at(RandomMatrix(tokens, q_width), 0),
+              .lse = Floats(tokens * shape.num_heads)};
+      return AttentionForward(args);
+    };
+    const auto backward = [&] {
+      forward()();  // for out and lse
+      const Matrix dout = RandomMatrix(tokens, q_width);
+      const Matrix dqkv = RandomMatrix(tokens, q_width + 2 * kv_width);
+      return AttentionBackward({.shape = shape,
+                                .q = args.q,
+                                .k = args.k,
+                                .v = args.v,
+                                .out = read(args.out),
+                                .dout = read(at(dout, 0)),
+                                .lse = args.lse,
+                                .dq = at(dqkv, 0),
+                                .dk = at(dqkv, q_width),
+                                .dv = at(dqkv, q_width + kv_width)});
+    };
+    Measure("attention", text, "GFLOP/s", 2 * flops, forward, large);
+    Measure("attention backward", text, "GFLOP/s", 5 * flops, backward, large);
+  }
+
+  void Norms(int64_t m, int64_t c) {
+    const int64_t bytes = m * c * DTypeBytes(dtype_);
+    const std::string text = absl::StrCat(m, " x ", c);
+    for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
+      const bool layer = kind == NormKind::kLayerNorm;
+      const std::string name = layer ? "layernorm" : "rmsnorm";
+      Move(name + " + residual", text, 2 * bytes, 2 * bytes, [&] {
+        NormForwardArgs args{.kind = kind,
+                             .x = RandomRows(m, c),
+                             .residual = RandomRows(m, c),
+                             .sum = RandomRows(m, c),
+                             .weight = RandomVector(c, dtype_),
+                             .y = RandomRows(m, c),
+                             .rstd = Floats(m)};
+        if (layer) args.bias = RandomVector(c, dtype_);
+        if (layer) args.mean = Floats(m);
+        return NormForward(args);
+      });
+      Move(name + " backward", text, 3 * bytes, bytes, [&] {
+        NormBackwardArgs args{.kind = kind,
+                              .dy = RandomRows(m, c),
+                              .sum = RandomRows(m, c),
+                              .weight = RandomVector(c, dtype_),
+                              .mean = Floats(m),
+                              .rstd = Floats(m),
+                              .dsum = RandomRows(m, c),
+                              .dx = RandomRows(m, c),
+                              .dweight = RandomVector(c, DType::kF32)};
+        if (layer) args.dbias = RandomVector(c, DType::kF32);
+        return NormBackward(args);
+      });
+    }
+  }
+
+  void Rotary(int64_t m, int64_t heads, int64_t d) {
+    const int64_t bytes = m * heads * d * DTypeBytes(dtype_);
+    Move("rotary", absl::StrCat(m, " x ", heads, " x ", d), bytes, bytes, [&] {
+      return Rotary(
+          {.x = {Random(m * heads * d, dtype_), dtype_, m, heads, d, heads * d},
+           .positions = Ids(m, m),
+           .cos = Floats(m * d / 2),
+           .sin = Floats(m * d / 2)});
+    });
+  }
+
+  void Embedding(int64_t m, int64_t c, int64_t v) {
+    const int64_t bytes = m * c * DTypeBytes(dtype_);
+    const std::string text = absl::StrCat(m, " of ", v, " x ", c);
+    Move("embedding", text, 2 * bytes, bytes, [&] {
+      return EmbeddingForward({.ids = Ids(m, v),
+                               .table = RandomMatrix(v, c),
+                               .position_ids = Ids(m, 1024),
+                               .position_table = RandomMatrix(1024, c),
+                               .out = RandomMatrix(m, c)});
+    });
+    Move("embedding backward", text, bytes + m * c * 4, m * c * 4, [&] {
+      return EmbeddingBackward({.ids = Ids(m, v),
+                                .dout = RandomMatrix(m, c),
+                                .dtable = RandomMatrix(v, c, DType::kF32),
+                                .accumulate = true});
+    });
+  }
+
+  void Gelus(int64_t m, int64_t f) {
+    const int64_t n = m * f, bytes = n * DTypeBytes(dtype_);
+    const std::string text = absl::StrCat(m, " x ", f);
+    const auto vector = [&] { return RandomVector(n, dtype_); };
+    for (const auto& [kind, name] : {std::pair{Gelu::kTanh, "gelu tanh"},
+                                     std::pair{Gelu::kErf, "gelu erf"}}) {
+      Move(name, text, bytes, bytes, [&, kind = kind] {
+        return GeluForward({kind, vector(), vector()});
+      });
+      Move(absl::StrCat(name, " backward"), text, 2 * bytes, bytes,
+           [&, kind = kind] {
+             return GeluBackward({kind, vector(), vector(), vector()});
+           });
+    }
+  }
+
+  void Swiglu(int64_t m, int64_t f) {
+    const int64_t bytes = m * f * DTypeBytes(dtype_);
+    const std::string text = absl::StrCat(m, " x ", f);
+    Move("swiglu", text, 2 * bytes, bytes, [&] {
+      return SwigluForward({RandomMatrix(m, 2 * f), RandomMatrix(m, f)});
+    });
+    Move("swiglu backward", text, 3 * bytes, 2 * bytes, [&] {
+      return SwigluBackward(
+          {RandomMatrix(m, 2 * f), RandomMatrix(m, f), RandomMatrix(m, 2 * f)});
+    });
+  }
+
+  void ElementWise(int64_t m, int64_t f) {
+    const int64_t n = m * f, bytes = n * DTypeBytes(dtype_);
+    const std::string text = absl::StrCat(m, " x ", f);
+    const auto vector = [&] { return RandomVector(n, dtype_); };
+    std::vector<int64_t> rows(m);
+    for (int64_t i = 0; i < m; ++i) rows[i] = i;
+    Move("dropout", text, bytes, bytes, [&] {
+      return Dropout({.x = RandomMatrix(m, f),
+                      .y = RandomMatrix(m, f),
+                      .probability = 0.1f,
+                      .key = 1,
+                      .row_ids = rows.data()});
+    });
+    Move("add", text, 2 * bytes, bytes, [&] {
+      return Add({vector(), vector(), vector()});
+    });
+    Move("fill", text, 0, bytes, [&] { return Fill({vector(), 1.0f}); });
+    Move("cast fp32 to bf16", text, 4 * n, 2 * n, [&] {
+      return Cast(
+          {RandomVector(n, DType::kF32), RandomVector(n, DType::kBF16)});
+    });
+  }
+
+  void SumSquares(int64_t n) {
+    SquaredSpan span;
+    Move("sum of squares", absl::StrCat(n), n * DTypeBytes(dtype_), 0, [&] {
+      span = {RandomVector(n, dtype_), static_cast<double*>(Memory(64))};
+      return SumSquares({{&span, 1}});
+    });
+  }
+
+  void CountNonFinite(int64_t n) {
+    int64_t count = 0;
+    Move("count non-finite", absl::StrCat(n), n * DTypeBytes(dtype_), 0, [&] {
+      return CountNonFinite({RandomVector(n, dtype_), &count});
+    });
+  }
+
+  void AdamW(int64_t n, DType grad) {
+    Update(absl::StrCat("adamw, ", DTypeName(grad), " gradients"), n, grad, 4,
+           3, [&](const UpdateState& state) {
+             return AdamW({.state = state,
+                           .m = Floats(n),
+                           .v = Floats(n, 0),
+                           .lr = 1e-3f,
+                           .bias_correction1 = 0.1f,
+                           .bias_correction2 = 0.01f});
+           });
+  }
+
+  void Sgd(int64_t n) {
+    Update("sgd + momentum", n, DType::kF32, 3, 2,
+           [&](const UpdateState& state) {
+             return Sgd({.state = state,
+                         .momentum_buffer = Floats(n),
+                         .lr = 1e-3f,
+                         .momentum = 0.9f});
+           });
+  }
+
+  // Pass 1 reads p, g, m, v and writes m, v; pass 2 reads p, m, v and writes p.
+  void Lamb(int64_t n) {
+    std::vector<double> norms(2);
+    static constexpr TensorPart kWhole = {0, 0, 1};
+    Update("lamb, both passes", n, DType::kF32, 7, 3,
+           [&](const UpdateState& state) -> Call {
+             const LambArgs args{.state = state,
+                                 .m = Floats(n),
+                                 .v = Floats(n, 0),
+                                 .parts = {&kWhole, 1},
+                                 .norms = norms.data(),
+                                 .lr = 1e-3f};
+             return [this, &norms, args] {
+               norms.assign(2, 0.0);
+               ops().LambMoments(*stream_, args);
+               ops().LambApply(*stream_, args);
+             };
+           });
+  }
 
  private:
-  // Memory of the current case; freed by Clear.
-  void* Random(int64_t size, DType dtype);
-  Matrix RandomMatrix(int64_t rows, int64_t cols, DType dtype);
+  // What an op on arguments of the current case does. The arguments, and the
+  // ceiling, are made only where the op is wanted.
+  using MakeCall = std::function<Call()>;
+  using MakeWork = std::function<Work()>;
+
+  float* Floats(int64_t size, float lowest = -0.5f) {
+    return static_cast<float*>(Random(size, DType::kF32, lowest));
+  }
   Vector RandomVector(int64_t size, DType dtype) {
     return {Random(size, dtype), dtype, size};
   }
-  Rows RandomRows(int64_t rows, int64_t width) {
-    return {Random(rows * width, dtype_), dtype_, rows, 1, width, width};
-  }
-  int32_t* Ids(int64_t size, int64_t limit);
-  Workspace Scratch(size_t bytes) {
-    return {Random(static_cast<int64_t>(bytes) / 4 + 16, DType::kF32), bytes};
+  Matrix RandomMatrix(int64_t rows, int64_t cols, DType dtype) {
+    return {Random(rows * cols, dtype), dtype, rows, cols, cols};
   }
   Matrix RandomMatrix(int64_t rows, int64_t cols) {
     return RandomMatrix(rows, cols, dtype_);
   }
-  void Clear() { memory_.clear(); }
+  Rows RandomRows(int64_t rows, int64_t width) {
+    return {Random(rows * width, dtype_), dtype_, rows, 1, width, width};
+  }
 
   Ops& ops() { return device_.ops(); }
-  // The same product through oneDNN, on memory of its own.
-  Work Plain(ProductShape shape);
-  // A loop that reads and writes so many bytes, on memory of its own.
-  Work Loop(int64_t read_bytes, int64_t write_bytes);
-  bool Wanted(const std::string& op) const {
-    return absl::StrContains(op, options_.filter);
+  // Calls of every op, with a workspace where it takes one: Add({a, b, y}).
+#define ZERO_OP(Name, Args)                                    \
+  Call Name(const Args& args) {                                \
+    const size_t bytes = ops().Name##WorkspaceBytes(args);     \
+    const Workspace scratch{Memory(bytes + 64), bytes};        \
+    return [=, this] { ops().Name(*stream_, args, scratch); }; \
   }
-  void Measure(const std::string& op, const std::string& shape,
-               const char* unit, const Work& ours, const Work& ceiling);
+  ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
+#define ZERO_OP(Name, Args)                           \
+  Call Name(const Args& args) {                       \
+    return [=, this] { ops().Name(*stream_, args); }; \
+  }
+  ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
+#undef ZERO_OP
+
   void Move(const std::string& op, const std::string& shape, int64_t read_bytes,
-            int64_t write_bytes, const std::function<void()>& run) {
-    Measure(op, shape, "GB/s", {run, 1.0 * (read_bytes + write_bytes)},
-            Loop(read_bytes, write_bytes));
+            int64_t write_bytes, const MakeCall& make) {
+    Measure(op, shape, "GB/s", 1.0 * (read_bytes + write_bytes), make,
+            [&] { return Loop(read_bytes, write_bytes); });
+  }
+
+  // Of the current case, freed at its end.
+  void* Memory(int64_t bytes) {
+    auto buffer = device_.Allocate(bytes, MemoryKind::kDevice);
+    ZERO_CHECK(buffer.ok()) << buffer.status().message();
+    memory_.push_back(std::move(*buffer));
+    return memory_.back().data();
+  }
+
+  // The same random numbers again and again: the host makes only so many.
+  void* Random(int64_t size, DType dtype, float lowest = -0.5f) {
+    const int64_t total = size * static_cast<int64_t>(DTypeBytes(dtype));
+    const int64_t part = std::min<int64_t>(total, int64_t{16} << 20);
+    char* const data = static_cast<char*>(Memory(total));
+    auto host = device_.Allocate(part, MemoryKind::kHost);
+    ZERO_CHECK(host.ok()) << host.status().message();
+    FillRandom(host->data(), dtype, part / DTypeBytes(dtype), lowest);
+    for (int64_t at = 0; at < total; at += part) {
+      device_.Copy(*stream_, data + at, host->data(),
+                   std::min(part, total - at));
+    }
+    stream_->Synchronize();
+    return data;
+  }
+
+  // In the host's memory.
+  int32_t* Ids(int64_t size, int64_t limit) {
+    int32_t* const ids = static_cast<int32_t*>(Memory(size * 4));
+    uint32_t state = 7;
+    for (int64_t i = 0; i < size; ++i) {
+      state = state * 1664525u + 1013904223u;
+      ids[i] = static_cast<int32_t>((state >> 8) % limit);
+    }
+    return ids;
+  }
+
+  // The same product through oneDNN, on memory of its own.
+  Work Plain(const ProductShape& shape) {
+    const auto product = std::make_shared<PlainProduct>(shape);
+    const int64_t item = DTypeBytes(product_dtype_);
+    const void* a = Random(product->a_bytes() / item, product_dtype_);
+    const void* b = Random(product->b_bytes() / item, product_dtype_);
+    void* c = Memory(product->c_bytes());
+    return {[=] { product->Run(a, b, c); }, shape.flops()};
+  }
+
+  // A loop that reads and writes so many bytes, on memory of its own.
+  Work Loop(int64_t read_bytes, int64_t write_bytes) {
+    const int64_t in_size = read_bytes / 4, out_size = write_bytes / 4;
+    const float* in = Floats(in_size);
+    float* out = Floats(out_size);
+    const int threads = device_.info().num_threads;
+    return {[=] { CopyLoop(threads, in, in_size, out, out_size); },
+            1.0 * (read_bytes + write_bytes)};
+  }
+
+  // Seconds of one of several calls.
+  double SecondsOf(const Call& run, int calls) {
+    const auto all = [&] {
+      for (int i = 0; i < calls; ++i) run();
+    };
+    if (!device_.asynchronous()) return bench::SecondsOf(all) / calls;
+    stream_->Record(*start_);
+    all();
+    stream_->Record(*end_);
+    end_->Synchronize();
+    return end_->MillisSince(*start_) * 1e-3 / calls;
+  }
+
+  // A GPU has no ceiling: its rates are compared with each other.
+  void Measure(const std::string& op, const std::string& shape,
+               const char* unit, double amount, const MakeCall& make,
+               const MakeWork& make_ceiling) {
+    if (!absl::StrContains(op, options_.filter)) return;
+    const bool on_gpu = device_.asynchronous();
+    const Call run = make();
+    const Work ceiling = on_gpu ? Work{} : make_ceiling();
+    SecondsOf(run, 1);
+    if (!on_gpu) ceiling.run();
+    int calls = 1;
+    if (on_gpu) {  // some 20 ms between two events
+      calls = static_cast<int>(std::clamp(0.02 / SecondsOf(run, 1), 1.0, 1e3));
+    }
+    std::vector<double> our_s, ceiling_s, ratios;
+    double spent = 0;
+    while (spent < options_.seconds ||
+           static_cast<int>(our_s.size()) < options_.rounds) {
+      our_s.push_back(SecondsOf(run, calls));
+      spent += our_s.back() * calls;
+      if (on_gpu) continue;
+      ceiling_s.push_back(SecondsOf(ceiling.run, 1));
+      spent += ceiling_s.back();
+      ratios.push_back(amount / our_s.back() /
+                       (ceiling.amount / ceiling_s.back()));
+    }
+    nlohmann::ordered_json row = {{"op", op},
+                                  {"shape", shape},
+                                  {"dtype", DTypeName(dtype_)},
+                                  {"ms", Median(our_s) * 1e3},
+                                  {"unit", unit},
+                                  {"rate", amount / Median(our_s) * 1e-9},
+                                  {"rounds", our_s.size()}};
+    if (!on_gpu) {
+      row["ceiling"] = ceiling.amount / Median(ceiling_s) * 1e-9;
+      row["ratio"] = Median(ratios);
+    }
+    std::cout << row.dump() << std::endl;
+    memory_.clear();
+  }
+
+  void Product(const char* op, const char* model, const ProductShape& shape,
+               const MakeCall& make) {
+    const std::string text =
+        absl::StrCat(model, " ", shape.m, " x ", shape.n, " x ", shape.k);
+    Measure(op, text, "GFLOP/s", shape.flops(), make,
+            [&] { return Plain(shape); });
+  }
+
+  // An update of n parameters that reads and writes so many arrays of them, of
+  // which one is the gradient. Moments are fp32, and so are the master weights
+  // of 16-bit parameters. The ceiling is the plain update of four fp32 arrays.
+  void Update(const std::string& op, int64_t n, DType grad, int64_t reads,
+              int64_t writes,
+              const std::function<Call(const UpdateState&)>& make) {
+    const bool mixed = dtype_ != DType::kF32;
+    const UpdateRange range = {0, n, 0.1f};
+    const int64_t bytes_each = (reads - 1 + writes) * 4 + DTypeBytes(grad) +
+                               (mixed ? DTypeBytes(dtype_) : 0);
+    Measure(
+        op, absl::StrCat(n), "GB/s", 1.0 * bytes_each * n,
+        [&] {
+          return make({.param = RandomVector(n, dtype_),
+                       .master = mixed ? Floats(n) : nullptr,
+                       .grad = RandomVector(n, grad),
+                       .ranges = {&range, 1}});
+        },
+        [&]() -> Work {
+          float *p = Floats(n), *g = Floats(n), *m = Floats(n), *v = Floats(n);
+          const int threads = device_.info().num_threads;
+          return {[=] { UpdateLoop(threads, p, g, m, v, n); }, 28.0 * n};
+        });
   }
 
   Device& device_;
   const Options& options_;
   const DType dtype_;          // of the ops
   const DType product_dtype_;  // of their ceiling
-  const int threads_;
   std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Event> start_, end_;
   std::vector<Buffer> memory_;
 };
 
-void* Bench::Random(int64_t size, DType dtype) {
-  auto buffer = device_.Allocate(size * DTypeBytes(dtype), MemoryKind::kDevice);
-  ZERO_CHECK(buffer.ok()) << buffer.status().message();
-  FillRandom(buffer->data(), dtype, size);
-  memory_.push_back(std::move(*buffer));
-  return memory_.back().data();
-}
-
-Matrix Bench::RandomMatrix(int64_t rows, int64_t cols, DType dtype) {
-  return {Random(rows * cols, dtype), dtype, rows, cols, cols};
-}
-
-int32_t* Bench::Ids(int64_t size, int64_t limit) {
-  int32_t* const ids = static_cast<int32_t*>(Random(size, DType::kF32));
-  uint32_t state = 7;
-  for (int64_t i = 0; i < size; ++i) {
-    state = state * 1664525u + 1013904223u;
-    ids[i] = static_cast<int32_t>((state >> 8) % limit);
-  }
-  return ids;
-}
-
-Work Bench::Plain(ProductShape shape) {
-  shape.dtype = product_dtype_;
-  if (shape.out_dtype != DType::kF32) shape.out_dtype = product_dtype_;
-  const auto product = std::make_shared<PlainProduct>(shape);
-  const int64_t item = DTypeBytes(product_dtype_);
-  const void* a = Random(product->a_bytes() / item, product_dtype_);
-  const void* b = Random(product->b_bytes() / item, product_dtype_);
-  void* c = Random(product->c_bytes() / 4, DType::kF32);
-  return {[=] { product->Run(a, b, c); }, shape.flops()};
-}
-
-Work Bench::Loop(int64_t read_bytes, int64_t write_bytes) {
-  const int64_t in_size = read_bytes / 4, out_size = write_bytes / 4;
-  const auto* in = static_cast<float*>(Random(in_size, DType::kF32));
-  auto* out = static_cast<float*>(Random(out_size, DType::kF32));
-  return {[=, this] { CopyLoop(threads_, in, in_size, out, out_size); },
-          1.0 * (read_bytes + write_bytes)};
-}
-
-void Bench::Measure(const std::string& op, const std::string& shape,
-                    const char* unit, const Work& ours, const Work& ceiling) {
-  ours.run();
-  ceiling.run();
-  std::vector<double> our_s, ceiling_s, ratios;
-  double spent = 0;
-  while (spent < options_.seconds ||
-         static_cast<int>(our_s.size()) < options_.rounds) {
-    our_s.push_back(SecondsOf(ours.run));
-    ceiling_s.push_back(SecondsOf(ceiling.run));
-    spent += our_s.back() + ceiling_s.back();
-    ratios.push_back(ours.amount / our_s.back() /
-                     (ceiling.amount / ceiling_s.back()));
-  }
-  const nlohmann::ordered_json row = {
-      {"op", op},
-      {"shape", shape},
-      {"dtype", options_.dtype},
-      {"ms", Median(our_s) * 1e3},
-      {"unit", unit},
-      {"rate", ours.amount / Median(our_s) * 1e-9},
-      {"ceiling", ceiling.amount / Median(ceiling_s) * 1e-9},
-      {"ratio", Median(ratios)},
-      {"rounds", our_s.size()}};
-  std::cout << row.dump() << std::endl;
-  Clear();
-}
-
-std::string ProductText(int64_t m, int64_t n, int64_t k) {
-  return absl::StrCat(m, " x ", n, " x ", k);
-}
-
-void Bench::Linears(const char* model, int64_t m, int64_t c, int64_t f,
-                    Gelu act, int64_t qkv) {
-  const auto forward = [&](const char* name, int64_t n, int64_t k, Gelu gelu,
-                           bool bias, bool residual) {
-    const std::string op = absl::StrCat("linear ", name);
-    if (!Wanted(op)) return;
-    LinearArgs args{.x = RandomMatrix(m, k),
-                    .w = RandomMatrix(n, k),
-                    .y = RandomMatrix(m, n),
-                    .act = gelu};
-    if (bias) args.bias = RandomVector(n, dtype_);
-    if (residual) args.residual = RandomMatrix(m, n);
-    if (gelu != Gelu::kNone) args.pre_act = RandomMatrix(m, n);
-    const Workspace scratch = Scratch(ops().LinearWorkspaceBytes(args));
-    Measure(op, absl::StrCat(model, " ", ProductText(m, n, k)), "GFLOP/s",
-            {[&] { ops().Linear(*stream_, args, scratch); }, 2.0 * m * n * k},
-            Plain({.m = m,
-                   .n = n,
-                   .k = k,
-                   .b_transposed = true,
-                   .out_dtype = dtype_}));
-  };
-  const auto backward_input = [&](const char* name, int64_t n, int64_t k,
-                                  Gelu gelu) {
-    const std::string op = absl::StrCat("linear dx ", name);
-    if (!Wanted(op)) return;
-    LinearBackwardInputArgs args{.dy = RandomMatrix(m, n),
-                                 .w = RandomMatrix(n, k),
-                                 .dx = RandomMatrix(m, k),
-                                 .act = gelu};
-    if (gelu != Gelu::kNone) args.pre_act = RandomMatrix(m, k);
-    const Workspace scratch =
-        Scratch(ops().LinearBackwardInputWorkspaceBytes(args));
-    Measure(op, absl::StrCat(model, " ", ProductText(m, k, n)), "GFLOP/s",
-            {[&] { ops().LinearBackwardInput(*stream_, args, scratch); },
-             2.0 * m * n * k},
-            Plain({.m = m, .n = k, .k = n, .out_dtype = dtype_}));
-  };
-  const auto backward_weight = [&](const char* name, int64_t n, int64_t k,
-                                   bool bias) {
-    const std::string op = absl::StrCat("linear dw ", name);
-    if (!Wanted(op)) return;
-    LinearBackwardWeightArgs args{.dy = RandomMatrix(m, n),
-                                  .x = RandomMatrix(m, k),
-                                  .dw = RandomMatrix(n, k, DType::kF32)};
-    if (bias) args.dbias = RandomVector(n, DType::kF32);
-    const Workspace scratch =
-        Scratch(ops().LinearBackwardWeightWorkspaceBytes(args));
-    Measure(op, absl::StrCat(model, " ", ProductText(n, k, m)), "GFLOP/s",
-            {[&] { ops().LinearBackwardWeight(*stream_, args, scratch); },
-             2.0 * m * n * k},
-            Plain({.m = n, .n = k, .k = m, .a_transposed = true}));
-  };
-  const bool gpt = act != Gelu::kNone;
-  const int64_t fc = gpt ? f : 2 * f;
-  forward(gpt ? "qkv + bias" : "qkv", qkv, c, Gelu::kNone, gpt, false);
-  forward(gpt ? "fc + bias + gelu" : "fc", fc, c, act, gpt, false);
-  forward(gpt ? "proj + bias + residual" : "proj", c, f, Gelu::kNone, gpt, gpt);
-  backward_input(gpt ? "proj + gelu" : "proj", c, f, act);
-  backward_input("fc", fc, c, Gelu::kNone);
-  backward_weight(gpt ? "fc + bias" : "fc", fc, c, gpt);
-  backward_weight(gpt ? "proj + bias" : "proj", c, f, gpt);
-}
-
-void Bench::Head(const char* model, int64_t m, int64_t c, int64_t v) {
-  const std::string op = "linear + cross entropy";
-  if (!Wanted(op)) return;
-  const float scale = 1.0f / static_cast<float>(m);
-  double loss = 0;
-  const int64_t padded = RoundUp(v, 128);  // as models store their tables
-  LinearCrossEntropyArgs args{.x = RandomMatrix(m, c),
-                              .w = RandomMatrix(padded, c),
-                              .vocab = v,
-                              .targets = Ids(m, v),
-                              .loss_sum = &loss,
-                              .grad_scale = &scale,
-                              .dx = RandomMatrix(m, c),
-                              .dw = RandomMatrix(padded, c, DType::kF32)};
-  const Workspace scratch =
-      Scratch(ops().LinearCrossEntropyWorkspaceBytes(args));
-  const Work logits = Plain(
-      {.m = m, .n = padded, .k = c, .b_transposed = true, .out_dtype = dtype_});
-  const Work dx = Plain({.m = m, .n = c, .k = padded, .out_dtype = dtype_});
-  const Work dw = Plain({.m = padded, .n = c, .k = m, .a_transposed = true});
-  Measure(op, absl::StrCat(model, " ", ProductText(m, v, c), ", 3 products"),
-          "GFLOP/s",
-          {[&] { ops().LinearCrossEntropy(*stream_, args, scratch); },
-           6.0 * m * v * c},
-          {[&] {
-             logits.run();
-             dx.run();
-             dw.run();
-           },
-           logits.amount + dx.amount + dw.amount});
-}
-
-// Causal: half of the T x T products counts, two forward and five backward.
-// The ceiling is the rate of a large product.
-void Bench::Attention(const char* model, AttentionShape shape) {
-  shape.dtype = dtype_;
-  shape.kv_len = shape.q_len;
-  shape.scale =
-      static_cast<float>(1 / std::sqrt(static_cast<double>(shape.head_dim)));
-  const int64_t t = shape.q_len, d = shape.head_dim;
-  const int64_t q_width = shape.num_heads * d;
-  const int64_t width = q_width + 2 * shape.num_kv_heads * d;
-  const int64_t tokens = shape.batch * t;
-  const double flops = 1.0 * shape.batch * shape.num_heads * t * t * d;
-  const std::string text =
-      absl::StrCat(model, " B ", shape.batch, " T ", t, " H ", shape.num_heads,
-                   " K ", shape.num_kv_heads, " D ", d);
-  const ProductShape large{.m = 1024,
-                           .n = 1024,
-                           .k = 1024,
-                           .b_transposed = true,
-                           .out_dtype = dtype_};
-  const auto at = [&](const Matrix& x, int64_t column) {
-    return MutableHeadsRef{
-        static_cast<char*>(x.data) + column * DTypeBytes(dtype_), t * x.ld,
-        x.ld};
-  };
-  const auto read = [](const MutableHeadsRef& heads) {
-    return HeadsRef{heads.data, heads.batch_stride, heads.token_stride};
-  };
-  const int64_t k_column = q_width;
-  const int64_t v_column = q_width + shape.num_kv_heads * d;
-  for (const bool backward : {false, true}) {
-    const std::string op = backward ? "attention backward" : "attention";
-    if (!Wanted(op)) continue;
-    const Matrix qkv = RandomMatrix(tokens, width);
-    const Matrix dqkv = RandomMatrix(tokens, width);
-    const Matrix out = RandomMatrix(tokens, q_width);
-    const Matrix dout = RandomMatrix(tokens, q_width);
-    const int64_t rows = shape.batch * shape.num_heads * t;
-    float* const lse = static_cast<float*>(Random(rows, DType::kF32));
-    const AttentionForwardArgs forward{.shape = shape,
-                                       .q = read(at(qkv, 0)),
-                                       .k = read(at(qkv, k_column)),
-                                       .v = read(at(qkv, v_column)),
-                                       .out = at(out, 0),
-                                       .lse = lse};
-    const Workspace scratch =
-        Scratch(ops().AttentionForwardWorkspaceBytes(forward));
-    if (!backward) {
-      Measure(op, text, "GFLOP/s",
-              {[&] { ops().AttentionForward(*stream_, forward, scratch); },
-               2 * flops},
-              Plain(large));
-      continue;
-    }
-    ops().AttentionForward(*stream_, forward, scratch);
-    const AttentionBackwardArgs args{.shape = shape,
-                                     .q = forward.q,
-                                     .k = forward.k,
-                                     .v = forward.v,
-                                     .out = read(at(out, 0)),
-                                     .dout = read(at(dout, 0)),
-                                     .lse = lse,
-                                     .dq = at(dqkv, 0),
-                                     .dk = at(dqkv, k_column),
-                                     .dv = at(dqkv, v_column)};
-    const Workspace more = Scratch(ops().AttentionBackwardWorkspaceBytes(args));
-    Measure(op, text, "GFLOP/s",
-            {[&] { ops().AttentionBackward(*stream_, args, more); }, 5 * flops},
-            Plain(large));
-  }
-}
-
-void Bench::Norms(int64_t m, int64_t c) {
-  const int64_t bytes = m * c * DTypeBytes(dtype_);
-  const std::string text = absl::StrCat(m, " x ", c);
-  for (const NormKind kind : {NormKind::kLayerNorm, NormKind::kRmsNorm}) {
-    const bool layer = kind == NormKind::kLayerNorm;
-    const std::string name = layer ? "layernorm" : "rmsnorm";
-    if (Wanted(name + " + residual")) {
-      const NormForwardArgs args{
-          .kind = kind,
-          .x = RandomRows(m, c),
-          .residual = RandomRows(m, c),
-          .sum = RandomRows(m, c),
-          .weight = RandomVector(c, dtype_),
-          .bias = RandomVector(layer ? c : 0, dtype_),
-          .y = RandomRows(m, c),
-          .mean = static_cast<float*>(Random(m, DType::kF32)),
-          .rstd = static_cast<float*>(Random(m, DType::kF32))};
-      Move(name + " + residual", text, 2 * bytes, 2 * bytes,
-           [&] { ops().NormForward(*stream_, args); });
-    }
-    if (Wanted(name + " backward")) {
-      NormBackwardArgs args{.kind = kind,
-                            .dy = RandomRows(m, c),
-                            .sum = RandomRows(m, c),
-                            .weight = RandomVector(c, dtype_),
-                            .mean = static_cast<float*>(Random(m, DType::kF32)),
-                            .rstd = static_cast<float*>(Random(m, DType::kF32)),
-                            .dsum = RandomRows(m, c),
-                            .dx = RandomRows(m, c),
-                            .dweight = RandomVector(c, DType::kF32)};
-      if (layer) args.dbias = RandomVector(c, DType::kF32);
-      const Workspace scratch = Scratch(ops().NormBackwardWorkspaceBytes(args));
-      Move(name + " backward", text, 3 * bytes, bytes,
-           [&] { ops().NormBackward(*stream_, args, scratch); });
-    }
-  }
-}
-
-void Bench::Rotary(int64_t m, int64_t heads, int64_t d) {
-  if (!Wanted("rotary")) return;
-  const int64_t bytes = m * heads * d * DTypeBytes(dtype_);
-  const RotaryArgs args{
-      .x = {Random(m * heads * d, dtype_), dtype_, m, heads, d, heads * d},
-      .positions = Ids(m, m),
-      .cos = static_cast<float*>(Random(m * d / 2, DType::kF32)),
-      .sin = static_cast<float*>(Random(m * d / 2, DType::kF32))};
-  Move("rotary", absl::StrCat(m, " x ", heads, " x ", d), bytes, bytes,
-       [&] { ops().Rotary(*stream_, args); });
-}
-
-void Bench::Embedding(int64_t m, int64_t c, int64_t v) {
-  const int64_t bytes = m * c * DTypeBytes(dtype_);
-  const std::string text = absl::StrCat(m, " of ", v, " x ", c);
-  if (Wanted("embedding")) {
-    const EmbeddingForwardArgs args{.ids = Ids(m, v),
-                                    .table = RandomMatrix(v, c),
-                                    .position_ids = Ids(m, 1024),
-                                    .position_table = RandomMatrix(1024, c),
-                                    .out = RandomMatrix(m, c)};
-    Move("embedding", text, 2 * bytes, bytes,
-         [&] { ops().EmbeddingForward(*stream_, args); });
-  }
-  if (Wanted("embedding backward")) {
-    const EmbeddingBackwardArgs args{.ids = Ids(m, v),
-                                     .dout = RandomMatrix(m, c),
-                                     .dtable = RandomMatrix(v, c, DType::kF32),
-                                     .accumulate = true};
-    Move("embedding backward", text, bytes + m * c * 4, m * c * 4,
-         [&] { ops().EmbeddingBackward(*stream_, args, {}); });
-  }
-}
-
-void Bench::ElementWise(int64_t m, int64_t f) {
-  const int64_t n = m * f, bytes = n * DTypeBytes(dtype_);
-  const std::string text = absl::StrCat(m, " x ", f);
-  const auto vector = [&] { return RandomVector(n, dtype_); };
-  for (const auto& [kind, name] : {std::pair{Gelu::kTanh, "gelu tanh"},
-                                   std::pair{Gelu::kErf, "gelu erf"}}) {
-    if (Wanted(name)) {
-      const GeluForwardArgs args{kind, vector(), vector()};
-      Move(name, text, bytes, bytes,
-           [&] { ops().GeluForward(*stream_, args); });
-    }
-    if (Wanted(absl::StrCat(name, " backward"))) {
-      const GeluBackwardArgs args{kind, vector(), vector(), vector()};
-      Move(absl::StrCat(name, " backward"), text, 2 * bytes, bytes,
-           [&] { ops().GeluBackward(*stream_, args); });
-    }
-  }
-  if (Wanted("swiglu")) {
-    const SwigluForwardArgs args{RandomMatrix(m, 2 * f), RandomMatrix(m, f)};
-    Move("swiglu", text, 2 * bytes, bytes,
-         [&] { ops().SwigluForward(*stream_, args); });
-  }
-  if (Wanted("swiglu backward")) {
-    const SwigluBackwardArgs args{RandomMatrix(m, 2 * f), RandomMatrix(m, f),
-                                  RandomMatrix(m, 2 * f)};
-    Move("swiglu backward", text, 3 * bytes, 2 * bytes,
-         [&] { ops().SwigluBackward(*stream_, args); });
-  }
-  if (Wanted("dropout")) {
-    std::vector<int64_t> rows(m);
-    for (int64_t i = 0; i < m; ++i) rows[i] = i;
-    const DropoutArgs args{.x = RandomMatrix(m, f),
-                           .y = RandomMatrix(m, f),
-                           .probability = 0.1f,
-                           .key = 1,
-                           .row_ids = rows.data()};
-    Move("dropout", text, bytes, bytes, [&] { ops().Dropout(*stream_, args); });
-  }
-  if (Wanted("add")) {
-    const AddArgs args{vector(), vector(), vector()};
-    Move("add", text, 2 * bytes, bytes, [&] { ops().Add(*stream_, args); });
-  }
-  if (Wanted("fill")) {
-    const FillArgs args{vector(), 1.0f};
-    Move("fill", text, 0, bytes, [&] { ops().Fill(*stream_, args); });
-  }
-  if (Wanted("cast")) {
-    const CastArgs args{RandomVector(n, DType::kF32),
-                        RandomVector(n, DType::kBF16)};
-    Move("cast fp32 to bf16", text, 4 * n, 2 * n,
-         [&] { ops().Cast(*stream_, args); });
-  }
-}
-
-void Bench::Reductions(int64_t n) {
-  const int64_t bytes = n * DTypeBytes(dtype_);
-  const std::string text = absl::StrCat(n);
-  if (Wanted("sum of squares")) {
-    double sum = 0;
-    const SquaredSpan span{RandomVector(n, dtype_), &sum};
-    Move("sum of squares", text, bytes, 0, [&] {
-      ops().SumSquares(*stream_, {{&span, 1}});
-    });
-  }
-  if (Wanted("count non-finite")) {
-    int64_t count = 0;
-    const CountNonFiniteArgs args{RandomVector(n, dtype_), &count};
-    Move("count non-finite", text, bytes, 0,
-         [&] { ops().CountNonFinite(*stream_, args); });
-  }
-}
-
-// bf16: master weights and moments in fp32, gradients in fp32. The ceiling is
-// the plain update of four fp32 arrays.
-void Bench::Optimizers(int64_t n) {
-  const bool mixed = dtype_ != DType::kF32;
-  const std::string text = absl::StrCat(n);
-  const std::vector<UpdateRange> ranges = {{0, n, 0.1f}};
-  const auto floats = [&] {
-    float* const data = static_cast<float*>(Random(n, DType::kF32));
-    for (int64_t i = 0; i < n; ++i) data[i] = data[i] + 0.5f;  // v >= 0
-    return data;
-  };
-  const auto measure = [&](const char* op, int64_t reads, int64_t writes,
-                           const auto& make) {
-    if (!Wanted(op)) return;
-    UpdateState state{.param = RandomVector(n, dtype_),
-                      .master = mixed ? floats() : nullptr,
-                      .grad = RandomVector(n, DType::kF32),
-                      .ranges = ranges};
-    const std::function<void()> run = make(state);
-    float* const p = floats();
-    float* const g = floats();
-    float* const m = floats();
-    float* const v = floats();
-    const int64_t bytes = (reads + writes) * 4 * n + (mixed ? 2 * n : 0);
-    Measure(op, text, "GB/s", {run, 1.0 * bytes},
-            {[&] { UpdateLoop(threads_, p, g, m, v, n); }, 28.0 * n});
-  };
-  measure("adamw", 4, 3, [&](const UpdateState& state) {
-    const AdamWArgs args{.state = state,
-                         .m = floats(),
-                         .v = floats(),
-                         .lr = 1e-3f,
-                         .bias_correction1 = 0.1f,
-                         .bias_correction2 = 0.01f};
-    return [this, args] { ops().AdamW(*stream_, args); };
-  });
-  measure("sgd + momentum", 3, 2, [&](const UpdateState& state) {
-    const SgdArgs args{.state = state,
-                       .momentum_buffer = floats(),
-                       .lr = 1e-3f,
-                       .momentum = 0.9f};
-    return [this, args] { ops().Sgd(*stream_, args); };
-  });
-  // Pass 1 reads p, g, m, v and writes m, v; pass 2 reads p, m, v and writes p.
-  measure("lamb, both passes", 7, 3, [&](const UpdateState& state) {
-    const auto norms = std::make_shared<std::vector<double>>(2, 0.0);
-    static constexpr TensorPart kWhole = {0, 0, 1};
-    const LambArgs args{.state = state,
-                        .m = floats(),
-                        .v = floats(),
-                        .parts = {&kWhole, 1},
-                        .norms = norms->data(),
-                        .lr = 1e-3f};
-    return [this, norms, args] {
-      norms->assign(2, 0.0);
-      ops().LambMoments(*stream_, args);
-      ops().LambApply(*stream_, args);
-    };
-  });
-}
-
-void RunAll(Bench& bench) {
-  bench.Linears("gpt2", 1024, 768, 3072, Gelu::kTanh, 3 * 768);
-  bench.Linears("llama", 512, 2048, 8192, Gelu::kNone, 3072);
+void RunOnCpu(Device& device, const Options& options) {
+  Bench bench(device, options,
+              options.dtype == "bf16" ? DType::kBF16 : DType::kF32);
+  bench.GptLinears(1024, 768, 3072);
+  bench.LlamaLinears(512, 2048, 8192, 3072);
   bench.Head("gpt2", 1024, 768, 50257);
   bench.Attention("gpt2", {.batch = 4,
                            .q_len = 256,
@@ -576,15 +608,42 @@ void RunAll(Bench& bench) {
   bench.Norms(1024, 768);
   bench.Rotary(512, 40, 64);
   bench.Embedding(1024, 768, 50257);
+  bench.Gelus(1024, 3072);
+  bench.Swiglu(1024, 3072);
   bench.ElementWise(1024, 3072);
-  bench.Reductions(38597376);  // GPT-2's table of tokens
-  bench.Optimizers(100'000'000);
+  constexpr int64_t kTable = 38597376;  // GPT-2's table of tokens
+  bench.SumSquares(kTable);
+  bench.CountNonFinite(kTable);
+  constexpr int64_t kParameters = 100'000'000;
+  bench.AdamW(kParameters, DType::kF32);
+  bench.Sgd(kParameters);
+  bench.Lamb(kParameters);
+}
+
+void RunOnGpu(Device& device, const Options& options) {
+  constexpr int64_t kBytes = int64_t{1} << 30;  // that a case moves, about
+  Bench bf16(device, options, DType::kBF16), fp32(device, options, DType::kF32);
+  fp32.Copy(kBytes / 2);
+  bf16.LinearForward("product", "square", 8192, 8192, 8192);
+  fp32.LinearForward("product", "square", 8192, 8192, 8192);
+  for (const DType grad : {DType::kF32, DType::kBF16}) {
+    bf16.AdamW(RoundUp(kBytes / 32, 64), grad);
+  }
+  for (const int64_t width : {768, 1600, 4096}) {
+    bf16.Norms(kBytes / 8 / width, width);
+  }
+  bf16.Swiglu(kBytes / 10 / 4864, 4864);
+  bf16.Gelus(kBytes / 6 / 4096, 4096);
+  fp32.SumSquares(kBytes / 4);
 }
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times every op beside the machine's own ceiling");
-  app.add_option("--dtype", options.dtype, "fp32 or bf16")
+  CLI::App app("Times ops, on a CPU beside the machine's own ceiling");
+  app.add_option("--device", options.run.device, "cpu or cuda")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--dtype", options.dtype, "of a CPU's ops: fp32 or bf16")
       ->capture_default_str()
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--filter", options.filter, "only ops with this in the name");
@@ -593,19 +652,23 @@ int Main(int argc, char** argv) {
   app.add_option("--rounds", options.rounds, "per op, at least")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  app.add_option("--threads", options.run.threads,
-                 "compute threads (default: all cores)");
+  app.add_option("--threads", options.run.threads, "of a CPU (all cores)");
   app.add_flag("--cpu-time", options.cpu_time,
                "time by the thread's CPU clock; wants --threads 1");
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
-  const auto device = OpenDevice(options.run);
+  // A GPU's best rate, not the library's first choice.
+  const auto device = OpenDevice(options.run, 0, {.time_algorithms = true});
   if (!device.ok()) {
     std::cerr << "op_bench: " << device.status().message() << "\n";
     return 1;
   }
-  Bench bench(**device, options);
-  RunAll(bench);
+  try {
+    ((*device)->asynchronous() ? RunOnGpu : RunOnCpu)(**device, options);
+  } catch (const std::exception& error) {  // a fault of the device
+    std::cerr << "op_bench: " << error.what() << "\n";
+    return 1;
+  }
   return 0;
 }
 

@@ -59,6 +59,16 @@ dnnl::matmul Fastest(const std::vector<dnnl::matmul>& kernels, const Run& run) {
 
 }  // namespace
 
+ProductShape ForwardShape(int64_t m, int64_t out, int64_t in, DType dtype) {
+  return {m, out, in, false, /*b_transposed=*/true, dtype, dtype};
+}
+ProductShape DxShape(int64_t m, int64_t out, int64_t in, DType dtype) {
+  return {m, in, out, false, false, dtype, dtype};
+}
+ProductShape DwShape(int64_t m, int64_t out, int64_t in, DType dtype) {
+  return {out, in, m, /*a_transposed=*/true, false, dtype, DType::kF32};
+}
+
 bool HasNativeProducts(DType dtype) {
   return dtype == DType::kF32 || (dtype == DType::kBF16 && cpu::HasFastBf16());
 }
@@ -130,22 +140,9 @@ std::vector<ModelProduct> ModelProducts(const ModelConfig& config,
 struct StepProducts::Weight {
   Weight(const ModelProduct& product, int64_t tokens, DType dtype)
       : count(product.count),
-        forward({.m = tokens,
-                 .n = product.out,
-                 .k = product.in,
-                 .b_transposed = true,
-                 .dtype = dtype,
-                 .out_dtype = dtype}),
-        dx({.m = tokens,
-            .n = product.in,
-            .k = product.out,
-            .dtype = dtype,
-            .out_dtype = dtype}),
-        dw({.m = product.out,
-            .n = product.in,
-            .k = tokens,
-            .a_transposed = true,
-            .dtype = dtype}) {}
+        forward(ForwardShape(tokens, product.out, product.in, dtype)),
+        dx(DxShape(tokens, product.out, product.in, dtype)),
+        dw(DwShape(tokens, product.out, product.in, dtype)) {}
 
   int64_t count;
   PlainProduct forward, dx, dw;

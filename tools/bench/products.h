@@ -26,6 +26,12 @@ struct ProductShape {
   double flops() const { return 2.0 * m * n * k; }
 };
 
+// The products of a linear layer y[m, out] = x[m, in] w[out, in]^T: y, the
+// gradient of x, and that of w in fp32.
+ProductShape ForwardShape(int64_t m, int64_t out, int64_t in, DType dtype);
+ProductShape DxShape(int64_t m, int64_t out, int64_t in, DType dtype);
+ProductShape DwShape(int64_t m, int64_t out, int64_t in, DType dtype);
+
 // Whether products of `dtype` are faster than fp32 ones here. Where they are
 // not, 16-bit products run as fp32 ones, and so does their limit.
 bool HasNativeProducts(DType dtype);

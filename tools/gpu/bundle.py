@@ -20,7 +20,7 @@ SOURCES = ("tools/gpu_check", "tools/gpu/*.py", "tools/bench/common.py",
 # goldens: what runs on a GPU is compared with the CPU in the same run, or with
 # a reference in the test, and it is the CPU that tests/golden proves, where
 # `ninja check` runs.
-PROGRAMS = ("zero", "bench/step_bench", "bench/device_bench")
+PROGRAMS = ("zero", "bench/step_bench", "bench/op_bench")
 TESTS = "tests/**/*cuda*_test"
 # Found on the other machine: CUDA's, which are large, and those of any Linux
 # with glibc 2.34 and GCC 12's libstdc++.
