@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <iterator>
 #include <numeric>
+#include <string>
 #include <vector>
 
 namespace zero {
@@ -30,14 +31,14 @@ struct Members {
 };
 
 // REQUIRES: `shards`, the ranks of a group, divides `world`.
-inline Members MembersWith(int rank, int world, int shards) {
-  Members members;
-  for (int other = 0; other < world; ++other) {
-    if (other / shards == rank / shards) members.within.push_back(other);
-    if (other % shards == rank % shards) members.across.push_back(other);
-  }
-  return members;
-}
+Members MembersWith(int rank, int world, int shards);
+
+// "reduce"; "reduce of ranks 2, 3" where not all of `world` ranks are on it.
+std::string ChannelText(const std::string& channel,
+                        const std::vector<int>& members, int world);
+
+// "rank 0", "rank 0 and rank 2", "rank 0, rank 1 and rank 3".
+std::string RankNames(const std::vector<int>& ranks);
 
 // Milliseconds that computation waited, per channel: communication that
 // nothing hides, and other ranks that are late.

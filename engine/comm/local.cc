@@ -4,16 +4,14 @@
 #include <chrono>
 #include <exception>
 #include <numeric>
-#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "engine/base/status.h"
+#include "engine/comm/channel.h"
 #include "engine/comm/exchange.h"
-#include "engine/comm/peer_memory.h"
+#include "engine/comm/progress.h"
 #include "engine/comm/signature.h"
 #include "kernels/check.h"
 
@@ -36,29 +34,19 @@ struct LocalGroup::Marks {
 // One collective as one rank issued it.
 struct LocalGroup::Call {
   Collective collective;
-  std::string signature;
-  int64_t number;  // of its channel, from 1
+  CollectiveMark mark;
   Stream* stream;
   // Null where the work of a stream is done when the call is: the CPU's.
   std::shared_ptr<Marks> marks;
-
-  std::string Text() const {
-    return absl::StrCat("#", number, ", ", signature);
-  }
 };
 
 // One rank's end of a channel.
 struct LocalGroup::End {
   bool connected = false;
   bool left = false;
-  int64_t num_issued = 0;
-  int64_t num_finished = 0;
   int64_t received_bytes = 0;
-  bool inside = false;                 // one more has begun
-  bool working = false;                // and does its share,
-  bool meeting = false;                // or waits in the middle of it
-  std::shared_ptr<const Call> issued;  // the last one
-  std::shared_ptr<const Call> begun;   // the last one
+  ChannelProgress progress;
+  std::shared_ptr<const Call> begun;  // the last one
 };
 
 // All members arrive at a collective (num_arrived counts to all), do their
@@ -77,29 +65,6 @@ struct LocalGroup::Channel {
   bool broken = false;  // by a device: the group has failed
   std::condition_variable changed;
 
-  std::string Text(const Call& call) const {
-    return absl::StrCat("#", call.number, " of channel \"", name, "\", ",
-                        call.signature);
-  }
-  // Where all have arrived, some are still doing their shares.
-  bool HasOpened(const Call& call) const { return num_opened >= call.number; }
-  // Places of those for whom `call` waits.
-  std::vector<int> Awaited(const Call& call) const {
-    std::vector<int> places;
-    for (int place = 0; place < size(); ++place) {
-      const End& end = ends[place];
-      const bool arrived = end.inside && end.begun->number == call.number;
-      const bool works = end.working && !end.meeting;
-      if (HasOpened(call) ? works : !arrived) places.push_back(place);
-    }
-    return places;
-  }
-  // "rank 2 and rank 3".
-  std::string RankNames(const std::vector<int>& places) const {
-    std::vector<int> ranks;
-    for (const int place : places) ranks.push_back(members[place]);
-    return zero::RankNames(ranks);
-  }
   int size() const { return static_cast<int>(members.size()); }
   // Those of the other ranks, on asynchronous devices.
   std::vector<std::shared_ptr<Marks>> MarksBeside(int place) const {
@@ -109,11 +74,6 @@ struct LocalGroup::Channel {
       marks.push_back(ends[other].begun->marks);
     }
     return marks;
-  }
-  // -1: no member.
-  int PlaceOf(int rank) const {
-    const auto it = std::find(members.begin(), members.end(), rank);
-    return it == members.end() ? -1 : static_cast<int>(it - members.begin());
   }
 };
 
@@ -144,7 +104,8 @@ class LocalCommunicator final : public Communicator {
   }
   absl::Status status() const override { return group_->status(); }
   int64_t received_bytes() const override {
-    return group_->ReceivedBytesOf(*channel_, rank());
+    LocalGroup::Lock lock(group_->mutex_);
+    return channel_->ends[rank()].received_bytes;
   }
 
  private:
@@ -154,28 +115,13 @@ class LocalCommunicator final : public Communicator {
 };
 
 LocalGroup::LocalGroup(int world, LocalOptions options)
-    : world_(world),
-      timeout_(Countable(options.timeout)),
-      algorithm_(options.algorithm) {
+    : world_(world), timeout_(options.timeout), algorithm_(options.algorithm) {
   ZERO_CHECK_GE(world, 1) << "local: world";
   ZERO_CHECK(timeout_ > absl::ZeroDuration())
       << "local: timeout " << absl::FormatDuration(timeout_);
 }
 
 LocalGroup::~LocalGroup() = default;
-
-absl::Duration Countable(absl::Duration timeout) {
-  return std::min(timeout, absl::Hours(24 * 365));
-}
-
-std::string RankNames(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    const char* before = i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ";
-    absl::StrAppend(&text, before, "rank ", ranks[i]);
-  }
-  return text;
-}
 
 std::shared_ptr<LocalGroup> LocalGroup::Make(int world, LocalOptions options) {
   return std::shared_ptr<LocalGroup>(new LocalGroup(world, options));
@@ -184,13 +130,11 @@ std::shared_ptr<LocalGroup> LocalGroup::Make(int world, LocalOptions options) {
 std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
                                                   const std::string& channel,
                                                   std::vector<int> members) {
-  std::vector<int> all(world_);
-  std::iota(all.begin(), all.end(), 0);
-  if (members.empty()) members = all;
-  const std::string name =
-      members == all
-          ? channel
-          : absl::StrCat(channel, " of ranks ", absl::StrJoin(members, ", "));
+  if (members.empty()) {
+    members.resize(world_);
+    std::iota(members.begin(), members.end(), 0);
+  }
+  const std::string name = ChannelText(channel, members, world_);
   Lock lock(mutex_);
   std::unique_ptr<Channel>& slot = channels_[name];
   if (slot == nullptr) {
@@ -201,12 +145,16 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
     slot = std::make_unique<Channel>();
     slot->name = name;
     slot->ends.resize(members.size());
+    for (End& end : slot->ends) end.progress.channel = name;
     slot->open.resize(members.size());
     slot->members = std::move(members);
   }
-  const int place = slot->PlaceOf(rank);
-  ZERO_CHECK_GE(place, 0) << "local: rank " << rank
-                          << " is no member of channel \"" << name << "\"";
+  const auto found =
+      std::find(slot->members.begin(), slot->members.end(), rank);
+  ZERO_CHECK(found != slot->members.end())
+      << "local: rank " << rank << " is no member of channel \"" << name
+      << "\"";
+  const int place = static_cast<int>(found - slot->members.begin());
   End& end = slot->ends[place];
   ZERO_CHECK(!end.connected) << "local: rank " << rank
                              << " connects to channel \"" << name << "\" twice";
@@ -219,99 +167,88 @@ std::shared_ptr<const LocalGroup::Call> LocalGroup::Issue(
     Channel& channel, int place, Stream& stream, Collective collective,
     std::shared_ptr<Marks> marks) {
   auto call = std::make_shared<Call>();
-  call->signature = Signature(collective);
+  call->mark.signature = Signature(collective);
   call->collective = std::move(collective);
   call->stream = &stream;
   call->marks = std::move(marks);
   Lock lock(mutex_);
-  End& end = channel.ends[place];
-  call->number = ++end.num_issued;
-  end.issued = call;
+  CollectiveMark& issued = channel.ends[place].progress.issued;
+  call->mark.number = issued.number + 1;
+  issued = call->mark;
   return call;
 }
 
 void LocalGroup::Perform(Channel& channel, int place,
                          const std::shared_ptr<const Call>& call) {
   Stream& stream = *call->stream;
-  if (call->marks != nullptr) stream.Record(*call->marks->arrived);
+  Marks* const marks = call->marks.get();
+  if (marks != nullptr) stream.Record(*marks->arrived);
   if (!Open(channel, place, call)) return;
   const auto others = channel.MarksBeside(place);
+  size_t meeting = 0;
+  const auto meet = [&] {
+    if (marks != nullptr) stream.Record(*marks->met[meeting]);
+    Meet(channel, place);
+    for (const auto& other : others) stream.Wait(*other->met[meeting]);
+    ++meeting;
+  };
   int64_t read_bytes = 0;
   try {
-    read_bytes = Share(channel, place, *call, others);
+    for (const auto& other : others) stream.Wait(*other->arrived);
+    read_bytes = Exchange(stream, place, channel.open, meet);
+    if (marks != nullptr) stream.Record(*marks->done);
   } catch (const std::exception& error) {
-    const absl::Status failure = Break(channel, place, error.what());
+    Break(channel, place, error.what());
     Close(channel, place, 0);
-    throw std::runtime_error(std::string(failure.message()));
+    throw std::runtime_error(std::string(status().message()));
   }
   Close(channel, place, read_bytes);
   // Also after a failure: this rank frees what the others still read.
   for (const auto& other : others) stream.Wait(*other->done);
 }
 
-int64_t LocalGroup::Share(Channel& channel, int place, const Call& call,
-                          const std::vector<std::shared_ptr<Marks>>& others) {
-  Stream& stream = *call.stream;
-  for (const auto& other : others) stream.Wait(*other->arrived);
-  size_t meeting = 0;
-  const auto meet = [&] {
-    if (call.marks != nullptr) stream.Record(*call.marks->met[meeting]);
-    Meet(channel, place);
-    for (const auto& other : others) stream.Wait(*other->met[meeting]);
-    ++meeting;
-  };
-  const int64_t read_bytes = Exchange(stream, place, channel.open, meet);
-  if (call.marks != nullptr) stream.Record(*call.marks->done);
-  return read_bytes;
-}
-
-absl::Status LocalGroup::Break(Channel& channel, int place,
-                               const std::string& reason) {
+void LocalGroup::Break(Channel& channel, int place, const std::string& reason) {
   Lock lock(mutex_);
   channel.broken = true;
-  Fail(absl::InternalError(
-      absl::StrCat("local: rank ", channel.members[place], " failed in ",
-                   channel.Text(*channel.ends[place].begun), ": ", reason)));
+  Fail(absl::InternalError(absl::StrCat(
+      "local: rank ", channel.members[place], " failed in ",
+      channel.ends[place].begun->mark.TextIn(channel.name), ": ", reason)));
   channel.changed.notify_all();
-  return failure_;
 }
 
 bool LocalGroup::Open(Channel& channel, int place,
                       const std::shared_ptr<const Call>& call) {
   Lock lock(mutex_);
   if (!failure_.ok()) return false;
-  End& end = channel.ends[place];
-  if (end.inside || end.num_finished + 1 != call->number) {
+  ChannelProgress& own = channel.ends[place].progress;
+  if (own.inside.number > 0 || own.finished.number + 1 != call->mark.number) {
     Fail(absl::FailedPreconditionError(absl::StrCat(
         "local: rank ", channel.members[place], " performs ",
-        channel.Text(*call), ", but #", end.num_finished + 1,
+        call->mark.TextIn(channel.name), ", but #", own.finished.number + 1,
         " is not finished: order the streams of one channel by events")));
     return false;
   }
-  end.inside = true;
-  end.begun = call;
+  own.inside = call->mark;
+  channel.ends[place].begun = call;
   channel.open[place] = &call->collective;
   if (++channel.num_arrived == channel.size()) {
     channel.num_arrived = 0;
-    absl::Status status = Mismatch(channel);
-    if (channel.num_opened == 0) status.Update(Unreachable(channel));
-    if (!status.ok()) {
-      Fail(status);
+    for (const End& one : channel.ends) {
+      if (one.progress.inside.signature == own.inside.signature) continue;
+      FailLate(channel, place);
       return false;
     }
-    for (End& one : channel.ends) one.working = true;
+    if (channel.num_opened == 0) Fail(Unreachable(channel));
+    if (!failure_.ok()) return false;
+    for (End& one : channel.ends) one.progress.works = true;
     channel.num_working = channel.size();
     ++channel.num_opened;
     channel.changed.notify_all();
     return true;
   }
-  for (int other = 0; other < channel.size(); ++other) {
-    FailIfGone(channel, other);
-  }
-  const auto opened = [&] { return channel.num_opened >= call->number; };
-  if (!WaitUntil(lock, channel, [&] { return opened() || !failure_.ok(); })) {
-    FailMissing(channel, *call);
-  }
+  FailIfGone(channel);
+  const auto opened = [&] { return channel.num_opened >= call->mark.number; };
+  Await(lock, channel, place, [&] { return opened() || !failure_.ok(); });
   // Opened, other ranks may be reading this one's memory: it must see the
   // collective to its end, whatever has failed meanwhile.
   return opened();
@@ -323,45 +260,40 @@ void LocalGroup::Meet(Channel& channel, int place) {
   if (++channel.num_meeting == channel.size()) {
     channel.num_meeting = 0;
     ++channel.num_meetings;
-    for (End& one : channel.ends) one.meeting = false;
+    for (End& one : channel.ends) one.progress.works = true;
     channel.changed.notify_all();
     return;
   }
-  channel.ends[place].meeting = true;
-  const auto met = [&, before = channel.num_meetings] {
+  channel.ends[place].progress.works = false;
+  Await(lock, channel, place, [&, before = channel.num_meetings] {
     return channel.num_meetings > before || channel.broken;
-  };
-  if (!WaitUntil(lock, channel, met)) {
-    FailMissing(channel, *channel.ends[place].begun);
-    channel.changed.wait(lock, met);
-  }
+  });
 }
 
 void LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
   Lock lock(mutex_);
-  channel.ends[place].received_bytes += read_bytes;
-  channel.ends[place].working = false;
+  End& end = channel.ends[place];
+  end.received_bytes += read_bytes;
+  end.progress.works = false;
   if (--channel.num_working == 0) channel.changed.notify_all();
   // Even a failure lets nobody go while its memory is read.
-  const auto closed = [&] { return channel.num_working == 0; };
-  if (!WaitUntil(lock, channel, closed)) {
-    FailMissing(channel, *channel.ends[place].begun);
-    channel.changed.wait(lock, closed);
-  }
-  End& end = channel.ends[place];
-  end.inside = false;
-  ++end.num_finished;
+  Await(lock, channel, place, [&] { return channel.num_working == 0; });
+  end.progress.finished = std::exchange(end.progress.inside, {});
 }
 
 template <class Condition>
-bool LocalGroup::WaitUntil(Lock& lock, Channel& channel,
-                           const Condition& condition) {
-  return channel.changed.wait_for(lock, absl::ToChronoNanoseconds(timeout_),
-                                  condition);
+void LocalGroup::Await(Lock& lock, Channel& channel, int place,
+                       const Condition& condition) {
+  if (channel.changed.wait_for(lock, absl::ToChronoNanoseconds(timeout_),
+                               condition)) {
+    return;
+  }
+  FailLate(channel, place);
+  channel.changed.wait(lock, condition);
 }
 
 void LocalGroup::Fail(const absl::Status& status) {
-  if (!failure_.ok()) return;
+  if (!failure_.ok() || status.ok()) return;
   failure_ = status;
   for (auto& [name, channel] : channels_) channel->changed.notify_all();
 }
@@ -379,11 +311,6 @@ absl::Status LocalGroup::status() const {
   return failure_;
 }
 
-int64_t LocalGroup::ReceivedBytesOf(const Channel& channel, int place) const {
-  Lock lock(mutex_);
-  return channel.ends[place].received_bytes;
-}
-
 std::vector<int> LocalGroup::missing() const {
   Lock lock(mutex_);
   return missing_;
@@ -392,35 +319,24 @@ std::vector<int> LocalGroup::missing() const {
 void LocalGroup::Leave(Channel& channel, int place) {
   Lock lock(mutex_);
   channel.ends[place].left = true;
-  if (channel.num_arrived > 0) FailIfGone(channel, place);
+  FailIfGone(channel);
 }
 
 // The ranks that have arrived wait for #num_opened + 1.
-void LocalGroup::FailIfGone(const Channel& channel, int place) {
-  const End& end = channel.ends[place];
-  if (!end.left || end.num_issued > channel.num_opened) return;
-  for (const End& one : channel.ends) {
-    if (!one.inside || one.begun->number != channel.num_opened + 1) continue;
-    return Fail(absl::UnavailableError(absl::StrCat(
-        "local: rank ", channel.members[place], " left before ",
-        channel.Text(*one.begun), "; ", LastSeen(channel, place))));
+void LocalGroup::FailIfGone(const Channel& channel) {
+  for (int place = 0; channel.num_arrived > 0 && place < channel.size();
+       ++place) {
+    const End& end = channel.ends[place];
+    if (!end.left || end.progress.issued.number > channel.num_opened) continue;
+    for (const End& one : channel.ends) {
+      const CollectiveMark& inside = one.progress.inside;
+      if (inside.number <= channel.num_opened) continue;
+      return Fail(absl::UnavailableError(
+          absl::StrCat("local: rank ", channel.members[place], " left before ",
+                       inside.TextIn(channel.name), ", having issued ",
+                       end.progress.issued.number, " collectives there")));
+    }
   }
-}
-
-absl::Status LocalGroup::Mismatch(const Channel& channel) const {
-  const Call& first = *channel.ends[0].begun;
-  const int first_rank = channel.members[0];
-  for (int place = 1; place < channel.size(); ++place) {
-    const Call& other = *channel.ends[place].begun;
-    if (other.signature == first.signature) continue;
-    const int rank = channel.members[place];
-    return absl::FailedPreconditionError(
-        absl::StrCat("local: rank ", rank, " differs from rank ", first_rank,
-                     " at #", first.number, " of channel \"", channel.name,
-                     "\": rank ", rank, " is in ", other.signature, ", rank ",
-                     first_rank, " in ", first.signature));
-  }
-  return absl::OkStatus();
 }
 
 absl::Status LocalGroup::Unreachable(const Channel& channel) const {
@@ -438,83 +354,23 @@ absl::Status LocalGroup::Unreachable(const Channel& channel) const {
   return absl::OkStatus();
 }
 
-void LocalGroup::FailMissing(const Channel& channel, const Call& call) {
+void LocalGroup::FailLate(const Channel& channel, int place) {
   if (!failure_.ok()) return;
-  std::string last_seen;
-  std::vector<int> awaited;
-  const std::vector<int> missing = channel.Awaited(call);
-  for (const int place : missing) {
-    awaited.push_back(channel.members[place]);
-    absl::StrAppend(&last_seen, "; ", LastSeen(channel, place));
-  }
-  missing_ = Culprits(awaited);
-  Fail(absl::DeadlineExceededError(absl::StrCat(
-      "local: ", channel.RankNames(missing), " did not ",
-      !channel.HasOpened(call) ? "arrive at "
-      : missing.size() == 1    ? "finish its share of "
-                               : "finish their shares of ",
-      channel.Text(call), " within ", absl::FormatDuration(timeout_), last_seen,
-      "; if a rank was only slow, raise communication.timeout_seconds")));
-}
-
-// The ranks for whom the streams of `rank` wait.
-std::vector<int> LocalGroup::AwaitedBy(int rank) const {
-  std::vector<int> ranks;
-  for (const auto& [name, channel] : channels_) {
-    const int place = channel->PlaceOf(rank);
-    if (place < 0 || !channel->ends[place].inside) continue;
-    for (const int other : channel->Awaited(*channel->ends[place].begun)) {
-      if (other != place) ranks.push_back(channel->members[other]);
+  RanksProgress told;
+  for (const auto& [name, one] : channels_) {
+    for (int there = 0; there < one->size(); ++there) {
+      told[one->members[there]].push_back(one->ends[there].progress);
     }
   }
-  return ranks;
-}
-
-// Behind `awaited`, who waits for nobody; `awaited` where all wait in a circle.
-std::vector<int> LocalGroup::Culprits(const std::vector<int>& awaited) const {
-  std::set<int> seen(awaited.begin(), awaited.end()), culprits;
-  for (std::vector<int> next = awaited; !next.empty();) {
-    const int rank = next.back();
-    next.pop_back();
-    const std::vector<int> behind = AwaitedBy(rank);
-    if (behind.empty()) culprits.insert(rank);
-    for (const int other : behind) {
-      if (seen.insert(other).second) next.push_back(other);
-    }
-  }
-  if (culprits.empty()) culprits.insert(awaited.begin(), awaited.end());
-  return {culprits.begin(), culprits.end()};
-}
-
-std::string LocalGroup::LastSeen(const Channel& channel, int place) const {
-  const End& end = channel.ends[place];
-  const int rank = channel.members[place];
-  std::string text = absl::StrCat("rank ", rank);
-  if (!end.connected) {
-    absl::StrAppend(&text, " never connected to this channel");
-  } else if (end.num_issued == 0) {
-    absl::StrAppend(&text, " issued nothing here");
-  } else {
-    absl::StrAppend(&text, " issued ", end.issued->Text(), " last");
-    if (end.begun == nullptr) {
-      absl::StrAppend(&text, "; its stream has begun nothing here");
-    } else {
-      absl::StrAppend(&text, "; its stream ",
-                      end.inside ? "is in " : "has finished ",
-                      end.begun->Text());
-    }
-  }
-  for (const auto& [name, other] : channels_) {
-    const int there = other->PlaceOf(rank);
-    if (other.get() == &channel || there < 0) continue;
-    const End& its = other->ends[there];
-    if (!its.inside) continue;
-    absl::StrAppend(&text, "; it is in ", other->Text(*its.begun));
-    const std::vector<int> awaited = other->Awaited(*its.begun);
-    if (awaited.empty()) continue;
-    absl::StrAppend(&text, ", and waits for ", other->RankNames(awaited));
-  }
-  return text;
+  Diagnosis found = Diagnose({.backend = "local",
+                              .rank = channel.members[place],
+                              .channel = channel.name,
+                              .members = channel.members,
+                              .call = channel.ends[place].progress.inside,
+                              .timeout = timeout_},
+                             told);
+  missing_ = std::move(found.missing);
+  Fail(found.status);
 }
 
 }  // namespace zero

@@ -41,12 +41,6 @@ struct LocalOptions {
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
 };
 
-// `timeout`, a year at most: what is later the system's clock can not count.
-absl::Duration Countable(absl::Duration timeout);
-
-// "rank 0", "rank 0 and rank 2", "rank 0, rank 1 and rank 3".
-std::string RankNames(const std::vector<int>& ranks);
-
 // Threads: used by all ranks at once.
 class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  public:
@@ -102,29 +96,23 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
             const std::shared_ptr<const Call>& call);
   void Meet(Channel& channel, int place);
   void Close(Channel& channel, int place, int64_t read_bytes);
-  // The rank's share, between Open and Close, beside ranks with these marks;
-  // the bytes that it read from other ranks.
-  int64_t Share(Channel& channel, int place, const Call& call,
-                const std::vector<std::shared_ptr<Marks>>& others);
   // Its device has failed in there: nobody shall wait for it in the middle.
-  absl::Status Break(Channel& channel, int place, const std::string& reason);
+  void Break(Channel& channel, int place, const std::string& reason);
 
   void Leave(Channel& channel, int place);
   void Abort(int rank, const absl::Status& status);
   absl::Status status() const;
-  int64_t ReceivedBytesOf(const Channel& channel, int place) const;
 
   // With the lock held:
+  // Waits until `condition` holds; the group fails where that takes too long,
+  // and the wait goes on.
   template <class Condition>
-  bool WaitUntil(Lock& lock, Channel& channel, const Condition& condition);
-  void Fail(const absl::Status& status);
-  void FailIfGone(const Channel& channel, int place);
-  absl::Status Mismatch(const Channel& channel) const;
+  void Await(Lock& lock, Channel& channel, int place,
+             const Condition& condition);
+  void Fail(const absl::Status& status);  // the first counts; not OK
+  void FailIfGone(const Channel& channel);
+  void FailLate(const Channel& channel, int place);
   absl::Status Unreachable(const Channel& channel) const;
-  void FailMissing(const Channel& channel, const Call& call);
-  std::vector<int> AwaitedBy(int rank) const;
-  std::vector<int> Culprits(const std::vector<int>& awaited) const;
-  std::string LastSeen(const Channel& channel, int place) const;
 
   const int world_;
   const absl::Duration timeout_;

@@ -44,7 +44,6 @@ class Endings {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock,
                   [&] { return Running().empty() || !first_error_.ok(); });
-    timeout = Countable(timeout);
     const absl::Time failed = absl::Now();
     const std::vector<int> missing = group.missing();
     while (true) {

@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
+#include "engine/comm/channel.h"
 #include "engine/comm/nccl/nccl.h"
 
 namespace zero {
@@ -150,7 +151,7 @@ class Ranks {
   // OK when all have ended. An error: of the run, with the ranks that did not
   // come back within the timeout after it.
   absl::Status AwaitAll() {
-    const absl::Duration timeout = Countable(options_.local.timeout);
+    const absl::Duration timeout = options_.local.timeout;
     absl::Time deadline = absl::InfiniteFuture();
     std::unique_lock<std::mutex> lock(mutex_);
     while (!running_.empty()) {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/status.h"
-#include "engine/comm/local.h"
+#include "engine/comm/channel.h"
 
 namespace zero {
 namespace {

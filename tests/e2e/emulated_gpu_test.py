@@ -117,7 +117,7 @@ class EmulatedGpuTest(EmulatedGpuTestCase):
     def test_console_and_summary_say_the_same_of_a_fault(self):
         started = []
         for fault, words, end in (
-                ("0:2:stop", ": rank 0 issued ",
+                ("0:2:stop", ": nccl: rank 0 did not arrive at #",
                  "; rank 0 hangs and is left behind"),
                 ("1:2:mismatch", ": nccl: rank 1 differs from rank 0 at #",
                  "")):

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -15,7 +14,6 @@
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
 #include "engine/comm/channel.h"
-#include "engine/comm/local.h"
 #include "engine/comm/nccl/transfers.h"
 #include "engine/comm/signature.h"
 #include "kernels/check.h"
@@ -63,11 +61,6 @@ std::string HostName() {
 
 std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
 
-std::string CallText(const NcclChannel& channel, const CollectiveMark& call) {
-  return absl::StrCat("#", call.number, " of channel \"", channel.name, "\", ",
-                      call.signature);
-}
-
 // "unhandled system error: ...", with what NCCL says of it, and the remedy.
 std::string ErrorText(ncclResult_t result, ncclComm_t comm) {
   const char* const last = ncclGetLastError(comm);
@@ -93,7 +86,7 @@ NcclLink::NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
       rank_(options.rank),
       world_(options.world),
       shards_(options.shards == 0 ? options.world : options.shards),
-      timeout_(Countable(options.timeout)) {
+      timeout_(options.timeout) {
   ZERO_CHECK(rank_ >= 0 && rank_ < world_)
       << "nccl: rank " << rank_ << " of " << world_;
   ZERO_CHECK(world_ % shards_ == 0)
@@ -198,7 +191,7 @@ absl::Status NcclLink::InitWorld() {
 absl::Status NcclLink::SplitWorld(const char* name, std::vector<int> members,
                                   int color) {
   auto channel = std::make_unique<NcclChannel>();
-  channel->name = name;
+  channel->name = ChannelText(name, members, world_);
   channel->place = static_cast<int>(
       std::find(members.begin(), members.end(), rank_) - members.begin());
   channel->members = std::move(members);
@@ -295,7 +288,7 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
   if (IsNcclError(result)) {
     Fail(Hear(absl::UnavailableError(
         absl::StrCat("nccl: rank ", rank_, " could not begin ",
-                     CallText(channel, call.mark), ": ", error))));
+                     call.mark.TextIn(channel.name), ": ", error))));
     return false;
   }
   if (!AwaitLaunch(channel, call)) return false;
@@ -318,7 +311,7 @@ bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
     if (state == ncclSuccess) return true;
     if (IsNcclError(state)) {
       Fail(Hear(absl::UnavailableError(absl::StrCat(
-          "nccl: rank ", rank_, " failed at ", CallText(channel, call.mark),
+          "nccl: rank ", rank_, " failed at ", call.mark.TextIn(channel.name),
           ": ", ErrorText(state, nullptr)))));
       return false;
     }
@@ -415,7 +408,7 @@ std::string NcclLink::Inside() const {
     if (current == nullptr) continue;
     absl::StrAppend(&text, text.empty() ? "; rank " : " and ");
     if (text.size() == 7) absl::StrAppend(&text, rank_, " is in ");
-    absl::StrAppend(&text, CallText(*channel, *current));
+    absl::StrAppend(&text, current->TextIn(channel->name));
   }
   return text;
 }
@@ -434,22 +427,20 @@ absl::Status NcclLink::Hear(const absl::Status& own) {
 
 void NcclLink::FailLate(const NcclChannel& channel,
                         const CollectiveMark& call) {
-  std::map<int, std::vector<ChannelProgress>> others;
-  for (const int rank : channel.members) {
-    if (rank == rank_) continue;
-    const auto told = store_->Get(ProgressKey(rank));
-    others[rank] = ParseProgress(told.ok() ? told->value_or("") : "");
+  RanksProgress told;
+  for (int rank = 0; rank < world_; ++rank) {
+    const auto text = store_->Get(ProgressKey(rank));
+    if (!text.ok() || !text->has_value()) continue;
+    told[rank] = ParseProgress(**text);
   }
-  const Diagnosis diagnosis = Diagnose(rank_, channel.name, call, others);
-  if (!diagnosis.mismatch.empty()) {
-    return Fail(absl::FailedPreconditionError(
-        absl::StrCat("nccl: ", diagnosis.mismatch)));
-  }
-  Fail(absl::UnavailableError(absl::StrCat(
-           "nccl: rank ", rank_, " waited ", absl::FormatDuration(timeout_),
-           " in ", CallText(channel, call), ": ", diagnosis.late,
-           "; if a rank was only slow, raise communication.timeout_seconds")),
-       diagnosis.missing);
+  const Diagnosis found = Diagnose({.backend = "nccl",
+                                    .rank = rank_,
+                                    .channel = channel.name,
+                                    .members = channel.members,
+                                    .call = call,
+                                    .timeout = timeout_},
+                                   told);
+  Fail(found.status, found.missing);
 }
 
 // ---- The watch ------------------------------------------------------------
@@ -519,7 +510,7 @@ absl::Status NcclLink::LookAtErrors() {
   {
     std::lock_guard<std::mutex> lock(state_);
     const CollectiveMark* const current = failed->Current();
-    if (current != nullptr) where = CallText(*failed, *current);
+    if (current != nullptr) where = current->TextIn(failed->name);
   }
   return Hear(absl::UnavailableError(
       absl::StrCat("nccl: rank ", rank_, " failed in ", where, ": ", text)));

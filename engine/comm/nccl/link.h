@@ -36,7 +36,7 @@ struct NcclCall {
 
 // A communicator of this rank: for a sequence of collectives.
 struct NcclChannel {
-  std::string name;          // "reduce"
+  std::string name;          // ChannelText
   std::vector<int> members;  // ranks of the run, by their places
   int place = 0;             // of this rank
   ncclComm_t comm = nullptr;

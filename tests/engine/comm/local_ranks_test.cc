@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/comm/channel.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -557,8 +557,7 @@ TEST(LocalTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
             AllOf(HasSubstr("rank 1 did not arrive at #2 of channel \"test\", "
                             "broadcast \"norm\" fp32 from rank 0 [1] within "
                             "500ms"),
-                  HasSubstr("rank 1 issued #1, barrier \"start\" last; its "
-                            "stream has finished #1, barrier \"start\"")));
+                  HasSubstr("rank 1 issued #1, barrier \"start\" last;")));
 }
 
 TEST(LocalTest, ARankWhoseStreamIsBusyIsToldFromOneThatForgot) {
@@ -573,8 +572,7 @@ TEST(LocalTest, ARankWhoseStreamIsBusyIsToldFromOneThatForgot) {
     rank.comm->Barrier(*rank.stream, "start");
   });
   ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
-            HasSubstr("rank 1 issued #1, barrier \"start\" last; its stream "
-                      "has begun nothing here"));
+            HasSubstr("rank 1 issued it, but its stream has not come to it"));
 }
 
 TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {
@@ -585,19 +583,20 @@ TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {
     const auto gather = group->Connect(rank, "gather");
     const auto reduce = group->Connect(rank, "reduce");
     const auto stream = device->MakeStream(StreamRole::kReduce);
-    (rank == 0 ? gather : reduce)->Barrier(*stream, "first");
-    (rank == 0 ? reduce : gather)->Barrier(*stream, "second");
+    (rank == 0 ? gather : reduce)->Barrier(*stream, "unit");
+    (rank == 0 ? reduce : gather)->Barrier(*stream, "unit");
     stream->Synchronize();
     statuses[rank] = gather->status();
     EXPECT_EQ(gather->status(), reduce->status());
     return absl::OkStatus();
   });
   EXPECT_TRUE(status.ok()) << status;
-  ExpectAll(
-      statuses, absl::StatusCode::kDeadlineExceeded,
-      ::testing::ContainsRegex("rank (0|1) did not arrive at #1 of channel "
-                               "\"(gather|reduce)\".*it is in #1 of channel "
-                               "\"(gather|reduce)\", barrier \"first\""));
+  ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded,
+            ::testing::ContainsRegex(
+                "rank (0|1) did not arrive at #1 of channel "
+                "\"(gather|reduce)\".*it is in #1 of channel "
+                "\"(gather|reduce)\", barrier \"unit\", and waits "
+                "for rank (0|1)"));
   // In a circle the one is missing that was waited for first.
   EXPECT_EQ(group->missing().size(), 1u);
 }
@@ -642,14 +641,14 @@ TEST(LocalTest, WhomALateRankWaitsForIsNamedToo) {
   EXPECT_EQ(group->missing(), std::vector<int>{2});
 }
 
-TEST(LocalTest, ARankThatNeverConnectedIsSaidToHaveNot) {
+TEST(LocalTest, ARankThatNeverConnectedIssuedNothing) {
   const auto group = ShortGroup(2);
   const auto device = MakeCpuDevice(1);
   const auto comm = group->Connect(0, "gather");
   const auto stream = device->MakeStream(StreamRole::kCompute);
   comm->Barrier(*stream, "start");
   ExpectAll({comm->status()}, absl::StatusCode::kDeadlineExceeded,
-            HasSubstr("rank 1 never connected to this channel"));
+            HasSubstr("rank 1 issued nothing here"));
 }
 
 // The default timeout is minutes: nobody waits for it here.

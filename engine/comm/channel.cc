@@ -1,0 +1,37 @@
+#include "engine/comm/channel.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace zero {
+
+Members MembersWith(int rank, int world, int shards) {
+  Members members;
+  for (int other = 0; other < world; ++other) {
+    if (other / shards == rank / shards) members.within.push_back(other);
+    if (other % shards == rank % shards) members.across.push_back(other);
+  }
+  return members;
+}
+
+std::string ChannelText(const std::string& channel,
+                        const std::vector<int>& members, int world) {
+  const size_t size = members.size();
+  if (size == static_cast<size_t>(world)) return channel;
+  if (size <= 8) {
+    return absl::StrCat(channel, " of ranks ", absl::StrJoin(members, ", "));
+  }
+  return absl::StrCat(channel, " of ranks ", members[0], ", ", members[1],
+                      ", ..., ", members.back());
+}
+
+std::string RankNames(const std::vector<int>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const char* before = i == 0 ? "" : i + 1 < ranks.size() ? ", " : " and ";
+    absl::StrAppend(&text, before, "rank ", ranks[i]);
+  }
+  return text;
+}
+
+}  // namespace zero
