@@ -25,12 +25,10 @@ std::string WireText(const Session& session, const StepWire& wire) {
   const Config& config = session.config();
   const Executor& executor = session.executor();
   const Plan& plan = executor.plan();
-  const int64_t p = DTypeBytes(config.param_dtype());
-  const int64_t r = DTypeBytes(config.communication_data_type);
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const int rank = session.rank().rank();
-  const StepWire planned = CountWire(plan, executor.schedule(), p, r, rank);
-  const StepWire formula = FormulaWire(plan, micro_steps, p, r, rank);
+  const StepWire planned = CountWire(plan, executor.schedule(), rank);
+  const StepWire formula = FormulaWire(plan, micro_steps, rank);
   const auto describe = [](const char* what, int64_t moved, int64_t planned,
                            int64_t formula) {
     std::string text = absl::StrCat(what, " ", WithCommas(moved), " bytes");
@@ -39,8 +37,8 @@ std::string WireText(const Session& session, const StepWire& wire) {
     }
     return text + AgainstFormula(planned, formula);
   };
-  if (plan.server) {
-    const StepWire worker = FormulaWire(plan, micro_steps, p, r, /*rank=*/1);
+  if (!plan.owners.even()) {
+    const StepWire worker = FormulaWire(plan, micro_steps, /*rank=*/1);
     return absl::StrCat(describe("the server sends", wire.gathered,
                                  planned.gathered, formula.gathered),
                         "; ",
@@ -53,7 +51,7 @@ std::string WireText(const Session& session, const StepWire& wire) {
       describe("gathered", wire.gathered, planned.gathered, formula.gathered),
       "; ",
       describe("reduced", wire.reduced, planned.reduced, formula.reduced));
-  if (plan.groups() > 1) {
+  if (plan.replicate.size > 1) {
     absl::StrAppend(&text, "; ",
                     describe("reduced across groups", wire.across,
                              planned.across, formula.across));
@@ -69,14 +67,14 @@ void CountGathers(const Session& session, RunSummary* summary) {
   if (plan.placement.parameters != Placement::kSharded) return;
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const double once =
-      FormulaWire(plan, micro_steps, 1, 1).gathered / (2.0 * micro_steps);
+      FormulaWire(plan, micro_steps).gathered / (2.0 * micro_steps);
   ScheduleOptions all_stay =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0)
           .schedule_options(micro_steps);
   all_stay.gather.max_live_elems = INT64_MAX;
-  summary->gathers = CountWire(plan, executor.schedule(), 1, 1).gathered / once;
+  summary->gathers = CountWire(plan, executor.schedule()).gathered / once;
   summary->fewest_gathers =
-      CountWire(plan, MakeSchedule(plan, all_stay), 1, 1).gathered / once;
+      CountWire(plan, MakeSchedule(plan, all_stay)).gathered / once;
 }
 
 // For `communication` in metrics.jsonl.
@@ -88,8 +86,8 @@ JsonLine CommunicationLine(const Plan& plan,
       .AddObject("waited_ms", PerChannel(communication.waited))
       .Add("gathered_bytes", wire.gathered)
       .Add("reduced_bytes", wire.reduced);
-  if (plan.groups() > 1) line.Add("across_bytes", wire.across);
-  if (plan.server) line.Add("received_bytes", wire.received);
+  if (plan.replicate.size > 1) line.Add("across_bytes", wire.across);
+  if (!plan.owners.even()) line.Add("received_bytes", wire.received);
   line.Add("collectives", communication.collectives);
   return line;
 }

@@ -22,10 +22,14 @@ int64_t MaxPositions(const Config& config, const Workload& workload) {
 }
 
 ExecutorOptions OptionsOf(const Config& config, const Workload& workload) {
-  ExecutorOptions options = MakeExecutorOptions(config, workload.train,
-                                                MaxPositions(config, workload));
-  options.segment_per_tensor = workload.segment_per_tensor;
-  return options;
+  return MakeExecutorOptions(config, workload.train,
+                             MaxPositions(config, workload));
+}
+
+Plan PlanOf(const Rank& rank, const Config& config, const Model& model,
+            const Workload& workload) {
+  return MakeRunPlan(config, model, rank.world(), rank.reduce->algorithm(),
+                     workload.segment_per_tensor);
 }
 
 // Row numbers are 32-bit in some kernels' libraries.
@@ -97,17 +101,18 @@ struct Rehearsal {
 };
 absl::StatusOr<Rehearsal> Rehearse(const Rank& rank, const Config& config,
                                    const ModelTools& tools,
-                                   const Workload& workload,
-                                   const ExecutorOptions& options) {
+                                   const Workload& workload) {
   constexpr int64_t kUnlimited = int64_t{1} << 50;
   Rehearsal rehearsal;
   rehearsal.ledger.AddFixed(ContextBytes(rank));
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   const std::unique_ptr<Model> model = tools.make(config.model);
-  ZERO_ASSIGN_OR_RETURN(auto executor, Executor::Make(imagined, *model, options,
-                                                      {kUnlimited, kUnlimited},
-                                                      &rehearsal.ledger));
+  ZERO_ASSIGN_OR_RETURN(
+      auto executor,
+      Executor::Make(imagined, *model, PlanOf(rank, config, *model, workload),
+                     OptionsOf(config, workload), {kUnlimited, kUnlimited},
+                     &rehearsal.ledger));
   ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
   rehearsal.transient = executor->high_water();
   executor.reset();  // writes to the ledger
@@ -126,26 +131,37 @@ LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
   return options;
 }
 
+Plan MakeRunPlan(const Config& config, const Model& model, int world,
+                 BulkAlgorithm algorithm, bool segment_per_tensor) {
+  const ZeroConfig& zero = config.zero_optimization;
+  PlanOptions options{
+      .world = world,
+      .shards = zero.shards(world),
+      .placement = PlacementOfStage(static_cast<int>(zero.stage)),
+      .parameters = {config.param_dtype()},
+      .gradients = GradientCodec(config.communication_data_type, algorithm),
+      .segment_per_tensor = segment_per_tensor,
+      .reduce_bucket_elems = zero.reduce_bucket_size,
+      .gather_bucket_elems = zero.allgather_bucket_size};
+  if (config.communication.algorithm ==
+      CommunicationAlgorithm::kParameterServer) {
+    options.placement = PlacementOfServer();
+    options.owners = 1;
+  }
+  return MakePlan(DescribeUnits(model), options);
+}
+
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
                                     int64_t max_positions) {
   ExecutorOptions options;
   options.param_dtype = config.param_dtype();
   options.grad_dtype = config.grad_accum_dtype;
-  options.reduce_dtype = config.communication_data_type;
   options.stochastic_rounding = config.stochastic_rounding;
   options.optimizer = config.optimizer.spec;
   options.decay_all = config.optimizer.weight_decay_on == WeightDecayOn::kAll;
   options.max_grad_norm = static_cast<float>(config.gradient_clipping);
   options.recompute = config.activation_checkpointing;
   const ZeroConfig& zero = config.zero_optimization;
-  options.placement = PlacementOfStage(static_cast<int>(zero.stage));
-  if (config.communication.algorithm ==
-      CommunicationAlgorithm::kParameterServer) {
-    options.placement = PlacementOfServer();
-    options.server = true;
-  }
-  options.reduce_bucket_elems = zero.reduce_bucket_size;
-  options.gather_bucket_elems = zero.allgather_bucket_size;
   options.overlap = zero.overlap_comm;
   options.gather = {
       .prefetch_elems = zero.stage3_prefetch_bucket_size,
@@ -163,9 +179,8 @@ absl::StatusOr<MemoryLedger> PredictMemory(const Rank& rank,
                                            const ModelTools& tools,
                                            const Workload& workload) {
   ZERO_RETURN_IF_ERROR(CheckRows(config));
-  ZERO_ASSIGN_OR_RETURN(
-      const Rehearsal rehearsal,
-      Rehearse(rank, config, tools, workload, OptionsOf(config, workload)));
+  ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
+                        Rehearse(rank, config, tools, workload));
   return rehearsal.ledger;
 }
 
@@ -181,26 +196,27 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                wanted.local.algorithm == BulkAlgorithm::kDirect)))
       << "the ranks are not connected as the config says: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
-  const ExecutorOptions options = OptionsOf(config, workload);
   ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
-                        Rehearse(rank, config, tools, workload, options));
+                        Rehearse(rank, config, tools, workload));
   session->predicted_ = rehearsal.ledger;
   session->other_rank_peak_ = session->predicted_.total_peak_bytes();
-  if (options.server && rank.world() > 1) {
+  session->model_ = tools.make(config.model);
+  const Plan plan = PlanOf(rank, config, *session->model_, workload);
+  if (!plan.owners.even()) {
     Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,
                               rank.world(), rank.shards(), algorithm);
     other.sharers = rank.sharers;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
-                          Rehearse(other, config, tools, workload, options));
+                          Rehearse(other, config, tools, workload));
     session->other_rank_peak_ = others.ledger.total_peak_bytes();
   }
   ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, session->other_rank_peak_,
                                  config, workload.train, rank));
-  session->model_ = tools.make(config.model);
   session->ledger_.AddFixed(ContextBytes(rank));
-  ZERO_ASSIGN_OR_RETURN(session->executor_,
-                        Executor::Make(rank, *session->model_, options,
-                                       rehearsal.transient, &session->ledger_));
+  ZERO_ASSIGN_OR_RETURN(
+      session->executor_,
+      Executor::Make(rank, *session->model_, plan, OptionsOf(config, workload),
+                     rehearsal.transient, &session->ledger_));
   if (config.model.from_pretrained.empty()) {
     session->executor_->Initialize(config.training.seed);
   } else {

@@ -107,6 +107,10 @@ absl::StatusOr<MemoryLedger> PredictMemory(const Rank& rank,
 // How a config wants `world` ranks to be connected.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 
+// What ranks so connected own of the config's model and move in a step.
+Plan MakeRunPlan(const Config& config, const Model& model, int world,
+                 BulkAlgorithm algorithm, bool segment_per_tensor = false);
+
 // The executor's options for a config.
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
                                     int64_t max_positions);

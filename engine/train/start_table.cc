@@ -62,7 +62,7 @@ std::string DeviceText(const Device& device) {
 
 // "optimizer, gradients sharded in each of 2 groups of 2"
 std::string PlacementText(const Plan& plan) {
-  if (plan.server) return "rank 0 has the optimizer";
+  if (!plan.owners.even()) return "rank 0 has the optimizer";
   const StatePlacement& placement = plan.placement;
   std::vector<std::string> sharded;
   const auto add = [&](Placement where, const char* state) {
@@ -73,9 +73,9 @@ std::string PlacementText(const Plan& plan) {
   add(placement.parameters, "parameters");
   if (sharded.empty()) return "every rank has everything";
   std::string text = absl::StrJoin(sharded, ", ") + " sharded";
-  if (plan.groups() > 1) {
-    absl::StrAppend(&text, " in each of ", plan.groups(), " groups of ",
-                    plan.shards);
+  if (plan.replicate.size > 1) {
+    absl::StrAppend(&text, " in each of ", plan.replicate.size, " groups of ",
+                    plan.shard.size);
   }
   return text;
 }
@@ -169,7 +169,7 @@ std::string OptimizerText(const Config& config) {
 
 std::string MemoryRow(const Session& session) {
   std::string text = MemoryText(session.predicted());
-  if (session.executor().plan().server) {
+  if (!session.executor().plan().owners.even()) {
     absl::StrAppend(&text, "; a worker ",
                     HumanBytes(session.other_rank_peak()));
   }

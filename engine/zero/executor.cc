@@ -107,21 +107,21 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
 
 // ---- Making and ending ------------------------------------------------------
 
-Executor::Executor(const Rank& rank, Model& model,
+Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
                    const ExecutorOptions& options)
     : rank_(&rank),
       device_(rank.device),
       model_(&model),
       options_(options),
-      plan_(MakePlan(DescribeUnits(model),
-                     options.plan_options(rank.world(), rank.shards(),
-                                          rank.reduce->algorithm()))),
+      plan_(plan),
       updates_(MakeUpdatePlan(
           plan_, rank.rank(),
           {.weight_decay = static_cast<float>(options.optimizer.weight_decay),
            .decay_all = options.decay_all,
            .tensor_norms = options.optimizer.needs_tensor_norms()})) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
+  ZERO_CHECK(plan.world == rank.world() && plan.shard.size == rank.shards())
+      << "the plan is of other ranks";
 }
 
 Executor::~Executor() {
@@ -138,9 +138,10 @@ Executor::~Executor() {
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
-    const Rank& rank, Model& model, const ExecutorOptions& options,
-    const TransientBytes& transient, MemoryLedger* ledger) {
-  std::unique_ptr<Executor> executor(new Executor(rank, model, options));
+    const Rank& rank, Model& model, const Plan& plan,
+    const ExecutorOptions& options, const TransientBytes& transient,
+    MemoryLedger* ledger) {
+  std::unique_ptr<Executor> executor(new Executor(rank, model, plan, options));
   ZERO_RETURN_IF_ERROR(executor->Reserve(transient, ledger));
   return executor;
 }
@@ -195,8 +196,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   clock_ = std::make_unique<StepClock>(*device_, *compute_, plan_);
   numbers_ = std::make_unique<RankNumbers>(*rank_, *compute_, *clock_);
   wire_ = std::make_unique<Wire>(*rank_, plan_, options_.grad_dtype,
-                                 options_.reduce_dtype, gather_.get(),
-                                 reduce_.get());
+                                 gather_.get(), reduce_.get());
   reader_ = std::make_unique<StateReader>(*rank_, plan_, *states_, *wire_,
                                           *numbers_, *compute_, gather_.get());
   // What the states need is what they take on the meta device.
@@ -377,9 +377,8 @@ absl::Status Executor::Begin(const StepInput& input) {
     SetList(MakeSchedule(plan_, options_.schedule_options(micro_steps)),
             &step_list_);
     num_micro_steps_ = micro_steps;
-    ZERO_RETURN_IF_ERROR(
-        numbers_->CheckSame("schedule", ScheduleHash(plan_, step_list_.actions),
-                            *activations_, "give all ranks the same config"));
+    ZERO_RETURN_IF_ERROR(numbers_->CheckSchedule(
+        ScheduleHash(plan_, step_list_.actions), *activations_));
   }
   context_->training = true;
   context_->dropout_key = input.dropout_key;

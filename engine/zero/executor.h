@@ -38,12 +38,14 @@ namespace zero {
 
 class Executor {
  public:
-  // Reserves all memory of the run: states by the plan, and the transient
-  // bytes that a rehearsal measured. Rank, model and ledger must outlive the
-  // executor. Errors: ResourceExhausted, naming what did not fit.
+  // Reserves all memory of the run: states by `plan`, which is of this model
+  // and world, and the transient bytes that a rehearsal measured. Rank, model
+  // and ledger must outlive the executor.
+  // Errors: ResourceExhausted, naming what did not fit.
   static absl::StatusOr<std::unique_ptr<Executor>> Make(
-      const Rank& rank, Model& model, const ExecutorOptions& options,
-      const TransientBytes& transient, MemoryLedger* ledger);
+      const Rank& rank, Model& model, const Plan& plan,
+      const ExecutorOptions& options, const TransientBytes& transient,
+      MemoryLedger* ledger);
   ~Executor();
 
   // Initial values: a pure function of (seed, parameter name, element).
@@ -128,7 +130,8 @@ class Executor {
     std::vector<int> arriving;  // collectives that the next step waits for
   };
 
-  Executor(const Rank& rank, Model& model, const ExecutorOptions& options);
+  Executor(const Rank& rank, Model& model, const Plan& plan,
+           const ExecutorOptions& options);
   absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger);
   void TakeStates(Arena& arena);
   void SetList(std::vector<Action> actions, ActionList* list);
@@ -149,7 +152,7 @@ class Executor {
   void Norm(const StepInput& input);
   void Moments(const StepInput& input);
   void Update(int unit, const StepInput& input);
-  bool CountsPieces() const { return rank_->rank() < plan_.pieces(); }
+  bool CountsPieces() const { return rank_->rank() < plan_.owners.owners; }
   UpdateView View(int unit, const StepInput& input) const;
   void AddRows(const Tensor& rows, const Tensor& dst);
   template <typename Head>

@@ -42,8 +42,9 @@ Tensor FlatState::Unit(int unit) const {
 Tensor FlatState::Held(int unit) const {
   const PlannedUnit& planned = plan_->units[unit];
   if (!sharded()) return Unit(unit);
-  return data_.Slice(plan_->OwnedElems(planned.offset, rank_),
-                     {plan_->OwnedElems(planned.padded_elems, rank_)});
+  const Partition& owners = plan_->owners;
+  return data_.Slice(owners.OwnedElems(planned.offset, rank_),
+                     {owners.OwnedElems(planned.padded_elems, rank_)});
 }
 
 void FlatState::ForEachHeld(

@@ -4,8 +4,6 @@
 
 #include <cstdint>
 
-#include "engine/comm/communicator.h"
-#include "engine/zero/plan.h"
 #include "engine/zero/schedule.h"
 #include "kernels/dtype.h"
 #include "optim/optimizer.h"
@@ -16,35 +14,17 @@ struct ExecutorOptions {
   // Changes results.
   DType param_dtype = DType::kF32;
   DType grad_dtype = DType::kF32;    // gradients accumulate in it
-  DType reduce_dtype = DType::kF32;  // and are sent, and rounded once, in it
   bool stochastic_rounding = false;  // of masters to 16-bit parameters
   OptimizerSpec optimizer;
   bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
-  StatePlacement placement;
-  bool server = false;              // of PlanOptions
-  bool segment_per_tensor = false;  // likewise
-  int64_t reduce_bucket_elems = PlanOptions::kDefaultBucketElems;
-  int64_t gather_bucket_elems = PlanOptions::kDefaultBucketElems;
   bool overlap = true;  // of communication with computation
   GatherPolicy gather;
   bool recompute = false;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
 
-  // `shards` ranks share the states, 0: all of them.
-  PlanOptions plan_options(int world, int shards,
-                           BulkAlgorithm algorithm) const {
-    return {.world = world,
-            .shards = shards,
-            .server = server,
-            .ring = algorithm == BulkAlgorithm::kRing,
-            .placement = placement,
-            .segment_per_tensor = segment_per_tensor,
-            .reduce_bucket_elems = reduce_bucket_elems,
-            .gather_bucket_elems = gather_bucket_elems};
-  }
   ScheduleOptions schedule_options(int64_t micro_steps) const {
     return {.micro_steps = micro_steps,
             .overlap = overlap,

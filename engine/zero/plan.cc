@@ -1,6 +1,7 @@
 #include "engine/zero/plan.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <map>
 
 #include "engine/base/math.h"
@@ -112,7 +113,56 @@ std::vector<SegmentRef> BackwardOrder(const Plan& plan) {
   return order;
 }
 
+void ListTransfers(Plan* plan) {
+  using Kind = Transfer::Kind;
+  const auto list = [](const Partition& partition, int64_t elems,
+                       const Codec& codec, std::initializer_list<Kind> kinds) {
+    std::vector<Transfer> transfers;
+    for (Kind kind : kinds)
+      transfers.push_back({kind, partition, elems, codec});
+    return transfers;
+  };
+  if (plan->placement.parameters == Placement::kSharded) {
+    for (PlannedUnit& unit : plan->units) {
+      unit.gather = list(plan->owners, unit.padded_elems, plan->parameters,
+                         {Kind::kGather});
+    }
+  }
+  for (Bucket& bucket : plan->gather_buckets) {
+    bucket.transfers =
+        list(plan->owners, bucket.elems, plan->parameters, {Kind::kGather});
+  }
+  const Axis& groups = plan->replicate;
+  for (Bucket& bucket : plan->reduce_buckets) {
+    bucket.transfers =
+        list(plan->owners, bucket.elems, plan->gradients, {Kind::kSum});
+    // Who updates all parameters needs all gradients.
+    if (plan->placement.optimizer == Placement::kReplicated) {
+      bucket.transfers.push_back(bucket.transfers.back());
+      bucket.transfers.back().kind = Kind::kGather;
+    }
+    if (groups.size == 1) continue;
+    bucket.across = list({groups, groups.size}, bucket.elems / plan->shard.size,
+                         plan->gradients, {Kind::kSum, Kind::kGather});
+  }
+}
+
 }  // namespace
+
+// A rank keeps what it owns and gets the rest: of a gather from the owners, of
+// a sum from all others what they have of its piece.
+Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
+  const int64_t others = partition.axis.size - 1;
+  if (others == 0) return {};
+  const int64_t item = DTypeBytes(codec.dtype);
+  const int64_t own = partition.OwnedElems(elems, rank);
+  const int64_t given = own * others * item, rest = (elems - own) * item;
+  if (kind == Kind::kGather) return {.sent = given, .received = rest};
+  // Around a ring the first hop is of elements, the others are of sums.
+  const int64_t hops =
+      own * (others - 1) * (DTypeBytes(codec.partial_sums) - item);
+  return {.sent = rest + hops, .received = given + hops};
+}
 
 StatePlacement PlacementOfStage(int stage) {
   ZERO_CHECK_GE(stage, 0);
@@ -130,20 +180,26 @@ StatePlacement PlacementOfStage(int stage) {
 
 Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   ZERO_CHECK_GE(options.world, 1);
+  ZERO_CHECK(options.homes == StateHomes())
+      << "states live on the device; offload is not built yet";
   Plan plan{.world = options.world,
-            .shards = options.shards == 0 ? options.world : options.shards,
-            .ring = options.ring};
-  ZERO_CHECK(plan.shards > 0 && plan.world % plan.shards == 0)
-      << plan.shards << " shards do not divide " << plan.world << " ranks";
-  if (options.server) {
-    ZERO_CHECK(plan.groups() == 1 && options.placement == PlacementOfServer())
-        << "a server owns everything, alone";
-    plan.server = plan.world > 1;
-  }
-  if (plan.shards > 1) plan.placement = options.placement;
+            .parameters = options.parameters,
+            .gradients = options.gradients};
+  const int64_t shards = options.shards == 0 ? options.world : options.shards;
+  ZERO_CHECK(shards > 0 && plan.world % shards == 0)
+      << shards << " shards do not divide " << plan.world << " ranks";
+  plan.shard.size = plan.replicate.stride = shards;
+  plan.replicate.size = plan.world / shards;
+  plan.owners = {plan.shard, options.owners == 0 ? shards : options.owners};
+  ZERO_CHECK(plan.owners.even() ||
+             (plan.owners.owners == 1 && plan.replicate.size == 1 &&
+              options.placement == PlacementOfServer()))
+      << "a server owns everything, alone";
+  if (shards > 1) plan.placement = options.placement;
   for (const UnitSpec& spec : units) {
     PlannedUnit unit = PlanUnit(spec, options);
     unit.offset = plan.padded_elems;
+    unit.homes = options.homes;
     plan.padded_elems += unit.padded_elems;
     plan.num_segments += static_cast<int64_t>(unit.segments.size());
     for (const PlannedParameter& parameter : unit.parameters) {
@@ -163,6 +219,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
         BucketMaker(plan, options.gather_bucket_elems, /*cross_units=*/true)
             .Make(ForwardOrder(plan));
   }
+  ListTransfers(&plan);
   return plan;
 }
 

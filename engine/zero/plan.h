@@ -7,11 +7,11 @@
 // reduce-scatter and all-gather run in place for any world size, pieces stay
 // aligned, and no bucket size ever moves an owner. A ZeRO stage is nothing but
 // a row of PlacementOfStage. Nothing here knows a thread, a device or a file.
-// The ranks are a mesh of world = groups * shards: consecutive ranks form a
-// group, rank r owns piece r % shards of every segment, and so every group has
-// all of it. One group is ZeRO; several are MiCS and FSDP's hybrid sharding.
-// A parameter server is another rule of who owns: rank 0 all, the others
-// nothing.
+// The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
+// states are cut into pieces, and so each such group has all of them; along
+// `replicate` ranks have the same pieces. One group is ZeRO; several are MiCS
+// and FSDP's hybrid sharding. A parameter server is one owner on the axis
+// instead of all its places.
 // Invariants: parameters are disjoint; segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
 //   every segment is in exactly one reduce bucket and one gather bucket.
@@ -22,7 +22,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "engine/tensor/shape.h"
+#include "kernels/dtype.h"
 
 namespace zero {
 
@@ -62,16 +64,93 @@ StatePlacement PlacementOfStage(int stage);
 // the optimizer is the owner's.
 inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
 
+// The memory that a model state of a unit lies in.
+enum class Home { kDevice, kHost, kNvme };
+
+struct StateHomes {
+  Home parameters = Home::kDevice;
+  Home gradients = Home::kDevice;
+  Home optimizer = Home::kDevice;  // and master weights
+
+  bool operator==(const StateHomes&) const = default;
+};
+
+// Elements [begin, begin + elems) of a unit.
+struct Segment {
+  int64_t begin = 0;
+  int64_t elems = 0;
+  int64_t end() const { return begin + elems; }
+};
+
+// One axis of the mesh of ranks.
+struct Axis {
+  absl::string_view name;
+  int64_t size = 1;
+  int64_t stride = 1;  // from a rank to its neighbour on the axis
+
+  bool operator==(const Axis&) const = default;
+
+  int64_t PlaceOf(int64_t rank) const { return rank / stride % size; }
+};
+
+// How flat arrays are divided over an axis: each of its first `owners` places
+// owns one of as many equal pieces, in their order; the others own nothing.
+struct Partition {
+  Axis axis;
+  int64_t owners = 1;
+
+  bool operator==(const Partition&) const = default;
+  // Whether all places are alike.
+  bool even() const { return owners == axis.size; }
+  // Of `elems` divided so, what `rank` owns.
+  int64_t OwnedElems(int64_t elems, int64_t rank) const {
+    return axis.PlaceOf(rank) < owners ? elems / owners : 0;
+  }
+  Segment Piece(const Segment& segment, int64_t rank) const {
+    const int64_t elems = OwnedElems(segment.elems, rank);
+    return {segment.begin + elems * axis.PlaceOf(rank), elems};
+  }
+};
+
+// How elements travel.
+struct Codec {
+  DType dtype = DType::kF32;
+  // Of sums on their way to the next rank, which a ring has.
+  DType partial_sums = dtype;
+
+  bool operator==(const Codec&) const = default;
+};
+
+// What one collective moves between the ranks of an axis: owners give their
+// pieces to all (kGather), or get the sum over all of them (kSum).
+struct Transfer {
+  enum class Kind { kGather, kSum };
+
+  Kind kind = Kind::kGather;
+  Partition partition;
+  int64_t elems = 0;  // of all pieces
+  Codec codec;
+
+  bool operator==(const Transfer&) const = default;
+
+  struct Bytes {
+    int64_t sent = 0, received = 0;
+  };
+  Bytes BytesOf(int64_t rank) const;
+};
+
 struct PlanOptions {
   // 25 MB of fp32.
   static constexpr int64_t kDefaultBucketElems = 6'553'600;
 
   int64_t world = 1;
   int64_t shards = 0;  // ranks of a group; divides world; 0: one group
-  // Rank 0 owns everything. One group, and PlacementOfServer.
-  bool server = false;
-  bool ring = false;  // bulk collectives go around rings: for the wire's bytes
+  // Ranks of a group that own something: 0: all of them. 1: rank 0, a
+  // parameter server; of one group, with PlacementOfServer.
+  int64_t owners = 0;
   StatePlacement placement;
+  StateHomes homes;  // of every unit; the device, so far
+  Codec parameters, gradients;
   // Every parameter is a segment of its own, whatever its size. It moves
   // owners and costs padding: for measuring what one collective per tensor is
   // like.
@@ -85,13 +164,6 @@ struct PlannedParameter {
   ParameterSpec spec;
   int64_t offset = 0;  // in the unit's flat buffer, in elements
   int64_t elems = 0;
-};
-
-// Elements [begin, begin + elems) of a unit.
-struct Segment {
-  int64_t begin = 0;
-  int64_t elems = 0;
-  int64_t end() const { return begin + elems; }
 };
 
 struct PlannedUnit {
@@ -110,6 +182,9 @@ struct PlannedUnit {
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;
+  StateHomes homes;
+  // What gathers its sharded parameters.
+  std::vector<Transfer> gather;
 };
 
 struct SegmentRef {
@@ -118,10 +193,14 @@ struct SegmentRef {
   bool operator==(const SegmentRef&) const = default;
 };
 
-// Segments that one collective moves.
+// Segments that move together.
 struct Bucket {
   std::vector<SegmentRef> segments;
   int64_t elems = 0;
+  // One after the other: within the group, then between groups, which a step
+  // does once.
+  std::vector<Transfer> transfers, across;
+
   bool operator==(const Bucket&) const = default;
 };
 
@@ -133,9 +212,9 @@ struct Plan {
   static constexpr int64_t kMaxSegmentElems = int64_t{4} << 20;
 
   int64_t world = 1;
-  int64_t shards = 1;
-  bool server = false;
-  bool ring = false;
+  Axis shard{"shard"}, replicate{"replicate"};
+  Partition owners;  // of sharded states, over `shard`
+  Codec parameters, gradients;
   // A group of one has nothing to shard: all replicated, whatever was asked.
   StatePlacement placement;
   std::vector<PlannedUnit> units;
@@ -155,28 +234,20 @@ struct Plan {
   int64_t num_trained = 0;   // parameters that are not frozen
   int64_t num_segments = 0;
 
-  int64_t groups() const { return world / shards; }
-  // Into how many pieces a segment is cut: the owners of a group.
-  int64_t pieces() const { return server ? 1 : shards; }
-  // Of a sharded array of `elems`, what is on `rank`.
-  int64_t OwnedElems(int64_t elems, int64_t rank) const {
-    return server && rank != 0 ? 0 : elems / pieces();
-  }
   // Rank r's piece of a segment, in the unit's elements.
   Segment Piece(const Segment& segment, int64_t rank) const {
-    const int64_t elems = segment.elems / pieces();
-    return {segment.begin + rank % pieces() * elems,
-            OwnedElems(segment.elems, rank)};
+    return owners.Piece(segment, rank);
   }
-  // Where that piece begins in rank r's shard of all units.
+  // Where it begins in rank r's shard of all units.
   int64_t ShardOffset(const PlannedUnit& unit, const Segment& segment,
                       int64_t rank) const {
-    return OwnedElems(unit.offset + segment.begin, rank);
+    return owners.OwnedElems(unit.offset + segment.begin, rank);
   }
   // Elements of a state on one rank.
   int64_t StateElems(Placement placement, int64_t rank = 0) const {
-    return placement == Placement::kSharded ? OwnedElems(padded_elems, rank)
-                                            : padded_elems;
+    return placement == Placement::kSharded
+               ? owners.OwnedElems(padded_elems, rank)
+               : padded_elems;
   }
   const Segment& segment(const SegmentRef& ref) const {
     return units[ref.unit].segments[ref.segment];

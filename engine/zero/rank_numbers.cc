@@ -78,36 +78,34 @@ absl::Status RankNumbers::Finish(absl::Span<double> values) {
   return absl::OkStatus();
 }
 
-absl::Status RankNumbers::CheckSame(const std::string& name,
-                                    const std::string& text, Arena& arena,
-                                    const std::string& remedy) {
+absl::Status RankNumbers::CheckSchedule(const std::string& hash, Arena& arena) {
   if (rank_->world() == 1) return absl::OkStatus();
-  const int64_t size = static_cast<int64_t>(text.size());
+  const int64_t size = static_cast<int64_t>(hash.size());
   const Tensor all = Tensor::Empty(arena, {rank_->world() * size}, DType::kU8,
                                    MemoryCategory::kInputs);
   if (alone()) return absl::OkStatus();
   ZERO_CHECK_LE(all.bytes(), static_cast<int64_t>(host_.bytes()));
-  std::memcpy(host_.data(), text.data(), size);
+  std::memcpy(host_.data(), hash.data(), size);
   device_->Copy(*compute_, all.Slice(rank_->rank() * size, {size}).data(),
                 host_.data(), size);
-  Gather(name, {all});
-  const std::string texts(
+  Gather("schedule", {all});
+  const std::string hashes(
       static_cast<const char*>(Read(all.data(), all.bytes())), all.bytes());
   ZERO_RETURN_IF_ERROR(rank_->status());
   const auto rank_text = [&](int64_t rank) {
-    return absl::StrCat("rank ", rank, " (", name, " ",
-                        texts.substr(rank * size, size), ")");
+    return absl::StrCat("rank ", rank, " (schedule ",
+                        hashes.substr(rank * size, size), ")");
   };
   std::vector<std::string> others;
   for (int64_t rank = 1; rank < rank_->world(); ++rank) {
-    if (texts.compare(rank * size, size, texts, 0, size) != 0) {
+    if (hashes.compare(rank * size, size, hashes, 0, size) != 0) {
       others.push_back(rank_text(rank));
     }
   }
   if (others.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(absl::StrJoin(others, " and "),
-                   " planned another step than ", rank_text(0), "; ", remedy));
+  return absl::FailedPreconditionError(absl::StrCat(
+      absl::StrJoin(others, " and "), " planned another step than ",
+      rank_text(0), "; give all ranks the same config"));
 }
 
 const void* RankNumbers::Read(const void* from, int64_t bytes) {

@@ -52,10 +52,10 @@ class RankNumbers {
   // Waits for as many numbers, and for no step that began behind them.
   absl::Status Finish(absl::Span<double> values);
 
-  // FailedPrecondition on all ranks where `text` is not the same on all; the
-  // message begins with `problem(rank)` of those that differ from rank 0.
-  absl::Status CheckSame(const std::string& name, const std::string& text,
-                         Arena& arena, const std::string& remedy);
+  // Gathers every rank's ScheduleHash, into memory of `arena`.
+  // Errors: FailedPrecondition on all ranks if they are not equal, with the
+  //         ranks that differ from rank 0.
+  absl::Status CheckSchedule(const std::string& hash, Arena& arena);
 
   // Copies from the device, behind all computation, and waits for that. The
   // memory is reused by the next call.

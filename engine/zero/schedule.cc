@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "engine/base/hash.h"
 
 namespace zero {
@@ -42,56 +43,6 @@ const char* KindName(ActionKind kind) {
       return "GatherUpdated";
   }
   return "?";
-}
-
-// Bytes that one of `ranks` sends of `elems`, `item` bytes each, in an
-// all-gather.
-int64_t GatherBytes(int64_t elems, int64_t ranks, int64_t item) {
-  return elems / ranks * (ranks - 1) * item;
-}
-
-// In a reduce-scatter. What has been summed goes around a ring in fp32.
-int64_t ScatterBytes(const Plan& plan, int64_t elems, int64_t ranks,
-                     int64_t item) {
-  const int64_t sum = plan.ring ? std::max<int64_t>(item, 4) : item;
-  return ranks == 1 ? 0 : elems / ranks * (item + (ranks - 2) * sum);
-}
-
-// Bytes that a rank sends and receives.
-struct Moved {
-  int64_t sent = 0, received = 0;
-};
-
-// Where owners give `elems` to all.
-Moved Gathered(const Plan& plan, int64_t elems, int64_t item, int64_t rank) {
-  if (!plan.server) {
-    const int64_t bytes = GatherBytes(elems, plan.shards, item);
-    return {bytes, bytes};
-  }
-  const int64_t bytes = elems * item;
-  return rank == 0 ? Moved{bytes * (plan.world - 1), 0} : Moved{0, bytes};
-}
-
-// Where owners get the sum of all; and give it back where all update.
-Moved Reduced(const Plan& plan, int64_t elems, int64_t item, int64_t rank) {
-  const Moved back = Gathered(plan, elems, item, rank);
-  if (plan.server) return {back.received, back.sent};
-  int64_t bytes = ScatterBytes(plan, elems, plan.shards, item);
-  if (plan.placement.optimizer == Placement::kReplicated) bytes += back.sent;
-  return {bytes, bytes};
-}
-
-Moved Across(const Plan& plan, int64_t elems, int64_t item) {
-  const int64_t piece = elems / plan.shards;
-  const int64_t bytes = ScatterBytes(plan, piece, plan.groups(), item) +
-                        GatherBytes(piece, plan.groups(), item);
-  return {bytes, bytes};
-}
-
-void Add(const Moved& moved, int64_t times, int64_t StepWire::*sent,
-         StepWire* wire) {
-  wire->*sent += times * moved.sent;
-  wire->received += times * moved.received;
 }
 
 std::string BucketName(const std::vector<Bucket>& buckets, int index,
@@ -281,7 +232,7 @@ class Builder {
                action.index) {
       actions_.push_back(
           {ActionKind::kReduce, next_bucket_, action.micro_step});
-      if (last_micro_step && plan_.groups() > 1) {
+      if (last_micro_step && plan_.replicate.size > 1) {
         actions_.push_back(
             {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
       }
@@ -548,56 +499,65 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
   return actions;
 }
 
+absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan) {
+  switch (action.kind) {
+    case ActionKind::kGather:
+      return plan.units[action.index].gather;
+    case ActionKind::kGatherUpdated:
+      return plan.gather_buckets[action.index].transfers;
+    case ActionKind::kReduce:
+      return plan.reduce_buckets[action.index].transfers;
+    case ActionKind::kReduceAcross:
+      return plan.reduce_buckets[action.index].across;
+    default:
+      return {};
+  }
+}
+
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
-                   int64_t parameter_bytes, int64_t gradient_bytes,
                    int64_t rank) {
   StepWire wire;
-  const auto gather = [&](int64_t elems) {
-    Add(Gathered(plan, elems, parameter_bytes, rank), 1, &StepWire::gathered,
-        &wire);
-  };
   for (const Action& action : actions) {
-    const int index = action.index;
-    switch (action.kind) {
-      case ActionKind::kGather:
-        gather(plan.units[index].padded_elems);
-        break;
-      case ActionKind::kGatherUpdated:
-        gather(plan.gather_buckets[index].elems);
-        break;
-      case ActionKind::kReduce:
-        Add(Reduced(plan, plan.reduce_buckets[index].elems, gradient_bytes,
-                    rank),
-            1, &StepWire::reduced, &wire);
-        break;
-      case ActionKind::kReduceAcross:
-        Add(Across(plan, plan.reduce_buckets[index].elems, gradient_bytes), 1,
-            &StepWire::across, &wire);
-        break;
-      default:
-        break;
+    int64_t& sent = action.kind == ActionKind::kReduce         ? wire.reduced
+                    : action.kind == ActionKind::kReduceAcross ? wire.across
+                                                               : wire.gathered;
+    for (const Transfer& transfer : TransfersOf(action, plan)) {
+      const Transfer::Bytes bytes = transfer.BytesOf(rank);
+      sent += bytes.sent;
+      wire.received += bytes.received;
     }
   }
   return wire;
 }
 
-StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
-                     int64_t parameter_bytes, int64_t gradient_bytes,
-                     int64_t rank) {
+StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   const auto is_sharded = [](Placement state) {
     return state == Placement::kSharded;
   };
   const StatePlacement& placement = plan.placement;
+  const int64_t n = plan.shard.size, m = plan.replicate.size;
   const int64_t psi = plan.padded_elems;
+  const int64_t p = DTypeBytes(plan.parameters.dtype);
+  const int64_t r = DTypeBytes(plan.gradients.dtype);
+  const int64_t ring = DTypeBytes(plan.gradients.partial_sums) - r;
   int64_t gathers = is_sharded(placement.optimizer) ? 1 : 0;
   if (is_sharded(placement.parameters)) gathers = 2 * micro_steps;
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
   StepWire wire;
-  Add(Gathered(plan, psi, parameter_bytes, rank), gathers, &StepWire::gathered,
-      &wire);
-  Add(Reduced(plan, psi, gradient_bytes, rank), reductions, &StepWire::reduced,
-      &wire);
-  Add(Across(plan, psi, gradient_bytes), 1, &StepWire::across, &wire);
+  if (!plan.owners.even()) {  // a server sends to all; a worker, to the server
+    const bool server = rank == 0;
+    wire.gathered = server ? (n - 1) * psi * p : 0;
+    wire.reduced = server ? 0 : psi * r;
+    wire.received = server ? (n - 1) * psi * r : psi * p;
+    return wire;
+  }
+  const int64_t k = n - 1, hops = std::max<int64_t>(n - 2, 0);
+  wire.gathered = gathers * psi / n * k * p;
+  wire.reduced = reductions * psi / n * (k * r + hops * ring);
+  if (!is_sharded(placement.optimizer)) wire.reduced += psi / n * k * r;
+  wire.across =
+      psi / n / m * (2 * (m - 1) * r + std::max<int64_t>(m - 2, 0) * ring);
+  wire.received = wire.gathered + wire.reduced + wire.across;
   return wire;
 }
 
@@ -608,9 +568,12 @@ int64_t NumbersWire(const Plan& plan, int64_t num_norms) {
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   Hasher hasher;
-  hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shards, " shards",
-                             plan.server ? ", a server" : "",
-                             plan.ring ? ", a ring" : ""));
+  hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shard.size,
+                             " shards, ", plan.owners.owners, " owners"));
+  for (const Codec& codec : {plan.parameters, plan.gradients}) {
+    hasher.Update(absl::StrCat(", ", DTypeName(codec.dtype), " in ",
+                               DTypeName(codec.partial_sums)));
+  }
   for (Placement placement :
        {plan.placement.parameters, plan.placement.gradients,
         plan.placement.optimizer}) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "engine/zero/plan.h"
 #include "kernels/device.h"
 
@@ -40,8 +41,7 @@ struct Action {
   int64_t micro_step = 0;
   // Indices in the list of actions on other streams that must be done before
   // this one starts, ascending. Below 0: of the same list in the step before,
-  // -1 its last action. An action that the stream has already waited for, or
-  // that runs on another stream before one, is left out.
+  // -1 its last action. Waits that the stream has already made are left out.
   std::vector<int> waits = {};
 
   bool operator==(const Action&) const = default;
@@ -98,21 +98,21 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 
-// What `rank` sends and receives in `actions`, in bytes; the few numbers that
-// ranks agree on (norm, loss, counts) are left out. Within a group (shards - 1)
-// / shards of every bulk collective's elements; across the groups twice
-// (groups - 1) / groups of the rank's pieces. Ranks receive what they send and
-// are all alike, but for a server.
+// What an action moves; nothing for a computation.
+absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan);
+
+// What `rank` sends and receives in `actions`, in bytes: the sum over their
+// transfers. The few numbers that ranks agree on (norm, loss, counts) are left
+// out.
 struct StepWire {
   int64_t gathered = 0;  // sent: parameters, within the group
   int64_t reduced = 0;   // sent: gradients, within the group
-  int64_t across = 0;    // sent: gradients, across the groups
+  int64_t across = 0;    // sent: gradients, between the groups
   int64_t received = 0;  // in all
 
   bool operator==(const StepWire&) const = default;
 };
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
-                   int64_t parameter_bytes, int64_t gradient_bytes,
                    int64_t rank = 0);
 
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
@@ -123,9 +123,7 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 // a ring 16-bit gradients travel in fp32 from the second hop on. Where
 // parameters are sharded the schedule may differ by the units that stay in
 // place, or are borrowed and come once more.
-StepWire FormulaWire(const Plan& plan, int64_t micro_steps,
-                     int64_t parameter_bytes, int64_t gradient_bytes,
-                     int64_t rank = 0);
+StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
 // Bytes that a rank sends of the few numbers that all ranks gather in a step:
 // norm and loss, what they agree on before it (kNumAgreed), and with LAMB two

@@ -65,7 +65,8 @@ std::vector<Run> OwnRuns(const Plan& plan, const PlannedUnit& unit,
   std::vector<Run> own;
   for (const Segment& segment : unit.segments) {
     const Segment piece = plan.Piece(segment, rank);
-    const int64_t shift = piece.begin - plan.OwnedElems(segment.begin, rank);
+    const int64_t shift =
+        piece.begin - plan.owners.OwnedElems(segment.begin, rank);
     for (Run run : runs) {
       run.range.begin = std::max(run.range.begin, piece.begin) - shift;
       run.range.end = std::min(run.range.end, piece.end()) - shift;

@@ -14,10 +14,14 @@ void Wire::TakeStaging(Arena& arena) {
   // Buckets are reduced one after the other, each within the group first.
   int64_t bytes = 0;
   for (const Bucket& bucket : plan_->reduce_buckets) {
-    bytes = std::max({bytes,
-                      rank_->reduce->StagingBytes(reduce_dtype_, bucket.elems),
-                      rank_->across->StagingBytes(
-                          reduce_dtype_, bucket.elems / plan_->shards)});
+    for (const auto& [comm, transfers] :
+         {std::pair(rank_->reduce.get(), &bucket.transfers),
+          std::pair(rank_->across.get(), &bucket.across)}) {
+      for (const Transfer& transfer : *transfers) {
+        bytes = std::max(
+            bytes, comm->StagingBytes(transfer.codec.dtype, transfer.elems));
+      }
+    }
   }
   if (bytes == 0) return;
   staging_ =
@@ -47,15 +51,26 @@ absl::Status Wire::Register(const std::vector<Arena*>& arenas) {
 
 void Wire::Gather(const std::string& name, DType dtype,
                   std::vector<CollectiveSegment> segments) {
-  if (!plan_->server) {
-    rank_->gather->AllGather(*gather_, name, dtype, std::move(segments));
-    return;
+  Start(*rank_->gather, *gather_, name,
+        {.partition = plan_->owners, .codec = {dtype}}, std::move(segments));
+}
+
+void Wire::Start(Communicator& comm, Stream& stream, const std::string& name,
+                 const Transfer& transfer,
+                 std::vector<CollectiveSegment> segments, bool accumulate) {
+  const DType dtype = transfer.codec.dtype;
+  const bool even = transfer.partition.even();
+  if (transfer.kind == Transfer::Kind::kSum) {
+    return even ? comm.ReduceScatter(stream, name, dtype, accumulate,
+                                     std::move(segments), AsWorkspace(staging_))
+                : comm.Reduce(stream, name, dtype, /*root=*/0,
+                              std::move(segments));
   }
+  if (even) return comm.AllGather(stream, name, dtype, std::move(segments));
   for (CollectiveSegment& segment : segments) {
-    if (rank_->rank() != 0) segment.send = segment.recv;  // owns nothing
+    if (comm.rank() != 0) segment.send = segment.recv;  // owns nothing
   }
-  rank_->gather->Broadcast(*gather_, name, dtype, /*root=*/0,
-                           std::move(segments));
+  comm.Broadcast(stream, name, dtype, /*root=*/0, std::move(segments));
 }
 
 void Wire::GatherUnit(int unit, const FlatState& params,
@@ -92,10 +107,8 @@ void Wire::Reduce(int index, const Tensor& unit_gradients,
                          : grads.Whole(ref),
                      grads.Piece(ref)});
   }
-  // Who updates all parameters needs all gradients.
-  ReduceParts(*rank_->reduce, NameOf(bucket), parts,
-              plan_->placement.optimizer == Placement::kReplicated, accumulate,
-              rotating);
+  ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts,
+              accumulate, rotating);
 }
 
 void Wire::ReduceAcross(int index, const FlatState& grads, Arena& rotating) {
@@ -103,24 +116,27 @@ void Wire::ReduceAcross(int index, const FlatState& grads, Arena& rotating) {
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
     const Tensor piece = grads.Piece(ref);
-    const int64_t elems = piece.num_elems() / plan_->groups();
+    const int64_t elems = piece.num_elems() / plan_->replicate.size;
     parts.push_back(
         {piece, piece.Slice(rank_->across->rank() * elems, {elems})});
   }
   ReduceParts(*rank_->across, absl::StrCat(NameOf(bucket), " across groups"),
-              parts, /*all=*/true, /*accumulate=*/false, rotating);
+              bucket.across, parts, /*accumulate=*/false, rotating);
 }
 
 void Wire::ReduceParts(Communicator& comm, const std::string& name,
-                       const std::vector<Part>& parts, bool all,
-                       bool accumulate, Arena& rotating) {
-  const bool converts = reduce_dtype_ != grad_dtype_;
+                       const std::vector<Transfer>& transfers,
+                       const std::vector<Part>& parts, bool accumulate,
+                       Arena& rotating) {
+  const DType sent_dtype = transfers.front().codec.dtype;
+  const bool converts = sent_dtype != grad_dtype_;
+  const bool all = transfers.size() > 1;
   if (converts && !sent_gradients_.defined()) {
     int64_t elems = 0;
     for (const Bucket& bucket : plan_->reduce_buckets) {
       elems = std::max(elems, bucket.elems);
     }
-    sent_gradients_ = Tensor::Empty(rotating, {elems}, reduce_dtype_,
+    sent_gradients_ = Tensor::Empty(rotating, {elems}, sent_dtype,
                                     MemoryCategory::kReduceBuffers);
   }
   std::vector<CollectiveSegment> sums, totals;
@@ -145,15 +161,9 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
     totals.push_back({own.data(), whole.data(), whole.num_elems()});
   }
   if (converts) Convert(std::move(before));
-  if (plan_->server) {
-    comm.Reduce(*reduce_, name, reduce_dtype_, /*root=*/0, std::move(sums));
-  } else {
-    comm.ReduceScatter(*reduce_, name, reduce_dtype_, accumulate && !converts,
-                       std::move(sums), AsWorkspace(staging_));
-  }
-  if (all) {
-    comm.AllGather(*reduce_, name, reduce_dtype_, std::move(totals));
-  }
+  Start(comm, *reduce_, name, transfers[0], std::move(sums),
+        accumulate && !converts);
+  if (all) Start(comm, *reduce_, name, transfers[1], std::move(totals));
   if (converts) Convert(std::move(after));
 }
 

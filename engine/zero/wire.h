@@ -18,17 +18,21 @@
 
 namespace zero {
 
+// How gradients of `dtype` travel: around a ring, sums in fp32.
+inline Codec GradientCodec(DType dtype, BulkAlgorithm algorithm) {
+  return {dtype, algorithm == BulkAlgorithm::kRing ? DType::kF32 : dtype};
+}
+
 class Wire {
  public:
   // Gradients accumulate in `grad_dtype`; they are sent, and their sum is
-  // rounded once, in `reduce_dtype`. `gather` and `reduce` may be null in a
-  // world of one.
-  Wire(const Rank& rank, const Plan& plan, DType grad_dtype, DType reduce_dtype,
-       Stream* gather, Stream* reduce)
+  // rounded once, in the plan's. `gather` and `reduce` may be null in a world
+  // of one.
+  Wire(const Rank& rank, const Plan& plan, DType grad_dtype, Stream* gather,
+       Stream* reduce)
       : rank_(&rank),
         plan_(&plan),
         grad_dtype_(grad_dtype),
-        reduce_dtype_(reduce_dtype),
         gather_(gather),
         reduce_(reduce) {}
 
@@ -72,10 +76,15 @@ class Wire {
     bool accumulate = false;
   };
 
-  // Adds up the parts over the ranks of `comm`, sent in reduce_dtype; with
-  // `all` every rank gets the whole sums, in the same order as at every stage.
+  // The one place that knows which collective a transfer is.
+  void Start(Communicator& comm, Stream& stream, const std::string& name,
+             const Transfer& transfer, std::vector<CollectiveSegment> segments,
+             bool accumulate = false);
+  // Adds up the parts over the ranks of `comm`; where the sum is gathered,
+  // every rank gets all of it, in the same order as at every stage.
   void ReduceParts(Communicator& comm, const std::string& name,
-                   const std::vector<Part>& parts, bool all, bool accumulate,
+                   const std::vector<Transfer>& transfers,
+                   const std::vector<Part>& parts, bool accumulate,
                    Arena& rotating);
   void Convert(std::vector<Conversion> conversions);
   const std::string& NameOf(const Bucket& bucket) const {
@@ -84,7 +93,7 @@ class Wire {
 
   const Rank* rank_;
   const Plan* plan_;
-  DType grad_dtype_, reduce_dtype_;
+  DType grad_dtype_;
   Stream* gather_;
   Stream* reduce_;
   Tensor staging_;  // of reductions that need memory of their own

@@ -116,8 +116,9 @@ class GoldenTest : public testing::TestWithParam<const char*> {
   std::unique_ptr<Executor> MakeExecutor(Golden& golden, bool recompute) {
     device_ = MakeCpuDevice(2);
     rank_ = MakeLoneRank(*device_);
-    auto executor = Executor::Make(rank_, *golden.model, Options(recompute),
-                                   {int64_t{64} << 20, 0}, &ledger_);
+    auto executor = Executor::Make(
+        rank_, *golden.model, MakePlan(DescribeUnits(*golden.model), {}),
+        Options(recompute), {int64_t{64} << 20, 0}, &ledger_);
     EXPECT_TRUE(executor.ok()) << executor.status();
     const absl::Status loaded =
         LoadPortable(golden.dir, *golden.model,

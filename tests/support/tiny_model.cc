@@ -88,32 +88,43 @@ int64_t TokenBatch::NumValid() const {
                        [](int32_t target) { return target >= 0; });
 }
 
+PlanOptions RigOptions::plan_options(int world, int shards,
+                                     BulkAlgorithm algorithm) const {
+  PlanOptions options = plan;
+  options.world = world;
+  options.shards = shards;
+  options.parameters = {param_dtype};
+  options.gradients = GradientCodec(plan.gradients.dtype, algorithm);
+  return options;
+}
+
 Rig::Rig(const Rank& rank, std::unique_ptr<Model> model,
-         const ExecutorOptions& options, const TransientBytes& transient,
+         const RigOptions& options, const TransientBytes& transient,
          uint64_t seed)
     : model_(std::move(model)) {
-  auto executor = Executor::Make(rank, *model_, options, transient, &ledger_);
+  const Plan plan = MakePlan(DescribeUnits(*model_),
+                             options.plan_options(rank.world(), rank.shards(),
+                                                  rank.reduce->algorithm()));
+  auto executor =
+      Executor::Make(rank, *model_, plan, options, transient, &ledger_);
   ZERO_CHECK(executor.ok()) << executor.status();
   executor_ = *std::move(executor);
   executor_->Initialize(seed);
 }
 
 Rig::Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
-         const ExecutorOptions& options, int64_t activation_bytes,
-         uint64_t seed)
+         const RigOptions& options, int64_t activation_bytes, uint64_t seed)
     : Rig(*lone, std::move(model), options, {activation_bytes, 0}, seed) {
   lone_ = std::move(lone);
 }
 
 Rig::Rig(Device& device, std::unique_ptr<Model> model,
-         const ExecutorOptions& options, int64_t activation_bytes,
-         uint64_t seed)
+         const RigOptions& options, int64_t activation_bytes, uint64_t seed)
     : Rig(std::make_unique<Rank>(MakeLoneRank(device)), std::move(model),
           options, activation_bytes, seed) {}
 
-Rig::Rig(Device& device, const ModelConfig& config,
-         const ExecutorOptions& options, int64_t activation_bytes,
-         uint64_t seed)
+Rig::Rig(Device& device, const ModelConfig& config, const RigOptions& options,
+         int64_t activation_bytes, uint64_t seed)
     : Rig(device, MakeModel(config), options, activation_bytes, seed) {}
 
 StepOutput Rig::Step(const TokenBatch& batch, float lr, int64_t micro_size,

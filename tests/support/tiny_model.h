@@ -77,17 +77,25 @@ struct TokenBatch {
   mutable std::list<std::vector<int32_t>> offsets_;
 };
 
+// An executor's options, and those of the plan that it is given.
+struct RigOptions : ExecutorOptions {
+  RigOptions(const ExecutorOptions& options = {}) : ExecutorOptions(options) {}
+  PlanOptions plan;
+
+  // Of ranks so connected.
+  PlanOptions plan_options(int world, int shards,
+                           BulkAlgorithm algorithm) const;
+};
+
 // A model with its memory and its executor, initialized from `seed`.
 class Rig {
  public:
-  Rig(Device& device, std::unique_ptr<Model> model,
-      const ExecutorOptions& options, int64_t activation_bytes = 8 << 20,
-      uint64_t seed = 1);
+  Rig(Device& device, std::unique_ptr<Model> model, const RigOptions& options,
+      int64_t activation_bytes = 8 << 20, uint64_t seed = 1);
   // As one rank of several; `rank` must outlive the rig.
-  Rig(const Rank& rank, std::unique_ptr<Model> model,
-      const ExecutorOptions& options, const TransientBytes& transient,
-      uint64_t seed = 1);
-  Rig(Device& device, const ModelConfig& config, const ExecutorOptions& options,
+  Rig(const Rank& rank, std::unique_ptr<Model> model, const RigOptions& options,
+      const TransientBytes& transient, uint64_t seed = 1);
+  Rig(Device& device, const ModelConfig& config, const RigOptions& options,
       int64_t activation_bytes = 8 << 20, uint64_t seed = 1);
 
   // One optimizer step over `batch` in micro-batches of `micro_size` (0: one).
@@ -113,7 +121,7 @@ class Rig {
 
  private:
   Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
-      const ExecutorOptions& options, int64_t activation_bytes, uint64_t seed);
+      const RigOptions& options, int64_t activation_bytes, uint64_t seed);
 
   std::unique_ptr<Rank> lone_;  // where the rig was given a device
   MemoryLedger ledger_;

@@ -218,17 +218,14 @@ struct Traffic {
 };
 
 Traffic TrafficOf(const Case& one, const std::vector<Action>& actions) {
-  const bool all_update =
-      one.plan.placement.optimizer == Placement::kReplicated;
   Traffic traffic;
   for (const Action& action : actions) {
-    const StepWire wire =
-        CountWire(one.plan, {action}, DTypeBytes(one.config.param_dtype()),
-                  DTypeBytes(one.config.communication_data_type));
-    const int64_t sent = wire.gathered + wire.reduced + wire.across;
-    if (sent + wire.received == 0) continue;
-    traffic.bytes += std::max(sent, wire.received);
-    traffic.calls += action.kind == ActionKind::kReduce && all_update ? 2 : 1;
+    for (const Transfer& transfer : TransfersOf(action, one.plan)) {
+      const Transfer::Bytes bytes = transfer.BytesOf(/*rank=*/0);
+      if (bytes.sent + bytes.received == 0) continue;
+      traffic.bytes += std::max(bytes.sent, bytes.received);
+      ++traffic.calls;
+    }
   }
   return traffic;
 }
@@ -293,9 +290,7 @@ Json PeakBytes(const Case& one) {
 // What rank 0 sends in the bulk collectives of one step.
 Json WireJson(const Case& one) {
   const Seen& seen = one.ranks[0];
-  const StepWire formula = FormulaWire(
-      one.plan, /*micro_steps=*/1, DTypeBytes(one.config.param_dtype()),
-      DTypeBytes(one.config.communication_data_type));
+  const StepWire formula = FormulaWire(one.plan, /*micro_steps=*/1);
   return {{"gathered", seen.gather.bytes / seen.counted_steps},
           {"reduced", seen.reduce.bytes / seen.counted_steps},
           {"formula_gathered", formula.gathered},

@@ -56,10 +56,12 @@ absl::StatusOr<double> HostSeconds(Device& device, const Config& config,
   MemoryLedger ledger;
   ZERO_ASSIGN_OR_RETURN(
       const auto executor,
-      Executor::Make(rank, *model,
-                     MakeExecutorOptions(config, /*train=*/true,
-                                         config.data.sequence_length),
-                     {kUnlimited, kUnlimited}, &ledger));
+      Executor::Make(
+          rank, *model,
+          MakeRunPlan(config, *model, /*world=*/1, rank.reduce->algorithm()),
+          MakeExecutorOptions(config, /*train=*/true,
+                              config.data.sequence_length),
+          {kUnlimited, kUnlimited}, &ledger));
   std::vector<double> seconds;
   for (int step = 0; step < 12; ++step) {
     const double one = SecondsOf([&] {

@@ -41,9 +41,10 @@ void PrintStates(const Plan& plan, int64_t num_parameters,
         name,
         absl::StrFormat("%s elements x %d bytes = %s %s", WithCommas(elems),
                         bytes, HumanBytes(static_cast<double>(elems * bytes)),
-                        !sharded      ? "per rank, replicated"
-                        : plan.server ? "on rank 0, nothing on the others"
-                                      : "per rank, sharded"));
+                        !sharded             ? "per rank, replicated"
+                        : plan.owners.even() ? "per rank, sharded"
+                                             : "on rank 0, nothing on the "
+                                               "others"));
   };
   console->Table(absl::StrFormat(
                      "model states: %s parameters, %s elements with padding",
@@ -84,15 +85,16 @@ void PrintUnits(const Plan& plan, Console* console) {
     std::string text =
         absl::StrFormat("%s elements in %d segment(s)",
                         WithCommas(unit.padded_elems), unit.segments.size());
-    if (plan.server && !unit.segments.empty()) {
+    if (!plan.owners.even() && !unit.segments.empty()) {
       absl::StrAppend(&text, ", rank 0 owns all");
     } else if (!unit.segments.empty() && plan.world > 1) {
-      const Segment& first = unit.segments.front();
-      const std::string piece = WithCommas(first.elems / plan.shards);
-      absl::StrAppendFormat(
-          &text, ", of each rank r owns [%s %s, +%s)", piece,
-          plan.groups() == 1 ? "r" : absl::StrFormat("(r %% %d)", plan.shards),
-          piece);
+      const std::string piece =
+          WithCommas(plan.Piece(unit.segments.front(), 0).elems);
+      absl::StrAppendFormat(&text, ", of each rank r owns [%s %s, +%s)", piece,
+                            plan.replicate.size == 1
+                                ? "r"
+                                : absl::StrFormat("(r %% %d)", plan.shard.size),
+                            piece);
     }
     if (!unit.borrowed.empty()) {
       absl::StrAppend(&text, ", borrows ", absl::StrJoin(unit.borrowed, ", "));
@@ -243,7 +245,7 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
 // By the rehearsal that a run begins with, of a rank that has its device to
 // itself.
 absl::Status PrintMemory(const RunOptions& run, const Config& config,
-                         const LocalRanksOptions& ranks, bool server,
+                         const LocalRanksOptions& ranks, bool alike,
                          Console* console) {
   auto device = OpenDevice(run, /*rank=*/0, config.device.cuda);
   const absl::Status opened = device.status();
@@ -251,7 +253,7 @@ absl::Status PrintMemory(const RunOptions& run, const Config& config,
   // More ranks than this machine has GPUs are those of a larger one.
   const bool nccl = WantsNccl(run, config);
   std::vector<std::pair<std::string, std::string>> rows;
-  for (int rank = 0; rank < (server ? 2 : 1); ++rank) {
+  for (int rank = 0; rank < (alike ? 1 : 2); ++rank) {
     Rank lone =
         MakeLoneRank(**device, rank, run.ranks, ranks.shards,
                      nccl ? BulkAlgorithm::kNative : ranks.local.algorithm);
@@ -259,7 +261,7 @@ absl::Status PrintMemory(const RunOptions& run, const Config& config,
     ZERO_ASSIGN_OR_RETURN(
         const MemoryLedger ledger,
         PredictMemory(lone, config, MakeModelTools(), {.train = true}));
-    rows.push_back({!server     ? "each rank"
+    rows.push_back({alike       ? "each rank"
                     : rank == 0 ? "server"
                                 : "worker",
                     MemoryText(ledger)});
@@ -295,36 +297,36 @@ absl::Status ShowPlan(PlanFlags flags) {
   const ExecutorOptions options =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
   const LocalRanksOptions ranks = MakeRanksOptions(config, flags.run.ranks);
-  const Plan plan = MakePlan(DescribeUnits(*model),
-                             options.plan_options(flags.run.ranks, ranks.shards,
-                                                  ranks.local.algorithm));
+  const Plan plan =
+      MakeRunPlan(config, *model, flags.run.ranks, ranks.local.algorithm);
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const std::vector<Action> actions =
       MakeSchedule(plan, options.schedule_options(micro_steps));
-  const int64_t p = DTypeBytes(options.param_dtype);
-  const int64_t r = DTypeBytes(options.reduce_dtype);
+  const bool alike = plan.owners.even();
 
   Console console(stdout, /*is_terminal=*/false);
   console.Line(absl::StrFormat(
       "ZeRO stage %d on %d rank(s)%s%s, %d micro-step(s)",
       config.zero_optimization.stage, flags.run.ranks,
-      plan.groups() == 1
+      plan.replicate.size == 1
           ? ""
-          : absl::StrFormat(" in %d groups of %d", plan.groups(), plan.shards),
-      plan.ring     ? " by ring"
-      : plan.server ? " by parameter server"
-                    : "",
+          : absl::StrFormat(" in %d groups of %d", plan.replicate.size,
+                            plan.shard.size),
+      config.communication.algorithm == CommunicationAlgorithm::kRing
+          ? " by ring"
+      : alike ? ""
+              : " by parameter server",
       micro_steps));
   PrintStates(plan, model->NumParameters(), options, &console);
-  ZERO_RETURN_IF_ERROR(
-      PrintMemory(flags.run, config, ranks, plan.server, &console));
+  ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, ranks, alike, &console));
   PrintUnits(plan, &console);
   PrintBuckets("reduce buckets, as backward completes them", plan,
-               plan.reduce_buckets, r, &console);
+               plan.reduce_buckets, DTypeBytes(plan.gradients.dtype), &console);
   PrintBuckets("gather buckets of updated parameters", plan,
-               plan.gather_buckets, p, &console);
-  const StepWire wire = CountWire(plan, actions, p, r);
-  const StepWire formula = FormulaWire(plan, micro_steps, p, r);
+               plan.gather_buckets, DTypeBytes(plan.parameters.dtype),
+               &console);
+  const StepWire wire = CountWire(plan, actions);
+  const StepWire formula = FormulaWire(plan, micro_steps);
   const auto against = [](int64_t bytes, int64_t formula_bytes) {
     return absl::StrCat(WithCommas(bytes), " bytes",
                         AgainstFormula(bytes, formula_bytes));
@@ -332,13 +334,12 @@ absl::Status ShowPlan(PlanFlags flags) {
   std::vector<std::pair<std::string, std::string>> rows = {
       {"gathered", against(wire.gathered, formula.gathered)},
       {"reduced", against(wire.reduced, formula.reduced)}};
-  if (plan.groups() > 1) {
+  if (plan.replicate.size > 1) {
     rows.push_back({"across groups", against(wire.across, formula.across)});
   }
-  if (plan.server) {
-    const StepWire worker = CountWire(plan, actions, p, r, /*rank=*/1);
-    const StepWire worker_formula =
-        FormulaWire(plan, micro_steps, p, r, /*rank=*/1);
+  if (!alike) {
+    const StepWire worker = CountWire(plan, actions, /*rank=*/1);
+    const StepWire worker_formula = FormulaWire(plan, micro_steps, /*rank=*/1);
     rows = {
         {"server sends", against(wire.gathered, formula.gathered)},
         {"server receives", against(wire.received, formula.received)},
@@ -349,8 +350,7 @@ absl::Status ShowPlan(PlanFlags flags) {
       plan, options.optimizer.needs_tensor_norms() ? plan.num_trained : 0);
   rows.push_back(
       {"norm and agreements", absl::StrCat(WithCommas(numbers), " bytes")});
-  console.Table(plan.server ? "moved per step" : "sent per rank and step",
-                rows);
+  console.Table(alike ? "sent per rank and step" : "moved per step", rows);
   console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",
                             actions.size(), " actions"));
   for (const std::string& note : RankNotes(loaded, plan)) {

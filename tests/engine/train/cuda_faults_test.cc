@@ -62,7 +62,8 @@ TEST(CudaFaultsTest, AStepBeginsWhileTheOneBeforeItIsStillToRun) {
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
   const auto train = [&](bool ahead) {
-    Rig rig(**device, TinyConfig(ModelFamily::kGpt2), {.max_grad_norm = 1});
+    Rig rig(**device, TinyConfig(ModelFamily::kGpt2),
+            ExecutorOptions{.max_grad_norm = 1});
     std::vector<double> losses;
     const auto begin = [&](int step) {
       const TokenBatch batch(4, kLength, kVocab, step);
@@ -175,7 +176,8 @@ TEST(CudaFaultsTest, APromptGoesIntoTheCacheInTwoCopiesPerLayer) {
   constexpr int64_t kLayers = 2;
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
-  Rig rig(**device, TinyConfig(ModelFamily::kLlama), {.max_positions = 9});
+  Rig rig(**device, TinyConfig(ModelFamily::kLlama),
+          ExecutorOptions{.max_positions = 9});
   const TokenBatch batch(1, kLength, kVocab, 1);
   HostBatch prompt = batch.All();
   prompt.targets = nullptr;
@@ -252,7 +254,8 @@ TEST(CudaFaultsTest, MemoryThatIsRefusedIsSaidWithItsNameAndSize) {
   const auto model = MakeModel(TinyConfig(ModelFamily::kGpt2));
   MemoryLedger ledger;
   const auto executor =
-      Executor::Make(rank, *model, {}, {int64_t{1} << 40, 1 << 20}, &ledger);
+      Executor::Make(rank, *model, MakePlan(DescribeUnits(*model), {}), {},
+                     {int64_t{1} << 40, 1 << 20}, &ledger);
   ASSERT_EQ(executor.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(executor.status().message()),
               AllOf(HasSubstr("memory for activations and workspace: cannot "

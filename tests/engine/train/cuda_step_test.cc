@@ -104,7 +104,7 @@ TEST(CudaStepTest, EveryStageGivesTheSameBits) {
       Job job = JobOf(ModelFamily::kGpt2, dtype);
       job.world = world;
       // Several segments in a unit, as large models have.
-      job.options.segment_per_tensor = world == 4;
+      job.options.plan.segment_per_tensor = world == 4;
       const Outcome want = Train(job, Gpu);
       for (const int stage : {1, 2, 3}) {
         SCOPED_TRACE(testing::Message()
@@ -143,8 +143,8 @@ TEST(CudaStepTest, BucketsAndOverlapChangeNoBit) {
                    << "stage " << stage << ", overlap " << overlap);
       job.options = AtStage(job.options, stage);
       job.options.overlap = overlap;
-      job.options.reduce_bucket_elems = 1;
-      job.options.gather_bucket_elems = 1;
+      job.options.plan.reduce_bucket_elems = 1;
+      job.options.plan.gather_bucket_elems = 1;
       EXPECT_EQ(Train(job, Gpu), want);
     }
   }
@@ -155,8 +155,8 @@ TEST(CudaStepTest, ARingAndAServerTakeTheStepsOfTheCpu) {
     Job job = JobOf(ModelFamily::kGpt2, DType::kF32);
     job.world = 4;
     if (server) {
-      job.options.placement = PlacementOfServer();
-      job.options.server = true;
+      job.options.plan.placement = PlacementOfServer();
+      job.options.plan.owners = 1;
     } else {
       job.algorithm = BulkAlgorithm::kRing;
       job.options = AtStage(job.options, 3);

@@ -172,7 +172,7 @@ TEST_F(NcclStepTest, FourRanksThatSend16BitsHaveTheBitsOfLocal) {
   for (const int stage : {0, 3}) {
     SCOPED_TRACE(stage);
     Job job = JobOf(4, DType::kBF16);
-    job.options.reduce_dtype = DType::kBF16;
+    job.options.plan.gradients.dtype = DType::kBF16;
     job.options = AtStage(job.options, stage);
     ExpectTheBitsOfLocal(job);
   }
@@ -184,8 +184,8 @@ TEST_F(NcclStepTest, FourRanksTakeTheStepsOfLocal) {
     Job job = JobOf(4, DType::kF32);
     job.options = AtStage(job.options, 2);
     if (server) {
-      job.options.placement = PlacementOfServer();
-      job.options.server = true;
+      job.options.plan.placement = PlacementOfServer();
+      job.options.plan.owners = 1;
     }
     SCOPED_TRACE(server ? "server" : "stage 2");
     const Outcome nccl = Train(job, Gpu, RunNcclRanks);

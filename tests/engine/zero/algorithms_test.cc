@@ -52,8 +52,8 @@ TEST(RingStagesTest, EveryStageBucketAndOverlapGivesTheSameBits) {
       for (int bits = 0; bits < 8; ++bits) {
         Job job = RingJob(world, stage);
         const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-        job.options.reduce_bucket_elems = bucket;
-        job.options.gather_bucket_elems = bucket;
+        job.options.plan.reduce_bucket_elems = bucket;
+        job.options.plan.gather_bucket_elems = bucket;
         job.options.overlap = bits & 2;
         job.options.recompute = bits & 4;
         EXPECT_EQ(Train(job), want)
@@ -100,7 +100,7 @@ TEST(RingStagesTest, GroupsReduceAroundRingsToo) {
     ExpectNear(want, full);
     Job other = job;
     other.options = AtStage(job.options, 2);
-    other.options.reduce_bucket_elems = 1;
+    other.options.plan.reduce_bucket_elems = 1;
     EXPECT_EQ(Train(other), want);
   }
 }
@@ -112,7 +112,7 @@ TEST(RingStagesTest, GradientsMayBeSentAsBf16) {
   for (int stage : {0, 1, 2, 3}) {
     Job job = RingJob(4, stage);
     job.steps = 1;
-    job.options.reduce_dtype = DType::kBF16;
+    job.options.plan.gradients.dtype = DType::kBF16;
     const Outcome ring = Train(job);
     if (stage == 0) first = ring;
     EXPECT_EQ(ring, first) << "stage " << stage;
@@ -152,8 +152,7 @@ TEST(RingStagesTest, TheWireIsTheFormula) {
     const int stage = i / 2;
     Job job = RingJob(4, stage);
     job.batch = 8;
-    job.options.reduce_dtype = i % 2 == 0 ? DType::kF32 : DType::kBF16;
-    const int64_t r = DTypeBytes(job.options.reduce_dtype);
+    job.options.plan.gradients.dtype = i % 2 == 0 ? DType::kF32 : DType::kBF16;
     const absl::Status status = RunLocalRanks(
         job.world, RanksOf(job), OneThread,
         [&](const Rank& rank) -> absl::Status {
@@ -161,8 +160,8 @@ TEST(RingStagesTest, TheWireIsTheFormula) {
                   Rehearse(job, rank, 2));
           rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f);
           const StepWire sent = WireOf(rank);
-          EXPECT_EQ(sent, CountWire(rig->plan(), rig->schedule(), 4, r));
-          EXPECT_EQ(sent.reduced, FormulaWire(rig->plan(), 1, 4, r).reduced);
+          EXPECT_EQ(sent, CountWire(rig->plan(), rig->schedule()));
+          EXPECT_EQ(sent.reduced, FormulaWire(rig->plan(), 1).reduced);
           return absl::OkStatus();
         });
     EXPECT_TRUE(status.ok()) << status;
@@ -181,14 +180,14 @@ Job ServerJob(int world) {
   Job job;
   job.config = TiedLlama();
   job.world = world;
-  job.options.placement = PlacementOfServer();
-  job.options.server = true;
+  job.options.plan.placement = PlacementOfServer();
+  job.options.plan.owners = 1;
   return job;
 }
 
 Job DirectJob(Job job) {
-  job.options.placement = PlacementOfStage(0);
-  job.options.server = false;
+  job.options.plan.placement = PlacementOfStage(0);
+  job.options.plan.owners = 0;
   return job;
 }
 
@@ -198,8 +197,8 @@ TEST(ServerTest, BucketsOverlapAndRecomputeChangeNoBit) {
     for (int bits = 0; bits < 8; ++bits) {
       Job job = ServerJob(world);
       const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-      job.options.reduce_bucket_elems = bucket;
-      job.options.gather_bucket_elems = bucket;
+      job.options.plan.reduce_bucket_elems = bucket;
+      job.options.plan.gather_bucket_elems = bucket;
       job.options.overlap = bits & 2;
       job.options.recompute = bits & 4;
       EXPECT_EQ(Train(job), want) << world << " ranks, bits " << bits;
@@ -345,8 +344,8 @@ TEST(ServerTest, MemoryAndTheWireAreTheServersAndTheWorkers) {
           EXPECT_EQ(wire.gathered, serves ? 3 * psi * p : 0);
           EXPECT_EQ(wire.reduced, serves ? 0 : psi * r);
           EXPECT_EQ(wire.received, serves ? 3 * psi * r : psi * p);
-          EXPECT_EQ(wire, CountWire(plan, rig->schedule(), p, r, rank.rank()));
-          EXPECT_EQ(wire, FormulaWire(plan, 2, p, r, rank.rank()));
+          EXPECT_EQ(wire, CountWire(plan, rig->schedule(), rank.rank()));
+          EXPECT_EQ(wire, FormulaWire(plan, 2, rank.rank()));
           return absl::OkStatus();
         });
     EXPECT_TRUE(status.ok()) << status;

@@ -71,7 +71,7 @@ TEST(HybridTest, GradientsMayBeSentAsBf16OnBothAxes) {
     job.micro_steps = 2;
     job.batch = 16;
     const Outcome exact = Train(job);
-    job.options.reduce_dtype = DType::kBF16;
+    job.options.plan.gradients.dtype = DType::kBF16;
     const Outcome rounded = Train(job);
     EXPECT_NE(rounded.norms[0], exact.norms[0]) << "stage " << stage;
     EXPECT_NEAR(rounded.norms[0], exact.norms[0], exact.norms[0] / 128);
@@ -102,8 +102,8 @@ TEST(HybridTest, StagesBucketsOverlapAndRecomputeChangeNoBit) {
     for (int bits = 0; bits < 8; ++bits) {
       Job job = HybridJob(4, 2, stage);
       const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-      job.options.reduce_bucket_elems = bucket;
-      job.options.gather_bucket_elems = bucket;
+      job.options.plan.reduce_bucket_elems = bucket;
+      job.options.plan.gather_bucket_elems = bucket;
       job.options.overlap = bits & 2;
       job.options.recompute = bits & 4;
       EXPECT_EQ(Train(job), want) << "stage " << stage << " bits " << bits;
@@ -229,8 +229,8 @@ TEST(HybridTest, BytesOfBothAxesAreTheFormula) {
             rig.Step(TokenBatch(2, kLength, kVocab, 1), 1e-3f, 1);
             const StepWire sent = WireOf(rank);
             const Plan& plan = rig->plan();
-            EXPECT_EQ(sent, CountWire(plan, rig->schedule(), 4, 4));
-            const StepWire formula = FormulaWire(plan, 2, 4, 4);
+            EXPECT_EQ(sent, CountWire(plan, rig->schedule()));
+            const StepWire formula = FormulaWire(plan, 2);
             EXPECT_EQ(sent.reduced, formula.reduced);
             EXPECT_EQ(sent.across, formula.across);
             if (stage < 3) {

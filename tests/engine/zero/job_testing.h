@@ -38,9 +38,10 @@ struct Outcome {
 
 struct Job {
   ModelConfig config = TinyConfig(ModelFamily::kGpt2);
-  ExecutorOptions options = {.optimizer = {.weight_decay = 0.1, .beta2 = 0.95},
-                             .max_grad_norm = 0.5,
-                             .max_positions = 27};
+  RigOptions options =
+      ExecutorOptions{.optimizer = {.weight_decay = 0.1, .beta2 = 0.95},
+                      .max_grad_norm = 0.5,
+                      .max_positions = 27};
   int world = 2;
   int shards = 0;  // ranks of a group; 0: one group
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
@@ -63,8 +64,8 @@ struct Job {
   }
 };
 
-inline ExecutorOptions AtStage(ExecutorOptions options, int stage) {
-  options.placement = PlacementOfStage(stage);
+inline RigOptions AtStage(RigOptions options, int stage) {
+  options.plan.placement = PlacementOfStage(stage);
   return options;
 }
 

@@ -83,8 +83,8 @@ struct MatrixPoint {
     job.steps = 20;
     job.options.param_dtype = dtype();
     job.options = AtStage(job.options, at[kStage]);
-    job.options.reduce_bucket_elems = BucketElems();
-    job.options.gather_bucket_elems = BucketElems();
+    job.options.plan.reduce_bucket_elems = BucketElems();
+    job.options.plan.gather_bucket_elems = BucketElems();
     job.options.overlap = at[kOverlap] == 0;
     job.options.recompute = at[kRecompute] == 1;
     if (at[kDelays] == 1) AddDelays(&job);

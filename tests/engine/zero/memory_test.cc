@@ -259,8 +259,9 @@ TEST_F(MemoryTest, MemoryThatThereIsNotIsAnErrorWithARemedy) {
   }
   MemoryLedger ledger;
   const Rank rank = MakeLoneRank(*meta_);
-  const auto executor = Executor::Make(rank, model, Options(DType::kF32, false),
-                                       {int64_t{1} << 53, 0}, &ledger);
+  const auto executor = Executor::Make(
+      rank, model, MakePlan(DescribeUnits(model), {}),
+      Options(DType::kF32, false), {int64_t{1} << 53, 0}, &ledger);
   ASSERT_FALSE(executor.ok());
   EXPECT_EQ(executor.status().code(), absl::StatusCode::kResourceExhausted);
   const std::string message(executor.status().message());

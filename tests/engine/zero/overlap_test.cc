@@ -122,8 +122,8 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
         job.micro_steps = micro_steps;
         job.steps = 3;
         job.options = AtStage(job.options, stage);
-        job.options.reduce_bucket_elems = 1;
-        job.options.gather_bucket_elems = 1;
+        job.options.plan.reduce_bucket_elems = 1;
+        job.options.plan.gather_bucket_elems = 1;
         const Plan plan = PlanOf(job);
         const std::vector<Action> step = ScheduleOf(job, plan);
         std::vector<Action> actions;
@@ -222,8 +222,8 @@ std::vector<std::string> WaitsOf(Job job, int steps) {
 TEST(OverlapTest, EveryWaitHasAChannelAndAName) {
   using Names = std::vector<std::string>;
   Job job;
-  job.options.reduce_bucket_elems = 1;
-  job.options.gather_bucket_elems = 1;
+  job.options.plan.reduce_bucket_elems = 1;
+  job.options.plan.gather_bucket_elems = 1;
   const Names step0 = {"reduce head", "reduce block.1", "reduce block.0",
                        "reduce embedding", "scalar norm and loss"};
   Names want = {"scalar schedule"};

@@ -23,6 +23,13 @@ UnitSpec Unit(const std::string& name, std::vector<Shape> shapes) {
   return unit;
 }
 
+std::vector<std::vector<SegmentRef>> SegmentsOf(
+    const std::vector<Bucket>& buckets) {
+  std::vector<std::vector<SegmentRef>> segments;
+  for (const Bucket& bucket : buckets) segments.push_back(bucket.segments);
+  return segments;
+}
+
 // Odd sizes, fewer elements than ranks, no parameters at all, more than one
 // segment, exactly one segment and one element above it.
 std::vector<UnitSpec> OddUnits() {
@@ -191,19 +198,20 @@ TEST(PlanTest, EveryGroupHasEveryElementOnce) {
       const Plan plan = MakePlan(
           OddUnits(),
           {.world = world, .shards = shards, .placement = PlacementOfStage(3)});
-      EXPECT_EQ(plan.groups(), world / shards);
+      EXPECT_EQ(plan.replicate.size, world / shards);
       EXPECT_EQ(plan.placement, PlacementOfStage(shards == 1 ? 0 : 3));
       EXPECT_EQ(plan.StateElems(Placement::kSharded) * shards,
                 plan.padded_elems);
       for (const PlannedUnit& unit : plan.units) {
         for (const Segment& segment : unit.segments) {
-          for (int64_t group = 0; group < plan.groups(); ++group) {
+          for (int64_t group = 0; group < plan.replicate.size; ++group) {
             int64_t end = segment.begin;
             for (int64_t place = 0; place < shards; ++place) {
               const Segment piece = plan.Piece(segment, group * shards + place);
               EXPECT_EQ(piece.begin, end);
               // Cut again over the groups, it stays aligned.
-              EXPECT_EQ(piece.elems % (Plan::kAlignElems * plan.groups()), 0);
+              EXPECT_EQ(piece.elems % (Plan::kAlignElems * plan.replicate.size),
+                        0);
               end = piece.end();
             }
             EXPECT_EQ(end, segment.end());
@@ -224,17 +232,17 @@ TEST(PlanTest, GroupsChangeNoLayoutAndNoBucket) {
     const Plan got = MakePlan(OddUnits(), grouped);
     EXPECT_EQ(got.padded_elems, want.padded_elems);
     EXPECT_EQ(got.num_segments, want.num_segments);
-    EXPECT_EQ(got.reduce_buckets, want.reduce_buckets);
-    EXPECT_EQ(got.gather_buckets, want.gather_buckets);
+    EXPECT_EQ(SegmentsOf(got.reduce_buckets), SegmentsOf(want.reduce_buckets));
+    EXPECT_EQ(SegmentsOf(got.gather_buckets), SegmentsOf(want.gather_buckets));
   }
 }
 
 TEST(PlanTest, AServerOwnsEverythingAlone) {
   const PlanOptions options = {
-      .world = 3, .server = true, .placement = PlacementOfServer()};
+      .world = 3, .owners = 1, .placement = PlacementOfServer()};
   const Plan plan = MakePlan(OddUnits(), options);
-  EXPECT_EQ(plan.groups(), 1);
-  EXPECT_EQ(plan.pieces(), 1);
+  EXPECT_EQ(plan.replicate.size, 1);
+  EXPECT_FALSE(plan.owners.even());
   for (int64_t rank : {0, 1, 2}) {
     const int64_t all = rank == 0 ? plan.padded_elems : 0;
     EXPECT_EQ(plan.StateElems(Placement::kSharded, rank), all);
@@ -253,24 +261,81 @@ TEST(PlanTest, AServerOwnsEverythingAlone) {
   const Plan stage_1 =
       MakePlan(OddUnits(), {.world = 3, .placement = PlacementOfStage(1)});
   EXPECT_EQ(plan.padded_elems, stage_1.padded_elems);
-  EXPECT_EQ(plan.reduce_buckets, stage_1.reduce_buckets);
-  EXPECT_EQ(plan.gather_buckets, stage_1.gather_buckets);
+  EXPECT_EQ(SegmentsOf(plan.reduce_buckets),
+            SegmentsOf(stage_1.reduce_buckets));
+  EXPECT_EQ(SegmentsOf(plan.gather_buckets),
+            SegmentsOf(stage_1.gather_buckets));
   // One rank serves nobody.
   PlanOptions alone = options;
   alone.world = 1;
-  EXPECT_FALSE(MakePlan(OddUnits(), alone).server);
+  EXPECT_TRUE(MakePlan(OddUnits(), alone).owners.even());
 }
 
 TEST(PlanDeathTest, AServerInGroupsOrAtAStageIsACallerMistake) {
   EXPECT_DEATH(
       MakePlan(OddUnits(),
-               {.world = 4, .server = true, .placement = PlacementOfStage(3)}),
+               {.world = 4, .owners = 1, .placement = PlacementOfStage(3)}),
       "a server owns everything, alone");
   EXPECT_DEATH(MakePlan(OddUnits(), {.world = 4,
                                      .shards = 2,
-                                     .server = true,
+                                     .owners = 1,
                                      .placement = PlacementOfServer()}),
                "a server owns everything, alone");
+}
+
+// Rank 5 of two groups of four: neighbours share the states, every fourth
+// rank has the same pieces.
+TEST(PlanTest, TheMeshByValue) {
+  const Plan plan = MakePlan(
+      OddUnits(), {.world = 8, .shards = 4, .placement = PlacementOfStage(3)});
+  EXPECT_EQ(plan.shard.name, "shard");
+  EXPECT_EQ(plan.shard.PlaceOf(5), 1);
+  EXPECT_EQ(plan.replicate.name, "replicate");
+  EXPECT_EQ(plan.replicate.size, 2);
+  EXPECT_EQ(plan.replicate.PlaceOf(5), 1);
+  EXPECT_EQ(plan.replicate.PlaceOf(3), 0);
+}
+
+// 192 elements of two ranks each: what stage 0 sums comes back to all, what
+// the groups of stage 2 sum does in between.
+TEST(PlanTest, TransfersByValue) {
+  using Kind = Transfer::Kind;
+  const auto kinds = [](const std::vector<Transfer>& transfers) {
+    std::vector<Kind> kinds;
+    for (const Transfer& transfer : transfers) kinds.push_back(transfer.kind);
+    return kinds;
+  };
+  const std::vector<UnitSpec> units = {Unit("a", {{129}}), Unit("b", {{1}})};
+  const Plan all = MakePlan(units, {.world = 3});
+  EXPECT_EQ(kinds(all.reduce_buckets[0].transfers),
+            (std::vector<Kind>{Kind::kSum, Kind::kGather}));
+  EXPECT_TRUE(all.reduce_buckets[0].across.empty());
+  EXPECT_TRUE(all.units[0].gather.empty());
+  const Plan groups = MakePlan(units, {.world = 4,
+                                       .shards = 2,
+                                       .placement = PlacementOfStage(3),
+                                       .parameters = {DType::kBF16},
+                                       .gradients = {DType::kF16}});
+  ASSERT_EQ(kinds(groups.units[0].gather), std::vector<Kind>{Kind::kGather});
+  const Transfer& gather = groups.units[0].gather[0];
+  EXPECT_EQ(gather.partition.axis.name, "shard");
+  EXPECT_EQ(gather.elems, 256);
+  EXPECT_EQ(gather.BytesOf(3).sent, 128 * 2);
+  EXPECT_EQ(gather.BytesOf(3).received, 128 * 2);
+  const Bucket& last = groups.reduce_buckets.back();
+  EXPECT_EQ(kinds(last.transfers), std::vector<Kind>{Kind::kSum});
+  ASSERT_EQ(kinds(last.across), (std::vector<Kind>{Kind::kSum, Kind::kGather}));
+  EXPECT_EQ(last.across[0].partition.axis.name, "replicate");
+  EXPECT_EQ(last.across[0].codec.dtype, DType::kF16);
+  EXPECT_EQ(last.across[0].elems, 128);
+  EXPECT_EQ(last.across[0].BytesOf(0).sent, 64 * 2);
+}
+
+TEST(PlanDeathTest, AHomeThatIsNotBuiltIsRefused) {
+  EXPECT_EQ(MakePlan(OddUnits(), {.world = 2}).units[0].homes, StateHomes());
+  EXPECT_DEATH(
+      MakePlan(OddUnits(), {.world = 2, .homes = {.optimizer = Home::kHost}}),
+      "offload is not built");
 }
 
 TEST(PlanDeathTest, GroupsThatDoNotFillTheWorldAreACallerMistake) {
@@ -611,13 +676,14 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
                                        Unit("head", {{700}})};
   constexpr int64_t kP = 2, kR = 4, kPsi = 3 * 768;
   const auto wire_at = [&](int stage, int64_t shards, int64_t micro_steps) {
-    const Plan plan = MakePlan(
-        units,
-        {.world = 4, .shards = shards, .placement = PlacementOfStage(stage)});
+    const Plan plan = MakePlan(units, {.world = 4,
+                                       .shards = shards,
+                                       .placement = PlacementOfStage(stage),
+                                       .parameters = {DType::kBF16}});
     EXPECT_EQ(plan.padded_elems, kPsi);
-    const StepWire wire = CountWire(
-        plan, MakeSchedule(plan, {.micro_steps = micro_steps}), kP, kR);
-    StepWire formula = FormulaWire(plan, micro_steps, kP, kR);
+    const StepWire wire =
+        CountWire(plan, MakeSchedule(plan, {.micro_steps = micro_steps}));
+    StepWire formula = FormulaWire(plan, micro_steps);
     if (stage == 3 && shards > 1) {
       // The head and the block stay for backward, the embedding in between.
       const int64_t kept = (micro_steps * 2 + micro_steps - 1) * 768 / shards *
@@ -655,36 +721,43 @@ TEST(ScheduleTest, TheWireOfARingByValue) {
                                        Unit("head", {{700}})};
   constexpr int64_t kPsi = 2 * 768, kP = 2;
   for (int stage : {0, 1, 2}) {
-    for (int64_t item : {2, 4}) {
-      const Plan plan = MakePlan(
-          units,
-          {.world = 4, .ring = true, .placement = PlacementOfStage(stage)});
+    for (const DType dtype : {DType::kBF16, DType::kF32}) {
+      const int64_t item = DTypeBytes(dtype);
+      const Plan plan = MakePlan(units, {.world = 4,
+                                         .placement = PlacementOfStage(stage),
+                                         .parameters = {DType::kBF16},
+                                         .gradients = {dtype, DType::kF32}});
       const int64_t scattered = kPsi / 4 * (item + 4 + 4);
       const int64_t gathered = kPsi / 4 * 3;
       StepWire want = {
           .gathered = stage == 0 ? 0 : gathered * kP,
           .reduced = scattered + (stage == 0 ? gathered * item : 0)};
       want.received = want.gathered + want.reduced;
-      EXPECT_EQ(CountWire(plan, MakeSchedule(plan, {}), kP, item), want);
-      EXPECT_EQ(FormulaWire(plan, 1, kP, item), want);
+      EXPECT_EQ(CountWire(plan, MakeSchedule(plan, {})), want);
+      EXPECT_EQ(FormulaWire(plan, 1), want);
     }
   }
   // Two groups of two: no sum travels twice.
-  const Plan grouped = MakePlan(units, {.world = 4,
-                                        .shards = 2,
-                                        .ring = true,
-                                        .placement = PlacementOfStage(2)});
-  Plan direct = grouped;
-  direct.ring = false;
-  EXPECT_EQ(FormulaWire(grouped, 1, kP, 2), FormulaWire(direct, 1, kP, 2));
+  const auto grouped = [&](DType partial_sums) {
+    return MakePlan(units, {.world = 4,
+                            .shards = 2,
+                            .placement = PlacementOfStage(2),
+                            .gradients = {DType::kBF16, partial_sums}});
+  };
+  const StepWire direct = FormulaWire(grouped(DType::kBF16), 1);
+  EXPECT_EQ(FormulaWire(grouped(DType::kF32), 1), direct);
+  const Plan ring = grouped(DType::kF32);
+  EXPECT_EQ(CountWire(ring, MakeSchedule(ring, {})), direct);
 }
 
 TEST(ScheduleTest, TheWireOfAServerByValue) {
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("head", {{700}})};
   constexpr int64_t kP = 2, kR = 4, kPsi = 2 * 768;
-  const Plan plan = MakePlan(
-      units, {.world = 4, .server = true, .placement = PlacementOfServer()});
+  const Plan plan = MakePlan(units, {.world = 4,
+                                     .owners = 1,
+                                     .placement = PlacementOfServer(),
+                                     .parameters = {DType::kBF16}});
   EXPECT_EQ(plan.padded_elems, kPsi);
   for (int64_t micro_steps : {1, 3}) {
     const std::vector<Action> actions =
@@ -693,8 +766,8 @@ TEST(ScheduleTest, TheWireOfAServerByValue) {
       const StepWire want = {.gathered = rank == 0 ? 3 * kPsi * kP : 0,
                              .reduced = rank == 0 ? 0 : kPsi * kR,
                              .received = rank == 0 ? 3 * kPsi * kR : kPsi * kP};
-      EXPECT_EQ(CountWire(plan, actions, kP, kR, rank), want);
-      EXPECT_EQ(FormulaWire(plan, micro_steps, kP, kR, rank), want);
+      EXPECT_EQ(CountWire(plan, actions, rank), want);
+      EXPECT_EQ(FormulaWire(plan, micro_steps, rank), want);
     }
   }
   // The actions are those of stage 1; what they do is not.

@@ -251,7 +251,7 @@ TEST(PropertiesTest, AModelDoneByHandIsRightOnEveryRank) {
   Job job;
   job.make = MakeToy;
   job.steps = 1;
-  job.options = {.optimizer = {.kind = OptimizerKind::kSgd}};
+  job.options = ExecutorOptions{.optimizer = {.kind = OptimizerKind::kSgd}};
   const Outcome want = ToyByHand(GlobalBatch(job.batch, 0), 1e-2);
   for (int world : kWorlds) {
     for (int stage : kStages) {

@@ -64,8 +64,8 @@ TEST(StagesTest, BucketsOverlapAndRecomputeChangeNoBit) {
     for (int bits = 0; bits < 8; ++bits) {
       job.options = AtStage(job.options, stage);
       const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
-      job.options.reduce_bucket_elems = bucket;
-      job.options.gather_bucket_elems = bucket;
+      job.options.plan.reduce_bucket_elems = bucket;
+      job.options.plan.gather_bucket_elems = bucket;
       job.options.overlap = bits & 2;
       job.options.recompute = bits & 4;
       SCOPED_TRACE(testing::Message() << "stage " << stage << " bits " << bits);
@@ -167,7 +167,7 @@ TEST(StagesTest, EveryOptimizerGivesTheSameBitsAtEveryStage) {
                          << " overlap " << overlap);
             job.options = AtStage(job.options, stage);
             job.options.overlap = overlap;
-            job.options.reduce_bucket_elems = overlap ? 1 : 1 << 20;
+            job.options.plan.reduce_bucket_elems = overlap ? 1 : 1 << 20;
             EXPECT_EQ(Train(job), want);
           }
         }
@@ -189,7 +189,7 @@ TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
   const Outcome want = Train(job);
   for (int stage : {2, 3}) {
     job.options = AtStage(job.options, stage);
-    job.options.reduce_bucket_elems = stage == 2 ? 1 : 1 << 24;
+    job.options.plan.reduce_bucket_elems = stage == 2 ? 1 : 1 << 24;
     EXPECT_EQ(Train(job), want) << "stage " << stage;
   }
 }
@@ -205,9 +205,9 @@ TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
       job.options.param_dtype = dtype;
       job.options.stochastic_rounding = dtype == DType::kBF16;
       job.options.optimizer.kind = kind;
-      job.options.segment_per_tensor = true;
-      job.options.reduce_bucket_elems = 1;
-      job.options.gather_bucket_elems = 1;
+      job.options.plan.segment_per_tensor = true;
+      job.options.plan.reduce_bucket_elems = 1;
+      job.options.plan.gather_bucket_elems = 1;
       const Outcome want = Train(job);
       for (int stage : {1, 2, 3}) {
         job.options = AtStage(job.options, stage);
@@ -255,7 +255,7 @@ TEST(StagesTest, HalfPrecisionGradientsGiveTheSameBitsAtEveryStage) {
       job.options.param_dtype = dtypes.params;
       const Outcome fp32 = Train(job);
       job.options.grad_dtype = dtypes.accumulated;
-      job.options.reduce_dtype = dtypes.sent;
+      job.options.plan.gradients.dtype = dtypes.sent;
       const Outcome want = Train(job);
       // Rounding is seen, and is small: 2^-9 relative in bf16, once in the
       // first norm, and then also what it did to the parameters.
@@ -271,7 +271,7 @@ TEST(StagesTest, HalfPrecisionGradientsGiveTheSameBitsAtEveryStage) {
                        << dtypes.accumulated << " sent in " << dtypes.sent
                        << " world " << world << " stage " << stage);
           job.options = AtStage(job.options, stage);
-          job.options.reduce_bucket_elems = small ? 1 : 1 << 20;
+          job.options.plan.reduce_bucket_elems = small ? 1 : 1 << 20;
           job.options.overlap = !small;
           EXPECT_EQ(Train(job), want);
         }
@@ -284,7 +284,7 @@ TEST(StagesTest, AReducedGradientIsRoundedOnceToWhatIsSent) {
   constexpr int kWorld = 3;
   Job job;
   job.world = kWorld;
-  job.options.reduce_dtype = DType::kBF16;
+  job.options.plan.gradients.dtype = DType::kBF16;
   std::mutex mutex;
   // By rank, before the reduction.
   std::map<std::string, std::array<Floats, kWorld>> local;
@@ -505,11 +505,11 @@ TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
 TEST(StagesTest, GradientsThatAreSentInAnotherDtypeTakeOneBucket) {
   Job job;
   job.world = 3;
-  job.options.reduce_dtype = DType::kBF16;
-  job.options.reduce_bucket_elems = 20'000;
+  job.options.plan.gradients.dtype = DType::kBF16;
+  job.options.plan.reduce_bucket_elems = 20'000;
   for (int stage : {0, 1, 2, 3}) {
     Job plain = job;
-    plain.options.reduce_dtype = DType::kF32;
+    plain.options.plan.gradients.dtype = DType::kF32;
     const auto model = MakeModel(job.config);
     const Plan plan =
         MakePlan(DescribeUnits(*model),
@@ -579,9 +579,7 @@ Wire CountOneStep(Job job, int stage) {
         rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f,
                  rows / job.micro_steps);
         const Wire wire{rank.gather->Total(), rank.reduce->Total()};
-        const StepWire planned = CountWire(
-            rig->plan(), rig->schedule(), DTypeBytes(job.options.param_dtype),
-            DTypeBytes(job.options.reduce_dtype));
+        const StepWire planned = CountWire(rig->plan(), rig->schedule());
         EXPECT_EQ(planned.gathered, wire.gathers.bytes);
         EXPECT_EQ(planned.reduced, wire.reductions.bytes);
         std::lock_guard<std::mutex> lock(mutex);
@@ -604,7 +602,7 @@ TEST(StagesTest, BytesOnTheWireAreTheFormula) {
       job.world = 3;
       job.batch = 18;
       job.micro_steps = micro_steps;
-      job.options.param_dtype = job.options.reduce_dtype = dtype;
+      job.options.param_dtype = job.options.plan.gradients.dtype = dtype;
       const auto model = MakeModel(job.config);
       const Plan plan = MakePlan(DescribeUnits(*model), {.world = 3});
       const int64_t units = static_cast<int64_t>(plan.units.size());
@@ -723,9 +721,9 @@ TEST(StagesTest, RanksWithDifferentSchedulesAllSaySoBeforeAnythingMoves) {
     const absl::Status status = RunLocalRanks(
         job.world, {.local = {.timeout = absl::Seconds(20)}}, OneThread,
         [&](const Rank& rank) -> absl::Status {
-          ExecutorOptions options = job.options;
+          RigOptions options = job.options;
           if (rank.rank() == 2) {
-            options.reduce_bucket_elems = 1;
+            options.plan.reduce_bucket_elems = 1;
             // A tiny unit is one bucket anyway where buckets are of one unit.
             options.overlap = stage < 2;
           }

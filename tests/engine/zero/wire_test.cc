@@ -21,8 +21,6 @@ constexpr int kMicroSteps = 2;
 void ExpectCountedIsFormula(Job job) {
   job.world = kWorld;
   job.micro_steps = kMicroSteps;
-  const int64_t p = DTypeBytes(job.options.param_dtype);
-  const int64_t g = DTypeBytes(job.options.reduce_dtype);
   std::atomic<int64_t> all_sent{0}, all_received{0};
   const absl::Status status = RunLocalRanks(
       job.world, RanksOf(job), OneThread,
@@ -40,16 +38,21 @@ void ExpectCountedIsFormula(Job job) {
           EXPECT_GT(counted, 0);
           EXPECT_EQ(
               counted,
-              step *
-                  CountWire(plan, rig->schedule(), p, g, rank.rank()).received);
+              step * CountWire(plan, rig->schedule(), rank.rank()).received);
           // Sharded parameters that stay in place are gathered once less.
-          if (job.options.placement.parameters == Placement::kReplicated) {
+          if (job.options.plan.placement.parameters == Placement::kReplicated) {
             EXPECT_EQ(
                 counted,
-                step *
-                    FormulaWire(plan, kMicroSteps, p, g, rank.rank()).received);
+                step * FormulaWire(plan, kMicroSteps, rank.rank()).received);
           }
         }
+        // The schedule's hash once, the norm and the loss in every step; what
+        // is agreed on before a step is the trainer's.
+        const int64_t hash =
+            (kWorld - 1) * ScheduleHash(rig->plan(), rig->schedule()).size();
+        const int64_t agreed = (kWorld - 1) * kNumAgreed * sizeof(double);
+        EXPECT_EQ(rank.scalar->received_bytes(),
+                  hash + 2 * (NumbersWire(rig->plan(), 0) - agreed));
         const StepWire asked = WireOf(rank);
         all_sent += asked.gathered + asked.reduced + asked.across;
         all_received += rank.gather->received_bytes() +
@@ -66,7 +69,7 @@ class WireTest : public testing::TestWithParam<DType> {
   Job MakeJob() const {
     Job job;
     job.config = TiedLlama();
-    job.options.param_dtype = job.options.reduce_dtype = GetParam();
+    job.options.param_dtype = job.options.plan.gradients.dtype = GetParam();
     return job;
   }
 };
@@ -92,8 +95,8 @@ TEST_P(WireTest, StagesCopyWhatTheFormulaSays) {
 
 TEST_P(WireTest, AServerCopiesWhatTheFormulaSays) {
   Job job = MakeJob();
-  job.options.placement = PlacementOfServer();
-  job.options.server = true;
+  job.options.plan.placement = PlacementOfServer();
+  job.options.plan.owners = 1;
   ExpectCountedIsFormula(job);
 }
 
