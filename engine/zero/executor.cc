@@ -9,37 +9,6 @@
 #include "kernels/check.h"
 
 namespace zero {
-namespace {
-
-OptimizerStepOptions OptionsOf(const StepInput& input) {
-  return {.lr = input.lr, .beta1 = input.beta1, .step = input.optimizer_step};
-}
-
-Channel ChannelOf(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kReduce:
-      return Channel::kReduce;
-    case ActionKind::kReduceAcross:
-      return Channel::kAcross;
-    default:
-      return Channel::kGather;
-  }
-}
-
-// The unit whose parameters or gradients a collective moves, the first of
-// several.
-const std::string& UnitOf(const Action& action, const Plan& plan) {
-  int unit = action.index;
-  if (action.kind == ActionKind::kGatherUpdated) {
-    unit = plan.gather_buckets[unit].segments.front().unit;
-  } else if (action.kind != ActionKind::kGather) {
-    unit = plan.reduce_buckets[unit].segments.front().unit;
-  }
-  return plan.units[unit].name;
-}
-
-}  // namespace
-
 struct Executor::UnitState {
   Unit* unit = nullptr;
   std::vector<Segment> gaps;  // no gradient is ever written here
@@ -55,20 +24,9 @@ struct Executor::UnitState {
   bool finished = false;  // gradients are complete, unwritten ones zero
 };
 
-// Scalars that live on the device, so that a step never waits for the host.
-struct Executor::Scalars {
-  double loss_sum;     // of this rank
-  double global_loss;  // of all ranks
-  double sum_squares;
-  float seed;        // d(loss sum): loss scale / valid targets
-  float norm;        // unscaled gradient norm
-  float grad_scale;  // what the optimizer multiplies gradients by
-  uint32_t found_non_finite;
-};
-
 struct Executor::BegunStep {
   int64_t num_valid_targets = 0;
-  Buffer scalars;               // Scalars on the host,
+  Buffer scalars;               // StepScalars on the host,
   std::unique_ptr<Event> read;  // when this is done
   StepTimes times;
   std::vector<StepClock::TimedWork> timed;
@@ -79,13 +37,6 @@ struct Executor::Sizing {
   std::unique_ptr<Device> meta;
   MemoryLedger ledger;
   std::unique_ptr<Arena> arena;
-};
-
-// A UnitUpdate as the optimizer sees it.
-struct Executor::UpdateView {
-  UpdateState state;
-  std::vector<float*> arrays;
-  absl::Span<const TensorPart> parts;
 };
 
 std::vector<UnitSpec> DescribeUnits(const Model& model) {
@@ -113,12 +64,7 @@ Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
       device_(rank.device),
       model_(&model),
       options_(options),
-      plan_(plan),
-      updates_(MakeUpdatePlan(
-          plan_, rank.rank(),
-          {.weight_decay = static_cast<float>(options.optimizer.weight_decay),
-           .decay_all = options.decay_all,
-           .tensor_norms = options.optimizer.needs_tensor_norms()})) {
+      plan_(plan) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
   ZERO_CHECK(plan.world == rank.world() && plan.shard.size == rank.shards())
       << "the plan is of other ranks";
@@ -151,20 +97,10 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
 void Executor::TakeStates(Arena& arena) {
   states_->Take(arena);
   numbers_->Take(arena);
-  const auto numbers = [&](int64_t elems) {
-    return Tensor::Empty(arena, {elems}, DType::kF64, MemoryCategory::kInputs);
-  };
-  scalars_ = Tensor::Empty(arena, {static_cast<int64_t>(sizeof(Scalars))},
+  scalars_ = Tensor::Empty(arena, {static_cast<int64_t>(sizeof(StepScalars))},
                            DType::kU8, MemoryCategory::kInputs);
   if (!options_.train) return;
-  // Squares of this rank's piece of every segment; of every rank the squares,
-  // and the loss.
-  norm_sums_ = numbers(plan_.num_segments + 2 * plan_.world);
-  if (updates_.num_slots > 0) {
-    // Two sums of every slot; of every tensor; of every rank and tensor.
-    tensor_sums_ = numbers(
-        2 * (updates_.num_slots + (1 + plan_.world) * updates_.num_tensors));
-  }
+  updater_->Take(arena);
   wire_->TakeStaging(arena);
 }
 
@@ -182,7 +118,6 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     gather_ = make_stream(StreamRole::kGather);
     reduce_ = make_stream(StreamRole::kReduce);
   }
-  joined_ = device_->MakeEvent();
   states_ = std::make_unique<ModelStates>(
       plan_, rank_->rank(), *model_,
       StateOptions{
@@ -199,6 +134,10 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
                                  gather_.get(), reduce_.get());
   reader_ = std::make_unique<StateReader>(*rank_, plan_, *states_, *wire_,
                                           *numbers_, *compute_, gather_.get());
+  updater_ = std::make_unique<Updater>(*rank_, plan_, *states_, *numbers_,
+                                       *compute_, options_);
+  runner_ = std::make_unique<ActionRunner>(*rank_, plan_, *clock_, *compute_,
+                                           gather_.get(), reduce_.get());
   // What the states need is what they take on the meta device.
   sizing_ = std::make_unique<Sizing>();
   sizing_->meta = MakeMetaDevice(*device_);
@@ -231,8 +170,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       transient.upload, ModelStates::kPieceElems * sizeof(float))));
   steps_.resize(2);
   for (BegunStep& step : steps_) {
-    ZERO_ASSIGN_OR_RETURN(
-        step.scalars, device_->Allocate(sizeof(Scalars), MemoryKind::kHost));
+    ZERO_ASSIGN_OR_RETURN(step.scalars, device_->Allocate(sizeof(StepScalars),
+                                                          MemoryKind::kHost));
     step.read = device_->MakeEvent();
   }
   context_ = std::make_unique<Context>(*device_, *compute_, *activations_);
@@ -266,87 +205,6 @@ int64_t Executor::reserved_bytes() const {
          rotating_->capacity_bytes();
 }
 
-// ---- The loop ---------------------------------------------------------------
-
-Stream& Executor::StreamFor(const Action& action) {
-  switch (StreamOf(action.kind)) {
-    case StreamRole::kGather:
-      return *gather_;
-    case StreamRole::kReduce:
-      return *reduce_;
-    default:
-      return *compute_;
-  }
-}
-
-void Executor::SetList(std::vector<Action> actions, ActionList* list) {
-  const int size = static_cast<int>(actions.size());
-  list->actions = std::move(actions);
-  list->done.clear();
-  list->done.resize(size);
-  list->arriving.clear();
-  for (const Action& action : list->actions) {
-    for (int wait : action.waits) {
-      const int i = wait < 0 ? wait + size : wait;
-      if (list->done[i] == nullptr) list->done[i] = device_->MakeEvent();
-      const bool arrives =
-          StreamOf(list->actions[i].kind) != StreamRole::kCompute;
-      if (wait < 0 && arrives) list->arriving.push_back(i);
-    }
-  }
-}
-
-void Executor::Await(const ActionList& list, const Action& action) {
-  Stream& stream = StreamFor(action);
-  for (const int wait : action.waits) {
-    const int i =
-        wait < 0 ? wait + static_cast<int>(list.actions.size()) : wait;
-    const Action& awaited = list.actions[i];
-    if (&stream != compute_.get() ||
-        StreamOf(awaited.kind) == StreamRole::kCompute) {
-      stream.Wait(*list.done[i]);
-      continue;
-    }
-    // What came before this list began was waited for then.
-    if (wait < 0 && std::erase(arriving_, i) == 0) continue;
-    clock_->Wait(ChannelOf(awaited.kind), UnitOf(awaited, plan_),
-                 [&] { stream.Wait(*list.done[i]); });
-  }
-}
-
-// Makes computation wait for what the last step left on its way.
-void Executor::AwaitArriving() {
-  for (const int i : std::exchange(arriving_, {})) {
-    clock_->Wait(ChannelOf(last_list_->actions[i].kind),
-                 UnitOf(last_list_->actions[i], plan_),
-                 [&] { compute_->Wait(*last_list_->done[i]); });
-  }
-}
-
-template <typename Work>
-absl::Status Executor::RunList(ActionList& list, StepTimes* times,
-                               const Work& perform) {
-  reader_->Drop();
-  if (last_list_ != &list) {
-    // A list's waits are for itself: all streams meet between two of them.
-    AwaitArriving();
-    compute_->Record(*joined_);
-    for (Stream* stream : {gather_.get(), reduce_.get()}) {
-      if (stream != nullptr) stream->Wait(*joined_);
-    }
-    last_list_ = &list;
-  }
-  for (size_t i = 0; i < list.actions.size(); ++i) {
-    const Action& action = list.actions[i];
-    Await(list, action);
-    clock_->Perform(action, in_step(), times, [&] { perform(action); });
-    if (list.done[i] != nullptr) StreamFor(action).Record(*list.done[i]);
-    ZERO_RETURN_IF_ERROR(rank_->status());
-  }
-  arriving_ = list.arriving;
-  return absl::OkStatus();
-}
-
 absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
   ZERO_RETURN_IF_ERROR(Begin(input));
   return Finish();
@@ -359,7 +217,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   BegunStep& step = steps_[num_begun_ % steps_.size()];
   step.times = {};
   step.num_valid_targets = std::max<int64_t>(input.num_valid_targets, 1);
-  Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
+  StepScalars* scalars = this->scalars();
   const float seed = static_cast<float>(
       input.loss_scale / static_cast<double>(step.num_valid_targets));
   Ops& ops = device_->ops();
@@ -372,24 +230,24 @@ absl::Status Executor::Begin(const StepInput& input) {
   }
   const auto micro_steps = static_cast<int64_t>(input.micro_batches.size());
   if (num_micro_steps_ != micro_steps) {
-    AwaitArriving();
-    last_list_ = nullptr;
-    SetList(MakeSchedule(plan_, options_.schedule_options(micro_steps)),
-            &step_list_);
+    runner_->Leave();
+    step_list_ = runner_->MakeList(
+        MakeSchedule(plan_, options_.schedule_options(micro_steps)));
     num_micro_steps_ = micro_steps;
     ZERO_RETURN_IF_ERROR(numbers_->CheckSchedule(
         ScheduleHash(plan_, step_list_.actions), *activations_));
   }
   context_->training = true;
   context_->dropout_key = input.dropout_key;
+  reader_->Drop();
   const absl::Status status =
-      RunList(step_list_, &step.times,
-              [&](const Action& action) { Perform(action, input); });
+      runner_->Run(step_list_, /*in_step=*/true, &step.times,
+                   [&](const Action& action) { Perform(action, input); });
   context_->training = false;
   ZERO_RETURN_IF_ERROR(status);
   upload_->Drop();
   device_->Copy(*compute_, step.scalars.data(), scalars_.data(),
-                sizeof(Scalars));
+                sizeof(StepScalars));
   compute_->Record(*step.read);
   step.timed = clock_->Take();
   ++num_begun_;
@@ -403,7 +261,7 @@ absl::StatusOr<StepOutput> Executor::Finish() {
   clock_->Read(*step.read, std::exchange(step.timed, {}));
   times_ = step.times;
   ZERO_RETURN_IF_ERROR(rank_->status());
-  const auto& scalars = *static_cast<const Scalars*>(step.scalars.data());
+  const auto& scalars = *static_cast<const StepScalars*>(step.scalars.data());
   return StepOutput{
       .loss = scalars.global_loss / static_cast<double>(step.num_valid_targets),
       .grad_norm = scalars.norm,
@@ -447,11 +305,12 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       return ReleaseGradients(i);
     case ActionKind::kNorm:
       wire_->EndReductions();
-      return Norm(input);
+      FindUnused();
+      return updater_->Norm(input, scalars());
     case ActionKind::kMoments:
-      return Moments(input);
+      return updater_->Moments(input);
     case ActionKind::kUpdate:
-      return Update(i, input);
+      return updater_->Update(i, input);
     case ActionKind::kGatherUpdated:
       return wire_->GatherUpdated(i, states_->params());
   }
@@ -497,7 +356,7 @@ void Executor::Forward(int unit) {
 void Executor::ForwardBackwardHead(int unit) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
-  Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
+  StepScalars* scalars = this->scalars();
   ctx.batch.loss_sum = &scalars->loss_sum;
   ctx.batch.grad_scale = &scalars->seed;
   ctx.tape = &state.tape;
@@ -569,51 +428,7 @@ void Executor::FinishGradients(int unit) {
   }
 }
 
-void Executor::ReleaseGradients(int unit) {
-  states_->BindSinks(unit, Tensor());
-  units_[unit].gradients = Tensor();
-}
-
-// ---- Norm and update --------------------------------------------------------
-
-// Every rank sums the squares of its own pieces in segment order into one
-// number, also where it has all pieces. The numbers are gathered and added in
-// rank order: the same bits at every stage, and 16 bytes per rank. Other groups
-// have the same pieces: those of the first one count.
-void Executor::Norm(const StepInput& input) {
-  Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  Ops& ops = device_->ops();
-  const int64_t world = plan_.world;
-  double* const of_pieces = norm_sums_.As<double>();
-  double* const squares = of_pieces + plan_.num_segments;
-  double* const losses = squares + world;
-  std::vector<SquaredSpan> spans;
-  for (int u = 0; u < static_cast<int>(plan_.units.size()); ++u) {
-    for (int s = 0; s < static_cast<int>(plan_.units[u].segments.size()); ++s) {
-      spans.push_back({.src = states_->grads().Piece({u, s}).vector(),
-                       .out = of_pieces + spans.size()});
-    }
-  }
-  ops.SumSquares(*compute_, {.spans = spans});
-  ops.Sum(*compute_, {.src = of_pieces,
-                      .size = CountsPieces() ? plan_.num_segments : 0,
-                      .out = squares + rank_->rank()});
-  device_->Copy(*compute_, losses + rank_->rank(), &scalars->loss_sum,
-                sizeof(double));
-  numbers_->Gather(kStepCollective,
-                   {norm_sums_.Slice(plan_.num_segments, {world}),
-                    norm_sums_.Slice(plan_.num_segments + world, {world})});
-  ops.Sum(*compute_,
-          {.src = squares, .size = world, .out = &scalars->sum_squares});
-  ops.Sum(*compute_,
-          {.src = losses, .size = world, .out = &scalars->global_loss});
-  ops.Clip(*compute_, {.sum_squares = &scalars->sum_squares,
-                       .max_norm = options_.max_grad_norm,
-                       .inverse_scale = 1.0f / input.loss_scale,
-                       .keep_found = input.inherits_skip,
-                       .norm = &scalars->norm,
-                       .grad_scale = &scalars->grad_scale,
-                       .found_non_finite = &scalars->found_non_finite});
+void Executor::FindUnused() {
   unused_.clear();
   for (const BoundParameter* bound : states_->bound()) {
     if (bound->parameter->frozen || bound->used) continue;
@@ -621,74 +436,9 @@ void Executor::Norm(const StepInput& input) {
   }
 }
 
-Executor::UpdateView Executor::View(int unit, const StepInput& input) const {
-  Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
-  const UnitUpdate& update = updates_.units[unit];
-  const FlatState& master = states_->master();
-  UpdateView view;
-  view.state = {
-      .param = states_->params().Held(unit).vector(),
-      .master = master.defined() ? master.Held(unit).As<float>() : nullptr,
-      .grad = states_->grads().Held(unit).vector(),
-      .grad_scale = &scalars->grad_scale,
-      .found_non_finite = &scalars->found_non_finite,
-      .ranges = update.ranges,
-      .whole_param = !states_->params().sharded(),
-      .whole_grad = !states_->grads().sharded(),
-      .stochastic_rounding = options_.stochastic_rounding,
-      .rounding_key = input.rounding_key,
-      .first_element = update.first_element};
-  for (const FlatState& array : states_->optimizer()) {
-    view.arrays.push_back(array.Held(unit).As<float>());
-  }
-  view.parts = update.norms;
-  return view;
-}
-
-// Every rank measures its own pieces of a parameter, also where it has all of
-// it: two numbers per parameter, gathered and added in rank order, so that the
-// ratios have the same bits at every stage.
-void Executor::Moments(const StepInput& input) {
-  Ops& ops = device_->ops();
-  const int64_t row = 2 * updates_.num_tensors;
-  const Tensor totals = tensor_sums_.Slice(0, {row});
-  const Tensor ranks = tensor_sums_.Slice(row, {plan_.world * row});
-  const Tensor slots =
-      tensor_sums_.Slice((1 + plan_.world) * row, {2 * updates_.num_slots});
-  ops.Fill(*compute_, {tensor_sums_.vector(), 0});
-  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
-    if (updates_.units[u].ranges.empty()) continue;
-    const UpdateView view = View(u, input);
-    OptimizerMoments(ops, *compute_, options_.optimizer, view.state,
-                     view.arrays, OptionsOf(input),
-                     {view.parts, slots.As<double>()});
-  }
-  if (CountsPieces()) {
-    AddRows(slots.Slice(0, {updates_.max_ranges * row}),
-            ranks.Slice(rank_->rank() * row, {row}));
-  }
-  numbers_->Gather("tensor norms", {ranks});
-  AddRows(ranks, totals);
-}
-
-// dst [n] = row 0 + row 1 + ... of rows [k * n], in that order.
-void Executor::AddRows(const Tensor& rows, const Tensor& dst) {
-  const int64_t n = dst.num_elems();
-  std::vector<const void*> src;
-  for (int64_t begin = 0; begin < rows.num_elems(); begin += n) {
-    src.push_back(rows.Slice(begin, {n}).data());
-  }
-  device_->ops().SumRanks(
-      *compute_, {.src = src, .src_dtype = DType::kF64, .dst = dst.vector()});
-}
-
-void Executor::Update(int unit, const StepInput& input) {
-  if (updates_.units[unit].ranges.empty()) return;
-  const UpdateView view = View(unit, input);
-  double* const totals =
-      tensor_sums_.defined() ? tensor_sums_.As<double>() : nullptr;
-  OptimizerStep(device_->ops(), *compute_, options_.optimizer, view.state,
-                view.arrays, OptionsOf(input), {view.parts, totals});
+void Executor::ReleaseGradients(int unit) {
+  states_->BindSinks(unit, Tensor());
+  units_[unit].gradients = Tensor();
 }
 
 // ---- Without gradients ------------------------------------------------------
@@ -696,22 +446,25 @@ void Executor::Update(int unit, const StepInput& input) {
 template <typename Head>
 absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   if (forward_list_.actions.empty()) {
-    SetList(MakeForwardSchedule(plan_, options_.schedule_options(1)),
-            &forward_list_);
+    forward_list_ = runner_->MakeList(
+        MakeForwardSchedule(plan_, options_.schedule_options(1)));
   }
+  reader_->Drop();
   Tensor x;
-  return RunList(forward_list_, /*times=*/nullptr, [&](const Action& action) {
-    const int u = action.index;
-    if (action.kind == ActionKind::kGather) return Gather(u);
-    if (action.kind == ActionKind::kRelease) return Release(u);
-    if (u + 1 == static_cast<int>(units_.size())) return head(std::move(x));
-    x = units_[u].unit->Forward(ctx, Var(std::move(x))).value;
-  });
+  return runner_->Run(
+      forward_list_, /*in_step=*/false, /*times=*/nullptr,
+      [&](const Action& action) {
+        const int u = action.index;
+        if (action.kind == ActionKind::kGather) return Gather(u);
+        if (action.kind == ActionKind::kRelease) return Release(u);
+        if (u + 1 == static_cast<int>(units_.size())) return head(std::move(x));
+        x = units_[u].unit->Forward(ctx, Var(std::move(x))).value;
+      });
 }
 
 absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
-  Scalars* scalars = reinterpret_cast<Scalars*>(scalars_.data());
+  StepScalars* scalars = this->scalars();
   Context ctx(*device_, *compute_, *activations_);
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
   upload_->Upload(batch, *activations_, &ctx.batch);
@@ -762,12 +515,12 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 
 absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t begin,
                                      int64_t count, float* out) {
-  AwaitArriving();
+  runner_->AwaitArriving();
   return reader_->Read(parameter, begin, count, out, *activations_);
 }
 
 std::vector<StateArray> Executor::StateArrays() {
-  AwaitArriving();
+  runner_->AwaitArriving();
   return states_->Arrays();
 }
 

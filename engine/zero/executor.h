@@ -22,6 +22,7 @@
 #include "engine/comm/rank.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/arena.h"
+#include "engine/zero/action_runner.h"
 #include "engine/zero/batch_upload.h"
 #include "engine/zero/model_states.h"
 #include "engine/zero/options.h"
@@ -31,7 +32,7 @@
 #include "engine/zero/state_reader.h"
 #include "engine/zero/step.h"
 #include "engine/zero/step_clock.h"
-#include "engine/zero/update_plan.h"
+#include "engine/zero/updater.h"
 #include "engine/zero/wire.h"
 
 namespace zero {
@@ -119,27 +120,13 @@ class Executor {
 
  private:
   struct UnitState;
-  struct Scalars;    // device scalars, in scalars_
   struct BegunStep;  // a step from Begin to Finish
-  struct UpdateView;
   struct Sizing;
-  // Actions, and for those that others wait for an event that they are done.
-  struct ActionList {
-    std::vector<Action> actions;
-    std::vector<std::unique_ptr<Event>> done;
-    std::vector<int> arriving;  // collectives that the next step waits for
-  };
 
   Executor(const Rank& rank, Model& model, const Plan& plan,
            const ExecutorOptions& options);
   absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger);
   void TakeStates(Arena& arena);
-  void SetList(std::vector<Action> actions, ActionList* list);
-  template <typename Work>
-  absl::Status RunList(ActionList& list, StepTimes* times, const Work& perform);
-  void Await(const ActionList& list, const Action& action);
-  void AwaitArriving();
-  Stream& StreamFor(const Action& action);
   void Perform(const Action& action, const StepInput& input);
   void Gather(int unit);
   void Release(int unit);
@@ -149,12 +136,10 @@ class Executor {
   void TakeGradientBuffers(int unit);
   void FinishGradients(int unit);
   void ReleaseGradients(int unit);
-  void Norm(const StepInput& input);
-  void Moments(const StepInput& input);
-  void Update(int unit, const StepInput& input);
-  bool CountsPieces() const { return rank_->rank() < plan_.owners.owners; }
-  UpdateView View(int unit, const StepInput& input) const;
-  void AddRows(const Tensor& rows, const Tensor& dst);
+  void FindUnused();
+  StepScalars* scalars() const {
+    return reinterpret_cast<StepScalars*>(scalars_.data());
+  }
   template <typename Head>
   absl::Status RunUnits(Context& ctx, const Head& head);
 
@@ -163,7 +148,6 @@ class Executor {
   Model* model_;
   const ExecutorOptions options_;
   const Plan plan_;
-  const UpdatePlan updates_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Sizing> sizing_;      // outlives what is taken from it
   std::unique_ptr<Arena> persistent_;   // states
@@ -175,15 +159,14 @@ class Executor {
   std::unique_ptr<RankNumbers> numbers_;
   std::unique_ptr<Wire> wire_;
   std::unique_ptr<StateReader> reader_;
+  std::unique_ptr<Updater> updater_;
+  std::unique_ptr<ActionRunner> runner_;
   std::unique_ptr<Context> context_;
   std::vector<UnitState> units_;
   ActionList step_list_, forward_list_;  // made when first used
-  ActionList* last_list_ = nullptr;
-  int64_t num_micro_steps_ = 0;  // of step_list_
-  std::vector<int> arriving_;    // of last_list_, not waited for yet
-  std::unique_ptr<Event> joined_;
-  Tensor scalars_, norm_sums_, tensor_sums_;
-  std::vector<BegunStep> steps_;  // two in turn
+  int64_t num_micro_steps_ = 0;          // of step_list_
+  Tensor scalars_;                       // StepScalars
+  std::vector<BegunStep> steps_;         // two in turn
   size_t num_begun_ = 0, num_finished_ = 0;
   Tensor output_grad_;  // of the unit whose backward comes next
   std::vector<std::string> unused_;

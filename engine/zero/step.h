@@ -42,6 +42,18 @@ struct StepOutput {
   bool skipped = false;  // a gradient was not finite; nothing was updated
 };
 
+// Scalars of a step that live on the device, so that it never waits for the
+// host.
+struct StepScalars {
+  double loss_sum;     // of this rank
+  double global_loss;  // of all ranks
+  double sum_squares;
+  float seed;        // d(loss sum): loss scale / valid targets
+  float norm;        // unscaled gradient norm
+  float grad_scale;  // what the optimizer multiplies gradients by
+  uint32_t found_non_finite;
+};
+
 // The collective of every step that comes after all its reductions.
 inline constexpr char kStepCollective[] = "norm and loss";
 
