@@ -1,9 +1,12 @@
 #include "engine/config/json_text.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/utf8.h"
 
@@ -19,24 +22,6 @@ bool IsWordChar(char c) {
 }
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
-void AppendUtf8(uint32_t code, std::string* out) {
-  if (code < 0x80) {
-    out->push_back(static_cast<char>(code));
-  } else if (code < 0x800) {
-    out->push_back(static_cast<char>(0xC0 | (code >> 6)));
-    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
-  } else if (code < 0x10000) {
-    out->push_back(static_cast<char>(0xE0 | (code >> 12)));
-    out->push_back(static_cast<char>(0x80 | ((code >> 6) & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
-  } else {
-    out->push_back(static_cast<char>(0xF0 | (code >> 18)));
-    out->push_back(static_cast<char>(0x80 | ((code >> 12) & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | ((code >> 6) & 0x3F)));
-    out->push_back(static_cast<char>(0x80 | (code & 0x3F)));
-  }
-}
 
 class Parser {
  public:
@@ -274,42 +259,23 @@ class Parser {
   }
 
   bool ParseEscape(std::string* out) {
-    const JsonPlace start = here_;
-    Advance();
-    const char c = Peek();
-    const absl::string_view from = "\"\\/bfnrt", to = "\"\\/\b\f\n\r\t";
-    const size_t at = AtEnd() ? absl::string_view::npos : from.find(c);
-    if (at != absl::string_view::npos) {
-      out->push_back(to[at]);
-      Advance();
+    // "\n", "\u00e9", or a surrogate pair.
+    for (const size_t size : {2, 6, 12}) {
+      const auto one = nlohmann::json::parse(
+          absl::StrCat("\"", text_.substr(pos_, size), "\""), nullptr,
+          /*allow_exceptions=*/false);
+      if (one.is_discarded()) continue;
+      out->append(one.get_ref<const std::string&>());
+      for (size_t i = 0; i < size; ++i) Advance();
       return true;
     }
-    uint32_t code = 0, low = 0;
-    if (c != 'u' || !ParseHex(&code)) {
-      return FailAt(start,
-                    "not an escape; want \\\" \\\\ \\/ \\b \\f \\n \\r "
-                    "\\t or \\uXXXX");
-    }
-    if (code >= 0xD800 && code < 0xE000) {
-      const bool pair = code < 0xDC00 && text_.substr(pos_, 2) == "\\u";
-      if (pair) Advance();
-      if (!pair || !ParseHex(&low) || low < 0xDC00 || low > 0xDFFF) {
-        return FailAt(start, "half of a surrogate pair");
-      }
-      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
-    }
-    AppendUtf8(code, out);
-    return true;
-  }
-
-  // At 'u': reads four hexadecimal digits.
-  bool ParseHex(uint32_t* code) {
-    const absl::string_view digits = text_.substr(pos_, 5).substr(1);
-    const auto end = digits.data() + digits.size();
-    const auto result = std::from_chars(digits.data(), end, *code, 16);
-    if (digits.size() != 4 || result.ptr != end) return false;
-    for (int i = 0; i < 5; ++i) Advance();
-    return true;
+    const absl::string_view start = text_.substr(pos_, 6);
+    const bool is_half =
+        start.size() == 6 && start[1] == 'u' &&
+        std::all_of(start.begin() + 2, start.end(), absl::ascii_isxdigit);
+    return Fail(is_half ? "half of a surrogate pair"
+                        : "not an escape; want \\\" \\\\ \\/ \\b \\f \\n "
+                          "\\r \\t or \\uXXXX");
   }
 
   bool ParseWord(JsonNode* node) {
@@ -337,40 +303,20 @@ class Parser {
   }
 
   bool ParseNumber(absl::string_view word, JsonNode* node) {
-    size_t i = word[0] == '-' ? 1 : 0;
-    const auto digits = [&] {
-      const size_t start = i;
-      while (i < word.size() && IsDigit(word[i])) ++i;
-      return i > start;
-    };
-    const size_t first = i;
-    bool ok = digits() && (word[first] != '0' || i == first + 1);
-    const bool is_integer = ok && i == word.size();
-    if (ok && i < word.size() && word[i] == '.') {
-      ++i;
-      ok = digits();
+    const char* end = word.data() + word.size();
+    const auto real = std::from_chars(word.data(), end, node->number);
+    if (real.ec == std::errc::result_out_of_range) {
+      return Fail(
+          absl::StrCat(word.substr(0, 40), " does not fit in a 64-bit float"));
     }
-    if (ok && i < word.size() && (word[i] == 'e' || word[i] == 'E')) {
-      ++i;
-      if (i < word.size() && (word[i] == '+' || word[i] == '-')) ++i;
-      ok = digits();
-    }
-    if (!ok || i != word.size()) {
+    if (!nlohmann::json::accept(word)) {
       return Fail(
           absl::StrCat("'", word.substr(0, 40), "' is not a JSON number"));
     }
     node->kind = JsonKind::kNumber;
     node->text = std::string(word);
-    const char* end = word.data() + word.size();
-    const auto real = std::from_chars(word.data(), end, node->number);
-    if (real.ec != std::errc()) {
-      return Fail(
-          absl::StrCat(word.substr(0, 40), " does not fit in a 64-bit float"));
-    }
-    if (is_integer) {
-      const auto whole = std::from_chars(word.data(), end, node->integer);
-      node->is_integer = whole.ec == std::errc();
-    }
+    const auto whole = std::from_chars(word.data(), end, node->integer);
+    node->is_integer = whole.ec == std::errc() && whole.ptr == end;
     return true;
   }
 
@@ -417,23 +363,8 @@ bool ParseJsonText(absl::string_view text, int source, JsonNode* root,
 }
 
 std::string JsonQuote(absl::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out.push_back('\\');
-      out.push_back(c);
-    } else if (c == '\n') {
-      out.append("\\n");
-    } else if (c == '\t') {
-      out.append("\\t");
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      absl::StrAppend(&out, "\\u00", absl::Hex(c, absl::kZeroPad2));
-    } else {
-      out.push_back(c);
-    }
-  }
-  out.push_back('"');
-  return out;
+  return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/false,
+                                   nlohmann::json::error_handler_t::replace);
 }
 
 std::string JsonDouble(double value) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 
 namespace zero {
 namespace {
@@ -765,15 +766,19 @@ const std::vector<KeySpec>& AllKeys() {
   static const std::vector<KeySpec>* const kTable = [] {
     auto* table = new std::vector<KeySpec>(UsedKeys());
     for (const ForeignKey& foreign : ForeignKeys()) {
-      KeySpec& key = table->emplace_back(Section(foreign.path, foreign.reason));
-      key.kind = foreign.kind;
-      key.treatment = foreign.treatment;
-      key.harmless = foreign.harmless;
-      if (key.treatment == Treatment::kRefused && !key.harmless.empty()) {
-        absl::StrAppend(
-            &key.doc, "; ",
-            key.harmless == "disabled" ? "enabled: false" : key.harmless,
-            " is accepted");
+      for (const auto path : absl::StrSplit(foreign.paths, ' ')) {
+        KeySpec& key = table->emplace_back();
+        key.path = std::string(path);
+        key.kind = foreign.kind;
+        key.treatment = foreign.treatment;
+        key.doc = foreign.reason;
+        key.harmless = foreign.harmless;
+        if (key.treatment == Treatment::kRefused && !key.harmless.empty()) {
+          absl::StrAppend(
+              &key.doc, "; ",
+              key.harmless == "disabled" ? "enabled: false" : key.harmless,
+              " is accepted");
+        }
       }
     }
     return table;

@@ -107,13 +107,13 @@ struct KeySpec {
   }
 };
 
-// A key of DeepSpeed's or Hugging Face's configs that has no field here.
+// Keys of DeepSpeed's or Hugging Face's configs that have no field here.
 struct ForeignKey {
   Treatment treatment;
   KeyKind kind;
-  const char* path;
-  const char* harmless;
+  const char* paths;  // separated by spaces
   const char* reason;
+  const char* harmless = "";
 };
 absl::Span<const ForeignKey> ForeignKeys();
 

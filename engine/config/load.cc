@@ -159,8 +159,8 @@ class Loader {
                                                key->kind == KeyKind::kChoice);
     std::vector<JsonProblem> trouble;
     const bool is_json = ParseJsonText(text, place.source, value, &trouble);
-    const absl::string_view tried =
-        takes_text ? "{[\"" : "{[\"-0123456789";  // meant as JSON
+    // What is meant as JSON; a glob may begin with a brace.
+    const absl::string_view tried = takes_text ? "[\"" : "{[\"-0123456789";
     if (!is_json && !text.empty() &&
         tried.find(text[0]) != absl::string_view::npos) {
       Problem(place, path, trouble[0].message);

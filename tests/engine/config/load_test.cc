@@ -807,6 +807,12 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
               std::vector<std::string>{folder + name});
     EXPECT_TRUE(ExpandPaths(loaded->config.data.train).ok());
   }
+  // No JSON, though it begins as an object does.
+  options.overrides = {"data.train={a,none}.txt"};
+  loaded = LoadConfig(folder + "/run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.data.train,
+            std::vector<std::string>{folder + "/{a,none}.txt"});
   options.overrides = {"data.train=" + folder + "/sub"};
   EXPECT_EQ(LoadConfig(folder + "/run.json", options).status().message(),
             "--set data.train: \"" + folder +
