@@ -196,9 +196,11 @@ void ModelResolver::Vocabulary() {
 void ModelResolver::Shape() {
   ModelConfig& model = config_.model;
   const Config before = config_;
-  // What the base derives from its width follows the width.
+  // What the base derives from its width follows the width; Qwen3's heads are
+  // as wide as the preset says.
   const int64_t heads = model.num_attention_heads;
   if (has_base_ && !Given("model.head_dim") &&
+      model.family != ModelFamily::kQwen3 &&
       base_.head_dim * base_.num_attention_heads == base_.hidden_size) {
     model.head_dim =
         model.hidden_size % heads == 0 ? model.hidden_size / heads : 0;

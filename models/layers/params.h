@@ -39,10 +39,6 @@ struct NormParams {
   }
 };
 
-// One key/value cache for `num_layers` layers of width `kv_width`.
-KvCache MakeCache(Context& ctx, int64_t num_layers, int64_t batch,
-                  int64_t capacity, int64_t kv_width, DType dtype);
-
 }  // namespace zero
 
 #endif  // ZERO_MODELS_LAYERS_PARAMS_H_

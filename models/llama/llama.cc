@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/math.h"
-#include "models/layers/params.h"
+#include "models/layers/decoder.h"
 #include "models/layers/rotary_tables.h"
 
 // Legend: B batch, T time, M = B * T tokens, C channels (hidden_size), H query
@@ -13,62 +13,33 @@
 namespace zero {
 namespace {
 
-constexpr Init kOnes{.value = 1};
-constexpr Init kZeros{};
-
-Init NormalInit(const ModelConfig& config) {
-  return {.std = static_cast<float>(config.initializer_range)};
-}
-
-class LlamaEmbedding : public Unit {
- public:
-  explicit LlamaEmbedding(const ModelConfig& config)
-      : Unit("embedding"), pdrop_(config.embd_pdrop) {
-    table = AddVocabulary("table", {config.vocab_size, config.hidden_size},
-                          NormalInit(config));
-  }
-
-  Var Forward(Context& ctx, const Var&) override {
-    Var x = Embedding(ctx, table->weight, nullptr);  // [M, C]
-    return Dropout(ctx, x, pdrop_, /*site=*/0);
-  }
-  bool BackwardReadsParameters() const override { return false; }
-
-  Parameter* table;
-
- private:
-  double pdrop_;
-};
-
-class LlamaBlock : public Unit {
+class LlamaBlock : public DecoderUnit {
  public:
   LlamaBlock(const ModelConfig& config, int layer, const RotaryTables* rotary)
-      : Unit(absl::StrCat("block.", layer)),
+      : DecoderUnit(absl::StrCat("block.", layer), config),
         layer_(layer),
         pdrop_(config.resid_pdrop) {
     const int64_t channels = config.hidden_size;
     const int64_t q_width = config.num_attention_heads * config.head_dim;
     const int64_t kv_width = config.num_key_value_heads * config.head_dim;
-    input_norm = AddNormParams("input_norm", channels, config.norm_eps);
-    qkv = AddLinear("attn.qkv", q_width + 2 * kv_width, channels, config);
-    if (config.attention_bias) {
-      qkv.bias = AddParameter("attn.qkv.bias", {q_width + 2 * kv_width}, kZeros,
-                              /*decay=*/false);
-    }
+    input_norm = AddNormParams("input_norm", channels);
+    qkv = AddLinear("attn.qkv", q_width + 2 * kv_width, channels, normal_,
+                    config.attention_bias);
     attention_ = {.num_heads = config.num_attention_heads,
                   .num_kv_heads = config.num_key_value_heads,
                   .head_dim = config.head_dim,
                   .rotary = rotary,
                   .layer = layer};
     if (config.family == ModelFamily::kQwen3) {
-      q_norm = AddNormParams("attn.q_norm", config.head_dim, config.norm_eps);
-      k_norm = AddNormParams("attn.k_norm", config.head_dim, config.norm_eps);
+      q_norm = AddNormParams("attn.q_norm", config.head_dim);
+      k_norm = AddNormParams("attn.k_norm", config.head_dim);
     }
-    attn_out = AddLinear("attn.out", channels, q_width, config);
-    post_norm = AddNormParams("post_norm", channels, config.norm_eps);
+    attn_out = AddLinear("attn.out", channels, q_width, normal_, false);
+    post_norm = AddNormParams("post_norm", channels);
     gate_up = AddLinear("mlp.gate_up", 2 * config.intermediate_size, channels,
-                        config);
-    down = AddLinear("mlp.down", channels, config.intermediate_size, config);
+                        normal_, false);
+    down = AddLinear("mlp.down", channels, config.intermediate_size, normal_,
+                     false);
   }
 
   Var Forward(Context& ctx, const Var& in) override {
@@ -99,64 +70,15 @@ class LlamaBlock : public Unit {
 
   uint64_t Site(int place) const { return 1 + 2 * layer_ + place; }
 
-  LinearParams AddLinear(const std::string& name, int64_t out, int64_t in,
-                         const ModelConfig& config) {
-    return {AddParameter(name + ".weight", {out, in}, NormalInit(config),
-                         /*decay=*/true)};
-  }
-
-  NormParams AddNormParams(const std::string& name, int64_t width, double eps) {
-    return {NormKind::kRmsNorm,
-            AddParameter(name + ".weight", {width}, kOnes, /*decay=*/false),
-            nullptr, static_cast<float>(eps)};
-  }
-
   int layer_;
   double pdrop_;
   AttentionOptions attention_;
 };
 
-class LlamaHead : public Unit {
+class LlamaModel : public Decoder<LlamaBlock> {
  public:
-  // `table` is the embedding's when tied, null for a head of its own.
-  LlamaHead(const ModelConfig& config, Parameter* table) : Unit("head") {
-    norm = {NormKind::kRmsNorm,
-            AddParameter("norm.weight", {config.hidden_size}, kOnes,
-                         /*decay=*/false),
-            nullptr, static_cast<float>(config.norm_eps)};
-    if (table != nullptr) {
-      Borrow(table);
-      weight = table;
-    } else {
-      weight = AddVocabulary("lm_head", {config.vocab_size, config.hidden_size},
-                             NormalInit(config));
-    }
-  }
-
-  Var Forward(Context& ctx, const Var& in) override {
-    LinearCrossEntropy(ctx, Norm(ctx, in, norm.weights()), weight->weight,
-                       weight->shape[0]);
-    return Var();
-  }
-
-  Var Logits(Context& ctx, const Var& in) override {
-    return Linear(ctx, Norm(ctx, in, norm.weights()), WordsOf(*weight));
-  }
-
-  NormParams norm;
-  Parameter* weight;
-};
-
-class LlamaModel : public Model {
- public:
-  explicit LlamaModel(const ModelConfig& config) : config_(config) {
-    embedding_ = AddUnit<LlamaEmbedding>(config);
-    for (int i = 0; i < config.num_hidden_layers; ++i) {
-      blocks_.push_back(AddUnit<LlamaBlock>(config, i, &rotary_));
-    }
-    head_ = AddUnit<LlamaHead>(
-        config, config.tie_word_embeddings ? embedding_->table : nullptr);
-  }
+  explicit LlamaModel(const ModelConfig& config)
+      : Decoder(config, "table", "", "norm", &rotary_) {}
 
   void Prepare(Arena& arena, Stream& stream, int64_t num_positions) override;
   void DropTables() override { rotary_ = {}; }
@@ -165,22 +87,10 @@ class LlamaModel : public Model {
                        Arena::kAlignment);
   }
 
-  int64_t vocab_size() const override { return config_.vocab_size; }
-
-  KvCache MakeKvCache(Context& ctx, int64_t batch, int64_t capacity,
-                      DType dtype) const override {
-    return MakeCache(ctx, config_.num_hidden_layers, batch, capacity,
-                     config_.num_key_value_heads * config_.head_dim, dtype);
-  }
-
   std::vector<PortableTensor> PortableTensors() const override;
 
  private:
-  ModelConfig config_;
   RotaryTables rotary_;
-  LlamaEmbedding* embedding_;
-  std::vector<LlamaBlock*> blocks_;
-  LlamaHead* head_;
 };
 
 void LlamaModel::Prepare(Arena& arena, Stream& stream, int64_t num_positions) {
@@ -217,7 +127,7 @@ std::vector<PortableTensor> LlamaModel::PortableTensors() const {
   const int64_t q_rows = config_.num_attention_heads * config_.head_dim;
   const int64_t kv_rows = config_.num_key_value_heads * config_.head_dim;
   const int64_t ffn = config_.intermediate_size;
-  add("model.embed_tokens.weight", embedding_->table);
+  add("model.embed_tokens.weight", embedding_->words);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const std::string prefix = absl::StrCat("model.layers.", i, ".");
     const LlamaBlock& block = *blocks_[i];
@@ -236,7 +146,7 @@ std::vector<PortableTensor> LlamaModel::PortableTensors() const {
     add(prefix + "mlp.down_proj.weight", block.down.weight);
   }
   add("model.norm.weight", head_->norm.weight);
-  if (!config_.tie_word_embeddings) add("lm_head.weight", head_->weight);
+  if (!config_.tie_word_embeddings) add("lm_head.weight", head_->words);
   return tensors;
 }
 

@@ -44,6 +44,22 @@ TEST(ConfigsTest, TheTinyOnesFindTheirTextInTheRepository) {
   }
 }
 
+TEST(ConfigsTest, HeadsOfAPresetFollowItsWidthButNotQwen3s) {
+  const auto catalog = MakeModelCatalog();
+  LoadOptions options;
+  options.catalog = catalog.get();
+  const auto head_dim = [&](const std::string& family, const char* width) {
+    options.overrides = {"model.preset=" + family + "-tiny",
+                         std::string("model.hidden_size=") + width};
+    const auto loaded = LoadConfig("configs/llama_tiny.json", options);
+    return loaded.ok() ? loaded->config.model.head_dim : -1;
+  };
+  EXPECT_EQ(head_dim("llama", "256"), 64);
+  EXPECT_EQ(head_dim("llama", "130"), -1);
+  EXPECT_EQ(head_dim("qwen3", "256"), 32);
+  EXPECT_EQ(head_dim("qwen3", "130"), 32);
+}
+
 TEST(ConfigsTest, TheBenchmarkIsThePeersModelAndBatch) {
   const auto catalog = MakeModelCatalog();
   LoadOptions options;
