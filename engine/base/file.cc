@@ -24,47 +24,37 @@ namespace {
 constexpr size_t kPendingBytes = size_t{1} << 20;
 
 struct ErrnoWords {
+  int error_number;
   absl::StatusCode code;
   const char* remedy;
 };
+using enum absl::StatusCode;
+constexpr ErrnoWords kErrnoWords[] = {
+    {ENOENT, kNotFound, "check the spelling"},
+    {ENOTDIR, kInvalidArgument, "a part of the path is a file, not a folder"},
+    {EISDIR, kInvalidArgument, "name a file, not a folder"},
+    {EACCES, kPermissionDenied,
+     "check owner and permissions (ls -l) of it and its folder"},
+    {EPERM, kPermissionDenied,
+     "check owner and permissions (ls -l) of it and its folder"},
+    {EROFS, kPermissionDenied, "choose a writable place"},
+    {ENOSPC, kResourceExhausted,
+     "free some space (df -h) or choose another folder"},
+    {EDQUOT, kResourceExhausted,
+     "free some of your quota or choose another folder"},
+    {EFBIG, kResourceExhausted, "raise the file size limit (ulimit -f)"},
+    {EMFILE, kResourceExhausted, "raise the limit of open files (ulimit -n)"},
+    {ENFILE, kResourceExhausted, "raise the limit of open files (ulimit -n)"},
+    {ENOMEM, kResourceExhausted,
+     "use fewer, larger files or raise vm.max_map_count"},
+    {EIO, kDataLoss, "the disk reported an error (dmesg)"},
+};
 
 ErrnoWords WordsFor(int error_number) {
-  using absl::StatusCode;
-  switch (error_number) {
-    case ENOENT:
-      return {StatusCode::kNotFound, "check the spelling"};
-    case ENOTDIR:
-      return {StatusCode::kInvalidArgument,
-              "a part of the path is a file, not a folder"};
-    case EISDIR:
-      return {StatusCode::kInvalidArgument, "name a file, not a folder"};
-    case EACCES:
-    case EPERM:
-      return {StatusCode::kPermissionDenied,
-              "check owner and permissions (ls -l) of it and its folder"};
-    case EROFS:
-      return {StatusCode::kPermissionDenied, "choose a writable place"};
-    case ENOSPC:
-      return {StatusCode::kResourceExhausted,
-              "free some space (df -h) or choose another folder"};
-    case EDQUOT:
-      return {StatusCode::kResourceExhausted,
-              "free some of your quota or choose another folder"};
-    case EFBIG:
-      return {StatusCode::kResourceExhausted,
-              "raise the file size limit (ulimit -f)"};
-    case EMFILE:
-    case ENFILE:
-      return {StatusCode::kResourceExhausted,
-              "raise the limit of open files (ulimit -n)"};
-    case ENOMEM:
-      return {StatusCode::kResourceExhausted,
-              "use fewer, larger files or raise vm.max_map_count"};
-    case EIO:
-      return {StatusCode::kDataLoss, "the disk reported an error (dmesg)"};
-    default:
-      return {StatusCode::kUnknown, "see the system's message"};
+  for (const ErrnoWords& words : kErrnoWords) {
+    if (words.error_number == error_number) return words;
   }
+  return {error_number, kUnknown, "see the system's message"};
 }
 
 // The longest parent of `path` that exists.
@@ -77,22 +67,10 @@ std::string ExistingParent(std::string path) {
 }
 
 // Writes everything or sets errno.
-bool WriteFully(int fd, const char* data, size_t bytes) {
+bool WriteFully(int fd, const char* data, size_t bytes, int64_t offset) {
   while (bytes > 0) {
-    const ssize_t written = ::write(fd, data, std::min(bytes, size_t{1} << 30));
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return false;
-    }
-    data += written;
-    bytes -= static_cast<size_t>(written);
-  }
-  return true;
-}
-
-bool PwriteFully(int fd, const char* data, size_t bytes, int64_t offset) {
-  while (bytes > 0) {
-    const ssize_t written = ::pwrite(fd, data, bytes, offset);
+    const ssize_t written =
+        ::pwrite(fd, data, std::min(bytes, size_t{1} << 30), offset);
     if (written < 0) {
       if (errno == EINTR) continue;
       return false;
@@ -104,27 +82,33 @@ bool PwriteFully(int fd, const char* data, size_t bytes, int64_t offset) {
   return true;
 }
 
-// Opens a regular file for reading; *size is its length.
-absl::StatusOr<int> OpenRegular(const std::string& path, int64_t* size) {
-  // Non-blocking, so that a FIFO is refused below instead of waited for.
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return FileError("cannot read", path, errno);
-  struct stat info;
-  if (::fstat(fd, &info) != 0) {
-    const int error_number = errno;
-    ::close(fd);
-    return FileError("cannot read", path, error_number);
+// A regular file that is open for reading.
+struct OpenFile {
+  int fd = -1;
+  int64_t size = 0;
+
+  OpenFile() = default;
+  OpenFile(const OpenFile&) = delete;
+  ~OpenFile() {
+    if (fd >= 0) ::close(fd);
   }
-  if (!S_ISREG(info.st_mode)) {
-    ::close(fd);
+  absl::Status Open(const std::string& path) {
+    // Non-blocking, so that a FIFO is refused below instead of waited for.
+    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    struct stat info;
+    if (fd < 0 || ::fstat(fd, &info) != 0) {
+      return FileError("cannot read", path, errno);
+    }
     if (S_ISDIR(info.st_mode)) return FileError("cannot read", path, EISDIR);
-    return absl::InvalidArgumentError(
-        absl::StrCat("cannot read '", path,
-                     "': it is a device or a pipe; expected a regular file"));
+    if (!S_ISREG(info.st_mode)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("cannot read '", path,
+                       "': it is a device or a pipe; expected a regular file"));
+    }
+    size = info.st_size;
+    return absl::OkStatus();
   }
-  *size = info.st_size;
-  return fd;
-}
+};
 
 }  // namespace
 
@@ -147,25 +131,21 @@ absl::Status FileError(absl::string_view action, absl::string_view path,
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  int64_t size = 0;
-  ZERO_ASSIGN_OR_RETURN(const int fd, OpenRegular(path, &size));
+  OpenFile file;
+  ZERO_RETURN_IF_ERROR(file.Open(path));
   // Read until the end, not `size` bytes: /proc files say 0.
   std::string contents;
-  contents.reserve(static_cast<size_t>(size) + 1);
+  contents.reserve(static_cast<size_t>(file.size) + 1);
   char buffer[1 << 16];
   for (;;) {
-    const ssize_t n = ::read(fd, buffer, sizeof(buffer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int error_number = errno;
-      ::close(fd);
-      return FileError("cannot read", path, error_number);
+    const ssize_t n = ::read(file.fd, buffer, sizeof(buffer));
+    if (n == 0) return contents;
+    if (n > 0) {
+      contents.append(buffer, static_cast<size_t>(n));
+    } else if (errno != EINTR) {
+      return FileError("cannot read", path, errno);
     }
-    if (n == 0) break;
-    contents.append(buffer, static_cast<size_t>(n));
   }
-  ::close(fd);
-  return contents;
 }
 
 absl::Status WriteFileAtomically(const std::string& path,
@@ -296,7 +276,8 @@ absl::Status AtomicFile::Fail(absl::string_view action, int error_number) {
 }
 
 absl::Status AtomicFile::Flush() {
-  if (!WriteFully(fd_, pending_.data(), pending_.size())) {
+  if (!WriteFully(fd_, pending_.data(), pending_.size(),
+                  size_ - static_cast<int64_t>(pending_.size()))) {
     return Fail("cannot write", errno);
   }
   pending_.clear();
@@ -311,7 +292,9 @@ absl::Status AtomicFile::Append(const void* data, size_t bytes) {
     ZERO_RETURN_IF_ERROR(Flush());
   }
   if (bytes > kPendingBytes) {
-    if (!WriteFully(fd_, begin, bytes)) return Fail("cannot write", errno);
+    if (!WriteFully(fd_, begin, bytes, size_)) {
+      return Fail("cannot write", errno);
+    }
   } else {
     pending_.append(begin, bytes);
   }
@@ -326,7 +309,7 @@ absl::Status AtomicFile::Overwrite(int64_t offset, const void* data,
   ZERO_CHECK_GE(offset, 0);
   ZERO_CHECK_LE(offset + static_cast<int64_t>(bytes), size_);
   ZERO_RETURN_IF_ERROR(Flush());
-  if (!PwriteFully(fd_, static_cast<const char*>(data), bytes, offset)) {
+  if (!WriteFully(fd_, static_cast<const char*>(data), bytes, offset)) {
     return Fail("cannot write", errno);
   }
   return absl::OkStatus();
@@ -347,38 +330,19 @@ absl::Status AtomicFile::Commit() {
   return SyncFolder(FolderOf(path_));
 }
 
-MappedFile::MappedFile(MappedFile&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
-
-MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) {
-    ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
-  }
-}
-
 absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
-  MappedFile file;
-  ZERO_ASSIGN_OR_RETURN(const int fd, OpenRegular(path, &file.size_));
-  if (file.size_ > 0) {
-    void* data = ::mmap(nullptr, static_cast<size_t>(file.size_), PROT_READ,
-                        MAP_PRIVATE, fd, 0);
-    if (data == MAP_FAILED) {
-      const int error_number = errno;
-      ::close(fd);
-      file.size_ = 0;
-      return FileError("cannot map", path, error_number);
-    }
-    file.data_ = static_cast<const uint8_t*>(data);
-  }
-  ::close(fd);
-  return file;
+  OpenFile file;
+  ZERO_RETURN_IF_ERROR(file.Open(path));
+  MappedFile mapped;
+  if (file.size == 0) return mapped;
+  const size_t size = static_cast<size_t>(file.size);
+  void* data = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
+  if (data == MAP_FAILED) return FileError("cannot map", path, errno);
+  mapped.data_ = std::shared_ptr<const uint8_t>(
+      static_cast<const uint8_t*>(data),
+      [=](const uint8_t*) { ::munmap(data, size); });
+  mapped.size_ = file.size;
+  return mapped;
 }
 
 }  // namespace zero

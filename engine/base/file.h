@@ -98,24 +98,19 @@ class AtomicFile {
 
 // A regular file, mapped privately and read only. The bytes are those on disk;
 // truncating the file while it is mapped kills the process (SIGBUS), so writers
-// must replace files, as AtomicFile does.
+// must replace files, as AtomicFile does. Copies share the map.
 class MappedFile {
  public:
-  MappedFile() = default;
-  MappedFile(MappedFile&& other) noexcept;
-  MappedFile& operator=(MappedFile&& other) noexcept;
-  ~MappedFile();
-
   // An empty file maps to zero bytes.
   // Errors: NotFound, PermissionDenied, InvalidArgument for a folder or a
   //         device, ResourceExhausted when there are too many maps.
   static absl::StatusOr<MappedFile> Open(const std::string& path);
 
-  const uint8_t* data() const { return data_; }
+  const uint8_t* data() const { return data_.get(); }
   int64_t size() const { return size_; }
 
  private:
-  const uint8_t* data_ = nullptr;
+  std::shared_ptr<const uint8_t> data_;
   int64_t size_ = 0;
 };
 

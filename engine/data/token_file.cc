@@ -182,49 +182,30 @@ absl::Status OpenShard(const std::string& path, TokenFormat format,
   return absl::OkStatus();
 }
 
-template <typename T>
-void Widen(const uint8_t* tokens, int64_t n, int32_t* out) {
-  for (int64_t i = 0; i < n; ++i) {
-    T value;
-    memcpy(&value, tokens + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    out[i] = static_cast<int32_t>(value);
-  }
-}
-
-void WidenShard(const TokenSource::Shard& shard, int64_t first, int64_t n,
-                int32_t* out) {
+// Calls fn(load), where load(i) is token first + i as it is stored.
+template <typename Fn>
+auto OnTokens(const TokenSource::Shard& shard, int64_t first, const Fn& fn) {
   const uint8_t* tokens = shard.tokens + first * shard.bytes_per_token;
+  const auto load = [tokens]<typename T>(int64_t i, T value) {
+    memcpy(&value, tokens + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  };
   switch (shard.bytes_per_token) {
     case 1:
-      return Widen<uint8_t>(tokens, n, out);
+      return fn([=](int64_t i) { return load(i, uint8_t{}); });
     case 2:
-      return Widen<uint16_t>(tokens, n, out);
+      return fn([=](int64_t i) { return load(i, uint16_t{}); });
     default:
-      return Widen<uint32_t>(tokens, n, out);
+      return fn([=](int64_t i) { return load(i, uint32_t{}); });
   }
-}
-
-template <typename T>
-uint32_t MaxOf(const uint8_t* tokens, int64_t n) {
-  T max = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    T value;
-    memcpy(&value, tokens + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
-    max = value > max ? value : max;
-  }
-  return max;
 }
 
 uint32_t MaxInShard(const TokenSource::Shard& shard, int64_t first, int64_t n) {
-  const uint8_t* tokens = shard.tokens + first * shard.bytes_per_token;
-  switch (shard.bytes_per_token) {
-    case 1:
-      return MaxOf<uint8_t>(tokens, n);
-    case 2:
-      return MaxOf<uint16_t>(tokens, n);
-    default:
-      return MaxOf<uint32_t>(tokens, n);
-  }
+  return OnTokens(shard, first, [&](const auto& load) -> uint32_t {
+    auto max = load(0);
+    for (int64_t i = 1; i < n; ++i) max = std::max(max, load(i));
+    return max;
+  });
 }
 
 // The first block of kScanTokens tokens that has an id >= vocab_size; the
@@ -268,11 +249,18 @@ absl::Status TokenTooLarge(const TokenSource::Shard& shard, int64_t block,
 
 }  // namespace
 
-absl::StatusOr<MappedFile> OpenTextFile(const std::string& path) {
-  ZERO_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
-  ZERO_RETURN_IF_ERROR(CheckNotEmpty(path, file.size()));
-  ZERO_RETURN_IF_ERROR(CheckLooksLikeText(path, file));
-  return file;
+absl::StatusOr<TextFiles> OpenTextFiles(
+    const std::vector<std::string>& patterns) {
+  ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(patterns));
+  TextFiles text;
+  for (const std::string& path : paths) {
+    ZERO_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
+    ZERO_RETURN_IF_ERROR(CheckNotEmpty(path, file.size()));
+    ZERO_RETURN_IF_ERROR(CheckLooksLikeText(path, file));
+    text.total_bytes += file.size();
+    text.files.push_back(std::move(file));
+  }
+  return text;
 }
 
 absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::Open(
@@ -295,7 +283,7 @@ absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::Open(
     const bool separated = is_text && !source->shards_.empty();
     shard.begin = source->size_ + (separated ? 1 : 0);
     source->size_ = shard.begin + shard.num_tokens;
-    source->files_.push_back(std::make_shared<MappedFile>(std::move(file)));
+    source->files_.push_back(std::move(file));
     source->shards_.push_back(std::move(shard));
   }
   return source;
@@ -323,7 +311,11 @@ void TokenSource::Read(int64_t begin, int64_t n, int32_t* out) const {
   while (n > 0) {
     const int64_t first = begin - shard->begin;
     const int64_t take = std::min(n, shard->num_tokens - first);
-    WidenShard(*shard, first, take, out);
+    OnTokens(*shard, first, [&](const auto& load) {
+      for (int64_t i = 0; i < take; ++i) {
+        out[i] = static_cast<int32_t>(load(i));
+      }
+    });
     begin += take;
     out += take;
     n -= take;

@@ -34,11 +34,16 @@ inline constexpr int kTokenHeaderBytes = kTokenHeaderInts * 4;
 inline constexpr int32_t kByteEndOfText = 256;
 inline constexpr int64_t kByteVocabSize = 257;
 
-// Maps a text file for reading.
-// Errors: InvalidArgument when it is empty or recognizably not text: a NUL
+struct TextFiles {
+  std::vector<MappedFile> files;
+  int64_t total_bytes = 0;
+};
+// Maps every file of `patterns` for reading.
+// Errors: InvalidArgument when one is empty or recognizably not text: a NUL
 //         byte near its start, or the signature of a compressed or binary
 //         format, which is named.
-absl::StatusOr<MappedFile> OpenTextFile(const std::string& path);
+absl::StatusOr<TextFiles> OpenTextFiles(
+    const std::vector<std::string>& patterns);
 
 // All tokens of all shards as one logical array.
 // Threads: const methods may be called from many threads.
@@ -92,7 +97,7 @@ class TokenSource {
 
   TokenSource(const TokenSource&) = default;
 
-  std::vector<std::shared_ptr<MappedFile>> files_;  // shared by views
+  std::vector<MappedFile> files_;  // views share the maps
   std::vector<Shard> shards_;
   int64_t view_begin_ = 0;  // position 0 in the whole stream
   int64_t size_ = 0;

@@ -14,7 +14,6 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
-#include "engine/base/glob.h"
 #include "engine/base/status.h"
 #include "engine/data/token_file.h"
 #include "kernels/check.h"
@@ -251,14 +250,7 @@ absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options) {
   ZERO_RETURN_IF_ERROR(CheckOptions(options));
   ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(options.tokenizer));
   if (!options.allow_lossy) ZERO_RETURN_IF_ERROR(CheckLossless(*tokenizer));
-  ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(options.inputs));
-  std::vector<MappedFile> files;
-  int64_t total_bytes = 0;
-  for (const std::string& path : paths) {
-    ZERO_ASSIGN_OR_RETURN(MappedFile file, OpenTextFile(path));
-    total_bytes += file.size();
-    files.push_back(std::move(file));
-  }
+  ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(options.inputs));
 
   const std::string prefix(absl::StripSuffix(options.output, ".bin"));
   ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(prefix)));
@@ -266,21 +258,22 @@ absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options) {
     ZERO_RETURN_IF_ERROR(CheckNoOldShards(prefix));
   }
   TokenizeStats stats;
-  stats.num_files = static_cast<int64_t>(paths.size());
+  stats.num_files = static_cast<int64_t>(text.files.size());
   stats.vocab_size = tokenizer->vocab_size();
   stats.bytes_per_token = stats.vocab_size <= 65536 ? 2 : 4;
   ShardedWriter train(prefix, options.tokens_per_shard, stats.bytes_per_token,
                       &stats.outputs);
   ShardedWriter validation(prefix + "_val", options.tokens_per_shard,
                            stats.bytes_per_token, &stats.outputs);
-  const int64_t border = options.validation_fraction == 0
-                             ? std::numeric_limits<int64_t>::max()
-                             : std::llround(static_cast<double>(total_bytes) *
-                                            (1 - options.validation_fraction));
+  const int64_t border =
+      options.validation_fraction == 0
+          ? std::numeric_limits<int64_t>::max()
+          : std::llround(static_cast<double>(text.total_bytes) *
+                         (1 - options.validation_fraction));
   DocumentEncoder encoder(tokenizer.get(), border, &train, &validation, &stats);
 
   int64_t position = 0;
-  for (const MappedFile& file : files) {
+  for (const MappedFile& file : text.files) {
     absl::string_view rest(reinterpret_cast<const char*>(file.data()),
                            static_cast<size_t>(file.size()));
     while (!rest.empty()) {

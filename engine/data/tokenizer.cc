@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "engine/base/file.h"
-#include "engine/base/glob.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "engine/base/utf8.h"
@@ -231,16 +230,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
 absl::Status TrainSentencePiece(const SentencePieceTraining& options) {
   ZERO_RETURN_IF_ERROR(CheckTraining(options));
   ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(options.model_prefix)));
-  ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(options.inputs));
-  std::vector<MappedFile> files;
-  int64_t total_bytes = 0;
-  for (const std::string& path : paths) {
-    ZERO_ASSIGN_OR_RETURN(MappedFile file, OpenTextFile(path));
-    total_bytes += file.size();
-    files.push_back(std::move(file));
-  }
-  LineReader lines(std::move(files),
-                   CeilDiv(total_bytes, options.max_input_bytes));
+  ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(options.inputs));
+  const size_t num_files = text.files.size();
+  LineReader lines(text.files,
+                   CeilDiv(text.total_bytes, options.max_input_bytes));
   const std::unordered_map<std::string, std::string> arguments = {
       {"model_type", options.model_type},
       {"vocab_size", absl::StrCat(options.vocab_size)},
@@ -263,8 +256,8 @@ absl::Status TrainSentencePiece(const SentencePieceTraining& options) {
       arguments, [&](std::string* line) { return lines.Next(line); }, &error);
   if (model.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("training SentencePiece on ", total_bytes, " bytes (",
-                     paths.size(), paths.size() == 1 ? " file" : " files",
+        absl::StrCat("training SentencePiece on ", text.total_bytes, " bytes (",
+                     num_files, num_files == 1 ? " file" : " files",
                      "), vocabulary ", options.vocab_size, ": ", error));
   }
   return WriteFileAtomically(options.model_prefix + ".model", model);
