@@ -3,15 +3,14 @@
 
 The peer of tools/bench/gpu.py: the same shapes from random weights, autocast to bf16 over
 fp32 weights, torch.compile, scaled_dot_product_attention, fused AdamW, clipping at 1, and
-random tokens: the work does not depend on them. Needs PyTorch 2.5 and nothing else.
+random tokens: the work does not depend on them. Needs PyTorch 2.5 and pytorch.py beside it.
 The last line of stdout is one JSON object; where something fails it has "error", exit 1.
 """
 
 import argparse
-import json
-import statistics
 import sys
-import time
+
+import pytorch
 
 # family, vocabulary, width, layers, heads, kv heads, head width, feed-forward width, tied
 PRESETS = {
@@ -23,7 +22,6 @@ PRESETS = {
     "Qwen2.5-3B": ("qwen2", 151936, 2048, 36, 16, 2, 128, 11008, True),
     "Qwen2.5-7B": ("qwen2", 152064, 3584, 28, 28, 4, 128, 18944, False),
 }
-BETAS, EPS, LR, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 6e-4, 0.1, 1.0
 
 
 def make_model(preset: str, length: int):
@@ -112,90 +110,34 @@ def make_model(preset: str, length: int):
     return model
 
 
-def make_step(model, compiled: bool):
-    """A function of (tokens, targets) that runs one optimizer step and returns the loss."""
+def benchmark(args: argparse.Namespace) -> dict:
     import torch
     from torch.nn import functional as F
 
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(
-        [{"params": [p for p in parameters if p.ndim >= 2], "weight_decay": WEIGHT_DECAY},
-         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}],
-        lr=LR, betas=BETAS, eps=EPS, fused=True)
-
-    def loss_of(tokens, targets):
-        logits = model(tokens)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-    run = torch.compile(loss_of) if compiled else loss_of
-
-    def step(tokens, targets):
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = run(tokens, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def benchmark(args: argparse.Namespace) -> dict:
-    import torch
-
-    torch.manual_seed(1)
+    torch.manual_seed(pytorch.SEED)
     torch.set_float32_matmul_precision("high")
     model = make_model(args.preset, args.sequence_length)
-    step = make_step(model, args.mode == "compile")
-    shape = (args.micro_batch, args.sequence_length)
-    tokens = torch.randint(PRESETS[args.preset][1], shape, device="cuda")
-    start = time.perf_counter()
-    for _ in range(args.warmup):
-        loss = step(tokens, tokens)
-    torch.cuda.synchronize()
-    warm = time.perf_counter()
-    milliseconds = []
-    for _ in range(args.steps):
-        before = time.perf_counter()
-        loss = step(tokens, tokens)
-        torch.cuda.synchronize()
-        milliseconds.append(1e3 * (time.perf_counter() - before))
-    count = args.micro_batch * args.sequence_length
+
+    def loss_of(tokens):
+        logits = model(tokens)
+        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+    run = torch.compile(loss_of) if args.mode == "compile" else loss_of
+    optimizer, _ = pytorch.make_optimizer(model)
+    step = pytorch.make_step(run, model, optimizer, autocast=True, device="cuda")
+    measured = pytorch.measure(step, args, vocab=PRESETS[args.preset][1], device="cuda")
     return {"version": torch.__version__, "device": torch.cuda.get_device_name(0),
-            "tokens_per_second": round(1e3 * count / statistics.median(milliseconds), 1),
-            "step_ms": [round(ms, 2) for ms in milliseconds],
-            "warmup_seconds": round(warm - start, 1), "loss": loss.item(),
             "parameters": sum(p.numel() for p in model.parameters()),
-            "peak_bytes": torch.cuda.max_memory_reserved()}
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=list(PRESETS), default="gpt2")
-    parser.add_argument("--mode", choices=["eager", "compile"], default="compile")
-    for name, value, text in (("micro-batch", 8, "sequences per step"),
-                              ("sequence-length", 1024, "tokens per sequence"),
-                              ("warmup", 4, "steps before those measured"),
-                              ("steps", 8, "steps measured")):
-        parser.add_argument("--" + name, type=int, default=value, help=f"{text} (%(default)s)")
-    args = parser.parse_args()
-    if min(args.micro_batch, args.sequence_length, args.warmup, args.steps) < 1:
-        parser.error("every number must be at least 1")
-    return args
+            "peak_bytes": torch.cuda.max_memory_reserved(), **measured}
 
 
 def main() -> int:
-    args = parse()
-    result = {"peer": "pytorch", "mode": args.mode, "preset": args.preset,
-              "micro_batch": args.micro_batch, "sequence_length": args.sequence_length}
-    try:
-        result |= benchmark(args)
-    except Exception as error:  # the bench table has a row that says so
-        result["error"] = f"{type(error).__name__}: {str(error).strip()}"[:1000]
-    print(json.dumps(result), flush=True)
-    return 1 if "error" in result else 0
+    parser = pytorch.make_parser(__doc__, steps=8, warmup=4, micro_batch=8,
+                                 sequence_length=1024)
+    parser.add_argument("--preset", choices=list(PRESETS), default="gpt2")
+    parser.add_argument("--mode", choices=["eager", "compile"], default="compile")
+    return pytorch.report(benchmark, parser.parse_args(), "mode", "preset", "micro_batch",
+                          "sequence_length", peer="pytorch")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 
 import pytorch
 
@@ -35,8 +34,8 @@ def make_ddp(args: argparse.Namespace):
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(pytorch.make_model(args), gradient_as_bucket_view=True)
-    optimizer, kind = pytorch.make_optimizer(model, args)
-    return pytorch.make_step(model, optimizer, args, autocast=args.dtype == "bf16"), kind
+    optimizer, kind = pytorch.make_optimizer(model)
+    return pytorch.make_step(pytorch.loss_by(model), model, optimizer, args.dtype == "bf16"), kind
 
 
 def make_fsdp2(args: argparse.Namespace):
@@ -51,8 +50,8 @@ def make_fsdp2(args: argparse.Namespace):
     for block in model.transformer.h:
         fully_shard(block, **options)
     fully_shard(model, **options)
-    optimizer, kind = pytorch.make_optimizer(model, args)
-    return pytorch.make_step(model, optimizer, args, autocast=False), kind
+    optimizer, kind = pytorch.make_optimizer(model)
+    return pytorch.make_step(pytorch.loss_by(model), model, optimizer, autocast=False), kind
 
 
 def make_deepspeed(args: argparse.Namespace):
@@ -62,11 +61,11 @@ def make_deepspeed(args: argparse.Namespace):
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     model = pytorch.make_model(args)
-    optimizer, kind = pytorch.make_optimizer(model, args)
+    optimizer, kind = pytorch.make_optimizer(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={
         "train_micro_batch_size_per_gpu": args.micro_batch,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": args.clip,
+        "gradient_clipping": pytorch.CLIP,
         "zero_optimization": {"stage": args.stage},
         "bf16": {"enabled": args.dtype == "bf16"},
         "steps_per_print": 1 << 30})
@@ -100,7 +99,7 @@ def run_rank(args: argparse.Namespace) -> dict:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{args.store}", rank=args.rank, world_size=args.ranks)
     step, result["adamw"] = MODES[args.mode](args)
-    result |= pytorch.measure(step, args, seed=args.seed + args.rank)
+    result |= pytorch.measure(step, args, seed=pytorch.SEED + args.rank)
     torch.distributed.barrier()
     return result
 
@@ -160,37 +159,18 @@ def benchmark(args: argparse.Namespace) -> dict:
             "peak_rss_bytes": [part["peak_rss_bytes"] for part in parts]}
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = pytorch.make_parser(__doc__, steps=5, warmup=1, micro_batch=2,
+                                 sequence_length=256, ranks=2, threads=1)
+    parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--mode", choices=list(MODES), default="ddp")
     parser.add_argument("--stage", type=int, choices=[0, 1, 2, 3], default=0,
                         help="of deepspeed (%(default)s)")
-    pytorch.add_number(parser, "--ranks", 2)
-    pytorch.add_number(parser, "--threads", 1, help="of a rank")
-    pytorch.add_options(parser, micro_batch=2, warmup=1)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
-    return pytorch.parse_options(parser, "ranks", "threads")
-
-
-def main() -> int:
-    args = parse()
-    warnings.filterwarnings("ignore")
-    result = {"peer": args.mode, "stage": args.stage, "dtype": args.dtype, "ranks": args.ranks,
-              "threads": args.threads, "micro_batch": args.micro_batch,
-              "sequence_length": args.sequence_length}
-    try:
-        if args.rank is None:
-            result |= benchmark(args)
-        else:
-            result = run_rank(args)
-    except Exception as error:  # whatever goes wrong, the bench table has a row that says so
-        result["error"] = pytorch.error_text(error)
-    if args.rank is not None:
-        result["peak_rss_bytes"] = pytorch.peak_rss_bytes()
-    print(json.dumps(result), flush=True)
-    return 1 if "error" in result else 0
+    args = parser.parse_args()
+    return pytorch.report(benchmark if args.rank is None else run_rank, args, "stage", "dtype",
+                          "ranks", "threads", "micro_batch", "sequence_length", peer=args.mode)
 
 
 if __name__ == "__main__":
