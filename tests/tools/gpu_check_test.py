@@ -799,7 +799,7 @@ class GpuCheckTest(unittest.TestCase):
                      OP_BENCH.replace("3700", "3500"))
         code, found, text = self.check("--parts", "bench")
         self.assertEqual(code, 0)
-        self.assertRegex(text, r"adamw.* / copy +0.875 >= +0.900 +0.972  below")
+        self.assertRegex(text, r"adamw.* / copy +0.875 +>= 0.900 +0.972  below")
         self.program("out/bench/step_bench", "#!/bin/sh\necho broken; exit 3\n")
         code, found, _ = self.check("--parts", "bench")
         self.assertEqual((code, found["failed"]), (1, ["bench"]))
@@ -850,7 +850,7 @@ esac
                               for line in file], ["8", "4", "2"])
         self.assertIn("PyTorch: 400000 tok/s, micro-batch 2, 9.00 GB\n", text)
         self.assertRegex(text, r"PyTorch compiled, micro-batch 8 / 2 +"
-                         r"\d\.\d+ >= +1\.150 +\d+\.\d{3}  ")
+                         r"\d\.\d+ +>= 1\.150 +\d+\.\d{3}  ")
 
     def test_the_models_with_an_mfu_are_measured_behind_the_first(self):
         order = []

@@ -79,3 +79,43 @@ def call(command, cores=None):
 
 def middle(values):
     return statistics.median(values)
+
+
+def table(head, rows):
+    """Lines of a table. The first column, and those without a head, are text
+    and stand to the left; the last cell of a row with too few is a remark."""
+    rows = [head] + [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[i]) for row in rows
+                  if i + 1 < len(row) or len(row) == len(head))
+              for i in range(len(head))]
+
+    def justified(row):
+        for i, (cell, width) in enumerate(zip(row, widths)):
+            text = not i or not head[i] or i + 1 == len(row) < len(head)
+            yield cell.ljust(width) if text else cell.rjust(width)
+
+    return ["  ".join(justified(row)).rstrip() for row in rows]
+
+
+def print_table(head, rows):
+    say()
+    for line in table(head, rows):
+        say(line)
+
+
+def number(value):
+    return "%.0f" % value if value >= 1000 else "%.3f" % value
+
+
+def target_lines(title, targets):
+    """A table of [(what, value, wanted or None, higher is better)]."""
+    rows = []
+    for what, value, wanted, higher in targets:
+        row = [what, number(value), "", "", ""]
+        if wanted is not None:
+            good = value >= wanted if higher else value <= wanted
+            row[2:] = ((">= " if higher else "<= ") + number(wanted),
+                       "%.3f" % (value / wanted),
+                       "ok" if good else "below" if higher else "above")
+        rows.append(row)
+    return table((title, "measured", "wanted", "ratio", ""), rows)

@@ -31,7 +31,7 @@ import time
 
 sys.dont_write_bytecode = True
 
-from common import ROOT, attempt, say
+from common import ROOT, attempt, say, table, target_lines
 
 CONFIG = "configs/gpt2_124m.json"
 PEER = "tools/bench/peers/pytorch_gpu.py"
@@ -272,55 +272,49 @@ def percent(value):
     return "%.1f%%" % (100 * value) if value else ""
 
 
-def number(value):
-    return "%.0f" % value if value >= 1000 else "%.3f" % value
-
-
 def model_lines(rows):
-    yield "%-22s %10s %9s %7s %8s %8s %8s  %s" % (
-        "", "tok/s", "step ms", "MFU", "of meas.", "peak GB", "PyTorch", "")
+    cells = []
     for row in rows:
         if row["problem"]:
-            yield "%-22s %s" % (row["model"], row["problem"])
+            cells.append((row["model"], row["problem"]))
             continue
         peer = row.get("peer") or {}
         speedup = row.get("over_peer")
-        yield "%-22s %10.0f %9.1f %7s %8s %8.2f %8s  %s" % (
-            row["model"], row["tokens_per_second"], row["step_ms"],
-            percent(row["mfu"]), percent(row["mfu_of_measured"]),
-            row["device_bytes"] / 1e9,
+        cells.append((
+            row["model"], "%.0f" % row["tokens_per_second"],
+            "%.1f" % row["step_ms"], percent(row["mfu"]),
+            percent(row["mfu_of_measured"]),
+            "%.2f" % (row["device_bytes"] / 1e9),
             "%.2fx" % speedup if speedup else
-            "failed" if peer.get("problem") else "-", row["setting"])
+            "failed" if peer.get("problem") else "-", row["setting"]))
         for tried in row["left_out"]:
-            yield "    did not fit or failed: %s" % tried
+            cells.append(("    did not fit or failed: " + tried,))
         if peer:
-            yield "    PyTorch: %s" % (peer["problem"] or (
+            cells.append(("    PyTorch: %s" % (peer["problem"] or (
                 "%.0f tok/s, micro-batch %d, %.2f GB%s" % (
                     peer["tokens_per_second"], peer["micro_batch"],
                     peer["peak_bytes"] / 1e9,
                     ", not compiled: " + peer["uncompiled"]
-                    if peer["uncompiled"] else "")))
+                    if peer["uncompiled"] else ""))),))
+    return table(("", "tok/s", "step ms", "MFU", "of meas.", "peak GB",
+                  "PyTorch", ""), cells)
 
 
 def category_lines(rows):
     names = [name for name, _ in CATEGORIES] + ["other"]
-    yield "ms per step %10s" % "" + "".join("%12s" % name for name in names)
-    for row in rows:
-        if not row["problem"]:
-            yield "%-22s" % row["model"] + "".join(
-                "%12.2f" % row["category_ms"].get(name, 0) for name in names)
+    return table(("ms per step", *names), [
+        (row["model"], *("%.2f" % row["category_ms"].get(name, 0)
+                         for name in names))
+        for row in rows if not row["problem"]])
 
 
 def device_lines(rows):
     copy = rate_of(rows, "copy")
-    yield "%-28s %-24s %-5s %10s %12s" % ("op", "shape", "", "rate",
-                                          "of the copy")
-    for row in rows:
-        share = (percent(row["rate"] * 1e9 / copy)
-                 if row["unit"] == "GB/s" and copy else "")
-        yield "%-28s %-24s %-5s %10.1f %12s %s" % (
-            row["op"], row["shape"], row["dtype"], row["rate"], share,
-            row["unit"])
+    return table(("op", "", "", "rate", "of the copy", ""), [
+        (row["op"], row["shape"], row["dtype"], "%.1f" % row["rate"],
+         percent(row["rate"] * 1e9 / copy)
+         if row["unit"] == "GB/s" and copy else "", row["unit"])
+        for row in rows])
 
 
 def targets(result):
@@ -349,16 +343,6 @@ def targets(result):
         found.append(("stage 3 step / stage 0, 1 rank",
                       result["stages"]["ratio"], STAGE_3, False))
     return found
-
-
-def target_lines(found):
-    yield "%-62s %11s %13s %7s" % ("target, of one H200", "measured", "wanted",
-                                   "ratio")
-    for what, value, wanted, higher in found:
-        good = value >= wanted if higher else value <= wanted
-        yield "%-62s %11s %s %10s %7.3f  %s" % (
-            what, number(value), ">=" if higher else "<=", number(wanted),
-            value / wanted, "ok" if good else "below" if higher else "above")
 
 
 def sweep_text(row):
@@ -394,7 +378,7 @@ def text_of(result):
         lines.append(sweep_text(row))
     found = targets(result)
     if found:
-        lines += target_lines(found)
+        lines += target_lines("target, of one H200", found)
     lines += ["failed: " + problem for problem in result["problems"]]
     lines += result["skipped"]
     if result["left_out_text"]:

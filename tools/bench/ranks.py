@@ -7,11 +7,11 @@ processes bound to one each.
 """
 
 import os
-import shutil
 
-from common import CONFIG, attempt, call, middle, say
+from common import CONFIG, attempt, call, middle, print_table, say
 
 PEER = "tools/bench/peers/ranks.py"
+OPEN_MPI = "tools/bench/peers/open_mpi.py"
 RANKS = 2
 STAGES = (0, 1, 2, 3)
 # In turns, each peer beside the stage of ours that it is compared with.
@@ -188,10 +188,10 @@ def measure_ranks(args):
 def measure_collectives(args):
     """Rows of comm_bench; beside those that Open MPI has too, its rate."""
     seconds = "0.1" if args.quick else "1"
-    binary = os.path.join(args.out, "bench/open_mpi")
-    launch = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n",
-              str(RANKS)] if shutil.which("mpirun") else []
-    has_peer = not args.no_peers
+    launch = args.peer_python and [
+        os.path.join(os.path.dirname(args.peer_python), "mpirun"),
+        "--allow-run-as-root", "--oversubscribe", "-n", str(RANKS),
+        args.peer_python, OPEN_MPI, "--seconds", seconds]
     best, peers = {}, {}
 
     def keep(rows, kept):
@@ -204,13 +204,8 @@ def measure_collectives(args):
         say("  collectives of %d ranks" % RANKS)
         keep(call([os.path.join(args.out, "bench/comm_bench"), "--ranks",
                    str(RANKS), "--seconds", seconds]) or [], best)
-        if has_peer:
-            found, why = attempt(launch + [binary, "--seconds", seconds])
-            if why:
-                say("  Open MPI is left out: %s" % why)
-                has_peer = False
-            else:
-                keep(found, peers)
+        if launch:
+            keep(call(launch) or [], peers)
     for key, row in best.items():
         if key in peers:
             row["open_mpi"] = peers[key]["rate"]
@@ -313,24 +308,22 @@ def collective_targets(rows):
 
 
 def print_turns(dtype, found):
-    say()
-    say("%s, %d ranks with one core each%11s %9s %9s %9s %9s" % (
-        dtype, RANKS, "tok/s", "step ms", "GB/rank", "exposed", "host ms"))
+    rows = []
     for name, stage in TURNS:
         key = "%s/%d" % (name, stage)
-        if key in found["failed"]:
-            say("  %-26s %s" % (label(name, stage), found["failed"][key]))
-            continue
         rounds = found["turns"].get(key)
-        if not rounds:
-            continue
-        own = ""
-        if name == "zero":
-            own = "%9.0f %9.1f" % (of_all(rounds, "exposed_ms"),
-                                   of_all(rounds, "host_ms"))
-        say("  %-26s %10.1f %9.0f %9.2f %s" % (
-            label(name, stage), rate_of(rounds), of_all(rounds, "step_ms"),
-            memory_of(rounds) / 1e9, own))
+        if key in found["failed"]:
+            rows.append((label(name, stage), found["failed"][key]))
+        elif rounds:
+            rows.append((
+                label(name, stage), "%.1f" % rate_of(rounds),
+                "%.0f" % of_all(rounds, "step_ms"),
+                "%.2f" % (memory_of(rounds) / 1e9), *(
+                    ("%.0f" % of_all(rounds, "exposed_ms"),
+                     "%.1f" % of_all(rounds, "host_ms"))
+                    if name == "zero" else ("", ""))))
+    print_table(("%s, %d ranks with one core each" % (dtype, RANKS), "tok/s",
+                 "step ms", "GB/rank", "exposed", "host ms"), rows)
     for name, stage in TURNS:
         rounds = found["turns"].get("%s/%d" % (name, stage))
         if name == "zero" and rounds:
@@ -353,58 +346,52 @@ def print_turns(dtype, found):
 def print_pairs(dtype, pairs):
     if 1 not in pairs:
         return
-    say()
     alone = middle(pairs[1][0]["step_ms"])
-    say("%s, one thread per rank%20s %9s %12s" % (
-        dtype, "stage 0 ms", "stage 3", "efficiency"))
+    rows = []
     for count, pair in pairs.items():
         steps = [middle(one["step_ms"]) for one in pair]
-        say("  %-30d %10.0f %9.0f %5.2f %6.2f" % (
-            count, *steps, *(alone / step for step in steps)))
+        rows.append((count, *("%.0f" % step for step in steps),
+                     *("%.2f" % (alone / step) for step in steps)))
+    print_table((dtype + ", one thread per rank", "stage 0 ms", "stage 3",
+                 "efficiency 0", "efficiency 3"), rows)
 
 
 def print_link(dtype, link, pairs):
     if not link["stages"]:
         return
-    say()
-    say("%s, %d ranks over a slow link%8s %9s %9s %9s %9s %9s %9s" % (
-        dtype, RANKS, "comm/", "step ms", "waited", "exposed", "allowed",
-        "first", "last"))
-    say("%37s %9s %9s %9s %9s %9s %9s" % (
-        "compute", "overlap", "for", "ms", "ms", "gather", "reduction"))
+    rows = []
     for stage, pair in link["stages"].items():
         on, off = pair["on"], pair["off"]
-        compute = middle(off["step_ms"]) - middle(off["exposed_ms"])
-        share = on["link"]["all_ms"] / compute
-        say("  stage %d, %-18s %7.0f%%%s%s" % (
-            stage, on["link"]["rate"], 100 * share,
-            " %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f" % (
-                middle(on["step_ms"]),
-                middle(off["step_ms"]), middle(on["exposed_ms"]),
-                allowed_ms(on), on["link"]["first_gather_ms"],
-                on["link"]["last_reduction_ms"]),
-            "" if 0.8 <= share <= 1 else "  not 80 to 100 %: measure again"))
+        share = on["link"]["all_ms"] / (middle(off["step_ms"]) -
+                                        middle(off["exposed_ms"]))
+        rows.append((
+            "stage %d, %s" % (stage, on["link"]["rate"]),
+            "%.0f%%" % (100 * share), *("%.0f" % ms for ms in (
+                middle(on["step_ms"]), middle(off["step_ms"]),
+                middle(on["exposed_ms"]), allowed_ms(on),
+                on["link"]["first_gather_ms"],
+                on["link"]["last_reduction_ms"])),
+            "" if 0.8 <= share <= 1 else "not 80 to 100 %: measure again"))
+    print_table(("%s, %d ranks over a slow link" % (dtype, RANKS),
+                 "comm/compute", "overlapped ms", "waited for", "exposed ms",
+                 "allowed ms", "first gather", "last reduction", ""), rows)
     say("  allowed: the first gather, the last reduction (the tied embedding: "
         "%.0f %% of all\n  that is reduced) and %.0f %% of the step" % (
             100 * on["last_reduction_bytes"] / on["wire"]["reduced"],
             100 * EXPOSED))
     if not link["rows"]:
         return
-    say()
-    say("%s, stage %d, the same link%13s %9s %9s %9s %10s" % (
-        dtype, LINK_STAGE, "calls", "GB/s", "step ms", "exposed",
-        "efficiency"))
+    alone = middle(pairs[1][0]["step_ms"]) if 1 in pairs else None
+    rows = []
     for row in link["rows"]:
         one = row["result"]
-        if one is None:
-            say("  %-36s %s" % (row["label"], row["failed"]))
-            continue
-        step = middle(one["step_ms"])
-        alone = middle(pairs[1][0]["step_ms"]) if 1 in pairs else None
-        say("  %-36s %4d %9.3f %9.0f %9.0f %10s" % (
-            row["label"], one["wire"]["collectives"], one["bus_gb_per_s"],
-            step, middle(one["exposed_ms"]),
-            "%.2f" % (alone / step) if alone else ""))
+        rows.append((row["label"], row["failed"]) if one is None else (
+            row["label"], one["wire"]["collectives"],
+            "%.3f" % one["bus_gb_per_s"], "%.0f" % middle(one["step_ms"]),
+            "%.0f" % middle(one["exposed_ms"]),
+            "%.2f" % (alone / middle(one["step_ms"])) if alone else ""))
+    print_table(("%s, stage %d, the same link" % (dtype, LINK_STAGE), "calls",
+                 "GB/s", "step ms", "exposed", "efficiency"), rows)
     say("  a segment: a unit, or an equal part of one above 16 MiB (this "
         "model's 148 tensors\n  are in 35), per tensor each tensor; GB/s: bytes "
         "sent over the time that collectives\n  took; efficiency: the step of "
