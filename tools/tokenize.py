@@ -50,107 +50,80 @@ class UserError(Exception):
     """Something that the user can mend; printed without a traceback."""
 
 
-class Format:
-    """How one token is stored: decided by the vocabulary alone, not by the tokens seen."""
-
-    def __init__(self, vocabulary: int):
-        narrow = vocabulary <= 65536
-        self.magic, self.version = (20240520, 1) if narrow else (20240801, 7)
-        self.name, self.typecode = ("uint16", "H") if narrow else ("uint32", "I")
-
-    def header(self, count: int) -> bytes:
-        words = (self.magic, self.version, count)
-        return struct.pack(f"<{HEADER_INTS}i", *words, *[0] * (HEADER_INTS - len(words)))
-
-    def pack(self, tokens: list[int]) -> bytes:
-        packed = array.array(self.typecode, tokens)
-        if sys.byteorder == "big":
-            packed.byteswap()
-        return packed.tobytes()
-
-
-class Shard:
-    """One token file under a temporary name beside its final one."""
-
-    def __init__(self, path: pathlib.Path, form: Format):
-        self.path, self.form, self.count = path, form, 0
-        self.temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
-        self.file = open(self.temporary, "wb")
-        self.file.write(form.header(0))
-
-    def write(self, tokens: list[int]) -> None:
-        self.count += len(tokens)
-        self.file.write(self.form.pack(tokens))
-
-    def finish(self) -> None:
-        """Puts the count into the header and the bytes onto the disk."""
-        self.file.seek(0)
-        self.file.write(self.form.header(self.count))
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
-
-
 class Writer:
-    """Cuts a stream of tokens into shards; they get their names together, in commit().
+    """Cuts a stream of tokens into files under temporary names; they get their own together,
+    in commit(). How a token is stored is decided by the vocabulary, not by the tokens seen.
 
     A context manager: leaving it without commit() removes what was written.
     """
 
-    def __init__(self, out: pathlib.Path, form: Format, shard_tokens: int | None):
-        self.out, self.form, self.shard_tokens = out, form, shard_tokens
-        self.shards: list[Shard] = []
-        self.done: list[tuple[pathlib.Path, int]] = []  # files and their tokens, after commit()
+    def __init__(self, out: pathlib.Path, vocabulary: int, shard_tokens: int | None):
+        self.out, self.shard_tokens = out, shard_tokens
+        narrow = vocabulary <= 65536
+        self.magic, self.version = (20240520, 1) if narrow else (20240801, 7)
+        self.type_name, self.typecode = ("uint16", "H") if narrow else ("uint32", "I")
+        self.file = None  # under a temporary name beside the last of `counts`
+        self.counts: dict[pathlib.Path, int] = {}  # tokens of each file
         self.tokens = 0
 
     def __enter__(self) -> "Writer":
         return self
 
     def __exit__(self, *exception) -> None:
-        for shard in self.shards:
-            shard.file.close()
-            shard.temporary.unlink(missing_ok=True)
+        if self.file:
+            self.file.close()
+        for path in self.counts:
+            self.temporary(path).unlink(missing_ok=True)
+
+    @staticmethod
+    def temporary(path: pathlib.Path) -> pathlib.Path:
+        return path.with_name(f".{path.name}.tmp{os.getpid()}")
 
     def write(self, tokens: list[int]) -> None:
         """Appends tokens; a document may go on in the next shard."""
         self.tokens += len(tokens)
         limit, start = self.shard_tokens or MAX_TOKENS, 0
         while start < len(tokens):
-            if not self.shards or self.shards[-1].count == limit:
-                self.open_shard()
-            part = tokens[start:start + limit - self.shards[-1].count]
-            self.shards[-1].write(part)
+            if not self.file or self.counts[self.path] == limit:
+                self.next_file()
+            part = array.array(self.typecode, tokens[start:start + limit - self.counts[self.path]])
+            self.counts[self.path] += len(part)
             start += len(part)
+            if sys.byteorder == "big":
+                part.byteswap()
+            self.file.write(part.tobytes())
 
-    def open_shard(self) -> None:
-        if self.shards:
-            if not self.shard_tokens:
-                raise UserError(f"{self.out}: more than {MAX_TOKENS} tokens do not fit one file, "
-                                "since its header counts in 32 bits; use --shard-tokens")
-            self.shards[-1].finish()
-        self.shards.append(Shard(self.shard_path(len(self.shards)), self.form))
+    def next_file(self) -> None:
+        self.finish()
+        self.path = self.out
+        if self.shard_tokens:
+            self.path = self.out.with_name(
+                f"{self.out.stem}_{len(self.counts):06d}{self.out.suffix}")
+        elif self.counts:
+            raise UserError(f"{self.out}: more than {MAX_TOKENS} tokens do not fit one file, "
+                            "since its header counts in 32 bits; use --shard-tokens")
+        self.counts[self.path] = 0
+        self.file = open(self.temporary(self.path), "wb")
+        self.file.write(bytes(4 * HEADER_INTS))
 
-    def shard_path(self, index: int) -> pathlib.Path:
-        if not self.shard_tokens:
-            return self.out
-        return self.out.with_name(f"{self.out.stem}_{index:06d}{self.out.suffix}")
+    def finish(self) -> None:
+        """Puts the count into the header and the bytes onto the disk."""
+        if self.file:
+            self.file.seek(0)
+            self.file.write(struct.pack("<3i", self.magic, self.version, self.counts[self.path]))
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
 
     def commit(self) -> None:
-        self.shards[-1].finish()
-        for shard in self.shards:
-            os.replace(shard.temporary, shard.path)
-        sync_folder(self.out.parent)
-        self.done = [(shard.path, shard.count) for shard in self.shards]
-        self.shards = []
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Makes renames in it survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        self.finish()
+        for path in self.counts:
+            os.replace(self.temporary(path), path)
+        folder = os.open(self.out.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # so that the names survive a power cut
+        finally:
+            os.close(folder)
 
 
 def earlier_outputs(out: pathlib.Path, sharded: bool) -> list[pathlib.Path]:
@@ -275,51 +248,38 @@ def batches(pieces: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
         yield batch
 
 
-class Progress:
-    """A line on the terminal every few seconds; silent when stderr is none."""
-
-    def __init__(self):
-        self.start = self.shown = time.monotonic()
-        self.documents = self.bytes = 0
-
-    def add(self, batch: list[tuple[str, bool]], tokens: int) -> None:
-        self.documents += sum(ends for _, ends in batch)
-        self.bytes += sum(len(text.encode()) for text, _ in batch)
-        now = time.monotonic()
-        if sys.stderr.isatty() and now - self.shown > PROGRESS_SECONDS:
-            self.shown = now
-            print(f"{self.documents} documents, {self.bytes / 1e6:.1f} MB, {tokens} tokens",
-                  end="\r", file=sys.stderr, flush=True)
-
-    def summary(self, tokens: int) -> str:
-        seconds = time.monotonic() - self.start
-        return (f"{self.documents} documents, {self.bytes} bytes, {tokens} tokens "
-                f"({self.bytes / tokens:.2f} bytes per token) in {seconds:.1f} s")
-
-
 def tokenize_all(args: argparse.Namespace) -> None:
     """Does what the command line says."""
     earlier = prepare_output(args)
     tokenizer = load_tokenizer(args.tokenizer)
     eot = [] if args.append_eot is None else [token_id(tokenizer, args.append_eot)]
-    vocabulary, progress = vocabulary_size(tokenizer), Progress()
+    vocabulary = vocabulary_size(tokenizer)
     can_cut = cut_test(tokenizer)
     pieces = (p for path in args.inputs for p in file_pieces(path, args.split, can_cut))
-    with Writer(args.out, Format(vocabulary), args.shard_tokens) as writer:
+    start = shown = time.monotonic()
+    documents = num_bytes = 0
+    with Writer(args.out, vocabulary, args.shard_tokens) as writer:
         for batch in batches(pieces):
             encodings = tokenizer.encode_batch_fast([text for text, _ in batch],
                                                     add_special_tokens=False)
-            for encoding, (_, ends) in zip(encodings, batch):
+            for encoding, (text, ends) in zip(encodings, batch):
                 writer.write(encoding.ids + (eot if ends else []))
-            progress.add(batch, writer.tokens)
+                documents += ends
+                num_bytes += len(text.encode())
+            if sys.stderr.isatty() and time.monotonic() - shown > PROGRESS_SECONDS:
+                shown = time.monotonic()
+                print(f"{documents} documents, {num_bytes / 1e6:.1f} MB, {writer.tokens} tokens",
+                      end="\r", file=sys.stderr, flush=True)
         if not writer.tokens:
             raise UserError(f"no text in {len(args.inputs)} files, nothing written")
         writer.commit()
-    for stale in set(earlier) - {path for path, _ in writer.done}:
+    for stale in set(earlier) - set(writer.counts):
         stale.unlink()
-    print(progress.summary(writer.tokens))
-    for path, count in writer.done:
-        print(f"{path}: {count} {writer.form.name} tokens, vocabulary {vocabulary}")
+    print(f"{documents} documents, {num_bytes} bytes, {writer.tokens} tokens "
+          f"({num_bytes / writer.tokens:.2f} bytes per token) in "
+          f"{time.monotonic() - start:.1f} s")
+    for path, count in writer.counts.items():
+        print(f"{path}: {count} {writer.type_name} tokens, vocabulary {vocabulary}")
 
 
 def expand(pattern: str) -> list[str]:
