@@ -5,11 +5,14 @@
 
 namespace zero {
 
-Members MembersWith(int rank, int world, int shards) {
-  Members members;
+std::vector<int> MembersOf(Channel channel, int rank, int world, int shards) {
+  std::vector<int> members;
   for (int other = 0; other < world; ++other) {
-    if (other / shards == rank / shards) members.within.push_back(other);
-    if (other % shards == rank % shards) members.across.push_back(other);
+    const bool is_member =
+        channel == Channel::kScalar ||
+        (channel == Channel::kAcross ? other % shards == rank % shards
+                                     : other / shards == rank / shards);
+    if (is_member) members.push_back(other);
   }
   return members;
 }

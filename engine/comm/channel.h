@@ -24,14 +24,10 @@ constexpr const char* ChannelName(Channel channel) {
   return kNames[static_cast<size_t>(channel)];
 }
 
-// The ranks on the channels of one rank, it included, ascending.
-struct Members {
-  std::vector<int> within;  // its group: gather, reduce
-  std::vector<int> across;  // its place in every group: across
-};
-
+// The ranks on a channel of `rank`, it included, ascending: its group (gather,
+// reduce), its place in every group (across), all (scalar).
 // REQUIRES: `shards`, the ranks of a group, divides `world`.
-Members MembersWith(int rank, int world, int shards);
+std::vector<int> MembersOf(Channel channel, int rank, int world, int shards);
 
 // "reduce"; "reduce of ranks 2, 3" where not all of `world` ranks are on it.
 std::string ChannelText(const std::string& channel,

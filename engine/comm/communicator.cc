@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 
 namespace zero {
@@ -13,92 +14,71 @@ bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   return a_begin < b_begin + b_bytes && b_begin < a_begin + a_bytes;
 }
 
-// The checks of one segment of a typed call.
-struct SegmentCheck {
-  const Collective& collective;
-  const CollectiveSegment& segment;
-  size_t index;
-  int rank;
-  int world;
-
-  // `all_gather "block.3": segment 2`, the beginning of every message.
-  std::string Where() const {
-    return std::string(CollectiveKindName(collective.kind)) + " \"" +
-           collective.name + "\": segment " + std::to_string(index);
-  }
-
-  int64_t Bytes(int64_t elems) const {
-    return elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
-  }
-  int64_t OwnOffset() const { return Bytes(segment.elems / world * rank); }
-
-  void Memory() const {
-    ZERO_CHECK_GE(segment.elems, 0) << Where();
-    if (segment.elems == 0) return;
-    ZERO_CHECK(segment.send != nullptr)
-        << Where() << " of " << segment.elems << " elements sends from null";
-    ZERO_CHECK(segment.recv != nullptr)
-        << Where() << " of " << segment.elems << " elements receives at null";
-  }
-
-  void Divisible() const {
-    ZERO_CHECK_EQ(segment.elems % world, 0)
-        << Where() << " has " << segment.elems
-        << " elements, want a multiple of world " << world
-        << ": pad the segment";
-  }
-
-  // `recv` may be the own piece of `send`, element for element.
-  void ScatteredInPlace() const {
-    const int64_t piece = segment.elems / world;
-    if (!Overlap(segment.send, Bytes(segment.elems), segment.recv,
-                 Bytes(piece))) {
-      return;
-    }
-    ZERO_CHECK(segment.recv ==
-               static_cast<const char*>(segment.send) + OwnOffset())
-        << Where() << ": recv overlaps send, want rank " << rank
-        << "'s own piece of it or other memory";
-    ZERO_CHECK(!collective.accumulate)
-        << Where() << ": in place there is nothing to accumulate into";
-  }
-
-  // `send` may be the own piece of `recv`.
-  void GatheredInPlace() const {
-    if (!Overlap(segment.send, Bytes(segment.elems / world), segment.recv,
-                 Bytes(segment.elems))) {
-      return;
-    }
-    ZERO_CHECK(segment.send ==
-               static_cast<const char*>(segment.recv) + OwnOffset())
-        << Where() << ": send overlaps recv, want rank " << rank
-        << "'s own piece of it or other memory";
-  }
-
-  // `recv` may be `send`, or has nothing of it.
-  void TheSameOrApart() const {
-    if (segment.recv == segment.send) return;
-    ZERO_CHECK(!Overlap(segment.send, Bytes(segment.elems), segment.recv,
-                        Bytes(segment.elems)))
-        << Where() << ": send and recv overlap, want two memories";
-  }
-};
-
-template <class Fn>
-void CheckSegments(const Communicator& comm, const Collective& collective,
-                   const Fn& fn) {
-  for (size_t i = 0; i < collective.segments.size(); ++i) {
-    const SegmentCheck check{collective, collective.segments[i], i, comm.rank(),
-                             comm.world()};
-    check.Memory();
-    fn(check);
-  }
+bool HasRoot(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast;
 }
 
-void CheckSummable(const Collective& collective) {
-  ZERO_CHECK(IsFloat(collective.dtype))
-      << CollectiveKindName(collective.kind) << " \"" << collective.name
-      << "\": " << collective.dtype << ", want fp32, bf16, fp16 or fp64";
+// What one end of `rank` carries; `at_root` is the kind whose root carries all
+// the others' bytes there.
+int64_t BytesOf(const Collective& collective, int rank, int world,
+                CollectiveKind at_root) {
+  const int64_t bytes = WireBytes(collective, world);
+  if (!HasRoot(collective.kind) || world == 1) return bytes;
+  const bool is_root = rank == collective.root;
+  if (collective.kind == at_root) return is_root ? bytes : 0;
+  return is_root ? 0 : bytes / (world - 1);
+}
+
+// "[8 x2, 4]".
+std::string Sizes(const std::vector<CollectiveSegment>& segments) {
+  std::string sizes;
+  for (size_t i = 0; i < segments.size();) {
+    size_t end = i + 1;
+    while (end < segments.size() && segments[end].elems == segments[i].elems) {
+      ++end;
+    }
+    absl::StrAppend(&sizes, i == 0 ? "" : ", ", segments[i].elems);
+    if (end - i > 1) absl::StrAppend(&sizes, " x", end - i);
+    i = end;
+  }
+  return absl::StrCat("[", sizes, "]");
+}
+
+// Stops the program where a caller of `rank` made a mistake.
+void CheckSegment(const Collective& collective, size_t index, int rank,
+                  int world) {
+  const CollectiveSegment& segment = collective.segments[index];
+  const auto [send, recv, elems] = segment;
+  // `all_gather "block.3": segment 2`, the beginning of every message.
+  const std::string where =
+      absl::StrCat(CollectiveKindName(collective.kind), " \"", collective.name,
+                   "\": segment ", index);
+  ZERO_CHECK_GE(elems, 0) << where;
+  if (elems == 0) return;
+  ZERO_CHECK(send != nullptr)
+      << where << " of " << elems << " elements sends from null";
+  ZERO_CHECK(recv != nullptr)
+      << where << " of " << elems << " elements receives at null";
+  const int64_t bytes =
+      elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
+  if (HasRoot(collective.kind)) {
+    ZERO_CHECK(send == recv || !Overlap(send, bytes, recv, bytes))
+        << where << ": send and recv overlap, want two memories";
+    return;
+  }
+  ZERO_CHECK_EQ(elems % world, 0)
+      << where << " has " << elems << " elements, want a multiple of world "
+      << world << ": pad the segment";
+  // One of them may be the rank's own piece of the other.
+  const bool gathers = collective.kind == CollectiveKind::kAllGather;
+  const void* const full = gathers ? recv : send;
+  const void* const piece = gathers ? send : recv;
+  if (!Overlap(full, bytes, piece, bytes / world)) return;
+  ZERO_CHECK(piece == static_cast<const char*>(full) + bytes / world * rank)
+      << where << (gathers ? ": send overlaps recv" : ": recv overlaps send")
+      << ", want rank " << rank << "'s own piece of it or other memory";
+  ZERO_CHECK(!collective.accumulate)
+      << where << ": in place there is nothing to accumulate into";
 }
 
 }  // namespace
@@ -145,31 +125,34 @@ int64_t WireBytes(const Collective& collective, int world) {
 }
 
 int64_t SentBytes(const Collective& collective, int rank, int world) {
-  const int64_t bytes = WireBytes(collective, world);
-  const bool is_root = rank == collective.root;
-  if (world == 1) return 0;
-  switch (collective.kind) {
-    case CollectiveKind::kReduce:
-      return is_root ? 0 : bytes / (world - 1);
-    case CollectiveKind::kBroadcast:
-      return is_root ? bytes : 0;
-    default:
-      return bytes;
-  }
+  return BytesOf(collective, rank, world, CollectiveKind::kBroadcast);
 }
 
 int64_t ReceivedBytes(const Collective& collective, int rank, int world) {
-  const int64_t bytes = WireBytes(collective, world);
-  const bool is_root = rank == collective.root;
-  if (world == 1) return 0;
-  switch (collective.kind) {
-    case CollectiveKind::kReduce:
-      return is_root ? bytes : 0;
-    case CollectiveKind::kBroadcast:
-      return is_root ? 0 : bytes / (world - 1);
-    default:
-      return bytes;
+  return BytesOf(collective, rank, world, CollectiveKind::kReduce);
+}
+
+std::string Signature(const Collective& collective) {
+  std::string text = absl::StrCat(CollectiveKindName(collective.kind), " \"",
+                                  collective.name, "\"");
+  if (collective.kind == CollectiveKind::kBarrier) return text;
+  absl::StrAppend(&text, " ", DTypeName(collective.dtype));
+  if (collective.accumulate) absl::StrAppend(&text, " +=");
+  if (HasRoot(collective.kind)) {
+    const bool sends = collective.kind == CollectiveKind::kBroadcast;
+    absl::StrAppend(&text, sends ? " from" : " to", " rank ", collective.root);
   }
+  if (collective.algorithm == BulkAlgorithm::kRing) {
+    absl::StrAppend(&text, " by ring");
+  }
+  return absl::StrCat(text, " ", Sizes(collective.segments));
+}
+
+CollectiveCount& CollectiveCount::operator+=(const CollectiveCount& other) {
+  calls += other.calls;
+  bytes += other.bytes;
+  received += other.received;
+  return *this;
 }
 
 int64_t Communicator::StagingBytes(DType dtype, int64_t elems) const {
@@ -184,84 +167,72 @@ int64_t Communicator::StagingBytes(DType dtype, int64_t elems) const {
 
 void Communicator::AllGather(Stream& stream, std::string name, DType dtype,
                              std::vector<CollectiveSegment> segments) {
-  Collective collective;
-  collective.kind = CollectiveKind::kAllGather;
-  collective.name = std::move(name);
-  collective.dtype = dtype;
-  collective.segments = std::move(segments);
-  collective.algorithm = algorithm_;
-  CheckSegments(*this, collective, [](const SegmentCheck& check) {
-    check.Divisible();
-    check.GatheredInPlace();
-  });
-  Run(stream, std::move(collective));
+  Issue(stream, {.kind = CollectiveKind::kAllGather,
+                 .name = std::move(name),
+                 .dtype = dtype,
+                 .segments = std::move(segments),
+                 .algorithm = algorithm_});
 }
 
 void Communicator::ReduceScatter(Stream& stream, std::string name, DType dtype,
                                  bool accumulate,
                                  std::vector<CollectiveSegment> segments,
                                  Workspace staging) {
-  Collective collective;
-  collective.kind = CollectiveKind::kReduceScatter;
-  collective.name = std::move(name);
-  collective.dtype = dtype;
-  collective.accumulate = accumulate;
-  collective.segments = std::move(segments);
-  collective.algorithm = algorithm_;
-  collective.staging = staging.data;
-  CheckSummable(collective);
-  CheckSegments(*this, collective, [](const SegmentCheck& check) {
-    check.Divisible();
-    check.ScatteredInPlace();
-  });
   int64_t elems = 0;
-  for (const CollectiveSegment& segment : collective.segments) {
-    elems += segment.elems;
-  }
-  collective.staging_bytes = StagingBytes(dtype, elems);
-  ZERO_CHECK_GE(static_cast<int64_t>(staging.bytes), collective.staging_bytes)
-      << "reduce_scatter \"" << collective.name
+  for (const CollectiveSegment& segment : segments) elems += segment.elems;
+  const int64_t staging_bytes = StagingBytes(dtype, elems);
+  ZERO_CHECK_GE(static_cast<int64_t>(staging.bytes), staging_bytes)
+      << "reduce_scatter \"" << name
       << (algorithm_ == BulkAlgorithm::kRing ? "\": staging memory of a ring"
                                              : "\": staging memory");
-  Run(stream, std::move(collective));
-}
-
-Collective Communicator::Rooted(CollectiveKind kind, std::string name,
-                                DType dtype, int root,
-                                std::vector<CollectiveSegment> segments) const {
-  ZERO_CHECK(root >= 0 && root < world())
-      << CollectiveKindName(kind) << " \"" << name << "\": root " << root
-      << " is not in [0, " << world() << ")";
-  Collective collective;
-  collective.kind = kind;
-  collective.name = std::move(name);
-  collective.dtype = dtype;
-  collective.root = root;
-  collective.segments = std::move(segments);
-  CheckSegments(*this, collective,
-                [](const SegmentCheck& check) { check.TheSameOrApart(); });
-  return collective;
+  Issue(stream, {.kind = CollectiveKind::kReduceScatter,
+                 .name = std::move(name),
+                 .dtype = dtype,
+                 .accumulate = accumulate,
+                 .segments = std::move(segments),
+                 .algorithm = algorithm_,
+                 .staging = staging.data,
+                 .staging_bytes = staging_bytes});
 }
 
 void Communicator::Reduce(Stream& stream, std::string name, DType dtype,
                           int root, std::vector<CollectiveSegment> segments) {
-  Collective collective = Rooted(CollectiveKind::kReduce, std::move(name),
-                                 dtype, root, std::move(segments));
-  CheckSummable(collective);
-  Run(stream, std::move(collective));
+  Issue(stream, {.kind = CollectiveKind::kReduce,
+                 .name = std::move(name),
+                 .dtype = dtype,
+                 .root = root,
+                 .segments = std::move(segments)});
 }
 
 void Communicator::Broadcast(Stream& stream, std::string name, DType dtype,
                              int root,
                              std::vector<CollectiveSegment> segments) {
-  Run(stream, Rooted(CollectiveKind::kBroadcast, std::move(name), dtype, root,
-                     std::move(segments)));
+  Issue(stream, {.kind = CollectiveKind::kBroadcast,
+                 .name = std::move(name),
+                 .dtype = dtype,
+                 .root = root,
+                 .segments = std::move(segments)});
 }
 
 void Communicator::Barrier(Stream& stream, std::string name) {
-  Collective collective;
-  collective.kind = CollectiveKind::kBarrier;
-  collective.name = std::move(name);
+  Issue(stream, {.kind = CollectiveKind::kBarrier, .name = std::move(name)});
+}
+
+void Communicator::Issue(Stream& stream, Collective collective) {
+  const bool sums = collective.kind == CollectiveKind::kReduceScatter ||
+                    collective.kind == CollectiveKind::kReduce;
+  ZERO_CHECK(!sums || IsFloat(collective.dtype))
+      << CollectiveKindName(collective.kind) << " \"" << collective.name
+      << "\": " << collective.dtype << ", want fp32, bf16, fp16 or fp64";
+  ZERO_CHECK(collective.root >= 0 && collective.root < world_)
+      << CollectiveKindName(collective.kind) << " \"" << collective.name
+      << "\": root " << collective.root << " is not in [0, " << world_ << ")";
+  for (size_t i = 0; i < collective.segments.size(); ++i) {
+    CheckSegment(collective, i, rank_, world_);
+  }
+  total_ += {.calls = 1,
+             .bytes = SentBytes(collective, rank_, world_),
+             .received = ReceivedBytes(collective, rank_, world_)};
   Run(stream, std::move(collective));
 }
 

@@ -17,7 +17,7 @@
 //
 // To add a backend: derive from Communicator, implement Run, and give it a
 // linked *_off twin where it can be missing. To add a collective: a kind, a
-// typed call, its line in WireBytes and signature.cc, its case in exchange.cc.
+// typed call, its line in WireBytes and Signature, its case in exchange.cc.
 // To add an algorithm: a value of BulkAlgorithm, and a file as ring.h.
 #ifndef ZERO_ENGINE_COMM_COMMUNICATOR_H_
 #define ZERO_ENGINE_COMM_COMMUNICATOR_H_
@@ -92,6 +92,22 @@ int64_t WireBytes(const Collective& collective, int world);
 int64_t SentBytes(const Collective& collective, int rank, int world);
 int64_t ReceivedBytes(const Collective& collective, int rank, int world);
 
+// What must be the same of a collective on all ranks, as one line of text: it
+// is compared and printed. Kind, name, dtype, root, algorithm and the elements
+// of every segment; equal runs of segments are folded: `reduce_scatter
+// "block.3" bf16 += [128, 64 x3]`. Two collectives have the same signature
+// exactly when they fit together.
+std::string Signature(const Collective& collective);
+
+// What a communicator was asked for.
+struct CollectiveCount {
+  int64_t calls = 0;
+  int64_t bytes = 0;     // sent by this rank: SentBytes
+  int64_t received = 0;  // bytes: ReceivedBytes
+
+  CollectiveCount& operator+=(const CollectiveCount& other);
+};
+
 // One rank's end. All ranks issue the same collectives in the same order on
 // the communicators of one channel; a backend checks it by the signature.
 // Errors:  of the world by status(). A caller's mistake (null memory, a size
@@ -149,6 +165,9 @@ class Communicator {
   // What is enqueued behind it begins when all ranks have reached it.
   void Barrier(Stream& stream, std::string name);
 
+  // Of the typed calls so far.
+  const CollectiveCount& Total() const { return total_; }
+
   // Enqueues a collective that a typed call has checked. Its memory must stay
   // until its work is done.
   virtual void Run(Stream& stream, Collective collective) = 0;
@@ -174,13 +193,13 @@ class Communicator {
   virtual int64_t received_bytes() const { return 0; }
 
  private:
-  // A collective with a root, checked.
-  Collective Rooted(CollectiveKind kind, std::string name, DType dtype,
-                    int root, std::vector<CollectiveSegment> segments) const;
+  // Checks, counts and runs.
+  void Issue(Stream& stream, Collective collective);
 
   int rank_;
   int world_;
   BulkAlgorithm algorithm_;
+  CollectiveCount total_;
 };
 
 // A communicator around another one, which does the work. Derived classes

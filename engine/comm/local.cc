@@ -12,7 +12,6 @@
 #include "engine/comm/channel.h"
 #include "engine/comm/exchange.h"
 #include "engine/comm/progress.h"
-#include "engine/comm/signature.h"
 #include "kernels/check.h"
 
 namespace zero {

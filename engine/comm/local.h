@@ -65,6 +65,10 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   int world() const { return world_; }
 
+  // Makes the group fail; the first call counts.
+  void Abort(int rank, const absl::Status& status);
+  // OK, or why it failed.
+  absl::Status status() const;
   // The ranks for which others waited in vain, ascending; none unless that is
   // how the group failed. One that waited itself, in another channel, is not
   // missing: those are for whom it waited.
@@ -100,8 +104,6 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void Break(Channel& channel, int place, const std::string& reason);
 
   void Leave(Channel& channel, int place);
-  void Abort(int rank, const absl::Status& status);
-  absl::Status status() const;
 
   // With the lock held:
   // Waits until `condition` holds; the group fails where that takes too long,

@@ -1,8 +1,12 @@
 #include "engine/comm/local_ranks.h"
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
+#include <map>
 #include <mutex>
+#include <numeric>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -18,142 +22,180 @@
 namespace zero {
 namespace {
 
-// How ranks end, as seen by the thread that waits for them.
-class Endings {
+using Body = std::function<absl::Status(const Rank&)>;
+
+// For a rank for which others have waited in vain already.
+constexpr absl::Duration kGrace = absl::Seconds(1);
+
+// The ranks of this process, and how they ended.
+class Runner {
  public:
-  explicit Endings(int world) : ended_(world) {}
+  Runner(Transport& transport, const LocalRanksOptions& options,
+         const MakeDeviceFn& make_device, const Body& body)
+      : transport_(transport),
+        options_(options),
+        make_device_(make_device),
+        body_(body) {}
 
-  // Of what the ranks say the first error counts: later ones are its echo.
-  void Say(const absl::Status& error) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    first_error_.Update(error);
-    changed_.notify_all();
-  }
-  void End(int rank) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_[rank] = true;
-    changed_.notify_all();
-  }
-  absl::Status first_error() const {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return first_error_;
-  }
-
-  // Waits for all ranks; returns those that hang.
-  std::vector<int> Await(const LocalGroup& group, absl::Duration timeout) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock,
-                  [&] { return Running().empty() || !first_error_.ok(); });
-    const absl::Time failed = absl::Now();
-    const std::vector<int> missing = group.missing();
-    while (true) {
-      const std::vector<int> running = Running();
-      // Others have waited long enough for a missing one already.
-      const bool all_missing = std::includes(missing.begin(), missing.end(),
-                                             running.begin(), running.end());
-      const absl::Time deadline =
-          failed +
-          (all_missing ? std::min(timeout, absl::Seconds(1)) : timeout);
-      if (running.empty() || absl::Now() >= deadline) return running;
-      changed_.wait_until(lock, absl::ToChronoTime(deadline));
+  absl::Status Run(const std::vector<int>& ranks) {
+    running_ = starting_ = {ranks.begin(), ranks.end()};
+    std::vector<std::thread> threads;
+    for (const int rank : ranks) {
+      threads.emplace_back([this, rank] { RunOne(rank); });
     }
+    const absl::Status hang = AwaitAll();
+    if (!hang.ok() && options_.on_hang) options_.on_hang(hang);
+    for (std::thread& thread : threads) thread.join();
+    return Error();
   }
 
  private:
-  std::vector<int> Running() const {
-    std::vector<int> running;
-    for (size_t rank = 0; rank < ended_.size(); ++rank) {
-      if (!ended_[rank]) running.push_back(static_cast<int>(rank));
-    }
-    return running;
+  void RunOne(int index) {
+    // What tears connections down at the end may fail as well.
+    const absl::Status status =
+        CatchExceptions([&] { return ConnectAndRun(index); });
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!status.ok()) errors_[index] = status;
+    starting_.erase(index);
+    running_.erase(index);
+    changed_.notify_all();
   }
 
-  mutable std::mutex mutex_;
+  absl::Status ConnectAndRun(int index) {
+    std::unique_ptr<Device> device;  // the ends have events and memory of it
+    Rank rank;
+    const absl::Status status = CatchExceptions([&]() -> absl::Status {
+      ZERO_ASSIGN_OR_RETURN(device, make_device_(index));
+      rank.device = device.get();
+      ZERO_RETURN_IF_ERROR(transport_.Connect(index, &rank));
+      for (const Channel channel : kChannels) {
+        std::unique_ptr<Communicator>& end = rank.end(channel);
+        if (!options_.wrap) break;
+        end = options_.wrap(index, ChannelName(channel), std::move(end));
+      }
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        starting_.erase(index);
+      }
+      return body_(rank);
+    });
+    if (status.ok()) return status;
+    const bool is_echo = !transport_.status().ok();  // of what is known already
+    if (rank.scalar != nullptr) {
+      rank.scalar->Abort(status);
+    } else {
+      transport_.Abort(index, status);
+    }
+    if (is_echo || transport_.world() == 1) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat("rank ", index, ": ", status.message()));
+  }
+
+  // Of the ranks that have ended, the lowest one's: that of the summary.
+  absl::Status Error() const {
+    return errors_.empty() ? absl::OkStatus() : errors_.begin()->second;
+  }
+
+  // OK when all have ended. An error: of the run, with the ranks that did not
+  // come back within the timeout after it.
+  absl::Status AwaitAll() {
+    const absl::Duration timeout = options_.local.timeout;
+    absl::Time deadline = absl::InfiniteFuture();
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!running_.empty()) {
+      changed_.wait_for(lock, std::chrono::milliseconds(200));
+      const bool starting = !starting_.empty();
+      lock.unlock();
+      const absl::Status failed = transport_.Watch(starting);
+      const std::vector<int> missing =
+          failed.ok() ? std::vector<int>() : transport_.missing();
+      lock.lock();
+      absl::Status error = Error();
+      error.Update(failed);
+      const absl::Time now = absl::Now();
+      const bool all_missing = std::includes(missing.begin(), missing.end(),
+                                             running_.begin(), running_.end());
+      if (!error.ok()) {
+        deadline =
+            std::min(deadline,
+                     now + (all_missing ? std::min(timeout, kGrace) : timeout));
+      }
+      if (now < deadline || running_.empty()) continue;
+      return absl::Status(
+          error.code(),
+          absl::StrCat(error.message(), "; ",
+                       RankNames({running_.begin(), running_.end()}),
+                       running_.size() == 1 ? " hangs and is left behind"
+                                            : " hang and are left behind"));
+    }
+    return absl::OkStatus();
+  }
+
+  Transport& transport_;
+  const LocalRanksOptions& options_;
+  const MakeDeviceFn& make_device_;
+  const Body& body_;
+
+  std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::vector<bool> ended_;
-  absl::Status first_error_;
+  std::set<int> starting_, running_;
+  std::map<int, absl::Status> errors_;
 };
 
-void RunRank(LocalGroup& group, int index, const LocalRanksOptions& options,
-             const MakeDeviceFn& make_device,
-             const std::function<absl::Status(const Rank&)>& body,
-             Endings* endings) {
-  std::unique_ptr<Device> device;  // the ends have events and memory of it
-  Rank rank;
-  const auto connect = [&](const char* channel, std::vector<int> members) {
-    std::unique_ptr<Communicator> end =
-        group.Connect(index, channel, std::move(members));
-    if (options.wrap) end = options.wrap(index, channel, std::move(end));
-    return std::make_unique<CountingCommunicator>(std::move(end));
-  };
-  const int shards = options.shards == 0 ? group.world() : options.shards;
-  const Members members = MembersWith(index, group.world(), shards);
-  rank.gather = connect("gather", members.within);
-  rank.reduce = connect("reduce", members.within);
-  rank.across = connect("across", members.across);
-  rank.scalar = connect("scalar", {});
-  rank.sharers = options.SharersOf(index, group.world());
-  rank.missing = [&group] { return group.missing(); };
-  const absl::Status status = CatchExceptions([&]() -> absl::Status {
-    ZERO_ASSIGN_OR_RETURN(device, make_device(index));
-    rank.device = device.get();
-    if (device->kind() == DeviceKind::kCuda) {
-      absl::StrAppend(&rank.kind, " ",
-                      OnGpus(std::min(group.world(), options.num_devices)));
+class SharedMemory final : public Transport {
+ public:
+  SharedMemory(int world, const LocalRanksOptions& options)
+      : Transport(world),
+        options_(options),
+        group_(LocalGroup::Make(world, options.local)) {}
+
+  absl::Status Connect(int index, Rank* rank) override {
+    const int shards = options_.shards == 0 ? world() : options_.shards;
+    for (const Channel channel : kChannels) {
+      rank->end(channel) =
+          group_->Connect(index, ChannelName(channel),
+                          MembersOf(channel, index, world(), shards));
     }
-    return body(rank);
-  });
-  if (status.ok()) return;
-  const bool is_own = group.world() > 1 && rank.status().ok();
-  endings->Say(
-      is_own ? absl::Status(status.code(), absl::StrCat("rank ", index, ": ",
-                                                        status.message()))
-             : status);
-  rank.scalar->Abort(status);
-}
+    rank->sharers = options_.SharersOf(index, world());
+    rank->missing = [group = group_] { return group->missing(); };
+    if (rank->device->kind() == DeviceKind::kCuda) {
+      absl::StrAppend(&rank->kind, " ",
+                      OnGpus(std::min(world(), options_.num_devices)));
+    }
+    return absl::OkStatus();
+  }
+  void Abort(int index, const absl::Status& status) override {
+    group_->Abort(index, status);
+  }
+  absl::Status status() override { return group_->status(); }
+  std::vector<int> missing() override { return group_->missing(); }
+
+ private:
+  const LocalRanksOptions& options_;
+  const std::shared_ptr<LocalGroup> group_;
+};
 
 }  // namespace
-
-absl::Status WithHanging(const absl::Status& error,
-                         const std::vector<int>& ranks) {
-  return absl::Status(
-      error.code(),
-      absl::StrCat(error.message(), "; ", RankNames(ranks),
-                   ranks.size() == 1 ? " hangs and is left behind"
-                                     : " hang and are left behind"));
-}
 
 std::string OnGpus(int num_gpus) {
   return absl::StrCat("on ", num_gpus, num_gpus == 1 ? " GPU" : " GPUs");
 }
 
-absl::Status RunLocalRanks(
-    int world, const LocalRanksOptions& options,
-    const MakeDeviceFn& make_device,
-    const std::function<absl::Status(const Rank& rank)>& body) {
+absl::Status RunRanksOf(Transport& transport, const std::vector<int>& ranks,
+                        const LocalRanksOptions& options,
+                        const MakeDeviceFn& make_device, const Body& body) {
+  return Runner(transport, options, make_device, body).Run(ranks);
+}
+
+absl::Status RunLocalRanks(int world, const LocalRanksOptions& options,
+                           const MakeDeviceFn& make_device, const Body& body) {
   ZERO_CHECK(options.shards >= 0 &&
              (options.shards == 0 || world % options.shards == 0))
       << options.shards << " shards do not divide " << world << " ranks";
-  const std::shared_ptr<LocalGroup> group =
-      LocalGroup::Make(world, options.local);
-  Endings endings(world);
-  if (world == 1) {
-    RunRank(*group, 0, options, make_device, body, &endings);
-    return endings.first_error();
-  }
-  std::vector<std::thread> threads;
-  for (int index = 0; index < world; ++index) {
-    threads.emplace_back([&, index] {
-      RunRank(*group, index, options, make_device, body, &endings);
-      endings.End(index);
-    });
-  }
-  const std::vector<int> hanging = endings.Await(*group, options.local.timeout);
-  if (!hanging.empty() && options.on_hang) {
-    options.on_hang(WithHanging(endings.first_error(), hanging));
-  }
-  for (std::thread& thread : threads) thread.join();
-  return endings.first_error();
+  SharedMemory memory(world, options);
+  std::vector<int> ranks(world);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return RunRanksOf(memory, ranks, options, make_device, body);
 }
 
 }  // namespace zero

@@ -47,18 +47,47 @@ struct LocalRanksOptions {
   std::function<void(const absl::Status& error)> on_hang;
 };
 
-// What on_hang is told: `error`, and which ranks hang.
-absl::Status WithHanging(const absl::Status& error,
-                         const std::vector<int>& ranks);
+// What connects the ranks of this process with each other, and with those of
+// other processes: shared memory, or NCCL.
+// Threads: used by all ranks at once.
+class Transport {
+ public:
+  explicit Transport(int world) : world_(world) {}
+  virtual ~Transport() = default;
+
+  int world() const { return world_; }
+
+  // Gives a rank whose device is open its ends, and what else a Rank tells.
+  virtual absl::Status Connect(int index, Rank* rank) = 0;
+  // Makes the run fail for a rank that has no ends.
+  virtual void Abort(int index, const absl::Status& status) = 0;
+  // OK, or why the run failed.
+  virtual absl::Status status() = 0;
+  // Likewise, asked several times a second while ranks run; `starting`: some
+  // are not connected yet.
+  virtual absl::Status Watch(bool /*starting*/) { return status(); }
+  // See Rank.
+  virtual std::vector<int> missing() = 0;
+
+ private:
+  const int world_;
+};
+
+// Runs `body` once for each of `ranks`, all of this process, each on a thread
+// of its own, and waits for all of them. The first error of any rank, or what
+// it throws, makes all communicators fail, so that nobody waits for a rank that
+// is gone.
+// Errors: that of the lowest of these ranks, as a summary of the run has it; of
+//         the rank that failed first, with its number where there are several.
+absl::Status RunRanksOf(Transport& transport, const std::vector<int>& ranks,
+                        const LocalRanksOptions& options,
+                        const MakeDeviceFn& make_device,
+                        const std::function<absl::Status(const Rank&)>& body);
 
 // "on 2 GPUs".
 std::string OnGpus(int num_gpus);
 
-// Runs `body` once per rank, each on a thread of its own (a single one on the
-// caller's), and waits for all of them. The first error of any rank, or what it
-// throws, makes all communicators fail, so that nobody waits for a rank that is
-// gone.
-// Errors: that first error, with its rank where there are several.
+// Runs all `world` ranks in this process, over shared memory.
 absl::Status RunLocalRanks(
     int world, const LocalRanksOptions& options,
     const MakeDeviceFn& make_device,

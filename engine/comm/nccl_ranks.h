@@ -25,8 +25,7 @@ namespace zero {
 void LoadKernelsEarly();
 
 // As RunLocalRanks, by NCCL, after LoadKernelsEarly. Of options.local the
-// timeout counts. The error is that of the lowest rank that came back, as a
-// summary of the run has it.
+// timeout counts.
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
                           const MakeDeviceFn& make_device,
                           const std::function<absl::Status(const Rank&)>& body);

@@ -1,5 +1,6 @@
-// A communicator that does nothing: for the meta device, on which a step runs
-// without data. Wrapped in `counting` it tells what a run would send.
+// A communicator that moves nothing: for a world of one, and for the meta
+// device, on which a step runs without data. Its Total tells what a run would
+// send.
 #ifndef ZERO_ENGINE_COMM_NULL_H_
 #define ZERO_ENGINE_COMM_NULL_H_
 
@@ -14,8 +15,14 @@ class NullCommunicator final : public Communicator {
   using Communicator::Communicator;
 
   void Run(Stream&, Collective) override {}
-  void Abort(const absl::Status& status) override;
-  absl::Status status() const override;
+  void Abort(const absl::Status& status) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    failure_.Update(status);
+  }
+  absl::Status status() const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return failure_;
+  }
 
  private:
   mutable std::mutex mutex_;

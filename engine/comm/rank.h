@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/comm/counting.h"
+#include "engine/comm/channel.h"
 #include "engine/comm/null.h"
 #include "kernels/device.h"
 
@@ -20,13 +20,13 @@ struct Rank {
   Device* device = nullptr;
   // Within the group that shards the states: consecutive ranks. Parameters and
   // gradients move independently, each on a stream of its own.
-  std::unique_ptr<CountingCommunicator> gather;
-  std::unique_ptr<CountingCommunicator> reduce;
+  std::unique_ptr<Communicator> gather;
+  std::unique_ptr<Communicator> reduce;
   // Across the groups: the ranks with the same place in theirs. Gradients, on
   // the stream of `reduce`.
-  std::unique_ptr<CountingCommunicator> across;
+  std::unique_ptr<Communicator> across;
   // The few numbers that all ranks agree on, on the compute stream.
-  std::unique_ptr<CountingCommunicator> scalar;
+  std::unique_ptr<Communicator> scalar;
 
   // What the ranks are, for people: "4 threads of this process on 2 GPUs"
   // without its number.
@@ -55,6 +55,12 @@ struct Rank {
   int world() const { return scalar->world(); }
   int shards() const { return gather->world(); }  // ranks of a group
 
+  std::unique_ptr<Communicator>& end(Channel channel) {
+    std::unique_ptr<Communicator>* const ends[] = {&gather, &reduce, &across,
+                                                   &scalar};
+    return *ends[static_cast<size_t>(channel)];
+  }
+
   // The first error of any of the four.
   absl::Status status() const {
     for (const auto* end : {&gather, &reduce, &across, &scalar}) {
@@ -72,8 +78,7 @@ inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
                          BulkAlgorithm algorithm = BulkAlgorithm::kDirect) {
   if (shards == 0) shards = world;
   const auto end = [algorithm](int place, int size) {
-    return std::make_unique<CountingCommunicator>(
-        std::make_unique<NullCommunicator>(place, size, algorithm));
+    return std::make_unique<NullCommunicator>(place, size, algorithm);
   };
   return {&device, end(rank % shards, shards), end(rank % shards, shards),
           end(rank / shards, world / shards), end(rank, world)};
@@ -83,9 +88,8 @@ inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
 // collectives move nothing.
 inline Rank MakeImaginedRank(Device& meta, const Rank& rank) {
   const auto end = [](const Communicator& like) {
-    return std::make_unique<CountingCommunicator>(
-        std::make_unique<NullCommunicator>(like.rank(), like.world(),
-                                           like.algorithm()));
+    return std::make_unique<NullCommunicator>(like.rank(), like.world(),
+                                              like.algorithm());
   };
   return {&meta, end(*rank.gather), end(*rank.reduce), end(*rank.across),
           end(*rank.scalar)};

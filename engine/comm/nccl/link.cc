@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <set>
 #include <thread>
 #include <utility>
@@ -15,19 +14,11 @@
 #include "engine/base/status.h"
 #include "engine/comm/channel.h"
 #include "engine/comm/nccl/transfers.h"
-#include "engine/comm/signature.h"
 #include "kernels/check.h"
 #include "kernels/cuda/check.h"
 
 namespace zero {
 namespace {
-
-ncclConfig_t ConfigOf(const char* name) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  config.commName = name;  // in NCCL's own log
-  return config;
-}
 
 // How often the watch looks: often enough to notice a timeout in time.
 absl::Duration WatchPeriod(absl::Duration timeout) {
@@ -100,15 +91,20 @@ absl::StatusOr<std::shared_ptr<NcclLink>> NcclLink::Open(
       new NcclLink(std::move(store), device, options));
   device.MakeCurrent();
   const absl::Status opened = [&]() -> absl::Status {
+    ZERO_ASSIGN_OR_RETURN(link->scratch_,
+                          device.Allocate(1, MemoryKind::kDevice));
     ZERO_RETURN_IF_ERROR(link->MeetOthers());
     ZERO_RETURN_IF_ERROR(link->InitWorld());
-    const int shards = link->shards_, rank = link->rank_;
-    const Members members = MembersWith(rank, link->world_, shards);
-    ZERO_RETURN_IF_ERROR(
-        link->SplitWorld("gather", members.within, rank / shards));
-    ZERO_RETURN_IF_ERROR(
-        link->SplitWorld("reduce", members.within, rank / shards));
-    return link->SplitWorld("across", members.across, rank % shards);
+    for (const Channel channel :
+         {Channel::kGather, Channel::kReduce, Channel::kAcross}) {
+      ZERO_RETURN_IF_ERROR(link->AddChannel(
+          channel, [&](NcclChannel& added, ncclConfig_t* config) {
+            return ncclCommSplit(link->channels_.front()->comm,
+                                 /*color=*/added.members.front(), link->rank_,
+                                 &added.comm, config);
+          }));
+    }
+    return absl::OkStatus();
   }();
   if (!opened.ok()) {
     link->Fail(opened);
@@ -151,7 +147,6 @@ absl::Status NcclLink::MeetOthers() {
 }
 
 absl::Status NcclLink::InitWorld() {
-  const absl::Time deadline = absl::Now() + timeout_;
   ncclUniqueId id;
   if (rank_ == 0) {
     const ncclResult_t result = ncclGetUniqueId(&id);
@@ -168,79 +163,63 @@ absl::Status NcclLink::InitWorld() {
     ZERO_CHECK_EQ(bytes.size(), sizeof(id.internal));
     std::memcpy(id.internal, bytes.data(), bytes.size());
   }
-  auto channel = std::make_unique<NcclChannel>();
-  channel->name = "scalar";
-  channel->members.resize(world_);
-  std::iota(channel->members.begin(), channel->members.end(), 0);
-  channel->place = rank_;
-  ZERO_ASSIGN_OR_RETURN(channel->scratch,
-                        device_.Allocate(1, MemoryKind::kDevice));
-  channels_.push_back(std::move(channel));
-  NcclChannel& world = *channels_.back();
-  ncclConfig_t config = ConfigOf("scalar");
-  const ncclResult_t result =
-      ncclCommInitRankConfig(&world.comm, world_, id, rank_, &config);
-  if (IsNcclError(result)) {
-    return absl::UnavailableError(
-        absl::StrCat("nccl: rank ", rank_,
-                     " could not connect: ", ErrorText(result, world.comm)));
-  }
-  return AwaitInit(world, nullptr, deadline);
+  return AddChannel(
+      Channel::kScalar, [&](NcclChannel& added, ncclConfig_t* config) {
+        return ncclCommInitRankConfig(&added.comm, world_, id, rank_, config);
+      });
 }
 
-absl::Status NcclLink::SplitWorld(const char* name, std::vector<int> members,
-                                  int color) {
-  auto channel = std::make_unique<NcclChannel>();
-  channel->name = ChannelText(name, members, world_);
-  channel->place = static_cast<int>(
-      std::find(members.begin(), members.end(), rank_) - members.begin());
-  channel->members = std::move(members);
-  ZERO_ASSIGN_OR_RETURN(channel->scratch,
-                        device_.Allocate(1, MemoryKind::kDevice));
-  channels_.push_back(std::move(channel));
+absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
+  channels_.push_back(std::make_unique<NcclChannel>());
   NcclChannel& added = *channels_.back();
-  const ncclComm_t parent = channels_.front()->comm;
-  ncclConfig_t config = ConfigOf(name);
-  const ncclResult_t result =
-      ncclCommSplit(parent, color, rank_, &added.comm, &config);
-  if (IsNcclError(result)) {
-    return absl::UnavailableError(
-        absl::StrCat("nccl: rank ", rank_, " could not connect channel \"",
-                     name, "\": ", ErrorText(result, parent)));
-  }
-  return AwaitInit(added, parent, absl::Now() + timeout_);
-}
-
-// A split is the parent's work first.
-absl::Status NcclLink::AwaitInit(const NcclChannel& channel, ncclComm_t parent,
-                                 absl::Time deadline) {
+  added.members = MembersOf(channel, rank_, world_, shards_);
+  added.name = ChannelText(ChannelName(channel), added.members, world_);
+  added.place = static_cast<int>(
+      std::find(added.members.begin(), added.members.end(), rank_) -
+      added.members.begin());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.commName = ChannelName(channel);  // in NCCL's own log
   const auto failed = [&](const std::string& reason) {
     return absl::UnavailableError(absl::StrCat("nccl: rank ", rank_,
                                                " could not connect channel \"",
-                                               channel.name, "\": ", reason));
+                                               added.name, "\": ", reason));
   };
-  absl::Time look = absl::InfinitePast();
+  ncclResult_t result = init(added, &config);
+  if (IsNcclError(result)) return failed(ErrorText(result, added.comm));
+  result = AwaitNccl(added, absl::Now() + timeout_);
+  if (result == ncclSuccess) return absl::OkStatus();
+  if (IsNcclError(result)) return Hear(failed(ErrorText(result, added.comm)));
+  ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
+  return failed(absl::StrCat("NCCL was not ready within ",
+                             absl::FormatDuration(timeout_),
+                             "; NCCL_DEBUG=INFO says what it waits for"));
+}
+
+// What NCCL does in the background on a communicator: ncclSuccess when it has
+// done it, its error, or ncclInProgress after the deadline or a failure.
+ncclResult_t NcclLink::AwaitNccl(const NcclChannel& channel,
+                                 absl::Time deadline) {
+  absl::Time look = absl::Now() + WatchPeriod(timeout_);
   for (Pause pause;; pause.Wait()) {
-    ncclResult_t state = ncclSuccess;
-    for (const ncclComm_t comm : {parent, channel.comm}) {
-      if (comm == nullptr || state != ncclSuccess) continue;
-      const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-      if (IsNcclError(asked)) state = asked;
-      if (IsNcclError(state)) return Hear(failed(ErrorText(state, comm)));
-    }
-    if (state == ncclSuccess && channel.comm != nullptr) {
-      return absl::OkStatus();
+    {
+      std::lock_guard<std::mutex> lock(calls_);
+      if (!status().ok()) return ncclInProgress;
+      ncclResult_t state = ncclSuccess;
+      // A split is the world's work first, and has no communicator before.
+      for (const ncclComm_t comm : {channels_.front()->comm, channel.comm}) {
+        if (comm == nullptr || state != ncclSuccess) continue;
+        const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+        if (IsNcclError(asked)) state = asked;
+      }
+      if (IsNcclError(state)) return state;
+      if (state == ncclSuccess && channel.comm != nullptr) return state;
     }
     const absl::Time now = absl::Now();
-    if (now >= look) {
-      ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
-      look = now + WatchPeriod(timeout_);
-    }
-    if (now >= deadline) {
-      return failed(absl::StrCat("NCCL was not ready within ",
-                                 absl::FormatDuration(timeout_),
-                                 "; NCCL_DEBUG=INFO says what it waits for"));
-    }
+    if (now >= deadline) return ncclInProgress;
+    if (now < look) continue;
+    if (!StoredFailure(*store_).ok()) return ncclInProgress;
+    look = now + WatchPeriod(timeout_);
   }
 }
 
@@ -267,12 +246,9 @@ void NcclLink::Run(NcclChannel& channel, Stream& stream,
 
 bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
                       const Collective& collective, const NcclCall& call) {
-  NcclPlace place{channel.place,
-                  static_cast<int>(channel.members.size()),
-                  nullptr,
-                  cuda::HandleOf(stream),
-                  channel.scratch.data(),
-                  &channel.received_bytes};
+  NcclPlace place{channel.place,   static_cast<int>(channel.members.size()),
+                  nullptr,         cuda::HandleOf(stream),
+                  scratch_.data(), &channel.received_bytes};
   ncclResult_t result;
   std::string error;
   {
@@ -291,35 +267,19 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
                      call.mark.TextIn(channel.name), ": ", error))));
     return false;
   }
-  if (!AwaitLaunch(channel, call)) return false;
+  // Only then are the kernels on the stream, and an event behind them. In the
+  // first collective of a communicator NCCL connects: that waits for peers.
+  result = AwaitNccl(channel, absl::Now() + timeout_);
+  if (IsNcclError(result)) {
+    Fail(Hear(absl::UnavailableError(absl::StrCat(
+        "nccl: rank ", rank_, " failed at ", call.mark.TextIn(channel.name),
+        ": ", ErrorText(result, nullptr)))));
+  } else if (result == ncclInProgress) {
+    FailLate(channel, call.mark);
+  }
+  if (result != ncclSuccess) return false;
   EnqueueSums(place, stream, collective);
   return true;
-}
-
-// Only then are the kernels on the stream, and an event behind them. In the
-// first collective of a communicator NCCL connects: that waits for peers.
-bool NcclLink::AwaitLaunch(NcclChannel& channel, const NcclCall& call) {
-  const absl::Time deadline = absl::Now() + timeout_;
-  for (Pause pause;; pause.Wait()) {
-    ncclResult_t state = ncclSuccess;
-    {
-      std::lock_guard<std::mutex> lock(calls_);
-      if (!status().ok()) return false;
-      const ncclResult_t asked = ncclCommGetAsyncError(channel.comm, &state);
-      if (IsNcclError(asked)) state = asked;
-    }
-    if (state == ncclSuccess) return true;
-    if (IsNcclError(state)) {
-      Fail(Hear(absl::UnavailableError(absl::StrCat(
-          "nccl: rank ", rank_, " failed at ", call.mark.TextIn(channel.name),
-          ": ", ErrorText(state, nullptr)))));
-      return false;
-    }
-    if (absl::Now() >= deadline) {
-      FailLate(channel, call.mark);
-      return false;
-    }
-  }
 }
 
 std::unique_ptr<Event> NcclLink::TakeEvent() {
@@ -427,6 +387,7 @@ absl::Status NcclLink::Hear(const absl::Status& own) {
 
 void NcclLink::FailLate(const NcclChannel& channel,
                         const CollectiveMark& call) {
+  if (!status().ok()) return;
   RanksProgress told;
   for (int rank = 0; rank < world_; ++rank) {
     const auto text = store_->Get(ProgressKey(rank));
@@ -614,18 +575,7 @@ bool NcclLink::Finalize() {
   const absl::Time deadline = absl::Now() + timeout_;
   for (const auto& channel : channels_) {
     if (channel->comm == nullptr) continue;
-    ncclResult_t state = ncclInProgress;
-    absl::Time look = absl::InfinitePast();
-    for (Pause pause; state == ncclInProgress; pause.Wait()) {
-      if (IsNcclError(ncclCommGetAsyncError(channel->comm, &state))) {
-        return false;
-      }
-      const absl::Time now = absl::Now();
-      if (now < look) continue;
-      if (now >= deadline || !StoredFailure(*store_).ok()) return false;
-      look = now + WatchPeriod(timeout_);
-    }
-    if (state != ncclSuccess) return false;
+    if (AwaitNccl(*channel, deadline) != ncclSuccess) return false;
   }
   for (const auto& channel : channels_) {
     if (channel->comm != nullptr) ncclCommDestroy(channel->comm);

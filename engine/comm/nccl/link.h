@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "engine/comm/channel.h"
 #include "engine/comm/communicator.h"
 #include "engine/comm/nccl/nccl.h"
 #include "engine/comm/progress.h"
@@ -40,7 +41,6 @@ struct NcclChannel {
   std::vector<int> members;  // ranks of the run, by their places
   int place = 0;             // of this rank
   ncclComm_t comm = nullptr;
-  Buffer scratch;
   int64_t received_bytes = 0;   // see Communicator
   ChannelProgress progress;     // as far as the watch has seen, without a name
   CollectiveMark launching;     // by the host, which may wait for peers
@@ -88,15 +88,13 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   // Start-up, in this order.
   absl::Status MeetOthers();
   absl::Status InitWorld();
-  absl::Status SplitWorld(const char* name, std::vector<int> members,
-                          int color);
-  absl::Status AwaitInit(const NcclChannel& channel, ncclComm_t parent,
-                         absl::Time deadline);
+  using InitFn = std::function<ncclResult_t(NcclChannel&, ncclConfig_t*)>;
+  absl::Status AddChannel(Channel channel, const InitFn& init);
+  ncclResult_t AwaitNccl(const NcclChannel& channel, absl::Time deadline);
 
   // Run: false after a failure, of this call or of the run.
   bool Launch(NcclChannel& channel, Stream& stream,
               const Collective& collective, const NcclCall& call);
-  bool AwaitLaunch(NcclChannel& channel, const NcclCall& call);
   std::unique_ptr<Event> TakeEvent();
 
   // The watch.
@@ -124,6 +122,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   const absl::Duration timeout_;
   int num_sharers_ = 1, num_gpus_ = 1;
   std::vector<std::unique_ptr<NcclChannel>> channels_;
+  Buffer scratch_;  // see NcclPlace
 
   // Held around every call of NCCL on a communicator: an abort ends these.
   std::mutex calls_;

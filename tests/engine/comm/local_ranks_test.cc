@@ -59,7 +59,7 @@ TEST(LocalRanksTest, WhatARankThrowsIsTheErrorOfAll) {
         });
     EXPECT_EQ(status.code(), c.code);
     EXPECT_THAT(std::string(status.message()),
-                HasSubstr(std::string("rank 2: ") + c.words));
+                HasSubstr(std::string("rank 2 aborted the run: ") + c.words));
     EXPECT_EQ(num_told, 2);
   }
 }

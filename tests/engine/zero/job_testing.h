@@ -280,8 +280,10 @@ inline void ExpectALeaverIsNamedByAll(const Job& job, int leaver) {
   const std::string name = absl::StrCat("rank ", leaver);
   EXPECT_EQ(failure.status.code(), absl::StatusCode::kDataLoss)
       << failure.status;
-  EXPECT_TRUE(
-      absl::StrContains(failure.status.message(), name + ": disk on fire"))
+  // The lowest rank's words.
+  const char* const says = leaver == 0 ? ": " : " aborted the run: ";
+  EXPECT_TRUE(absl::StrContains(failure.status.message(),
+                                absl::StrCat(name, says, "disk on fire")))
       << failure.status;
   EXPECT_EQ(failure.messages.size(), static_cast<size_t>(job.world));
   int named = 0;

@@ -651,7 +651,8 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
     const char* words;
   } kCases[] = {
       {FaultKind::kThrow, absl::StatusCode::kInternal,
-       "rank 1: injected fault in step 2 at reduce_scatter \"head\""},
+       "rank 1 aborted the run: injected fault in step 2 at reduce_scatter "
+       "\"head\""},
       {FaultKind::kStop, absl::StatusCode::kDeadlineExceeded,
        "rank 1 did not arrive at"},
       {FaultKind::kMismatch, absl::StatusCode::kFailedPrecondition,
