@@ -302,12 +302,11 @@ absl::Status AtomicFile::Append(const void* data, size_t bytes) {
   return absl::OkStatus();
 }
 
-absl::Status AtomicFile::Overwrite(int64_t offset, const void* data,
-                                   size_t bytes) {
-  ZERO_CHECK(fd_ >= 0) << "AtomicFile: Overwrite in '" << path_
+absl::Status AtomicFile::WriteAt(int64_t offset, const void* data,
+                                 size_t bytes) {
+  ZERO_CHECK(fd_ >= 0) << "AtomicFile: WriteAt in '" << path_
                        << "' after Commit or an error";
   ZERO_CHECK_GE(offset, 0);
-  ZERO_CHECK_LE(offset + static_cast<int64_t>(bytes), size_);
   ZERO_RETURN_IF_ERROR(Flush());
   if (!WriteFully(fd_, static_cast<const char*>(data), bytes, offset)) {
     return Fail("cannot write", errno);

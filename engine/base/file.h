@@ -73,9 +73,9 @@ class AtomicFile {
   // Errors: ResourceExhausted when the disk is full; the file is then removed.
   absl::Status Append(const void* data, size_t bytes);
 
-  // Overwrites bytes already appended (a header whose counts are known last).
-  // REQUIRES: offset + bytes <= size().
-  absl::Status Overwrite(int64_t offset, const void* data, size_t bytes);
+  // Writes bytes anywhere: over those that were appended (a header whose counts
+  // are known last), or behind them, where nothing is appended any more.
+  absl::Status WriteAt(int64_t offset, const void* data, size_t bytes);
 
   // Makes the file durable under its name. Nothing may follow.
   absl::Status Commit();

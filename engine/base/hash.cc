@@ -2,34 +2,50 @@
 
 #include <xxhash.h>
 
-#include "absl/strings/escaping.h"
-#include "kernels/check.h"
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
 
 namespace zero {
+namespace {
 
-struct Hasher::State {
-  State() : xxh(XXH3_createState()) {}
-  ~State() { XXH3_freeState(xxh); }
-  XXH3_state_t* xxh;
-};
-
-Hasher::Hasher() : state_(std::make_unique<State>()) {
-  ZERO_CHECK(state_->xxh != nullptr) << "out of memory";
-  XXH3_128bits_reset(state_->xxh);
+std::string Hex(absl::uint128 hash) {
+  return absl::StrFormat("%016x%016x", absl::Uint128High64(hash),
+                         absl::Uint128Low64(hash));
 }
 
-Hasher::~Hasher() = default;
+}  // namespace
 
-void Hasher::Update(const void* data, size_t bytes) {
-  if (bytes > 0) XXH3_128bits_update(state_->xxh, data, bytes);
+std::string HashOf(absl::string_view bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return Hex(absl::MakeUint128(hash.high64, hash.low64));
 }
 
-std::string Hasher::HexDigest() const {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_->xxh));
-  return absl::BytesToHexString(
-      absl::string_view(reinterpret_cast<const char*>(canonical.digest),
-                        sizeof(canonical.digest)));
+void BlockHash::Add(int64_t block, absl::Span<const float> values) {
+  for (; !values.empty(); ++block) {
+    const absl::Span<const float> own =
+        values.first(std::min<size_t>(values.size(), kBlockElems));
+    const XXH128_hash_t hash = XXH3_128bits_withSeed(
+        own.data(), own.size() * sizeof(float), static_cast<uint64_t>(block));
+    sum_ += absl::MakeUint128(hash.high64, hash.low64);
+    values.remove_prefix(own.size());
+  }
+}
+
+BlockHash::Parts BlockHash::parts() const {
+  Parts parts;
+  for (int i = 0; i < kNumParts; ++i) {
+    parts[i] = static_cast<double>(static_cast<uint32_t>(sum_ >> (32 * i)));
+  }
+  return parts;
+}
+
+std::string BlockHash::HexDigest(const Parts& parts) {
+  absl::uint128 sum = 0;
+  for (int i = 0; i < kNumParts; ++i) {
+    sum += absl::uint128(static_cast<uint64_t>(parts[i])) << (32 * i);
+  }
+  return Hex(sum);
 }
 
 }  // namespace zero

@@ -1,34 +1,55 @@
-// XXH3-128 of a stream of bytes, as 32 hex digits: `parameters_hash` and the
-// fingerprints of files. Not for secrets.
+// XXH3-128 as 32 lower-case hex digits: of bytes, and of numbers that many hold
+// parts of (`parameters_hash`). Not for secrets.
 // Source: xxHash 0.8, canonical (big-endian) form, as `xxh128sum` prints it.
 #ifndef ZERO_ENGINE_BASE_HASH_H_
 #define ZERO_ENGINE_BASE_HASH_H_
 
-#include <cstddef>
-#include <memory>
+#include <array>
+#include <cstdint>
 #include <string>
 
+#include "absl/numeric/int128.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 
 namespace zero {
 
-// The digest depends on the bytes alone, not on how Update cut them.
-class Hasher {
+std::string HashOf(absl::string_view bytes);
+
+// The sum of the hashes of numbered blocks, so that it does not matter who adds
+// which block, or when. `parameters_hash` numbers the blocks of all parameters
+// one after the other, in the order of the parameters' names; each begins with
+// a block of its own. In Python, `parameters` being {name: fp32 values}, as
+// little-endian bytes, and `xxhash` the package:
+//
+//   total = block = 0
+//   for name in sorted(parameters):
+//       for at in range(0, len(parameters[name]), 256):
+//           total += xxhash.xxh3_128_intdigest(
+//               parameters[name][at:at + 256], seed=block)
+//           block += 1
+//   print("%032x" % (total % 2**128))
+//
+// Names and layouts are those of Model::AllParameters (engine/nn/module.h);
+// Model::PortableTensors says what they are called in a model.safetensors, and
+// which of them are packed or turned there.
+class BlockHash {
  public:
-  Hasher();
-  ~Hasher();
-  Hasher(const Hasher&) = delete;
-  Hasher& operator=(const Hasher&) = delete;
+  static constexpr int64_t kBlockElems = 64;
+  // The sum as float64 parts of 32 bits each, the lowest first: those of up to
+  // 2^21 ranks can be added up without rounding.
+  static constexpr int kNumParts = 4;
+  using Parts = std::array<double, kNumParts>;
 
-  void Update(const void* data, size_t bytes);
-  void Update(absl::string_view text) { Update(text.data(), text.size()); }
-
-  // 32 lower-case hex digits of everything so far; more may follow.
-  std::string HexDigest() const;
+  // Adds the blocks of `values`, the first of which has the number `block`;
+  // the last one may be shorter.
+  void Add(int64_t block, absl::Span<const float> values);
+  Parts parts() const;
+  // The hash, from all ranks' parts added up.
+  static std::string HexDigest(const Parts& parts);
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  absl::uint128 sum_ = 0;
 };
 
 }  // namespace zero

@@ -1,8 +1,8 @@
 #include "engine/checkpoint/portable.h"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
-#include <map>
 #include <set>
 #include <system_error>
 #include <vector>
@@ -10,10 +10,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
+#include "engine/base/math.h"
 #include "engine/base/status.h"
-#include "engine/checkpoint/safetensors.h"
 
 namespace zero {
 namespace {
@@ -24,67 +23,40 @@ std::vector<int64_t> Dims(const Shape& shape) {
   return dims;
 }
 
-int64_t RowElems(const Parameter& parameter) {
-  return parameter.shape.num_dims() == 1 ? 1 : parameter.shape[1];
-}
-
-// out[c, r] = in[r, c].
-void Transpose(const float* in, int64_t rows, int64_t cols, float* out) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) out[c * rows + r] = in[r * cols + c];
-  }
-}
-
-absl::Status Send(absl::Span<const float> values, DType dtype,
-                  const TensorSink& sink) {
-  if (dtype == DType::kF32) {
-    return sink(values.data(), values.size() * sizeof(float));
-  }
-  std::vector<uint16_t> half(values.size());
-  for (size_t i = 0; i < values.size(); ++i) {
-    half[i] =
-        dtype == DType::kBF16 ? F32ToBF16(values[i]) : F32ToF16(values[i]);
-  }
-  return sink(half.data(), half.size() * sizeof(uint16_t));
-}
-
-struct Range {
-  int64_t begin, end;
+// Calls `visit` for elements of [begin, begin + count) of a parameter that are
+// together in one of `tensors`: those from `at` on in the tensor are those
+// from, from + stride, ... of the range.
+struct StoredRun {
+  size_t tensor;
+  int64_t at, elems;
+  int64_t from, stride;
 };
-
-// The elements of its parameter that a tensor holds.
-Range ElementsOf(const PortableTensor& tensor) {
-  const int64_t begin = tensor.row_begin * RowElems(*tensor.parameter);
-  return {begin, begin + tensor.shape.num_elems()};
-}
-
-absl::Status WriteTensor(const PortableTensor& tensor, DType dtype,
-                         const ReadParameterFn& read, const TensorSink& sink) {
-  const auto [begin, end] = ElementsOf(tensor);
-  if (!tensor.transpose) {
-    return ReadInPieces(read, *tensor.parameter, begin, end,
-                        [&](int64_t, absl::Span<const float> piece) {
-                          return Send(piece, dtype, sink);
-                        });
+template <typename Visit>
+void ForEachStored(const std::vector<PortableTensor>& tensors,
+                   const Parameter& parameter, int64_t begin, int64_t count,
+                   const Visit& visit) {
+  const int64_t row_elems =
+      parameter.shape.num_dims() == 1 ? 1 : parameter.shape[1];
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const PortableTensor& tensor = tensors[t];
+    if (tensor.parameter != &parameter) continue;
+    const int64_t first = tensor.row_begin * row_elems;
+    const int64_t elems = tensor.shape.num_elems();
+    const int64_t from = std::max(begin - first, int64_t{0});
+    const int64_t to = std::min(begin + count - first, elems);
+    if (from >= to) continue;
+    // A tensor that is turned has our columns as its rows.
+    const int64_t cols = tensor.transpose ? tensor.shape[0] : 1;
+    const int64_t rows = elems / cols;
+    for (int64_t col = 0; col < cols; ++col) {
+      // The rows whose element in this column is in [from, to).
+      const int64_t row = CeilDiv(from - col, cols);
+      const int64_t end = CeilDiv(to - col, cols);
+      if (row >= end) continue;
+      visit(StoredRun{t, col * rows + row, end - row,
+                      first + row * cols + col - begin, cols});
+    }
   }
-  // [out, in] arrives, [in, out] is written.
-  const int64_t rows = tensor.shape[1], cols = tensor.shape[0];
-  std::vector<float> turned(end - begin);
-  ZERO_RETURN_IF_ERROR(ReadInPieces(
-      read, *tensor.parameter, begin, end,
-      [&, first = begin](int64_t at, absl::Span<const float> piece) {
-        int64_t row = (at - first) / cols, col = (at - first) % cols;
-        for (const float value : piece) {
-          turned[col * rows + row] = value;
-          if (++col == cols) ++row, col = 0;
-        }
-        return absl::OkStatus();
-      }));
-  for (size_t at = 0; at < turned.size(); at += kPieceElems) {
-    ZERO_RETURN_IF_ERROR(Send(
-        absl::MakeConstSpan(turned).subspan(at, kPieceElems), dtype, sink));
-  }
-  return absl::OkStatus();
 }
 
 // Tensors that Hugging Face files may carry and that hold no parameter.
@@ -105,9 +77,11 @@ const StoredTensor* FindTensor(const SafetensorsReader& reader,
              : nullptr;
 }
 
-absl::Status CheckTensors(const std::string& dir,
-                          const SafetensorsReader& reader,
-                          const std::vector<PortableTensor>& wanted) {
+// The stored tensors of `wanted`.
+absl::StatusOr<std::vector<const StoredTensor*>> FindTensors(
+    const std::string& dir, const SafetensorsReader& reader,
+    const std::vector<PortableTensor>& wanted) {
+  std::vector<const StoredTensor*> found;
   std::vector<std::string> problems;
   std::set<std::string> used;
   for (const PortableTensor& want : wanted) {
@@ -117,6 +91,7 @@ absl::Status CheckTensors(const std::string& dir,
       continue;
     }
     used.insert(have->name);
+    found.push_back(have);
     if (have->shape != Dims(want.shape) || !IsFloat(have->dtype)) {
       problems.push_back(absl::StrCat(want.name, " is ", DTypeName(have->dtype),
                                       have->ShapeString(), ", want a float ",
@@ -128,7 +103,7 @@ absl::Status CheckTensors(const std::string& dir,
     if (tensor.name == "lm_head.weight") continue;  // a stored tied head
     problems.push_back(absl::StrCat("unexpected ", tensor.name));
   }
-  if (problems.empty()) return absl::OkStatus();
+  if (problems.empty()) return found;
   const size_t shown = std::min<size_t>(problems.size(), 8);
   return absl::InvalidArgumentError(absl::StrCat(
       dir, ": the weights do not fit the model of config.json: ",
@@ -185,82 +160,80 @@ absl::Status MoveAway(const std::string& dir, std::vector<std::string>* notes) {
 
 }  // namespace
 
-absl::Status ReadInPieces(
-    const ReadParameterFn& read, const Parameter& parameter, int64_t begin,
-    int64_t end,
-    const std::function<absl::Status(int64_t at, absl::Span<const float>)>&
-        take) {
-  std::vector<float> values(std::min(end - begin, kPieceElems));
-  for (int64_t at = begin; at < end; at += kPieceElems) {
-    const int64_t count = std::min(end - at, kPieceElems);
-    ZERO_RETURN_IF_ERROR(read(parameter, at, count, values.data()));
-    ZERO_RETURN_IF_ERROR(take(at, {values.data(), static_cast<size_t>(count)}));
+absl::StatusOr<std::unique_ptr<PortableWriter>> PortableWriter::Create(
+    const std::string& dir, const Model& model, DType dtype) {
+  std::unique_ptr<PortableWriter> writer(
+      new PortableWriter(dir, model.PortableTensors(), dtype));
+  ZERO_ASSIGN_OR_RETURN(writer->folder_, AtomicFolder::Create(dir));
+  std::vector<TensorSpec> specs;
+  for (const PortableTensor& tensor : writer->tensors_) {
+    specs.push_back({tensor.name, dtype, Dims(tensor.shape)});
   }
-  return absl::OkStatus();
+  ZERO_ASSIGN_OR_RETURN(
+      writer->file_,
+      SafetensorsWriter::Create(
+          writer->folder_->temp_path() + "/model.safetensors", specs));
+  return writer;
 }
 
-absl::StatusOr<std::vector<std::string>> SavePortable(
-    const std::string& dir, const Model& model, const std::string& config_json,
-    DType dtype, const ReadParameterFn& read) {
-  ZERO_ASSIGN_OR_RETURN(const auto folder, AtomicFolder::Create(dir));
-  const std::string& temp_dir = folder->temp_path();
-  const std::vector<PortableTensor> tensors = model.PortableTensors();
-  std::vector<TensorSpec> specs;
-  std::map<std::string, const PortableTensor*> by_name;
-  for (const PortableTensor& tensor : tensors) {
-    specs.push_back({tensor.name, dtype, Dims(tensor.shape)});
-    by_name[tensor.name] = &tensor;
-  }
-  auto fill = [&](const TensorSpec& spec,
-                  const TensorSink& sink) -> absl::Status {
-    return WriteTensor(*by_name[spec.name], dtype, read, sink);
-  };
-  ZERO_RETURN_IF_ERROR(
-      WriteSafetensors(temp_dir + "/model.safetensors", specs, fill));
+void PortableWriter::Write(const Parameter& parameter, int64_t begin,
+                           absl::Span<const float> values) {
+  const int64_t item = static_cast<int64_t>(DTypeBytes(dtype_));
+  std::vector<char> bytes;
+  ForEachStored(tensors_, parameter, begin, static_cast<int64_t>(values.size()),
+                [&](const StoredRun& run) {
+                  if (!status_.ok()) return;
+                  bytes.resize(run.elems * item);
+                  for (int64_t i = 0; i < run.elems; ++i) {
+                    const float value = values[run.from + i * run.stride];
+                    if (dtype_ == DType::kF32) {
+                      std::memcpy(&bytes[i * item], &value, item);
+                    } else {
+                      const uint16_t half = dtype_ == DType::kBF16
+                                                ? F32ToBF16(value)
+                                                : F32ToF16(value);
+                      std::memcpy(&bytes[i * item], &half, item);
+                    }
+                  }
+                  status_ = file_->Write(run.tensor, run.at * item,
+                                         bytes.data(), run.elems * item);
+                });
+}
+
+absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
+    const std::string& config_json) {
+  ZERO_RETURN_IF_ERROR(status_);
+  ZERO_RETURN_IF_ERROR(file_->Commit());
+  const std::string& temp_dir = folder_->temp_path();
   ZERO_RETURN_IF_ERROR(
       WriteFileAtomically(temp_dir + "/config.json", config_json));
   std::vector<std::string> notes;
-  if (IsFolder(dir)) CarryOver(dir, temp_dir, &notes);
-  if (!notes.empty()) ZERO_RETURN_IF_ERROR(MoveAway(dir, &notes));
-  ZERO_RETURN_IF_ERROR(folder->Commit());
+  if (IsFolder(dir_)) CarryOver(dir_, temp_dir, &notes);
+  if (!notes.empty()) ZERO_RETURN_IF_ERROR(MoveAway(dir_, &notes));
+  ZERO_RETURN_IF_ERROR(folder_->Commit());
   return notes;
 }
 
-absl::Status ReadAsSavePortable(const Model& model,
-                                const ReadParameterFn& read) {
-  for (const PortableTensor& tensor : model.PortableTensors()) {
-    const auto [begin, end] = ElementsOf(tensor);
-    ZERO_RETURN_IF_ERROR(ReadInPieces(
-        read, *tensor.parameter, begin, end,
-        [](int64_t, absl::Span<const float>) { return absl::OkStatus(); }));
-  }
-  return absl::OkStatus();
+absl::StatusOr<std::unique_ptr<PortableReader>> PortableReader::Open(
+    const std::string& dir, const Model& model) {
+  std::unique_ptr<PortableReader> reader(
+      new PortableReader(model.PortableTensors()));
+  ZERO_ASSIGN_OR_RETURN(reader->file_, SafetensorsReader::Open(dir));
+  ZERO_ASSIGN_OR_RETURN(reader->stored_,
+                        FindTensors(dir, *reader->file_, reader->tensors_));
+  return reader;
 }
 
-absl::Status LoadPortable(const std::string& dir, const Model& model,
-                          const LoadParametersFn& load) {
-  ZERO_ASSIGN_OR_RETURN(const auto reader, SafetensorsReader::Open(dir));
-  const std::vector<PortableTensor> tensors = model.PortableTensors();
-  ZERO_RETURN_IF_ERROR(CheckTensors(dir, *reader, tensors));
-  std::map<const Parameter*, std::vector<const PortableTensor*>> parts;
-  for (const PortableTensor& tensor : tensors) {
-    parts[tensor.parameter].push_back(&tensor);
-  }
-  load([&](const Parameter& parameter, float* out) {
-    for (const PortableTensor* part : parts[&parameter]) {
-      const StoredTensor& stored = *FindTensor(*reader, part->name);
-      const int64_t n = part->shape.num_elems();
-      float* to = out + part->row_begin * RowElems(parameter);
-      if (part->transpose) {
-        std::vector<float> values(n);
-        ReadAsF32(stored, 0, n, values.data());
-        Transpose(values.data(), part->shape[0], part->shape[1], to);
-      } else {
-        ReadAsF32(stored, 0, n, to);
-      }
+void PortableReader::Read(const Parameter& parameter, int64_t begin,
+                          int64_t count, float* out) const {
+  std::vector<float> values;
+  ForEachStored(tensors_, parameter, begin, count, [&](const StoredRun& run) {
+    values.resize(run.elems);
+    ReadAsF32(*stored_[run.tensor], run.at, run.elems, values.data());
+    for (int64_t i = 0; i < run.elems; ++i) {
+      out[run.from + i * run.stride] = values[i];
     }
   });
-  return absl::OkStatus();
 }
 
 }  // namespace zero

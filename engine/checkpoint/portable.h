@@ -6,56 +6,78 @@
 #ifndef ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
 #define ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
 
-#include <functional>
+#include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "engine/base/atomic_folder.h"
+#include "engine/checkpoint/safetensors.h"
 #include "engine/nn/module.h"
 #include "kernels/dtype.h"
 
 namespace zero {
 
-// Gives fp32 values [begin, begin + count) of a parameter, in its own layout.
-using ReadParameterFn = std::function<absl::Status(
-    const Parameter&, int64_t begin, int64_t count, float* out)>;
+// Writes DIR/config.json and DIR/model.safetensors. The folder appears all at
+// once and takes the place of an earlier one (base/atomic_folder.h); what else
+// was in it, such as a tokenizer, goes along.
+// Errors: as FileError, here and below; an earlier DIR is then as it was.
+class PortableWriter {
+ public:
+  // The tensors are written in `dtype`. `model` must outlive the writer.
+  static absl::StatusOr<std::unique_ptr<PortableWriter>> Create(
+      const std::string& dir, const Model& model, DType dtype);
 
-// Reads values [begin, end) in pieces of at most kPieceElems, in order: a
-// whole embedding as fp32 may be more memory than is left beside a model.
-inline constexpr int64_t kPieceElems = int64_t{1} << 20;
-absl::Status ReadInPieces(
-    const ReadParameterFn& read, const Parameter& parameter, int64_t begin,
-    int64_t end,
-    const std::function<absl::Status(int64_t at, absl::Span<const float>)>&
-        take);
+  // Takes elements of a parameter from `begin` on, in its own layout; all of
+  // them come once, in any order. None is kept. Errors are Commit's.
+  void Write(const Parameter& parameter, int64_t begin,
+             absl::Span<const float> values);
 
-// Takes all parameters, one after the other.
-using LoadParametersFn = std::function<void(
-    const std::function<void(const Parameter&, float* out)>& values)>;
+  // Returns a note on everything that could not go along: the earlier folder is
+  // then DIR.previous.
+  absl::StatusOr<std::vector<std::string>> Commit(
+      const std::string& config_json);
 
-// Writes DIR/config.json (`config_json`) and DIR/model.safetensors in `dtype`.
-// The folder appears all at once and takes the place of an earlier one
-// (base/atomic_folder.h); what else was in it, such as a tokenizer, goes along.
-// Returns a note on everything that could not go along: the earlier folder is
-// then DIR.previous.
-// Memory: a piece, and one whole matrix where the file has it turned.
-// Errors: as FileError; an earlier DIR is then as it was.
-absl::StatusOr<std::vector<std::string>> SavePortable(
-    const std::string& dir, const Model& model, const std::string& config_json,
-    DType dtype, const ReadParameterFn& read);
+ private:
+  PortableWriter(std::string dir, std::vector<PortableTensor> tensors,
+                 DType dtype)
+      : dir_(std::move(dir)), tensors_(std::move(tensors)), dtype_(dtype) {}
 
-// Makes the calls of `read` that SavePortable makes, in its order: where
-// reading is a collective, the ranks that write nothing take part so.
-absl::Status ReadAsSavePortable(const Model& model,
-                                const ReadParameterFn& read);
+  const std::string dir_;
+  const std::vector<PortableTensor> tensors_;
+  const DType dtype_;
+  std::unique_ptr<AtomicFolder> folder_;
+  std::unique_ptr<SafetensorsWriter> file_;
+  absl::Status status_;  // the first error of Write
+};
 
-// Reads DIR's weights into the model through `load`.
-// Errors: NotFound; InvalidArgument listing tensors that are missing,
-//         unexpected or of another shape, before anything is loaded.
-absl::Status LoadPortable(const std::string& dir, const Model& model,
-                          const LoadParametersFn& load);
+// A model's parameters in a folder's weights.
+// Threads: Read may be called from many threads.
+class PortableReader {
+ public:
+  // `model` must outlive the reader.
+  // Errors: NotFound; InvalidArgument listing tensors that are missing,
+  //         unexpected or of another shape.
+  static absl::StatusOr<std::unique_ptr<PortableReader>> Open(
+      const std::string& dir, const Model& model);
+
+  // fp32 values [begin, begin + count) of a parameter, in its own layout. Only
+  // the bytes that hold them are read.
+  void Read(const Parameter& parameter, int64_t begin, int64_t count,
+            float* out) const;
+
+ private:
+  explicit PortableReader(std::vector<PortableTensor> tensors)
+      : tensors_(std::move(tensors)) {}
+
+  const std::vector<PortableTensor> tensors_;
+  std::unique_ptr<SafetensorsReader> file_;
+  std::vector<const StoredTensor*> stored_;  // of tensors_
+};
 
 }  // namespace zero
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -234,26 +235,6 @@ int64_t SpecBytes(const TensorSpec& spec) {
   return n * static_cast<int64_t>(DTypeBytes(spec.dtype));
 }
 
-std::string HeaderText(const std::vector<const TensorSpec*>& order,
-                       const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header[kMetadataKey] = metadata;
-  int64_t offset = 0;
-  for (const TensorSpec* spec : order) {
-    const int64_t end = offset + SpecBytes(*spec);
-    header[spec->name] = {{"dtype", StoredName(spec->dtype)},
-                          {"shape", spec->shape},
-                          {"data_offsets", {offset, end}}};
-    offset = end;
-  }
-  std::string text = header.dump(
-      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  text.resize(static_cast<size_t>(
-                  RoundUp(static_cast<int64_t>(text.size()), kPrefixBytes)),
-              ' ');
-  return text;
-}
-
 }  // namespace
 
 std::string StoredTensor::ShapeString() const {
@@ -422,48 +403,66 @@ void ReadAsF32(const StoredTensor& tensor, int64_t begin, int64_t n,
   }
 }
 
-absl::Status WriteSafetensors(
-    const std::string& path, const std::vector<TensorSpec>& specs,
-    const TensorFill& fill,
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    const std::string& path, std::vector<TensorSpec> specs,
     const std::map<std::string, std::string>& metadata) {
   ZERO_RETURN_IF_ERROR(CheckSpecs(path, specs));
-  std::vector<const TensorSpec*> order;
-  for (const TensorSpec& spec : specs) order.push_back(&spec);
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
+  writer->specs_ = std::move(specs);
+  std::vector<size_t> order(writer->specs_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto item = [&](size_t tensor) {
+    return DTypeBytes(writer->specs_[tensor].dtype);
+  };
   std::stable_sort(order.begin(), order.end(),
-                   [](const TensorSpec* a, const TensorSpec* b) {
-                     return DTypeBytes(a->dtype) > DTypeBytes(b->dtype);
-                   });
-  const std::string header = HeaderText(order, metadata);
-  const uint64_t header_bytes = header.size();
-
-  ZERO_ASSIGN_OR_RETURN(auto file, AtomicFile::Create(path));
-  ZERO_RETURN_IF_ERROR(file->Append(&header_bytes, sizeof(header_bytes)));
-  ZERO_RETURN_IF_ERROR(file->Append(header.data(), header.size()));
-  for (const TensorSpec* spec : order) {
-    const int64_t expected = SpecBytes(*spec);
-    int64_t given = 0;
-    absl::Status sunk;  // the first error, whatever `fill` makes of it
-    const TensorSink sink = [&](const void* data, size_t bytes) {
-      given += static_cast<int64_t>(bytes);
-      if (sunk.ok() && given > expected) {
-        sunk = WrongTensor(path, spec->name,
-                           absl::StrCat("given more than the ", expected,
-                                        " bytes of its shape"));
-      }
-      if (sunk.ok()) sunk = file->Append(data, bytes);
-      return sunk;
-    };
-    ZERO_RETURN_IF_ERROR(fill(*spec, sink));
-    ZERO_RETURN_IF_ERROR(sunk);
-    if (given != expected) {
-      return WrongTensor(path, spec->name,
-                         absl::StrCat("given ", given,
-                                      " bytes, but its shape "
-                                      "has ",
-                                      expected));
-    }
+                   [&](size_t a, size_t b) { return item(a) > item(b); });
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header[kMetadataKey] = metadata;
+  writer->places_.resize(order.size());
+  int64_t end = 0;
+  for (const size_t tensor : order) {
+    const TensorSpec& spec = writer->specs_[tensor];
+    const int64_t begin = std::exchange(end, end + SpecBytes(spec));
+    writer->places_[tensor] = {begin, end - begin};
+    header[spec.name] = {{"dtype", StoredName(spec.dtype)},
+                         {"shape", spec.shape},
+                         {"data_offsets", {begin, end}}};
   }
-  return file->Commit();
+  std::string text = header.dump(
+      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  const uint64_t header_bytes =
+      RoundUp(static_cast<int64_t>(text.size()), kPrefixBytes);
+  text.resize(header_bytes, ' ');
+  ZERO_ASSIGN_OR_RETURN(writer->file_, AtomicFile::Create(path));
+  ZERO_RETURN_IF_ERROR(
+      writer->file_->Append(&header_bytes, sizeof(header_bytes)));
+  ZERO_RETURN_IF_ERROR(writer->file_->Append(text.data(), text.size()));
+  for (Place& place : writer->places_) place.offset += writer->file_->size();
+  return writer;
+}
+
+absl::Status SafetensorsWriter::Write(size_t tensor, int64_t offset,
+                                      const void* data, int64_t bytes) {
+  Place& place = places_[tensor];
+  if (offset < 0 || offset + bytes > place.bytes) {
+    return WrongTensor(
+        file_->path(), specs_[tensor].name,
+        absl::StrCat("given bytes ", offset, " to ", offset + bytes,
+                     ", but its shape has ", place.bytes));
+  }
+  place.num_given += bytes;
+  return file_->WriteAt(place.offset + offset, data, bytes);
+}
+
+absl::Status SafetensorsWriter::Commit() {
+  for (size_t i = 0; i < specs_.size(); ++i) {
+    if (places_[i].num_given == places_[i].bytes) continue;
+    return WrongTensor(
+        file_->path(), specs_[i].name,
+        absl::StrCat("given ", places_[i].num_given,
+                     " bytes, but its shape has ", places_[i].bytes));
+  }
+  return file_->Commit();
 }
 
 }  // namespace zero

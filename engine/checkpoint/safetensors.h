@@ -1,5 +1,5 @@
 // Hugging Face's safetensors: reader (one file, or a folder of shards with
-// model.safetensors.index.json) and a streaming, atomic writer.
+// model.safetensors.index.json) and an atomic writer.
 //
 // Layout: uint64 little-endian header length; that many bytes of JSON
 //   {"__metadata__": {string: string}, NAME: {"dtype": "F32",
@@ -12,7 +12,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -84,24 +83,39 @@ struct TensorSpec {
   std::vector<int64_t> shape;
 };
 
-// Takes the next bytes of the current tensor.
-using TensorSink = std::function<absl::Status(const void* data, size_t bytes)>;
+// Writes a file atomically: tensors in any order, in any number of pieces. In
+// the file, wider element types come first and otherwise the order is that of
+// `specs`, so that every tensor is aligned to its element. transformers wants
+// the metadata {"format": "pt"}.
+class SafetensorsWriter {
+ public:
+  // Errors: InvalidArgument for a duplicate or reserved name or a bad shape;
+  //         those of the file, here and below.
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
+      const std::string& path, std::vector<TensorSpec> specs,
+      const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
 
-// Gives a tensor's bytes to `sink`, in any number of pieces.
-using TensorFill =
-    std::function<absl::Status(const TensorSpec& spec, const TensorSink& sink)>;
+  // Writes bytes [offset, offset + bytes) of specs[tensor]. Each is given once.
+  // Errors: InvalidArgument for bytes outside the tensor. Nothing may follow
+  //         an error.
+  absl::Status Write(size_t tensor, int64_t offset, const void* data,
+                     int64_t bytes);
+  // Errors: InvalidArgument for a tensor that was given too few bytes, or too
+  //         many; then no file appears.
+  absl::Status Commit();
 
-// Writes a file atomically. `fill` is called once for each tensor, wider
-// element types first and otherwise in the order of `specs`, so that every
-// tensor is aligned to its element; no more than one piece is ever in memory.
-// transformers wants the metadata {"format": "pt"}.
-// Errors: InvalidArgument for a duplicate or reserved name, a bad shape, or a
-//         tensor given more or fewer bytes than its shape says; what `fill` and
-//         the file return. On an error no file appears.
-absl::Status WriteSafetensors(
-    const std::string& path, const std::vector<TensorSpec>& specs,
-    const TensorFill& fill,
-    const std::map<std::string, std::string>& metadata = {{"format", "pt"}});
+ private:
+  struct Place {
+    int64_t offset = 0;  // in the file
+    int64_t bytes = 0;
+    int64_t num_given = 0;  // bytes so far
+  };
+  SafetensorsWriter() = default;
+
+  std::vector<TensorSpec> specs_;
+  std::vector<Place> places_;  // of specs_
+  std::unique_ptr<AtomicFile> file_;
+};
 
 }  // namespace zero
 

@@ -242,7 +242,7 @@ absl::Status TokenFileWriter::Commit() {
   header[0] = bytes_per_token_ == 2 ? kTokenMagicU16 : kTokenMagicU32;
   header[1] = bytes_per_token_ == 2 ? 1 : 7;  // as llm.c's readers expect
   header[2] = static_cast<int32_t>(num_tokens_);
-  ZERO_RETURN_IF_ERROR(file_->Overwrite(0, header.data(), kTokenHeaderBytes));
+  ZERO_RETURN_IF_ERROR(file_->WriteAt(0, header.data(), kTokenHeaderBytes));
   return file_->Commit();
 }
 

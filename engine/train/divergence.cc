@@ -40,7 +40,7 @@ absl::Status CheckSkips(Executor& executor, const Config& config,
   const int64_t skips = record.consecutive_skips;
   if (skips == 0) return absl::OkStatus();
   ZERO_ASSIGN_OR_RETURN(const std::string culprit,
-                        executor.FirstNonFiniteGradient());
+                        executor.states().FirstNonFiniteGradient());
   // Squares are summed in fp64, so only the norm itself can be too large.
   const std::string reason =
       culprit.empty() ? "every gradient is finite, but their norm is beyond "
@@ -93,7 +93,7 @@ absl::Status CheckFinite(Executor& executor, const Config& config,
         absl::StrCat("the validation loss is ", record.validation_loss));
   }
   ZERO_ASSIGN_OR_RETURN(const std::string culprit,
-                        executor.FirstNonFiniteParameter());
+                        executor.states().FirstNonFiniteParameter());
   if (!culprit.empty()) return diverged(culprit + " is not finite");
   return absl::OkStatus();
 }
@@ -104,7 +104,7 @@ absl::Status Rescue(const absl::Status& status, Session& session,
     return status;
   }
   const absl::StatusOr<std::string> bad =
-      session.executor().FirstNonFiniteParameter();
+      session.executor().states().FirstNonFiniteParameter();
   if (!bad.ok() || !bad->empty()) return status;
   const absl::Status saved = folder->SaveWeights("final.failed");
   if (saved.ok() && folder->weights().empty()) return status;  // not wanted

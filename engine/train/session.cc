@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
-#include "engine/base/hash.h"
 #include "engine/base/status.h"
+#include "engine/checkpoint/portable.h"
 #include "engine/train/memory_fit.h"
 #include "kernels/check.h"
 
@@ -47,8 +47,8 @@ absl::Status CheckRows(const Config& config) {
 }
 
 // The calls of a run, on whatever device `executor` has.
-absl::Status Rehearse(Executor& executor, const Model& model,
-                      const Config& config, const Workload& workload) {
+absl::Status Rehearse(Executor& executor, const Config& config,
+                      const Workload& workload) {
   static const int32_t kToken = 0;
   const HostBatch batch{
       .batch = config.train_micro_batch_size_per_gpu,
@@ -81,12 +81,8 @@ absl::Status Rehearse(Executor& executor, const Model& model,
     text.length = 1;
     ZERO_RETURN_IF_ERROR(executor.LastLogits(text, &cache, nullptr));
   }
-  if (workload.train) {
-    for (const Parameter* parameter : model.AllParameters()) {
-      ZERO_RETURN_IF_ERROR(executor.ReadParameter(*parameter, nullptr));
-    }
-  }
-  return absl::OkStatus();
+  const bool saves = workload.train && config.training.save_final;
+  return saves ? executor.states().Read(nullptr) : absl::OkStatus();
 }
 
 // This rank's share of what was taken when the device was opened.
@@ -113,7 +109,7 @@ absl::StatusOr<Rehearsal> Rehearse(const Rank& rank, const Config& config,
       Executor::Make(imagined, *model, PlanOf(rank, config, *model, workload),
                      OptionsOf(config, workload), {kUnlimited, kUnlimited},
                      &rehearsal.ledger));
-  ZERO_RETURN_IF_ERROR(Rehearse(*executor, *model, config, workload));
+  ZERO_RETURN_IF_ERROR(Rehearse(*executor, config, workload));
   rehearsal.transient = executor->high_water();
   executor.reset();  // writes to the ledger
   return rehearsal;
@@ -218,11 +214,14 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
       Executor::Make(rank, *session->model_, plan, OptionsOf(config, workload),
                      rehearsal.transient, &session->ledger_));
   if (config.model.from_pretrained.empty()) {
-    session->executor_->Initialize(config.training.seed);
+    session->executor_->states().Initialize(config.training.seed);
   } else {
-    ZERO_RETURN_IF_ERROR(LoadPortable(
-        config.model.from_pretrained, *session->model_,
-        [&](const auto& values) { session->executor_->Load(values); }));
+    ZERO_ASSIGN_OR_RETURN(
+        const auto file,
+        PortableReader::Open(config.model.from_pretrained, *session->model_));
+    ZERO_RETURN_IF_ERROR(session->executor_->states().Load(
+        [&](const Parameter& parameter, int64_t begin, int64_t count,
+            float* out) { file->Read(parameter, begin, count, out); }));
   }
   // All memory is taken, and the first copies are done: see Rank::agree.
   if (rank.agree) {
@@ -239,54 +238,28 @@ void Session::MeasureFixed() {
   ledger_.AddFixed(fixed - ledger_.live_bytes(MemoryCategory::kFixed));
 }
 
-ReadParameterFn Session::Reader() {
-  return [this](const Parameter& parameter, int64_t begin, int64_t count,
-                float* out) {
-    return executor_->ReadParameter(parameter, begin, count, out);
-  };
-}
-
-absl::StatusOr<std::string> Session::ParametersHash() {
-  std::vector<Parameter*> parameters = model_->AllParameters();
-  std::sort(
-      parameters.begin(), parameters.end(),
-      [](const Parameter* a, const Parameter* b) { return a->name < b->name; });
-  Hasher hasher;
-  for (const Parameter* parameter : parameters) {
-    ZERO_RETURN_IF_ERROR(ReadInPieces(
-        Reader(), *parameter, 0, parameter->shape.num_elems(),
-        [&](int64_t, absl::Span<const float> values) {
-          hasher.Update(values.data(), values.size() * sizeof(float));
-          return absl::OkStatus();
-        }));
-  }
-  return hasher.HexDigest();
-}
-
 absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,
                                                        const ModelTools& tools,
                                                        int64_t end_of_text) {
   const DType dtype = config_.param_dtype();
-  const ReadParameterFn read = Reader();
-  int64_t num_read = 0;
   absl::StatusOr<std::vector<std::string>> notes(std::vector<std::string>{});
-  if (rank_->rank() == 0) {
-    notes = SavePortable(
-        dir, *model_, tools.hf_config_json(config_.model, dtype, end_of_text),
-        dtype,
-        [&](const Parameter& parameter, int64_t begin, int64_t count,
-            float* out) {
-          ++num_read;
-          return read(parameter, begin, count, out);
-        });
+  if (rank_->rank() > 0) {
+    ZERO_RETURN_IF_ERROR(executor_->states().Read(nullptr));
+  } else {
+    const auto writer = PortableWriter::Create(dir, *model_, dtype);
+    // Where there is none, the others still wait for this rank.
+    ZERO_RETURN_IF_ERROR(
+        executor_->states().Read([&](const Parameter& parameter, int64_t begin,
+                                     absl::Span<const float> values) {
+          if (writer.ok()) (*writer)->Write(parameter, begin, values);
+        }));
+    if (!writer.ok()) {
+      notes = writer.status();
+    } else {
+      notes = (*writer)->Commit(
+          tools.hf_config_json(config_.model, dtype, end_of_text));
+    }
   }
-  // Where writing failed, the other ranks still read to the end.
-  ZERO_RETURN_IF_ERROR(
-      ReadAsSavePortable(*model_, [&](const Parameter& parameter, int64_t begin,
-                                      int64_t count, float* out) {
-        return --num_read >= 0 ? absl::OkStatus()
-                               : read(parameter, begin, count, out);
-      }));
   double failed = notes.ok() ? 0 : 1;
   ZERO_RETURN_IF_ERROR(
       executor_->numbers().AllReduce("saved", ReduceOp::kMax, {&failed, 1}));

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/checkpoint/portable.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/config/config.h"
 #include "engine/nn/module.h"
@@ -52,7 +51,7 @@ class Session {
   // ranks make the same calls, here and below.
   // Errors: ResourceExhausted, before anything is taken, where predicted() does
   //         not fit, on a GPU with 0.5 GiB besides for kernels that load in
-  //         the first step; those of LoadPortable.
+  //         the first step; those of PortableReader.
   static absl::StatusOr<std::unique_ptr<Session>> Make(
       const Rank& rank, const Config& config, const ModelTools& tools,
       const Workload& workload);
@@ -73,12 +72,9 @@ class Session {
   // (rank 0) and its workers.
   int64_t other_rank_peak() const { return other_rank_peak_; }
 
-  // XXH3-128 of what Executor::ReadParameter reads, all parameters in name
-  // order.
-  absl::StatusOr<std::string> ParametersHash();
-
-  // Rank 0 writes a Hugging Face folder and returns the notes of SavePortable.
-  // Where it can not, the other ranks return Unavailable and all can go on.
+  // Rank 0 writes a Hugging Face folder and returns the notes of
+  // PortableWriter. Where it can not, the other ranks return Unavailable and
+  // all can go on.
   absl::StatusOr<std::vector<std::string>> Save(const std::string& dir,
                                                 const ModelTools& tools,
                                                 int64_t end_of_text);
@@ -86,7 +82,6 @@ class Session {
  private:
   Session(const Rank& rank, const Config& config)
       : config_(config), rank_(&rank) {}
-  ReadParameterFn Reader();
 
   Config config_;
   const Rank* rank_;

@@ -138,7 +138,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   double peak_bytes = 0;
   // Without the other ranks there is nobody to ask for parameters.
   if (rank_->status().ok()) {
-    absl::StatusOr<std::string> hash = session_->ParametersHash();
+    absl::StatusOr<std::string> hash = executor().states().Hash();
     if (hash.ok()) parameters_hash = *std::move(hash);
     status.Update(hash.status());
     peak_bytes = session_->ledger().total_peak_bytes();

@@ -56,7 +56,7 @@ class Trainer {
   absl::StatusOr<RunSummary> Run();
 
   // Where the run is between two steps. A new trainer of the same config that
-  // restores it before its Run, and Executor::StateArrays with it, goes on to
+  // restores it before its Run, and all runs of Executor::states, goes on to
   // the same bits.
   const RunRecord& record() const { return record_; }
   void Restore(const RunRecord& record);

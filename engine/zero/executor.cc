@@ -132,8 +132,6 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   numbers_ = std::make_unique<RankNumbers>(*rank_, *compute_, *clock_);
   wire_ = std::make_unique<Wire>(*rank_, plan_, options_.grad_dtype,
                                  gather_.get(), reduce_.get());
-  reader_ = std::make_unique<StateReader>(*rank_, plan_, *states_, *wire_,
-                                          *numbers_, *compute_, gather_.get());
   updater_ = std::make_unique<Updater>(*rank_, plan_, *states_, *numbers_,
                                        *compute_, options_);
   runner_ = std::make_unique<ActionRunner>(*rank_, plan_, *clock_, *compute_,
@@ -154,6 +152,9 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   ZERO_ASSIGN_OR_RETURN(
       rotating_,
       make_arena(transient.rotating, "gathered parameters and gradients"));
+  access_ = std::make_unique<StateAccess>(
+      *rank_, plan_, *states_, *upload_, *wire_, *numbers_, *activations_,
+      *compute_, gather_.get(), reduce_.get());
   for (Arena* arena :
        {persistent_.get(), activations_.get(), rotating_.get()}) {
     arena->Touch();
@@ -164,7 +165,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   model_->Prepare(*persistent_, *compute_, options_.max_positions);
   // The largest are the hashes that ranks compare, or logits.
   ZERO_RETURN_IF_ERROR(numbers_->Reserve(
-      std::max(plan_.world * static_cast<int64_t>(Hasher().HexDigest().size()),
+      std::max(plan_.world * static_cast<int64_t>(HashOf("").size()),
                model_->vocab_size() * static_cast<int64_t>(sizeof(float)))));
   ZERO_RETURN_IF_ERROR(upload_->Reserve(std::max<int64_t>(
       transient.upload, ModelStates::kPieceElems * sizeof(float))));
@@ -182,17 +183,6 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     units_[u].gaps = GapsOf(plan_.units[u]);
   }
   return absl::OkStatus();
-}
-
-void Executor::Initialize(uint64_t seed) {
-  reader_->Drop();
-  states_->Initialize(seed, *upload_, *compute_);
-}
-
-void Executor::Load(
-    const std::function<void(const Parameter&, float* out)>& values) {
-  reader_->Drop();
-  states_->Load(values, *upload_, *compute_);
 }
 
 TransientBytes Executor::high_water() const {
@@ -239,7 +229,6 @@ absl::Status Executor::Begin(const StepInput& input) {
   }
   context_->training = true;
   context_->dropout_key = input.dropout_key;
-  reader_->Drop();
   const absl::Status status =
       runner_->Run(step_list_, /*in_step=*/true, &step.times,
                    [&](const Action& action) { Perform(action, input); });
@@ -449,7 +438,6 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
     forward_list_ = runner_->MakeList(
         MakeForwardSchedule(plan_, options_.schedule_options(1)));
   }
-  reader_->Drop();
   Tensor x;
   return runner_->Run(
       forward_list_, /*in_step=*/false, /*times=*/nullptr,
@@ -513,36 +501,9 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 
 // ---- States between steps ---------------------------------------------------
 
-absl::Status Executor::ReadParameter(const Parameter& parameter, int64_t begin,
-                                     int64_t count, float* out) {
+StateAccess& Executor::states() {
   runner_->AwaitArriving();
-  return reader_->Read(parameter, begin, count, out, *activations_);
-}
-
-std::vector<StateArray> Executor::StateArrays() {
-  runner_->AwaitArriving();
-  return states_->Arrays();
-}
-
-void Executor::CopyOut(const Tensor& values, void* out) {
-  device_->Copy(*compute_, out, values.data(), values.bytes());
-  compute_->Synchronize();
-}
-
-void Executor::CopyIn(const void* from, const Tensor& values) {
-  reader_->Drop();
-  device_->Copy(*compute_, values.data(), from, values.bytes());
-  compute_->Synchronize();
-}
-
-absl::StatusOr<std::string> Executor::FirstNonFiniteGradient() {
-  return reader_->FirstNonFinite(states_->grads(), "first non-finite gradient",
-                                 *activations_);
-}
-
-absl::StatusOr<std::string> Executor::FirstNonFiniteParameter() {
-  return reader_->FirstNonFinite(states_->trained(),
-                                 "first non-finite parameter", *activations_);
+  return *access_;
 }
 
 }  // namespace zero

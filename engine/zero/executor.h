@@ -6,8 +6,8 @@
 // not know why a step is taken, where data comes from or what is printed
 // (engine/train). Its parts: the states and their binding (model_states.h),
 // collectives (wire.h), what the optimizer updates (update_plan.h), batches
-// (batch_upload.h), the numbers that ranks agree on (rank_numbers.h), values
-// in host memory (state_reader.h) and times (step_clock.h).
+// (batch_upload.h), the numbers that ranks agree on (rank_numbers.h), the
+// states between steps (state_access.h) and times (step_clock.h).
 // Order: all ranks make the same calls, in the same order.
 // Start reading at Executor::Perform in executor.cc.
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
@@ -29,7 +29,7 @@
 #include "engine/zero/plan.h"
 #include "engine/zero/rank_numbers.h"
 #include "engine/zero/schedule.h"
-#include "engine/zero/state_reader.h"
+#include "engine/zero/state_access.h"
 #include "engine/zero/step.h"
 #include "engine/zero/step_clock.h"
 #include "engine/zero/updater.h"
@@ -48,12 +48,6 @@ class Executor {
       const ExecutorOptions& options, const TransientBytes& transient,
       MemoryLedger* ledger);
   ~Executor();
-
-  // Initial values: a pure function of (seed, parameter name, element).
-  void Initialize(uint64_t seed);
-  // Takes every parameter's fp32 values from `values(parameter, out)`, rounds
-  // them to the parameter dtype and clears the optimizer state.
-  void Load(const std::function<void(const Parameter&, float* out)>& values);
 
   // One optimizer step over all micro-batches: Begin, then Finish.
   absl::StatusOr<StepOutput> Step(const StepInput& input);
@@ -84,22 +78,9 @@ class Executor {
   KvCache MakeKvCache(int64_t capacity);
   int64_t logits_size() const { return model_->vocab_size(); }
 
-  // fp32 values [begin, begin + count) of a parameter: StateReader::Read.
-  absl::Status ReadParameter(const Parameter& parameter, int64_t begin,
-                             int64_t count, float* out);
-  // All of it.
-  absl::Status ReadParameter(const Parameter& parameter, float* out) {
-    return ReadParameter(parameter, 0, parameter.shape.num_elems(), out);
-  }
-  // ModelStates::Arrays, and copies between host memory and (a slice of) one,
-  // in its dtype. A rank calls these alone.
-  std::vector<StateArray> StateArrays();
-  void CopyOut(const Tensor& values, void* out);
-  void CopyIn(const void* from, const Tensor& values);
-  // The first parameter (in plan order) whose gradient, or value, is not finite
-  // on any rank, or "".
-  absl::StatusOr<std::string> FirstNonFiniteGradient();
-  absl::StatusOr<std::string> FirstNonFiniteParameter();
+  // Parameters and the optimizer's arrays between steps: to fill, read, save
+  // and hash. Computation behind it waits for gathers that are under way.
+  StateAccess& states();
 
   // Parameters that no backward pass wrote in the last step; their gradient
   // counts as zero.
@@ -158,7 +139,7 @@ class Executor {
   std::unique_ptr<StepClock> clock_;
   std::unique_ptr<RankNumbers> numbers_;
   std::unique_ptr<Wire> wire_;
-  std::unique_ptr<StateReader> reader_;
+  std::unique_ptr<StateAccess> access_;
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<ActionRunner> runner_;
   std::unique_ptr<Context> context_;

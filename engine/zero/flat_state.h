@@ -4,7 +4,8 @@
 #define ZERO_ENGINE_ZERO_FLAT_STATE_H_
 
 #include <cstdint>
-#include <functional>
+#include <string>
+#include <utility>
 
 #include "engine/tensor/arena.h"
 #include "engine/tensor/tensor.h"
@@ -18,31 +19,37 @@ class FlatState {
 
   // Takes plan.StateElems(placement, rank) elements of `arena`. `plan` must
   // outlive the state.
-  FlatState(const Plan& plan, int64_t rank, Placement placement, Arena& arena,
-            DType dtype, MemoryCategory category);
+  FlatState(const Plan& plan, int64_t rank, std::string name,
+            Placement placement, Arena& arena, DType dtype,
+            MemoryCategory category);
 
   bool defined() const { return plan_ != nullptr; }
+  const std::string& name() const { return name_; }  // "master"
   bool sharded() const { return placement_ == Placement::kSharded; }
   const Tensor& data() const { return data_; }
 
+  // The elements of a segment that lie here: all, or this rank's piece.
+  Segment HeldRange(const SegmentRef& ref) const;
+  // Elements `range` of a unit. REQUIRES: they are within HeldRange(ref).
+  Tensor Values(const SegmentRef& ref, const Segment& range) const;
+
   // This rank's piece of a segment, wherever it lies.
-  Tensor Piece(const SegmentRef& ref) const;
+  Tensor Piece(const SegmentRef& ref) const {
+    return Values(ref, plan_->Piece(plan_->segment(ref), rank_));
+  }
   // A whole segment, a whole unit. REQUIRES: !sharded().
-  Tensor Whole(const SegmentRef& ref) const;
+  Tensor Whole(const SegmentRef& ref) const {
+    return Values(ref, plan_->segment(ref));
+  }
   Tensor Unit(int unit) const;
 
   // This rank's elements of a unit: all, or its pieces in segment order.
   Tensor Held(int unit) const;
 
-  // Calls `part(values, begin)` for every run of elements of `unit` within
-  // [begin, end) that this rank holds; `begin` is the run's first element.
-  void ForEachHeld(int unit, int64_t begin, int64_t end,
-                   const std::function<void(const Tensor& values,
-                                            int64_t begin)>& part) const;
-
  private:
   const Plan* plan_ = nullptr;
   int64_t rank_ = 0;
+  std::string name_;
   Placement placement_ = Placement::kReplicated;
   Tensor data_;
 };

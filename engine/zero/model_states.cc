@@ -1,7 +1,6 @@
 #include "engine/zero/model_states.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +13,9 @@ ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
     : plan_(&plan), rank_(rank), model_(&model), options_(options) {
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
     const PlannedUnit& planned = plan.units[u];
+    for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
+      segments_.push_back({u, s});
+    }
     units_.emplace_back();
     for (size_t i = 0; i < planned.parameters.size(); ++i) {
       auto bound = std::make_unique<BoundParameter>();
@@ -35,22 +37,25 @@ ModelStates::~ModelStates() {
 
 void ModelStates::Take(Arena& arena) {
   const StatePlacement& placement = plan_->placement;
-  const auto make = [&](Placement where, DType dtype, MemoryCategory category) {
-    return FlatState(*plan_, rank_, where, arena, dtype, category);
+  const auto make = [&](std::string name, Placement where, DType dtype,
+                        MemoryCategory category) {
+    return FlatState(*plan_, rank_, std::move(name), where, arena, dtype,
+                     category);
   };
-  params_ = make(placement.parameters, options_.param_dtype,
+  params_ = make("parameters", placement.parameters, options_.param_dtype,
                  MemoryCategory::kParameters);
   if (!options_.train) return;
-  grads_ = make(placement.gradients, options_.grad_dtype,
+  grads_ = make("gradients", placement.gradients, options_.grad_dtype,
                 MemoryCategory::kGradients);
   if (options_.param_dtype != DType::kF32) {
-    master_ =
-        make(placement.optimizer, DType::kF32, MemoryCategory::kOptimizer);
+    master_ = make("master", placement.optimizer, DType::kF32,
+                   MemoryCategory::kOptimizer);
   }
   optimizer_.clear();
   for (int i = 0; i < options_.num_optimizer_arrays; ++i) {
-    optimizer_.push_back(
-        make(placement.optimizer, DType::kF32, MemoryCategory::kOptimizer));
+    optimizer_.push_back(make(absl::StrCat("optimizer.", i),
+                              placement.optimizer, DType::kF32,
+                              MemoryCategory::kOptimizer));
   }
 }
 
@@ -73,17 +78,6 @@ std::vector<BoundParameter*> ModelStates::bound() const {
   return all;
 }
 
-const BoundParameter& ModelStates::BoundOf(const Parameter& parameter) const {
-  const std::vector<BoundParameter*> all = bound();
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const BoundParameter* bound) {
-        return bound->parameter == &parameter;
-      });
-  ZERO_CHECK(found != all.end())
-      << parameter.name << " is not a parameter of this model";
-  return **found;
-}
-
 void ModelStates::BindValues(int unit, const Tensor& flat) {
   for (const auto& bound : units_[unit]) {
     bound->parameter->weight.value =
@@ -103,109 +97,68 @@ void ModelStates::BindSinks(int unit, const Tensor& flat) {
   }
 }
 
-void ModelStates::Initialize(uint64_t seed, BatchUpload& upload,
-                             Stream& stream) {
-  ClearOptimizer(stream);
-  if (stream.device().kind() == DeviceKind::kMeta) return;
-  for (const BoundParameter* bound : this->bound()) {
-    WriteInPieces(
-        *bound,
-        [&](int64_t begin, int64_t count, float* out) {
-          InitialValues(*bound->parameter, seed, begin, count, out);
-        },
-        upload, stream);
-  }
-  stream.Synchronize();
+std::vector<const FlatState*> ModelStates::lasting() const {
+  std::vector<const FlatState*> states = {&params_};
+  if (master_.defined()) states.push_back(&master_);
+  for (const FlatState& state : optimizer_) states.push_back(&state);
+  return states;
 }
 
-void ModelStates::Load(
-    const std::function<void(const Parameter&, float* out)>& values,
-    BatchUpload& upload, Stream& stream) {
-  ClearOptimizer(stream);
-  if (stream.device().kind() == DeviceKind::kMeta) return;
-  std::vector<float> host;
-  for (const BoundParameter* bound : this->bound()) {
-    host.resize(bound->num_elems());
-    values(*bound->parameter, host.data());
-    if (!stream.device().asynchronous()) {  // reads any memory, at once
-      Write(*bound, 0, host, stream);
-      continue;
+void ModelStates::ForEachRun(const FlatState& state, StatePart part,
+                             const VisitFn& visit) const {
+  for (const SegmentRef& ref : segments_) {
+    const Segment range = part == StatePart::kHeld
+                              ? state.HeldRange(ref)
+                              : plan_->Piece(plan_->segment(ref), rank_);
+    ForEachRun(ref, range, state.Values(ref, range), visit);
+  }
+}
+
+void ModelStates::ForEachRun(const SegmentRef& ref, const Segment& range,
+                             const Tensor& values, const VisitFn& visit) const {
+  for (const auto& bound : units_[ref.unit]) {
+    const int64_t end =
+        std::min(range.end(), bound->offset + bound->num_elems());
+    for (int64_t at = std::max(range.begin, bound->offset); at < end;
+         at += kPieceElems) {
+      const Segment place{at, std::min(end - at, kPieceElems)};
+      visit({bound->parameter, at - bound->offset,
+             values.Slice(at - range.begin, {place.elems}), ref, place});
     }
-    WriteInPieces(
-        *bound,
-        [&](int64_t begin, int64_t count, float* out) {
-          std::memcpy(out, host.data() + begin, count * sizeof(float));
-        },
-        upload, stream);
-  }
-  stream.Synchronize();
-}
-
-void ModelStates::ClearOptimizer(Stream& stream) {
-  for (const FlatState& state : optimizer_) {
-    stream.device().ops().Fill(stream, {state.data().vector(), 0});
-  }
-}
-
-void ModelStates::WriteInPieces(const BoundParameter& bound, const FillFn& fill,
-                                BatchUpload& upload, Stream& stream) {
-  const int64_t n = bound.num_elems();
-  for (int64_t begin = 0; begin < n; begin += kPieceElems) {
-    const int64_t count = std::min(kPieceElems, n - begin);
-    if (!Holds(bound, begin, begin + count)) continue;
-    upload.Stage(
-        [&](void* host) { fill(begin, count, static_cast<float*>(host)); },
-        [&](const void* host) {
-          Write(bound, begin,
-                {static_cast<const float*>(host), static_cast<size_t>(count)},
-                stream);
-        });
   }
 }
 
 // The device rounds: it reads memory of the host where that lies.
-void ModelStates::Write(const BoundParameter& bound, int64_t begin,
-                        absl::Span<const float> values, Stream& stream) {
-  const int64_t first = bound.offset + begin;
-  const int64_t end = first + static_cast<int64_t>(values.size());
-  for (const FlatState* state : {&master_, &params_}) {
-    if (!state->defined()) continue;
-    state->ForEachHeld(
-        bound.unit, first, end, [&](const Tensor& to, int64_t at) {
-          const ConstVector from = {values.data() + (at - first), DType::kF32,
-                                    to.num_elems()};
-          stream.device().ops().Cast(stream, {from, to.vector()});
-        });
+void ModelStates::Fill(StatePart part, const ValuesFn& values,
+                       BatchUpload& upload, Stream& stream) {
+  Ops& ops = stream.device().ops();
+  for (const FlatState& state : optimizer_) {
+    ops.Fill(stream, {state.data().vector(), 0});
   }
-}
-
-bool ModelStates::Holds(const BoundParameter& bound, int64_t begin,
-                        int64_t end) const {
-  bool holds = false;
-  for (const FlatState* state : {&master_, &params_}) {
-    if (!state->defined()) continue;
-    state->ForEachHeld(bound.unit, bound.offset + begin, bound.offset + end,
-                       [&](const Tensor&, int64_t) { holds = true; });
-  }
-  return holds;
-}
-
-std::vector<StateArray> ModelStates::Arrays() const {
-  std::vector<StateArray> arrays;
-  for (int u = 0; u < static_cast<int>(plan_->units.size()); ++u) {
-    const PlannedUnit& unit = plan_->units[u];
-    if (unit.padded_elems == 0) continue;
-    const auto add = [&](const FlatState& state, const std::string& what) {
-      if (!state.defined()) return;
-      arrays.push_back({absl::StrCat(unit.name, "/", what), state.Held(u)});
+  if (values == nullptr || stream.device().kind() == DeviceKind::kMeta) return;
+  // Where parameters lie, so do their master weights, or some of them.
+  ForEachRun(params_, part, [&](const StateRun& run) {
+    const auto write = [&](const float* from, const Tensor& to) {
+      ops.Cast(stream, {{from, DType::kF32, to.num_elems()}, to.vector()});
     };
-    add(params_, "parameters");
-    add(master_, "master");
-    for (size_t i = 0; i < optimizer_.size(); ++i) {
-      add(optimizer_[i], absl::StrCat("optimizer.", i));
-    }
-  }
-  return arrays;
+    upload.Stage(
+        [&](void* host) {
+          values(*run.parameter, run.begin, run.place.elems,
+                 static_cast<float*>(host));
+        },
+        [&](const void* host) {
+          const float* from = static_cast<const float*>(host);
+          write(from, run.values);
+          if (!master_.defined()) return;
+          const Segment held = master_.HeldRange(run.segment);
+          const int64_t begin = std::max(run.place.begin, held.begin);
+          const int64_t end = std::min(run.place.end(), held.end());
+          if (begin >= end) return;
+          write(from + begin - run.place.begin,
+                master_.Values(run.segment, {begin, end - begin}));
+        });
+  });
+  stream.Synchronize();
 }
 
 }  // namespace zero

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "engine/autograd/tape.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/arena.h"
@@ -33,12 +32,18 @@ struct BoundParameter {
   int64_t num_elems() const { return parameter->shape.num_elems(); }
 };
 
-// A named array of the model states as one rank holds it: of a unit the
-// parameters, the master weights, or one array of the optimizer.
-struct StateArray {
-  std::string name;  // "block.0/parameters", "block.0/optimizer.1"
-  Tensor values;     // device memory; what FlatState::Held says
+// Elements of a parameter that lie together in this rank's memory.
+struct StateRun {
+  const Parameter* parameter;
+  int64_t begin;       // the first, in the parameter's own numbering
+  Tensor values;       // [1 .. ModelStates::kPieceElems], device memory
+  SegmentRef segment;  // that they lie in,
+  Segment place;       // and where, in the unit's elements
 };
+
+// Which elements: all that lie on a rank, or its own piece of every segment.
+// The pieces of a group's ranks are the model, each element once.
+enum class StatePart { kHeld, kOwned };
 
 struct StateOptions {
   DType param_dtype = DType::kF32;
@@ -82,46 +87,44 @@ class ModelStates {
   }
   // All, in plan order.
   std::vector<BoundParameter*> bound() const;
-  const BoundParameter& BoundOf(const Parameter& parameter) const;
 
   // Binds a unit's values or gradients to `flat` [padded elems]. Undefined:
   // nothing to read, and whoever reads crashes at once.
   void BindValues(int unit, const Tensor& flat);
   void BindSinks(int unit, const Tensor& flat);
 
-  // Fills every parameter that has elements here with its initial value: a
-  // pure function of (seed, parameter name, element).
-  void Initialize(uint64_t seed, BatchUpload& upload, Stream& stream);
-  // Takes every parameter's fp32 values from `values(parameter, out)` and
-  // rounds them to the parameter dtype.
-  void Load(const std::function<void(const Parameter&, float* out)>& values,
-            BatchUpload& upload, Stream& stream);
-  // Weights are written in pieces of this many elements: the embedding alone
-  // may be larger than the memory to spare.
+  // The states that outlive a step and that a later run needs.
+  std::vector<const FlatState*> lasting() const;
+
+  // The door through which values go in and out: calls `visit` for the runs of
+  // a part of a state, in plan order, without padding.
+  using VisitFn = std::function<void(const StateRun&)>;
+  void ForEachRun(const FlatState& state, StatePart part,
+                  const VisitFn& visit) const;
+  // The same of elements `range` of a segment, which are in `values`.
+  void ForEachRun(const SegmentRef& ref, const Segment& range,
+                  const Tensor& values, const VisitFn& visit) const;
+  const std::vector<SegmentRef>& segments() const { return segments_; }
+  // What goes through it goes in pieces of at most this many elements: the
+  // embedding alone may be larger than the memory to spare.
   static constexpr int64_t kPieceElems = int64_t{1} << 19;
 
-  void ClearOptimizer(Stream& stream);
-
-  // All that outlives a step and that a later run needs, in plan order.
-  std::vector<StateArray> Arrays() const;
+  // Writes the fp32 values [begin, begin + count) of a parameter to `out`.
+  using ValuesFn = std::function<void(const Parameter&, int64_t begin,
+                                      int64_t count, float* out)>;
+  // Launches the writing of `values` to a part of the parameters and of the
+  // master weights, rounded to their dtypes; the optimizer's arrays become
+  // zero. `values` is asked once for every element of the part; null: none.
+  void Fill(StatePart part, const ValuesFn& values, BatchUpload& upload,
+            Stream& stream);
 
  private:
-  using FillFn = std::function<void(int64_t begin, int64_t count, float* out)>;
-  // Launches the writing of elements that `fill` computes. Pieces of which
-  // this rank holds nothing are left out.
-  void WriteInPieces(const BoundParameter& bound, const FillFn& fill,
-                     BatchUpload& upload, Stream& stream);
-  // Writes elements from `begin` on. REQUIRES: kernels of the device can read
-  // `values`, and may until the stream is done.
-  void Write(const BoundParameter& bound, int64_t begin,
-             absl::Span<const float> values, Stream& stream);
-  bool Holds(const BoundParameter& bound, int64_t begin, int64_t end) const;
-
   const Plan* plan_;
   int64_t rank_;
   Model* model_;
   StateOptions options_;
   std::vector<std::vector<std::unique_ptr<BoundParameter>>> units_;
+  std::vector<SegmentRef> segments_;  // of all units, in plan order
   FlatState params_, grads_, master_;
   std::vector<FlatState> optimizer_;
 };

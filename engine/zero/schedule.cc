@@ -567,40 +567,38 @@ int64_t NumbersWire(const Plan& plan, int64_t num_norms) {
 }
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
-  Hasher hasher;
-  hasher.Update(absl::StrCat(plan.world, " ranks, ", plan.shard.size,
-                             " shards, ", plan.owners.owners, " owners"));
+  std::string text = absl::StrCat(plan.world, " ranks, ", plan.shard.size,
+                                  " shards, ", plan.owners.owners, " owners");
   for (const Codec& codec : {plan.parameters, plan.gradients}) {
-    hasher.Update(absl::StrCat(", ", DTypeName(codec.dtype), " in ",
-                               DTypeName(codec.partial_sums)));
+    absl::StrAppend(&text, ", ", DTypeName(codec.dtype), " in ",
+                    DTypeName(codec.partial_sums));
   }
   for (Placement placement :
        {plan.placement.parameters, plan.placement.gradients,
         plan.placement.optimizer}) {
-    hasher.Update(placement == Placement::kSharded ? " sharded"
-                                                   : " replicated");
+    text += placement == Placement::kSharded ? " sharded" : " replicated";
   }
-  hasher.Update("\n");
+  text += "\n";
   for (const PlannedUnit& unit : plan.units) {
     for (const Segment& segment : unit.segments) {
-      hasher.Update(absl::StrCat(unit.name, " ", segment.begin, " ",
-                                 segment.elems, "\n"));
+      absl::StrAppend(&text, unit.name, " ", segment.begin, " ", segment.elems,
+                      "\n");
     }
   }
   for (const auto* buckets : {&plan.reduce_buckets, &plan.gather_buckets}) {
     for (const Bucket& bucket : *buckets) {
-      hasher.Update("bucket");
+      text += "bucket";
       for (const SegmentRef& ref : bucket.segments) {
-        hasher.Update(absl::StrCat(" ", ref.unit, ".", ref.segment));
+        absl::StrAppend(&text, " ", ref.unit, ".", ref.segment);
       }
-      hasher.Update("\n");
+      text += "\n";
     }
   }
   for (const Action& action : actions) {
-    hasher.Update(absl::StrCat(ActionName(action, plan), " ", action.micro_step,
-                               " ", absl::StrJoin(action.waits, " "), "\n"));
+    absl::StrAppend(&text, ActionName(action, plan), " ", action.micro_step,
+                    " ", absl::StrJoin(action.waits, " "), "\n");
   }
-  return hasher.HexDigest();
+  return HashOf(text);
 }
 
 }  // namespace zero

@@ -1,5 +1,7 @@
 """The program as a user calls it: out/zero and files, nothing else."""
 
+import ctypes
+import ctypes.util
 import json
 import os
 import re
@@ -428,6 +430,48 @@ class CliTest(unittest.TestCase):
         # The resolved config is a config: the same run from it.
         self.ok("train", "run/config.json", "--set", "training.out_dir=again")
         self.assertEqual(self.read_json("again/summary.json")["parameters_hash"],
+                         summary["parameters_hash"])
+
+    def test_parameters_hash_is_that_of_the_saved_weights(self):
+        """Recomputed as engine/base/hash.h says."""
+
+        class Hash(ctypes.Structure):
+            _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+        xxhash = ctypes.CDLL(ctypes.util.find_library("xxhash"))
+        xxh3_128 = xxhash.XXH3_128bits_withSeed
+        xxh3_128.restype = Hash
+        xxh3_128.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_uint64]
+        _, summary = self.train_on(2, "zero_optimization.stage=3")
+        with open(self.path("run/final/model.safetensors"), "rb") as f:
+            header = json.loads(f.read(*struct.unpack("<Q", f.read(8))))
+            data = f.read()
+        del header["__metadata__"]
+        parameters = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            # Ours: some tensors are rows of one parameter.
+            for theirs, ours in (
+                    (r"model.layers.(\d+)", r"block.\1"),
+                    (r"self_attn.[qkv]_proj", "attn.qkv"),
+                    (r"self_attn.o_proj", "attn.out"),
+                    (r"mlp.(gate|up)_proj", "mlp.gate_up"),
+                    (r"mlp.down_proj", "mlp.down"),
+                    (r"input_layernorm", "input_norm"),
+                    (r"post_attention_layernorm", "post_norm"),
+                    (r"model.embed_tokens.weight", "embedding.table"),
+                    (r"model.norm", "head.norm"),
+                    (r"^lm_head.weight", "head.lm_head")):
+                name = re.sub(theirs, ours, name)
+            parameters[name] = parameters.get(name, b"") + data[begin:end]
+        total = block = 0
+        for name in sorted(parameters):
+            for at in range(0, len(parameters[name]), 256):
+                values = parameters[name][at:at + 256]
+                one = xxh3_128(values, len(values), block)
+                total += one.high << 64 | one.low
+                block += 1
+        self.assertEqual("%032x" % (total % 2**128),
                          summary["parameters_hash"])
 
     def test_same_config_same_bits_and_recompute_too_with_less_memory(self):

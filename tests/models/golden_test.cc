@@ -13,6 +13,7 @@
 #include "models/hf_config.h"
 #include "models/registry.h"
 #include "tests/support/max_or_nan.h"
+#include "tests/support/tiny_model.h"
 
 namespace zero {
 namespace {
@@ -120,9 +121,11 @@ class GoldenTest : public testing::TestWithParam<const char*> {
         rank_, *golden.model, MakePlan(DescribeUnits(*golden.model), {}),
         Options(recompute), {int64_t{64} << 20, 0}, &ledger_);
     EXPECT_TRUE(executor.ok()) << executor.status();
-    const absl::Status loaded =
-        LoadPortable(golden.dir, *golden.model,
-                     [&](const auto& values) { (*executor)->Load(values); });
+    const auto file = PortableReader::Open(golden.dir, *golden.model);
+    EXPECT_TRUE(file.ok()) << file.status();
+    const absl::Status loaded = (*executor)->states().Load(
+        [&](const Parameter& parameter, int64_t begin, int64_t count,
+            float* out) { (*file)->Read(parameter, begin, count, out); });
     EXPECT_TRUE(loaded.ok()) << loaded;
     return *std::move(executor);
   }
@@ -214,9 +217,9 @@ TEST_P(GoldenTest, ThreeAdamWStepsAreThoseOfTransformers) {
     EXPECT_NEAR(output.loss, losses[step], 1e-6 * losses[step]);
     EXPECT_NEAR(output.grad_norm, norms[step], 5e-6 * norms[step]);
   }
+  const ValuesByName values = *ReadParameters(*executor);
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
-    std::vector<float> all(tensor.parameter->shape.num_elems());
-    ASSERT_TRUE(executor->ReadParameter(*tensor.parameter, all.data()).ok());
+    const std::vector<float>& all = values.at(tensor.parameter->name);
     const std::vector<float> want =
         ReadFloats(*golden.reader, "step3." + tensor.name);
     // GPT-2's key bias has a gradient that is zero but for rounding.
@@ -232,7 +235,7 @@ TEST_P(GoldenTest, ThreeAdamWStepsAreThoseOfTransformers) {
 }
 
 TEST_P(GoldenTest, RecomputeChangesNoBit) {
-  std::vector<std::vector<float>> results;
+  std::vector<ValuesByName> results;
   std::vector<double> losses;
   for (bool recompute : {false, true}) {
     Golden golden(GetParam());
@@ -241,13 +244,7 @@ TEST_P(GoldenTest, RecomputeChangesNoBit) {
     for (int step = 1; step <= 3; ++step) {
       losses.push_back(Step(*executor, golden, step).loss);
     }
-    std::vector<float> all;
-    for (const Parameter* parameter : golden.model->AllParameters()) {
-      const size_t at = all.size();
-      all.resize(at + parameter->shape.num_elems());
-      ASSERT_TRUE(executor->ReadParameter(*parameter, all.data() + at).ok());
-    }
-    results.push_back(std::move(all));
+    results.push_back(*ReadParameters(*executor));
   }
   EXPECT_EQ(results[0], results[1]);
   for (int step = 0; step < 3; ++step) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/base/status.h"
 #include "kernels/check.h"
 #include "kernels/philox.h"
 #include "models/registry.h"
@@ -109,7 +110,7 @@ Rig::Rig(const Rank& rank, std::unique_ptr<Model> model,
       Executor::Make(rank, *model_, plan, options, transient, &ledger_);
   ZERO_CHECK(executor.ok()) << executor.status();
   executor_ = *std::move(executor);
-  executor_->Initialize(seed);
+  executor_->states().Initialize(seed);
 }
 
 Rig::Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
@@ -163,11 +164,19 @@ Parameter& Rig::parameter(const std::string& name) {
   return *model_->AllParameters()[0];
 }
 
+void Rig::Load(
+    const std::function<std::vector<float>(const Parameter&)>& values) {
+  const absl::Status loaded =
+      executor_->states().Load([&](const Parameter& parameter, int64_t begin,
+                                   int64_t count, float* out) {
+        const std::vector<float> all = values(parameter);
+        std::copy_n(all.begin() + begin, count, out);
+      });
+  ZERO_CHECK(loaded.ok()) << loaded;
+}
+
 std::vector<float> Rig::Read(const Parameter& parameter) {
-  std::vector<float> values(parameter.shape.num_elems());
-  const absl::Status read = executor_->ReadParameter(parameter, values.data());
-  ZERO_CHECK(read.ok()) << read;
-  return values;
+  return ReadParameters(*executor_).value().at(parameter.name);
 }
 
 std::vector<float> Rig::Gradient(const Parameter& parameter) {
@@ -175,12 +184,25 @@ std::vector<float> Rig::Gradient(const Parameter& parameter) {
   return {grad.As<float>(), grad.As<float>() + grad.num_elems()};
 }
 
-std::vector<float> Rig::ReadAll() {
+absl::StatusOr<std::vector<float>> Rig::TryReadAll() {
+  ZERO_ASSIGN_OR_RETURN(const ValuesByName values, ReadParameters(*executor_));
   std::vector<float> all;
   for (const Parameter* parameter : model_->AllParameters()) {
-    const std::vector<float> values = Read(*parameter);
-    all.insert(all.end(), values.begin(), values.end());
+    const std::vector<float>& own = values.at(parameter->name);
+    all.insert(all.end(), own.begin(), own.end());
   }
+  return all;
+}
+
+absl::StatusOr<ValuesByName> ReadParameters(Executor& executor) {
+  ValuesByName all;
+  ZERO_RETURN_IF_ERROR(
+      executor.states().Read([&](const Parameter& parameter, int64_t begin,
+                                 absl::Span<const float> values) {
+        std::vector<float>& own = all[parameter.name];
+        own.resize(parameter.shape.num_elems());
+        std::copy(values.begin(), values.end(), own.begin() + begin);
+      }));
   return all;
 }
 

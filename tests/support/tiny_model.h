@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -87,6 +88,10 @@ struct RigOptions : ExecutorOptions {
                            BulkAlgorithm algorithm) const;
 };
 
+// All parameters' fp32 values by name. All ranks call it.
+using ValuesByName = std::map<std::string, std::vector<float>>;
+absl::StatusOr<ValuesByName> ReadParameters(Executor& executor);
+
 // A model with its memory and its executor, initialized from `seed`.
 class Rig {
  public:
@@ -113,11 +118,14 @@ class Rig {
   // Aborts the test where there is none.
   Parameter& parameter(const std::string& name);
 
+  void Load(const std::function<std::vector<float>(const Parameter&)>& values);
+  // All ranks call it.
   std::vector<float> Read(const Parameter& parameter);
   // The fp32 gradient of the last step.
   std::vector<float> Gradient(const Parameter& parameter);
   // Every parameter, one after the other.
-  std::vector<float> ReadAll();
+  std::vector<float> ReadAll() { return TryReadAll().value(); }
+  absl::StatusOr<std::vector<float>> TryReadAll();
 
  private:
   Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,

@@ -195,7 +195,7 @@ class Runner {
   }
 
   // Waits for what is in flight: cases share the channels.
-  void Drain() { session_->executor().StateArrays(); }
+  void Drain() { session_->executor().states(); }
 
   const Rank& rank_;
   TimedDevice& device_;

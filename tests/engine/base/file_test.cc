@@ -91,14 +91,14 @@ TEST(AtomicFileTest, WithoutCommitNothingIsLeftBehind) {
   EXPECT_EQ(dir.Count(), 0);
 }
 
-TEST(AtomicFileTest, OverwriteReachesBytesThatWereAppended) {
+TEST(AtomicFileTest, WriteAtReachesBytesThatWereAppended) {
   TempDir dir;
   auto file = AtomicFile::Create(dir.File("f")).value();
   const std::string large(3 << 20, 'x');
   ASSERT_TRUE(file->Append("....", 4).ok());
   ASSERT_TRUE(file->Append(large.data(), large.size()).ok());
   ASSERT_TRUE(file->Append("end", 3).ok());
-  ASSERT_TRUE(file->Overwrite(0, "head", 4).ok());
+  ASSERT_TRUE(file->WriteAt(0, "head", 4).ok());
   ASSERT_TRUE(file->Append("!", 1).ok());
   EXPECT_EQ(file->size(), static_cast<int64_t>(large.size()) + 8);
   ASSERT_TRUE(file->Commit().ok());

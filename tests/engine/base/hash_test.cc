@@ -2,16 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <vector>
 
 namespace zero {
 namespace {
-
-std::string HashOf(absl::string_view text) {
-  Hasher hasher;
-  hasher.Update(text);
-  return hasher.HexDigest();
-}
 
 // As `xxh128sum` prints them.
 TEST(HashTest, EqualsTheReferenceTool) {
@@ -19,24 +13,23 @@ TEST(HashTest, EqualsTheReferenceTool) {
   EXPECT_EQ(HashOf("abc"), "06b05ab6733a618578af5f94892f3950");
 }
 
-TEST(HashTest, DoesNotDependOnHowUpdateCutsTheBytes) {
-  std::string text(5000, ' ');
-  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(i * 31);
-  for (const size_t piece : {size_t{1}, size_t{7}, size_t{1024}}) {
-    Hasher hasher;
-    for (size_t at = 0; at < text.size(); at += piece) {
-      hasher.Update(text.data() + at, std::min(piece, text.size() - at));
-    }
-    EXPECT_EQ(hasher.HexDigest(), HashOf(text));
-  }
-}
-
-TEST(HashTest, MoreMayFollowADigest) {
-  Hasher hasher;
-  hasher.Update("ab");
-  EXPECT_EQ(hasher.HexDigest(), HashOf("ab"));
-  hasher.Update("c");
-  EXPECT_EQ(hasher.HexDigest(), HashOf("abc"));
+TEST(BlockHashTest, IsTheSameInWhateverOrderAndByWhomever) {
+  std::vector<float> values(200);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = 0.1f * i;
+  const absl::Span<const float> all = values;
+  BlockHash whole, first, last;
+  whole.Add(7, all);
+  last.Add(9, all.subspan(128));
+  first.Add(8, all.subspan(64, 64));
+  first.Add(7, all.first(64));
+  BlockHash::Parts parts = first.parts();
+  for (int i = 0; i < BlockHash::kNumParts; ++i) parts[i] += last.parts()[i];
+  const std::string hash = BlockHash::HexDigest(whole.parts());
+  EXPECT_EQ(BlockHash::HexDigest(parts), hash);
+  EXPECT_EQ(hash.size(), 32u);
+  BlockHash moved;
+  moved.Add(8, all);
+  EXPECT_NE(BlockHash::HexDigest(moved.parts()), hash);
 }
 
 }  // namespace

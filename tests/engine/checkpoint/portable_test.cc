@@ -38,37 +38,39 @@ ByName RandomParameters(const Model& model) {
   return all;
 }
 
-ReadParameterFn ReaderOf(const ByName& values) {
-  return [&](const Parameter& parameter, int64_t begin, int64_t count,
-             float* out) {
-    EXPECT_LE(count, kPieceElems);
-    const Floats& from = values.at(parameter.name);
-    std::copy_n(from.begin() + begin, count, out);
-    return absl::OkStatus();
-  };
-}
+// Of what a writer takes at a time.
+constexpr int64_t kPieceElems = 1000;
 
-absl::Status Save(const std::string& dir, const ModelConfig& config,
-                  const ByName& values, DType dtype = DType::kF32) {
+absl::StatusOr<std::vector<std::string>> Save(
+    const std::string& dir, const ModelConfig& config, const ByName& values,
+    DType dtype = DType::kF32,
+    const std::function<void()>& before_each = [] {}) {
   const auto model = MakeModel(config);
-  return SavePortable(dir, *model, WriteHfConfig(config, dtype, -1), dtype,
-                      ReaderOf(values))
-      .status();
+  auto writer = PortableWriter::Create(dir, *model, dtype);
+  if (!writer.ok()) return writer.status();
+  for (const Parameter* parameter : model->AllParameters()) {
+    absl::Span<const float> all = values.at(parameter->name);
+    for (size_t at = 0; at < all.size(); at += kPieceElems) {
+      before_each();
+      (*writer)->Write(*parameter, at, all.subspan(at, kPieceElems));
+    }
+  }
+  return (*writer)->Commit(WriteHfConfig(config, dtype, -1));
 }
 
 absl::StatusOr<ByName> Load(const std::string& dir, const ModelConfig& config) {
   const auto model = MakeModel(config);
+  const auto reader = PortableReader::Open(dir, *model);
+  if (!reader.ok()) return reader.status();
   ByName all;
-  const absl::Status status = LoadPortable(dir, *model, [&](const auto& read) {
-    for (const Parameter* parameter : model->AllParameters()) {
-      Floats& values = all[parameter->name];
-      values.assign(parameter->shape.num_elems(), -99.0f);
-      read(*parameter, values.data());
+  for (const Parameter* parameter : model->AllParameters()) {
+    const int64_t size = parameter->shape.num_elems();
+    Floats& values = all[parameter->name];
+    values.assign(size, -99.0f);
+    for (int64_t at = 0; at < size; at += kPieceElems) {
+      (*reader)->Read(*parameter, at, std::min(size - at, kPieceElems),
+                      values.data() + at);
     }
-  });
-  if (!status.ok()) {
-    EXPECT_TRUE(all.empty()) << "something was loaded before the error";
-    return status;
   }
   return all;
 }
@@ -110,7 +112,7 @@ TEST(PortableTest, WhatIsSavedIsLoadedToTheBit) {
 
 // Matrices of more than one piece, whose rows do not fill one: as they are and
 // turned, whole and as a slice of rows.
-TEST(PortableTest, LargeParametersAreWrittenInPieces) {
+TEST(PortableTest, LargeParametersAreWrittenAndReadInPieces) {
   for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
     ModelConfig config = TinyConfig(family);
     config.vocab_size = kPieceElems / 32 + 77;
@@ -257,19 +259,19 @@ TEST(PortableTest, WhatOtherWritersAddIsUnderstood) {
   specs.push_back({"h.1.attn.masked_bias", DType::kF32, {}});
   specs.push_back({"lm_head.weight", DType::kF32, {61, 32}});
   std::filesystem::create_directories(dir.File("old"));
-  ASSERT_TRUE(
-      WriteSafetensors(dir.File("old/model.safetensors"), specs,
-                       [&](const TensorSpec& spec, const TensorSink& sink) {
-                         if (const auto* stored =
-                                 (*reader)->Find(prefix + spec.name)) {
-                           return sink(stored->data, stored->num_bytes);
-                         }
-                         size_t bytes = DTypeBytes(spec.dtype);
-                         for (int64_t dim : spec.shape) bytes *= dim;
-                         const std::string zeros(bytes, '\0');
-                         return sink(zeros.data(), zeros.size());
-                       })
-          .ok());
+  auto writer =
+      SafetensorsWriter::Create(dir.File("old/model.safetensors"), specs);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  for (size_t i = 0; i < specs.size(); ++i) {
+    size_t bytes = DTypeBytes(specs[i].dtype);
+    for (int64_t dim : specs[i].shape) bytes *= dim;
+    std::string data(bytes, '\0');
+    if (const auto* stored = (*reader)->Find(prefix + specs[i].name)) {
+      std::memcpy(data.data(), stored->data, stored->num_bytes);
+    }
+    ASSERT_TRUE((*writer)->Write(i, 0, data.data(), bytes).ok());
+  }
+  ASSERT_TRUE((*writer)->Commit().ok());
   const auto loaded = Load(dir.File("old"), config);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(*loaded, values);
@@ -296,18 +298,13 @@ TEST(PortableTest, AFolderIsReplacedAsOneAndKeepsWhatIsNotOurs) {
 // folder are lost for it.
 TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   const ModelConfig config = TinyConfig(ModelFamily::kLlama);
-  const auto model = MakeModel(config);
-  const ByName values = RandomParameters(*model);
-  const auto save = [&](const std::string& dir) {
-    return SavePortable(dir, *model, WriteHfConfig(config, DType::kF32, -1),
-                        DType::kF32, ReaderOf(values));
-  };
+  const ByName values = RandomParameters(*MakeModel(config));
   TempDir dir;
   const std::string final_dir = dir.File("final");
   dir.Write("final/extra/notes.txt", "a user's");
   ASSERT_EQ(::mkfifo(dir.File("final/extra/pipe").c_str(), 0600), 0);
   std::filesystem::create_symlink("nowhere", dir.File("final/link"));
-  auto notes = save(final_dir);
+  auto notes = Save(final_dir, config, values);
   ASSERT_TRUE(notes.ok()) << notes.status();
   EXPECT_TRUE(notes->empty()) << (*notes)[0];
   EXPECT_TRUE(std::filesystem::is_fifo(dir.File("final/extra/pipe")));
@@ -324,7 +321,7 @@ TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   ASSERT_EQ(::mkfifo((std::string(other) + "/pipe").c_str(), 0600), 0);
   std::filesystem::remove_all(final_dir);
   std::filesystem::create_symlink(other, final_dir);
-  notes = save(final_dir);
+  notes = Save(final_dir, config, values);
   EXPECT_TRUE(std::filesystem::is_fifo(dir.File("final.previous/pipe")));
   std::filesystem::remove_all(other);
   ASSERT_TRUE(notes.ok()) << notes.status();
@@ -347,12 +344,9 @@ TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
     const pid_t child = ::fork();
     if (child == 0) {
       int left = survived;
-      SavePortable(dir.File("final"), *model, "{}", DType::kF32,
-                   [&](const Parameter&, int64_t, int64_t, float*) {
-                     if (left-- == 0) ::raise(SIGKILL);
-                     return absl::OkStatus();
-                   })
-          .IgnoreError();
+      Save(dir.File("final"), config, values, DType::kF32, [&] {
+        if (left-- == 0) ::raise(SIGKILL);
+      }).IgnoreError();
       ::_exit(0);
     }
     int result = 0;

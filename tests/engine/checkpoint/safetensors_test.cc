@@ -39,16 +39,22 @@ class SafetensorsTest : public ::testing::Test {
     return std::string(status.message());
   }
 
-  // Gives every byte of a tensor the value `index` in `specs`.
-  static TensorFill Constant(const std::vector<TensorSpec>& specs) {
-    return [specs](const TensorSpec& spec, const TensorSink& sink) {
-      size_t index = 0;
-      while (specs[index].name != spec.name) ++index;
-      size_t bytes = DTypeBytes(spec.dtype);
-      for (const int64_t dim : spec.shape) bytes *= static_cast<size_t>(dim);
-      const std::string data(bytes, static_cast<char>(index));
-      return sink(data.data(), data.size());
-    };
+  // Writes a file in which every byte of a tensor is its index in `specs`.
+  absl::Status Write(const std::string& name,
+                     const std::vector<TensorSpec>& specs) {
+    auto writer = SafetensorsWriter::Create(dir_.File(name), specs);
+    if (!writer.ok()) return writer.status();
+    for (size_t i = 0; i < specs.size(); ++i) {
+      size_t bytes = DTypeBytes(specs[i].dtype);
+      for (const int64_t dim : specs[i].shape) {
+        bytes *= static_cast<size_t>(dim);
+      }
+      const std::string data(bytes, static_cast<char>(i));
+      const absl::Status status =
+          (*writer)->Write(i, 0, data.data(), data.size());
+      if (!status.ok()) return status;
+    }
+    return (*writer)->Commit();
   }
 
   TempDir dir_;
@@ -57,13 +63,11 @@ class SafetensorsTest : public ::testing::Test {
 TEST_F(SafetensorsTest, WhatIsWrittenIsRead) {
   const std::vector<float> values = {1.5f, -2.0f, 3.25f, 0.0f, 5.0f, 6.0f};
   const std::vector<TensorSpec> specs = {{"b", DType::kF32, {2, 3}}};
-  ASSERT_TRUE(WriteSafetensors(dir_.File("m.safetensors"), specs,
-                               [&](const TensorSpec&, const TensorSink& sink) {
-                                 absl::Status status = sink(values.data(), 8);
-                                 if (!status.ok()) return status;
-                                 return sink(values.data() + 2, 16);
-                               })
-                  .ok());
+  auto writer = SafetensorsWriter::Create(dir_.File("m.safetensors"), specs);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Write(0, 8, values.data() + 2, 16).ok());
+  ASSERT_TRUE((*writer)->Write(0, 0, values.data(), 8).ok());
+  ASSERT_TRUE((*writer)->Commit().ok());
   const auto reader = SafetensorsReader::Open(dir_.path() + "/m.safetensors");
   ASSERT_TRUE(reader.ok()) << reader.status();
   const StoredTensor* tensor = (*reader)->Find("b");
@@ -93,9 +97,7 @@ TEST_F(SafetensorsTest, EveryDTypeAndShapeRoundTripsAligned) {
       {"i64", DType::kI64, {2}},
       {"u16", DType::kU16, {2, 2}},
       {"quote\"\\ \xC3\xA9", DType::kU8, {1}}};
-  ASSERT_TRUE(
-      WriteSafetensors(dir_.File("m.safetensors"), specs, Constant(specs))
-          .ok());
+  ASSERT_TRUE(Write("m.safetensors", specs).ok());
   const auto reader =
       SafetensorsReader::Open(dir_.File("m.safetensors")).value();
   ASSERT_EQ(reader->tensors().size(), specs.size());
@@ -120,13 +122,12 @@ TEST_F(SafetensorsTest, HalfTypesConvertToFp32) {
   const std::vector<TensorSpec> specs = {{"bf16", DType::kBF16, {2}},
                                          {"f16", DType::kF16, {2}},
                                          {"f64", DType::kF64, {2}}};
-  ASSERT_TRUE(
-      WriteSafetensors(dir_.File("m.safetensors"), specs,
-                       [&](const TensorSpec& spec, const TensorSink& sink) {
-                         if (spec.name == "f64") return sink(f64, 16);
-                         return sink(spec.name == "f16" ? f16 : bf16, 4);
-                       })
-          .ok());
+  auto writer = SafetensorsWriter::Create(dir_.File("m.safetensors"), specs);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  ASSERT_TRUE((*writer)->Write(0, 0, bf16, 4).ok());
+  ASSERT_TRUE((*writer)->Write(1, 0, f16, 4).ok());
+  ASSERT_TRUE((*writer)->Write(2, 0, f64, 16).ok());
+  ASSERT_TRUE((*writer)->Commit().ok());
   const auto reader =
       SafetensorsReader::Open(dir_.File("m.safetensors")).value();
   for (const StoredTensor& tensor : reader->tensors()) {
@@ -141,9 +142,7 @@ TEST_F(SafetensorsTest, AFolderIsReadByItsUsualNames) {
   EXPECT_THAT(
       std::string(SafetensorsReader::Open(dir_.path()).status().message()),
       HasSubstr("has neither model.safetensors nor"));
-  ASSERT_TRUE(
-      WriteSafetensors(dir_.File("model.safetensors"), specs, Constant(specs))
-          .ok());
+  ASSERT_TRUE(Write("model.safetensors", specs).ok());
   EXPECT_EQ(SafetensorsReader::Open(dir_.path()).value()->tensors().size(), 1u);
 }
 
@@ -153,10 +152,8 @@ class ShardedTest : public SafetensorsTest {
     const std::vector<TensorSpec> a = {{"w1", DType::kF32, {2}}};
     const std::vector<TensorSpec> b = {{"a2", DType::kF32, {2}},
                                        {"w2", DType::kF32, {2}}};
-    ASSERT_TRUE(
-        WriteSafetensors(dir_.File("m-1.safetensors"), a, Constant(a)).ok());
-    ASSERT_TRUE(
-        WriteSafetensors(dir_.File("m-2.safetensors"), b, Constant(b)).ok());
+    ASSERT_TRUE(Write("m-1.safetensors", a).ok());
+    ASSERT_TRUE(Write("m-2.safetensors", b).ok());
   }
   absl::Status OpenIndex(const std::string& weight_map) {
     dir_.Write("model.safetensors.index.json",
@@ -253,48 +250,33 @@ TEST_F(SafetensorsTest, OverlappingTensorsAreAnError) {
               HasSubstr("tensor 'b': its data overlaps that of 'a'"));
 }
 
-TEST_F(SafetensorsTest, AFillThatGivesTooFewOrTooManyBytesIsAnError) {
+TEST_F(SafetensorsTest, TooFewOrTooManyBytesAreAnErrorAndNoFileAppears) {
   const std::vector<TensorSpec> specs = {{"w", DType::kF32, {2}}};
-  for (const size_t bytes : {0, 4, 12}) {
-    const absl::Status status =
-        WriteSafetensors(dir_.File("m.safetensors"), specs,
-                         [&](const TensorSpec&, const TensorSink& sink) {
-                           const char data[16] = {};
-                           // The caller may forget to look at what sink says.
-                           if (bytes > 0) sink(data, bytes).IgnoreError();
-                           return absl::OkStatus();
-                         });
+  const char data[16] = {};
+  for (const auto& [offset, bytes] : std::vector<std::pair<int, int>>{
+           {0, 0}, {0, 4}, {4, 8}, {0, 12}, {-4, 8}}) {
+    auto writer = SafetensorsWriter::Create(dir_.File("m.safetensors"), specs);
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    absl::Status status = (*writer)->Write(0, offset, data, bytes);
+    if (status.ok()) status = (*writer)->Commit();
+    writer->reset();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), HasSubstr("tensor 'w'"));
     EXPECT_EQ(dir_.Count(), 0);
   }
 }
 
-TEST_F(SafetensorsTest, AnErrorOfTheFillIsReturnedAndNoFileAppears) {
-  const absl::Status status =
-      WriteSafetensors(dir_.File("m.safetensors"), {{"w", DType::kF32, {2}}},
-                       [](const TensorSpec&, const TensorSink&) {
-                         return absl::AbortedError("stop");
-                       });
-  EXPECT_EQ(status.message(), "stop");
-  EXPECT_EQ(dir_.Count(), 0);
-}
-
 TEST_F(SafetensorsTest, WrongSpecsAreErrors) {
   const auto error = [&](const std::vector<TensorSpec>& specs) {
-    return std::string(
-        WriteSafetensors(dir_.File("m.safetensors"), specs, Constant(specs))
-            .message());
+    return std::string(Write("m.safetensors", specs).message());
   };
   EXPECT_THAT(error({{"w", DType::kF32, {1}}, {"w", DType::kF32, {1}}}),
               HasSubstr("'w': declared twice"));
   EXPECT_THAT(error({{"__metadata__", DType::kF32, {1}}}),
               HasSubstr("reserved"));
   EXPECT_THAT(error({{"w", DType::kF32, {-1}}}), HasSubstr("[-1] is negative"));
-  EXPECT_THAT(
-      std::string(WriteSafetensors(dir_.File("no/m.safetensors"), {}, nullptr)
-                      .message()),
-      HasSubstr("does not exist"));
+  EXPECT_THAT(std::string(Write("no/m.safetensors", {}).message()),
+              HasSubstr("does not exist"));
 }
 
 // Changed bytes in length, header and size: a reader whose every tensor can be
@@ -303,9 +285,7 @@ TEST_F(SafetensorsTest, TenThousandMutatedFilesDoNotCrash) {
   const std::vector<TensorSpec> specs = {{"wte.weight", DType::kF32, {4, 3}},
                                          {"h.0.bias", DType::kBF16, {5}},
                                          {"n", DType::kI64, {}}};
-  ASSERT_TRUE(
-      WriteSafetensors(dir_.File("m.safetensors"), specs, Constant(specs))
-          .ok());
+  ASSERT_TRUE(Write("m.safetensors", specs).ok());
   const std::string whole = dir_.Read("m.safetensors");
   const std::string often = "{}[]\",:0123456789-eFIBU \\";
   std::mt19937 random(2);

@@ -108,7 +108,7 @@ TEST_F(NcclStepTest, ASessionBeginsWhenAllRanksHaveTheirMemory) {
             Session::Make(rank, loaded->config, {.make = MakeModel},
                           {.train = true, .evaluate = true}));
         const int64_t taken = NumTaken();
-        ZERO_RETURN_IF_ERROR(session->ParametersHash().status());
+        ZERO_RETURN_IF_ERROR(session->executor().states().Read(nullptr));
         const std::vector<int32_t> tokens(2 * 16);
         ZERO_RETURN_IF_ERROR(session->executor()
                                  .EvalLossSum({.batch = 2,

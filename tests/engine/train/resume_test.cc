@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -25,27 +26,28 @@ constexpr int kSteps = 12;
 // What a rank keeps: where it is, and its part of the model states.
 struct TrainingState {
   RunRecord record;
-  std::vector<std::string> arrays;  // bytes of Executor::StateArrays
+  std::vector<std::string> runs;  // bytes of StateAccess::ForEachRun
 };
 
 TrainingState Export(Trainer& trainer) {
   Executor& executor = trainer.session().executor();
   TrainingState state{.record = trainer.record()};
-  for (const StateArray& array : executor.StateArrays()) {
-    state.arrays.emplace_back(array.values.bytes(), '\0');
-    executor.CopyOut(array.values, state.arrays.back().data());
-  }
+  executor.states().ForEachRun([&](const FlatState&, const StateRun& run) {
+    state.runs.emplace_back(static_cast<const char*>(run.values.data()),
+                            run.values.bytes());
+  });
   return state;
 }
 
 void Restore(const TrainingState& state, Trainer& trainer) {
   Executor& executor = trainer.session().executor();
-  const std::vector<StateArray> arrays = executor.StateArrays();
-  ASSERT_EQ(arrays.size(), state.arrays.size());
-  for (size_t i = 0; i < arrays.size(); ++i) {
-    ASSERT_EQ(arrays[i].values.bytes(), state.arrays[i].size());
-    executor.CopyIn(state.arrays[i].data(), arrays[i].values);
-  }
+  size_t i = 0;
+  executor.states().ForEachRun([&](const FlatState&, const StateRun& run) {
+    const std::string& bytes = state.runs.at(i++);
+    ASSERT_EQ(run.values.bytes(), bytes.size());
+    std::memcpy(run.values.data(), bytes.data(), bytes.size());
+  });
+  ASSERT_EQ(i, state.runs.size());
   trainer.Restore(state.record);
 }
 
@@ -153,7 +155,7 @@ class ResumeTest : public testing::Test {
       EXPECT_EQ(rest.hash, whole.hash);
       for (int rank = 0; rank < job.world; ++rank) {
         const TrainingState &a = rest.states[rank], &b = whole.states[rank];
-        EXPECT_TRUE(a.arrays == b.arrays) << "rank " << rank;
+        EXPECT_TRUE(a.runs == b.runs) << "rank " << rank;
         EXPECT_EQ(a.record.optimizer_steps, b.record.optimizer_steps);
         EXPECT_EQ(a.record.scaler.scale, b.record.scaler.scale);
       }

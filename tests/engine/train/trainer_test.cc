@@ -398,7 +398,8 @@ TEST_F(TrainerTest, FinalStartsARunWithTheSameParameters) {
     auto session = Session::Make(rank(), again.config, TestModelTools(),
                                  {.evaluate = true});
     ASSERT_TRUE(session.ok()) << session.status();
-    EXPECT_EQ(*(*session)->ParametersHash() == hash, hash_is_of_final);
+    EXPECT_EQ(*(*session)->executor().states().Hash() == hash,
+              hash_is_of_final);
     const auto data = OpenRunData(again.config, false, 1);
     ASSERT_TRUE(data.ok()) << data.status();
     const auto loader = MakeEvalLoader(again.config, /*world=*/1, *data);
@@ -690,7 +691,7 @@ TEST_F(TrainerTest, AFullDiskForMetricsDoesNotCostTheWeights) {
     auto session = Session::Make(rank(), saved.config, TestModelTools(),
                                  {.evaluate = true});
     ASSERT_TRUE(session.ok()) << session.status();
-    EXPECT_EQ(*(*session)->ParametersHash(), json["parameters_hash"]);
+    EXPECT_EQ(*(*session)->executor().states().Hash(), json["parameters_hash"]);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -301,7 +302,7 @@ TEST(ServerTest, ANaNOfAWorkerSkipsTheStepOnAllAndIsNamed) {
         EXPECT_TRUE(rig.Step(TokenBatch(2, kLength, kVocab, 7), 1e-2f).skipped);
         EXPECT_EQ(rig.ReadAll(), before);
         ZERO_ASSIGN_OR_RETURN(const std::string name,
-                              rig->FirstNonFiniteGradient());
+                              rig->states().FirstNonFiniteGradient());
         std::lock_guard<std::mutex> lock(mutex);
         names.push_back(name);
         return absl::OkStatus();
@@ -358,13 +359,16 @@ TEST(ServerTest, AStateTakenUpAgainGoesOnToTheSameBits) {
   job.options.param_dtype = DType::kBF16;
   const Outcome want = Train(job);
   job.between = [](Rig& rig) {
-    for (const StateArray& array : rig->StateArrays()) {
-      std::string bytes(array.values.bytes(), '\0');
-      rig->CopyOut(array.values, bytes.data());
-      const std::string noise(array.values.bytes(), '\x55');
-      rig->CopyIn(noise.data(), array.values);
-      rig->CopyIn(bytes.data(), array.values);
-    }
+    std::vector<std::string> saved;
+    rig->states().ForEachRun([&](const FlatState&, const StateRun& run) {
+      saved.emplace_back(static_cast<const char*>(run.values.data()),
+                         run.values.bytes());
+      std::memset(run.values.data(), 0x55, run.values.bytes());
+    });
+    size_t at = 0;
+    rig->states().ForEachRun([&](const FlatState&, const StateRun& run) {
+      std::memcpy(run.values.data(), saved[at++].data(), run.values.bytes());
+    });
   };
   EXPECT_EQ(Train(job), want);
 }

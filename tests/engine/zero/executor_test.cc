@@ -100,10 +100,8 @@ TEST_F(ExecutorTest, AModelOfFourNumbersIsTheOneDoneByHand) {
     Rig rig(*device_, MakeDoublingModel(), options, 1 << 20);
     const std::map<std::string, Floats> start = {
         {"embedding.table", {0.5f, -0.25f}}, {"head.w", {0.75f, -1.5f}}};
-    rig->Load([&](const Parameter& parameter, float* out) {
-      const Floats& values = start.at(parameter.name);
-      std::copy(values.begin(), values.end(), out);
-    });
+    rig.Load(
+        [&](const Parameter& parameter) { return start.at(parameter.name); });
     TokenBatch batch(1, 3, 2, 1);
     batch.tokens = {0, 1, 0};
     batch.targets = {1, 0, -1};
@@ -259,11 +257,10 @@ TEST_F(ExecutorTest, ATiedTableHasOneSinkWithBothGradients) {
     const std::string name =
         family == ModelFamily::kGpt2 ? "embedding.wte" : "embedding.table";
     const Floats table = tied->Read(tied->parameter(name));
-    (*untied)->Load([&](const Parameter& parameter, float* out) {
-      const Floats values = parameter.name == "head.lm_head"
-                                ? table
-                                : tied->Read(tied->parameter(parameter.name));
-      std::copy(values.begin(), values.end(), out);
+    untied->Load([&](const Parameter& parameter) {
+      return parameter.name == "head.lm_head"
+                 ? table
+                 : tied->Read(tied->parameter(parameter.name));
     });
     const TokenBatch batch = MakeBatch(4);
     EXPECT_EQ(tied->Step(batch, 0, 2).loss, untied->Step(batch, 0, 2).loss);
@@ -291,8 +288,8 @@ TEST_F(ExecutorTest, RowsBehindTheWordsAreZeroAndStayZero) {
       options.stochastic_rounding = loaded;
       const auto rig = MakeRig(config, options);
       if (loaded) {
-        (*rig)->Load([](const Parameter& parameter, float* out) {
-          std::fill_n(out, parameter.shape.num_elems(), 0.01f);
+        rig->Load([](const Parameter& parameter) {
+          return Floats(parameter.shape.num_elems(), 0.01f);
         });
       }
       int64_t num_others = 0;
@@ -558,11 +555,12 @@ TEST_F(SkippedStepTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
       EXPECT_TRUE(skipped.skipped);
       EXPECT_FALSE(std::isfinite(skipped.grad_norm));
       EXPECT_TRUE(std::isfinite(skipped.loss));
-      EXPECT_EQ(*(*hit)->FirstNonFiniteGradient(), "block.1.mlp.down.weight");
+      EXPECT_EQ(*(*hit)->states().FirstNonFiniteGradient(),
+                "block.1.mlp.down.weight");
       EXPECT_EQ(hit->ReadAll(), before);
 
       ExpectTheSameSteps(*good, *hit, 3);
-      EXPECT_EQ(*(*hit)->FirstNonFiniteGradient(), "");
+      EXPECT_EQ(*(*hit)->states().FirstNonFiniteGradient(), "");
     }
   }
 }
@@ -601,16 +599,17 @@ TEST_F(SkippedStepTest, AStepBehindASkippedOneIsSkippedWithIt) {
 TEST_F(ExecutorTest, ANanParameterSkipsEveryStep) {
   const auto rig = MakeRig(TinyConfig(ModelFamily::kGpt2), Options());
   Parameter& parameter = rig->parameter("block.1.mlp.out.bias");
-  EXPECT_EQ(*(*rig)->FirstNonFiniteParameter(), "");
+  EXPECT_EQ(*(*rig)->states().FirstNonFiniteParameter(), "");
   parameter.weight.value.As<float>()[3] =
       std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(*(*rig)->FirstNonFiniteParameter(), "block.1.mlp.out.bias");
+  EXPECT_EQ(*(*rig)->states().FirstNonFiniteParameter(),
+            "block.1.mlp.out.bias");
   const Floats embedding = rig->Read(rig->parameter("embedding.wte"));
   for (int step = 0; step < 3; ++step) {
     const StepOutput output = rig->Step(MakeBatch(step), 1e-2f, 2);
     EXPECT_TRUE(output.skipped);
     EXPECT_TRUE(std::isnan(output.loss));
-    EXPECT_NE(*(*rig)->FirstNonFiniteGradient(), "");
+    EXPECT_NE(*(*rig)->states().FirstNonFiniteGradient(), "");
   }
   EXPECT_EQ(rig->Read(rig->parameter("embedding.wte")), embedding);
 }
@@ -912,7 +911,7 @@ TEST_F(ExecutorTest, LoadClearsTheOptimizer) {
   const auto rig = MakeRig(TinyConfig(ModelFamily::kLlama), Options());
   std::vector<Floats> results;
   for (int run = 0; run < 2; ++run) {
-    (*rig)->Initialize(3);
+    (*rig)->states().Initialize(3);
     const TokenBatch batch = MakeBatch(1);
     const HostBatch all = batch.All();
     for (int step = 1; step <= 3; ++step) {

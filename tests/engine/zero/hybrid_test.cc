@@ -176,7 +176,7 @@ TEST(HybridTest, ANaNInOneGroupSkipsTheStepOnAllAndIsNamed) {
                 rig.Step(TokenBatch(2, kLength, kVocab, 7), 1e-2f).skipped);
             EXPECT_EQ(rig.ReadAll(), before);
             ZERO_ASSIGN_OR_RETURN(const std::string name,
-                                  rig->FirstNonFiniteGradient());
+                                  rig->states().FirstNonFiniteGradient());
             std::lock_guard<std::mutex> lock(mutex);
             names.push_back(name);
             return absl::OkStatus();

@@ -99,9 +99,7 @@ inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const TokenBatch batch = GlobalBatch(rows, 0, job.packed, job.length);
   rig.Step(batch, 0, rows / job.micro_steps);
   rig.EvalLossSum(batch.All());
-  for (const Parameter* parameter : rig.model().AllParameters()) {
-    ZERO_CHECK(rig->ReadParameter(*parameter, nullptr).ok());
-  }
+  ZERO_CHECK(rig->states().Read(nullptr).ok());
   return rig->high_water();
 }
 
@@ -151,12 +149,7 @@ inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
     ZERO_RETURN_IF_ERROR(finish());
   }
   if (job.ahead) ZERO_RETURN_IF_ERROR(finish());
-  for (const Parameter* parameter : rig.model().AllParameters()) {
-    Floats values(parameter->shape.num_elems());
-    ZERO_RETURN_IF_ERROR(rig->ReadParameter(*parameter, values.data()));
-    outcome.parameters.insert(outcome.parameters.end(), values.begin(),
-                              values.end());
-  }
+  ZERO_ASSIGN_OR_RETURN(outcome.parameters, rig.TryReadAll());
   ExpectBytesAsAsked(rank);
   return outcome;
 }

@@ -381,40 +381,15 @@ TEST(StagesTest, EvaluationBetweenStepsChangesNoBit) {
   }
 }
 
-TEST(StagesTest, APieceOfAParameterIsThatPieceOfTheWhole) {
-  for (int stage : {0, 1, 3}) {
-    Job job;
-    job.world = 3;
-    job.steps = 1;
-    job.options = AtStage(job.options, stage);
-    job.options.param_dtype = DType::kBF16;
-    job.between = [](Rig& rig) {
-      for (const Parameter* parameter : rig.model().AllParameters()) {
-        const Floats whole = rig.Read(*parameter);
-        const int64_t n = static_cast<int64_t>(whole.size());
-        Floats pieces(n);
-        for (int64_t at = 0; at < n; at += 77) {
-          const int64_t count = std::min<int64_t>(n - at, 77);
-          EXPECT_TRUE(
-              rig->ReadParameter(*parameter, at, count, pieces.data() + at)
-                  .ok());
-        }
-        EXPECT_EQ(pieces, whole) << parameter->name;
-      }
-    };
-    Train(job);
-  }
-}
-
 // ---- Non-finite gradients -------------------------------------------------
 
 // Parameters, master weights and moments that a rank holds.
 std::vector<std::string> StatesOf(Rig& rig) {
   std::vector<std::string> states;
-  for (const StateArray& array : rig->StateArrays()) {
-    std::string& bytes = states.emplace_back(array.values.bytes(), '\0');
-    rig->CopyOut(array.values, bytes.data());
-  }
+  rig->states().ForEachRun([&](const FlatState&, const StateRun& run) {
+    states.emplace_back(static_cast<const char*>(run.values.data()),
+                        run.values.bytes());
+  });
   return states;
 }
 
@@ -452,7 +427,7 @@ TEST(StagesTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
               EXPECT_EQ(StatesOf(rig) == before, step == bad_step);
               if (step != bad_step) continue;
               ZERO_ASSIGN_OR_RETURN(const std::string name,
-                                    rig->FirstNonFiniteGradient());
+                                    rig->states().FirstNonFiniteGradient());
               std::lock_guard<std::mutex> lock(mutex);
               names.push_back(name);
             }

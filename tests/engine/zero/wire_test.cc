@@ -29,7 +29,7 @@ void ExpectCountedIsFormula(Job job) {
                 Rehearse(job, rank, kMicroSteps));
         for (int64_t step = 1; step <= 2; ++step) {
           rig.Step(TokenBatch(kMicroSteps, kLength, kVocab, 1), 1e-3f, 1);
-          rig->StateArrays();  // waits for gathers that are still under way
+          rig->states();  // waits for gathers that are still under way
           ExpectBytesAsAsked(rank);
           const Plan& plan = rig->plan();
           const int64_t counted = rank.gather->received_bytes() +

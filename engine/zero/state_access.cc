@@ -1,0 +1,161 @@
+#include "engine/zero/state_access.h"
+
+#include <array>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "engine/base/hash.h"
+#include "engine/base/math.h"
+#include "engine/base/status.h"
+#include "kernels/check.h"
+
+namespace zero {
+
+void StateAccess::Initialize(uint64_t seed) {
+  states_->Fill(
+      StatePart::kHeld,
+      [seed](const Parameter& parameter, int64_t begin, int64_t count,
+             float* out) { InitialValues(parameter, seed, begin, count, out); },
+      *upload_, *compute_);
+}
+
+absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
+  states_->Fill(StatePart::kOwned, InFirstGroup() ? values : nullptr, *upload_,
+                *compute_);
+  // See Rank::agree: their first copies are done.
+  if (rank_->agree) {
+    ZERO_RETURN_IF_ERROR(rank_->agree("weights are read", true).status());
+  }
+  ZERO_RETURN_IF_ERROR(Share(states_->params()));
+  return states_->master().defined() ? Share(states_->master())
+                                     : absl::OkStatus();
+}
+
+// Sends the first group's pieces to the other groups, and within each to all
+// that hold them.
+absl::Status StateAccess::Share(const FlatState& state) {
+  const DType dtype = state.data().dtype();
+  std::vector<CollectiveSegment> pieces, segments;
+  for (const SegmentRef& ref : states_->segments()) {
+    const Tensor piece = state.Piece(ref);
+    pieces.push_back({piece.data(), piece.data(), piece.num_elems()});
+    if (state.sharded()) continue;
+    const Tensor whole = state.Whole(ref);
+    segments.push_back({piece.data(), whole.data(), whole.num_elems()});
+  }
+  compute_->Synchronize();
+  if (plan_->replicate.size > 1) {
+    rank_->across->Broadcast(*reduce_, state.name(), dtype, /*root=*/0,
+                             std::move(pieces));
+    reduce_->Synchronize();
+  }
+  if (plan_->shard.size > 1 && !state.sharded()) {
+    wire_->Gather(state.name(), dtype, std::move(segments));
+    gather_->Synchronize();
+  }
+  return rank_->status();
+}
+
+absl::Status StateAccess::Read(const TakeFn& take) {
+  const FlatState& state = states_->readable();
+  for (const SegmentRef& ref : states_->segments()) {
+    const Segment& segment = plan_->segment(ref);
+    Tensor whole;
+    if (state.sharded()) {
+      const Tensor piece = state.Piece(ref);
+      whole = Tensor::Empty(*arena_, {segment.elems}, piece.dtype(),
+                            MemoryCategory::kGatheredParameters);
+      // Nothing is under way between steps, so the host may wait.
+      compute_->Synchronize();
+      wire_->Gather(plan_->units[ref.unit].name, piece.dtype(),
+                    {{piece.data(), whole.data(), segment.elems}});
+      gather_->Synchronize();
+      ZERO_RETURN_IF_ERROR(rank_->status());
+    } else {
+      whole = state.Whole(ref);
+    }
+    if (take == nullptr || rank_->device->kind() == DeviceKind::kMeta) continue;
+    states_->ForEachRun(ref, segment, whole, [&](const StateRun& run) {
+      take(*run.parameter, run.begin, Download(run.values));
+    });
+  }
+  return rank_->status();
+}
+
+absl::Span<const float> StateAccess::Download(const Tensor& values) {
+  const size_t n = values.num_elems();
+  const void* from = values.data();
+  if (rank_->device->asynchronous()) {
+    copied_.resize(values.bytes());
+    rank_->device->Copy(*compute_, copied_.data(), from, values.bytes());
+    compute_->Synchronize();
+    from = copied_.data();
+  }
+  if (values.dtype() == DType::kF32)
+    return {static_cast<const float*>(from), n};
+  const auto* half = static_cast<const uint16_t*>(from);
+  const bool bf16 = values.dtype() == DType::kBF16;
+  floats_.resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    floats_[i] = bf16 ? BF16ToF32(half[i]) : F16ToF32(half[i]);
+  }
+  return floats_;
+}
+
+absl::StatusOr<std::string> StateAccess::Hash() {
+  // The number of each parameter's first block.
+  std::map<std::string, int64_t> first_block;
+  for (const BoundParameter* bound : states_->bound()) {
+    first_block[bound->parameter->name] =
+        CeilDiv(bound->num_elems(), BlockHash::kBlockElems);
+  }
+  int64_t num_blocks = 0;
+  for (auto& [name, block] : first_block) {
+    num_blocks += std::exchange(block, num_blocks);
+  }
+  BlockHash hash;
+  if (InFirstGroup()) {
+    states_->ForEachRun(states_->readable(), StatePart::kOwned,
+                        [&](const StateRun& run) {
+                          hash.Add(first_block[run.parameter->name] +
+                                       run.begin / BlockHash::kBlockElems,
+                                   Download(run.values));
+                        });
+  }
+  std::array<double, BlockHash::kNumParts> parts = hash.parts();
+  ZERO_RETURN_IF_ERROR(numbers_->AllReduce("parameters hash", ReduceOp::kSum,
+                                           absl::MakeSpan(parts)));
+  return BlockHash::HexDigest(parts);
+}
+
+void StateAccess::ForEachRun(
+    const std::function<void(const FlatState&, const StateRun&)>& visit) {
+  for (const FlatState* state : states_->lasting()) {
+    states_->ForEachRun(*state, StatePart::kHeld,
+                        [&](const StateRun& run) { visit(*state, run); });
+  }
+}
+
+// Every rank looks at its own pieces, which are right at every stage.
+absl::StatusOr<std::string> StateAccess::FirstNonFinite(const FlatState& state,
+                                                        const char* name) {
+  const Tensor count =
+      Tensor::Empty(*arena_, {1}, DType::kI64, MemoryCategory::kWorkspace);
+  const std::vector<BoundParameter*> order = states_->bound();
+  size_t at = 0, first = order.size();
+  states_->ForEachRun(state, StatePart::kOwned, [&](const StateRun& run) {
+    while (order[at]->parameter != run.parameter) ++at;
+    if (first < order.size() || run.parameter->frozen) return;
+    rank_->device->ops().CountNonFinite(
+        *compute_, {run.values.vector(), count.As<int64_t>()});
+    if (numbers_->ReadScalar(count.As<int64_t>()) > 0) first = at;
+  });
+  double earliest = -static_cast<double>(first);
+  ZERO_RETURN_IF_ERROR(
+      numbers_->AllReduce(name, ReduceOp::kMax, {&earliest, 1}));
+  first = static_cast<size_t>(-earliest);
+  return first < order.size() ? order[first]->parameter->name : "";
+}
+
+}  // namespace zero

@@ -1,0 +1,103 @@
+// The model states between steps: values go in, values and their hash come out.
+//
+// Whatever the stage, the world and the groups are, all of it is loops over
+// the runs of named parameters (ModelStates::ForEachRun).
+// Order: all ranks make the same calls, in the same order, but for Initialize
+//        and ForEachRun, which a rank may call alone.
+#ifndef ZERO_ENGINE_ZERO_STATE_ACCESS_H_
+#define ZERO_ENGINE_ZERO_STATE_ACCESS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/comm/rank.h"
+#include "engine/tensor/arena.h"
+#include "engine/zero/batch_upload.h"
+#include "engine/zero/model_states.h"
+#include "engine/zero/rank_numbers.h"
+#include "engine/zero/wire.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+class StateAccess {
+ public:
+  // What is gathered to be read, a segment at a time, comes from `arena`.
+  // `gather` and `reduce` may be null in a world of one.
+  StateAccess(const Rank& rank, const Plan& plan, ModelStates& states,
+              BatchUpload& upload, Wire& wire, RankNumbers& numbers,
+              Arena& arena, Stream& compute, Stream* gather, Stream* reduce)
+      : rank_(&rank),
+        plan_(&plan),
+        states_(&states),
+        upload_(&upload),
+        wire_(&wire),
+        numbers_(&numbers),
+        arena_(&arena),
+        compute_(&compute),
+        gather_(gather),
+        reduce_(reduce) {}
+
+  // Initial values, a pure function of (seed, parameter name, element): every
+  // rank makes those that it holds.
+  void Initialize(uint64_t seed);
+  // Takes the parameters' fp32 values from `values`, rounds them to the
+  // parameter dtype and clears the optimizer's arrays. Each element is asked
+  // for on one rank, its owner in the first group, and sent to the others.
+  absl::Status Load(const ModelStates::ValuesFn& values);
+
+  // Gives `take` all parameters' fp32 values, from ModelStates::readable, in
+  // plan order: values.size() <= ModelStates::kPieceElems elements from `begin`
+  // on. A rank that wants none gives null. Nothing comes on the meta device.
+  using TakeFn = std::function<void(const Parameter&, int64_t begin,
+                                    absl::Span<const float> values)>;
+  absl::Status Read(const TakeFn& take);
+  // BlockHash of the same values (engine/base/hash.h), the parameters one after
+  // the other in the order of their names. Each rank hashes what it owns.
+  absl::StatusOr<std::string> Hash();
+
+  // The states of this rank that a later run needs, in their own dtypes: its
+  // runs may be read and, on the CPU, written.
+  void ForEachRun(const std::function<void(const FlatState& state,
+                                           const StateRun& run)>& visit);
+
+  // The first parameter (in plan order) whose gradient, or value, is not finite
+  // on any rank, or "". Of those that are trained.
+  absl::StatusOr<std::string> FirstNonFiniteGradient() {
+    return FirstNonFinite(states_->grads(), "first non-finite gradient");
+  }
+  absl::StatusOr<std::string> FirstNonFiniteParameter() {
+    return FirstNonFinite(states_->trained(), "first non-finite parameter");
+  }
+
+ private:
+  absl::Status Share(const FlatState& state);
+  // In fp32, until the next call.
+  absl::Span<const float> Download(const Tensor& values);
+  absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
+                                             const char* name);
+  // The ranks that together own every element once.
+  bool InFirstGroup() const { return plan_->replicate.PlaceOf(rank_->rank()) == 0; }
+
+  const Rank* rank_;
+  const Plan* plan_;
+  ModelStates* states_;
+  BatchUpload* upload_;
+  Wire* wire_;
+  RankNumbers* numbers_;
+  Arena* arena_;
+  Stream* compute_;
+  Stream* gather_;
+  Stream* reduce_;
+  std::vector<char> copied_;   // of Download
+  std::vector<float> floats_;  // likewise
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_STATE_ACCESS_H_

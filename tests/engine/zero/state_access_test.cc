@@ -1,0 +1,194 @@
+// Values go in and come out alike, whoever holds them.
+
+#include "engine/zero/state_access.h"
+
+#include <xxhash.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "tests/engine/zero/job_testing.h"
+
+namespace zero {
+namespace {
+
+// As engine/base/hash.h says.
+std::string HashOf(const ValuesByName& parameters) {
+  unsigned __int128 total = 0;
+  uint64_t block = 0;
+  for (const auto& [name, values] : parameters) {
+    for (size_t at = 0; at < values.size(); at += 64, ++block) {
+      const XXH128_hash_t hash = XXH3_128bits_withSeed(
+          &values[at], 4 * std::min<size_t>(64, values.size() - at), block);
+      total += static_cast<unsigned __int128>(hash.high64) << 64 | hash.low64;
+    }
+  }
+  return absl::StrFormat("%016x%016x", static_cast<uint64_t>(total >> 64),
+                         static_cast<uint64_t>(total));
+}
+
+// Calls `check` with a job for every stage, world and groups, and with servers.
+void ForEachLayout(const std::function<void(const Job&)>& check) {
+  for (int world : {1, 2, 3, 4, 6}) {
+    for (int shards = 1; shards <= world; ++shards) {
+      if (world % shards != 0) continue;
+      for (int stage = 0; stage < 5; ++stage) {
+        const bool server = stage == 4;
+        if (server && shards < world) continue;
+        Job job;
+        job.config.vocab_size = 117;  // no multiple of anything
+        job.world = world;
+        job.shards = shards;
+        job.options.plan.owners = server ? 1 : 0;
+        job.options.plan.placement =
+            server ? PlacementOfServer() : PlacementOfStage(stage);
+        SCOPED_TRACE(absl::StrCat("stage ", stage, ", ", world, " ranks, ",
+                                  shards, " shards"));
+        check(job);
+      }
+    }
+  }
+}
+
+void OnRanks(const Job& job,
+             const std::function<absl::Status(const Rank&, Rig&)>& body) {
+  const absl::Status status =
+      RunLocalRanks(job.world, RanksOf(job), OneThread, [&](const Rank& rank) {
+        Rig rig(rank, job.Make(), job.options,
+                Rehearse(job, rank, job.micro_steps));
+        return body(rank, rig);
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+std::set<std::string> HashesOf(const Job& job) {
+  std::mutex mutex;
+  std::set<std::string> hashes;
+  OnRanks(job, [&](const Rank&, Rig& rig) -> absl::Status {
+    ZERO_ASSIGN_OR_RETURN(const std::string hash, rig->states().Hash());
+    const std::string want = HashOf(*ReadParameters(*rig));
+    std::lock_guard<std::mutex> lock(mutex);
+    hashes.insert({hash, want});
+    return absl::OkStatus();
+  });
+  return hashes;
+}
+
+TEST(StateAccessTest, TheHashKnowsNoStageWorldGroupOrServer) {
+  std::set<std::string> fp32, bf16;
+  ForEachLayout([&](Job job) {
+    job.options.param_dtype = job.world % 2 ? DType::kBF16 : DType::kF32;
+    fp32.merge(HashesOf(job));  // of masters, where there are any
+    EXPECT_EQ(fp32.size(), 1u);
+    job.options.param_dtype = DType::kBF16;
+    job.options.stochastic_rounding = true;
+    bf16.merge(HashesOf(job));  // of the parameters themselves
+    EXPECT_EQ(bf16.size(), 1u);
+  });
+  EXPECT_NE(fp32, bf16);
+}
+
+// Tables of several pieces and segments.
+TEST(StateAccessTest, TheHashOfLargeParametersIsTheSameToo) {
+  std::set<std::string> hashes;
+  for (int stage : {0, 3}) {
+    for (int world : {1, 3}) {
+      Job job;
+      job.config.vocab_size = 5 * ModelStates::kPieceElems / 16 + 3;
+      job.world = world;
+      job.options = AtStage(job.options, stage);
+      OnRanks(job, [&](const Rank& rank, Rig& rig) -> absl::Status {
+        EXPECT_GT(rig->plan().units[0].segments.size(), 1u);
+        ZERO_ASSIGN_OR_RETURN(const std::string hash, rig->states().Hash());
+        if (rank.rank() == 0) hashes.insert(hash);
+        return absl::OkStatus();
+      });
+    }
+  }
+  EXPECT_EQ(hashes.size(), 1u);
+}
+
+float ValueOf(const Parameter& parameter, int64_t i) {
+  return static_cast<float>(parameter.name.size()) + 0.001f * i;
+}
+
+TEST(StateAccessTest, LoadAsksForEveryElementOnceOfAllRanks) {
+  ForEachLayout([](Job job) {
+    job.options.param_dtype = DType::kBF16;
+    std::mutex mutex;
+    std::map<std::string, std::vector<int>> asked;
+    OnRanks(job, [&](const Rank&, Rig& rig) -> absl::Status {
+      ZERO_RETURN_IF_ERROR(
+          rig->states().Load([&](const Parameter& parameter, int64_t begin,
+                                 int64_t count, float* out) {
+            EXPECT_LE(count, ModelStates::kPieceElems);
+            std::lock_guard<std::mutex> lock(mutex);
+            std::vector<int>& times = asked[parameter.name];
+            times.resize(parameter.shape.num_elems());
+            for (int64_t i = begin; i < begin + count; ++i) {
+              ++times[i];
+              *out++ = ValueOf(parameter, i);
+            }
+          }));
+      // All have them: masters as they are, parameters rounded.
+      int64_t num_params = 0, num_others = 0;
+      rig->states().ForEachRun(
+          [&](const FlatState& state, const StateRun& run) {
+            for (int64_t i = 0; i < run.values.num_elems(); ++i) {
+              const float want = ValueOf(*run.parameter, run.begin + i);
+              if (state.name() == "parameters") {
+                EXPECT_EQ(run.values.As<uint16_t>()[i], F32ToBF16(want));
+              } else {
+                EXPECT_EQ(run.values.As<float>()[i],
+                          state.name() == "master" ? want : 0);
+              }
+            }
+            (state.name() == "parameters" ? num_params : num_others) +=
+                run.values.num_elems();
+          });
+      const auto is_all = [&](Placement placement, int64_t elems) {
+        const int64_t all = rig.model().NumParameters();
+        return placement == Placement::kSharded ? elems <= all : elems == all;
+      };
+      EXPECT_TRUE(is_all(rig->plan().placement.parameters, num_params));
+      EXPECT_TRUE(is_all(rig->plan().placement.optimizer, num_others / 3));
+      const ValuesByName all = *ReadParameters(*rig);
+      for (const auto& [name, values] : all) {
+        const Parameter& parameter = rig.parameter(name);
+        for (size_t i = 0; i < values.size(); ++i) {
+          EXPECT_EQ(values[i], ValueOf(parameter, i));
+        }
+      }
+      return absl::OkStatus();
+    });
+    const auto model = job.Make();
+    for (const Parameter* parameter : model->AllParameters()) {
+      EXPECT_EQ(asked[parameter->name],
+                std::vector<int>(parameter->shape.num_elems(), 1));
+    }
+  });
+}
+
+// A rank that wants nothing takes part all the same.
+TEST(StateAccessTest, OneRankMayReadWhatAllHold) {
+  for (int stage : {0, 3}) {
+    Job job;
+    job.world = 3;
+    job.options = AtStage(job.options, stage);
+    OnRanks(job, [&](const Rank& rank, Rig& rig) -> absl::Status {
+      const ValuesByName all = *ReadParameters(*rig);
+      if (rank.rank() != 1) return rig->states().Read(nullptr);
+      EXPECT_EQ(*ReadParameters(*rig), all);
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace zero
