@@ -8,63 +8,46 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/file.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
 
 std::string Quoted(absl::string_view text) {
-  std::string out = "\"";
-  for (unsigned char c : text) {
-    if (c == '"' || c == '\\') {
-      absl::StrAppend(&out, "\\",
-                      absl::string_view(reinterpret_cast<const char*>(&c), 1));
-    } else if (c < 0x20) {
-      absl::StrAppendFormat(&out, "\\u%04x", c);
-    } else {
-      out.push_back(static_cast<char>(c));
-    }
-  }
-  return out + "\"";
+  return nlohmann::json(std::string(text))
+      .dump(-1, ' ', /*ensure_ascii=*/false,
+            nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace
 
-void JsonLine::Key(absl::string_view key) {
-  absl::StrAppend(&body_, body_.empty() ? "" : ", ", Quoted(key), ": ");
+JsonLine& JsonLine::Put(absl::string_view key, absl::string_view json) {
+  absl::StrAppend(&body_, body_.empty() ? "" : ", ", Quoted(key), ": ", json);
+  return *this;
 }
 
 JsonLine& JsonLine::Add(absl::string_view key, double value) {
-  Key(key);
-  std::string text =
-      std::isfinite(value) ? absl::StrFormat("%.17g", value) : "null";
+  if (!std::isfinite(value)) return Put(key, "null");
+  std::string text = absl::StrFormat("%.17g", value);
   // Without a point it would read back as an integer, and -0 as 0.
-  if (text.find_first_of(".el") == std::string::npos) text += ".0";
-  body_ += text;
-  return *this;
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return Put(key, text);
 }
 
 JsonLine& JsonLine::Add(absl::string_view key, int64_t value) {
-  Key(key);
-  absl::StrAppend(&body_, value);
-  return *this;
+  return Put(key, absl::StrCat(value));
 }
 
 JsonLine& JsonLine::Add(absl::string_view key, bool value) {
-  Key(key);
-  body_ += value ? "true" : "false";
-  return *this;
+  return Put(key, value ? "true" : "false");
 }
 
 JsonLine& JsonLine::Add(absl::string_view key, absl::string_view value) {
-  Key(key);
-  body_ += Quoted(value);
-  return *this;
+  return Put(key, Quoted(value));
 }
 
 JsonLine& JsonLine::AddObject(absl::string_view key, const JsonLine& object) {
-  Key(key);
-  body_ += object.ToString();
-  return *this;
+  return Put(key, object.ToString());
 }
 
 std::string JsonLine::ToString() const { return absl::StrCat("{", body_, "}"); }

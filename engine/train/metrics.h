@@ -31,7 +31,7 @@ class JsonLine {
   std::string ToString() const;
 
  private:
-  void Key(absl::string_view key);
+  JsonLine& Put(absl::string_view key, absl::string_view json);
   std::string body_;
 };
 

@@ -25,76 +25,68 @@ const char* Awaited(Channel channel) {
   return "?";
 }
 
-void AdviseOnGathers(const Config& config, const OverlapSituation& situation,
-                     std::vector<std::string>* advice) {
-  const ZeroConfig& zero = config.zero_optimization;
-  if (zero.stage < 3) {
-    if (zero.allgather_bucket_size < ZeroConfig().allgather_bucket_size) {
-      advice->push_back(
-          "raise zero_optimization.allgather_bucket_size (fewer, larger "
-          "gathers)");
-    }
-    advice->push_back(
-        "raise gradient_accumulation_steps (a larger batch per gather)");
-    return;
-  }
-  if (zero.stage3_prefetch_bucket_size == 0) {
-    advice->push_back(
-        "leave zero_optimization.stage3_prefetch_bucket_size out");
-  }
-  if (situation.gathers > situation.fewest_gathers) {
-    advice->push_back(absl::StrFormat(
-        "raise zero_optimization.stage3_max_live_parameters (units stay for "
-        "their next use: down to %.3g gathers per step instead of %.3g, more "
-        "memory)",
-        situation.fewest_gathers, situation.gathers));
-  }
-  if (config.gradient_accumulation_steps > 1 && situation.gathers > 1) {
-    advice->push_back(absl::StrFormat(
-        "set zero_optimization.stage to 2 (gathers once per step instead of "
-        "%.3g times, more memory)",
-        situation.gathers));
-  }
-  advice->push_back(
-      "raise train_micro_batch_size_per_gpu (more computation per gather, more "
-      "activations)");
-}
+// Something to set where a run waits for a channel.
+struct Rule {
+  Channel channel;
+  bool applies;
+  std::string text;
+};
 
-void AdviseOnReductions(const Config& config,
-                        std::vector<std::string>* advice) {
+// The best first.
+std::vector<Rule> RulesFor(const Config& config,
+                           const OverlapSituation& situation) {
   const ZeroConfig& zero = config.zero_optimization;
-  if (zero.reduce_bucket_size < ZeroConfig().reduce_bucket_size) {
-    advice->push_back(
-        "raise zero_optimization.reduce_bucket_size (fewer, larger "
-        "reductions)");
-  }
-  if (zero.stage >= 2 && config.gradient_accumulation_steps > 1) {
-    advice->push_back(absl::StrCat(
-        "set zero_optimization.stage to 1 (reduces once per step instead of ",
-        config.gradient_accumulation_steps, " times, more memory)"));
-  }
-  if (config.communication_data_type == DType::kF32) {
-    advice->push_back(
-        "set communication_data_type to \"bf16\" (half the bytes of "
-        "gradients, rounded)");
-  }
-  advice->push_back(
-      zero.stage >= 2
-          ? "raise train_micro_batch_size_per_gpu (more computation per "
-            "reduction, more activations)"
-          : "raise gradient_accumulation_steps (a larger batch per reduction)");
-}
-
-void AdviseOnGroups(const Config& config, std::vector<std::string>* advice) {
-  if (config.communication_data_type == DType::kF32) {
-    advice->push_back(
-        "set communication_data_type to \"bf16\" (half the bytes of "
-        "gradients, rounded)");
-  }
-  advice->push_back(
-      "raise gradient_accumulation_steps (groups add up once per step)");
-  advice->push_back(
-      "raise zero_optimization.mics_shard_size (fewer groups, larger ones)");
+  const int64_t micro_steps = config.gradient_accumulation_steps;
+  const bool fp32 = config.communication_data_type == DType::kF32;
+  const std::string bf16 =
+      "set communication_data_type to \"bf16\" (half the bytes of gradients, "
+      "rounded)";
+  return {
+      {Channel::kGather,
+       zero.stage < 3 &&
+           zero.allgather_bucket_size < ZeroConfig().allgather_bucket_size,
+       "raise zero_optimization.allgather_bucket_size (fewer, larger gathers)"},
+      {Channel::kGather, zero.stage < 3,
+       "raise gradient_accumulation_steps (a larger batch per gather)"},
+      {Channel::kGather,
+       zero.stage == 3 && zero.stage3_prefetch_bucket_size == 0,
+       "leave zero_optimization.stage3_prefetch_bucket_size out"},
+      {Channel::kGather,
+       zero.stage == 3 && situation.gathers > situation.fewest_gathers,
+       absl::StrFormat(
+           "raise zero_optimization.stage3_max_live_parameters (units stay for "
+           "their next use: down to %.3g gathers per step instead of %.3g, "
+           "more memory)",
+           situation.fewest_gathers, situation.gathers)},
+      {Channel::kGather,
+       zero.stage == 3 && micro_steps > 1 && situation.gathers > 1,
+       absl::StrFormat("set zero_optimization.stage to 2 (gathers once per "
+                       "step instead of %.3g times, more memory)",
+                       situation.gathers)},
+      {Channel::kGather, zero.stage == 3,
+       "raise train_micro_batch_size_per_gpu (more computation per gather, "
+       "more activations)"},
+      {Channel::kReduce,
+       zero.reduce_bucket_size < ZeroConfig().reduce_bucket_size,
+       "raise zero_optimization.reduce_bucket_size (fewer, larger reductions)"},
+      {Channel::kReduce, zero.stage >= 2 && micro_steps > 1,
+       absl::StrCat("set zero_optimization.stage to 1 (reduces once per step "
+                    "instead of ",
+                    micro_steps, " times, more memory)")},
+      {Channel::kReduce, fp32, bf16},
+      {Channel::kReduce, zero.stage >= 2,
+       "raise train_micro_batch_size_per_gpu (more computation per reduction, "
+       "more activations)"},
+      {Channel::kReduce, zero.stage < 2,
+       "raise gradient_accumulation_steps (a larger batch per reduction)"},
+      {Channel::kAcross, fp32, bf16},
+      {Channel::kAcross, true,
+       "raise gradient_accumulation_steps (groups add up once per step)"},
+      {Channel::kAcross, true,
+       "raise zero_optimization.mics_shard_size (fewer groups, larger ones)"},
+      {Channel::kScalar, true,
+       "raise gradient_accumulation_steps (a larger batch per agreement)"},
+  };
 }
 
 }  // namespace
@@ -120,20 +112,8 @@ std::string OverlapAdvice(const Config& config,
       advice.push_back("set zero_optimization.overlap_comm to true");
     }
   }
-  switch (channel) {
-    case Channel::kGather:
-      AdviseOnGathers(config, situation, &advice);
-      break;
-    case Channel::kReduce:
-      AdviseOnReductions(config, &advice);
-      break;
-    case Channel::kAcross:
-      AdviseOnGroups(config, &advice);
-      break;
-    case Channel::kScalar:
-      advice.push_back(
-          "raise gradient_accumulation_steps (a larger batch per agreement)");
-      break;
+  for (Rule& rule : RulesFor(config, situation)) {
+    if (rule.channel == channel && rule.applies) advice.push_back(rule.text);
   }
   if (advice.size() > 2) advice.resize(2);
   return absl::StrFormat(
