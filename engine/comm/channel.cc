@@ -37,4 +37,8 @@ std::string RankNames(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string OnGpus(int num_gpus) {
+  return absl::StrCat("on ", num_gpus, num_gpus == 1 ? " GPU" : " GPUs");
+}
+
 }  // namespace zero

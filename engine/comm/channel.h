@@ -36,6 +36,9 @@ std::string ChannelText(const std::string& channel,
 // "rank 0", "rank 0 and rank 2", "rank 0, rank 1 and rank 3".
 std::string RankNames(const std::vector<int>& ranks);
 
+// "on 2 GPUs".
+std::string OnGpus(int num_gpus);
+
 // Milliseconds that computation waited, per channel: communication that
 // nothing hides, and other ranks that are late.
 struct WaitTimes {

@@ -1,6 +1,9 @@
 #include "engine/comm/exchange.h"
 
+#include <cstring>
 #include <vector>
+
+#include "engine/comm/ring.h"
 
 namespace zero {
 namespace {
@@ -61,6 +64,34 @@ void Broadcast(PeerMemory& peers) {
 }
 
 }  // namespace
+
+PeerMemory::Source PeerMemory::Sent(int rank, size_t segment,
+                                    int64_t index) const {
+  const auto item = static_cast<int64_t>(DTypeBytes(of(rank).dtype));
+  return {rank, static_cast<const char*>(of(rank).segments[segment].send) +
+                    index * item};
+}
+
+void PeerMemory::Copy(void* dst, Source src, int64_t bytes) {
+  if (bytes == 0 || dst == src.data) return;
+  if (stream_.device().asynchronous()) {
+    stream_.device().Copy(stream_, dst, src.data, bytes);
+  } else {
+    std::memcpy(dst, src.data, bytes);
+  }
+  Count(src, bytes);
+}
+
+void PeerMemory::Sum(absl::Span<const Source> src, DType dtype,
+                     const Vector& dst, bool accumulate) {
+  if (dst.size == 0) return;
+  std::vector<const void*> parts;
+  for (const Source& one : src) {
+    parts.push_back(one.data);
+    Count(one, dst.size * static_cast<int64_t>(DTypeBytes(dtype)));
+  }
+  stream_.device().ops().SumRanks(stream_, {parts, dtype, dst, accumulate});
+}
 
 int64_t Exchange(Stream& stream, int rank,
                  absl::Span<const Collective* const> all, const MeetFn& meet) {

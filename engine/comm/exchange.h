@@ -4,12 +4,58 @@
 #define ZERO_ENGINE_COMM_EXCHANGE_H_
 
 #include <cstdint>
+#include <functional>
 
 #include "absl/types/span.h"
 #include "engine/comm/communicator.h"
-#include "engine/comm/ring.h"
+#include "kernels/ops.h"
 
 namespace zero {
+
+// Waits until all ranks of the collective have come as far.
+using MeetFn = std::function<void()>;
+
+// The memory of all ranks of a collective, as one of them reads it. What comes
+// from another rank is counted here, where it is read.
+class PeerMemory {
+ public:
+  // Memory of one rank.
+  struct Source {
+    int rank;
+    const void* data;
+  };
+
+  // `all`: what each rank issued; they fit together. `rank` reads, on `stream`.
+  PeerMemory(Stream& stream, int rank, absl::Span<const Collective* const> all)
+      : stream_(stream), rank_(rank), all_(all) {}
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(all_.size()); }
+  const Collective& of(int rank) const { return *all_[rank]; }
+  const Collective& own() const { return of(rank_); }
+
+  // Element `index` of what `rank` sends in a segment.
+  Source Sent(int rank, size_t segment, int64_t index) const;
+
+  // At once on the CPU, whose streams are in the work of the collective.
+  void Copy(void* dst, Source src, int64_t bytes);
+  // dst = the sum of `src` in this order; with `accumulate` dst += it.
+  void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,
+           bool accumulate = false);
+
+  // Bytes read from other ranks so far.
+  int64_t read_bytes() const { return read_bytes_; }
+
+ private:
+  void Count(Source src, int64_t bytes) {
+    if (src.rank != rank_) read_bytes_ += bytes;
+  }
+
+  Stream& stream_;
+  const int rank_;
+  const absl::Span<const Collective* const> all_;
+  int64_t read_bytes_ = 0;
+};
 
 // Does the share of `rank` in the collectives `all`, one per rank and fitting
 // together: reads every rank's memory and writes its own, on `stream`. What it

@@ -74,131 +74,37 @@ std::string FirstNode(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
-absl::Status ReadMaster(const Variables& variables, const std::string& because,
-                        Launch* launch) {
-  ZERO_ASSIGN_OR_RETURN(launch->store.host,
-                        variables.Text("MASTER_ADDR", because));
-  ZERO_ASSIGN_OR_RETURN(launch->store.port,
-                        variables.Number("MASTER_PORT", 1, 65535, because));
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Launch> ReadTorch(const Variables& variables,
-                                 const GetEnvFn& env) {
-  Launch launch;
-  launch.world_name = "WORLD_SIZE";
-  const char* given = variables.Has("RANK") ? "RANK" : "WORLD_SIZE";
-  const std::string because = variables.Is(given);
-  ZERO_ASSIGN_OR_RETURN(launch.rank,
-                        variables.Number("RANK", 0, kMaxInt, because));
-  ZERO_ASSIGN_OR_RETURN(launch.world,
-                        variables.Number("WORLD_SIZE", 1, kMaxInt, because));
-  ZERO_RETURN_IF_ERROR(
-      CheckBelow("RANK", launch.rank, "WORLD_SIZE", launch.world));
-  if (launch.world == 1) return launch;
-  const std::string several = variables.Is("WORLD_SIZE");
-  ZERO_RETURN_IF_ERROR(ReadMaster(variables, several, &launch));
-  const bool has_local = variables.Has("LOCAL_RANK"),
-             has_local_world = variables.Has("LOCAL_WORLD_SIZE");
-  if (!has_local && !has_local_world && IsLoopback(launch.store.host)) {
-    launch.local_rank = launch.rank;
-    launch.local_world = launch.world;
-  } else {
-    ZERO_ASSIGN_OR_RETURN(launch.local_rank,
-                          variables.Number("LOCAL_RANK", 0, kMaxInt, several));
-    ZERO_ASSIGN_OR_RETURN(
-        launch.local_world,
-        variables.Number("LOCAL_WORLD_SIZE", 1, kMaxInt, several));
-  }
-  const absl::optional<std::string> agent = env("TORCHELASTIC_USE_AGENT_STORE");
-  if (agent.has_value() && (*agent == "True" || *agent == "1")) {
-    if (++launch.store.port > 65535) launch.store.port = 1024;
-  }
-  return launch;
-}
-
-absl::StatusOr<Launch> ReadSlurm(const Variables& variables,
-                                 const GetEnvFn& env) {
-  Launch launch;
-  const std::string because = variables.Is("SLURM_PROCID");
-  launch.world_name = variables.Has("SLURM_STEP_NUM_TASKS")
-                          ? "SLURM_STEP_NUM_TASKS"
-                          : "SLURM_NTASKS";
-  ZERO_ASSIGN_OR_RETURN(launch.rank,
-                        variables.Number("SLURM_PROCID", 0, kMaxInt, because));
+// Where a Slurm step that says nothing else meets: at its first node.
+absl::StatusOr<TcpStoreAddress> SlurmAddress(const Variables& variables,
+                                             const GetEnvFn& env,
+                                             const std::string& because) {
+  const bool has_step = variables.Has("SLURM_STEP_NODELIST");
   ZERO_ASSIGN_OR_RETURN(
-      launch.world, variables.Number(launch.world_name, 1, kMaxInt, because));
-  ZERO_RETURN_IF_ERROR(
-      CheckBelow("SLURM_PROCID", launch.rank, launch.world_name, launch.world));
-  if (launch.world == 1) return launch;
-  ZERO_ASSIGN_OR_RETURN(launch.local_rank,
-                        variables.Number("SLURM_LOCALID", 0, kMaxInt, because));
-  int nodes = 1;
-  if (variables.Has("SLURM_STEP_NUM_NODES")) {
-    ZERO_ASSIGN_OR_RETURN(
-        nodes, variables.Number("SLURM_STEP_NUM_NODES", 1, kMaxInt, because));
-  }
-  if (nodes == 1) {
-    launch.local_world = launch.world;
-  } else {
-    ZERO_ASSIGN_OR_RETURN(
-        launch.local_world,
-        variables.Number("SLURM_NTASKS_PER_NODE", 1, kMaxInt,
-                         absl::StrCat(variables.Is("SLURM_STEP_NUM_NODES"),
-                                      " (srun --ntasks-per-node)")));
-  }
-  if (variables.Has("MASTER_ADDR") || variables.Has("MASTER_PORT")) {
-    ZERO_RETURN_IF_ERROR(ReadMaster(variables, because, &launch));
-    return launch;
-  }
-  ZERO_ASSIGN_OR_RETURN(const std::string list,
-                        variables.Text(variables.Has("SLURM_STEP_NODELIST")
-                                           ? "SLURM_STEP_NODELIST"
-                                           : "SLURM_JOB_NODELIST",
-                                       because));
-  launch.store.host = FirstNode(list);
+      const std::string nodes,
+      variables.Text(has_step ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST",
+                     because));
   int job = 0, step = 0;
   (void)absl::SimpleAtoi(env("SLURM_JOB_ID").value_or("0"), &job);
   (void)absl::SimpleAtoi(env("SLURM_STEP_ID").value_or("0"), &step);
   // Below the ports that Linux gives away by itself.
-  launch.store.port = 16000 + (job * 16LL + step) % 16000;
-  return launch;
+  const int port = 16000 + static_cast<int>((job * 16LL + step) % 16000);
+  return TcpStoreAddress{FirstNode(nodes), port};
 }
 
-// Open MPI's mpirun does not say where rank 0 is.
-absl::StatusOr<Launch> ReadMpi(const Variables& variables) {
-  Launch launch;
-  launch.world_name = "OMPI_COMM_WORLD_SIZE";
-  const std::string because = variables.Is(launch.world_name);
-  ZERO_ASSIGN_OR_RETURN(
-      launch.world, variables.Number(launch.world_name, 1, kMaxInt, because));
-  if (launch.world == 1) return launch;
-  ZERO_ASSIGN_OR_RETURN(launch.rank, variables.Number("OMPI_COMM_WORLD_RANK", 0,
-                                                      kMaxInt, because));
-  ZERO_RETURN_IF_ERROR(CheckBelow("OMPI_COMM_WORLD_RANK", launch.rank,
-                                  launch.world_name, launch.world));
-  ZERO_ASSIGN_OR_RETURN(
-      launch.local_rank,
-      variables.Number("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxInt, because));
-  ZERO_ASSIGN_OR_RETURN(
-      launch.local_world,
-      variables.Number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxInt, because));
-  ZERO_RETURN_IF_ERROR(ReadMaster(
-      variables,
-      absl::StrCat(because, " (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=N)"),
-      &launch));
-  return launch;
-}
-
-absl::Status CheckPlaces(const Launch& launch, const char* local_rank,
-                         const char* local_world) {
-  ZERO_RETURN_IF_ERROR(CheckBelow(local_rank, launch.local_rank, local_world,
-                                  launch.local_world));
-  if (launch.local_world <= launch.world) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(local_world, " is ", launch.local_world, ", more than the ",
-                   launch.world, " of ", launch.world_name));
-}
+// What a launcher calls the numbers of a Launch.
+struct Names {
+  const char* rank;
+  const char* world;
+  const char* local_rank;
+  const char* local_world;
+};
+constexpr Names kTorch = {"RANK", "WORLD_SIZE", "LOCAL_RANK",
+                          "LOCAL_WORLD_SIZE"};
+constexpr Names kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
+                          "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"};
+constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                            "OMPI_COMM_WORLD_LOCAL_RANK",
+                            "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
 }  // namespace
 
@@ -211,27 +117,74 @@ absl::optional<std::string> GetEnv(const std::string& name) {
 absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {
   const Variables variables(env);
   const absl::optional<Launch> none;
-  if (variables.Has("RANK") || variables.Has("WORLD_SIZE")) {
-    ZERO_ASSIGN_OR_RETURN(Launch launch, ReadTorch(variables, env));
-    if (launch.world == 1) return none;
-    ZERO_RETURN_IF_ERROR(CheckPlaces(launch, "LOCAL_RANK", "LOCAL_WORLD_SIZE"));
+  const bool torch = variables.Has(kTorch.rank) || variables.Has(kTorch.world);
+  const bool slurm =
+      !torch && variables.Has(kSlurm.rank) && variables.Has("SLURM_STEP_ID");
+  if (!torch && !slurm && !variables.Has(kOpenMpi.world)) return none;
+  Names names = torch ? kTorch : slurm ? kSlurm : kOpenMpi;
+  if (slurm && !variables.Has(names.world)) names.world = "SLURM_NTASKS";
+
+  Launch launch;
+  launch.world_name = names.world;
+  ZERO_ASSIGN_OR_RETURN(
+      launch.world,
+      variables.Number(names.world, 1, kMaxInt, variables.Is(names.rank)));
+  if (launch.world == 1) return none;
+  std::string because = variables.Is(names.world);
+  ZERO_ASSIGN_OR_RETURN(launch.rank,
+                        variables.Number(names.rank, 0, kMaxInt, because));
+  ZERO_RETURN_IF_ERROR(
+      CheckBelow(names.rank, launch.rank, names.world, launch.world));
+
+  if (slurm && !variables.Has("MASTER_ADDR") && !variables.Has("MASTER_PORT")) {
+    ZERO_ASSIGN_OR_RETURN(launch.store, SlurmAddress(variables, env, because));
+  } else {
+    // Open MPI's mpirun does not say where rank 0 is.
+    const std::string wants = absl::StrCat(
+        because,
+        torch || slurm ? "" : " (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=N)");
+    ZERO_ASSIGN_OR_RETURN(launch.store.host,
+                          variables.Text("MASTER_ADDR", wants));
+    ZERO_ASSIGN_OR_RETURN(launch.store.port,
+                          variables.Number("MASTER_PORT", 1, 65535, wants));
+  }
+  const std::string agent =
+      torch ? env("TORCHELASTIC_USE_AGENT_STORE").value_or("") : "";
+  if (agent == "True" || agent == "1") {
+    if (++launch.store.port > 65535) launch.store.port = 1024;
+  }
+
+  launch.local_rank = launch.rank;
+  launch.local_world = launch.world;
+  if (torch && !variables.Has(names.local_rank) &&
+      !variables.Has(names.local_world) && IsLoopback(launch.store.host)) {
     return absl::optional<Launch>(std::move(launch));
   }
-  if (variables.Has("SLURM_PROCID") && variables.Has("SLURM_STEP_ID")) {
-    ZERO_ASSIGN_OR_RETURN(Launch launch, ReadSlurm(variables, env));
-    if (launch.world == 1) return none;
-    ZERO_RETURN_IF_ERROR(
-        CheckPlaces(launch, "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"));
-    return absl::optional<Launch>(std::move(launch));
+  ZERO_ASSIGN_OR_RETURN(launch.local_rank, variables.Number(names.local_rank, 0,
+                                                            kMaxInt, because));
+  int nodes = 2;
+  if (slurm) {
+    constexpr char kNodes[] = "SLURM_STEP_NUM_NODES";
+    because = absl::StrCat(variables.Is(kNodes), " (srun --ntasks-per-node)");
+    nodes = 1;
+    if (variables.Has(kNodes)) {
+      ZERO_ASSIGN_OR_RETURN(nodes,
+                            variables.Number(kNodes, 1, kMaxInt, because));
+    }
   }
-  if (variables.Has("OMPI_COMM_WORLD_SIZE")) {
-    ZERO_ASSIGN_OR_RETURN(Launch launch, ReadMpi(variables));
-    if (launch.world == 1) return none;
-    ZERO_RETURN_IF_ERROR(CheckPlaces(launch, "OMPI_COMM_WORLD_LOCAL_RANK",
-                                     "OMPI_COMM_WORLD_LOCAL_SIZE"));
-    return absl::optional<Launch>(std::move(launch));
+  if (nodes > 1) {
+    ZERO_ASSIGN_OR_RETURN(
+        launch.local_world,
+        variables.Number(names.local_world, 1, kMaxInt, because));
   }
-  return none;
+  ZERO_RETURN_IF_ERROR(CheckBelow(names.local_rank, launch.local_rank,
+                                  names.local_world, launch.local_world));
+  if (launch.local_world > launch.world) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        names.local_world, " is ", launch.local_world, ", more than the ",
+        launch.world, " of ", launch.world_name));
+  }
+  return absl::optional<Launch>(std::move(launch));
 }
 
 }  // namespace zero

@@ -22,8 +22,6 @@
 namespace zero {
 namespace {
 
-using Body = std::function<absl::Status(const Rank&)>;
-
 // For a rank for which others have waited in vain already.
 constexpr absl::Duration kGrace = absl::Seconds(1);
 
@@ -31,7 +29,7 @@ constexpr absl::Duration kGrace = absl::Seconds(1);
 class Runner {
  public:
   Runner(Transport& transport, const LocalRanksOptions& options,
-         const MakeDeviceFn& make_device, const Body& body)
+         const MakeDeviceFn& make_device, const RankBody& body)
       : transport_(transport),
         options_(options),
         make_device_(make_device),
@@ -134,7 +132,7 @@ class Runner {
   Transport& transport_;
   const LocalRanksOptions& options_;
   const MakeDeviceFn& make_device_;
-  const Body& body_;
+  const RankBody& body_;
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
@@ -177,18 +175,15 @@ class SharedMemory final : public Transport {
 
 }  // namespace
 
-std::string OnGpus(int num_gpus) {
-  return absl::StrCat("on ", num_gpus, num_gpus == 1 ? " GPU" : " GPUs");
-}
-
 absl::Status RunRanksOf(Transport& transport, const std::vector<int>& ranks,
                         const LocalRanksOptions& options,
-                        const MakeDeviceFn& make_device, const Body& body) {
+                        const MakeDeviceFn& make_device, const RankBody& body) {
   return Runner(transport, options, make_device, body).Run(ranks);
 }
 
 absl::Status RunLocalRanks(int world, const LocalRanksOptions& options,
-                           const MakeDeviceFn& make_device, const Body& body) {
+                           const MakeDeviceFn& make_device,
+                           const RankBody& body) {
   ZERO_CHECK(options.shards >= 0 &&
              (options.shards == 0 || world % options.shards == 0))
       << options.shards << " shards do not divide " << world << " ranks";

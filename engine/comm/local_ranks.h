@@ -20,6 +20,9 @@ namespace zero {
 using MakeDeviceFn =
     std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)>;
 
+// What one rank of a run does.
+using RankBody = std::function<absl::Status(const Rank& rank)>;
+
 struct LocalRanksOptions {
   LocalOptions local;
   int shards = 0;  // ranks of a group; divides world; 0: one group
@@ -81,17 +84,12 @@ class Transport {
 //         the rank that failed first, with its number where there are several.
 absl::Status RunRanksOf(Transport& transport, const std::vector<int>& ranks,
                         const LocalRanksOptions& options,
-                        const MakeDeviceFn& make_device,
-                        const std::function<absl::Status(const Rank&)>& body);
-
-// "on 2 GPUs".
-std::string OnGpus(int num_gpus);
+                        const MakeDeviceFn& make_device, const RankBody& body);
 
 // Runs all `world` ranks in this process, over shared memory.
-absl::Status RunLocalRanks(
-    int world, const LocalRanksOptions& options,
-    const MakeDeviceFn& make_device,
-    const std::function<absl::Status(const Rank& rank)>& body);
+absl::Status RunLocalRanks(int world, const LocalRanksOptions& options,
+                           const MakeDeviceFn& make_device,
+                           const RankBody& body);
 
 }  // namespace zero
 

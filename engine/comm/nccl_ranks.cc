@@ -22,8 +22,6 @@
 namespace zero {
 namespace {
 
-using Body = std::function<absl::Status(const Rank&)>;
-
 class NcclTransport final : public Transport {
  public:
   // `ranks`: those of this process. `where`: the store's address, for whoever
@@ -39,25 +37,20 @@ class NcclTransport final : public Transport {
         options_(options) {}
 
   absl::Status Connect(int index, Rank* rank) override {
-    ZERO_ASSIGN_OR_RETURN(NcclEnds ends,
-                          ConnectNccl(store_, *rank->device,
+    rank->kind = kind_ + ",";
+    ZERO_ASSIGN_OR_RETURN(std::function<absl::Duration()> watch_asks_for,
+                          ConnectNccl(store_,
                                       {.rank = index,
                                        .world = world(),
                                        .shards = options_.shards,
-                                       .timeout = options_.local.timeout}));
-    rank->gather = std::move(ends.gather);
-    rank->reduce = std::move(ends.reduce);
-    rank->across = std::move(ends.across);
-    rank->scalar = std::move(ends.scalar);
-    rank->kind = absl::StrCat(kind_, ", ", OnGpus(ends.gpus));
-    rank->sharers = ends.sharers;
-    rank->missing = std::move(ends.missing);
+                                       .timeout = options_.local.timeout},
+                                      rank));
     rank->agree = [this, index, num_met = 0](const std::string& name,
                                              bool yes) mutable {
       return Agree(index, absl::StrCat(name, " #", ++num_met), yes);
     };
     std::lock_guard<std::mutex> lock(mutex_);
-    watches_[index] = std::move(ends.watch_asks_for);
+    watches_[index] = std::move(watch_asks_for);
     return absl::OkStatus();
   }
 
@@ -158,7 +151,7 @@ class NcclTransport final : public Transport {
   bool told_ = false;  // for whom or what it waits
 
   std::mutex mutex_;
-  // By rank: NcclEnds::watch_asks_for.
+  // By rank, as ConnectNccl returns them.
   std::map<int, std::function<absl::Duration()>> watches_;
 };
 
@@ -197,7 +190,8 @@ void LoadKernelsEarly() {
 }
 
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
-                          const MakeDeviceFn& make_device, const Body& body) {
+                          const MakeDeviceFn& make_device,
+                          const RankBody& body) {
   ZERO_RETURN_IF_ERROR(CheckRanksOfGpus(world, NumCudaDevices()));
   ZERO_ASSIGN_OR_RETURN(const std::string version, NcclVersion());
   std::vector<int> all(world);
@@ -211,7 +205,8 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
 
 absl::Status RunNcclProcess(const Launch& launch,
                             const LocalRanksOptions& options,
-                            const MakeDeviceFn& make_device, const Body& body) {
+                            const MakeDeviceFn& make_device,
+                            const RankBody& body) {
   ZERO_ASSIGN_OR_RETURN(const std::string version, NcclVersion());
   const absl::Duration timeout = options.local.timeout;
   std::unique_ptr<TcpStoreServer> server;  // ends last: others may still ask

@@ -3,8 +3,6 @@
 #ifndef ZERO_ENGINE_COMM_NCCL_RANKS_H_
 #define ZERO_ENGINE_COMM_NCCL_RANKS_H_
 
-#include <functional>
-
 #include "absl/status/status.h"
 #include "engine/comm/launch.h"
 #include "engine/comm/local_ranks.h"
@@ -28,7 +26,7 @@ void LoadKernelsEarly();
 // timeout counts.
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
                           const MakeDeviceFn& make_device,
-                          const std::function<absl::Status(const Rank&)>& body);
+                          const RankBody& body);
 
 // The rank of this process, with those of the others that `launch` is about:
 // runs `body` once, on a thread of its own, and returns when all ranks have
@@ -39,10 +37,10 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
 // Errors: besides those of ranks: InvalidArgument where this process has
 //         another of options.alike than rank 0's, or is of another world;
 //         Cancelled where options.patience ends before all ranks are connected.
-absl::Status RunNcclProcess(
-    const Launch& launch, const LocalRanksOptions& options,
-    const MakeDeviceFn& make_device,
-    const std::function<absl::Status(const Rank&)>& body);
+absl::Status RunNcclProcess(const Launch& launch,
+                            const LocalRanksOptions& options,
+                            const MakeDeviceFn& make_device,
+                            const RankBody& body);
 
 }  // namespace zero
 

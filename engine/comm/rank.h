@@ -87,12 +87,8 @@ inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
 // `rank` as a rehearsal on the meta device sees it: connected alike, and its
 // collectives move nothing.
 inline Rank MakeImaginedRank(Device& meta, const Rank& rank) {
-  const auto end = [](const Communicator& like) {
-    return std::make_unique<NullCommunicator>(like.rank(), like.world(),
-                                              like.algorithm());
-  };
-  return {&meta, end(*rank.gather), end(*rank.reduce), end(*rank.across),
-          end(*rank.scalar)};
+  return MakeLoneRank(meta, rank.rank(), rank.world(), rank.shards(),
+                      rank.gather->algorithm());
 }
 
 }  // namespace zero

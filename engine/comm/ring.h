@@ -4,14 +4,9 @@
 #ifndef ZERO_ENGINE_COMM_RING_H_
 #define ZERO_ENGINE_COMM_RING_H_
 
-#include <functional>
-
-#include "engine/comm/peer_memory.h"
+#include "engine/comm/exchange.h"
 
 namespace zero {
-
-// Waits until all ranks of the collective have come as far.
-using MeetFn = std::function<void()>;
 
 // One rank's share in a reduce-scatter; world > 1. The sum of rank r's piece
 // begins at rank r + 1 and goes around to r, which rounds it: in that order, in

@@ -22,20 +22,31 @@ std::string MeetingKey(const std::string& name, int rank) {
   return absl::StrCat(name, "/", rank);
 }
 
-// What StoreFailure writes: the code, the missing ranks, the message, a line
-// each.
 struct Failure {
-  std::string code, missing, message;
-
-  explicit Failure(const std::string& text) {
-    const std::vector<std::string> parts =
-        absl::StrSplit(text, absl::MaxSplits('\n', 2));
-    if (parts.size() != 3) return;
-    code = parts[0];
-    missing = parts[1];
-    message = parts[2];
-  }
+  absl::Status status;
+  std::vector<int> missing;
 };
+
+// Reads what StoreFailure writes: the code, the missing ranks, the message, a
+// line each. Errors of the store count as failures, too.
+Failure ReadFailure(Store& store) {
+  const auto text = store.Get(kFailureKey);
+  if (!text.ok()) return {text.status(), {}};
+  if (!text->has_value()) return {absl::OkStatus(), {}};
+  const std::vector<std::string> parts =
+      absl::StrSplit(**text, absl::MaxSplits('\n', 2));
+  int code = 0;
+  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code) || code == 0) {
+    return {absl::InternalError(absl::StrCat("the run failed: ", **text)), {}};
+  }
+  Failure failure{absl::Status(static_cast<absl::StatusCode>(code), parts[2])};
+  for (const absl::string_view one :
+       absl::StrSplit(parts[1], ',', absl::SkipEmpty())) {
+    int rank = 0;
+    if (absl::SimpleAtoi(one, &rank)) failure.missing.push_back(rank);
+  }
+  return failure;
+}
 
 }  // namespace
 
@@ -116,27 +127,10 @@ absl::Status StoreFailure(Store& store, const absl::Status& failure,
   return first.ok() ? StoredFailure(store) : failure;
 }
 
-absl::Status StoredFailure(Store& store) {
-  ZERO_ASSIGN_OR_RETURN(const auto text, store.Get(kFailureKey));
-  if (!text.has_value()) return absl::OkStatus();
-  const Failure failure(*text);
-  int code = 0;
-  if (!absl::SimpleAtoi(failure.code, &code) || code == 0) {
-    return absl::InternalError(absl::StrCat("the run failed: ", *text));
-  }
-  return absl::Status(static_cast<absl::StatusCode>(code), failure.message);
-}
+absl::Status StoredFailure(Store& store) { return ReadFailure(store).status; }
 
 std::vector<int> StoredMissing(Store& store) {
-  std::vector<int> ranks;
-  const auto text = store.Get(kFailureKey);
-  if (!text.ok() || !text->has_value()) return ranks;
-  for (const absl::string_view one :
-       absl::StrSplit(Failure(**text).missing, ',', absl::SkipEmpty())) {
-    int rank = 0;
-    if (absl::SimpleAtoi(one, &rank)) ranks.push_back(rank);
-  }
-  return ranks;
+  return ReadFailure(store).missing;
 }
 
 void StoreRefusal(Store& store, const std::string& reason) {
@@ -149,25 +143,21 @@ std::string StoredRefusal(Store& store) {
   return absl::StrCat("; refused: ", **reason);
 }
 
-absl::Status MemoryStore::Put(const std::string& key,
-                              const std::string& value) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  values_[key] = value;
-  return absl::OkStatus();
+absl::StatusOr<std::string> Store::PutFirst(const std::string& key,
+                                            const std::string& value) {
+  ZERO_ASSIGN_OR_RETURN(absl::optional<std::string> has,
+                        Do(StoreCall::kPutFirst, key, value));
+  return has.value_or("");
 }
 
-absl::StatusOr<std::string> MemoryStore::PutFirst(const std::string& key,
-                                                  const std::string& value) {
+absl::StatusOr<absl::optional<std::string>> MemoryStore::Do(
+    StoreCall call, const std::string& key, const std::string& value) {
   std::lock_guard<std::mutex> lock(mutex_);
-  return values_.emplace(key, value).first->second;
-}
-
-absl::StatusOr<absl::optional<std::string>> MemoryStore::Get(
-    const std::string& key) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  if (call == StoreCall::kPut) values_[key] = value;
+  if (call == StoreCall::kPutFirst) values_.emplace(key, value);
   const auto it = values_.find(key);
-  if (it == values_.end()) return absl::optional<std::string>();
-  return absl::optional<std::string>(it->second);
+  if (call == StoreCall::kPut || it == values_.end()) return absl::nullopt;
+  return absl::make_optional(it->second);
 }
 
 }  // namespace zero

@@ -18,6 +18,13 @@
 
 namespace zero {
 
+enum class StoreCall : char {
+  kPut = 'p',  // writes a value, over what the key has; returns nothing
+  kPutFirst =
+      'f',     // writes it where the key has none; returns what it has then
+  kGet = 'g',  // returns what the key has; nothing: nobody has written it
+};
+
 // Errors:  Unavailable where whoever keeps the store is gone, or does not
 //          answer: no call waits for longer than 20 s (TcpStore's kAnswer).
 // Threads: used by any.
@@ -25,16 +32,18 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // Writes `value`, over what the key has.
-  virtual absl::Status Put(const std::string& key,
-                           const std::string& value) = 0;
-  // Writes `value` where the key has none: the first counts. Returns what the
-  // key has then.
-  virtual absl::StatusOr<std::string> PutFirst(const std::string& key,
-                                               const std::string& value) = 0;
-  // Nothing: nobody has written it.
-  virtual absl::StatusOr<absl::optional<std::string>> Get(
-      const std::string& key) = 0;
+  absl::Status Put(const std::string& key, const std::string& value) {
+    return Do(StoreCall::kPut, key, value).status();
+  }
+  absl::StatusOr<std::string> PutFirst(const std::string& key,
+                                       const std::string& value);
+  absl::StatusOr<absl::optional<std::string>> Get(const std::string& key) {
+    return Do(StoreCall::kGet, key, "");
+  }
+
+  // The door of all three.
+  virtual absl::StatusOr<absl::optional<std::string>> Do(
+      StoreCall call, const std::string& key, const std::string& value) = 0;
 };
 
 // What a process does while ranks gather at the start: schedulers start them
@@ -90,11 +99,9 @@ std::string StoredRefusal(Store& store);
 // For ranks that are threads of one process.
 class MemoryStore final : public Store {
  public:
-  absl::Status Put(const std::string& key, const std::string& value) override;
-  absl::StatusOr<std::string> PutFirst(const std::string& key,
-                                       const std::string& value) override;
-  absl::StatusOr<absl::optional<std::string>> Get(
-      const std::string& key) override;
+  absl::StatusOr<absl::optional<std::string>> Do(
+      StoreCall call, const std::string& key,
+      const std::string& value) override;
 
  private:
   std::mutex mutex_;

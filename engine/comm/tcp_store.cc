@@ -7,14 +7,13 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <functional>
-#include <list>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -36,11 +35,9 @@ constexpr absl::Duration kLinger = absl::Seconds(5);
 // How long an answer may take: the server only looks up a key.
 constexpr absl::Duration kAnswer = absl::Seconds(20);
 
+// Beside StoreCall; the last three are answers.
 enum Kind : char {
   kHello = 'h',
-  kPut = 'p',
-  kPutFirst = 'f',
-  kGet = 'g',
   kBye = 'b',
   kValue = 'v',
   kNothing = 'n',
@@ -87,10 +84,22 @@ bool ReceiveAll(int socket, char* to, size_t size) {
   return true;
 }
 
-void SetTimeouts(int socket, absl::Duration timeout) {
-  const timeval tv = absl::ToTimeval(timeout);
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof(tv));
-  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof(tv));
+// False: likewise, or the frame is of no size that we send.
+bool ReceiveFrame(int socket, std::string* frame) {
+  char size_bytes[4];
+  if (!ReceiveAll(socket, size_bytes, sizeof(size_bytes))) return false;
+  const size_t size = ReadSize(size_bytes);
+  errno = EPROTO;
+  if (size == 0 || size > kLargestFrame) return false;
+  frame->resize(size);
+  return ReceiveAll(socket, frame->data(), size);
+}
+
+void SetOptions(int socket, absl::Duration send, absl::Duration receive) {
+  const timeval send_tv = absl::ToTimeval(send);
+  const timeval receive_tv = absl::ToTimeval(receive);
+  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &send_tv, sizeof(send_tv));
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &receive_tv, sizeof(receive_tv));
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   // A machine that vanishes closes no connection: ask whether it is there.
@@ -152,83 +161,70 @@ int PortOf(int socket) {
 
 // ---- Server ---------------------------------------------------------------
 
+// A thread accepts connections, and each of them has one that answers.
 class TcpStoreServer::Service {
  public:
   Service(int listener, int world)
-      : listener_(listener),
-        stop_(eventfd(0, EFD_CLOEXEC)),
-        world_(world),
-        is_here_(world) {}
+      : listener_(listener), world_(world), is_here_(world) {
+    accepts_ = std::thread([this] { Accept(); });
+  }
   ~Service() {
-    for (const Connection& one : connections_) close(one.socket);
-    close(listener_);
-    close(stop_);
-  }
-
-  void Stop() {
-    const uint64_t one = 1;
-    (void)!write(stop_, &one, sizeof(one));
-  }
-
-  void Run() {
-    absl::Time end = absl::InfiniteFuture();
-    while (absl::Now() < end) {
-      std::vector<pollfd> fds = {{listener_, POLLIN, 0}};
-      for (const Connection& one : connections_) {
-        fds.push_back({one.socket, POLLIN, 0});
-      }
-      if (end == absl::InfiniteFuture()) fds.push_back({stop_, POLLIN, 0});
-      poll(fds.data(), fds.size(),
-           end == absl::InfiniteFuture() ? -1 : /*milliseconds=*/20);
-      if (end == absl::InfiniteFuture() && fds.back().revents != 0) {
-        end = absl::Now() + kLinger;
-      }
-      size_t place = 1;
-      for (auto it = connections_.begin(); it != connections_.end();) {
-        const bool speaks = fds[place++].revents != 0;
-        it = speaks && !Serve(*it) ? Drop(it) : std::next(it);
-      }
-      if (fds[0].revents != 0) Accept();
-      if (end != absl::InfiniteFuture() && connections_.empty()) return;
+    shutdown(listener_, SHUT_RDWR);
+    accepts_.join();
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      left_.wait_for(lock, absl::ToChronoNanoseconds(kLinger),
+                     [this] { return sockets_.empty(); });
+      for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
     }
+    for (std::thread& thread : answers_) thread.join();
+    close(listener_);
   }
 
  private:
-  struct Connection {
-    int socket;
+  struct Peer {
     int rank = -1;  // until it has greeted
     bool said_bye = false;
-    std::string received;
   };
 
   void Accept() {
-    const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-    if (socket < 0) return;
-    SetTimeouts(socket, absl::Seconds(1));
-    connections_.push_back({socket});
-  }
-
-  // False: it has closed, or does not speak our language.
-  bool Serve(Connection& one) {
-    char bytes[4096];
-    const ssize_t n = recv(one.socket, bytes, sizeof(bytes), MSG_DONTWAIT);
-    if (n < 0) return errno == EAGAIN || errno == EINTR;
-    if (n == 0) return false;
-    one.received.append(bytes, n);
-    while (one.received.size() >= 4) {
-      const size_t size = ReadSize(one.received.data());
-      if (size == 0 || size > kLargestFrame) return false;
-      if (one.received.size() < 4 + size) break;
-      const std::string frame = one.received.substr(4, size);
-      one.received.erase(0, 4 + size);
-      const std::string answer = Answer(one, frame);
-      if (!SendAll(one.socket, Framed(answer))) return false;
-      if (answer[0] == kRefused) return false;
+    while (true) {
+      const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (socket < 0 && errno == EINVAL) return;  // shut down
+      if (socket < 0) {
+        absl::SleepFor(absl::Milliseconds(10));  // no descriptor is free
+        continue;
+      }
+      // A rank may have nothing to ask for as long as it likes.
+      SetOptions(socket, absl::Seconds(1), absl::ZeroDuration());
+      std::lock_guard<std::mutex> lock(mutex_);
+      sockets_.insert(socket);
+      answers_.emplace_back([this, socket] { Serve(socket); });
     }
-    return true;
   }
 
-  std::string Answer(Connection& one, const std::string& frame) {
+  // Until the peer closes, or does not speak our language.
+  void Serve(int socket) {
+    Peer peer;
+    std::string frame, answer;
+    while (ReceiveFrame(socket, &frame)) {
+      answer = Answer(peer, frame);
+      if (!SendAll(socket, Framed(answer)) || answer[0] == kRefused) break;
+    }
+    if (peer.rank >= 0 && !peer.said_bye) {
+      StoreFailure(values_, absl::UnavailableError(absl::StrCat(
+                                "rank ", peer.rank,
+                                " ended without a word: its connection "
+                                "closed")))
+          .IgnoreError();
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    sockets_.erase(socket);
+    close(socket);
+    left_.notify_all();
+  }
+
+  std::string Answer(Peer& one, const std::string& frame) {
     if (frame[0] == kHello) return Greet(one, frame.substr(1));
     if (one.rank < 0) return std::string(1, kRefused) + "no greeting";
     if (frame[0] == kBye) {
@@ -241,14 +237,12 @@ class TcpStoreServer::Service {
     }
     const std::string key = frame.substr(5, key_size);
     const std::string value = frame.substr(5 + key_size);
-    switch (frame[0]) {
-      case kPut:
-        values_.Put(key, value).IgnoreError();
-        return std::string(1, kNothing);
-      case kPutFirst:
-        return std::string(1, kValue) + *values_.PutFirst(key, value);
-      case kGet: {
-        const absl::optional<std::string> found = *values_.Get(key);
+    const auto call = static_cast<StoreCall>(frame[0]);
+    switch (call) {
+      case StoreCall::kPut:
+      case StoreCall::kPutFirst:
+      case StoreCall::kGet: {
+        const absl::optional<std::string> found = *values_.Do(call, key, value);
         return found.has_value() ? std::string(1, kValue) + *found
                                  : std::string(1, kNothing);
       }
@@ -256,7 +250,7 @@ class TcpStoreServer::Service {
     return std::string(1, kRefused) + "a request of an unknown kind";
   }
 
-  std::string Greet(Connection& one, const std::string& text) {
+  std::string Greet(Peer& one, const std::string& text) {
     const auto refuse = [this](const std::string& reason) {
       StoreRefusal(values_, reason);
       return std::string(1, kRefused) + reason;
@@ -277,6 +271,7 @@ class TcpStoreServer::Service {
       return refuse(
           absl::StrCat("rank ", rank, " is not in [0, ", world_, ")"));
     }
+    std::lock_guard<std::mutex> lock(mutex_);
     if (is_here_[rank]) {
       return refuse(absl::StrCat("rank ", rank,
                                  " is there already: every process wants a "
@@ -287,35 +282,22 @@ class TcpStoreServer::Service {
     return std::string(1, kNothing);
   }
 
-  std::list<Connection>::iterator Drop(std::list<Connection>::iterator one) {
-    if (one->rank >= 0 && !one->said_bye) {
-      StoreFailure(values_, absl::UnavailableError(absl::StrCat(
-                                "rank ", one->rank,
-                                " ended without a word: its connection "
-                                "closed")))
-          .IgnoreError();
-    }
-    close(one->socket);
-    return connections_.erase(one);
-  }
-
   const int listener_;
-  const int stop_;
   const int world_;
-  std::vector<bool> is_here_;  // by rank: it came, and may have left
-  std::list<Connection> connections_;
   MemoryStore values_;
+  std::thread accepts_;
+  std::vector<std::thread> answers_;  // it adds them
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable left_;
+  std::vector<bool> is_here_;  // by rank: it came, and may have left
+  std::set<int> sockets_;
 };
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Service> service, int port)
-    : port_(port),
-      service_(std::move(service)),
-      thread_([this] { service_->Run(); }) {}
+    : port_(port), service_(std::move(service)) {}
 
-TcpStoreServer::~TcpStoreServer() {
-  service_->Stop();
-  thread_.join();
-}
+TcpStoreServer::~TcpStoreServer() = default;
 
 std::string AddressText(const TcpStoreAddress& address) {
   return absl::StrCat(address.host, ":", address.port);
@@ -412,18 +394,13 @@ int TryConnect(const TcpStoreAddress& address,
       errno = ECONNREFUSED;
     } else if (connects) {
       fcntl(socket, F_SETFL, fcntl(socket, F_GETFL) & ~O_NONBLOCK);
-      SetTimeouts(socket, kAnswer);
+      SetOptions(socket, kAnswer, kAnswer);
       return socket;
     }
     *reason = SystemError();
     close(socket);
   }
   return -1;
-}
-
-std::string Request(Kind kind, const std::string& key,
-                    const std::string& value = "") {
-  return absl::StrCat(std::string(1, kind), SizePrefix(key.size()), key, value);
 }
 
 }  // namespace
@@ -482,19 +459,10 @@ absl::StatusOr<std::string> TcpStore::Ask(const std::string& request,
                                           const std::function<bool()>& waits) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!broken_.ok()) return broken_;
-  char size_bytes[4];
   std::string answer;
-  const bool ok = [&] {
-    if (!SendAll(socket_, Framed(request))) return false;
-    if (waits != nullptr && !IsReady(socket_, POLLIN, waits)) return false;
-    if (!ReceiveAll(socket_, size_bytes, sizeof(size_bytes))) return false;
-    const size_t size = ReadSize(size_bytes);
-    errno = EPROTO;
-    if (size == 0 || size > kLargestFrame) return false;
-    answer.resize(size);
-    return ReceiveAll(socket_, answer.data(), size);
-  }();
-  if (!ok) {
+  if (!SendAll(socket_, Framed(request)) ||
+      (waits != nullptr && !IsReady(socket_, POLLIN, waits)) ||
+      !ReceiveFrame(socket_, &answer)) {
     broken_ = absl::UnavailableError(absl::StrCat(
         "rank 0, which keeps the store at ", where_, ", is gone: ",
         errno == EAGAIN
@@ -508,20 +476,11 @@ absl::StatusOr<std::string> TcpStore::Ask(const std::string& request,
   return answer;
 }
 
-absl::Status TcpStore::Put(const std::string& key, const std::string& value) {
-  return Ask(Request(kPut, key, value)).status();
-}
-
-absl::StatusOr<std::string> TcpStore::PutFirst(const std::string& key,
-                                               const std::string& value) {
-  ZERO_ASSIGN_OR_RETURN(const std::string answer,
-                        Ask(Request(kPutFirst, key, value)));
-  return answer.substr(1);
-}
-
-absl::StatusOr<absl::optional<std::string>> TcpStore::Get(
-    const std::string& key) {
-  const absl::StatusOr<std::string> answer = Ask(Request(kGet, key));
+absl::StatusOr<absl::optional<std::string>> TcpStore::Do(
+    StoreCall call, const std::string& key, const std::string& value) {
+  const absl::StatusOr<std::string> answer =
+      Ask(absl::StrCat(std::string(1, static_cast<char>(call)),
+                       SizePrefix(key.size()), key, value));
   if (!answer.ok()) return answer.status();
   if (answer->front() != kValue) return absl::optional<std::string>();
   return absl::optional<std::string>(answer->substr(1));

@@ -15,7 +15,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -34,7 +33,7 @@ std::string AddressText(const TcpStoreAddress& address);
 // Whether `host` names the machine itself: "localhost", 127.0.0.1.
 bool IsLoopback(const std::string& host);
 
-// Rank 0's part: a thread that answers.
+// Rank 0's part: threads that answer.
 class TcpStoreServer {
  public:
   // Listens for this machine alone where the host is its loopback, else on
@@ -54,7 +53,6 @@ class TcpStoreServer {
 
   const int port_;
   const std::unique_ptr<Service> service_;
-  std::thread thread_;
 };
 
 class TcpStore final : public Store {
@@ -71,11 +69,9 @@ class TcpStore final : public Store {
   // Says goodbye.
   ~TcpStore() override;
 
-  absl::Status Put(const std::string& key, const std::string& value) override;
-  absl::StatusOr<std::string> PutFirst(const std::string& key,
-                                       const std::string& value) override;
-  absl::StatusOr<absl::optional<std::string>> Get(
-      const std::string& key) override;
+  absl::StatusOr<absl::optional<std::string>> Do(
+      StoreCall call, const std::string& key,
+      const std::string& value) override;
 
  private:
   TcpStore(int socket, std::string where)

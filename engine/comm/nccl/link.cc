@@ -53,12 +53,19 @@ std::string HostName() {
 std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
 
 // "unhandled system error: ...", with what NCCL says of it, and the remedy.
-std::string ErrorText(ncclResult_t result, ncclComm_t comm) {
-  const char* const last = ncclGetLastError(comm);
-  return absl::StrCat(ncclGetErrorString(result),
-                      last == nullptr || last[0] == '\0' ? "" : ": ",
-                      last == nullptr ? "" : last,
-                      "; NCCL_DEBUG=INFO says more");
+std::string ErrorText(ncclResult_t result) {
+  const char* const last = ncclGetLastError(nullptr);  // of the process
+  const bool says = last != nullptr && last[0] != '\0';
+  return absl::StrCat(ncclGetErrorString(result), says ? ": " : "",
+                      says ? last : "", "; NCCL_DEBUG=INFO says more");
+}
+
+// Of what NCCL does in the background on a communicator, once there is one.
+ncclResult_t StateOf(ncclComm_t comm) {
+  if (comm == nullptr) return ncclInProgress;
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  return IsNcclError(asked) ? asked : state;
 }
 
 }  // namespace
@@ -152,7 +159,7 @@ absl::Status NcclLink::InitWorld() {
     const ncclResult_t result = ncclGetUniqueId(&id);
     if (IsNcclError(result)) {
       return absl::UnavailableError(
-          absl::StrCat("nccl: rank 0 got no id: ", ErrorText(result, nullptr)));
+          absl::StrCat("nccl: rank 0 got no id: ", ErrorText(result)));
     }
     ZERO_RETURN_IF_ERROR(
         store_->Put("nccl id", std::string(id.internal, sizeof(id.internal))));
@@ -172,6 +179,7 @@ absl::Status NcclLink::InitWorld() {
 absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
   channels_.push_back(std::make_unique<NcclChannel>());
   NcclChannel& added = *channels_.back();
+  added.channel = channel;
   added.members = MembersOf(channel, rank_, world_, shards_);
   added.name = ChannelText(ChannelName(channel), added.members, world_);
   added.place = static_cast<int>(
@@ -186,10 +194,10 @@ absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
                                                added.name, "\": ", reason));
   };
   ncclResult_t result = init(added, &config);
-  if (IsNcclError(result)) return failed(ErrorText(result, added.comm));
+  if (IsNcclError(result)) return failed(ErrorText(result));
   result = AwaitNccl(added, absl::Now() + timeout_);
   if (result == ncclSuccess) return absl::OkStatus();
-  if (IsNcclError(result)) return Hear(failed(ErrorText(result, added.comm)));
+  if (IsNcclError(result)) return Hear(failed(ErrorText(result)));
   ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
   return failed(absl::StrCat("NCCL was not ready within ",
                              absl::FormatDuration(timeout_),
@@ -206,14 +214,10 @@ ncclResult_t NcclLink::AwaitNccl(const NcclChannel& channel,
       std::lock_guard<std::mutex> lock(calls_);
       if (!status().ok()) return ncclInProgress;
       ncclResult_t state = ncclSuccess;
-      // A split is the world's work first, and has no communicator before.
-      for (const ncclComm_t comm : {channels_.front()->comm, channel.comm}) {
-        if (comm == nullptr || state != ncclSuccess) continue;
-        const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
-        if (IsNcclError(asked)) state = asked;
-      }
-      if (IsNcclError(state)) return state;
-      if (state == ncclSuccess && channel.comm != nullptr) return state;
+      // A split is the world's work first.
+      if (!watch_.joinable()) state = StateOf(channels_.front()->comm);
+      if (state == ncclSuccess) state = StateOf(channel.comm);
+      if (state != ncclInProgress) return state;
     }
     const absl::Time now = absl::Now();
     if (now >= deadline) return ncclInProgress;
@@ -250,7 +254,6 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
                   nullptr,         cuda::HandleOf(stream),
                   scratch_.data(), &channel.received_bytes};
   ncclResult_t result;
-  std::string error;
   {
     std::lock_guard<std::mutex> lock(calls_);
     if (!status().ok()) return false;
@@ -259,21 +262,16 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
     if (!IsNcclError(result)) result = EnqueueTransfers(place, collective);
     const ncclResult_t ended = ncclGroupEnd();
     if (!IsNcclError(result)) result = ended;
-    if (IsNcclError(result)) error = ErrorText(result, channel.comm);
   }
-  if (IsNcclError(result)) {
-    Fail(Hear(absl::UnavailableError(
-        absl::StrCat("nccl: rank ", rank_, " could not begin ",
-                     call.mark.TextIn(channel.name), ": ", error))));
-    return false;
-  }
-  // Only then are the kernels on the stream, and an event behind them. In the
-  // first collective of a communicator NCCL connects: that waits for peers.
-  result = AwaitNccl(channel, absl::Now() + timeout_);
+  const bool begun = !IsNcclError(result);
+  // Only when NCCL has done it are the kernels on the stream, and an event
+  // behind them. In the first collective of a communicator NCCL connects: that
+  // waits for peers.
+  if (begun) result = AwaitNccl(channel, absl::Now() + timeout_);
   if (IsNcclError(result)) {
     Fail(Hear(absl::UnavailableError(absl::StrCat(
-        "nccl: rank ", rank_, " failed at ", call.mark.TextIn(channel.name),
-        ": ", ErrorText(result, nullptr)))));
+        "nccl: rank ", rank_, begun ? " failed at " : " could not begin ",
+        call.mark.TextIn(channel.name), ": ", ErrorText(result)))));
   } else if (result == ncclInProgress) {
     FailLate(channel, call.mark);
   }
@@ -451,30 +449,25 @@ absl::Status NcclLink::Look() {
 
 absl::Status NcclLink::LookAtErrors() {
   ncclResult_t state = ncclSuccess;
-  std::string text;
   const NcclChannel* failed = nullptr;
   {
     const Asking asking(*asks_since_);
     std::lock_guard<std::mutex> lock(calls_);
     for (const auto& channel : channels_) {
-      if (channel->comm == nullptr) continue;
-      const ncclResult_t asked = ncclCommGetAsyncError(channel->comm, &state);
-      if (IsNcclError(asked)) state = asked;
-      if (!IsNcclError(state)) continue;
-      text = ErrorText(state, channel->comm);
+      if (IsNcclError(state)) break;
+      state = StateOf(channel->comm);
       failed = channel.get();
-      break;
     }
   }
-  if (failed == nullptr) return absl::OkStatus();
+  if (!IsNcclError(state)) return absl::OkStatus();
   std::string where = absl::StrCat("channel \"", failed->name, "\"");
   {
     std::lock_guard<std::mutex> lock(state_);
     const CollectiveMark* const current = failed->Current();
     if (current != nullptr) where = current->TextIn(failed->name);
   }
-  return Hear(absl::UnavailableError(
-      absl::StrCat("nccl: rank ", rank_, " failed in ", where, ": ", text)));
+  return Hear(absl::UnavailableError(absl::StrCat(
+      "nccl: rank ", rank_, " failed in ", where, ": ", ErrorText(state))));
 }
 
 void NcclLink::LookAtTimes() {

@@ -37,6 +37,7 @@ struct NcclCall {
 
 // A communicator of this rank: for a sequence of collectives.
 struct NcclChannel {
+  Channel channel;
   std::string name;          // ChannelText
   std::vector<int> members;  // ranks of the run, by their places
   int place = 0;             // of this rank
@@ -60,7 +61,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   // Takes leave of the other ranks, or aborts after a failure.
   ~NcclLink();
 
-  // All of them: scalar, gather, reduce, across.
+  // All of them.
   const std::vector<std::unique_ptr<NcclChannel>>& channels() const {
     return channels_;
   }
@@ -78,7 +79,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   absl::Status status() const;
   // Of that failure; whoever keeps the store may be one of them, and gone.
   std::vector<int> missing() const;
-  // See NcclEnds.
+  // See ConnectNccl.
   std::function<absl::Duration()> watch_asks_for() const;
 
  private:

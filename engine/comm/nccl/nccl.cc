@@ -77,28 +77,22 @@ absl::Status CheckRanksOfGpus(int ranks, int gpus) {
       ", or set communication.backend to \"local\""));
 }
 
-absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
-                                     Device& device,
-                                     const NcclOptions& options) {
-  ZERO_CHECK(device.kind() == DeviceKind::kCuda)
-      << "nccl: the device is " << DeviceKindName(device.kind());
+absl::StatusOr<std::function<absl::Duration()>> ConnectNccl(
+    std::shared_ptr<Store> store, const NcclOptions& options, Rank* rank) {
+  ZERO_CHECK(rank->device->kind() == DeviceKind::kCuda)
+      << "nccl: the device is " << DeviceKindName(rank->device->kind());
   ZERO_ASSIGN_OR_RETURN(
       const std::shared_ptr<NcclLink> link,
-      NcclLink::Open(std::move(store), static_cast<cuda::CudaDevice&>(device),
-                     options));
-  const auto end = [&](size_t index) {
-    return std::make_unique<NcclCommunicator>(link, *link->channels()[index]);
-  };
-  NcclEnds ends;
-  ends.scalar = end(0);
-  ends.gather = end(1);
-  ends.reduce = end(2);
-  ends.across = end(3);
-  ends.sharers = link->num_sharers();
-  ends.gpus = link->num_gpus();
-  ends.missing = [link] { return link->missing(); };
-  ends.watch_asks_for = link->watch_asks_for();
-  return ends;
+      NcclLink::Open(std::move(store),
+                     static_cast<cuda::CudaDevice&>(*rank->device), options));
+  for (const auto& channel : link->channels()) {
+    rank->end(channel->channel) =
+        std::make_unique<NcclCommunicator>(link, *channel);
+  }
+  absl::StrAppend(&rank->kind, " ", OnGpus(link->num_gpus()));
+  rank->sharers = link->num_sharers();
+  rank->missing = [link] { return link->missing(); };
+  return link->watch_asks_for();
 }
 
 }  // namespace zero

@@ -20,14 +20,12 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "engine/comm/communicator.h"
+#include "engine/comm/rank.h"
 #include "engine/comm/store.h"
-#include "kernels/device.h"
 
 namespace zero {
 
@@ -43,18 +41,6 @@ struct NcclOptions {
   absl::Duration timeout = absl::Minutes(5);
 };
 
-// See Rank.
-struct NcclEnds {
-  std::unique_ptr<Communicator> gather, reduce, across, scalar;
-  int sharers = 1;  // ranks of this rank's GPU, it included
-  int gpus = 1;     // of all ranks
-  std::function<std::vector<int>()> missing;
-  // For how long the thread that watches has been in one call of CUDA or NCCL.
-  // Where that does not return, nothing else notices a timeout. Can be asked
-  // when the ends are gone.
-  std::function<absl::Duration()> watch_asks_for;
-};
-
 // "NCCL 2.28.9", of the library that was loaded. Errors: Unimplemented, with
 // the remedy, where this program was built without it.
 absl::StatusOr<std::string> NcclVersion();
@@ -64,14 +50,17 @@ absl::StatusOr<std::string> NcclVersion();
 //         ranks, which NCCL allows from 2.30 on and when asked to.
 absl::Status CheckRanksOfGpus(int ranks, int gpus);
 
-// Connects this rank, whose device is a GPU; all ranks call it. They find each
-// other in `store`, which lives as long as any end. The device must outlive
-// the ends.
+// Connects `rank`, whose device is a GPU, and fills in its ends and what it
+// knows of other ranks; to its kind it adds "on 2 GPUs". All ranks call it.
+// They find each other in `store`, which lives as long as any end. The device
+// must outlive the ends.
+// Returns a function: for how long the thread that watches has been in one call
+// of CUDA or NCCL. Where that does not return, nothing else notices a timeout.
+// It can be called when the ends are gone.
 // Errors: DeadlineExceeded with the ranks that did not come; Unavailable with
 //         what NCCL says; FailedPrecondition where two ranks have one GPU.
-absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store> store,
-                                     Device& device,
-                                     const NcclOptions& options);
+absl::StatusOr<std::function<absl::Duration()>> ConnectNccl(
+    std::shared_ptr<Store> store, const NcclOptions& options, Rank* rank);
 
 }  // namespace zero
 

@@ -17,8 +17,8 @@ absl::StatusOr<std::string> NcclVersion() { return NotBuilt(); }
 
 absl::Status CheckRanksOfGpus(int, int) { return NotBuilt(); }
 
-absl::StatusOr<NcclEnds> ConnectNccl(std::shared_ptr<Store>, Device&,
-                                     const NcclOptions&) {
+absl::StatusOr<std::function<absl::Duration()>> ConnectNccl(
+    std::shared_ptr<Store>, const NcclOptions&, Rank*) {
   return NotBuilt();
 }
 

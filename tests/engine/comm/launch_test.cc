@@ -178,8 +178,9 @@ TEST(LaunchTest, AnAddressMayBeGivenInASlurmStep) {
       Read(With(With(kSlurm, "MASTER_ADDR", "there"), "MASTER_PORT", "4000"));
   ASSERT_TRUE(launch.ok()) << launch.status();
   EXPECT_EQ((*launch)->store.host, "there");
-  EXPECT_THAT(ErrorOf(With(kSlurm, "MASTER_ADDR", "there")),
-              HasSubstr("MASTER_PORT is not set, but SLURM_PROCID is 5"));
+  EXPECT_THAT(
+      ErrorOf(With(kSlurm, "MASTER_ADDR", "there")),
+      HasSubstr("MASTER_PORT is not set, but SLURM_STEP_NUM_TASKS is 8"));
 }
 
 TEST(LaunchTest, AShellInASlurmJobIsNoStep) {

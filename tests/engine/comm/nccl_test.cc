@@ -28,7 +28,7 @@ using testing::HasSubstr;
 struct GpuRank {
   int rank;
   std::unique_ptr<Device> device;
-  NcclEnds ends;
+  Rank ends;
   // One for each end, as the executor has them.
   std::unique_ptr<Stream> compute, gather, reduce;
 };
@@ -36,24 +36,15 @@ struct GpuRank {
 // A store whose keeper can go.
 class LosableStore final : public Store {
  public:
-  absl::Status Put(const std::string& key, const std::string& value) override {
-    return lost_ ? Gone() : kept_.Put(key, value);
-  }
-  absl::StatusOr<std::string> PutFirst(const std::string& key,
-                                       const std::string& value) override {
-    if (lost_) return Gone();
-    return kept_.PutFirst(key, value);
-  }
-  absl::StatusOr<absl::optional<std::string>> Get(
-      const std::string& key) override {
-    if (lost_) return Gone();
-    return kept_.Get(key);
+  absl::StatusOr<absl::optional<std::string>> Do(
+      StoreCall call, const std::string& key,
+      const std::string& value) override {
+    if (lost_) return absl::UnavailableError("gone");
+    return kept_.Do(call, key, value);
   }
   void Lose() { lost_ = true; }
 
  private:
-  static absl::Status Gone() { return absl::UnavailableError("gone"); }
-
   MemoryStore kept_;
   std::atomic<bool> lost_ = false;
 };
@@ -76,9 +67,9 @@ class NcclTest : public testing::Test {
       one.rank = own.rank = rank;
       own.world = world;
       one.device = *MakeCudaDevice(rank);
-      auto ends = ConnectNccl(store_, *one.device, own);
-      if (!ends.ok()) return ends.status();
-      one.ends = *std::move(ends);
+      one.ends.device = one.device.get();
+      const auto connected = ConnectNccl(store_, own, &one.ends);
+      if (!connected.ok()) return connected.status();
       one.compute = one.device->MakeStream(StreamRole::kCompute);
       one.gather = one.device->MakeStream(StreamRole::kGather);
       one.reduce = one.device->MakeStream(StreamRole::kReduce);
@@ -591,8 +582,9 @@ TEST_F(NcclFailureTest, WhoAsksForTheStatusDoesNotWaitForTheDriver) {
 TEST_F(NcclFailureTest, ARankThatIsNotThereAtStartUpIsNamed) {
   const auto store = std::make_shared<MemoryStore>();
   const auto device = *MakeCudaDevice(0);
+  Rank rank{.device = device.get()};
   const auto ends =
-      ConnectNccl(store, *device, {.rank = 0, .world = 3, .timeout = kTimeout});
+      ConnectNccl(store, {.rank = 0, .world = 3, .timeout = kTimeout}, &rank);
   EXPECT_TRUE(absl::IsDeadlineExceeded(ends.status())) << ends.status();
   EXPECT_THAT(std::string(ends.status().message()),
               HasSubstr("nccl: rank 1 and rank 2 did not come to \"start-up of "
@@ -624,8 +616,10 @@ TEST_F(NcclFailureTest, TwoRanksOfOneGpuAreRefused) {
   const auto store = std::make_shared<MemoryStore>();
   const absl::Status status = RunRanks(2, [&](int rank) -> absl::Status {
     const auto device = *MakeCudaDevice(0);
-    return ConnectNccl(store, *device,
-                       {.rank = rank, .world = 2, .timeout = absl::Seconds(5)})
+    Rank one{.device = device.get()};
+    return ConnectNccl(store,
+                       {.rank = rank, .world = 2, .timeout = absl::Seconds(5)},
+                       &one)
         .status();
   });
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
