@@ -214,26 +214,24 @@ absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
   return notes;
 }
 
-absl::StatusOr<std::unique_ptr<PortableReader>> PortableReader::Open(
-    const std::string& dir, const Model& model) {
-  std::unique_ptr<PortableReader> reader(
-      new PortableReader(model.PortableTensors()));
-  ZERO_ASSIGN_OR_RETURN(reader->file_, SafetensorsReader::Open(dir));
-  ZERO_ASSIGN_OR_RETURN(reader->stored_,
-                        FindTensors(dir, *reader->file_, reader->tensors_));
-  return reader;
-}
-
-void PortableReader::Read(const Parameter& parameter, int64_t begin,
-                          int64_t count, float* out) const {
-  std::vector<float> values;
-  ForEachStored(tensors_, parameter, begin, count, [&](const StoredRun& run) {
-    values.resize(run.elems);
-    ReadAsF32(*stored_[run.tensor], run.at, run.elems, values.data());
-    for (int64_t i = 0; i < run.elems; ++i) {
-      out[run.from + i * run.stride] = values[i];
-    }
-  });
+absl::StatusOr<ReadParameterFn> OpenPortable(const std::string& dir,
+                                             const Model& model) {
+  ZERO_ASSIGN_OR_RETURN(std::shared_ptr<const SafetensorsReader> file,
+                        SafetensorsReader::Open(dir));
+  const std::vector<PortableTensor> tensors = model.PortableTensors();
+  ZERO_ASSIGN_OR_RETURN(const std::vector<const StoredTensor*> stored,
+                        FindTensors(dir, *file, tensors));
+  return [file, tensors, stored](const Parameter& parameter, int64_t begin,
+                                 int64_t count, float* out) {
+    std::vector<float> values;
+    ForEachStored(tensors, parameter, begin, count, [&](const StoredRun& run) {
+      values.resize(run.elems);
+      ReadAsF32(*stored[run.tensor], run.at, run.elems, values.data());
+      for (int64_t i = 0; i < run.elems; ++i) {
+        out[run.from + i * run.stride] = values[i];
+      }
+    });
+  };
 }
 
 }  // namespace zero

@@ -7,6 +7,7 @@
 #define ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -55,29 +56,18 @@ class PortableWriter {
   absl::Status status_;  // the first error of Write
 };
 
-// A model's parameters in a folder's weights.
-// Threads: Read may be called from many threads.
-class PortableReader {
- public:
-  // `model` must outlive the reader.
-  // Errors: NotFound; InvalidArgument listing tensors that are missing,
-  //         unexpected or of another shape.
-  static absl::StatusOr<std::unique_ptr<PortableReader>> Open(
-      const std::string& dir, const Model& model);
+// Writes fp32 values [begin, begin + count) of a parameter, in its own layout,
+// to `out`.
+using ReadParameterFn = std::function<void(const Parameter&, int64_t begin,
+                                           int64_t count, float* out)>;
 
-  // fp32 values [begin, begin + count) of a parameter, in its own layout. Only
-  // the bytes that hold them are read.
-  void Read(const Parameter& parameter, int64_t begin, int64_t count,
-            float* out) const;
-
- private:
-  explicit PortableReader(std::vector<PortableTensor> tensors)
-      : tensors_(std::move(tensors)) {}
-
-  const std::vector<PortableTensor> tensors_;
-  std::unique_ptr<SafetensorsReader> file_;
-  std::vector<const StoredTensor*> stored_;  // of tensors_
-};
+// What reads the parameters of `model`, which must outlive it, from DIR's
+// weights: of their file only the bytes that hold what is asked for.
+// Threads: it may be called from many threads.
+// Errors: NotFound; InvalidArgument listing tensors that are missing,
+//         unexpected or of another shape.
+absl::StatusOr<ReadParameterFn> OpenPortable(const std::string& dir,
+                                             const Model& model);
 
 }  // namespace zero
 

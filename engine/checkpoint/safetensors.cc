@@ -205,8 +205,10 @@ absl::Status CheckCover(const std::string& file, const uint8_t* data,
   return absl::OkStatus();
 }
 
-absl::Status CheckSpecs(const std::string& path,
-                        const std::vector<TensorSpec>& specs) {
+// The bytes of each tensor.
+absl::StatusOr<std::vector<int64_t>> BytesOf(
+    const std::string& path, const std::vector<TensorSpec>& specs) {
+  std::vector<int64_t> bytes;
   std::set<std::string> names;
   int64_t total = 0;
   for (const TensorSpec& spec : specs) {
@@ -225,14 +227,9 @@ absl::Status CheckSpecs(const std::string& path,
           absl::StrCat("shape [", absl::StrJoin(spec.shape, ", "),
                        "] is negative or too large"));
     }
+    bytes.push_back(n);
   }
-  return absl::OkStatus();
-}
-
-int64_t SpecBytes(const TensorSpec& spec) {
-  int64_t n = 0;
-  ZERO_CHECK(NumElements(spec.shape, &n));
-  return n * static_cast<int64_t>(DTypeBytes(spec.dtype));
+  return bytes;
 }
 
 }  // namespace
@@ -303,7 +300,6 @@ absl::Status SafetensorsReader::AddFile(const std::string& path) {
           return Wrong(path,
                        absl::StrCat("__metadata__.", key, " is not a string"));
         }
-        metadata_[key] = value.get_ref<const std::string&>();
       }
       continue;
     }
@@ -406,7 +402,7 @@ void ReadAsF32(const StoredTensor& tensor, int64_t begin, int64_t n,
 absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
     const std::string& path, std::vector<TensorSpec> specs,
     const std::map<std::string, std::string>& metadata) {
-  ZERO_RETURN_IF_ERROR(CheckSpecs(path, specs));
+  ZERO_ASSIGN_OR_RETURN(const std::vector<int64_t> bytes, BytesOf(path, specs));
   std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter);
   writer->specs_ = std::move(specs);
   std::vector<size_t> order(writer->specs_.size());
@@ -422,8 +418,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   int64_t end = 0;
   for (const size_t tensor : order) {
     const TensorSpec& spec = writer->specs_[tensor];
-    const int64_t begin = std::exchange(end, end + SpecBytes(spec));
-    writer->places_[tensor] = {begin, end - begin};
+    const int64_t begin = std::exchange(end, end + bytes[tensor]);
+    writer->places_[tensor] = {begin, bytes[tensor]};
     header[spec.name] = {{"dtype", StoredName(spec.dtype)},
                          {"shape", spec.shape},
                          {"data_offsets", {begin, end}}};

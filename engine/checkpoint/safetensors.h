@@ -57,10 +57,6 @@ class SafetensorsReader {
   // Null when there is none.
   const StoredTensor* Find(absl::string_view name) const;
 
-  const std::map<std::string, std::string>& metadata() const {
-    return metadata_;
-  }
-
  private:
   SafetensorsReader() = default;
   absl::Status AddFile(const std::string& path);
@@ -68,7 +64,6 @@ class SafetensorsReader {
 
   std::vector<MappedFile> files_;
   std::vector<StoredTensor> tensors_;
-  std::map<std::string, std::string> metadata_;
 };
 
 // Elements [begin, begin + n) of a float tensor, converted to fp32.

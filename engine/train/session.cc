@@ -217,11 +217,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     session->executor_->states().Initialize(config.training.seed);
   } else {
     ZERO_ASSIGN_OR_RETURN(
-        const auto file,
-        PortableReader::Open(config.model.from_pretrained, *session->model_));
-    ZERO_RETURN_IF_ERROR(session->executor_->states().Load(
-        [&](const Parameter& parameter, int64_t begin, int64_t count,
-            float* out) { file->Read(parameter, begin, count, out); }));
+        const ReadParameterFn read,
+        OpenPortable(config.model.from_pretrained, *session->model_));
+    ZERO_RETURN_IF_ERROR(session->executor_->states().Load(read));
   }
   // All memory is taken, and the first copies are done: see Rank::agree.
   if (rank.agree) {

@@ -51,7 +51,7 @@ class Session {
   // ranks make the same calls, here and below.
   // Errors: ResourceExhausted, before anything is taken, where predicted() does
   //         not fit, on a GPU with 0.5 GiB besides for kernels that load in
-  //         the first step; those of PortableReader.
+  //         the first step; those of OpenPortable.
   static absl::StatusOr<std::unique_ptr<Session>> Make(
       const Rank& rank, const Config& config, const ModelTools& tools,
       const Workload& workload);

@@ -168,44 +168,29 @@ absl::Status Trace::Write(const std::string& path) const {
     rows.insert({span.rank, span.row});
   }
   std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  const auto event = [](const char* ph, absl::string_view name, int64_t rank) {
+    return JsonLine().Add("ph", ph).Add("name", name).Add("pid", rank);
+  };
+  const auto add = [&](const JsonLine& line) {
+    absl::StrAppend(&text, line.ToString(), ",\n");
+  };
   for (const auto& [rank, row] : rows) {
     const JsonLine process =
         JsonLine().Add("name", absl::StrCat("rank ", rank));
     const JsonLine thread = JsonLine().Add("name", RowName(row));
-    absl::StrAppend(&text,
-                    JsonLine()
-                        .Add("ph", "M")
-                        .Add("name", "process_name")
-                        .Add("pid", int64_t{rank})
-                        .AddObject("args", process)
-                        .ToString(),
-                    ",\n",
-                    JsonLine()
-                        .Add("ph", "M")
-                        .Add("name", "thread_name")
-                        .Add("pid", int64_t{rank})
-                        .Add("tid", static_cast<int64_t>(row))
-                        .AddObject("args", thread)
-                        .ToString(),
-                    ",\n");
+    add(event("M", "process_name", rank).AddObject("args", process));
+    add(event("M", "thread_name", rank)
+            .Add("tid", static_cast<int64_t>(row))
+            .AddObject("args", thread));
   }
   for (const Span& span : spans_) {
-    absl::StrAppend(&text,
-                    JsonLine()
-                        .Add("ph", "X")
-                        .Add("name", span.name)
-                        .Add("pid", int64_t{span.rank})
-                        .Add("tid", static_cast<int64_t>(span.row))
-                        .Add("ts", Micros(span.begin - start))
-                        .Add("dur", Micros(span.end - span.begin))
-                        .ToString(),
-                    ",\n");
+    add(event("X", span.name, span.rank)
+            .Add("tid", static_cast<int64_t>(span.row))
+            .Add("ts", Micros(span.begin - start))
+            .Add("dur", Micros(span.end - span.begin)));
   }
   absl::StrAppend(&text,
-                  JsonLine()
-                      .Add("ph", "M")
-                      .Add("name", "dropped_spans")
-                      .Add("pid", int64_t{0})
+                  event("M", "dropped_spans", 0)
                       .AddObject("args", JsonLine().Add("count", num_dropped_))
                       .ToString(),
                   "\n]}\n");

@@ -121,11 +121,9 @@ class GoldenTest : public testing::TestWithParam<const char*> {
         rank_, *golden.model, MakePlan(DescribeUnits(*golden.model), {}),
         Options(recompute), {int64_t{64} << 20, 0}, &ledger_);
     EXPECT_TRUE(executor.ok()) << executor.status();
-    const auto file = PortableReader::Open(golden.dir, *golden.model);
-    EXPECT_TRUE(file.ok()) << file.status();
-    const absl::Status loaded = (*executor)->states().Load(
-        [&](const Parameter& parameter, int64_t begin, int64_t count,
-            float* out) { (*file)->Read(parameter, begin, count, out); });
+    const auto read = OpenPortable(golden.dir, *golden.model);
+    EXPECT_TRUE(read.ok()) << read.status();
+    const absl::Status loaded = (*executor)->states().Load(*read);
     EXPECT_TRUE(loaded.ok()) << loaded;
     return *std::move(executor);
   }

@@ -60,16 +60,16 @@ absl::StatusOr<std::vector<std::string>> Save(
 
 absl::StatusOr<ByName> Load(const std::string& dir, const ModelConfig& config) {
   const auto model = MakeModel(config);
-  const auto reader = PortableReader::Open(dir, *model);
-  if (!reader.ok()) return reader.status();
+  const auto read = OpenPortable(dir, *model);
+  if (!read.ok()) return read.status();
   ByName all;
   for (const Parameter* parameter : model->AllParameters()) {
     const int64_t size = parameter->shape.num_elems();
     Floats& values = all[parameter->name];
     values.assign(size, -99.0f);
     for (int64_t at = 0; at < size; at += kPieceElems) {
-      (*reader)->Read(*parameter, at, std::min(size - at, kPieceElems),
-                      values.data() + at);
+      (*read)(*parameter, at, std::min(size - at, kPieceElems),
+              values.data() + at);
     }
   }
   return all;
