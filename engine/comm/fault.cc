@@ -1,5 +1,6 @@
 #include "engine/comm/fault.h"
 
+#include <map>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -46,15 +47,15 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
     return Malformed(text, absl::StrCat("step \"", parts[1],
                                         "\" is not in [1, ", num_steps, "]"));
   }
-  if (parts[2] == "throw") {
-    fault.kind = FaultKind::kThrow;
-  } else if (parts[2] == "stop") {
-    fault.kind = FaultKind::kStop;
-  } else if (parts[2] == "mismatch") {
-    fault.kind = FaultKind::kMismatch;
-  } else {
+  const std::map<std::string, FaultKind> kinds = {
+      {"throw", FaultKind::kThrow},
+      {"stop", FaultKind::kStop},
+      {"mismatch", FaultKind::kMismatch}};
+  const auto kind = kinds.find(parts[2]);
+  if (kind == kinds.end()) {
     return Malformed(text, absl::StrCat("\"", parts[2], "\" is no kind"));
   }
+  fault.kind = kind->second;
   return fault;
 }
 

@@ -358,7 +358,7 @@ void LocalGroup::FailLate(const Channel& channel, int place) {
   RanksProgress told;
   for (const auto& [name, one] : channels_) {
     for (int there = 0; there < one->size(); ++there) {
-      told[one->members[there]].push_back(one->ends[there].progress);
+      told[name][one->members[there]] = one->ends[there].progress;
     }
   }
   Diagnosis found = Diagnose({.backend = "local",

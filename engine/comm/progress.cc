@@ -12,16 +12,7 @@
 namespace zero {
 namespace {
 
-// Null: `rank` has told nothing of it.
-const ChannelProgress* Find(const RanksProgress& told, int rank,
-                            const std::string& channel) {
-  const auto channels = told.find(rank);
-  if (channels == told.end()) return nullptr;
-  for (const ChannelProgress& one : channels->second) {
-    if (one.channel == channel) return &one;
-  }
-  return nullptr;
-}
+using Ranks = std::map<int, ChannelProgress>;
 
 // What a rank issued as collective `number`, if it is known; else null.
 const CollectiveMark* Issued(const ChannelProgress& progress, int64_t number) {
@@ -34,15 +25,11 @@ const CollectiveMark* Issued(const ChannelProgress& progress, int64_t number) {
 
 // "rank 1 differs from rank 0 at #3 ..." where not all issued the same; of two
 // kinds the rarer one differs.
-std::string Mismatch(const LateCollective& late, const RanksProgress& told) {
+std::string Mismatch(const LateCollective& late, const Ranks& here) {
   std::map<std::string, std::vector<int>> ranks;
-  for (const int member : late.members) {
-    const ChannelProgress* const progress = Find(told, member, late.channel);
-    const CollectiveMark* const issued =
-        member == late.rank   ? &late.call
-        : progress == nullptr ? nullptr
-                              : Issued(*progress, late.call.number);
-    if (issued != nullptr) ranks[issued->signature].push_back(member);
+  for (const auto& [rank, progress] : here) {
+    const CollectiveMark* const issued = Issued(progress, late.call.number);
+    if (issued != nullptr) ranks[issued->signature].push_back(rank);
   }
   if (ranks.size() == 1) return "";
   using Kind = std::pair<const std::string, std::vector<int>>;
@@ -61,21 +48,17 @@ std::string Mismatch(const LateCollective& late, const RanksProgress& told) {
 }
 
 // Whether others wait in `call` for a rank that is here.
-bool IsAwaited(const ChannelProgress* progress, const CollectiveMark& call) {
-  if (progress == nullptr) return true;
-  if (progress->finished.number >= call.number) return false;
-  return progress->inside.number < call.number || progress->works;
+bool IsAwaited(const ChannelProgress& there, const CollectiveMark& call) {
+  if (there.finished.number >= call.number) return false;
+  return there.inside.number < call.number || there.works;
 }
 
-// The ranks for whom `rank` waits in a channel.
-std::vector<int> AwaitedIn(int rank, const ChannelProgress& own,
-                           const RanksProgress& told) {
+// The ranks of a channel for whom one of them waits that is here.
+std::vector<int> AwaitedBy(const ChannelProgress& own, const Ranks& ranks) {
   std::vector<int> awaited;
   if (own.inside.number == 0 || own.works) return awaited;
-  for (const auto& [other, channels] : told) {
-    const ChannelProgress* const there = Find(told, other, own.channel);
-    if (other == rank || there == nullptr) continue;
-    if (IsAwaited(there, own.inside)) awaited.push_back(other);
+  for (const auto& [rank, there] : ranks) {
+    if (IsAwaited(there, own.inside)) awaited.push_back(rank);
   }
   return awaited;
 }
@@ -88,14 +71,11 @@ std::vector<int> Missing(const std::vector<int>& awaited,
     const int rank = next.back();
     next.pop_back();
     bool waits = false;
-    const auto channels = told.find(rank);
-    if (channels == told.end()) {
-      missing.insert(rank);
-      continue;
-    }
-    for (const ChannelProgress& own : channels->second) {
-      waits = waits || (own.inside.number > 0 && !own.works);
-      for (const int other : AwaitedIn(rank, own, told)) {
+    for (const auto& [channel, ranks] : told) {
+      const auto own = ranks.find(rank);
+      if (own == ranks.end()) continue;
+      waits = waits || (own->second.inside.number > 0 && !own->second.works);
+      for (const int other : AwaitedBy(own->second, ranks)) {
         if (seen.insert(other).second) next.push_back(other);
       }
     }
@@ -107,13 +87,10 @@ std::vector<int> Missing(const std::vector<int>& awaited,
 
 // Where a rank is that others wait for in `call`, or that has gone on; empty:
 // it waits in it as well.
-std::string Whereabouts(const ChannelProgress* progress,
+std::string Whereabouts(const ChannelProgress& there,
                         const CollectiveMark& call) {
-  if (progress == nullptr || progress->issued.number == 0) {
-    return " issued nothing here";
-  }
-  const CollectiveMark &issued = progress->issued, &inside = progress->inside,
-                       &finished = progress->finished;
+  const auto& [channel, issued, inside, finished, works] = there;
+  if (issued.number == 0) return " issued nothing here";
   const std::string is_in =
       inside.number == 0 ? "" : absl::StrCat("is in ", inside.Text());
   if (finished.number >= call.number) {
@@ -121,7 +98,7 @@ std::string Whereabouts(const ChannelProgress* progress,
                         is_in);
   }
   if (inside.number >= call.number) {
-    return progress->works ? " is doing its share" : "";
+    return works ? " is doing its share" : "";
   }
   std::string text = issued.number < call.number
                          ? absl::StrCat(" issued ", issued.Text(), " last")
@@ -138,13 +115,13 @@ std::string Whereabouts(const ChannelProgress* progress,
 std::string Elsewhere(int rank, const std::string& here,
                       const RanksProgress& told) {
   std::string text;
-  const auto channels = told.find(rank);
-  if (channels == told.end()) return text;
-  for (const ChannelProgress& one : channels->second) {
-    if (one.channel == here || one.inside.number == 0) continue;
+  for (const auto& [channel, ranks] : told) {
+    const auto one = ranks.find(rank);
+    if (channel == here || one == ranks.end()) continue;
+    if (one->second.inside.number == 0) continue;
     absl::StrAppend(&text, text.empty() ? "; it is in " : " and ",
-                    one.inside.TextIn(one.channel));
-    const std::vector<int> awaited = AwaitedIn(rank, one, told);
+                    one->second.inside.TextIn(channel));
+    const std::vector<int> awaited = AwaitedBy(one->second, ranks);
     if (awaited.empty()) continue;
     absl::StrAppend(&text, ", and waits for ", RankNames(awaited));
   }
@@ -193,8 +170,11 @@ std::vector<ChannelProgress> ParseProgress(const std::string& text) {
   return channels;
 }
 
-Diagnosis Diagnose(const LateCollective& late, const RanksProgress& told) {
-  const std::string mismatch = Mismatch(late, told);
+Diagnosis Diagnose(const LateCollective& late, RanksProgress told) {
+  Ranks& here = told[late.channel];
+  for (const int member : late.members) here[member];  // may have told nothing
+  here[late.rank].inside = late.call;
+  const std::string mismatch = Mismatch(late, here);
   if (!mismatch.empty()) {
     return {absl::FailedPreconditionError(
                 absl::StrCat(late.backend, ": ", mismatch)),
@@ -205,17 +185,16 @@ Diagnosis Diagnose(const LateCollective& late, const RanksProgress& told) {
   bool all_begun = true;
   std::vector<int> awaited;
   std::string where;
-  for (const int member : late.members) {
-    if (member == late.rank) continue;
-    const ChannelProgress* const there = Find(told, member, late.channel);
+  for (const auto& [rank, there] : here) {
+    if (rank == late.rank) continue;
     if (IsAwaited(there, late.call)) {
-      awaited.push_back(member);
-      all_begun = all_begun && there != nullptr && there->works;
+      awaited.push_back(rank);
+      all_begun = all_begun && there.works;
     }
     const std::string one = Whereabouts(there, late.call);
     if (one.empty() || ++num_named > kMostNamed) continue;
-    absl::StrAppend(&where, "; rank ", member, one,
-                    Elsewhere(member, late.channel, told));
+    absl::StrAppend(&where, "; rank ", rank, one,
+                    Elsewhere(rank, late.channel, told));
   }
   if (num_named > kMostNamed) {
     absl::StrAppend(&where, "; and ", num_named - kMostNamed, " other ranks");

@@ -35,8 +35,8 @@ struct ChannelProgress {
   bool works = false;
 };
 
-// The channels of every rank that has told something.
-using RanksProgress = std::map<int, std::vector<ChannelProgress>>;
+// By channel and rank: what the ranks on it have told.
+using RanksProgress = std::map<std::string, std::map<int, ChannelProgress>>;
 
 // The channels of one rank as a text, and back. What is no such text is left
 // out; `works` is not in it.
@@ -63,7 +63,7 @@ struct Diagnosis {
   // in a circle, the late ones.
   std::vector<int> missing;
 };
-Diagnosis Diagnose(const LateCollective& late, const RanksProgress& told);
+Diagnosis Diagnose(const LateCollective& late, RanksProgress told);
 
 }  // namespace zero
 

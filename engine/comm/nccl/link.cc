@@ -390,7 +390,9 @@ void NcclLink::FailLate(const NcclChannel& channel,
   for (int rank = 0; rank < world_; ++rank) {
     const auto text = store_->Get(ProgressKey(rank));
     if (!text.ok() || !text->has_value()) continue;
-    told[rank] = ParseProgress(**text);
+    for (const ChannelProgress& one : ParseProgress(**text)) {
+      told[one.channel][rank] = one;
+    }
   }
   const Diagnosis found = Diagnose({.backend = "nccl",
                                     .rank = rank_,
@@ -562,17 +564,14 @@ NcclLink::~NcclLink() {
 bool NcclLink::Finalize() {
   if (!status().ok()) return false;
   for (const auto& channel : channels_) {
-    if (channel->comm == nullptr) continue;
     if (IsNcclError(ncclCommFinalize(channel->comm))) return false;
   }
   const absl::Time deadline = absl::Now() + timeout_;
   for (const auto& channel : channels_) {
-    if (channel->comm == nullptr) continue;
     if (AwaitNccl(*channel, deadline) != ncclSuccess) return false;
   }
   for (const auto& channel : channels_) {
-    if (channel->comm != nullptr) ncclCommDestroy(channel->comm);
-    channel->comm = nullptr;
+    ncclCommDestroy(std::exchange(channel->comm, nullptr));
   }
   return true;
 }

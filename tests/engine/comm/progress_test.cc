@@ -23,14 +23,22 @@ struct Found {
   std::string message;
   std::vector<int> missing;
 };
-Found Waiting(const RanksProgress& others) {
+using ByRank = std::map<int, std::vector<ChannelProgress>>;
+RanksProgress Told(const ByRank& ranks) {
+  RanksProgress told;
+  for (const auto& [rank, channels] : ranks) {
+    for (const ChannelProgress& one : channels) told[one.channel][rank] = one;
+  }
+  return told;
+}
+Found Waiting(const ByRank& others) {
   LateCollective late{.backend = "nccl",
                       .channel = "gather",
                       .members = {0},
                       .call = kSecond,
                       .timeout = absl::Seconds(3)};
   for (const auto& [rank, channels] : others) late.members.push_back(rank);
-  const Diagnosis found = Diagnose(late, others);
+  const Diagnosis found = Diagnose(late, Told(others));
   EXPECT_EQ(found.status.code(),
             absl::StrContains(found.status.message(), "differs")
                 ? absl::StatusCode::kFailedPrecondition
@@ -87,11 +95,11 @@ TEST(ProgressTest, WhoWaitsElsewhereIsNotMissing) {
 
 // Rank 2 is on no channel with the one that waits.
 TEST(ProgressTest, BehindALateRankTheOneItWaitsForIsMissing) {
-  const Diagnosis found =
-      Diagnose({.channel = "across", .members = {0, 1}, .call = kFirst},
-               {{0, {{"across", kFirst, kFirst, {}}}},
-                {1, {{.channel = "across"}, {"reduce", kFirst, kFirst, {}}}},
-                {2, {{.channel = "reduce"}}}});
+  const Diagnosis found = Diagnose(
+      {.channel = "across", .members = {0, 1}, .call = kFirst},
+      Told({{0, {{"across", kFirst, kFirst, {}}}},
+            {1, {{.channel = "across"}, {"reduce", kFirst, kFirst, {}}}},
+            {2, {{.channel = "reduce"}}}}));
   EXPECT_THAT(found.missing, ElementsAre(2));
 }
 
@@ -151,7 +159,7 @@ TEST(ProgressTest, OfThreeTheOddOneDiffers) {
 }
 
 TEST(ProgressTest, ManyLateRanksAreCounted) {
-  RanksProgress others;
+  ByRank others;
   for (int rank = 1; rank < 8; ++rank) others[rank] = {};
   const Found found = Waiting(others);
   EXPECT_THAT(found.message, HasSubstr("7 ranks did not arrive at #2"));
