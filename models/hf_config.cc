@@ -242,46 +242,6 @@ class Reader {
 
 using Json = nlohmann::ordered_json;
 
-void AddGpt2(const ModelConfig& m, Json* out) {
-  out->update({{"n_embd", m.hidden_size},
-               {"n_layer", m.num_hidden_layers},
-               {"n_head", m.num_attention_heads},
-               {"n_inner", m.intermediate_size},
-               {"n_positions", m.max_position_embeddings},
-               {"layer_norm_epsilon", m.norm_eps},
-               {"activation_function", m.activation},
-               {"attn_pdrop", 0.0},
-               {"embd_pdrop", m.embd_pdrop},
-               {"resid_pdrop", m.resid_pdrop}});
-}
-
-Json RopeScalingJson(const RopeScaling& rope) {
-  if (!rope.enabled) return nullptr;
-  return {{"rope_type", "llama3"},
-          {"factor", rope.factor},
-          {"low_freq_factor", rope.low_freq_factor},
-          {"high_freq_factor", rope.high_freq_factor},
-          {"original_max_position_embeddings",
-           rope.original_max_position_embeddings}};
-}
-
-void AddRotary(const ModelConfig& m, Json* out) {
-  out->update({{"hidden_size", m.hidden_size},
-               {"num_hidden_layers", m.num_hidden_layers},
-               {"num_attention_heads", m.num_attention_heads},
-               {"num_key_value_heads", m.num_key_value_heads},
-               {"head_dim", m.head_dim},
-               {"intermediate_size", m.intermediate_size},
-               {"max_position_embeddings", m.max_position_embeddings},
-               {"rms_norm_eps", m.norm_eps},
-               {"hidden_act", m.activation},
-               {"rope_theta", m.rope_theta},
-               {"rope_scaling", RopeScalingJson(m.rope_scaling)},
-               {"attention_dropout", 0.0}});
-  if (m.family != ModelFamily::kQwen2) (*out)["attention_bias"] = false;
-  if (m.family == ModelFamily::kLlama) (*out)["mlp_bias"] = false;
-}
-
 const char* Architecture(ModelFamily family) {
   switch (family) {
     case ModelFamily::kGpt2:
@@ -334,16 +294,29 @@ absl::StatusOr<ModelConfig> ParseHfConfig(absl::string_view text,
 
 std::string WriteHfConfig(const ModelConfig& config, DType dtype,
                           int64_t end_of_text) {
-  Json out = {{"architectures", {Architecture(config.family)}},
-              {"model_type", ModelFamilyName(config.family)},
-              {"vocab_size", config.vocab_size}};
-  if (config.family == ModelFamily::kGpt2) {
-    AddGpt2(config, &out);
-  } else {
-    AddRotary(config, &out);
+  Json out = {{"architectures", {Architecture(config.family)}}};
+  const bool gpt2 = config.family == ModelFamily::kGpt2;
+  if (!gpt2) out["rope_scaling"] = nullptr;
+  Config run;
+  run.model = config;
+  for (const KeySpec& key : AllKeys()) {
+    const bool scaling = absl::StartsWith(key.path, "model.rope_scaling.");
+    if (!absl::StartsWith(key.path, "model.") || key.get == nullptr ||
+        !key.Applies(run) || key.path == "model.preset" ||
+        key.path == "model.from_pretrained" ||
+        (absl::EndsWith(key.path, "_pdrop") && !gpt2) ||
+        (scaling && !config.rope_scaling.enabled)) {
+      continue;
+    }
+    Json& object = scaling ? out["rope_scaling"] : out;
+    object[key.path.substr(key.path.rfind('.') + 1)] =
+        Json::parse(ValueText(key.get(run)));
   }
-  out["initializer_range"] = config.initializer_range;
-  out["tie_word_embeddings"] = config.tie_word_embeddings;
+  out[gpt2 ? "attn_pdrop" : "attention_dropout"] = 0.0;
+  if (!gpt2 && config.family != ModelFamily::kQwen2) {
+    out["attention_bias"] = false;
+  }
+  if (config.family == ModelFamily::kLlama) out["mlp_bias"] = false;
   // Token files do not tell: then the pretrained model's.
   const auto token = [&](const std::string& base) {
     if (end_of_text >= 0) return Json(end_of_text);
