@@ -47,19 +47,16 @@ absl::Status Eval(RunOptions options, bool json) {
   if (!mean.has_value()) return absl::CancelledError("stopped by a signal");
   const double loss = *mean;
   if (json) {
-    std::printf("%s\n", JsonLine()
-                            .Add("loss", loss)
-                            .Add("perplexity", std::exp(loss))
-                            .Add("tokens", loader.num_targets())
-                            .Add("model", config.model.from_pretrained)
-                            .ToString()
-                            .c_str());
+    absl::PrintF("%s\n", JsonLine()
+                             .Add("loss", loss)
+                             .Add("perplexity", std::exp(loss))
+                             .Add("tokens", loader.num_targets())
+                             .Add("model", config.model.from_pretrained)
+                             .ToString());
   } else {
-    std::printf("%s\n",
-                absl::StrFormat("%s: loss %.6f, perplexity %.4f over %d tokens",
-                                config.model.from_pretrained, loss,
-                                std::exp(loss), loader.num_targets())
-                    .c_str());
+    absl::PrintF("%s: loss %.6f, perplexity %.4f over %d tokens\n",
+                 config.model.from_pretrained, loss, std::exp(loss),
+                 loader.num_targets());
   }
   return absl::OkStatus();
 }
@@ -79,7 +76,7 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
   ZERO_ASSIGN_OR_RETURN(const TrainedModel trained,
                         FindTrainedModel(loaded.config));
   if (!trained.note.empty()) {
-    std::fprintf(stderr, "zero: note: %s\n", trained.note.c_str());
+    absl::FPrintF(stderr, "zero: note: %s\n", trained.note);
   }
   options->model_dir = trained.dir;
   return LoadRunConfig(*options, missing_files);

@@ -21,32 +21,27 @@ namespace {
 absl::Status Models(int64_t sequence_length, bool json) {
   const auto catalog = MakeModelCatalog();
   if (!json) {
-    std::printf("%-16s %-7s %14s %6s %6s %5s %4s %8s  FLOP/token at T = %lld\n",
-                "preset", "family", "parameters", "layers", "width", "heads",
-                "kv", "vocab", static_cast<long long>(sequence_length));
+    absl::PrintF("%-16s %-7s %14s %6s %6s %5s %4s %8s  FLOP/token at T = %d\n",
+                 "preset", "family", "parameters", "layers", "width", "heads",
+                 "kv", "vocab", sequence_length);
   }
   for (const std::string& name : catalog->PresetNames()) {
     ZERO_ASSIGN_OR_RETURN(const ModelConfig model, catalog->Preset(name));
     const double flops = FlopsPerToken(model, sequence_length);
     if (json) {
-      std::printf("%s\n", JsonLine()
-                              .Add("preset", name)
-                              .Add("family", ModelFamilyName(model.family))
-                              .Add("parameters", NumParameters(model))
-                              .Add("flops_per_token", flops)
-                              .ToString()
-                              .c_str());
+      absl::PrintF("%s\n", JsonLine()
+                               .Add("preset", name)
+                               .Add("family", ModelFamilyName(model.family))
+                               .Add("parameters", NumParameters(model))
+                               .Add("flops_per_token", flops)
+                               .ToString());
       continue;
     }
-    std::printf(
-        "%s\n",
-        absl::StrFormat("%-16s %-7s %14s %6d %6d %5d %4d %8d  %s", name,
-                        ModelFamilyName(model.family),
-                        WithCommas(NumParameters(model)),
-                        model.num_hidden_layers, model.hidden_size,
-                        model.num_attention_heads, model.num_key_value_heads,
-                        model.vocab_size, HumanCount(flops))
-            .c_str());
+    absl::PrintF(
+        "%-16s %-7s %14s %6d %6d %5d %4d %8d  %s\n", name,
+        ModelFamilyName(model.family), WithCommas(NumParameters(model)),
+        model.num_hidden_layers, model.hidden_size, model.num_attention_heads,
+        model.num_key_value_heads, model.vocab_size, HumanCount(flops));
   }
   return absl::OkStatus();
 }
@@ -58,20 +53,30 @@ struct ConfigFlags {
 
 absl::Status ShowConfig(const ConfigFlags& flags) {
   if (flags.schema) {
-    std::printf("%s\n", PrintSchema().c_str());
+    absl::PrintF("%s\n", PrintSchema());
   } else if (flags.keys) {
-    std::printf("%s\n", PrintKeyReference().c_str());
+    absl::PrintF("%s\n", PrintKeyReference());
   } else if (flags.differences) {
-    std::printf("%s\n", PrintDifferences().c_str());
+    absl::PrintF("%s\n", PrintDifferences());
   } else {
     ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                           LoadRunConfig(flags.run, MissingFiles::kNote));
-    std::printf("%s\n", PrintResolved(loaded).c_str());
+    absl::PrintF("%s\n", PrintResolved(loaded));
     for (const std::string& note : loaded.notes) {
-      std::printf("// note: %s\n", note.c_str());
+      absl::PrintF("// note: %s\n", note);
     }
   }
   return absl::OkStatus();
+}
+
+std::string ProductsText(Device& device) {
+  std::string text;
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const ProductRate rate = MeasureProductRate(device, dtype);
+    absl::StrAppendFormat(&text, "\n      %s products: %.0f GFLOP/s (n = %d)",
+                          DTypeName(dtype), rate.flops / 1e9, rate.size);
+  }
+  return text;
 }
 
 std::string GpuText(Device& gpu) {
@@ -86,41 +91,26 @@ std::string GpuText(Device& gpu) {
                           "\n      bf16 peak: %.0f GFLOP/s, the vendor's",
                           info.peak_flops_bf16 / 1e9);
   }
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    const ProductRate rate = MeasureProductRate(gpu, dtype);
-    absl::StrAppendFormat(&text, "\n      %s products: %.0f GFLOP/s (n = %d)",
-                          DTypeName(dtype), rate.flops / 1e9, rate.size);
-  }
+  absl::StrAppend(&text, ProductsText(gpu));
   for (const std::string& note : gpu.notes()) {
     absl::StrAppend(&text, "\n      note: ", note);
   }
   return text;
 }
 
-// Where there is no GPU, why.
-void PrintGpus() {
-  for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
-    const auto gpu = MakeCudaDevice(index);
-    std::printf("cuda  %s%s\n",
-                gpu.ok() ? absl::StrCat(index, ": ").c_str() : "",
-                gpu.ok() ? GpuText(**gpu).c_str()
-                         : std::string(gpu.status().message()).c_str());
-  }
-}
-
 absl::Status Devices(const RunOptions& options) {
   ZERO_ASSIGN_OR_RETURN(const auto cpu, OpenDevice(options));
   const DeviceInfo info = cpu->info();
-  std::printf("cpu   %s, %s, %d threads, %s\n", info.name.c_str(),
-              info.isa.c_str(), info.num_threads,
-              HumanBytes(static_cast<double>(info.memory_bytes)).c_str());
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    const ProductRate rate = MeasureProductRate(*cpu, dtype);
-    std::printf("      %s products: %.0f GFLOP/s (n = %lld)\n",
-                DTypeName(dtype), rate.flops / 1e9,
-                static_cast<long long>(rate.size));
+  absl::PrintF(
+      "cpu   %s, %s, %d threads, %s%s\n", info.name, info.isa, info.num_threads,
+      HumanBytes(static_cast<double>(info.memory_bytes)), ProductsText(*cpu));
+  // Where there is no GPU, why.
+  for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
+    const auto gpu = MakeCudaDevice(index);
+    absl::PrintF("cuda  %s\n", gpu.ok()
+                                   ? absl::StrCat(index, ": ", GpuText(**gpu))
+                                   : std::string(gpu.status().message()));
   }
-  PrintGpus();
   return absl::OkStatus();
 }
 

@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/base/status.h"
 #include "engine/data/tokenizer.h"
 #include "models/catalog.h"
@@ -89,12 +90,10 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer,
   const int64_t vocab_size = model.vocab_size;
   // Vocabularies are padded, but not by a tenth.
   if (tokenizer.vocab_size() >= vocab_size - vocab_size / 10) return;
-  std::fprintf(stderr,
-               "zero: note: tokenizer %s has %lld ids, the model %lld: is it "
-               "the one that the model was trained with?\n",
-               tokenizer.name().c_str(),
-               static_cast<long long>(tokenizer.vocab_size()),
-               static_cast<long long>(vocab_size));
+  absl::FPrintF(stderr,
+                "zero: note: tokenizer %s has %d ids, the model %d: is it the "
+                "one that the model was trained with?\n",
+                tokenizer.name(), tokenizer.vocab_size(), vocab_size);
 }
 
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,

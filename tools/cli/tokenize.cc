@@ -29,8 +29,8 @@ absl::Status TrainTokenizer(TokenizeFlags* flags) {
                                            .vocab_size = flags->train_vocab,
                                            .model_type = flags->model_type}));
   flags->options.tokenizer = prefix + ".model";
-  std::printf("trained %s with %s tokens\n", flags->options.tokenizer.c_str(),
-              WithCommas(flags->train_vocab).c_str());
+  absl::PrintF("trained %s with %s tokens\n", flags->options.tokenizer,
+               WithCommas(flags->train_vocab));
   return absl::OkStatus();
 }
 
@@ -39,20 +39,17 @@ absl::Status Tokenize(TokenizeFlags flags) {
   ZERO_ASSIGN_OR_RETURN(const TokenizeStats stats,
                         TokenizeFiles(flags.options));
   for (const TokenizeStats::Output& output : stats.outputs) {
-    std::printf("%s: %s tokens of %d bytes\n", output.path.c_str(),
-                WithCommas(output.num_tokens).c_str(), stats.bytes_per_token);
+    absl::PrintF("%s: %s tokens of %d bytes\n", output.path,
+                 WithCommas(output.num_tokens), stats.bytes_per_token);
   }
-  std::printf(
-      "%s\n",
-      absl::StrFormat(
-          "%d file(s), %d document(s), %s of text, %.2f bytes per token; set "
-          "model.vocab_size to at least %d and data.tokenizer to \"%s\"",
-          stats.num_files, stats.num_documents,
-          HumanBytes(static_cast<double>(stats.text_bytes)),
-          static_cast<double>(stats.text_bytes) /
-              std::max<int64_t>(stats.num_tokens, 1),
-          stats.vocab_size, flags.options.tokenizer)
-          .c_str());
+  absl::PrintF(
+      "%d file(s), %d document(s), %s of text, %.2f bytes per token; set "
+      "model.vocab_size to at least %d and data.tokenizer to \"%s\"\n",
+      stats.num_files, stats.num_documents,
+      HumanBytes(static_cast<double>(stats.text_bytes)),
+      static_cast<double>(stats.text_bytes) /
+          std::max<int64_t>(stats.num_tokens, 1),
+      stats.vocab_size, flags.options.tokenizer);
   return absl::OkStatus();
 }
 

@@ -183,16 +183,15 @@ absl::Status Train(TrainFlags flags) {
   RunStart start(flags.link);
   LocalRanksOptions ranks = MakeRanksOptions(loaded.config, flags.run.ranks);
   ranks.patience = {.stop = stop, .tell = [](const std::string& line) {
-                      std::fprintf(stderr, "zero: %s\n", line.c_str());
+                      absl::FPrintF(stderr, "zero: %s\n", line);
                     }};
   // A thread of this process hangs: nothing can be waited for or cleaned up.
   ranks.on_hang = [&](const absl::Status& error) {
     const absl::Status written = WriteTrace(trace, flags.trace, &console);
     std::fflush(stdout);
-    std::fprintf(stderr, "zero: %s\n", std::string(error.message()).c_str());
+    absl::FPrintF(stderr, "zero: %s\n", error.message());
     if (!written.ok()) {
-      std::fprintf(stderr, "zero: %s\n",
-                   std::string(written.message()).c_str());
+      absl::FPrintF(stderr, "zero: %s\n", written.message());
     }
     std::_Exit(1);
   };
