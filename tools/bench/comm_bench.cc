@@ -11,13 +11,12 @@
 #include <iostream>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "engine/comm/local.h"
-#include "kernels/check.h"
+#include "engine/base/status.h"
+#include "engine/comm/local_ranks.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/fill.h"
 #include "tools/bench/memory_loops.h"
@@ -32,182 +31,161 @@ struct Options {
   double seconds = 1;  // per case, at least
 };
 
-// One rank: its memory is touched on its own thread.
-struct Rank {
-  int rank;
-  std::unique_ptr<Device> device;
-  std::unique_ptr<Communicator> comm;
-  std::unique_ptr<Stream> stream;
-  Buffer full;
-};
+// What the ranks share.
+struct Group {
+  explicit Group(const Options& options)
+      : options(options),
+        piece_bytes(static_cast<int64_t>(options.megabytes * 1e6) /
+                    (256 * options.ranks) * 256),
+        together(options.ranks),
+        full(options.ranks) {}
 
-// What one rank does in one turn, to the end.
-using Turn = std::function<void(Rank&)>;
+  const Options options;
+  const int64_t piece_bytes;  // of each rank
+  std::barrier<> together;
+  std::vector<char*> full;  // each rank's memory, of a piece for every rank
+  bool enough = false;
+};
 
 class Bench {
  public:
-  explicit Bench(const Options& options)
-      : options_(options),
-        group_(LocalGroup::Make(options.ranks)),
-        together_(options.ranks),
-        bytes_(static_cast<int64_t>(options.megabytes * 1e6) /
-               (256 * options.ranks) * (256 * options.ranks)),
-        ranks_(options.ranks) {}
+  Bench(const Rank& rank, Group& group)
+      : rank_(rank),
+        group_(group),
+        piece_bytes_(group.piece_bytes),
+        bytes_(group.piece_bytes * rank.world()) {}
 
-  void AllGather(DType dtype);
-  void ReduceScatter(DType dtype);
-  void Latency(StreamRole role, const char* name);
+  absl::Status Run() {
+    // Touched on the rank's own thread.
+    ZERO_ASSIGN_OR_RETURN(const Buffer full,
+                          rank_.device->Allocate(bytes_, MemoryKind::kDevice));
+    FillRandom(full.data(), DType::kF32, bytes_ / 4);
+    full_ = group_.full[rank_.rank()] = static_cast<char*>(full.data());
+    own_ = full_ + rank_.rank() * piece_bytes_;
+    AllGather(DType::kF32);
+    ReduceScatter(DType::kF32);
+    ReduceScatter(DType::kBF16);
+    Latency(StreamRole::kCompute, "own thread");
+    Latency(StreamRole::kReduce, "worker thread");
+    return rank_.status();
+  }
 
  private:
-  Rank& Start(int rank, const std::string& channel, StreamRole role);
-  // Runs both in turns on all ranks; the seconds of each turn of the slowest.
-  void Measure(const std::string& op, const std::string& shape, DType dtype,
-               const char* unit, double amount, StreamRole role,
-               const Turn& ours, const Turn& plain);
-
-  int64_t piece_bytes() const { return bytes_ / options_.ranks; }
-
-  const Options options_;
-  const std::shared_ptr<LocalGroup> group_;
-  std::barrier<> together_;
-  const int64_t bytes_;
-  std::vector<std::unique_ptr<Rank>> ranks_;
-};
-
-Rank& Bench::Start(int number, const std::string& channel, StreamRole role) {
-  ranks_[number] = std::make_unique<Rank>();
-  Rank& rank = *ranks_[number];
-  rank.rank = number;
-  rank.device = MakeCpuDevice(1);
-  rank.comm = group_->Connect(rank.rank, channel);
-  rank.stream = rank.device->MakeStream(role);
-  auto full = rank.device->Allocate(bytes_, MemoryKind::kDevice);
-  ZERO_CHECK(full.ok()) << full.status().message();
-  rank.full = std::move(*full);
-  FillRandom(rank.full.data(), DType::kF32, bytes_ / 4);
-  return rank;
-}
-
-void Bench::Measure(const std::string& op, const std::string& shape,
-                    DType dtype, const char* unit, double amount,
-                    StreamRole role, const Turn& ours, const Turn& plain) {
-  std::vector<double> our_s, plain_s;
-  bool enough = false;
-  const auto run = [&](int number) {
-    Rank& rank = Start(
-        number, absl::StrCat(op, " ", shape, " ", DTypeName(dtype)), role);
-    // The end of a turn is when the last rank is there.
-    const auto turn = [&](const Turn& work) {
-      together_.arrive_and_wait();
-      const double begin = Now();
-      work(rank);
-      together_.arrive_and_wait();
-      return Now() - begin;
+  void AllGather(DType dtype) {
+    const int64_t elems = bytes_ / static_cast<int64_t>(DTypeBytes(dtype));
+    const auto stream = rank_.device->MakeStream(StreamRole::kGather);
+    const auto ours = [&] {
+      rank_.gather->AllGather(*stream, "bench", dtype, {{own_, full_, elems}});
+      stream->Synchronize();
     };
-    double spent = 0;
-    for (int round = 0; !enough; ++round) {
-      const double one = turn(ours), other = turn(plain);
-      if (rank.rank == 0 && round > 0) {
-        our_s.push_back(one);
-        plain_s.push_back(other);
-        spent += one + other;
-        enough = spent >= options_.seconds && our_s.size() >= 5;
+    const auto plain = [&] {
+      for (int step = 1; step < rank_.world(); ++step) {
+        const int from = (rank_.rank() + step) % rank_.world();
+        std::memcpy(full_ + from * piece_bytes_,
+                    group_.full[from] + from * piece_bytes_, piece_bytes_);
       }
-      together_.arrive_and_wait();
-    }
-    rank.stream->Synchronize();
-    const absl::Status status = rank.comm->status();
-    ZERO_CHECK(status.ok()) << status.message();
-  };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < options_.ranks; ++rank) {
-    threads.emplace_back(run, rank);
+    };
+    Measure("all_gather", Shape(), dtype, "GB/s",
+            1e-9 * (bytes_ - piece_bytes_), ours, plain);
   }
-  for (std::thread& thread : threads) thread.join();
-  // The best turns, not the median: on a machine that others are busy on, a
-  // rank that waits asleep loses its core, and the plain loop does not.
-  const double best = *std::min_element(our_s.begin(), our_s.end());
-  const double plain_best = *std::min_element(plain_s.begin(), plain_s.end());
-  const nlohmann::ordered_json row = {{"op", op},
-                                      {"shape", shape},
-                                      {"dtype", DTypeName(dtype)},
-                                      {"ms", best * 1e3},
-                                      {"unit", unit},
-                                      {"rate", amount / best},
-                                      {"ceiling", amount / plain_best},
-                                      {"ratio", plain_best / best},
-                                      {"rounds", our_s.size()}};
-  std::cout << row.dump() << std::endl;
-}
 
-std::string Shape(int ranks, int64_t bytes) {
-  return absl::StrCat(ranks, " ranks, ", bytes / 1000, " KB");
-}
+  // In place; the plain loop adds as many bytes of fp32 into the same place.
+  void ReduceScatter(DType dtype) {
+    const int64_t elems = bytes_ / static_cast<int64_t>(DTypeBytes(dtype));
+    const auto stream = rank_.device->MakeStream(StreamRole::kReduce);
+    const auto ours = [&] {
+      rank_.reduce->ReduceScatter(*stream, "bench", dtype, false,
+                                  {{full_, own_, elems}});
+      stream->Synchronize();
+    };
+    const auto plain = [&] {
+      std::vector<const float*> in;
+      for (const char* full : group_.full) {
+        in.push_back(
+            reinterpret_cast<const float*>(full + rank_.rank() * piece_bytes_));
+      }
+      SumLoop(in, reinterpret_cast<float*>(own_), piece_bytes_ / 4);
+    };
+    Measure("reduce_scatter", Shape(), dtype, "GB/s",
+            1e-9 * (bytes_ - piece_bytes_), ours, plain);
+  }
 
-void Bench::AllGather(DType dtype) {
-  const int64_t elems = bytes_ / static_cast<int64_t>(DTypeBytes(dtype));
-  const auto ours = [&](Rank& rank) {
-    char* const full = static_cast<char*>(rank.full.data());
-    rank.comm->AllGather(*rank.stream, "bench", dtype,
-                         {{full + rank.rank * piece_bytes(), full, elems}});
-    rank.stream->Synchronize();
-  };
-  const auto plain = [&](Rank& rank) {
-    char* const full = static_cast<char*>(rank.full.data());
-    for (int step = 1; step < options_.ranks; ++step) {
-      const int from = (rank.rank + step) % options_.ranks;
-      std::memcpy(
-          full + from * piece_bytes(),
-          static_cast<char*>(ranks_[from]->full.data()) + from * piece_bytes(),
-          piece_bytes());
+  // Two doubles of each rank, beside two bare rendezvous (which may spin, ours
+  // must not).
+  void Latency(StreamRole role, const char* name) {
+    constexpr int kCalls = 100;
+    const auto stream = rank_.device->MakeStream(role);
+    const auto ours = [&] {
+      double* const data = reinterpret_cast<double*>(full_);
+      for (int i = 0; i < kCalls; ++i) {
+        rank_.gather->AllGather(
+            *stream, "bench", DType::kF64,
+            {{data + 2 * rank_.rank(), data, 2 * rank_.world()}});
+        stream->Synchronize();
+      }
+    };
+    const auto plain = [&] {
+      for (int i = 0; i < 2 * kCalls; ++i) group_.together.arrive_and_wait();
+    };
+    Measure("all_gather", absl::StrCat("2 doubles, ", name), DType::kF64,
+            "1000 calls/s", 1e-3 * kCalls, ours, plain);
+  }
+
+  std::string Shape() const {
+    return absl::StrCat(rank_.world(), " ranks, ", bytes_ / 1000, " KB");
+  }
+
+  // Runs both in turns on all ranks. A turn ends when the last rank is there.
+  void Measure(const std::string& op, const std::string& shape, DType dtype,
+               const char* unit, double amount,
+               const std::function<void()>& ours,
+               const std::function<void()>& plain) {
+    const auto turn = [&](const std::function<void()>& work) {
+      group_.together.arrive_and_wait();
+      return SecondsOf([&] {
+        work();
+        group_.together.arrive_and_wait();
+      });
+    };
+    const bool leads = rank_.rank() == 0;
+    std::vector<double> our_s, plain_s;
+    double spent = 0;
+    turn(ours);
+    turn(plain);
+    if (leads) group_.enough = false;
+    group_.together.arrive_and_wait();
+    while (!group_.enough) {
+      our_s.push_back(turn(ours));
+      plain_s.push_back(turn(plain));
+      spent += our_s.back() + plain_s.back();
+      if (leads) {
+        group_.enough = spent >= group_.options.seconds && our_s.size() >= 5;
+      }
+      group_.together.arrive_and_wait();
     }
-  };
-  const double gigabytes = 1e-9 * (bytes_ - piece_bytes());
-  Measure("all_gather", Shape(options_.ranks, bytes_), dtype, "GB/s", gigabytes,
-          StreamRole::kGather, ours, plain);
-}
+    if (!leads) return;
+    // The best turns, not the median: on a machine that others are busy on, a
+    // rank that waits asleep loses its core, and the plain loop does not.
+    const double best = *std::min_element(our_s.begin(), our_s.end());
+    const double plain_best = *std::min_element(plain_s.begin(), plain_s.end());
+    const nlohmann::ordered_json row = {{"op", op},
+                                        {"shape", shape},
+                                        {"dtype", DTypeName(dtype)},
+                                        {"ms", best * 1e3},
+                                        {"unit", unit},
+                                        {"rate", amount / best},
+                                        {"ceiling", amount / plain_best},
+                                        {"ratio", plain_best / best},
+                                        {"rounds", our_s.size()}};
+    std::cout << row.dump() << std::endl;
+  }
 
-// In place; the plain loop adds as many bytes of fp32 into the same place.
-void Bench::ReduceScatter(DType dtype) {
-  const int64_t elems = bytes_ / static_cast<int64_t>(DTypeBytes(dtype));
-  const auto ours = [&](Rank& rank) {
-    char* const full = static_cast<char*>(rank.full.data());
-    rank.comm->ReduceScatter(*rank.stream, "bench", dtype, false,
-                             {{full, full + rank.rank * piece_bytes(), elems}});
-    rank.stream->Synchronize();
-  };
-  const auto plain = [&](Rank& rank) {
-    const int64_t piece = piece_bytes() / 4;
-    std::vector<const float*> in;
-    for (const auto& one : ranks_) {
-      in.push_back(static_cast<float*>(one->full.data()) + rank.rank * piece);
-    }
-    SumLoop(in, static_cast<float*>(rank.full.data()) + rank.rank * piece,
-            piece);
-  };
-  const double gigabytes = 1e-9 * (bytes_ - piece_bytes());
-  Measure("reduce_scatter", Shape(options_.ranks, bytes_), dtype, "GB/s",
-          gigabytes, StreamRole::kReduce, ours, plain);
-}
-
-// Two doubles of each rank, beside two bare rendezvous (which may spin, ours
-// must not).
-void Bench::Latency(StreamRole role, const char* name) {
-  constexpr int kCalls = 100;
-  const auto ours = [&](Rank& rank) {
-    double* const data = static_cast<double*>(rank.full.data());
-    for (int i = 0; i < kCalls; ++i) {
-      rank.comm->AllGather(*rank.stream, "bench", DType::kF64,
-                           {{data + 2 * rank.rank, data, 2 * options_.ranks}});
-      rank.stream->Synchronize();
-    }
-  };
-  const auto plain = [&](Rank&) {
-    for (int i = 0; i < 2 * kCalls; ++i) together_.arrive_and_wait();
-  };
-  Measure("all_gather", absl::StrCat("2 doubles, ", name), DType::kF64,
-          "1000 calls/s", 1e-3 * kCalls, role, ours, plain);
-}
+  const Rank& rank_;
+  Group& group_;
+  const int64_t piece_bytes_, bytes_;
+  char* full_ = nullptr;
+  char* own_ = nullptr;  // this rank's piece of it
+};
 
 int Main(int argc, char** argv) {
   Options options;
@@ -221,13 +199,12 @@ int Main(int argc, char** argv) {
   app.add_option("--seconds", options.seconds, "per case, at least")
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  Bench bench(options);
-  bench.AllGather(DType::kF32);
-  bench.ReduceScatter(DType::kF32);
-  bench.ReduceScatter(DType::kBF16);
-  bench.Latency(StreamRole::kCompute, "own thread");
-  bench.Latency(StreamRole::kReduce, "worker thread");
-  return 0;
+  Group group(options);
+  const absl::Status status = RunLocalRanks(
+      options.ranks, {}, [](int) { return MakeCpuDevice(1); },
+      [&](const Rank& rank) { return Bench(rank, group).Run(); });
+  if (!status.ok()) std::cerr << "comm_bench: " << status.message() << "\n";
+  return status.ok() ? 0 : 1;
 }
 
 }  // namespace

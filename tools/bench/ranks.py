@@ -297,7 +297,7 @@ def rank_targets(results):
 def collective_targets(rows):
     targets = []
     for row in rows:
-        if row["op"] not in ("all_gather", "reduce_scatter"):
+        if row["unit"] != "GB/s":
             continue
         what = "%s %s / " % (row["dtype"], row["op"])
         targets.append((what + "plain loop", row["ratio"], 0.8, True))
