@@ -243,17 +243,9 @@ class Reader {
 using Json = nlohmann::ordered_json;
 
 const char* Architecture(ModelFamily family) {
-  switch (family) {
-    case ModelFamily::kGpt2:
-      return "GPT2LMHeadModel";
-    case ModelFamily::kLlama:
-      return "LlamaForCausalLM";
-    case ModelFamily::kQwen2:
-      return "Qwen2ForCausalLM";
-    case ModelFamily::kQwen3:
-      return "Qwen3ForCausalLM";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"GPT2LMHeadModel", "LlamaForCausalLM",
+                                    "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
+  return kNames[static_cast<size_t>(family)];
 }
 
 const char* TorchName(DType dtype) {

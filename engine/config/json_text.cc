@@ -332,21 +332,9 @@ class Parser {
 }  // namespace
 
 const char* JsonKindName(JsonKind kind) {
-  switch (kind) {
-    case JsonKind::kNull:
-      return "null";
-    case JsonKind::kBool:
-      return "a boolean";
-    case JsonKind::kNumber:
-      return "a number";
-    case JsonKind::kString:
-      return "a string";
-    case JsonKind::kArray:
-      return "an array";
-    case JsonKind::kObject:
-      return "an object";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"null",     "a boolean", "a number",
+                                    "a string", "an array",  "an object"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 const JsonNode* JsonNode::Find(absl::string_view name) const {

@@ -53,24 +53,13 @@ bool WrongType(const KeySpec& key, const JsonNode& node, std::string* error) {
 }
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
-  switch (key.kind) {
-    case KeyKind::kBool:
-      return node.kind == JsonKind::kBool;
-    case KeyKind::kInteger:
-    case KeyKind::kNumber:
-      return node.kind == JsonKind::kNumber;
-    case KeyKind::kString:
-    case KeyKind::kChoice:
-      return node.kind == JsonKind::kString;
-    case KeyKind::kFiles:
-      return node.kind == JsonKind::kString || node.kind == JsonKind::kArray;
-    case KeyKind::kNumbers:
-      return node.kind == JsonKind::kArray;
-    case KeyKind::kObject:
-    case KeyKind::kOpaque:
-      return node.kind == JsonKind::kObject;
-  }
-  return false;
+  // Of each KeyKind.
+  constexpr JsonKind kWanted[] = {
+      JsonKind::kBool,   JsonKind::kNumber, JsonKind::kNumber,
+      JsonKind::kString, JsonKind::kString, JsonKind::kArray,
+      JsonKind::kArray,  JsonKind::kObject, JsonKind::kObject};
+  return node.kind == kWanted[static_cast<size_t>(key.kind)] ||
+         (key.kind == KeyKind::kFiles && node.kind == JsonKind::kString);
 }
 
 bool ReadNumber(const KeySpec& key, const JsonNode& node, std::string* error) {
@@ -232,29 +221,22 @@ std::string ValueText(const KeyValue& value) {
 }
 
 std::string Wanted(const KeySpec& key) {
-  const std::string range = RangeText(key);
-  const std::string limits = range.empty() ? "" : absl::StrCat(" ", range);
-  switch (key.kind) {
-    case KeyKind::kBool:
-      return "true or false";
-    case KeyKind::kInteger:
-      return absl::StrCat("a whole number", limits);
-    case KeyKind::kNumber:
-      return absl::StrCat("a number", limits);
-    case KeyKind::kString:
-      return "a string";
-    case KeyKind::kChoice:
-      return absl::StrCat("one of \"", absl::StrJoin(key.choices, "\", \""),
-                          "\"");
-    case KeyKind::kFiles:
-      return "a path, a glob or a list of them";
-    case KeyKind::kNumbers:
-      return absl::StrCat("a list of two numbers", limits);
-    case KeyKind::kObject:
-    case KeyKind::kOpaque:
-      return "an object: { ... }";
+  if (key.kind == KeyKind::kChoice) {
+    return absl::StrCat("one of \"", absl::StrJoin(key.choices, "\", \""),
+                        "\"");
   }
-  return "?";
+  constexpr const char* kNouns[] = {"true or false",
+                                    "a whole number",
+                                    "a number",
+                                    "a string",
+                                    "",
+                                    "a path, a glob or a list of them",
+                                    "a list of two numbers",
+                                    "an object: { ... }",
+                                    "an object: { ... }"};
+  const std::string range = RangeText(key);
+  return absl::StrCat(kNouns[static_cast<size_t>(key.kind)],
+                      range.empty() ? "" : " ", range);
 }
 
 }  // namespace zero

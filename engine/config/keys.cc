@@ -30,7 +30,9 @@ Names NamesOf(CommunicationAlgorithm) {
 }
 Names NamesOf(CommunicationBackend) { return {"auto", "local", "nccl"}; }
 Names NamesOf(DType) { return {"fp32", "bf16", "fp16"}; }
-Names NamesOf(ModelFamily) { return {"gpt2", "llama", "qwen2", "qwen3"}; }
+Names NamesOf(ModelFamily) {
+  return {std::begin(kModelFamilyNames), std::end(kModelFamilyNames)};
+}
 
 template <typename T>
 KeyValue ToValue(const T& field) {

@@ -60,20 +60,6 @@ double AttentionElems(const ModelConfig& c, int64_t sequence_length) {
 
 }  // namespace
 
-const char* ModelFamilyName(ModelFamily family) {
-  switch (family) {
-    case ModelFamily::kGpt2:
-      return "gpt2";
-    case ModelFamily::kLlama:
-      return "llama";
-    case ModelFamily::kQwen2:
-      return "qwen2";
-    case ModelFamily::kQwen3:
-      return "qwen3";
-  }
-  return "?";
-}
-
 ModelConfig FamilyDefaults(ModelFamily family) {
   const bool gpt2 = family == ModelFamily::kGpt2;
   ModelConfig model;

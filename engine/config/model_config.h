@@ -4,6 +4,7 @@
 #ifndef ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_
 #define ZERO_ENGINE_CONFIG_MODEL_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,8 +17,12 @@ namespace zero {
 
 enum class ModelFamily { kGpt2, kLlama, kQwen2, kQwen3 };
 
-// "gpt2", "llama", "qwen2", "qwen3": Hugging Face's model_type.
-const char* ModelFamilyName(ModelFamily family);
+// Hugging Face's model_type.
+inline constexpr const char* kModelFamilyNames[] = {"gpt2", "llama", "qwen2",
+                                                    "qwen3"};
+inline const char* ModelFamilyName(ModelFamily family) {
+  return kModelFamilyNames[static_cast<size_t>(family)];
+}
 
 // Llama 3.1's frequency scaling of rotary embeddings.
 struct RopeScaling {

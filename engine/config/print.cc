@@ -200,16 +200,9 @@ void AddProperties(const std::string& parent, Json* schema) {
 }
 
 std::string KindText(const KeySpec& key) {
-  switch (key.treatment) {
-    case Treatment::kNote:
-      return "ignored";
-    case Treatment::kRefused:
-      return "refused";
-    case Treatment::kNotBuilt:
-      return "not built yet";
-    case Treatment::kUsed:
-      break;
-  }
+  if (key.treatment == Treatment::kNote) return "ignored";
+  if (key.treatment == Treatment::kRefused) return "refused";
+  if (key.treatment == Treatment::kNotBuilt) return "not built yet";
   return key.kind == KeyKind::kObject ? "section" : Wanted(key);
 }
 

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -23,7 +22,9 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/math.h"
+#include "engine/base/status.h"
 #include "kernels/check.h"
 #include "kernels/op_list.h"
 #include "kernels/ops.h"
@@ -658,18 +659,15 @@ int Main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
   // A GPU's best rate, not the library's first choice.
-  const auto device = OpenDevice(options.run, 0, {.time_algorithms = true});
-  if (!device.ok()) {
-    std::cerr << "op_bench: " << device.status().message() << "\n";
-    return 1;
-  }
-  try {
-    ((*device)->asynchronous() ? RunOnGpu : RunOnCpu)(**device, options);
-  } catch (const std::exception& error) {  // a fault of the device
-    std::cerr << "op_bench: " << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+  const absl::Status status = CatchExceptions([&]() -> absl::Status {
+    ZERO_ASSIGN_OR_RETURN(
+        const auto device,
+        OpenDevice(options.run, 0, {.time_algorithms = true}));
+    (device->asynchronous() ? RunOnGpu : RunOnCpu)(*device, options);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) std::cerr << "op_bench: " << status.message() << "\n";
+  return status.ok() ? 0 : 1;
 }
 
 }  // namespace

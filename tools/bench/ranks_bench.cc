@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/types/optional.h"
@@ -268,25 +269,6 @@ std::vector<double> MeanOverRanks(const Case& one,
   return mean;
 }
 
-// Of the rank that holds most; by category and in all.
-Json PeakBytes(const Case& one) {
-  Json peak;
-  int64_t total = 0;
-  for (int i = 0; i < kNumMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    int64_t bytes = 0;
-    for (const Seen& seen : one.ranks) {
-      bytes = std::max(bytes, seen.ledger.peak_bytes(category));
-    }
-    if (bytes > 0) peak[MemoryCategoryName(category)] = bytes;
-  }
-  for (const Seen& seen : one.ranks) {
-    total = std::max(total, seen.ledger.total_peak_bytes());
-  }
-  peak["total"] = total;
-  return peak;
-}
-
 // What rank 0 sends in the bulk collectives of one step.
 Json WireJson(const Case& one) {
   const Seen& seen = one.ranks[0];
@@ -313,6 +295,11 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
   const Traffic all = TrafficOf(one, one.schedule);
   const Traffic first = TrafficOf(one, FirstGathers(one));
   const Traffic last = TrafficOf(one, LastReductions(one));
+  // The rank that holds most.
+  const auto most =
+      absl::c_max_element(one.ranks, [](const Seen& a, const Seen& b) {
+        return a.ledger.total_peak_bytes() < b.ledger.total_peak_bytes();
+      });
   Json json = {
       {"case", one.settings},
       {"stage", config.zero_optimization.stage},
@@ -332,7 +319,7 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"first_gather_bytes", first.bytes},
       {"last_reduction_bytes", last.bytes},
       {"loss", seen.loss},
-      {"peak_bytes", PeakBytes(one)},
+      {"peak_bytes", Json::parse(PeakBytes(most->ledger).ToString())},
       {"reserved_bytes",
        {{"activations", seen.transient.activations},
         {"rotating", seen.transient.rotating}}}};
@@ -459,11 +446,8 @@ int Main(int argc, char** argv) {
   Clock() = CLOCK_THREAD_CPUTIME_ID;
   if (options.cases.empty()) options.cases = {""};
   const absl::Status status = RunBenchmark(options);
-  if (!status.ok()) {
-    std::cerr << "ranks_bench: " << status.message() << "\n";
-    return 1;
-  }
-  return 0;
+  if (!status.ok()) std::cerr << "ranks_bench: " << status.message() << "\n";
+  return status.ok() ? 0 : 1;
 }
 
 }  // namespace

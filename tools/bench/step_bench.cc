@@ -7,7 +7,6 @@
 // nothing may be timed in a step that is to be fast: the profile, by events,
 // is of further steps.
 #include <cstdint>
-#include <exception>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -16,6 +15,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/status.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
@@ -216,7 +216,7 @@ Json FlopsJson(const Config& config) {
       {"recomputed", config.activation_checkpointing ? flops.recomputed : 0}};
 }
 
-absl::StatusOr<Json> RunBenchmark(const Options& options) {
+absl::Status RunBenchmark(const Options& options) {
   RunOptions run = options.run;
   run.sets.push_back(absl::StrCat("bf16.enabled=",
                                   options.dtype == "bf16" ? "true" : "false"));
@@ -280,13 +280,6 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
   std::vector<double> step_ms;
   for (double seconds : step_s) step_ms.push_back(seconds * 1e3);
   const DeviceInfo info = device->info();
-  Json peak_bytes;
-  for (int i = 0; i < kNumMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    const int64_t bytes = session->ledger().peak_bytes(category);
-    if (bytes > 0) peak_bytes[MemoryCategoryName(category)] = bytes;
-  }
-  peak_bytes["total"] = session->ledger().total_peak_bytes();
   ZERO_ASSIGN_OR_RETURN(const double host, HostSeconds(*device, config, batch));
   Json result = {
       {"config", run.config},
@@ -306,7 +299,7 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
       {"loss", {first_loss, last_loss}},
       {"flops_per_token", FlopsJson(config)},
       {"peak_rss_bytes", peak_rss},
-      {"peak_bytes", peak_bytes},
+      {"peak_bytes", Json::parse(PeakBytes(session->ledger()).ToString())},
       {"memory", MemoryJson(*device, *session)},
       {"ops", OpsJson(timed.times(), timed_steps)},
   };
@@ -316,7 +309,8 @@ absl::StatusOr<Json> RunBenchmark(const Options& options) {
     result["limit"] = LimitJson(*products, passes, tokens);
     result["limit"]["ratio"] = Median(ratios);
   }
-  return result;
+  std::cout << result.dump() << std::endl;
+  return absl::OkStatus();
 }
 
 int Main(int argc, char** argv) {
@@ -338,22 +332,15 @@ int Main(int argc, char** argv) {
                "time by the thread's CPU clock; wants --threads 1");
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
-  absl::StatusOr<Json> result;
-  try {
-    result = RunBenchmark(options);
-  } catch (const std::exception& error) {  // a fault of the device
-    result = absl::InternalError(error.what());
-  }
-  if (!result.ok()) {
-    // The end is what tools/bench/gpu.py tells a GPU that is too small by.
-    std::cerr << "step_bench: " << result.status().message()
-              << (absl::IsResourceExhausted(result.status()) ? "; out of memory"
-                                                             : "")
-              << "\n";
-    return 1;
-  }
-  std::cout << result->dump() << std::endl;
-  return 0;
+  // Exceptions: faults of the device.
+  const absl::Status status =
+      CatchExceptions([&] { return RunBenchmark(options); });
+  if (status.ok()) return 0;
+  // The end is what tools/bench/gpu.py tells a GPU that is too small by.
+  std::cerr << "step_bench: " << status.message()
+            << (absl::IsResourceExhausted(status) ? "; out of memory" : "")
+            << "\n";
+  return 1;
 }
 
 }  // namespace
