@@ -52,49 +52,44 @@ OTHER_OPTIMIZER = "optimizer="
 SGD = OTHER_OPTIMIZER + '{"type":"SGD","params":{"lr":6e-4}}'
 
 
-def model(name, preset, length, settings, wanted=None, published=None,
+def model(name, preset, length, *settings, wanted=None, published=None,
           peer=False, mfu=False):
-    """`settings`: [(micro-batch, recompute, more keys)], the fastest first.
-    `peer`: PyTorch trains it too."""
+    """`settings`: micro-batches, or (micro-batch, recompute, more keys), the
+    fastest first. `peer`: PyTorch trains it too."""
     return {"name": name, "preset": preset, "length": length,
-            "settings": settings, "wanted": wanted, "published": published,
-            "peer": peer, "mfu": mfu}
+            "settings": [(one, False, ()) if isinstance(one, int) else one
+                         for one in settings],
+            "wanted": wanted, "published": published, "peer": peer, "mfu": mfu}
+
+
+def recomputed(micro_batch, *more):
+    return micro_batch, True, more
 
 
 # In the order in which they are measured: behind the first one those of which
 # an MFU is promised. Published: llm.c and llmq on an H100, tokens/s.
 MODELS = (
-    model("GPT-2 124M", "gpt2", 1024,
-          [(64, False, ()), (32, False, ()), (16, False, ())],
+    model("GPT-2 124M", "gpt2", 1024, 64, 32, 16,
           wanted=520e3, published="llm.c 458k", peer=True),
-    model("Qwen2.5 3B", "Qwen2.5-3B", 1024,
-          [(16, False, ()), (8, False, ()), (4, False, ()), (16, True, ())],
+    model("Qwen2.5 3B", "Qwen2.5-3B", 1024, 16, 8, 4, recomputed(16),
           wanted=33e3, published="llmq 30.9k", peer=True, mfu=True),
-    model("Qwen2.5 7B", "Qwen2.5-7B", 1024,
-          [(8, True, (BF16_GRADIENTS,)), (4, True, (BF16_GRADIENTS,)),
-           (1, True, (BF16_GRADIENTS,)), (8, True, (BF16_GRADIENTS, SGD))],
+    model("Qwen2.5 7B", "Qwen2.5-7B", 1024, recomputed(8, BF16_GRADIENTS),
+          recomputed(4, BF16_GRADIENTS), recomputed(1, BF16_GRADIENTS),
+          recomputed(8, BF16_GRADIENTS, SGD),
           wanted=14e3, published="llmq 13.8k", mfu=True),
-    model("GPT-2 1558M", "gpt2-xl", 1024,
-          [(16, False, ()), (8, False, ()), (16, True, ())],
+    model("GPT-2 1558M", "gpt2-xl", 1024, 16, 8, recomputed(16),
           wanted=52e3, published="llm.c 48.5k", peer=True),
-    model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 1024,
-          [(32, False, ()), (16, False, ()), (16, True, ())],
+    model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 1024, 32, 16, recomputed(16),
           wanted=165e3, published="llmq 149k", peer=True),
-    model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 1024,
-          [(16, False, ()), (8, False, ()), (16, True, ())],
+    model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 1024, 16, 8, recomputed(16),
           wanted=65e3, published="llmq 58.8k", peer=True),
-    model("Llama-3.2 1B", "Llama-3.2-1B", 4096,
-          [(4, False, ()), (2, False, ()), (4, True, ())], peer=True),
-    model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 4096,
-          [(8, False, ()), (4, False, ()), (4, True, ())], peer=True),
-    model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 4096,
-          [(4, False, ()), (2, False, ()), (4, True, ())], peer=True),
-    model("Qwen2.5 3B", "Qwen2.5-3B", 4096,
-          [(4, False, ()), (2, False, ()), (1, False, ()), (4, True, ())],
+    model("Llama-3.2 1B", "Llama-3.2-1B", 4096, 4, 2, recomputed(4), peer=True),
+    model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 4096, 8, 4, recomputed(4), peer=True),
+    model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 4096, 4, 2, recomputed(4), peer=True),
+    model("Qwen2.5 3B", "Qwen2.5-3B", 4096, 4, 2, 1, recomputed(4), mfu=True),
+    model("Qwen2.5 7B", "Qwen2.5-7B", 4096, recomputed(2, BF16_GRADIENTS),
+          recomputed(1, BF16_GRADIENTS), recomputed(2, BF16_GRADIENTS, SGD),
           mfu=True),
-    model("Qwen2.5 7B", "Qwen2.5-7B", 4096,
-          [(2, True, (BF16_GRADIENTS,)), (1, True, (BF16_GRADIENTS,)),
-           (2, True, (BF16_GRADIENTS, SGD))], mfu=True),
 )
 
 # First words of ops in the profile.

@@ -43,80 +43,70 @@ def parts_lines(result):
          row.get("why", "")) for row in result["parts"]])
 
 
-def tests_lines(row):
-    return table(("program", "passed", "failed", "skipped", "not reached"), [
-        (one["program"], one["passed"], one["failed"], one["skipped"],
-         one["not_reached"]) for one in row.get("programs", [])])
+def verdict(row):
+    return row.get("problem") or ("skipped" if "skipped" in row else "ok")
 
 
-def sanitizer_lines(row):
-    if not row.get("rows"):
+def parity(dtype):
+    return dtype, lambda row: "{worst:.1e} of {limit:.1e}".format(**row[dtype])
+
+
+# Of each part: a line about its table, the key of its rows, and the columns:
+# a key, or (head, key:format or function of a row).
+SUITES = ("", "rows", ("suite", "passed", "of", ("not reached", "not_reached")))
+TABLES = {
+    "tests": ("", "programs", ("program", "passed", "failed", "skipped",
+                               ("not reached", "not_reached"))),
+    "memcheck": SUITES, "racecheck": SUITES,
+    "parity": ("Largest difference of the norm of a row, and what is allowed.",
+               "ops", ("op", ("", "status"), parity("fp32"), parity("bf16"),
+                       parity("fp16"))),
+    "steps": ("Losses of the same steps on the CPU and on the GPU.", "rows", (
+        "model", "dtype", ("largest relative difference", "worst:.2e"),
+        ("allowed", "limit:.0e"), ("", verdict))),
+    "stages": ("Ranks on one GPU, 20 steps, deterministic.", "rows", (
+        "ranks", "dtype", "stage", ("parameters_hash", "hash"),
+        ("tok/s", "tokens_per_second:.0f"),
+        ("peak MB per rank", lambda row: "%.1f" % (row["peak_bytes"] / 1e6)),
+        ("", verdict))),
+    "nccl": ("The same 20 steps with the backends local and nccl.", "rows", (
+        "ranks", "dtype", "stage", ("parameters_hash", "hash"),
+        ("largest relative difference of a loss", "worst:.2e"), ("", verdict))),
+    "memory": ("", "rows", (
+        "model", ("predicted GB", lambda row: gigabytes(row["predicted"])),
+        ("measured GB", lambda row: gigabytes(row["measured"])),
+        ("of the ledger GB", lambda row: gigabytes(row["ledger"])),
+        ("predicted - measured MB",
+         lambda row: "%+.0f" % (row["difference"] / 1e6)), ("", verdict))),
+}
+
+
+def cell_of(column, row):
+    """Nothing where the row lacks it."""
+    try:
+        if callable(column):
+            return column(row)
+        key, _, form = column.partition(":")
+        return format(row[key], form)
+    except KeyError:
+        return ""
+
+
+def part_lines(row):
+    if row["part"] not in TABLES:
+        return bench_lines(row)
+    intro, key, columns = TABLES[row["part"]]
+    columns = [(one, one) if isinstance(one, str) else one for one in columns]
+    if not row.get(key):
         return []
-    return table(("suite", "passed", "of", "not reached"), [
-        (one["suite"], one["passed"], one["of"], one["not_reached"])
-        for one in row["rows"]])
-
-
-def parity_lines(row):
-    def worst(one, dtype):
-        if dtype not in one:
-            return ""
-        return "%.1e of %.1e" % (one[dtype]["worst"], one[dtype]["limit"])
-
-    return ["Largest difference of the norm of a row, and what is allowed.",
-            ""] + table(("op", "", "fp32", "bf16", "fp16"), [
-                (one["op"], one["status"], *(worst(one, dtype) for dtype in
-                                             ("fp32", "bf16", "fp16")))
-                for one in row.get("ops", [])])
-
-
-def steps_lines(row):
-    return ["Losses of the same steps on the CPU and on the GPU.", ""] + table(
-        ("model", "dtype", "largest relative difference", "allowed", ""), [
-            (one["model"], one["dtype"],
-             "%.2e" % one["worst"] if "worst" in one else "",
-             "%.0e" % one["limit"], one["problem"] or "ok")
-            for one in row.get("rows", [])])
-
-
-def stages_lines(row):
-    return ["Ranks on one GPU, 20 steps, deterministic.", ""] + table(
-        ("ranks", "dtype", "stage", "parameters_hash", "tok/s",
-         "peak MB per rank", ""), [
-             (one["ranks"], one["dtype"], one["stage"], one.get("hash", ""),
-              "%.0f" % one["tokens_per_second"] if "hash" in one else "",
-              "%.1f" % (one["peak_bytes"] / 1e6) if "hash" in one else "",
-              one["problem"] or "ok") for one in row.get("rows", [])])
-
-
-def nccl_lines(row):
-    return ["The same 20 steps with the backends local and nccl.", ""] + table(
-        ("ranks", "dtype", "stage", "parameters_hash",
-         "largest relative difference of a loss", ""), [
-             (one["ranks"], one["dtype"], one["stage"], one.get("hash", ""),
-              "%.2e" % one["worst"] if "worst" in one else "",
-              one["problem"] or ("skipped" if "skipped" in one else "ok"))
-             for one in row.get("rows", [])])
-
-
-def memory_lines(row):
-    return table(("model", "predicted GB", "measured GB", "of the ledger GB",
-                  "predicted - measured MB", ""), [
-        (one["model"], *(gigabytes(one[key]) if key in one else ""
-                         for key in ("predicted", "measured", "ledger")),
-         "%+.0f" % (one["difference"] / 1e6) if "difference" in one else "",
-         one["problem"] or "ok") for one in row.get("rows", [])])
+    return ([intro, ""] if intro else []) + table(
+        [head for head, _ in columns],
+        [[cell_of(column, one) for _, column in columns] for one in row[key]])
 
 
 def bench_lines(row):
     lines = row.get("bench", {}).get("text", [])
     return ["```", *lines, "```", ""] if lines else []
-
-
-SECTIONS = {"tests": tests_lines, "memcheck": sanitizer_lines,
-            "racecheck": sanitizer_lines, "parity": parity_lines,
-            "steps": steps_lines, "stages": stages_lines, "nccl": nccl_lines,
-            "memory": memory_lines, "bench": bench_lines}
 
 
 def markdown(result):
@@ -129,7 +119,7 @@ def markdown(result):
                  if result["to_come"] else ""), ""]
     lines += machine_lines(result) + parts_lines(result)
     for row in result["parts"]:
-        section = SECTIONS.get(row["part"], lambda row: [])(row)
+        section = part_lines(row)
         if section:
             lines += ["## %s" % row["part"], ""] + section
     return "\n".join(lines)
