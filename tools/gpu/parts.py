@@ -403,14 +403,6 @@ def sanitize(context, tool):
         "--parts %s --limit %s=500 has more time" % (tool, tool))
 
 
-def memcheck(context):
-    return sanitize(context, "memcheck")
-
-
-def racecheck(context):
-    return sanitize(context, "racecheck")
-
-
 # ---- CPU beside CUDA --------------------------------------------------------
 
 PARITY_TEST = "tests/kernels/parity_cuda_test"
@@ -596,27 +588,20 @@ def train_ranks(context, name, ranks, sets, more=None):
                  ["--device", "cuda", "--ranks", str(ranks)], more, RUN_SECONDS)
 
 
-def stage_row(context, ranks, dtype, stage):
-    row = {"ranks": ranks, "dtype": dtype, "stage": stage, "problem": None}
-    _, summary, why = train_ranks(
-        context, "stage_%d_%s_%d" % (ranks, dtype, stage), ranks,
-        stage_sets(dtype, stage, "local"))
-    if why:
-        return {**row, "problem": why}
-    return {**row, "hash": summary["parameters_hash"],
-            "loss": summary["final_loss"],
-            "tokens_per_second": summary["tokens_per_second"],
-            "peak_bytes": summary["peak_bytes"]["total"]}
-
-
 def stages(context):
     """0 to 3 with several ranks on one GPU: the same parameters."""
     first = {}  # of each number of ranks and dtype
 
     def run(context, ranks, dtype, stage):
-        row = stage_row(context, ranks, dtype, stage)
-        if row["problem"]:
-            return row
+        row = {"ranks": ranks, "dtype": dtype, "stage": stage, "problem": None}
+        _, summary, why = train_ranks(
+            context, "stage_%d_%s_%d" % (ranks, dtype, stage), ranks,
+            stage_sets(dtype, stage, "local"))
+        if why:
+            return {**row, "problem": why}
+        row.update(hash=summary["parameters_hash"], loss=summary["final_loss"],
+                   tokens_per_second=summary["tokens_per_second"],
+                   peak_bytes=summary["peak_bytes"]["total"])
         if stage == 0:
             first[dtype, ranks] = row["hash"]
         if (dtype, ranks) not in first:
@@ -801,6 +786,8 @@ def bench(context):
         why=result["left_out_text"], bench=result)
 
 
-PARTS = {"tests": tests, "memcheck": memcheck, "racecheck": racecheck,
+PARTS = {"tests": tests,
+         "memcheck": lambda context: sanitize(context, "memcheck"),
+         "racecheck": lambda context: sanitize(context, "racecheck"),
          "parity": parity, "steps": steps, "stages": stages, "nccl": nccl,
          "memory": memory, "bench": bench}
