@@ -113,9 +113,8 @@ class Parser {
     }
     switch (Peek()) {
       case '{':
-        return ParseObject(node, depth);
       case '[':
-        return ParseArray(node, depth);
+        return ParseContainer(node, depth);
       case '"':
         node->kind = JsonKind::kString;
         return ParseString(&node->text);
@@ -126,22 +125,32 @@ class Parser {
     }
   }
 
-  bool ParseObject(JsonNode* node, int depth) {
-    node->kind = JsonKind::kObject;
+  bool ParseContainer(JsonNode* node, int depth) {
+    const bool is_object = Peek() == '{';
+    node->kind = is_object ? JsonKind::kObject : JsonKind::kArray;
+    const char close = is_object ? '}' : ']';
     const JsonPlace open = here_;
     Advance();
     while (true) {
       if (!SkipBlanks()) return false;
-      if (Peek() == '}' && !AtEnd()) {
+      if (Peek() == close && !AtEnd()) {
         if (node->children.empty()) break;
-        return FailAt(comma_, "a comma before }; delete it");
+        return FailAt(
+            comma_, absl::StrCat("a comma before ",
+                                 absl::string_view(&close, 1), "; delete it"));
       }
+      if (AtEnd()) return FailTruncated(close, open);
       JsonNode child;
-      if (!ParseKey(open, &child)) return false;
       const size_t path_size = path_.size();
-      absl::StrAppend(&path_, path_.empty() ? "" : ".", child.key);
-      if (!SkipBlanks() || !ParseValue(&child, depth + 1)) return false;
-      if (const JsonNode* first = node->Find(child.key)) {
+      if (is_object) {
+        if (!ParseKey(open, &child)) return false;
+        absl::StrAppend(&path_, path_.empty() ? "" : ".", child.key);
+      } else {
+        absl::StrAppend(&path_, "[", node->children.size(), "]");
+      }
+      if (!ParseValue(&child, depth + 1)) return false;
+      const JsonNode* const first = node->Find(child.key);
+      if (first != nullptr) {
         FailAt(child.key_place,
                absl::StrCat("given twice, first in line ",
                             first->key_place.line, "; delete one"));
@@ -149,31 +158,7 @@ class Parser {
         node->children.push_back(std::move(child));
       }
       path_.resize(path_size);
-      if (!ParseSeparator('}', open)) return false;
-      if (closed_) return true;
-    }
-    Advance();
-    return true;
-  }
-
-  bool ParseArray(JsonNode* node, int depth) {
-    node->kind = JsonKind::kArray;
-    const JsonPlace open = here_;
-    Advance();
-    while (true) {
-      if (!SkipBlanks()) return false;
-      if (Peek() == ']' && !AtEnd()) {
-        if (node->children.empty()) break;
-        return FailAt(comma_, "a comma before ]; delete it");
-      }
-      if (AtEnd()) return FailTruncated("array", ']', open);
-      const size_t path_size = path_.size();
-      absl::StrAppend(&path_, "[", node->children.size(), "]");
-      JsonNode child;
-      if (!ParseValue(&child, depth + 1)) return false;
-      node->children.push_back(std::move(child));
-      path_.resize(path_size);
-      if (!ParseSeparator(']', open)) return false;
+      if (!ParseSeparator(close, open)) return false;
       if (closed_) return true;
     }
     Advance();
@@ -181,7 +166,6 @@ class Parser {
   }
 
   bool ParseKey(const JsonPlace& open, JsonNode* child) {
-    if (AtEnd()) return FailTruncated("object", '}', open);
     child->key_place = here_;
     if (Peek() != '"') {
       if (Peek() == '\'' || IsWordChar(Peek())) {
@@ -191,14 +175,14 @@ class Parser {
       return Fail(absl::StrCat("found ", Found(), ", want a key or }"));
     }
     if (!ParseString(&child->key) || !SkipBlanks()) return false;
-    if (AtEnd()) return FailTruncated("object", '}', open);
+    if (AtEnd()) return FailTruncated('}', open);
     if (Peek() != ':') {
       return Fail(absl::StrCat("found ", Found(), " after the key \"",
                                child->key, "\", want a colon"));
     }
     Advance();
     if (!SkipBlanks()) return false;
-    if (AtEnd()) return FailTruncated("object", '}', open);
+    if (AtEnd()) return FailTruncated('}', open);
     return true;
   }
 
@@ -206,9 +190,7 @@ class Parser {
   bool ParseSeparator(char close, const JsonPlace& open) {
     closed_ = false;
     if (!SkipBlanks()) return false;
-    if (AtEnd()) {
-      return FailTruncated(close == '}' ? "object" : "array", close, open);
-    }
+    if (AtEnd()) return FailTruncated(close, open);
     if (Peek() == ',') {
       comma_ = here_;
       Advance();
@@ -223,10 +205,11 @@ class Parser {
     return true;
   }
 
-  bool FailTruncated(const char* what, char close, const JsonPlace& open) {
+  bool FailTruncated(char close, const JsonPlace& open) {
     return Fail(absl::StrCat(
-        "the text ends inside the ", what, " that was opened at ", open.line,
-        ":", open.column, "; want a closing ", absl::string_view(&close, 1)));
+        "the text ends inside the ", close == '}' ? "object" : "array",
+        " that was opened at ", open.line, ":", open.column,
+        "; want a closing ", absl::string_view(&close, 1)));
   }
 
   bool ParseString(std::string* out) {

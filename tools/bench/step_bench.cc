@@ -36,7 +36,6 @@ struct Options {
   RunOptions run;
   std::string dtype = "fp32";
   bool recompute = false;
-  bool limit = true;
   bool cpu_time = false;
   int steps = 5;
   int warmup = 1;
@@ -244,7 +243,7 @@ absl::Status RunBenchmark(const Options& options) {
   }
   const int64_t peak_rss = PeakResidentBytes();
   std::unique_ptr<StepProducts> products;
-  if (options.limit && !options.on_gpu()) {
+  if (!options.on_gpu()) {
     const Parameter& table = *session->model().units()[0]->parameters()[0];
     products = std::make_unique<StepProducts>(*device, config.model,
                                               table.stored_shape[0], tokens,
@@ -290,7 +289,6 @@ absl::Status RunBenchmark(const Options& options) {
       {"peak_flops_bf16", info.peak_flops_bf16},  // 0: not in the table
       {"threads", info.num_threads},
       {"clock", options.cpu_time ? "cpu" : "wall"},
-      {"native_products", HasNativeProducts(config.param_dtype())},
       {"micro_batch", batch.host.batch},
       {"sequence_length", batch.host.length},
       {"tokens_per_second", tokens / Median(step_s)},
@@ -327,7 +325,6 @@ int Main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_flag("--recompute", options.recompute, "activation checkpointing");
-  app.add_flag("!--no-limit", options.limit, "leave the limit out");
   app.add_flag("--cpu-time", options.cpu_time,
                "time by the thread's CPU clock; wants --threads 1");
   CLI11_PARSE(app, argc, argv);

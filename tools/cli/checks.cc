@@ -17,49 +17,43 @@ std::string Wanted(absl::string_view kind, T min, T max, T unlimited) {
                           : absl::StrCat(kind, " in [", min, ", ", max, "]");
 }
 
-bool IsNumber(const std::string& text, double* value) {
-  return absl::SimpleAtod(text, value) && std::isfinite(*value);
-}
-
-// The empty description keeps the help text as it is.
-CLI::Validator Check(std::function<bool(const std::string&)> accepts,
-                     std::string wanted) {
-  return CLI::Validator(
-      [accepts = std::move(accepts),
-       wanted = std::move(wanted)](const std::string& text) {
-        return accepts(text) ? std::string()
-                             : absl::StrCat("\"", text, "\" is not ", wanted);
-      },
-      "");
+// A number of [min, max], or of (min, max] where `open`. The empty description
+// keeps the help text as it is.
+template <typename T>
+CLI::Validator Check(T min, T max, bool open, std::string wanted) {
+  const auto check = [=](const std::string& text) {
+    T value = 0;
+    bool accepts;
+    if constexpr (std::is_integral_v<T>) {
+      accepts = absl::SimpleAtoi(text, &value);
+    } else {
+      accepts = absl::SimpleAtod(text, &value) && std::isfinite(value);
+    }
+    accepts =
+        accepts && value >= min && value <= max && !(open && value == min);
+    return accepts ? std::string()
+                   : absl::StrCat("\"", text, "\" is not ", wanted);
+  };
+  return CLI::Validator(check, "");
 }
 
 }  // namespace
 
 CLI::Validator WholeNumber(int64_t min, int64_t max) {
   return Check(
-      [=](const std::string& text) {
-        int64_t value = 0;
-        return absl::SimpleAtoi(text, &value) && value >= min && value <= max;
-      },
+      min, max, false,
       Wanted("a whole number", min, max, std::numeric_limits<int64_t>::max()));
 }
 
 CLI::Validator Number(double min, double max) {
   return Check(
-      [=](const std::string& text) {
-        double value = 0;
-        return IsNumber(text, &value) && value >= min && value <= max;
-      },
+      min, max, false,
       Wanted("a number", min, max, std::numeric_limits<double>::infinity()));
 }
 
 CLI::Validator NumberAbove(double min, double max) {
-  return Check(
-      [=](const std::string& text) {
-        double value = 0;
-        return IsNumber(text, &value) && value > min && value <= max;
-      },
-      absl::StrCat("a number in (", min, ", ", max, "]"));
+  return Check(min, max, true,
+               absl::StrCat("a number in (", min, ", ", max, "]"));
 }
 
 }  // namespace zero
