@@ -82,7 +82,9 @@ class StateAccess {
   absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
                                              const char* name);
   // The ranks that together own every element once.
-  bool InFirstGroup() const { return plan_->replicate.PlaceOf(rank_->rank()) == 0; }
+  bool InFirstGroup() const {
+    return plan_->replicate.PlaceOf(rank_->rank()) == 0;
+  }
 
   const Rank* rank_;
   const Plan* plan_;
