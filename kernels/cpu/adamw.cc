@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -44,78 +43,33 @@ struct Constants {
   VF l2;     // wd, for Adam
 };
 
-struct Element {
-  VF p, m, v;
-};
-HWY_INLINE Element UpdateElement(const Constants& c, VF p, VF m, VF v, VF g) {
-  g = Fma(c.l2, p, hn::Mul(g, c.grad_scale));
-  m = Fma(c.beta1, m, hn::Mul(c.one_minus_beta1, g));
-  v = Fma(c.beta2, v, hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-  const VF denominator = Fma(hn::Sqrt(v), c.v_scale, c.eps);
-  const VF direction = hn::Div(m, denominator);
-  return {NegFma(c.step, direction, hn::Mul(p, c.decay)), m, v};
-}
-
 // Elements to prefetch ahead: the root and the division of a vector fill the
 // window of the out-of-order engine, so that it sees only a few lines of the
 // four streams (measured: 0.93 of a plain loop's bandwidth without, 1.0 with).
 constexpr int64_t kAhead = 256;
 
-// kCopy: the parameter is stored beside its master.
-template <bool kCopy, class P, class G>
-void UpdateSpan(const AdamWArgs& args, const Constants& c, int64_t begin,
+void AdamWRange(const AdamWArgs& args, size_t range, int64_t begin,
                 int64_t end) {
-  float* HWY_RESTRICT master = MasterOf(args.state);
-  P* HWY_RESTRICT param = static_cast<P*>(args.state.param.data);
-  const G* HWY_RESTRICT grad = static_cast<const G*>(args.state.grad.data);
-  float* HWY_RESTRICT m = args.m;
-  float* HWY_RESTRICT v = args.v;
-  const int64_t lanes = NumLanes();
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) {
-    hwy::Prefetch(master + i + kAhead);
-    hwy::Prefetch(m + i + kAhead);
-    hwy::Prefetch(v + i + kAhead);
-    hwy::Prefetch(grad + i + kAhead);
-    const Element e = UpdateElement(c, Load(master + i), Load(m + i),
-                                    Load(v + i), Load(grad + i));
-    Store(e.m, m + i);
-    Store(e.v, v + i);
-    Store(e.p, master + i);
-    if constexpr (kCopy) Store(e.p, param + i);
-  }
-  if (const int64_t n = end - i; n > 0) {
-    const Element e = UpdateElement(c, LoadN(master + i, n), LoadN(m + i, n),
-                                    LoadN(v + i, n), LoadN(grad + i, n));
-    StoreN(e.m, m + i, n);
-    StoreN(e.v, v + i, n);
-    StoreN(e.p, master + i, n);
-    if constexpr (kCopy) StoreN(e.p, param + i, n);
-  }
-}
-
-template <class G>
-void UpdateAndRound(const AdamWArgs& args, const Constants& c, int64_t begin,
-                    int64_t end) {
-  for (int64_t i = begin; i < end; i += kRoundingChunk) {
-    const int64_t stop = std::min(end, i + kRoundingChunk);
-    UpdateSpan<false, float, G>(args, c, i, stop);
-    RoundStochastically(args.state, i, stop);
-  }
-}
-
-void AdamWRange(const AdamWArgs& args, float weight_decay, int64_t begin,
-                int64_t end) {
-  const Constants c(args, weight_decay);
+  const Constants c(args, args.state.ranges[range].weight_decay);
+  const float* master = MasterOf(args.state);
   ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G, {
-    if (args.state.stochastic_rounding) {
-      UpdateAndRound<G>(args, c, begin, end);
-    } else if (args.state.master == nullptr) {
-      UpdateSpan<false, float, G>(args, c, begin, end);
-    } else {
-      ZERO_CPU_WITH_FLOAT_TYPE(args.state.param.dtype, P,
-                               UpdateSpan<true, P, G>(args, c, begin, end));
-    }
+    const G* HWY_RESTRICT grad = static_cast<const G*>(args.state.grad.data);
+    const auto update = [&c, master, grad, m_ = args.m, v_ = args.v](
+                            auto at, VF p) ZERO_CPU_BODY {
+      hwy::Prefetch(master + at.i + kAhead);
+      hwy::Prefetch(m_ + at.i + kAhead);
+      hwy::Prefetch(v_ + at.i + kAhead);
+      hwy::Prefetch(grad + at.i + kAhead);
+      const VF g = Fma(c.l2, p, hn::Mul(at.Load(grad), c.grad_scale));
+      const VF m = Fma(c.beta1, at.Load(m_), hn::Mul(c.one_minus_beta1, g));
+      const VF v =
+          Fma(c.beta2, at.Load(v_), hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
+      at.Store(m, m_);
+      at.Store(v, v_);
+      const VF denominator = Fma(hn::Sqrt(v), c.v_scale, c.eps);
+      return NegFma(c.step, hn::Div(m, denominator), hn::Mul(p, c.decay));
+    };
+    UpdateMasters(args.state, begin, end, update);
   });
 }
 
@@ -129,14 +83,7 @@ namespace zero::cpu {
 HWY_EXPORT(AdamWRange);
 
 void CpuOps::AdamW(Stream&, const AdamWArgs& args) {
-  if (SkipsUpdate(args.state)) return;
-  CheckUpdateState("AdamW", args.state);
-  const auto ranges = args.state.ranges;
-  ForEachPiece(
-      num_threads_, ranges, [&](size_t range, int64_t begin, int64_t end) {
-        HWY_DYNAMIC_DISPATCH(AdamWRange)
-        (ArgsOf(args, ranges[range]), ranges[range].weight_decay, begin, end);
-      });
+  UpdateRanges("AdamW", num_threads_, args, HWY_DYNAMIC_DISPATCH(AdamWRange));
 }
 
 }  // namespace zero::cpu

@@ -40,31 +40,8 @@ HWY_INLINE T* HeadRow(const MutableHeadsRef& x, int64_t b, int64_t t, int64_t h,
 // to = from * factor, with zeros up to the next multiple of 16 columns.
 template <class T>
 HWY_INLINE void ToPanelRow(const T* from, int64_t d, float factor, float* to) {
-  const int64_t lanes = NumLanes();
-  const VF f = hn::Set(df, factor);
-  const int64_t padded = WholeVectors(d);
-  int64_t i = 0;
-  for (; i + lanes <= d; i += lanes) {
-    Store(hn::Mul(Load(from + i), f), to + i);
-  }
-  if (i < d) {
-    Store(hn::Mul(LoadN(from + i, d - i), f), to + i);
-    i += lanes;
-  }
-  for (; i < padded; i += lanes) Store(hn::Zero(df), to + i);
-}
-
-// to = from * factor, rounded to T.
-template <class T>
-HWY_INLINE void FromPanelRow(const float* from, int64_t d, float factor,
-                             T* to) {
-  const int64_t lanes = NumLanes();
-  const VF f = hn::Set(df, factor);
-  int64_t i = 0;
-  for (; i + lanes <= d; i += lanes) {
-    Store(hn::Mul(Load(from + i), f), to + i);
-  }
-  if (i < d) StoreN(hn::Mul(LoadN(from + i, d - i), f), to + i, d - i);
+  ScaleSpan(from, d, factor, to);
+  std::fill(to + d, to + WholeVectors(d), 0.0f);
 }
 
 // Rows of one head lie a whole token apart, often in different pages, which no
@@ -237,13 +214,10 @@ HWY_INLINE void ScaleRows(float* rows, int64_t num_rows, int64_t width,
 
 template <class T>
 HWY_INLINE float Dot(const float* x, const T* y, int64_t n) {
-  const int64_t lanes = NumLanes();
   VF sum = hn::Zero(df);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    sum = Fma(Load(x + i), Load(y + i), sum);
-  }
-  if (i < n) sum = Fma(LoadN(x + i, n - i), LoadN(y + i, n - i), sum);
+  ForEachVector(0, n, [&](auto at) ZERO_CPU_BODY {
+    sum = Fma(at.Load(x), at.Load(y), sum);
+  });
   return Sum(sum);
 }
 
@@ -253,7 +227,6 @@ template <class T>
 void ForwardOneQuery(const AttentionForwardArgs& args,
                      const AttentionForwardTask& task, float* scratch) {
   const AttentionShape& shape = args.shape;
-  const int64_t lanes = NumLanes();
   const int64_t d = shape.head_dim;
   const int64_t width = WholeVectors(d);
   const int64_t b = task.batch;
@@ -279,12 +252,11 @@ void ForwardOneQuery(const AttentionForwardArgs& args,
     }
     const VF shift = hn::Set(df, max);
     VF total = hn::Zero(df);
-    for (int64_t j = 0; j < keys; j += lanes) {
-      VF e = Exp(hn::Sub(Load(scores + j), shift));
-      if (keys - j < lanes) e = FirstLanes(e, keys - j);
-      Store(e, scores + j);
-      total = hn::Add(total, e);
-    }
+    ForEachVector(0, keys, [&](auto at) ZERO_CPU_BODY {
+      const VF e = Exp(hn::Sub(at.Load(scores), shift));
+      at.Store(e, scores);
+      total = hn::Add(total, at.Keep(e, hn::Zero(df)));
+    });
     const float factor = hn::GetLane(Exp(hn::Sub(hn::Set(df, old_max), shift)));
     sum = sum * factor + Sum(total);
     ScaleRows(out, 1, width, width, &factor);
@@ -292,18 +264,14 @@ void ForwardOneQuery(const AttentionForwardArgs& args,
     for (int64_t j = 0; j < keys; ++j) {
       PrefetchRow(row + kRowsAhead * args.v.token_stride, d);
       const VF weight = hn::Set(df, scores[j]);
-      int64_t i = 0;
-      for (; i + lanes <= d; i += lanes) {
-        Store(Fma(weight, Load(row + i), Load(out + i)), out + i);
-      }
-      if (i < d) {
-        Store(Fma(weight, LoadN(row + i, d - i), Load(out + i)), out + i);
-      }
+      ForEachVector(0, d, [&](auto at) ZERO_CPU_BODY {
+        at.Store(Fma(weight, at.Load(row), at.Load(out)), out);
+      });
       row += args.v.token_stride;
     }
   }
-  FromPanelRow(out, d, 1.0f / sum,
-               HeadRow<T>(args.out, b, task.q_begin, task.head, d));
+  ScaleSpan(out, d, 1.0f / sum,
+            HeadRow<T>(args.out, b, task.q_begin, task.head, d));
   if (args.lse != nullptr) {
     args.lse[(b * shape.num_heads + task.head) * shape.q_len + task.q_begin] =
         max + std::log(sum);
@@ -399,8 +367,8 @@ void ForwardTask(const AttentionForwardArgs& args,
     const int64_t rows = std::min(kQueryTile, task.q_end - q);
     const QueryState s = state(q);
     for (int64_t i = 0; i < rows; ++i) {
-      FromPanelRow(s.out + i * ld, d, 1.0f / s.sum[i],
-                   HeadRow<T>(args.out, b, q + i, task.head, d));
+      ScaleSpan(s.out + i * ld, d, 1.0f / s.sum[i],
+                HeadRow<T>(args.out, b, q + i, task.head, d));
       if (args.lse != nullptr) {
         args.lse[(b * shape.num_heads + task.head) * shape.q_len + q + i] =
             s.max[i] + std::log(s.sum[i]);
@@ -556,8 +524,8 @@ void BackwardTask(const AttentionBackwardArgs& args,
       }
       if (!task.write_dq) continue;
       for (int64_t i = 0; i < rows; ++i) {
-        FromPanelRow(dqueries + i * ld, d, shape.scale,
-                     HeadRow<T>(args.dq, b, q + i, h, d));
+        ScaleSpan(dqueries + i * ld, d, shape.scale,
+                  HeadRow<T>(args.dq, b, q + i, h, d));
       }
     }
   }
@@ -565,10 +533,8 @@ void BackwardTask(const AttentionBackwardArgs& args,
   if (!task.write_dkv) return;
   for (int64_t j = 0; j < num_keys; ++j) {
     const int64_t t = task.kv_begin + j;
-    FromPanelRow(dkeys + j * ld, d, 1.0f,
-                 HeadRow<T>(args.dk, b, t, kv_head, d));
-    FromPanelRow(dvalues + j * ld, d, 1.0f,
-                 HeadRow<T>(args.dv, b, t, kv_head, d));
+    ScaleSpan(dkeys + j * ld, d, 1.0f, HeadRow<T>(args.dk, b, t, kv_head, d));
+    ScaleSpan(dvalues + j * ld, d, 1.0f, HeadRow<T>(args.dv, b, t, kv_head, d));
   }
 }
 

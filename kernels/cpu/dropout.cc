@@ -25,8 +25,7 @@ HWY_INLINE VF Drop(VF x, const uint32_t* words, float p, float scale) {
 
 template <class T>
 void DropoutRows(const DropoutArgs& args, int64_t begin, int64_t end) {
-  const int64_t lanes = NumLanes();
-  const int64_t chunk = 4 * lanes;
+  const int64_t chunk = 4 * NumLanes();
   const float p = args.probability;
   const float scale = 1.0f / (1.0f - p);
   HWY_ALIGN uint32_t words[4 * kMaxLanes];
@@ -37,13 +36,9 @@ void DropoutRows(const DropoutArgs& args, int64_t begin, int64_t end) {
     for (int64_t column = 0; column < args.x.cols; column += chunk) {
       PhiloxWords(args.key, static_cast<uint64_t>(column / 4), id, words);
       const int64_t stop = std::min(column + chunk, args.x.cols);
-      int64_t i = column;
-      for (; i + lanes <= stop; i += lanes) {
-        Store(Drop(Load(x + i), words + (i - column), p, scale), y + i);
-      }
-      if (const int64_t n = stop - i; n > 0) {
-        StoreN(Drop(LoadN(x + i, n), words + (i - column), p, scale), y + i, n);
-      }
+      ForEachVector(column, stop, [&](auto at) ZERO_CPU_BODY {
+        at.Store(Drop(at.Load(x), words + (at.i - column), p, scale), y);
+      });
     }
   }
 }
@@ -65,9 +60,7 @@ void CpuOps::Dropout(Stream&, const DropoutArgs& args) {
   ZERO_CHECK(args.x.dtype == args.y.dtype)
       << "Dropout: " << args.x.dtype << " -> " << args.y.dtype;
   ParallelRanges(num_threads_, args.x.rows, RowGrain(args.x.cols),
-                 [&](int64_t begin, int64_t end) {
-                   HWY_DYNAMIC_DISPATCH(DropoutRange)(args, begin, end);
-                 });
+                 HWY_DYNAMIC_DISPATCH(DropoutRange), args);
 }
 
 }  // namespace zero::cpu

@@ -14,32 +14,11 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-template <class T>
-void AddSpan(const T* a, const T* b, T* y, int64_t begin, int64_t end) {
-  const int64_t lanes = NumLanes();
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) {
-    Store(hn::Add(Load(a + i), Load(b + i)), y + i);
-  }
-  if (i < end) {
-    const int64_t n = end - i;
-    StoreN(hn::Add(LoadN(a + i, n), LoadN(b + i, n)), y + i, n);
-  }
-}
-
 void AddRange(const AddArgs& args, int64_t begin, int64_t end) {
   ZERO_CPU_WITH_FLOAT_TYPE(args.y.dtype, T,
-                           AddSpan(static_cast<const T*>(args.a.data),
-                                   static_cast<const T*>(args.b.data),
-                                   static_cast<T*>(args.y.data), begin, end));
-}
-
-template <class S, class D>
-void CastSpan(const S* src, D* dst, int64_t begin, int64_t end) {
-  const int64_t lanes = NumLanes();
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) Store(Load(src + i), dst + i);
-  if (i < end) StoreN(LoadN(src + i, end - i), dst + i, end - i);
+                           AddSpans(static_cast<const T*>(args.a.data),
+                                    static_cast<const T*>(args.b.data),
+                                    static_cast<T*>(args.y.data), begin, end));
 }
 
 void CastRange(const CastArgs& args, int64_t begin, int64_t end) {
@@ -47,8 +26,8 @@ void CastRange(const CastArgs& args, int64_t begin, int64_t end) {
       args.src.dtype, S,
       ZERO_CPU_WITH_FLOAT_TYPE(
           args.dst.dtype, D,
-          CastSpan(static_cast<const S*>(args.src.data),
-                   static_cast<D*>(args.dst.data), begin, end)));
+          ConvertSpan(static_cast<const S*>(args.src.data),
+                      static_cast<D*>(args.dst.data), begin, end)));
 }
 
 }  // namespace
@@ -66,24 +45,21 @@ void CpuOps::Add(Stream&, const AddArgs& args) {
       << "Add: dtypes " << args.a.dtype << " + " << args.b.dtype << " -> "
       << args.y.dtype;
   ParallelRanges(num_threads_, args.y.size, kElementGrain,
-                 [&](int64_t begin, int64_t end) {
-                   HWY_DYNAMIC_DISPATCH(AddRange)(args, begin, end);
-                 });
+                 HWY_DYNAMIC_DISPATCH(AddRange), args);
 }
 
 void CpuOps::Cast(Stream&, const CastArgs& args) {
-  ParallelRanges(
-      num_threads_, args.dst.size, kElementGrain,
-      [&](int64_t begin, int64_t end) {
-        if (args.src.dtype == args.dst.dtype) {
-          const size_t bytes = DTypeBytes(args.dst.dtype);
-          std::memmove(static_cast<char*>(args.dst.data) + begin * bytes,
-                       static_cast<const char*>(args.src.data) + begin * bytes,
-                       (end - begin) * bytes);
-        } else {
-          HWY_DYNAMIC_DISPATCH(CastRange)(args, begin, end);
-        }
-      });
+  const auto copy = [](const CastArgs& args, int64_t begin, int64_t end) {
+    const size_t bytes = DTypeBytes(args.dst.dtype);
+    std::memmove(static_cast<char*>(args.dst.data) + begin * bytes,
+                 static_cast<const char*>(args.src.data) + begin * bytes,
+                 (end - begin) * bytes);
+  };
+  ParallelRanges(num_threads_, args.dst.size, kElementGrain,
+                 args.src.dtype == args.dst.dtype
+                     ? +copy
+                     : &HWY_DYNAMIC_DISPATCH(CastRange),
+                 args);
 }
 
 namespace {

@@ -18,7 +18,6 @@ namespace {
 template <class T>
 void GatherRows(const EmbeddingForwardArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.out.cols;
-  const int64_t lanes = NumLanes();
   for (int64_t row = begin; row < end; ++row) {
     const T* token =
         static_cast<const T*>(args.table.data) + args.ids[row] * args.table.ld;
@@ -29,32 +28,13 @@ void GatherRows(const EmbeddingForwardArgs& args, int64_t begin, int64_t end) {
     }
     const T* position = static_cast<const T*>(args.position_table.data) +
                         args.position_ids[row] * args.position_table.ld;
-    int64_t i = 0;
-    for (; i + lanes <= width; i += lanes) {
-      Store(hn::Add(Load(token + i), Load(position + i)), out + i);
-    }
-    if (const int64_t n = width - i; n > 0) {
-      StoreN(hn::Add(LoadN(token + i, n), LoadN(position + i, n)), out + i, n);
-    }
+    AddSpans(token, position, out, 0, width);
   }
 }
 
 void EmbeddingForwardRange(const EmbeddingForwardArgs& args, int64_t begin,
                            int64_t end) {
   ZERO_CPU_WITH_FLOAT_TYPE(args.out.dtype, T, GatherRows<T>(args, begin, end));
-}
-
-// dst += src over n elements.
-template <class T>
-HWY_INLINE void AddRow(const T* src, float* dst, int64_t n) {
-  const int64_t lanes = NumLanes();
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    Store(hn::Add(Load(dst + i), Load(src + i)), dst + i);
-  }
-  if (const int64_t rest = n - i; rest > 0) {
-    StoreN(hn::Add(LoadN(dst + i, rest), LoadN(src + i, rest)), dst + i, rest);
-  }
 }
 
 // fp32 tables: columns [begin, end) of every row of dout, in order of i.
@@ -64,8 +44,8 @@ void ScatterColumns(const EmbeddingBackwardArgs& args, int64_t begin,
   const T* dout = static_cast<const T*>(args.dout.data);
   float* dtable = static_cast<float*>(args.dtable.data);
   for (int64_t i = 0; i < args.dout.rows; ++i) {
-    AddRow(dout + i * args.dout.ld + begin,
-           dtable + args.ids[i] * args.dtable.ld + begin, end - begin);
+    float* const row = dtable + args.ids[i] * args.dtable.ld;
+    AddSpans(row, dout + i * args.dout.ld, row, begin, end);
   }
 }
 
@@ -93,17 +73,12 @@ void ScatterSortedColumns(const EmbeddingBackwardArgs& args,
     for (int64_t column = begin; column < end; column += kColumns) {
       const int64_t n = std::min(kColumns, end - column);
       std::fill_n(sums, n, 0.0f);
-      AddRow(row + column, sums, n);
+      AddSpans(sums, row + column, sums, 0, n);
       for (int64_t k = first; k < last; ++k) {
         const int64_t i = static_cast<uint32_t>(order[k]);
-        AddRow(dout + i * args.dout.ld + column, sums, n);
+        AddSpans(sums, dout + i * args.dout.ld + column, sums, 0, n);
       }
-      const int64_t lanes = NumLanes();
-      int64_t j = 0;
-      for (; j + lanes <= n; j += lanes) {
-        Store(Load(sums + j), row + column + j);
-      }
-      if (j < n) StoreN(LoadN(sums + j, n - j), row + column + j, n - j);
+      ConvertSpan(sums, row + column, 0, n);
     }
     first = last;
   }
@@ -135,10 +110,7 @@ void CpuOps::EmbeddingForward(Stream&, const EmbeddingForwardArgs& args) {
       << "EmbeddingForward: table " << args.table.dtype << ", positions "
       << args.position_table.dtype << " -> " << args.out.dtype;
   ParallelRanges(num_threads_, args.out.rows, RowGrain(args.out.cols),
-                 [&](int64_t begin, int64_t end) {
-                   HWY_DYNAMIC_DISPATCH(EmbeddingForwardRange)
-                   (args, begin, end);
-                 });
+                 HWY_DYNAMIC_DISPATCH(EmbeddingForwardRange), args);
 }
 
 namespace {
@@ -177,9 +149,7 @@ void CpuOps::EmbeddingBackward(Stream&, const EmbeddingBackwardArgs& args,
   if (!args.accumulate) ZeroRows(num_threads_, args.dtable);
   if (args.dtable.dtype == DType::kF32) {
     ParallelRanges(num_threads_, args.dtable.cols, kColumnGrain,
-                   [&](int64_t begin, int64_t end) {
-                     HWY_DYNAMIC_DISPATCH(ScatterRange)(args, begin, end);
-                   });
+                   HWY_DYNAMIC_DISPATCH(ScatterRange), args);
     return;
   }
   uint64_t order[kSortedRows];
@@ -191,10 +161,8 @@ void CpuOps::EmbeddingBackward(Stream&, const EmbeddingBackwardArgs& args,
     }
     std::sort(order, order + count);
     ParallelRanges(num_threads_, args.dtable.cols, kColumnGrain,
-                   [&](int64_t begin, int64_t end) {
-                     HWY_DYNAMIC_DISPATCH(ScatterSortedRange)
-                     (args, order, count, begin, end);
-                   });
+                   HWY_DYNAMIC_DISPATCH(ScatterSortedRange), args, order,
+                   count);
   }
 }
 

@@ -44,39 +44,22 @@ HWY_INLINE VF UpdateElement(const Constants& c, VF p, VF m, VF v) {
   return Fma(c.weight_decay, p, direction);
 }
 
-struct Moments {
-  VF m, v, update;
-};
-HWY_INLINE Moments MomentElement(const Constants& c, VF p, VF m, VF v, VF g) {
-  g = hn::Mul(g, c.grad_scale);
-  m = Fma(c.beta1, m, hn::Mul(c.one_minus_beta1, g));
-  v = Fma(c.beta2, v, hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-  return {m, v, UpdateElement(c, p, m, v)};
-}
-
 // Updates m and v of [begin, end); update[i - begin] is that of element i.
 template <class G>
 void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
                 int64_t end, float* HWY_RESTRICT update) {
   const float* master = MasterOf(args.state);
   const G* grad = static_cast<const G*>(args.state.grad.data);
-  const int64_t lanes = NumLanes();
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) {
-    const Moments e = MomentElement(c, Load(master + i), Load(args.m + i),
-                                    Load(args.v + i), Load(grad + i));
-    Store(e.m, args.m + i);
-    Store(e.v, args.v + i);
-    Store(e.update, update + (i - begin));
-  }
-  if (const int64_t n = end - i; n > 0) {
-    const Moments e =
-        MomentElement(c, LoadN(master + i, n), LoadN(args.m + i, n),
-                      LoadN(args.v + i, n), LoadN(grad + i, n));
-    StoreN(e.m, args.m + i, n);
-    StoreN(e.v, args.v + i, n);
-    StoreN(e.update, update + (i - begin), n);
-  }
+  ForEachVector(
+      begin, end, [&, m_ = args.m, v_ = args.v](auto at) ZERO_CPU_BODY {
+        const VF g = hn::Mul(at.Load(grad), c.grad_scale);
+        const VF m = Fma(c.beta1, at.Load(m_), hn::Mul(c.one_minus_beta1, g));
+        const VF v = Fma(c.beta2, at.Load(v_),
+                         hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
+        at.Store(m, m_);
+        at.Store(v, v_);
+        at.Store(UpdateElement(c, at.Load(master), m, v), update - begin);
+      });
 }
 
 // Squares of p and of the update, into squares[0] and [1], are taken on the
@@ -97,46 +80,16 @@ void MomentRun(const LambArgs& args, float weight_decay, int64_t begin,
   }
 }
 
-// p -= step * update, with step = lr * trust ratio. copy: null where the
-// parameter is not stored beside its master.
-template <class P>
-void ApplySpan(const LambArgs& args, const Constants& c, float step, P* copy,
-               int64_t begin, int64_t end) {
-  float* master = MasterOf(args.state);
-  const VF scale = hn::Set(df, step);
-  const int64_t lanes = NumLanes();
-  int64_t i = begin;
-  for (; i + lanes <= end; i += lanes) {
-    VF p = Load(master + i);
-    p = NegFma(scale, UpdateElement(c, p, Load(args.m + i), Load(args.v + i)),
-               p);
-    Store(p, master + i);
-    if (copy != nullptr) Store(p, copy + i);
-  }
-  if (const int64_t n = end - i; n > 0) {
-    VF p = LoadN(master + i, n);
-    p = NegFma(scale,
-               UpdateElement(c, p, LoadN(args.m + i, n), LoadN(args.v + i, n)),
-               p);
-    StoreN(p, master + i, n);
-    if (copy != nullptr) StoreN(p, copy + i, n);
-  }
-}
-
+// p -= step * update, with step = lr * trust ratio.
 void ApplyRange(const LambArgs& args, float weight_decay, float step,
                 int64_t begin, int64_t end) {
   const Constants c(args, weight_decay);
-  if (args.state.stochastic_rounding) {
-    for (int64_t i = begin; i < end; i += kRoundingChunk) {
-      const int64_t stop = std::min(end, i + kRoundingChunk);
-      ApplySpan<float>(args, c, step, nullptr, i, stop);
-      RoundStochastically(args.state, i, stop);
-    }
-    return;
-  }
-  ZERO_CPU_WITH_FLOAT_TYPE(
-      args.state.param.dtype, P,
-      ApplySpan<P>(args, c, step, CopyOf<P>(args.state), begin, end));
+  const VF scale = hn::Set(df, step);
+  const auto update = [&c, scale, m = args.m, v = args.v](auto at,
+                                                          VF p) ZERO_CPU_BODY {
+    return NegFma(scale, UpdateElement(c, p, at.Load(m), at.Load(v)), p);
+  };
+  UpdateMasters(args.state, begin, end, update);
 }
 
 }  // namespace
@@ -239,16 +192,14 @@ double TrustRatio(const LambArgs& args, const TensorPart& part) {
 }  // namespace
 
 void CpuOps::LambApply(Stream&, const LambArgs& args) {
-  if (SkipsUpdate(args.state)) return;
-  CheckUpdateState("LambApply", args.state);
   ZERO_CHECK_EQ(args.parts.size(), args.state.ranges.size());
-  const auto ranges = args.state.ranges;
-  ForEachPiece(
-      num_threads_, ranges, [&](size_t range, int64_t begin, int64_t end) {
+  UpdateRanges(
+      "LambApply", num_threads_, args,
+      [&](const LambArgs& own, size_t range, int64_t begin, int64_t end) {
         const double step = args.lr * TrustRatio(args, args.parts[range]);
         HWY_DYNAMIC_DISPATCH(ApplyRange)
-        (ArgsOf(args, ranges[range]), ranges[range].weight_decay,
-         static_cast<float>(step), begin, end);
+        (own, args.state.ranges[range].weight_decay, static_cast<float>(step),
+         begin, end);
       });
 }
 

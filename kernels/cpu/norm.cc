@@ -27,80 +27,27 @@ HWY_INLINE T* RowOf(const Rows& rows, int64_t row) {
   return static_cast<T*>(rows.data) + RowOffset(rows, row);
 }
 
-// n elements of a row: a whole vector, or the row's last, partial one.
-template <class T>
-HWY_INLINE VF PartLoad(const T* p, int64_t n) {
-  return n == NumLanes() ? Load(p) : LoadN(p, n);
-}
-template <class T>
-HWY_INLINE void PartStore(VF v, T* p, int64_t n) {
-  if (n == NumLanes()) {
-    Store(v, p);
-  } else {
-    StoreN(v, p, n);
-  }
-}
-
-// sum = x + residual, rounded to storage: the statistics are of the values
-// that the backward pass will read.
-template <class T>
-HWY_INLINE void AddResidual(const T* x, const T* residual, T* sum,
-                            int64_t width) {
-  const int64_t lanes = NumLanes();
-  for (int64_t i = 0; i < width; i += lanes) {
-    const int64_t n = std::min(lanes, width - i);
-    PartStore(hn::Add(PartLoad(x + i, n), PartLoad(residual + i, n)), sum + i,
-              n);
-  }
-}
-
-// The sum of the row, in four vectors of lanes.
-template <class T>
-HWY_INLINE float RowSum(const T* x, int64_t width) {
+// The sum over the row, in four vectors of lanes; add(sum, x) adds a vector.
+template <class T, class Add>
+HWY_INLINE float RowSum(const T* x, int64_t width, const Add& add) {
   const int64_t lanes = NumLanes();
   VF s0 = hn::Zero(df), s1 = s0, s2 = s0, s3 = s0;
   int64_t i = 0;
   for (; i + 4 * lanes <= width; i += 4 * lanes) {
-    s0 = hn::Add(s0, Load(x + i));
-    s1 = hn::Add(s1, Load(x + i + lanes));
-    s2 = hn::Add(s2, Load(x + i + 2 * lanes));
-    s3 = hn::Add(s3, Load(x + i + 3 * lanes));
+    s0 = add(s0, Load(x + i));
+    s1 = add(s1, Load(x + i + lanes));
+    s2 = add(s2, Load(x + i + 2 * lanes));
+    s3 = add(s3, Load(x + i + 3 * lanes));
   }
-  for (; i < width; i += lanes) {
-    s0 = hn::Add(s0, PartLoad(x + i, std::min(lanes, width - i)));
-  }
-  return Sum(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
-}
-
-// The sum of (x - mean)^2.
-template <class T>
-HWY_INLINE float RowSquares(const T* x, float mean, int64_t width) {
-  const int64_t lanes = NumLanes();
-  const VF center = hn::Set(df, mean);
-  VF s0 = hn::Zero(df), s1 = s0, s2 = s0, s3 = s0;
-  int64_t i = 0;
-  const auto add = [&](VF& s, int64_t at) HWY_ATTR {
-    const VF d = hn::Sub(Load(x + at), center);
-    s = Fma(d, d, s);
-  };
-  for (; i + 4 * lanes <= width; i += 4 * lanes) {
-    add(s0, i);
-    add(s1, i + lanes);
-    add(s2, i + 2 * lanes);
-    add(s3, i + 3 * lanes);
-  }
-  for (; i < width; i += lanes) {
-    const int64_t n = std::min(lanes, width - i);
-    const VF d = FirstLanes(hn::Sub(PartLoad(x + i, n), center), n);
-    s0 = Fma(d, d, s0);
-  }
+  ForEachVector(i, width, [&](auto at) ZERO_CPU_BODY {
+    s0 = at.Keep(add(s0, at.Load(x)), s0);
+  });
   return Sum(hn::Add(hn::Add(s0, s1), hn::Add(s2, s3)));
 }
 
 template <bool kMean, class T>
 void ForwardRows(const NormForwardArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.x.width;
-  const int64_t lanes = NumLanes();
   const float count = static_cast<float>(width);
   const T* weight = static_cast<const T*>(args.weight.data);
   const T* bias = static_cast<const T*>(args.bias.data);
@@ -108,24 +55,30 @@ void ForwardRows(const NormForwardArgs& args, int64_t begin, int64_t end) {
     const T* x = RowOf<T>(args.x, row);
     if (args.residual.data != nullptr) {
       T* sum = RowOf<T>(args.sum, row);
-      AddResidual(x, RowOf<T>(args.residual, row), sum, width);
+      // Rounded to storage: the statistics are of the values that the backward
+      // pass will read.
+      AddSpans(x, RowOf<T>(args.residual, row), sum, 0, width);
       x = sum;
     }
-    const float mean = kMean ? RowSum(x, width) / count : 0.0f;
-    const float variance = RowSquares(x, mean, width) / count;
-    const float rstd = 1.0f / std::sqrt(variance + args.eps);
+    const auto add = [](VF sum, VF v) ZERO_CPU_BODY { return hn::Add(sum, v); };
+    const float mean = kMean ? RowSum(x, width, add) / count : 0.0f;
     const VF center = hn::Set(df, mean);
+    const auto add_square = [&](VF sum, VF v) ZERO_CPU_BODY {
+      const VF d = hn::Sub(v, center);
+      return Fma(d, d, sum);
+    };
+    const float variance = RowSum(x, width, add_square) / count;
+    const float rstd = 1.0f / std::sqrt(variance + args.eps);
     const VF factor = hn::Set(df, rstd);
     T* y = RowOf<T>(args.y, row);
-    for (int64_t i = 0; i < width; i += lanes) {
-      const int64_t n = std::min(lanes, width - i);
-      VF v = PartLoad(x + i, n);
+    ForEachVector(0, width, [&](auto at) ZERO_CPU_BODY {
+      VF v = at.Load(x);
       if constexpr (kMean) v = hn::Sub(v, center);
       v = hn::Mul(v, factor);
-      const VF w = PartLoad(weight + i, n);
-      v = bias != nullptr ? Fma(v, w, PartLoad(bias + i, n)) : hn::Mul(v, w);
-      PartStore(v, y + i, n);
-    }
+      const VF w = at.Load(weight);
+      v = bias != nullptr ? Fma(v, w, at.Load(bias)) : hn::Mul(v, w);
+      at.Store(v, y);
+    });
     if (kMean && args.mean != nullptr) args.mean[row] = mean;
     if (args.rstd != nullptr) args.rstd[row] = rstd;
   }
@@ -137,7 +90,6 @@ template <bool kMean, class T>
 HWY_INLINE void BackwardRow(const NormBackwardArgs& args, int64_t row,
                             float* dweight, float* dbias) {
   const int64_t width = args.dy.width;
-  const int64_t lanes = NumLanes();
   const float count = static_cast<float>(width);
   const T* dy = RowOf<T>(args.dy, row);
   const T* x = RowOf<T>(args.sum, row);
@@ -147,35 +99,31 @@ HWY_INLINE void BackwardRow(const NormBackwardArgs& args, int64_t row,
 
   VF sum_g = hn::Zero(df);   // of dy w
   VF sum_gx = hn::Zero(df);  // of dy w xhat
-  for (int64_t i = 0; i < width; i += lanes) {
-    const int64_t n = std::min(lanes, width - i);
-    const VF grad = PartLoad(dy + i, n);
-    const VF xhat = hn::Mul(hn::Sub(PartLoad(x + i, n), mean), rstd);
-    const VF g = hn::Mul(grad, PartLoad(weight + i, n));
+  ForEachVector(0, width, [&](auto at) ZERO_CPU_BODY {
+    const VF grad = at.Load(dy);
+    const VF xhat = hn::Mul(hn::Sub(at.Load(x), mean), rstd);
+    const VF g = hn::Mul(grad, at.Load(weight));
     if constexpr (kMean) sum_g = hn::Add(sum_g, g);
     sum_gx = Fma(g, xhat, sum_gx);
     if (dweight != nullptr) {
-      PartStore(Fma(grad, xhat, PartLoad(dweight + i, n)), dweight + i, n);
+      at.Store(Fma(grad, xhat, at.Load(dweight)), dweight);
     }
-    if (dbias != nullptr) {
-      PartStore(hn::Add(grad, PartLoad(dbias + i, n)), dbias + i, n);
-    }
-  }
+    if (dbias != nullptr) at.Store(hn::Add(grad, at.Load(dbias)), dbias);
+  });
   const VF mean_g = hn::Set(df, kMean ? Sum(sum_g) / count : 0.0f);
   const VF mean_gx = hn::Set(df, Sum(sum_gx) / count);
 
   T* dx = RowOf<T>(args.dx, row);
   const T* dsum =
       args.dsum.data != nullptr ? RowOf<T>(args.dsum, row) : nullptr;
-  for (int64_t i = 0; i < width; i += lanes) {
-    const int64_t n = std::min(lanes, width - i);
-    const VF xhat = hn::Mul(hn::Sub(PartLoad(x + i, n), mean), rstd);
-    VF g = hn::Mul(PartLoad(dy + i, n), PartLoad(weight + i, n));
+  ForEachVector(0, width, [&](auto at) ZERO_CPU_BODY {
+    const VF xhat = hn::Mul(hn::Sub(at.Load(x), mean), rstd);
+    VF g = hn::Mul(at.Load(dy), at.Load(weight));
     if constexpr (kMean) g = hn::Sub(g, mean_g);
     g = NegFma(xhat, mean_gx, g);
-    const VF residual = dsum != nullptr ? PartLoad(dsum + i, n) : hn::Zero(df);
-    PartStore(Fma(g, rstd, residual), dx + i, n);
-  }
+    const VF residual = dsum != nullptr ? at.Load(dsum) : hn::Zero(df);
+    at.Store(Fma(g, rstd, residual), dx);
+  });
 }
 
 // Rows [begin, end) into partial sums at `dweight` and `dbias`, zeroed first.
@@ -191,22 +139,18 @@ void BackwardRows(const NormBackwardArgs& args, int64_t begin, int64_t end,
 
 void NormForwardRange(const NormForwardArgs& args, int64_t begin, int64_t end) {
   ZERO_CPU_WITH_FLOAT_TYPE(args.y.dtype, T, {
-    if (args.kind == NormKind::kLayerNorm) {
-      ForwardRows<true, T>(args, begin, end);
-    } else {
-      ForwardRows<false, T>(args, begin, end);
-    }
+    const auto run = args.kind == NormKind::kLayerNorm ? ForwardRows<true, T>
+                                                       : ForwardRows<false, T>;
+    run(args, begin, end);
   });
 }
 
 void NormBackwardBlock(const NormBackwardArgs& args, int64_t begin, int64_t end,
                        float* dweight, float* dbias) {
   ZERO_CPU_WITH_FLOAT_TYPE(args.dx.dtype, T, {
-    if (args.kind == NormKind::kLayerNorm) {
-      BackwardRows<true, T>(args, begin, end, dweight, dbias);
-    } else {
-      BackwardRows<false, T>(args, begin, end, dweight, dbias);
-    }
+    const auto run = args.kind == NormKind::kLayerNorm ? BackwardRows<true, T>
+                                                       : BackwardRows<false, T>;
+    run(args, begin, end, dweight, dbias);
   });
 }
 
@@ -214,16 +158,14 @@ void NormBackwardBlock(const NormBackwardArgs& args, int64_t begin, int64_t end,
 template <class T>
 void SumPartials(const float* partials, int64_t num_partials, int64_t width,
                  T* out, bool accumulate, int64_t begin, int64_t end) {
-  const int64_t lanes = NumLanes();
-  for (int64_t i = begin; i < end; i += lanes) {
-    const int64_t n = std::min(lanes, end - i);
+  ForEachVector(begin, end, [&](auto at) ZERO_CPU_BODY {
     VF sum = hn::Zero(df);
     for (int64_t k = 0; k < num_partials; ++k) {
-      sum = hn::Add(sum, PartLoad(partials + k * width + i, n));
+      sum = hn::Add(sum, at.Load(partials + k * width));
     }
-    if (accumulate) sum = hn::Add(sum, PartLoad(out + i, n));
-    PartStore(sum, out + i, n);
-  }
+    if (accumulate) sum = hn::Add(sum, at.Load(out));
+    at.Store(sum, out);
+  });
 }
 
 void SumPartialsRange(const float* partials, int64_t num_partials,
@@ -269,10 +211,8 @@ void CpuOps::NormForward(Stream&, const NormForwardArgs& args) {
       << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
       << " -> " << dtype;
   ParallelRanges(num_threads_, args.x.outer * args.x.inner,
-                 RowGrain(args.x.width), [&](int64_t begin, int64_t end) {
-                   HWY_DYNAMIC_DISPATCH(NormForwardRange)
-                   (args, begin, end);
-                 });
+                 RowGrain(args.x.width), HWY_DYNAMIC_DISPATCH(NormForwardRange),
+                 args);
 }
 
 size_t CpuOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
@@ -315,10 +255,9 @@ void CpuOps::NormBackward(Stream&, const NormBackwardArgs& args,
   const auto reduce = [&](const float* partials, const Vector& out,
                           bool accumulate) {
     if (partials == nullptr) return;
-    ParallelRanges(num_threads_, width, 256, [&](int64_t begin, int64_t end) {
-      HWY_DYNAMIC_DISPATCH(SumPartialsRange)
-      (partials, blocks.count, out, accumulate, begin, end);
-    });
+    ParallelRanges(num_threads_, width, 256,
+                   HWY_DYNAMIC_DISPATCH(SumPartialsRange), partials,
+                   blocks.count, out, accumulate);
   };
   reduce(dweight, args.dweight, args.accumulate_dweight);
   reduce(dbias, args.dbias, args.accumulate_dbias);

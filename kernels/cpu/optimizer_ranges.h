@@ -11,26 +11,6 @@
 
 namespace zero::cpu {
 
-// Calls fn(range index, begin, end) for pieces that together cover every range
-// once. The updates are element-wise, so that the cut changes no bit.
-template <class Fn>
-void ForEachPiece(int num_threads, absl::Span<const UpdateRange> ranges,
-                  const Fn& fn) {
-  int64_t total = 0;
-  for (const UpdateRange& range : ranges) total += range.end - range.begin;
-  ParallelRanges(
-      num_threads, total, kElementGrain, [&](int64_t begin, int64_t end) {
-        int64_t passed = 0;  // elements of the ranges before this one
-        for (size_t i = 0; i < ranges.size() && passed < end; ++i) {
-          const int64_t size = ranges[i].end - ranges[i].begin;
-          const int64_t from = std::max(begin - passed, int64_t{0});
-          const int64_t to = std::min(end - passed, size);
-          if (from < to) fn(i, ranges[i].begin + from, ranges[i].begin + to);
-          passed += size;
-        }
-      });
-}
-
 // `args` of an optimizer as the elements of one of its ranges see them: with
 // nothing that is a whole.
 template <class Args>
@@ -66,6 +46,33 @@ inline void CheckUpdateState(const char* op, const UpdateState& state) {
       << op << ": " << state.param.dtype << " parameters need fp32 masters";
   ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
       << op << ": fp32 parameters are not rounded";
+}
+
+// Calls update(args as ArgsOf range i, i, begin, end) for pieces that together
+// cover every range once. The updates are element-wise, so that the cut changes
+// no bit.
+template <class Args, class Update>
+void UpdateRanges(const char* op, int num_threads, const Args& args,
+                  const Update& update) {
+  if (SkipsUpdate(args.state)) return;
+  CheckUpdateState(op, args.state);
+  const auto ranges = args.state.ranges;
+  int64_t total = 0;
+  for (const UpdateRange& range : ranges) total += range.end - range.begin;
+  ParallelRanges(
+      num_threads, total, kElementGrain, [&](int64_t begin, int64_t end) {
+        int64_t passed = 0;  // elements of the ranges before this one
+        for (size_t i = 0; i < ranges.size() && passed < end; ++i) {
+          const int64_t first = ranges[i].begin;
+          const int64_t size = ranges[i].end - first;
+          const int64_t from = std::max(begin - passed, int64_t{0});
+          const int64_t to = std::min(end - passed, size);
+          if (from < to) {
+            update(ArgsOf(args, ranges[i]), i, first + from, first + to);
+          }
+          passed += size;
+        }
+      });
 }
 
 // The fp32 values that are updated.

@@ -11,14 +11,16 @@ namespace zero::cpu {
 
 // Calls fn(begin, end) once per thread with contiguous pieces of [0, n), each
 // beginning at a multiple of `grain`. A loop of one grain or less stays on the
-// calling thread. The partition depends on nothing but the arguments.
-template <class Fn>
-void ParallelRanges(int num_threads, int64_t n, int64_t grain, const Fn& fn) {
+// calling thread. The partition depends on nothing but the arguments. `args` go
+// to fn before begin.
+template <class Fn, class... Args>
+void ParallelRanges(int num_threads, int64_t n, int64_t grain, Fn fn,
+                    const Args&... args) {
   const int64_t num_grains = (n + grain - 1) / grain;
   const int threads =
       static_cast<int>(std::min<int64_t>(num_threads, num_grains));
   if (threads <= 1) {
-    if (n > 0) fn(int64_t{0}, n);
+    if (n > 0) fn(args..., int64_t{0}, n);
     return;
   }
 #pragma omp parallel num_threads(threads)
@@ -28,7 +30,7 @@ void ParallelRanges(int num_threads, int64_t n, int64_t grain, const Fn& fn) {
     const int64_t rank = omp_get_thread_num();
     const int64_t begin = num_grains * rank / team * grain;
     const int64_t end = std::min(n, num_grains * (rank + 1) / team * grain);
-    if (begin < end) fn(begin, end);
+    if (begin < end) fn(args..., begin, end);
   }
 }
 

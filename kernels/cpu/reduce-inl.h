@@ -65,14 +65,8 @@ HWY_INLINE double BlockSquares(const float* HWY_RESTRICT x) {
 // The first n <= 64 elements at src as fp32, the others zero.
 template <class T>
 HWY_INLINE void BlockToF32(const T* src, int64_t n, float* HWY_RESTRICT dst) {
-  const int64_t lanes = NumLanes();
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) Store(Load(src + i), dst + i);
-  if (i < n) {
-    Store(LoadN(src + i, n - i), dst + i);
-    i += lanes;
-  }
-  for (; i < kSquareBlock; i += lanes) Store(hn::Zero(df), dst + i);
+  ConvertSpan(src, dst, 0, n);
+  std::fill(dst + n, dst + kSquareBlock, 0.0f);
 }
 
 // sum + the squares of src[begin, end), blocks from `begin` on: of a run, or,

@@ -35,16 +35,13 @@ template <class T>
 int64_t CountNonFiniteSpan(const T* src, int64_t begin, int64_t end) {
   // A lane counts one per vector and is emptied long before 2^32.
   constexpr int64_t kRun = int64_t{1} << 28;
-  const int64_t lanes = NumLanes();
   int64_t count = 0;
   for (int64_t run = begin; run < end; run += kRun) {
     const int64_t stop = std::min(end, run + kRun);
     VU sums = hn::Zero(du);
-    int64_t i = run;
-    for (; i + lanes <= stop; i += lanes) {
-      sums = hn::Add(sums, NonFinite(Load(src + i)));
-    }
-    if (i < stop) sums = hn::Add(sums, NonFinite(LoadN(src + i, stop - i)));
+    ForEachVector(run, stop, [&](auto at) ZERO_CPU_BODY {
+      sums = hn::Add(sums, NonFinite(at.Load(src)));
+    });
     count += hn::GetLane(hn::SumOfLanes(du, sums));
   }
   return count;

@@ -12,33 +12,16 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-struct Pair {
-  VF low;
-  VF high;
-};
-HWY_INLINE Pair Rotate(VF low, VF high, VF cos, VF sin) {
-  return {NegFma(high, sin, hn::Mul(low, cos)),
-          Fma(low, sin, hn::Mul(high, cos))};
-}
-
 // Rotates one head; `sign` is -1 for the inverse.
 template <class T>
 HWY_INLINE void RotateHead(T* x, const float* cos, const float* sin, VF sign,
                            int64_t half) {
-  const int64_t lanes = NumLanes();
-  int64_t i = 0;
-  for (; i + lanes <= half; i += lanes) {
-    const Pair y = Rotate(Load(x + i), Load(x + half + i), Load(cos + i),
-                          hn::Mul(sign, Load(sin + i)));
-    Store(y.low, x + i);
-    Store(y.high, x + half + i);
-  }
-  if (const int64_t n = half - i; n > 0) {
-    const Pair y = Rotate(LoadN(x + i, n), LoadN(x + half + i, n),
-                          LoadN(cos + i, n), hn::Mul(sign, LoadN(sin + i, n)));
-    StoreN(y.low, x + i, n);
-    StoreN(y.high, x + half + i, n);
-  }
+  ForEachVector(0, half, [&](auto at) ZERO_CPU_BODY {
+    const VF low = at.Load(x), high = at.Load(x + half);
+    const VF c = at.Load(cos), s = hn::Mul(sign, at.Load(sin));
+    at.Store(NegFma(high, s, hn::Mul(low, c)), x);
+    at.Store(Fma(low, s, hn::Mul(high, c)), x + half);
+  });
 }
 
 template <class T>
@@ -73,9 +56,7 @@ void CpuOps::Rotary(Stream&, const RotaryArgs& args) {
   ZERO_CHECK_EQ(args.x.width % 2, 0) << "Rotary: pairs need an even width";
   ParallelRanges(num_threads_, args.x.outer,
                  RowGrain(args.x.inner * args.x.width),
-                 [&](int64_t begin, int64_t end) {
-                   HWY_DYNAMIC_DISPATCH(RotaryRange)(args, begin, end);
-                 });
+                 HWY_DYNAMIC_DISPATCH(RotaryRange), args);
 }
 
 }  // namespace zero::cpu

@@ -1,8 +1,11 @@
-// Stochastic rounding on vectors: the bits of kernels/rounding.h.
+// The frame of the optimizers' loops: fp32 masters are updated and rounded to
+// the parameters, to nearest or stochastically with the bits of
+// kernels/rounding.h.
 #include <algorithm>
 #include <cstring>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/optimizer_ranges.h"
 #include "kernels/cpu/philox-inl.h"
 #include "kernels/cpu/storage.h"
 #include "kernels/ops.h"
@@ -109,6 +112,36 @@ HWY_INLINE void RoundStochastically(const UpdateState& state, int64_t begin,
   } else {
     RoundSpan<F16>(state, begin, end);
   }
+}
+
+// copy: null where the parameter is not stored beside its master.
+template <class P, class Update>
+HWY_INLINE void UpdateSpan(float* HWY_RESTRICT master, P* HWY_RESTRICT copy,
+                           int64_t begin, int64_t end, const Update& update) {
+  ForEachVector(begin, end, [&](auto at) ZERO_CPU_BODY {
+    const VF p = update(at, at.Load(master));
+    at.Store(p, master);
+    if (copy != nullptr) at.Store(p, copy);
+  });
+}
+
+// Masters [begin, end) become update(at, master), and the parameters stored
+// beside them follow.
+template <class Update>
+HWY_INLINE void UpdateMasters(const UpdateState& state, int64_t begin,
+                              int64_t end, const Update& update) {
+  float* const master = MasterOf(state);
+  if (state.stochastic_rounding) {
+    for (int64_t i = begin; i < end; i += kRoundingChunk) {
+      const int64_t stop = std::min(end, i + kRoundingChunk);
+      UpdateSpan<float>(master, nullptr, i, stop, update);
+      RoundStochastically(state, i, stop);
+    }
+    return;
+  }
+  ZERO_CPU_WITH_FLOAT_TYPE(
+      state.param.dtype, P,
+      UpdateSpan(master, CopyOf<P>(state), begin, end, update));
 }
 
 }  // namespace zero::cpu::HWY_NAMESPACE

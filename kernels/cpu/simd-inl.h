@@ -42,6 +42,11 @@ inline constexpr DU16 du16;
 // Lanes of a vector, as the signed type of all our counts.
 HWY_INLINE int64_t NumLanes() { return static_cast<int64_t>(hn::Lanes(df)); }
 
+// Of a lambda that works on vectors: it has the target of the functions around
+// it, and is part of them.
+#undef ZERO_CPU_BODY
+#define ZERO_CPU_BODY HWY_ATTR __attribute__((always_inline))
+
 #undef ZERO_CPU_EMULATED
 #if HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
 #define ZERO_CPU_EMULATED 1
@@ -142,14 +147,84 @@ HWY_INLINE void StoreN(VF v, T* p, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
 }
 
+// ---- Loops over spans ------------------------------------------------------
+
+// The vector of a span's elements [i, i + NumLanes()).
+struct WholeVector {
+  static constexpr bool kWhole = true;
+  int64_t i;
+
+  template <class T>
+  HWY_INLINE VF Load(const T* span) const {
+    return HWY_NAMESPACE::Load(span + i);
+  }
+  template <class T>
+  HWY_INLINE void Store(VF v, T* span) const {
+    HWY_NAMESPACE::Store(v, span + i);
+  }
+  // `v` in the lanes that the span has, `other` in the rest.
+  HWY_INLINE VF Keep(VF v, VF) const { return v; }
+};
+
+// The last, partial vector of a span: [i, i + n), n < NumLanes(). Lanes behind
+// the span are loaded as zero and not stored.
+struct LastVector {
+  static constexpr bool kWhole = false;
+  int64_t i, n;
+
+  template <class T>
+  HWY_INLINE VF Load(const T* span) const {
+    return LoadN(span + i, n);
+  }
+  template <class T>
+  HWY_INLINE void Store(VF v, T* span) const {
+    StoreN(v, span + i, n);
+  }
+  HWY_INLINE VF Keep(VF v, VF other) const {
+    return hn::IfThenElse(hn::FirstN(df, static_cast<size_t>(n)), v, other);
+  }
+};
+
+// Calls body(at) with the vectors of [begin, end), one after the other. The
+// body is a generic lambda, compiled for either kind of vector:
+//   [&](auto at) ZERO_CPU_BODY { at.Store(hn::Add(at.Load(a), ...), y); }
+template <class Body>
+HWY_INLINE void ForEachVector(int64_t begin, int64_t end, const Body& body) {
+  const int64_t lanes = NumLanes();
+  int64_t i = begin;
+  for (; i + lanes <= end; i += lanes) body(WholeVector{i});
+  if (i < end) body(LastVector{i, end - i});
+}
+
+// dst = src, exactly or rounded to nearest even.
+template <class S, class D>
+HWY_INLINE void ConvertSpan(const S* src, D* dst, int64_t begin, int64_t end) {
+  ForEachVector(begin, end,
+                [&](auto at) ZERO_CPU_BODY { at.Store(at.Load(src), dst); });
+}
+
+// y = a + b; y may be a or b.
+template <class A, class B, class Y>
+HWY_INLINE void AddSpans(const A* a, const B* b, Y* y, int64_t begin,
+                         int64_t end) {
+  ForEachVector(begin, end, [&](auto at) ZERO_CPU_BODY {
+    at.Store(hn::Add(at.Load(a), at.Load(b)), y);
+  });
+}
+
+// to = from * factor. `to` may be `from`, narrowed in place: nothing is written
+// ahead of what is still to be read.
+template <class S, class D>
+HWY_INLINE void ScaleSpan(const S* from, int64_t n, float factor, D* to) {
+  const VF f = hn::Set(df, factor);
+  ForEachVector(0, n, [&](auto at) ZERO_CPU_BODY {
+    at.Store(hn::Mul(at.Load(from), f), to);
+  });
+}
+
 // ---- Sums over lanes --------------------------------------------------------
 
 HWY_INLINE float Sum(VF v) { return hn::GetLane(hn::SumOfLanes(df, v)); }
-
-// The first n lanes of v, the others zero.
-HWY_INLINE VF FirstLanes(VF v, int64_t n) {
-  return hn::IfThenElseZero(hn::FirstN(df, static_cast<size_t>(n)), v);
-}
 
 }  // namespace zero::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -54,34 +54,15 @@ double ExpSum(float* row, int64_t n, float max) {
       s0 = hn::Add(s0, e0);
       s1 = hn::Add(s1, e1);
     }
-    for (; i < end; i += lanes) {
-      const int64_t m = end - i < lanes ? end - i : lanes;
-      if (m == lanes) {
-        const VF e = Exp(hn::Sub(Load(row + i), shift));
-        Store(e, row + i);
-        s0 = hn::Add(s0, e);
-      } else {
-        const VF e = Exp(hn::Sub(LoadN(row + i, m), shift));
-        StoreN(e, row + i, m);
-        s1 = hn::Add(s1, FirstLanes(e, m));
-      }
-    }
+    ForEachVector(i, end, [&](auto at) ZERO_CPU_BODY {
+      const VF e = Exp(hn::Sub(at.Load(row), shift));
+      at.Store(e, row);
+      VF& sum = at.kWhole ? s0 : s1;
+      sum = hn::Add(sum, at.Keep(e, hn::Zero(df)));
+    });
     total += static_cast<double>(Sum(hn::Add(s0, s1)));
   }
   return total;
-}
-
-// to = row * factor. `to` may be the row itself: it is never written ahead of
-// what is still to be read.
-template <class T>
-void ScaleRow(const float* row, T* to, int64_t n, float factor) {
-  const int64_t lanes = NumLanes();
-  const VF f = hn::Set(df, factor);
-  int64_t i = 0;
-  for (; i + lanes <= n; i += lanes) {
-    Store(hn::Mul(Load(row + i), f), to + i);
-  }
-  if (i < n) StoreN(hn::Mul(LoadN(row + i, n - i), f), to + i, n - i);
 }
 
 template <class T>
@@ -97,8 +78,8 @@ double CrossEntropyRow(float* logits, int64_t n, int64_t target, bool gradient,
     const float at_target =
         static_cast<float>((static_cast<double>(logits[target]) / sum - 1.0) *
                            static_cast<double>(scale));
-    ScaleRow(logits, reinterpret_cast<T*>(logits), n,
-             static_cast<float>(static_cast<double>(scale) / sum));
+    ScaleSpan(logits, n, static_cast<float>(static_cast<double>(scale) / sum),
+              reinterpret_cast<T*>(logits));
     const VF v = hn::Set(df, at_target);
     StoreN(v, reinterpret_cast<T*>(logits) + target, 1);
   }

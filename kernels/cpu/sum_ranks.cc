@@ -1,5 +1,3 @@
-#include <algorithm>
-
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/targets.h"
 
@@ -13,45 +11,40 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
+// The elements of kVectors vectors from `at` on.
+template <int kVectors, class S, class At, class D>
+HWY_INLINE void SumVectors(absl::Span<const void* const> src, D* dst, At at,
+                           bool accumulate) {
+  const int64_t lanes = NumLanes();
+  VF v[kVectors];
+  const S* s = static_cast<const S*>(src[0]);
+#pragma GCC unroll 4
+  for (int k = 0; k < kVectors; ++k) v[k] = at.Load(s + k * lanes);
+  for (size_t rank = 1; rank < src.size(); ++rank) {
+    s = static_cast<const S*>(src[rank]);
+#pragma GCC unroll 4
+    for (int k = 0; k < kVectors; ++k) {
+      v[k] = hn::Add(v[k], at.Load(s + k * lanes));
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < kVectors; ++k) {
+    if (accumulate) v[k] = hn::Add(at.Load(dst + k * lanes), v[k]);
+    at.Store(v[k], dst + k * lanes);
+  }
+}
+
 template <class S, class D>
 void SumSpan(absl::Span<const void* const> src, D* dst, int64_t size,
              bool accumulate) {
-  const int64_t lanes = NumLanes();
+  const int64_t step = 4 * NumLanes();
   int64_t i = 0;
-  for (; i + 4 * lanes <= size; i += 4 * lanes) {
-    const S* s = static_cast<const S*>(src[0]) + i;
-    VF v0 = Load(s);
-    VF v1 = Load(s + lanes);
-    VF v2 = Load(s + 2 * lanes);
-    VF v3 = Load(s + 3 * lanes);
-    for (size_t rank = 1; rank < src.size(); ++rank) {
-      s = static_cast<const S*>(src[rank]) + i;
-      v0 = hn::Add(v0, Load(s));
-      v1 = hn::Add(v1, Load(s + lanes));
-      v2 = hn::Add(v2, Load(s + 2 * lanes));
-      v3 = hn::Add(v3, Load(s + 3 * lanes));
-    }
-    D* const d = dst + i;
-    if (accumulate) {
-      v0 = hn::Add(Load(d), v0);
-      v1 = hn::Add(Load(d + lanes), v1);
-      v2 = hn::Add(Load(d + 2 * lanes), v2);
-      v3 = hn::Add(Load(d + 3 * lanes), v3);
-    }
-    Store(v0, d);
-    Store(v1, d + lanes);
-    Store(v2, d + 2 * lanes);
-    Store(v3, d + 3 * lanes);
+  for (; i + step <= size; i += step) {
+    SumVectors<4, S>(src, dst, WholeVector{i}, accumulate);
   }
-  for (; i < size; i += lanes) {
-    const int64_t n = std::min(lanes, size - i);
-    VF v = LoadN(static_cast<const S*>(src[0]) + i, n);
-    for (size_t rank = 1; rank < src.size(); ++rank) {
-      v = hn::Add(v, LoadN(static_cast<const S*>(src[rank]) + i, n));
-    }
-    if (accumulate) v = hn::Add(LoadN(dst + i, n), v);
-    StoreN(v, dst + i, n);
-  }
+  ForEachVector(i, size, [&](auto at) ZERO_CPU_BODY {
+    SumVectors<1, S>(src, dst, at, accumulate);
+  });
 }
 
 void SumFloats(const SumRanksArgs& args) {
