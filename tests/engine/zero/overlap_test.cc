@@ -191,6 +191,136 @@ TEST(OverlapTest, WithoutItNothingRunsUnderCompute) {
   }
 }
 
+using Time = std::chrono::steady_clock::time_point;
+
+// When the actions of a rank ran: computations by the clock's hook, collectives
+// by marks on their streams.
+class Recording {
+ public:
+  struct Span {
+    Time begin, end;
+  };
+
+  explicit Recording(size_t size) : spans_(size) {}
+
+  void Hook(bool done) {
+    if (!done) {
+      current_ = next_++;
+      Begin(current_);
+    }
+    if (done && !moved_.contains(current_)) End(current_);
+  }
+  // Called while an action launches `collective`.
+  void Run(Communicator& inner, Stream& stream, Collective collective) {
+    const size_t action = current_;
+    const bool first = moved_.insert(action).second;
+    stream.Enqueue([this, action, first] {
+      if (first) Begin(action);
+    });
+    inner.Run(stream, std::move(collective));
+    stream.Enqueue([this, action] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1 + action % 3));
+      End(action);
+    });
+  }
+  const std::vector<Span>& spans() const { return spans_; }
+
+ private:
+  void Begin(size_t action) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    spans_[action].begin = std::chrono::steady_clock::now();
+  }
+  void End(size_t action) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    spans_[action].end = std::chrono::steady_clock::now();
+  }
+
+  std::mutex mutex_;
+  std::vector<Span> spans_;
+  // Of the rank's thread alone.
+  size_t next_ = 0, current_ = 0;
+  std::set<size_t> moved_;  // actions with collectives
+};
+
+class Recorded final : public CommunicatorWrapper {
+ public:
+  Recorded(std::unique_ptr<Communicator> inner, Recording* recording)
+      : CommunicatorWrapper(std::move(inner)), recording_(recording) {}
+  void Run(Stream& stream, Collective collective) override {
+    recording_->Run(*inner_, stream, std::move(collective));
+  }
+
+ private:
+  Recording* const recording_;
+};
+
+// Replays `steps` steps of a list on a fake clock on which every action takes
+// as long as it did: it begins when what it waits for and what is before it on
+// its stream has ended. Where the executor began an action before that, it
+// waited for less than the list says.
+void ExpectReplayed(const Plan& plan, const std::vector<Action>& list,
+                    const std::vector<Recording::Span>& measured) {
+  const auto size = static_cast<int64_t>(list.size());
+  const Time start = measured[0].begin;
+  std::vector<Time> ends;
+  std::map<StreamRole, int64_t> last;
+  for (int64_t k = 0; k < static_cast<int64_t>(measured.size()); ++k) {
+    const Action& action = list[k % size];
+    std::vector<int64_t> before;
+    for (int wait : action.waits) before.push_back(k / size * size + wait);
+    const auto [at, first] = last.emplace(StreamOf(action.kind), k);
+    if (!first) before.push_back(std::exchange(at->second, k));
+    Time begin = start;
+    for (int64_t i : before) {
+      if (i < 0) continue;  // of a step before the first
+      begin = std::max(begin, ends[i]);
+      EXPECT_LE(measured[i].end, measured[k].begin)
+          << ActionName(list[i % size], plan) << " before "
+          << ActionName(action, plan);
+    }
+    EXPECT_LE(begin, measured[k].begin) << ActionName(action, plan);
+    ends.push_back(begin + (measured[k].end - measured[k].begin));
+  }
+}
+
+TEST(OverlapTest, TheListReplayedOnAFakeClockIsWhatWasMeasured) {
+  for (int stage : {0, 1, 2, 3}) {
+    for (bool overlap : {false, true}) {
+      SCOPED_TRACE(testing::Message()
+                   << "stage " << stage << ", overlap " << overlap);
+      Job job;
+      job.micro_steps = 2;
+      job.steps = 2;
+      job.options = AtStage(job.options, stage);
+      job.options.overlap = overlap;
+      job.options.plan.reduce_bucket_elems = 1;
+      job.options.plan.gather_bucket_elems = 1;
+      const Plan plan = PlanOf(job);
+      const std::vector<Action> list = ScheduleOf(job, plan);
+      std::vector<std::unique_ptr<Recording>> recordings;
+      for (int rank = 0; rank < job.world; ++rank) {
+        recordings.push_back(
+            std::make_unique<Recording>(job.steps * list.size()));
+      }
+      job.wrap = [&](int rank, const std::string& channel,
+                     auto end) -> std::unique_ptr<Communicator> {
+        if (channel != "gather" && channel != "reduce") return end;
+        return std::make_unique<Recorded>(std::move(end),
+                                          recordings[rank].get());
+      };
+      job.prepare = [&](const Rank& rank, Rig& rig) {
+        rig->clock().set_hook(
+            [recording = recordings[rank.rank()].get()](
+                const Action&, bool done) { recording->Hook(done); });
+      };
+      Train(job);
+      for (const auto& recording : recordings) {
+        ExpectReplayed(plan, list, recording->spans());
+      }
+    }
+  }
+}
+
 // What the first `steps` steps wait for, as the wait hook tells it; the times
 // of the hook are those that are counted.
 std::vector<std::string> WaitsOf(Job job, int steps) {
