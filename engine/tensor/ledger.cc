@@ -7,27 +7,11 @@
 namespace zero {
 
 const char* MemoryCategoryName(MemoryCategory category) {
-  switch (category) {
-    case MemoryCategory::kParameters:
-      return "parameters";
-    case MemoryCategory::kGradients:
-      return "gradients";
-    case MemoryCategory::kOptimizer:
-      return "optimizer";
-    case MemoryCategory::kGatheredParameters:
-      return "gathered_parameters";
-    case MemoryCategory::kReduceBuffers:
-      return "reduce_buffers";
-    case MemoryCategory::kActivations:
-      return "activations";
-    case MemoryCategory::kWorkspace:
-      return "workspace";
-    case MemoryCategory::kInputs:
-      return "inputs";
-    case MemoryCategory::kFixed:
-      return "fixed";
-  }
-  return "?";
+  constexpr const char* kNames[kNumMemoryCategories] = {
+      "parameters",          "gradients",      "optimizer",
+      "gathered_parameters", "reduce_buffers", "activations",
+      "workspace",           "inputs",         "fixed"};
+  return kNames[static_cast<int>(category)];
 }
 
 void MemoryLedger::Add(MemoryCategory category, int64_t bytes) {

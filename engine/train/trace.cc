@@ -15,21 +15,10 @@
 namespace zero {
 namespace {
 
-const char* RowName(Trace::Row row) {
-  switch (row) {
-    case Trace::Row::kCompute:
-      return "compute";
-    case Trace::Row::kWait:
-      return "waiting for communication";
-    case Trace::Row::kGather:
-      return "gather parameters";
-    case Trace::Row::kReduce:
-      return "reduce gradients";
-    case Trace::Row::kScalar:
-      return "agree on numbers";
-  }
-  return "?";
-}
+// In the order of Trace::Row.
+constexpr const char* kRowNames[] = {"compute", "waiting for communication",
+                                     "gather parameters", "reduce gradients",
+                                     "agree on numbers"};
 
 double Micros(Trace::Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
@@ -177,7 +166,8 @@ absl::Status Trace::Write(const std::string& path) const {
   for (const auto& [rank, row] : rows) {
     const JsonLine process =
         JsonLine().Add("name", absl::StrCat("rank ", rank));
-    const JsonLine thread = JsonLine().Add("name", RowName(row));
+    const JsonLine thread =
+        JsonLine().Add("name", kRowNames[static_cast<int>(row)]);
     add(event("M", "process_name", rank).AddObject("args", process));
     add(event("M", "thread_name", rank)
             .Add("tid", static_cast<int64_t>(row))

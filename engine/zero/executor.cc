@@ -385,13 +385,13 @@ void Executor::TakeGradientBuffers(int unit) {
   for (int u : plan_.units[unit].needs) {
     UnitState& state = units_[u];
     const PlannedUnit& planned = plan_.units[u];
-    if (planned.padded_elems == 0) continue;
+    if (planned.trained_elems == 0) continue;
     if (state.gradients.defined()) {
       ZERO_CHECK(!state.finished) << planned.name << " is being reduced";
       continue;
     }
     state.gradients =
-        Tensor::Empty(*rotating_, {planned.padded_elems}, options_.grad_dtype,
+        Tensor::Empty(*rotating_, {planned.trained_elems}, options_.grad_dtype,
                       MemoryCategory::kReduceBuffers);
     for (const Segment& gap : state.gaps) {
       device_->ops().Fill(

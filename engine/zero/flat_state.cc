@@ -5,16 +5,27 @@
 namespace zero {
 
 FlatState::FlatState(const Plan& plan, int64_t rank, std::string name,
-                     Placement placement, Arena& arena, DType dtype,
-                     MemoryCategory category)
+                     Placement placement, bool trained, Arena& arena,
+                     DType dtype, MemoryCategory category)
     : plan_(&plan),
       rank_(rank),
       name_(std::move(name)),
       placement_(placement),
-      data_(
-          Tensor::Borrow(nullptr, {plan.StateElems(placement, rank)}, dtype)) {
-  if (data_.num_elems() == 0) return;
-  data_ = Tensor::Empty(arena, data_.shape(), dtype, category);
+      trained_(trained) {
+  const int64_t elems = trained ? plan.trained_elems : plan.padded_elems;
+  const Shape shape = {plan.StateElems(elems, placement, rank)};
+  data_ = shape.num_elems() == 0 ? Tensor::Borrow(nullptr, shape, dtype)
+                                 : Tensor::Empty(arena, shape, dtype, category);
+}
+
+Segment FlatState::PlaceOf(int unit) const {
+  const PlannedUnit& planned = plan_->units[unit];
+  return trained_ ? Segment{planned.trained_offset, planned.trained_elems}
+                  : Segment{planned.offset, planned.padded_elems};
+}
+
+int64_t FlatState::OffsetOf(int unit, int64_t begin) const {
+  return plan_->StateElems(PlaceOf(unit).begin + begin, placement_, rank_);
 }
 
 Segment FlatState::HeldRange(const SegmentRef& ref) const {
@@ -23,27 +34,21 @@ Segment FlatState::HeldRange(const SegmentRef& ref) const {
 }
 
 Tensor FlatState::Values(const SegmentRef& ref, const Segment& range) const {
-  const PlannedUnit& unit = plan_->units[ref.unit];
   const Segment held = HeldRange(ref);
   ZERO_CHECK(range.begin >= held.begin && range.end() <= held.end());
-  const int64_t begin =
-      sharded() ? plan_->ShardOffset(unit, plan_->segment(ref), rank_)
-                : unit.offset + held.begin;
-  return data_.Slice(begin + range.begin - held.begin, {range.elems});
+  return data_.Slice(
+      OffsetOf(ref.unit, plan_->segment(ref).begin) + range.begin - held.begin,
+      {range.elems});
 }
 
 Tensor FlatState::Unit(int unit) const {
   ZERO_CHECK(!sharded());
-  const PlannedUnit& planned = plan_->units[unit];
-  return data_.Slice(planned.offset, {planned.padded_elems});
+  return Held(unit);
 }
 
 Tensor FlatState::Held(int unit) const {
-  const PlannedUnit& planned = plan_->units[unit];
-  if (!sharded()) return Unit(unit);
-  const Partition& owners = plan_->owners;
-  return data_.Slice(owners.OwnedElems(planned.offset, rank_),
-                     {owners.OwnedElems(planned.padded_elems, rank_)});
+  return data_.Slice(OffsetOf(unit, 0), {plan_->StateElems(PlaceOf(unit).elems,
+                                                           placement_, rank_)});
 }
 
 }  // namespace zero

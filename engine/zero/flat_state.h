@@ -17,16 +17,20 @@ class FlatState {
  public:
   FlatState() = default;  // undefined
 
-  // Takes plan.StateElems(placement, rank) elements of `arena`. `plan` must
-  // outlive the state.
+  // Takes what `rank` holds of all elements, or of those that are `trained`,
+  // from `arena`. `plan` must outlive the state.
   FlatState(const Plan& plan, int64_t rank, std::string name,
-            Placement placement, Arena& arena, DType dtype,
+            Placement placement, bool trained, Arena& arena, DType dtype,
             MemoryCategory category);
 
   bool defined() const { return plan_ != nullptr; }
   const std::string& name() const { return name_; }  // "master"
   bool sharded() const { return placement_ == Placement::kSharded; }
   const Tensor& data() const { return data_; }
+  bool Has(const SegmentRef& ref) const {
+    return !trained_ ||
+           ref.segment < plan_->units[ref.unit].num_trained_segments;
+  }
 
   // The elements of a segment that lie here: all, or this rank's piece.
   Segment HeldRange(const SegmentRef& ref) const;
@@ -47,10 +51,15 @@ class FlatState {
   Tensor Held(int unit) const;
 
  private:
+  // A unit's place among all units, and where what lies here of it begins.
+  Segment PlaceOf(int unit) const;
+  int64_t OffsetOf(int unit, int64_t begin) const;
+
   const Plan* plan_ = nullptr;
   int64_t rank_ = 0;
   std::string name_;
   Placement placement_ = Placement::kReplicated;
+  bool trained_ = false;
   Tensor data_;
 };
 

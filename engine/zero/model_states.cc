@@ -39,8 +39,9 @@ void ModelStates::Take(Arena& arena) {
   const StatePlacement& placement = plan_->placement;
   const auto make = [&](std::string name, Placement where, DType dtype,
                         MemoryCategory category) {
-    return FlatState(*plan_, rank_, std::move(name), where, arena, dtype,
-                     category);
+    const bool trained = category != MemoryCategory::kParameters;
+    return FlatState(*plan_, rank_, std::move(name), where, trained, arena,
+                     dtype, category);
   };
   params_ = make("parameters", placement.parameters, options_.param_dtype,
                  MemoryCategory::kParameters);
@@ -107,6 +108,7 @@ std::vector<const FlatState*> ModelStates::lasting() const {
 void ModelStates::ForEachRun(const FlatState& state, StatePart part,
                              const VisitFn& visit) const {
   for (const SegmentRef& ref : segments_) {
+    if (!state.Has(ref)) continue;
     const Segment range = part == StatePart::kHeld
                               ? state.HeldRange(ref)
                               : plan_->Piece(plan_->segment(ref), rank_);
@@ -149,7 +151,7 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
         [&](const void* host) {
           const float* from = static_cast<const float*>(host);
           write(from, run.values);
-          if (!master_.defined()) return;
+          if (!master_.defined() || !master_.Has(run.segment)) return;
           const Segment held = master_.HeldRange(run.segment);
           const int64_t begin = std::max(run.place.begin, held.begin);
           const int64_t end = std::min(run.place.end(), held.end());

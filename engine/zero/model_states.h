@@ -78,8 +78,9 @@ class ModelStates {
   // The values that a file gets: those, unless parameters are rounded
   // stochastically. Rounding the masters again would give other values than
   // those that were evaluated.
-  const FlatState& readable() const {
-    return options_.stochastic_rounding ? params_ : trained();
+  const FlatState& readable(const SegmentRef& ref) const {
+    return options_.stochastic_rounding || !trained().Has(ref) ? params_
+                                                               : trained();
   }
 
   const std::vector<std::unique_ptr<BoundParameter>>& unit(int u) const {

@@ -10,31 +10,44 @@
 namespace zero {
 namespace {
 
+// Lays out the parameters that are `frozen` or not behind what there is.
+void Append(bool frozen, const PlanOptions& options, PlannedUnit* unit) {
+  const int64_t segment_align = Plan::kAlignElems * options.world;
+  const int64_t start = unit->padded_elems;
+  int64_t end = start;
+  for (PlannedParameter& parameter : unit->parameters) {
+    if (parameter.spec.frozen != frozen) continue;
+    parameter.offset = end;
+    end =
+        RoundUp(end + parameter.elems,
+                options.segment_per_tensor ? segment_align : Plan::kAlignElems);
+    if (options.segment_per_tensor && end > parameter.offset) {
+      unit->segments.push_back({parameter.offset, end - parameter.offset});
+    }
+  }
+  if (end == start) return;
+  if (!options.segment_per_tensor) {
+    const int64_t num_segments = CeilDiv(end - start, Plan::kMaxSegmentElems);
+    const int64_t elems =
+        RoundUp(CeilDiv(end - start, num_segments), segment_align);
+    for (int64_t begin = start; begin < end; begin += elems) {
+      unit->segments.push_back({begin, elems});
+    }
+  }
+  unit->padded_elems = unit->segments.back().end();
+}
+
 PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
   PlannedUnit unit{.name = spec.name,
                    .borrowed = spec.borrowed,
                    .backward_reads_parameters = spec.backward_reads_parameters};
-  const int64_t segment_align = Plan::kAlignElems * options.world;
-  int64_t end = 0;
   for (const ParameterSpec& parameter : spec.parameters) {
-    const int64_t begin = end, elems = parameter.shape.num_elems();
-    unit.parameters.push_back({parameter, begin, elems});
-    end =
-        RoundUp(begin + elems,
-                options.segment_per_tensor ? segment_align : Plan::kAlignElems);
-    if (options.segment_per_tensor && end > begin) {
-      unit.segments.push_back({begin, end - begin});
-    }
+    unit.parameters.push_back({parameter, 0, parameter.shape.num_elems()});
   }
-  if (end == 0) return unit;
-  if (!options.segment_per_tensor) {
-    const int64_t num_segments = CeilDiv(end, Plan::kMaxSegmentElems);
-    const int64_t elems = RoundUp(CeilDiv(end, num_segments), segment_align);
-    for (int64_t begin = 0; begin < end; begin += elems) {
-      unit.segments.push_back({begin, elems});
-    }
-  }
-  unit.padded_elems = unit.segments.back().end();
+  Append(/*frozen=*/false, options, &unit);
+  unit.trained_elems = unit.padded_elems;
+  unit.num_trained_segments = static_cast<int>(unit.segments.size());
+  Append(/*frozen=*/true, options, &unit);
   return unit;
 }
 
@@ -96,8 +109,8 @@ class BucketMaker {
 std::vector<SegmentRef> ForwardOrder(const Plan& plan) {
   std::vector<SegmentRef> order;
   for (size_t u = 0; u < plan.units.size(); ++u) {
-    for (size_t s = 0; s < plan.units[u].segments.size(); ++s) {
-      order.push_back({static_cast<int>(u), static_cast<int>(s)});
+    for (int s = 0; s < plan.units[u].num_trained_segments; ++s) {
+      order.push_back({static_cast<int>(u), s});
     }
   }
   return order;
@@ -200,8 +213,10 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     PlannedUnit unit = PlanUnit(spec, options);
     unit.offset = plan.padded_elems;
     unit.homes = options.homes;
+    unit.trained_offset = plan.trained_elems;
     plan.padded_elems += unit.padded_elems;
-    plan.num_segments += static_cast<int64_t>(unit.segments.size());
+    plan.trained_elems += unit.trained_elems;
+    plan.num_trained_segments += unit.num_trained_segments;
     for (const PlannedParameter& parameter : unit.parameters) {
       plan.num_trained += !parameter.spec.frozen;
     }

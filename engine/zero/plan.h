@@ -2,19 +2,21 @@
 // what is sharded.
 //
 // A unit's parameters lie in one flat buffer, each at a multiple of 64
-// elements. The buffer is cut into fixed segments, each padded to a multiple
-// of 64 * world and into as many equal pieces as there are shards. So
-// reduce-scatter and all-gather run in place for any world size, pieces stay
-// aligned, and no bucket size ever moves an owner. A ZeRO stage is nothing but
-// a row of PlacementOfStage. Nothing here knows a thread, a device or a file.
-// The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
-// states are cut into pieces, and so each such group has all of them; along
-// `replicate` ranks have the same pieces. One group is ZeRO; several are MiCS
-// and FSDP's hybrid sharding. A parameter server is one owner on the axis
-// instead of all its places.
-// Invariants: parameters are disjoint; segments tile the unit;
+// elements, the frozen ones behind the others in segments of their own: they
+// have no gradient and no optimizer. The buffer is cut into fixed segments,
+// each padded to a multiple of 64 * world and into as many equal pieces as
+// there are shards. So reduce-scatter and all-gather run in place for any world
+// size, pieces stay aligned, and no bucket size ever moves an owner. A ZeRO
+// stage is nothing but a row of PlacementOfStage. Nothing here knows a thread,
+// a device or a file. The ranks are a mesh of two axes. Along `shard`,
+// consecutive ranks, the states are cut into pieces, and so each such group has
+// all of them; along `replicate` ranks have the same pieces. One group is ZeRO;
+// several are MiCS and FSDP's hybrid sharding. A parameter server is one owner
+// on the axis instead of all its places. Invariants: parameters are disjoint;
+// segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
-//   every segment is in exactly one reduce bucket and one gather bucket.
+//   every segment of trained parameters is in exactly one reduce bucket and
+//   one gather bucket.
 #ifndef ZERO_ENGINE_ZERO_PLAN_H_
 #define ZERO_ENGINE_ZERO_PLAN_H_
 
@@ -182,6 +184,11 @@ struct PlannedUnit {
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;
+  // What comes before frozen parameters: all that gradients and the optimizer's
+  // arrays have.
+  int64_t trained_offset = 0;
+  int64_t trained_elems = 0;
+  int num_trained_segments = 0;
   StateHomes homes;
   // What gathers its sharded parameters.
   std::vector<Transfer> gather;
@@ -230,24 +237,20 @@ struct Plan {
   // Updated parameters, from the first unit up; empty unless parameters are
   // replicated and the optimizer is sharded.
   std::vector<Bucket> gather_buckets;
-  int64_t padded_elems = 0;  // over all units
-  int64_t num_trained = 0;   // parameters that are not frozen
-  int64_t num_segments = 0;
+  int64_t padded_elems = 0;   // over all units
+  int64_t trained_elems = 0;  // likewise
+  int64_t num_trained = 0;    // parameters that are not frozen
+  int64_t num_trained_segments = 0;
 
   // Rank r's piece of a segment, in the unit's elements.
   Segment Piece(const Segment& segment, int64_t rank) const {
     return owners.Piece(segment, rank);
   }
-  // Where it begins in rank r's shard of all units.
-  int64_t ShardOffset(const PlannedUnit& unit, const Segment& segment,
-                      int64_t rank) const {
-    return owners.OwnedElems(unit.offset + segment.begin, rank);
-  }
-  // Elements of a state on one rank.
-  int64_t StateElems(Placement placement, int64_t rank = 0) const {
-    return placement == Placement::kSharded
-               ? owners.OwnedElems(padded_elems, rank)
-               : padded_elems;
+  // Of `elems` of a state, what is on one rank.
+  int64_t StateElems(int64_t elems, Placement placement,
+                     int64_t rank = 0) const {
+    return placement == Placement::kSharded ? owners.OwnedElems(elems, rank)
+                                            : elems;
   }
   const Segment& segment(const SegmentRef& ref) const {
     return units[ref.unit].segments[ref.segment];

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -15,35 +16,13 @@
 namespace zero {
 namespace {
 
-const char* KindName(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kForward:
-      return "Forward";
-    case ActionKind::kForwardBackward:
-      return "ForwardBackward";
-    case ActionKind::kBackward:
-      return "Backward";
-    case ActionKind::kGather:
-      return "Gather";
-    case ActionKind::kRelease:
-      return "Release";
-    case ActionKind::kReduce:
-      return "Reduce";
-    case ActionKind::kReduceAcross:
-      return "ReduceAcross";
-    case ActionKind::kReleaseGradients:
-      return "ReleaseGradients";
-    case ActionKind::kNorm:
-      return "Norm";
-    case ActionKind::kMoments:
-      return "Moments";
-    case ActionKind::kUpdate:
-      return "Update";
-    case ActionKind::kGatherUpdated:
-      return "GatherUpdated";
-  }
-  return "?";
-}
+// In the order of ActionKind.
+constexpr const char* kKindNames[] = {
+    "Forward", "ForwardBackward", "Backward",     "Gather",
+    "Release", "Reduce",          "ReduceAcross", "ReleaseGradients",
+    "Norm",    "Moments",         "Update",       "GatherUpdated"};
+static_assert(std::size(kKindNames) ==
+              static_cast<size_t>(ActionKind::kGatherUpdated) + 1);
 
 std::string BucketName(const std::vector<Bucket>& buckets, int index,
                        const Plan& plan) {
@@ -424,7 +403,7 @@ StreamRole StreamOf(ActionKind kind) {
 }
 
 std::string ActionName(const Action& action, const Plan& plan) {
-  std::string name = KindName(action.kind);
+  std::string name = kKindNames[static_cast<int>(action.kind)];
   if (action.index < 0) return name;
   switch (action.kind) {
     case ActionKind::kReduce:
@@ -536,12 +515,14 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   };
   const StatePlacement& placement = plan.placement;
   const int64_t n = plan.shard.size, m = plan.replicate.size;
-  const int64_t psi = plan.padded_elems;
+  const int64_t psi = plan.trained_elems;
   const int64_t p = DTypeBytes(plan.parameters.dtype);
   const int64_t r = DTypeBytes(plan.gradients.dtype);
   const int64_t ring = DTypeBytes(plan.gradients.partial_sums) - r;
-  int64_t gathers = is_sharded(placement.optimizer) ? 1 : 0;
-  if (is_sharded(placement.parameters)) gathers = 2 * micro_steps;
+  int64_t gathered = is_sharded(placement.optimizer) ? psi : 0;
+  if (is_sharded(placement.parameters)) {
+    gathered = 2 * micro_steps * plan.padded_elems;
+  }
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
   StepWire wire;
   if (!plan.owners.even()) {  // a server sends to all; a worker, to the server
@@ -552,7 +533,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
     return wire;
   }
   const int64_t k = n - 1, hops = std::max<int64_t>(n - 2, 0);
-  wire.gathered = gathers * psi / n * k * p;
+  wire.gathered = gathered / n * k * p;
   wire.reduced = reductions * psi / n * (k * r + hops * ring);
   if (!is_sharded(placement.optimizer)) wire.reduced += psi / n * k * r;
   wire.across =

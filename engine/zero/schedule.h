@@ -116,7 +116,8 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
                    int64_t rank = 0);
 
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
-// k = (shards - 1) / shards, Psi = padded elements, G = micro_steps. Across the
+// k = (shards - 1) / shards, Psi = padded elements, of gradients and what is
+// updated without those of frozen parameters, G = micro_steps. Across the
 // groups, once per step: 2 (groups - 1) / groups * Psi / shards. A server sends
 // (world - 1) times the parameters and receives (world - 1) times the
 // gradients; a worker sends its gradients and receives the parameters. Around

@@ -38,6 +38,7 @@ absl::Status StateAccess::Share(const FlatState& state) {
   const DType dtype = state.data().dtype();
   std::vector<CollectiveSegment> pieces, segments;
   for (const SegmentRef& ref : states_->segments()) {
+    if (!state.Has(ref)) continue;
     const Tensor piece = state.Piece(ref);
     pieces.push_back({piece.data(), piece.data(), piece.num_elems()});
     if (state.sharded()) continue;
@@ -58,8 +59,8 @@ absl::Status StateAccess::Share(const FlatState& state) {
 }
 
 absl::Status StateAccess::Read(const TakeFn& take) {
-  const FlatState& state = states_->readable();
   for (const SegmentRef& ref : states_->segments()) {
+    const FlatState& state = states_->readable(ref);
     const Segment& segment = plan_->segment(ref);
     Tensor whole;
     if (state.sharded()) {
@@ -115,8 +116,10 @@ absl::StatusOr<std::string> StateAccess::Hash() {
     num_blocks += std::exchange(block, num_blocks);
   }
   BlockHash hash;
-  if (InFirstGroup()) {
-    states_->ForEachRun(states_->readable(), StatePart::kOwned,
+  for (const SegmentRef& ref : states_->segments()) {
+    if (!InFirstGroup()) break;
+    const Segment piece = plan_->Piece(plan_->segment(ref), rank_->rank());
+    states_->ForEachRun(ref, piece, states_->readable(ref).Piece(ref),
                         [&](const StateRun& run) {
                           hash.Add(first_block[run.parameter->name] +
                                        run.begin / BlockHash::kBlockElems,
@@ -145,8 +148,8 @@ absl::StatusOr<std::string> StateAccess::FirstNonFinite(const FlatState& state,
   const std::vector<BoundParameter*> order = states_->bound();
   size_t at = 0, first = order.size();
   states_->ForEachRun(state, StatePart::kOwned, [&](const StateRun& run) {
-    while (order[at]->parameter != run.parameter) ++at;
     if (first < order.size() || run.parameter->frozen) return;
+    while (order[at]->parameter != run.parameter) ++at;
     rank_->device->ops().CountNonFinite(
         *compute_, {run.values.vector(), count.As<int64_t>()});
     if (numbers_->ReadScalar(count.As<int64_t>()) > 0) first = at;

@@ -138,7 +138,7 @@ std::vector<Segment> GapsOf(const PlannedUnit& unit) {
     add(parameter.offset);
     end = parameter.offset + parameter.elems;
   }
-  add(unit.padded_elems);
+  add(unit.trained_elems);
   return gaps;
 }
 

@@ -47,8 +47,7 @@ struct UpdatePlan {
 UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
                           const UpdateRules& rules);
 
-// The elements of a unit that get no gradient: alignment and frozen
-// parameters.
+// The elements of a unit's gradients that no parameter has: alignment.
 std::vector<Segment> GapsOf(const PlannedUnit& unit);
 
 }  // namespace zero

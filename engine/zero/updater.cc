@@ -40,7 +40,7 @@ void Updater::Take(Arena& arena) {
   const auto numbers = [&](int64_t elems) {
     return Tensor::Empty(arena, {elems}, DType::kF64, MemoryCategory::kInputs);
   };
-  norm_sums_ = numbers(plan_->num_segments + 2 * plan_->world);
+  norm_sums_ = numbers(plan_->num_trained_segments + 2 * plan_->world);
   if (updates_.num_slots == 0) return;
   tensor_sums_ = numbers(
       2 * (updates_.num_slots + (1 + plan_->world) * updates_.num_tensors));
@@ -54,25 +54,26 @@ void Updater::Norm(const StepInput& input, StepScalars* scalars) {
   scalars_ = scalars;
   const int64_t world = plan_->world;
   double* const of_pieces = norm_sums_.As<double>();
-  double* const squares = of_pieces + plan_->num_segments;
+  double* const squares = of_pieces + plan_->num_trained_segments;
   double* const losses = squares + world;
   std::vector<SquaredSpan> spans;
   for (int u = 0; u < static_cast<int>(plan_->units.size()); ++u) {
-    for (int s = 0; s < static_cast<int>(plan_->units[u].segments.size());
-         ++s) {
+    for (int s = 0; s < plan_->units[u].num_trained_segments; ++s) {
       spans.push_back({.src = states_->grads().Piece({u, s}).vector(),
                        .out = of_pieces + spans.size()});
     }
   }
   ops_->SumSquares(*compute_, {.spans = spans});
-  ops_->Sum(*compute_, {.src = of_pieces,
-                        .size = CountsPieces() ? plan_->num_segments : 0,
-                        .out = squares + rank_->rank()});
+  ops_->Sum(*compute_,
+            {.src = of_pieces,
+             .size = CountsPieces() ? plan_->num_trained_segments : 0,
+             .out = squares + rank_->rank()});
   rank_->device->Copy(*compute_, losses + rank_->rank(), &scalars->loss_sum,
                       sizeof(double));
-  numbers_->Gather(kStepCollective,
-                   {norm_sums_.Slice(plan_->num_segments, {world}),
-                    norm_sums_.Slice(plan_->num_segments + world, {world})});
+  numbers_->Gather(
+      kStepCollective,
+      {norm_sums_.Slice(plan_->num_trained_segments, {world}),
+       norm_sums_.Slice(plan_->num_trained_segments + world, {world})});
   ops_->Sum(*compute_,
             {.src = squares, .size = world, .out = &scalars->sum_squares});
   ops_->Sum(*compute_,

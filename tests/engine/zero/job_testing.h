@@ -64,6 +64,16 @@ struct Job {
   }
 };
 
+// All of the first block is frozen, and the embedding's table.
+inline std::unique_ptr<Model> MakePartlyFrozen(const ModelConfig& config) {
+  std::unique_ptr<Model> model = MakeModel(config);
+  model->units()[0]->parameters()[0]->frozen = true;
+  for (const auto& parameter : model->units()[1]->parameters()) {
+    parameter->frozen = true;
+  }
+  return model;
+}
+
 inline RigOptions AtStage(RigOptions options, int stage) {
   options.plan.placement = PlacementOfStage(stage);
   return options;

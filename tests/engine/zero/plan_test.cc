@@ -200,8 +200,9 @@ TEST(PlanTest, EveryGroupHasEveryElementOnce) {
           {.world = world, .shards = shards, .placement = PlacementOfStage(3)});
       EXPECT_EQ(plan.replicate.size, world / shards);
       EXPECT_EQ(plan.placement, PlacementOfStage(shards == 1 ? 0 : 3));
-      EXPECT_EQ(plan.StateElems(Placement::kSharded) * shards,
-                plan.padded_elems);
+      EXPECT_EQ(
+          plan.StateElems(plan.padded_elems, Placement::kSharded) * shards,
+          plan.padded_elems);
       for (const PlannedUnit& unit : plan.units) {
         for (const Segment& segment : unit.segments) {
           for (int64_t group = 0; group < plan.replicate.size; ++group) {
@@ -231,7 +232,7 @@ TEST(PlanTest, GroupsChangeNoLayoutAndNoBucket) {
     const Plan want = MakePlan(OddUnits(), options);
     const Plan got = MakePlan(OddUnits(), grouped);
     EXPECT_EQ(got.padded_elems, want.padded_elems);
-    EXPECT_EQ(got.num_segments, want.num_segments);
+    EXPECT_EQ(got.num_trained_segments, want.num_trained_segments);
     EXPECT_EQ(SegmentsOf(got.reduce_buckets), SegmentsOf(want.reduce_buckets));
     EXPECT_EQ(SegmentsOf(got.gather_buckets), SegmentsOf(want.gather_buckets));
   }
@@ -245,15 +246,14 @@ TEST(PlanTest, AServerOwnsEverythingAlone) {
   EXPECT_FALSE(plan.owners.even());
   for (int64_t rank : {0, 1, 2}) {
     const int64_t all = rank == 0 ? plan.padded_elems : 0;
-    EXPECT_EQ(plan.StateElems(Placement::kSharded, rank), all);
-    EXPECT_EQ(plan.StateElems(Placement::kReplicated, rank), plan.padded_elems);
+    const int64_t elems = plan.padded_elems;
+    EXPECT_EQ(plan.StateElems(elems, Placement::kSharded, rank), all);
+    EXPECT_EQ(plan.StateElems(elems, Placement::kReplicated, rank), elems);
     for (const PlannedUnit& unit : plan.units) {
       for (const Segment& segment : unit.segments) {
         const Segment piece = plan.Piece(segment, rank);
         EXPECT_EQ(piece.begin, segment.begin);
         EXPECT_EQ(piece.elems, rank == 0 ? segment.elems : 0);
-        EXPECT_EQ(plan.ShardOffset(unit, segment, rank),
-                  rank == 0 ? unit.offset + segment.begin : 0);
       }
     }
   }
@@ -329,6 +329,40 @@ TEST(PlanTest, TransfersByValue) {
   EXPECT_EQ(last.across[0].codec.dtype, DType::kF16);
   EXPECT_EQ(last.across[0].elems, 128);
   EXPECT_EQ(last.across[0].BytesOf(0).sent, 64 * 2);
+}
+
+// Trained, frozen, trained; all frozen; all trained.
+TEST(PlanTest, FrozenParametersLieBehindAndAreNeitherReducedNorUpdated) {
+  std::vector<UnitSpec> units = {Unit("a", {{100}, {200}, {50}}),
+                                 Unit("b", {{300}}), Unit("c", {{10}})};
+  units[0].parameters[1].frozen = units[1].parameters[0].frozen = true;
+  for (int stage : {0, 1, 2, 3}) {
+    const Plan plan =
+        MakePlan(units, {.world = 2, .placement = PlacementOfStage(stage)});
+    const PlannedUnit& a = plan.units[0];
+    EXPECT_EQ(a.parameters[0].offset, 0);
+    EXPECT_EQ(a.parameters[2].offset, 128);
+    EXPECT_EQ(a.trained_elems, 256);
+    EXPECT_EQ(a.parameters[1].offset, 256);
+    EXPECT_EQ(a.padded_elems, 512);
+    EXPECT_EQ(plan.units[1].trained_elems, 0);
+    EXPECT_EQ(plan.units[1].padded_elems, 384);
+    EXPECT_EQ(plan.units[2].offset, 512 + 384);
+    EXPECT_EQ(plan.units[2].trained_offset, 256);
+    EXPECT_EQ(plan.trained_elems, 256 + 128);
+    EXPECT_EQ(plan.num_trained, 3);
+    for (const auto* buckets : {&plan.reduce_buckets, &plan.gather_buckets}) {
+      int64_t elems = 0;
+      for (const Bucket& bucket : *buckets) elems += bucket.elems;
+      EXPECT_EQ(elems, buckets->empty() ? 0 : plan.trained_elems);
+    }
+    const StepWire wire = CountWire(plan, MakeSchedule(plan, {}));
+    EXPECT_EQ(wire.reduced, FormulaWire(plan, 1).reduced);
+    EXPECT_EQ(wire.reduced, plan.trained_elems / 2 * 4 * (stage == 0 ? 2 : 1));
+    if (stage < 3) {
+      EXPECT_EQ(wire, FormulaWire(plan, 1));
+    }
+  }
 }
 
 TEST(PlanDeathTest, AHomeThatIsNotBuiltIsRefused) {
@@ -852,7 +886,7 @@ TEST(PlanTest, EverySegmentIsInOneBucketOfEachKind) {
         EXPECT_EQ(static_cast<int64_t>(seen.size()),
                   buckets == &plan.gather_buckets && !has_gathers
                       ? 0
-                      : plan.num_segments);
+                      : plan.num_trained_segments);
       }
     }
   }
@@ -866,9 +900,12 @@ TEST(PlanTest, TheZeroPapersFigureIsReproduced) {
   for (int stage : {0, 1, 2, 3}) {
     const Plan plan =
         MakePlan({unit}, {.world = 64, .placement = PlacementOfStage(stage)});
-    const double bytes = 2.0 * plan.StateElems(plan.placement.parameters) +
-                         2.0 * plan.StateElems(plan.placement.gradients) +
-                         12.0 * plan.StateElems(plan.placement.optimizer);
+    const auto elems = [&](Placement placement) {
+      return plan.StateElems(plan.padded_elems, placement);
+    };
+    const double bytes = 2.0 * elems(plan.placement.parameters) +
+                         2.0 * elems(plan.placement.gradients) +
+                         12.0 * elems(plan.placement.optimizer);
     // Padding takes up to 0.05 %, the figures are rounded.
     EXPECT_NEAR(bytes / 1e9, want[stage], 0.1);
   }

@@ -678,6 +678,34 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
   }
 }
 
+TEST(StagesTest, FrozenParametersHaveNoGradientMasterOrMoments) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    std::vector<Outcome> outcomes;
+    for (int stage : {0, 1, 2, 3}) {
+      Job job;
+      job.make = [config = job.config] { return MakePartlyFrozen(config); };
+      job.options = AtStage(job.options, stage);
+      job.options.param_dtype = dtype;
+      job.between = [&](Rig& rig) {
+        const Plan& plan = rig->plan();
+        EXPECT_LT(plan.trained_elems, plan.padded_elems);
+        const auto bytes = [&](Placement placement) {
+          return RoundUp(4 * plan.StateElems(plan.trained_elems, placement),
+                         Arena::kAlignment);
+        };
+        const MemoryLedger& ledger = rig.ledger();
+        EXPECT_EQ(ledger.live_bytes(MemoryCategory::kGradients),
+                  bytes(plan.placement.gradients));
+        EXPECT_EQ(
+            ledger.live_bytes(MemoryCategory::kOptimizer),
+            (dtype == DType::kF32 ? 2 : 3) * bytes(plan.placement.optimizer));
+      };
+      outcomes.push_back(Train(job));
+      EXPECT_EQ(outcomes.back(), outcomes.front()) << "stage " << stage;
+    }
+  }
+}
+
 TEST(StagesTest, ARankThatLeavesIsNamedByAll) {
   for (int stage : {0, 1, 2, 3}) {
     Job job;

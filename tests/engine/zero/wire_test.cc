@@ -25,7 +25,7 @@ void ExpectCountedIsFormula(Job job) {
   const absl::Status status = RunLocalRanks(
       job.world, RanksOf(job), OneThread,
       [&](const Rank& rank) -> absl::Status {
-        Rig rig(rank, MakeModel(job.config), job.options,
+        Rig rig(rank, job.Make(), job.options,
                 Rehearse(job, rank, kMicroSteps));
         for (int64_t step = 1; step <= 2; ++step) {
           rig.Step(TokenBatch(kMicroSteps, kLength, kVocab, 1), 1e-3f, 1);
@@ -90,6 +90,16 @@ TEST_P(WireTest, StagesCopyWhatTheFormulaSays) {
         ExpectCountedIsFormula(job);
       }
     }
+  }
+}
+
+TEST_P(WireTest, FrozenParametersAreGatheredWhereShardedAndNotReduced) {
+  for (const int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(absl::StrCat("stage ", stage));
+    Job job = MakeJob();
+    job.make = [config = job.config] { return MakePartlyFrozen(config); };
+    job.options = AtStage(job.options, stage);
+    ExpectCountedIsFormula(job);
   }
 }
 
