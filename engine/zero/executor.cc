@@ -9,6 +9,7 @@
 #include "kernels/check.h"
 
 namespace zero {
+
 struct Executor::UnitState {
   Unit* unit = nullptr;
   std::vector<Segment> gaps;  // no gradient is ever written here
@@ -19,7 +20,7 @@ struct Executor::UnitState {
   // Sharded parameters, while gathered: [padded elems].
   Tensor gathered;
   // Sharded gradients, from the first backward that writes one until they are
-  // reduced: [padded elems].
+  // reduced: [trained elems].
   Tensor gradients;
   bool finished = false;  // gradients are complete, unwritten ones zero
 };
@@ -39,29 +40,11 @@ struct Executor::Sizing {
   std::unique_ptr<Arena> arena;
 };
 
-std::vector<UnitSpec> DescribeUnits(const Model& model) {
-  std::vector<UnitSpec> specs;
-  for (const auto& unit : model.units()) {
-    UnitSpec spec{.name = unit->name(),
-                  .backward_reads_parameters = unit->BackwardReadsParameters()};
-    for (const auto& parameter : unit->parameters()) {
-      spec.parameters.push_back({parameter->name, parameter->stored_shape,
-                                 parameter->decay, parameter->frozen});
-    }
-    for (const Parameter* parameter : unit->borrowed()) {
-      spec.borrowed.push_back(parameter->name);
-    }
-    specs.push_back(std::move(spec));
-  }
-  return specs;
-}
-
 // ---- Making and ending ------------------------------------------------------
 
 Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
                    const ExecutorOptions& options)
     : rank_(&rank),
-      device_(rank.device),
       model_(&model),
       options_(options),
       plan_(plan) {
@@ -107,11 +90,11 @@ void Executor::TakeStates(Arena& arena) {
 absl::Status Executor::Reserve(const TransientBytes& transient,
                                MemoryLedger* ledger) {
   const auto make_stream = [&](StreamRole role) {
-    ledger->AddFixed(device_->stream_bytes());
-    return device_->MakeStream(role);
+    ledger->AddFixed(rank_->device->stream_bytes());
+    return rank_->device->MakeStream(role);
   };
   const auto make_arena = [&](int64_t bytes, const char* name) {
-    return Arena::Make(*device_, MemoryKind::kDevice, bytes, name, ledger);
+    return Arena::Make(*rank_->device, MemoryKind::kDevice, bytes, name, ledger);
   };
   compute_ = make_stream(StreamRole::kCompute);
   if (plan_.world > 1) {
@@ -127,8 +110,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
           .stochastic_rounding = options_.stochastic_rounding,
           .num_optimizer_arrays =
               options_.train ? options_.optimizer.StateFloatsPerElement() : 0});
-  upload_ = std::make_unique<BatchUpload>(*device_, *compute_);
-  clock_ = std::make_unique<StepClock>(*device_, *compute_, plan_);
+  upload_ = std::make_unique<BatchUpload>(*rank_->device, *compute_);
+  clock_ = std::make_unique<StepClock>(*rank_->device, *compute_, plan_);
   numbers_ = std::make_unique<RankNumbers>(*rank_, *compute_, *clock_);
   wire_ = std::make_unique<Wire>(*rank_, plan_, options_.grad_dtype,
                                  gather_.get(), reduce_.get());
@@ -138,7 +121,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
                                            gather_.get(), reduce_.get());
   // What the states need is what they take on the meta device.
   sizing_ = std::make_unique<Sizing>();
-  sizing_->meta = MakeMetaDevice(*device_);
+  sizing_->meta = MakeMetaDevice(*rank_->device);
   ZERO_ASSIGN_OR_RETURN(
       sizing_->arena,
       Arena::Make(*sizing_->meta, MemoryKind::kDevice, int64_t{1} << 50,
@@ -171,18 +154,27 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       transient.upload, ModelStates::kPieceElems * sizeof(float))));
   steps_.resize(2);
   for (BegunStep& step : steps_) {
-    ZERO_ASSIGN_OR_RETURN(step.scalars, device_->Allocate(sizeof(StepScalars),
+    ZERO_ASSIGN_OR_RETURN(step.scalars, rank_->device->Allocate(sizeof(StepScalars),
                                                           MemoryKind::kHost));
-    step.read = device_->MakeEvent();
+    step.read = rank_->device->MakeEvent();
   }
-  context_ = std::make_unique<Context>(*device_, *compute_, *activations_);
-  states_->Bind(device_->ops(), *compute_);
+  context_ = std::make_unique<Context>(*rank_->device, *compute_, *activations_);
+  states_->Bind(rank_->device->ops(), *compute_);
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {
     units_[u].unit = model_->units()[u].get();
     units_[u].gaps = GapsOf(plan_.units[u]);
   }
   return absl::OkStatus();
+}
+
+std::vector<std::string> Executor::unused_parameters() const {
+  std::vector<std::string> unused;
+  for (const BoundParameter* bound : states_->bound()) {
+    if (bound->parameter->frozen || bound->used) continue;
+    unused.push_back(bound->parameter->name);
+  }
+  return unused;
 }
 
 TransientBytes Executor::high_water() const {
@@ -210,7 +202,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   StepScalars* scalars = this->scalars();
   const float seed = static_cast<float>(
       input.loss_scale / static_cast<double>(step.num_valid_targets));
-  Ops& ops = device_->ops();
+  Ops& ops = rank_->device->ops();
   ops.Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
   ops.Fill(*compute_, {{&scalars->seed, DType::kF32, 1}, seed});
   for (UnitState& unit : units_) unit.finished = false;
@@ -235,7 +227,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   context_->training = false;
   ZERO_RETURN_IF_ERROR(status);
   upload_->Drop();
-  device_->Copy(*compute_, step.scalars.data(), scalars_.data(),
+  rank_->device->Copy(*compute_, step.scalars.data(), scalars_.data(),
                 sizeof(StepScalars));
   compute_->Record(*step.read);
   step.timed = clock_->Take();
@@ -246,7 +238,7 @@ absl::Status Executor::Begin(const StepInput& input) {
 absl::StatusOr<StepOutput> Executor::Finish() {
   ZERO_CHECK_LT(num_finished_, num_begun_);
   BegunStep& step = steps_[num_finished_++ % steps_.size()];
-  if (device_->kind() == DeviceKind::kMeta) return StepOutput();
+  if (rank_->device->kind() == DeviceKind::kMeta) return StepOutput();
   clock_->Read(*step.read, std::exchange(step.timed, {}));
   times_ = step.times;
   ZERO_RETURN_IF_ERROR(rank_->status());
@@ -294,7 +286,6 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       return ReleaseGradients(i);
     case ActionKind::kNorm:
       wire_->EndReductions();
-      FindUnused();
       return updater_->Norm(input, scalars());
     case ActionKind::kMoments:
       return updater_->Moments(input);
@@ -394,7 +385,7 @@ void Executor::TakeGradientBuffers(int unit) {
         Tensor::Empty(*rotating_, {planned.trained_elems}, options_.grad_dtype,
                       MemoryCategory::kReduceBuffers);
     for (const Segment& gap : state.gaps) {
-      device_->ops().Fill(
+      rank_->device->ops().Fill(
           *compute_,
           {state.gradients.Slice(gap.begin, {gap.elems}).vector(), 0});
     }
@@ -412,16 +403,8 @@ void Executor::FinishGradients(int unit) {
     if (bound->sink.written) {
       bound->used = true;
     } else {
-      device_->ops().Fill(*compute_, {bound->sink.grad.vector(), 0});
+      rank_->device->ops().Fill(*compute_, {bound->sink.grad.vector(), 0});
     }
-  }
-}
-
-void Executor::FindUnused() {
-  unused_.clear();
-  for (const BoundParameter* bound : states_->bound()) {
-    if (bound->parameter->frozen || bound->used) continue;
-    unused_.push_back(bound->parameter->name);
   }
 }
 
@@ -453,7 +436,7 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
 absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
   StepScalars* scalars = this->scalars();
-  Context ctx(*device_, *compute_, *activations_);
+  Context ctx(*rank_->device, *compute_, *activations_);
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
   upload_->Upload(batch, *activations_, &ctx.batch);
   Tensor per_token;
@@ -480,7 +463,7 @@ KvCache Executor::MakeKvCache(int64_t capacity) {
 absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
                                   float* logits) {
   ZERO_CHECK_EQ(batch.batch, 1);
-  Context ctx(*device_, *compute_, *activations_);
+  Context ctx(*rank_->device, *compute_, *activations_);
   ctx.kv_cache = cache;
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
   upload_->Upload(batch, *activations_, &ctx.batch);

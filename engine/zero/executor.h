@@ -1,13 +1,8 @@
 // Performs the schedule: one loop, one case per action.
 //
-// The loop waits for what an action waits for, performs it, and records that
-// it is done. The executor has no case for a ZeRO stage: what is gathered,
-// reduced and updated where follows from the plan and the schedule. It does
-// not know why a step is taken, where data comes from or what is printed
-// (engine/train). Its parts: the states and their binding (model_states.h),
-// collectives (wire.h), what the optimizer updates (update_plan.h), batches
-// (batch_upload.h), the numbers that ranks agree on (rank_numbers.h), the
-// states between steps (state_access.h) and times (step_clock.h).
+// It has no case for a ZeRO stage: what is gathered, reduced and updated where
+// follows from the plan and the schedule. It does not know why a step is taken,
+// where data comes from or what is printed (engine/train).
 // Order: all ranks make the same calls, in the same order.
 // Start reading at Executor::Perform in executor.cc.
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
@@ -28,7 +23,6 @@
 #include "engine/zero/options.h"
 #include "engine/zero/plan.h"
 #include "engine/zero/rank_numbers.h"
-#include "engine/zero/schedule.h"
 #include "engine/zero/state_access.h"
 #include "engine/zero/step.h"
 #include "engine/zero/step_clock.h"
@@ -55,8 +49,7 @@ class Executor {
   // returns, on copies of the micro-batches: their memory is free again. One
   // more step may begin behind it (StepInput::inherits_skip), so that the
   // device never waits for a host that reads results and launches kernels.
-  // Waits for the device where the host would get more than two micro-batches
-  // ahead of it.
+  // Waits for a device that is two micro-batches behind the host.
   // Errors: those of the communicators, here and below; the executor can not
   //         be used after one. FailedPrecondition, on all ranks and before
   //         anything large moves, where their schedules differ.
@@ -82,14 +75,13 @@ class Executor {
   // and hash. Computation behind it waits for gathers that are under way.
   StateAccess& states();
 
-  // Parameters that no backward pass wrote in the last step; their gradient
-  // counts as zero.
-  const std::vector<std::string>& unused_parameters() const { return unused_; }
+  // Parameters that no backward pass wrote in the step that began last; their
+  // gradient counts as zero.
+  std::vector<std::string> unused_parameters() const;
   const Plan& plan() const { return plan_; }
   const std::vector<Action>& schedule() const { return step_list_.actions; }
   // Of the step that was finished last.
   const StepTimes& times() const { return times_; }
-  bool in_step() const { return context_->training; }
   // What ranks agree on between steps, and what tells of waits and actions.
   RankNumbers& numbers() { return *numbers_; }
   StepClock& clock() { return *clock_; }
@@ -117,7 +109,6 @@ class Executor {
   void TakeGradientBuffers(int unit);
   void FinishGradients(int unit);
   void ReleaseGradients(int unit);
-  void FindUnused();
   StepScalars* scalars() const {
     return reinterpret_cast<StepScalars*>(scalars_.data());
   }
@@ -125,7 +116,6 @@ class Executor {
   absl::Status RunUnits(Context& ctx, const Head& head);
 
   const Rank* rank_;
-  Device* device_;
   Model* model_;
   const ExecutorOptions options_;
   const Plan plan_;
@@ -150,14 +140,10 @@ class Executor {
   std::vector<BegunStep> steps_;         // two in turn
   size_t num_begun_ = 0, num_finished_ = 0;
   Tensor output_grad_;  // of the unit whose backward comes next
-  std::vector<std::string> unused_;
   StepTimes times_;
   // Last: they finish what is queued before the memory above goes.
   std::unique_ptr<Stream> gather_, reduce_;
 };
-
-// The plan's view of a model.
-std::vector<UnitSpec> DescribeUnits(const Model& model);
 
 }  // namespace zero
 

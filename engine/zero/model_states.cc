@@ -8,6 +8,23 @@
 
 namespace zero {
 
+std::vector<UnitSpec> DescribeUnits(const Model& model) {
+  std::vector<UnitSpec> specs;
+  for (const auto& unit : model.units()) {
+    UnitSpec spec{.name = unit->name(),
+                  .backward_reads_parameters = unit->BackwardReadsParameters()};
+    for (const auto& parameter : unit->parameters()) {
+      spec.parameters.push_back({parameter->name, parameter->stored_shape,
+                                 parameter->decay, parameter->frozen});
+    }
+    for (const Parameter* parameter : unit->borrowed()) {
+      spec.borrowed.push_back(parameter->name);
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
 ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
                          const StateOptions& options)
     : plan_(&plan), rank_(rank), model_(&model), options_(options) {

@@ -20,6 +20,9 @@
 
 namespace zero {
 
+// The plan's view of a model.
+std::vector<UnitSpec> DescribeUnits(const Model& model);
+
 // A parameter and its place in the flat arrays.
 struct BoundParameter {
   Parameter* parameter = nullptr;
