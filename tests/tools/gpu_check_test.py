@@ -28,6 +28,7 @@ import common
 import gpu
 import machine
 import parts
+import programs
 
 SCRIPT = os.path.join(ROOT, "tools/gpu_check")
 
@@ -327,7 +328,7 @@ class GpuCheckTest(unittest.TestCase):
         out = os.path.join(self.root, "report")
         with contextlib.redirect_stdout(io.StringIO()):
             check.main(["--out", out], FakeMachine(), {
-                name: lambda context: parts.passed()
+                name: lambda context: programs.passed()
                 for name in check.LIMITS}, self.root)
         with open(os.path.join(out, "report.json")) as file:
             limits = {row["part"]: row["limit_s"]
@@ -486,13 +487,13 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("time limit, but did not end: it may still hold the GPU",
                       self.row(found, "parity")["why"])
         self.assertEqual(self.row(found, "memory")["status"], "passed")
-        self.assertEqual((len(asked), asked[1]), (2, parts.KILL_SECONDS))
+        self.assertEqual((len(asked), asked[1]), (2, programs.KILL_SECONDS))
 
     def test_ctrl_c_ends_what_runs_and_leaves_the_report(self):
         child = os.path.join(self.root, "child")
         self.environ(CHILD=child)
         self.program("out/" + parts.PARITY_TEST, HANGS)
-        waited = parts.waited
+        waited = programs.waited
 
         def interrupted(process, seconds):
             def wait(_):
@@ -504,7 +505,7 @@ class GpuCheckTest(unittest.TestCase):
             process.wait = wait
             return waited(process, seconds)
 
-        self.keep(parts, "waited", interrupted)
+        self.keep(programs, "waited", interrupted)
         code, found, text = self.check("--parts", "parity,steps")
         self.assertEqual((code, found["failed"]), (130, ["parity"]))
         self.assertEqual([row["part"] for row in found["parts"]], ["parity"])
@@ -512,7 +513,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assert_ends(child)
 
     def test_sigterm_leaves_what_a_part_found_so_far(self):
-        waited, number = parts.waited, []
+        waited, number = programs.waited, []
 
         def terminated(process, seconds):
             number.append(process)
@@ -520,7 +521,7 @@ class GpuCheckTest(unittest.TestCase):
                 os.kill(os.getpid(), signal.SIGTERM)
             return waited(process, seconds)
 
-        self.keep(parts, "waited", terminated)
+        self.keep(programs, "waited", terminated)
         code, found, text = self.check("--parts", "steps,parity")
         self.assertEqual((code, found["failed"]), (130, ["steps"]))
         self.assertEqual(len(self.row(found, "steps")["rows"]), 2)

@@ -46,6 +46,7 @@ import bundle
 import gpu
 import machine
 import parts
+import programs
 import report
 
 WRONG, NO_GPU, INTERRUPTED = 2, 77, 130
@@ -135,10 +136,11 @@ def run_part(name, context, limit, until, all_parts):
     try:
         row = all_parts[name](context)
     except KeyboardInterrupt:
-        row = parts.failed("interrupted", interrupted=True, **context.partial)
+        row = programs.failed("interrupted", interrupted=True,
+                              **context.partial)
     except Exception as error:  # a part's own fault must not hide the others
-        row = parts.failed("%s: %s" % (type(error).__name__, error),
-                           **context.partial)
+        row = programs.failed("%s: %s" % (type(error).__name__, error),
+                              **context.partial)
     return {"part": name, "seconds": round(time.monotonic() - start, 1),
             "limit_s": round(limit, 1), **row}
 
@@ -168,10 +170,10 @@ def check(options, here, all_parts, root, out):
     until = start + options.seconds - RESERVE
     with tempfile.TemporaryDirectory(prefix="gpu_check.") as scratch:
         nccl = result["libraries"]["libnccl.so.2"]["version"]
-        context = parts.Context(root, out, scratch, here.environment(),
-                                result["device"]["gpus"],
-                                int(nccl) if str(nccl).isdigit() else None,
-                                options.bench)
+        context = programs.Context(root, out, scratch, here.environment(),
+                                   result["device"]["gpus"],
+                                   int(nccl) if str(nccl).isdigit() else None,
+                                   options.bench)
         for name in options.parts:
             say("gpu_check: %s" % name)
             row = run_part(name, context, options.limits[name], until,
@@ -200,19 +202,19 @@ def make_bundle(options, root):
     return 0
 
 
-def without_gpu(programs, seconds, root, out):
+def without_gpu(names, seconds, root, out):
     """Runs tests for the emulated GPU; returns whether they passed."""
     good = True
     with tempfile.TemporaryDirectory(prefix="gpu_check.") as scratch:
-        context = parts.Context(root, out, scratch, os.environ, 0, None, [])
+        context = programs.Context(root, out, scratch, os.environ, 0, None, [])
         context.begin("without a GPU", time.monotonic() + seconds)
-        for name in programs:
-            ran = parts.run_gtest(context, name)
-            problem = parts.problem_of(ran)
+        for name in names:
+            ran = programs.run_gtest(context, name)
+            problem = programs.problem_of(ran)
             good = good and problem is None
             say("gpu_check: without a GPU: %s: %s" % (
-                name, problem or "%d passed" % parts.count(ran.cases,
-                                                           "passed")))
+                name, problem or "%d passed" % programs.count(ran.cases,
+                                                              "passed")))
     return good
 
 
@@ -220,10 +222,10 @@ def run(options, here, all_parts, root):
     """Exit status of a check."""
     problem = here.problem()
     out = os.path.abspath(options.out or os.path.join(root, "out/gpu_check"))
-    programs = [name for part in options.parts
-                for name in parts.WITHOUT_GPU.get(part, ())
-                if os.path.exists(os.path.join(root, "out", name))]
-    if problem is None or programs:
+    names = [name for part in options.parts
+             for name in parts.WITHOUT_GPU.get(part, ())
+             if os.path.exists(os.path.join(root, "out", name))]
+    if problem is None or names:
         try:
             os.makedirs(out, exist_ok=True)
             with tempfile.TemporaryFile(dir=out):
@@ -233,7 +235,7 @@ def run(options, here, all_parts, root):
                   (out, error.strerror), file=sys.stderr)
             return WRONG
     if problem:
-        good = not programs or without_gpu(programs, options.seconds, root, out)
+        good = not names or without_gpu(names, options.seconds, root, out)
         say("gpu_check: no NVIDIA GPU here (%s); skipped: %s" % (
             problem, ", ".join(options.parts)))
         return NO_GPU if good else 1
