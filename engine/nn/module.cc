@@ -1,6 +1,5 @@
 #include "engine/nn/module.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -68,10 +67,6 @@ int64_t Model::NumParameters() const {
 void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
                    int64_t count, float* out) {
   const Init& init = parameter.init;
-  const int64_t size = parameter.shape.num_elems();
-  const int64_t known = std::clamp<int64_t>(size - begin, 0, count);
-  std::fill(out + known, out + count, 0.0f);
-  count = known;
   if (init.std == 0) {
     for (int64_t i = 0; i < count; ++i) out[i] = init.value;
     return;

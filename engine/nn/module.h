@@ -127,8 +127,7 @@ class Model {
 
 // Fills `out` with elements [begin, begin + count) of a parameter's initial
 // value: a pure function of (seed, parameter name, element index), and so the
-// same for any world size and stage. Normal values by Box-Muller from Philox;
-// zeros behind the elements of its logical shape.
+// same for any world size and stage. Normal values by Box-Muller from Philox.
 void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
                    int64_t count, float* out);
 

@@ -44,10 +44,7 @@ struct Executor::Sizing {
 
 Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
                    const ExecutorOptions& options)
-    : rank_(&rank),
-      model_(&model),
-      options_(options),
-      plan_(plan) {
+    : rank_(&rank), model_(&model), options_(options), plan_(plan) {
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
   ZERO_CHECK(plan.world == rank.world() && plan.shard.size == rank.shards())
       << "the plan is of other ranks";
@@ -94,7 +91,8 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     return rank_->device->MakeStream(role);
   };
   const auto make_arena = [&](int64_t bytes, const char* name) {
-    return Arena::Make(*rank_->device, MemoryKind::kDevice, bytes, name, ledger);
+    return Arena::Make(*rank_->device, MemoryKind::kDevice, bytes, name,
+                       ledger);
   };
   compute_ = make_stream(StreamRole::kCompute);
   if (plan_.world > 1) {
@@ -154,11 +152,13 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       transient.upload, ModelStates::kPieceElems * sizeof(float))));
   steps_.resize(2);
   for (BegunStep& step : steps_) {
-    ZERO_ASSIGN_OR_RETURN(step.scalars, rank_->device->Allocate(sizeof(StepScalars),
-                                                          MemoryKind::kHost));
+    ZERO_ASSIGN_OR_RETURN(
+        step.scalars,
+        rank_->device->Allocate(sizeof(StepScalars), MemoryKind::kHost));
     step.read = rank_->device->MakeEvent();
   }
-  context_ = std::make_unique<Context>(*rank_->device, *compute_, *activations_);
+  context_ =
+      std::make_unique<Context>(*rank_->device, *compute_, *activations_);
   states_->Bind(rank_->device->ops(), *compute_);
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -228,7 +228,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   ZERO_RETURN_IF_ERROR(status);
   upload_->Drop();
   rank_->device->Copy(*compute_, step.scalars.data(), scalars_.data(),
-                sizeof(StepScalars));
+                      sizeof(StepScalars));
   compute_->Record(*step.read);
   step.timed = clock_->Take();
   ++num_begun_;
