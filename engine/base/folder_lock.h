@@ -10,7 +10,8 @@
 namespace zero {
 
 // Held until it is destroyed or the process ends, however it ends; leaves no
-// file behind. Advisory: it keeps out who asks for it, too.
+// file behind. Advisory: only processes that also take it are kept
+// out.
 class FolderLock {
  public:
   // `folder` must exist. Where the file system knows no locks, there is none.

@@ -1,5 +1,5 @@
-// XXH3-128 as 32 lower-case hex digits: of bytes, and of numbers that many hold
-// parts of (`parameters_hash`). Not for secrets.
+// XXH3-128 as 32 lower-case hex digits: of bytes, and of the parameters of a
+// model that are divided over ranks (`parameters_hash`). Not for secrets.
 // Source: xxHash 0.8, canonical (big-endian) form, as `xxh128sum` prints it.
 #ifndef ZERO_ENGINE_BASE_HASH_H_
 #define ZERO_ENGINE_BASE_HASH_H_

@@ -13,6 +13,7 @@
 #include "engine/base/file.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
+#include "kernels/check.h"
 
 namespace zero {
 namespace {
@@ -180,29 +181,46 @@ void PortableWriter::Write(const Parameter& parameter, int64_t begin,
                            absl::Span<const float> values) {
   const int64_t item = static_cast<int64_t>(DTypeBytes(dtype_));
   std::vector<char> bytes;
-  ForEachStored(tensors_, parameter, begin, static_cast<int64_t>(values.size()),
-                [&](const StoredRun& run) {
-                  if (!status_.ok()) return;
-                  bytes.resize(run.elems * item);
-                  for (int64_t i = 0; i < run.elems; ++i) {
-                    const float value = values[run.from + i * run.stride];
-                    if (dtype_ == DType::kF32) {
-                      std::memcpy(&bytes[i * item], &value, item);
-                    } else {
-                      const uint16_t half = dtype_ == DType::kBF16
-                                                ? F32ToBF16(value)
-                                                : F32ToF16(value);
-                      std::memcpy(&bytes[i * item], &half, item);
-                    }
-                  }
-                  status_ = file_->Write(run.tensor, run.at * item,
-                                         bytes.data(), run.elems * item);
-                });
+  const auto round = [&](const StoredRun& run, char* to) {
+    for (int64_t i = 0; i < run.elems; ++i, to += item) {
+      const float value = values[run.from + i * run.stride];
+      if (dtype_ == DType::kF32) {
+        std::memcpy(to, &value, item);
+      } else {
+        const uint16_t half =
+            dtype_ == DType::kBF16 ? F32ToBF16(value) : F32ToF16(value);
+        std::memcpy(to, &half, item);
+      }
+    }
+  };
+  ForEachStored(
+      tensors_, parameter, begin, static_cast<int64_t>(values.size()),
+      [&](const StoredRun& run) {
+        if (!status_.ok()) return;
+        if (!tensors_[run.tensor].transpose) {
+          bytes.resize(run.elems * item);
+          round(run, bytes.data());
+          status_ = file_->Write(run.tensor, run.at * item, bytes.data(),
+                                 run.elems * item);
+          return;
+        }
+        const int64_t elems = tensors_[run.tensor].shape.num_elems();
+        Turned& turned =
+            turned_.try_emplace(run.tensor, Turned{{}, elems}).first->second;
+        turned.bytes.resize(elems * item);
+        round(run, &turned.bytes[run.at * item]);
+        turned.missing -= run.elems;
+        if (turned.missing > 0) return;
+        status_ =
+            file_->Write(run.tensor, 0, turned.bytes.data(), elems * item);
+        turned_.erase(run.tensor);
+      });
 }
 
 absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
     const std::string& config_json) {
   ZERO_RETURN_IF_ERROR(status_);
+  ZERO_CHECK(turned_.empty()) << "a parameter was not given as a whole";
   ZERO_RETURN_IF_ERROR(file_->Commit());
   const std::string& temp_dir = folder_->temp_path();
   ZERO_RETURN_IF_ERROR(

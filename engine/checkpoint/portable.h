@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -34,7 +35,8 @@ class PortableWriter {
       const std::string& dir, const Model& model, DType dtype);
 
   // Takes elements of a parameter from `begin` on, in its own layout; all of
-  // them come once, in any order. None is kept. Errors are Commit's.
+  // them come once, in any order. Those of a tensor that is turned in the file
+  // are kept until it is complete. Errors are Commit's.
   void Write(const Parameter& parameter, int64_t begin,
              absl::Span<const float> values);
 
@@ -53,6 +55,12 @@ class PortableWriter {
   const DType dtype_;
   std::unique_ptr<AtomicFolder> folder_;
   std::unique_ptr<SafetensorsWriter> file_;
+  // Of tensors that are turned, by their number, while they are incomplete.
+  struct Turned {
+    std::vector<char> bytes;
+    int64_t missing;  // elements
+  };
+  std::map<size_t, Turned> turned_;
   absl::Status status_;  // the first error of Write
 };
 

@@ -37,7 +37,7 @@ class PeerMemory {
   // Element `index` of what `rank` sends in a segment.
   Source Sent(int rank, size_t segment, int64_t index) const;
 
-  // At once on the CPU, whose streams are in the work of the collective.
+  // On the CPU the copy is done when this returns: the stream's worker is here.
   void Copy(void* dst, Source src, int64_t bytes);
   // dst = the sum of `src` in this order; with `accumulate` dst += it.
   void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,

@@ -80,8 +80,8 @@ class Transport {
 // of its own, and waits for all of them. The first error of any rank, or what
 // it throws, makes all communicators fail, so that nobody waits for a rank that
 // is gone.
-// Errors: that of the lowest of these ranks, as a summary of the run has it; of
-//         the rank that failed first, with its number where there are several.
+// Errors: that of the lowest rank that failed; it names the rank that failed
+//         first.
 absl::Status RunRanksOf(Transport& transport, const std::vector<int>& ranks,
                         const LocalRanksOptions& options,
                         const MakeDeviceFn& make_device, const RankBody& body);

@@ -35,8 +35,8 @@ struct Rank {
   // Ranks that share the memory of the device, this one included; 0: all.
   int sharers = 0;
 
-  // Waits on the host until all ranks have come here, without a collective;
-  // whether all of them said yes. Ranks whose collectives spin on a GPU meet so
+  // Host-side barrier and vote, without a collective: returns true if every
+  // rank passed true. Ranks whose collectives spin on a GPU meet so
   // once their memory is taken: what takes or maps memory waits for all work of
   // a GPU under locks that the whole process has, which another rank then needs
   // for the launch that this work waits for.

@@ -198,8 +198,12 @@ class TcpStoreServer::Service {
       // A rank may have nothing to ask for as long as it likes.
       SetOptions(socket, absl::Seconds(1), absl::ZeroDuration());
       std::lock_guard<std::mutex> lock(mutex_);
-      sockets_.insert(socket);
-      answers_.emplace_back([this, socket] { Serve(socket); });
+      try {
+        answers_.emplace_back([this, socket] { Serve(socket); });
+        sockets_.insert(socket);
+      } catch (const std::system_error&) {  // no thread is free: it asks again
+        close(socket);
+      }
     }
   }
 

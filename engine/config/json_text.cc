@@ -317,6 +317,8 @@ class Parser {
 const char* JsonKindName(JsonKind kind) {
   constexpr const char* kNames[] = {"null",     "a boolean", "a number",
                                     "a string", "an array",  "an object"};
+  static_assert(std::size(kNames) ==
+                static_cast<size_t>(JsonKind::kObject) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -58,6 +58,8 @@ bool HasType(const KeySpec& key, const JsonNode& node) {
       JsonKind::kBool,   JsonKind::kNumber, JsonKind::kNumber,
       JsonKind::kString, JsonKind::kString, JsonKind::kArray,
       JsonKind::kArray,  JsonKind::kObject, JsonKind::kObject};
+  static_assert(std::size(kWanted) ==
+                static_cast<size_t>(KeyKind::kOpaque) + 1);
   return node.kind == kWanted[static_cast<size_t>(key.kind)] ||
          (key.kind == KeyKind::kFiles && node.kind == JsonKind::kString);
 }
@@ -234,6 +236,7 @@ std::string Wanted(const KeySpec& key) {
                                     "a list of two numbers",
                                     "an object: { ... }",
                                     "an object: { ... }"};
+  static_assert(std::size(kNouns) == static_cast<size_t>(KeyKind::kOpaque) + 1);
   const std::string range = RangeText(key);
   return absl::StrCat(kNouns[static_cast<size_t>(key.kind)],
                       range.empty() ? "" : " ", range);

@@ -7,10 +7,11 @@
 namespace zero {
 
 const char* MemoryCategoryName(MemoryCategory category) {
-  constexpr const char* kNames[kNumMemoryCategories] = {
+  constexpr const char* kNames[] = {
       "parameters",          "gradients",      "optimizer",
       "gathered_parameters", "reduce_buffers", "activations",
       "workspace",           "inputs",         "fixed"};
+  static_assert(std::size(kNames) == kNumMemoryCategories);
   return kNames[static_cast<int>(category)];
 }
 

@@ -3,7 +3,6 @@
 #ifndef ZERO_ENGINE_ZERO_ACTION_RUNNER_H_
 #define ZERO_ENGINE_ZERO_ACTION_RUNNER_H_
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -50,7 +49,7 @@ class ActionRunner {
     return absl::OkStatus();
   }
 
-  // Makes computation wait for what the last run left on its way.
+  // Makes computation wait for collectives of the last run that are in flight.
   void AwaitArriving();
   // AwaitArriving; the list of the last run may go.
   void Leave();

@@ -48,6 +48,8 @@ Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
   ZERO_CHECK_GE(plan_.units.size(), size_t{2});
   ZERO_CHECK(plan.world == rank.world() && plan.shard.size == rank.shards())
       << "the plan is of other ranks";
+  ZERO_CHECK(plan.world == 1 || plan.parameters.dtype == options.param_dtype)
+      << "parameters travel as they lie";
 }
 
 Executor::~Executor() {

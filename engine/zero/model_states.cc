@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/check.h"
 
 namespace zero {
 
@@ -27,7 +26,7 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
 
 ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
                          const StateOptions& options)
-    : plan_(&plan), rank_(rank), model_(&model), options_(options) {
+    : plan_(&plan), rank_(rank), options_(options) {
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
     const PlannedUnit& planned = plan.units[u];
     for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "engine/autograd/tape.h"
@@ -92,8 +91,8 @@ class ModelStates {
   // All, in plan order.
   std::vector<BoundParameter*> bound() const;
 
-  // Binds a unit's values or gradients to `flat` [padded elems]. Undefined:
-  // nothing to read, and whoever reads crashes at once.
+  // Binds a unit's values [padded elems] or gradients [trained elems].
+  // Undefined: nothing to read, and whoever reads crashes at once.
   void BindValues(int unit, const Tensor& flat);
   void BindSinks(int unit, const Tensor& flat);
 
@@ -125,7 +124,6 @@ class ModelStates {
  private:
   const Plan* plan_;
   int64_t rank_;
-  Model* model_;
   StateOptions options_;
   std::vector<std::vector<std::unique_ptr<BoundParameter>>> units_;
   std::vector<SegmentRef> segments_;  // of all units, in plan order

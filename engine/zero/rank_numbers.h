@@ -41,7 +41,8 @@ class RankNumbers {
   // Wire: (world - 1) * n * itemsize bytes per rank and element of `numbers`.
   void Gather(const std::string& name, const std::vector<Tensor>& numbers);
 
-  // Reduces `values` over the ranks, in place: Start, then Finish.
+  // Reduces `values`, for kMax finite ones, over the ranks, in place: Start,
+  // then Finish.
   absl::Status AllReduce(const std::string& name, ReduceOp op,
                          absl::Span<double> values);
   // Runs behind what was launched so far, before what is launched later. One

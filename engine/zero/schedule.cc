@@ -1,7 +1,6 @@
 #include "engine/zero/schedule.h"
 
 #include <algorithm>
-#include <climits>
 #include <deque>
 #include <iterator>
 #include <map>

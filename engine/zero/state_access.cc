@@ -8,7 +8,6 @@
 #include "engine/base/hash.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
-#include "kernels/check.h"
 
 namespace zero {
 

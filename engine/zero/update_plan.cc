@@ -82,6 +82,7 @@ int64_t MaxRanges(const Plan& plan) {
   int64_t most = 0;
   for (const PlannedUnit& unit : plan.units) {
     for (const PlannedParameter& parameter : unit.parameters) {
+      if (parameter.spec.frozen) continue;
       const int64_t end = parameter.offset + parameter.elems;
       most = std::max<int64_t>(
           most, std::count_if(unit.segments.begin(), unit.segments.end(),

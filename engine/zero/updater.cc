@@ -114,6 +114,7 @@ Updater::View Updater::ViewOf(int unit, const StepInput& input) const {
 // it: two numbers per parameter, gathered and added in rank order, so that the
 // ratios have the same bits at every stage.
 void Updater::Moments(const StepInput& input) {
+  if (updates_.num_tensors == 0) return;  // all of them are frozen
   const int64_t row = 2 * updates_.num_tensors;
   const Tensor totals = tensor_sums_.Slice(0, {row});
   const Tensor ranks = tensor_sums_.Slice(row, {plan_->world * row});

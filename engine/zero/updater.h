@@ -7,8 +7,6 @@
 #ifndef ZERO_ENGINE_ZERO_UPDATER_H_
 #define ZERO_ENGINE_ZERO_UPDATER_H_
 
-#include <cstdint>
-
 #include "engine/comm/rank.h"
 #include "engine/tensor/arena.h"
 #include "engine/tensor/tensor.h"

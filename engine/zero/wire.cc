@@ -83,7 +83,9 @@ void Wire::GatherUnit(int unit, const FlatState& params,
                         gathered.Slice(segment.begin, {segment.elems}).data(),
                         segment.elems});
   }
-  Gather(planned.name, gathered.dtype(), std::move(segments));
+  for (const Transfer& transfer : planned.gather) {
+    Start(*rank_->gather, *gather_, planned.name, transfer, segments);
+  }
 }
 
 void Wire::GatherUpdated(int index, const FlatState& params) {
@@ -93,7 +95,9 @@ void Wire::GatherUpdated(int index, const FlatState& params) {
     segments.push_back({params.Piece(ref).data(), params.Whole(ref).data(),
                         plan_->segment(ref).elems});
   }
-  Gather(NameOf(bucket), params.data().dtype(), std::move(segments));
+  for (const Transfer& transfer : bucket.transfers) {
+    Start(*rank_->gather, *gather_, NameOf(bucket), transfer, segments);
+  }
 }
 
 void Wire::Reduce(int index, const Tensor& unit_gradients,

@@ -5,7 +5,6 @@
 #ifndef ZERO_ENGINE_ZERO_WIRE_H_
 #define ZERO_ENGINE_ZERO_WIRE_H_
 
-#include <cstdint>
 #include <string>
 #include <vector>
 

@@ -1,6 +1,5 @@
 #include "kernels/cpu/softmax.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/cpu/storage.h"

@@ -46,7 +46,7 @@ TEST(PresetsTest, TheClosedFormCountsWhatTheModelIsMadeOf) {
 }
 
 TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
-  // Llama-3-8B at 8192: 57.9 GFLOP per token (design, section 7).
+  // Llama-3-8B at 8192: 57.9 GFLOP per token.
   EXPECT_NEAR(FlopsPerToken(Preset("Llama-3-8B"), 8192) / 1e9, 57.9, 0.05);
   // GPT-2: 12 layers of width 768, 85,056,000 parameters in the blocks and the
   // final norm, the tied head of 50257 * 768 counted once.

@@ -1,4 +1,4 @@
-// Any mutated config gives an error or a config, never a crash (property 22).
+// Any mutated config gives an error or a config, never a crash.
 #include <gtest/gtest.h>
 
 #include <random>

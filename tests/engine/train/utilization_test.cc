@@ -10,7 +10,7 @@ namespace {
 
 TEST(UtilizationTest, IsTheShareOfThePeak) {
   // Llama-3-8B at 8192 on an H100: 57.9 GFLOP per token, 5762 tokens per
-  // second, 989 TFLOP/s (design, section 7).
+  // second, 989 TFLOP/s.
   const TokenFlops flops{.model = 57.9e9, .causal = 51.5e9, .recomputed = 18e9};
   const Utilization plain = UtilizationAt(5762, flops, false, 989e12);
   EXPECT_NEAR(plain.mfu, 0.337, 0.0005);

@@ -679,29 +679,63 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
 }
 
 TEST(StagesTest, FrozenParametersHaveNoGradientMasterOrMoments) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    std::vector<Outcome> outcomes;
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      std::vector<Outcome> outcomes;
+      std::set<std::string> hashes;
+      for (int stage : {0, 1, 2, 3}) {
+        Job job;
+        job.make = [config = job.config] { return MakePartlyFrozen(config); };
+        job.options = AtStage(job.options, stage);
+        job.options.param_dtype = dtype;
+        job.options.optimizer.kind = kind;
+        std::mutex mutex;
+        job.between = [&](Rig& rig) {
+          const Plan& plan = rig->plan();
+          EXPECT_LT(plan.trained_elems, plan.padded_elems);
+          const auto bytes = [&](Placement placement) {
+            return RoundUp(4 * plan.StateElems(plan.trained_elems, placement),
+                           Arena::kAlignment);
+          };
+          const MemoryLedger& ledger = rig.ledger();
+          EXPECT_EQ(ledger.live_bytes(MemoryCategory::kGradients),
+                    bytes(plan.placement.gradients));
+          EXPECT_EQ(
+              ledger.live_bytes(MemoryCategory::kOptimizer),
+              (dtype == DType::kF32 ? 2 : 3) * bytes(plan.placement.optimizer));
+          const auto hash = rig->states().Hash();
+          std::lock_guard<std::mutex> lock(mutex);
+          EXPECT_TRUE(hash.ok()) << hash.status();
+          hashes.insert(hash.value_or(""));
+        };
+        outcomes.push_back(Train(job));
+        EXPECT_EQ(outcomes.back(), outcomes.front()) << "stage " << stage;
+        EXPECT_EQ(hashes.size(), static_cast<size_t>(job.steps));
+      }
+    }
+  }
+}
+
+// Nothing is reduced or updated; the loss is what it was.
+TEST(StagesTest, AllParametersMayBeFrozen) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
     for (int stage : {0, 1, 2, 3}) {
       Job job;
-      job.make = [config = job.config] { return MakePartlyFrozen(config); };
       job.options = AtStage(job.options, stage);
-      job.options.param_dtype = dtype;
-      job.between = [&](Rig& rig) {
-        const Plan& plan = rig->plan();
-        EXPECT_LT(plan.trained_elems, plan.padded_elems);
-        const auto bytes = [&](Placement placement) {
-          return RoundUp(4 * plan.StateElems(plan.trained_elems, placement),
-                         Arena::kAlignment);
-        };
-        const MemoryLedger& ledger = rig.ledger();
-        EXPECT_EQ(ledger.live_bytes(MemoryCategory::kGradients),
-                  bytes(plan.placement.gradients));
-        EXPECT_EQ(
-            ledger.live_bytes(MemoryCategory::kOptimizer),
-            (dtype == DType::kF32 ? 2 : 3) * bytes(plan.placement.optimizer));
+      job.options.optimizer.kind = kind;
+      const std::vector<double> losses = Train(job).losses;
+      job.make = [config = job.config] {
+        std::unique_ptr<Model> model = MakeModel(config);
+        for (Parameter* parameter : model->AllParameters()) {
+          parameter->frozen = true;
+        }
+        return model;
       };
-      outcomes.push_back(Train(job));
-      EXPECT_EQ(outcomes.back(), outcomes.front()) << "stage " << stage;
+      const Outcome frozen = Train(job);
+      EXPECT_EQ(frozen.losses[0], losses[0]);
+      EXPECT_EQ(frozen.norms, std::vector<double>(job.steps, 0));
     }
   }
 }
