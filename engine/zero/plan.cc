@@ -217,9 +217,6 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.padded_elems += unit.padded_elems;
     plan.trained_elems += unit.trained_elems;
     plan.num_trained_segments += unit.num_trained_segments;
-    for (const PlannedParameter& parameter : unit.parameters) {
-      plan.num_trained += !parameter.spec.frozen;
-    }
     plan.units.push_back(std::move(unit));
   }
   FindNeeds(&plan);

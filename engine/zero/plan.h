@@ -239,7 +239,6 @@ struct Plan {
   std::vector<Bucket> gather_buckets;
   int64_t padded_elems = 0;   // over all units
   int64_t trained_elems = 0;  // likewise
-  int64_t num_trained = 0;    // parameters that are not frozen
   int64_t num_trained_segments = 0;
 
   // Rank r's piece of a segment, in the unit's elements.

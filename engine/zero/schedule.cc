@@ -541,9 +541,14 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   return wire;
 }
 
-int64_t NumbersWire(const Plan& plan, int64_t num_norms) {
-  return (plan.world - 1) * (2 + kNumAgreed + 2 * num_norms) *
-         static_cast<int64_t>(sizeof(double));
+int64_t NumbersWire(const Plan& plan, bool tensor_norms) {
+  int64_t numbers = 2 + kNumAgreed;
+  for (const PlannedUnit& unit : plan.units) {
+    for (const PlannedParameter& parameter : unit.parameters) {
+      if (tensor_norms && !parameter.spec.frozen) numbers += 2;
+    }
+  }
+  return (plan.world - 1) * numbers * static_cast<int64_t>(sizeof(double));
 }
 
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {

@@ -127,10 +127,10 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
 // Bytes that a rank sends of the few numbers that all ranks gather in a step:
-// norm and loss, what they agree on before it (kNumAgreed), and with LAMB two
-// for each of `num_norms` tensors.
+// norm and loss, what they agree on before it (kNumAgreed), and with
+// `tensor_norms`, LAMB's, two for each parameter that is trained.
 inline constexpr int kNumAgreed = 3;  // asked to stop, failed writes, targets
-int64_t NumbersWire(const Plan& plan, int64_t num_norms);
+int64_t NumbersWire(const Plan& plan, bool tensor_norms);
 
 // XXH3 of the plan's layout, placements and buckets and of the actions: equal
 // on all ranks, or they would wait for each other in different places.

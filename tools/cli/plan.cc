@@ -348,8 +348,8 @@ absl::Status ShowPlan(PlanFlags flags) {
         {"worker sends", against(worker.reduced, worker_formula.reduced)},
         {"worker receives", against(worker.received, worker_formula.received)}};
   }
-  const int64_t numbers = NumbersWire(
-      plan, options.optimizer.needs_tensor_norms() ? plan.num_trained : 0);
+  const int64_t numbers =
+      NumbersWire(plan, options.optimizer.needs_tensor_norms());
   rows.push_back(
       {"norm and agreements", absl::StrCat(WithCommas(numbers), " bytes")});
   console.Table(alike ? "sent per rank and step" : "moved per step", rows);

@@ -52,7 +52,7 @@ void ExpectCountedIsFormula(Job job) {
             (kWorld - 1) * ScheduleHash(rig->plan(), rig->schedule()).size();
         const int64_t agreed = (kWorld - 1) * kNumAgreed * sizeof(double);
         EXPECT_EQ(rank.scalar->received_bytes(),
-                  hash + 2 * (NumbersWire(rig->plan(), 0) - agreed));
+                  hash + 2 * (NumbersWire(rig->plan(), false) - agreed));
         const StepWire asked = WireOf(rank);
         all_sent += asked.gathered + asked.reduced + asked.across;
         all_received += rank.gather->received_bytes() +
