@@ -13,14 +13,15 @@ import re
 import subprocess
 import unittest
 
-OUT = os.path.join(os.environ.get("ZERO_OUT", "out"), "coverage")
+ROOT = os.environ.get("ZERO_OUT", "out")
+OUT = os.path.join(ROOT, "coverage")
 KERNELS = "kernels/cuda/"
 WANTED = 0.95
 
 
 def emulated():
     """The .cu files that the backend has for every machine."""
-    with open(KERNELS + "sources.ninja") as f:
+    with open(os.path.join(ROOT, "cuda_archives.ninja")) as f:
         return sorted(re.findall(r": cu %s(\w+)\.cu" % KERNELS, f.read()))
 
 
@@ -37,7 +38,7 @@ def lines_of(document, source):
 
 def measure(name):
     """{line: times run} of kernels/cuda/NAME.cu."""
-    data = os.path.join(OUT, name + ".gcda")
+    data = os.path.join(OUT, KERNELS, name + ".gcda")
     if not os.path.exists(data):
         return {}
     said = subprocess.run(["gcov", "--json-format", "--stdout", data],
@@ -72,7 +73,7 @@ class CudaCoverageTest(unittest.TestCase):
         self.assertEqual(lines_of(document, "kernels/cuda/a.cu"), {1: 2, 2: 0})
 
     def test_most_lines_of_the_kernels_run(self):
-        for old in glob.glob(os.path.join(OUT, "*.gcda")):
+        for old in glob.glob(os.path.join(OUT, KERNELS, "*.gcda")):
             os.remove(old)
         subprocess.run([os.path.join(OUT, "kernels_coverage_test"),
                         "--gtest_brief=1"], check=True)

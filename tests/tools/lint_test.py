@@ -145,8 +145,9 @@ class LintTest(unittest.TestCase):
     # sources
 
     def test_sources_finds_a_source_that_is_not_built(self):
-        self.write("kernels/new.cc", "")
-        self.assert_complains("sources", "kernels/new.cc:1:", "no `build")
+        self.write("kernels/new/new.cc", "")
+        self.assert_complains("sources", "kernels/new/new.cc:1:",
+                              "its folder is in no archive")
 
     def test_sources_finds_a_build_line_without_its_file(self):
         os.remove(os.path.join(self.root, "kernels/a.cc"))

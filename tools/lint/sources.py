@@ -3,6 +3,7 @@
 import os
 import re
 
+import archives
 import manifest
 
 # cu and cuda_cc: what is compiled for a GPU and for its emulator.
@@ -17,7 +18,8 @@ def check(tree):
     for file, line, path in missing:
         yield "%s:%d: subninja %s: no such file" % (file, line, path)
 
-    compiled, used, objects = set(), set(), {}
+    by_folder, of_gpu = archives.sources(tree.root)
+    compiled, used, objects = set(sum(by_folder.values(), of_gpu)), set(), {}
     for edge in edges:
         if edge.rule in COMPILES and edge.inputs:
             source, output = edge.inputs[0], edge.outputs[0]
@@ -40,8 +42,8 @@ def check(tree):
 
     for name in tree.cxx((".cc", ".cu")):
         if name not in compiled:
-            yield "%s:1: no `build ...: cxx %s` line in any room.ninja" % (
-                name, name)
+            yield ("%s:1: its folder is in no archive (tools/ninja/archives.py)"
+                   ", and no line of a *.ninja compiles it" % name)
     for name in tree.files:
         if name.endswith(".ninja") and name not in files:
             yield "%s:1: no subninja line leads here" % name

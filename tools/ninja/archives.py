@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Which sources make which archive.
+
+  archives.py OUT      writes OUT/archives.ninja and OUT/cuda_archives.ninja
+
+A source belongs to the archive of its folder, so that a new file is built
+without a word anywhere: ninja runs this again when a folder has changed. All
+else (programs, tests, a backend or its twin) stands in a room's *.ninja.
+"""
+
+import glob
+import os
+import sys
+
+# An archive's sources, and another one whose members come last: ar takes an
+# object added behind an archive for a newer version of its member of the same
+# name (device.o), and drops that.
+ARCHIVES = {
+    # Sizes of a GPU's workspaces are for plans where CUDA is not built too.
+    "kernels": ("kernels/*.cc kernels/cpu/*.cc kernels/cuda/attention_call.cc "
+                "kernels/cuda/workspace.cc", "kernels_cuda"),
+    "optim": ("optim/*.cc", None),
+    # All that the tests of threads need, which are built once more under tsan.
+    "engine_core": ("engine/autograd/*.cc engine/base/*.cc engine/comm/*.cc "
+                    "engine/config/*.cc engine/nn/*.cc engine/tensor/*.cc "
+                    "engine/zero/*.cc", "engine_nccl"),
+    "engine": ("engine/checkpoint/*.cc engine/data/*.cc engine/train/*.cc",
+               "engine_core"),
+    "models": ("models/*.cc models/*/*.cc", None),
+    # Tests link the same program with emulated GPUs.
+    "cli": ("tools/cli/*.cc", None),
+    "bench": ("tools/bench/*.cc", None),
+}
+# The emulator has fakes for these: CUB's sort, cuBLASLt, cuDNN.
+FAKED = ["kernels/cuda/" + name for name in (
+    "sort.cu", "cublaslt_load.cc", "cudnn_attention.cc",
+    "cudnn_attention_off.cc")]
+
+VARIABLES = {
+    "engine": "cxxflags = $engine_cxxflags",
+    # Nothing there is a hot loop, but for one file, and the parser of arguments
+    # takes long to optimize.
+    "tools": "cxxflags = $cxxflags -O1",
+    "tools/bench/memory_loops.cc": "extra = -O3",
+    "engine/data/token_file.cc": "extra = -O3",
+}
+
+
+def listed(root, patterns):
+    return sorted(os.path.relpath(path, root) for pattern in patterns.split()
+                  for path in glob.glob(os.path.join(root, pattern)))
+
+
+def sources(root):
+    """{archive: its sources}, and those of the CUDA backend."""
+    ours = {name: listed(root, patterns)
+            for name, (patterns, _) in ARCHIVES.items()}
+    elsewhere = sum(ours.values(), FAKED)
+    cuda = listed(root, "kernels/cuda/*.cu kernels/cuda/*.cc")
+    return ours, [source for source in cuda if source not in elsewhere]
+
+
+def edges(archive, sources, rule, folder, last):
+    """The text of one archive and its objects, which lie in `folder`."""
+    text, members = "", ""
+    for source in sources:
+        member = os.path.join(folder, os.path.splitext(source)[0] + ".o")
+        members += " $\n    " + member
+        text += "build %s: %s %s\n" % (member, rule, source)
+        for place in (source.split("/")[0], source):
+            if place in VARIABLES:
+                text += "  %s\n" % VARIABLES[place]
+    if last:
+        members += " $\n    " + last
+    return text + "build %s: archive%s\n" % (archive, members)
+
+
+def replace(path, text):
+    """An unchanged file keeps its bytes and is touched: nothing is built."""
+    if os.path.exists(path):
+        with open(path) as f:
+            if f.read() == text:
+                return os.utime(path)
+    with open(path, "w") as f:
+        f.write(text)
+
+
+def main():
+    out, = sys.argv[1:]
+    ours, cuda = sources(".")
+    # For a GPU, for its emulator and to count the lines that run: who includes
+    # this says what the rules `cu` (kernels) and `cuda_cc` (code of the host)
+    # do, where objects lie and what they make.
+    kernels = [source for source in cuda if source.endswith(".cu")]
+    host = [source for source in cuda if source.endswith(".cc")]
+    replace(out + "/cuda_archives.ninja",
+            edges("$cuda_kernels", kernels, "cu", "$cuda_o", None) +
+            edges("$cuda_archive", host, "cuda_cc", "$cuda_o", "$cuda_kernels"))
+    replace(out + "/archives.ninja", "".join(
+        edges("$o/lib/%s.a" % name, ours[name], "cxx", "$o/obj",
+              last and "$o/lib/%s.a" % last)
+        for name, (_, last) in ARCHIVES.items()))
+    folders = {os.path.dirname(source)
+               for source in sum(ours.values(), cuda)}
+    with open(out + "/archives.ninja.d", "w") as f:
+        f.write("%s/archives.ninja: %s\n" % (out, " ".join(sorted(folders))))
+
+
+if __name__ == "__main__":
+    main()
