@@ -148,7 +148,7 @@ STEP_BENCH = """#!/bin/sh
 cat <<END
 {"micro_batch": 8, "sequence_length": 1024, "step_ms": [10, 11, 12],
  "device": "Fake H200", "peak_flops_bf16": 989.4e12,
- "host_ms": 0.5, "flops_per_token": {"model": 8e8, "causal": 7e8},
+ "host_ms": [0.5], "flops_per_token": 8e8,
  "peak_bytes": {"fixed": 700000000, "total": 20700000000},
  "ops": [{"op": "linear 8x8x8", "ms": 4}, {"op": "adamw", "ms": 1},
          {"op": "linear_cross_entropy 8x8x8", "ms": 2}],

@@ -6,6 +6,7 @@ import os
 import signal
 import statistics
 import subprocess
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))))
@@ -32,6 +33,24 @@ def both_ends(text):
     """Text that is short: an error says what it is in its first words, or in
     its last ones."""
     return text if len(text) <= 400 else text[:150] + " ... " + text[-250:]
+
+
+def step_bench(out, sets, *options):
+    """The command: GPT-2 124M, changed by `sets`."""
+    return [os.path.join(out, "bench/step_bench"), CONFIG, *options,
+            *(word for one in sets for word in ("--set", one))]
+
+
+def bf16(dtype):
+    """The setting of a dtype."""
+    return "bf16.enabled=%s" % ("true" if dtype == "bf16" else "false")
+
+
+def model_sets(preset, length, micro_batch, recompute):
+    """The settings of another model."""
+    return ["model.preset=" + preset, "data.sequence_length=%d" % length,
+            "train_micro_batch_size_per_gpu=%d" % micro_batch,
+            "activation_checkpointing.enabled=%s" % str(recompute).lower()]
 
 
 def die_with_parent():
@@ -68,17 +87,54 @@ def attempt(command, cores=None, seconds=None):
             both_ends(why.strip()) or "exit %d" % done.returncode)
 
 
-def call(command, cores=None):
-    """The same; None, and a line about it, where the program failed."""
-    found, why = attempt(command, cores)
+def call(command):
+    """The same; [], and a line about it, where the program failed."""
+    found, why = attempt(command)
     if why is None:
         return found
     say("  failed: %s: %s" % (" ".join(command[:4]), why))
-    return None
+    return []
 
 
-def middle(values):
-    return statistics.median(values)
+def take_turns(rounds, what, programs):
+    """Runs every command of {label: (command, cores)} `rounds` times, in
+    turns; a command that is a text says why there is none. Returns {label:
+    [result of each round]} and {label: why it failed}."""
+    results, failed = {}, {}
+    for number in range(rounds):
+        for label, (command, cores) in programs.items():
+            if label in failed:
+                continue
+            start = time.monotonic()
+            found, why = ([], command) if isinstance(command, str) else (
+                attempt(command, cores))
+            if why:
+                failed[label] = why
+                say("  %s %s failed: %s" % (what, label, why))
+                continue
+            results.setdefault(label, []).append(found[-1])
+            say("  %s %-26s round %d/%d: %7.1f tok/s (%.0f s)" % (
+                what, label, number + 1, rounds,
+                found[-1]["tokens_per_second"], time.monotonic() - start))
+    return results, failed
+
+
+def summary(rounds):
+    """Over all rounds: median speed, its spread, peak memory of a rank."""
+    ms = [value for one in rounds for value in one["step_ms"]]
+    tokens = (rounds[0].get("ranks", 1) * rounds[0]["micro_batch"] *
+              rounds[0]["sequence_length"])
+    # A peer says it of each of its ranks.
+    peaks = [one["peak_rss_bytes"] for one in rounds]
+    return {"tokens_per_second": 1e3 * tokens / middle(ms),
+            "best_tokens_per_second": 1e3 * tokens / min(ms),
+            "step_ms": middle(ms), "spread": (max(ms) - min(ms)) / middle(ms),
+            "peak_rss_bytes": max(
+                statistics.mean(peak) if isinstance(peak, list) else peak
+                for peak in peaks)}
+
+
+middle = statistics.median
 
 
 def table(head, rows):

@@ -25,15 +25,14 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import sys
 import time
 
 sys.dont_write_bytecode = True
 
-from common import ROOT, attempt, say, table, target_lines
+from common import (ROOT, attempt, bf16, middle, model_sets, say, step_bench,
+                    table, target_lines)
 
-CONFIG = "configs/gpt2_124m.json"
 PEER = "tools/bench/peers/pytorch_gpu.py"
 # Of one program, in seconds: more is a hang. Compiling is what takes PyTorch
 # minutes.
@@ -135,16 +134,12 @@ class Clock:
 
 def command_of(args, one, setting, sets=()):
     micro_batch, recompute, more = setting
-    command = [os.path.join(args.out, "bench/step_bench"), CONFIG,
-               "--device", "cuda", "--dtype", "bf16",
-               "--steps", str(args.steps), "--warmup", "3", "--set",
-               "model.preset=" + one["preset"], "--set",
-               "data.sequence_length=%d" % one["length"], "--set",
-               "train_micro_batch_size_per_gpu=%d" % micro_batch]
     # A step is worth the seconds that it takes to choose its algorithms.
-    for setting_of in ("device.time_algorithms=true", *more, *sets):
-        command += ["--set", setting_of]
-    return command + (["--recompute"] if recompute else [])
+    return step_bench(
+        args.out, [bf16("bf16"), *model_sets(one["preset"], one["length"],
+                                             micro_batch, recompute),
+                   "device.time_algorithms=true", *more, *sets],
+        "--device", "cuda", "--steps", str(args.steps), "--warmup", "3")
 
 
 def setting_text(setting):
@@ -157,21 +152,21 @@ def setting_text(setting):
 def derive(found, product_rate):
     """What follows from a result of step_bench."""
     tokens = found["micro_batch"] * found["sequence_length"]
-    rate = 1e3 * tokens / statistics.median(found["step_ms"])
-    flops = rate * found["flops_per_token"]["model"]
+    rate = 1e3 * tokens / middle(found["step_ms"])
+    flops = rate * found["flops_per_token"]
     peak = found["peak_flops_bf16"]
     times = {}
     for op in found["ops"]:
         name = category(op["op"])
         times[name] = times.get(name, 0) + op["ms"]
     return {"tokens_per_second": rate,
-            "step_ms": statistics.median(found["step_ms"]),
+            "step_ms": middle(found["step_ms"]),
             "micro_batch": found["micro_batch"],
             "mfu": flops / peak if peak else None,
             "mfu_of_measured": flops / product_rate if product_rate else None,
             "peak_bytes": found["peak_bytes"]["total"],
             "device_bytes": found["memory"]["used"],
-            "category_ms": times, "host_ms": found["host_ms"]}
+            "category_ms": times, "host_ms": middle(found["host_ms"])}
 
 
 def measure_model(args, one, product_rate, clock):
@@ -208,9 +203,9 @@ def measure_stages(args, one, setting, clock):
                 return {"problem": "stage %d: %s" % (stage, one_line(why))}
             ms[stage] += found[-1]["step_ms"]
     return {"model": label(one), "problem": None,
-            "stage_0_ms": statistics.median(ms[0]),
-            "stage_3_ms": statistics.median(ms[3]),
-            "ratio": statistics.median(ms[3]) / statistics.median(ms[0])}
+            "stage_0_ms": middle(ms[0]),
+            "stage_3_ms": middle(ms[3]),
+            "ratio": middle(ms[3]) / middle(ms[0])}
 
 
 def measure_peer(args, one, batch, clock):

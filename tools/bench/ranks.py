@@ -8,7 +8,8 @@ processes bound to one each.
 
 import os
 
-from common import CONFIG, attempt, call, middle, print_table, say
+from common import (attempt, bf16, call, middle, print_table, say, step_bench,
+                    summary, take_turns)
 
 PEER = "tools/bench/peers/ranks.py"
 OPEN_MPI = "tools/bench/peers/open_mpi.py"
@@ -71,23 +72,31 @@ def num_steps(args):
     return min(args.steps, 3)
 
 
-def ours(args, dtype, num_ranks, cases, link=None, rounds=1):
-    """[a result of ranks_bench per case] and why it failed."""
-    command = [os.path.join(args.out, "bench/ranks_bench"), CONFIG,
-               "--set", "train_micro_batch_size_per_gpu=2",
-               "--ranks", str(num_ranks), "--threads", "1", "--dtype", dtype,
-               "--steps", str(num_steps(args)), "--rounds", str(rounds)]
+def ours(args, dtype, num_ranks, cases, *options):
+    """(command, cores) that prints a result per case."""
+    command = step_bench(
+        args.out, [bf16(dtype), "train_micro_batch_size_per_gpu=2"],
+        "--ranks", str(num_ranks), "--threads", "1", "--steps",
+        str(num_steps(args)), *options)
     for case in cases:
         command += ["--case", case]
-    if link:
-        command += ["--shape-link", link]
-    return attempt(command, cores(num_ranks))
+    return command, cores(num_ranks)
 
 
 def peer(args, dtype, name, stage):
-    return attempt([args.peer_python, PEER, "--mode", name, "--stage",
-                    str(stage), "--dtype", dtype, "--ranks", str(RANKS),
-                    "--steps", str(num_steps(args))])
+    if not args.peer_python:
+        return "not installed: tools/bench/peers/setup", None
+    return [args.peer_python, PEER, "--mode", name, "--stage", str(stage),
+            "--dtype", dtype, "--ranks", str(RANKS), "--steps",
+            str(num_steps(args))], None
+
+
+def measure(*run):
+    """What `ours` prints; [], and a line about it, where it failed."""
+    found, why = attempt(*ours(*run))
+    if why:
+        say("  failed: %s" % why)
+    return [] if why else found
 
 
 def stage_is(stage, more=""):
@@ -95,27 +104,11 @@ def stage_is(stage, more=""):
 
 
 def measure_turns(args, dtype):
-    """{"zero/0": [result of each round]} and {"ddp/0": why it failed}"""
-    results, failed = {}, {}
-    for number in range(args.rounds):
-        for name, stage in TURNS:
-            key = "%s/%d" % (name, stage)
-            if key in failed:
-                continue
-            if name == "zero":
-                found, why = ours(args, dtype, RANKS, [stage_is(stage)])
-            elif args.peer_python:
-                found, why = peer(args, dtype, name, stage)
-            else:
-                found, why = [], "not installed: tools/bench/peers/setup"
-            if why:
-                failed[key] = why
-                continue
-            results.setdefault(key, []).append(found[-1])
-            say("  %s %-26s round %d/%d: %7.1f tok/s" % (
-                dtype, label(name, stage), number + 1, args.rounds,
-                found[-1]["tokens_per_second"]))
-    return results, failed
+    """{label: [result of each round]} and {label: why it failed}"""
+    return take_turns(args.rounds, dtype, {
+        label(name, stage): ours(args, dtype, RANKS, [stage_is(stage)])
+        if name == "zero" else peer(args, dtype, name, stage)
+        for name, stage in TURNS})
 
 
 def measure_pairs(args, dtype):
@@ -126,11 +119,9 @@ def measure_pairs(args, dtype):
         counts.append(counts[-1] * 2)
     for count in counts:
         say("  %s stages 0 and 3 in turns, %d rank(s)" % (dtype, count))
-        found, why = ours(args, dtype, count, [stage_is(0), stage_is(3)],
-                          rounds=2)
-        if why:
-            say("  failed: %s" % why)
-        else:
+        found = measure(args, dtype, count, [stage_is(0), stage_is(3)],
+                        "--rounds", "2")
+        if found:
             pairs[count] = found
     return pairs
 
@@ -138,11 +129,9 @@ def measure_pairs(args, dtype):
 def pick_link(args, dtype, stage, known):
     """A link on which this stage communicates for SHARE of its compute time;
     `known`: results of this stage without one, or None."""
+    known = known or measure(args, dtype, RANKS, [stage_is(stage)])
     if not known:
-        known, why = ours(args, dtype, RANKS, [stage_is(stage)])
-        if why:
-            say("  failed: %s" % why)
-            return None
+        return None
     one = known[-1]
     compute = middle(one["step_ms"]) - middle(one["exposed_ms"])
     rate = one["link_bytes"] / (SHARE * compute) * 1e-3
@@ -153,22 +142,23 @@ def measure_link(args, dtype, turns):
     """{"stages": {stage: {"on", "off"}}, "rows": [(label, result, why)]}"""
     stages, rows = {}, []
     for stage in STAGES:
-        link = pick_link(args, dtype, stage, turns.get("zero/%d" % stage))
+        link = pick_link(args, dtype, stage, turns.get(label("zero", stage)))
         if link is None:
             continue
         say("  %s stage %d over a link of %s" % (dtype, stage, link))
-        found, why = ours(args, dtype, RANKS, [
+        found = measure(args, dtype, RANKS, [
             stage_is(stage),
-            stage_is(stage, "zero_optimization.overlap_comm=false")], link)
-        if why:
-            say("  failed: %s" % why)
+            stage_is(stage, "zero_optimization.overlap_comm=false")],
+            "--shape-link", link)
+        if not found:
             continue
         stages[stage] = {"on": found[0], "off": found[1]}
         if stage != LINK_STAGE:
             continue
         for name, settings in ROWS:
-            found, why = ours(args, dtype, RANKS, [stage_is(stage, settings)],
-                              link)
+            found, why = attempt(*ours(
+                args, dtype, RANKS, [stage_is(stage, settings)],
+                "--shape-link", link))
             rows.append({"label": name, "result": None if why else found[-1],
                          "failed": why})
     return {"stages": stages, "rows": rows}
@@ -203,9 +193,9 @@ def measure_collectives(args):
     for _ in range(2):
         say("  collectives of %d ranks" % RANKS)
         keep(call([os.path.join(args.out, "bench/comm_bench"), "--ranks",
-                   str(RANKS), "--seconds", seconds]) or [], best)
+                   str(RANKS), "--seconds", seconds]), best)
         if launch:
-            keep(call(launch) or [], peers)
+            keep(call(launch), peers)
     for key, row in best.items():
         if key in peers:
             row["open_mpi"] = peers[key]["rate"]
@@ -219,17 +209,9 @@ def of_all(rounds, what):
     return middle([value for one in rounds for value in one[what]])
 
 
-def rate_of(rounds):
-    tokens = rounds[0]["ranks"] * (rounds[0]["micro_batch"] *
-                                   rounds[0]["sequence_length"])
-    return 1e3 * tokens / of_all(rounds, "step_ms")
-
-
 def memory_of(rounds):
     """Bytes per rank at peak."""
-    peaks = [one["peak_rss_bytes"] for one in rounds]
-    return max(sum(peak) / len(peak) if isinstance(peak, list) else peak
-               for peak in peaks)
+    return summary(rounds)["peak_rss_bytes"]
 
 
 def faster(mine, other):
@@ -259,20 +241,21 @@ def rank_targets(results):
             targets.append(("%s %s" % (dtype, what), *rest))
 
         for name, stage in TURNS:
-            mine, other = turns.get("zero/%d" % stage), turns.get(
-                "%s/%d" % (name, stage))
+            mine, other = (turns.get(label(one, stage))
+                           for one in ("zero", name))
             if name != "zero" and mine and other:
                 wanted = None if (name, stage) == ("deepspeed", 0) else (
                     SPEEDUP[name])
                 add("stage %d speed / %s" % (stage, label(name, stage)),
                     faster(mine, other), wanted, True)
         for stage in STAGES[1:]:
-            mine, before = (turns.get("zero/%d" % s)
+            mine, before = (turns.get(label("zero", s))
                             for s in (stage, stage - 1))
             if mine and before:
                 add("stage %d memory / stage %d" % (stage, stage - 1),
                     memory_of(mine) / memory_of(before), 1.0, False)
-        mine, other = turns.get("zero/3"), turns.get("deepspeed/3")
+        mine, other = (turns.get(label(one, 3))
+                       for one in ("zero", "deepspeed"))
         if mine and other:
             add("stage 3 memory / DeepSpeed stage 3",
                 memory_of(mine) / memory_of(other), MEMORY[dtype], False)
@@ -280,7 +263,7 @@ def rank_targets(results):
             add("stage 3 step / stage 0, %d rank(s)" % count, slower(pair),
                 SLOWER.get(count), False)
         for stage in STAGES:
-            for one in turns.get("zero/%d" % stage, [])[:1]:
+            for one in turns.get(label("zero", stage), [])[:1]:
                 add("stage %d host / step" % stage,
                     middle(one["host_ms"]) / middle(one["step_ms"]), HOST,
                     False)
@@ -310,22 +293,23 @@ def collective_targets(rows):
 def print_turns(dtype, found):
     rows = []
     for name, stage in TURNS:
-        key = "%s/%d" % (name, stage)
+        key = label(name, stage)
         rounds = found["turns"].get(key)
         if key in found["failed"]:
-            rows.append((label(name, stage), found["failed"][key]))
+            rows.append((key, found["failed"][key]))
         elif rounds:
+            whole = summary(rounds)
             rows.append((
-                label(name, stage), "%.1f" % rate_of(rounds),
-                "%.0f" % of_all(rounds, "step_ms"),
-                "%.2f" % (memory_of(rounds) / 1e9), *(
+                key, "%.1f" % whole["tokens_per_second"],
+                "%.0f" % whole["step_ms"],
+                "%.2f" % (whole["peak_rss_bytes"] / 1e9), *(
                     ("%.0f" % of_all(rounds, "exposed_ms"),
                      "%.1f" % of_all(rounds, "host_ms"))
                     if name == "zero" else ("", ""))))
     print_table(("%s, %d ranks with one core each" % (dtype, RANKS), "tok/s",
                  "step ms", "GB/rank", "exposed", "host ms"), rows)
     for name, stage in TURNS:
-        rounds = found["turns"].get("%s/%d" % (name, stage))
+        rounds = found["turns"].get(label(name, stage))
         if name == "zero" and rounds:
             one = rounds[0]
             wire = one["wire"]

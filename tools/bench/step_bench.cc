@@ -1,27 +1,34 @@
-// One configuration of the step benchmark in a process of its own, so that the
-// peak memory is that configuration's: whole training steps, through the
-// Session and Executor of `zero train`. Prints one JSON line.
+// Whole training steps on one or several ranks, through the Session and
+// Executor of `zero train --ranks N`. Cases (settings of the config) take turns
+// in one process, so that a slow minute slows them all; where memory is to be
+// measured, a case is alone. Prints one JSON object per case.
 //
-// On a CPU the ops are timed in those very steps, and between them run the
-// model's own matrix products alone through plain oneDNN, the limit. On a GPU
-// nothing may be timed in a step that is to be fast: the profile, by events,
-// is of further steps.
+// On a CPU the ops are timed in those very steps. On a GPU nothing may be timed
+// in a step that is to be fast: the profile, by events, is of further steps.
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/types/optional.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/status.h"
+#include "engine/comm/local_ranks.h"
+#include "engine/comm/shaped.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
+#include "engine/zero/schedule.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/products.h"
-#include "tools/bench/random_batch.h"
 #include "tools/bench/timed_device.h"
 #include "tools/bench/timing.h"
 #include "tools/cli/commands.h"
@@ -32,138 +39,364 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr int kProfileSteps = 2;  // on a GPU
+
 struct Options {
   RunOptions run;
-  std::string dtype = "fp32";
-  bool recompute = false;
+  std::vector<std::string> cases;
+  std::string link;
+  int steps = 5, warmup = 1, rounds = 1;
+  bool limit = false;
   bool cpu_time = false;
-  int steps = 5;
-  int warmup = 1;
-  int profile_steps = 2;  // on a GPU
 
   bool on_gpu() const { return run.device == "cuda"; }
 };
 
-// Seconds that the host alone needs for a step (schedule, tape, arena, calls
-// of ops): the step on the meta device.
-absl::StatusOr<double> HostSeconds(Device& device, const Config& config,
-                                   const RandomBatch& batch) {
-  constexpr int64_t kUnlimited = int64_t{1} << 46;
-  const std::unique_ptr<Device> meta = MakeMetaDevice(device);
-  const Rank rank = MakeLoneRank(*meta);
-  const std::unique_ptr<Model> model = MakeModelTools().make(config.model);
-  MemoryLedger ledger;
-  ZERO_ASSIGN_OR_RETURN(
-      const auto executor,
-      Executor::Make(
-          rank, *model,
-          MakeRunPlan(config, *model, /*world=*/1, rank.reduce->algorithm()),
-          MakeExecutorOptions(config, /*train=*/true,
-                              config.data.sequence_length),
-          {kUnlimited, kUnlimited}, &ledger));
-  std::vector<double> seconds;
-  for (int step = 0; step < 12; ++step) {
-    const double one = SecondsOf([&] {
-      const auto output = executor->Step(batch.Input(config, step + 1));
-      ZERO_CHECK(output.ok()) << output.status();
-    });
-    if (step >= 2) seconds.push_back(one);
+// One micro-batch of random tokens; the work does not depend on which.
+struct RandomBatch {
+  RandomBatch(const Config& config, const Rank& rank) {
+    const int64_t batch = config.train_micro_batch_size_per_gpu;
+    const int64_t length = config.data.sequence_length;
+    std::mt19937 random(1 + rank.rank());
+    for (int64_t i = 0; i < batch * length; ++i) {
+      tokens.push_back(random() % config.model.vocab_size);
+      positions.push_back(i % length);
+    }
+    for (int64_t i = 0; i < batch; ++i) {
+      sample_ids.push_back(rank.rank() * batch + i);
+    }
+    host = {.batch = batch,
+            .length = length,
+            .tokens = tokens.data(),
+            .targets = tokens.data(),
+            .positions = positions.data(),
+            .sample_ids = sample_ids.data()};
   }
-  return Median(seconds);
-}
+  RandomBatch(const RandomBatch&) = delete;
 
-// Where the time of a step goes, by kind of action. The head's forward counts
-// as backward, since the loss writes its gradients at once.
-class Phases {
+  std::vector<int32_t> tokens, positions;
+  std::vector<int64_t> sample_ids;
+  HostBatch host;
+};
+
+// Measures the time of collectives on their streams, waiting for other ranks
+// included.
+class TimedCommunicator final : public CommunicatorWrapper {
  public:
-  explicit Phases(Executor& executor) {
-    executor.clock().set_hook([this](const Action& action, bool done) {
-      current_[action.kind] += done ? Now() : -Now();
-    });
+  explicit TimedCommunicator(std::unique_ptr<Communicator> inner)
+      : CommunicatorWrapper(std::move(inner)) {}
+
+  // Of all collectives that are done.
+  double Seconds() {
+    for (; !running_.empty() && running_.front().end->IsDone();
+         running_.pop_front()) {
+      const Timed& timed = running_.front();
+      seconds_ += timed.end->MillisSince(*timed.begin) * 1e-3;
+    }
+    return seconds_;
   }
 
-  void EndStep() {
-    for (const auto& [kind, seconds] : current_) {
-      seconds_[NameOf(kind)].resize(num_steps_ + 1);
-      seconds_[NameOf(kind)].back() += seconds;
-    }
-    ++num_steps_;
-    current_.clear();
-  }
-
-  Json ToJson() const {
-    Json json;
-    for (const char* name : {"forward", "backward", "optimizer"}) {
-      json[name] = Median(seconds_.at(name)) * 1e3;
-    }
-    return json;
+  void Run(Stream& stream, Collective collective) override {
+    Timed timed{stream.device().MakeEvent(), stream.device().MakeEvent()};
+    stream.Record(*timed.begin);
+    inner_->Run(stream, std::move(collective));
+    stream.Record(*timed.end);
+    running_.push_back(std::move(timed));
   }
 
  private:
-  static const char* NameOf(ActionKind kind) {
-    switch (kind) {
-      case ActionKind::kForward:
-        return "forward";
-      case ActionKind::kForwardBackward:
-      case ActionKind::kBackward:
-        return "backward";
-      default:
-        return "optimizer";
-    }
-  }
+  struct Timed {
+    std::unique_ptr<Event> begin, end;
+  };
 
-  size_t num_steps_ = 0;
-  std::map<ActionKind, double> current_;
-  std::map<std::string, std::vector<double>> seconds_;  // per step
+  std::deque<Timed> running_;
+  double seconds_ = 0;
 };
 
-// Takes steps as training does: with `ahead` each begins before the results of
-// the one before it are read.
-class Steps {
- public:
-  Steps(Executor& executor, const RandomBatch& batch, const Config& config,
-        bool ahead)
-      : executor_(&executor),
-        batch_(&batch),
-        config_(&config),
-        most_under_way_(ahead ? 2 : 1) {}
+// The ends of one rank's channels, with the link's time in it. None where one
+// rank is alone.
+using Channels = std::map<std::string, TimedCommunicator*>;
 
-  // Errors: those of the executor; Aborted when the step was skipped: then it
-  // was none, and neither are those behind it.
-  absl::StatusOr<StepOutput> Next() {
-    while (under_way_ < most_under_way_) {
-      StepInput input = batch_->Input(*config_, ++num_begun_);
-      input.inherits_skip = under_way_ > 0;
-      ZERO_RETURN_IF_ERROR(executor_->Begin(input));
-      ++under_way_;
-    }
-    return Finish();
+// What one rank saw of one case.
+struct Seen {
+  // Of every measured step.
+  std::vector<double> step_ms, exposed_ms, host_ms;
+  std::vector<double> forward_ms, backward_ms, optimizer_ms;
+  std::vector<double> limit_ms;               // of the products behind it
+  std::vector<StepProducts::Timed> products;  // likewise, each
+  DType products_dtype = DType::kF32;
+  OpTimes ops;  // of the last turn; of kProfileSteps on a GPU
+  CollectiveCount gather, reduce;  // of all `counted_steps`
+  double comm_seconds = 0;         // likewise
+  int64_t counted_steps = 0;
+  double loss = 0;
+  int64_t peak_rss = 0;  // of the process, without the products
+  MemoryLedger ledger;
+  int64_t predicted_peak = 0;
+  TransientBytes transient;
+  DeviceInfo device;
+  DeviceMemory memory;
+};
+
+struct Case {
+  std::string settings;
+  bool per_tensor = false;  // PlanOptions::segment_per_tensor
+  Config config;
+  std::vector<Seen> ranks;
+  // The same on all ranks.
+  Plan plan;
+  std::vector<Action> schedule;
+
+  int64_t RankTokens() const {
+    return config.train_micro_batch_size_per_gpu * config.data.sequence_length;
+  }
+};
+
+CollectiveCount operator-(CollectiveCount a, const CollectiveCount& b) {
+  a += {-b.calls, -b.bytes, -b.received};
+  return a;
+}
+
+// One rank's running engine of one case.
+class Runner {
+ public:
+  Runner(const Options& options, const Rank& rank, Channels& channels,
+         Case& one)
+      : options_(options),
+        rank_(rank),
+        device_(static_cast<TimedDevice&>(*rank.device)),
+        channels_(channels),
+        case_(one),
+        seen_(one.ranks[rank.rank()]),
+        batch_(one.config, rank) {}
+
+  absl::Status Start() {
+    ZERO_ASSIGN_OR_RETURN(
+        session_,
+        Session::Make(rank_, case_.config, MakeModelTools(),
+                      {.train = true, .segment_per_tensor = case_.per_tensor}));
+    for (int i = 0; i < options_.warmup; ++i) ZERO_RETURN_IF_ERROR(Step());
+    ZERO_RETURN_IF_ERROR(Drain());
+    seen_.peak_rss = PeakResidentBytes();
+    if (!options_.limit) return absl::OkStatus();
+    const Parameter& table = *session_->model().units()[0]->parameters()[0];
+    products_ = std::make_unique<StepProducts>(
+        device_, case_.config.model, table.stored_shape[0], case_.RankTokens(),
+        case_.config.param_dtype());
+    products_->Pass();
+    return absl::OkStatus();
   }
 
-  // Finishes what is under way, and goes on one by one.
-  absl::Status StopAhead() {
-    while (under_way_ > 0) ZERO_RETURN_IF_ERROR(Finish().status());
-    most_under_way_ = 1;
+  // Some steps in a row. The first is counted but not measured: it finds
+  // nothing in flight, where stages 1 and 2 gather what was updated last.
+  absl::Status Turn() {
+    const CollectiveCount gather = rank_.gather->Total();
+    const CollectiveCount reduce = Reductions();
+    const double seconds = CommSeconds();
+    const int64_t begun = num_begun_;
+    ZERO_RETURN_IF_ERROR(Step());
+    device_.times().clear();
+    for (int i = 0; i < options_.steps; ++i) {
+      ZERO_RETURN_IF_ERROR(MeasuredStep());
+    }
+    seen_.ops = device_.times();
+    ZERO_RETURN_IF_ERROR(Drain());
+    seen_.gather += rank_.gather->Total() - gather;
+    seen_.reduce += Reductions() - reduce;
+    seen_.comm_seconds += CommSeconds() - seconds;
+    seen_.counted_steps += num_begun_ - begun;
+    return absl::OkStatus();
+  }
+
+  absl::Status Finish() {
+    if (options_.on_gpu()) ZERO_RETURN_IF_ERROR(Profile());
+    if (products_ == nullptr) {
+      seen_.peak_rss = PeakResidentBytes();
+    } else {
+      seen_.products = products_->timed();
+      seen_.products_dtype = products_->dtype();
+    }
+    seen_.ledger = session_->ledger();
+    seen_.predicted_peak = session_->predicted().total_peak_bytes();
+    seen_.transient = executor().high_water();
+    seen_.device = device_.info();
+    seen_.memory = device_.memory();
+    if (rank_.rank() != 0) return absl::OkStatus();
+    case_.plan = executor().plan();
+    case_.schedule = executor().schedule();
     return absl::OkStatus();
   }
 
  private:
-  absl::StatusOr<StepOutput> Finish() {
-    --under_way_;
-    ZERO_ASSIGN_OR_RETURN(const StepOutput output, executor_->Finish());
-    if (!output.skipped) return output;
-    return absl::AbortedError(
-        absl::StrCat("step ", num_begun_ - under_way_,
-                     " was skipped: a gradient is not finite"));
+  Executor& executor() { return session_->executor(); }
+
+  // Takes a step as training does: on a GPU the next one begins before the
+  // results of this one are read.
+  absl::Status Step() { return StepAhead(options_.on_gpu() ? 2 : 1); }
+
+  absl::Status StepAhead(int64_t most_under_way) {
+    while (num_begun_ - num_finished_ < most_under_way) {
+      ZERO_RETURN_IF_ERROR(executor().Begin(
+          {.micro_batches = {&batch_.host, 1},
+           .num_valid_targets = rank_.world() * case_.RankTokens(),
+           .lr = static_cast<float>(case_.config.optimizer.lr),
+           .optimizer_step = num_begun_ + 1,
+           .inherits_skip = num_begun_ > num_finished_}));
+      ++num_begun_;
+    }
+    return FinishStep();
   }
 
-  Executor* executor_;
-  const RandomBatch* batch_;
-  const Config* config_;
-  int most_under_way_;
-  int under_way_ = 0;
-  int64_t num_begun_ = 0;
+  // Errors: those of the executor; Aborted when the step was skipped: then it
+  // was none, and neither are those behind it.
+  absl::Status FinishStep() {
+    ZERO_ASSIGN_OR_RETURN(const StepOutput output, executor().Finish());
+    ++num_finished_;
+    seen_.loss = output.loss;
+    if (!output.skipped) return absl::OkStatus();
+    return absl::AbortedError(absl::StrCat(
+        "step ", num_finished_, " was skipped: a gradient is not finite"));
+  }
+
+  // Waits for what is in flight: cases share the channels.
+  absl::Status Drain() {
+    while (num_finished_ < num_begun_) ZERO_RETURN_IF_ERROR(FinishStep());
+    executor().states();
+    return absl::OkStatus();
+  }
+
+  // Within the group and across the groups.
+  CollectiveCount Reductions() {
+    CollectiveCount count = rank_.reduce->Total();
+    count += rank_.across->Total();
+    return count;
+  }
+
+  double CommSeconds() {
+    double seconds = 0;
+    for (const auto& [name, end] : channels_) {
+      if (name != ChannelName(Channel::kScalar)) seconds += end->Seconds();
+    }
+    return seconds;
+  }
+
+  // CPU time of this thread outside kernels; waiting takes none.
+  double HostSeconds() {
+    return Now(CLOCK_THREAD_CPUTIME_ID) - device_.cpu_seconds();
+  }
+
+  absl::Status MeasuredStep() {
+    const WaitTimes waited = executor().clock().waited();
+    const double host = HostSeconds();
+    absl::Status taken;
+    const double seconds = SecondsOf([&] { taken = Step(); });
+    ZERO_RETURN_IF_ERROR(taken);
+    seen_.step_ms.push_back(seconds * 1e3);
+    seen_.host_ms.push_back((HostSeconds() - host) * 1e3);
+    seen_.exposed_ms.push_back((executor().clock().waited() - waited).total());
+    const StepTimes& phases = executor().times();
+    seen_.forward_ms.push_back(phases.forward_ms);
+    seen_.backward_ms.push_back(phases.backward_ms);
+    seen_.optimizer_ms.push_back(phases.optimizer_ms);
+    if (products_) seen_.limit_ms.push_back(products_->Pass() * 1e3);
+    return absl::OkStatus();
+  }
+
+  absl::Status Profile() {
+    device_.set_timing(Timing::kEvents);
+    device_.times().clear();
+    for (int i = 0; i < kProfileSteps; ++i) {
+      ZERO_RETURN_IF_ERROR(StepAhead(1));
+    }
+    seen_.ops = device_.times();
+    device_.set_timing(Timing::kOff);
+    return absl::OkStatus();
+  }
+
+  const Options& options_;
+  const Rank& rank_;
+  TimedDevice& device_;
+  Channels& channels_;
+  Case& case_;
+  Seen& seen_;
+  RandomBatch batch_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<StepProducts> products_;
+  int64_t num_begun_ = 0, num_finished_ = 0;
 };
+
+// What collectives bring over the link of the rank that has most of it.
+struct Traffic {
+  int64_t bytes = 0, calls = 0;
+
+  double Millis(const Link& link, int world) const {
+    return 1e3 * (absl::ToDoubleSeconds(link.latency) * calls * (world - 1) +
+                  static_cast<double>(bytes) / link.bytes_per_second);
+  }
+};
+
+Traffic TrafficOf(const Case& one, const std::vector<Action>& actions) {
+  Traffic traffic;
+  for (const Action& action : actions) {
+    for (const Transfer& transfer : TransfersOf(action, one.plan)) {
+      const Transfer::Bytes bytes = transfer.BytesOf(/*rank=*/0);
+      if (bytes.sent + bytes.received == 0) continue;
+      traffic.bytes += std::max(bytes.sent, bytes.received);
+      ++traffic.calls;
+    }
+  }
+  return traffic;
+}
+
+// What overlap can not hide: the gathers that the step's first computation
+// needs (of updated parameters: from the step before), and the reductions that
+// its last one completes.
+std::vector<Action> FirstGathers(const Case& one) {
+  std::vector<Action> first;
+  for (const Action& action : one.schedule) {
+    if (action.kind != ActionKind::kForward) continue;
+    for (int i : action.waits) {
+      const int size = static_cast<int>(one.schedule.size());
+      first.push_back(one.schedule[i < 0 ? i + size : i]);
+    }
+    break;
+  }
+  return first;
+}
+
+std::vector<Action> LastReductions(const Case& one) {
+  std::vector<Action> last;
+  for (const Action& action : one.schedule) {
+    if (action.kind == ActionKind::kBackward) last.clear();
+    if (action.kind == ActionKind::kReduce ||
+        action.kind == ActionKind::kReduceAcross) {
+      last.push_back(action);
+    }
+  }
+  return last;
+}
+
+std::vector<double> MeanOverRanks(const Case& one,
+                                  std::vector<double> Seen::*of) {
+  const size_t world = one.ranks.size();
+  std::vector<double> mean((one.ranks[0].*of).size());
+  for (const Seen& seen : one.ranks) {
+    for (size_t i = 0; i < mean.size(); ++i) mean[i] += (seen.*of)[i] / world;
+  }
+  return mean;
+}
+
+// What rank 0 sends in the bulk collectives of one step.
+Json WireJson(const Case& one) {
+  const Seen& seen = one.ranks[0];
+  const StepWire formula = FormulaWire(one.plan, /*micro_steps=*/1);
+  return {{"gathered", seen.gather.bytes / seen.counted_steps},
+          {"reduced", seen.reduce.bytes / seen.counted_steps},
+          {"formula_gathered", formula.gathered},
+          {"formula_reduced", formula.reduced + formula.across},
+          {"collectives",
+           (seen.gather.calls + seen.reduce.calls) / seen.counted_steps}};
+}
 
 Json OpsJson(const OpTimes& times, int steps) {
   Json ops = Json::array();
@@ -177,158 +410,235 @@ Json OpsJson(const OpTimes& times, int steps) {
   return ops;
 }
 
-Json LimitJson(const StepProducts& products, const std::vector<double>& passes,
-               int64_t tokens) {
+Json LimitJson(const Seen& seen) {
   Json list = Json::array();
-  for (const StepProducts::Timed& timed : products.timed()) {
+  for (const StepProducts::Timed& timed : seen.products) {
     const double seconds = Median(timed.seconds);
     list.push_back({{"product", timed.name},
                     {"count", timed.count},
                     {"ms", seconds * 1e3},
                     {"gflops", timed.flops * timed.count / seconds * 1e-9}});
   }
-  std::vector<double> ms;
-  for (double seconds : passes) ms.push_back(seconds * 1e3);
-  return {{"tokens_per_second", tokens / Median(passes)},
-          {"dtype", DTypeName(products.dtype())},
-          {"pass_ms", ms},
+  return {{"dtype", DTypeName(seen.products_dtype)},
+          {"pass_ms", seen.limit_ms},
           {"products", list}};
 }
 
-// Bytes of the device: what this run took by its own count, and what the
-// device says.
-Json MemoryJson(const Device& device, const Session& session) {
-  const DeviceMemory now = device.memory();
-  return {{"total", now.total_bytes},
-          {"context", now.context_bytes},
-          {"used", now.total_bytes - now.free_bytes},
-          {"ledger_peak", session.ledger().total_peak_bytes()},
-          {"predicted_peak", session.predicted().total_peak_bytes()}};
+// Bytes: of the rank that holds most, what it took by its own count; and what
+// the device and the process say.
+Json MemoryJson(const Case& one) {
+  const auto most =
+      absl::c_max_element(one.ranks, [](const Seen& a, const Seen& b) {
+        return a.ledger.total_peak_bytes() < b.ledger.total_peak_bytes();
+      });
+  const DeviceMemory& now = most->memory;
+  return {{"peak_bytes", Json::parse(PeakBytes(most->ledger).ToString())},
+          {"reserved_bytes",
+           {{"activations", one.ranks[0].transient.activations},
+            {"rotating", one.ranks[0].transient.rotating}}},
+          {"memory",
+           {{"total", now.total_bytes},
+            {"context", now.context_bytes},
+            {"used", now.total_bytes - now.free_bytes},
+            {"ledger_peak", most->ledger.total_peak_bytes()},
+            {"predicted_peak", most->predicted_peak}}}};
 }
 
-Json FlopsJson(const Config& config) {
-  const TokenFlops flops = MakeModelTools().flops_per_token(
-      config.model, config.data.sequence_length);
-  return {
-      {"model", flops.model},
-      {"causal", flops.causal},
-      {"recomputed", config.activation_checkpointing ? flops.recomputed : 0}};
+// What ranks move, and what of it nothing can hide.
+Json CommunicationJson(const Options& options, const absl::optional<Link>& link,
+                       const Case& one) {
+  const int world = options.run.ranks;
+  const Seen& seen = one.ranks[0];
+  const Json wire = WireJson(one);
+  const int64_t sent =
+      wire["gathered"].get<int64_t>() + wire["reduced"].get<int64_t>();
+  const double seconds = seen.comm_seconds / seen.counted_steps;
+  const Traffic all = TrafficOf(one, one.schedule);
+  const Traffic first = TrafficOf(one, FirstGathers(one));
+  const Traffic last = TrafficOf(one, LastReductions(one));
+  Json json = {{"wire", wire},
+               {"communication_ms", seconds * 1e3},
+               {"bus_gb_per_s", seconds > 0 ? 1e-9 * sent / seconds : 0},
+               {"link_bytes", all.bytes},
+               {"first_gather_bytes", first.bytes},
+               {"last_reduction_bytes", last.bytes}};
+  if (link.has_value()) {
+    json["link"] = {{"rate", options.link},
+                    {"all_ms", all.Millis(*link, world)},
+                    {"first_gather_ms", first.Millis(*link, world)},
+                    {"last_reduction_ms", last.Millis(*link, world)}};
+  }
+  return json;
+}
+
+Json ToJson(const Options& options, const absl::optional<Link>& link,
+            const Case& one) {
+  const Config& config = one.config;
+  const int world = options.run.ranks;
+  const Seen& seen = one.ranks[0];
+  Json json = {
+      {"case", one.settings},
+      {"stage", config.zero_optimization.stage},
+      {"dtype", DTypeName(config.param_dtype())},
+      {"device", seen.device.name},
+      {"isa", seen.device.isa},
+      {"peak_flops_bf16", seen.device.peak_flops_bf16},  // 0: not in the table
+      {"ranks", world},
+      {"threads", seen.device.num_threads},
+      {"clock", options.cpu_time ? "cpu" : "wall"},
+      {"micro_batch", config.train_micro_batch_size_per_gpu},
+      {"sequence_length", config.data.sequence_length},
+      {"tokens_per_second",
+       1e3 * world * one.RankTokens() / Median(seen.step_ms)},
+      {"step_ms", seen.step_ms},
+      {"phases_ms",
+       {{"forward", Median(seen.forward_ms)},
+        {"backward", Median(seen.backward_ms)},
+        {"optimizer", Median(seen.optimizer_ms)}}},
+      {"exposed_ms", MeanOverRanks(one, &Seen::exposed_ms)},
+      {"host_ms", MeanOverRanks(one, &Seen::host_ms)},
+      {"loss", seen.loss},
+      {"flops_per_token",
+       MakeModelTools()
+           .flops_per_token(config.model, config.data.sequence_length)
+           .model},
+      {"ops",
+       OpsJson(seen.ops, options.on_gpu() ? kProfileSteps : options.steps)},
+  };
+  json.update(MemoryJson(one));
+  json.update(CommunicationJson(options, link, one));
+  if (options.cases.size() == 1) json["peak_rss_bytes"] = seen.peak_rss / world;
+  if (options.limit) json["limit"] = LimitJson(seen);
+  return json;
+}
+
+absl::StatusOr<Case> LoadCase(const Options& options,
+                              const std::string& settings) {
+  RunOptions run = options.run;
+  bool per_tensor = false;
+  for (const auto& set : absl::StrSplit(settings, ' ', absl::SkipEmpty())) {
+    if (set == "per_tensor") {
+      per_tensor = true;
+    } else {
+      run.sets.push_back(std::string(set));
+    }
+  }
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadRunConfig(run, MissingFiles::kIgnored));
+  return Case{.settings = settings,
+              .per_tensor = per_tensor,
+              .config = loaded.config,
+              .ranks = std::vector<Seen>(run.ranks)};
+}
+
+// Errors: InvalidArgument where cases connect the ranks in different ways.
+absl::StatusOr<std::vector<Case>> LoadCases(const Options& options) {
+  std::vector<Case> cases;
+  for (const std::string& settings : options.cases) {
+    ZERO_ASSIGN_OR_RETURN(Case one, LoadCase(options, settings));
+    cases.push_back(std::move(one));
+    const int world = options.run.ranks;
+    const LocalRanksOptions first = MakeRanksOptions(cases[0].config, world);
+    const LocalRanksOptions own = MakeRanksOptions(cases.back().config, world);
+    if (own.shards == first.shards &&
+        own.local.algorithm == first.local.algorithm) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--case \"", settings, "\" connects the ranks otherwise than \"",
+        cases[0].settings, "\": measure them in two runs"));
+  }
+  return cases;
+}
+
+// The body of one rank: all cases in turns, as on every other rank.
+absl::Status RunRank(const Options& options, const Rank& rank,
+                     Channels& channels, std::vector<Case>& cases) {
+  std::vector<std::unique_ptr<Runner>> runners;
+  for (Case& one : cases) {
+    runners.push_back(std::make_unique<Runner>(options, rank, channels, one));
+    ZERO_RETURN_IF_ERROR(runners.back()->Start());
+  }
+  for (int round = 0; round < options.rounds; ++round) {
+    for (const auto& runner : runners) ZERO_RETURN_IF_ERROR(runner->Turn());
+  }
+  for (const auto& runner : runners) ZERO_RETURN_IF_ERROR(runner->Finish());
+  return absl::OkStatus();
 }
 
 absl::Status RunBenchmark(const Options& options) {
-  RunOptions run = options.run;
-  run.sets.push_back(absl::StrCat("bf16.enabled=",
-                                  options.dtype == "bf16" ? "true" : "false"));
-  run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
-                                  options.recompute ? "true" : "false"));
-  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadRunConfig(run, MissingFiles::kIgnored));
-  const Config& config = loaded.config;
-  ZERO_ASSIGN_OR_RETURN(const auto device,
-                        OpenDevice(run, 0, config.device.cuda));
-  TimedDevice timed(*device, options.on_gpu() ? Timing::kOff : Timing::kWait);
-  const Rank rank = MakeLoneRank(timed);
-  ZERO_ASSIGN_OR_RETURN(
-      const auto session,
-      Session::Make(rank, config, MakeModelTools(), {.train = true}));
-  Executor& executor = session->executor();
-  const RandomBatch batch(config);
-  const int64_t tokens = batch.host.batch * batch.host.length;
-
-  Steps steps(executor, batch, config, /*ahead=*/options.on_gpu());
-  ZERO_ASSIGN_OR_RETURN(StepOutput output, steps.Next());
-  const double first_loss = output.loss;
-  for (int i = 1; i < options.warmup; ++i) {
-    ZERO_ASSIGN_OR_RETURN(output, steps.Next());
+  const int world = options.run.ranks;
+  if (options.limit && (world > 1 || options.on_gpu())) {
+    return absl::InvalidArgumentError("--limit is of one rank on a CPU");
   }
-  const int64_t peak_rss = PeakResidentBytes();
-  std::unique_ptr<StepProducts> products;
-  if (!options.on_gpu()) {
-    const Parameter& table = *session->model().units()[0]->parameters()[0];
-    products = std::make_unique<StepProducts>(*device, config.model,
-                                              table.stored_shape[0], tokens,
-                                              config.param_dtype());
-    products->Pass();
+  ZERO_ASSIGN_OR_RETURN(std::vector<Case> cases, LoadCases(options));
+  absl::optional<Link> link;
+  if (!options.link.empty()) {
+    ZERO_ASSIGN_OR_RETURN(link, ParseLink(options.link));
   }
-  timed.times().clear();
-
-  std::vector<double> step_s, passes, ratios;
-  Phases phases(executor);
-  for (int i = 0; i < options.steps; ++i) {
-    absl::StatusOr<StepOutput> taken;
-    step_s.push_back(SecondsOf([&] { taken = steps.Next(); }));
-    ZERO_RETURN_IF_ERROR(taken.status());
-    output = *taken;
-    phases.EndStep();
-    if (products == nullptr) continue;
-    passes.push_back(products->Pass());
-    ratios.push_back(passes.back() / step_s.back());
-  }
-
-  const double last_loss = output.loss;
-  if (options.on_gpu()) {
-    ZERO_RETURN_IF_ERROR(steps.StopAhead());
-    timed.set_timing(Timing::kEvents);
-    for (int i = 0; i < options.profile_steps; ++i) {
-      ZERO_RETURN_IF_ERROR(steps.Next().status());
+  std::vector<std::unique_ptr<Device>> devices(world);
+  std::vector<Channels> channels(world);
+  const Config& first = cases[0].config;
+  LocalRanksOptions ranks = MakeRanksOptions(first, world);
+  ranks.wrap =
+      [&](int rank, const std::string& channel,
+          std::unique_ptr<Communicator> end) -> std::unique_ptr<Communicator> {
+    if (world == 1) return end;
+    if (link.has_value()) {
+      end = std::make_unique<ShapedCommunicator>(std::move(end), *link);
     }
-  }
-  const int timed_steps =
-      options.on_gpu() ? options.profile_steps : options.steps;
-
-  std::vector<double> step_ms;
-  for (double seconds : step_s) step_ms.push_back(seconds * 1e3);
-  const DeviceInfo info = device->info();
-  ZERO_ASSIGN_OR_RETURN(const double host, HostSeconds(*device, config, batch));
-  Json result = {
-      {"config", run.config},
-      {"dtype", options.dtype},
-      {"recompute", options.recompute},
-      {"device", info.name},
-      {"isa", info.isa},
-      {"peak_flops_bf16", info.peak_flops_bf16},  // 0: not in the table
-      {"threads", info.num_threads},
-      {"clock", options.cpu_time ? "cpu" : "wall"},
-      {"micro_batch", batch.host.batch},
-      {"sequence_length", batch.host.length},
-      {"tokens_per_second", tokens / Median(step_s)},
-      {"step_ms", step_ms},
-      {"host_ms", host * 1e3},
-      {"loss", {first_loss, last_loss}},
-      {"flops_per_token", FlopsJson(config)},
-      {"peak_rss_bytes", peak_rss},
-      {"peak_bytes", Json::parse(PeakBytes(session->ledger()).ToString())},
-      {"memory", MemoryJson(*device, *session)},
-      {"ops", OpsJson(timed.times(), timed_steps)},
+    auto timed = std::make_unique<TimedCommunicator>(std::move(end));
+    channels[rank][channel] = timed.get();
+    return timed;
   };
-  // By the host's clock: of a GPU that would be the times of launches.
-  if (!options.on_gpu()) result["phases_ms"] = phases.ToJson();
-  if (products != nullptr) {
-    result["limit"] = LimitJson(*products, passes, tokens);
-    result["limit"]["ratio"] = Median(ratios);
+  ZERO_RETURN_IF_ERROR(RunLocalRanks(
+      world, ranks,
+      [&](int rank) -> absl::StatusOr<std::unique_ptr<Device>> {
+        ZERO_ASSIGN_OR_RETURN(devices[rank],
+                              OpenDevice(options.run, rank, first.device.cuda));
+        return std::make_unique<TimedDevice>(
+            *devices[rank], options.on_gpu() ? Timing::kOff : Timing::kWait);
+      },
+      [&](const Rank& rank) {
+        return RunRank(options, rank, channels[rank.rank()], cases);
+      }));
+  for (const Case& one : cases) {
+    std::cout << ToJson(options, link, one).dump() << std::endl;
   }
-  std::cout << result.dump() << std::endl;
   return absl::OkStatus();
+}
+
+void AddOptions(CLI::App& app, Options* options) {
+  AddRunOptions(app, &options->run, /*config_required=*/true);
+  AddRanksOption(app, &options->run);
+  app.add_option("--case", options->cases,
+                 "settings of one case: \"zero_optimization.stage=3 ...\", "
+                 "and \"per_tensor\" for a segment per tensor (repeatable; "
+                 "default: the config as it is)")
+      ->allow_extra_args(false);
+  const auto count = [&](const char* name, int* value, const char* help) {
+    app.add_option(name, *value, help)
+        ->capture_default_str()
+        ->check(CLI::Range(1, 1000));
+  };
+  count("--steps", &options->steps, "steps measured in each turn");
+  count("--warmup", &options->warmup, "steps before the first turn");
+  count("--rounds", &options->rounds, "turns of each case");
+  app.add_option("--shape-link", options->link, "as of zero train");
+  app.add_flag("--limit", options->limit,
+               "also time the model's matrix products alone, through plain "
+               "oneDNN, behind every step");
+  app.add_flag("--cpu-time", options->cpu_time,
+               "time by the thread's CPU clock; wants --threads 1");
 }
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times whole training steps and their matrix products alone");
-  AddRunOptions(app, &options.run, /*config_required=*/true);
-  app.add_option("--dtype", options.dtype, "fp32 or bf16")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--steps", options.steps, "steps measured")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  app.add_option("--warmup", options.warmup, "steps before them")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1000));
-  app.add_flag("--recompute", options.recompute, "activation checkpointing");
-  app.add_flag("--cpu-time", options.cpu_time,
-               "time by the thread's CPU clock; wants --threads 1");
+  CLI::App app("Times whole training steps");
+  AddOptions(app, &options);
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
+  if (options.cases.empty()) options.cases = {""};
   // Exceptions: faults of the device.
   const absl::Status status =
       CatchExceptions([&] { return RunBenchmark(options); });

@@ -86,20 +86,8 @@ Work WorkOf(absl::string_view, const NormBackwardArgs& a) {
 
 class TimedDevice::TimedOps final : public Ops {
  public:
-  TimedOps(Device& device, Timing timing)
-      : device_(device), inner_(device.ops()), timing_(timing) {}
-
-  void set_timing(Timing timing) { timing_ = timing; }
-
-  OpTimes& times() {
-    for (Pending& op : pending_) {
-      Count(op.work, 1e-3 * op.end->MillisSince(*op.start));
-      spare_.push_back(std::move(op.start));
-      spare_.push_back(std::move(op.end));
-    }
-    pending_.clear();
-    return times_;
-  }
+  explicit TimedOps(TimedDevice& device)
+      : device_(device), inner_(device.inner_.ops()) {}
 
 #define ZERO_OP(Name, Args)                                   \
   size_t Name##WorkspaceBytes(const Args& a) const override { \
@@ -118,64 +106,53 @@ class TimedDevice::TimedOps final : public Ops {
 #undef ZERO_OP
 
  private:
-  // An op that runs, or whose end nobody has waited for yet.
-  struct Pending {
-    Work work;
-    std::unique_ptr<Event> start, end;
-  };
-
   template <class Args, class Fn>
   void Time(Stream& s, const char* op, const Args& args, const Fn& fn) {
+    const bool waits =
+        device_.timing_ == Timing::kWait && s.device().asynchronous();
     const auto run_and_wait = [&] {
       fn();
-      if (timing_ == Timing::kWait && s.device().asynchronous()) {
-        s.Synchronize();
-      }
+      if (waits) s.Synchronize();
     };
     // Communication threads call SumRanks, and this is not for them.
     if constexpr (std::is_same_v<Args, SumRanksArgs>) return run_and_wait();
-    if (timing_ == Timing::kOff) return fn();
-    Work work = WorkOf(op, args);
-    if (timing_ == Timing::kWait) return Count(work, SecondsOf(run_and_wait));
-    Pending pending{std::move(work), MakeEvent(), MakeEvent()};
+    if (device_.timing_ == Timing::kOff) return fn();
+    const Work work = WorkOf(op, args);
+    if (device_.timing_ == Timing::kWait) {
+      const double cpu = Now(CLOCK_THREAD_CPUTIME_ID);
+      device_.Count(work.name, work.flops, SecondsOf(run_and_wait));
+      device_.cpu_seconds_ += Now(CLOCK_THREAD_CPUTIME_ID) - cpu;
+      return;
+    }
+    Pending pending{work.name, work.flops, device_.MakeEvent(),
+                    device_.MakeEvent()};
     s.Record(*pending.start);
     fn();
     s.Record(*pending.end);
-    pending_.push_back(std::move(pending));
+    device_.pending_.push_back(std::move(pending));
   }
 
-  void Count(const Work& work, double seconds) {
-    OpTime& time = times_[work.name];
-    ++time.calls;
-    time.seconds += seconds;
-    time.flops += work.flops;
-  }
-
-  std::unique_ptr<Event> MakeEvent() {
-    if (spare_.empty()) return device_.MakeEvent();
-    std::unique_ptr<Event> event = std::move(spare_.back());
-    spare_.pop_back();
-    return event;
-  }
-
-  Device& device_;
+  TimedDevice& device_;
   Ops& inner_;
-  Timing timing_;
-  OpTimes times_;
-  std::vector<Pending> pending_;
-  std::vector<std::unique_ptr<Event>> spare_;
 };
 
 TimedDevice::TimedDevice(Device& inner, Timing timing)
-    : inner_(inner), ops_(std::make_unique<TimedOps>(inner, timing)) {}
+    : inner_(inner), timing_(timing), ops_(std::make_unique<TimedOps>(*this)) {}
 
-TimedDevice::~TimedDevice() = default;
+OpTimes& TimedDevice::times() {
+  for (const Pending& op : pending_) {
+    Count(op.name, op.flops, 1e-3 * op.end->MillisSince(*op.start));
+  }
+  pending_.clear();
+  return times_;
+}
 
-void TimedDevice::set_timing(Timing timing) { ops_->set_timing(timing); }
-
-OpTimes& TimedDevice::times() { return ops_->times(); }
-
-Ops& TimedDevice::ops() { return *ops_; }
+void TimedDevice::Count(const std::string& name, double flops, double seconds) {
+  OpTime& time = times_[name];
+  ++time.calls;
+  time.seconds += seconds;
+  time.flops += flops;
+}
 
 void TimedDevice::Free(void*, size_t, MemoryKind) {
   ZERO_CHECK(false) << "a TimedDevice hands out its inner device's buffers";

@@ -8,8 +8,10 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/device.h"
+#include "kernels/ops.h"
 
 namespace zero::bench {
 
@@ -37,11 +39,12 @@ enum class Timing {
 // REQUIRES: `inner` outlives the device.
 class TimedDevice final : public Device {
  public:
-  explicit TimedDevice(Device& inner, Timing timing = Timing::kWait);
-  ~TimedDevice() override;
+  TimedDevice(Device& inner, Timing timing);
 
-  void set_timing(Timing timing);
+  void set_timing(Timing timing) { timing_ = timing; }
   OpTimes& times();
+  // CPU time of the calling thread in kernels that were timed by kWait.
+  double cpu_seconds() const { return cpu_seconds_; }
 
   DeviceKind kind() const override { return inner_.kind(); }
   DeviceInfo info() const override { return inner_.info(); }
@@ -58,7 +61,7 @@ class TimedDevice final : public Device {
     return inner_.MakeStream(role);
   }
   std::unique_ptr<Event> MakeEvent() override { return inner_.MakeEvent(); }
-  Ops& ops() override;
+  Ops& ops() override { return *ops_; }
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override {
     inner_.Copy(stream, dst, src, bytes);
   }
@@ -70,10 +73,22 @@ class TimedDevice final : public Device {
 
  private:
   class TimedOps;
+  // An op that runs, or whose end nobody has waited for yet.
+  struct Pending {
+    std::string name;
+    double flops;
+    std::unique_ptr<Event> start, end;
+  };
+
+  void Count(const std::string& name, double flops, double seconds);
   void Free(void*, size_t, MemoryKind) override;
 
   Device& inner_;
-  std::unique_ptr<TimedOps> ops_;
+  Timing timing_;
+  std::unique_ptr<Ops> ops_;
+  OpTimes times_;
+  double cpu_seconds_ = 0;
+  std::vector<Pending> pending_;
 };
 
 }  // namespace zero::bench

@@ -17,10 +17,10 @@ inline clockid_t& Clock() {
   return clock;
 }
 
-// Seconds on Clock().
-inline double Now() {
+// Seconds on a clock.
+inline double Now(clockid_t clock = Clock()) {
   timespec now;
-  clock_gettime(Clock(), &now);
+  clock_gettime(clock, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * now.tv_nsec;
 }
 

@@ -13,6 +13,7 @@ import time
 
 import bundle
 import machine
+from common import bf16, model_sets, rows_of, step_bench
 from programs import (
     STATUS, count, explained, failed, failures_of, how_ended,
     last_words, passed, printed_cases, problem_of, run_gtest, skipped,
@@ -477,8 +478,8 @@ def nccl(context):
 
 # ---- Memory -----------------------------------------------------------------
 
-MEMORY_RUNS = (("GPT-2 124M", "gpt2", 8, "false"),
-               ("Qwen2.5 0.5B, recomputed", "Qwen2.5-0.5B", 4, "true"))
+MEMORY_RUNS = (("GPT-2 124M", "gpt2", 8, False),
+               ("Qwen2.5 0.5B, recomputed", "Qwen2.5-0.5B", 4, True))
 # What no prediction has: kernels and code of libraries are loaded, or compiled,
 # with their first launch, after the device was opened, and graphs and plans
 # have memory of their own: 100 to 400 MiB, whatever the model. And the driver
@@ -490,19 +491,15 @@ MEMORY_SHARE, MEMORY_SLACK = 0.02, 384 << 20
 def memory_row(context, label, preset, micro_batch, recompute):
     """The predicted peak, with what was taken once the device was open (by the
     context, by libraries, by others), beside what is taken in the end."""
-    command = [context.path("bench/step_bench"), "configs/gpt2_124m.json",
-               "--device", "cuda", "--dtype", "bf16", "--steps", "2",
-               "--set", "model.preset=" + preset,
-               "--set", "data.sequence_length=1024",
-               "--set", "train_micro_batch_size_per_gpu=%d" % micro_batch]
-    if recompute == "true":
-        command.append("--recompute")
-    done = context.run(command)
-    lines = [line for line in done.text.splitlines() if line.startswith("{")]
+    done = context.run(step_bench(
+        context.build, [bf16("bf16"),
+                        *model_sets(preset, 1024, micro_batch, recompute)],
+        "--device", "cuda", "--steps", "2"))
+    lines = rows_of(done.text)
     row = {"model": label, "problem": None}
     if done.code != 0 or not lines:
         return {**row, "problem": why_ended(done)}
-    found = json.loads(lines[-1])
+    found = lines[-1]
     memory = found["memory"]
     measured, predicted = memory["used"], memory["predicted_peak"]
     row.update(predicted=predicted, measured=measured,
