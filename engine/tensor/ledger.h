@@ -9,6 +9,8 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace zero {
 
@@ -47,8 +49,14 @@ class MemoryLedger {
   // Counts bytes of `fixed` that are there all the time, though known only now.
   void AddFixed(int64_t bytes);
 
-  // Bytes per category when the total was at its peak.
+  // Bytes per category: at the category's own peak, and when the total was at
+  // its.
+  const ByCategory& peaks() const { return peak_; }
   const ByCategory& at_peak() const { return at_peak_; }
+
+  // Those that are not zero, by name.
+  static std::vector<std::pair<const char*, int64_t>> Parts(
+      const ByCategory& bytes);
 
   // Peaks start again from what is live now.
   void ResetPeaks();

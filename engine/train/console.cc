@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 
 namespace zero {
 
@@ -84,16 +85,16 @@ std::string HumanBytes(double bytes) {
   return absl::StrFormat("%.1f KiB", bytes / 1024);
 }
 
+std::string PartsText(const MemoryLedger::ByCategory& bytes) {
+  return absl::StrJoin(
+      MemoryLedger::Parts(bytes), ", ", [](std::string* out, const auto& part) {
+        absl::StrAppend(out, part.first, " ", HumanBytes(part.second));
+      });
+}
+
 std::string MemoryText(const MemoryLedger& ledger) {
-  std::string text =
-      absl::StrCat(HumanBytes(ledger.total_peak_bytes()), " at peak:");
-  for (int i = 0; i < kNumMemoryCategories; ++i) {
-    if (ledger.at_peak()[i] == 0) continue;
-    absl::StrAppend(&text, " ",
-                    MemoryCategoryName(static_cast<MemoryCategory>(i)), " ",
-                    HumanBytes(ledger.at_peak()[i]));
-  }
-  return text;
+  return absl::StrCat(HumanBytes(ledger.total_peak_bytes()),
+                      " at peak: ", PartsText(ledger.at_peak()));
 }
 
 std::string HumanSeconds(double seconds) {

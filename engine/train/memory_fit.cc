@@ -1,13 +1,12 @@
 #include "engine/train/memory_fit.h"
 
-#include <algorithm>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "engine/train/console.h"
 
 namespace zero {
 namespace {
@@ -69,25 +68,6 @@ int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
                           : other + (sharers - 1) * own;
 }
 
-// "activations 1.20, workspace 0.30": categories of a MiB and more, the largest
-// first, in GiB.
-std::string LargestFirst(const MemoryLedger& predicted) {
-  std::vector<std::pair<int64_t, const char*>> parts;
-  for (int i = 0; i < kNumMemoryCategories; ++i) {
-    const char* const name = MemoryCategoryName(static_cast<MemoryCategory>(i));
-    if (predicted.at_peak()[i] >= (1 << 20)) {
-      parts.push_back({-predicted.at_peak()[i], name});
-    }
-  }
-  std::sort(parts.begin(), parts.end());
-  std::string text;
-  for (const auto& [bytes, name] : parts) {
-    absl::StrAppendFormat(&text, "%s%s %.2f", text.empty() ? "" : ", ", name,
-                          -bytes / kGiB);
-  }
-  return text;
-}
-
 }  // namespace
 
 int SharersOf(const Rank& rank) {
@@ -108,7 +88,7 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run needs %.2f GiB at its peak (%s%s)%s and %s has %.2f GiB; %s",
-      needed / kGiB, LargestFirst(predicted),
+      needed / kGiB, PartsText(predicted.at_peak()),
       sharers == 1 ? ""
       : own == other_rank
           ? absl::StrFormat("; times %d ranks%s", sharers, on_it)

@@ -7,17 +7,20 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/train/evaluate.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 // Milliseconds by the channels' names.
-JsonLine PerChannel(const WaitTimes& waited) {
-  JsonLine line;
+Json PerChannel(const WaitTimes& waited) {
+  Json times;
   for (const Channel channel : kChannels) {
-    line.Add(ChannelName(channel), waited[channel]);
+    times[ChannelName(channel)] = waited[channel];
   }
-  return line;
+  return times;
 }
 
 // The bytes that a step moved, was planned to move, and moves by the formula.
@@ -78,18 +81,16 @@ void CountGathers(const Session& session, RunSummary* summary) {
 }
 
 // For `communication` in metrics.jsonl.
-JsonLine CommunicationLine(const Plan& plan,
-                           const StepCommunication& communication) {
+Json Communication(const Plan& plan, const StepCommunication& communication) {
   const StepWire& wire = communication.wire;
-  JsonLine line;
-  line.Add("exposed_ms", communication.waited.total())
-      .AddObject("waited_ms", PerChannel(communication.waited))
-      .Add("gathered_bytes", wire.gathered)
-      .Add("reduced_bytes", wire.reduced);
-  if (plan.replicate.size > 1) line.Add("across_bytes", wire.across);
-  if (!plan.owners.even()) line.Add("received_bytes", wire.received);
-  line.Add("collectives", communication.collectives);
-  return line;
+  Json json = {{"exposed_ms", communication.waited.total()},
+               {"waited_ms", PerChannel(communication.waited)},
+               {"gathered_bytes", wire.gathered},
+               {"reduced_bytes", wire.reduced}};
+  if (plan.replicate.size > 1) json["across_bytes"] = wire.across;
+  if (!plan.owners.even()) json["received_bytes"] = wire.received;
+  json["collectives"] = communication.collectives;
+  return json;
 }
 
 }  // namespace
@@ -126,7 +127,7 @@ Utilization RunReport::UtilizationOf(double tokens_per_second) const {
                        config().activation_checkpointing, peak_.flops);
 }
 
-JsonLine RunReport::Step(const RunRecord& record, bool idle) {
+Json RunReport::Step(const RunRecord& record, bool idle) {
   const StepRecord& last = record.last;
   const int64_t step = record.step;
   const double tokens_per_second = tokens_per_step_ / last.seconds;
@@ -139,24 +140,23 @@ JsonLine RunReport::Step(const RunRecord& record, bool idle) {
     utilization = UtilizationOf(tokens_per_second);
   }
   const MemoryLedger& ledger = session_->ledger();
-  JsonLine line;
-  line.Add("step", step)
-      .Add("loss", last.output.loss)
-      .Add("grad_norm", last.output.grad_norm)
-      .Add("lr", last.lr)
-      .Add("tokens", step * tokens_per_step_)
-      .Add("tokens_per_second", tokens_per_second)
-      .Add("step_ms", last.seconds * 1e3)
-      .Add("flops_per_second", tokens_per_second * flops_per_token_.model);
+  Json line = {
+      {"step", step},
+      {"loss", last.output.loss},
+      {"grad_norm", last.output.grad_norm},
+      {"lr", last.lr},
+      {"tokens", step * tokens_per_step_},
+      {"tokens_per_second", tokens_per_second},
+      {"step_ms", last.seconds * 1e3},
+      {"flops_per_second", tokens_per_second * flops_per_token_.model}};
   utilization.AddTo(&line);
-  line.AddObject("peak_bytes", PeakBytes(ledger));
+  line["peak_bytes"] = PeakBytes(ledger);
   if (rank().world() > 1) {
-    line.AddObject(
-        "communication",
-        CommunicationLine(session_->executor().plan(), last.communication));
+    line["communication"] =
+        Communication(session_->executor().plan(), last.communication);
   }
-  if (config().fp16.enabled) line.Add("loss_scale", record.scaler.scale);
-  if (last.output.skipped) line.Add("skipped", true);
+  if (config().fp16.enabled) line["loss_scale"] = record.scaler.scale;
+  if (last.output.skipped) line["skipped"] = true;
 
   const double seconds_per_step = record.train_seconds / step;
   console_->Progress(
@@ -185,18 +185,7 @@ void RunReport::PrintBreakdowns(const RunRecord& record) const {
         record.last.communication.waited.total()));
   }
   if (config().memory_breakdown) {
-    const MemoryLedger& ledger = session_->ledger();
-    std::string text = "  peak:";
-    for (int i = 0; i < kNumMemoryCategories; ++i) {
-      const auto category = static_cast<MemoryCategory>(i);
-      if (category == MemoryCategory::kFixed &&
-          ledger.peak_bytes(category) == 0) {
-        continue;  // the CPU
-      }
-      absl::StrAppend(&text, " ", MemoryCategoryName(category), " ",
-                      HumanBytes(ledger.peak_bytes(category)));
-    }
-    console_->Line(text);
+    console_->Line("  peak: " + PartsText(session_->ledger().peaks()));
   }
 }
 
@@ -230,43 +219,39 @@ RunSummary RunReport::Summarize(const RunRecord& record) const {
 
 std::string RunReport::SummaryJson(const RunSummary& summary,
                                    const absl::Status& status) const {
-  JsonLine line;
-  line.Add("steps", summary.steps)
-      .Add("total_steps", total_steps_)
-      .Add("interrupted", summary.interrupted)
-      .Add("ranks", int64_t{rank().world()})
-      .Add("threads", int64_t{rank().device->info().num_threads});
-  if (rank().world() > 1 && !link_.empty()) {
-    line.Add("shape_link", link_);
-  }
-  if (!status.ok()) line.Add("error", status.message());
-  line.Add("tokens", summary.tokens)
-      .Add("first_loss", summary.first_loss)
-      .Add("final_loss", summary.final_loss)
-      .Add("validation_loss", summary.validation_loss);
+  Json line = {{"steps", summary.steps},
+               {"total_steps", total_steps_},
+               {"interrupted", summary.interrupted},
+               {"ranks", rank().world()},
+               {"threads", rank().device->info().num_threads}};
+  if (rank().world() > 1 && !link_.empty()) line["shape_link"] = link_;
+  if (!status.ok()) line["error"] = std::string(status.message());
+  line["tokens"] = summary.tokens;
+  line["first_loss"] = summary.first_loss;
+  line["final_loss"] = summary.final_loss;
+  line["validation_loss"] = summary.validation_loss;
   if (summary.validation_step >= 0) {
-    line.Add("validation_step", summary.validation_step);
+    line["validation_step"] = summary.validation_step;
   }
-  line.Add("train_seconds", summary.seconds)
-      .Add("tokens_per_second", summary.tokens_per_second)
-      .Add("peak_flops_per_second", peak_.flops);
+  line["train_seconds"] = summary.seconds;
+  line["tokens_per_second"] = summary.tokens_per_second;
+  line["peak_flops_per_second"] = peak_.flops;
   summary.utilization.AddTo(&line);
-  line.Add("parameters", session_->model().NumParameters())
-      .Add("parameters_hash", summary.parameters_hash)
-      .Add("weights", summary.weights)
-      .AddObject("peak_bytes", PeakBytes(session_->ledger()))
-      .AddObject("predicted_peak_bytes", PeakBytes(session_->predicted()))
-      .Add("peak_resident_bytes", PeakResidentBytes());
+  line["parameters"] = session_->model().NumParameters();
+  line["parameters_hash"] = summary.parameters_hash;
+  line["weights"] = summary.weights;
+  line["peak_bytes"] = PeakBytes(session_->ledger());
+  line["predicted_peak_bytes"] = PeakBytes(session_->predicted());
+  line["peak_resident_bytes"] = PeakResidentBytes();
   // Unknown where a rank was lost.
   if (summary.peak_bytes > 0) {
-    line.Add("peak_bytes_of_all_ranks",
-             static_cast<int64_t>(summary.peak_bytes));
+    line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }
   if (rank().world() > 1) {
-    line.Add("exposed_seconds", 1e-3 * summary.waited.total())
-        .AddObject("waited_ms", PerChannel(summary.waited));
+    line["exposed_seconds"] = 1e-3 * summary.waited.total();
+    line["waited_ms"] = PerChannel(summary.waited);
   }
-  return line.ToString();
+  return ToLine(line);
 }
 
 }  // namespace zero

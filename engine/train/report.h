@@ -47,7 +47,7 @@ class RunReport {
 
   // Prints the last step of `record` and returns its line for metrics.jsonl.
   // `idle`: the device is not at work on the next step.
-  JsonLine Step(const RunRecord& record, bool idle);
+  nlohmann::ordered_json Step(const RunRecord& record, bool idle);
 
   // Prints those of the device's notes that were not printed yet: at the start,
   // and later, as batches may need kernels that none before them did.

@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
   return folder;
 }
 
-void RunFolder::WriteMetrics(const JsonLine& line) {
+void RunFolder::WriteMetrics(const nlohmann::ordered_json& line) {
   if (metrics_ == nullptr || !metrics_status_.ok()) return;
   metrics_status_ = metrics_->Write(line);
 }

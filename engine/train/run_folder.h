@@ -29,7 +29,7 @@ class RunFolder {
 
   // Adds a line to metrics.jsonl; nothing on the other ranks, and nothing
   // after an error, which `metrics_status` keeps.
-  void WriteMetrics(const JsonLine& line);
+  void WriteMetrics(const nlohmann::ordered_json& line);
   const absl::Status& metrics_status() const { return metrics_status_; }
 
   // Saves the weights in the subfolder `name`, unless training.save_final says

@@ -6,11 +6,12 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/file.h"
 #include "engine/train/metrics.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
@@ -156,34 +157,35 @@ absl::Status Trace::Write(const std::string& path) const {
     start = std::min(start, span.begin);
     rows.insert({span.rank, span.row});
   }
-  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-  const auto event = [](const char* ph, absl::string_view name, int64_t rank) {
-    return JsonLine().Add("ph", ph).Add("name", name).Add("pid", rank);
-  };
-  const auto add = [&](const JsonLine& line) {
-    absl::StrAppend(&text, line.ToString(), ",\n");
+  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
+  const auto add = [&](nlohmann::ordered_json event) {
+    absl::StrAppend(&text, absl::EndsWith(text, "[") ? "\n" : ",\n",
+                    ToLine(event));
   };
   for (const auto& [rank, row] : rows) {
-    const JsonLine process =
-        JsonLine().Add("name", absl::StrCat("rank ", rank));
-    const JsonLine thread =
-        JsonLine().Add("name", kRowNames[static_cast<int>(row)]);
-    add(event("M", "process_name", rank).AddObject("args", process));
-    add(event("M", "thread_name", rank)
-            .Add("tid", static_cast<int64_t>(row))
-            .AddObject("args", thread));
+    add({{"ph", "M"},
+         {"name", "process_name"},
+         {"pid", rank},
+         {"args", {{"name", absl::StrCat("rank ", rank)}}}});
+    add({{"ph", "M"},
+         {"name", "thread_name"},
+         {"pid", rank},
+         {"tid", row},
+         {"args", {{"name", kRowNames[static_cast<int>(row)]}}}});
   }
   for (const Span& span : spans_) {
-    add(event("X", span.name, span.rank)
-            .Add("tid", static_cast<int64_t>(span.row))
-            .Add("ts", Micros(span.begin - start))
-            .Add("dur", Micros(span.end - span.begin)));
+    add({{"ph", "X"},
+         {"name", span.name},
+         {"pid", span.rank},
+         {"tid", span.row},
+         {"ts", Micros(span.begin - start)},
+         {"dur", Micros(span.end - span.begin)}});
   }
-  absl::StrAppend(&text,
-                  event("M", "dropped_spans", 0)
-                      .AddObject("args", JsonLine().Add("count", num_dropped_))
-                      .ToString(),
-                  "\n]}\n");
+  add({{"ph", "M"},
+       {"name", "dropped_spans"},
+       {"pid", 0},
+       {"args", {{"count", num_dropped_}}}});
+  text += "\n]}\n";
   return WriteFileAtomically(path, text);
 }
 

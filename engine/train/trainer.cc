@@ -15,6 +15,7 @@
 #include "engine/train/learning_rate.h"
 #include "engine/train/start_table.h"
 #include "kernels/philox.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
@@ -410,11 +411,9 @@ absl::Status Trainer::Evaluate() {
       WithCommas(eval_loader_->num_targets()),
       HumanSeconds(Seconds(Clock::now() - start))));
   record_.last_eval_step = record_.step;
-  folder_->WriteMetrics(
-      JsonLine()
-          .Add("step", record_.step)
-          .Add("validation_loss", record_.validation_loss)
-          .Add("validation_tokens", eval_loader_->num_targets()));
+  folder_->WriteMetrics({{"step", record_.step},
+                         {"validation_loss", record_.validation_loss},
+                         {"validation_tokens", eval_loader_->num_targets()}});
   return absl::OkStatus();
 }
 

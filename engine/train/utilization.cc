@@ -5,14 +5,16 @@
 #include <limits>
 
 #include "absl/strings/str_format.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 
 bool Utilization::known() const { return !std::isnan(mfu); }
 
-void Utilization::AddTo(JsonLine* line) const {
-  line->Add("mfu", mfu).Add("mfu_causal", mfu_causal);
-  if (hfu != 0) line->Add("hfu", hfu);
+void Utilization::AddTo(nlohmann::ordered_json* line) const {
+  (*line)["mfu"] = mfu;
+  (*line)["mfu_causal"] = mfu_causal;
+  if (hfu != 0) (*line)["hfu"] = hfu;
 }
 
 std::string Utilization::ToString() const {

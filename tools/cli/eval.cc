@@ -9,6 +9,7 @@
 #include "engine/train/metrics.h"
 #include "engine/train/run_data.h"
 #include "engine/train/trained_model.h"
+#include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/model_tools.h"
 #include "tools/cli/signals.h"
@@ -47,12 +48,10 @@ absl::Status Eval(RunOptions options, bool json) {
   if (!mean.has_value()) return absl::CancelledError("stopped by a signal");
   const double loss = *mean;
   if (json) {
-    absl::PrintF("%s\n", JsonLine()
-                             .Add("loss", loss)
-                             .Add("perplexity", std::exp(loss))
-                             .Add("tokens", loader.num_targets())
-                             .Add("model", config.model.from_pretrained)
-                             .ToString());
+    absl::PrintF("%s\n", ToLine({{"loss", loss},
+                                 {"perplexity", std::exp(loss)},
+                                 {"tokens", loader.num_targets()},
+                                 {"model", config.model.from_pretrained}}));
   } else {
     absl::PrintF("%s: loss %.6f, perplexity %.4f over %d tokens\n",
                  config.model.from_pretrained, loss, std::exp(loss),

@@ -12,6 +12,7 @@
 #include "engine/train/product_rate.h"
 #include "models/catalog.h"
 #include "models/registry.h"
+#include "nlohmann/json.hpp"
 #include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 
@@ -29,12 +30,10 @@ absl::Status Models(int64_t sequence_length, bool json) {
     ZERO_ASSIGN_OR_RETURN(const ModelConfig model, catalog->Preset(name));
     const double flops = FlopsPerToken(model, sequence_length);
     if (json) {
-      absl::PrintF("%s\n", JsonLine()
-                               .Add("preset", name)
-                               .Add("family", ModelFamilyName(model.family))
-                               .Add("parameters", NumParameters(model))
-                               .Add("flops_per_token", flops)
-                               .ToString());
+      absl::PrintF("%s\n", ToLine({{"preset", name},
+                                   {"family", ModelFamilyName(model.family)},
+                                   {"parameters", NumParameters(model)},
+                                   {"flops_per_token", flops}}));
       continue;
     }
     absl::PrintF(

@@ -2,8 +2,10 @@
 
 #include <string>
 
+#include "engine/train/metrics.h"
 #include "engine/train/product_rate.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
@@ -26,12 +28,11 @@ TEST(UtilizationTest, IsTheShareOfThePeak) {
 
 TEST(UtilizationTest, HfuIsWrittenOnlyWithRecompute) {
   const TokenFlops flops{.model = 8, .causal = 6, .recomputed = 2};
-  JsonLine plain, recompute;
+  nlohmann::ordered_json plain, recompute;
   UtilizationAt(1, flops, false, 16).AddTo(&plain);
   UtilizationAt(1, flops, true, 16).AddTo(&recompute);
-  EXPECT_EQ(plain.ToString(), R"({"mfu": 0.5, "mfu_causal": 0.375})");
-  EXPECT_EQ(recompute.ToString(),
-            R"({"mfu": 0.5, "mfu_causal": 0.375, "hfu": 0.625})");
+  EXPECT_EQ(ToLine(plain), R"({"mfu":0.5,"mfu_causal":0.375})");
+  EXPECT_EQ(ToLine(recompute), R"({"mfu":0.5,"mfu_causal":0.375,"hfu":0.625})");
 }
 
 TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
@@ -49,9 +50,9 @@ TEST(UtilizationTest, MoreThanThePeakIsNotKnown) {
   const Utilization busy = UtilizationAt(2.1, flops, false, 16);
   EXPECT_FALSE(busy.known());
   EXPECT_EQ(busy.ToString(), "mfu unknown: machine busy while measuring");
-  JsonLine line;
+  nlohmann::ordered_json line;
   busy.AddTo(&line);
-  EXPECT_EQ(line.ToString(), R"({"mfu": null, "mfu_causal": null})");
+  EXPECT_EQ(ToLine(line), R"({"mfu":null,"mfu_causal":null})");
   EXPECT_FALSE(UtilizationAt(1.9, flops, true, 16).known());  // hfu 119 %
 }
 
