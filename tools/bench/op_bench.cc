@@ -65,7 +65,6 @@ class Bench {
       : device_(device),
         options_(options),
         dtype_(dtype),
-        product_dtype_(HasNativeProducts(dtype_) ? dtype_ : DType::kF32),
         stream_(device.MakeStream(StreamRole::kCompute)),
         start_(device.MakeEvent()),
         end_(device.MakeEvent()) {}
@@ -82,7 +81,7 @@ class Bench {
   void LinearForward(const char* op, const char* model, int64_t m, int64_t out,
                      int64_t in, Gelu act = Gelu::kNone, bool bias = false,
                      bool residual = false) {
-    Product(op, model, ForwardShape(m, out, in, product_dtype_), [&] {
+    Product(op, model, ForwardShape(m, out, in, dtype_), [&] {
       LinearArgs args{.x = RandomMatrix(m, in),
                       .w = RandomMatrix(out, in),
                       .y = RandomMatrix(m, out),
@@ -95,7 +94,7 @@ class Bench {
   }
   void LinearDx(const char* op, const char* model, int64_t m, int64_t out,
                 int64_t in, Gelu act = Gelu::kNone) {
-    Product(op, model, DxShape(m, out, in, product_dtype_), [&] {
+    Product(op, model, DxShape(m, out, in, dtype_), [&] {
       LinearBackwardInputArgs args{.dy = RandomMatrix(m, out),
                                    .w = RandomMatrix(out, in),
                                    .dx = RandomMatrix(m, in),
@@ -106,7 +105,7 @@ class Bench {
   }
   void LinearDw(const char* op, const char* model, int64_t m, int64_t out,
                 int64_t in, bool bias = false) {
-    Product(op, model, DwShape(m, out, in, product_dtype_), [&] {
+    Product(op, model, DwShape(m, out, in, dtype_), [&] {
       LinearBackwardWeightArgs args{.dy = RandomMatrix(m, out),
                                     .x = RandomMatrix(m, in),
                                     .dw = RandomMatrix(out, in, DType::kF32)};
@@ -152,9 +151,9 @@ class Bench {
                                  .dw = RandomMatrix(padded, c, DType::kF32)});
     };
     const auto make_ceiling = [&]() -> Work {
-      const Work logits = Plain(ForwardShape(m, padded, c, product_dtype_));
-      const Work dx = Plain(DxShape(m, padded, c, product_dtype_));
-      const Work dw = Plain(DwShape(m, padded, c, product_dtype_));
+      const Work logits = Plain(ForwardShape(m, padded, c, dtype_));
+      const Work dx = Plain(DxShape(m, padded, c, dtype_));
+      const Work dw = Plain(DwShape(m, padded, c, dtype_));
       const auto all = [=] {
         logits.run();
         dx.run();
@@ -183,7 +182,7 @@ class Bench {
         absl::StrCat(model, " B ", shape.batch, " T ", t, " H ",
                      shape.num_heads, " K ", shape.num_kv_heads, " D ", d);
     const auto large = [&] {
-      return Plain(ForwardShape(1024, 1024, 1024, product_dtype_));
+      return Plain(ForwardShape(1024, 1024, 1024, dtype_));
     };
     const auto at = [&](const Matrix& x, int64_t column) {
       return MutableHeadsRef{
@@ -477,9 +476,9 @@ class Bench {
   // The same product through oneDNN, on memory of its own.
   Work Plain(const ProductShape& shape) {
     const auto product = std::make_shared<PlainProduct>(shape);
-    const int64_t item = DTypeBytes(product_dtype_);
-    const void* a = Random(product->a_bytes() / item, product_dtype_);
-    const void* b = Random(product->b_bytes() / item, product_dtype_);
+    const int64_t item = DTypeBytes(shape.dtype);
+    const void* a = Random(product->a_bytes() / item, shape.dtype);
+    const void* b = Random(product->b_bytes() / item, shape.dtype);
     void* c = Memory(product->c_bytes());
     return {[=] { product->Run(a, b, c); }, shape.flops()};
   }
@@ -583,8 +582,7 @@ class Bench {
 
   Device& device_;
   const Options& options_;
-  const DType dtype_;          // of the ops
-  const DType product_dtype_;  // of their ceiling
+  const DType dtype_;  // of the ops
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Event> start_, end_;
   std::vector<Buffer> memory_;

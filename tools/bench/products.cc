@@ -6,6 +6,7 @@
 
 #include "absl/strings/string_view.h"
 #include "dnnl.hpp"
+#include "engine/base/math.h"
 #include "kernels/check.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/onednn.h"
@@ -57,20 +58,22 @@ dnnl::matmul Fastest(const std::vector<dnnl::matmul>& kernels, const Run& run) {
   return fastest;
 }
 
+// `dtype`, where its products are faster than fp32 ones here.
+DType Native(DType dtype) {
+  return dtype == DType::kBF16 && cpu::HasFastBf16() ? dtype : DType::kF32;
+}
+
 }  // namespace
 
 ProductShape ForwardShape(int64_t m, int64_t out, int64_t in, DType dtype) {
-  return {m, out, in, false, /*b_transposed=*/true, dtype, dtype};
+  return {
+      m, out, in, false, /*b_transposed=*/true, Native(dtype), Native(dtype)};
 }
 ProductShape DxShape(int64_t m, int64_t out, int64_t in, DType dtype) {
-  return {m, in, out, false, false, dtype, dtype};
+  return {m, in, out, false, false, Native(dtype), Native(dtype)};
 }
 ProductShape DwShape(int64_t m, int64_t out, int64_t in, DType dtype) {
-  return {out, in, m, /*a_transposed=*/true, false, dtype, DType::kF32};
-}
-
-bool HasNativeProducts(DType dtype) {
-  return dtype == DType::kF32 || (dtype == DType::kBF16 && cpu::HasFastBf16());
+  return {out, in, m, /*a_transposed=*/true, false, Native(dtype), DType::kF32};
 }
 
 struct PlainProduct::Impl {
@@ -80,7 +83,7 @@ struct PlainProduct::Impl {
 };
 
 PlainProduct::PlainProduct(const ProductShape& shape)
-    : shape_(shape), impl_(std::make_unique<Impl>()) {
+    : impl_(std::make_unique<Impl>()) {
   const auto a = Desc(shape.m, shape.k, shape.a_transposed,
                       shape.a_transposed ? shape.m : shape.k, shape.dtype);
   const auto b = Desc(shape.k, shape.n, shape.b_transposed,
@@ -122,109 +125,41 @@ void PlainProduct::Run(const void* a, const void* b, void* c) {
   run(impl_->kernels[0]);
 }
 
-std::vector<ModelProduct> ModelProducts(const ModelConfig& config,
-                                        int64_t vocab_rows) {
-  const int64_t layers = config.num_hidden_layers;
-  const int64_t channels = config.hidden_size;
-  const int64_t q = config.num_attention_heads * config.head_dim;
-  const int64_t kv = config.num_key_value_heads * config.head_dim;
-  const int64_t gates = config.family == ModelFamily::kGpt2 ? 1 : 2;
-  return {{"qkv", layers, q + 2 * kv, channels},
-          {"out", layers, channels, q},
-          {"fc", layers, gates * config.intermediate_size, channels},
-          {"proj", layers, channels, config.intermediate_size},
-          {"head", 1, vocab_rows, channels}};
-}
-
-// The three products of one weight w[out, in], x[M, in] and y[M, out].
-struct StepProducts::Weight {
-  Weight(const ModelProduct& product, int64_t tokens, DType dtype)
-      : count(product.count),
-        forward(ForwardShape(tokens, product.out, product.in, dtype)),
-        dx(DxShape(tokens, product.out, product.in, dtype)),
-        dw(DwShape(tokens, product.out, product.in, dtype)) {}
-
-  int64_t count;
-  PlainProduct forward, dx, dw;
-  void* x = nullptr;   // [M, in]
-  void* y = nullptr;   // [M, out], also dy
-  void* x2 = nullptr;  // dx
-  // Of layer l those at l modulo their number.
-  std::vector<void*> w;   // [out, in]
-  std::vector<void*> w2;  // dw, fp32
-};
-
-StepProducts::StepProducts(Device& device, const ModelConfig& config,
-                           int64_t vocab_rows, int64_t tokens, DType dtype)
-    : dtype_(HasNativeProducts(dtype) ? dtype : DType::kF32) {
-  const auto take = [&](int64_t bytes) {
+StepProducts::StepProducts(Device& device, std::vector<ProductShape> sequence)
+    : sequence_(std::move(sequence)) {
+  int64_t first_bytes = 0, largest = int64_t{1} << 30;
+  for (const ProductShape& shape : sequence_) {
+    const auto [it, added] = products_.try_emplace(shape, shape);
+    const PlainProduct& product = it->second;
+    first_bytes = std::max(first_bytes, product.a_bytes());
+    largest = std::max({largest, product.b_bytes(), product.c_bytes()});
+  }
+  for (const auto& [buffer, bytes] :
+       {std::pair{&first_, first_bytes}, std::pair{&second_, largest},
+        std::pair{&result_, largest}}) {
     auto memory = device.Allocate(bytes, MemoryKind::kDevice);
     ZERO_CHECK(memory.ok()) << memory.status().message();
-    memory_.push_back(*std::move(memory));
-    void* const data = memory_.back().data();
-    FillRandom(data, dtype_, bytes / DTypeBytes(dtype_));
-    return data;
-  };
-  int64_t layer_bytes = 0;
-  for (const ModelProduct& product : ModelProducts(config, vocab_rows)) {
-    const auto weight = std::make_shared<Weight>(product, tokens, dtype_);
-    if (product.name != "head") {
-      layer_bytes += weight->forward.b_bytes() + weight->dw.c_bytes();
-    }
-    weights_.push_back(weight);
-    for (const auto& [suffix, plain] :
-         {std::pair{" forward", &weight->forward},
-          std::pair{" dx", &weight->dx}, std::pair{" dw", &weight->dw}}) {
-      timed_.push_back(
-          {product.name + suffix, product.count, plain->shape().flops(), {}});
-    }
-  }
-  constexpr int64_t kLayersBytes = int64_t{2} << 30;
-  for (const auto& weight : weights_) {
-    weight->x = take(weight->forward.a_bytes());
-    weight->y = take(weight->forward.c_bytes());
-    weight->x2 = take(weight->dx.c_bytes());
-    const int64_t turns =
-        std::clamp<int64_t>(kLayersBytes / layer_bytes, 1, weight->count);
-    for (int64_t i = 0; i < turns; ++i) {
-      weight->w.push_back(take(weight->forward.b_bytes()));
-      weight->w2.push_back(take(weight->dw.c_bytes()));
-    }
+    *buffer = *std::move(memory);
+    const DType dtype = sequence_.front().dtype;
+    FillRandom(buffer->data(), dtype, bytes / DTypeBytes(dtype));
   }
 }
 
 double StepProducts::Pass() {
-  std::vector<double> seconds(timed_.size(), 0);
-  const double start = Now();
-  const auto forward = [&](size_t i, int64_t layer) {
-    Weight& w = *weights_[i];
-    const void* const values = w.w[layer % w.w.size()];
-    seconds[3 * i] += SecondsOf([&] { w.forward.Run(w.x, values, w.y); });
+  // The next `bytes` of a buffer, from its beginning again behind its end.
+  const auto next = [](const Buffer& buffer, size_t* at, int64_t bytes) {
+    if (*at + bytes > buffer.bytes()) *at = 0;
+    return static_cast<char*>(buffer.data()) +
+           std::exchange(*at, *at + RoundUp(bytes, 64));
   };
-  const auto backward = [&](size_t i, int64_t layer) {
-    Weight& w = *weights_[i];
-    const size_t turn = layer % w.w.size();
-    seconds[3 * i + 1] += SecondsOf([&] { w.dx.Run(w.y, w.w[turn], w.x2); });
-    seconds[3 * i + 2] += SecondsOf([&] { w.dw.Run(w.y, w.x, w.w2[turn]); });
-  };
-  const size_t head = weights_.size() - 1;
-  const int64_t layers = weights_[0]->count;
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    for (size_t i = 0; i < head; ++i) forward(i, layer);
-  }
-  forward(head, 0);
-  backward(head, 0);
-  for (int64_t layer = layers; layer-- > 0;) {
-    for (size_t i = head; i-- > 0;) backward(i, layer);
-  }
-  const double total = Now() - start;
-  if (warm_) {
-    for (size_t i = 0; i < timed_.size(); ++i) {
-      timed_[i].seconds.push_back(seconds[i]);
+  size_t second = 0, result = 0;
+  return SecondsOf([&] {
+    for (const ProductShape& shape : sequence_) {
+      PlainProduct& product = products_.at(shape);
+      product.Run(first_.data(), next(second_, &second, product.b_bytes()),
+                  next(result_, &result, product.c_bytes()));
     }
-  }
-  warm_ = true;
-  return total;
+  });
 }
 
 }  // namespace zero::bench

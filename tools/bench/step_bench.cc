@@ -122,9 +122,8 @@ struct Seen {
   // Of every measured step.
   std::vector<double> step_ms, exposed_ms, host_ms;
   std::vector<double> forward_ms, backward_ms, optimizer_ms;
-  std::vector<double> limit_ms;               // of the products behind it
-  std::vector<StepProducts::Timed> products;  // likewise, each
-  DType products_dtype = DType::kF32;
+  std::vector<double> limit_ms;  // of the products behind it
+  DType limit_dtype = DType::kF32;
   OpTimes ops;  // of the last turn; of kProfileSteps on a GPU
   CollectiveCount gather, reduce;  // of all `counted_steps`
   double comm_seconds = 0;         // likewise
@@ -179,10 +178,12 @@ class Runner {
     ZERO_RETURN_IF_ERROR(Drain());
     seen_.peak_rss = PeakResidentBytes();
     if (!options_.limit) return absl::OkStatus();
-    const Parameter& table = *session_->model().units()[0]->parameters()[0];
-    products_ = std::make_unique<StepProducts>(
-        device_, case_.config.model, table.stored_shape[0], case_.RankTokens(),
-        case_.config.param_dtype());
+    std::vector<ProductShape> sequence;
+    device_.set_products(&sequence);
+    ZERO_RETURN_IF_ERROR(Step());
+    device_.set_products(nullptr);
+    seen_.limit_dtype = sequence.front().dtype;
+    products_ = std::make_unique<StepProducts>(device_, std::move(sequence));
     products_->Pass();
     return absl::OkStatus();
   }
@@ -210,12 +211,7 @@ class Runner {
 
   absl::Status Finish() {
     if (options_.on_gpu()) ZERO_RETURN_IF_ERROR(Profile());
-    if (products_ == nullptr) {
-      seen_.peak_rss = PeakResidentBytes();
-    } else {
-      seen_.products = products_->timed();
-      seen_.products_dtype = products_->dtype();
-    }
+    if (products_ == nullptr) seen_.peak_rss = PeakResidentBytes();
     seen_.ledger = session_->ledger();
     seen_.predicted_peak = session_->predicted().total_peak_bytes();
     seen_.transient = executor().high_water();
@@ -410,20 +406,6 @@ Json OpsJson(const OpTimes& times, int steps) {
   return ops;
 }
 
-Json LimitJson(const Seen& seen) {
-  Json list = Json::array();
-  for (const StepProducts::Timed& timed : seen.products) {
-    const double seconds = Median(timed.seconds);
-    list.push_back({{"product", timed.name},
-                    {"count", timed.count},
-                    {"ms", seconds * 1e3},
-                    {"gflops", timed.flops * timed.count / seconds * 1e-9}});
-  }
-  return {{"dtype", DTypeName(seen.products_dtype)},
-          {"pass_ms", seen.limit_ms},
-          {"products", list}};
-}
-
 // Bytes: of the rank that holds most, what it took by its own count; and what
 // the device and the process say.
 Json MemoryJson(const Case& one) {
@@ -508,7 +490,10 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
   json.update(MemoryJson(one));
   json.update(CommunicationJson(options, link, one));
   if (options.cases.size() == 1) json["peak_rss_bytes"] = seen.peak_rss / world;
-  if (options.limit) json["limit"] = LimitJson(seen);
+  if (options.limit) {
+    json["limit"] = {{"dtype", DTypeName(seen.limit_dtype)},
+                     {"pass_ms", seen.limit_ms}};
+  }
   return json;
 }
 

@@ -19,6 +19,7 @@ namespace {
 struct Work {
   std::string name;
   double flops = 0;
+  std::vector<ProductShape> products = {};  // with weights
 };
 
 // "embedding_backward" of "EmbeddingBackward", "gelu" of "GeluForward".
@@ -36,27 +37,33 @@ Work WorkOf(absl::string_view op, const Args&) {
   return work;
 }
 
-// Of `num` products of [m, k] and [k, n].
-Work Products(const char* name, int64_t m, int64_t n, int64_t k,
-              Gelu act = Gelu::kNone, int num = 1) {
-  return {absl::StrCat(name, " ", m, "x", n, "x", k,
-                       act == Gelu::kNone ? "" : " gelu"),
-          num * 2.0 * m * n * k};
+Work Products(const char* name, std::vector<ProductShape> products,
+              Gelu act = Gelu::kNone) {
+  const ProductShape& first = products.front();
+  Work work{absl::StrCat(name, " ", first.m, "x", first.n, "x", first.k,
+                         act == Gelu::kNone ? "" : " gelu")};
+  for (const ProductShape& product : products) work.flops += product.flops();
+  work.products = std::move(products);
+  return work;
 }
 Work WorkOf(absl::string_view, const LinearArgs& a) {
-  return Products("linear", a.x.rows, a.w.rows, a.w.cols, a.act);
+  return Products(
+      "linear", {ForwardShape(a.x.rows, a.w.rows, a.w.cols, a.x.dtype)}, a.act);
 }
 Work WorkOf(absl::string_view, const LinearBackwardInputArgs& a) {
-  return Products("linear_dx", a.dy.rows, a.w.cols, a.w.rows, a.act);
+  return Products("linear_dx",
+                  {DxShape(a.dy.rows, a.w.rows, a.w.cols, a.w.dtype)}, a.act);
 }
 Work WorkOf(absl::string_view, const LinearBackwardWeightArgs& a) {
-  return Products("linear_dw", a.dy.cols, a.x.cols, a.dy.rows);
+  return Products("linear_dw",
+                  {DwShape(a.dy.rows, a.dy.cols, a.x.cols, a.x.dtype)});
 }
 Work WorkOf(absl::string_view, const LinearCrossEntropyArgs& a) {
-  const int num =
-      1 + (a.dx.data != nullptr ? 1 : 0) + (a.dw.data != nullptr ? 1 : 0);
-  return Products("linear_cross_entropy", a.x.rows, a.w.rows, a.w.cols,
-                  Gelu::kNone, num);
+  const int64_t m = a.x.rows, out = a.w.rows, in = a.w.cols;
+  std::vector<ProductShape> all = {ForwardShape(m, out, in, a.x.dtype)};
+  if (a.dx.data != nullptr) all.push_back(DxShape(m, out, in, a.x.dtype));
+  if (a.dw.data != nullptr) all.push_back(DwShape(m, out, in, a.x.dtype));
+  return Products("linear_cross_entropy", std::move(all));
 }
 
 // Of one T x T product of all heads, half of it.
@@ -118,6 +125,10 @@ class TimedDevice::TimedOps final : public Ops {
     if constexpr (std::is_same_v<Args, SumRanksArgs>) return run_and_wait();
     if (device_.timing_ == Timing::kOff) return fn();
     const Work work = WorkOf(op, args);
+    if (device_.products_ != nullptr) {
+      device_.products_->insert(device_.products_->end(), work.products.begin(),
+                                work.products.end());
+    }
     if (device_.timing_ == Timing::kWait) {
       const double cpu = Now(CLOCK_THREAD_CPUTIME_ID);
       device_.Count(work.name, work.flops, SecondsOf(run_and_wait));

@@ -12,6 +12,7 @@
 
 #include "kernels/device.h"
 #include "kernels/ops.h"
+#include "tools/bench/products.h"
 
 namespace zero::bench {
 
@@ -42,6 +43,11 @@ class TimedDevice final : public Device {
   TimedDevice(Device& inner, Timing timing);
 
   void set_timing(Timing timing) { timing_ = timing; }
+  // From now on the products of every timed op are added to `products`; null:
+  // to none.
+  void set_products(std::vector<ProductShape>* products) {
+    products_ = products;
+  }
   OpTimes& times();
   // CPU time of the calling thread in kernels that were timed by kWait.
   double cpu_seconds() const { return cpu_seconds_; }
@@ -88,6 +94,7 @@ class TimedDevice final : public Device {
   std::unique_ptr<Ops> ops_;
   OpTimes times_;
   double cpu_seconds_ = 0;
+  std::vector<ProductShape>* products_ = nullptr;
   std::vector<Pending> pending_;
 };
 
