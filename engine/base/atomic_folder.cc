@@ -127,8 +127,8 @@ bool IsLeaving(absl::string_view name) {
   return !ParseLeaving(name).kind.empty();
 }
 
-absl::Status RemoveLeavings(const std::string& folder,
-                            const std::vector<std::string>& names) {
+absl::Status RemoveStaleFiles(const std::string& folder,
+                              const std::vector<std::string>& names) {
   ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> present,
                         ListFolder(folder));
   for (const std::string& name : present) {

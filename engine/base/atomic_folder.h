@@ -18,7 +18,7 @@ namespace zero {
 // after it. Where the file system can exchange two names (renameat2, Linux) a
 // reader never sees anything but a whole folder; elsewhere the earlier one is
 // moved away first, and a crash between the two renames is mended by
-// RemoveLeavings. Destroyed without Commit, it leaves nothing behind.
+// RemoveStaleFiles. Destroyed without Commit, it leaves nothing behind.
 // Threads: one at a time.
 class AtomicFolder {
  public:
@@ -35,7 +35,7 @@ class AtomicFolder {
   const std::string& temp_path() const { return temp_path_; }
 
   // Puts the folder in its place, durably. Nothing may follow. What cannot be
-  // removed of the earlier folder is left for RemoveLeavings.
+  // removed of the earlier folder is left for RemoveStaleFiles.
   // Errors: as FileError; the earlier folder is then where it was. Where only
   //         the last step fails, making the name durable, the new folder is in
   //         its place and the error says so.
@@ -69,8 +69,8 @@ bool IsLeaving(absl::string_view name);
 // process that lives is left alone, except this one: it must have nothing open
 // here.
 // Errors: as FileError.
-absl::Status RemoveLeavings(const std::string& folder,
-                            const std::vector<std::string>& names);
+absl::Status RemoveStaleFiles(const std::string& folder,
+                              const std::vector<std::string>& names);
 
 }  // namespace zero
 

@@ -50,7 +50,7 @@ std::string FolderOf(const std::string& path);
 absl::Status SyncFolder(const std::string& folder);
 
 // "PATH.zero-KIND.PID.N": a name beside `path` that nothing else uses while
-// this process lives. What a crash leaves under such a name, RemoveLeavings
+// this process lives. What a crash leaves under such a name, RemoveStaleFiles
 // (atomic_folder.h) finds; so `kind` is "tmp" or "old".
 std::string NameBeside(const std::string& path, absl::string_view kind);
 

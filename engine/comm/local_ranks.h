@@ -40,9 +40,9 @@ struct LocalRanksOptions {
       wrap;
   // What processes do while they gather; threads of one need not wait long.
   Patience patience;
-  // What all processes of a run must have alike, a line each: they compare
+  // What all processes of a run must have in common, a line each: they compare
   // theirs with rank 0's before they begin.
-  std::vector<std::string> alike;
+  std::vector<std::string> must_match;
   // Called where a rank hangs: after an error of another one it did not come
   // back within local.timeout, or it is the one for which that other waited
   // in vain. A thread can not be ended from outside, so this should end the

@@ -38,7 +38,7 @@ class NcclTransport final : public Transport {
 
   absl::Status Connect(int index, Rank* rank) override {
     rank->kind = kind_ + ",";
-    ZERO_ASSIGN_OR_RETURN(std::function<absl::Duration()> watch_asks_for,
+    ZERO_ASSIGN_OR_RETURN(std::function<absl::Duration()> watch_in_driver,
                           ConnectNccl(store_,
                                       {.rank = index,
                                        .world = world(),
@@ -50,7 +50,7 @@ class NcclTransport final : public Transport {
       return Agree(index, absl::StrCat(name, " #", ++num_met), yes);
     };
     std::lock_guard<std::mutex> lock(mutex_);
-    watches_[index] = std::move(watch_asks_for);
+    watches_[index] = std::move(watch_in_driver);
     return absl::OkStatus();
   }
 
@@ -155,11 +155,11 @@ class NcclTransport final : public Transport {
   std::map<int, std::function<absl::Duration()>> watches_;
 };
 
-// Rank 0 says what all must have, the others compare.
-absl::Status CheckAlike(Store& store, int rank,
-                        const std::vector<std::string>& own,
-                        absl::Duration timeout, const Patience& patience) {
-  constexpr char kKey[] = "alike";
+// Rank 0 publishes what all ranks must have in common; the others compare.
+absl::Status CheckMatches(Store& store, int rank,
+                          const std::vector<std::string>& own,
+                          absl::Duration timeout, const Patience& patience) {
+  constexpr char kKey[] = "must match";
   if (rank == 0) return store.Put(kKey, absl::StrJoin(own, "\n"));
   const absl::StatusOr<std::string> text = Await(
       store, kKey, absl::StrCat("nccl: rank ", rank, ": the config of rank 0"),
@@ -218,10 +218,10 @@ absl::Status RunNcclProcess(const Launch& launch,
       std::shared_ptr<Store> store,
       TcpStore::Connect(launch.store, launch.rank, launch.world, timeout,
                         options.patience));
-  std::vector<std::string> alike = options.alike;
-  alike.push_back(version);
+  std::vector<std::string> must_match = options.must_match;
+  must_match.push_back(version);
   ZERO_RETURN_IF_ERROR(
-      CheckAlike(*store, launch.rank, alike, timeout, options.patience));
+      CheckMatches(*store, launch.rank, must_match, timeout, options.patience));
   // One process speaks for all that wait.
   const std::string where =
       launch.rank == 0 ? AddressText(launch.store) : std::string();

@@ -35,7 +35,7 @@ absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
 // timeout after another one failed, or is the one for which that waited, or
 // whose watch CUDA does not let go on.
 // Errors: besides those of ranks: InvalidArgument where this process has
-//         another of options.alike than rank 0's, or is of another world;
+//         another of options.must_match than rank 0's, or is of another world;
 //         Cancelled where options.patience ends before all ranks are connected.
 absl::Status RunNcclProcess(const Launch& launch,
                             const LocalRanksOptions& options,

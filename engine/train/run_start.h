@@ -1,4 +1,5 @@
-// What all ranks of a process need alike before a run.
+// What the ranks of a process share before a run: data, and the measured
+// device.
 #ifndef ZERO_ENGINE_TRAIN_RUN_START_H_
 #define ZERO_ENGINE_TRAIN_RUN_START_H_
 

@@ -26,9 +26,9 @@ absl::Status OfBackend(const absl::Status& status) {
       status.code(), absl::StrCat("communication.backend: ", status.message()));
 }
 
-// What all processes must have alike, a line each. Texts are left out: files
-// may lie elsewhere on every machine.
-std::vector<std::string> Alike(const Config& config) {
+// What all processes must have in common, a line each. Texts are left out:
+// files may lie elsewhere on every machine.
+std::vector<std::string> MustMatch(const Config& config) {
   std::vector<std::string> lines = {kVersion};
   for (const KeySpec& key : AllKeys()) {
     if (key.get == nullptr || key.kind == KeyKind::kString ||
@@ -174,7 +174,7 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
     return OpenDevice(options, rank, config.device.cuda);
   };
   if (options.launch.has_value()) {
-    placed.alike = Alike(config);
+    placed.must_match = MustMatch(config);
     return RunNcclProcess(*options.launch, placed, open, body);
   }
   return nccl ? RunNcclRanks(options.ranks, placed, open, body)

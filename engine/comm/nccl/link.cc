@@ -197,7 +197,7 @@ absl::Status NcclLink::AddChannel(Channel channel, const InitFn& init) {
   if (IsNcclError(result)) return failed(ErrorText(result));
   result = AwaitNccl(added, absl::Now() + timeout_);
   if (result == ncclSuccess) return absl::OkStatus();
-  if (IsNcclError(result)) return Hear(failed(ErrorText(result)));
+  if (IsNcclError(result)) return AwaitCause(failed(ErrorText(result)));
   ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
   return failed(absl::StrCat("NCCL was not ready within ",
                              absl::FormatDuration(timeout_),
@@ -269,7 +269,7 @@ bool NcclLink::Launch(NcclChannel& channel, Stream& stream,
   // waits for peers.
   if (begun) result = AwaitNccl(channel, absl::Now() + timeout_);
   if (IsNcclError(result)) {
-    Fail(Hear(absl::UnavailableError(absl::StrCat(
+    Fail(AwaitCause(absl::UnavailableError(absl::StrCat(
         "nccl: rank ", rank_, begun ? " failed at " : " could not begin ",
         call.mark.TextIn(channel.name), ": ", ErrorText(result)))));
   } else if (result == ncclInProgress) {
@@ -371,8 +371,9 @@ std::string NcclLink::Inside() const {
   return text;
 }
 
-// What NCCL notices may be the echo of what another rank is about to tell.
-absl::Status NcclLink::Hear(const absl::Status& own) {
+// Waits a moment for the failure that another rank publishes: what NCCL reports
+// here, `own`, may only be its consequence.
+absl::Status NcclLink::AwaitCause(const absl::Status& own) {
   const absl::Time deadline =
       absl::Now() + std::min(timeout_ / 4, absl::Seconds(1));
   while (absl::Now() < deadline) {
@@ -406,23 +407,24 @@ void NcclLink::FailLate(const NcclChannel& channel,
 
 // ---- The watch ------------------------------------------------------------
 
-// While it lives the watch asks CUDA or NCCL. Either may wait for a lock of the
-// driver, and the driver for a GPU: for ever, in the worst case.
-class NcclLink::Asking {
+// While one exists the watch is inside a call of CUDA or NCCL, which may wait
+// for a lock of the driver, and the driver for a GPU: forever, in the worst
+// case.
+class NcclLink::DriverCall {
  public:
-  explicit Asking(std::atomic<int64_t>& since) : since_(since) {
+  explicit DriverCall(std::atomic<int64_t>& since) : since_(since) {
     since_ = absl::ToUnixNanos(absl::Now());
   }
-  ~Asking() { since_ = 0; }
-  Asking(const Asking&) = delete;
+  ~DriverCall() { since_ = 0; }
+  DriverCall(const DriverCall&) = delete;
 
  private:
   std::atomic<int64_t>& since_;
 };
 
-std::function<absl::Duration()> NcclLink::watch_asks_for() const {
-  return [asks_since = asks_since_] {
-    const int64_t since = *asks_since;
+std::function<absl::Duration()> NcclLink::watch_in_driver() const {
+  return [in_driver_since = in_driver_since_] {
+    const int64_t since = *in_driver_since;
     return since == 0 ? absl::ZeroDuration()
                       : absl::Now() - absl::FromUnixNanos(since);
   };
@@ -435,25 +437,25 @@ void NcclLink::Watch() {
   while (!close_.wait_for(lock, period, [this] { return closing_; })) {
     if (!failure_.ok()) return;
     lock.unlock();
-    const absl::Status seen = CatchExceptions([this] { return Look(); });
+    const absl::Status seen = CatchExceptions([this] { return Poll(); });
     if (!seen.ok()) Fail(seen);
     lock.lock();
   }
 }
 
-absl::Status NcclLink::Look() {
+absl::Status NcclLink::Poll() {
   ZERO_RETURN_IF_ERROR(StoredFailure(*store_));
-  ZERO_RETURN_IF_ERROR(LookAtErrors());
-  LookAtTimes();
-  TellProgress();
+  ZERO_RETURN_IF_ERROR(CheckErrors());
+  CheckTimeouts();
+  PublishProgress();
   return absl::OkStatus();
 }
 
-absl::Status NcclLink::LookAtErrors() {
+absl::Status NcclLink::CheckErrors() {
   ncclResult_t state = ncclSuccess;
   const NcclChannel* failed = nullptr;
   {
-    const Asking asking(*asks_since_);
+    const DriverCall call(*in_driver_since_);
     std::lock_guard<std::mutex> lock(calls_);
     for (const auto& channel : channels_) {
       if (IsNcclError(state)) break;
@@ -468,15 +470,15 @@ absl::Status NcclLink::LookAtErrors() {
     const CollectiveMark* const current = failed->Current();
     if (current != nullptr) where = current->TextIn(failed->name);
   }
-  return Hear(absl::UnavailableError(absl::StrCat(
+  return AwaitCause(absl::UnavailableError(absl::StrCat(
       "nccl: rank ", rank_, " failed in ", where, ": ", ErrorText(state))));
 }
 
-void NcclLink::LookAtTimes() {
+void NcclLink::CheckTimeouts() {
   const NcclChannel* late_channel = nullptr;
   CollectiveMark late;
   for (const auto& channel : channels_) {
-    NcclCall* const first = FirstFlying(*channel);
+    NcclCall* const first = FirstInFlight(*channel);
     if (first == nullptr) continue;
     if (first->begun == absl::InfiniteFuture() && HasPassed(*first->begin)) {
       first->begun = absl::Now();
@@ -491,7 +493,7 @@ void NcclLink::LookAtTimes() {
   }
   if (late_channel == nullptr) return;
   told_ = absl::InfinitePast();
-  TellProgress();
+  PublishProgress();
   // Others that wait as long say the same at the same time.
   absl::SleepFor(WatchPeriod(timeout_));
   FailLate(*late_channel, late);
@@ -499,14 +501,14 @@ void NcclLink::LookAtTimes() {
 
 // REQUIRES: state_ is free: launches need it, and must not wait as well.
 bool NcclLink::HasPassed(const Event& event) {
-  const Asking asking(*asks_since_);
+  const DriverCall call(*in_driver_since_);
   return event.IsDone();
 }
 
 // The oldest that has not ended; those before it are taken away. Null: none.
 // It stays where it is until the watch takes it away: what is added to a deque
 // moves nothing.
-NcclCall* NcclLink::FirstFlying(NcclChannel& channel) {
+NcclCall* NcclLink::FirstInFlight(NcclChannel& channel) {
   while (true) {
     NcclCall* first = nullptr;
     {
@@ -525,7 +527,7 @@ NcclCall* NcclLink::FirstFlying(NcclChannel& channel) {
 }
 
 // For the words of others, should they wait for this rank.
-void NcclLink::TellProgress() {
+void NcclLink::PublishProgress() {
   if (absl::Now() - told_ < std::min(timeout_ / 4, absl::Seconds(1))) return;
   std::string text;
   {

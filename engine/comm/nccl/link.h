@@ -80,7 +80,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   // Of that failure; whoever keeps the store may be one of them, and gone.
   std::vector<int> missing() const;
   // See ConnectNccl.
-  std::function<absl::Duration()> watch_asks_for() const;
+  std::function<absl::Duration()> watch_in_driver() const;
 
  private:
   NcclLink(std::shared_ptr<Store> store, cuda::CudaDevice& device,
@@ -99,15 +99,15 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   std::unique_ptr<Event> TakeEvent();
 
   // The watch.
-  class Asking;
+  class DriverCall;
   void Watch();
-  absl::Status Look();
-  absl::Status LookAtErrors();
-  void LookAtTimes();
+  absl::Status Poll();
+  absl::Status CheckErrors();
+  void CheckTimeouts();
   bool HasPassed(const Event& event);
-  NcclCall* FirstFlying(NcclChannel& channel);
-  void TellProgress();
-  absl::Status Hear(const absl::Status& own);
+  NcclCall* FirstInFlight(NcclChannel& channel);
+  void PublishProgress();
+  absl::Status AwaitCause(const absl::Status& own);
   void Latch(const absl::Status& status, const std::vector<int>& missing);
   void AbortAll();
   void FailLate(const NcclChannel& channel, const CollectiveMark& call);
@@ -138,8 +138,9 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
 
   absl::Time told_ = absl::InfinitePast();  // the watch's own
   std::string progress_;
-  // Since when the watch asks CUDA or NCCL, by ToUnixNanos; 0: it does not.
-  const std::shared_ptr<std::atomic<int64_t>> asks_since_ =
+  // Since when the watch is inside a call of CUDA or NCCL, by ToUnixNanos; 0:
+  // it is not.
+  const std::shared_ptr<std::atomic<int64_t>> in_driver_since_ =
       std::make_shared<std::atomic<int64_t>>(0);
   std::thread watch_;
 };

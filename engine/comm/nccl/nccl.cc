@@ -92,7 +92,7 @@ absl::StatusOr<std::function<absl::Duration()>> ConnectNccl(
   absl::StrAppend(&rank->kind, " ", OnGpus(link->num_gpus()));
   rank->sharers = link->num_sharers();
   rank->missing = [link] { return link->missing(); };
-  return link->watch_asks_for();
+  return link->watch_in_driver();
 }
 
 }  // namespace zero

@@ -118,7 +118,7 @@ TEST(AtomicFolderTest, ACrashAfterAnyStepLosesNothing) {
         EXPECT_THAT(TextOf(path), ::testing::AnyOf("old", "new"));
       }
       const std::string before = PathExists(path) ? TextOf(path) : "old";
-      ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
+      ASSERT_TRUE(RemoveStaleFiles(dir.path(), {"final"}).ok());
       EXPECT_EQ(TextOf(path), before);
       EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("final"));
     }
@@ -176,7 +176,7 @@ int DeadProcess() {
   return child;
 }
 
-TEST(RemoveLeavingsTest, TakesWhatTheDeadLeftAndNothingElse) {
+TEST(RemoveStaleFilesTest, TakesWhatTheDeadLeftAndNothingElse) {
   TempDir dir;
   const int dead = DeadProcess();
   dir.Write(absl::StrCat("summary.json.zero-tmp.", dead, ".0"), "half");
@@ -194,7 +194,7 @@ TEST(RemoveLeavingsTest, TakesWhatTheDeadLeftAndNothingElse) {
                                 "final.zero-new.1.2",
                                 absl::StrCat("report.zero-tmp.", dead, ".3")};
   for (const std::string& name : theirs) dir.Write(name + "/x", "a user's");
-  ASSERT_TRUE(RemoveLeavings(dir.path(), {"summary.json", "final"}).ok());
+  ASSERT_TRUE(RemoveStaleFiles(dir.path(), {"summary.json", "final"}).ok());
   std::vector<std::string> want(std::begin(theirs), std::end(theirs));
   want.push_back("final");
   want.push_back(absl::StrCat("final.zero-tmp.", ::getppid(), ".0"));
@@ -203,21 +203,21 @@ TEST(RemoveLeavingsTest, TakesWhatTheDeadLeftAndNothingElse) {
   EXPECT_EQ(dir.Read("final/config.json"), "kept");
 }
 
-TEST(RemoveLeavingsTest, AFolderThatWasMovedAwayComesBack) {
+TEST(RemoveStaleFilesTest, AFolderThatWasMovedAwayComesBack) {
   TempDir dir;
   const int dead = DeadProcess();
   Fill(dir.File(absl::StrCat("final.zero-old.", dead, ".4")), "old");
   Fill(dir.File(absl::StrCat("final.zero-tmp.", dead, ".3")), "new");
-  ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
+  ASSERT_TRUE(RemoveStaleFiles(dir.path(), {"final"}).ok());
   EXPECT_THAT(ListFolder(dir.path()).value(), ElementsAre("final"));
   EXPECT_EQ(TextOf(dir.File("final")), "old");
 }
 
-TEST(RemoveLeavingsTest, AMissingFolderIsNotFound) {
+TEST(RemoveStaleFilesTest, AMissingFolderIsNotFound) {
   TempDir dir;
-  EXPECT_EQ(RemoveLeavings(dir.File("nope"), {}).code(),
+  EXPECT_EQ(RemoveStaleFiles(dir.File("nope"), {}).code(),
             absl::StatusCode::kNotFound);
-  ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
+  ASSERT_TRUE(RemoveStaleFiles(dir.path(), {"final"}).ok());
   EXPECT_THAT(ListFolder(dir.path()).value(), IsEmpty());
 }
 

@@ -354,7 +354,7 @@ TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
     ASSERT_TRUE(WIFSIGNALED(result));
     EXPECT_EQ(dir.Count(), 2);
     EXPECT_EQ(*Load(dir.File("final"), config), values);
-    ASSERT_TRUE(RemoveLeavings(dir.path(), {"final"}).ok());
+    ASSERT_TRUE(RemoveStaleFiles(dir.path(), {"final"}).ok());
     EXPECT_EQ(dir.Count(), 1);
     EXPECT_EQ(*Load(dir.File("final"), config), values);
   }

@@ -815,7 +815,8 @@ TEST_F(NcclTest, AProcessWithAnotherConfigEndsAll) {
       {LaunchOf(0, 2, port.number()), LaunchOf(1, 2, port.number())},
       [&](int rank) {
         LocalRanksOptions options = Options(absl::Seconds(20));
-        options.alike = {"zero", absl::StrCat("training.steps: ", 3 + rank)};
+        options.must_match = {"zero",
+                              absl::StrCat("training.steps: ", 3 + rank)};
         return options;
       },
       AddRanks);
