@@ -1,24 +1,40 @@
 #include "engine/data/tokenizer.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <unordered_map>
 #include <utility>
 
+// The library gives std::string_view a name in a namespace absl of its own,
+// which cannot meet Abseil's in one source file.
+#define absl sentencepiece_absl
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+#undef absl
+
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "engine/base/file.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "engine/base/utf8.h"
-#include "engine/data/sentencepiece_model.h"
 #include "engine/data/token_file.h"
 #include "kernels/check.h"
+
+// Exported by the library, but declared in no installed header.
+namespace sentencepiece::logging {
+void SetMinLogLevel(int level);
+}  // namespace sentencepiece::logging
 
 namespace zero {
 namespace {
 
+using sentencepiece::SentencePieceProcessor;
+
 constexpr char kReplacement[] = "\xEF\xBF\xBD";  // U+FFFD
+constexpr char kSpaceMark[] = "\xE2\x96\x81";    // U+2581, the visible space
 constexpr size_t kLongestTrainingLine = 4000;    // SentencePiece skips > 4192
 
 class ByteTokenizer : public Tokenizer {
@@ -46,20 +62,28 @@ class ByteTokenizer : public Tokenizer {
   }
 };
 
+// What went wrong comes back as a status; the library's log would repeat it.
+void SilenceLibrary() { sentencepiece::logging::SetMinLogLevel(/*fatal=*/3); }
+
+// "Internal: file.cc(12) [condition] words" -> "words".
+std::string Words(const sentencepiece::util::Status& status) {
+  const std::string message = status.ToString();
+  const size_t bracket = message.rfind("] ");
+  return bracket == std::string::npos ? message : message.substr(bracket + 2);
+}
+
 class SentencePieceTokenizer : public Tokenizer {
  public:
   SentencePieceTokenizer(std::string path,
-                         std::unique_ptr<SentencePieceModel> model)
+                         std::unique_ptr<SentencePieceProcessor> model)
       : path_(std::move(path)), model_(std::move(model)) {
-    model_->Encode("\n", 1, &line_break_);
-    std::vector<int> ids;
-    model_->Encode("a", 1, &ids);
+    line_break_ = model_->EncodeAsIds("\n");
     std::string bytes;
-    for (const int id : ids) bytes += model_->PieceBytes(id);
+    for (const int id : model_->EncodeAsIds("a")) bytes += TokenBytes(id);
     adds_space_ = absl::StartsWith(bytes, " ");
   }
 
-  int64_t vocab_size() const override { return model_->size(); }
+  int64_t vocab_size() const override { return model_->GetPieceSize(); }
   int32_t eot_id() const override { return model_->eos_id(); }
   std::string name() const override {
     return absl::StrCat("sentencepiece:", path_);
@@ -69,15 +93,15 @@ class SentencePieceTokenizer : public Tokenizer {
   void Encode(absl::string_view text, bool continues,
               std::vector<int32_t>* ids) const override {
     if (text.empty()) return;
-    std::vector<int> pieces;
     if (!continues || !adds_space_) {
-      model_->Encode(text.data(), text.size(), &pieces);
+      const std::vector<int> pieces =
+          model_->EncodeAsIds({text.data(), text.size()});
       ids->insert(ids->end(), pieces.begin(), pieces.end());
       return;
     }
     // The space goes before the line break, which is then cut off again.
-    const std::string marked = absl::StrCat("\n", text);
-    model_->Encode(marked.data(), marked.size(), &pieces);
+    const std::vector<int> pieces =
+        model_->EncodeAsIds(absl::StrCat("\n", text));
     const bool is_marked =
         pieces.size() >= line_break_.size() &&
         std::equal(line_break_.begin(), line_break_.end(), pieces.begin());
@@ -87,8 +111,15 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
   std::string TokenBytes(int32_t id) const override {
-    if (id < 0 || id >= model_->size()) return kReplacement;
-    return model_->PieceBytes(id);
+    if (id < 0 || id >= model_->GetPieceSize()) return kReplacement;
+    if (model_->IsControl(id)) return "";
+    if (model_->IsUnknown(id)) return model_->DecodeIds({id});
+    const std::string& piece = model_->IdToPiece(id);
+    if (model_->IsByte(id) && piece.size() == 6) {  // "<0x0A>"
+      return std::string(
+          1, static_cast<char>(std::strtol(piece.c_str() + 3, nullptr, 16)));
+    }
+    return absl::StrReplaceAll(piece, {{kSpaceMark, " "}});
   }
 
   std::string Decode(absl::Span<const int32_t> ids) const override {
@@ -96,33 +127,38 @@ class SentencePieceTokenizer : public Tokenizer {
     std::string text;
     std::vector<int> known;
     for (const int32_t id : ids) {
-      if (0 <= id && id < model_->size()) {
+      if (0 <= id && id < model_->GetPieceSize()) {
         known.push_back(id);
         continue;
       }
-      absl::StrAppend(&text, model_->Decode(known), kReplacement);
+      absl::StrAppend(&text, model_->DecodeIds(known), kReplacement);
       known.clear();
     }
-    absl::StrAppend(&text, model_->Decode(known));
+    absl::StrAppend(&text, model_->DecodeIds(known));
     return text;
   }
 
  private:
   std::string path_;
-  std::unique_ptr<SentencePieceModel> model_;
+  std::unique_ptr<SentencePieceProcessor> model_;
   std::vector<int> line_break_;  // ids of "\n" at the start of a text
   bool adds_space_ = false;      // a text begins with a space of the model's
 };
 
 // The lines of text files, cut to what the trainer takes; every `keep`-th.
-class LineReader {
+class LineReader : public sentencepiece::SentenceIterator {
  public:
-  LineReader(std::vector<MappedFile> files, int64_t keep)
-      : files_(std::move(files)), keep_(keep) {}
+  LineReader(const std::vector<MappedFile>& files, int64_t keep)
+      : files_(files), keep_(keep) {
+    Next();
+  }
 
-  bool Next(std::string* line) {
-    for (;;) {
-      if (file_ == files_.size()) return false;
+  bool done() const override { return file_ == files_.size(); }
+  const std::string& value() const override { return line_; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+  void Next() override {
+    while (!done()) {
       const absl::string_view text(
           reinterpret_cast<const char*>(files_[file_].data()),
           static_cast<size_t>(files_[file_].size()));
@@ -131,11 +167,9 @@ class LineReader {
         at_ = 0;
         continue;
       }
-      const absl::string_view piece = TakeLine(text);
-      const bool usable = !piece.empty() && !absl::StrContains(piece, '\0');
-      if (!usable || count_++ % keep_ != 0) continue;
-      line->assign(piece.data(), piece.size());
-      return true;
+      line_ = std::string(TakeLine(text));
+      const bool usable = !line_.empty() && !absl::StrContains(line_, '\0');
+      if (usable && count_++ % keep_ == 0) return;
     }
   }
 
@@ -150,11 +184,12 @@ class LineReader {
     return line;
   }
 
-  std::vector<MappedFile> files_;
+  const std::vector<MappedFile>& files_;
   int64_t keep_;
   size_t file_ = 0;
   size_t at_ = 0;
   int64_t count_ = 0;
+  std::string line_;
 };
 
 absl::Status CheckTraining(const SentencePieceTraining& options) {
@@ -179,21 +214,18 @@ absl::Status CheckTraining(const SentencePieceTraining& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-std::unique_ptr<Tokenizer> MakeByteTokenizer() {
-  return std::make_unique<ByteTokenizer>();
-}
-
+// Reads a SentencePiece model.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenSentencePiece(
     const std::string& path) {
   ZERO_ASSIGN_OR_RETURN(const std::string serialized, ReadFile(path));
-  std::string error;
-  auto model = SentencePieceModel::Parse(serialized, &error);
-  if (serialized.empty() || model == nullptr || model->size() == 0) {
+  SilenceLibrary();
+  auto model = std::make_unique<SentencePieceProcessor>();
+  auto status = model->LoadFromSerializedProto(serialized);
+  if (status.ok()) status = model->status();
+  if (serialized.empty() || !status.ok() || model->GetPieceSize() == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path, "' is not a SentencePiece model",
-                     error.empty() ? "" : absl::StrCat(" (", error, ")"),
+                     status.ok() ? "" : absl::StrCat(" (", Words(status), ")"),
                      "; expected a .model from spm_train or zero tokenize "
                      "--train-sentencepiece"));
   }
@@ -205,6 +237,12 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenSentencePiece(
   }
   return std::unique_ptr<Tokenizer>(
       std::make_unique<SentencePieceTokenizer>(path, std::move(model)));
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> MakeByteTokenizer() {
+  return std::make_unique<ByteTokenizer>();
 }
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
@@ -231,7 +269,6 @@ absl::Status TrainSentencePiece(const SentencePieceTraining& options) {
   ZERO_RETURN_IF_ERROR(CheckTraining(options));
   ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(options.model_prefix)));
   ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(options.inputs));
-  const size_t num_files = text.files.size();
   LineReader lines(text.files,
                    CeilDiv(text.total_bytes, options.max_input_bytes));
   const std::unordered_map<std::string, std::string> arguments = {
@@ -251,14 +288,16 @@ absl::Status TrainSentencePiece(const SentencePieceTraining& options) {
       {"bos_id", "-1"},
       {"pad_id", "-1"},
   };
-  std::string error;
-  const std::string model = TrainSentencePieceModel(
-      arguments, [&](std::string* line) { return lines.Next(line); }, &error);
-  if (model.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("training SentencePiece on ", text.total_bytes, " bytes (",
-                     num_files, num_files == 1 ? " file" : " files",
-                     "), vocabulary ", options.vocab_size, ": ", error));
+  SilenceLibrary();
+  std::string model;
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train(arguments, &lines, &model);
+  if (!status.ok()) {
+    const size_t num_files = text.files.size();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "training SentencePiece on ", text.total_bytes, " bytes (", num_files,
+        num_files == 1 ? " file" : " files", "), vocabulary ",
+        options.vocab_size, ": ", Words(status)));
   }
   return WriteFileAtomically(options.model_prefix + ".model", model);
 }

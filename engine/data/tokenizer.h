@@ -55,15 +55,11 @@ class Tokenizer {
 // Bytes as ids, 256 = end of text. Any byte string survives the round trip.
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 
-// Reads a SentencePiece model.
-// Errors: NotFound, InvalidArgument when the file is not a SentencePiece model
-//         or has no end-of-sentence token.
-absl::StatusOr<std::unique_ptr<Tokenizer>> OpenSentencePiece(
-    const std::string& path);
-
 // "bytes", or the path of a SentencePiece model ("sentencepiece:" in front is
 // allowed).
-// Errors: InvalidArgument naming what is possible, e.g. for tokenizer.json.
+// Errors: NotFound; InvalidArgument when the file is no SentencePiece model or
+//         has no end-of-sentence token, or naming what is possible, e.g. for
+//         tokenizer.json.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
     const std::string& spec);
 

@@ -5,7 +5,11 @@
 
 #include <random>
 
-#include "engine/data/sentencepiece_model.h"
+// The library's namespace absl is not Abseil's.
+#define absl sentencepiece_absl
+#include <sentencepiece_trainer.h>
+#undef absl
+
 #include "engine/data/token_file.h"
 #include "tests/support/temp_dir.h"
 
@@ -136,17 +140,16 @@ TEST_F(TokenizeTest, SentencePieceTokensDecodeToTheText) {
 // SentencePiece's default normalizer turns line breaks into spaces.
 TEST_F(TokenizeTest, ATokenizerThatChangesTheTextIsRefusedUnlessAllowed) {
   dir_.Write("a.txt", "the rank\nreduces\n");
-  int num_lines = 0;
-  std::string error;
-  dir_.Write("lossy.model",
-             TrainSentencePieceModel(
-                 {{"vocab_size", "30"}, {"hard_vocab_limit", "false"}},
-                 [&](std::string* line) {
-                   *line = "the rank reduces the shard";
-                   return num_lines++ < 100;
-                 },
-                 &error));
-  ASSERT_EQ(error, "");
+  std::string lines, model;
+  for (int i = 0; i < 100; ++i) lines += "the rank reduces the shard\n";
+  dir_.Write("lines.txt", lines);
+  ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train(
+                  {{"input", dir_.File("lines.txt")},
+                   {"vocab_size", "30"},
+                   {"hard_vocab_limit", "false"}},
+                  nullptr, &model)
+                  .ok());
+  dir_.Write("lossy.model", model);
   TokenizeOptions options = Options();
   options.tokenizer = dir_.File("lossy.model");
   EXPECT_THAT(ErrorOf(options), HasSubstr("changes the text: \"Two  spaces,"));

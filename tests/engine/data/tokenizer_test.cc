@@ -5,7 +5,11 @@
 
 #include <random>
 
-#include "engine/data/sentencepiece_model.h"
+// The library's namespace absl is not Abseil's.
+#define absl sentencepiece_absl
+#include <sentencepiece_trainer.h>
+#undef absl
+
 #include "engine/data/token_file.h"
 #include "tests/support/temp_dir.h"
 
@@ -119,22 +123,18 @@ TEST_F(SentencePieceTest, PiecesCutAfterLineBreaksGiveTheIdsOfTheWhole) {
 
 // Llama's models begin every text with a space of their own.
 TEST_F(SentencePieceTest, OnlyTheFirstPieceGetsTheModelsOwnSpace) {
-  std::vector<std::string> lines(200, "the rank reduces the shard");
-  size_t next = 0;
-  std::string error;
-  const std::string model = TrainSentencePieceModel(
-      {{"model_type", "bpe"},
-       {"vocab_size", "290"},
-       {"byte_fallback", "true"},
-       {"normalization_rule_name", "identity"},
-       {"remove_extra_whitespaces", "false"}},
-      [&](std::string* line) {
-        if (next == lines.size()) return false;
-        *line = lines[next++];
-        return true;
-      },
-      &error);
-  ASSERT_EQ(error, "");
+  std::string lines, model;
+  for (int i = 0; i < 200; ++i) lines += "the rank reduces the shard\n";
+  dir_->Write("lines.txt", lines);
+  ASSERT_TRUE(sentencepiece::SentencePieceTrainer::Train(
+                  {{"input", dir_->File("lines.txt")},
+                   {"model_type", "bpe"},
+                   {"vocab_size", "290"},
+                   {"byte_fallback", "true"},
+                   {"normalization_rule_name", "identity"},
+                   {"remove_extra_whitespaces", "false"}},
+                  nullptr, &model)
+                  .ok());
   dir_->Write("space.model", model);
   const auto tokenizer = OpenTokenizer(dir_->File("space.model")).value();
   EXPECT_EQ(tokenizer->TokenBytes(tokenizer->Encode("rank")[0])[0], ' ');
