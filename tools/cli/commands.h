@@ -55,7 +55,8 @@ struct RunOptions {
 // Declares them; `config_required` says whether CONFIG may be left out.
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
-// The config file with --set and --model applied.
+// The config file with --set and --model applied. Without one, --model alone is
+// enough for a command to which the rest of a config does not matter.
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                                            MissingFiles missing_files);
 

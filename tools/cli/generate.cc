@@ -1,20 +1,19 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <limits>
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
+#include "engine/config/keys.h"
 #include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
 #include "engine/train/console.h"
 #include "engine/train/generator.h"
 #include "engine/train/run_data.h"
-#include "models/catalog.h"
-#include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 #include "tools/cli/model_tools.h"
 #include "tools/cli/signals.h"
@@ -47,33 +46,11 @@ absl::Status CheckPrompt(const Config& config, int64_t prompt_length,
           : ""));
 }
 
-// A model folder alone is enough: the rest of a config does not matter here.
-absl::StatusOr<LoadedConfig> LoadModelOnly(const RunOptions& options) {
-  const auto catalog = MakeModelCatalog();
-  LoadOptions load;
-  load.overrides = options.sets;
-  load.catalog = catalog.get();
-  load.missing_files = MissingFiles::kIgnored;
-  load.model_dir = options.model_dir;
-  ZERO_ASSIGN_OR_RETURN(const ModelConfig model,
-                        catalog->Pretrained(options.model_dir));
-  const int64_t context =
-      std::min<int64_t>(model.max_position_embeddings, 1024);
-  return ParseConfig(
-      absl::StrCat("{\"train_batch_size\": 1, \"training\": {\"steps\": 1}, "
-                   "\"data\": {\"tokenizer\": \"none\", \"sequence_length\": ",
-                   context, "}}"),
-      "generate", load);
-}
-
 absl::Status Run(GenerateFlags flags) {
   const std::atomic<bool>* stop = InstallStopSignals();
-  absl::StatusOr<LoadedConfig> loaded =
-      flags.run.config.empty()
-          ? LoadModelOnly(flags.run)
-          : LoadTrainedConfig(&flags.run, MissingFiles::kIgnored);
-  if (!loaded.ok()) return loaded.status();
-  const Config& config = loaded->config;
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadTrainedConfig(&flags.run, MissingFiles::kIgnored));
+  const Config& config = loaded.config;
   std::string spec =
       flags.tokenizer.empty() ? config.data.tokenizer : flags.tokenizer;
   if (spec == "none") {
@@ -126,6 +103,22 @@ absl::Status Run(GenerateFlags flags) {
                       : absl::OkStatus();
 }
 
+// Takes the numbers that the config's key `path` takes. The empty description
+// keeps the help text as it is.
+CLI::Validator NumberOf(const char* path) {
+  const auto check = [key = FindKey(path)](const std::string& text) {
+    JsonNode node = {.kind = JsonKind::kNumber, .text = text};
+    node.is_integer = absl::SimpleAtoi(text, &node.integer);
+    KeyValue value;
+    std::string error;
+    return absl::SimpleAtod(text, &node.number) &&
+                   ReadValue(*key, node, &value, &error)
+               ? std::string()
+               : absl::StrCat("\"", text, "\" is not ", Wanted(*key));
+  };
+  return CLI::Validator(check, "");
+}
+
 }  // namespace
 
 Command AddGenerate(CLI::App& app) {
@@ -144,20 +137,19 @@ Command AddGenerate(CLI::App& app) {
   app.add_option("--prompt", flags->prompt, "text to continue");
   app.add_option("--tokens", flags->tokens, "tokens to sample")
       ->capture_default_str()
-      ->check(WholeNumber(1, int64_t{1} << 40));
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--temperature", flags->temperature, "0: most likely token")
       ->capture_default_str()
-      ->check(Number(0));
+      ->check(NumberOf("training.sample.temperature"));
   app.add_option("--top-k", flags->top_k,
                  "sample from the k most likely; 0: all")
       ->capture_default_str()
-      ->check(WholeNumber(0));
+      ->check(NumberOf("training.sample.top_k"));
   app.add_option("--top-p", flags->top_p, "nucleus sampling; 1: off")
       ->capture_default_str()
-      ->check(NumberAbove(0, 1));
+      ->check(NumberOf("training.sample.top_p"));
   app.add_option("--seed", flags->seed, "same seed, same text")
-      ->capture_default_str()
-      ->check(WholeNumber(std::numeric_limits<int64_t>::lowest()));
+      ->capture_default_str();
   return [flags] { return Run(*flags); };
 }
 

@@ -13,7 +13,6 @@
 #include "models/catalog.h"
 #include "models/registry.h"
 #include "nlohmann/json.hpp"
-#include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -120,7 +119,7 @@ Command AddModels(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
   app.add_option("--sequence-length", *length, "T of FLOP per token")
       ->capture_default_str()
-      ->check(WholeNumber(1));
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   app.add_flag("--json", *json, "one JSON object per line");
   return [length, json] { return Models(*length, *json); };
 }
@@ -145,7 +144,7 @@ Command AddDevices(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
   app.add_option("--threads", options->threads,
                  "compute threads (default: all cores)")
-      ->check(WholeNumber(1, 1024));
+      ->check(CLI::Range(1, 1024));
   return [options] { return Devices(*options); };
 }
 

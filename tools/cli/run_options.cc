@@ -9,7 +9,6 @@
 #include "engine/base/status.h"
 #include "engine/data/tokenizer.h"
 #include "models/catalog.h"
-#include "tools/cli/checks.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -43,7 +42,7 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
                  "start from this Hugging Face folder");
   app.add_option("--threads", options->threads,
                  "compute threads of a rank (default: its share of the cores)")
-      ->check(WholeNumber(1, 1024));
+      ->check(CLI::Range(1, 1024));
   app.add_option("--device", options->device, "cpu or cuda")
       ->capture_default_str()
       ->check(CLI::Validator(CheckDevice, ""));
@@ -53,7 +52,7 @@ void AddRanksOption(CLI::App& app, RunOptions* options) {
   app.add_option("--ranks", options->ranks,
                  "data-parallel ranks, as threads of this process")
       ->capture_default_str()
-      ->check(WholeNumber(1, 1024));
+      ->check(CLI::Range(1, 1024));
 }
 
 void RefuseRanksOption(CLI::App& app) {
@@ -82,7 +81,16 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
   load.missing_files = missing_files;
   load.model_dir = options.model_dir;
   load.world = options.ranks;
-  return LoadConfig(options.config, load);
+  if (!options.config.empty()) return LoadConfig(options.config, load);
+  ZERO_ASSIGN_OR_RETURN(const ModelConfig model,
+                        catalog->Pretrained(options.model_dir));
+  const int64_t context =
+      std::min<int64_t>(model.max_position_embeddings, 1024);
+  return ParseConfig(
+      absl::StrCat("{\"train_batch_size\": 1, \"training\": {\"steps\": 1}, "
+                   "\"data\": {\"tokenizer\": \"none\", \"sequence_length\": ",
+                   context, "}}"),
+      "generate", load);
 }
 
 void NoteStrangeTokenizer(const Tokenizer& tokenizer,

@@ -76,12 +76,10 @@ Command AddTokenize(CLI::App& app) {
                  "cut documents inside a file at this text");
   app.add_option("--shard-tokens", options.tokens_per_shard,
                  "tokens per output file; 0: one file")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->capture_default_str();
   app.add_option("--validation-fraction", options.validation_fraction,
                  "put this last part of the text into FILE_val.bin")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 0.999));
+      ->capture_default_str();
   app.add_flag("--allow-lossy", options.allow_lossy,
                "accept a tokenizer that changes the text");
   return [flags] { return Tokenize(*flags); };
