@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -15,13 +17,14 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "engine/base/nearest.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
 
 namespace zero {
 namespace {
-
-constexpr size_t kPendingBytes = size_t{1} << 20;
 
 struct ErrnoWords {
   int error_number;
@@ -66,22 +69,6 @@ std::string ExistingParent(std::string path) {
   return path;
 }
 
-// Writes everything or sets errno.
-bool WriteFully(int fd, const char* data, size_t bytes, int64_t offset) {
-  while (bytes > 0) {
-    const ssize_t written =
-        ::pwrite(fd, data, std::min(bytes, size_t{1} << 30), offset);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return false;
-    }
-    data += written;
-    offset += written;
-    bytes -= static_cast<size_t>(written);
-  }
-  return true;
-}
-
 // A regular file that is open for reading.
 struct OpenFile {
   int fd = -1;
@@ -109,6 +96,70 @@ struct OpenFile {
     return absl::OkStatus();
   }
 };
+
+absl::Status NothingMatches(const std::string& pattern) {
+  const std::string folder = ExistingParent(pattern);
+  // What of the pattern lies behind the folder that exists.
+  absl::string_view rest = pattern;
+  if (folder != ".") absl::ConsumePrefix(&rest, folder);
+  absl::ConsumePrefix(&rest, "/");
+  const absl::string_view word = rest.substr(0, rest.find('/'));
+  ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
+  const std::vector<std::string> near = NearestNames(word, names, 3);
+  return absl::NotFoundError(
+      absl::StrCat("'", pattern, "' matches no file; in '", folder, "' ",
+                   near.empty() ? "there is nothing of a similar name"
+                                : absl::StrCat("the nearest names are: ",
+                                               absl::StrJoin(near, ", "))));
+}
+
+// Appends what one pattern names.
+absl::Status ExpandOne(const std::string& pattern,
+                       std::vector<std::string>* paths) {
+  if (pattern.empty()) {
+    return absl::InvalidArgumentError(
+        "an empty file name; name a file or a glob such as data/*.bin");
+  }
+  // A file whose name has brackets is a file first.
+  struct stat info;
+  if (::stat(pattern.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", pattern, "' is a folder; name its files, for example '",
+          absl::StripSuffix(pattern, "/"), "/*'"));
+    }
+    paths->push_back(pattern);
+    return absl::OkStatus();
+  }
+  if (errno != ENOENT && errno != ENOTDIR) {
+    return FileError("cannot read", pattern, errno);
+  }
+  if (absl::StrContains(pattern, "**")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", pattern,
+                     "': ** is not supported; name each level, for example "
+                     "[\"dir/*.txt\", \"dir/*/*.txt\"]"));
+  }
+  glob_t matches;
+  const int result =
+      ::glob(pattern.c_str(), GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, nullptr,
+             &matches);
+  if (result == GLOB_NOSPACE || result == GLOB_ABORTED) {
+    ::globfree(&matches);
+    return FileError("cannot expand", pattern,
+                     result == GLOB_NOSPACE ? ENOMEM : EIO);
+  }
+  std::vector<std::string> found;
+  for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) {
+    if (!IsFolder(matches.gl_pathv[i])) found.push_back(matches.gl_pathv[i]);
+  }
+  ::globfree(&matches);
+  if (found.empty()) return NothingMatches(pattern);
+  // Bytewise, whatever the locale, so that the order is the same everywhere.
+  std::sort(found.begin(), found.end());
+  paths->insert(paths->end(), found.begin(), found.end());
+  return absl::OkStatus();
+}
 
 }  // namespace
 
@@ -207,6 +258,18 @@ std::string FolderOf(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
+absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return FileError("cannot open the folder", folder, errno);
+  std::shared_ptr<void> lock(nullptr, [fd](void*) { ::close(fd); });
+  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another run is writing to '", folder,
+                     "'; wait until it ends, or choose another folder"));
+  }
+  return lock;
+}
+
 absl::Status SyncFolder(const std::string& folder) {
   const int dir = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (dir < 0) return FileError("cannot open the folder", folder, errno);
@@ -239,6 +302,19 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
   return names;
 }
 
+absl::StatusOr<std::vector<std::string>> ExpandPaths(
+    const std::vector<std::string>& patterns) {
+  if (patterns.empty()) {
+    return absl::InvalidArgumentError(
+        "no data files; name at least one file or glob");
+  }
+  std::vector<std::string> paths;
+  for (const std::string& pattern : patterns) {
+    ZERO_RETURN_IF_ERROR(ExpandOne(pattern, &paths));
+  }
+  return paths;
+}
+
 absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
     const std::string& path) {
   if (IsFolder(path)) return FileError("cannot write", path, EISDIR);
@@ -252,80 +328,55 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
   }
   const std::string temp_path = NameBeside(path, "tmp");
   // A file of that name can only be the leavings of a dead process.
-  const int fd =
-      ::open(temp_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd < 0) return FileError("cannot write", path, errno);
-  return std::unique_ptr<AtomicFile>(new AtomicFile(path, temp_path, fd));
+  std::FILE* const file = std::fopen(temp_path.c_str(), "we");
+  if (file == nullptr) return FileError("cannot write", path, errno);
+  return std::unique_ptr<AtomicFile>(new AtomicFile(path, temp_path, file));
 }
-
-AtomicFile::AtomicFile(std::string path, std::string temp_path, int fd)
-    : path_(std::move(path)), temp_path_(std::move(temp_path)), fd_(fd) {}
 
 AtomicFile::~AtomicFile() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(temp_path_.c_str());
+  if (file_ != nullptr) Fail("").IgnoreError();
 }
 
-absl::Status AtomicFile::Fail(absl::string_view action, int error_number) {
+absl::Status AtomicFile::Fail(absl::string_view action) {
+  const int error_number = errno;
   // Gone at once, so that a full disk has its space back.
-  ::close(fd_);
+  std::fclose(file_);
   ::unlink(temp_path_.c_str());
-  fd_ = -1;
+  file_ = nullptr;
   return FileError(action, path_, error_number);
 }
 
-absl::Status AtomicFile::Flush() {
-  if (!WriteFully(fd_, pending_.data(), pending_.size(),
-                  size_ - static_cast<int64_t>(pending_.size()))) {
-    return Fail("cannot write", errno);
-  }
-  pending_.clear();
-  return absl::OkStatus();
-}
-
 absl::Status AtomicFile::Append(const void* data, size_t bytes) {
-  ZERO_CHECK(fd_ >= 0) << "AtomicFile: Append to '" << path_
-                       << "' after Commit or an error";
-  const char* begin = static_cast<const char*>(data);
-  if (pending_.size() + bytes > kPendingBytes) {
-    ZERO_RETURN_IF_ERROR(Flush());
-  }
-  if (bytes > kPendingBytes) {
-    if (!WriteFully(fd_, begin, bytes, size_)) {
-      return Fail("cannot write", errno);
-    }
-  } else {
-    pending_.append(begin, bytes);
-  }
+  ZERO_CHECK(file_ != nullptr)
+      << "AtomicFile: Append to '" << path_ << "' after Commit or an error";
+  if (std::fwrite(data, 1, bytes, file_) != bytes) return Fail("cannot write");
   size_ += static_cast<int64_t>(bytes);
   return absl::OkStatus();
 }
 
 absl::Status AtomicFile::WriteAt(int64_t offset, const void* data,
                                  size_t bytes) {
-  ZERO_CHECK(fd_ >= 0) << "AtomicFile: WriteAt in '" << path_
-                       << "' after Commit or an error";
+  ZERO_CHECK(file_ != nullptr)
+      << "AtomicFile: WriteAt in '" << path_ << "' after Commit or an error";
   ZERO_CHECK_GE(offset, 0);
-  ZERO_RETURN_IF_ERROR(Flush());
-  if (!WriteFully(fd_, static_cast<const char*>(data), bytes, offset)) {
-    return Fail("cannot write", errno);
-  }
-  return absl::OkStatus();
+  const bool written = ::fseeko(file_, offset, SEEK_SET) == 0 &&
+                       std::fwrite(data, 1, bytes, file_) == bytes &&
+                       ::fseeko(file_, size_, SEEK_SET) == 0;
+  return written ? absl::OkStatus() : Fail("cannot write");
 }
 
 absl::Status AtomicFile::Commit() {
-  ZERO_CHECK(fd_ >= 0) << "AtomicFile: Commit of '" << path_
-                       << "' after Commit or an error";
-  ZERO_RETURN_IF_ERROR(Flush());
-  if (::fsync(fd_) != 0) return Fail("cannot write", errno);
-  if (::rename(temp_path_.c_str(), path_.c_str()) != 0) {
-    return Fail("cannot rename to", errno);
+  ZERO_CHECK(file_ != nullptr)
+      << "AtomicFile: Commit of '" << path_ << "' after Commit or an error";
+  if (std::fflush(file_) != 0 || ::fsync(::fileno(file_)) != 0) {
+    return Fail("cannot write");
   }
-  const int close_result = ::close(fd_);
-  const int close_error = errno;
-  fd_ = -1;
-  if (close_result != 0) return FileError("cannot close", path_, close_error);
+  if (::rename(temp_path_.c_str(), path_.c_str()) != 0) {
+    return Fail("cannot rename to");
+  }
+  if (std::fclose(std::exchange(file_, nullptr)) != 0) {
+    return FileError("cannot close", path_, errno);
+  }
   return SyncFolder(FolderOf(path_));
 }
 

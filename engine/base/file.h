@@ -1,4 +1,5 @@
-// Files: whole reads, memory maps, and writes that a crash cannot tear.
+// Files: their names, whole reads, memory maps, and writes that a crash cannot
+// tear.
 //
 // Every error names the path, what went wrong in words, and the remedy.
 // Nothing here knows what is inside a file.
@@ -7,8 +8,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -57,6 +60,21 @@ std::string NameBeside(const std::string& path, absl::string_view kind);
 // Names in `folder`, sorted bytewise, without "." and "..".
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 
+// Files named by `patterns` (files, and globs with *, ?, [ab], {a,b} and ~), in
+// the order of the patterns and bytewise sorted within a glob. A file named
+// twice counts twice.
+// Errors: NotFound with the nearest names when a pattern matches nothing;
+//         InvalidArgument for "**", a folder and an empty list.
+absl::StatusOr<std::vector<std::string>> ExpandPaths(
+    const std::vector<std::string>& patterns);
+
+// One process, and one run in it, at a time in `folder`, which must exist: held
+// until the last copy of the result is destroyed or the process ends, however
+// it ends; leaves no file behind. Advisory: only processes that also take it
+// are kept out. Where the file system knows no locks, there is none.
+// Errors: FailedPrecondition where somebody else holds it; FileError.
+absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder);
+
 // A file that appears all at once: written under a temporary name in the same
 // folder, then fsync, rename, fsync of the folder. Destroyed without Commit,
 // it leaves nothing behind.
@@ -85,15 +103,15 @@ class AtomicFile {
   const std::string& path() const { return path_; }
 
  private:
-  AtomicFile(std::string path, std::string temp_path, int fd);
-  absl::Status Flush();
-  absl::Status Fail(absl::string_view action, int error_number);
+  AtomicFile(std::string path, std::string temp_path, std::FILE* file)
+      : path_(std::move(path)), temp_path_(std::move(temp_path)), file_(file) {}
+  // Removes what was written and returns FileError of errno.
+  absl::Status Fail(absl::string_view action);
 
   std::string path_;
   std::string temp_path_;
-  int fd_ = -1;
+  std::FILE* file_;  // null: committed, or removed after an error
   int64_t size_ = 0;
-  std::string pending_;  // buffered tail of the file
 };
 
 // A regular file, mapped privately and read only. The bytes are those on disk;

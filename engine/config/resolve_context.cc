@@ -5,7 +5,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
-#include "engine/base/glob.h"
 
 namespace zero {
 

@@ -8,7 +8,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "engine/base/glob.h"
 #include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"

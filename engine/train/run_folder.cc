@@ -41,7 +41,7 @@ absl::Status RunFolder::Prepare() {
   const std::string& out_dir = training().out_dir;
   ZERO_RETURN_IF_ERROR(CheckHoldsNoModel(out_dir));
   ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
-  ZERO_ASSIGN_OR_RETURN(lock_, FolderLock::Take(out_dir));
+  ZERO_ASSIGN_OR_RETURN(lock_, LockFolder(out_dir));
   ZERO_RETURN_IF_ERROR(RemoveStaleFiles(
       out_dir, {"config.json", "summary.json", "final", "final.failed"}));
   if (training().save_final) {

@@ -8,7 +8,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "engine/base/folder_lock.h"
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
@@ -55,7 +54,7 @@ class RunFolder {
   const ModelTools* tools_;
   int64_t end_of_text_;
   Console* console_;
-  std::unique_ptr<FolderLock> lock_;
+  std::shared_ptr<void> lock_;
   std::unique_ptr<MetricsWriter> metrics_;
   absl::Status metrics_status_;
   std::string weights_;

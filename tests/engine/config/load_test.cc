@@ -8,7 +8,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/base/file.h"
-#include "engine/base/glob.h"
 #include "tests/engine/config/config_testing.h"
 #include "tests/support/temp_dir.h"
 
