@@ -79,10 +79,9 @@ class Reader {
                    "missing; want gpt2, llama, qwen2 or qwen3");
     }
     const KeySpec* key = FindKey("model.model_type");
-    KeyValue value;
-    std::string error;
-    if (!ReadValue(*key, *type, &value, &error)) return Error(*type, error);
-    key->set(config_, value);
+    const auto value = ReadValue(*key, *type);
+    if (!value.ok()) return Error(*type, value.status().message());
+    key->set(config_, *value);
     model() = FamilyDefaults(model().family);
     return absl::OkStatus();
   }
@@ -179,10 +178,9 @@ class Reader {
         node = FindValue(*rope_, name);
       }
       if (node == nullptr) continue;
-      KeyValue value;
-      std::string error;
-      if (!ReadValue(key, *node, &value, &error)) return Error(*node, error);
-      key.set(config_, value);
+      const auto value = ReadValue(key, *node);
+      if (!value.ok()) return Error(*node, value.status().message());
+      key.set(config_, *value);
     }
     return absl::OkStatus();
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -37,8 +36,7 @@ class Parser {
       if (AtEnd()) {
         Fail("the text is empty, want an object: { ... }");
       } else if (ParseValue(root, 0) && SkipBlanks() && !AtEnd()) {
-        Fail(absl::StrCat("there is ", Found(),
-                          " after the end of the value; delete it"));
+        Fail("there is ", Found(), " after the end of the value; delete it");
       }
     }
     return problems_->size() == before;
@@ -58,11 +56,15 @@ class Parser {
     }
   }
 
-  bool FailAt(const JsonPlace& place, std::string message) {
-    problems_->push_back({place, path_, std::move(message)});
+  template <typename... Parts>
+  bool FailAt(const JsonPlace& place, const Parts&... parts) {
+    problems_->push_back({place, path_, absl::StrCat(parts...)});
     return false;
   }
-  bool Fail(std::string message) { return FailAt(here_, std::move(message)); }
+  template <typename... Parts>
+  bool Fail(const Parts&... parts) {
+    return FailAt(here_, parts...);
+  }
 
   // What stands at the cursor, for a message.
   std::string Found() const {
@@ -109,7 +111,7 @@ class Parser {
   bool ParseValue(JsonNode* node, int depth) {
     node->place = here_;
     if (depth > kMaxDepth) {
-      return Fail(absl::StrCat("nested deeper than ", kMaxDepth, " levels"));
+      return Fail("nested deeper than ", kMaxDepth, " levels");
     }
     switch (Peek()) {
       case '{':
@@ -135,9 +137,8 @@ class Parser {
       if (!SkipBlanks()) return false;
       if (Peek() == close && !AtEnd()) {
         if (node->children.empty()) break;
-        return FailAt(
-            comma_, absl::StrCat("a comma before ",
-                                 absl::string_view(&close, 1), "; delete it"));
+        return FailAt(comma_, "a comma before ", absl::string_view(&close, 1),
+                      "; delete it");
       }
       if (AtEnd()) return FailTruncated(close, open);
       JsonNode child;
@@ -151,9 +152,8 @@ class Parser {
       if (!ParseValue(&child, depth + 1)) return false;
       const JsonNode* const first = node->Find(child.key);
       if (first != nullptr) {
-        FailAt(child.key_place,
-               absl::StrCat("given twice, first in line ",
-                            first->key_place.line, "; delete one"));
+        FailAt(child.key_place, "given twice, first in line ",
+               first->key_place.line, "; delete one");
       } else {
         node->children.push_back(std::move(child));
       }
@@ -169,16 +169,16 @@ class Parser {
     child->key_place = here_;
     if (Peek() != '"') {
       if (Peek() == '\'' || IsWordChar(Peek())) {
-        return Fail(absl::StrCat("found ", Found(),
-                                 ", want a key in double quotes: \"...\""));
+        return Fail("found ", Found(),
+                    ", want a key in double quotes: \"...\"");
       }
-      return Fail(absl::StrCat("found ", Found(), ", want a key or }"));
+      return Fail("found ", Found(), ", want a key or }");
     }
     if (!ParseString(&child->key) || !SkipBlanks()) return false;
     if (AtEnd()) return FailTruncated('}', open);
     if (Peek() != ':') {
-      return Fail(absl::StrCat("found ", Found(), " after the key \"",
-                               child->key, "\", want a colon"));
+      return Fail("found ", Found(), " after the key \"", child->key,
+                  "\", want a colon");
     }
     Advance();
     if (!SkipBlanks()) return false;
@@ -197,8 +197,8 @@ class Parser {
       return true;
     }
     if (Peek() != close) {
-      return Fail(absl::StrCat("found ", Found(), " after a value, want , or ",
-                               absl::string_view(&close, 1)));
+      return Fail("found ", Found(), " after a value, want , or ",
+                  absl::string_view(&close, 1));
     }
     Advance();
     closed_ = true;
@@ -228,9 +228,8 @@ class Parser {
       const int n = Utf8Length(text_.substr(pos_));
       if (n <= 0) return Fail("this byte is not UTF-8");
       if (c < 0x20) {
-        return Fail(absl::StrCat("control character ", c,
-                                 " in a string; write \\u00",
-                                 absl::Hex(c, absl::kZeroPad2)));
+        return Fail("control character ", c, " in a string; write \\u00",
+                    absl::Hex(c, absl::kZeroPad2));
       }
       for (int i = 0; i < n; ++i) {
         out->push_back(Peek());
@@ -261,6 +260,18 @@ class Parser {
                           "\\r \\t or \\uXXXX");
   }
 
+  // What to write instead of a word that other languages have.
+  static const char* Remedy(absl::string_view word) {
+    if (word == "True") return "; JSON writes true";
+    if (word == "False") return "; JSON writes false";
+    if (word == "None") return "; JSON writes null";
+    constexpr absl::string_view kNotFinite[] = {"NaN", "nan",  "Infinity",
+                                                "inf", "+inf", "+Infinity"};
+    const bool finite = std::find(std::begin(kNotFinite), std::end(kNotFinite),
+                                  word) == std::end(kNotFinite);
+    return finite ? ", want a value" : "; numbers must be finite";
+  }
+
   bool ParseWord(JsonNode* node) {
     const absl::string_view word = Word();
     if (word == "true" || word == "false") {
@@ -270,16 +281,8 @@ class Parser {
       node->kind = JsonKind::kNull;
     } else if (!word.empty() && (IsDigit(word[0]) || word[0] == '-')) {
       if (!ParseNumber(word, node)) return false;
-    } else if (word == "True" || word == "False") {
-      return Fail(absl::StrCat("found '", word, "'; JSON writes ",
-                               word == "True" ? "true" : "false"));
-    } else if (word == "None") {
-      return Fail("found 'None'; JSON writes null");
-    } else if (word == "NaN" || word == "nan" || word == "Infinity" ||
-               word == "inf" || word == "+inf" || word == "+Infinity") {
-      return Fail(absl::StrCat("found '", word, "'; numbers must be finite"));
     } else {
-      return Fail(absl::StrCat("found ", Found(), ", want a value"));
+      return Fail("found ", Found(), Remedy(word));
     }
     for (size_t i = 0; i < word.size(); ++i) Advance();
     return true;
@@ -289,12 +292,10 @@ class Parser {
     const char* end = word.data() + word.size();
     const auto real = std::from_chars(word.data(), end, node->number);
     if (real.ec == std::errc::result_out_of_range) {
-      return Fail(
-          absl::StrCat(word.substr(0, 40), " does not fit in a 64-bit float"));
+      return Fail(word.substr(0, 40), " does not fit in a 64-bit float");
     }
     if (!nlohmann::json::accept(word)) {
-      return Fail(
-          absl::StrCat("'", word.substr(0, 40), "' is not a JSON number"));
+      return Fail("'", word.substr(0, 40), "' is not a JSON number");
     }
     node->kind = JsonKind::kNumber;
     node->text = std::string(word);
@@ -340,18 +341,7 @@ std::string JsonQuote(absl::string_view text) {
                                    nlohmann::json::error_handler_t::replace);
 }
 
-std::string JsonDouble(double value) {
-  char buffer[32];
-  const bool plain = value == std::floor(value) && std::fabs(value) < 1e15;
-  const auto end =
-      plain ? std::to_chars(buffer, buffer + sizeof(buffer), value,
-                            std::chars_format::fixed)
-                  .ptr
-            : std::to_chars(buffer, buffer + sizeof(buffer), value).ptr;
-  std::string out(buffer, end);
-  if (out.find_first_of(".e") == std::string::npos) out.append(".0");
-  return out;
-}
+std::string JsonDouble(double value) { return nlohmann::json(value).dump(); }
 
 std::string JsonBrief(const JsonNode& node) {
   switch (node.kind) {

@@ -57,8 +57,8 @@ struct JsonProblem {
 bool ParseJsonText(absl::string_view text, int source, JsonNode* root,
                    std::vector<JsonProblem>* problems);
 
-// JSON texts of values. A double is written with the fewest digits that read
-// back to the same bits, always with a '.' or an 'e'.
+// JSON texts of values. A double is written with digits that read back to the
+// same bits, few where few do, and with a '.' or an 'e'.
 std::string JsonQuote(absl::string_view text);
 std::string JsonDouble(double value);
 

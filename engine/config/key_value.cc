@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/nearest.h"
+#include "engine/base/status.h"
 #include "engine/config/keys.h"
 
 namespace zero {
@@ -39,17 +40,20 @@ bool InRange(const KeySpec& key, double value) {
   return key.below_max ? value < key.max : value <= key.max;
 }
 
-// The reason why `node` is not what the key wants; always false.
-bool WrongType(const KeySpec& key, const JsonNode& node, std::string* error) {
+template <typename... Parts>
+absl::Status Wrong(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat(parts...));
+}
+
+absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
   const bool named = node.kind == JsonKind::kString ||
                      node.kind == JsonKind::kNumber ||
                      node.kind == JsonKind::kBool;
-  *error = absl::StrCat(named ? absl::StrCat(JsonBrief(node), " is ") : "",
-                        JsonKindName(node.kind), ", want ", Wanted(key));
   const bool object =
       key.kind == KeyKind::kObject || key.kind == KeyKind::kOpaque;
-  if (object) absl::StrAppend(error, ". ", key.doc);
-  return false;
+  return Wrong(named ? absl::StrCat(JsonBrief(node), " is ") : "",
+               JsonKindName(node.kind), ", want ", Wanted(key),
+               object ? absl::StrCat(". ", key.doc) : "");
 }
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
@@ -64,91 +68,74 @@ bool HasType(const KeySpec& key, const JsonNode& node) {
          (key.kind == KeyKind::kFiles && node.kind == JsonKind::kString);
 }
 
-bool ReadNumber(const KeySpec& key, const JsonNode& node, std::string* error) {
+absl::Status CheckNumber(const KeySpec& key, const JsonNode& node) {
   if (!InRange(key, node.number)) {
-    *error = absl::StrCat(JsonBrief(node), " is not ", RangeText(key));
-    return false;
+    return Wrong(JsonBrief(node), " is not ", RangeText(key));
   }
   // Kernels compute with it in fp32.
   const auto rounded = static_cast<double>(static_cast<float>(node.number));
   const bool fits = std::isfinite(rounded) &&
                     (rounded != 0 || node.number == 0) && InRange(key, rounded);
-  if (key.kind == KeyKind::kInteger || fits) return true;
-  *error = absl::StrCat(JsonBrief(node), " is ", JsonDouble(rounded),
-                        " in fp32, want ", Wanted(key));
-  return false;
+  if (key.kind == KeyKind::kInteger || fits) return absl::OkStatus();
+  return Wrong(JsonBrief(node), " is ", JsonDouble(rounded), " in fp32, want ",
+               Wanted(key));
 }
 
-bool ReadInteger(const KeySpec& key, const JsonNode& node, int64_t* value,
-                 std::string* error) {
+absl::StatusOr<KeyValue> ReadInteger(const KeySpec& key, const JsonNode& node) {
   if (!node.is_integer && node.number != std::floor(node.number)) {
-    *error =
-        absl::StrCat(node.text, " is not a whole number, want ", Wanted(key));
-    return false;
+    return Wrong(node.text, " is not a whole number, want ", Wanted(key));
   }
-  if (!ReadNumber(key, node, error)) return false;
+  ZERO_RETURN_IF_ERROR(CheckNumber(key, node));
   constexpr double kExact = 9007199254740992.0;  // 2^53
   if (!node.is_integer && std::fabs(node.number) > kExact) {
-    *error = absl::StrCat(node.text.substr(0, 40),
-                          " does not fit in a 64-bit integer");
-    return false;
+    return Wrong(node.text.substr(0, 40), " does not fit in a 64-bit integer");
   }
-  *value = node.is_integer ? node.integer : static_cast<int64_t>(node.number);
-  return true;
+  return node.is_integer ? node.integer : static_cast<int64_t>(node.number);
 }
 
-bool ReadChoice(const KeySpec& key, const JsonNode& node, std::string* value,
-                std::string* error) {
+absl::StatusOr<KeyValue> ReadChoice(const KeySpec& key, const JsonNode& node) {
   std::vector<std::string> built;
   for (const std::string& choice : key.choices) {
     if (choice == node.text ||
         (key.any_case && absl::EqualsIgnoreCase(choice, node.text))) {
-      *value = choice;
-      return true;
+      return choice;
     }
     if (!key.IsUnbuilt(choice)) built.push_back(choice);
   }
-  *error = absl::StrCat(JsonBrief(node), " is not one of ",
-                        absl::StrJoin(built, ", "));
   const auto near = NearestNames(node.text, key.choices, 1);
-  if (!near.empty()) {
-    absl::StrAppend(error, "; did you mean ", JsonQuote(near[0]), "?");
-  }
-  return false;
+  return Wrong(JsonBrief(node), " is not one of ", absl::StrJoin(built, ", "),
+               near.empty()
+                   ? ""
+                   : absl::StrCat("; did you mean ", JsonQuote(near[0]), "?"));
 }
 
-bool ReadFiles(const KeySpec& key, const JsonNode& node,
-               std::vector<std::string>* value, std::string* error) {
+absl::StatusOr<KeyValue> ReadFiles(const KeySpec& key, const JsonNode& node) {
   const bool one = node.kind == JsonKind::kString;
   if (one ? node.text.empty() : node.children.empty()) {
-    *error =
-        absl::StrCat(one ? "empty" : "an empty list", ", want ", Wanted(key));
-    return false;
+    return Wrong(one ? "empty" : "an empty list", ", want ", Wanted(key));
   }
-  if (one) value->push_back(node.text);
+  std::vector<std::string> files;
+  if (one) files.push_back(node.text);
   for (const JsonNode& child : node.children) {
     if (child.kind != JsonKind::kString || child.text.empty()) {
-      *error = absl::StrCat(JsonBrief(child), " in the list is not a path");
-      return false;
+      return Wrong(JsonBrief(child), " in the list is not a path");
     }
-    value->push_back(child.text);
+    files.push_back(child.text);
   }
-  return true;
+  return files;
 }
 
-bool ReadNumbers(const KeySpec& key, const JsonNode& node,
-                 std::vector<double>* value, std::string* error) {
+absl::StatusOr<KeyValue> ReadNumbers(const KeySpec& key, const JsonNode& node) {
   if (node.children.size() != 2) {
-    *error = absl::StrCat("a list of ", node.children.size(), ", want ",
-                          Wanted(key));
-    return false;
+    return Wrong("a list of ", node.children.size(), ", want ", Wanted(key));
   }
+  std::vector<double> numbers;
   for (const JsonNode& child : node.children) {
-    if (child.kind != JsonKind::kNumber) return WrongType(key, child, error);
-    if (!ReadNumber(key, child, error)) return false;
-    value->push_back(child.number);
+    if (child.kind != JsonKind::kNumber) return WrongType(key, child);
+    ZERO_RETURN_IF_ERROR(CheckNumber(key, child));
+    numbers.push_back(child.number);
   }
-  return true;
+  return numbers;
 }
 
 std::string Text(bool v) { return v ? "true" : "false"; }
@@ -165,34 +152,29 @@ std::string Text(const std::vector<T>& items) {
 
 }  // namespace
 
-bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
-               std::string* error) {
-  if (!HasType(key, node)) return WrongType(key, node, error);
+absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node) {
+  if (!HasType(key, node)) return WrongType(key, node);
   switch (key.kind) {
     case KeyKind::kBool:
-      *value = node.boolean;
-      return true;
+      return node.boolean;
     case KeyKind::kInteger:
-      return ReadInteger(key, node, &value->emplace<int64_t>(), error);
+      return ReadInteger(key, node);
     case KeyKind::kNumber:
-      *value = node.number;
-      return ReadNumber(key, node, error);
+      ZERO_RETURN_IF_ERROR(CheckNumber(key, node));
+      return node.number;
     case KeyKind::kString:
-      *value = node.text;
-      return true;
+      return node.text;
     case KeyKind::kChoice:
-      return ReadChoice(key, node, &value->emplace<std::string>(), error);
+      return ReadChoice(key, node);
     case KeyKind::kFiles:
-      return ReadFiles(key, node, &value->emplace<std::vector<std::string>>(),
-                       error);
+      return ReadFiles(key, node);
     case KeyKind::kNumbers:
-      return ReadNumbers(key, node, &value->emplace<std::vector<double>>(),
-                         error);
+      return ReadNumbers(key, node);
     case KeyKind::kObject:
     case KeyKind::kOpaque:
-      return true;
+      break;
   }
-  return false;
+  return KeyValue();
 }
 
 bool IsHarmless(const KeySpec& key, const JsonNode& node) {

@@ -12,6 +12,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "engine/config/config.h"
@@ -124,10 +125,9 @@ const std::vector<KeySpec>& AllKeys();
 // The entry of `path`, or null.
 const KeySpec* FindKey(absl::string_view path);
 
-// Checks type, range and choice. On failure returns false and the reason,
-// written to follow "path: ".
-bool ReadValue(const KeySpec& key, const JsonNode& node, KeyValue* value,
-               std::string* error);
+// Checks type, range and choice; nothing comes of an object.
+// Errors: InvalidArgument, written to follow "path: ".
+absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node);
 
 // Whether a refused or unbuilt key has the value that asks for nothing.
 bool IsHarmless(const KeySpec& key, const JsonNode& node);

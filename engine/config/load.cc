@@ -28,9 +28,8 @@ class Loader {
     JsonNode root;
     if (!ParseJsonText(text, 0, &root, &problems_)) return Failure();
     if (root.kind != JsonKind::kObject) {
-      Problem(root.place, "",
-              absl::StrCat("found ", JsonKindName(root.kind),
-                           ", want an object: { ... }"));
+      Problem(root.place, "", "found ", JsonKindName(root.kind),
+              ", want an object: { ... }");
       return Failure();
     }
     if (!options_.model_dir.empty()) ReplaceModel(&root);
@@ -46,8 +45,10 @@ class Loader {
   }
 
  private:
-  void Problem(const JsonPlace& place, std::string path, std::string message) {
-    problems_.push_back({place, std::move(path), std::move(message)});
+  template <typename... Parts>
+  void Problem(const JsonPlace& place, const std::string& path,
+               const Parts&... parts) {
+    problems_.push_back({place, path, absl::StrCat(parts...)});
   }
 
   // One line per problem, in the order of the text.
@@ -131,10 +132,8 @@ class Loader {
     JsonNode* node = root;
     for (const std::string& name : names) {
       if (node->kind != JsonKind::kObject) {
-        return Problem(
-            place, path,
-            absl::StrCat("\"", node->key, "\" is ", JsonKindName(node->kind),
-                         ", not an object with keys"));
+        return Problem(place, path, "\"", node->key, "\" is ",
+                       JsonKindName(node->kind), ", not an object with keys");
       }
       node = Member(node, name, place.source);
     }
@@ -150,8 +149,7 @@ class Loader {
                      const JsonPlace& place, JsonNode* value) {
     const KeySpec* key = FindKey(path);
     if (text.empty() && key != nullptr && key->kind != KeyKind::kString) {
-      Problem(place, path,
-              absl::StrCat("nothing stands behind the =, want ", Wanted(*key)));
+      Problem(place, path, "nothing stands behind the =, want ", Wanted(*key));
       return false;
     }
     const bool takes_text = key != nullptr && (key->kind == KeyKind::kString ||
@@ -226,54 +224,45 @@ class Loader {
   }
 
   void Key(const KeySpec& key, const JsonNode& node) {
+    if (key.treatment == Treatment::kRefused ||
+        key.treatment == Treatment::kNotBuilt) {
+      if (!IsHarmless(key, node)) Refuse(key, node);
+      return;
+    }
     if (node.kind == JsonKind::kNull) {
-      return Problem(node.place, key.path,
-                     absl::StrCat("null is no value, want ", Wanted(key),
-                                  "; \"auto\" asks for the default"));
+      return Problem(node.place, key.path, "null is no value, want ",
+                     Wanted(key), "; \"auto\" asks for the default");
     }
-    std::string error;
-    KeyValue value;
-    switch (key.treatment) {
-      case Treatment::kRefused:
-      case Treatment::kNotBuilt:
-        if (!IsHarmless(key, node)) Refuse(key, node);
-        return;
-      case Treatment::kNote:
-        if (!ReadValue(key, node, &value, &error)) {
-          Problem(node.place, key.path, error);
-        } else if (key.path != "$schema") {
-          loaded_.notes.push_back(
-              absl::StrCat(Origin(node.place), ": ", key.path,
-                           " is accepted and ignored: ", key.doc));
-        }
-        return;
-      case Treatment::kUsed:
-        break;
+    absl::StatusOr<KeyValue> value = ReadValue(key, node);
+    if (!value.ok()) {
+      return Problem(node.place, key.path, value.status().message());
     }
-    if (!ReadValue(key, node, &value, &error)) {
-      return Problem(node.place, key.path, error);
+    if (key.treatment == Treatment::kNote) {
+      if (key.path == "$schema") return;
+      loaded_.notes.push_back(
+          absl::StrCat(Origin(node.place), ": ", key.path,
+                       " is accepted and ignored: ", key.doc));
+      return;
     }
     if (key.kind == KeyKind::kObject) {
       given_.objects[key.path] = node.key_place;
       return Visit(node, key.path);
     }
-    const auto* named = std::get_if<std::string>(&value);
-    const std::string text = named != nullptr ? *named : ValueText(value);
+    const auto* named = std::get_if<std::string>(&*value);
+    const std::string text = named != nullptr ? *named : ValueText(*value);
     if (key.IsUnbuilt(text)) {
       ++num_unbuilt_;
-      return Problem(node.place, key.path,
-                     absl::StrCat(JsonBrief(node),
-                                  " is not built yet: ", key.unbuilt_reason));
+      return Problem(node.place, key.path, JsonBrief(node),
+                     " is not built yet: ", key.unbuilt_reason);
     }
-    given_.keys[key.path] = {std::move(value), node.place};
+    given_.keys[key.path] = {*std::move(value), node.place};
   }
 
   void Refuse(const KeySpec& key, const JsonNode& node) {
     const bool unbuilt = key.treatment == Treatment::kNotBuilt;
     num_unbuilt_ += unbuilt;
     Problem(node.key_place, key.path,
-            absl::StrCat(unbuilt ? "not built yet: " : "does not apply here: ",
-                         key.doc));
+            unbuilt ? "not built yet: " : "does not apply here: ", key.doc);
   }
 
   std::string Origin(const JsonPlace& place) const {

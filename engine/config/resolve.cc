@@ -4,12 +4,9 @@
 #include <cmath>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/file.h"
-#include "engine/config/resolve_context.h"
-#include "engine/config/resolve_model.h"
 #include "engine/config/run_length.h"
 
 namespace zero {
@@ -24,13 +21,12 @@ std::string StemOf(const std::string& file) {
   return name;
 }
 
-class Resolver : public ResolveContext {
+class Resolver : public ModelResolver {
  public:
-  explicit Resolver(const ResolveContext& context)
-      : ResolveContext(context), model_(context) {}
+  using ModelResolver::ModelResolver;
 
   void Run() {
-    model_.Base();
+    Base();
     // What other keys' validity depends on comes first.
     for (const char* path :
          {"model.rope_scaling.rope_type", "optimizer.type", "scheduler.type",
@@ -43,10 +39,10 @@ class Resolver : public ResolveContext {
     if (!problems_.empty()) return;
     for (const auto& [path, key] : given_.keys) Set(path);
     Data();
-    model_.Complete();
+    Complete();
     Documents();
     Batch();
-    if (problems_.empty()) model_.CheckSize();
+    if (problems_.empty()) CheckSize();
     Precision();
     Zero();
     Optimizer();
@@ -67,12 +63,11 @@ class Resolver : public ResolveContext {
         continue;  // 0, which CheckLrScaling lets pass
       }
       if (absl::StartsWith(path, "model.")) {
-        Problem(path, model_.WrongFamily(path.substr(6), key->applies_to));
+        Problem(path, WrongFamily(path.substr(6), key->applies_to));
       } else {
         const std::string type = path.substr(0, path.find('.')) + ".type";
-        Problem(path,
-                absl::StrCat("belongs to ", key->applies_to, "; ", type, " is ",
-                             ValueText(FindKey(type)->get(config_))));
+        Problem(path, "belongs to ", key->applies_to, "; ", type, " is ",
+                ValueText(FindKey(type)->get(config_)));
       }
     }
   }
@@ -101,9 +96,8 @@ class Resolver : public ResolveContext {
     LocateAll("data.train", &data.train);
     LocateAll("data.validation", &data.validation);
     if (!data.validation.empty() && data.validation_fraction > 0) {
-      Problem("data.validation_fraction",
-              absl::StrCat(Cite("data.validation"),
-                           " already gives the validation data; delete one"));
+      Problem("data.validation_fraction", Cite("data.validation"),
+              " already gives the validation data; delete one");
     }
     Tokenizer();
   }
@@ -156,18 +150,17 @@ class Resolver : public ResolveContext {
     if (!data.reset_attention_mask || data.tokenizer != "none") return;
     const std::string id = "data.eos_token_id";
     if (!Given(id)) {
-      return Problem("data.reset_attention_mask",
-                     absl::StrCat("true, but ", Cite("data.tokenizer"),
-                                  " is \"none\" and can not say which token "
-                                  "stands between documents; want ",
-                                  id,
-                                  " (50256 in GPT-2's token files), or the "
-                                  "tokenizer"));
+      return Problem("data.reset_attention_mask", "true, but ",
+                     Cite("data.tokenizer"),
+                     " is \"none\" and can not say which token "
+                     "stands between documents; want ",
+                     id,
+                     " (50256 in GPT-2's token files), or the "
+                     "tokenizer");
     }
     if (data.eos_token_id >= config_.model.vocab_size) {
-      Problem(id, absl::StrCat(data.eos_token_id, " is no token of ",
-                               Cite("model.vocab_size"), " = ",
-                               config_.model.vocab_size));
+      Problem(id, data.eos_token_id, " is no token of ",
+              Cite("model.vocab_size"), " = ", config_.model.vocab_size);
     }
   }
 
@@ -187,20 +180,17 @@ class Resolver : public ResolveContext {
     if (!has_b && !has_m) {
       const bool is_auto = given_.autos.count(batch) > 0;
       return Problem(
-          batch,
-          absl::StrCat(
-              is_auto ? "\"auto\" has nothing to follow from" : "missing",
-              "; want ", batch, " (sequences per step) or ", micro,
-              " (sequences of a rank in one pass), to which ", steps,
-              " may be added; the others follow"));
+          batch, is_auto ? "\"auto\" has nothing to follow from" : "missing",
+          "; want ", batch, " (sequences per step) or ", micro,
+          " (sequences of a rank in one pass), to which ", steps,
+          " may be added; the others follow");
     }
     if (!has_s) {
       const int64_t pass = m * world;
       s = has_b && has_m ? b / std::max<int64_t>(pass, 1) : 1;
       if (has_b && has_m && (s == 0 || s * pass != b)) {
-        return Problem(
-            batch, absl::StrCat(b, " is no multiple of ", Cite(micro), " ", m,
-                                " * ", ranks, "; write ", Multiples(b, pass)));
+        return Problem(batch, b, " is no multiple of ", Cite(micro), " ", m,
+                       " * ", ranks, "; write ", Multiples(b, pass));
       }
       if (has_b && has_m) {
         Derived(steps, absl::StrCat(batch, " / (", micro, " * ranks)"));
@@ -210,32 +200,28 @@ class Resolver : public ResolveContext {
       const int64_t share = s * world;
       m = b / share;
       if (m == 0 || m * share != b) {
-        return Problem(
-            batch,
-            absl::StrCat(b, " is no multiple of ",
-                         has_s ? absl::StrCat(Cite(steps), " ", s, " * ") : "",
-                         ranks, "; write ", Multiples(b, share)));
+        return Problem(batch, b, " is no multiple of ",
+                       has_s ? absl::StrCat(Cite(steps), " ", s, " * ") : "",
+                       ranks, "; write ", Multiples(b, share));
       }
       Derived(micro, absl::StrCat(batch, " / (", steps, " * ranks)"));
     }
     const double exact = static_cast<double>(m) * static_cast<double>(s) *
                          static_cast<double>(world);
     if (exact > static_cast<double>(kMaxBatch)) {
-      return Problem(
-          has_b ? batch : micro,
-          absl::StrCat(Cite(micro), " ", m, " * ", Cite(steps), " ", s, " * ",
-                       ranks, " is more than 2^30 sequences per step"));
+      return Problem(has_b ? batch : micro, Cite(micro), " ", m, " * ",
+                     Cite(steps), " ", s, " * ", ranks,
+                     " is more than 2^30 sequences per step");
     }
     const int64_t product = m * s * world;
     if (!has_b) {
       b = product;
       Derived(batch, absl::StrCat(micro, " * ", steps, " * ranks"));
     } else if (b != product) {
-      Problem(batch, absl::StrCat(b, " is not ", Cite(micro), " ", m, " * ",
-                                  Cite(steps), " ", s, " * ", ranks, " = ",
-                                  product, "; write ", product,
-                                  ", or delete one of the "
-                                  "three"));
+      Problem(batch, b, " is not ", Cite(micro), " ", m, " * ", Cite(steps),
+              " ", s, " * ", ranks, " = ", product, "; write ", product,
+              ", or delete one of the "
+              "three");
     }
   }
 
@@ -248,9 +234,8 @@ class Resolver : public ResolveContext {
 
   void Precision() {
     if (config_.bf16 && config_.fp16.enabled) {
-      Problem("fp16.enabled",
-              absl::StrCat("true, and so is ", Cite("bf16.enabled"),
-                           "; choose one"));
+      Problem("fp16.enabled", "true, and so is ", Cite("bf16.enabled"),
+              "; choose one");
     }
     const std::string accumulated = "data_types.grad_accum_dtype";
     if (config_.grad_accum_dtype != DType::kF32 &&
@@ -275,11 +260,10 @@ class Resolver : public ResolveContext {
         std::ldexp(1.0, static_cast<int>(scaler.initial_scale_power));
     if (FindKey("fp16.min_loss_scale")->IsRead(config_) &&
         scaler.min_loss_scale > initial) {
-      Problem("fp16.min_loss_scale",
-              absl::StrCat(JsonDouble(scaler.min_loss_scale),
-                           " is more than the first scale, 2 to the "
-                           "initial_scale_power = ",
-                           JsonDouble(initial)));
+      Problem("fp16.min_loss_scale", JsonDouble(scaler.min_loss_scale),
+              " is more than the first scale, 2 to the "
+              "initial_scale_power = ",
+              JsonDouble(initial));
     }
   }
 
@@ -292,10 +276,10 @@ class Resolver : public ResolveContext {
             CommunicationAlgorithm::kParameterServer &&
         config_.zero_optimization.stage > 0) {
       Problem(algorithm,
-              absl::StrCat("\"parameter_server\" keeps the whole optimizer on "
-                           "rank 0, but ",
-                           Cite(stage), " is ", config_.zero_optimization.stage,
-                           " and shards it; want stage 0, or direct or ring"));
+              "\"parameter_server\" keeps the whole optimizer on "
+              "rank 0, but ",
+              Cite(stage), " is ", config_.zero_optimization.stage,
+              " and shards it; want stage 0, or direct or ring");
     }
     Backend();
     const std::string path = "zero_optimization.mics_shard_size";
@@ -308,10 +292,9 @@ class Resolver : public ResolveContext {
                      "a divisor of the number of ranks");
     }
     if (config_.zero_optimization.stage == 0) {
-      return Problem(
-          path, absl::StrCat(size, ", but ", Cite("zero_optimization.stage"),
-                             " is 0 and shards nothing; delete it, or "
-                             "raise the stage"));
+      return Problem(path, size, ", but ", Cite("zero_optimization.stage"),
+                     " is 0 and shards nothing; delete it, or "
+                     "raise the stage");
     }
     // One rank has nothing to shard: zero eval reads the config of a run.
     if (world == 1 || world % size == 0) return;
@@ -319,9 +302,8 @@ class Resolver : public ResolveContext {
     for (int64_t d = 1; d <= world; ++d) {
       if (world % d == 0) divisors.push_back(d);
     }
-    Problem(path, absl::StrCat(size, " does not divide the ", world,
-                               " ranks; want one of ",
-                               absl::StrJoin(divisors, ", ")));
+    Problem(path, size, " does not divide the ", world, " ranks; want one of ",
+            absl::StrJoin(divisors, ", "));
   }
 
   void Backend() {
@@ -329,20 +311,18 @@ class Resolver : public ResolveContext {
     const std::string backend = "communication.backend";
     const std::string algorithm = "communication.algorithm";
     if (config_.communication.algorithm == CommunicationAlgorithm::kRing) {
-      Problem(backend,
-              absl::StrCat("\"nccl\" chooses its rings and trees itself, but ",
-                           Cite(algorithm),
-                           " is \"ring\"; want direct, or backend local"));
+      Problem(backend, "\"nccl\" chooses its rings and trees itself, but ",
+              Cite(algorithm), " is \"ring\"; want direct, or backend local");
     }
     if (config_.communication.algorithm ==
             CommunicationAlgorithm::kParameterServer &&
         config_.communication_data_type != DType::kF32) {
       Problem(backend,
-              absl::StrCat("\"nccl\" would round the sums of a parameter "
-                           "server at every hop, for ",
-                           Cite("communication_data_type"), " is ",
-                           DTypeName(config_.communication_data_type),
-                           "; want fp32, or backend local"));
+              "\"nccl\" would round the sums of a parameter "
+              "server at every hop, for ",
+              Cite("communication_data_type"), " is ",
+              DTypeName(config_.communication_data_type),
+              "; want fp32, or backend local");
     }
   }
 
@@ -355,9 +335,8 @@ class Resolver : public ResolveContext {
               "needs momentum > 0 and dampening 0");
     }
     if (o.min_coeff > o.max_coeff) {
-      Problem("optimizer.params.min_coeff",
-              absl::StrCat(JsonDouble(o.min_coeff), " is more than max_coeff ",
-                           JsonDouble(o.max_coeff)));
+      Problem("optimizer.params.min_coeff", JsonDouble(o.min_coeff),
+              " is more than max_coeff ", JsonDouble(o.max_coeff));
     }
   }
 
@@ -376,9 +355,9 @@ class Resolver : public ResolveContext {
               "optimizer.params.lr was chosen");
     }
     if (scaling.rule == LrScaleRule::kNone && Given(base)) {
-      Problem(base, absl::StrCat(Cite(rule),
-                                 " is \"none\" and does not use "
-                                 "it; delete one"));
+      Problem(base, Cite(rule),
+              " is \"none\" and does not use "
+              "it; delete one");
     }
     if (!scaling.active()) {
       for (const char* path :
@@ -387,17 +366,16 @@ class Resolver : public ResolveContext {
             ValueText(FindKey(path)->get(Config()))) {
           continue;
         }
-        Problem(path, absl::StrCat(Cite(rule),
-                                   " is \"none\", so that there is no scaled "
-                                   "rate to warm up to; give ",
-                                   base, ", or a scheduler that warms up"));
+        Problem(path, Cite(rule),
+                " is \"none\", so that there is no scaled "
+                "rate to warm up to; give ",
+                base, ", or a scheduler that warms up");
       }
       return;
     }
     if (scaling.warmup_steps > 0 && scaling.warmup_epochs > 0) {
-      Problem("lr_scaling.warmup_epochs",
-              absl::StrCat(Cite("lr_scaling.warmup_steps"),
-                           " says it too; delete one"));
+      Problem("lr_scaling.warmup_epochs", Cite("lr_scaling.warmup_steps"),
+              " says it too; delete one");
     }
     config_.scheduler.warmup_num_steps = 0;
     for (const char* name :
@@ -437,10 +415,8 @@ class Resolver : public ResolveContext {
       Derived(params + "decay_num_steps", "total_num_steps / 10, rounded up");
     }
     if (s.total_num_steps > 0 && s.decay_num_steps > s.total_num_steps) {
-      Problem(params + "decay_num_steps",
-              absl::StrCat(s.decay_num_steps, " is more than ",
-                           Cite(params + "total_num_steps"), " = ",
-                           s.total_num_steps));
+      Problem(params + "decay_num_steps", s.decay_num_steps, " is more than ",
+              Cite(params + "total_num_steps"), " = ", s.total_num_steps);
     }
     if (s.kind == LrScheduleKind::kOneCycle) OneCycle();
     if (steps == 0 || config_.lr_scaling.warmup_epochs > 0) return;
@@ -455,9 +431,9 @@ class Resolver : public ResolveContext {
       *peak = config_.optimizer.lr;
       Derived(path, "optimizer.params.lr");
     } else if (Given("optimizer.params.lr") && *peak != config_.optimizer.lr) {
-      Note(absl::StrCat(Origin(path), ": ", path, " ", JsonDouble(*peak),
-                        " is the peak; optimizer.params.lr ",
-                        JsonDouble(config_.optimizer.lr), " is not used"));
+      Note(Origin(path), ": ", path, " ", JsonDouble(*peak),
+           " is the peak; optimizer.params.lr ",
+           JsonDouble(config_.optimizer.lr), " is not used");
     }
   }
 
@@ -474,16 +450,12 @@ class Resolver : public ResolveContext {
       Derived(params + "cycle_second_stair_count", "cycle_first_stair_count");
     }
     if (s.cycle_min_lr > s.cycle_max_lr) {
-      Problem(params + "cycle_min_lr",
-              absl::StrCat(JsonDouble(s.cycle_min_lr),
-                           " is more than cycle_max_lr ",
-                           JsonDouble(s.cycle_max_lr)));
+      Problem(params + "cycle_min_lr", JsonDouble(s.cycle_min_lr),
+              " is more than cycle_max_lr ", JsonDouble(s.cycle_max_lr));
     }
     if (s.cycle_min_mom > s.cycle_max_mom) {
-      Problem(params + "cycle_min_mom",
-              absl::StrCat(JsonDouble(s.cycle_min_mom),
-                           " is more than cycle_max_mom ",
-                           JsonDouble(s.cycle_max_mom)));
+      Problem(params + "cycle_min_mom", JsonDouble(s.cycle_min_mom),
+              " is more than cycle_max_mom ", JsonDouble(s.cycle_max_mom));
     }
     if (config_.optimizer.spec.kind == OptimizerKind::kSgd) {
       if (Given(params + "cycle_momentum") && s.cycle_momentum) {
@@ -497,8 +469,8 @@ class Resolver : public ResolveContext {
     }
     const std::string betas = "optimizer.params.betas";
     if (s.cycle_momentum && Given(betas)) {
-      Note(absl::StrCat(Origin(betas), ": ", betas, ": of the two only beta2 ",
-                        "is used, ", params, "cycle_momentum sets beta1"));
+      Note(Origin(betas), ": ", betas, ": of the two only beta2 ", "is used, ",
+           params, "cycle_momentum sets beta1");
     }
   }
 
@@ -507,10 +479,9 @@ class Resolver : public ResolveContext {
   void Training() {
     TrainingConfig& t = config_.training;
     if (t.steps > 0 && t.epochs > 0) {
-      Problem("training.epochs",
-              absl::StrCat(Cite("training.steps"),
-                           " says how long, too; delete one, or set it to "
-                           "\"auto\""));
+      Problem("training.epochs", Cite("training.steps"),
+              " says how long, too; delete one, or set it to "
+              "\"auto\"");
     }
     if (t.steps == 0 && t.epochs == 0) {
       Problem("training.steps",
@@ -545,9 +516,8 @@ class Resolver : public ResolveContext {
               "want a SentencePiece model there");
     }
     if (t.sample_every > 0 && t.sample.tokens == 0) {
-      Problem(
-          "training.sample_every",
-          absl::StrCat(Cite("training.sample.tokens"), " is 0; delete one"));
+      Problem("training.sample_every", Cite("training.sample.tokens"),
+              " is 0; delete one");
     }
   }
 
@@ -574,9 +544,9 @@ class Resolver : public ResolveContext {
     }
     for (const KeySpec* key : unread) key->set(config_, key->get(Config()));
     for (const Group& group : groups) {
-      Note(absl::StrCat(group.origin, ": ", absl::StrJoin(group.paths, ", "),
-                        group.paths.size() == 1 ? " is" : " are",
-                        " accepted and ignored: ", group.reason));
+      Note(group.origin, ": ", absl::StrJoin(group.paths, ", "),
+           group.paths.size() == 1 ? " is" : " are",
+           " accepted and ignored: ", group.reason);
     }
   }
 
@@ -591,31 +561,28 @@ class Resolver : public ResolveContext {
       }
       std::string& origin = loaded_.origins[key.path];
       const bool from_base =
-          model_.has_base() && absl::StartsWith(key.path, "model.") &&
+          has_base_ && absl::StartsWith(key.path, "model.") &&
           key.path != "model.preset" && key.path != "model.from_pretrained" &&
           !absl::EndsWith(key.path, "_pdrop");
       if (origin.empty()) {
-        origin = from_base ? model_.base_origin() : "default";
+        origin = from_base ? base_origin_ : "default";
       } else if (from_base && Given(key.path)) {
         Config base;
-        base.model = model_.base();
+        base.model = base_;
         const std::string theirs = ValueText(key.get(base));
         if (theirs != ValueText(key.get(config_))) {
-          absl::StrAppend(&origin, " (", model_.base_origin(), ": ", theirs,
-                          ")");
+          absl::StrAppend(&origin, " (", base_origin_, ": ", theirs, ")");
         }
       }
     }
   }
-
-  ModelResolver model_;
 };
 
 }  // namespace
 
 void ResolveConfig(const GivenKeys& given, const LoadOptions& options,
                    LoadedConfig* loaded, std::vector<JsonProblem>* problems) {
-  Resolver(ResolveContext(given, options, loaded, problems)).Run();
+  Resolver(given, options, loaded, problems).Run();
 }
 
 }  // namespace zero

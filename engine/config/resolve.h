@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/config/json_text.h"
 #include "engine/config/keys.h"
 #include "engine/config/load.h"
@@ -32,6 +34,92 @@ struct GivenKeys {
 // Fills `loaded` (notes are appended). Problems are added to `problems`.
 void ResolveConfig(const GivenKeys& given, const LoadOptions& options,
                    LoadedConfig* loaded, std::vector<JsonProblem>* problems);
+
+// What the parts of resolve share: the keys that were given, the config that is
+// being made of them, and ways to speak about both.
+class ResolveContext {
+ public:
+  ResolveContext(const GivenKeys& given, const LoadOptions& options,
+                 LoadedConfig* loaded, std::vector<JsonProblem>* problems)
+      : given_(given),
+        options_(options),
+        config_(loaded->config),
+        loaded_(*loaded),
+        problems_(*problems) {}
+
+ protected:
+  bool Given(const std::string& path) const;
+
+  // Where `path` stands, or else the object that should hold it.
+  JsonPlace Place(const std::string& path) const;
+  // "configs/a.json:12", or "--set".
+  std::string Origin(const std::string& path) const;
+  // "training.steps (line 12)", for messages about a second key.
+  std::string Cite(const std::string& path) const;
+
+  // Messages are given in the parts that absl::StrCat joins.
+  template <typename... Parts>
+  void Problem(const std::string& path, const Parts&... parts) {
+    problems_.push_back({Place(path), path, absl::StrCat(parts...)});
+  }
+  template <typename... Parts>
+  void Note(const Parts&... parts) {
+    loaded_.notes.push_back(absl::StrCat(parts...));
+  }
+  // Takes the given value, if there is one.
+  void Set(const std::string& path);
+  void Derived(const std::string& path, absl::string_view formula);
+
+  // `path` (a file, a folder or a glob) from the current folder, or else from
+  // the config file's.
+  std::string Locate(const std::string& path) const;
+  // Whether `path` names something.
+  static bool Exists(const std::string& path);
+  // Why `file` is not found, and where it was looked for.
+  std::string Missing(const std::string& file) const;
+  // Reports that a run would need a file that is not there.
+  void Lacking(const std::string& path, const std::string& message);
+
+  const GivenKeys& given_;
+  const LoadOptions& options_;
+  Config& config_;
+  LoadedConfig& loaded_;
+  std::vector<JsonProblem>& problems_;
+};
+
+// The `model` section: a preset, a folder or a family, completed by its rules.
+class ModelResolver : public ResolveContext {
+ protected:
+  using ResolveContext::ResolveContext;
+
+  // Sets the model that explicit keys override.
+  void Base();
+  // Why the key `model.NAME` does not belong to this family.
+  std::string WrongFamily(const std::string& name,
+                          const std::string& applies_to) const;
+  // Derives and checks hyperparameters, the vocabulary and data's sequence
+  // length. REQUIRES: all given keys are set.
+  void Complete();
+  // Refuses sizes whose byte counts would not fit into 64 bits, or any memory.
+  void CheckSize();
+
+  // The preset or pretrained model, if there is one, and its name.
+  bool has_base_ = false;
+  ModelConfig base_;
+  std::string base_origin_;
+
+ private:
+  std::string GivenText(const std::string& path) const;
+  void DefaultsOfFamily();
+  // The family's name of a hyperparameter, given GPT-2's.
+  std::string Hyper(absl::string_view gpt2_name) const;
+  void Require(const std::string& path);
+  // The shape of loaded weights is what it is; only dropout may be chosen.
+  void CheckPretrained();
+  void Vocabulary();
+  void Shape();
+  void Positions();
+};
 
 }  // namespace zero
 

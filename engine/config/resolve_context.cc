@@ -1,10 +1,6 @@
-#include "engine/config/resolve_context.h"
-
-#include <utility>
-
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
+#include "engine/config/resolve.h"
 
 namespace zero {
 
@@ -25,10 +21,6 @@ JsonPlace ResolveContext::Place(const std::string& path) const {
     const size_t dot = parent.rfind('.');
     parent = dot == std::string::npos ? "" : parent.substr(0, dot);
   }
-}
-
-void ResolveContext::Problem(const std::string& path, std::string message) {
-  problems_.push_back({Place(path), path, std::move(message)});
 }
 
 std::string ResolveContext::Origin(const std::string& path) const {
@@ -58,10 +50,6 @@ void ResolveContext::Derived(const std::string& path,
   loaded_.origins[path] = absl::StrCat("derived: ", formula);
 }
 
-void ResolveContext::Note(std::string note) {
-  loaded_.notes.push_back(std::move(note));
-}
-
 std::string ResolveContext::Locate(const std::string& path) const {
   if (absl::StartsWith(path, "/") || Exists(path)) return path;
   const std::string beside =
@@ -88,7 +76,7 @@ void ResolveContext::Lacking(const std::string& path,
     case MissingFiles::kError:
       return Problem(path, message);
     case MissingFiles::kNote:
-      return Note(absl::StrCat(Origin(path), ": ", path, ": ", message));
+      return Note(Origin(path), ": ", path, ": ", message);
     case MissingFiles::kIgnored:
       return;
   }

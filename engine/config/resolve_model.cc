@@ -1,12 +1,10 @@
-#include "engine/config/resolve_model.h"
-
 #include <algorithm>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "engine/base/file.h"
+#include "engine/config/resolve.h"
 
 namespace zero {
 namespace {
@@ -34,9 +32,8 @@ void ModelResolver::Base() {
   const std::string preset = GivenText("model.preset");
   const std::string dir = GivenText("model.from_pretrained");
   if (!preset.empty() && !dir.empty()) {
-    return Problem("model.preset",
-                   absl::StrCat(Cite("model.from_pretrained"),
-                                " already names the model; delete one"));
+    return Problem("model.preset", Cite("model.from_pretrained"),
+                   " already names the model; delete one");
   }
   if (preset.empty() && dir.empty()) return DefaultsOfFamily();
   const std::string path =
@@ -48,7 +45,7 @@ void ModelResolver::Base() {
   auto base = preset.empty() ? options_.catalog->Pretrained(found)
                              : options_.catalog->Preset(preset);
   if (!base.ok()) {
-    return Problem(path, std::string(base.status().message()));
+    return Problem(path, base.status().message());
   }
   base_ = *base;
   has_base_ = true;
@@ -58,9 +55,8 @@ void ModelResolver::Base() {
   if (!dir.empty()) config_.model.from_pretrained = found;
   const std::string family = ModelFamilyName(base_.family);
   if (Given("model.model_type") && GivenText("model.model_type") != family) {
-    Problem("model.model_type",
-            absl::StrCat("\"", GivenText("model.model_type"), "\", but ",
-                         Cite(path), " is a ", family, " model; delete one"));
+    Problem("model.model_type", "\"", GivenText("model.model_type"), "\", but ",
+            Cite(path), " is a ", family, " model; delete one");
   }
 }
 
@@ -144,9 +140,8 @@ std::string ModelResolver::Hyper(absl::string_view gpt2_name) const {
 
 void ModelResolver::Require(const std::string& path) {
   if (Given(path) || has_base_) return;
-  Problem(path,
-          absl::StrCat("missing; a ", ModelFamilyName(config_.model.family),
-                       " model without a preset needs it"));
+  Problem(path, "missing; a ", ModelFamilyName(config_.model.family),
+          " model without a preset needs it");
 }
 
 void ModelResolver::CheckPretrained() {
@@ -159,9 +154,8 @@ void ModelResolver::CheckPretrained() {
     }
     const KeyValue theirs = FindKey(path)->get(base);
     if (theirs == given.value) continue;
-    Problem(path,
-            absl::StrCat(ValueText(given.value), ", but ", base_origin_,
-                         " says ", ValueText(theirs), "; delete the key"));
+    Problem(path, ValueText(given.value), ", but ", base_origin_, " says ",
+            ValueText(theirs), "; delete the key");
   }
 }
 
@@ -174,7 +168,7 @@ void ModelResolver::Vocabulary() {
     if (options_.tokenizer_ids != nullptr && PathExists(file)) {
       const auto ids = options_.tokenizer_ids(file);
       if (!ids.ok()) {
-        return Problem("data.tokenizer", std::string(ids.status().message()));
+        return Problem("data.tokenizer", ids.status().message());
       }
       model.vocab_size = *ids;
       return Derived(path, "the ids of data.tokenizer");
@@ -187,9 +181,9 @@ void ModelResolver::Vocabulary() {
     model.vocab_size = kBytesVocab;
     Derived(path, "256 bytes and the end of text");
   } else if (bytes && model.vocab_size < kBytesVocab) {
-    Problem(path, absl::StrCat(model.vocab_size,
-                               " is too few for data.tokenizer \"bytes\", "
-                               "want >= 257"));
+    Problem(path, model.vocab_size,
+            " is too few for data.tokenizer \"bytes\", "
+            "want >= 257");
   }
 }
 
@@ -250,11 +244,9 @@ void ModelResolver::Positions() {
     if (gpt2 || sequence > usual) Derived(path, length);
   }
   if (sequence > positions) {
-    Problem(
-        length,
-        absl::StrCat(sequence, " is more than ", Cite(path), " = ", positions,
-                     gpt2 ? "; the model has no more positions"
-                          : "; raise that, it costs no parameters"));
+    Problem(length, sequence, " is more than ", Cite(path), " = ", positions,
+            gpt2 ? "; the model has no more positions"
+                 : "; raise that, it costs no parameters");
   }
 }
 

@@ -109,10 +109,7 @@ CLI::Validator NumberOf(const char* path) {
   const auto check = [key = FindKey(path)](const std::string& text) {
     JsonNode node = {.kind = JsonKind::kNumber, .text = text};
     node.is_integer = absl::SimpleAtoi(text, &node.integer);
-    KeyValue value;
-    std::string error;
-    return absl::SimpleAtod(text, &node.number) &&
-                   ReadValue(*key, node, &value, &error)
+    return absl::SimpleAtod(text, &node.number) && ReadValue(*key, node).ok()
                ? std::string()
                : absl::StrCat("\"", text, "\" is not ", Wanted(*key));
   };

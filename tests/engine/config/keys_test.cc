@@ -45,9 +45,7 @@ TEST(KeysTest, EveryKeyWithAWrongTypeIsAnErrorThatNamesIt) {
       JsonNode node;
       std::vector<JsonProblem> problems;
       ASSERT_TRUE(ParseJsonText(value, 0, &node, &problems));
-      KeyValue ignored;
-      std::string reason;
-      const bool right_type = ReadValue(key, node, &ignored, &reason);
+      const bool right_type = ReadValue(key, node).ok();
       const bool refused = key.treatment == Treatment::kRefused ||
                            key.treatment == Treatment::kNotBuilt;
       if (refused ? IsHarmless(key, node) : right_type) continue;
