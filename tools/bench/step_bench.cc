@@ -414,7 +414,7 @@ Json MemoryJson(const Case& one) {
         return a.ledger.total_peak_bytes() < b.ledger.total_peak_bytes();
       });
   const DeviceMemory& now = most->memory;
-  return {{"peak_bytes", Json::parse(PeakBytes(most->ledger).ToString())},
+  return {{"peak_bytes", PeakBytes(most->ledger)},
           {"reserved_bytes",
            {{"activations", one.ranks[0].transient.activations},
             {"rotating", one.ranks[0].transient.rotating}}},
