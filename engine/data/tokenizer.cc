@@ -257,7 +257,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
     return absl::InvalidArgumentError(
         absl::StrCat("tokenizer '", spec,
                      "': Hugging Face tokenizers are not read by zero "
-                     "yet; make token files with tools/tokenize.py"));
+                     "yet; make token files with tools/hf_tokenize.py"));
   }
   return absl::InvalidArgumentError(
       absl::StrCat("tokenizer '", spec,

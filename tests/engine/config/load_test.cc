@@ -861,7 +861,7 @@ TEST(FilesTest, TheTokenizerFollowsTheFiles) {
   EXPECT_EQ(
       ErrorOfSmall({"data.tokenizer=tokenizer.json", "model.vocab_size=300"}),
       "--set data.tokenizer: a Hugging Face tokenizer is not read here; "
-      "tools/tokenize.py makes token files with it, and the tokenizer "
+      "tools/hf_tokenize.py makes token files with it, and the tokenizer "
       "is then \"none\"");
 }
 

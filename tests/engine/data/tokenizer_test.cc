@@ -247,7 +247,7 @@ TEST(OpenTokenizerTest, SaysWhatIsPossible) {
   EXPECT_THAT(std::string(OpenTokenizer("byte").status().message()),
               HasSubstr("expected bytes or the path"));
   EXPECT_THAT(std::string(OpenTokenizer("tokenizer.json").status().message()),
-              HasSubstr("tools/tokenize.py"));
+              HasSubstr("tools/hf_tokenize.py"));
 }
 
 TEST(StreamDecoderTest, HoldsBackUnfinishedCharacters) {

@@ -5,34 +5,23 @@ A token file is llm.c's: 256 int32 (magic, version, token count, zeros), then th
 all little-endian. uint16 tokens have magic 20240520 and version 1; where the vocabulary
 exceeds 65536, uint32 tokens have magic 20240801 and version 7.
 
-    tools/tokenize.py --tokenizer tokenizer.json --out data/train.bin \\
+    tools/hf_tokenize.py --tokenizer tokenizer.json --out data/train.bin \\
         --append-eot '<|endoftext|>' books/*.txt
 
 Needs `pip install tokenizers`. Memory does not grow with the corpus. Output appears under
 its name only when all of it is written.
 """
 
-import os
-import sys
-
-# Python puts a script's folder first on its path, where this file's name hides the standard
-# library's tokenize (used by traceback, inspect, ...). Take the folder off the path, and
-# when another script of this folder imports `tokenize`, hand it the standard one.
-_here = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != _here]
-if __name__ == "tokenize":
-    del sys.modules[__name__]
-    import tokenize
-    sys.modules[__name__] = tokenize
-
 import argparse
 import array
 import difflib
 import glob
+import os
 import pathlib
 import re
 import signal
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -349,13 +338,13 @@ def main() -> int:
         args.inputs = input_files(args.inputs)
         tokenize_all(args)
     except UserError as error:
-        print(f"tokenize.py: {error}", file=sys.stderr)
+        print(f"hf_tokenize.py: {error}", file=sys.stderr)
         return 1
     except OSError as error:  # disk full, no permission
-        print(f"tokenize.py: {error.filename or args.out}: {error.strerror}", file=sys.stderr)
+        print(f"hf_tokenize.py: {error.filename or args.out}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("tokenize.py: interrupted, nothing written", file=sys.stderr)
+        print("hf_tokenize.py: interrupted, nothing written", file=sys.stderr)
         return 130
     return 0
 

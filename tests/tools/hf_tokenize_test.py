@@ -1,6 +1,6 @@
-"""Tests tools/tokenize.py as a user calls it, with small tokenizers made here.
+"""Tests tools/hf_tokenize.py as a user calls it, with small tokenizers made here.
 
-    python3 -m unittest tests/tools/tokenize_test.py
+    python3 -m unittest tests/tools/hf_tokenize_test.py
 
 Needs the package `tokenizers`; without it every test that tokenizes is skipped, aloud.
 """
@@ -17,11 +17,11 @@ try:
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 except ImportError:
     tokenizers = None
-    print("SKIPPED: tests of tools/tokenize.py need the Python package `tokenizers` "
+    print("SKIPPED: tests of tools/hf_tokenize.py need the Python package `tokenizers` "
           "(python3 -m pip install tokenizers)", file=sys.stderr)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "tools" / "tokenize.py"
+SCRIPT = ROOT / "tools" / "hf_tokenize.py"
 EOT = "<|endoftext|>"
 TEXT = "the cat sat on the mat, and the other cat sat on the cat.\n" * 20
 
