@@ -69,13 +69,15 @@ bool NumElements(const std::vector<int64_t>& shape, int64_t* product) {
   return true;
 }
 
-absl::Status Wrong(absl::string_view file, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("'", file, "': ", what));
+template <typename... Parts>
+absl::Status Wrong(absl::string_view file, const Parts&... what) {
+  return absl::InvalidArgumentError(absl::StrCat("'", file, "': ", what...));
 }
 
+template <typename... Parts>
 absl::Status WrongTensor(absl::string_view file, absl::string_view tensor,
-                         absl::string_view what) {
-  return Wrong(file, absl::StrCat("tensor '", tensor, "': ", what));
+                         const Parts&... what) {
+  return Wrong(file, "tensor '", tensor, "': ", what...);
 }
 
 // Parses JSON; a key that an object has twice is an error.
@@ -96,8 +98,7 @@ absl::Status ParseJson(absl::string_view file, absl::string_view text,
                       /*allow_exceptions=*/false);
   if (json->is_discarded()) return Wrong(file, "the header is not valid JSON");
   if (!duplicate.empty()) {
-    return Wrong(file,
-                 absl::StrCat("the name '", duplicate, "' appears twice"));
+    return Wrong(file, "the name '", duplicate, "' appears twice");
   }
   if (!json->is_object()) {
     return Wrong(file, "the header is not a JSON object");
@@ -128,12 +129,10 @@ absl::Status ReadEntry(const std::string& name, const Json& entry,
   const Json& dtype = entry["dtype"];
   if (!dtype.is_string() ||
       !FindDType(dtype.get_ref<const std::string&>(), &tensor->dtype)) {
-    return WrongTensor(
-        file, name,
-        absl::StrCat("dtype ",
-                     dtype.is_string() ? dtype.get_ref<const std::string&>()
-                                       : "(not a string)",
-                     " is not one of ", DTypeNames()));
+    return WrongTensor(file, name, "dtype ",
+                       dtype.is_string() ? dtype.get_ref<const std::string&>()
+                                         : "(not a string)",
+                       " is not one of ", DTypeNames());
   }
   const Json& shape = entry["shape"];
   if (!shape.is_array()) return WrongTensor(file, name, "shape is not a list");
@@ -155,16 +154,13 @@ absl::Status ReadEntry(const std::string& name, const Json& entry,
   const int64_t item = static_cast<int64_t>(DTypeBytes(tensor->dtype));
   if (!NumElements(tensor->shape, &tensor->num_elements) ||
       __builtin_mul_overflow(tensor->num_elements, item, &tensor->num_bytes)) {
-    return WrongTensor(file, name,
-                       absl::StrCat("shape ", tensor->ShapeString(),
-                                    " has more elements than fit in memory"));
+    return WrongTensor(file, name, "shape ", tensor->ShapeString(),
+                       " has more elements than fit in memory");
   }
   if (end - *begin != tensor->num_bytes) {
-    return WrongTensor(
-        file, name,
-        absl::StrCat("data_offsets span ", end - *begin, " bytes, but ",
-                     StoredName(tensor->dtype), " ", tensor->ShapeString(),
-                     " has ", tensor->num_bytes));
+    return WrongTensor(file, name, "data_offsets span ", end - *begin,
+                       " bytes, but ", StoredName(tensor->dtype), " ",
+                       tensor->ShapeString(), " has ", tensor->num_bytes);
   }
   if (end > data_bytes) {
     return absl::DataLossError(
@@ -188,19 +184,17 @@ absl::Status CheckCover(const std::string& file, const uint8_t* data,
   std::string previous = "the header";
   for (const StoredTensor& tensor : tensors) {
     if (tensor.data != covered) {
-      return WrongTensor(
-          file, tensor.name,
-          absl::StrCat("its data ",
-                       tensor.data < covered ? "overlaps" : "leaves a gap to",
-                       " that of ", previous));
+      return WrongTensor(file, tensor.name, "its data ",
+                         tensor.data < covered ? "overlaps" : "leaves a gap to",
+                         " that of ", previous);
     }
     covered += tensor.num_bytes;
     previous = absl::StrCat("'", tensor.name, "'");
   }
   if (covered != data + data_bytes) {
-    return Wrong(file, absl::StrCat(data + data_bytes - covered,
-                                    " bytes after the last tensor belong to "
-                                    "no tensor"));
+    return Wrong(file, data + data_bytes - covered,
+                 " bytes after the last tensor belong to "
+                 "no tensor");
   }
   return absl::OkStatus();
 }
@@ -222,10 +216,9 @@ absl::StatusOr<std::vector<int64_t>> BytesOf(
     const int64_t item = static_cast<int64_t>(DTypeBytes(spec.dtype));
     if (!NumElements(spec.shape, &n) || __builtin_mul_overflow(n, item, &n) ||
         __builtin_add_overflow(total, n, &total)) {
-      return WrongTensor(
-          path, spec.name,
-          absl::StrCat("shape [", absl::StrJoin(spec.shape, ", "),
-                       "] is negative or too large"));
+      return WrongTensor(path, spec.name, "shape [",
+                         absl::StrJoin(spec.shape, ", "),
+                         "] is negative or too large");
     }
     bytes.push_back(n);
   }
@@ -297,8 +290,7 @@ absl::Status SafetensorsReader::AddFile(const std::string& path) {
       if (!entry.is_object()) return Wrong(path, "__metadata__ is no object");
       for (const auto& [key, value] : entry.items()) {
         if (!value.is_string()) {
-          return Wrong(path,
-                       absl::StrCat("__metadata__.", key, " is not a string"));
+          return Wrong(path, "__metadata__.", key, " is not a string");
         }
       }
       continue;
@@ -332,10 +324,9 @@ absl::Status SafetensorsReader::AddIndex(const std::string& path) {
     }
     const std::string& file = value.get_ref<const std::string&>();
     if (file.empty() || absl::StrContains(file, '/')) {
-      return WrongTensor(path, name,
-                         absl::StrCat("'", file,
-                                      "' in weight_map is not the "
-                                      "name of a file in the same folder"));
+      return WrongTensor(path, name, "'", file,
+                         "' in weight_map is not the "
+                         "name of a file in the same folder");
     }
     files.insert(file);
     promised[name] = absl::StrCat(FolderOf(path), "/", file);
@@ -346,15 +337,14 @@ absl::Status SafetensorsReader::AddIndex(const std::string& path) {
   for (const StoredTensor& tensor : tensors_) {
     const auto at = promised.find(tensor.name);
     if (at == promised.end() || at->second != tensor.file) {
-      return WrongTensor(tensor.file, tensor.name,
-                         absl::StrCat("'", path, "' does not list it there"));
+      return WrongTensor(tensor.file, tensor.name, "'", path,
+                         "' does not list it there");
     }
     promised.erase(at);
   }
   if (!promised.empty()) {
-    return WrongTensor(
-        path, promised.begin()->first,
-        absl::StrCat("it is not in '", promised.begin()->second, "'"));
+    return WrongTensor(path, promised.begin()->first, "it is not in '",
+                       promised.begin()->second, "'");
   }
   return absl::OkStatus();
 }
@@ -441,10 +431,9 @@ absl::Status SafetensorsWriter::Write(size_t tensor, int64_t offset,
                                       const void* data, int64_t bytes) {
   Place& place = places_[tensor];
   if (offset < 0 || offset + bytes > place.bytes) {
-    return WrongTensor(
-        file_->path(), specs_[tensor].name,
-        absl::StrCat("given bytes ", offset, " to ", offset + bytes,
-                     ", but its shape has ", place.bytes));
+    return WrongTensor(file_->path(), specs_[tensor].name, "given bytes ",
+                       offset, " to ", offset + bytes, ", but its shape has ",
+                       place.bytes);
   }
   place.num_given += bytes;
   return file_->WriteAt(place.offset + offset, data, bytes);
@@ -453,10 +442,9 @@ absl::Status SafetensorsWriter::Write(size_t tensor, int64_t offset,
 absl::Status SafetensorsWriter::Commit() {
   for (size_t i = 0; i < specs_.size(); ++i) {
     if (places_[i].num_given == places_[i].bytes) continue;
-    return WrongTensor(
-        file_->path(), specs_[i].name,
-        absl::StrCat("given ", places_[i].num_given,
-                     " bytes, but its shape has ", places_[i].bytes));
+    return WrongTensor(file_->path(), specs_[i].name, "given ",
+                       places_[i].num_given, " bytes, but its shape has ",
+                       places_[i].bytes);
   }
   return file_->Commit();
 }

@@ -59,8 +59,9 @@ int32_t LoadInt(const uint8_t* data, int index) {
   return value;
 }
 
-absl::Status Wrong(const std::string& path, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("'", path, "': ", what));
+template <typename... Parts>
+absl::Status Wrong(const std::string& path, const Parts&... what) {
+  return absl::InvalidArgumentError(absl::StrCat("'", path, "': ", what...));
 }
 
 absl::Status CheckNotEmpty(const std::string& path, int64_t size) {
@@ -74,15 +75,14 @@ absl::Status CheckLooksLikeText(const std::string& path,
                                std::min(file.size(), kSniffBytes));
   for (const Signature& signature : kBinarySignatures) {
     if (absl::StartsWith(head, signature.bytes)) {
-      return Wrong(path, absl::StrCat("not text, but ", signature.what));
+      return Wrong(path, "not text, but ", signature.what);
     }
   }
   const size_t nul = head.find('\0');
   if (nul == absl::string_view::npos) return absl::OkStatus();
-  return Wrong(path,
-               absl::StrCat("not text: it has a NUL byte at offset ", nul,
-                            "; token files end in .bin, or set data.format to "
-                            "llmc, raw_uint16 or text"));
+  return Wrong(path, "not text: it has a NUL byte at offset ", nul,
+               "; token files end in .bin, or set data.format to "
+               "llmc, raw_uint16 or text");
 }
 
 absl::Status ReadLlmcHeader(const std::string& path, const MappedFile& file,
@@ -99,23 +99,21 @@ absl::Status ReadLlmcHeader(const std::string& path, const MappedFile& file,
   const int64_t count = LoadInt(file.data(), 2);
   if (magic != kTokenMagicU16 && magic != kTokenMagicU32) {
     const char* sibling = LlmcSibling(magic);
-    return Wrong(
-        path,
-        absl::StrCat("wrong magic number ", magic,
-                     sibling ? absl::StrCat(" (", sibling, ")") : "",
-                     "; expected ", kTokenMagicU16, " (uint16 tokens) or ",
-                     kTokenMagicU32, " (uint32 tokens)"));
+    return Wrong(path, "wrong magic number ", magic,
+                 sibling ? absl::StrCat(" (", sibling, ")") : "", "; expected ",
+                 kTokenMagicU16, " (uint16 tokens) or ", kTokenMagicU32,
+                 " (uint32 tokens)");
   }
   shard->bytes_per_token = magic == kTokenMagicU16 ? 2 : 4;
   const bool known = version == 1 || (magic == kTokenMagicU32 && version == 7);
   if (!known) {
-    return Wrong(path, absl::StrCat("token file version ", version,
-                                    " is not known; expected 1",
-                                    magic == kTokenMagicU32 ? " or 7" : ""));
+    return Wrong(path, "token file version ", version,
+                 " is not known; expected 1",
+                 magic == kTokenMagicU32 ? " or 7" : "");
   }
   if (count <= 0) {
-    return Wrong(path, absl::StrCat("its header says ", count,
-                                    " tokens; expected at least 1"));
+    return Wrong(path, "its header says ", count,
+                 " tokens; expected at least 1");
   }
   const int64_t expected = kTokenHeaderBytes + count * shard->bytes_per_token;
   if (file.size() != expected) {
@@ -152,10 +150,9 @@ absl::StatusOr<TokenFormat> Detect(const std::string& path,
   }
   if (!absl::EndsWith(path, ".bin")) return TokenFormat::kText;
   if (const char* sibling = LlmcSibling(magic)) {
-    return Wrong(
-        path, absl::StrCat("wrong magic number ", magic, ": this is ", sibling,
-                           ", not a token file (if it is raw "
-                           "uint16, set data.format to raw_uint16)"));
+    return Wrong(path, "wrong magic number ", magic, ": this is ", sibling,
+                 ", not a token file (if it is raw "
+                 "uint16, set data.format to raw_uint16)");
   }
   return TokenFormat::kRawU16;
 }

@@ -7,7 +7,6 @@
 #include <limits>
 #include <utility>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -167,26 +166,15 @@ absl::Status CheckOptions(const TokenizeOptions& options) {
 
 // Shards of an earlier run would be read together with the new ones.
 absl::Status CheckNoOldShards(const std::string& prefix) {
-  const std::string folder = FolderOf(prefix);
-  const std::string stem = prefix.substr(prefix.rfind('/') == std::string::npos
-                                             ? 0
-                                             : prefix.rfind('/') + 1) +
-                           "_";
-  ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
-  for (const std::string& name : names) {
-    absl::string_view number = name;
-    if (!absl::ConsumePrefix(&number, stem)) continue;
-    absl::ConsumePrefix(&number, "val_");
-    if (!absl::ConsumeSuffix(&number, ".bin") || number.empty()) continue;
-    if (!std::all_of(number.begin(), number.end(), absl::ascii_isdigit)) {
-      continue;
-    }
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", folder, "/", name,
-                     "' exists from an earlier run, and a glob "
-                     "would read both; remove it or choose another output"));
-  }
-  return absl::OkStatus();
+  const auto names = absl::StrReplaceAll(
+      prefix, {{"*", "\\*"}, {"?", "\\?"}, {"[", "\\["}, {"{", "\\{"}});
+  const auto shards = ExpandPaths(
+      {absl::StrCat(names, "_{,val_}[0-9][0-9][0-9][0-9][0-9][0-9].bin")});
+  if (!shards.ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("'", shards->front(),
+                   "' exists from an earlier run, and a glob would read both; "
+                   "remove it or choose another output"));
 }
 
 // Whether text survives the tokenizer, tried on what is often lost.
