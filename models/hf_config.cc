@@ -170,7 +170,7 @@ class Reader {
           IsOurs(key.path)) {
         continue;
       }
-      const std::string name = key.path.substr(key.path.rfind('.') + 1);
+      const std::string name = key.name();
       const bool scaling = absl::StartsWith(key.path, "model.rope_scaling.");
       const JsonNode* node =
           FindValue(scaling && rope_ != nullptr ? *rope_ : root_, name);
@@ -299,8 +299,7 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
       continue;
     }
     Json& object = scaling ? out["rope_scaling"] : out;
-    object[key.path.substr(key.path.rfind('.') + 1)] =
-        Json::parse(ValueText(key.get(run)));
+    object[key.name()] = Json::parse(ValueText(key.get(run)));
   }
   out[gpt2 ? "attn_pdrop" : "attention_dropout"] = 0.0;
   if (!gpt2 && config.family != ModelFamily::kQwen2) {

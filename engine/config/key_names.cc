@@ -1,21 +1,12 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/nearest.h"
 #include "engine/config/keys.h"
 
 namespace zero {
 namespace {
-
-absl::string_view LeafName(absl::string_view path) {
-  const size_t dot = path.rfind('.');
-  return dot == absl::string_view::npos ? path : path.substr(dot + 1);
-}
-
-absl::string_view ParentPath(absl::string_view path) {
-  const size_t dot = path.rfind('.');
-  return dot == absl::string_view::npos ? "" : path.substr(0, dot);
-}
 
 // What other programs call our keys.
 struct Synonym {
@@ -73,8 +64,8 @@ std::string NearestKey(absl::string_view parent, absl::string_view name) {
   std::vector<std::string> siblings, leaves, paths, elsewhere;
   for (const KeySpec& key : AllKeys()) {
     if (key.treatment != Treatment::kUsed) continue;
-    const std::string leaf(LeafName(key.path));
-    if (ParentPath(key.path) == parent) siblings.push_back(leaf);
+    const std::string leaf = key.name();
+    if (key.section() == parent) siblings.push_back(leaf);
     if (leaf == name) elsewhere.push_back(key.path);
     if (!key.is_leaf()) continue;
     leaves.push_back(leaf);
@@ -91,7 +82,9 @@ std::string NearestKey(absl::string_view parent, absl::string_view name) {
     if (name == synonym.theirs) return ask(synonym.ours);
   }
   const auto near = NearestNames(name, leaves, 1);
-  if (near.empty()) return "";
+  if (near.empty()) {
+    return absl::StrCat("; known here: ", absl::StrJoin(siblings, ", "));
+  }
   const auto leaf = std::find(leaves.begin(), leaves.end(), near[0]);
   return ask(paths[static_cast<size_t>(leaf - leaves.begin())]);
 }

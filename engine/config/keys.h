@@ -93,6 +93,12 @@ struct KeySpec {
   // Where a default or a meaning is not DeepSpeed's: theirs, and why.
   std::string deepspeed;
 
+  // "a.b.c" is "c" in the section "a.b"; sections at the top are in "".
+  std::string name() const { return path.substr(path.rfind('.') + 1); }
+  std::string section() const {
+    const size_t dot = path.rfind('.');
+    return dot == std::string::npos ? "" : path.substr(0, dot);
+  }
   bool is_leaf() const { return kind != KeyKind::kObject; }
   bool IsUnbuilt(const std::string& value) const {
     return std::find(unbuilt.begin(), unbuilt.end(), value) != unbuilt.end();
@@ -138,8 +144,8 @@ std::string ValueText(const KeyValue& value);
 // "an integer >= 1", "one of "AdamW", "SGD"": what the key wants.
 std::string Wanted(const KeySpec& key);
 
-// `; did you mean "...?"` for an unknown key in the object `parent` ("" at the
-// top), or an empty string where nothing is near.
+// What may be meant by an unknown key in the object `parent` ("" at the top):
+// `; did you mean "...?"`, or where nothing is near the keys that it may have.
 std::string NearestKey(absl::string_view parent, absl::string_view name);
 
 }  // namespace zero

@@ -188,30 +188,14 @@ class Loader {
       }
       const KeySpec* key = FindKey(path);
       if (key == nullptr) {
-        Problem(node.key_place, path, UnknownKey(parent, node.key));
+        Problem(node.key_place, path, "unknown key",
+                NearestKey(parent, node.key));
       } else if (IsAuto(*key, node)) {
         given_.autos[path] = node.place;
       } else {
         Key(*key, node);
       }
     }
-  }
-
-  static std::string UnknownKey(const std::string& parent,
-                                const std::string& name) {
-    const std::string near = NearestKey(parent, name);
-    if (!near.empty()) return absl::StrCat("unknown key", near);
-    std::vector<std::string> known;
-    const std::string prefix = parent.empty() ? "" : parent + ".";
-    for (const KeySpec& key : AllKeys()) {
-      if (key.treatment == Treatment::kUsed &&
-          absl::StartsWith(key.path, prefix) &&
-          key.path.find('.', prefix.size()) == std::string::npos) {
-        known.push_back(key.path.substr(prefix.size()));
-      }
-    }
-    return absl::StrCat("unknown key; known here: ",
-                        absl::StrJoin(known, ", "));
   }
 
   // "auto" asks for the default; so does Hugging Face's null in `model`.

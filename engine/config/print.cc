@@ -1,14 +1,12 @@
 #include "engine/config/print.h"
 
-#include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
 #include "engine/config/json_text.h"
 #include "engine/config/keys.h"
 
@@ -17,72 +15,42 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A leaf ready to print: path, JSON text, comment.
-struct PrintedLine {
-  std::vector<std::string> names;
-  std::string text;
-  std::string comment;
-};
-
-std::vector<PrintedLine> Lines(
-    const Config& config, const std::map<std::string, std::string>* origins) {
+// Sections as objects; a key that the run reads is a string: its JSON text.
+Json Tree(const Config& config) {
   const Config defaults;
-  std::vector<PrintedLine> lines;
+  Json tree = Json::object();
   for (const KeySpec& key : AllKeys()) {
-    if (key.get == nullptr) continue;
-    if (!key.IsRead(config)) continue;
+    if (key.get == nullptr || !key.IsRead(config)) continue;
     const std::string text = ValueText(key.get(config));
     if (key.may_be_unset && text == ValueText(key.get(defaults))) continue;
-    PrintedLine line;
-    line.names = absl::StrSplit(key.path, '.');
-    line.text = text;
-    if (origins != nullptr) {
-      const auto it = origins->find(key.path);
-      // A file may have any name; a comment ends with its line.
-      if (it != origins->end()) {
-        line.comment = absl::StrReplaceAll(it->second, {{"\n", " "}});
-      }
-    }
-    lines.push_back(std::move(line));
+    const std::string pointer = absl::StrReplaceAll(key.path, {{".", "/"}});
+    tree[Json::json_pointer("/" + pointer)] = text;
   }
-  return lines;
+  return tree;
 }
 
-// Number of objects that two paths share.
-size_t Shared(const PrintedLine& a, const PrintedLine& b) {
-  const size_t limit = std::min(a.names.size(), b.names.size()) - 1;
-  size_t n = 0;
-  while (n < limit && a.names[n] == b.names[n]) ++n;
-  return n;
-}
-
-std::string Render(const std::vector<PrintedLine>& lines) {
+// `object`, whose keys begin with `prefix`, and where each value is from.
+std::string Render(const Json& object, const std::string& prefix,
+                   const std::string& indent,
+                   const std::map<std::string, std::string>& origins) {
   std::string out = "{\n";
-  const auto indent = [](size_t depth) {
-    return std::string(2 * (depth + 1), ' ');
-  };
-  for (size_t i = 0; i < lines.size(); ++i) {
-    const PrintedLine& line = lines[i];
-    const size_t depth = line.names.size() - 1;
-    for (size_t d = i == 0 ? 0 : Shared(lines[i - 1], line); d < depth; ++d) {
-      absl::StrAppend(&out, indent(d), JsonQuote(line.names[d]), ": {\n");
+  for (auto member = object.begin(); member != object.end();) {
+    const std::string path = prefix + member.key();
+    std::string line =
+        absl::StrCat(indent, "  ", JsonQuote(member.key()), ": ",
+                     member->is_object()
+                         ? Render(*member, path + ".", indent + "  ", origins)
+                         : member->get<std::string>());
+    if (++member != object.end()) line += ",";
+    if (const auto origin = origins.find(path); origin != origins.end()) {
+      line.append(line.size() < 46 ? 46 - line.size() : 2, ' ');
+      // A file may have any name; a comment ends with its line.
+      absl::StrAppend(&line, "// ",
+                      absl::StrReplaceAll(origin->second, {{"\n", " "}}));
     }
-    const bool last = i + 1 == lines.size();
-    const size_t stays = last ? 0 : Shared(line, lines[i + 1]);
-    std::string text =
-        absl::StrCat(indent(depth), JsonQuote(line.names.back()), ": ",
-                     line.text, !last && stays == depth ? "," : "");
-    if (!line.comment.empty()) {
-      text.append(text.size() < 46 ? 46 - text.size() : 2, ' ');
-      absl::StrAppend(&text, "// ", line.comment);
-    }
-    absl::StrAppend(&out, text, "\n");
-    for (size_t d = depth; d > stays; --d) {
-      absl::StrAppend(&out, indent(d - 1), "}",
-                      !last && d == stays + 1 ? "," : "", "\n");
-    }
+    absl::StrAppend(&out, line, "\n");
   }
-  return out + "}\n";
+  return absl::StrCat(out, indent, "}");
 }
 
 // ---- Schema ---------------------------------------------------------------
@@ -178,17 +146,11 @@ Json LeafSchema(const KeySpec& key) {
   return schema;
 }
 
-bool IsChildOf(const KeySpec& key, const std::string& parent) {
-  const size_t dot = key.path.rfind('.');
-  return parent == (dot == std::string::npos ? "" : key.path.substr(0, dot));
-}
-
 void AddProperties(const std::string& parent, Json* schema) {
   (*schema)["additionalProperties"] = false;
   for (const KeySpec& key : AllKeys()) {
-    if (!IsChildOf(key, parent)) continue;
-    Json& child =
-        (*schema)["properties"][key.path.substr(key.path.rfind('.') + 1)];
+    if (key.section() != parent) continue;
+    Json& child = (*schema)["properties"][key.name()];
     if (key.is_leaf()) {
       child = LeafSchema(key);
       continue;
@@ -217,11 +179,11 @@ std::string Cell(const std::string& text) {
 }  // namespace
 
 std::string PrintResolved(const LoadedConfig& loaded) {
-  return Render(Lines(loaded.config, &loaded.origins));
+  return Render(Tree(loaded.config), "", "", loaded.origins) + "\n";
 }
 
 std::string PrintResolvedJson(const Config& config) {
-  return Render(Lines(config, nullptr));
+  return Render(Tree(config), "", "", {}) + "\n";
 }
 
 std::string PrintSchema() {

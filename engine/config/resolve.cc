@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
@@ -13,13 +14,6 @@ namespace zero {
 namespace {
 
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
-// "configs/gpt2_tiny.json" -> "gpt2_tiny".
-std::string StemOf(const std::string& file) {
-  std::string name = file.substr(file.rfind('/') + 1);
-  const size_t dot = name.rfind('.');
-  if (dot != std::string::npos && dot > 0) name.resize(dot);
-  return name;
-}
 
 class Resolver : public ModelResolver {
  public:
@@ -128,7 +122,7 @@ class Resolver : public ModelResolver {
     if (absl::EndsWith(data.tokenizer, ".json")) {
       return Problem(path,
                      "a Hugging Face tokenizer is not read here; "
-                     "tools/tokenize.py makes token files with it, and the "
+                     "tools/hf_tokenize.py makes token files with it, and the "
                      "tokenizer is then \"none\"");
     }
     if (data.tokenizer.empty()) {
@@ -489,7 +483,8 @@ class Resolver : public ModelResolver {
               "training.epochs");
     }
     if (!Given("training.out_dir")) {
-      t.out_dir = absl::StrCat("out/", StemOf(given_.sources[0]));
+      t.out_dir =
+          "out/" + std::filesystem::path(given_.sources[0]).stem().string();
       Derived("training.out_dir", "out/NAME of the config file");
     } else if (t.out_dir.empty()) {
       Problem("training.out_dir", "empty; want a folder");

@@ -5,6 +5,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
 #include "tools/cli/commands.h"
@@ -20,10 +21,7 @@ struct TokenizeFlags {
 
 // Trains FILE.model beside the output and uses it.
 absl::Status TrainTokenizer(TokenizeFlags* flags) {
-  std::string prefix = flags->options.output;
-  if (const size_t dot = prefix.rfind(".bin"); dot != std::string::npos) {
-    prefix.resize(dot);
-  }
+  const std::string prefix(absl::StripSuffix(flags->options.output, ".bin"));
   ZERO_RETURN_IF_ERROR(TrainSentencePiece({.inputs = flags->options.inputs,
                                            .model_prefix = prefix,
                                            .vocab_size = flags->train_vocab,
