@@ -90,31 +90,6 @@ int64_t ContextBytes(const Rank& rank) {
   return rank.device->memory().context_bytes / SharersOf(rank);
 }
 
-// The calls of a run, made on the meta device.
-struct Rehearsal {
-  MemoryLedger ledger;
-  TransientBytes transient;
-};
-absl::StatusOr<Rehearsal> Rehearse(const Rank& rank, const Config& config,
-                                   const ModelTools& tools,
-                                   const Workload& workload) {
-  constexpr int64_t kUnlimited = int64_t{1} << 50;
-  Rehearsal rehearsal;
-  rehearsal.ledger.AddFixed(ContextBytes(rank));
-  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
-  const Rank imagined = MakeImaginedRank(*meta, rank);
-  const std::unique_ptr<Model> model = tools.make(config.model);
-  ZERO_ASSIGN_OR_RETURN(
-      auto executor,
-      Executor::Make(imagined, *model, PlanOf(rank, config, *model, workload),
-                     OptionsOf(config, workload), {kUnlimited, kUnlimited},
-                     &rehearsal.ledger));
-  ZERO_RETURN_IF_ERROR(Rehearse(*executor, config, workload));
-  rehearsal.transient = executor->high_water();
-  executor.reset();  // writes to the ledger
-  return rehearsal;
-}
-
 }  // namespace
 
 LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
@@ -170,20 +145,37 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   return options;
 }
 
-absl::StatusOr<MemoryLedger> PredictMemory(const Rank& rank,
-                                           const Config& config,
-                                           const ModelTools& tools,
-                                           const Workload& workload) {
+absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
+                                      const ModelTools& tools,
+                                      const Workload& workload) {
   ZERO_RETURN_IF_ERROR(CheckRows(config));
-  ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
-                        Rehearse(rank, config, tools, workload));
-  return rehearsal.ledger;
+  constexpr int64_t kUnlimited = int64_t{1} << 50;
+  Rehearsal rehearsal;
+  rehearsal.ledger.AddFixed(ContextBytes(rank));
+  const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
+  const Rank imagined = MakeImaginedRank(*meta, rank);
+  const std::unique_ptr<Model> model = tools.make(config.model);
+  const Plan plan = PlanOf(rank, config, *model, workload);
+  ZERO_ASSIGN_OR_RETURN(
+      auto executor,
+      Executor::Make(imagined, *model, plan, OptionsOf(config, workload),
+                     {kUnlimited, kUnlimited}, &rehearsal.ledger));
+  int64_t peak = rehearsal.ledger.total_peak_bytes();
+  executor->clock().set_hook([&](const Action& action, bool done) {
+    if (!done || rehearsal.ledger.total_peak_bytes() == peak) return;
+    peak = rehearsal.ledger.total_peak_bytes();
+    rehearsal.peak_action = ActionName(action, plan);
+  });
+  ZERO_RETURN_IF_ERROR(Rehearse(*executor, config, workload));
+  rehearsal.transient = executor->high_water();
+  rehearsal.wire = CountWire(plan, executor->schedule(), rank.rank());
+  executor.reset();  // writes to the ledger
+  return rehearsal;
 }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Make(
     const Rank& rank, const Config& config, const ModelTools& tools,
     const Workload& workload) {
-  ZERO_RETURN_IF_ERROR(CheckRows(config));
   const LocalRanksOptions wanted = MakeRanksOptions(config, rank.world());
   const BulkAlgorithm algorithm = rank.reduce->algorithm();
   ZERO_CHECK(rank.shards() == wanted.shards &&
@@ -193,7 +185,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
       << "the ranks are not connected as the config says: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
   ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
-                        Rehearse(rank, config, tools, workload));
+                        RehearseRun(rank, config, tools, workload));
   session->predicted_ = rehearsal.ledger;
   session->other_rank_peak_ = session->predicted_.total_peak_bytes();
   session->model_ = tools.make(config.model);
@@ -203,7 +195,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                               rank.world(), rank.shards(), algorithm);
     other.sharers = rank.sharers;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
-                          Rehearse(other, config, tools, workload));
+                          RehearseRun(other, config, tools, workload));
     session->other_rank_peak_ = others.ledger.total_peak_bytes();
   }
   ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, session->other_rank_peak_,

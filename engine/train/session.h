@@ -91,13 +91,20 @@ class Session {
   std::unique_ptr<Executor> executor_;
 };
 
-// Bytes per category at the peak of such a run on `rank`, whose communicators
-// may move nothing: what Session::Make finds before it takes anything.
+// The calls of a run, made on the meta device.
+struct Rehearsal {
+  MemoryLedger ledger;
+  TransientBytes transient;
+  StepWire wire;            // of a step, with training
+  std::string peak_action;  // in which the peak was reached; empty: before any
+};
+
+// Rehearses such a run on `rank`, whose communicators may move nothing: what
+// Session::Make does before it takes anything.
 // Errors: InvalidArgument: more rows than kernels can number.
-absl::StatusOr<MemoryLedger> PredictMemory(const Rank& rank,
-                                           const Config& config,
-                                           const ModelTools& tools,
-                                           const Workload& workload);
+absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
+                                      const ModelTools& tools,
+                                      const Workload& workload);
 
 // How a config wants `world` ranks to be connected.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);

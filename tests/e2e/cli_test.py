@@ -119,6 +119,53 @@ class CliTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn('"sequence_length"', result.stdout)
 
+    def test_memory_compares_what_the_stages_take(self):
+        args = ("memory", "config.json", "--ranks", "2",
+                "--set", "train_batch_size=4")
+        rows = [json.loads(line)
+                for line in self.ok(*args, "--json").splitlines()]
+        self.assertEqual([(row["stage"], row["recompute"]) for row in rows],
+                         [(stage, recompute) for recompute in (False, True)
+                          for stage in range(4)])
+        for row in rows:
+            states = [row[name] for name in
+                      ("parameters", "gradients", "optimizer")]
+            self.assertEqual(sum(states), row["states_bytes_by_formula"])
+            others = [row[name] for name in
+                      ("gathered_parameters", "reduce_buffers", "activations",
+                       "workspace", "inputs", "fixed")]
+            self.assertEqual(sum(states + others), row["peak_bytes"])
+            self.assertTrue(row["fits"])
+            self.assertRegex(row["peak_action"], r"^\w+\(.+\)$")
+            if row["stage"] < 3:
+                self.assertEqual(row["sent_bytes_per_step"],
+                                 row["sent_bytes_by_formula"])
+            # What is predicted here is what the run itself predicts, and takes.
+            recompute = str(row["recompute"]).lower()
+            self.ok("train", "config.json", "--ranks", "2", "--threads", "1",
+                    "--set", "train_batch_size=4",
+                    "--set", "zero_optimization.stage=%d" % row["stage"],
+                    "--set", "activation_checkpointing.enabled=" + recompute,
+                    "--set", "training.steps=1",
+                    "--set", "training.save_final=false",
+                    "--set", "training.sample.tokens=0",
+                    "--set", "data.validation_fraction=0",
+                    "--set", "training.eval_batches=0",
+                    "--set", "training.out_dir=run")
+            ran = self.read_json("run/summary.json")
+            self.assertEqual(ran["peak_bytes"]["total"], row["peak_bytes"])
+
+        table = self.ok(*args, "--device-memory", "1MiB").splitlines()
+        self.assertRegex(table[0], r"each of 2 rank\(s\) .* 1\.0 MiB for a rank")
+        self.assertRegex(table[1], r"^stage +recompute +parameters .* fits$")
+        self.assertEqual([line.split()[-1] for line in table[2:]], ["no"] * 8)
+        csv = self.ok(*args, "--csv").splitlines()
+        self.assertEqual(csv[0].split(","), list(rows[0]))
+        self.assertEqual(len(csv), 9)
+        self.assertIn("excludes", self.error(*args, "--csv", "--json"))
+        self.assertIn("a parameter server has no stages", self.error(
+            *args, "--set", "communication.algorithm=parameter_server"))
+
     def test_plan_shows_owners_bytes_and_the_step(self):
         text = self.ok("plan", "config.json", "--ranks", "2",
                        "--set", "train_batch_size=4",

@@ -37,6 +37,7 @@ Command AddTokenize(CLI::App& app);
 Command AddModels(CLI::App& app);
 Command AddConfig(CLI::App& app);
 Command AddPlan(CLI::App& app);
+Command AddMemory(CLI::App& app);
 Command AddDevices(CLI::App& app);
 
 // Options that every command on a config has.

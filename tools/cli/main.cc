@@ -130,6 +130,7 @@ int Main(int argc, char** argv) {
       {"config", "Check a config and print what it resolves to", AddConfig,
        true},
       {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
+      {"memory", "Compare what each ZeRO stage takes and sends", AddMemory},
       {"devices", "What this machine offers", AddDevices, true},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;

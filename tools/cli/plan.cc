@@ -14,7 +14,6 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
-#include "engine/train/memory_fit.h"
 #include "engine/train/rank_notes.h"
 #include "engine/train/session.h"
 #include "tools/cli/commands.h"
@@ -247,44 +246,26 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
 // By the rehearsal that a run begins with, of a rank that has its device to
 // itself.
 absl::Status PrintMemory(const RunOptions& run, const Config& config,
-                         const LocalRanksOptions& ranks, bool alike,
-                         Console* console) {
-  auto device = OpenDevice(run, /*rank=*/0, config.device.cuda);
-  const absl::Status opened = device.status();
-  if (!opened.ok()) device = MakeAssumedGpu(config.device.cuda);
-  // More ranks than this machine has GPUs are those of a larger one.
-  const bool nccl = WantsNccl(run, config);
+                         bool alike, Console* console) {
+  const PlannedDevice planned(run, config);
   std::vector<std::pair<std::string, std::string>> rows;
   for (int rank = 0; rank < (alike ? 1 : 2); ++rank) {
-    Rank lone =
-        MakeLoneRank(**device, rank, run.ranks, ranks.shards,
-                     nccl ? BulkAlgorithm::kNative : ranks.local.algorithm);
-    lone.sharers = 1;
     ZERO_ASSIGN_OR_RETURN(
-        const MemoryLedger ledger,
-        PredictMemory(lone, config, MakeModelTools(), {.train = true}));
+        const Rehearsal rehearsal,
+        RehearseRun(planned.MakeRank(run, config, rank), config,
+                    MakeModelTools(), {.train = true}));
     rows.push_back({alike       ? "each rank"
                     : rank == 0 ? "server"
                                 : "worker",
-                    MemoryText(ledger)});
+                    MemoryText(rehearsal.ledger)});
   }
-  const DeviceInfo info = (*device)->info();
+  const DeviceInfo info = planned.device->info();
   console->Table(
       absl::StrFormat("memory of a step, on %s with %s", info.name,
                       HumanBytes(static_cast<double>(info.memory_bytes))),
       rows);
-  if ((*device)->kind() == DeviceKind::kCuda) {
-    console->Line(absl::StrCat(
-        "note: a run wants ", HumanBytes(double{kLateKernelsBytes}),
-        " more, for kernels that load in its first step"));
-  }
-  if (!opened.ok()) {
-    const int64_t fixed = (*device)->memory().context_bytes;
-    console->Line(absl::StrCat(
-        "note: this GPU is assumed, with ",
-        HumanBytes(static_cast<double>(fixed)),
-        " for context and libraries and a bound for cuDNN's workspace: ",
-        opened.message()));
+  for (const std::string& note : planned.notes) {
+    console->Line("note: " + note);
   }
   return absl::OkStatus();
 }
@@ -320,7 +301,7 @@ absl::Status ShowPlan(PlanFlags flags) {
               : " by parameter server",
       micro_steps));
   PrintStates(plan, model->NumParameters(), options, &console);
-  ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, ranks, alike, &console));
+  ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, alike, &console));
   PrintUnits(plan, &console);
   PrintBuckets("reduce buckets, as backward completes them", plan,
                plan.reduce_buckets, DTypeBytes(plan.gradients.dtype), &console);

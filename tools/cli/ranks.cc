@@ -11,6 +11,9 @@
 #include "engine/comm/nccl/nccl.h"
 #include "engine/comm/nccl_ranks.h"
 #include "engine/config/keys.h"
+#include "engine/train/console.h"
+#include "engine/train/memory_fit.h"
+#include "engine/train/session.h"
 
 namespace zero {
 namespace {
@@ -158,6 +161,36 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
   ZERO_RETURN_IF_ERROR(OfBackend(CheckNccl(options)));
   ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
   return true;
+}
+
+PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
+  auto opened = OpenDevice(options, /*rank=*/0, config.device.cuda);
+  device =
+      opened.ok() ? *std::move(opened) : MakeAssumedGpu(config.device.cuda);
+  if (device->kind() == DeviceKind::kCuda) {
+    notes.push_back(absl::StrCat("a run wants ",
+                                 HumanBytes(double{kLateKernelsBytes}),
+                                 " more, for kernels that load in its first "
+                                 "step"));
+  }
+  if (opened.ok()) return;
+  const auto fixed = static_cast<double>(device->memory().context_bytes);
+  notes.push_back(absl::StrCat(
+      "this GPU is assumed, with ", HumanBytes(fixed),
+      " for context and libraries and a bound for cuDNN's workspace: ",
+      opened.status().message()));
+}
+
+// More ranks than this machine has GPUs are those of a larger one.
+Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
+                             int rank) const {
+  const LocalRanksOptions ranks = MakeRanksOptions(config, options.ranks);
+  Rank planned =
+      MakeLoneRank(*device, rank, options.ranks, ranks.shards,
+                   WantsNccl(options, config) ? BulkAlgorithm::kNative
+                                              : ranks.local.algorithm);
+  planned.sharers = 1;
+  return planned;
 }
 
 absl::Status RunRanks(const RunOptions& options, const Config& config,

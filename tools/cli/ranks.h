@@ -4,7 +4,9 @@
 #define ZERO_TOOLS_CLI_RANKS_H_
 
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,6 +36,20 @@ bool WantsNccl(const RunOptions& options, const Config& config);
 //         NCCL may connect threads.
 // Errors: what communication.backend asks for can not be, with the remedy.
 absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config);
+
+// The device that a plan is for, which this machine need not have.
+struct PlannedDevice {
+  // Of one rank; a GPU that can not be opened is assumed.
+  PlannedDevice(const RunOptions& options, const Config& config);
+
+  // Rank `rank` of the run, with a device to itself and communicators that move
+  // nothing. This must outlive it.
+  Rank MakeRank(const RunOptions& options, const Config& config,
+                int rank = 0) const;
+
+  std::unique_ptr<Device> device;
+  std::vector<std::string> notes;  // what to know of its memory
+};
 
 // Runs `body` on every rank of this process, as RunLocalRanks does. Processes
 // must have the same values of `config`, but for names of files.

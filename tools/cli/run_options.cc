@@ -62,8 +62,8 @@ void RefuseRanksOption(CLI::App& app) {
            if (ranks == "1") return;
            throw CLI::ValidationError("--ranks",
                                       app.get_name() +
-                                          " runs on one rank; train and plan "
-                                          "take several");
+                                          " runs on one rank; train, plan and "
+                                          "memory take several");
          })
       ->group("");
 }

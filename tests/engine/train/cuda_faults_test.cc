@@ -308,9 +308,9 @@ TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
   ASSERT_TRUE(device.ok()) << device.status();
   const Rank rank = MakeLoneRank(**device);
   const ModelTools tools = {.make = MakeModel};
-  const auto predicted = PredictMemory(rank, config, tools, {.train = true});
+  const auto predicted = RehearseRun(rank, config, tools, {.train = true});
   ASSERT_TRUE(predicted.ok()) << predicted.status();
-  const int64_t enough = predicted->total_peak_bytes() + kLate;
+  const int64_t enough = predicted->ledger.total_peak_bytes() + kLate;
   const int64_t before = (*device)->info().memory_bytes;
   emulator::SetDeviceMemory(enough);
   EXPECT_TRUE(Session::Make(rank, config, tools, {.train = true}).ok());

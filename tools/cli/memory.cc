@@ -1,0 +1,236 @@
+// `zero memory`: what each ZeRO stage takes of a device and sends, side by
+// side. Nothing is allocated and no data is read: every row is a rehearsal of
+// the very step on the meta device.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/status.h"
+#include "engine/train/console.h"
+#include "engine/train/memory_fit.h"
+#include "engine/train/metrics.h"
+#include "engine/train/session.h"
+#include "nlohmann/json.hpp"
+#include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
+#include "tools/cli/ranks.h"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct MemoryFlags {
+  RunOptions run;
+  uint64_t device_memory = 0;  // bytes of a rank; 0: the device's
+  bool json = false, csv = false;
+};
+
+struct MemoryRow {
+  int stage;
+  bool recompute;
+  Rehearsal rehearsal;
+  // By the closed formulas, with padding.
+  int64_t formula_states;
+  StepWire formula_wire;
+  bool fits;
+};
+
+// Bytes of parameters, gradients, master weights and moments on one rank:
+// p Psi + a Psi + (m + o) Psi, each divided by the shards where the stage
+// divides it (Rajbhandari et al. 2020, section 5).
+int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options) {
+  const int64_t floats = options.optimizer.StateFloatsPerElement() +
+                         (options.param_dtype == DType::kF32 ? 0 : 1);
+  const StatePlacement& placed = plan.placement;
+  return plan.StateElems(plan.padded_elems, placed.parameters) *
+             static_cast<int64_t>(DTypeBytes(options.param_dtype)) +
+         plan.StateElems(plan.trained_elems, placed.gradients) *
+             static_cast<int64_t>(DTypeBytes(options.grad_dtype)) +
+         plan.StateElems(plan.trained_elems, placed.optimizer) * floats * 4;
+}
+
+absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
+                                  const PlannedDevice& planned, int64_t memory,
+                                  int stage, bool recompute) {
+  RunOptions run = flags.run;
+  run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
+  run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
+                                  recompute ? "true" : "false"));
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadRunConfig(run, MissingFiles::kIgnored));
+  const Config& config = loaded.config;
+  const Rank rank = planned.MakeRank(run, config);
+  const ModelTools tools = MakeModelTools();
+  const Plan plan = MakeRunPlan(config, *tools.make(config.model), run.ranks,
+                                rank.reduce->algorithm());
+  MemoryRow row{.stage = stage, .recompute = recompute};
+  ZERO_ASSIGN_OR_RETURN(row.rehearsal,
+                        RehearseRun(rank, config, tools, {.train = true}));
+  row.formula_states =
+      FormulaStates(plan, MakeExecutorOptions(config, /*train=*/true,
+                                              /*max_positions=*/0));
+  row.formula_wire = FormulaWire(plan, config.gradient_accumulation_steps);
+  const bool loads_late = planned.device->kind() == DeviceKind::kCuda;
+  row.fits = row.rehearsal.ledger.total_peak_bytes() +
+                 (loads_late ? kLateKernelsBytes : 0) <=
+             memory;
+  return row;
+}
+
+int64_t SentBytes(const StepWire& wire) {
+  return wire.gathered + wire.reduced + wire.across;
+}
+
+Json AsJson(const MemoryRow& row) {
+  const MemoryLedger& ledger = row.rehearsal.ledger;
+  Json json = {{"stage", row.stage},
+               {"recompute", row.recompute},
+               {"peak_bytes", ledger.total_peak_bytes()},
+               {"peak_action", row.rehearsal.peak_action},
+               {"states_bytes_by_formula", row.formula_states},
+               {"sent_bytes_per_step", SentBytes(row.rehearsal.wire)},
+               {"sent_bytes_by_formula", SentBytes(row.formula_wire)},
+               {"fits", row.fits}};
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
+        ledger.at_peak()[i];
+  }
+  return json;
+}
+
+void PrintCsv(const std::vector<MemoryRow>& rows) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Json row = AsJson(rows[i]);
+    std::vector<std::string> names, values;
+    for (const auto& [name, value] : row.items()) {
+      names.push_back(name);
+      values.push_back(value.dump());
+    }
+    if (i == 0) absl::PrintF("%s\n", absl::StrJoin(names, ","));
+    absl::PrintF("%s\n", absl::StrJoin(values, ","));
+  }
+}
+
+// One line per row; columns as wide as what is in them.
+void PrintColumns(const std::vector<std::vector<std::string>>& lines) {
+  std::vector<size_t> widths(lines.front().size(), 0);
+  for (const auto& line : lines) {
+    for (size_t c = 0; c < line.size(); ++c) {
+      widths[c] = std::max(widths[c], line[c].size());
+    }
+  }
+  for (const auto& line : lines) {
+    for (size_t c = 0; c < line.size(); ++c) {
+      absl::PrintF("%s%*s", c == 0 ? "" : "  ", static_cast<int>(widths[c]),
+                   line[c]);
+    }
+    absl::PrintF("\n");
+  }
+}
+
+void PrintTable(const std::vector<MemoryRow>& rows) {
+  const auto bytes = [](int64_t n) {
+    return n == 0 ? "-" : HumanBytes(static_cast<double>(n));
+  };
+  std::vector<std::vector<std::string>> lines(1);
+  lines[0] = {"stage", "recompute"};
+  MemoryLedger::ByCategory used = {};  // by any row
+  for (const MemoryRow& row : rows) {
+    for (size_t i = 0; i < used.size(); ++i) {
+      used[i] += row.rehearsal.ledger.at_peak()[i];
+    }
+  }
+  for (const auto& [name, total] : MemoryLedger::Parts(used)) {
+    lines[0].push_back(name);
+  }
+  for (const char* name : {"peak", "in", "sent/step", "fits"}) {
+    lines[0].push_back(name);
+  }
+  for (const MemoryRow& row : rows) {
+    const MemoryLedger& ledger = row.rehearsal.ledger;
+    std::vector<std::string> line = {absl::StrCat(row.stage),
+                                     row.recompute ? "on" : "off"};
+    for (size_t i = 0; i < used.size(); ++i) {
+      if (used[i] > 0) line.push_back(bytes(ledger.at_peak()[i]));
+    }
+    line.insert(
+        line.end(),
+        {bytes(ledger.total_peak_bytes()), row.rehearsal.peak_action,
+         bytes(SentBytes(row.rehearsal.wire)), row.fits ? "yes" : "no"});
+    lines.push_back(std::move(line));
+  }
+  PrintColumns(lines);
+}
+
+absl::Status ShowMemory(MemoryFlags flags) {
+  ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadRunConfig(flags.run, MissingFiles::kIgnored));
+  const Config& config = loaded.config;
+  if (config.communication.algorithm ==
+      CommunicationAlgorithm::kParameterServer) {
+    return absl::InvalidArgumentError(
+        "communication.algorithm: a parameter server has no stages to compare; "
+        "zero plan shows what it and its workers take");
+  }
+  const PlannedDevice planned(flags.run, config);
+  const DeviceInfo info = planned.device->info();
+  // Ranks on the CPU are threads that share its memory.
+  const bool shared = planned.device->kind() == DeviceKind::kCpu;
+  const int64_t memory =
+      flags.device_memory > 0
+          ? static_cast<int64_t>(flags.device_memory)
+          : info.memory_bytes / (shared ? flags.run.ranks : 1);
+  std::vector<MemoryRow> rows;
+  for (const bool recompute : {false, true}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      ZERO_ASSIGN_OR_RETURN(MemoryRow row,
+                            Predict(flags, planned, memory, stage, recompute));
+      rows.push_back(std::move(row));
+    }
+  }
+  if (flags.csv) return PrintCsv(rows), absl::OkStatus();
+  if (flags.json) {
+    for (const MemoryRow& row : rows) {
+      absl::PrintF("%s\n", ToLine(AsJson(row)));
+    }
+    return absl::OkStatus();
+  }
+  absl::PrintF(
+      "memory of each of %d rank(s) at the peak of a step: micro-batch %d x %d "
+      "tokens, on %s, %s for a rank\n",
+      flags.run.ranks, config.train_micro_batch_size_per_gpu,
+      config.data.sequence_length, info.name,
+      HumanBytes(static_cast<double>(memory)));
+  PrintTable(rows);
+  for (const std::string& note : planned.notes) {
+    absl::PrintF("note: %s\n", note);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddMemory(CLI::App& app) {
+  auto flags = std::make_shared<MemoryFlags>();
+  AddRunOptions(app, &flags->run, /*config_required=*/true);
+  AddRanksOption(app, &flags->run);
+  app.add_option("--device-memory", flags->device_memory,
+                 "memory for a rank, as 80GiB (default: this device's)")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->type_name("SIZE");
+  CLI::Option* const json =
+      app.add_flag("--json", flags->json, "one JSON object per row, in bytes");
+  app.add_flag("--csv", flags->csv, "comma-separated values, in bytes")
+      ->excludes(json);
+  return [flags] { return ShowMemory(*flags); };
+}
+
+}  // namespace zero
