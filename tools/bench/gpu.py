@@ -33,7 +33,7 @@ sys.dont_write_bytecode = True
 from common import (ROOT, attempt, bf16, middle, model_sets, say, step_bench,
                     table, target_lines)
 
-PEER = "tools/bench/peers/pytorch_gpu.py"
+PEER = "tools/bench/peers/pytorch.py"
 # Of one program, in seconds: more is a hang. Compiling is what takes PyTorch
 # minutes.
 LONGEST, LONGEST_PEER = 150, 300
@@ -217,9 +217,10 @@ def measure_peer(args, one, batch, clock):
         found, why = clock.attempt([
             *([] if libraries is None else
               ["env", "LD_LIBRARY_PATH=" + libraries]),
-            args.python, "-B", PEER, "--preset", one["preset"], "--mode", mode,
-            "--micro-batch", str(batch), "--sequence-length",
-            str(one["length"]), "--steps", str(args.steps)],
+            args.python, "-B", PEER, "--device", "cuda", "--dtype", "bf16",
+            "--preset", one["preset"], "--mode", mode, "--micro-batch",
+            str(batch), "--sequence-length", str(one["length"]), "--steps",
+            str(args.steps), "--warmup", "4"],
             longest=LONGEST_PEER)
         if why is None:
             return {"problem": None, "uncompiled": uncompiled, **found[-1]}

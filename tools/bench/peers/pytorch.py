@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains GPT-2 124M with PyTorch and transformers; prints speed and memory as JSON.
+"""Trains GPT-2, Llama or Qwen2 with PyTorch; prints speed and memory as JSON.
 
-The peer of `zero train configs/gpt2_124m.json`: the same model from random weights, the
-same batch shape, AdamW and clipping; bf16 is autocast over fp32 weights. Random tokens: the
-work does not depend on them. ranks.py runs the same on several processes, pytorch_gpu.py
-other models on a GPU, both with what is here.
+The peer of bench/step_bench: the same shapes from random weights, AdamW and clipping at 1;
+bf16 is autocast over fp32 weights; attention is scaled_dot_product_attention. Random tokens:
+the work does not depend on them. ranks.py runs the same on several processes. The preset
+"transformers" is that package's GPT-2 124M, the others need nothing but PyTorch 2.5.
 The last line of stdout is one JSON object; where something fails it has "error", exit 1.
 """
 
@@ -20,10 +20,135 @@ import warnings
 
 BETAS, EPS, LR, WEIGHT_DECAY, CLIP = (0.9, 0.95), 1e-8, 6e-4, 0.1, 1.0
 SEED = 1
-VOCAB = 50257
+
+# family, vocabulary, width, layers, heads, kv heads, head width, feed-forward width, tied
+PRESETS = {
+    "transformers": ("gpt2", 50257, 768, 12, 12, 12, 64, 3072, True),
+    "gpt2": ("gpt2", 50257, 768, 12, 12, 12, 64, 3072, True),
+    "gpt2-xl": ("gpt2", 50257, 1600, 48, 25, 25, 64, 6400, True),
+    "Llama-3.2-1B": ("llama", 128256, 2048, 16, 32, 8, 64, 8192, True),
+    "Qwen2.5-0.5B": ("qwen2", 151936, 896, 24, 14, 2, 64, 4864, True),
+    "Qwen2.5-1.5B": ("qwen2", 151936, 1536, 28, 12, 2, 128, 8960, True),
+    "Qwen2.5-3B": ("qwen2", 151936, 2048, 36, 16, 2, 128, 11008, True),
+    "Qwen2.5-7B": ("qwen2", 152064, 3584, 28, 28, 4, 128, 18944, False),
+}
 
 
-# ---- What every peer has --------------------------------------------------------------
+# ---- Models: tokens [B, T] to their mean cross-entropy --------------------------------
+
+def import_transformers() -> str:
+    """Its version; its memory counts as that of libraries."""
+    import transformers
+
+    transformers.GPT2LMHeadModel  # its code is imported at first use
+    return transformers.__version__
+
+
+def make_transformers_gpt2(length: int):
+    """transformers' GPT-2, without dropout and with PyTorch's own (fused) attention."""
+    import torch
+    import transformers
+
+    class Gpt2(transformers.GPT2LMHeadModel):
+        def forward(self, tokens):
+            return super().forward(input_ids=tokens, labels=tokens).loss
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(SEED)
+    config = transformers.GPT2Config(n_positions=max(1024, length), resid_pdrop=0.0,
+                                     embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    return Gpt2(config).train()
+
+
+def make_decoder(preset: str, length: int, device: str):
+    """The same of any preset, by PyTorch alone."""
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    family, vocab, width, layers, heads, kv_heads, dim, inner, tied = PRESETS[preset]
+    gpt = family == "gpt2"
+
+    def norm():
+        return nn.LayerNorm(width) if gpt else nn.RMSNorm(width, eps=1e-6)
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * dim, bias=family != "llama")
+            self.out = nn.Linear(heads * dim, width, bias=gpt)
+
+        def forward(self, x, rotate):
+            batch, time_, _ = x.shape
+            packed = self.qkv(x).view(batch, time_, heads + 2 * kv_heads, dim).transpose(1, 2)
+            q, k, v = packed.split([heads, kv_heads, kv_heads], dim=1)
+            if rotate is not None:
+                q, k = rotate(q), rotate(k)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True,
+                                               enable_gqa=heads != kv_heads)
+            return self.out(y.transpose(1, 2).reshape(batch, time_, heads * dim))
+
+    class FeedForward(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(width, inner if gpt else 2 * inner, bias=gpt)
+            self.down = nn.Linear(inner, width, bias=gpt)
+
+        def forward(self, x):
+            if gpt:
+                return self.down(F.gelu(self.up(x), approximate="tanh"))
+            gate, up = self.up(x).chunk(2, dim=-1)
+            return self.down(F.silu(gate) * up)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.attention = norm(), Attention()
+            self.norm2, self.feed_forward = norm(), FeedForward()
+
+        def forward(self, x, rotate):
+            x = x + self.attention(self.norm1(x), rotate)
+            return x + self.feed_forward(self.norm2(x))
+
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(vocab, width)
+            self.positions = nn.Embedding(length, width) if gpt else None
+            self.blocks = nn.ModuleList(Block() for _ in range(layers))
+            self.norm = norm()
+            self.head = nn.Linear(width, vocab, bias=False)
+            if tied:
+                self.head.weight = self.tokens.weight
+            frequencies = 1e6 ** (-torch.arange(0, dim, 2).float() / dim)
+            angles = torch.outer(torch.arange(length).float(), frequencies)
+            self.register_buffer("cos", angles.cos(), persistent=False)
+            self.register_buffer("sin", angles.sin(), persistent=False)
+
+        def rotate(self, x):
+            a, b = x.float().chunk(2, dim=-1)
+            return torch.cat((a * self.cos - b * self.sin, b * self.cos + a * self.sin),
+                             dim=-1).to(x.dtype)
+
+        def forward(self, tokens):
+            x = self.tokens(tokens)
+            if gpt:
+                x = x + self.positions.weight
+            for block in self.blocks:
+                x = block(x, None if gpt else self.rotate)
+            logits = self.head(self.norm(x))
+            return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten())
+
+    torch.manual_seed(SEED)
+    with torch.device(device):
+        model = Decoder()
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                nn.init.normal_(parameter, std=0.02)
+    return model
+
+
+# ---- Training -------------------------------------------------------------------------
 
 def make_optimizer(model):
     """AdamW with weight decay on matrices; returns (optimizer, how it runs)."""
@@ -39,14 +164,14 @@ def make_optimizer(model):
     raise RuntimeError("AdamW is neither fused nor foreach")
 
 
-def make_step(loss_of, model, optimizer, autocast: bool, device: str = "cpu"):
+def make_step(model, optimizer, autocast: bool, device: str = "cpu"):
     """One optimizer step on a batch of tokens as a function; returns the loss, a tensor."""
     import torch
 
     def step(tokens):
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
-            loss = loss_of(tokens)
+            loss = model(tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
@@ -55,7 +180,7 @@ def make_step(loss_of, model, optimizer, autocast: bool, device: str = "cpu"):
     return step
 
 
-def measure(step, args: argparse.Namespace, vocab: int = VOCAB, seed: int = SEED,
+def measure(step, args: argparse.Namespace, preset: str = "transformers", seed: int = SEED,
             device: str = "cpu") -> dict:
     """Runs all steps; returns what is known of the measured ones, rounded.
 
@@ -66,7 +191,7 @@ def measure(step, args: argparse.Namespace, vocab: int = VOCAB, seed: int = SEED
 
     wall, cpu, generator = [], [], torch.Generator().manual_seed(seed)
     for _ in range(args.warmup + args.steps):
-        tokens = torch.randint(vocab, (args.micro_batch, args.sequence_length),
+        tokens = torch.randint(PRESETS[preset][1], (args.micro_batch, args.sequence_length),
                                generator=generator).to(device)
         start = time.perf_counter(), time.process_time()
         loss = step(tokens).item()  # waits for a GPU
@@ -119,52 +244,42 @@ def report(benchmark, args: argparse.Namespace, *names: str, **result) -> int:
     return 1 if "error" in result else 0
 
 
-# ---- GPT-2 on a CPU -------------------------------------------------------------------
-
-def make_model(args: argparse.Namespace):
-    """transformers' GPT-2, without dropout and with PyTorch's own (fused) attention."""
-    import torch
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    torch.manual_seed(SEED)
-    config = transformers.GPT2Config(
-        vocab_size=VOCAB, n_positions=max(1024, args.sequence_length), resid_pdrop=0.0,
-        embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
-    return transformers.GPT2LMHeadModel(config).train()
-
-
-def loss_by(model):
-    """The loss of a batch of tokens as a function, by a model of make_model."""
-    return lambda tokens: model(input_ids=tokens, labels=tokens).loss
-
+# ---- One process ----------------------------------------------------------------------
 
 def benchmark(args: argparse.Namespace) -> dict:
     """Builds and runs what args say; returns the JSON object's measured part."""
     import torch
-    import transformers
 
     torch.set_num_threads(args.threads)
-    transformers.GPT2LMHeadModel  # its code is imported at first use
-    libraries = peak_rss_bytes()  # some 0.4 GB more where PyTorch was built with CUDA
-    model = make_model(args)
+    torch.set_float32_matmul_precision("high" if args.device == "cuda" else "highest")
+    result = {"version": torch.__version__,
+              "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+    if args.preset == "transformers":
+        result["transformers"] = import_transformers()
+    # Some 0.4 GB more where PyTorch was built with CUDA.
+    result["libraries_rss_bytes"] = peak_rss_bytes()
+    model = (make_transformers_gpt2(args.sequence_length) if args.preset == "transformers" else
+             make_decoder(args.preset, args.sequence_length, args.device))
     optimizer, kind = make_optimizer(model)
     run = torch.compile(model) if args.mode == "compile" else model
-    measured = measure(make_step(loss_by(run), model, optimizer, args.dtype == "bf16"), args)
-    return {"version": torch.__version__, "transformers": transformers.__version__,
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(), "adamw": kind,
-            "libraries_rss_bytes": libraries, "attention": model.config._attn_implementation,
-            "parameters": sum(p.numel() for p in model.parameters()), **measured}
+    step = make_step(run, optimizer, args.dtype == "bf16", args.device)
+    result |= {"adamw": kind, "parameters": sum(p.numel() for p in model.parameters()),
+               **measure(step, args, args.preset, device=args.device)}
+    if args.device == "cuda":
+        result["peak_bytes"] = torch.cuda.max_memory_reserved()
+    return result
 
 
 def main() -> int:
     parser = make_parser(__doc__, steps=5, warmup=2, micro_batch=4, sequence_length=256,
                          threads=len(os.sched_getaffinity(0)))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--preset", choices=list(PRESETS), default="transformers")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--mode", choices=["eager", "compile"], default="eager",
                         help="compile is torch.compile of the model (%(default)s)")
-    return report(benchmark, parser.parse_args(), "mode", "dtype", "threads", "micro_batch",
-                  "sequence_length", peer="pytorch")
+    return report(benchmark, parser.parse_args(), "mode", "device", "preset", "dtype",
+                  "threads", "micro_batch", "sequence_length", peer="pytorch")
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ def make_ddp(args: argparse.Namespace):
     """Each of these returns (step, what the result says of it)."""
     from torch.nn.parallel import DistributedDataParallel
 
-    model = DistributedDataParallel(pytorch.make_model(args), gradient_as_bucket_view=True)
+    model = DistributedDataParallel(pytorch.make_transformers_gpt2(args.sequence_length),
+                                    gradient_as_bucket_view=True)
     optimizer, kind = pytorch.make_optimizer(model)
-    return pytorch.make_step(pytorch.loss_by(model), model, optimizer, args.dtype == "bf16"), kind
+    return pytorch.make_step(model, optimizer, args.dtype == "bf16"), kind
 
 
 def make_fsdp2(args: argparse.Namespace):
@@ -43,7 +44,7 @@ def make_fsdp2(args: argparse.Namespace):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    model = pytorch.make_model(args)
+    model = pytorch.make_transformers_gpt2(args.sequence_length)
     options = {"mesh": init_device_mesh("cpu", (args.ranks,)), "reshard_after_forward": True}
     if args.dtype == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -51,7 +52,7 @@ def make_fsdp2(args: argparse.Namespace):
         fully_shard(block, **options)
     fully_shard(model, **options)
     optimizer, kind = pytorch.make_optimizer(model)
-    return pytorch.make_step(pytorch.loss_by(model), model, optimizer, autocast=False), kind
+    return pytorch.make_step(model, optimizer, autocast=False), kind
 
 
 def make_deepspeed(args: argparse.Namespace):
@@ -60,7 +61,7 @@ def make_deepspeed(args: argparse.Namespace):
     # Would be compiled here, and only tensor-parallel layers call it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
-    model = pytorch.make_model(args)
+    model = pytorch.make_transformers_gpt2(args.sequence_length)
     optimizer, kind = pytorch.make_optimizer(model)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={
         "train_micro_batch_size_per_gpu": args.micro_batch,
@@ -71,7 +72,7 @@ def make_deepspeed(args: argparse.Namespace):
         "steps_per_print": 1 << 30})
 
     def step(tokens):
-        loss = engine(input_ids=tokens, labels=tokens).loss
+        loss = engine(tokens)
         engine.backward(loss)
         engine.step()
         return loss.detach()
@@ -87,10 +88,9 @@ def run_rank(args: argparse.Namespace) -> dict:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[args.rank % len(cores)]})  # before libraries start threads
     import torch
-    import transformers
 
     torch.set_num_threads(args.threads)
-    transformers.GPT2LMHeadModel  # its code is imported at first use
+    pytorch.import_transformers()
     result = {"version": torch.__version__}
     if args.mode == "deepspeed":
         import deepspeed
