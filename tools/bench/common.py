@@ -128,7 +128,8 @@ def summary(rounds):
     peaks = [one["peak_rss_bytes"] for one in rounds]
     return {"tokens_per_second": 1e3 * tokens / middle(ms),
             "best_tokens_per_second": 1e3 * tokens / min(ms),
-            "step_ms": middle(ms), "spread": (max(ms) - min(ms)) / middle(ms),
+            "step_ms": middle(ms),
+            "spread": (max(ms) - min(ms)) / middle(ms),
             "peak_rss_bytes": max(
                 statistics.mean(peak) if isinstance(peak, list) else peak
                 for peak in peaks)}
@@ -153,10 +154,49 @@ def table(head, rows):
     return ["  ".join(justified(row)).rstrip() for row in rows]
 
 
+def of_all(rounds, what):
+    """The median over all steps of all rounds."""
+    return middle([value for one in rounds for value in one[what]])
+
+
 def print_table(head, rows):
     say()
     for line in table(head, rows):
         say(line)
+
+
+def print_speeds(title, labels, turns, failed):
+    """A row for every label in what take_turns returned: speed and memory, or
+    why it failed."""
+    rows = []
+    for label in labels:
+        rounds = turns.get(label)
+        if label in failed:
+            rows.append((label, failed[label]))
+        elif rounds:
+            whole = summary(rounds)
+            rows.append((
+                label, "%.1f" % whole["tokens_per_second"],
+                "%.1f" % whole["best_tokens_per_second"],
+                "%.0f" % whole["step_ms"], "%.0f%%" % (50 * whole["spread"]),
+                "%.2f" % (whole["peak_rss_bytes"] / 1e9),
+                *("%.1f" % of_all(rounds, key) if key in rounds[0] else ""
+                  for key in ("exposed_ms", "host_ms"))))
+    print_table((title, "tok/s", "fastest", "step ms", "+-", "GB/rank",
+                 "exposed", "host ms"), rows)
+    for label in labels:
+        for one in turns.get(label, [])[:1]:
+            if "peak_bytes" in one:
+                say("  %s, peak MB: %s" % (label, ", ".join(
+                    "%s %.0f" % (key, value / 1e6) for key, value in
+                    one["peak_bytes"].items() if value > 5e6)))
+    peers = [one for rounds in turns.values() for one in rounds
+             if "libraries_rss_bytes" in one]
+    if peers:
+        say("  of a peer's GB, %.2f are its libraries (PyTorch %s) before there "
+            "is a model" % (middle(
+                one["libraries_rss_bytes"] for one in peers) / 1e9,
+                            peers[0]["version"]))
 
 
 def number(value):

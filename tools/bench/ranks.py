@@ -8,8 +8,8 @@ processes bound to one each.
 
 import os
 
-from common import (attempt, bf16, call, middle, print_table, say, step_bench,
-                    summary, take_turns)
+from common import (attempt, bf16, call, middle, print_speeds, print_table, say,
+                    step_bench, summary, take_turns)
 
 PEER = "tools/bench/peers/ranks.py"
 OPEN_MPI = "tools/bench/peers/open_mpi.py"
@@ -204,11 +204,6 @@ def measure_collectives(args):
 
 # ---- What it says -----------------------------------------------------------
 
-def of_all(rounds, what):
-    """The median over all steps of all rounds."""
-    return middle([value for one in rounds for value in one[what]])
-
-
 def memory_of(rounds):
     """Bytes per rank at peak."""
     return summary(rounds)["peak_rss_bytes"]
@@ -291,40 +286,17 @@ def collective_targets(rows):
 
 
 def print_turns(dtype, found):
-    rows = []
-    for name, stage in TURNS:
-        key = label(name, stage)
-        rounds = found["turns"].get(key)
-        if key in found["failed"]:
-            rows.append((key, found["failed"][key]))
-        elif rounds:
-            whole = summary(rounds)
-            rows.append((
-                key, "%.1f" % whole["tokens_per_second"],
-                "%.0f" % whole["step_ms"],
-                "%.2f" % (whole["peak_rss_bytes"] / 1e9), *(
-                    ("%.0f" % of_all(rounds, "exposed_ms"),
-                     "%.1f" % of_all(rounds, "host_ms"))
-                    if name == "zero" else ("", ""))))
-    print_table(("%s, %d ranks with one core each" % (dtype, RANKS), "tok/s",
-                 "step ms", "GB/rank", "exposed", "host ms"), rows)
-    for name, stage in TURNS:
-        rounds = found["turns"].get(label(name, stage))
-        if name == "zero" and rounds:
-            one = rounds[0]
+    print_speeds("%s, %d ranks with one core each" % (dtype, RANKS),
+                 [label(name, stage) for name, stage in TURNS],
+                 found["turns"], found["failed"])
+    for stage in STAGES:
+        for one in found["turns"].get(label("zero", stage), [])[:1]:
             wire = one["wire"]
             say("  stage %d sent per rank and step: gathered %.1f MB (formula "
-                "%.1f), reduced %.1f MB (%.1f), %d collectives; peak MB: %s" % (
+                "%.1f), reduced %.1f MB (%.1f), %d collectives" % (
                     stage, wire["gathered"] / 1e6,
                     wire["formula_gathered"] / 1e6, wire["reduced"] / 1e6,
-                    wire["formula_reduced"] / 1e6, wire["collectives"],
-                    ", ".join("%s %.0f" % (key, value / 1e6) for key, value in
-                              one["peak_bytes"].items() if value > 5e6)))
-    peers = [rounds[0] for key, rounds in found["turns"].items()
-             if not key.startswith("zero")]
-    if peers:
-        say("  of a peer's GB, %.2f are its libraries before there is a model"
-            % (middle([one["libraries_rss_bytes"] for one in peers]) / 1e9))
+                    wire["formula_reduced"] / 1e6, wire["collectives"]))
 
 
 def print_pairs(dtype, pairs):
