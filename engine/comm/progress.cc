@@ -4,14 +4,15 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/comm/channel.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
 
+using Json = nlohmann::json;
 using Ranks = std::map<int, ChannelProgress>;
 
 // What a rank issued as collective `number`, if it is known; else null.
@@ -139,14 +140,14 @@ std::string CollectiveMark::TextIn(const std::string& channel) const {
                       signature);
 }
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(CollectiveMark, number, signature)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ChannelProgress, channel, issued, inside,
+                                   finished)
+
 std::string ProgressText(const std::vector<ChannelProgress>& channels) {
   std::string text;
   for (const ChannelProgress& one : channels) {
-    text += one.channel;
-    for (const CollectiveMark* mark :
-         {&one.issued, &one.inside, &one.finished}) {
-      absl::StrAppend(&text, "\t", mark->number, "\t", mark->signature);
-    }
+    text += Json(one).dump(-1, ' ', false, Json::error_handler_t::replace);
     text += '\n';
   }
   return text;
@@ -155,17 +156,8 @@ std::string ProgressText(const std::vector<ChannelProgress>& channels) {
 std::vector<ChannelProgress> ParseProgress(const std::string& text) {
   std::vector<ChannelProgress> channels;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
-    const std::vector<std::string> parts = absl::StrSplit(line, '\t');
-    if (parts.size() != 7) continue;
-    ChannelProgress one{.channel = parts[0]};
-    bool ok = true;
-    size_t place = 1;
-    for (CollectiveMark* mark : {&one.issued, &one.inside, &one.finished}) {
-      ok = ok && absl::SimpleAtoi(parts[place], &mark->number);
-      mark->signature = parts[place + 1];
-      place += 2;
-    }
-    if (ok) channels.push_back(std::move(one));
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) channels.push_back(json);
   }
   return channels;
 }

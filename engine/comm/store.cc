@@ -4,16 +4,16 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/status.h"
 #include "engine/comm/channel.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
+
+using Json = nlohmann::json;
 
 constexpr char kFailureKey[] = "failure";
 constexpr char kRefusalKey[] = "refusal";
@@ -27,25 +27,18 @@ struct Failure {
   std::vector<int> missing;
 };
 
-// Reads what StoreFailure writes: the code, the missing ranks, the message, a
-// line each. Errors of the store count as failures, too.
+// Reads what StoreFailure writes. Errors of the store count as failures, too.
 Failure ReadFailure(Store& store) {
   const auto text = store.Get(kFailureKey);
   if (!text.ok()) return {text.status(), {}};
   if (!text->has_value()) return {absl::OkStatus(), {}};
-  const std::vector<std::string> parts =
-      absl::StrSplit(**text, absl::MaxSplits('\n', 2));
-  int code = 0;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code) || code == 0) {
+  const Json json = Json::parse(**text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) {
     return {absl::InternalError(absl::StrCat("the run failed: ", **text)), {}};
   }
-  Failure failure{absl::Status(static_cast<absl::StatusCode>(code), parts[2])};
-  for (const absl::string_view one :
-       absl::StrSplit(parts[1], ',', absl::SkipEmpty())) {
-    int rank = 0;
-    if (absl::SimpleAtoi(one, &rank)) failure.missing.push_back(rank);
-  }
-  return failure;
+  return {absl::Status(json["code"].get<absl::StatusCode>(),
+                       json["message"].get<std::string>()),
+          json["missing"]};
 }
 
 }  // namespace
@@ -120,9 +113,10 @@ absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
 absl::Status StoreFailure(Store& store, const absl::Status& failure,
                           const std::vector<int>& missing) {
   const absl::StatusOr<std::string> first = store.PutFirst(
-      kFailureKey,
-      absl::StrCat(static_cast<int>(failure.code()), "\n",
-                   absl::StrJoin(missing, ","), "\n", failure.message()));
+      kFailureKey, Json{{"code", failure.code()},
+                        {"missing", missing},
+                        {"message", std::string(failure.message())}}
+                       .dump(-1, ' ', false, Json::error_handler_t::replace));
   // Nobody hears it: this rank's own words are all there is.
   return first.ok() ? StoredFailure(store) : failure;
 }

@@ -44,11 +44,6 @@ enum Kind : char {
   kRefused = 'r',
 };
 
-std::string SizePrefix(size_t size) {
-  const uint32_t big_endian = htonl(static_cast<uint32_t>(size));
-  return {reinterpret_cast<const char*>(&big_endian), sizeof(big_endian)};
-}
-
 size_t ReadSize(const char* bytes) {
   uint32_t big_endian;
   std::memcpy(&big_endian, bytes, sizeof(big_endian));
@@ -56,7 +51,8 @@ size_t ReadSize(const char* bytes) {
 }
 
 std::string Framed(const std::string& text) {
-  return SizePrefix(text.size()) + text;
+  const uint32_t size = htonl(static_cast<uint32_t>(text.size()));
+  return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + text;
 }
 
 std::string SystemError() { return std::strerror(errno); }
@@ -110,24 +106,18 @@ void SetOptions(int socket, absl::Duration send, absl::Duration receive) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
 }
 
-// All that a host name and a port stand for; freed with the result.
-struct Addresses {
+// All that a host name and a port stand for; null: none, and why.
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+Addresses Resolve(const char* host, int port, int flags, std::string* error) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
   addrinfo* first = nullptr;
-  std::string error;
-
-  Addresses(const char* host, int port, int flags) {
-    addrinfo hints = {};
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = flags;
-    const int code =
-        getaddrinfo(host, absl::StrCat(port).c_str(), &hints, &first);
-    if (code != 0) error = gai_strerror(code);
-  }
-  ~Addresses() {
-    if (first != nullptr) freeaddrinfo(first);
-  }
-  Addresses(const Addresses&) = delete;
-};
+  const int code =
+      getaddrinfo(host, absl::StrCat(port).c_str(), &hints, &first);
+  if (code != 0) *error = gai_strerror(code);
+  return Addresses(first, &freeaddrinfo);
+}
 
 // A listening socket, or -1 and errno.
 int ListenAt(const addrinfo& address) {
@@ -161,147 +151,123 @@ int PortOf(int socket) {
 
 // ---- Server ---------------------------------------------------------------
 
-// A thread accepts connections, and each of them has one that answers.
-class TcpStoreServer::Service {
- public:
-  Service(int listener, int world)
-      : listener_(listener), world_(world), is_here_(world) {
-    accepts_ = std::thread([this] { Accept(); });
-  }
-  ~Service() {
-    shutdown(listener_, SHUT_RDWR);
-    accepts_.join();
-    {
-      std::unique_lock<std::mutex> lock(mutex_);
-      left_.wait_for(lock, absl::ToChronoNanoseconds(kLinger),
-                     [this] { return sockets_.empty(); });
-      for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
-    }
-    for (std::thread& thread : answers_) thread.join();
-    close(listener_);
-  }
+TcpStoreServer::TcpStoreServer(int listener, int port, int world)
+    : listener_(listener),
+      port_(port),
+      world_(world),
+      is_here_(world),
+      accepts_([this] { Accept(); }) {}
 
- private:
-  struct Peer {
-    int rank = -1;  // until it has greeted
-    bool said_bye = false;
-  };
-
-  void Accept() {
-    while (true) {
-      const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
-      if (socket < 0 && errno == EINVAL) return;  // shut down
-      if (socket < 0) {
-        absl::SleepFor(absl::Milliseconds(10));  // no descriptor is free
-        continue;
-      }
-      // A rank may have nothing to ask for as long as it likes.
-      SetOptions(socket, absl::Seconds(1), absl::ZeroDuration());
-      std::lock_guard<std::mutex> lock(mutex_);
-      try {
-        answers_.emplace_back([this, socket] { Serve(socket); });
-        sockets_.insert(socket);
-      } catch (const std::system_error&) {  // no thread is free: it asks again
-        close(socket);
-      }
-    }
+TcpStoreServer::~TcpStoreServer() {
+  shutdown(listener_, SHUT_RDWR);
+  accepts_.join();
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    left_.wait_for(lock, absl::ToChronoNanoseconds(kLinger),
+                   [this] { return sockets_.empty(); });
+    for (const int socket : sockets_) shutdown(socket, SHUT_RDWR);
   }
+  for (std::thread& thread : answers_) thread.join();
+  close(listener_);
+}
 
-  // Until the peer closes, or does not speak our language.
-  void Serve(int socket) {
-    Peer peer;
-    std::string frame, answer;
-    while (ReceiveFrame(socket, &frame)) {
-      answer = Answer(peer, frame);
-      if (!SendAll(socket, Framed(answer)) || answer[0] == kRefused) break;
+void TcpStoreServer::Accept() {
+  while (true) {
+    const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+    if (socket < 0 && errno == EINVAL) return;  // shut down
+    if (socket < 0) {
+      absl::SleepFor(absl::Milliseconds(10));  // no descriptor is free
+      continue;
     }
-    if (peer.rank >= 0 && !peer.said_bye) {
-      StoreFailure(values_, absl::UnavailableError(absl::StrCat(
-                                "rank ", peer.rank,
-                                " ended without a word: its connection "
-                                "closed")))
-          .IgnoreError();
-    }
+    // A rank may have nothing to ask for as long as it likes.
+    SetOptions(socket, absl::Seconds(1), absl::ZeroDuration());
     std::lock_guard<std::mutex> lock(mutex_);
-    sockets_.erase(socket);
-    close(socket);
-    left_.notify_all();
+    try {
+      answers_.emplace_back([this, socket] { Serve(socket); });
+      sockets_.insert(socket);
+    } catch (const std::system_error&) {  // no thread is free: it asks again
+      close(socket);
+    }
   }
+}
 
-  std::string Answer(Peer& one, const std::string& frame) {
-    if (frame[0] == kHello) return Greet(one, frame.substr(1));
-    if (one.rank < 0) return std::string(1, kRefused) + "no greeting";
-    if (frame[0] == kBye) {
-      one.said_bye = true;
-      return std::string(1, kNothing);
-    }
-    const size_t key_size = frame.size() >= 5 ? ReadSize(&frame[1]) : 0;
-    if (frame.size() < 5 + key_size) {
-      return std::string(1, kRefused) + "a request cut short";
-    }
-    const std::string key = frame.substr(5, key_size);
-    const std::string value = frame.substr(5 + key_size);
-    const auto call = static_cast<StoreCall>(frame[0]);
-    switch (call) {
-      case StoreCall::kPut:
-      case StoreCall::kPutFirst:
-      case StoreCall::kGet: {
-        const absl::optional<std::string> found = *values_.Do(call, key, value);
-        return found.has_value() ? std::string(1, kValue) + *found
-                                 : std::string(1, kNothing);
-      }
-    }
-    return std::string(1, kRefused) + "a request of an unknown kind";
+// Until the peer closes, or does not speak our language.
+void TcpStoreServer::Serve(int socket) {
+  Peer peer;
+  std::string frame, answer;
+  while (ReceiveFrame(socket, &frame)) {
+    answer = Answer(peer, frame);
+    if (!SendAll(socket, Framed(answer)) || answer[0] == kRefused) break;
   }
+  if (peer.rank >= 0 && !peer.said_bye) {
+    StoreFailure(values_, absl::UnavailableError(absl::StrCat(
+                              "rank ", peer.rank,
+                              " ended without a word: its connection "
+                              "closed")))
+        .IgnoreError();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  sockets_.erase(socket);
+  close(socket);
+  left_.notify_all();
+}
 
-  std::string Greet(Peer& one, const std::string& text) {
-    const auto refuse = [this](const std::string& reason) {
-      StoreRefusal(values_, reason);
-      return std::string(1, kRefused) + reason;
-    };
-    const std::vector<std::string> parts = absl::StrSplit(text, '\n');
-    int rank = -1, world = 0;
-    if (parts.size() != 3 || parts[0] != kGreeting ||
-        !absl::SimpleAtoi(parts[1], &rank) ||
-        !absl::SimpleAtoi(parts[2], &world)) {
-      return refuse("this port is of another version of zero");
-    }
-    if (world != world_) {
-      return refuse(absl::StrCat("rank ", rank, " is of a world of ", world,
-                                 ", rank 0 of one of ", world_,
-                                 ": give all the same WORLD_SIZE"));
-    }
-    if (rank < 0 || rank >= world_) {
-      return refuse(
-          absl::StrCat("rank ", rank, " is not in [0, ", world_, ")"));
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (is_here_[rank]) {
-      return refuse(absl::StrCat("rank ", rank,
-                                 " is there already: every process wants a "
-                                 "RANK of its own"));
-    }
-    is_here_[rank] = true;
-    one.rank = rank;
+std::string TcpStoreServer::Answer(Peer& one, const std::string& frame) {
+  if (frame[0] == kHello) return Greet(one, frame.substr(1));
+  if (one.rank < 0) return std::string(1, kRefused) + "no greeting";
+  if (frame[0] == kBye) {
+    one.said_bye = true;
     return std::string(1, kNothing);
   }
+  const size_t key_size = frame.size() >= 5 ? ReadSize(&frame[1]) : 0;
+  if (frame.size() < 5 + key_size) {
+    return std::string(1, kRefused) + "a request cut short";
+  }
+  const std::string key = frame.substr(5, key_size);
+  const std::string value = frame.substr(5 + key_size);
+  const auto call = static_cast<StoreCall>(frame[0]);
+  switch (call) {
+    case StoreCall::kPut:
+    case StoreCall::kPutFirst:
+    case StoreCall::kGet: {
+      const absl::optional<std::string> found = *values_.Do(call, key, value);
+      return found.has_value() ? std::string(1, kValue) + *found
+                               : std::string(1, kNothing);
+    }
+  }
+  return std::string(1, kRefused) + "a request of an unknown kind";
+}
 
-  const int listener_;
-  const int world_;
-  MemoryStore values_;
-  std::thread accepts_;
-  std::vector<std::thread> answers_;  // it adds them
-
-  std::mutex mutex_;  // guards all below
-  std::condition_variable left_;
-  std::vector<bool> is_here_;  // by rank: it came, and may have left
-  std::set<int> sockets_;
-};
-
-TcpStoreServer::TcpStoreServer(std::unique_ptr<Service> service, int port)
-    : port_(port), service_(std::move(service)) {}
-
-TcpStoreServer::~TcpStoreServer() = default;
+std::string TcpStoreServer::Greet(Peer& one, const std::string& text) {
+  const auto refuse = [this](const std::string& reason) {
+    StoreRefusal(values_, reason);
+    return std::string(1, kRefused) + reason;
+  };
+  const std::vector<std::string> parts = absl::StrSplit(text, '\n');
+  int rank = -1, world = 0;
+  if (parts.size() != 3 || parts[0] != kGreeting ||
+      !absl::SimpleAtoi(parts[1], &rank) ||
+      !absl::SimpleAtoi(parts[2], &world)) {
+    return refuse("this port is of another version of zero");
+  }
+  if (world != world_) {
+    return refuse(absl::StrCat("rank ", rank, " is of a world of ", world,
+                               ", rank 0 of one of ", world_,
+                               ": give all the same WORLD_SIZE"));
+  }
+  if (rank < 0 || rank >= world_) {
+    return refuse(absl::StrCat("rank ", rank, " is not in [0, ", world_, ")"));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (is_here_[rank]) {
+    return refuse(absl::StrCat("rank ", rank,
+                               " is there already: every process wants a "
+                               "RANK of its own"));
+  }
+  is_here_[rank] = true;
+  one.rank = rank;
+  return std::string(1, kNothing);
+}
 
 std::string AddressText(const TcpStoreAddress& address) {
   return absl::StrCat(address.host, ":", address.port);
@@ -316,17 +282,17 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
   // A wildcard IPv6 socket takes IPv4 as well; where there is no IPv6, the
   // other address of the list is IPv4's.
   const bool local = IsLoopback(address.host);
-  const Addresses found(local ? address.host.c_str() : nullptr, address.port,
-                        AI_PASSIVE);
-  std::string reason = found.error;
+  std::string reason;
+  const Addresses found = Resolve(local ? address.host.c_str() : nullptr,
+                                  address.port, AI_PASSIVE, &reason);
   for (const int family : {AF_INET6, AF_INET}) {
-    for (const addrinfo* one = found.first; one != nullptr;
+    for (const addrinfo* one = found.get(); one != nullptr;
          one = one->ai_next) {
       if (one->ai_family != family) continue;
       const int socket = ListenAt(*one);
       if (socket >= 0) {
-        return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(
-            std::make_unique<Service>(socket, world), PortOf(socket)));
+        return std::unique_ptr<TcpStoreServer>(
+            new TcpStoreServer(socket, PortOf(socket), world));
       }
       reason = SystemError();
       if (errno == EADDRINUSE) {
@@ -384,9 +350,9 @@ bool IsItsOwnPeer(int socket) {
 // A connected socket, or -1 and why not.
 int TryConnect(const TcpStoreAddress& address,
                const std::function<bool()>& waits, std::string* reason) {
-  const Addresses found(address.host.c_str(), address.port, 0);
-  if (!found.error.empty()) *reason = found.error;
-  for (const addrinfo* one = found.first; one != nullptr; one = one->ai_next) {
+  const Addresses found =
+      Resolve(address.host.c_str(), address.port, /*flags=*/0, reason);
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     const int socket =
         ::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (socket < 0) continue;
@@ -482,9 +448,8 @@ absl::StatusOr<std::string> TcpStore::Ask(const std::string& request,
 
 absl::StatusOr<absl::optional<std::string>> TcpStore::Do(
     StoreCall call, const std::string& key, const std::string& value) {
-  const absl::StatusOr<std::string> answer =
-      Ask(absl::StrCat(std::string(1, static_cast<char>(call)),
-                       SizePrefix(key.size()), key, value));
+  const absl::StatusOr<std::string> answer = Ask(absl::StrCat(
+      std::string(1, static_cast<char>(call)), Framed(key), value));
   if (!answer.ok()) return answer.status();
   if (answer->front() != kValue) return absl::optional<std::string>();
   return absl::optional<std::string>(answer->substr(1));

@@ -11,10 +11,14 @@
 #ifndef ZERO_ENGINE_COMM_TCP_STORE_H_
 #define ZERO_ENGINE_COMM_TCP_STORE_H_
 
+#include <condition_variable>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -33,7 +37,8 @@ std::string AddressText(const TcpStoreAddress& address);
 // Whether `host` names the machine itself: "localhost", 127.0.0.1.
 bool IsLoopback(const std::string& host);
 
-// Rank 0's part: threads that answer.
+// Rank 0's part. A thread accepts connections, and each of them has one that
+// answers.
 class TcpStoreServer {
  public:
   // Listens for this machine alone where the host is its loopback, else on
@@ -48,11 +53,29 @@ class TcpStoreServer {
   int port() const { return port_; }
 
  private:
-  class Service;
-  explicit TcpStoreServer(std::unique_ptr<Service> service, int port);
+  struct Peer {
+    int rank = -1;  // until it has greeted
+    bool said_bye = false;
+  };
 
+  TcpStoreServer(int listener, int port, int world);
+  void Accept();
+  void Serve(int socket);
+  std::string Answer(Peer& one, const std::string& frame);
+  std::string Greet(Peer& one, const std::string& text);
+
+  const int listener_;
   const int port_;
-  const std::unique_ptr<Service> service_;
+  const int world_;
+  MemoryStore values_;
+  std::vector<std::thread> answers_;  // the thread that accepts adds them
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable left_;
+  std::vector<bool> is_here_;  // by rank: it came, and may have left
+  std::set<int> sockets_;
+
+  std::thread accepts_;  // last: it uses all above
 };
 
 class TcpStore final : public Store {
