@@ -78,9 +78,9 @@ class Bench {
   }
 
   // y[m, out] = x[m, in] w[out, in]^T
-  void LinearForward(const char* op, const char* model, int64_t m, int64_t out,
-                     int64_t in, Gelu act = Gelu::kNone, bool bias = false,
-                     bool residual = false) {
+  void LinearForward(const std::string& op, const char* model, int64_t m,
+                     int64_t out, int64_t in, Gelu act = Gelu::kNone,
+                     bool bias = false, bool residual = false) {
     Product(op, model, ForwardShape(m, out, in, dtype_), [&] {
       LinearArgs args{.x = RandomMatrix(m, in),
                       .w = RandomMatrix(out, in),
@@ -92,8 +92,8 @@ class Bench {
       return Linear(args);
     });
   }
-  void LinearDx(const char* op, const char* model, int64_t m, int64_t out,
-                int64_t in, Gelu act = Gelu::kNone) {
+  void LinearDx(const std::string& op, const char* model, int64_t m,
+                int64_t out, int64_t in, Gelu act = Gelu::kNone) {
     Product(op, model, DxShape(m, out, in, dtype_), [&] {
       LinearBackwardInputArgs args{.dy = RandomMatrix(m, out),
                                    .w = RandomMatrix(out, in),
@@ -103,8 +103,8 @@ class Bench {
       return LinearBackwardInput(args);
     });
   }
-  void LinearDw(const char* op, const char* model, int64_t m, int64_t out,
-                int64_t in, bool bias = false) {
+  void LinearDw(const std::string& op, const char* model, int64_t m,
+                int64_t out, int64_t in, bool bias = false) {
     Product(op, model, DwShape(m, out, in, dtype_), [&] {
       LinearBackwardWeightArgs args{.dy = RandomMatrix(m, out),
                                     .x = RandomMatrix(m, in),
@@ -114,26 +114,22 @@ class Bench {
     });
   }
 
-  void GptLinears(int64_t m, int64_t c, int64_t f) {
-    LinearForward("linear qkv + bias", "gpt2", m, 3 * c, c, Gelu::kNone, true);
-    LinearForward("linear fc + bias + gelu", "gpt2", m, f, c, Gelu::kTanh,
-                  true);
-    LinearForward("linear proj + bias + residual", "gpt2", m, c, f, Gelu::kNone,
-                  true, true);
-    LinearDx("linear dx proj + gelu", "gpt2", m, c, f, Gelu::kTanh);
-    LinearDx("linear dx fc", "gpt2", m, f, c);
-    LinearDw("linear dw fc + bias", "gpt2", m, f, c, true);
-    LinearDw("linear dw proj + bias", "gpt2", m, c, f, true);
-  }
-
-  void LlamaLinears(int64_t m, int64_t c, int64_t f, int64_t qkv) {
-    LinearForward("linear qkv", "llama", m, qkv, c);
-    LinearForward("linear fc", "llama", m, 2 * f, c);
-    LinearForward("linear proj", "llama", m, c, f);
-    LinearDx("linear dx proj", "llama", m, c, f);
-    LinearDx("linear dx fc", "llama", m, 2 * f, c);
-    LinearDw("linear dw fc", "llama", m, 2 * f, c);
-    LinearDw("linear dw proj", "llama", m, c, f);
+  // Of a block of GPT-2, or of Llama: without biases, with two products in fc.
+  void Linears(bool gpt, int64_t m, int64_t c, int64_t f, int64_t qkv) {
+    const char* const model = gpt ? "gpt2" : "llama";
+    const int64_t fc = gpt ? f : 2 * f;
+    const Gelu act = gpt ? Gelu::kTanh : Gelu::kNone;
+    const auto name = [gpt](const char* op, const char* fused) {
+      return absl::StrCat("linear ", op, gpt ? fused : "");
+    };
+    LinearForward(name("qkv", " + bias"), model, m, qkv, c, Gelu::kNone, gpt);
+    LinearForward(name("fc", " + bias + gelu"), model, m, fc, c, act, gpt);
+    LinearForward(name("proj", " + bias + residual"), model, m, c, f,
+                  Gelu::kNone, gpt, gpt);
+    LinearDx(name("dx proj", " + gelu"), model, m, c, f, act);
+    LinearDx("linear dx fc", model, m, fc, c);
+    LinearDw(name("dw fc", " + bias"), model, m, fc, c, gpt);
+    LinearDw(name("dw proj", " + bias"), model, m, c, f, gpt);
   }
 
   void Head(const char* model, int64_t m, int64_t c, int64_t v) {
@@ -336,17 +332,16 @@ class Bench {
     });
   }
 
-  void SumSquares(int64_t n) {
+  void Sums(int64_t n) {
+    const int64_t bytes = n * DTypeBytes(dtype_);
     SquaredSpan span;
-    Move("sum of squares", absl::StrCat(n), n * DTypeBytes(dtype_), 0, [&] {
+    Move("sum of squares", absl::StrCat(n), bytes, 0, [&] {
       span = {RandomVector(n, dtype_), static_cast<double*>(Memory(64))};
       return SumSquares({{&span, 1}});
     });
-  }
-
-  void CountNonFinite(int64_t n) {
+    if (device_.asynchronous()) return;
     int64_t count = 0;
-    Move("count non-finite", absl::StrCat(n), n * DTypeBytes(dtype_), 0, [&] {
+    Move("count non-finite", absl::StrCat(n), bytes, 0, [&] {
       return CountNonFinite({RandomVector(n, dtype_), &count});
     });
   }
@@ -547,8 +542,8 @@ class Bench {
     memory_.clear();
   }
 
-  void Product(const char* op, const char* model, const ProductShape& shape,
-               const MakeCall& make) {
+  void Product(const std::string& op, const char* model,
+               const ProductShape& shape, const MakeCall& make) {
     const std::string text =
         absl::StrCat(model, " ", shape.m, " x ", shape.n, " x ", shape.k);
     Measure(op, text, "GFLOP/s", shape.flops(), make,
@@ -591,8 +586,8 @@ class Bench {
 void RunOnCpu(Device& device, const Options& options) {
   Bench bench(device, options,
               options.dtype == "bf16" ? DType::kBF16 : DType::kF32);
-  bench.GptLinears(1024, 768, 3072);
-  bench.LlamaLinears(512, 2048, 8192, 3072);
+  bench.Linears(/*gpt=*/true, 1024, 768, 3072, 3 * 768);
+  bench.Linears(/*gpt=*/false, 512, 2048, 8192, 3072);
   bench.Head("gpt2", 1024, 768, 50257);
   bench.Attention("gpt2", {.batch = 4,
                            .q_len = 256,
@@ -611,8 +606,7 @@ void RunOnCpu(Device& device, const Options& options) {
   bench.Swiglu(1024, 3072);
   bench.ElementWise(1024, 3072);
   constexpr int64_t kTable = 38597376;  // GPT-2's table of tokens
-  bench.SumSquares(kTable);
-  bench.CountNonFinite(kTable);
+  bench.Sums(kTable);
   constexpr int64_t kParameters = 100'000'000;
   bench.AdamW(kParameters, DType::kF32);
   bench.Sgd(kParameters);
@@ -633,7 +627,7 @@ void RunOnGpu(Device& device, const Options& options) {
   }
   bf16.Swiglu(kBytes / 10 / 4864, 4864);
   bf16.Gelus(kBytes / 6 / 4096, 4096);
-  fp32.SumSquares(kBytes / 4);
+  fp32.Sums(kBytes / 4);
 }
 
 int Main(int argc, char** argv) {

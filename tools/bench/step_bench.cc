@@ -132,7 +132,6 @@ struct Seen {
   int64_t peak_rss = 0;  // of the process, without the products
   MemoryLedger ledger;
   int64_t predicted_peak = 0;
-  TransientBytes transient;
   DeviceInfo device;
   DeviceMemory memory;
 };
@@ -214,7 +213,6 @@ class Runner {
     if (products_ == nullptr) seen_.peak_rss = PeakResidentBytes();
     seen_.ledger = session_->ledger();
     seen_.predicted_peak = session_->predicted().total_peak_bytes();
-    seen_.transient = executor().high_water();
     seen_.device = device_.info();
     seen_.memory = device_.memory();
     if (rank_.rank() != 0) return absl::OkStatus();
@@ -415,13 +413,8 @@ Json MemoryJson(const Case& one) {
       });
   const DeviceMemory& now = most->memory;
   return {{"peak_bytes", PeakBytes(most->ledger)},
-          {"reserved_bytes",
-           {{"activations", one.ranks[0].transient.activations},
-            {"rotating", one.ranks[0].transient.rotating}}},
           {"memory",
-           {{"total", now.total_bytes},
-            {"context", now.context_bytes},
-            {"used", now.total_bytes - now.free_bytes},
+           {{"used", now.total_bytes - now.free_bytes},
             {"ledger_peak", most->ledger.total_peak_bytes()},
             {"predicted_peak", most->predicted_peak}}}};
 }
@@ -439,10 +432,8 @@ Json CommunicationJson(const Options& options, const absl::optional<Link>& link,
   const Traffic first = TrafficOf(one, FirstGathers(one));
   const Traffic last = TrafficOf(one, LastReductions(one));
   Json json = {{"wire", wire},
-               {"communication_ms", seconds * 1e3},
                {"bus_gb_per_s", seconds > 0 ? 1e-9 * sent / seconds : 0},
                {"link_bytes", all.bytes},
-               {"first_gather_bytes", first.bytes},
                {"last_reduction_bytes", last.bytes}};
   if (link.has_value()) {
     json["link"] = {{"rate", options.link},
@@ -582,7 +573,7 @@ absl::Status RunBenchmark(const Options& options) {
         ZERO_ASSIGN_OR_RETURN(devices[rank],
                               OpenDevice(options.run, rank, first.device.cuda));
         return std::make_unique<TimedDevice>(
-            *devices[rank], options.on_gpu() ? Timing::kOff : Timing::kWait);
+            *devices[rank], options.on_gpu() ? Timing::kOff : Timing::kClock);
       },
       [&](const Rank& rank) {
         return RunRank(options, rank, channels[rank.rank()], cases);

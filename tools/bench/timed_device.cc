@@ -115,23 +115,18 @@ class TimedDevice::TimedOps final : public Ops {
  private:
   template <class Args, class Fn>
   void Time(Stream& s, const char* op, const Args& args, const Fn& fn) {
-    const bool waits =
-        device_.timing_ == Timing::kWait && s.device().asynchronous();
-    const auto run_and_wait = [&] {
-      fn();
-      if (waits) s.Synchronize();
-    };
     // Communication threads call SumRanks, and this is not for them.
-    if constexpr (std::is_same_v<Args, SumRanksArgs>) return run_and_wait();
-    if (device_.timing_ == Timing::kOff) return fn();
+    if (std::is_same_v<Args, SumRanksArgs> || device_.timing_ == Timing::kOff) {
+      return fn();
+    }
     const Work work = WorkOf(op, args);
     if (device_.products_ != nullptr) {
       device_.products_->insert(device_.products_->end(), work.products.begin(),
                                 work.products.end());
     }
-    if (device_.timing_ == Timing::kWait) {
+    if (device_.timing_ == Timing::kClock) {
       const double cpu = Now(CLOCK_THREAD_CPUTIME_ID);
-      device_.Count(work.name, work.flops, SecondsOf(run_and_wait));
+      device_.Count(work.name, work.flops, SecondsOf(fn));
       device_.cpu_seconds_ += Now(CLOCK_THREAD_CPUTIME_ID) - cpu;
       return;
     }

@@ -27,10 +27,7 @@ using OpTimes = std::map<std::string, OpTime>;
 
 // How a call is timed.
 enum class Timing {
-  // By the clock; where the work is asynchronous, with a wait for every op:
-  // results can be read when a call returns, and the sum of the times is more
-  // than a step takes.
-  kWait,
+  kClock,  // by the clock: of a device whose work is done when a call returns
   // By events of the op's own stream. REQUIRES: whoever asks for the times
   // has waited for the work.
   kEvents,
@@ -49,7 +46,7 @@ class TimedDevice final : public Device {
     products_ = products;
   }
   OpTimes& times();
-  // CPU time of the calling thread in kernels that were timed by kWait.
+  // CPU time of the calling thread in kernels that were timed by kClock.
   double cpu_seconds() const { return cpu_seconds_; }
 
   DeviceKind kind() const override { return inner_.kind(); }
