@@ -17,6 +17,13 @@ def say(text=""):
     print(text, flush=True)
 
 
+def replace(path, text):
+    """At once: who is killed in the middle leaves the file as it was."""
+    with open(path + ".tmp", "w") as file:
+        file.write(text)
+    os.replace(path + ".tmp", path)
+
+
 def rows_of(text):
     """The JSON objects among lines; others may begin like one, or be cut."""
     found = []

@@ -30,8 +30,8 @@ import time
 
 sys.dont_write_bytecode = True
 
-from common import (ROOT, attempt, bf16, middle, model_sets, say, step_bench,
-                    table, target_lines)
+from common import (ROOT, attempt, bf16, middle, model_sets, replace, say,
+                    step_bench, table, target_lines)
 
 PEER = "tools/bench/peers/pytorch.py"
 # Of one program, in seconds: more is a hang. Compiling is what takes PyTorch
@@ -169,26 +169,33 @@ def derive(found, product_rate):
             "category_ms": times, "host_ms": middle(found["host_ms"])}
 
 
+def measure(args, one, setting, product_rate, clock):
+    """The row of one setting; a "problem" where it did not run."""
+    row = {"model": label(one), "setting": setting_text(setting)}
+    found, why = clock.attempt(command_of(args, one, setting))
+    if why:
+        return {**row, "problem": one_line(why)}
+    return {**row, "problem": None, "run": found[-1],
+            **derive(found[-1], product_rate)}
+
+
 def measure_model(args, one, product_rate, clock):
     """The first setting that runs; a row with "problem" where none does, and
     "too_small" where all that failed was the GPU's memory."""
-    row = {"model": label(one), "preset": one["preset"],
-           "length": one["length"], "wanted": one["wanted"],
-           "published": one["published"], "left_out": [], "too_small": True}
+    known = {key: one[key] for key in ("preset", "length", "wanted",
+                                       "published")}
+    left_out = []
     for setting in one["settings"]:
-        found, why = clock.attempt(command_of(args, one, setting))
-        if why is None:
-            row.update(derive(found[-1], product_rate), problem=None,
-                       setting=setting_text(setting), run=found[-1])
+        row = {**known, "left_out": left_out,
+               **measure(args, one, setting, product_rate, clock)}
+        if row["problem"] is None:
             if any(key.startswith(OTHER_OPTIMIZER) for key in setting[2]):
                 row["wanted"] = None
             return row, setting
-        row["problem"] = one_line(why)
-        row["left_out"].append("%s: %s" % (setting_text(setting),
-                                           row["problem"]))
-        row["too_small"] = row["too_small"] and OUT_OF_MEMORY in why
+        left_out.append("%s: %s" % (row["setting"], row["problem"]))
         if clock.left() <= 0:
             break
+    row["too_small"] = all(OUT_OF_MEMORY in why for why in left_out)
     return row, None
 
 
@@ -249,12 +256,7 @@ def sweep(args, one, clock):
         if clock.left() < 10:
             break
         setting = (micro_batch, False, ("device.loss_chunk_rows=%d" % chunk,))
-        found, why = clock.attempt(command_of(args, one, setting))
-        row = {"model": label(one), "setting": setting_text(setting),
-               "problem": one_line(why) if why else None}
-        if not why:
-            row.update(derive(found[-1], None))
-        yield row
+        yield measure(args, one, setting, None, clock)
 
 
 # ---- What it says -----------------------------------------------------------
@@ -397,11 +399,8 @@ class Run:
             len(left_out), self.result["wanted"],
             "; ".join(left_out)) if left_out else ""
         self.result["text"] = text_of(self.result)
-        if not self.args.json:
-            return
-        with open(self.args.json + ".tmp", "w") as file:
-            json.dump(self.result, file, indent=1)
-        os.replace(self.args.json + ".tmp", self.args.json)
+        if self.args.json:
+            replace(self.args.json, json.dumps(self.result, indent=1))
 
     def wants(self, what, seconds):
         self.result["wanted"] += 1

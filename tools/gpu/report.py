@@ -3,6 +3,8 @@
 import json
 import os
 
+from common import replace
+
 
 def failures(result):
     return [row for row in result["parts"] if row["status"] == "failed"]
@@ -123,13 +125,6 @@ def markdown(result):
         if section:
             lines += ["## %s" % row["part"], ""] + section
     return "\n".join(lines)
-
-
-def replace(path, text):
-    """At once: who is killed in the middle leaves the file as it was."""
-    with open(path + ".tmp", "w") as file:
-        file.write(text)
-    os.replace(path + ".tmp", path)
 
 
 def write(result, out):

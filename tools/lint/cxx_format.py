@@ -26,21 +26,13 @@ def check(tree):
         yield ("clang-format %s is not installed; apt-get install "
                "clang-format-%s" % (VERSION, VERSION))
         return
-    files = tree.cxx()
-    if tree.fix:
-        command, jobs = [program, "-i"], os.cpu_count()
-    else:
-        command, jobs = [program, "--dry-run", "-Werror",
-                         "--ferror-limit=1"], os.cpu_count()
-    running, output = [], ""
-    for i in range(jobs):
-        share = files[i::jobs]
-        if share:
-            running.append(subprocess.Popen(
-                command + share, cwd=tree.root, stderr=subprocess.PIPE,
-                text=True))
-    for process in running:
-        output += process.communicate()[1]
+    command = [program] + (["-i"] if tree.fix else [
+        "--dry-run", "-Werror", "--ferror-limit=1"])
+    files, jobs = tree.cxx(), os.cpu_count()
+    running = [subprocess.Popen(command + files[i::jobs], cwd=tree.root,
+                                stderr=subprocess.PIPE, text=True)
+               for i in range(min(jobs, len(files)))]
+    output = "".join(process.communicate()[1] for process in running)
     for name, line in sorted(set(re.findall(r"^(\S+?):(\d+):\d+: error",
                                             output, re.M))):
         yield "%s:%s: not formatted; run `ninja format`" % (name, line)
