@@ -19,7 +19,7 @@ void ForEachPath(const std::function<void(const Path&)>& fn) {
   auto device = MakeCudaDevice(0);
   ASSERT_TRUE(device.ok()) << device.status();
   // Waits for every op, so that the host may read its result.
-  bench::TimedDevice waiting(**device);
+  bench::TimedDevice waiting(**device, bench::Timing::kWait);
   const auto stream = waiting.MakeStream(StreamRole::kCompute);
   SCOPED_TRACE((*device)->info().name);
   fn({"cuda:0", **device, waiting.ops(), *stream});

@@ -46,7 +46,7 @@ void ForEach(const std::vector<Order>& orders,
     auto device = MakeCudaDevice(0);
     ASSERT_TRUE(device.ok()) << device.status();
     // Waits for every op, so that the test may read its result.
-    bench::TimedDevice waiting(**device);
+    bench::TimedDevice waiting(**device, bench::Timing::kWait);
     const auto stream = waiting.MakeStream(StreamRole::kCompute);
     SCOPED_TRACE(NameOf(order));
     fn({NameOf(order), **device, waiting.ops(), *stream});
