@@ -2,13 +2,6 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/optimizer_ranges.h"
-#include "kernels/cpu/targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/adamw.cc"
-#include "hwy/cache_control.h"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 #include "kernels/cpu/rounding-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -56,10 +49,10 @@ void AdamWRange(const AdamWArgs& args, size_t range, int64_t begin,
     const G* HWY_RESTRICT grad = static_cast<const G*>(args.state.grad.data);
     const auto update = [&c, master, grad, m_ = args.m, v_ = args.v](
                             auto at, VF p) ZERO_CPU_BODY {
-      hwy::Prefetch(master + at.i + kAhead);
-      hwy::Prefetch(m_ + at.i + kAhead);
-      hwy::Prefetch(v_ + at.i + kAhead);
-      hwy::Prefetch(grad + at.i + kAhead);
+      __builtin_prefetch(master + at.i + kAhead);
+      __builtin_prefetch(m_ + at.i + kAhead);
+      __builtin_prefetch(v_ + at.i + kAhead);
+      __builtin_prefetch(grad + at.i + kAhead);
       const VF g = Fma(c.l2, p, hn::Mul(at.Load(grad), c.grad_scale));
       const VF m = Fma(c.beta1, at.Load(m_), hn::Mul(c.one_minus_beta1, g));
       const VF v =

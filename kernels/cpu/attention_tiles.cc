@@ -3,15 +3,9 @@
 #include <limits>
 
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/storage.h"
-#include "kernels/cpu/targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/attention_tiles.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/storage.h"
 #include "kernels/cpu/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();

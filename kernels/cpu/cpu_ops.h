@@ -11,6 +11,13 @@
 
 #include "kernels/ops.h"
 
+// Which SIMD targets the kernels are compiled for; stands before any header of
+// Highway. AVX2 and above have fused multiply-add; SSSE3 and SSE4 have not, and
+// Highway's MulAdd rounds twice there, so that they would give other bits.
+// Machines without AVX2 run the scalar target (EMU128), whose multiply-adds
+// are std::fma (simd-inl.h): slow, and the same bits.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
+
 namespace zero::cpu {
 
 class MatmulCache;  // oneDNN engine, stream and primitives (matmul.h)

@@ -2,12 +2,6 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/dropout.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 #include "kernels/cpu/philox-inl.h"
 
 HWY_BEFORE_NAMESPACE();

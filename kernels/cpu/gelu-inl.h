@@ -1,6 +1,5 @@
 // GELU and its derivative on vectors; gelu.cc and the epilogue of linear.cc
 // are made of these.
-#include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/ops.h"
 

@@ -4,12 +4,6 @@
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/optimizer_ranges.h"
-#include "kernels/cpu/targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/lamb.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 #include "kernels/cpu/reduce-inl.h"
 #include "kernels/cpu/rounding-inl.h"
 

@@ -1,7 +1,6 @@
 // exp, sigmoid and the normal distribution on vectors of fp32. Coefficients
 // are Chebyshev fits made for this file (mpmath.chebyfit, 40 digits); errors
 // were measured against float64 (tests/kernels/gelu_test.cc).
-#include "hwy/highway.h"
 #include "kernels/cpu/simd-inl.h"
 
 #if defined(ZERO_KERNELS_CPU_MATH_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -1,7 +1,6 @@
 // Philox on vectors: the words of kernels/philox.h, one block per lane.
 #include <algorithm>
 
-#include "hwy/highway.h"
 #include "kernels/cpu/simd-inl.h"
 #include "kernels/philox.h"
 

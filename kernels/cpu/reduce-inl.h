@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "hwy/highway.h"
 #include "kernels/cpu/simd-inl.h"
 
 #ifndef ZERO_KERNELS_CPU_REDUCE_INL_H_ONCE_

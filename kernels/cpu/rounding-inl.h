@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "hwy/highway.h"
 #include "kernels/cpu/optimizer_ranges.h"
 #include "kernels/cpu/philox-inl.h"
 #include "kernels/cpu/storage.h"

@@ -1,15 +1,21 @@
 // Vectors of fp32 loaded from and stored to fp32, bf16 and fp16 memory, and
 // the few functions that Highway 1.0.3 rounds otherwise than we promise.
-// Included once per SIMD target (Highway's foreach_target.h); a source that
-// uses it looks like kernels/cpu/elementwise.cc.
+// A source that includes it (or another -inl.h) is compiled once per SIMD
+// target and looks like kernels/cpu/elementwise.cc.
 //
 // Invariant: every function but Sum, whose order follows the number of lanes,
 // gives the same bits on every target.
 #include <cmath>
 #include <cstring>
 
-#include "hwy/highway.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/storage.h"
+
+// Includes the source that is compiled, from its first line, for every target
+// but the last. In it this header does nothing before highway.h.
+#define HWY_TARGET_INCLUDE __BASE_FILE__
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
 
 #if defined(ZERO_KERNELS_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ZERO_KERNELS_CPU_SIMD_INL_H_

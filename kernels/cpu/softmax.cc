@@ -2,15 +2,9 @@
 
 #include <cmath>
 
-#include "kernels/cpu/storage.h"
-#include "kernels/cpu/targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/softmax.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/simd-inl.h"
+#include "kernels/cpu/storage.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {

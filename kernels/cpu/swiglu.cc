@@ -1,12 +1,6 @@
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/targets.h"
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/cpu/swiglu.cc"
-#include "hwy/foreach_target.h"
-#include "hwy/highway.h"
 #include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/parallel.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {

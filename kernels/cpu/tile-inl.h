@@ -1,6 +1,5 @@
 // Products of small fp32 tiles that lie in the first-level caches: what
 // attention is made of. One thread, no packing, no allocation.
-#include "hwy/highway.h"
 #include "kernels/cpu/simd-inl.h"
 
 #if defined(ZERO_KERNELS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -1,7 +1,7 @@
 // The ways of the CPU: every SIMD target with every number of threads and,
 // for products of 16-bit operands, converted or native.
-#include "kernels/cpu/targets.h"
-// targets.h comes before Highway.
+#include "kernels/cpu/cpu_ops.h"
+// cpu_ops.h comes before Highway.
 #include <cstdlib>
 
 #include "hwy/targets.h"
