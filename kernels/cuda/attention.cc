@@ -12,25 +12,25 @@ namespace zero::cuda {
 
 size_t CudaOps::AttentionForwardWorkspaceBytes(
     const AttentionForwardArgs& args) const {
-  return attention_->WorkspaceBytes(args).value_or(0);
+  return attention_->WorkspaceBytes(CallOf(args)).value_or(0);
 }
 
 void CudaOps::AttentionForward(Stream& stream, const AttentionForwardArgs& args,
                                Workspace workspace) {
-  if (attention_->Forward(HandleOf(stream), args, workspace)) return;
+  if (attention_->Run(HandleOf(stream), CallOf(args), workspace)) return;
   TiledAttentionForward(HandleOf(stream), args);
 }
 
 size_t CudaOps::AttentionBackwardWorkspaceBytes(
     const AttentionBackwardArgs& args) const {
-  return std::max(attention_->WorkspaceBytes(args).value_or(0),
+  return std::max(attention_->WorkspaceBytes(CallOf(args)).value_or(0),
                   TiledAttentionBackwardBytes(args.shape));
 }
 
 void CudaOps::AttentionBackward(Stream& stream,
                                 const AttentionBackwardArgs& args,
                                 Workspace workspace) {
-  if (attention_->Backward(HandleOf(stream), args, workspace)) return;
+  if (attention_->Run(HandleOf(stream), CallOf(args), workspace)) return;
   TiledAttentionBackward(HandleOf(stream), args, workspace);
 }
 

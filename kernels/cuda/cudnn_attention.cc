@@ -10,11 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
-#include "kernels/cuda/attention_call.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/packed_attention.h"
-#include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -202,25 +201,6 @@ std::string Compile(Graph& graph) {
     return Complaint(
         graph.build_plans(fe::BuildPlanPolicy_t::HEURISTICS_CHOICE));
   });
-}
-
-absl::Status ValidateWithoutDevice(const AttentionCall& call,
-                                   bool deterministic,
-                                   const CudnnTarget& target) {
-  const std::string why = WhyNotAsked(call, {deterministic, target.version});
-  if (!why.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(Describe(call), ": ", why));
-  }
-  for (const int64_t num_sequences : GraphsOf(call)) {
-    Graph graph;
-    const std::string complaint = Validate(
-        call, {deterministic, target.sm, num_sequences}, nullptr, graph);
-    if (complaint.empty()) continue;
-    return absl::UnimplementedError(
-        absl::StrCat(Describe(call), ": ", CudnnVersionText(cudnnGetVersion()),
-                     " refuses it on sm_", target.sm, ": ", complaint));
-  }
-  return absl::OkStatus();
 }
 
 // The device that is current.
@@ -427,35 +407,33 @@ AttentionPlans::~AttentionPlans() {
 }
 
 std::optional<size_t> AttentionPlans::WorkspaceBytes(
-    const AttentionForwardArgs& args) {
-  return state_->Bytes(CallOf(args));
+    const AttentionCall& call) {
+  return state_->Bytes(call);
 }
-std::optional<size_t> AttentionPlans::WorkspaceBytes(
-    const AttentionBackwardArgs& args) {
-  return state_->Bytes(CallOf(args));
-}
-
-bool AttentionPlans::Forward(cudaStream_t stream,
-                             const AttentionForwardArgs& args,
-                             Workspace workspace) {
-  return state_->Run(stream, CallOf(args), workspace);
-}
-bool AttentionPlans::Backward(cudaStream_t stream,
-                              const AttentionBackwardArgs& args,
-                              Workspace workspace) {
-  return state_->Run(stream, CallOf(args), workspace);
+bool AttentionPlans::Run(cudaStream_t stream, const AttentionCall& call,
+                         Workspace workspace) {
+  return state_->Run(stream, call, workspace);
 }
 
 std::vector<std::string> AttentionPlans::notes() const { return state_->notes; }
 
-absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args,
-                                    const CudnnTarget& target) {
-  return ValidateWithoutDevice(CallOf(args), /*deterministic=*/false, target);
-}
-absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
+absl::Status ValidateCudnnAttention(const AttentionCall& call,
                                     bool deterministic,
                                     const CudnnTarget& target) {
-  return ValidateWithoutDevice(CallOf(args), deterministic, target);
+  const std::string why = WhyNotAsked(call, {deterministic, target.version});
+  if (!why.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(Describe(call), ": ", why));
+  }
+  for (const int64_t num_sequences : GraphsOf(call)) {
+    Graph graph;
+    const std::string complaint = Validate(
+        call, {deterministic, target.sm, num_sequences}, nullptr, graph);
+    if (complaint.empty()) continue;
+    return absl::UnimplementedError(
+        absl::StrCat(Describe(call), ": ", CudnnVersionText(cudnnGetVersion()),
+                     " refuses it on sm_", target.sm, ": ", complaint));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace zero::cuda

@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/ops.h"
+#include "kernels/cuda/attention_call.h"
 
 namespace zero::cuda {
 
@@ -42,15 +42,11 @@ class AttentionPlans {
   // their number; nullopt where it does not take it. Builds the graphs on first
   // use, each of which takes the host about a tenth of a second and loads the
   // engine's code.
-  std::optional<size_t> WorkspaceBytes(const AttentionForwardArgs& args);
-  std::optional<size_t> WorkspaceBytes(const AttentionBackwardArgs& args);
+  std::optional<size_t> WorkspaceBytes(const AttentionCall& call);
 
   // Launches the call, or returns false and does nothing where cuDNN does not
   // take it. Errors: DeviceError when a graph that was built does not run.
-  bool Forward(cudaStream_t stream, const AttentionForwardArgs& args,
-               Workspace workspace);
-  bool Backward(cudaStream_t stream, const AttentionBackwardArgs& args,
-                Workspace workspace);
+  bool Run(cudaStream_t stream, const AttentionCall& call, Workspace workspace);
 
   // As Device::notes(): why 16-bit attention of some shape, strides or address
   // runs on our own kernel. Of fewer than 64 tokens and of caches it says
@@ -74,9 +70,7 @@ struct CudnnTarget {
 // where there need not be a GPU, by the library that is here; compiles no plan.
 // Errors: InvalidArgument with the shape, our reason and the remedy where
 // cuDNN is not asked; Unimplemented with cuDNN's own reason where it refuses.
-absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args,
-                                    const CudnnTarget& target);
-absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
+absl::Status ValidateCudnnAttention(const AttentionCall& call,
                                     bool deterministic,
                                     const CudnnTarget& target);
 

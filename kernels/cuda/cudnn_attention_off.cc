@@ -8,20 +8,10 @@ struct AttentionPlans::State {};
 AttentionPlans::AttentionPlans(bool) {}
 AttentionPlans::~AttentionPlans() = default;
 
-std::optional<size_t> AttentionPlans::WorkspaceBytes(
-    const AttentionForwardArgs&) {
+std::optional<size_t> AttentionPlans::WorkspaceBytes(const AttentionCall&) {
   return std::nullopt;
 }
-std::optional<size_t> AttentionPlans::WorkspaceBytes(
-    const AttentionBackwardArgs&) {
-  return std::nullopt;
-}
-bool AttentionPlans::Forward(cudaStream_t, const AttentionForwardArgs&,
-                             Workspace) {
-  return false;
-}
-bool AttentionPlans::Backward(cudaStream_t, const AttentionBackwardArgs&,
-                              Workspace) {
+bool AttentionPlans::Run(cudaStream_t, const AttentionCall&, Workspace) {
   return false;
 }
 

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/packed_sequences.h"
+#include "kernels/cuda/packed_attention.h"
 #include "tests/kernels/kernel_test.h"
 
 namespace zero {

@@ -65,6 +65,16 @@ Args WithSequences(Args args) {
   return args;
 }
 
+absl::Status ValidateCudnnAttention(const AttentionForwardArgs& args,
+                                    const CudnnTarget& target) {
+  return ValidateCudnnAttention(CallOf(args), /*deterministic=*/false, target);
+}
+absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
+                                    bool deterministic,
+                                    const CudnnTarget& target) {
+  return ValidateCudnnAttention(CallOf(args), deterministic, target);
+}
+
 TEST(CudnnGraphTest, EveryPresetTrainsThroughCudnn) {
   float lse = 0;  // only its being there counts
   for (const ModelPreset& preset : ModelPresets()) {
@@ -276,18 +286,21 @@ TEST(CudnnGraphTest, NotesSayWhatKeepsTrainingOffCudnn) {
   AttentionPlans plans(/*deterministic=*/true);
   AttentionForwardArgs crooked = Of(DType::kBF16, 2, 128, 8, 4, 64).Forward();
   crooked.k.token_stride += 1;
-  EXPECT_FALSE(plans.WorkspaceBytes(crooked).has_value());
-  EXPECT_FALSE(plans.WorkspaceBytes(Of(DType::kF16, 2, 128, 8, 4, 60).Forward())
-                   .has_value());
+  EXPECT_FALSE(plans.WorkspaceBytes(CallOf(crooked)).has_value());
+  EXPECT_FALSE(
+      plans.WorkspaceBytes(CallOf(Of(DType::kF16, 2, 128, 8, 4, 60).Forward()))
+          .has_value());
   EXPECT_FALSE(plans
-                   .WorkspaceBytes(WithSequences(
-                       Of(DType::kBF16, 2, 256, 8, 4, 64).Backward()))
+                   .WorkspaceBytes(CallOf(WithSequences(
+                       Of(DType::kBF16, 2, 256, 8, 4, 64).Backward())))
                    .has_value());
   // Nothing to say of prompts and of fp32.
-  EXPECT_FALSE(plans.WorkspaceBytes(Of(DType::kBF16, 1, 9, 8, 4, 64).Forward())
-                   .has_value());
-  EXPECT_FALSE(plans.WorkspaceBytes(Of(DType::kF32, 2, 128, 8, 4, 64).Forward())
-                   .has_value());
+  EXPECT_FALSE(
+      plans.WorkspaceBytes(CallOf(Of(DType::kBF16, 1, 9, 8, 4, 64).Forward()))
+          .has_value());
+  EXPECT_FALSE(
+      plans.WorkspaceBytes(CallOf(Of(DType::kF32, 2, 128, 8, 4, 64).Forward()))
+          .has_value());
   // Without a GPU there is one more before them.
   EXPECT_THAT(
       absl::StrJoin(plans.notes(), "\n"),
@@ -307,10 +320,10 @@ TEST(CudnnGraphTest, WithoutADeviceEveryCallGoesToOurKernel) {
   }
   AttentionPlans plans(/*deterministic=*/false);
   const Packed p = Of(DType::kBF16, 4, 1024, 12, 12, 64);
-  EXPECT_FALSE(plans.WorkspaceBytes(p.Forward()).has_value());
-  EXPECT_FALSE(plans.WorkspaceBytes(p.Backward()).has_value());
-  EXPECT_FALSE(plans.Forward(nullptr, p.Forward(), {}));
-  EXPECT_FALSE(plans.Backward(nullptr, p.Backward(), {}));
+  EXPECT_FALSE(plans.WorkspaceBytes(CallOf(p.Forward())).has_value());
+  EXPECT_FALSE(plans.WorkspaceBytes(CallOf(p.Backward())).has_value());
+  EXPECT_FALSE(plans.Run(nullptr, CallOf(p.Forward()), {}));
+  EXPECT_FALSE(plans.Run(nullptr, CallOf(p.Backward()), {}));
   EXPECT_THAT(plans.notes(), ElementsAre(HasSubstr("does not start")));
 }
 

@@ -1,11 +1,69 @@
-#include "kernels/cuda/packed_attention.h"
-
 #include "kernels/check.h"
-#include "kernels/cuda/check.h"
-#include "kernels/cuda/packed_sequences.h"
-#include "kernels/dtype.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/packed_attention.h"
+#include "kernels/cuda/sizes.h"
 
 namespace zero::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// A thread for each sequence, and one for the end of the last.
+__global__ void __launch_bounds__(kThreads)
+    SequenceTablesKernel(SequenceTables tables, int64_t table_stride) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t n = tables.num_sequences;
+  if (i > n) return;
+  const int32_t first = tables.offsets[i];
+  if (i < n) tables.lengths[i] = tables.offsets[i + 1] - first;
+#pragma unroll
+  for (int j = 0; j < kMaxOffsetTables; ++j) {
+    if (j >= tables.num_tables) break;
+    tables.elements[j * table_stride + i] = first * tables.token_strides[j];
+  }
+}
+
+constexpr int kTile = 32;
+
+// A block for each tile of a matrix, through shared memory, so that neighbours
+// are read and neighbours written; a column more keeps banks apart.
+__global__ void __launch_bounds__(kThreads)
+    TransposeKernel(const float* from, int64_t rows, int64_t cols, float* to) {
+  constexpr int kStep = kThreads / kTile;
+  SHARED_ARRAY(float, tile, kTile*(kTile + 1));
+  const int x = static_cast<int>(threadIdx.x) % kTile;
+  const int y = static_cast<int>(threadIdx.x) / kTile;
+  const int64_t row = int64_t{blockIdx.y} * kTile;
+  const int64_t col = int64_t{blockIdx.x} * kTile;
+  const int64_t matrix = int64_t{blockIdx.z} * rows * cols;
+  for (int i = y; i < kTile; i += kStep) {
+    if (row + i < rows && col + x < cols) {
+      tile[i * (kTile + 1) + x] = from[matrix + (row + i) * cols + col + x];
+    }
+  }
+  __syncthreads();
+  for (int j = y; j < kTile; j += kStep) {
+    if (col + j < cols && row + x < rows) {
+      to[matrix + (col + j) * rows + row + x] = tile[x * (kTile + 1) + j];
+    }
+  }
+}
+
+}  // namespace
+
+void FillSequenceTables(cudaStream_t stream, const SequenceTables& tables) {
+  ZERO_CHECK_LE(tables.num_tables, kMaxOffsetTables);
+  Launch(SequenceTablesKernel, NumBlocks(tables.num_sequences + 1, kThreads),
+         kThreads, 0, stream, tables, OffsetTableStride(tables.num_sequences));
+}
+
+void TransposeStatistics(cudaStream_t stream, const float* from, int64_t batch,
+                         int64_t rows, int64_t cols, float* to) {
+  ZERO_CHECK_LT(batch, 1 << 16) << "rows of packed sequences";
+  const dim3 grid(NumBlocks(cols, kTile), NumBlocks(rows, kTile),
+                  static_cast<unsigned>(batch));
+  Launch(TransposeKernel, grid, kThreads, 0, stream, from, rows, cols, to);
+}
 
 OperandPointers PointersOf(const AttentionCall& call) {
   OperandPointers pointers;
