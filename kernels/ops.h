@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/types/span.h"
 #include "kernels/device.h"
@@ -25,38 +26,53 @@
 
 namespace zero {
 
+// T, const where Data is.
+template <class T, class Data>
+using ConstAs = std::conditional_t<std::is_const_v<Data>, const T, T>;
+
+// The address of element i of an array.
+template <class Data>
+Data* ElementAt(Data* data, DType dtype, int64_t i) {
+  return static_cast<ConstAs<char, Data>*>(data) +
+         i * static_cast<int64_t>(DTypeBytes(dtype));
+}
+
 // A view of device memory: rows x cols elements, row i at data + i * ld.
-struct ConstMatrix {
-  const void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t rows = 0;
-  int64_t cols = 0;
-  int64_t ld = 0;  // elements; >= cols
-};
-
-struct Matrix {
-  void* data = nullptr;
+template <class Data>
+struct MatrixView {
+  Data* data = nullptr;
   DType dtype = DType::kF32;
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t ld = 0;  // elements; >= cols
 
-  operator ConstMatrix() const { return {data, dtype, rows, cols, ld}; }
+  Data* Row(int64_t i) const { return ElementAt(data, dtype, i * ld); }
+  MatrixView Rows(int64_t first, int64_t count) const {
+    return {Row(first), dtype, count, cols, ld};
+  }
+  template <class Const>
+  requires(std::is_const_v<Const> && !std::is_const_v<Data>)
+  operator MatrixView<Const>() const {
+    return {data, dtype, rows, cols, ld};
+  }
 };
+using ConstMatrix = MatrixView<const void>;
+using Matrix = MatrixView<void>;
 
-struct ConstVector {
-  const void* data = nullptr;
+template <class Data>
+struct VectorView {
+  Data* data = nullptr;
   DType dtype = DType::kF32;
   int64_t size = 0;
-};
 
-struct Vector {
-  void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t size = 0;
-
-  operator ConstVector() const { return {data, dtype, size}; }
+  template <class Const>
+  requires(std::is_const_v<Const> && !std::is_const_v<Data>)
+  operator VectorView<Const>() const {
+    return {data, dtype, size};
+  }
 };
+using ConstVector = VectorView<const void>;
+using Vector = VectorView<void>;
 
 // Scratch memory of one call, sized by the op's *WorkspaceBytes; 64-byte
 // aligned. Contents are undefined before and after.
@@ -124,16 +140,14 @@ struct LinearCrossEntropyArgs {
 
 // Element (b, t, h, d) of an operand is at
 // data + b * batch_stride + t * token_stride + h * D + d (elements).
-struct HeadsRef {
-  const void* data = nullptr;
+template <class Data>
+struct HeadsView {
+  Data* data = nullptr;
   int64_t batch_stride = 0;
   int64_t token_stride = 0;
 };
-struct MutableHeadsRef {
-  void* data = nullptr;
-  int64_t batch_stride = 0;
-  int64_t token_stride = 0;
-};
+using HeadsRef = HeadsView<const void>;
+using MutableHeadsRef = HeadsView<void>;
 
 struct AttentionShape {
   DType dtype = DType::kF32;
@@ -181,26 +195,23 @@ struct AttentionBackwardArgs {
 // Rows of `width` elements: row (o, i) is at data + o * stride + i * width.
 // With inner = 1 this is a matrix with a leading dimension; with inner = H it
 // is the heads of a packed projection.
-struct ConstRows {
-  const void* data = nullptr;
+template <class Data>
+struct RowsView {
+  Data* data = nullptr;
   DType dtype = DType::kF32;
   int64_t outer = 0;
   int64_t inner = 1;
   int64_t width = 0;
   int64_t stride = 0;  // elements between outer rows
-};
-struct Rows {
-  void* data = nullptr;
-  DType dtype = DType::kF32;
-  int64_t outer = 0;
-  int64_t inner = 1;
-  int64_t width = 0;
-  int64_t stride = 0;
 
-  operator ConstRows() const {
+  template <class Const>
+  requires(std::is_const_v<Const> && !std::is_const_v<Data>)
+  operator RowsView<Const>() const {
     return {data, dtype, outer, inner, width, stride};
   }
 };
+using ConstRows = RowsView<const void>;
+using Rows = RowsView<void>;
 
 // LayerNorm: Ba et al. 2016; RMSNorm: Zhang and Sennrich 2019.
 enum class NormKind { kLayerNorm, kRmsNorm };
@@ -413,16 +424,20 @@ struct UpdateState {
   int64_t first_element = 0;  // index in the flat layout of the whole's first
 };
 
-// Decoupled weight decay, Loshchilov and Hutter 2019:
-//   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
-//   p -= lr wd p;  p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - b^step.
-// With adam_w false the decay is added to g instead (Adam with L2).
-struct AdamWArgs {
+// Of the rules that keep means of the gradient and of its square.
+struct MomentArgs {
   UpdateState state;
   float* m;
   float* v;
   float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
   float bias_correction1 = 1, bias_correction2 = 1;  // 1 - beta^step
+};
+
+// Decoupled weight decay, Loshchilov and Hutter 2019:
+//   m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
+//   p -= lr wd p;  p -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - b^step.
+// With adam_w false the decay is added to g instead (Adam with L2).
+struct AdamWArgs : MomentArgs {
   bool adam_w = true;
 };
 
@@ -452,14 +467,9 @@ struct TensorPart {
 // Pass 2, LambApply: p -= lr * ratio * update, computed once more;
 //   ratio = clamp(|p| / |update|, min, max) of the whole tensor, whose parts
 //   are added in order; 1 where either norm is 0.
-struct LambArgs {
-  UpdateState state;
-  float* m;
-  float* v;
+struct LambArgs : MomentArgs {
   absl::Span<const TensorPart> parts;  // of every range; no two own the same
   double* norms;                       // two of every part
-  float lr = 0, beta1 = 0.9f, beta2 = 0.999f, eps = 1e-8f;
-  float bias_correction1 = 1, bias_correction2 = 1;
   float min_coeff = 0.01f, max_coeff = 10.0f;
 };
 

@@ -13,30 +13,26 @@ float BiasCorrection(const OptimizerSpec& spec, float beta, int64_t step) {
       1 - std::pow(static_cast<double>(beta), static_cast<double>(step)));
 }
 
-struct Betas {
-  Betas(const OptimizerSpec& spec, const OptimizerStepOptions& options)
-      : beta1(options.beta1 < 0 ? static_cast<float>(spec.beta1)
-                                : options.beta1),
-        beta2(static_cast<float>(spec.beta2)),
-        correction1(BiasCorrection(spec, beta1, options.step)),
-        correction2(BiasCorrection(spec, beta2, options.step)) {}
-  float beta1, beta2, correction1, correction2;
-};
-
-void AdamStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
-              const UpdateState& state, absl::Span<float* const> states,
-              const OptimizerStepOptions& options) {
-  const Betas betas(spec, options);
-  AdamWArgs args;
+void SetMoments(const OptimizerSpec& spec, const UpdateState& state,
+                absl::Span<float* const> states,
+                const OptimizerStepOptions& options, MomentArgs& args) {
   args.state = state;
   args.m = states[0];
   args.v = states[1];
   args.lr = options.lr;
-  args.beta1 = betas.beta1;
-  args.beta2 = betas.beta2;
+  args.beta1 =
+      options.beta1 < 0 ? static_cast<float>(spec.beta1) : options.beta1;
+  args.beta2 = static_cast<float>(spec.beta2);
   args.eps = static_cast<float>(spec.eps);
-  args.bias_correction1 = betas.correction1;
-  args.bias_correction2 = betas.correction2;
+  args.bias_correction1 = BiasCorrection(spec, args.beta1, options.step);
+  args.bias_correction2 = BiasCorrection(spec, args.beta2, options.step);
+}
+
+void AdamStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
+              const UpdateState& state, absl::Span<float* const> states,
+              const OptimizerStepOptions& options) {
+  AdamWArgs args;
+  SetMoments(spec, state, states, options, args);
   args.adam_w = spec.kind == OptimizerKind::kAdamW || spec.decoupled_decay;
   ops.AdamW(stream, args);
 }
@@ -60,19 +56,10 @@ LambArgs MakeLambArgs(const OptimizerSpec& spec, const UpdateState& state,
                       absl::Span<float* const> states,
                       const OptimizerStepOptions& options,
                       const TensorNorms& norms) {
-  const Betas betas(spec, options);
   LambArgs args;
-  args.state = state;
-  args.m = states[0];
-  args.v = states[1];
+  SetMoments(spec, state, states, options, args);
   args.parts = norms.parts;
   args.norms = norms.sums;
-  args.lr = options.lr;
-  args.beta1 = betas.beta1;
-  args.beta2 = betas.beta2;
-  args.eps = static_cast<float>(spec.eps);
-  args.bias_correction1 = betas.correction1;
-  args.bias_correction2 = betas.correction2;
   args.min_coeff = static_cast<float>(spec.min_coeff);
   args.max_coeff = static_cast<float>(spec.max_coeff);
   return args;

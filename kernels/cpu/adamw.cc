@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/optimizer_ranges.h"
 #include "kernels/cpu/rounding-inl.h"
@@ -8,19 +6,9 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-// The step's constants as vectors. With b1, b2 as given in fp32, 1 - b1 and
-// 1 - b2 are exact differences rounded once.
-struct Constants {
-  explicit Constants(const AdamWArgs& args, float weight_decay)
-      : grad_scale(hn::Set(df, GradScale(args.state))),
-        beta1(hn::Set(df, args.beta1)),
-        beta2(hn::Set(df, args.beta2)),
-        one_minus_beta1(hn::Set(df, static_cast<float>(1.0 - args.beta1))),
-        one_minus_beta2(hn::Set(df, static_cast<float>(1.0 - args.beta2))),
-        eps(hn::Set(df, args.eps)),
-        v_scale(
-            hn::Set(df, static_cast<float>(1.0 / std::sqrt(static_cast<double>(
-                                                     args.bias_correction2))))),
+struct Constants : MomentConstants {
+  Constants(const AdamWArgs& args, float weight_decay)
+      : MomentConstants(args),
         step(hn::Set(df, static_cast<float>(
                              static_cast<double>(args.lr) /
                              static_cast<double>(args.bias_correction1)))),
@@ -30,7 +18,6 @@ struct Constants {
                                       : 1.0f)),
         l2(hn::Set(df, args.adam_w ? 0.0f : weight_decay)) {}
 
-  VF grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, v_scale;
   VF step;   // lr / c1
   VF decay;  // 1 - lr wd, for AdamW
   VF l2;     // wd, for Adam
@@ -54,13 +41,9 @@ void AdamWRange(const AdamWArgs& args, size_t range, int64_t begin,
       __builtin_prefetch(v_ + at.i + kAhead);
       __builtin_prefetch(grad + at.i + kAhead);
       const VF g = Fma(c.l2, p, hn::Mul(at.Load(grad), c.grad_scale));
-      const VF m = Fma(c.beta1, at.Load(m_), hn::Mul(c.one_minus_beta1, g));
-      const VF v =
-          Fma(c.beta2, at.Load(v_), hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-      at.Store(m, m_);
-      at.Store(v, v_);
-      const VF denominator = Fma(hn::Sqrt(v), c.v_scale, c.eps);
-      return NegFma(c.step, hn::Div(m, denominator), hn::Mul(p, c.decay));
+      const auto [m, v] = c.Follow(at, g, m_, v_);
+      const VF direction = hn::Div(m, c.Denominator(v));
+      return NegFma(c.step, direction, hn::Mul(p, c.decay));
     };
     UpdateMasters(args.state, begin, end, update);
   });

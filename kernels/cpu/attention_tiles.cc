@@ -18,17 +18,11 @@ constexpr int64_t kQueryGroup = 16;
 HWY_INLINE int64_t WholeVectors(int64_t n) { return (n + 15) / 16 * 16; }
 
 // Row t of head h of batch b.
-template <class T>
-HWY_INLINE const T* HeadRow(const HeadsRef& x, int64_t b, int64_t t, int64_t h,
-                            int64_t d) {
-  return static_cast<const T*>(x.data) + b * x.batch_stride +
+template <class T, class Data>
+HWY_INLINE ConstAs<T, Data>* HeadRow(const HeadsView<Data>& x, int64_t b,
+                                     int64_t t, int64_t h, int64_t d) {
+  return static_cast<ConstAs<T, Data>*>(x.data) + b * x.batch_stride +
          t * x.token_stride + h * d;
-}
-template <class T>
-HWY_INLINE T* HeadRow(const MutableHeadsRef& x, int64_t b, int64_t t, int64_t h,
-                      int64_t d) {
-  return static_cast<T*>(x.data) + b * x.batch_stride + t * x.token_stride +
-         h * d;
 }
 
 // to = from * factor, with zeros up to the next multiple of 16 columns.

@@ -64,10 +64,6 @@ void RowToF32(DType dtype, const void* src, float* dst, int64_t n) {
   ZERO_CPU_WITH_FLOAT_TYPE(dtype, T,
                            ConvertSpan(static_cast<const T*>(src), dst, 0, n));
 }
-void RowFromF32(DType dtype, const float* src, void* dst, int64_t n) {
-  ZERO_CPU_WITH_FLOAT_TYPE(dtype, T,
-                           ConvertSpan(src, static_cast<T*>(dst), 0, n));
-}
 void AddToRow(DType dtype, const void* src, void* dst, int64_t n) {
   ZERO_CPU_WITH_FLOAT_TYPE(dtype, T, {
     T* const sum = static_cast<T*>(dst);
@@ -90,16 +86,12 @@ HWY_AFTER_NAMESPACE();
 namespace zero::cpu {
 
 HWY_EXPORT(RowToF32);
-HWY_EXPORT(RowFromF32);
 HWY_EXPORT(AddToRow);
 HWY_EXPORT(RoundRow);
 HWY_EXPORT(ColumnSums);
 
 void RowToF32(DType dtype, const void* src, float* dst, int64_t n) {
   HWY_DYNAMIC_DISPATCH(RowToF32)(dtype, src, dst, n);
-}
-void RowFromF32(DType dtype, const float* src, void* dst, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(RowFromF32)(dtype, src, dst, n);
 }
 void AddToRow(DType dtype, const void* src, void* dst, int64_t n) {
   HWY_DYNAMIC_DISPATCH(AddToRow)(dtype, src, dst, n);

@@ -9,20 +9,8 @@
 
 namespace zero::cpu {
 
-// The address of element i of an array.
-inline const void* ElementAt(const void* data, DType dtype, int64_t i) {
-  return static_cast<const char*>(data) +
-         i * static_cast<int64_t>(DTypeBytes(dtype));
-}
-inline void* ElementAt(void* data, DType dtype, int64_t i) {
-  return static_cast<char*>(data) + i * static_cast<int64_t>(DTypeBytes(dtype));
-}
-
 // dst = src in fp32, exactly. dtype: fp32, bf16 or fp16.
 void RowToF32(DType dtype, const void* src, float* dst, int64_t n);
-
-// dst = src rounded to nearest even.
-void RowFromF32(DType dtype, const float* src, void* dst, int64_t n);
 
 // dst = round(((sum + bias) + residual) + (accumulate ? dst : 0)). bias and
 // residual are of dst's dtype; null: none.

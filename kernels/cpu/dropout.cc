@@ -3,6 +3,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/philox-inl.h"
+#include "kernels/op_checks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -51,8 +52,7 @@ namespace zero::cpu {
 HWY_EXPORT(DropoutRange);
 
 void CpuOps::Dropout(Stream&, const DropoutArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.y.dtype)
-      << "Dropout: " << args.x.dtype << " -> " << args.y.dtype;
+  ZERO_CHECK_ONE_DTYPE(args.x, args.y);
   ParallelRanges(num_threads_, args.x.rows, RowGrain(args.x.cols),
                  HWY_DYNAMIC_DISPATCH(DropoutRange), args);
 }

@@ -3,6 +3,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/simd-inl.h"
+#include "kernels/op_checks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -35,9 +36,7 @@ HWY_EXPORT(AddRange);
 HWY_EXPORT(CastRange);
 
 void CpuOps::Add(Stream&, const AddArgs& args) {
-  ZERO_CHECK(args.a.dtype == args.y.dtype && args.b.dtype == args.y.dtype)
-      << "Add: dtypes " << args.a.dtype << " + " << args.b.dtype << " -> "
-      << args.y.dtype;
+  ZERO_CHECK_ONE_DTYPE(args.a, args.b, args.y);
   ParallelRanges(num_threads_, args.y.size, kElementGrain,
                  HWY_DYNAMIC_DISPATCH(AddRange), args);
 }

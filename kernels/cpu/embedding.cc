@@ -4,6 +4,8 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/simd-inl.h"
+#include "kernels/op_checks.h"
+#include "kernels/runs.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -98,27 +100,12 @@ HWY_EXPORT(ScatterRange);
 HWY_EXPORT(ScatterSortedRange);
 
 void CpuOps::EmbeddingForward(Stream&, const EmbeddingForwardArgs& args) {
-  ZERO_CHECK(args.table.dtype == args.out.dtype &&
-             (args.position_ids == nullptr ||
-              args.position_table.dtype == args.out.dtype))
-      << "EmbeddingForward: table " << args.table.dtype << ", positions "
-      << args.position_table.dtype << " -> " << args.out.dtype;
+  ZERO_CHECK_ONE_DTYPE(args.out, args.table, args.position_table);
   ParallelRanges(num_threads_, args.out.rows, RowGrain(args.out.cols),
                  HWY_DYNAMIC_DISPATCH(EmbeddingForwardRange), args);
 }
 
 namespace {
-
-void ZeroRows(int num_threads, const Matrix& m) {
-  const size_t bytes = DTypeBytes(m.dtype);
-  ParallelRanges(
-      num_threads, m.rows, RowGrain(m.cols), [&](int64_t begin, int64_t end) {
-        for (int64_t row = begin; row < end; ++row) {
-          std::memset(static_cast<char*>(m.data) + row * m.ld * bytes, 0,
-                      m.cols * bytes);
-        }
-      });
-}
 
 // Threads split the columns, so that each row of the table has its sums in
 // order of i whatever the ids are; 16 columns are a cache line of fp32.
@@ -134,13 +121,13 @@ size_t CpuOps::EmbeddingBackwardWorkspaceBytes(
   return 0;
 }
 
-void CpuOps::EmbeddingBackward(Stream&, const EmbeddingBackwardArgs& args,
-                               Workspace) {
+void CpuOps::EmbeddingBackward(Stream& stream,
+                               const EmbeddingBackwardArgs& args, Workspace) {
   ZERO_CHECK(args.dtable.dtype == DType::kF32 ||
              args.dtable.dtype == args.dout.dtype)
       << "EmbeddingBackward: dout " << args.dout.dtype << " -> "
       << args.dtable.dtype;
-  if (!args.accumulate) ZeroRows(num_threads_, args.dtable);
+  if (!args.accumulate) Zero(*this, stream, args.dtable);
   if (args.dtable.dtype == DType::kF32) {
     ParallelRanges(num_threads_, args.dtable.cols, kColumnGrain,
                    HWY_DYNAMIC_DISPATCH(ScatterRange), args);

@@ -1,5 +1,8 @@
-// GELU and its derivative on vectors; gelu.cc and the epilogue of linear.cc
-// are made of these.
+// GELU and its derivative on vectors.
+//
+// Accuracy in fp32, relative to the result: kErf 4 ulp everywhere; kTanh 4 ulp
+// for x >= -1 and 4 + 2 |2u| ulp below, where 2u is the argument of the
+// exponential (26 ulp at x = -4, a result of -7e-5).
 #include "kernels/cpu/math-inl.h"
 #include "kernels/ops.h"
 

@@ -1,44 +1,43 @@
-#include "kernels/cpu/gelu.h"
-
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/gelu-inl.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/op_checks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
 template <Gelu kKind, class T>
-void ForwardSpan(const T* x, T* y, int64_t begin, int64_t end) {
+void ForwardSpan(const GeluForwardArgs& args, int64_t begin, int64_t end) {
   ForEachVector(begin, end, [&](auto at) ZERO_CPU_BODY {
-    at.Store(GeluValue<kKind>(at.Load(x)), y);
+    const VF x = at.Load(static_cast<const T*>(args.x.data));
+    at.Store(GeluValue<kKind>(x), static_cast<T*>(args.y.data));
   });
 }
 
 template <Gelu kKind, class T>
-void BackwardSpan(const T* x, const T* dy, T* dx, int64_t begin, int64_t end) {
+void BackwardSpan(const GeluBackwardArgs& args, int64_t begin, int64_t end) {
   ForEachVector(begin, end, [&](auto at) ZERO_CPU_BODY {
-    const VF slope = GeluDerivative<kKind>(at.Load(x));
-    at.Store(hn::Mul(at.Load(dy), slope), dx);
+    const VF x = at.Load(static_cast<const T*>(args.x.data));
+    const VF dy = at.Load(static_cast<const T*>(args.dy.data));
+    at.Store(hn::Mul(dy, GeluDerivative<kKind>(x)),
+             static_cast<T*>(args.dx.data));
   });
 }
 
-void Forward(Gelu kind, DType dtype, const void* x, void* y, int64_t begin,
-             int64_t end) {
-  ZERO_CPU_WITH_FLOAT_TYPE(dtype, T, {
-    const auto run = kind == Gelu::kTanh ? ForwardSpan<Gelu::kTanh, T>
-                                         : ForwardSpan<Gelu::kErf, T>;
-    run(static_cast<const T*>(x), static_cast<T*>(y), begin, end);
+void Forward(const GeluForwardArgs& args, int64_t begin, int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.y.dtype, T, {
+    const auto run = args.kind == Gelu::kTanh ? ForwardSpan<Gelu::kTanh, T>
+                                              : ForwardSpan<Gelu::kErf, T>;
+    run(args, begin, end);
   });
 }
 
-void Backward(Gelu kind, DType dtype, const void* x, const void* dy, void* dx,
-              int64_t begin, int64_t end) {
-  ZERO_CPU_WITH_FLOAT_TYPE(dtype, T, {
-    const auto run = kind == Gelu::kTanh ? BackwardSpan<Gelu::kTanh, T>
-                                         : BackwardSpan<Gelu::kErf, T>;
-    run(static_cast<const T*>(x), static_cast<const T*>(dy),
-        static_cast<T*>(dx), begin, end);
+void Backward(const GeluBackwardArgs& args, int64_t begin, int64_t end) {
+  ZERO_CPU_WITH_FLOAT_TYPE(args.dx.dtype, T, {
+    const auto run = args.kind == Gelu::kTanh ? BackwardSpan<Gelu::kTanh, T>
+                                              : BackwardSpan<Gelu::kErf, T>;
+    run(args, begin, end);
   });
 }
 
@@ -52,32 +51,18 @@ namespace zero::cpu {
 HWY_EXPORT(Forward);
 HWY_EXPORT(Backward);
 
-void GeluForwardRange(Gelu kind, DType dtype, const void* x, void* y,
-                      int64_t begin, int64_t end) {
-  ZERO_CHECK(kind != Gelu::kNone) << "Gelu: kind none has nothing to compute";
-  HWY_DYNAMIC_DISPATCH(Forward)(kind, dtype, x, y, begin, end);
-}
-
-void GeluBackwardRange(Gelu kind, DType dtype, const void* x, const void* dy,
-                       void* dx, int64_t begin, int64_t end) {
-  ZERO_CHECK(kind != Gelu::kNone) << "Gelu: kind none has nothing to compute";
-  HWY_DYNAMIC_DISPATCH(Backward)(kind, dtype, x, dy, dx, begin, end);
-}
-
 void CpuOps::GeluForward(Stream&, const GeluForwardArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.y.dtype)
-      << "GeluForward: " << args.x.dtype << " -> " << args.y.dtype;
-  ParallelRanges(num_threads_, args.y.size, kElementGrain, GeluForwardRange,
-                 args.kind, args.x.dtype, args.x.data, args.y.data);
+  ZERO_CHECK(args.kind != Gelu::kNone) << "Gelu: kind none";
+  ZERO_CHECK_ONE_DTYPE(args.x, args.y);
+  ParallelRanges(num_threads_, args.y.size, kElementGrain,
+                 HWY_DYNAMIC_DISPATCH(Forward), args);
 }
 
 void CpuOps::GeluBackward(Stream&, const GeluBackwardArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.dx.dtype && args.dy.dtype == args.dx.dtype)
-      << "GeluBackward: x " << args.x.dtype << ", dy " << args.dy.dtype
-      << " -> " << args.dx.dtype;
-  ParallelRanges(num_threads_, args.dx.size, kElementGrain, GeluBackwardRange,
-                 args.kind, args.x.dtype, args.x.data, args.dy.data,
-                 args.dx.data);
+  ZERO_CHECK(args.kind != Gelu::kNone) << "Gelu: kind none";
+  ZERO_CHECK_ONE_DTYPE(args.x, args.dy, args.dx);
+  ParallelRanges(num_threads_, args.dx.size, kElementGrain,
+                 HWY_DYNAMIC_DISPATCH(Backward), args);
 }
 
 }  // namespace zero::cpu

@@ -11,30 +11,20 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-struct Constants {
-  Constants(const LambArgs& args, float weight_decay)
-      : grad_scale(hn::Set(df, GradScale(args.state))),
-        weight_decay(hn::Set(df, weight_decay)),
-        beta1(hn::Set(df, args.beta1)),
-        beta2(hn::Set(df, args.beta2)),
-        one_minus_beta1(hn::Set(df, static_cast<float>(1.0 - args.beta1))),
-        one_minus_beta2(hn::Set(df, static_cast<float>(1.0 - args.beta2))),
-        eps(hn::Set(df, args.eps)),
-        m_scale(
-            hn::Set(df, static_cast<float>(
-                            1.0 / static_cast<double>(args.bias_correction1)))),
-        v_scale(hn::Set(
-            df, static_cast<float>(1.0 / std::sqrt(static_cast<double>(
-                                             args.bias_correction2))))) {}
+struct Constants : MomentConstants {
+  Constants(const LambArgs& args, float decay)
+      : MomentConstants(args),
+        weight_decay(hn::Set(df, decay)),
+        m_scale(hn::Set(
+            df, static_cast<float>(
+                    1.0 / static_cast<double>(args.bias_correction1)))) {}
 
-  VF grad_scale, weight_decay, beta1, beta2, one_minus_beta1, one_minus_beta2;
-  VF eps, m_scale, v_scale;
+  VF weight_decay, m_scale;
 };
 
 // Both passes compute it: the same bits.
 HWY_INLINE VF UpdateElement(const Constants& c, VF p, VF m, VF v) {
-  const VF denominator = Fma(hn::Sqrt(v), c.v_scale, c.eps);
-  const VF direction = hn::Div(hn::Mul(m, c.m_scale), denominator);
+  const VF direction = hn::Div(hn::Mul(m, c.m_scale), c.Denominator(v));
   return Fma(c.weight_decay, p, direction);
 }
 
@@ -47,11 +37,7 @@ void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
   ForEachVector(
       begin, end, [&, m_ = args.m, v_ = args.v](auto at) ZERO_CPU_BODY {
         const VF g = hn::Mul(at.Load(grad), c.grad_scale);
-        const VF m = Fma(c.beta1, at.Load(m_), hn::Mul(c.one_minus_beta1, g));
-        const VF v = Fma(c.beta2, at.Load(v_),
-                         hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-        at.Store(m, m_);
-        at.Store(v, v_);
+        const auto [m, v] = c.Follow(at, g, m_, v_);
         at.Store(UpdateElement(c, at.Load(master), m, v), update - begin);
       });
 }

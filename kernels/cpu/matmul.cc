@@ -13,13 +13,13 @@
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/sizes.h"
 
 namespace zero::cpu {
 namespace {
 
-constexpr size_t kAlign = 64;
-
-size_t RoundUp(size_t bytes) { return (bytes + kAlign - 1) & ~(kAlign - 1); }
+// Of a part of the workspace.
+size_t PartBytes(size_t bytes) { return RoundUp(bytes, 64); }
 
 struct Shape {
   int64_t m, n, k;
@@ -97,13 +97,12 @@ struct Tiling {
 int64_t Piece(int64_t total, int64_t limit) {
   if (total <= limit) return total;
   limit = std::max<int64_t>(64, limit / 64 * 64);
-  const int64_t pieces = (total + limit - 1) / limit;
-  return ((total + pieces - 1) / pieces + 63) / 64 * 64;
+  return RoundUp(CeilDiv(total, CeilDiv(total, limit)), 64);
 }
 
 // Rows a power of two apart fall into the same cache sets.
 int64_t PanelLd(int64_t cols) {
-  const int64_t ld = (cols + 15) / 16 * 16;
+  const int64_t ld = RoundUp(cols, 16);
   return ld % 512 == 0 ? ld + 16 : ld;
 }
 
@@ -129,7 +128,7 @@ Tiling TilingOf(const Product& p, const Shape& s) {
   t.b_ld = PanelLd(p.b_transposed ? t.k : t.n);
   t.c_ld = PanelLd(t.n);
   const auto bytes = [](bool used, int64_t rows, int64_t ld) {
-    return used ? RoundUp(static_cast<size_t>(rows * ld) * sizeof(float)) : 0;
+    return used ? PartBytes(static_cast<size_t>(rows * ld) * sizeof(float)) : 0;
   };
   t.a_bytes = bytes(t.convert_a, p.a_transposed ? t.k : t.m, t.a_ld);
   t.b_bytes = bytes(t.convert_b, p.b_transposed ? t.n : t.k, t.b_ld);
@@ -137,15 +136,9 @@ Tiling TilingOf(const Product& p, const Shape& s) {
   return t;
 }
 
-ConstMatrix Block(const ConstMatrix& x, int64_t row, int64_t rows, int64_t col,
-                  int64_t cols) {
-  return {ElementAt(x.data, x.dtype, row * x.ld + col), x.dtype, rows, cols,
-          x.ld};
-}
-Matrix Block(const Matrix& x, int64_t row, int64_t rows, int64_t col,
-             int64_t cols) {
-  return {ElementAt(x.data, x.dtype, row * x.ld + col), x.dtype, rows, cols,
-          x.ld};
+template <class Data>
+Data* At(const MatrixView<Data>& x, int64_t row, int64_t col) {
+  return ElementAt(x.Row(row), x.dtype, col);
 }
 
 }  // namespace
@@ -306,16 +299,13 @@ void MatmulCache::Impl::RunNative(const Product& p, Workspace workspace) {
 }
 
 void MatmulCache::Impl::AddResidual(const Product& p) {
-  ParallelRanges(
-      num_threads, p.c.rows, RowGrain(p.c.cols),
-      [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          AddToRow(
-              p.c.dtype,
-              ElementAt(p.residual.data, p.residual.dtype, i * p.residual.ld),
-              ElementAt(p.c.data, p.c.dtype, i * p.c.ld), p.c.cols);
-        }
-      });
+  ParallelRanges(num_threads, p.c.rows, RowGrain(p.c.cols),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     AddToRow(p.c.dtype, p.residual.Row(i), p.c.Row(i),
+                              p.c.cols);
+                   }
+                 });
 }
 
 Product MatmulCache::Impl::TileProduct(const Product& p, const Tiling& t,
@@ -354,7 +344,7 @@ size_t MatmulCache::Impl::ConvertedBytes(const Product& p) {
       }
     }
   }
-  return t.a_bytes + t.b_bytes + t.c_bytes + RoundUp(scratch);
+  return t.a_bytes + t.b_bytes + t.c_bytes + PartBytes(scratch);
 }
 
 void MatmulCache::Impl::ToPanel(const ConstMatrix& from, float* panel,
@@ -362,9 +352,8 @@ void MatmulCache::Impl::ToPanel(const ConstMatrix& from, float* panel,
   ParallelRanges(num_threads, from.rows, RowGrain(from.cols),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t i = begin; i < end; ++i) {
-                     RowToF32(from.dtype,
-                              ElementAt(from.data, from.dtype, i * from.ld),
-                              panel + i * ld, from.cols);
+                     RowToF32(from.dtype, from.Row(i), panel + i * ld,
+                              from.cols);
                    }
                  });
 }
@@ -379,19 +368,18 @@ void MatmulCache::Impl::RoundTile(const Product& p, const float* sums,
   if (p.bias.data != nullptr) {
     base.bias = ElementAt(p.bias.data, p.bias.dtype, col);
   }
-  ParallelRanges(
-      num_threads, rows, RowGrain(cols), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) {
-          RoundRowArgs args = base;
-          args.sum = sums + i * ld;
-          args.dst = ElementAt(p.c.data, p.c.dtype, (row + i) * p.c.ld + col);
-          if (p.residual.data != nullptr) {
-            args.residual = ElementAt(p.residual.data, p.residual.dtype,
-                                      (row + i) * p.residual.ld + col);
-          }
-          RoundRow(args);
-        }
-      });
+  ParallelRanges(num_threads, rows, RowGrain(cols),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     RoundRowArgs args = base;
+                     args.sum = sums + i * ld;
+                     args.dst = At(p.c, row + i, col);
+                     if (p.residual.data != nullptr) {
+                       args.residual = At(p.residual, row + i, col);
+                     }
+                     RoundRow(args);
+                   }
+                 });
 }
 
 void MatmulCache::Impl::RunConverted(const Product& p, Workspace workspace) {
@@ -412,16 +400,16 @@ void MatmulCache::Impl::RunConverted(const Product& p, Workspace workspace) {
         const int64_t ks = std::min(t.k, s.k - k);
         const bool accumulate = k > 0 || (p.accumulate && !t.convert_c);
         Product tile = TileProduct(p, t, ms, ns, ks, accumulate);
-        ConstMatrix a = p.a_transposed ? Block(p.a, k, ks, m, ms)
-                                       : Block(p.a, m, ms, k, ks);
-        ConstMatrix b = p.b_transposed ? Block(p.b, n, ns, k, ks)
-                                       : Block(p.b, k, ks, n, ns);
+        const ConstMatrix a{p.a_transposed ? At(p.a, k, m) : At(p.a, m, k),
+                            p.a.dtype, tile.a.rows, tile.a.cols, p.a.ld};
+        const ConstMatrix b{p.b_transposed ? At(p.b, n, k) : At(p.b, k, n),
+                            p.b.dtype, tile.b.rows, tile.b.cols, p.b.ld};
         // The panel of a serves all n when it has all of k.
         if (t.convert_a && (n == 0 || t.k < s.k)) ToPanel(a, a_panel, t.a_ld);
         if (t.convert_b) ToPanel(b, b_panel, t.b_ld);
         tile.a.data = t.convert_a ? a_panel : a.data;
         tile.b.data = t.convert_b ? b_panel : b.data;
-        tile.c.data = t.convert_c ? c_tile : Block(p.c, m, ms, n, ns).data;
+        tile.c.data = t.convert_c ? c_tile : At(p.c, m, n);
         RunNative(tile, scratch);
       }
       if (t.convert_c) RoundTile(p, c_tile, t.c_ld, m, ms, n, ns);
@@ -444,7 +432,7 @@ bool MatmulCache::IsNative(DType dtype) const { return impl_->Native(dtype); }
 size_t MatmulCache::WorkspaceBytes(const Product& p) {
   const Shape s = ShapeOf(p);
   if (s.m == 0 || s.n == 0) return 0;
-  if (impl_->Native(p)) return RoundUp(impl_->Find(p).scratch_bytes);
+  if (impl_->Native(p)) return PartBytes(impl_->Find(p).scratch_bytes);
   return impl_->ConvertedBytes(p);
 }
 

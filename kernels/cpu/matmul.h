@@ -16,7 +16,7 @@
 #include <memory>
 
 #include "kernels/cpu/cpu_ops.h"
-#include "kernels/ops.h"
+#include "kernels/product.h"
 
 namespace zero::cpu {
 
@@ -24,18 +24,6 @@ namespace zero::cpu {
 // 2.6): a Zen 4 reaches 230 GFLOP/s in bf16 against 115 in fp32, an Intel Xeon
 // with AVX-512-BF16 but without AMX 80 against 160, so there bf16 is converted.
 bool HasFastBf16();
-
-// c[m,n] (+)= a[m,k] b[k,n] + bias[n] + residual[m,n], sums in fp32.
-struct Product {
-  ConstMatrix a;
-  bool a_transposed = false;  // a is stored as [k, m]
-  ConstMatrix b;
-  bool b_transposed = false;  // b is stored as [n, k]
-  Matrix c;                   // fp32, or the dtype of a and b
-  bool accumulate = false;    // not together with bias or residual
-  ConstVector bias;           // dtype of c; data null: none
-  ConstMatrix residual;       // dtype of c; data null: none
-};
 
 class MatmulCache {
  public:

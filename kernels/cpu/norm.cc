@@ -1,24 +1,20 @@
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/simd-inl.h"
+#include "kernels/op_checks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-HWY_INLINE int64_t RowOffset(const ConstRows& rows, int64_t row) {
-  return row / rows.inner * rows.stride + row % rows.inner * rows.width;
-}
-template <class T>
-HWY_INLINE const T* RowOf(const ConstRows& rows, int64_t row) {
-  return static_cast<const T*>(rows.data) + RowOffset(rows, row);
-}
-template <class T>
-HWY_INLINE T* RowOf(const Rows& rows, int64_t row) {
-  return static_cast<T*>(rows.data) + RowOffset(rows, row);
+template <class T, class Data>
+HWY_INLINE ConstAs<T, Data>* RowOf(const RowsView<Data>& rows, int64_t row) {
+  return static_cast<ConstAs<T, Data>*>(rows.data) +
+         row / rows.inner * rows.stride + row % rows.inner * rows.width;
 }
 
 // The sum over the row, in four vectors of lanes; add(sum, x) adds a vector.
@@ -197,13 +193,8 @@ struct RowBlocks {
 }  // namespace
 
 void CpuOps::NormForward(Stream&, const NormForwardArgs& args) {
-  const DType dtype = args.y.dtype;
-  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
-             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
-             (args.residual.data == nullptr ||
-              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
-      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
-      << " -> " << dtype;
+  ZERO_CHECK_ONE_DTYPE(args.y, args.x, args.weight, args.bias, args.residual,
+                       args.sum);
   ParallelRanges(num_threads_, args.x.outer * args.x.inner,
                  RowGrain(args.x.width), HWY_DYNAMIC_DISPATCH(NormForwardRange),
                  args);
@@ -219,24 +210,19 @@ size_t CpuOps::NormBackwardWorkspaceBytes(const NormBackwardArgs& args) const {
 
 void CpuOps::NormBackward(Stream&, const NormBackwardArgs& args,
                           Workspace workspace) {
-  const DType dtype = args.dx.dtype;
-  ZERO_CHECK(args.dy.dtype == dtype && args.sum.dtype == dtype &&
-             args.weight.dtype == dtype &&
-             (args.dsum.data == nullptr || args.dsum.dtype == dtype))
-      << "norm backward: dy " << args.dy.dtype << ", sum " << args.sum.dtype
-      << ", weight " << args.weight.dtype << " -> " << dtype;
+  ZERO_CHECK_ONE_DTYPE(args.dx, args.dy, args.sum, args.weight, args.dsum);
   const int64_t width = args.dy.width;
   const int64_t num_rows = args.dy.outer * args.dy.inner;
   const RowBlocks blocks(num_rows);
   // [count, width] partial sums of dweight, then of dbias.
-  float* dweight = static_cast<float*>(workspace.data);
-  float* dbias = dweight;
-  if (args.dweight.data != nullptr) {
-    dbias += blocks.count * width;
-  } else {
-    dweight = nullptr;
-  }
-  if (args.dbias.data == nullptr) dbias = nullptr;
+  float* rest = static_cast<float*>(workspace.data);
+  const auto take = [&](const Vector& out) {
+    return out.data == nullptr
+               ? nullptr
+               : std::exchange(rest, rest + blocks.count * width);
+  };
+  float* const dweight = take(args.dweight);
+  float* const dbias = take(args.dbias);
   ParallelRanges(
       num_threads_, blocks.count, 1, [&](int64_t first, int64_t last) {
         for (int64_t b = first; b < last; ++b) {

@@ -5,9 +5,8 @@
 
 #include <algorithm>
 
-#include "kernels/check.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/ops.h"
+#include "kernels/op_checks.h"
 
 namespace zero::cpu {
 
@@ -18,16 +17,13 @@ Args ArgsOf(const Args& args, const UpdateRange& range) {
   Args own = args;
   UpdateState& state = own.state;
   state.first_element += range.shift;
-  const auto bytes_of = [&](DType dtype) {
-    return range.shift * static_cast<int64_t>(DTypeBytes(dtype));
-  };
+  Vector& param = state.param;
+  ConstVector& grad = state.grad;
   if (state.whole_param) {
-    state.param.data =
-        static_cast<char*>(state.param.data) + bytes_of(state.param.dtype);
+    param.data = ElementAt(param.data, param.dtype, range.shift);
   }
   if (state.whole_grad) {
-    state.grad.data =
-        static_cast<const char*>(state.grad.data) + bytes_of(state.grad.dtype);
+    grad.data = ElementAt(grad.data, grad.dtype, range.shift);
   }
   return own;
 }
@@ -39,13 +35,6 @@ inline bool SkipsUpdate(const UpdateState& state) {
 
 inline float GradScale(const UpdateState& state) {
   return state.grad_scale == nullptr ? 1.0f : *state.grad_scale;
-}
-
-inline void CheckUpdateState(const char* op, const UpdateState& state) {
-  ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
-      << op << ": " << state.param.dtype << " parameters need fp32 masters";
-  ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
-      << op << ": fp32 parameters are not rounded";
 }
 
 // Calls update(args as ArgsOf range i, i, begin, end) for pieces that together

@@ -2,6 +2,7 @@
 // the parameters, to nearest or stochastically with the bits of
 // kernels/rounding.h.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "kernels/cpu/optimizer_ranges.h"
@@ -142,6 +143,40 @@ HWY_INLINE void UpdateMasters(const UpdateState& state, int64_t begin,
       state.param.dtype, P,
       UpdateSpan(master, CopyOf<P>(state), begin, end, update));
 }
+
+// The constants that the rules with moments share, as vectors. With b1, b2 as
+// given in fp32, 1 - b1 and 1 - b2 are exact differences rounded once.
+struct MomentConstants {
+  explicit MomentConstants(const MomentArgs& args)
+      : grad_scale(hn::Set(df, GradScale(args.state))),
+        beta1(hn::Set(df, args.beta1)),
+        beta2(hn::Set(df, args.beta2)),
+        one_minus_beta1(hn::Set(df, static_cast<float>(1.0 - args.beta1))),
+        one_minus_beta2(hn::Set(df, static_cast<float>(1.0 - args.beta2))),
+        eps(hn::Set(df, args.eps)),
+        v_scale(hn::Set(
+            df, static_cast<float>(1.0 / std::sqrt(static_cast<double>(
+                                             args.bias_correction2))))) {}
+
+  struct Moments {
+    VF m, v;
+  };
+  // The moments at `at` follow the gradient g.
+  template <class At>
+  HWY_INLINE Moments Follow(At at, VF g, float* m_, float* v_) const {
+    const VF m = Fma(beta1, at.Load(m_), hn::Mul(one_minus_beta1, g));
+    const VF v =
+        Fma(beta2, at.Load(v_), hn::Mul(hn::Mul(one_minus_beta2, g), g));
+    at.Store(m, m_);
+    at.Store(v, v_);
+    return {m, v};
+  }
+  HWY_INLINE VF Denominator(VF v) const {
+    return Fma(hn::Sqrt(v), v_scale, eps);
+  }
+
+  VF grad_scale, beta1, beta2, one_minus_beta1, one_minus_beta2, eps, v_scale;
+};
 
 }  // namespace zero::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

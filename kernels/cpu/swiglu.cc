@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/op_checks.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
@@ -62,16 +63,13 @@ HWY_EXPORT(SwigluForwardRange);
 HWY_EXPORT(SwigluBackwardRange);
 
 void CpuOps::SwigluForward(Stream&, const SwigluForwardArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.y.dtype)
-      << "SwigluForward: " << args.x.dtype << " -> " << args.y.dtype;
+  ZERO_CHECK_ONE_DTYPE(args.x, args.y);
   ParallelRanges(num_threads_, args.y.rows, RowGrain(args.y.cols),
                  HWY_DYNAMIC_DISPATCH(SwigluForwardRange), args);
 }
 
 void CpuOps::SwigluBackward(Stream&, const SwigluBackwardArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.dx.dtype && args.dy.dtype == args.dx.dtype)
-      << "SwigluBackward: x " << args.x.dtype << ", dy " << args.dy.dtype
-      << " -> " << args.dx.dtype;
+  ZERO_CHECK_ONE_DTYPE(args.x, args.dy, args.dx);
   ParallelRanges(num_threads_, args.dy.rows, RowGrain(args.dy.cols),
                  HWY_DYNAMIC_DISPATCH(SwigluBackwardRange), args);
 }

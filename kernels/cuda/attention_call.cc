@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include "kernels/cuda/attention_tiles.h"
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/score_tiles.cuh"
-#include "kernels/cuda/sizes.h"
+#include "kernels/sizes.h"
 #include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {

@@ -1,7 +1,7 @@
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/parts.cuh"
-#include "kernels/cuda/sizes.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {

@@ -6,7 +6,6 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/runs.h"
 #include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
@@ -218,42 +217,6 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) *sum += total;
 }
 
-// ---- Chunks ---------------------------------------------------------------
-
-Matrix RowsAt(const Matrix& x, int64_t row, int64_t rows) {
-  return {RowOf(x, row), x.dtype, rows, x.cols, x.ld};
-}
-ConstMatrix RowsAt(const ConstMatrix& x, int64_t row, int64_t rows) {
-  return {RowOf(x, row), x.dtype, rows, x.cols, x.ld};
-}
-
-struct ChunkProducts {
-  Product logits, dx, dw;
-};
-
-// The gradient of the logits has the dtype of x and lies where they lay.
-ChunkProducts ProductsOf(const LinearCrossEntropyArgs& args,
-                         const LossChunks& chunks, void* logits, int64_t row,
-                         int64_t rows, bool accumulate_dw) {
-  const int64_t cols = args.w.rows;
-  const int64_t narrowing =
-      static_cast<int64_t>(DTypeBytes(chunks.dtype) / DTypeBytes(args.x.dtype));
-  ChunkProducts p;
-  p.logits.a = RowsAt(args.x, row, rows);
-  p.logits.b = args.w;
-  p.logits.b_transposed = true;
-  p.logits.c = {logits, chunks.dtype, rows, cols, chunks.ld};
-  p.dx.a = {logits, args.x.dtype, rows, cols, chunks.ld * narrowing};
-  p.dx.b = args.w;
-  if (args.dx.data != nullptr) p.dx.c = RowsAt(args.dx, row, rows);
-  p.dw.a = p.dx.a;
-  p.dw.a_transposed = true;
-  p.dw.b = p.logits.a;
-  p.dw.c = args.dw;
-  if (accumulate_dw) p.dw.addend = args.dw;
-  return p;
-}
-
 // `gradient`: the dtype of the gradients, and of logits that are not fp32.
 void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
                 DType logits, DType gradient, bool backward) {
@@ -288,9 +251,10 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
 
   for (int64_t row = 0; row < args.x.rows; row += chunks.rows) {
     const int64_t rows = std::min(chunks.rows, args.x.rows - row);
-    const ChunkProducts p = ProductsOf(args, chunks, base, row, rows,
-                                       args.accumulate_dw || row > 0);
-    matmul_->Run(stream, p.logits, rest);
+    const LossProducts p(args,
+                         {base, chunks.dtype, rows, args.w.rows, chunks.ld},
+                         args.x.dtype, row, args.accumulate_dw || row > 0);
+    matmul_->Run(stream, {p.logits}, rest);
     RowArgs softmax;
     softmax.logits = base;
     softmax.ld = chunks.ld;
@@ -302,8 +266,8 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
     softmax.grad_scale = args.grad_scale;
     RunSoftmax(HandleOf(stream), softmax, rows, chunks.dtype, args.x.dtype,
                backward);
-    if (backward) matmul_->Run(stream, p.dx, rest);
-    if (with_dw) matmul_->Run(stream, p.dw, rest);
+    if (backward) matmul_->Run(stream, {p.dx}, rest);
+    if (with_dw) matmul_->Run(stream, {p.dw}, rest);
   }
   if (args.loss_sum != nullptr) {
     Launch(AddLosses, 1, kSumThreads, 0, HandleOf(stream), row_losses,

@@ -13,7 +13,7 @@
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/packed_attention.h"
 #include "kernels/dtype.h"
-#include "kernels/cuda/sizes.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/parts.cuh"
-#include "kernels/cuda/sizes.h"
+#include "kernels/sizes.h"
 #include "kernels/cuda/sort.h"
 #include "kernels/cuda/workspace.h"
 

@@ -1,5 +1,3 @@
-#include <cmath>
-
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/partials.cuh"
@@ -10,25 +8,19 @@ namespace {
 
 static_assert(kUpdateThreads == kSumThreads);
 
-struct Rule {
-  explicit Rule(const LambArgs& args)
-      : beta1(args.beta1),
-        beta2(args.beta2),
-        one_minus_beta1(static_cast<float>(1.0 - args.beta1)),
-        one_minus_beta2(static_cast<float>(1.0 - args.beta2)),
-        eps(args.eps),
-        m_scale(static_cast<float>(1.0 /
-                                   static_cast<double>(args.bias_correction1))),
-        v_scale(static_cast<float>(
-            1.0 / std::sqrt(static_cast<double>(args.bias_correction2)))) {}
+struct LambPass : MomentPass {
+  explicit LambPass(const LambArgs& args)
+      : MomentPass(args),
+        m_scale(static_cast<float>(
+            1.0 / static_cast<double>(args.bias_correction1))) {}
 
   // Both passes compute it: the same bits.
-  __device__ float Update(float weight_decay, float p, float m, float v) const {
-    const float direction = m * m_scale / fmaf(sqrtf(v), v_scale, eps);
+  __device__ float Update(float p, float moment, float square) const {
+    const float direction = moment * m_scale / Denominator(square);
     return fmaf(weight_decay, p, direction);
   }
 
-  float beta1, beta2, one_minus_beta1, one_minus_beta2, eps, m_scale, v_scale;
+  float m_scale;
 };
 
 // ---- Pass 1 -----------------------------------------------------------------
@@ -38,11 +30,12 @@ struct Owners {
 };
 
 template <class G>
-struct MomentsPass {
+struct MomentsPass : LambPass {
+  using LambPass::LambPass;
+
   // Updates m and v; p and the update go into their tiles.
   template <bool kWhole>
-  __device__ void Run(const Slice<kUpdateElems>& slice, float grad_scale,
-                      float weight_decay, float* p_tile,
+  __device__ void Run(const Slice<kUpdateElems>& slice, float* p_tile,
                       float* update_tile) const {
     const auto p = Load<kWhole>(span.master, slice);
     auto moment = Load<kWhole>(m, slice);
@@ -51,20 +44,13 @@ struct MomentsPass {
 #pragma unroll
     for (int k = 0; k < kUpdateElems; ++k) {
       const float g = ToFloat(grad.x[k]) * grad_scale;
-      moment.x[k] = fmaf(rule.beta1, moment.x[k], rule.one_minus_beta1 * g);
-      square.x[k] = fmaf(rule.beta2, square.x[k], rule.one_minus_beta2 * g * g);
+      Follow(g, moment.x[k], square.x[k]);
       p_tile[k] = p.x[k];
-      update_tile[k] =
-          rule.Update(weight_decay, p.x[k], moment.x[k], square.x[k]);
+      update_tile[k] = Update(p.x[k], moment.x[k], square.x[k]);
     }
     Store<kWhole>(m, slice, moment);
     Store<kWhole>(v, slice, square);
   }
-
-  UpdateSpan span;
-  Rule rule;
-  float* m;
-  float* v;
 };
 
 // A block does a run of a range, as the sums of squares want it; the last one
@@ -84,9 +70,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   float* const p_tile = reinterpret_cast<float*>(p_memory);
   float* const update_tile = reinterpret_cast<float*>(update_memory);
   const int range = batch.Find(blockIdx.x);
-  pass.span.Shift(batch.shift[range]);
-  const float grad_scale = pass.span.GradScale();
-  const float weight_decay = batch.weight[range];
+  pass.Enter(batch, range);
   const int64_t run =
       batch.begin[range] + (blockIdx.x - batch.first_block[range]) * kRunElems;
   const int64_t end = batch.end[range];
@@ -100,11 +84,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
       float* const p_row = p_tile + TileWord(k);
       float* const update_row = update_tile + TileWord(k);
       if (whole_slices && IsFull(slice)) {
-        pass.template Run<true>(slice, grad_scale, weight_decay, p_row,
-                                update_row);
+        pass.template Run<true>(slice, p_row, update_row);
       } else if (slice.to > 0) {
-        pass.template Run<false>(slice, grad_scale, weight_decay, p_row,
-                                 update_row);
+        pass.template Run<false>(slice, p_row, update_row);
       }
     }
     __syncthreads();
@@ -163,51 +145,36 @@ __global__ void __launch_bounds__(kWarpSize)
   }
 }
 
+// Moves 18 bytes per parameter with 16-bit parameters (p both ways, m, v, the
+// copy); >= 90 % of copy bandwidth.
 template <class Rounding>
-struct ApplyPass {
+struct ApplyPass : LambPass {
+  ApplyPass(const LambArgs& args, const float* range_steps)
+      : LambPass(args), steps(range_steps) {}
+
+  __device__ void Enter(const RangeBatch& batch, int range) {
+    LambPass::Enter(batch, range);
+    step = steps[range];
+  }
+
   template <bool kWhole>
-  __device__ void Run(const Slice<kUpdateElems>& slice, float weight_decay,
-                      float step) const {
+  __device__ void Run(const Slice<kUpdateElems>& slice) const {
     auto p = Load<kWhole>(span.master, slice);
     const auto moment = Load<kWhole>(m, slice);
     const auto square = Load<kWhole>(v, slice);
 #pragma unroll
     for (int k = 0; k < kUpdateElems; ++k) {
-      const float update =
-          rule.Update(weight_decay, p.x[k], moment.x[k], square.x[k]);
+      const float update = Update(p.x[k], moment.x[k], square.x[k]);
       p.x[k] = fmaf(-step, update, p.x[k]);
     }
     StoreMasters<kWhole, Rounding>(span, slice, p);
   }
 
-  UpdateSpan span;
-  Rule rule;
-  const float* m;
-  const float* v;
+  const float* steps;  // of the batch's ranges
+  float step = 0;
 };
 
-// Moves 18 bytes per parameter with 16-bit parameters (p both ways, m, v, the
-// copy); >= 90 % of copy bandwidth.
-template <class Rounding>
-__global__ void __launch_bounds__(kUpdateThreads)
-    ApplyKernel(RangeBatch batch, ApplyPass<Rounding> pass, bool aligned,
-                const float* steps) {
-  if (pass.span.Skips()) return;
-  const int range = batch.Find(blockIdx.x);
-  pass.span.Shift(batch.shift[range]);
-  const float step = steps[range];
-  const float weight_decay = batch.weight[range];
-  ForEachSlice(blockIdx.x - batch.first_block[range], batch.begin[range],
-               batch.end[range], aligned,
-               [&](auto whole, const Slice<kUpdateElems>& slice) {
-                 pass.template Run<decltype(whole)::value>(slice, weight_decay,
-                                                           step);
-               });
-}
-
 // -----------------------------------------------------------------------------
-
-float WeightDecayOf(const UpdateRange& range) { return range.weight_decay; }
 
 int32_t PartIndex(int64_t part) {
   ZERO_CHECK_LT(part, int64_t{1} << 30) << "parts of tensors";
@@ -221,11 +188,10 @@ void Moments(Stream& stream, const LambArgs& args) {
   constexpr int64_t kMaxRuns =
       (kScratchBytes - kCounterBytes) / (2 * sizeof(double));
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
-  const MomentsPass<G> pass{UpdateSpan(args.state), Rule(args), args.m, args.v};
+  const MomentsPass<G> pass(args);
   ForEachBatch(
       args.state.ranges, kMaxRuns,
       [](const UpdateRange& range) { return NumRuns(range.end - range.begin); },
-      WeightDecayOf,
       [&](const RangeBatch& batch, const int* indices, unsigned blocks) {
         Owners owners = {};
         for (int i = 0; i < batch.count; ++i) {
@@ -246,21 +212,17 @@ void Apply(Stream& stream, const LambArgs& args) {
                 kScratchBytes - kCounterBytes);
   const bool aligned = IsUpdateAligned(args.state, {args.m, args.v});
   const TrustRatio ratio{args.norms, args.lr, args.min_coeff, args.max_coeff};
-  const ApplyPass<Rounding> pass{UpdateSpan(args.state), Rule(args), args.m,
-                                 args.v};
-  ForEachBatch(
-      args.state.ranges, kMaxGrid, BlocksOfRange, WeightDecayOf,
-      [&](const RangeBatch& batch, const int* indices, unsigned blocks) {
-        Tensors tensors = {};
-        for (int i = 0; i < batch.count; ++i) {
-          tensors.begin[i] = PartIndex(args.parts[indices[i]].begin);
-          tensors.end[i] = PartIndex(args.parts[indices[i]].end);
-        }
-        Launch(StepsKernel, static_cast<unsigned>(batch.count), kWarpSize, 0,
-               HandleOf(stream), tensors, ratio, steps);
-        Launch(ApplyKernel<Rounding>, blocks, kUpdateThreads, 0,
-               HandleOf(stream), batch, pass, aligned, steps);
-      });
+  UpdateRanges(HandleOf(stream), args.state.ranges, aligned,
+               ApplyPass<Rounding>(args, steps),
+               [&](const RangeBatch& batch, const int* indices) {
+                 Tensors tensors = {};
+                 for (int i = 0; i < batch.count; ++i) {
+                   tensors.begin[i] = PartIndex(args.parts[indices[i]].begin);
+                   tensors.end[i] = PartIndex(args.parts[indices[i]].end);
+                 }
+                 Launch(StepsKernel, static_cast<unsigned>(batch.count),
+                        kWarpSize, 0, HandleOf(stream), tensors, ratio, steps);
+               });
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/runs.h"
 #include "kernels/cuda/workspace.h"
 
 namespace zero::cuda {
@@ -13,54 +12,19 @@ bool HasFusedForm(Gelu act, DType dtype) {
   return act == Gelu::kTanh && dtype != DType::kF32;
 }
 
-Product PlainForward(const LinearArgs& args) {
-  Product p;
-  p.a = args.x;
-  p.b = args.w;
-  p.b_transposed = true;
-  p.bias = args.bias;
-  p.c = args.y;
-  if (args.act == Gelu::kNone) {
-    p.addend = args.residual;
-  } else if (args.pre_act.data != nullptr) {
-    p.c = args.pre_act;
-  }
-  return p;
-}
-
 Product FusedForward(const LinearArgs& args) {
-  Product p = PlainForward(args);
+  Product p{ProductOf(args)};
   p.c = args.y;
   p.epilogue = Epilogue::kGelu;
   p.gelu_input = args.pre_act;
   return p;
 }
 
-Product PlainInput(const LinearBackwardInputArgs& args) {
-  Product p;
-  p.a = args.dy;
-  p.b = args.w;
-  p.c = args.dx;
-  if (args.accumulate) p.addend = args.dx;
-  return p;
-}
-
 Product FusedInput(const LinearBackwardInputArgs& args) {
-  Product p = PlainInput(args);
-  p.epilogue = Epilogue::kGeluGradient;
   const ConstMatrix& x = args.pre_act;
-  p.gelu_input = {const_cast<void*>(x.data), x.dtype, x.rows, x.cols, x.ld};
-  return p;
-}
-
-Product WeightProduct(const LinearBackwardWeightArgs& args) {
-  Product p;
-  p.a = args.dy;
-  p.a_transposed = true;
-  p.b = args.x;
-  p.c = args.dw;
-  if (args.accumulate_dw) p.addend = args.dw;
-  return p;
+  return {ProductOf(args),
+          Epilogue::kGeluGradient,
+          {const_cast<void*>(x.data), x.dtype, x.rows, x.cols, x.ld}};
 }
 
 Workspace After(const Workspace& workspace, size_t bytes) {
@@ -78,7 +42,7 @@ bool SumWithProduct(Ops& ops, MatmulPlans& plans, Stream& stream,
     return false;
   }
   const Workspace rest = After(workspace, BiasBytes(args));
-  Product p = WeightProduct(args);
+  Product p{ProductOf(args)};
   p.a_sums = args.dbias;
   if (accumulate) p.a_sums.data = workspace.data;
   const auto separately = [&] {
@@ -101,16 +65,8 @@ void CudaOps::Linear(Stream& stream, const LinearArgs& args,
     matmul_->Run(stream, FusedForward(args), workspace);
     return;
   }
-  const Product p = PlainForward(args);
-  matmul_->Run(stream, p, workspace);
-  if (args.act == Gelu::kNone) return;
-  const bool with_residual = args.residual.data != nullptr;
-  const Runs runs = RunsOf({p.c, args.y, with_residual ? args.residual : p.c});
-  for (int64_t i = 0; i < runs.count; ++i) {
-    const Vector y = RunOf(args.y, runs, i);
-    GeluForward(stream, {args.act, RunOf(p.c, runs, i), y});
-    if (with_residual) Add(stream, {y, RunOf(args.residual, runs, i), y});
-  }
+  matmul_->Run(stream, {ProductOf(args)}, workspace);
+  Activate(*this, stream, args);
 }
 
 void CudaOps::LinearBackwardInput(Stream& stream,
@@ -122,13 +78,8 @@ void CudaOps::LinearBackwardInput(Stream& stream,
     matmul_->Run(stream, FusedInput(args), workspace);
     return;
   }
-  matmul_->Run(stream, PlainInput(args), workspace);
-  if (args.act == Gelu::kNone) return;
-  const Runs runs = RunsOf({args.dx, args.pre_act});
-  for (int64_t i = 0; i < runs.count; ++i) {
-    const Vector dx = RunOf(args.dx, runs, i);
-    GeluBackward(stream, {args.act, RunOf(args.pre_act, runs, i), dx, dx});
-  }
+  matmul_->Run(stream, {ProductOf(args)}, workspace);
+  Activate(*this, stream, args);
 }
 
 void CudaOps::LinearBackwardWeight(Stream& stream,
@@ -141,7 +92,7 @@ void CudaOps::LinearBackwardWeight(Stream& stream,
       if (!args.accumulate_dw) Zero(*this, stream, args.dw);
     } else {
       if (SumWithProduct(*this, *matmul_, stream, args, workspace)) return;
-      matmul_->Run(stream, WeightProduct(args), rest);
+      matmul_->Run(stream, {ProductOf(args)}, rest);
     }
   }
   if (args.dbias.data != nullptr) {

@@ -11,9 +11,9 @@
 #include "kernels/check.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/runs.h"
-#include "kernels/cuda/sizes.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/runs.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -46,7 +46,7 @@ std::string Describe(const Product& p) {
       absl::StrCat("[", p.c.rows, ", ", k, "] x [", k, ", ", p.c.cols, "] ",
                    DTypeName(p.a.dtype), " into ", DTypeName(p.c.dtype));
   if (p.bias.data != nullptr) absl::StrAppend(&text, " with bias");
-  if (p.addend.data != nullptr) absl::StrAppend(&text, " with addend");
+  if (p.has_addend()) absl::StrAppend(&text, " with addend");
   if (p.epilogue == Epilogue::kGelu) absl::StrAppend(&text, " with gelu");
   if (p.epilogue == Epilogue::kGeluGradient) {
     absl::StrAppend(&text, " with gelu gradient");
@@ -79,22 +79,14 @@ bool Keeps(const ConstMatrix& x) {
 
 // Whether every operand lies on 16 bytes, row by row. A missing one does.
 bool KeepsBestAlignment(const Product& p) {
-  return Keeps(p.a) && Keeps(p.b) && Keeps(p.c) &&
-         (p.addend.data == nullptr || Keeps(p.addend)) &&
+  return Keeps(p.a) && Keeps(p.b) && Keeps(p.c) && Keeps(p.addend()) &&
          (p.gelu_input.data == nullptr || Keeps(p.gelu_input)) &&
          Keeps(p.bias.data, 0) && Keeps(p.a_sums.data, 0);
-}
-
-// Where there is no addend, cuBLASLt wants one with the layout of c.
-ConstMatrix AddendLayout(const Product& p) {
-  return p.addend.data != nullptr ? p.addend : ConstMatrix(p.c);
 }
 
 using Key = std::array<int64_t, 16>;
 
 Key KeyOf(const Product& p) {
-  const int addend = p.addend.data == nullptr ? 0 : 1;
-  const int in_place = addend && p.addend.data == p.c.data ? 1 : 0;
   const int64_t gelu_ld = p.gelu_input.data == nullptr ? 0 : p.gelu_input.ld;
   return {p.c.rows,
           p.c.cols,
@@ -102,8 +94,8 @@ Key KeyOf(const Product& p) {
           p.a.ld,
           p.b.ld,
           p.c.ld,
-          AddendLayout(p).ld,
-          addend + in_place,
+          p.addend().ld,
+          p.accumulate ? 2 : p.residual.data != nullptr,
           gelu_ld,
           static_cast<int64_t>(p.a.dtype),
           static_cast<int64_t>(p.c.dtype),
@@ -220,7 +212,7 @@ void SetOperation(Plan& plan, const Product& p, bool allow_tf32) {
   SetLayout(plan.a, p.b, p);
   SetLayout(plan.b, p.a, p);
   SetLayout(plan.c, p.c, p);
-  SetLayout(plan.addend, AddendLayout(p), p);
+  SetLayout(plan.addend, p.addend(), p);  // needed without an addend, too
 }
 
 // The heuristic reads alignment from preferences and, for the vectors of an
@@ -355,9 +347,9 @@ cublasStatus_t MatmulPlans::Impl::Multiply(Plan& plan, const Product& p,
   SetPointers(plan, VectorOf(p), p.gelu_input.data, p);
   const Workspace library = LibraryPart(workspace);
   ZERO_CHECK_LE(plan.workspace_bytes, library.bytes);
-  const float alpha = 1, beta = p.addend.data != nullptr ? 1 : 0;
-  const void* addend = p.addend.data;
-  if (addend == nullptr || addend == p.c.data) addend = c.data;
+  const float alpha = 1, beta = p.has_addend() ? 1 : 0;
+  const bool apart = p.residual.data != nullptr;
+  const void* const addend = apart ? p.residual.data : c.data;
   return cublasLtMatmul(handle, &plan.desc, &alpha, p.b.data, &plan.a, p.a.data,
                         &plan.b, &beta, addend, &plan.addend, c.data, &plan.c,
                         &plan.algo, library.data, plan.workspace_bytes, stream);
@@ -409,7 +401,7 @@ void MatmulPlans::Impl::Time(Plan& plan, const Product& p, Workspace workspace,
   if (!options.time_algorithms || plan.candidates.empty()) return;
   Matrix c = p.c;
   void* memory = nullptr;
-  if (p.addend.data == p.c.data) {
+  if (p.accumulate) {
     const size_t bytes = static_cast<size_t>(c.rows) *
                          static_cast<size_t>(c.ld) * DTypeBytes(c.dtype);
     if (cudaMalloc(&memory, bytes) != cudaSuccess) {
@@ -423,21 +415,22 @@ void MatmulPlans::Impl::Time(Plan& plan, const Product& p, Workspace workspace,
 }
 
 bool MatmulPlans::Impl::AddsApart(const Product& p) const {
-  return !accumulates_into_f32 && p.addend.data != nullptr &&
-         p.c.dtype == DType::kF32 && p.a.dtype != DType::kF32;
+  return !accumulates_into_f32 && p.has_addend() && p.c.dtype == DType::kF32 &&
+         p.a.dtype != DType::kF32;
 }
 
 void MatmulPlans::Impl::RunAndAdd(Stream& stream, const Product& p,
                                   Workspace workspace) {
   Product apart = p;
-  apart.addend = {};
+  apart.accumulate = false;
+  apart.residual = {};
   apart.c.data = workspace.data;
   const size_t bytes = ApartBytes(p.c);
   Run(stream, apart,
       {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes});
-  const Runs runs = RunsOf({apart.c, p.addend, p.c});
+  const Runs runs = RunsOf({apart.c, p.addend(), p.c});
   for (int64_t i = 0; i < runs.count; ++i) {
-    ops.Add(stream, {RunOf(p.addend, runs, i), RunOf(apart.c, runs, i),
+    ops.Add(stream, {RunOf(p.addend(), runs, i), RunOf(apart.c, runs, i),
                      RunOf(p.c, runs, i)});
   }
 }
@@ -487,7 +480,7 @@ bool MatmulPlans::Impl::Probe() {
   p.b = p.a;
   p.c = {static_cast<char*>(memory) + kOperandBytes, DType::kF32, kSize, kSize,
          kSize};
-  p.addend = p.c;
+  p.accumulate = true;
   Plan plan;
   Find(plan, p);
   const bool works =

@@ -21,7 +21,7 @@
 #include <memory>
 
 #include "kernels/device.h"
-#include "kernels/ops.h"
+#include "kernels/product.h"
 
 namespace zero::cuda {
 
@@ -33,18 +33,14 @@ enum class Epilogue {
 };
 
 // c[m,n] = epilogue(a[m,k] b[k,n] + addend[m,n] + bias[n]), k > 0.
-// Dtypes: a and b fp32, bf16 or fp16; c that or fp32; everything else as c.
-struct Product {
-  ConstMatrix a;
-  bool a_transposed = false;  // a is stored as [k, m]
-  ConstMatrix b;
-  bool b_transposed = false;  // b is stored as [n, k]
-  Matrix c;
-  ConstMatrix addend;  // data null: none; c itself: accumulate
-  ConstVector bias;    // data null: none; not with kGeluGradient
-  Epilogue epilogue = Epilogue::kNone;
-  Matrix gelu_input;  // [m, n]
-  Vector a_sums;      // [m] = sums of a over k; data null: not wanted
+struct Product : zero::Product {
+  Epilogue epilogue = Epilogue::kNone;  // kGeluGradient: without a bias
+  Matrix gelu_input = {};               // [m, n]
+  Vector a_sums = {};  // [m] = sums of a over k; data null: not wanted
+
+  bool has_addend() const { return accumulate || residual.data != nullptr; }
+  // c where there is no other.
+  ConstMatrix addend() const { return residual.data != nullptr ? residual : c; }
 };
 
 // Threads: one at a time, with the device current.

@@ -1,7 +1,7 @@
 #include "kernels/check.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/packed_attention.h"
-#include "kernels/cuda/sizes.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {

@@ -5,10 +5,11 @@
 #define ZERO_KERNELS_CUDA_RANGES_CUH_
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/check.h"
 #include "kernels/cuda/flat.cuh"
-#include "kernels/ops.h"
+#include "kernels/op_checks.h"
 #include "kernels/rounding.h"
 
 namespace zero::cuda {
@@ -26,7 +27,7 @@ struct RangeBatch {
   int64_t begin[kRangesPerLaunch];
   int64_t end[kRangesPerLaunch];
   int64_t shift[kRangesPerLaunch];
-  float weight[kRangesPerLaunch];  // a number of the range that the rule wants
+  float weight_decay[kRangesPerLaunch];
   uint32_t first_block[kRangesPerLaunch];
   int count;
 
@@ -43,12 +44,10 @@ struct RangeBatch {
 
 // Calls launch(batch, indices of its ranges, number of blocks) until every
 // range was in a batch. blocks_of(range) says into how many blocks it is cut,
-// of which at most max_blocks go into one launch; weight_of(range) is its
-// weight.
-template <class BlocksOf, class WeightOf, class LaunchBatch>
+// of which at most max_blocks go into one launch.
+template <class BlocksOf, class LaunchBatch>
 void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
-                  const BlocksOf& blocks_of, const WeightOf& weight_of,
-                  const LaunchBatch& launch) {
+                  const BlocksOf& blocks_of, const LaunchBatch& launch) {
   size_t next = 0;
   while (next < ranges.size()) {
     RangeBatch batch = {};
@@ -64,7 +63,7 @@ void ForEachBatch(absl::Span<const UpdateRange> ranges, int64_t max_blocks,
       batch.begin[i] = range.begin;
       batch.end[i] = range.end;
       batch.shift[i] = range.shift;
-      batch.weight[i] = weight_of(range);
+      batch.weight_decay[i] = range.weight_decay;
       batch.first_block[i] = static_cast<uint32_t>(blocks);
       indices[i] = static_cast<int>(next);
       blocks += more;
@@ -135,13 +134,6 @@ struct UpdateSpan {
   int param_shift_bytes;
   int grad_shift_bytes;
 };
-
-inline void CheckUpdateState(const char* op, const UpdateState& state) {
-  ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
-      << op << ": " << state.param.dtype << " parameters need fp32 masters";
-  ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
-      << op << ": fp32 parameters are not rounded";
-}
 
 // May `span` and the arrays of state be moved in whole slices?
 inline bool IsUpdateAligned(const UpdateState& state,
@@ -238,31 +230,79 @@ __device__ inline void ForEachSlice(uint32_t index, int64_t begin, int64_t end,
 
 inline constexpr int64_t kMaxGrid = (int64_t{1} << 31) - 1;
 
-// op.Run<kWhole>(slice, grad scale, weight) over every range.
+// What an update has of the range that it is in.
+struct RangePass {
+  explicit RangePass(const UpdateState& state) : span(state) {}
+
+  __device__ void Enter(const RangeBatch& batch, int range) {
+    span.Shift(batch.shift[range]);
+    grad_scale = span.GradScale();
+    weight_decay = batch.weight_decay[range];
+  }
+
+  UpdateSpan span;
+  float grad_scale = 1, weight_decay = 0;  // once entered
+};
+
+// What the rules with moments share.
+struct MomentPass : RangePass {
+  explicit MomentPass(const MomentArgs& args)
+      : RangePass(args.state),
+        m(args.m),
+        v(args.v),
+        beta1(args.beta1),
+        beta2(args.beta2),
+        one_minus_beta1(static_cast<float>(1.0 - args.beta1)),
+        one_minus_beta2(static_cast<float>(1.0 - args.beta2)),
+        eps(args.eps),
+        v_scale(static_cast<float>(
+            1.0 / std::sqrt(static_cast<double>(args.bias_correction2)))) {}
+
+  // The moments follow the gradient.
+  __device__ void Follow(float g, float& moment, float& square) const {
+    moment = fmaf(beta1, moment, one_minus_beta1 * g);
+    square = fmaf(beta2, square, one_minus_beta2 * g * g);
+  }
+  __device__ float Denominator(float square) const {
+    return fmaf(sqrtf(square), v_scale, eps);
+  }
+
+  float* m;
+  float* v;
+  float beta1, beta2, one_minus_beta1, one_minus_beta2, eps, v_scale;
+};
+
+// op, a RangePass, does Run<kWhole>(slice) over every range.
 template <class Op>
 __global__ void __launch_bounds__(kUpdateThreads)
     UpdateKernel(RangeBatch batch, Op op, bool aligned) {
   if (op.span.Skips()) return;
   const int range = batch.Find(blockIdx.x);
-  op.span.Shift(batch.shift[range]);
-  const float grad_scale = op.span.GradScale();
-  const float weight = batch.weight[range];
+  op.Enter(batch, range);
   ForEachSlice(blockIdx.x - batch.first_block[range], batch.begin[range],
                batch.end[range], aligned,
                [&](auto whole, const Slice<kUpdateElems>& slice) {
-                 op.template Run<decltype(whole)::value>(slice, grad_scale,
-                                                         weight);
+                 op.template Run<decltype(whole)::value>(slice);
                });
 }
 
-template <class Op, class WeightOf>
+// before(batch, indices of its ranges) goes ahead of each launch.
+template <class Op, class Before>
 void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
-                  bool aligned, const Op& op, const WeightOf& weight_of) {
-  ForEachBatch(ranges, kMaxGrid, BlocksOfRange, weight_of,
-               [&](const RangeBatch& batch, const int*, unsigned blocks) {
-                 Launch(UpdateKernel<Op>, blocks, kUpdateThreads, 0, stream,
-                        batch, op, aligned);
-               });
+                  bool aligned, const Op& op, const Before& before) {
+  ForEachBatch(
+      ranges, kMaxGrid, BlocksOfRange,
+      [&](const RangeBatch& batch, const int* indices, unsigned blocks) {
+        before(batch, indices);
+        Launch(UpdateKernel<Op>, blocks, kUpdateThreads, 0, stream, batch, op,
+               aligned);
+      });
+}
+template <class Op>
+void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
+                  bool aligned, const Op& op) {
+  UpdateRanges(stream, ranges, aligned, op,
+               [](const RangeBatch&, const int*) {});
 }
 
 }  // namespace zero::cuda

@@ -1,7 +1,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/parts.cuh"
-#include "kernels/cuda/sizes.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {

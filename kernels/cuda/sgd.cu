@@ -7,11 +7,11 @@ namespace {
 
 // Moves 20 bytes per parameter with momentum and 16-bit parameters and
 // gradients (p and buffer both ways, grad, the copy), 12 without momentum;
-// >= 90 % of copy bandwidth. The weight of a range is wd.
+// >= 90 % of copy bandwidth.
 template <class Rounding, class G>
-struct SgdPass {
+struct SgdPass : RangePass {
   explicit SgdPass(const SgdArgs& args)
-      : span(args.state),
+      : RangePass(args.state),
         buffer(args.momentum_buffer),
         lr(args.lr),
         momentum(args.momentum),
@@ -20,14 +20,14 @@ struct SgdPass {
         first_step(args.first_step) {}
 
   template <bool kWhole>
-  __device__ void Run(const Slice<kUpdateElems>& slice, float grad_scale,
-                      float weight) const {
+  __device__ void Run(const Slice<kUpdateElems>& slice) const {
     auto p = Load<kWhole>(span.master, slice);
     const auto grad = Load<kWhole>(static_cast<const G*>(span.grad), slice);
     Packed<float, kUpdateElems> direction;
 #pragma unroll
     for (int k = 0; k < kUpdateElems; ++k) {
-      direction.x[k] = fmaf(weight, p.x[k], ToFloat(grad.x[k]) * grad_scale);
+      direction.x[k] =
+          fmaf(weight_decay, p.x[k], ToFloat(grad.x[k]) * grad_scale);
     }
     if (buffer != nullptr) direction = Direction<kWhole>(slice, direction);
 #pragma unroll
@@ -58,7 +58,6 @@ struct SgdPass {
     return g;
   }
 
-  UpdateSpan span;
   float* buffer;  // null: no momentum
   float lr, momentum, one_minus_dampening;
   bool nesterov, first_step;
@@ -69,14 +68,12 @@ struct SgdPass {
 void CudaOps::Sgd(Stream& stream, const SgdArgs& args) {
   CheckUpdateState("Sgd", args.state);
   const bool aligned = IsUpdateAligned(args.state, {args.momentum_buffer});
-  ZERO_CUDA_WITH_ROUNDING(args.state, Rounding,
-                          ZERO_CUDA_WITH_FLOAT_TYPE(
-                              args.state.grad.dtype, G,
-                              UpdateRanges(HandleOf(stream), args.state.ranges,
-                                           aligned, SgdPass<Rounding, G>(args),
-                                           [](const UpdateRange& range) {
-                                             return range.weight_decay;
-                                           })));
+  ZERO_CUDA_WITH_ROUNDING(
+      args.state, Rounding,
+      ZERO_CUDA_WITH_FLOAT_TYPE(
+          args.state.grad.dtype, G,
+          UpdateRanges(HandleOf(stream), args.state.ranges, aligned,
+                       SgdPass<Rounding, G>(args))));
 }
 
 }  // namespace zero::cuda

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_call.h"
-#include "kernels/cuda/sizes.h"
 #include "kernels/dtype.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {

@@ -207,7 +207,7 @@ TEST_F(CublasLtLimitsTest, TheNextAlgorithmIsTakenWhereTheFirstDoesNotRun) {
   GuardedMatrix a = GuardedMatrix::Normal(DType::kBF16, 24, 64, 0, 1);
   GuardedMatrix b = GuardedMatrix::Normal(DType::kBF16, 64, 40, 0, 2);
   GuardedMatrix c(DType::kBF16, 24, 40);
-  const cuda::Product product = {.a = a.view(), .b = b.view(), .c = c.view()};
+  const cuda::Product product = {{.a = a.view(), .b = b.view(), .c = c.view()}};
   Scratch scratch(plans.WorkspaceBytes(product));
   for (const int64_t calls : {2, 1}) {
     const int64_t before = emulator::NumCalls("cublasLtMatmul");

@@ -56,7 +56,7 @@ TEST_F(CudaLaunchesTest, ManyRangesOfAnOptimizerGoToALaunch) {
   std::vector<TensorPart> parts;
   for (int64_t i = 0; i < 400; ++i) parts.push_back({i, 0, 400});
   TestVector<double> norms(800);
-  const LambArgs lamb{state, m.floats(), v.floats(), parts, norms.data()};
+  const LambArgs lamb{{state, m.floats(), v.floats()}, parts, norms.data()};
   EXPECT_EQ(NumKernels([&](Ops& ops, Stream& stream) {
               ops.LambMoments(stream, lamb);
             }),

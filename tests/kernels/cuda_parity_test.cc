@@ -1013,7 +1013,7 @@ void CompareAdamW(Comparison& c) {
   CompareUpdates(c, [](Side& side, const UpdateState& state) {
     const int64_t size = state.param.size;
     Array m = Moments(size, 5), v = Moments(size, 6);
-    AdamWArgs args{state, m.floats(), v.floats()};
+    AdamWArgs args{{state, m.floats(), v.floats()}};
     args.lr = 0.1f;  // an update as large as the parameters
     args.bias_correction1 = 0.19f;
     args.bias_correction2 = 0.002f;
@@ -1045,7 +1045,7 @@ void CompareLamb(Comparison& c) {
     for (int64_t i = 0; i < num; ++i) parts.push_back({i, i, i + 1});
     Array m = Moments(size, 5), v = Moments(size, 6);
     TestVector<double> norms(static_cast<size_t>(2 * num), 0.0);
-    LambArgs args{state, m.floats(), v.floats(), parts, norms.data()};
+    LambArgs args{{state, m.floats(), v.floats()}, parts, norms.data()};
     args.lr = 0.1f;
     args.bias_correction1 = 0.19f;
     args.bias_correction2 = 0.002f;

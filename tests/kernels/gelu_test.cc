@@ -20,11 +20,11 @@ double Derivative(Gelu kind, double x) {
   return NumericalDerivative([&](double t) { return Reference(kind, t); }, x);
 }
 
-// The errors that kernels/cpu/gelu.h documents. Seen on [-8, 8] on the CPU: erf
-// 3.6 ulp; tanh 2.1 ulp for x >= -1, and below it grows with |2u|, the argument
-// of the exponential, whose own rounding error (1.5 half-ulps) is magnified by
-// it. A GPU's exponential is good to 1 ulp and its reciprocal to 0.6: one more
-// for erf; tanh has room for it.
+// The errors that kernels/cpu/gelu-inl.h documents. Seen on [-8, 8] on the CPU:
+// erf 3.6 ulp; tanh 2.1 ulp for x >= -1, and below it grows with |2u|, the
+// argument of the exponential, whose own rounding error (1.5 half-ulps) is
+// magnified by it. A GPU's exponential is good to 1 ulp and its reciprocal to
+// 0.6: one more for erf; tanh has room for it.
 double RelativeError(const Path& path, Gelu kind, double x) {
   const double ulp = std::ldexp(1.0, -23);
   if (kind == Gelu::kErf) {

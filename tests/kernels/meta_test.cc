@@ -270,7 +270,7 @@ TEST(MetaTest, OpsTouchNothingAndNeedTheModelsWorkspace) {
     float* const moments = static_cast<float*>(data);
     ops.AdamW(*meta.stream, {state, moments, moments});
     ops.Sgd(*meta.stream, {state, moments});
-    const LambArgs lamb{state, moments, moments, {}, sum};
+    const LambArgs lamb{{state, moments, moments}, {}, sum};
     ops.LambMoments(*meta.stream, lamb);
     ops.LambApply(*meta.stream, lamb);
   }

@@ -349,12 +349,12 @@ class Bench {
   void AdamW(int64_t n, DType grad) {
     Update(absl::StrCat("adamw, ", DTypeName(grad), " gradients"), n, grad, 4,
            3, [&](const UpdateState& state) {
-             return AdamW({.state = state,
-                           .m = Floats(n),
-                           .v = Floats(n, 0),
-                           .lr = 1e-3f,
-                           .bias_correction1 = 0.1f,
-                           .bias_correction2 = 0.01f});
+             return AdamW({{.state = state,
+                            .m = Floats(n),
+                            .v = Floats(n, 0),
+                            .lr = 1e-3f,
+                            .bias_correction1 = 0.1f,
+                            .bias_correction2 = 0.01f}});
            });
   }
 
@@ -372,20 +372,19 @@ class Bench {
   void Lamb(int64_t n) {
     std::vector<double> norms(2);
     static constexpr TensorPart kWhole = {0, 0, 1};
-    Update("lamb, both passes", n, DType::kF32, 7, 3,
-           [&](const UpdateState& state) -> Call {
-             const LambArgs args{.state = state,
-                                 .m = Floats(n),
-                                 .v = Floats(n, 0),
-                                 .parts = {&kWhole, 1},
-                                 .norms = norms.data(),
-                                 .lr = 1e-3f};
-             return [this, &norms, args] {
-               norms.assign(2, 0.0);
-               ops().LambMoments(*stream_, args);
-               ops().LambApply(*stream_, args);
-             };
-           });
+    Update(
+        "lamb, both passes", n, DType::kF32, 7, 3,
+        [&](const UpdateState& state) -> Call {
+          const LambArgs args{
+              {.state = state, .m = Floats(n), .v = Floats(n, 0), .lr = 1e-3f},
+              {&kWhole, 1},
+              norms.data()};
+          return [this, &norms, args] {
+            norms.assign(2, 0.0);
+            ops().LambMoments(*stream_, args);
+            ops().LambApply(*stream_, args);
+          };
+        });
   }
 
  private:

@@ -1,7 +1,7 @@
 // Matrices for kernels of flat spans: one run where no operand has padding
 // between its rows, else one per row.
-#ifndef ZERO_KERNELS_CUDA_RUNS_H_
-#define ZERO_KERNELS_CUDA_RUNS_H_
+#ifndef ZERO_KERNELS_RUNS_H_
+#define ZERO_KERNELS_RUNS_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "kernels/ops.h"
 
-namespace zero::cuda {
+namespace zero {
 
 struct Runs {
   int64_t count = 0;
@@ -25,20 +25,9 @@ inline Runs RunsOf(std::initializer_list<ConstMatrix> operands) {
   return packed ? Runs{1, rows} : Runs{rows, 1};
 }
 
-inline void* RowOf(const Matrix& x, int64_t row) {
-  return static_cast<char*>(x.data) +
-         row * x.ld * static_cast<int64_t>(DTypeBytes(x.dtype));
-}
-inline const void* RowOf(const ConstMatrix& x, int64_t row) {
-  return static_cast<const char*>(x.data) +
-         row * x.ld * static_cast<int64_t>(DTypeBytes(x.dtype));
-}
-
-inline Vector RunOf(const Matrix& x, const Runs& runs, int64_t i) {
-  return {RowOf(x, i * runs.rows), x.dtype, runs.rows * x.cols};
-}
-inline ConstVector RunOf(const ConstMatrix& x, const Runs& runs, int64_t i) {
-  return {RowOf(x, i * runs.rows), x.dtype, runs.rows * x.cols};
+template <class Data>
+VectorView<Data> RunOf(const MatrixView<Data>& x, const Runs& runs, int64_t i) {
+  return {x.Row(i * runs.rows), x.dtype, runs.rows * x.cols};
 }
 
 inline void Zero(Ops& ops, Stream& stream, const Matrix& x) {
@@ -48,6 +37,6 @@ inline void Zero(Ops& ops, Stream& stream, const Matrix& x) {
   }
 }
 
-}  // namespace zero::cuda
+}  // namespace zero
 
-#endif  // ZERO_KERNELS_CUDA_RUNS_H_
+#endif  // ZERO_KERNELS_RUNS_H_

@@ -1,11 +1,11 @@
 // Sizes that are rounded up: of grids, of rows, of the parts of a workspace.
-#ifndef ZERO_KERNELS_CUDA_SIZES_H_
-#define ZERO_KERNELS_CUDA_SIZES_H_
+#ifndef ZERO_KERNELS_SIZES_H_
+#define ZERO_KERNELS_SIZES_H_
 
 #include <cstdint>
 #include <type_traits>
 
-namespace zero::cuda {
+namespace zero {
 
 // REQUIRES: n >= 0, divisor or multiple > 0.
 template <class Int>
@@ -22,6 +22,6 @@ constexpr unsigned NumBlocks(int64_t n, int64_t size) {
   return static_cast<unsigned>(CeilDiv(n, size));
 }
 
-}  // namespace zero::cuda
+}  // namespace zero
 
-#endif  // ZERO_KERNELS_CUDA_SIZES_H_
+#endif  // ZERO_KERNELS_SIZES_H_

@@ -1,0 +1,48 @@
+// Checks of arguments that an op makes on every backend.
+#ifndef ZERO_KERNELS_OP_CHECKS_H_
+#define ZERO_KERNELS_OP_CHECKS_H_
+
+#include <initializer_list>
+
+#include "kernels/check.h"
+#include "kernels/ops.h"
+
+namespace zero {
+
+struct TypedData {
+  template <class View>
+  TypedData(const View& view) : data(view.data), dtype(view.dtype) {}
+  const void* data;  // null: not there
+  DType dtype;
+};
+
+// "GeluBackward: args.x, args.dy, args.dx are of bf16, bf16, fp32, not of one
+// dtype".
+inline void CheckOneDType(const char* op, const char* names,
+                          std::initializer_list<TypedData> operands) {
+  const DType dtype = operands.begin()->dtype;
+  for (const TypedData& operand : operands) {
+    if (operand.data == nullptr || operand.dtype == dtype) continue;
+    std::string dtypes;
+    for (const TypedData& one : operands) {
+      dtypes += std::string(dtypes.empty() ? "" : ", ") + DTypeName(one.dtype);
+    }
+    ZERO_CHECK(false) << op << ": " << names << " are of " << dtypes
+                      << ", not of one dtype";
+  }
+}
+
+inline void CheckUpdateState(const char* op, const UpdateState& state) {
+  ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
+      << op << ": " << state.param.dtype << " parameters need fp32 masters";
+  ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
+      << op << ": fp32 parameters are not rounded";
+}
+
+}  // namespace zero
+
+// The operands that are there, the first always, are of one dtype.
+#define ZERO_CHECK_ONE_DTYPE(...) \
+  ::zero::CheckOneDType(__func__, #__VA_ARGS__, {__VA_ARGS__})
+
+#endif  // ZERO_KERNELS_OP_CHECKS_H_

@@ -1,0 +1,101 @@
+// Matrix products as the linear layers and losses of every backend ask for
+// them, and what follows a product where it has no such epilogue.
+#ifndef ZERO_KERNELS_PRODUCT_H_
+#define ZERO_KERNELS_PRODUCT_H_
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+#include "kernels/runs.h"
+
+namespace zero {
+
+// c[m,n] (+)= a[m,k] b[k,n] + bias[n] + residual[m,n], sums in fp32.
+// Dtypes: a and b fp32, bf16 or fp16; c that or fp32; everything else as c.
+struct Product {
+  ConstMatrix a;
+  bool a_transposed = false;  // a is stored as [k, m]
+  ConstMatrix b;
+  bool b_transposed = false;  // b is stored as [n, k]
+  Matrix c;
+  bool accumulate = false;    // not together with a residual
+  ConstVector bias = {};      // data null: none
+  ConstMatrix residual = {};  // data null: none
+};
+
+// With an activation the product goes to pre_act (or, unwanted, to y) and the
+// activation reads it as it is stored, so that training, recompute and
+// inference see the same rounded values.
+inline Product ProductOf(const LinearArgs& args) {
+  Product p{.a = args.x, .b = args.w, .b_transposed = true, .c = args.y};
+  p.bias = args.bias;
+  if (args.act == Gelu::kNone) {
+    p.residual = args.residual;
+  } else if (args.pre_act.data != nullptr) {
+    p.c = args.pre_act;
+  }
+  return p;
+}
+inline Product ProductOf(const LinearBackwardInputArgs& args) {
+  return {
+      .a = args.dy, .b = args.w, .c = args.dx, .accumulate = args.accumulate};
+}
+inline Product ProductOf(const LinearBackwardWeightArgs& args) {
+  return {.a = args.dy,
+          .a_transposed = true,
+          .b = args.x,
+          .c = args.dw,
+          .accumulate = args.accumulate_dw};
+}
+
+// What is left to do behind ProductOf(args).
+inline void Activate(Ops& ops, Stream& stream, const LinearArgs& args) {
+  if (args.act == Gelu::kNone) return;
+  const ConstMatrix x = ProductOf(args).c;
+  const bool with_residual = args.residual.data != nullptr;
+  const Runs runs = RunsOf({x, args.y, with_residual ? args.residual : x});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    const Vector y = RunOf(args.y, runs, i);
+    ops.GeluForward(stream, {args.act, RunOf(x, runs, i), y});
+    if (with_residual) ops.Add(stream, {y, RunOf(args.residual, runs, i), y});
+  }
+}
+inline void Activate(Ops& ops, Stream& stream,
+                     const LinearBackwardInputArgs& args) {
+  if (args.act == Gelu::kNone) return;
+  const Runs runs = RunsOf({args.dx, args.pre_act});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    const Vector dx = RunOf(args.dx, runs, i);
+    ops.GeluBackward(stream, {args.act, RunOf(args.pre_act, runs, i), dx, dx});
+  }
+}
+
+// The products of one chunk of a loss.
+struct LossProducts {
+  Product logits, dx, dw;
+
+  // Of rows `row` on, as many as `chunk` has. The gradient of the logits is of
+  // `grad_dtype` and takes their place, row by row. chunk.data may be null
+  // where only sizes are asked for.
+  LossProducts(const LinearCrossEntropyArgs& args, const Matrix& chunk,
+               DType grad_dtype, int64_t row, bool accumulate_dw) {
+    logits = {.a = args.x.Rows(row, chunk.rows),
+              .b = args.w,
+              .b_transposed = true,
+              .c = chunk};
+    ConstMatrix grad = chunk;
+    grad.dtype = grad_dtype;
+    grad.ld *=
+        static_cast<int64_t>(DTypeBytes(chunk.dtype) / DTypeBytes(grad_dtype));
+    dx = {.a = grad, .b = args.w, .c = args.dx.Rows(row, chunk.rows)};
+    dw = {.a = grad,
+          .a_transposed = true,
+          .b = logits.a,
+          .c = args.dw,
+          .accumulate = accumulate_dw};
+  }
+};
+
+}  // namespace zero
+
+#endif  // ZERO_KERNELS_PRODUCT_H_
