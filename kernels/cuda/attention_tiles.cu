@@ -4,8 +4,8 @@
 #include "kernels/cuda/attention_tiles.h"
 #include "kernels/cuda/elements.cuh"
 #include "kernels/cuda/score_tiles.cuh"
-#include "kernels/sizes.h"
 #include "kernels/cuda/workspace.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -33,7 +33,7 @@ __device__ inline float SoftmaxStep(float (&s)[kPer], int begin, int end,
     if (j * kSide < begin || j * kSide > end) s[j] = -INFINITY;
     largest = fmaxf(largest, s[j]);
   }
-  largest = RowMax(largest);
+  largest = WarpReduce<Larger, kSide>(largest);
   // A row that has seen no key yet keeps sums of 0: e^(-inf - 0).
   const float shift = largest == -INFINITY ? 0.0f : largest;
   const float factor = expf(row.max - shift);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 #pragma unroll
   for (int i = 0; i < L::kPer; ++i) {
-    const float sum = RowSum(softmax[i].sum);
+    const float sum = WarpReduce<Plus, kSide>(softmax[i].sum);
     if (first_row + i >= rows) continue;
     const int64_t t = q + first_row + i;
     StoreRow<L>(sums[i], 1.0f / sum, dim, chunked,
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads)
         const int d = lane + i * kWarpSize;
         if (inside && d < dim) part = fmaf(query[i], ToFloat(row[d]), part);
       }
-      part = WarpSum(part);
+      part = WarpReduce<Plus>(part);
       s[j] = inside ? part : -INFINITY;
       largest = fmaxf(largest, s[j]);
     }
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       sum = fmaf(ToFloat(dout[d]), ToFloat(out[d]), sum);
     }
   }
-  sum = WarpSum(sum);
+  sum = WarpReduce<Plus>(sum);
   if (row < num_rows && threadIdx.x % kWarpSize == 0) delta[row] = sum;
 }
 
@@ -439,11 +439,13 @@ void WithWidth(int64_t head_dim, const Fn& fn) {
 }
 
 // Whether every row of the heads can be read and written in 16-byte chunks.
-template <class Ref>
-bool IsChunked(const AttentionShape& shape, const Ref& x) {
+template <class... Ref>
+bool AreChunked(const AttentionShape& shape, const Ref&... x) {
   const int64_t size = 16 / static_cast<int64_t>(DTypeBytes(shape.dtype));
-  return IsChunkAligned(x.data) && x.batch_stride % size == 0 &&
-         x.token_stride % size == 0 && shape.head_dim % size == 0;
+  return shape.head_dim % size == 0 &&
+         ((IsChunkAligned(x.data) && x.batch_stride % size == 0 &&
+           x.token_stride % size == 0) &&
+          ...);
 }
 
 template <class L>
@@ -459,8 +461,7 @@ void TiledAttentionForward(cudaStream_t stream,
   if (args.packed.positions != nullptr) {
     ZERO_CHECK_EQ(shape.q_len, shape.kv_len) << "packed sequences";
   }
-  const bool chunked = IsChunked(shape, args.q) && IsChunked(shape, args.k) &&
-                       IsChunked(shape, args.v) && IsChunked(shape, args.out);
+  const bool chunked = AreChunked(shape, args.q, args.k, args.v, args.out);
   if (shape.q_len == 1) {
     ZERO_CHECK_LE(shape.head_dim, kMaxTiledHeadDim) << "heads are too wide";
     ZERO_CUDA_WITH_FLOAT_TYPE(
@@ -484,11 +485,8 @@ void TiledAttentionBackward(cudaStream_t stream,
                             const AttentionBackwardArgs& args,
                             Workspace workspace) {
   const AttentionShape& shape = args.shape;
-  const bool chunked = IsChunked(shape, args.q) && IsChunked(shape, args.k) &&
-                       IsChunked(shape, args.v) &&
-                       IsChunked(shape, args.dout) &&
-                       IsChunked(shape, args.dq) && IsChunked(shape, args.dk) &&
-                       IsChunked(shape, args.dv);
+  const bool chunked = AreChunked(shape, args.q, args.k, args.v, args.dout,
+                                  args.dq, args.dk, args.dv);
   ZERO_CHECK_GE(workspace.bytes, TiledAttentionBackwardBytes(shape));
   float* const delta = static_cast<float*>(workspace.data);
   const int64_t heads = shape.batch * shape.num_heads;

@@ -92,10 +92,10 @@ __device__ inline Softmax ReduceRow(const RowArgs& args, const Logit* row) {
     online.Add(x);
   }
   Softmax softmax;
-  softmax.max = BlockMax<kThreads>(online.max, max_scratch);
+  softmax.max = BlockReduce<Larger, kThreads>(online.max, max_scratch);
   const double scaled = static_cast<double>(online.sum) *
                         static_cast<double>(expf(online.max - softmax.max));
-  softmax.sum = BlockSum<kThreads>(scaled, sum_scratch);
+  softmax.sum = BlockReduce<Plus, kThreads>(scaled, sum_scratch);
   return softmax;
 }
 

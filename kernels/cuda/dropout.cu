@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/flat.cuh"
+#include "kernels/op_checks.h"
 #include "kernels/philox.h"
 
 namespace zero::cuda {
@@ -40,14 +41,11 @@ struct DropoutPass {
 }  // namespace
 
 void CudaOps::Dropout(Stream& stream, const DropoutArgs& args) {
-  const DType dtype = args.y.dtype;
-  ZERO_CHECK(args.x.dtype == dtype)
-      << "Dropout: " << args.x.dtype << " -> " << dtype;
-  const bool aligned = AreRowsAligned(args.x.data, dtype, args.x.ld) &&
-                       AreRowsAligned(args.y.data, dtype, args.y.ld);
+  ZERO_CHECK_ONE_DTYPE(args.x, args.y);
+  const bool aligned = AreRowsAligned(args.x) && AreRowsAligned(args.y);
   const float scale = 1.0f / (1.0f - args.probability);
   ZERO_CUDA_WITH_FLOAT_TYPE(
-      dtype, T,
+      args.y.dtype, T,
       MapRows(HandleOf(stream), args.x.rows, args.x.cols, aligned,
               DropoutPass<T>{static_cast<const T*>(args.x.data),
                              static_cast<T*>(args.y.data), args.x.ld, args.y.ld,

@@ -64,46 +64,40 @@ inline bool IsChunkAligned(const void* p) {
 inline constexpr unsigned kWholeWarp = 0xffffffffu;
 inline constexpr int kWarpSize = 32;
 
-// The sum (maximum) over the warp, in every lane, by a fixed tree.
-template <class T>
-__device__ inline T WarpSum(T value) {
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(kWholeWarp, value, offset);
+struct Plus {
+  template <class T>
+  __device__ static T Of(T a, T b) {
+    return a + b;
   }
-  return value;
-}
-__device__ inline float WarpMax(float value) {
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, offset));
+};
+struct Larger {
+  __device__ static float Of(float a, float b) { return fmaxf(a, b); }
+};
+
+// The sum (the maximum) over every kLanes lanes of the warp that lie side by
+// side, in each of them, by a fixed tree.
+template <class Op, int kLanes = kWarpSize, class T>
+__device__ inline T WarpReduce(T value) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+    value = Op::Of(value, __shfl_xor_sync(kWholeWarp, value, offset));
   }
   return value;
 }
 
-// The sum over a block of kThreads threads (x only), in every thread, by a
-// fixed tree. `scratch`: shared, kThreads / 32 elements. Ends with a barrier,
-// so that scratch may be used again at once.
-template <int kThreads, class T>
-__device__ inline T BlockSum(T value, T* scratch) {
+// The same over a block of kThreads threads (x only). `scratch`: shared,
+// kThreads / 32 elements. Ends with a barrier, so that scratch may be used
+// again at once.
+template <class Op, int kThreads, class T>
+__device__ inline T BlockReduce(T value, T* scratch) {
   static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024);
   constexpr int kWarps = kThreads / kWarpSize;
-  value = WarpSum(value);
+  value = WarpReduce<Op>(value);
   if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = value;
   __syncthreads();
-  T sum = scratch[0];
-  for (int warp = 1; warp < kWarps; ++warp) sum += scratch[warp];
-  __syncthreads();
-  return sum;
-}
-template <int kThreads>
-__device__ inline float BlockMax(float value, float* scratch) {
-  static_assert(kThreads % kWarpSize == 0 && kThreads <= 1024);
-  constexpr int kWarps = kThreads / kWarpSize;
-  value = WarpMax(value);
-  if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = value;
-  __syncthreads();
-  float result = scratch[0];
+  T result = scratch[0];
   for (int warp = 1; warp < kWarps; ++warp) {
-    result = fmaxf(result, scratch[warp]);
+    result = Op::Of(result, scratch[warp]);
   }
   __syncthreads();
   return result;

@@ -18,6 +18,8 @@
 
 #include "kernels/check.h"
 #include "kernels/cuda/elements.cuh"
+#include "kernels/ops.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 
@@ -145,8 +147,43 @@ __global__ void __launch_bounds__(kFlatThreads)
 template <class Op>
 void MapFlat(cudaStream_t stream, int64_t size, bool aligned, const Op& op) {
   constexpr int64_t kElems = int64_t{kFlatThreads} * kFlatElems;
-  Launch(FlatKernel<Op>, static_cast<unsigned>((size + kElems - 1) / kElems),
-         kFlatThreads, 0, stream, op, size, aligned);
+  Launch(FlatKernel<Op>, NumBlocks(size, kElems), kFlatThreads, 0, stream, op,
+         size, aligned);
+}
+
+// dst[i] = Fn::Of(src[0][i], src[1][i], ...) in fp32.
+template <class Fn, class D, class S, int kNum>
+struct SpanPass {
+  D* dst;
+  const S* src[kNum];
+
+  template <bool kWhole>
+  __device__ void Run(const Slice<kFlatElems>& slice) const {
+    Packed<S, kFlatElems> in[kNum];
+#pragma unroll
+    for (int i = 0; i < kNum; ++i) in[i] = Load<kWhole>(src[i], slice);
+    Packed<D, kFlatElems> out;
+#pragma unroll
+    for (int k = 0; k < kFlatElems; ++k) {
+      float x[kNum];
+#pragma unroll
+      for (int i = 0; i < kNum; ++i) x[i] = ToFloat(in[i].x[k]);
+      out.x[k] = FromFloat<D>(Fn::Of(x));
+    }
+    Store<kWhole>(dst, slice, out);
+  }
+};
+
+// The same of spans of one dtype. dst may be one of src.
+template <class Fn, class... Src>
+void MapSpans(cudaStream_t stream, const Vector& dst, const Src&... src) {
+  const bool aligned = (IsSliceAligned<kFlatElems>(dst.data, dst.dtype) &&
+                        ... && IsSliceAligned<kFlatElems>(src.data, src.dtype));
+  ZERO_CUDA_WITH_FLOAT_TYPE(dst.dtype, T,
+                            MapFlat(stream, dst.size, aligned,
+                                    SpanPass<Fn, T, T, sizeof...(src)>{
+                                        static_cast<T*>(dst.data),
+                                        {static_cast<const T*>(src.data)...}}));
 }
 
 template <class Op>
@@ -171,19 +208,18 @@ __global__ void __launch_bounds__(kFlatThreads)
 template <class Op>
 void MapRows(cudaStream_t stream, int64_t rows, int64_t cols, bool aligned,
              const Op& op) {
-  const int64_t slices_per_row = (cols + kFlatElems - 1) / kFlatElems;
+  const int64_t slices_per_row = CeilDiv(cols, kFlatElems);
   const int64_t num_slices = rows * slices_per_row;
   ZERO_CHECK_LT(num_slices, int64_t{1} << 32) << "slices of a matrix";
-  const int64_t blocks = (num_slices + kFlatThreads - 1) / kFlatThreads;
-  Launch(RowsKernel<Op>, static_cast<unsigned>(blocks), kFlatThreads, 0, stream,
-         op, static_cast<uint32_t>(num_slices),
+  Launch(RowsKernel<Op>, NumBlocks(num_slices, kFlatThreads), kFlatThreads, 0,
+         stream, op, static_cast<uint32_t>(num_slices),
          static_cast<uint32_t>(slices_per_row), cols, aligned);
 }
 
-// May every row of `rows` begin a whole slice?
-inline bool AreRowsAligned(const void* p, DType dtype, int64_t ld) {
-  return IsSliceAligned<kFlatElems>(p, dtype) &&
-         ld * static_cast<int64_t>(DTypeBytes(dtype)) % 16 == 0;
+// May every row begin a whole slice?
+inline bool AreRowsAligned(const ConstMatrix& x) {
+  return IsSliceAligned<kFlatElems>(x.data, x.dtype) &&
+         x.ld * static_cast<int64_t>(DTypeBytes(x.dtype)) % 16 == 0;
 }
 
 }  // namespace zero::cuda

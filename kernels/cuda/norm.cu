@@ -1,8 +1,12 @@
+#include <utility>
+
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/parts.cuh"
 #include "kernels/cuda/workspace.h"
+#include "kernels/op_checks.h"
+#include "kernels/sizes.h"
 
 namespace zero::cuda {
 namespace {
@@ -48,39 +52,19 @@ void WithGroup(int64_t width, const Fn& fn, const Wide& wide) {
   }
 }
 
-// Row r is at data + r / inner * stride + r % inner * width.
-template <class T>
-struct RowsRef {
-  T* data;
-  int64_t stride;
-};
-struct RowsShape {
-  uint32_t count;
-  uint32_t inner;
-  int width;
-};
-template <class T>
-__device__ inline T* RowOf(const RowsRef<T>& rows, const RowsShape& shape,
-                           uint32_t row) {
-  const uint32_t outer = row / shape.inner;
-  const uint32_t head = row - outer * shape.inner;
-  return rows.data + outer * rows.stride + int64_t{head} * shape.width;
+template <class T, class Data>
+__device__ inline ConstAs<T, Data>* RowOf(const RowsView<Data>& rows,
+                                          uint32_t row) {
+  const uint32_t inner = static_cast<uint32_t>(rows.inner);
+  const uint32_t outer = row / inner;
+  const uint32_t head = row - outer * inner;
+  return static_cast<ConstAs<T, Data>*>(rows.data) + outer * rows.stride +
+         int64_t{head} * static_cast<int>(rows.width);
+}
+__host__ __device__ inline uint32_t NumRows(const ConstRows& rows) {
+  return static_cast<uint32_t>(rows.outer * rows.inner);
 }
 
-template <class T>
-RowsRef<T> RefOf(const Rows& rows) {
-  return {static_cast<T*>(rows.data), rows.stride};
-}
-template <class T>
-RowsRef<const T> RefOf(const ConstRows& rows) {
-  return {static_cast<const T*>(rows.data), rows.stride};
-}
-RowsShape ShapeOf(const ConstRows& rows) {
-  const int64_t count = rows.outer * rows.inner;
-  ZERO_CHECK_LT(count, int64_t{1} << 32) << "rows of a norm";
-  return {static_cast<uint32_t>(count), static_cast<uint32_t>(rows.inner),
-          static_cast<int>(rows.width)};
-}
 template <class T>
 bool IsAligned(const ConstRows& rows) {
   return rows.data == nullptr ||
@@ -137,22 +121,12 @@ __device__ inline float2 GroupSum(float2 value, float2* scratch) {
   return value;
 }
 
-// ---- Forward ---------------------------------------------------------------
+template <class Args>
+__device__ inline bool IsCentered(const Args& args) {
+  return args.kind == NormKind::kLayerNorm;
+}
 
-template <class T>
-struct ForwardParams {
-  RowsShape shape;
-  RowsRef<const T> x;
-  RowsRef<const T> residual;  // data null: none
-  RowsRef<T> sum;
-  RowsRef<T> y;
-  const T* weight;
-  const T* bias;  // null: none
-  float* mean;    // null: not wanted
-  float* rstd;    // null: not wanted
-  float eps;
-  bool center;  // LayerNorm
-};
+// ---- Forward ---------------------------------------------------------------
 
 // x += residual, rounded to storage: the statistics are of the values that the
 // backward pass will read.
@@ -179,11 +153,10 @@ __device__ inline Chunk<T> Normalize(const Chunk<T>& x, float mean, float rstd,
   return y;
 }
 
-template <class T>
-__device__ inline void StoreStatistics(const ForwardParams<T>& p, uint32_t row,
-                                       float mean, float rstd) {
-  if (p.center && p.mean != nullptr) p.mean[row] = mean;
-  if (p.rstd != nullptr) p.rstd[row] = rstd;
+__device__ inline void StoreStatistics(const NormForwardArgs& args,
+                                       uint32_t row, float mean, float rstd) {
+  if (IsCentered(args) && args.mean != nullptr) args.mean[row] = mean;
+  if (args.rstd != nullptr) args.rstd[row] = rstd;
 }
 
 template <class T>
@@ -210,26 +183,28 @@ __device__ inline float ChunkSquares(const Chunk<T>& x, float mean, int n) {
 // bandwidth.
 template <class T, class G, bool kAligned>
 __global__ void __launch_bounds__(G::kBlock)
-    NormForwardKernel(const ForwardParams<T> p) {
+    NormForwardKernel(const NormForwardArgs p) {
   SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
   const uint32_t row = blockIdx.x * G::kPerBlock + threadIdx.x / G::kSize;
-  const bool active = row < p.shape.count;
+  const bool active = row < NumRows(p.x);
   // Groups without a row have one of no columns, and take part in shuffles.
-  const int width = active ? p.shape.width : 0;
-  const float count = static_cast<float>(p.shape.width);
+  const int width = active ? static_cast<int>(p.x.width) : 0;
+  const float count = static_cast<float>(static_cast<int>(p.x.width));
+  const T* const weights = static_cast<const T*>(p.weight.data);
+  const T* const biases = static_cast<const T*>(p.bias.data);
 
   Chunk<T> x[G::kChunks];
-  LoadRow<G, kAligned>(RowOf(p.x, p.shape, row), width, x);
+  LoadRow<G, kAligned>(RowOf<T>(p.x, row), width, x);
   if (p.residual.data != nullptr) {
     Chunk<T> residual[G::kChunks];
-    LoadRow<G, kAligned>(RowOf(p.residual, p.shape, row), width, residual);
+    LoadRow<G, kAligned>(RowOf<T>(p.residual, row), width, residual);
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) AddChunk(x[c], residual[c]);
-    StoreRow<G, kAligned>(RowOf(p.sum, p.shape, row), width, x);
+    StoreRow<G, kAligned>(RowOf<T>(p.sum, row), width, x);
   }
   float2 sum = make_float2(0, 0);
   float mean = 0;
-  if (p.center) {
+  if (IsCentered(p)) {
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) sum.x += ChunkSum(x[c]);
     mean = GroupSum<G>(sum, scratch).x / count;
@@ -242,14 +217,14 @@ __global__ void __launch_bounds__(G::kBlock)
   const float variance = GroupSum<G>(squares, scratch + G::kWarps).x / count;
   const float rstd = 1.0f / sqrtf(variance + p.eps);
 
-  T* const y = RowOf(p.y, p.shape, row);
+  T* const y = RowOf<T>(p.y, row);
 #pragma unroll
   for (int c = 0; c < G::kChunks; ++c) {
     const int column = ColumnOf<T, G>(c);
     const int n = width - column;
-    const bool has_bias = p.bias != nullptr;
-    const Chunk<T> weight = LoadPart<kAligned>(p.weight + column, n);
-    const Chunk<T> bias = LoadPart<kAligned>(p.bias + column, has_bias ? n : 0);
+    const bool has_bias = biases != nullptr;
+    const Chunk<T> weight = LoadPart<kAligned>(weights + column, n);
+    const Chunk<T> bias = LoadPart<kAligned>(biases + column, has_bias ? n : 0);
     StorePart<kAligned>(y + column,
                         Normalize(x[c], mean, rstd, weight, bias, has_bias), n);
   }
@@ -262,17 +237,19 @@ __global__ void __launch_bounds__(G::kBlock)
 // first, each thread its own elements.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kWideThreads, 2)
-    WideNormForwardKernel(const ForwardParams<T> p) {
+    WideNormForwardKernel(const NormForwardArgs p) {
   constexpr int kSize = Chunk<T>::kSize;
   constexpr int kStep = kWideThreads * kSize;
   SHARED_ARRAY(float, scratch, kWideWarps);
   const uint32_t row = blockIdx.x;
-  const int width = p.shape.width;
+  const int width = static_cast<int>(p.x.width);
+  const T* const weights = static_cast<const T*>(p.weight.data);
+  const T* const biases = static_cast<const T*>(p.bias.data);
   const int first = static_cast<int>(threadIdx.x) * kSize;
-  const T* x = RowOf(p.x, p.shape, row);
+  const T* x = RowOf<T>(p.x, row);
   if (p.residual.data != nullptr) {
-    const T* const residual = RowOf(p.residual, p.shape, row);
-    T* const sum = RowOf(p.sum, p.shape, row);
+    const T* const residual = RowOf<T>(p.residual, row);
+    T* const sum = RowOf<T>(p.sum, row);
     for (int i = first; i < width; i += kStep) {
       Chunk<T> chunk = LoadPart<kAligned>(x + i, width - i);
       AddChunk(chunk, LoadPart<kAligned>(residual + i, width - i));
@@ -282,29 +259,30 @@ __global__ void __launch_bounds__(kWideThreads, 2)
   }
   const float count = static_cast<float>(width);
   float mean = 0;
-  if (p.center) {
+  if (IsCentered(p)) {
     float sum = 0;
     for (int i = first; i < width; i += kStep) {
       sum += ChunkSum(LoadPart<kAligned>(x + i, width - i));
     }
-    mean = BlockSum<kWideThreads>(sum, scratch) / count;
+    mean = BlockReduce<Plus, kWideThreads>(sum, scratch) / count;
   }
   float squares = 0;
   for (int i = first; i < width; i += kStep) {
     squares +=
         ChunkSquares(LoadPart<kAligned>(x + i, width - i), mean, width - i);
   }
-  const float variance = BlockSum<kWideThreads>(squares, scratch) / count;
+  const float variance =
+      BlockReduce<Plus, kWideThreads>(squares, scratch) / count;
   const float rstd = 1.0f / sqrtf(variance + p.eps);
-  T* const y = RowOf(p.y, p.shape, row);
+  T* const y = RowOf<T>(p.y, row);
   for (int i = first; i < width; i += kStep) {
     const int n = width - i;
-    const bool has_bias = p.bias != nullptr;
+    const bool has_bias = biases != nullptr;
     StorePart<kAligned>(
         y + i,
         Normalize(LoadPart<kAligned>(x + i, n), mean, rstd,
-                  LoadPart<kAligned>(p.weight + i, n),
-                  LoadPart<kAligned>(p.bias + i, has_bias ? n : 0), has_bias),
+                  LoadPart<kAligned>(weights + i, n),
+                  LoadPart<kAligned>(biases + i, has_bias ? n : 0), has_bias),
         n);
   }
   if (threadIdx.x == 0) StoreStatistics(p, row, mean, rstd);
@@ -312,29 +290,19 @@ __global__ void __launch_bounds__(kWideThreads, 2)
 
 // ---- Backward --------------------------------------------------------------
 
-template <class T>
-struct BackwardParams {
-  RowsShape shape;
-  RowsRef<const T> dy;
-  RowsRef<const T> x;
-  RowsRef<const T> dsum;  // data null: none
-  RowsRef<T> dx;
-  const T* weight;
-  const float* mean;
-  const float* rstd;
+// The sums over rows, a part for each block.
+struct Partials {
   uint32_t rows_per_block;
-  float* dweight;  // [blocks, width] partial sums; null: frozen
-  float* dbias;    // [blocks, width]; null: none
-  bool center;
+  float* dweight = nullptr;  // [blocks, width]; null: frozen
+  float* dbias = nullptr;    // [blocks, width]; null: none
 };
 
 struct RowScale {
   float mean;
   float rstd;
 };
-template <class T>
-__device__ inline RowScale ScaleOf(const BackwardParams<T>& p, uint32_t row) {
-  return {p.center ? p.mean[row] : 0.0f, p.rstd[row]};
+__device__ inline RowScale ScaleOf(const NormBackwardArgs& p, uint32_t row) {
+  return {IsCentered(p) ? p.mean[row] : 0.0f, p.rstd[row]};
 }
 
 // sums += (g, g xhat) of a chunk with g = dy w; dweight += dy xhat; dbias +=
@@ -373,10 +341,9 @@ __device__ inline Chunk<T> InputGrads(const Chunk<T>& dy, const Chunk<T>& x,
   return dx;
 }
 
-template <class T>
-__device__ inline float2 MeansOf(const BackwardParams<T>& p, float2 sums) {
-  const float count = static_cast<float>(p.shape.width);
-  return make_float2(p.center ? sums.x / count : 0.0f, sums.y / count);
+__device__ inline float2 MeansOf(const NormBackwardArgs& p, float2 sums) {
+  const float count = static_cast<float>(static_cast<int>(p.dy.width));
+  return make_float2(IsCentered(p) ? sums.x / count : 0.0f, sums.y / count);
 }
 
 // Adds the groups' values in order and writes the block's row of `partials`.
@@ -413,56 +380,58 @@ __device__ inline void WritePartials(const float (&values)[kValues],
 // columns, where the registers leave an SM a single block.
 template <class T, class G, bool kAligned>
 __global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
-    NormBackwardKernel(const BackwardParams<T> p) {
+    NormBackwardKernel(const NormBackwardArgs p, const Partials partials) {
   constexpr int kSize = Chunk<T>::kSize;
   constexpr int kValues = G::kChunks * kSize;
   SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
   SHARED_ARRAY(float, shared, G::kPerBlock > 1 ? G::kSize * kValues : 1);
   float dweight[kValues] = {};
   float dbias[kValues] = {};
-  const uint32_t begin = blockIdx.x * p.rows_per_block;
-  const uint32_t end = min(begin + p.rows_per_block, p.shape.count);
+  const T* const weights = static_cast<const T*>(p.weight.data);
+  const uint32_t begin = blockIdx.x * partials.rows_per_block;
+  const uint32_t end = min(begin + partials.rows_per_block, NumRows(p.dy));
   int parity = 0;
   for (uint32_t first = begin; first < end; first += G::kPerBlock) {
     const uint32_t row = first + threadIdx.x / G::kSize;
     const bool active = row < end;
-    const int width = active ? p.shape.width : 0;
+    const int width = active ? static_cast<int>(p.dy.width) : 0;
     const RowScale scale = ScaleOf(p, active ? row : begin);
     Chunk<T> dy[G::kChunks];
     Chunk<T> x[G::kChunks];
-    LoadRow<G, kAligned>(RowOf(p.dy, p.shape, row), width, dy);
-    LoadRow<G, kAligned>(RowOf(p.x, p.shape, row), width, x);
+    LoadRow<G, kAligned>(RowOf<T>(p.dy, row), width, dy);
+    LoadRow<G, kAligned>(RowOf<T>(p.sum, row), width, x);
     float2 sums = make_float2(0, 0);
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) {
       const int column = ColumnOf<T, G>(c);
       const Chunk<T> weight =
-          LoadPart<kAligned>(p.weight + column, width - column);
+          LoadPart<kAligned>(weights + column, width - column);
       AddChunkGrads(dy[c], x[c], weight, scale, sums, dweight + c * kSize,
                     dbias + c * kSize);
     }
     const float2 means =
         MeansOf(p, GroupSum<G>(sums, scratch + parity * G::kWarps));
     parity ^= 1;
-    const T* const dsum = RowOf(p.dsum, p.shape, row);
-    T* const dx = RowOf(p.dx, p.shape, row);
+    const T* const dsum = RowOf<T>(p.dsum, row);
+    T* const dx = RowOf<T>(p.dx, row);
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) {
       const int column = ColumnOf<T, G>(c);
       const int n = width - column;
       const Chunk<T> residual =
           LoadPart<kAligned>(dsum + column, p.dsum.data != nullptr ? n : 0);
-      const Chunk<T> weight = LoadPart<kAligned>(p.weight + column, n);
+      const Chunk<T> weight = LoadPart<kAligned>(weights + column, n);
       StorePart<kAligned>(
           dx + column, InputGrads(dy[c], x[c], weight, residual, scale, means),
           n);
     }
   }
-  if (p.dweight != nullptr) {
-    WritePartials<T, G>(dweight, shared, p.dweight, p.shape.width);
+  const int width = static_cast<int>(p.dy.width);
+  if (partials.dweight != nullptr) {
+    WritePartials<T, G>(dweight, shared, partials.dweight, width);
   }
-  if (p.dbias != nullptr) {
-    WritePartials<T, G>(dbias, shared, p.dbias, p.shape.width);
+  if (partials.dbias != nullptr) {
+    WritePartials<T, G>(dbias, shared, partials.dbias, width);
   }
 }
 
@@ -470,44 +439,45 @@ __global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
 // in the workspace, each element by its own thread.
 template <class T, bool kAligned>
 __global__ void __launch_bounds__(kWideThreads)
-    WideNormBackwardKernel(const BackwardParams<T> p) {
+    WideNormBackwardKernel(const NormBackwardArgs p, const Partials partials) {
   constexpr int kSize = Chunk<T>::kSize;
   constexpr int kStep = kWideThreads * kSize;
   SHARED_ARRAY(float, scratch, kWideWarps);
-  const int width = p.shape.width;
+  const int width = static_cast<int>(p.dy.width);
   const int first = static_cast<int>(threadIdx.x) * kSize;
-  const uint32_t begin = blockIdx.x * p.rows_per_block;
-  const uint32_t end = min(begin + p.rows_per_block, p.shape.count);
+  const T* const weights = static_cast<const T*>(p.weight.data);
+  const uint32_t begin = blockIdx.x * partials.rows_per_block;
+  const uint32_t end = min(begin + partials.rows_per_block, NumRows(p.dy));
   const int64_t partial = int64_t{blockIdx.x} * width;
   for (uint32_t row = begin; row < end; ++row) {
     const RowScale scale = ScaleOf(p, row);
-    const T* const dy = RowOf(p.dy, p.shape, row);
-    const T* const x = RowOf(p.x, p.shape, row);
+    const T* const dy = RowOf<T>(p.dy, row);
+    const T* const x = RowOf<T>(p.sum, row);
     float2 sums = make_float2(0, 0);
     for (int i = first; i < width; i += kStep) {
       const int n = width - i;
       float dweight[kSize] = {};
       float dbias[kSize] = {};
       AddChunkGrads(LoadPart<kAligned>(dy + i, n), LoadPart<kAligned>(x + i, n),
-                    LoadPart<kAligned>(p.weight + i, n), scale, sums, dweight,
+                    LoadPart<kAligned>(weights + i, n), scale, sums, dweight,
                     dbias);
 #pragma unroll
       for (int j = 0; j < kSize; ++j) {
-        if (j < n && p.dweight != nullptr) {
-          float* const sum = p.dweight + partial + i + j;
+        if (j < n && partials.dweight != nullptr) {
+          float* const sum = partials.dweight + partial + i + j;
           *sum = row == begin ? dweight[j] : *sum + dweight[j];
         }
-        if (j < n && p.dbias != nullptr) {
-          float* const sum = p.dbias + partial + i + j;
+        if (j < n && partials.dbias != nullptr) {
+          float* const sum = partials.dbias + partial + i + j;
           *sum = row == begin ? dbias[j] : *sum + dbias[j];
         }
       }
     }
-    const float g = BlockSum<kWideThreads>(sums.x, scratch);
-    const float gx = BlockSum<kWideThreads>(sums.y, scratch);
+    const float g = BlockReduce<Plus, kWideThreads>(sums.x, scratch);
+    const float gx = BlockReduce<Plus, kWideThreads>(sums.y, scratch);
     const float2 means = MeansOf(p, make_float2(g, gx));
-    const T* const dsum = RowOf(p.dsum, p.shape, row);
-    T* const dx = RowOf(p.dx, p.shape, row);
+    const T* const dsum = RowOf<T>(p.dsum, row);
+    T* const dx = RowOf<T>(p.dx, row);
     for (int i = first; i < width; i += kStep) {
       const int n = width - i;
       const Chunk<T> residual =
@@ -515,7 +485,7 @@ __global__ void __launch_bounds__(kWideThreads)
       StorePart<kAligned>(dx + i,
                           InputGrads(LoadPart<kAligned>(dy + i, n),
                                      LoadPart<kAligned>(x + i, n),
-                                     LoadPart<kAligned>(p.weight + i, n),
+                                     LoadPart<kAligned>(weights + i, n),
                                      residual, scale, means),
                           n);
     }
@@ -524,110 +494,88 @@ __global__ void __launch_bounds__(kWideThreads)
 
 // ---- Host ------------------------------------------------------------------
 
+void CheckRows(const ConstRows& rows) {
+  ZERO_CHECK_LT(rows.outer * rows.inner, int64_t{1} << 32) << "rows of a norm";
+}
+
 template <class T>
 void LaunchForward(cudaStream_t stream, const NormForwardArgs& args) {
-  ForwardParams<T> p;
-  p.shape = ShapeOf(args.x);
-  p.x = RefOf<T>(args.x);
-  p.residual = RefOf<T>(args.residual);
-  p.sum = RefOf<T>(args.sum);
-  p.y = RefOf<T>(args.y);
-  p.weight = static_cast<const T*>(args.weight.data);
-  p.bias = static_cast<const T*>(args.bias.data);
-  p.mean = args.mean;
-  p.rstd = args.rstd;
-  p.eps = args.eps;
-  p.center = args.kind == NormKind::kLayerNorm;
   const bool aligned = IsAligned<T>(args.x) && IsAligned<T>(args.residual) &&
                        IsAligned<T>(args.sum) && IsAligned<T>(args.y) &&
-                       IsChunkAligned(p.weight) && IsChunkAligned(p.bias);
+                       IsChunkAligned(args.weight.data) &&
+                       IsChunkAligned(args.bias.data);
   WithGroup<T, Pass::kForward>(
       args.x.width,
       [&]<class G>(G) {
         Launch(aligned ? NormForwardKernel<T, G, true>
                        : NormForwardKernel<T, G, false>,
-               (p.shape.count + G::kPerBlock - 1) / G::kPerBlock, G::kBlock, 0,
-               stream, p);
+               NumBlocks(NumRows(args.x), G::kPerBlock), G::kBlock, 0, stream,
+               args);
       },
       [&] {
         Launch(aligned ? WideNormForwardKernel<T, true>
                        : WideNormForwardKernel<T, false>,
-               p.shape.count, kWideThreads, 0, stream, p);
+               NumRows(args.x), kWideThreads, 0, stream, args);
       });
 }
 
 template <class T>
 void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
-                    const RowBlocks& blocks, float* dweight, float* dbias) {
-  BackwardParams<T> p;
-  p.shape = ShapeOf(args.dy);
-  p.dy = RefOf<T>(args.dy);
-  p.x = RefOf<T>(args.sum);
-  p.dsum = RefOf<T>(args.dsum);
-  p.dx = RefOf<T>(args.dx);
-  p.weight = static_cast<const T*>(args.weight.data);
-  p.mean = args.mean;
-  p.rstd = args.rstd;
-  p.rows_per_block = static_cast<uint32_t>(blocks.rows);
-  p.dweight = dweight;
-  p.dbias = dbias;
-  p.center = args.kind == NormKind::kLayerNorm;
+                    unsigned num_blocks, const Partials& partials) {
   const bool aligned = IsAligned<T>(args.dy) && IsAligned<T>(args.sum) &&
                        IsAligned<T>(args.dsum) && IsAligned<T>(args.dx) &&
-                       IsChunkAligned(p.weight);
-  const auto grid = static_cast<unsigned>(blocks.count);
+                       IsChunkAligned(args.weight.data);
   WithGroup<T, Pass::kBackward>(
       args.dy.width,
       [&]<class G>(G) {
         Launch(aligned ? NormBackwardKernel<T, G, true>
                        : NormBackwardKernel<T, G, false>,
-               grid, G::kBlock, 0, stream, p);
+               num_blocks, G::kBlock, 0, stream, args, partials);
       },
       [&] {
         Launch(aligned ? WideNormBackwardKernel<T, true>
                        : WideNormBackwardKernel<T, false>,
-               grid, kWideThreads, 0, stream, p);
+               num_blocks, kWideThreads, 0, stream, args, partials);
       });
 }
 
 }  // namespace
 
 void CudaOps::NormForward(Stream& stream, const NormForwardArgs& args) {
-  const DType dtype = args.y.dtype;
-  ZERO_CHECK(args.x.dtype == dtype && args.weight.dtype == dtype &&
-             (args.bias.data == nullptr || args.bias.dtype == dtype) &&
-             (args.residual.data == nullptr ||
-              (args.residual.dtype == dtype && args.sum.dtype == dtype)))
-      << "norm: x " << args.x.dtype << ", weight " << args.weight.dtype
-      << " -> " << dtype;
-  ZERO_CUDA_WITH_FLOAT_TYPE(dtype, T, LaunchForward<T>(HandleOf(stream), args));
+  ZERO_CHECK_ONE_DTYPE(args.y, args.x, args.weight, args.bias, args.residual,
+                       args.sum);
+  CheckRows(args.x);
+  ZERO_CUDA_WITH_FLOAT_TYPE(args.y.dtype, T,
+                            LaunchForward<T>(HandleOf(stream), args));
 }
 
 void CudaOps::NormBackward(Stream& stream, const NormBackwardArgs& args,
                            Workspace workspace) {
-  const DType dtype = args.dx.dtype;
-  ZERO_CHECK(args.dy.dtype == dtype && args.sum.dtype == dtype &&
-             args.weight.dtype == dtype &&
-             (args.dsum.data == nullptr || args.dsum.dtype == dtype))
-      << "norm backward: dy " << args.dy.dtype << ", sum " << args.sum.dtype
-      << ", weight " << args.weight.dtype << " -> " << dtype;
+  ZERO_CHECK_ONE_DTYPE(args.dx, args.dy, args.sum, args.weight, args.dsum);
+  CheckRows(args.dy);
   const cudaStream_t handle = HandleOf(stream);
   const RowBlocks blocks = NormBlocks(args);
   // [count, width] partial sums of dweight, then of dbias.
-  float* const partials = static_cast<float*>(workspace.data);
-  float* const dweight = args.dweight.data != nullptr ? partials : nullptr;
-  float* const dbias = args.dbias.data == nullptr ? nullptr
-                       : dweight == nullptr
-                           ? partials
-                           : partials + blocks.count * args.dy.width;
+  float* rest = static_cast<float*>(workspace.data);
+  const auto take = [&](const Vector& out) {
+    return out.data == nullptr
+               ? nullptr
+               : std::exchange(rest, rest + blocks.count * args.dy.width);
+  };
+  Partials partials{static_cast<uint32_t>(blocks.rows)};
+  partials.dweight = take(args.dweight);
+  partials.dbias = take(args.dbias);
   ZERO_CUDA_WITH_FLOAT_TYPE(
-      dtype, T, LaunchBackward<T>(handle, args, blocks, dweight, dbias));
-  if (dweight != nullptr) {
-    SumPartials(handle, dweight, blocks.count, args.dweight,
+      args.dx.dtype, T,
+      LaunchBackward<T>(handle, args, static_cast<unsigned>(blocks.count),
+                        partials));
+  if (partials.dweight != nullptr) {
+    SumPartials(handle, partials.dweight, blocks.count, args.dweight,
                 args.accumulate_dweight);
   }
-  if (dbias != nullptr) {
-    SumPartials(handle, dbias, blocks.count, args.dbias, args.accumulate_dbias);
+  if (partials.dbias != nullptr) {
+    SumPartials(handle, partials.dbias, blocks.count, args.dbias,
+                args.accumulate_dbias);
   }
 }
 

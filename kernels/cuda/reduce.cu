@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kSumThreads)
                                             : Load<false>(src, slice);
     count += CountSlice(x, slice);
   }
-  count = BlockSum<kSumThreads>(count, warp_counts);
+  count = BlockReduce<Plus, kSumThreads>(count, warp_counts);
   if (threadIdx.x == 0 && count > 0) atomicAdd(&counters->count, count);
   if (IsLastBlock(&counters->done, gridDim.x) && threadIdx.x == 0) {
     *out = static_cast<int64_t>(atomicExch(&counters->count, 0));

@@ -1,92 +1,66 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/parts.cuh"
-#include "kernels/sizes.h"
+#include "kernels/cuda/flat.cuh"
 
 namespace zero::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
+// Rows are the heads of tokens, columns the pairs of a head. In place: moves 4
+// bytes per 16-bit element (8 of fp32) and reads the angles from cache; to
+// reach 85 % of copy bandwidth.
 template <class T>
-struct RotaryParams {
+struct RotaryPass {
   T* x;
   int64_t stride;
+  uint32_t heads;
+  int64_t half;  // D / 2
   const int32_t* positions;
   const float* cos;
   const float* sin;
-  float sign;       // of the angle
-  int half;         // D / 2
-  uint32_t chunks;  // of half a head
-  uint32_t items;   // inner * chunks: of one token
-  uint32_t num_items;
-};
+  float sign;  // of the angle
 
-// A thread rotates a chunk of pairs. In place: moves 4 bytes per 16-bit
-// element (8 of fp32) and reads the angles from cache; to reach 85 % of copy
-// bandwidth.
-template <class T, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
-    RotaryKernel(const RotaryParams<T> p) {
-  constexpr int kSize = Chunk<T>::kSize;
-  const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
-  if (index >= p.num_items) return;
-  const uint32_t token = index / p.items;
-  const uint32_t item = index - token * p.items;
-  const uint32_t head = item / p.chunks;
-  const int pair = static_cast<int>(item - head * p.chunks) * kSize;
-  const int n = p.half - pair;
-
-  T* const low =
-      p.x + int64_t{token} * p.stride + int64_t{head} * 2 * p.half + pair;
-  T* const high = low + p.half;
-  const int64_t angle = int64_t{p.positions[token]} * p.half + pair;
-  Chunk<T> x = LoadPart<kAligned>(low, n);
-  Chunk<T> y = LoadPart<kAligned>(high, n);
+  template <bool kWhole>
+  __device__ void Run(int64_t row, const Slice<kFlatElems>& slice) const {
+    const uint32_t token = static_cast<uint32_t>(row) / heads;
+    const uint32_t head = static_cast<uint32_t>(row) - token * heads;
+    T* const low = x + token * stride + int64_t{head} * 2 * half;
+    const int64_t angle = int64_t{positions[token]} * half;
+    auto a = Load<kWhole>(low, slice);
+    auto b = Load<kWhole>(low + half, slice);
+    const auto cosines = Load<kWhole>(cos + angle, slice);
+    const auto sines = Load<kWhole>(sin + angle, slice);
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    if (i < n) {
-      const float cos = p.cos[angle + i];
-      const float sin = p.sign * p.sin[angle + i];
-      const float a = ToFloat(x.x[i]);
-      const float b = ToFloat(y.x[i]);
-      x.x[i] = FromFloat<T>(fmaf(-b, sin, a * cos));
-      y.x[i] = FromFloat<T>(fmaf(a, sin, b * cos));
+    for (int k = 0; k < kFlatElems; ++k) {
+      const float c = cosines.x[k];
+      const float s = sign * sines.x[k];
+      const float left = ToFloat(a.x[k]);
+      const float right = ToFloat(b.x[k]);
+      a.x[k] = FromFloat<T>(fmaf(-right, s, left * c));
+      b.x[k] = FromFloat<T>(fmaf(left, s, right * c));
     }
+    Store<kWhole>(low, slice, a);
+    Store<kWhole>(low + half, slice, b);
   }
-  StorePart<kAligned>(low, x, n);
-  StorePart<kAligned>(high, y, n);
-}
-
-template <class T>
-void LaunchRotary(cudaStream_t stream, const RotaryArgs& args) {
-  RotaryParams<T> p;
-  p.x = static_cast<T*>(args.x.data);
-  p.stride = args.x.stride;
-  p.positions = args.positions;
-  p.cos = args.cos;
-  p.sin = args.sin;
-  p.sign = args.inverse ? -1.0f : 1.0f;
-  p.half = static_cast<int>(args.x.width / 2);
-  const int64_t chunks = CeilDiv(p.half, Chunk<T>::kSize);
-  const int64_t num_items = args.x.outer * args.x.inner * chunks;
-  // The threads behind the last one are counted, too.
-  ZERO_CHECK_LE(num_items, (int64_t{1} << 32) - kThreads) << "chunks of heads";
-  p.chunks = static_cast<uint32_t>(chunks);
-  p.items = static_cast<uint32_t>(args.x.inner * chunks);
-  p.num_items = static_cast<uint32_t>(num_items);
-  const auto kernel = HasAlignedRows<T>(args.x.data, args.x.stride, p.half)
-                          ? RotaryKernel<T, true>
-                          : RotaryKernel<T, false>;
-  Launch(kernel, NumBlocks(num_items, kThreads), kThreads, 0, stream, p);
-}
+};
 
 }  // namespace
 
 void CudaOps::Rotary(Stream& stream, const RotaryArgs& args) {
   ZERO_CHECK_EQ(args.x.width % 2, 0) << "Rotary: pairs need an even width";
-  ZERO_CUDA_WITH_FLOAT_TYPE(args.x.dtype, T,
-                            LaunchRotary<T>(HandleOf(stream), args));
+  const Rows& x = args.x;
+  const int64_t half = x.width / 2;
+  const bool aligned =
+      AreRowsAligned({x.data, x.dtype, x.outer, x.width, x.stride}) &&
+      half * static_cast<int64_t>(DTypeBytes(x.dtype)) % 16 == 0 &&
+      IsSliceAligned<kFlatElems>(args.cos, DType::kF32) &&
+      IsSliceAligned<kFlatElems>(args.sin, DType::kF32);
+  ZERO_CUDA_WITH_FLOAT_TYPE(
+      x.dtype, T,
+      MapRows(
+          HandleOf(stream), x.outer * x.inner, half, aligned,
+          RotaryPass<T>{static_cast<T*>(x.data), x.stride,
+                        static_cast<uint32_t>(x.inner), half, args.positions,
+                        args.cos, args.sin, args.inverse ? -1.0f : 1.0f}));
 }
 
 }  // namespace zero::cuda

@@ -47,17 +47,11 @@ __device__ inline int ThreadRow() { return threadIdx.x / kSide; }
 __device__ inline int ThreadColumn() { return threadIdx.x % kSide; }
 
 // Row t of one head.
-template <class T>
-__device__ inline const T* HeadRow(const HeadsRef& x, int64_t b, int64_t t,
-                                   int64_t h, int64_t dim) {
-  return static_cast<const T*>(x.data) + b * x.batch_stride +
+template <class T, class Data>
+__device__ inline ConstAs<T, Data>* HeadRow(const HeadsView<Data>& x, int64_t b,
+                                            int64_t t, int64_t h, int64_t dim) {
+  return static_cast<ConstAs<T, Data>*>(x.data) + b * x.batch_stride +
          t * x.token_stride + h * dim;
-}
-template <class T>
-__device__ inline T* HeadRow(const MutableHeadsRef& x, int64_t b, int64_t t,
-                             int64_t h, int64_t dim) {
-  return static_cast<T*>(x.data) + b * x.batch_stride + t * x.token_stride +
-         h * dim;
 }
 
 // tile = from * factor in fp32, with zeros beyond `rows` and, up to the next
@@ -234,22 +228,6 @@ __device__ inline void StoreRow(const float4 (&sums)[L::kFours], float factor,
       }
     }
   }
-}
-
-// Over the 16 threads of a row of scores, in each of them.
-__device__ inline float RowMax(float value) {
-#pragma unroll
-  for (int offset = kSide / 2; offset > 0; offset /= 2) {
-    value = fmaxf(value, __shfl_xor_sync(kWholeWarp, value, offset));
-  }
-  return value;
-}
-__device__ inline float RowSum(float value) {
-#pragma unroll
-  for (int offset = kSide / 2; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(kWholeWarp, value, offset);
-  }
-  return value;
 }
 
 }  // namespace zero::cuda::tiles

@@ -2,6 +2,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/flat.cuh"
 #include "kernels/cuda/math.cuh"
+#include "kernels/op_checks.h"
 
 namespace zero::cuda {
 namespace {
@@ -59,16 +60,14 @@ struct BackwardPass {
 // The halves of a row begin whole slices, too.
 bool AreHalvesAligned(const ConstMatrix& x) {
   const int64_t half_bytes = x.cols / 2 * DTypeBytes(x.dtype);
-  return AreRowsAligned(x.data, x.dtype, x.ld) && half_bytes % 16 == 0;
+  return AreRowsAligned(x) && half_bytes % 16 == 0;
 }
 
 }  // namespace
 
 void CudaOps::SwigluForward(Stream& stream, const SwigluForwardArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.y.dtype)
-      << "SwigluForward: " << args.x.dtype << " -> " << args.y.dtype;
-  const bool aligned = AreHalvesAligned(args.x) &&
-                       AreRowsAligned(args.y.data, args.y.dtype, args.y.ld);
+  ZERO_CHECK_ONE_DTYPE(args.x, args.y);
+  const bool aligned = AreHalvesAligned(args.x) && AreRowsAligned(args.y);
   ZERO_CUDA_WITH_FLOAT_TYPE(
       args.y.dtype, T,
       MapRows(HandleOf(stream), args.y.rows, args.y.cols, aligned,
@@ -78,11 +77,9 @@ void CudaOps::SwigluForward(Stream& stream, const SwigluForwardArgs& args) {
 }
 
 void CudaOps::SwigluBackward(Stream& stream, const SwigluBackwardArgs& args) {
-  ZERO_CHECK(args.x.dtype == args.dx.dtype && args.dy.dtype == args.dx.dtype)
-      << "SwigluBackward: x " << args.x.dtype << ", dy " << args.dy.dtype
-      << " -> " << args.dx.dtype;
+  ZERO_CHECK_ONE_DTYPE(args.x, args.dy, args.dx);
   const bool aligned = AreHalvesAligned(args.x) && AreHalvesAligned(args.dx) &&
-                       AreRowsAligned(args.dy.data, args.dy.dtype, args.dy.ld);
+                       AreRowsAligned(args.dy);
   ZERO_CUDA_WITH_FLOAT_TYPE(
       args.dx.dtype, T,
       MapRows(HandleOf(stream), args.dy.rows, args.dy.cols, aligned,

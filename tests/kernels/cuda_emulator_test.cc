@@ -475,7 +475,7 @@ __global__ void SumOfRows(const Bf16* x, float* sums, int width) {
   float sum = 0;
   const Bf16* const row = x + static_cast<int64_t>(blockIdx.x) * width;
   for (int i = threadIdx.x; i < width; i += kThreads) sum += ToFloat(row[i]);
-  sum = BlockSum<kThreads>(sum, scratch);
+  sum = BlockReduce<Plus, kThreads>(sum, scratch);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
