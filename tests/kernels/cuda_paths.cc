@@ -2,7 +2,7 @@
 #include <cuda_runtime_api.h>
 
 #include "tests/kernels/kernel_test.h"
-#include "tools/bench/timed_device.h"
+#include "tests/support/waiting_ops.h"
 
 namespace zero {
 
@@ -19,10 +19,10 @@ void ForEachPath(const std::function<void(const Path&)>& fn) {
   auto device = MakeCudaDevice(0);
   ASSERT_TRUE(device.ok()) << device.status();
   // Waits for every op, so that the host may read its result.
-  bench::TimedDevice waiting(**device, bench::Timing::kWait);
-  const auto stream = waiting.MakeStream(StreamRole::kCompute);
+  WaitingOps waiting((*device)->ops());
+  const auto stream = (*device)->MakeStream(StreamRole::kCompute);
   SCOPED_TRACE((*device)->info().name);
-  fn({"cuda:0", **device, waiting.ops(), *stream});
+  fn({"cuda:0", **device, waiting, *stream});
 }
 
 void ForEachMatmulPath(const std::function<void(const Path&)>& fn) {

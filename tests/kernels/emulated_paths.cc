@@ -5,7 +5,7 @@
 
 #include "tests/kernels/kernel_test.h"
 #include "tests/support/cuda_emulator/control.h"
-#include "tools/bench/timed_device.h"
+#include "tests/support/waiting_ops.h"
 
 namespace zero {
 namespace {
@@ -46,10 +46,10 @@ void ForEach(const std::vector<Order>& orders,
     auto device = MakeCudaDevice(0);
     ASSERT_TRUE(device.ok()) << device.status();
     // Waits for every op, so that the test may read its result.
-    bench::TimedDevice waiting(**device, bench::Timing::kWait);
-    const auto stream = waiting.MakeStream(StreamRole::kCompute);
+    WaitingOps waiting((*device)->ops());
+    const auto stream = (*device)->MakeStream(StreamRole::kCompute);
     SCOPED_TRACE(NameOf(order));
-    fn({NameOf(order), **device, waiting.ops(), *stream});
+    fn({NameOf(order), **device, waiting, *stream});
   }
 }
 
