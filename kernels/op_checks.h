@@ -3,6 +3,7 @@
 #define ZERO_KERNELS_OP_CHECKS_H_
 
 #include <initializer_list>
+#include <string>
 
 #include "kernels/check.h"
 #include "kernels/ops.h"
@@ -25,7 +26,8 @@ inline void CheckOneDType(const char* op, const char* names,
     if (operand.data == nullptr || operand.dtype == dtype) continue;
     std::string dtypes;
     for (const TypedData& one : operands) {
-      dtypes += std::string(dtypes.empty() ? "" : ", ") + DTypeName(one.dtype);
+      dtypes += std::string(dtypes.empty() ? "" : ", ") +
+                (one.data == nullptr ? "none" : DTypeName(one.dtype));
     }
     ZERO_CHECK(false) << op << ": " << names << " are of " << dtypes
                       << ", not of one dtype";

@@ -23,12 +23,12 @@ namespace zero {
 namespace {
 
 // "NAME.zero-KIND.PID.N" taken apart; `kind` is empty for any other name.
-struct Leaving {
+struct StaleName {
   std::string name, kind;
   int pid = 0;
 };
 
-Leaving ParseLeaving(absl::string_view file_name) {
+StaleName ParseStaleName(absl::string_view file_name) {
   const std::vector<std::string> parts = absl::StrSplit(file_name, '.');
   if (parts.size() < 4) return {};
   const auto tail = parts.end() - 3;
@@ -123,8 +123,8 @@ absl::Status AtomicFolder::Commit() {
   return absl::OkStatus();
 }
 
-bool IsLeaving(absl::string_view name) {
-  return !ParseLeaving(name).kind.empty();
+bool IsStaleFile(absl::string_view name) {
+  return !ParseStaleName(name).kind.empty();
 }
 
 absl::Status RemoveStaleFiles(const std::string& folder,
@@ -132,14 +132,14 @@ absl::Status RemoveStaleFiles(const std::string& folder,
   ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> present,
                         ListFolder(folder));
   for (const std::string& name : present) {
-    const Leaving leaving = ParseLeaving(name);
-    if (leaving.kind.empty() || IsOtherLiveProcess(leaving.pid) ||
-        std::find(names.begin(), names.end(), leaving.name) == names.end()) {
+    const StaleName stale = ParseStaleName(name);
+    if (stale.kind.empty() || IsOtherLiveProcess(stale.pid) ||
+        std::find(names.begin(), names.end(), stale.name) == names.end()) {
       continue;
     }
     const std::string path = absl::StrCat(folder, "/", name);
-    const std::string place = absl::StrCat(folder, "/", leaving.name);
-    if (leaving.kind == "old" && !PathExists(place)) {
+    const std::string place = absl::StrCat(folder, "/", stale.name);
+    if (stale.kind == "old" && !PathExists(place)) {
       if (::rename(path.c_str(), place.c_str()) != 0) {
         return FileError("cannot put back", place, errno);
       }

@@ -61,7 +61,7 @@ class AtomicFolder {
 };
 
 // True for a name that NameBeside made.
-bool IsLeaving(absl::string_view name);
+bool IsStaleFile(absl::string_view name);
 
 // Tidies `folder` after processes that were killed while they wrote one of
 // `names` in it: removes their unfinished files and folders, and puts back an

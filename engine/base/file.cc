@@ -261,7 +261,10 @@ std::string FolderOf(const std::string& path) {
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return FileError("cannot open the folder", folder, errno);
-  std::shared_ptr<void> lock(nullptr, [fd](void*) { ::close(fd); });
+  const std::shared_ptr<void> lock(new int(fd), [](int* held) {
+    ::close(*held);
+    delete held;
+  });
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     return absl::FailedPreconditionError(
         absl::StrCat("another run is writing to '", folder,
@@ -330,6 +333,8 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
   // A file of that name can only be the leavings of a dead process.
   std::FILE* const file = std::fopen(temp_path.c_str(), "we");
   if (file == nullptr) return FileError("cannot write", path, errno);
+  // On network file systems every write is a request.
+  std::setvbuf(file, nullptr, _IOFBF, size_t{1} << 20);
   return std::unique_ptr<AtomicFile>(new AtomicFile(path, temp_path, file));
 }
 

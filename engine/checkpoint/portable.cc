@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/file.h"
-#include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {
@@ -124,7 +124,7 @@ void CarryOver(const std::string& from, const std::string& to,
   if (!names.ok()) return;
   for (const std::string& name : *names) {
     const std::string source = from + "/" + name, target = to + "/" + name;
-    if (PathExists(target) || IsLeaving(name)) continue;
+    if (PathExists(target) || IsStaleFile(name)) continue;
     std::error_code error;
     if (fs::is_directory(fs::symlink_status(source, error))) {
       fs::create_directory(target, error);

@@ -65,9 +65,9 @@ class NcclTransport final : public Transport {
   std::vector<int> missing() override { return StoredMissing(*store_); }
 
   absl::Status Watch(bool starting) override {
-    if (starting) LookAtStart();
+    if (starting) CheckStart();
     const absl::Status stored = status();
-    return stored.ok() ? LookAtWatches() : stored;
+    return stored.ok() ? CheckWatches() : stored;
   }
 
  private:
@@ -81,13 +81,13 @@ class NcclTransport final : public Transport {
 
   // A watch that CUDA does not let go on can not tell of any timeout. OK, or
   // the failure of the run.
-  absl::Status LookAtWatches() {
+  absl::Status CheckWatches() {
     const absl::Duration timeout = options_.local.timeout;
     std::vector<int> stuck;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      for (const auto& [rank, asks_for] : watches_) {
-        if (asks_for() >= timeout) stuck.push_back(rank);
+      for (const auto& [rank, in_driver] : watches_) {
+        if (in_driver() >= timeout) stuck.push_back(rank);
       }
     }
     if (stuck.empty()) return absl::OkStatus();
@@ -106,7 +106,7 @@ class NcclTransport final : public Transport {
   }
 
   // While ranks of this process are not connected yet.
-  void LookAtStart() {
+  void CheckStart() {
     const Patience& patience = options_.patience;
     const bool tells = !told_ && patience.tell && !where_.empty() &&
                        absl::Now() >= start_ + patience.tell_after;

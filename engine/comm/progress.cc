@@ -157,7 +157,10 @@ std::vector<ChannelProgress> ParseProgress(const std::string& text) {
   std::vector<ChannelProgress> channels;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object()) channels.push_back(json);
+    try {
+      channels.push_back(json);
+    } catch (const Json::exception&) {  // not what ProgressText writes
+    }
   }
   return channels;
 }

@@ -33,12 +33,13 @@ Failure ReadFailure(Store& store) {
   if (!text.ok()) return {text.status(), {}};
   if (!text->has_value()) return {absl::OkStatus(), {}};
   const Json json = Json::parse(**text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
+  try {
+    return {absl::Status(json.at("code").get<absl::StatusCode>(),
+                         json.at("message").get<std::string>()),
+            json.at("missing")};
+  } catch (const Json::exception&) {  // of another program
     return {absl::InternalError(absl::StrCat("the run failed: ", **text)), {}};
   }
-  return {absl::Status(json["code"].get<absl::StatusCode>(),
-                       json["message"].get<std::string>()),
-          json["missing"]};
 }
 
 }  // namespace

@@ -27,7 +27,7 @@
 namespace zero {
 namespace {
 
-constexpr char kGreeting[] = "zero store 1";
+constexpr char kGreeting[] = "zero store 2";
 constexpr size_t kLargestFrame = 1 << 20;
 // How long the server stays for those that have not said goodbye, who may want
 // to hear why it ends; on busy cores a rank may sleep for seconds.

@@ -178,6 +178,7 @@ absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node) {
 }
 
 bool IsHarmless(const KeySpec& key, const JsonNode& node) {
+  if (node.kind == JsonKind::kNull) return true;  // DeepSpeed's word for off
   if (key.harmless.empty()) return false;
   double number = 0;
   switch (node.kind) {

@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "engine/base/math.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {

@@ -4,9 +4,12 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
+#include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -166,15 +169,38 @@ absl::Status CheckOptions(const TokenizeOptions& options) {
 
 // Shards of an earlier run would be read together with the new ones.
 absl::Status CheckNoOldShards(const std::string& prefix) {
-  const auto names = absl::StrReplaceAll(
-      prefix, {{"*", "\\*"}, {"?", "\\?"}, {"[", "\\["}, {"{", "\\{"}});
-  const auto shards = ExpandPaths(
-      {absl::StrCat(names, "_{,val_}[0-9][0-9][0-9][0-9][0-9][0-9].bin")});
-  if (!shards.ok()) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("'", shards->front(),
-                   "' exists from an earlier run, and a glob would read both; "
-                   "remove it or choose another output"));
+  const std::string folder = FolderOf(prefix);
+  const std::string stem = prefix.substr(prefix.rfind('/') + 1) + "_";
+  ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
+  for (const std::string& name : names) {
+    absl::string_view number = name;
+    if (!absl::ConsumePrefix(&number, stem)) continue;
+    absl::ConsumePrefix(&number, "val_");
+    if (!absl::ConsumeSuffix(&number, ".bin") || number.empty() ||
+        !absl::c_all_of(number, absl::ascii_isdigit)) {
+      continue;
+    }
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", folder, "/", name,
+                     "' exists from an earlier run, and a glob would read "
+                     "both; remove it or choose another output"));
+  }
+  return absl::OkStatus();
+}
+
+// The output would take the place of its own text.
+absl::Status CheckIsNoInput(const std::vector<std::string>& inputs,
+                            const std::string& output) {
+  ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(inputs));
+  for (const std::string& path : paths) {
+    std::error_code missing;
+    if (std::filesystem::equivalent(path, output, missing)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("output '", output, "' is also an input, '", path,
+                       "'; choose another name"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Whether text survives the tokenizer, tried on what is often lost.
@@ -241,6 +267,9 @@ absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options) {
   ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(options.inputs));
 
   const std::string prefix(absl::StripSuffix(options.output, ".bin"));
+  for (const char* part : {".bin", "_val.bin"}) {
+    ZERO_RETURN_IF_ERROR(CheckIsNoInput(options.inputs, prefix + part));
+  }
   ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(prefix)));
   if (options.tokens_per_shard > 0) {
     ZERO_RETURN_IF_ERROR(CheckNoOldShards(prefix));

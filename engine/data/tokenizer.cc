@@ -17,11 +17,11 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "engine/base/file.h"
-#include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "engine/base/utf8.h"
 #include "engine/data/token_file.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 // Exported by the library, but declared in no installed header.
 namespace sentencepiece::logging {
@@ -69,7 +69,9 @@ void SilenceLibrary() { sentencepiece::logging::SetMinLogLevel(/*fatal=*/3); }
 std::string Words(const sentencepiece::util::Status& status) {
   const std::string message = status.ToString();
   const size_t bracket = message.rfind("] ");
-  return bracket == std::string::npos ? message : message.substr(bracket + 2);
+  const bool says_more =
+      bracket != std::string::npos && bracket + 2 < message.size();
+  return says_more ? message.substr(bracket + 2) : message;
 }
 
 class SentencePieceTokenizer : public Tokenizer {

@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "engine/base/math.h"
 #include "kernels/check.h"
 #include "kernels/philox.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 

@@ -40,9 +40,8 @@ void MemoryLedger::AddFixed(int64_t bytes) {
   total_peak_ += bytes;
 }
 
-std::vector<std::pair<const char*, int64_t>> MemoryLedger::Parts(
-    const ByCategory& bytes) {
-  std::vector<std::pair<const char*, int64_t>> parts;
+MemoryLedger::NamedBytes MemoryLedger::Parts(const ByCategory& bytes) {
+  NamedBytes parts;
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     if (bytes[i] == 0) continue;
     parts.emplace_back(MemoryCategoryName(static_cast<MemoryCategory>(i)),

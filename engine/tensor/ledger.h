@@ -55,8 +55,8 @@ class MemoryLedger {
   const ByCategory& at_peak() const { return at_peak_; }
 
   // Those that are not zero, by name.
-  static std::vector<std::pair<const char*, int64_t>> Parts(
-      const ByCategory& bytes);
+  using NamedBytes = std::vector<std::pair<const char*, int64_t>>;
+  static NamedBytes Parts(const ByCategory& bytes);
 
   // Peaks start again from what is live now.
   void ResetPeaks();

@@ -85,16 +85,15 @@ std::string HumanBytes(double bytes) {
   return absl::StrFormat("%.1f KiB", bytes / 1024);
 }
 
-std::string PartsText(const MemoryLedger::ByCategory& bytes) {
-  return absl::StrJoin(
-      MemoryLedger::Parts(bytes), ", ", [](std::string* out, const auto& part) {
-        absl::StrAppend(out, part.first, " ", HumanBytes(part.second));
-      });
+std::string PartsText(const MemoryLedger::NamedBytes& parts) {
+  return absl::StrJoin(parts, ", ", [](std::string* out, const auto& part) {
+    absl::StrAppend(out, part.first, " ", HumanBytes(part.second));
+  });
 }
 
 std::string MemoryText(const MemoryLedger& ledger) {
-  return absl::StrCat(HumanBytes(ledger.total_peak_bytes()),
-                      " at peak: ", PartsText(ledger.at_peak()));
+  return absl::StrCat(HumanBytes(ledger.total_peak_bytes()), " at peak: ",
+                      PartsText(MemoryLedger::Parts(ledger.at_peak())));
 }
 
 std::string HumanSeconds(double seconds) {

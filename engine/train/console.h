@@ -48,8 +48,8 @@ std::string Printable(absl::string_view text);
 std::string HumanCount(double count);
 // "512.0 MiB", "1.95 GiB".
 std::string HumanBytes(double bytes);
-// "parameters 512.0 MiB, activations 1.20 GiB": what is not zero.
-std::string PartsText(const MemoryLedger::ByCategory& bytes);
+// "parameters 512.0 MiB, activations 1.20 GiB".
+std::string PartsText(const MemoryLedger::NamedBytes& parts);
 // "1.95 GiB at peak: parameters 512.0 MiB, ...": of when it was largest.
 std::string MemoryText(const MemoryLedger& ledger);
 // "3 s", "12 min 04 s", "2 h 05 min".

@@ -1,5 +1,6 @@
 #include "engine/train/memory_fit.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -84,11 +85,15 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
   const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
   const int64_t late = loads_late ? kLateKernelsBytes : 0;
   if (memory == 0 || needed + late <= memory) return absl::OkStatus();
+  MemoryLedger::NamedBytes parts = MemoryLedger::Parts(predicted.at_peak());
+  std::stable_sort(
+      parts.begin(), parts.end(),
+      [](const auto& a, const auto& b) { return a.second > b.second; });
   const int sharers = SharersOf(rank);
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run needs %.2f GiB at its peak (%s%s)%s and %s has %.2f GiB; %s",
-      needed / kGiB, PartsText(predicted.at_peak()),
+      needed / kGiB, PartsText(parts),
       sharers == 1 ? ""
       : own == other_rank
           ? absl::StrFormat("; times %d ranks%s", sharers, on_it)

@@ -185,7 +185,8 @@ void RunReport::PrintBreakdowns(const RunRecord& record) const {
         record.last.communication.waited.total()));
   }
   if (config().memory_breakdown) {
-    console_->Line("  peak: " + PartsText(session_->ledger().peaks()));
+    console_->Line("  peak: " +
+                   PartsText(MemoryLedger::Parts(session_->ledger().peaks())));
   }
 }
 

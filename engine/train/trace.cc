@@ -3,18 +3,24 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <fstream>
 #include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/file.h"
+#include "engine/base/status.h"
 #include "engine/train/metrics.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
+
+constexpr absl::string_view kBegin =
+    "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
 
 // In the order of Trace::Row.
 constexpr const char* kRowNames[] = {"compute", "waiting for communication",
@@ -149,6 +155,17 @@ void Trace::Follow(int rank, Executor& executor) {
       });
 }
 
+absl::Status Trace::CheckFile(const std::string& path) {
+  ZERO_RETURN_IF_ERROR(AtomicFile::Create(path).status());
+  if (!PathExists(path)) return absl::OkStatus();
+  std::string begin(kBegin.size(), '\0');
+  std::ifstream(path).read(begin.data(), begin.size());
+  if (begin == kBegin) return absl::OkStatus();
+  return absl::AlreadyExistsError(absl::StrCat(
+      "'", path,
+      "' exists and is no trace; choose another name, or remove it"));
+}
+
 absl::Status Trace::Write(const std::string& path) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Clock::time_point start = Clock::time_point::max();
@@ -157,7 +174,7 @@ absl::Status Trace::Write(const std::string& path) const {
     start = std::min(start, span.begin);
     rows.insert({span.rank, span.row});
   }
-  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
+  std::string text(kBegin);
   const auto add = [&](nlohmann::ordered_json event) {
     absl::StrAppend(&text, absl::EndsWith(text, "[") ? "\n" : ",\n",
                     ToLine(event));

@@ -42,6 +42,9 @@ class Trace {
   // "wait: gather block.3". The trace must outlive the executor.
   void Follow(int rank, Executor& executor);
 
+  // Before the run: whether Write can write `path`.
+  // Errors: AlreadyExists where a file is there that is no trace; FileError.
+  static absl::Status CheckFile(const std::string& path);
   // Writes what there is, whatever became of the run. Errors: as FileError.
   absl::Status Write(const std::string& path) const;
 

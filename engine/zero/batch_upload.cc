@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/base/math.h"
 #include "engine/base/status.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {

@@ -4,8 +4,8 @@
 #include <initializer_list>
 #include <map>
 
-#include "engine/base/math.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "engine/base/hash.h"
-#include "engine/base/math.h"
 #include "engine/base/status.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 

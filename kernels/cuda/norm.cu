@@ -52,14 +52,21 @@ void WithGroup(int64_t width, const Fn& fn, const Wide& wide) {
   }
 }
 
-template <class T, class Data>
-__device__ inline ConstAs<T, Data>* RowOf(const RowsView<Data>& rows,
-                                          uint32_t row) {
+// Where a row lies in all operands of a norm, which have the same outer and
+// inner rows: one division.
+struct RowPlace {
+  uint32_t outer, inner;
+};
+__device__ inline RowPlace PlaceOf(const ConstRows& rows, uint32_t row) {
   const uint32_t inner = static_cast<uint32_t>(rows.inner);
   const uint32_t outer = row / inner;
-  const uint32_t head = row - outer * inner;
-  return static_cast<ConstAs<T, Data>*>(rows.data) + outer * rows.stride +
-         int64_t{head} * static_cast<int>(rows.width);
+  return {outer, row - outer * inner};
+}
+template <class T, class Data>
+__device__ inline ConstAs<T, Data>* RowOf(const RowsView<Data>& rows,
+                                          const RowPlace& at) {
+  return static_cast<ConstAs<T, Data>*>(rows.data) + at.outer * rows.stride +
+         int64_t{at.inner} * static_cast<int>(rows.width);
 }
 __host__ __device__ inline uint32_t NumRows(const ConstRows& rows) {
   return static_cast<uint32_t>(rows.outer * rows.inner);
@@ -186,6 +193,7 @@ __global__ void __launch_bounds__(G::kBlock)
     NormForwardKernel(const NormForwardArgs p) {
   SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
   const uint32_t row = blockIdx.x * G::kPerBlock + threadIdx.x / G::kSize;
+  const RowPlace at = PlaceOf(p.x, row);
   const bool active = row < NumRows(p.x);
   // Groups without a row have one of no columns, and take part in shuffles.
   const int width = active ? static_cast<int>(p.x.width) : 0;
@@ -194,13 +202,13 @@ __global__ void __launch_bounds__(G::kBlock)
   const T* const biases = static_cast<const T*>(p.bias.data);
 
   Chunk<T> x[G::kChunks];
-  LoadRow<G, kAligned>(RowOf<T>(p.x, row), width, x);
+  LoadRow<G, kAligned>(RowOf<T>(p.x, at), width, x);
   if (p.residual.data != nullptr) {
     Chunk<T> residual[G::kChunks];
-    LoadRow<G, kAligned>(RowOf<T>(p.residual, row), width, residual);
+    LoadRow<G, kAligned>(RowOf<T>(p.residual, at), width, residual);
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) AddChunk(x[c], residual[c]);
-    StoreRow<G, kAligned>(RowOf<T>(p.sum, row), width, x);
+    StoreRow<G, kAligned>(RowOf<T>(p.sum, at), width, x);
   }
   float2 sum = make_float2(0, 0);
   float mean = 0;
@@ -217,7 +225,7 @@ __global__ void __launch_bounds__(G::kBlock)
   const float variance = GroupSum<G>(squares, scratch + G::kWarps).x / count;
   const float rstd = 1.0f / sqrtf(variance + p.eps);
 
-  T* const y = RowOf<T>(p.y, row);
+  T* const y = RowOf<T>(p.y, at);
 #pragma unroll
   for (int c = 0; c < G::kChunks; ++c) {
     const int column = ColumnOf<T, G>(c);
@@ -242,14 +250,15 @@ __global__ void __launch_bounds__(kWideThreads, 2)
   constexpr int kStep = kWideThreads * kSize;
   SHARED_ARRAY(float, scratch, kWideWarps);
   const uint32_t row = blockIdx.x;
+  const RowPlace at = PlaceOf(p.x, row);
   const int width = static_cast<int>(p.x.width);
   const T* const weights = static_cast<const T*>(p.weight.data);
   const T* const biases = static_cast<const T*>(p.bias.data);
   const int first = static_cast<int>(threadIdx.x) * kSize;
-  const T* x = RowOf<T>(p.x, row);
+  const T* x = RowOf<T>(p.x, at);
   if (p.residual.data != nullptr) {
-    const T* const residual = RowOf<T>(p.residual, row);
-    T* const sum = RowOf<T>(p.sum, row);
+    const T* const residual = RowOf<T>(p.residual, at);
+    T* const sum = RowOf<T>(p.sum, at);
     for (int i = first; i < width; i += kStep) {
       Chunk<T> chunk = LoadPart<kAligned>(x + i, width - i);
       AddChunk(chunk, LoadPart<kAligned>(residual + i, width - i));
@@ -274,7 +283,7 @@ __global__ void __launch_bounds__(kWideThreads, 2)
   const float variance =
       BlockReduce<Plus, kWideThreads>(squares, scratch) / count;
   const float rstd = 1.0f / sqrtf(variance + p.eps);
-  T* const y = RowOf<T>(p.y, row);
+  T* const y = RowOf<T>(p.y, at);
   for (int i = first; i < width; i += kStep) {
     const int n = width - i;
     const bool has_bias = biases != nullptr;
@@ -393,13 +402,14 @@ __global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
   int parity = 0;
   for (uint32_t first = begin; first < end; first += G::kPerBlock) {
     const uint32_t row = first + threadIdx.x / G::kSize;
+    const RowPlace at = PlaceOf(p.dy, row);
     const bool active = row < end;
     const int width = active ? static_cast<int>(p.dy.width) : 0;
     const RowScale scale = ScaleOf(p, active ? row : begin);
     Chunk<T> dy[G::kChunks];
     Chunk<T> x[G::kChunks];
-    LoadRow<G, kAligned>(RowOf<T>(p.dy, row), width, dy);
-    LoadRow<G, kAligned>(RowOf<T>(p.sum, row), width, x);
+    LoadRow<G, kAligned>(RowOf<T>(p.dy, at), width, dy);
+    LoadRow<G, kAligned>(RowOf<T>(p.sum, at), width, x);
     float2 sums = make_float2(0, 0);
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) {
@@ -412,8 +422,8 @@ __global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
     const float2 means =
         MeansOf(p, GroupSum<G>(sums, scratch + parity * G::kWarps));
     parity ^= 1;
-    const T* const dsum = RowOf<T>(p.dsum, row);
-    T* const dx = RowOf<T>(p.dx, row);
+    const T* const dsum = RowOf<T>(p.dsum, at);
+    T* const dx = RowOf<T>(p.dx, at);
 #pragma unroll
     for (int c = 0; c < G::kChunks; ++c) {
       const int column = ColumnOf<T, G>(c);
@@ -450,9 +460,10 @@ __global__ void __launch_bounds__(kWideThreads)
   const uint32_t end = min(begin + partials.rows_per_block, NumRows(p.dy));
   const int64_t partial = int64_t{blockIdx.x} * width;
   for (uint32_t row = begin; row < end; ++row) {
+    const RowPlace at = PlaceOf(p.dy, row);
     const RowScale scale = ScaleOf(p, row);
-    const T* const dy = RowOf<T>(p.dy, row);
-    const T* const x = RowOf<T>(p.sum, row);
+    const T* const dy = RowOf<T>(p.dy, at);
+    const T* const x = RowOf<T>(p.sum, at);
     float2 sums = make_float2(0, 0);
     for (int i = first; i < width; i += kStep) {
       const int n = width - i;
@@ -476,8 +487,8 @@ __global__ void __launch_bounds__(kWideThreads)
     const float g = BlockReduce<Plus, kWideThreads>(sums.x, scratch);
     const float gx = BlockReduce<Plus, kWideThreads>(sums.y, scratch);
     const float2 means = MeansOf(p, make_float2(g, gx));
-    const T* const dsum = RowOf<T>(p.dsum, row);
-    T* const dx = RowOf<T>(p.dx, row);
+    const T* const dsum = RowOf<T>(p.dsum, at);
+    T* const dx = RowOf<T>(p.dx, at);
     for (int i = first; i < width; i += kStep) {
       const int n = width - i;
       const Chunk<T> residual =

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "engine/base/math.h"
+#include "kernels/sizes.h"
 #include "models/layers/decoder.h"
 #include "models/layers/rotary_tables.h"
 

@@ -119,6 +119,16 @@ class CliTest(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn('"sequence_length"', result.stdout)
 
+    def test_a_trace_replaces_traces_only(self):
+        train = ("train", "config.json", "--set", "training.steps=1", "--trace")
+        before = self.read_json("config.json")
+        self.assertIn("--trace: 'config.json' exists and is no trace; choose "
+                      "another name", self.error(*train, "config.json"))
+        self.assertEqual(self.read_json("config.json"), before)
+        for _ in range(2):
+            self.ok(*train, "trace.json")
+            self.assertIn("traceEvents", self.read_json("trace.json"))
+
     def test_memory_compares_what_the_stages_take(self):
         args = ("memory", "config.json", "--ranks", "2",
                 "--set", "train_batch_size=4")
@@ -156,9 +166,16 @@ class CliTest(unittest.TestCase):
             self.assertEqual(ran["peak_bytes"]["total"], row["peak_bytes"])
 
         table = self.ok(*args, "--device-memory", "1MiB").splitlines()
-        self.assertRegex(table[0], r"each of 2 rank\(s\) .* 1\.0 MiB for a rank")
+        self.assertRegex(table[0], r"each of 2 rank\(s\) .* may take 1\.0 MiB$")
         self.assertRegex(table[1], r"^stage +recompute +parameters .* fits$")
-        self.assertEqual([line.split()[-1] for line in table[2:]], ["no"] * 8)
+        self.assertEqual([line.split()[-1] for line in table[2:10]], ["no"] * 8)
+        self.assertRegex(
+            self.ok(*args), "note: at stage 3 a rank gathers [0-9,]+ bytes = "
+            "the formula's [0-9,]+ - [0-9,]+ of units that stayed in place")
+        self.assertIn("want a size above 0",
+                      self.error(*args, "--device-memory", "-5GiB"))
+        self.ok(*args, "--set", "zero_optimization.stage=3",
+                "--set", "zero_optimization.mics_shard_size=1")
         csv = self.ok(*args, "--csv").splitlines()
         self.assertEqual(csv[0].split(","), list(rows[0]))
         self.assertEqual(len(csv), 9)

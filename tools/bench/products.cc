@@ -6,10 +6,10 @@
 
 #include "absl/strings/string_view.h"
 #include "dnnl.hpp"
-#include "engine/base/math.h"
 #include "kernels/check.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/onednn.h"
+#include "kernels/sizes.h"
 #include "tools/bench/fill.h"
 #include "tools/bench/timing.h"
 

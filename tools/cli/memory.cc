@@ -3,6 +3,8 @@
 // the very step on the meta device.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,19 +30,34 @@ using Json = nlohmann::ordered_json;
 
 struct MemoryFlags {
   RunOptions run;
-  uint64_t device_memory = 0;  // bytes of a rank; 0: the device's
+  double device_memory = 0;  // bytes of a rank; 0: the device's
   bool json = false, csv = false;
 };
 
 struct MemoryRow {
+  int ranks;
   int stage;
   bool recompute;
   Rehearsal rehearsal;
   // By the closed formulas, with padding.
   int64_t formula_states;
   StepWire formula_wire;
+  int64_t memory;  // that a rank may take
   bool fits;
 };
+
+// Of a size, in any case: powers of 1000 (MB) and of 1024 (MiB).
+std::map<std::string, double> SizeUnits() {
+  std::map<std::string, double> units = {{"b", 1}};
+  double thousands = 1, binary = 1;
+  for (const char* prefix : {"k", "m", "g", "t"}) {
+    thousands *= 1000;
+    binary *= 1024;
+    units[absl::StrCat(prefix, "b")] = thousands;
+    units[absl::StrCat(prefix, "ib")] = units[prefix] = binary;
+  }
+  return units;
+}
 
 // Bytes of parameters, gradients, master weights and moments on one rank:
 // p Psi + a Psi + (m + o) Psi, each divided by the shards where the stage
@@ -63,6 +80,8 @@ absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
   run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
                                   recompute ? "true" : "false"));
+  // Groups shard something, which stage 0 does not.
+  if (stage == 0) run.sets.push_back("zero_optimization.mics_shard_size=auto");
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
@@ -70,17 +89,15 @@ absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
   const ModelTools tools = MakeModelTools();
   const Plan plan = MakeRunPlan(config, *tools.make(config.model), run.ranks,
                                 rank.reduce->algorithm());
-  MemoryRow row{.stage = stage, .recompute = recompute};
+  MemoryRow row{.ranks = run.ranks, .stage = stage, .recompute = recompute};
   ZERO_ASSIGN_OR_RETURN(row.rehearsal,
                         RehearseRun(rank, config, tools, {.train = true}));
   row.formula_states =
       FormulaStates(plan, MakeExecutorOptions(config, /*train=*/true,
                                               /*max_positions=*/0));
   row.formula_wire = FormulaWire(plan, config.gradient_accumulation_steps);
-  const bool loads_late = planned.device->kind() == DeviceKind::kCuda;
-  row.fits = row.rehearsal.ledger.total_peak_bytes() +
-                 (loads_late ? kLateKernelsBytes : 0) <=
-             memory;
+  row.memory = memory;
+  row.fits = row.rehearsal.ledger.total_peak_bytes() <= memory;
   return row;
 }
 
@@ -90,13 +107,15 @@ int64_t SentBytes(const StepWire& wire) {
 
 Json AsJson(const MemoryRow& row) {
   const MemoryLedger& ledger = row.rehearsal.ledger;
-  Json json = {{"stage", row.stage},
+  Json json = {{"ranks", row.ranks},
+               {"stage", row.stage},
                {"recompute", row.recompute},
                {"peak_bytes", ledger.total_peak_bytes()},
                {"peak_action", row.rehearsal.peak_action},
                {"states_bytes_by_formula", row.formula_states},
                {"sent_bytes_per_step", SentBytes(row.rehearsal.wire)},
                {"sent_bytes_by_formula", SentBytes(row.formula_wire)},
+               {"memory_bytes", row.memory},
                {"fits", row.fits}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
@@ -169,6 +188,32 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   PrintColumns(lines);
 }
 
+// Why a rank sends something else than the formula.
+void PrintWireNotes(const std::vector<MemoryRow>& rows) {
+  for (const MemoryRow& row : rows) {
+    const StepWire &sent = row.rehearsal.wire, &formula = row.formula_wire;
+    if (SentBytes(sent) == SentBytes(formula)) continue;
+    absl::PrintF("note: at stage %d%s a rank gathers %s bytes%s\n", row.stage,
+                 row.recompute ? " with recompute" : "",
+                 WithCommas(sent.gathered),
+                 AgainstFormula(sent.gathered, formula.gathered));
+  }
+}
+
+absl::StatusOr<std::vector<MemoryRow>> PredictAll(const MemoryFlags& flags,
+                                                  const PlannedDevice& planned,
+                                                  int64_t memory) {
+  std::vector<MemoryRow> rows;
+  for (const bool recompute : {false, true}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      ZERO_ASSIGN_OR_RETURN(MemoryRow row,
+                            Predict(flags, planned, memory, stage, recompute));
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
 absl::Status ShowMemory(MemoryFlags flags) {
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
@@ -182,34 +227,32 @@ absl::Status ShowMemory(MemoryFlags flags) {
   }
   const PlannedDevice planned(flags.run, config);
   const DeviceInfo info = planned.device->info();
-  // Ranks on the CPU are threads that share its memory.
-  const bool shared = planned.device->kind() == DeviceKind::kCpu;
+  // Ranks on the CPU are threads that share its memory; a GPU's kernels load
+  // late.
+  const bool on_gpu = planned.device->kind() == DeviceKind::kCuda;
   const int64_t memory =
-      flags.device_memory > 0
-          ? static_cast<int64_t>(flags.device_memory)
-          : info.memory_bytes / (shared ? flags.run.ranks : 1);
-  std::vector<MemoryRow> rows;
-  for (const bool recompute : {false, true}) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      ZERO_ASSIGN_OR_RETURN(MemoryRow row,
-                            Predict(flags, planned, memory, stage, recompute));
-      rows.push_back(std::move(row));
-    }
+      (flags.device_memory > 0
+           ? static_cast<int64_t>(flags.device_memory)
+           : info.memory_bytes / (on_gpu ? 1 : flags.run.ranks)) -
+      (on_gpu ? kLateKernelsBytes : 0);
+  ZERO_ASSIGN_OR_RETURN(const std::vector<MemoryRow> rows,
+                        PredictAll(flags, planned, memory));
+  if (flags.csv) {
+    PrintCsv(rows);
+    return absl::OkStatus();
   }
-  if (flags.csv) return PrintCsv(rows), absl::OkStatus();
   if (flags.json) {
-    for (const MemoryRow& row : rows) {
-      absl::PrintF("%s\n", ToLine(AsJson(row)));
-    }
+    for (const MemoryRow& row : rows) absl::PrintF("%s\n", ToLine(AsJson(row)));
     return absl::OkStatus();
   }
   absl::PrintF(
       "memory of each of %d rank(s) at the peak of a step: micro-batch %d x %d "
-      "tokens, on %s, %s for a rank\n",
+      "tokens, on %s, where a rank may take %s\n",
       flags.run.ranks, config.train_micro_batch_size_per_gpu,
       config.data.sequence_length, info.name,
       HumanBytes(static_cast<double>(memory)));
   PrintTable(rows);
+  PrintWireNotes(rows);
   for (const std::string& note : planned.notes) {
     absl::PrintF("note: %s\n", note);
   }
@@ -222,9 +265,18 @@ Command AddMemory(CLI::App& app) {
   auto flags = std::make_shared<MemoryFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
-  app.add_option("--device-memory", flags->device_memory,
-                 "memory for a rank, as 80GiB (default: this device's)")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+  app.add_option(
+         "--device-memory", flags->device_memory,
+         "memory of a rank's device, as 80GiB (default: this device's; on the "
+         "CPU its share of the machine's)")
+      ->transform(CLI::AsNumberWithUnit(SizeUnits()))
+      ->check(CLI::Validator(
+          [](const std::string& bytes) {
+            return std::atof(bytes.c_str()) > 0
+                       ? std::string()
+                       : std::string("want a size above 0, such as 80GiB");
+          },
+          ""))
       ->type_name("SIZE");
   CLI::Option* const json =
       app.add_flag("--json", flags->json, "one JSON object per row, in bytes");

@@ -166,8 +166,7 @@ absl::Status Train(TrainFlags flags) {
   }
   if (!flags.trace.empty()) {
     // Now, not after the run.
-    ZERO_RETURN_IF_ERROR(
-        OfOption("--trace", AtomicFile::Create(flags.trace).status()));
+    ZERO_RETURN_IF_ERROR(OfOption("--trace", Trace::CheckFile(flags.trace)));
   }
   std::unique_ptr<FaultInjector> injector;
   if (!flags.fault.empty()) {

@@ -100,8 +100,9 @@ def main():
         edges("$o/lib/%s.a" % name, ours[name], "cxx", "$o/obj",
               last and "$o/lib/%s.a" % last)
         for name, (_, last) in ARCHIVES.items()))
-    folders = {os.path.dirname(source)
-               for source in sum(ours.values(), cuda)}
+    folders = {folder.rstrip("/") for patterns, _ in ARCHIVES.values()
+               for pattern in patterns.split()
+               for folder in glob.glob(os.path.dirname(pattern) + "/")}
     with open(out + "/archives.ninja.d", "w") as f:
         f.write("%s/archives.ninja: %s\n" % (out, " ".join(sorted(folders))))
 

@@ -272,7 +272,7 @@ TEST(TcpStoreTest, AProcessThatDiesIsAFailureOfAll) {
   const auto server = Server(3);
   const auto a = Client(*server, 0, 3), b = Client(*server, 1, 3);
   const int fd = RawSocket(server->port());
-  const std::string hello = "hzero store 1\n2\n3";
+  const std::string hello = "hzero store 2\n2\n3";
   const std::string frame =
       std::string("\0\0\0", 3) + static_cast<char>(hello.size()) + hello;
   ASSERT_EQ(send(fd, frame.data(), frame.size(), 0),

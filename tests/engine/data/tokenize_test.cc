@@ -91,6 +91,17 @@ TEST_F(TokenizeTest, ShardsHoldTheSameTokensAsOneFile) {
             ReadTokens(dir_.File("out.bin")));
 }
 
+TEST_F(TokenizeTest, AnOutputThatIsAlsoAnInputIsAnError) {
+  TokenizeOptions options = Options();
+  options.inputs = {dir_.File("*")};
+  for (const char* name : {"out.bin", "out_val.bin"}) {
+    dir_.Write(name, "text");
+    EXPECT_THAT(ErrorOf(options), HasSubstr(name));
+    EXPECT_EQ(dir_.Read(name), "text");
+    ASSERT_EQ(std::remove(dir_.File(name).c_str()), 0);
+  }
+}
+
 TEST_F(TokenizeTest, ShardsOfAnEarlierRunAreAnError) {
   dir_.Write("a.txt", "abc");
   dir_.Write("out_000007.bin", "old");
@@ -98,6 +109,12 @@ TEST_F(TokenizeTest, ShardsOfAnEarlierRunAreAnError) {
   TokenizeOptions options = Options();
   options.tokens_per_shard = 1000;
   EXPECT_THAT(ErrorOf(options), HasSubstr("out_000007.bin' exists"));
+  // A name is no pattern.
+  for (const std::string name : {"w\\x", "~nobody", "[0-9]", "a{b,c}"}) {
+    options.output = dir_.File(name + ".bin");
+    EXPECT_TRUE(TokenizeFiles(options).ok()) << name;
+    EXPECT_THAT(ErrorOf(options), HasSubstr(name + "_000000.bin' exists"));
+  }
 }
 
 TEST_F(TokenizeTest, TheValidationPartBeginsBehindALineBreak) {

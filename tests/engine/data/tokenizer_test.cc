@@ -221,6 +221,7 @@ TEST_F(SentencePieceTest, WrongModelFilesAreNamed) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()),
                 HasSubstr("bad.model' is not a SentencePiece model"));
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("model ()")));
   }
 }
 

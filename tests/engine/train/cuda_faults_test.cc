@@ -284,14 +284,13 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
       Session::Make(rank, loaded->config, {.make = MakeModel}, {.train = true});
   ASSERT_EQ(session.status().code(), absl::StatusCode::kResourceExhausted)
       << session.status();
-  EXPECT_THAT(
-      std::string(session.status().message()),
-      AllOf(HasSubstr("at its peak (parameters "), HasSubstr(", fixed "),
-            HasSubstr("), 0.50 GiB for kernels that load later, and "
-                      "emulated GPU has 8.00 GiB"),
-            HasSubstr("; start more ranks on GPUs of their own with "
-                      "zero_optimization.stage 3, or choose a smaller "
-                      "model.preset")));
+  EXPECT_THAT(std::string(session.status().message()),
+              AllOf(HasSubstr("at its peak (optimizer "), HasSubstr(", fixed "),
+                    HasSubstr("), 0.50 GiB for kernels that load later, and "
+                              "emulated GPU has 8.00 GiB"),
+                    HasSubstr("; start more ranks on GPUs of their own with "
+                              "zero_optimization.stage 3, or choose a smaller "
+                              "model.preset")));
   EXPECT_EQ((*device)->memory().free_bytes, before);
 }
 

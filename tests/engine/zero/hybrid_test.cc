@@ -10,11 +10,11 @@
 #include <thread>
 #include <vector>
 
-#include "engine/base/math.h"
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/sizes.h"
 #include "models/registry.h"
 #include "tests/engine/zero/job_testing.h"
 #include "tests/support/tiny_model.h"
