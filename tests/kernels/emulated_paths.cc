@@ -23,16 +23,6 @@ std::vector<Order> Orders() {
 #endif
 }
 
-#if defined(__SANITIZE_THREAD__)
-// A kernel takes hundreds of times longer under tsan: without the tests that
-// run code of the others again, for equal bits or on many ranges.
-const bool filter_is_set = [] {
-  GTEST_FLAG_SET(filter,
-                 "-*BitsDoNotDepend*:*ManyRanges*:CudaMatmulTest.Tf32*");
-  return true;
-}();
-#endif
-
 const char* NameOf(Order order) {
   return order == Order::kForward   ? "emulated, threads forward"
          : order == Order::kReverse ? "emulated, threads in reverse"

@@ -38,6 +38,7 @@ FAKED = ["kernels/cuda/" + name for name in (
 
 VARIABLES = {
     "engine": "cxxflags = $engine_cxxflags",
+    "models": "cxxflags = $engine_cxxflags",
     # Nothing there is a hot loop, but for one file, and the parser of arguments
     # takes long to optimize.
     "tools": "cxxflags = $cxxflags -O1",
