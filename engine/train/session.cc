@@ -26,12 +26,6 @@ ExecutorOptions OptionsOf(const Config& config, const Workload& workload) {
                              MaxPositions(config, workload));
 }
 
-Plan PlanOf(const Rank& rank, const Config& config, const Model& model,
-            const Workload& workload) {
-  return MakeRunPlan(config, model, rank.world(), rank.reduce->algorithm(),
-                     workload.segment_per_tensor);
-}
-
 // Row numbers are 32-bit in some kernels' libraries.
 absl::Status CheckRows(const Config& config) {
   const int64_t tokens = config.train_micro_batch_size_per_gpu *
@@ -155,7 +149,10 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   const std::unique_ptr<Model> model = tools.make(config.model);
-  const Plan plan = PlanOf(rank, config, *model, workload);
+  rehearsal.plan =
+      MakeRunPlan(config, *model, rank.world(), rank.reduce->algorithm(),
+                  workload.segment_per_tensor);
+  const Plan& plan = rehearsal.plan;
   ZERO_ASSIGN_OR_RETURN(
       auto executor,
       Executor::Make(imagined, *model, plan, OptionsOf(config, workload),
@@ -189,7 +186,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   session->predicted_ = rehearsal.ledger;
   session->other_rank_peak_ = session->predicted_.total_peak_bytes();
   session->model_ = tools.make(config.model);
-  const Plan plan = PlanOf(rank, config, *session->model_, workload);
+  const Plan& plan = rehearsal.plan;
   if (!plan.owners.even()) {
     Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,
                               rank.world(), rank.shards(), algorithm);

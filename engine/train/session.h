@@ -93,6 +93,7 @@ class Session {
 
 // The calls of a run, made on the meta device.
 struct Rehearsal {
+  Plan plan;
   MemoryLedger ledger;
   TransientBytes transient;
   StepWire wire;            // of a step, with training

@@ -464,10 +464,6 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"tokens_per_second",
        1e3 * world * one.RankTokens() / Median(seen.step_ms)},
       {"step_ms", seen.step_ms},
-      {"phases_ms",
-       {{"forward", Median(seen.forward_ms)},
-        {"backward", Median(seen.backward_ms)},
-        {"optimizer", Median(seen.optimizer_ms)}}},
       {"exposed_ms", MeanOverRanks(one, &Seen::exposed_ms)},
       {"host_ms", MeanOverRanks(one, &Seen::host_ms)},
       {"loss", seen.loss},
@@ -478,6 +474,11 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"ops",
        OpsJson(seen.ops, options.on_gpu() ? kProfileSteps : options.steps)},
   };
+  if (!options.cpu_time) {  // the executor's are of the wall clock
+    json["phases_ms"] = {{"forward", Median(seen.forward_ms)},
+                         {"backward", Median(seen.backward_ms)},
+                         {"optimizer", Median(seen.optimizer_ms)}};
+  }
   json.update(MemoryJson(one));
   json.update(CommunicationJson(options, link, one));
   if (options.cases.size() == 1) json["peak_rss_bytes"] = seen.peak_rss / world;

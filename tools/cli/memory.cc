@@ -43,7 +43,8 @@ struct MemoryRow {
   int64_t formula_states;
   StepWire formula_wire;
   int64_t memory;  // that a rank may take
-  bool fits;
+
+  bool fits() const { return rehearsal.ledger.total_peak_bytes() <= memory; }
 };
 
 // Of a size, in any case: powers of 1000 (MB) and of 1024 (MiB).
@@ -59,18 +60,19 @@ std::map<std::string, double> SizeUnits() {
   return units;
 }
 
-// Bytes of parameters, gradients, master weights and moments on one rank:
-// p Psi + a Psi + (m + o) Psi, each divided by the shards where the stage
-// divides it (Rajbhandari et al. 2020, section 5).
-int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options) {
+// Bytes of parameters, gradients, master weights and moments on one rank: each
+// stage divides one more of them by the shards (Rajbhandari et al. 2020,
+// section 5).
+int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
+                      int stage) {
+  const auto divided = [&](int64_t elems, int from_stage) {
+    return stage >= from_stage ? elems / plan.shard.size : elems;
+  };
   const int64_t floats = options.optimizer.StateFloatsPerElement() +
                          (options.param_dtype == DType::kF32 ? 0 : 1);
-  const StatePlacement& placed = plan.placement;
-  return plan.StateElems(plan.padded_elems, placed.parameters) *
-             static_cast<int64_t>(DTypeBytes(options.param_dtype)) +
-         plan.StateElems(plan.trained_elems, placed.gradients) *
-             static_cast<int64_t>(DTypeBytes(options.grad_dtype)) +
-         plan.StateElems(plan.trained_elems, placed.optimizer) * floats * 4;
+  return divided(plan.padded_elems, 3) * DTypeBytes(options.param_dtype) +
+         divided(plan.trained_elems, 2) * DTypeBytes(options.grad_dtype) +
+         divided(plan.trained_elems, 1) * floats * sizeof(float);
 }
 
 absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
@@ -86,18 +88,17 @@ absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   const Rank rank = planned.MakeRank(run, config);
-  const ModelTools tools = MakeModelTools();
-  const Plan plan = MakeRunPlan(config, *tools.make(config.model), run.ranks,
-                                rank.reduce->algorithm());
   MemoryRow row{.ranks = run.ranks, .stage = stage, .recompute = recompute};
-  ZERO_ASSIGN_OR_RETURN(row.rehearsal,
-                        RehearseRun(rank, config, tools, {.train = true}));
-  row.formula_states =
-      FormulaStates(plan, MakeExecutorOptions(config, /*train=*/true,
-                                              /*max_positions=*/0));
+  ZERO_ASSIGN_OR_RETURN(
+      row.rehearsal,
+      RehearseRun(rank, config, MakeModelTools(), {.train = true}));
+  const Plan& plan = row.rehearsal.plan;
+  row.formula_states = FormulaStates(plan,
+                                     MakeExecutorOptions(config, /*train=*/true,
+                                                         /*max_positions=*/0),
+                                     stage);
   row.formula_wire = FormulaWire(plan, config.gradient_accumulation_steps);
   row.memory = memory;
-  row.fits = row.rehearsal.ledger.total_peak_bytes() <= memory;
   return row;
 }
 
@@ -116,7 +117,7 @@ Json AsJson(const MemoryRow& row) {
                {"sent_bytes_per_step", SentBytes(row.rehearsal.wire)},
                {"sent_bytes_by_formula", SentBytes(row.formula_wire)},
                {"memory_bytes", row.memory},
-               {"fits", row.fits}};
+               {"fits", row.fits()}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
         ledger.at_peak()[i];
@@ -182,7 +183,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
     line.insert(
         line.end(),
         {bytes(ledger.total_peak_bytes()), row.rehearsal.peak_action,
-         bytes(SentBytes(row.rehearsal.wire)), row.fits ? "yes" : "no"});
+         bytes(SentBytes(row.rehearsal.wire)), row.fits() ? "yes" : "no"});
     lines.push_back(std::move(line));
   }
   PrintColumns(lines);
@@ -230,11 +231,12 @@ absl::Status ShowMemory(MemoryFlags flags) {
   // Ranks on the CPU are threads that share its memory; a GPU's kernels load
   // late.
   const bool on_gpu = planned.device->kind() == DeviceKind::kCuda;
+  const int64_t device_memory =
+      flags.device_memory > 0
+          ? static_cast<int64_t>(flags.device_memory)
+          : info.memory_bytes / (on_gpu ? 1 : flags.run.ranks);
   const int64_t memory =
-      (flags.device_memory > 0
-           ? static_cast<int64_t>(flags.device_memory)
-           : info.memory_bytes / (on_gpu ? 1 : flags.run.ranks)) -
-      (on_gpu ? kLateKernelsBytes : 0);
+      std::max<int64_t>(device_memory - (on_gpu ? kLateKernelsBytes : 0), 0);
   ZERO_ASSIGN_OR_RETURN(const std::vector<MemoryRow> rows,
                         PredictAll(flags, planned, memory));
   if (flags.csv) {
