@@ -1,6 +1,7 @@
 #include "engine/tensor/ledger.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/check.h"
 
@@ -24,6 +25,10 @@ void MemoryLedger::Add(MemoryCategory category, int64_t bytes) {
     total_peak_ = total_live_;
     at_peak_ = live_;
   }
+  if (total_live_ > recent_total_) {
+    recent_total_ = total_live_;
+    recent_ = live_;
+  }
 }
 
 void MemoryLedger::Remove(MemoryCategory category, int64_t bytes) {
@@ -35,9 +40,12 @@ void MemoryLedger::Remove(MemoryCategory category, int64_t bytes) {
 
 void MemoryLedger::AddFixed(int64_t bytes) {
   const int i = static_cast<int>(MemoryCategory::kFixed);
-  for (ByCategory* counts : {&live_, &peak_, &at_peak_}) (*counts)[i] += bytes;
+  for (ByCategory* counts : {&live_, &peak_, &at_peak_, &recent_}) {
+    (*counts)[i] += bytes;
+  }
   total_live_ += bytes;
   total_peak_ += bytes;
+  recent_total_ += bytes;
 }
 
 MemoryLedger::NamedBytes MemoryLedger::Parts(const ByCategory& bytes) {
@@ -48,6 +56,11 @@ MemoryLedger::NamedBytes MemoryLedger::Parts(const ByCategory& bytes) {
                        bytes[i]);
   }
   return parts;
+}
+
+MemoryLedger::ByCategory MemoryLedger::TakeRecentPeak() {
+  recent_total_ = total_live_;
+  return std::exchange(recent_, live_);
 }
 
 void MemoryLedger::ResetPeaks() {

@@ -58,12 +58,15 @@ class MemoryLedger {
   using NamedBytes = std::vector<std::pair<const char*, int64_t>>;
   static NamedBytes Parts(const ByCategory& bytes);
 
+  // Bytes per category when the total was at its highest since the last call.
+  ByCategory TakeRecentPeak();
+
   // Peaks start again from what is live now.
   void ResetPeaks();
 
  private:
-  ByCategory live_ = {}, peak_ = {}, at_peak_ = {};
-  int64_t total_live_ = 0, total_peak_ = 0;
+  ByCategory live_ = {}, peak_ = {}, at_peak_ = {}, recent_ = {};
+  int64_t total_live_ = 0, total_peak_ = 0, recent_total_ = 0;
 };
 
 }  // namespace zero

@@ -159,9 +159,12 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
                      {kUnlimited, kUnlimited}, &rehearsal.ledger));
   int64_t peak = rehearsal.ledger.total_peak_bytes();
   executor->clock().set_hook([&](const Action& action, bool done) {
-    if (!done || rehearsal.ledger.total_peak_bytes() == peak) return;
+    if (!done) return;
+    rehearsal.timeline.push_back(
+        {ActionName(action, plan), rehearsal.ledger.TakeRecentPeak()});
+    if (rehearsal.ledger.total_peak_bytes() == peak) return;
     peak = rehearsal.ledger.total_peak_bytes();
-    rehearsal.peak_action = ActionName(action, plan);
+    rehearsal.peak_action = rehearsal.timeline.back().action;
   });
   ZERO_RETURN_IF_ERROR(Rehearse(*executor, config, workload));
   rehearsal.transient = executor->high_water();

@@ -93,11 +93,19 @@ class Session {
 
 // The calls of a run, made on the meta device.
 struct Rehearsal {
+  // An action ("Forward(block.3)"), and what was live when the total was at its
+  // highest since the action before it.
+  struct Moment {
+    std::string action;
+    MemoryLedger::ByCategory bytes;
+  };
+
   Plan plan;
   MemoryLedger ledger;
   TransientBytes transient;
   StepWire wire;            // of a step, with training
   std::string peak_action;  // in which the peak was reached; empty: before any
+  std::vector<Moment> timeline;  // of all actions, in order
 };
 
 // Rehearses such a run on `rank`, whose communicators may move nothing: what

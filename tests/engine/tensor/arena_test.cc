@@ -219,6 +219,23 @@ TEST(LedgerTest, PeaksOfDifferentMomentsDoNotAddUp) {
   EXPECT_EQ(ledger.at_peak()[static_cast<int>(kWorkspace)], 70);
 }
 
+TEST(LedgerTest, ARecentPeakIsOfTheTimeSinceTheLastOne) {
+  MemoryLedger ledger;
+  const auto activations = [&ledger] {
+    return ledger.TakeRecentPeak()[static_cast<int>(kActivations)];
+  };
+  ledger.Add(kActivations, 100);
+  ledger.Remove(kActivations, 90);
+  EXPECT_EQ(activations(), 100);
+  EXPECT_EQ(activations(), 10);
+  ledger.Add(kActivations, 20);
+  ledger.AddFixed(5);
+  const auto bytes = ledger.TakeRecentPeak();
+  EXPECT_EQ(bytes[static_cast<int>(kActivations)], 30);
+  EXPECT_EQ(bytes[static_cast<int>(MemoryCategory::kFixed)], 5);
+  EXPECT_EQ(ledger.total_peak_bytes(), 105);
+}
+
 TEST(LedgerDeathTest, RemovingMoreThanIsLiveNamesTheCategory) {
   MemoryLedger ledger;
   ledger.Add(kActivations, 100);

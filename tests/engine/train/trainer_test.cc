@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -329,6 +330,29 @@ TEST_F(TrainerTest, TheMemoryBreakdownShowsPeaks) {
   EXPECT_NE(outcome.printed.find("  peak: parameters"), std::string::npos);
   EXPECT_EQ(outcome.printed.find("activations 0.0"), std::string::npos)
       << outcome.printed;
+}
+
+TEST_F(TrainerTest, ARehearsalShowsTheMemoryOfEveryAction) {
+  const auto rehearsal =
+      RehearseRun(rank(), Load({}).config, TestModelTools(), {.train = true});
+  ASSERT_TRUE(rehearsal.ok()) << rehearsal.status();
+  MemoryLedger::ByCategory highest = {};
+  int64_t peak = 0;
+  std::string peak_action;
+  std::vector<std::string> actions;
+  for (const Rehearsal::Moment& moment : rehearsal->timeline) {
+    actions.push_back(moment.action);
+    const int64_t total = absl::c_accumulate(moment.bytes, int64_t{0});
+    if (total <= peak) continue;
+    peak = total;
+    peak_action = moment.action;
+    highest = moment.bytes;
+  }
+  EXPECT_EQ(peak, rehearsal->ledger.total_peak_bytes());
+  EXPECT_EQ(highest, rehearsal->ledger.at_peak());
+  EXPECT_EQ(peak_action, rehearsal->peak_action);
+  EXPECT_EQ(absl::c_count(actions, "Forward(block.0)"), 2);  // micro-batches
+  EXPECT_EQ(actions.back(), "Update(head)");
 }
 
 TEST_F(TrainerTest, RecomputeIsCountedInHfuOnly) {
