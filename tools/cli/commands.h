@@ -38,6 +38,7 @@ Command AddModels(CLI::App& app);
 Command AddConfig(CLI::App& app);
 Command AddPlan(CLI::App& app);
 Command AddMemory(CLI::App& app);
+Command AddReport(CLI::App& app);
 Command AddDevices(CLI::App& app);
 
 // Options that every command on a config has.

@@ -131,6 +131,7 @@ int Main(int argc, char** argv) {
        true},
       {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
       {"memory", "Compare what each ZeRO stage takes and sends", AddMemory},
+      {"report", "Draw what runs wrote, on one page", AddReport},
       {"devices", "What this machine offers", AddDevices, true},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;

@@ -28,7 +28,7 @@ ARCHIVES = {
                "engine_core"),
     "models": ("models/*.cc models/*/*.cc", None),
     # Tests link the same program with emulated GPUs.
-    "cli": ("tools/cli/*.cc", None),
+    "cli": ("tools/cli/*.cc", "cli_page"),
     "bench": ("tools/bench/*.cc", None),
 }
 # The emulator has fakes for these: CUB's sort, cuBLASLt, cuDNN.

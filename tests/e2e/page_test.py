@@ -1,0 +1,318 @@
+"""The pages that zero writes: their data, and how Chromium shows them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import browser
+
+ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"), "zero"))
+
+CONFIG = {
+    "model": {"preset": "gpt2-tiny", "n_layer": 2, "n_embd": 64},
+    "data": {"train": os.path.abspath("engine") + "/base/*.h",
+             "validation_fraction": 0.1, "tokenizer": "bytes",
+             "sequence_length": 32},
+    "training": {"steps": 4, "out_dir": "a", "eval_every": 2,
+                 "save_final": False},
+    "train_batch_size": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+}
+
+
+class PageTestCase(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = folder.name
+        with open(cls.path("config.json"), "w") as f:
+            json.dump(CONFIG, f)
+        cls.ok("train", "config.json", "--ranks", "2")
+        cls.ok("train", "config.json", "--ranks", "2",
+               "--set", "training.out_dir=b", "--set", "training.steps=6",
+               "--set", "zero_optimization.stage=3")
+
+    @classmethod
+    def path(cls, name):
+        return os.path.join(cls.folder, name)
+
+    @classmethod
+    def zero(cls, *args):
+        return subprocess.run([ZERO, *args], cwd=cls.folder, text=True,
+                              capture_output=True, timeout=120)
+
+    @classmethod
+    def ok(cls, *args):
+        result = cls.zero(*args)
+        if result.returncode:
+            raise AssertionError(result.stdout + result.stderr)
+        return result.stdout
+
+    @classmethod
+    def document(cls, name):
+        with open(cls.path(name)) as f:
+            return json.loads(re.search(r'id="document">(.*?)</script>',
+                                        f.read(), re.S).group(1))
+
+
+class DataTest(PageTestCase):
+
+    def error(self, *args):
+        result = self.zero(*args)
+        self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
+        return result.stderr
+
+    def copy_run(self, name, lines=None):
+        """Run a as another folder, with other lines of metrics."""
+        shutil.rmtree(self.path(name), ignore_errors=True)
+        shutil.copytree(self.path("a"), self.path(name))
+        if lines is not None:
+            with open(self.path(name + "/metrics.jsonl"), "w") as f:
+                f.write(lines)
+
+    def test_a_report_holds_what_the_runs_wrote(self):
+        shown = self.ok("report", "a", "b/")
+        self.assertEqual(shown, "a: 4 steps\nb: 6 steps\nwritten report.html\n")
+        data = self.document("report.html")
+        self.assertEqual((data["kind"], data["title"], data["notes"]),
+                         ("report", "Runs a, b", []))
+        a, b = data["runs"]
+        self.assertEqual((a["name"], b["name"]), ("a", "b"))
+        with open(self.path("a/metrics.jsonl")) as f:
+            lines = [json.loads(line) for line in f]
+        for name in ("loss", "grad_norm", "lr", "tokens_per_second", "mfu",
+                     "validation_loss"):
+            self.assertEqual(a["series"][name],
+                             [[line["step"], line[name]] for line in lines
+                              if name in line])
+        for outer, inner in (("communication", "exposed_ms"),
+                             ("peak_bytes", "total")):
+            self.assertEqual(
+                a["series"][outer + "." + inner],
+                [[line["step"], line[outer][inner]] for line in lines
+                 if outer in line])
+        with open(self.path("a/summary.json")) as f:
+            summary = json.load(f)
+        self.assertEqual(a["predicted"], summary["predicted_peak_bytes"])
+        self.assertEqual(a["peak"], summary["peak_bytes"])
+        self.assertEqual(a["resident"], summary["peak_resident_bytes"])
+        figures = {row["name"]: row["values"] for row in data["summary"]}
+        self.assertEqual(figures["steps"], [4, 6])
+        self.assertEqual(figures["final_loss"][0], summary["final_loss"])
+        # Of stage 3 alone.
+        self.assertEqual(
+            figures["peak_bytes.gathered_parameters"],
+            [None, b["peak"]["gathered_parameters"]])
+        config = {row["key"]: row["values"] for row in data["config"]}
+        self.assertEqual(config["training.steps"], ["4", "6"])
+        self.assertEqual(config["zero_optimization.stage"], ["0", "3"])
+        self.assertEqual(config["training.out_dir"], ['"a"', '"b"'])
+        self.assertNotIn("model.preset", config)  # the same in both
+
+    def test_one_run_has_its_whole_config(self):
+        self.ok("report", "a", "--html", "one.html")
+        config = {row["key"]: row["values"]
+                  for row in self.document("one.html")["config"]}
+        self.assertEqual(config["model.preset"], ['"gpt2-tiny"'])
+
+    def test_what_a_killed_run_leaves_is_drawn_with_a_note(self):
+        self.copy_run("killed", '{"step":1,"loss":2.5}\n{"step":2,"loss":null}'
+                                '\n{"step":3,"lo')
+        os.remove(self.path("killed/summary.json"))
+        shown = self.ok("report", "killed", "--html", "killed.html")
+        notes = ["killed/metrics.jsonl: the last line is broken, as a killed "
+                 "run leaves it",
+                 "killed: no summary.json; the run goes on, or was killed"]
+        self.assertEqual(shown, "note: %s\nnote: %s\nkilled: 2 steps\n"
+                         "written killed.html\n" % tuple(notes))
+        data = self.document("killed.html")
+        self.assertEqual(data["notes"], notes)
+        self.assertEqual(data["runs"][0]["series"]["loss"],
+                         [[1, 2.5], [2, None]])
+        self.assertEqual(data["summary"], [])
+
+    def test_a_run_that_has_not_begun_its_steps_is_a_note(self):
+        self.copy_run("young", "")
+        self.assertIn("note: young/metrics.jsonl: no step is written yet",
+                      self.ok("report", "young", "--html", "young.html"))
+
+    def test_a_step_that_is_taken_again_counts_once(self):
+        self.copy_run("resumed", '{"step":1,"loss":4}\n{"step":2,"loss":3}\n'
+                                 '{"step":2,"loss":2}\n{"step":3,"loss":1}\n')
+        self.ok("report", "resumed", "--html", "resumed.html")
+        self.assertEqual(
+            self.document("resumed.html")["runs"][0]["series"]["loss"],
+            [[1, 4], [2, 2], [3, 1]])
+
+    def test_a_long_run_keeps_its_spikes(self):
+        losses = {step: 1.0 + step % 7 for step in range(1, 50001)}
+        losses[31415] = 1000.0
+        losses[27182] = -1000.0
+        self.copy_run("long", "".join('{"step":%d,"loss":%f}\n' % loss
+                                      for loss in losses.items()))
+        self.ok("report", "long", "--html", "long.html")
+        points = self.document("long.html")["runs"][0]["series"]["loss"]
+        self.assertLessEqual(len(points), 2000)
+        self.assertGreater(len(points), 1000)
+        steps = [step for step, _ in points]
+        self.assertEqual(steps, sorted(set(steps)))
+        for step, loss in points:
+            self.assertEqual(loss, losses[step])
+        self.assertIn([31415, 1000.0], points)
+        self.assertIn([27182, -1000.0], points)
+
+    def test_errors_name_the_folder_and_the_line(self):
+        self.assertEqual(
+            self.error("report", "a", "nowhere"),
+            "zero: 'nowhere' is no folder; name the training.out_dir of a "
+            "run\n")
+        os.makedirs(self.path("empty"), exist_ok=True)
+        self.assertEqual(
+            self.error("report", "empty"),
+            "zero: 'empty' has no metrics.jsonl; name the training.out_dir of "
+            "a run\n")
+        self.copy_run("broken", '{"step":1,"loss":2}\n{"st\n{"step":3}\n')
+        self.assertIn("zero: broken/metrics.jsonl:2: not a JSON object with a "
+                      "step; is it", self.error("report", "broken"))
+        self.copy_run("list")
+        with open(self.path("list/summary.json"), "w") as f:
+            f.write("[]")
+        self.assertIn("zero: list/summary.json: not a JSON object",
+                      self.error("report", "list"))
+        self.assertIn("no/where", self.error("report", "a", "--html",
+                                             "no/where/r.html"))
+
+    def test_a_page_replaces_pages_only(self):
+        self.assertIn("'config.json' exists and is no page of zero; choose "
+                      "another name, or remove it",
+                      self.error("report", "a", "--html", "config.json"))
+        with open(self.path("config.json")) as f:
+            self.assertEqual(json.load(f), CONFIG)
+        for _ in range(2):
+            self.ok("report", "a", "--html", "twice.html")
+
+    def test_names_can_not_end_the_data(self):
+        name = "</script><script>throw 1<"
+        os.makedirs(self.path(name), exist_ok=True)
+        shutil.copy(self.path("a/metrics.jsonl"), self.path(name))
+        self.ok("report", name, "--html", "name.html")
+        self.assertEqual(self.document("name.html")["runs"][0]["name"], name)
+
+
+# Of every chart: its title, and how many of its pixels are drawn.
+CHARTS = """[...document.querySelectorAll("canvas")].map((canvas) => {
+  const chart = Chart.getChart(canvas);
+  const pixels = canvas.getContext("2d").getImageData(
+    0, 0, canvas.width, canvas.height).data;
+  let drawn = 0;
+  for (let i = 3; i < pixels.length; i += 4) drawn += pixels[i] > 0;
+  return {
+    title: canvas.getAttribute("aria-label"),
+    share: drawn / (canvas.width * canvas.height),
+    width: canvas.getBoundingClientRect().width,
+    sets: chart.data.datasets.map((set, i) => ({
+      label: set.label,
+      places: chart.getDatasetMeta(i).data.map((e) => [e.x, e.y, e.width]),
+    })),
+  };
+})"""
+
+
+@unittest.skipUnless(browser.program(), "no Chromium (Debian's package "
+                     "chromium-headless-shell)")
+class BrowserTest(PageTestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.browser = browser.Browser()
+        cls.addClassCleanup(cls.browser.close)
+
+    def open(self, name, **window):
+        """Opens a page, which must be quiet and fit; its charts by title."""
+        path = self.path(name)
+        self.browser.open(path, **window)
+        self.assertEqual(self.browser.problems(), [])
+        self.assertEqual(self.browser.requests(), ["file://" + path])
+        self.assertEqual(
+            self.browser.run("document.documentElement.scrollWidth"),
+            window["width"])
+        charts = self.browser.run(CHARTS)
+        for chart in charts:
+            with self.subTest(chart=chart["title"], **window):
+                self.assertGreater(chart["share"], 0.01)
+                self.assertGreater(chart["width"], 0.3 * window["width"])
+                self.assertLess(chart["width"], window["width"])
+        return {chart["title"]: chart for chart in charts}
+
+    def windows(self):
+        for width in (390, 1280):
+            for dark in (False, True):
+                with self.subTest(width=width, dark=dark):
+                    yield {"width": width, "dark": dark}
+
+    def text(self):
+        return self.browser.run("document.body.innerText")
+
+    def test_a_report_is_drawn(self):
+        self.ok("report", "a", "b")
+        for window in self.windows():
+            charts = self.open("report.html", **window)
+            self.assertEqual(
+                list(charts),
+                ["Loss", "Validation loss", "Gradient norm", "Learning rate",
+                 "Tokens per second", "MFU", "Exposed communication",
+                 "Peak memory of a rank", "Memory by category"])
+            a, b = charts["Loss"]["sets"]
+            self.assertEqual((a["label"], b["label"]), ("a", "b"))
+            self.assertEqual((len(a["places"]), len(b["places"])), (4, 6))
+            # Steps go to the right, and losses fall.
+            for line in (a["places"], b["places"]):
+                self.assertLess(line[0][0], line[-1][0])
+                self.assertLess(line[0][1], line[-1][1])
+            bars = charts["Memory by category"]["sets"]
+            self.assertEqual([bar["label"] for bar in bars],
+                             ["a, predicted", "a, measured", "b, predicted",
+                              "b, measured"])
+            self.assertTrue(all(max(width for _, _, width in bar["places"]) > 3
+                                for bar in bars))
+            self.assertIn("Where the configs differ", self.text())
+            ground = self.browser.run(
+                "getComputedStyle(document.body).backgroundColor")
+            self.assertEqual(ground == "rgb(255, 255, 255)",
+                             not window["dark"])
+
+    def test_smoothing_and_a_log_scale(self):
+        self.ok("report", "b", "--html", "smooth.html")
+        raw = self.open("smooth.html", width=1280)["Loss"]["sets"][0]["places"]
+        self.browser.run("""
+            const slider = document.querySelector("input[type=range]");
+            slider.value = 0.9;
+            slider.dispatchEvent(new Event("change"));""")
+        charts = {c["title"]: c for c in self.browser.run(CHARTS)}
+        smooth = charts["Loss"]["sets"][0]["places"]
+        self.assertNotEqual(raw[-1][1], smooth[-1][1])
+        self.browser.run("""
+            document.querySelector("figcaption input").click();""")
+        self.assertEqual(
+            self.browser.run('Chart.getChart(document.querySelector("canvas"))'
+                             '.scales.y.type'), "logarithmic")
+        self.assertEqual(self.browser.problems(), [])
+
+    def test_a_name_is_text(self):
+        name = "<img src=x onerror=alert(1)>"
+        shutil.rmtree(self.path(name), ignore_errors=True)
+        shutil.copytree(self.path("a"), self.path(name))
+        self.ok("report", name, "--html", "image.html")
+        self.open("image.html", width=390)
+        self.assertIn("Run " + name, self.text())
+
+
+if __name__ == "__main__":
+    unittest.main()

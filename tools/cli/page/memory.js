@@ -1,0 +1,351 @@
+// `zero memory --html`: what each stage takes, by category. page.h has the form
+// of the document.
+"use strict";
+
+const CATEGORIES = [
+  "parameters", "gradients", "optimizer", "gathered_parameters",
+  "reduce_buffers", "activations", "workspace", "inputs", "fixed"];
+const words = (name) => name.replaceAll("_", " ");
+
+// The row's place among those of its config.
+const rowName = (row) => `stage ${row.stage}${row.recompute ? ", recompute" : ""}`;
+const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
+const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
+
+// Dashes across a horizontal bar chart, at every row's limit.
+function limitLines(rows, unit) {
+  return {
+    id: "limits",
+    afterDatasetsDraw(chart) {
+      const {ctx: pen, scales: {x, y}, chartArea: area} = chart;
+      const half = y.height / rows.length / 2;
+      pen.save();
+      pen.strokeStyle = color("limit");
+      pen.lineWidth = 2;
+      pen.setLineDash([5, 4]);
+      rows.forEach((row, i) => {
+        const at = x.getPixelForValue(unit.scale(row.memory_bytes));
+        if (at > area.right) return;
+        const middle = y.getPixelForValue(i);
+        pen.beginPath();
+        pen.moveTo(at, middle - half);
+        pen.lineTo(at, middle + half);
+        pen.stroke();
+      });
+      pen.restore();
+    },
+  };
+}
+
+// The sum of each stack, at its end.
+function totals(unit) {
+  return {
+    id: "totals",
+    afterDatasetsDraw(chart) {
+      const pen = chart.ctx;
+      const ends = new Map();
+      for (const meta of chart.getSortedVisibleDatasetMetas()) {
+        meta.data.forEach((bar, i) => {
+          const value = meta._parsed[i].x;
+          if (!value) return;
+          const key = meta.stack + i;
+          const end = ends.get(key) ?? {x: 0, total: 0};
+          ends.set(key, {
+            x: Math.max(end.x, bar.x), y: bar.y, total: end.total + value});
+        });
+      }
+      pen.save();
+      pen.fillStyle = color("text");
+      pen.strokeStyle = color("panel");
+      pen.lineWidth = 4;
+      pen.font = "12px system-ui, sans-serif";
+      pen.textBaseline = "middle";
+      for (const {x, y, total} of ends.values()) {
+        pen.strokeText(unit.format(total), x + 5, y);
+        pen.fillText(unit.format(total), x + 5, y);
+      }
+      pen.restore();
+    },
+  };
+}
+
+function stageBars(parent, title, rows, unit, largest) {
+  const measured = rows.some((row) => row.measured);
+  const limits = [...new Set(rows.map((row) => row.memory_bytes))];
+  const seen = limits.some((limit) => limit <= largest);
+  const says = limits.length === 1
+    ? `a rank may take ${unit.text(limits[0])}${seen ? " (dashes)" : ", far beyond this axis"}`
+    : "dashes: what a rank may take";
+  const {canvas} = figure(
+    parent, title, says, rows.length * (measured ? 46 : 32) + 130);
+  const used = CATEGORIES.filter(
+    (name) => rows.some((row) => row[name] > 0 || row.measured?.[name] > 0));
+  const bars = (name, stack, of, fill) => ({
+    label: words(name) + (stack === "measured" ? ", measured" : ""),
+    stack,
+    data: rows.map((row) => of(row) === undefined ? null : unit.scale(of(row))),
+    backgroundColor: fill,
+    borderColor: color("panel"),
+    borderWidth: {left: 0, top: 0, bottom: 0, right: 1},
+    borderSkipped: false,
+    categoryPercentage: 0.82,
+    barPercentage: 0.94,
+  });
+  const datasets = used.map((name) => bars(
+    name, "predicted", (row) => row[name], nth(CATEGORIES.indexOf(name))));
+  if (measured) {
+    for (const name of used) {
+      datasets.push(bars(name, "measured", (row) => row.measured?.[name],
+        hatched(nth(CATEGORIES.indexOf(name)))));
+    }
+    // Nobody knows of what it is.
+    datasets.push({
+      ...bars("whole", "measured",
+        (row) => row.measured && Math.max(measuredPeak(row) - sum(row.measured), 0),
+        hatched(color("faint"))),
+      label: "not told apart",
+    });
+  }
+  new Chart(canvas, {
+    type: "bar",
+    data: {labels: rows.map(rowName), datasets},
+    plugins: [limitLines(rows, unit), totals(unit)],
+    options: {
+      indexAxis: "y",
+      layout: {padding: {right: 8}},
+      interaction: {mode: "index", axis: "y", intersect: false},
+      scales: {
+        x: axis(unit.unit, (value) => number(value), {
+          scale: {stacked: true, max: unit.scale(largest) * 1.12},
+          ticks: {includeBounds: false}}),
+        y: {stacked: true, grid: {display: false}, ticks: {autoSkip: false}},
+      },
+      plugins: {
+        legend: {
+          ...legend,
+          labels: {...legend.labels, filter: (item) => item.datasetIndex < used.length},
+          onClick(event, item, {chart}) {
+            const i = item.datasetIndex;
+            const shown = chart.isDatasetVisible(i);
+            chart.setDatasetVisibility(i, !shown);
+            if (measured) chart.setDatasetVisibility(i + used.length, !shown);
+            chart.update();
+          },
+        },
+        tooltip: {
+          filter: (item) => item.raw > 0,
+          callbacks: {
+            label: (item) =>
+              `${item.dataset.label}: ${unit.format(item.raw)} ${unit.unit}`,
+            footer: (items) => {
+              const row = rows[items[0].dataIndex];
+              const lines = [`predicted peak: ${unit.text(row.peak_bytes)} in ${row.peak_action}`];
+              if (row.measured) lines.push(`measured: ${unit.text(measuredPeak(row))}`);
+              return lines;
+            },
+          },
+        },
+      },
+    },
+  });
+  if (measured) {
+    const key = add(canvas.parentNode.parentNode, "div", "", {class: "legend"});
+    add(key, "span", "Above: predicted. Below, hatched: measured.");
+  }
+}
+
+// What actions are about, and their lane below the chart.
+const KINDS = [
+  {name: "forward", of: ["Forward", "ForwardBackward"], lane: 0, tint: 0},
+  {name: "backward", of: ["Backward"], lane: 0, tint: 5},
+  {name: "norm and update", of: ["Norm", "Moments", "Update"], lane: 0, tint: 2},
+  {name: "gather parameters", of: ["Gather", "GatherUpdated"], lane: 1, tint: 3},
+  {name: "reduce gradients", of: ["Reduce", "ReduceAcross"], lane: 1, tint: 1},
+  {name: "release", of: ["Release", "ReleaseGradients"], lane: 1, tint: 8}];
+const kindOf = (action) => {
+  const name = action.split("(")[0];
+  return KINDS.find((kind) => kind.of.includes(name)) ?? KINDS.at(-1);
+};
+const LANE = 14;
+
+// Bytes of a category at every action, of its changes: [[action, bytes], ...].
+function everyAction(changes, size) {
+  const bytes = [];
+  changes.forEach(([from, value], i) => {
+    const to = changes[i + 1]?.[0] ?? size;
+    while (bytes.length < to) bytes.push(value);
+  });
+  return bytes;
+}
+
+// The step's actions below the axis: computation, then communication.
+function actionLanes(actions, starts) {
+  return {
+    id: "lanes",
+    afterDraw(chart) {
+      const {ctx: pen, scales: {x}} = chart;
+      actions.forEach((action, i) => {
+        const kind = kindOf(action);
+        const left = x.getPixelForValue(starts[i]);
+        const width = x.getPixelForValue(starts[i + 1]) - left;
+        pen.fillStyle = nth(kind.tint);
+        pen.fillRect(left, chart.height - (2 - kind.lane) * (LANE + 3),
+          Math.max(width - (width > 4 ? 1 : 0), 1), LANE);
+      });
+    },
+  };
+}
+
+// A line where the most is taken, and one for what there is.
+function peakLines(peak, limit, unit) {
+  return {
+    id: "peak",
+    afterDatasetsDraw(chart) {
+      const {ctx: pen, scales: {x, y}, chartArea: area} = chart;
+      const line = (x1, y1, x2, y2, tint) => {
+        pen.strokeStyle = color(tint);
+        pen.beginPath();
+        pen.moveTo(x1, y1);
+        pen.lineTo(x2, y2);
+        pen.stroke();
+      };
+      pen.save();
+      pen.lineWidth = 1.5;
+      pen.setLineDash([4, 4]);
+      const at = x.getPixelForValue(peak);
+      line(at, area.top, at, area.bottom, "text");
+      if (unit.scale(limit) <= y.max) {
+        const high = y.getPixelForValue(unit.scale(limit));
+        line(area.left, high, area.right, high, "limit");
+      }
+      pen.restore();
+    },
+  };
+}
+
+function stepChart(parent, row) {
+  const actions = row.timeline.actions;
+  const bytes = Object.fromEntries(Object.entries(row.timeline.bytes).map(
+    ([name, changes]) => [name, everyAction(changes, actions.length)]));
+  const used = CATEGORIES.filter((name) => bytes[name]?.some((n) => n > 0));
+  // What lies longest lies lowest.
+  const order = ["fixed", "inputs", ...CATEGORIES].filter(
+    (name, i, all) => used.includes(name) && all.indexOf(name) === i);
+  const sums = actions.map((_, i) => used.reduce((all, name) => all + bytes[name][i], 0));
+  const peak = sums.indexOf(Math.max(...sums));
+  const unit = byteUnit(sums[peak]);
+  // Moving and releasing run beside computation, which gets most of the width.
+  const starts = [0];
+  for (const action of actions) {
+    starts.push(starts.at(-1) + (kindOf(action).lane === 0 ? 1 : 0.1));
+  }
+  const {box, canvas} = figure(parent, "Action by action",
+    `peak ${unit.text(sums[peak])} in ${actions[peak]}`, 400);
+  const at = (items) => Math.min(items[0].dataIndex, actions.length - 1);
+  new Chart(canvas, {
+    type: "line",
+    data: {
+      datasets: order.map((name, i) => ({
+        label: words(name),
+        data: starts.map((x, n) =>
+          ({x, y: unit.scale(bytes[name][Math.min(n, actions.length - 1)])})),
+        stepped: true,
+        fill: i === 0 ? "origin" : "-1",
+        borderColor: nth(CATEGORIES.indexOf(name)),
+        backgroundColor: nth(CATEGORIES.indexOf(name)),
+        borderWidth: 0,
+        pointRadius: 0,
+      })),
+    },
+    plugins: [
+      actionLanes(actions, starts),
+      peakLines((starts[peak] + starts[peak + 1]) / 2, row.memory_bytes, unit)],
+    options: {
+      layout: {padding: {bottom: 2 * (LANE + 3) + 4}},
+      interaction: {mode: "index", axis: "x", intersect: false},
+      scales: {
+        x: {type: "linear", min: 0, max: starts.at(-1), display: false},
+        y: axis(unit.unit, number, {scale: {stacked: true, beginAtZero: true}}),
+      },
+      plugins: {
+        legend: {...legend, position: "top", reverse: true},
+        tooltip: {
+          itemSort: (a, b) => b.datasetIndex - a.datasetIndex,
+          filter: (item) => item.raw.y > 0,
+          callbacks: {
+            title: (items) => items.length ? actions[at(items)] : "",
+            label: (item) => `${item.dataset.label}: ${unit.format(item.raw.y)} ${unit.unit}`,
+            footer: (items) => items.length ? "together: " + unit.text(sums[at(items)]) : "",
+          },
+        },
+      },
+    },
+  });
+  const key = add(box, "div", "", {class: "legend"});
+  for (const kind of KINDS) {
+    if (!actions.some((action) => kindOf(action) === kind)) continue;
+    const item = add(key, "span");
+    add(item, "i").style.background = nth(kind.tint);
+    item.append(kind.name);
+  }
+}
+
+function memoryTable(parent, rows, unit, several) {
+  const used = CATEGORIES.filter((name) => rows.some((row) => row[name] > 0));
+  const columns = [
+    ["stage", (row) => String(row.stage)],
+    ["recompute", (row) => row.recompute ? "on" : "off"],
+    ["ranks", (row) => number(row.ranks)],
+    ...used.map((name) =>
+      [words(name), (row) => row[name] ? unit.format(unit.scale(row[name])) : "–"]),
+    ["peak", (row) => unit.format(unit.scale(row.peak_bytes))],
+    ["measured", (row) => row.measured ? unit.format(unit.scale(measuredPeak(row))) : "–"],
+    ["limit", (row) => unit.format(unit.scale(row.memory_bytes))],
+    ["fits", (row) => row.fits ? ["yes", "yes"] : ["no", "no"]],
+    ["sent/step", (row) => byteUnit(row.sent_bytes_per_step).text(row.sent_bytes_per_step)],
+    ["peak in", (row) => row.peak_action]];
+  if (several) columns.unshift(["config", (row) => row.config]);
+  const shown = columns.filter(
+    ([name]) => name !== "measured" || rows.some((row) => row.measured));
+  table(parent, shown.map(([name]) => name),
+    rows.map((row) => shown.map(([, cell]) => cell(row))));
+}
+
+function drawMemory(page, data) {
+  const rows = data.rows;
+  const configs = [...new Set(rows.map((row) => row.config))];
+  const peaks = rows.flatMap((row) => [row.peak_bytes, measuredPeak(row)]);
+  // A limit far above all bars would make them invisible.
+  const limit = Math.max(...rows.map((row) => row.memory_bytes));
+  const highest = Math.max(...peaks);
+  const largest = limit <= 4 * highest ? Math.max(limit, highest) : highest;
+  const unit = byteUnit(highest);
+
+  add(page, "h2", "At the peak of a step, on each rank");
+  const grid = add(page, "div", "", {class: "grid"});
+  for (const config of configs) {
+    stageBars(grid, config, rows.filter((row) => row.config === config), unit, largest);
+  }
+
+  const drawn = rows.filter((row) => row.timeline);
+  if (drawn.length > 0) {
+    add(page, "h2", "Over one step");
+    const line = add(page, "p");
+    const select = add(line, "select", "", {"aria-label": "row"});
+    for (const row of drawn) {
+      add(select, "option", (configs.length > 1 ? row.config + ", " : "") + rowName(row));
+    }
+    const holder = add(page, "div");
+    const show = () => {
+      for (const canvas of holder.querySelectorAll("canvas")) Chart.getChart(canvas)?.destroy();
+      holder.textContent = "";
+      stepChart(holder, drawn[select.selectedIndex]);
+    };
+    select.selectedIndex = Math.max(drawn.findIndex((row) => row.fits), 0);
+    select.addEventListener("change", show);
+    show();
+  }
+
+  add(page, "h2", `All rows, in ${unit.unit}`);
+  memoryTable(page, rows, unit, configs.length > 1);
+}

@@ -1,0 +1,250 @@
+// `zero report`: what runs wrote, as a page to look at.
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/train/console.h"
+#include "nlohmann/json.hpp"
+#include "tools/cli/commands.h"
+#include "tools/cli/page.h"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Values by step, of which the last one written counts. NaN: null.
+using Series = std::map<int64_t, Json>;
+// Scalars by "a.b.c", in the order of the file.
+using Flat = std::vector<std::pair<std::string, Json>>;
+
+struct Run {
+  std::string name;  // the folder, as given
+  std::map<std::string, Series> series;
+  Json summary, config;  // null: there is none
+  int64_t steps = 0;     // the last one written
+};
+
+void Flatten(const Json& value, const std::string& path, Flat* flat) {
+  if (!value.is_object()) {
+    if (!path.empty()) flat->emplace_back(path, value);
+    return;
+  }
+  for (const auto& [name, inner] : value.items()) {
+    Flatten(inner, path.empty() ? name : absl::StrCat(path, ".", name), flat);
+  }
+}
+
+// The file of a run in JSON; null where there is none.
+absl::StatusOr<Json> ReadJson(const std::string& path) {
+  if (!PathExists(path)) return Json();
+  ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false,
+                          /*ignore_comments=*/true);
+  if (!json.is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": not a JSON object; is it a file of a run?"));
+  }
+  return json;
+}
+
+absl::Status ReadMetrics(const std::string& path, Run* run,
+                         std::vector<std::string>* notes) {
+  ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const std::vector<std::string> lines = absl::StrSplit(text, '\n');
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (lines[i].empty()) continue;
+    const Json line =
+        Json::parse(lines[i], nullptr, /*allow_exceptions=*/false);
+    const auto step = line.find("step");
+    if (!line.is_object() || step == line.end() || !step->is_number_integer()) {
+      // A line break ends every whole one.
+      if (i + 1 == lines.size()) {
+        notes->push_back(absl::StrCat(
+            path, ": the last line is broken, as a killed run leaves it"));
+        break;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ":", i + 1,
+                       ": not a JSON object with a step; is it metrics.jsonl "
+                       "of a run?"));
+    }
+    run->steps = step->get<int64_t>();
+    Flat values;
+    Flatten(line, "", &values);
+    for (const auto& [name, value] : values) {
+      if (value.is_number() || value.is_null()) {
+        run->series[name][run->steps] = value;
+      }
+    }
+  }
+  if (run->steps == 0) {
+    notes->push_back(absl::StrCat(path, ": no step is written yet"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Run> ReadRun(const std::string& folder,
+                            std::vector<std::string>* notes) {
+  Run run;
+  run.name = folder;
+  while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
+  if (!IsFolder(run.name)) {
+    return absl::NotFoundError(absl::StrCat(
+        "'", folder, "' is no folder; name the training.out_dir of a run"));
+  }
+  const std::string metrics = run.name + "/metrics.jsonl";
+  if (!PathExists(metrics)) {
+    return absl::NotFoundError(absl::StrCat(
+        "'", folder,
+        "' has no metrics.jsonl; name the training.out_dir of a run"));
+  }
+  ZERO_RETURN_IF_ERROR(ReadMetrics(metrics, &run, notes));
+  ZERO_ASSIGN_OR_RETURN(run.config, ReadJson(run.name + "/config.json"));
+  ZERO_ASSIGN_OR_RETURN(run.summary, ReadJson(run.name + "/summary.json"));
+  if (run.summary.is_null()) {
+    notes->push_back(absl::StrCat(
+        run.name, ": no summary.json; the run goes on, or was killed"));
+  } else if (run.summary.contains("error")) {
+    notes->push_back(absl::StrCat(
+        run.name, ": the run failed: ", run.summary["error"].dump()));
+  }
+  return run;
+}
+
+// All points, or the lowest and the highest of as many neighbors as leave
+// kMaxPoints: no spike is lost.
+Json Points(const Series& series) {
+  constexpr size_t kMaxPoints = 2000;
+  Json points = Json::array();
+  const auto add = [&](const Series::value_type& point) {
+    points.push_back({point.first, point.second});
+  };
+  const size_t group =
+      series.size() <= kMaxPoints ? 1 : 2 * series.size() / kMaxPoints + 1;
+  for (auto it = series.begin(); it != series.end();) {
+    const Series::value_type *low = &*it, *high = &*it;
+    for (size_t i = 0; i < group && it != series.end(); ++i, ++it) {
+      if (it->second < low->second) low = &*it;
+      if (high->second < it->second) high = &*it;
+    }
+    add(low->first < high->first ? *low : *high);
+    if (low != high) add(low->first < high->first ? *high : *low);
+  }
+  return points;
+}
+
+// Rows of {label: name, "values": [of each run]}: every name of any run, and
+// null where a run has it not.
+Json Compare(const std::vector<Flat>& of_runs, const std::string& label,
+             bool only_different) {
+  std::vector<std::string> names;
+  std::vector<std::map<std::string, Json>> values;
+  for (const Flat& flat : of_runs) {
+    for (const auto& [name, value] : flat) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) {
+        names.push_back(name);
+      }
+    }
+    values.emplace_back(flat.begin(), flat.end());
+  }
+  Json rows = Json::array();
+  for (const std::string& name : names) {
+    Json row = Json::array();
+    for (const auto& run : values) {
+      const auto it = run.find(name);
+      row.push_back(it == run.end() ? Json() : it->second);
+    }
+    const bool same = std::all_of(row.begin(), row.end(),
+                                  [&](const Json& v) { return v == row[0]; });
+    if (!(same && only_different)) {
+      rows.push_back({{label, name}, {"values", row}});
+    }
+  }
+  return rows;
+}
+
+Json AsJson(const Run& run) {
+  Json json = {{"name", run.name}, {"series", Json::object()}};
+  for (const auto& [name, series] : run.series) {
+    if (name != "step") json["series"][name] = Points(series);
+  }
+  const Json summary = run.summary.is_null() ? Json::object() : run.summary;
+  for (const auto& [name, from] :
+       {std::pair("predicted", "predicted_peak_bytes"),
+        std::pair("peak", "peak_bytes"),
+        std::pair("resident", "peak_resident_bytes")}) {
+    if (summary.contains(from)) json[name] = summary[from];
+  }
+  return json;
+}
+
+Json MakeDocument(const std::vector<Run>& runs,
+                  const std::vector<std::string>& notes) {
+  std::vector<std::string> names;
+  std::vector<Flat> summaries, configs;
+  Json document = {{"kind", "report"},
+                   {"title", ""},
+                   {"notes", notes},
+                   {"runs", Json::array()}};
+  for (const Run& run : runs) {
+    names.push_back(run.name);
+    document["runs"].push_back(AsJson(run));
+    Flatten(run.summary, "", &summaries.emplace_back());
+    Flat config;
+    Flatten(run.config, "", &config);
+    // As it is written in a config file.
+    for (auto& [key, value] : config) value = value.dump();
+    configs.push_back(std::move(config));
+  }
+  document["title"] = absl::StrCat(runs.size() > 1 ? "Runs " : "Run ",
+                                   absl::StrJoin(names, ", "));
+  document["summary"] = Compare(summaries, "name", /*only_different=*/false);
+  document["config"] = Compare(configs, "key",
+                               /*only_different=*/runs.size() > 1);
+  return document;
+}
+
+absl::Status Report(const std::vector<std::string>& folders,
+                    const std::string& path) {
+  ZERO_RETURN_IF_ERROR(CheckPage(path));
+  std::vector<Run> runs;
+  std::vector<std::string> notes;
+  for (const std::string& folder : folders) {
+    ZERO_ASSIGN_OR_RETURN(Run run, ReadRun(folder, &notes));
+    runs.push_back(std::move(run));
+  }
+  ZERO_RETURN_IF_ERROR(WritePage(path, MakeDocument(runs, notes)));
+  for (const std::string& note : notes) absl::PrintF("note: %s\n", note);
+  for (const Run& run : runs) {
+    absl::PrintF("%s: %s steps\n", run.name, WithCommas(run.steps));
+  }
+  absl::PrintF("written %s\n", path);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddReport(CLI::App& app) {
+  auto folders = std::make_shared<std::vector<std::string>>();
+  auto path = std::make_shared<std::string>("report.html");
+  app.add_option("RUN_DIR", *folders, "training.out_dir of runs to compare")
+      ->required();
+  app.add_option("--html", *path, "page to write")
+      ->capture_default_str()
+      ->type_name("FILE");
+  return [folders, path] { return Report(*folders, *path); };
+}
+
+}  // namespace zero
