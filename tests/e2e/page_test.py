@@ -188,6 +188,30 @@ class DataTest(PageTestCase):
         self.assertIn("no/where", self.error("report", "a", "--html",
                                              "no/where/r.html"))
 
+    def test_a_page_of_memory_has_the_rows_of_json_and_a_timeline(self):
+        args = ("memory", "config.json", "--ranks", "2")
+        rows = [json.loads(line)
+                for line in self.ok(*args, "--json").splitlines()]
+        self.assertEqual(self.ok(*args, "--json", "--html", "memory.html"),
+                         self.ok(*args, "--json"))
+        data = self.document("memory.html")
+        self.assertEqual((data["kind"], data["title"]),
+                         ("memory", "Memory of config.json"))
+        self.assertEqual(len(data["rows"]), 8)
+        for row, line in zip(data["rows"], rows):
+            self.assertEqual(row["config"], "config.json")
+            self.assertEqual({name: row[name] for name in line}, line)
+            actions = row["timeline"]["actions"]
+            at = [0] * len(actions)  # bytes at each action
+            for changes in row["timeline"]["bytes"].values():
+                ends = [begin for begin, _ in changes[1:]] + [len(actions)]
+                self.assertEqual(changes[0][0], 0)
+                for (begin, size), end in zip(changes, ends):
+                    for i in range(begin, end):
+                        at[i] += size
+            self.assertEqual(max(at), row["peak_bytes"])
+            self.assertEqual(actions[at.index(max(at))], row["peak_action"])
+
     def test_a_page_replaces_pages_only(self):
         self.assertIn("'config.json' exists and is no page of zero; choose "
                       "another name, or remove it",
@@ -208,8 +232,10 @@ class DataTest(PageTestCase):
 # Of every chart: its title, and how many of its pixels are drawn.
 CHARTS = """[...document.querySelectorAll("canvas")].map((canvas) => {
   const chart = Chart.getChart(canvas);
-  const pixels = canvas.getContext("2d").getImageData(
-    0, 0, canvas.width, canvas.height).data;
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext(
+    "2d", {willReadFrequently: true});
+  copy.drawImage(canvas, 0, 0);
+  const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data;
   let drawn = 0;
   for (let i = 3; i < pixels.length; i += 4) drawn += pixels[i] > 0;
   return {
@@ -222,6 +248,11 @@ CHARTS = """[...document.querySelectorAll("canvas")].map((canvas) => {
     })),
   };
 })"""
+
+
+WINDOWS = [{"width": width, "dark": dark}
+           for width in (390, 1280) for dark in (False, True)]
+PIXEL = 1.5  # of a bar's border, and of rounding
 
 
 @unittest.skipUnless(browser.program(), "no Chromium (Debian's package "
@@ -251,18 +282,12 @@ class BrowserTest(PageTestCase):
                 self.assertLess(chart["width"], window["width"])
         return {chart["title"]: chart for chart in charts}
 
-    def windows(self):
-        for width in (390, 1280):
-            for dark in (False, True):
-                with self.subTest(width=width, dark=dark):
-                    yield {"width": width, "dark": dark}
-
     def text(self):
         return self.browser.run("document.body.innerText")
 
     def test_a_report_is_drawn(self):
         self.ok("report", "a", "b")
-        for window in self.windows():
+        for window in WINDOWS:
             charts = self.open("report.html", **window)
             self.assertEqual(
                 list(charts),
@@ -287,6 +312,64 @@ class BrowserTest(PageTestCase):
                 "getComputedStyle(document.body).backgroundColor")
             self.assertEqual(ground == "rgb(255, 255, 255)",
                              not window["dark"])
+
+    def test_the_stages_are_drawn(self):
+        self.ok("memory", "config.json", "--ranks", "2", "--device-memory",
+                "4MiB", "--html", "memory.html")
+        rows = self.document("memory.html")["rows"]
+        for window in WINDOWS:
+            charts = self.open("memory.html", **window)
+            self.assertEqual(list(charts), ["config.json", "Action by action"])
+            sets = charts["config.json"]["sets"]
+            for i, row in enumerate(rows):
+                # The widths of a row's bars are as its categories.
+                width = sum(one["places"][i][2] for one in sets)
+                for one in sets:
+                    bytes_ = row[one["label"].replace(" ", "_")]
+                    self.assertAlmostEqual(
+                        one["places"][i][2], width * bytes_ / row["peak_bytes"],
+                        delta=PIXEL)
+            self.assertIn("optimizer", [one["label"] for one in sets])
+            self.assertIn("All rows, in ", self.text())
+            self.assertNotIn("measured", self.text())
+        self.browser.run("""
+            document.querySelector("select").selectedIndex = 3;
+            document.querySelector("select").dispatchEvent(
+              new Event("change"));""")
+        step = {c["title"]: c for c in self.browser.run(CHARTS)}[
+            "Action by action"]
+        self.assertIn("gathered parameters",
+                      [one["label"] for one in step["sets"]])
+        self.assertEqual(len(step["sets"][0]["places"]),
+                         len(rows[3]["timeline"]["actions"]) + 1)
+        self.assertEqual(self.browser.problems(), [])
+
+    def test_measured_stands_beside_predicted(self):
+        self.ok("memory", "config.json", "--html", "measured.html")
+        data = self.document("measured.html")
+        for row in data["rows"]:
+            row["measured"] = {"parameters": row["parameters"],
+                               "total": 2 * row["parameters"]}
+        # As of two configs.
+        data["rows"] += [{**row, "config": "other", "timeline": None}
+                         for row in data["rows"]]
+        with open(self.path("measured.html")) as f:
+            text = f.read()
+        with open(self.path("measured.html"), "w") as f:
+            f.write(re.sub(r'(id="document">).*?(</script>)',
+                           lambda m: m[1] + json.dumps(data) + m[2], text,
+                           count=1, flags=re.S))
+        for window in WINDOWS:
+            charts = self.open("measured.html", **window)
+            self.assertEqual(list(charts),
+                             ["config.json", "other", "Action by action"])
+            sets = {one["label"]: [width for _, _, width in one["places"]]
+                    for one in charts["other"]["sets"]}
+            for a, b in zip(sets["parameters"], sets["parameters, measured"]):
+                self.assertAlmostEqual(a, b, delta=PIXEL)
+            for a, b in zip(sets["parameters"], sets["not told apart"]):
+                self.assertAlmostEqual(a, b, delta=PIXEL)
+            self.assertIn("measured", self.text())
 
     def test_smoothing_and_a_log_scale(self):
         self.ok("report", "b", "--html", "smooth.html")

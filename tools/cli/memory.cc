@@ -2,14 +2,17 @@
 // side. Nothing is allocated and no data is read: every row is a rehearsal of
 // the very step on the meta device.
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -21,6 +24,7 @@
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/model_tools.h"
+#include "tools/cli/page.h"
 #include "tools/cli/ranks.h"
 
 namespace zero {
@@ -32,6 +36,7 @@ struct MemoryFlags {
   RunOptions run;
   double device_memory = 0;  // bytes of a rank; 0: the device's
   bool json = false, csv = false;
+  std::string html;  // page to write; empty: none
 };
 
 struct MemoryRow {
@@ -122,6 +127,46 @@ Json AsJson(const MemoryRow& row) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
         ledger.at_peak()[i];
   }
+  return json;
+}
+
+// For a page: moments of a step, of many neighbors the highest one, and the
+// bytes of each category where they change.
+Json Timeline(const std::vector<Rehearsal::Moment>& moments) {
+  constexpr size_t kMaxMoments = 2000;
+  const size_t group = moments.size() / kMaxMoments + 1;
+  Json actions = Json::array();
+  std::array<Json, kNumMemoryCategories> changes;
+  MemoryLedger::ByCategory last;
+  last.fill(-1);
+  for (size_t begin = 0; begin < moments.size(); begin += group) {
+    const size_t end = std::min(begin + group, moments.size());
+    const Rehearsal::Moment& highest = *std::max_element(
+        moments.begin() + begin, moments.begin() + end,
+        [](const Rehearsal::Moment& a, const Rehearsal::Moment& b) {
+          return absl::c_accumulate(a.bytes, int64_t{0}) <
+                 absl::c_accumulate(b.bytes, int64_t{0});
+        });
+    for (int i = 0; i < kNumMemoryCategories; ++i) {
+      const int64_t bytes = highest.bytes[i];
+      if (std::exchange(last[i], bytes) == bytes) continue;
+      changes[i].push_back({actions.size(), bytes});
+    }
+    actions.push_back(highest.action);
+  }
+  Json timeline = {{"actions", std::move(actions)}, {"bytes", Json::object()}};
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const char* name = MemoryCategoryName(static_cast<MemoryCategory>(i));
+    timeline["bytes"][name] = std::move(changes[i]);
+  }
+  return timeline;
+}
+
+// Of page.h.
+Json PageRow(const MemoryRow& row, const std::string& config) {
+  Json json = {{"config", config}};
+  json.update(AsJson(row));
+  json["timeline"] = Timeline(row.rehearsal.timeline);
   return json;
 }
 
@@ -239,6 +284,16 @@ absl::Status ShowMemory(MemoryFlags flags) {
       std::max<int64_t>(device_memory - (on_gpu ? kLateKernelsBytes : 0), 0);
   ZERO_ASSIGN_OR_RETURN(const std::vector<MemoryRow> rows,
                         PredictAll(flags, planned, memory));
+  if (!flags.html.empty()) {
+    Json document = {{"kind", "memory"},
+                     {"title", absl::StrCat("Memory of ", flags.run.config)},
+                     {"notes", planned.notes},
+                     {"rows", Json::array()}};
+    for (const MemoryRow& row : rows) {
+      document["rows"].push_back(PageRow(row, flags.run.config));
+    }
+    ZERO_RETURN_IF_ERROR(WritePage(flags.html, document));
+  }
   if (flags.csv) {
     PrintCsv(rows);
     return absl::OkStatus();
@@ -280,6 +335,8 @@ Command AddMemory(CLI::App& app) {
           },
           ""))
       ->type_name("SIZE");
+  app.add_option("--html", flags->html, "write a page to look at")
+      ->type_name("FILE");
   CLI::Option* const json =
       app.add_flag("--json", flags->json, "one JSON object per row, in bytes");
   app.add_flag("--csv", flags->csv, "comma-separated values, in bytes")
