@@ -131,7 +131,12 @@ constexpr ForeignKey kForeignKeys[] = {
     {kRefused, kString, "device.type device.name training.device",
      "the device is chosen on the command line: --device cpu or --device cuda"},
     {kNote, kString, "$schema", "for editors"},
-    {kRefused, kOpaque, "tensorboard wandb comet csv_monitor",
+    {kRefused, kOpaque, "tensorboard",
+     "zero report RUN_DIR --tensorboard DIR writes event files of a run, at "
+     "any "
+     "time",
+     "disabled"},
+    {kRefused, kOpaque, "wandb comet csv_monitor",
      "out_dir/metrics.jsonl has every value of every step", "disabled"},
     {kRefused, kOpaque, "flops_profiler",
      "every line of output has the FLOP/s and MFU", "disabled"},

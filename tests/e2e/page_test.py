@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import unittest
@@ -22,6 +23,54 @@ CONFIG = {
     "train_batch_size": 4,
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
 }
+
+
+def masked_crc(data):
+    """TensorFlow's masked CRC-32C, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+def fields(message):
+    """{field number: [values]} of a protobuf message."""
+    def varint(at):
+        value, shift = 0, 0
+        while True:
+            value |= (message[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if message[at - 1] < 128:
+                return value, at
+    at, values = 0, {}
+    while at < len(message):
+        key, at = varint(at)
+        if key & 7 == 0:
+            value, at = varint(at)
+        elif key & 7 == 2:
+            size, at = varint(at)
+            value, at = message[at:at + size], at + size
+        else:
+            kind, size = {1: ("<d", 8), 5: ("<f", 4)}[key & 7]
+            value, at = struct.unpack_from(kind, message, at)[0], at + size
+        values.setdefault(key >> 3, []).append(value)
+    return values
+
+
+def read_events(path):
+    """The events of a TensorBoard file, whose checksums must be right."""
+    with open(path, "rb") as f:
+        data = f.read()
+    while data:
+        length, crc = struct.unpack_from("<QI", data)
+        event, (event_crc,) = data[12:12 + length], struct.unpack_from(
+            "<I", data, 12 + length)
+        assert (crc, event_crc) == (masked_crc(data[:8]), masked_crc(event))
+        yield fields(event)
+        data = data[16 + length:]
 
 
 class PageTestCase(unittest.TestCase):
@@ -166,6 +215,29 @@ class DataTest(PageTestCase):
             self.assertEqual(loss, losses[step])
         self.assertIn([31415, 1000.0], points)
         self.assertIn([27182, -1000.0], points)
+
+    def test_event_files_hold_every_value(self):
+        self.ok("report", "a", "b", "--tensorboard", "events")
+        for name in ("a", "b"):
+            with open(self.path(name + "/metrics.jsonl")) as f:
+                lines = [json.loads(line) for line in f]
+            path = self.path("events/%s/events.out.tfevents.0.zero" % name)
+            first, *events = read_events(path)
+            self.assertEqual(first[3], [b"brain.Event:2"])
+            losses, waits = {}, {}
+            for event in events:
+                for value in fields(event[5][0])[1]:
+                    value = fields(value)
+                    if value[1] == [b"loss"]:
+                        losses[event[2][0]] = value[2][0]
+                    if value[1] == [b"communication.waited_ms.gather"]:
+                        waits[event[2][0]] = value[2][0]
+            single = lambda x: struct.unpack("<f", struct.pack("<f", x))[0]
+            self.assertEqual(losses, {line["step"]: single(line["loss"])
+                                      for line in lines if "loss" in line})
+            self.assertEqual(len(waits), len(losses))
+            times = [event[1][0] for event in events]
+            self.assertEqual(times, sorted(times))
 
     def test_errors_name_the_folder_and_the_line(self):
         self.assertEqual(

@@ -11,13 +11,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
+#include "engine/train/run_record.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/page.h"
+#include "tools/cli/tensorboard.h"
 
 namespace zero {
 namespace {
@@ -216,8 +219,35 @@ Json MakeDocument(const std::vector<Run>& runs,
   return document;
 }
 
+// DIR/NAME/events.out.tfevents.0.zero, with every value of metrics.jsonl. A run
+// does not write when its steps were; TensorBoard's relative time is that of
+// the steps.
+absl::Status WriteEvents(const Run& run, const std::string& dir) {
+  std::map<int64_t, std::vector<std::pair<std::string, double>>> by_step;
+  for (const auto& [name, series] : run.series) {
+    if (name == "step") continue;
+    for (const auto& [step, value] : series) {
+      by_step[step].emplace_back(
+          name, value.is_null() ? kNotKnown : value.get<double>());
+    }
+  }
+  EventFile events;
+  double seconds = 0;
+  for (const auto& [step, scalars] : by_step) {
+    for (const auto& [name, value] : scalars) {
+      if (name == "step_ms") seconds += value * 1e-3;
+    }
+    events.Add(seconds, step, scalars);
+  }
+  const std::string folder =
+      absl::StrCat(dir, "/", absl::StrReplaceAll(run.name, {{"/", "_"}}));
+  ZERO_RETURN_IF_ERROR(MakeFolders(folder));
+  return WriteFileAtomically(folder + "/events.out.tfevents.0.zero",
+                             events.contents());
+}
+
 absl::Status Report(const std::vector<std::string>& folders,
-                    const std::string& path) {
+                    const std::string& path, const std::string& tensorboard) {
   ZERO_RETURN_IF_ERROR(CheckPage(path));
   std::vector<Run> runs;
   std::vector<std::string> notes;
@@ -226,6 +256,11 @@ absl::Status Report(const std::vector<std::string>& folders,
     runs.push_back(std::move(run));
   }
   ZERO_RETURN_IF_ERROR(WritePage(path, MakeDocument(runs, notes)));
+  if (!tensorboard.empty()) {
+    for (const Run& run : runs) {
+      ZERO_RETURN_IF_ERROR(WriteEvents(run, tensorboard));
+    }
+  }
   for (const std::string& note : notes) absl::PrintF("note: %s\n", note);
   for (const Run& run : runs) {
     absl::PrintF("%s: %s steps\n", run.name, WithCommas(run.steps));
@@ -244,7 +279,13 @@ Command AddReport(CLI::App& app) {
   app.add_option("--html", *path, "page to write")
       ->capture_default_str()
       ->type_name("FILE");
-  return [folders, path] { return Report(*folders, *path); };
+  auto tensorboard = std::make_shared<std::string>();
+  app.add_option("--tensorboard", *tensorboard,
+                 "also write event files for tensorboard --logdir DIR")
+      ->type_name("DIR");
+  return [folders, path, tensorboard] {
+    return Report(*folders, *path, *tensorboard);
+  };
 }
 
 }  // namespace zero

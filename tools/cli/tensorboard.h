@@ -1,0 +1,37 @@
+// Event files, which TensorBoard reads.
+//
+// A file is a list of records: the length (uint64), its masked CRC-32C, the
+// data and its masked CRC-32C, little-endian; the data is a protobuf message
+// `Event`, of which we write five fields.
+// Source: TensorFlow, lib/io/record_writer.h, util/event.proto and
+//         framework/summary.proto.
+#ifndef ZERO_TOOLS_CLI_TENSORBOARD_H_
+#define ZERO_TOOLS_CLI_TENSORBOARD_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zero {
+
+// The contents of an event file, value by value.
+class EventFile {
+ public:
+  EventFile();
+
+  // Adds one event with a value for each name. `seconds`: when that was.
+  void Add(double seconds, int64_t step,
+           const std::vector<std::pair<std::string, double>>& scalars);
+
+  const std::string& contents() const { return contents_; }
+
+ private:
+  void AddRecord(const std::string& event);
+
+  std::string contents_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_TOOLS_CLI_TENSORBOARD_H_
