@@ -160,7 +160,8 @@ struct TrainingConfig {
   int64_t eval_batches = 0;  // micro-batches per evaluation; 0: all
   int64_t sample_every = 0;  // steps; 0: at the end only
   SampleConfig sample;
-  bool save_final = true;  // write out_dir/final/
+  bool save_final = true;    // write out_dir/final/
+  bool tensorboard = false;  // write out_dir/tensorboard/
 
   bool operator==(const TrainingConfig&) const = default;
 };

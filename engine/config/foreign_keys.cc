@@ -132,9 +132,8 @@ constexpr ForeignKey kForeignKeys[] = {
      "the device is chosen on the command line: --device cpu or --device cuda"},
     {kNote, kString, "$schema", "for editors"},
     {kRefused, kOpaque, "tensorboard",
-     "zero report RUN_DIR --tensorboard DIR writes event files of a run, at "
-     "any "
-     "time",
+     "write training.tensorboard: true; zero report RUN_DIR --tensorboard DIR "
+     "makes event files of any run",
      "disabled"},
     {kRefused, kOpaque, "wandb comet csv_monitor",
      "out_dir/metrics.jsonl has every value of every step", "disabled"},

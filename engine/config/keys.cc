@@ -418,6 +418,10 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(training.sample.seed), "Of the draw.", Range(0, kUnlimited),
           kNoText, kNoTokens, kGreedy, Derived("training.seed")),
       Key(KEY(training.save_final), "Write out_dir/final/ at the end."),
+      Key(KEY(training.tensorboard),
+          "Write event files for TensorBoard to out_dir/tensorboard/.",
+          DeepSpeed("\"tensorboard\": {\"enabled\", \"output_path\", "
+                    "\"job_name\"}")),
       Key(KEY(train_batch_size),
           "Sequences per step = train_micro_batch_size_per_gpu * "
           "gradient_accumulation_steps * ranks. Give it or "

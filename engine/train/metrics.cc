@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
 #include "nlohmann/json.hpp"
 
@@ -11,6 +12,22 @@ namespace zero {
 std::string ToLine(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', /*ensure_ascii=*/false,
                     nlohmann::json::error_handler_t::replace);
+}
+
+std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
+    const nlohmann::ordered_json& value) {
+  std::vector<std::pair<std::string, nlohmann::ordered_json>> flat;
+  if (!value.is_object()) return flat;
+  for (const auto& [name, inner] : value.items()) {
+    if (!inner.is_object()) {
+      flat.emplace_back(name, inner);
+      continue;
+    }
+    for (auto& [rest, leaf] : Flatten(inner)) {
+      flat.emplace_back(absl::StrCat(name, ".", rest), std::move(leaf));
+    }
+  }
+  return flat;
 }
 
 nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger) {
@@ -37,8 +54,11 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(
 MetricsWriter::~MetricsWriter() { std::fclose(file_); }
 
 absl::Status MetricsWriter::Write(const nlohmann::ordered_json& line) {
-  const std::string text = ToLine(line) + "\n";
-  if (std::fwrite(text.data(), 1, text.size(), file_) != text.size() ||
+  return Append(ToLine(line) + "\n");
+}
+
+absl::Status MetricsWriter::Append(absl::string_view bytes) {
+  if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size() ||
       std::fflush(file_) != 0) {
     return FileError("write", path_, errno);
   }

@@ -6,10 +6,12 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/tensor/ledger.h"
 #include "nlohmann/json_fwd.hpp"
 
@@ -18,6 +20,10 @@ namespace zero {
 // One line of JSON. Doubles read back to the same bits; NaN and infinities,
 // which JSON has not, are null.
 std::string ToLine(const nlohmann::ordered_json& value);
+
+// What is in objects of objects, by "a.b.c", in order.
+std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
+    const nlohmann::ordered_json& value);
 
 // Peak bytes per category (those that are not zero) and "total".
 nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger);
@@ -36,6 +42,8 @@ class MetricsWriter {
   // Appends a line and hands it to the operating system at once, so that a
   // killed run keeps every step. Errors: disk full.
   absl::Status Write(const nlohmann::ordered_json& line);
+  // The same of bytes in whatever form.
+  absl::Status Append(absl::string_view bytes);
 
  private:
   MetricsWriter(std::string path, std::FILE* file)

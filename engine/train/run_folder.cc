@@ -1,10 +1,12 @@
 #include "engine/train/run_folder.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/config/print.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
@@ -75,12 +77,34 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
   ZERO_RETURN_IF_ERROR(WriteFileAtomically(
       out_dir + "/config.json", PrintResolvedJson(session.config())));
   ZERO_ASSIGN_OR_RETURN(folder->metrics_, MetricsWriter::Create(metrics));
+  const std::string events = absl::StrCat(out_dir, "/tensorboard/", kEventFile);
+  if (folder->training().tensorboard) {
+    ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(events)));
+    ZERO_ASSIGN_OR_RETURN(folder->event_file_, MetricsWriter::Create(events));
+  } else {
+    ZERO_RETURN_IF_ERROR(RemoveFile(events));  // of an earlier run
+  }
   return folder;
 }
 
 void RunFolder::WriteMetrics(const nlohmann::ordered_json& line) {
   if (metrics_ == nullptr || !metrics_status_.ok()) return;
   metrics_status_ = metrics_->Write(line);
+  if (event_file_ != nullptr && metrics_status_.ok()) {
+    metrics_status_ = WriteEvents(line);
+  }
+}
+
+absl::Status RunFolder::WriteEvents(const nlohmann::ordered_json& line) {
+  std::vector<std::pair<std::string, double>> scalars;
+  for (const auto& [name, value] : Flatten(line)) {
+    if (name != "step" && value.is_number()) {
+      scalars.emplace_back(name, value.get<double>());
+    }
+  }
+  events_.Add(1e-6 * absl::ToUnixMicros(absl::Now()),
+              line["step"].get<int64_t>(), scalars);
+  return event_file_->Append(events_.TakeContents());
 }
 
 absl::Status RunFolder::SaveWeights(const std::string& name) {

@@ -1,4 +1,5 @@
-// training.out_dir: config.json, metrics.jsonl, summary.json and weights.
+// training.out_dir: config.json, metrics.jsonl, summary.json, weights and,
+// where asked for, tensorboard/.
 #ifndef ZERO_ENGINE_TRAIN_RUN_FOLDER_H_
 #define ZERO_ENGINE_TRAIN_RUN_FOLDER_H_
 
@@ -11,6 +12,7 @@
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
+#include "engine/train/tensorboard.h"
 
 namespace zero {
 
@@ -26,8 +28,9 @@ class RunFolder {
       Session& session, const ModelTools& tools, int64_t end_of_text,
       Console* console);
 
-  // Adds a line to metrics.jsonl; nothing on the other ranks, and nothing
-  // after an error, which `metrics_status` keeps.
+  // Adds a line to metrics.jsonl and what it holds to TensorBoard's events;
+  // nothing on the other ranks, and nothing after an error, which
+  // `metrics_status` keeps.
   void WriteMetrics(const nlohmann::ordered_json& line);
   const absl::Status& metrics_status() const { return metrics_status_; }
 
@@ -49,6 +52,7 @@ class RunFolder {
         console_(console) {}
   const TrainingConfig& training() const { return session_->config().training; }
   absl::Status Prepare();
+  absl::Status WriteEvents(const nlohmann::ordered_json& line);
 
   Session* session_;
   const ModelTools* tools_;
@@ -56,6 +60,8 @@ class RunFolder {
   Console* console_;
   std::shared_ptr<void> lock_;
   std::unique_ptr<MetricsWriter> metrics_;
+  EventFile events_;
+  std::unique_ptr<MetricsWriter> event_file_;  // null: not asked for
   absl::Status metrics_status_;
   std::string weights_;
 };

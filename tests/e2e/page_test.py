@@ -85,7 +85,8 @@ class PageTestCase(unittest.TestCase):
         cls.ok("train", "config.json", "--ranks", "2")
         cls.ok("train", "config.json", "--ranks", "2",
                "--set", "training.out_dir=b", "--set", "training.steps=6",
-               "--set", "zero_optimization.stage=3")
+               "--set", "zero_optimization.stage=3",
+               "--set", "training.tensorboard=true")
 
     @classmethod
     def path(cls, name):
@@ -223,6 +224,14 @@ class DataTest(PageTestCase):
                 lines = [json.loads(line) for line in f]
             path = self.path("events/%s/events.out.tfevents.0.zero" % name)
             first, *events = read_events(path)
+            if name == "b":
+                # As the run itself wrote them, but for their times.
+                own = list(read_events(self.path(
+                    "b/tensorboard/events.out.tfevents.0.zero")))
+                self.assertEqual(
+                    {(e[2][0], v) for e in own[1:] for v in fields(e[5][0])[1]},
+                    {(e[2][0], v) for e in events for v in fields(e[5][0])[1]})
+                self.assertGreater(own[1][1][0], 1.7e9)  # seconds since 1970
             self.assertEqual(first[3], [b"brain.Event:2"])
             losses, waits = {}, {}
             for event in events:

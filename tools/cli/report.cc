@@ -16,11 +16,12 @@
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
+#include "engine/train/metrics.h"
 #include "engine/train/run_record.h"
+#include "engine/train/tensorboard.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/page.h"
-#include "tools/cli/tensorboard.h"
 
 namespace zero {
 namespace {
@@ -29,7 +30,6 @@ using Json = nlohmann::ordered_json;
 
 // Values by step, of which the last one written counts. NaN: null.
 using Series = std::map<int64_t, Json>;
-// Scalars by "a.b.c", in the order of the file.
 using Flat = std::vector<std::pair<std::string, Json>>;
 
 struct Run {
@@ -38,16 +38,6 @@ struct Run {
   Json summary, config;  // null: there is none
   int64_t steps = 0;     // the last one written
 };
-
-void Flatten(const Json& value, const std::string& path, Flat* flat) {
-  if (!value.is_object()) {
-    if (!path.empty()) flat->emplace_back(path, value);
-    return;
-  }
-  for (const auto& [name, inner] : value.items()) {
-    Flatten(inner, path.empty() ? name : absl::StrCat(path, ".", name), flat);
-  }
-}
 
 // The file of a run in JSON; null where there is none.
 absl::StatusOr<Json> ReadJson(const std::string& path) {
@@ -84,9 +74,7 @@ absl::Status ReadMetrics(const std::string& path, Run* run,
                        "of a run?"));
     }
     run->steps = step->get<int64_t>();
-    Flat values;
-    Flatten(line, "", &values);
-    for (const auto& [name, value] : values) {
+    for (const auto& [name, value] : Flatten(line)) {
       if (value.is_number() || value.is_null()) {
         run->series[name][run->steps] = value;
       }
@@ -204,9 +192,8 @@ Json MakeDocument(const std::vector<Run>& runs,
   for (const Run& run : runs) {
     names.push_back(run.name);
     document["runs"].push_back(AsJson(run));
-    Flatten(run.summary, "", &summaries.emplace_back());
-    Flat config;
-    Flatten(run.config, "", &config);
+    summaries.push_back(Flatten(run.summary));
+    Flat config = Flatten(run.config);
     // As it is written in a config file.
     for (auto& [key, value] : config) value = value.dump();
     configs.push_back(std::move(config));
@@ -219,7 +206,7 @@ Json MakeDocument(const std::vector<Run>& runs,
   return document;
 }
 
-// DIR/NAME/events.out.tfevents.0.zero, with every value of metrics.jsonl. A run
+// DIR/NAME/ with an event file of every value of metrics.jsonl. A run
 // does not write when its steps were; TensorBoard's relative time is that of
 // the steps.
 absl::Status WriteEvents(const Run& run, const std::string& dir) {
@@ -242,8 +229,8 @@ absl::Status WriteEvents(const Run& run, const std::string& dir) {
   const std::string folder =
       absl::StrCat(dir, "/", absl::StrReplaceAll(run.name, {{"/", "_"}}));
   ZERO_RETURN_IF_ERROR(MakeFolders(folder));
-  return WriteFileAtomically(folder + "/events.out.tfevents.0.zero",
-                             events.contents());
+  return WriteFileAtomically(absl::StrCat(folder, "/", kEventFile),
+                             events.TakeContents());
 }
 
 absl::Status Report(const std::vector<std::string>& folders,

@@ -144,6 +144,7 @@ std::vector<Line> Lines() {
       {"training.sample.top_p", "training.sample.top_p=0.001"},
       {"training.sample.seed", "training.sample.seed=99"},
       {"training.save_final", "training.save_final=false"},
+      {"training.tensorboard", "training.tensorboard=true"},
 
       {"train_batch_size", "train_batch_size=8"},
       {"train_micro_batch_size_per_gpu", "train_micro_batch_size_per_gpu=1"},

@@ -1,4 +1,4 @@
-#include "tools/cli/tensorboard.h"
+#include "engine/train/tensorboard.h"
 
 #include <functional>
 

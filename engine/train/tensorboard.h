@@ -5,8 +5,8 @@
 // `Event`, of which we write five fields.
 // Source: TensorFlow, lib/io/record_writer.h, util/event.proto and
 //         framework/summary.proto.
-#ifndef ZERO_TOOLS_CLI_TENSORBOARD_H_
-#define ZERO_TOOLS_CLI_TENSORBOARD_H_
+#ifndef ZERO_ENGINE_TRAIN_TENSORBOARD_H_
+#define ZERO_ENGINE_TRAIN_TENSORBOARD_H_
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,10 @@
 
 namespace zero {
 
-// The contents of an event file, value by value.
+// A name of ours, by which TensorBoard finds the file in its folder.
+inline constexpr char kEventFile[] = "events.out.tfevents.0.zero";
+
+// The contents of an event file, event by event.
 class EventFile {
  public:
   EventFile();
@@ -24,7 +27,8 @@ class EventFile {
   void Add(double seconds, int64_t step,
            const std::vector<std::pair<std::string, double>>& scalars);
 
-  const std::string& contents() const { return contents_; }
+  // What is new since the last call.
+  std::string TakeContents() { return std::exchange(contents_, {}); }
 
  private:
   void AddRecord(const std::string& event);
@@ -34,4 +38,4 @@ class EventFile {
 
 }  // namespace zero
 
-#endif  // ZERO_TOOLS_CLI_TENSORBOARD_H_
+#endif  // ZERO_ENGINE_TRAIN_TENSORBOARD_H_
