@@ -136,7 +136,7 @@ class Device {
   virtual std::vector<std::string> notes() const { return {}; }
   virtual DeviceMemory memory() const { return {}; }
   // Memory of the device that every stream takes: scratch of its kernels.
-  virtual int64_t stream_bytes() const { return 0; }
+  virtual int64_t stream_bytes(StreamRole /*role*/) const { return 0; }
 
   // True where work of the compute stream may still run when the call that
   // launched it returns: whoever reads a result on the host waits for an

@@ -2,6 +2,7 @@
 // and the workspace sizes of the device it models, which may be a GPU that is
 // not here.
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -44,7 +45,7 @@ struct Facts {
   DeviceKind kind;
   DeviceInfo info;
   DeviceMemory memory;
-  int64_t stream_bytes;
+  std::function<int64_t(StreamRole)> stream_bytes;
 };
 
 class MetaDevice final : public Device {
@@ -55,7 +56,9 @@ class MetaDevice final : public Device {
   DeviceKind kind() const override { return facts_.kind; }
   DeviceInfo info() const override { return facts_.info; }
   DeviceMemory memory() const override { return facts_.memory; }
-  int64_t stream_bytes() const override { return facts_.stream_bytes; }
+  int64_t stream_bytes(StreamRole role) const override {
+    return facts_.stream_bytes(role);
+  }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
     // A page between two buffers, so that no end is another's begin.
@@ -92,7 +95,9 @@ class MetaDevice final : public Device {
 }  // namespace
 
 std::unique_ptr<Device> MakeMetaDevice(Device& model) {
-  Facts facts{DeviceKind::kMeta, model.info(), {}, model.stream_bytes()};
+  Facts facts{DeviceKind::kMeta, model.info(), {}, [&model](StreamRole role) {
+                return model.stream_bytes(role);
+              }};
   facts.info.name = "meta of " + facts.info.name;
   // Not owned.
   return std::make_unique<MetaDevice>(
@@ -104,7 +109,7 @@ std::unique_ptr<Device> MakeAssumedGpu(const CudaOptions& options) {
   Facts facts{.kind = DeviceKind::kCuda,
               .info = {},
               .memory = {},
-              .stream_bytes = cuda::kScratchBytes};
+              .stream_bytes = [](StreamRole) { return cuda::kScratchBytes; }};
   facts.info.name = "NVIDIA H100 80 GB (assumed: no GPU here)";
   facts.info.isa = "sm_90";
   facts.info.num_threads = 132;

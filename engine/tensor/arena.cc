@@ -1,7 +1,10 @@
 #include "engine/tensor/arena.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -108,6 +111,15 @@ void Arena::Touch() {
   if (device_->kind() != DeviceKind::kCpu) return;
   volatile char* base = static_cast<char*>(buffer_.data());
   for (int64_t i = 0; i < capacity_; i += 4096) base[i] = 0;
+}
+
+int64_t Arena::ResidentBytes() const {
+  if (device_->kind() != DeviceKind::kCpu) return 0;
+  constexpr int64_t kPage = 4096;
+  std::vector<unsigned char> pages(CeilDiv(capacity_, kPage));
+  if (::mincore(buffer_.data(), capacity_, pages.data()) != 0) return 0;
+  return kPage * std::count_if(pages.begin(), pages.end(),
+                               [](unsigned char page) { return page & 1; });
 }
 
 }  // namespace zero

@@ -75,6 +75,9 @@ class Arena {
   // operating system (first touch costs up to seconds per GiB). CPU only.
   void Touch();
 
+  // What of it the operating system holds in memory. CPU only.
+  int64_t ResidentBytes() const;
+
   // In tests: freed memory is filled with NaNs, so that a use after free
   // shows. CPU only.
   void set_poison_freed(bool poison) { poison_freed_ = poison; }

@@ -9,9 +9,9 @@ namespace zero {
 
 const char* MemoryCategoryName(MemoryCategory category) {
   constexpr const char* kNames[] = {
-      "parameters",          "gradients",      "optimizer",
-      "gathered_parameters", "reduce_buffers", "activations",
-      "workspace",           "inputs",         "fixed"};
+      "parameters",     "gradients",   "optimizer", "gathered_parameters",
+      "reduce_buffers", "activations", "workspace", "inputs",
+      "fragmentation",  "fixed"};
   static_assert(std::size(kNames) == kNumMemoryCategories);
   return kNames[static_cast<int>(category)];
 }
@@ -38,8 +38,8 @@ void MemoryLedger::Remove(MemoryCategory category, int64_t bytes) {
   total_live_ -= bytes;
 }
 
-void MemoryLedger::AddFixed(int64_t bytes) {
-  const int i = static_cast<int>(MemoryCategory::kFixed);
+void MemoryLedger::AddConstant(MemoryCategory category, int64_t bytes) {
+  const int i = static_cast<int>(category);
   for (ByCategory* counts : {&live_, &peak_, &at_peak_, &recent_}) {
     (*counts)[i] += bytes;
   }

@@ -22,10 +22,11 @@ enum class MemoryCategory : uint8_t {
   kReduceBuffers,
   kActivations,
   kWorkspace,
-  kInputs,  // token ids, positions, rotary tables, scalars
-  kFixed,   // a GPU's context, libraries and streams; of no arena
+  kInputs,         // token ids, positions, rotary tables, scalars
+  kFragmentation,  // of arenas: reserved, and between blocks at the peak
+  kFixed,          // of no arena: libraries, a GPU's context, streams, staging
 };
-inline constexpr int kNumMemoryCategories = 9;
+inline constexpr int kNumMemoryCategories = 10;
 
 // "parameters", "gradients", ... as in metrics.jsonl.
 const char* MemoryCategoryName(MemoryCategory category);
@@ -46,8 +47,8 @@ class MemoryLedger {
   int64_t total_live_bytes() const { return total_live_; }
   int64_t total_peak_bytes() const { return total_peak_; }
 
-  // Counts bytes of `fixed` that are there all the time, though known only now.
-  void AddFixed(int64_t bytes);
+  // Counts bytes that are there all the time, though known only now.
+  void AddConstant(MemoryCategory category, int64_t bytes);
 
   // Bytes per category: at the category's own peak, and when the total was at
   // its.

@@ -75,10 +75,15 @@ int SharersOf(const Rank& rank) {
   return rank.sharers == 0 ? rank.world() : rank.sharers;
 }
 
+int64_t TakeableBytes(const Device& device) {
+  const int64_t now = device.memory().total_bytes;
+  return now > 0 ? now : device.info().memory_bytes;
+}
+
 absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
                        const Config& config, bool train, const Rank& rank) {
   const DeviceInfo device = rank.device->info();
-  const int64_t memory = device.memory_bytes;
+  const int64_t memory = TakeableBytes(*rank.device);
   const int64_t own = predicted.total_peak_bytes();
   const int64_t needed = NeededBy(rank, own, other_rank);
   // Ranks that share a GPU share what is loaded there.
@@ -92,7 +97,8 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
   const int sharers = SharersOf(rank);
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "this run needs %.2f GiB at its peak (%s%s)%s and %s has %.2f GiB; %s",
+      "this run needs %.2f GiB at its peak (%s%s)%s and may take %.2f GiB "
+      "of the %.2f GiB of %s; %s",
       needed / kGiB, PartsText(parts),
       sharers == 1 ? ""
       : own == other_rank
@@ -101,7 +107,8 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
       loads_late ? absl::StrFormat(", %.2f GiB for kernels that load later,",
                                    late / kGiB)
                  : "",
-      device.name, memory / kGiB, Remedy(predicted, config, train, rank)));
+      memory / kGiB, device.memory_bytes / kGiB, device.name,
+      Remedy(predicted, config, train, rank)));
 }
 
 }  // namespace zero

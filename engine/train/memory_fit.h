@@ -20,6 +20,10 @@ inline constexpr int64_t kLateKernelsBytes = int64_t{1} << 29;
 // Ranks that share the device's memory, `rank` included.
 int SharersOf(const Rank& rank);
 
+// Bytes of the device that the ranks of this process may take together: what
+// other processes hold and a control group forbids is not among them.
+int64_t TakeableBytes(const Device& device);
+
 // Compares the rehearsed peak of `rank` (and of any other rank) with the device
 // before anything is taken: an operating system that promises more than it has
 // would kill the run instead, and a GPU would refuse it piece by piece.

@@ -32,7 +32,7 @@ std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
 
 nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger) {
   nlohmann::ordered_json peaks;
-  for (const auto& [name, bytes] : MemoryLedger::Parts(ledger.peaks())) {
+  for (const auto& [name, bytes] : MemoryLedger::Parts(ledger.at_peak())) {
     peaks[name] = bytes;
   }
   peaks["total"] = ledger.total_peak_bytes();

@@ -244,6 +244,11 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["peak_bytes"] = PeakBytes(session_->ledger());
   line["predicted_peak_bytes"] = PeakBytes(session_->predicted());
   line["peak_resident_bytes"] = PeakResidentBytes();
+  if (rank().device->kind() == DeviceKind::kCpu) {
+    for (const Arena* arena : session_->executor().arenas()) {
+      line["resident_bytes"][arena->name()] = arena->ResidentBytes();
+    }
+  }
   // Unknown where a rank was lost.
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);

@@ -79,12 +79,32 @@ absl::Status Rehearse(Executor& executor, const Config& config,
   return saves ? executor.states().Read(nullptr) : absl::OkStatus();
 }
 
-// This rank's share of what was taken when the device was opened.
-int64_t ContextBytes(const Rank& rank) {
-  return rank.device->memory().context_bytes / SharersOf(rank);
+// This rank's share of what was taken when the device was opened, and, where
+// the host's memory is the device's, what it copies batches from.
+int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
+  const bool on_host = rank.device->kind() == DeviceKind::kCpu;
+  return rank.device->memory().context_bytes / SharersOf(rank) +
+         (on_host ? BatchUpload::kNumBuffers * transient.upload : 0);
+}
+
+void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
+  ledger->AddConstant(MemoryCategory::kFixed, rehearsal.fixed);
+  ledger->AddConstant(MemoryCategory::kFragmentation, rehearsal.fragmentation);
 }
 
 }  // namespace
+
+Workload TrainingWorkload(const Config& config) {
+  const DataConfig& data = config.data;
+  const bool samples =
+      data.tokenizer != "none" && config.training.sample.tokens > 0;
+  return {.train = true,
+          .evaluate = !data.validation.empty() || data.validation_fraction > 0,
+          .generate_tokens =
+              samples ? std::min(data.sequence_length,
+                                 config.model.max_position_embeddings)
+                      : 0};
+}
 
 LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
   LocalRanksOptions options;
@@ -145,7 +165,6 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_RETURN_IF_ERROR(CheckRows(config));
   constexpr int64_t kUnlimited = int64_t{1} << 50;
   Rehearsal rehearsal;
-  rehearsal.ledger.AddFixed(ContextBytes(rank));
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   const std::unique_ptr<Model> model = tools.make(config.model);
@@ -169,7 +188,18 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_RETURN_IF_ERROR(Rehearse(*executor, config, workload));
   rehearsal.transient = executor->high_water();
   rehearsal.wire = CountWire(plan, executor->schedule(), rank.rank());
+  rehearsal.fixed = FixedBytes(rank, rehearsal.transient);
+  rehearsal.fragmentation =
+      executor->used_bytes() -
+      (rehearsal.ledger.total_peak_bytes() -
+       rehearsal.ledger.live_bytes(MemoryCategory::kFixed));
   executor.reset();  // writes to the ledger
+  AddConstants(rehearsal, &rehearsal.ledger);
+  for (Rehearsal::Moment& moment : rehearsal.timeline) {
+    moment.bytes[static_cast<int>(MemoryCategory::kFixed)] += rehearsal.fixed;
+    moment.bytes[static_cast<int>(MemoryCategory::kFragmentation)] +=
+        rehearsal.fragmentation;
+  }
   return rehearsal;
 }
 
@@ -200,7 +230,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   }
   ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, session->other_rank_peak_,
                                  config, workload.train, rank));
-  session->ledger_.AddFixed(ContextBytes(rank));
+  AddConstants(rehearsal, &session->ledger_);
   ZERO_ASSIGN_OR_RETURN(
       session->executor_,
       Executor::Make(rank, *session->model_, plan, OptionsOf(config, workload),
@@ -221,11 +251,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
 }
 
 void Session::MeasureFixed() {
+  if (rank_->device->kind() != DeviceKind::kCuda) return;
   const DeviceMemory memory = rank_->device->memory();
-  if (memory.total_bytes == 0 || SharersOf(*rank_) > 1) return;
+  if (SharersOf(*rank_) > 1) return;
   const int64_t taken = memory.total_bytes - memory.free_bytes;
   const int64_t fixed = taken - executor_->reserved_bytes();
-  ledger_.AddFixed(fixed - ledger_.live_bytes(MemoryCategory::kFixed));
+  ledger_.AddConstant(MemoryCategory::kFixed,
+                      fixed - ledger_.live_bytes(MemoryCategory::kFixed));
 }
 
 absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,

@@ -44,6 +44,9 @@ struct Workload {
   bool segment_per_tensor = false;  // of PlanOptions, for a benchmark
 };
 
+// Of a training run, by what its config says alone.
+Workload TrainingWorkload(const Config& config);
+
 class Session {
  public:
   // `rank` must outlive the session. Weights are those of
@@ -103,6 +106,8 @@ struct Rehearsal {
   Plan plan;
   MemoryLedger ledger;
   TransientBytes transient;
+  // Of the ledger, all the time: no block's bytes.
+  int64_t fixed = 0, fragmentation = 0;
   StepWire wire;            // of a step, with training
   std::string peak_action;  // in which the peak was reached; empty: before any
   std::vector<Moment> timeline;  // of all actions, in order

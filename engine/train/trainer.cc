@@ -71,10 +71,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
       trainer->start_->Product(tools, *rank.device, config.param_dtype());
   ZERO_ASSIGN_OR_RETURN(
       trainer->session_,
-      Session::Make(rank, config, tools,
-                    {.train = true,
-                     .evaluate = trainer->eval_loader_ != nullptr,
-                     .generate_tokens = SampleContext(config, data)}));
+      Session::Make(rank, config, tools, TrainingWorkload(config)));
   trainer->report_ = std::make_unique<RunReport>(
       *trainer->session_, trainer->tools_, product_rate, trainer->total_steps_,
       trainer->start_->link(), console);

@@ -19,6 +19,8 @@ namespace zero {
 
 class BatchUpload {
  public:
+  static constexpr int kNumBuffers = 2;  // of the host, of bytes() each
+
   BatchUpload(Device& device, Stream& compute)
       : device_(&device), compute_(&compute) {}
 
@@ -48,7 +50,7 @@ class BatchUpload {
 
   Device* device_;
   Stream* compute_;
-  std::array<Staging, 2> buffers_;
+  std::array<Staging, kNumBuffers> buffers_;
   size_t next_ = 0;
   int64_t bytes_ = 0;
   Tensor memory_;

@@ -89,7 +89,8 @@ void Executor::TakeStates(Arena& arena) {
 absl::Status Executor::Reserve(const TransientBytes& transient,
                                MemoryLedger* ledger) {
   const auto make_stream = [&](StreamRole role) {
-    ledger->AddFixed(rank_->device->stream_bytes());
+    ledger->AddConstant(MemoryCategory::kFixed,
+                        rank_->device->stream_bytes(role));
     return rank_->device->MakeStream(role);
   };
   const auto make_arena = [&](int64_t bytes, const char* name) {
@@ -138,10 +139,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   access_ = std::make_unique<StateAccess>(
       *rank_, plan_, *states_, *upload_, *wire_, *numbers_, *activations_,
       *compute_, gather_.get(), reduce_.get());
-  for (Arena* arena :
-       {persistent_.get(), activations_.get(), rotating_.get()}) {
-    arena->Touch();
-  }
+  for (Arena* arena : arenas()) arena->Touch();
   ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), rotating_.get()}));
   TakeStates(*persistent_);
   sizing_.reset();
@@ -185,8 +183,15 @@ TransientBytes Executor::high_water() const {
 }
 
 int64_t Executor::reserved_bytes() const {
-  return persistent_->capacity_bytes() + activations_->capacity_bytes() +
-         rotating_->capacity_bytes();
+  int64_t bytes = 0;
+  for (const Arena* arena : arenas()) bytes += arena->capacity_bytes();
+  return bytes;
+}
+
+int64_t Executor::used_bytes() const {
+  int64_t bytes = 0;
+  for (const Arena* arena : arenas()) bytes += arena->high_water_bytes();
+  return bytes;
 }
 
 absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {

@@ -8,6 +8,7 @@
 #ifndef ZERO_ENGINE_ZERO_EXECUTOR_H_
 #define ZERO_ENGINE_ZERO_EXECUTOR_H_
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -88,6 +89,10 @@ class Executor {
 
   TransientBytes high_water() const;
   int64_t reserved_bytes() const;  // of the device, by all arenas
+  int64_t used_bytes() const;      // of those, at most until now
+  std::array<Arena*, 3> arenas() const {
+    return {persistent_.get(), activations_.get(), rotating_.get()};
+  }
   Arena& activations() { return *activations_; }
   Arena& rotating() { return *rotating_; }
 

@@ -2,7 +2,6 @@
 
 #include <omp.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
+#include "kernels/cpu/host_memory.h"
 
 namespace zero {
 namespace cpu {
@@ -26,6 +26,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+// Of each compute thread: the block of weights that oneDNN's product packs, in
+// memory of its own.
+constexpr int64_t kPackedBytes = int64_t{5} << 19;
+
+// What a run takes beside its arenas once it runs: kernels that oneDNN writes,
+// stacks, pages of libraries and files that are used late.
+constexpr int64_t kLateBytes = int64_t{16} << 20;
 
 // The state outlives the event object while a worker still has to mark it.
 struct EventState {
@@ -208,37 +216,6 @@ size_t RoundUp(size_t bytes, size_t multiple) {
 
 }  // namespace
 
-int64_t GroupMemoryLimit(const std::string& root) {
-  int64_t smallest = 0;
-  const auto look = [&](const std::string& file) {
-    std::ifstream in(file);
-    int64_t bytes = 0;  // "max" is no number
-    if (in >> bytes && bytes > 0 && (smallest == 0 || bytes < smallest)) {
-      smallest = bytes;
-    }
-  };
-  std::ifstream groups(root + "/proc/self/cgroup");
-  std::string line;
-  while (std::getline(groups, line)) {  // "ID:CONTROLLERS:/PATH", v2: "0::"
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers =
-        line.substr(first + 1, second - first - 1) + ",";
-    const bool v2 = controllers == ",";
-    if (!v2 && controllers.find("memory,") == std::string::npos) continue;
-    const std::string top = root + "/sys/fs/cgroup" + (v2 ? "" : "/memory");
-    const char* const file = v2 ? "/memory.max" : "/memory.limit_in_bytes";
-    std::string path = line.substr(second + 1);
-    while (!path.empty()) {
-      look(top + path + file);
-      path.resize(path.rfind('/') == std::string::npos ? 0 : path.rfind('/'));
-    }
-    look(top + file);  // a container sees its own group there
-  }
-  return smallest;
-}
-
 std::unique_ptr<Event> MakeEvent() { return std::make_unique<CpuEvent>(); }
 
 std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role) {
@@ -263,11 +240,19 @@ DeviceInfo CpuDevice::info() const {
   if (info.name.empty()) info.name = "CPU";
   info.isa = IsaName();
   info.num_threads = options_.num_threads;
-  info.memory_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) *
-                      static_cast<int64_t>(sysconf(_SC_PAGESIZE));
-  const int64_t limit = GroupMemoryLimit();
-  if (limit > 0) info.memory_bytes = std::min(info.memory_bytes, limit);
+  info.memory_bytes = ReadHostMemory().total;
   return info;
+}
+
+DeviceMemory CpuDevice::memory() const {
+  static const HostMemory at_start = ReadHostMemory();
+  return {.free_bytes = ReadHostMemory().available,
+          .total_bytes = at_start.available + at_start.resident,
+          .context_bytes = at_start.resident + kLateBytes};
+}
+
+int64_t CpuDevice::stream_bytes(StreamRole role) const {
+  return role == StreamRole::kCompute ? options_.num_threads * kPackedBytes : 0;
 }
 
 absl::StatusOr<Buffer> CpuDevice::Allocate(size_t bytes, MemoryKind kind) {

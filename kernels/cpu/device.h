@@ -24,11 +24,6 @@ std::unique_ptr<Event> MakeEvent();
 // A stream of `device`.
 std::unique_ptr<Stream> MakeStream(Device& device, StreamRole role);
 
-// The smallest memory limit, in bytes, of the control groups that this process
-// is in (cgroup v2 and v1), and of those around them; 0: none.
-// `root` stands before /proc and /sys, for tests.
-int64_t GroupMemoryLimit(const std::string& root = "");
-
 class CpuDevice final : public Device {
  public:
   struct Options {
@@ -39,6 +34,9 @@ class CpuDevice final : public Device {
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   DeviceInfo info() const override;
+  // As of the first call in this process: its own bytes, and what it may take.
+  DeviceMemory memory() const override;
+  int64_t stream_bytes(StreamRole role) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;
   std::unique_ptr<Stream> MakeStream(StreamRole role) override;
   std::unique_ptr<Event> MakeEvent() override;

@@ -38,7 +38,7 @@ class CudaDevice final : public Device {
   DeviceInfo info() const override;
   std::vector<std::string> notes() const override { return ops_.notes(); }
   DeviceMemory memory() const override;
-  int64_t stream_bytes() const override { return kScratchBytes; }
+  int64_t stream_bytes(StreamRole) const override { return kScratchBytes; }
   bool asynchronous() const override { return true; }
   bool Reaches(const Device& other) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/cpu/device.h"
+#include "kernels/cpu/host_memory.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
@@ -36,24 +36,56 @@ TEST(CpuDeviceTest, SaysWhatItIs) {
   EXPECT_GT(info.memory_bytes, int64_t{1} << 28);
 }
 
-// A container's limit is less than the machine's memory.
-TEST(GroupMemoryLimitTest, IsTheSmallestOfTheGroupAndThoseAroundIt) {
-  const TempDir dir;
-  const std::string v1 = "sys/fs/cgroup/memory/";
-  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 0);
-  dir.Write("proc/self/cgroup", "0::/a/b\n");
-  dir.Write("sys/fs/cgroup/a/b/memory.max", "max\n");
-  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 0);
-  dir.Write("sys/fs/cgroup/a/memory.max", "2000000000\n");
-  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 2000000000);
-  dir.Write("sys/fs/cgroup/memory.max", "1000000000\n");
-  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 1000000000);
+class HostMemoryTest : public testing::Test {
+ protected:
+  HostMemoryTest() {
+    dir_.Write("proc/meminfo",
+               "MemTotal:        8000000 kB\nMemFree:         1000 kB\n"
+               "MemAvailable:    5000000 kB\n");
+    dir_.Write("proc/self/status", "Name:\tzero\nVmRSS:\t   20000 kB\n");
+  }
 
-  dir.Write("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/1\n");
-  dir.Write(v1 + "memory.limit_in_bytes", "9223372036854771712\n");
-  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 9223372036854771712);
-  dir.Write(v1 + "docker/1/memory.limit_in_bytes", "3000000000\n");
-  EXPECT_EQ(cpu::GroupMemoryLimit(dir.path()), 3000000000);
+  void Write(const std::string& file, const std::string& text) {
+    dir_.Write(file, text);
+  }
+  cpu::HostMemory Read() const { return cpu::ReadHostMemory(dir_.path()); }
+
+ private:
+  const TempDir dir_;
+};
+
+TEST_F(HostMemoryTest, WithoutGroupsIsTheMachines) {
+  EXPECT_EQ(Read().total, int64_t{8000000} * 1024);
+  EXPECT_EQ(Read().available, int64_t{5000000} * 1024);
+  EXPECT_EQ(Read().resident, int64_t{20000} * 1024);
+}
+
+// A container's limit is less than the machine's memory, and what its files
+// cache can go.
+TEST_F(HostMemoryTest, IsTheSmallestOfTheGroupAndThoseAroundIt) {
+  Write("proc/self/cgroup", "0::/a/b\n");
+  Write("sys/fs/cgroup/a/b/memory.max", "max\n");
+  EXPECT_EQ(Read().total, int64_t{8000000} * 1024);
+  Write("sys/fs/cgroup/a/memory.max", "2000000000\n");
+  Write("sys/fs/cgroup/a/memory.current", "900000000\n");
+  Write("sys/fs/cgroup/a/memory.stat",
+        "anon 1\nfile 3\ninactive_anon 2\ninactive_file 300000000\n");
+  EXPECT_EQ(Read().total, 2000000000);
+  EXPECT_EQ(Read().available, 1400000000);
+  Write("sys/fs/cgroup/memory.max", "1000000000\n");
+  EXPECT_EQ(Read().total, 1000000000);
+  EXPECT_EQ(Read().available, 1000000000);
+}
+
+TEST_F(HostMemoryTest, ReadsGroupsOfTheFirstVersion) {
+  const std::string v1 = "sys/fs/cgroup/memory/";
+  Write("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/1\n");
+  Write(v1 + "memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(Read().total, int64_t{8000000} * 1024);
+  Write(v1 + "docker/1/memory.limit_in_bytes", "3000000000\n");
+  Write(v1 + "docker/1/memory.usage_in_bytes", "3000000000\n");
+  EXPECT_EQ(Read().total, 3000000000);
+  EXPECT_EQ(Read().available, 0);
 }
 
 TEST(CpuDeviceTest, SetsTheThreadsOfTheCallingThread) {

@@ -84,7 +84,7 @@ TEST(AssumedGpuTest, NeedsNoGpu) {
   EXPECT_NE(gpu->info().name.find("assumed"), std::string::npos);
   EXPECT_GT(gpu->info().memory_bytes, int64_t{79} << 30);
   EXPECT_GT(gpu->memory().context_bytes, 0);
-  EXPECT_GT(gpu->stream_bytes(), 0);
+  EXPECT_GT(gpu->stream_bytes(StreamRole::kGather), 0);
   const auto meta = MakeMetaDevice(*gpu);
   const AttentionBackwardArgs args = BackwardOfHeads(8);
   EXPECT_EQ(meta->kind(), DeviceKind::kMeta);

@@ -53,7 +53,9 @@ class TimedDevice final : public Device {
   DeviceInfo info() const override { return inner_.info(); }
   std::vector<std::string> notes() const override { return inner_.notes(); }
   DeviceMemory memory() const override { return inner_.memory(); }
-  int64_t stream_bytes() const override { return inner_.stream_bytes(); }
+  int64_t stream_bytes(StreamRole role) const override {
+    return inner_.stream_bytes(role);
+  }
   bool asynchronous() const override { return inner_.asynchronous(); }
   void PushRange(const char* name) override { inner_.PushRange(name); }
   void PopRange() override { inner_.PopRange(); }

@@ -1,10 +1,11 @@
 // `zero memory`: what each ZeRO stage takes of a device and sends, side by
-// side. Nothing is allocated and no data is read: every row is a rehearsal of
-// the very step on the meta device.
+// side. Every row is a rehearsal of the very run on the meta device, which
+// allocates nothing and reads no data; --measure holds a run against it.
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
 #include "engine/train/memory_fit.h"
@@ -23,6 +25,7 @@
 #include "engine/train/session.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
+#include "tools/cli/measured_run.h"
 #include "tools/cli/model_tools.h"
 #include "tools/cli/page.h"
 #include "tools/cli/ranks.h"
@@ -34,13 +37,14 @@ using Json = nlohmann::ordered_json;
 
 struct MemoryFlags {
   RunOptions run;
+  std::vector<std::string> more_configs;
   double device_memory = 0;  // bytes of a rank; 0: the device's
-  bool json = false, csv = false;
+  bool json = false, csv = false, measure = false;
   std::string html;  // page to write; empty: none
 };
 
 struct MemoryRow {
-  int ranks;
+  RunOptions run;  // of this row, by its --set
   int stage;
   bool recompute;
   Rehearsal rehearsal;
@@ -48,6 +52,7 @@ struct MemoryRow {
   int64_t formula_states;
   StepWire formula_wire;
   int64_t memory;  // that a rank may take
+  absl::optional<MeasuredRun> measured;
 
   bool fits() const { return rehearsal.ledger.total_peak_bytes() <= memory; }
 };
@@ -80,10 +85,8 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
          divided(plan.trained_elems, 1) * floats * sizeof(float);
 }
 
-absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
-                                  const PlannedDevice& planned, int64_t memory,
-                                  int stage, bool recompute) {
-  RunOptions run = flags.run;
+absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
+                                  int64_t memory, int stage, bool recompute) {
   run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
                                   recompute ? "true" : "false"));
@@ -93,10 +96,10 @@ absl::StatusOr<MemoryRow> Predict(const MemoryFlags& flags,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   const Rank rank = planned.MakeRank(run, config);
-  MemoryRow row{.ranks = run.ranks, .stage = stage, .recompute = recompute};
+  MemoryRow row{.run = run, .stage = stage, .recompute = recompute};
   ZERO_ASSIGN_OR_RETURN(
       row.rehearsal,
-      RehearseRun(rank, config, MakeModelTools(), {.train = true}));
+      RehearseRun(rank, config, MakeModelTools(), TrainingWorkload(config)));
   const Plan& plan = row.rehearsal.plan;
   row.formula_states = FormulaStates(plan,
                                      MakeExecutorOptions(config, /*train=*/true,
@@ -111,9 +114,39 @@ int64_t SentBytes(const StepWire& wire) {
   return wire.gathered + wire.reduced + wire.across;
 }
 
-Json AsJson(const MemoryRow& row) {
+struct Compared {
+  std::string name;
+  int64_t predicted = 0;
+  Json measured;  // null: was not run
+};
+
+// Bytes of a rank by category, with `fixed` as the operating system has it:
+// what the process held beside the blocks of its arenas.
+std::vector<Compared> Compare(const MemoryRow& row) {
+  std::vector<Compared> compared;
+  int64_t in_arenas = 0;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    Compared of{.name = MemoryCategoryName(category),
+                .predicted = row.rehearsal.ledger.at_peak()[i]};
+    if (row.measured.has_value()) {
+      const auto peak = row.measured->peaks.find(of.name);
+      const int64_t bytes = category == MemoryCategory::kFixed
+                                ? row.measured->peak - in_arenas
+                            : peak == row.measured->peaks.end() ? 0
+                                                                : peak->second;
+      in_arenas += bytes;
+      of.measured = bytes;
+    }
+    compared.push_back(std::move(of));
+  }
+  return compared;
+}
+
+Json AsJson(const MemoryRow& row, bool measures) {
   const MemoryLedger& ledger = row.rehearsal.ledger;
-  Json json = {{"ranks", row.ranks},
+  Json json = {{"config", row.run.config},
+               {"ranks", row.run.ranks},
                {"stage", row.stage},
                {"recompute", row.recompute},
                {"peak_bytes", ledger.total_peak_bytes()},
@@ -127,6 +160,10 @@ Json AsJson(const MemoryRow& row) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
         ledger.at_peak()[i];
   }
+  if (!measures) return json;
+  Json& measured = json["measured"];
+  for (const Compared& of : Compare(row)) measured[of.name] = of.measured;
+  measured["total"] = row.measured ? Json(row.measured->peak) : Json();
   return json;
 }
 
@@ -162,21 +199,21 @@ Json Timeline(const std::vector<Rehearsal::Moment>& moments) {
   return timeline;
 }
 
-// Of page.h.
-Json PageRow(const MemoryRow& row, const std::string& config) {
-  Json json = {{"config", config}};
-  json.update(AsJson(row));
-  json["timeline"] = Timeline(row.rehearsal.timeline);
-  return json;
-}
-
-void PrintCsv(const std::vector<MemoryRow>& rows) {
+void PrintCsv(const std::vector<MemoryRow>& rows, bool measures) {
   for (size_t i = 0; i < rows.size(); ++i) {
-    const Json row = AsJson(rows[i]);
+    const Json row = AsJson(rows[i], measures);
     std::vector<std::string> names, values;
-    for (const auto& [name, value] : row.items()) {
+    const auto add = [&](const std::string& name, const Json& value) {
       names.push_back(name);
-      values.push_back(value.dump());
+      values.push_back(value.is_null() ? "" : value.dump());
+    };
+    for (const auto& [name, value] : row.items()) {
+      if (name != "measured") add(name, value);
+    }
+    if (measures) {
+      for (const auto& [name, value] : row.at("measured").items()) {
+        add("measured_" + name, value);
+      }
     }
     if (i == 0) absl::PrintF("%s\n", absl::StrJoin(names, ","));
     absl::PrintF("%s\n", absl::StrJoin(values, ","));
@@ -234,6 +271,38 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   PrintColumns(lines);
 }
 
+// What a run of each row took, beside what was predicted.
+void PrintMeasured(const std::vector<MemoryRow>& rows) {
+  const auto mib = [](int64_t bytes) {
+    return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
+  };
+  for (const MemoryRow& row : rows) {
+    const std::string name = absl::StrFormat(
+        "stage %d%s", row.stage, row.recompute ? ", recompute" : "");
+    if (!row.measured.has_value()) {
+      absl::PrintF("%s: does not fit, so it was not run\n", name);
+      continue;
+    }
+    std::vector<std::vector<std::string>> lines = {
+        {name, "predicted", "measured", "difference", ""}};
+    const auto add = [&](const std::string& what, int64_t predicted,
+                         int64_t measured) {
+      if (predicted == 0 && measured == 0) return;
+      const int64_t more = measured - predicted;
+      lines.push_back({what, mib(predicted), mib(measured), mib(more),
+                       absl::StrFormat("%+.2f %%", 100.0 * more / predicted)});
+    };
+    for (const Compared& of : Compare(row)) {
+      add(of.name, of.predicted, of.measured);
+    }
+    add("peak", row.rehearsal.ledger.total_peak_bytes(), row.measured->peak);
+    PrintColumns(lines);
+    for (const auto& [arena, bytes] : row.measured->resident) {
+      absl::PrintF("  resident in the arena of %s: %s\n", arena, mib(bytes));
+    }
+  }
+}
+
 // Why a rank sends something else than the formula.
 void PrintWireNotes(const std::vector<MemoryRow>& rows) {
   for (const MemoryRow& row : rows) {
@@ -246,24 +315,42 @@ void PrintWireNotes(const std::vector<MemoryRow>& rows) {
   }
 }
 
-absl::StatusOr<std::vector<MemoryRow>> PredictAll(const MemoryFlags& flags,
+// All stages, without recompute and with.
+absl::StatusOr<std::vector<MemoryRow>> PredictAll(const RunOptions& run,
                                                   const PlannedDevice& planned,
                                                   int64_t memory) {
   std::vector<MemoryRow> rows;
   for (const bool recompute : {false, true}) {
     for (int stage = 0; stage <= 3; ++stage) {
       ZERO_ASSIGN_OR_RETURN(MemoryRow row,
-                            Predict(flags, planned, memory, stage, recompute));
+                            Predict(run, planned, memory, stage, recompute));
       rows.push_back(std::move(row));
     }
   }
   return rows;
 }
 
-absl::Status ShowMemory(MemoryFlags flags) {
-  ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+absl::Status MeasureAll(MeasureFolder& folder, std::vector<MemoryRow>* rows) {
+  for (MemoryRow& row : *rows) {
+    if (!row.fits()) continue;
+    absl::FPrintF(stderr, "zero: measuring %s, stage %d%s\n", row.run.config,
+                  row.stage, row.recompute ? " with recompute" : "");
+    ZERO_ASSIGN_OR_RETURN(row.measured, folder.Measure(row.run));
+  }
+  return absl::OkStatus();
+}
+
+// The rows of one config.
+struct Memory {
+  std::string title;
+  std::vector<MemoryRow> rows;
+  std::vector<std::string> notes;
+};
+
+absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
+                                MeasureFolder* folder) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
-                        LoadRunConfig(flags.run, MissingFiles::kIgnored));
+                        LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   if (config.communication.algorithm ==
       CommunicationAlgorithm::kParameterServer) {
@@ -271,47 +358,97 @@ absl::Status ShowMemory(MemoryFlags flags) {
         "communication.algorithm: a parameter server has no stages to compare; "
         "zero plan shows what it and its workers take");
   }
-  const PlannedDevice planned(flags.run, config);
-  const DeviceInfo info = planned.device->info();
+  if (folder != nullptr) {
+    ZERO_RETURN_IF_ERROR(folder->GiveData(config, &run));
+  }
+  const PlannedDevice planned(run, config);
   // Ranks on the CPU are threads that share its memory; a GPU's kernels load
   // late.
   const bool on_gpu = planned.device->kind() == DeviceKind::kCuda;
   const int64_t device_memory =
       flags.device_memory > 0
           ? static_cast<int64_t>(flags.device_memory)
-          : info.memory_bytes / (on_gpu ? 1 : flags.run.ranks);
+          : TakeableBytes(*planned.device) / (on_gpu ? 1 : run.ranks);
   const int64_t memory =
       std::max<int64_t>(device_memory - (on_gpu ? kLateKernelsBytes : 0), 0);
-  ZERO_ASSIGN_OR_RETURN(const std::vector<MemoryRow> rows,
-                        PredictAll(flags, planned, memory));
-  if (!flags.html.empty()) {
-    Json document = {{"kind", "memory"},
-                     {"title", absl::StrCat("Memory of ", flags.run.config)},
-                     {"notes", planned.notes},
-                     {"rows", Json::array()}};
-    for (const MemoryRow& row : rows) {
-      document["rows"].push_back(PageRow(row, flags.run.config));
-    }
-    ZERO_RETURN_IF_ERROR(WritePage(flags.html, document));
+  Memory result{.notes = planned.notes};
+  ZERO_ASSIGN_OR_RETURN(result.rows, PredictAll(run, planned, memory));
+  if (folder != nullptr) {
+    ZERO_RETURN_IF_ERROR(MeasureAll(*folder, &result.rows));
   }
-  if (flags.csv) {
-    PrintCsv(rows);
-    return absl::OkStatus();
-  }
-  if (flags.json) {
-    for (const MemoryRow& row : rows) absl::PrintF("%s\n", ToLine(AsJson(row)));
-    return absl::OkStatus();
-  }
-  absl::PrintF(
+  result.title = absl::StrFormat(
       "memory of each of %d rank(s) at the peak of a step: micro-batch %d x %d "
-      "tokens, on %s, where a rank may take %s\n",
-      flags.run.ranks, config.train_micro_batch_size_per_gpu,
-      config.data.sequence_length, info.name,
+      "tokens, on %s, where a rank may take %s",
+      run.ranks, config.train_micro_batch_size_per_gpu,
+      config.data.sequence_length, planned.device->info().name,
       HumanBytes(static_cast<double>(memory)));
-  PrintTable(rows);
-  PrintWireNotes(rows);
-  for (const std::string& note : planned.notes) {
-    absl::PrintF("note: %s\n", note);
+  return result;
+}
+
+// Of page.h.
+Json PageOf(const std::vector<Memory>& memories, const MemoryFlags& flags) {
+  Json page = {
+      {"kind", "memory"},
+      {"title", absl::StrCat("Memory of ", flags.run.config,
+                             memories.size() > 1 ? " and others" : "")},
+      {"notes", Json::array()},
+      {"rows", Json::array()}};
+  for (const Memory& memory : memories) {
+    for (const std::string& note : memory.notes) page["notes"].push_back(note);
+    for (const MemoryRow& row : memory.rows) {
+      Json json = AsJson(row, flags.measure);
+      json["timeline"] = Timeline(row.rehearsal.timeline);
+      page["rows"].push_back(std::move(json));
+    }
+  }
+  return page;
+}
+
+absl::Status ShowMemory(MemoryFlags flags) {
+  if (!flags.html.empty()) ZERO_RETURN_IF_ERROR(CheckPage(flags.html));
+  ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+  std::unique_ptr<MeasureFolder> folder;
+  if (flags.measure) {
+    ZERO_ASSIGN_OR_RETURN(folder, MeasureFolder::Make());
+  }
+  std::vector<Memory> memories;
+  std::vector<std::string> configs = {flags.run.config};
+  configs.insert(configs.end(), flags.more_configs.begin(),
+                 flags.more_configs.end());
+  for (const std::string& config : configs) {
+    RunOptions run = flags.run;
+    run.config = config;
+    ZERO_ASSIGN_OR_RETURN(Memory memory, MemoryOf(run, flags, folder.get()));
+    memories.push_back(std::move(memory));
+  }
+  if (!flags.html.empty()) {
+    ZERO_RETURN_IF_ERROR(WritePage(flags.html, PageOf(memories, flags)));
+  }
+  if (flags.csv || flags.json) {
+    std::vector<MemoryRow> rows;
+    for (Memory& memory : memories) {
+      std::move(memory.rows.begin(), memory.rows.end(),
+                std::back_inserter(rows));
+    }
+    if (flags.csv) PrintCsv(rows, flags.measure);
+    for (const MemoryRow& row : rows) {
+      if (flags.json) {
+        absl::PrintF("%s\n", ToLine(AsJson(row, flags.measure)));
+      }
+    }
+    return absl::OkStatus();
+  }
+  for (const Memory& memory : memories) {
+    if (memories.size() > 1) {
+      absl::PrintF("%s: ", memory.rows.front().run.config);
+    }
+    absl::PrintF("%s\n", memory.title);
+    PrintTable(memory.rows);
+    PrintWireNotes(memory.rows);
+    for (const std::string& note : memory.notes) {
+      absl::PrintF("note: %s\n", note);
+    }
+    if (flags.measure) PrintMeasured(memory.rows);
   }
   return absl::OkStatus();
 }
@@ -321,6 +458,7 @@ absl::Status ShowMemory(MemoryFlags flags) {
 Command AddMemory(CLI::App& app) {
   auto flags = std::make_shared<MemoryFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/true);
+  app.add_option("MORE", flags->more_configs, "further config files");
   AddRanksOption(app, &flags->run);
   app.add_option(
          "--device-memory", flags->device_memory,
@@ -341,6 +479,8 @@ Command AddMemory(CLI::App& app) {
       app.add_flag("--json", flags->json, "one JSON object per row, in bytes");
   app.add_flag("--csv", flags->csv, "comma-separated values, in bytes")
       ->excludes(json);
+  app.add_flag("--measure", flags->measure,
+               "run two steps of every row that fits, and compare");
   return [flags] { return ShowMemory(*flags); };
 }
 

@@ -189,7 +189,8 @@ Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
       MakeLoneRank(*device, rank, options.ranks, ranks.shards,
                    WantsNccl(options, config) ? BulkAlgorithm::kNative
                                               : ranks.local.algorithm);
-  planned.sharers = 1;
+  // Ranks on the CPU are threads of one process.
+  planned.sharers = device->kind() == DeviceKind::kCuda ? 1 : options.ranks;
   return planned;
 }
 

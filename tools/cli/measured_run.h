@@ -1,0 +1,50 @@
+// What a run really takes, as the operating system counts it: a short run of
+// `zero train`, in a process of its own.
+#ifndef ZERO_TOOLS_CLI_MEASURED_RUN_H_
+#define ZERO_TOOLS_CLI_MEASURED_RUN_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "engine/config/config.h"
+#include "tools/cli/commands.h"
+
+namespace zero {
+
+// Bytes of one rank.
+struct MeasuredRun {
+  std::map<std::string, int64_t> peaks;     // by category, of its ledger
+  std::map<std::string, int64_t> resident;  // by arena; empty on a GPU
+  // The process at its peak, by ranks; on a GPU what the driver counts.
+  int64_t peak = 0;
+};
+
+// A folder for such runs, which goes with the object.
+class MeasureFolder {
+ public:
+  static absl::StatusOr<std::unique_ptr<MeasureFolder>> Make();
+  ~MeasureFolder();
+
+  // Overrides for `run` that give a config without data random tokens, enough
+  // for kSteps steps: they belong to what is predicted, too.
+  absl::Status GiveData(const Config& config, RunOptions* run);
+
+  // Takes kSteps steps. What it writes is removed.
+  // Errors: what the run said last.
+  absl::StatusOr<MeasuredRun> Measure(const RunOptions& run);
+
+  static constexpr int kSteps = 2;
+
+ private:
+  explicit MeasureFolder(std::string path) : path_(std::move(path)) {}
+
+  const std::string path_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_TOOLS_CLI_MEASURED_RUN_H_
