@@ -80,8 +80,16 @@ int64_t TakeableBytes(const Device& device) {
   return now > 0 ? now : device.info().memory_bytes;
 }
 
+int64_t TakeableBytes(const Rank& rank) {
+  const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
+  const int64_t bytes =
+      TakeableBytes(*rank.device) - (loads_late ? kLateKernelsBytes : 0);
+  return std::max<int64_t>(bytes, 0) / SharersOf(rank);
+}
+
 absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
-                       const Config& config, bool train, const Rank& rank) {
+                       const Config& config, bool train, const Rank& rank,
+                       const std::function<std::string()>& patch) {
   const DeviceInfo device = rank.device->info();
   const int64_t memory = TakeableBytes(*rank.device);
   const int64_t own = predicted.total_peak_bytes();
@@ -94,6 +102,7 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
   std::stable_sort(
       parts.begin(), parts.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
+  const std::string options = patch();
   const int sharers = SharersOf(rank);
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
@@ -108,7 +117,9 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
                                    late / kGiB)
                  : "",
       memory / kGiB, device.memory_bytes / kGiB, device.name,
-      Remedy(predicted, config, train, rank)));
+      options.empty()
+          ? Remedy(predicted, config, train, rank)
+          : absl::StrCat("with the same global batch this fits: ", options)));
 }
 
 }  // namespace zero

@@ -3,6 +3,8 @@
 #define ZERO_ENGINE_TRAIN_MEMORY_FIT_H_
 
 #include <cstdint>
+#include <functional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "engine/comm/rank.h"
@@ -23,13 +25,17 @@ int SharersOf(const Rank& rank);
 // Bytes of the device that the ranks of this process may take together: what
 // other processes hold and a control group forbids is not among them.
 int64_t TakeableBytes(const Device& device);
+// Of these, what each of them may take; on a GPU kLateKernelsBytes are left.
+int64_t TakeableBytes(const Rank& rank);
 
 // Compares the rehearsed peak of `rank` (and of any other rank) with the device
 // before anything is taken: an operating system that promises more than it has
 // would kill the run instead, and a GPU would refuse it piece by piece.
-// Errors: ResourceExhausted with what to change. `train`: the run trains.
+// Errors: ResourceExhausted with what to change: the options of `patch` (empty:
+//         none does), else in words. `train`: the run trains.
 absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
-                       const Config& config, bool train, const Rank& rank);
+                       const Config& config, bool train, const Rank& rank,
+                       const std::function<std::string()>& patch);
 
 }  // namespace zero
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
 #include "kernels/check.h"
 
@@ -90,6 +91,18 @@ int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
 void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
   ledger->AddConstant(MemoryCategory::kFixed, rehearsal.fixed);
   ledger->AddConstant(MemoryCategory::kFragmentation, rehearsal.fragmentation);
+}
+
+// --set options under which the run fits, the cheapest; empty: none, or rank 0
+// says them.
+std::string FittingPatch(const Rank& rank, const Config& config,
+                         const ModelTools& tools, const Workload& workload) {
+  const bool has_stages = config.communication.algorithm !=
+                          CommunicationAlgorithm::kParameterServer;
+  if (rank.rank() > 0 || !workload.train || !has_stages) return "";
+  const absl::StatusOr<std::vector<FitProposal>> fits =
+      ProposeFits(rank, config, tools, TakeableBytes(rank));
+  return fits.ok() && !fits->empty() ? fits->front().Patch(config) : "";
 }
 
 }  // namespace
@@ -228,8 +241,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                           RehearseRun(other, config, tools, workload));
     session->other_rank_peak_ = others.ledger.total_peak_bytes();
   }
-  ZERO_RETURN_IF_ERROR(CheckFits(session->predicted_, session->other_rank_peak_,
-                                 config, workload.train, rank));
+  ZERO_RETURN_IF_ERROR(CheckFits(
+      session->predicted_, session->other_rank_peak_, config, workload.train,
+      rank, [&] { return FittingPatch(rank, config, tools, workload); }));
   AddConstants(rehearsal, &session->ledger_);
   ZERO_ASSIGN_OR_RETURN(
       session->executor_,

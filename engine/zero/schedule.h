@@ -110,6 +110,7 @@ struct StepWire {
   int64_t across = 0;    // sent: gradients, between the groups
   int64_t received = 0;  // in all
 
+  int64_t sent() const { return gathered + reduced + across; }
   bool operator==(const StepWire&) const = default;
 };
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,

@@ -3,6 +3,7 @@
 // allocates nothing and reads no data; --measure holds a run against it.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -18,8 +19,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
+#include "engine/config/print.h"
 #include "engine/train/console.h"
+#include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
@@ -39,8 +43,9 @@ struct MemoryFlags {
   RunOptions run;
   std::vector<std::string> more_configs;
   double device_memory = 0;  // bytes of a rank; 0: the device's
-  bool json = false, csv = false, measure = false;
-  std::string html;  // page to write; empty: none
+  bool json = false, csv = false, measure = false, fit = false;
+  std::string fit_config;  // file to write; empty: none
+  std::string html;        // page to write; empty: none
 };
 
 struct MemoryRow {
@@ -110,10 +115,6 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
   return row;
 }
 
-int64_t SentBytes(const StepWire& wire) {
-  return wire.gathered + wire.reduced + wire.across;
-}
-
 struct Compared {
   std::string name;
   int64_t predicted = 0;
@@ -152,8 +153,8 @@ Json AsJson(const MemoryRow& row, bool measures) {
                {"peak_bytes", ledger.total_peak_bytes()},
                {"peak_action", row.rehearsal.peak_action},
                {"states_bytes_by_formula", row.formula_states},
-               {"sent_bytes_per_step", SentBytes(row.rehearsal.wire)},
-               {"sent_bytes_by_formula", SentBytes(row.formula_wire)},
+               {"sent_bytes_per_step", row.rehearsal.wire.sent()},
+               {"sent_bytes_by_formula", row.formula_wire.sent()},
                {"memory_bytes", row.memory},
                {"fits", row.fits()}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
@@ -262,10 +263,9 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
     for (size_t i = 0; i < used.size(); ++i) {
       if (used[i] > 0) line.push_back(bytes(ledger.at_peak()[i]));
     }
-    line.insert(
-        line.end(),
-        {bytes(ledger.total_peak_bytes()), row.rehearsal.peak_action,
-         bytes(SentBytes(row.rehearsal.wire)), row.fits() ? "yes" : "no"});
+    line.insert(line.end(),
+                {bytes(ledger.total_peak_bytes()), row.rehearsal.peak_action,
+                 bytes(row.rehearsal.wire.sent()), row.fits() ? "yes" : "no"});
     lines.push_back(std::move(line));
   }
   PrintColumns(lines);
@@ -307,7 +307,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
 void PrintWireNotes(const std::vector<MemoryRow>& rows) {
   for (const MemoryRow& row : rows) {
     const StepWire &sent = row.rehearsal.wire, &formula = row.formula_wire;
-    if (SentBytes(sent) == SentBytes(formula)) continue;
+    if (sent.sent() == formula.sent()) continue;
     absl::PrintF("note: at stage %d%s a rank gathers %s bytes%s\n", row.stage,
                  row.recompute ? " with recompute" : "",
                  WithCommas(sent.gathered),
@@ -345,7 +345,42 @@ struct Memory {
   std::string title;
   std::vector<MemoryRow> rows;
   std::vector<std::string> notes;
+  Config config;
+  std::vector<FitProposal> fits;  // with --fit
+  AssumedSpeed speed = {};        // of their prices
 };
+
+// How the config may run in the memory there is.
+void PrintFits(const Memory& memory) {
+  const std::string limit =
+      HumanBytes(static_cast<double>(memory.rows.front().memory));
+  if (memory.fits.empty()) {
+    absl::PrintF(
+        "fit: no stage, recompute or micro-batch of this global batch fits %s; "
+        "take more ranks, a shorter data.sequence_length or a smaller model\n",
+        limit);
+    return;
+  }
+  absl::PrintF(
+      "fit: ways to run the same training in %s a rank, the cheapest first\n",
+      limit);
+  std::vector<std::vector<std::string>> lines = {
+      {"peak", "sent/step", "FLOP/step", "seconds", ""}};
+  for (const FitProposal& fit : memory.fits) {
+    const std::string patch = fit.Patch(memory.config);
+    lines.push_back({HumanBytes(static_cast<double>(fit.peak_bytes)),
+                     HumanBytes(static_cast<double>(fit.sent_bytes)),
+                     absl::StrFormat("%.2e", fit.flops),
+                     absl::StrFormat("%.3g", fit.seconds),
+                     patch.empty() ? "as it is" : patch});
+  }
+  PrintColumns(lines);
+  absl::PrintF(
+      "note: seconds are for comparison: at %s GFLOP/s and %.0f GB/s a rank, "
+      "nothing hidden\n",
+      WithCommas(std::llround(1e-9 * memory.speed.flops_per_second)),
+      1e-9 * memory.speed.bytes_per_second);
+}
 
 absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
                                 MeasureFolder* folder) {
@@ -362,17 +397,20 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
     ZERO_RETURN_IF_ERROR(folder->GiveData(config, &run));
   }
   const PlannedDevice planned(run, config);
-  // Ranks on the CPU are threads that share its memory; a GPU's kernels load
-  // late.
+  const Rank rank = planned.MakeRank(run, config);
   const bool on_gpu = planned.device->kind() == DeviceKind::kCuda;
-  const int64_t device_memory =
-      flags.device_memory > 0
-          ? static_cast<int64_t>(flags.device_memory)
-          : TakeableBytes(*planned.device) / (on_gpu ? 1 : run.ranks);
-  const int64_t memory =
-      std::max<int64_t>(device_memory - (on_gpu ? kLateKernelsBytes : 0), 0);
+  const int64_t asked = static_cast<int64_t>(flags.device_memory) -
+                        (on_gpu ? kLateKernelsBytes : 0);
+  const int64_t memory = flags.device_memory > 0 ? std::max<int64_t>(asked, 0)
+                                                 : TakeableBytes(rank);
   Memory result{.notes = planned.notes};
   ZERO_ASSIGN_OR_RETURN(result.rows, PredictAll(run, planned, memory));
+  if (flags.fit) {
+    result.config = config;
+    result.speed = AssumedSpeedOf(*planned.device);
+    ZERO_ASSIGN_OR_RETURN(result.fits,
+                          ProposeFits(rank, config, MakeModelTools(), memory));
+  }
   if (folder != nullptr) {
     ZERO_RETURN_IF_ERROR(MeasureAll(*folder, &result.rows));
   }
@@ -404,6 +442,17 @@ Json PageOf(const std::vector<Memory>& memories, const MemoryFlags& flags) {
   return page;
 }
 
+// The config as its cheapest proposal has it, complete.
+absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
+  if (memory.fits.empty()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("--fit-config: nothing fits, so ", flags.fit_config,
+                     " is not written"));
+  }
+  const Config fitting = WithProposal(memory.config, memory.fits.front());
+  return WriteFileAtomically(flags.fit_config, PrintResolvedJson(fitting));
+}
+
 absl::Status ShowMemory(MemoryFlags flags) {
   if (!flags.html.empty()) ZERO_RETURN_IF_ERROR(CheckPage(flags.html));
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
@@ -423,6 +472,9 @@ absl::Status ShowMemory(MemoryFlags flags) {
   }
   if (!flags.html.empty()) {
     ZERO_RETURN_IF_ERROR(WritePage(flags.html, PageOf(memories, flags)));
+  }
+  if (!flags.fit_config.empty()) {
+    ZERO_RETURN_IF_ERROR(WriteFitConfig(memories.front(), flags));
   }
   if (flags.csv || flags.json) {
     std::vector<MemoryRow> rows;
@@ -449,6 +501,7 @@ absl::Status ShowMemory(MemoryFlags flags) {
       absl::PrintF("note: %s\n", note);
     }
     if (flags.measure) PrintMeasured(memory.rows);
+    if (flags.fit) PrintFits(memory);
   }
   return absl::OkStatus();
 }
@@ -481,6 +534,13 @@ Command AddMemory(CLI::App& app) {
       ->excludes(json);
   app.add_flag("--measure", flags->measure,
                "run two steps of every row that fits, and compare");
+  CLI::Option* const fit = app.add_flag(
+      "--fit", flags->fit,
+      "also say what to change so that the run fits, the cheapest first");
+  app.add_option("--fit-config", flags->fit_config,
+                 "write the config with the cheapest change to this file")
+      ->needs(fit)
+      ->type_name("FILE");
   return [flags] { return ShowMemory(*flags); };
 }
 

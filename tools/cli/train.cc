@@ -51,11 +51,6 @@ void PrintSummary(const RunSummary& summary, const Config& config,
       absl::StrFormat("%s of %d rank%s; the process %s at its peak",
                       HumanBytes(summary.peak_bytes), ranks,
                       ranks == 1 ? "" : "s", HumanBytes(resident));
-  if (run.device == "cpu") {  // a GPU's memory is not the process's
-    absl::StrAppend(&memory, ", with ",
-                    HumanBytes(resident - summary.peak_bytes),
-                    " of libraries, code, threads and files");
-  }
   rows.push_back({"memory", memory});
   if (!summary.wire.empty()) {
     const double seconds = 1e-3 * summary.waited.total();

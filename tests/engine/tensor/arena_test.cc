@@ -229,7 +229,7 @@ TEST(LedgerTest, ARecentPeakIsOfTheTimeSinceTheLastOne) {
   EXPECT_EQ(activations(), 100);
   EXPECT_EQ(activations(), 10);
   ledger.Add(kActivations, 20);
-  ledger.AddFixed(5);
+  ledger.AddConstant(MemoryCategory::kFixed, 5);
   const auto bytes = ledger.TakeRecentPeak();
   EXPECT_EQ(bytes[static_cast<int>(kActivations)], 30);
   EXPECT_EQ(bytes[static_cast<int>(MemoryCategory::kFixed)], 5);

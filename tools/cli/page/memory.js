@@ -4,7 +4,8 @@
 
 const CATEGORIES = [
   "parameters", "gradients", "optimizer", "gathered_parameters",
-  "reduce_buffers", "activations", "workspace", "inputs", "fixed"];
+  "reduce_buffers", "activations", "workspace", "inputs", "fragmentation",
+  "fixed"];
 const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.

@@ -1,0 +1,99 @@
+#include "engine/train/fit_search.h"
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/support/model_tools.h"
+#include "tests/support/tiny_model.h"
+
+namespace zero {
+namespace {
+
+constexpr int kWorld = 4;
+constexpr int64_t kSequences = 24;  // of a rank in a step
+
+class FitSearchTest : public testing::Test {
+ protected:
+  FitSearchTest()
+      : device_(MakeCpuDevice(1)),
+        rank_(MakeLoneRank(*device_, /*rank=*/0, kWorld)) {
+    config_.model = TinyConfig(ModelFamily::kLlama);
+    config_.data.sequence_length = 16;
+    config_.data.tokenizer = "none";
+    config_.train_micro_batch_size_per_gpu = kSequences;
+    config_.gradient_accumulation_steps = 1;
+  }
+
+  int64_t PeakOf(const Config& config) const {
+    return RehearseRun(rank_, config, tools_, TrainingWorkload(config))
+        ->ledger.total_peak_bytes();
+  }
+
+  std::vector<FitProposal> Fits(int64_t memory) const {
+    return *ProposeFits(rank_, config_, tools_, memory);
+  }
+
+  const ModelTools tools_ = TestModelTools();
+  const std::unique_ptr<Device> device_;
+  const Rank rank_;
+  Config config_;
+};
+
+TEST_F(FitSearchTest, WhatFitsStaysAsItIs) {
+  const std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
+  ASSERT_FALSE(fits.empty());
+  EXPECT_EQ(fits.front().Patch(config_), "");
+  EXPECT_EQ(fits.front().peak_bytes, PeakOf(config_));
+}
+
+TEST_F(FitSearchTest, WhereNothingFitsThereIsNoProposal) {
+  EXPECT_TRUE(Fits(1 << 20).empty());
+}
+
+// In every memory from what is too little to what is enough: each proposal is
+// the same training, takes what it says, and its micro-batch is the largest.
+TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
+  const int64_t all = PeakOf(config_);
+  std::set<std::string> patches;
+  for (int64_t memory = all; memory > 0; memory -= all / 100) {
+    const std::vector<FitProposal> fits = Fits(memory);
+    if (fits.empty()) break;
+    patches.insert(fits.front().Patch(config_));
+    for (size_t i = 0; i < fits.size(); ++i) {
+      const FitProposal& fit = fits[i];
+      EXPECT_EQ(fit.micro_batch * fit.accumulation, kSequences);
+      EXPECT_LE(fit.peak_bytes, memory);
+      EXPECT_EQ(fit.peak_bytes, PeakOf(WithProposal(config_, fit)));
+      if (i > 0) {
+        EXPECT_GE(fit.seconds, fits[i - 1].seconds);
+        EXPECT_LT(fit.peak_bytes, fits[i - 1].peak_bytes);
+      }
+      FitProposal larger = fit;
+      do {
+        ++larger.micro_batch;
+      } while (larger.micro_batch < kSequences &&
+               kSequences % larger.micro_batch != 0);
+      if (larger.micro_batch > kSequences) continue;
+      larger.accumulation = kSequences / larger.micro_batch;
+      EXPECT_GT(PeakOf(WithProposal(config_, larger)), memory);
+    }
+  }
+  EXPECT_GT(patches.size(), 3u);
+}
+
+TEST_F(FitSearchTest, APatchNamesWhatChanges) {
+  const FitProposal fit = {
+      .stage = 3, .micro_batch = 2, .accumulation = 12, .recompute = true};
+  EXPECT_EQ(fit.Patch(config_),
+            "--set zero_optimization.stage=3 "
+            "--set activation_checkpointing.enabled=true "
+            "--set train_micro_batch_size_per_gpu=2 "
+            "--set gradient_accumulation_steps=12");
+}
+
+}  // namespace
+}  // namespace zero
