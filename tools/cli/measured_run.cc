@@ -5,17 +5,22 @@
 #include <stdlib.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cmath>
+#include <csignal>
 #include <filesystem>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/data/tokenize.h"
 #include "nlohmann/json.hpp"
+#include "tools/cli/signals.h"
 
 extern char** environ;
 
@@ -33,9 +38,17 @@ std::string LastLine(const std::string& file) {
   return lines.empty() ? "it said nothing" : lines.back();
 }
 
-// Runs this program; its output goes to `log`. Returns its exit status.
+bool HasLines(const std::string& file, int lines) {
+  const absl::StatusOr<std::string> text = ReadFile(file);
+  return text.ok() && std::count(text->begin(), text->end(), '\n') >= lines;
+}
+
+// Runs this program; its output goes to `log`. Asks it to stop once `metrics`
+// has so many steps: a config's schedule may be for more. Returns its exit
+// status.
 absl::StatusOr<int> RunSelf(std::vector<std::string> arguments,
-                            const std::string& log) {
+                            const std::string& log, const std::string& metrics,
+                            int steps) {
   arguments.insert(arguments.begin(), "zero");
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -51,8 +64,12 @@ absl::StatusOr<int> RunSelf(std::vector<std::string> arguments,
   posix_spawn_file_actions_destroy(&files);
   if (failed != 0) return FileError("start", "/proc/self/exe", failed);
   int status = 0;
-  while (::waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) return FileError("wait for", "zero train", errno);
+  for (bool asked = false; ::waitpid(child, &status, WNOHANG) == 0;) {
+    if (!asked && HasLines(metrics, steps)) {
+      asked = true;
+      ::kill(child, SIGINT);
+    }
+    absl::SleepFor(absl::Milliseconds(20));
   }
   return status;
 }
@@ -66,13 +83,16 @@ std::map<std::string, int64_t> BytesByName(const Json& json) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MeasureFolder>> MeasureFolder::Make() {
+  const std::atomic<bool>* stop = InstallStopSignals(
+      "; runs that were measured are in the system's folder "
+      "for temporary files, as zero-memory-*");
   std::error_code error;
   std::string path =
       std::filesystem::temp_directory_path(error) / "zero-memory-XXXXXX";
   if (error || ::mkdtemp(path.data()) == nullptr) {
     return FileError("create", path, error ? error.value() : errno);
   }
-  return std::unique_ptr<MeasureFolder>(new MeasureFolder(path));
+  return std::unique_ptr<MeasureFolder>(new MeasureFolder(path, stop));
 }
 
 MeasureFolder::~MeasureFolder() {
@@ -81,14 +101,19 @@ MeasureFolder::~MeasureFolder() {
 }
 
 absl::Status MeasureFolder::GiveData(const Config& config, RunOptions* run) {
-  if (!config.data.train.empty()) return absl::OkStatus();
+  if (!config.data.train.empty() && ExpandPaths(config.data.train).ok()) {
+    return absl::OkStatus();
+  }
   const std::string file = path_ + "/tokens.bin";
   const bool wide = config.model.vocab_size > 1 << 16;
   ZERO_ASSIGN_OR_RETURN(const auto writer,
                         TokenFileWriter::Create(file, wide ? 4 : 2));
   std::vector<int32_t> tokens(config.data.sequence_length + 1);
   uint32_t random = 1;  // Numerical Recipes' generator: any tokens will do
-  for (int64_t n = 0; n < kSteps * config.train_batch_size; ++n) {
+  const double trained = 1 - config.data.validation_fraction;
+  const auto sequences = static_cast<int64_t>(
+      std::ceil(kSteps * config.train_batch_size / trained) + 1);
+  for (int64_t n = 0; n < sequences; ++n) {
     for (int32_t& token : tokens) {
       random = random * 1664525 + 1013904223;
       token = static_cast<int32_t>((random >> 4) % config.model.vocab_size);
@@ -98,7 +123,11 @@ absl::Status MeasureFolder::GiveData(const Config& config, RunOptions* run) {
   }
   ZERO_RETURN_IF_ERROR(writer->Commit());
   run->sets.insert(run->sets.end(),
-                   {absl::StrCat("data.train=", file), "data.tokenizer=none"});
+                   {absl::StrCat("data.train=", file), "data.tokenizer=none",
+                    "data.format=llmc"});
+  if (!config.data.validation.empty()) {
+    run->sets.push_back(absl::StrCat("data.validation=", file));
+  }
   return absl::OkStatus();
 }
 
@@ -114,15 +143,13 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const RunOptions& run) {
     arguments.push_back("--model=" + run.model_dir);
   }
   for (const std::string& set : run.sets) arguments.push_back("--set=" + set);
-  for (const std::string& set :
-       {absl::StrCat("training.steps=", kSteps), "training.out_dir=" + out}) {
-    arguments.push_back("--set=" + set);
-  }
-  ZERO_ASSIGN_OR_RETURN(const int status, RunSelf(arguments, log));
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 130) {
-    return absl::CancelledError("stopped by a signal");
-  }
-  if (status != 0) {
+  arguments.push_back("--set=training.out_dir=" + out);
+  ZERO_ASSIGN_OR_RETURN(
+      const int status,
+      RunSelf(arguments, log, out + "/metrics.jsonl", kSteps));
+  if (*stop_) return absl::CancelledError("stopped by a signal");
+  const bool stopped = WIFEXITED(status) && WEXITSTATUS(status) == 130;
+  if (status != 0 && !stopped) {
     return absl::InternalError(
         absl::StrCat("zero ", absl::StrJoin(arguments, " "), ": ",
                      WIFSIGNALED(status)

@@ -3,6 +3,7 @@
 #ifndef ZERO_TOOLS_CLI_MEASURED_RUN_H_
 #define ZERO_TOOLS_CLI_MEASURED_RUN_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,23 +27,27 @@ struct MeasuredRun {
 // A folder for such runs, which goes with the object.
 class MeasureFolder {
  public:
+  // From here on signals end no run but the one that is measured, and then
+  // Measure. REQUIRES: as InstallStopSignals.
   static absl::StatusOr<std::unique_ptr<MeasureFolder>> Make();
   ~MeasureFolder();
 
-  // Overrides for `run` that give a config without data random tokens, enough
-  // for kSteps steps: they belong to what is predicted, too.
+  // Overrides for `run` that give a config whose data is not here random
+  // tokens, enough for kSteps steps: they belong to what is predicted, too.
   absl::Status GiveData(const Config& config, RunOptions* run);
 
   // Takes kSteps steps. What it writes is removed.
-  // Errors: what the run said last.
+  // Errors: what the run said last; Cancelled.
   absl::StatusOr<MeasuredRun> Measure(const RunOptions& run);
 
   static constexpr int kSteps = 2;
 
  private:
-  explicit MeasureFolder(std::string path) : path_(std::move(path)) {}
+  MeasureFolder(std::string path, const std::atomic<bool>* stop)
+      : path_(std::move(path)), stop_(stop) {}
 
   const std::string path_;
+  const std::atomic<bool>* const stop_;  // set by a signal
 };
 
 }  // namespace zero

@@ -284,13 +284,14 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
       Session::Make(rank, loaded->config, {.make = MakeModel}, {.train = true});
   ASSERT_EQ(session.status().code(), absl::StatusCode::kResourceExhausted)
       << session.status();
-  EXPECT_THAT(std::string(session.status().message()),
-              AllOf(HasSubstr("at its peak (optimizer "), HasSubstr(", fixed "),
-                    HasSubstr("), 0.50 GiB for kernels that load later, and may "
-                              "take 8.00 GiB of the 8.00 GiB of emulated GPU"),
-                    HasSubstr("; start more ranks on GPUs of their own with "
-                              "zero_optimization.stage 3, or choose a smaller "
-                              "model.preset")));
+  EXPECT_THAT(
+      std::string(session.status().message()),
+      AllOf(HasSubstr("at its peak (optimizer "), HasSubstr(", fixed "),
+            HasSubstr("), 0.50 GiB for kernels that load later, and may "
+                      "take 8.00 GiB of the 8.00 GiB of emulated GPU"),
+            HasSubstr("; start more ranks on GPUs of their own with "
+                      "zero_optimization.stage 3, or choose a smaller "
+                      "model.preset")));
   EXPECT_EQ((*device)->memory().free_bytes, before);
 }
 
@@ -318,10 +319,11 @@ TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
       Session::Make(rank, config, tools, {.train = true}).status();
   emulator::SetDeviceMemory(before);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(std::string(refused.message()),
-              AllOf(HasSubstr("), 0.50 GiB for kernels that load later, and may "
-                              "take 0."),
-                    HasSubstr("at its peak (")));
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("), 0.50 GiB for kernels that load later, and may "
+                      "take 0."),
+            HasSubstr("at its peak (")));
 }
 
 // On one rank and, with more streams, on two.

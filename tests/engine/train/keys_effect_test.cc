@@ -245,8 +245,7 @@ std::vector<Line> Lines() {
       {"lr_scaling.warmup_epochs", "lr_scaling.warmup_epochs=0.3", kScaled},
 
       {"activation_checkpointing.enabled",
-       "activation_checkpointing.enabled=true",
-       {"model.n_layer=3"}},
+       "activation_checkpointing.enabled=true"},
       {"steps_per_print", "steps_per_print=1"},
       {"wall_clock_breakdown", "wall_clock_breakdown=true"},
       {"memory_breakdown", "memory_breakdown=true"},
@@ -296,7 +295,7 @@ class KeysEffectTest : public testing::Test {
           absl::StrReplaceAll(one, {{"DIR", dir_.path()}}));
     }
     return ParseConfig(absl::StrReplaceAll(R"({
-      "model": {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2},
+      "model": {"model_type": "gpt2", "n_embd": 8, "n_layer": 3, "n_head": 2},
       "data": {"train": "DIR/text.txt", "validation_fraction": 0.25,
                "sequence_length": 8},
       "training": {"steps": 4, "out_dir": "DIR/run", "eval_batches": 2,
