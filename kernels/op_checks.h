@@ -41,6 +41,17 @@ inline void CheckUpdateState(const char* op, const UpdateState& state) {
       << op << ": fp32 parameters are not rounded";
 }
 
+inline void CheckPieces(const EmbeddingBackwardArgs& args) {
+  const TablePieces& pieces = args.pieces;
+  if (pieces.period == 0) return;
+  ZERO_CHECK(args.accumulate && args.dtable.ld == args.dtable.cols)
+      << "EmbeddingBackward: pieces are added to, in row-major order";
+  ZERO_CHECK(pieces.period % 64 == 0 && pieces.begin % 64 == 0 &&
+             pieces.elems % 64 == 0)
+      << "EmbeddingBackward: pieces of " << pieces.elems << " elements at "
+      << pieces.begin << " of " << pieces.period;
+}
+
 }  // namespace zero
 
 // The operands that are there, the first always, are of one dtype.

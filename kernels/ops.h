@@ -260,6 +260,14 @@ struct RotaryArgs {
   bool inverse = false;
 };
 
+// What is there of a table [V, C], end to end: of its elements in row-major
+// order, [begin, begin + elems) of every `period` of them. REQUIRES: all are
+// multiples of 64.
+struct TablePieces {
+  int64_t period = 0;  // 0: all of it, with a leading dimension
+  int64_t begin = 0, elems = 0;
+};
+
 // out[i] = table[ids[i]] (+ positions_table[position_ids[i]]).
 struct EmbeddingForwardArgs {
   const int32_t* ids;                     // [M]; every id in [0, V)
@@ -277,6 +285,7 @@ struct EmbeddingBackwardArgs {
   ConstMatrix dout;    // [M, C]
   Matrix dtable;       // [V, C]; fp32 or the dtype of dout
   bool accumulate = false;
+  TablePieces pieces = {};  // REQUIRES: accumulate, where not all
 };
 
 // ---- Element-wise ---------------------------------------------------------

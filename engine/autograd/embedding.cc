@@ -42,7 +42,12 @@ Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions) {
                     position_ids = batch.positions](Context& c, Tape& tape) {
         const Tensor dout = tape.Take(slot);
         if (!dout.defined()) return;
-        EmbeddingBackwardInto(c, ids, dout, token_sink);
+        if (token_sink != nullptr && token_sink->rows.defined()) {
+          c.ops().Cast(c.stream(), {dout.vector(), token_sink->rows.vector()});
+          token_sink->has_rows = true;
+        } else {
+          EmbeddingBackwardInto(c, ids, dout, token_sink);
+        }
         EmbeddingBackwardInto(c, position_ids, dout, position_sink);
       });
   return Var(out, slot);

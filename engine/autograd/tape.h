@@ -65,6 +65,11 @@ class SavedVar {
 struct GradSink {
   Tensor grad;           // fp32 or the parameter's dtype
   bool written = false;  // false: the next write overwrites
+  // A table's, where defined: what Embedding would add to `grad`, row by row
+  // [M, C], goes here instead. Who bound it adds the rows, by the batch's
+  // tokens.
+  Tensor rows;
+  bool has_rows = false;
 };
 
 // A parameter as an op sees it. No sink: frozen. Ops keep its address until

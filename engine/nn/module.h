@@ -31,6 +31,9 @@ struct Parameter {
   Init init;
   bool decay = false;   // weight decay applies (matrices, embeddings)
   bool frozen = false;  // no gradient, no optimizer state
+  // A table [V, C] that its unit reads by Embedding alone: rows of the batch's
+  // tokens. Other units may borrow it as any parameter.
+  bool looked_up = false;
 
   // Bound by the executor: the gathered value and where the gradient goes.
   Weight weight;

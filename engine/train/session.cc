@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/train/evaluate.h"
 #include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
 #include "kernels/check.h"
@@ -138,6 +139,7 @@ Plan MakeRunPlan(const Config& config, const Model& model, int world,
       .placement = PlacementOfStage(static_cast<int>(zero.stage)),
       .parameters = {config.param_dtype()},
       .gradients = GradientCodec(config.communication_data_type, algorithm),
+      .tokens = BatchShapeOf(config, world).TokensPerStep() / world,
       .segment_per_tensor = segment_per_tensor,
       .reduce_bucket_elems = zero.reduce_bucket_size,
       .gather_bucket_elems = zero.allgather_bucket_size};

@@ -23,9 +23,9 @@ Channel ChannelOf(ActionKind kind) {
 const std::string& UnitOf(const Action& action, const Plan& plan) {
   int unit = action.index;
   if (action.kind == ActionKind::kGatherUpdated) {
-    unit = plan.gather_buckets[unit].segments.front().unit;
+    unit = plan.gather_buckets[unit].unit;
   } else if (action.kind != ActionKind::kGather) {
-    unit = plan.reduce_buckets[unit].segments.front().unit;
+    unit = plan.reduce_buckets[unit].unit;
   }
   return plan.units[unit].name;
 }

@@ -11,7 +11,7 @@
 namespace zero {
 
 struct Executor::UnitState {
-  Unit* unit = nullptr;
+  Unit* unit = nullptr;       // null: a table, which computes nothing
   std::vector<Segment> gaps;  // no gradient is ever written here
   // Between forward and backward of one micro-batch:
   Tensor input;  // kept only for recompute
@@ -23,6 +23,10 @@ struct Executor::UnitState {
   // reduced: [trained elems].
   Tensor gradients;
   bool finished = false;  // gradients are complete, unwritten ones zero
+  // Of a table: rows of this rank's tokens from the first backward of a step
+  // on, and at its end those of all ranks.
+  TableRows own_rows, all_rows;
+  int64_t num_rows = 0;
 };
 
 struct Executor::BegunStep {
@@ -45,7 +49,7 @@ struct Executor::Sizing {
 Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
                    const ExecutorOptions& options)
     : rank_(&rank), model_(&model), options_(options), plan_(plan) {
-  ZERO_CHECK_GE(plan_.units.size(), size_t{2});
+  ZERO_CHECK_GE(plan_.num_computing, 2);
   ZERO_CHECK(plan.world == rank.world() && plan.shard.size == rank.shards())
       << "the plan is of other ranks";
   ZERO_CHECK(plan.world == 1 || plan.parameters.dtype == options.param_dtype)
@@ -162,7 +166,9 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   states_->Bind(rank_->device->ops(), *compute_);
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {
-    units_[u].unit = model_->units()[u].get();
+    if (static_cast<int>(u) < plan_.num_computing) {
+      units_[u].unit = model_->units()[u].get();
+    }
     units_[u].gaps = GapsOf(plan_.units[u]);
   }
   return absl::OkStatus();
@@ -212,7 +218,10 @@ absl::Status Executor::Begin(const StepInput& input) {
   Ops& ops = rank_->device->ops();
   ops.Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
   ops.Fill(*compute_, {{&scalars->seed, DType::kF32, 1}, seed});
-  for (UnitState& unit : units_) unit.finished = false;
+  for (UnitState& unit : units_) {
+    unit.finished = false;
+    unit.num_rows = 0;
+  }
   for (BoundParameter* bound : states_->bound()) {
     bound->sink.written = false;
     bound->used = false;
@@ -268,8 +277,10 @@ void Executor::Perform(const Action& action, const StepInput& input) {
     case ActionKind::kForwardBackward:
     case ActionKind::kBackward:
       TakeGradientBuffers(i);
+      TakeRows(i);
       action.kind == ActionKind::kBackward ? Backward(i)
                                            : ForwardBackwardHead(i);
+      FinishRows(i);
       // Gradients of several micro-steps add up where they are replicated.
       if (states_->grads().sharded() ||
           action.micro_step + 1 == num_micro_steps_) {
@@ -281,16 +292,30 @@ void Executor::Perform(const Action& action, const StepInput& input) {
     case ActionKind::kRelease:
       return Release(i);
     case ActionKind::kReduce: {
-      const int unit = plan_.reduce_buckets[i].segments.front().unit;
+      const Bucket& bucket = plan_.reduce_buckets[i];
+      UnitState& state = units_[bucket.unit];
+      if (bucket.is_rows()) {
+        state.all_rows = EmptyRows(bucket.unit, plan_.world);
+        // Tokens that a gather which fails leaves out must be tokens, too.
+        rank_->device->ops().Fill(*reduce_, {state.all_rows.ids.vector(), 0});
+        return wire_->GatherRows(i, state.own_rows, state.all_rows);
+      }
       return wire_->Reduce(
-          i, units_[unit].gradients, states_->grads(),
+          i, state.gradients, states_->grads(),
           /*accumulate=*/states_->grads().sharded() && action.micro_step > 0,
           *rotating_);
     }
-    case ActionKind::kReduceAcross:
+    case ActionKind::kReduceAcross: {
+      const Bucket& bucket = plan_.reduce_buckets[i];
+      if (bucket.is_rows()) {
+        return wire_->GatherRowsAcross(i, units_[bucket.unit].all_rows);
+      }
       return wire_->ReduceAcross(i, states_->grads(), *rotating_);
+    }
     case ActionKind::kReleaseGradients:
       return ReleaseGradients(i);
+    case ActionKind::kAddRows:
+      return AddRows(i);
     case ActionKind::kNorm:
       wire_->EndReductions();
       return updater_->Norm(input, scalars());
@@ -380,7 +405,7 @@ void Executor::Backward(int unit) {
 // and those of the parameters it borrows.
 void Executor::TakeGradientBuffers(int unit) {
   if (!states_->grads().sharded()) return;
-  for (int u : plan_.units[unit].needs) {
+  for (int u : plan_.units[unit].writes) {
     UnitState& state = units_[u];
     const PlannedUnit& planned = plan_.units[u];
     if (planned.trained_elems == 0) continue;
@@ -402,17 +427,93 @@ void Executor::TakeGradientBuffers(int unit) {
   }
 }
 
-// A gradient that no backward pass wrote is zero.
+// Those that this unit's backward completes. A gradient that no backward pass
+// wrote is zero.
 void Executor::FinishGradients(int unit) {
-  if (std::exchange(units_[unit].finished, true)) return;
-  for (auto& bound : states_->unit(unit)) {
-    if (bound->parameter->frozen) continue;
-    if (bound->sink.written) {
-      bound->used = true;
-    } else {
-      rank_->device->ops().Fill(*compute_, {bound->sink.grad.vector(), 0});
+  for (size_t u = 0; u < units_.size(); ++u) {
+    if (plan_.units[u].completed_by != unit) continue;
+    if (std::exchange(units_[u].finished, true)) continue;
+    for (auto& bound : states_->unit(u)) {
+      if (bound->parameter->frozen) continue;
+      if (bound->sink.written) {
+        bound->used = true;
+      } else {
+        rank_->device->ops().Fill(*compute_, {bound->sink.grad.vector(), 0});
+      }
     }
   }
+}
+
+// ---- Rows of tables ---------------------------------------------------------
+
+TableRows Executor::EmptyRows(int table, int64_t ranks) {
+  const PlannedUnit& planned = plan_.units[table];
+  const int64_t n = ranks * planned.rows;
+  const auto empty = [&](const Shape& shape, DType dtype) {
+    return Tensor::Empty(*activations_, shape, dtype,
+                         MemoryCategory::kReduceBuffers);
+  };
+  return {empty({n}, DType::kI32), empty({n, planned.width}, plan_.rows.dtype)};
+}
+
+// Memory for what this unit's backward adds to its tables by rows.
+void Executor::TakeRows(int unit) {
+  for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
+    const PlannedUnit& planned = plan_.units[t];
+    if (planned.owner != unit || planned.rows == 0) continue;
+    UnitState& state = units_[t];
+    if (!state.own_rows.rows.defined()) state.own_rows = EmptyRows(t, 1);
+    const BatchView& batch = context_->batch;
+    const int64_t n = batch.num_tokens();
+    ZERO_CHECK_GE(planned.rows - state.num_rows, n)
+        << "the plan is of " << planned.rows << " tokens in a step";
+    rank_->device->Copy(*compute_,
+                        state.own_rows.ids.Slice(state.num_rows, {n}).data(),
+                        batch.tokens, n * sizeof(int32_t));
+    states_->unit(t)[0]->sink.rows = state.own_rows.rows.Slice(
+        state.num_rows * planned.width, {n, planned.width});
+    state.num_rows += n;
+  }
+}
+
+void Executor::FinishRows(int unit) {
+  for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
+    BoundParameter& table = *states_->unit(t)[0];
+    if (plan_.units[t].owner != unit || !table.sink.rows.defined()) continue;
+    if (std::exchange(table.sink.has_rows, false)) {
+      table.used = true;
+    } else {
+      rank_->device->ops().Fill(*compute_, {table.sink.rows.vector(), 0});
+    }
+    table.sink.rows = Tensor();
+  }
+}
+
+// All of them, in order, to the reduced gradient that lies here.
+void Executor::AddRows(int table) {
+  UnitState& state = units_[table];
+  const PlannedUnit& planned = plan_.units[table];
+  ZERO_CHECK_EQ(state.num_rows, planned.rows)
+      << "the plan is of another number of tokens in a step";
+  const FlatState& grads = states_->grads();
+  const Tensor grad = grads.Held(table);
+  Ops& ops = rank_->device->ops();
+  if (planned.completed_by < 0) ops.Fill(*compute_, {grad.vector(), 0});
+  const Shape& shape = planned.parameters[0].spec.shape;
+  EmbeddingBackwardArgs args{
+      .ids = state.all_rows.ids.As<int32_t>(),
+      .dout = state.all_rows.rows.matrix(),
+      .dtable = {grad.data(), grad.dtype(), shape[0], shape[1], shape[1]},
+      .accumulate = true};
+  if (grads.sharded()) {
+    const Segment& first = planned.segments[0];
+    const Segment piece = plan_.Piece(first, rank_->rank());
+    args.pieces = {first.elems, piece.begin, piece.elems};
+  }
+  const Tensor scratch =
+      context_->Scratch(ops.EmbeddingBackwardWorkspaceBytes(args));
+  ops.EmbeddingBackward(*compute_, args, AsWorkspace(scratch));
+  state.own_rows = state.all_rows = {};
 }
 
 void Executor::ReleaseGradients(int unit) {
@@ -435,7 +536,7 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
         const int u = action.index;
         if (action.kind == ActionKind::kGather) return Gather(u);
         if (action.kind == ActionKind::kRelease) return Release(u);
-        if (u + 1 == static_cast<int>(units_.size())) return head(std::move(x));
+        if (u + 1 == plan_.num_computing) return head(std::move(x));
         x = units_[u].unit->Forward(ctx, Var(std::move(x))).value;
       });
 }
@@ -452,7 +553,7 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
     ctx.batch.loss_sum = &scalars->loss_sum;
     per_token = ctx.Empty({ctx.batch.num_tokens()}, DType::kF32);
     ctx.batch.losses = per_token.As<float>();
-    units_.back().unit->Forward(ctx, Var(std::move(x)));
+    units_[plan_.num_computing - 1].unit->Forward(ctx, Var(std::move(x)));
   }));
   upload_->Drop();
   if (losses != nullptr) numbers_->Read(per_token, losses);
@@ -478,7 +579,8 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     const int64_t channels = x.shape()[1];
     const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
-    const Tensor out = units_.back().unit->Logits(ctx, Var(last)).value;
+    const Tensor out =
+        units_[plan_.num_computing - 1].unit->Logits(ctx, Var(last)).value;
     fp32 = ctx.Empty(out.shape(), DType::kF32);
     ctx.ops().Cast(*compute_, {out.vector(), fp32.vector()});
   }));

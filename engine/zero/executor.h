@@ -112,6 +112,10 @@ class Executor {
   void ForwardBackwardHead(int unit);
   void Backward(int unit);
   void TakeGradientBuffers(int unit);
+  TableRows EmptyRows(int table, int64_t ranks);
+  void TakeRows(int unit);
+  void FinishRows(int unit);
+  void AddRows(int table);
   void FinishGradients(int unit);
   void ReleaseGradients(int unit);
   StepScalars* scalars() const {

@@ -1,6 +1,8 @@
 #include "engine/zero/model_states.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +16,8 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
                   .backward_reads_parameters = unit->BackwardReadsParameters()};
     for (const auto& parameter : unit->parameters()) {
       spec.parameters.push_back({parameter->name, parameter->stored_shape,
-                                 parameter->decay, parameter->frozen});
+                                 parameter->decay, parameter->frozen,
+                                 parameter->looked_up});
     }
     for (const Parameter* parameter : unit->borrowed()) {
       spec.borrowed.push_back(parameter->name);
@@ -27,17 +30,21 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
 ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
                          const StateOptions& options)
     : plan_(&plan), rank_(rank), options_(options) {
+  std::map<std::string, Parameter*> by_name;
+  for (Parameter* parameter : model.AllParameters()) {
+    by_name[parameter->name] = parameter;
+  }
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
     const PlannedUnit& planned = plan.units[u];
     for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
       segments_.push_back({u, s});
     }
     units_.emplace_back();
-    for (size_t i = 0; i < planned.parameters.size(); ++i) {
+    for (const PlannedParameter& parameter : planned.parameters) {
       auto bound = std::make_unique<BoundParameter>();
-      bound->parameter = model.units()[u]->parameters()[i].get();
+      bound->parameter = by_name.at(parameter.spec.name);
       bound->unit = u;
-      bound->offset = planned.parameters[i].offset;
+      bound->offset = parameter.offset;
       bound->parameter->weight = {};
       if (options.train && !bound->parameter->frozen) {
         bound->parameter->weight.sink = &bound->sink;

@@ -37,9 +37,12 @@ void Append(bool frozen, const PlanOptions& options, PlannedUnit* unit) {
   unit->padded_elems = unit->segments.back().end();
 }
 
-PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
+PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options,
+                     int owner) {
   PlannedUnit unit{.name = spec.name,
                    .borrowed = spec.borrowed,
+                   .owner = owner,
+                   .completed_by = owner,
                    .backward_reads_parameters = spec.backward_reads_parameters};
   for (const ParameterSpec& parameter : spec.parameters) {
     unit.parameters.push_back({parameter, 0, parameter.shape.num_elems()});
@@ -51,23 +54,78 @@ PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
   return unit;
 }
 
+// The specs of the units that compute, then those of their tables.
+std::vector<std::pair<UnitSpec, int>> WithTables(std::vector<UnitSpec> units) {
+  std::vector<std::pair<UnitSpec, int>> specs, tables;
+  for (int u = 0; u < static_cast<int>(units.size()); ++u) {
+    std::erase_if(units[u].parameters, [&](const ParameterSpec& parameter) {
+      if (!parameter.looked_up) return false;
+      tables.push_back(
+          {{.name = parameter.name, .parameters = {parameter}}, u});
+      return true;
+    });
+    specs.push_back({std::move(units[u]), u});
+  }
+  specs.insert(specs.end(), tables.begin(), tables.end());
+  return specs;
+}
+
 void FindNeeds(Plan* plan) {
-  std::map<std::string, int> owner;
-  for (int u = 0; u < static_cast<int>(plan->units.size()); ++u) {
-    PlannedUnit& unit = plan->units[u];
+  std::map<std::string, int> place;
+  std::vector<PlannedUnit>& units = plan->units;
+  const int num_units = static_cast<int>(units.size());
+  for (int u = 0; u < plan->num_computing; ++u) {
+    PlannedUnit& unit = units[u];
     for (const std::string& name : unit.borrowed) {
-      const auto found = owner.find(name);
-      ZERO_CHECK(found != owner.end())
+      const auto found = place.find(name);
+      ZERO_CHECK(found != place.end())
           << unit.name << " borrows " << name
           << ", which is no parameter of an earlier unit";
       unit.needs.push_back(found->second);
     }
-    unit.needs.push_back(u);
+    for (int own = 0; own < num_units; ++own) {
+      if (units[own].owner != u) continue;
+      unit.needs.push_back(own);
+      for (const PlannedParameter& parameter : units[own].parameters) {
+        place[parameter.spec.name] = own;
+      }
+    }
     std::sort(unit.needs.begin(), unit.needs.end());
     unit.needs.erase(std::unique(unit.needs.begin(), unit.needs.end()),
                      unit.needs.end());
-    for (const PlannedParameter& parameter : unit.parameters) {
-      owner[parameter.spec.name] = u;
+    unit.writes = unit.needs;
+    for (int table = num_units - 1; table >= plan->num_computing; --table) {
+      if (units[table].owner == u) plan->forward_order.push_back(table);
+    }
+    plan->forward_order.push_back(u);
+  }
+}
+
+// Which tables are exchanged by rows.
+void ChooseRows(const PlanOptions& options, Plan* plan) {
+  plan->rows = {DTypeBytes(plan->gradients.dtype) <
+                        DTypeBytes(plan->parameters.dtype)
+                    ? plan->gradients.dtype
+                    : plan->parameters.dtype};
+  const int num_units = static_cast<int>(plan->units.size());
+  for (int t = plan->num_computing; t < num_units; ++t) {
+    PlannedUnit& table = plan->units[t];
+    const Shape& shape = table.parameters[0].spec.shape;
+    const int64_t tokens = plan->world * options.tokens;
+    // A server has no places of equal rank to gather from.
+    if (plan->world == 1 || !plan->owners.even() || table.trained_elems == 0 ||
+        tokens == 0 || tokens >= shape[0]) {
+      continue;
+    }
+    table.rows = options.tokens;
+    table.width = shape[1];
+    std::erase(plan->units[table.owner].writes, t);
+    table.completed_by = -1;
+    for (int u = plan->num_computing - 1; u >= 0; --u) {
+      const std::vector<int>& writes = plan->units[u].writes;
+      if (std::count(writes.begin(), writes.end(), t) > 0) {
+        table.completed_by = u;
+      }
     }
   }
 }
@@ -85,10 +143,11 @@ class BucketMaker {
       const bool edge = cross_units_ && (i == 1 || i + 1 == order.size());
       const int64_t elems = plan_.segment(order[i]).elems;
       if (buckets_.empty() || edge || !Fits(order[i], elems)) {
-        buckets_.push_back({});
+        buckets_.push_back({.unit = order[i].unit});
       }
       buckets_.back().segments.push_back(order[i]);
       buckets_.back().elems += elems;
+      buckets_.back().completed_by = plan_.units[order[i].unit].completed_by;
     }
     return std::move(buckets_);
   }
@@ -108,21 +167,28 @@ class BucketMaker {
 
 std::vector<SegmentRef> ForwardOrder(const Plan& plan) {
   std::vector<SegmentRef> order;
-  for (size_t u = 0; u < plan.units.size(); ++u) {
+  for (int u : plan.forward_order) {
     for (int s = 0; s < plan.units[u].num_trained_segments; ++s) {
-      order.push_back({static_cast<int>(u), s});
+      order.push_back({u, s});
     }
   }
   return order;
 }
 
-// Units from the last to the first; a unit's own segments ascend, since all of
-// them are complete at the same moment.
+// As backward completes them. Of what it completes at once, units come before
+// tables, which are larger; a unit's own segments ascend.
 std::vector<SegmentRef> BackwardOrder(const Plan& plan) {
   std::vector<SegmentRef> order = ForwardOrder(plan);
-  std::stable_sort(
-      order.begin(), order.end(),
-      [](const SegmentRef& a, const SegmentRef& b) { return a.unit > b.unit; });
+  const auto key = [&](const SegmentRef& ref) {
+    return std::pair(-plan.units[ref.unit].completed_by, ref.unit);
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const SegmentRef& a, const SegmentRef& b) {
+                     return key(a) < key(b);
+                   });
+  std::erase_if(order, [&](const SegmentRef& ref) {
+    return plan.units[ref.unit].completed_by < 0;
+  });
   return order;
 }
 
@@ -147,6 +213,19 @@ void ListTransfers(Plan* plan) {
   }
   const Axis& groups = plan->replicate;
   for (Bucket& bucket : plan->reduce_buckets) {
+    if (bucket.is_rows()) {
+      // Tokens, then rows: of the group, then of all groups.
+      const int64_t ids = bucket.elems / plan->units[bucket.unit].width;
+      for (const auto& [elems, codec] : {std::pair(ids, Codec{DType::kI32}),
+                                         std::pair(bucket.elems, plan->rows)}) {
+        bucket.transfers.push_back(
+            {Kind::kGather, plan->owners, elems / groups.size, codec});
+        if (groups.size == 1) continue;
+        bucket.across.push_back(
+            {Kind::kGather, {groups, groups.size}, elems, codec});
+      }
+      continue;
+    }
     bucket.transfers =
         list(plan->owners, bucket.elems, plan->gradients, {Kind::kSum});
     // Who updates all parameters needs all gradients.
@@ -209,8 +288,9 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
               options.placement == PlacementOfServer()))
       << "a server owns everything, alone";
   if (shards > 1) plan.placement = options.placement;
-  for (const UnitSpec& spec : units) {
-    PlannedUnit unit = PlanUnit(spec, options);
+  plan.num_computing = static_cast<int>(units.size());
+  for (const auto& [spec, owner] : WithTables(units)) {
+    PlannedUnit unit = PlanUnit(spec, options, owner);
     unit.offset = plan.padded_elems;
     unit.homes = options.homes;
     unit.trained_offset = plan.trained_elems;
@@ -220,11 +300,21 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.units.push_back(std::move(unit));
   }
   FindNeeds(&plan);
+  ChooseRows(options, &plan);
   if (plan.world == 1) return plan;
   plan.reduce_buckets =
       BucketMaker(plan, options.reduce_bucket_elems,
                   plan.placement.gradients == Placement::kReplicated)
           .Make(BackwardOrder(plan));
+  for (int u = plan.num_computing; u < static_cast<int>(plan.units.size());
+       ++u) {
+    const PlannedUnit& table = plan.units[u];
+    if (table.rows == 0) continue;
+    plan.reduce_buckets.push_back(
+        {.elems = plan.world * table.rows * table.width,
+         .unit = u,
+         .completed_by = table.owner});
+  }
   if (plan.placement.parameters == Placement::kReplicated &&
       plan.placement.optimizer == Placement::kSharded) {
     plan.gather_buckets =

@@ -8,15 +8,27 @@
 // there are shards. So reduce-scatter and all-gather run in place for any world
 // size, pieces stay aligned, and no bucket size ever moves an owner. A ZeRO
 // stage is nothing but a row of PlacementOfStage. Nothing here knows a thread,
-// a device or a file. The ranks are a mesh of two axes. Along `shard`,
+// a device or a file.
+//
+// A table whose rows are looked up by token is a unit of its own, behind those
+// that compute. What the lookup adds to its gradient is one row per token.
+// Where all ranks' tokens of a step are fewer than the table's rows, ranks
+// exchange tokens and rows at the end of backward, and each adds all of them to
+// what it holds of the reduced gradient: in the order of ranks, then of
+// micro-steps, then of tokens. The gradient of a head that shares the table is
+// reduced before, right behind the head. Otherwise the lookup writes into the
+// same dense gradient as the head, which is reduced when both have. The rule
+// knows shapes alone, and so the bits are the same at every stage.
+//
+// The ranks are a mesh of two axes. Along `shard`,
 // consecutive ranks, the states are cut into pieces, and so each such group has
 // all of them; along `replicate` ranks have the same pieces. One group is ZeRO;
 // several are MiCS and FSDP's hybrid sharding. A parameter server is one owner
 // on the axis instead of all its places. Invariants: parameters are disjoint;
 // segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
-//   every segment of trained parameters is in exactly one reduce bucket and
-//   one gather bucket.
+//   every segment of trained parameters is in exactly one reduce bucket (but
+//   those of a table that only a lookup reads, by rows) and one gather bucket.
 #ifndef ZERO_ENGINE_ZERO_PLAN_H_
 #define ZERO_ENGINE_ZERO_PLAN_H_
 
@@ -36,6 +48,7 @@ struct ParameterSpec {
   Shape shape;  // stored shape
   bool decay = false;
   bool frozen = false;
+  bool looked_up = false;  // a table [V, C]: the unit reads rows by token
 };
 
 struct UnitSpec {
@@ -153,6 +166,8 @@ struct PlanOptions {
   StatePlacement placement;
   StateHomes homes;  // of every unit; the device, so far
   Codec parameters, gradients;
+  // That a rank looks up in a step; 0: nobody knows, gradients are dense.
+  int64_t tokens = 0;
   // Every parameter is a segment of its own, whatever its size. It moves
   // owners and costs padding: for measuring what one collective per tensor is
   // like.
@@ -172,13 +187,22 @@ struct PlannedUnit {
   std::string name;
   std::vector<PlannedParameter> parameters;
   // Parameters of earlier units that this one reads: they must be in place
-  // while it runs, and their gradients are complete only when their own unit's
-  // are.
+  // while it runs.
   std::vector<std::string> borrowed;
-  // The units whose parameters must be in place while this one runs forward:
-  // those that own the borrowed ones, then itself. Their gradients are what
-  // its backward writes.
+  // The units whose parameters must be in place while this one runs forward,
+  // ascending: itself, its tables, and those that own the borrowed ones.
   std::vector<int> needs;
+  // Those of them whose gradients its backward writes.
+  std::vector<int> writes;
+  // The unit that computes with these parameters first: itself, or who looks
+  // rows of this table up.
+  int owner = 0;
+  // The last one in backward that writes the gradient; -1: none does, it is
+  // all rows.
+  int completed_by = 0;
+  // Of a table that is exchanged by rows: how many a rank looks up in a step,
+  // and their length.
+  int64_t rows = 0, width = 0;
   // Whether its backward reads them too.
   bool backward_reads_parameters = true;
   std::vector<Segment> segments;
@@ -200,15 +224,19 @@ struct SegmentRef {
   bool operator==(const SegmentRef&) const = default;
 };
 
-// Segments that move together.
+// Segments that move together; or the rows of a table's gradient, and their
+// tokens.
 struct Bucket {
-  std::vector<SegmentRef> segments;
-  int64_t elems = 0;
+  std::vector<SegmentRef> segments;  // none of rows
+  int64_t elems = 0;                 // of rows: those of all ranks
+  int unit = 0;                      // of the first segment, or the table
+  int completed_by = 0;              // the unit whose backward completes it
   // One after the other: within the group, then between groups, which a step
   // does once.
   std::vector<Transfer> transfers, across;
 
   bool operator==(const Bucket&) const = default;
+  bool is_rows() const { return segments.empty(); }
 };
 
 struct Plan {
@@ -222,9 +250,16 @@ struct Plan {
   Axis shard{"shard"}, replicate{"replicate"};
   Partition owners;  // of sharded states, over `shard`
   Codec parameters, gradients;
+  // Rows of gradients travel as backward writes them, in the parameters' dtype,
+  // or in that of gradients where it is smaller.
+  Codec rows;
   // A group of one has nothing to shard: all replicated, whatever was asked.
   StatePlacement placement;
+  // The model's, and behind them the tables, which compute nothing.
   std::vector<PlannedUnit> units;
+  int num_computing = 0;
+  // In the order in which parameters are needed: a table before who owns it.
+  std::vector<int> forward_order;
   // In the order in which backward completes them: from the last unit down.
   // That order is known here, and holds in every step: a unit's backward runs
   // as a whole behind those of all later units, borrowers of its parameters

@@ -17,15 +17,19 @@ namespace {
 
 // In the order of ActionKind.
 constexpr const char* kKindNames[] = {
-    "Forward", "ForwardBackward", "Backward",     "Gather",
-    "Release", "Reduce",          "ReduceAcross", "ReleaseGradients",
-    "Norm",    "Moments",         "Update",       "GatherUpdated"};
+    "Forward", "ForwardBackward", "Backward",         "Gather",  "Release",
+    "Reduce",  "ReduceAcross",    "ReleaseGradients", "AddRows", "Norm",
+    "Moments", "Update",          "GatherUpdated"};
 static_assert(std::size(kKindNames) ==
               static_cast<size_t>(ActionKind::kGatherUpdated) + 1);
 
 std::string BucketName(const std::vector<Bucket>& buckets, int index,
                        const Plan& plan) {
   const Bucket& bucket = buckets[index];
+  if (bucket.is_rows()) {
+    return absl::StrCat("bucket ", index, ": rows of ",
+                        plan.units[bucket.unit].name);
+  }
   const std::string& first = plan.units[bucket.segments.front().unit].name;
   const std::string& last = plan.units[bucket.segments.back().unit].name;
   return absl::StrCat("bucket ", index, ": ", first,
@@ -189,10 +193,10 @@ class Builder {
              policy_.max_reuse_distance;
     }
     if (policy_.max_live_elems != GatherPolicy::kAuto) return true;
-    // A borrowed unit (a tied embedding, for the head). Memory is at its peak
+    // A table that the embedding and the head share. Memory is at its peak
     // where it and its gradients are in place, so until then there is room;
     // gathered again just before the head, the largest unit would be exposed.
-    if (computations_[next].index != unit) return true;
+    if (computations_[next].index != plan_.units[unit].owner) return true;
     // The unit that turns from forward to backward, and the first one between
     // micro-batches: they would be gathered again before their buffer was
     // needed for anything else.
@@ -200,14 +204,16 @@ class Builder {
   }
 
   // Starts every bucket that the backward pass of this unit completes. Groups
-  // add up once per step, when each has the sum of all its micro-batches.
+  // add up once per step, when each has the sum of all its micro-batches; rows
+  // of all micro-batches are exchanged once.
   void ReduceFrom(const Action& action, bool last_micro_step) {
     const int num_buckets = static_cast<int>(plan_.reduce_buckets.size());
     if (action.kind == ActionKind::kForwardBackward) next_bucket_ = 0;
-    bool started = false;
+    std::vector<int> started;  // units
     while (next_bucket_ < num_buckets &&
-           plan_.reduce_buckets[next_bucket_].segments.back().unit >=
-               action.index) {
+           plan_.reduce_buckets[next_bucket_].completed_by >= action.index) {
+      const Bucket& bucket = plan_.reduce_buckets[next_bucket_];
+      if (bucket.is_rows() && !last_micro_step) break;
       actions_.push_back(
           {ActionKind::kReduce, next_bucket_, action.micro_step});
       if (last_micro_step && plan_.replicate.size > 1) {
@@ -215,22 +221,31 @@ class Builder {
             {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
       }
       ++next_bucket_;
-      started = true;
+      if (!bucket.is_rows() && !Contains(started, bucket.unit)) {
+        started.push_back(bucket.unit);
+      }
     }
-    if (!started || !shards_gradients_) return;
-    reducing_.push_back(
-        {ActionKind::kReleaseGradients, action.index, action.micro_step});
-    if (!options_.overlap) ReleaseAllBut(0);
+    if (!shards_gradients_) return;
+    for (int unit : started) {
+      reducing_.push_back(
+          {ActionKind::kReleaseGradients, unit, action.micro_step});
+    }
+    if (!options_.overlap && !started.empty()) ReleaseAllBut(0);
   }
 
   // A backward pass takes gradient buffers: at most one unit's is still being
-  // reduced beside it, and none that it needs itself (a tied embedding's, from
-  // the micro-batch before).
+  // reduced beside it, with that of a table, and none that it writes itself (a
+  // shared table's, from the micro-batch before).
   void ReleaseBuffersFor(const Action& action) {
-    ReleaseAllBut(1);
-    if (reducing_.empty()) return;
-    if (Contains(plan_.units[action.index].needs, reducing_.front().index)) {
-      ReleaseAllBut(0);
+    const size_t size = reducing_.size();
+    const bool table =
+        size > 1 && (reducing_[size - 1].index >= plan_.num_computing ||
+                     reducing_[size - 2].index >= plan_.num_computing);
+    ReleaseAllBut(table ? 2 : 1);
+    for (size_t i = reducing_.size(); i > 0; --i) {
+      if (Contains(plan_.units[action.index].writes, reducing_[i - 1].index)) {
+        return ReleaseAllBut(reducing_.size() - i);
+      }
     }
   }
 
@@ -304,10 +319,14 @@ class WaitFinder {
       case ActionKind::kReduce:
       case ActionKind::kReduceAcross:
         Await(computed_);
+        reducing_[plan_.reduce_buckets[action.index].unit].insert(i);
         for (const SegmentRef& ref :
              plan_.reduce_buckets[action.index].segments) {
           reducing_[ref.unit].insert(i);
         }
+        break;
+      case ActionKind::kAddRows:
+        AwaitReductions(action.index);
         break;
       case ActionKind::kReleaseGradients:
         AwaitReductions(action.index);
@@ -436,8 +455,7 @@ std::vector<bool> PersistentUnits(const Plan& plan,
 
 std::vector<Action> MakeSchedule(const Plan& plan,
                                  const ScheduleOptions& options) {
-  const int num_units = static_cast<int>(plan.units.size());
-  const int last = num_units - 1;
+  const int last = plan.num_computing - 1;
   std::vector<Action> computations;
   for (int64_t micro = 0; micro < options.micro_steps; ++micro) {
     for (int u = 0; u < last; ++u) {
@@ -450,13 +468,20 @@ std::vector<Action> MakeSchedule(const Plan& plan,
   }
   std::vector<Action> actions =
       Builder(plan, options, std::move(computations)).Build();
+  for (const Bucket& bucket : plan.reduce_buckets) {
+    if (bucket.is_rows()) {
+      actions.push_back({ActionKind::kAddRows, bucket.unit});
+    }
+  }
   actions.push_back({ActionKind::kNorm});
   if (options.tensor_norms) actions.push_back({ActionKind::kMoments});
   size_t next_bucket = 0;
-  for (int u = 0; u < num_units; ++u) {
+  std::vector<bool> updated(plan.units.size());
+  for (int u : plan.forward_order) {
     actions.push_back({ActionKind::kUpdate, u});
+    updated[u] = true;
     while (next_bucket < plan.gather_buckets.size() &&
-           plan.gather_buckets[next_bucket].segments.back().unit <= u) {
+           updated[plan.gather_buckets[next_bucket].segments.back().unit]) {
       actions.push_back(
           {ActionKind::kGatherUpdated, static_cast<int>(next_bucket++)});
     }
@@ -468,8 +493,8 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options) {
   std::vector<Action> computations;
-  for (size_t u = 0; u < plan.units.size(); ++u) {
-    computations.push_back({ActionKind::kForward, static_cast<int>(u)});
+  for (int u = 0; u < plan.num_computing; ++u) {
+    computations.push_back({ActionKind::kForward, u});
   }
   std::vector<Action> actions =
       Builder(plan, options, std::move(computations)).Build();
@@ -514,11 +539,18 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   };
   const StatePlacement& placement = plan.placement;
   const int64_t n = plan.shard.size, m = plan.replicate.size;
-  const int64_t psi = plan.trained_elems;
+  int64_t psi = 0;  // of gradients that are reduced
+  int64_t row_bytes = 0;
+  for (const PlannedUnit& unit : plan.units) {
+    if (unit.completed_by >= 0) psi += unit.trained_elems;
+    if (unit.rows == 0) continue;
+    row_bytes += unit.rows * (DTypeBytes(DType::kI32) +
+                              unit.width * DTypeBytes(plan.rows.dtype));
+  }
   const int64_t p = DTypeBytes(plan.parameters.dtype);
   const int64_t r = DTypeBytes(plan.gradients.dtype);
   const int64_t ring = DTypeBytes(plan.gradients.partial_sums) - r;
-  int64_t gathered = is_sharded(placement.optimizer) ? psi : 0;
+  int64_t gathered = is_sharded(placement.optimizer) ? plan.trained_elems : 0;
   if (is_sharded(placement.parameters)) {
     gathered = 2 * micro_steps * plan.padded_elems;
   }
@@ -533,10 +565,11 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   }
   const int64_t k = n - 1, hops = std::max<int64_t>(n - 2, 0);
   wire.gathered = gathered / n * k * p;
-  wire.reduced = reductions * psi / n * (k * r + hops * ring);
+  wire.reduced = reductions * psi / n * (k * r + hops * ring) + k * row_bytes;
   if (!is_sharded(placement.optimizer)) wire.reduced += psi / n * k * r;
   wire.across =
-      psi / n / m * (2 * (m - 1) * r + std::max<int64_t>(m - 2, 0) * ring);
+      psi / n / m * (2 * (m - 1) * r + std::max<int64_t>(m - 2, 0) * ring) +
+      (m - 1) * n * row_bytes;
   wire.received = wire.gathered + wire.reduced + wire.across;
   return wire;
 }
@@ -572,7 +605,7 @@ std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   }
   for (const auto* buckets : {&plan.reduce_buckets, &plan.gather_buckets}) {
     for (const Bucket& bucket : *buckets) {
-      text += "bucket";
+      absl::StrAppend(&text, "bucket of ", bucket.elems);
       for (const SegmentRef& ref : bucket.segments) {
         absl::StrAppend(&text, " ", ref.unit, ".", ref.segment);
       }

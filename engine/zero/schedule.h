@@ -25,10 +25,12 @@ enum class ActionKind {
   kBackward,          // unit; recomputes its forward first where asked
   kGather,            // unit: takes a buffer, starts gathering its parameters
   kRelease,           // unit: gives its gathered parameters' buffer back
-  kReduce,            // bucket: starts reducing its gradients
+  kReduce,            // bucket: starts reducing its gradients; of rows:
+                      // gathering them
   kReduceAcross,      // bucket: starts adding this rank's pieces of it, which
                       // hold the group's sums, over the groups
   kReleaseGradients,  // unit: gives its reduced gradients' buffer back
+  kAddRows,           // table: adds the rows of all ranks to its gradient
   kNorm,              // global gradient norm, clip factor, finite check
   kMoments,           // the optimizer's first pass: norms of whole parameters
   kUpdate,            // optimizer step of the unit's owned part
@@ -119,7 +121,10 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
 // k = (shards - 1) / shards, Psi = padded elements, of gradients and what is
 // updated without those of frozen parameters, G = micro_steps. Across the
-// groups, once per step: 2 (groups - 1) / groups * Psi / shards. A server sends
+// groups, once per step: 2 (groups - 1) / groups * Psi / shards. Where a table
+// is exchanged by rows, a rank also sends its tokens and their rows to all
+// others, and Psi of gradients counts the table only where a head shares it. A
+// server sends
 // (world - 1) times the parameters and receives (world - 1) times the
 // gradients; a worker sends its gradients and receives the parameters. Around
 // a ring 16-bit gradients travel in fp32 from the second hop on. Where

@@ -10,6 +10,7 @@ double* StepClock::SpentOn(ActionKind kind, StepTimes* times) {
     case ActionKind::kForwardBackward:
     case ActionKind::kBackward:
       return &times->backward_ms;
+    case ActionKind::kAddRows:
     case ActionKind::kNorm:
     case ActionKind::kMoments:
     case ActionKind::kUpdate:

@@ -18,6 +18,7 @@ void Wire::TakeStaging(Arena& arena) {
          {std::pair(rank_->reduce.get(), &bucket.transfers),
           std::pair(rank_->across.get(), &bucket.across)}) {
       for (const Transfer& transfer : *transfers) {
+        if (transfer.kind != Transfer::Kind::kSum) continue;
         bytes = std::max(
             bytes, comm->StagingBytes(transfer.codec.dtype, transfer.elems));
       }
@@ -128,6 +129,32 @@ void Wire::ReduceAcross(int index, const FlatState& grads, Arena& rotating) {
               bucket.across, parts, /*accumulate=*/false, rotating);
 }
 
+void Wire::GatherRows(int index, const TableRows& own, const TableRows& all) {
+  const Bucket& bucket = plan_->reduce_buckets[index];
+  const int64_t group = plan_->replicate.PlaceOf(rank_->rank());
+  const auto start = [&](const Transfer& transfer, const Tensor& send,
+                         const Tensor& recv) {
+    const Tensor part = recv.Slice(group * transfer.elems, {transfer.elems});
+    Start(*rank_->reduce, *reduce_, NameOf(bucket), transfer,
+          {{send.data(), part.data(), transfer.elems}});
+  };
+  start(bucket.transfers[0], own.ids, all.ids);
+  start(bucket.transfers[1], own.rows, all.rows);
+}
+
+void Wire::GatherRowsAcross(int index, const TableRows& all) {
+  const Bucket& bucket = plan_->reduce_buckets[index];
+  const std::string name = absl::StrCat(NameOf(bucket), " across groups");
+  const auto start = [&](const Transfer& transfer, const Tensor& recv) {
+    const int64_t elems = transfer.elems / plan_->replicate.size;
+    const Tensor part = recv.Slice(rank_->across->rank() * elems, {elems});
+    Start(*rank_->across, *reduce_, name, transfer,
+          {{part.data(), recv.data(), transfer.elems}});
+  };
+  start(bucket.across[0], all.ids);
+  start(bucket.across[1], all.rows);
+}
+
 void Wire::ReduceParts(Communicator& comm, const std::string& name,
                        const std::vector<Transfer>& transfers,
                        const std::vector<Part>& parts, bool accumulate,
@@ -138,7 +165,7 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
   if (converts && !sent_gradients_.defined()) {
     int64_t elems = 0;
     for (const Bucket& bucket : plan_->reduce_buckets) {
-      elems = std::max(elems, bucket.elems);
+      if (!bucket.is_rows()) elems = std::max(elems, bucket.elems);
     }
     sent_gradients_ = Tensor::Empty(rotating, {elems}, sent_dtype,
                                     MemoryCategory::kReduceBuffers);

@@ -22,6 +22,11 @@ inline Codec GradientCodec(DType dtype, BulkAlgorithm algorithm) {
   return {dtype, algorithm == BulkAlgorithm::kRing ? DType::kF32 : dtype};
 }
 
+// Rows of a table's gradient, and whose they are: [n], [n, C].
+struct TableRows {
+  Tensor ids, rows;
+};
+
 class Wire {
  public:
   // Gradients accumulate in `grad_dtype`; they are sent, and their sum is
@@ -58,6 +63,10 @@ class Wire {
               bool accumulate, Arena& rotating);
   // Starts adding up this rank's pieces of a bucket over the groups.
   void ReduceAcross(int bucket, const FlatState& grads, Arena& rotating);
+  // Starts gathering this rank's tokens and rows (`own`) in its group, or from
+  // there in all groups, to where they lie in the order of ranks (`all`).
+  void GatherRows(int bucket, const TableRows& own, const TableRows& all);
+  void GatherRowsAcross(int bucket, const TableRows& all);
   // Gives back what Reduce took from `rotating`. REQUIRES: the compute stream
   // has waited for all reductions.
   void EndReductions() { sent_gradients_ = Tensor(); }
@@ -87,7 +96,7 @@ class Wire {
                    Arena& rotating);
   void Convert(std::vector<Conversion> conversions);
   const std::string& NameOf(const Bucket& bucket) const {
-    return plan_->units[bucket.segments.front().unit].name;
+    return plan_->units[bucket.unit].name;
   }
 
   const Rank* rank_;

@@ -33,15 +33,38 @@ void EmbeddingForwardRange(const EmbeddingForwardArgs& args, int64_t begin,
   ZERO_CPU_WITH_FLOAT_TYPE(args.out.dtype, T, GatherRows<T>(args, begin, end));
 }
 
+// Calls fn(row, begin, end) for what is there of columns [begin, end) of a row
+// of dtable: row[begin .. end).
+template <class T, class Fn>
+void ForEachPart(const EmbeddingBackwardArgs& args, int64_t id, int64_t begin,
+                 int64_t end, const Fn& fn) {
+  T* const table = static_cast<T*>(args.dtable.data);
+  const TablePieces& pieces = args.pieces;
+  if (pieces.period == 0) return fn(table + id * args.dtable.ld, begin, end);
+  const int64_t row = id * args.dtable.cols;
+  for (int64_t at = row + begin; at < row + end;) {
+    const int64_t lap = at / pieces.period;
+    const int64_t piece = lap * pieces.period + pieces.begin;
+    const int64_t first = std::max(at, piece);
+    const int64_t last = std::min(row + end, piece + pieces.elems);
+    if (first < last) {
+      fn(table + (lap * pieces.elems + row - piece), first - row, last - row);
+    }
+    at = (lap + 1) * pieces.period;
+  }
+}
+
 // fp32 tables: columns [begin, end) of every row of dout, in order of i.
 template <class T>
 void ScatterColumns(const EmbeddingBackwardArgs& args, int64_t begin,
                     int64_t end) {
   const T* dout = static_cast<const T*>(args.dout.data);
-  float* dtable = static_cast<float*>(args.dtable.data);
   for (int64_t i = 0; i < args.dout.rows; ++i) {
-    float* const row = dtable + args.ids[i] * args.dtable.ld;
-    AddSpans(row, dout + i * args.dout.ld, row, begin, end);
+    ForEachPart<float>(args, args.ids[i], begin, end,
+                       [&](float* row, int64_t first, int64_t last) {
+                         AddSpans(row, dout + i * args.dout.ld, row, first,
+                                  last);
+                       });
   }
 }
 
@@ -60,22 +83,23 @@ void ScatterSortedColumns(const EmbeddingBackwardArgs& args,
   constexpr int64_t kColumns = 256;
   HWY_ALIGN float sums[kColumns];
   const T* dout = static_cast<const T*>(args.dout.data);
-  T* dtable = static_cast<T*>(args.dtable.data);
   for (int64_t first = 0; first < count;) {
     const uint64_t id = order[first] >> 32;
     int64_t last = first;
     while (last < count && order[last] >> 32 == id) ++last;
-    T* row = dtable + static_cast<int64_t>(id) * args.dtable.ld;
-    for (int64_t column = begin; column < end; column += kColumns) {
-      const int64_t n = std::min(kColumns, end - column);
-      std::fill_n(sums, n, 0.0f);
-      AddSpans(sums, row + column, sums, 0, n);
-      for (int64_t k = first; k < last; ++k) {
-        const int64_t i = static_cast<uint32_t>(order[k]);
-        AddSpans(sums, dout + i * args.dout.ld + column, sums, 0, n);
+    const auto add = [&](T* row, int64_t from, int64_t to) {
+      for (int64_t column = from; column < to; column += kColumns) {
+        const int64_t n = std::min(kColumns, to - column);
+        std::fill_n(sums, n, 0.0f);
+        AddSpans(sums, row + column, sums, 0, n);
+        for (int64_t k = first; k < last; ++k) {
+          const int64_t i = static_cast<uint32_t>(order[k]);
+          AddSpans(sums, dout + i * args.dout.ld + column, sums, 0, n);
+        }
+        ConvertSpan(sums, row + column, 0, n);
       }
-      ConvertSpan(sums, row + column, 0, n);
-    }
+    };
+    ForEachPart<T>(args, static_cast<int64_t>(id), begin, end, add);
     first = last;
   }
 }
@@ -127,6 +151,7 @@ void CpuOps::EmbeddingBackward(Stream& stream,
              args.dtable.dtype == args.dout.dtype)
       << "EmbeddingBackward: dout " << args.dout.dtype << " -> "
       << args.dtable.dtype;
+  CheckPieces(args);
   if (!args.accumulate) Zero(*this, stream, args.dtable);
   if (args.dtable.dtype == DType::kF32) {
     ParallelRanges(num_threads_, args.dtable.cols, kColumnGrain,

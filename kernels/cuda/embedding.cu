@@ -196,22 +196,42 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// Where element `at` of a table lies, of which `pieces` are there; -1: nowhere.
+__device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
+  const int64_t lap = at / pieces.period;
+  const int64_t place = at - lap * pieces.period - pieces.begin;
+  return 0 <= place && place < pieces.elems ? lap * pieces.elems + place : -1;
+}
+
 // Row ids[k] of the table += the run that begins at k, rounded once, by a warp
 // per run and stripe of columns. Moves dout once, and every row of the table
 // that has an id in and out; to reach 80 % of copy bandwidth where ids differ.
 template <class T, class TableT, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     AddRunsKernel(const Runs runs, Table<const T> dout, Table<TableT> dtable,
-                  int64_t width, const float* partials) {
+                  TablePieces pieces, int64_t width, const float* partials) {
   constexpr int kSize = Chunk<T>::kSize;
   const int lane = threadIdx.x % kWarpSize;
   const int64_t k = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
   if (k >= runs.count || HasSameId(runs, k, k - 1)) return;
   const int64_t column = (int64_t{blockIdx.y} * kWarpSize + lane) * kSize;
-  const int64_t n = width - column;
-  TableT* const row = dtable.Row(runs.ids[k]) + column;
-  float sum[kSize];
-  LoadFloats<kAligned>(row, n, sum);
+  const int64_t whole = width - column;
+  // Aligned, all of the chunk is in one piece; else a lane asks for each.
+  const bool cut = pieces.period != 0;
+  const int64_t at = runs.ids[k] * width + column;
+  const int64_t place = cut ? PlaceIn(pieces, at) : 0;
+  const int64_t n = kAligned && place < 0 ? 0 : whole;
+  TableT* const row =
+      cut ? dtable.data + place : dtable.Row(runs.ids[k]) + column;
+  float sum[kSize] = {};
+  if (kAligned || !cut) {
+    LoadFloats<kAligned>(row, n, sum);
+  } else {
+    for (int i = 0; i < kSize && i < n; ++i) {
+      const int64_t one = PlaceIn(pieces, at + i);
+      if (one >= 0) sum[i] = ToFloat(dtable.data[one]);
+    }
+  }
   AddPart<kAligned>(runs, dout, k, column, n, sum);
   for (int64_t part = k + kPartRows; HasSameId(runs, k, part);
        part += kPartRows) {
@@ -221,7 +241,14 @@ __global__ void __launch_bounds__(kThreads)
       if (i < n) sum[i] += more[i];
     }
   }
-  StoreFloats<kAligned>(sum, row, n);
+  if (kAligned || !cut) {
+    StoreFloats<kAligned>(sum, row, n);
+  } else {
+    for (int i = 0; i < kSize && i < n; ++i) {
+      const int64_t one = PlaceIn(pieces, at + i);
+      if (one >= 0) dtable.data[one] = FromFloat<TableT>(sum[i]);
+    }
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -265,7 +292,7 @@ void AddRuns(cudaStream_t stream, const EmbeddingBackwardArgs& args,
   Launch(aligned ? AddRunsKernel<T, TableT, true>
                  : AddRunsKernel<T, TableT, false>,
          grid, kThreads, 0, stream, runs, TableOf<T>(dout),
-         TableOf<TableT>(args.dtable), dout.cols, partials);
+         TableOf<TableT>(args.dtable), args.pieces, dout.cols, partials);
 }
 
 }  // namespace
@@ -290,6 +317,7 @@ void CudaOps::EmbeddingBackward(Stream& stream,
   ZERO_CHECK(dtable.dtype == DType::kF32 || dtable.dtype == args.dout.dtype)
       << "EmbeddingBackward: dout " << args.dout.dtype << " -> "
       << dtable.dtype;
+  CheckPieces(args);
   const cudaStream_t handle = HandleOf(stream);
   if (!args.accumulate) Zero(*this, stream, dtable);
   if (args.dout.rows == 0) return;

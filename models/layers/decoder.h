@@ -58,6 +58,7 @@ class EmbeddingUnit : public DecoderUnit {
       : DecoderUnit("embedding", config), pdrop_(config.embd_pdrop) {
     const int64_t channels = config.hidden_size;
     words = AddVocabulary(words_name, {config.vocab_size, channels}, normal_);
+    words->looked_up = true;
     if (positions_name.empty()) return;
     positions =
         AddParameter(positions_name, {config.max_position_embeddings, channels},

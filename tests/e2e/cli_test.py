@@ -209,14 +209,19 @@ class CliTest(unittest.TestCase):
                         r"\n  \d+ to \d+ +[0-9,]+ elements, .* each: "
                         r"block.5#0 to block.0#\d+\n",
                         r"\nmicro-step 0\nForward\(embedding\); after "
-                        r"GatherUpdated\(bucket 0: embedding\) of the step "
-                        r"before\n",
+                        r"GatherUpdated\(bucket 0: embedding.table\) of the "
+                        r"step before\n",
+                        r"\n  8 +20,480 elements, 80.0 KiB: rows of "
+                        r"embedding.table\n",
                         r"\nmicro-steps 1 to 4, each\n",
-                        r"\nand then\nReleaseGradients.*\n(.*\n)+Norm\n",
+                        r"\nand then\n +Reduce\(bucket 8: rows of "
+                        r"embedding.table\); after Backward\(embedding\)\n"
+                        r"ReleaseGradients.*\nAddRows\(embedding.table\); .*\n"
+                        r"Norm\n",
                         r"\n +Reduce\(bucket \d+: head\); after "
                         r"ForwardBackward\(head\)\n",
                         r"\n  norm and agreements +40 bytes\n",
-                        r"\nUpdate\(block.0\) to Update\(block.5\)\n"):
+                        r"\nUpdate\(embedding\) to Update\(block.5\)\n"):
             self.assertRegex(text, pattern)
         self.assertEqual(text.count("\nForwardBackward"), 2)
 
@@ -231,7 +236,7 @@ class CliTest(unittest.TestCase):
         names = {e["name"] for e in events if e["ph"] == "X"}
         for name in ("Forward(block.0)", "all_gather block.0",
                      "reduce_scatter block.1", "inference: Forward(block.0)",
-                     "inference: Forward(head)", "wait: gather embedding",
+                     "inference: Forward(head)", "wait: gather embedding.table",
                      "wait: gather block.1", "wait: reduce block.1",
                      "wait: scalar norm and loss",
                      "wait: scalar stop, valid targets"):
@@ -390,15 +395,19 @@ class CliTest(unittest.TestCase):
         self.assertEqual(halves["peak_bytes"], halves["predicted_peak_bytes"])
         self.assertAlmostEqual(halves["final_loss"], full["final_loss"],
                                places=5)
-        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across.
+        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across. Of the table's gradient
+        # a token and a row for each that a rank has looked up, of one rank
+        # within and of two across.
         wire = next(line for line in out.splitlines() if "wire per" in line)
         states = halves["peak_bytes"]["gradients"]
         self.assertRegex(wire, "; reduced [0-9,]+ bytes = the formula; "
                                "reduced across groups [0-9,]+ bytes = the "
                                "formula$")
         self.assertNotIn("the plan says", wire)
-        self.assertEqual(step["communication"]["reduced_bytes"], states)
-        self.assertEqual(step["communication"]["across_bytes"], states)
+        rows = 2 * 32 * 4 * (1 + 64)
+        self.assertEqual(step["communication"]["reduced_bytes"], states + rows)
+        self.assertEqual(step["communication"]["across_bytes"],
+                         states + 2 * rows)
         text = self.ok("plan", "config.json", "--ranks", "4",
                        "--set", "train_batch_size=8",
                        "--set", "zero_optimization.stage=3",

@@ -109,6 +109,48 @@ TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
   }
 }
 
+// What a rank holds of a sharded table gets what it would get as a part of all
+// of it, where pieces begin and end within rows too.
+TEST(EmbeddingTest, PiecesOfATableGetTheirPartOfTheWhole) {
+  constexpr int64_t kPiece = 64, kRanks = 3, kPeriod = kRanks * kPiece;
+  for (const int64_t width : {24, 31, 200}) {
+    constexpr int64_t kRows = 70, kVocab = 11;
+    const int64_t laps = (kVocab * width + kPeriod - 1) / kPeriod;
+    const TestVector<int32_t> ids = Ids(kRows, kVocab);
+    for (const DType dtype : kFloatTypes) {
+      for (const DType table_dtype : {DType::kF32, dtype}) {
+        Array dout = Array::Normal(dtype, kRows * width, 3);
+        const Array before = Array::Normal(table_dtype, laps * kPeriod, 4);
+        ForEachPath([&](const Path& path) {
+          EmbeddingBackwardArgs args{ids.data(),
+                                     dout.matrix(kRows, width, width),
+                                     {},
+                                     /*accumulate=*/true};
+          Array whole = before;
+          args.dtable = whole.matrix(kVocab, width, width);
+          Backward(path, args);
+          for (int64_t rank = 0; rank < kRanks; ++rank) {
+            Array piece(table_dtype, laps * kPiece), want = piece;
+            for (int64_t i = 0; i < laps * kPiece; ++i) {
+              const int64_t at =
+                  i / kPiece * kPeriod + rank * kPiece + i % kPiece;
+              piece.Set(i, before[at]);
+              want.Set(i, whole[at]);
+            }
+            args.dtable = piece.matrix(kVocab, width, width);
+            args.pieces = {kPeriod, rank * kPiece, kPiece};
+            Backward(path, args);
+            EXPECT_TRUE(piece.SameBits(want))
+                << DTypeName(dtype) << " -> " << DTypeName(table_dtype) << " "
+                << width << " rank " << rank;
+            args.pieces = {};
+          }
+        });
+      }
+    }
+  }
+}
+
 // Tokens that fill much of a batch: more rows of one id than are summed at a
 // time anywhere, in several runs, next to ids that occur once. Integers, so
 // that every order of summation gives the same bits.

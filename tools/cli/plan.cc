@@ -122,9 +122,22 @@ void PrintBuckets(const char* title, const Plan& plan,
   std::vector<std::pair<std::string, std::string>> rows;
   ForEachRun(
       buckets.size(),
-      [&](size_t b) { return buckets[b].elems == buckets[b - 1].elems; },
+      [&](size_t b) {
+        return buckets[b].elems == buckets[b - 1].elems &&
+               !buckets[b].is_rows();
+      },
       [&](size_t first, size_t last) {
         const Bucket& bucket = buckets[first];
+        if (bucket.is_rows()) {
+          rows.push_back(
+              {absl::StrCat(first),
+               absl::StrFormat("%s elements, %s: rows of %s",
+                               WithCommas(bucket.elems),
+                               HumanBytes(static_cast<double>(
+                                   bucket.elems * DTypeBytes(plan.rows.dtype))),
+                               plan.units[bucket.unit].name)});
+          return;
+        }
         std::vector<std::string> segments;
         for (const SegmentRef& ref : bucket.segments) {
           segments.push_back(name(ref));

@@ -186,7 +186,9 @@ Job ServerJob(int world) {
   return job;
 }
 
+// A server is given no rows.
 Job DirectJob(Job job) {
+  job.rows = false;
   job.options.plan.placement = PlacementOfStage(0);
   job.options.plan.owners = 0;
   return job;

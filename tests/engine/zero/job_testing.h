@@ -52,6 +52,7 @@ struct Job {
   float loss_scale = 1;
   bool ahead = false;   // steps begin before the one before them is finished
   bool packed = false;  // several sequences in a row
+  bool rows = true;     // the table is exchanged by rows where they are few
   std::function<std::unique_ptr<Model>()> make;  // null: config's
   // What goes around the ranks' communicators.
   decltype(LocalRanksOptions::wrap) wrap;
@@ -121,7 +122,16 @@ inline void ExpectBytesAsAsked(const Rank& rank) {
   }
 }
 
-inline absl::StatusOr<Outcome> RunRank(const Job& job, const Rank& rank) {
+// The job with what its plan is to know of the batch.
+inline Job Planned(Job job) {
+  if (job.rows) {
+    job.options.plan.tokens = job.batch / job.world * job.length;
+  }
+  return job;
+}
+
+inline absl::StatusOr<Outcome> RunRank(const Job& of, const Rank& rank) {
+  const Job job = Planned(of);
   const int64_t rows = job.batch / job.world;
   ZERO_CHECK_EQ(rows * job.world, job.batch);
   ZERO_CHECK_EQ(rows % job.micro_steps, 0);
@@ -316,8 +326,12 @@ inline Failure WithAHangingRank(const Job& job, int hanging, int bucket) {
   });
 }
 
+// More words than a job's batch has tokens.
+inline constexpr int64_t kManyWords = 131;
+
 inline ModelConfig TiedLlama() {
   ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  config.vocab_size = kManyWords;
   config.tie_word_embeddings = true;
   return config;
 }
@@ -341,10 +355,10 @@ inline void MakeGradientsIntegers(const Rank& rank, Rig& rig) {
         if (done || action.kind != ActionKind::kReduce) return;
         const Bucket& bucket = rig->plan().reduce_buckets[action.index];
         for (const SegmentRef& ref : bucket.segments) {
-          for (const auto& parameter :
-               rig.model().units()[ref.unit]->parameters()) {
-            const Tensor& grad = parameter->weight.sink->grad;
-            for (int64_t i = 0; i < parameter->shape.num_elems(); ++i) {
+          for (const auto& planned : rig->plan().units[ref.unit].parameters) {
+            const Parameter& parameter = rig.parameter(planned.spec.name);
+            const Tensor& grad = parameter.weight.sink->grad;
+            for (int64_t i = 0; i < parameter.shape.num_elems(); ++i) {
               grad.As<float>()[i] =
                   static_cast<float>((7 * rank + 3 * i) % 41) - 20;
             }

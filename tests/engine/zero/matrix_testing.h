@@ -14,12 +14,13 @@
 
 namespace zero {
 
-// Odd widths, one table for embedding and head, and a vocabulary (61) that no
-// number of ranks divides.
+// Odd widths, one table for embedding and head, and a vocabulary that no number
+// of ranks divides.
 inline ModelConfig OddConfig(ModelFamily family) {
   ModelConfig config = TinyConfig(family);
   const bool is_gpt2 = family == ModelFamily::kGpt2;
   config.tie_word_embeddings = true;
+  if (!is_gpt2) config.vocab_size = kManyWords;
   config.num_hidden_layers = 3;
   config.hidden_size = 33;
   config.num_attention_heads = 3;
@@ -81,6 +82,7 @@ struct MatrixPoint {
     job.config = OddConfig(family());
     job.world = world();
     job.steps = 20;
+    job.rows = family() != ModelFamily::kGpt2;
     job.options.param_dtype = dtype();
     job.options = AtStage(job.options, at[kStage]);
     job.options.plan.reduce_bucket_elems = BucketElems();

@@ -102,7 +102,8 @@ std::vector<Action> ScheduleOf(const Job& job, const Plan& plan) {
   return MakeSchedule(plan, job.options.schedule_options(job.micro_steps));
 }
 
-Plan PlanOf(const Job& job) {
+Plan PlanOf(const Job& of) {
+  const Job job = Planned(of);
   return MakePlan(
       DescribeUnits(*job.Make()),
       job.options.plan_options(job.world, job.world, job.algorithm));
@@ -116,8 +117,10 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
         SCOPED_TRACE(testing::Message()
                      << ModelFamilyName(config.family) << ", stage " << stage
                      << ", " << micro_steps << " micro-steps");
+        const bool rows = config.vocab_size == kManyWords;
         Job job;
         job.config = config;
+        job.rows = rows;
         job.config.num_hidden_layers = 3;
         job.micro_steps = micro_steps;
         job.steps = 3;
@@ -140,11 +143,21 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
             }
           }
           std::vector<std::string> want;
-          if (stage == 3) want.push_back("Gather(embedding)");
-          want.push_back("Reduce(bucket 4: embedding)");
+          if (rows) {
+            if (stage == 3) want.push_back("Gather(embedding.table)");
+            want.push_back("Reduce(bucket 5: rows of embedding.table)");
+          } else {
+            if (stage == 3) {
+              want.push_back("Gather(embedding)");
+              want.push_back("Gather(embedding.wte)");
+            }
+            want.push_back("Reduce(bucket 4: embedding)");
+            want.push_back("Reduce(bucket 5: embedding.wte)");
+          }
           // Behind the last step nothing hides what was updated last.
           if (i + 1 == job.steps && (stage == 1 || stage == 2)) {
-            want.push_back("GatherUpdated(bucket 4: head)");
+            want.push_back(rows ? "GatherUpdated(bucket 4: head)"
+                                : "GatherUpdated(bucket 5: head)");
           }
           EXPECT_EQ(alone, want) << "step " << i + 1;
         }
@@ -158,8 +171,9 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
           for (const auto& [at, last] : last_under) {
             if (IsGather(actions[at]) != (channel == "gather")) continue;
             until.push_back(last + 1);
-            // Stage 0 gathers what it has reduced.
-            if (channel == "reduce" && stage == 0) until.push_back(0);
+            // Stage 0 gathers what it has reduced; rows follow their tokens.
+            until.resize(until.size() + TransfersOf(actions[at], plan).size() -
+                         1);
           }
           return std::make_unique<Holding>(std::move(end), &progress[rank],
                                            std::move(until));
@@ -174,6 +188,47 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
         EXPECT_EQ(Train(job), want);
       }
     }
+  }
+}
+
+// With a table of several buckets, and a position table beside it: nothing but
+// its rows and the positions is left for the end.
+TEST(OverlapTest, ASharedTableIsReducedUnderBackward) {
+  for (int stage : {0, 1, 2, 3}) {
+    Job job;
+    job.config.vocab_size = 3 * Plan::kMaxSegmentElems / 32;
+    job.config.tie_word_embeddings = true;
+    job.options = AtStage(job.options, stage);
+    job.options.plan.reduce_bucket_elems = 1;
+    const Plan plan = PlanOf(job);
+    ASSERT_EQ(plan.units.back().name, "embedding.wte");
+    ASSERT_GT(plan.units.back().segments.size(), 2u);
+    const std::vector<Action> actions = ScheduleOf(job, plan);
+    int num_under = 0;
+    std::vector<std::string> alone;
+    int64_t alone_bytes = 0;
+    for (const auto& [at, last] : LastUnder(actions, 1)) {
+      const Action& action = actions[at];
+      if (action.kind != ActionKind::kReduce) continue;
+      const Bucket& bucket = plan.reduce_buckets[action.index];
+      if (last >= 0) {
+        num_under += bucket.unit == plan.num_computing;
+        continue;
+      }
+      alone.push_back(ActionName(action, plan));
+      for (const Transfer& transfer : TransfersOf(action, plan)) {
+        alone_bytes += transfer.BytesOf(0).sent;
+      }
+    }
+    EXPECT_GT(num_under, 1);
+    const size_t last = plan.reduce_buckets.size() - 1;
+    EXPECT_EQ(
+        alone,
+        (std::vector<std::string>{
+            absl::StrCat("Reduce(bucket ", last - 1, ": embedding)"),
+            absl::StrCat("Reduce(bucket ", last, ": rows of embedding.wte)")}))
+        << "stage " << stage;
+    EXPECT_LT(alone_bytes, CountWire(plan, actions).reduced / 100);
   }
 }
 
@@ -364,15 +419,19 @@ TEST(OverlapTest, EveryWaitHasAChannelAndAName) {
   Job job;
   job.options.plan.reduce_bucket_elems = 1;
   job.options.plan.gather_bucket_elems = 1;
-  const Names step0 = {"reduce head", "reduce block.1", "reduce block.0",
-                       "reduce embedding", "scalar norm and loss"};
+  // The rows of the table, behind their tokens, are waited for before the norm.
+  const Names step0 = {"reduce embedding.wte", "reduce embedding.wte",
+                       "reduce head",          "reduce block.1",
+                       "reduce block.0",       "reduce embedding",
+                       "scalar norm and loss"};
   Names want = {"scalar schedule"};
   want.insert(want.end(), step0.begin(), step0.end());
   EXPECT_EQ(WaitsOf(job, 1), want);
 
   // Behind the step: the parameters that it updated.
   job.options = AtStage(job.options, 1);
-  for (const char* unit : {"embedding", "block.0", "block.1", "head"}) {
+  for (const char* unit :
+       {"embedding.wte", "embedding", "block.0", "block.1", "head"}) {
     want.push_back(absl::StrCat("gather ", unit));
   }
   EXPECT_EQ(WaitsOf(job, 1), want);

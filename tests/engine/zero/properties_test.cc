@@ -135,6 +135,7 @@ TEST(PropertiesTest, IntegersAddUpExactly) {
   for (int world : {2, 3, 4}) {
     Job job;
     job.world = world;
+    job.rows = false;  // those are no integers
     job.steps = 1;
     job.options.max_grad_norm = 0;
     job.prepare = MakeGradientsIntegers;

@@ -21,6 +21,7 @@ constexpr int kMicroSteps = 2;
 void ExpectCountedIsFormula(Job job) {
   job.world = kWorld;
   job.micro_steps = kMicroSteps;
+  job.options.plan.tokens = kMicroSteps * kLength;
   std::atomic<int64_t> all_sent{0}, all_received{0};
   const absl::Status status = RunLocalRanks(
       job.world, RanksOf(job), OneThread,
