@@ -17,7 +17,9 @@ namespace zero {
 ArenaBlock::~ArenaBlock() { arena_->Free(*this); }
 
 void* ArenaBlock::data() const {
-  return static_cast<char*>(arena_->buffer_.data()) + offset_;
+  const int64_t begin =
+      Arena::IsFar(category_) ? arena_->capacity_ - offset_ - bytes_ : offset_;
+  return static_cast<char*>(arena_->buffer_.data()) + begin;
 }
 
 absl::StatusOr<std::unique_ptr<Arena>> Arena::Make(Device& device,
@@ -51,21 +53,13 @@ Arena::~Arena() { ZERO_CHECK_EQ(live_, 0) << "live blocks in arena " << name_; }
 std::shared_ptr<ArenaBlock> Arena::Allocate(int64_t bytes,
                                             MemoryCategory category) {
   const int64_t padded = std::max(RoundUp(bytes, kAlignment), kAlignment);
-  int64_t offset = end_;
-  const auto fit = free_by_size_.lower_bound({padded, 0});
-  if (fit != free_by_size_.end()) {
-    const int64_t size = fit->first;
-    offset = fit->second;
-    EraseFree(free_by_offset_.find(offset));
-    if (size > padded) AddFree(offset + padded, size - padded);
-  } else {
-    ZERO_CHECK_LE(end_ + padded, capacity_)
-        << "arena " << name_ << " has no room for " << padded << " bytes of "
-        << MemoryCategoryName(category) << "; " << live_ << " bytes are live";
-    end_ += padded;
-  }
+  const int64_t offset = SideOf(category).Take(padded);
+  const int64_t taken = near_.end() + far_.end();
+  ZERO_CHECK_LE(taken, capacity_)
+      << "arena " << name_ << " has no room for " << padded << " bytes of "
+      << MemoryCategoryName(category) << "; " << live_ << " bytes are live";
   live_ += padded;
-  high_water_ = std::max(high_water_, offset + padded);
+  high_water_ = std::max(high_water_, taken);
   ledger_->Add(category, padded);
   return std::make_shared<ArenaBlock>(this, offset, padded, category);
 }
@@ -76,35 +70,50 @@ void Arena::Free(const ArenaBlock& block) {
   }
   live_ -= block.bytes();
   ledger_->Remove(block.category_, block.bytes());
-  int64_t begin = block.offset(), bytes = block.bytes();
-  auto next = free_by_offset_.lower_bound(begin);
-  if (next != free_by_offset_.end() && next->first == begin + bytes) {
-    bytes += next->second;
-    EraseFree(next++);
+  SideOf(block.category_).GiveBack(block.offset(), block.bytes());
+}
+
+int64_t Arena::Side::Take(int64_t bytes) {
+  const auto fit = by_size_.lower_bound({bytes, 0});
+  if (fit == by_size_.end()) {
+    end_ += bytes;
+    return end_ - bytes;
   }
-  if (next != free_by_offset_.begin()) {
+  const auto [size, begin] = *fit;
+  EraseHole(by_begin_.find(begin));
+  if (size > bytes) AddHole(begin + bytes, size - bytes);
+  return begin;
+}
+
+void Arena::Side::GiveBack(int64_t begin, int64_t bytes) {
+  auto next = by_begin_.lower_bound(begin);
+  if (next != by_begin_.end() && next->first == begin + bytes) {
+    bytes += next->second;
+    EraseHole(next++);
+  }
+  if (next != by_begin_.begin()) {
     auto previous = std::prev(next);
     if (previous->first + previous->second == begin) {
       begin = previous->first;
       bytes += previous->second;
-      EraseFree(previous);
+      EraseHole(previous);
     }
   }
   if (begin + bytes == end_) {
     end_ = begin;
   } else {
-    AddFree(begin, bytes);
+    AddHole(begin, bytes);
   }
 }
 
-void Arena::AddFree(int64_t offset, int64_t bytes) {
-  free_by_offset_[offset] = bytes;
-  free_by_size_.insert({bytes, offset});
+void Arena::Side::AddHole(int64_t begin, int64_t bytes) {
+  by_begin_[begin] = bytes;
+  by_size_.insert({bytes, begin});
 }
 
-void Arena::EraseFree(std::map<int64_t, int64_t>::iterator it) {
-  free_by_size_.erase({it->second, it->first});
-  free_by_offset_.erase(it);
+void Arena::Side::EraseHole(std::map<int64_t, int64_t>::iterator it) {
+  by_size_.erase({it->second, it->first});
+  by_begin_.erase(it);
 }
 
 void Arena::Touch() {

@@ -7,7 +7,12 @@
 // made the compute stream wait for all that touches it on other streams (the
 // executor awaits a collective before it lets go of a buffer), and whoever
 // takes it follows the compute stream.
-// Invariant: blocks are disjoint; holes lie below end_ and never touch.
+// What units hold for a while (gathered parameters, gradients to be reduced)
+// comes from the far end: it lives across the activations' last in, first out,
+// and between them it would leave holes. The two ends peak at different times,
+// and the range is as large as both together ever are.
+// Invariant: blocks are disjoint; the holes of a side lie below its end and
+// never touch.
 // Threads: one at a time. Start reading at tensor.h, the user of this.
 #ifndef ZERO_ENGINE_TENSOR_ARENA_H_
 #define ZERO_ENGINE_TENSOR_ARENA_H_
@@ -31,6 +36,7 @@ class Arena;
 // A live piece of an arena; returns itself when destroyed.
 class ArenaBlock {
  public:
+  // `offset`: from the end of the arena that the category comes from.
   ArenaBlock(Arena* arena, int64_t offset, int64_t bytes,
              MemoryCategory category)
       : arena_(arena), offset_(offset), bytes_(bytes), category_(category) {}
@@ -40,6 +46,7 @@ class ArenaBlock {
 
   void* data() const;
   int64_t offset() const { return offset_; }
+  MemoryCategory category() const { return category_; }
   int64_t bytes() const { return bytes_; }
 
  private:
@@ -64,9 +71,10 @@ class Arena {
                                                      MemoryLedger* ledger);
   ~Arena();
 
-  // The smallest hole that fits, lowest address first, else the end. The
-  // unused end is no hole: were it one, its size would decide where blocks go,
-  // and an arena of exactly high_water_bytes would be cut up differently.
+  // On the category's side: the smallest hole that fits, the one nearest to
+  // where the side begins, else its end. The unused middle is no hole: were it
+  // one, its size would decide where blocks go, and an arena of exactly
+  // high_water_bytes would be cut up differently.
   // Running out is the caller's mistake (the plan sizes arenas): the check
   // prints category, size and what is live.
   std::shared_ptr<ArenaBlock> Allocate(int64_t bytes, MemoryCategory category);
@@ -89,17 +97,39 @@ class Arena {
   void* data() const { return buffer_.data(); }
   int64_t capacity_bytes() const { return capacity_; }
   int64_t live_bytes() const { return live_; }
-  // The end of the highest block ever handed out.
+  // The most that both sides ever took together, holes among it.
   int64_t high_water_bytes() const { return high_water_; }
   const std::string& name() const { return name_; }
 
  private:
   friend class ArenaBlock;
+  // What is taken from one end of the range on.
+  class Side {
+   public:
+    int64_t Take(int64_t bytes);
+    void GiveBack(int64_t begin, int64_t bytes);
+    // Of the last live block; from here on all is free.
+    int64_t end() const { return end_; }
+
+   private:
+    void AddHole(int64_t begin, int64_t bytes);
+    void EraseHole(std::map<int64_t, int64_t>::iterator it);
+
+    std::map<int64_t, int64_t> by_begin_;            // holes: begin -> bytes
+    std::set<std::pair<int64_t, int64_t>> by_size_;  // (bytes, begin)
+    int64_t end_ = 0;
+  };
+
   Arena(Device& device, Buffer buffer, int64_t capacity, std::string name,
         MemoryLedger* ledger);
+  static bool IsFar(MemoryCategory category) {
+    return category == MemoryCategory::kGatheredParameters ||
+           category == MemoryCategory::kReduceBuffers;
+  }
+  Side& SideOf(MemoryCategory category) {
+    return IsFar(category) ? far_ : near_;
+  }
   void Free(const ArenaBlock& block);
-  void AddFree(int64_t offset, int64_t bytes);
-  void EraseFree(std::map<int64_t, int64_t>::iterator it);
 
   Device* device_;
   Buffer buffer_;
@@ -107,9 +137,7 @@ class Arena {
   int64_t capacity_;
   std::string name_;
   MemoryLedger* ledger_;
-  std::map<int64_t, int64_t> free_by_offset_;           // holes: begin -> bytes
-  std::set<std::pair<int64_t, int64_t>> free_by_size_;  // (bytes, begin)
-  int64_t end_ = 0;  // of the highest live block; from here on all is free
+  Side near_, far_;
   int64_t live_ = 0;
   int64_t high_water_ = 0;
   bool poison_freed_ = false;

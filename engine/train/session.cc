@@ -190,7 +190,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_ASSIGN_OR_RETURN(
       auto executor,
       Executor::Make(imagined, *model, plan, OptionsOf(config, workload),
-                     {kUnlimited, kUnlimited}, &rehearsal.ledger));
+                     {kUnlimited}, &rehearsal.ledger));
   int64_t peak = rehearsal.ledger.total_peak_bytes();
   executor->clock().set_hook([&](const Action& action, bool done) {
     if (!done) return;

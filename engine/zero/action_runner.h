@@ -50,11 +50,12 @@ class ActionRunner {
   }
 
   // Makes computation wait for collectives of the last run that are in flight.
-  void AwaitArriving();
-  // AwaitArriving; the list of the last run may go.
+  // The next run's collectives will wait for what is computed until then; the
+  // list of the last run may go.
   void Leave();
 
  private:
+  void AwaitArriving();
   void Enter(const ActionList& list);
   void Await(const ActionList& list, const Action& action);
   Stream& StreamFor(const Action& action) const;

@@ -135,16 +135,14 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   const int64_t state_bytes = sizing_->arena->high_water_bytes() +
                               model_->TableBytes(options_.max_positions);
   ZERO_ASSIGN_OR_RETURN(persistent_, make_arena(state_bytes, "model states"));
-  ZERO_ASSIGN_OR_RETURN(activations_, make_arena(transient.activations,
-                                                 "activations and workspace"));
   ZERO_ASSIGN_OR_RETURN(
-      rotating_,
-      make_arena(transient.rotating, "gathered parameters and gradients"));
+      transient_,
+      make_arena(transient.device, "activations, workspace and buffers"));
   access_ = std::make_unique<StateAccess>(
-      *rank_, plan_, *states_, *upload_, *wire_, *numbers_, *activations_,
+      *rank_, plan_, *states_, *upload_, *wire_, *numbers_, *transient_,
       *compute_, gather_.get(), reduce_.get());
   for (Arena* arena : arenas()) arena->Touch();
-  ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), rotating_.get()}));
+  ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), transient_.get()}));
   TakeStates(*persistent_);
   sizing_.reset();
   model_->Prepare(*persistent_, *compute_, options_.max_positions);
@@ -161,8 +159,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
         rank_->device->Allocate(sizeof(StepScalars), MemoryKind::kHost));
     step.read = rank_->device->MakeEvent();
   }
-  context_ =
-      std::make_unique<Context>(*rank_->device, *compute_, *activations_);
+  context_ = std::make_unique<Context>(*rank_->device, *compute_, *transient_);
   states_->Bind(rank_->device->ops(), *compute_);
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -184,8 +181,7 @@ std::vector<std::string> Executor::unused_parameters() const {
 }
 
 TransientBytes Executor::high_water() const {
-  return {activations_->high_water_bytes(), rotating_->high_water_bytes(),
-          upload_->bytes()};
+  return {transient_->high_water_bytes(), upload_->bytes()};
 }
 
 int64_t Executor::reserved_bytes() const {
@@ -233,7 +229,7 @@ absl::Status Executor::Begin(const StepInput& input) {
         MakeSchedule(plan_, options_.schedule_options(micro_steps)));
     num_micro_steps_ = micro_steps;
     ZERO_RETURN_IF_ERROR(numbers_->CheckSchedule(
-        ScheduleHash(plan_, step_list_.actions), *activations_));
+        ScheduleHash(plan_, step_list_.actions), *transient_));
   }
   context_->training = true;
   context_->dropout_key = input.dropout_key;
@@ -270,7 +266,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
   switch (action.kind) {
     case ActionKind::kForward:
       if (i == 0) {
-        upload_->Upload(input.micro_batches[action.micro_step], *activations_,
+        upload_->Upload(input.micro_batches[action.micro_step], *transient_,
                         &context_->batch);
       }
       return Forward(i);
@@ -303,14 +299,14 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       return wire_->Reduce(
           i, state.gradients, states_->grads(),
           /*accumulate=*/states_->grads().sharded() && action.micro_step > 0,
-          *rotating_);
+          *transient_);
     }
     case ActionKind::kReduceAcross: {
       const Bucket& bucket = plan_.reduce_buckets[i];
       if (bucket.is_rows()) {
         return wire_->GatherRowsAcross(i, units_[bucket.unit].all_rows);
       }
-      return wire_->ReduceAcross(i, states_->grads(), *rotating_);
+      return wire_->ReduceAcross(i, states_->grads(), *transient_);
     }
     case ActionKind::kReleaseGradients:
       return ReleaseGradients(i);
@@ -335,7 +331,7 @@ void Executor::Gather(int unit) {
   const PlannedUnit& planned = plan_.units[unit];
   ZERO_CHECK(!state.gathered.defined()) << planned.name;
   state.gathered =
-      Tensor::Empty(*rotating_, {planned.padded_elems}, options_.param_dtype,
+      Tensor::Empty(*transient_, {planned.padded_elems}, options_.param_dtype,
                     MemoryCategory::kGatheredParameters);
   wire_->GatherUnit(unit, states_->params(), state.gathered);
   states_->BindValues(unit, state.gathered);
@@ -414,7 +410,7 @@ void Executor::TakeGradientBuffers(int unit) {
       continue;
     }
     state.gradients =
-        Tensor::Empty(*rotating_, {planned.trained_elems}, options_.grad_dtype,
+        Tensor::Empty(*transient_, {planned.trained_elems}, options_.grad_dtype,
                       MemoryCategory::kReduceBuffers);
     for (const Segment& gap : state.gaps) {
       rank_->device->ops().Fill(
@@ -450,7 +446,7 @@ TableRows Executor::EmptyRows(int table, int64_t ranks) {
   const PlannedUnit& planned = plan_.units[table];
   const int64_t n = ranks * planned.rows;
   const auto empty = [&](const Shape& shape, DType dtype) {
-    return Tensor::Empty(*activations_, shape, dtype,
+    return Tensor::Empty(*transient_, shape, dtype,
                          MemoryCategory::kReduceBuffers);
   };
   return {empty({n}, DType::kI32), empty({n, planned.width}, plan_.rows.dtype)};
@@ -544,9 +540,9 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
 absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
                                              float* losses) {
   StepScalars* scalars = this->scalars();
-  Context ctx(*rank_->device, *compute_, *activations_);
+  Context ctx(*rank_->device, *compute_, *transient_);
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
-  upload_->Upload(batch, *activations_, &ctx.batch);
+  upload_->Upload(batch, *transient_, &ctx.batch);
   Tensor per_token;
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     ctx.ops().Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
@@ -571,10 +567,10 @@ KvCache Executor::MakeKvCache(int64_t capacity) {
 absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
                                   float* logits) {
   ZERO_CHECK_EQ(batch.batch, 1);
-  Context ctx(*rank_->device, *compute_, *activations_);
+  Context ctx(*rank_->device, *compute_, *transient_);
   ctx.kv_cache = cache;
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
-  upload_->Upload(batch, *activations_, &ctx.batch);
+  upload_->Upload(batch, *transient_, &ctx.batch);
   Tensor fp32;
   ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
     const int64_t channels = x.shape()[1];
@@ -594,7 +590,7 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 // ---- States between steps ---------------------------------------------------
 
 StateAccess& Executor::states() {
-  runner_->AwaitArriving();
+  runner_->Leave();
   return *access_;
 }
 

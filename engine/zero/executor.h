@@ -90,11 +90,10 @@ class Executor {
   TransientBytes high_water() const;
   int64_t reserved_bytes() const;  // of the device, by all arenas
   int64_t used_bytes() const;      // of those, at most until now
-  std::array<Arena*, 3> arenas() const {
-    return {persistent_.get(), activations_.get(), rotating_.get()};
+  std::array<Arena*, 2> arenas() const {
+    return {persistent_.get(), transient_.get()};
   }
-  Arena& activations() { return *activations_; }
-  Arena& rotating() { return *rotating_; }
+  Arena& transient() { return *transient_; }
 
  private:
   struct UnitState;
@@ -129,10 +128,9 @@ class Executor {
   const ExecutorOptions options_;
   const Plan plan_;
   std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Sizing> sizing_;      // outlives what is taken from it
-  std::unique_ptr<Arena> persistent_;   // states
-  std::unique_ptr<Arena> activations_;  // activations, workspace, inputs
-  std::unique_ptr<Arena> rotating_;     // what units hold for a while
+  std::unique_ptr<Sizing> sizing_;     // outlives what is taken from it
+  std::unique_ptr<Arena> persistent_;  // states
+  std::unique_ptr<Arena> transient_;   // what a step takes and gives back
   std::unique_ptr<ModelStates> states_;
   std::unique_ptr<BatchUpload> upload_;
   std::unique_ptr<StepClock> clock_;

@@ -309,9 +309,10 @@ class WaitFinder {
       case ActionKind::kForwardBackward:
       case ActionKind::kBackward:
         VisitComputation(action);
+        freed_ = i;
         break;
       case ActionKind::kGather:
-        // The update of its parameters; the last user of its buffer, whichever
+        // The update of its parameters; the last user of its memory, whichever
         // that was.
         Await(std::max(updated_[action.index], freed_));
         bringing_[action.index] = {i};
@@ -326,8 +327,6 @@ class WaitFinder {
         }
         break;
       case ActionKind::kAddRows:
-        AwaitReductions(action.index);
-        break;
       case ActionKind::kReleaseGradients:
         AwaitReductions(action.index);
         freed_ = i;
@@ -397,7 +396,7 @@ class WaitFinder {
   std::vector<std::set<int>> bringing_, reducing_;
   std::vector<int> updated_;
   int computed_ = kNone;  // the last action of the compute stream
-  int freed_ = kNone;     // the last one that gave a rotating buffer back
+  int freed_ = kNone;     // the last one that gave memory back
   std::set<int> waits_;   // of the action at hand
   // By stream: the collectives that it has waited for, and the last action of
   // the compute stream.

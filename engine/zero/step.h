@@ -59,8 +59,8 @@ inline constexpr char kStepCollective[] = "norm and loss";
 
 // What a rehearsal on the meta device measures and a run reserves.
 struct TransientBytes {
-  int64_t activations = 0;  // and workspace
-  int64_t rotating = 0;     // gathered parameters and gradients of units
+  // Activations, workspace, gathered parameters and gradients to be reduced.
+  int64_t device = 0;
   // The largest batch, or a piece of the weights, in host memory: twice.
   int64_t upload = 0;
 };

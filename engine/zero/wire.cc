@@ -102,7 +102,7 @@ void Wire::GatherUpdated(int index, const FlatState& params) {
 }
 
 void Wire::Reduce(int index, const Tensor& unit_gradients,
-                  const FlatState& grads, bool accumulate, Arena& rotating) {
+                  const FlatState& grads, bool accumulate, Arena& arena) {
   const Bucket& bucket = plan_->reduce_buckets[index];
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
@@ -113,10 +113,10 @@ void Wire::Reduce(int index, const Tensor& unit_gradients,
                      grads.Piece(ref)});
   }
   ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts,
-              accumulate, rotating);
+              accumulate, arena);
 }
 
-void Wire::ReduceAcross(int index, const FlatState& grads, Arena& rotating) {
+void Wire::ReduceAcross(int index, const FlatState& grads, Arena& arena) {
   const Bucket& bucket = plan_->reduce_buckets[index];
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
@@ -126,7 +126,7 @@ void Wire::ReduceAcross(int index, const FlatState& grads, Arena& rotating) {
         {piece, piece.Slice(rank_->across->rank() * elems, {elems})});
   }
   ReduceParts(*rank_->across, absl::StrCat(NameOf(bucket), " across groups"),
-              bucket.across, parts, /*accumulate=*/false, rotating);
+              bucket.across, parts, /*accumulate=*/false, arena);
 }
 
 void Wire::GatherRows(int index, const TableRows& own, const TableRows& all) {
@@ -158,7 +158,7 @@ void Wire::GatherRowsAcross(int index, const TableRows& all) {
 void Wire::ReduceParts(Communicator& comm, const std::string& name,
                        const std::vector<Transfer>& transfers,
                        const std::vector<Part>& parts, bool accumulate,
-                       Arena& rotating) {
+                       Arena& arena) {
   const DType sent_dtype = transfers.front().codec.dtype;
   const bool converts = sent_dtype != grad_dtype_;
   const bool all = transfers.size() > 1;
@@ -167,7 +167,7 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
     for (const Bucket& bucket : plan_->reduce_buckets) {
       if (!bucket.is_rows()) elems = std::max(elems, bucket.elems);
     }
-    sent_gradients_ = Tensor::Empty(rotating, {elems}, sent_dtype,
+    sent_gradients_ = Tensor::Empty(arena, {elems}, sent_dtype,
                                     MemoryCategory::kReduceBuffers);
   }
   std::vector<CollectiveSegment> sums, totals;

@@ -58,16 +58,16 @@ class Wire {
   // Starts reducing a bucket: to its owners, and back to all where all update.
   // `unit_gradients` has them where `grads` is sharded: then it gets the sum,
   // added to what is there with `accumulate`. Memory of a bucket as it is sent
-  // comes from `rotating`.
+  // comes from `arena`.
   void Reduce(int bucket, const Tensor& unit_gradients, const FlatState& grads,
-              bool accumulate, Arena& rotating);
+              bool accumulate, Arena& arena);
   // Starts adding up this rank's pieces of a bucket over the groups.
-  void ReduceAcross(int bucket, const FlatState& grads, Arena& rotating);
+  void ReduceAcross(int bucket, const FlatState& grads, Arena& arena);
   // Starts gathering this rank's tokens and rows (`own`) in its group, or from
   // there in all groups, to where they lie in the order of ranks (`all`).
   void GatherRows(int bucket, const TableRows& own, const TableRows& all);
   void GatherRowsAcross(int bucket, const TableRows& all);
-  // Gives back what Reduce took from `rotating`. REQUIRES: the compute stream
+  // Gives back what Reduce took from `arena`. REQUIRES: the compute stream
   // has waited for all reductions.
   void EndReductions() { sent_gradients_ = Tensor(); }
 
@@ -93,7 +93,7 @@ class Wire {
   void ReduceParts(Communicator& comm, const std::string& name,
                    const std::vector<Transfer>& transfers,
                    const std::vector<Part>& parts, bool accumulate,
-                   Arena& rotating);
+                   Arena& arena);
   void Convert(std::vector<Conversion> conversions);
   const std::string& NameOf(const Bucket& bucket) const {
     return plan_->units[bucket.unit].name;

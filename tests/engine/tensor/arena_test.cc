@@ -14,6 +14,7 @@ namespace {
 
 constexpr MemoryCategory kActivations = MemoryCategory::kActivations;
 constexpr MemoryCategory kWorkspace = MemoryCategory::kWorkspace;
+constexpr MemoryCategory kGathered = MemoryCategory::kGatheredParameters;
 
 std::unique_ptr<Arena> MakeArena(Device& device, int64_t bytes,
                                  MemoryLedger* ledger) {
@@ -60,9 +61,9 @@ TEST(ArenaTest, BlocksAreDisjointAlignedAndInside) {
     for (const auto& block : live) {
       ASSERT_EQ(block->offset() % Arena::kAlignment, 0);
       ASSERT_EQ(reinterpret_cast<uintptr_t>(block->data()) % 256, 0u);
-      ASSERT_TRUE(
-          ends.emplace(block->offset(), block->offset() + block->bytes())
-              .second);
+      const int64_t begin =
+          static_cast<char*>(block->data()) - static_cast<char*>(arena->data());
+      ASSERT_TRUE(ends.emplace(begin, begin + block->bytes()).second);
       total += block->bytes();
     }
     int64_t end = 0;
@@ -70,7 +71,8 @@ TEST(ArenaTest, BlocksAreDisjointAlignedAndInside) {
       ASSERT_LE(end, begin);
       end = block_end;
     }
-    ASSERT_LE(end, arena->high_water_bytes());
+    ASSERT_LE(end, arena->capacity_bytes());
+    ASSERT_LE(total, arena->high_water_bytes());
     ASSERT_LE(arena->high_water_bytes(), arena->capacity_bytes());
     ASSERT_EQ(arena->live_bytes(), total);
     ASSERT_EQ(ledger.total_live_bytes(), total);
@@ -134,6 +136,31 @@ TEST(ArenaTest, TheSmallestFittingHoleIsTakenLowestFirst) {
   const int64_t first_of_two = blocks[2]->offset();
   blocks[0] = blocks[2] = blocks[4] = nullptr;
   EXPECT_EQ(arena->Allocate(300, kActivations)->offset(), first_of_two);
+}
+
+TEST(ArenaTest, WhatUnitsHoldForAWhileComesFromTheFarEnd) {
+  const auto device = MakeCpuDevice(1);
+  MemoryLedger ledger;
+  const auto arena = MakeArena(*device, 4 * 256, &ledger);
+  const auto place = [&](const std::shared_ptr<ArenaBlock>& block) {
+    return (static_cast<char*>(block->data()) -
+            static_cast<char*>(arena->data())) /
+           256;
+  };
+  auto activations = arena->Allocate(3 * 256, kActivations);
+  auto gathered = arena->Allocate(256, kGathered);
+  EXPECT_EQ(place(activations), 0);
+  EXPECT_EQ(place(gathered), 3);
+  // One side takes what the other has given back, and the arena need not be
+  // as large as both peaks.
+  activations = nullptr;
+  const auto reduced = arena->Allocate(256, MemoryCategory::kReduceBuffers);
+  gathered = nullptr;
+  EXPECT_EQ(place(reduced), 2);
+  EXPECT_EQ(place(arena->Allocate(256, kGathered)), 3);
+  activations = arena->Allocate(2 * 256, kActivations);
+  EXPECT_EQ(place(activations), 0);
+  EXPECT_EQ(arena->high_water_bytes(), 4 * 256);
 }
 
 TEST(ArenaTest, HighWaterStaysWhenMemoryReturns) {

@@ -1151,7 +1151,7 @@ TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
     EXPECT_EQ(GenerateAll((*session)->executor(), 5, kContext, 60).size(), 60u);
     EXPECT_EQ(GenerateAll((*session)->executor(), 5, 2, 9).size(), 9u);
     EXPECT_EQ(GenerateAll((*session)->executor(), 5, 1, 9).size(), 9u);
-    EXPECT_EQ((*session)->executor().activations().live_bytes(), 0);
+    EXPECT_EQ((*session)->executor().transient().live_bytes(), 0);
   }
 }
 

@@ -328,7 +328,7 @@ TEST(ServerTest, MemoryAndTheWireAreTheServersAndTheWorkers) {
           const TransientBytes reserved = Rehearse(job, rank, 4);
           Rig rig(rank, MakeModel(job.config), job.options, reserved);
           rig.Step(TokenBatch(4, kLength, kVocab, 1), 1e-3f, 2);
-          EXPECT_EQ(rig->high_water().rotating, reserved.rotating);
+          EXPECT_EQ(rig->high_water().device, reserved.device);
           const Plan& plan = rig->plan();
           const int64_t psi = plan.padded_elems;
           const bool serves = rank.rank() == 0;

@@ -36,7 +36,7 @@ class ExecutorTest : public testing::Test {
   std::unique_ptr<Rig> MakeRig(const ModelConfig& config,
                                const ExecutorOptions& options) {
     auto rig = std::make_unique<Rig>(*device_, config, options);
-    (*rig)->activations().set_poison_freed(true);
+    (*rig)->transient().set_poison_freed(true);
     return rig;
   }
 

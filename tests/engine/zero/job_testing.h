@@ -106,7 +106,7 @@ inline TokenBatch GlobalBatch(int64_t batch, int step, bool packed = false,
 inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
-  Rig rig(imagined, job.Make(), job.options, {kUnlimited, kUnlimited});
+  Rig rig(imagined, job.Make(), job.options, {kUnlimited});
   const TokenBatch batch = GlobalBatch(rows, 0, job.packed, job.length);
   rig.Step(batch, 0, rows / job.micro_steps);
   rig.EvalLossSum(batch.All());
@@ -136,8 +136,7 @@ inline absl::StatusOr<Outcome> RunRank(const Job& of, const Rank& rank) {
   ZERO_CHECK_EQ(rows * job.world, job.batch);
   ZERO_CHECK_EQ(rows % job.micro_steps, 0);
   Rig rig(rank, job.Make(), job.options, Rehearse(job, rank, rows));
-  rig->activations().set_poison_freed(true);
-  rig->rotating().set_poison_freed(true);
+  rig->transient().set_poison_freed(true);
   if (job.prepare) job.prepare(rank, rig);
   Outcome outcome;
   const auto finish = [&]() -> absl::Status {
@@ -379,9 +378,8 @@ inline MemoryLedger Measure(Job job, int stage) {
         Rig rig(rank, MakeModel(job.config), job.options, reserved);
         rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f);
         // All that rotates is gone after a step.
-        EXPECT_EQ(rig->rotating().live_bytes(), 0);
-        EXPECT_EQ(rig->activations().live_bytes(), 0);
-        EXPECT_EQ(rig->high_water().rotating, reserved.rotating);
+        EXPECT_EQ(rig->transient().live_bytes(), 0);
+        EXPECT_EQ(rig->high_water().device, reserved.device);
         if (rank.rank() == 0) ledger = rig.ledger();
         return absl::OkStatus();
       });

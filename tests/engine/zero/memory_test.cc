@@ -91,10 +91,10 @@ TEST_F(MemoryTest, TheMetaDevicePredictsEveryCategoryExactly) {
           Rig predicted(*meta_, config, options, kUnlimited);
           Perform(predicted, calls);
           // The real run gets what was predicted and not a byte more.
-          const int64_t reserved = predicted->high_water().activations;
+          const int64_t reserved = predicted->high_water().device;
           Rig measured(*cpu_, config, options, reserved);
           Perform(measured, calls);
-          EXPECT_EQ(measured->high_water().activations, reserved);
+          EXPECT_EQ(measured->high_water().device, reserved);
           ExpectSameLedgers(predicted.ledger(), measured.ledger());
         }
       }
@@ -108,7 +108,7 @@ TEST_F(MemoryTest, EveryOptimizerAndAnEvaluationAreAlsoPredicted) {
     const ModelConfig config = TinyConfig(ModelFamily::kGpt2);
     Rig predicted(*meta_, config, options, kUnlimited);
     Perform(predicted, {});
-    Rig measured(*cpu_, config, options, predicted->high_water().activations);
+    Rig measured(*cpu_, config, options, predicted->high_water().device);
     Perform(measured, {});
     ExpectSameLedgers(predicted.ledger(), measured.ledger());
   }
@@ -118,7 +118,7 @@ TEST_F(MemoryTest, EveryOptimizerAndAnEvaluationAreAlsoPredicted) {
   Rig predicted(*meta_, TinyConfig(ModelFamily::kQwen2), options, kUnlimited);
   Perform(predicted, calls);
   Rig measured(*cpu_, TinyConfig(ModelFamily::kQwen2), options,
-               predicted->high_water().activations);
+               predicted->high_water().device);
   Perform(measured, calls);
   ExpectSameLedgers(predicted.ledger(), measured.ledger());
   EXPECT_EQ(measured.ledger().peak_bytes(MemoryCategory::kGradients), 0);
@@ -159,7 +159,7 @@ TEST_F(MemoryTest, NothingRestsBetweenSteps) {
     for (int micro_size : {4, 2, 1}) {
       Perform(rig,
               {.micro_size = micro_size, .evaluate = true, .generate = true});
-      EXPECT_EQ(rig->activations().live_bytes(), 0);
+      EXPECT_EQ(rig->transient().live_bytes(), 0);
       EXPECT_EQ(rig.ledger().total_live_bytes(), at_start);
     }
   }
@@ -234,7 +234,7 @@ TEST_F(MemoryTest, MoreMicroBatchesNeedNoMoreMemory) {
   for (int64_t batch : {2, 4, 16}) {
     Rig rig(*meta_, config, Options(DType::kF32, false), kUnlimited);
     rig.Step(TokenBatch(batch, 64, 256, 1), 1e-3f, /*micro_size=*/2);
-    high_water.push_back(rig->high_water().activations);
+    high_water.push_back(rig->high_water().device);
   }
   EXPECT_EQ(high_water[1], high_water[2]);
 }
@@ -248,7 +248,7 @@ TEST_F(MemoryDeathTest, AByteLessThanPredictedIsNotEnough) {
   Rig predicted(*meta_, config, options, kUnlimited);
   Perform(predicted, {});
   Rig smaller(*meta_, config, options,
-              predicted->high_water().activations - Arena::kAlignment);
+              predicted->high_water().device - Arena::kAlignment);
   EXPECT_DEATH(Perform(smaller, {}), "has no room for");
 }
 
@@ -265,7 +265,8 @@ TEST_F(MemoryTest, MemoryThatThereIsNotIsAnErrorWithARemedy) {
   ASSERT_FALSE(executor.ok());
   EXPECT_EQ(executor.status().code(), absl::StatusCode::kResourceExhausted);
   const std::string message(executor.status().message());
-  EXPECT_NE(message.find("activations and workspace"), std::string::npos);
+  EXPECT_NE(message.find("activations, workspace and buffers"),
+            std::string::npos);
   EXPECT_NE(message.find("activation_checkpointing.enabled"),
             std::string::npos);
   EXPECT_EQ(ledger.total_live_bytes(),

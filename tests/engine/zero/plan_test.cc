@@ -479,7 +479,7 @@ TEST(ScheduleTest, ActionsWaitForWhatTheyReadAndWhatUsedTheirBuffer) {
             (Strings{"Gather(embedding) after Update(embedding) before",
                      "Gather(block) after Update(block) before",
                      "Forward(embedding) after Gather(embedding)",
-                     "Gather(head) after Update(head) before",
+                     "Gather(head) after Forward(embedding)",
                      "Forward(block) after Gather(block)",
                      "ForwardBackward(head) after Gather(head)",
                      "Reduce(bucket 0: head) after ForwardBackward(head)",
@@ -491,8 +491,8 @@ TEST(ScheduleTest, ActionsWaitForWhatTheyReadAndWhatUsedTheirBuffer) {
                      "embedding)"}));
 }
 
-// A buffer that is handed out again is waited for: the second micro-step
-// gathers into what the first one released.
+// Memory that is handed out again is waited for: the second micro-step gathers
+// into what the first one released.
 TEST(ScheduleTest, AGatherWaitsForTheLastReleaseBeforeIt) {
   const Plan plan = TiedPlan(3);
   const std::vector<Action> actions = MakeSchedule(plan, {.micro_steps = 2});

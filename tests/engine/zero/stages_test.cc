@@ -17,6 +17,7 @@
 #include "engine/comm/local_ranks.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/cpu/host_memory.h"
 #include "kernels/sizes.h"
 #include "models/registry.h"
 #include "tests/engine/zero/job_testing.h"
@@ -539,6 +540,35 @@ TEST(StagesTest, PeakFallsWithTheStageAndTransientsDoNotGrowWithLayers) {
   }
   EXPECT_EQ(gathered, std::vector<int64_t>(3, gathered[0]));
   EXPECT_EQ(reduced, std::vector<int64_t>(3, reduced[0]));
+}
+
+TEST(StagesTest, RestingMemoryReturnsToItsStartOverAThousandSteps) {
+  Job job;
+  job.config = TiedLlama();
+  job.world = 2;
+  job.batch = 2;
+  for (int stage : {0, 3}) {
+    SCOPED_TRACE(testing::Message() << "stage " << stage);
+    job.options = AtStage(job.options, stage);
+    const absl::Status status = RunLocalRanks(
+        job.world, RanksOf(job), OneThread,
+        [&](const Rank& rank) -> absl::Status {
+          Rig rig(rank, MakeModel(job.config), job.options,
+                  Rehearse(job, rank, 1));
+          const int64_t at_start = rig.ledger().total_live_bytes();
+          int64_t resident = 0;
+          for (int step = 1; step <= 1000; ++step) {
+            rig.Step(TokenBatch(1, kLength, kVocab, step), 1e-3f);
+            EXPECT_EQ(rig->transient().live_bytes(), 0);
+            EXPECT_EQ(rig.ledger().total_live_bytes(), at_start);
+            if (step == 100) resident = cpu::ReadHostMemory().resident;
+          }
+          // As the operating system has it: not a byte for every step.
+          EXPECT_LT(cpu::ReadHostMemory().resident, resident + (1 << 20));
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 // ---- The wire -------------------------------------------------------------
