@@ -66,103 +66,149 @@ void AppendToCache(Context& ctx, KvCache& cache, KvCache::Layer& layer,
   }
 }
 
-// What the backward pass needs of one call.
-struct Saved {
+// What one call works with, forward, again and backward.
+struct Call {
   Layout layout;
   AttentionShape shape;
-  Var qkv;
-  Tensor qk;  // normalized q and k, [tokens, (H + K) D]; undefined: in qkv
-  Tensor out, lse, q_rstd, k_rstd;
-  const Weight* q_norm = nullptr;
-  const Weight* k_norm = nullptr;
-  bool has_norm = false;
   const RotaryTables* rotary = nullptr;
-  int slot = -1;
+  bool has_norm = false;
+  NormWeights q_norm, k_norm;
+
+  // With a norm q and k, and their gradients, live in a tensor of their own.
+  int64_t qk_width() const {
+    return has_norm ? layout.q_width() + layout.kv_width()
+                    : layout.packed_width();
+  }
 };
 
-// q and k with the norm applied, in a tensor of their own.
-void NormQk(Context& ctx, const AttentionOptions& options, const Layout& layout,
-            bool record, Saved* saved) {
-  const Tensor& qkv = saved->qkv.value;
-  const int64_t width = layout.q_width() + layout.kv_width();
-  saved->qk = ctx.Empty({layout.tokens(), width}, qkv.dtype());
-  auto run = [&](const NormWeights& norm, int64_t column, int64_t heads,
-                 Tensor* rstd) {
-    NormForwardArgs args{
-        .x = HeadRows(qkv, column, layout.packed_width(), heads, layout),
-        .y = HeadRows(saved->qk, column, width, heads, layout)};
-    if (record) {
-      *rstd = ctx.Empty({layout.tokens() * heads}, DType::kF32);
-      args.rstd = rstd->As<float>();
-    }
-    NormRows(ctx, norm, args);
-  };
-  run(*options.q_norm, 0, layout.q_heads, &saved->q_rstd);
-  run(*options.k_norm, layout.q_width(), layout.kv_heads, &saved->k_rstd);
-  saved->has_norm = true;
-  saved->q_norm = options.q_norm->weight;
-  saved->k_norm = options.k_norm->weight;
+// What backward reads of a call.
+struct Saved {
+  SavedVar qkv;
+  int qkv_slot = -1;
+  std::shared_ptr<Recipe> qk;   // of PrepareQk
+  std::shared_ptr<Recipe> out;  // of Attend
+};
+
+// {qk, q_rstd, k_rstd}: q and k normalized and rotated. Without a norm {qkv},
+// rotated in place; without `record` no rstd.
+std::vector<Tensor> PrepareQk(Context& ctx, const Call& call, const Tensor& qkv,
+                              bool record) {
+  const Layout& layout = call.layout;
+  const int64_t width = call.qk_width();
+  std::vector<Tensor> results = {qkv};
+  if (call.has_norm) {
+    results[0] = ctx.Empty({layout.tokens(), width}, qkv.dtype());
+    auto run = [&](const NormWeights& norm, int64_t column, int64_t heads) {
+      NormForwardArgs args{
+          .x = HeadRows(qkv, column, layout.packed_width(), heads, layout),
+          .y = HeadRows(results[0], column, width, heads, layout)};
+      if (record) {
+        results.push_back(ctx.Empty({layout.tokens() * heads}, DType::kF32));
+        args.rstd = results.back().As<float>();
+      }
+      NormRows(ctx, norm, args);
+    };
+    run(call.q_norm, 0, layout.q_heads);
+    run(call.k_norm, layout.q_width(), layout.kv_heads);
+  }
+  if (call.rotary != nullptr) {
+    Rotate(ctx, results[0], width, layout.q_heads + layout.kv_heads, layout,
+           *call.rotary, /*inverse=*/false);
+  }
+  return results;
 }
 
-void NormQkBackward(Context& ctx, const Saved& saved, const Tensor& dqk,
+// q, k and v of a call, or their gradients.
+struct Heads {
+  MutableHeadsRef q, k, v;
+};
+Heads HeadsOf(const Call& call, const Tensor& qk, const Tensor& qkv) {
+  const Layout& layout = call.layout;
+  const int64_t k_column = layout.q_width();
+  const int64_t v_column = k_column + layout.kv_width();
+  return {HeadsAt(qk, 0, call.qk_width(), layout),
+          HeadsAt(qk, k_column, call.qk_width(), layout),
+          HeadsAt(qkv, v_column, layout.packed_width(), layout)};
+}
+
+// {out, lse}; without `record` no lse.
+std::vector<Tensor> Attend(Context& ctx, const Call& call, const Heads& heads,
+                           bool record) {
+  const Layout& layout = call.layout;
+  std::vector<Tensor> results = {
+      ctx.Empty({layout.tokens(), layout.q_width()}, call.shape.dtype)};
+  AttentionForwardArgs args{
+      .shape = call.shape,
+      .packed = ctx.batch.packed,
+      .q = Const(heads.q),
+      .k = Const(heads.k),
+      .v = Const(heads.v),
+      .out = HeadsAt(results[0], 0, layout.q_width(), layout)};
+  if (record) {
+    results.push_back(
+        ctx.Empty({layout.batch, layout.q_heads, layout.length}, DType::kF32));
+    args.lse = results[1].As<float>();
+  }
+  const Tensor scratch =
+      ctx.Scratch(ctx.ops().AttentionForwardWorkspaceBytes(args));
+  ctx.ops().AttentionForward(ctx.stream(), args, AsWorkspace(scratch));
+  return results;
+}
+
+void NormQkBackward(Context& ctx, const Call& call, const Tensor& qkv,
+                    const std::vector<Tensor>& qk, const Tensor& dqk,
                     const Tensor& dqkv) {
-  const Layout& layout = saved.layout;
-  const int64_t width = layout.q_width() + layout.kv_width();
+  const Layout& layout = call.layout;
   auto run = [&](const Weight& weight, int64_t column, int64_t heads,
                  const Tensor& rstd) {
     const int64_t packed = layout.packed_width();
     NormRowsBackward(
         ctx, weight.sink, nullptr,
         {.kind = NormKind::kRmsNorm,
-         .dy = HeadRows(dqk, column, width, heads, layout),
-         .sum = HeadRows(saved.qkv.value, column, packed, heads, layout),
+         .dy = HeadRows(dqk, column, call.qk_width(), heads, layout),
+         .sum = HeadRows(qkv, column, packed, heads, layout),
          .weight = weight.value.vector(),
          .rstd = rstd.As<float>(),
          .dx = HeadRows(dqkv, column, packed, heads, layout)});
   };
-  run(*saved.q_norm, 0, layout.q_heads, saved.q_rstd);
-  run(*saved.k_norm, layout.q_width(), layout.kv_heads, saved.k_rstd);
+  run(*call.q_norm.weight, 0, layout.q_heads, qk[1]);
+  run(*call.k_norm.weight, layout.q_width(), layout.kv_heads, qk[2]);
 }
 
-void Backward(Context& ctx, Tape& tape, Saved& saved) {
-  const Tensor dout = tape.Take(saved.slot);
-  if (!dout.defined()) return;
-  const Layout& layout = saved.layout;
-  const int64_t packed = layout.packed_width();
-  const int64_t qk_width = layout.q_width() + layout.kv_width();
-  const Tensor& qkv = saved.qkv.value;
+void Backward(Context& ctx, Tape& tape, const Call& call, const Saved& saved,
+              const Tensor& dout) {
+  const Layout& layout = call.layout;
+  const std::vector<Tensor>& results = saved.out->Get(ctx);
+  const std::vector<Tensor>& prepared = saved.qk->Get(ctx);
+  const Tensor& qk = prepared[0];
+  const Tensor& qkv = saved.qkv.Get(ctx);
   Tensor dqkv = ctx.Empty(qkv.shape(), qkv.dtype());
-  Tensor dqk;
-  if (saved.has_norm) dqk = ctx.Empty(saved.qk.shape(), qkv.dtype());
-  // With a norm, q and k (and their gradients) live in a tensor of their own.
-  const Tensor& qk = saved.has_norm ? saved.qk : qkv;
-  const Tensor& dqk_or_dqkv = saved.has_norm ? dqk : dqkv;
-  const int64_t width = saved.has_norm ? qk_width : packed;
+  const Tensor dqk = call.has_norm ? ctx.Empty(qk.shape(), qk.dtype()) : dqkv;
 
-  const int64_t k_column = layout.q_width(), v_column = qk_width;
+  const Heads heads = HeadsOf(call, qk, qkv), grads = HeadsOf(call, dqk, dqkv);
   AttentionBackwardArgs args{
-      .shape = saved.shape,
+      .shape = call.shape,
       .packed = ctx.batch.packed,
-      .q = Const(HeadsAt(qk, 0, width, layout)),
-      .k = Const(HeadsAt(qk, k_column, width, layout)),
-      .v = Const(HeadsAt(qkv, v_column, packed, layout)),
-      .out = Const(HeadsAt(saved.out, 0, layout.q_width(), layout)),
+      .q = Const(heads.q),
+      .k = Const(heads.k),
+      .v = Const(heads.v),
+      .out = Const(HeadsAt(results[0], 0, layout.q_width(), layout)),
       .dout = Const(HeadsAt(dout, 0, layout.q_width(), layout)),
-      .lse = saved.lse.As<float>(),
-      .dq = HeadsAt(dqk_or_dqkv, 0, width, layout),
-      .dk = HeadsAt(dqk_or_dqkv, k_column, width, layout),
-      .dv = HeadsAt(dqkv, v_column, packed, layout)};
+      .lse = results[1].As<float>(),
+      .dq = grads.q,
+      .dk = grads.k,
+      .dv = grads.v};
   {
     const Tensor scratch =
         ctx.Scratch(ctx.ops().AttentionBackwardWorkspaceBytes(args));
     ctx.ops().AttentionBackward(ctx.stream(), args, AsWorkspace(scratch));
   }
-  if (saved.rotary != nullptr) {
-    Rotate(ctx, dqk_or_dqkv, width, layout.q_heads + layout.kv_heads, layout,
-           *saved.rotary, /*inverse=*/true);
+  if (call.rotary != nullptr) {
+    Rotate(ctx, dqk, call.qk_width(), layout.q_heads + layout.kv_heads, layout,
+           *call.rotary, /*inverse=*/true);
   }
-  if (saved.has_norm) NormQkBackward(ctx, saved, dqk, dqkv);
-  tape.Accumulate(ctx, saved.qkv.slot, std::move(dqkv));
+  if (call.has_norm) NormQkBackward(ctx, call, qkv, prepared, dqk, dqkv);
+  tape.Accumulate(ctx, saved.qkv_slot, std::move(dqkv));
 }
 
 }  // namespace
@@ -184,19 +230,15 @@ Var SelfAttention(Context& ctx, const Var& qkv,
           : WantsGrad(ctx, {qkv.slot},
                       {options.q_norm->weight, options.k_norm->weight});
 
-  Saved saved{.layout = layout, .qkv = qkv, .rotary = options.rotary};
-  if (options.q_norm != nullptr) NormQk(ctx, options, layout, record, &saved);
-  const int64_t packed = layout.packed_width();
-  const int64_t qk_width = layout.q_width() + layout.kv_width();
-  const Tensor& qk = saved.has_norm ? saved.qk : qkv.value;
-  const int64_t width = saved.has_norm ? qk_width : packed;
-  if (options.rotary != nullptr) {
-    Rotate(ctx, qk, width, layout.q_heads + layout.kv_heads, layout,
-           *options.rotary, /*inverse=*/false);
+  Call call{.layout = layout,
+            .rotary = options.rotary,
+            .has_norm = options.q_norm != nullptr};
+  if (call.has_norm) {
+    call.q_norm = *options.q_norm;
+    call.k_norm = *options.k_norm;
   }
-
-  MutableHeadsRef k = HeadsAt(qk, layout.q_width(), width, layout);
-  MutableHeadsRef v = HeadsAt(qkv.value, qk_width, packed, layout);
+  std::vector<Tensor> prepared = PrepareQk(ctx, call, qkv.value, record);
+  Heads heads = HeadsOf(call, prepared[0], qkv.value);
   int64_t kv_length = layout.length;
   if (ctx.kv_cache != nullptr) {
     KvCache& cache = *ctx.kv_cache;
@@ -204,47 +246,52 @@ Var SelfAttention(Context& ctx, const Var& qkv,
     kv_length = cache.length + layout.length;
     ZERO_CHECK_LE(kv_length, cache.capacity);
     ZERO_CHECK(ctx.batch.packed.positions == nullptr) << "not with a cache";
-    AppendToCache(ctx, cache, layer, k, v, layout, dtype);
+    ZERO_CHECK(!record) << "not with a cache";
+    AppendToCache(ctx, cache, layer, heads.k, heads.v, layout, dtype);
     const int64_t row = layout.kv_width();
-    k = {layer.keys.data(), cache.capacity * row, row};
-    v = {layer.values.data(), cache.capacity * row, row};
+    heads.k = {layer.keys.data(), cache.capacity * row, row};
+    heads.v = {layer.values.data(), cache.capacity * row, row};
   }
 
-  saved.shape = {.dtype = dtype,
-                 .batch = layout.batch,
-                 .q_len = layout.length,
-                 .kv_len = kv_length,
-                 .num_heads = layout.q_heads,
-                 .num_kv_heads = layout.kv_heads,
-                 .head_dim = layout.head_dim,
-                 .scale = static_cast<float>(
-                     1.0 / std::sqrt(static_cast<double>(layout.head_dim)))};
-  saved.out = ctx.Empty({layout.tokens(), layout.q_width()}, dtype);
-  if (record) {
-    saved.lse =
-        ctx.Empty({layout.batch, layout.q_heads, layout.length}, DType::kF32);
-  }
-  const AttentionForwardArgs args{
-      .shape = saved.shape,
-      .packed = ctx.batch.packed,
-      .q = Const(HeadsAt(qk, 0, width, layout)),
-      .k = Const(k),
-      .v = Const(v),
-      .out = HeadsAt(saved.out, 0, layout.q_width(), layout),
-      .lse = record ? saved.lse.As<float>() : nullptr};
-  {
-    const Tensor scratch =
-        ctx.Scratch(ctx.ops().AttentionForwardWorkspaceBytes(args));
-    ctx.ops().AttentionForward(ctx.stream(), args, AsWorkspace(scratch));
-  }
-  if (!record) return Var(saved.out);
+  call.shape = {.dtype = dtype,
+                .batch = layout.batch,
+                .q_len = layout.length,
+                .kv_len = kv_length,
+                .num_heads = layout.q_heads,
+                .num_kv_heads = layout.kv_heads,
+                .head_dim = layout.head_dim,
+                .scale = static_cast<float>(
+                    1.0 / std::sqrt(static_cast<double>(layout.head_dim)))};
+  std::vector<Tensor> results = Attend(ctx, call, heads, record);
+  Var out(results[0]);
+  if (!record) return out;
 
-  saved.slot = ctx.tape->NewSlot();
-  Var out(saved.out, saved.slot);
-  ctx.tape->Record("self_attention",
-                   [saved = std::move(saved)](Context& c, Tape& tape) mutable {
-                     Backward(c, tape, saved);
-                   });
+  out.slot = ctx.tape->NewSlot();
+  Saved saved{.qkv = SavedVar(qkv), .qkv_slot = qkv.slot};
+  // What is kept of qkv is rotated already.
+  saved.qk = std::make_shared<Recipe>(std::move(prepared));
+  if (call.has_norm || qkv.recipe != nullptr) {
+    saved.qk = std::make_shared<Recipe>(
+        [call, qkv = saved.qkv](Context& c) {
+          return PrepareQk(c, call, qkv.Get(c), /*record=*/true);
+        },
+        /*cheap=*/call.has_norm);
+  }
+  saved.out = std::make_shared<Recipe>(std::move(results));
+  if (ctx.recompute == Recompute::kFull) {
+    saved.out = std::make_shared<Recipe>(
+        [call, qk = saved.qk, qkv = saved.qkv](Context& c) {
+          const Tensor prepared = qk->ValueForRecipe(c);
+          return Attend(c, call, HeadsOf(call, prepared, qkv.Get(c)),
+                        /*record=*/true);
+        });
+  }
+  out.recipe = saved.out;
+  ctx.tape->Record("self_attention", [call, saved = std::move(saved),
+                                      slot = out.slot](Context& c, Tape& tape) {
+    const Tensor dout = tape.Take(slot);
+    if (dout.defined()) Backward(c, tape, call, saved, dout);
+  });
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "engine/autograd/tape.h"
+#include "engine/base/recompute.h"
 #include "engine/tensor/tensor.h"
 #include "kernels/device.h"
 #include "kernels/ops.h"
@@ -67,6 +68,8 @@ class Context {
 
   // The tape that ops record on; null: no gradients.
   Tape* tape = nullptr;
+  // What they do not keep for it.
+  Recompute recompute = Recompute::kOff;
   // Dropout acts only while training, with this key of (seed, step).
   bool training = false;
   uint64_t dropout_key = 0;

@@ -8,30 +8,39 @@ Var Dropout(Context& ctx, const Var& x, double probability, uint64_t site) {
   if (!ctx.training || probability == 0) return x;
   const uint64_t key = MixKey(ctx.dropout_key, site);
   const float p = static_cast<float>(probability);
-  Tensor y = ctx.Empty(x.shape(), x.value.dtype());
-  ctx.ops().Dropout(ctx.stream(), {.x = x.value.matrix(),
-                                   .y = y.matrix(),
-                                   .probability = p,
-                                   .key = key,
-                                   .row_ids = ctx.batch.row_ids});
-  if (!WantsGrad(ctx, {x.slot}, {})) return Var(y);
+  const auto drop = [p, key, row_ids = ctx.batch.row_ids](
+                        Context& c, const Tensor& from, const Tensor& to) {
+    c.ops().Dropout(c.stream(), {.x = from.matrix(),
+                                 .y = to.matrix(),
+                                 .probability = p,
+                                 .key = key,
+                                 .row_ids = row_ids});
+  };
+  Var y(ctx.Empty(x.shape(), x.value.dtype()));
+  drop(ctx, x.value, y.value);
+  if (!WantsGrad(ctx, {x.slot}, {})) return y;
 
-  const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record(
-      "dropout", [slot, x_slot = x.slot, p, key, row_ids = ctx.batch.row_ids](
-                     Context& c, Tape& tape) {
-        Tensor dy = tape.Take(slot);
-        if (!dy.defined()) return;
-        Tensor dx = dy.unique() ? dy : c.Empty(dy.shape(), dy.dtype());
-        c.ops().Dropout(c.stream(), {.x = dy.matrix(),
-                                     .y = dx.matrix(),
-                                     .probability = p,
-                                     .key = key,
-                                     .row_ids = row_ids});
-        dy = Tensor();
-        tape.Accumulate(c, x_slot, std::move(dx));
-      });
-  return Var(y, slot);
+  y.slot = ctx.tape->NewSlot();
+  if (x.recipe != nullptr) {
+    y.recipe = std::make_shared<Recipe>(
+        [drop, saved = SavedVar(x)](Context& c) {
+          const Tensor from = saved.GetForRecipe(c);
+          std::vector<Tensor> y = {c.Empty(from.shape(), from.dtype())};
+          drop(c, from, y[0]);
+          return y;
+        },
+        /*cheap=*/true);
+  }
+  ctx.tape->Record("dropout", [slot = y.slot, x_slot = x.slot, drop](
+                                  Context& c, Tape& tape) {
+    Tensor dy = tape.Take(slot);
+    if (!dy.defined()) return;
+    Tensor dx = dy.unique() ? dy : c.Empty(dy.shape(), dy.dtype());
+    drop(c, dy, dx);
+    dy = Tensor();
+    tape.Accumulate(c, x_slot, std::move(dx));
+  });
+  return y;
 }
 
 Var Add(Context& ctx, const Var& a, const Var& b) {

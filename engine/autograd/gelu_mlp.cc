@@ -9,22 +9,34 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
   const int residual_slot = residual == nullptr ? -1 : residual->slot;
   const bool record =
       WantsGrad(ctx, {x.slot, residual_slot}, {&w1, b1, &w2, b2});
+  const bool keep = record && ctx.recompute < Recompute::kSelective;
   Tensor pre_act;
   Tensor hidden = LinearForward(ctx, x.value, w1.value, b1, nullptr, act,
-                                record ? &pre_act : nullptr);
+                                keep ? &pre_act : nullptr);
   Tensor y = LinearForward(ctx, hidden, w2.value, b2,
                            residual == nullptr ? nullptr : &residual->value,
                            Gelu::kNone, nullptr);
   if (!record) return Var(y);
 
   const int slot = ctx.tape->NewSlot();
+  SavedVar saved(std::move(pre_act));
+  if (!keep) {
+    saved = SavedVar(std::make_shared<Recipe>(
+        [x = SavedVar(x), w1 = &w1, b1, act](Context& c) {
+          std::vector<Tensor> pre_act(1);
+          LinearForward(c, x.GetForRecipe(c), w1->value, b1, nullptr, act,
+                        &pre_act[0]);
+          return pre_act;
+        }));
+  }
   ctx.tape->Record("gelu_mlp", [slot, x = SavedVar(x), x_slot = x.slot,
                                 w1 = &w1, w2 = &w2, b1_sink = SinkOf(b1),
                                 b2_sink = SinkOf(b2), act, residual_slot,
-                                pre_act = std::move(pre_act)](
-                                   Context& c, Tape& tape) mutable {
+                                saved = std::move(saved)](Context& c,
+                                                          Tape& tape) mutable {
     Tensor dy = tape.Take(slot);
     if (!dy.defined()) return;
+    Tensor pre_act = saved.Get(c);
     {
       // The activation again: bit by bit where the forward kernel read pre_act
       // as it is stored (the CPU), to a rounding where GELU was the epilogue of
@@ -35,6 +47,7 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
       LinearWeightGrad(c, dy, SavedVar(std::move(hidden)), w2->sink, b2_sink);
     }
     Tensor dpre = LinearInputGrad(c, dy, w2->value, act, pre_act);
+    saved = SavedVar(Tensor());
     pre_act = Tensor();
     tape.Accumulate(c, residual_slot, std::move(dy));
     LinearWeightGrad(c, dpre, x, w1->sink, b1_sink);

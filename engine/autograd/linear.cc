@@ -60,13 +60,21 @@ void LinearWeightGrad(Context& ctx, const Tensor& dy, const SavedVar& x,
 
 Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
            const Var* residual) {
-  Tensor y = LinearForward(ctx, x.value, w.value, bias,
-                           residual == nullptr ? nullptr : &residual->value,
-                           Gelu::kNone, nullptr);
+  Var y(LinearForward(ctx, x.value, w.value, bias,
+                      residual == nullptr ? nullptr : &residual->value,
+                      Gelu::kNone, nullptr));
   const int residual_slot = residual == nullptr ? -1 : residual->slot;
-  if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return Var(y);
+  if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return y;
 
-  const int slot = ctx.tape->NewSlot();
+  const int slot = y.slot = ctx.tape->NewSlot();
+  // One that adds a residual ends a unit: nobody reads it there.
+  if (ctx.recompute >= Recompute::kSelective && residual == nullptr) {
+    y.recipe = std::make_shared<Recipe>(
+        [x = SavedVar(x), w = &w, bias](Context& c) -> std::vector<Tensor> {
+          return {LinearForward(c, x.GetForRecipe(c), w->value, bias, nullptr,
+                                Gelu::kNone, nullptr)};
+        });
+  }
   ctx.tape->Record("linear", [slot, x = SavedVar(x), x_slot = x.slot, w = &w,
                               bias_sink = SinkOf(bias),
                               residual_slot](Context& c, Tape& tape) {
@@ -78,7 +86,7 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
     }
     tape.Accumulate(c, residual_slot, std::move(dy));
   });
-  return Var(y, slot);
+  return y;
 }
 
 }  // namespace zero

@@ -28,40 +28,59 @@ void NormRowsBackward(Context& ctx, GradSink* weight_sink, GradSink* bias_sink,
 
 namespace {
 
-struct NormState {
-  Tensor y, mean, rstd;
-};
+// {y, rstd, mean} of a norm; without `record` y alone.
+std::vector<Tensor> RunNorm(Context& ctx, const NormWeights& norm,
+                            const Tensor& x, bool record,
+                            const Tensor& residual = {},
+                            const Tensor& sum = {}) {
+  std::vector<Tensor> results = {ctx.Empty(x.shape(), x.dtype())};
+  NormForwardArgs args{.x = x.rows(), .y = results[0].rows()};
+  if (residual.defined()) {
+    args.residual = residual.rows();
+    args.sum = sum.rows();
+  }
+  if (record) {
+    for (float** statistic : {&args.rstd, &args.mean}) {
+      if (statistic == &args.mean && norm.kind != NormKind::kLayerNorm) break;
+      results.push_back(ctx.Empty({args.x.outer}, DType::kF32));
+      *statistic = results.back().As<float>();
+    }
+  }
+  NormRows(ctx, norm, args);
+  return results;
+}
 
 // y = norm(sum) as a variable: its recipe, and its backward on the tape; dx of
 // the sum goes to every slot of `inputs`.
 Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
-               const NormState& state, std::vector<int> inputs) {
-  Var y(state.y, ctx.tape->NewSlot());
+               const Tensor& value, std::vector<int> inputs) {
+  Var y(value, ctx.tape->NewSlot());
   // The statistics are of the sum as it is stored: the same bits again.
-  y.recipe = std::make_shared<Recipe>();
-  y.recipe->compute = [norm, sum = sum.value](Context& c) {
-    Tensor again = c.Empty(sum.shape(), sum.dtype());
-    NormRows(c, norm, {.x = sum.rows(), .y = again.rows()});
-    return again;
-  };
+  y.recipe = std::make_shared<Recipe>(
+      [norm, sum = SavedVar(sum)](Context& c) {
+        return RunNorm(c, norm, sum.Get(c), /*record=*/true);
+      },
+      /*cheap=*/true);
   ctx.tape->Record("norm", [kind = norm.kind, weight = norm.weight,
-                            bias_sink = SinkOf(norm.bias), sum, y_slot = y.slot,
-                            inputs = std::move(inputs), mean = state.mean,
-                            rstd = state.rstd](Context& c, Tape& tape) {
-    const bool is_input = inputs.size() == 1 && inputs[0] == sum.slot;
-    Tensor dsum = is_input ? Tensor() : tape.Take(sum.slot);
+                            bias_sink = SinkOf(norm.bias), sum = SavedVar(sum),
+                            sum_slot = sum.slot, results = y.recipe,
+                            y_slot = y.slot, inputs = std::move(inputs)](
+                               Context& c, Tape& tape) {
+    const bool is_input = inputs.size() == 1 && inputs[0] == sum_slot;
+    Tensor dsum = is_input ? Tensor() : tape.Take(sum_slot);
     const Tensor dy = tape.Take(y_slot);
     if (!dy.defined() && !dsum.defined()) return;
     Tensor dx = dsum.defined() && (dsum.unique() || !dy.defined())
                     ? dsum
                     : c.Empty(dy.shape(), dy.dtype());
     if (dy.defined()) {
+      const std::vector<Tensor>& y = results->Get(c);
       NormBackwardArgs args{.kind = kind,
                             .dy = dy.rows(),
-                            .sum = sum.value.rows(),
+                            .sum = sum.Get(c).rows(),
                             .weight = weight->value.vector(),
-                            .mean = mean.defined() ? mean.As<float>() : nullptr,
-                            .rstd = rstd.As<float>(),
+                            .mean = y.size() > 2 ? y[2].As<float>() : nullptr,
+                            .rstd = y[1].As<float>(),
                             .dx = dx.rows()};
       if (dsum.defined()) args.dsum = dsum.rows();
       NormRowsBackward(c, weight->sink, bias_sink, args);
@@ -72,34 +91,13 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
   return y;
 }
 
-NormState RunNorm(Context& ctx, const Tensor& x, const Tensor* residual,
-                  const Tensor* sum, const NormWeights& norm, bool record) {
-  NormState state{.y = ctx.Empty(x.shape(), x.dtype())};
-  NormForwardArgs args{.x = x.rows(), .y = state.y.rows()};
-  if (residual != nullptr) {
-    args.residual = residual->rows();
-    args.sum = sum->rows();
-  }
-  if (record) {
-    const int64_t rows = args.x.outer;
-    state.rstd = ctx.Empty({rows}, DType::kF32);
-    args.rstd = state.rstd.As<float>();
-    if (norm.kind == NormKind::kLayerNorm) {
-      state.mean = ctx.Empty({rows}, DType::kF32);
-      args.mean = state.mean.As<float>();
-    }
-  }
-  NormRows(ctx, norm, args);
-  return state;
-}
-
 }  // namespace
 
 Var Norm(Context& ctx, const Var& x, const NormWeights& norm) {
   const bool record = WantsGrad(ctx, {x.slot}, {norm.weight, norm.bias});
-  const NormState state = RunNorm(ctx, x.value, nullptr, nullptr, norm, record);
-  if (!record) return Var(state.y);
-  return RecordNorm(ctx, norm, x, state, {x.slot});
+  const Tensor y = RunNorm(ctx, norm, x.value, record)[0];
+  if (!record) return Var(y);
+  return RecordNorm(ctx, norm, x, y, {x.slot});
 }
 
 std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
@@ -107,13 +105,21 @@ std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
   ZERO_CHECK_EQ(x.shape(), residual.shape());
   const bool record =
       WantsGrad(ctx, {x.slot, residual.slot}, {norm.weight, norm.bias});
-  Tensor sum = ctx.Empty(x.shape(), x.value.dtype());
-  const NormState state =
-      RunNorm(ctx, x.value, &residual.value, &sum, norm, record);
-  if (!record) return {Var(sum), Var(state.y)};
-  Var sum_var(sum, ctx.tape->NewSlot());
-  return {sum_var,
-          RecordNorm(ctx, norm, sum_var, state, {x.slot, residual.slot})};
+  Var sum(ctx.Empty(x.shape(), x.value.dtype()));
+  const Tensor y =
+      RunNorm(ctx, norm, x.value, record, residual.value, sum.value)[0];
+  if (!record) return {sum, Var(y)};
+  sum.slot = ctx.tape->NewSlot();
+  if (ctx.recompute == Recompute::kFull) {
+    sum.recipe = std::make_shared<Recipe>(
+        [x = SavedVar(x), residual = SavedVar(residual)](Context& c) {
+          const Tensor a = x.GetForRecipe(c), b = residual.GetForRecipe(c);
+          Tensor sum = c.Empty(a.shape(), a.dtype());
+          c.ops().Add(c.stream(), {a.vector(), b.vector(), sum.vector()});
+          return std::vector<Tensor>{sum};
+        });
+  }
+  return {sum, RecordNorm(ctx, norm, sum, y, {x.slot, residual.slot})};
 }
 
 }  // namespace zero

@@ -20,11 +20,35 @@ namespace zero {
 
 class Context;
 
-// How to compute an activation again, bit by bit, from what is kept anyway.
-// The first use in backward does it; the result lives as long as users do.
-struct Recipe {
-  std::function<Tensor(Context&)> compute;
-  Tensor value;
+// Results of an op that backward reads, kept or to be computed again, bit by
+// bit, from what is kept anyway: the first use does it. They live as long as
+// users do.
+// `cheap`: one pass over memory, so that another recipe which reads the value
+// runs this one by itself, and no result waits until backward is there.
+class Recipe {
+ public:
+  using Compute = std::function<std::vector<Tensor>(Context&)>;
+
+  explicit Recipe(Compute compute, bool cheap = false)
+      : compute_(std::move(compute)), cheap_(cheap) {}
+  explicit Recipe(std::vector<Tensor> kept) : results_(std::move(kept)) {}
+
+  // The first is the value of the op's Var.
+  const std::vector<Tensor>& Get(Context& ctx) {
+    // What it was computed from may go.
+    if (compute_) results_ = std::exchange(compute_, nullptr)(ctx);
+    return results_;
+  }
+
+  // The value, for another recipe.
+  Tensor ValueForRecipe(Context& ctx) {
+    return cheap_ && compute_ ? compute_(ctx)[0] : Get(ctx)[0];
+  }
+
+ private:
+  Compute compute_;  // null: the results are here
+  bool cheap_ = false;
+  std::vector<Tensor> results_;
 };
 
 // A tensor in a computation. `slot` is where its gradient collects on the
@@ -44,14 +68,17 @@ struct Var {
 class SavedVar {
  public:
   explicit SavedVar(Tensor value) : value_(std::move(value)) {}
+  explicit SavedVar(std::shared_ptr<Recipe> recipe)
+      : recipe_(std::move(recipe)) {}
   explicit SavedVar(const Var& var)
       : value_(var.recipe == nullptr ? var.value : Tensor()),
         recipe_(var.recipe) {}
 
   const Tensor& Get(Context& ctx) const {
-    if (recipe_ == nullptr) return value_;
-    if (!recipe_->value.defined()) recipe_->value = recipe_->compute(ctx);
-    return recipe_->value;
+    return recipe_ == nullptr ? value_ : recipe_->Get(ctx)[0];
+  }
+  Tensor GetForRecipe(Context& ctx) const {
+    return recipe_ == nullptr ? value_ : recipe_->ValueForRecipe(ctx);
   }
 
  private:

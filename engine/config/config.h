@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/base/recompute.h"
 #include "engine/config/model_config.h"
 #include "engine/data/token_format.h"
 #include "kernels/dtype.h"
@@ -192,7 +193,8 @@ struct Config {
   TrainingConfig training;
 
   // Changes speed and memory, never a bit of the result.
-  bool activation_checkpointing = false;  // ".enabled": recompute every unit
+  bool activation_checkpointing = false;               // ".enabled"
+  Recompute recompute_granularity = Recompute::kFull;  // then; not kOff
   ZeroConfig zero_optimization;
   CommunicationConfig communication;
   DeviceConfig device;  // results too, as CudaOptions says
@@ -206,6 +208,10 @@ struct Config {
   // The storage dtype of parameters and activations.
   DType param_dtype() const {
     return bf16 ? DType::kBF16 : fp16.enabled ? DType::kF16 : DType::kF32;
+  }
+
+  Recompute recompute() const {
+    return activation_checkpointing ? recompute_granularity : Recompute::kOff;
   }
 
   bool operator==(const Config&) const = default;

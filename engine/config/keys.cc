@@ -29,6 +29,9 @@ Names NamesOf(CommunicationAlgorithm) {
   return {"direct", "ring", "parameter_server"};
 }
 Names NamesOf(CommunicationBackend) { return {"auto", "local", "nccl"}; }
+Names NamesOf(Recompute) {
+  return {std::begin(kRecomputeNames), std::end(kRecomputeNames)};
+}
 Names NamesOf(DType) { return {"fp32", "bf16", "fp16"}; }
 Names NamesOf(ModelFamily) {
   return {std::begin(kModelFamilyNames), std::end(kModelFamilyNames)};
@@ -705,13 +708,22 @@ std::vector<KeySpec> UsedKeys() {
           "one group.",
           BetweenRanks, Range(-1, 1024),
           DeepSpeed("stage 3 only, by its own Init; here stages 1 to 3")),
-      Section(
-          "activation_checkpointing",
-          "Keep a unit's input only and compute the rest again in backward."),
+      Section("activation_checkpointing",
+              "Keep less for backward, which computes the rest again. What one "
+              "pass over memory gives (norms, activations) is never kept."),
       Key("activation_checkpointing.enabled", FIELD(activation_checkpointing),
-          "Recompute every unit in backward. Changes no bit of the result.",
+          "Recompute in backward. Changes no bit of the result.",
           DeepSpeed("has no such key: the model's code decides; here one key "
                     "turns it on")),
+      Key("activation_checkpointing.granularity", FIELD(recompute_granularity),
+          "full: keep a unit's input only; selective: also its residual sum "
+          "and what attention gives, and compute only q, k, v and the first "
+          "layer of the FFN again.",
+          Choices({"selective", "full"}),
+          Unread(IF(!c.activation_checkpointing),
+                 "activation_checkpointing.enabled is false"),
+          DeepSpeed("has no such key; Megatron-LM's is "
+                    "--recompute-granularity")),
       Section("communication", "How ranks talk to each other."),
       Key(KEY(communication.algorithm),
           "direct: a rank reads all the others at once; ring: its neighbour, "

@@ -126,8 +126,20 @@ double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
 }
 
 double RecomputedFlopsPerToken(const ModelConfig& config,
-                               int64_t sequence_length) {
-  return 2 * BlocksElems(config) + 4 * AttentionElems(config, sequence_length);
+                               int64_t sequence_length, Recompute level) {
+  if (level == Recompute::kOff) return 0;
+  const double q =
+      static_cast<double>(config.num_attention_heads * config.head_dim);
+  const double kv =
+      static_cast<double>(config.num_key_value_heads * config.head_dim);
+  const double inner = static_cast<double>(config.intermediate_size) *
+                       (config.family == ModelFamily::kGpt2 ? 1 : 2);
+  const double outputs = q + 2 * kv + inner;
+  const double per_output = 2 * static_cast<double>(config.num_hidden_layers) *
+                            static_cast<double>(config.hidden_size);
+  if (level == Recompute::kSelective) return per_output * outputs;
+  return per_output * (outputs + q) +
+         4 * AttentionElems(config, sequence_length);
 }
 
 }  // namespace zero

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/base/recompute.h"
 
 namespace zero {
 
@@ -91,12 +92,12 @@ int64_t NumParameters(const ModelConfig& config);
 double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
                      bool causal = false);
 
-// What recomputing every block adds to that: the forward pass of the blocks,
-//   2 * (parameters of the blocks) + 4 * layers * heads * head_dim *
-//   sequence_length.
-// Embeddings cost nothing; the head's forward pass is made once.
+// What recomputing adds to that: 2 * (weights of q, k, v and the FFN's first
+// layer); fully also those of attention's output and 4 * layers * heads *
+// head_dim * sequence_length. A block's last product and the head are never
+// computed again.
 double RecomputedFlopsPerToken(const ModelConfig& config,
-                               int64_t sequence_length);
+                               int64_t sequence_length, Recompute level);
 
 // Where presets and pretrained folders come from; implemented by models/, so
 // that the parser (below models/) can resolve a `model` section.

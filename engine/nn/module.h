@@ -48,8 +48,8 @@ class Unit {
   // *batch.loss_sum and returns an undefined Var; the first ignores `in`.
   virtual Var Forward(Context& ctx, const Var& in) = 0;
 
-  // False where backward reads no parameter of the unit and keeps next to
-  // nothing (an embedding): it is then neither gathered for it nor recomputed.
+  // False where backward reads no parameter of the unit (an embedding's): it is
+  // then not gathered for it.
   virtual bool BackwardReadsParameters() const { return true; }
 
   // Only the last unit: logits [M, V] of the rows of `in` [M, C].

@@ -30,7 +30,7 @@ class Search {
 
   // Appends the one with the largest micro-batch that fits, if any does: with
   // the micro-batch the peak grows.
-  absl::Status Try(int64_t stage, bool recompute,
+  absl::Status Try(int64_t stage, Recompute recompute,
                    std::vector<FitProposal>* found) const {
     const auto splits = SplitsOf(config_);
     size_t fits = 0, ends = splits.size();  // how many do; and how many may
@@ -62,7 +62,8 @@ class Search {
         RehearseRun(rank_, config, tools_, TrainingWorkload(config)));
     TokenFlops flops;
     if (tools_.flops_per_token != nullptr) {
-      flops = tools_.flops_per_token(config.model, config.data.sequence_length);
+      flops = tools_.flops_per_token(config.model, config.data.sequence_length,
+                                     proposal.recompute);
     }
     const double tokens =
         static_cast<double>(proposal.micro_batch * proposal.accumulation *
@@ -70,8 +71,7 @@ class Search {
     const AssumedSpeed speed = AssumedSpeedOf(*rank_.device);
     proposal.peak_bytes = rehearsal.ledger.total_peak_bytes();
     proposal.sent_bytes = rehearsal.wire.sent();
-    proposal.flops =
-        tokens * (flops.model + (proposal.recompute ? flops.recomputed : 0));
+    proposal.flops = tokens * (flops.model + flops.recomputed);
     proposal.seconds = proposal.flops / speed.flops_per_second +
                        proposal.sent_bytes / speed.bytes_per_second;
     return proposal;
@@ -95,8 +95,11 @@ std::string FitProposal::Patch(const Config& config) const {
   if (stage != config.zero_optimization.stage) {
     sets.push_back(absl::StrCat("--set zero_optimization.stage=", stage));
   }
-  if (recompute != config.activation_checkpointing) {
-    sets.push_back("--set activation_checkpointing.enabled=true");
+  if (recompute != config.recompute()) {
+    sets.push_back(
+        absl::StrCat("--set activation_checkpointing.enabled=true "
+                     "--set activation_checkpointing.granularity=",
+                     RecomputeName(recompute)));
   }
   if (micro_batch != config.train_micro_batch_size_per_gpu) {
     sets.push_back(
@@ -108,7 +111,10 @@ std::string FitProposal::Patch(const Config& config) const {
 
 Config WithProposal(Config config, const FitProposal& proposal) {
   config.zero_optimization.stage = proposal.stage;
-  config.activation_checkpointing = proposal.recompute;
+  config.activation_checkpointing = proposal.recompute != Recompute::kOff;
+  if (config.activation_checkpointing) {
+    config.recompute_granularity = proposal.recompute;
+  }
   config.train_micro_batch_size_per_gpu = proposal.micro_batch;
   config.gradient_accumulation_steps = proposal.accumulation;
   return config;
@@ -123,8 +129,8 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
   const int64_t last_stage =
       rank.world() > 1 ? 3 : config.zero_optimization.stage;
   std::vector<FitProposal> found;
-  for (const bool recompute : {false, true}) {
-    if (config.activation_checkpointing && !recompute) continue;
+  for (const Recompute recompute : kRecomputeLevels) {
+    if (recompute < config.recompute()) continue;
     for (int64_t stage = config.zero_optimization.stage; stage <= last_stage;
          ++stage) {
       ZERO_RETURN_IF_ERROR(search.Try(stage, recompute, &found));

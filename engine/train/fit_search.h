@@ -16,7 +16,7 @@ namespace zero {
 // A way to run the same training: global batch, model and data stay.
 struct FitProposal {
   int64_t stage, micro_batch, accumulation;
-  bool recompute;
+  Recompute recompute;
   int64_t peak_bytes;  // of a rank
   int64_t sent_bytes;  // by a rank in a step
   double flops;        // of a rank in a step
@@ -38,7 +38,7 @@ AssumedSpeed AssumedSpeedOf(const Device& device);
 Config WithProposal(Config config, const FitProposal& proposal);
 
 // Ways in which a rank's peak is at most `memory` bytes: for every stage from
-// the config's on, as the config is and with recompute, the largest
+// the config's on, with its recompute and more, the largest
 // micro-batch. The cheapest first; none that costs and takes more than another.
 // Every try is a rehearsal (RehearseRun).
 // REQUIRES: no parameter server, which has no stages.

@@ -51,9 +51,11 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config,
   if (transient < predicted.total_peak_bytes() / 2) {
     return RemedyOfStates(config, train, rank);
   }
-  if (!config.activation_checkpointing) {
-    return "set activation_checkpointing.enabled to true, or lower "
-           "train_micro_batch_size_per_gpu";
+  if (config.recompute() != Recompute::kFull) {
+    return absl::StrCat("set activation_checkpointing.",
+                        config.activation_checkpointing ? "granularity to full"
+                                                        : "enabled to true",
+                        ", or lower train_micro_batch_size_per_gpu");
   }
   return "lower train_micro_batch_size_per_gpu or data.sequence_length";
 }

@@ -105,7 +105,8 @@ RunReport::RunReport(const Session& session, const ModelTools& tools,
       console_(console),
       tokens_per_step_(BatchShapeOf(config(), rank().world()).TokensPerStep()),
       flops_per_token_(tools.flops_per_token(config().model,
-                                             config().data.sequence_length)) {
+                                             config().data.sequence_length,
+                                             config().recompute())) {
   KeepPeak(measured);
 }
 
@@ -124,7 +125,7 @@ void RunReport::KeepPeak(const ProductRate& measured) {
 
 Utilization RunReport::UtilizationOf(double tokens_per_second) const {
   return UtilizationAt(tokens_per_second / rank().world(), flops_per_token_,
-                       config().activation_checkpointing, peak_.flops);
+                       peak_.flops);
 }
 
 Json RunReport::Step(const RunRecord& record, bool idle) {

@@ -160,7 +160,7 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.optimizer = config.optimizer.spec;
   options.decay_all = config.optimizer.weight_decay_on == WeightDecayOn::kAll;
   options.max_grad_norm = static_cast<float>(config.gradient_clipping);
-  options.recompute = config.activation_checkpointing;
+  options.recompute = config.recompute();
   const ZeroConfig& zero = config.zero_optimization;
   options.overlap = zero.overlap_comm;
   options.gather = {

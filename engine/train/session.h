@@ -31,7 +31,8 @@ struct ModelTools {
   std::function<std::string(const ModelConfig&, DType, int64_t end_of_text)>
       hf_config_json;
   // Training FLOPs per token at a sequence length.
-  std::function<TokenFlops(const ModelConfig&, int64_t)> flops_per_token;
+  std::function<TokenFlops(const ModelConfig&, int64_t, Recompute)>
+      flops_per_token;
   // What utilization is a share of, where nobody knows the device's peak.
   std::function<ProductRate(Device&, DType)> product_rate = MeasureProductRate;
 };

@@ -213,7 +213,7 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
                       : "from " + pretrained},
       {"device", DeviceText(*rank.device)},
       {"precision", PrecisionText(config, rank.world())},
-      {"recompute", config.activation_checkpointing ? "every unit" : "off"}};
+      {"recompute", RecomputeName(config.recompute())}};
   if (rank.world() > 1) {
     rows.push_back({"ranks", RanksText(session)});
     if (!report.link().empty()) {

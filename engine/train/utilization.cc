@@ -25,9 +25,10 @@ std::string Utilization::ToString() const {
 }
 
 Utilization UtilizationAt(double tokens_per_second, const TokenFlops& flops,
-                          bool recompute, double peak_flops) {
+                          double peak_flops) {
   if (peak_flops <= 0) return {};
   const double share = tokens_per_second / peak_flops;
+  const bool recompute = flops.recomputed > 0;
   const Utilization found{
       .mfu = share * flops.model,
       .mfu_causal = share * flops.causal,

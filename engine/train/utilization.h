@@ -16,7 +16,7 @@ namespace zero {
 struct TokenFlops {
   double model = 0;       // 6 N + 12 L q s
   double causal = 0;      // 6 N + 6 L q s: no token looks ahead
-  double recomputed = 0;  // the blocks' second forward pass
+  double recomputed = 0;  // what backward computes again
 };
 
 // Shares of a peak rate; all 0 where the peak is not known, NaN where the run
@@ -36,7 +36,7 @@ struct Utilization {
 
 // `peak_flops` per second; <= 0: not known.
 Utilization UtilizationAt(double tokens_per_second, const TokenFlops& flops,
-                          bool recompute, double peak_flops);
+                          double peak_flops);
 
 }  // namespace zero
 

@@ -14,7 +14,7 @@ struct Executor::UnitState {
   Unit* unit = nullptr;       // null: a table, which computes nothing
   std::vector<Segment> gaps;  // no gradient is ever written here
   // Between forward and backward of one micro-batch:
-  Tensor input;  // kept only for recompute
+  Tensor input;  // what the unit before gave
   Tape tape;
   int input_slot = -1, output_slot = -1;
   // Sharded parameters, while gathered: [padded elems].
@@ -160,6 +160,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     step.read = rank_->device->MakeEvent();
   }
   context_ = std::make_unique<Context>(*rank_->device, *compute_, *transient_);
+  context_->recompute = options_.recompute;
   states_->Bind(rank_->device->ops(), *compute_);
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -346,18 +347,11 @@ void Executor::Forward(int unit) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   Tensor input = std::exchange(state.input, Tensor());
-  Var out;
-  if (options_.recompute && plan_.units[unit].backward_reads_parameters) {
-    ctx.tape = nullptr;
-    out = state.unit->Forward(ctx, Var(input));
-    state.input = std::move(input);
-  } else {
-    ctx.tape = &state.tape;
-    const Var in = unit == 0 ? Var() : state.tape.Watch(std::move(input));
-    state.input_slot = in.slot;
-    out = state.unit->Forward(ctx, in);
-    state.output_slot = out.slot;
-  }
+  ctx.tape = &state.tape;
+  const Var in = unit == 0 ? Var() : state.tape.Watch(std::move(input));
+  state.input_slot = in.slot;
+  Var out = state.unit->Forward(ctx, in);
+  state.output_slot = out.slot;
   units_[unit + 1].input = std::move(out.value);
 }
 
@@ -383,13 +377,6 @@ void Executor::Backward(int unit) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   ctx.tape = &state.tape;
-  if (options_.recompute && plan_.units[unit].backward_reads_parameters) {
-    const Var in = unit == 0
-                       ? Var()
-                       : state.tape.Watch(std::exchange(state.input, Tensor()));
-    state.input_slot = in.slot;
-    state.output_slot = state.unit->Forward(ctx, in).slot;
-  }
   state.tape.Accumulate(ctx, state.output_slot,
                         std::exchange(output_grad_, Tensor()));
   state.tape.Backward(ctx);

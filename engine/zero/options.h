@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "engine/base/recompute.h"
 #include "engine/zero/schedule.h"
 #include "kernels/dtype.h"
 #include "optim/optimizer.h"
@@ -21,7 +22,7 @@ struct ExecutorOptions {
   // Changes memory and speed.
   bool overlap = true;  // of communication with computation
   GatherPolicy gather;
-  bool recompute = false;
+  Recompute recompute = Recompute::kOff;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
 

@@ -22,7 +22,7 @@ namespace zero {
 enum class ActionKind {
   kForward,           // unit, without the last
   kForwardBackward,   // the last unit: the loss writes its gradients at once
-  kBackward,          // unit; recomputes its forward first where asked
+  kBackward,          // unit; computes again what forward did not keep
   kGather,            // unit: takes a buffer, starts gathering its parameters
   kRelease,           // unit: gives its gathered parameters' buffer back
   kReduce,            // bucket: starts reducing its gradients; of rows:

@@ -135,7 +135,8 @@ class CliTest(unittest.TestCase):
         rows = [json.loads(line) for line in
                 self.ok(*args, "--json", "--measure").splitlines()]
         self.assertEqual([(row["stage"], row["recompute"]) for row in rows],
-                         [(stage, recompute) for recompute in (False, True)
+                         [(stage, recompute)
+                          for recompute in ("off", "selective", "full")
                           for stage in range(4)])
         for row in rows:
             states = [row[name] for name in
@@ -163,7 +164,7 @@ class CliTest(unittest.TestCase):
         table = self.ok(*args, "--device-memory", "1MiB").splitlines()
         self.assertRegex(table[0], r"each of 2 rank\(s\) .* may take 1\.0 MiB$")
         self.assertRegex(table[1], r"^stage +recompute +parameters .* fits$")
-        self.assertEqual([line.split()[-1] for line in table[2:10]], ["no"] * 8)
+        self.assertEqual([line.split()[-1] for line in table[2:14]], ["no"] * 12)
         self.assertRegex(
             self.ok(*args), "note: at stage 3 a rank gathers [0-9,]+ bytes = "
             "the formula's [0-9,]+ - [0-9,]+ of units that stayed in place")
@@ -173,7 +174,7 @@ class CliTest(unittest.TestCase):
                 "--set", "zero_optimization.mics_shard_size=1")
         csv = self.ok(*args, "--csv").splitlines()
         self.assertEqual(csv[0].split(","), list(rows[0])[:-1])
-        self.assertEqual(len(csv), 9)
+        self.assertEqual(len(csv), 13)
         both = self.ok("memory", "config.json", "config.json").splitlines()
         self.assertEqual(
             sum(line.startswith("config.json: memory of") for line in both), 2)
@@ -555,12 +556,18 @@ class CliTest(unittest.TestCase):
         first = self.train("a")
         second = self.train("b")
         recomputed = self.train("c", "activation_checkpointing.enabled=true")
+        selective = self.train("d", "activation_checkpointing={\"enabled\": true, "
+                               "\"granularity\": \"selective\"}")
         self.assertEqual(first["parameters_hash"], second["parameters_hash"])
         self.assertEqual(first["parameters_hash"],
                          recomputed["parameters_hash"])
+        self.assertEqual(first["parameters_hash"],
+                         selective["parameters_hash"])
         self.assertLess(recomputed["peak_bytes"]["activations"],
+                        selective["peak_bytes"]["activations"])
+        self.assertLess(selective["peak_bytes"]["activations"],
                         first["peak_bytes"]["activations"])
-        for summary in (first, recomputed):
+        for summary in (first, recomputed, selective):
             self.assertEqual(summary["peak_bytes"],
                              summary["predicted_peak_bytes"])
 

@@ -105,7 +105,7 @@ struct Golden {
   }
 };
 
-ExecutorOptions Options(bool recompute) {
+ExecutorOptions Options(Recompute recompute) {
   return {.optimizer = {.weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95},
           .max_grad_norm = 1.0f,
           .recompute = recompute,
@@ -114,7 +114,7 @@ ExecutorOptions Options(bool recompute) {
 
 class GoldenTest : public testing::TestWithParam<const char*> {
  protected:
-  std::unique_ptr<Executor> MakeExecutor(Golden& golden, bool recompute) {
+  std::unique_ptr<Executor> MakeExecutor(Golden& golden, Recompute recompute) {
     device_ = MakeCpuDevice(2);
     rank_ = MakeLoneRank(*device_);
     auto executor = Executor::Make(
@@ -144,7 +144,7 @@ class GoldenTest : public testing::TestWithParam<const char*> {
 
 TEST_P(GoldenTest, LossAndLogitsAreThoseOfTransformers) {
   Golden golden(GetParam());
-  const auto executor = MakeExecutor(golden, /*recompute=*/false);
+  const auto executor = MakeExecutor(golden, Recompute::kOff);
   const double loss = *executor->EvalLossSum(golden.batch()) / golden.num_valid;
   const double want = ReadFloats(*golden.reader, "loss")[0];
   EXPECT_NEAR(loss, want, 1e-6 * want);
@@ -168,7 +168,7 @@ TEST_P(GoldenTest, LossAndLogitsAreThoseOfTransformers) {
 
 TEST_P(GoldenTest, CachedKeysAndValuesGiveTheSameLogits) {
   Golden golden(GetParam());
-  const auto executor = MakeExecutor(golden, /*recompute=*/false);
+  const auto executor = MakeExecutor(golden, Recompute::kOff);
   const int64_t vocab = golden.config.vocab_size;
   std::vector<float> last(vocab);
   KvCache cache = executor->MakeKvCache(kLength);
@@ -191,7 +191,7 @@ TEST_P(GoldenTest, CachedKeysAndValuesGiveTheSameLogits) {
 
 TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
   Golden golden(GetParam());
-  const auto executor = MakeExecutor(golden, /*recompute=*/false);
+  const auto executor = MakeExecutor(golden, Recompute::kOff);
   Step(*executor, golden, 1);
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
     const std::vector<float> want =
@@ -207,7 +207,7 @@ TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
 
 TEST_P(GoldenTest, ThreeAdamWStepsAreThoseOfTransformers) {
   Golden golden(GetParam());
-  const auto executor = MakeExecutor(golden, /*recompute=*/false);
+  const auto executor = MakeExecutor(golden, Recompute::kOff);
   const std::vector<float> losses = ReadFloats(*golden.reader, "step_losses");
   const std::vector<float> norms = ReadFloats(*golden.reader, "grad_norms");
   for (int step = 0; step < 3; ++step) {
@@ -235,7 +235,7 @@ TEST_P(GoldenTest, ThreeAdamWStepsAreThoseOfTransformers) {
 TEST_P(GoldenTest, RecomputeChangesNoBit) {
   std::vector<ValuesByName> results;
   std::vector<double> losses;
-  for (bool recompute : {false, true}) {
+  for (Recompute recompute : kRecomputeLevels) {
     Golden golden(GetParam());
     ledger_ = MemoryLedger();
     const auto executor = MakeExecutor(golden, recompute);
@@ -244,9 +244,11 @@ TEST_P(GoldenTest, RecomputeChangesNoBit) {
     }
     results.push_back(*ReadParameters(*executor));
   }
-  EXPECT_EQ(results[0], results[1]);
-  for (int step = 0; step < 3; ++step) {
-    EXPECT_EQ(losses[step], losses[3 + step]);
+  for (int level = 1; level < 3; ++level) {
+    EXPECT_EQ(results[0], results[level]);
+    for (int step = 0; step < 3; ++step) {
+      EXPECT_EQ(losses[step], losses[3 * level + step]);
+    }
   }
 }
 

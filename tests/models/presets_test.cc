@@ -54,9 +54,14 @@ TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
             6.0 * (85056000 + 50257 * 768) + 12.0 * 12 * 768 * 1024);
   EXPECT_EQ(FlopsPerToken(Preset("gpt2"), 1024, /*causal=*/true),
             6.0 * (85056000 + 50257 * 768) + 6.0 * 12 * 768 * 1024);
-  // Recompute: a third of the above, without the final norm and the head.
-  EXPECT_EQ(RecomputedFlopsPerToken(Preset("gpt2"), 1024),
-            2.0 * (85056000 - 2 * 768) + 4.0 * 12 * 768 * 1024);
+  // Of a block's 12 * 768^2 weights 3 + 4 are those of q, k, v and the FFN's
+  // first layer; fully 1 more and a forward attention.
+  const ModelConfig gpt2 = Preset("gpt2");
+  EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kOff), 0);
+  EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kSelective),
+            2.0 * 12 * 7 * 768 * 768);
+  EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kFull),
+            2.0 * 12 * 8 * 768 * 768 + 4.0 * 12 * 768 * 1024);
   // Qwen3's heads are wider together (16 * 128) than the model (1024).
   const ModelConfig qwen3 = Preset("Qwen3-0.6B");
   EXPECT_EQ(FlopsPerToken(qwen3, 2048) - FlopsPerToken(qwen3, 1024),

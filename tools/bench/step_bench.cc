@@ -469,7 +469,8 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"loss", seen.loss},
       {"flops_per_token",
        MakeModelTools()
-           .flops_per_token(config.model, config.data.sequence_length)
+           .flops_per_token(config.model, config.data.sequence_length,
+                            config.recompute())
            .model},
       {"ops",
        OpsJson(seen.ops, options.on_gpu() ? kProfileSteps : options.steps)},

@@ -51,7 +51,7 @@ struct MemoryFlags {
 struct MemoryRow {
   RunOptions run;  // of this row, by its --set
   int stage;
-  bool recompute;
+  Recompute recompute;
   Rehearsal rehearsal;
   // By the closed formulas, with padding.
   int64_t formula_states;
@@ -61,6 +61,13 @@ struct MemoryRow {
 
   bool fits() const { return rehearsal.ledger.total_peak_bytes() <= memory; }
 };
+
+std::string NameOf(const MemoryRow& row) {
+  return absl::StrCat(
+      "stage ", row.stage,
+      row.recompute == Recompute::kOff ? "" : ", recompute ",
+      row.recompute == Recompute::kOff ? "" : RecomputeName(row.recompute));
+}
 
 // Of a size, in any case: powers of 1000 (MB) and of 1024 (MiB).
 std::map<std::string, double> SizeUnits() {
@@ -91,10 +98,16 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
 }
 
 absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
-                                  int64_t memory, int stage, bool recompute) {
+                                  int64_t memory, int stage,
+                                  Recompute recompute) {
   run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
+  const bool enabled = recompute != Recompute::kOff;
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
-                                  recompute ? "true" : "false"));
+                                  enabled ? "true" : "false"));
+  if (enabled) {
+    run.sets.push_back(absl::StrCat("activation_checkpointing.granularity=",
+                                    RecomputeName(recompute)));
+  }
   // Groups shard something, which stage 0 does not.
   if (stage == 0) run.sets.push_back("zero_optimization.mics_shard_size=auto");
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
@@ -149,7 +162,7 @@ Json AsJson(const MemoryRow& row, bool measures) {
   Json json = {{"config", row.run.config},
                {"ranks", row.run.ranks},
                {"stage", row.stage},
-               {"recompute", row.recompute},
+               {"recompute", RecomputeName(row.recompute)},
                {"peak_bytes", ledger.total_peak_bytes()},
                {"peak_action", row.rehearsal.peak_action},
                {"states_bytes_by_formula", row.formula_states},
@@ -259,7 +272,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   for (const MemoryRow& row : rows) {
     const MemoryLedger& ledger = row.rehearsal.ledger;
     std::vector<std::string> line = {absl::StrCat(row.stage),
-                                     row.recompute ? "on" : "off"};
+                                     RecomputeName(row.recompute)};
     for (size_t i = 0; i < used.size(); ++i) {
       if (used[i] > 0) line.push_back(bytes(ledger.at_peak()[i]));
     }
@@ -277,8 +290,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
     return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
   };
   for (const MemoryRow& row : rows) {
-    const std::string name = absl::StrFormat(
-        "stage %d%s", row.stage, row.recompute ? ", recompute" : "");
+    const std::string name = NameOf(row);
     if (!row.measured.has_value()) {
       absl::PrintF("%s: does not fit, so it was not run\n", name);
       continue;
@@ -308,19 +320,18 @@ void PrintWireNotes(const std::vector<MemoryRow>& rows) {
   for (const MemoryRow& row : rows) {
     const StepWire &sent = row.rehearsal.wire, &formula = row.formula_wire;
     if (sent.sent() == formula.sent()) continue;
-    absl::PrintF("note: at stage %d%s a rank gathers %s bytes%s\n", row.stage,
-                 row.recompute ? " with recompute" : "",
+    absl::PrintF("note: at %s a rank gathers %s bytes%s\n", NameOf(row),
                  WithCommas(sent.gathered),
                  AgainstFormula(sent.gathered, formula.gathered));
   }
 }
 
-// All stages, without recompute and with.
+// All stages, at every level of recompute.
 absl::StatusOr<std::vector<MemoryRow>> PredictAll(const RunOptions& run,
                                                   const PlannedDevice& planned,
                                                   int64_t memory) {
   std::vector<MemoryRow> rows;
-  for (const bool recompute : {false, true}) {
+  for (const Recompute recompute : kRecomputeLevels) {
     for (int stage = 0; stage <= 3; ++stage) {
       ZERO_ASSIGN_OR_RETURN(MemoryRow row,
                             Predict(run, planned, memory, stage, recompute));
@@ -333,8 +344,8 @@ absl::StatusOr<std::vector<MemoryRow>> PredictAll(const RunOptions& run,
 absl::Status MeasureAll(MeasureFolder& folder, std::vector<MemoryRow>* rows) {
   for (MemoryRow& row : *rows) {
     if (!row.fits()) continue;
-    absl::FPrintF(stderr, "zero: measuring %s, stage %d%s\n", row.run.config,
-                  row.stage, row.recompute ? " with recompute" : "");
+    absl::FPrintF(stderr, "zero: measuring %s, %s\n", row.run.config,
+                  NameOf(row));
     ZERO_ASSIGN_OR_RETURN(row.measured, folder.Measure(row.run));
   }
   return absl::OkStatus();

@@ -14,11 +14,12 @@ namespace zero {
 inline ModelTools MakeModelTools() {
   return {.make = MakeModel,
           .hf_config_json = WriteHfConfig,
-          .flops_per_token = [](const ModelConfig& model,
-                                int64_t length) -> TokenFlops {
+          .flops_per_token = [](const ModelConfig& model, int64_t length,
+                                Recompute recompute) -> TokenFlops {
             return {.model = FlopsPerToken(model, length),
                     .causal = FlopsPerToken(model, length, /*causal=*/true),
-                    .recomputed = RecomputedFlopsPerToken(model, length)};
+                    .recomputed =
+                        RecomputedFlopsPerToken(model, length, recompute)};
           }};
 }
 

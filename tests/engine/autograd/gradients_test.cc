@@ -141,7 +141,8 @@ class GradientTest : public testing::Test {
 
   // The gradients of everything, by the tape. Weight sinks start as NaNs that
   // the first pass must overwrite; each further pass adds.
-  std::vector<Values> Gradients(const Op& op, int passes) {
+  std::vector<Values> Gradients(const Op& op, int passes,
+                                Recompute recompute = Recompute::kOff) {
     std::vector<Values> grads;
     std::vector<Weight> weights;
     std::vector<GradSink> sinks(shapes_.size());
@@ -155,6 +156,7 @@ class GradientTest : public testing::Test {
       Context ctx = MakeContext();
       Tape tape;
       ctx.tape = &tape;
+      ctx.recompute = recompute;
       std::vector<Var> inputs;
       std::vector<int> slots;
       for (size_t i = 0; i < num_inputs_; ++i) {
@@ -215,6 +217,8 @@ class GradientTest : public testing::Test {
     const std::vector<Values> grads = Gradients(op, 1);
     const std::vector<Values> twice = Gradients(op, 2);
     ASSERT_EQ(grads.size(), shapes_.size());
+    EXPECT_EQ(Gradients(op, 1, Recompute::kSelective), grads);
+    EXPECT_EQ(Gradients(op, 1, Recompute::kFull), grads);
     for (size_t t = 0; t < shapes_.size(); ++t) {
       CheckTensor(op, t, grads[t]);
       if (t < num_inputs_) continue;
@@ -473,6 +477,17 @@ TEST_P(AttentionGradientTest, SelfAttention) {
   std::vector<Shape> weights;
   if (c.qk_norm) weights = {{c.head_dim}, {c.head_dim}};
   Check(op, {{c.batch * c.length, width}}, weights);
+
+  // Of a projection, which is computed and rotated again; its output has two
+  // readers.
+  const Op projected = [&](Context& ctx, const std::vector<Var>& in,
+                           const std::vector<Weight>& w) -> std::vector<Var> {
+    const Var out = op(ctx, {Linear(ctx, in[0], w[w.size() - 1])}, w)[0];
+    return {Linear(ctx, out, w[w.size() - 2]), out};
+  };
+  weights.push_back({3, c.heads * c.head_dim});
+  weights.push_back({width, 5});
+  Check(projected, {{c.batch * c.length, 5}}, weights);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -489,6 +504,32 @@ INSTANTIATE_TEST_SUITE_P(
                     AttentionCase{"PackedRotary", 2, 11, 2, 1, 6, true, false,
                                   true}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// What its layers keep depends on each other.
+TEST_F(GradientTest, ABlockOfAllThatIsComputedAgain) {
+  SetBatch(1, 7, 5);
+  const NormWeights norm{NormKind::kRmsNorm, nullptr, nullptr, 1e-6f};
+  const auto attend = [&](Context& ctx, const Var& x, const auto& w) {
+    NormWeights first = norm, second = norm;
+    first.weight = &w[0];
+    second.weight = &w[1];
+    const Var y = Linear(ctx, Norm(ctx, x, first), w[2]);
+    return AddNorm(ctx, Dropout(ctx, y, 0.3, 1), x, second);
+  };
+  Check(
+      [&](Context& ctx, const auto& in, const auto& w) -> std::vector<Var> {
+        const auto [x, y] = attend(ctx, in[0], w);
+        const Var hidden = Swiglu(ctx, Linear(ctx, y, w[3]));
+        return {Linear(ctx, hidden, w[4], nullptr, &x)};
+      },
+      {{7, 31}}, {{31}, {31}, {31, 31}, {18, 31}, {31, 9}});
+  Check(
+      [&](Context& ctx, const auto& in, const auto& w) -> std::vector<Var> {
+        const auto [x, y] = attend(ctx, in[0], w);
+        return {GeluMlp(ctx, y, w[3], nullptr, Gelu::kTanh, w[4], nullptr, &x)};
+      },
+      {{7, 31}}, {{31}, {31}, {31, 31}, {9, 31}, {31, 9}});
+}
 
 TEST_F(GradientTest, DropoutIsLinearInItsInput) {
   for (const auto& [m, c] : {Size{1, 1}, {31, 33}, {33, 31}}) {

@@ -270,6 +270,9 @@ std::vector<UnreadCase> UnreadCases() {
        {"zero_optimization.stage=3",
         "zero_optimization.stage3_model_persistence_threshold=100"},
        "no unit stays in place"},
+      {"activation_checkpointing.granularity",
+       {"activation_checkpointing.granularity=selective"},
+       "activation_checkpointing.enabled is false"},
   };
 }
 
@@ -417,7 +420,8 @@ std::vector<std::string> Variants() {
             "num_attention_heads": 4, "intermediate_size": 96,
             "vocab_size": 300},
   "data": {"train": "a.bin", "reset_attention_mask": true, "eos_token_id": 7},
-  "train_batch_size": 8, "training": {"steps": 3}})");
+  "train_batch_size": 8, "training": {"steps": 3},
+  "activation_checkpointing": {"enabled": true, "granularity": "selective"}})");
   return texts;
 }
 

@@ -45,7 +45,7 @@ TEST(CudaFaultsTest, AStepWaitsForItsDeviceOnce) {
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
   ExecutorOptions options;
-  options.recompute = true;
+  options.recompute = Recompute::kFull;
   options.max_grad_norm = 1;
   Rig rig(**device, TinyConfig(ModelFamily::kGpt2), options);
   const TokenBatch batch(4, kLength, kVocab, 1);

@@ -68,17 +68,23 @@ TEST(CudaStepTest, MicroBatchesDropoutAndRecomputeAreThoseOfTheCpu) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     Job job = JobOf(ModelFamily::kGpt2, dtype);
     job.config.resid_pdrop = 0.1;
-    job.options.recompute = true;
+    job.options.recompute = Recompute::kFull;
     job.micro_steps = 4;  // more than are on their way to the device at once
     ExpectTheSameSteps(job);
   }
 }
 
 TEST(CudaStepTest, RecomputeChangesNoBit) {
-  Job job = JobOf(ModelFamily::kLlama, DType::kBF16);
-  const Outcome want = Train(job, Gpu);
-  job.options.recompute = true;
-  EXPECT_EQ(Train(job, Gpu), want);
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    Job job = JobOf(family, DType::kBF16);
+    const Outcome want = Train(job, Gpu);
+    for (const Recompute recompute :
+         {Recompute::kSelective, Recompute::kFull}) {
+      job.options.recompute = recompute;
+      EXPECT_EQ(Train(job, Gpu), want)
+          << ModelFamilyName(family) << " " << RecomputeName(recompute);
+    }
+  }
 }
 
 TEST(CudaStepTest, EveryOptimizerTakesTheStepsOfTheCpu) {

@@ -86,11 +86,14 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
 }
 
 TEST_F(FitSearchTest, APatchNamesWhatChanges) {
-  const FitProposal fit = {
-      .stage = 3, .micro_batch = 2, .accumulation = 12, .recompute = true};
+  const FitProposal fit = {.stage = 3,
+                           .micro_batch = 2,
+                           .accumulation = 12,
+                           .recompute = Recompute::kSelective};
   EXPECT_EQ(fit.Patch(config_),
             "--set zero_optimization.stage=3 "
             "--set activation_checkpointing.enabled=true "
+            "--set activation_checkpointing.granularity=selective "
             "--set train_micro_batch_size_per_gpu=2 "
             "--set gradient_accumulation_steps=12");
 }

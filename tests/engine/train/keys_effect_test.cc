@@ -246,6 +246,9 @@ std::vector<Line> Lines() {
 
       {"activation_checkpointing.enabled",
        "activation_checkpointing.enabled=true"},
+      {"activation_checkpointing.granularity",
+       "activation_checkpointing.granularity=selective",
+       {"activation_checkpointing.enabled=true"}},
       {"steps_per_print", "steps_per_print=1"},
       {"wall_clock_breakdown", "wall_clock_breakdown=true"},
       {"memory_breakdown", "memory_breakdown=true"},
@@ -320,7 +323,7 @@ class KeysEffectTest : public testing::Test {
     {
       Console console(file, /*is_terminal=*/false);
       ModelTools tools = TestModelTools();
-      tools.flops_per_token = [](const ModelConfig&, int64_t) {
+      tools.flops_per_token = [](const ModelConfig&, int64_t, Recompute) {
         return TokenFlops();
       };
       const auto trainer =

@@ -128,7 +128,7 @@ class StepsAheadTest : public testing::Test {
     tools.make = [&](const ModelConfig& model) {
       return MakeBrittle(model, c.bad);
     };
-    tools.flops_per_token = [](const ModelConfig&, int64_t) {
+    tools.flops_per_token = [](const ModelConfig&, int64_t, Recompute) {
       return TokenFlops{.model = 1, .causal = 1};
     };
     LocalRanksOptions options = MakeRanksOptions(loaded->config, c.world);

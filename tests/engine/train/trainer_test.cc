@@ -359,8 +359,9 @@ TEST_F(TrainerTest, RecomputeIsCountedInHfuOnly) {
   ASSERT_NE(Hash({"activation_checkpointing.enabled=true", "training.steps=2"}),
             "");
   const LoadedConfig loaded = Load({});
-  const double more = RecomputedFlopsPerToken(loaded.config.model, 32) /
-                      FlopsPerToken(loaded.config.model, 32);
+  const double more =
+      RecomputedFlopsPerToken(loaded.config.model, 32, Recompute::kFull) /
+      FlopsPerToken(loaded.config.model, 32);
   auto lines = Steps();
   lines.push_back(nlohmann::json::parse(dir_.Read("run/summary.json")));
   ASSERT_EQ(lines.size(), 3u);

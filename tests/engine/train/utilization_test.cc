@@ -13,30 +13,33 @@ namespace {
 TEST(UtilizationTest, IsTheShareOfThePeak) {
   // Llama-3-8B at 8192 on an H100: 57.9 GFLOP per token, 5762 tokens per
   // second, 989 TFLOP/s.
-  const TokenFlops flops{.model = 57.9e9, .causal = 51.5e9, .recomputed = 18e9};
-  const Utilization plain = UtilizationAt(5762, flops, false, 989e12);
+  const TokenFlops flops{.model = 57.9e9, .causal = 51.5e9, .recomputed = 0};
+  TokenFlops more = flops;
+  more.recomputed = 18e9;
+  const Utilization plain = UtilizationAt(5762, flops, 989e12);
   EXPECT_NEAR(plain.mfu, 0.337, 0.0005);
   EXPECT_DOUBLE_EQ(plain.mfu_causal, plain.mfu * 51.5 / 57.9);
   EXPECT_EQ(plain.hfu, 0);
   EXPECT_EQ(plain.ToString(), "mfu 34% (causal 30%)");
 
-  const Utilization recompute = UtilizationAt(5762, flops, true, 989e12);
+  const Utilization recompute = UtilizationAt(5762, more, 989e12);
   EXPECT_EQ(recompute.mfu, plain.mfu);
   EXPECT_DOUBLE_EQ(recompute.hfu, plain.mfu * (57.9 + 18) / 57.9);
   EXPECT_EQ(recompute.ToString(), "mfu 34% (causal 30%, hfu 44%)");
 }
 
 TEST(UtilizationTest, HfuIsWrittenOnlyWithRecompute) {
-  const TokenFlops flops{.model = 8, .causal = 6, .recomputed = 2};
+  const TokenFlops flops{.model = 8, .causal = 6};
+  const TokenFlops more{.model = 8, .causal = 6, .recomputed = 2};
   nlohmann::ordered_json plain, recompute;
-  UtilizationAt(1, flops, false, 16).AddTo(&plain);
-  UtilizationAt(1, flops, true, 16).AddTo(&recompute);
+  UtilizationAt(1, flops, 16).AddTo(&plain);
+  UtilizationAt(1, more, 16).AddTo(&recompute);
   EXPECT_EQ(ToLine(plain), R"({"mfu":0.5,"mfu_causal":0.375})");
   EXPECT_EQ(ToLine(recompute), R"({"mfu":0.5,"mfu_causal":0.375,"hfu":0.625})");
 }
 
 TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
-  const Utilization none = UtilizationAt(100, {1, 1, 1}, true, 0);
+  const Utilization none = UtilizationAt(100, {1, 1, 1}, 0);
   EXPECT_EQ(none.mfu, 0);
   EXPECT_EQ(none.mfu_causal, 0);
   EXPECT_EQ(none.hfu, 0);
@@ -44,16 +47,16 @@ TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
 
 // 600 % was printed where other work had hidden the ceiling.
 TEST(UtilizationTest, MoreThanThePeakIsNotKnown) {
-  const TokenFlops flops{.model = 8, .causal = 6, .recomputed = 2};
-  EXPECT_EQ(UtilizationAt(2, flops, false, 16).ToString(),
-            "mfu 100% (causal 75%)");
-  const Utilization busy = UtilizationAt(2.1, flops, false, 16);
+  const TokenFlops flops{.model = 8, .causal = 6};
+  const TokenFlops more{.model = 8, .causal = 6, .recomputed = 2};
+  EXPECT_EQ(UtilizationAt(2, flops, 16).ToString(), "mfu 100% (causal 75%)");
+  const Utilization busy = UtilizationAt(2.1, flops, 16);
   EXPECT_FALSE(busy.known());
   EXPECT_EQ(busy.ToString(), "mfu unknown: machine busy while measuring");
   nlohmann::ordered_json line;
   busy.AddTo(&line);
   EXPECT_EQ(ToLine(line), R"({"mfu":null,"mfu_causal":null})");
-  EXPECT_FALSE(UtilizationAt(1.9, flops, true, 16).known());  // hfu 119 %
+  EXPECT_FALSE(UtilizationAt(1.9, more, 16).known());  // hfu 119 %
 }
 
 TEST(ProductRateTest, IsMeasuredInEveryPrecision) {

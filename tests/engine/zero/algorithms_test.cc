@@ -56,7 +56,7 @@ TEST(RingStagesTest, EveryStageBucketAndOverlapGivesTheSameBits) {
         job.options.plan.reduce_bucket_elems = bucket;
         job.options.plan.gather_bucket_elems = bucket;
         job.options.overlap = bits & 2;
-        job.options.recompute = bits & 4;
+        job.options.recompute = bits & 4 ? Recompute::kFull : Recompute::kOff;
         EXPECT_EQ(Train(job), want)
             << world << " ranks, stage " << stage << " bits " << bits;
       }
@@ -203,7 +203,7 @@ TEST(ServerTest, BucketsOverlapAndRecomputeChangeNoBit) {
       job.options.plan.reduce_bucket_elems = bucket;
       job.options.plan.gather_bucket_elems = bucket;
       job.options.overlap = bits & 2;
-      job.options.recompute = bits & 4;
+      job.options.recompute = bits & 4 ? Recompute::kFull : Recompute::kOff;
       EXPECT_EQ(Train(job), want) << world << " ranks, bits " << bits;
     }
   }

@@ -94,7 +94,7 @@ std::unique_ptr<ToyModel> MakeDoublingModel() {
 }
 
 TEST_F(ExecutorTest, AModelOfFourNumbersIsTheOneDoneByHand) {
-  for (bool recompute : {false, true}) {
+  for (Recompute recompute : kRecomputeLevels) {
     ExecutorOptions options = Sgd();
     options.recompute = recompute;
     Rig rig(*device_, MakeDoublingModel(), options, 1 << 20);
@@ -209,7 +209,7 @@ TEST_F(ExecutorTest, AParameterUsedTwiceHasTheSumOfItsGradients) {
 }
 
 TEST_F(ExecutorTest, AFrozenParameterHasNoGradientAndKeepsItsBits) {
-  for (bool recompute : {false, true}) {
+  for (Recompute recompute : kRecomputeLevels) {
     SharingModel toy;
     for (Parameter* frozen : {toy.table, toy.bias, toy.head}) {
       frozen->frozen = true;
@@ -433,7 +433,7 @@ TEST_F(ExecutorTest, RecomputeWithDropoutChangesNoBit) {
     config.embd_pdrop = config.resid_pdrop = 0.2;
     std::vector<Floats> results;
     std::vector<double> losses;
-    for (bool recompute : {false, true}) {
+    for (Recompute recompute : kRecomputeLevels) {
       ExecutorOptions options = Options();
       options.recompute = recompute;
       const auto rig = MakeRig(config, options);
@@ -443,7 +443,9 @@ TEST_F(ExecutorTest, RecomputeWithDropoutChangesNoBit) {
       results.push_back(rig->ReadAll());
     }
     EXPECT_EQ(results[0], results[1]) << ModelFamilyName(family);
+    EXPECT_EQ(results[0], results[2]) << ModelFamilyName(family);
     EXPECT_EQ(losses[3], losses[7]);
+    EXPECT_EQ(losses[3], losses[11]);
   }
 }
 
@@ -468,9 +470,10 @@ TokenBatch EachInARow(const TokenBatch& packed) {
 
 TEST_F(ExecutorTest, PackedSequencesAreThoseThatHaveARowEach) {
   for (ModelFamily family : kFamilies) {
-    for (const bool recompute : {false, true}) {
+    for (const Recompute recompute : kRecomputeLevels) {
       SCOPED_TRACE(testing::Message()
-                   << ModelFamilyName(family) << " recompute " << recompute);
+                   << ModelFamilyName(family) << " recompute "
+                   << RecomputeName(recompute));
       ExecutorOptions options = Options();
       options.recompute = recompute;
       const auto packed = MakeRig(TinyConfig(family), options);
@@ -758,7 +761,8 @@ TEST_F(ExecutorTest, TheSameRunGivesTheSameBitsInEveryPrecision) {
       if (dtype == DType::kF32 && grad_dtype == DType::kBF16) continue;
       for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kQwen3}) {
         std::vector<Floats> results;
-        for (bool recompute : {false, false, true}) {
+        for (Recompute recompute : {Recompute::kOff, Recompute::kOff,
+                                    Recompute::kSelective, Recompute::kFull}) {
           ExecutorOptions options = Options();
           options.param_dtype = dtype;
           options.grad_dtype = grad_dtype;
@@ -771,6 +775,7 @@ TEST_F(ExecutorTest, TheSameRunGivesTheSameBitsInEveryPrecision) {
         }
         EXPECT_EQ(results[0], results[1]) << dtype;
         EXPECT_EQ(results[0], results[2]) << dtype << " with recompute";
+        EXPECT_EQ(results[0], results[3]) << dtype << " with full recompute";
       }
     }
   }
@@ -892,7 +897,7 @@ TEST_F(ExecutorTest, InitialParametersDependOnSeedAndNameAlone) {
   config.num_hidden_layers = 1;
   config.initializer_range = 0.1;
   ExecutorOptions options = Options(OptimizerKind::kLamb);
-  options.recompute = true;
+  options.recompute = Recompute::kFull;
   const auto b = MakeRig(config, options);
   options.param_dtype = DType::kBF16;
   const auto c = MakeRig(config, options);

@@ -105,7 +105,7 @@ TEST(HybridTest, StagesBucketsOverlapAndRecomputeChangeNoBit) {
       job.options.plan.reduce_bucket_elems = bucket;
       job.options.plan.gather_bucket_elems = bucket;
       job.options.overlap = bits & 2;
-      job.options.recompute = bits & 4;
+      job.options.recompute = bits & 4 ? Recompute::kFull : Recompute::kOff;
       EXPECT_EQ(Train(job), want) << "stage " << stage << " bits " << bits;
     }
   }

@@ -45,7 +45,7 @@ struct MatrixPoint {
     kDelays,
     kNumAxes
   };
-  static constexpr std::array<int, kNumAxes> kSizes = {2, 2, 4, 4, 3, 2, 2, 2};
+  static constexpr std::array<int, kNumAxes> kSizes = {2, 2, 4, 4, 3, 2, 3, 2};
 
   std::array<int, kNumAxes> at = {};
 
@@ -63,11 +63,12 @@ struct MatrixPoint {
   }
 
   std::string ToString() const {
-    return absl::StrCat(
-        ModelFamilyName(family()), ", ", DTypeName(dtype()), ", ", world(),
-        " ranks, stage ", at[kStage], ", bucket ", BucketElems(),
-        at[kOverlap] ? "" : ", ", at[kOverlap] ? ", no overlap" : "overlap",
-        at[kRecompute] ? ", recompute" : "", at[kDelays] ? ", delays" : "");
+    return absl::StrCat(ModelFamilyName(family()), ", ", DTypeName(dtype()),
+                        ", ", world(), " ranks, stage ", at[kStage],
+                        ", bucket ", BucketElems(), at[kOverlap] ? "" : ", ",
+                        at[kOverlap] ? ", no overlap" : "overlap",
+                        ", recompute ", kRecomputeNames[at[kRecompute]],
+                        at[kDelays] ? ", delays" : "");
   }
 
   // All three blocks in one bucket, or two, or each in its own.
@@ -88,7 +89,7 @@ struct MatrixPoint {
     job.options.plan.reduce_bucket_elems = BucketElems();
     job.options.plan.gather_bucket_elems = BucketElems();
     job.options.overlap = at[kOverlap] == 0;
-    job.options.recompute = at[kRecompute] == 1;
+    job.options.recompute = kRecomputeLevels[at[kRecompute]];
     if (at[kDelays] == 1) AddDelays(&job);
     return job;
   }

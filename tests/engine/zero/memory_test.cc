@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kUnlimited = int64_t{1} << 46;
 constexpr int64_t kBatch = 4, kLength = 13, kVocab = 61;
 
-ExecutorOptions Options(DType dtype, bool recompute,
+ExecutorOptions Options(DType dtype, Recompute recompute,
                         OptimizerKind kind = OptimizerKind::kAdamW) {
   return {.param_dtype = dtype,
           .optimizer = {.kind = kind},
@@ -64,7 +64,7 @@ class MemoryTest : public testing::Test {
 
   // Peak activations of one training step, from the meta device.
   int64_t PeakActivations(const ModelConfig& config, DType dtype,
-                          bool recompute, int64_t batch, int64_t length) {
+                          Recompute recompute, int64_t batch, int64_t length) {
     Rig rig(*meta_, config, Options(dtype, recompute), kUnlimited);
     rig.Step(TokenBatch(batch, length, config.vocab_size, 1), 1e-3f);
     return rig.ledger().peak_bytes(MemoryCategory::kActivations);
@@ -77,14 +77,15 @@ TEST_F(MemoryTest, TheMetaDevicePredictsEveryCategoryExactly) {
   for (ModelFamily family :
        {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
-      for (bool recompute : {false, true}) {
+      for (Recompute recompute : kRecomputeLevels) {
         for (int bits = 0; bits < 8; ++bits) {
           const Calls calls{.micro_size = bits & 1 ? kBatch / 2 : kBatch,
                             .evaluate = (bits & 2) != 0,
                             .generate = (bits & 4) != 0};
           SCOPED_TRACE(testing::Message()
                        << ModelFamilyName(family) << " " << dtype
-                       << " recompute " << recompute << " calls " << bits);
+                       << " recompute " << RecomputeName(recompute) << " calls "
+                       << bits);
           ModelConfig config = TinyConfig(family);
           config.resid_pdrop = bits & 1 ? 0.1 : 0;
           const ExecutorOptions options = Options(dtype, recompute);
@@ -104,7 +105,8 @@ TEST_F(MemoryTest, TheMetaDevicePredictsEveryCategoryExactly) {
 
 TEST_F(MemoryTest, EveryOptimizerAndAnEvaluationAreAlsoPredicted) {
   for (OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kLamb}) {
-    const ExecutorOptions options = Options(DType::kBF16, false, kind);
+    const ExecutorOptions options =
+        Options(DType::kBF16, Recompute::kOff, kind);
     const ModelConfig config = TinyConfig(ModelFamily::kGpt2);
     Rig predicted(*meta_, config, options, kUnlimited);
     Perform(predicted, {});
@@ -112,7 +114,7 @@ TEST_F(MemoryTest, EveryOptimizerAndAnEvaluationAreAlsoPredicted) {
     Perform(measured, {});
     ExpectSameLedgers(predicted.ledger(), measured.ledger());
   }
-  ExecutorOptions options = Options(DType::kF32, false);
+  ExecutorOptions options = Options(DType::kF32, Recompute::kOff);
   options.train = false;
   const Calls calls{.train = false, .evaluate = true, .generate = true};
   Rig predicted(*meta_, TinyConfig(ModelFamily::kQwen2), options, kUnlimited);
@@ -137,7 +139,7 @@ TEST_F(MemoryTest, ModelStatesAreTheFormulaOnThePaddedElements) {
                         {DType::kF16, OptimizerKind::kLamb, 0, 2, 12},
                         {DType::kF32, OptimizerKind::kSgd, 0, 4, 0},
                         {DType::kBF16, OptimizerKind::kSgd, 0.9, 2, 8}}) {
-    ExecutorOptions options = Options(c.dtype, false, c.kind);
+    ExecutorOptions options = Options(c.dtype, Recompute::kOff, c.kind);
     options.optimizer.momentum = c.momentum;
     Rig rig(*meta_, TinyConfig(ModelFamily::kLlama), options, kUnlimited);
     const int64_t n = rig->plan().padded_elems;
@@ -152,7 +154,7 @@ TEST_F(MemoryTest, ModelStatesAreTheFormulaOnThePaddedElements) {
 }
 
 TEST_F(MemoryTest, NothingRestsBetweenSteps) {
-  for (bool recompute : {false, true}) {
+  for (Recompute recompute : kRecomputeLevels) {
     Rig rig(*cpu_, TinyConfig(ModelFamily::kQwen3),
             Options(DType::kBF16, recompute));
     const int64_t at_start = rig.ledger().total_live_bytes();
@@ -181,7 +183,7 @@ ModelConfig RoundConfig(ModelFamily family, int64_t layers) {
 
 TEST_F(MemoryTest, ABlocksActivationsAreTheClosedFormula) {
   constexpr int64_t b = 2, s = 64, h = 64, n = 4, f = 256;
-  auto per_layer = [&](ModelFamily family, bool recompute) {
+  auto per_layer = [&](ModelFamily family, Recompute recompute) {
     int64_t peaks[3];
     for (int i = 0; i < 3; ++i) {
       peaks[i] = PeakActivations(RoundConfig(family, 4 + 4 * i), DType::kBF16,
@@ -194,23 +196,33 @@ TEST_F(MemoryTest, ABlocksActivationsAreTheClosedFormula) {
   // 16-bit activations. All kept would be for GPT 32 sbh + 4 nsb + 16 sb and
   // for Llama sb (12 h + 4 c h + 6 f) + 4 nsb + 8 sb, with c = kv heads / heads
   // and SwiGLU fused. Less what backward computes again in one pass over
-  // memory: two norms' outputs (4 sbh) and the activation's (8 sbh, 2 sbf).
-  EXPECT_EQ(per_layer(ModelFamily::kGpt2, false),
-            20 * s * b * h + 4 * n * s * b + 16 * s * b);
-  EXPECT_EQ(per_layer(ModelFamily::kLlama, false),
-            s * b * (8 * h + 4 * h / 2 + 4 * f) + 4 * n * s * b + 8 * s * b);
-  // Recomputed, a block keeps its input.
-  EXPECT_EQ(per_layer(ModelFamily::kGpt2, true), 2 * s * b * h);
-  EXPECT_EQ(per_layer(ModelFamily::kLlama, true), 2 * s * b * h);
+  // memory: two norms' outputs and statistics (4 sbh + 16 sb, or 8 sb) and the
+  // activation's (8 sbh, 2 sbf).
+  const int64_t lse = 4 * n * s * b;
+  EXPECT_EQ(per_layer(ModelFamily::kGpt2, Recompute::kOff),
+            20 * s * b * h + lse);
+  EXPECT_EQ(per_layer(ModelFamily::kLlama, Recompute::kOff),
+            s * b * (8 * h + 4 * h / 2 + 4 * f) + lse);
+  // Qwen3's normalized q and k (2 h + 2 c h) are not kept either.
+  EXPECT_EQ(per_layer(ModelFamily::kQwen3, Recompute::kOff),
+            s * b * (8 * h + 4 * h / 2 + 4 * f) + lse);
+  for (ModelFamily family :
+       {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
+    // The input, the residual sum and what attention gives; or the input.
+    EXPECT_EQ(per_layer(family, Recompute::kSelective), 6 * s * b * h + lse);
+    EXPECT_EQ(per_layer(family, Recompute::kFull), 2 * s * b * h);
+  }
 }
 
 TEST_F(MemoryTest, RecomputeLowersThePeak) {
   for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
     const ModelConfig config = RoundConfig(family, 8);
-    const int64_t kept = PeakActivations(config, DType::kF32, false, 2, 64);
-    const int64_t recomputed =
-        PeakActivations(config, DType::kF32, true, 2, 64);
-    EXPECT_LT(recomputed, kept / 3);
+    const auto peak = [&](Recompute recompute) {
+      return PeakActivations(config, DType::kF32, recompute, 2, 64);
+    };
+    EXPECT_LT(peak(Recompute::kSelective), peak(Recompute::kOff) / 2);
+    EXPECT_LT(peak(Recompute::kFull), peak(Recompute::kOff) / 3);
+    EXPECT_LT(peak(Recompute::kFull), peak(Recompute::kSelective));
   }
 }
 
@@ -219,7 +231,7 @@ TEST_F(MemoryTest, TransientMemoryDoesNotGrowWithTheLayers) {
   std::vector<int64_t> workspace;
   for (int64_t layers : {4, 8, 16}) {
     Rig rig(*meta_, RoundConfig(ModelFamily::kLlama, layers),
-            Options(DType::kF32, false), kUnlimited);
+            Options(DType::kF32, Recompute::kOff), kUnlimited);
     rig.Step(TokenBatch(2, 64, 256, 1), 1e-3f);
     workspace.push_back(rig.ledger().peak_bytes(MemoryCategory::kWorkspace) +
                         rig.ledger().peak_bytes(MemoryCategory::kInputs));
@@ -232,7 +244,7 @@ TEST_F(MemoryTest, MoreMicroBatchesNeedNoMoreMemory) {
   const ModelConfig config = RoundConfig(ModelFamily::kGpt2, 4);
   std::vector<int64_t> high_water;
   for (int64_t batch : {2, 4, 16}) {
-    Rig rig(*meta_, config, Options(DType::kF32, false), kUnlimited);
+    Rig rig(*meta_, config, Options(DType::kF32, Recompute::kOff), kUnlimited);
     rig.Step(TokenBatch(batch, 64, 256, 1), 1e-3f, /*micro_size=*/2);
     high_water.push_back(rig->high_water().device);
   }
@@ -244,7 +256,7 @@ using MemoryDeathTest = MemoryTest;
 TEST_F(MemoryDeathTest, AByteLessThanPredictedIsNotEnough) {
   // The prediction is tight, not a bound.
   const ModelConfig config = TinyConfig(ModelFamily::kGpt2);
-  const ExecutorOptions options = Options(DType::kF32, false);
+  const ExecutorOptions options = Options(DType::kF32, Recompute::kOff);
   Rig predicted(*meta_, config, options, kUnlimited);
   Perform(predicted, {});
   Rig smaller(*meta_, config, options,
@@ -261,7 +273,7 @@ TEST_F(MemoryTest, MemoryThatThereIsNotIsAnErrorWithARemedy) {
   const Rank rank = MakeLoneRank(*meta_);
   const auto executor = Executor::Make(
       rank, model, MakePlan(DescribeUnits(model), {}),
-      Options(DType::kF32, false), {int64_t{1} << 53, 0}, &ledger);
+      Options(DType::kF32, Recompute::kOff), {int64_t{1} << 53, 0}, &ledger);
   ASSERT_FALSE(executor.ok());
   EXPECT_EQ(executor.status().code(), absl::StatusCode::kResourceExhausted);
   const std::string message(executor.status().message());

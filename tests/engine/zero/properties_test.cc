@@ -256,7 +256,7 @@ TEST(PropertiesTest, AModelDoneByHandIsRightOnEveryRank) {
   const Outcome want = ToyByHand(GlobalBatch(job.batch, 0), 1e-2);
   for (int world : kWorlds) {
     for (int stage : kStages) {
-      for (bool recompute : {false, true}) {
+      for (Recompute recompute : kRecomputeLevels) {
         SCOPED_TRACE(Where(world, stage));
         job.world = world;
         job.options = AtStage(job.options, stage);

@@ -12,7 +12,7 @@
 namespace zero {
 namespace {
 
-Job RealJob(DType dtype, int stage, bool recompute) {
+Job RealJob(DType dtype, int stage, Recompute recompute) {
   Job job;
   job.config.vocab_size = 50257;
   job.config.hidden_size = 768;
@@ -33,15 +33,16 @@ Job RealJob(DType dtype, int stage, bool recompute) {
   return job;
 }
 
-// The two lists of `others` together have every stage, with and without
+// The two lists of `others` together have every stage, and all levels of
 // recomputation.
-void ExpectTheBitsOfStageZero(DType dtype,
-                              const std::vector<std::pair<int, bool>>& others) {
+void ExpectTheBitsOfStageZero(
+    DType dtype, const std::vector<std::pair<int, Recompute>>& others) {
   const auto two_threads = [](int) { return MakeCpuDevice(2); };
-  const Outcome base = Train(RealJob(dtype, 0, false), two_threads);
+  const Outcome base = Train(RealJob(dtype, 0, Recompute::kOff), two_threads);
   ASSERT_EQ(base.losses.size(), 2u);
   for (const auto& [stage, recompute] : others) {
-    SCOPED_TRACE(absl::StrCat("stage ", stage, recompute ? ", recompute" : ""));
+    SCOPED_TRACE(absl::StrCat("stage ", stage, ", recompute ",
+                              RecomputeName(recompute)));
     const Outcome outcome =
         Train(RealJob(dtype, stage, recompute), two_threads);
     EXPECT_EQ(outcome.losses, base.losses);
@@ -52,17 +53,21 @@ void ExpectTheBitsOfStageZero(DType dtype,
 }
 
 TEST(RealShapesTest, EveryStageGivesTheBitsOfStageZeroInFp32) {
-  ExpectTheBitsOfStageZero(DType::kF32, {{1, true}, {2, false}, {3, true}});
+  ExpectTheBitsOfStageZero(DType::kF32, {{1, Recompute::kFull},
+                                         {2, Recompute::kOff},
+                                         {3, Recompute::kSelective}});
 }
 
 TEST(RealShapesTest, EveryStageGivesTheBitsOfStageZeroInBf16) {
-  ExpectTheBitsOfStageZero(DType::kBF16,
-                           {{0, true}, {1, false}, {2, true}, {3, false}});
+  ExpectTheBitsOfStageZero(DType::kBF16, {{0, Recompute::kFull},
+                                          {1, Recompute::kOff},
+                                          {2, Recompute::kSelective},
+                                          {3, Recompute::kFull}});
 }
 
 // What the shapes are for.
 TEST(RealShapesTest, TheTableHasSegmentsAndTheLogitsHaveChunks) {
-  const Job job = RealJob(DType::kF32, 0, false);
+  const Job job = RealJob(DType::kF32, 0, Recompute::kOff);
   const Plan plan = MakePlan(DescribeUnits(*job.Make()),
                              job.options.plan_options(2, 2, job.algorithm));
   EXPECT_GT(plan.units.back().segments.size(), 2u);

@@ -65,13 +65,13 @@ TEST(StagesTest, BucketsOverlapAndRecomputeChangeNoBit) {
   job.world = 3;
   const Outcome want = Train(job);
   for (int stage : {0, 1, 2, 3}) {
-    for (int bits = 0; bits < 8; ++bits) {
+    for (int bits = 0; bits < 12; ++bits) {
       job.options = AtStage(job.options, stage);
       const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
       job.options.plan.reduce_bucket_elems = bucket;
       job.options.plan.gather_bucket_elems = bucket;
       job.options.overlap = bits & 2;
-      job.options.recompute = bits & 4;
+      job.options.recompute = kRecomputeLevels[bits / 4];
       SCOPED_TRACE(testing::Message() << "stage " << stage << " bits " << bits);
       EXPECT_EQ(Train(job), want);
     }
@@ -95,7 +95,7 @@ TEST(StagesTest, WhenParametersAreGatheredChangesNoBit) {
       {.persistence_threshold = 100'000, .max_persistent_elems = 20'000},
   };
   for (const GatherPolicy& policy : policies) {
-    for (bool recompute : {false, true}) {
+    for (Recompute recompute : kRecomputeLevels) {
       job.options.gather = policy;
       job.options.recompute = recompute;
       EXPECT_EQ(Train(job), want);

@@ -9,7 +9,7 @@ const CATEGORIES = [
 const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.
-const rowName = (row) => `stage ${row.stage}${row.recompute ? ", recompute" : ""}`;
+const rowName = (row) => `stage ${row.stage}${row.recompute === "off" ? "" : `, recompute ${row.recompute}`}`;
 const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
 const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
 
@@ -295,7 +295,7 @@ function memoryTable(parent, rows, unit, several) {
   const used = CATEGORIES.filter((name) => rows.some((row) => row[name] > 0));
   const columns = [
     ["stage", (row) => String(row.stage)],
-    ["recompute", (row) => row.recompute ? "on" : "off"],
+    ["recompute", (row) => row.recompute],
     ["ranks", (row) => number(row.ranks)],
     ...used.map((name) =>
       [words(name), (row) => row[name] ? unit.format(unit.scale(row[name])) : "–"]),

@@ -1,0 +1,23 @@
+// What backward computes again instead of keeping it.
+#ifndef ZERO_ENGINE_BASE_RECOMPUTE_H_
+#define ZERO_ENGINE_BASE_RECOMPUTE_H_
+
+namespace zero {
+
+// Each level adds to the one before; none changes a bit of the result.
+enum class Recompute {
+  kOff,        // what one pass over memory gives: norms, rotation, activations
+  kSelective,  // products with a norm's output: q k v, the FFN's first layer
+  kFull,       // all but a unit's input
+};
+inline constexpr Recompute kRecomputeLevels[] = {
+    Recompute::kOff, Recompute::kSelective, Recompute::kFull};
+inline constexpr const char* kRecomputeNames[] = {"off", "selective", "full"};
+
+inline const char* RecomputeName(Recompute level) {
+  return kRecomputeNames[static_cast<int>(level)];
+}
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_BASE_RECOMPUTE_H_
