@@ -35,8 +35,12 @@ inline void CheckOneDType(const char* op, const char* names,
 }
 
 inline void CheckUpdateState(const char* op, const UpdateState& state) {
-  ZERO_CHECK(state.master != nullptr || state.param.dtype == DType::kF32)
+  ZERO_CHECK(state.master.data != nullptr || state.param.dtype == DType::kF32)
       << op << ": " << state.param.dtype << " parameters need fp32 masters";
+  ZERO_CHECK(!state.splits_master() ||
+             (state.param.dtype == DType::kBF16 && !state.stochastic_rounding))
+      << op << ": only bf16 parameters rounded to nearest are a part of their "
+      << "masters";
   ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
       << op << ": fp32 parameters are not rounded";
 }

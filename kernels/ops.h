@@ -411,13 +411,15 @@ struct UpdateRange {
   int64_t shift = 0;
 };
 
-// The flat state that an optimizer updates. master is null where param is
-// fp32 and so its own master. Masters and the optimizer's arrays hold the span
+// The flat state that an optimizer updates. master is null where param is fp32
+// and so its own master; fp32; or, beside bf16, the uint16 rest that completes
+// param to masters (SplitMaster in kernels/rounding.h, which rounds bf16
+// parameters in either case). Masters and the optimizer's arrays hold the span
 // alone; parameters and gradients may be there as a whole, of which the same
 // elements are updated. Nothing is written when *found_non_finite != 0.
 struct UpdateState {
   Vector param;                                // fp32, bf16 or fp16
-  float* master = nullptr;                     // fp32
+  Vector master;                               // data null: none
   ConstVector grad;                            // fp32, bf16 or fp16
   const float* grad_scale = nullptr;           // device scalar; null: 1
   const uint32_t* found_non_finite = nullptr;  // device scalar; null: 0
@@ -431,6 +433,8 @@ struct UpdateState {
   bool stochastic_rounding = false;
   uint64_t rounding_key = 0;  // of (seed, step)
   int64_t first_element = 0;  // index in the flat layout of the whole's first
+
+  bool splits_master() const { return master.dtype == DType::kU16; }
 };
 
 // Of the rules that keep means of the gradient and of its square.

@@ -1,9 +1,6 @@
-// Stochastic rounding of fp32 to the 16-bit types: away from zero with the
-// probability of the part cut off, so that the mean over many roundings is the
-// value itself, and steps far below a unit in the last place are not lost.
-//
-// The random word of an element is a pure function of (key, element), so that
-// the bits depend on no thread, rank, cut or device.
+// How 16-bit parameters are rounded from their fp32 masters: bf16 to nearest,
+// so that parameter and master share their upper bits; or either type
+// stochastically.
 #ifndef ZERO_KERNELS_ROUNDING_H_
 #define ZERO_KERNELS_ROUNDING_H_
 
@@ -13,6 +10,47 @@
 #include "kernels/philox.h"
 
 namespace zero {
+
+ZERO_HOST_DEVICE inline uint32_t BitsOfFloat(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// ---- A master as its bf16 parameter and 16 bits more ------------------------
+
+// The parameter is the master rounded to nearest, ties away from zero, and the
+// rest its lower half as it is. As a signed number that half is what was
+// rounded off, so that master = (param << 16) + rest, to the bit: subnormals,
+// zeros with their signs, infinity, and a master so large that its parameter is
+// infinity. A NaN stays one, of which only the sign is kept. Ties to even would
+// give 65537 masters to an even parameter, one more than 16 bits tell apart.
+struct MasterHalves {
+  uint16_t param;
+  uint16_t rest;
+};
+ZERO_HOST_DEVICE inline MasterHalves SplitMaster(float master) {
+  const uint32_t bits = BitsOfFloat(master);
+  // Adding to a NaN could carry into the sign and leave a zero.
+  const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return {
+      static_cast<uint16_t>((nan ? bits | 0x400000u : bits + 0x8000u) >> 16),
+      static_cast<uint16_t>(bits)};
+}
+ZERO_HOST_DEVICE inline float JoinMaster(uint16_t param, uint16_t rest) {
+  const uint32_t bits = (static_cast<uint32_t>(param) << 16) +
+                        static_cast<uint32_t>(static_cast<int16_t>(rest));
+  float master;
+  memcpy(&master, &bits, sizeof(master));
+  return master;
+}
+
+// ---- Stochastic rounding ----------------------------------------------------
+
+// Away from zero with the probability of the part cut off, so that the mean
+// over many roundings is the value itself, and steps far below a unit in the
+// last place are not lost. The random word of an element is a pure function of
+// (key, element), so that the bits depend on no thread, rank, cut or device.
 
 // The Philox block that holds the random words of elements 4 * block to
 // 4 * block + 3 under `key`, of (seed, step).
@@ -28,12 +66,6 @@ ZERO_HOST_DEVICE inline uint32_t RoundingWord(uint64_t key, uint64_t element) {
   const uint32_t low = w == 0 ? words.x[0] : words.x[1];
   const uint32_t high = w == 2 ? words.x[2] : words.x[3];
   return w < 2 ? low : high;
-}
-
-ZERO_HOST_DEVICE inline uint32_t BitsOfFloat(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
 }
 
 // The bits of `value` as bf16. Adding 16 random bits below the cut carries

@@ -13,6 +13,7 @@
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
+#include "kernels/rounding.h"
 #include "kernels/sizes.h"
 
 namespace zero {
@@ -188,7 +189,7 @@ void PortableWriter::Write(const Parameter& parameter, int64_t begin,
         std::memcpy(to, &value, item);
       } else {
         const uint16_t half =
-            dtype_ == DType::kBF16 ? F32ToBF16(value) : F32ToF16(value);
+            dtype_ == DType::kBF16 ? SplitMaster(value).param : F32ToF16(value);
         std::memcpy(to, &half, item);
       }
     }

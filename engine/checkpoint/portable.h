@@ -30,7 +30,8 @@ namespace zero {
 // Errors: as FileError, here and below; an earlier DIR is then as it was.
 class PortableWriter {
  public:
-  // The tensors are written in `dtype`. `model` must outlive the writer.
+  // The tensors are written in `dtype`, rounded as parameters are. `model` must
+  // outlive the writer.
   static absl::StatusOr<std::unique_ptr<PortableWriter>> Create(
       const std::string& dir, const Model& model, DType dtype);
 

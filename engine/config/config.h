@@ -193,6 +193,7 @@ struct Config {
   TrainingConfig training;
 
   // Changes speed and memory, never a bit of the result.
+  bool split_master_weights = true;                    // of bf16; "data_types"
   bool activation_checkpointing = false;               // ".enabled"
   Recompute recompute_granularity = Recompute::kFull;  // then; not kOff
   ZeroConfig zero_optimization;

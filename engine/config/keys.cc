@@ -480,6 +480,13 @@ std::vector<KeySpec> UsedKeys() {
           "ms for 16M parameters). The chances are a function of "
           "training.seed, step and element: runs repeat, and stages have equal "
           "bits."),
+      Key("data_types.split_master_weights", FIELD(split_master_weights),
+          "Of an fp32 master weight only the 16 bits are stored that its bf16 "
+          "parameter lacks: 16 bytes per parameter in training with Adam and "
+          "not 18, and the same bits of every result. For comparison only.",
+          Unread(IF(!c.bf16 || c.stochastic_rounding),
+                 "only bf16 parameters rounded to nearest are a part of their "
+                 "masters")),
       Key(KEY(communication_data_type),
           "Gradients are sent in it; their sum over ranks is formed in fp32 "
           "and rounded to it once.",

@@ -32,7 +32,7 @@ std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
         "start more ranks on GPUs of their own",
         several || shards_all ? "" : " with zero_optimization.stage 3"));
   }
-  // In training bf16 keeps fp32 master weights besides.
+  // In training the states of bf16, master weights among them, are as large.
   if (!train && config.param_dtype() == DType::kF32) {
     remedies.push_back("set bf16.enabled");
   }

@@ -157,6 +157,7 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.param_dtype = config.param_dtype();
   options.grad_dtype = config.grad_accum_dtype;
   options.stochastic_rounding = config.stochastic_rounding;
+  options.split_master = config.split_master_weights;
   options.optimizer = config.optimizer.spec;
   options.decay_all = config.optimizer.weight_decay_on == WeightDecayOn::kAll;
   options.max_grad_norm = static_cast<float>(config.gradient_clipping);

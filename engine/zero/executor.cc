@@ -111,6 +111,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       StateOptions{
           .param_dtype = options_.param_dtype,
           .grad_dtype = options_.grad_dtype,
+          .master_dtype = options_.master_dtype(),
           .train = options_.train,
           .stochastic_rounding = options_.stochastic_rounding,
           .num_optimizer_arrays =

@@ -1,11 +1,15 @@
 #include "engine/zero/model_states.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "kernels/check.h"
+#include "kernels/rounding.h"
 
 namespace zero {
 
@@ -71,8 +75,8 @@ void ModelStates::Take(Arena& arena) {
   if (!options_.train) return;
   grads_ = make("gradients", placement.gradients, options_.grad_dtype,
                 MemoryCategory::kGradients);
-  if (options_.param_dtype != DType::kF32) {
-    master_ = make("master", placement.optimizer, DType::kF32,
+  if (options_.master_dtype) {
+    master_ = make("master", placement.optimizer, *options_.master_dtype,
                    MemoryCategory::kOptimizer);
   }
   optimizer_.clear();
@@ -92,6 +96,14 @@ void ModelStates::Bind(Ops& ops, Stream& stream) {
   for (const FlatState* state : {&params_, &grads_, &master_}) {
     if (state->defined()) ops.Fill(stream, {state->data().vector(), 0});
   }
+}
+
+ModelStates::Readable ModelStates::readable(const SegmentRef& ref) const {
+  if (options_.stochastic_rounding || !master_.defined() || !master_.Has(ref)) {
+    return {&params_};
+  }
+  if (master_.data().dtype() == DType::kF32) return {&master_};
+  return {&params_, &master_};
 }
 
 std::vector<BoundParameter*> ModelStates::bound() const {
@@ -135,53 +147,77 @@ void ModelStates::ForEachRun(const FlatState& state, StatePart part,
     const Segment range = part == StatePart::kHeld
                               ? state.HeldRange(ref)
                               : plan_->Piece(plan_->segment(ref), rank_);
-    ForEachRun(ref, range, state.Values(ref, range), visit);
+    ForEachRun(ref, range, state.Values(ref, range), /*rest=*/{}, visit);
   }
 }
 
 void ModelStates::ForEachRun(const SegmentRef& ref, const Segment& range,
-                             const Tensor& values, const VisitFn& visit) const {
+                             const Tensor& values, const Tensor& rest,
+                             const VisitFn& visit) const {
   for (const auto& bound : units_[ref.unit]) {
     const int64_t end =
         std::min(range.end(), bound->offset + bound->num_elems());
     for (int64_t at = std::max(range.begin, bound->offset); at < end;
          at += kPieceElems) {
       const Segment place{at, std::min(end - at, kPieceElems)};
-      visit({bound->parameter, at - bound->offset,
-             values.Slice(at - range.begin, {place.elems}), ref, place});
+      const auto slice = [&](const Tensor& of) {
+        return of.Slice(at - range.begin, {place.elems});
+      };
+      visit({bound->parameter, at - bound->offset, slice(values), ref, place,
+             rest.defined() ? slice(rest) : Tensor()});
     }
   }
 }
 
-// The device rounds: it reads memory of the host where that lies.
+namespace {
+
+// What a state of `dtype` keeps of fp32 values.
+void Keep(absl::Span<const float> values, DType dtype, void* to) {
+  auto* const half = static_cast<uint16_t*>(to);
+  const auto keep = [&](auto part_of) {
+    for (size_t i = 0; i < values.size(); ++i) half[i] = part_of(values[i]);
+  };
+  switch (dtype) {
+    case DType::kBF16:
+      return keep([](float value) { return SplitMaster(value).param; });
+    case DType::kU16:
+      return keep([](float value) { return SplitMaster(value).rest; });
+    case DType::kF16:
+      return keep(F32ToF16);
+    default:
+      ZERO_CHECK(dtype == DType::kF32) << dtype << " is not a model state's";
+      std::memcpy(to, values.data(), values.size() * sizeof(float));
+  }
+}
+
+}  // namespace
+
 void ModelStates::Fill(StatePart part, const ValuesFn& values,
                        BatchUpload& upload, Stream& stream) {
-  Ops& ops = stream.device().ops();
   for (const FlatState& state : optimizer_) {
-    ops.Fill(stream, {state.data().vector(), 0});
+    stream.device().ops().Fill(stream, {state.data().vector(), 0});
   }
   if (values == nullptr || stream.device().kind() == DeviceKind::kMeta) return;
+  std::vector<float> exact;
+  const auto write = [&](int64_t from, const Tensor& to) {
+    const absl::Span<const float> kept(&exact[from], to.num_elems());
+    upload.Stage([&](void* host) { Keep(kept, to.dtype(), host); },
+                 [&](const void* host) {
+                   stream.device().Copy(stream, to.data(), host, to.bytes());
+                 });
+  };
   // Where parameters lie, so do their master weights, or some of them.
   ForEachRun(params_, part, [&](const StateRun& run) {
-    const auto write = [&](const float* from, const Tensor& to) {
-      ops.Cast(stream, {{from, DType::kF32, to.num_elems()}, to.vector()});
-    };
-    upload.Stage(
-        [&](void* host) {
-          values(*run.parameter, run.begin, run.place.elems,
-                 static_cast<float*>(host));
-        },
-        [&](const void* host) {
-          const float* from = static_cast<const float*>(host);
-          write(from, run.values);
-          if (!master_.defined() || !master_.Has(run.segment)) return;
-          const Segment held = master_.HeldRange(run.segment);
-          const int64_t begin = std::max(run.place.begin, held.begin);
-          const int64_t end = std::min(run.place.end(), held.end());
-          if (begin >= end) return;
-          write(from + begin - run.place.begin,
-                master_.Values(run.segment, {begin, end - begin}));
-        });
+    exact.resize(run.place.elems);
+    values(*run.parameter, run.begin, run.place.elems, exact.data());
+    write(0, run.values);
+    if (!master_.defined() || !master_.Has(run.segment)) return;
+    const Segment held = master_.HeldRange(run.segment);
+    const int64_t begin = std::max(run.place.begin, held.begin);
+    const int64_t end = std::min(run.place.end(), held.end());
+    if (begin >= end) return;
+    write(begin - run.place.begin,
+          master_.Values(run.segment, {begin, end - begin}));
   });
   stream.Synchronize();
 }

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/types/optional.h"
 #include "engine/autograd/tape.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/arena.h"
@@ -41,6 +42,7 @@ struct StateRun {
   Tensor values;       // [1 .. ModelStates::kPieceElems], device memory
   SegmentRef segment;  // that they lie in,
   Segment place;       // and where, in the unit's elements
+  Tensor rest = {};    // that makes split masters of `values`; undefined: none
 };
 
 // Which elements: all that lie on a rank, or its own piece of every segment.
@@ -50,9 +52,10 @@ enum class StatePart { kHeld, kOwned };
 struct StateOptions {
   DType param_dtype = DType::kF32;
   DType grad_dtype = DType::kF32;
-  bool train = true;                 // false: parameters alone
-  bool stochastic_rounding = false;  // of masters to parameters
-  int num_optimizer_arrays = 0;      // fp32, beside master weights
+  absl::optional<DType> master_dtype;  // of what is stored of masters
+  bool train = true;                   // false: parameters alone
+  bool stochastic_rounding = false;    // of masters to parameters
+  int num_optimizer_arrays = 0;        // fp32, beside master weights
 };
 
 class ModelStates {
@@ -70,20 +73,19 @@ class ModelStates {
 
   const FlatState& params() const { return params_; }
   const FlatState& grads() const { return grads_; }
+  // fp32, or uint16: the rest of masters whose upper part are the parameters
+  // (SplitMaster in kernels/rounding.h).
   const FlatState& master() const { return master_; }
   const std::vector<FlatState>& optimizer() const { return optimizer_; }
-  // The values that training moves: the master weights where there are some.
-  const FlatState& trained() const {
-    return master_.defined() ? master_ : params_;
-  }
 
-  // The values that a file gets: those, unless parameters are rounded
-  // stochastically. Rounding the masters again would give other values than
-  // those that were evaluated.
-  const FlatState& readable(const SegmentRef& ref) const {
-    return options_.stochastic_rounding || !trained().Has(ref) ? params_
-                                                               : trained();
-  }
+  // The values that a file gets: the masters where there are some, unless
+  // parameters are rounded stochastically. Rounding the masters again would
+  // give other values than those that were evaluated.
+  struct Readable {
+    const FlatState* values;
+    const FlatState* rest = nullptr;  // of split masters; null: none
+  };
+  Readable readable(const SegmentRef& ref) const;
 
   const std::vector<std::unique_ptr<BoundParameter>>& unit(int u) const {
     return units_[u];
@@ -104,9 +106,11 @@ class ModelStates {
   using VisitFn = std::function<void(const StateRun&)>;
   void ForEachRun(const FlatState& state, StatePart part,
                   const VisitFn& visit) const;
-  // The same of elements `range` of a segment, which are in `values`.
+  // The same of elements `range` of a segment, which are in `values` and, of
+  // split masters, in `rest`.
   void ForEachRun(const SegmentRef& ref, const Segment& range,
-                  const Tensor& values, const VisitFn& visit) const;
+                  const Tensor& values, const Tensor& rest,
+                  const VisitFn& visit) const;
   const std::vector<SegmentRef>& segments() const { return segments_; }
   // What goes through it goes in pieces of at most this many elements: the
   // embedding alone may be larger than the memory to spare.
@@ -116,7 +120,7 @@ class ModelStates {
   using ValuesFn = std::function<void(const Parameter&, int64_t begin,
                                       int64_t count, float* out)>;
   // Launches the writing of `values` to a part of the parameters and of the
-  // master weights, rounded to their dtypes; the optimizer's arrays become
+  // master weights, as their dtypes keep them; the optimizer's arrays become
   // zero. `values` is asked once for every element of the part; null: none.
   void Fill(StatePart part, const ValuesFn& values, BatchUpload& upload,
             Stream& stream);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "absl/types/optional.h"
 #include "engine/base/recompute.h"
 #include "engine/zero/schedule.h"
 #include "kernels/dtype.h"
@@ -20,11 +21,29 @@ struct ExecutorOptions {
   bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
+  // Of a master only what its bf16 parameter lacks is stored: the same bits.
+  bool split_master = true;
   bool overlap = true;  // of communication with computation
   GatherPolicy gather;
   Recompute recompute = Recompute::kOff;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
+
+  // What is stored of masters beside the parameters; none: parameters are fp32.
+  absl::optional<DType> master_dtype() const {
+    if (param_dtype == DType::kF32) return absl::nullopt;
+    // A parameter that is rounded by chance, or to less range, is no part of
+    // its master.
+    return split_master && param_dtype == DType::kBF16 && !stochastic_rounding
+               ? DType::kU16
+               : DType::kF32;
+  }
+  // Bytes of an element's master and optimizer's arrays.
+  int64_t optimizer_bytes() const {
+    const auto master = master_dtype();
+    return 4 * optimizer.StateFloatsPerElement() +
+           (master ? static_cast<int64_t>(DTypeBytes(*master)) : 0);
+  }
 
   ScheduleOptions schedule_options(int64_t micro_steps) const {
     return {.micro_steps = micro_steps,

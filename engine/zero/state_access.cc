@@ -7,6 +7,7 @@
 
 #include "engine/base/hash.h"
 #include "engine/base/status.h"
+#include "kernels/rounding.h"
 #include "kernels/sizes.h"
 
 namespace zero {
@@ -59,46 +60,61 @@ absl::Status StateAccess::Share(const FlatState& state) {
 
 absl::Status StateAccess::Read(const TakeFn& take) {
   for (const SegmentRef& ref : states_->segments()) {
-    const FlatState& state = states_->readable(ref);
-    const Segment& segment = plan_->segment(ref);
-    Tensor whole;
-    if (state.sharded()) {
-      const Tensor piece = state.Piece(ref);
-      whole = Tensor::Empty(*arena_, {segment.elems}, piece.dtype(),
-                            MemoryCategory::kGatheredParameters);
-      // Nothing is under way between steps, so the host may wait.
-      compute_->Synchronize();
-      wire_->Gather(plan_->units[ref.unit].name, piece.dtype(),
-                    {{piece.data(), whole.data(), segment.elems}});
-      gather_->Synchronize();
-      ZERO_RETURN_IF_ERROR(rank_->status());
-    } else {
-      whole = state.Whole(ref);
+    const auto [values, rest] = states_->readable(ref);
+    ZERO_ASSIGN_OR_RETURN(const Tensor whole, Whole(*values, ref));
+    Tensor whole_rest;
+    if (rest != nullptr) {
+      ZERO_ASSIGN_OR_RETURN(whole_rest, Whole(*rest, ref));
     }
     if (take == nullptr || rank_->device->kind() == DeviceKind::kMeta) continue;
-    states_->ForEachRun(ref, segment, whole, [&](const StateRun& run) {
-      take(*run.parameter, run.begin, Download(run.values));
-    });
+    states_->ForEachRun(ref, plan_->segment(ref), whole, whole_rest,
+                        [&](const StateRun& run) {
+                          take(*run.parameter, run.begin, Download(run));
+                        });
   }
   return rank_->status();
 }
 
-absl::Span<const float> StateAccess::Download(const Tensor& values) {
+absl::StatusOr<Tensor> StateAccess::Whole(const FlatState& state,
+                                          const SegmentRef& ref) {
+  if (!state.sharded()) return state.Whole(ref);
+  const Tensor piece = state.Piece(ref);
+  const int64_t elems = plan_->segment(ref).elems;
+  const Tensor whole = Tensor::Empty(*arena_, {elems}, piece.dtype(),
+                                     MemoryCategory::kGatheredParameters);
+  // Nothing is under way between steps, so the host may wait.
+  compute_->Synchronize();
+  wire_->Gather(plan_->units[ref.unit].name, piece.dtype(),
+                {{piece.data(), whole.data(), elems}});
+  gather_->Synchronize();
+  ZERO_RETURN_IF_ERROR(rank_->status());
+  return whole;
+}
+
+absl::Span<const float> StateAccess::Download(const StateRun& run) {
+  const Tensor &values = run.values, &rest = run.rest;
   const size_t n = values.num_elems();
-  const void* from = values.data();
-  if (rank_->device->asynchronous()) {
-    copied_.resize(values.bytes());
-    rank_->device->Copy(*compute_, copied_.data(), from, values.bytes());
+  const auto on_host = [&](const Tensor& from,
+                           std::vector<char>& copied) -> const void* {
+    if (!rank_->device->asynchronous()) return from.data();
+    copied.resize(from.bytes());
+    rank_->device->Copy(*compute_, copied.data(), from.data(), from.bytes());
     compute_->Synchronize();
-    from = copied_.data();
-  }
+    return copied.data();
+  };
+  const void* const from = on_host(values, copied_);
   if (values.dtype() == DType::kF32)
     return {static_cast<const float*>(from), n};
   const auto* half = static_cast<const uint16_t*>(from);
+  const auto* low =
+      rest.defined() ? static_cast<const uint16_t*>(on_host(rest, copied_rest_))
+                     : nullptr;
   const bool bf16 = values.dtype() == DType::kBF16;
   floats_.resize(n);
   for (size_t i = 0; i < n; ++i) {
-    floats_[i] = bf16 ? BF16ToF32(half[i]) : F16ToF32(half[i]);
+    floats_[i] = low != nullptr ? JoinMaster(half[i], low[i])
+                 : bf16         ? BF16ToF32(half[i])
+                                : F16ToF32(half[i]);
   }
   return floats_;
 }
@@ -118,11 +134,13 @@ absl::StatusOr<std::string> StateAccess::Hash() {
   for (const SegmentRef& ref : states_->segments()) {
     if (!InFirstGroup()) break;
     const Segment piece = plan_->Piece(plan_->segment(ref), rank_->rank());
-    states_->ForEachRun(ref, piece, states_->readable(ref).Piece(ref),
+    const auto [values, rest] = states_->readable(ref);
+    states_->ForEachRun(ref, piece, values->Piece(ref),
+                        rest != nullptr ? rest->Piece(ref) : Tensor(),
                         [&](const StateRun& run) {
                           hash.Add(first_block[run.parameter->name] +
                                        run.begin / BlockHash::kBlockElems,
-                                   Download(run.values));
+                                   Download(run));
                         });
   }
   std::array<double, BlockHash::kNumParts> parts = hash.parts();

@@ -72,13 +72,15 @@ class StateAccess {
     return FirstNonFinite(states_->grads(), "first non-finite gradient");
   }
   absl::StatusOr<std::string> FirstNonFiniteParameter() {
-    return FirstNonFinite(states_->trained(), "first non-finite parameter");
+    return FirstNonFinite(states_->params(), "first non-finite parameter");
   }
 
  private:
   absl::Status Share(const FlatState& state);
+  // All of a segment, gathered where it is sharded.
+  absl::StatusOr<Tensor> Whole(const FlatState& state, const SegmentRef& ref);
   // In fp32, until the next call.
-  absl::Span<const float> Download(const Tensor& values);
+  absl::Span<const float> Download(const StateRun& run);
   absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
                                              const char* name);
   // The ranks that together own every element once.
@@ -96,8 +98,8 @@ class StateAccess {
   Stream* compute_;
   Stream* gather_;
   Stream* reduce_;
-  std::vector<char> copied_;   // of Download
-  std::vector<float> floats_;  // likewise
+  std::vector<char> copied_, copied_rest_;  // of Download
+  std::vector<float> floats_;               // likewise
 };
 
 }  // namespace zero

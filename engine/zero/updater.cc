@@ -93,7 +93,7 @@ Updater::View Updater::ViewOf(int unit, const StepInput& input) const {
   View view;
   view.state = {
       .param = states_->params().Held(unit).vector(),
-      .master = master.defined() ? master.Held(unit).As<float>() : nullptr,
+      .master = master.defined() ? master.Held(unit).vector() : Vector(),
       .grad = states_->grads().Held(unit).vector(),
       .grad_scale = &scalars_->grad_scale,
       .found_non_finite = &scalars_->found_non_finite,

@@ -28,18 +28,21 @@ HWY_INLINE VF UpdateElement(const Constants& c, VF p, VF m, VF v) {
   return Fma(c.weight_decay, p, direction);
 }
 
-// Updates m and v of [begin, end); update[i - begin] is that of element i.
-template <class G>
-void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
-                int64_t end, float* HWY_RESTRICT update) {
-  const float* master = MasterOf(args.state);
+// Updates m and v of [begin, end); p[i - begin] and update[i - begin] are those
+// of element i.
+template <class G, class M>
+void MomentSpan(const LambArgs& args, const Constants& c, const M& masters,
+                int64_t begin, int64_t end, float* HWY_RESTRICT p_,
+                float* HWY_RESTRICT update) {
   const G* grad = static_cast<const G*>(args.state.grad.data);
-  ForEachVector(
-      begin, end, [&, m_ = args.m, v_ = args.v](auto at) ZERO_CPU_BODY {
-        const VF g = hn::Mul(at.Load(grad), c.grad_scale);
-        const auto [m, v] = c.Follow(at, g, m_, v_);
-        at.Store(UpdateElement(c, at.Load(master), m, v), update - begin);
-      });
+  ForEachVector(begin, end,
+                [&, m_ = args.m, v_ = args.v](auto at) ZERO_CPU_BODY {
+                  const VF g = hn::Mul(at.Load(grad), c.grad_scale);
+                  const auto [m, v] = c.Follow(at, g, m_, v_);
+                  const VF p = masters.Load(at);
+                  at.Store(p, p_ - begin);
+                  at.Store(UpdateElement(c, p, m, v), update - begin);
+                });
 }
 
 // Squares of p and of the update, into squares[0] and [1], are taken on the
@@ -47,15 +50,19 @@ void MomentSpan(const LambArgs& args, const Constants& c, int64_t begin,
 void MomentRun(const LambArgs& args, float weight_decay, int64_t begin,
                int64_t end, double* squares) {
   constexpr int64_t kChunk = 16 * kSquareBlock;  // stays in the L1 cache
-  HWY_ALIGN float update[kChunk];
+  HWY_ALIGN float p[kChunk], update[kChunk];
   const Constants c(args, weight_decay);
-  const float* const master = MasterOf(args.state);
   squares[0] = squares[1] = 0;
   for (int64_t i = begin; i < end; i += kChunk) {
     const int64_t stop = std::min(end, i + kChunk);
-    ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G,
-                             MomentSpan<G>(args, c, i, stop, update));
-    squares[0] = AddSquares(squares[0], master, i, stop);
+    ZERO_CPU_WITH_FLOAT_TYPE(args.state.grad.dtype, G, {
+      if (args.state.splits_master()) {
+        MomentSpan<G>(args, c, SplitMasters(args.state), i, stop, p, update);
+      } else {
+        MomentSpan<G>(args, c, Masters(args.state), i, stop, p, update);
+      }
+    });
+    squares[0] = AddSquares(squares[0], p, 0, stop - i);
     squares[1] = AddSquares(squares[1], update, 0, stop - i);
   }
 }

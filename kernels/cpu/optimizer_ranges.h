@@ -64,18 +64,6 @@ void UpdateRanges(const char* op, int num_threads, const Args& args,
       });
 }
 
-// The fp32 values that are updated.
-inline float* MasterOf(const UpdateState& state) {
-  return state.master != nullptr ? state.master
-                                 : static_cast<float*>(state.param.data);
-}
-
-// The parameters that are stored beside their masters; null: none.
-template <class P>
-P* CopyOf(const UpdateState& state) {
-  return state.master != nullptr ? static_cast<P*>(state.param.data) : nullptr;
-}
-
 }  // namespace zero::cpu
 
 #endif  // ZERO_KERNELS_CPU_OPTIMIZER_RANGES_H_

@@ -1,9 +1,9 @@
 // The frame of the optimizers' loops: fp32 masters are updated and rounded to
-// the parameters, to nearest or stochastically with the bits of
-// kernels/rounding.h.
+// the parameters with the bits of kernels/rounding.h.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/cpu/optimizer_ranges.h"
 #include "kernels/cpu/philox-inl.h"
@@ -40,13 +40,9 @@ HWY_INLINE void StochasticStore(VF v, VU word, T* p) {
 }
 #else
 HWY_INLINE void StochasticStore(VF v, VU word, BF16* p) {
-  const VU bits = hn::BitCast(du, v);
-  const VU sum = hn::Add(bits, hn::And(word, hn::Set(du, 0xFFFF)));
-  const VU quiet = hn::Or(bits, hn::Set(du, 0x00400000));
-  const auto nan = hn::RebindMask(du, hn::IsNaN(v));
-  const VU top = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, sum));
-  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, top)), du16,
-             reinterpret_cast<uint16_t*>(p));
+  const VU random = hn::And(word, hn::Set(du, 0xFFFF));
+  Store(UnlessNaN(v, hn::Add(hn::BitCast(du, v), random)),
+        reinterpret_cast<Upper16*>(p));
 }
 
 HWY_INLINE void StochasticStore(VF v, VU word, F16* p) {
@@ -79,6 +75,7 @@ void RoundSpan(const UpdateState& state, int64_t begin, int64_t end) {
   const int64_t lanes = NumLanes();
   const int64_t window = 4 * lanes;  // elements of one call of PhiloxWords
   T* const param = static_cast<T*>(state.param.data);
+  const float* const master = static_cast<const float*>(state.master.data);
   HWY_ALIGN uint32_t words[5 * kMaxLanes] = {};  // the last vector may overlap
   HWY_ALIGN T tail[kMaxLanes];
   for (int64_t i = begin; i < end;) {
@@ -91,9 +88,9 @@ void RoundSpan(const UpdateState& state, int64_t begin, int64_t end) {
       const VU random = hn::LoadU(du, word);
       const int64_t n = std::min(lanes, stop - i);
       if (n == lanes) {
-        StochasticStore(Load(state.master + i), random, param + i);
+        StochasticStore(Load(master + i), random, param + i);
       } else {
-        StochasticStore(LoadN(state.master + i, n), random, tail);
+        StochasticStore(LoadN(master + i, n), random, tail);
         std::memcpy(param + i, tail, static_cast<size_t>(n) * sizeof(T));
       }
       i += n;
@@ -114,34 +111,111 @@ HWY_INLINE void RoundStochastically(const UpdateState& state, int64_t begin,
   }
 }
 
-// copy: null where the parameter is not stored beside its master.
-template <class P, class Update>
-HWY_INLINE void UpdateSpan(float* HWY_RESTRICT master, P* HWY_RESTRICT copy,
-                           int64_t begin, int64_t end, const Update& update) {
+// ---- Where masters are ------------------------------------------------------
+
+// As they are: fp32 parameters, or masters whose parameters nobody stores yet.
+struct Masters {
+  explicit Masters(const UpdateState& state)
+      : master(static_cast<float*>(state.master.data != nullptr
+                                       ? state.master.data
+                                       : state.param.data)) {}
+
+  void Prefetch(int64_t i) const { __builtin_prefetch(master + i); }
+  template <class At>
+  HWY_INLINE VF Load(At at) const {
+    return at.Load(master);
+  }
+  template <class At>
+  HWY_INLINE void Store(At at, VF v) const {
+    at.Store(v, master);
+  }
+
+  float* master;
+};
+
+// As SplitMaster rounds, in the upper half.
+HWY_INLINE VF RoundedMaster(VF v) {
+  return UnlessNaN(v, hn::Add(hn::BitCast(du, v), hn::Set(du, 0x8000)));
+}
+
+// Whole, with parameters of type P beside them.
+template <class P>
+struct MastersBeside : Masters {
+  explicit MastersBeside(const UpdateState& state)
+      : Masters(state), param(static_cast<P*>(state.param.data)) {}
+
+  template <class At>
+  HWY_INLINE void Store(At at, VF v) const {
+    at.Store(v, master);
+    if constexpr (std::is_same_v<P, BF16>) {
+      at.Store(RoundedMaster(v), reinterpret_cast<Upper16*>(param));
+    } else {
+      at.Store(v, param);
+    }
+  }
+
+  P* param;
+};
+
+// In bf16 parameters and the rest of SplitMaster.
+struct SplitMasters {
+  explicit SplitMasters(const UpdateState& state)
+      : param(static_cast<Upper16*>(state.param.data)),
+        rest(static_cast<Upper16*>(state.master.data)) {}
+
+  void Prefetch(int64_t i) const {
+    __builtin_prefetch(param + i);
+    __builtin_prefetch(rest + i);
+  }
+  template <class At>
+  HWY_INLINE VF Load(At at) const {
+    const VI rounded_off = hn::ShiftRight<16>(hn::BitCast(di, at.Load(rest)));
+    return hn::BitCast(df,
+                       hn::Add(hn::BitCast(di, at.Load(param)), rounded_off));
+  }
+  template <class At>
+  HWY_INLINE void Store(At at, VF v) const {
+    at.Store(RoundedMaster(v), param);
+    at.Store(hn::BitCast(df, hn::ShiftLeft<16>(hn::BitCast(du, v))), rest);
+  }
+
+  Upper16 *param, *rest;
+};
+
+// Elements to prefetch ahead, here and by updates of many streams: a root and
+// a division fill the window of the out-of-order engine, so that it sees only a
+// few lines of each stream (measured for AdamW: 0.93 of a plain loop's
+// bandwidth without, 1.0 with).
+inline constexpr int64_t kAhead = 256;
+
+template <class M, class Update>
+HWY_INLINE void UpdateSpan(const M& masters, int64_t begin, int64_t end,
+                           const Update& update) {
   ForEachVector(begin, end, [&](auto at) ZERO_CPU_BODY {
-    const VF p = update(at, at.Load(master));
-    at.Store(p, master);
-    if (copy != nullptr) at.Store(p, copy);
+    masters.Prefetch(at.i + kAhead);
+    masters.Store(at, update(at, masters.Load(at)));
   });
 }
 
-// Masters [begin, end) become update(at, master), and the parameters stored
-// beside them follow.
+// Masters [begin, end) become update(at, master), and the parameters follow.
 template <class Update>
 HWY_INLINE void UpdateMasters(const UpdateState& state, int64_t begin,
                               int64_t end, const Update& update) {
-  float* const master = MasterOf(state);
   if (state.stochastic_rounding) {
     for (int64_t i = begin; i < end; i += kRoundingChunk) {
       const int64_t stop = std::min(end, i + kRoundingChunk);
-      UpdateSpan<float>(master, nullptr, i, stop, update);
+      UpdateSpan(Masters(state), i, stop, update);
       RoundStochastically(state, i, stop);
     }
-    return;
+  } else if (state.splits_master()) {
+    UpdateSpan(SplitMasters(state), begin, end, update);
+  } else if (state.param.dtype == DType::kBF16) {
+    UpdateSpan(MastersBeside<BF16>(state), begin, end, update);
+  } else if (state.param.dtype == DType::kF16) {
+    UpdateSpan(MastersBeside<F16>(state), begin, end, update);
+  } else {
+    UpdateSpan(Masters(state), begin, end, update);
   }
-  ZERO_CPU_WITH_FLOAT_TYPE(
-      state.param.dtype, P,
-      UpdateSpan(master, CopyOf<P>(state), begin, end, update));
 }
 
 // The constants that the rules with moments share, as vectors. With b1, b2 as

@@ -35,6 +35,7 @@ using DI = hn::RebindToSigned<DF>;
 using DU16 = hn::Rebind<uint16_t, DF>;
 using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
+using VI = hn::Vec<DI>;
 using MF = hn::Mask<DF>;
 
 // Room for one vector of fp32 of any length on this target.
@@ -92,9 +93,13 @@ HWY_INLINE V NegFma(V a, V b, V c) {
 
 HWY_INLINE VF Load(const float* p) { return hn::LoadU(df, p); }
 
-HWY_INLINE VF Load(const BF16* p) {
+HWY_INLINE VF Load(const Upper16* p) {
   const auto bits = hn::LoadU(du16, reinterpret_cast<const uint16_t*>(p));
   return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(du, bits)));
+}
+
+HWY_INLINE VF Load(const BF16* p) {
+  return Load(reinterpret_cast<const Upper16*>(p));
 }
 
 HWY_INLINE VF Load(const F16* p) {
@@ -113,16 +118,26 @@ HWY_INLINE VF Load(const F16* p) {
 
 HWY_INLINE void Store(VF v, float* p) { hn::StoreU(v, df, p); }
 
+HWY_INLINE void Store(VF v, Upper16* p) {
+  const VU top = hn::ShiftRight<16>(hn::BitCast(du, v));
+  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, top)), du16,
+             reinterpret_cast<uint16_t*>(p));
+}
+
+// `sums`, of the bits of v and what rounds them at bit 16, or where v is NaN a
+// quiet one.
+HWY_INLINE VF UnlessNaN(VF v, VU sums) {
+  const VU quiet = hn::Or(hn::BitCast(du, v), hn::Set(du, 0x00400000));
+  const auto nan = hn::RebindMask(du, hn::IsNaN(v));
+  return hn::BitCast(df, hn::IfThenElse(nan, quiet, sums));
+}
+
 // Not AVX-512's own bf16 conversion: it flushes subnormals to zero.
 HWY_INLINE void Store(VF v, BF16* p) {
   const VU bits = hn::BitCast(du, v);
   const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   const VU rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
-  const VU quiet = hn::Or(bits, hn::Set(du, 0x00400000));
-  const auto nan = hn::RebindMask(du, hn::IsNaN(v));
-  const VU top = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
-  hn::StoreU(hn::DemoteTo(du16, hn::BitCast(di, top)), du16,
-             reinterpret_cast<uint16_t*>(p));
+  Store(UnlessNaN(v, rounded), reinterpret_cast<Upper16*>(p));
 }
 
 HWY_INLINE void Store(VF v, F16* p) {

@@ -16,6 +16,10 @@ struct BF16 {
 struct F16 {
   uint16_t bits;
 };
+// The upper half of 32 bits, stored as it is and not rounded.
+struct Upper16 {
+  uint16_t bits;
+};
 
 }  // namespace zero::cpu
 

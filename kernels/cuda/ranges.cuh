@@ -84,14 +84,19 @@ inline int64_t BlocksOfRange(const UpdateRange& range) {
   return (range.end - 1) / kBlockElems - range.begin / kBlockElems + 1;
 }
 
-// What the rules share: the fp32 values that are updated, and the copy of them
-// that the model computes with, all as the elements of a range see them once
-// it is Shifted.
+// What the rules share: the fp32 values that are updated, and the parameters
+// beside them that the model computes with, or these and the rest of
+// SplitMaster; all as the elements of a range see them once it is Shifted.
 struct UpdateSpan {
   explicit UpdateSpan(const UpdateState& state)
-      : master(state.master != nullptr ? state.master
-                                       : static_cast<float*>(state.param.data)),
-        copy(state.master != nullptr ? state.param.data : nullptr),
+      : master(state.splits_master()
+                   ? nullptr
+                   : static_cast<float*>(state.master.data != nullptr
+                                             ? state.master.data
+                                             : state.param.data)),
+        rest(state.splits_master() ? static_cast<uint16_t*>(state.master.data)
+                                   : nullptr),
+        param(state.master.data != nullptr ? state.param.data : nullptr),
         grad(state.grad.data),
         grad_scale(state.grad_scale),
         found_non_finite(state.found_non_finite),
@@ -106,8 +111,8 @@ struct UpdateSpan {
 
   __device__ void Shift(int64_t shift) {
     const int64_t param_bytes = shift * param_shift_bytes;
-    if (copy != nullptr) {
-      copy = static_cast<char*>(copy) + param_bytes;
+    if (param != nullptr) {
+      param = static_cast<char*>(param) + param_bytes;
     } else {
       master = reinterpret_cast<float*>(reinterpret_cast<char*>(master) +
                                         param_bytes);
@@ -123,8 +128,9 @@ struct UpdateSpan {
     return grad_scale == nullptr ? 1.0f : *grad_scale;
   }
 
-  float* master;
-  void* copy;  // null: none
+  float* master;   // null: split
+  uint16_t* rest;  // null: whole
+  void* param;     // null: they are their own masters
   const void* grad;
   const float* grad_scale;
   const uint32_t* found_non_finite;
@@ -141,7 +147,7 @@ inline bool IsUpdateAligned(const UpdateState& state,
   bool aligned =
       IsSliceAligned<kUpdateElems>(state.param.data, state.param.dtype) &&
       IsSliceAligned<kUpdateElems>(state.grad.data, state.grad.dtype) &&
-      IsSliceAligned<kUpdateElems>(state.master, DType::kF32);
+      IsSliceAligned<kUpdateElems>(state.master.data, state.master.dtype);
   for (const void* array : arrays) {
     aligned = aligned && IsSliceAligned<kUpdateElems>(array, DType::kF32);
   }
@@ -156,12 +162,24 @@ template <class T>
 struct ToNearest {
   using Type = T;
   static constexpr bool kStochastic = false;
+  static constexpr bool kSplit = false;
 };
 template <class T>
-struct Stochastic {
-  using Type = T;
+struct Stochastic : ToNearest<T> {
   static constexpr bool kStochastic = true;
 };
+struct Split : ToNearest<Bf16> {  // and its master is not stored as a whole
+  static constexpr bool kSplit = true;
+};
+
+template <class T>
+__device__ inline T RoundMaster(float master) {
+  return FromFloat<T>(master);
+}
+template <>
+__device__ inline Bf16 RoundMaster<Bf16>(float master) {
+  return __ushort_as_bfloat16(SplitMaster(master).param);
+}
 
 __device__ inline void SetStochastic(float value, uint32_t word, Bf16* dst) {
   *dst = __ushort_as_bfloat16(StochasticBF16(value, word));
@@ -185,28 +203,68 @@ __device__ inline PhiloxBlock SliceWords(uint64_t key, uint64_t element) {
   return words;
 }
 
-// Writes a slice of masters and, where there is one, of their copy.
+// A slice of masters as they are stored, so that loads do not wait for each
+// other.
+template <bool kSplit>
+struct LoadedMasters {
+  Packed<float, kUpdateElems> masters;
+  __device__ Packed<float, kUpdateElems> Values() const { return masters; }
+};
+template <>
+struct LoadedMasters<true> {
+  Packed<uint16_t, kUpdateElems> param, rest;
+  __device__ Packed<float, kUpdateElems> Values() const {
+    Packed<float, kUpdateElems> values;
+#pragma unroll
+    for (int k = 0; k < kUpdateElems; ++k) {
+      values.x[k] = JoinMaster(param.x[k], rest.x[k]);
+    }
+    return values;
+  }
+};
+
+template <bool kWhole, bool kSplit>
+__device__ inline LoadedMasters<kSplit> LoadMasters(
+    const UpdateSpan& span, const Slice<kUpdateElems>& slice) {
+  if constexpr (kSplit) {
+    return {Load<kWhole>(static_cast<const uint16_t*>(span.param), slice),
+            Load<kWhole>(span.rest, slice)};
+  } else {
+    return {Load<kWhole>(span.master, slice)};
+  }
+}
+
+// Writes a slice of masters and, where there are some, of their parameters.
 template <bool kWhole, class Rounding>
 __device__ inline void StoreMasters(const UpdateSpan& span,
                                     const Slice<kUpdateElems>& slice,
                                     const Packed<float, kUpdateElems>& p) {
   using T = typename Rounding::Type;
-  Store<kWhole>(span.master, slice, p);
-  if (span.copy == nullptr) return;
-  Packed<T, kUpdateElems> copy;
+  if constexpr (Rounding::kSplit) {
+    Packed<uint16_t, kUpdateElems> rest;
+#pragma unroll
+    for (int k = 0; k < kUpdateElems; ++k) {
+      rest.x[k] = SplitMaster(p.x[k]).rest;
+    }
+    Store<kWhole>(span.rest, slice, rest);
+  } else {
+    Store<kWhole>(span.master, slice, p);
+    if (span.param == nullptr) return;
+  }
+  Packed<T, kUpdateElems> param;
   if constexpr (Rounding::kStochastic) {
     const PhiloxBlock words =
         SliceWords(span.rounding_key,
                    static_cast<uint64_t>(span.first_element + slice.base));
 #pragma unroll
     for (int k = 0; k < kUpdateElems; ++k) {
-      SetStochastic(p.x[k], words.x[k], &copy.x[k]);
+      SetStochastic(p.x[k], words.x[k], &param.x[k]);
     }
   } else {
 #pragma unroll
-    for (int k = 0; k < kUpdateElems; ++k) copy.x[k] = FromFloat<T>(p.x[k]);
+    for (int k = 0; k < kUpdateElems; ++k) param.x[k] = RoundMaster<T>(p.x[k]);
   }
-  Store<kWhole>(static_cast<T*>(span.copy), slice, copy);
+  Store<kWhole>(static_cast<T*>(span.param), slice, param);
 }
 
 // The slices of the block `index` of the range [begin, end), for op.Run.
@@ -308,23 +366,26 @@ void UpdateRanges(cudaStream_t stream, absl::Span<const UpdateRange> ranges,
 }  // namespace zero::cuda
 
 // Runs the statement with `Rounding` the way to the parameters of `state`.
-#define ZERO_CUDA_WITH_ROUNDING(state, Rounding, ...)                  \
-  do {                                                                 \
-    const ::zero::UpdateState& zero_state = (state);                   \
-    const ::zero::DType zero_param = zero_state.param.dtype;           \
-    const bool zero_stochastic = zero_state.stochastic_rounding;       \
-    if (zero_stochastic && zero_param == ::zero::DType::kBF16) {       \
-      using Rounding = ::zero::cuda::Stochastic<::zero::cuda::Bf16>;   \
-      __VA_ARGS__;                                                     \
-    } else if (zero_stochastic && zero_param == ::zero::DType::kF16) { \
-      using Rounding = ::zero::cuda::Stochastic<::zero::cuda::F16>;    \
-      __VA_ARGS__;                                                     \
-    } else {                                                           \
-      ZERO_CUDA_WITH_FLOAT_TYPE(                                       \
-          zero_param, ZeroParam,                                       \
-          using Rounding = ::zero::cuda::ToNearest<ZeroParam>;         \
-          __VA_ARGS__);                                                \
-    }                                                                  \
+#define ZERO_CUDA_WITH_ROUNDING(state, Rounding, ...)                   \
+  do {                                                                  \
+    const ::zero::UpdateState& zero_state = (state);                    \
+    const ::zero::DType zero_param = zero_state.param.dtype;            \
+    const bool zero_stochastic = zero_state.stochastic_rounding;        \
+    if (zero_state.splits_master()) {                                   \
+      using Rounding = ::zero::cuda::Split;                             \
+      __VA_ARGS__;                                                      \
+    } else if (zero_stochastic && zero_param == ::zero::DType::kBF16) { \
+      using Rounding = ::zero::cuda::Stochastic<::zero::cuda::Bf16>;    \
+      __VA_ARGS__;                                                      \
+    } else if (zero_stochastic && zero_param == ::zero::DType::kF16) {  \
+      using Rounding = ::zero::cuda::Stochastic<::zero::cuda::F16>;     \
+      __VA_ARGS__;                                                      \
+    } else {                                                            \
+      ZERO_CUDA_WITH_FLOAT_TYPE(                                        \
+          zero_param, ZeroParam,                                        \
+          using Rounding = ::zero::cuda::ToNearest<ZeroParam>;          \
+          __VA_ARGS__);                                                 \
+    }                                                                   \
   } while (false)
 
 #endif  // ZERO_KERNELS_CUDA_RANGES_CUH_

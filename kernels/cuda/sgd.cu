@@ -5,9 +5,9 @@
 namespace zero::cuda {
 namespace {
 
-// Moves 20 bytes per parameter with momentum and 16-bit parameters and
-// gradients (p and buffer both ways, grad, the copy), 12 without momentum;
-// >= 90 % of copy bandwidth.
+// Moves 18 bytes per parameter with momentum and bf16 parameters and gradients
+// (p, its rest and buffer both ways, grad), 10 without momentum; >= 90 % of
+// copy bandwidth.
 template <class Rounding, class G>
 struct SgdPass : RangePass {
   explicit SgdPass(const SgdArgs& args)
@@ -21,8 +21,9 @@ struct SgdPass : RangePass {
 
   template <bool kWhole>
   __device__ void Run(const Slice<kUpdateElems>& slice) const {
-    auto p = Load<kWhole>(span.master, slice);
+    const auto masters = LoadMasters<kWhole, Rounding::kSplit>(span, slice);
     const auto grad = Load<kWhole>(static_cast<const G*>(span.grad), slice);
+    auto p = masters.Values();
     Packed<float, kUpdateElems> direction;
 #pragma unroll
     for (int k = 0; k < kUpdateElems; ++k) {

@@ -76,9 +76,8 @@ TEST(AdamWTest, MatchesFloat64InEveryStorageTypeAndLeavesGapsAlone) {
                             16 * ulp * kLr * g / std::sqrt(want.v))
                 << i;
             if (after.params.has_master()) {
-              Array rounded(param, 1);
-              rounded.Set(0, after.params.master[i]);
-              ASSERT_EQ(after.params.param[i], rounded[0]);
+              ASSERT_EQ(after.params.param[i],
+                        RoundedMaster(param, after.params.master[i]));
             }
           }
         }
@@ -148,16 +147,25 @@ TEST(AdamWTest, StochasticRoundingChangesTheParametersOnly) {
   }
 }
 
+void Update(const Path& path, Adam& adam, const UpdateState& state) {
+  AdamWArgs args = adam.Args({}, true);
+  args.state = state;
+  path.ops.AdamW(path.stream, args);
+}
+
+TEST(AdamWTest, SplitMastersHaveTheBitsOfWholeOnes) {
+  CheckSplitMasters<Adam>(Adam(FlatParams(DType::kBF16, DType::kBF16, kSpan)),
+                          Update);
+}
+
 TEST(AdamWTest, PiecesOfAWholeHaveItsBits) {
   for (const DType param : {DType::kF32, DType::kBF16}) {
-    CheckPiecesOfAWhole<Adam>(
-        Adam(FlatParams(param, DType::kBF16, kSpan)),
-        [](const Path& path, Adam& adam, const UpdateState& state) {
-          AdamWArgs args = adam.Args({}, true);
-          args.state = state;
-          path.ops.AdamW(path.stream, args);
-        });
+    CheckPiecesOfAWhole<Adam>(Adam(FlatParams(param, DType::kBF16, kSpan)),
+                              Update);
   }
+  Adam split = Adam(FlatParams(DType::kBF16, DType::kBF16, kSpan));
+  split.params.Split();
+  CheckPiecesOfAWhole<Adam>(split, Update);
 }
 
 TEST(AdamWTest, NonFiniteGradientsElsewhereSkipTheWholeStep) {

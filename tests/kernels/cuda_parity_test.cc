@@ -982,13 +982,15 @@ void CompareUpdates(Comparison& c, const Fn& fn) {
   const TestVector<uint32_t> found = {0};
   ForEachDtypePair([&](DType param, DType grad) {
     const FlatParams before(param, grad, size);
-    for (const bool stochastic : {false, true}) {
+    for (const std::string how : {"", " stochastic", " split"}) {
+      const bool stochastic = how == " stochastic", split = how == " split";
       if (stochastic && param == DType::kF32) continue;
-      const std::string what = std::string(DTypeName(param)) + "/" +
-                               DTypeName(grad) +
-                               (stochastic ? " stochastic" : "");
+      if (split && param != DType::kBF16) continue;
+      const std::string what =
+          std::string(DTypeName(param)) + "/" + DTypeName(grad) + how;
       c.Run(what, [&](Side& side) {
         FlatParams p = before;
+        if (split) p.Split();
         UpdateState state = p.state(ranges);
         state.grad_scale = scale.data();
         state.found_non_finite = found.data();
@@ -996,6 +998,7 @@ void CompareUpdates(Comparison& c, const Fn& fn) {
         state.rounding_key = 77;
         state.first_element = 1001;
         fn(side, state);
+        if (split) p.Join();
         side.Keep("param", p.param, size, Rounded(param));
         if (p.has_master()) side.Keep("master", p.master, size, kFp32);
       });

@@ -167,17 +167,24 @@ TEST(LambTest, StochasticRoundingChangesTheParametersOnly) {
   }
 }
 
+void Update(const Path& path, Lamb& lamb, const UpdateState& state) {
+  LambArgs args = lamb.Args({state.ranges.begin(), state.ranges.end()});
+  args.state = state;
+  path.ops.LambMoments(path.stream, args);
+  path.ops.LambApply(path.stream, args);
+}
+
+TEST(LambTest, SplitMastersHaveTheBitsOfWholeOnes) {
+  CheckSplitMasters<Lamb>(Lamb(DType::kBF16, DType::kF32), Update);
+}
+
 TEST(LambTest, PiecesOfAWholeHaveItsBits) {
   for (const DType param : {DType::kF32, DType::kBF16}) {
-    CheckPiecesOfAWhole<Lamb>(
-        Lamb(param, DType::kF32),
-        [](const Path& path, Lamb& lamb, const UpdateState& state) {
-          LambArgs args = lamb.Args({state.ranges.begin(), state.ranges.end()});
-          args.state = state;
-          path.ops.LambMoments(path.stream, args);
-          path.ops.LambApply(path.stream, args);
-        });
+    CheckPiecesOfAWhole<Lamb>(Lamb(param, DType::kF32), Update);
   }
+  Lamb split = Lamb(DType::kBF16, DType::kF32);
+  split.params.Split();
+  CheckPiecesOfAWhole<Lamb>(split, Update);
 }
 
 TEST(LambTest, NormsOfManyRangesOfATensorAreAddedInOrder) {

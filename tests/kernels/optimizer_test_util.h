@@ -3,6 +3,7 @@
 #ifndef ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 #define ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 
+#include <cstring>
 #include <utility>
 
 #include "kernels/rounding.h"
@@ -20,13 +21,21 @@ inline Array Pick(const Array& whole, const std::vector<Piece>& pieces) {
   int64_t size = 0;
   for (const Piece& piece : pieces) size += piece.end - piece.begin;
   Array picked(whole.dtype(), size);
-  int64_t to = 0;
+  void* to = picked.data();
   for (const Piece& piece : pieces) {
-    for (int64_t i = piece.begin; i < piece.end; ++i) {
-      picked.Set(to++, whole[i]);
-    }
+    const int64_t elems = piece.end - piece.begin;
+    std::memcpy(to, ElementAt(whole.data(), whole.dtype(), piece.begin),
+                elems * DTypeBytes(whole.dtype()));
+    to = ElementAt(to, whole.dtype(), elems);
   }
   return picked;
+}
+
+// The parameter of a master.
+inline double RoundedMaster(DType dtype, double master) {
+  const auto value = static_cast<float>(master);
+  return dtype == DType::kBF16 ? BF16ToF32(SplitMaster(value).param)
+                               : F16ToF32(F32ToF16(value));
 }
 
 // Parameters with their masters and gradients. fp32 parameters are their own
@@ -42,12 +51,34 @@ struct FlatParams {
   }
 
   bool has_master() const { return param.dtype() != DType::kF32; }
+
+  // Makes bf16 parameters those of the masters, of which only the rest stays.
+  void Split() {
+    Array rest(DType::kU16, master.size());
+    for (int64_t i = 0; i < master.size(); ++i) {
+      const auto [high, low] = SplitMaster(master.floats()[i]);
+      static_cast<uint16_t*>(param.data())[i] = high;
+      static_cast<uint16_t*>(rest.data())[i] = low;
+    }
+    master = std::move(rest);
+  }
+  // The other way.
+  void Join() {
+    Array joined(DType::kF32, master.size());
+    for (int64_t i = 0; i < master.size(); ++i) {
+      joined.floats()[i] =
+          JoinMaster(static_cast<const uint16_t*>(param.data())[i],
+                     static_cast<const uint16_t*>(master.data())[i]);
+    }
+    master = std::move(joined);
+  }
+
   double value(int64_t i) const { return has_master() ? master[i] : param[i]; }
 
   UpdateState state(const std::vector<UpdateRange>& ranges) {
     UpdateState s;
     s.param = param.vector();
-    s.master = has_master() ? master.floats() : nullptr;
+    if (has_master()) s.master = master.vector();
     s.grad = grad.vector();
     s.ranges = ranges;
     return s;
@@ -158,6 +189,28 @@ void CheckStochasticRounding(
   }
 }
 
+// Runs step(path, state, its UpdateState) several times on bf16 parameters with
+// whole masters and with split ones: all must have the same bits.
+template <class State>
+void CheckSplitMasters(
+    State whole_at_first,
+    const std::function<void(const Path&, State&, const UpdateState&)>& step) {
+  const std::vector<UpdateRange> ranges = TestRanges();
+  State split_at_first = whole_at_first;
+  split_at_first.params.Split();
+  whole_at_first.params.param = split_at_first.params.param;
+  ForEachPath([&](const Path& path) {
+    State whole = whole_at_first, split = split_at_first;
+    for (int i = 0; i < 3; ++i) {
+      step(path, whole, whole.params.state(ranges));
+      step(path, split, split.params.state(ranges));
+    }
+    EXPECT_FALSE(whole.SameBits(whole_at_first));
+    split.params.Join();
+    EXPECT_TRUE(split.SameBits(whole));
+  });
+}
+
 // Runs step(path, state, its UpdateState) on pieces of a whole: of a state that
 // keeps those of masters and arrays (KeepPieces), and whose parameters and
 // gradients may be whole. All must have the bits that they get in an update of
@@ -169,7 +222,7 @@ void CheckPiecesOfAWhole(
   const auto state_of = [](State& state,
                            const std::vector<UpdateRange>& ranges) {
     UpdateState s = state.params.state(ranges);
-    s.stochastic_rounding = state.params.has_master();
+    s.stochastic_rounding = state.params.has_master() && !s.splits_master();
     s.rounding_key = 7;
     s.first_element = 12;
     return s;

@@ -1,5 +1,7 @@
 #include "kernels/rounding.h"
 
+#include <bit>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -46,6 +48,28 @@ TEST(RoundingTest, NanIsQuietAndInfinityStays) {
   EXPECT_EQ(F16ToF32(StochasticF16(70000.0f, 0)), infinity);
   EXPECT_EQ(F16ToF32(StochasticF16(65519.0f, 0)), 65504.0f);
   EXPECT_EQ(F16ToF32(StochasticF16(65519.0f, 0xffffffffu)), infinity);
+}
+
+// Ties go away from zero; a halved master is joined to the bit.
+TEST(RoundingTest, EveryHalfOfAMasterJoinsTheOther) {
+  for (uint32_t upper = 0; upper < 65536; ++upper) {
+    for (const uint32_t lower :
+         {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu, upper * 40503u % 65536}) {
+      const float master = std::bit_cast<float>(upper << 16 | lower);
+      const auto [param, rest] = SplitMaster(master);
+      const float joined = JoinMaster(param, rest);
+      if (std::isnan(master)) {
+        ASSERT_TRUE(std::isnan(BF16ToF32(param)) && std::isnan(joined));
+        ASSERT_EQ(std::signbit(joined), std::signbit(master));
+      } else {
+        ASSERT_EQ(std::bit_cast<uint32_t>(joined), upper << 16 | lower);
+        ASSERT_EQ(param, upper + (lower >= 0x8000));
+        if (lower != 0x8000) {
+          ASSERT_EQ(param, F32ToBF16(master));
+        }
+      }
+    }
+  }
 }
 
 // Of 2^16 elements the share that went up is the part cut off, within five

@@ -76,9 +76,8 @@ TEST(SgdTest, MatchesTorchsRuleInFloat64) {
                         error);
             ASSERT_NEAR(after.buffer[i], buffer, error);
             if (after.params.has_master()) {
-              Array rounded(param, 1);
-              rounded.Set(0, after.params.master[i]);
-              ASSERT_EQ(after.params.param[i], rounded[0]);
+              ASSERT_EQ(after.params.param[i],
+                        RoundedMaster(param, after.params.master[i]));
             }
           }
         }
@@ -121,16 +120,65 @@ TEST(SgdTest, StochasticRoundingChangesTheParametersOnly) {
   }
 }
 
+void Update(const Path& path, Momentum& sgd, const UpdateState& state) {
+  SgdArgs args = sgd.Args(kRules[2], {});
+  args.state = state;
+  path.ops.Sgd(path.stream, args);
+}
+
+TEST(SgdTest, SplitMastersHaveTheBitsOfWholeOnes) {
+  CheckSplitMasters<Momentum>(Momentum(DType::kBF16, DType::kF32), Update);
+}
+
 TEST(SgdTest, PiecesOfAWholeHaveItsBits) {
   for (const DType param : {DType::kF32, DType::kF16}) {
-    CheckPiecesOfAWhole<Momentum>(
-        Momentum(param, DType::kF32),
-        [](const Path& path, Momentum& sgd, const UpdateState& state) {
-          SgdArgs args = sgd.Args(kRules[2], {});
-          args.state = state;
-          path.ops.Sgd(path.stream, args);
-        });
+    CheckPiecesOfAWhole<Momentum>(Momentum(param, DType::kF32), Update);
   }
+  Momentum split = Momentum(DType::kBF16, DType::kF32);
+  split.params.Split();
+  CheckPiecesOfAWhole<Momentum>(split, Update);
+}
+
+// A step of zero on every lower half beside upper ones at the ends of their
+// ranges: what a split master keeps is all of it.
+TEST(SgdTest, SplitMastersKeepEveryValue) {
+  std::vector<uint32_t> uppers;
+  for (const uint32_t upper : {0x0000, 0x0001, 0x007f, 0x0080, 0x3f80, 0x3f81,
+                               0x7f7f, 0x7f80, 0x7fbf, 0x7fff}) {
+    uppers.insert(uppers.end(), {upper << 16, (upper | 0x8000) << 16});
+  }
+  const auto size = static_cast<int64_t>(uppers.size()) << 16;
+  FlatParams before(DType::kBF16, DType::kF32, size);
+  before.grad = Array(DType::kF32, size);
+  for (int64_t i = 0; i < size; ++i) {
+    const uint32_t bits = uppers[i >> 16] + static_cast<uint32_t>(i & 0xffff);
+    std::memcpy(before.master.floats() + i, &bits, sizeof(bits));
+  }
+  const std::vector<UpdateRange> ranges = {{0, size, 0}};
+  ForEachPath([&](const Path& path) {
+    FlatParams whole = before, split = before;
+    split.Split();
+    for (FlatParams* params : {&whole, &split}) {
+      path.ops.Sgd(path.stream, {.state = params->state(ranges)});
+    }
+    split.Join();
+    int64_t num_nan = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const float value = before.master.floats()[i];
+      const float got = split.master.floats()[i];
+      if (std::isfinite(value)) {
+        ASSERT_EQ(BitsOfFloat(got), BitsOfFloat(value)) << i;
+        ASSERT_EQ(BitsOfFloat(whole.master.floats()[i]), BitsOfFloat(value));
+        // The nearest, which may be infinity.
+        ASSERT_EQ(split.param[i], RoundedMaster(DType::kBF16, value));
+        ASSERT_EQ(whole.param[i], split.param[i]);
+      } else {  // infinity times a weight decay of 0 is NaN
+        ASSERT_TRUE(std::isnan(got) && std::isnan(split.param[i])) << i;
+        ++num_nan;
+      }
+    }
+    EXPECT_EQ(num_nan, 6 << 16);
+  });
 }
 
 TEST(SgdTest, FirstStepDoesNotReadTheBuffer) {

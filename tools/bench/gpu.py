@@ -46,7 +46,7 @@ ADAMW = 0.9
 MFU = 0.58
 
 BF16_GRADIENTS = "data_types.grad_accum_dtype=bf16"
-# 8 bytes per parameter and not 16, with gradients in bf16.
+# 6 bytes per parameter and not 14, with gradients in bf16.
 OTHER_OPTIMIZER = "optimizer="
 SGD = OTHER_OPTIMIZER + '{"type":"SGD","params":{"lr":6e-4}}'
 

@@ -550,20 +550,24 @@ class Bench {
   }
 
   // An update of n parameters that reads and writes so many arrays of them, of
-  // which one is the gradient. Moments are fp32, and so are the master weights
-  // of 16-bit parameters. The ceiling is the plain update of four fp32 arrays.
+  // which one is the gradient. The others are fp32; bf16 parameters are
+  // together with the rest of their masters. The ceiling is the plain update of
+  // four fp32 arrays.
   void Update(const std::string& op, int64_t n, DType grad, int64_t reads,
               int64_t writes,
               const std::function<Call(const UpdateState&)>& make) {
-    const bool mixed = dtype_ != DType::kF32;
     const UpdateRange range = {0, n, 0.1f};
-    const int64_t bytes_each = (reads - 1 + writes) * 4 + DTypeBytes(grad) +
-                               (mixed ? DTypeBytes(dtype_) : 0);
+    const int64_t bytes_each = (reads - 1 + writes) * 4 + DTypeBytes(grad);
     Measure(
         op, absl::StrCat(n), "GB/s", 1.0 * bytes_each * n,
         [&] {
+          Vector rest;
+          if (dtype_ == DType::kBF16) {
+            rest = RandomVector(n, DType::kBF16);
+            rest.dtype = DType::kU16;
+          }
           return make({.param = RandomVector(n, dtype_),
-                       .master = mixed ? Floats(n) : nullptr,
+                       .master = rest,
                        .grad = RandomVector(n, grad),
                        .ranges = {&range, 1}});
         },

@@ -90,11 +90,9 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
   const auto divided = [&](int64_t elems, int from_stage) {
     return stage >= from_stage ? elems / plan.shard.size : elems;
   };
-  const int64_t floats = options.optimizer.StateFloatsPerElement() +
-                         (options.param_dtype == DType::kF32 ? 0 : 1);
   return divided(plan.padded_elems, 3) * DTypeBytes(options.param_dtype) +
          divided(plan.trained_elems, 2) * DTypeBytes(options.grad_dtype) +
-         divided(plan.trained_elems, 1) * floats * sizeof(float);
+         divided(plan.trained_elems, 1) * options.optimizer_bytes();
 }
 
 absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,

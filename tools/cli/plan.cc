@@ -31,8 +31,6 @@ struct PlanFlags {
 void PrintStates(const Plan& plan, int64_t num_parameters,
                  const ExecutorOptions& options, Console* console) {
   const bool has_master = options.param_dtype != DType::kF32;
-  const int64_t floats =
-      options.optimizer.StateFloatsPerElement() + (has_master ? 1 : 0);
   const auto row = [&](const char* name, Placement placement, int64_t of,
                        int64_t bytes) {
     const int64_t elems = plan.StateElems(of, placement);
@@ -46,16 +44,16 @@ void PrintStates(const Plan& plan, int64_t num_parameters,
                                              : "on rank 0, nothing on the "
                                                "others"));
   };
-  console->Table(
-      absl::StrFormat("model states: %s parameters, %s elements with padding",
-                      WithCommas(num_parameters),
-                      WithCommas(plan.padded_elems)),
-      {row("parameters", plan.placement.parameters, plan.padded_elems,
-           DTypeBytes(options.param_dtype)),
-       row("gradients", plan.placement.gradients, plan.trained_elems,
-           DTypeBytes(options.grad_dtype)),
-       row(has_master ? "optimizer, master" : "optimizer",
-           plan.placement.optimizer, plan.trained_elems, 4 * floats)});
+  console->Table(absl::StrFormat(
+                     "model states: %s parameters, %s elements with padding",
+                     WithCommas(num_parameters), WithCommas(plan.padded_elems)),
+                 {row("parameters", plan.placement.parameters,
+                      plan.padded_elems, DTypeBytes(options.param_dtype)),
+                  row("gradients", plan.placement.gradients, plan.trained_elems,
+                      DTypeBytes(options.grad_dtype)),
+                  row(has_master ? "optimizer, master" : "optimizer",
+                      plan.placement.optimizer, plan.trained_elems,
+                      options.optimizer_bytes())});
 }
 
 // Calls print(first, last) for all of [0, size): once for the neighbours that

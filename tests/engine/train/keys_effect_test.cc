@@ -170,6 +170,9 @@ std::vector<Line> Lines() {
       {"data_types.stochastic_rounding",
        "data_types.stochastic_rounding=true",
        {"bf16.enabled=true"}},
+      {"data_types.split_master_weights",
+       "data_types.split_master_weights=false",
+       {"bf16.enabled=true"}},
 
       {"optimizer.type", "optimizer.type=SGD"},
       {"optimizer.params.lr", "optimizer.params.lr=0.02"},

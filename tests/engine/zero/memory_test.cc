@@ -135,10 +135,10 @@ TEST_F(MemoryTest, ModelStatesAreTheFormulaOnThePaddedElements) {
     int64_t parameter, optimizer;  // bytes per element
   };
   for (const Case& c : {Case{DType::kF32, OptimizerKind::kAdamW, 0, 4, 8},
-                        {DType::kBF16, OptimizerKind::kAdamW, 0, 2, 12},
+                        {DType::kBF16, OptimizerKind::kAdamW, 0, 2, 10},
                         {DType::kF16, OptimizerKind::kLamb, 0, 2, 12},
                         {DType::kF32, OptimizerKind::kSgd, 0, 4, 0},
-                        {DType::kBF16, OptimizerKind::kSgd, 0.9, 2, 8}}) {
+                        {DType::kBF16, OptimizerKind::kSgd, 0.9, 2, 6}}) {
     ExecutorOptions options = Options(c.dtype, Recompute::kOff, c.kind);
     options.optimizer.momentum = c.momentum;
     Rig rig(*meta_, TinyConfig(ModelFamily::kLlama), options, kUnlimited);

@@ -151,6 +151,50 @@ TEST(StagesTest, StochasticRoundingGivesTheSameBitsAtEveryStage) {
   }
 }
 
+// One step is skipped, and gradients are clipped.
+TEST(StagesTest, SplitMastersGiveTheBitsOfWholeOnes) {
+  for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdam,
+                             OptimizerKind::kLamb, OptimizerKind::kSgd}) {
+    for (DType grad_dtype : {DType::kF32, DType::kBF16}) {
+      Job job;
+      job.steps = 6;
+      job.options.param_dtype = DType::kBF16;
+      job.options.grad_dtype = grad_dtype;
+      job.options.plan.gradients = {grad_dtype};
+      job.options.optimizer.kind = kind;
+      job.options.optimizer.momentum = 0.9;
+      std::atomic<int> num_skipped = 0;
+      job.prepare = [&](const Rank& rank, Rig& rig) {
+        if (rank.rank() != 1) return;
+        rig->clock().set_hook(
+            [&, step = 0](const Action& action, bool done) mutable {
+              if (action.kind != ActionKind::kBackward || action.index != 2 ||
+                  !done || step++ != 2) {
+                return;
+              }
+              const Tensor& grad =
+                  rig.model().units()[2]->parameters()[0]->weight.sink->grad;
+              // Infinity, in the upper half of a float or as the second bf16.
+              static_cast<uint16_t*>(grad.data())[0] = 0;
+              static_cast<uint16_t*>(grad.data())[1] = 0x7f80;
+              ++num_skipped;
+            });
+      };
+      job.options.split_master = false;
+      const Outcome want = Train(job);
+      job.options.split_master = true;
+      for (int stage : {0, 1, 2, 3}) {
+        SCOPED_TRACE(testing::Message()
+                     << "optimizer " << static_cast<int>(kind) << " "
+                     << grad_dtype << " stage " << stage);
+        job.options = AtStage(job.options, stage);
+        EXPECT_EQ(Train(job), want);
+      }
+      EXPECT_EQ(num_skipped, 5);
+    }
+  }
+}
+
 // LAMB's ratios are of whole parameters, wherever their pieces lie.
 TEST(StagesTest, EveryOptimizerGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind :
@@ -452,7 +496,7 @@ TEST(StagesTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
 
 TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
   for (int world : {2, 3, 4}) {
-    for (DType dtype : {DType::kF32, DType::kBF16}) {
+    for (DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       Job job;
       job.world = world;
       job.options.param_dtype = dtype;
@@ -460,7 +504,7 @@ TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
       const int64_t psi =
           MakePlan(DescribeUnits(*model), {.world = world}).padded_elems;
       const int64_t p = DTypeBytes(dtype), a = 4, o = 8;
-      const int64_t m = dtype == DType::kF32 ? 0 : 4;
+      const int64_t m = 4 - (dtype == DType::kF16 ? 0 : p);
       for (int stage : {0, 1, 2, 3}) {
         SCOPED_TRACE(testing::Message() << "world " << world << " stage "
                                         << stage << " " << dtype);
@@ -473,9 +517,9 @@ TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
                   array(p, stage >= 3 ? world : 1));
         EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kGradients),
                   array(a, stage >= 2 ? world : 1));
-        const int64_t num_arrays = (m + o) / 4;
+        const int64_t shards = stage >= 1 ? world : 1;
         EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kOptimizer),
-                  num_arrays * array(4, stage >= 1 ? world : 1));
+                  array(m, shards) + 2 * array(o / 2, shards));
         EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kGatheredParameters) > 0,
                   stage == 3);
         EXPECT_EQ(ledger.peak_bytes(MemoryCategory::kReduceBuffers) > 0,
@@ -734,16 +778,18 @@ TEST(StagesTest, FrozenParametersHaveNoGradientMasterOrMoments) {
         job.between = [&](Rig& rig) {
           const Plan& plan = rig->plan();
           EXPECT_LT(plan.trained_elems, plan.padded_elems);
-          const auto bytes = [&](Placement placement) {
-            return RoundUp(4 * plan.StateElems(plan.trained_elems, placement),
-                           Arena::kAlignment);
+          const auto bytes = [&](Placement placement, int64_t item) {
+            return RoundUp(
+                item * plan.StateElems(plan.trained_elems, placement),
+                Arena::kAlignment);
           };
           const MemoryLedger& ledger = rig.ledger();
           EXPECT_EQ(ledger.live_bytes(MemoryCategory::kGradients),
-                    bytes(plan.placement.gradients));
-          EXPECT_EQ(
-              ledger.live_bytes(MemoryCategory::kOptimizer),
-              (dtype == DType::kF32 ? 2 : 3) * bytes(plan.placement.optimizer));
+                    bytes(plan.placement.gradients, 4));
+          EXPECT_EQ(ledger.live_bytes(MemoryCategory::kOptimizer),
+                    2 * bytes(plan.placement.optimizer, 4) +
+                        bytes(plan.placement.optimizer,
+                              dtype == DType::kF32 ? 0 : 2));
           const auto hash = rig->states().Hash();
           std::lock_guard<std::mutex> lock(mutex);
           EXPECT_TRUE(hash.ok()) << hash.status();

@@ -4,6 +4,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kernels/rounding.h"
 #include "tests/engine/zero/job_testing.h"
 
 namespace zero {
@@ -136,22 +138,23 @@ TEST(StateAccessTest, LoadAsksForEveryElementOnceOfAllRanks) {
               *out++ = ValueOf(parameter, i);
             }
           }));
-      // All have them: masters as they are, parameters rounded.
+      // All have them: parameters rounded, and what that took off.
       int64_t num_params = 0, num_others = 0;
-      rig->states().ForEachRun(
-          [&](const FlatState& state, const StateRun& run) {
-            for (int64_t i = 0; i < run.values.num_elems(); ++i) {
-              const float want = ValueOf(*run.parameter, run.begin + i);
-              if (state.name() == "parameters") {
-                EXPECT_EQ(run.values.As<uint16_t>()[i], F32ToBF16(want));
-              } else {
-                EXPECT_EQ(run.values.As<float>()[i],
-                          state.name() == "master" ? want : 0);
-              }
-            }
-            (state.name() == "parameters" ? num_params : num_others) +=
-                run.values.num_elems();
-          });
+      rig->states().ForEachRun([&](const FlatState& state,
+                                   const StateRun& run) {
+        for (int64_t i = 0; i < run.values.num_elems(); ++i) {
+          const float want = ValueOf(*run.parameter, run.begin + i);
+          if (state.name() == "parameters") {
+            EXPECT_EQ(run.values.As<uint16_t>()[i], SplitMaster(want).param);
+          } else if (state.name() == "master") {
+            EXPECT_EQ(run.values.As<uint16_t>()[i], SplitMaster(want).rest);
+          } else {
+            EXPECT_EQ(run.values.As<float>()[i], 0);
+          }
+        }
+        (state.name() == "parameters" ? num_params : num_others) +=
+            run.values.num_elems();
+      });
       const auto is_all = [&](Placement placement, int64_t elems) {
         const int64_t all = rig.model().NumParameters();
         return placement == Placement::kSharded ? elems <= all : elems == all;
@@ -173,6 +176,60 @@ TEST(StateAccessTest, LoadAsksForEveryElementOnceOfAllRanks) {
                 std::vector<int>(parameter->shape.num_elems(), 1));
     }
   });
+}
+
+// What one kind of masters gives is all that the other needs to go on with the
+// same bits.
+TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
+  for (int stage : {0, 1, 2, 3}) {
+    for (const bool split : {false, true}) {
+      SCOPED_TRACE(absl::StrCat("stage ", stage, ", split at first: ", split));
+      Job job;
+      job.options = AtStage(job.options, stage);
+      job.options.param_dtype = DType::kBF16;
+      job.options.optimizer.bias_correction = false;
+      job.options.split_master = split;
+      OnRanks(job, [&](const Rank& rank, Rig& first) -> absl::Status {
+        const auto step = [](Rig& rig, int number) {
+          rig.Step(TokenBatch(1, kLength, kVocab, number), 1e-2f);
+        };
+        for (int i = 0; i < 3; ++i) step(first, i);
+        const ValuesByName all = *ReadParameters(*first);
+        Job others = job;
+        others.options.split_master = !split;
+        Rig second(rank, others.Make(), others.options,
+                   Rehearse(others, rank, others.micro_steps));
+        ZERO_RETURN_IF_ERROR(
+            second->states().Load([&](const Parameter& parameter, int64_t begin,
+                                      int64_t count, float* out) {
+              std::copy_n(all.at(parameter.name).begin() + begin, count, out);
+            }));
+        std::vector<Tensor> arrays;
+        const auto for_each_array = [](Rig& rig, auto visit) {
+          rig->states().ForEachRun(
+              [&](const FlatState& state, const StateRun& run) {
+                if (absl::StartsWith(state.name(), "optimizer")) {
+                  visit(run.values);
+                }
+              });
+        };
+        for_each_array(first, [&](const Tensor& t) { arrays.push_back(t); });
+        for_each_array(second, [&, i = 0](const Tensor& t) mutable {
+          std::memcpy(t.data(), arrays.at(i++).data(), t.bytes());
+        });
+        EXPECT_EQ(*ReadParameters(*second), all);
+        std::set<std::string> hashes;
+        for (Rig* rig : {&first, &second}) {
+          for (int i = 3; i < 6; ++i) step(*rig, i);
+          ZERO_ASSIGN_OR_RETURN(const std::string hash,
+                                (*rig)->states().Hash());
+          hashes.insert(hash);
+        }
+        EXPECT_EQ(hashes.size(), 1u);
+        return absl::OkStatus();
+      });
+    }
+  }
 }
 
 // A rank that wants nothing takes part all the same.
