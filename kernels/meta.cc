@@ -35,6 +35,9 @@ class MetaOps final : public Ops {
   void Name(Stream&, const Args&) override {}
   ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
+  size_t LossLogitsBytes(const LinearCrossEntropyArgs& args) const override {
+    return sizes_->LossLogitsBytes(args);
+  }
 
  private:
   std::shared_ptr<const OpSizes> sizes_;

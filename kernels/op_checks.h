@@ -51,7 +51,7 @@ inline void CheckPieces(const EmbeddingBackwardArgs& args) {
   ZERO_CHECK(args.accumulate && args.dtable.ld == args.dtable.cols)
       << "EmbeddingBackward: pieces are added to, in row-major order";
   ZERO_CHECK(pieces.period % 64 == 0 && pieces.begin % 64 == 0 &&
-             pieces.elems % 64 == 0)
+             pieces.elems % 64 == 0 && pieces.first % 64 == 0)
       << "EmbeddingBackward: pieces of " << pieces.elems << " elements at "
       << pieces.begin << " of " << pieces.period;
 }

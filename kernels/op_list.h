@@ -42,7 +42,8 @@
 // Declares all of them in a class that derives from Ops.
 #define ZERO_OVERRIDE_ALL_OPS                              \
   ZERO_OPS_WITH_WORKSPACE(ZERO_OVERRIDE_OP_WITH_WORKSPACE) \
-  ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OVERRIDE_OP)
+  ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OVERRIDE_OP)             \
+  size_t LossLogitsBytes(const LinearCrossEntropyArgs&) const override;
 
 #define ZERO_OVERRIDE_OP_WITH_WORKSPACE(Name, Args)        \
   size_t Name##WorkspaceBytes(const Args&) const override; \

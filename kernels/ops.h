@@ -50,6 +50,9 @@ struct MatrixView {
   MatrixView Rows(int64_t first, int64_t count) const {
     return {Row(first), dtype, count, cols, ld};
   }
+  MatrixView Cols(int64_t first, int64_t count) const {
+    return {ElementAt(data, dtype, first), dtype, rows, count, ld};
+  }
   template <class Const>
   requires(std::is_const_v<Const> && !std::is_const_v<Data>)
   operator MatrixView<Const>() const {
@@ -118,10 +121,27 @@ struct LinearBackwardWeightArgs {
   bool accumulate_dbias = false;
 };
 
+// One part of a table of words, where the table is nowhere whole. For each part
+// but the last kLogits, for the last kAll, and for the others, from the last
+// but one down, kGradients: together they compute what one op of the table and
+// the same `part_rows` does, bit by bit. dx is fp32 then; kAll writes it and
+// kGradients adds to it.
+struct LossPart {
+  enum class Work { kLogits, kAll, kGradients };
+
+  void* logits = nullptr;  // LossLogitsBytes, kept by the caller from the first
+                           // op to the last; null: w is the table
+  int64_t rows = 0;        // of the table
+  int64_t first = 0;       // w is rows [first, first + w.rows)
+  Work work = Work::kAll;
+};
+
 // Softmax cross-entropy of logits = x[M,C] w[V,C]^T against targets[M], in
 // row chunks so that the logits of the whole batch never exist; the gradients
 // are written in the same pass. A target < 0 is ignored: loss and gradient 0.
 // Loss of a row = logsumexp(logits) - logits[target], in fp32 or better.
+// With `part_rows`, products are of that many rows of w at a time, and dx is
+// the sum over them in fp32, from the last part to the first.
 // Source: chunked head as in Liger Kernel / llm.c's fused classifier.
 struct LinearCrossEntropyArgs {
   ConstMatrix x;                      // [M, C]
@@ -134,6 +154,11 @@ struct LinearCrossEntropyArgs {
   Matrix dx;                          // [M, C]; data null: forward only
   Matrix dw;                          // as w, 0 behind V; data null: frozen
   bool accumulate_dw = false;
+  int64_t part_rows = 0;  // 0: all; else a multiple of 64
+  LossPart part = {};
+
+  // Of the table.
+  int64_t rows() const { return part.logits == nullptr ? w.rows : part.rows; }
 };
 
 // ---- Attention ------------------------------------------------------------
@@ -260,18 +285,21 @@ struct RotaryArgs {
   bool inverse = false;
 };
 
-// What is there of a table [V, C], end to end: of its elements in row-major
-// order, [begin, begin + elems) of every `period` of them. REQUIRES: all are
-// multiples of 64.
+// What is there of a table [V, C], end to end: of its elements [first, last) in
+// row-major order, [begin, begin + elems) of every `period` of them. REQUIRES:
+// all are multiples of 64; `last`, where it cuts the table.
 struct TablePieces {
   int64_t period = 0;  // 0: all of it, with a leading dimension
   int64_t begin = 0, elems = 0;
+  int64_t first = 0, last = INT64_MAX;
 };
 
 // out[i] = table[ids[i]] (+ positions_table[position_ids[i]]).
 struct EmbeddingForwardArgs {
-  const int32_t* ids;                     // [M]; every id in [0, V)
-  ConstMatrix table;                      // [V, C]
+  const int32_t* ids;  // [M]
+  ConstMatrix table;   // [V, C]
+  // `table` is rows [first, first + V) of one; rows of `out` of other ids stay.
+  int64_t first = 0;
   const int32_t* position_ids = nullptr;  // [M]; null: no position table
   ConstMatrix position_table;             // [P, C]
   Matrix out;                             // [M, C]
@@ -496,6 +524,8 @@ class OpSizes {
   virtual size_t Name##WorkspaceBytes(const Args&) const = 0;
   ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
+  // Of LossPart::logits, for the x and the rows() of `args`.
+  virtual size_t LossLogitsBytes(const LinearCrossEntropyArgs& args) const = 0;
 };
 
 // The kernels of one device. Calls are asynchronous on `stream` on CUDA and

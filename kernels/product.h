@@ -3,10 +3,12 @@
 #ifndef ZERO_KERNELS_PRODUCT_H_
 #define ZERO_KERNELS_PRODUCT_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/ops.h"
 #include "kernels/runs.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 
@@ -70,28 +72,51 @@ inline void Activate(Ops& ops, Stream& stream,
   }
 }
 
-// The products of one chunk of a loss.
+// The parts of w that a loss goes over, and whether it adds their dx up in fp32
+// apart from args.dx.
+inline int64_t NumLossParts(const LinearCrossEntropyArgs& args) {
+  return args.part_rows == 0 ? 1 : CeilDiv(args.w.rows, args.part_rows);
+}
+inline bool SumsDxApart(const LinearCrossEntropyArgs& args) {
+  return args.dx.data != nullptr && args.dx.dtype != DType::kF32 &&
+         NumLossParts(args) > 1;
+}
+
+// The products of one chunk of a loss with one part of w.
 struct LossProducts {
   Product logits, dx, dw;
 
-  // Of rows `row` on, as many as `chunk` has. The gradient of the logits is of
-  // `grad_dtype` and takes their place, row by row. chunk.data may be null
-  // where only sizes are asked for.
-  LossProducts(const LinearCrossEntropyArgs& args, const Matrix& chunk,
-               DType grad_dtype, int64_t row, bool accumulate_dw) {
-    logits = {.a = args.x.Rows(row, chunk.rows),
-              .b = args.w,
+  // Of rows `row` on, as many as `chunk` has, which is of all the table. The
+  // gradient of the logits is of `grad_dtype` and takes their place, row by
+  // row. `to` is dx of these rows. Data may be null where only sizes are asked
+  // for.
+  LossProducts(const LinearCrossEntropyArgs& args, int64_t part,
+               const Matrix& chunk, DType grad_dtype, int64_t row,
+               const Matrix& to, bool accumulate_dw) {
+    const int64_t begin = part * args.part_rows;
+    const int64_t rows = args.part_rows == 0
+                             ? args.w.rows
+                             : std::min(args.part_rows, args.w.rows - begin);
+    const ConstMatrix x = args.x.Rows(row, chunk.rows);
+    const ConstMatrix w = args.w.Rows(begin, rows);
+    logits = {.a = x,
+              .b = w,
               .b_transposed = true,
-              .c = chunk};
+              .c = chunk.Cols(args.part.first + begin, rows)};
     ConstMatrix grad = chunk;
     grad.dtype = grad_dtype;
     grad.ld *=
         static_cast<int64_t>(DTypeBytes(chunk.dtype) / DTypeBytes(grad_dtype));
-    dx = {.a = grad, .b = args.w, .c = args.dx.Rows(row, chunk.rows)};
+    grad = grad.Cols(args.part.first + begin, rows);
+    dx = {.a = grad,
+          .b = w,
+          .c = to,
+          .accumulate = part + 1 < NumLossParts(args) ||
+                        args.part.work == LossPart::Work::kGradients};
     dw = {.a = grad,
           .a_transposed = true,
-          .b = logits.a,
-          .c = args.dw,
+          .b = x,
+          .c = args.dw.Rows(begin, rows),
           .accumulate = accumulate_dw};
   }
 };

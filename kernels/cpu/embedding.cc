@@ -15,8 +15,10 @@ template <class T>
 void GatherRows(const EmbeddingForwardArgs& args, int64_t begin, int64_t end) {
   const int64_t width = args.out.cols;
   for (int64_t row = begin; row < end; ++row) {
+    const int64_t id = args.ids[row] - args.first;
+    if (id < 0 || id >= args.table.rows) continue;
     const T* token =
-        static_cast<const T*>(args.table.data) + args.ids[row] * args.table.ld;
+        static_cast<const T*>(args.table.data) + id * args.table.ld;
     T* out = static_cast<T*>(args.out.data) + row * args.out.ld;
     if (args.position_ids == nullptr) {
       std::memcpy(out, token, static_cast<size_t>(width) * sizeof(T));
@@ -41,12 +43,13 @@ void ForEachPart(const EmbeddingBackwardArgs& args, int64_t id, int64_t begin,
   T* const table = static_cast<T*>(args.dtable.data);
   const TablePieces& pieces = args.pieces;
   if (pieces.period == 0) return fn(table + id * args.dtable.ld, begin, end);
-  const int64_t row = id * args.dtable.cols;
-  for (int64_t at = row + begin; at < row + end;) {
+  const int64_t row = id * args.dtable.cols - pieces.first;
+  const int64_t row_end = std::min(row + end, pieces.last - pieces.first);
+  for (int64_t at = std::max<int64_t>(row + begin, 0); at < row_end;) {
     const int64_t lap = at / pieces.period;
     const int64_t piece = lap * pieces.period + pieces.begin;
     const int64_t first = std::max(at, piece);
-    const int64_t last = std::min(row + end, piece + pieces.elems);
+    const int64_t last = std::min(row_end, piece + pieces.elems);
     if (first < last) {
       fn(table + (lap * pieces.elems + row - piece), first - row, last - row);
     }

@@ -236,6 +236,8 @@ void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
 void CudaOps::LinearCrossEntropy(Stream& stream,
                                  const LinearCrossEntropyArgs& args,
                                  Workspace workspace) {
+  using Work = LossPart::Work;
+  const Work work = args.part.work;
   const bool backward = args.dx.data != nullptr;
   const bool with_dw = backward && args.dw.data != nullptr;
   if (args.x.rows == 0) {
@@ -243,33 +245,67 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
     return;
   }
   const LossChunks chunks(args, options_);
-  char* const base = static_cast<char*>(workspace.data);
-  double* const row_losses =
-      reinterpret_cast<double*>(base + chunks.logits_bytes);
-  const size_t used = chunks.logits_bytes + chunks.loss_bytes;
-  const Workspace rest{base + used, workspace.bytes - used};
+  char* at = static_cast<char*>(workspace.data);
+  const auto take = [&at](size_t bytes) {
+    char* const begin = at;
+    at += bytes;
+    return begin;
+  };
+  const bool kept = args.part.logits != nullptr;
+  void* const base = kept ? args.part.logits : take(chunks.logits_bytes);
+  const Matrix all{base, chunks.dtype, kept ? args.x.rows : chunks.rows,
+                   args.rows(), chunks.ld};
+  double* const row_losses = reinterpret_cast<double*>(take(chunks.loss_bytes));
+  Matrix dx_sum = chunks.dx;
+  dx_sum.data = take(chunks.dx_bytes);
+  const Workspace rest{
+      at, workspace.bytes -
+              static_cast<size_t>(at - static_cast<char*>(workspace.data))};
+  const int64_t num_parts = NumLossParts(args);
 
   for (int64_t row = 0; row < args.x.rows; row += chunks.rows) {
     const int64_t rows = std::min(chunks.rows, args.x.rows - row);
-    const LossProducts p(args,
-                         {base, chunks.dtype, rows, args.w.rows, chunks.ld},
-                         args.x.dtype, row, args.accumulate_dw || row > 0);
-    matmul_->Run(stream, {p.logits}, rest);
-    RowArgs softmax;
-    softmax.logits = base;
-    softmax.ld = chunks.ld;
-    softmax.words = args.vocab;
-    softmax.cols = args.w.rows;
-    softmax.targets = args.targets + row;
-    softmax.row_losses = row_losses + row;
-    softmax.losses = args.losses == nullptr ? nullptr : args.losses + row;
-    softmax.grad_scale = args.grad_scale;
-    RunSoftmax(HandleOf(stream), softmax, rows, chunks.dtype, args.x.dtype,
-               backward);
-    if (backward) matmul_->Run(stream, {p.dx}, rest);
-    if (with_dw) matmul_->Run(stream, {p.dw}, rest);
+    const Matrix logits = all.Rows(kept ? row : 0, rows);
+    const Matrix dx = args.dx.Rows(row, rows);
+    const bool summed = chunks.dx_bytes > 0;
+    const auto products = [&](int64_t part) {
+      return LossProducts(args, part, logits, args.x.dtype, row,
+                          summed ? dx_sum.Rows(0, rows) : dx,
+                          args.accumulate_dw || row > 0);
+    };
+    if (work != Work::kGradients) {
+      for (int64_t part = 0; part < num_parts; ++part) {
+        matmul_->Run(stream, {products(part).logits}, rest);
+      }
+    }
+    if (work == Work::kLogits) continue;
+    if (work == Work::kAll) {
+      RowArgs softmax;
+      softmax.logits = logits.data;
+      softmax.ld = chunks.ld;
+      softmax.words = args.vocab;
+      softmax.cols = logits.cols;
+      softmax.targets = args.targets + row;
+      softmax.row_losses = row_losses + row;
+      softmax.losses = args.losses == nullptr ? nullptr : args.losses + row;
+      softmax.grad_scale = args.grad_scale;
+      RunSoftmax(HandleOf(stream), softmax, rows, chunks.dtype, args.x.dtype,
+                 backward);
+    }
+    if (!backward) continue;
+    for (int64_t part = num_parts - 1; part >= 0; --part) {
+      const LossProducts p = products(part);
+      matmul_->Run(stream, {p.dx}, rest);
+      if (with_dw) matmul_->Run(stream, {p.dw}, rest);
+    }
+    if (!summed) continue;
+    const Matrix sum = dx_sum.Rows(0, rows);
+    const Runs runs = RunsOf({sum, dx});
+    for (int64_t i = 0; i < runs.count; ++i) {
+      Cast(stream, {RunOf(sum, runs, i), RunOf(dx, runs, i)});
+    }
   }
-  if (args.loss_sum != nullptr) {
+  if (args.loss_sum != nullptr && work == Work::kAll) {
     Launch(AddLosses, 1, kSumThreads, 0, HandleOf(stream), row_losses,
            args.x.rows, args.loss_sum);
   }

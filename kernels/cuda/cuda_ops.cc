@@ -42,4 +42,8 @@ ZERO_SIZE(NormBackward, NormBackwardArgs)
 ZERO_SIZE(EmbeddingBackward, EmbeddingBackwardArgs)
 #undef ZERO_SIZE
 
+size_t CudaOps::LossLogitsBytes(const LinearCrossEntropyArgs& args) const {
+  return sizes_.LossLogitsBytes(args);
+}
+
 }  // namespace zero::cuda

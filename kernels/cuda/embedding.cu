@@ -41,6 +41,7 @@ bool IsAligned(const ConstMatrix& m) {
 template <class T>
 struct GatherPass {
   const int32_t* ids;
+  int64_t first, count;  // the ids in the table
   Table<const T> table;
   const int32_t* position_ids;  // null: no positions
   Table<const T> positions;
@@ -48,7 +49,9 @@ struct GatherPass {
 
   template <bool kWhole>
   __device__ void Run(int64_t row, const Slice<kFlatElems>& slice) const {
-    auto x = Load<kWhole>(table.Row(ids[row]), slice);
+    const int64_t id = ids[row] - first;
+    if (id < 0 || id >= count) return;
+    auto x = Load<kWhole>(table.Row(id), slice);
     if (position_ids != nullptr) {
       const auto y = Load<kWhole>(positions.Row(position_ids[row]), slice);
 #pragma unroll
@@ -198,6 +201,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // Where element `at` of a table lies, of which `pieces` are there; -1: nowhere.
 __device__ inline int64_t PlaceIn(const TablePieces& pieces, int64_t at) {
+  if (at < pieces.first || at >= pieces.last) return -1;
+  at -= pieces.first;
   const int64_t lap = at / pieces.period;
   const int64_t place = at - lap * pieces.period - pieces.begin;
   return 0 <= place && place < pieces.elems ? lap * pieces.elems + place : -1;
@@ -305,7 +310,8 @@ void CudaOps::EmbeddingForward(Stream& stream,
   ZERO_CUDA_WITH_FLOAT_TYPE(
       args.out.dtype, T,
       MapRows(HandleOf(stream), args.out.rows, args.out.cols, aligned,
-              GatherPass<T>{args.ids, TableOf<T>(args.table), args.position_ids,
+              GatherPass<T>{args.ids, args.first, args.table.rows,
+                            TableOf<T>(args.table), args.position_ids,
                             TableOf<T>(args.position_table),
                             TableOf<T>(args.out)}));
 }

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/attention_call.h"
 #include "kernels/dtype.h"
+#include "kernels/product.h"
 #include "kernels/sizes.h"
 
 namespace zero::cuda {
@@ -69,7 +70,7 @@ LossChunks::LossChunks(const LinearCrossEntropyArgs& args,
   // So that groups of a row of logits are whole and aligned.
   constexpr int64_t kRowElems = 64;
   const int64_t all = args.x.rows;
-  ld = RoundUp(args.w.rows, kRowElems);
+  ld = RoundUp(args.rows(), kRowElems);
   dtype = options.fp32_logits ? DType::kF32 : args.x.dtype;
   const int64_t row_bytes = ld * static_cast<int64_t>(DTypeBytes(dtype));
   const int64_t limit = std::max<int64_t>(
@@ -79,6 +80,16 @@ LossChunks::LossChunks(const LinearCrossEntropyArgs& args,
   rows = std::min({all, limit, RoundUp(even, kRowMultiple)});
   logits_bytes = static_cast<size_t>(rows * row_bytes);
   loss_bytes = static_cast<size_t>(RoundUp(all * 8, 64));
+  if (SumsDxApart(args)) {
+    dx = {nullptr, DType::kF32, rows, args.dx.cols, args.dx.cols};
+  }
+  dx_bytes = RoundUp(Fp32Bytes(dx.rows, dx.ld), 64);
+}
+
+size_t CudaSizes::LossLogitsBytes(const LinearCrossEntropyArgs& args) const {
+  const LossChunks chunks(args, options_);
+  return static_cast<size_t>(args.x.rows * chunks.ld) *
+         DTypeBytes(chunks.dtype);
 }
 
 EmbeddingLayout::EmbeddingLayout(const EmbeddingBackwardArgs& args) {
@@ -133,18 +144,21 @@ size_t CudaSizes::LinearCrossEntropyWorkspaceBytes(
   if (args.x.rows == 0) return 0;
   const LossChunks chunks(args, options_);
   const DType dtype = args.x.dtype;
-  size_t product = BytesOf(
-      dtype, {nullptr, chunks.dtype, chunks.rows, args.w.rows, chunks.ld},
-      false);
-  if (args.dx.data != nullptr) {
-    Matrix dx = args.dx;
-    dx.rows = chunks.rows;
-    product = std::max(product, BytesOf(dtype, dx, false));
-    if (args.dw.data != nullptr) {
-      product = std::max(product, BytesOf(dtype, args.dw, true));
-    }
+  size_t product = 0;
+  for (int64_t part = 0; part < NumLossParts(args); ++part) {
+    const LossProducts p(
+        args, part,
+        {nullptr, chunks.dtype, chunks.rows, args.rows(), chunks.ld}, dtype, 0,
+        chunks.dx_bytes > 0 ? chunks.dx : args.dx.Rows(0, chunks.rows),
+        /*accumulate_dw=*/true);
+    product = std::max(product, BytesOf(dtype, p.logits.c, false));
+    if (args.dx.data == nullptr) continue;
+    product = std::max(product, BytesOf(dtype, p.dx.c, p.dx.accumulate));
+    if (args.dw.data == nullptr) continue;
+    product = std::max(product, BytesOf(dtype, p.dw.c, true));
   }
-  return chunks.logits_bytes + chunks.loss_bytes + product;
+  return (args.part.logits == nullptr ? chunks.logits_bytes : 0) +
+         chunks.loss_bytes + chunks.dx_bytes + product;
 }
 
 size_t CudaSizes::AttentionForwardWorkspaceBytes(

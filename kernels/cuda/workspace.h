@@ -65,6 +65,8 @@ struct LossChunks {
   DType dtype;   // of logits
   size_t logits_bytes;
   size_t loss_bytes;  // of all rows
+  Matrix dx;          // of a chunk, where it is summed apart; data null
+  size_t dx_bytes;
 };
 
 // ---- Embedding --------------------------------------------------------------
@@ -108,6 +110,7 @@ class CudaSizes final : public OpSizes {
   size_t Name##WorkspaceBytes(const Args& args) const override;
   ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
+  size_t LossLogitsBytes(const LinearCrossEntropyArgs& args) const override;
 
  private:
   // Of c (+)= a product of `operands`.

@@ -187,6 +187,86 @@ TEST(CrossEntropyTest, NonFiniteInputGivesANonFiniteLoss) {
   });
 }
 
+// A table of which one part at a time is there: the logits of the parts, then
+// the last one's loss, then the gradients down to the first.
+void RunInParts(const Path& path, LinearCrossEntropyArgs args,
+                GuardedMatrix& dx) {
+  const ConstMatrix w = args.w;
+  const Matrix dw = args.dw, to = args.dx;
+  const int64_t size = args.part_rows;
+  const int64_t num_parts = (w.rows + size - 1) / size;
+  args.part.rows = w.rows;
+  char any = 0;
+  args.part.logits = &any;
+  Scratch logits(path.ops.LossLogitsBytes(args));
+  args.part.logits = logits.workspace().data;
+  const auto run = [&](int64_t part, LossPart::Work work) {
+    const int64_t first = part * size;
+    const int64_t rows = std::min(size, w.rows - first);
+    args.w = w.Rows(first, rows);
+    if (dw.data != nullptr) args.dw = dw.Rows(first, rows);
+    args.part.first = first;
+    args.part.work = work;
+    args.dx = work == LossPart::Work::kLogits || to.data == nullptr ? Matrix()
+                                                                    : dx.view();
+    RunCrossEntropy(path.ops, path.stream, args);
+  };
+  for (int64_t part = 0; part + 1 < num_parts; ++part) {
+    run(part, LossPart::Work::kLogits);
+  }
+  run(num_parts - 1, LossPart::Work::kAll);
+  if (to.data == nullptr) return;
+  for (int64_t part = num_parts - 2; part >= 0; --part) {
+    run(part, LossPart::Work::kGradients);
+  }
+  for (int64_t i = 0; i < to.rows; ++i) {
+    path.ops.Cast(path.stream, {{dx.view().Row(i), DType::kF32, to.cols},
+                                {to.Row(i), to.dtype, to.cols}});
+  }
+  path.stream.Synchronize();
+}
+
+TEST(CrossEntropyTest, PartsOfTheTableGiveTheBitsOfTheWholeTable) {
+  ForEachMatmulPath([](const Path& path) {
+    for (const DType dtype : kFloatTypes) {
+      for (const bool accumulate : {false, true}) {
+        const auto make = [&] {
+          CrossEntropyProblem p(dtype, 65, 32, 401, DType::kF32, 47);
+          p.grad_scale[0] = 0.25f;
+          p.targets[3] = -1;
+          return p;
+        };
+        CrossEntropyProblem whole = make(), parts = make();
+        const Dense old_dw = accumulate ? whole.dw.dense() : ZeroDw(whole);
+        LinearCrossEntropyArgs args = whole.Args();
+        args.accumulate_dw = accumulate;
+        args.part_rows = 128;
+        RunCrossEntropy(path.ops, path.stream, args);
+        CheckCrossEntropy(whole, old_dw, RoundingOf(path, dtype),
+                          std::string("tiles ") + DTypeName(dtype));
+
+        args = parts.Args();
+        args.accumulate_dw = accumulate;
+        args.part_rows = 128;
+        GuardedMatrix dx = GuardedMatrix::Normal(DType::kF32, 65, 32, 0, 9);
+        RunInParts(path, args, dx);
+        EXPECT_EQ(whole.losses, parts.losses);
+        EXPECT_EQ(whole.loss_sum[0], parts.loss_sum[0]);
+        EXPECT_TRUE(whole.dx.SameElements(parts.dx)) << DTypeName(dtype);
+        EXPECT_TRUE(whole.dw.SameElements(parts.dw)) << DTypeName(dtype);
+
+        CrossEntropyProblem forward = make();
+        args = forward.Args();
+        args.part_rows = 128;
+        args.dx = args.dw = {};
+        args.grad_scale = nullptr;
+        RunInParts(path, args, dx);
+        EXPECT_EQ(forward.losses, whole.losses);
+      }
+    }
+  });
+}
+
 // The reference's own gradients, by central differences of its own loss.
 TEST(CrossEntropyTest, ReferenceGradientsAreTheDerivativesOfTheLoss) {
   const Dense x = GuardedMatrix::Normal(DType::kF32, 5, 3, 0, 1).dense();

@@ -56,6 +56,11 @@ class RecordingOps final : public Ops {
   }
   ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
+  size_t LossLogitsBytes(const LinearCrossEntropyArgs& a) const override {
+    const size_t bytes = inner_.LossLogitsBytes(a);
+    EXPECT_EQ(bytes, planned_.LossLogitsBytes(a));
+    return bytes;
+  }
 
  private:
   Ops& inner_;

@@ -51,6 +51,18 @@ TEST(EmbeddingTest, ForwardGathersRows) {
             }
           }
           EXPECT_TRUE(out.SameBits(want)) << DTypeName(dtype) << c.rows;
+
+          // A part of the table writes the rows of its ids.
+          Array in_parts(dtype, c.rows * ld);
+          for (int64_t first = 0; first < c.vocab; first += 2) {
+            EmbeddingForwardArgs part = args;
+            part.first = first;
+            part.table =
+                args.table.Rows(first, std::min<int64_t>(2, c.vocab - first));
+            part.out = in_parts.matrix(c.rows, c.width, ld);
+            path.ops.EmbeddingForward(path.stream, part);
+          }
+          EXPECT_TRUE(in_parts.SameBits(want)) << DTypeName(dtype) << c.rows;
         }
       }
     }
@@ -143,6 +155,22 @@ TEST(EmbeddingTest, PiecesOfATableGetTheirPartOfTheWhole) {
             EXPECT_TRUE(piece.SameBits(want))
                 << DTypeName(dtype) << " -> " << DTypeName(table_dtype) << " "
                 << width << " rank " << rank;
+            // A part of the table: laps 1 and on, up to an element.
+            const int64_t last = (kVocab * width - width / 2) / 64 * 64;
+            Array part(table_dtype, (laps - 1) * kPiece), of_part = part;
+            for (int64_t i = 0; i < part.size(); ++i) {
+              const int64_t at =
+                  (i / kPiece + 1) * kPeriod + rank * kPiece + i % kPiece;
+              part.Set(i, before[at]);
+              of_part.Set(i, at < last ? whole[at] : before[at]);
+            }
+            args.dtable.data = part.matrix(1, kPiece, kPiece).data;
+            args.pieces.first = kPeriod;
+            args.pieces.last = last;
+            Backward(path, args);
+            EXPECT_TRUE(part.SameBits(of_part))
+                << DTypeName(dtype) << " -> " << DTypeName(table_dtype) << " "
+                << width << " rank " << rank << " part";
             args.pieces = {};
           }
         });

@@ -30,6 +30,9 @@ class WaitingOps final : public Ops {
   }
   ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
+  size_t LossLogitsBytes(const LinearCrossEntropyArgs& a) const override {
+    return inner_.LossLogitsBytes(a);
+  }
 
  private:
   Ops& inner_;

@@ -60,7 +60,10 @@ Work WorkOf(absl::string_view, const LinearBackwardWeightArgs& a) {
 }
 Work WorkOf(absl::string_view, const LinearCrossEntropyArgs& a) {
   const int64_t m = a.x.rows, out = a.w.rows, in = a.w.cols;
-  std::vector<ProductShape> all = {ForwardShape(m, out, in, a.x.dtype)};
+  std::vector<ProductShape> all;
+  if (a.part.work != LossPart::Work::kGradients) {
+    all.push_back(ForwardShape(m, out, in, a.x.dtype));
+  }
   if (a.dx.data != nullptr) all.push_back(DxShape(m, out, in, a.x.dtype));
   if (a.dw.data != nullptr) all.push_back(DwShape(m, out, in, a.x.dtype));
   return Products("linear_cross_entropy", std::move(all));
@@ -111,6 +114,9 @@ class TimedDevice::TimedOps final : public Ops {
   }
   ZERO_OPS_WITHOUT_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
+  size_t LossLogitsBytes(const LinearCrossEntropyArgs& a) const override {
+    return inner_.LossLogitsBytes(a);
+  }
 
  private:
   template <class Args, class Fn>
