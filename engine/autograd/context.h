@@ -77,6 +77,11 @@ class Context {
   BatchView batch;
   // Set while generating; null otherwise.
   KvCache* kv_cache = nullptr;
+  // The part of the vocabulary that the unit at hand computes with
+  // (Parameter::parts), and the logits of a micro-batch on their way through
+  // the parts.
+  int part = 0;
+  Tensor logits;
 
  private:
   Device* device_;

@@ -5,34 +5,69 @@ namespace zero {
 namespace {
 
 void EmbeddingBackwardInto(Context& ctx, const int32_t* ids, const Tensor& dout,
-                           GradSink* sink) {
+                           GradSink* sink, const TableSlice* slice = nullptr) {
   const SinkTarget target = OpenSink(sink);
   if (!target.grad.defined()) return;
-  const EmbeddingBackwardArgs args{.ids = ids,
-                                   .dout = dout.matrix(),
-                                   .dtable = target.matrix(),
-                                   .accumulate = target.accumulate};
+  EmbeddingBackwardArgs args{.ids = ids,
+                             .dout = dout.matrix(),
+                             .dtable = target.matrix(),
+                             .accumulate = target.accumulate};
+  if (slice != nullptr) {
+    if (!target.accumulate) {
+      ctx.ops().Fill(ctx.stream(), {target.vector(), 0});
+      args.accumulate = true;
+    }
+    const int64_t elems = target.grad.num_elems();
+    const int64_t first = slice->first * args.dtable.cols;
+    args.dtable.rows = slice->rows;
+    args.pieces = {elems, 0, elems, first, first + elems};
+  }
   const Tensor scratch =
       ctx.Scratch(ctx.ops().EmbeddingBackwardWorkspaceBytes(args));
   ctx.ops().EmbeddingBackward(ctx.stream(), args, AsWorkspace(scratch));
+}
+
+// Adds what a lookup of `ids` does to the gradient of its table, or gives it
+// away by rows.
+void AddTokens(Context& c, const int32_t* ids, const Tensor& dout,
+               GradSink* sink, const TableSlice* slice = nullptr) {
+  if (sink == nullptr || !sink->by_rows) {
+    return EmbeddingBackwardInto(c, ids, dout, sink, slice);
+  }
+  if (!sink->rows.defined()) return;
+  c.ops().Cast(c.stream(), {dout.vector(), sink->rows.vector()});
+  sink->has_rows = true;
+}
+
+// Rows of `out` whose tokens are in `tokens`, which is the table from row
+// `first` on.
+void LookUp(Context& ctx, const Weight& tokens, int64_t first,
+            const Weight* positions, const Tensor& out) {
+  if (positions != nullptr) {
+    ZERO_CHECK_EQ(positions->value.shape()[1], tokens.value.shape()[1]);
+  }
+  EmbeddingForwardArgs args{.ids = ctx.batch.tokens,
+                            .table = tokens.value.matrix(),
+                            .first = first,
+                            .out = out.matrix()};
+  if (positions != nullptr) {
+    args.position_ids = ctx.batch.positions;
+    args.position_table = positions->value.matrix();
+  }
+  ctx.ops().EmbeddingForward(ctx.stream(), args);
+}
+
+Tensor EmptyOut(const Context& ctx, const Weight& tokens) {
+  return ctx.Empty({ctx.batch.num_tokens(), tokens.value.shape()[1]},
+                   tokens.value.dtype());
 }
 
 }  // namespace
 
 Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions) {
   const BatchView& batch = ctx.batch;
-  const int64_t channels = tokens.value.shape()[1];
-  if (positions != nullptr) {
-    ZERO_CHECK_EQ(positions->value.shape()[1], channels);
-  }
-  Tensor out = ctx.Empty({batch.num_tokens(), channels}, tokens.value.dtype());
-  EmbeddingForwardArgs args{
-      .ids = batch.tokens, .table = tokens.value.matrix(), .out = out.matrix()};
-  if (positions != nullptr) {
-    args.position_ids = batch.positions;
-    args.position_table = positions->value.matrix();
-  }
-  ctx.ops().EmbeddingForward(ctx.stream(), args);
+  const Tensor out = EmptyOut(ctx, tokens);
+  LookUp(ctx, tokens, 0, positions, out);
   if (!WantsGrad(ctx, {}, {&tokens, positions})) return Var(out);
 
   const int slot = ctx.tape->NewSlot();
@@ -42,13 +77,31 @@ Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions) {
                     position_ids = batch.positions](Context& c, Tape& tape) {
         const Tensor dout = tape.Take(slot);
         if (!dout.defined()) return;
-        if (token_sink != nullptr && token_sink->rows.defined()) {
-          c.ops().Cast(c.stream(), {dout.vector(), token_sink->rows.vector()});
-          token_sink->has_rows = true;
-        } else {
-          EmbeddingBackwardInto(c, ids, dout, token_sink);
-        }
+        AddTokens(c, ids, dout, token_sink);
         EmbeddingBackwardInto(c, position_ids, dout, position_sink);
+      });
+  return Var(out, slot);
+}
+
+Var EmbeddingPart(Context& ctx, const Var& in, const Weight& tokens,
+                  const TableSlice& slice, const Weight* positions) {
+  const bool first = slice.first == 0;
+  const Tensor out = first ? EmptyOut(ctx, tokens) : in.value;
+  LookUp(ctx, tokens, slice.first, positions, out);
+  GradSink* const position_sink = first ? SinkOf(positions) : nullptr;
+  if (ctx.tape == nullptr) return Var(out);
+
+  const int slot = ctx.tape->NewSlot();
+  ctx.tape->Record(
+      "embedding",
+      [slot, in_slot = in.slot, token_sink = tokens.sink, position_sink, slice,
+       ids = ctx.batch.tokens,
+       position_ids = ctx.batch.positions](Context& c, Tape& tape) {
+        Tensor dout = tape.Take(slot);
+        if (!dout.defined()) return;
+        AddTokens(c, ids, dout, token_sink, &slice);
+        EmbeddingBackwardInto(c, position_ids, dout, position_sink);
+        tape.Accumulate(c, in_slot, std::move(dout));
       });
   return Var(out, slot);
 }

@@ -27,6 +27,17 @@ namespace zero {
 // Shapes: out [M, C], tokens table [V, C], positions table [P, C].
 Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions);
 
+// Rows [first, first + rows of the weight) of a table of `rows` rows.
+struct TableSlice {
+  int64_t first = 0, rows = 0;
+};
+
+// The same with one part of the tokens table: writes the rows of its tokens.
+// `in` is what the part before it returned; of the first part, which alone
+// writes the gradient of positions, it is none.
+Var EmbeddingPart(Context& ctx, const Var& in, const Weight& tokens,
+                  const TableSlice& slice, const Weight* positions);
+
 // x w^T + bias (+ residual).
 // Shapes: x [M, C], w [N, C], bias [N], residual [M, N] -> [M, N].
 Var Linear(Context& ctx, const Var& x, const Weight& w,
@@ -90,9 +101,15 @@ Var Add(Context& ctx, const Var& a, const Var& b);
 // targets to batch.loss_sum. With a tape the gradients (seeded with
 // *batch.grad_scale) are computed at once, in row chunks.
 // Shapes: x [M, C], w [>= V, C]: rows behind the V of `vocab` are no words, and
-// their gradient is zero.
+// their gradient is zero. Products are of `part_rows` rows of w (0: all).
 void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
-                        int64_t vocab);
+                        int64_t vocab, int64_t part_rows = 0);
+
+// The same with one part of w, bit by bit: from the first part to the last,
+// which computes the loss, and back. Returns x, as the next part takes it; of
+// the last part, none.
+Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
+                           const TableSlice& slice, int64_t vocab);
 
 }  // namespace zero
 

@@ -92,9 +92,10 @@ class SavedVar {
 struct GradSink {
   Tensor grad;           // fp32 or the parameter's dtype
   bool written = false;  // false: the next write overwrites
-  // A table's, where defined: what Embedding would add to `grad`, row by row
-  // [M, C], goes here instead. Who bound it adds the rows, by the batch's
-  // tokens.
+  // A table's: what Embedding would add to `grad` goes, row by row, to `rows`
+  // [M, C] instead, where they are defined. Who bound them adds them, by the
+  // batch's tokens.
+  bool by_rows = false;
   Tensor rows;
   bool has_rows = false;
 };

@@ -64,6 +64,13 @@ struct Fp16Config {
   bool operator==(const Fp16Config&) const = default;
 };
 
+// Whether tables of words are in parts (engine/zero/plan.h).
+enum class VocabularyParts {
+  kAuto,  // where gradients are sharded, and they save more than logits take
+  kOn,    // where gradients are sharded
+  kOff,
+};
+
 struct ZeroConfig {
   // Changes memory and speed. Sizes in elements; 25 MB of fp32.
   int64_t stage = 0;
@@ -77,6 +84,7 @@ struct ZeroConfig {
   int64_t stage3_max_reuse_distance = -1;
   int64_t stage3_param_persistence_threshold = 0;
   int64_t stage3_model_persistence_threshold = 1'000'000'000'000;
+  VocabularyParts vocabulary_parts = VocabularyParts::kAuto;
   bool ignore_unused_parameters = true;
   // Changes the order of sums as well.
   int64_t mics_shard_size = -1;  // -1: off

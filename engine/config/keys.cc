@@ -28,6 +28,7 @@ Names NamesOf(TokenFormat) {
 Names NamesOf(CommunicationAlgorithm) {
   return {"direct", "ring", "parameter_server"};
 }
+Names NamesOf(VocabularyParts) { return {"auto", "on", "off"}; }
 Names NamesOf(CommunicationBackend) { return {"auto", "local", "nccl"}; }
 Names NamesOf(Recompute) {
   return {std::begin(kRecomputeNames), std::end(kRecomputeNames)};
@@ -707,6 +708,13 @@ std::vector<KeySpec> UsedKeys() {
               IF(c.zero_optimization.stage < 3 ||
                  c.zero_optimization.stage3_param_persistence_threshold == 0),
               "no unit stays in place")),
+      Key(KEY(zero_optimization.vocabulary_parts),
+          "Gather and reduce the vocabulary's table in parts, none larger than "
+          "a block, and keep the logits of a micro-batch meanwhile (auto: "
+          "where that takes less memory). Changes no bit of the result.",
+          BetweenRanks,
+          Unread(IF(c.zero_optimization.stage < 2),
+                 "zero_optimization.stage 2 and 3 alone shard gradients")),
       Key(KEY(zero_optimization.ignore_unused_parameters),
           "Go on when no gradient reaches a parameter; false: an error."),
       Key(KEY(zero_optimization.mics_shard_size),

@@ -43,6 +43,7 @@ Parameter* Unit::AddVocabulary(const std::string& name, const Shape& shape,
   constexpr int64_t kRows = 128;
   Parameter* const table = AddParameter(name, shape, init, /*decay=*/true);
   table->stored_shape = {RoundUp(shape[0], kRows), shape[1]};
+  table->vocabulary = true;
   return table;
 }
 

@@ -31,12 +31,18 @@ struct Parameter {
   Init init;
   bool decay = false;   // weight decay applies (matrices, embeddings)
   bool frozen = false;  // no gradient, no optimizer state
-  // A table [V, C] that its unit reads by Embedding alone: rows of the batch's
-  // tokens. Other units may borrow it as any parameter.
+  // A table of words [V, C]. Units read it by the ops of tables alone.
+  bool vocabulary = false;
+  // Its unit reads rows of it, by the batch's tokens. Others may borrow it.
   bool looked_up = false;
 
-  // Bound by the executor: the gathered value and where the gradient goes.
+  // Bound by the executor: the gathered value and where the gradient goes. Of a
+  // vocabulary, `part_rows` of it are one part (0: all). Where `parts` are
+  // bound instead of `weight`, units run once for each, with that part in
+  // place: Context::part.
   Weight weight;
+  int64_t part_rows = 0;
+  std::vector<Weight> parts;
 };
 
 class Unit {
@@ -52,7 +58,9 @@ class Unit {
   // then not gathered for it.
   virtual bool BackwardReadsParameters() const { return true; }
 
-  // Only the last unit: logits [M, V] of the rows of `in` [M, C].
+  // Only the last unit: logits [M, V] of the rows of `in` [M, C]. In parts,
+  // what the next part's call takes as `in`, and from the last the logits; M
+  // is 1.
   virtual Var Logits(Context& ctx, const Var& in);
 
   const std::string& name() const { return name_; }

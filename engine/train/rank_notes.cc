@@ -105,6 +105,14 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
       policy.persistence_threshold > 0) {
     notes.push_back(PersistenceNote(plan, policy));
   }
+  if (plan.in_parts()) {
+    const TablePart& part = plan.units[plan.num_computing - 1].part;
+    notes.push_back(
+        absl::StrCat("the vocabulary is in ", part.count, " parts of ",
+                     WithCommas(part.rows),
+                     " rows, and the logits of a micro-batch are kept: "
+                     "zero_optimization.vocabulary_parts"));
+  }
   return notes;
 }
 

@@ -42,6 +42,36 @@ absl::Status CheckRows(const Config& config) {
       config.train_micro_batch_size_per_gpu, config.data.sequence_length));
 }
 
+// Whether parts of the table that the head reads save more memory than the
+// logits of a micro-batch take beyond those of a chunk of rows. Two parts are
+// in place of the table and of its gradient; but where the gradient waits for
+// the lookup's dense one, it is whole either way. A function of shapes alone.
+bool VocabularyPartsPay(const Config& config, const Plan& plan,
+                        const OpSizes& sizes) {
+  const PlannedUnit& last =
+      plan.units[plan.units[plan.num_computing - 1].needs.back()];
+  const Shape& table = last.parameters[0].spec.shape;
+  const int64_t rows = table[0], width = table[1];
+  const DType dtype = config.param_dtype();
+  const int64_t tokens =
+      config.train_micro_batch_size_per_gpu * config.data.sequence_length;
+  const LinearCrossEntropyArgs args{.x = {nullptr, dtype, tokens, width, width},
+                                    .w = {nullptr, dtype, rows, width, width},
+                                    .vocab = rows};
+  const size_t kept = sizes.LossLogitsBytes(args);
+  const size_t chunk =
+      std::min(kept, sizes.LinearCrossEntropyWorkspaceBytes(args));
+  size_t bytes = 0;  // of an element
+  if (plan.placement.parameters == Placement::kSharded) {
+    bytes += DTypeBytes(dtype);
+  }
+  if (last.completed_by == plan.num_computing - 1) {
+    bytes += DTypeBytes(config.grad_accum_dtype);
+  }
+  const int64_t others = std::max<int64_t>(rows - 2 * last.part.rows, 0);
+  return bytes * static_cast<size_t>(others * width) > kept - chunk;
+}
+
 // The calls of a run, on whatever device `executor` has.
 absl::Status Rehearse(Executor& executor, const Config& config,
                       const Workload& workload) {
@@ -131,7 +161,8 @@ LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
 }
 
 Plan MakeRunPlan(const Config& config, const Model& model, int world,
-                 BulkAlgorithm algorithm, bool segment_per_tensor) {
+                 BulkAlgorithm algorithm, const OpSizes& sizes,
+                 bool segment_per_tensor) {
   const ZeroConfig& zero = config.zero_optimization;
   PlanOptions options{
       .world = world,
@@ -140,6 +171,7 @@ Plan MakeRunPlan(const Config& config, const Model& model, int world,
       .parameters = {config.param_dtype()},
       .gradients = GradientCodec(config.communication_data_type, algorithm),
       .tokens = BatchShapeOf(config, world).TokensPerStep() / world,
+      .vocabulary_parts = zero.vocabulary_parts != VocabularyParts::kOff,
       .segment_per_tensor = segment_per_tensor,
       .reduce_bucket_elems = zero.reduce_bucket_size,
       .gather_bucket_elems = zero.allgather_bucket_size};
@@ -148,7 +180,13 @@ Plan MakeRunPlan(const Config& config, const Model& model, int world,
     options.placement = PlacementOfServer();
     options.owners = 1;
   }
-  return MakePlan(DescribeUnits(model), options);
+  Plan plan = MakePlan(DescribeUnits(model), options);
+  if (plan.in_parts() && zero.vocabulary_parts == VocabularyParts::kAuto &&
+      !VocabularyPartsPay(config, plan, sizes)) {
+    options.vocabulary_parts = false;
+    plan = MakePlan(DescribeUnits(model), options);
+  }
+  return plan;
 }
 
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
@@ -186,7 +224,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   const std::unique_ptr<Model> model = tools.make(config.model);
   rehearsal.plan =
       MakeRunPlan(config, *model, rank.world(), rank.reduce->algorithm(),
-                  workload.segment_per_tensor);
+                  rank.device->ops(), workload.segment_per_tensor);
   const Plan& plan = rehearsal.plan;
   ZERO_ASSIGN_OR_RETURN(
       auto executor,

@@ -124,9 +124,11 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
 // How a config wants `world` ranks to be connected.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 
-// What ranks so connected own of the config's model and move in a step.
+// What ranks so connected own of the config's model and move in a step, on
+// devices with such ops.
 Plan MakeRunPlan(const Config& config, const Model& model, int world,
-                 BulkAlgorithm algorithm, bool segment_per_tensor = false);
+                 BulkAlgorithm algorithm, const OpSizes& sizes,
+                 bool segment_per_tensor = false);
 
 // The executor's options for a config.
 ExecutorOptions MakeExecutorOptions(const Config& config, bool train,

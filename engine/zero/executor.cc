@@ -166,7 +166,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {
     if (static_cast<int>(u) < plan_.num_computing) {
-      units_[u].unit = model_->units()[u].get();
+      units_[u].unit = model_->units()[plan_.units[u].model_unit].get();
     }
     units_[u].gaps = GapsOf(plan_.units[u]);
   }
@@ -177,6 +177,7 @@ std::vector<std::string> Executor::unused_parameters() const {
   std::vector<std::string> unused;
   for (const BoundParameter* bound : states_->bound()) {
     if (bound->parameter->frozen || bound->used) continue;
+    if (bound->planned->first > 0) continue;  // as its first part
     unused.push_back(bound->parameter->name);
   }
   return unused;
@@ -347,6 +348,7 @@ void Executor::Release(int unit) {
 void Executor::Forward(int unit) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
+  ctx.part = plan_.units[unit].part.number;
   Tensor input = std::exchange(state.input, Tensor());
   ctx.tape = &state.tape;
   const Var in = unit == 0 ? Var() : state.tape.Watch(std::move(input));
@@ -363,6 +365,7 @@ void Executor::ForwardBackwardHead(int unit) {
   ctx.batch.loss_sum = &scalars->loss_sum;
   ctx.batch.grad_scale = &scalars->seed;
   ctx.tape = &state.tape;
+  ctx.part = plan_.units[unit].part.number;
   int slot;
   {
     const Var in = state.tape.Watch(std::exchange(state.input, Tensor()));
@@ -444,7 +447,9 @@ TableRows Executor::EmptyRows(int table, int64_t ranks) {
 void Executor::TakeRows(int unit) {
   for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
     const PlannedUnit& planned = plan_.units[t];
-    if (planned.owner != unit || planned.rows == 0) continue;
+    if (planned.owner != unit || planned.rows == 0 || planned.part.number > 0) {
+      continue;
+    }
     UnitState& state = units_[t];
     if (!state.own_rows.rows.defined()) state.own_rows = EmptyRows(t, 1);
     const BatchView& batch = context_->batch;
@@ -473,17 +478,19 @@ void Executor::FinishRows(int unit) {
   }
 }
 
-// All of them, in order, to the reduced gradient that lies here.
+// All of them, in order, to the reduced gradient that lies here. Those of a
+// table in parts are its first part's.
 void Executor::AddRows(int table) {
-  UnitState& state = units_[table];
   const PlannedUnit& planned = plan_.units[table];
+  UnitState& state = units_[table - planned.part.number];
   ZERO_CHECK_EQ(state.num_rows, planned.rows)
       << "the plan is of another number of tokens in a step";
   const FlatState& grads = states_->grads();
   const Tensor grad = grads.Held(table);
   Ops& ops = rank_->device->ops();
   if (planned.completed_by < 0) ops.Fill(*compute_, {grad.vector(), 0});
-  const Shape& shape = planned.parameters[0].spec.shape;
+  const PlannedParameter& parameter = planned.parameters[0];
+  const Shape& shape = parameter.spec.shape;
   EmbeddingBackwardArgs args{
       .ids = state.all_rows.ids.As<int32_t>(),
       .dout = state.all_rows.rows.matrix(),
@@ -492,11 +499,13 @@ void Executor::AddRows(int table) {
   if (grads.sharded()) {
     const Segment& first = planned.segments[0];
     const Segment piece = plan_.Piece(first, rank_->rank());
-    args.pieces = {first.elems, piece.begin, piece.elems};
+    args.pieces = {first.elems, piece.begin, piece.elems, parameter.first,
+                   parameter.first + parameter.elems};
   }
   const Tensor scratch =
       context_->Scratch(ops.EmbeddingBackwardWorkspaceBytes(args));
   ops.EmbeddingBackward(*compute_, args, AsWorkspace(scratch));
+  if (planned.part.number + 1 < planned.part.count) return;
   state.own_rows = state.all_rows = {};
 }
 
@@ -507,22 +516,28 @@ void Executor::ReleaseGradients(int unit) {
 
 // ---- Without gradients ------------------------------------------------------
 
+// `head` is called for every part of the last unit.
 template <typename Head>
 absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   if (forward_list_.actions.empty()) {
     forward_list_ = runner_->MakeList(
         MakeForwardSchedule(plan_, options_.schedule_options(1)));
   }
+  Unit& last = *model_->units().back();
   Tensor x;
-  return runner_->Run(
-      forward_list_, /*in_step=*/false, /*times=*/nullptr,
-      [&](const Action& action) {
-        const int u = action.index;
-        if (action.kind == ActionKind::kGather) return Gather(u);
-        if (action.kind == ActionKind::kRelease) return Release(u);
-        if (u + 1 == plan_.num_computing) return head(std::move(x));
-        x = units_[u].unit->Forward(ctx, Var(std::move(x))).value;
-      });
+  return runner_->Run(forward_list_, /*in_step=*/false, /*times=*/nullptr,
+                      [&](const Action& action) {
+                        const int u = action.index;
+                        if (action.kind == ActionKind::kGather)
+                          return Gather(u);
+                        if (action.kind == ActionKind::kRelease)
+                          return Release(u);
+                        ctx.part = plan_.units[u].part.number;
+                        Unit& unit = *units_[u].unit;
+                        x = &unit == &last
+                                ? head(unit, std::move(x))
+                                : unit.Forward(ctx, Var(std::move(x))).value;
+                      });
 }
 
 absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
@@ -532,12 +547,14 @@ absl::StatusOr<double> Executor::EvalLossSum(const HostBatch& batch,
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
   upload_->Upload(batch, *transient_, &ctx.batch);
   Tensor per_token;
-  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
-    ctx.ops().Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
-    ctx.batch.loss_sum = &scalars->loss_sum;
-    per_token = ctx.Empty({ctx.batch.num_tokens()}, DType::kF32);
-    ctx.batch.losses = per_token.As<float>();
-    units_[plan_.num_computing - 1].unit->Forward(ctx, Var(std::move(x)));
+  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Unit& unit, Tensor x) {
+    if (ctx.part == 0) {
+      ctx.ops().Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
+      ctx.batch.loss_sum = &scalars->loss_sum;
+      per_token = ctx.Empty({ctx.batch.num_tokens()}, DType::kF32);
+      ctx.batch.losses = per_token.As<float>();
+    }
+    return unit.Forward(ctx, Var(std::move(x))).value;
   }));
   upload_->Drop();
   if (losses != nullptr) numbers_->Read(per_token, losses);
@@ -559,15 +576,17 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
   ctx.kv_cache = cache;
   ZERO_RETURN_IF_ERROR(upload_->Reserve({&batch, 1}));
   upload_->Upload(batch, *transient_, &ctx.batch);
-  Tensor fp32;
-  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Tensor x) {
-    const int64_t channels = x.shape()[1];
-    const Tensor last = x.Slice((batch.length - 1) * channels, {1, channels});
-    const Tensor out =
-        units_[plan_.num_computing - 1].unit->Logits(ctx, Var(last)).value;
-    fp32 = ctx.Empty(out.shape(), DType::kF32);
-    ctx.ops().Cast(*compute_, {out.vector(), fp32.vector()});
+  Tensor out;
+  ZERO_RETURN_IF_ERROR(RunUnits(ctx, [&](Unit& unit, Tensor x) {
+    if (ctx.part == 0) {
+      const int64_t channels = x.shape()[1];
+      x = x.Slice((batch.length - 1) * channels, {1, channels});
+    }
+    out = unit.Logits(ctx, Var(std::move(x))).value;
+    return out;
   }));
+  const Tensor fp32 = ctx.Empty(out.shape(), DType::kF32);
+  ctx.ops().Cast(*compute_, {out.vector(), fp32.vector()});
   numbers_->Read(fp32, logits);
   clock_->Read(numbers_->read(), clock_->Take());
   if (cache != nullptr) cache->length += batch.length;

@@ -21,7 +21,7 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
     for (const auto& parameter : unit->parameters()) {
       spec.parameters.push_back({parameter->name, parameter->stored_shape,
                                  parameter->decay, parameter->frozen,
-                                 parameter->looked_up});
+                                 parameter->vocabulary, parameter->looked_up});
     }
     for (const Parameter* parameter : unit->borrowed()) {
       spec.borrowed.push_back(parameter->name);
@@ -46,20 +46,30 @@ ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
     units_.emplace_back();
     for (const PlannedParameter& parameter : planned.parameters) {
       auto bound = std::make_unique<BoundParameter>();
-      bound->parameter = by_name.at(parameter.spec.name);
+      Parameter& of = *by_name.at(parameter.spec.name);
+      bound->parameter = &of;
+      bound->planned = &parameter;
       bound->unit = u;
-      bound->offset = parameter.offset;
-      bound->parameter->weight = {};
-      if (options.train && !bound->parameter->frozen) {
-        bound->parameter->weight.sink = &bound->sink;
+      bound->sink.by_rows = planned.rows > 0;
+      const TablePart part = of.vocabulary ? planned.part : TablePart();
+      if (part.number == 0) {
+        of.weight = {};
+        of.part_rows = part.rows;
+        of.parts.assign(part.count > 1 ? part.count : 0, {});
       }
+      bound->weight = part.count > 1 ? &of.parts[part.number] : &of.weight;
+      if (options.train && !of.frozen) bound->weight->sink = &bound->sink;
       units_[u].push_back(std::move(bound));
     }
   }
 }
 
 ModelStates::~ModelStates() {
-  for (BoundParameter* bound : this->bound()) bound->parameter->weight = {};
+  for (BoundParameter* bound : this->bound()) {
+    bound->parameter->weight = {};
+    bound->parameter->parts.clear();
+    bound->parameter->part_rows = 0;
+  }
 }
 
 void ModelStates::Take(Arena& arena) {
@@ -116,20 +126,18 @@ std::vector<BoundParameter*> ModelStates::bound() const {
 
 void ModelStates::BindValues(int unit, const Tensor& flat) {
   for (const auto& bound : units_[unit]) {
-    bound->parameter->weight.value =
-        flat.defined()
-            ? flat.Slice(bound->offset, bound->parameter->stored_shape)
-            : Tensor();
+    bound->weight->value = flat.defined() ? flat.Slice(bound->planned->offset,
+                                                       bound->planned->shape)
+                                          : Tensor();
   }
 }
 
 void ModelStates::BindSinks(int unit, const Tensor& flat) {
   for (const auto& bound : units_[unit]) {
     if (bound->parameter->frozen) continue;
-    bound->sink.grad =
-        flat.defined()
-            ? flat.Slice(bound->offset, bound->parameter->stored_shape)
-            : Tensor();
+    bound->sink.grad = flat.defined() ? flat.Slice(bound->planned->offset,
+                                                   bound->planned->shape)
+                                      : Tensor();
   }
 }
 
@@ -155,15 +163,16 @@ void ModelStates::ForEachRun(const SegmentRef& ref, const Segment& range,
                              const Tensor& values, const Tensor& rest,
                              const VisitFn& visit) const {
   for (const auto& bound : units_[ref.unit]) {
-    const int64_t end =
-        std::min(range.end(), bound->offset + bound->num_elems());
-    for (int64_t at = std::max(range.begin, bound->offset); at < end;
+    const int64_t offset = bound->planned->offset;
+    const int64_t end = std::min(range.end(), offset + bound->num_elems());
+    for (int64_t at = std::max(range.begin, offset); at < end;
          at += kPieceElems) {
       const Segment place{at, std::min(end - at, kPieceElems)};
       const auto slice = [&](const Tensor& of) {
         return of.Slice(at - range.begin, {place.elems});
       };
-      visit({bound->parameter, at - bound->offset, slice(values), ref, place,
+      visit({bound->parameter, bound->planned->first + at - offset,
+             slice(values), ref, place,
              rest.defined() ? slice(rest) : Tensor()});
     }
   }

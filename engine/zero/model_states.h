@@ -4,6 +4,7 @@
 #ifndef ZERO_ENGINE_ZERO_MODEL_STATES_H_
 #define ZERO_ENGINE_ZERO_MODEL_STATES_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,13 +27,17 @@ std::vector<UnitSpec> DescribeUnits(const Model& model);
 // A parameter and its place in the flat arrays.
 struct BoundParameter {
   Parameter* parameter = nullptr;
+  Weight* weight = nullptr;  // of the parameter, or of one part of it
+  const PlannedParameter* planned = nullptr;
   int unit = 0;
-  int64_t offset = 0;  // in the unit, in elements
   GradSink sink;
   bool used = false;  // some backward pass of this step wrote its gradient
 
-  // Elements that have a value: a prefix of those that are stored.
-  int64_t num_elems() const { return parameter->shape.num_elems(); }
+  // Elements of it that have a value: a prefix of those that are stored.
+  int64_t num_elems() const {
+    return std::clamp<int64_t>(parameter->shape.num_elems() - planned->first, 0,
+                               planned->elems);
+  }
 };
 
 // Elements of a parameter that lie together in this rank's memory.

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <initializer_list>
 #include <map>
+#include <numeric>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "kernels/sizes.h"
 
@@ -37,15 +40,42 @@ void Append(bool frozen, const PlanOptions& options, PlannedUnit* unit) {
   unit->padded_elems = unit->segments.back().end();
 }
 
-PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options,
-                     int owner) {
+// How a table is divided. A part has no more elements than `largest`, and is
+// a whole number of equal segments; logits of a part begin at a multiple of 64.
+struct TableLayout {
+  TablePart part;
+  int64_t segment_elems = 0;
+};
+
+TableLayout LayoutOf(const Shape& table, int64_t largest,
+                     const PlanOptions& options) {
+  const int64_t rows = table[0], cols = table[1];
+  const int64_t align = Plan::kAlignElems * options.world;
+  if (options.segment_per_tensor) return {};
+  for (int64_t count = CeilDiv(rows * cols, largest); count > 1; ++count) {
+    const int64_t least = CeilDiv(rows, count);
+    const int64_t num_segments = CeilDiv(least * cols, Plan::kMaxSegmentElems);
+    const int64_t segment_align = align * num_segments;
+    const int64_t multiple = std::lcm(
+        Plan::kAlignElems, segment_align / std::gcd(cols, segment_align));
+    const int64_t part = RoundUp(least, multiple);
+    if (part < rows && part * cols <= largest &&
+        part * cols <= num_segments * Plan::kMaxSegmentElems) {
+      return {{.count = static_cast<int>(CeilDiv(rows, part)), .rows = part},
+              part * cols / num_segments};
+    }
+    if (least <= multiple) break;
+  }
+  return {};
+}
+
+PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
   PlannedUnit unit{.name = spec.name,
                    .borrowed = spec.borrowed,
-                   .owner = owner,
-                   .completed_by = owner,
                    .backward_reads_parameters = spec.backward_reads_parameters};
   for (const ParameterSpec& parameter : spec.parameters) {
-    unit.parameters.push_back({parameter, 0, parameter.shape.num_elems()});
+    unit.parameters.push_back(
+        {parameter, 0, parameter.shape, 0, parameter.shape.num_elems()});
   }
   Append(/*frozen=*/false, options, &unit);
   unit.trained_elems = unit.padded_elems;
@@ -54,24 +84,101 @@ PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options,
   return unit;
 }
 
-// The specs of the units that compute, then those of their tables.
-std::vector<std::pair<UnitSpec, int>> WithTables(std::vector<UnitSpec> units) {
-  std::vector<std::pair<UnitSpec, int>> specs, tables;
-  for (int u = 0; u < static_cast<int>(units.size()); ++u) {
-    std::erase_if(units[u].parameters, [&](const ParameterSpec& parameter) {
-      if (!parameter.looked_up) return false;
-      tables.push_back(
-          {{.name = parameter.name, .parameters = {parameter}}, u});
+// A table in one unit, or in one for each part.
+std::vector<PlannedUnit> PlanTable(const ParameterSpec& spec,
+                                   const TableLayout& layout, bool in_parts,
+                                   const PlanOptions& options) {
+  if (layout.part.rows == 0) {
+    return {PlanUnit({.name = spec.name, .parameters = {spec}}, options)};
+  }
+  const int count = in_parts ? layout.part.count : 1;
+  const int64_t all = spec.shape[0], width = spec.shape[1];
+  std::vector<PlannedUnit> units;
+  for (int i = 0; i < count; ++i) {
+    PlannedUnit unit{.name = spec.name, .part = {i, count, layout.part.rows}};
+    if (in_parts) unit.name += absl::StrCat(".", i);
+    const int64_t first = i * layout.part.rows;
+    const int64_t rows =
+        in_parts ? std::min(layout.part.rows, all - first) : all;
+    unit.parameters = {{spec, 0, {rows, width}, first * width, rows * width}};
+    while (unit.padded_elems < rows * width) {
+      unit.segments.push_back({unit.padded_elems, layout.segment_elems});
+      unit.padded_elems += layout.segment_elems;
+    }
+    if (!spec.frozen) {
+      unit.trained_elems = unit.padded_elems;
+      unit.num_trained_segments = static_cast<int>(unit.segments.size());
+    }
+    units.push_back(std::move(unit));
+  }
+  return units;
+}
+
+// The units that compute, then their tables. With a table in parts its unit of
+// the model is as many that compute: the one that looks tokens up, and the
+// head. The first of them has the unit's other parameters.
+std::vector<PlannedUnit> PlanUnits(const std::vector<UnitSpec>& specs,
+                                   bool in_parts, const PlanOptions& options) {
+  struct Table {
+    ParameterSpec spec;
+    int owner;
+    TableLayout layout = {};
+  };
+  std::vector<Table> tables;
+  std::vector<UnitSpec> rest = specs;
+  int64_t largest = options.min_part_elems;
+  for (int u = 0; u < static_cast<int>(specs.size()); ++u) {
+    std::erase_if(rest[u].parameters, [&](const ParameterSpec& parameter) {
+      if (!parameter.vocabulary) return false;
+      tables.push_back({parameter, u});
       return true;
     });
-    specs.push_back({std::move(units[u]), u});
+    largest = std::max(largest, PlanUnit(rest[u], {}).padded_elems);
   }
-  specs.insert(specs.end(), tables.begin(), tables.end());
-  return specs;
+  std::vector<PlannedUnit> units, behind;
+  for (Table& table : tables) {
+    table.layout = LayoutOf(table.spec.shape, largest, options);
+  }
+  // Owners as places among the units that compute.
+  std::vector<int> place;
+  for (int u = 0; u < static_cast<int>(specs.size()); ++u) {
+    const auto reads = [&](const Table& table) {
+      const std::vector<std::string>& borrowed = specs[u].borrowed;
+      return table.layout.part.rows > 0 &&
+             (table.owner == u ||
+              std::count(borrowed.begin(), borrowed.end(), table.spec.name));
+    };
+    const auto table = std::find_if(tables.begin(), tables.end(), reads);
+    const int count =
+        in_parts && table != tables.end() ? table->layout.part.count : 1;
+    place.push_back(static_cast<int>(units.size()));
+    for (int i = 0; i < count; ++i) {
+      UnitSpec spec = rest[u];
+      if (i > 0) spec.parameters.clear();
+      PlannedUnit unit = PlanUnit(spec, options);
+      if (count > 1) {
+        unit.name += absl::StrCat(".", i);
+        unit.part = {i, count, table->layout.part.rows};
+      }
+      unit.owner = unit.completed_by = static_cast<int>(units.size());
+      unit.model_unit = u;
+      units.push_back(std::move(unit));
+    }
+  }
+  for (const Table& table : tables) {
+    for (PlannedUnit& unit :
+         PlanTable(table.spec, table.layout, in_parts, options)) {
+      unit.owner = unit.completed_by = place[table.owner] + unit.part.number;
+      unit.model_unit = table.owner;
+      behind.push_back(std::move(unit));
+    }
+  }
+  units.insert(units.end(), behind.begin(), behind.end());
+  return units;
 }
 
 void FindNeeds(Plan* plan) {
-  std::map<std::string, int> place;
+  std::map<std::string, int> place;  // the unit, or that of the first part
   std::vector<PlannedUnit>& units = plan->units;
   const int num_units = static_cast<int>(units.size());
   for (int u = 0; u < plan->num_computing; ++u) {
@@ -81,19 +188,26 @@ void FindNeeds(Plan* plan) {
       ZERO_CHECK(found != place.end())
           << unit.name << " borrows " << name
           << ", which is no parameter of an earlier unit";
-      unit.needs.push_back(found->second);
+      const bool parts = units[found->second].part.count > 1;
+      unit.needs.push_back(found->second + (parts ? unit.part.number : 0));
     }
     for (int own = 0; own < num_units; ++own) {
       if (units[own].owner != u) continue;
       unit.needs.push_back(own);
       for (const PlannedParameter& parameter : units[own].parameters) {
-        place[parameter.spec.name] = own;
+        if (parameter.first == 0) place[parameter.spec.name] = own;
       }
     }
     std::sort(unit.needs.begin(), unit.needs.end());
     unit.needs.erase(std::unique(unit.needs.begin(), unit.needs.end()),
                      unit.needs.end());
     unit.writes = unit.needs;
+    // Each part of a lookup adds positions, too.
+    const int first = u - unit.part.number;
+    if (first != u && units[first].padded_elems > 0 &&
+        !unit.backward_reads_parameters) {
+      unit.needs.insert(unit.needs.begin(), first);
+    }
     for (int table = num_units - 1; table >= plan->num_computing; --table) {
       if (units[table].owner == u) plan->forward_order.push_back(table);
     }
@@ -113,8 +227,9 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
     const Shape& shape = table.parameters[0].spec.shape;
     const int64_t tokens = plan->world * options.tokens;
     // A server has no places of equal rank to gather from.
-    if (plan->world == 1 || !plan->owners.even() || table.trained_elems == 0 ||
-        tokens == 0 || tokens >= shape[0]) {
+    if (!table.parameters[0].spec.looked_up || plan->world == 1 ||
+        !plan->owners.even() || table.trained_elems == 0 || tokens == 0 ||
+        tokens >= shape[0]) {
       continue;
     }
     table.rows = options.tokens;
@@ -288,12 +403,17 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
               options.placement == PlacementOfServer()))
       << "a server owns everything, alone";
   if (shards > 1) plan.placement = options.placement;
-  plan.num_computing = static_cast<int>(units.size());
-  for (const auto& [spec, owner] : WithTables(units)) {
-    PlannedUnit unit = PlanUnit(spec, options, owner);
+  const bool in_parts = options.vocabulary_parts &&
+                        plan.placement.gradients == Placement::kSharded;
+  int64_t number = 0;  // of units that have parameters, a table's parts as one
+  for (PlannedUnit& unit : PlanUnits(units, in_parts, options)) {
+    if (unit.owner == static_cast<int>(plan.units.size())) ++plan.num_computing;
     unit.offset = plan.padded_elems;
     unit.homes = options.homes;
     unit.trained_offset = plan.trained_elems;
+    if (unit.padded_elems > 0 && unit.parameters[0].first == 0) ++number;
+    unit.first_element = number << 40;
+    if (unit.padded_elems > 0) unit.first_element += unit.parameters[0].first;
     plan.padded_elems += unit.padded_elems;
     plan.trained_elems += unit.trained_elems;
     plan.num_trained_segments += unit.num_trained_segments;
@@ -309,7 +429,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   for (int u = plan.num_computing; u < static_cast<int>(plan.units.size());
        ++u) {
     const PlannedUnit& table = plan.units[u];
-    if (table.rows == 0) continue;
+    if (table.rows == 0 || table.part.number > 0) continue;
     plan.reduce_buckets.push_back(
         {.elems = plan.world * table.rows * table.width,
          .unit = u,

@@ -10,15 +10,21 @@
 // stage is nothing but a row of PlacementOfStage. Nothing here knows a thread,
 // a device or a file.
 //
-// A table whose rows are looked up by token is a unit of its own, behind those
-// that compute. What the lookup adds to its gradient is one row per token.
-// Where all ranks' tokens of a step are fewer than the table's rows, ranks
-// exchange tokens and rows at the end of backward, and each adds all of them to
-// what it holds of the reduced gradient: in the order of ranks, then of
-// micro-steps, then of tokens. The gradient of a head that shares the table is
-// reduced before, right behind the head. Otherwise the lookup writes into the
-// same dense gradient as the head, which is reduced when both have. The rule
-// knows shapes alone, and so the bits are the same at every stage.
+// A table of words is a unit of its own, behind those that compute, and is
+// divided into parts of whole rows, none larger than the largest other unit.
+// Segments never cross a part, and products with the table go part by part.
+// With `vocabulary_parts` each part is a unit, of the same bits: neither the
+// table nor its gradient is whole on a rank, the lookup and the head compute
+// part by part, and the logits of a micro-batch are kept meanwhile.
+//
+// What a lookup adds to its gradient is one row per token. Where all ranks'
+// tokens of a step are fewer than the table's rows, ranks exchange tokens and
+// rows at the end of backward, and each adds all of them to what it holds of
+// the reduced gradient: in the order of ranks, then of micro-steps, then of
+// tokens. The gradient of a head that shares the table is reduced before, right
+// behind the head. Otherwise the lookup writes into the same dense gradient as
+// the head, which is reduced when both have. The rule knows shapes alone, and
+// so the bits are the same at every stage.
 //
 // The ranks are a mesh of two axes. Along `shard`,
 // consecutive ranks, the states are cut into pieces, and so each such group has
@@ -48,7 +54,8 @@ struct ParameterSpec {
   Shape shape;  // stored shape
   bool decay = false;
   bool frozen = false;
-  bool looked_up = false;  // a table [V, C]: the unit reads rows by token
+  bool vocabulary = false;  // a table of words [V, C]: a unit of its own
+  bool looked_up = false;   // rows of the table, by token
 };
 
 struct UnitSpec {
@@ -168,6 +175,11 @@ struct PlanOptions {
   Codec parameters, gradients;
   // That a rank looks up in a step; 0: nobody knows, gradients are dense.
   int64_t tokens = 0;
+  // Tables of words are in parts where gradients are sharded. It changes what
+  // is in memory and on the wire, and no bit of the result.
+  bool vocabulary_parts = false;
+  // Parts below this, a MiB of fp32, are not worth a collective each.
+  int64_t min_part_elems = int64_t{1} << 18;
   // Every parameter is a segment of its own, whatever its size. It moves
   // owners and costs padding: for measuring what one collective per tensor is
   // like.
@@ -180,7 +192,16 @@ struct PlanOptions {
 struct PlannedParameter {
   ParameterSpec spec;
   int64_t offset = 0;  // in the unit's flat buffer, in elements
+  Shape shape;         // of what lies there: the parameter, or rows of it,
+  int64_t first = 0;   // from this element of the parameter on
   int64_t elems = 0;
+};
+
+// Of a table, or of a unit that computes with one part of it at a time.
+struct TablePart {
+  int number = 0, count = 1;
+  int64_t rows = 0;  // of a part; 0: the table has no parts
+  bool operator==(const TablePart&) const = default;
 };
 
 struct PlannedUnit {
@@ -194,20 +215,27 @@ struct PlannedUnit {
   std::vector<int> needs;
   // Those of them whose gradients its backward writes.
   std::vector<int> writes;
-  // The unit that computes with these parameters first: itself, or who looks
-  // rows of this table up.
+  // The unit that computes with these parameters first: itself, or that of the
+  // model that has this table.
   int owner = 0;
+  int model_unit = 0;  // of the owner
   // The last one in backward that writes the gradient; -1: none does, it is
   // all rows.
   int completed_by = 0;
-  // Of a table that is exchanged by rows: how many a rank looks up in a step,
-  // and their length.
+  // With count 1 and rows > 0, a table in one unit whose products go part by
+  // part.
+  TablePart part;
+  // Of a table that is exchanged by rows, with its first part: how many a rank
+  // looks up in a step, and their length.
   int64_t rows = 0, width = 0;
   // Whether its backward reads them too.
   bool backward_reads_parameters = true;
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;
+  // A number of its element 0 that parts do not change, and far from those of
+  // other units.
+  int64_t first_element = 0;
   // What comes before frozen parameters: all that gradients and the optimizer's
   // arrays have.
   int64_t trained_offset = 0;
@@ -289,6 +317,8 @@ struct Plan {
   const Segment& segment(const SegmentRef& ref) const {
     return units[ref.unit].segments[ref.segment];
   }
+  // Whether units of the model compute with one part of a table at a time.
+  bool in_parts() const { return units[num_computing - 1].part.count > 1; }
 };
 
 Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options);

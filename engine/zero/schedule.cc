@@ -196,7 +196,10 @@ class Builder {
     // A table that the embedding and the head share. Memory is at its peak
     // where it and its gradients are in place, so until then there is room;
     // gathered again just before the head, the largest unit would be exposed.
-    if (computations_[next].index != plan_.units[unit].owner) return true;
+    if (computations_[next].index != plan_.units[unit].owner &&
+        plan_.units[unit].part.count == 1) {
+      return true;
+    }
     // The unit that turns from forward to backward, and the first one between
     // micro-batches: they would be gathered again before their buffer was
     // needed for anything else.
@@ -234,14 +237,15 @@ class Builder {
   }
 
   // A backward pass takes gradient buffers: at most one unit's is still being
-  // reduced beside it, with that of a table, and none that it writes itself (a
-  // shared table's, from the micro-batch before).
+  // reduced beside it, or that of a unit and of a table, and none that it
+  // writes itself (a shared table's, from the micro-batch before).
   void ReleaseBuffersFor(const Action& action) {
     const size_t size = reducing_.size();
-    const bool table =
-        size > 1 && (reducing_[size - 1].index >= plan_.num_computing ||
-                     reducing_[size - 2].index >= plan_.num_computing);
-    ReleaseAllBut(table ? 2 : 1);
+    const auto is_table = [&](size_t i) {
+      return reducing_[i].index >= plan_.num_computing;
+    };
+    const bool both = size > 1 && is_table(size - 1) != is_table(size - 2);
+    ReleaseAllBut(both ? 2 : 1);
     for (size_t i = reducing_.size(); i > 0; --i) {
       if (Contains(plan_.units[action.index].writes, reducing_[i - 1].index)) {
         return ReleaseAllBut(reducing_.size() - i);
@@ -442,7 +446,7 @@ std::vector<bool> PersistentUnits(const Plan& plan,
   for (const PlannedUnit& unit : plan.units) {
     int64_t largest = 0;
     for (const PlannedParameter& parameter : unit.parameters) {
-      largest = std::max(largest, parameter.elems);
+      largest = std::max(largest, parameter.spec.shape.num_elems());
     }
     persistent.push_back(largest < policy.persistence_threshold &&
                          unit.padded_elems <=
@@ -468,8 +472,9 @@ std::vector<Action> MakeSchedule(const Plan& plan,
   std::vector<Action> actions =
       Builder(plan, options, std::move(computations)).Build();
   for (const Bucket& bucket : plan.reduce_buckets) {
-    if (bucket.is_rows()) {
-      actions.push_back({ActionKind::kAddRows, bucket.unit});
+    if (!bucket.is_rows()) continue;
+    for (int part = 0; part < plan.units[bucket.unit].part.count; ++part) {
+      actions.push_back({ActionKind::kAddRows, bucket.unit + part});
     }
   }
   actions.push_back({ActionKind::kNorm});
@@ -542,7 +547,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   int64_t row_bytes = 0;
   for (const PlannedUnit& unit : plan.units) {
     if (unit.completed_by >= 0) psi += unit.trained_elems;
-    if (unit.rows == 0) continue;
+    if (unit.rows == 0 || unit.part.number > 0) continue;
     row_bytes += unit.rows * (DTypeBytes(DType::kI32) +
                               unit.width * DTypeBytes(plan.rows.dtype));
   }
@@ -552,6 +557,17 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   int64_t gathered = is_sharded(placement.optimizer) ? plan.trained_elems : 0;
   if (is_sharded(placement.parameters)) {
     gathered = 2 * micro_steps * plan.padded_elems;
+    for (const PlannedUnit& unit : plan.units) {
+      const auto borrows = [&](const PlannedUnit& other) {
+        return !unit.parameters.empty() &&
+               std::count(other.borrowed.begin(), other.borrowed.end(),
+                          unit.parameters[0].spec.name) > 0;
+      };
+      if (unit.part.count > 1 &&
+          std::any_of(plan.units.begin(), plan.units.end(), borrows)) {
+        gathered += micro_steps * unit.padded_elems;
+      }
+    }
   }
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;
   StepWire wire;
@@ -577,7 +593,8 @@ int64_t NumbersWire(const Plan& plan, bool tensor_norms) {
   int64_t numbers = 2 + kNumAgreed;
   for (const PlannedUnit& unit : plan.units) {
     for (const PlannedParameter& parameter : unit.parameters) {
-      if (tensor_norms && !parameter.spec.frozen) numbers += 2;
+      if (!tensor_norms || parameter.spec.frozen) continue;
+      if (parameter.first == 0) numbers += 2;
     }
   }
   return (plan.world - 1) * numbers * static_cast<int64_t>(sizeof(double));

@@ -128,8 +128,9 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 // (world - 1) times the parameters and receives (world - 1) times the
 // gradients; a worker sends its gradients and receives the parameters. Around
 // a ring 16-bit gradients travel in fp32 from the second hop on. Where
-// parameters are sharded the schedule may differ by the units that stay in
-// place, or are borrowed and come once more.
+// parameters are sharded a table in parts that the head shares is gathered for
+// the lookup, too: three times in a micro-step. There the schedule may differ
+// by the units that stay in place, or are borrowed and come once more.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
 // Bytes that a rank sends of the few numbers that all ranks gather in a step:

@@ -124,7 +124,7 @@ absl::StatusOr<std::string> StateAccess::Hash() {
   std::map<std::string, int64_t> first_block;
   for (const BoundParameter* bound : states_->bound()) {
     first_block[bound->parameter->name] =
-        CeilDiv(bound->num_elems(), BlockHash::kBlockElems);
+        CeilDiv(bound->parameter->shape.num_elems(), BlockHash::kBlockElems);
   }
   int64_t num_blocks = 0;
   for (auto& [name, block] : first_block) {

@@ -6,9 +6,6 @@
 namespace zero {
 namespace {
 
-// No unit has as many elements.
-constexpr int64_t kUnitElements = int64_t{1} << 40;
-
 // A run of a unit's elements, of parameter `tensor` (the first of several).
 struct Run {
   UpdateRange range;
@@ -23,7 +20,9 @@ std::vector<Run> RunsOfUnit(const PlannedUnit& unit, const UpdateRules& rules,
   std::vector<Run> runs;
   for (const PlannedParameter& parameter : unit.parameters) {
     if (parameter.spec.frozen) continue;
-    const int64_t tensor = (*num_tensors)++;
+    // The parts of a table are one tensor.
+    const int64_t tensor = *num_tensors - (parameter.first > 0 ? 1 : 0);
+    *num_tensors = tensor + 1;
     const int64_t end = parameter.offset + parameter.elems;
     const bool decays = parameter.spec.decay || rules.decay_all;
     const float decay = decays ? rules.weight_decay : 0.0f;
@@ -79,17 +78,18 @@ std::vector<Run> OwnRuns(const Plan& plan, const PlannedUnit& unit,
 
 // Segments that hold elements of one parameter, at most.
 int64_t MaxRanges(const Plan& plan) {
-  int64_t most = 0;
+  int64_t most = 0, count = 0;
   for (const PlannedUnit& unit : plan.units) {
     for (const PlannedParameter& parameter : unit.parameters) {
       if (parameter.spec.frozen) continue;
+      if (parameter.first == 0) count = 0;
       const int64_t end = parameter.offset + parameter.elems;
-      most = std::max<int64_t>(
-          most, std::count_if(unit.segments.begin(), unit.segments.end(),
-                              [&](const Segment& segment) {
-                                return segment.begin < end &&
-                                       parameter.offset < segment.end();
-                              }));
+      count += std::count_if(unit.segments.begin(), unit.segments.end(),
+                             [&](const Segment& segment) {
+                               return segment.begin < end &&
+                                      parameter.offset < segment.end();
+                             });
+      most = std::max(most, count);
     }
   }
   return most;
@@ -114,7 +114,7 @@ UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
   update.num_slots = update.max_ranges * update.num_tensors;
   std::vector<int64_t> num_own(update.num_tensors, 0);
   for (size_t u = 0; u < plan.units.size(); ++u) {
-    UnitUpdate unit{.first_element = static_cast<int64_t>(u) * kUnitElements};
+    UnitUpdate unit{.first_element = plan.units[u].first_element};
     for (const Run& run : runs[u]) {
       unit.ranges.push_back(run.range);
       if (!rules.tensor_norms) continue;

@@ -65,8 +65,13 @@ class EmbeddingUnit : public DecoderUnit {
                      normal_, /*decay=*/true);
   }
 
-  Var Forward(Context& ctx, const Var&) override {
-    Var x = Embedding(ctx, words->weight, WeightOf(positions));  // [M, C]
+  Var Forward(Context& ctx, const Var& in) override {
+    const Weight* const added = WeightOf(positions);
+    Var x = words->parts.empty()
+                ? Embedding(ctx, words->weight, added)  // [M, C]
+                : EmbeddingPart(ctx, in, PartOf(ctx, *words),
+                                SliceOf(ctx, *words), added);
+    if (HasMoreParts(ctx, *words)) return x;
     return Dropout(ctx, x, pdrop_, /*site=*/0);
   }
   bool BackwardReadsParameters() const override { return false; }
@@ -95,17 +100,38 @@ class HeadUnit : public DecoderUnit {
   }
 
   Var Forward(Context& ctx, const Var& in) override {
-    LinearCrossEntropy(ctx, Norm(ctx, in, norm.weights()), words->weight,
-                       words->shape[0]);
+    const Var x = Normed(ctx, in);
+    if (!words->parts.empty()) {
+      return LinearCrossEntropyPart(ctx, x, PartOf(ctx, *words),
+                                    SliceOf(ctx, *words), words->shape[0]);
+    }
+    LinearCrossEntropy(ctx, x, words->weight, words->shape[0],
+                       words->part_rows);
     return Var();
   }
 
   Var Logits(Context& ctx, const Var& in) override {
-    return Linear(ctx, Norm(ctx, in, norm.weights()), WordsOf(*words));
+    const Var x = Normed(ctx, in);
+    if (words->parts.empty()) return Linear(ctx, x, WordsOf(*words));
+    const TableSlice slice = SliceOf(ctx, *words);
+    const Tensor part = Linear(ctx, x, PartOf(ctx, *words)).value;
+    if (ctx.part == 0) ctx.logits = ctx.Empty({1, slice.rows}, part.dtype());
+    ctx.ops().Cast(
+        ctx.stream(),
+        {part.vector(), ctx.logits.Slice(slice.first, part.shape()).vector()});
+    if (HasMoreParts(ctx, *words)) return x;
+    return Var(
+        std::exchange(ctx.logits, Tensor()).Slice(0, {1, words->shape[0]}));
   }
 
   NormParams norm;
   Parameter* words;
+
+ private:
+  // The first part does it for all.
+  Var Normed(Context& ctx, const Var& in) const {
+    return ctx.part == 0 ? Norm(ctx, in, norm.weights()) : in;
+  }
 };
 
 // A model of an embedding, blocks and a head.

@@ -17,6 +17,17 @@ inline Weight WordsOf(const Parameter& table) {
   return {.value = table.weight.value.Slice(0, table.shape)};
 }
 
+// The part of a table in parts that is in place, and which it is.
+inline const Weight& PartOf(const Context& ctx, const Parameter& table) {
+  return table.parts[ctx.part];
+}
+inline TableSlice SliceOf(const Context& ctx, const Parameter& table) {
+  return {ctx.part * table.part_rows, table.stored_shape[0]};
+}
+inline bool HasMoreParts(const Context& ctx, const Parameter& table) {
+  return ctx.part + 1 < static_cast<int>(table.parts.size());
+}
+
 // x w^T + b with w [out, in].
 struct LinearParams {
   Parameter* weight = nullptr;

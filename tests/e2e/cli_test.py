@@ -182,6 +182,28 @@ class CliTest(unittest.TestCase):
         self.assertIn("a parameter server has no stages", self.error(
             *args, "--set", "communication.algorithm=parameter_server"))
 
+    def test_peaks_fall_where_the_vocabulary_is_the_model(self):
+        args = ("--ranks", "2", "--set", "train_batch_size=2",
+                "--set", "train_micro_batch_size_per_gpu=1",
+                "--set", "data.sequence_length=256", "--set", "model=" + json.dumps(
+                    {"model_type": "gpt2", "n_layer": 2, "n_embd": 256,
+                     "n_head": 4, "vocab_size": 50257, "n_positions": 256}))
+        rows = [json.loads(line) for line in
+                self.ok("memory", "config.json", *args, "--json").splitlines()]
+        for level in {row["recompute"] for row in rows}:
+            peaks = [row["peak_bytes"] for row in rows
+                     if row["recompute"] == level]
+            self.assertEqual(len(peaks), 4)
+            self.assertEqual(peaks, sorted(peaks, reverse=True))
+        text = self.ok("plan", "config.json", "--no-step", *args,
+                       "--set", "zero_optimization.stage=3")
+        self.assertRegex(text, r"note: the vocabulary is in \d+ parts of ")
+        self.assertIn("\n  head.0", text)
+        text = self.ok("plan", "config.json", "--no-step", *args,
+                       "--set", "zero_optimization.stage=3",
+                       "--set", "zero_optimization.vocabulary_parts=off")
+        self.assertNotIn("vocabulary is in", text)
+
     def test_plan_shows_owners_bytes_and_the_step(self):
         text = self.ok("plan", "config.json", "--ranks", "2",
                        "--set", "train_batch_size=4",

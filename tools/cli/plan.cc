@@ -257,8 +257,8 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
 // By the rehearsal that a run begins with, of a rank that has its device to
 // itself.
 absl::Status PrintMemory(const RunOptions& run, const Config& config,
-                         bool alike, Console* console) {
-  const PlannedDevice planned(run, config);
+                         const PlannedDevice& planned, bool alike,
+                         Console* console) {
   std::vector<std::pair<std::string, std::string>> rows;
   for (int rank = 0; rank < (alike ? 1 : 2); ++rank) {
     ZERO_ASSIGN_OR_RETURN(
@@ -291,8 +291,9 @@ absl::Status ShowPlan(PlanFlags flags) {
   const ExecutorOptions options =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
   const LocalRanksOptions ranks = MakeRanksOptions(config, flags.run.ranks);
-  const Plan plan =
-      MakeRunPlan(config, *model, flags.run.ranks, ranks.local.algorithm);
+  const PlannedDevice device(flags.run, config);
+  const Plan plan = MakeRunPlan(config, *model, flags.run.ranks,
+                                ranks.local.algorithm, device.device->ops());
   const int64_t micro_steps = config.gradient_accumulation_steps;
   const std::vector<Action> actions =
       MakeSchedule(plan, options.schedule_options(micro_steps));
@@ -312,7 +313,7 @@ absl::Status ShowPlan(PlanFlags flags) {
               : " by parameter server",
       micro_steps));
   PrintStates(plan, model->NumParameters(), options, &console);
-  ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, alike, &console));
+  ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, device, alike, &console));
   PrintUnits(plan, &console);
   PrintBuckets("reduce buckets, as backward completes them", plan,
                plan.reduce_buckets, DTypeBytes(plan.gradients.dtype), &console);

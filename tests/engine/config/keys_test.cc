@@ -269,6 +269,9 @@ std::vector<UnreadCase> UnreadCases() {
        {"zero_optimization.stage=3",
         "zero_optimization.allgather_bucket_size=100"},
        "zero_optimization.stage 1 and 2 alone gather updated parameters"},
+      {"zero_optimization.vocabulary_parts",
+       {"zero_optimization.vocabulary_parts=on"},
+       "zero_optimization.stage 2 and 3 alone shard gradients"},
       {"zero_optimization.stage3_model_persistence_threshold",
        {"zero_optimization.stage=3",
         "zero_optimization.stage3_model_persistence_threshold=100"},
@@ -412,6 +415,7 @@ std::vector<std::string> Variants() {
   with(R"("zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0,
           "stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 10,
           "stage3_param_persistence_threshold": 100,
+          "vocabulary_parts": "off",
           "ignore_unused_parameters": false})");
   texts.push_back(R"({
   "model": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,

@@ -88,6 +88,7 @@ TEST(RankNotesTest, EveryKeyBetweenRanksIsNamed) {
       {"zero_optimization.stage3_model_persistence_threshold",
        "7",
        {stage3, keep}},
+      {"zero_optimization.vocabulary_parts", "on", {stage3}},
       {"zero_optimization.mics_shard_size", "1", {stage3}},
       {"communication.algorithm", "ring", {}},
       {"communication.backend", "local", {}},
