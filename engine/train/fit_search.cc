@@ -1,6 +1,9 @@
 #include "engine/train/fit_search.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <set>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,53 +31,68 @@ class Search {
          int64_t memory)
       : rank_(rank), config_(config), tools_(tools), memory_(memory) {}
 
-  // Appends the one with the largest micro-batch that fits, if any does: with
-  // the micro-batch the peak grows.
-  absl::Status Try(int64_t stage, Recompute recompute,
+  // Appends the one with the largest micro-batch that fits, if any does. With
+  // one micro-step no sum of gradients lies beside a backward pass, so it may
+  // take less than several; of these the peak grows with the micro-batch.
+  absl::Status Try(FitProposal proposal,
                    std::vector<FitProposal>* found) const {
     const auto splits = SplitsOf(config_);
-    size_t fits = 0, ends = splits.size();  // how many do; and how many may
+    const auto fits = [&](size_t i) -> absl::StatusOr<bool> {
+      std::tie(proposal.micro_batch, proposal.accumulation) = splits[i];
+      ZERO_RETURN_IF_ERROR(Rehearse(&proposal));
+      return proposal.peak_bytes <= memory_;
+    };
+    ZERO_ASSIGN_OR_RETURN(const bool whole, fits(splits.size() - 1));
+    if (whole) {
+      found->push_back(proposal);
+      return absl::OkStatus();
+    }
+    size_t fitting = 0, ends = splits.size() - 1;  // how many do; how many may
     FitProposal best;
-    while (fits < ends) {
-      const size_t middle = (fits + ends) / 2;
-      const auto [micro, accumulation] = splits[middle];
-      ZERO_ASSIGN_OR_RETURN(const FitProposal proposal,
-                            Rehearsed({.stage = stage,
-                                       .micro_batch = micro,
-                                       .accumulation = accumulation,
-                                       .recompute = recompute}));
-      if (proposal.peak_bytes <= memory_) {
+    while (fitting < ends) {
+      const size_t middle = (fitting + ends) / 2;
+      ZERO_ASSIGN_OR_RETURN(const bool fit, fits(middle));
+      if (fit) {
         best = proposal;
-        fits = middle + 1;
+        fitting = middle + 1;
       } else {
         ends = middle;
       }
     }
-    if (fits > 0) found->push_back(best);
+    if (fitting > 0) found->push_back(best);
     return absl::OkStatus();
   }
 
  private:
-  absl::StatusOr<FitProposal> Rehearsed(FitProposal proposal) const {
-    const Config config = WithProposal(config_, proposal);
+  absl::Status Rehearse(FitProposal* proposal) const {
+    const Config config = WithProposal(config_, *proposal);
+    const int64_t world = rank_.world();
+    const int64_t shards = config.zero_optimization.shards(world);
+    Rank rank =
+        MakeLoneRank(*rank_.device, rank_.rank(), rank_.world(),
+                     static_cast<int>(shards), rank_.gather->algorithm());
+    rank.sharers = rank_.sharers;
     ZERO_ASSIGN_OR_RETURN(
         const Rehearsal rehearsal,
-        RehearseRun(rank_, config, tools_, TrainingWorkload(config)));
+        RehearseRun(rank, config, tools_, TrainingWorkload(config)));
     TokenFlops flops;
     if (tools_.flops_per_token != nullptr) {
       flops = tools_.flops_per_token(config.model, config.data.sequence_length,
-                                     proposal.recompute);
+                                     proposal->recompute);
     }
     const double tokens =
-        static_cast<double>(proposal.micro_batch * proposal.accumulation *
+        static_cast<double>(proposal->micro_batch * proposal->accumulation *
                             config.data.sequence_length);
     const AssumedSpeed speed = AssumedSpeedOf(*rank_.device);
-    proposal.peak_bytes = rehearsal.ledger.total_peak_bytes();
-    proposal.sent_bytes = rehearsal.wire.sent();
-    proposal.flops = tokens * (flops.model + flops.recomputed);
-    proposal.seconds = proposal.flops / speed.flops_per_second +
-                       proposal.sent_bytes / speed.bytes_per_second;
-    return proposal;
+    const StepWire& wire = rehearsal.wire;
+    proposal->peak_bytes = rehearsal.ledger.total_peak_bytes();
+    proposal->sent_bytes = wire.sent();
+    proposal->flops = tokens * (flops.model + flops.recomputed);
+    proposal->seconds =
+        proposal->flops / speed.flops_per_second +
+        (wire.gathered + wire.reduced) / speed.BytesPerSecond(shards) +
+        wire.across / speed.BytesPerSecond(world);
+    return absl::OkStatus();
   }
 
   const Rank& rank_;
@@ -86,20 +104,29 @@ class Search {
 }  // namespace
 
 AssumedSpeed AssumedSpeedOf(const Device& device) {
-  if (device.kind() == DeviceKind::kCuda) return {4e14, 5e10};
-  return {1e11 * device.info().num_threads, 5e9};
+  if (device.kind() == DeviceKind::kCuda) return {4e14, 3e11, 5e10, 8};
+  // Ranks are threads of one machine.
+  return {1e11 * device.info().num_threads, 5e9, 5e9, INT64_MAX};
 }
 
 std::string FitProposal::Patch(const Config& config) const {
   std::vector<std::string> sets;
-  if (stage != config.zero_optimization.stage) {
+  const ZeroConfig& zero = config.zero_optimization;
+  if (stage != zero.stage) {
     sets.push_back(absl::StrCat("--set zero_optimization.stage=", stage));
   }
+  if (mics_shard_size != zero.mics_shard_size) {
+    sets.push_back(absl::StrCat("--set zero_optimization.mics_shard_size=",
+                                mics_shard_size));
+  }
   if (recompute != config.recompute()) {
-    sets.push_back(
-        absl::StrCat("--set activation_checkpointing.enabled=true "
-                     "--set activation_checkpointing.granularity=",
-                     RecomputeName(recompute)));
+    const bool enabled = recompute != Recompute::kOff;
+    sets.push_back(absl::StrCat("--set activation_checkpointing.enabled=",
+                                enabled ? "true" : "false"));
+    if (enabled) {
+      sets.push_back(absl::StrCat("--set activation_checkpointing.granularity=",
+                                  RecomputeName(recompute)));
+    }
   }
   if (micro_batch != config.train_micro_batch_size_per_gpu) {
     sets.push_back(
@@ -111,6 +138,7 @@ std::string FitProposal::Patch(const Config& config) const {
 
 Config WithProposal(Config config, const FitProposal& proposal) {
   config.zero_optimization.stage = proposal.stage;
+  config.zero_optimization.mics_shard_size = proposal.mics_shard_size;
   config.activation_checkpointing = proposal.recompute != Recompute::kOff;
   if (config.activation_checkpointing) {
     config.recompute_granularity = proposal.recompute;
@@ -125,15 +153,22 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const ModelTools& tools,
                                                      int64_t memory) {
   const Search search(rank, config, tools, memory);
-  // One rank has nothing to shard.
-  const int64_t last_stage =
-      rank.world() > 1 ? 3 : config.zero_optimization.stage;
+  const ZeroConfig& zero = config.zero_optimization;
+  const int64_t world = rank.world();
+  const int64_t node = AssumedSpeedOf(*rank.device).ranks_per_node;
+  std::set<int64_t> groups = {-1, zero.mics_shard_size};
+  if (node < world && world % node == 0) groups.insert(node);
   std::vector<FitProposal> found;
   for (const Recompute recompute : kRecomputeLevels) {
-    if (recompute < config.recompute()) continue;
-    for (int64_t stage = config.zero_optimization.stage; stage <= last_stage;
-         ++stage) {
-      ZERO_RETURN_IF_ERROR(search.Try(stage, recompute, &found));
+    for (int64_t stage = 0; stage <= 3; ++stage) {
+      // One rank has nothing to shard, and so has stage 0.
+      if (world == 1 && stage != zero.stage) continue;
+      for (const int64_t group : groups) {
+        if (stage == 0 && group != -1) continue;
+        ZERO_RETURN_IF_ERROR(search.Try(
+            {.stage = stage, .mics_shard_size = group, .recompute = recompute},
+            &found));
+      }
     }
   }
   std::stable_sort(found.begin(), found.end(),

@@ -15,7 +15,7 @@ namespace zero {
 
 // A way to run the same training: global batch, model and data stay.
 struct FitProposal {
-  int64_t stage, micro_batch, accumulation;
+  int64_t stage, mics_shard_size, micro_batch, accumulation;
   Recompute recompute;
   int64_t peak_bytes;  // of a rank
   int64_t sent_bytes;  // by a rank in a step
@@ -28,19 +28,27 @@ struct FitProposal {
   std::string Patch(const Config& config) const;
 };
 
-// What prices assume of a device: round figures, not measured.
+// What prices assume of a device: round figures, not measured. Ranks of a node
+// are closer to one another than to others.
 struct AssumedSpeed {
-  double flops_per_second, bytes_per_second;
+  double flops_per_second;
+  double node_bytes_per_second, bytes_per_second;  // within a node; between two
+  int64_t ranks_per_node;
+
+  // Between consecutive ranks.
+  double BytesPerSecond(int64_t ranks) const {
+    return ranks <= ranks_per_node ? node_bytes_per_second : bytes_per_second;
+  }
 };
 AssumedSpeed AssumedSpeedOf(const Device& device);
 
 // The same run with a proposal's values.
 Config WithProposal(Config config, const FitProposal& proposal);
 
-// Ways in which a rank's peak is at most `memory` bytes: for every stage from
-// the config's on, with its recompute and more, the largest
-// micro-batch. The cheapest first; none that costs and takes more than another.
-// Every try is a rehearsal (RehearseRun).
+// Ways in which a rank's peak is at most `memory` bytes: for every stage, level
+// of recompute and size of group that shards (the config's, all ranks, a
+// node's) the largest micro-batch. The cheapest first; none that costs and
+// takes more than another. Every try is a rehearsal (RehearseRun).
 // REQUIRES: no parameter server, which has no stages.
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,

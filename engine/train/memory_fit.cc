@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "engine/train/console.h"
 
 namespace zero {
@@ -40,7 +41,7 @@ std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
   return absl::StrJoin(remedies, ", or ");
 }
 
-// What can be made smaller, by what is largest.
+// What can be made smaller where no search was made, by what is largest.
 std::string Remedy(const MemoryLedger& predicted, const Config& config,
                    bool train, const Rank& rank) {
   const auto bytes = [&](MemoryCategory category) {
@@ -89,9 +90,21 @@ int64_t TakeableBytes(const Rank& rank) {
   return std::max<int64_t>(bytes, 0) / SharersOf(rank);
 }
 
-absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
-                       const Config& config, bool train, const Rank& rank,
-                       const std::function<std::string()>& patch) {
+std::string NothingFits(const Rank& rank) {
+  // On the CPU more ranks would share the same memory.
+  const bool on_gpu = rank.device->kind() == DeviceKind::kCuda;
+  return absl::StrCat(
+      "with this global batch nothing fits, whatever the stage, the recompute "
+      "and the micro-batch: take a shorter data.sequence_length, a smaller "
+      "model or ",
+      on_gpu ? "more ranks, on GPUs of their own"
+             : "a machine with more memory");
+}
+
+absl::Status CheckFits(
+    const MemoryLedger& predicted, int64_t other_rank, const Config& config,
+    bool train, const Rank& rank,
+    const std::function<absl::optional<std::string>()>& patch) {
   const DeviceInfo device = rank.device->info();
   const int64_t memory = TakeableBytes(*rank.device);
   const int64_t own = predicted.total_peak_bytes();
@@ -104,7 +117,7 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
   std::stable_sort(
       parts.begin(), parts.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
-  const std::string options = patch();
+  const absl::optional<std::string> options = patch();
   const int sharers = SharersOf(rank);
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
@@ -119,9 +132,10 @@ absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
                                    late / kGiB)
                  : "",
       memory / kGiB, device.memory_bytes / kGiB, device.name,
-      options.empty()
-          ? Remedy(predicted, config, train, rank)
-          : absl::StrCat("with the same global batch this fits: ", options)));
+      !options.has_value() ? Remedy(predicted, config, train, rank)
+      : options->empty()
+          ? NothingFits(rank)
+          : absl::StrCat("with the same global batch this fits: ", *options)));
 }
 
 }  // namespace zero

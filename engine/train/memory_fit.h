@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/types/optional.h"
 #include "engine/comm/rank.h"
 #include "engine/config/config.h"
 #include "engine/tensor/ledger.h"
@@ -28,14 +29,19 @@ int64_t TakeableBytes(const Device& device);
 // Of these, what each of them may take; on a GPU kLateKernelsBytes are left.
 int64_t TakeableBytes(const Rank& rank);
 
+// What to do where no stage, recompute or micro-batch makes a run fit.
+std::string NothingFits(const Rank& rank);
+
 // Compares the rehearsed peak of `rank` (and of any other rank) with the device
 // before anything is taken: an operating system that promises more than it has
 // would kill the run instead, and a GPU would refuse it piece by piece.
-// Errors: ResourceExhausted with what to change: the options of `patch` (empty:
-//         none does), else in words. `train`: the run trains.
-absl::Status CheckFits(const MemoryLedger& predicted, int64_t other_rank,
-                       const Config& config, bool train, const Rank& rank,
-                       const std::function<std::string()>& patch);
+// Errors: ResourceExhausted with what to change: the options that `patch` found
+//         (empty: it found none; none: it did not search). `train`: the run
+//         trains.
+absl::Status CheckFits(
+    const MemoryLedger& predicted, int64_t other_rank, const Config& config,
+    bool train, const Rank& rank,
+    const std::function<absl::optional<std::string>()>& patch);
 
 }  // namespace zero
 

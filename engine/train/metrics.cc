@@ -1,8 +1,10 @@
 #include "engine/train/metrics.h"
 
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
@@ -42,6 +44,15 @@ nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger) {
 int64_t PeakResidentBytes() {
   rusage usage = {};
   return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
+}
+
+ResidentPages ReadResidentPages() {
+  // Pages: of the address space, resident, resident and of files; proc(5).
+  std::ifstream statm("/proc/self/statm");
+  int64_t space = 0, resident = 0, of_files = 0;
+  statm >> space >> resident >> of_files;
+  const int64_t page = ::sysconf(_SC_PAGESIZE);
+  return {resident * page, of_files * page};
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(

@@ -32,6 +32,13 @@ nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger);
 // that are its threads, libraries and mapped files together.
 int64_t PeakResidentBytes();
 
+// What the process holds now.
+struct ResidentPages {
+  int64_t bytes = 0;
+  int64_t file_bytes = 0;  // of them, pages of code, libraries, other files
+};
+ResidentPages ReadResidentPages();
+
 class MetricsWriter {
  public:
   // Replaces the file. Errors: as FileError.

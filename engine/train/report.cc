@@ -23,6 +23,22 @@ Json PerChannel(const WaitTimes& waited) {
   return times;
 }
 
+// Of this rank: its arenas, and its share of what the process holds beside
+// them. On the CPU, where ranks are threads of one process.
+Json ResidentBytes(const Session& session) {
+  const ResidentPages process = ReadResidentPages();
+  const int64_t ranks = session.rank().world();
+  Json bytes;
+  int64_t others = process.bytes / ranks - process.file_bytes / ranks;
+  for (const Arena* arena : session.executor().arenas()) {
+    bytes[arena->name()] = arena->ResidentBytes();
+    others -= arena->ResidentBytes();
+  }
+  bytes["code and files"] = process.file_bytes / ranks;
+  bytes["heaps and stacks"] = others;
+  return bytes;
+}
+
 // The bytes that a step moved, was planned to move, and moves by the formula.
 std::string WireText(const Session& session, const StepWire& wire) {
   const Config& config = session.config();
@@ -246,9 +262,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["predicted_peak_bytes"] = PeakBytes(session_->predicted());
   line["peak_resident_bytes"] = PeakResidentBytes();
   if (rank().device->kind() == DeviceKind::kCpu) {
-    for (const Arena* arena : session_->executor().arenas()) {
-      line["resident_bytes"][arena->name()] = arena->ResidentBytes();
-    }
+    line["resident_bytes"] = ResidentBytes(*session_);
   }
   // Unknown where a rank was lost.
   if (summary.peak_bytes > 0) {

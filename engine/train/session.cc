@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "absl/types/optional.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
 #include "engine/train/evaluate.h"
@@ -124,16 +125,20 @@ void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
   ledger->AddConstant(MemoryCategory::kFragmentation, rehearsal.fragmentation);
 }
 
-// --set options under which the run fits, the cheapest; empty: none, or rank 0
-// says them.
-std::string FittingPatch(const Rank& rank, const Config& config,
-                         const ModelTools& tools, const Workload& workload) {
+// --set options under which the run fits, the cheapest; empty: there are none.
+// None: not searched, or rank 0 does.
+absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
+                                         const ModelTools& tools,
+                                         const Workload& workload) {
   const bool has_stages = config.communication.algorithm !=
                           CommunicationAlgorithm::kParameterServer;
-  if (rank.rank() > 0 || !workload.train || !has_stages) return "";
+  if (rank.rank() > 0 || !workload.train || !has_stages) {
+    return absl::nullopt;
+  }
   const absl::StatusOr<std::vector<FitProposal>> fits =
       ProposeFits(rank, config, tools, TakeableBytes(rank));
-  return fits.ok() && !fits->empty() ? fits->front().Patch(config) : "";
+  if (!fits.ok()) return absl::nullopt;
+  return fits->empty() ? "" : fits->front().Patch(config);
 }
 
 }  // namespace

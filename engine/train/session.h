@@ -111,7 +111,9 @@ struct Rehearsal {
   int64_t fixed = 0, fragmentation = 0;
   StepWire wire;            // of a step, with training
   std::string peak_action;  // in which the peak was reached; empty: before any
-  std::vector<Moment> timeline;  // of all actions, in order
+  // Of all actions, in order: of a step, and of the evaluation and the sample
+  // that the run makes.
+  std::vector<Moment> timeline;
 };
 
 // Rehearses such a run on `rank`, whose communicators may move nothing: what

@@ -151,7 +151,8 @@ class DataTest(PageTestCase):
             summary = json.load(f)
         self.assertEqual(a["predicted"], summary["predicted_peak_bytes"])
         self.assertEqual(a["peak"], summary["peak_bytes"])
-        self.assertEqual(a["resident"], summary["peak_resident_bytes"])
+        self.assertEqual(a["resident"], summary["peak_resident_bytes"] //
+                         summary["ranks"])
         figures = {row["name"]: row["values"] for row in data["summary"]}
         self.assertEqual(figures["steps"], [4, 6])
         self.assertEqual(figures["final_loss"][0], summary["final_loss"])
@@ -270,7 +271,7 @@ class DataTest(PageTestCase):
                                              "no/where/r.html"))
 
     def test_a_page_of_memory_has_the_rows_of_json_and_a_timeline(self):
-        args = ("memory", "config.json", "--ranks", "2")
+        args = ("memory", "config.json", "--ranks", "2", "--measure")
         rows = [json.loads(line) for line in self.ok(
             *args, "--json", "--html", "memory.html").splitlines()]
         data = self.document("memory.html")
@@ -280,6 +281,7 @@ class DataTest(PageTestCase):
         for row, line in zip(data["rows"], rows):
             self.assertEqual(row["config"], "config.json")
             self.assertEqual({name: row[name] for name in line}, line)
+            self.assertGreater(row["measured"]["total"], 0)
             actions = row["timeline"]["actions"]
             at = [0] * len(actions)  # bytes at each action
             for changes in row["timeline"]["bytes"].values():
@@ -382,8 +384,8 @@ class BrowserTest(PageTestCase):
                 self.assertLess(line[0][1], line[-1][1])
             bars = charts["Memory by category"]["sets"]
             self.assertEqual([bar["label"] for bar in bars],
-                             ["a, predicted", "a, measured", "b, predicted",
-                              "b, measured"])
+                             ["a, predicted", "a, booked", "b, predicted",
+                              "b, booked"])
             self.assertTrue(all(max(width for _, _, width in bar["places"]) > 3
                                 for bar in bars))
             self.assertIn("Where the configs differ", self.text())
@@ -409,7 +411,8 @@ class BrowserTest(PageTestCase):
                         one["places"][i][2], width * bytes_ / row["peak_bytes"],
                         delta=PIXEL)
             self.assertIn("optimizer", [one["label"] for one in sets])
-            self.assertIn("All rows, in ", self.text())
+            self.assertIn("config.json, in ", self.text())
+            self.assertIn("2 ranks on ", self.text())
             self.assertNotIn("measured", self.text())
         self.browser.run("""
             document.querySelector("select").selectedIndex = 3;
@@ -430,7 +433,8 @@ class BrowserTest(PageTestCase):
             row["measured"] = {"parameters": row["parameters"],
                                "total": 2 * row["parameters"]}
         # As of two configs.
-        data["rows"] += [{**row, "config": "other", "timeline": None}
+        data["rows"] += [{**row, "config": "other", "config_index": 1,
+                          "timeline": None}
                          for row in data["rows"]]
         with open(self.path("measured.html")) as f:
             text = f.read()

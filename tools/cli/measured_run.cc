@@ -12,9 +12,11 @@
 #include <filesystem>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
@@ -43,12 +45,28 @@ bool HasLines(const std::string& file, int lines) {
   return text.ok() && std::count(text->begin(), text->end(), '\n') >= lines;
 }
 
+// The environment without what a launcher says of this process: the run's ranks
+// are its own.
+std::vector<char*> EnvironmentOfOneProcess() {
+  std::vector<char*> kept;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const absl::string_view text(*variable);
+    const bool of_launcher = absl::StartsWith(text, "WORLD_SIZE=") ||
+                             absl::StartsWith(text, "RANK=") ||
+                             absl::StartsWith(text, "SLURM_") ||
+                             absl::StartsWith(text, "OMPI_COMM_WORLD_");
+    if (!of_launcher) kept.push_back(*variable);
+  }
+  kept.push_back(nullptr);
+  return kept;
+}
+
 // Runs this program; its output goes to `log`. Asks it to stop once `metrics`
-// has so many steps: a config's schedule may be for more. Returns its exit
-// status.
+// has so many steps, as a config's schedule may be for more, or with `stop`.
+// Returns its exit status.
 absl::StatusOr<int> RunSelf(std::vector<std::string> arguments,
                             const std::string& log, const std::string& metrics,
-                            int steps) {
+                            int steps, const std::atomic<bool>& stop) {
   arguments.insert(arguments.begin(), "zero");
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
@@ -60,12 +78,12 @@ absl::StatusOr<int> RunSelf(std::vector<std::string> arguments,
   posix_spawn_file_actions_adddup2(&files, 1, 2);
   pid_t child = 0;
   const int failed = posix_spawn(&child, "/proc/self/exe", &files, nullptr,
-                                 argv.data(), environ);
+                                 argv.data(), EnvironmentOfOneProcess().data());
   posix_spawn_file_actions_destroy(&files);
   if (failed != 0) return FileError("start", "/proc/self/exe", failed);
   int status = 0;
   for (bool asked = false; ::waitpid(child, &status, WNOHANG) == 0;) {
-    if (!asked && HasLines(metrics, steps)) {
+    if (!asked && (stop || HasLines(metrics, steps))) {
       asked = true;
       ::kill(child, SIGINT);
     }
@@ -131,7 +149,14 @@ absl::Status MeasureFolder::GiveData(const Config& config, RunOptions* run) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const RunOptions& run) {
+absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
+                                                   RunOptions run) {
+  if (config.gradient_accumulation_steps > 2) {
+    run.sets.insert(run.sets.end(),
+                    {absl::StrCat("train_micro_batch_size_per_gpu=",
+                                  config.train_micro_batch_size_per_gpu),
+                     "gradient_accumulation_steps=2", "train_batch_size=auto"});
+  }
   const std::string out = path_ + "/run", log = path_ + "/log";
   std::vector<std::string> arguments = {"train", run.config, "--device",
                                         run.device,
@@ -146,7 +171,7 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const RunOptions& run) {
   arguments.push_back("--set=training.out_dir=" + out);
   ZERO_ASSIGN_OR_RETURN(
       const int status,
-      RunSelf(arguments, log, out + "/metrics.jsonl", kSteps));
+      RunSelf(arguments, log, out + "/metrics.jsonl", kSteps, *stop_));
   if (*stop_) return absl::CancelledError("stopped by a signal");
   const bool stopped = WIFEXITED(status) && WEXITSTATUS(status) == 130;
   if (status != 0 && !stopped) {

@@ -18,8 +18,10 @@ namespace zero {
 
 // Bytes of one rank.
 struct MeasuredRun {
-  std::map<std::string, int64_t> peaks;     // by category, of its ledger
-  std::map<std::string, int64_t> resident;  // by arena; empty on a GPU
+  std::map<std::string, int64_t> peaks;  // by category, of its ledger
+  // What holds resident memory at the end of the run: arenas, and what the
+  // process holds beside them, by ranks. Empty on a GPU.
+  std::map<std::string, int64_t> resident;
   // The process at its peak, by ranks; on a GPU what the driver counts.
   int64_t peak = 0;
 };
@@ -36,9 +38,10 @@ class MeasureFolder {
   // tokens, enough for kSteps steps: they belong to what is predicted, too.
   absl::Status GiveData(const Config& config, RunOptions* run);
 
-  // Takes kSteps steps. What it writes is removed.
-  // Errors: what the run said last; Cancelled.
-  absl::StatusOr<MeasuredRun> Measure(const RunOptions& run);
+  // Takes kSteps steps, of at most two micro-steps: more take no more memory.
+  // What it writes is removed.
+  // Errors: what the run said last; Cancelled: by a signal.
+  absl::StatusOr<MeasuredRun> Measure(const Config& config, RunOptions run);
 
   static constexpr int kSteps = 2;
 

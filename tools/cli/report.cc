@@ -1,8 +1,10 @@
 // `zero report`: what runs wrote, as a page to look at.
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -127,8 +129,10 @@ Json Points(const Series& series) {
   for (auto it = series.begin(); it != series.end();) {
     const Series::value_type *low = &*it, *high = &*it;
     for (size_t i = 0; i < group && it != series.end(); ++i, ++it) {
-      if (it->second < low->second) low = &*it;
-      if (high->second < it->second) high = &*it;
+      // A value that is not known is neither, as long as there is another.
+      if (it->second.is_null()) continue;
+      if (low->second.is_null() || it->second < low->second) low = &*it;
+      if (high->second.is_null() || high->second < it->second) high = &*it;
     }
     add(low->first < high->first ? *low : *high);
     if (low != high) add(low->first < high->first ? *high : *low);
@@ -136,8 +140,8 @@ Json Points(const Series& series) {
   return points;
 }
 
-// Rows of {label: name, "values": [of each run]}: every name of any run, and
-// null where a run has it not.
+// Rows of {label: name, "values": [of each run]}: every name of any run, null
+// where a run lacks it.
 Json Compare(const std::vector<Flat>& of_runs, const std::string& label,
              bool only_different) {
   std::vector<std::string> names;
@@ -178,6 +182,11 @@ Json AsJson(const Run& run) {
         std::pair("resident", "peak_resident_bytes")}) {
     if (summary.contains(from)) json[name] = summary[from];
   }
+  // Ranks on the CPU are threads of one process.
+  if (json.contains("resident")) {
+    json["resident"] =
+        json["resident"].get<int64_t>() / summary.value("ranks", int64_t{1});
+  }
   return json;
 }
 
@@ -206,10 +215,23 @@ Json MakeDocument(const std::vector<Run>& runs,
   return document;
 }
 
-// DIR/NAME/ with an event file of every value of metrics.jsonl. A run
-// does not write when its steps were; TensorBoard's relative time is that of
-// the steps.
-absl::Status WriteEvents(const Run& run, const std::string& dir) {
+// A folder's name for a run, unlike those `taken`.
+std::string EventFolder(const std::string& run, std::set<std::string>* taken) {
+  const std::filesystem::path path =
+      std::filesystem::absolute(run).lexically_normal();
+  std::string name = absl::StrReplaceAll(
+      std::filesystem::path(run).lexically_normal().string(), {{"/", "_"}});
+  if (name.front() == '.') name = path.filename();
+  std::string unlike = name;
+  for (int i = 2; !taken->insert(unlike).second; ++i) {
+    unlike = absl::StrCat(name, "-", i);
+  }
+  return unlike;
+}
+
+// FOLDER/ with an event file of every value of metrics.jsonl. A run does not
+// write when its steps were; TensorBoard's relative time is that of the steps.
+absl::Status WriteEvents(const Run& run, const std::string& folder) {
   std::map<int64_t, std::vector<std::pair<std::string, double>>> by_step;
   for (const auto& [name, series] : run.series) {
     if (name == "step") continue;
@@ -226,8 +248,6 @@ absl::Status WriteEvents(const Run& run, const std::string& dir) {
     }
     events.Add(seconds, step, scalars);
   }
-  const std::string folder =
-      absl::StrCat(dir, "/", absl::StrReplaceAll(run.name, {{"/", "_"}}));
   ZERO_RETURN_IF_ERROR(MakeFolders(folder));
   return WriteFileAtomically(absl::StrCat(folder, "/", kEventFile),
                              events.TakeContents());
@@ -244,8 +264,10 @@ absl::Status Report(const std::vector<std::string>& folders,
   }
   ZERO_RETURN_IF_ERROR(WritePage(path, MakeDocument(runs, notes)));
   if (!tensorboard.empty()) {
+    std::set<std::string> taken;
     for (const Run& run : runs) {
-      ZERO_RETURN_IF_ERROR(WriteEvents(run, tensorboard));
+      ZERO_RETURN_IF_ERROR(WriteEvents(
+          run, absl::StrCat(tensorboard, "/", EventFolder(run.name, &taken))));
     }
   }
   for (const std::string& note : notes) absl::PrintF("note: %s\n", note);

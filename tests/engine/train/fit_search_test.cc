@@ -85,13 +85,69 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
   EXPECT_GT(patches.size(), 3u);
 }
 
+// A table that is large beside all else is reduced into a gradient that lies
+// beside the next micro-step's: one micro-step takes less than two smaller
+// ones.
+TEST_F(FitSearchTest, OneMicroStepMayTakeLessThanSeveral) {
+  config_.model.vocab_size = 50000;
+  config_.zero_optimization.stage = 2;
+  config_.train_micro_batch_size_per_gpu = 1;
+  config_.gradient_accumulation_steps = 4;
+  Config whole = config_;
+  whole.train_micro_batch_size_per_gpu = 4;
+  whole.gradient_accumulation_steps = 1;
+  const int64_t memory = PeakOf(whole);
+  bool found = false;
+  for (const FitProposal& fit : Fits(memory)) {
+    found = found || fit.accumulation == 1;
+  }
+  EXPECT_TRUE(found);
+}
+
+// What costs less comes first even where the config shards more than it must.
+TEST_F(FitSearchTest, LessShardingAndLessRecomputeAreProposedToo) {
+  config_.zero_optimization.stage = 3;
+  config_.activation_checkpointing = true;
+  config_.recompute_granularity = Recompute::kFull;
+  const std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
+  ASSERT_FALSE(fits.empty());
+  EXPECT_LT(fits.front().stage, 3);
+  EXPECT_EQ(fits.front().recompute, Recompute::kOff);
+  EXPECT_NE(fits.front().Patch(config_).find(
+                "activation_checkpointing.enabled=false"),
+            std::string::npos);
+}
+
+// Within a node bytes are cheaper: groups of a node's size shard there.
+TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
+  Config config;
+  config.model = TinyConfig(ModelFamily::kLlama);
+  config.data.sequence_length = 16;
+  config.data.tokenizer = "none";
+  config.train_micro_batch_size_per_gpu = 1;
+  config.gradient_accumulation_steps = 1;
+  config.zero_optimization.stage = 3;
+  const auto device = MakeAssumedGpu({});
+  const Rank rank = MakeLoneRank(*device, /*rank=*/0, /*world=*/64);
+  const auto fits =
+      ProposeFits(rank, config, TestModelTools(), int64_t{1} << 40);
+  ASSERT_TRUE(fits.ok()) << fits.status();
+  bool found = false;
+  for (const FitProposal& fit : *fits) {
+    found = found || (fit.stage == 3 && fit.mics_shard_size == 8);
+  }
+  EXPECT_TRUE(found);
+}
+
 TEST_F(FitSearchTest, APatchNamesWhatChanges) {
   const FitProposal fit = {.stage = 3,
+                           .mics_shard_size = 2,
                            .micro_batch = 2,
                            .accumulation = 12,
                            .recompute = Recompute::kSelective};
   EXPECT_EQ(fit.Patch(config_),
             "--set zero_optimization.stage=3 "
+            "--set zero_optimization.mics_shard_size=2 "
             "--set activation_checkpointing.enabled=true "
             "--set activation_checkpointing.granularity=selective "
             "--set train_micro_batch_size_per_gpu=2 "

@@ -110,6 +110,14 @@ function smoothed(points, weight) {
   });
 }
 
+// The scale of values that are all the same: they lie in its middle.
+function flatScale(lines) {
+  const values = lines.flatMap((line) => line.points.map(([, y]) => y)).filter((y) => y !== null);
+  if (values.length === 0 || values.some((y) => y !== values[0])) return {};
+  const room = Math.abs(values[0]) / 2 || 1;
+  return {min: values[0] - room, max: values[0] + room};
+}
+
 // Lines over steps. Each: {label, points: [[step, value or null], ...], color,
 // dashed, marked}.
 function lineChart(parent, title, unit, lines, {last, format = number, weight = 0, positive = false}) {
@@ -133,7 +141,7 @@ function lineChart(parent, title, unit, lines, {last, format = number, weight = 
       interaction: {mode: "nearest", axis: "x", intersect: false},
       scales: {
         x: axis("", number, {scale: {type: "linear", min: 0, max: last}, ticks: {maxTicksLimit: 8, precision: 0}}),
-        y: axis("", format, {scale: {beginAtZero: positive}, ticks: {maxTicksLimit: 6}}),
+        y: axis("", format, {scale: {beginAtZero: positive, ...flatScale(lines)}, ticks: {maxTicksLimit: 6}}),
       },
       plugins: {
         legend: {

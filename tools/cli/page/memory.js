@@ -161,11 +161,13 @@ const KINDS = [
   {name: "backward", of: ["Backward"], lane: 0, tint: 5},
   {name: "norm and update", of: ["Norm", "Moments", "Update"], lane: 0, tint: 2},
   {name: "gather parameters", of: ["Gather", "GatherUpdated"], lane: 1, tint: 3},
-  {name: "reduce gradients", of: ["Reduce", "ReduceAcross"], lane: 1, tint: 1},
+  {name: "reduce gradients", of: ["Reduce", "ReduceAcross", "AddRows"], lane: 1, tint: 1},
   {name: "release", of: ["Release", "ReleaseGradients"], lane: 1, tint: 8}];
 const kindOf = (action) => {
   const name = action.split("(")[0];
-  return KINDS.find((kind) => kind.of.includes(name)) ?? KINDS.at(-1);
+  const kind = KINDS.find((one) => one.of.includes(name));
+  if (!kind) throw new Error(`no kind of action: ${action}`);
+  return kind;
 };
 const LANE = 14;
 
@@ -197,8 +199,9 @@ function actionLanes(actions, starts) {
   };
 }
 
-// A line where the most is taken, and one for what there is.
-function peakLines(peak, limit, unit) {
+// A line where the most is taken, one for what there is, and one where the step
+// ends: what follows evaluates and samples.
+function peakLines(peak, limit, unit, end) {
   return {
     id: "peak",
     afterDatasetsDraw(chart) {
@@ -215,6 +218,14 @@ function peakLines(peak, limit, unit) {
       pen.setLineDash([4, 4]);
       const at = x.getPixelForValue(peak);
       line(at, area.top, at, area.bottom, "text");
+      if (end !== null) {
+        const left = x.getPixelForValue(end);
+        line(left, area.top, left, area.bottom, "faint");
+        pen.fillStyle = color("faint");
+        pen.font = "11px system-ui, sans-serif";
+        pen.textBaseline = "top";
+        pen.fillText("evaluation, sample", left + 4, area.top + 2);
+      }
       if (unit.scale(limit) <= y.max) {
         const high = y.getPixelForValue(unit.scale(limit));
         line(area.left, high, area.right, high, "limit");
@@ -240,6 +251,8 @@ function stepChart(parent, row) {
   for (const action of actions) {
     starts.push(starts.at(-1) + (kindOf(action).lane === 0 ? 1 : 0.1));
   }
+  const last = actions.findLastIndex((action) => /^(Update|GatherUpdated)\(/.test(action)) + 1;
+  const end = last > 0 && last < actions.length ? starts[last] : null;
   const {box, canvas} = figure(parent, "Action by action",
     `peak ${unit.text(sums[peak])} in ${actions[peak]}`, 400);
   const at = (items) => Math.min(items[0].dataIndex, actions.length - 1);
@@ -260,7 +273,7 @@ function stepChart(parent, row) {
     },
     plugins: [
       actionLanes(actions, starts),
-      peakLines((starts[peak] + starts[peak + 1]) / 2, row.memory_bytes, unit)],
+      peakLines((starts[peak] + starts[peak + 1]) / 2, row.memory_bytes, unit, end)],
     options: {
       layout: {padding: {bottom: 2 * (LANE + 3) + 4}},
       interaction: {mode: "index", axis: "x", intersect: false},
@@ -291,44 +304,52 @@ function stepChart(parent, row) {
   }
 }
 
-function memoryTable(parent, rows, unit, several) {
+function memoryTable(parent, rows) {
+  const unit = byteUnit(Math.max(...rows.map((row) => row.peak_bytes)));
+  const bytes = (size) => unit.format(unit.scale(size));
   const used = CATEGORIES.filter((name) => rows.some((row) => row[name] > 0));
   const columns = [
     ["stage", (row) => String(row.stage)],
     ["recompute", (row) => row.recompute],
-    ["ranks", (row) => number(row.ranks)],
-    ...used.map((name) =>
-      [words(name), (row) => row[name] ? unit.format(unit.scale(row[name])) : "–"]),
-    ["peak", (row) => unit.format(unit.scale(row.peak_bytes))],
-    ["measured", (row) => row.measured ? unit.format(unit.scale(measuredPeak(row))) : "–"],
-    ["limit", (row) => unit.format(unit.scale(row.memory_bytes))],
+    ["peak", (row) => bytes(row.peak_bytes)],
+    ["measured", (row) => row.measured ? bytes(measuredPeak(row)) : "–"],
+    ["limit", (row) => bytes(row.memory_bytes)],
     ["fits", (row) => row.fits ? ["yes", "yes"] : ["no", "no"]],
     ["sent/step", (row) => byteUnit(row.sent_bytes_per_step).text(row.sent_bytes_per_step)],
-    ["peak in", (row) => row.peak_action]];
-  if (several) columns.unshift(["config", (row) => row.config]);
+    ["peak in", (row) => row.peak_action],
+    ...used.map((name) => [words(name), (row) => row[name] ? bytes(row[name]) : "–"])];
   const shown = columns.filter(
     ([name]) => name !== "measured" || rows.some((row) => row.measured));
   table(parent, shown.map(([name]) => name),
     rows.map((row) => shown.map(([, cell]) => cell(row))));
 }
 
-function drawMemory(page, data) {
-  const rows = data.rows;
-  const configs = [...new Set(rows.map((row) => row.config))];
-  const peaks = rows.flatMap((row) => [row.peak_bytes, measuredPeak(row)]);
-  // A limit far above all bars would make them invisible.
-  const limit = Math.max(...rows.map((row) => row.memory_bytes));
-  const highest = Math.max(...peaks);
-  const largest = limit <= 4 * highest ? Math.max(limit, highest) : highest;
-  const unit = byteUnit(highest);
+// What tells the rows of one config from those of another.
+const settings = (row) => [
+  `${number(row.ranks)} ranks on ${row.device}`, row.dtype,
+  `micro-batch ${row.micro_batch} × ${number(row.sequence_length)} tokens`,
+  `${row.micro_steps} micro-step${row.micro_steps === 1 ? "" : "s"}`].join(", ");
 
+// Rows of `zero memory A.json B.json`, a list for each file that was named.
+function byConfig(rows) {
+  const groups = [];
+  for (const row of rows) (groups[row.config_index] ??= []).push(row);
+  return groups;
+}
+
+function drawMemory(page, data) {
+  const configs = byConfig(data.rows);
   add(page, "h2", "At the peak of a step, on each rank");
   const grid = add(page, "div", "", {class: "grid"});
-  for (const config of configs) {
-    stageBars(grid, config, rows.filter((row) => row.config === config), unit, largest);
+  for (const rows of configs) {
+    const highest = Math.max(...rows.flatMap((row) => [row.peak_bytes, measuredPeak(row)]));
+    // A limit far above all bars would make them invisible.
+    const limit = Math.max(...rows.map((row) => row.memory_bytes));
+    const largest = limit <= 4 * highest ? Math.max(limit, highest) : highest;
+    stageBars(grid, rows[0].config, rows, byteUnit(highest), largest);
   }
 
-  const drawn = rows.filter((row) => row.timeline);
+  const drawn = data.rows.filter((row) => row.timeline);
   if (drawn.length > 0) {
     add(page, "h2", "Over one step");
     const line = add(page, "p");
@@ -347,6 +368,10 @@ function drawMemory(page, data) {
     show();
   }
 
-  add(page, "h2", `All rows, in ${unit.unit}`);
-  memoryTable(page, rows, unit, configs.length > 1);
+  for (const rows of configs) {
+    const unit = byteUnit(Math.max(...rows.map((row) => row.peak_bytes)));
+    add(page, "h2", `${rows[0].config}, in ${unit.unit}`);
+    add(page, "p", settings(rows[0]));
+    memoryTable(page, rows);
+  }
 }

@@ -50,7 +50,8 @@ function drawMemoryOverSteps(grid, runs, last) {
     {last, format: unit.format, positive: true});
 }
 
-// Each category's own peak: they need not come at one moment, and do not add up.
+// What a rank held when it held the most: as it was predicted, as the engine
+// booked it, and the process as the operating system counts it.
 function drawMemoryByCategory(grid, runs) {
   const known = runs.filter((run) => run.predicted || run.peak);
   const names = [...CATEGORIES, "total"].filter((name) => known.some(
@@ -67,10 +68,10 @@ function drawMemoryByCategory(grid, runs) {
     const tint = nth(runs.indexOf(run));
     return [
       {label: name + "predicted", data: of(run.predicted), backgroundColor: tint},
-      {label: name + "measured", backgroundColor: hatched(tint), borderColor: tint, borderWidth: 1,
+      {label: name + "booked", backgroundColor: hatched(tint), borderColor: tint, borderWidth: 1,
         data: [...of(run.peak), ...(resident ? [unit.scale(run.resident ?? 0)] : [])]}];
   });
-  const {canvas} = figure(grid, "Memory by category", `${unit.unit}; each at its own peak`,
+  const {canvas} = figure(grid, "Memory by category", `${unit.unit} of a rank, at its peak`,
     labels.length * (10 * datasets.length + 10) + 90);
   new Chart(canvas, {
     type: "bar",

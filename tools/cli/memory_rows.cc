@@ -1,0 +1,176 @@
+#include "tools/cli/memory_rows.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/status.h"
+#include "nlohmann/json.hpp"
+#include "tools/cli/model_tools.h"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Bytes of parameters, gradients, master weights and moments on one rank: each
+// stage divides one more of them by the shards (Rajbhandari et al. 2020,
+// section 5).
+int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
+                      int stage) {
+  const auto divided = [&](int64_t elems, int from_stage) {
+    return stage >= from_stage ? elems / plan.shard.size : elems;
+  };
+  return divided(plan.padded_elems, 3) * DTypeBytes(options.param_dtype) +
+         divided(plan.trained_elems, 2) * DTypeBytes(options.grad_dtype) +
+         divided(plan.trained_elems, 1) * options.optimizer_bytes();
+}
+
+absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
+                                  int stage, Recompute recompute) {
+  run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
+  const bool enabled = recompute != Recompute::kOff;
+  run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
+                                  enabled ? "true" : "false"));
+  if (enabled) {
+    run.sets.push_back(absl::StrCat("activation_checkpointing.granularity=",
+                                    RecomputeName(recompute)));
+  }
+  // Groups shard something, which stage 0 does not.
+  if (stage == 0) run.sets.push_back("zero_optimization.mics_shard_size=auto");
+  ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
+                        LoadRunConfig(run, MissingFiles::kIgnored));
+  const Config& config = loaded.config;
+  const Rank rank = planned.MakeRank(run, config);
+  MemoryRow row{.run = run,
+                .stage = stage,
+                .recompute = recompute,
+                .config = config,
+                .device = planned.device->info().name};
+  ZERO_ASSIGN_OR_RETURN(
+      row.rehearsal,
+      RehearseRun(rank, config, MakeModelTools(), TrainingWorkload(config)));
+  const Plan& plan = row.rehearsal.plan;
+  row.formula_states = FormulaStates(plan,
+                                     MakeExecutorOptions(config, /*train=*/true,
+                                                         /*max_positions=*/0),
+                                     stage);
+  row.formula_wire = FormulaWire(plan, config.gradient_accumulation_steps);
+  return row;
+}
+
+}  // namespace
+
+std::string MemoryRow::Name() const {
+  std::string name = absl::StrCat("stage ", stage);
+  if (recompute != Recompute::kOff) {
+    absl::StrAppend(&name, ", recompute ", RecomputeName(recompute));
+  }
+  return name;
+}
+
+absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
+                                                   const Config& config,
+                                                   const PlannedDevice& planned,
+                                                   int64_t memory) {
+  std::vector<MemoryRow> rows;
+  for (const Recompute recompute : kRecomputeLevels) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      ZERO_ASSIGN_OR_RETURN(MemoryRow row,
+                            Predict(run, planned, stage, recompute));
+      row.memory = memory;
+      row.as_configured = stage == config.zero_optimization.stage &&
+                          recompute == config.recompute();
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+std::vector<Compared> Compare(const MemoryRow& row) {
+  std::vector<Compared> compared;
+  int64_t in_arenas = 0;
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    Compared of{.name = MemoryCategoryName(category),
+                .predicted = row.rehearsal.ledger.at_peak()[i]};
+    if (row.measured.has_value()) {
+      const auto peak = row.measured->peaks.find(of.name);
+      of.measured = category == MemoryCategory::kFixed
+                        ? row.measured->peak - in_arenas
+                    : peak == row.measured->peaks.end() ? 0
+                                                        : peak->second;
+      in_arenas += *of.measured;
+    }
+    compared.push_back(std::move(of));
+  }
+  return compared;
+}
+
+Json AsJson(const MemoryRow& row, bool measures) {
+  const MemoryLedger& ledger = row.rehearsal.ledger;
+  const Config& config = row.config;
+  Json json = {{"config", row.run.config},
+               {"device", row.device},
+               {"ranks", row.run.ranks},
+               {"dtype", DTypeName(config.param_dtype())},
+               {"micro_batch", config.train_micro_batch_size_per_gpu},
+               {"micro_steps", config.gradient_accumulation_steps},
+               {"sequence_length", config.data.sequence_length},
+               {"stage", row.stage},
+               {"recompute", RecomputeName(row.recompute)},
+               {"as_configured", row.as_configured},
+               {"peak_bytes", ledger.total_peak_bytes()},
+               {"peak_action", row.rehearsal.peak_action},
+               {"states_bytes_by_formula", row.formula_states},
+               {"sent_bytes_per_step", row.rehearsal.wire.sent()},
+               {"sent_bytes_by_formula", row.formula_wire.sent()},
+               {"memory_bytes", row.memory},
+               {"fits", row.fits()}};
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =
+        ledger.at_peak()[i];
+  }
+  if (!measures) return json;
+  Json& measured = json["measured"];
+  for (const Compared& of : Compare(row)) {
+    measured[of.name] = of.measured ? Json(*of.measured) : Json();
+  }
+  measured["total"] = row.measured ? Json(row.measured->peak) : Json();
+  return json;
+}
+
+Json Timeline(const MemoryRow& row) {
+  const std::vector<Rehearsal::Moment>& moments = row.rehearsal.timeline;
+  constexpr size_t kMaxMoments = 2000;
+  const size_t group = moments.size() / kMaxMoments + 1;
+  Json actions = Json::array();
+  std::array<Json, kNumMemoryCategories> changes;
+  MemoryLedger::ByCategory last;
+  last.fill(-1);
+  for (size_t begin = 0; begin < moments.size(); begin += group) {
+    const size_t end = std::min(begin + group, moments.size());
+    const Rehearsal::Moment& highest = *std::max_element(
+        moments.begin() + begin, moments.begin() + end,
+        [](const Rehearsal::Moment& a, const Rehearsal::Moment& b) {
+          return absl::c_accumulate(a.bytes, int64_t{0}) <
+                 absl::c_accumulate(b.bytes, int64_t{0});
+        });
+    for (int i = 0; i < kNumMemoryCategories; ++i) {
+      const int64_t bytes = highest.bytes[i];
+      if (std::exchange(last[i], bytes) == bytes) continue;
+      changes[i].push_back({actions.size(), bytes});
+    }
+    actions.push_back(highest.action);
+  }
+  Json timeline = {{"actions", std::move(actions)}, {"bytes", Json::object()}};
+  for (int i = 0; i < kNumMemoryCategories; ++i) {
+    const char* name = MemoryCategoryName(static_cast<MemoryCategory>(i));
+    timeline["bytes"][name] = std::move(changes[i]);
+  }
+  return timeline;
+}
+
+}  // namespace zero

@@ -1,0 +1,67 @@
+// The rows of `zero memory`: what a stage with a level of recompute takes of a
+// device and sends.
+#ifndef ZERO_TOOLS_CLI_MEMORY_ROWS_H_
+#define ZERO_TOOLS_CLI_MEMORY_ROWS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "engine/base/recompute.h"
+#include "engine/config/config.h"
+#include "engine/train/session.h"
+#include "nlohmann/json_fwd.hpp"
+#include "tools/cli/commands.h"
+#include "tools/cli/measured_run.h"
+#include "tools/cli/ranks.h"
+
+namespace zero {
+
+struct MemoryRow {
+  RunOptions run;  // of this row, by its --set
+  int stage;
+  Recompute recompute;
+  bool as_configured;  // the config's own stage and recompute
+  Config config;
+  std::string device;
+  Rehearsal rehearsal;
+  // By the closed formulas, with padding.
+  int64_t formula_states;
+  StepWire formula_wire;
+  int64_t memory;  // that a rank may take
+  absl::optional<MeasuredRun> measured;
+  std::string failure;  // why the run that was to be measured ended
+
+  bool fits() const { return rehearsal.ledger.total_peak_bytes() <= memory; }
+  std::string Name() const;  // "stage 2, recompute full"
+};
+
+// All stages, at every level of recompute: rehearsals of the very run on the
+// meta device, which allocate nothing and read no data. `config`: what `run`
+// is as it stands.
+absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
+                                                   const Config& config,
+                                                   const PlannedDevice& planned,
+                                                   int64_t memory);
+
+// Bytes of a rank by category, with `fixed` as the operating system has it:
+// what the process held beside the blocks of its arenas.
+struct Compared {
+  std::string name;
+  int64_t predicted = 0;
+  absl::optional<int64_t> measured;  // none: was not run
+};
+std::vector<Compared> Compare(const MemoryRow& row);
+
+// A line of --json. `measures`: with "measured", null where it was not.
+nlohmann::ordered_json AsJson(const MemoryRow& row, bool measures);
+
+// For a page: its moments, of many neighbors the highest one, and the bytes of
+// each category where they change.
+nlohmann::ordered_json Timeline(const MemoryRow& row);
+
+}  // namespace zero
+
+#endif  // ZERO_TOOLS_CLI_MEMORY_ROWS_H_
