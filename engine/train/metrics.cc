@@ -46,13 +46,12 @@ int64_t PeakResidentBytes() {
   return ::getrusage(RUSAGE_SELF, &usage) == 0 ? usage.ru_maxrss * 1024 : 0;
 }
 
-ResidentPages ReadResidentPages() {
+int64_t ResidentFileBytes() {
   // Pages: of the address space, resident, resident and of files; proc(5).
   std::ifstream statm("/proc/self/statm");
   int64_t space = 0, resident = 0, of_files = 0;
   statm >> space >> resident >> of_files;
-  const int64_t page = ::sysconf(_SC_PAGESIZE);
-  return {resident * page, of_files * page};
+  return of_files * ::sysconf(_SC_PAGESIZE);
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(

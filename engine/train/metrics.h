@@ -32,12 +32,8 @@ nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger);
 // that are its threads, libraries and mapped files together.
 int64_t PeakResidentBytes();
 
-// What the process holds now.
-struct ResidentPages {
-  int64_t bytes = 0;
-  int64_t file_bytes = 0;  // of them, pages of code, libraries, other files
-};
-ResidentPages ReadResidentPages();
+// What the process holds now of code, libraries and other files.
+int64_t ResidentFileBytes();
 
 class MetricsWriter {
  public:

@@ -23,19 +23,14 @@ Json PerChannel(const WaitTimes& waited) {
   return times;
 }
 
-// Of this rank: its arenas, and its share of what the process holds beside
-// them. On the CPU, where ranks are threads of one process.
+// Of this rank: its arenas, and its share of the process's code and files. On
+// the CPU, where ranks are threads of one process.
 Json ResidentBytes(const Session& session) {
-  const ResidentPages process = ReadResidentPages();
-  const int64_t ranks = session.rank().world();
   Json bytes;
-  int64_t others = process.bytes / ranks - process.file_bytes / ranks;
   for (const Arena* arena : session.executor().arenas()) {
     bytes[arena->name()] = arena->ResidentBytes();
-    others -= arena->ResidentBytes();
   }
-  bytes["code and files"] = process.file_bytes / ranks;
-  bytes["heaps and stacks"] = others;
+  bytes["code and files"] = ResidentFileBytes() / session.rank().world();
   return bytes;
 }
 

@@ -19,8 +19,8 @@ namespace zero {
 // Bytes of one rank.
 struct MeasuredRun {
   std::map<std::string, int64_t> peaks;  // by category, of its ledger
-  // What holds resident memory at the end of the run: arenas, and what the
-  // process holds beside them, by ranks. Empty on a GPU.
+  // Resident at the end of the run: arenas, and this rank's share of the
+  // process's code and files. Empty on a GPU.
   std::map<std::string, int64_t> resident;
   // The process at its peak, by ranks; on a GPU what the driver counts.
   int64_t peak = 0;

@@ -131,13 +131,23 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
       lines.push_back({what, mib(predicted), mib(measured), mib(more),
                        absl::StrFormat("%+.2f %%", 100.0 * more / predicted)});
     };
+    int64_t fixed = 0;
     for (const Compared& of : Compare(row)) {
       add(of.name, of.predicted, *of.measured);
+      if (of.name == MemoryCategoryName(MemoryCategory::kFixed)) {
+        fixed = *of.measured;
+      }
     }
     add("peak", row.rehearsal.ledger.total_peak_bytes(), row.measured->peak);
     PrintColumns(lines);
-    for (const auto& [holder, bytes] : row.measured->resident) {
-      absl::PrintF("  resident at the end: %s %s\n", holder, mib(bytes));
+    const auto& resident = row.measured->resident;
+    for (const auto& [holder, bytes] : resident) {
+      absl::PrintF("  resident: %s %s\n", holder, mib(bytes));
+    }
+    if (const auto files = resident.find("code and files");
+        files != resident.end()) {
+      absl::PrintF("  the rest of fixed, heaps and stacks: %s\n",
+                   mib(fixed - files->second));
     }
   }
 }

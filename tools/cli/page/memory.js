@@ -10,6 +10,8 @@ const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.
 const rowName = (row) => `stage ${row.stage}${row.recompute === "off" ? "" : `, recompute ${row.recompute}`}`;
+// The same on a chart's axis, in two lines.
+const rowLabel = (row) => row.recompute === "off" ? `stage ${row.stage}` : [`stage ${row.stage}`, row.recompute];
 const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
 const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
 
@@ -109,11 +111,11 @@ function stageBars(parent, title, rows, unit, largest) {
   }
   new Chart(canvas, {
     type: "bar",
-    data: {labels: rows.map(rowName), datasets},
+    data: {labels: rows.map(rowLabel), datasets},
     plugins: [limitLines(rows, unit), totals(unit)],
     options: {
       indexAxis: "y",
-      layout: {padding: {right: 8}},
+      layout: {padding: {right: 28}},
       interaction: {mode: "index", axis: "y", intersect: false},
       scales: {
         x: axis(unit.unit, (value) => number(value), {
