@@ -119,7 +119,8 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
   };
   for (const MemoryRow& row : rows) {
     if (!row.measured.has_value()) {
-      absl::PrintF("%s: not run: %s\n", row.Name(), row.failure);
+      absl::PrintF("%s: not run: %s\n", row.Name(),
+                   row.failure.empty() ? "stopped before" : row.failure);
       continue;
     }
     std::vector<std::vector<std::string>> lines = {
