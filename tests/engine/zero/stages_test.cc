@@ -607,8 +607,11 @@ TEST(StagesTest, RestingMemoryReturnsToItsStartOverAThousandSteps) {
             EXPECT_EQ(rig.ledger().total_live_bytes(), at_start);
             if (step == 100) resident = cpu::ReadHostMemory().resident;
           }
-          // As the operating system has it: not a byte for every step.
+          // As the operating system has it: not a byte for every step. What
+          // a sanitizer writes down of every access is not the engine's.
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
           EXPECT_LT(cpu::ReadHostMemory().resident, resident + (1 << 20));
+#endif
           return absl::OkStatus();
         });
     EXPECT_TRUE(status.ok()) << status;
