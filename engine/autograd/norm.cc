@@ -40,11 +40,12 @@ std::vector<Tensor> RunNorm(Context& ctx, const NormWeights& norm,
     args.sum = sum.rows();
   }
   if (record) {
-    for (float** statistic : {&args.rstd, &args.mean}) {
-      if (statistic == &args.mean && norm.kind != NormKind::kLayerNorm) break;
+    const auto statistic = [&] {
       results.push_back(ctx.Empty({args.x.outer}, DType::kF32));
-      *statistic = results.back().As<float>();
-    }
+      return results.back().As<float>();
+    };
+    args.rstd = statistic();
+    if (norm.kind == NormKind::kLayerNorm) args.mean = statistic();
   }
   NormRows(ctx, norm, args);
   return results;

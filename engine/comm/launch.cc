@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
@@ -112,6 +113,12 @@ absl::optional<std::string> GetEnv(const std::string& name) {
   const char* const value = std::getenv(name.c_str());
   if (value == nullptr || value[0] == '\0') return absl::nullopt;
   return std::string(value);
+}
+
+bool IsLaunchVariable(absl::string_view name) {
+  return name == kTorch.rank || name == kTorch.world ||
+         absl::StartsWith(name, "SLURM_") ||
+         absl::StartsWith(name, "OMPI_COMM_WORLD_");
 }
 
 absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {

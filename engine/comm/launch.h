@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
 #include "engine/comm/tcp_store.h"
 
@@ -25,6 +26,10 @@ struct Launch {
 using GetEnvFn =
     std::function<absl::optional<std::string>(const std::string& name)>;
 absl::optional<std::string> GetEnv(const std::string& name);
+
+// Whether a launcher says with this variable which rank a process is: without
+// them a process is a world of its own.
+bool IsLaunchVariable(absl::string_view name);
 
 // torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
 // MASTER_PORT; without RANK and WORLD_SIZE those of a Slurm step: SLURM_PROCID,

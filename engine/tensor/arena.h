@@ -46,7 +46,6 @@ class ArenaBlock {
 
   void* data() const;
   int64_t offset() const { return offset_; }
-  MemoryCategory category() const { return category_; }
   int64_t bytes() const { return bytes_; }
 
  private:

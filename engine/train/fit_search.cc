@@ -161,7 +161,7 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
   std::vector<FitProposal> found;
   for (const Recompute recompute : kRecomputeLevels) {
     for (int64_t stage = 0; stage <= 3; ++stage) {
-      // One rank has nothing to shard, and so has stage 0.
+      // One rank has nothing to shard, nor has stage 0.
       if (world == 1 && stage != zero.stage) continue;
       for (const int64_t group : groups) {
         if (stage == 0 && group != -1) continue;

@@ -126,7 +126,7 @@ void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
 }
 
 // --set options under which the run fits, the cheapest; empty: there are none.
-// None: not searched, or rank 0 does.
+// None: not searched, rank 0 does, or the search says that it fits as it is.
 absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
                                          const ModelTools& tools,
                                          const Workload& workload) {
@@ -138,7 +138,9 @@ absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
   const absl::StatusOr<std::vector<FitProposal>> fits =
       ProposeFits(rank, config, tools, TakeableBytes(rank));
   if (!fits.ok()) return absl::nullopt;
-  return fits->empty() ? "" : fits->front().Patch(config);
+  if (fits->empty()) return "";
+  const std::string patch = fits->front().Patch(config);
+  return patch.empty() ? absl::nullopt : absl::make_optional(patch);
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 #include <filesystem>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -20,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
+#include "engine/comm/launch.h"
 #include "engine/data/tokenize.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/signals.h"
@@ -51,11 +51,9 @@ std::vector<char*> EnvironmentOfOneProcess() {
   std::vector<char*> kept;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const absl::string_view text(*variable);
-    const bool of_launcher = absl::StartsWith(text, "WORLD_SIZE=") ||
-                             absl::StartsWith(text, "RANK=") ||
-                             absl::StartsWith(text, "SLURM_") ||
-                             absl::StartsWith(text, "OMPI_COMM_WORLD_");
-    if (!of_launcher) kept.push_back(*variable);
+    if (!IsLaunchVariable(text.substr(0, text.find('=')))) {
+      kept.push_back(*variable);
+    }
   }
   kept.push_back(nullptr);
   return kept;

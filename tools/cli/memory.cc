@@ -1,13 +1,9 @@
 // `zero memory`: what each ZeRO stage takes of a device and sends, side by
 // side, as rehearsals of the very run tell it; --measure holds runs against it.
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -132,12 +128,9 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
       lines.push_back({what, mib(predicted), mib(measured), mib(more),
                        absl::StrFormat("%+.2f %%", 100.0 * more / predicted)});
     };
-    int64_t fixed = 0;
-    for (const Compared& of : Compare(row)) {
+    const std::vector<Compared> compared = Compare(row);
+    for (const Compared& of : compared) {
       add(of.name, of.predicted, *of.measured);
-      if (of.name == MemoryCategoryName(MemoryCategory::kFixed)) {
-        fixed = *of.measured;
-      }
     }
     add("peak", row.rehearsal.ledger.total_peak_bytes(), row.measured->peak);
     PrintColumns(lines);
@@ -147,8 +140,10 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
     }
     if (const auto files = resident.find("code and files");
         files != resident.end()) {
+      const Compared& fixed =
+          compared[static_cast<int>(MemoryCategory::kFixed)];
       absl::PrintF("  the rest of fixed, heaps and stacks: %s\n",
-                   mib(fixed - files->second));
+                   mib(*fixed.measured - files->second));
     }
   }
 }
@@ -374,12 +369,7 @@ absl::Status CheckFitConfig(const MemoryFlags& flags) {
         absl::StrCat("--fit-config: '", flags.fit_config,
                      "' exists; choose another name, or remove it"));
   }
-  const std::string folder =
-      std::filesystem::absolute(flags.fit_config).parent_path();
-  if (::access(folder.c_str(), W_OK) != 0) {
-    return FileError("write to", folder, errno);
-  }
-  return absl::OkStatus();
+  return AtomicFile::Create(flags.fit_config).status();
 }
 
 // The config as its cheapest proposal has it, complete.

@@ -53,6 +53,7 @@ struct Compared {
   int64_t predicted = 0;
   absl::optional<int64_t> measured;  // none: was not run
 };
+// One for every MemoryCategory, in its order.
 std::vector<Compared> Compare(const MemoryRow& row);
 
 // A line of --json. `measures`: with "measured", null where it was not.

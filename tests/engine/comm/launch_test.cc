@@ -189,6 +189,16 @@ TEST(LaunchTest, AShellInASlurmJobIsNoStep) {
   EXPECT_FALSE(launch->has_value());
 }
 
+TEST(LaunchTest, WithoutItsVariablesAProcessIsAlone) {
+  for (Variables variables : {kTorch, kSlurm}) {
+    ASSERT_TRUE((*Read(variables)).has_value());
+    std::erase_if(variables,
+                  [](const auto& it) { return IsLaunchVariable(it.first); });
+    EXPECT_FALSE((*Read(variables)).has_value());
+  }
+  EXPECT_FALSE(IsLaunchVariable("PATH"));
+}
+
 TEST(LaunchTest, SeveralNodesWantTasksPerNode) {
   EXPECT_THAT(ErrorOf(Without(kSlurm, "SLURM_NTASKS_PER_NODE")),
               HasSubstr("SLURM_NTASKS_PER_NODE is not set, but "
