@@ -46,13 +46,6 @@ bool IsOtherLiveProcess(int pid) {
   return pid != ::getpid() && (::kill(pid, 0) == 0 || errno == EPERM);
 }
 
-absl::Status RemoveTree(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  return error ? FileError("cannot remove", path, error.value())
-               : absl::OkStatus();
-}
-
 // Exchanges two names at once; errno as renameat2 sets it.
 bool Exchange(const std::string& a, const std::string& b) {
 #ifdef RENAME_EXCHANGE
@@ -73,6 +66,11 @@ absl::StatusOr<std::unique_ptr<AtomicFolder>> AtomicFolder::Create(
   // One of that name can only be the leavings of a dead process.
   ZERO_RETURN_IF_ERROR(RemoveTree(temp_path));
   ZERO_RETURN_IF_ERROR(MakeFolders(temp_path));
+  return std::unique_ptr<AtomicFolder>(new AtomicFolder(path, temp_path));
+}
+
+std::unique_ptr<AtomicFolder> AtomicFolder::Adopt(
+    const std::string& path, const std::string& temp_path) {
   return std::unique_ptr<AtomicFolder>(new AtomicFolder(path, temp_path));
 }
 
@@ -128,12 +126,13 @@ bool IsStaleFile(absl::string_view name) {
 }
 
 absl::Status RemoveStaleFiles(const std::string& folder,
-                              const std::vector<std::string>& names) {
+                              const std::vector<std::string>& names,
+                              bool others_too) {
   ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> present,
                         ListFolder(folder));
   for (const std::string& name : present) {
     const StaleName stale = ParseStaleName(name);
-    if (stale.kind.empty() || IsOtherLiveProcess(stale.pid) ||
+    if (stale.kind.empty() || (!others_too && IsOtherLiveProcess(stale.pid)) ||
         std::find(names.begin(), names.end(), stale.name) == names.end()) {
       continue;
     }

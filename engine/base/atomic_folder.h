@@ -27,6 +27,10 @@ class AtomicFolder {
   // Errors: as FileError; InvalidArgument when `path` is a file.
   static absl::StatusOr<std::unique_ptr<AtomicFolder>> Create(
       const std::string& path);
+  // The same for the folder `temp_path` beside `path`, which others have
+  // filled.
+  static std::unique_ptr<AtomicFolder> Adopt(const std::string& path,
+                                             const std::string& temp_path);
   ~AtomicFolder();
   AtomicFolder(const AtomicFolder&) = delete;
   AtomicFolder& operator=(const AtomicFolder&) = delete;
@@ -67,10 +71,12 @@ bool IsStaleFile(absl::string_view name);
 // `names` in it: removes their unfinished files and folders, and puts back an
 // earlier folder that was moved away and not yet replaced. What belongs to a
 // process that lives is left alone, except this one: it must have nothing open
-// here.
+// here. With `others_too`, nobody else writes here (a lock says so), and what
+// has the id of a living process is from before that process.
 // Errors: as FileError.
 absl::Status RemoveStaleFiles(const std::string& folder,
-                              const std::vector<std::string>& names);
+                              const std::vector<std::string>& names,
+                              bool others_too = false);
 
 }  // namespace zero
 

@@ -211,6 +211,13 @@ absl::Status RemoveFile(const std::string& path) {
   return FileError("cannot remove", path, errno);
 }
 
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return error ? FileError("cannot remove", path, error.value())
+               : absl::OkStatus();
+}
+
 absl::Status MakeFolders(const std::string& path) {
   if (path.empty() || IsFolder(path)) return absl::OkStatus();
   const std::string parent = FolderOf(path);
@@ -398,6 +405,35 @@ absl::StatusOr<MappedFile> MappedFile::Open(const std::string& path) {
       [=](const uint8_t*) { ::munmap(data, size); });
   mapped.size_ = file.size;
   return mapped;
+}
+
+absl::StatusOr<std::shared_ptr<const ReadableFile>> ReadableFile::Open(
+    const std::string& path) {
+  OpenFile file;
+  ZERO_RETURN_IF_ERROR(file.Open(path));
+  return std::shared_ptr<const ReadableFile>(
+      new ReadableFile(path, std::exchange(file.fd, -1), file.size));
+}
+
+ReadableFile::~ReadableFile() { ::close(fd_); }
+
+absl::Status ReadableFile::ReadAt(int64_t offset, void* data,
+                                  int64_t bytes) const {
+  char* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const ssize_t n = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return FileError("cannot read", path_, errno);
+    if (n == 0) {
+      return absl::DataLossError(
+          absl::StrCat("'", path_, "': it ends at byte ", offset, ", ", bytes,
+                       " more were expected: truncated"));
+    }
+    to += n;
+    offset += n;
+    bytes -= n;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace zero

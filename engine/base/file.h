@@ -37,6 +37,9 @@ absl::Status WriteFileAtomically(const std::string& path,
 // Removes a file; one that is not there is no error.
 absl::Status RemoveFile(const std::string& path);
 
+// rm -rf, of a file or a folder.
+absl::Status RemoveTree(const std::string& path);
+
 // mkdir -p.
 absl::Status MakeFolders(const std::string& path);
 
@@ -130,6 +133,34 @@ class MappedFile {
  private:
   std::shared_ptr<const uint8_t> data_;
   int64_t size_ = 0;
+};
+
+// A regular file that is read in pieces. Where it is cut off meanwhile, reading
+// is an error and no signal, as with a map.
+// Threads: const methods may be called from many threads.
+class ReadableFile {
+ public:
+  // Errors: as MappedFile::Open.
+  static absl::StatusOr<std::shared_ptr<const ReadableFile>> Open(
+      const std::string& path);
+  ~ReadableFile();
+  ReadableFile(const ReadableFile&) = delete;
+  ReadableFile& operator=(const ReadableFile&) = delete;
+
+  // Errors: DataLoss where the file ends before offset + bytes; FileError.
+  absl::Status ReadAt(int64_t offset, void* data, int64_t bytes) const;
+
+  // When it was opened.
+  int64_t size() const { return size_; }
+  const std::string& path() const { return path_; }
+
+ private:
+  ReadableFile(std::string path, int fd, int64_t size)
+      : path_(std::move(path)), fd_(fd), size_(size) {}
+
+  std::string path_;
+  int fd_;
+  int64_t size_;
 };
 
 }  // namespace zero

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_format.h"
+#include "kernels/check.h"
 
 namespace zero {
 namespace {
@@ -18,6 +19,27 @@ std::string Hex(absl::uint128 hash) {
 
 std::string HashOf(absl::string_view bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return Hex(absl::MakeUint128(hash.high64, hash.low64));
+}
+
+RunningHash::RunningHash() : state_(XXH3_createState()) {
+  ZERO_CHECK(state_ != nullptr) << "out of memory";
+  XXH3_128bits_reset(state_.get());
+}
+
+RunningHash::~RunningHash() = default;
+
+void RunningHash::Free::operator()(XXH3_state_s* state) const {
+  XXH3_freeState(state);
+}
+
+void RunningHash::Add(absl::string_view bytes) {
+  XXH3_128bits_update(state_.get(), bytes.data(), bytes.size());
+}
+
+std::string RunningHash::Take() {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_.get());
+  XXH3_128bits_reset(state_.get());
   return Hex(absl::MakeUint128(hash.high64, hash.low64));
 }
 

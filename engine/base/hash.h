@@ -6,15 +6,37 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "absl/numeric/int128.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
+struct XXH3_state_s;  // xxhash.h
+
 namespace zero {
 
 std::string HashOf(absl::string_view bytes);
+
+// The hash of bytes that come in pieces.
+class RunningHash {
+ public:
+  RunningHash();
+  ~RunningHash();
+  RunningHash(RunningHash&&) = default;
+  RunningHash& operator=(RunningHash&&) = default;
+
+  void Add(absl::string_view bytes);
+  // HashOf what was added since the last call.
+  std::string Take();
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
 
 // The sum of the hashes of numbered blocks, so that it does not matter who adds
 // which block, or when. `parameters_hash` numbers the blocks of all parameters

@@ -300,6 +300,7 @@ absl::Status SafetensorsReader::AddFile(const std::string& path) {
     int64_t begin = 0;
     ZERO_RETURN_IF_ERROR(ReadEntry(name, entry, data_bytes, &tensor, &begin));
     tensor.data = data + begin;
+    tensor.offset = tensor.data - file.data();
     tensors.push_back(std::move(tensor));
   }
   ZERO_RETURN_IF_ERROR(CheckCover(path, data, data_bytes, tensors));

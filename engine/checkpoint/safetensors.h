@@ -35,6 +35,7 @@ struct StoredTensor {
   // Mapped; valid while the reader lives; may be unaligned, so copy from it.
   const uint8_t* data = nullptr;
   std::string file;
+  int64_t offset = 0;  // of data in the file
 
   std::string ShapeString() const;  // "[768, 2304]"
 };
