@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,12 +11,16 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <random>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "engine/base/file.h"
+#include "engine/base/hash.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
@@ -34,11 +39,15 @@ struct Whole {
   DType dtype;
 
   int64_t item() const { return static_cast<int64_t>(DTypeBytes(dtype)); }
-  std::string Bytes(int64_t step) const {
-    std::mt19937 random(static_cast<unsigned>(
-        std::hash<std::string>()(state + parameter) + step));
-    std::string bytes(elems * item(), '\0');
-    for (char& byte : bytes) byte = static_cast<char>(random());
+  const std::string& Bytes(int64_t step) const {
+    static std::map<std::string, std::string> made;
+    std::string& bytes =
+        made[absl::StrCat(state, " ", parameter, " ", elems, " ", step)];
+    if (bytes.empty()) {
+      std::mt19937 random(static_cast<unsigned>(made.size()));
+      bytes.resize(elems * item());
+      for (char& byte : bytes) byte = static_cast<char>(random());
+    }
     return bytes;
   }
 };
@@ -268,6 +277,471 @@ TEST_F(CheckpointTest, AMissingFileIsAnError) {
     EXPECT_THAT(error, HasSubstr(name));
     EXPECT_THAT(error, HasSubstr("; "));
   }
+}
+
+void Overwrite(const std::string& path, const std::string& contents) {
+  // A new file: ext4 flushes one that is truncated and written again.
+  fs::remove(path);
+  std::ofstream(path, std::ios::binary) << contents;
+}
+
+// The text of a JSON file of a checkpoint with the checksum that fits it.
+std::string Resealed(std::string text) {
+  const std::string key = "\"xxh3_128\": \"";
+  const size_t at = text.find(key) + key.size();
+  if (at < key.size() || at + 32 > text.size()) return text;
+  text.replace(at, 32, std::string(32, '0'));
+  return text.replace(at, 32, HashOf(text));
+}
+
+// Lets an index know the header that its data file now has.
+void RenewIndex(const std::string& stem) {
+  const std::string data = ReadFile(stem + ".safetensors").value();
+  auto index = nlohmann::ordered_json::parse(ReadFile(stem + ".json").value());
+  index["file_bytes"] = data.size();
+  index["header_xxh3_128"] =
+      HashOf(data.substr(0, index["header_bytes"].get<size_t>()));
+  Overwrite(stem + ".json", Resealed(index.dump(1) + "\n"));
+}
+
+constexpr const char* kFiles[] = {"checkpoint.json", "states-00000.json",
+                                  "states-00000.safetensors"};
+
+TEST_F(CheckpointTest, EveryByteThatChangesIsFound) {
+  const Model model = SmallModel();
+  ASSERT_TRUE(Save(checkpoints_, model, 3).ok());
+  for (const char* name : kFiles) {
+    const std::string path = Step(3) + "/" + name;
+    const std::string whole = ReadFile(path).value();
+    for (size_t i = 0; i < whole.size(); ++i) {
+      std::string flipped = whole;
+      flipped[i] = static_cast<char>(flipped[i] ^ (1 << (i % 8)));
+      Overwrite(path, flipped);
+      ASSERT_THAT(ErrorOf(Step(3), model, 3), HasSubstr(name))
+          << "byte " << i << " of " << whole.size();
+    }
+    Overwrite(path, whole);
+  }
+  EXPECT_TRUE(Load(Step(3), model, 3).ok());
+}
+
+TEST_F(CheckpointTest, EveryLengthThatAFileIsCutToIsFound) {
+  const Model model = SmallModel();
+  ASSERT_TRUE(Save(checkpoints_, model, 3).ok());
+  for (const char* name : kFiles) {
+    const std::string path = Step(3) + "/" + name;
+    const std::string whole = ReadFile(path).value();
+    for (size_t size = 0; size < whole.size(); size += 7) {
+      Overwrite(path, whole.substr(0, size));
+      ASSERT_THAT(ErrorOf(Step(3), model, 3), HasSubstr(name)) << size;
+    }
+    Overwrite(path, whole + "\n");
+    EXPECT_THAT(ErrorOf(Step(3), model, 3), HasSubstr(name));
+    Overwrite(path, whole);
+  }
+}
+
+// Half of them with checksums that fit, so that what is behind them is tested.
+TEST_F(CheckpointTest, TenThousandMutationsNeitherCrashNorLoadWrongBytes) {
+  const Model model = SmallModel();
+  ASSERT_TRUE(Save(checkpoints_, model, 3).ok());
+  ASSERT_TRUE(Save(checkpoints_, model, 4, 2, 9).ok());
+  std::map<std::string, std::string> whole;
+  for (const char* name : kFiles) {
+    whole[name] = ReadFile(Step(3) + "/" + name).value();
+  }
+  const std::string header = whole["states-00000.safetensors"];
+  uint64_t header_bytes;
+  memcpy(&header_bytes, header.data(), sizeof(header_bytes));
+  const std::string often = "{}[]\",:0123456789-eFIBUabnullw \\";
+  std::mt19937 random(4);
+  int num_right = 0, num_swapped = 0, num_renewed = 0;
+  for (int i = 0; i < 10000; ++i) {
+    const std::string name = kFiles[random() % 3];
+    const bool is_data = absl::EndsWith(name, ".safetensors");
+    const std::string path = Step(3) + "/" + name;
+    std::string mutated = whole[name];
+    const bool renew = random() % 2 == 0;
+    if (random() % 50 == 0) {
+      mutated = ReadFile(Step(4) + "/" + name).value();
+      ++num_swapped;
+    }
+    for (size_t c = random() % 4; c > 0; --c) {
+      const size_t end = is_data ? 8 + header_bytes : mutated.size();
+      const size_t at = random() % std::min(end, mutated.size());
+      switch (random() % 4) {
+        case 0:
+          mutated[at] = static_cast<char>(mutated[at] ^ (1 << random() % 8));
+          break;
+        case 1:
+          mutated[at] = often[random() % often.size()];
+          break;
+        case 2:
+          mutated.insert(at, 1, often[random() % often.size()]);
+          break;
+        case 3:
+          mutated.erase(at, random() % 4);
+          break;
+      }
+      if (random() % 16 == 0) mutated.resize(random() % mutated.size() + 1);
+    }
+    Overwrite(path, renew && !is_data ? Resealed(mutated) : mutated);
+    if (renew && is_data) RenewIndex(Step(3) + "/states-00000");
+    const absl::Status status = Load(Step(3), model, 3);
+    ASSERT_FALSE(absl::IsInternal(status)) << status << "\n" << mutated;
+    num_right += status.ok();
+    num_renewed += renew;
+    if (status.ok() && !renew) {
+      ASSERT_EQ(mutated, whole[name]);
+    }
+    Overwrite(path, whole[name]);
+    if (renew && is_data) {
+      Overwrite(Step(3) + "/states-00000.json", whole["states-00000.json"]);
+    }
+  }
+  EXPECT_GT(num_right, 1000);
+  EXPECT_LT(num_right, 5000);
+  EXPECT_GT(num_swapped, 100);
+  EXPECT_GT(num_renewed, 4000);
+}
+
+TEST_F(CheckpointTest, AFileThatIsCutOffWhileItIsReadIsAnError) {
+  const Model model = LargeModel();
+  ASSERT_TRUE(Save(checkpoints_, model, 3, 1).ok());
+  const auto reader = CheckpointReader::Open(Step(3));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  fs::resize_file(Step(3) + "/states-00000.safetensors", 5000);
+  std::string bytes(model[1].elems * 4, '\0');
+  const absl::Status status =
+      (*reader)->Read("weight", "big", 0, model[1].elems, bytes.data());
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("truncated"));
+  EXPECT_EQ((*reader)->Verify().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(CheckpointTest, DamageIsNamedByFileTensorAndBytes) {
+  const Model model = LargeModel();
+  ASSERT_TRUE(Save(checkpoints_, model, 3, 1).ok());
+  const std::string path = Step(3) + "/states-00000.safetensors";
+  std::string contents = ReadFile(path).value();
+  contents.back() = static_cast<char>(contents.back() ^ 4);
+  Overwrite(path, contents);
+  const auto reader = CheckpointReader::Open(Step(3));
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const std::string error((*reader)->Verify().message());
+  EXPECT_THAT(error, HasSubstr(path));
+  EXPECT_THAT(error, HasSubstr("low_bits/big["));
+  EXPECT_THAT(error, HasSubstr(absl::StrCat("to ", contents.size())));
+  EXPECT_THAT(error, HasSubstr("; use another checkpoint"));
+  // What is not damaged can be read.
+  float value;
+  EXPECT_TRUE((*reader)->Read("weight", "a", 0, 1, &value).ok());
+}
+
+TEST_F(CheckpointTest, ANewerFormatIsRefusedWithWhatToDo) {
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 2).ok());
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 3).ok());
+  for (const char* name : {"checkpoint.json", "states-00000.json"}) {
+    const std::string path = Step(3) + "/" + name;
+    const std::string whole = ReadFile(path).value();
+    Overwrite(path, Resealed(absl::StrReplaceAll(
+                        whole, {{"\"version\": 1", "\"version\": 2"}})));
+    EXPECT_THAT(ErrorOf(Step(3), SmallModel(), 3),
+                HasSubstr("use the newer zero that wrote it"));
+    // It is not damaged, so an older one does not take its place.
+    EXPECT_EQ(FindNewestCheckpoint(checkpoints_).status().code(),
+              absl::StatusCode::kFailedPrecondition);
+    Overwrite(path, whole);
+  }
+}
+
+TEST_F(CheckpointTest, AFolderUnderAnotherStepsNameIsRefused) {
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 3).ok());
+  fs::rename(Step(3), Step(5));
+  EXPECT_THAT(ErrorOf(Step(5), SmallModel(), 3), HasSubstr("step 3"));
+  fs::rename(Step(5), dir_.File("best"));
+  EXPECT_TRUE(Load(dir_.File("best"), SmallModel(), 3).ok());
+}
+
+// What CommitCheckpoint says of parts with these ranges of SmallModel.
+class CommitTest : public CheckpointTest {
+ protected:
+  std::string ErrorWith(const std::vector<std::vector<CheckpointRange>>& ranges,
+                        const Model& model = SmallModel()) {
+    EXPECT_TRUE(BeginCheckpoint(checkpoints_, 3).ok());
+    for (size_t part = 0; part < ranges.size(); ++part) {
+      const absl::Status status =
+          WritePart(PartialFolder(checkpoints_, 3), static_cast<int64_t>(part),
+                    model, 3, ranges[part]);
+      EXPECT_TRUE(status.ok()) << status;
+    }
+    return Error();
+  }
+  std::string Error() {
+    const absl::Status status =
+        CommitCheckpoint(checkpoints_, ManifestOf(SmallModel(), 2, 3));
+    EXPECT_FALSE(status.ok());
+    // Nothing is left of it.
+    EXPECT_THAT(ListFolder(checkpoints_).value(), IsEmpty());
+    return std::string(status.message());
+  }
+};
+
+TEST_F(CommitTest, EveryElementMustBeInOnePart) {
+  const auto ranges = Cut(SmallModel(), 2, 1);
+  for (size_t part = 0; part < 2; ++part) {
+    for (size_t r = 0; r < ranges[part].size(); ++r) {
+      auto changed = ranges;
+      changed[part].erase(changed[part].begin() + r);
+      EXPECT_THAT(ErrorWith(changed),
+                  testing::AnyOf(HasSubstr("is in no part"),
+                                 HasSubstr("no part has the weight of")));
+      changed = ranges;
+      changed[1 - part].push_back(ranges[part][r]);
+      EXPECT_THAT(ErrorWith(changed), HasSubstr("is in two parts"));
+    }
+  }
+}
+
+TEST_F(CommitTest, RangesMustFitTheParameters) {
+  auto ranges = Cut(SmallModel(), 2, 1);
+  Model model = SmallModel();
+  model.push_back({"exp_avg", "c", 4, DType::kF32});
+  ranges[0].push_back({"exp_avg", "c", 0, 4, DType::kF32});
+  EXPECT_THAT(ErrorWith(ranges, model), HasSubstr("has no parameter 'c'"));
+  ranges[0].pop_back();
+  model.pop_back();
+  model[0].elems = 8;
+  ranges[0].push_back({"weight", "a", 6, 2, DType::kF32});
+  EXPECT_THAT(
+      ErrorWith(ranges, model),
+      HasSubstr("element 6 of weight of 'a' (6 elements) is there all"));
+  ranges[0].back() = {"exp_avg_sq", "a", 0, 3, DType::kF32};
+  ranges[1].push_back({"exp_avg_sq", "a", 3, 3, DType::kBF16});
+  model.push_back({"exp_avg_sq", "a", 6, DType::kF32});
+  EXPECT_TRUE(BeginCheckpoint(checkpoints_, 3).ok());
+  const std::string folder = PartialFolder(checkpoints_, 3);
+  ASSERT_TRUE(WritePart(folder, 0, model, 3, ranges[0]).ok());
+  model.back().dtype = DType::kBF16;
+  ASSERT_TRUE(WritePart(folder, 1, model, 3, ranges[1]).ok());
+  EXPECT_THAT(Error(), HasSubstr("is bf16, other elements are fp32"));
+}
+
+TEST_F(CommitTest, APartOfAnotherSaveIsNotTaken) {
+  const auto ranges = Cut(SmallModel(), 2, 1);
+  const std::string folder = PartialFolder(checkpoints_, 3);
+  for (const int64_t step : {3, 4}) {
+    ASSERT_TRUE(BeginCheckpoint(checkpoints_, 3).ok());
+    ASSERT_TRUE(WritePart(folder, 0, SmallModel(), 3, ranges[0]).ok());
+    ASSERT_TRUE(WritePart(folder, 1, SmallModel(), step, ranges[1]).ok());
+    if (step == 3) {  // the right one as another part
+      fs::rename(folder + "/states-00000.json", folder + "/states-00001.json");
+      ASSERT_TRUE(WritePart(folder, 0, SmallModel(), 3, ranges[0]).ok());
+    }
+    EXPECT_THAT(Error(), HasSubstr("files of two checkpoints are mixed"));
+  }
+}
+
+TEST_F(CommitTest, APartThatIsNotThereIsNamed) {
+  EXPECT_THAT(ErrorWith({Cut(SmallModel(), 2, 1)[0]}),
+              HasSubstr("states-00001.json' is missing, of 2 parts"));
+}
+
+TEST_F(CheckpointTest, APartIsGivenWholeAndInOrder) {
+  const std::string data(40, 'x');
+  const auto create = [&](std::vector<CheckpointRange> ranges) {
+    EXPECT_TRUE(BeginCheckpoint(checkpoints_, 3).ok());
+    return CheckpointPartWriter::Create(PartialFolder(checkpoints_, 3), 0,
+                                        "save", std::move(ranges));
+  };
+  const CheckpointRange range = {"weight", "a", 2, 10, DType::kF32};
+  EXPECT_FALSE(create({range, range}).ok());
+  EXPECT_FALSE(create({{"weight", "a", 0, 0, DType::kF32}}).ok());
+  EXPECT_FALSE((*create({range}))->Write(0, 1, data.data(), 1).ok());
+  EXPECT_FALSE((*create({range}))->Write(0, 0, data.data(), 11).ok());
+  const auto writer = create({range});
+  EXPECT_TRUE((*writer)->Write(0, 0, data.data(), 9).ok());
+  EXPECT_FALSE((*writer)->Write(0, 0, data.data(), 1).ok());
+  EXPECT_THAT(std::string((*writer)->Commit().message()),
+              HasSubstr("weight/a[2:12]"));
+  EXPECT_FALSE(
+      PathExists(PartialFolder(checkpoints_, 3) + "/states-00000.safetensors"));
+}
+
+// A rank that owns nothing has a part all the same.
+TEST_F(CheckpointTest, APartMayBeEmpty) {
+  auto ranges = Cut(SmallModel(), 1, 1);
+  ASSERT_TRUE(BeginCheckpoint(checkpoints_, 3).ok());
+  const std::string folder = PartialFolder(checkpoints_, 3);
+  ASSERT_TRUE(WritePart(folder, 0, SmallModel(), 3, ranges[0]).ok());
+  ASSERT_TRUE(WritePart(folder, 1, SmallModel(), 3, {}).ok());
+  const absl::Status status =
+      CommitCheckpoint(checkpoints_, ManifestOf(SmallModel(), 2, 3));
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(Load(Step(3), SmallModel(), 3).ok());
+}
+
+// Runs `work` in another process and returns how it ended.
+int InAnotherProcess(const std::function<int()>& work) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(work());
+  int result = 0;
+  ::waitpid(child, &result, 0);
+  EXPECT_TRUE(WIFEXITED(result));
+  return WEXITSTATUS(result);
+}
+
+TEST_F(CheckpointTest, WhereTheDiskHasNoRoomTheErrorSaysWhatToDo) {
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 2).ok());
+  const auto save = [&] {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {1 << 20, 1 << 20};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    const absl::Status status = Save(checkpoints_, LargeModel(), 3);
+    const bool fits = absl::IsResourceExhausted(status) &&
+                      absl::StrContains(status.message(), "states-0000") &&
+                      absl::StrContains(status.message(), "ulimit -f") &&
+                      AbandonCheckpoint(checkpoints_, 3).ok();
+    return fits ? 7 : 1;
+  };
+  EXPECT_EQ(InAnotherProcess(save), 7);
+  EXPECT_THAT(ListFolder(checkpoints_).value(),
+              ElementsAre("latest", "step-00000002"));
+}
+
+TEST_F(CheckpointTest, WhereNothingMayBeWrittenTheErrorSaysWhere) {
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 2).ok());
+  const auto save = [&] {
+    ::chmod(checkpoints_.c_str(), 0500);
+    ::chmod(dir_.path().c_str(), 0755);
+    if (::geteuid() == 0 && ::setuid(65534) != 0) return 1;
+    const absl::Status status = BeginCheckpoint(checkpoints_, 3);
+    const bool fits =
+        absl::IsPermissionDenied(status) &&
+        absl::StrContains(status.message(), "checkpoints") &&
+        absl::StrContains(status.message(), "check owner and permissions");
+    return fits ? 7 : 1;
+  };
+  EXPECT_EQ(InAnotherProcess(save), 7);
+  ::chmod(checkpoints_.c_str(), 0700);
+}
+
+TEST_F(CheckpointTest, ACrashAfterAnyStepOfASaveLosesNothing) {
+  const Model model = SmallModel();
+  // Step 2 is always there; step 3 is new, or replaced by other bytes: those of
+  // another cut.
+  for (const bool replaces : {false, true}) {
+    int steps = 1;
+    for (bool crashed = true; crashed; ++steps) {
+      SCOPED_TRACE(absl::StrCat("replaces ", replaces, ", step ", steps));
+      fs::remove_all(checkpoints_);
+      ASSERT_TRUE(Save(checkpoints_, model, 2).ok());
+      if (replaces) {
+        ASSERT_TRUE(Save(checkpoints_, model, 3).ok());
+      }
+      const int result = InAnotherProcess([&] {
+        int left = steps;
+        return Save(checkpoints_, model, 3, 3, 5,
+                    [&] {
+                      if (--left == 0) ::_exit(7);
+                    }).ok()
+                   ? 0
+                   : 1;
+      });
+      ASSERT_THAT(result, testing::AnyOf(0, 7));
+      crashed = result == 7;
+      // Also before anybody has tidied up.
+      for (int i = 0; i < 2; ++i) {
+        const auto found = FindNewestCheckpoint(checkpoints_);
+        ASSERT_TRUE(found.ok()) << found.status();
+        EXPECT_THAT(found->notes, IsEmpty());
+        const int64_t step = found->reader->manifest().step;
+        if (replaces || steps > 3) {
+          EXPECT_EQ(step, 3);
+        }
+        EXPECT_TRUE(Load(found->path, model, step).ok());
+        ASSERT_TRUE(RemoveUnfinishedCheckpoints(checkpoints_).ok());
+      }
+      std::vector<std::string> want = {"latest", "step-00000002"};
+      if (PathExists(Step(3))) want.push_back("step-00000003");
+      EXPECT_EQ(ListFolder(checkpoints_).value(), want);
+    }
+    // The manifest, the folder, the rename, its folder, `latest`; and all.
+    EXPECT_EQ(steps, 1 + 5 + 1);
+  }
+}
+
+// Where names cannot be exchanged, a checkpoint that is replaced is moved aside
+// first. The number of the process is that of one that lives.
+TEST_F(CheckpointTest, OneThatWasMovedAsideComesBack) {
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 3).ok());
+  const std::string aside =
+      absl::StrCat(Step(3), ".zero-old.", ::getppid(), ".0");
+  fs::rename(Step(3), aside);
+  ASSERT_TRUE(fs::create_directory(Step(3) + ".partial"));
+  dir_.Write("run/checkpoints/latest.zero-tmp.1.5", "step-");
+  dir_.Write("run/checkpoints/step-00000001.zero-tmp.1.7/checkpoint.json", "");
+  dir_.Write("run/checkpoints/notes.txt", "mine");
+  ASSERT_TRUE(RemoveUnfinishedCheckpoints(checkpoints_).ok());
+  EXPECT_THAT(ListFolder(checkpoints_).value(),
+              ElementsAre("latest", "notes.txt", "step-00000003"));
+  EXPECT_TRUE(Load(Step(3), SmallModel(), 3).ok());
+  // The new one is there: the old one goes.
+  fs::copy(Step(3), aside);
+  ASSERT_TRUE(RemoveUnfinishedCheckpoints(checkpoints_).ok());
+  EXPECT_FALSE(PathExists(aside));
+  EXPECT_TRUE(Load(Step(3), SmallModel(), 3).ok());
+}
+
+TEST_F(CheckpointTest, TheNewestThatOpensIsFoundWithWhyNotTheOthers) {
+  EXPECT_TRUE(RemoveUnfinishedCheckpoints(checkpoints_).ok());
+  EXPECT_THAT(ListCheckpoints(checkpoints_), IsEmpty());
+  EXPECT_EQ(FindNewestCheckpoint(checkpoints_).status().code(),
+            absl::StatusCode::kNotFound);
+  for (const int64_t step : {1, 2, 3, 123456789}) {
+    ASSERT_TRUE(Save(checkpoints_, SmallModel(), step).ok());
+  }
+  const std::string last = checkpoints_ + "/step-123456789";
+  EXPECT_THAT(ListCheckpoints(checkpoints_),
+              ElementsAre(Step(1), Step(2), Step(3), last));
+  fs::resize_file(last + "/checkpoint.json", 9);
+  fs::remove(Step(3) + "/states-00001.safetensors");
+  auto found = FindNewestCheckpoint(checkpoints_);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->path, Step(2));
+  EXPECT_THAT(found->notes,
+              ElementsAre(HasSubstr("step-123456789 is damaged: "),
+                          HasSubstr("step-00000003 is damaged: ")));
+  fs::remove(Step(2) + "/checkpoint.json");
+  fs::remove(Step(1) + "/checkpoint.json");
+  found = FindNewestCheckpoint(checkpoints_);
+  EXPECT_EQ(found.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(found.status().message()),
+              HasSubstr("no checkpoint in"));
+}
+
+TEST_F(CheckpointTest, PruningKeepsTheNewestAndEveryNth) {
+  const auto left = [&](int64_t keep_last, int64_t keep_every) {
+    EXPECT_TRUE(PruneCheckpoints(checkpoints_, keep_last, keep_every).ok());
+    std::string steps;
+    for (const std::string& path : ListCheckpoints(checkpoints_)) {
+      absl::StrAppend(&steps, path.substr(path.size() - 1));
+    }
+    return steps;
+  };
+  EXPECT_EQ(left(1, 0), "");
+  for (const int64_t step : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    ASSERT_TRUE(Save(checkpoints_, SmallModel(), step).ok());
+  }
+  EXPECT_EQ(left(0, 0), "12345678");
+  EXPECT_EQ(left(0, 4), "12345678");
+  EXPECT_EQ(left(6, 2), "2345678");
+  // One that does not open is not counted, and not removed before older ones.
+  fs::remove(Step(7) + "/checkpoint.json");
+  EXPECT_EQ(left(2, 4), "4678");
+  EXPECT_EQ(left(1, 0), "8");
+  EXPECT_THAT(ListFolder(checkpoints_).value(),
+              ElementsAre("latest", "step-00000008"));
 }
 
 }  // namespace
