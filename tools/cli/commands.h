@@ -39,6 +39,7 @@ Command AddConfig(CLI::App& app);
 Command AddPlan(CLI::App& app);
 Command AddMemory(CLI::App& app);
 Command AddReport(CLI::App& app);
+Command AddCheckpoint(CLI::App& app);
 Command AddDevices(CLI::App& app);
 
 // Options that every command on a config has.

@@ -132,6 +132,8 @@ int Main(int argc, char** argv) {
       {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
       {"memory", "Compare what each ZeRO stage takes and sends", AddMemory},
       {"report", "Draw what runs wrote, on one page", AddReport},
+      {"checkpoint", "List, check, compare and export checkpoints",
+       AddCheckpoint},
       {"devices", "What this machine offers", AddDevices, true},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;

@@ -1,0 +1,617 @@
+// `zero checkpoint`: what runs saved, to list, check, compare and hand on.
+#include "engine/checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/checkpoint/portable.h"
+#include "engine/data/tokenizer.h"
+#include "engine/train/console.h"
+#include "engine/train/metrics.h"
+#include "models/catalog.h"
+#include "models/hf_config.h"
+#include "models/registry.h"
+#include "nlohmann/json.hpp"
+#include "tools/cli/commands.h"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string WithoutSlash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// The folder of checkpoints that `dir` is or, as a run's, has.
+std::string CheckpointsOf(const std::string& dir) {
+  const std::string below = dir + "/checkpoints";
+  return IsFolder(below) ? below : dir;
+}
+
+// The checkpoint that is named by itself or by `latest`, or else the newest of
+// a run. On stderr: which one, and why not a newer one.
+absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCheckpoint(
+    const std::string& given) {
+  std::string path = WithoutSlash(given);
+  if (absl::EndsWith(path, "/latest") && !IsFolder(path)) path = FolderOf(path);
+  if (!IsFolder(path)) {
+    return absl::NotFoundError(absl::StrCat(
+        "'", given,
+        "' is no folder; name a checkpoint, such as "
+        "OUT_DIR/checkpoints/step-00001000, or a run's training.out_dir"));
+  }
+  const std::string checkpoints = CheckpointsOf(path);
+  if (PathExists(path + "/checkpoint.json") ||
+      ListCheckpoints(checkpoints).empty()) {
+    return CheckpointReader::Open(path);
+  }
+  ZERO_ASSIGN_OR_RETURN(FoundCheckpoint found,
+                        FindNewestCheckpoint(checkpoints));
+  for (const std::string& note : found.notes) {
+    absl::FPrintF(stderr, "zero: note: %s\n", note);
+  }
+  absl::FPrintF(stderr, "zero: note: this is %s\n", found.path);
+  return std::move(found.reader);
+}
+
+int64_t FileBytes(const CheckpointReader& reader) {
+  int64_t bytes = 0;
+  for (const CheckpointPart& part : reader.parts()) bytes += part.file_bytes;
+  return bytes;
+}
+
+std::string BytesText(int64_t bytes) {
+  return HumanBytes(static_cast<double>(bytes));
+}
+
+int64_t ElementsOf(const std::vector<int64_t>& shape) {
+  int64_t product = 1;
+  for (const int64_t dim : shape) product *= dim;
+  return product;
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// ---- list -------------------------------------------------------------------
+
+absl::Status List(const std::string& dir, bool json) {
+  if (!IsFolder(dir)) {
+    return absl::NotFoundError(absl::StrCat(
+        "'", dir, "' is no folder; name the training.out_dir of a run"));
+  }
+  const std::string checkpoints = CheckpointsOf(WithoutSlash(dir));
+  std::vector<std::string> paths = ListCheckpoints(checkpoints);
+  ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(checkpoints));
+  for (const std::string& name : names) {
+    if (absl::StartsWith(name, "step-") && absl::EndsWith(name, ".partial")) {
+      paths.push_back(absl::StrCat(checkpoints, "/", name));
+    }
+  }
+  if (paths.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no checkpoint in '", checkpoints, "'"));
+  }
+  if (!json) {
+    absl::PrintF("%-24s %10s %12s %-20s %10s  complete\n", "checkpoint", "step",
+                 "samples", "date", "size");
+  }
+  for (const std::string& path : paths) {
+    const std::string name = path.substr(path.rfind('/') + 1);
+    std::string problem = absl::EndsWith(name, ".partial")
+                              ? "is being written, or was left by a crash"
+                              : "";
+    std::unique_ptr<CheckpointReader> reader;
+    if (problem.empty()) {
+      auto opened = CheckpointReader::Open(path);
+      if (opened.ok()) reader = *std::move(opened);
+      problem = std::string(opened.status().message());
+    }
+    Json line = {{"path", path}, {"complete", reader != nullptr}};
+    if (reader != nullptr) {
+      line["step"] = reader->manifest().step;
+      line["samples"] = reader->manifest().samples;
+      line["date"] = reader->manifest().date;
+      line["bytes"] = FileBytes(*reader);
+      line["run"] = reader->manifest().run;
+    } else {
+      line["problem"] = problem;
+    }
+    if (json) {
+      absl::PrintF("%s\n", ToLine(line));
+    } else if (reader == nullptr) {
+      absl::PrintF("%-24s no: %s\n", name, problem);
+    } else {
+      absl::PrintF("%-24s %10d %12d %-20s %10s  yes\n", name,
+                   reader->manifest().step, reader->manifest().samples,
+                   reader->manifest().date, BytesText(FileBytes(*reader)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// ---- show -------------------------------------------------------------------
+
+// Of each state: how many parameters have it, their elements and bytes.
+Json StatesOf(const CheckpointReader& reader) {
+  Json states = Json::array();
+  for (const std::string& state : reader.states()) {
+    int64_t num_parameters = 0, elems = 0, bytes = 0;
+    std::set<std::string> dtypes;
+    for (const auto& [name, shape] : reader.manifest().parameters) {
+      const auto dtype = reader.dtype(state, name);
+      if (!dtype.has_value()) continue;
+      ++num_parameters;
+      elems += ElementsOf(shape);
+      bytes += ElementsOf(shape) * static_cast<int64_t>(DTypeBytes(*dtype));
+      dtypes.insert(DTypeName(*dtype));
+    }
+    states.push_back({{"state", state},
+                      {"dtype", absl::StrJoin(dtypes, ", ")},
+                      {"parameters", num_parameters},
+                      {"elements", elems},
+                      {"bytes", bytes}});
+  }
+  return states;
+}
+
+Json ShowJson(const CheckpointReader& reader) {
+  const CheckpointManifest& manifest = reader.manifest();
+  Json parts = Json::array(), parameters = Json::object();
+  for (const CheckpointPart& part : reader.parts()) {
+    parts.push_back({{"file", part.file},
+                     {"ranges", part.ranges.size()},
+                     {"bytes", part.file_bytes}});
+  }
+  for (const auto& [name, shape] : manifest.parameters) {
+    Json states = Json::array();
+    for (const std::string& state : reader.states()) {
+      if (reader.Has(state, name)) states.push_back(state);
+    }
+    parameters[name] = {{"shape", shape}, {"states", states}};
+  }
+  return {{"path", reader.folder()},
+          {"step", manifest.step},
+          {"samples", manifest.samples},
+          {"date", manifest.date},
+          {"run", manifest.run},
+          {"save", manifest.save},
+          {"bytes", FileBytes(reader)},
+          {"states", StatesOf(reader)},
+          {"parts", parts},
+          {"parameters", parameters},
+          {"progress", manifest.progress},
+          {"config", manifest.config}};
+}
+
+absl::Status Show(const std::string& path, bool as_json) {
+  ZERO_ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(path));
+  const Json json = ShowJson(*reader);
+  if (as_json) {
+    absl::PrintF("%s\n", ToLine(json));
+    return absl::OkStatus();
+  }
+  const CheckpointManifest& manifest = reader->manifest();
+  Console console(stdout, /*is_terminal=*/false);
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"step", WithCommas(manifest.step)},
+      {"samples", WithCommas(manifest.samples)},
+      {"date", manifest.date},
+      {"run", manifest.run},
+      {"save", manifest.save},
+      {"size", BytesText(FileBytes(*reader))}};
+  for (const auto& [key, value] : Flatten(manifest.progress)) {
+    rows.emplace_back("progress." + key, value.dump());
+  }
+  console.Table(reader->folder(), rows);
+  rows.clear();
+  for (const Json& state : json["states"]) {
+    rows.emplace_back(
+        state["state"].get<std::string>(),
+        absl::StrCat(state["dtype"].get<std::string>(), ", ",
+                     WithCommas(state["elements"].get<int64_t>()), " in ",
+                     state["parameters"].get<int64_t>(), " parameters, ",
+                     BytesText(state["bytes"].get<int64_t>())));
+  }
+  console.Table("states", rows);
+  rows.clear();
+  for (const auto& [name, shape] : manifest.parameters) {
+    std::vector<std::string> states;
+    for (const Json& state : json["parameters"][name]["states"]) {
+      states.push_back(state.get<std::string>());
+    }
+    rows.emplace_back(
+        name, absl::StrCat(ShapeText(shape), "  ", absl::StrJoin(states, " ")));
+  }
+  console.Table("parameters", rows);
+  rows.clear();
+  for (const CheckpointPart& part : reader->parts()) {
+    rows.emplace_back(part.file.substr(part.file.rfind('/') + 1),
+                      absl::StrCat(part.ranges.size(), " ranges, ",
+                                   BytesText(part.file_bytes)));
+  }
+  console.Table("parts", rows);
+  return absl::OkStatus();
+}
+
+// ---- verify -----------------------------------------------------------------
+
+// Prints one line for each damaged file, or that there is none.
+bool VerifyOne(const std::string& path) {
+  const auto reader = CheckpointReader::Open(path);
+  if (!reader.ok()) {
+    absl::PrintF("%s: %s\n", path, reader.status().message());
+    return false;
+  }
+  bool right = true;
+  for (size_t part = 0; part < (*reader)->parts().size(); ++part) {
+    const absl::Status status = (*reader)->VerifyPart(part);
+    if (status.ok()) continue;
+    absl::PrintF("%s: %s\n", path, status.message());
+    right = false;
+  }
+  if (right) {
+    absl::PrintF("%s: %d parts, %s, all as written\n", path,
+                 (*reader)->parts().size(), BytesText(FileBytes(**reader)));
+  }
+  return right;
+}
+
+absl::Status Verify(const std::vector<std::string>& given) {
+  std::vector<std::string> paths;
+  for (const std::string& one : given) {
+    const std::string path = WithoutSlash(one);
+    const auto of_run = ListCheckpoints(CheckpointsOf(path));
+    if (of_run.empty() || PathExists(path + "/checkpoint.json")) {
+      paths.push_back(path);
+    } else {
+      paths.insert(paths.end(), of_run.begin(), of_run.end());
+    }
+  }
+  size_t num_damaged = 0;
+  for (const std::string& path : paths) {
+    if (!VerifyOne(path)) ++num_damaged;
+  }
+  if (num_damaged == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(num_damaged, " of ", paths.size(),
+                                          " checkpoint(s) are damaged"));
+}
+
+// ---- diff -------------------------------------------------------------------
+
+std::string ValueText(DType dtype, const char* bytes) {
+  const auto as = [&](auto value) {
+    std::memcpy(&value, bytes, sizeof(value));
+    return value;
+  };
+  switch (dtype) {
+    case DType::kF32:
+      return absl::StrFormat("%.9g (0x%08x)", as(0.0f), as(uint32_t{0}));
+    case DType::kF64:
+      return absl::StrFormat("%.17g (0x%016x)", as(0.0), as(uint64_t{0}));
+    case DType::kBF16:
+      return absl::StrFormat("%.4g (0x%04x)", BF16ToF32(as(uint16_t{0})),
+                             as(uint16_t{0}));
+    case DType::kF16:
+      return absl::StrFormat("%.5g (0x%04x)", F16ToF32(as(uint16_t{0})),
+                             as(uint16_t{0}));
+    case DType::kI32:
+      return absl::StrCat(as(int32_t{0}));
+    case DType::kI64:
+      return absl::StrCat(as(int64_t{0}));
+    case DType::kU16:
+      return absl::StrCat(as(uint16_t{0}));
+    case DType::kU8:
+      return absl::StrCat(as(uint8_t{0}));
+  }
+  return "?";
+}
+
+struct Differences {
+  int64_t states = 0, elems = 0;  // compared
+  int64_t different_states = 0, different_elems = 0;
+  std::string first;
+
+  void Add(const std::string& what) {
+    if (different_states++ == 0) first = what;
+  }
+};
+
+// One state of a parameter that both have, in the same type and shape.
+absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
+                       const std::string& state, const std::string& name,
+                       Differences* differences) {
+  const DType dtype = *a.dtype(state, name);
+  const int64_t item = static_cast<int64_t>(DTypeBytes(dtype));
+  const int64_t elems = ElementsOf(a.manifest().parameters.at(name));
+  const int64_t chunk = kCheckpointBlockBytes / item;
+  std::string of_a(chunk * item, '\0'), of_b(chunk * item, '\0');
+  int64_t first = -1, num_different = 0;
+  std::string values;
+  for (int64_t begin = 0; begin < elems; begin += chunk) {
+    const int64_t n = std::min(chunk, elems - begin);
+    ZERO_RETURN_IF_ERROR(a.Read(state, name, begin, n, of_a.data()));
+    ZERO_RETURN_IF_ERROR(b.Read(state, name, begin, n, of_b.data()));
+    if (std::memcmp(of_a.data(), of_b.data(), n * item) == 0) continue;
+    for (int64_t i = 0; i < n; ++i) {
+      const char* one = of_a.data() + i * item;
+      const char* other = of_b.data() + i * item;
+      if (std::memcmp(one, other, item) == 0) continue;
+      ++num_different;
+      if (first >= 0) continue;
+      first = begin + i;
+      values =
+          absl::StrCat(ValueText(dtype, one), " and ", ValueText(dtype, other));
+    }
+  }
+  differences->elems += elems;
+  differences->different_elems += num_different;
+  if (first < 0) return absl::OkStatus();
+  differences->Add(
+      absl::StrCat(state, " of ", name, ", element ", first, ": ", values));
+  absl::PrintF("%s of %s: %s of %s elements differ, first %d: %s\n", state,
+               name, WithCommas(num_different), WithCommas(elems), first,
+               values);
+  return absl::OkStatus();
+}
+
+void PrintConfigDifferences(const CheckpointManifest& a,
+                            const CheckpointManifest& b) {
+  std::map<std::string, std::pair<std::string, std::string>> values;
+  for (const auto& [key, value] : Flatten(a.config)) {
+    values[key].first = value.dump();
+  }
+  for (const auto& [key, value] : Flatten(b.config)) {
+    values[key].second = value.dump();
+  }
+  for (const auto& [key, pair] : values) {
+    if (pair.first == pair.second) continue;
+    absl::PrintF("config %s: %s and %s\n", key,
+                 pair.first.empty() ? "nothing" : pair.first,
+                 pair.second.empty() ? "nothing" : pair.second);
+  }
+}
+
+absl::Status Diff(const std::string& path_a, const std::string& path_b) {
+  ZERO_ASSIGN_OR_RETURN(const auto a, OpenCheckpoint(path_a));
+  ZERO_ASSIGN_OR_RETURN(const auto b, OpenCheckpoint(path_b));
+  const CheckpointManifest &of_a = a->manifest(), &of_b = b->manifest();
+  if (of_a.step != of_b.step) {
+    absl::PrintF("step: %d and %d\n", of_a.step, of_b.step);
+  }
+  if (of_a.samples != of_b.samples) {
+    absl::PrintF("samples: %d and %d\n", of_a.samples, of_b.samples);
+  }
+  PrintConfigDifferences(of_a, of_b);
+  std::set<std::string> states, names;
+  for (const auto& reader : {a.get(), b.get()}) {
+    for (const std::string& state : reader->states()) states.insert(state);
+    for (const auto& [name, shape] : reader->manifest().parameters) {
+      names.insert(name);
+    }
+  }
+  Differences differences;
+  for (const std::string& state : states) {
+    for (const std::string& name : names) {
+      const auto dtype_a = a->dtype(state, name),
+                 dtype_b = b->dtype(state, name);
+      if (!dtype_a && !dtype_b) continue;
+      ++differences.states;
+      std::string what;
+      if (!dtype_a || !dtype_b) {
+        what = absl::StrCat("only in ", dtype_a ? path_a : path_b);
+      } else if (of_a.parameters.at(name) != of_b.parameters.at(name)) {
+        what =
+            absl::StrCat("its shape is ", ShapeText(of_a.parameters.at(name)),
+                         " and ", ShapeText(of_b.parameters.at(name)));
+      } else if (*dtype_a != *dtype_b) {
+        what = absl::StrCat("stored as ", DTypeName(*dtype_a), " and ",
+                            DTypeName(*dtype_b));
+      }
+      if (what.empty()) {
+        ZERO_RETURN_IF_ERROR(DiffState(*a, *b, state, name, &differences));
+      } else {
+        differences.Add(absl::StrCat(state, " of ", name, ": ", what));
+        absl::PrintF("%s of %s: %s\n", state, name, what);
+      }
+    }
+  }
+  if (differences.different_states == 0) {
+    absl::PrintF("the same: %s states of parameters, %s elements\n",
+                 WithCommas(differences.states), WithCommas(differences.elems));
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "%s of %s states of parameters and %s of %s elements differ, first %s",
+      WithCommas(differences.different_states), WithCommas(differences.states),
+      WithCommas(differences.different_elems), WithCommas(differences.elems),
+      differences.first));
+}
+
+// ---- export -----------------------------------------------------------------
+
+// The model of a run's resolved config.
+absl::StatusOr<ModelConfig> ModelOf(const CheckpointReader& reader) {
+  const Json& config = reader.manifest().config;
+  if (!config.is_object() || !config.contains("model") ||
+      !config["model"].is_object()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", reader.folder(), "': its config has no model"));
+  }
+  // All keys are there, and what they came from may be gone.
+  Json model = config["model"];
+  model.erase("preset");
+  model.erase("from_pretrained");
+  const Json alone = {
+      {"model", model},
+      {"train_batch_size", 1},
+      {"training", {{"steps", 1}}},
+      {"data", {{"tokenizer", "none"}, {"sequence_length", 1}}}};
+  const auto catalog = MakeModelCatalog();
+  LoadOptions load;
+  load.catalog = catalog.get();
+  load.missing_files = MissingFiles::kIgnored;
+  ZERO_ASSIGN_OR_RETURN(
+      const LoadedConfig loaded,
+      ParseConfig(alone.dump(), reader.folder() + "/checkpoint.json", load));
+  return loaded.config.model;
+}
+
+bool IsEnabled(const Json& config, const char* section) {
+  const auto it = config.find(section);
+  return it != config.end() && it->is_object() && it->contains("enabled") &&
+         (*it)["enabled"] == true;
+}
+
+// The token that ends a text of the run; -1 where it is not known.
+int64_t EndOfTextOf(const Json& config) {
+  const auto data = config.find("data");
+  if (data == config.end() || !data->is_object()) return -1;
+  const auto name = data->find("tokenizer");
+  if (name == data->end() || !name->is_string() || *name == "none") return -1;
+  const auto tokenizer = OpenTokenizer(name->get<std::string>());
+  if (tokenizer.ok()) return (*tokenizer)->eot_id();
+  absl::FPrintF(stderr, "zero: note: config.json is without eos_token_id: %s\n",
+                tokenizer.status().message());
+  return -1;
+}
+
+absl::Status CheckParameters(const CheckpointReader& reader,
+                             const Model& model) {
+  for (const Parameter* parameter : model.AllParameters()) {
+    std::vector<int64_t> shape;
+    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
+      shape.push_back(parameter->shape[i]);
+    }
+    const auto& parameters = reader.manifest().parameters;
+    const auto it = parameters.find(parameter->name);
+    const bool is_float = it != parameters.end() &&
+                          IsFloat(*reader.dtype("weight", parameter->name));
+    if (!is_float || it->second != shape) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "'", reader.folder(), "': the model of its config has a parameter ",
+          parameter->name, " ", ShapeText(shape), ", the checkpoint ",
+          it == parameters.end() ? "has none"
+                                 : "has it as " + ShapeText(it->second)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Export(const std::string& path, const std::string& dir,
+                    const std::string& dtype_name) {
+  ZERO_ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(path));
+  const Json& config = reader->manifest().config;
+  ZERO_ASSIGN_OR_RETURN(const ModelConfig model_config, ModelOf(*reader));
+  const auto model = MakeModel(model_config);
+  ZERO_RETURN_IF_ERROR(CheckParameters(*reader, *model));
+  DType dtype = IsEnabled(config, "bf16")   ? DType::kBF16
+                : IsEnabled(config, "fp16") ? DType::kF16
+                                            : DType::kF32;
+  for (const DType one : {DType::kF32, DType::kBF16, DType::kF16}) {
+    if (dtype_name == DTypeName(one)) dtype = one;
+  }
+  ZERO_ASSIGN_OR_RETURN(const auto writer,
+                        PortableWriter::Create(dir, *model, dtype));
+  std::vector<float> values;
+  std::string bytes;
+  for (const Parameter* parameter : model->AllParameters()) {
+    StoredTensor stored;
+    stored.dtype = *reader->dtype("weight", parameter->name);
+    const int64_t item = static_cast<int64_t>(DTypeBytes(stored.dtype));
+    const int64_t elems = parameter->shape.num_elems();
+    const int64_t chunk = kCheckpointBlockBytes / item;
+    for (int64_t begin = 0; begin < elems; begin += chunk) {
+      const int64_t n = std::min(chunk, elems - begin);
+      bytes.resize(n * item);
+      values.resize(n);
+      ZERO_RETURN_IF_ERROR(
+          reader->Read("weight", parameter->name, begin, n, bytes.data()));
+      stored.num_elements = n;
+      stored.data = reinterpret_cast<const uint8_t*>(bytes.data());
+      ReadAsF32(stored, 0, n, values.data());
+      writer->Write(*parameter, begin, values);
+    }
+  }
+  ZERO_ASSIGN_OR_RETURN(
+      const std::vector<std::string> notes,
+      writer->Commit(WriteHfConfig(model_config, dtype, EndOfTextOf(config))));
+  for (const std::string& note : notes) absl::PrintF("note: %s\n", note);
+  absl::PrintF("written %s: step %d, %s parameters as %s\n", dir,
+               reader->manifest().step, WithCommas(model->NumParameters()),
+               DTypeName(dtype));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Command AddCheckpoint(CLI::App& app) {
+  struct Flags {
+    std::string path, other, dtype;
+    std::vector<std::string> paths;
+    bool json = false;
+    absl::Status (*run)(const Flags&) = nullptr;
+  };
+  const auto flags = std::make_shared<Flags>();
+  constexpr char kPath[] = "a checkpoint, or a run's out_dir: its newest";
+  app.require_subcommand(1);
+  const auto add = [&](const char* name, const char* help,
+                       absl::Status (*run)(const Flags&)) {
+    CLI::App* sub = app.add_subcommand(name, help);
+    sub->parse_complete_callback([flags, run] { flags->run = run; });
+    return sub;
+  };
+  CLI::App* list =
+      add("list", "The checkpoints of a run: step, samples, date, size",
+          [](const Flags& flags) { return List(flags.path, flags.json); });
+  list->add_option("DIR", flags->path, "a run's training.out_dir")->required();
+  list->add_flag("--json", flags->json, "one JSON object per line");
+  CLI::App* show =
+      add("show", "What is in a checkpoint: states, parameters, files",
+          [](const Flags& flags) { return Show(flags.path, flags.json); });
+  show->add_option("PATH", flags->path, kPath)->required();
+  show->add_flag("--json", flags->json, "as one JSON object");
+  CLI::App* verify =
+      add("verify", "Read all bytes and compare them with their checksums",
+          [](const Flags& flags) { return Verify(flags.paths); });
+  verify
+      ->add_option("PATH", flags->paths,
+                   "checkpoints, and runs: all of their checkpoints")
+      ->required();
+  CLI::App* diff =
+      add("diff", "Compare two checkpoints bit by bit, however they are cut",
+          [](const Flags& flags) { return Diff(flags.path, flags.other); });
+  diff->add_option("A", flags->path, kPath)->required();
+  diff->add_option("B", flags->other, "the same")->required();
+  CLI::App* write = add("export", "Write the weights as a Hugging Face folder",
+                        [](const Flags& flags) {
+                          return Export(flags.path, flags.other, flags.dtype);
+                        });
+  write->add_option("PATH", flags->path, kPath)->required();
+  write->add_option("DIR", flags->other, "the folder to write")->required();
+  write
+      ->add_option("--dtype", flags->dtype,
+                   "fp32, bf16 or fp16 (default: that of the run's parameters)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  return [flags] { return flags->run(*flags); };
+}
+
+}  // namespace zero
