@@ -67,9 +67,12 @@ LambArgs MakeLambArgs(const OptimizerSpec& spec, const UpdateState& state,
 
 }  // namespace
 
-int OptimizerSpec::StateFloatsPerElement() const {
-  if (kind == OptimizerKind::kSgd) return momentum != 0 ? 1 : 0;
-  return 2;
+absl::Span<const char* const> OptimizerSpec::StateNames() const {
+  static constexpr const char* kMoments[] = {"exp_avg", "exp_avg_sq"};
+  static constexpr const char* kMomentum[] = {"momentum_buffer"};
+  if (kind != OptimizerKind::kSgd) return kMoments;
+  if (momentum != 0) return kMomentum;
+  return {};
 }
 
 void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,

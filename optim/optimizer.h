@@ -36,8 +36,12 @@ struct OptimizerSpec {
   double max_coeff = 10.0;  // LAMB: limits of |param| / |update|
   double min_coeff = 0.01;
 
-  // fp32 state arrays per parameter element.
-  int StateFloatsPerElement() const;
+  // What the arrays are called, in torch.optim's words; one fp32 of each per
+  // parameter element.
+  absl::Span<const char* const> StateNames() const;
+  int StateFloatsPerElement() const {
+    return static_cast<int>(StateNames().size());
+  }
 
   // LAMB: OptimizerMoments comes before OptimizerStep, and both take norms.
   bool needs_tensor_norms() const { return kind == OptimizerKind::kLamb; }

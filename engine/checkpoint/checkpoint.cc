@@ -25,10 +25,6 @@ namespace {
 constexpr char kPartial[] = ".partial";
 constexpr char kLatest[] = "latest";
 
-std::string StepPath(const std::string& checkpoints, int64_t step) {
-  return absl::StrCat(checkpoints, "/", absl::StrFormat("step-%08d", step));
-}
-
 // The step of a complete checkpoint's folder; nothing for any other name.
 absl::optional<int64_t> StepOf(absl::string_view name) {
   int64_t step = 0;
@@ -139,8 +135,12 @@ absl::Status CheckpointPartWriter::Commit() {
   return WriteFileAtomically(path + ".json", IndexText(index));
 }
 
+std::string CheckpointFolder(const std::string& checkpoints, int64_t step) {
+  return absl::StrCat(checkpoints, "/", absl::StrFormat("step-%08d", step));
+}
+
 std::string PartialFolder(const std::string& checkpoints, int64_t step) {
-  return StepPath(checkpoints, step) + kPartial;
+  return CheckpointFolder(checkpoints, step) + kPartial;
 }
 
 absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step) {
@@ -158,7 +158,7 @@ absl::Status CommitCheckpoint(const std::string& checkpoints,
   const auto step_done = [&] {
     if (step_hook) step_hook();
   };
-  const std::string path = StepPath(checkpoints, manifest.step);
+  const std::string path = CheckpointFolder(checkpoints, manifest.step);
   const std::string partial = PartialFolder(checkpoints, manifest.step);
   const auto folder = AtomicFolder::Adopt(path, partial);
   folder->set_step_hook(step_hook);

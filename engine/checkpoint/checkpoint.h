@@ -113,6 +113,9 @@ class CheckpointPartWriter {
   std::unique_ptr<SafetensorsWriter> data_;
 };
 
+// CHECKPOINTS/step-00001000: a complete checkpoint.
+std::string CheckpointFolder(const std::string& checkpoints, int64_t step);
+
 // CHECKPOINTS/step-00001000.partial: where the parts of a save go until it is
 // complete. The same on all ranks.
 std::string PartialFolder(const std::string& checkpoints, int64_t step);

@@ -171,6 +171,17 @@ struct TrainingConfig {
   SampleConfig sample;
   bool save_final = true;    // write out_dir/final/
   bool tensorboard = false;  // write out_dir/tensorboard/
+  // Checkpoints, in out_dir/checkpoints/.
+  int64_t save_every = 0;         // steps; 0: not by steps
+  double save_every_minutes = 0;  // 0: not by time
+  bool save_interrupted = true;   // one when a signal or max_minutes ends a run
+  int64_t keep_last = 2;          // of them; 0: all
+  int64_t keep_every = 0;         // and those of such steps; 0: none
+  double max_minutes = 0;         // ends the run as a signal does; 0: never
+  std::string resume;             // "auto", "latest", a folder; empty: no
+  bool resume_changed = false;    // with another config or other data, too
+
+  bool saves() const { return save_every > 0 || save_every_minutes > 0; }
 
   bool operator==(const TrainingConfig&) const = default;
 };

@@ -86,9 +86,9 @@ constexpr ForeignKey kForeignKeys[] = {
      "zero_optimization.cpu_offload zero_optimization.cpu_offload_param "
      "activation_checkpointing.cpu_checkpointing",
      "it comes with offload", "false"},
-    {kNotBuilt, kBool,
+    {kNote, kBool,
      "zero_optimization.elastic_checkpoint load_universal_checkpoint",
-     "it comes with sharded checkpoints", "false"},
+     "every checkpoint loads on any number of ranks"},
     {kNote, kBool, "zero_optimization.cpu_offload_use_pin_memory",
      "host memory is pinned wherever the device can use that"},
     {kNote, kBool, "zero_optimization.contiguous_gradients",
@@ -106,7 +106,7 @@ constexpr ForeignKey kForeignKeys[] = {
     {kNote, kBool,
      "zero_optimization.load_from_fp32_weights "
      "zero_optimization.pipeline_loading_checkpoint",
-     "there are no checkpoints to load yet"},
+     "checkpoints have the fp32 weights, and each rank reads its own part"},
     {kNote, kBool, "zero_optimization.legacy_stage1", "there is one stage 1"},
     {kNote, kInteger, "zero_optimization.stage3_module_granularity_threshold",
      "a unit (block, embedding, head) is always gathered as a whole"},
@@ -182,7 +182,9 @@ constexpr ForeignKey kForeignKeys[] = {
      "attention sees the whole sequence"},
     {kNotBuilt, kOpaque, "elasticity", "it comes with clusters", "disabled"},
     {kNotBuilt, kOpaque, "aio", "it comes with NVMe offload"},
-    {kNotBuilt, kOpaque, "checkpoint", "it comes with sharded checkpoints"},
+    {kNote, kOpaque, "checkpoint",
+     "all ranks write their parts of a checkpoint in parallel, under names "
+     "that training.resume finds"},
     {kNotBuilt, kOpaque, "pipeline", "it comes with pipeline parallelism"},
     {kNotBuilt, kOpaque, "tensor_parallel", "it comes with tensor parallelism"},
     {kNotBuilt, kInteger, "sequence_parallel_size",

@@ -140,6 +140,7 @@ constexpr auto Derived(const char* how) {
 }
 void MayBeUnset(KeySpec& key) { key.may_be_unset = true; }
 void BetweenRanks(KeySpec& key) { key.between_ranks = true; }
+void SaysAuto(KeySpec& key) { key.says_auto = true; }
 void OfGpu(KeySpec& key) { key.of_gpu = true; }
 constexpr auto DeepSpeed(const char* difference) {
   return [=](KeySpec& key) { key.deepspeed = difference; };
@@ -426,6 +427,28 @@ std::vector<KeySpec> UsedKeys() {
           "Write event files for TensorBoard to out_dir/tensorboard/.",
           DeepSpeed("\"tensorboard\": {\"enabled\", \"output_path\", "
                     "\"job_name\"}")),
+      Key(KEY(training.save_every),
+          "Steps between checkpoints in out_dir/checkpoints/, and one at the "
+          "end; 0: not by steps.",
+          AtLeast(0)),
+      Key(KEY(training.save_every_minutes),
+          "Minutes between checkpoints; 0: not by time.", AtLeast(0)),
+      Key(KEY(training.save_interrupted),
+          "Write a checkpoint where a signal or max_minutes ends the run."),
+      Key(KEY(training.keep_last), "Keep the newest checkpoints; 0: all.",
+          AtLeast(0)),
+      Key(KEY(training.keep_every),
+          "Keep those of every so many steps besides; 0: none.", AtLeast(0)),
+      Key(KEY(training.max_minutes),
+          "End the run after so many minutes, as a signal does; 0: never.",
+          AtLeast(0)),
+      Key(KEY(training.resume),
+          "Go on from a checkpoint: \"latest\" of out_dir, \"auto\" (the "
+          "latest, "
+          "or anew where there is none), or its folder.",
+          SaysAuto),
+      Key(KEY(training.resume_changed),
+          "Resume although the config or the data is not that of the run."),
       Key(KEY(train_batch_size),
           "Sequences per step = train_micro_batch_size_per_gpu * "
           "gradient_accumulation_steps * ranks. Give it or "

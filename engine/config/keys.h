@@ -85,6 +85,8 @@ struct KeySpec {
   };
   std::vector<Unread> unread;
 
+  // "auto" is a value of its own and not the default.
+  bool says_auto = false;
   // It says what happens between ranks: of a run on one rank, nothing.
   bool between_ranks = false;
   // It says how a GPU computes: of a run on the CPU, nothing.

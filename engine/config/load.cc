@@ -204,7 +204,7 @@ class Loader {
       return absl::StartsWith(key.path, "model.");
     }
     return node.kind == JsonKind::kString && node.text == "auto" &&
-           key.kind != KeyKind::kObject;
+           key.kind != KeyKind::kObject && !key.says_auto;
   }
 
   void Key(const KeySpec& key, const JsonNode& node) {

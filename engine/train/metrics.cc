@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
+#include "engine/base/status.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -55,8 +56,11 @@ int64_t ResidentFileBytes() {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(
-    const std::string& path) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
+    const std::string& path, const std::vector<nlohmann::ordered_json>& lines) {
+  std::string text;
+  for (const auto& line : lines) absl::StrAppend(&text, ToLine(line), "\n");
+  if (!text.empty()) ZERO_RETURN_IF_ERROR(WriteFileAtomically(path, text));
+  std::FILE* file = std::fopen(path.c_str(), text.empty() ? "w" : "a");
   if (file == nullptr) return FileError("open", path, errno);
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
 }

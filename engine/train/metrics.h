@@ -37,9 +37,11 @@ int64_t ResidentFileBytes();
 
 class MetricsWriter {
  public:
-  // Replaces the file. Errors: as FileError.
+  // Replaces the file by one that begins with `lines`, at once: a crash leaves
+  // the earlier one. Errors: as FileError.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Create(
-      const std::string& path);
+      const std::string& path,
+      const std::vector<nlohmann::ordered_json>& lines = {});
   ~MetricsWriter();
 
   // Appends a line and hands it to the operating system at once, so that a

@@ -218,7 +218,8 @@ RunSummary RunReport::Summarize(const RunRecord& record) const {
                      .final_loss = record.last.output.loss,
                      .validation_loss = record.validation_loss,
                      .validation_step = record.last_eval_step,
-                     .waited = record.waited};
+                     .waited = record.waited,
+                     .resumed_at = record.resumed_at};
   if (summary.seconds > 0) {
     summary.tokens_per_second = summary.tokens / summary.seconds;
   }
@@ -253,6 +254,8 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["parameters"] = session_->model().NumParameters();
   line["parameters_hash"] = summary.parameters_hash;
   line["weights"] = summary.weights;
+  line["checkpoint"] = summary.checkpoint;
+  if (!summary.resumed_at.empty()) line["resumed_at"] = summary.resumed_at;
   line["peak_bytes"] = PeakBytes(session_->ledger());
   line["predicted_peak_bytes"] = PeakBytes(session_->predicted());
   line["peak_resident_bytes"] = PeakResidentBytes();

@@ -35,6 +35,8 @@ struct RunSummary {
   double peak_bytes = 0;     // of all ranks' memory together
   bool interrupted = false;  // by `stop`
   std::string weights;       // the folder in out_dir that has them; empty: none
+  std::string checkpoint;    // likewise, the last one
+  std::vector<int64_t> resumed_at;  // where later parts of the run began
 };
 
 class RunReport {

@@ -1,6 +1,8 @@
 #include "engine/train/run_folder.h"
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
@@ -37,6 +39,25 @@ absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes) {
       "training.save_final=false"));
 }
 
+using Json = nlohmann::ordered_json;
+
+// The lines of metrics.jsonl that are whole and of the first `step` steps.
+absl::StatusOr<std::vector<Json>> LinesUntil(const std::string& path,
+                                             int64_t step) {
+  std::vector<Json> lines;
+  if (step == 0 || !PathExists(path)) return lines;
+  ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("step") ||
+        !json["step"].is_number_integer()) {
+      continue;  // a kill cut it off
+    }
+    if (json["step"].get<int64_t>() <= step) lines.push_back(std::move(json));
+  }
+  return lines;
+}
+
 }  // namespace
 
 absl::Status RunFolder::Prepare() {
@@ -52,7 +73,7 @@ absl::Status RunFolder::Prepare() {
                      static_cast<int64_t>(
                          DTypeBytes(session_->config().param_dtype()))));
   }
-  return RemoveFile(out_dir + "/summary.json");
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
@@ -66,25 +87,31 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
     return absl::Status(prepared.code(),
                         absl::StrCat("training.out_dir: ", prepared.message()));
   }
-  const std::string& out_dir = folder->training().out_dir;
+  return folder;
+}
+
+absl::Status RunFolder::Begin(int64_t step) {
+  if (session_->rank().rank() > 0) return absl::OkStatus();
+  const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
-  if (PathExists(metrics)) {  // of one that was killed, too
-    console->Line(absl::StrCat(
+  if (step == 0 && PathExists(metrics)) {  // of one that was killed, too
+    console_->Line(absl::StrCat(
         "note: this run replaces the one in ", out_dir,
         "; to go on from the weights of a run, start with --model DIR/final "
         "and another training.out_dir"));
   }
+  ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
   ZERO_RETURN_IF_ERROR(WriteFileAtomically(
-      out_dir + "/config.json", PrintResolvedJson(session.config())));
-  ZERO_ASSIGN_OR_RETURN(folder->metrics_, MetricsWriter::Create(metrics));
+      out_dir + "/config.json", PrintResolvedJson(session_->config())));
+  ZERO_ASSIGN_OR_RETURN(const std::vector<Json> kept,
+                        LinesUntil(metrics, step));
+  ZERO_ASSIGN_OR_RETURN(metrics_, MetricsWriter::Create(metrics, kept));
   const std::string events = absl::StrCat(out_dir, "/tensorboard/", kEventFile);
-  if (folder->training().tensorboard) {
-    ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(events)));
-    ZERO_ASSIGN_OR_RETURN(folder->event_file_, MetricsWriter::Create(events));
-  } else {
-    ZERO_RETURN_IF_ERROR(RemoveFile(events));  // of an earlier run
-  }
-  return folder;
+  if (!training().tensorboard) return RemoveFile(events);  // of an earlier run
+  ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(events)));
+  ZERO_ASSIGN_OR_RETURN(event_file_, MetricsWriter::Create(events));
+  for (const Json& line : kept) ZERO_RETURN_IF_ERROR(WriteEvents(line));
+  return absl::OkStatus();
 }
 
 void RunFolder::WriteMetrics(const nlohmann::ordered_json& line) {

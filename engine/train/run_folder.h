@@ -18,15 +18,19 @@ namespace zero {
 
 class RunFolder {
  public:
-  // Rank 0 takes the folder: nobody else is in it, an earlier summary is gone,
-  // and config.json is written. The other ranks touch nothing. Weights are
-  // those of `session`, whose texts end with the token `end_of_text` (< 0:
-  // none). Session, tools and console must outlive the folder.
+  // Rank 0 takes the folder: nobody else is in it, and what a crash left there
+  // is gone. The other ranks touch nothing. Weights are those of `session`,
+  // whose texts end with the token `end_of_text` (< 0: none). Session, tools
+  // and console must outlive the folder.
   // Errors: FailedPrecondition where another run is writing there or it holds a
   //         model; ResourceExhausted where the weights do not fit; FileError.
   static absl::StatusOr<std::unique_ptr<RunFolder>> Open(
       Session& session, const ModelTools& tools, int64_t end_of_text,
       Console* console);
+
+  // On rank 0: an earlier summary goes, config.json is written, and metrics and
+  // events keep what they have of the first `step` steps.
+  absl::Status Begin(int64_t step);
 
   // Adds a line to metrics.jsonl and what it holds to TensorBoard's events;
   // nothing on the other ranks, and nothing after an error, which

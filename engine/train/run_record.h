@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "engine/comm/channel.h"
 #include "engine/zero/executor.h"
@@ -52,6 +53,7 @@ struct RunRecord {
   WaitTimes waited;  // in steps
   double validation_loss = kNotKnown;
   int64_t last_eval_step = -1, last_sample_step = -1;  // -1: none
+  std::vector<int64_t> resumed_at;  // the steps where parts of the run began
 
   void Add(const StepRecord& taken) {
     const bool skipped = taken.output.skipped;

@@ -66,7 +66,6 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   ZERO_RETURN_IF_ERROR(trainer->OpenData());
   ZERO_RETURN_IF_ERROR(trainer->PlanSteps());
   const Config& config = trainer->config_;
-  const RunData& data = *trainer->data_;
   const ProductRate product_rate =
       trainer->start_->Product(tools, *rank.device, config.param_dtype());
   ZERO_ASSIGN_OR_RETURN(
@@ -75,12 +74,24 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
   trainer->report_ = std::make_unique<RunReport>(
       *trainer->session_, trainer->tools_, product_rate, trainer->total_steps_,
       trainer->start_->link(), console);
-  ZERO_ASSIGN_OR_RETURN(
-      trainer->folder_,
-      RunFolder::Open(*trainer->session_, trainer->tools_,
-                      data.tokenizer == nullptr ? -1 : data.tokenizer->eot_id(),
-                      console));
+  ZERO_RETURN_IF_ERROR(trainer->OpenFolder());
   return trainer;
+}
+
+absl::Status Trainer::OpenFolder() {
+  const Tokenizer* tokenizer = data_->tokenizer.get();
+  ZERO_ASSIGN_OR_RETURN(
+      folder_, RunFolder::Open(*session_, tools_,
+                               tokenizer == nullptr ? -1 : tokenizer->eot_id(),
+                               console_));
+  checkpoints_ = std::make_unique<RunCheckpoints>(*session_, *data_, console_);
+  ZERO_ASSIGN_OR_RETURN(const absl::optional<RunRecord> record,
+                        checkpoints_->Resume());
+  if (record.has_value()) {
+    record_ = *record;
+    scaler_.Restore(record_.scaler);
+  }
+  return folder_->Begin(record_.step);
 }
 
 absl::Status Trainer::OpenData() {
@@ -128,6 +139,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   absl::Status status = CatchForAll([this]() -> absl::Status {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(CheckFinite(executor(), config_, record_));
+    ZERO_RETURN_IF_ERROR(SaveLast());
     // A run that took no step has nothing to save, and maybe something to lose.
     return record_.step == 0 ? absl::OkStatus() : folder_->SaveWeights("final");
   });
@@ -153,6 +165,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   summary.parameters_hash = parameters_hash;
   summary.peak_bytes = peak_bytes;
   summary.weights = folder_->weights();
+  summary.checkpoint = checkpoints_->saved();
   const absl::Status written =
       WritesSummary()
           ? folder_->WriteSummary(report_->SummaryJson(summary, status))
@@ -187,16 +200,14 @@ bool Trainer::WritesSummary() const {
   return rank_->rank() == lowest;
 }
 
-void Trainer::Restore(const RunRecord& record) {
-  record_ = record;
-  scaler_.Restore(record.scaler);
-}
-
 absl::Status Trainer::TakeSteps() {
   while (true) {
     // A resumed run begins with what a stop may have cut short.
-    if (record_.step > 0) ZERO_RETURN_IF_ERROR(EvaluateAndSampleIfDue());
-    if (record_.step == total_steps_) break;
+    if (record_.step > 0) {
+      ZERO_RETURN_IF_ERROR(EvaluateAndSampleIfDue());
+      ZERO_RETURN_IF_ERROR(SaveIfDue());
+    }
+    if (record_.step >= total_steps_) break;
     ZERO_ASSIGN_OR_RETURN(const bool taken, Step());
     if (!taken) break;
   }
@@ -242,6 +253,7 @@ absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
   if (!launched_.empty() && agreement_[kCannotWrite] > 0) return absl::nullopt;
   ZERO_ASSIGN_OR_RETURN(const bool stop, ShouldStop(agreement_));
   if (stop) return absl::nullopt;
+  save_agreed_ = save_agreed_ || agreement_[kSave] > 0;
   return num_valid_targets;
 }
 
@@ -325,7 +337,9 @@ bool Trainer::RunsAheadOf(int64_t index) const {
   const int64_t done = index + 1;
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
          index > 0 &&  // which is looked at: CheckUnused
-         done < total_steps_ && !Due(config_.training.eval_every, done) &&
+         done < total_steps_ && !save_agreed_ &&
+         !Due(config_.training.save_every, done) &&
+         !Due(config_.training.eval_every, done) &&
          !(Due(config_.training.sample_every, done) &&
            SampleContext(config_, *data_) > 0);
 }
@@ -362,7 +376,12 @@ StepCommunication Trainer::Communicated() const {
 
 Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
   Agreement own = {};
-  own[kStop] = stop_ != nullptr && stop_->load() ? 1 : 0;
+  const double max_minutes = config_.training.max_minutes;
+  const bool stop = (stop_ != nullptr && stop_->load()) ||
+                    (leads() && max_minutes > 0 &&
+                     Seconds(Clock::now() - made_at_) >= 60 * max_minutes);
+  own[kStop] = stop ? 1 : 0;
+  own[kSave] = leads() && checkpoints_->MinutesPassed() ? 1 : 0;
   own[kCannotWrite] = folder_->metrics_status().ok() ? 0 : 1;
   own[kValidTargets] = num_valid_targets;
   return own;
@@ -393,6 +412,35 @@ absl::Status Trainer::EvaluateAndSampleIfDue() {
     ZERO_RETURN_IF_ERROR(Sample());
   }
   return absl::OkStatus();
+}
+
+absl::Status Trainer::SaveIfDue() {
+  const int64_t step = record_.step;
+  const bool due = Due(config_.training.save_every, step) || save_agreed_;
+  if (!due || !launched_.empty() || checkpoints_->saved_step() == step) {
+    return absl::OkStatus();
+  }
+  save_agreed_ = false;
+  const absl::Status saved = checkpoints_->Save(record_);
+  if (!saved.ok() && rank_->status().ok()) {
+    // The states are well, and the next one may find room.
+    console_->Line(absl::StrCat("warning: no checkpoint at step ", step, ": ",
+                                saved.message()));
+    return absl::OkStatus();
+  }
+  return saved;
+}
+
+absl::Status Trainer::SaveLast() {
+  const TrainingConfig& training = config_.training;
+  const bool interrupted = record_.step < total_steps_;
+  const bool wanted =
+      interrupted ? training.save_interrupted : training.saves();
+  if (!wanted || record_.step == 0 ||
+      checkpoints_->saved_step() == record_.step) {
+    return absl::OkStatus();
+  }
+  return checkpoints_->Save(record_);
 }
 
 absl::Status Trainer::Evaluate() {

@@ -19,6 +19,7 @@
 #include "absl/types/optional.h"
 #include "engine/config/load.h"
 #include "engine/data/loader.h"
+#include "engine/train/checkpoints.h"
 #include "engine/train/console.h"
 #include "engine/train/report.h"
 #include "engine/train/run_data.h"
@@ -55,11 +56,8 @@ class Trainer {
   //         Where rank 0 hangs, the next rank writes it.
   absl::StatusOr<RunSummary> Run();
 
-  // Where the run is between two steps. A new trainer of the same config that
-  // restores it before its Run, and all runs of Executor::states, goes on to
-  // the same bits.
+  // Where the run is between two steps.
   const RunRecord& record() const { return record_; }
-  void Restore(const RunRecord& record);
 
   Session& session() { return *session_; }
   const RunData& data() const { return *data_; }
@@ -69,12 +67,17 @@ class Trainer {
           Console* console, const std::atomic<bool>* stop, RunStart* start);
   absl::Status OpenData();
   absl::Status PlanSteps();
+  // Takes the run's folder, and goes on where training.resume says so.
+  absl::Status OpenFolder();
   // Runs `work`; what it throws (the system may refuse memory) is an error of
   // all ranks.
   absl::Status CatchForAll(const std::function<absl::Status()>& work);
   absl::Status TakeSteps();
   // Between two steps, and after the last one.
   absl::Status EvaluateAndSampleIfDue();
+  absl::Status SaveIfDue();
+  // At the end: of a run that was stopped, and of one that writes checkpoints.
+  absl::Status SaveLast();
   absl::Status Evaluate();
   absl::Status Sample();
   // The lowest rank that is still there.
@@ -110,9 +113,10 @@ class Trainer {
   StepCommunication Communicated() const;
 
   // Numbers that are added up over the ranks: those that were asked to stop,
-  // those that could not write metrics (rank 0), valid targets of a step.
+  // those that could not write metrics (rank 0), those whose time has come for
+  // a checkpoint (rank 0), valid targets of a step.
   using Agreement = std::array<double, kNumAgreed>;
-  enum { kStop, kCannotWrite, kValidTargets };
+  enum { kStop, kCannotWrite, kSave, kValidTargets };
   // What this rank brings to one.
   Agreement Propose(double num_valid_targets) const;
   // Whether any rank was asked to stop: the same answer on all. An error where
@@ -141,6 +145,7 @@ class Trainer {
   std::unique_ptr<EvalLoader> eval_loader_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<RunFolder> folder_;
+  std::unique_ptr<RunCheckpoints> checkpoints_;
   std::unique_ptr<RunReport> report_;
   LrSchedule schedule_;
   LrScaling scaling_;
@@ -151,6 +156,9 @@ class Trainer {
   std::array<std::vector<Batch>, 2> batches_;
   Agreement agreement_ = {};
   int64_t agreeing_on_ = -1;  // the step, while its agreement is on its way
+  bool save_agreed_ = false;  // a checkpoint behind the steps under way
+  const std::chrono::steady_clock::time_point made_at_ =
+      std::chrono::steady_clock::now();
   // A step whose results are not known yet.
   struct LaunchedStep {
     double num_valid_targets;

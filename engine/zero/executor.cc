@@ -106,16 +106,17 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     gather_ = make_stream(StreamRole::kGather);
     reduce_ = make_stream(StreamRole::kReduce);
   }
+  const absl::Span<const char* const> arrays =
+      options_.train ? options_.optimizer.StateNames()
+                     : absl::Span<const char* const>();
   states_ = std::make_unique<ModelStates>(
       plan_, rank_->rank(), *model_,
-      StateOptions{
-          .param_dtype = options_.param_dtype,
-          .grad_dtype = options_.grad_dtype,
-          .master_dtype = options_.master_dtype(),
-          .train = options_.train,
-          .stochastic_rounding = options_.stochastic_rounding,
-          .num_optimizer_arrays =
-              options_.train ? options_.optimizer.StateFloatsPerElement() : 0});
+      StateOptions{.param_dtype = options_.param_dtype,
+                   .grad_dtype = options_.grad_dtype,
+                   .master_dtype = options_.master_dtype(),
+                   .train = options_.train,
+                   .stochastic_rounding = options_.stochastic_rounding,
+                   .optimizer_arrays = {arrays.begin(), arrays.end()}});
   upload_ = std::make_unique<BatchUpload>(*rank_->device, *compute_);
   clock_ = std::make_unique<StepClock>(*rank_->device, *compute_, plan_);
   numbers_ = std::make_unique<RankNumbers>(*rank_, *compute_, *clock_);

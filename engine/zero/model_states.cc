@@ -6,7 +6,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/check.h"
 #include "kernels/rounding.h"
@@ -90,9 +89,8 @@ void ModelStates::Take(Arena& arena) {
                    MemoryCategory::kOptimizer);
   }
   optimizer_.clear();
-  for (int i = 0; i < options_.num_optimizer_arrays; ++i) {
-    optimizer_.push_back(make(absl::StrCat("optimizer.", i),
-                              placement.optimizer, DType::kF32,
+  for (const std::string& name : options_.optimizer_arrays) {
+    optimizer_.push_back(make(name, placement.optimizer, DType::kF32,
                               MemoryCategory::kOptimizer));
   }
 }
@@ -114,6 +112,27 @@ ModelStates::Readable ModelStates::readable(const SegmentRef& ref) const {
   }
   if (master_.data().dtype() == DType::kF32) return {&master_};
   return {&params_, &master_};
+}
+
+std::vector<ModelStates::KeptState> ModelStates::kept(
+    const SegmentRef& ref) const {
+  std::vector<KeptState> kept;
+  const bool masters = master_.defined() && master_.Has(ref);
+  const DType dtype = params_.data().dtype();
+  if (masters && master_.data().dtype() == DType::kF32) {
+    kept.push_back({"weight", DType::kF32, {&master_}});
+    if (options_.stochastic_rounding) {
+      kept.push_back({"rounded", dtype, {&params_}});
+    }
+  } else if (masters) {
+    kept.push_back({"weight", DType::kF32, {&params_, &master_}});
+  } else {
+    kept.push_back({"weight", dtype, {&params_}});
+  }
+  for (const FlatState& state : optimizer_) {
+    if (state.Has(ref)) kept.push_back({state.name(), DType::kF32, {&state}});
+  }
+  return kept;
 }
 
 std::vector<BoundParameter*> ModelStates::bound() const {

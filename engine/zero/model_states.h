@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/types/optional.h"
@@ -57,10 +58,10 @@ enum class StatePart { kHeld, kOwned };
 struct StateOptions {
   DType param_dtype = DType::kF32;
   DType grad_dtype = DType::kF32;
-  absl::optional<DType> master_dtype;  // of what is stored of masters
-  bool train = true;                   // false: parameters alone
-  bool stochastic_rounding = false;    // of masters to parameters
-  int num_optimizer_arrays = 0;        // fp32, beside master weights
+  absl::optional<DType> master_dtype;         // of what is stored of masters
+  bool train = true;                          // false: parameters alone
+  bool stochastic_rounding = false;           // of masters to parameters
+  std::vector<std::string> optimizer_arrays;  // fp32, beside master weights
 };
 
 class ModelStates {
@@ -105,6 +106,17 @@ class ModelStates {
 
   // The states that outlive a step and that a later run needs.
   std::vector<const FlatState*> lasting() const;
+
+  // The same as a checkpoint has it, whatever is stored here of masters:
+  // "weight", fp32 where there are masters, else the parameter; where masters
+  // are rounded stochastically "rounded", the parameter; and the optimizer's
+  // arrays.
+  struct KeptState {
+    std::string name;
+    DType dtype;
+    Readable from;
+  };
+  std::vector<KeptState> kept(const SegmentRef& ref) const;
 
   // The door through which values go in and out: calls `visit` for the runs of
   // a part of a state, in plan order, without padding.

@@ -26,11 +26,11 @@
 // the head, which is reduced when both have. The rule knows shapes alone, and
 // so the bits are the same at every stage.
 //
-// The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the states
-// are cut into pieces, and so each such group has all of them; along `replicate`
-// ranks have the same pieces. One group is ZeRO; several are MiCS and FSDP's
-// hybrid sharding. A parameter server is one owner on the axis instead of all
-// its places.
+// The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
+// states are cut into pieces, and so each such group has all of them; along
+// `replicate` ranks have the same pieces. One group is ZeRO; several are MiCS
+// and FSDP's hybrid sharding. A parameter server is one owner on the axis
+// instead of all its places.
 //
 // Invariants: parameters are disjoint; segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;

@@ -23,13 +23,91 @@ void StateAccess::Initialize(uint64_t seed) {
 absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
   states_->Fill(StatePart::kOwned, InFirstGroup() ? values : nullptr, *upload_,
                 *compute_);
-  // See Rank::agree: their first copies are done.
-  if (rank_->agree) {
-    ZERO_RETURN_IF_ERROR(rank_->agree("weights are read", true).status());
-  }
+  ZERO_RETURN_IF_ERROR(AgreeOnRead());
   ZERO_RETURN_IF_ERROR(Share(states_->params()));
   return states_->master().defined() ? Share(states_->master())
                                      : absl::OkStatus();
+}
+
+absl::Status StateAccess::AgreeOnRead() {
+  return rank_->agree ? rank_->agree("weights are read", true).status()
+                      : absl::OkStatus();
+}
+
+void StateAccess::ForEachKept(
+    const std::function<void(const KeptRun&)>& visit) {
+  if (!InFirstGroup()) return;
+  // By state: what lies together in a file is of one dtype and in order.
+  for (size_t i = 0, most = 1; i < most; ++i) {
+    for (const SegmentRef& ref : states_->segments()) {
+      const auto states = states_->kept(ref);
+      most = std::max(most, states.size());
+      if (i >= states.size()) continue;
+      const auto& [name, dtype, from] = states[i];
+      states_->ForEachRun(
+          ref, plan_->Piece(plan_->segment(ref), rank_->rank()),
+          from.values->Piece(ref),
+          from.rest != nullptr ? from.rest->Piece(ref) : Tensor(),
+          [&, &name = name, dtype = dtype](const StateRun& run) {
+            visit({name, dtype, run});
+          });
+    }
+  }
+}
+
+absl::Span<const char> StateAccess::Bytes(const KeptRun& kept) {
+  const Tensor& values = kept.run.values;
+  const void* const from = kept.dtype == values.dtype()
+                               ? OnHost(values, copied_)
+                               : Download(kept.run).data();
+  return {static_cast<const char*>(from),
+          values.num_elems() * DTypeBytes(kept.dtype)};
+}
+
+absl::Status StateAccess::Restore(const ReadKeptFn& read) {
+  absl::Status status;
+  const auto get = [&](const std::string& state, const Parameter& parameter,
+                       int64_t begin, int64_t count, DType dtype, void* out) {
+    if (status.ok()) {
+      status = read(state, parameter, begin, count, dtype, out);
+    }
+  };
+  const DType dtype = states_->params().data().dtype();
+  std::vector<uint16_t> halves;
+  const auto weights = [&](const Parameter& parameter, int64_t begin,
+                           int64_t count, float* out) {
+    const bool exact = dtype == DType::kF32 ||
+                       (states_->master().defined() && !parameter.frozen);
+    if (exact) return get("weight", parameter, begin, count, DType::kF32, out);
+    halves.resize(count);
+    get("weight", parameter, begin, count, dtype, halves.data());
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] =
+          dtype == DType::kBF16 ? BF16ToF32(halves[i]) : F16ToF32(halves[i]);
+    }
+  };
+  states_->Fill(StatePart::kOwned,
+                InFirstGroup() ? ModelStates::ValuesFn(weights) : nullptr,
+                *upload_, *compute_);
+  ForEachKept([&](const KeptRun& kept) {
+    if (kept.state == "weight") return;
+    const Tensor& to = kept.run.values;
+    upload_->Stage(
+        [&](void* host) {
+          get(kept.state, *kept.run.parameter, kept.run.begin, to.num_elems(),
+              kept.dtype, host);
+        },
+        [&](const void* host) {
+          rank_->device->Copy(*compute_, to.data(), host, to.bytes());
+        });
+  });
+  compute_->Synchronize();
+  ZERO_RETURN_IF_ERROR(status);
+  ZERO_RETURN_IF_ERROR(AgreeOnRead());
+  for (const FlatState* state : states_->lasting()) {
+    ZERO_RETURN_IF_ERROR(Share(*state));
+  }
+  return absl::OkStatus();
 }
 
 // Sends the first group's pieces to the other groups, and within each to all
@@ -91,23 +169,24 @@ absl::StatusOr<Tensor> StateAccess::Whole(const FlatState& state,
   return whole;
 }
 
+const void* StateAccess::OnHost(const Tensor& values,
+                                std::vector<char>& copied) {
+  if (!rank_->device->asynchronous()) return values.data();
+  copied.resize(values.bytes());
+  rank_->device->Copy(*compute_, copied.data(), values.data(), values.bytes());
+  compute_->Synchronize();
+  return copied.data();
+}
+
 absl::Span<const float> StateAccess::Download(const StateRun& run) {
   const Tensor &values = run.values, &rest = run.rest;
   const size_t n = values.num_elems();
-  const auto on_host = [&](const Tensor& from,
-                           std::vector<char>& copied) -> const void* {
-    if (!rank_->device->asynchronous()) return from.data();
-    copied.resize(from.bytes());
-    rank_->device->Copy(*compute_, copied.data(), from.data(), from.bytes());
-    compute_->Synchronize();
-    return copied.data();
-  };
-  const void* const from = on_host(values, copied_);
+  const void* const from = OnHost(values, copied_);
   if (values.dtype() == DType::kF32)
     return {static_cast<const float*>(from), n};
   const auto* half = static_cast<const uint16_t*>(from);
   const auto* low =
-      rest.defined() ? static_cast<const uint16_t*>(on_host(rest, copied_rest_))
+      rest.defined() ? static_cast<const uint16_t*>(OnHost(rest, copied_rest_))
                      : nullptr;
   const bool bf16 = values.dtype() == DType::kBF16;
   floats_.resize(n);

@@ -61,6 +61,26 @@ class StateAccess {
   // the other in the order of their names. Each rank hashes what it owns.
   absl::StatusOr<std::string> Hash();
 
+  // This rank's share of what a later run needs (ModelStates::kept), by state
+  // and in plan order, in pieces of at most ModelStates::kPieceElems: of all
+  // ranks together each element once.
+  // Order: a rank may call it alone, and Bytes within it.
+  struct KeptRun {
+    std::string state;  // "weight", "exp_avg"
+    DType dtype;        // of Bytes
+    StateRun run;
+  };
+  void ForEachKept(const std::function<void(const KeptRun&)>& visit);
+  // The values of a run, until the next call.
+  absl::Span<const char> Bytes(const KeptRun& kept);
+  // Takes all that is kept from `read`, which writes elements
+  // [begin, begin + count) of a parameter's state, in `dtype`, to `out`. It is
+  // asked for each element once, by one rank.
+  using ReadKeptFn = std::function<absl::Status(
+      const std::string& state, const Parameter&, int64_t begin, int64_t count,
+      DType dtype, void* out)>;
+  absl::Status Restore(const ReadKeptFn& read);
+
   // The states of this rank that a later run needs, in their own dtypes: its
   // runs may be read and, on the CPU, written.
   void ForEachRun(const std::function<void(const FlatState& state,
@@ -77,6 +97,9 @@ class StateAccess {
 
  private:
   absl::Status Share(const FlatState& state);
+  absl::Status AgreeOnRead();
+  // Where the device's memory is not the host's, a copy in `copied`.
+  const void* OnHost(const Tensor& values, std::vector<char>& copied);
   // All of a segment, gathered where it is sharded.
   absl::StatusOr<Tensor> Whole(const FlatState& state, const SegmentRef& ref);
   // In fp32, until the next call.

@@ -326,7 +326,7 @@ class CliTest(unittest.TestCase):
                         r"Norm\n",
                         r"\n +Reduce\(bucket \d+: head\); after "
                         r"ForwardBackward\(head\)\n",
-                        r"\n  norm and agreements +40 bytes\n",
+                        r"\n  norm and agreements +48 bytes\n",
                         r"\nUpdate\(embedding\) to Update\(block.5\)\n"):
             self.assertRegex(text, pattern)
         self.assertEqual(text.count("\nForwardBackward"), 2)
@@ -825,9 +825,9 @@ class CliTest(unittest.TestCase):
                 (["--nproc_per_node", "2"], "write --ranks N, or start "
                  "torchrun with it"),
                 (["--rank", "2"], "; did you mean --ranks?"),
-                (["--resume"], "can not be resumed yet; --model DIR/final"),
+                (["--resume_from_checkpoint", "a"], "; write --resume latest"),
                 (["--configs", "x"], "--configs; see zero train --help"),
-                (["--resume", "--threads", "abc"], "in range 1 to 1024; see zero"),
+                (["--resum", "--threads", "abc"], "in range 1 to 1024; see zero"),
                 (["--frobnicate"], "--frobnicate; see zero train --help")):
             with self.subTest(args=args):
                 result = self.zero("train", "config.json", *args)

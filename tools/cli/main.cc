@@ -84,9 +84,7 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
       {{"lr", "learning-rate"}, "set", "write --set optimizer.params.lr=X"},
       {{"output-dir", "out-dir"}, "set", "write --set training.out_dir=DIR"},
       {{"steps"}, "set", "write --set training.steps=N"},
-      {{"resume"},
-       "model",
-       "a run can not be resumed yet; --model DIR/final starts from weights"},
+      {{"resume-from-checkpoint"}, "resume", "write --resume latest"},
   };
   for (const auto& [names, needs, remedy] : kOthers) {
     if (absl::c_linear_search(names, name) &&

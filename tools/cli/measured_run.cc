@@ -166,7 +166,13 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
     arguments.push_back("--model=" + run.model_dir);
   }
   for (const std::string& set : run.sets) arguments.push_back("--set=" + set);
-  arguments.push_back("--set=training.out_dir=" + out);
+  for (const std::string& set :
+       {"training.out_dir=" + out, std::string("training.resume="),
+        std::string("training.save_every=0"),
+        std::string("training.save_every_minutes=0"),
+        std::string("training.save_interrupted=false")}) {
+    arguments.push_back("--set=" + set);
+  }
   ZERO_ASSIGN_OR_RETURN(
       const int status,
       RunSelf(arguments, log, out + "/metrics.jsonl", kSteps, *stop_));

@@ -19,6 +19,7 @@ sigset_t StopSignals() {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGUSR1);  // Slurm's warning before a time limit
   // A shell's background job is born ignoring SIGINT, and sigwait does not see
   // what is ignored.
   std::signal(SIGINT, SIG_DFL);

@@ -1,5 +1,6 @@
-// SIGINT, SIGTERM and SIGHUP: the first asks the run to end, at a step boundary
-// or where it waits for ranks to start; the second ends the process at once.
+// SIGINT, SIGTERM, SIGUSR1 and SIGHUP: the first asks the run to end, at a step
+// boundary or where it waits for ranks to start; the second ends the process at
+// once.
 //
 // A thread of its own takes them with sigwait; no other thread ever runs a
 // signal handler. oneDNN's fp32 products (gemm:jit, 2.6) use the stack pointer

@@ -84,16 +84,23 @@ void PrintSummary(const RunSummary& summary, const Config& config,
                     "/{config.json, "
                     "metrics.jsonl, summary.json",
                     summary.weights.empty()
+                        ? ""
+                        : absl::StrCat(", ", summary.weights, "/"),
+                    summary.checkpoint.empty()
                         ? "}"
-                        : absl::StrCat(", ", summary.weights, "/}"))});
+                        : absl::StrCat(", ", summary.checkpoint, "/}"))});
+  if (summary.interrupted && !summary.checkpoint.empty()) {
+    rows.push_back({"to go on", "the same command with --resume auto"});
+  }
   console->Table(summary.interrupted ? "stopped by a signal" : "done", rows);
 }
 
 struct TrainFlags {
   RunOptions run;
-  std::string trace;  // file; empty: none
-  std::string link;   // ParseLink; empty: as fast as memory
-  std::string fault;  // ParseFault; empty: none
+  std::string trace;   // file; empty: none
+  std::string link;    // ParseLink; empty: as fast as memory
+  std::string fault;   // ParseFault; empty: none
+  std::string resume;  // training.resume; empty: the config's
 };
 
 Trace::Row RowOf(const std::string& channel) {
@@ -140,6 +147,9 @@ absl::Status Train(TrainFlags flags) {
       "to the last reported step, summary.json and weights if written");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   flags.trace = TraceFile(flags);
+  if (!flags.resume.empty()) {
+    flags.run.sets.push_back(absl::StrCat("training.resume=", flags.resume));
+  }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
   ZERO_RETURN_IF_ERROR(UsesNccl(flags.run, loaded.config).status());
@@ -242,6 +252,9 @@ Command AddTrain(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
+  app.add_option("--resume", flags->resume,
+                 "go on from a checkpoint: auto (the latest of "
+                 "training.out_dir, or anew), latest, or its folder");
   app.add_option("--trace", flags->trace,
                  "write a timeline for Perfetto or chrome://tracing");
   app.add_option("--shape-link", flags->link,

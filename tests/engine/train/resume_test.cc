@@ -2,16 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <filesystem>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/train/trainer.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "models/catalog.h"
 #include "nlohmann/json.hpp"
@@ -23,38 +27,27 @@ namespace {
 
 constexpr int kSteps = 12;
 
-// What a rank keeps: where it is, and its part of the model states.
-struct TrainingState {
-  RunRecord record;
-  std::vector<std::string> runs;  // bytes of StateAccess::ForEachRun
-};
+// All that is kept, by state and parameter, of all ranks together.
+using Kept = std::map<std::string, std::string>;
 
-TrainingState Export(Trainer& trainer) {
-  Executor& executor = trainer.session().executor();
-  TrainingState state{.record = trainer.record()};
-  executor.states().ForEachRun([&](const FlatState&, const StateRun& run) {
-    state.runs.emplace_back(static_cast<const char*>(run.values.data()),
-                            run.values.bytes());
+void AddKept(Trainer& trainer, std::mutex& mutex, Kept* kept) {
+  StateAccess& states = trainer.session().executor().states();
+  states.ForEachKept([&](const StateAccess::KeptRun& run) {
+    const absl::Span<const char> bytes = states.Bytes(run);
+    const Parameter& parameter = *run.run.parameter;
+    const size_t item = DTypeBytes(run.dtype);
+    const std::lock_guard<std::mutex> lock(mutex);
+    std::string& all = (*kept)[absl::StrCat(run.state, " ", parameter.name)];
+    all.resize(parameter.shape.num_elems() * item);
+    std::copy(bytes.begin(), bytes.end(), all.begin() + run.run.begin * item);
   });
-  return state;
-}
-
-void Restore(const TrainingState& state, Trainer& trainer) {
-  Executor& executor = trainer.session().executor();
-  size_t i = 0;
-  executor.states().ForEachRun([&](const FlatState&, const StateRun& run) {
-    const std::string& bytes = state.runs.at(i++);
-    ASSERT_EQ(run.values.bytes(), bytes.size());
-    std::memcpy(run.values.data(), bytes.data(), bytes.size());
-  });
-  ASSERT_EQ(i, state.runs.size());
-  trainer.Restore(state.record);
 }
 
 // What a run, or a part of one, did and left.
 struct Part {
   std::vector<nlohmann::json> steps;  // lines of metrics.jsonl
-  std::vector<TrainingState> states;  // per rank, at its end
+  Kept kept;                          // at its end
+  RunRecord record;
   std::string hash;
 };
 
@@ -91,7 +84,8 @@ class ResumeTest : public testing::Test {
       "gradient_clipping": 1.0,
       "optimizer": {"type": "AdamW", "params": {"lr": 0.003}},
       "scheduler": {"type": "WarmupDecayLR",
-                    "params": {"warmup_num_steps": 6}}
+                    "params": {"warmup_num_steps": 6,
+                               "total_num_steps": 12}}
     })";
     LoadOptions options;
     options.overrides = job.overrides;
@@ -103,15 +97,21 @@ class ResumeTest : public testing::Test {
     return *std::move(loaded);
   }
 
-  // Trains from `from` (null: the start) until `last` steps are taken.
-  Part Train(const Job& job, const Part* from, int last) {
+  // Trains until `last` steps are taken, and is stopped there: a new run, or
+  // what `resume` says.
+  Part Train(Job job, int last, const std::string& resume = "",
+             bool remove = true) {
     Part part;
-    part.states.resize(job.world);
+    if (resume.empty() && remove) {
+      std::filesystem::remove_all(dir_.File("run"));
+    }
+    job.overrides.push_back("training.resume=" + resume);
     const LoadedConfig loaded = Load(job);
+    std::mutex mutex;
     std::atomic<bool> stop{false};
     Console silent(nullptr, /*is_terminal=*/false);
     const absl::Status status = RunLocalRanks(
-        job.world, {.local = {.timeout = absl::Seconds(60)}},
+        job.world, MakeRanksOptions(loaded.config, job.world),
         [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
           return MakeCpuDevice(1);
         },
@@ -119,22 +119,20 @@ class ResumeTest : public testing::Test {
           ZERO_ASSIGN_OR_RETURN(
               const auto trainer,
               Trainer::Make(rank, loaded, TestModelTools(), &silent, &stop));
-          int step = 0;
-          if (from != nullptr) {
-            const TrainingState& state = from->states[rank.rank()];
-            Restore(state, *trainer);
-            step = static_cast<int>(state.record.step);
-          }
+          int64_t step = trainer->record().step;
           trainer->session().executor().clock().set_hook(
               [&, step](const Action& action, bool done) mutable {
                 if (done || action.kind != ActionKind::kNorm) return;
-                if (++step == last) stop = true;
-                Poison(trainer->session(), job, step);
+                if (++step >= last) stop = true;
+                Poison(trainer->session(), job, static_cast<int>(step));
               });
           ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
           EXPECT_EQ(summary.steps, last);
-          part.states[rank.rank()] = Export(*trainer);
-          if (rank.rank() == 0) part.hash = summary.parameters_hash;
+          AddKept(*trainer, mutex, &part.kept);
+          if (rank.rank() == 0) {
+            part.hash = summary.parameters_hash;
+            part.record = trainer->record();
+          }
           return absl::OkStatus();
         });
     EXPECT_TRUE(status.ok()) << status;
@@ -147,31 +145,43 @@ class ResumeTest : public testing::Test {
 
   void ExpectEveryResumeIsTheSame(const Job& job,
                                   const std::vector<int>& resumed_at) {
-    const Part whole = Train(job, nullptr, kSteps);
+    const Part whole = Train(job, kSteps);
     for (const int at : resumed_at) {
       SCOPED_TRACE(absl::StrCat("resumed after step ", at));
-      const Part first = Train(job, nullptr, at);
-      const Part rest = Train(job, &first, kSteps);
-      EXPECT_EQ(rest.hash, whole.hash);
-      for (int rank = 0; rank < job.world; ++rank) {
-        const TrainingState &a = rest.states[rank], &b = whole.states[rank];
-        EXPECT_TRUE(a.runs == b.runs) << "rank " << rank;
-        EXPECT_EQ(a.record.optimizer_steps, b.record.optimizer_steps);
-        EXPECT_EQ(a.record.scaler.scale, b.record.scaler.scale);
-      }
-      // Losses, norms, rates, scales, skips and evaluations.
-      std::vector<nlohmann::json> lines = first.steps;
-      lines.insert(lines.end(), rest.steps.begin(), rest.steps.end());
-      ASSERT_EQ(lines.size(), whole.steps.size());
-      for (size_t i = 0; i < lines.size(); ++i) {
-        for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens",
-                                "loss_scale", "skipped", "validation_loss"}) {
-          EXPECT_EQ(lines[i].value(key, nlohmann::json()),
-                    whole.steps[i].value(key, nlohmann::json()))
-              << key << " of line " << i;
-        }
+      Train(job, at);
+      ExpectEqual(Train(job, kSteps, "latest"), whole);
+    }
+  }
+
+  static void ExpectEqual(const Part& resumed, const Part& whole) {
+    EXPECT_EQ(resumed.hash, whole.hash);
+    EXPECT_TRUE(resumed.kept == whole.kept);
+    EXPECT_EQ(resumed.record.optimizer_steps, whole.record.optimizer_steps);
+    EXPECT_EQ(resumed.record.scaler.scale, whole.record.scaler.scale);
+    EXPECT_EQ(resumed.record.first_loss, whole.record.first_loss);
+    // Losses, norms, rates, scales, skips and evaluations, each once.
+    ASSERT_EQ(resumed.steps.size(), whole.steps.size());
+    for (size_t i = 0; i < whole.steps.size(); ++i) {
+      for (const char* key : {"step", "loss", "grad_norm", "lr", "tokens",
+                              "loss_scale", "skipped", "validation_loss"}) {
+        EXPECT_EQ(resumed.steps[i].value(key, nlohmann::json()),
+                  whole.steps[i].value(key, nlohmann::json()))
+            << key << " of line " << i;
       }
     }
+  }
+
+  // Why a run that resumes so does not begin.
+  std::string ErrorOf(Job job, const std::string& resume) {
+    job.overrides.push_back("training.resume=" + resume);
+    const LoadedConfig loaded = Load(job);
+    Console silent(nullptr, /*is_terminal=*/false);
+    const auto device = MakeCpuDevice(1);
+    const Rank rank = MakeLoneRank(*device);
+    const auto trainer =
+        Trainer::Make(rank, loaded, TestModelTools(), &silent, nullptr);
+    EXPECT_FALSE(trainer.ok());
+    return std::string(trainer.status().message());
   }
 
   static void Poison(Session& session, const Job& job, int step) {
@@ -216,8 +226,8 @@ TEST_F(ResumeTest, Fp16BesideSkippedSteps) {
       .overrides = {"fp16={\"enabled\": true, \"initial_scale_power\": 8, "
                     "\"loss_scale_window\": 3}"},
       .poisoned = {3, 4, 5}};
-  const Part whole = Train(job, nullptr, kSteps);
-  EXPECT_EQ(whole.states[0].record.optimizer_steps, kSteps - 3);
+  const Part whole = Train(job, kSteps);
+  EXPECT_EQ(whole.record.optimizer_steps, kSteps - 3);
   EXPECT_TRUE(std::any_of(
       whole.steps.begin(), whole.steps.end(),
       [](const auto& line) { return line.value("loss_scale", 0.0) == 64; }));
@@ -243,6 +253,143 @@ TEST_F(ResumeTest, EveryRankKeepsItsPartAtEveryStage) {
          .world = 2},
         {7});
   }
+}
+
+// ---- Another number of ranks
+// -------------------------------------------------
+
+// Whoever saved, whoever loads: the same states.
+TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
+  const auto job = [](int world, const std::string& stage) {
+    return Job{.overrides = {"bf16.enabled=true", "train_batch_size=12",
+                             "gradient_accumulation_steps=1",
+                             "zero_optimization=" + stage},
+               .world = world};
+  };
+  const std::vector<std::string> kStages = {
+      R"({"stage": 0})", R"({"stage": 1})", R"({"stage": 2})",
+      R"({"stage": 3})"};
+  for (const int from : {1, 2, 3, 4}) {
+    const Part first = Train(job(from, kStages[from - 1]), 3);
+    for (const int to : {1, 2, 3, 4}) {
+      SCOPED_TRACE(absl::StrCat(from, " to ", to));
+      const std::string path = dir_.File("run/checkpoints/step-00000003");
+      Job other = job(to, kStages[(from + to) % 4]);
+      other.overrides.push_back("training.out_dir=" + dir_.File("other"));
+      other.overrides.push_back("training.save_interrupted=false");
+      other.overrides.push_back("training.steps=3");
+      EXPECT_TRUE(Train(other, 3, path).kept == first.kept);
+    }
+  }
+}
+
+TEST_F(ResumeTest, GroupsAndWholeMastersGoOn) {
+  const auto job = [](bool groups) {
+    return Job{
+        .overrides = {"bf16.enabled=true", "gradient_accumulation_steps=1",
+                      groups ? "zero_optimization={\"stage\": 3, "
+                               "\"mics_shard_size\": 2}"
+                             : "zero_optimization.stage=1",
+                      absl::StrCat("data_types.split_master_weights=",
+                                   groups ? "true" : "false")},
+        .world = 4};
+  };
+  for (const bool groups : {true, false}) {
+    const Part first = Train(job(groups), 5);
+    Job other = job(!groups);
+    other.overrides.push_back("training.steps=5");
+    EXPECT_TRUE(Train(other, 5, "auto").kept == first.kept);
+    // And the run itself goes on to the bits of one that was not stopped.
+    ExpectEqual(Train(job(groups), kSteps, "auto"), Train(job(groups), kSteps));
+  }
+}
+
+// ---- What is on disk
+// ---------------------------------------------------------
+
+TEST_F(ResumeTest, CheckpointsAreKeptAsAsked) {
+  Train({.overrides = {"training.save_every=2", "training.keep_last=2",
+                       "training.keep_every=6"}},
+        11);
+  EXPECT_THAT(*ListFolder(dir_.File("run/checkpoints")),
+              testing::ElementsAre("latest", "step-00000006", "step-00000010",
+                                   "step-00000011"));
+}
+
+// A kill between checkpoints: steps were reported that are taken again.
+TEST_F(ResumeTest, MetricsHaveEachStepOnceAfterAKill) {
+  const Job job = {.overrides = {"training.save_every=4",
+                                 "training.save_interrupted=false"}};
+  const Part whole = Train(job, kSteps);
+  Train(job, 7);
+  const std::string metrics = dir_.Read("run/metrics.jsonl");
+  dir_.Write("run/metrics.jsonl", metrics + "{\"step\": 8, \"lo");
+  dir_.Write("run/checkpoints/step-00000008.partial/states-00000.safetensors",
+             "cut off");
+  const Part resumed = Train(job, kSteps, "auto");
+  ExpectEqual(resumed, whole);
+  EXPECT_EQ(resumed.record.resumed_at, std::vector<int64_t>{4});
+  EXPECT_FALSE(PathExists(dir_.File("run/checkpoints/step-00000008.partial")));
+}
+
+TEST_F(ResumeTest, ADamagedCheckpointGivesWayToTheOneBefore) {
+  const Job job = {.overrides = {"training.save_every=4",
+                                 "training.save_interrupted=false"}};
+  const Part whole = Train(job, kSteps);
+  Train(job, 9);
+  const std::string path = "run/checkpoints/step-00000008/checkpoint.json";
+  dir_.Write(path, dir_.Read(path).substr(0, 100));
+  ExpectEqual(Train(job, kSteps, "latest"), whole);
+}
+
+TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
+  const Job job = {.overrides = {"training.save_every=3"}};
+  const Part whole = Train(job, kSteps);
+  ExpectEqual(Train(job, kSteps, dir_.File("run/checkpoints/step-00000009")),
+              whole);
+  EXPECT_THAT(*ListFolder(dir_.File("run/checkpoints")),
+              testing::ElementsAre("latest", "step-00000009", "step-00000012",
+                                   "step-00000012.abandoned"));
+}
+
+// ---- What does not go on
+// -----------------------------------------------------
+
+TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
+  using testing::HasSubstr;
+  Train({}, 3);
+  EXPECT_THAT(ErrorOf({.overrides = {"training.save_every=5"}}, ""),
+              HasSubstr("checkpoints of an earlier run; go on from them with "
+                        "--resume auto"));
+  EXPECT_THAT(ErrorOf({.overrides = {"optimizer.params.lr=0.5"}}, "auto"),
+              HasSubstr("optimizer.params.lr was 0.003, now 0.5"));
+  EXPECT_THAT(ErrorOf({.overrides = {"model.n_embd=64"}}, "auto"),
+              HasSubstr("of another model: "));
+  EXPECT_THAT(ErrorOf({.overrides = {"bf16.enabled=true"}}, "auto"),
+              HasSubstr("bf16.enabled was"));
+  EXPECT_THAT(ErrorOf({}, dir_.File("nothing")), HasSubstr("nothing"));
+  dir_.Write("text.txt", dir_.Read("text.txt") + "more");
+  EXPECT_THAT(ErrorOf({}, "auto"), HasSubstr("data.train had other tokens"));
+  const Part changed = Train({.overrides = {"optimizer.params.lr=0.5",
+                                            "training.resume_changed=true"}},
+                             5, "auto");
+  EXPECT_EQ(changed.steps.size(), 5u);
+}
+
+TEST_F(ResumeTest, ARunThatWritesNoneBeginsAnewAndKeepsTheOneOfASignal) {
+  Train({}, 3);
+  const std::string was = dir_.Read("run/checkpoints/latest");
+  Job job;
+  job.overrides = {"training.save_interrupted=false"};
+  const Part anew = Train(job, 5, /*resume=*/"", /*remove=*/false);
+  EXPECT_EQ(anew.record.step, 5);
+  EXPECT_FALSE(PathExists(dir_.File("run/checkpoints")));
+  EXPECT_EQ(dir_.Read("run/checkpoints.previous/latest"), was);
+}
+
+TEST_F(ResumeTest, LatestWantsOneAndAutoDoesNot) {
+  EXPECT_THAT(ErrorOf({}, "latest"), testing::HasSubstr("checkpoints"));
+  EXPECT_EQ(Train({}, 2, "auto").record.step, 2);
 }
 
 }  // namespace

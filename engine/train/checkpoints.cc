@@ -1,0 +1,476 @@
+#include "engine/train/checkpoints.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "engine/base/file.h"
+#include "engine/base/hash.h"
+#include "engine/base/status.h"
+#include "engine/config/print.h"
+#include "engine/train/metrics.h"
+#include "nlohmann/json.hpp"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// ---- RunRecord as JSON
+// -------------------------------------------------------
+
+// Calls visit(name, field) for every field that a later run needs.
+template <typename Record, typename Visit>
+void ForEachField(Record& record, const Visit& visit) {
+  visit("optimizer_steps", record.optimizer_steps);
+  visit("consecutive_skips", record.consecutive_skips);
+  visit("loss_scale", record.scaler.scale);
+  visit("loss_scale_steps", record.scaler.steps);
+  visit("loss_scale_last_overflow", record.scaler.last_overflow_step);
+  visit("loss_scale_hysteresis_left", record.scaler.hysteresis_left);
+  visit("loss", record.last.output.loss);
+  visit("grad_norm", record.last.output.grad_norm);
+  visit("lr", record.last.lr);
+  visit("first_loss", record.first_loss);
+  visit("validation_loss", record.validation_loss);
+  visit("last_eval_step", record.last_eval_step);
+  visit("last_sample_step", record.last_sample_step);
+  visit("train_seconds", record.train_seconds);
+  for (const Channel channel : kChannels) {
+    visit(absl::StrCat("waited_ms_", ChannelName(channel)),
+          record.waited.ms[static_cast<size_t>(channel)]);
+  }
+}
+
+Json ToJson(const RunRecord& record) {
+  Json json;
+  ForEachField(record, [&](const std::string& name, const auto& field) {
+    json[name] = field;
+  });
+  json["resumed_at"] = record.resumed_at;
+  return json;
+}
+
+absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest) {
+  RunRecord record{.step = manifest.step};
+  const Json& json = manifest.progress;
+  std::string wrong;
+  ForEachField(record, [&](const std::string& name, auto& field) {
+    using Field = std::decay_t<decltype(field)>;
+    const auto it = json.find(name);
+    if (it == json.end()) {
+      wrong = name;
+    } else if (it->is_number()) {
+      field = it->template get<Field>();
+    } else if (it->is_null() && std::is_floating_point_v<Field>) {
+      field = static_cast<Field>(kNotKnown);  // JSON has no NaN
+    } else {
+      wrong = name;
+    }
+  });
+  for (const Json& step : json.value("resumed_at", Json::array())) {
+    if (step.is_number_integer()) record.resumed_at.push_back(step);
+  }
+  if (wrong.empty()) return record;
+  return absl::DataLossError(
+      absl::StrCat("the manifest has no usable progress.", wrong));
+}
+
+// ---- What a run must have in common with the one that it continues
+// -----------
+
+// Keys that may change between the parts of a run. Of data.train the tokens are
+// compared and not the name.
+bool MayDiffer(const std::string& key) {
+  static const std::set<std::string> kKeys = {"train_micro_batch_size_per_gpu",
+                                              "gradient_accumulation_steps",
+                                              "steps_per_print",
+                                              "wall_clock_breakdown",
+                                              "memory_breakdown",
+                                              "dump_state",
+                                              "data.train",
+                                              "data.validation",
+                                              "data.validation_fraction",
+                                              "data_types.split_master_weights",
+                                              "model.from_pretrained"};
+  if (kKeys.count(key) > 0) return true;
+  for (const char* section : {"zero_optimization.", "communication.", "device.",
+                              "activation_checkpointing."}) {
+    if (absl::StartsWith(key, section)) return true;
+  }
+  return absl::StartsWith(key, "training.") && key != "training.seed";
+}
+
+// The first key that differs and may not, with both values; empty: none.
+std::string FirstDifference(const Json& was, const Json& is) {
+  std::map<std::string, std::pair<Json, Json>> keys;
+  for (auto& [key, value] : Flatten(was)) keys[key].first = value;
+  for (auto& [key, value] : Flatten(is)) keys[key].second = value;
+  for (const auto& [key, values] : keys) {
+    if (values.first == values.second || MayDiffer(key)) continue;
+    const auto text = [](const Json& value) {
+      return value.is_null() ? "not set" : value.dump();
+    };
+    return absl::StrCat(key, " was ", text(values.first), ", now ",
+                        text(values.second));
+  }
+  return "";
+}
+
+// Tells the training data apart from other data: its size and a sample of it.
+Json DescribeData(const TokenSource& tokens) {
+  constexpr int64_t kWindows = 64, kWindow = 1024;
+  const int64_t n = std::min(tokens.size(), kWindow);
+  std::vector<int32_t> sample(kWindows * n);
+  for (int64_t i = 0; i < kWindows; ++i) {
+    tokens.Read((tokens.size() - n) / (kWindows - 1) * i, n, &sample[i * n]);
+  }
+  return {
+      {"tokens", tokens.size()},
+      {"sample_xxh3_128", HashOf({reinterpret_cast<const char*>(sample.data()),
+                                  sample.size() * sizeof(int32_t)})}};
+}
+
+// 52 random bits, which a double carries.
+double Draw() {
+  std::random_device device;
+  const uint64_t bits = (uint64_t{device()} << 32) ^ device();
+  return static_cast<double>(bits >> 12);
+}
+
+std::string Id(double draw) {
+  return absl::StrFormat("%013x", static_cast<uint64_t>(draw));
+}
+
+absl::Status With(absl::string_view context, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(context, ": ", status.message()));
+}
+
+constexpr char kRemedy[] =
+    "; set it back, or go on all the same with training.resume_changed=true";
+
+}  // namespace
+
+RunCheckpoints::RunCheckpoints(Session& session, const RunData& data,
+                               Console* console)
+    : session_(&session),
+      data_(&data),
+      console_(console),
+      folder_(session.config().training.out_dir + "/checkpoints") {}
+
+// ---- Going on
+// ----------------------------------------------------------------
+
+absl::Status RunCheckpoints::BesideAnother() const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      folder_,
+      " has checkpoints of an earlier run; go on from them with --resume auto, "
+      "or remove that folder, or choose another training.out_dir"));
+}
+
+// A run that nobody asked to write checkpoints has at most the one of a signal.
+// It goes the way of its metrics and weights, one run later.
+absl::Status RunCheckpoints::MoveAway() const {
+  const std::string place = folder_ + ".previous";
+  std::error_code error;
+  std::filesystem::remove_all(place, error);
+  if (!error) std::filesystem::rename(folder_, place, error);
+  if (error) return FileError("cannot move away", folder_, error.value());
+  console_->Line(absl::StrCat(
+      "note: this run begins anew, and the checkpoints of the one before are ",
+      place, " now; --resume auto goes on from checkpoints"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RunCheckpoints::Choice> RunCheckpoints::Choose() const {
+  ZERO_RETURN_IF_ERROR(RemoveUnfinishedCheckpoints(folder_));
+  const std::vector<std::string> present = ListCheckpoints(folder_);
+  const std::string& resume = training().resume;
+  if (resume.empty()) {
+    if (present.empty()) return Choice();
+    if (training().saves()) return BesideAnother();
+    ZERO_RETURN_IF_ERROR(MoveAway());
+    return Choice();
+  }
+  if (resume != "auto" && resume != "latest") {
+    ZERO_ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(resume));
+    std::error_code error;
+    if (!present.empty() &&
+        !std::filesystem::equivalent(FolderOf(resume), folder_, error)) {
+      return BesideAnother();
+    }
+    return Choice{resume, std::move(reader)};
+  }
+  if (resume == "auto" && present.empty()) return Choice();
+  ZERO_ASSIGN_OR_RETURN(FoundCheckpoint found, FindNewestCheckpoint(folder_));
+  for (const std::string& note : found.notes) {
+    console_->Line("warning: " + note);
+  }
+  return Choice{found.path, std::move(found.reader)};
+}
+
+absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
+  constexpr double kAnew = -1, kFollows = -2;
+  const std::string& resume = training().resume;
+  Choice choice;
+  double step = kFollows;
+  if (leads()) {
+    absl::StatusOr<Choice> chosen = Choose();
+    if (!chosen.ok()) {
+      return With(resume.empty() ? "training.out_dir" : "training.resume",
+                  chosen.status());
+    }
+    choice = *std::move(chosen);
+    step = choice.reader == nullptr
+               ? kAnew
+               : static_cast<double>(choice.reader->manifest().step);
+  }
+  if (!resume.empty()) {
+    ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
+        "resume", ReduceOp::kMax, {&step, 1}));
+  }
+  if (resume.empty() || step == kAnew) {
+    run_ = Id(Draw());
+    return absl::optional<RunRecord>();
+  }
+  if (!leads()) {
+    const bool by_name = resume != "auto" && resume != "latest";
+    choice.path = by_name
+                      ? resume
+                      : CheckpointFolder(folder_, static_cast<int64_t>(step));
+    absl::StatusOr<std::unique_ptr<CheckpointReader>> reader =
+        CheckpointReader::Open(choice.path);
+    if (!reader.ok()) {
+      return With(
+          absl::StrCat("training.resume: rank ", session_->rank().rank(),
+                       " (all ranks must see the folder that rank 0 "
+                       "sees)"),
+          reader.status());
+    }
+    choice.reader = *std::move(reader);
+  }
+  const CheckpointReader& reader = *choice.reader;
+  const CheckpointManifest& manifest = reader.manifest();
+  ZERO_RETURN_IF_ERROR(With(absl::StrCat("training.resume: ", choice.path),
+                            CheckMatches(manifest)));
+  absl::StatusOr<RunRecord> record = ReadRecord(manifest);
+  if (!record.ok()) return With(choice.path, record.status());
+  ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
+      [&](const std::string& state, const Parameter& parameter, int64_t begin,
+          int64_t count, DType dtype, void* out) -> absl::Status {
+        const auto stored = reader.dtype(state, parameter.name);
+        if (stored != dtype) {
+          return absl::FailedPreconditionError(absl::StrCat(
+              choice.path, " has ", state, " of ", parameter.name, " ",
+              stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
+              ", this run wants it in ", DTypeName(dtype),
+              "; resume with the precision and the optimizer of the run"));
+        }
+        return reader.Read(state, parameter.name, begin, count, out);
+      }));
+  run_ = manifest.run;
+  saved_step_ = record->step;
+  record->resumed_at.push_back(record->step);
+  if (leads()) {
+    ZERO_RETURN_IF_ERROR(SetAside(record->step));
+    console_->Line(absl::StrCat("resumed from ", choice.path, ": step ",
+                                record->step, ", ", manifest.samples,
+                                " sequences"));
+  }
+  return absl::make_optional(*record);
+}
+
+absl::Status RunCheckpoints::SetAside(int64_t later_than) const {
+  const std::string last = CheckpointFolder(folder_, later_than);
+  for (const std::string& path : ListCheckpoints(folder_)) {
+    if (path <= last) continue;
+    std::string to = path + ".abandoned";
+    for (int i = 2; PathExists(to); ++i) {
+      to = absl::StrCat(path, ".abandoned.", i);
+    }
+    std::error_code error;
+    std::filesystem::rename(path, to, error);
+    if (error) return FileError("rename", path, error.value());
+    console_->Line(absl::StrCat("note: ", path,
+                                " is of later steps, which this "
+                                "run takes anew; it is ",
+                                to, " now"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::CheckMatches(
+    const CheckpointManifest& manifest) const {
+  std::map<std::string, std::vector<int64_t>> missing = manifest.parameters;
+  for (const Parameter* parameter : session_->model().AllParameters()) {
+    std::vector<int64_t> shape;
+    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
+      shape.push_back(parameter->shape[i]);
+    }
+    const auto it = missing.find(parameter->name);
+    if (it == missing.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("of another model: it has no ", parameter->name));
+    }
+    if (it->second != shape) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "of another model: ", parameter->name, " is ",
+          Json(it->second).dump(), " there, ", Json(shape).dump(), " here"));
+    }
+    missing.erase(it);
+  }
+  if (!missing.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "of another model: this one has no ", missing.begin()->first));
+  }
+  if (training().resume_changed) return absl::OkStatus();
+  const std::string key = FirstDifference(
+      manifest.config, Json::parse(PrintResolvedJson(session_->config())));
+  if (!key.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("of another run: ", key, kRemedy));
+  }
+  const Json data = DescribeData(*data_->train);
+  const Json was = manifest.progress.value("data", Json());
+  if (was != data) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("of another run: data.train had other tokens (",
+                     was.dump(), ", now ", data.dump(), ")", kRemedy));
+  }
+  return absl::OkStatus();
+}
+
+// ---- Saving
+// ------------------------------------------------------------------
+
+bool RunCheckpoints::MinutesPassed() const {
+  const double minutes = training().save_every_minutes;
+  return minutes > 0 && Clock::now() - saved_at_ >=
+                            std::chrono::duration<double>(60 * minutes);
+}
+
+absl::Status RunCheckpoints::Agree(const char* name, const absl::Status& own,
+                                   double* draw) {
+  // The highest rank that failed, and rank 0's number.
+  std::array<double, 2> values = {
+      own.ok() ? -1.0 : static_cast<double>(session_->rank().rank()),
+      leads() ? *draw : 0.0};
+  ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
+      name, ReduceOp::kMax, absl::MakeSpan(values)));
+  *draw = values[1];
+  if (!own.ok()) {
+    // Only rank 0 has a console.
+    if (!leads()) {
+      absl::FPrintF(stderr, "zero: rank %d: %s\n", session_->rank().rank(),
+                    own.message());
+    }
+    return own;
+  }
+  if (values[0] < 0) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("rank ", values[0], " can not write"));
+}
+
+absl::Status RunCheckpoints::Save(const RunRecord& record) {
+  saved_at_ = Clock::now();
+  const absl::Status status = Write(record);
+  if (status.ok()) saved_step_ = record.step;
+  // What is on disk of it takes room that the next one may need.
+  if (!status.ok() && leads()) {
+    AbandonCheckpoint(folder_, record.step).IgnoreError();
+  }
+  return status;
+}
+
+absl::Status RunCheckpoints::Write(const RunRecord& record) {
+  double draw = Draw();
+  absl::Status own =
+      leads() ? BeginCheckpoint(folder_, record.step) : absl::OkStatus();
+  ZERO_RETURN_IF_ERROR(Agree("checkpoint begins", own, &draw));
+  const std::string save = Id(draw);
+  own = WritePart(PartialFolder(folder_, record.step), save);
+  ZERO_RETURN_IF_ERROR(Agree("checkpoint is written", own, &draw));
+  if (leads()) {
+    own = CommitCheckpoint(folder_, Describe(record, save));
+    if (own.ok()) {
+      own = PruneCheckpoints(folder_, training().keep_last,
+                             training().keep_every);
+    }
+  }
+  return Agree("checkpoint is complete", own, &draw);
+}
+
+std::string RunCheckpoints::saved() const {
+  return saved_step_ < 0 ? "" : CheckpointFolder("checkpoints", saved_step_);
+}
+
+absl::Status RunCheckpoints::WritePart(const std::string& folder,
+                                       const std::string& save) {
+  StateAccess& states = session_->executor().states();
+  // Of a state what follows in a parameter is one range.
+  std::vector<CheckpointRange> ranges;
+  const auto continues = [&](const StateAccess::KeptRun& kept) {
+    if (ranges.empty()) return false;
+    const CheckpointRange& last = ranges.back();
+    return last.state == kept.state &&
+           last.parameter == kept.run.parameter->name &&
+           last.begin + last.elems == kept.run.begin;
+  };
+  states.ForEachKept([&](const StateAccess::KeptRun& kept) {
+    if (!continues(kept)) {
+      ranges.push_back({kept.state, kept.run.parameter->name, kept.run.begin, 0,
+                        kept.dtype});
+    }
+    ranges.back().elems += kept.run.values.num_elems();
+  });
+  const int rank = session_->rank().rank();
+  if (rank >= session_->rank().shards()) return absl::OkStatus();
+  ZERO_ASSIGN_OR_RETURN(const auto writer, CheckpointPartWriter::Create(
+                                               folder, rank, save, ranges));
+  absl::Status status;
+  size_t range = 0;
+  int64_t written = 0;  // of the range
+  states.ForEachKept([&](const StateAccess::KeptRun& kept) {
+    if (!status.ok()) return;
+    const int64_t elems = kept.run.values.num_elems();
+    status = writer->Write(range, written, states.Bytes(kept).data(), elems);
+    written += elems;
+    if (written < ranges[range].elems) return;
+    ++range;
+    written = 0;
+  });
+  ZERO_RETURN_IF_ERROR(status);
+  return writer->Commit();
+}
+
+CheckpointManifest RunCheckpoints::Describe(const RunRecord& record,
+                                            const std::string& save) const {
+  const Config& config = session_->config();
+  CheckpointManifest manifest{.step = record.step,
+                              .samples = record.step * config.train_batch_size,
+                              .parts = session_->rank().shards(),
+                              .run = run_,
+                              .save = save,
+                              .progress = ToJson(record),
+                              .config = Json::parse(PrintResolvedJson(config))};
+  manifest.progress["data"] = DescribeData(*data_->train);
+  for (const Parameter* parameter : session_->model().AllParameters()) {
+    std::vector<int64_t>& shape = manifest.parameters[parameter->name];
+    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
+      shape.push_back(parameter->shape[i]);
+    }
+  }
+  return manifest;
+}
+
+}  // namespace zero

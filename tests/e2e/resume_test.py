@@ -1,0 +1,165 @@
+"""Runs that are stopped and killed, and go on.
+
+  RESUME_KILLS=500 python3 -B tests/e2e/resume_test.py    more than the build's
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"), "zero"))
+KILLS = int(os.environ.get("RESUME_KILLS", "12"))
+
+CONFIG = {
+    "model": {"preset": "gpt2-tiny", "n_layer": 2, "n_embd": 64,
+              "resid_pdrop": 0.1},
+    "data": {"train": os.path.abspath("engine") + "/base/*.h",
+             "validation_fraction": 0.1, "tokenizer": "bytes",
+             "sequence_length": 32},
+    "training": {"steps": 60, "eval_every": 25, "save_every": 5,
+                 "save_final": False},
+    "train_batch_size": 4,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+    "zero_optimization": {"stage": 2},
+}
+
+
+class ResumeTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.config("run.json", CONFIG)
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def config(self, name, value):
+        with open(self.path(name), "w") as file:
+            json.dump(value, file)
+
+    def start(self, out, *args, config="run.json"):
+        """A run that writes to the folder `out`."""
+        return subprocess.Popen(
+            [ZERO, "train", config, "--ranks", "2", "--threads", "1", "--set",
+             "training.out_dir=" + out, *args],
+            cwd=self.folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE)
+
+    def train(self, out, *args, **kwargs):
+        """A run to its end: what it printed."""
+        run = self.start(out, *args, **kwargs)
+        stdout, stderr = run.communicate()
+        self.assertEqual(run.returncode, 0, stdout + stderr)
+        return stdout
+
+    def summary(self, out):
+        with open(self.path(out, "summary.json")) as file:
+            return json.load(file)
+
+    def metrics(self, out):
+        with open(self.path(out, "metrics.jsonl")) as file:
+            return [json.loads(line) for line in file]
+
+    def wait_for_steps(self, run, out, steps):
+        while run.poll() is None:
+            try:
+                with open(self.path(out, "metrics.jsonl")) as file:
+                    if file.read().count("\n") >= steps:
+                        return
+            except FileNotFoundError:
+                pass
+            time.sleep(0.02)
+
+    def newest(self, out):
+        """The newest complete checkpoint's step; 0: none."""
+        try:
+            names = os.listdir(self.path(out, "checkpoints"))
+        except FileNotFoundError:
+            return 0
+        return max([int(name[5:]) for name in names
+                    if name.startswith("step-") and name[5:].isdigit()],
+                   default=0)
+
+    def expect_equal(self, out, whole):
+        self.assertEqual(self.summary(out)["parameters_hash"],
+                         self.summary(whole)["parameters_hash"])
+        keys = ("step", "loss", "grad_norm", "lr", "validation_loss")
+        self.assertEqual(
+            [[line.get(key) for key in keys] for line in self.metrics(out)],
+            [[line.get(key) for key in keys] for line in self.metrics(whole)])
+
+    def test_signals_stop_a_run_that_the_same_command_goes_on_with(self):
+        self.train("whole")
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            with self.subTest(signal=number):
+                out = "run-%d" % number
+                run = self.start(out, "--resume", "auto")
+                self.wait_for_steps(run, out, 7)
+                run.send_signal(number)
+                stdout, stderr = run.communicate()
+                self.assertEqual(run.returncode, 130, stderr)
+                self.assertIn("the same command with --resume auto", stdout)
+                at = self.summary(out)["steps"]
+                self.assertEqual(self.newest(out), at)
+                self.assertIn("resumed from %s/checkpoints/step-%08d: step %d"
+                              % (out, at, at),
+                              self.train(out, "--resume", "auto"))
+                self.assertEqual(self.summary(out)["resumed_at"], [at])
+                self.expect_equal(out, "whole")
+
+    def test_kills_at_any_moment_lose_nothing_that_was_saved(self):
+        # Steps enough for all kills, and one run that none of them hits.
+        self.config("long.json", CONFIG | {"training": CONFIG["training"] | {
+            "steps": 60 + 4 * KILLS}})
+        chance = random.Random(1234)
+        kills = 0
+        while kills < KILLS:
+            before = self.newest("killed")
+            run = self.start("killed", "--resume", "auto", config="long.json")
+            # While it starts, trains, saves.
+            time.sleep(chance.uniform(0, 1.2))
+            if run.poll() is None:
+                run.kill()
+                kills += 1
+            stdout, stderr = run.communicate()
+            if "resumed from" in stdout:
+                self.assertIn("step-%08d" % before, stdout)
+            if run.returncode != -signal.SIGKILL:
+                self.assertEqual(run.returncode, 0, stdout + stderr)
+                break
+        self.train("killed", "--resume", "auto", config="long.json")
+        self.train("whole", config="long.json")
+        self.expect_equal("killed", "whole")
+        self.assertEqual(
+            [name for name in os.listdir(self.path("killed", "checkpoints"))
+             if "partial" in name or "zero-" in name], [])
+
+    def test_a_run_beside_checkpoints_says_how_to_go_on(self):
+        self.train("run")
+        run = self.start("run")
+        _, stderr = run.communicate()
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("run/checkpoints has checkpoints of an earlier run; go "
+                      "on from them with --resume auto", stderr)
+
+    def test_a_full_disk_costs_a_checkpoint_and_not_the_run(self):
+        # A limit on the size of files stands for a full disk.
+        run = subprocess.run(
+            ["bash", "-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "bash",
+             ZERO, "train", "run.json", "--ranks", "2", "--threads", "1",
+             "--set", "training.out_dir=full"],
+            cwd=self.folder, text=True, capture_output=True)
+        self.assertIn("warning: no checkpoint at step 5: ", run.stdout)
+        self.assertEqual(self.metrics("full")[-1]["step"], 60)
+        self.assertEqual(self.newest("full"), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
