@@ -15,6 +15,7 @@
 #ifndef ZERO_KERNELS_OPS_H_
 #define ZERO_KERNELS_OPS_H_
 
+#include <cfloat>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -121,27 +122,40 @@ struct LinearBackwardWeightArgs {
   bool accumulate_dbias = false;
 };
 
-// One part of a table of words, where the table is nowhere whole. For each part
-// but the last kLogits, for the last kAll, and for the others, from the last
-// but one down, kGradients: together they compute what one op of the table and
-// the same `part_rows` does, bit by bit. dx is fp32 then; kAll writes it and
-// kGradients adds to it.
-struct LossPart {
-  enum class Work { kLogits, kAll, kGradients };
+// What a loss knows of a row of logits: of those so far, the largest, which
+// starts finite so that e^(-inf - max) is 0, the sum of e^(logit - max), and
+// the target's.
+struct LossRow {
+  float max = -FLT_MAX;
+  float target_logit = 0;
+  double sum = 0;
+};
 
-  void* logits = nullptr;  // LossLogitsBytes, kept by the caller from the first
-                           // op to the last; null: w is the table
-  int64_t rows = 0;        // of the table
-  int64_t first = 0;       // w is rows [first, first + w.rows)
+// One part of a table of words, where the table is nowhere whole. For each part
+// but the last kStatistics, for the last kAll, and for the others, from the
+// last but one down, kGradients: together they compute what one op of the table
+// and the same `part_rows` does, bit by bit. dx is fp32 then; kAll writes it
+// and kGradients adds to it. Without dx kGradients computes dw alone, of any
+// part, whenever it is wanted.
+struct LossPart {
+  enum class Work { kStatistics, kAll, kGradients };
+
+  int64_t rows = 0;   // of the table; 0: w is the table
+  int64_t first = 0;  // w is rows [first, first + w.rows)
   Work work = Work::kAll;
+  // Both are the caller's from the first op to the last.
+  LossRow* statistics = nullptr;  // [M], of all parts
+  // Of this part, LossLogitsBytes: written by kStatistics, and kGradients
+  // leaves nothing of them. Null: logits are computed twice.
+  void* logits = nullptr;
 };
 
 // Softmax cross-entropy of logits = x[M,C] w[V,C]^T against targets[M], in
 // row chunks so that the logits of the whole batch never exist; the gradients
-// are written in the same pass. A target < 0 is ignored: loss and gradient 0.
+// of a chunk follow its losses. A target < 0 is ignored: loss and gradient 0.
 // Loss of a row = logsumexp(logits) - logits[target], in fp32 or better.
-// With `part_rows`, products are of that many rows of w at a time, and dx is
-// the sum over them in fp32, from the last part to the first.
+// With `part_rows`, products and softmax are of that many rows of w at a time,
+// and dx is the sum over them in fp32, from the last part to the first.
 // Source: chunked head as in Liger Kernel / llm.c's fused classifier.
 struct LinearCrossEntropyArgs {
   ConstMatrix x;                      // [M, C]
@@ -151,14 +165,14 @@ struct LinearCrossEntropyArgs {
   float* losses = nullptr;            // [M] per-row losses; null: not wanted
   double* loss_sum = nullptr;         // += sum of the losses, in row order
   const float* grad_scale = nullptr;  // device scalar; d(loss_sum) seed
-  Matrix dx;                          // [M, C]; data null: forward only
+  Matrix dx;                          // [M, C]; data null: not wanted
   Matrix dw;                          // as w, 0 behind V; data null: frozen
   bool accumulate_dw = false;
   int64_t part_rows = 0;  // 0: all; else a multiple of 64
   LossPart part = {};
 
   // Of the table.
-  int64_t rows() const { return part.logits == nullptr ? w.rows : part.rows; }
+  int64_t rows() const { return part.rows == 0 ? w.rows : part.rows; }
 };
 
 // ---- Attention ------------------------------------------------------------
@@ -524,7 +538,7 @@ class OpSizes {
   virtual size_t Name##WorkspaceBytes(const Args&) const = 0;
   ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
-  // Of LossPart::logits, for the x and the rows() of `args`.
+  // Of LossPart::logits, for the x and the w of `args`.
   virtual size_t LossLogitsBytes(const LinearCrossEntropyArgs& args) const = 0;
 };
 

@@ -82,32 +82,54 @@ inline bool SumsDxApart(const LinearCrossEntropyArgs& args) {
          NumLossParts(args) > 1;
 }
 
-// The products of one chunk of a loss with one part of w.
+// Logits of `rows` rows: a matrix for each part of w, its rows aligned, one
+// behind the other.
+struct LossLogits {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t rows = 0;
+
+  static constexpr int64_t kAlignCols = 64;  // as part_rows
+  size_t Bytes(const LinearCrossEntropyArgs& args) const {
+    return static_cast<size_t>(rows * RoundUp(args.w.rows, kAlignCols)) *
+           DTypeBytes(dtype);
+  }
+};
+
+// Rows [row, row + rows) of a loss; their logits are from row `at` on.
+struct LossChunk {
+  int64_t row = 0, rows = 0, at = 0;
+};
+
+// What a loss does to one chunk with one part of w.
 struct LossProducts {
+  int64_t first;  // of the table's rows that are in this part
+  int64_t words;  // of them
   Product logits, dx, dw;
 
-  // Of rows `row` on, as many as `chunk` has, which is of all the table. The
-  // gradient of the logits is of `grad_dtype` and takes their place, row by
-  // row. `to` is dx of these rows. Data may be null where only sizes are asked
+  // The gradient of the logits is of `grad_dtype` and takes their place, row by
+  // row. `to` is dx of the chunk. Data may be null where only sizes are asked
   // for.
   LossProducts(const LinearCrossEntropyArgs& args, int64_t part,
-               const Matrix& chunk, DType grad_dtype, int64_t row,
+               const LossLogits& all, DType grad_dtype, const LossChunk& chunk,
                const Matrix& to, bool accumulate_dw) {
     const int64_t begin = part * args.part_rows;
-    const int64_t rows = args.part_rows == 0
+    const int64_t cols = args.part_rows == 0
                              ? args.w.rows
                              : std::min(args.part_rows, args.w.rows - begin);
-    const ConstMatrix x = args.x.Rows(row, chunk.rows);
-    const ConstMatrix w = args.w.Rows(begin, rows);
-    logits = {.a = x,
-              .b = w,
-              .b_transposed = true,
-              .c = chunk.Cols(args.part.first + begin, rows)};
-    ConstMatrix grad = chunk;
+    first = args.part.first + begin;
+    words = std::clamp<int64_t>(args.vocab - first, 0, cols);
+    const ConstMatrix x = args.x.Rows(chunk.row, chunk.rows);
+    const ConstMatrix w = args.w.Rows(begin, cols);
+    const Matrix own =
+        Matrix{ElementAt(all.data, all.dtype, all.rows * begin), all.dtype,
+               all.rows, cols, RoundUp(cols, LossLogits::kAlignCols)}
+            .Rows(chunk.at, chunk.rows);
+    logits = {.a = x, .b = w, .b_transposed = true, .c = own};
+    Matrix grad = own;
     grad.dtype = grad_dtype;
     grad.ld *=
-        static_cast<int64_t>(DTypeBytes(chunk.dtype) / DTypeBytes(grad_dtype));
-    grad = grad.Cols(args.part.first + begin, rows);
+        static_cast<int64_t>(DTypeBytes(all.dtype) / DTypeBytes(grad_dtype));
     dx = {.a = grad,
           .b = w,
           .c = to,
@@ -116,7 +138,7 @@ struct LossProducts {
     dw = {.a = grad,
           .a_transposed = true,
           .b = x,
-          .c = args.dw.Rows(begin, rows),
+          .c = args.dw.Rows(begin, cols),
           .accumulate = accumulate_dw};
   }
 };

@@ -37,6 +37,15 @@ inline void Zero(Ops& ops, Stream& stream, const Matrix& x) {
   }
 }
 
+// to = from, rounded.
+inline void Convert(Ops& ops, Stream& stream, const ConstMatrix& from,
+                    const Matrix& to) {
+  const Runs runs = RunsOf({from, to});
+  for (int64_t i = 0; i < runs.count; ++i) {
+    ops.Cast(stream, {RunOf(from, runs, i), RunOf(to, runs, i)});
+  }
+}
+
 }  // namespace zero
 
 #endif  // ZERO_KERNELS_RUNS_H_

@@ -78,10 +78,13 @@ class Context {
   // Set while generating; null otherwise.
   KvCache* kv_cache = nullptr;
   // The part of the vocabulary that the unit at hand computes with
-  // (Parameter::parts), and the logits of a micro-batch on their way through
-  // the parts.
+  // (Parameter::parts); on their way through the parts what is known of the
+  // rows of a loss, or the logits of generation; and the most that a loss may
+  // keep of a micro-batch's logits from forward to backward: what is more is
+  // computed twice.
   int part = 0;
-  Tensor logits;
+  Tensor loss_rows, logits;
+  int64_t max_kept_logits_bytes = 0;
 
  private:
   Device* device_;

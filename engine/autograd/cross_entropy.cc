@@ -28,10 +28,8 @@ LinearCrossEntropyArgs ArgsOf(const Context& ctx, const Tensor& x,
           .grad_scale = ctx.batch.grad_scale};
 }
 
-void OpenGradients(const Weight& w, const Tensor& dx,
-                   LinearCrossEntropyArgs* args) {
+void OpenGradient(const Weight& w, LinearCrossEntropyArgs* args) {
   const SinkTarget dw = OpenSink(w.sink);
-  args->dx = dx.matrix();
   args->dw = dw.matrix();
   args->accumulate_dw = dw.accumulate;
 }
@@ -47,7 +45,8 @@ void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
   if (WantsGrad(ctx, {x.slot}, {&w})) {
     ZERO_CHECK(ctx.batch.grad_scale != nullptr);
     dx = ctx.Empty(x.shape(), x.value.dtype());
-    OpenGradients(w, dx, &args);
+    args.dx = dx.matrix();
+    OpenGradient(w, &args);
     ctx.tape->Record("linear_cross_entropy",
                      [dx, slot = x.slot](Context& c, Tape& tape) mutable {
                        tape.Accumulate(c, slot, std::move(dx));
@@ -59,23 +58,32 @@ void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
 Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
                            const TableSlice& slice, int64_t vocab) {
   LinearCrossEntropyArgs args = ArgsOf(ctx, x.value, w, vocab);
-  const bool last = slice.first + w.value.shape()[0] == slice.rows;
+  const int64_t rows = w.value.shape()[0];
+  const bool last = slice.first + rows == slice.rows;
   const bool wants_grad = WantsGrad(ctx, {x.slot}, {&w});
+  const bool waits = w.sink != nullptr && w.sink->waits;
+  if (slice.first == 0) {
+    ctx.loss_rows = ctx.Scratch(args.x.rows * sizeof(LossRow));
+  }
+  const Tensor loss_rows =
+      last ? std::exchange(ctx.loss_rows, Tensor()) : ctx.loss_rows;
   args.part = {.rows = slice.rows,
                .first = slice.first,
-               .work = last ? Work::kAll : Work::kLogits};
-  if (slice.first == 0) {
-    args.part.logits = &args;  // there will be some
-    ctx.logits = ctx.Empty(
-        {static_cast<int64_t>(ctx.ops().LossLogitsBytes(args))}, DType::kU8);
+               .work = last ? Work::kAll : Work::kStatistics,
+               .statistics = reinterpret_cast<LossRow*>(loss_rows.data())};
+  Tensor logits, dx;
+  if (!last && wants_grad && !waits) {
+    const auto bytes = static_cast<int64_t>(ctx.ops().LossLogitsBytes(args));
+    if (bytes * slice.rows / rows <= ctx.max_kept_logits_bytes) {
+      logits = ctx.Empty({bytes}, DType::kU8);
+      args.part.logits = logits.data();
+    }
   }
-  const Tensor logits = last ? std::exchange(ctx.logits, Tensor()) : ctx.logits;
-  args.part.logits = logits.data();
-  Tensor dx;
   if (last && wants_grad) {
     ZERO_CHECK(ctx.batch.grad_scale != nullptr);
     dx = ctx.Empty(x.shape(), DType::kF32);
-    OpenGradients(w, dx, &args);
+    args.dx = dx.matrix();
+    if (!waits) OpenGradient(w, &args);
   }
   Run(ctx, args);
   if (!wants_grad) return last ? Var() : Var(x.value);
@@ -83,17 +91,26 @@ Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
   const int slot = last ? -1 : ctx.tape->NewSlot();
   ctx.tape->Record(
       "linear_cross_entropy",
-      [x = SavedVar(x), x_slot = x.slot, &w, slot, logits, dx, part = args.part,
-       vocab](Context& c, Tape& tape) mutable {
+      [x = SavedVar(x), x_slot = x.slot, &w, slot, loss_rows, logits, dx,
+       part = args.part, waits, vocab](Context& c, Tape& tape) mutable {
         const Tensor& in = x.Get(c);
+        part.work = Work::kGradients;
         if (!dx.defined()) {
           dx = tape.Take(slot);
           ZERO_CHECK(dx.defined()) << "no part behind had gradients";
           LinearCrossEntropyArgs args = ArgsOf(c, in, w, vocab);
           args.part = part;
-          args.part.work = Work::kGradients;
-          OpenGradients(w, dx, &args);
+          args.dx = dx.matrix();
+          if (!waits) OpenGradient(w, &args);
           Run(c, args);
+        }
+        if (waits) {
+          w.sink->pending = [in, &w, loss_rows, part, vocab](Context& late) {
+            LinearCrossEntropyArgs args = ArgsOf(late, in, w, vocab);
+            args.part = part;
+            OpenGradient(w, &args);
+            Run(late, args);
+          };
         }
         if (part.first == 0 && in.dtype() != DType::kF32) {
           const Tensor sum = std::exchange(dx, c.Empty(dx.shape(), in.dtype()));

@@ -31,6 +31,9 @@ void EmbeddingBackwardInto(Context& ctx, const int32_t* ids, const Tensor& dout,
 // away by rows.
 void AddTokens(Context& c, const int32_t* ids, const Tensor& dout,
                GradSink* sink, const TableSlice* slice = nullptr) {
+  if (sink != nullptr && sink->pending) {
+    std::exchange(sink->pending, nullptr)(c);
+  }
   if (sink == nullptr || !sink->by_rows) {
     return EmbeddingBackwardInto(c, ids, dout, sink, slice);
   }

@@ -106,8 +106,10 @@ void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
                         int64_t vocab, int64_t part_rows = 0);
 
 // The same with one part of w, bit by bit: from the first part to the last,
-// which computes the loss, and back. Returns x, as the next part takes it; of
-// the last part, none.
+// which computes the loss, and back, where each computes its logits again if
+// those of all parts are more than ctx.max_kept_logits_bytes. Returns x, as the
+// next part takes it; of the last part, none. A sink that waits gets the
+// gradient when its other writer comes.
 Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
                            const TableSlice& slice, int64_t vocab);
 

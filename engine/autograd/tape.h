@@ -92,6 +92,11 @@ class SavedVar {
 struct GradSink {
   Tensor grad;           // fp32 or the parameter's dtype
   bool written = false;  // false: the next write overwrites
+  // Of a table whose other writer comes at the end of backward: what a loss
+  // would write is computed there, so that `grad` need not wait for it. Who
+  // writes runs `pending` before.
+  bool waits = false;
+  std::function<void(Context&)> pending;
   // A table's: what Embedding would add to `grad` goes, row by row, to `rows`
   // [M, C] instead, where they are defined. Who bound them adds them, by the
   // batch's tokens.

@@ -66,7 +66,7 @@ struct Fp16Config {
 
 // Whether tables of words are in parts (engine/zero/plan.h).
 enum class VocabularyParts {
-  kAuto,  // where gradients are sharded, and they save more than logits take
+  kAuto,  // where gradients are sharded, and they save enough memory
   kOn,    // where gradients are sharded
   kOff,
 };

@@ -733,8 +733,9 @@ std::vector<KeySpec> UsedKeys() {
               "no unit stays in place")),
       Key(KEY(zero_optimization.vocabulary_parts),
           "Gather and reduce the vocabulary's table in parts, none larger than "
-          "a block, and keep the logits of a micro-batch meanwhile (auto: "
-          "where that takes less memory). Changes no bit of the result.",
+          "a block, and compute the logits of a micro-batch once more in "
+          "backward, unless they are few (auto: where the memory saved is "
+          "worth that time). Changes no bit of the result.",
           BetweenRanks,
           Unread(IF(c.zero_optimization.stage < 2),
                  "zero_optimization.stage 2 and 3 alone shard gradients")),

@@ -107,11 +107,9 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
   }
   if (plan.in_parts()) {
     const TablePart& part = plan.units[plan.num_computing - 1].part;
-    notes.push_back(
-        absl::StrCat("the vocabulary is in ", part.count, " parts of ",
-                     WithCommas(part.rows),
-                     " rows, and the logits of a micro-batch are kept: "
-                     "zero_optimization.vocabulary_parts"));
+    notes.push_back(absl::StrCat("the vocabulary is in ", part.count,
+                                 " parts of ", WithCommas(part.rows),
+                                 " rows: zero_optimization.vocabulary_parts"));
   }
   return notes;
 }

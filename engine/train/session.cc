@@ -43,10 +43,10 @@ absl::Status CheckRows(const Config& config) {
       config.train_micro_batch_size_per_gpu, config.data.sequence_length));
 }
 
-// Whether parts of the table that the head reads save more memory than the
-// logits of a micro-batch take beyond those of a chunk of rows. Two parts are
-// in place of the table and of its gradient; but where the gradient waits for
-// the lookup's dense one, it is whole either way. A function of shapes alone.
+// Whether parts of the table that the head reads save memory that is worth the
+// time they cost: of the model states a quarter, or, where the head must wait
+// for the lookup and computes five products instead of three, all. Two parts
+// are in place of the table and of its gradient. A function of shapes alone.
 bool VocabularyPartsPay(const Config& config, const Plan& plan,
                         const OpSizes& sizes) {
   const PlannedUnit& last =
@@ -54,23 +54,23 @@ bool VocabularyPartsPay(const Config& config, const Plan& plan,
   const Shape& table = last.parameters[0].spec.shape;
   const int64_t rows = table[0], width = table[1];
   const DType dtype = config.param_dtype();
-  const int64_t tokens =
-      config.train_micro_batch_size_per_gpu * config.data.sequence_length;
-  const LinearCrossEntropyArgs args{.x = {nullptr, dtype, tokens, width, width},
-                                    .w = {nullptr, dtype, rows, width, width},
-                                    .vocab = rows};
-  const size_t kept = sizes.LossLogitsBytes(args);
-  const size_t chunk =
-      std::min(kept, sizes.LinearCrossEntropyWorkspaceBytes(args));
-  size_t bytes = 0;  // of an element
+  int64_t bytes = DTypeBytes(config.grad_accum_dtype);  // of an element
   if (plan.placement.parameters == Placement::kSharded) {
     bytes += DTypeBytes(dtype);
   }
-  if (last.completed_by == plan.num_computing - 1) {
-    bytes += DTypeBytes(config.grad_accum_dtype);
-  }
-  const int64_t others = std::max<int64_t>(rows - 2 * last.part.rows, 0);
-  return bytes * static_cast<size_t>(others * width) > kept - chunk;
+  int64_t saved =
+      bytes * width * std::max<int64_t>(rows - 2 * last.part.rows, 0);
+  const ExecutorOptions options =
+      MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
+  const int64_t states = StateBytes(plan, options);
+  if (last.head_waits) return saved > states;
+  const int64_t tokens =
+      config.train_micro_batch_size_per_gpu * config.data.sequence_length;
+  const auto logits = static_cast<int64_t>(
+      sizes.LossLogitsBytes({.x = {nullptr, dtype, tokens, width, width},
+                             .w = {nullptr, dtype, rows, width, width}}));
+  if (logits <= MaxKeptLogitsBytes(plan, options)) saved -= logits;
+  return saved > states / 4;
 }
 
 // The calls of a run, on whatever device `executor` has.

@@ -163,6 +163,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   }
   context_ = std::make_unique<Context>(*rank_->device, *compute_, *transient_);
   context_->recompute = options_.recompute;
+  context_->max_kept_logits_bytes = MaxKeptLogitsBytes(plan_, options_);
   states_->Bind(rank_->device->ops(), *compute_);
   units_.resize(plan_.units.size());
   for (size_t u = 0; u < units_.size(); ++u) {

@@ -50,6 +50,7 @@ ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
       bound->planned = &parameter;
       bound->unit = u;
       bound->sink.by_rows = planned.rows > 0;
+      bound->sink.waits = planned.head_waits;
       const TablePart part = of.vocabulary ? planned.part : TablePart();
       if (part.number == 0) {
         of.weight = {};

@@ -26,6 +26,9 @@ struct ExecutorOptions {
   bool overlap = true;  // of communication with computation
   GatherPolicy gather;
   Recompute recompute = Recompute::kOff;
+  // The logits of a micro-batch that parts of the vocabulary keep from forward
+  // to backward; more are computed twice. Below 0: an eighth of the states.
+  int64_t max_kept_logits_bytes = -1;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
 
@@ -52,6 +55,22 @@ struct ExecutorOptions {
             .tensor_norms = optimizer.needs_tensor_norms()};
   }
 };
+
+// Of the model states on a rank that owns some.
+inline int64_t StateBytes(const Plan& plan, const ExecutorOptions& options) {
+  const StatePlacement& placement = plan.placement;
+  return plan.StateElems(plan.padded_elems, placement.parameters) *
+             static_cast<int64_t>(DTypeBytes(options.param_dtype)) +
+         plan.StateElems(plan.trained_elems, placement.gradients) *
+             static_cast<int64_t>(DTypeBytes(options.grad_dtype)) +
+         plan.StateElems(plan.trained_elems, placement.optimizer) *
+             options.optimizer_bytes();
+}
+inline int64_t MaxKeptLogitsBytes(const Plan& plan,
+                                  const ExecutorOptions& options) {
+  return options.max_kept_logits_bytes >= 0 ? options.max_kept_logits_bytes
+                                            : StateBytes(plan, options) / 8;
+}
 
 }  // namespace zero
 

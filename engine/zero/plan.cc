@@ -70,9 +70,7 @@ TableLayout LayoutOf(const Shape& table, int64_t largest,
 }
 
 PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
-  PlannedUnit unit{.name = spec.name,
-                   .borrowed = spec.borrowed,
-                   .backward_reads_parameters = spec.backward_reads_parameters};
+  PlannedUnit unit{.name = spec.name, .borrowed = spec.borrowed};
   for (const ParameterSpec& parameter : spec.parameters) {
     unit.parameters.push_back(
         {parameter, 0, parameter.shape, 0, parameter.shape.num_elems()});
@@ -177,7 +175,7 @@ std::vector<PlannedUnit> PlanUnits(const std::vector<UnitSpec>& specs,
   return units;
 }
 
-void FindNeeds(Plan* plan) {
+void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
   std::map<std::string, int> place;  // the unit, or that of the first part
   std::vector<PlannedUnit>& units = plan->units;
   const int num_units = static_cast<int>(units.size());
@@ -202,10 +200,11 @@ void FindNeeds(Plan* plan) {
     unit.needs.erase(std::unique(unit.needs.begin(), unit.needs.end()),
                      unit.needs.end());
     unit.writes = unit.needs;
-    // Each part of a lookup adds positions, too.
-    const int first = u - unit.part.number;
-    if (first != u && units[first].padded_elems > 0 &&
-        !unit.backward_reads_parameters) {
+    if (specs[unit.model_unit].backward_reads_parameters) {
+      unit.backward_needs = unit.needs;
+    } else if (const int first = u - unit.part.number;
+               first != u && units[first].padded_elems > 0) {
+      // Each part of a lookup adds positions, too.
       unit.needs.insert(unit.needs.begin(), first);
     }
     for (int table = num_units - 1; table >= plan->num_computing; --table) {
@@ -215,7 +214,7 @@ void FindNeeds(Plan* plan) {
   }
 }
 
-// Which tables are exchanged by rows.
+// Which tables are exchanged by rows, and which others' heads wait.
 void ChooseRows(const PlanOptions& options, Plan* plan) {
   plan->rows = {DTypeBytes(plan->gradients.dtype) <
                         DTypeBytes(plan->parameters.dtype)
@@ -226,10 +225,17 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
     PlannedUnit& table = plan->units[t];
     const Shape& shape = table.parameters[0].spec.shape;
     const int64_t tokens = plan->world * options.tokens;
+    if (!table.parameters[0].spec.looked_up || table.trained_elems == 0) {
+      continue;
+    }
     // A server has no places of equal rank to gather from.
-    if (!table.parameters[0].spec.looked_up || plan->world == 1 ||
-        !plan->owners.even() || table.trained_elems == 0 || tokens == 0 ||
+    if (plan->world == 1 || !plan->owners.even() || tokens == 0 ||
         tokens >= shape[0]) {
+      for (int u = table.owner + 1;
+           u < plan->num_computing && table.part.count > 1; ++u) {
+        if (std::erase(plan->units[u].writes, t) > 0) table.head_waits = true;
+      }
+      if (table.head_waits) plan->units[table.owner].backward_needs = {t};
       continue;
     }
     table.rows = options.tokens;
@@ -419,7 +425,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.num_trained_segments += unit.num_trained_segments;
     plan.units.push_back(std::move(unit));
   }
-  FindNeeds(&plan);
+  FindNeeds(units, &plan);
   ChooseRows(options, &plan);
   if (plan.world == 1) return plan;
   plan.reduce_buckets =

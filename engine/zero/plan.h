@@ -14,8 +14,9 @@
 // divided into parts of whole rows, none larger than the largest other unit.
 // Segments never cross a part, and products with the table go part by part.
 // With `vocabulary_parts` each part is a unit, of the same bits: neither the
-// table nor its gradient is whole on a rank, the lookup and the head compute
-// part by part, and the logits of a micro-batch are kept meanwhile.
+// table nor its gradient is whole on a rank, and the lookup and the head
+// compute part by part. The head computes its logits again in backward, unless
+// those of a micro-batch are few.
 //
 // What a lookup adds to its gradient is one row per token. Where all ranks'
 // tokens of a step are fewer than the table's rows, ranks exchange tokens and
@@ -23,8 +24,10 @@
 // the reduced gradient: in the order of ranks, then of micro-steps, then of
 // tokens. The gradient of a head that shares the table is reduced before, right
 // behind the head. Otherwise the lookup writes into the same dense gradient as
-// the head, which is reduced when both have. The rule knows shapes alone, and
-// so the bits are the same at every stage.
+// the head, which is reduced when both have; in parts the head computes what it
+// writes only then, from logits of its own, so that no more than a part is
+// there. The rule knows shapes alone, and so the bits are the same at every
+// stage.
 //
 // The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
 // states are cut into pieces, and so each such group has all of them; along
@@ -214,7 +217,9 @@ struct PlannedUnit {
   // The units whose parameters must be in place while this one runs forward,
   // ascending: itself, its tables, and those that own the borrowed ones.
   std::vector<int> needs;
-  // Those of them whose gradients its backward writes.
+  // Those of them that its backward reads, too.
+  std::vector<int> backward_needs;
+  // Those whose gradients its backward writes.
   std::vector<int> writes;
   // The unit that computes with these parameters first: itself, or that of the
   // model that has this table.
@@ -229,8 +234,10 @@ struct PlannedUnit {
   // Of a table that is exchanged by rows, with its first part: how many a rank
   // looks up in a step, and their length.
   int64_t rows = 0, width = 0;
-  // Whether its backward reads them too.
-  bool backward_reads_parameters = true;
+  // Of a table in parts whose gradient is dense, the lookup's and that of a
+  // head: the head's share waits for the lookup's, and is computed when that
+  // is.
+  bool head_waits = false;
   std::vector<Segment> segments;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;

@@ -40,6 +40,13 @@ bool Contains(const std::vector<int>& units, int unit) {
   return std::find(units.begin(), units.end(), unit) != units.end();
 }
 
+// The units whose parameters a computation reads.
+const std::vector<int>& NeedsOf(const Action& action, const Plan& plan) {
+  const PlannedUnit& unit = plan.units[action.index];
+  return action.kind == ActionKind::kBackward ? unit.backward_needs
+                                              : unit.needs;
+}
+
 // Builds a schedule around its computations, in their order: what they need is
 // gathered ahead, and gradients are reduced as soon as a bucket of them is
 // complete.
@@ -83,11 +90,7 @@ class Builder {
 
   // The units whose parameters computation i reads.
   const std::vector<int>& Needs(size_t i) const {
-    static const std::vector<int>* const kNone = new std::vector<int>;
-    const PlannedUnit& unit = plan_.units[computations_[i].index];
-    const bool reads = computations_[i].kind != ActionKind::kBackward ||
-                       unit.backward_reads_parameters;
-    return reads ? unit.needs : *kNone;
+    return NeedsOf(computations_[i], plan_);
   }
 
   int64_t Elems(int unit) const { return plan_.units[unit].padded_elems; }
@@ -359,12 +362,7 @@ class WaitFinder {
   }
 
   void VisitComputation(const Action& action) {
-    const PlannedUnit& unit = plan_.units[action.index];
-    if (action.kind == ActionKind::kBackward &&
-        !unit.backward_reads_parameters) {
-      return;
-    }
-    for (int needed : unit.needs) {
+    for (int needed : NeedsOf(action, plan_)) {
       waits_.insert(bringing_[needed].begin(), bringing_[needed].end());
     }
   }
@@ -565,7 +563,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
       };
       if (unit.part.count > 1 &&
           std::any_of(plan.units.begin(), plan.units.end(), borrows)) {
-        gathered += micro_steps * unit.padded_elems;
+        gathered += (unit.head_waits ? 2 : 1) * micro_steps * unit.padded_elems;
       }
     }
   }

@@ -129,7 +129,8 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
 // gradients; a worker sends its gradients and receives the parameters. Around
 // a ring 16-bit gradients travel in fp32 from the second hop on. Where
 // parameters are sharded a table in parts that the head shares is gathered for
-// the lookup, too: three times in a micro-step. There the schedule may differ
+// the lookup, too, three times in a micro-step; four times where the head's
+// share of the gradient waits for the lookup's. There the schedule may differ
 // by the units that stay in place, or are borrowed and come once more.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 

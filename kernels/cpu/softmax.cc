@@ -29,62 +29,63 @@ float RowMax(const float* row, int64_t n) {
   return max;
 }
 
-// row = e^(row - max); returns the sum.
-double ExpSum(float* row, int64_t n, float max) {
-  constexpr int64_t kBlock = 1024;
+// The sum of e^(row - max).
+double ExpSum(const float* row, int64_t n, float max) {
   const int64_t lanes = NumLanes();
   const VF shift = hn::Set(df, max);
-  double total = 0;
-  for (int64_t begin = 0; begin < n; begin += kBlock) {
-    const int64_t end = n < begin + kBlock ? n : begin + kBlock;
-    VF s0 = hn::Zero(df), s1 = s0;
-    int64_t i = begin;
-    for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      const VF e0 = Exp(hn::Sub(Load(row + i), shift));
-      const VF e1 = Exp(hn::Sub(Load(row + i + lanes), shift));
-      Store(e0, row + i);
-      Store(e1, row + i + lanes);
-      s0 = hn::Add(s0, e0);
-      s1 = hn::Add(s1, e1);
-    }
-    ForEachVector(i, end, [&](auto at) ZERO_CPU_BODY {
-      const VF e = Exp(hn::Sub(at.Load(row), shift));
-      at.Store(e, row);
-      VF& sum = at.kWhole ? s0 : s1;
-      sum = hn::Add(sum, at.Keep(e, hn::Zero(df)));
-    });
-    total += static_cast<double>(Sum(hn::Add(s0, s1)));
+  VF s0 = hn::Zero(df), s1 = s0;
+  int64_t i = 0;
+  for (; i + 2 * lanes <= n; i += 2 * lanes) {
+    s0 = hn::Add(s0, Exp(hn::Sub(Load(row + i), shift)));
+    s1 = hn::Add(s1, Exp(hn::Sub(Load(row + i + lanes), shift)));
   }
-  return total;
+  ForEachVector(i, n, [&](auto at) ZERO_CPU_BODY {
+    const VF e = Exp(hn::Sub(at.Load(row), shift));
+    VF& sum = at.kWhole ? s0 : s1;
+    sum = hn::Add(sum, at.Keep(e, hn::Zero(df)));
+  });
+  return static_cast<double>(Sum(hn::Add(s0, s1)));
+}
+
+void AddToLossRow(const float* logits, int64_t n, LossRow* row) {
+  constexpr int64_t kBlock = 1024;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t size = n - begin < kBlock ? n - begin : kBlock;
+    const float max = RowMax(logits + begin, size);
+    if (max > row->max) {
+      row->sum *=
+          std::exp(static_cast<double>(row->max) - static_cast<double>(max));
+      row->max = max;
+    }
+    row->sum += ExpSum(logits + begin, size, row->max);
+  }
 }
 
 template <class T>
-double CrossEntropyRow(float* logits, int64_t n, int64_t target, bool gradient,
-                       float scale) {
-  const float target_logit = logits[target];
-  const float max = RowMax(logits, n);
-  const double sum = ExpSum(logits, n, max);
-  const double loss = static_cast<double>(max) + std::log(sum) -
-                      static_cast<double>(target_logit);
-  if (gradient) {
-    // p - 1 at the target, without the cancellation of two roundings.
-    const float at_target =
-        static_cast<float>((static_cast<double>(logits[target]) / sum - 1.0) *
-                           static_cast<double>(scale));
-    ScaleSpan(logits, n, static_cast<float>(static_cast<double>(scale) / sum),
-              reinterpret_cast<T*>(logits));
-    const VF v = hn::Set(df, at_target);
-    StoreN(v, reinterpret_cast<T*>(logits) + target, 1);
-  }
-  return loss;
+void Gradient(float* logits, int64_t n, const LossRow& row, int64_t target,
+              float scale) {
+  const VF shift = hn::Set(df, row.max);
+  const VF factor =
+      hn::Set(df, static_cast<float>(static_cast<double>(scale) / row.sum));
+  // Nothing is written ahead of what is still to be read.
+  ForEachVector(0, n, [&](auto at) ZERO_CPU_BODY {
+    const VF e = Exp(hn::Sub(at.Load(logits), shift));
+    at.Store(hn::Mul(e, factor), reinterpret_cast<T*>(logits));
+  });
+  if (target < 0 || target >= n) return;
+  // p - 1 at the target, without the cancellation of two roundings.
+  const double p = std::exp(static_cast<double>(row.target_logit) -
+                            static_cast<double>(row.max)) /
+                   row.sum;
+  const VF v =
+      hn::Set(df, static_cast<float>((p - 1.0) * static_cast<double>(scale)));
+  StoreN(v, reinterpret_cast<T*>(logits) + target, 1);
 }
 
-double SoftmaxCrossEntropyRow(float* logits, int64_t n, int64_t target,
-                              bool gradient, float scale, DType dtype) {
-  double loss = 0;
-  ZERO_CPU_WITH_FLOAT_TYPE(
-      dtype, T, loss = CrossEntropyRow<T>(logits, n, target, gradient, scale));
-  return loss;
+void LossRowGradient(float* logits, int64_t n, const LossRow& row,
+                     int64_t target, float scale, DType dtype) {
+  ZERO_CPU_WITH_FLOAT_TYPE(dtype, T,
+                           Gradient<T>(logits, n, row, target, scale));
 }
 
 }  // namespace zero::cpu::HWY_NAMESPACE
@@ -93,12 +94,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zero::cpu {
 
-HWY_EXPORT(SoftmaxCrossEntropyRow);
+HWY_EXPORT(AddToLossRow);
+HWY_EXPORT(LossRowGradient);
 
-double SoftmaxCrossEntropyRow(float* logits, int64_t n, int64_t target,
-                              bool gradient, float scale, DType dtype) {
-  return HWY_DYNAMIC_DISPATCH(SoftmaxCrossEntropyRow)(logits, n, target,
-                                                      gradient, scale, dtype);
+void AddToLossRow(const float* logits, int64_t n, LossRow* row) {
+  HWY_DYNAMIC_DISPATCH(AddToLossRow)(logits, n, row);
+}
+void LossRowGradient(float* logits, int64_t n, const LossRow& row,
+                     int64_t target, float scale, DType dtype) {
+  HWY_DYNAMIC_DISPATCH(LossRowGradient)(logits, n, row, target, scale, dtype);
 }
 
 }  // namespace zero::cpu

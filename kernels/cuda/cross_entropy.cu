@@ -15,14 +15,15 @@ constexpr int kThreads = 512;
 constexpr int kGroup = 8;  // elements of a thread at a time
 constexpr int kTile = kThreads * kGroup;
 
+// Rows of logits of one part of the words.
 struct RowArgs {
   void* logits;  // [rows, ld]
   int64_t ld;
-  int64_t words;            // of the softmax
+  int64_t first;            // the part's first word
+  int64_t words;            // of the part
   int64_t cols;             // of the gradient, which is 0 behind the words
   const int32_t* targets;   // [rows]
-  double* row_losses;       // [rows]
-  float* losses;            // [rows] or null
+  LossRow* known;           // [rows]
   const float* grad_scale;  // null: 1
 };
 
@@ -70,33 +71,40 @@ struct OnlineSum {
   }
 };
 
-struct Softmax {
-  float max;
-  double sum;
-};
-
-// Over the block, in every thread. From the row's end to its beginning, which
-// is then the part that the second pass still finds in L2.
+// One block per row: adds its logits to what is known of it, which of the first
+// part is nothing. Moves sizeof(Logit) bytes per logit, some of them from L2,
+// where the product has left them. Should reach 85 % of copy bandwidth.
 template <class Logit>
-__device__ inline Softmax ReduceRow(const RowArgs& args, const Logit* row) {
+__global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
   SHARED_ARRAY(float, max_scratch, kThreads / kWarpSize);
   SHARED_ARRAY(double, sum_scratch, kThreads / kWarpSize);
+  const int64_t i = blockIdx.x;
+  const int64_t target = args.targets[i];
+  if (target < 0) return;
+  const Logit* const row = static_cast<const Logit*>(args.logits) + i * args.ld;
   OnlineSum online;
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
-  const int64_t tiles = (args.words + kTile - 1) / kTile;
-  for (int64_t tile = tiles - 1; tile >= 0; --tile) {
-    const int64_t first = tile * kTile + begin;
-    if (first >= args.words) continue;
+  for (int64_t first = begin; first < args.words; first += kTile) {
     float x[kGroup];
     LoadGroup(args, row, first, x);
     online.Add(x);
   }
-  Softmax softmax;
-  softmax.max = BlockReduce<Larger, kThreads>(online.max, max_scratch);
-  const double scaled = static_cast<double>(online.sum) *
-                        static_cast<double>(expf(online.max - softmax.max));
-  softmax.sum = BlockReduce<Plus, kThreads>(scaled, sum_scratch);
-  return softmax;
+  const float max = BlockReduce<Larger, kThreads>(online.max, max_scratch);
+  const double sum = BlockReduce<Plus, kThreads>(
+      static_cast<double>(online.sum) *
+          static_cast<double>(expf(online.max - max)),
+      sum_scratch);
+  if (threadIdx.x > 0) return;
+  LossRow known;
+  if (args.first > 0) known = args.known[i];
+  const float larger = fmaxf(known.max, max);
+  known.sum = known.sum * static_cast<double>(expf(known.max - larger)) +
+              sum * static_cast<double>(expf(max - larger));
+  known.max = larger;
+  const int64_t place = target - args.first;
+  if (place >= 0 && place < args.words)
+    known.target_logit = ToFloat(row[place]);
+  args.known[i] = known;
 }
 
 template <class T>
@@ -110,24 +118,29 @@ __device__ inline void StoreGroup(T* to, const T (&x)[kGroup]) {
   }
 }
 
-// Replaces the row by (softmax - onehot(target)) * scale from its first byte
-// on. A tile of gradients that are narrower than the logits covers logits that
-// earlier tiles, or this one before its barrier, have read; a group of equal
-// width covers its own.
-template <class Gradient, class Logit>
-__device__ inline void WriteGradient(const RowArgs& args, Logit* row,
-                                     const Softmax& softmax, int64_t target,
-                                     float target_logit) {
+// One block per row: replaces it by (softmax - onehot(target)) * scale from its
+// first byte on. A tile of gradients that are narrower than the logits covers
+// logits that earlier tiles, or this one before its barrier, have read; a group
+// of equal width covers its own. Moves sizeof(Logit) + sizeof(Gradient) bytes
+// per logit. Should reach 85 % of copy bandwidth.
+template <class Logit, class Gradient>
+__global__ void __launch_bounds__(kThreads) WriteGradients(RowArgs args) {
+  const int64_t i = blockIdx.x;
+  Logit* const row = static_cast<Logit*>(args.logits) + i * args.ld;
+  const bool valid = args.targets[i] >= 0;
+  const int64_t target = args.targets[i] - args.first;
+  const LossRow known = args.known[i];
   const double scale =
       args.grad_scale == nullptr ? 1.0 : static_cast<double>(*args.grad_scale);
-  const float factor = static_cast<float>(scale / softmax.sum);
+  const float factor = static_cast<float>(scale / known.sum);
   // p - 1 without the cancellation of two roundings. Of a logit below the range
   // of fp16 the loss is infinite, and so is this no number: the step must be
   // skipped.
   const double at_target_p =
-      target_logit == -INFINITY
+      known.target_logit == -INFINITY
           ? static_cast<double>(NAN)
-          : static_cast<double>(expf(target_logit - softmax.max)) / softmax.sum;
+          : static_cast<double>(expf(known.target_logit - known.max)) /
+                known.sum;
   const float at_target = static_cast<float>((at_target_p - 1.0) * scale);
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
   for (int64_t tile = 0; tile < args.cols; tile += kTile) {
@@ -139,9 +152,11 @@ __device__ inline void WriteGradient(const RowArgs& args, Logit* row,
       LoadGroup(args, row, first, x);
       const int place = PlaceInGroup(target, first);
 #pragma unroll
-      for (int i = 0; i < kGroup; ++i) {
-        const float g = expf(x[i] - softmax.max) * factor;
-        gradient[i] = FromFloat<Gradient>(i == place ? at_target : g);
+      for (int j = 0; j < kGroup; ++j) {
+        const float g = expf(x[j] - known.max) * factor;
+        gradient[j] = FromFloat<Gradient>(!valid       ? 0.0f
+                                          : j == place ? at_target
+                                                       : g);
       }
     }
     if constexpr (sizeof(Gradient) < sizeof(Logit)) __syncthreads();
@@ -149,48 +164,23 @@ __device__ inline void WriteGradient(const RowArgs& args, Logit* row,
   }
 }
 
-template <class Gradient>
-__device__ inline void ZeroRow(const RowArgs& args, void* row) {
-  Gradient zero[kGroup];
-#pragma unroll
-  for (int i = 0; i < kGroup; ++i) zero[i] = FromFloat<Gradient>(0.0f);
-  const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
-  for (int64_t first = begin; first < args.cols; first += kTile) {
-    StoreGroup(static_cast<Gradient*>(row) + first, zero);
-  }
-}
+constexpr int kLossThreads = 128;
 
-// One block per row: loss = logsumexp(row) - row[target], and the gradient in
-// place (Gradient void: none). Forward moves sizeof(Logit) bytes per logit;
-// with the gradient 2 sizeof(Logit) + sizeof(Gradient), 6 in 16 bits, some of
-// it from L2, where the front of a row is still found (all rows at work are
-// 53 MB of GPT-2's 16-bit logits on an H100). Should reach 85 % of copy
-// bandwidth.
-template <class Logit, class Gradient>
-__global__ void __launch_bounds__(kThreads) SoftmaxRows(RowArgs args) {
-  constexpr bool kGradient = !std::is_void_v<Gradient>;
-  const int64_t i = blockIdx.x;
-  Logit* const row = static_cast<Logit*>(args.logits) + i * args.ld;
-  const int64_t target = args.targets[i];
+// losses (null: not wanted), row_losses = logsumexp(row) - row[target]. Moves
+// 32 bytes per row: bound by latency.
+__global__ void __launch_bounds__(kLossThreads)
+    WriteLosses(const LossRow* known, const int32_t* targets, int64_t rows,
+                double* row_losses, float* losses) {
+  const int64_t i =
+      static_cast<int64_t>(blockIdx.x) * kLossThreads + threadIdx.x;
+  if (i >= rows) return;
   double loss = 0;
-  if (target >= 0) {
-    const float target_logit = ToFloat(row[target]);
-    const Softmax softmax = ReduceRow(args, row);
-    if (threadIdx.x == 0) {
-      loss = static_cast<double>(softmax.max) + log(softmax.sum) -
-             static_cast<double>(target_logit);
-    }
-    // All of the row has been read: ReduceRow ends with a barrier.
-    if constexpr (kGradient) {
-      WriteGradient<Gradient>(args, row, softmax, target, target_logit);
-    }
-  } else if constexpr (kGradient) {
-    ZeroRow<Gradient>(args, row);
+  if (targets[i] >= 0) {
+    loss = static_cast<double>(known[i].max) + log(known[i].sum) -
+           static_cast<double>(known[i].target_logit);
   }
-  if (threadIdx.x == 0) {
-    args.row_losses[i] = loss;
-    if (args.losses != nullptr) args.losses[i] = static_cast<float>(loss);
-  }
+  row_losses[i] = loss;
+  if (losses != nullptr) losses[i] = static_cast<float>(loss);
 }
 
 constexpr int kSumThreads = 256;
@@ -217,16 +207,20 @@ __global__ void __launch_bounds__(kSumThreads)
   if (threadIdx.x == 0) *sum += total;
 }
 
+void RunAddToLossRows(cudaStream_t stream, const RowArgs& rows,
+                      int64_t num_rows, DType logits) {
+  void (*kernel)(RowArgs) = nullptr;
+  ZERO_CUDA_WITH_FLOAT_TYPE(logits, T, kernel = AddToLossRows<T>);
+  Launch(kernel, static_cast<unsigned>(num_rows), kThreads, 0, stream, rows);
+}
+
 // `gradient`: the dtype of the gradients, and of logits that are not fp32.
-void RunSoftmax(cudaStream_t stream, const RowArgs& rows, int64_t num_rows,
-                DType logits, DType gradient, bool backward) {
+void RunWriteGradients(cudaStream_t stream, const RowArgs& rows,
+                       int64_t num_rows, DType logits, DType gradient) {
   void (*kernel)(RowArgs) = nullptr;
   ZERO_CUDA_WITH_FLOAT_TYPE(gradient, T, {
-    if (logits == DType::kF32) {
-      kernel = backward ? SoftmaxRows<float, T> : SoftmaxRows<float, void>;
-    } else {
-      kernel = backward ? SoftmaxRows<T, T> : SoftmaxRows<T, void>;
-    }
+    kernel =
+        logits == DType::kF32 ? WriteGradients<float, T> : WriteGradients<T, T>;
   });
   Launch(kernel, static_cast<unsigned>(num_rows), kThreads, 0, stream, rows);
 }
@@ -238,13 +232,15 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
                                  Workspace workspace) {
   using Work = LossPart::Work;
   const Work work = args.part.work;
-  const bool backward = args.dx.data != nullptr;
+  const bool with_dx = args.dx.data != nullptr;
+  const bool backward =
+      work == Work::kGradients || (work == Work::kAll && with_dx);
   const bool with_dw = backward && args.dw.data != nullptr;
   if (args.x.rows == 0) {
     if (with_dw && !args.accumulate_dw) Zero(*this, stream, args.dw);
     return;
   }
-  const LossChunks chunks(args, options_);
+  LossChunks chunks(args, options_);
   char* at = static_cast<char*>(workspace.data);
   const auto take = [&at](size_t bytes) {
     char* const begin = at;
@@ -252,58 +248,68 @@ void CudaOps::LinearCrossEntropy(Stream& stream,
     return begin;
   };
   const bool kept = args.part.logits != nullptr;
-  void* const base = kept ? args.part.logits : take(chunks.logits_bytes);
-  const Matrix all{base, chunks.dtype, kept ? args.x.rows : chunks.rows,
-                   args.rows(), chunks.ld};
+  const bool owns_statistics = args.part.statistics == nullptr;
+  LossLogits all = chunks.logits;
+  if (kept) all.rows = args.x.rows;
+  all.data = kept ? args.part.logits : take(chunks.logits_bytes);
+  LossRow* const statistics =
+      owns_statistics ? reinterpret_cast<LossRow*>(take(chunks.known_bytes))
+                      : args.part.statistics;
   double* const row_losses = reinterpret_cast<double*>(take(chunks.loss_bytes));
-  Matrix dx_sum = chunks.dx;
-  dx_sum.data = take(chunks.dx_bytes);
+  const bool summed = chunks.dx_bytes > 0;
+  chunks.dx.data = take(chunks.dx_bytes);
   const Workspace rest{
       at, workspace.bytes -
               static_cast<size_t>(at - static_cast<char*>(workspace.data))};
   const int64_t num_parts = NumLossParts(args);
 
-  for (int64_t row = 0; row < args.x.rows; row += chunks.rows) {
-    const int64_t rows = std::min(chunks.rows, args.x.rows - row);
-    const Matrix logits = all.Rows(kept ? row : 0, rows);
+  for (int64_t row = 0; row < args.x.rows; row += chunks.logits.rows) {
+    const int64_t rows = std::min(chunks.logits.rows, args.x.rows - row);
     const Matrix dx = args.dx.Rows(row, rows);
-    const bool summed = chunks.dx_bytes > 0;
+    const Matrix dx_sum = summed ? chunks.dx.Rows(0, rows) : dx;
+    const int32_t* const targets = args.targets + row;
+    LossRow* const known = statistics + (owns_statistics ? 0 : row);
     const auto products = [&](int64_t part) {
-      return LossProducts(args, part, logits, args.x.dtype, row,
-                          summed ? dx_sum.Rows(0, rows) : dx,
+      return LossProducts(args, part, all, args.x.dtype,
+                          {row, rows, kept ? row : 0}, dx_sum,
                           args.accumulate_dw || row > 0);
+    };
+    const auto rows_of = [&](const LossProducts& p) {
+      RowArgs of;
+      of.logits = p.logits.c.data;
+      of.ld = p.logits.c.ld;
+      of.first = p.first;
+      of.words = p.words;
+      of.cols = p.logits.c.cols;
+      of.targets = targets;
+      of.known = known;
+      of.grad_scale = args.grad_scale;
+      return of;
     };
     if (work != Work::kGradients) {
       for (int64_t part = 0; part < num_parts; ++part) {
-        matmul_->Run(stream, {products(part).logits}, rest);
+        const LossProducts p = products(part);
+        matmul_->Run(stream, {p.logits}, rest);
+        RunAddToLossRows(HandleOf(stream), rows_of(p), rows, all.dtype);
       }
     }
-    if (work == Work::kLogits) continue;
     if (work == Work::kAll) {
-      RowArgs softmax;
-      softmax.logits = logits.data;
-      softmax.ld = chunks.ld;
-      softmax.words = args.vocab;
-      softmax.cols = logits.cols;
-      softmax.targets = args.targets + row;
-      softmax.row_losses = row_losses + row;
-      softmax.losses = args.losses == nullptr ? nullptr : args.losses + row;
-      softmax.grad_scale = args.grad_scale;
-      RunSoftmax(HandleOf(stream), softmax, rows, chunks.dtype, args.x.dtype,
-                 backward);
+      Launch(WriteLosses, NumBlocks(rows, kLossThreads), kLossThreads, 0,
+             HandleOf(stream), known, targets, rows, row_losses + row,
+             args.losses == nullptr ? nullptr : args.losses + row);
     }
     if (!backward) continue;
     for (int64_t part = num_parts - 1; part >= 0; --part) {
       const LossProducts p = products(part);
-      matmul_->Run(stream, {p.dx}, rest);
+      if (work == Work::kGradients && !kept) {
+        matmul_->Run(stream, {p.logits}, rest);
+      }
+      RunWriteGradients(HandleOf(stream), rows_of(p), rows, all.dtype,
+                        args.x.dtype);
+      if (with_dx) matmul_->Run(stream, {p.dx}, rest);
       if (with_dw) matmul_->Run(stream, {p.dw}, rest);
     }
-    if (!summed) continue;
-    const Matrix sum = dx_sum.Rows(0, rows);
-    const Runs runs = RunsOf({sum, dx});
-    for (int64_t i = 0; i < runs.count; ++i) {
-      Cast(stream, {RunOf(sum, runs, i), RunOf(dx, runs, i)});
-    }
+    if (summed) Convert(*this, stream, dx_sum, dx);
   }
   if (args.loss_sum != nullptr && work == Work::kAll) {
     Launch(AddLosses, 1, kSumThreads, 0, HandleOf(stream), row_losses,

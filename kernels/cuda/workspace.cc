@@ -67,29 +67,30 @@ LossChunks::LossChunks(const LinearCrossEntropyArgs& args,
                        const CudaOptions& options) {
   constexpr int64_t kMaxLogitsBytes = int64_t{2} << 30;
   constexpr int64_t kRowMultiple = 128;  // tiles of a product
-  // So that groups of a row of logits are whole and aligned.
-  constexpr int64_t kRowElems = 64;
+  // Groups of a row of logits are whole and aligned.
+  static_assert(LossLogits::kAlignCols % 64 == 0);
   const int64_t all = args.x.rows;
-  ld = RoundUp(args.rows(), kRowElems);
-  dtype = options.fp32_logits ? DType::kF32 : args.x.dtype;
-  const int64_t row_bytes = ld * static_cast<int64_t>(DTypeBytes(dtype));
+  logits.dtype = options.fp32_logits ? DType::kF32 : args.x.dtype;
+  const int64_t row_bytes = RoundUp(args.rows(), LossLogits::kAlignCols) *
+                            static_cast<int64_t>(DTypeBytes(logits.dtype));
   const int64_t limit = std::max<int64_t>(
       1, std::min(options.loss_chunk_rows, kMaxLogitsBytes / row_bytes));
   const int64_t pieces = CeilDiv(all, limit);
   const int64_t even = pieces == 0 ? 0 : CeilDiv(all, pieces);
-  rows = std::min({all, limit, RoundUp(even, kRowMultiple)});
-  logits_bytes = static_cast<size_t>(rows * row_bytes);
+  logits.rows = std::min({all, limit, RoundUp(even, kRowMultiple)});
+  logits_bytes = logits.Bytes(args);
+  known_bytes = RoundUp(static_cast<size_t>(logits.rows) * sizeof(LossRow), 64);
   loss_bytes = static_cast<size_t>(RoundUp(all * 8, 64));
   if (SumsDxApart(args)) {
-    dx = {nullptr, DType::kF32, rows, args.dx.cols, args.dx.cols};
+    dx = {nullptr, DType::kF32, logits.rows, args.dx.cols, args.dx.cols};
   }
   dx_bytes = RoundUp(Fp32Bytes(dx.rows, dx.ld), 64);
 }
 
 size_t CudaSizes::LossLogitsBytes(const LinearCrossEntropyArgs& args) const {
-  const LossChunks chunks(args, options_);
-  return static_cast<size_t>(args.x.rows * chunks.ld) *
-         DTypeBytes(chunks.dtype);
+  LossLogits logits = LossChunks(args, options_).logits;
+  logits.rows = args.x.rows;
+  return logits.Bytes(args);
 }
 
 EmbeddingLayout::EmbeddingLayout(const EmbeddingBackwardArgs& args) {
@@ -147,18 +148,21 @@ size_t CudaSizes::LinearCrossEntropyWorkspaceBytes(
   size_t product = 0;
   for (int64_t part = 0; part < NumLossParts(args); ++part) {
     const LossProducts p(
-        args, part,
-        {nullptr, chunks.dtype, chunks.rows, args.rows(), chunks.ld}, dtype, 0,
-        chunks.dx_bytes > 0 ? chunks.dx : args.dx.Rows(0, chunks.rows),
+        args, part, chunks.logits, dtype, {.rows = chunks.logits.rows},
+        chunks.dx_bytes > 0 ? chunks.dx : args.dx.Rows(0, chunks.logits.rows),
         /*accumulate_dw=*/true);
     product = std::max(product, BytesOf(dtype, p.logits.c, false));
-    if (args.dx.data == nullptr) continue;
-    product = std::max(product, BytesOf(dtype, p.dx.c, p.dx.accumulate));
-    if (args.dw.data == nullptr) continue;
-    product = std::max(product, BytesOf(dtype, p.dw.c, true));
+    if (args.dx.data != nullptr) {
+      product = std::max(product, BytesOf(dtype, p.dx.c, p.dx.accumulate));
+    }
+    if (args.dw.data != nullptr) {
+      product = std::max(product, BytesOf(dtype, p.dw.c, true));
+    }
   }
-  return (args.part.logits == nullptr ? chunks.logits_bytes : 0) +
-         chunks.loss_bytes + chunks.dx_bytes + product;
+  size_t bytes = chunks.loss_bytes + chunks.dx_bytes + product;
+  if (args.part.logits == nullptr) bytes += chunks.logits_bytes;
+  if (args.part.statistics == nullptr) bytes += chunks.known_bytes;
+  return bytes;
 }
 
 size_t CudaSizes::AttentionForwardWorkspaceBytes(

@@ -10,6 +10,7 @@
 #include "kernels/device.h"
 #include "kernels/op_list.h"
 #include "kernels/ops.h"
+#include "kernels/product.h"
 
 namespace zero::cuda {
 
@@ -60,12 +61,11 @@ RowBlocks NormBlocks(const NormBackwardArgs& args);
 // The row chunks of one LinearCrossEntropy.
 struct LossChunks {
   LossChunks(const LinearCrossEntropyArgs& args, const CudaOptions& options);
-  int64_t rows;  // of every chunk but the last
-  int64_t ld;    // of logits, elements
-  DType dtype;   // of logits
+  LossLogits logits;  // of every chunk but the last
   size_t logits_bytes;
-  size_t loss_bytes;  // of all rows
-  Matrix dx;          // of a chunk, where it is summed apart; data null
+  size_t known_bytes;  // of their statistics
+  size_t loss_bytes;   // of all rows
+  Matrix dx;           // of a chunk, where it is summed apart; data null
   size_t dx_bytes;
 };
 

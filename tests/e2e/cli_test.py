@@ -15,6 +15,7 @@ import unittest
 
 ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"), "zero"))
 SOURCES = os.path.abspath("engine")
+LLAMA_1B = os.path.abspath("configs/llama_3_2_1b.json")
 
 CONFIG = {
     "model": {"preset": "llama-tiny", "num_hidden_layers": 2, "hidden_size": 64},
@@ -203,6 +204,25 @@ class CliTest(unittest.TestCase):
                        "--set", "zero_optimization.stage=3",
                        "--set", "zero_optimization.vocabulary_parts=off")
         self.assertNotIn("vocabulary is in", text)
+
+    def test_a_billion_parameters_on_many_ranks_take_less_than_a_gigabyte(self):
+        # The vocabulary is four blocks large, and its gradient is dense, the
+        # head's and the lookup's. Yet only blocks are at the peak: two of them
+        # on their way, or one.
+        def row(*sets):
+            rows = [json.loads(line) for line in
+                    self.ok("memory", LLAMA_1B, "--ranks", "1024", "--json",
+                            "--set", "train_batch_size=1024",
+                            "--set", "zero_optimization.vocabulary_parts=on",
+                            *sets).splitlines()]
+            return next(row for row in rows if row["stage"] == 3 and
+                        row["recompute"] == "full")
+        two = row()
+        self.assertLess(two["peak_bytes"], 1.35 * 2**30)
+        self.assertIn("block", two["peak_action"])
+        one = row("--set", "zero_optimization.overlap_comm=false",
+                  "--set", "data_types.grad_accum_dtype=bf16")
+        self.assertLess(one["peak_bytes"], 0.9 * 2**30)
 
     def test_memory_has_the_papers_table(self):
         # Rajbhandari et al. 2020, figure 1: 7.5 billion parameters on 64 GPUs,

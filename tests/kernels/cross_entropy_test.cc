@@ -187,37 +187,55 @@ TEST(CrossEntropyTest, NonFiniteInputGivesANonFiniteLoss) {
   });
 }
 
-// A table of which one part at a time is there: the logits of the parts, then
-// the last one's loss, then the gradients down to the first.
+// What a caller of parts may choose.
+struct Parts {
+  bool keeps_logits = false;
+  bool late_dw = false;  // at the end, from the first part to the last
+};
+
+// A table of which one part at a time is there: what the parts know of each
+// row, then the last one's loss, then the gradients down to the first.
 void RunInParts(const Path& path, LinearCrossEntropyArgs args,
-                GuardedMatrix& dx) {
+                const Parts& parts) {
+  using Work = LossPart::Work;
   const ConstMatrix w = args.w;
   const Matrix dw = args.dw, to = args.dx;
   const int64_t size = args.part_rows;
   const int64_t num_parts = (w.rows + size - 1) / size;
+  GuardedMatrix dx =
+      GuardedMatrix::Normal(DType::kF32, args.x.rows, args.x.cols, 0, 9);
+  Scratch known(static_cast<size_t>(args.x.rows) * sizeof(LossRow));
+  std::vector<std::unique_ptr<Scratch>> logits;
   args.part.rows = w.rows;
-  char any = 0;
-  args.part.logits = &any;
-  Scratch logits(path.ops.LossLogitsBytes(args));
-  args.part.logits = logits.workspace().data;
-  const auto run = [&](int64_t part, LossPart::Work work) {
+  args.part.statistics = static_cast<LossRow*>(known.workspace().data);
+  const auto run = [&](int64_t part, Work work, bool with_dx, bool with_dw) {
     const int64_t first = part * size;
     const int64_t rows = std::min(size, w.rows - first);
     args.w = w.Rows(first, rows);
-    if (dw.data != nullptr) args.dw = dw.Rows(first, rows);
+    args.dx = with_dx && to.data != nullptr ? dx.view() : Matrix();
+    args.dw = with_dw && dw.data != nullptr ? dw.Rows(first, rows) : Matrix();
     args.part.first = first;
     args.part.work = work;
-    args.dx = work == LossPart::Work::kLogits || to.data == nullptr ? Matrix()
-                                                                    : dx.view();
+    args.part.logits = nullptr;
+    if (parts.keeps_logits && part + 1 < num_parts) {
+      if (work == Work::kStatistics) {
+        logits.push_back(
+            std::make_unique<Scratch>(path.ops.LossLogitsBytes(args)));
+      }
+      args.part.logits = logits[static_cast<size_t>(part)]->workspace().data;
+    }
     RunCrossEntropy(path.ops, path.stream, args);
   };
   for (int64_t part = 0; part + 1 < num_parts; ++part) {
-    run(part, LossPart::Work::kLogits);
+    run(part, Work::kStatistics, false, false);
   }
-  run(num_parts - 1, LossPart::Work::kAll);
+  run(num_parts - 1, Work::kAll, true, !parts.late_dw);
   if (to.data == nullptr) return;
   for (int64_t part = num_parts - 2; part >= 0; --part) {
-    run(part, LossPart::Work::kGradients);
+    run(part, Work::kGradients, true, !parts.late_dw);
+  }
+  for (int64_t part = 0; part < num_parts && parts.late_dw; ++part) {
+    run(part, Work::kGradients, false, true);
   }
   for (int64_t i = 0; i < to.rows; ++i) {
     path.ops.Cast(path.stream, {{dx.view().Row(i), DType::kF32, to.cols},
@@ -226,43 +244,119 @@ void RunInParts(const Path& path, LinearCrossEntropyArgs args,
   path.stream.Synchronize();
 }
 
+constexpr Parts kWaysOfParts[] = {
+    {}, {.keeps_logits = true}, {.late_dw = true}};
+
+// 401 words in parts of 128, the last of which has words and 47 rows behind
+// them; or 256, so that the last part has none.
 TEST(CrossEntropyTest, PartsOfTheTableGiveTheBitsOfTheWholeTable) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
       for (const bool accumulate : {false, true}) {
-        const auto make = [&] {
-          CrossEntropyProblem p(dtype, 65, 32, 401, DType::kF32, 47);
-          p.grad_scale[0] = 0.25f;
-          p.targets[3] = -1;
+        for (const auto& [words, others] : {std::pair(401, 47), {256, 64}}) {
+          const auto make = [&, words = words, others = others] {
+            CrossEntropyProblem p(dtype, 65, 32, words, DType::kF32, others);
+            p.grad_scale[0] = 0.25f;
+            p.targets[3] = -1;
+            p.targets[4] = words - 1;
+            return p;
+          };
+          CrossEntropyProblem whole = make();
+          const Dense old_dw = accumulate ? whole.dw.dense() : ZeroDw(whole);
+          LinearCrossEntropyArgs args = whole.Args();
+          args.accumulate_dw = accumulate;
+          args.part_rows = 128;
+          RunCrossEntropy(path.ops, path.stream, args);
+          CheckCrossEntropy(whole, old_dw, RoundingOf(path, dtype),
+                            std::string("tiles ") + DTypeName(dtype));
+
+          for (const Parts& ways : kWaysOfParts) {
+            SCOPED_TRACE(testing::Message()
+                         << DTypeName(dtype) << " keeps " << ways.keeps_logits
+                         << " late " << ways.late_dw);
+            CrossEntropyProblem parts = make();
+            args = parts.Args();
+            args.accumulate_dw = accumulate;
+            args.part_rows = 128;
+            RunInParts(path, args, ways);
+            EXPECT_EQ(whole.losses, parts.losses);
+            EXPECT_EQ(whole.loss_sum[0], parts.loss_sum[0]);
+            EXPECT_TRUE(whole.dx.SameElements(parts.dx));
+            EXPECT_TRUE(whole.dw.SameElements(parts.dw));
+          }
+          CrossEntropyProblem forward = make();
+          args = forward.Args();
+          args.part_rows = 128;
+          args.dx = args.dw = {};
+          args.grad_scale = nullptr;
+          RunInParts(path, args, {});
+          EXPECT_EQ(forward.losses, whole.losses);
+        }
+      }
+    }
+  });
+}
+
+// Logits as far apart as they come, the largest in the first part, in the last
+// one, or in both: other parts weigh nothing then, and their sums vanish.
+TEST(CrossEntropyTest, PartsWhoseLogitsAreFarApartAddUp) {
+  ForEachMatmulPath([](const Path& path) {
+    for (const double size : {1.0, 200.0, 30000.0}) {
+      for (const auto& [first, last] :
+           {std::pair(0.0, size), {size, 0.0}, {size, size}, {-size, -size}}) {
+        const auto make = [&, first = first, last = last] {
+          CrossEntropyProblem p(DType::kF32, 3, 1, 200, DType::kF32);
+          for (int64_t i = 0; i < 3; ++i) p.x.Set(i, 0, 1);
+          for (int64_t v = 0; v < 200; ++v) {
+            p.w.Set(v, 0, v < 64 ? first : v >= 192 ? last : -size);
+          }
+          p.targets = {0, 100, 199};
           return p;
         };
-        CrossEntropyProblem whole = make(), parts = make();
-        const Dense old_dw = accumulate ? whole.dw.dense() : ZeroDw(whole);
+        CrossEntropyProblem whole = make();
         LinearCrossEntropyArgs args = whole.Args();
-        args.accumulate_dw = accumulate;
-        args.part_rows = 128;
+        args.part_rows = 64;
         RunCrossEntropy(path.ops, path.stream, args);
-        CheckCrossEntropy(whole, old_dw, RoundingOf(path, dtype),
-                          std::string("tiles ") + DTypeName(dtype));
-
-        args = parts.Args();
-        args.accumulate_dw = accumulate;
-        args.part_rows = 128;
-        GuardedMatrix dx = GuardedMatrix::Normal(DType::kF32, 65, 32, 0, 9);
-        RunInParts(path, args, dx);
-        EXPECT_EQ(whole.losses, parts.losses);
-        EXPECT_EQ(whole.loss_sum[0], parts.loss_sum[0]);
-        EXPECT_TRUE(whole.dx.SameElements(parts.dx)) << DTypeName(dtype);
-        EXPECT_TRUE(whole.dw.SameElements(parts.dw)) << DTypeName(dtype);
-
-        CrossEntropyProblem forward = make();
-        args = forward.Args();
-        args.part_rows = 128;
-        args.dx = args.dw = {};
-        args.grad_scale = nullptr;
-        RunInParts(path, args, dx);
-        EXPECT_EQ(forward.losses, whole.losses);
+        CheckCrossEntropy(whole, ZeroDw(whole), RoundingOf(path, DType::kF32),
+                          std::to_string(first) + " " + std::to_string(last));
+        for (const Parts& ways : kWaysOfParts) {
+          CrossEntropyProblem parts = make();
+          args = parts.Args();
+          args.part_rows = 64;
+          RunInParts(path, args, ways);
+          EXPECT_EQ(whole.losses, parts.losses);
+          EXPECT_TRUE(whole.dx.SameElements(parts.dx));
+          EXPECT_TRUE(whole.dw.SameElements(parts.dw));
+        }
       }
+    }
+  });
+}
+
+// A part of logits that are all -inf weighs nothing; where all parts are so,
+// or where a target is, there is no finite loss.
+TEST(CrossEntropyTest, PartsOfInfiniteLogitsWeighNothing) {
+  ForEachMatmulPath([](const Path& path) {
+    for (const int64_t finite : {0, 1, 2, 3}) {
+      CrossEntropyProblem p(DType::kF32, 2, 1, 192, DType::kF32);
+      for (int64_t i = 0; i < 2; ++i) p.x.Set(i, 0, 1);
+      for (int64_t v = 0; v < 192; ++v) {
+        p.w.Set(v, 0, v / 64 == finite ? 0 : -HUGE_VAL);
+      }
+      p.targets = {static_cast<int32_t>(finite % 3 * 64), -1};
+      LinearCrossEntropyArgs args = p.Args();
+      args.part_rows = 64;
+      args.dx = args.dw = {};
+      RunCrossEntropy(path.ops, path.stream, args);
+      if (finite == 3) {
+        EXPECT_FALSE(std::isfinite(p.losses[0]));
+      } else {
+        EXPECT_NEAR(p.losses[0], std::log(64.0), 1e-6);
+        p.targets[0] = static_cast<int32_t>((finite + 1) % 3 * 64);
+        RunCrossEntropy(path.ops, path.stream, args);
+        EXPECT_FALSE(std::isfinite(p.losses[0]));
+      }
+      EXPECT_EQ(p.losses[1], 0);
     }
   });
 }

@@ -61,7 +61,8 @@ Work WorkOf(absl::string_view, const LinearBackwardWeightArgs& a) {
 Work WorkOf(absl::string_view, const LinearCrossEntropyArgs& a) {
   const int64_t m = a.x.rows, out = a.w.rows, in = a.w.cols;
   std::vector<ProductShape> all;
-  if (a.part.work != LossPart::Work::kGradients) {
+  const bool kept = a.part.logits != nullptr;
+  if (a.part.work != LossPart::Work::kGradients || !kept) {
     all.push_back(ForwardShape(m, out, in, a.x.dtype));
   }
   if (a.dx.data != nullptr) all.push_back(DxShape(m, out, in, a.x.dtype));

@@ -130,6 +130,13 @@ inline Job Planned(Job job) {
   return job;
 }
 
+inline Plan PlanOf(const Job& of) {
+  const Job job = Planned(of);
+  return MakePlan(
+      DescribeUnits(*job.Make()),
+      job.options.plan_options(job.world, job.shards, job.algorithm));
+}
+
 inline absl::StatusOr<Outcome> RunRank(const Job& of, const Rank& rank) {
   const Job job = Planned(of);
   const int64_t rows = job.batch / job.world;

@@ -102,13 +102,6 @@ std::vector<Action> ScheduleOf(const Job& job, const Plan& plan) {
   return MakeSchedule(plan, job.options.schedule_options(job.micro_steps));
 }
 
-Plan PlanOf(const Job& of) {
-  const Job job = Planned(of);
-  return MakePlan(
-      DescribeUnits(*job.Make()),
-      job.options.plan_options(job.world, job.world, job.algorithm));
-}
-
 TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
   for (const ModelConfig& config :
        {TinyConfig(ModelFamily::kGpt2), TiedLlama()}) {

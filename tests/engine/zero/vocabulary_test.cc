@@ -33,13 +33,6 @@ Job InParts(Job job, bool in_parts) {
   return job;
 }
 
-Plan PlanOf(const Job& of) {
-  const Job job = Planned(of);
-  return MakePlan(
-      DescribeUnits(*job.Make()),
-      job.options.plan_options(job.world, job.shards, job.algorithm));
-}
-
 TEST(VocabularyTest, PartsChangeNoBitAtAnyStage) {
   for (const auto& [family, tied] : {std::pair(ModelFamily::kGpt2, true),
                                      std::pair(ModelFamily::kLlama, false),
@@ -89,6 +82,7 @@ TEST(VocabularyTest, PartsChangeNoBitOfOtherChoices) {
         for (const bool overlap : {false, true}) {
           job.options = AtStage(job.options, stage);
           job.options.overlap = overlap;
+          job.options.max_kept_logits_bytes = overlap ? kUnlimited : 0;
           EXPECT_EQ(Train(InParts(job, true)), want) << "stage " << stage;
         }
       }
@@ -97,22 +91,55 @@ TEST(VocabularyTest, PartsChangeNoBitOfOtherChoices) {
 }
 
 TEST(VocabularyTest, DelaysAndGatherPoliciesChangeNoBit) {
-  Job job{.config = ManyWords(ModelFamily::kGpt2, true), .world = 3};
-  job.options = AtStage(job.options, 3);
-  const Outcome want = Train(InParts(job, false));
-  job = InParts(job, true);
-  for (const GatherPolicy& policy :
-       {GatherPolicy{.prefetch_elems = 0},
-        GatherPolicy{.prefetch_elems = 20'000},
-        GatherPolicy{.max_live_elems = 0},
-        GatherPolicy{.max_live_elems = 1'000'000'000},
-        GatherPolicy{.persistence_threshold = 100'000}}) {
-    job.options.gather = policy;
+  for (const bool rows : {false, true}) {
+    Job job{.config = ManyWords(ModelFamily::kGpt2, true), .world = 3};
+    job.rows = rows;
+    job.micro_steps = rows ? 1 : 2;
+    job.options = AtStage(job.options, 3);
+    const Outcome want = Train(InParts(job, false));
+    job = InParts(job, true);
+    for (const GatherPolicy& policy :
+         {GatherPolicy{.prefetch_elems = 0},
+          GatherPolicy{.prefetch_elems = 20'000},
+          GatherPolicy{.max_live_elems = 0},
+          GatherPolicy{.max_live_elems = 1'000'000'000},
+          GatherPolicy{.persistence_threshold = 100'000}}) {
+      job.options.gather = policy;
+      EXPECT_EQ(Train(job), want);
+    }
+    job.options.gather = {};
+    AddDelays(&job);
     EXPECT_EQ(Train(job), want);
   }
-  job.options.gather = {};
-  AddDelays(&job);
-  EXPECT_EQ(Train(job), want);
+}
+
+// What travels or is kept in 16 bits, sums around a ring, and tables of which
+// no gradient is wanted.
+TEST(VocabularyTest, PartsOfA16BitGradientChangeNoBit) {
+  for (const bool rows : {false, true}) {
+    for (const BulkAlgorithm algorithm :
+         {BulkAlgorithm::kDirect, BulkAlgorithm::kRing}) {
+      for (const DType sent : {DType::kBF16, DType::kF32}) {
+        Job job{.config = ManyWords(ModelFamily::kGpt2, true),
+                .world = 3,
+                .algorithm = algorithm,
+                .micro_steps = 2};
+        job.rows = rows;
+        job.options.param_dtype = DType::kBF16;
+        job.options.grad_dtype = DType::kBF16;
+        job.options.plan.gradients.dtype = sent;
+        if (sent == DType::kF32)
+          job.make = [config = job.config] { return MakePartlyFrozen(config); };
+        job.options = AtStage(job.options, 2);
+        const Outcome want = Train(InParts(job, false));
+        for (const int stage : {2, 3}) {
+          job.options = AtStage(job.options, stage);
+          EXPECT_EQ(Train(InParts(job, true)), want)
+              << "stage " << stage << " rows " << rows;
+        }
+      }
+    }
+  }
 }
 
 // Loss, logits and files do not show whether the table is in parts.
@@ -170,11 +197,13 @@ TEST(VocabularyTest, EvaluationTextAndFilesAreThoseOfTheWholeTable) {
 }
 
 TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
-  for (const bool tied : {false, true}) {
+  for (const auto& [tied, rows] :
+       {std::pair(false, true), {true, true}, {true, false}}) {
     for (const int stage : {2, 3}) {
       Job job = InParts({.config = ManyWords(ModelFamily::kLlama, tied),
                          .world = 3,
-                         .micro_steps = 2},
+                         .micro_steps = 2,
+                         .rows = rows},
                         true);
       job.options = AtStage(job.options, stage);
       const Plan plan = PlanOf(job);
@@ -187,7 +216,8 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
         continue;
       }
       // The last two parts turn from forward to backward in place; a lookup's
-      // backward reads nothing.
+      // backward reads nothing, but where the head waits for it: then the first
+      // stays for the next micro-step.
       const int last = plan.units[plan.num_computing - 1].needs.back();
       ASSERT_GT(plan.units[last].part.count, 2);
       int64_t elems =
@@ -197,8 +227,14 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
             !unit.parameters.empty() && unit.parameters[0].spec.looked_up;
         if (looked_up && !tied) elems += unit.padded_elems;
       }
+      elems *= 2;  // micro-steps
+      for (const PlannedUnit& unit : plan.units) {
+        if (unit.head_waits && unit.part.number == 0)
+          elems += unit.padded_elems;
+      }
+      EXPECT_EQ(plan.units.back().head_waits, !rows);
       EXPECT_EQ(formula.gathered - wire.gathered,
-                2 * elems / 3 * 2 * DTypeBytes(DType::kF32));
+                elems / 3 * 2 * DTypeBytes(DType::kF32));
     }
   }
 }
