@@ -382,9 +382,16 @@ absl::Status RunCheckpoints::Agree(const char* name, const absl::Status& own,
 }
 
 absl::Status RunCheckpoints::Save(const RunRecord& record) {
-  saved_at_ = Clock::now();
+  const auto begin = Clock::now();
   const absl::Status status = Write(record);
-  if (status.ok()) saved_step_ = record.step;
+  saved_at_ = Clock::now();
+  if (status.ok()) {
+    saved_step_ = record.step;
+    console_->Line(absl::StrFormat(
+        "step %d  checkpoint %s  (%s)", record.step, saved(),
+        HumanSeconds(
+            std::chrono::duration<double>(saved_at_ - begin).count())));
+  }
   // What is on disk of it takes room that the next one may need.
   if (!status.ok() && leads()) {
     AbandonCheckpoint(folder_, record.step).IgnoreError();
