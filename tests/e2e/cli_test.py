@@ -71,6 +71,19 @@ class CliTest(unittest.TestCase):
         self.ok(*args)
         return self.read_json(out_dir + "/summary.json")
 
+    def test_checkpoint_commands_say_what_they_want(self):
+        for args, error in (
+            ((), "A subcommand is required"),
+            (("list", "none"), "'none' is no folder"),
+            (("show", "."), "it has no checkpoint.json"),
+            (("verify", "none"), "1 of 1 checkpoint(s) are damaged"),
+            (("diff", ".", "none"), "it has no checkpoint.json"),
+            (("export", "none", "out", "--dtype", "fp8"), "--dtype: fp8"),
+            (("export", "none", "out"), "'none' is no folder"),
+        ):
+            self.assertIn(error, self.error("checkpoint", *args))
+        self.assertIn("export", self.ok("checkpoint", "--help"))
+
     def test_launchers_are_refused_with_what_is_wrong(self):
         one = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": "29500"}

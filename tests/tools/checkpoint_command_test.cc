@@ -83,6 +83,8 @@ void Save(const std::string& checkpoints, const LoadedConfig& loaded,
   manifest.save = absl::StrCat("save ", step);
   manifest.progress = {{"lr", 0.25}};
   manifest.config = Json::parse(PrintResolvedJson(loaded.config));
+  // The folder may be gone when the checkpoint is exported.
+  manifest.config["model"]["from_pretrained"] = "gone";
   std::vector<std::vector<CheckpointRange>> ranges(parts);
   size_t turn = 0;
   for (const Parameter* parameter : model->AllParameters()) {
