@@ -145,7 +145,9 @@ std::string PartialFolder(const std::string& checkpoints, int64_t step) {
 
 absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step) {
   ZERO_RETURN_IF_ERROR(AbandonCheckpoint(checkpoints, step));
-  return MakeFolders(PartialFolder(checkpoints, step));
+  ZERO_RETURN_IF_ERROR(MakeFolders(PartialFolder(checkpoints, step)));
+  // The first save has made `checkpoints`, too.
+  return SyncFolder(FolderOf(checkpoints));
 }
 
 absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step) {

@@ -84,6 +84,34 @@ class CliTest(unittest.TestCase):
             self.assertIn(error, self.error("checkpoint", *args))
         self.assertIn("export", self.ok("checkpoint", "--help"))
 
+    def test_checkpoints_of_runs_are_listed_compared_and_exported(self):
+        sets = ["--set", "bf16.enabled=true", "--set", "training.save_every=6"]
+        for run, ranks, stage in (("a", 2, 1), ("b", 2, 3), ("c", 1, 0)):
+            self.ok("train", "config.json", *sets, "--ranks", str(ranks), "--set",
+                    "zero_optimization.stage=%d" % stage, "--set",
+                    "training.out_dir=" + run)
+        listed = [json.loads(line) for line in
+                  self.ok("checkpoint", "list", "a", "--json").splitlines()]
+        self.assertEqual([(one["step"], one["samples"], one["complete"])
+                          for one in listed], [(6, 24, True), (12, 48, True)])
+        self.assertIn("exp_avg_sq", self.ok("checkpoint", "show", "a"))
+        self.assertEqual(
+            self.ok("checkpoint", "verify", "a", "b", "c").count("as written"), 6)
+        # Stages compute the same bits; other numbers of ranks do not.
+        for step in ("step-00000006", "step-00000012"):
+            same = self.ok("checkpoint", "diff", "a/checkpoints/" + step,
+                           "b/checkpoints/" + step)
+            self.assertIn("config zero_optimization.stage: 1 and 3", same)
+            self.assertIn("the same: ", same)
+        self.assertIn("elements differ, first ",
+                      self.error("checkpoint", "diff", "a", "c"))
+        # The last one has the weights that the run ended with.
+        self.assertIn("as bf16", self.ok("checkpoint", "export", "a", "exported"))
+        for name in ("config.json", "model.safetensors"):
+            with open(self.path("a/final/" + name), "rb") as want, \
+                    open(self.path("exported/" + name), "rb") as got:
+                self.assertEqual(got.read(), want.read(), name)
+
     def test_launchers_are_refused_with_what_is_wrong(self):
         one = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
                "MASTER_PORT": "29500"}
