@@ -178,7 +178,7 @@ class Device {
 
 // The CPU with `num_threads` compute threads. Ops run on the calling thread
 // (the rank's thread), which this call binds to that many OpenMP threads; the
-// number is part of the numerics (oneDNN splits K by it), so it is fixed for
+// number is part of the numerics (products are cut by it), so it is fixed for
 // the life of the device.
 std::unique_ptr<Device> MakeCpuDevice(int num_threads);
 

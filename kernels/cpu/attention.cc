@@ -1,9 +1,8 @@
 #include "kernels/cpu/attention.h"
 
-#include <omp.h>
-
 #include "kernels/check.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/parallel.h"
 
 namespace zero::cpu {
 namespace {
@@ -38,17 +37,15 @@ size_t Bytes(int64_t floats) {
   return (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
 }
 
-// Runs fn(task index, this thread's scratch) for [0, num_tasks), the next free
-// thread taking the next task.
+// Runs fn(task index, this thread's scratch) for [0, num_tasks).
 template <class Fn>
 void RunTasks(int num_threads, int64_t num_tasks, Workspace workspace,
               size_t scratch_bytes, const Fn& fn) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(num_threads)
-  for (int64_t i = 0; i < num_tasks; ++i) {
-    fn(i, reinterpret_cast<float*>(static_cast<char*>(workspace.data) +
-                                   static_cast<size_t>(omp_get_thread_num()) *
-                                       scratch_bytes));
-  }
+  ParallelTasks(num_threads, num_tasks, [&](int64_t i, int thread) {
+    fn(i,
+       reinterpret_cast<float*>(static_cast<char*>(workspace.data) +
+                                static_cast<size_t>(thread) * scratch_bytes));
+  });
 }
 
 }  // namespace

@@ -27,9 +27,9 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// Of each compute thread: the block of weights that oneDNN's product packs, in
-// memory of its own.
-constexpr int64_t kPackedBytes = int64_t{5} << 19;
+// Of each compute thread: what oneDNN's product packs in memory of its own, of
+// the widest tile (matmul.cc): 384 k of 384 rows and of 2064 columns in fp32.
+constexpr int64_t kPackedBytes = int64_t{384} * (384 + 2064) * 4;
 
 // What a run takes beside its arenas once it runs: kernels that oneDNN writes,
 // stacks, pages of libraries and files that are used late.

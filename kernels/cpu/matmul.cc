@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <limits>
 #include <optional>
 
 #include "absl/container/flat_hash_map.h"
@@ -75,28 +75,80 @@ Key KeyOf(const Product& p, const Shape& s) {
           flags,  dtypes, p.residual.data != nullptr ? p.residual.ld : 0};
 }
 
-// A primitive and its operands' descriptions; the addresses are set per call.
+// A primitive and the descriptions of its operands.
 struct Primitive {
   dnnl::matmul matmul;  // empty where oneDNN has only its slow reference
-  dnnl::memory a, b, c, bias, residual, scratchpad;
-  size_t scratch_bytes = 0;
+  dnnl::memory::desc a, b, c, bias, residual, scratchpad;
   bool add_residual_after = false;
 };
 
-// One converted product: tiles of c, panels of a and b.
+// How a product is cut. One thread computes a tile of c; a converted one in
+// pieces of k, from panels of a and b.
 struct Tiling {
+  bool native;
   int64_t m, n, k;            // of one tile
   bool convert_a, convert_b;  // else the operand is read in place
   bool convert_c;             // else tiles are written in place
   int64_t a_ld, b_ld, c_ld;   // elements
-  size_t a_bytes, b_bytes, c_bytes;
+  size_t a_bytes, b_bytes, c_bytes, scratch_bytes;
+  int64_t row_tiles, col_tiles;
+
+  size_t TileBytes() const {
+    return a_bytes + b_bytes + c_bytes + scratch_bytes;
+  }
 };
 
+// Elements of a tile of c, at most. oneDNN keeps fp32 sums of a 16-bit c, and a
+// little beside them. Converted: with its panels a tile is about as large as a
+// second-level cache.
+constexpr int64_t kSumElems = MatmulCache::kThreadBytes / 4 - 1024;
+constexpr int64_t kNoLimit = int64_t{1} << 62;
+constexpr int64_t kConvertedTileElems = int64_t{1} << 18;
+constexpr int64_t kConvertedSide = 1152;  // its rows or columns, at most
+constexpr int64_t kPanelCols = 384;       // of k
+// Columns of a tile, at most: oneDNN packs 384 k of them and of 384 rows, in
+// less than 4 MiB per thread that it allocates itself. Rows have no limit: with
+// 1 / rows + 1 / cols above 0.00196 oneDNN 2.6 does not pack, which costs the
+// gradient of a weight up to a fifth of its speed.
+constexpr int64_t kTileCols = 2064;
+
+struct TileLimits {
+  int64_t rows, cols, elems;
+};
+
+// Chooses the tiles of c[m, n]: the slowest thread's elements, and what packing
+// the two operands costs, in elements (a twelfth of a tile of 128 x 1024).
+void CutResult(int64_t m, int64_t n, int num_threads, const TileLimits& max,
+               Tiling* t) {
+  constexpr int64_t kCols = 48, kRows = 8;  // of oneDNN's AVX-512 kernels
+  constexpr int64_t kPacking = 10;
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int64_t cols = kCols; cols <= max.cols; cols += kCols) {
+    const int64_t tile_n = std::min(n, cols);
+    const int64_t limit = std::min(max.rows, max.elems / tile_n);
+    const int64_t fewest = CeilDiv(m, limit / kRows * kRows);
+    for (int64_t pieces = fewest; pieces <= fewest + num_threads; ++pieces) {
+      const int64_t tile_m = std::min(m, RoundUp(CeilDiv(m, pieces), kRows));
+      const int64_t row_tiles = CeilDiv(m, tile_m);
+      const int64_t col_tiles = CeilDiv(n, tile_n);
+      const int64_t rounds = CeilDiv(row_tiles * col_tiles, num_threads);
+      const int64_t cost =
+          rounds * (tile_m * tile_n + kPacking * (tile_m + tile_n));
+      if (cost >= least) continue;
+      least = cost;
+      t->m = tile_m;
+      t->n = tile_n;
+      t->row_tiles = row_tiles;
+      t->col_tiles = col_tiles;
+    }
+    if (tile_n == n) break;
+  }
+}
+
 // The size of equal pieces of `total`, each at most `limit`, in multiples
-// of 64 (`limit` is one, or at least `total`).
+// of 64 (`limit` is one).
 int64_t Piece(int64_t total, int64_t limit) {
   if (total <= limit) return total;
-  limit = std::max<int64_t>(64, limit / 64 * 64);
   return RoundUp(CeilDiv(total, CeilDiv(total, limit)), 64);
 }
 
@@ -106,24 +158,25 @@ int64_t PanelLd(int64_t cols) {
   return ld % 512 == 0 ? ld + 16 : ld;
 }
 
-Tiling TilingOf(const Product& p, const Shape& s) {
-  constexpr double kBudget = MatmulCache::kConvertBytes / sizeof(float) * 0.9;
-  constexpr int64_t kMaxK = 2048;
-  Tiling t;
+Tiling NativeTiling(const Product& p, const Shape& s, int num_threads) {
+  Tiling t = {};
+  t.native = true;
+  CutResult(
+      s.m, s.n, num_threads,
+      {kNoLimit, kTileCols, p.c.dtype == DType::kF32 ? kNoLimit : kSumElems},
+      &t);
+  t.k = s.k;
+  return t;
+}
+
+Tiling ConvertedTiling(const Product& p, const Shape& s, int num_threads) {
+  Tiling t = {};
+  CutResult(s.m, s.n, num_threads,
+            {kConvertedSide, kConvertedSide, kConvertedTileElems}, &t);
+  t.k = Piece(s.k, kPanelCols);
   t.convert_a = p.a.dtype != DType::kF32;
   t.convert_b = p.b.dtype != DType::kF32;
   t.convert_c = p.c.dtype != DType::kF32;
-  t.k = Piece(s.k, kMaxK);
-  // Square tiles: the panels' k (m + n) and the sums' m n fill the budget.
-  const double k = static_cast<double>(t.k);
-  const double side = std::sqrt(k * k + kBudget) - k;
-  t.m = Piece(s.m, static_cast<int64_t>(side));
-  const double m = static_cast<double>(t.m);
-  t.n = Piece(s.n, static_cast<int64_t>((kBudget - m * k) / (k + m)));
-  if (t.n == s.n) {  // a narrow c leaves room for more rows
-    const double n = static_cast<double>(t.n);
-    t.m = Piece(s.m, static_cast<int64_t>((kBudget - n * k) / (k + n)));
-  }
   t.a_ld = PanelLd(p.a_transposed ? t.m : t.k);
   t.b_ld = PanelLd(p.b_transposed ? t.k : t.n);
   t.c_ld = PanelLd(t.n);
@@ -139,6 +192,68 @@ Tiling TilingOf(const Product& p, const Shape& s) {
 template <class Data>
 Data* At(const MatrixView<Data>& x, int64_t row, int64_t col) {
   return ElementAt(x.Row(row), x.dtype, col);
+}
+
+// Rows [row, row + rows) and columns [col, col + cols) of c.
+Product TileOf(const Product& p, int64_t row, int64_t rows, int64_t col,
+               int64_t cols) {
+  Product tile = p;
+  tile.a.data = p.a_transposed ? At(p.a, 0, row) : At(p.a, row, 0);
+  (p.a_transposed ? tile.a.cols : tile.a.rows) = rows;
+  tile.b.data = p.b_transposed ? At(p.b, col, 0) : At(p.b, 0, col);
+  (p.b_transposed ? tile.b.rows : tile.b.cols) = cols;
+  tile.c = {At(p.c, row, col), p.c.dtype, rows, cols, p.c.ld};
+  if (p.bias.data != nullptr) {
+    tile.bias = {ElementAt(p.bias.data, p.bias.dtype, col), p.bias.dtype, cols};
+  }
+  if (p.residual.data != nullptr) {
+    tile.residual = {At(p.residual, row, col), p.residual.dtype, rows, cols,
+                     p.residual.ld};
+  }
+  return tile;
+}
+
+// The fp32 product of a panel of a tile; data may be null (sizes only).
+Product PanelProduct(const Product& tile, const Tiling& t, int64_t k,
+                     bool accumulate) {
+  const Shape s = ShapeOf(tile);
+  Product panel;
+  panel.a_transposed = tile.a_transposed;
+  panel.b_transposed = tile.b_transposed;
+  panel.a = {nullptr, DType::kF32, tile.a_transposed ? k : s.m,
+             tile.a_transposed ? s.m : k, t.convert_a ? t.a_ld : tile.a.ld};
+  panel.b = {nullptr, DType::kF32, tile.b_transposed ? s.n : k,
+             tile.b_transposed ? k : s.n, t.convert_b ? t.b_ld : tile.b.ld};
+  panel.c = {nullptr, DType::kF32, s.m, s.n, t.convert_c ? t.c_ld : tile.c.ld};
+  panel.accumulate = accumulate;
+  return panel;
+}
+
+void ToPanel(const ConstMatrix& from, float* panel, int64_t ld) {
+  for (int64_t i = 0; i < from.rows; ++i) {
+    RowToF32(from.dtype, from.Row(i), panel + i * ld, from.cols);
+  }
+}
+
+void RoundTile(const Product& tile, const float* sums, int64_t ld) {
+  RoundRowArgs args;
+  args.dtype = tile.c.dtype;
+  args.accumulate = tile.accumulate;
+  args.n = tile.c.cols;
+  args.bias = tile.bias.data;
+  for (int64_t i = 0; i < tile.c.rows; ++i) {
+    args.sum = sums + i * ld;
+    args.dst = tile.c.Row(i);
+    if (tile.residual.data != nullptr) args.residual = tile.residual.Row(i);
+    RoundRow(args);
+  }
+}
+
+// `total` is cut into pieces of `piece` and one of what is left over: the sizes
+// that occur.
+std::array<int64_t, 2> Sizes(int64_t total, int64_t piece) {
+  const int64_t rest = total % piece;
+  return {piece, rest == 0 ? piece : rest};
 }
 
 }  // namespace
@@ -160,30 +275,25 @@ struct MatmulCache::Impl {
   bool bf16_native = false;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
+  absl::flat_hash_map<Key, Tiling> tilings;
+  // By the tile's product. Not added to while a product runs.
   absl::flat_hash_map<Key, std::unique_ptr<Primitive>> primitives;
 
   bool Native(DType dtype) const {
     return dtype == DType::kF32 || (dtype == DType::kBF16 && bf16_native);
   }
-  bool Native(const Product& p) {
-    return p.a.dtype == p.b.dtype && Native(p.a.dtype) && Find(p).matmul;
-  }
-
+  bool HasBf16();
+  const Tiling& Prepare(const Product& p, const Shape& s);
+  bool PrepareNative(const Product& p, const Shape& s, Tiling* t);
+  void PrepareConverted(const Product& p, const Shape& s, Tiling* t);
+  const Primitive& Make(const Product& p);
   dnnl::matmul::primitive_desc Describe(const Product& p, const Shape& s);
   std::optional<dnnl::matmul::primitive_desc> TryDescribe(const Product& p,
                                                           const Shape& s);
-  bool HasBf16();
-  Primitive& Find(const Product& p);
-  void RunNative(const Product& p, Workspace workspace);
-  void AddResidual(const Product& p);
-  void RunConverted(const Product& p, Workspace workspace);
-  void ToPanel(const ConstMatrix& from, float* panel, int64_t ld);
-  void RoundTile(const Product& p, const float* sums, int64_t ld, int64_t row,
-                 int64_t rows, int64_t col, int64_t cols);
-  // The fp32 product of one tile; data may be null (sizes only).
-  Product TileProduct(const Product& p, const Tiling& t, int64_t m, int64_t n,
-                      int64_t k, bool accumulate);
-  size_t ConvertedBytes(const Product& p);
+
+  // On one thread of the team:
+  void RunNative(const Product& tile, void* scratch);
+  void RunConverted(const Product& tile, const Tiling& t, char* workspace);
 };
 
 dnnl::matmul::primitive_desc MatmulCache::Impl::Describe(const Product& p,
@@ -204,7 +314,9 @@ dnnl::matmul::primitive_desc MatmulCache::Impl::Describe(const Product& p,
   const auto bias = Desc(1, s.n, p.bias.dtype, s.n, false);
   const auto desc = p.bias.data == nullptr ? dnnl::matmul::desc(a, b, c)
                                            : dnnl::matmul::desc(a, b, bias, c);
-  return ChooseMatmul(desc, attr, engine, p.a.dtype == DType::kF32);
+  const bool along_k = !p.a_transposed && p.b_transposed;
+  return ChooseMatmul(desc, attr, engine,
+                      /*packing=*/p.a.dtype == DType::kF32 || !along_k);
 }
 
 // Whether the CPU multiplies bf16 itself and oneDNN has a primitive that does.
@@ -232,14 +344,14 @@ std::optional<dnnl::matmul::primitive_desc> MatmulCache::Impl::TryDescribe(
   return std::nullopt;
 }
 
-Primitive& MatmulCache::Impl::Find(const Product& p) {
+const Primitive& MatmulCache::Impl::Make(const Product& p) {
   const Shape s = ShapeOf(p);
   std::unique_ptr<Primitive>& slot = primitives[KeyOf(p, s)];
   if (slot != nullptr) return *slot;
-  // Primitives keep the number of threads of the moment they are made.
-  omp_set_num_threads(num_threads);
   slot = std::make_unique<Primitive>();
   Primitive& made = *slot;
+  // Primitives keep the number of threads of the moment they are made.
+  omp_set_num_threads(1);
   auto desc = TryDescribe(p, s);
   if (!desc.has_value() && p.residual.data != nullptr) {
     // A residual of one row or column looks like a broadcast to oneDNN 2.6.
@@ -248,173 +360,119 @@ Primitive& MatmulCache::Impl::Find(const Product& p) {
     desc = TryDescribe(plain, s);
     made.add_residual_after = true;
   }
+  if (desc.has_value()) made.matmul = dnnl::matmul(*desc);
+  omp_set_num_threads(num_threads);
   if (!desc.has_value()) {
     ZERO_CHECK(p.a.dtype != DType::kF32)
         << "oneDNN has no fp32 product " << s.m << " x " << s.n << " x " << s.k;
     return made;
   }
-  const auto operand = [&](const dnnl::memory::desc& d) {
-    return dnnl::memory(d, engine, DNNL_MEMORY_NONE);
-  };
-  made.matmul = dnnl::matmul(*desc);
-  made.a = operand(desc->src_desc());
-  made.b = operand(desc->weights_desc());
-  made.c = operand(desc->dst_desc());
-  if (p.bias.data != nullptr) made.bias = operand(desc->bias_desc());
-  if (p.residual.data != nullptr) {
-    made.residual =
-        operand(Desc(s.m, s.n, p.residual.dtype, p.residual.ld, false));
-  }
-  made.scratchpad = operand(desc->scratchpad_desc());
-  made.scratch_bytes = desc->scratchpad_desc().get_size();
+  made.a = desc->src_desc();
+  made.b = desc->weights_desc();
+  made.c = desc->dst_desc();
+  made.bias = desc->bias_desc();
+  made.residual = Desc(s.m, s.n, p.c.dtype, p.residual.ld, false);
+  made.scratchpad = desc->scratchpad_desc();
   return made;
 }
 
-void MatmulCache::Impl::RunNative(const Product& p, Workspace workspace) {
-  Primitive& primitive = Find(p);
-  ZERO_CHECK_GE(workspace.bytes, primitive.scratch_bytes);
-  std::array<dnnl_exec_arg_t, 6> args;
-  int num_args = 0;
-  const auto add = [&](int arg, dnnl::memory& memory, const void* data) {
-    dnnl_memory_set_data_handle(memory.get(), const_cast<void*>(data));
-    args[static_cast<size_t>(num_args++)] = {arg, memory.get()};
-  };
-  add(DNNL_ARG_SRC, primitive.a, p.a.data);
-  add(DNNL_ARG_WEIGHTS, primitive.b, p.b.data);
-  add(DNNL_ARG_DST, primitive.c, p.c.data);
-  if (p.bias.data != nullptr) {
-    add(DNNL_ARG_BIAS, primitive.bias, p.bias.data);
-  }
-  if (p.residual.data != nullptr && !primitive.add_residual_after) {
-    add(DNNL_ARG_ATTR_MULTIPLE_POST_OP(p.accumulate ? 1 : 0) | DNNL_ARG_SRC_1,
-        primitive.residual, p.residual.data);
-  }
-  if (primitive.scratch_bytes > 0) {
-    add(DNNL_ARG_SCRATCHPAD, primitive.scratchpad, workspace.data);
-  }
-  const dnnl_status_t status = dnnl_primitive_execute(
-      primitive.matmul.get(), stream.get(), num_args, args.data());
-  ZERO_CHECK_EQ(status, dnnl_success);
-  if (primitive.add_residual_after) AddResidual(p);
+const Tiling& MatmulCache::Impl::Prepare(const Product& p, const Shape& s) {
+  const auto [it, added] = tilings.try_emplace(KeyOf(p, s));
+  Tiling& t = it->second;
+  if (added && !PrepareNative(p, s, &t)) PrepareConverted(p, s, &t);
+  return t;
 }
 
-void MatmulCache::Impl::AddResidual(const Product& p) {
-  ParallelRanges(num_threads, p.c.rows, RowGrain(p.c.cols),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     AddToRow(p.c.dtype, p.residual.Row(i), p.c.Row(i),
-                              p.c.cols);
-                   }
-                 });
+// False where oneDNN lacks a primitive.
+bool MatmulCache::Impl::PrepareNative(const Product& p, const Shape& s,
+                                      Tiling* t) {
+  if (p.a.dtype != p.b.dtype || !Native(p.a.dtype)) return false;
+  *t = NativeTiling(p, s, num_threads);
+  for (int64_t m : Sizes(s.m, t->m)) {
+    for (int64_t n : Sizes(s.n, t->n)) {
+      const Primitive& made = Make(TileOf(p, 0, m, 0, n));
+      if (!made.matmul) return false;
+      t->scratch_bytes =
+          std::max(t->scratch_bytes, PartBytes(made.scratchpad.get_size()));
+    }
+  }
+  return true;
 }
 
-Product MatmulCache::Impl::TileProduct(const Product& p, const Tiling& t,
-                                       int64_t m, int64_t n, int64_t k,
-                                       bool accumulate) {
-  Product tile;
-  tile.a_transposed = p.a_transposed;
-  tile.b_transposed = p.b_transposed;
-  tile.a = {nullptr, DType::kF32, p.a_transposed ? k : m,
-            p.a_transposed ? m : k, t.convert_a ? t.a_ld : p.a.ld};
-  tile.b = {nullptr, DType::kF32, p.b_transposed ? n : k,
-            p.b_transposed ? k : n, t.convert_b ? t.b_ld : p.b.ld};
-  tile.c = {nullptr, DType::kF32, m, n, t.convert_c ? t.c_ld : p.c.ld};
-  tile.accumulate = accumulate;
-  return tile;
-}
-
-// Every tile is full, or cut at the end of m, n or k.
-size_t MatmulCache::Impl::ConvertedBytes(const Product& p) {
-  const Shape s = ShapeOf(p);
-  const Tiling t = TilingOf(p, s);
-  size_t scratch = 0;
-  const auto sizes = [](int64_t total, int64_t piece) {
-    const int64_t rest = total % piece;
-    return std::array<int64_t, 2>{std::min(total, piece),
-                                  rest == 0 ? std::min(total, piece) : rest};
-  };
-  for (int64_t m : sizes(s.m, t.m)) {
-    for (int64_t n : sizes(s.n, t.n)) {
-      for (int64_t k : sizes(s.k, t.k)) {
+void MatmulCache::Impl::PrepareConverted(const Product& p, const Shape& s,
+                                         Tiling* t) {
+  *t = ConvertedTiling(p, s, num_threads);
+  for (int64_t m : Sizes(s.m, t->m)) {
+    for (int64_t n : Sizes(s.n, t->n)) {
+      for (int64_t k : Sizes(s.k, t->k)) {
         for (bool accumulate : {false, true}) {
-          if (accumulate && s.k == t.k && !p.accumulate) continue;
-          Product tile = TileProduct(p, t, m, n, k, accumulate);
-          scratch = std::max(scratch, Find(tile).scratch_bytes);
+          const Product tile = TileOf(p, 0, m, 0, n);
+          const Primitive& made = Make(PanelProduct(tile, *t, k, accumulate));
+          t->scratch_bytes =
+              std::max(t->scratch_bytes, PartBytes(made.scratchpad.get_size()));
         }
       }
     }
   }
-  return t.a_bytes + t.b_bytes + t.c_bytes + PartBytes(scratch);
 }
 
-void MatmulCache::Impl::ToPanel(const ConstMatrix& from, float* panel,
-                                int64_t ld) {
-  ParallelRanges(num_threads, from.rows, RowGrain(from.cols),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     RowToF32(from.dtype, from.Row(i), panel + i * ld,
-                              from.cols);
-                   }
-                 });
-}
-
-void MatmulCache::Impl::RoundTile(const Product& p, const float* sums,
-                                  int64_t ld, int64_t row, int64_t rows,
-                                  int64_t col, int64_t cols) {
-  RoundRowArgs base;
-  base.dtype = p.c.dtype;
-  base.accumulate = p.accumulate;
-  base.n = cols;
-  if (p.bias.data != nullptr) {
-    base.bias = ElementAt(p.bias.data, p.bias.dtype, col);
+void MatmulCache::Impl::RunNative(const Product& tile, void* scratch) {
+  const Primitive& made = *primitives.at(KeyOf(tile, ShapeOf(tile)));
+  std::array<dnnl::memory, 6> operands;
+  std::array<dnnl_exec_arg_t, 6> args;
+  size_t n = 0;
+  const auto add = [&](int arg, const dnnl::memory::desc& desc,
+                       const void* data) {
+    operands[n] = dnnl::memory(desc, engine, const_cast<void*>(data));
+    args[n] = {arg, operands[n].get()};
+    ++n;
+  };
+  add(DNNL_ARG_SRC, made.a, tile.a.data);
+  add(DNNL_ARG_WEIGHTS, made.b, tile.b.data);
+  add(DNNL_ARG_DST, made.c, tile.c.data);
+  if (tile.bias.data != nullptr) {
+    add(DNNL_ARG_BIAS, made.bias, tile.bias.data);
   }
-  ParallelRanges(num_threads, rows, RowGrain(cols),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t i = begin; i < end; ++i) {
-                     RoundRowArgs args = base;
-                     args.sum = sums + i * ld;
-                     args.dst = At(p.c, row + i, col);
-                     if (p.residual.data != nullptr) {
-                       args.residual = At(p.residual, row + i, col);
-                     }
-                     RoundRow(args);
-                   }
-                 });
+  if (tile.residual.data != nullptr && !made.add_residual_after) {
+    add(DNNL_ARG_ATTR_MULTIPLE_POST_OP(tile.accumulate ? 1 : 0) |
+            DNNL_ARG_SRC_1,
+        made.residual, tile.residual.data);
+  }
+  if (made.scratchpad.get_size() > 0) {
+    add(DNNL_ARG_SCRATCHPAD, made.scratchpad, scratch);
+  }
+  const dnnl_status_t status = dnnl_primitive_execute(
+      made.matmul.get(), stream.get(), static_cast<int>(n), args.data());
+  ZERO_CHECK_EQ(status, dnnl_success);
+  if (!made.add_residual_after) return;
+  for (int64_t i = 0; i < tile.c.rows; ++i) {
+    AddToRow(tile.c.dtype, tile.residual.Row(i), tile.c.Row(i), tile.c.cols);
+  }
 }
 
-void MatmulCache::Impl::RunConverted(const Product& p, Workspace workspace) {
-  const Shape s = ShapeOf(p);
-  const Tiling t = TilingOf(p, s);
-  char* const base = static_cast<char*>(workspace.data);
-  float* const a_panel = reinterpret_cast<float*>(base);
-  float* const b_panel = reinterpret_cast<float*>(base + t.a_bytes);
-  float* const c_tile = reinterpret_cast<float*>(base + t.a_bytes + t.b_bytes);
-  const size_t used = t.a_bytes + t.b_bytes + t.c_bytes;
-  const Workspace scratch{base + used, workspace.bytes - used};
-
-  for (int64_t m = 0; m < s.m; m += t.m) {
-    const int64_t ms = std::min(t.m, s.m - m);
-    for (int64_t n = 0; n < s.n; n += t.n) {
-      const int64_t ns = std::min(t.n, s.n - n);
-      for (int64_t k = 0; k < s.k; k += t.k) {
-        const int64_t ks = std::min(t.k, s.k - k);
-        const bool accumulate = k > 0 || (p.accumulate && !t.convert_c);
-        Product tile = TileProduct(p, t, ms, ns, ks, accumulate);
-        const ConstMatrix a{p.a_transposed ? At(p.a, k, m) : At(p.a, m, k),
-                            p.a.dtype, tile.a.rows, tile.a.cols, p.a.ld};
-        const ConstMatrix b{p.b_transposed ? At(p.b, n, k) : At(p.b, k, n),
-                            p.b.dtype, tile.b.rows, tile.b.cols, p.b.ld};
-        // The panel of a serves all n when it has all of k.
-        if (t.convert_a && (n == 0 || t.k < s.k)) ToPanel(a, a_panel, t.a_ld);
-        if (t.convert_b) ToPanel(b, b_panel, t.b_ld);
-        tile.a.data = t.convert_a ? a_panel : a.data;
-        tile.b.data = t.convert_b ? b_panel : b.data;
-        tile.c.data = t.convert_c ? c_tile : At(p.c, m, n);
-        RunNative(tile, scratch);
-      }
-      if (t.convert_c) RoundTile(p, c_tile, t.c_ld, m, ms, n, ns);
-    }
+void MatmulCache::Impl::RunConverted(const Product& tile, const Tiling& t,
+                                     char* workspace) {
+  float* const a_panel = reinterpret_cast<float*>(workspace);
+  float* const b_panel = reinterpret_cast<float*>(workspace + t.a_bytes);
+  float* const c_tile =
+      reinterpret_cast<float*>(workspace + t.a_bytes + t.b_bytes);
+  char* const scratch = workspace + t.a_bytes + t.b_bytes + t.c_bytes;
+  const int64_t total = ShapeOf(tile).k;
+  for (int64_t k = 0; k < total; k += t.k) {
+    const bool accumulate = k > 0 || (tile.accumulate && !t.convert_c);
+    Product panel = PanelProduct(tile, t, std::min(t.k, total - k), accumulate);
+    ConstMatrix a{tile.a_transposed ? At(tile.a, k, 0) : At(tile.a, 0, k),
+                  tile.a.dtype, panel.a.rows, panel.a.cols, tile.a.ld};
+    ConstMatrix b{tile.b_transposed ? At(tile.b, 0, k) : At(tile.b, k, 0),
+                  tile.b.dtype, panel.b.rows, panel.b.cols, tile.b.ld};
+    if (t.convert_a) ToPanel(a, a_panel, t.a_ld);
+    if (t.convert_b) ToPanel(b, b_panel, t.b_ld);
+    panel.a.data = t.convert_a ? a_panel : a.data;
+    panel.b.data = t.convert_b ? b_panel : b.data;
+    panel.c.data = t.convert_c ? c_tile : tile.c.data;
+    RunNative(panel, scratch);
   }
+  if (t.convert_c) RoundTile(tile, c_tile, t.c_ld);
 }
 
 MatmulCache::MatmulCache(int num_threads, LowPrecision low_precision)
@@ -432,23 +490,36 @@ bool MatmulCache::IsNative(DType dtype) const { return impl_->Native(dtype); }
 size_t MatmulCache::WorkspaceBytes(const Product& p) {
   const Shape s = ShapeOf(p);
   if (s.m == 0 || s.n == 0) return 0;
-  if (impl_->Native(p)) return PartBytes(impl_->Find(p).scratch_bytes);
-  return impl_->ConvertedBytes(p);
+  return static_cast<size_t>(impl_->num_threads) *
+         impl_->Prepare(p, s).TileBytes();
 }
 
 void MatmulCache::Run(const Product& p, Workspace workspace) {
   const Shape s = ShapeOf(p);
   if (s.m == 0 || s.n == 0) return;
-  // The number of threads is part of the numerics; the caller's thread may
-  // serve several devices.
+  const Tiling& t = impl_->Prepare(p, s);
+  const size_t bytes = t.TileBytes();
+  ZERO_CHECK_GE(workspace.bytes,
+                static_cast<size_t>(impl_->num_threads) * bytes);
+  // Within a team of one, oneDNN asks for the threads of a team to come; the
+  // caller's thread may serve several devices.
   if (omp_get_max_threads() != impl_->num_threads) {
     omp_set_num_threads(impl_->num_threads);
   }
-  if (impl_->Native(p)) {
-    impl_->RunNative(p, workspace);
-  } else {
-    impl_->RunConverted(p, workspace);
-  }
+  ParallelTasks(impl_->num_threads, t.row_tiles * t.col_tiles,
+                [&](int64_t i, int thread) {
+                  const int64_t row = i % t.row_tiles * t.m;
+                  const int64_t col = i / t.row_tiles * t.n;
+                  const Product tile = TileOf(p, row, std::min(t.m, s.m - row),
+                                              col, std::min(t.n, s.n - col));
+                  char* const mine = static_cast<char*>(workspace.data) +
+                                     static_cast<size_t>(thread) * bytes;
+                  if (t.native) {
+                    impl_->RunNative(tile, mine);
+                  } else {
+                    impl_->RunConverted(tile, t, mine);
+                  }
+                });
 }
 
 }  // namespace zero::cpu

@@ -1,13 +1,19 @@
 // Matrix products of the CPU: oneDNN primitives, made once per shape.
 //
-// A primitive is found by shape, strides, dtypes and options; a hit costs
-// about two microseconds, a miss 0.3 ms. Operands are read where they lie
-// (transposed and strided, never reordered) and oneDNN's scratchpad is ours.
+// A product is cut into tiles of c; one thread computes a tile, all of k, with
+// a primitive that was made for one thread. A product is found by shape,
+// strides, dtypes and options; a hit costs about two microseconds, a miss 0.3
+// ms for each size of tile. Operands are read where they lie (transposed and
+// strided, never reordered) and oneDNN's scratchpad is ours.
 //
 // 16-bit operands go to oneDNN's 16-bit primitives where that is faster
-// (HasFastBf16). Elsewhere they are computed in fp32, tile by tile: panels of
-// the operands are converted into the workspace (at most kConvertBytes,
-// whatever the shape), multiplied, and rounded to nearest even on the way out.
+// (HasFastBf16). Elsewhere they are computed in fp32: each thread converts
+// panels of the operands into its part of the workspace, multiplies them and
+// rounds its tile to nearest even on the way out.
+//
+// The bits of c depend on shapes, strides, dtypes and options, and on the
+// number of threads only through the sizes of the tiles, which choose among
+// oneDNN's kernels; never on which thread computes what.
 #ifndef ZERO_KERNELS_CPU_MATMUL_H_
 #define ZERO_KERNELS_CPU_MATMUL_H_
 
@@ -27,8 +33,8 @@ bool HasFastBf16();
 
 class MatmulCache {
  public:
-  // Workspace of a converted product, at most.
-  static constexpr size_t kConvertBytes = size_t{16} << 20;
+  // Workspace of a product and thread, at most.
+  static constexpr size_t kThreadBytes = size_t{4} << 20;
 
   MatmulCache(int num_threads, LowPrecision low_precision);
   ~MatmulCache();

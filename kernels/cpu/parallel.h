@@ -1,10 +1,11 @@
-// Static partition of a loop over OpenMP threads.
+// Loops over OpenMP threads.
 #ifndef ZERO_KERNELS_CPU_PARALLEL_H_
 #define ZERO_KERNELS_CPU_PARALLEL_H_
 
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 
 namespace zero::cpu {
@@ -31,6 +32,17 @@ void ParallelRanges(int num_threads, int64_t n, int64_t grain, Fn fn,
     const int64_t begin = num_grains * rank / team * grain;
     const int64_t end = std::min(n, num_grains * (rank + 1) / team * grain);
     if (begin < end) fn(args..., begin, end);
+  }
+}
+
+// Calls fn(task, thread) for all tasks of [0, num_tasks), the next free thread
+// taking the next task; thread < num_threads.
+template <class Fn>
+void ParallelTasks(int num_threads, int64_t num_tasks, const Fn& fn) {
+  std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(num_threads)
+  for (int64_t i; (i = next.fetch_add(1)) < num_tasks;) {
+    fn(i, omp_get_thread_num());
   }
 }
 

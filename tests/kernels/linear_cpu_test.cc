@@ -10,7 +10,7 @@ namespace {
 // Shapes that a converted product cuts in k, in n and in m.
 constexpr LinearShape kLargeShapes[] = {{70, 2100, 3700}, {3700, 2100, 70}};
 
-TEST(LinearCpuTest, ConvertedProductsLargerThanTheWorkspaceAreCut) {
+TEST(LinearCpuTest, ConvertedProductsLargerThanATileAreCut) {
   cpu::CpuDevice::Options options;
   options.num_threads = 2;
   options.low_precision = cpu::LowPrecision::kConvert;
@@ -35,7 +35,7 @@ TEST(LinearCpuTest, ConvertedWorkspaceStaysWithinItsBound) {
         args.w = {&memory, DType::kBF16, n, k, k};
         args.y = {&memory, DType::kBF16, m, n, n};
         EXPECT_LE(device.ops().LinearWorkspaceBytes(args),
-                  cpu::MatmulCache::kConvertBytes)
+                  cpu::MatmulCache::kThreadBytes)
             << m << " " << k << " " << n;
       }
     }

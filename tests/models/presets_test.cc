@@ -3,7 +3,9 @@
 #include <map>
 #include <set>
 #include <string>
+#include <utility>
 
+#include "kernels/cpu/matmul.h"
 #include "models/catalog.h"
 #include "models/registry.h"
 
@@ -89,6 +91,55 @@ TEST(PresetsTest, AnUnknownPresetNamesTheNearest) {
   EXPECT_EQ(preset.status().message(),
             "no preset \"gpt2-medum\"; did you mean \"gpt2-medium\"? "
             "`zero models` lists them");
+}
+
+// Rows and columns of every weight of the presets.
+std::set<std::pair<int64_t, int64_t>> WeightShapes() {
+  std::set<std::pair<int64_t, int64_t>> shapes;
+  for (const ModelPreset& preset : ModelPresets()) {
+    const ModelConfig& c = preset.config;
+    const int64_t hidden = c.hidden_size, inner = c.intermediate_size;
+    const int64_t queries = c.num_attention_heads * c.head_dim;
+    const int64_t keys = c.num_key_value_heads * c.head_dim;
+    const bool gated = c.family != ModelFamily::kGpt2;
+    shapes.insert({queries + 2 * keys, hidden});
+    shapes.insert({hidden, queries});
+    shapes.insert({gated ? 2 * inner : inner, hidden});
+    shapes.insert({hidden, inner});
+    shapes.insert({c.vocab_size, hidden});
+  }
+  return shapes;
+}
+
+// Only sizes: nothing is read.
+TEST(PresetsTest, AProductTakesAtMostFourMiBOfScratchPerThread) {
+  using cpu::LowPrecision;
+  constexpr int64_t kTokens = 4096;
+  static char data = 0;  // only its being there counts
+  const auto matrix = [&](DType dtype, int64_t rows, int64_t cols) {
+    return Matrix{&data, dtype, rows, cols, cols};
+  };
+  for (int threads : {1, 2, 16, 64}) {
+    const size_t limit = threads * cpu::MatmulCache::kThreadBytes;
+    for (LowPrecision mode : {LowPrecision::kNative, LowPrecision::kConvert}) {
+      cpu::MatmulCache cache(threads, mode);
+      for (const auto& [n, k] : WeightShapes()) {
+        SCOPED_TRACE(testing::Message()
+                     << n << " x " << k << ", " << threads << " threads");
+        for (DType dtype : {DType::kF32, DType::kBF16}) {
+          const Matrix x = matrix(dtype, kTokens, k);
+          const Matrix y = matrix(dtype, kTokens, n);
+          const Matrix w = matrix(dtype, n, k);
+          EXPECT_LE(cache.WorkspaceBytes({x, false, w, true, y}), limit);
+          EXPECT_LE(cache.WorkspaceBytes({y, false, w, false, x}), limit);
+          for (DType grad : {DType::kF32, dtype}) {
+            const Matrix dw = matrix(grad, n, k);
+            EXPECT_LE(cache.WorkspaceBytes({y, true, x, false, dw}), limit);
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

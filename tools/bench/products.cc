@@ -92,11 +92,11 @@ PlainProduct::PlainProduct(const ProductShape& shape)
   const dnnl::matmul::desc product(a, b, c);
   const dnnl::primitive_attr plain;
   const dnnl::matmul::primitive_desc first(product, plain, Engine());
-  const dnnl::matmul::primitive_desc ours =
-      cpu::ChooseMatmul(product, plain, Engine(), shape.dtype == DType::kF32);
+  const dnnl::matmul::primitive_desc packing =
+      cpu::ChooseMatmul(product, plain, Engine(), /*packing=*/true);
   impl_->kernels.emplace_back(first);
-  if (absl::string_view(ours.impl_info_str()) != first.impl_info_str()) {
-    impl_->kernels.emplace_back(ours);
+  if (absl::string_view(packing.impl_info_str()) != first.impl_info_str()) {
+    impl_->kernels.emplace_back(packing);
   }
   impl_->a = dnnl::memory(a, Engine(), DNNL_MEMORY_NONE);
   impl_->b = dnnl::memory(b, Engine(), DNNL_MEMORY_NONE);

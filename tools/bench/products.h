@@ -35,8 +35,8 @@ ProductShape ForwardShape(int64_t m, int64_t out, int64_t in, DType dtype);
 ProductShape DxShape(int64_t m, int64_t out, int64_t in, DType dtype);
 ProductShape DwShape(int64_t m, int64_t out, int64_t in, DType dtype);
 
-// A product by the faster of two of oneDNN's kernels: the one that oneDNN
-// offers first and the one that our own products take. The first run finds out.
+// A product by the faster of two of oneDNN's kernels: the one that it offers
+// first and the one that packs. The first run finds out.
 class PlainProduct {
  public:
   explicit PlainProduct(const ProductShape& shape);
