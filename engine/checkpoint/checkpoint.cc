@@ -157,9 +157,6 @@ absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step) {
 absl::Status CommitCheckpoint(const std::string& checkpoints,
                               const CheckpointManifest& manifest,
                               const std::function<void()>& step_hook) {
-  const auto step_done = [&] {
-    if (step_hook) step_hook();
-  };
   const std::string path = CheckpointFolder(checkpoints, manifest.step);
   const std::string partial = PartialFolder(checkpoints, manifest.step);
   const auto folder = AtomicFolder::Adopt(path, partial);
@@ -169,14 +166,15 @@ absl::Status CommitCheckpoint(const std::string& checkpoints,
       absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::Now(), absl::UTCTimeZone());
   ZERO_RETURN_IF_ERROR(WriteFileAtomically(
       absl::StrCat(partial, "/", kManifestFile), ManifestText(dated)));
-  step_done();
+  if (step_hook) step_hook();
   ZERO_RETURN_IF_ERROR(CheckpointReader::Open(partial).status());
-  ZERO_RETURN_IF_ERROR(folder->Commit());
-  ZERO_RETURN_IF_ERROR(
-      WriteFileAtomically(absl::StrCat(checkpoints, "/", kLatest),
-                          absl::StrCat(NameOf(path), "\n")));
-  step_done();
-  return absl::OkStatus();
+  return folder->Commit();
+}
+
+absl::Status WriteLatest(const std::string& checkpoints, int64_t step) {
+  return WriteFileAtomically(
+      absl::StrCat(checkpoints, "/", kLatest),
+      absl::StrCat(NameOf(CheckpointFolder("", step)), "\n"));
 }
 
 std::vector<std::string> ListCheckpoints(const std::string& checkpoints) {

@@ -128,15 +128,18 @@ absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step);
 absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step);
 
 // One rank, when all parts are durable: writes the manifest, checks the whole
-// as CheckpointReader::Open does, and renames the folder to its place, durably;
-// then `latest`. A checkpoint of that step that is there already is replaced;
-// at no moment is there none (where the file system can exchange two names;
-// elsewhere RemoveUnfinishedCheckpoints mends a crash between two renames).
+// as CheckpointReader::Open does, and renames the folder to its place, durably.
+// A checkpoint of that step that is there already is replaced; at no moment is
+// there none (where the file system can exchange two names; elsewhere
+// RemoveUnfinishedCheckpoints mends a crash between two renames).
 // `step_hook` is for tests: called after each step.
 // Errors: those of Open; the partial folder is then removed.
 absl::Status CommitCheckpoint(const std::string& checkpoints,
                               const CheckpointManifest& manifest,
                               const std::function<void()>& step_hook = {});
+
+// Names the checkpoint of `step` in the file `latest`.
+absl::Status WriteLatest(const std::string& checkpoints, int64_t step);
 
 // One part of a checkpoint, as its index says.
 struct CheckpointPart {

@@ -1,9 +1,10 @@
 #include "engine/train/checkpoints.h"
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <random>
 #include <set>
 #include <system_error>
@@ -109,20 +110,24 @@ bool MayDiffer(const std::string& key) {
   return absl::StartsWith(key, "training.") && key != "training.seed";
 }
 
-// The first key that differs and may not, with both values; empty: none.
-std::string FirstDifference(const Json& was, const Json& is) {
+// The keys that differ and may not, with both values: what chooses a kind (and
+// with it other keys) first.
+std::vector<std::string> Differences(const Json& was, const Json& is) {
   std::map<std::string, std::pair<Json, Json>> keys;
   for (auto& [key, value] : Flatten(was)) keys[key].first = value;
   for (auto& [key, value] : Flatten(is)) keys[key].second = value;
+  std::vector<std::string> kinds, others;
   for (const auto& [key, values] : keys) {
     if (values.first == values.second || MayDiffer(key)) continue;
     const auto text = [](const Json& value) {
       return value.is_null() ? "not set" : value.dump();
     };
-    return absl::StrCat(key, " was ", text(values.first), ", now ",
-                        text(values.second));
+    (absl::EndsWith(key, "type") ? kinds : others)
+        .push_back(absl::StrCat(key, " was ", text(values.first), ", now ",
+                                text(values.second)));
   }
-  return "";
+  kinds.insert(kinds.end(), others.begin(), others.end());
+  return kinds;
 }
 
 // Tells the training data apart from other data: its size and a sample of it.
@@ -156,6 +161,18 @@ absl::Status With(absl::string_view context, const absl::Status& status) {
                       absl::StrCat(context, ": ", status.message()));
 }
 
+// `path`, or with a number behind it where that is taken.
+std::string FreeName(const std::string& path) {
+  std::string name = path;
+  for (int i = 2; PathExists(name); ++i) name = absl::StrCat(path, ".", i);
+  return name;
+}
+
+bool IsIn(const std::string& path, const std::string& folder) {
+  std::error_code error;
+  return std::filesystem::equivalent(FolderOf(path), folder, error);
+}
+
 constexpr char kRemedy[] =
     "; set it back, or go on all the same with training.resume_changed=true";
 
@@ -179,12 +196,11 @@ absl::Status RunCheckpoints::BesideAnother() const {
 }
 
 // A run that nobody asked to write checkpoints has at most the one of a signal.
-// It goes the way of its metrics and weights, one run later.
+// The weights of that run are replaced; this stays.
 absl::Status RunCheckpoints::MoveAway() const {
-  const std::string place = folder_ + ".previous";
+  const std::string place = FreeName(folder_ + ".previous");
   std::error_code error;
-  std::filesystem::remove_all(place, error);
-  if (!error) std::filesystem::rename(folder_, place, error);
+  std::filesystem::rename(folder_, place, error);
   if (error) return FileError("cannot move away", folder_, error.value());
   console_->Line(absl::StrCat(
       "note: this run begins anew, and the checkpoints of the one before are ",
@@ -202,13 +218,9 @@ absl::StatusOr<RunCheckpoints::Choice> RunCheckpoints::Choose() const {
     ZERO_RETURN_IF_ERROR(MoveAway());
     return Choice();
   }
-  if (resume != "auto" && resume != "latest") {
+  if (!finds()) {
     ZERO_ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(resume));
-    std::error_code error;
-    if (!present.empty() &&
-        !std::filesystem::equivalent(FolderOf(resume), folder_, error)) {
-      return BesideAnother();
-    }
+    if (!present.empty() && !IsIn(resume, folder_)) return BesideAnother();
     return Choice{resume, std::move(reader)};
   }
   if (resume == "auto" && present.empty()) return Choice();
@@ -220,6 +232,20 @@ absl::StatusOr<RunCheckpoints::Choice> RunCheckpoints::Choose() const {
 }
 
 absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
+  while (true) {
+    absl::StatusOr<absl::optional<RunRecord>> record = TryResume();
+    // Damage in the values themselves shows only now, on all ranks at once.
+    if (!absl::IsDataLoss(record.status()) || !finds() || chosen_.empty()) {
+      return record;
+    }
+    if (leads()) {
+      console_->Line(absl::StrCat("warning: ", record.status().message()));
+      ZERO_RETURN_IF_ERROR(Rename(chosen_, FreeName(chosen_ + ".damaged")));
+    }
+  }
+}
+
+absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
   constexpr double kAnew = -1, kFollows = -2;
   const std::string& resume = training().resume;
   Choice choice;
@@ -244,21 +270,20 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
     return absl::optional<RunRecord>();
   }
   if (!leads()) {
-    const bool by_name = resume != "auto" && resume != "latest";
-    choice.path = by_name
-                      ? resume
-                      : CheckpointFolder(folder_, static_cast<int64_t>(step));
+    choice.path = finds()
+                      ? CheckpointFolder(folder_, static_cast<int64_t>(step))
+                      : resume;
     absl::StatusOr<std::unique_ptr<CheckpointReader>> reader =
         CheckpointReader::Open(choice.path);
     if (!reader.ok()) {
       return With(
           absl::StrCat("training.resume: rank ", session_->rank().rank(),
-                       " (all ranks must see the folder that rank 0 "
-                       "sees)"),
+                       " (all ranks must see the folder that rank 0 sees)"),
           reader.status());
     }
     choice.reader = *std::move(reader);
   }
+  chosen_ = choice.path;
   const CheckpointReader& reader = *choice.reader;
   const CheckpointManifest& manifest = reader.manifest();
   ZERO_RETURN_IF_ERROR(With(absl::StrCat("training.resume: ", choice.path),
@@ -279,10 +304,12 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
         return reader.Read(state, parameter.name, begin, count, out);
       }));
   run_ = manifest.run;
-  saved_step_ = record->step;
   record->resumed_at.push_back(record->step);
+  // One that was read elsewhere is no checkpoint of this run's folder.
+  own_ = finds() || IsIn(choice.path, folder_);
+  if (own_) saved_step_ = record->step;
   if (leads()) {
-    ZERO_RETURN_IF_ERROR(SetAside(record->step));
+    if (own_) ZERO_RETURN_IF_ERROR(SetAside(record->step));
     console_->Line(absl::StrCat("resumed from ", choice.path, ": step ",
                                 record->step, ", ", manifest.samples,
                                 " sequences"));
@@ -293,19 +320,21 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
 absl::Status RunCheckpoints::SetAside(int64_t later_than) const {
   const std::string last = CheckpointFolder(folder_, later_than);
   for (const std::string& path : ListCheckpoints(folder_)) {
-    if (path <= last) continue;
-    std::string to = path + ".abandoned";
-    for (int i = 2; PathExists(to); ++i) {
-      to = absl::StrCat(path, ".abandoned.", i);
+    if (std::make_pair(path.size(), path) <=
+        std::make_pair(last.size(), last)) {
+      continue;
     }
-    std::error_code error;
-    std::filesystem::rename(path, to, error);
-    if (error) return FileError("rename", path, error.value());
-    console_->Line(absl::StrCat("note: ", path,
-                                " is of later steps, which this "
-                                "run takes anew; it is ",
-                                to, " now"));
+    ZERO_RETURN_IF_ERROR(Rename(path, FreeName(path + ".abandoned")));
   }
+  return WriteLatest(folder_, later_than);
+}
+
+absl::Status RunCheckpoints::Rename(const std::string& path,
+                                    const std::string& to) const {
+  std::error_code error;
+  std::filesystem::rename(path, to, error);
+  if (error) return FileError("rename", path, error.value());
+  console_->Line(absl::StrCat("note: ", path, " is ", to, " now"));
   return absl::OkStatus();
 }
 
@@ -333,21 +362,30 @@ absl::Status RunCheckpoints::CheckMatches(
     return absl::FailedPreconditionError(absl::StrCat(
         "of another model: this one has no ", missing.begin()->first));
   }
-  if (training().resume_changed) return absl::OkStatus();
-  const std::string key = FirstDifference(
-      manifest.config, Json::parse(PrintResolvedJson(session_->config())));
-  if (!key.empty()) {
+  const Config& config = session_->config();
+  if (manifest.samples != manifest.step * config.train_batch_size) {
     return absl::FailedPreconditionError(
-        absl::StrCat("of another run: ", key, kRemedy));
+        absl::StrCat("of another run: train_batch_size was ",
+                     manifest.samples / std::max<int64_t>(manifest.step, 1),
+                     ", now ", config.train_batch_size, "; set it back"));
   }
+  std::vector<std::string> differences =
+      Differences(manifest.config, Json::parse(PrintResolvedJson(config)));
   const Json data = DescribeData(*data_->train);
   const Json was = manifest.progress.value("data", Json());
   if (was != data) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("of another run: data.train had other tokens (",
-                     was.dump(), ", now ", data.dump(), ")", kRemedy));
+    differences.push_back(absl::StrCat("data.train had other tokens (",
+                                       was.dump(), ", now ", data.dump(), ")"));
   }
-  return absl::OkStatus();
+  if (training().resume_changed) {
+    for (const std::string& difference : differences) {
+      console_->Line(absl::StrCat("note: resumed although ", difference));
+    }
+    return absl::OkStatus();
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("of another run: ", differences.front(), kRemedy));
 }
 
 // ---- Saving
@@ -378,7 +416,7 @@ absl::Status RunCheckpoints::Agree(const char* name, const absl::Status& own,
   }
   if (values[0] < 0) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("rank ", values[0], " can not write"));
+      absl::StrCat("rank ", values[0], " cannot write"));
 }
 
 absl::Status RunCheckpoints::Save(const RunRecord& record) {
@@ -410,8 +448,12 @@ absl::Status RunCheckpoints::Write(const RunRecord& record) {
   if (leads()) {
     own = CommitCheckpoint(folder_, Describe(record, save));
     if (own.ok()) {
-      own = PruneCheckpoints(folder_, training().keep_last,
-                             training().keep_every);
+      absl::Status tidy = WriteLatest(folder_, record.step);
+      tidy.Update(PruneCheckpoints(folder_, training().keep_last,
+                                   training().keep_every));
+      if (!tidy.ok()) {
+        console_->Line(absl::StrCat("warning: ", tidy.message()));
+      }
     }
   }
   return Agree("checkpoint is complete", own, &draw);

@@ -37,7 +37,10 @@ class RunCheckpoints {
   // Errors: NotFound; FailedPrecondition where the checkpoint is of another
   //         run, naming the first difference, or where this run would begin
   //         anew beside the checkpoints of another; those of CheckpointReader.
+  // A damaged one gives way to the one before, with a warning.
   absl::StatusOr<absl::optional<RunRecord>> Resume();
+  // Whether the run goes on in the folder of the run that it resumes.
+  bool in_place() const { return own_; }
 
   // Whether training.save_every_minutes have passed on this rank.
   bool MinutesPassed() const;
@@ -59,11 +62,17 @@ class RunCheckpoints {
   };
   const TrainingConfig& training() const { return session_->config().training; }
   bool leads() const { return session_->rank().rank() == 0; }
+  // Whether training.resume leaves it to rank 0 to find one.
+  bool finds() const {
+    return training().resume == "auto" || training().resume == "latest";
+  }
+  absl::StatusOr<absl::optional<RunRecord>> TryResume();
   absl::StatusOr<Choice> Choose() const;
   absl::Status BesideAnother() const;
   absl::Status MoveAway() const;
-  // Newer ones are of a future that this run leaves: they get other names.
+  // Newer ones get other names: this run takes their steps again.
   absl::Status SetAside(int64_t later_than) const;
+  absl::Status Rename(const std::string& path, const std::string& to) const;
   absl::Status CheckMatches(const CheckpointManifest& manifest) const;
   absl::Status Write(const RunRecord& record);
   absl::Status WritePart(const std::string& folder, const std::string& save);
@@ -76,7 +85,9 @@ class RunCheckpoints {
   const RunData* data_;
   Console* console_;
   const std::string folder_;
-  std::string run_;  // id of the run, on rank 0
+  std::string run_;     // id of the run, on rank 0
+  std::string chosen_;  // the checkpoint that is resumed
+  bool own_ = false;    // it is in folder_
   int64_t saved_step_ = -1;
   Clock::time_point saved_at_ = Clock::now();
 };

@@ -56,9 +56,9 @@ int64_t ResidentFileBytes() {
 }
 
 absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(
-    const std::string& path, const std::vector<nlohmann::ordered_json>& lines) {
+    const std::string& path, const std::vector<std::string>& lines) {
   std::string text;
-  for (const auto& line : lines) absl::StrAppend(&text, ToLine(line), "\n");
+  for (const std::string& line : lines) absl::StrAppend(&text, line, "\n");
   if (!text.empty()) ZERO_RETURN_IF_ERROR(WriteFileAtomically(path, text));
   std::FILE* file = std::fopen(path.c_str(), text.empty() ? "w" : "a");
   if (file == nullptr) return FileError("open", path, errno);
@@ -69,6 +69,12 @@ MetricsWriter::~MetricsWriter() { std::fclose(file_); }
 
 absl::Status MetricsWriter::Write(const nlohmann::ordered_json& line) {
   return Append(ToLine(line) + "\n");
+}
+
+absl::Status MetricsWriter::Sync() {
+  // A pipe or a device has nothing to make durable.
+  if (::fsync(::fileno(file_)) == 0 || errno == EINVAL) return absl::OkStatus();
+  return FileError("write", path_, errno);
 }
 
 absl::Status MetricsWriter::Append(absl::string_view bytes) {

@@ -40,8 +40,7 @@ class MetricsWriter {
   // Replaces the file by one that begins with `lines`, at once: a crash leaves
   // the earlier one. Errors: as FileError.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Create(
-      const std::string& path,
-      const std::vector<nlohmann::ordered_json>& lines = {});
+      const std::string& path, const std::vector<std::string>& lines = {});
   ~MetricsWriter();
 
   // Appends a line and hands it to the operating system at once, so that a
@@ -49,6 +48,8 @@ class MetricsWriter {
   absl::Status Write(const nlohmann::ordered_json& line);
   // The same of bytes in whatever form.
   absl::Status Append(absl::string_view bytes);
+  // Makes them durable.
+  absl::Status Sync();
 
  private:
   MetricsWriter(std::string path, std::FILE* file)

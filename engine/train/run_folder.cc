@@ -1,5 +1,7 @@
 #include "engine/train/run_folder.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -41,19 +43,23 @@ absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes) {
 
 using Json = nlohmann::ordered_json;
 
-// The lines of metrics.jsonl that are whole and of the first `step` steps.
-absl::StatusOr<std::vector<Json>> LinesUntil(const std::string& path,
-                                             int64_t step) {
-  std::vector<Json> lines;
+// The lines of metrics.jsonl that are whole, of the first `step` steps and of
+// evaluations up to the step `last_eval`.
+absl::StatusOr<std::vector<std::string>> LinesUntil(const std::string& path,
+                                                    int64_t step,
+                                                    int64_t last_eval) {
+  std::vector<std::string> lines;
   if (step == 0 || !PathExists(path)) return lines;
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
-    Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object() || !json.contains("step") ||
         !json["step"].is_number_integer()) {
       continue;  // a kill cut it off
     }
-    if (json["step"].get<int64_t>() <= step) lines.push_back(std::move(json));
+    const int64_t until =
+        json.contains("validation_loss") ? std::min(step, last_eval) : step;
+    if (json["step"].get<int64_t>() <= until) lines.emplace_back(line);
   }
   return lines;
 }
@@ -90,7 +96,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
   return folder;
 }
 
-absl::Status RunFolder::Begin(int64_t step) {
+absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   if (session_->rank().rank() > 0) return absl::OkStatus();
   const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
@@ -103,15 +109,23 @@ absl::Status RunFolder::Begin(int64_t step) {
   ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
   ZERO_RETURN_IF_ERROR(WriteFileAtomically(
       out_dir + "/config.json", PrintResolvedJson(session_->config())));
-  ZERO_ASSIGN_OR_RETURN(const std::vector<Json> kept,
-                        LinesUntil(metrics, step));
+  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> kept,
+                        LinesUntil(metrics, step, last_eval));
   ZERO_ASSIGN_OR_RETURN(metrics_, MetricsWriter::Create(metrics, kept));
   const std::string events = absl::StrCat(out_dir, "/tensorboard/", kEventFile);
   if (!training().tensorboard) return RemoveFile(events);  // of an earlier run
   ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(events)));
   ZERO_ASSIGN_OR_RETURN(event_file_, MetricsWriter::Create(events));
-  for (const Json& line : kept) ZERO_RETURN_IF_ERROR(WriteEvents(line));
+  for (const std::string& line : kept) {
+    ZERO_RETURN_IF_ERROR(WriteEvents(Json::parse(line)));
+  }
   return absl::OkStatus();
+}
+
+void RunFolder::SyncMetrics() {
+  if (metrics_ != nullptr && metrics_status_.ok()) {
+    metrics_status_ = metrics_->Sync();
+  }
 }
 
 void RunFolder::WriteMetrics(const nlohmann::ordered_json& line) {

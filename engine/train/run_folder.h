@@ -29,8 +29,12 @@ class RunFolder {
       Console* console);
 
   // On rank 0: an earlier summary goes, config.json is written, and metrics and
-  // events keep what they have of the first `step` steps.
-  absl::Status Begin(int64_t step);
+  // events keep what they have of the first `step` steps and of evaluations up
+  // to the step `last_eval`.
+  absl::Status Begin(int64_t step, int64_t last_eval);
+
+  // Makes the metrics durable: a checkpoint must not be of later steps.
+  void SyncMetrics();
 
   // Adds a line to metrics.jsonl and what it holds to TensorBoard's events;
   // nothing on the other ranks, and nothing after an error, which

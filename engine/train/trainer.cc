@@ -91,7 +91,14 @@ absl::Status Trainer::OpenFolder() {
     record_ = *record;
     scaler_.Restore(record_.scaler);
   }
-  return folder_->Begin(record_.step);
+  if (record_.step > total_steps_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "training.resume: the checkpoint is of step ", record_.step,
+        ", the run is of ", total_steps_, " steps; raise training.steps"));
+  }
+  resumed_step_ = record_.step;
+  return folder_->Begin(checkpoints_->in_place() ? record_.step : 0,
+                        record_.last_eval_step);
 }
 
 absl::Status Trainer::OpenData() {
@@ -324,7 +331,7 @@ absl::StatusOr<StepOutput> Trainer::TakeAgain() {
 absl::Status Trainer::Report(const StepRecord& taken) {
   record_.Add(taken);
   folder_->WriteMetrics(report_->Step(record_, /*idle=*/launched_.empty()));
-  if (record_.step == 1) {
+  if (record_.step == resumed_step_ + 1) {
     session_->MeasureFixed();
     ZERO_RETURN_IF_ERROR(CheckUnused(executor(), config_, console_));
   }
@@ -336,7 +343,7 @@ absl::Status Trainer::Report(const StepRecord& taken) {
 bool Trainer::RunsAheadOf(int64_t index) const {
   const int64_t done = index + 1;
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
-         index > 0 &&  // which is looked at: CheckUnused
+         index > resumed_step_ &&  // which is looked at: CheckUnused
          done < total_steps_ && !save_agreed_ &&
          !Due(config_.training.save_every, done) &&
          !Due(config_.training.eval_every, done) &&
@@ -415,20 +422,13 @@ absl::Status Trainer::EvaluateAndSampleIfDue() {
 }
 
 absl::Status Trainer::SaveIfDue() {
-  const int64_t step = record_.step;
-  const bool due = Due(config_.training.save_every, step) || save_agreed_;
-  if (!due || !launched_.empty() || checkpoints_->saved_step() == step) {
+  save_agreed_ |= Due(config_.training.save_every, record_.step);
+  // Steps that are skipped may be the end of a run that diverged, and each
+  // checkpoint takes the place of an older one.
+  if (!save_agreed_ || !launched_.empty() || record_.consecutive_skips > 0) {
     return absl::OkStatus();
   }
-  save_agreed_ = false;
-  const absl::Status saved = checkpoints_->Save(record_);
-  if (!saved.ok() && rank_->status().ok()) {
-    // The states are well, and the next one may find room.
-    console_->Line(absl::StrCat("warning: no checkpoint at step ", step, ": ",
-                                saved.message()));
-    return absl::OkStatus();
-  }
-  return saved;
+  return Save();
 }
 
 absl::Status Trainer::SaveLast() {
@@ -436,11 +436,22 @@ absl::Status Trainer::SaveLast() {
   const bool interrupted = record_.step < total_steps_;
   const bool wanted =
       interrupted ? training.save_interrupted : training.saves();
-  if (!wanted || record_.step == 0 ||
+  return wanted && record_.step > 0 ? Save() : absl::OkStatus();
+}
+
+absl::Status Trainer::Save() {
+  save_agreed_ = false;
+  if (std::exchange(tried_save_, record_.step) == record_.step ||
       checkpoints_->saved_step() == record_.step) {
     return absl::OkStatus();
   }
-  return checkpoints_->Save(record_);
+  folder_->SyncMetrics();
+  const absl::Status saved = checkpoints_->Save(record_);
+  if (saved.ok() || !rank_->status().ok()) return saved;
+  // The states are well, and the next one may find room.
+  console_->Line(absl::StrCat("warning: no checkpoint at step ", record_.step,
+                              ": ", saved.message()));
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Evaluate() {

@@ -102,7 +102,13 @@ absl::Status StateAccess::Restore(const ReadKeptFn& read) {
         });
   });
   compute_->Synchronize();
+  // None goes on where one could not read, and all know whether that is damage.
+  double failed = status.ok() ? 0 : absl::IsDataLoss(status) ? 2 : 1;
+  ZERO_RETURN_IF_ERROR(
+      numbers_->AllReduce("states are read", ReduceOp::kMax, {&failed, 1}));
   ZERO_RETURN_IF_ERROR(status);
+  if (failed == 2) return absl::DataLossError("another rank found damage");
+  if (failed == 1) return absl::UnavailableError("another rank cannot read");
   ZERO_RETURN_IF_ERROR(AgreeOnRead());
   for (const FlatState* state : states_->lasting()) {
     ZERO_RETURN_IF_ERROR(Share(*state));

@@ -129,8 +129,8 @@ class ResumeTest(unittest.TestCase):
                 run.kill()
                 kills += 1
             stdout, stderr = run.communicate()
-            if "resumed from" in stdout:
-                self.assertIn("step-%08d" % before, stdout)
+            if before and ("resumed from" in stdout or "\nstep " in stdout):
+                self.assertIn("step-%08d: step %d" % (before, before), stdout)
             if run.returncode != -signal.SIGKILL:
                 self.assertEqual(run.returncode, 0, stdout + stderr)
                 break
@@ -158,6 +158,7 @@ class ResumeTest(unittest.TestCase):
             cwd=self.folder, text=True, capture_output=True)
         self.assertIn("warning: no checkpoint at step 5: ", run.stdout)
         self.assertEqual(self.metrics("full")[-1]["step"], 60)
+        self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(self.newest("full"), 0)
 
 

@@ -534,8 +534,13 @@ absl::Status Export(const std::string& path, const std::string& dir,
   std::vector<float> values;
   std::string bytes;
   for (const Parameter* parameter : model->AllParameters()) {
+    // As final/ has it: the parameter itself where masters are rounded by
+    // chance.
+    const char* const state = reader->dtype("rounded", parameter->name) == dtype
+                                  ? "rounded"
+                                  : "weight";
     StoredTensor stored;
-    stored.dtype = *reader->dtype("weight", parameter->name);
+    stored.dtype = *reader->dtype(state, parameter->name);
     const int64_t item = static_cast<int64_t>(DTypeBytes(stored.dtype));
     const int64_t elems = parameter->shape.num_elems();
     const int64_t chunk = kCheckpointBlockBytes / item;
@@ -544,7 +549,7 @@ absl::Status Export(const std::string& path, const std::string& dir,
       bytes.resize(n * item);
       values.resize(n);
       ZERO_RETURN_IF_ERROR(
-          reader->Read("weight", parameter->name, begin, n, bytes.data()));
+          reader->Read(state, parameter->name, begin, n, bytes.data()));
       stored.num_elements = n;
       stored.data = reinterpret_cast<const uint8_t*>(bytes.data());
       ReadAsF32(stored, 0, n, values.data());

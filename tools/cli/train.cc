@@ -18,6 +18,7 @@
 #include "engine/train/overlap_advice.h"
 #include "engine/train/trace.h"
 #include "engine/train/trainer.h"
+#include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/model_tools.h"
 #include "tools/cli/ranks.h"
@@ -92,7 +93,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   if (summary.interrupted && !summary.checkpoint.empty()) {
     rows.push_back({"to go on", "the same command with --resume auto"});
   }
-  console->Table(summary.interrupted ? "stopped by a signal" : "done", rows);
+  console->Table(summary.interrupted ? "stopped" : "done", rows);
 }
 
 struct TrainFlags {
@@ -148,7 +149,8 @@ absl::Status Train(TrainFlags flags) {
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   flags.trace = TraceFile(flags);
   if (!flags.resume.empty()) {
-    flags.run.sets.push_back(absl::StrCat("training.resume=", flags.resume));
+    flags.run.sets.push_back(
+        absl::StrCat("training.resume=", nlohmann::json(flags.resume).dump()));
   }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
@@ -236,7 +238,9 @@ absl::Status Train(TrainFlags flags) {
         return absl::OkStatus();
       });
   if (status.ok() && interrupted) {
-    status = absl::CancelledError("stopped by a signal");
+    status =
+        absl::CancelledError(stop->load() ? "stopped by a signal"
+                                          : "stopped by training.max_minutes");
   }
   if (injector != nullptr && status.ok() && !injector->happened()) {
     status = absl::FailedPreconditionError(absl::StrCat(

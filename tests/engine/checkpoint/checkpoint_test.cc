@@ -144,9 +144,13 @@ absl::Status Save(const std::string& checkpoints, const Model& model,
     status = WritePart(PartialFolder(checkpoints, step), part, model, step,
                        ranges[part]);
   }
-  return status.ok() ? CommitCheckpoint(checkpoints,
-                                        ManifestOf(model, parts, step), hook)
-                     : status;
+  if (status.ok()) {
+    status =
+        CommitCheckpoint(checkpoints, ManifestOf(model, parts, step), hook);
+  }
+  if (status.ok()) status = WriteLatest(checkpoints, step);
+  if (status.ok() && hook) hook();
+  return status;
 }
 
 // What `folder` has of all states is what step `step` wrote; else why not.

@@ -342,6 +342,23 @@ TEST_F(ResumeTest, ADamagedCheckpointGivesWayToTheOneBefore) {
   ExpectEqual(Train(job, kSteps, "latest"), whole);
 }
 
+TEST_F(ResumeTest, ADamagedValueGivesWayToTheOneBefore) {
+  for (const int world : {1, 2}) {
+    const Job job = {.overrides = {"training.save_every=4",
+                                   "training.save_interrupted=false"},
+                     .world = world};
+    const Part whole = Train(job, kSteps);
+    Train(job, 9);
+    const std::string path =
+        "run/checkpoints/step-00000008/states-00000.safetensors";
+    std::string bytes = dir_.Read(path);
+    bytes[bytes.size() - 100] ^= 1;
+    dir_.Write(path, bytes);
+    ExpectEqual(Train(job, kSteps, "latest"), whole);
+    EXPECT_TRUE(PathExists(dir_.File("run/checkpoints/step-00000008.damaged")));
+  }
+}
+
 TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   const Job job = {.overrides = {"training.save_every=3"}};
   const Part whole = Train(job, kSteps);
