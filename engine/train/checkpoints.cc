@@ -25,8 +25,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// ---- RunRecord as JSON
-// -------------------------------------------------------
+// ---- RunRecord as JSON ------------------------------------------------------
 
 // Calls visit(name, field) for every field that a later run needs.
 template <typename Record, typename Visit>
@@ -85,8 +84,7 @@ absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest) {
       absl::StrCat("the manifest has no usable progress.", wrong));
 }
 
-// ---- What a run must have in common with the one that it continues
-// -----------
+// ---- What a run must have in common with the one that it continues ----------
 
 // Keys that may change between the parts of a run. Of data.train the tokens are
 // compared and not the name.
@@ -185,8 +183,7 @@ RunCheckpoints::RunCheckpoints(Session& session, const RunData& data,
       console_(console),
       folder_(session.config().training.out_dir + "/checkpoints") {}
 
-// ---- Going on
-// ----------------------------------------------------------------
+// ---- Going on ---------------------------------------------------------------
 
 absl::Status RunCheckpoints::BesideAnother() const {
   return absl::FailedPreconditionError(absl::StrCat(
@@ -239,6 +236,8 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
       return record;
     }
     if (leads()) {
+      // With no other left the run does not begin anew: that is not asked for.
+      if (ListCheckpoints(folder_).size() < 2) return record;
       console_->Line(absl::StrCat("warning: ", record.status().message()));
       ZERO_RETURN_IF_ERROR(Rename(chosen_, FreeName(chosen_ + ".damaged")));
     }
@@ -247,6 +246,7 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::Resume() {
 
 absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
   constexpr double kAnew = -1, kFollows = -2;
+  chosen_.clear();
   const std::string& resume = training().resume;
   Choice choice;
   double step = kFollows;
@@ -388,8 +388,7 @@ absl::Status RunCheckpoints::CheckMatches(
       absl::StrCat("of another run: ", differences.front(), kRemedy));
 }
 
-// ---- Saving
-// ------------------------------------------------------------------
+// ---- Saving -----------------------------------------------------------------
 
 bool RunCheckpoints::MinutesPassed() const {
   const double minutes = training().save_every_minutes;

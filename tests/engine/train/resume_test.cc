@@ -255,8 +255,7 @@ TEST_F(ResumeTest, EveryRankKeepsItsPartAtEveryStage) {
   }
 }
 
-// ---- Another number of ranks
-// -------------------------------------------------
+// ---- Another number of ranks ------------------------------------------------
 
 // Whoever saved, whoever loads: the same states.
 TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
@@ -304,8 +303,7 @@ TEST_F(ResumeTest, GroupsAndWholeMastersGoOn) {
   }
 }
 
-// ---- What is on disk
-// ---------------------------------------------------------
+// ---- What is on disk --------------------------------------------------------
 
 TEST_F(ResumeTest, CheckpointsAreKeptAsAsked) {
   Train({.overrides = {"training.save_every=2", "training.keep_last=2",
@@ -359,6 +357,18 @@ TEST_F(ResumeTest, ADamagedValueGivesWayToTheOneBefore) {
   }
 }
 
+TEST_F(ResumeTest, ARunWhoseOnlyCheckpointIsDamagedDoesNotBeginAnew) {
+  Train({}, 3);
+  const std::string path =
+      "run/checkpoints/step-00000003/states-00000.safetensors";
+  std::string bytes = dir_.Read(path);
+  bytes[bytes.size() - 100] ^= 1;
+  dir_.Write(path, bytes);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(ErrorOf({}, "auto"), testing::HasSubstr("states-00000"));
+  }
+}
+
 TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   const Job job = {.overrides = {"training.save_every=3"}};
   const Part whole = Train(job, kSteps);
@@ -369,8 +379,7 @@ TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
                                    "step-00000012.abandoned"));
 }
 
-// ---- What does not go on
-// -----------------------------------------------------
+// ---- What does not go on ----------------------------------------------------
 
 TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
   using testing::HasSubstr;
