@@ -299,6 +299,12 @@ std::string NameBeside(const std::string& path, absl::string_view kind) {
                       counter.fetch_add(1));
 }
 
+std::string FreeName(const std::string& path) {
+  std::string name = path;
+  for (int i = 2; PathExists(name); ++i) name = absl::StrCat(path, ".", i);
+  return name;
+}
+
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder) {
   std::error_code error;
   std::vector<std::string> names;

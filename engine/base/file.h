@@ -60,6 +60,9 @@ absl::Status SyncFolder(const std::string& folder);
 // (atomic_folder.h) finds; so `kind` is "tmp" or "old".
 std::string NameBeside(const std::string& path, absl::string_view kind);
 
+// `path`, or where that is taken, PATH.2, PATH.3, ...
+std::string FreeName(const std::string& path);
+
 // Names in `folder`, sorted bytewise, without "." and "..".
 absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 

@@ -9,6 +9,20 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace zero {
+
+// "CONTEXT: MESSAGE", with the same code; OK stays OK.
+inline absl::Status WithContext(absl::string_view context,
+                                const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(context, ": ", status.message()));
+}
+
+}  // namespace zero
 
 #define ZERO_STATUS_CONCAT_(a, b) a##b
 #define ZERO_STATUS_CONCAT(a, b) ZERO_STATUS_CONCAT_(a, b)

@@ -185,9 +185,8 @@ class CheckpointReader {
   absl::Status Read(absl::string_view state, absl::string_view parameter,
                     int64_t begin, int64_t elems, void* out) const;
 
-  // Reads and checks all blocks of one part, of all parts: the first damage.
+  // Reads and checks all blocks of one of parts(): the first damage.
   absl::Status VerifyPart(size_t part) const;
-  absl::Status Verify() const;
 
  private:
   // A range of a part, found by where it begins in the parameter.

@@ -246,7 +246,9 @@ absl::StatusOr<CheckpointManifest> ParseManifest(const std::string& file,
   ZERO_RETURN_IF_ERROR(ReadShapes(file, *parameters, &manifest));
   for (const auto& [key, to] : {std::pair("progress", &manifest.progress),
                                 std::pair("config", &manifest.config)}) {
-    if (!json.contains(key)) return Damaged(file, "it has no ", key);
+    if (members.Object(key) == nullptr) {
+      return Damaged(file, "it has no object ", key);
+    }
     *to = std::move(json[key]);
   }
   return manifest;

@@ -306,11 +306,4 @@ absl::Status CheckpointReader::VerifyPart(size_t part) const {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointReader::Verify() const {
-  for (size_t part = 0; part < parts_.size(); ++part) {
-    ZERO_RETURN_IF_ERROR(VerifyPart(part));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace zero

@@ -19,12 +19,6 @@
 namespace zero {
 namespace {
 
-std::vector<int64_t> Dims(const Shape& shape) {
-  std::vector<int64_t> dims;
-  for (int i = 0; i < shape.num_dims(); ++i) dims.push_back(shape[i]);
-  return dims;
-}
-
 // Calls `visit` for elements of [begin, begin + count) of a parameter that are
 // together in one of `tensors`: those from `at` on in the tensor are those
 // from, from + stride, ... of the range.
@@ -94,7 +88,7 @@ absl::StatusOr<std::vector<const StoredTensor*>> FindTensors(
     }
     used.insert(have->name);
     found.push_back(have);
-    if (have->shape != Dims(want.shape) || !IsFloat(have->dtype)) {
+    if (have->shape != want.shape.dims() || !IsFloat(have->dtype)) {
       problems.push_back(absl::StrCat(want.name, " is ", DTypeName(have->dtype),
                                       have->ShapeString(), ", want a float ",
                                       want.shape.ToString()));
@@ -147,10 +141,7 @@ void CarryOver(const std::string& from, const std::string& to,
 // Where things of the earlier folder could not be carried over, it stays under
 // another name instead of being removed.
 absl::Status MoveAway(const std::string& dir, std::vector<std::string>* notes) {
-  std::string place = dir + ".previous";
-  for (int i = 2; PathExists(place); ++i) {
-    place = absl::StrCat(dir, ".previous.", i);
-  }
+  const std::string place = FreeName(dir + ".previous");
   std::error_code error;
   std::filesystem::rename(dir, place, error);
   if (error) return FileError("cannot move away", dir, error.value());
@@ -169,7 +160,7 @@ absl::StatusOr<std::unique_ptr<PortableWriter>> PortableWriter::Create(
   ZERO_ASSIGN_OR_RETURN(writer->folder_, AtomicFolder::Create(dir));
   std::vector<TensorSpec> specs;
   for (const PortableTensor& tensor : writer->tensors_) {
-    specs.push_back({tensor.name, dtype, Dims(tensor.shape)});
+    specs.push_back({tensor.name, dtype, tensor.shape.dims()});
   }
   ZERO_ASSIGN_OR_RETURN(
       writer->file_,

@@ -444,8 +444,7 @@ std::vector<KeySpec> UsedKeys() {
           AtLeast(0)),
       Key(KEY(training.resume),
           "Go on from a checkpoint: \"latest\" of out_dir, \"auto\" (the "
-          "latest, "
-          "or anew where there is none), or its folder.",
+          "latest, or anew where there is none), or its folder.",
           SaysAuto),
       Key(KEY(training.resume_changed),
           "Resume although the config or the data is not that of the run."),

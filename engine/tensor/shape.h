@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include "kernels/check.h"
 
@@ -26,6 +27,10 @@ class Shape {
   }
 
   int num_dims() const { return num_dims_; }
+
+  std::vector<int64_t> dims() const {
+    return {dims_.begin(), dims_.begin() + num_dims_};
+  }
 
   // The extent of dimension `i`; negative counts from the last.
   int64_t operator[](int i) const { return dims_[i < 0 ? i + num_dims_ : i]; }

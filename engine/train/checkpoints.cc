@@ -1,7 +1,6 @@
 #include "engine/train/checkpoints.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -110,19 +109,12 @@ bool MayDiffer(const std::string& key) {
 
 // The keys that differ and may not, with both values: what chooses a kind (and
 // with it other keys) first.
-std::vector<std::string> Differences(const Json& was, const Json& is) {
-  std::map<std::string, std::pair<Json, Json>> keys;
-  for (auto& [key, value] : Flatten(was)) keys[key].first = value;
-  for (auto& [key, value] : Flatten(is)) keys[key].second = value;
+std::vector<std::string> ChangedKeys(const Json& was, const Json& is) {
   std::vector<std::string> kinds, others;
-  for (const auto& [key, values] : keys) {
-    if (values.first == values.second || MayDiffer(key)) continue;
-    const auto text = [](const Json& value) {
-      return value.is_null() ? "not set" : value.dump();
-    };
-    (absl::EndsWith(key, "type") ? kinds : others)
-        .push_back(absl::StrCat(key, " was ", text(values.first), ", now ",
-                                text(values.second)));
+  for (const JsonDifference& one : Differences(was, is)) {
+    if (MayDiffer(one.name)) continue;
+    (absl::EndsWith(one.name, "type") ? kinds : others)
+        .push_back(absl::StrCat(one.name, " was ", one.a, ", now ", one.b));
   }
   kinds.insert(kinds.end(), others.begin(), others.end());
   return kinds;
@@ -143,27 +135,14 @@ Json DescribeData(const TokenSource& tokens) {
 }
 
 // 52 random bits, which a double carries.
-double Draw() {
+double RandomNumber() {
   std::random_device device;
   const uint64_t bits = (uint64_t{device()} << 32) ^ device();
   return static_cast<double>(bits >> 12);
 }
 
-std::string Id(double draw) {
-  return absl::StrFormat("%013x", static_cast<uint64_t>(draw));
-}
-
-absl::Status With(absl::string_view context, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(context, ": ", status.message()));
-}
-
-// `path`, or with a number behind it where that is taken.
-std::string FreeName(const std::string& path) {
-  std::string name = path;
-  for (int i = 2; PathExists(name); ++i) name = absl::StrCat(path, ".", i);
-  return name;
+std::string Id(double number) {
+  return absl::StrFormat("%013x", static_cast<uint64_t>(number));
 }
 
 bool IsIn(const std::string& path, const std::string& folder) {
@@ -253,8 +232,9 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
   if (leads()) {
     absl::StatusOr<Choice> chosen = Choose();
     if (!chosen.ok()) {
-      return With(resume.empty() ? "training.out_dir" : "training.resume",
-                  chosen.status());
+      return WithContext(
+          resume.empty() ? "training.out_dir" : "training.resume",
+          chosen.status());
     }
     choice = *std::move(chosen);
     step = choice.reader == nullptr
@@ -266,7 +246,7 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
         "resume", ReduceOp::kMax, {&step, 1}));
   }
   if (resume.empty() || step == kAnew) {
-    run_ = Id(Draw());
+    run_ = Id(RandomNumber());
     return absl::optional<RunRecord>();
   }
   if (!leads()) {
@@ -276,7 +256,7 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
     absl::StatusOr<std::unique_ptr<CheckpointReader>> reader =
         CheckpointReader::Open(choice.path);
     if (!reader.ok()) {
-      return With(
+      return WithContext(
           absl::StrCat("training.resume: rank ", session_->rank().rank(),
                        " (all ranks must see the folder that rank 0 sees)"),
           reader.status());
@@ -286,10 +266,10 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
   chosen_ = choice.path;
   const CheckpointReader& reader = *choice.reader;
   const CheckpointManifest& manifest = reader.manifest();
-  ZERO_RETURN_IF_ERROR(With(absl::StrCat("training.resume: ", choice.path),
-                            CheckMatches(manifest)));
+  ZERO_RETURN_IF_ERROR(WithContext(
+      absl::StrCat("training.resume: ", choice.path), CheckMatches(manifest)));
   absl::StatusOr<RunRecord> record = ReadRecord(manifest);
-  if (!record.ok()) return With(choice.path, record.status());
+  if (!record.ok()) return WithContext(choice.path, record.status());
   ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
       [&](const std::string& state, const Parameter& parameter, int64_t begin,
           int64_t count, DType dtype, void* out) -> absl::Status {
@@ -307,7 +287,7 @@ absl::StatusOr<absl::optional<RunRecord>> RunCheckpoints::TryResume() {
   record->resumed_at.push_back(record->step);
   // One that was read elsewhere is no checkpoint of this run's folder.
   own_ = finds() || IsIn(choice.path, folder_);
-  if (own_) saved_step_ = record->step;
+  if (own_) saved_step_ = tried_step_ = record->step;
   if (leads()) {
     if (own_) ZERO_RETURN_IF_ERROR(SetAside(record->step));
     console_->Line(absl::StrCat("resumed from ", choice.path, ": step ",
@@ -333,7 +313,7 @@ absl::Status RunCheckpoints::Rename(const std::string& path,
                                     const std::string& to) const {
   std::error_code error;
   std::filesystem::rename(path, to, error);
-  if (error) return FileError("rename", path, error.value());
+  if (error) return FileError("cannot rename", path, error.value());
   console_->Line(absl::StrCat("note: ", path, " is ", to, " now"));
   return absl::OkStatus();
 }
@@ -342,10 +322,7 @@ absl::Status RunCheckpoints::CheckMatches(
     const CheckpointManifest& manifest) const {
   std::map<std::string, std::vector<int64_t>> missing = manifest.parameters;
   for (const Parameter* parameter : session_->model().AllParameters()) {
-    std::vector<int64_t> shape;
-    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
-      shape.push_back(parameter->shape[i]);
-    }
+    const std::vector<int64_t> shape = parameter->shape.dims();
     const auto it = missing.find(parameter->name);
     if (it == missing.end()) {
       return absl::FailedPreconditionError(
@@ -370,7 +347,7 @@ absl::Status RunCheckpoints::CheckMatches(
                      ", now ", config.train_batch_size, "; set it back"));
   }
   std::vector<std::string> differences =
-      Differences(manifest.config, Json::parse(PrintResolvedJson(config)));
+      ChangedKeys(manifest.config, Json::parse(PrintResolvedJson(config)));
   const Json data = DescribeData(*data_->train);
   const Json was = manifest.progress.value("data", Json());
   if (was != data) {
@@ -396,29 +373,28 @@ bool RunCheckpoints::MinutesPassed() const {
                             std::chrono::duration<double>(60 * minutes);
 }
 
-absl::Status RunCheckpoints::Agree(const char* name, const absl::Status& own,
-                                   double* draw) {
-  // The highest rank that failed, and rank 0's number.
-  std::array<double, 2> values = {
-      own.ok() ? -1.0 : static_cast<double>(session_->rank().rank()),
-      leads() ? *draw : 0.0};
+absl::Status RunCheckpoints::Agree(const char* name, const absl::Status& own) {
+  // The highest rank that failed.
+  double failed =
+      own.ok() ? -1.0 : static_cast<double>(session_->rank().rank());
   ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
-      name, ReduceOp::kMax, absl::MakeSpan(values)));
-  *draw = values[1];
-  if (!own.ok()) {
-    // Only rank 0 has a console.
-    if (!leads()) {
-      absl::FPrintF(stderr, "zero: rank %d: %s\n", session_->rank().rank(),
-                    own.message());
-    }
-    return own;
+      name, ReduceOp::kMax, {&failed, 1}));
+  if (own.ok() && failed >= 0) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", failed, " cannot write"));
   }
-  if (values[0] < 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("rank ", values[0], " cannot write"));
+  // Only rank 0 has a console.
+  if (!own.ok() && !leads()) {
+    absl::FPrintF(stderr, "zero: rank %d: %s\n", session_->rank().rank(),
+                  own.message());
+  }
+  return own;
 }
 
 absl::Status RunCheckpoints::Save(const RunRecord& record) {
+  if (std::exchange(tried_step_, record.step) == record.step) {
+    return absl::OkStatus();
+  }
   const auto begin = Clock::now();
   const absl::Status status = Write(record);
   saved_at_ = Clock::now();
@@ -437,13 +413,16 @@ absl::Status RunCheckpoints::Save(const RunRecord& record) {
 }
 
 absl::Status RunCheckpoints::Write(const RunRecord& record) {
-  double draw = Draw();
+  // Rank 0's.
+  double id = leads() ? RandomNumber() : 0;
+  ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
+      "checkpoint id", ReduceOp::kMax, {&id, 1}));
+  const std::string save = Id(id);
   absl::Status own =
       leads() ? BeginCheckpoint(folder_, record.step) : absl::OkStatus();
-  ZERO_RETURN_IF_ERROR(Agree("checkpoint begins", own, &draw));
-  const std::string save = Id(draw);
+  ZERO_RETURN_IF_ERROR(Agree("checkpoint begins", own));
   own = WritePart(PartialFolder(folder_, record.step), save);
-  ZERO_RETURN_IF_ERROR(Agree("checkpoint is written", own, &draw));
+  ZERO_RETURN_IF_ERROR(Agree("checkpoint is written", own));
   if (leads()) {
     own = CommitCheckpoint(folder_, Describe(record, save));
     if (own.ok()) {
@@ -455,7 +434,7 @@ absl::Status RunCheckpoints::Write(const RunRecord& record) {
       }
     }
   }
-  return Agree("checkpoint is complete", own, &draw);
+  return Agree("checkpoint is complete", own);
 }
 
 std::string RunCheckpoints::saved() const {
@@ -513,10 +492,7 @@ CheckpointManifest RunCheckpoints::Describe(const RunRecord& record,
                               .config = Json::parse(PrintResolvedJson(config))};
   manifest.progress["data"] = DescribeData(*data_->train);
   for (const Parameter* parameter : session_->model().AllParameters()) {
-    std::vector<int64_t>& shape = manifest.parameters[parameter->name];
-    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
-      shape.push_back(parameter->shape[i]);
-    }
+    manifest.parameters[parameter->name] = parameter->shape.dims();
   }
   return manifest;
 }

@@ -45,12 +45,12 @@ class RunCheckpoints {
   // Whether training.save_every_minutes have passed on this rank.
   bool MinutesPassed() const;
 
-  // Writes one, and removes those that training.keep_* does not keep.
+  // Writes one, and removes those that training.keep_* does not keep. Nothing
+  // where that was done at this step, or tried.
   // Errors: those of the communicators; where a rank can not write, its error,
   //         Unavailable on the others, and all can go on.
   absl::Status Save(const RunRecord& record);
-  int64_t saved_step() const { return saved_step_; }  // the last; -1: none
-  // "checkpoints/step-00000010", the last that this run wrote; empty: none.
+  // "checkpoints/step-00000010", the last of this run; empty: none.
   std::string saved() const;
 
  private:
@@ -78,8 +78,8 @@ class RunCheckpoints {
   absl::Status WritePart(const std::string& folder, const std::string& save);
   CheckpointManifest Describe(const RunRecord& record,
                               const std::string& save) const;
-  // Whether every rank is fine; `*draw` becomes rank 0's.
-  absl::Status Agree(const char* name, const absl::Status& own, double* draw);
+  // OK where it is that on every rank; else this rank's error, or Unavailable.
+  absl::Status Agree(const char* name, const absl::Status& own);
 
   Session* session_;
   const RunData* data_;
@@ -88,7 +88,7 @@ class RunCheckpoints {
   std::string run_;     // id of the run, on rank 0
   std::string chosen_;  // the checkpoint that is resumed
   bool own_ = false;    // it is in folder_
-  int64_t saved_step_ = -1;
+  int64_t saved_step_ = -1, tried_step_ = -1;
   Clock::time_point saved_at_ = Clock::now();
 };
 

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <fstream>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
@@ -31,6 +32,26 @@ std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
     }
   }
   return flat;
+}
+
+std::vector<JsonDifference> Differences(const nlohmann::ordered_json& a,
+                                        const nlohmann::ordered_json& b) {
+  std::map<std::string, JsonDifference> all;
+  const auto add = [&](const nlohmann::ordered_json& value,
+                       std::string JsonDifference::*side) {
+    for (const auto& [name, leaf] : Flatten(value)) {
+      all.try_emplace(name, JsonDifference{name, "not set", "not set"})
+              .first->second.*
+          side = leaf.dump();
+    }
+  };
+  add(a, &JsonDifference::a);
+  add(b, &JsonDifference::b);
+  std::vector<JsonDifference> differences;
+  for (auto& [name, one] : all) {
+    if (one.a != one.b) differences.push_back(std::move(one));
+  }
+  return differences;
 }
 
 nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger) {

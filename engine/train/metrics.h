@@ -25,6 +25,14 @@ std::string ToLine(const nlohmann::ordered_json& value);
 std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
     const nlohmann::ordered_json& value);
 
+// What differs between two such, by the same names, sorted; as JSON text, or
+// "not set".
+struct JsonDifference {
+  std::string name, a, b;
+};
+std::vector<JsonDifference> Differences(const nlohmann::ordered_json& a,
+                                        const nlohmann::ordered_json& b);
+
 // Peak bytes per category (those that are not zero) and "total".
 nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger);
 

@@ -88,11 +88,7 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
   std::unique_ptr<RunFolder> folder(
       new RunFolder(session, tools, end_of_text, console));
   if (session.rank().rank() > 0) return folder;
-  const absl::Status prepared = folder->Prepare();
-  if (!prepared.ok()) {
-    return absl::Status(prepared.code(),
-                        absl::StrCat("training.out_dir: ", prepared.message()));
-  }
+  ZERO_RETURN_IF_ERROR(WithContext("training.out_dir", folder->Prepare()));
   return folder;
 }
 

@@ -96,7 +96,6 @@ absl::Status Trainer::OpenFolder() {
         "training.resume: the checkpoint is of step ", record_.step,
         ", the run is of ", total_steps_, " steps; raise training.steps"));
   }
-  resumed_step_ = record_.step;
   return folder_->Begin(checkpoints_->in_place() ? record_.step : 0,
                         record_.last_eval_step);
 }
@@ -331,7 +330,7 @@ absl::StatusOr<StepOutput> Trainer::TakeAgain() {
 absl::Status Trainer::Report(const StepRecord& taken) {
   record_.Add(taken);
   folder_->WriteMetrics(report_->Step(record_, /*idle=*/launched_.empty()));
-  if (record_.step == resumed_step_ + 1) {
+  if (record_.step == record_.first_step() + 1) {
     session_->MeasureFixed();
     ZERO_RETURN_IF_ERROR(CheckUnused(executor(), config_, console_));
   }
@@ -343,7 +342,7 @@ absl::Status Trainer::Report(const StepRecord& taken) {
 bool Trainer::RunsAheadOf(int64_t index) const {
   const int64_t done = index + 1;
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
-         index > resumed_step_ &&  // which is looked at: CheckUnused
+         index > record_.first_step() &&  // which is looked at: CheckUnused
          done < total_steps_ && !save_agreed_ &&
          !Due(config_.training.save_every, done) &&
          !Due(config_.training.eval_every, done) &&
@@ -354,8 +353,7 @@ bool Trainer::RunsAheadOf(int64_t index) const {
 absl::Status Trainer::InStep(const absl::Status& status, int64_t last) const {
   const std::string before =
       record_.step < last ? absl::StrCat(record_.step + 1, " or ") : "";
-  return absl::Status(status.code(), absl::StrCat("step ", before, last + 1,
-                                                  ": ", status.message()));
+  return WithContext(absl::StrCat("step ", before, last + 1), status);
 }
 
 double Trainer::FillBatches(int64_t index) {
@@ -441,10 +439,6 @@ absl::Status Trainer::SaveLast() {
 
 absl::Status Trainer::Save() {
   save_agreed_ = false;
-  if (std::exchange(tried_save_, record_.step) == record_.step ||
-      checkpoints_->saved_step() == record_.step) {
-    return absl::OkStatus();
-  }
   folder_->SyncMetrics();
   const absl::Status saved = checkpoints_->Save(record_);
   if (saved.ok() || !rank_->status().ok()) return saved;

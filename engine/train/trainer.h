@@ -152,14 +152,12 @@ class Trainer {
   LrScaling scaling_;
   LossScaler scaler_;
   int64_t total_steps_ = 0;
-  int64_t resumed_step_ = 0;  // where this part of the run begins
   RunRecord record_;
   // One per micro-step, memory reused; of two steps in turn.
   std::array<std::vector<Batch>, 2> batches_;
   Agreement agreement_ = {};
   int64_t agreeing_on_ = -1;  // the step, while its agreement is on its way
   bool save_agreed_ = false;  // a checkpoint behind the steps under way
-  int64_t tried_save_ = -1;   // the step
   const std::chrono::steady_clock::time_point made_at_ =
       std::chrono::steady_clock::now();
   // A step whose results are not known yet.

@@ -88,10 +88,7 @@ void Save(const std::string& checkpoints, const LoadedConfig& loaded,
   std::vector<std::vector<CheckpointRange>> ranges(parts);
   size_t turn = 0;
   for (const Parameter* parameter : model->AllParameters()) {
-    auto& shape = manifest.parameters[parameter->name];
-    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
-      shape.push_back(parameter->shape[i]);
-    }
+    manifest.parameters[parameter->name] = parameter->shape.dims();
     const int64_t elems = parameter->shape.num_elems();
     for (const char* state : {"weight", "exp_avg"}) {
       for (int64_t begin = 0; begin < elems; begin += 5000) {

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -19,6 +18,7 @@
 #include "absl/strings/str_join.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
+#include "engine/checkpoint/checkpoint_json.h"
 #include "engine/checkpoint/portable.h"
 #include "engine/data/tokenizer.h"
 #include "engine/train/console.h"
@@ -81,12 +81,6 @@ std::string BytesText(int64_t bytes) {
   return HumanBytes(static_cast<double>(bytes));
 }
 
-int64_t ElementsOf(const std::vector<int64_t>& shape) {
-  int64_t product = 1;
-  for (const int64_t dim : shape) product *= dim;
-  return product;
-}
-
 std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
@@ -102,7 +96,7 @@ absl::Status List(const std::string& dir, bool json) {
   std::vector<std::string> paths = ListCheckpoints(checkpoints);
   ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(checkpoints));
   for (const std::string& name : names) {
-    if (absl::StartsWith(name, "step-") && absl::EndsWith(name, ".partial")) {
+    if (absl::StartsWith(name, "step-") && absl::StrContains(name, '.')) {
       paths.push_back(absl::StrCat(checkpoints, "/", name));
     }
   }
@@ -116,9 +110,12 @@ absl::Status List(const std::string& dir, bool json) {
   }
   for (const std::string& path : paths) {
     const std::string name = path.substr(path.rfind('/') + 1);
-    std::string problem = absl::EndsWith(name, ".partial")
-                              ? "is being written, or was left by a crash"
-                              : "";
+    std::string problem;
+    if (absl::EndsWith(name, ".partial")) {
+      problem = "is being written, or was left by a crash";
+    } else if (absl::StrContains(name, '.')) {
+      problem = "was set aside: no run goes on from it by itself";
+    }
     std::unique_ptr<CheckpointReader> reader;
     if (problem.empty()) {
       auto opened = CheckpointReader::Open(path);
@@ -160,8 +157,8 @@ Json StatesOf(const CheckpointReader& reader) {
       const auto dtype = reader.dtype(state, name);
       if (!dtype.has_value()) continue;
       ++num_parameters;
-      elems += ElementsOf(shape);
-      bytes += ElementsOf(shape) * static_cast<int64_t>(DTypeBytes(*dtype));
+      elems += *ElementsOf(shape);
+      bytes += *ElementsOf(shape) * static_cast<int64_t>(DTypeBytes(*dtype));
       dtypes.insert(DTypeName(*dtype));
     }
     states.push_back({{"state", state},
@@ -325,7 +322,7 @@ std::string ValueText(DType dtype, const char* bytes) {
   return "?";
 }
 
-struct Differences {
+struct StateDifferences {
   int64_t states = 0, elems = 0;  // compared
   int64_t different_states = 0, different_elems = 0;
   std::string first;
@@ -338,10 +335,10 @@ struct Differences {
 // One state of a parameter that both have, in the same type and shape.
 absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
                        const std::string& state, const std::string& name,
-                       Differences* differences) {
+                       StateDifferences* differences) {
   const DType dtype = *a.dtype(state, name);
   const int64_t item = static_cast<int64_t>(DTypeBytes(dtype));
-  const int64_t elems = ElementsOf(a.manifest().parameters.at(name));
+  const int64_t elems = *ElementsOf(a.manifest().parameters.at(name));
   const int64_t chunk = kCheckpointBlockBytes / item;
   std::string of_a(chunk * item, '\0'), of_b(chunk * item, '\0');
   int64_t first = -1, num_different = 0;
@@ -373,23 +370,6 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
   return absl::OkStatus();
 }
 
-void PrintConfigDifferences(const CheckpointManifest& a,
-                            const CheckpointManifest& b) {
-  std::map<std::string, std::pair<std::string, std::string>> values;
-  for (const auto& [key, value] : Flatten(a.config)) {
-    values[key].first = value.dump();
-  }
-  for (const auto& [key, value] : Flatten(b.config)) {
-    values[key].second = value.dump();
-  }
-  for (const auto& [key, pair] : values) {
-    if (pair.first == pair.second) continue;
-    absl::PrintF("config %s: %s and %s\n", key,
-                 pair.first.empty() ? "nothing" : pair.first,
-                 pair.second.empty() ? "nothing" : pair.second);
-  }
-}
-
 absl::Status Diff(const std::string& path_a, const std::string& path_b) {
   ZERO_ASSIGN_OR_RETURN(const auto a, OpenCheckpoint(path_a));
   ZERO_ASSIGN_OR_RETURN(const auto b, OpenCheckpoint(path_b));
@@ -400,7 +380,9 @@ absl::Status Diff(const std::string& path_a, const std::string& path_b) {
   if (of_a.samples != of_b.samples) {
     absl::PrintF("samples: %d and %d\n", of_a.samples, of_b.samples);
   }
-  PrintConfigDifferences(of_a, of_b);
+  for (const JsonDifference& one : Differences(of_a.config, of_b.config)) {
+    absl::PrintF("config %s: %s and %s\n", one.name, one.a, one.b);
+  }
   std::set<std::string> states, names;
   for (const auto& reader : {a.get(), b.get()}) {
     for (const std::string& state : reader->states()) states.insert(state);
@@ -408,7 +390,7 @@ absl::Status Diff(const std::string& path_a, const std::string& path_b) {
       names.insert(name);
     }
   }
-  Differences differences;
+  StateDifferences differences;
   for (const std::string& state : states) {
     for (const std::string& name : names) {
       const auto dtype_a = a->dtype(state, name),
@@ -497,10 +479,7 @@ int64_t EndOfTextOf(const Json& config) {
 absl::Status CheckParameters(const CheckpointReader& reader,
                              const Model& model) {
   for (const Parameter* parameter : model.AllParameters()) {
-    std::vector<int64_t> shape;
-    for (int i = 0; i < parameter->shape.num_dims(); ++i) {
-      shape.push_back(parameter->shape[i]);
-    }
+    const std::vector<int64_t> shape = parameter->shape.dims();
     const auto& parameters = reader.manifest().parameters;
     const auto it = parameters.find(parameter->name);
     const bool is_float = it != parameters.end() &&

@@ -23,12 +23,6 @@ std::string LaunchText(const Launch& launch) {
   return absl::StrCat(launch.world_name, " is ", launch.world);
 }
 
-absl::Status OfBackend(const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(
-      status.code(), absl::StrCat("communication.backend: ", status.message()));
-}
-
 // What all processes must have in common, a line each. Texts are left out:
 // files may lie elsewhere on every machine.
 std::vector<std::string> MustMatch(const Config& config) {
@@ -96,7 +90,7 @@ absl::Status CheckLaunched(const RunOptions& options, const Config& config) {
         "; want \"direct\", or a parameter server with fp32 in "
         "communication_data_type"));
   }
-  return OfBackend(CheckNccl(options));
+  return WithContext("communication.backend", CheckNccl(options));
 }
 
 }  // namespace
@@ -158,7 +152,8 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
         options.device, "; use --device cuda, or \"local\""));
   }
   if (options.ranks > 1) LoadKernelsEarly();
-  ZERO_RETURN_IF_ERROR(OfBackend(CheckNccl(options)));
+  ZERO_RETURN_IF_ERROR(
+      WithContext("communication.backend", CheckNccl(options)));
   ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
   return true;
 }

@@ -109,17 +109,10 @@ Trace::Row RowOf(const std::string& channel) {
   return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
-// What came of `option`, with its name in an error.
-absl::Status OfOption(const char* option, const absl::Status& status) {
-  if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat(option, ": ", status.message()));
-}
-
 absl::Status WriteTrace(const Trace& trace, const std::string& file,
                         Console* console) {
   if (file.empty()) return absl::OkStatus();
-  ZERO_RETURN_IF_ERROR(OfOption("--trace", trace.Write(file)));
+  ZERO_RETURN_IF_ERROR(WithContext("--trace", trace.Write(file)));
   console->Line(
       absl::StrCat("trace in ", file, ": open it in https://ui.perfetto.dev"));
   return absl::OkStatus();
@@ -162,7 +155,7 @@ absl::Status Train(TrainFlags flags) {
   absl::optional<Link> link;
   if (!flags.link.empty()) {
     const absl::StatusOr<Link> parsed = ParseLink(flags.link);
-    ZERO_RETURN_IF_ERROR(OfOption("--shape-link", parsed.status()));
+    ZERO_RETURN_IF_ERROR(WithContext("--shape-link", parsed.status()));
     ZERO_RETURN_IF_ERROR(CheckLink(flags.run));
     link = *parsed;
     if (flags.run.ranks == 1) {
@@ -173,13 +166,13 @@ absl::Status Train(TrainFlags flags) {
   }
   if (!flags.trace.empty()) {
     // Now, not after the run.
-    ZERO_RETURN_IF_ERROR(OfOption("--trace", Trace::CheckFile(flags.trace)));
+    ZERO_RETURN_IF_ERROR(WithContext("--trace", Trace::CheckFile(flags.trace)));
   }
   std::unique_ptr<FaultInjector> injector;
   if (!flags.fault.empty()) {
     const absl::StatusOr<Fault> fault =
         ParseFault(flags.fault, flags.run.ranks, loaded.config.training.steps);
-    ZERO_RETURN_IF_ERROR(OfOption("--inject-fault", fault.status()));
+    ZERO_RETURN_IF_ERROR(WithContext("--inject-fault", fault.status()));
     // Another process may be the one that fails.
     if (!flags.run.launch || fault->rank == flags.run.launch->rank) {
       injector = std::make_unique<FaultInjector>(*fault, kStepCollective);
@@ -258,7 +251,13 @@ Command AddTrain(CLI::App& app) {
   AddRanksOption(app, &flags->run);
   app.add_option("--resume", flags->resume,
                  "go on from a checkpoint: auto (the latest of "
-                 "training.out_dir, or anew), latest, or its folder");
+                 "training.out_dir, or anew), latest, or its folder")
+      ->check(CLI::Validator(
+          [](std::string& value) {
+            return value.empty() ? "it is empty; want auto, latest or a folder"
+                                 : "";
+          },
+          ""));
   app.add_option("--trace", flags->trace,
                  "write a timeline for Perfetto or chrome://tracing");
   app.add_option("--shape-link", flags->link,
