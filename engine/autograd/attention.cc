@@ -287,11 +287,12 @@ Var SelfAttention(Context& ctx, const Var& qkv,
         });
   }
   out.recipe = saved.out;
-  ctx.tape->Record("self_attention", [call, saved = std::move(saved),
-                                      slot = out.slot](Context& c, Tape& tape) {
-    const Tensor dout = tape.Take(slot);
-    if (dout.defined()) Backward(c, tape, call, saved, dout);
-  });
+  ctx.tape->Record("self_attention", {call.q_norm.weight, call.k_norm.weight},
+                   [call, saved = std::move(saved), slot = out.slot](
+                       Context& c, Tape& tape) {
+                     const Tensor dout = tape.Take(slot);
+                     if (dout.defined()) Backward(c, tape, call, saved, dout);
+                   });
   return out;
 }
 

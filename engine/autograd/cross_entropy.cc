@@ -47,7 +47,7 @@ void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
     dx = ctx.Empty(x.shape(), x.value.dtype());
     args.dx = dx.matrix();
     OpenGradient(w, &args);
-    ctx.tape->Record("linear_cross_entropy",
+    ctx.tape->Record("linear_cross_entropy", {&w},
                      [dx, slot = x.slot](Context& c, Tape& tape) mutable {
                        tape.Accumulate(c, slot, std::move(dx));
                      });
@@ -90,7 +90,7 @@ Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
 
   const int slot = last ? -1 : ctx.tape->NewSlot();
   ctx.tape->Record(
-      "linear_cross_entropy",
+      "linear_cross_entropy", {&w},
       [x = SavedVar(x), x_slot = x.slot, &w, slot, loss_rows, logits, dx,
        part = args.part, waits, vocab](Context& c, Tape& tape) mutable {
         const Tensor& in = x.Get(c);

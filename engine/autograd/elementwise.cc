@@ -31,15 +31,16 @@ Var Dropout(Context& ctx, const Var& x, double probability, uint64_t site) {
         },
         /*cheap=*/true);
   }
-  ctx.tape->Record("dropout", [slot = y.slot, x_slot = x.slot, drop](
-                                  Context& c, Tape& tape) {
-    Tensor dy = tape.Take(slot);
-    if (!dy.defined()) return;
-    Tensor dx = dy.unique() ? dy : c.Empty(dy.shape(), dy.dtype());
-    drop(c, dy, dx);
-    dy = Tensor();
-    tape.Accumulate(c, x_slot, std::move(dx));
-  });
+  ctx.tape->Record(
+      "dropout", {},
+      [slot = y.slot, x_slot = x.slot, drop](Context& c, Tape& tape) {
+        Tensor dy = tape.Take(slot);
+        if (!dy.defined()) return;
+        Tensor dx = dy.unique() ? dy : c.Empty(dy.shape(), dy.dtype());
+        drop(c, dy, dx);
+        dy = Tensor();
+        tape.Accumulate(c, x_slot, std::move(dx));
+      });
   return y;
 }
 
@@ -51,7 +52,8 @@ Var Add(Context& ctx, const Var& a, const Var& b) {
 
   const int slot = ctx.tape->NewSlot();
   ctx.tape->Record(
-      "add", [slot, a_slot = a.slot, b_slot = b.slot](Context& c, Tape& tape) {
+      "add", {},
+      [slot, a_slot = a.slot, b_slot = b.slot](Context& c, Tape& tape) {
         Tensor dy = tape.Take(slot);
         tape.Accumulate(c, a_slot, dy);
         tape.Accumulate(c, b_slot, std::move(dy));

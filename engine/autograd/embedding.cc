@@ -74,15 +74,16 @@ Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions) {
   if (!WantsGrad(ctx, {}, {&tokens, positions})) return Var(out);
 
   const int slot = ctx.tape->NewSlot();
-  ctx.tape->Record(
-      "embedding", [slot, token_sink = tokens.sink,
+  ctx.tape->Record("embedding", {&tokens, positions},
+                   [slot, token_sink = tokens.sink,
                     position_sink = SinkOf(positions), ids = batch.tokens,
                     position_ids = batch.positions](Context& c, Tape& tape) {
-        const Tensor dout = tape.Take(slot);
-        if (!dout.defined()) return;
-        AddTokens(c, ids, dout, token_sink);
-        EmbeddingBackwardInto(c, position_ids, dout, position_sink);
-      });
+                     const Tensor dout = tape.Take(slot);
+                     if (!dout.defined()) return;
+                     AddTokens(c, ids, dout, token_sink);
+                     EmbeddingBackwardInto(c, position_ids, dout,
+                                           position_sink);
+                   });
   return Var(out, slot);
 }
 
@@ -96,7 +97,7 @@ Var EmbeddingPart(Context& ctx, const Var& in, const Weight& tokens,
 
   const int slot = ctx.tape->NewSlot();
   ctx.tape->Record(
-      "embedding",
+      "embedding", {&tokens, positions},
       [slot, in_slot = in.slot, token_sink = tokens.sink, position_sink, slice,
        ids = ctx.batch.tokens,
        position_ids = ctx.batch.positions](Context& c, Tape& tape) {

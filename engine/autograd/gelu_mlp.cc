@@ -29,32 +29,34 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
           return pre_act;
         }));
   }
-  ctx.tape->Record("gelu_mlp", [slot, x = SavedVar(x), x_slot = x.slot,
-                                w1 = &w1, w2 = &w2, b1_sink = SinkOf(b1),
-                                b2_sink = SinkOf(b2), act, residual_slot,
-                                saved = std::move(saved)](Context& c,
-                                                          Tape& tape) mutable {
-    Tensor dy = tape.Take(slot);
-    if (!dy.defined()) return;
-    Tensor pre_act = saved.Get(c);
-    {
-      // The activation again: bit by bit where the forward kernel read pre_act
-      // as it is stored (the CPU), to a rounding where GELU was the epilogue of
-      // the product (cuBLASLt). One pass over memory, instead of keeping a
-      // quarter of the block's activations.
-      Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
-      c.ops().GeluForward(c.stream(), {act, pre_act.vector(), hidden.vector()});
-      LinearWeightGrad(c, dy, SavedVar(std::move(hidden)), w2->sink, b2_sink);
-    }
-    Tensor dpre = LinearInputGrad(c, dy, w2->value, act, pre_act);
-    saved = SavedVar(Tensor());
-    pre_act = Tensor();
-    tape.Accumulate(c, residual_slot, std::move(dy));
-    LinearWeightGrad(c, dpre, x, w1->sink, b1_sink);
-    if (x_slot >= 0) {
-      tape.Accumulate(c, x_slot, LinearInputGrad(c, dpre, w1->value));
-    }
-  });
+  ctx.tape->Record(
+      "gelu_mlp", {&w1, b1, &w2, b2},
+      [slot, x = SavedVar(x), x_slot = x.slot, w1 = &w1, w2 = &w2,
+       b1_sink = SinkOf(b1), b2_sink = SinkOf(b2), act, residual_slot,
+       saved = std::move(saved)](Context& c, Tape& tape) mutable {
+        Tensor dy = tape.Take(slot);
+        if (!dy.defined()) return;
+        Tensor pre_act = saved.Get(c);
+        {
+          // The activation again: bit by bit where the forward kernel read
+          // pre_act as it is stored (the CPU), to a rounding where GELU was the
+          // epilogue of the product (cuBLASLt). One pass over memory, instead
+          // of keeping a quarter of the block's activations.
+          Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
+          c.ops().GeluForward(c.stream(),
+                              {act, pre_act.vector(), hidden.vector()});
+          LinearWeightGrad(c, dy, SavedVar(std::move(hidden)), w2->sink,
+                           b2_sink);
+        }
+        Tensor dpre = LinearInputGrad(c, dy, w2->value, act, pre_act);
+        saved = SavedVar(Tensor());
+        pre_act = Tensor();
+        tape.Accumulate(c, residual_slot, std::move(dy));
+        LinearWeightGrad(c, dpre, x, w1->sink, b1_sink);
+        if (x_slot >= 0) {
+          tape.Accumulate(c, x_slot, LinearInputGrad(c, dpre, w1->value));
+        }
+      });
   return Var(y, slot);
 }
 

@@ -75,18 +75,19 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
                                 Gelu::kNone, nullptr)};
         });
   }
-  ctx.tape->Record("linear", [slot, x = SavedVar(x), x_slot = x.slot, w = &w,
-                              bias_sink = SinkOf(bias),
-                              residual_slot](Context& c, Tape& tape) mutable {
-    Tensor dy = tape.Take(slot);
-    if (!dy.defined()) return;
-    LinearWeightGrad(c, dy, x, w->sink, bias_sink);
-    x = SavedVar(Tensor());  // dx may take its memory
-    if (x_slot >= 0) {
-      tape.Accumulate(c, x_slot, LinearInputGrad(c, dy, w->value));
-    }
-    tape.Accumulate(c, residual_slot, std::move(dy));
-  });
+  ctx.tape->Record(
+      "linear", {&w, bias},
+      [slot, x = SavedVar(x), x_slot = x.slot, w = &w, bias_sink = SinkOf(bias),
+       residual_slot](Context& c, Tape& tape) mutable {
+        Tensor dy = tape.Take(slot);
+        if (!dy.defined()) return;
+        LinearWeightGrad(c, dy, x, w->sink, bias_sink);
+        x = SavedVar(Tensor());  // dx may take its memory
+        if (x_slot >= 0) {
+          tape.Accumulate(c, x_slot, LinearInputGrad(c, dy, w->value));
+        }
+        tape.Accumulate(c, residual_slot, std::move(dy));
+      });
   return y;
 }
 

@@ -62,33 +62,34 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
         return RunNorm(c, norm, sum.Get(c), /*record=*/true);
       },
       /*cheap=*/true);
-  ctx.tape->Record("norm", [kind = norm.kind, weight = norm.weight,
-                            bias_sink = SinkOf(norm.bias), sum = SavedVar(sum),
-                            sum_slot = sum.slot, results = y.recipe,
-                            y_slot = y.slot, inputs = std::move(inputs)](
-                               Context& c, Tape& tape) {
-    const bool is_input = inputs.size() == 1 && inputs[0] == sum_slot;
-    Tensor dsum = is_input ? Tensor() : tape.Take(sum_slot);
-    const Tensor dy = tape.Take(y_slot);
-    if (!dy.defined() && !dsum.defined()) return;
-    Tensor dx = dsum.defined() && (dsum.unique() || !dy.defined())
-                    ? dsum
-                    : c.Empty(dy.shape(), dy.dtype());
-    if (dy.defined()) {
-      const std::vector<Tensor>& y = results->Get(c);
-      NormBackwardArgs args{.kind = kind,
-                            .dy = dy.rows(),
-                            .sum = sum.Get(c).rows(),
-                            .weight = weight->value.vector(),
-                            .mean = y.size() > 2 ? y[2].As<float>() : nullptr,
-                            .rstd = y[1].As<float>(),
-                            .dx = dx.rows()};
-      if (dsum.defined()) args.dsum = dsum.rows();
-      NormRowsBackward(c, weight->sink, bias_sink, args);
-    }
-    dsum = Tensor();
-    for (int input : inputs) tape.Accumulate(c, input, dx);
-  });
+  ctx.tape->Record(
+      "norm", {norm.weight, norm.bias},
+      [kind = norm.kind, weight = norm.weight, bias_sink = SinkOf(norm.bias),
+       sum = SavedVar(sum), sum_slot = sum.slot, results = y.recipe,
+       y_slot = y.slot, inputs = std::move(inputs)](Context& c, Tape& tape) {
+        const bool is_input = inputs.size() == 1 && inputs[0] == sum_slot;
+        Tensor dsum = is_input ? Tensor() : tape.Take(sum_slot);
+        const Tensor dy = tape.Take(y_slot);
+        if (!dy.defined() && !dsum.defined()) return;
+        Tensor dx = dsum.defined() && (dsum.unique() || !dy.defined())
+                        ? dsum
+                        : c.Empty(dy.shape(), dy.dtype());
+        if (dy.defined()) {
+          const std::vector<Tensor>& y = results->Get(c);
+          NormBackwardArgs args{
+              .kind = kind,
+              .dy = dy.rows(),
+              .sum = sum.Get(c).rows(),
+              .weight = weight->value.vector(),
+              .mean = y.size() > 2 ? y[2].As<float>() : nullptr,
+              .rstd = y[1].As<float>(),
+              .dx = dx.rows()};
+          if (dsum.defined()) args.dsum = dsum.rows();
+          NormRowsBackward(c, weight->sink, bias_sink, args);
+        }
+        dsum = Tensor();
+        for (int input : inputs) tape.Accumulate(c, input, dx);
+      });
   return y;
 }
 

@@ -11,7 +11,7 @@ namespace zero {
 
 // True when a tape is set and a gradient is wanted for some input or weight.
 inline bool WantsGrad(const Context& ctx, std::initializer_list<int> slots,
-                      std::initializer_list<const Weight*> weights) {
+                      Weights weights) {
   if (ctx.tape == nullptr) return false;
   for (int slot : slots) {
     if (slot >= 0) return true;

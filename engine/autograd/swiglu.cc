@@ -20,16 +20,19 @@ Var Swiglu(Context& ctx, const Var& gate_up) {
         return {forward(c, x.Get(c))};
       },
       /*cheap=*/true);
-  ctx.tape->Record("swiglu", [slot = y.slot, saved = SavedVar(gate_up),
-                              x_slot = gate_up.slot](Context& c, Tape& tape) {
-    const Tensor dy = tape.Take(slot);
-    if (!dy.defined()) return;
-    const Tensor& x = saved.Get(c);
-    // Nobody reads gate and up after this: their gradients take their place.
-    Tensor dx = x.unique() ? x : c.Empty(x.shape(), x.dtype());
-    c.ops().SwigluBackward(c.stream(), {x.matrix(), dy.matrix(), dx.matrix()});
-    tape.Accumulate(c, x_slot, std::move(dx));
-  });
+  ctx.tape->Record("swiglu", {},
+                   [slot = y.slot, saved = SavedVar(gate_up),
+                    x_slot = gate_up.slot](Context& c, Tape& tape) {
+                     const Tensor dy = tape.Take(slot);
+                     if (!dy.defined()) return;
+                     const Tensor& x = saved.Get(c);
+                     // Nobody reads gate and up after this: their gradients
+                     // take their place.
+                     Tensor dx = x.unique() ? x : c.Empty(x.shape(), x.dtype());
+                     c.ops().SwigluBackward(
+                         c.stream(), {x.matrix(), dy.matrix(), dx.matrix()});
+                     tape.Accumulate(c, x_slot, std::move(dx));
+                   });
   return y;
 }
 

@@ -12,8 +12,15 @@ int Tape::NewSlot() {
   return static_cast<int>(grads_.size()) - 1;
 }
 
-void Tape::Record(const char* name, BackwardFn backward) {
-  nodes_.push_back({name, std::move(backward)});
+void Tape::Record(const char* name, Weights weights, BackwardFn backward) {
+  int phase = kNoPhase;
+  for (const Weight* weight : weights) {
+    if (weight == nullptr || weight->sink == nullptr) continue;
+    ZERO_CHECK(phase == kNoPhase || phase == weight->sink->phase)
+        << name << " has weights of two phases";
+    phase = weight->sink->phase;
+  }
+  nodes_.push_back({name, phase, std::move(backward)});
 }
 
 Tensor Tape::Take(int slot) {
@@ -37,10 +44,13 @@ void Tape::Accumulate(Context& context, int slot, Tensor grad) {
   sum = std::move(out);
 }
 
-void Tape::Backward(Context& context) {
-  while (!nodes_.empty()) {
+void Tape::Backward(Context& context, int phase) {
+  while (!nodes_.empty() && nodes_.back().phase <= phase) {
     Node node = std::move(nodes_.back());
     nodes_.pop_back();
+    ZERO_CHECK(node.phase == kNoPhase || phase == kAllPhases ||
+               node.phase == phase)
+        << node.name << " has a weight of a phase that is over";
     node.backward(context, *this);
   }
 }

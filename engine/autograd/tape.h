@@ -9,7 +9,9 @@
 #ifndef ZERO_ENGINE_AUTOGRAD_TAPE_H_
 #define ZERO_ENGINE_AUTOGRAD_TAPE_H_
 
+#include <climits>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -92,6 +94,7 @@ class SavedVar {
 struct GradSink {
   Tensor grad;           // fp32 or the parameter's dtype
   bool written = false;  // false: the next write overwrites
+  int phase = 0;         // of Tape::Backward, in which `grad` may be written
   // Of a table whose other writer comes at the end of backward: what a loss
   // would write is computed there, so that `grad` need not wait for it. Who
   // writes runs `pending` before.
@@ -112,6 +115,9 @@ struct Weight {
   GradSink* sink = nullptr;
 };
 
+// The weights that an op reads and whose gradients it writes; null: none.
+using Weights = std::initializer_list<const Weight*>;
+
 class Tape {
  public:
   // Computes gradients of the inputs from the gradient of the output; ends
@@ -123,8 +129,8 @@ class Tape {
 
   int NewSlot();
 
-  // `name` is for traces and error messages.
-  void Record(const char* name, BackwardFn backward);
+  // `name` is for traces and error messages. The weights are of one phase.
+  void Record(const char* name, Weights weights, BackwardFn backward);
 
   // The gradient collected in `slot`, which is emptied; undefined when no
   // gradient reached it.
@@ -134,14 +140,18 @@ class Tape {
   // overwritten: the sum goes to whichever of the two is unique.
   void Accumulate(Context& context, int slot, Tensor grad);
 
-  // Runs every node, last to first. Seed the outputs with Accumulate first.
-  void Backward(Context& context);
+  // Runs the nodes, last to first, up to the first that writes a gradient of a
+  // later phase. Seed the outputs with Accumulate first.
+  void Backward(Context& context, int phase = kAllPhases);
+  static constexpr int kAllPhases = INT_MAX;
+  static constexpr int kNoPhase = -1;
 
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
 
  private:
   struct Node {
     const char* name;
+    int phase;  // of the gradients that it writes
     BackwardFn backward;
   };
   std::vector<Node> nodes_;

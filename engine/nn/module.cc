@@ -34,6 +34,7 @@ Parameter* Unit::AddParameter(const std::string& name, const Shape& shape,
   parameter->shape = parameter->stored_shape = shape;
   parameter->init = init;
   parameter->decay = decay;
+  parameter->phase = phase_;
   parameters_.push_back(std::move(parameter));
   return parameters_.back().get();
 }

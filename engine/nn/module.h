@@ -35,6 +35,7 @@ struct Parameter {
   bool vocabulary = false;
   // Its unit reads rows of it, by the batch's tokens. Others may borrow it.
   bool looked_up = false;
+  int phase = 0;  // of its unit, see Unit::BeginPhase
 
   // Bound by the executor: the gathered value and where the gradient goes. Of a
   // vocabulary, `part_rows` of it are one part (0: all). Where `parts` are
@@ -80,9 +81,14 @@ class Unit {
   Parameter* AddVocabulary(const std::string& name, const Shape& shape,
                            Init init);
   void Borrow(Parameter* parameter) { borrowed_.push_back(parameter); }
+  // Forward reads what is added from here on after what was added before. So
+  // backward writes these gradients first, and they are reduced, and their
+  // memory is used again, before all of the unit's exist.
+  void BeginPhase() { ++phase_; }
 
  private:
   std::string name_;
+  int phase_ = 0;
   std::vector<std::unique_ptr<Parameter>> parameters_;
   std::vector<Parameter*> borrowed_;
 };

@@ -19,10 +19,14 @@ struct Executor::UnitState {
   int input_slot = -1, output_slot = -1;
   // Sharded parameters, while gathered: [padded elems].
   Tensor gathered;
-  // Sharded gradients, from the first backward that writes one until they are
-  // reduced: [trained elems].
-  Tensor gradients;
-  bool finished = false;  // gradients are complete, unwritten ones zero
+  // By phase.
+  struct Gradients {
+    // Sharded ones, from the first backward that writes one until they are
+    // reduced: [elems of the phase].
+    Tensor flat;
+    bool finished = false;  // they are complete, unwritten ones zero
+  };
+  std::vector<Gradients> gradients;
   // Of a table: rows of this rank's tokens from the first backward of a step
   // on, and at its end those of all ranks.
   TableRows own_rows, all_rows;
@@ -171,6 +175,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
       units_[u].unit = model_->units()[plan_.units[u].model_unit].get();
     }
     units_[u].gaps = GapsOf(plan_.units[u]);
+    units_[u].gradients.resize(plan_.units[u].phases.size());
   }
   return absl::OkStatus();
 }
@@ -220,7 +225,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   ops.Fill(*compute_, {{&scalars->loss_sum, DType::kF64, 1}, 0.0f});
   ops.Fill(*compute_, {{&scalars->seed, DType::kF32, 1}, seed});
   for (UnitState& unit : units_) {
-    unit.finished = false;
+    for (auto& gradients : unit.gradients) gradients.finished = false;
     unit.num_rows = 0;
   }
   for (BoundParameter* bound : states_->bound()) {
@@ -277,15 +282,15 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       return Forward(i);
     case ActionKind::kForwardBackward:
     case ActionKind::kBackward:
-      TakeGradientBuffers(i);
+      TakeGradientBuffers(i, action.phase);
       TakeRows(i);
-      action.kind == ActionKind::kBackward ? Backward(i)
+      action.kind == ActionKind::kBackward ? Backward(i, action.phase)
                                            : ForwardBackwardHead(i);
       FinishRows(i);
       // Gradients of several micro-steps add up where they are replicated.
       if (states_->grads().sharded() ||
           action.micro_step + 1 == num_micro_steps_) {
-        FinishGradients(i);
+        FinishGradients(i, action.phase);
       }
       return;
     case ActionKind::kGather:
@@ -302,7 +307,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
         return wire_->GatherRows(i, state.own_rows, state.all_rows);
       }
       return wire_->Reduce(
-          i, state.gradients, states_->grads(),
+          i, state.gradients[bucket.phase].flat, states_->grads(),
           /*accumulate=*/states_->grads().sharded() && action.micro_step > 0,
           *transient_);
     }
@@ -314,7 +319,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       return wire_->ReduceAcross(i, states_->grads(), *transient_);
     }
     case ActionKind::kReleaseGradients:
-      return ReleaseGradients(i);
+      return ReleaseGradients(i, action.phase);
     case ActionKind::kAddRows:
       return AddRows(i);
     case ActionKind::kNorm:
@@ -379,51 +384,57 @@ void Executor::ForwardBackwardHead(int unit) {
   state.tape = Tape();
 }
 
-void Executor::Backward(int unit) {
+void Executor::Backward(int unit, int phase) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   ctx.tape = &state.tape;
-  state.tape.Accumulate(ctx, state.output_slot,
-                        std::exchange(output_grad_, Tensor()));
-  state.tape.Backward(ctx);
+  if (phase == 0) {
+    state.tape.Accumulate(ctx, state.output_slot,
+                          std::exchange(output_grad_, Tensor()));
+  }
+  state.tape.Backward(ctx, phase);
+  if (phase + 1 < static_cast<int>(state.gradients.size())) return;
   output_grad_ = state.tape.Take(state.input_slot);
   state.tape = Tape();
 }
 
 // Rotating memory for the gradients that this unit's backward writes: its own
-// and those of the parameters it borrows.
-void Executor::TakeGradientBuffers(int unit) {
+// in this phase, and those of the parameters it borrows.
+void Executor::TakeGradientBuffers(int unit, int phase) {
   if (!states_->grads().sharded()) return;
   for (int u : plan_.units[unit].writes) {
-    UnitState& state = units_[u];
     const PlannedUnit& planned = plan_.units[u];
     if (planned.trained_elems == 0) continue;
-    if (state.gradients.defined()) {
-      ZERO_CHECK(!state.finished) << planned.name << " is being reduced";
+    const Segment& range = planned.phases[phase];
+    auto& [flat, finished] = units_[u].gradients[phase];
+    if (flat.defined()) {
+      ZERO_CHECK(!finished) << planned.name << " is being reduced";
       continue;
     }
-    state.gradients =
-        Tensor::Empty(*transient_, {planned.trained_elems}, options_.grad_dtype,
-                      MemoryCategory::kReduceBuffers);
-    for (const Segment& gap : state.gaps) {
-      rank_->device->ops().Fill(
-          *compute_,
-          {state.gradients.Slice(gap.begin, {gap.elems}).vector(), 0});
+    flat = Tensor::Empty(*transient_, {range.elems}, options_.grad_dtype,
+                         MemoryCategory::kReduceBuffers);
+    for (const Segment& gap : units_[u].gaps) {
+      if (gap.begin < range.begin || gap.begin >= range.end()) continue;
+      const Tensor zeros = flat.Slice(gap.begin - range.begin, {gap.elems});
+      rank_->device->ops().Fill(*compute_, {zeros.vector(), 0});
     }
-    for (auto& bound : states_->unit(u)) bound->sink.written = false;
-    state.finished = false;
-    states_->BindSinks(u, state.gradients);
+    for (auto& bound : states_->unit(u)) {
+      if (bound->planned->phase == phase) bound->sink.written = false;
+    }
+    finished = false;
+    states_->BindSinks(u, phase, flat);
   }
 }
 
 // Those that this unit's backward completes. A gradient that no backward pass
 // wrote is zero.
-void Executor::FinishGradients(int unit) {
+void Executor::FinishGradients(int unit, int phase) {
   for (size_t u = 0; u < units_.size(); ++u) {
     if (plan_.units[u].completed_by != unit) continue;
-    if (std::exchange(units_[u].finished, true)) continue;
+    if (plan_.units[u].trained_elems == 0) continue;
+    if (std::exchange(units_[u].gradients[phase].finished, true)) continue;
     for (auto& bound : states_->unit(u)) {
-      if (bound->parameter->frozen) continue;
+      if (bound->parameter->frozen || bound->planned->phase != phase) continue;
       if (bound->sink.written) {
         bound->used = true;
       } else {
@@ -511,9 +522,9 @@ void Executor::AddRows(int table) {
   state.own_rows = state.all_rows = {};
 }
 
-void Executor::ReleaseGradients(int unit) {
-  states_->BindSinks(unit, Tensor());
-  units_[unit].gradients = Tensor();
+void Executor::ReleaseGradients(int unit, int phase) {
+  states_->BindSinks(unit, phase, Tensor());
+  units_[unit].gradients[phase].flat = Tensor();
 }
 
 // ---- Without gradients ------------------------------------------------------

@@ -109,14 +109,14 @@ class Executor {
   void Release(int unit);
   void Forward(int unit);
   void ForwardBackwardHead(int unit);
-  void Backward(int unit);
-  void TakeGradientBuffers(int unit);
+  void Backward(int unit, int phase);
+  void TakeGradientBuffers(int unit, int phase);
   TableRows EmptyRows(int table, int64_t ranks);
   void TakeRows(int unit);
   void FinishRows(int unit);
   void AddRows(int table);
-  void FinishGradients(int unit);
-  void ReleaseGradients(int unit);
+  void FinishGradients(int unit, int phase);
+  void ReleaseGradients(int unit, int phase);
   StepScalars* scalars() const {
     return reinterpret_cast<StepScalars*>(scalars_.data());
   }

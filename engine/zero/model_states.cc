@@ -20,7 +20,8 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
     for (const auto& parameter : unit->parameters()) {
       spec.parameters.push_back({parameter->name, parameter->stored_shape,
                                  parameter->decay, parameter->frozen,
-                                 parameter->vocabulary, parameter->looked_up});
+                                 parameter->vocabulary, parameter->looked_up,
+                                 parameter->phase});
     }
     for (const Parameter* parameter : unit->borrowed()) {
       spec.borrowed.push_back(parameter->name);
@@ -51,6 +52,7 @@ ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
       bound->unit = u;
       bound->sink.by_rows = planned.rows > 0;
       bound->sink.waits = planned.head_waits;
+      bound->sink.phase = parameter.phase;
       const TablePart part = of.vocabulary ? planned.part : TablePart();
       if (part.number == 0) {
         of.weight = {};
@@ -100,7 +102,7 @@ void ModelStates::Bind(Ops& ops, Stream& stream) {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     if (plan_->units[u].padded_elems == 0) continue;
     if (!params_.sharded()) BindValues(u, params_.Unit(u));
-    if (grads_.defined() && !grads_.sharded()) BindSinks(u, grads_.Unit(u));
+    if (grads_.defined() && !grads_.sharded()) BindSinks(u, 0, grads_.Unit(u));
   }
   for (const FlatState* state : {&params_, &grads_, &master_}) {
     if (state->defined()) ops.Fill(stream, {state->data().vector(), 0});
@@ -152,12 +154,15 @@ void ModelStates::BindValues(int unit, const Tensor& flat) {
   }
 }
 
-void ModelStates::BindSinks(int unit, const Tensor& flat) {
+void ModelStates::BindSinks(int unit, int phase, const Tensor& flat) {
   for (const auto& bound : units_[unit]) {
-    if (bound->parameter->frozen) continue;
-    bound->sink.grad = flat.defined() ? flat.Slice(bound->planned->offset,
-                                                   bound->planned->shape)
-                                      : Tensor();
+    const PlannedParameter& planned = *bound->planned;
+    if (bound->parameter->frozen || planned.phase != phase) continue;
+    bound->sink.grad =
+        flat.defined() ? flat.Slice(planned.offset -
+                                        plan_->units[unit].phases[phase].begin,
+                                    planned.shape)
+                       : Tensor();
   }
 }
 

@@ -99,10 +99,10 @@ class ModelStates {
   // All, in plan order.
   std::vector<BoundParameter*> bound() const;
 
-  // Binds a unit's values [padded elems] or gradients [trained elems].
-  // Undefined: nothing to read, and whoever reads crashes at once.
+  // Binds a unit's values [padded elems], or the gradients [elems] of one of
+  // its phases. Undefined: nothing to read, and whoever reads crashes at once.
   void BindValues(int unit, const Tensor& flat);
-  void BindSinks(int unit, const Tensor& flat);
+  void BindSinks(int unit, int phase, const Tensor& flat);
 
   // The states that outlive a step and that a later run needs.
   std::vector<const FlatState*> lasting() const;

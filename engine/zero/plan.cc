@@ -4,6 +4,7 @@
 #include <initializer_list>
 #include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,13 +14,16 @@
 namespace zero {
 namespace {
 
-// Lays out the parameters that are `frozen` or not behind what there is.
-void Append(bool frozen, const PlanOptions& options, PlannedUnit* unit) {
+// Lays out the parameters that are `frozen` or not, and of `phase` unless that
+// is below 0, behind what there is.
+void Append(bool frozen, int phase, const PlanOptions& options,
+            PlannedUnit* unit) {
   const int64_t segment_align = Plan::kAlignElems * options.world;
   const int64_t start = unit->padded_elems;
   int64_t end = start;
   for (PlannedParameter& parameter : unit->parameters) {
-    if (parameter.spec.frozen != frozen) continue;
+    const ParameterSpec& spec = parameter.spec;
+    if (spec.frozen != frozen || (phase >= 0 && spec.phase != phase)) continue;
     parameter.offset = end;
     end =
         RoundUp(end + parameter.elems,
@@ -38,6 +42,23 @@ void Append(bool frozen, const PlanOptions& options, PlannedUnit* unit) {
     }
   }
   unit->padded_elems = unit->segments.back().end();
+  if (!frozen) {
+    unit->phases.insert(unit->phases.begin(),
+                        {start, unit->padded_elems - start});
+  }
+}
+
+// The phase of backward that writes the gradient of `element`.
+int PhaseOf(const PlannedUnit& unit, int64_t element) {
+  const auto begins = [&](const Segment& phase) {
+    return phase.begin <= element;
+  };
+  return static_cast<int>(
+      std::find_if(unit.phases.begin(), unit.phases.end(), begins) -
+      unit.phases.begin());
+}
+int PhaseOf(const Plan& plan, const SegmentRef& ref) {
+  return PhaseOf(plan.units[ref.unit], plan.segment(ref).begin);
 }
 
 // How a table is divided. A part has no more elements than `largest`, and is
@@ -75,10 +96,21 @@ PlannedUnit PlanUnit(const UnitSpec& spec, const PlanOptions& options) {
     unit.parameters.push_back(
         {parameter, 0, parameter.shape, 0, parameter.shape.num_elems()});
   }
-  Append(/*frozen=*/false, options, &unit);
+  int64_t trained = 0;
+  int last_phase = 0;
+  for (const ParameterSpec& parameter : spec.parameters) {
+    if (!parameter.frozen) trained += parameter.shape.num_elems();
+    ZERO_CHECK_GE(parameter.phase, last_phase) << parameter.name;
+    last_phase = parameter.phase;
+  }
+  const bool in_phases = trained > options.max_one_phase_elems;
+  for (int phase = 0; in_phases && phase <= last_phase; ++phase) {
+    Append(/*frozen=*/false, phase, options, &unit);
+  }
+  if (!in_phases) Append(/*frozen=*/false, /*phase=*/-1, options, &unit);
   unit.trained_elems = unit.padded_elems;
   unit.num_trained_segments = static_cast<int>(unit.segments.size());
-  Append(/*frozen=*/true, options, &unit);
+  Append(/*frozen=*/true, /*phase=*/-1, options, &unit);
   return unit;
 }
 
@@ -106,6 +138,7 @@ std::vector<PlannedUnit> PlanTable(const ParameterSpec& spec,
     if (!spec.frozen) {
       unit.trained_elems = unit.padded_elems;
       unit.num_trained_segments = static_cast<int>(unit.segments.size());
+      unit.phases = {{0, unit.trained_elems}};
     }
     units.push_back(std::move(unit));
   }
@@ -251,6 +284,29 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
   }
 }
 
+// A gradient that is all there anyway, or that another unit writes, too, is
+// written in one phase.
+void ChoosePhases(Plan* plan) {
+  const bool sharded = plan->placement.gradients == Placement::kSharded;
+  const int num_units = static_cast<int>(plan->units.size());
+  for (int u = 0; u < num_units; ++u) {
+    PlannedUnit& unit = plan->units[u];
+    bool alone = sharded && u + 1 != plan->num_computing &&
+                 unit.writes == std::vector<int>{u};
+    for (int other = 0; other < num_units; ++other) {
+      const std::vector<int>& writes = plan->units[other].writes;
+      alone &= other == u || std::count(writes.begin(), writes.end(), u) == 0;
+    }
+    if (!alone && unit.phases.size() > 1) {
+      unit.phases = {{0, unit.trained_elems}};
+    }
+    for (PlannedParameter& parameter : unit.parameters) {
+      if (parameter.spec.frozen) continue;
+      parameter.phase = PhaseOf(unit, parameter.offset);
+    }
+  }
+}
+
 // Cuts a sequence of segments into buckets of at most `limit` elements. The
 // first and the last segment are buckets of their own where buckets may cross
 // units: nothing hides the first until it is full, or the last at all.
@@ -264,7 +320,8 @@ class BucketMaker {
       const bool edge = cross_units_ && (i == 1 || i + 1 == order.size());
       const int64_t elems = plan_.segment(order[i]).elems;
       if (buckets_.empty() || edge || !Fits(order[i], elems)) {
-        buckets_.push_back({.unit = order[i].unit});
+        buckets_.push_back(
+            {.unit = order[i].unit, .phase = PhaseOf(plan_, order[i])});
       }
       buckets_.back().segments.push_back(order[i]);
       buckets_.back().elems += elems;
@@ -277,7 +334,8 @@ class BucketMaker {
   bool Fits(const SegmentRef& segment, int64_t elems) const {
     const Bucket& bucket = buckets_.back();
     return bucket.elems + elems <= limit_ &&
-           (cross_units_ || bucket.segments.back().unit == segment.unit);
+           (cross_units_ || (bucket.unit == segment.unit &&
+                             bucket.phase == PhaseOf(plan_, segment)));
   }
 
   const Plan& plan_;
@@ -297,11 +355,12 @@ std::vector<SegmentRef> ForwardOrder(const Plan& plan) {
 }
 
 // As backward completes them. Of what it completes at once, units come before
-// tables, which are larger; a unit's own segments ascend.
+// tables, which are larger; a phase's own segments ascend.
 std::vector<SegmentRef> BackwardOrder(const Plan& plan) {
   std::vector<SegmentRef> order = ForwardOrder(plan);
   const auto key = [&](const SegmentRef& ref) {
-    return std::pair(-plan.units[ref.unit].completed_by, ref.unit);
+    const PlannedUnit& unit = plan.units[ref.unit];
+    return std::tuple(-unit.completed_by, ref.unit, PhaseOf(plan, ref));
   };
   std::stable_sort(order.begin(), order.end(),
                    [&](const SegmentRef& a, const SegmentRef& b) {
@@ -427,6 +486,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   }
   FindNeeds(units, &plan);
   ChooseRows(options, &plan);
+  ChoosePhases(&plan);
   if (plan.world == 1) return plan;
   plan.reduce_buckets =
       BucketMaker(plan, options.reduce_bucket_elems,

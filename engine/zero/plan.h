@@ -29,6 +29,12 @@
 // there. The rule knows shapes alone, and so the bits are the same at every
 // stage.
 //
+// A large unit's parameters are in phases, in the order in which its forward
+// pass uses them, and no segment crosses a phase. Where gradients are sharded
+// its backward runs phase by phase, the last one first, each with a buffer of
+// its own: a phase is reduced while the others are computed, and in all no more
+// gradients are in memory than those of one such unit.
+//
 // The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
 // states are cut into pieces, and so each such group has all of them; along
 // `replicate` ranks have the same pieces. One group is ZeRO; several are MiCS
@@ -60,6 +66,7 @@ struct ParameterSpec {
   bool frozen = false;
   bool vocabulary = false;  // a table of words [V, C]: a unit of its own
   bool looked_up = false;   // rows of the table, by token
+  int phase = 0;            // of the unit's parameters, ascending
 };
 
 struct UnitSpec {
@@ -184,6 +191,8 @@ struct PlanOptions {
   bool vocabulary_parts = false;
   // Parts below this, a MiB of fp32, are not worth a collective each.
   int64_t min_part_elems = int64_t{1} << 18;
+  // Units with no more trained elements than this have one phase.
+  int64_t max_one_phase_elems = int64_t{4} << 20;
   // Every parameter is a segment of its own, whatever its size. It moves
   // owners and costs padding: for measuring what one collective per tensor is
   // like.
@@ -199,6 +208,7 @@ struct PlannedParameter {
   Shape shape;         // of what lies there: the parameter, or rows of it,
   int64_t first = 0;   // from this element of the parameter on
   int64_t elems = 0;
+  int phase = 0;  // of the unit's phases
 };
 
 // Of a table, or of a unit that computes with one part of it at a time.
@@ -239,6 +249,10 @@ struct PlannedUnit {
   // is.
   bool head_waits = false;
   std::vector<Segment> segments;
+  // The trained elements that each phase of backward writes, in its order: from
+  // the end down. One where gradients are replicated, and of units that share a
+  // gradient; none where nothing is trained.
+  std::vector<Segment> phases;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;
   // A number of its element 0 that parts do not change, and far from those of
@@ -266,7 +280,8 @@ struct Bucket {
   std::vector<SegmentRef> segments;  // none of rows
   int64_t elems = 0;                 // of rows: those of all ranks
   int unit = 0;                      // of the first segment, or the table
-  int completed_by = 0;              // the unit whose backward completes it
+  int completed_by = 0;              // the unit whose backward completes it,
+  int phase = 0;                     // and when
   // One after the other: within the group, then between groups, which a step
   // does once.
   std::vector<Transfer> transfers, across;

@@ -100,7 +100,7 @@ class Builder {
     for (size_t i = 0; i < computations_.size(); ++i) {
       used_elems_.push_back(used_elems_.back());
       for (int unit : Needs(i)) {
-        used_elems_.back() += Elems(unit);
+        if (computations_[i].phase == 0) used_elems_.back() += Elems(unit);
         units_[unit].computations.push_back(i);
       }
     }
@@ -117,11 +117,20 @@ class Builder {
     return next == uses.end() ? computations_.size() : *next;
   }
 
+  // The first computation behind i that is not of the same unit.
+  size_t NextUnit(size_t i) const {
+    do {
+      ++i;
+    } while (i < computations_.size() && computations_[i].phase > 0);
+    return i;
+  }
+
   // Whether what computation k needs may be gathered before computation i.
   bool MayPrefetch(size_t k, size_t i) const {
     if (!options_.overlap) return false;
+    if (computations_[k].phase > 0) return true;
     return policy_.prefetch_elems == GatherPolicy::kAuto
-               ? k == i + 1
+               ? k == NextUnit(i)
                : used_elems_[k] - used_elems_[i + 1] < policy_.prefetch_elems;
   }
 
@@ -215,9 +224,9 @@ class Builder {
   void ReduceFrom(const Action& action, bool last_micro_step) {
     const int num_buckets = static_cast<int>(plan_.reduce_buckets.size());
     if (action.kind == ActionKind::kForwardBackward) next_bucket_ = 0;
-    std::vector<int> started;  // units
+    std::vector<std::pair<int, int>> started;  // units and their phases
     while (next_bucket_ < num_buckets &&
-           plan_.reduce_buckets[next_bucket_].completed_by >= action.index) {
+           IsComplete(plan_.reduce_buckets[next_bucket_], action)) {
       const Bucket& bucket = plan_.reduce_buckets[next_bucket_];
       if (bucket.is_rows() && !last_micro_step) break;
       actions_.push_back(
@@ -227,23 +236,46 @@ class Builder {
             {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
       }
       ++next_bucket_;
-      if (!bucket.is_rows() && !Contains(started, bucket.unit)) {
-        started.push_back(bucket.unit);
+      const std::pair buffer(bucket.unit, bucket.phase);
+      if (!bucket.is_rows() && (started.empty() || started.back() != buffer)) {
+        started.push_back(buffer);
       }
     }
     if (!shards_gradients_) return;
-    for (int unit : started) {
-      reducing_.push_back(
-          {ActionKind::kReleaseGradients, unit, action.micro_step});
+    for (const auto& [unit, phase] : started) {
+      reducing_.push_back({.kind = ActionKind::kReleaseGradients,
+                           .index = unit,
+                           .micro_step = action.micro_step,
+                           .phase = phase});
     }
     if (!options_.overlap && !started.empty()) ReleaseAllBut(0);
   }
 
+  static bool IsComplete(const Bucket& bucket, const Action& action) {
+    return bucket.completed_by > action.index ||
+           (bucket.completed_by == action.index &&
+            bucket.phase <= action.phase);
+  }
+
   // A backward pass takes gradient buffers: at most one unit's is still being
   // reduced beside it, or that of a unit and of a table, and none that it
-  // writes itself (a shared table's, from the micro-batch before).
+  // writes itself (a shared table's, from the micro-batch before). A unit in
+  // phases takes no more than its own size with all that is being reduced.
   void ReleaseBuffersFor(const Action& action) {
     const size_t size = reducing_.size();
+    const PlannedUnit& unit = plan_.units[action.index];
+    if (unit.phases.size() > 1) {
+      int64_t room = unit.trained_elems - unit.phases[action.phase].elems;
+      size_t keep = 0;
+      for (; keep < size; ++keep) {
+        const Action& buffer = reducing_[size - 1 - keep];
+        room -= plan_.units[buffer.index].phases[buffer.phase].elems;
+        const bool same =
+            buffer.index == action.index && buffer.phase == action.phase;
+        if (room < 0 || same) break;
+      }
+      return ReleaseAllBut(keep);
+    }
     const auto is_table = [&](size_t i) {
       return reducing_[i].index >= plan_.num_computing;
     };
@@ -287,7 +319,6 @@ class WaitFinder {
         actions_(*actions),
         size_(static_cast<int>(actions->size())),
         bringing_(plan.units.size()),
-        reducing_(plan.units.size()),
         updated_(plan.units.size(), kNone) {}
 
   // Twice: what the second pass finds of the first one is the step before.
@@ -327,19 +358,18 @@ class WaitFinder {
       case ActionKind::kReduce:
       case ActionKind::kReduceAcross:
         Await(computed_);
-        reducing_[plan_.reduce_buckets[action.index].unit].insert(i);
-        for (const SegmentRef& ref :
-             plan_.reduce_buckets[action.index].segments) {
-          reducing_[ref.unit].insert(i);
-        }
+        VisitReduction(i, plan_.reduce_buckets[action.index]);
         break;
       case ActionKind::kAddRows:
       case ActionKind::kReleaseGradients:
-        AwaitReductions(action.index);
+        AwaitReductions({action.index, action.phase});
         freed_ = i;
         break;
       case ActionKind::kNorm:
-        for (size_t u = 0; u < reducing_.size(); ++u) AwaitReductions(u);
+        for (const auto& [buffer, actions] : reducing_) {
+          waits_.insert(actions.begin(), actions.end());
+        }
+        reducing_.clear();
         freed_ = i;
         break;
       case ActionKind::kUpdate:
@@ -367,9 +397,16 @@ class WaitFinder {
     }
   }
 
-  void AwaitReductions(size_t unit) {
-    waits_.insert(reducing_[unit].begin(), reducing_[unit].end());
-    reducing_[unit].clear();
+  void VisitReduction(int i, const Bucket& bucket) {
+    reducing_[{bucket.unit, bucket.phase}].insert(i);
+    for (const SegmentRef& ref : bucket.segments) {
+      reducing_[{ref.unit, bucket.phase}].insert(i);
+    }
+  }
+
+  void AwaitReductions(const std::pair<int, int>& buffer) {
+    waits_.insert(reducing_[buffer].begin(), reducing_[buffer].end());
+    reducing_[buffer].clear();
   }
 
   // Of waits_ those that `stream` has not made yet.
@@ -394,12 +431,13 @@ class WaitFinder {
   const bool overlap_;
   std::vector<Action>& actions_;
   const int size_;
-  // By unit: what brings its parameters, what sums its gradients, its update.
-  std::vector<std::set<int>> bringing_, reducing_;
-  std::vector<int> updated_;
-  int computed_ = kNone;  // the last action of the compute stream
-  int freed_ = kNone;     // the last one that gave memory back
-  std::set<int> waits_;   // of the action at hand
+  std::vector<std::set<int>> bringing_;  // by unit: its parameters
+  // By unit and phase: what sums its gradients.
+  std::map<std::pair<int, int>, std::set<int>> reducing_;
+  std::vector<int> updated_;  // by unit
+  int computed_ = kNone;      // the last action of the compute stream
+  int freed_ = kNone;         // the last one that gave memory back
+  std::set<int> waits_;       // of the action at hand
   // By stream: the collectives that it has waited for, and the last action of
   // the compute stream.
   std::map<StreamRole, std::set<int>> made_;
@@ -432,8 +470,17 @@ std::string ActionName(const Action& action, const Plan& plan) {
     case ActionKind::kGatherUpdated:
       return absl::StrCat(
           name, "(", BucketName(plan.gather_buckets, action.index, plan), ")");
-    default:
-      return absl::StrCat(name, "(", plan.units[action.index].name, ")");
+    default: {
+      const PlannedUnit& unit = plan.units[action.index];
+      const bool in_phases = (action.kind == ActionKind::kBackward ||
+                              action.kind == ActionKind::kReleaseGradients) &&
+                             unit.phases.size() > 1;
+      return absl::StrCat(name, "(", unit.name,
+                          in_phases ? absl::StrCat(", ", action.phase + 1,
+                                                   " of ", unit.phases.size())
+                                    : "",
+                          ")");
+    }
   }
 }
 
@@ -464,7 +511,10 @@ std::vector<Action> MakeSchedule(const Plan& plan,
     }
     computations.push_back({ActionKind::kForwardBackward, last, micro});
     for (int u = last - 1; u >= 0; --u) {
-      computations.push_back({ActionKind::kBackward, u, micro});
+      Action action{ActionKind::kBackward, u, micro};
+      do {
+        computations.push_back(action);
+      } while (++action.phase < static_cast<int>(plan.units[u].phases.size()));
     }
   }
   std::vector<Action> actions =

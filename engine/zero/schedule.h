@@ -22,14 +22,15 @@ namespace zero {
 enum class ActionKind {
   kForward,           // unit, without the last
   kForwardBackward,   // the last unit: the loss writes its gradients at once
-  kBackward,          // unit; computes again what forward did not keep
+  kBackward,          // unit, a phase of it; computes again what forward did
+                      // not keep
   kGather,            // unit: takes a buffer, starts gathering its parameters
   kRelease,           // unit: gives its gathered parameters' buffer back
   kReduce,            // bucket: starts reducing its gradients; of rows:
                       // gathering them
   kReduceAcross,      // bucket: starts adding this rank's pieces of it, which
                       // hold the group's sums, over the groups
-  kReleaseGradients,  // unit: gives its reduced gradients' buffer back
+  kReleaseGradients,  // unit, phase: gives its reduced gradients' buffer back
   kAddRows,           // table: adds the rows of all ranks to its gradient
   kNorm,              // global gradient norm, clip factor, finite check
   kMoments,           // the optimizer's first pass: norms of whole parameters
@@ -45,6 +46,7 @@ struct Action {
   // this one starts, ascending. Below 0: of the same list in the step before,
   // -1 its last action. Waits that the stream has already made are left out.
   std::vector<int> waits = {};
+  int phase = 0;  // of the unit's
 
   bool operator==(const Action&) const = default;
 };

@@ -101,15 +101,16 @@ void Wire::GatherUpdated(int index, const FlatState& params) {
   }
 }
 
-void Wire::Reduce(int index, const Tensor& unit_gradients,
-                  const FlatState& grads, bool accumulate, Arena& arena) {
+void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
+                  bool accumulate, Arena& arena) {
   const Bucket& bucket = plan_->reduce_buckets[index];
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
     const Segment& segment = plan_->segment(ref);
-    parts.push_back({grads.sharded()
-                         ? unit_gradients.Slice(segment.begin, {segment.elems})
-                         : grads.Whole(ref),
+    const int64_t begin =
+        segment.begin - plan_->units[ref.unit].phases[bucket.phase].begin;
+    parts.push_back({grads.sharded() ? gradients.Slice(begin, {segment.elems})
+                                     : grads.Whole(ref),
                      grads.Piece(ref)});
   }
   ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts,

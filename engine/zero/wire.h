@@ -56,10 +56,10 @@ class Wire {
   void GatherUpdated(int bucket, const FlatState& params);
 
   // Starts reducing a bucket: to its owners, and back to all where all update.
-  // `unit_gradients` has them where `grads` is sharded: then it gets the sum,
-  // added to what is there with `accumulate`. Memory of a bucket as it is sent
-  // comes from `arena`.
-  void Reduce(int bucket, const Tensor& unit_gradients, const FlatState& grads,
+  // `gradients` has those of its phase where `grads` is sharded: then it gets
+  // the sum, added to what is there with `accumulate`. Memory of a bucket as it
+  // is sent comes from `arena`.
+  void Reduce(int bucket, const Tensor& gradients, const FlatState& grads,
               bool accumulate, Arena& arena);
   // Starts adding up this rank's pieces of a bucket over the groups.
   void ReduceAcross(int bucket, const FlatState& grads, Arena& arena);

@@ -28,6 +28,7 @@ class GptBlock : public DecoderUnit {
     qkv = AddLinear("attn.qkv", 3 * channels, channels, normal_, true);
     attn_out = AddLinear("attn.out", channels, channels, residual_init, true);
     ln_2 = AddNormParams("ln_2", channels);
+    BeginPhase();
     fc = AddLinear("mlp.fc", config.intermediate_size, channels, normal_, true);
     mlp_out = AddLinear("mlp.out", channels, config.intermediate_size,
                         residual_init, true);

@@ -36,8 +36,10 @@ class LlamaBlock : public DecoderUnit {
     }
     attn_out = AddLinear("attn.out", channels, q_width, normal_, false);
     post_norm = AddNormParams("post_norm", channels);
+    BeginPhase();
     gate_up = AddLinear("mlp.gate_up", 2 * config.intermediate_size, channels,
                         normal_, false);
+    BeginPhase();
     down = AddLinear("mlp.down", channels, config.intermediate_size, normal_,
                      false);
   }

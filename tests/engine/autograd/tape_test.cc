@@ -212,7 +212,7 @@ TEST_F(TapeTest, ActivationsGoBackNodeByNode) {
     // Each layer keeps its input for its backward.
     x = Norm(*ctx_, x, {NormKind::kRmsNorm, &norm, nullptr, 1.0f});
     x.recipe = nullptr;
-    tape_.Record("probe", [&](Context&, Tape&) {
+    tape_.Record("probe", {}, [&](Context&, Tape&) {
       live.push_back(arena_->live_bytes() - resident);
     });
   }
@@ -227,6 +227,34 @@ TEST_F(TapeTest, ActivationsGoBackNodeByNode) {
   EXPECT_EQ(arena_->live_bytes() - resident, kBytes);
   EXPECT_TRUE(tape_.Take(input_slot).defined());
   EXPECT_EQ(arena_->live_bytes(), resident);
+}
+
+TEST_F(TapeTest, BackwardStopsBeforeALaterPhase) {
+  GradSink sinks[3];
+  Weight weights[3];
+  for (int i = 0; i < 3; ++i) {
+    sinks[i].phase = 2 - i;
+    weights[i].sink = &sinks[i];
+  }
+  std::vector<int> run;
+  const auto record = [&](int number, Weights weights) {
+    tape_.Record("probe", weights,
+                 [&run, number](Context&, Tape&) { run.push_back(number); });
+  };
+  record(0, {});
+  record(1, {&weights[0], nullptr});
+  record(2, {&weights[1]});
+  record(3, {});
+  record(4, {&weights[2]});
+  tape_.Backward(*ctx_, 0);
+  EXPECT_EQ(run, (std::vector<int>{4, 3}));
+  tape_.Backward(*ctx_, 1);
+  EXPECT_EQ(run, (std::vector<int>{4, 3, 2}));
+  EXPECT_DEATH(record(5, {&weights[0], &weights[1]}), "two phases");
+  record(5, {&weights[2]});
+  EXPECT_DEATH(tape_.Backward(*ctx_, 2), "a phase that is over");
+  tape_.Backward(*ctx_);
+  EXPECT_EQ(run, (std::vector<int>{4, 3, 2, 5, 1, 0}));
 }
 
 TEST_F(TapeTest, TheFeedForwardLayerFreesWhatItNoLongerNeeds) {

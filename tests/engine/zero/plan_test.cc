@@ -860,6 +860,129 @@ TEST(ScheduleTest, ABufferIsNotWrittenWhileItIsReduced) {
   }
 }
 
+// An embedding, blocks of three phases, and a head.
+Plan PlanInPhases(int stage, int64_t max_one_phase_elems = 0) {
+  std::vector<UnitSpec> units = {Unit("embedding", {{300}})};
+  for (const char* name : {"a", "b"}) {
+    units.push_back(Unit(name, {{100}, {20}, {200}, {300}, {1}}));
+    for (int p = 2; p < 5; ++p)
+      units.back().parameters[p].phase = p < 3 ? 1 : 2;
+  }
+  units.push_back(Unit("head", {{5}}));
+  return MakePlan(units, {.world = 2,
+                          .placement = PlacementOfStage(stage),
+                          .max_one_phase_elems = max_one_phase_elems});
+}
+
+TEST(PlanTest, PhasesAreOfWholeSegments) {
+  const Plan plan = PlanInPhases(2);
+  const PlannedUnit& unit = plan.units[1];
+  ASSERT_EQ(unit.phases.size(), 3u);
+  int64_t end = unit.trained_elems;
+  for (const Segment& phase : unit.phases) {
+    EXPECT_EQ(phase.end(), end);
+    end = phase.begin;
+    EXPECT_EQ(std::count_if(unit.segments.begin(), unit.segments.end(),
+                            [&](const Segment& segment) {
+                              return segment.begin == phase.begin;
+                            }),
+              1);
+  }
+  EXPECT_EQ(end, 0);
+  std::vector<int> phases;
+  for (const PlannedParameter& parameter : unit.parameters) {
+    phases.push_back(parameter.phase);
+    const Segment& phase = unit.phases[parameter.phase];
+    EXPECT_GE(parameter.offset, phase.begin);
+    EXPECT_LE(parameter.offset + parameter.elems, phase.end());
+  }
+  EXPECT_EQ(phases, (std::vector<int>{2, 2, 1, 0, 0}));
+  // Owners are the same at every stage; small units have one phase.
+  const Plan replicated = PlanInPhases(1);
+  EXPECT_EQ(replicated.units[1].phases.size(), 1u);
+  ASSERT_EQ(replicated.units[1].segments.size(), unit.segments.size());
+  for (size_t s = 0; s < unit.segments.size(); ++s) {
+    EXPECT_EQ(replicated.units[1].segments[s].begin, unit.segments[s].begin);
+  }
+  EXPECT_EQ(PlanInPhases(2, 1000).units[1].phases.size(), 1u);
+}
+
+TEST(ScheduleTest, APhaseIsReducedWhileTheOthersAreComputed) {
+  const Plan plan = PlanInPhases(2);
+  Strings names = Names(plan, MakeSchedule(plan, {}));
+  const auto begin =
+      std::find(names.begin(), names.end(), "Backward(b, 1 of 3)");
+  names = Strings(begin, std::find(begin, names.end(), "Norm"));
+  EXPECT_EQ(
+      names,
+      (Strings{"Backward(b, 1 of 3)",         "Reduce(bucket 1: b)",
+               "Backward(b, 2 of 3)",         "Reduce(bucket 2: b)",
+               "ReleaseGradients(head)",      "Backward(b, 3 of 3)",
+               "Reduce(bucket 3: b)",         "ReleaseGradients(b, 1 of 3)",
+               "Backward(a, 1 of 3)",         "Reduce(bucket 4: a)",
+               "ReleaseGradients(b, 2 of 3)", "Backward(a, 2 of 3)",
+               "Reduce(bucket 5: a)",         "ReleaseGradients(b, 3 of 3)",
+               "Backward(a, 3 of 3)",         "Reduce(bucket 6: a)",
+               "ReleaseGradients(a, 1 of 3)", "ReleaseGradients(a, 2 of 3)",
+               "Backward(embedding)",         "Reduce(bucket 7: embedding)",
+               "ReleaseGradients(a, 3 of 3)", "ReleaseGradients(embedding)"}));
+  const Strings waits = Waits(plan, MakeSchedule(plan, {}));
+  EXPECT_EQ(std::count(waits.begin(), waits.end(),
+                       "ReleaseGradients(b, 2 of 3) after Reduce(bucket 2: b)"),
+            1);
+}
+
+// Phases gather nothing earlier or later.
+TEST(ScheduleTest, AUnitInPhasesIsGatheredForAllOfThem) {
+  for (const GatherPolicy& policy :
+       {GatherPolicy(), GatherPolicy{.prefetch_elems = 0},
+        GatherPolicy{.prefetch_elems = 1000},
+        GatherPolicy{.max_reuse_distance = 1000}}) {
+    const auto moves = [&](int64_t max_one_phase_elems) {
+      std::vector<Action> moves;
+      for (const Action& action : MakeSchedule(
+               PlanInPhases(3, max_one_phase_elems), {.gather = policy})) {
+        if (action.kind == ActionKind::kGather ||
+            action.kind == ActionKind::kRelease ||
+            (StreamOf(action.kind) == StreamRole::kCompute &&
+             action.kind != ActionKind::kReleaseGradients &&
+             action.phase == 0)) {
+          moves.push_back({action.kind, action.index, action.micro_step});
+        }
+      }
+      return moves;
+    };
+    EXPECT_EQ(moves(0), moves(1000));
+  }
+}
+
+// Of one micro-batch and of the next.
+TEST(ScheduleTest, APhasesBufferIsNotWrittenWhileItIsReduced) {
+  for (int stage : {2, 3}) {
+    const Plan plan = PlanInPhases(stage);
+    std::set<std::pair<int, int>> taken;
+    int64_t elems = 0;
+    const auto size = [&](int unit, int phase) {
+      return plan.units[unit].phases[phase].elems;
+    };
+    for (const Action& action : MakeSchedule(plan, {.micro_steps = 3})) {
+      const std::pair buffer(action.index, action.phase);
+      if (action.kind == ActionKind::kReleaseGradients) {
+        EXPECT_EQ(taken.erase(buffer), 1u);
+        elems -= size(action.index, action.phase);
+      } else if (action.kind == ActionKind::kBackward ||
+                 action.kind == ActionKind::kForwardBackward) {
+        EXPECT_TRUE(taken.insert(buffer).second) << ActionName(action, plan);
+        elems += size(action.index, action.phase);
+        const PlannedUnit& unit = plan.units[action.index];
+        if (unit.phases.size() == 1) continue;
+        EXPECT_LE(elems, unit.trained_elems) << ActionName(action, plan);
+      }
+    }
+    EXPECT_TRUE(taken.empty());
+  }
+}
+
 TEST(PlanTest, EverySegmentIsInOneBucketOfEachKind) {
   for (int stage : {0, 1, 2, 3}) {
     for (int64_t limit : {1, 200, 400, 1 << 20}) {
