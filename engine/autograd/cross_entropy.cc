@@ -89,31 +89,31 @@ Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
   if (!wants_grad) return last ? Var() : Var(x.value);
 
   const int slot = last ? -1 : ctx.tape->NewSlot();
+  // The value, not its recipe: all parts keep this one.
   ctx.tape->Record(
       "linear_cross_entropy", {&w},
-      [x = SavedVar(x), x_slot = x.slot, &w, slot, loss_rows, logits, dx,
+      [x = x.value, x_slot = x.slot, &w, slot, loss_rows, logits, dx,
        part = args.part, waits, vocab](Context& c, Tape& tape) mutable {
-        const Tensor& in = x.Get(c);
         part.work = Work::kGradients;
         if (!dx.defined()) {
           dx = tape.Take(slot);
           ZERO_CHECK(dx.defined()) << "no part behind had gradients";
-          LinearCrossEntropyArgs args = ArgsOf(c, in, w, vocab);
+          LinearCrossEntropyArgs args = ArgsOf(c, x, w, vocab);
           args.part = part;
           args.dx = dx.matrix();
           if (!waits) OpenGradient(w, &args);
           Run(c, args);
         }
         if (waits) {
-          w.sink->pending = [in, &w, loss_rows, part, vocab](Context& late) {
-            LinearCrossEntropyArgs args = ArgsOf(late, in, w, vocab);
+          w.sink->pending = [x, &w, loss_rows, part, vocab](Context& late) {
+            LinearCrossEntropyArgs args = ArgsOf(late, x, w, vocab);
             args.part = part;
             OpenGradient(w, &args);
             Run(late, args);
           };
         }
-        if (part.first == 0 && in.dtype() != DType::kF32) {
-          const Tensor sum = std::exchange(dx, c.Empty(dx.shape(), in.dtype()));
+        if (part.first == 0 && x.dtype() != DType::kF32) {
+          const Tensor sum = std::exchange(dx, c.Empty(dx.shape(), x.dtype()));
           c.ops().Cast(c.stream(), {sum.vector(), dx.vector()});
         }
         tape.Accumulate(c, x_slot, std::move(dx));
