@@ -60,10 +60,6 @@ void SumColumns(const T* src, int64_t rows, int64_t cols, int64_t ld,
   });
 }
 
-void RowToF32(DType dtype, const void* src, float* dst, int64_t n) {
-  ZERO_CPU_WITH_FLOAT_TYPE(dtype, T,
-                           ConvertSpan(static_cast<const T*>(src), dst, 0, n));
-}
 void AddToRow(DType dtype, const void* src, void* dst, int64_t n) {
   ZERO_CPU_WITH_FLOAT_TYPE(dtype, T, {
     T* const sum = static_cast<T*>(dst);
@@ -85,14 +81,10 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace zero::cpu {
 
-HWY_EXPORT(RowToF32);
 HWY_EXPORT(AddToRow);
 HWY_EXPORT(RoundRow);
 HWY_EXPORT(ColumnSums);
 
-void RowToF32(DType dtype, const void* src, float* dst, int64_t n) {
-  HWY_DYNAMIC_DISPATCH(RowToF32)(dtype, src, dst, n);
-}
 void AddToRow(DType dtype, const void* src, void* dst, int64_t n) {
   HWY_DYNAMIC_DISPATCH(AddToRow)(dtype, src, dst, n);
 }

@@ -9,9 +9,6 @@
 
 namespace zero::cpu {
 
-// dst = src in fp32, exactly. dtype: fp32, bf16 or fp16.
-void RowToF32(DType dtype, const void* src, float* dst, int64_t n);
-
 // dst = round(((sum + bias) + residual) + (accumulate ? dst : 0)). bias and
 // residual are of dst's dtype; null: none.
 struct RoundRowArgs {

@@ -10,4 +10,6 @@ CpuOps::CpuOps(int num_threads, LowPrecision low_precision)
 
 CpuOps::~CpuOps() = default;
 
+bool CpuOps::HasNativeBf16() const { return matmul_->IsNative(DType::kBF16); }
+
 }  // namespace zero::cpu

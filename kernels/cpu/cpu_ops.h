@@ -1,5 +1,5 @@
-// The CPU's kernels: oneDNN for matrix products, Highway (run-time dispatch)
-// and OpenMP for the rest. Every op is in the file of its name; see
+// The CPU's kernels: panels and oneDNN for matrix products, Highway (run-time
+// dispatch) and OpenMP for the rest. Every op is in the file of its name; see
 // kernels/ops.h for what each computes.
 //
 // Invariant: the bits of a result depend on the arguments and on
@@ -20,7 +20,7 @@
 
 namespace zero::cpu {
 
-class MatmulCache;  // oneDNN engine, stream and primitives (matmul.h)
+class MatmulCache;  // matmul.h
 
 // How products of 16-bit operands are computed. kNative: by oneDNN's 16-bit
 // primitives, where it has them. kConvert: in fp32, panel by panel, rounded on
@@ -34,6 +34,9 @@ class CpuOps final : public Ops {
   ~CpuOps() override;
 
   int num_threads() const { return num_threads_; }
+
+  // Whether products of bf16 use oneDNN's own primitives.
+  bool HasNativeBf16() const;
 
   ZERO_OVERRIDE_ALL_OPS
 

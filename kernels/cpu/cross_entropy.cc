@@ -14,8 +14,7 @@ namespace {
 
 // Logits of one chunk, at most: three chunks of 1024 rows of GPT-2. Never fewer
 // than kMinRows rows, since every chunk reads and writes all of dw (a tenth of
-// the product's time at 256 rows, and halving the rows doubles it), and oneDNN
-// packs less well at 256 rows and below (fp32, AVX2: 74 against 84 GFLOP/s).
+// the product's time at 256 rows, and halving the rows doubles it).
 constexpr int64_t kChunkBytes = int64_t{68} << 20;
 constexpr int64_t kMinRows = 272;
 constexpr int64_t kMaxRows = 4096;

@@ -27,8 +27,9 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kPageBytes = 4096;
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 
-// Of each compute thread: what oneDNN's product packs in memory of its own, of
-// the widest tile (matmul.cc): 384 k of 384 rows and of 2064 columns in fp32.
+// Of each compute thread where oneDNN multiplies bf16: what it packs in memory
+// of its own, of the widest tile (matmul.cc): 384 k of 384 rows and of 2064
+// columns.
 constexpr int64_t kPackedBytes = int64_t{384} * (384 + 2064) * 4;
 
 // What a run takes beside its arenas once it runs: kernels that oneDNN writes,
@@ -252,7 +253,9 @@ DeviceMemory CpuDevice::memory() const {
 }
 
 int64_t CpuDevice::stream_bytes(StreamRole role) const {
-  return role == StreamRole::kCompute ? options_.num_threads * kPackedBytes : 0;
+  return role == StreamRole::kCompute && ops_.HasNativeBf16()
+             ? options_.num_threads * kPackedBytes
+             : 0;
 }
 
 absl::StatusOr<Buffer> CpuDevice::Allocate(size_t bytes, MemoryKind kind) {

@@ -12,14 +12,12 @@
 #include "kernels/check.h"
 #include "kernels/cpu/convert.h"
 #include "kernels/cpu/onednn.h"
+#include "kernels/cpu/panels.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/sizes.h"
 
 namespace zero::cpu {
 namespace {
-
-// Of a part of the workspace.
-size_t PartBytes(size_t bytes) { return RoundUp(bytes, 64); }
 
 struct Shape {
   int64_t m, n, k;
@@ -82,35 +80,19 @@ struct Primitive {
   bool add_residual_after = false;
 };
 
-// How a product is cut. One thread computes a tile of c; a converted one in
-// pieces of k, from panels of a and b.
+// How a product is cut. One thread computes a tile of c.
 struct Tiling {
   bool native;
-  int64_t m, n, k;            // of one tile
-  bool convert_a, convert_b;  // else the operand is read in place
-  bool convert_c;             // else tiles are written in place
-  int64_t a_ld, b_ld, c_ld;   // elements
-  size_t a_bytes, b_bytes, c_bytes, scratch_bytes;
+  int64_t m, n;  // of one tile
   int64_t row_tiles, col_tiles;
-
-  size_t TileBytes() const {
-    return a_bytes + b_bytes + c_bytes + scratch_bytes;
-  }
+  size_t bytes;  // of the workspace, for each thread
 };
 
-// Elements of a tile of c, at most. oneDNN keeps fp32 sums of a 16-bit c, and a
-// little beside them. Converted: with its panels a tile is about as large as a
-// second-level cache.
-constexpr int64_t kSumElems = MatmulCache::kThreadBytes / 4 - 1024;
+// Rows of an fp32 c, at most, that are oneDNN's: to pack b for them takes
+// longer than to multiply.
+constexpr int64_t kFewRows = 16;
+
 constexpr int64_t kNoLimit = int64_t{1} << 62;
-constexpr int64_t kConvertedTileElems = int64_t{1} << 18;
-constexpr int64_t kConvertedSide = 1152;  // its rows or columns, at most
-constexpr int64_t kPanelCols = 384;       // of k
-// Columns of a tile, at most: oneDNN packs 384 k of them and of 384 rows, in
-// less than 4 MiB per thread that it allocates itself. Rows have no limit: with
-// 1 / rows + 1 / cols above 0.00196 oneDNN 2.6 does not pack, which costs the
-// gradient of a weight up to a fifth of its speed.
-constexpr int64_t kTileCols = 2064;
 
 struct TileLimits {
   int64_t rows, cols, elems;
@@ -120,7 +102,7 @@ struct TileLimits {
 // the two operands costs, in elements (a twelfth of a tile of 128 x 1024).
 void CutResult(int64_t m, int64_t n, int num_threads, const TileLimits& max,
                Tiling* t) {
-  constexpr int64_t kCols = 48, kRows = 8;  // of oneDNN's AVX-512 kernels
+  constexpr int64_t kCols = 48, kRows = 8;  // of the kernels with AVX-512
   constexpr int64_t kPacking = 10;
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int64_t cols = kCols; cols <= max.cols; cols += kCols) {
@@ -145,48 +127,21 @@ void CutResult(int64_t m, int64_t n, int num_threads, const TileLimits& max,
   }
 }
 
-// The size of equal pieces of `total`, each at most `limit`, in multiples
-// of 64 (`limit` is one).
-int64_t Piece(int64_t total, int64_t limit) {
-  if (total <= limit) return total;
-  return RoundUp(CeilDiv(total, CeilDiv(total, limit)), 64);
-}
-
-// Rows a power of two apart fall into the same cache sets.
-int64_t PanelLd(int64_t cols) {
-  const int64_t ld = RoundUp(cols, 16);
-  return ld % 512 == 0 ? ld + 16 : ld;
-}
-
-Tiling NativeTiling(const Product& p, const Shape& s, int num_threads) {
-  Tiling t = {};
-  t.native = true;
-  CutResult(
-      s.m, s.n, num_threads,
-      {kNoLimit, kTileCols, p.c.dtype == DType::kF32 ? kNoLimit : kSumElems},
-      &t);
-  t.k = s.k;
-  return t;
-}
-
-Tiling ConvertedTiling(const Product& p, const Shape& s, int num_threads) {
-  Tiling t = {};
-  CutResult(s.m, s.n, num_threads,
-            {kConvertedSide, kConvertedSide, kConvertedTileElems}, &t);
-  t.k = Piece(s.k, kPanelCols);
-  t.convert_a = p.a.dtype != DType::kF32;
-  t.convert_b = p.b.dtype != DType::kF32;
-  t.convert_c = p.c.dtype != DType::kF32;
-  t.a_ld = PanelLd(p.a_transposed ? t.m : t.k);
-  t.b_ld = PanelLd(p.b_transposed ? t.k : t.n);
-  t.c_ld = PanelLd(t.n);
-  const auto bytes = [](bool used, int64_t rows, int64_t ld) {
-    return used ? PartBytes(static_cast<size_t>(rows * ld) * sizeof(float)) : 0;
-  };
-  t.a_bytes = bytes(t.convert_a, p.a_transposed ? t.k : t.m, t.a_ld);
-  t.b_bytes = bytes(t.convert_b, p.b_transposed ? t.n : t.k, t.b_ld);
-  t.c_bytes = bytes(t.convert_c, t.m, t.c_ld);
-  return t;
+TileLimits LimitsOf(const Product& p, bool native) {
+  // oneDNN packs 384 k of 384 rows and of these columns, in less than 4
+  // MiB per thread that it allocates itself; with 1 / rows + 1 / cols above
+  // 0.00196 oneDNN 2.6 does not pack, which costs the gradient of a weight up
+  // to a fifth of its speed. It keeps fp32 sums of a 16-bit c, and a little
+  // beside them.
+  constexpr int64_t kCols = 2064;
+  constexpr int64_t kSums = MatmulCache::kThreadBytes / 4 - 1024;
+  // Of panels, the columns that fit into kThreadBytes, and where there are sums
+  // beside them, tiles about as large as a second-level cache.
+  constexpr int64_t kPanelCols = 1920, kSide = 1152, kElems = int64_t{1} << 18;
+  const bool f32 = p.c.dtype == DType::kF32;
+  if (native) return {kNoLimit, kCols, f32 ? kNoLimit : kSums};
+  return f32 ? TileLimits{kNoLimit, kPanelCols, kNoLimit}
+             : TileLimits{kSide, kSide, kElems};
 }
 
 template <class Data>
@@ -211,42 +166,6 @@ Product TileOf(const Product& p, int64_t row, int64_t rows, int64_t col,
                      p.residual.ld};
   }
   return tile;
-}
-
-// The fp32 product of a panel of a tile; data may be null (sizes only).
-Product PanelProduct(const Product& tile, const Tiling& t, int64_t k,
-                     bool accumulate) {
-  const Shape s = ShapeOf(tile);
-  Product panel;
-  panel.a_transposed = tile.a_transposed;
-  panel.b_transposed = tile.b_transposed;
-  panel.a = {nullptr, DType::kF32, tile.a_transposed ? k : s.m,
-             tile.a_transposed ? s.m : k, t.convert_a ? t.a_ld : tile.a.ld};
-  panel.b = {nullptr, DType::kF32, tile.b_transposed ? s.n : k,
-             tile.b_transposed ? k : s.n, t.convert_b ? t.b_ld : tile.b.ld};
-  panel.c = {nullptr, DType::kF32, s.m, s.n, t.convert_c ? t.c_ld : tile.c.ld};
-  panel.accumulate = accumulate;
-  return panel;
-}
-
-void ToPanel(const ConstMatrix& from, float* panel, int64_t ld) {
-  for (int64_t i = 0; i < from.rows; ++i) {
-    RowToF32(from.dtype, from.Row(i), panel + i * ld, from.cols);
-  }
-}
-
-void RoundTile(const Product& tile, const float* sums, int64_t ld) {
-  RoundRowArgs args;
-  args.dtype = tile.c.dtype;
-  args.accumulate = tile.accumulate;
-  args.n = tile.c.cols;
-  args.bias = tile.bias.data;
-  for (int64_t i = 0; i < tile.c.rows; ++i) {
-    args.sum = sums + i * ld;
-    args.dst = tile.c.Row(i);
-    if (tile.residual.data != nullptr) args.residual = tile.residual.Row(i);
-    RoundRow(args);
-  }
 }
 
 // `total` is cut into pieces of `piece` and one of what is left over: the sizes
@@ -285,15 +204,13 @@ struct MatmulCache::Impl {
   bool HasBf16();
   const Tiling& Prepare(const Product& p, const Shape& s);
   bool PrepareNative(const Product& p, const Shape& s, Tiling* t);
-  void PrepareConverted(const Product& p, const Shape& s, Tiling* t);
   const Primitive& Make(const Product& p);
   dnnl::matmul::primitive_desc Describe(const Product& p, const Shape& s);
   std::optional<dnnl::matmul::primitive_desc> TryDescribe(const Product& p,
                                                           const Shape& s);
 
-  // On one thread of the team:
+  // On one thread of the team.
   void RunNative(const Product& tile, void* scratch);
-  void RunConverted(const Product& tile, const Tiling& t, char* workspace);
 };
 
 dnnl::matmul::primitive_desc MatmulCache::Impl::Describe(const Product& p,
@@ -362,11 +279,7 @@ const Primitive& MatmulCache::Impl::Make(const Product& p) {
   }
   if (desc.has_value()) made.matmul = dnnl::matmul(*desc);
   omp_set_num_threads(num_threads);
-  if (!desc.has_value()) {
-    ZERO_CHECK(p.a.dtype != DType::kF32)
-        << "oneDNN has no fp32 product " << s.m << " x " << s.n << " x " << s.k;
-    return made;
-  }
+  if (!desc.has_value()) return made;
   made.a = desc->src_desc();
   made.b = desc->weights_desc();
   made.c = desc->dst_desc();
@@ -379,41 +292,28 @@ const Primitive& MatmulCache::Impl::Make(const Product& p) {
 const Tiling& MatmulCache::Impl::Prepare(const Product& p, const Shape& s) {
   const auto [it, added] = tilings.try_emplace(KeyOf(p, s));
   Tiling& t = it->second;
-  if (added && !PrepareNative(p, s, &t)) PrepareConverted(p, s, &t);
+  if (!added || PrepareNative(p, s, &t)) return t;
+  t = {};
+  CutResult(s.m, s.n, num_threads, LimitsOf(p, false), &t);
+  t.bytes = PanelProductBytes(TileOf(p, 0, t.m, 0, t.n));
   return t;
 }
 
-// False where oneDNN lacks a primitive.
+// False where panels are better, or oneDNN lacks a primitive.
 bool MatmulCache::Impl::PrepareNative(const Product& p, const Shape& s,
                                       Tiling* t) {
   if (p.a.dtype != p.b.dtype || !Native(p.a.dtype)) return false;
-  *t = NativeTiling(p, s, num_threads);
+  if (p.a.dtype == DType::kF32 && s.m > kFewRows) return false;
+  *t = {.native = true};
+  CutResult(s.m, s.n, num_threads, LimitsOf(p, true), t);
   for (int64_t m : Sizes(s.m, t->m)) {
     for (int64_t n : Sizes(s.n, t->n)) {
       const Primitive& made = Make(TileOf(p, 0, m, 0, n));
       if (!made.matmul) return false;
-      t->scratch_bytes =
-          std::max(t->scratch_bytes, PartBytes(made.scratchpad.get_size()));
+      t->bytes = std::max(t->bytes, RoundUp(made.scratchpad.get_size(), 64));
     }
   }
   return true;
-}
-
-void MatmulCache::Impl::PrepareConverted(const Product& p, const Shape& s,
-                                         Tiling* t) {
-  *t = ConvertedTiling(p, s, num_threads);
-  for (int64_t m : Sizes(s.m, t->m)) {
-    for (int64_t n : Sizes(s.n, t->n)) {
-      for (int64_t k : Sizes(s.k, t->k)) {
-        for (bool accumulate : {false, true}) {
-          const Product tile = TileOf(p, 0, m, 0, n);
-          const Primitive& made = Make(PanelProduct(tile, *t, k, accumulate));
-          t->scratch_bytes =
-              std::max(t->scratch_bytes, PartBytes(made.scratchpad.get_size()));
-        }
-      }
-    }
-  }
 }
 
 void MatmulCache::Impl::RunNative(const Product& tile, void* scratch) {
@@ -450,31 +350,6 @@ void MatmulCache::Impl::RunNative(const Product& tile, void* scratch) {
   }
 }
 
-void MatmulCache::Impl::RunConverted(const Product& tile, const Tiling& t,
-                                     char* workspace) {
-  float* const a_panel = reinterpret_cast<float*>(workspace);
-  float* const b_panel = reinterpret_cast<float*>(workspace + t.a_bytes);
-  float* const c_tile =
-      reinterpret_cast<float*>(workspace + t.a_bytes + t.b_bytes);
-  char* const scratch = workspace + t.a_bytes + t.b_bytes + t.c_bytes;
-  const int64_t total = ShapeOf(tile).k;
-  for (int64_t k = 0; k < total; k += t.k) {
-    const bool accumulate = k > 0 || (tile.accumulate && !t.convert_c);
-    Product panel = PanelProduct(tile, t, std::min(t.k, total - k), accumulate);
-    ConstMatrix a{tile.a_transposed ? At(tile.a, k, 0) : At(tile.a, 0, k),
-                  tile.a.dtype, panel.a.rows, panel.a.cols, tile.a.ld};
-    ConstMatrix b{tile.b_transposed ? At(tile.b, 0, k) : At(tile.b, k, 0),
-                  tile.b.dtype, panel.b.rows, panel.b.cols, tile.b.ld};
-    if (t.convert_a) ToPanel(a, a_panel, t.a_ld);
-    if (t.convert_b) ToPanel(b, b_panel, t.b_ld);
-    panel.a.data = t.convert_a ? a_panel : a.data;
-    panel.b.data = t.convert_b ? b_panel : b.data;
-    panel.c.data = t.convert_c ? c_tile : tile.c.data;
-    RunNative(panel, scratch);
-  }
-  if (t.convert_c) RoundTile(tile, c_tile, t.c_ld);
-}
-
 MatmulCache::MatmulCache(int num_threads, LowPrecision low_precision)
     : impl_(std::make_unique<Impl>()) {
   impl_->num_threads = num_threads;
@@ -490,17 +365,15 @@ bool MatmulCache::IsNative(DType dtype) const { return impl_->Native(dtype); }
 size_t MatmulCache::WorkspaceBytes(const Product& p) {
   const Shape s = ShapeOf(p);
   if (s.m == 0 || s.n == 0) return 0;
-  return static_cast<size_t>(impl_->num_threads) *
-         impl_->Prepare(p, s).TileBytes();
+  return static_cast<size_t>(impl_->num_threads) * impl_->Prepare(p, s).bytes;
 }
 
 void MatmulCache::Run(const Product& p, Workspace workspace) {
   const Shape s = ShapeOf(p);
   if (s.m == 0 || s.n == 0) return;
   const Tiling& t = impl_->Prepare(p, s);
-  const size_t bytes = t.TileBytes();
   ZERO_CHECK_GE(workspace.bytes,
-                static_cast<size_t>(impl_->num_threads) * bytes);
+                static_cast<size_t>(impl_->num_threads) * t.bytes);
   // Within a team of one, oneDNN asks for the threads of a team to come; the
   // caller's thread may serve several devices.
   if (omp_get_max_threads() != impl_->num_threads) {
@@ -513,11 +386,11 @@ void MatmulCache::Run(const Product& p, Workspace workspace) {
                   const Product tile = TileOf(p, row, std::min(t.m, s.m - row),
                                               col, std::min(t.n, s.n - col));
                   char* const mine = static_cast<char*>(workspace.data) +
-                                     static_cast<size_t>(thread) * bytes;
+                                     static_cast<size_t>(thread) * t.bytes;
                   if (t.native) {
                     impl_->RunNative(tile, mine);
                   } else {
-                    impl_->RunConverted(tile, t, mine);
+                    PanelProduct(tile, mine);
                   }
                 });
 }

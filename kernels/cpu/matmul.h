@@ -1,19 +1,20 @@
-// Matrix products of the CPU: oneDNN primitives, made once per shape.
+// Matrix products of the CPU: packed panels in fp32 (panels.h), and oneDNN
+// primitives, made once per shape.
 //
-// A product is cut into tiles of c; one thread computes a tile, all of k, with
-// a primitive that was made for one thread. A product is found by shape,
-// strides, dtypes and options; a hit costs about two microseconds, a miss 0.3
-// ms for each size of tile. Operands are read where they lie (transposed and
-// strided, never reordered) and oneDNN's scratchpad is ours.
+// A product is cut into tiles of c; one thread computes a tile, all of k, in
+// its own part of the workspace: neither way allocates memory for fp32. A
+// product is found by shape, strides, dtypes and options; a hit costs about two
+// microseconds, a miss of oneDNN's 0.3 ms for each size of tile.
 //
 // 16-bit operands go to oneDNN's 16-bit primitives where that is faster
-// (HasFastBf16). Elsewhere they are computed in fp32: each thread converts
-// panels of the operands into its part of the workspace, multiplies them and
-// rounds its tile to nearest even on the way out.
+// (HasFastBf16), and a few rows of fp32 to its fp32 ones, which read the
+// operands where they lie. Everything else is computed in panels: 16-bit
+// operands are converted as they are packed, and a tile is rounded to nearest
+// even on the way out.
 //
-// The bits of c depend on shapes, strides, dtypes and options, and on the
-// number of threads only through the sizes of the tiles, which choose among
-// oneDNN's kernels; never on which thread computes what.
+// The bits of c depend on shapes, strides, dtypes and options. Only oneDNN's
+// kernels also depend on the sizes of the tiles, and so on the number of
+// threads; nothing depends on which thread computes what.
 #ifndef ZERO_KERNELS_CPU_MATMUL_H_
 #define ZERO_KERNELS_CPU_MATMUL_H_
 

@@ -1,5 +1,6 @@
 // Products of small fp32 tiles that lie in the first-level caches: what
-// attention is made of. One thread, no packing, no allocation.
+// attention and the panels of large products are made of. One thread, no
+// packing, no allocation.
 #include "kernels/cpu/simd-inl.h"
 
 #if defined(ZERO_KERNELS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -33,30 +34,20 @@ HWY_INLINE void TileBlock(int64_t k, const LeftTile& a, const float* b,
                           int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   const int64_t lanes = NumLanes();
   VF sums[kRows][kVectors];
-  if (accumulate) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) {
-        sums[i][j] = Load(c + i * ldc + j * lanes);
-      }
-    }
-  } else {
-#pragma GCC unroll 16
-    for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-      for (int j = 0; j < kVectors; ++j) sums[i][j] = hn::Zero(df);
-    }
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sums[i][j] = hn::Zero(df);
   }
   const float* left = a.data;
   for (int64_t p = 0; p < k; ++p) {
     VF right[kVectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) right[j] = Load(b + j * lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
       const VF x = hn::Set(df, left[i * a.row]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) {
         sums[i][j] = Fma(x, right[j], sums[i][j]);
       }
@@ -66,9 +57,10 @@ HWY_INLINE void TileBlock(int64_t k, const LeftTile& a, const float* b,
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      Store(sums[i][j], c + i * ldc + j * lanes);
+      float* const to = c + i * ldc + j * lanes;
+      Store(accumulate ? hn::Add(Load(to), sums[i][j]) : sums[i][j], to);
     }
   }
 }
@@ -103,9 +95,10 @@ HWY_INLINE void TileColumns(int64_t m, int64_t k, LeftTile a, const float* b,
 // c[m, n] (+)= a[m, k] b[k, n], each sum in order of k with one rounding per
 // step. n must be a multiple of NumLanes(); b and c have rows ldb and ldc
 // floats apart.
-HWY_NOINLINE void TileProduct(int64_t m, int64_t n, int64_t k,
-                              const LeftTile& a, const float* b, int64_t ldb,
-                              float* c, int64_t ldc, bool accumulate) {
+inline HWY_NOINLINE void TileProduct(int64_t m, int64_t n, int64_t k,
+                                     const LeftTile& a, const float* b,
+                                     int64_t ldb, float* c, int64_t ldc,
+                                     bool accumulate) {
   const int64_t lanes = NumLanes();
   int64_t j = 0;
   for (; j + 2 * lanes <= n; j += 2 * lanes) {

@@ -1,4 +1,7 @@
-// Products of 16-bit operands that a CPU converts.
+// Products that a CPU computes in panels.
+#include <cmath>
+#include <vector>
+
 #include "gtest/gtest-spi.h"
 #include "kernels/cpu/device.h"
 #include "kernels/cpu/matmul.h"
@@ -19,6 +22,44 @@ TEST(LinearCpuTest, ConvertedProductsLargerThanATileAreCut) {
   const Path path{"", device, device.ops(), *stream, false};
   for (const LinearShape& s : kLargeShapes) {
     CheckForward(path, s, DType::kBF16, true, true, Gelu::kNone, false);
+  }
+}
+
+// Threads cut a product into other tiles; 17 rows are the fewest in panels.
+TEST(LinearCpuTest, BitsOfFp32DoNotDependOnTheNumberOfThreads) {
+  for (const int64_t m : {17, 300}) {
+    for (const bool backward : {false, true}) {
+      std::vector<float> results[2];
+      for (std::vector<float>& y : results) {
+        cpu::CpuDevice::Options options;
+        options.num_threads = &y == results ? 1 : 3;
+        cpu::CpuDevice device(options);
+        const auto stream = device.MakeStream(StreamRole::kCompute);
+        constexpr int64_t kOut = 401, kIn = 1100;
+        std::vector<float> x(static_cast<size_t>(m * kIn));
+        std::vector<float> w(static_cast<size_t>(kOut * kIn)), dw = w;
+        for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(i);
+        for (size_t i = 0; i < w.size(); ++i) w[i] = std::cos(i);
+        y.assign(static_cast<size_t>(m * kOut), 0.0f);
+        const LinearArgs forward = {
+            .x = {x.data(), DType::kF32, m, kIn, kIn},
+            .w = {w.data(), DType::kF32, kOut, kIn, kIn},
+            .y = {y.data(), DType::kF32, m, kOut, kOut}};
+        std::vector<char> scratch(device.ops().LinearWorkspaceBytes(forward));
+        device.ops().Linear(*stream, forward, {scratch.data(), scratch.size()});
+        if (!backward) continue;
+        const LinearBackwardWeightArgs args = {
+            .dy = forward.y,
+            .x = forward.x,
+            .dw = {dw.data(), DType::kF32, kOut, kIn, kIn},
+            .accumulate_dw = true};
+        scratch.resize(device.ops().LinearBackwardWeightWorkspaceBytes(args));
+        device.ops().LinearBackwardWeight(*stream, args,
+                                          {scratch.data(), scratch.size()});
+        y = dw;
+      }
+      EXPECT_EQ(results[0], results[1]) << m << " " << backward;
+    }
   }
 }
 
