@@ -23,19 +23,25 @@ inline constexpr int64_t kDepth = 512;
 inline constexpr int64_t kBlockRows = 9 * kRows;
 inline constexpr int64_t kBlockCols = 3 * kCols;
 
+// For so few rows, to pack columns that lie side by side does not pay.
+inline constexpr int64_t kRowsInPlace = 2 * kBlockRows;
+
 // The parts of the scratch.
 struct Panels {
-  int64_t pieces;  // of k
-  int64_t depth;   // of the longest
-  float* a;        // of kBlockRows rows
-  float* b;        // of all columns
-  float* rows;     // of an operand, converted
-  float* sums;     // of a 16-bit c, between the pieces
-  int64_t size;    // floats of all parts
+  bool b_in_place;  // but for its last columns, where they fill no panel
+  int64_t pieces;   // of k
+  int64_t depth;    // of the longest
+  float* a;         // of kBlockRows rows
+  float* b;         // of all columns
+  float* rows;      // of an operand, converted
+  float* sums;      // of a 16-bit c, between the pieces
+  int64_t size;     // floats of all parts
 
   Panels(const Product& tile, float* scratch) {
     const int64_t k = tile.a_transposed ? tile.a.rows : tile.a.cols;
     const int64_t m = tile.c.rows, n = tile.c.cols;
+    b_in_place =
+        m <= kRowsInPlace && !tile.b_transposed && tile.b.dtype == DType::kF32;
     pieces = std::max<int64_t>(1, CeilDiv(k, kDepth));
     depth = CeilDiv(k, pieces);
     size = 0;
@@ -45,7 +51,7 @@ struct Panels {
       return scratch == nullptr ? nullptr : scratch + at;
     };
     a = take(kBlockRows / kRows * Stride(kRows));
-    b = take(CeilDiv(n, kCols) * Stride(kCols));
+    b = take((b_in_place ? 1 : CeilDiv(n, kCols)) * Stride(kCols));
     rows = take(std::max({static_cast<int64_t>(kMaxLanes) * RowStride(),
                           kBlockRows, kBlockCols}));
     sums = take(tile.c.dtype == DType::kF32 || pieces == 1 ? 0 : m * n);
@@ -55,6 +61,9 @@ struct Panels {
   // which would fall into the same cache sets.
   int64_t Stride(int64_t width) const { return width * depth + 16; }
   int64_t RowStride() const { return RoundUp(depth, 16) + 16; }
+  float* PanelOfB(int64_t col) const {
+    return b + (b_in_place ? 0 : col / kCols * Stride(kCols));
+  }
 };
 
 // Row [0, n) in fp32.
@@ -229,7 +238,11 @@ void MultiplyBlock(const Product& tile, const Piece& piece, int64_t row,
   const int64_t total_ld = f32 ? tile.c.ld : tile.c.cols;
   HWY_ALIGN float sums[kRows * kCols];
   for (int64_t j = col; j < col + cols; j += kCols) {
-    const float* const b = panels.b + j / kCols * panels.Stride(kCols);
+    const bool in_place = panels.b_in_place && j + kCols <= tile.c.cols;
+    const float* const b =
+        in_place ? static_cast<const float*>(tile.b.Row(piece.begin)) + j
+                 : panels.PanelOfB(j);
+    const int64_t ldb = in_place ? tile.b.ld : kCols;
     for (int64_t i = 0; i < rows; i += kRows) {
       const int64_t left = std::min<int64_t>(kRows, rows - i);
       for (int64_t x = row + i; x < row + i + left; ++x) {
@@ -248,9 +261,9 @@ void MultiplyBlock(const Product& tile, const Piece& piece, int64_t row,
       const int64_t ldc = direct ? total_ld : kCols;
       const bool add = direct && (!piece.first || tile.accumulate);
       if (left == kRows) {
-        TileBlock<kRows, 3>(piece.k, a, b, kCols, to, ldc, add);
+        TileBlock<kRows, 3>(piece.k, a, b, ldb, to, ldc, add);
       } else {
-        TileRest<kRows - 1, 3>(left, piece.k, a, b, kCols, to, ldc, add);
+        TileRest<kRows - 1, 3>(left, piece.k, a, b, ldb, to, ldc, add);
       }
       if (direct) continue;
       AddBlock<T>(tile, piece, row + i, left, j, sums, total, total_ld);
@@ -274,7 +287,12 @@ void PackA(const Product& tile, const Piece& piece, int64_t row, int64_t rows,
 template <class B>
 void PackB(const Product& tile, const Piece& piece, int64_t col, int64_t cols,
            const Panels& panels) {
-  float* const to = panels.b + col / kCols * panels.Stride(kCols);
+  if (panels.b_in_place) {
+    const int64_t whole = cols / kCols * kCols;
+    col += whole;
+    cols -= whole;
+  }
+  float* const to = panels.PanelOfB(col);
   if (tile.b_transposed) {
     PackRows<kCols>(df, static_cast<const B*>(tile.b.Row(col)) + piece.begin,
                     tile.b.ld, piece.k, cols, panels, to);
