@@ -18,7 +18,7 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
                            Gelu::kNone, nullptr);
   if (!record) return Var(y);
 
-  const int slot = ctx.tape->NewSlot();
+  const int slot = ctx.tape->NewSlot(), pre_slot = ctx.tape->NewSlot();
   SavedVar saved(std::move(pre_act));
   if (!keep) {
     saved = SavedVar(std::make_shared<Recipe>(
@@ -29,14 +29,25 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
           return pre_act;
         }));
   }
+  // In two, so that the second product's gradients come before the first's.
+  ctx.tape->Record("gelu_mlp_in", {&w1, b1},
+                   [pre_slot, x = SavedVar(x), x_slot = x.slot, w1 = &w1,
+                    b1_sink = SinkOf(b1)](Context& c, Tape& tape) {
+                     const Tensor dpre = tape.Take(pre_slot);
+                     if (!dpre.defined()) return;
+                     LinearWeightGrad(c, dpre, x, w1->sink, b1_sink);
+                     if (x_slot >= 0) {
+                       tape.Accumulate(c, x_slot,
+                                       LinearInputGrad(c, dpre, w1->value));
+                     }
+                   });
   ctx.tape->Record(
-      "gelu_mlp", {&w1, b1, &w2, b2},
-      [slot, x = SavedVar(x), x_slot = x.slot, w1 = &w1, w2 = &w2,
-       b1_sink = SinkOf(b1), b2_sink = SinkOf(b2), act, residual_slot,
-       saved = std::move(saved)](Context& c, Tape& tape) mutable {
+      "gelu_mlp_out", {&w2, b2},
+      [slot, pre_slot, w2 = &w2, b2_sink = SinkOf(b2), act, residual_slot,
+       saved = std::move(saved)](Context& c, Tape& tape) {
         Tensor dy = tape.Take(slot);
         if (!dy.defined()) return;
-        Tensor pre_act = saved.Get(c);
+        const Tensor& pre_act = saved.Get(c);
         {
           // The activation again: bit by bit where the forward kernel read
           // pre_act as it is stored (the CPU), to a rounding where GELU was the
@@ -48,14 +59,9 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
           LinearWeightGrad(c, dy, SavedVar(std::move(hidden)), w2->sink,
                            b2_sink);
         }
-        Tensor dpre = LinearInputGrad(c, dy, w2->value, act, pre_act);
-        saved = SavedVar(Tensor());
-        pre_act = Tensor();
+        tape.Accumulate(c, pre_slot,
+                        LinearInputGrad(c, dy, w2->value, act, pre_act));
         tape.Accumulate(c, residual_slot, std::move(dy));
-        LinearWeightGrad(c, dpre, x, w1->sink, b1_sink);
-        if (x_slot >= 0) {
-          tape.Accumulate(c, x_slot, LinearInputGrad(c, dpre, w1->value));
-        }
       });
   return Var(y, slot);
 }

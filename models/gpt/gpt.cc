@@ -30,6 +30,7 @@ class GptBlock : public DecoderUnit {
     ln_2 = AddNormParams("ln_2", channels);
     BeginPhase();
     fc = AddLinear("mlp.fc", config.intermediate_size, channels, normal_, true);
+    BeginPhase();
     mlp_out = AddLinear("mlp.out", channels, config.intermediate_size,
                         residual_init, true);
     attention_ = {.num_heads = config.num_attention_heads,
