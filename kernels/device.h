@@ -60,7 +60,8 @@ class Stream {
 
   // Runs `work` after everything enqueued before it. The calling-thread stream
   // runs it at once; a worker stream runs it on its thread; on CUDA `work` is
-  // called at once and launches asynchronously on this stream.
+  // called at once and launches asynchronously on this stream; on kHost it runs
+  // later, on a thread of the host, and must not call CUDA.
   virtual void Enqueue(std::function<void()> work) = 0;
 
   // Marks this point of the stream in `event`.
@@ -79,7 +80,11 @@ enum class StreamRole {
   kCompute,  // the calling thread on the CPU
   kGather,   // collectives that fetch parameters
   kReduce,   // collectives that reduce gradients
+  kUp,       // copies from the host's memory
+  kDown,     // copies to it
+  kHost,     // what the host computes there
 };
+inline constexpr int kNumStreamRoles = 6;
 
 // One allocation from a device, owned. Alignment: 4096 bytes on the CPU, 256
 // or better on CUDA. The meta device gives addresses that must not be read.
@@ -161,6 +166,10 @@ class Device {
   // The kernels of this device.
   virtual Ops& ops() = 0;
 
+  // The CPU that computes on kHost memory, in functions enqueued on a stream
+  // of this device with the role kHost.
+  virtual Device& host() { return *this; }
+
   // Copies between any two memories this device can reach, on `stream`.
   virtual void Copy(Stream& stream, void* dst, const void* src,
                     size_t bytes) = 0;
@@ -186,10 +195,10 @@ std::unique_ptr<Device> MakeCpuDevice(int num_threads);
 // which must outlive it.
 std::unique_ptr<Device> MakeMetaDevice(Device& model);
 
-// GPU `index`. Errors: Unimplemented where CUDA is not built, with the remedy;
-// NotFound where there is no such GPU.
+// GPU `index`, whose host() has `host_threads`. Errors: Unimplemented where
+// CUDA is not built, with the remedy; NotFound where there is no such GPU.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
-    int index, const CudaOptions& options = {});
+    int index, const CudaOptions& options = {}, int host_threads = 1);
 
 // A GPU for plans where there is none: "NVIDIA H100 80 GB (assumed: no GPU
 // here)". Its workspaces are those of a real one, with a bound for those that

@@ -53,8 +53,12 @@ struct Facts {
 
 class MetaDevice final : public Device {
  public:
-  MetaDevice(Facts facts, std::shared_ptr<const OpSizes> sizes)
-      : facts_(std::move(facts)), ops_(std::move(sizes)) {}
+  // `host`: null where the device is the host.
+  MetaDevice(Facts facts, std::shared_ptr<const OpSizes> sizes,
+             std::unique_ptr<Device> host)
+      : facts_(std::move(facts)),
+        ops_(std::move(sizes)),
+        host_(std::move(host)) {}
 
   DeviceKind kind() const override { return facts_.kind; }
   DeviceInfo info() const override { return facts_.info; }
@@ -81,6 +85,7 @@ class MetaDevice final : public Device {
   }
   std::unique_ptr<Event> MakeEvent() override { return cpu::MakeEvent(); }
   Ops& ops() override { return ops_; }
+  Device& host() override { return host_ == nullptr ? *this : *host_; }
   void Copy(Stream&, void*, const void*, size_t) override {}
 
  private:
@@ -91,6 +96,7 @@ class MetaDevice final : public Device {
 
   Facts facts_;
   MetaOps ops_;
+  std::unique_ptr<Device> host_;
   // Not a canonical address on any CPU that this runs on: reading faults.
   std::atomic<uintptr_t> next_{uintptr_t{1} << 60};
 };
@@ -105,21 +111,24 @@ std::unique_ptr<Device> MakeMetaDevice(Device& model) {
   // Not owned.
   return std::make_unique<MetaDevice>(
       std::move(facts),
-      std::shared_ptr<const OpSizes>(std::shared_ptr<void>(), &model.ops()));
+      std::shared_ptr<const OpSizes>(std::shared_ptr<void>(), &model.ops()),
+      &model.host() == &model ? nullptr : MakeMetaDevice(model.host()));
 }
 
 std::unique_ptr<Device> MakeAssumedGpu(const CudaOptions& options) {
   Facts facts{.kind = DeviceKind::kCuda,
               .info = {},
               .memory = {},
-              .stream_bytes = [](StreamRole) { return cuda::kScratchBytes; }};
+              .stream_bytes = cuda::StreamBytes};
   facts.info.name = "NVIDIA H100 80 GB (assumed: no GPU here)";
   facts.info.isa = "sm_90";
   facts.info.num_threads = 132;
   facts.info.memory_bytes = int64_t{81'000} << 20;
   facts.memory.context_bytes = kAssumedContextBytes;
   return std::make_unique<MetaDevice>(
-      std::move(facts), std::make_shared<cuda::CudaSizes>(options));
+      std::move(facts), std::make_shared<cuda::CudaSizes>(options),
+      std::make_unique<cpu::CpuDevice>(
+          cpu::CpuDevice::Options{.num_threads = 1}));
 }
 
 }  // namespace zero

@@ -13,14 +13,20 @@
 
 namespace zero {
 
-// The four ends of a Rank (rank.h).
-enum class Channel { kGather, kReduce, kAcross, kScalar };
+// The four ends of a Rank (rank.h), and the way between a device and its host:
+// copies, and what the host computes.
+enum class Channel { kGather, kReduce, kAcross, kScalar, kHost };
 inline constexpr Channel kChannels[] = {Channel::kGather, Channel::kReduce,
                                         Channel::kAcross, Channel::kScalar};
+// What computation may wait for.
+inline constexpr Channel kWaits[] = {Channel::kGather, Channel::kReduce,
+                                     Channel::kAcross, Channel::kScalar,
+                                     Channel::kHost};
 
-// "gather", "reduce", "across", "scalar".
+// "gather", "reduce", "across", "scalar", "host".
 constexpr const char* ChannelName(Channel channel) {
-  constexpr const char* kNames[] = {"gather", "reduce", "across", "scalar"};
+  constexpr const char* kNames[] = {"gather", "reduce", "across", "scalar",
+                                    "host"};
   return kNames[static_cast<size_t>(channel)];
 }
 
@@ -39,10 +45,10 @@ std::string RankNames(const std::vector<int>& ranks);
 // "on 2 GPUs".
 std::string OnGpus(int num_gpus);
 
-// Milliseconds that computation waited, per channel: communication that
-// nothing hides, and other ranks that are late.
+// Milliseconds that computation waited, per channel: communication and work of
+// the host that nothing hides, and other ranks that are late.
 struct WaitTimes {
-  std::array<double, std::size(kChannels)> ms = {};
+  std::array<double, std::size(kWaits)> ms = {};
 
   double& operator[](Channel channel) {
     return ms[static_cast<size_t>(channel)];
@@ -53,7 +59,7 @@ struct WaitTimes {
   double total() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
   // The channel that was waited for longest; the first of equals.
   Channel longest() const {
-    return kChannels[std::max_element(ms.begin(), ms.end()) - ms.begin()];
+    return kWaits[std::max_element(ms.begin(), ms.end()) - ms.begin()];
   }
 
   WaitTimes& operator+=(const WaitTimes& other) {

@@ -34,6 +34,8 @@ struct Rank {
 
   // Ranks that share the memory of the device, this one included; 0: all.
   int sharers = 0;
+  // And the memory of the host; 0: all.
+  int host_sharers = 0;
 
   // Host-side barrier and vote, without a collective: returns true if every
   // rank passed true. Ranks whose collectives spin on a GPU meet so

@@ -71,9 +71,25 @@ enum class VocabularyParts {
   kOff,
 };
 
+// Where states live that the device does not keep.
+enum class OffloadDevice { kNone, kCpu };
+
+// What the host keeps and updates: nothing, what the optimizer needs, the
+// parameters, too.
+enum class Offload { kNone, kOptimizer, kAll };
+inline constexpr const char* kOffloadNames[] = {"-", "optimizer", "all"};
+inline constexpr Offload kOffloads[] = {Offload::kNone, Offload::kOptimizer,
+                                        Offload::kAll};
+// The lowest ZeRO stage that allows it.
+inline int64_t FirstStageOf(Offload offload) {
+  return offload == Offload::kNone ? 0 : offload == Offload::kOptimizer ? 1 : 3;
+}
+
 struct ZeroConfig {
   // Changes memory and speed. Sizes in elements; 25 MB of fp32.
   int64_t stage = 0;
+  OffloadDevice offload_optimizer = OffloadDevice::kNone;  // ".device"
+  OffloadDevice offload_param = OffloadDevice::kNone;      // ".device"
   int64_t reduce_bucket_size = 6'553'600;
   int64_t allgather_bucket_size = 6'553'600;
   bool overlap_comm = true;
@@ -89,6 +105,18 @@ struct ZeroConfig {
   // Changes the order of sums as well.
   int64_t mics_shard_size = -1;  // -1: off
 
+  Offload offload() const {
+    return offload_param != OffloadDevice::kNone       ? Offload::kAll
+           : offload_optimizer != OffloadDevice::kNone ? Offload::kOptimizer
+                                                       : Offload::kNone;
+  }
+  void set_offload(Offload offload) {
+    const auto device = [&](Offload from) {
+      return offload >= from ? OffloadDevice::kCpu : OffloadDevice::kNone;
+    };
+    offload_optimizer = device(Offload::kOptimizer);
+    offload_param = device(Offload::kAll);
+  }
   // How many of `world` ranks share the states. One rank alone does not ask.
   int64_t shards(int64_t world) const {
     return mics_shard_size > 0 && world > 1 ? mics_shard_size : world;

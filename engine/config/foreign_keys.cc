@@ -69,10 +69,40 @@ constexpr ForeignKey kForeignKeys[] = {
      "it gathers within a node and then between nodes, and comes with "
      "clusters; the ranks of one machine are all equally near",
      "false"},
-    {kNotBuilt, kOpaque,
-     "zero_optimization.offload_optimizer zero_optimization.offload_param",
-     "it comes with offload", "none"},
-    {kNotBuilt, kOpaque, "zero_optimization.zenflow", "it comes with offload"},
+    {kNote, kBool,
+     "zero_optimization.offload_optimizer.pin_memory "
+     "zero_optimization.offload_param.pin_memory",
+     "host memory is pinned wherever the device can use that"},
+    {kNote, kInteger,
+     "zero_optimization.offload_optimizer.buffer_count "
+     "zero_optimization.offload_param.buffer_count "
+     "zero_optimization.offload_param.buffer_size "
+     "zero_optimization.offload_param.max_in_cpu",
+     "it sizes the buffers of NVMe"},
+    {kNote, kString,
+     "zero_optimization.offload_optimizer.nvme_path "
+     "zero_optimization.offload_param.nvme_path",
+     "only device nvme uses it"},
+    {kNote, kBool,
+     "zero_optimization.offload_optimizer.pipeline "
+     "zero_optimization.offload_optimizer.pipeline_read "
+     "zero_optimization.offload_optimizer.pipeline_write",
+     "copies and updates always overlap"},
+    {kNote, kBool, "zero_optimization.offload_optimizer.fast_init",
+     "memory is taken once and never copied"},
+    {kNotBuilt, kNumber, "zero_optimization.offload_optimizer.ratio",
+     "a part of the update on the device", "1"},
+    {kNote, kNumber, "zero_optimization.offload_optimizer.cpuadam_cores_perc",
+     "the host updates with the threads of the rank"},
+    {kNotBuilt, kBool, "zero_optimization.offload_optimizer.super_offload",
+     "it updates before the norm is known and rolls back", "false"},
+    {kNotBuilt, kOpaque, "zero_optimization.zenflow",
+     "it updates on the host what changes least"},
+    {kOldName, kBool, "zero_optimization.cpu_offload",
+     "zero_optimization.offload_optimizer.device=cpu"},
+    {kOldName, kBool,
+     "zero_optimization.cpu_offload_param zero_optimization.cpu_offload_params",
+     "zero_optimization.offload_param.device=cpu"},
     {kNotBuilt, kInteger, "zero_optimization.zero_hpz_partition_size",
      "it comes with gradient compression", "1"},
     {kNotBuilt, kBool,
@@ -82,10 +112,8 @@ constexpr ForeignKey kForeignKeys[] = {
      "it comes with gradient compression", "false"},
     {kNotBuilt, kOpaque, "zero_optimization.zeropp_loco_param",
      "it comes with gradient compression"},
-    {kNotBuilt, kBool,
-     "zero_optimization.cpu_offload zero_optimization.cpu_offload_param "
-     "activation_checkpointing.cpu_checkpointing",
-     "it comes with offload", "false"},
+    {kNotBuilt, kBool, "activation_checkpointing.cpu_checkpointing",
+     "it keeps the inputs of units in the host's memory", "false"},
     {kNote, kBool,
      "zero_optimization.elastic_checkpoint load_universal_checkpoint",
      "every checkpoint loads on any number of ranks"},

@@ -187,10 +187,6 @@ bool IsHarmless(const KeySpec& key, const JsonNode& node) {
     case JsonKind::kNumber:
       return absl::SimpleAtod(key.harmless, &number) && node.number == number;
     case JsonKind::kObject: {
-      const JsonNode* device = node.Find("device");
-      if (key.harmless == "none") {
-        return device == nullptr || device->text == "none";
-      }
       const JsonNode* enabled = node.Find("enabled");
       return key.harmless == "disabled" &&
              (enabled == nullptr ||

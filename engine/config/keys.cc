@@ -28,6 +28,7 @@ Names NamesOf(TokenFormat) {
 Names NamesOf(CommunicationAlgorithm) {
   return {"direct", "ring", "parameter_server"};
 }
+Names NamesOf(OffloadDevice) { return {"none", "cpu"}; }
 Names NamesOf(VocabularyParts) { return {"auto", "on", "off"}; }
 Names NamesOf(CommunicationBackend) { return {"auto", "local", "nccl"}; }
 Names NamesOf(Recompute) {
@@ -746,6 +747,24 @@ std::vector<KeySpec> UsedKeys() {
           "one group.",
           BetweenRanks, Range(-1, 1024),
           DeepSpeed("stage 3 only, by its own Init; here stages 1 to 3")),
+      Section("zero_optimization.offload_optimizer",
+              "The optimizer's arrays, master weights and gradients in the "
+              "host's memory, updated there (ZeRO-Offload).",
+              MayBeUnset),
+      Key("zero_optimization.offload_optimizer.device",
+          FIELD(zero_optimization.offload_optimizer),
+          "cpu: in the host's memory. Stages 1 to 3. Changes no bit of the "
+          "result, but on one rank at stages 2 and 3 the order in which "
+          "several micro-batches are added.",
+          Unbuilt({"nvme"}, "want cpu")),
+      Section("zero_optimization.offload_param",
+              "Parameters in the host's memory, on the device while a unit "
+              "uses them.",
+              MayBeUnset),
+      Key("zero_optimization.offload_param.device",
+          FIELD(zero_optimization.offload_param),
+          "cpu: in the host's memory. Stage 3, with offload_optimizer.",
+          Unbuilt({"nvme"}, "want cpu")),
       Section("activation_checkpointing",
               "Keep less for backward, which computes the rest again. What one "
               "pass over memory gives (norms, activations) is never kept."),

@@ -41,6 +41,7 @@ enum class Treatment {
   kNote,      // accepted and ignored: cannot change a result here
   kRefused,   // would change something that is not here, and never will be
   kNotBuilt,  // refused until a later version builds it
+  kOldName,   // true stands for "KEY=VALUE", which is its doc
 };
 
 struct KeySpec {
@@ -65,12 +66,13 @@ struct KeySpec {
   std::string unbuilt_reason;
   // The one value with which a refused or unbuilt key is accepted: the one
   // that asks for nothing. Of an object, "disabled" is one with "enabled":
-  // false and "none" one with "device": "none", or without that key.
+  // false.
   std::string harmless;
 
   // What the value is when it is not given and is not the field's default.
   std::string derived;
   // Not printed while its value is the in-class default, which means "unset".
+  // A section may be null, DeepSpeed's word for off.
   bool may_be_unset = false;
   // Null: always. Otherwise whether the key belongs to the configured family,
   // optimizer, scheduler, ...; a key that does not apply can not be given.

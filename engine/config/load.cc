@@ -37,6 +37,7 @@ class Loader {
     if (!problems_.empty()) return Failure();
     given_.objects[""] = root.place;
     Visit(root, "");
+    ReadOldNames();
     if (problems_.empty()) {
       ResolveConfig(given_, options_, &loaded_, &problems_);
     }
@@ -130,7 +131,14 @@ class Loader {
                      "training.steps=100");
     }
     JsonNode* node = root;
+    std::string at;
     for (const std::string& name : names) {
+      const KeySpec* section = FindKey(at);
+      absl::StrAppend(&at, at.empty() ? "" : ".", name);
+      if (node->kind == JsonKind::kNull && section != nullptr &&
+          section->may_be_unset) {
+        node->kind = JsonKind::kObject;
+      }
       if (node->kind != JsonKind::kObject) {
         return Problem(place, path, "\"", node->key, "\" is ",
                        JsonKindName(node->kind), ", not an object with keys");
@@ -213,7 +221,10 @@ class Loader {
       if (!IsHarmless(key, node)) Refuse(key, node);
       return;
     }
-    if (node.kind == JsonKind::kNull) {
+    const bool null = node.kind == JsonKind::kNull;
+    const bool section = key.kind == KeyKind::kObject && key.may_be_unset;
+    if (null && (section || key.treatment == Treatment::kNote)) return;
+    if (null) {
       return Problem(node.place, key.path, "null is no value, want ",
                      Wanted(key), "; \"auto\" asks for the default");
     }
@@ -228,6 +239,10 @@ class Loader {
                        " is accepted and ignored: ", key.doc));
       return;
     }
+    if (key.treatment == Treatment::kOldName) {
+      if (std::get<bool>(*value)) old_names_.emplace_back(&key, node.place);
+      return;
+    }
     if (key.kind == KeyKind::kObject) {
       given_.objects[key.path] = node.key_place;
       return Visit(node, key.path);
@@ -240,6 +255,20 @@ class Loader {
                      " is not built yet: ", key.unbuilt_reason);
     }
     given_.keys[key.path] = {*std::move(value), node.place};
+  }
+
+  // What they stand for, unless another value is given.
+  void ReadOldNames() {
+    for (const auto& [key, place] : old_names_) {
+      const std::vector<std::string> stands_for = absl::StrSplit(key->doc, '=');
+      const KeyValue value(stands_for[1]);
+      const auto [given, added] =
+          given_.keys.try_emplace(stands_for[0], value, place);
+      if (added || given->second.value == value) continue;
+      Problem(place, key->path, "it is an old name of ", key->doc, ", but ",
+              Origin(given->second.place), " says ",
+              ValueText(given->second.value), "; delete one");
+    }
   }
 
   void Refuse(const KeySpec& key, const JsonNode& node) {
@@ -258,6 +287,7 @@ class Loader {
   GivenKeys given_;
   LoadedConfig loaded_;
   std::vector<JsonProblem> problems_;
+  std::vector<std::pair<const KeySpec*, JsonPlace>> old_names_;
   size_t num_unbuilt_ = 0;
 };
 

@@ -105,7 +105,8 @@ std::string DefaultText(const KeySpec& key) {
 }
 
 bool MayBeNull(const KeySpec& key) {
-  return absl::StartsWith(key.path, "model.");
+  return absl::StartsWith(key.path, "model.") ||
+         (key.kind == KeyKind::kObject && key.may_be_unset);
 }
 
 // `doc` and the values that a refused key may still have.
@@ -114,10 +115,9 @@ Json RefusedSchema(const KeySpec& key, const std::string& doc) {
   const bool disabled = key.harmless == "disabled";
   if (key.harmless.empty()) {
     schema["const"] = "auto";
-  } else if (disabled || key.harmless == "none") {
+  } else if (disabled) {
     schema["type"] = "object";
-    auto& member = schema["properties"][disabled ? "enabled" : "device"];
-    member["const"] = disabled ? Json(false) : Json("none");
+    schema["properties"]["enabled"]["const"] = false;
   } else {
     schema["enum"] = {Json::parse(key.harmless), "auto"};
   }
@@ -134,9 +134,11 @@ Json LeafSchema(const KeySpec& key) {
     return RefusedSchema(key, absl::StrCat("Not built yet: ", key.doc, "."));
   }
   const bool used = key.treatment == Treatment::kUsed;
+  const bool old = key.treatment == Treatment::kOldName;
   Json schema;
   schema["description"] =
-      !used ? absl::StrCat("Accepted and ignored: ", key.doc, ".")
+      old     ? absl::StrCat("Old name of ", key.doc, ".")
+      : !used ? absl::StrCat("Accepted and ignored: ", key.doc, ".")
       : key.derived.empty() ? key.doc
                             : absl::StrCat(key.doc, " Default: ", key.derived);
   schema["anyOf"] = {ValueSchema(key), {{"const", "auto"}}};
@@ -163,6 +165,7 @@ void AddProperties(const std::string& parent, Json* schema) {
 
 std::string KindText(const KeySpec& key) {
   if (key.treatment == Treatment::kNote) return "ignored";
+  if (key.treatment == Treatment::kOldName) return "old name of";
   if (key.treatment == Treatment::kRefused) return "refused";
   if (key.treatment == Treatment::kNotBuilt) return "not built yet";
   return key.kind == KeyKind::kObject ? "section" : Wanted(key);

@@ -276,6 +276,7 @@ class Resolver : public ModelResolver {
               " and shards it; want stage 0, or direct or ring");
     }
     Backend();
+    Offload();
     const std::string path = "zero_optimization.mics_shard_size";
     const int64_t size = config_.zero_optimization.mics_shard_size;
     const int64_t world = options_.world;
@@ -298,6 +299,32 @@ class Resolver : public ModelResolver {
     }
     Problem(path, size, " does not divide the ", world, " ranks; want one of ",
             absl::StrJoin(divisors, ", "));
+  }
+
+  void Offload() {
+    const ZeroConfig& zero = config_.zero_optimization;
+    if (zero.offload() == Offload::kNone) return;
+    const std::string section = "zero_optimization.";
+    const std::string optimizer = section + "offload_optimizer.device";
+    const std::string param = section + "offload_param.device";
+    const bool offloads_param = zero.offload_param != OffloadDevice::kNone;
+    const std::string& path = offloads_param ? param : optimizer;
+    if (offloads_param && zero.stage < 3) {
+      Problem(param, "\"cpu\" wants ", section, "stage 3, but ",
+              Cite(section + "stage"), " is ", zero.stage,
+              " and keeps all parameters on the device");
+    } else if (zero.stage == 0) {
+      Problem(optimizer, "\"cpu\" wants ", section, "stage 1, 2 or 3, but ",
+              Cite(section + "stage"), " is 0");
+    }
+    if (offloads_param && zero.offload_optimizer == OffloadDevice::kNone) {
+      Problem(param, "\"cpu\" wants ", optimizer,
+              " \"cpu\", too: the host updates what it keeps");
+    }
+    if (zero.mics_shard_size != -1) {
+      Problem(path, "\"cpu\" is not built yet beside ",
+              Cite(section + "mics_shard_size"), "; delete one");
+    }
   }
 
   void Backend() {

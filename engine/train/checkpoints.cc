@@ -43,7 +43,7 @@ void ForEachField(Record& record, const Visit& visit) {
   visit("last_eval_step", record.last_eval_step);
   visit("last_sample_step", record.last_sample_step);
   visit("train_seconds", record.train_seconds);
-  for (const Channel channel : kChannels) {
+  for (const Channel channel : kWaits) {
     visit(absl::StrCat("waited_ms_", ChannelName(channel)),
           record.waited.ms[static_cast<size_t>(channel)]);
   }

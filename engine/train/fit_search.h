@@ -17,7 +17,9 @@ namespace zero {
 struct FitProposal {
   int64_t stage, mics_shard_size, micro_batch, accumulation;
   Recompute recompute;
+  Offload offload;
   int64_t peak_bytes;  // of a rank
+  int64_t host_bytes;  // likewise
   int64_t sent_bytes;  // by a rank in a step
   double flops;        // of a rank in a step
   // Seconds of a step at AssumedSpeed, with nothing hidden: only for
@@ -34,6 +36,8 @@ struct AssumedSpeed {
   double flops_per_second;
   double node_bytes_per_second, bytes_per_second;  // within a node; between two
   int64_t ranks_per_node;
+  double host_bytes_per_second;    // each way between a device and its host
+  double host_updates_per_second;  // elements of a node's host
 
   // Between consecutive ranks.
   double BytesPerSecond(int64_t ranks) const {
@@ -45,15 +49,21 @@ AssumedSpeed AssumedSpeedOf(const Device& device);
 // The same run with a proposal's values.
 Config WithProposal(Config config, const FitProposal& proposal);
 
-// Ways in which a rank's peak is at most `memory` bytes: for every stage, level
-// of recompute and size of group that shards (the config's, all ranks, a
-// node's) the largest micro-batch. The cheapest first; none that costs and
-// takes more than another. Every try is a rehearsal (RehearseRun).
-// REQUIRES: no parameter server, which has no stages.
+// Bytes that a rank may take.
+struct FitLimits {
+  int64_t device;
+  int64_t host;  // where that is another memory
+};
+
+// Ways in which a rank takes no more than `limits`: for every stage, level
+// of recompute, size of group that shards (the config's, all ranks, a node's)
+// and, on a GPU, of offload the largest micro-batch. The cheapest first; none
+// that costs and takes more than another. Every try is a rehearsal
+// (RehearseRun). REQUIRES: no parameter server, which has no stages.
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,
                                                      const ModelTools& tools,
-                                                     int64_t memory);
+                                                     const FitLimits& limits);
 
 }  // namespace zero
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "engine/base/status.h"
 #include "engine/train/console.h"
 
 namespace zero {
@@ -72,6 +73,20 @@ int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
                           : other + (sharers - 1) * own;
 }
 
+// Ranks of other processes are not known here.
+absl::Status CheckHostFits(const Rehearsal& predicted, const Rank& rank) {
+  if (predicted.one_memory || predicted.host_bytes() == 0) {
+    return absl::OkStatus();
+  }
+  const int64_t memory = TakeableHostBytes(rank);
+  if (predicted.host_bytes() <= memory) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "this run keeps %.2f GiB of each rank's states in the host's memory, of "
+      "which a rank may take %.2f GiB; start more ranks, on other machines, or "
+      "leave zero_optimization.offload_optimizer out",
+      predicted.host_bytes() / kGiB, memory / kGiB));
+}
+
 }  // namespace
 
 int SharersOf(const Rank& rank) {
@@ -90,6 +105,11 @@ int64_t TakeableBytes(const Rank& rank) {
   return std::max<int64_t>(bytes, 0) / SharersOf(rank);
 }
 
+int64_t TakeableHostBytes(const Rank& rank) {
+  const int sharers = rank.host_sharers == 0 ? rank.world() : rank.host_sharers;
+  return TakeableBytes(rank.device->host()) / sharers;
+}
+
 std::string NothingFits(const Rank& rank) {
   // On the CPU more ranks would share the same memory.
   const bool on_gpu = rank.device->kind() == DeviceKind::kCuda;
@@ -102,18 +122,23 @@ std::string NothingFits(const Rank& rank) {
 }
 
 absl::Status CheckFits(
-    const MemoryLedger& predicted, int64_t other_rank, const Config& config,
+    const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,
     const std::function<absl::optional<std::string>()>& patch) {
+  ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, rank));
   const DeviceInfo device = rank.device->info();
   const int64_t memory = TakeableBytes(*rank.device);
-  const int64_t own = predicted.total_peak_bytes();
+  const int64_t own = predicted.needed_bytes();
   const int64_t needed = NeededBy(rank, own, other_rank);
   // Ranks that share a GPU share what is loaded there.
   const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
   const int64_t late = loads_late ? kLateKernelsBytes : 0;
   if (memory == 0 || needed + late <= memory) return absl::OkStatus();
-  MemoryLedger::NamedBytes parts = MemoryLedger::Parts(predicted.at_peak());
+  MemoryLedger::NamedBytes parts =
+      MemoryLedger::Parts(predicted.ledger.at_peak());
+  if (own > predicted.ledger.total_peak_bytes()) {
+    parts.emplace_back("states of the host", predicted.host_bytes());
+  }
   std::stable_sort(
       parts.begin(), parts.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
@@ -132,7 +157,7 @@ absl::Status CheckFits(
                                    late / kGiB)
                  : "",
       memory / kGiB, device.memory_bytes / kGiB, device.name,
-      !options.has_value() ? Remedy(predicted, config, train, rank)
+      !options.has_value() ? Remedy(predicted.ledger, config, train, rank)
       : options->empty()
           ? NothingFits(rank)
           : absl::StrCat("with the same global batch this fits: ", *options)));

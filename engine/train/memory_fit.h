@@ -10,7 +10,7 @@
 #include "absl/types/optional.h"
 #include "engine/comm/rank.h"
 #include "engine/config/config.h"
-#include "engine/tensor/ledger.h"
+#include "engine/train/session.h"
 
 namespace zero {
 
@@ -28,18 +28,21 @@ int SharersOf(const Rank& rank);
 int64_t TakeableBytes(const Device& device);
 // Of these, what each of them may take; on a GPU kLateKernelsBytes are left.
 int64_t TakeableBytes(const Rank& rank);
+// What each of them may take of the host's memory, where that is another.
+int64_t TakeableHostBytes(const Rank& rank);
 
 // What to do where no stage, recompute or micro-batch makes a run fit.
 std::string NothingFits(const Rank& rank);
 
-// Compares the rehearsed peak of `rank` (and of any other rank) with the device
-// before anything is taken: an operating system that promises more than it has
-// would kill the run instead, and a GPU would refuse it piece by piece.
-// Errors: ResourceExhausted with what to change: the options that `patch` found
+// Compares what a rehearsal says that `rank` (and any other rank) needs with
+// the device and, where that is another memory, with the host before anything
+// is taken: an operating system that promises more than it has would kill the
+// run instead, and a GPU would refuse it piece by piece. Errors:
+// ResourceExhausted with what to change: the options that `patch` found
 //         (empty: it found none; none: it did not search). `train`: the run
 //         trains.
 absl::Status CheckFits(
-    const MemoryLedger& predicted, int64_t other_rank, const Config& config,
+    const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,
     const std::function<absl::optional<std::string>()>& patch);
 

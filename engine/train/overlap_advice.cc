@@ -21,6 +21,8 @@ const char* Awaited(Channel channel) {
     case Channel::kScalar:
       return "ranks agree on a few numbers and the fastest waits for the "
              "slowest";
+    case Channel::kHost:
+      return "states come from the host's memory and are updated there";
   }
   return "?";
 }
@@ -84,6 +86,11 @@ std::vector<Rule> RulesFor(const Config& config,
        "raise gradient_accumulation_steps (groups add up once per step)"},
       {Channel::kAcross, true,
        "raise zero_optimization.mics_shard_size (fewer groups, larger ones)"},
+      {Channel::kHost, true,
+       "raise gradient_accumulation_steps (a larger batch per update)"},
+      {Channel::kHost, true,
+       "leave zero_optimization.offload_optimizer out (all on the device, more "
+       "of its memory)"},
       {Channel::kScalar, true,
        "raise gradient_accumulation_steps (a larger batch per agreement)"},
   };

@@ -78,7 +78,7 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
                                    const Plan& plan) {
   const ZeroConfig& zero = loaded.config.zero_optimization;
   std::vector<std::string> notes;
-  if (plan.world == 1) {
+  if (plan.world == 1 && zero.offload() == Offload::kNone) {
     return NothingChanges(
         KeysSet(loaded, &KeySpec::between_ranks),
         "on one rank, which has nobody to share with or talk to; start several "

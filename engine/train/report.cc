@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 // Milliseconds by the channels' names.
 Json PerChannel(const WaitTimes& waited) {
   Json times;
-  for (const Channel channel : kChannels) {
+  for (const Channel channel : kWaits) {
     times[ChannelName(channel)] = waited[channel];
   }
   return times;
@@ -163,7 +163,8 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
       {"flops_per_second", tokens_per_second * flops_per_token_.model}};
   utilization.AddTo(&line);
   line["peak_bytes"] = PeakBytes(ledger);
-  if (rank().world() > 1) {
+  if (session_->host_bytes() > 0) line["host_bytes"] = session_->host_bytes();
+  if (rank().world() > 1 || session_->host_bytes() > 0) {
     line["communication"] =
         Communication(session_->executor().plan(), last.communication);
   }
@@ -192,7 +193,7 @@ void RunReport::PrintBreakdowns(const RunRecord& record) const {
     const StepTimes& times = session_->executor().times();
     console_->Line(absl::StrFormat(
         "  forward %.1f ms  backward %.1f ms  norm and optimizer %.1f ms  "
-        "waiting for other ranks %.1f ms",
+        "waiting for other ranks and the host %.1f ms",
         times.forward_ms, times.backward_ms, times.optimizer_ms,
         record.last.communication.waited.total()));
   }
@@ -258,6 +259,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (!summary.resumed_at.empty()) line["resumed_at"] = summary.resumed_at;
   line["peak_bytes"] = PeakBytes(session_->ledger());
   line["predicted_peak_bytes"] = PeakBytes(session_->predicted());
+  line["host_bytes"] = session_->host_bytes();
   line["peak_resident_bytes"] = PeakResidentBytes();
   if (rank().device->kind() == DeviceKind::kCpu) {
     line["resident_bytes"] = ResidentBytes(*session_);

@@ -32,7 +32,8 @@ struct RunSummary {
   // stage3_max_live_parameters. 0: parameters are not sharded.
   double gathers = 0;
   double fewest_gathers = 0;
-  double peak_bytes = 0;     // of all ranks' memory together
+  double peak_bytes = 0;     // of all ranks' memory together,
+  double host_bytes = 0;     // and of that what hosts keep
   bool interrupted = false;  // by `stop`
   std::string weights;       // the folder in out_dir that has them; empty: none
   std::string checkpoint;    // likewise, the last one

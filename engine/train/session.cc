@@ -29,6 +29,10 @@ ExecutorOptions OptionsOf(const Config& config, const Workload& workload) {
                              MaxPositions(config, workload));
 }
 
+Home HomeOf(OffloadDevice device) {
+  return device == OffloadDevice::kCpu ? Home::kHost : Home::kDevice;
+}
+
 // Row numbers are 32-bit in some kernels' libraries.
 absl::Status CheckRows(const Config& config) {
   const int64_t tokens = config.train_micro_batch_size_per_gpu *
@@ -135,8 +139,8 @@ absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
   if (rank.rank() > 0 || !workload.train || !has_stages) {
     return absl::nullopt;
   }
-  const absl::StatusOr<std::vector<FitProposal>> fits =
-      ProposeFits(rank, config, tools, TakeableBytes(rank));
+  const absl::StatusOr<std::vector<FitProposal>> fits = ProposeFits(
+      rank, config, tools, {TakeableBytes(rank), TakeableHostBytes(rank)});
   if (!fits.ok()) return absl::nullopt;
   if (fits->empty()) return "";
   const std::string patch = fits->front().Patch(config);
@@ -175,6 +179,8 @@ Plan MakeRunPlan(const Config& config, const Model& model, int world,
       .world = world,
       .shards = zero.shards(world),
       .placement = PlacementOfStage(static_cast<int>(zero.stage)),
+      .homes = {.parameters = HomeOf(zero.offload_param),
+                .optimizer = HomeOf(zero.offload_optimizer)},
       .parameters = {config.param_dtype()},
       .gradients = GradientCodec(config.communication_data_type, algorithm),
       .tokens = BatchShapeOf(config, world).TokensPerStep() / world,
@@ -226,6 +232,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_RETURN_IF_ERROR(CheckRows(config));
   constexpr int64_t kUnlimited = int64_t{1} << 50;
   Rehearsal rehearsal;
+  rehearsal.one_memory = rank.device->kind() == DeviceKind::kCpu;
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   const std::unique_ptr<Model> model = tools.make(config.model);
@@ -236,7 +243,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_ASSIGN_OR_RETURN(
       auto executor,
       Executor::Make(imagined, *model, plan, OptionsOf(config, workload),
-                     {kUnlimited}, &rehearsal.ledger));
+                     {kUnlimited}, &rehearsal.ledger, &rehearsal.host_ledger));
   int64_t peak = rehearsal.ledger.total_peak_bytes();
   executor->clock().set_hook([&](const Action& action, bool done) {
     if (!done) return;
@@ -249,6 +256,9 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_RETURN_IF_ERROR(Rehearse(*executor, config, workload));
   rehearsal.transient = executor->high_water();
   rehearsal.wire = CountWire(plan, executor->schedule(), rank.rank());
+  rehearsal.host_traffic =
+      CountHostTraffic(plan, executor->schedule(), rank.rank(),
+                       config.param_dtype(), config.grad_accum_dtype);
   rehearsal.fixed = FixedBytes(rank, rehearsal.transient);
   rehearsal.fragmentation =
       executor->used_bytes() -
@@ -278,25 +288,27 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
                         RehearseRun(rank, config, tools, workload));
   session->predicted_ = rehearsal.ledger;
-  session->other_rank_peak_ = session->predicted_.total_peak_bytes();
+  session->other_rank_peak_ = rehearsal.needed_bytes();
   session->model_ = tools.make(config.model);
   const Plan& plan = rehearsal.plan;
   if (!plan.owners.even()) {
     Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,
                               rank.world(), rank.shards(), algorithm);
     other.sharers = rank.sharers;
+    other.host_sharers = rank.host_sharers;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
                           RehearseRun(other, config, tools, workload));
-    session->other_rank_peak_ = others.ledger.total_peak_bytes();
+    session->other_rank_peak_ = others.needed_bytes();
   }
   ZERO_RETURN_IF_ERROR(CheckFits(
-      session->predicted_, session->other_rank_peak_, config, workload.train,
-      rank, [&] { return FittingPatch(rank, config, tools, workload); }));
+      rehearsal, session->other_rank_peak_, config, workload.train, rank,
+      [&] { return FittingPatch(rank, config, tools, workload); }));
   AddConstants(rehearsal, &session->ledger_);
   ZERO_ASSIGN_OR_RETURN(
       session->executor_,
       Executor::Make(rank, *session->model_, plan, OptionsOf(config, workload),
-                     rehearsal.transient, &session->ledger_));
+                     rehearsal.transient, &session->ledger_,
+                     &session->host_ledger_));
   if (config.model.from_pretrained.empty()) {
     session->executor_->states().Initialize(config.training.seed);
   } else {

@@ -65,6 +65,8 @@ class Session {
   Model& model() const { return *model_; }
   Executor& executor() const { return *executor_; }
   const MemoryLedger& ledger() const { return ledger_; }
+  // Of states that the host keeps, all the time.
+  int64_t host_bytes() const { return host_ledger_.total_peak_bytes(); }
 
   // Looks how much `fixed` is by now: libraries load what they need when it is
   // used first. Only for a rank that has its GPU to itself.
@@ -72,7 +74,8 @@ class Session {
 
   // Bytes per category at the peak of the run, from the meta device.
   const MemoryLedger& predicted() const { return predicted_; }
-  // The predicted peak of any other rank: ranks are alike, but for a server
+  // The predicted peak of any other rank, with its host memory where that is
+  // the device's: ranks are alike, but for a server
   // (rank 0) and its workers.
   int64_t other_rank_peak() const { return other_rank_peak_; }
 
@@ -89,7 +92,7 @@ class Session {
 
   Config config_;
   const Rank* rank_;
-  MemoryLedger ledger_, predicted_;
+  MemoryLedger ledger_, host_ledger_, predicted_;
   int64_t other_rank_peak_ = 0;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
@@ -106,14 +109,25 @@ struct Rehearsal {
 
   Plan plan;
   MemoryLedger ledger;
+  MemoryLedger host_ledger;  // of the host's memory
   TransientBytes transient;
   // Of the ledger, all the time: no block's bytes.
   int64_t fixed = 0, fragmentation = 0;
-  StepWire wire;            // of a step, with training
-  std::string peak_action;  // in which the peak was reached; empty: before any
+  StepWire wire;             // of a step, with training
+  HostTraffic host_traffic;  // likewise
+  std::string peak_action;   // in which the peak was reached; empty: before any
   // Of all actions, in order: of a step, and of the evaluation and the sample
   // that the run makes.
   std::vector<Moment> timeline;
+
+  bool one_memory = false;  // the host's memory is the device's
+
+  int64_t host_bytes() const { return host_ledger.total_peak_bytes(); }
+  // Of the device at its peak, with what the host keeps where that is the same
+  // memory.
+  int64_t needed_bytes() const {
+    return ledger.total_peak_bytes() + (one_memory ? host_bytes() : 0);
+  }
 };
 
 // Rehearses such a run on `rank`, whose communicators may move nothing: what

@@ -214,6 +214,15 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
       {"device", DeviceText(*rank.device)},
       {"precision", PrecisionText(config, rank.world())},
       {"recompute", RecomputeName(config.recompute())}};
+  if (const Offload offload = config.zero_optimization.offload();
+      offload != Offload::kNone) {
+    rows.push_back(
+        {"offload",
+         absl::StrCat("the optimizer and the gradients that it reads",
+                      offload == Offload::kAll ? ", and parameters," : "",
+                      " in the host's memory (",
+                      HumanBytes(session.host_bytes()), "), updated there")});
+  }
   if (rank.world() > 1) {
     rows.push_back({"ranks", RanksText(session)});
     if (!report.link().empty()) {

@@ -23,9 +23,24 @@ constexpr absl::string_view kBegin =
     "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
 
 // In the order of Trace::Row.
-constexpr const char* kRowNames[] = {"compute", "waiting for communication",
-                                     "gather parameters", "reduce gradients",
-                                     "agree on numbers"};
+constexpr const char* kRowNames[] = {
+    "compute",           "waiting for communication",
+    "gather parameters", "reduce gradients",
+    "agree on numbers",  "from the host",
+    "to the host",       "host"};
+
+Trace::Row RowOf(StreamRole stream) {
+  switch (stream) {
+    case StreamRole::kUp:
+      return Trace::Row::kUp;
+    case StreamRole::kDown:
+      return Trace::Row::kDown;
+    case StreamRole::kHost:
+      return Trace::Row::kHost;
+    default:
+      return Trace::Row::kCompute;
+  }
+}
 
 double Micros(Trace::Clock::duration duration) {
   return std::chrono::duration<double, std::micro>(duration).count();
@@ -142,7 +157,7 @@ void Trace::Follow(int rank, Executor& executor) {
   executor.clock().set_time_hook(
       [this, rank, &executor](const Action& action, bool in_step,
                               Clock::time_point begin, Clock::time_point end) {
-        Add(rank, Row::kCompute,
+        Add(rank, RowOf(action.stream),
             absl::StrCat(in_step ? "" : "inference: ",
                          ActionName(action, executor.plan())),
             begin, end);

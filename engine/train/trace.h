@@ -23,7 +23,16 @@ namespace zero {
 class Trace {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Row { kCompute, kWait, kGather, kReduce, kScalar };
+  enum class Row {
+    kCompute,
+    kWait,
+    kGather,
+    kReduce,
+    kScalar,
+    kUp,    // copies from the host
+    kDown,  // to it
+    kHost,  // and what it computes
+  };
 
   // Spans beyond this are dropped, and counted: some 300 MB of text.
   static constexpr int64_t kMaxSpans = 2'000'000;

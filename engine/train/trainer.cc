@@ -157,7 +157,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     absl::StatusOr<std::string> hash = executor().states().Hash();
     if (hash.ok()) parameters_hash = *std::move(hash);
     status.Update(hash.status());
-    peak_bytes = session_->ledger().total_peak_bytes();
+    peak_bytes = session_->ledger().total_peak_bytes() + session_->host_bytes();
     status.Update(executor().numbers().AllReduce("peak bytes", ReduceOp::kSum,
                                                  {&peak_bytes, 1}));
   }
@@ -170,6 +170,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
   summary.interrupted = status.ok() && record_.step < total_steps_;
   summary.parameters_hash = parameters_hash;
   summary.peak_bytes = peak_bytes;
+  summary.host_bytes =
+      static_cast<double>(session_->host_bytes()) * rank_->world();
   summary.weights = folder_->weights();
   summary.checkpoint = checkpoints_->saved();
   const absl::Status written =

@@ -7,25 +7,33 @@
 namespace zero {
 namespace {
 
-Channel ChannelOf(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kReduce:
-      return Channel::kReduce;
-    case ActionKind::kReduceAcross:
-      return Channel::kAcross;
-    default:
+Channel ChannelOf(const Action& action) {
+  switch (action.stream) {
+    case StreamRole::kGather:
       return Channel::kGather;
+    case StreamRole::kReduce:
+      return action.kind == ActionKind::kReduce ? Channel::kReduce
+                                                : Channel::kAcross;
+    default:
+      return Channel::kHost;
   }
 }
 
-// The unit whose parameters or gradients a collective moves, the first of
-// several.
+// The unit whose parameters or gradients an action moves, the first of several.
 const std::string& UnitOf(const Action& action, const Plan& plan) {
   int unit = action.index;
-  if (action.kind == ActionKind::kGatherUpdated) {
-    unit = plan.gather_buckets[unit].unit;
-  } else if (action.kind != ActionKind::kGather) {
-    unit = plan.reduce_buckets[unit].unit;
+  switch (action.kind) {
+    case ActionKind::kGatherUpdated:
+      unit = plan.gather_buckets[unit].unit;
+      break;
+    case ActionKind::kReduce:
+    case ActionKind::kReduceAcross:
+    case ActionKind::kOffload:
+    case ActionKind::kAddOffloaded:
+      unit = plan.reduce_buckets[unit].unit;
+      break;
+    default:
+      break;
   }
   return plan.units[unit].name;
 }
@@ -33,13 +41,11 @@ const std::string& UnitOf(const Action& action, const Plan& plan) {
 }  // namespace
 
 ActionRunner::ActionRunner(const Rank& rank, const Plan& plan, StepClock& clock,
-                           Stream& compute, Stream* gather, Stream* reduce)
+                           const RankStreams& streams)
     : rank_(&rank),
       plan_(&plan),
       clock_(&clock),
-      compute_(&compute),
-      gather_(gather),
-      reduce_(reduce),
+      streams_(streams),
       joined_(rank.device->MakeEvent()) {}
 
 ActionList ActionRunner::MakeList(std::vector<Action> actions) const {
@@ -50,31 +56,19 @@ ActionList ActionRunner::MakeList(std::vector<Action> actions) const {
     for (int wait : action.waits) {
       const int i = wait < 0 ? wait + size : wait;
       if (list.done[i] == nullptr) list.done[i] = rank_->device->MakeEvent();
-      const bool arrives =
-          StreamOf(list.actions[i].kind) != StreamRole::kCompute;
+      const bool arrives = list.actions[i].stream != StreamRole::kCompute;
       if (wait < 0 && arrives) list.arriving.push_back(i);
     }
   }
   return list;
 }
 
-Stream& ActionRunner::StreamFor(const Action& action) const {
-  switch (StreamOf(action.kind)) {
-    case StreamRole::kGather:
-      return *gather_;
-    case StreamRole::kReduce:
-      return *reduce_;
-    default:
-      return *compute_;
-  }
-}
-
 void ActionRunner::Enter(const ActionList& list) {
   if (last_ == &list) return;
   AwaitArriving();
-  compute_->Record(*joined_);
-  for (Stream* stream : {gather_, reduce_}) {
-    if (stream != nullptr) stream->Wait(*joined_);
+  compute().Record(*joined_);
+  for (Stream* stream : streams_) {
+    if (stream != nullptr && stream != &compute()) stream->Wait(*joined_);
   }
   last_ = &list;
 }
@@ -84,24 +78,24 @@ void ActionRunner::Await(const ActionList& list, const Action& action) {
   for (const int wait : action.waits) {
     const int i =
         wait < 0 ? wait + static_cast<int>(list.actions.size()) : wait;
-    const StreamRole awaited = StreamOf(list.actions[i].kind);
-    if (&stream != compute_ || awaited == StreamRole::kCompute) {
+    const StreamRole awaited = list.actions[i].stream;
+    if (&stream != &compute() || awaited == StreamRole::kCompute) {
       stream.Wait(*list.done[i]);
     } else if (wait >= 0 || std::erase(arriving_, i) > 0) {
       // What came before this list began was waited for then.
-      AwaitCollective(list, i);
+      AwaitOther(list, i);
     }
   }
 }
 
-void ActionRunner::AwaitCollective(const ActionList& list, int i) {
+void ActionRunner::AwaitOther(const ActionList& list, int i) {
   const Action& action = list.actions[i];
-  clock_->Wait(ChannelOf(action.kind), UnitOf(action, *plan_),
-               [&] { compute_->Wait(*list.done[i]); });
+  clock_->Wait(ChannelOf(action), UnitOf(action, *plan_),
+               [&] { compute().Wait(*list.done[i]); });
 }
 
 void ActionRunner::AwaitArriving() {
-  for (const int i : std::exchange(arriving_, {})) AwaitCollective(*last_, i);
+  for (const int i : std::exchange(arriving_, {})) AwaitOther(*last_, i);
 }
 
 void ActionRunner::Leave() {

@@ -3,6 +3,7 @@
 #ifndef ZERO_ENGINE_ZERO_ACTION_RUNNER_H_
 #define ZERO_ENGINE_ZERO_ACTION_RUNNER_H_
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -16,19 +17,21 @@
 
 namespace zero {
 
+// Of a rank, by StreamRole; null: its plan has no action there.
+using RankStreams = std::array<Stream*, kNumStreamRoles>;
+
 // Actions, and for those that others wait for an event that they are done.
 struct ActionList {
   std::vector<Action> actions;
   std::vector<std::unique_ptr<Event>> done;
-  std::vector<int> arriving;  // collectives that the next run waits for
+  std::vector<int> arriving;  // on other streams; the next run waits for them
 };
 
 class ActionRunner {
  public:
-  // `gather` and `reduce` may be null in a world of one. All must outlive the
-  // runner.
+  // All must outlive the runner.
   ActionRunner(const Rank& rank, const Plan& plan, StepClock& clock,
-               Stream& compute, Stream* gather, Stream* reduce);
+               const RankStreams& streams);
 
   ActionList MakeList(std::vector<Action> actions) const;
 
@@ -41,7 +44,8 @@ class ActionRunner {
     for (size_t i = 0; i < list.actions.size(); ++i) {
       const Action& action = list.actions[i];
       Await(list, action);
-      clock_->Perform(action, in_step, times, [&] { perform(action); });
+      clock_->Perform(action, StreamFor(action), in_step, times,
+                      [&] { perform(action); });
       if (list.done[i] != nullptr) StreamFor(action).Record(*list.done[i]);
       ZERO_RETURN_IF_ERROR(rank_->status());
     }
@@ -49,25 +53,28 @@ class ActionRunner {
     return absl::OkStatus();
   }
 
-  // Makes computation wait for collectives of the last run that are in flight.
-  // The next run's collectives will wait for what is computed until then; the
-  // list of the last run may go.
+  // Makes computation wait for what the last run has in flight on other
+  // streams. What the next run does there will wait for what is computed until
+  // then; the list of the last run may go.
   void Leave();
 
  private:
   void AwaitArriving();
   void Enter(const ActionList& list);
   void Await(const ActionList& list, const Action& action);
-  Stream& StreamFor(const Action& action) const;
-  // Makes computation wait for collective i of a list.
-  void AwaitCollective(const ActionList& list, int i);
+  Stream& StreamFor(const Action& action) const {
+    return *streams_[static_cast<int>(action.stream)];
+  }
+  Stream& compute() const {
+    return *streams_[static_cast<int>(StreamRole::kCompute)];
+  }
+  // Makes computation wait for action i of a list, on another stream.
+  void AwaitOther(const ActionList& list, int i);
 
   const Rank* rank_;
   const Plan* plan_;
   StepClock* clock_;
-  Stream* compute_;
-  Stream* gather_;
-  Stream* reduce_;
+  const RankStreams streams_;
   const ActionList* last_ = nullptr;
   std::vector<int> arriving_;  // of last_, not waited for yet
   std::unique_ptr<Event> joined_;

@@ -31,6 +31,7 @@ struct Executor::UnitState {
   // on, and at its end those of all ranks.
   TableRows own_rows, all_rows;
   int64_t num_rows = 0;
+  TableRows host_rows;  // of all ranks, where the host adds them
 };
 
 struct Executor::BegunStep {
@@ -44,8 +45,8 @@ struct Executor::BegunStep {
 // Where the size of the states is measured.
 struct Executor::Sizing {
   std::unique_ptr<Device> meta;
-  MemoryLedger ledger;
-  std::unique_ptr<Arena> arena;
+  std::array<MemoryLedger, kNumHomes> ledgers;
+  std::array<std::unique_ptr<Arena>, kNumHomes> arenas;
 };
 
 // ---- Making and ending ------------------------------------------------------
@@ -63,53 +64,105 @@ Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
 Executor::~Executor() {
   // Nothing may be at work on the memory that goes. A device that has failed
   // says so once more.
-  for (Stream* stream : {gather_.get(), reduce_.get(), compute_.get()}) {
-    if (stream == nullptr) continue;
+  const auto finish = [](Stream* stream) {
+    if (stream == nullptr) return;
     CatchExceptions([&] {
       stream->Synchronize();
       return absl::OkStatus();
     }).IgnoreError();
-  }
+  };
+  for (const auto& stream : streams_) finish(stream.get());
+  finish(compute_.get());
   model_->DropTables();
 }
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
     const Rank& rank, Model& model, const Plan& plan,
     const ExecutorOptions& options, const TransientBytes& transient,
-    MemoryLedger* ledger) {
+    MemoryLedger* ledger, MemoryLedger* host_ledger) {
   std::unique_ptr<Executor> executor(new Executor(rank, model, plan, options));
-  ZERO_RETURN_IF_ERROR(executor->Reserve(transient, ledger));
+  ZERO_RETURN_IF_ERROR(executor->Reserve(transient, ledger, host_ledger));
   return executor;
 }
 
 // All that lives as long as the run, in an order that is the same on the meta
 // device, where its size is measured.
-void Executor::TakeStates(Arena& arena) {
-  states_->Take(arena);
+void Executor::TakeStates(const HomeArenas& arenas) {
+  Arena& arena = *arenas[static_cast<int>(Home::kDevice)];
+  states_->Take(arenas);
   numbers_->Take(arena);
   scalars_ = Tensor::Empty(arena, {static_cast<int64_t>(sizeof(StepScalars))},
                            DType::kU8, MemoryCategory::kInputs);
   if (!options_.train) return;
-  updater_->Take(arena);
+  updater_->Take(arenas);
   wire_->TakeStaging(arena);
+  if (plan_.UpdatesOnHost()) {
+    TakeHostBuffers(*arenas[static_cast<int>(Home::kHost)]);
+  }
 }
 
-absl::Status Executor::Reserve(const TransientBytes& transient,
-                               MemoryLedger* ledger) {
-  const auto make_stream = [&](StreamRole role) {
+// For gradients on their way to where the host adds them.
+void Executor::TakeHostBuffers(Arena& arena) {
+  const auto empty = [&](int64_t elems, DType dtype) {
+    return Tensor::Empty(arena, {elems}, dtype, MemoryCategory::kReduceBuffers);
+  };
+  int64_t elems = 0;
+  for (const Bucket& bucket : plan_.reduce_buckets) {
+    if (!bucket.is_rows()) elems = std::max(elems, bucket.elems);
+  }
+  if (plan_.shards_gradients()) {
+    for (Tensor& offloaded : offloaded_) {
+      offloaded = empty(plan_.owners.OwnedElems(elems, rank_->rank()),
+                        options_.grad_dtype);
+    }
+  }
+  int64_t scratch = 0;
+  for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
+    const PlannedUnit& table = plan_.units[t];
+    if (table.rows == 0) continue;
+    if (table.part.number == 0) {
+      units_[t].host_rows = EmptyRows(arena, t, plan_.world);
+    }
+    scratch = std::max<int64_t>(
+        scratch, rank_->device->host().ops().EmbeddingBackwardWorkspaceBytes(
+                     RowsArgs(t, units_[t - table.part.number].host_rows)));
+  }
+  if (scratch > 0) host_scratch_ = empty(scratch, DType::kU8);
+}
+
+void Executor::MakeStreams(MemoryLedger* ledger) {
+  const auto make = [&](StreamRole role) {
     ledger->AddConstant(MemoryCategory::kFixed,
                         rank_->device->stream_bytes(role));
     return rank_->device->MakeStream(role);
   };
+  const auto add = [&](StreamRole role) {
+    streams_[static_cast<int>(role)] = make(role);
+  };
+  compute_ = make(StreamRole::kCompute);
+  if (plan_.world > 1) {
+    add(StreamRole::kGather);
+    add(StreamRole::kReduce);
+  }
+  const bool host_updates = options_.train && plan_.UpdatesOnHost();
+  if (host_updates || plan_.FetchesParameters()) add(StreamRole::kUp);
+  if (host_updates) {
+    add(StreamRole::kDown);
+    add(StreamRole::kHost);
+  }
+}
+
+absl::Status Executor::Reserve(const TransientBytes& transient,
+                               MemoryLedger* ledger,
+                               MemoryLedger* host_ledger) {
   const auto make_arena = [&](int64_t bytes, const char* name) {
     return Arena::Make(*rank_->device, MemoryKind::kDevice, bytes, name,
                        ledger);
   };
-  compute_ = make_stream(StreamRole::kCompute);
-  if (plan_.world > 1) {
-    gather_ = make_stream(StreamRole::kGather);
-    reduce_ = make_stream(StreamRole::kReduce);
-  }
+  MakeStreams(ledger);
+  Stream* const gather = StreamFor(StreamRole::kGather);
+  Stream* const reduce = StreamFor(StreamRole::kReduce);
+  units_.resize(plan_.units.size());
   const absl::Span<const char* const> arrays =
       options_.train ? options_.optimizer.StateNames()
                      : absl::Span<const char* const>();
@@ -124,32 +177,46 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   upload_ = std::make_unique<BatchUpload>(*rank_->device, *compute_);
   clock_ = std::make_unique<StepClock>(*rank_->device, *compute_, plan_);
   numbers_ = std::make_unique<RankNumbers>(*rank_, *compute_, *clock_);
-  wire_ = std::make_unique<Wire>(*rank_, plan_, options_.grad_dtype,
-                                 gather_.get(), reduce_.get());
-  updater_ = std::make_unique<Updater>(*rank_, plan_, *states_, *numbers_,
-                                       *compute_, options_);
-  runner_ = std::make_unique<ActionRunner>(*rank_, plan_, *clock_, *compute_,
-                                           gather_.get(), reduce_.get());
+  wire_ = std::make_unique<Wire>(*rank_, plan_, options_.grad_dtype, gather,
+                                 reduce);
+  updater_ =
+      std::make_unique<Updater>(*rank_, plan_, *states_, *numbers_, *compute_,
+                                StreamFor(StreamRole::kHost), options_);
+  RankStreams streams = {compute_.get()};
+  for (int role = 1; role < kNumStreamRoles; ++role) {
+    streams[role] = streams_[role].get();
+  }
+  runner_ = std::make_unique<ActionRunner>(*rank_, plan_, *clock_, streams);
   // What the states need is what they take on the meta device.
   sizing_ = std::make_unique<Sizing>();
   sizing_->meta = MakeMetaDevice(*rank_->device);
-  ZERO_ASSIGN_OR_RETURN(
-      sizing_->arena,
-      Arena::Make(*sizing_->meta, MemoryKind::kDevice, int64_t{1} << 50,
-                  "model states", &sizing_->ledger));
-  TakeStates(*sizing_->arena);
-  const int64_t state_bytes = sizing_->arena->high_water_bytes() +
+  HomeArenas sizing;
+  for (int home = 0; home < kNumHomes; ++home) {
+    ZERO_ASSIGN_OR_RETURN(
+        sizing_->arenas[home],
+        Arena::Make(*sizing_->meta, MemoryKind::kDevice, int64_t{1} << 50,
+                    "model states", &sizing_->ledgers[home]));
+    sizing[home] = sizing_->arenas[home].get();
+  }
+  TakeStates(sizing);
+  const int64_t state_bytes = sizing[0]->high_water_bytes() +
                               model_->TableBytes(options_.max_positions);
   ZERO_ASSIGN_OR_RETURN(persistent_, make_arena(state_bytes, "model states"));
+  if (const int64_t bytes = sizing[1]->high_water_bytes(); bytes > 0) {
+    ZERO_ASSIGN_OR_RETURN(host_,
+                          Arena::Make(*rank_->device, MemoryKind::kHost, bytes,
+                                      "model states of the host", host_ledger));
+    host_->Touch();
+  }
   ZERO_ASSIGN_OR_RETURN(
       transient_,
       make_arena(transient.device, "activations, workspace and buffers"));
-  access_ = std::make_unique<StateAccess>(
-      *rank_, plan_, *states_, *upload_, *wire_, *numbers_, *transient_,
-      *compute_, gather_.get(), reduce_.get());
+  access_ = std::make_unique<StateAccess>(*rank_, plan_, *states_, *upload_,
+                                          *wire_, *numbers_, *transient_,
+                                          *compute_, gather, reduce);
   for (Arena* arena : arenas()) arena->Touch();
   ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), transient_.get()}));
-  TakeStates(*persistent_);
+  TakeStates({persistent_.get(), host_.get()});
   sizing_.reset();
   model_->Prepare(*persistent_, *compute_, options_.max_positions);
   // The largest are the hashes that ranks compare, or logits.
@@ -168,8 +235,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   context_ = std::make_unique<Context>(*rank_->device, *compute_, *transient_);
   context_->recompute = options_.recompute;
   context_->max_kept_logits_bytes = MaxKeptLogitsBytes(plan_, options_);
-  states_->Bind(rank_->device->ops(), *compute_);
-  units_.resize(plan_.units.size());
+  states_->Bind(*compute_);
   for (size_t u = 0; u < units_.size(); ++u) {
     if (static_cast<int>(u) < plan_.num_computing) {
       units_[u].unit = model_->units()[plan_.units[u].model_unit].get();
@@ -288,11 +354,13 @@ void Executor::Perform(const Action& action, const StepInput& input) {
                                            : ForwardBackwardHead(i);
       FinishRows(i);
       // Gradients of several micro-steps add up where they are replicated.
-      if (states_->grads().sharded() ||
+      if (plan_.shards_gradients() ||
           action.micro_step + 1 == num_micro_steps_) {
         FinishGradients(i, action.phase);
       }
       return;
+    case ActionKind::kFetch:
+      return Fetch(i);
     case ActionKind::kGather:
       return Gather(i);
     case ActionKind::kRelease:
@@ -301,14 +369,16 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       const Bucket& bucket = plan_.reduce_buckets[i];
       UnitState& state = units_[bucket.unit];
       if (bucket.is_rows()) {
-        state.all_rows = EmptyRows(bucket.unit, plan_.world);
+        state.all_rows = EmptyRows(*transient_, bucket.unit, plan_.world);
         // Tokens that a gather which fails leaves out must be tokens, too.
-        rank_->device->ops().Fill(*reduce_, {state.all_rows.ids.vector(), 0});
+        rank_->device->ops().Fill(*StreamFor(StreamRole::kReduce),
+                                  {state.all_rows.ids.vector(), 0});
         return wire_->GatherRows(i, state.own_rows, state.all_rows);
       }
+      const bool adds = plan_.shards_gradients() && action.micro_step > 0;
       return wire_->Reduce(
           i, state.gradients[bucket.phase].flat, states_->grads(),
-          /*accumulate=*/states_->grads().sharded() && action.micro_step > 0,
+          /*accumulate=*/adds && !plan_.UpdatesOnHost(bucket.unit),
           *transient_);
     }
     case ActionKind::kReduceAcross: {
@@ -318,17 +388,28 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       }
       return wire_->ReduceAcross(i, states_->grads(), *transient_);
     }
+    case ActionKind::kOffload:
+      return Offload(action);
+    case ActionKind::kAddOffloaded:
+      return AddOffloaded(i);
     case ActionKind::kReleaseGradients:
       return ReleaseGradients(i, action.phase);
     case ActionKind::kAddRows:
       return AddRows(i);
+    case ActionKind::kSumSquares:
+      return updater_->SumSquares(i);
     case ActionKind::kNorm:
       wire_->EndReductions();
+      for (UnitState& unit : units_) unit.own_rows = unit.all_rows = {};
       return updater_->Norm(input, scalars());
     case ActionKind::kMoments:
-      return updater_->Moments(input);
+      return updater_->Moments(i, input);
+    case ActionKind::kTensorNorms:
+      return updater_->TensorNorms();
     case ActionKind::kUpdate:
       return updater_->Update(i, input);
+    case ActionKind::kUpload:
+      return Upload(i);
     case ActionKind::kGatherUpdated:
       return wire_->GatherUpdated(i, states_->params());
   }
@@ -336,15 +417,30 @@ void Executor::Perform(const Action& action, const StepInput& input) {
 
 // ---- Forward and backward ---------------------------------------------------
 
-void Executor::Gather(int unit) {
+void Executor::TakeParameterBuffer(int unit) {
   UnitState& state = units_[unit];
   const PlannedUnit& planned = plan_.units[unit];
   ZERO_CHECK(!state.gathered.defined()) << planned.name;
   state.gathered =
       Tensor::Empty(*transient_, {planned.padded_elems}, options_.param_dtype,
                     MemoryCategory::kGatheredParameters);
-  wire_->GatherUnit(unit, states_->params(), state.gathered);
   states_->BindValues(unit, state.gathered);
+}
+
+void Executor::Fetch(int unit) {
+  TakeParameterBuffer(unit);
+  const PlannedUnit& planned = plan_.units[unit];
+  for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
+    const Segment piece = plan_.Piece(planned.segments[s], rank_->rank());
+    const Tensor to = units_[unit].gathered.Slice(piece.begin, {piece.elems});
+    rank_->device->Copy(*StreamFor(StreamRole::kUp), to.data(),
+                        states_->params().Piece({unit, s}).data(), to.bytes());
+  }
+}
+
+void Executor::Gather(int unit) {
+  if (!plan_.FetchesParameters(unit)) TakeParameterBuffer(unit);
+  wire_->GatherUnit(unit, states_->params(), units_[unit].gathered);
 }
 
 void Executor::Release(int unit) {
@@ -401,7 +497,7 @@ void Executor::Backward(int unit, int phase) {
 // Rotating memory for the gradients that this unit's backward writes: its own
 // in this phase, and those of the parameters it borrows.
 void Executor::TakeGradientBuffers(int unit, int phase) {
-  if (!states_->grads().sharded()) return;
+  if (!plan_.shards_gradients()) return;
   for (int u : plan_.units[unit].writes) {
     const PlannedUnit& planned = plan_.units[u];
     if (planned.trained_elems == 0) continue;
@@ -446,12 +542,11 @@ void Executor::FinishGradients(int unit, int phase) {
 
 // ---- Rows of tables ---------------------------------------------------------
 
-TableRows Executor::EmptyRows(int table, int64_t ranks) {
+TableRows Executor::EmptyRows(Arena& arena, int table, int64_t ranks) const {
   const PlannedUnit& planned = plan_.units[table];
   const int64_t n = ranks * planned.rows;
   const auto empty = [&](const Shape& shape, DType dtype) {
-    return Tensor::Empty(*transient_, shape, dtype,
-                         MemoryCategory::kReduceBuffers);
+    return Tensor::Empty(arena, shape, dtype, MemoryCategory::kReduceBuffers);
   };
   return {empty({n}, DType::kI32), empty({n, planned.width}, plan_.rows.dtype)};
 }
@@ -464,7 +559,9 @@ void Executor::TakeRows(int unit) {
       continue;
     }
     UnitState& state = units_[t];
-    if (!state.own_rows.rows.defined()) state.own_rows = EmptyRows(t, 1);
+    if (!state.own_rows.rows.defined()) {
+      state.own_rows = EmptyRows(*transient_, t, 1);
+    }
     const BatchView& batch = context_->batch;
     const int64_t n = batch.num_tokens();
     ZERO_CHECK_GE(planned.rows - state.num_rows, n)
@@ -491,22 +588,17 @@ void Executor::FinishRows(int unit) {
   }
 }
 
-// All of them, in order, to the reduced gradient that lies here. Those of a
-// table in parts are its first part's.
-void Executor::AddRows(int table) {
+// What adds all rows to the reduced gradient that lies here.
+EmbeddingBackwardArgs Executor::RowsArgs(int table,
+                                         const TableRows& rows) const {
   const PlannedUnit& planned = plan_.units[table];
-  UnitState& state = units_[table - planned.part.number];
-  ZERO_CHECK_EQ(state.num_rows, planned.rows)
-      << "the plan is of another number of tokens in a step";
-  const FlatState& grads = states_->grads();
+  const FlatState& grads = states_->reduced_grads(table);
   const Tensor grad = grads.Held(table);
-  Ops& ops = rank_->device->ops();
-  if (planned.completed_by < 0) ops.Fill(*compute_, {grad.vector(), 0});
   const PlannedParameter& parameter = planned.parameters[0];
   const Shape& shape = parameter.spec.shape;
   EmbeddingBackwardArgs args{
-      .ids = state.all_rows.ids.As<int32_t>(),
-      .dout = state.all_rows.rows.matrix(),
+      .ids = rows.ids.As<int32_t>(),
+      .dout = rows.rows.matrix(),
       .dtable = {grad.data(), grad.dtype(), shape[0], shape[1], shape[1]},
       .accumulate = true};
   if (grads.sharded()) {
@@ -515,9 +607,34 @@ void Executor::AddRows(int table) {
     args.pieces = {first.elems, piece.begin, piece.elems, parameter.first,
                    parameter.first + parameter.elems};
   }
+  return args;
+}
+
+// All of them, in order. Those of a table in parts are its first part's.
+void Executor::AddRows(int table) {
+  const PlannedUnit& planned = plan_.units[table];
+  UnitState& state = units_[table - planned.part.number];
+  ZERO_CHECK_EQ(state.num_rows, planned.rows)
+      << "the plan is of another number of tokens in a step";
+  const bool on_host = plan_.UpdatesOnHost(table);
+  const EmbeddingBackwardArgs args =
+      RowsArgs(table, on_host ? state.host_rows : state.all_rows);
+  const auto add = [args, zero = planned.completed_by < 0,
+                    grad = states_->reduced_grads(table).Held(table).vector()](
+                       Ops& ops, Stream& stream, const Workspace& scratch) {
+    if (zero) ops.Fill(stream, {grad, 0});
+    ops.EmbeddingBackward(stream, args, scratch);
+  };
+  if (on_host) {
+    Stream* const host = StreamFor(StreamRole::kHost);
+    return host->Enqueue(
+        [add, host, ops = &rank_->device->host().ops(),
+         scratch = AsWorkspace(host_scratch_)] { add(*ops, *host, scratch); });
+  }
+  Ops& ops = rank_->device->ops();
   const Tensor scratch =
       context_->Scratch(ops.EmbeddingBackwardWorkspaceBytes(args));
-  ops.EmbeddingBackward(*compute_, args, AsWorkspace(scratch));
+  add(ops, *compute_, AsWorkspace(scratch));
   if (planned.part.number + 1 < planned.part.count) return;
   state.own_rows = state.all_rows = {};
 }
@@ -525,6 +642,66 @@ void Executor::AddRows(int table) {
 void Executor::ReleaseGradients(int unit, int phase) {
   states_->BindSinks(unit, phase, Tensor());
   units_[unit].gradients[phase].flat = Tensor();
+}
+
+// ---- To the host and back --------------------------------------------------
+
+void Executor::Offload(const Action& action) {
+  const Bucket& bucket = plan_.reduce_buckets[action.index];
+  const UnitState& state = units_[bucket.unit];
+  const auto copy = [&](const Tensor& from, const Tensor& to) {
+    rank_->device->Copy(*StreamFor(StreamRole::kDown), to.data(), from.data(),
+                        to.bytes());
+  };
+  if (bucket.is_rows()) {
+    copy(state.all_rows.ids, state.host_rows.ids);
+    copy(state.all_rows.rows, state.host_rows.rows);
+    return;
+  }
+  const bool sharded = plan_.shards_gradients();
+  const bool adds = sharded && action.micro_step > 0;
+  if (adds) ++num_offloaded_;
+  const int64_t phase = plan_.units[bucket.unit].phases[bucket.phase].begin;
+  int64_t begin = 0;
+  for (const SegmentRef& ref : bucket.segments) {
+    const Segment piece = plan_.Piece(plan_.segment(ref), rank_->rank());
+    copy(sharded ? state.gradients[bucket.phase].flat.Slice(piece.begin - phase,
+                                                            {piece.elems})
+                 : states_->grads().Piece(ref),
+         adds ? offloaded().Slice(begin, {piece.elems})
+              : states_->reduced_grads(ref.unit).Piece(ref));
+    begin += piece.elems;
+  }
+}
+
+void Executor::AddOffloaded(int bucket) {
+  std::vector<std::pair<ConstVector, Vector>> sums;
+  int64_t begin = 0;
+  for (const SegmentRef& ref : plan_.reduce_buckets[bucket].segments) {
+    const Tensor to = states_->reduced_grads(ref.unit).Piece(ref);
+    sums.emplace_back(offloaded().Slice(begin, to.shape()).vector(),
+                      to.vector());
+    begin += to.num_elems();
+  }
+  Stream* const host = StreamFor(StreamRole::kHost);
+  host->Enqueue(
+      [ops = &rank_->device->host().ops(), host, sums = std::move(sums)] {
+        for (const auto& [from, to] : sums) {
+          ops->SumRanks(*host, {.src = {&from.data, 1},
+                                .src_dtype = from.dtype,
+                                .dst = to,
+                                .accumulate = true});
+        }
+      });
+}
+
+void Executor::Upload(int unit) {
+  for (int s = 0; s < plan_.units[unit].num_trained_segments; ++s) {
+    const Tensor to = states_->params().Piece({unit, s});
+    rank_->device->Copy(*StreamFor(StreamRole::kUp), to.data(),
+                        states_->updated_params(unit).Piece({unit, s}).data(),
+                        to.bytes());
+  }
 }
 
 // ---- Without gradients ------------------------------------------------------
@@ -541,10 +718,9 @@ absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   return runner_->Run(forward_list_, /*in_step=*/false, /*times=*/nullptr,
                       [&](const Action& action) {
                         const int u = action.index;
-                        if (action.kind == ActionKind::kGather)
-                          return Gather(u);
-                        if (action.kind == ActionKind::kRelease)
-                          return Release(u);
+                        if (action.kind != ActionKind::kForward) {
+                          return Perform(action, StepInput());
+                        }
                         ctx.part = plan_.units[u].part.number;
                         Unit& unit = *units_[u].unit;
                         x = &unit == &last

@@ -35,13 +35,13 @@ namespace zero {
 class Executor {
  public:
   // Reserves all memory of the run: states by `plan`, which is of this model
-  // and world, and the transient bytes that a rehearsal measured. Rank, model
-  // and ledger must outlive the executor.
+  // and world, and the transient bytes that a rehearsal measured. `host_ledger`
+  // is of the host's memory. Rank, model and ledgers must outlive the executor.
   // Errors: ResourceExhausted, naming what did not fit.
   static absl::StatusOr<std::unique_ptr<Executor>> Make(
       const Rank& rank, Model& model, const Plan& plan,
       const ExecutorOptions& options, const TransientBytes& transient,
-      MemoryLedger* ledger);
+      MemoryLedger* ledger, MemoryLedger* host_ledger);
   ~Executor();
 
   // One optimizer step over all micro-batches: Begin, then Finish.
@@ -102,21 +102,36 @@ class Executor {
 
   Executor(const Rank& rank, Model& model, const Plan& plan,
            const ExecutorOptions& options);
-  absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger);
-  void TakeStates(Arena& arena);
+  absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger,
+                       MemoryLedger* host_ledger);
+  void MakeStreams(MemoryLedger* ledger);
+  Stream* StreamFor(StreamRole role) const {
+    return streams_[static_cast<int>(role)].get();
+  }
+  void TakeStates(const HomeArenas& arenas);
+  void TakeHostBuffers(Arena& arena);
   void Perform(const Action& action, const StepInput& input);
+  void TakeParameterBuffer(int unit);
+  void Fetch(int unit);
   void Gather(int unit);
   void Release(int unit);
   void Forward(int unit);
   void ForwardBackwardHead(int unit);
   void Backward(int unit, int phase);
   void TakeGradientBuffers(int unit, int phase);
-  TableRows EmptyRows(int table, int64_t ranks);
+  TableRows EmptyRows(Arena& arena, int table, int64_t ranks) const;
+  EmbeddingBackwardArgs RowsArgs(int table, const TableRows& rows) const;
   void TakeRows(int unit);
   void FinishRows(int unit);
   void AddRows(int table);
   void FinishGradients(int unit, int phase);
   void ReleaseGradients(int unit, int phase);
+  void Offload(const Action& action);
+  void AddOffloaded(int bucket);
+  void Upload(int unit);
+  const Tensor& offloaded() const {
+    return offloaded_[num_offloaded_ % offloaded_.size()];
+  }
   StepScalars* scalars() const {
     return reinterpret_cast<StepScalars*>(scalars_.data());
   }
@@ -130,6 +145,7 @@ class Executor {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Sizing> sizing_;     // outlives what is taken from it
   std::unique_ptr<Arena> persistent_;  // states
+  std::unique_ptr<Arena> host_;        // those in the host's memory; null: none
   std::unique_ptr<Arena> transient_;   // what a step takes and gives back
   std::unique_ptr<ModelStates> states_;
   std::unique_ptr<BatchUpload> upload_;
@@ -148,8 +164,14 @@ class Executor {
   size_t num_begun_ = 0, num_finished_ = 0;
   Tensor output_grad_;  // of the unit whose backward comes next
   StepTimes times_;
-  // Last: they finish what is queued before the memory above goes.
-  std::unique_ptr<Stream> gather_, reduce_;
+  // What a micro-step adds to gradients on the host comes here: two buckets in
+  // turn.
+  std::array<Tensor, 2> offloaded_;
+  size_t num_offloaded_ = 0;
+  Tensor host_scratch_;
+  // By role, without kCompute; null: not used. Last: they finish what is queued
+  // before the memory above goes.
+  std::array<std::unique_ptr<Stream>, kNumStreamRoles> streams_;
 };
 
 }  // namespace zero

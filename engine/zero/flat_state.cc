@@ -5,27 +5,43 @@
 namespace zero {
 
 FlatState::FlatState(const Plan& plan, int64_t rank, std::string name,
-                     Placement placement, bool trained, Arena& arena,
-                     DType dtype, MemoryCategory category)
+                     Placement placement, bool trained, const HomeOf& home,
+                     const HomeArenas& arenas, DType dtype,
+                     MemoryCategory category)
     : plan_(&plan),
       rank_(rank),
       name_(std::move(name)),
       placement_(placement),
-      trained_(trained) {
-  const int64_t elems = trained ? plan.trained_elems : plan.padded_elems;
-  const Shape shape = {plan.StateElems(elems, placement, rank)};
-  data_ = shape.num_elems() == 0 ? Tensor::Borrow(nullptr, shape, dtype)
-                                 : Tensor::Empty(arena, shape, dtype, category);
+      trained_(trained),
+      dtype_(dtype) {
+  std::array<int64_t, kNumHomes> elems = {};
+  for (const PlannedUnit& unit : plan.units) {
+    Place place{home(unit)};
+    if (place.home.has_value()) {
+      int64_t& all = elems[static_cast<int>(*place.home)];
+      place.range = {all, trained ? unit.trained_elems : unit.padded_elems};
+      all = place.range.end();
+    }
+    places_.push_back(place);
+  }
+  for (int h = 0; h < kNumHomes; ++h) {
+    if (elems[h] == 0) continue;
+    const Shape shape = {plan.StateElems(elems[h], placement, rank)};
+    arrays_[h] = shape.num_elems() == 0
+                     ? Tensor::Borrow(nullptr, shape, dtype)
+                     : Tensor::Empty(*arenas[h], shape, dtype, category);
+  }
 }
 
-Segment FlatState::PlaceOf(int unit) const {
-  const PlannedUnit& planned = plan_->units[unit];
-  return trained_ ? Segment{planned.trained_offset, planned.trained_elems}
-                  : Segment{planned.offset, planned.padded_elems};
-}
-
-int64_t FlatState::OffsetOf(int unit, int64_t begin) const {
-  return plan_->StateElems(PlaceOf(unit).begin + begin, placement_, rank_);
+Tensor FlatState::Part(int unit, int64_t begin, int64_t elems) const {
+  const Place& place = places_[unit];
+  ZERO_CHECK(place.home.has_value())
+      << name_ << " has nothing of " << plan_->units[unit].name;
+  const Tensor& array = arrays_[static_cast<int>(*place.home)];
+  // Of a unit without elements that is alone in its memory.
+  if (!array.defined()) return Tensor::Borrow(nullptr, {0}, dtype_);
+  return array.Slice(
+      plan_->StateElems(place.range.begin, placement_, rank_) + begin, {elems});
 }
 
 Segment FlatState::HeldRange(const SegmentRef& ref) const {
@@ -36,9 +52,10 @@ Segment FlatState::HeldRange(const SegmentRef& ref) const {
 Tensor FlatState::Values(const SegmentRef& ref, const Segment& range) const {
   const Segment held = HeldRange(ref);
   ZERO_CHECK(range.begin >= held.begin && range.end() <= held.end());
-  return data_.Slice(
-      OffsetOf(ref.unit, plan_->segment(ref).begin) + range.begin - held.begin,
-      {range.elems});
+  return Part(ref.unit,
+              plan_->StateElems(plan_->segment(ref).begin, placement_, rank_) +
+                  range.begin - held.begin,
+              range.elems);
 }
 
 Tensor FlatState::Unit(int unit) const {
@@ -47,8 +64,8 @@ Tensor FlatState::Unit(int unit) const {
 }
 
 Tensor FlatState::Held(int unit) const {
-  return data_.Slice(OffsetOf(unit, 0), {plan_->StateElems(PlaceOf(unit).elems,
-                                                           placement_, rank_)});
+  return Part(unit, 0,
+              plan_->StateElems(places_[unit].range.elems, placement_, rank_));
 }
 
 }  // namespace zero

@@ -1,35 +1,52 @@
-// A model state (parameters, gradients, moments) in one flat array laid out by
-// the plan: the elements of all units, or only this rank's pieces of them.
+// A model state (parameters, gradients, moments) in flat arrays laid out by the
+// plan, one in the memory of every home that some unit has: the elements of
+// these units, or only this rank's pieces of them.
 #ifndef ZERO_ENGINE_ZERO_FLAT_STATE_H_
 #define ZERO_ENGINE_ZERO_FLAT_STATE_H_
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "absl/types/optional.h"
 #include "engine/tensor/arena.h"
 #include "engine/tensor/tensor.h"
 #include "engine/zero/plan.h"
 
 namespace zero {
 
+// By Home.
+using HomeArenas = std::array<Arena*, kNumHomes>;
+
 class FlatState {
  public:
+  // The home of a unit's elements; none: the state has none of them.
+  using HomeOf = std::function<absl::optional<Home>(const PlannedUnit&)>;
+
   FlatState() = default;  // undefined
 
-  // Takes what `rank` holds of all elements, or of those that are `trained`,
-  // from `arena`. `plan` must outlive the state.
+  // Takes what `rank` holds of all elements, or of those that are `trained`.
+  // `plan` must outlive the state.
   FlatState(const Plan& plan, int64_t rank, std::string name,
-            Placement placement, bool trained, Arena& arena, DType dtype,
-            MemoryCategory category);
+            Placement placement, bool trained, const HomeOf& home,
+            const HomeArenas& arenas, DType dtype, MemoryCategory category);
 
   bool defined() const { return plan_ != nullptr; }
   const std::string& name() const { return name_; }  // "master"
+  DType dtype() const { return dtype_; }
   bool sharded() const { return placement_ == Placement::kSharded; }
-  const Tensor& data() const { return data_; }
+  // By Home; undefined: no unit has it.
+  const std::array<Tensor, kNumHomes>& arrays() const { return arrays_; }
+  bool HasUnit(int unit) const {
+    return defined() && places_[unit].home.has_value();
+  }
   bool Has(const SegmentRef& ref) const {
-    return !trained_ ||
-           ref.segment < plan_->units[ref.unit].num_trained_segments;
+    return HasUnit(ref.unit) &&
+           (!trained_ ||
+            ref.segment < plan_->units[ref.unit].num_trained_segments);
   }
 
   // The elements of a segment that lie here: all, or this rank's piece.
@@ -51,16 +68,22 @@ class FlatState {
   Tensor Held(int unit) const;
 
  private:
-  // A unit's place among all units, and where what lies here of it begins.
-  Segment PlaceOf(int unit) const;
-  int64_t OffsetOf(int unit, int64_t begin) const;
+  // A unit's home, and its place among the units there.
+  struct Place {
+    absl::optional<Home> home;
+    Segment range;
+  };
+  // `elems` from element `begin` of what lies here of a unit.
+  Tensor Part(int unit, int64_t begin, int64_t elems) const;
 
   const Plan* plan_ = nullptr;
   int64_t rank_ = 0;
   std::string name_;
   Placement placement_ = Placement::kReplicated;
   bool trained_ = false;
-  Tensor data_;
+  DType dtype_ = DType::kF32;
+  std::vector<Place> places_;  // by unit
+  std::array<Tensor, kNumHomes> arrays_;
 };
 
 }  // namespace zero

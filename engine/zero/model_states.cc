@@ -31,6 +31,21 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
   return specs;
 }
 
+namespace {
+
+// REQUIRES: the host is not at work on the state; `stream` is done with it.
+void Zero(const FlatState& state, Stream& stream) {
+  Device& device = stream.device();
+  for (int h = 0; h < kNumHomes; ++h) {
+    const Tensor& array = state.arrays()[h];
+    if (!array.defined()) continue;
+    Device& where = h == static_cast<int>(Home::kHost) ? device.host() : device;
+    where.ops().Fill(stream, {array.vector(), 0});
+  }
+}
+
+}  // namespace
+
 ModelStates::ModelStates(const Plan& plan, int64_t rank, Model& model,
                          const StateOptions& options)
     : plan_(&plan), rank_(rank), options_(options) {
@@ -74,38 +89,76 @@ ModelStates::~ModelStates() {
   }
 }
 
-void ModelStates::Take(Arena& arena) {
+void ModelStates::Take(const HomeArenas& arenas) {
   const StatePlacement& placement = plan_->placement;
   const auto make = [&](std::string name, Placement where, DType dtype,
-                        MemoryCategory category) {
-    const bool trained = category != MemoryCategory::kParameters;
-    return FlatState(*plan_, rank_, std::move(name), where, trained, arena,
-                     dtype, category);
+                        MemoryCategory category, const FlatState::HomeOf& home,
+                        bool trained = true) {
+    return FlatState(*plan_, rank_, std::move(name), where, trained, home,
+                     arenas, dtype, category);
   };
-  params_ = make("parameters", placement.parameters, options_.param_dtype,
-                 MemoryCategory::kParameters);
+  const auto of_optimizer = [](const PlannedUnit& unit) {
+    return unit.homes.optimizer;
+  };
+  params_ = make(
+      "parameters", placement.parameters, options_.param_dtype,
+      MemoryCategory::kParameters,
+      [](const PlannedUnit& unit) { return unit.homes.parameters; },
+      /*trained=*/false);
   if (!options_.train) return;
   grads_ = make("gradients", placement.gradients, options_.grad_dtype,
-                MemoryCategory::kGradients);
+                MemoryCategory::kGradients, [&](const PlannedUnit& unit) {
+                  return plan_->shards_gradients() ? of_optimizer(unit)
+                                                   : Home::kDevice;
+                });
+  // The host's copies of what the device keeps, too.
+  const auto copy = [&](std::string name, DType dtype, MemoryCategory category,
+                        const std::function<bool(const PlannedUnit&)>& is) {
+    return make(std::move(name), placement.optimizer, dtype, category,
+                [&](const PlannedUnit& unit) -> absl::optional<Home> {
+                  if (of_optimizer(unit) != Home::kHost || !is(unit)) {
+                    return absl::nullopt;
+                  }
+                  return Home::kHost;
+                });
+  };
+  host_params_ = copy("parameters of the host", options_.param_dtype,
+                      MemoryCategory::kParameters, [](const PlannedUnit& unit) {
+                        return unit.homes.parameters == Home::kDevice;
+                      });
+  host_grads_ = copy(
+      "gradients of the host", options_.grad_dtype, MemoryCategory::kGradients,
+      [&](const PlannedUnit&) { return !plan_->shards_gradients(); });
   if (options_.master_dtype) {
     master_ = make("master", placement.optimizer, *options_.master_dtype,
-                   MemoryCategory::kOptimizer);
+                   MemoryCategory::kOptimizer, of_optimizer);
   }
   optimizer_.clear();
   for (const std::string& name : options_.optimizer_arrays) {
     optimizer_.push_back(make(name, placement.optimizer, DType::kF32,
-                              MemoryCategory::kOptimizer));
+                              MemoryCategory::kOptimizer, of_optimizer));
   }
 }
 
-void ModelStates::Bind(Ops& ops, Stream& stream) {
+void ModelStates::Bind(Stream& stream) {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     if (plan_->units[u].padded_elems == 0) continue;
     if (!params_.sharded()) BindValues(u, params_.Unit(u));
     if (grads_.defined() && !grads_.sharded()) BindSinks(u, 0, grads_.Unit(u));
   }
-  for (const FlatState* state : {&params_, &grads_, &master_}) {
-    if (state->defined()) ops.Fill(stream, {state->data().vector(), 0});
+  for (const FlatState* state :
+       {&params_, &grads_, &master_, &host_params_, &host_grads_}) {
+    Zero(*state, stream);
+  }
+}
+
+void ModelStates::CopyToHost(Stream& stream) const {
+  if (!host_params_.defined()) return;
+  for (const SegmentRef& ref : segments_) {
+    if (!host_params_.Has(ref)) continue;
+    const Tensor to = host_params_.Piece(ref);
+    stream.device().Copy(stream, to.data(), params_.Piece(ref).data(),
+                         to.bytes());
   }
 }
 
@@ -113,7 +166,7 @@ ModelStates::Readable ModelStates::readable(const SegmentRef& ref) const {
   if (options_.stochastic_rounding || !master_.defined() || !master_.Has(ref)) {
     return {&params_};
   }
-  if (master_.data().dtype() == DType::kF32) return {&master_};
+  if (master_.dtype() == DType::kF32) return {&master_};
   return {&params_, &master_};
 }
 
@@ -121,8 +174,8 @@ std::vector<ModelStates::KeptState> ModelStates::kept(
     const SegmentRef& ref) const {
   std::vector<KeptState> kept;
   const bool masters = master_.defined() && master_.Has(ref);
-  const DType dtype = params_.data().dtype();
-  if (masters && master_.data().dtype() == DType::kF32) {
+  const DType dtype = params_.dtype();
+  if (masters && master_.dtype() == DType::kF32) {
     kept.push_back({"weight", DType::kF32, {&master_}});
     if (options_.stochastic_rounding) {
       kept.push_back({"rounded", dtype, {&params_}});
@@ -228,9 +281,8 @@ void Keep(absl::Span<const float> values, DType dtype, void* to) {
 
 void ModelStates::Fill(StatePart part, const ValuesFn& values,
                        BatchUpload& upload, Stream& stream) {
-  for (const FlatState& state : optimizer_) {
-    stream.device().ops().Fill(stream, {state.data().vector(), 0});
-  }
+  stream.Synchronize();
+  for (const FlatState& state : optimizer_) Zero(state, stream);
   if (values == nullptr || stream.device().kind() == DeviceKind::kMeta) return;
   std::vector<float> exact;
   const auto write = [&](int64_t from, const Tensor& to) {

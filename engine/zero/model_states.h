@@ -71,14 +71,26 @@ class ModelStates {
               const StateOptions& options);
   ~ModelStates();  // the model outlives the memory that it was bound to
 
-  // Takes the arrays from `arena`, in place of those that there were.
-  void Take(Arena& arena);
+  // Takes the arrays, in place of those that there were.
+  void Take(const HomeArenas& arenas);
   // Binds what is replicated for the whole run, and zeroes what padding must
   // not find there.
-  void Bind(Ops& ops, Stream& stream);
+  void Bind(Stream& stream);
 
   const FlatState& params() const { return params_; }
+  // Where backward's sums over micro-batches, or of all ranks where they are
+  // sharded, are.
   const FlatState& grads() const { return grads_; }
+  // What the optimizer of a unit reads and writes: these two, or what the host
+  // has of them.
+  const FlatState& updated_params(int unit) const {
+    return host_params_.HasUnit(unit) ? host_params_ : params_;
+  }
+  const FlatState& reduced_grads(int unit) const {
+    return host_grads_.HasUnit(unit) ? host_grads_ : grads_;
+  }
+  // Launches what makes the host's parameters those of the device.
+  void CopyToHost(Stream& stream) const;
   // fp32, or uint16: the rest of masters whose upper part are the parameters
   // (SplitMaster in kernels/rounding.h).
   const FlatState& master() const { return master_; }
@@ -150,6 +162,9 @@ class ModelStates {
   std::vector<SegmentRef> segments_;  // of all units, in plan order
   FlatState params_, grads_, master_;
   std::vector<FlatState> optimizer_;
+  // What this rank owns, of units that the host updates, where the device has
+  // it too.
+  FlatState host_params_, host_grads_;
 };
 
 }  // namespace zero

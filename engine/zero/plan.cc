@@ -287,7 +287,7 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
 // A gradient that is all there anyway, or that another unit writes, too, is
 // written in one phase.
 void ChoosePhases(Plan* plan) {
-  const bool sharded = plan->placement.gradients == Placement::kSharded;
+  const bool sharded = plan->shards_gradients();
   const int num_units = static_cast<int>(plan->units.size());
   for (int u = 0; u < num_units; ++u) {
     PlannedUnit& unit = plan->units[u];
@@ -381,7 +381,7 @@ void ListTransfers(Plan* plan) {
       transfers.push_back({kind, partition, elems, codec});
     return transfers;
   };
-  if (plan->placement.parameters == Placement::kSharded) {
+  if (plan->shards_parameters()) {
     for (PlannedUnit& unit : plan->units) {
       unit.gather = list(plan->owners, unit.padded_elems, plan->parameters,
                          {Kind::kGather});
@@ -436,6 +436,18 @@ Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
   return {.sent = rest + hops, .received = given + hops};
 }
 
+bool Plan::UpdatesOnHost() const {
+  return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
+    return unit.homes.optimizer == Home::kHost;
+  });
+}
+
+bool Plan::FetchesParameters() const {
+  return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
+    return unit.homes.parameters == Home::kHost;
+  });
+}
+
 StatePlacement PlacementOfStage(int stage) {
   ZERO_CHECK_GE(stage, 0);
   ZERO_CHECK_GE(3, stage);
@@ -452,8 +464,8 @@ StatePlacement PlacementOfStage(int stage) {
 
 Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   ZERO_CHECK_GE(options.world, 1);
-  ZERO_CHECK(options.homes == StateHomes())
-      << "states live on the device; offload is not built yet";
+  const bool host_updates = options.homes.optimizer == Home::kHost;
+  const bool fetches = options.homes.parameters == Home::kHost;
   Plan plan{.world = options.world,
             .parameters = options.parameters,
             .gradients = options.gradients};
@@ -467,31 +479,39 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
              (plan.owners.owners == 1 && plan.replicate.size == 1 &&
               options.placement == PlacementOfServer()))
       << "a server owns everything, alone";
-  if (shards > 1) plan.placement = options.placement;
-  const bool in_parts = options.vocabulary_parts &&
-                        plan.placement.gradients == Placement::kSharded;
+  ZERO_CHECK(!(host_updates || fetches) ||
+             (plan.replicate.size == 1 && plan.owners.even()))
+      << "states in host memory are those of one group without a server";
+  ZERO_CHECK(!fetches || options.placement.parameters == Placement::kSharded)
+      << "parameters in host memory are sharded";
+  if (shards > 1) {
+    plan.placement = options.placement;
+  } else {
+    if (fetches) plan.placement.parameters = Placement::kSharded;
+    if (host_updates) plan.placement.gradients = options.placement.gradients;
+  }
+  const bool in_parts = options.vocabulary_parts && plan.shards_gradients();
   int64_t number = 0;  // of units that have parameters, a table's parts as one
   for (PlannedUnit& unit : PlanUnits(units, in_parts, options)) {
     if (unit.owner == static_cast<int>(plan.units.size())) ++plan.num_computing;
     unit.offset = plan.padded_elems;
     unit.homes = options.homes;
-    unit.trained_offset = plan.trained_elems;
     if (unit.padded_elems > 0 && unit.parameters[0].first == 0) ++number;
     unit.first_element = number << 40;
     if (unit.padded_elems > 0) unit.first_element += unit.parameters[0].first;
     plan.padded_elems += unit.padded_elems;
     plan.trained_elems += unit.trained_elems;
+    unit.first_trained_segment = plan.num_trained_segments;
     plan.num_trained_segments += unit.num_trained_segments;
     plan.units.push_back(std::move(unit));
   }
   FindNeeds(units, &plan);
   ChooseRows(options, &plan);
   ChoosePhases(&plan);
-  if (plan.world == 1) return plan;
-  plan.reduce_buckets =
-      BucketMaker(plan, options.reduce_bucket_elems,
-                  plan.placement.gradients == Placement::kReplicated)
-          .Make(BackwardOrder(plan));
+  if (plan.world == 1 && !host_updates) return plan;
+  plan.reduce_buckets = BucketMaker(plan, options.reduce_bucket_elems,
+                                    /*cross_units=*/!plan.shards_gradients())
+                            .Make(BackwardOrder(plan));
   for (int u = plan.num_computing; u < static_cast<int>(plan.units.size());
        ++u) {
     const PlannedUnit& table = plan.units[u];
@@ -501,13 +521,13 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
          .unit = u,
          .completed_by = table.owner});
   }
-  if (plan.placement.parameters == Placement::kReplicated &&
+  if (!plan.shards_parameters() &&
       plan.placement.optimizer == Placement::kSharded) {
     plan.gather_buckets =
         BucketMaker(plan, options.gather_bucket_elems, /*cross_units=*/true)
             .Make(ForwardOrder(plan));
   }
-  ListTransfers(&plan);
+  if (plan.world > 1) ListTransfers(&plan);
   return plan;
 }
 

@@ -98,12 +98,16 @@ StatePlacement PlacementOfStage(int stage);
 inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
 
 // The memory that a model state of a unit lies in.
-enum class Home { kDevice, kHost, kNvme };
+enum class Home { kDevice, kHost };
+inline constexpr int kNumHomes = 2;
 
 struct StateHomes {
+  // kHost: sharded there, and on the device only while the unit computes.
+  // Wants the optimizer there, too.
   Home parameters = Home::kDevice;
-  Home gradients = Home::kDevice;
-  Home optimizer = Home::kDevice;  // and master weights
+  // kHost: the host updates; the sums of gradients that a rank owns, masters
+  // and moments are there.
+  Home optimizer = Home::kDevice;
 
   bool operator==(const StateHomes&) const = default;
 };
@@ -182,7 +186,7 @@ struct PlanOptions {
   // parameter server; of one group, with PlacementOfServer.
   int64_t owners = 0;
   StatePlacement placement;
-  StateHomes homes;  // of every unit; the device, so far
+  StateHomes homes;  // of every unit
   Codec parameters, gradients;
   // That a rank looks up in a step; 0: nobody knows, gradients are dense.
   int64_t tokens = 0;
@@ -260,9 +264,9 @@ struct PlannedUnit {
   int64_t first_element = 0;
   // What comes before frozen parameters: all that gradients and the optimizer's
   // arrays have.
-  int64_t trained_offset = 0;
   int64_t trained_elems = 0;
   int num_trained_segments = 0;
+  int64_t first_trained_segment = 0;  // among those of all units
   StateHomes homes;
   // What gathers its sharded parameters.
   std::vector<Transfer> gather;
@@ -305,6 +309,8 @@ struct Plan {
   // or in that of gradients where it is smaller.
   Codec rows;
   // A group of one has nothing to shard: all replicated, whatever was asked.
+  // But what the host keeps is sharded over one, so that the device has it only
+  // while a unit computes.
   StatePlacement placement;
   // The model's, and behind them the tables, which compute nothing.
   std::vector<PlannedUnit> units;
@@ -340,6 +346,24 @@ struct Plan {
   const Segment& segment(const SegmentRef& ref) const {
     return units[ref.unit].segments[ref.segment];
   }
+  bool shards_parameters() const {
+    return placement.parameters == Placement::kSharded;
+  }
+  bool shards_gradients() const {
+    return placement.gradients == Placement::kSharded;
+  }
+  // Whether the host updates a unit, and whether it has its parameters.
+  bool UpdatesOnHost(int unit) const {
+    return units[unit].homes.optimizer == Home::kHost &&
+           units[unit].trained_elems > 0;
+  }
+  bool FetchesParameters(int unit) const {
+    return units[unit].homes.parameters == Home::kHost &&
+           units[unit].padded_elems > 0;
+  }
+  // Whether any unit is.
+  bool UpdatesOnHost() const;
+  bool FetchesParameters() const;
   // Whether units of the model compute with one part of a table at a time.
   bool in_parts() const { return units[num_computing - 1].part.count > 1; }
 };

@@ -16,10 +16,16 @@ namespace zero {
 namespace {
 
 // In the order of ActionKind.
-constexpr const char* kKindNames[] = {
-    "Forward", "ForwardBackward", "Backward",         "Gather",  "Release",
-    "Reduce",  "ReduceAcross",    "ReleaseGradients", "AddRows", "Norm",
-    "Moments", "Update",          "GatherUpdated"};
+constexpr const char* kKindNames[] = {"Forward",          "ForwardBackward",
+                                      "Backward",         "Fetch",
+                                      "Gather",           "Release",
+                                      "Reduce",           "ReduceAcross",
+                                      "Offload",          "AddOffloaded",
+                                      "ReleaseGradients", "AddRows",
+                                      "SumSquares",       "Norm",
+                                      "Moments",          "TensorNorms",
+                                      "Update",           "Upload",
+                                      "GatherUpdated"};
 static_assert(std::size(kKindNames) ==
               static_cast<size_t>(ActionKind::kGatherUpdated) + 1);
 
@@ -47,6 +53,32 @@ const std::vector<int>& NeedsOf(const Action& action, const Plan& plan) {
                                               : unit.needs;
 }
 
+StreamRole StreamOf(const Action& action, const Plan& plan) {
+  switch (action.kind) {
+    case ActionKind::kGather:
+    case ActionKind::kGatherUpdated:
+      return StreamRole::kGather;
+    case ActionKind::kReduce:
+    case ActionKind::kReduceAcross:
+      return StreamRole::kReduce;
+    case ActionKind::kFetch:
+    case ActionKind::kUpload:
+      return StreamRole::kUp;
+    case ActionKind::kOffload:
+      return StreamRole::kDown;
+    case ActionKind::kAddOffloaded:
+    case ActionKind::kSumSquares:
+      return StreamRole::kHost;
+    case ActionKind::kAddRows:
+    case ActionKind::kMoments:
+    case ActionKind::kUpdate:
+      return plan.UpdatesOnHost(action.index) ? StreamRole::kHost
+                                              : StreamRole::kCompute;
+    default:
+      return StreamRole::kCompute;
+  }
+}
+
 // Builds a schedule around its computations, in their order: what they need is
 // gathered ahead, and gradients are reduced as soon as a bucket of them is
 // complete.
@@ -57,8 +89,8 @@ class Builder {
       : plan_(plan),
         options_(options),
         computations_(std::move(computations)),
-        shards_parameters_(plan.placement.parameters == Placement::kSharded),
-        shards_gradients_(plan.placement.gradients == Placement::kSharded),
+        shards_parameters_(plan.shards_parameters()),
+        shards_gradients_(plan.shards_gradients()),
         units_(plan.units.size()) {
     if (shards_parameters_) ListUses();
   }
@@ -86,6 +118,7 @@ class Builder {
     std::vector<size_t> computations;  // that need its parameters, ascending
     bool persistent = false;
     bool in_place = false;
+    int num_offloaded = 0;  // segments, in the last micro-step
   };
 
   // The units whose parameters computation i reads.
@@ -151,8 +184,13 @@ class Builder {
       if (units_[unit].in_place || Elems(unit) == 0) continue;
       units_[unit].in_place = true;
       live_elems_ += Elems(unit);
-      actions_.push_back(
-          {ActionKind::kGather, unit, computations_[at].micro_step});
+      const int64_t micro_step = computations_[at].micro_step;
+      if (plan_.FetchesParameters(unit)) {
+        actions_.push_back({ActionKind::kFetch, unit, micro_step});
+      }
+      if (plan_.world > 1) {
+        actions_.push_back({ActionKind::kGather, unit, micro_step});
+      }
     }
   }
 
@@ -229,11 +267,16 @@ class Builder {
            IsComplete(plan_.reduce_buckets[next_bucket_], action)) {
       const Bucket& bucket = plan_.reduce_buckets[next_bucket_];
       if (bucket.is_rows() && !last_micro_step) break;
-      actions_.push_back(
-          {ActionKind::kReduce, next_bucket_, action.micro_step});
+      if (plan_.world > 1) {
+        actions_.push_back(
+            {ActionKind::kReduce, next_bucket_, action.micro_step});
+      }
       if (last_micro_step && plan_.replicate.size > 1) {
         actions_.push_back(
             {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
+      }
+      if (plan_.UpdatesOnHost(bucket.unit)) {
+        Offload(action.micro_step, last_micro_step);
       }
       ++next_bucket_;
       const std::pair buffer(bucket.unit, bucket.phase);
@@ -255,6 +298,25 @@ class Builder {
     return bucket.completed_by > action.index ||
            (bucket.completed_by == action.index &&
             bucket.phase <= action.phase);
+  }
+
+  // The next bucket to the host, and what the host does once it has the
+  // gradients of a unit.
+  void Offload(int64_t micro_step, bool last_micro_step) {
+    actions_.push_back({ActionKind::kOffload, next_bucket_, micro_step});
+    if (shards_gradients_ && micro_step > 0 &&
+        !plan_.reduce_buckets[next_bucket_].is_rows()) {
+      actions_.push_back({ActionKind::kAddOffloaded, next_bucket_, micro_step});
+    }
+    if (!last_micro_step) return;
+    for (const SegmentRef& ref : plan_.reduce_buckets[next_bucket_].segments) {
+      const PlannedUnit& unit = plan_.units[ref.unit];
+      // Where rows come in, they are added last.
+      if (++units_[ref.unit].num_offloaded == unit.num_trained_segments &&
+          unit.rows == 0) {
+        actions_.push_back({ActionKind::kSumSquares, ref.unit});
+      }
+    }
   }
 
   // A backward pass takes gradient buffers: at most one unit's is still being
@@ -310,7 +372,7 @@ class Builder {
   std::vector<Action> actions_;
 };
 
-// Fills in what every action waits for.
+// Fills in where every action runs, and what it waits for.
 class WaitFinder {
  public:
   WaitFinder(const Plan& plan, bool overlap, std::vector<Action>* actions)
@@ -319,29 +381,39 @@ class WaitFinder {
         actions_(*actions),
         size_(static_cast<int>(actions->size())),
         bringing_(plan.units.size()),
-        updated_(plan.units.size(), kNone) {}
+        offloading_(plan.units.size()),
+        updated_(plan.units.size(), kNone) {
+    for (Action& action : actions_) action.stream = StreamOf(action, plan);
+  }
 
   // Twice: what the second pass finds of the first one is the step before.
   void Find() {
     for (int i = -size_; i < size_; ++i) {
-      Action& action = actions_[i < 0 ? i + size_ : i];
+      Action& action = At(i);
       waits_.clear();
       Visit(i, action);
       if (!overlap_ && i > -size_) Await(i - 1);
-      Keep(StreamOf(action.kind), &action.waits);
-      if (StreamOf(action.kind) == StreamRole::kCompute) computed_ = i;
+      Keep(action.stream, &action.waits);
+      if (action.stream == StreamRole::kCompute) computed_ = i;
     }
   }
 
  private:
   static constexpr int kNone = INT32_MIN;
 
+  Action& At(int i) { return actions_[i < 0 ? i + size_ : i]; }
+
   void Await(int i) {
     if (i != kNone) waits_.insert(i);
+  }
+  void AwaitAll(std::set<int>* actions) {
+    waits_.insert(actions->begin(), actions->end());
+    actions->clear();
   }
 
   // What action i waits for, and what is to wait for it.
   void Visit(int i, const Action& action) {
+    const bool on_host = action.stream == StreamRole::kHost;
     switch (action.kind) {
       case ActionKind::kForward:
       case ActionKind::kForwardBackward:
@@ -349,10 +421,16 @@ class WaitFinder {
         VisitComputation(action);
         freed_ = i;
         break;
+      case ActionKind::kFetch:
+        AwaitForBuffer(action.index);
+        bringing_[action.index] = {i};
+        break;
       case ActionKind::kGather:
-        // The update of its parameters; the last user of its memory, whichever
-        // that was.
-        Await(std::max(updated_[action.index], freed_));
+        if (plan_.FetchesParameters(action.index)) {
+          AwaitAll(&bringing_[action.index]);
+        } else {
+          AwaitForBuffer(action.index);
+        }
         bringing_[action.index] = {i};
         break;
       case ActionKind::kReduce:
@@ -360,33 +438,65 @@ class WaitFinder {
         Await(computed_);
         VisitReduction(i, plan_.reduce_buckets[action.index]);
         break;
+      case ActionKind::kOffload:
+        Await(plan_.world > 1 ? i - 1 : computed_);
+        // The memory that it goes to.
+        if (action.micro_step > 0) Await(added_[0]);
+        for (int unit : VisitReduction(i, plan_.reduce_buckets[action.index])) {
+          if (action.micro_step == 0) Await(updated_[unit]);
+          offloading_[unit].insert(i);
+        }
+        break;
+      case ActionKind::kAddOffloaded:
+        Await(i - 1);
+        added_[0] = std::exchange(added_[1], i);
+        break;
+      case ActionKind::kSumSquares:
+        AwaitAll(&offloading_[action.index]);
+        summed_ = i;
+        break;
       case ActionKind::kAddRows:
+        AwaitAll(on_host ? &offloading_[action.index]
+                         : &reducing_[{action.index, 0}]);
+        if (!on_host) freed_ = i;
+        break;
       case ActionKind::kReleaseGradients:
-        AwaitReductions({action.index, action.phase});
+        AwaitAll(&reducing_[{action.index, action.phase}]);
         freed_ = i;
         break;
       case ActionKind::kNorm:
-        for (const auto& [buffer, actions] : reducing_) {
-          waits_.insert(actions.begin(), actions.end());
-        }
-        reducing_.clear();
+        for (auto& [buffer, reductions] : reducing_) AwaitAll(&reductions);
+        Await(summed_);
         freed_ = i;
         break;
+      case ActionKind::kMoments:
+        if (!on_host) break;
+        Await(computed_);
+        summed_ = i;
+        break;
+      case ActionKind::kTensorNorms:
+        Await(summed_);
+        break;
       case ActionKind::kUpdate:
+        if (on_host) Await(computed_);
         updated_[action.index] = i;
         bringing_[action.index].clear();
+        break;
+      case ActionKind::kUpload:
+        Await(updated_[action.index]);
+        updated_[action.index] = i;
+        bringing_[action.index] = {i};
         break;
       case ActionKind::kGatherUpdated:
         Await(computed_);
         for (const SegmentRef& ref :
              plan_.gather_buckets[action.index].segments) {
+          if (plan_.UpdatesOnHost(ref.unit)) Await(updated_[ref.unit]);
           bringing_[ref.unit].insert(i);
         }
         break;
       case ActionKind::kRelease:
         freed_ = i;
-        break;
-      case ActionKind::kMoments:
         break;
     }
   }
@@ -397,16 +507,24 @@ class WaitFinder {
     }
   }
 
-  void VisitReduction(int i, const Bucket& bucket) {
-    reducing_[{bucket.unit, bucket.phase}].insert(i);
-    for (const SegmentRef& ref : bucket.segments) {
-      reducing_[{ref.unit, bucket.phase}].insert(i);
-    }
+  // What reduces a bucket, or takes it to the host. Returns its units.
+  std::set<int> VisitReduction(int i, const Bucket& bucket) {
+    std::set<int> units = {bucket.unit};
+    for (const SegmentRef& ref : bucket.segments) units.insert(ref.unit);
+    for (int unit : units) reducing_[{unit, bucket.phase}].insert(i);
+    return units;
   }
 
-  void AwaitReductions(const std::pair<int, int>& buffer) {
-    waits_.insert(reducing_[buffer].begin(), reducing_[buffer].end());
-    reducing_[buffer].clear();
+  // What comes into a buffer of gathered parameters waits for their update, and
+  // for the last user of the memory, whichever that was.
+  void AwaitForBuffer(int unit) {
+    const int updated = updated_[unit];
+    if (plan_.UpdatesOnHost(unit)) {
+      Await(updated);
+      Await(freed_);
+    } else {
+      Await(std::max(updated, freed_));
+    }
   }
 
   // Of waits_ those that `stream` has not made yet.
@@ -414,7 +532,7 @@ class WaitFinder {
     std::set<int>& made = made_[stream];
     waits->clear();
     for (int i : waits_) {
-      const StreamRole of = StreamOf(actions_[i < 0 ? i + size_ : i].kind);
+      const StreamRole of = At(i).stream;
       if (of == stream) continue;
       if (of == StreamRole::kCompute) {
         int& last = computed_for_.emplace(stream, kNone).first->second;
@@ -431,13 +549,18 @@ class WaitFinder {
   const bool overlap_;
   std::vector<Action>& actions_;
   const int size_;
-  std::vector<std::set<int>> bringing_;  // by unit: its parameters
-  // By unit and phase: what sums its gradients.
+  // By unit: what brings its parameters, what takes its gradients to the host,
+  // and the last of its update.
+  std::vector<std::set<int>> bringing_, offloading_;
+  std::vector<int> updated_;
+  // By unit and phase: what sums its gradients and takes them to the host.
   std::map<std::pair<int, int>, std::set<int>> reducing_;
-  std::vector<int> updated_;  // by unit
-  int computed_ = kNone;      // the last action of the compute stream
-  int freed_ = kNone;         // the last one that gave memory back
-  std::set<int> waits_;       // of the action at hand
+  int computed_ = kNone;  // the last action of the compute stream
+  int freed_ = kNone;     // the last one that gave memory back
+  int summed_ = kNone;    // the last of the host's sums
+  // The last two that used the host's buffers of a micro-step's gradients.
+  int added_[2] = {kNone, kNone};
+  std::set<int> waits_;  // of the action at hand
   // By stream: the collectives that it has waited for, and the last action of
   // the compute stream.
   std::map<StreamRole, std::set<int>> made_;
@@ -446,25 +569,14 @@ class WaitFinder {
 
 }  // namespace
 
-StreamRole StreamOf(ActionKind kind) {
-  switch (kind) {
-    case ActionKind::kGather:
-    case ActionKind::kGatherUpdated:
-      return StreamRole::kGather;
-    case ActionKind::kReduce:
-    case ActionKind::kReduceAcross:
-      return StreamRole::kReduce;
-    default:
-      return StreamRole::kCompute;
-  }
-}
-
 std::string ActionName(const Action& action, const Plan& plan) {
   std::string name = kKindNames[static_cast<int>(action.kind)];
   if (action.index < 0) return name;
   switch (action.kind) {
     case ActionKind::kReduce:
     case ActionKind::kReduceAcross:
+    case ActionKind::kOffload:
+    case ActionKind::kAddOffloaded:
       return absl::StrCat(
           name, "(", BucketName(plan.reduce_buckets, action.index, plan), ")");
     case ActionKind::kGatherUpdated:
@@ -523,14 +635,26 @@ std::vector<Action> MakeSchedule(const Plan& plan,
     if (!bucket.is_rows()) continue;
     for (int part = 0; part < plan.units[bucket.unit].part.count; ++part) {
       actions.push_back({ActionKind::kAddRows, bucket.unit + part});
+      if (plan.UpdatesOnHost(bucket.unit + part)) {
+        actions.push_back({ActionKind::kSumSquares, bucket.unit + part});
+      }
     }
   }
   actions.push_back({ActionKind::kNorm});
-  if (options.tensor_norms) actions.push_back({ActionKind::kMoments});
+  if (options.tensor_norms) {
+    for (int u : plan.forward_order) {
+      if (plan.units[u].trained_elems == 0) continue;
+      actions.push_back({ActionKind::kMoments, u});
+    }
+    actions.push_back({ActionKind::kTensorNorms});
+  }
   size_t next_bucket = 0;
   std::vector<bool> updated(plan.units.size());
   for (int u : plan.forward_order) {
     actions.push_back({ActionKind::kUpdate, u});
+    if (plan.UpdatesOnHost(u) && !plan.FetchesParameters(u)) {
+      actions.push_back({ActionKind::kUpload, u});
+    }
     updated[u] = true;
     while (next_bucket < plan.gather_buckets.size() &&
            updated[plan.gather_buckets[next_bucket].segments.back().unit]) {
@@ -583,6 +707,34 @@ StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
     }
   }
   return wire;
+}
+
+HostTraffic CountHostTraffic(const Plan& plan,
+                             const std::vector<Action>& actions, int64_t rank,
+                             DType param_dtype, DType grad_dtype) {
+  const auto owned = [&](int64_t elems, DType dtype) {
+    return plan.StateElems(elems, plan.placement.optimizer, rank) *
+           static_cast<int64_t>(DTypeBytes(dtype));
+  };
+  HostTraffic traffic;
+  for (const Action& action : actions) {
+    const int i = action.index;
+    if (action.kind == ActionKind::kFetch) {
+      traffic.up += owned(plan.units[i].padded_elems, param_dtype);
+    } else if (action.kind == ActionKind::kUpload) {
+      traffic.up += owned(plan.units[i].trained_elems, param_dtype);
+    } else if (action.kind == ActionKind::kOffload) {
+      const Bucket& bucket = plan.reduce_buckets[i];
+      if (bucket.is_rows()) {
+        const int64_t ids = bucket.elems / plan.units[bucket.unit].width;
+        traffic.down += ids * DTypeBytes(DType::kI32) +
+                        bucket.elems * DTypeBytes(plan.rows.dtype);
+      } else {
+        traffic.down += owned(bucket.elems, grad_dtype);
+      }
+    }
+  }
+  return traffic;
 }
 
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
@@ -662,6 +814,9 @@ std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   }
   text += "\n";
   for (const PlannedUnit& unit : plan.units) {
+    for (Home home : {unit.homes.parameters, unit.homes.optimizer}) {
+      text += home == Home::kHost ? "host " : "device ";
+    }
     for (const Segment& segment : unit.segments) {
       absl::StrAppend(&text, unit.name, " ", segment.begin, " ", segment.elems,
                       "\n");

@@ -24,17 +24,26 @@ enum class ActionKind {
   kForwardBackward,   // the last unit: the loss writes its gradients at once
   kBackward,          // unit, a phase of it; computes again what forward did
                       // not keep
-  kGather,            // unit: takes a buffer, starts gathering its parameters
+  kFetch,             // unit: takes a buffer, starts copying what this rank
+                      // owns of its parameters there from the host
+  kGather,            // unit: takes a buffer, unless it was fetched; starts
+                      // gathering its parameters
   kRelease,           // unit: gives its gathered parameters' buffer back
   kReduce,            // bucket: starts reducing its gradients; of rows:
                       // gathering them
   kReduceAcross,      // bucket: starts adding this rank's pieces of it, which
                       // hold the group's sums, over the groups
+  kOffload,           // bucket: starts copying what this rank owns of it to
+                      // the host; of rows: all of them
+  kAddOffloaded,      // bucket: adds it to the micro-steps' before it
   kReleaseGradients,  // unit, phase: gives its reduced gradients' buffer back
   kAddRows,           // table: adds the rows of all ranks to its gradient
+  kSumSquares,        // unit: of its gradients on the host, for the norm
   kNorm,              // global gradient norm, clip factor, finite check
-  kMoments,           // the optimizer's first pass: norms of whole parameters
+  kMoments,           // unit: the optimizer's first pass
+  kTensorNorms,       // norms of whole parameters, from the first pass
   kUpdate,            // optimizer step of the unit's owned part
+  kUpload,            // unit: starts copying updated parameters from the host
   kGatherUpdated,     // gather bucket: starts gathering updated parameters
 };
 
@@ -47,13 +56,13 @@ struct Action {
   // -1 its last action. Waits that the stream has already made are left out.
   std::vector<int> waits = {};
   int phase = 0;  // of the unit's
+  // Computation runs on kCompute, or on kHost for what the host has; the
+  // collectives that bring parameters on kGather, those that sum gradients on
+  // kReduce; copies on kUp and kDown.
+  StreamRole stream = StreamRole::kCompute;
 
   bool operator==(const Action&) const = default;
 };
-
-// Computation runs on kCompute, the collectives that bring parameters on
-// kGather, those that sum gradients on kReduce.
-StreamRole StreamOf(ActionKind kind);
 
 // "Forward(block.3)", "Reduce(bucket 2: block.3)".
 std::string ActionName(const Action& action, const Plan& plan);
@@ -119,6 +128,15 @@ struct StepWire {
 };
 StepWire CountWire(const Plan& plan, const std::vector<Action>& actions,
                    int64_t rank = 0);
+
+// What `rank` copies from its host's memory and to it in `actions`, in bytes.
+struct HostTraffic {
+  int64_t up = 0;    // parameters
+  int64_t down = 0;  // gradients
+};
+HostTraffic CountHostTraffic(const Plan& plan,
+                             const std::vector<Action>& actions, int64_t rank,
+                             DType param_dtype, DType grad_dtype);
 
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
 // k = (shards - 1) / shards, Psi = padded elements, of gradients and what is

@@ -18,6 +18,7 @@ void StateAccess::Initialize(uint64_t seed) {
       [seed](const Parameter& parameter, int64_t begin, int64_t count,
              float* out) { InitialValues(parameter, seed, begin, count, out); },
       *upload_, *compute_);
+  states_->CopyToHost(*compute_);
 }
 
 absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
@@ -25,6 +26,7 @@ absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
                 *compute_);
   ZERO_RETURN_IF_ERROR(AgreeOnRead());
   ZERO_RETURN_IF_ERROR(Share(states_->params()));
+  states_->CopyToHost(*compute_);
   return states_->master().defined() ? Share(states_->master())
                                      : absl::OkStatus();
 }
@@ -72,7 +74,7 @@ absl::Status StateAccess::Restore(const ReadKeptFn& read) {
       status = read(state, parameter, begin, count, dtype, out);
     }
   };
-  const DType dtype = states_->params().data().dtype();
+  const DType dtype = states_->params().dtype();
   std::vector<uint16_t> halves;
   const auto weights = [&](const Parameter& parameter, int64_t begin,
                            int64_t count, float* out) {
@@ -113,13 +115,14 @@ absl::Status StateAccess::Restore(const ReadKeptFn& read) {
   for (const FlatState* state : states_->lasting()) {
     ZERO_RETURN_IF_ERROR(Share(*state));
   }
+  states_->CopyToHost(*compute_);
   return absl::OkStatus();
 }
 
 // Sends the first group's pieces to the other groups, and within each to all
 // that hold them.
 absl::Status StateAccess::Share(const FlatState& state) {
-  const DType dtype = state.data().dtype();
+  const DType dtype = state.dtype();
   std::vector<CollectiveSegment> pieces, segments;
   for (const SegmentRef& ref : states_->segments()) {
     if (!state.Has(ref)) continue;
@@ -162,14 +165,19 @@ absl::Status StateAccess::Read(const TakeFn& take) {
 absl::StatusOr<Tensor> StateAccess::Whole(const FlatState& state,
                                           const SegmentRef& ref) {
   if (!state.sharded()) return state.Whole(ref);
-  const Tensor piece = state.Piece(ref);
-  const int64_t elems = plan_->segment(ref).elems;
-  const Tensor whole = Tensor::Empty(*arena_, {elems}, piece.dtype(),
+  const Segment& segment = plan_->segment(ref);
+  const Segment range = plan_->Piece(segment, rank_->rank());
+  const Tensor whole = Tensor::Empty(*arena_, {segment.elems}, state.dtype(),
                                      MemoryCategory::kGatheredParameters);
+  // Collectives read the device's memory; the piece may be in the host's.
+  const Tensor own = whole.Slice(range.begin - segment.begin, {range.elems});
+  rank_->device->Copy(*compute_, own.data(), state.Piece(ref).data(),
+                      own.bytes());
   // Nothing is under way between steps, so the host may wait.
   compute_->Synchronize();
-  wire_->Gather(plan_->units[ref.unit].name, piece.dtype(),
-                {{piece.data(), whole.data(), elems}});
+  if (plan_->world == 1) return whole;
+  wire_->Gather(plan_->units[ref.unit].name, state.dtype(),
+                {{own.data(), whole.data(), segment.elems}});
   gather_->Synchronize();
   ZERO_RETURN_IF_ERROR(rank_->status());
   return whole;

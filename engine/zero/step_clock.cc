@@ -2,9 +2,11 @@
 
 namespace zero {
 
-double* StepClock::SpentOn(ActionKind kind, StepTimes* times) {
-  if (times == nullptr) return nullptr;
-  switch (kind) {
+double* StepClock::SpentOn(const Action& action, StepTimes* times) {
+  if (times == nullptr || action.stream != StreamRole::kCompute) {
+    return nullptr;
+  }
+  switch (action.kind) {
     case ActionKind::kForward:
       return &times->forward_ms;
     case ActionKind::kForwardBackward:
@@ -13,6 +15,7 @@ double* StepClock::SpentOn(ActionKind kind, StepTimes* times) {
     case ActionKind::kAddRows:
     case ActionKind::kNorm:
     case ActionKind::kMoments:
+    case ActionKind::kTensorNorms:
     case ActionKind::kUpdate:
       return &times->optimizer_ms;
     default:
@@ -20,7 +23,7 @@ double* StepClock::SpentOn(ActionKind kind, StepTimes* times) {
   }
 }
 
-std::unique_ptr<Event> StepClock::Mark() {
+std::unique_ptr<Event> StepClock::Mark(Stream& stream) {
   std::unique_ptr<Event> event;
   if (idle_events_.empty()) {
     event = device_->MakeEvent();
@@ -28,7 +31,7 @@ std::unique_ptr<Event> StepClock::Mark() {
     event = std::move(idle_events_.back());
     idle_events_.pop_back();
   }
-  compute_->Record(*event);
+  stream.Record(*event);
   return event;
 }
 
@@ -44,6 +47,8 @@ void StepClock::Read(Event& last, std::vector<TimedWork> timed) {
            std::chrono::duration_cast<std::chrono::steady_clock::duration>(ago);
   };
   for (TimedWork& work : timed) {
+    // Copies and the host may still be at work.
+    if (!work.end->IsDone()) work.end->Synchronize();  // most are
     work.count(time_of(*work.begin), time_of(*work.end));
     idle_events_.push_back(std::move(work.begin));
     idle_events_.push_back(std::move(work.end));

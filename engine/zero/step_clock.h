@@ -32,7 +32,8 @@ class StepClock {
   // parameters, of the bucket whose first unit it is, or of an agreement.
   using WaitHook = std::function<void(Channel, const std::string& name,
                                       TimePoint begin, TimePoint end)>;
-  // Called with the time of every action on the device.
+  // Called with the time of every action: of one that copies or that the host
+  // computes on the thread that did it, of others on the rank's.
   using TimeHook = std::function<void(const Action&, bool in_step,
                                       TimePoint begin, TimePoint end)>;
   using CountFn = std::function<void(TimePoint begin, TimePoint end)>;
@@ -56,18 +57,22 @@ class StepClock {
   // What computation has waited for other ranks, between steps too.
   const WaitTimes& waited() const { return waited_; }
 
-  // Performs `work` of an action, between its hooks and in a profiler's range.
+  // Performs `work` of an action, which launches on `stream`, between its hooks
+  // and in a profiler's range.
   template <typename Work>
-  void Perform(const Action& action, bool in_step, StepTimes* times,
-               const Work& work) {
+  void Perform(const Action& action, Stream& stream, bool in_step,
+               StepTimes* times, const Work& work) {
     if (hook_) hook_(action, /*done=*/false);
     device_->PushRange(
         device_->asynchronous() ? ActionName(action, *plan_).c_str() : "");
-    double* const spent = SpentOn(action.kind, times);
+    double* const spent = SpentOn(action, times);
     if (spent == nullptr && !time_hook_) {
       work();
     } else {
-      Time(work,
+      // Of a collective, how long its launch took.
+      const bool collective = action.stream == StreamRole::kGather ||
+                              action.stream == StreamRole::kReduce;
+      Time(collective ? *compute_ : stream, work,
            [this, action, in_step, spent](TimePoint begin, TimePoint end) {
              if (spent != nullptr) *spent += Millis(end - begin);
              if (time_hook_) time_hook_(action, in_step, begin, end);
@@ -80,11 +85,12 @@ class StepClock {
   // Runs `work`, which makes computation wait for `name` on `channel`.
   template <typename Work>
   void Wait(Channel channel, const std::string& name, const Work& work) {
-    if (plan_->world == 1) return work();
-    Time(work, [this, channel, name](TimePoint begin, TimePoint end) {
-      waited_[channel] += Millis(end - begin);
-      if (wait_hook_) wait_hook_(channel, name, begin, end);
-    });
+    if (plan_->world == 1 && channel != Channel::kHost) return work();
+    Time(*compute_, work,
+         [this, channel, name](TimePoint begin, TimePoint end) {
+           waited_[channel] += Millis(end - begin);
+           if (wait_hook_) wait_hook_(channel, name, begin, end);
+         });
   }
 
   // What was timed since it was last taken.
@@ -97,21 +103,29 @@ class StepClock {
     return std::chrono::duration<double, std::milli>(duration).count();
   }
   // Null: not counted.
-  static double* SpentOn(ActionKind kind, StepTimes* times);
+  static double* SpentOn(const Action& action, StepTimes* times);
 
   template <typename Work>
-  void Time(const Work& work, CountFn count) {
-    if (!device_->asynchronous()) {
-      const auto begin = std::chrono::steady_clock::now();
+  void Time(Stream& stream, const Work& work, CountFn count) {
+    const auto now = std::chrono::steady_clock::now;
+    if (device_->asynchronous()) {
+      TimedWork timed{Mark(stream), nullptr, std::move(count)};
       work();
-      return count(begin, std::chrono::steady_clock::now());
+      timed.end = Mark(stream);
+      timed_.push_back(std::move(timed));
+    } else if (&stream == compute_) {
+      const TimePoint begin = now();
+      work();
+      count(begin, now());
+    } else {
+      auto begin = std::make_shared<TimePoint>();
+      stream.Enqueue([now, begin] { *begin = now(); });
+      work();
+      stream.Enqueue(
+          [now, begin, count = std::move(count)] { count(*begin, now()); });
     }
-    TimedWork timed{Mark(), nullptr, std::move(count)};
-    work();
-    timed.end = Mark();
-    timed_.push_back(std::move(timed));
   }
-  std::unique_ptr<Event> Mark();
+  std::unique_ptr<Event> Mark(Stream& stream);
 
   Device* device_;
   Stream* compute_;

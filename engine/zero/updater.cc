@@ -1,6 +1,6 @@
 #include "engine/zero/updater.h"
 
-#include <vector>
+#include <utility>
 
 #include "optim/optimizer.h"
 
@@ -21,7 +21,7 @@ struct Updater::View {
 };
 
 Updater::Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
-                 RankNumbers& numbers, Stream& compute,
+                 RankNumbers& numbers, Stream& compute, Stream* host,
                  const ExecutorOptions& options)
     : rank_(&rank),
       ops_(&rank.device->ops()),
@@ -29,6 +29,7 @@ Updater::Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
       states_(&states),
       numbers_(&numbers),
       compute_(&compute),
+      host_(host),
       options_(options),
       updates_(MakeUpdatePlan(
           plan, rank.rank(),
@@ -36,14 +37,58 @@ Updater::Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
            .decay_all = options.decay_all,
            .tensor_norms = options.optimizer.needs_tensor_norms()})) {}
 
-void Updater::Take(Arena& arena) {
-  const auto numbers = [&](int64_t elems) {
-    return Tensor::Empty(arena, {elems}, DType::kF64, MemoryCategory::kInputs);
+void Updater::Take(const HomeArenas& arenas) {
+  const auto take = [&](Home home, int64_t elems, DType dtype = DType::kF64) {
+    return Tensor::Empty(*arenas[static_cast<int>(home)], {elems}, dtype,
+                         MemoryCategory::kInputs);
   };
-  norm_sums_ = numbers(plan_->num_trained_segments + 2 * plan_->world);
+  const auto take_numbers = [&](Home home, Numbers* numbers) {
+    numbers->squares = take(home, plan_->num_trained_segments);
+    if (updates_.num_slots == 0) return;
+    numbers->totals = take(home, 2 * updates_.num_tensors);
+    numbers->slots = take(home, 2 * updates_.num_slots);
+  };
+  take_numbers(Home::kDevice, &on_device_);
+  rank_squares_ = take(Home::kDevice, plan_->world);
+  rank_losses_ = take(Home::kDevice, plan_->world);
+  if (updates_.num_slots > 0) {
+    rank_totals_ = take(Home::kDevice, plan_->world * 2 * updates_.num_tensors);
+  }
+  if (host_ == nullptr) return;
+  take_numbers(Home::kHost, &on_host_);
+  host_scalars_ = take(Home::kHost, sizeof(StepScalars), DType::kU8);
+  on_host_.scalars = reinterpret_cast<StepScalars*>(host_scalars_.data());
   if (updates_.num_slots == 0) return;
-  tensor_sums_ = numbers(
-      2 * (updates_.num_slots + (1 + plan_->world) * updates_.num_tensors));
+  host_slots_ =
+      take(Home::kDevice, updates_.max_ranges * 2 * updates_.num_tensors);
+}
+
+template <typename Work>
+void Updater::Run(bool on_host, Work work) {
+  if (!on_host) return work(*ops_, *compute_);
+  host_->Enqueue([ops = &rank_->device->host().ops(), stream = host_,
+                  work = std::move(work)] { work(*ops, *stream); });
+}
+
+// ---- The norm ---------------------------------------------------------------
+
+std::vector<SquaredSpan> Updater::SpansOf(int unit) const {
+  const PlannedUnit& planned = plan_->units[unit];
+  double* const squares = NumbersOf(unit).squares.As<double>();
+  std::vector<SquaredSpan> spans;
+  for (int s = 0; s < planned.num_trained_segments; ++s) {
+    spans.push_back(
+        {.src = states_->reduced_grads(unit).Piece({unit, s}).vector(),
+         .out = squares + planned.first_trained_segment + s});
+  }
+  return spans;
+}
+
+void Updater::SumSquares(int unit) {
+  Run(plan_->UpdatesOnHost(unit),
+      [spans = SpansOf(unit)](Ops& ops, Stream& stream) {
+        ops.SumSquares(stream, {.spans = spans});
+      });
 }
 
 // Every rank sums the squares of its own pieces in segment order into one
@@ -51,29 +96,28 @@ void Updater::Take(Arena& arena) {
 // rank order: the same bits at every stage, and 16 bytes per rank. Other groups
 // have the same pieces: those of the first one count.
 void Updater::Norm(const StepInput& input, StepScalars* scalars) {
-  scalars_ = scalars;
-  const int64_t world = plan_->world;
-  double* const of_pieces = norm_sums_.As<double>();
-  double* const squares = of_pieces + plan_->num_trained_segments;
-  double* const losses = squares + world;
+  on_device_.scalars = scalars;
+  const int64_t world = plan_->world, rank = rank_->rank();
+  Device& device = *rank_->device;
+  const Tensor& of_pieces = on_device_.squares;
+  if (any_on_host()) {
+    device.Copy(*compute_, of_pieces.data(), on_host_.squares.data(),
+                of_pieces.bytes());
+  }
   std::vector<SquaredSpan> spans;
   for (int u = 0; u < static_cast<int>(plan_->units.size()); ++u) {
-    for (int s = 0; s < plan_->units[u].num_trained_segments; ++s) {
-      spans.push_back({.src = states_->grads().Piece({u, s}).vector(),
-                       .out = of_pieces + spans.size()});
-    }
+    if (plan_->UpdatesOnHost(u)) continue;
+    for (const SquaredSpan& span : SpansOf(u)) spans.push_back(span);
   }
-  ops_->SumSquares(*compute_, {.spans = spans});
+  if (!spans.empty()) ops_->SumSquares(*compute_, {.spans = spans});
+  double* const squares = rank_squares_.As<double>();
+  double* const losses = rank_losses_.As<double>();
   ops_->Sum(*compute_,
-            {.src = of_pieces,
+            {.src = of_pieces.As<double>(),
              .size = CountsPieces() ? plan_->num_trained_segments : 0,
-             .out = squares + rank_->rank()});
-  rank_->device->Copy(*compute_, losses + rank_->rank(), &scalars->loss_sum,
-                      sizeof(double));
-  numbers_->Gather(
-      kStepCollective,
-      {norm_sums_.Slice(plan_->num_trained_segments, {world}),
-       norm_sums_.Slice(plan_->num_trained_segments + world, {world})});
+             .out = squares + rank});
+  device.Copy(*compute_, losses + rank, &scalars->loss_sum, sizeof(double));
+  numbers_->Gather(kStepCollective, {rank_squares_, rank_losses_});
   ops_->Sum(*compute_,
             {.src = squares, .size = world, .out = &scalars->sum_squares});
   ops_->Sum(*compute_,
@@ -85,21 +129,38 @@ void Updater::Norm(const StepInput& input, StepScalars* scalars) {
                          .norm = &scalars->norm,
                          .grad_scale = &scalars->grad_scale,
                          .found_non_finite = &scalars->found_non_finite});
+  if (any_on_host()) {
+    device.Copy(*compute_, on_host_.scalars, scalars, sizeof(StepScalars));
+  }
+  if (updates_.num_slots == 0) return;
+  // Sums of the first pass begin as zeros.
+  for (const Numbers* numbers : {&on_device_, &on_host_}) {
+    if (!numbers->slots.defined()) continue;
+    Run(numbers == &on_host_,
+        [slots = numbers->slots.vector()](Ops& ops, Stream& stream) {
+          ops.Fill(stream, {slots, 0});
+        });
+  }
 }
+
+// ---- The optimizer ----------------------------------------------------------
 
 Updater::View Updater::ViewOf(int unit, const StepInput& input) const {
   const UnitUpdate& update = updates_.units[unit];
+  const FlatState& params = states_->updated_params(unit);
+  const FlatState& grads = states_->reduced_grads(unit);
   const FlatState& master = states_->master();
+  const StepScalars& scalars = *NumbersOf(unit).scalars;
   View view;
   view.state = {
-      .param = states_->params().Held(unit).vector(),
+      .param = params.Held(unit).vector(),
       .master = master.defined() ? master.Held(unit).vector() : Vector(),
-      .grad = states_->grads().Held(unit).vector(),
-      .grad_scale = &scalars_->grad_scale,
-      .found_non_finite = &scalars_->found_non_finite,
+      .grad = grads.Held(unit).vector(),
+      .grad_scale = &scalars.grad_scale,
+      .found_non_finite = &scalars.found_non_finite,
       .ranges = update.ranges,
-      .whole_param = !states_->params().sharded(),
-      .whole_grad = !states_->grads().sharded(),
+      .whole_param = !params.sharded(),
+      .whole_grad = !grads.sharded(),
       .stochastic_rounding = options_.stochastic_rounding,
       .rounding_key = input.rounding_key,
       .first_element = update.first_element};
@@ -110,38 +171,52 @@ Updater::View Updater::ViewOf(int unit, const StepInput& input) const {
   return view;
 }
 
+void Updater::Moments(int unit, const StepInput& input) {
+  if (updates_.units[unit].ranges.empty()) return;
+  Run(plan_->UpdatesOnHost(unit),
+      [view = ViewOf(unit, input), options = OptionsOf(input),
+       spec = &options_.optimizer,
+       slots = NumbersOf(unit).slots.As<double>()](Ops& ops, Stream& stream) {
+        OptimizerMoments(ops, stream, *spec, view.state, view.arrays, options,
+                         {view.parts, slots});
+      });
+}
+
 // Every rank measures its own pieces of a parameter, also where it has all of
 // it: two numbers per parameter, gathered and added in rank order, so that the
 // ratios have the same bits at every stage.
-void Updater::Moments(const StepInput& input) {
+void Updater::TensorNorms() {
   if (updates_.num_tensors == 0) return;  // all of them are frozen
+  Device& device = *rank_->device;
   const int64_t row = 2 * updates_.num_tensors;
-  const Tensor totals = tensor_sums_.Slice(0, {row});
-  const Tensor ranks = tensor_sums_.Slice(row, {plan_->world * row});
-  const Tensor slots =
-      tensor_sums_.Slice((1 + plan_->world) * row, {2 * updates_.num_slots});
-  ops_->Fill(*compute_, {tensor_sums_.vector(), 0});
-  for (int u = 0; u < static_cast<int>(updates_.units.size()); ++u) {
-    if (updates_.units[u].ranges.empty()) continue;
-    const View view = ViewOf(u, input);
-    OptimizerMoments(*ops_, *compute_, options_.optimizer, view.state,
-                     view.arrays, OptionsOf(input),
-                     {view.parts, slots.As<double>()});
-  }
+  const Tensor own = rank_totals_.Slice(rank_->rank() * row, {row});
+  ops_->Fill(*compute_, {own.vector(), 0});
   if (CountsPieces()) {
-    AddRows(slots.Slice(0, {updates_.max_ranges * row}),
-            ranks.Slice(rank_->rank() * row, {row}));
+    // Each of them is measured in one memory; the sums in the other are zeros.
+    std::vector<Tensor> slots = {
+        on_device_.slots.Slice(0, {updates_.max_ranges * row})};
+    if (any_on_host()) {
+      device.Copy(*compute_, host_slots_.data(), on_host_.slots.data(),
+                  host_slots_.bytes());
+      slots.push_back(host_slots_);
+    }
+    AddRows(slots, own);
   }
-  numbers_->Gather("tensor norms", {ranks});
-  AddRows(ranks, totals);
+  numbers_->Gather("tensor norms", {rank_totals_});
+  AddRows({rank_totals_}, on_device_.totals);
+  if (!any_on_host()) return;
+  device.Copy(*compute_, on_host_.totals.data(), on_device_.totals.data(),
+              on_host_.totals.bytes());
 }
 
-// dst [n] = row 0 + row 1 + ... of rows [k * n], in that order.
-void Updater::AddRows(const Tensor& rows, const Tensor& dst) {
+// dst [n] = row 0 + row 1 + ... of rows [k * n], of one tensor after the other.
+void Updater::AddRows(const std::vector<Tensor>& rows, const Tensor& dst) {
   const int64_t n = dst.num_elems();
   std::vector<const void*> src;
-  for (int64_t begin = 0; begin < rows.num_elems(); begin += n) {
-    src.push_back(rows.Slice(begin, {n}).data());
+  for (const Tensor& some : rows) {
+    for (int64_t begin = 0; begin < some.num_elems(); begin += n) {
+      src.push_back(some.Slice(begin, {n}).data());
+    }
   }
   ops_->SumRanks(*compute_,
                  {.src = src, .src_dtype = DType::kF64, .dst = dst.vector()});
@@ -149,11 +224,15 @@ void Updater::AddRows(const Tensor& rows, const Tensor& dst) {
 
 void Updater::Update(int unit, const StepInput& input) {
   if (updates_.units[unit].ranges.empty()) return;
-  const View view = ViewOf(unit, input);
-  double* const totals =
-      tensor_sums_.defined() ? tensor_sums_.As<double>() : nullptr;
-  OptimizerStep(*ops_, *compute_, options_.optimizer, view.state, view.arrays,
-                OptionsOf(input), {view.parts, totals});
+  const Tensor& totals = NumbersOf(unit).totals;
+  Run(plan_->UpdatesOnHost(unit),
+      [view = ViewOf(unit, input), options = OptionsOf(input),
+       spec = &options_.optimizer,
+       totals = totals.defined() ? totals.As<double>() : nullptr](
+          Ops& ops, Stream& stream) {
+        OptimizerStep(ops, stream, *spec, view.state, view.arrays, options,
+                      {view.parts, totals});
+      });
 }
 
 }  // namespace zero

@@ -1,14 +1,16 @@
 // The end of a step: the gradient norm of all ranks, and the optimizer on what
 // this rank owns.
 //
-// Everything stays on the device, so that no step waits for the host. Ranks
+// Nothing here waits. What the plan has in the host's memory is summed and
+// updated there, on the stream of the host; all else stays on the device. Ranks
 // exchange a few float64 numbers, gathered and added in rank order: the same
 // bits at every stage.
 #ifndef ZERO_ENGINE_ZERO_UPDATER_H_
 #define ZERO_ENGINE_ZERO_UPDATER_H_
 
+#include <vector>
+
 #include "engine/comm/rank.h"
-#include "engine/tensor/arena.h"
 #include "engine/tensor/tensor.h"
 #include "engine/zero/model_states.h"
 #include "engine/zero/options.h"
@@ -22,27 +24,49 @@ namespace zero {
 
 class Updater {
  public:
-  // All must outlive the updater.
+  // `host` may be null where the host updates nothing. All must outlive the
+  // updater.
   Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
-          RankNumbers& numbers, Stream& compute,
+          RankNumbers& numbers, Stream& compute, Stream* host,
           const ExecutorOptions& options);
 
-  void Take(Arena& arena);
+  void Take(const HomeArenas& arenas);
+
+  // Squares of a unit's gradients on the host.
+  void SumSquares(int unit);
 
   // Sums of the ranks, the norm and what gradients are multiplied by, from
   // scalars->loss_sum and the reduced gradients. `scalars` is on the device,
   // and used by the updates of this step too.
   void Norm(const StepInput& input, StepScalars* scalars);
-  // The optimizer's first pass: norms of whole parameters.
-  void Moments(const StepInput& input);
+  // The optimizer's first pass over a unit, and behind all of them norms of
+  // whole parameters.
+  void Moments(int unit, const StepInput& input);
+  void TensorNorms();
   // The optimizer's step on a unit.
   void Update(int unit, const StepInput& input);
 
  private:
   struct View;
+  // Numbers of a step, in the memory where a unit is updated.
+  struct Numbers {
+    StepScalars* scalars = nullptr;
+    // Of this rank's piece of every segment, the sum of squares.
+    Tensor squares;
+    // Two sums of every tensor, and of every slot.
+    Tensor totals, slots;
+  };
 
+  bool any_on_host() const { return on_host_.squares.defined(); }
+  const Numbers& NumbersOf(int unit) const {
+    return plan_->UpdatesOnHost(unit) ? on_host_ : on_device_;
+  }
   View ViewOf(int unit, const StepInput& input) const;
-  void AddRows(const Tensor& rows, const Tensor& dst);
+  // Runs work(ops, stream) where a unit is updated.
+  template <typename Work>
+  void Run(bool on_host, Work work);
+  std::vector<SquaredSpan> SpansOf(int unit) const;
+  void AddRows(const std::vector<Tensor>& rows, const Tensor& dst);
   // Ranks of the first group count their pieces; others have the same ones.
   bool CountsPieces() const { return rank_->rank() < plan_->owners.owners; }
 
@@ -52,14 +76,14 @@ class Updater {
   const ModelStates* states_;
   RankNumbers* numbers_;
   Stream* compute_;
+  Stream* host_;
   const ExecutorOptions& options_;
   const UpdatePlan updates_;
-  StepScalars* scalars_ = nullptr;
-  // Squares of this rank's piece of every segment; of every rank the squares,
-  // and the loss.
-  Tensor norm_sums_;
-  // Two sums of every slot; of every tensor; of every rank and tensor.
-  Tensor tensor_sums_;
+  Numbers on_device_, on_host_;
+  Tensor host_scalars_;
+  // Of every rank the squares, and the loss; two sums of every tensor.
+  Tensor rank_squares_, rank_losses_, rank_totals_;
+  Tensor host_slots_;  // on the device, a copy of on_host_.slots' own ranges
 };
 
 }  // namespace zero

@@ -80,7 +80,12 @@ void Wire::GatherUnit(int unit, const FlatState& params,
   std::vector<CollectiveSegment> segments;
   for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
     const Segment& segment = planned.segments[s];
-    segments.push_back({params.Piece({unit, s}).data(),
+    const Segment piece = plan_->Piece(segment, rank_->rank());
+    // What came from the host is in its place already.
+    const Tensor own = plan_->FetchesParameters(unit)
+                           ? gathered.Slice(piece.begin, {piece.elems})
+                           : params.Piece({unit, s});
+    segments.push_back({own.data(),
                         gathered.Slice(segment.begin, {segment.elems}).data(),
                         segment.elems});
   }
@@ -107,11 +112,17 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
     const Segment& segment = plan_->segment(ref);
-    const int64_t begin =
-        segment.begin - plan_->units[ref.unit].phases[bucket.phase].begin;
-    parts.push_back({grads.sharded() ? gradients.Slice(begin, {segment.elems})
-                                     : grads.Whole(ref),
-                     grads.Piece(ref)});
+    if (!plan_->shards_gradients()) {
+      parts.push_back({grads.Whole(ref), grads.Piece(ref)});
+      continue;
+    }
+    const int64_t phase = plan_->units[ref.unit].phases[bucket.phase].begin;
+    const Segment piece = plan_->Piece(segment, rank_->rank());
+    // On its way to the host the sum is in place of this rank's addend.
+    parts.push_back({gradients.Slice(segment.begin - phase, {segment.elems}),
+                     plan_->UpdatesOnHost(ref.unit)
+                         ? gradients.Slice(piece.begin - phase, {piece.elems})
+                         : grads.Piece(ref)});
   }
   ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts,
               accumulate, arena);

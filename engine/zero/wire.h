@@ -50,15 +50,17 @@ class Wire {
   // Starts bringing the owners' pieces (send) of whole segments (recv) to all.
   void Gather(const std::string& name, DType dtype,
               std::vector<CollectiveSegment> segments);
-  // All of a unit into `gathered` [padded elems].
+  // All of a unit into `gathered` [padded elems], which has what was fetched
+  // from the host.
   void GatherUnit(int unit, const FlatState& params, const Tensor& gathered);
   // A gather bucket of replicated parameters.
   void GatherUpdated(int bucket, const FlatState& params);
 
   // Starts reducing a bucket: to its owners, and back to all where all update.
   // `gradients` has those of its phase where `grads` is sharded: then it gets
-  // the sum, added to what is there with `accumulate`. Memory of a bucket as it
-  // is sent comes from `arena`.
+  // the sum, added to what is there with `accumulate`; of what the host updates
+  // the sum stays in `gradients`. Memory of a bucket as it is sent comes from
+  // `arena`.
   void Reduce(int bucket, const Tensor& gradients, const FlatState& grads,
               bool accumulate, Arena& arena);
   // Starts adding up this rank's pieces of a bucket over the groups.

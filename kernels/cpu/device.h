@@ -3,8 +3,8 @@
 //
 // The compute stream is the calling thread: Enqueue runs the work at once. A
 // stream of any other role is one worker thread with a queue; it blocks on a
-// condition variable while it has nothing to do, never spins, and never enters
-// OpenMP.
+// condition variable while it has nothing to do, never spins, and enters OpenMP
+// on kHost alone, whose kernels have as many threads as those of kCompute.
 #ifndef ZERO_KERNELS_CPU_DEVICE_H_
 #define ZERO_KERNELS_CPU_DEVICE_H_
 

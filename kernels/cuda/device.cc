@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -55,11 +56,14 @@ class CudaEvent final : public Event {
 
 class CudaStream final : public Stream {
  public:
-  CudaStream(CudaDevice& device, int priority) : device_(device) {
+  CudaStream(CudaDevice& device, StreamRole role, int priority)
+      : device_(device), role_(role) {
     ZERO_CUDA_CHECK(cudaStreamCreateWithPriority(
         &stream_, cudaStreamNonBlocking, priority));
-    ZERO_CUDA_CHECK(cudaMalloc(&scratch_, kScratchBytes));
-    ZERO_CUDA_CHECK(cudaMemsetAsync(scratch_, 0, kScratchBytes, stream_));
+    const int64_t bytes = StreamBytes(role);
+    if (bytes == 0) return;
+    ZERO_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
+    ZERO_CUDA_CHECK(cudaMemsetAsync(scratch_, 0, bytes, stream_));
   }
   ~CudaStream() override {
     Ignore(cudaSetDevice(device_.index()));
@@ -70,7 +74,16 @@ class CudaStream final : public Stream {
 
   void Enqueue(std::function<void()> work) override {
     device_.MakeCurrent();
-    work();
+    if (role_ != StreamRole::kHost) return work();
+    auto* const later = new std::function<void()>(std::move(work));
+    ZERO_CUDA_CHECK(cudaLaunchHostFunc(
+        stream_,
+        [](void* data) {
+          const std::unique_ptr<std::function<void()>> work(
+              static_cast<std::function<void()>*>(data));
+          (*work)();
+        },
+        later));
   }
   void Record(Event& event) override {
     ZERO_CUDA_CHECK(cudaEventRecord(HandleOf(event), stream_));
@@ -88,6 +101,7 @@ class CudaStream final : public Stream {
 
  private:
   CudaDevice& device_;
+  const StreamRole role_;
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
 };
@@ -194,22 +208,24 @@ cudaEvent_t HandleOf(Event& event) {
 }
 
 absl::StatusOr<std::unique_ptr<Device>> CudaDevice::Open(
-    int index, const CudaOptions& options) {
+    int index, const CudaOptions& options, int host_threads) {
   int num_devices = 0;
   const cudaError_t count_error = cudaGetDeviceCount(&num_devices);
   const absl::Status usable = CheckUsable(index, num_devices, count_error);
   if (!usable.ok()) return usable;
   ZERO_CUDA_CHECK(cudaSetDevice(index));
-  std::unique_ptr<CudaDevice> device(new CudaDevice(index, options, 0));
+  std::unique_ptr<CudaDevice> device(
+      new CudaDevice(index, options, host_threads, 0));
   device->context_bytes_ = ContextBytes(index);
   return device;
 }
 
-CudaDevice::CudaDevice(int index, const CudaOptions& options,
+CudaDevice::CudaDevice(int index, const CudaOptions& options, int host_threads,
                        int64_t context_bytes)
     : index_(index),
       context_bytes_(context_bytes),
-      ops_(Attribute(cudaDevAttrMultiProcessorCount, index), options) {}
+      ops_(Attribute(cudaDevAttrMultiProcessorCount, index), options),
+      host_(MakeCpuDevice(host_threads)) {}
 
 CudaDevice::~CudaDevice() { Ignore(cudaSetDevice(index_)); }
 
@@ -295,7 +311,7 @@ std::unique_ptr<Stream> CudaDevice::MakeStream(StreamRole role) {
   int lowest = 0, highest = 0;
   ZERO_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
   const bool first = role == StreamRole::kGather || role == StreamRole::kReduce;
-  return std::make_unique<CudaStream>(*this, first ? highest : lowest);
+  return std::make_unique<CudaStream>(*this, role, first ? highest : lowest);
 }
 
 std::unique_ptr<Event> CudaDevice::MakeEvent() {
@@ -327,9 +343,9 @@ void CudaDevice::PopRange() { nvtxRangePop(); }
 namespace zero {
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
-    int index, const CudaOptions& options) {
+    int index, const CudaOptions& options, int host_threads) {
   try {
-    return cuda::CudaDevice::Open(index, options);
+    return cuda::CudaDevice::Open(index, options, host_threads);
   } catch (const cuda::DeviceError& error) {
     return absl::InternalError(error.what());
   }

@@ -26,7 +26,7 @@ class CudaDevice final : public Device {
  public:
   // Errors: NotFound, and what the driver says, with the remedy.
   static absl::StatusOr<std::unique_ptr<Device>> Open(
-      int index, const CudaOptions& options);
+      int index, const CudaOptions& options, int host_threads);
   ~CudaDevice() override;
 
   // Makes this device current on the calling thread: every thread that calls
@@ -38,13 +38,16 @@ class CudaDevice final : public Device {
   DeviceInfo info() const override;
   std::vector<std::string> notes() const override { return ops_.notes(); }
   DeviceMemory memory() const override;
-  int64_t stream_bytes(StreamRole) const override { return kScratchBytes; }
+  int64_t stream_bytes(StreamRole role) const override {
+    return StreamBytes(role);
+  }
   bool asynchronous() const override { return true; }
   bool Reaches(const Device& other) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;
   std::unique_ptr<Stream> MakeStream(StreamRole role) override;
   std::unique_ptr<Event> MakeEvent() override;
   Ops& ops() override { return ops_; }
+  Device& host() override { return *host_; }
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override;
   void CopyRows(Stream& stream, void* dst, size_t dst_stride, const void* src,
                 size_t src_stride, size_t row_bytes, size_t num_rows) override;
@@ -52,12 +55,14 @@ class CudaDevice final : public Device {
   void PopRange() override;
 
  private:
-  CudaDevice(int index, const CudaOptions& options, int64_t context_bytes);
+  CudaDevice(int index, const CudaOptions& options, int host_threads,
+             int64_t context_bytes);
   void Free(void* data, size_t bytes, MemoryKind kind) override;
 
   int index_;
   int64_t context_bytes_;
   CudaOps ops_;
+  std::unique_ptr<Device> host_;
 };
 
 }  // namespace zero::cuda

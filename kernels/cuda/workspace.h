@@ -20,6 +20,19 @@ namespace zero::cuda {
 inline constexpr size_t kScratchBytes = size_t{1} << 20;
 inline constexpr size_t kCounterBytes = 4096;
 
+// What a stream takes of the device: those that copy and that the host computes
+// on run no kernels.
+inline int64_t StreamBytes(StreamRole role) {
+  switch (role) {
+    case StreamRole::kUp:
+    case StreamRole::kDown:
+    case StreamRole::kHost:
+      return 0;
+    default:
+      return kScratchBytes;
+  }
+}
+
 // ---- Matrix products --------------------------------------------------------
 
 // The most that cuBLASLt is given, as NVIDIA recommends for Hopper, and the

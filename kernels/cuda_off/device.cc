@@ -7,7 +7,8 @@
 namespace zero {
 
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(int index,
-                                                       const CudaOptions&) {
+                                                       const CudaOptions&,
+                                                       int) {
   return absl::UnimplementedError(absl::StrCat(
       "device cuda:", index,
       ": the CUDA backend is not in this program, for tools/configure found no "

@@ -546,7 +546,7 @@ class CliTest(unittest.TestCase):
         for one in (same_step, full_step):
             waited = one["communication"].pop("waited_ms")
             self.assertEqual(list(waited),
-                             ["gather", "reduce", "across", "scalar"])
+                             ["gather", "reduce", "across", "scalar", "host"])
             self.assertAlmostEqual(one["communication"].pop("exposed_ms"),
                                    sum(waited.values()), places=6)
             self.assertGreater(waited["scalar"], 0)
@@ -590,6 +590,49 @@ class CliTest(unittest.TestCase):
                     "training.steps=3") + sets:
             args += ["--set", one]
         return self.ok(*args), self.read_json("run/summary.json")
+
+    def test_offload_keeps_states_on_the_host_to_the_same_bits(self):
+        # As Hugging Face's documentation writes it.
+        offload = {"device": "cpu", "pin_memory": True}
+        zero = {"stage": 3, "offload_optimizer": offload,
+                "offload_param": offload, "overlap_comm": True,
+                "contiguous_gradients": True, "sub_group_size": 1e9,
+                "reduce_bucket_size": "auto",
+                "stage3_prefetch_bucket_size": "auto",
+                "stage3_param_persistence_threshold": "auto",
+                "stage3_max_live_parameters": 1e9,
+                "stage3_max_reuse_distance": 1e9,
+                "stage3_gather_16bit_weights_on_model_save": True}
+        keys = "zero_optimization=" + json.dumps(zero)
+        bf16 = "bf16.enabled=true"
+        for ranks in (1, 2):
+            _, plain = self.train_on(ranks, bf16)
+            out, host = self.train_on(ranks, bf16, keys)
+            self.assertEqual(host["parameters_hash"], plain["parameters_hash"])
+            self.assertEqual(host["validation_loss"], plain["validation_loss"])
+            self.assertIn("and parameters, in the host's memory", out)
+            # bf16, the other half of masters, moments and fp32 gradients.
+            elems = plain["peak_bytes"]["parameters"] / 2 / ranks
+            self.assertGreater(host["host_bytes"], 16 * elems)
+            self.assertNotIn("optimizer", host["peak_bytes"])
+            self.assertEqual(host["peak_bytes"], host["predicted_peak_bytes"])
+        # Weights, an evaluation and a checkpoint of such a run.
+        self.ok("eval", "config.json", "--set", keys)
+        self.ok("generate", "config.json", "--tokens", "3", "--set", keys)
+        plan = self.ok("plan", "config.json", "--ranks", "2", "--set", keys,
+                       "--set", "train_batch_size=4")
+        for action in ("Fetch(block.1)", "Offload(bucket 0", "SumSquares(head)",
+                       "Update(head)"):
+            self.assertIn(action, plan)
+        rows = [json.loads(line) for line in self.ok(
+            "memory", "config.json", "--ranks", "2", "--offload", "--json",
+            "--set", "train_batch_size=4").splitlines()]
+        self.assertEqual(len(rows), 24)
+        for row in rows:
+            states = [row[name] for name in
+                      ("parameters", "gradients", "optimizer")]
+            self.assertEqual(sum(states), row["states_bytes_by_formula"])
+            self.assertEqual(row["host_bytes"] > 0, row["offload"] != "-")
 
     def test_a_ring_sends_what_direct_sends_and_sums_in_its_order(self):
         stage = "zero_optimization.stage=2"
@@ -842,13 +885,13 @@ class CliTest(unittest.TestCase):
                 ("zero_optimization.mics_shard_size=2",
                  ["mics_shard_size", "stage is 0 and shards nothing"]),
                 ("zero_optimization.offload_optimizer.device=\"cpu\"",
-                 ["offload_optimizer", "not built yet"]),
+                 ["offload_optimizer", "stage 1, 2 or 3"]),
                 ("optimizer.params.lr=-1", ["optimizer.params.lr", "-1"]),
                 ("train_micro_batch_size=2",
                  ["did you mean \"train_micro_batch_size_per_gpu\""]),
                 ("comms_logger.enabled=true", ["metrics.jsonl", "--trace"]),
                 ("zero_optimization.cpu_offload=true",
-                 ["not built yet: it comes with offload"]),
+                 ["offload_optimizer.device", "stage 1, 2 or 3"]),
                 ("device=cuda", ["device: \"cuda\" is a string", "--device"]),
                 ("device.type=cuda", ["device.type", "--device cuda"]),
                 ("amp.enabled=true", ["amp", "bf16"])):

@@ -119,7 +119,7 @@ class GoldenTest : public testing::TestWithParam<const char*> {
     rank_ = MakeLoneRank(*device_);
     auto executor = Executor::Make(
         rank_, *golden.model, MakePlan(DescribeUnits(*golden.model), {}),
-        Options(recompute), {int64_t{64} << 20, 0}, &ledger_);
+        Options(recompute), {int64_t{64} << 20, 0}, &ledger_, &host_ledger_);
     EXPECT_TRUE(executor.ok()) << executor.status();
     const auto read = OpenPortable(golden.dir, *golden.model);
     EXPECT_TRUE(read.ok()) << read.status();
@@ -139,7 +139,7 @@ class GoldenTest : public testing::TestWithParam<const char*> {
 
   std::unique_ptr<Device> device_;
   Rank rank_;
-  MemoryLedger ledger_;
+  MemoryLedger ledger_, host_ledger_;
 };
 
 TEST_P(GoldenTest, LossAndLogitsAreThoseOfTransformers) {

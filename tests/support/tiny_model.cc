@@ -106,8 +106,8 @@ Rig::Rig(const Rank& rank, std::unique_ptr<Model> model,
   const Plan plan = MakePlan(DescribeUnits(*model_),
                              options.plan_options(rank.world(), rank.shards(),
                                                   rank.reduce->algorithm()));
-  auto executor =
-      Executor::Make(rank, *model_, plan, options, transient, &ledger_);
+  auto executor = Executor::Make(rank, *model_, plan, options, transient,
+                                 &ledger_, &host_ledger_);
   ZERO_CHECK(executor.ok()) << executor.status();
   executor_ = *std::move(executor);
   executor_->states().Initialize(seed);

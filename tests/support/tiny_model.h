@@ -115,6 +115,7 @@ class Rig {
   Executor* operator->() { return executor_.get(); }
   Model& model() { return *model_; }
   MemoryLedger& ledger() { return ledger_; }
+  MemoryLedger& host_ledger() { return host_ledger_; }
   // Aborts the test where there is none.
   Parameter& parameter(const std::string& name);
 
@@ -132,7 +133,7 @@ class Rig {
       const RigOptions& options, int64_t activation_bytes, uint64_t seed);
 
   std::unique_ptr<Rank> lone_;  // where the rig was given a device
-  MemoryLedger ledger_;
+  MemoryLedger ledger_, host_ledger_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
   int64_t optimizer_step_ = 1;

@@ -67,6 +67,7 @@ class TimedDevice final : public Device {
   }
   std::unique_ptr<Event> MakeEvent() override { return inner_.MakeEvent(); }
   Ops& ops() override { return *ops_; }
+  Device& host() override { return inner_.host(); }
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override {
     inner_.Copy(stream, dst, src, bytes);
   }

@@ -191,6 +191,7 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
   std::filesystem::remove_all(out, ignored);
   const Json summary = Json::parse(text);
   MeasuredRun measured{.peaks = BytesByName(summary.at("peak_bytes"))};
+  measured.host = summary.at("host_bytes");
   if (run.device == "cuda") {
     measured.peak = measured.peaks.at("total");
   } else {

@@ -24,6 +24,7 @@ struct MeasuredRun {
   std::map<std::string, int64_t> resident;
   // The process at its peak, by ranks; on a GPU what the driver counts.
   int64_t peak = 0;
+  int64_t host = 0;  // states that the host keeps
 };
 
 // A folder for such runs, which goes with the object.

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,8 +41,9 @@ using Json = nlohmann::ordered_json;
 struct MemoryFlags {
   RunOptions run;
   std::vector<std::string> more_configs;
-  double device_memory = 0;  // bytes of a rank; 0: the device's
-  bool json = false, csv = false, measure = false, fit = false;
+  // Bytes of a rank; 0: those of the device, and of this machine.
+  double device_memory = 0, host_memory = 0;
+  bool json = false, csv = false, measure = false, fit = false, offload = false;
   std::string fit_config;  // file to write; empty: none
   std::string html;        // page to write; empty: none
 };
@@ -81,7 +83,15 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
     return n == 0 ? "-" : HumanBytes(static_cast<double>(n));
   };
   std::vector<std::vector<std::string>> lines(1);
+  const bool offloads = std::any_of(
+      rows.begin(), rows.end(),
+      [](const MemoryRow& row) { return row.offload != Offload::kNone; });
   lines[0] = {"stage", "recompute", "peak", "fits", "sent/step", "in"};
+  if (offloads) {
+    lines[0].insert(lines[0].begin() + 2, "offload");
+    lines[0].insert(lines[0].begin() + 4, "host");
+    lines[0].insert(lines[0].begin() + 7, {"from host", "to host"});
+  }
   MemoryLedger::ByCategory used = {};  // by any row
   for (const MemoryRow& row : rows) {
     for (size_t i = 0; i < used.size(); ++i) {
@@ -100,6 +110,13 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
         row.fits() ? "yes" : "no",
         bytes(row.rehearsal.wire.sent()),
         row.rehearsal.peak_action};
+    if (offloads) {
+      line.insert(line.begin() + 2,
+                  kOffloadNames[static_cast<int>(row.offload)]);
+      line.insert(line.begin() + 4, bytes(row.rehearsal.host_bytes()));
+      const HostTraffic& traffic = row.rehearsal.host_traffic;
+      line.insert(line.begin() + 7, {bytes(traffic.up), bytes(traffic.down)});
+    }
     for (size_t i = 0; i < used.size(); ++i) {
       if (used[i] > 0) line.push_back(bytes(ledger.at_peak()[i]));
     }
@@ -132,7 +149,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
     for (const Compared& of : compared) {
       add(of.name, of.predicted, *of.measured);
     }
-    add("peak", row.rehearsal.ledger.total_peak_bytes(), row.measured->peak);
+    add("peak", row.rehearsal.needed_bytes(), row.measured->peak);
     PrintColumns(lines);
     const auto& resident = row.measured->resident;
     for (const auto& [holder, bytes] : resident) {
@@ -150,6 +167,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
 
 // Why a rank holds or sends something else than the formulas.
 void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
+  std::set<std::pair<int, int64_t>> gathered;
   for (const MemoryRow& row : rows) {
     int64_t states = 0;
     for (const MemoryCategory category :
@@ -163,8 +181,12 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
           row.Name(), WithCommas(states), WithCommas(row.formula_states));
     }
     const StepWire &sent = row.rehearsal.wire, &formula = row.formula_wire;
-    if (sent.sent() == formula.sent()) continue;
-    absl::PrintF("note: at %s a rank gathers %s bytes%s\n", row.Name(),
+    // The same with every recompute and offload.
+    if (sent.sent() == formula.sent() ||
+        !gathered.insert({row.stage, sent.gathered}).second) {
+      continue;
+    }
+    absl::PrintF("note: at stage %d a rank gathers %s bytes%s\n", row.stage,
                  WithCommas(sent.gathered),
                  AgainstFormula(sent.gathered, formula.gathered));
   }
@@ -174,8 +196,7 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
 absl::Status MeasureAll(MeasureFolder& folder, int64_t machine,
                         std::vector<MemoryRow>* rows) {
   for (MemoryRow& row : *rows) {
-    if (row.rehearsal.ledger.total_peak_bytes() >
-        std::min(row.memory, machine)) {
+    if (row.rehearsal.needed_bytes() > std::min(row.limits.device, machine)) {
       row.failure = row.fits() ? "it does not fit this machine's memory"
                                : "it does not fit";
       continue;
@@ -242,7 +263,7 @@ void PrintCsv(const std::vector<Memory>& memories, bool measures) {
 // How the config may run in the memory there is.
 void PrintFits(const Memory& memory) {
   const std::string limit =
-      HumanBytes(static_cast<double>(memory.rows.front().memory));
+      HumanBytes(static_cast<double>(memory.rows.front().limits.device));
   if (memory.fits.empty()) {
     absl::PrintF("fit: in %s a rank, %s\n", limit, memory.nothing_fits);
     return;
@@ -251,10 +272,12 @@ void PrintFits(const Memory& memory) {
       "fit: ways to run the same training in %s a rank, the cheapest first\n",
       limit);
   std::vector<std::vector<std::string>> lines = {
-      {"peak", "sent/step", "FLOP/step", "seconds", ""}};
+      {"peak", "host", "sent/step", "FLOP/step", "seconds", ""}};
   for (const FitProposal& fit : memory.fits) {
     const std::string patch = fit.Patch(memory.config);
+    const auto host = static_cast<double>(fit.host_bytes);
     lines.push_back({HumanBytes(static_cast<double>(fit.peak_bytes)),
+                     fit.host_bytes == 0 ? "-" : HumanBytes(host),
                      HumanBytes(static_cast<double>(fit.sent_bytes)),
                      absl::StrFormat("%.2e", fit.flops),
                      absl::StrFormat("%.3g", fit.seconds),
@@ -278,6 +301,7 @@ Json FitsAsJson(const Memory& memory) {
   Json fits = Json::array();
   for (const FitProposal& fit : memory.fits) {
     fits.push_back({{"peak_bytes", fit.peak_bytes},
+                    {"host_bytes", fit.host_bytes},
                     {"sent_bytes_per_step", fit.sent_bytes},
                     {"flops_per_step", fit.flops},
                     {"assumed_seconds", fit.seconds},
@@ -307,19 +331,28 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
                         (on_gpu ? kLateKernelsBytes : 0);
   const int64_t memory = flags.device_memory > 0 ? std::max<int64_t>(asked, 0)
                                                  : TakeableBytes(rank);
+  const int64_t host_memory = flags.host_memory > 0
+                                  ? static_cast<int64_t>(flags.host_memory)
+                                  : TakeableHostBytes(rank);
   Memory result{.notes = planned.notes};
   if (run.ranks == 1) {
     result.notes.push_back(
-        "one rank has nothing to shard: with --ranks N the "
-        "stages differ");
+        "one rank has nothing to shard: without offload the stages differ "
+        "only with --ranks N");
   }
-  ZERO_ASSIGN_OR_RETURN(result.rows, PredictRows(run, config, planned, memory));
+  // On the CPU offload saves nothing: shown on request.
+  const bool offloads = flags.offload || on_gpu ||
+                        config.zero_optimization.offload() != Offload::kNone;
+  ZERO_ASSIGN_OR_RETURN(
+      result.rows,
+      PredictRows(run, config, planned, {memory, host_memory}, offloads));
   if (flags.fit) {
     result.config = config;
     result.speed = AssumedSpeedOf(*planned.device);
     result.nothing_fits = NothingFits(rank);
-    ZERO_ASSIGN_OR_RETURN(result.fits,
-                          ProposeFits(rank, config, MakeModelTools(), memory));
+    ZERO_ASSIGN_OR_RETURN(
+        result.fits,
+        ProposeFits(rank, config, MakeModelTools(), {memory, host_memory}));
   }
   if (folder != nullptr) {
     result.stopped = MeasureAll(*folder, TakeableBytes(rank), &result.rows);
@@ -450,23 +483,32 @@ Command AddMemory(CLI::App& app) {
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   app.add_option("MORE", flags->more_configs, "further config files");
   AddRanksOption(app, &flags->run);
-  app.add_option(
-         "--device-memory", flags->device_memory,
-         "memory of a rank's device, as 80GiB (default: this device's; on the "
-         "CPU its share of the machine's)")
-      ->transform(CLI::AsNumberWithUnit(
-          SizeUnits(), CLI::AsNumberWithUnit::Options(
-                           CLI::AsNumberWithUnit::CASE_INSENSITIVE |
-                           CLI::AsNumberWithUnit::UNIT_REQUIRED)))
-      ->check(CLI::Validator(
-          [](const std::string& bytes) {
-            const double size = std::atof(bytes.c_str());
-            return size > 0 && size < 1e18
-                       ? std::string()
-                       : std::string("want a size above 0, such as 80GiB");
-          },
-          ""))
-      ->type_name("SIZE");
+  const auto add_size = [&](const char* name, double* bytes, const char* doc) {
+    app.add_option(name, *bytes, doc)
+        ->transform(CLI::AsNumberWithUnit(
+            SizeUnits(), CLI::AsNumberWithUnit::Options(
+                             CLI::AsNumberWithUnit::CASE_INSENSITIVE |
+                             CLI::AsNumberWithUnit::UNIT_REQUIRED)))
+        ->check(CLI::Validator(
+            [](const std::string& bytes) {
+              const double size = std::atof(bytes.c_str());
+              return size > 0 && size < 1e18
+                         ? std::string()
+                         : std::string("want a size above 0, such as 80GiB");
+            },
+            ""))
+        ->type_name("SIZE");
+  };
+  add_size("--device-memory", &flags->device_memory,
+           "memory of a rank's device, as 80GiB (default: this device's; on "
+           "the CPU its share of the machine's)");
+  add_size("--host-memory", &flags->host_memory,
+           "memory of its host that a rank may take, where that is not the "
+           "device's (default: its share of this machine's, with up to 8 ranks "
+           "on a machine)");
+  app.add_flag("--offload", flags->offload,
+               "also with states in the host's memory (always on a GPU, and "
+               "where a config has it)");
   app.add_option("--html", flags->html, "write a page to look at")
       ->type_name("FILE");
   CLI::Option* const json =

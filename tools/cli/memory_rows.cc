@@ -15,21 +15,34 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Bytes of parameters, gradients, master weights and moments on one rank: each
+// Bytes of parameters, gradients, master weights and moments on a device: each
 // stage divides one more of them by the shards (Rajbhandari et al. 2020,
 // section 5).
 int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
-                      int stage) {
+                      int stage, Offload offload) {
   const auto divided = [&](int64_t elems, int from_stage) {
     return stage >= from_stage ? elems / plan.shard.size : elems;
   };
-  return divided(plan.padded_elems, 3) * DTypeBytes(options.param_dtype) +
-         divided(plan.trained_elems, 2) * DTypeBytes(options.grad_dtype) +
-         divided(plan.trained_elems, 1) * options.optimizer_bytes();
+  // What the host keeps; gradients that no rank shards are summed here first.
+  const bool updates = offload == Offload::kNone;
+  const bool keeps = offload != Offload::kAll;
+  const bool sums = updates || stage < 2;
+  return keeps * divided(plan.padded_elems, 3) *
+             DTypeBytes(options.param_dtype) +
+         sums * divided(plan.trained_elems, 2) *
+             DTypeBytes(options.grad_dtype) +
+         updates * divided(plan.trained_elems, 1) * options.optimizer_bytes();
 }
 
 absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
-                                  int stage, Recompute recompute) {
+                                  int stage, Recompute recompute,
+                                  Offload offload) {
+  const auto device = [&](Offload from) {
+    return absl::StrCat(".device=", offload >= from ? "cpu" : "none");
+  };
+  run.sets.push_back("zero_optimization.offload_optimizer" +
+                     device(Offload::kOptimizer));
+  run.sets.push_back("zero_optimization.offload_param" + device(Offload::kAll));
   run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
   const bool enabled = recompute != Recompute::kOff;
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
@@ -39,7 +52,9 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
                                     RecomputeName(recompute)));
   }
   // Groups shard something, which stage 0 does not.
-  if (stage == 0) run.sets.push_back("zero_optimization.mics_shard_size=auto");
+  if (stage == 0 || offload != Offload::kNone) {
+    run.sets.push_back("zero_optimization.mics_shard_size=auto");
+  }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
@@ -47,6 +62,7 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
   MemoryRow row{.run = run,
                 .stage = stage,
                 .recompute = recompute,
+                .offload = offload,
                 .config = config,
                 .device = planned.device->info().name};
   ZERO_ASSIGN_OR_RETURN(
@@ -56,7 +72,7 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
   row.formula_states = FormulaStates(plan,
                                      MakeExecutorOptions(config, /*train=*/true,
                                                          /*max_positions=*/0),
-                                     stage);
+                                     stage, offload);
   row.formula_wire = FormulaWire(plan, config.gradient_accumulation_steps);
   return row;
 }
@@ -68,22 +84,31 @@ std::string MemoryRow::Name() const {
   if (recompute != Recompute::kOff) {
     absl::StrAppend(&name, ", recompute ", RecomputeName(recompute));
   }
+  if (offload != Offload::kNone) {
+    absl::StrAppend(&name, ", offload ",
+                    kOffloadNames[static_cast<int>(offload)]);
+  }
   return name;
 }
 
 absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
                                                    const Config& config,
                                                    const PlannedDevice& planned,
-                                                   int64_t memory) {
+                                                   const FitLimits& limits,
+                                                   bool offloads) {
   std::vector<MemoryRow> rows;
-  for (const Recompute recompute : kRecomputeLevels) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      ZERO_ASSIGN_OR_RETURN(MemoryRow row,
-                            Predict(run, planned, stage, recompute));
-      row.memory = memory;
-      row.as_configured = stage == config.zero_optimization.stage &&
-                          recompute == config.recompute();
-      rows.push_back(std::move(row));
+  for (const Offload offload : kOffloads) {
+    if (offload != Offload::kNone && !offloads) continue;
+    for (const Recompute recompute : kRecomputeLevels) {
+      for (int stage = FirstStageOf(offload); stage <= 3; ++stage) {
+        ZERO_ASSIGN_OR_RETURN(MemoryRow row,
+                              Predict(run, planned, stage, recompute, offload));
+        row.limits = limits;
+        row.as_configured = stage == config.zero_optimization.stage &&
+                            recompute == config.recompute() &&
+                            offload == config.zero_optimization.offload();
+        rows.push_back(std::move(row));
+      }
     }
   }
   return rows;
@@ -91,7 +116,9 @@ absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
 
 std::vector<Compared> Compare(const MemoryRow& row) {
   std::vector<Compared> compared;
-  int64_t in_arenas = 0;
+  Compared host{.name = "host_bytes", .predicted = row.rehearsal.host_bytes()};
+  if (row.measured.has_value()) host.measured = row.measured->host;
+  int64_t in_arenas = row.rehearsal.one_memory ? host.measured.value_or(0) : 0;
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     Compared of{.name = MemoryCategoryName(category),
@@ -106,6 +133,7 @@ std::vector<Compared> Compare(const MemoryRow& row) {
     }
     compared.push_back(std::move(of));
   }
+  compared.push_back(std::move(host));
   return compared;
 }
 
@@ -121,13 +149,19 @@ Json AsJson(const MemoryRow& row, bool measures) {
                {"sequence_length", config.data.sequence_length},
                {"stage", row.stage},
                {"recompute", RecomputeName(row.recompute)},
+               {"offload", kOffloadNames[static_cast<int>(row.offload)]},
                {"as_configured", row.as_configured},
                {"peak_bytes", ledger.total_peak_bytes()},
+               {"host_bytes", row.rehearsal.host_bytes()},
                {"peak_action", row.rehearsal.peak_action},
                {"states_bytes_by_formula", row.formula_states},
                {"sent_bytes_per_step", row.rehearsal.wire.sent()},
+               {"from_host_bytes_per_step", row.rehearsal.host_traffic.up},
+               {"to_host_bytes_per_step", row.rehearsal.host_traffic.down},
                {"sent_bytes_by_formula", row.formula_wire.sent()},
-               {"memory_bytes", row.memory},
+               {"memory_bytes", row.limits.device},
+               {"host_memory_bytes",
+                row.rehearsal.one_memory ? Json() : Json(row.limits.host)},
                {"fits", row.fits()}};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     json[MemoryCategoryName(static_cast<MemoryCategory>(i))] =

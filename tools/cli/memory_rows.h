@@ -1,5 +1,5 @@
-// The rows of `zero memory`: what a stage with a level of recompute takes of a
-// device and sends.
+// The rows of `zero memory`: what a stage with a level of recompute and of
+// offload takes of a device and its host and sends.
 #ifndef ZERO_TOOLS_CLI_MEMORY_ROWS_H_
 #define ZERO_TOOLS_CLI_MEMORY_ROWS_H_
 
@@ -11,6 +11,7 @@
 #include "absl/types/optional.h"
 #include "engine/base/recompute.h"
 #include "engine/config/config.h"
+#include "engine/train/fit_search.h"
 #include "engine/train/session.h"
 #include "nlohmann/json_fwd.hpp"
 #include "tools/cli/commands.h"
@@ -23,28 +24,33 @@ struct MemoryRow {
   RunOptions run;  // of this row, by its --set
   int stage;
   Recompute recompute;
-  bool as_configured;  // the config's own stage and recompute
+  Offload offload;
+  bool as_configured;  // the config's own stage, recompute and offload
   Config config;
   std::string device;
   Rehearsal rehearsal;
   // By the closed formulas, with padding.
   int64_t formula_states;
   StepWire formula_wire;
-  int64_t memory;  // that a rank may take
+  FitLimits limits;
   absl::optional<MeasuredRun> measured;
   std::string failure;  // why the run that was to be measured ended
 
-  bool fits() const { return rehearsal.ledger.total_peak_bytes() <= memory; }
-  std::string Name() const;  // "stage 2, recompute full"
+  bool fits() const {
+    return rehearsal.needed_bytes() <= limits.device &&
+           (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
+  }
+  std::string Name() const;  // "stage 2, recompute full, offload optimizer"
 };
 
-// All stages, at every level of recompute: rehearsals of the very run on the
-// meta device, which allocate nothing and read no data. `config`: what `run`
-// is as it stands.
+// All stages, at every level of recompute and with `offloads` of offload:
+// rehearsals of the very run on the meta device, which allocate nothing and
+// read no data. `config`: what `run` is as it stands.
 absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
                                                    const Config& config,
                                                    const PlannedDevice& planned,
-                                                   int64_t memory);
+                                                   const FitLimits& limits,
+                                                   bool offloads);
 
 // Bytes of a rank by category, with `fixed` as the operating system has it:
 // what the process held beside the blocks of its arenas.
@@ -53,7 +59,7 @@ struct Compared {
   int64_t predicted = 0;
   absl::optional<int64_t> measured;  // none: was not run
 };
-// One for every MemoryCategory, in its order.
+// One for every MemoryCategory, in its order, and "host_bytes".
 std::vector<Compared> Compare(const MemoryRow& row);
 
 // A line of --json. `measures`: with "measured", null where it was not.

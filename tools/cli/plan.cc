@@ -6,12 +6,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "engine/base/status.h"
 #include "engine/train/console.h"
 #include "engine/train/rank_notes.h"
@@ -32,28 +34,31 @@ void PrintStates(const Plan& plan, int64_t num_parameters,
                  const ExecutorOptions& options, Console* console) {
   const bool has_master = options.param_dtype != DType::kF32;
   const auto row = [&](const char* name, Placement placement, int64_t of,
-                       int64_t bytes) {
+                       int64_t bytes, bool on_host) {
     const int64_t elems = plan.StateElems(of, placement);
-    const bool sharded = placement == Placement::kSharded;
+    const bool sharded = placement == Placement::kSharded && plan.world > 1;
     return std::pair<std::string, std::string>(
         name,
-        absl::StrFormat("%s elements x %d bytes = %s %s", WithCommas(elems),
+        absl::StrFormat("%s elements x %d bytes = %s %s%s", WithCommas(elems),
                         bytes, HumanBytes(static_cast<double>(elems * bytes)),
                         !sharded             ? "per rank, replicated"
                         : plan.owners.even() ? "per rank, sharded"
                                              : "on rank 0, nothing on the "
-                                               "others"));
+                                               "others",
+                        on_host ? ", in the host's memory" : ""));
   };
-  console->Table(absl::StrFormat(
-                     "model states: %s parameters, %s elements with padding",
-                     WithCommas(num_parameters), WithCommas(plan.padded_elems)),
-                 {row("parameters", plan.placement.parameters,
-                      plan.padded_elems, DTypeBytes(options.param_dtype)),
-                  row("gradients", plan.placement.gradients, plan.trained_elems,
-                      DTypeBytes(options.grad_dtype)),
-                  row(has_master ? "optimizer, master" : "optimizer",
-                      plan.placement.optimizer, plan.trained_elems,
-                      options.optimizer_bytes())});
+  const bool updates = plan.UpdatesOnHost();
+  console->Table(
+      absl::StrFormat("model states: %s parameters, %s elements with padding",
+                      WithCommas(num_parameters),
+                      WithCommas(plan.padded_elems)),
+      {row("parameters", plan.placement.parameters, plan.padded_elems,
+           DTypeBytes(options.param_dtype), plan.FetchesParameters()),
+       row("gradients", plan.placement.gradients, plan.trained_elems,
+           DTypeBytes(options.grad_dtype), updates && plan.shards_gradients()),
+       row(has_master ? "optimizer, master" : "optimizer",
+           plan.placement.optimizer, plan.trained_elems,
+           options.optimizer_bytes(), updates)});
 }
 
 // Calls print(first, last) for all of [0, size): once for the neighbours that
@@ -156,6 +161,32 @@ void PrintBuckets(const char* title, const Plan& plan,
 
 constexpr int kColumn = 30;
 
+// What runs on streams of its own. Without offload there are none of the host.
+std::vector<std::pair<const char*, std::vector<StreamRole>>> Columns(
+    const Plan& plan) {
+  std::vector<std::pair<const char*, std::vector<StreamRole>>> columns = {
+      {"compute", {StreamRole::kCompute}},
+      {"gather parameters", {StreamRole::kGather}},
+      {"reduce gradients", {StreamRole::kReduce}}};
+  if (plan.FetchesParameters() || plan.UpdatesOnHost()) {
+    columns.push_back(
+        {"from and to the host", {StreamRole::kUp, StreamRole::kDown}});
+  }
+  if (plan.UpdatesOnHost()) columns.push_back({"host", {StreamRole::kHost}});
+  return columns;
+}
+
+int ColumnOf(StreamRole stream, const Plan& plan) {
+  const auto columns = Columns(plan);
+  for (size_t i = 0; i < columns.size(); ++i) {
+    const std::vector<StreamRole>& roles = columns[i].second;
+    if (std::count(roles.begin(), roles.end(), stream) > 0) {
+      return static_cast<int>(i);
+    }
+  }
+  return 0;
+}
+
 // "; after Gather(block.1), Reduce(bucket 0: head) to Reduce(bucket 3: ...)";
 // what the step before did is marked.
 std::string AfterText(const Action& action, const std::vector<Action>& actions,
@@ -181,11 +212,7 @@ std::string AfterText(const Action& action, const std::vector<Action>& actions,
 // and what the first one waits for.
 std::string ActionLine(const Action& first, const Action& last,
                        const std::vector<Action>& actions, const Plan& plan) {
-  const StreamRole stream = StreamOf(first.kind);
-  const int column = stream == StreamRole::kGather   ? 1
-                     : stream == StreamRole::kReduce ? 2
-                                                     : 0;
-  return absl::StrCat(std::string(column * kColumn, ' '),
+  return absl::StrCat(std::string(ColumnOf(first.stream, plan) * kColumn, ' '),
                       FromTo(ActionName(first, plan), ActionName(last, plan)),
                       AfterText(first, actions, plan));
 }
@@ -196,8 +223,11 @@ std::string ActionLine(const Action& first, const Action& last,
 // nothing else.
 void PrintStep(const Plan& plan, const std::vector<Action>& actions,
                Console* console) {
-  console->Line(absl::StrFormat("%-*s%-*s%s", kColumn, "compute", kColumn,
-                                "gather parameters", "reduce gradients"));
+  std::string titles;
+  for (const auto& [title, roles] : Columns(plan)) {
+    absl::StrAppend(&titles, absl::StrFormat("%-*s", kColumn, title));
+  }
+  console->Line(std::string(absl::StripTrailingAsciiWhitespace(titles)));
   // The lines of each micro-step, the last with what ends the step. What is
   // awaited may be of an earlier one.
   std::vector<size_t> starts = {0};

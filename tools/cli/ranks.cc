@@ -12,6 +12,7 @@
 #include "engine/comm/nccl_ranks.h"
 #include "engine/config/keys.h"
 #include "engine/train/console.h"
+#include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
 #include "engine/train/session.h"
 
@@ -186,6 +187,8 @@ Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
                                               : ranks.local.algorithm);
   // Ranks on the CPU are threads of one process.
   planned.sharers = device->kind() == DeviceKind::kCuda ? 1 : options.ranks;
+  planned.host_sharers = static_cast<int>(
+      std::min<int64_t>(options.ranks, AssumedSpeedOf(*device).ranks_per_node));
   return planned;
 }
 

@@ -1,4 +1,5 @@
 #include <sched.h>
+#include <sys/sysinfo.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -107,12 +108,17 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer,
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
                                                    int rank,
                                                    const CudaOptions& cuda) {
-  if (options.device == "cuda") {
-    const int place = options.launch ? options.launch->local_rank : rank;
-    return MakeCudaDevice(place % std::max(NumCudaDevices(), 1), cuda);
-  }
-  if (options.threads > 0) return MakeCpuDevice(options.threads);
-  return MakeCpuDevice(std::max(AllowedCores() / options.ranks, 1));
+  // A launcher may have given each process cores of its own.
+  const int cores =
+      options.launch
+          ? std::min(AllowedCores(),
+                     get_nprocs() / std::max(options.launch->local_world, 1))
+          : AllowedCores() / options.ranks;
+  const int threads =
+      options.threads > 0 ? options.threads : std::max(cores, 1);
+  if (options.device != "cuda") return MakeCpuDevice(threads);
+  const int place = options.launch ? options.launch->local_rank : rank;
+  return MakeCudaDevice(place % std::max(NumCudaDevices(), 1), cuda, threads);
 }
 
 }  // namespace zero

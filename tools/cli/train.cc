@@ -52,18 +52,24 @@ void PrintSummary(const RunSummary& summary, const Config& config,
       absl::StrFormat("%s of %d rank%s; the process %s at its peak",
                       HumanBytes(summary.peak_bytes), ranks,
                       ranks == 1 ? "" : "s", HumanBytes(resident));
+  if (summary.host_bytes > 0) {
+    absl::StrAppend(&memory, "; ", HumanBytes(summary.host_bytes),
+                    " of the ranks' are the host's");
+  }
   rows.push_back({"memory", memory});
   if (!summary.wire.empty()) {
+    rows.push_back({"wire per step and rank", summary.wire});
+  }
+  if (summary.waited.total() > 0) {
     const double seconds = 1e-3 * summary.waited.total();
     const double exposed = seconds / summary.seconds;
     std::string text = absl::StrFormat("%.2f s, %.1f %% of the training time",
                                        seconds, 100 * exposed);
-    for (const Channel channel : kChannels) {
+    for (const Channel channel : kWaits) {
       if (summary.waited[channel] == 0) continue;
       absl::StrAppendFormat(&text, "; %s %.2f s", ChannelName(channel),
                             1e-3 * summary.waited[channel]);
     }
-    rows.push_back({"wire per step and rank", summary.wire});
     rows.push_back({"exposed communication", text});
     if (exposed > kExposedShareWorthAWord) {
       const int cores = run.device == "cpu" ? AllowedCores() : ranks;

@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "engine/base/exceptions.h"
@@ -142,6 +143,10 @@ absl::Status NcclLink::MeetOthers() {
     if ((*gpus)[rank] == gpu) sharers.push_back(rank);
   }
   num_sharers_ = static_cast<int>(sharers.size());
+  num_host_sharers_ = static_cast<int>(
+      std::count_if(gpus->begin(), gpus->end(), [](const std::string& other) {
+        return absl::StartsWith(other, absl::StrCat(HostName(), "/"));
+      }));
   num_gpus_ = static_cast<int>(
       std::set<std::string>(gpus->begin(), gpus->end()).size());
   if (num_sharers_ == 1 || CheckRanksOfGpus(2, 1).ok()) return absl::OkStatus();

@@ -68,6 +68,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
 
   // Ranks whose GPU is this one's, it included; GPUs of all ranks.
   int num_sharers() const { return num_sharers_; }
+  int num_host_sharers() const { return num_host_sharers_; }
   int num_gpus() const { return num_gpus_; }
 
   void Run(NcclChannel& channel, Stream& stream, const Collective& collective);
@@ -121,7 +122,7 @@ class NcclLink : public std::enable_shared_from_this<NcclLink> {
   const int world_;
   const int shards_;
   const absl::Duration timeout_;
-  int num_sharers_ = 1, num_gpus_ = 1;
+  int num_sharers_ = 1, num_host_sharers_ = 1, num_gpus_ = 1;
   std::vector<std::unique_ptr<NcclChannel>> channels_;
   Buffer scratch_;  // see NcclPlace
 

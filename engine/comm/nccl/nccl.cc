@@ -91,6 +91,7 @@ absl::StatusOr<std::function<absl::Duration()>> ConnectNccl(
   }
   absl::StrAppend(&rank->kind, " ", OnGpus(link->num_gpus()));
   rank->sharers = link->num_sharers();
+  rank->host_sharers = link->num_host_sharers();
   rank->missing = [link] { return link->missing(); };
   return link->watch_in_driver();
 }

@@ -311,10 +311,11 @@ TEST(LoadTest, DeepSpeedValuesThatAskForNothingAreAccepted) {
   for (const std::string& override : std::vector<std::string>{
            offload + R"(optimizer={"device": "none", "pin_memory": true})",
            offload + R"(param={"device": "none"})", offload + "param={}",
+           offload + "param=null", "zero_optimization.cpu_offload=false",
            "scheduler.params.last_batch_iteration=-1"}) {
     EXPECT_EQ(ErrorOfSmall({override}), "no error");
   }
-  EXPECT_THAT(ErrorOfSmall({offload + R"(param={"device": "cpu"})"}),
+  EXPECT_THAT(ErrorOfSmall({offload + R"(param={"device": "nvme"})"}),
               testing::HasSubstr("not built yet"));
   EXPECT_THAT(ErrorOfSmall({"scheduler.params.last_batch_iteration=5"}),
               testing::HasSubstr("does not apply here"));
@@ -325,6 +326,36 @@ TEST(LoadTest, DeepSpeedValuesThatAskForNothingAreAccepted) {
   }
   EXPECT_THAT(ErrorOfSmall({"optimizer.type=onebitadam"}),
               testing::HasSubstr("not built yet"));
+}
+
+TEST(LoadTest, OffloadWantsAStageThatShards) {
+  const std::string zero = "zero_optimization.";
+  const std::string optimizer = zero + R"(offload_optimizer={"device": "cpu"})";
+  const std::string param = zero + R"(offload_param={"device": "cpu"})";
+  EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
+              testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
+  EXPECT_THAT(ErrorOfSmall({param, optimizer, zero + "stage=2"}),
+              testing::HasSubstr("wants zero_optimization.stage 3, but"));
+  EXPECT_THAT(ErrorOfSmall({param, zero + "stage=3"}),
+              testing::HasSubstr("wants zero_optimization.offload_optimizer"));
+  // As DeepSpeed's documentation has it, and as it was written before.
+  const auto today = LoadSmall(
+      {zero + R"(offload_optimizer={"device": "cpu", "pin_memory": true,
+                                    "buffer_count": 4, "fast_init": false,
+                                    "ratio": 1.0, "pipeline_read": true})",
+       zero + R"(offload_param={"device": "cpu", "buffer_size": 1e8,
+                                "max_in_cpu": 1e9, "nvme_path": "/nvme"})",
+       zero + "stage=3"});
+  ASSERT_TRUE(today.ok()) << today.status();
+  const auto old =
+      LoadSmall({zero + "cpu_offload=true", zero + "cpu_offload_params=true",
+                 zero + "stage=3"});
+  ASSERT_TRUE(old.ok()) << old.status();
+  for (const auto& loaded : {today, old}) {
+    const ZeroConfig& config = loaded->config.zero_optimization;
+    EXPECT_EQ(config.offload_optimizer, OffloadDevice::kCpu);
+    EXPECT_EQ(config.offload_param, OffloadDevice::kCpu);
+  }
 }
 
 // They were in range as doubles and turned into 1, 0 or infinity later.
@@ -346,12 +377,12 @@ TEST(LoadTest, NumbersThatLeaveTheirRangeInFp32AreErrors) {
 
 TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
   const auto offload = LoadText(R"({
-  "zero_optimization": {"offload_optimizer": {"device": "cpu"}}
+  "zero_optimization": {"offload_optimizer": {"device": "nvme"}}
 })");
   EXPECT_EQ(offload.status().code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(offload.status().message(),
-            "run.json:2:25: zero_optimization.offload_optimizer: not built "
-            "yet: it comes with offload");
+            "run.json:2:57: zero_optimization.offload_optimizer.device: "
+            "\"nvme\" is not built yet: want cpu");
   EXPECT_EQ(ErrorOfSmall({"optimizer.type=OneBitAdam"}),
             "--set optimizer.type: \"OneBitAdam\" is not built yet: write "
             "AdamW, Adam, SGD or Lamb");

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/types/optional.h"
 #include "engine/base/status.h"
 #include "engine/comm/local_ranks.h"
 #include "gtest/gtest.h"
@@ -101,6 +102,46 @@ TEST(CudaStepTest, PackedStepsAreThoseOfTheCpu) {
     Job job = JobOf(ModelFamily::kGpt2, dtype);
     job.packed = true;
     ExpectTheSameSteps(job);
+  }
+}
+
+// What the host updates it updates with the CPU's kernels.
+TEST(CudaStepTest, OffloadTakesTheSteps) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const OptimizerKind kind :
+         {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+      for (const int world : {1, 2}) {
+        Job job = JobOf(ModelFamily::kLlama, dtype);
+        job.options.optimizer.kind = kind;
+        job.world = world;
+        job.micro_steps = 2;
+        const Outcome want = Train(job, Gpu);
+        const double tolerance = Tolerance(dtype);
+        absl::optional<Outcome> first;
+        for (const auto& [stage, homes] :
+             {std::pair(1, StateHomes{.optimizer = Home::kHost}),
+              std::pair(2, StateHomes{.optimizer = Home::kHost}),
+              std::pair(3, StateHomes{.optimizer = Home::kHost}),
+              std::pair(3, StateHomes{Home::kHost, Home::kHost})}) {
+          SCOPED_TRACE(testing::Message()
+                       << dtype << ", " << world << " ranks, stage " << stage);
+          job.options = AtStage(job.options, stage);
+          job.options.plan.homes = homes;
+          const Outcome got = Train(job, Gpu);
+          for (int step = 0; step < job.steps; ++step) {
+            EXPECT_NEAR(got.losses[step], want.losses[step],
+                        tolerance * want.losses[step]);
+            EXPECT_NEAR(got.norms[step], want.norms[step],
+                        10 * tolerance * want.norms[step]);
+          }
+          // The stages that add up micro-batches alike.
+          if (stage == 2) first = got;
+          if (stage == 3) {
+            EXPECT_EQ(got, *first);
+          }
+        }
+      }
+    }
   }
 }
 

@@ -34,7 +34,7 @@ class FitSearchTest : public testing::Test {
   }
 
   std::vector<FitProposal> Fits(int64_t memory) const {
-    return *ProposeFits(rank_, config_, tools_, memory);
+    return *ProposeFits(rank_, config_, tools_, {memory, /*host=*/0});
   }
 
   const ModelTools tools_ = TestModelTools();
@@ -129,8 +129,8 @@ TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
   config.zero_optimization.stage = 3;
   const auto device = MakeAssumedGpu({});
   const Rank rank = MakeLoneRank(*device, /*rank=*/0, /*world=*/64);
-  const auto fits =
-      ProposeFits(rank, config, TestModelTools(), int64_t{1} << 40);
+  const auto fits = ProposeFits(rank, config, TestModelTools(),
+                                {.device = int64_t{1} << 40, .host = 0});
   ASSERT_TRUE(fits.ok()) << fits.status();
   bool found = false;
   for (const FitProposal& fit : *fits) {
@@ -152,6 +152,42 @@ TEST_F(FitSearchTest, APatchNamesWhatChanges) {
             "--set activation_checkpointing.granularity=selective "
             "--set train_micro_batch_size_per_gpu=2 "
             "--set gradient_accumulation_steps=12");
+}
+
+// What fits the device only without its states fits where the host has room.
+TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
+  Config config;
+  config.model = TinyConfig(ModelFamily::kLlama);
+  config.model.num_hidden_layers = 32;
+  config.model.hidden_size = 512;
+  config.data.sequence_length = 16;
+  config.data.tokenizer = "none";
+  config.train_micro_batch_size_per_gpu = 1;
+  config.gradient_accumulation_steps = 1;
+  const auto device = MakeAssumedGpu({});
+  const Rank rank = MakeLoneRank(*device);
+  const auto fits_in = [&](const FitLimits& limits) {
+    return *ProposeFits(rank, config, TestModelTools(), limits);
+  };
+  const auto all = fits_in({.device = int64_t{1} << 40, .host = 0});
+  ASSERT_FALSE(all.empty());
+  EXPECT_EQ(all.front().offload, Offload::kNone);
+  const int64_t least = all.back().peak_bytes;
+  EXPECT_TRUE(fits_in({.device = least - 1, .host = 0}).empty());
+  const auto offloaded =
+      fits_in({.device = least - 1, .host = int64_t{1} << 40});
+  ASSERT_FALSE(offloaded.empty());
+  const FitProposal& fit = offloaded.front();
+  EXPECT_EQ(fit.offload, Offload::kOptimizer);
+  EXPECT_GT(fit.seconds, all.front().seconds);
+  EXPECT_NE(fit.Patch(config).find("--set zero_optimization.offload_optimizer."
+                                   "device=cpu"),
+            std::string::npos);
+  const auto same = RehearseRun(rank, WithProposal(config, fit),
+                                TestModelTools(), TrainingWorkload(config));
+  EXPECT_EQ(same->host_bytes(), fit.host_bytes);
+  EXPECT_TRUE(
+      fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
 }
 
 }  // namespace

@@ -245,13 +245,19 @@ TEST_F(ResumeTest, OtherOptimizers) {
 }
 
 TEST_F(ResumeTest, EveryRankKeepsItsPartAtEveryStage) {
-  for (const int stage : {0, 1, 2, 3}) {
-    SCOPED_TRACE(stage);
-    ExpectEveryResumeIsTheSame(
-        {.overrides = {"bf16.enabled=true",
-                       absl::StrCat("zero_optimization.stage=", stage)},
-         .world = 2},
-        {7});
+  for (const bool offloads : {false, true}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      if (offloads && stage == 0) continue;
+      SCOPED_TRACE(absl::StrCat(stage, " ", offloads));
+      ExpectEveryResumeIsTheSame(
+          {.overrides = {"bf16.enabled=true",
+                         absl::StrCat("zero_optimization.stage=", stage),
+                         absl::StrCat(
+                             "zero_optimization.offload_optimizer.device=",
+                             offloads ? "cpu" : "none")},
+           .world = 2},
+          {7});
+    }
   }
 }
 
@@ -266,8 +272,10 @@ TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
                .world = world};
   };
   const std::vector<std::string> kStages = {
-      R"({"stage": 0})", R"({"stage": 1})", R"({"stage": 2})",
-      R"({"stage": 3})"};
+      R"({"stage": 0})", R"({"stage": 1})",
+      R"({"stage": 2, "offload_optimizer": {"device": "cpu"}})",
+      R"({"stage": 3, "offload_optimizer": {"device": "cpu"},
+          "offload_param": {"device": "cpu"}})"};
   for (const int from : {1, 2, 3, 4}) {
     const Part first = Train(job(from, kStages[from - 1]), 3);
     for (const int to : {1, 2, 3, 4}) {

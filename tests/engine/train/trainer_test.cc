@@ -191,6 +191,7 @@ class TalkingDevice final : public Device {
   }
   std::unique_ptr<Event> MakeEvent() override { return inner_->MakeEvent(); }
   Ops& ops() override { return inner_->ops(); }
+  Device& host() override { return inner_->host(); }
   void Copy(Stream& stream, void* dst, const void* src, size_t bytes) override {
     inner_->Copy(stream, dst, src, bytes);
   }
@@ -834,10 +835,10 @@ TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
   for (const auto& step : steps) {
     const auto& waited = step["communication"]["waited_ms"];
     double sum = 0;
-    for (const Channel channel : kChannels) {
+    for (const Channel channel : kWaits) {
       sum += waited[ChannelName(channel)].get<double>();
     }
-    EXPECT_EQ(waited.size(), std::size(kChannels));
+    EXPECT_EQ(waited.size(), std::size(kWaits));
     EXPECT_GT(waited["scalar"], 0);
     EXPECT_GT(waited["reduce"], 0);
     EXPECT_EQ(waited["gather"], 0);

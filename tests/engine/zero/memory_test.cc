@@ -269,11 +269,12 @@ TEST_F(MemoryTest, MemoryThatThereIsNotIsAnErrorWithARemedy) {
   for (const char* name : {"a", "b"}) {
     model.Add(name)->AddParameter("w", {3, 3}, {}, true);
   }
-  MemoryLedger ledger;
+  MemoryLedger ledger, host_ledger;
   const Rank rank = MakeLoneRank(*meta_);
-  const auto executor = Executor::Make(
-      rank, model, MakePlan(DescribeUnits(model), {}),
-      Options(DType::kF32, Recompute::kOff), {int64_t{1} << 53, 0}, &ledger);
+  const auto executor =
+      Executor::Make(rank, model, MakePlan(DescribeUnits(model), {}),
+                     Options(DType::kF32, Recompute::kOff),
+                     {int64_t{1} << 53, 0}, &ledger, &host_ledger);
   ASSERT_FALSE(executor.ok());
   EXPECT_EQ(executor.status().code(), absl::StatusCode::kResourceExhausted);
   const std::string message(executor.status().message());

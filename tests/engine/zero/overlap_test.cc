@@ -319,7 +319,7 @@ void ExpectReplayed(const Plan& plan, const std::vector<Action>& list,
     const Action& action = list[k % size];
     std::vector<int64_t> before;
     for (int wait : action.waits) before.push_back(k / size * size + wait);
-    const auto [at, first] = last.emplace(StreamOf(action.kind), k);
+    const auto [at, first] = last.emplace(action.stream, k);
     if (!first) before.push_back(std::exchange(at->second, k));
     Time begin = start;
     for (int64_t i : before) {
@@ -398,7 +398,7 @@ std::vector<std::string> WaitsOf(Job job, int steps) {
   };
   job.between = [](Rig& rig) {
     double total = 0;
-    for (const Channel channel : kChannels)
+    for (const Channel channel : kWaits)
       total += rig->clock().waited()[channel];
     EXPECT_EQ(rig->clock().waited().total(), total);
   };

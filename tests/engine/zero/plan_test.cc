@@ -348,7 +348,6 @@ TEST(PlanTest, FrozenParametersLieBehindAndAreNeitherReducedNorUpdated) {
     EXPECT_EQ(plan.units[1].trained_elems, 0);
     EXPECT_EQ(plan.units[1].padded_elems, 384);
     EXPECT_EQ(plan.units[2].offset, 512 + 384);
-    EXPECT_EQ(plan.units[2].trained_offset, 256);
     EXPECT_EQ(plan.trained_elems, 256 + 128);
     EXPECT_EQ(NumbersWire(plan, true) - NumbersWire(plan, false), 3 * 2 * 8);
     for (const auto* buckets : {&plan.reduce_buckets, &plan.gather_buckets}) {
@@ -365,11 +364,34 @@ TEST(PlanTest, FrozenParametersLieBehindAndAreNeitherReducedNorUpdated) {
   }
 }
 
-TEST(PlanDeathTest, AHomeThatIsNotBuiltIsRefused) {
-  EXPECT_EQ(MakePlan(OddUnits(), {.world = 2}).units[0].homes, StateHomes());
+TEST(PlanTest, OneRankShardsWhatGoesToTheHost) {
+  const auto placement = [](int stage, const StateHomes& homes) {
+    return MakePlan(OddUnits(), {.world = 1,
+                                 .placement = PlacementOfStage(stage),
+                                 .homes = homes})
+        .placement;
+  };
+  constexpr Placement R = Placement::kReplicated, S = Placement::kSharded;
+  const StateHomes optimizer{.optimizer = Home::kHost};
+  EXPECT_EQ(placement(3, {}), (StatePlacement{R, R, R}));
+  EXPECT_EQ(placement(1, optimizer), (StatePlacement{R, R, R}));
+  EXPECT_EQ(placement(2, optimizer), (StatePlacement{R, S, R}));
+  EXPECT_EQ(placement(3, optimizer), (StatePlacement{R, S, R}));
+  EXPECT_EQ(placement(3, {Home::kHost, Home::kHost}),
+            (StatePlacement{S, S, R}));
+}
+
+TEST(PlanDeathTest, WhatTheHostCanNotHaveIsACallerMistake) {
+  const StateHomes all{Home::kHost, Home::kHost};
   EXPECT_DEATH(
-      MakePlan(OddUnits(), {.world = 2, .homes = {.optimizer = Home::kHost}}),
-      "offload is not built");
+      MakePlan(OddUnits(),
+               {.world = 2, .placement = PlacementOfStage(2), .homes = all}),
+      "parameters in host memory are sharded");
+  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 4,
+                                     .shards = 2,
+                                     .placement = PlacementOfStage(3),
+                                     .homes = all}),
+               "one group without a server");
 }
 
 TEST(PlanDeathTest, GroupsThatDoNotFillTheWorldAreACallerMistake) {
@@ -820,7 +842,7 @@ TEST(ScheduleTest, WithoutOverlapNothingIsGatheredAheadOrLeftInFlight) {
     for (size_t i = 0; i < actions.size(); ++i) {
       const int before = static_cast<int>(i) - 1;
       const size_t at = i == 0 ? actions.size() - 1 : i - 1;
-      if (StreamOf(actions[at].kind) != StreamOf(actions[i].kind)) {
+      if (actions[at].stream != actions[i].stream) {
         EXPECT_EQ(std::count(actions[i].waits.begin(), actions[i].waits.end(),
                              before),
                   1)
@@ -944,7 +966,7 @@ TEST(ScheduleTest, AUnitInPhasesIsGatheredForAllOfThem) {
                PlanInPhases(3, max_one_phase_elems), {.gather = policy})) {
         if (action.kind == ActionKind::kGather ||
             action.kind == ActionKind::kRelease ||
-            (StreamOf(action.kind) == StreamRole::kCompute &&
+            (action.stream == StreamRole::kCompute &&
              action.kind != ActionKind::kReleaseGradients &&
              action.phase == 0)) {
           moves.push_back({action.kind, action.index, action.micro_step});

@@ -35,7 +35,8 @@ std::string HashOf(const ValuesByName& parameters) {
                          static_cast<uint64_t>(total));
 }
 
-// Calls `check` with a job for every stage, world and groups, and with servers.
+// Calls `check` with a job for every stage, world and groups, with servers, and
+// with states in the host's memory.
 void ForEachLayout(const std::function<void(const Job&)>& check) {
   for (int world : {1, 2, 3, 4, 6}) {
     for (int shards = 1; shards <= world; ++shards) {
@@ -52,6 +53,14 @@ void ForEachLayout(const std::function<void(const Job&)>& check) {
             server ? PlacementOfServer() : PlacementOfStage(stage);
         SCOPED_TRACE(absl::StrCat("stage ", stage, ", ", world, " ranks, ",
                                   shards, " shards"));
+        check(job);
+        if (server || stage == 0 || shards < world) continue;
+        job.options.plan.homes.optimizer = Home::kHost;
+        SCOPED_TRACE("optimizer on the host");
+        check(job);
+        if (stage < 3) continue;
+        job.options.plan.homes.parameters = Home::kHost;
+        SCOPED_TRACE("parameters, too");
         check(job);
       }
     }

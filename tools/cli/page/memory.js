@@ -9,9 +9,16 @@ const CATEGORIES = [
 const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.
-const rowName = (row) => `stage ${row.stage}${row.recompute === "off" ? "" : `, recompute ${row.recompute}`}`;
+const offloads = (row) => row.offload !== "-";
+const rowName = (row) => [
+  `stage ${row.stage}`,
+  ...(row.recompute === "off" ? [] : [`recompute ${row.recompute}`]),
+  ...(offloads(row) ? [`offload ${row.offload}`] : [])].join(", ");
 // The same on a chart's axis, in two lines.
-const rowLabel = (row) => row.recompute === "off" ? `stage ${row.stage}` : [`stage ${row.stage}`, row.recompute];
+const rowLabel = (row) => [
+  `stage ${row.stage}`,
+  ...(row.recompute === "off" ? [] : [row.recompute]),
+  ...(offloads(row) ? [`offload ${row.offload}`] : [])];
 const sum = (bytes) => CATEGORIES.reduce((total, name) => total + (bytes[name] ?? 0), 0);
 const measuredPeak = (row) => row.measured?.total ?? sum(row.measured ?? {});
 
@@ -313,7 +320,9 @@ function memoryTable(parent, rows) {
   const columns = [
     ["stage", (row) => String(row.stage)],
     ["recompute", (row) => row.recompute],
+    ["offload", (row) => row.offload],
     ["peak", (row) => bytes(row.peak_bytes)],
+    ["host", (row) => row.host_bytes ? bytes(row.host_bytes) : "–"],
     ["measured", (row) => row.measured ? bytes(measuredPeak(row)) : "–"],
     ["limit", (row) => bytes(row.memory_bytes)],
     ["fits", (row) => row.fits ? ["yes", "yes"] : ["no", "no"]],
@@ -321,7 +330,11 @@ function memoryTable(parent, rows) {
     ["peak in", (row) => row.peak_action],
     ...used.map((name) => [words(name), (row) => row[name] ? bytes(row[name]) : "–"])];
   const shown = columns.filter(
-    ([name]) => name !== "measured" || rows.some((row) => row.measured));
+    ([name]) => ({
+      measured: rows.some((row) => row.measured),
+      offload: rows.some(offloads),
+      host: rows.some(offloads),
+    })[name] ?? true);
   table(parent, shown.map(([name]) => name),
     rows.map((row) => shown.map(([, cell]) => cell(row))));
 }

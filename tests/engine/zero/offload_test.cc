@@ -1,0 +1,238 @@
+// States in the host's memory: the same bits as on the device, whatever the
+// stage, the optimizer and the dtype.
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/zero/job_testing.h"
+#include "tests/support/tiny_model.h"
+
+namespace zero {
+namespace {
+
+constexpr StateHomes kOptimizerOnHost{.optimizer = Home::kHost};
+constexpr StateHomes kAllOnHost{.parameters = Home::kHost,
+                                .optimizer = Home::kHost};
+
+RigOptions Offloaded(RigOptions options, int stage, const StateHomes& homes) {
+  options = AtStage(options, stage);
+  options.plan.homes = homes;
+  return options;
+}
+
+// What the stages allow: parameters are sharded where the host has them.
+struct Offload {
+  int stage;
+  StateHomes homes;
+  std::string name;
+};
+std::vector<Offload> Offloads() {
+  return {{1, kOptimizerOnHost, "stage 1, optimizer"},
+          {2, kOptimizerOnHost, "stage 2, optimizer"},
+          {3, kOptimizerOnHost, "stage 3, optimizer"},
+          {3, kAllOnHost, "stage 3, all"}};
+}
+
+void ExpectTheSameBits(const Job& plain) {
+  const Outcome want = Train(plain);
+  for (const Offload& offload : Offloads()) {
+    SCOPED_TRACE(offload.name);
+    Job job = plain;
+    job.options = Offloaded(plain.options, offload.stage, offload.homes);
+    EXPECT_EQ(Train(job), want);
+  }
+}
+
+TEST(OffloadTest, GivesTheSameBits) {
+  for (const ModelFamily family :
+       {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int world : {1, 2, 3}) {
+        SCOPED_TRACE(testing::Message() << ModelFamilyName(family) << " "
+                                        << dtype << " world " << world);
+        Job job;
+        job.config = TinyConfig(family);
+        job.config.resid_pdrop = 0.1;
+        job.world = world;
+        job.options.param_dtype = dtype;
+        ExpectTheSameBits(job);
+      }
+    }
+  }
+}
+
+TEST(OffloadTest, GivesTheSameBitsWithEveryOptimizer) {
+  std::vector<RigOptions> all;
+  const RigOptions base = Job().options;
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdam, OptimizerKind::kLamb, OptimizerKind::kSgd}) {
+    all.push_back(base);
+    all.back().optimizer.kind = kind;
+    if (kind == OptimizerKind::kSgd) all.back().optimizer.momentum = 0.9;
+  }
+  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+    all.push_back(base);
+    all.back().param_dtype = dtype;
+    all.back().split_master = false;
+    all.push_back(all.back());
+    all.back().stochastic_rounding = true;
+  }
+  all.push_back(base);
+  all.back().param_dtype = DType::kBF16;
+  all.back().grad_dtype = all.back().plan.gradients.dtype = DType::kBF16;
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (const int world : {1, 2}) {
+      SCOPED_TRACE(testing::Message() << "options " << i << " world " << world);
+      Job job;
+      job.config = TiedLlama();
+      job.options = all[i];
+      job.world = world;
+      ExpectTheSameBits(job);
+    }
+  }
+}
+
+// The second step's gradients overflow, on one rank.
+TEST(OffloadTest, AllSkipAStepTogether) {
+  for (const bool ahead : {false, true}) {
+    Job job;
+    job.options.param_dtype = DType::kF16;
+    job.ahead = ahead;
+    job.prepare = [](const Rank& rank, Rig& rig) {
+      if (rank.rank() != 1) return;
+      Parameter& bad = *rig.model().units()[2]->parameters()[1];
+      rig->clock().set_hook([&bad, step = 0](const Action& action,
+                                             bool done) mutable {
+        const bool here =
+            action.kind == ActionKind::kBackward && action.index == 2 && done;
+        if (!here || ++step != 2) return;
+        bad.weight.sink->grad.As<float>()[5] =
+            std::numeric_limits<float>::infinity();
+      });
+    };
+    const Outcome want = Train(job);
+    EXPECT_FALSE(std::isfinite(want.norms[1]));
+    for (const Offload& offload : Offloads()) {
+      SCOPED_TRACE(offload.name);
+      job.options = Offloaded(job.options, offload.stage, offload.homes);
+      const Outcome got = Train(job);
+      EXPECT_EQ(got.parameters, want.parameters);
+      EXPECT_EQ(got.losses, want.losses);
+    }
+  }
+}
+
+TEST(OffloadTest, WhatChangesNoBitChangesNoneWithIt) {
+  Job plain;
+  plain.config = TiedLlama();
+  plain.world = 2;
+  const Outcome want = Train(plain);
+  for (const Offload& offload : Offloads()) {
+    for (int bits = 0; bits < 16; ++bits) {
+      SCOPED_TRACE(testing::Message() << offload.name << " bits " << bits);
+      Job job = plain;
+      job.options = Offloaded(plain.options, offload.stage, offload.homes);
+      if (bits & 1) job.options.plan.reduce_bucket_elems = 1;
+      if (bits & 2) job.options.overlap = false;
+      if (bits & 4) job.options.recompute = Recompute::kFull;
+      job.ahead = bits & 8;
+      EXPECT_EQ(Train(job), want);
+    }
+  }
+}
+
+TEST(OffloadTest, SlowCopiesAndCollectivesChangeNoBit) {
+  for (const Offload& offload : Offloads()) {
+    SCOPED_TRACE(offload.name);
+    Job job;
+    job.world = 3;
+    job.steps = 2;
+    const Outcome want = Train(job);
+    job.options = Offloaded(job.options, offload.stage, offload.homes);
+    AddDelays(&job);
+    EXPECT_EQ(Train(job), want);
+  }
+}
+
+// Micro-batches add up in the same order as on the device; alone, only where
+// the stage does not shard gradients.
+TEST(OffloadTest, MicroBatchesGiveTheBitsOfTheStage) {
+  for (const bool in_parts : {false, true}) {
+    for (const int world : {1, 2, 3}) {
+      for (const Offload& offload : Offloads()) {
+        SCOPED_TRACE(testing::Message()
+                     << offload.name << " world " << world << " " << in_parts);
+        Job job{.config = TiedLlama(), .world = world, .micro_steps = 2};
+        job.options.plan.vocabulary_parts = in_parts;
+        job.options.plan.min_part_elems = 640;
+        job.options = AtStage(job.options, offload.stage);
+        const Outcome want = Train(job);
+        job.options.plan.homes = offload.homes;
+        const Outcome got = Train(job);
+        if (world > 1 || offload.stage == 1) {
+          EXPECT_EQ(got, want);
+          continue;
+        }
+        EXPECT_LT(RelativeDifference(got.parameters, want.parameters), 1e-5);
+        for (int step = 0; step < job.steps; ++step) {
+          EXPECT_NEAR(got.losses[step], want.losses[step], 1e-5);
+          EXPECT_NEAR(got.norms[step], want.norms[step],
+                      1e-5 * want.norms[step]);
+        }
+      }
+    }
+  }
+}
+
+TEST(OffloadTest, FrozenParametersAndDenseTablesGiveTheSameBits) {
+  for (const bool rows : {false, true}) {
+    for (const int world : {1, 2}) {
+      Job job;
+      job.config.vocab_size = kManyWords;
+      job.world = world;
+      job.rows = rows;
+      ExpectTheSameBits(job);
+      job.make = [config = job.config] { return MakePartlyFrozen(config); };
+      ExpectTheSameBits(job);
+    }
+  }
+}
+
+// All that is trained, and what it takes to train it.
+int64_t BytesOf(const MemoryLedger& ledger) {
+  return ledger.live_bytes(MemoryCategory::kParameters) +
+         ledger.live_bytes(MemoryCategory::kGradients) +
+         ledger.live_bytes(MemoryCategory::kOptimizer);
+}
+
+TEST(OffloadTest, TheDeviceKeepsWhatTheHostHasNot) {
+  for (const int world : {1, 2}) {
+    for (const Offload& offload : Offloads()) {
+      SCOPED_TRACE(testing::Message() << offload.name << " world " << world);
+      Job job;
+      job.world = world;
+      job.options.param_dtype = DType::kBF16;
+      job.options = Offloaded(job.options, offload.stage, offload.homes);
+      const Plan plan = PlanOf(job);
+      const bool all = offload.homes.parameters == Home::kHost;
+      const int64_t on_device =
+          (all ? 0
+               : plan.StateElems(plan.padded_elems, plan.placement.parameters) *
+                     2) +
+          (offload.stage > 1 ? 0 : plan.trained_elems * 4);
+      // bf16, the rest of masters, both moments, and fp32 gradients.
+      const int64_t on_host = plan.trained_elems / world * (2 + 2 + 8 + 4);
+      job.prepare = [&](const Rank&, Rig& rig) {
+        EXPECT_NEAR(BytesOf(rig.ledger()), on_device, 3 * Arena::kAlignment);
+        EXPECT_NEAR(BytesOf(rig.host_ledger()), on_host, 6 * Arena::kAlignment);
+      };
+      Train(job);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zero
