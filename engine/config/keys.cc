@@ -369,8 +369,10 @@ std::vector<KeySpec> UsedKeys() {
           "text; llmc (llm.c's header, then tokens); raw_uint16 (nanoGPT's "
           "tokens alone); auto looks at the file."),
       Key(KEY(data.tokenizer),
-          "bytes, none (token files), or the path of a SentencePiece model.",
-          Derived("none for .bin files, else bytes")),
+          "bytes, none (token files), or the path of a tokenizer.json, of a "
+          "SentencePiece model or of a folder with one.",
+          Derived("that of model.from_pretrained, if it has one; none for "
+                  ".bin files, else bytes")),
       Key(KEY(data.sequence_length), "Tokens per sequence, T.",
           Range(1, 1 << 24),
           Derived("1024, or the model's positions if they are fewer")),

@@ -39,6 +39,9 @@ struct LoadOptions {
   // The number of ids of a tokenizer file, for a model whose vocab_size is not
   // given; null: then that is an error.
   std::function<absl::StatusOr<int64_t>(const std::string&)> tokenizer_ids;
+  // The tokenizer's file in a model's folder, for a data.tokenizer that is not
+  // given; "": it has none. Null: none has.
+  std::function<std::string(const std::string&)> model_tokenizer;
   MissingFiles missing_files = MissingFiles::kError;
 };
 

@@ -13,6 +13,9 @@
 namespace zero {
 namespace {
 
+constexpr char kTokenizers[] =
+    "\"bytes\", \"none\" or the path of a tokenizer.json, of a "
+    "SentencePiece model or of a folder with one";
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
 
 class Resolver : public ModelResolver {
@@ -99,7 +102,16 @@ class Resolver : public ModelResolver {
   void Tokenizer() {
     DataConfig& data = config_.data;
     const std::string path = "data.tokenizer";
+    const auto in_folder = [&](const std::string& dir) {
+      const bool known = options_.model_tokenizer != nullptr && !dir.empty();
+      return known ? options_.model_tokenizer(dir) : std::string();
+    };
     if (!Given(path)) {
+      const std::string own = in_folder(config_.model.from_pretrained);
+      if (!own.empty()) {
+        data.tokenizer = own;
+        return Derived(path, "the model's own");
+      }
       const bool tokens =
           data.format == TokenFormat::kLlmc ||
           data.format == TokenFormat::kRawU16 ||
@@ -114,26 +126,28 @@ class Resolver : public ModelResolver {
       if (data.format == TokenFormat::kText) {
         Problem(path,
                 "\"none\", but data.format is \"text\"; want \"bytes\" "
-                "or the path of a SentencePiece model");
+                "or the path of a tokenizer");
       }
       return;
     }
     if (data.tokenizer == "bytes") return;
-    if (absl::EndsWith(data.tokenizer, ".json")) {
-      return Problem(path,
-                     "a Hugging Face tokenizer is not read here; "
-                     "tools/hf_tokenize.py makes token files with it, and the "
-                     "tokenizer is then \"none\"");
-    }
     if (data.tokenizer.empty()) {
-      return Problem(path,
-                     "empty; want \"bytes\", \"none\" or the path of a "
-                     "SentencePiece model");
+      return Problem(path, "empty; want ", kTokenizers);
     }
     data.tokenizer = Locate(data.tokenizer);
-    if (!PathExists(data.tokenizer) || IsFolder(data.tokenizer)) {
-      Lacking(path, absl::StrCat("want \"bytes\", \"none\" or a "
-                                 "SentencePiece model; ",
+    if (IsFolder(data.tokenizer)) {
+      const std::string file = in_folder(data.tokenizer);
+      if (file.empty()) {
+        return Lacking(path, absl::StrCat(JsonQuote(data.tokenizer),
+                                          " is a folder without a "
+                                          "tokenizer.json or "
+                                          "tokenizer.model; want ",
+                                          kTokenizers));
+      }
+      data.tokenizer = file;
+    }
+    if (!PathExists(data.tokenizer)) {
+      Lacking(path, absl::StrCat("want ", kTokenizers, "; ",
                                  Missing(data.tokenizer)));
     }
   }

@@ -285,6 +285,22 @@ absl::StatusOr<std::unique_ptr<TokenSource>> TokenSource::Open(
   return source;
 }
 
+std::unique_ptr<TokenSource> TokenSource::FromTokens(
+    const std::string& path, std::vector<int32_t> tokens) {
+  ZERO_CHECK(!tokens.empty());
+  std::unique_ptr<TokenSource> source(new TokenSource);
+  source->size_ = static_cast<int64_t>(tokens.size());
+  source->tokens_ =
+      std::make_shared<const std::vector<int32_t>>(std::move(tokens));
+  source->shards_.push_back(
+      {.path = path,
+       .format = TokenFormat::kText,
+       .bytes_per_token = sizeof(int32_t),
+       .num_tokens = source->size_,
+       .tokens = reinterpret_cast<const uint8_t*>(source->tokens_->data())});
+  return source;
+}
+
 std::unique_ptr<TokenSource> TokenSource::View(int64_t begin, int64_t n) const {
   ZERO_CHECK_GE(begin, 0);
   ZERO_CHECK_GE(n, 0);

@@ -67,6 +67,11 @@ class TokenSource {
       const std::vector<std::string>& patterns,
       TokenFormat format = TokenFormat::kAuto);
 
+  // Tokens in memory, which are named `path`. REQUIRES: there are some, and
+  // none is negative.
+  static std::unique_ptr<TokenSource> FromTokens(const std::string& path,
+                                                 std::vector<int32_t> tokens);
+
   // Number of tokens, separators between text files included.
   int64_t size() const { return size_; }
 
@@ -97,7 +102,8 @@ class TokenSource {
 
   TokenSource(const TokenSource&) = default;
 
-  std::vector<MappedFile> files_;  // views share the maps
+  std::vector<MappedFile> files_;                       // views share the maps
+  std::shared_ptr<const std::vector<int32_t>> tokens_;  // of FromTokens
   std::vector<Shard> shards_;
   int64_t view_begin_ = 0;  // position 0 in the whole stream
   int64_t size_ = 0;

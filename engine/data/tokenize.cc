@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -16,6 +19,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/status.h"
 #include "engine/data/token_file.h"
 #include "kernels/check.h"
@@ -23,17 +27,28 @@
 namespace zero {
 namespace {
 
-// Text encoded at once; cut behind a line break so that the ids do not depend
-// on the cut.
-constexpr size_t kPieceBytes = size_t{1} << 20;
+// Text encoded at once.
+constexpr size_t kPieceBytes = size_t{1} << 18;
+// Pieces that wait for each thread, so that none idles, and in memory.
+constexpr size_t kPiecesPerThread = 8;
+// How far a cut is looked for that is likely not to divide a token.
+constexpr size_t kGoodCutBytes = size_t{1} << 16;
 // A line longer than this is cut within.
 constexpr size_t kLongestLine = size_t{64} << 20;
 
 // Moves `at` (< text.size()) forward to the next cut behind a line break, or,
-// where there is none for long, to the start of a character.
+// where there is none for long, to the start of a character. White space
+// behind the line break is often one token with it.
 size_t NextCut(absl::string_view text, size_t at) {
   const size_t line_end = text.find('\n', at);
   if (line_end != absl::string_view::npos && line_end - at < kLongestLine) {
+    size_t good = line_end;
+    while (good < text.size() && good - line_end < kGoodCutBytes) {
+      if (good + 1 < text.size() && !absl::ascii_isspace(text[good + 1])) {
+        return good + 1;
+      }
+      good = std::min(text.find('\n', good + 1), text.size());
+    }
     return line_end + 1;
   }
   if (text.size() - at < kLongestLine) return text.size();
@@ -96,57 +111,141 @@ class ShardedWriter {
   int64_t num_shards_ = 0;
 };
 
-// Documents in, tokens out, with the border to the validation part.
-class DocumentEncoder {
+using TokenSink = std::function<absl::Status(absl::Span<const int32_t>)>;
+
+// Documents in, tokens out, in the same order: pieces of them are encoded by
+// many threads, each piece as if a document could be cut there. Where that
+// turns out to be wrong, the text is encoded again in a larger piece.
+class ParallelEncoder {
  public:
-  DocumentEncoder(const Tokenizer* tokenizer, int64_t border_byte,
-                  ShardedWriter* train, ShardedWriter* validation,
-                  TokenizeStats* stats)
+  ParallelEncoder(const Tokenizer& tokenizer, int num_threads,
+                  std::function<void(int64_t)> progress)
       : tokenizer_(tokenizer),
-        border_(border_byte),
-        train_(train),
-        validation_(validation),
-        stats_(stats) {}
+        start_(tokenizer.DocumentStart()),
+        num_threads_(num_threads),
+        progress_(std::move(progress)) {}
 
-  // `position` is where the document starts in all the text.
-  absl::Status Add(absl::string_view document, int64_t position) {
-    ++stats_->num_documents;
-    stats_->text_bytes += static_cast<int64_t>(document.size());
-    const int64_t to_border = std::max<int64_t>(border_ - position, 0);
-    size_t cut = document.size();
-    if (to_border < static_cast<int64_t>(document.size())) {
-      // A document that starts behind the border is not cut.
-      cut = to_border == 0 ? 0
-                           : NextCut(document, static_cast<size_t>(to_border));
-    }
-    ZERO_RETURN_IF_ERROR(EncodePart(document.substr(0, cut), train_));
-    return EncodePart(document.substr(cut), validation_);
-  }
-
- private:
-  absl::Status EncodePart(absl::string_view text, ShardedWriter* out) {
-    if (text.empty()) return absl::OkStatus();
-    ids_.assign(1, tokenizer_->eot_id());
-    for (size_t begin = 0; begin < text.size();) {
-      const size_t end = text.size() - begin <= kPieceBytes
-                             ? text.size()
-                             : NextCut(text, begin + kPieceBytes);
-      tokenizer_->Encode(text.substr(begin, end - begin), begin > 0, &ids_);
-      ZERO_RETURN_IF_ERROR(out->Append(ids_));
-      stats_->num_tokens += static_cast<int64_t>(ids_.size());
-      ids_.clear();
+  // `document` and `sink` are used until Finish returns.
+  absl::Status Add(absl::string_view document, const TokenSink* sink) {
+    for (size_t begin = 0; begin < document.size();) {
+      const size_t end = document.size() - begin <= kPieceBytes
+                             ? document.size()
+                             : NextCut(document, begin + kPieceBytes);
+      pieces_.push_back({document, begin, end, sink});
+      waiting_ += end - begin;
       begin = end;
+      const size_t enough = num_threads_ * kPiecesPerThread;
+      if (waiting_ >= enough * kPieceBytes) ZERO_RETURN_IF_ERROR(Finish());
     }
     return absl::OkStatus();
   }
 
-  const Tokenizer* tokenizer_;
-  int64_t border_;
-  ShardedWriter* train_;
-  ShardedWriter* validation_;
-  TokenizeStats* stats_;
-  std::vector<int32_t> ids_;
+  // Encodes and writes what waits.
+  absl::Status Finish() {
+    ZERO_RETURN_IF_ERROR(EncodePieces());
+    for (Piece& piece : pieces_) ZERO_RETURN_IF_ERROR(Write(&piece));
+    pieces_.clear();
+    encoded_ += static_cast<int64_t>(waiting_);
+    waiting_ = 0;
+    if (progress_ != nullptr) progress_(encoded_);
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Piece {
+    absl::string_view document;
+    size_t begin, end;
+    const TokenSink* sink;
+    std::vector<int32_t> ids = {};
+    bool whole = false;  // no token goes on behind `end`
+  };
+
+  void Encode(Piece* piece) const {
+    piece->ids.clear();
+    piece->whole = tokenizer_.EncodePart(
+        piece->document.substr(piece->begin), piece->end - piece->begin,
+        /*continues=*/piece->begin > 0, &piece->ids);
+  }
+
+  absl::Status EncodePieces() {
+    std::atomic<size_t> next{0};
+    const auto encode = [&]() -> absl::Status {
+      for (size_t i; (i = next.fetch_add(1)) < pieces_.size();) {
+        Encode(&pieces_[i]);
+      }
+      return absl::OkStatus();
+    };
+    const size_t num_threads =
+        std::min(num_threads_, std::max<size_t>(pieces_.size(), 1));
+    std::vector<absl::Status> results(num_threads);
+    std::vector<std::thread> helpers;
+    for (size_t i = 1; i < num_threads; ++i) {
+      helpers.emplace_back([&, i] { results[i] = CatchExceptions(encode); });
+    }
+    results[0] = CatchExceptions(encode);
+    for (std::thread& helper : helpers) helper.join();
+    for (const absl::Status& result : results) ZERO_RETURN_IF_ERROR(result);
+    return absl::OkStatus();
+  }
+
+  // Writes a piece if it begins where the text before it ended in a token, and
+  // no token goes on behind it.
+  absl::Status Write(Piece* piece) {
+    if (piece->begin == 0) {
+      ZERO_RETURN_IF_ERROR((*piece->sink)(start_));
+      written_ = tried_ = 0;
+    }
+    if (piece->begin != written_ || !piece->whole) {
+      piece->begin = written_;
+      const size_t size = piece->end - piece->begin;
+      piece->whole = false;
+      // Twice as much each time, so that all tries are as one of all.
+      if (size >= 2 * tried_ || piece->end == piece->document.size()) {
+        Encode(piece);
+        tried_ = size;
+      }
+    }
+    if (!piece->whole) return absl::OkStatus();
+    written_ = piece->end;
+    tried_ = 0;
+    return (*piece->sink)(piece->ids);
+  }
+
+  const Tokenizer& tokenizer_;
+  const std::vector<int32_t> start_;
+  const size_t num_threads_;
+  const std::function<void(int64_t)> progress_;
+  std::vector<Piece> pieces_;
+  size_t waiting_ = 0;  // bytes of them
+  int64_t encoded_ = 0;
+  // Of the document that is being written.
+  size_t written_ = 0;
+  size_t tried_ = 0;  // bytes behind `written_` that ended within a token
 };
+
+// Calls `document` for each document of `text` with where it starts in all of
+// it.
+absl::Status ForEachDocument(
+    const TextFiles& text, const std::string& separator,
+    const std::function<absl::Status(absl::string_view, int64_t)>& document) {
+  int64_t position = 0;
+  for (const MappedFile& file : text.files) {
+    absl::string_view rest(reinterpret_cast<const char*>(file.data()),
+                           static_cast<size_t>(file.size()));
+    while (!rest.empty()) {
+      const size_t end =
+          separator.empty() ? absl::string_view::npos : rest.find(separator);
+      if (end != 0) {
+        ZERO_RETURN_IF_ERROR(document(rest.substr(0, end), position));
+      }
+      const size_t taken =
+          end == absl::string_view::npos ? rest.size() : end + separator.size();
+      position += static_cast<int64_t>(taken);
+      rest.remove_prefix(taken);
+    }
+  }
+  return absl::OkStatus();
+}
 
 absl::Status CheckOptions(const TokenizeOptions& options) {
   if (!absl::EndsWith(options.output, ".bin") ||
@@ -167,8 +266,18 @@ absl::Status CheckOptions(const TokenizeOptions& options) {
   return absl::OkStatus();
 }
 
-// Shards of an earlier run would be read together with the new ones.
-absl::Status CheckNoOldShards(const std::string& prefix) {
+// What an earlier run wrote and this one replaces, or what a glob would read
+// with the new shards.
+absl::StatusOr<std::vector<std::string>> EarlierOutputs(
+    const TokenizeOptions& options, const std::string& prefix) {
+  std::vector<std::string> earlier;
+  if (options.tokens_per_shard == 0) {
+    for (const char* end : {".bin", "_val.bin"}) {
+      const bool written = end[0] == '.' || options.validation_fraction > 0;
+      if (written && PathExists(prefix + end)) earlier.push_back(prefix + end);
+    }
+    return earlier;
+  }
   const std::string folder = FolderOf(prefix);
   const std::string stem = prefix.substr(prefix.rfind('/') + 1) + "_";
   ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
@@ -180,12 +289,19 @@ absl::Status CheckNoOldShards(const std::string& prefix) {
         !absl::c_all_of(number, absl::ascii_isdigit)) {
       continue;
     }
-    return absl::FailedPreconditionError(
-        absl::StrCat("'", folder, "/", name,
-                     "' exists from an earlier run, and a glob would read "
-                     "both; remove it or choose another output"));
+    earlier.push_back(absl::StrCat(folder, "/", name));
   }
-  return absl::OkStatus();
+  return earlier;
+}
+
+absl::Status CheckMayReplace(const std::vector<std::string>& earlier,
+                             bool force) {
+  if (force || earlier.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", earlier[0], "' exists",
+      earlier.size() > 1 ? absl::StrCat(" (and ", earlier.size() - 1, " more)")
+                         : "",
+      "; choose another output, or replace it with --force"));
 }
 
 // The output would take the place of its own text.
@@ -214,9 +330,8 @@ absl::Status CheckLossless(const Tokenizer& tokenizer) {
       absl::StrReplaceAll(text, {{"\n", "\\n"}, {"\t", "\\t"}}),
       "\" comes back as \"",
       absl::StrReplaceAll(back, {{"\n", "\\n"}, {"\t", "\\t"}}),
-      "\"; train one with normalization_rule_name=identity and byte_fallback "
-      "(zero tokenize --train-sentencepiece does), or allow it with "
-      "--allow-lossy"));
+      "\"; allow it with --allow-lossy, or use a tokenizer that does not "
+      "(zero tokenize --train-sentencepiece trains one)"));
 }
 
 }  // namespace
@@ -262,18 +377,17 @@ absl::Status TokenFileWriter::Commit() {
 
 absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options) {
   ZERO_RETURN_IF_ERROR(CheckOptions(options));
-  ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(options.tokenizer));
-  if (!options.allow_lossy) ZERO_RETURN_IF_ERROR(CheckLossless(*tokenizer));
-  ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(options.inputs));
-
   const std::string prefix(absl::StripSuffix(options.output, ".bin"));
   for (const char* part : {".bin", "_val.bin"}) {
     ZERO_RETURN_IF_ERROR(CheckIsNoInput(options.inputs, prefix + part));
   }
   ZERO_RETURN_IF_ERROR(MakeFolders(FolderOf(prefix)));
-  if (options.tokens_per_shard > 0) {
-    ZERO_RETURN_IF_ERROR(CheckNoOldShards(prefix));
-  }
+  ZERO_ASSIGN_OR_RETURN(const auto earlier, EarlierOutputs(options, prefix));
+  ZERO_RETURN_IF_ERROR(CheckMayReplace(earlier, options.force));
+  ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(options.tokenizer));
+  if (!options.allow_lossy) ZERO_RETURN_IF_ERROR(CheckLossless(*tokenizer));
+  ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(options.inputs));
+
   TokenizeStats stats;
   stats.num_files = static_cast<int64_t>(text.files.size());
   stats.vocab_size = tokenizer->vocab_size();
@@ -282,35 +396,68 @@ absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options) {
                       &stats.outputs);
   ShardedWriter validation(prefix + "_val", options.tokens_per_shard,
                            stats.bytes_per_token, &stats.outputs);
+  const auto sink_to = [&stats](ShardedWriter* writer) -> TokenSink {
+    return [&stats, writer](absl::Span<const int32_t> ids) {
+      stats.num_tokens += static_cast<int64_t>(ids.size());
+      return writer->Append(ids);
+    };
+  };
+  const TokenSink to_train = sink_to(&train);
+  const TokenSink to_validation = sink_to(&validation);
   const int64_t border =
       options.validation_fraction == 0
           ? std::numeric_limits<int64_t>::max()
           : std::llround(static_cast<double>(text.total_bytes) *
                          (1 - options.validation_fraction));
-  DocumentEncoder encoder(tokenizer.get(), border, &train, &validation, &stats);
-
-  int64_t position = 0;
-  for (const MappedFile& file : text.files) {
-    absl::string_view rest(reinterpret_cast<const char*>(file.data()),
-                           static_cast<size_t>(file.size()));
-    while (!rest.empty()) {
-      const size_t end = options.document_separator.empty()
-                             ? absl::string_view::npos
-                             : rest.find(options.document_separator);
-      const absl::string_view document = rest.substr(0, end);
-      if (!document.empty()) {
-        ZERO_RETURN_IF_ERROR(encoder.Add(document, position));
-      }
-      const size_t taken = end == absl::string_view::npos
-                               ? rest.size()
-                               : end + options.document_separator.size();
-      position += static_cast<int64_t>(taken);
-      rest.remove_prefix(taken);
-    }
-  }
+  ParallelEncoder encoder(*tokenizer, options.num_threads,
+                          [&](int64_t encoded) {
+                            if (options.progress)
+                              options.progress(encoded, text.total_bytes);
+                          });
+  ZERO_RETURN_IF_ERROR(ForEachDocument(
+      text, options.document_separator,
+      [&](absl::string_view document, int64_t position) -> absl::Status {
+        ++stats.num_documents;
+        stats.text_bytes += static_cast<int64_t>(document.size());
+        const int64_t to_border = std::max<int64_t>(border - position, 0);
+        size_t cut = document.size();
+        if (to_border < static_cast<int64_t>(document.size())) {
+          // A document that starts behind the border is not cut.
+          cut = to_border == 0
+                    ? 0
+                    : NextCut(document, static_cast<size_t>(to_border));
+        }
+        ZERO_RETURN_IF_ERROR(encoder.Add(document.substr(0, cut), &to_train));
+        return encoder.Add(document.substr(cut), &to_validation);
+      }));
+  ZERO_RETURN_IF_ERROR(encoder.Finish());
   ZERO_RETURN_IF_ERROR(train.Close());
   ZERO_RETURN_IF_ERROR(validation.Close());
+  for (const std::string& path : earlier) {
+    const bool replaced = absl::c_any_of(
+        stats.outputs, [&](const auto& output) { return output.path == path; });
+    if (!replaced) ZERO_RETURN_IF_ERROR(RemoveFile(path));
+  }
   return stats;
+}
+
+absl::StatusOr<std::vector<int32_t>> TokenizeInMemory(
+    const std::vector<std::string>& inputs, const Tokenizer& tokenizer,
+    int num_threads) {
+  ZERO_ASSIGN_OR_RETURN(const TextFiles text, OpenTextFiles(inputs));
+  std::vector<int32_t> tokens;
+  const TokenSink sink = [&](absl::Span<const int32_t> ids) {
+    tokens.insert(tokens.end(), ids.begin(), ids.end());
+    return absl::OkStatus();
+  };
+  ParallelEncoder encoder(tokenizer, num_threads, nullptr);
+  ZERO_RETURN_IF_ERROR(
+      ForEachDocument(text, /*separator=*/"",
+                      [&](absl::string_view document, int64_t /*position*/) {
+                        return encoder.Add(document, &sink);
+                      }));
+  ZERO_RETURN_IF_ERROR(encoder.Finish());
+  return tokens;
 }
 
 }  // namespace zero

@@ -4,6 +4,7 @@
 #define ZERO_ENGINE_DATA_TOKENIZE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ struct TokenizeOptions {
   // FILE.bin. With several shards: FILE_000000.bin, FILE_000001.bin ...
   std::string output = {};
 
-  // "bytes" or a SentencePiece .model, see OpenTokenizer.
+  // See OpenTokenizer.
   std::string tokenizer = "bytes";
 
   // Cuts documents inside a file at each occurrence, which is not encoded
@@ -36,9 +37,17 @@ struct TokenizeOptions {
   // the first line break behind the border on.
   double validation_fraction = 0;
 
-  // A SentencePiece model whose normalizer changes the text (drops line
-  // breaks, say) is refused unless this is set.
+  // A tokenizer that changes the text (drops line breaks, say) is refused
+  // unless this is set.
   bool allow_lossy = false;
+
+  // Replaces the output of an earlier run, which is an error otherwise.
+  bool force = false;
+
+  int num_threads = 1;
+
+  // Called now and then with the bytes of text that are done, and all of them.
+  std::function<void(int64_t, int64_t)> progress = {};
 };
 
 struct TokenizeStats {
@@ -56,10 +65,17 @@ struct TokenizeStats {
 };
 
 // Every document is preceded by the end-of-text token, as in llm.c's files, so
-// that a model also learns to begin one. Files keep the order of `inputs`.
-// Errors: InvalidArgument naming the field; file errors with the path. No
-//         output file is left half-written.
+// that a model also learns to begin one (Tokenizer::DocumentStart). Files keep
+// the order of `inputs`; the tokens do not depend on the number of threads.
+// Errors: InvalidArgument naming the field; FailedPrecondition where the output
+//         exists; file errors with the path. No output file is left
+//         half-written.
 absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options);
+
+// The tokens that TokenizeFiles writes, each file being a document.
+absl::StatusOr<std::vector<int32_t>> TokenizeInMemory(
+    const std::vector<std::string>& inputs, const Tokenizer& tokenizer,
+    int num_threads);
 
 // Writes one llm.c token file, atomically.
 // Threads: one at a time.

@@ -1,7 +1,8 @@
 // Text to token ids and back.
 //
-// ByteTokenizer needs no file; SentencePieceTokenizer reads a .model. To add
-// one: implement Tokenizer, add its line to OpenTokenizer.
+// ByteTokenizer needs no file; sentencepiece_tokenizer.h reads a .model and
+// tokenizer_json.h a tokenizer.json. To add one: implement Tokenizer, add its
+// line to OpenTokenizer.
 #ifndef ZERO_ENGINE_DATA_TOKENIZER_H_
 #define ZERO_ENGINE_DATA_TOKENIZER_H_
 
@@ -10,12 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
 namespace zero {
+
+// U+FFFD, in place of what is no character.
+inline constexpr char kReplacementCharacter[] = "\xEF\xBF\xBD";
 
 // Threads: const methods may be called from many threads.
 class Tokenizer {
@@ -27,15 +30,28 @@ class Tokenizer {
   // The token between documents; never produced by Encode.
   virtual int32_t eot_id() const = 0;
 
-  // "bytes", or "sentencepiece:FILE".
+  // "bytes", "sentencepiece:FILE", or the path of a tokenizer.json.
   virtual std::string name() const = 0;
 
-  // Appends the ids of `text` to `ids`. `continues` says that text was encoded
-  // before it in the same document, so nothing is put in front (SentencePiece
-  // models may begin a text with a space of their own). Encoding a document in
-  // pieces cut after line breaks gives the ids of encoding it at once.
-  virtual void Encode(absl::string_view text, bool continues,
-                      std::vector<int32_t>* ids) const = 0;
+  // What stands in front of every document: the end of text, and what else the
+  // model expects there (Llama 3's begin of text).
+  virtual std::vector<int32_t> DocumentStart() const { return {eot_id()}; }
+
+  // Appends the ids of the first `size` bytes of `text` to `ids`. All of it is
+  // text: it never becomes a control token such as the end of text.
+  // `continues`: text of the same document was encoded before it, so nothing is
+  // put in front (SentencePiece models may begin a text with a space).
+  // Returns false where these are not the first ids of the whole text, as a
+  // token goes on behind `size`: give more, and drop what was appended. A cut
+  // behind a line break is mostly one that is none of these.
+  virtual bool EncodePart(absl::string_view text, size_t size, bool continues,
+                          std::vector<int32_t>* ids) const = 0;
+
+  // The ids of a text that a model goes on with: those that the model expects
+  // in front of it, and control tokens where their names stand in it.
+  virtual std::vector<int32_t> EncodePrompt(absl::string_view text) const {
+    return Encode(text);
+  }
 
   // The bytes one token stands for in the middle of a text; empty for control
   // tokens. An id that is not in the vocabulary (a model may have a padded
@@ -43,11 +59,11 @@ class Tokenizer {
   virtual std::string TokenBytes(int32_t id) const = 0;
 
   // The text of `ids` as a whole document.
-  virtual std::string Decode(absl::Span<const int32_t> ids) const = 0;
+  virtual std::string Decode(absl::Span<const int32_t> ids) const;
 
   std::vector<int32_t> Encode(absl::string_view text) const {
     std::vector<int32_t> ids;
-    Encode(text, /*continues=*/false, &ids);
+    EncodePart(text, text.size(), /*continues=*/false, &ids);
     return ids;
   }
 };
@@ -55,30 +71,14 @@ class Tokenizer {
 // Bytes as ids, 256 = end of text. Any byte string survives the round trip.
 std::unique_ptr<Tokenizer> MakeByteTokenizer();
 
-// "bytes", or the path of a SentencePiece model ("sentencepiece:" in front is
-// allowed).
-// Errors: NotFound; InvalidArgument when the file is no SentencePiece model or
-//         has no end-of-sentence token, or naming what is possible, e.g. for
-//         tokenizer.json.
+// "bytes", the path of a tokenizer.json or of a SentencePiece .model
+// ("sentencepiece:" in front is allowed), or a folder with one of them.
+// Errors: NotFound; those of the file; InvalidArgument naming what is possible.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
     const std::string& spec);
 
-struct SentencePieceTraining {
-  std::vector<std::string> inputs = {};  // text files and globs
-  std::string model_prefix = {};         // writes MODEL_PREFIX.model
-  int64_t vocab_size = 8192;
-  std::string model_type = "bpe";  // bpe | unigram
-  // Lines beyond this many bytes are left out evenly (every k-th is kept).
-  int64_t max_input_bytes = 100 << 20;
-  int num_threads = 2;
-};
-
-// Trains a model that loses nothing: no normalization, bytes as fallback, no
-// space in front, so Decode(Encode(text)) == text for valid UTF-8.
-// Deterministic for equal inputs and threads. Written atomically.
-// Errors: InvalidArgument naming the field, e.g. a vocabulary larger than the
-//         text supports, with the largest that works.
-absl::Status TrainSentencePiece(const SentencePieceTraining& options);
+// The tokenizer's file in a model's folder; empty: it has none.
+std::string FindTokenizer(const std::string& dir);
 
 // Turns tokens into text as they are sampled, printing valid UTF-8 only: the
 // bytes of an unfinished character are held back, invalid ones become U+FFFD.

@@ -8,9 +8,29 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
+#include "engine/data/tokenize.h"
 
 namespace zero {
 namespace {
+
+// More text than this is worth token files, which every start reads at once.
+constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
+
+absl::StatusOr<std::unique_ptr<TokenSource>> Tokenized(
+    const TokenSource& text, const std::vector<std::string>& patterns,
+    const Tokenizer& tokenizer, int num_threads) {
+  const std::string& path = text.shards()[0].path;
+  if (text.size() > kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        path, " ...: ", text.size(),
+        " bytes of text are more than a run tokenizes at its start (",
+        kMaxTextBytes, "); make token files first: zero tokenize ", path,
+        " --out FILE.bin --tokenizer ", tokenizer.name()));
+  }
+  ZERO_ASSIGN_OR_RETURN(auto tokens,
+                        TokenizeInMemory(patterns, tokenizer, num_threads));
+  return TokenSource::FromTokens(path, std::move(tokens));
+}
 
 absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
     const std::vector<std::string>& patterns, const Config& config,
@@ -19,13 +39,8 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
                         TokenSource::Open(patterns, config.data.format));
   if (source->is_text() && tokenizer != nullptr &&
       config.data.tokenizer != "bytes") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        source->shards()[0].path,
-        " is text, which is read as bytes, but "
-        "data.tokenizer is ",
-        tokenizer->name(), "; make token files first: zero tokenize ",
-        source->shards()[0].path, " --out FILE.bin --tokenizer ",
-        config.data.tokenizer));
+    ZERO_ASSIGN_OR_RETURN(
+        source, Tokenized(*source, patterns, *tokenizer, num_threads));
   }
   if (source->is_text() && tokenizer == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -84,7 +99,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
 std::vector<int32_t> EncodePrompt(const Tokenizer& tokenizer,
                                   const std::string& prompt,
                                   int64_t vocab_size) {
-  std::vector<int32_t> ids = tokenizer.Encode(prompt);
+  std::vector<int32_t> ids = tokenizer.EncodePrompt(prompt);
   if (!ids.empty()) return ids;
   return {tokenizer.eot_id() < vocab_size ? tokenizer.eot_id() : '\n'};
 }

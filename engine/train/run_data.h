@@ -29,10 +29,12 @@ struct RunData {
 int DataThreads(const Device& device);
 
 // Opens the files of `config.data`. With data.validation_fraction, validation
-// is the last part of train, and train ends before it.
+// is the last part of train, and train ends before it. Text is tokenized, in
+// memory, each file a document.
 // Errors: those of TokenSource; a token id outside the vocabulary, with file
-//         and offset; text where a SentencePiece model is configured; documents
-//         that attention should tell apart where nothing stands between them.
+//         and offset; more text than is reasonable to tokenize at each start;
+//         documents that attention should tell apart where nothing stands
+//         between them.
 absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
                                     int num_threads);
 

@@ -58,6 +58,9 @@ struct RunOptions {
 // Declares them; `config_required` says whether CONFIG may be left out.
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
+// For those that need one of the two.
+void RequireConfigOrModel(CLI::App& app, const RunOptions* options);
+
 // The config file with --set and --model applied. Without one, --model alone is
 // enough for a command to which the rest of a config does not matter.
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,

@@ -3,8 +3,11 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "engine/base/status.h"
+#include "engine/config/json_text.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_data.h"
@@ -17,7 +20,22 @@
 namespace zero {
 namespace {
 
-absl::Status Eval(RunOptions options, bool json) {
+struct EvalFlags {
+  RunOptions run;
+  std::vector<std::string> data;
+  bool json = false;
+};
+
+absl::Status Eval(EvalFlags flags) {
+  RunOptions& options = flags.run;
+  if (!flags.data.empty()) {
+    const auto quote = [](std::string* out, const std::string& file) {
+      out->append(JsonQuote(file));
+    };
+    options.sets.push_back(absl::StrCat(
+        "data.validation=[", absl::StrJoin(flags.data, ", ", quote), "]"));
+    options.sets.push_back("data.validation_fraction=0");
+  }
   const std::atomic<bool>* stop = InstallStopSignals();
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadTrainedConfig(&options, MissingFiles::kIgnored));
@@ -32,8 +50,8 @@ absl::Status Eval(RunOptions options, bool json) {
   }
   if (data.validation == nullptr) {
     return absl::InvalidArgumentError(
-        "there is no validation data: set data.validation, or "
-        "data.validation_fraction");
+        "there is no validation data: give --data FILE, or set "
+        "data.validation or data.validation_fraction");
   }
   ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
                         MakeEvalLoader(config, /*world=*/1, data));
@@ -47,7 +65,7 @@ absl::Status Eval(RunOptions options, bool json) {
                [stop]() -> absl::StatusOr<bool> { return stop->load(); }));
   if (!mean.has_value()) return absl::CancelledError("stopped by a signal");
   const double loss = *mean;
-  if (json) {
+  if (flags.json) {
     absl::PrintF("%s\n", ToLine({{"loss", loss},
                                  {"perplexity", std::exp(loss)},
                                  {"tokens", loader.num_targets()},
@@ -82,12 +100,15 @@ absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
 }
 
 Command AddEval(CLI::App& app) {
-  auto options = std::make_shared<RunOptions>();
-  auto json = std::make_shared<bool>(false);
-  AddRunOptions(app, options.get(), /*config_required=*/true);
+  auto flags = std::make_shared<EvalFlags>();
+  AddRunOptions(app, &flags->run, /*config_required=*/false);
   RefuseRanksOption(app);
-  app.add_flag("--json", *json, "print loss, perplexity, tokens as JSON");
-  return [options, json] { return Eval(*options, *json); };
+  RequireConfigOrModel(app, &flags->run);
+  app.add_option("--data", flags->data,
+                 "text or token files instead of the config's")
+      ->allow_extra_args(false);
+  app.add_flag("--json", flags->json, "print loss, perplexity, tokens as JSON");
+  return [flags] { return Eval(*flags); };
 }
 
 }  // namespace zero

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "engine/base/status.h"
 #include "engine/config/keys.h"
 #include "engine/data/token_file.h"
@@ -46,6 +47,31 @@ absl::Status CheckPrompt(const Config& config, int64_t prompt_length,
           : ""));
 }
 
+// The prompt of a model without a tokenizer: "50256 318 257".
+absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& prompt,
+                                              const ModelConfig& model) {
+  std::vector<int32_t> ids;
+  for (const auto word :
+       absl::StrSplit(prompt, absl::ByAnyChar(" ,"), absl::SkipEmpty())) {
+    int32_t id = -1;
+    const bool is_id = absl::SimpleAtoi(word, &id) && id >= 0;
+    if (!is_id || id >= model.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "which tokenizer does ", model.from_pretrained,
+          " speak? It has none, so that --prompt takes token ids below ",
+          model.vocab_size, ", and \"", word,
+          "\" is none; for text give --tokenizer, a tokenizer.json, a "
+          "SentencePiece model or bytes"));
+    }
+    ids.push_back(id);
+  }
+  if (!ids.empty()) return ids;
+  return absl::InvalidArgumentError(
+      absl::StrCat("which tokenizer does ", model.from_pretrained,
+                   " speak? It has none: give --tokenizer, a tokenizer.json, a "
+                   "SentencePiece model or bytes, or token ids as --prompt"));
+}
+
 absl::Status Run(GenerateFlags flags) {
   const std::atomic<bool>* stop = InstallStopSignals();
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
@@ -53,23 +79,19 @@ absl::Status Run(GenerateFlags flags) {
   const Config& config = loaded.config;
   std::string spec =
       flags.tokenizer.empty() ? config.data.tokenizer : flags.tokenizer;
+  const int64_t vocab_size = config.model.vocab_size;
+  if (spec == "none" && vocab_size == kByteVocabSize) spec = "bytes";
+  std::unique_ptr<Tokenizer> tokenizer;  // null: ids in, ids out
+  std::vector<int32_t> prompt;
   if (spec == "none") {
-    if (config.model.vocab_size != kByteVocabSize) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("which tokenizer does ", config.model.from_pretrained,
-                       " speak? Its vocabulary is ", config.model.vocab_size,
-                       "; give --tokenizer FILE.model (SentencePiece) or "
-                       "--tokenizer bytes"));
-    }
-    spec = "bytes";
+    ZERO_ASSIGN_OR_RETURN(prompt, ParseIds(flags.prompt, config.model));
+  } else {
+    ZERO_ASSIGN_OR_RETURN(tokenizer, OpenModelTokenizer(spec, vocab_size));
+    NoteStrangeTokenizer(*tokenizer, config.model);
+    prompt = EncodePrompt(*tokenizer, flags.prompt, vocab_size);
   }
-  ZERO_ASSIGN_OR_RETURN(const auto tokenizer,
-                        OpenModelTokenizer(spec, config.model.vocab_size));
-  const std::vector<int32_t> prompt =
-      EncodePrompt(*tokenizer, flags.prompt, config.model.vocab_size);
   const int64_t context = std::min(config.data.sequence_length,
                                    config.model.max_position_embeddings);
-  NoteStrangeTokenizer(*tokenizer, config.model);
   ZERO_RETURN_IF_ERROR(CheckPrompt(config, prompt.size(), context));
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(flags.run, 0, config.device.cuda));
@@ -84,20 +106,21 @@ absl::Status Run(GenerateFlags flags) {
   };
   print(flags.prompt);
   StreamDecoder decoder(tokenizer.get());
-  ZERO_RETURN_IF_ERROR(
-      Generate(session->executor(), prompt,
-               {.sampling = {.temperature = flags.temperature,
-                             .top_k = flags.top_k,
-                             .top_p = flags.top_p,
-                             .seed = static_cast<uint64_t>(flags.seed)},
-                .max_tokens = flags.tokens,
-                .context_length = context,
-                .vocab_size = tokenizer->vocab_size(),
-                .stop_token = tokenizer->eot_id()},
-               [&](int32_t id) -> absl::StatusOr<bool> {
-                 print(decoder.Push(id));
-                 return !stop->load();
-               }));
+  ZERO_RETURN_IF_ERROR(Generate(
+      session->executor(), prompt,
+      {.sampling = {.temperature = flags.temperature,
+                    .top_k = flags.top_k,
+                    .top_p = flags.top_p,
+                    .seed = static_cast<uint64_t>(flags.seed)},
+       .max_tokens = flags.tokens,
+       .context_length = context,
+       .vocab_size =
+           tokenizer != nullptr ? tokenizer->vocab_size() : vocab_size,
+       .stop_token = tokenizer != nullptr ? tokenizer->eot_id() : -1},
+      [&](int32_t id) -> absl::StatusOr<bool> {
+        print(tokenizer != nullptr ? decoder.Push(id) : absl::StrCat(" ", id));
+        return !stop->load();
+      }));
   print(decoder.Finish() + "\n");
   return stop->load() ? absl::CancelledError("stopped by a signal")
                       : absl::OkStatus();
@@ -122,16 +145,13 @@ Command AddGenerate(CLI::App& app) {
   auto flags = std::make_shared<GenerateFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/false);
   RefuseRanksOption(app);
-  app.parse_complete_callback([flags] {
-    if (flags->run.config.empty() && flags->run.model_dir.empty()) {
-      throw CLI::RequiredError(
-          "CONFIG, or --model DIR with a Hugging Face "
-          "folder,");
-    }
-  });
+  RequireConfigOrModel(app, &flags->run);
   app.add_option("--tokenizer", flags->tokenizer,
-                 "bytes or a SentencePiece model (default: the config's)");
-  app.add_option("--prompt", flags->prompt, "text to continue");
+                 "bytes, none (ids in, ids out), a tokenizer.json, a "
+                 "SentencePiece .model, or a model's folder (default: the "
+                 "config's, or the model's own)");
+  app.add_option("--prompt", flags->prompt,
+                 "text to continue; without a tokenizer: token ids");
   app.add_option("--tokens", flags->tokens, "tokens to sample")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

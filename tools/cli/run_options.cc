@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/status.h"
+#include "engine/config/json_text.h"
+#include "engine/data/token_file.h"
 #include "engine/data/tokenizer.h"
 #include "models/catalog.h"
 #include "tools/cli/commands.h"
@@ -49,6 +51,16 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
       ->check(CLI::Validator(CheckDevice, ""));
 }
 
+void RequireConfigOrModel(CLI::App& app, const RunOptions* options) {
+  app.parse_complete_callback([options] {
+    if (options->config.empty() && options->model_dir.empty()) {
+      throw CLI::RequiredError(
+          "CONFIG, or --model DIR with a Hugging Face "
+          "folder,");
+    }
+  });
+}
+
 void AddRanksOption(CLI::App& app, RunOptions* options) {
   app.add_option("--ranks", options->ranks,
                  "data-parallel ranks, as threads of this process")
@@ -79,6 +91,7 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
     ZERO_ASSIGN_OR_RETURN(const auto tokenizer, OpenTokenizer(file));
     return tokenizer->vocab_size();
   };
+  load.model_tokenizer = FindTokenizer;
   load.missing_files = missing_files;
   load.model_dir = options.model_dir;
   load.world = options.ranks;
@@ -87,11 +100,16 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                         catalog->Pretrained(options.model_dir));
   const int64_t context =
       std::min<int64_t>(model.max_position_embeddings, 1024);
+  std::string tokenizer = FindTokenizer(options.model_dir);
+  if (tokenizer.empty()) {
+    tokenizer = model.vocab_size == kByteVocabSize ? "bytes" : "none";
+  }
   return ParseConfig(
       absl::StrCat("{\"train_batch_size\": 1, \"training\": {\"steps\": 1}, "
-                   "\"data\": {\"tokenizer\": \"none\", \"sequence_length\": ",
-                   context, "}}"),
-      "generate", load);
+                   "\"data\": {\"tokenizer\": ",
+                   JsonQuote(tokenizer), ", \"sequence_length\": ", context,
+                   "}}"),
+      "--model", load);
 }
 
 void NoteStrangeTokenizer(const Tokenizer& tokenizer,

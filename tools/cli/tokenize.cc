@@ -1,12 +1,16 @@
 #include "engine/data/tokenize.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <memory>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
+#include "engine/data/sentencepiece_tokenizer.h"
 #include "engine/train/console.h"
 #include "tools/cli/commands.h"
 
@@ -22,6 +26,13 @@ struct TokenizeFlags {
 // Trains FILE.model beside the output and uses it.
 absl::Status TrainTokenizer(TokenizeFlags* flags) {
   const std::string prefix(absl::StripSuffix(flags->options.output, ".bin"));
+  for (const char* end : {".model", ".bin"}) {
+    if (flags->options.force || !PathExists(prefix + end)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", prefix, end,
+                     "' exists; choose another output, or replace it with "
+                     "--force"));
+  }
   ZERO_RETURN_IF_ERROR(TrainSentencePiece({.inputs = flags->options.inputs,
                                            .model_prefix = prefix,
                                            .vocab_size = flags->train_vocab,
@@ -32,8 +43,19 @@ absl::Status TrainTokenizer(TokenizeFlags* flags) {
   return absl::OkStatus();
 }
 
+// Draws how far it is over the line before.
+void ShowProgress(int64_t done, int64_t total) {
+  absl::FPrintF(stderr, "\r%s of %s%s", HumanBytes(static_cast<double>(done)),
+                HumanBytes(static_cast<double>(total)),
+                done == total ? "\n" : "");
+}
+
 absl::Status Tokenize(TokenizeFlags flags) {
   if (flags.train_vocab > 0) ZERO_RETURN_IF_ERROR(TrainTokenizer(&flags));
+  if (flags.options.num_threads == 0) {
+    flags.options.num_threads = AllowedCores();
+  }
+  if (isatty(STDERR_FILENO)) flags.options.progress = ShowProgress;
   ZERO_ASSIGN_OR_RETURN(const TokenizeStats stats,
                         TokenizeFiles(flags.options));
   for (const TokenizeStats::Output& output : stats.outputs) {
@@ -60,7 +82,9 @@ Command AddTokenize(CLI::App& app) {
   app.add_option("--out", options.output, "token file to write, FILE.bin")
       ->required();
   CLI::Option* tokenizer = app.add_option("--tokenizer", options.tokenizer,
-                                          "bytes or a SentencePiece .model")
+                                          "bytes, a tokenizer.json, a "
+                                          "SentencePiece .model, or a model's "
+                                          "folder")
                                ->capture_default_str();
   app.add_option("--train-sentencepiece", flags->train_vocab,
                  "first train a model with this many tokens on the input, "
@@ -80,6 +104,11 @@ Command AddTokenize(CLI::App& app) {
       ->capture_default_str();
   app.add_flag("--allow-lossy", options.allow_lossy,
                "accept a tokenizer that changes the text");
+  app.add_flag("--force", options.force, "replace what an earlier run wrote");
+  options.num_threads = 0;
+  app.add_option("--threads", options.num_threads,
+                 "threads that encode (default: all cores)")
+      ->check(CLI::Range(1, 1024));
   return [flags] { return Tokenize(*flags); };
 }
 

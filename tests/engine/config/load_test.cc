@@ -504,7 +504,8 @@ TEST(SetTest, ErrorsNameTheOverride) {
             "--set data.train: empty, want a path, a glob or a list of them");
   EXPECT_EQ(ErrorOfSmall({"data.tokenizer=", "model.vocab_size=300"}),
             "--set data.tokenizer: empty; want \"bytes\", \"none\" or the path "
-            "of a SentencePiece model");
+            "of a tokenizer.json, of a SentencePiece model or of a folder with "
+            "one");
 }
 
 // ---- Contradictions -------------------------------------------------------
@@ -870,8 +871,9 @@ TEST(FilesTest, WhatARunWouldLackIsNotedWhereNoRunIsMeant) {
             (std::vector<std::string>{
                 "run.json:3: data.train: \"text.txt\" does not exist",
                 "--set: data.validation: \"v*.none\" matches no file",
-                "--set: data.tokenizer: want \"bytes\", \"none\" or a "
-                "SentencePiece model; \"t.model\" does not exist"}));
+                "--set: data.tokenizer: want \"bytes\", \"none\" or the path "
+                "of a tokenizer.json, of a SentencePiece model or of a folder "
+                "with one; \"t.model\" does not exist"}));
   options.overrides = {"data.train=auto"};
   loaded = ParseConfig(kSmallConfig, "run.json", options);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -889,11 +891,27 @@ TEST(FilesTest, TheTokenizerFollowsTheFiles) {
   auto loaded = LoadSmall({"data.train=a.bin", "model.vocab_size=50257"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.data.tokenizer, "none");
-  EXPECT_EQ(
-      ErrorOfSmall({"data.tokenizer=tokenizer.json", "model.vocab_size=300"}),
-      "--set data.tokenizer: a Hugging Face tokenizer is not read here; "
-      "tools/hf_tokenize.py makes token files with it, and the tokenizer "
-      "is then \"none\"");
+}
+
+TEST(FilesTest, AFolderIsTheTokenizerInIt) {
+  TempDir dir;
+  LoadOptions options;
+  options.overrides = {"data.tokenizer=" + dir.File(""),
+                       "model.vocab_size=300"};
+  dir.Write("text.txt", "text");
+  options.overrides.push_back("data.train=" + dir.File("text.txt"));
+  options.model_tokenizer = [](const std::string& folder) {
+    return PathExists(folder + "/tokenizer.json") ? folder + "/tokenizer.json"
+                                                  : "";
+  };
+  EXPECT_THAT(
+      std::string(
+          ParseConfig(kSmallConfig, "run.json", options).status().message()),
+      testing::HasSubstr("is a folder without a tokenizer.json"));
+  dir.Write("tokenizer.json", "");
+  const auto loaded = ParseConfig(kSmallConfig, "run.json", options);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.data.tokenizer, dir.File("") + "/tokenizer.json");
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <sentencepiece_trainer.h>
 #undef absl
 
+#include "engine/data/sentencepiece_tokenizer.h"
 #include "engine/data/token_file.h"
 #include "tests/support/temp_dir.h"
 
@@ -42,7 +43,9 @@ std::string Lines(size_t bytes) {
 class TokenizeTest : public ::testing::Test {
  protected:
   TokenizeOptions Options() const {
-    return {.inputs = {dir_.File("*.txt")}, .output = dir_.File("out.bin")};
+    return {.inputs = {dir_.File("*.txt")},
+            .output = dir_.File("out.bin"),
+            .force = true};
   }
   std::string ErrorOf(const TokenizeOptions& options) const {
     return std::string(TokenizeFiles(options).status().message());
@@ -107,6 +110,7 @@ TEST_F(TokenizeTest, ShardsOfAnEarlierRunAreAnError) {
   dir_.Write("out_000007.bin", "old");
   dir_.Write("out_other.bin", "unrelated");
   TokenizeOptions options = Options();
+  options.force = false;
   options.tokens_per_shard = 1000;
   EXPECT_THAT(ErrorOf(options), HasSubstr("out_000007.bin' exists"));
   // A name is no pattern.
@@ -115,6 +119,80 @@ TEST_F(TokenizeTest, ShardsOfAnEarlierRunAreAnError) {
     EXPECT_TRUE(TokenizeFiles(options).ok()) << name;
     EXPECT_THAT(ErrorOf(options), HasSubstr(name + "_000000.bin' exists"));
   }
+}
+
+TEST_F(TokenizeTest, AnEarlierOutputIsReplacedByForceOnly) {
+  dir_.Write("a.txt", "abc");
+  TokenizeOptions options = Options();
+  options.force = false;
+  dir_.Write("out.bin", "earlier");
+  EXPECT_THAT(ErrorOf(options), HasSubstr("out.bin' exists; choose another"));
+  EXPECT_EQ(dir_.Read("out.bin"), "earlier");
+  options.tokens_per_shard = 2;
+  dir_.Write("out_000001.bin", "");
+  dir_.Write("out_000009.bin", "");
+  EXPECT_THAT(ErrorOf(options), HasSubstr("(and 1 more)"));
+  // Shards that the new ones do not replace go.
+  options.force = true;
+  EXPECT_EQ(TokenizeFiles(options).value().outputs.size(), 2u);
+  EXPECT_THAT(ReadTokens(dir_.File("out_*.bin")),
+              ElementsAre(256, 'a', 'b', 'c'));
+  EXPECT_EQ(dir_.Read("out.bin"), "earlier");
+}
+
+// Tokens of whole documents, whatever the threads and the pieces.
+class CountingTokenizer : public Tokenizer {
+ public:
+  int64_t vocab_size() const override { return 1 << 24; }
+  int32_t eot_id() const override { return 0; }
+  std::string name() const override { return "runs"; }
+  // The lengths of runs of equal characters.
+  bool EncodePart(absl::string_view text, size_t size, bool /*continues*/,
+                  std::vector<int32_t>* ids) const override {
+    for (size_t i = 0; i < size;) {
+      const size_t end =
+          std::min(text.find_first_not_of(text[i], i), text.size());
+      if (end > size) return false;
+      ids->push_back(static_cast<int32_t>(end - i));
+      i = end;
+    }
+    return true;
+  }
+  std::string TokenBytes(int32_t /*id*/) const override { return ""; }
+};
+
+TEST_F(TokenizeTest, ATokenThatGoesOnBehindAPieceIsNotCut) {
+  std::string text;
+  std::mt19937 random(12);
+  while (text.size() < (3 << 20)) {
+    text += std::string(1 + random() % 5, 'a' + random() % 26);
+    text += std::string(random() % 1000 == 0 ? random() % 900000 : 1, '\n');
+  }
+  dir_.Write("a.txt", text);
+  dir_.Write("b.txt", std::string(1500000, '\n'));
+  CountingTokenizer tokenizer;
+  std::vector<int32_t> whole = {0};
+  tokenizer.EncodePart(text, text.size(), false, &whole);
+  whole.insert(whole.end(), {0, 1500000});
+  for (const int threads : {1, 3}) {
+    EXPECT_EQ(
+        TokenizeInMemory({dir_.File("*.txt")}, tokenizer, threads).value(),
+        whole);
+  }
+}
+
+TEST_F(TokenizeTest, ProgressEndsWithAllOfTheText) {
+  dir_.Write("a.txt", Lines(3 << 20));
+  TokenizeOptions options = Options();
+  std::vector<int64_t> done;
+  options.progress = [&](int64_t bytes, int64_t total) {
+    EXPECT_EQ(total, static_cast<int64_t>(dir_.Read("a.txt").size()));
+    done.push_back(bytes);
+  };
+  const TokenizeStats stats = TokenizeFiles(options).value();
+  EXPECT_GE(done.size(), 2u);
+  EXPECT_TRUE(std::is_sorted(done.begin(), done.end()));
+  EXPECT_EQ(done.back(), stats.text_bytes);
 }
 
 TEST_F(TokenizeTest, TheValidationPartBeginsBehindALineBreak) {

@@ -10,7 +10,8 @@
 #include <sentencepiece_trainer.h>
 #undef absl
 
-#include "engine/data/token_file.h"
+#include "engine/base/file.h"
+#include "engine/data/sentencepiece_tokenizer.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
@@ -114,8 +115,8 @@ TEST_F(SentencePieceTest, PiecesCutAfterLineBreaksGiveTheIdsOfTheWhole) {
   for (size_t begin = 0; begin < text.size();) {
     const size_t end = std::min(text.size(), text.find('\n', begin + 1000) + 1);
     const size_t stop = end == 0 ? text.size() : end;
-    tokenizer->Encode(absl::string_view(text).substr(begin, stop - begin),
-                      begin > 0, &ids);
+    EXPECT_TRUE(tokenizer->EncodePart(absl::string_view(text).substr(begin),
+                                      stop - begin, begin > 0, &ids));
     begin = stop;
   }
   EXPECT_EQ(ids, tokenizer->Encode(text));
@@ -141,8 +142,9 @@ TEST_F(SentencePieceTest, OnlyTheFirstPieceGetsTheModelsOwnSpace) {
 
   const std::string first = "the shard\n", second = "rank\n the rank\n";
   std::vector<int32_t> ids;
-  tokenizer->Encode(first, /*continues=*/false, &ids);
-  tokenizer->Encode(second, /*continues=*/true, &ids);
+  tokenizer->EncodePart(first + second, first.size(), /*continues=*/false,
+                        &ids);
+  tokenizer->EncodePart(second, second.size(), /*continues=*/true, &ids);
   EXPECT_EQ(ids, tokenizer->Encode(first + second));
   EXPECT_EQ(tokenizer->Decode(ids), first + second);
   EXPECT_EQ(Streamed(*tokenizer, ids), " " + first + second);
@@ -246,9 +248,12 @@ TEST_F(SentencePieceTest, MutatedModelFilesDoNotCrash) {
 TEST(OpenTokenizerTest, SaysWhatIsPossible) {
   EXPECT_EQ(OpenTokenizer("bytes").value()->name(), "bytes");
   EXPECT_THAT(std::string(OpenTokenizer("byte").status().message()),
-              HasSubstr("expected bytes or the path"));
-  EXPECT_THAT(std::string(OpenTokenizer("tokenizer.json").status().message()),
-              HasSubstr("tools/hf_tokenize.py"));
+              HasSubstr("expected bytes, the path"));
+  TempDir dir;
+  EXPECT_THAT(std::string(OpenTokenizer(dir.File("")).status().message()),
+              HasSubstr("neither a tokenizer.json nor a tokenizer.model"));
+  EXPECT_EQ(OpenTokenizer(dir.File("tokenizer.json")).status().code(),
+            absl::StatusCode::kNotFound);
 }
 
 TEST(StreamDecoderTest, HoldsBackUnfinishedCharacters) {

@@ -1,0 +1,65 @@
+// Patterns of tokenizer.json, which Hugging Face matches with Oniguruma, on
+// PCRE2.
+//
+// Both read \p{L}, \d and (?i:s) alike in every character that PCRE2's Unicode
+// has (10.42: Unicode 14; a newer character is of no class there). What they
+// read differently is translated (\s: PCRE2 has U+180E in it) or refused.
+#ifndef ZERO_ENGINE_DATA_REGEX_H_
+#define ZERO_ENGINE_DATA_REGEX_H_
+
+#include <cstddef>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace zero {
+
+// What matching needs beside the pattern.
+// Threads: one at a time. Any number of patterns may share one.
+class RegexScratch {
+ public:
+  RegexScratch();
+  ~RegexScratch();
+  RegexScratch(const RegexScratch&) = delete;
+  RegexScratch& operator=(const RegexScratch&) = delete;
+
+ private:
+  friend class Regex;
+  struct Parts;
+  std::unique_ptr<Parts> parts_;
+};
+
+// Threads: const methods may be called from many threads.
+class Regex {
+ public:
+  struct Match {
+    size_t begin = 0, end = 0;  // bytes; an empty match is possible
+  };
+
+  // Errors: InvalidArgument where it is no pattern; Unimplemented naming the
+  //         construct that Oniguruma and PCRE2 read differently.
+  static absl::StatusOr<Regex> FromOniguruma(absl::string_view pattern);
+
+  // In PCRE2's own syntax. REQUIRES: it is right.
+  static Regex FromPcre(absl::string_view pattern);
+
+  // Matches `text` itself.
+  static Regex Literal(absl::string_view text);
+
+  // The first match in `text` that begins at `from` or behind; false: none.
+  // REQUIRES: `text` is valid UTF-8, and `from` the start of a character.
+  bool Find(absl::string_view text, size_t from, RegexScratch* scratch,
+            Match* match) const;
+
+ private:
+  explicit Regex(std::shared_ptr<const void> code) : code_(std::move(code)) {}
+  static absl::StatusOr<Regex> Compile(absl::string_view pattern,
+                                       unsigned options);
+
+  std::shared_ptr<const void> code_;  // pcre2_code
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_DATA_REGEX_H_

@@ -1,0 +1,63 @@
+// The pre-tokenizers of a tokenizer.json: they cut a text into the words in
+// which byte-pair encoding then works.
+#ifndef ZERO_ENGINE_DATA_SPLITTER_H_
+#define ZERO_ENGINE_DATA_SPLITTER_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/optional.h"
+#include "engine/data/regex.h"
+
+namespace zero {
+
+// What becomes of the matches of a pattern.
+enum class SplitBehavior {
+  kRemoved,             // they are left out
+  kIsolated,            // each is a word
+  kMergedWithPrevious,  // each ends the word in front of it
+  kMergedWithNext,      // each begins the word behind it
+  kContiguous,          // those without text between them are one word
+};
+inline constexpr const char* kSplitBehaviorNames[] = {
+    "Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
+    "Contiguous"};
+
+// One pre-tokenizer; the next one cuts its words further.
+struct SplitStage {
+  // A space in front of every word that has none there.
+  bool add_prefix_space = false;
+  absl::optional<Regex> regex = {};  // none: it cuts nothing
+  SplitBehavior behavior = SplitBehavior::kIsolated;
+  bool invert = false;  // what does not match counts as a match, too
+};
+
+// Threads: const methods may be called from many threads.
+class Splitter {
+ public:
+  using WordFn = absl::FunctionRef<void(absl::string_view)>;
+
+  explicit Splitter(std::vector<SplitStage> stages)
+      : stages_(std::move(stages)) {}
+
+  // Gives `word` the words of the first `size` bytes of `text`, cut with the
+  // rest in view. Returns false when one of them goes on behind `size`; some
+  // may then be missing. `continues`: there was text before, and so no space
+  // is put in front.
+  // REQUIRES: both parts of `text` are valid UTF-8.
+  bool Split(absl::string_view text, size_t size, bool continues,
+             RegexScratch* scratch, WordFn word) const;
+
+ private:
+  bool SplitFrom(size_t stage, absl::string_view text, size_t size,
+                 bool continues, RegexScratch* scratch, WordFn word) const;
+
+  std::vector<SplitStage> stages_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_DATA_SPLITTER_H_
