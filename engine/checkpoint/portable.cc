@@ -210,13 +210,15 @@ void PortableWriter::Write(const Parameter& parameter, int64_t begin,
 }
 
 absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
-    const std::string& config_json) {
+    const std::map<std::string, std::string>& files) {
   ZERO_RETURN_IF_ERROR(status_);
   ZERO_CHECK(turned_.empty()) << "a parameter was not given as a whole";
   ZERO_RETURN_IF_ERROR(file_->Commit());
   const std::string& temp_dir = folder_->temp_path();
-  ZERO_RETURN_IF_ERROR(
-      WriteFileAtomically(temp_dir + "/config.json", config_json));
+  for (const auto& [name, contents] : files) {
+    ZERO_RETURN_IF_ERROR(
+        WriteFileAtomically(absl::StrCat(temp_dir, "/", name), contents));
+  }
   std::vector<std::string> notes;
   if (IsFolder(dir_)) CarryOver(dir_, temp_dir, &notes);
   if (!notes.empty()) ZERO_RETURN_IF_ERROR(MoveAway(dir_, &notes));

@@ -24,9 +24,9 @@
 
 namespace zero {
 
-// Writes DIR/config.json and DIR/model.safetensors. The folder appears all at
-// once and takes the place of an earlier one (base/atomic_folder.h); what else
-// was in it, such as a tokenizer, goes along.
+// Writes DIR/config.json, DIR/model.safetensors and what is given beside them,
+// such as a tokenizer. The folder appears all at once and takes the place of an
+// earlier one (base/atomic_folder.h); what else was in it goes along.
 // Errors: as FileError, here and below; an earlier DIR is then as it was.
 class PortableWriter {
  public:
@@ -41,10 +41,11 @@ class PortableWriter {
   void Write(const Parameter& parameter, int64_t begin,
              absl::Span<const float> values);
 
-  // Returns a note on everything that could not go along: the earlier folder is
-  // then DIR.previous.
+  // `files`: names and contents, config.json among them. Returns a note on
+  // everything that could not go along: the earlier folder is then
+  // DIR.previous.
   absl::StatusOr<std::vector<std::string>> Commit(
-      const std::string& config_json);
+      const std::map<std::string, std::string>& files);
 
  private:
   PortableWriter(std::string dir, std::vector<PortableTensor> tensors,

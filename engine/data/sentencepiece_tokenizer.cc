@@ -59,6 +59,9 @@ class SentencePieceTokenizer : public Tokenizer {
   }
 
   int64_t vocab_size() const override { return model_->GetPieceSize(); }
+  std::map<std::string, std::string> Files() const override {
+    return {{"tokenizer.model", model_->serialized_model_proto()}};
+  }
   int32_t eot_id() const override { return model_->eos_id(); }
   std::string name() const override {
     return absl::StrCat("sentencepiece:", path_);

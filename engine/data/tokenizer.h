@@ -7,6 +7,7 @@
 #define ZERO_ENGINE_DATA_TOKENIZER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +53,10 @@ class Tokenizer {
   virtual std::vector<int32_t> EncodePrompt(absl::string_view text) const {
     return Encode(text);
   }
+
+  // What a model's folder has of it, so that it is found there (FindTokenizer),
+  // also by other programs: names of files and their contents.
+  virtual std::map<std::string, std::string> Files() const { return {}; }
 
   // The bytes one token stands for in the middle of a text; empty for control
   // tokens. An id that is not in the vocabulary (a model may have a padded

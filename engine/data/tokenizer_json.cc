@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -105,6 +106,7 @@ struct Parts {
   std::vector<SplitStage> stages;
   std::vector<int32_t> prefix;  // ids that the template puts in front
   int32_t eot = -1;
+  std::map<std::string, std::string> files;  // as Tokenizer::Files
 };
 
 class Reader {
@@ -130,6 +132,7 @@ class Reader {
     ZERO_RETURN_IF_ERROR(
         PostProcessor(Member(root, "post_processor"), "post_processor"));
     ZERO_RETURN_IF_ERROR(EndOfText());
+    ZERO_RETURN_IF_ERROR(Files());
     return std::move(parts_);
   }
 
@@ -524,6 +527,30 @@ class Reader {
                  "\"...\"} to tokenizer_config.json beside it");
   }
 
+  // The file and what others read beside it. Without tokenizer_config.json they
+  // would not know the end of text.
+  absl::Status Files() {
+    ZERO_ASSIGN_OR_RETURN(parts_.files["tokenizer.json"], ReadFile(path_));
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
+                             "added_tokens.json", "chat_template.jinja"}) {
+      const std::string file = absl::StrCat(FolderOf(path_), "/", name);
+      if (!PathExists(file)) continue;
+      ZERO_ASSIGN_OR_RETURN(parts_.files[name], ReadFile(file));
+    }
+    std::string& config = parts_.files["tokenizer_config.json"];
+    if (!config.empty()) return absl::OkStatus();
+    Json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                 {"clean_up_tokenization_spaces", false}};
+    for (const auto& [token, id] : ids_) {
+      if (id == parts_.eot) json["eos_token"] = token;
+      if (!parts_.prefix.empty() && id == parts_.prefix[0]) {
+        json["bos_token"] = token;
+      }
+    }
+    config = json.dump(2) + "\n";
+    return absl::OkStatus();
+  }
+
   const std::string path_;
   const ByteAlphabet alphabet_;
   Parts parts_;
@@ -570,7 +597,8 @@ class JsonTokenizer : public Tokenizer {
         forms_(std::move(parts.forms)),
         splitter_(std::move(parts.stages)),
         prefix_(std::move(parts.prefix)),
-        eot_(parts.eot) {
+        eot_(parts.eot),
+        files_(std::move(parts.files)) {
     std::vector<AddedToken> raw, normalized;
     std::string buffer;
     for (AddedToken& token : parts.added) {
@@ -592,6 +620,8 @@ class JsonTokenizer : public Tokenizer {
   }
   int32_t eot_id() const override { return eot_; }
   std::string name() const override { return path_; }
+
+  std::map<std::string, std::string> Files() const override { return files_; }
 
   std::vector<int32_t> DocumentStart() const override {
     std::vector<int32_t> ids = {eot_};
@@ -735,6 +765,7 @@ class JsonTokenizer : public Tokenizer {
   const Splitter splitter_;
   const std::vector<int32_t> prefix_;
   const int32_t eot_;
+  const std::map<std::string, std::string> files_;
   AddedTokens raw_added_, normalized_added_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> pool_;

@@ -83,10 +83,10 @@ absl::Status RunFolder::Prepare() {
 }
 
 absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
-    Session& session, const ModelTools& tools, int64_t end_of_text,
+    Session& session, const ModelTools& tools, const Tokenizer* tokenizer,
     Console* console) {
   std::unique_ptr<RunFolder> folder(
-      new RunFolder(session, tools, end_of_text, console));
+      new RunFolder(session, tools, tokenizer, console));
   if (session.rank().rank() > 0) return folder;
   ZERO_RETURN_IF_ERROR(WithContext("training.out_dir", folder->Prepare()));
   return folder;
@@ -148,7 +148,7 @@ absl::Status RunFolder::SaveWeights(const std::string& name) {
   if (!training().save_final) return absl::OkStatus();
   ZERO_ASSIGN_OR_RETURN(
       const std::vector<std::string> notes,
-      session_->Save(training().out_dir + "/" + name, *tools_, end_of_text_));
+      session_->Save(training().out_dir + "/" + name, *tools_, tokenizer_));
   for (const std::string& note : notes) console_->Line("note: " + note);
   weights_ = name;
   return absl::OkStatus();

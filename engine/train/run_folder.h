@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "engine/data/tokenizer.h"
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
 #include "engine/train/session.h"
@@ -19,13 +20,13 @@ namespace zero {
 class RunFolder {
  public:
   // Rank 0 takes the folder: nobody else is in it, and what a crash left there
-  // is gone. The other ranks touch nothing. Weights are those of `session`,
-  // whose texts end with the token `end_of_text` (< 0: none). Session, tools
-  // and console must outlive the folder.
+  // is gone. The other ranks touch nothing. Weights are those of `session`, and
+  // `tokenizer` (null: none) goes with them. All of these must outlive the
+  // folder.
   // Errors: FailedPrecondition where another run is writing there or it holds a
   //         model; ResourceExhausted where the weights do not fit; FileError.
   static absl::StatusOr<std::unique_ptr<RunFolder>> Open(
-      Session& session, const ModelTools& tools, int64_t end_of_text,
+      Session& session, const ModelTools& tools, const Tokenizer* tokenizer,
       Console* console);
 
   // On rank 0: an earlier summary goes, config.json is written, and metrics and
@@ -52,11 +53,11 @@ class RunFolder {
   absl::Status WriteSummary(const std::string& json) const;
 
  private:
-  RunFolder(Session& session, const ModelTools& tools, int64_t end_of_text,
-            Console* console)
+  RunFolder(Session& session, const ModelTools& tools,
+            const Tokenizer* tokenizer, Console* console)
       : session_(&session),
         tools_(&tools),
-        end_of_text_(end_of_text),
+        tokenizer_(tokenizer),
         console_(console) {}
   const TrainingConfig& training() const { return session_->config().training; }
   absl::Status Prepare();
@@ -64,7 +65,7 @@ class RunFolder {
 
   Session* session_;
   const ModelTools* tools_;
-  int64_t end_of_text_;
+  const Tokenizer* tokenizer_;
   Console* console_;
   std::shared_ptr<void> lock_;
   std::unique_ptr<MetricsWriter> metrics_;

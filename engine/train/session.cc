@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "absl/types/optional.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
 #include "engine/train/evaluate.h"
@@ -334,9 +336,23 @@ void Session::MeasureFixed() {
                       fixed - ledger_.live_bytes(MemoryCategory::kFixed));
 }
 
-absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,
-                                                       const ModelTools& tools,
-                                                       int64_t end_of_text) {
+std::map<std::string, std::string> ModelFolderFiles(
+    const ModelConfig& model, DType dtype, const ModelTools& tools,
+    const Tokenizer* tokenizer) {
+  std::map<std::string, std::string> files;
+  if (tokenizer != nullptr) files = tokenizer->Files();
+  files["config.json"] = tools.hf_config_json(
+      model, dtype, tokenizer != nullptr ? tokenizer->eot_id() : -1);
+  if (model.from_pretrained.empty()) return files;
+  constexpr char kGeneration[] = "generation_config.json";
+  auto generation = ReadFile(model.from_pretrained + "/" + kGeneration);
+  if (generation.ok()) files[kGeneration] = *std::move(generation);
+  return files;
+}
+
+absl::StatusOr<std::vector<std::string>> Session::Save(
+    const std::string& dir, const ModelTools& tools,
+    const Tokenizer* tokenizer) {
   const DType dtype = config_.param_dtype();
   absl::StatusOr<std::vector<std::string>> notes(std::vector<std::string>{});
   if (rank_->rank() > 0) {
@@ -353,7 +369,7 @@ absl::StatusOr<std::vector<std::string>> Session::Save(const std::string& dir,
       notes = writer.status();
     } else {
       notes = (*writer)->Commit(
-          tools.hf_config_json(config_.model, dtype, end_of_text));
+          ModelFolderFiles(config_.model, dtype, tools, tokenizer));
     }
   }
   double failed = notes.ok() ? 0 : 1;

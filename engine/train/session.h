@@ -7,6 +7,7 @@
 #define ZERO_ENGINE_TRAIN_SESSION_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/config/config.h"
+#include "engine/data/tokenizer.h"
 #include "engine/nn/module.h"
 #include "engine/tensor/ledger.h"
 #include "engine/train/product_rate.h"
@@ -79,12 +81,12 @@ class Session {
   // (rank 0) and its workers.
   int64_t other_rank_peak() const { return other_rank_peak_; }
 
-  // Rank 0 writes a Hugging Face folder and returns the notes of
-  // PortableWriter. Where it can not, the other ranks return Unavailable and
-  // all can go on.
+  // Rank 0 writes a Hugging Face folder, with the tokenizer (null: there is
+  // none), and returns the notes of PortableWriter. Where it can not, the other
+  // ranks return Unavailable and all can go on.
   absl::StatusOr<std::vector<std::string>> Save(const std::string& dir,
                                                 const ModelTools& tools,
-                                                int64_t end_of_text);
+                                                const Tokenizer* tokenizer);
 
  private:
   Session(const Rank& rank, const Config& config)
@@ -97,6 +99,13 @@ class Session {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
 };
+
+// The files of such a folder beside the weights. What generation_config.json
+// says of a model that training starts from goes along.
+std::map<std::string, std::string> ModelFolderFiles(const ModelConfig& model,
+                                                    DType dtype,
+                                                    const ModelTools& tools,
+                                                    const Tokenizer* tokenizer);
 
 // The calls of a run, made on the meta device.
 struct Rehearsal {

@@ -79,11 +79,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Make(
 }
 
 absl::Status Trainer::OpenFolder() {
-  const Tokenizer* tokenizer = data_->tokenizer.get();
   ZERO_ASSIGN_OR_RETURN(
-      folder_, RunFolder::Open(*session_, tools_,
-                               tokenizer == nullptr ? -1 : tokenizer->eot_id(),
-                               console_));
+      folder_,
+      RunFolder::Open(*session_, tools_, data_->tokenizer.get(), console_));
   checkpoints_ = std::make_unique<RunCheckpoints>(*session_, *data_, console_);
   ZERO_ASSIGN_OR_RETURN(const absl::optional<RunRecord> record,
                         checkpoints_->Resume());

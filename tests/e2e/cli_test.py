@@ -29,6 +29,25 @@ CONFIG = {
 }
 
 
+def byte_level_tokenizer():
+    """A tokenizer.json as GPT-2's, with few merges."""
+    letters = [chr(b) for b in range(256)
+               if 33 <= b <= 126 or 161 <= b and b != 173]
+    letters += [chr(256 + i) for i in range(256 - len(letters))]
+    merges = [("t", "h"), ("th", "e"), ("\u0120", "the"), ("o", "r"),
+              ("\u0120", "\u0120"), ("/", "/")]
+    tokens = letters + [a + b for a, b in merges]
+    return json.dumps({
+        "added_tokens": [{"id": len(tokens), "content": "<|endoftext|>",
+                          "special": True}],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "merges": merges,
+                  "vocab": {token: i for i, token in enumerate(tokens)}}})
+
+
 class CliTest(unittest.TestCase):
 
     def setUp(self):
@@ -868,10 +887,80 @@ class CliTest(unittest.TestCase):
             "run", "data.train=code.bin", "data.tokenizer=code.model",
             "model.vocab_size=400")
         self.assertLess(summary["final_loss"], summary["first_loss"])
-        self.assertIn("tokenizer",
-                      self.error("train", "config.json", "--set",
-                                 "data.tokenizer=code.model", "--set",
-                                 "model.vocab_size=400"))
+        # The model's folder has the tokenizer, and text needs no token file.
+        text = self.ok("generate", "--model", "run/final", "--prompt", "int ",
+                       "--tokens", "5")
+        self.assertTrue(text.startswith("int "))
+        self.train("text", "data.tokenizer=code.model", "model.vocab_size=400")
+        self.assertIn("code.bin' exists", self.error(
+            "tokenize", SOURCES + "/nn/*.h", "--out", "code.bin"))
+        self.assertIn("code.model' exists", self.error(
+            "tokenize", SOURCES + "/nn/*.h", "--out", "code.bin",
+            "--train-sentencepiece", "400"))
+        self.ok("tokenize", SOURCES + "/nn/*.h", "--out", "code.bin", "--force")
+
+    def test_a_models_own_tokenizer_goes_where_the_model_goes(self):
+        self.write("tokenizer.json", byte_level_tokenizer())
+        self.write("held_out.txt", "the tensor and the shard\n" * 200)
+        summary = self.train("run", "data.tokenizer=tokenizer.json",
+                             "model.vocab_size=300")
+        self.assertLess(summary["final_loss"], summary["first_loss"])
+        with open(self.path("run/final/tokenizer.json")) as f:
+            self.assertEqual(f.read(), byte_level_tokenizer())
+        self.assertEqual(self.read_json("run/final/tokenizer_config.json")
+                         ["eos_token"], "<|endoftext|>")
+        # Neither needs a config.
+        text = self.ok("generate", "--model", "run/final", "--prompt",
+                       "the <|endoftext|>", "--tokens", "5")
+        self.assertTrue(text.startswith("the "))
+        evaluated = json.loads(self.ok("eval", "--model", "run/final", "--data",
+                                       "held_out.txt", "--json"))
+        self.assertGreater(evaluated["tokens"], 1000)
+        positions = self.read_json("run/final/config.json")[
+            "max_position_embeddings"]
+        with_config = json.loads(self.ok(
+            "eval", "config.json", "--model", "run/final", "--set",
+            "data.tokenizer=run/final", "--data", "held_out.txt", "--json",
+            "--set", "training.eval_batches=0", "--set",
+            "data.sequence_length=%d" % positions))
+        self.assertAlmostEqual(evaluated["loss"], with_config["loss"],
+                               places=5)
+        # Training from it takes it, too.
+        with open(self.path("run/final/generation_config.json"), "w") as f:
+            f.write("{}")
+        self.ok("train", "--set", "data.train=held_out.txt", "config.json",
+                "--model", "run/final", "--set", "training.out_dir=more",
+                "--set", "data.tokenizer=run/final")
+        for name in ("tokenizer.json", "generation_config.json"):
+            self.assertTrue(os.path.exists(self.path("more/final/" + name)))
+        # Without one: ids in, ids out.
+        os.remove(self.path("run/final/tokenizer.json"))
+        ids = self.ok("generate", "--model", "run/final", "--prompt", "5, 299",
+                      "--tokens", "4", "--temperature", "0")
+        self.assertRegex(ids, r"^5, 299( \d+){4}\n$")
+        text = self.error("generate", "--model", "run/final", "--prompt", "the")
+        self.assertIn("which tokenizer does run/final speak?", text)
+        self.assertIn("token ids below 300", text)
+
+    def test_a_tokenizer_that_is_not_read_is_named_with_a_remedy(self):
+        whole = byte_level_tokenizer()
+        for text, words in (
+                ("no JSON", "is not JSON"),
+                ("{}", "is no tokenizer.json"),
+                (whole[:1000], "is not JSON"),
+                (whole.replace('"BPE"', '"WordPiece"'),
+                 'model.type is "WordPiece"'),
+                (whole.replace('"BPE"', '"Unigram"'), "tokenizer.model"),
+                (whole.replace('"ByteLevel"', '"Metaspace"'),
+                 'pre_tokenizer.type is "Metaspace"')):
+            with self.subTest(words=words):
+                self.write("tokenizer.json", text)
+                for args in (("tokenize", SOURCES + "/nn/*.h", "--out",
+                              "code.bin", "--tokenizer", "tokenizer.json"),
+                             ("train", "config.json", "--set",
+                              "data.tokenizer=tokenizer.json")):
+                    self.assertIn(words, self.error(*args))
+                self.assertFalse(os.path.exists(self.path("code.bin")))
 
     def test_wrong_configs_name_the_place_the_reason_and_the_remedy(self):
         for override, words in (

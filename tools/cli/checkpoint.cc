@@ -28,6 +28,7 @@
 #include "models/registry.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
+#include "tools/cli/model_tools.h"
 
 namespace zero {
 namespace {
@@ -440,6 +441,7 @@ absl::StatusOr<ModelConfig> ModelOf(const CheckpointReader& reader) {
   }
   // All keys are there, and what they came from may be gone.
   Json model = config["model"];
+  const Json base = model.value("from_pretrained", Json());
   model.erase("preset");
   model.erase("from_pretrained");
   const Json alone = {
@@ -454,7 +456,9 @@ absl::StatusOr<ModelConfig> ModelOf(const CheckpointReader& reader) {
   ZERO_ASSIGN_OR_RETURN(
       const LoadedConfig loaded,
       ParseConfig(alone.dump(), reader.folder() + "/checkpoint.json", load));
-  return loaded.config.model;
+  ModelConfig parsed = loaded.config.model;
+  if (base.is_string()) parsed.from_pretrained = base.get<std::string>();
+  return parsed;
 }
 
 bool IsEnabled(const Json& config, const char* section) {
@@ -463,17 +467,21 @@ bool IsEnabled(const Json& config, const char* section) {
          (*it)["enabled"] == true;
 }
 
-// The token that ends a text of the run; -1 where it is not known.
-int64_t EndOfTextOf(const Json& config) {
+// The tokenizer of the run; null where it is not known.
+std::unique_ptr<Tokenizer> TokenizerOf(const Json& config) {
   const auto data = config.find("data");
-  if (data == config.end() || !data->is_object()) return -1;
+  if (data == config.end() || !data->is_object()) return nullptr;
   const auto name = data->find("tokenizer");
-  if (name == data->end() || !name->is_string() || *name == "none") return -1;
-  const auto tokenizer = OpenTokenizer(name->get<std::string>());
-  if (tokenizer.ok()) return (*tokenizer)->eot_id();
-  absl::FPrintF(stderr, "zero: note: config.json is without eos_token_id: %s\n",
+  if (name == data->end() || !name->is_string() || *name == "none") {
+    return nullptr;
+  }
+  auto tokenizer = OpenTokenizer(name->get<std::string>());
+  if (tokenizer.ok()) return *std::move(tokenizer);
+  absl::FPrintF(stderr,
+                "zero: note: the folder is without the tokenizer, and its "
+                "config.json without eos_token_id: %s\n",
                 tokenizer.status().message());
-  return -1;
+  return nullptr;
 }
 
 absl::Status CheckParameters(const CheckpointReader& reader,
@@ -537,7 +545,8 @@ absl::Status Export(const std::string& path, const std::string& dir,
   }
   ZERO_ASSIGN_OR_RETURN(
       const std::vector<std::string> notes,
-      writer->Commit(WriteHfConfig(model_config, dtype, EndOfTextOf(config))));
+      writer->Commit(ModelFolderFiles(model_config, dtype, MakeModelTools(),
+                                      TokenizerOf(config).get())));
   for (const std::string& note : notes) absl::PrintF("note: %s\n", note);
   absl::PrintF("written %s: step %d, %s parameters as %s\n", dir,
                reader->manifest().step, WithCommas(model->NumParameters()),

@@ -55,7 +55,7 @@ absl::StatusOr<std::vector<std::string>> Save(
       (*writer)->Write(*parameter, at, all.subspan(at, kPieceElems));
     }
   }
-  return (*writer)->Commit(WriteHfConfig(config, dtype, -1));
+  return (*writer)->Commit({{"config.json", WriteHfConfig(config, dtype, -1)}});
 }
 
 absl::StatusOr<ByName> Load(const std::string& dir, const ModelConfig& config) {

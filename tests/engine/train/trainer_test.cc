@@ -21,6 +21,7 @@
 #include "engine/checkpoint/portable.h"
 #include "engine/comm/fault.h"
 #include "engine/comm/local_ranks.h"
+#include "engine/data/sentencepiece_tokenizer.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/generator.h"
 #include "gmock/gmock.h"
