@@ -283,7 +283,7 @@ absl::StatusOr<ModelConfig> ParseHfConfig(absl::string_view text,
 }
 
 std::string WriteHfConfig(const ModelConfig& config, DType dtype,
-                          int64_t end_of_text) {
+                          int64_t begin_of_text, int64_t end_of_text) {
   Json out = {{"architectures", {Architecture(config.family)}}};
   const bool gpt2 = config.family == ModelFamily::kGpt2;
   if (!gpt2) out["rope_scaling"] = nullptr;
@@ -307,12 +307,12 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
   }
   if (config.family == ModelFamily::kLlama) out["mlp_bias"] = false;
   // Token files do not tell: then the pretrained model's.
-  const auto token = [&](const std::string& base) {
-    if (end_of_text >= 0) return Json(end_of_text);
+  const auto token = [](int64_t known, const std::string& base) {
+    if (known >= 0) return Json(known);
     return base.empty() ? Json() : Json::parse(base);
   };
-  out["bos_token_id"] = token(config.bos_token_id);
-  out["eos_token_id"] = token(config.eos_token_id);
+  out["bos_token_id"] = token(begin_of_text, config.bos_token_id);
+  out["eos_token_id"] = token(end_of_text, config.eos_token_id);
   out["use_cache"] = true;
   out["torch_dtype"] = TorchName(dtype);
   return out.dump(2) + "\n";

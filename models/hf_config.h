@@ -29,9 +29,10 @@ absl::StatusOr<ModelConfig> ParseHfConfig(absl::string_view text,
                                           const std::string& file);
 
 // The text of a config.json. `dtype` is that of the weights beside it;
-// `end_of_text` the token that ends a text, < 0: none.
+// `begin_of_text` and `end_of_text` are the tokens around a text, < 0: those of
+// the pretrained model.
 std::string WriteHfConfig(const ModelConfig& config, DType dtype,
-                          int64_t end_of_text);
+                          int64_t begin_of_text, int64_t end_of_text);
 
 }  // namespace zero
 

@@ -23,8 +23,8 @@ class BpeScratch {
  private:
   friend class Bpe;
 
-  // Words of at most kLongestWord bytes and their ids. It is emptied when it
-  // is full: the frequent words are back soon.
+  // A cache of words of at most kLongestWord bytes and their ids. When full it
+  // is cleared: frequent words are soon in it again.
   static constexpr size_t kSlots = size_t{1} << 16;
   static constexpr size_t kLongestWord = 48;
   struct Slot {

@@ -12,10 +12,9 @@ enum class NormalForm { kC, kD, kKC, kKD };
 inline constexpr const char* kNormalFormNames[] = {"NFC", "NFD", "NFKC",
                                                    "NFKD"};
 
-// `text` in that form: itself where nothing changes, else what is then in
-// `buffer`. Text that ends in an ASCII control character, such as a line
-// break, has the form it has in front of any other text: normalizing the lines
-// of a text normalizes the text.
+// `text` in that form: `text` itself if it is known to have it, else the
+// contents of `buffer`. A line break composes with nothing: the form of a text
+// is that of its lines, joined.
 // REQUIRES: `text` is valid UTF-8.
 absl::string_view Normalize(NormalForm form, absl::string_view text,
                             std::string* buffer);

@@ -1,9 +1,9 @@
 // Patterns of tokenizer.json, which Hugging Face matches with Oniguruma, on
 // PCRE2.
 //
-// Both read \p{L}, \d and (?i:s) alike in every character that PCRE2's Unicode
-// has (10.42: Unicode 14; a newer character is of no class there). What they
-// read differently is translated (\s: PCRE2 has U+180E in it) or refused.
+// Both agree on \p{L}, \d or (?i:s) for every character in PCRE2's Unicode
+// tables (10.42: Unicode 14; newer characters have no class there). Where they
+// differ, the pattern is translated (PCRE2's \s contains U+180E) or refused.
 #ifndef ZERO_ENGINE_DATA_REGEX_H_
 #define ZERO_ENGINE_DATA_REGEX_H_
 
@@ -15,7 +15,7 @@
 
 namespace zero {
 
-// What matching needs beside the pattern.
+// The working memory of a match.
 // Threads: one at a time. Any number of patterns may share one.
 class RegexScratch {
  public:

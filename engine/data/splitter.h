@@ -32,7 +32,7 @@ struct SplitStage {
   bool add_prefix_space = false;
   absl::optional<Regex> regex = {};  // none: it cuts nothing
   SplitBehavior behavior = SplitBehavior::kIsolated;
-  bool invert = false;  // what does not match counts as a match, too
+  bool invert = false;  // matches and the text between them change roles
 };
 
 // Threads: const methods may be called from many threads.
@@ -43,10 +43,10 @@ class Splitter {
   explicit Splitter(std::vector<SplitStage> stages)
       : stages_(std::move(stages)) {}
 
-  // Gives `word` the words of the first `size` bytes of `text`, cut with the
-  // rest in view. Returns false when one of them goes on behind `size`; some
-  // may then be missing. `continues`: there was text before, and so no space
-  // is put in front.
+  // Calls `word` with the words of the first `size` bytes of `text`; patterns
+  // see the rest as well. Returns false if a word crosses `size`; some words
+  // may then be missing. `continues`: text came before, so no space is put in
+  // front.
   // REQUIRES: both parts of `text` are valid UTF-8.
   bool Split(absl::string_view text, size_t size, bool continues,
              RegexScratch* scratch, WordFn word) const;

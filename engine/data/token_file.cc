@@ -78,6 +78,12 @@ absl::Status CheckLooksLikeText(const std::string& path,
       return Wrong(path, "not text, but ", signature.what);
     }
   }
+  if (absl::EndsWith(path, ".jsonl")) {
+    return Wrong(path,
+                 "JSON lines, from which zero takes no texts yet: write them "
+                 "to a file with jq -j '.text + \"<|endoftext|>\"', and then "
+                 "zero tokenize that with --separator '<|endoftext|>'");
+  }
   const size_t nul = head.find('\0');
   if (nul == absl::string_view::npos) return absl::OkStatus();
   return Wrong(path, "not text: it has a NUL byte at offset ", nul,

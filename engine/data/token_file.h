@@ -40,8 +40,8 @@ struct TextFiles {
 };
 // Maps every file of `patterns` for reading.
 // Errors: InvalidArgument when one is empty or recognizably not text: a NUL
-//         byte near its start, or the signature of a compressed or binary
-//         format, which is named.
+//         byte near its start, the signature of a compressed or binary format,
+//         or JSON lines, which are named.
 absl::StatusOr<TextFiles> OpenTextFiles(
     const std::vector<std::string>& patterns);
 

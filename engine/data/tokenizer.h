@@ -34,28 +34,28 @@ class Tokenizer {
   // "bytes", "sentencepiece:FILE", or the path of a tokenizer.json.
   virtual std::string name() const = 0;
 
-  // What stands in front of every document: the end of text, and what else the
-  // model expects there (Llama 3's begin of text).
+  // The ids in front of every document: the end of text, then the begin of text
+  // where the model has one (Llama 3).
   virtual std::vector<int32_t> DocumentStart() const { return {eot_id()}; }
 
-  // Appends the ids of the first `size` bytes of `text` to `ids`. All of it is
-  // text: it never becomes a control token such as the end of text.
-  // `continues`: text of the same document was encoded before it, so nothing is
-  // put in front (SentencePiece models may begin a text with a space).
-  // Returns false where these are not the first ids of the whole text, as a
-  // token goes on behind `size`: give more, and drop what was appended. A cut
-  // behind a line break is mostly one that is none of these.
+  // Appends the ids of the first `size` bytes of `text` to `ids`; control
+  // tokens are never among them, even where their names stand in the text.
+  // `continues`: text of the same document was encoded before this, so nothing
+  // is put in front (SentencePiece models may begin a text with a space).
+  // Returns false if a token crosses `size`, so that these are not the first
+  // ids of the whole text: drop them and encode a longer part. A SentencePiece
+  // model cannot tell and returns true; cut its text behind line breaks.
   virtual bool EncodePart(absl::string_view text, size_t size, bool continues,
                           std::vector<int32_t>* ids) const = 0;
 
-  // The ids of a text that a model goes on with: those that the model expects
-  // in front of it, and control tokens where their names stand in it.
+  // The ids of a prompt: the begin of text where the model has one, and control
+  // tokens where their names stand in the text.
   virtual std::vector<int32_t> EncodePrompt(absl::string_view text) const {
     return Encode(text);
   }
 
-  // What a model's folder has of it, so that it is found there (FindTokenizer),
-  // also by other programs: names of files and their contents.
+  // The tokenizer's files in a model's folder, by name, with their contents:
+  // there FindTokenizer and other programs find it.
   virtual std::map<std::string, std::string> Files() const { return {}; }
 
   // The bytes one token stands for in the middle of a text; empty for control

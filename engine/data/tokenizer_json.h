@@ -4,10 +4,10 @@
 //   added tokens (added_tokens.h) -> normal form (normalizer.h)
 //     -> words (splitter.h) -> merges (bpe.h) -> ids
 //
-// Ids are those of the package `tokenizers`, in text of the characters that
-// regex.h names; text that is not UTF-8 is read with U+FFFD in place of each
-// wrong part. Truncation and padding in the file are not for training and not
-// read. What stands in the file and is not known here is an error.
+// Gives the ids of the package `tokenizers`, for characters up to Unicode 14
+// (regex.h); where a text is not UTF-8, each ill-formed part is read as U+FFFD.
+// The file's truncation and padding are ignored; any other setting that is not
+// implemented here is an error.
 #ifndef ZERO_ENGINE_DATA_TOKENIZER_JSON_H_
 #define ZERO_ENGINE_DATA_TOKENIZER_JSON_H_
 
@@ -20,8 +20,8 @@
 namespace zero {
 
 // The end of text is the eos_token of tokenizer_config.json or
-// special_tokens_map.json beside `path`; without them the one of the well-known
-// names that the tokenizer has.
+// special_tokens_map.json in the same folder; without these, the token with the
+// name <|endoftext|>, <|end_of_text|> or </s>.
 // Errors: NotFound; InvalidArgument where the file is damaged, with the JSON
 //         path; Unimplemented naming what is not read, with a remedy.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizerJson(

@@ -341,8 +341,12 @@ std::map<std::string, std::string> ModelFolderFiles(
     const Tokenizer* tokenizer) {
   std::map<std::string, std::string> files;
   if (tokenizer != nullptr) files = tokenizer->Files();
-  files["config.json"] = tools.hf_config_json(
-      model, dtype, tokenizer != nullptr ? tokenizer->eot_id() : -1);
+  files["config.json"] =
+      tokenizer == nullptr
+          ? tools.hf_config_json(model, dtype, -1, -1)
+          : tools.hf_config_json(model, dtype,
+                                 tokenizer->DocumentStart().back(),
+                                 tokenizer->eot_id());
   if (model.from_pretrained.empty()) return files;
   constexpr char kGeneration[] = "generation_config.json";
   auto generation = ReadFile(model.from_pretrained + "/" + kGeneration);

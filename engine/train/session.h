@@ -28,9 +28,10 @@ namespace zero {
 // What models/ (above the engine) provides, and what a test may know better.
 struct ModelTools {
   std::function<std::unique_ptr<Model>(const ModelConfig&)> make;
-  // Hugging Face's config.json of a model saved in `dtype`; `end_of_text` is
-  // the token that ends a text, < 0: none.
-  std::function<std::string(const ModelConfig&, DType, int64_t end_of_text)>
+  // Hugging Face's config.json of a model saved in `dtype`; the tokens around a
+  // text are < 0 where they are not known.
+  std::function<std::string(const ModelConfig&, DType, int64_t begin_of_text,
+                            int64_t end_of_text)>
       hf_config_json;
   // Training FLOPs per token at a sequence length.
   std::function<TokenFlops(const ModelConfig&, int64_t, Recompute)>

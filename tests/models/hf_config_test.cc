@@ -88,7 +88,7 @@ TEST(HfConfigTest, ReadsTransformersOwnQwens) {
 
 TEST(HfConfigTest, WhatIsWrittenReadsBackEqual) {
   for (const ModelPreset& preset : ModelPresets()) {
-    const std::string text = WriteHfConfig(preset.config, DType::kBF16, 7);
+    const std::string text = WriteHfConfig(preset.config, DType::kBF16, 7, 7);
     auto again = ParseHfConfig(text, "config.json");
     ASSERT_TRUE(again.ok()) << preset.name << again.status();
     EXPECT_EQ(again->bos_token_id, "7");
@@ -102,14 +102,15 @@ TEST(HfConfigTest, WhatIsWrittenReadsBackEqual) {
 TEST(HfConfigTest, TokenIdsOfTheBaseAreCarriedWhereNoTokenizerKnowsBetter) {
   const std::string given = R"("bos_token_id": 1, "eos_token_id": [2, 3])";
   const ModelConfig c = Parse(Llama(given));
-  const std::string kept = WriteHfConfig(c, DType::kF32, -1);
+  const std::string kept = WriteHfConfig(c, DType::kF32, -1, -1);
   EXPECT_THAT(kept, testing::HasSubstr("\"bos_token_id\": 1,"));
   EXPECT_THAT(kept,
               testing::HasSubstr("\"eos_token_id\": [\n    2,\n    3\n  ],"));
   EXPECT_EQ(Parse(kept), c);
-  EXPECT_THAT(WriteHfConfig(c, DType::kF32, 7),
-              testing::HasSubstr("\"eos_token_id\": 7,"));
-  EXPECT_THAT(WriteHfConfig(Parse(Llama("")), DType::kF32, -1),
+  EXPECT_THAT(WriteHfConfig(c, DType::kF32, 6, 7),
+              testing::AllOf(testing::HasSubstr("\"bos_token_id\": 6,"),
+                             testing::HasSubstr("\"eos_token_id\": 7,")));
+  EXPECT_THAT(WriteHfConfig(Parse(Llama("")), DType::kF32, -1, -1),
               testing::HasSubstr("\"eos_token_id\": null,"));
 }
 

@@ -55,7 +55,8 @@ absl::StatusOr<std::vector<std::string>> Save(
       (*writer)->Write(*parameter, at, all.subspan(at, kPieceElems));
     }
   }
-  return (*writer)->Commit({{"config.json", WriteHfConfig(config, dtype, -1)}});
+  return (*writer)->Commit(
+      {{"config.json", WriteHfConfig(config, dtype, -1, -1)}});
 }
 
 absl::StatusOr<ByName> Load(const std::string& dir, const ModelConfig& config) {

@@ -279,7 +279,11 @@ TEST_F(TokenizeTest, AnEmptyOrBinaryInputIsAnErrorAndNothingIsWritten) {
   EXPECT_THAT(ErrorOf(Options()), HasSubstr("b.txt': the file is empty"));
   dir_.Write("b.txt", std::string("x\0y", 3));
   EXPECT_THAT(ErrorOf(Options()), HasSubstr("b.txt': not text"));
-  EXPECT_EQ(dir_.Count(), 2);
+  dir_.Write("b.txt", "cd");
+  TokenizeOptions options = Options();
+  options.inputs = {dir_.Write("c.jsonl", "{\"text\": \"ab\"}\n")};
+  EXPECT_THAT(ErrorOf(options), HasSubstr("c.jsonl': JSON lines"));
+  EXPECT_EQ(dir_.Count(), 3);
 }
 
 TEST(TokenFileWriterTest, WideTokensRoundTrip) {

@@ -233,6 +233,17 @@ TEST_F(TokenizerJsonTest, TheEndOfTextIsWhatTheFilesBesideItSay) {
                                        "token of"));
 }
 
+TEST_F(TokenizerJsonTest, ItsFilesAreReadByOthers) {
+  const auto files = Make(Llama3Json())->Files();
+  EXPECT_EQ(files.at("tokenizer.json"), dir_.Read("tokenizer.json"));
+  const Json config = Json::parse(files.at("tokenizer_config.json"));
+  EXPECT_EQ(config["eos_token"], "<|end_of_text|>");
+  EXPECT_EQ(config["bos_token"], "<|begin_of_text|>");
+  dir_.Write("tokenizer_config.json", "{\"eos_token\": \"the\"}");
+  EXPECT_EQ(Make(Llama3Json())->Files().at("tokenizer_config.json"),
+            dir_.Read("tokenizer_config.json"));
+}
+
 TEST_F(TokenizerJsonTest, WhatIsNoUtf8BecomesReplacementCharacters) {
   const auto tokenizer = Make(Gpt2Json());
   EXPECT_EQ(tokenizer->Decode(tokenizer->Encode("a\xFF\xE2\x82z\xC3")),
