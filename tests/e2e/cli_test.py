@@ -909,6 +909,8 @@ class CliTest(unittest.TestCase):
             self.assertEqual(f.read(), byte_level_tokenizer())
         self.assertEqual(self.read_json("run/final/tokenizer_config.json")
                          ["eos_token"], "<|endoftext|>")
+        self.assertIn("give --data FILE",
+                      self.error("eval", "--model", "run/final"))
         # Neither needs a config.
         text = self.ok("generate", "--model", "run/final", "--prompt",
                        "the <|endoftext|>", "--tokens", "5")

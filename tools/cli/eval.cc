@@ -40,6 +40,13 @@ absl::Status Eval(EvalFlags flags) {
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadTrainedConfig(&options, MissingFiles::kIgnored));
   const Config& config = loaded.config;
+  const DataConfig& from = config.data;
+  if (from.validation.empty() &&
+      (from.train.empty() || from.validation_fraction == 0)) {
+    return absl::InvalidArgumentError(
+        "there is no validation data: give --data FILE, or set "
+        "data.validation or data.validation_fraction");
+  }
   ZERO_ASSIGN_OR_RETURN(const auto device,
                         OpenDevice(options, 0, config.device.cuda));
   ZERO_ASSIGN_OR_RETURN(
@@ -47,11 +54,6 @@ absl::Status Eval(EvalFlags flags) {
       OpenRunData(config, /*need_train=*/false, DataThreads(*device)));
   if (data.tokenizer != nullptr) {
     NoteStrangeTokenizer(*data.tokenizer, config.model);
-  }
-  if (data.validation == nullptr) {
-    return absl::InvalidArgumentError(
-        "there is no validation data: give --data FILE, or set "
-        "data.validation or data.validation_fraction");
   }
   ZERO_ASSIGN_OR_RETURN(const EvalLoader loader,
                         MakeEvalLoader(config, /*world=*/1, data));

@@ -326,5 +326,19 @@ TEST_F(TokenFileTest, TenThousandMutatedFilesDoNotCrash) {
   EXPECT_LT(num_opened, 9500);
 }
 
+TEST(TokenSourceTest, TokensInMemoryAreASourceLikeAnother) {
+  const auto source = TokenSource::FromTokens("book.txt", {7, 300, 70000});
+  EXPECT_EQ(source->size(), 3);
+  EXPECT_FALSE(source->is_text());
+  EXPECT_TRUE(source->Contains(70000));
+  const auto view = source->View(1, 2);
+  std::vector<int32_t> tokens(2);
+  view->Read(0, 2, tokens.data());
+  EXPECT_THAT(tokens, ElementsAre(300, 70000));
+  EXPECT_TRUE(view->ValidateTokens(70001, 1).ok());
+  EXPECT_THAT(std::string(view->ValidateTokens(70000, 1).message()),
+              HasSubstr("'book.txt': token 2 of 3 is id 70000"));
+}
+
 }  // namespace
 }  // namespace zero

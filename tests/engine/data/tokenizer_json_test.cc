@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "engine/data/added_tokens.h"
@@ -182,6 +183,22 @@ TEST_F(TokenizerJsonTest, ManyDifferentWordsAreAllRight) {
       ASSERT_EQ(std::string(ids.begin(), ids.end()), digits);
     }
   }
+}
+
+TEST_F(TokenizerJsonTest, ManyThreadsMayEncode) {
+  const auto tokenizer = Make(Llama3Json());
+  std::string text;
+  for (int i = 0; i < 2000; ++i) text += " the " + std::to_string(i * 7919);
+  const std::vector<int32_t> want = tokenizer->Encode(text);
+  std::vector<std::vector<int32_t>> ids(4);
+  std::vector<std::thread> threads;
+  for (size_t t = 0; t < ids.size(); ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 3; ++round) ids[t] = tokenizer->Encode(text);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const auto& one : ids) EXPECT_EQ(one, want);
 }
 
 TEST_F(TokenizerJsonTest, TextIsNeverAControlToken) {
