@@ -626,10 +626,11 @@ void Executor::AddRows(int table) {
     ops.EmbeddingBackward(stream, args, scratch);
   };
   if (on_host) {
-    Stream* const host = StreamFor(StreamRole::kHost);
-    return host->Enqueue(
-        [add, host, ops = &rank_->device->host().ops(),
-         scratch = AsWorkspace(host_scratch_)] { add(*ops, *host, scratch); });
+    return EnqueueOnHost(
+        *rank_->device, *StreamFor(StreamRole::kHost),
+        [add, scratch = AsWorkspace(host_scratch_)](Ops& ops, Stream& stream) {
+          add(ops, stream, scratch);
+        });
   }
   Ops& ops = rank_->device->ops();
   const Tensor scratch =
@@ -659,7 +660,7 @@ void Executor::Offload(const Action& action) {
     return;
   }
   const bool sharded = plan_.shards_gradients();
-  const bool adds = sharded && action.micro_step > 0;
+  const bool adds = AddsUp(action, plan_);
   if (adds) ++num_offloaded_;
   const int64_t phase = plan_.units[bucket.unit].phases[bucket.phase].begin;
   int64_t begin = 0;
@@ -683,16 +684,15 @@ void Executor::AddOffloaded(int bucket) {
                       to.vector());
     begin += to.num_elems();
   }
-  Stream* const host = StreamFor(StreamRole::kHost);
-  host->Enqueue(
-      [ops = &rank_->device->host().ops(), host, sums = std::move(sums)] {
-        for (const auto& [from, to] : sums) {
-          ops->SumRanks(*host, {.src = {&from.data, 1},
-                                .src_dtype = from.dtype,
-                                .dst = to,
-                                .accumulate = true});
-        }
-      });
+  EnqueueOnHost(*rank_->device, *StreamFor(StreamRole::kHost),
+                [sums = std::move(sums)](Ops& ops, Stream& stream) {
+                  for (const auto& [from, to] : sums) {
+                    ops.SumRanks(stream, {.src = {&from.data, 1},
+                                          .src_dtype = from.dtype,
+                                          .dst = to,
+                                          .accumulate = true});
+                  }
+                });
 }
 
 void Executor::Upload(int unit) {

@@ -304,8 +304,7 @@ class Builder {
   // gradients of a unit.
   void Offload(int64_t micro_step, bool last_micro_step) {
     actions_.push_back({ActionKind::kOffload, next_bucket_, micro_step});
-    if (shards_gradients_ && micro_step > 0 &&
-        !plan_.reduce_buckets[next_bucket_].is_rows()) {
+    if (AddsUp(actions_.back(), plan_)) {
       actions_.push_back({ActionKind::kAddOffloaded, next_bucket_, micro_step});
     }
     if (!last_micro_step) return;
@@ -441,9 +440,9 @@ class WaitFinder {
       case ActionKind::kOffload:
         Await(plan_.world > 1 ? i - 1 : computed_);
         // The memory that it goes to.
-        if (action.micro_step > 0) Await(added_[0]);
+        if (AddsUp(action, plan_)) Await(added_[0]);
         for (int unit : VisitReduction(i, plan_.reduce_buckets[action.index])) {
-          if (action.micro_step == 0) Await(updated_[unit]);
+          Await(updated_[unit]);
           offloading_[unit].insert(i);
         }
         break;
@@ -676,6 +675,11 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
       Builder(plan, options, std::move(computations)).Build();
   WaitFinder(plan, options.overlap, &actions).Find();
   return actions;
+}
+
+bool AddsUp(const Action& offload, const Plan& plan) {
+  return plan.shards_gradients() && offload.micro_step > 0 &&
+         !plan.reduce_buckets[offload.index].is_rows();
 }
 
 absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan) {

@@ -111,6 +111,10 @@ std::vector<Action> MakeSchedule(const Plan& plan,
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 
+// Whether kOffload copies gradients that the host adds to those of the
+// micro-steps before, not to their place.
+bool AddsUp(const Action& offload, const Plan& plan);
+
 // What an action moves; nothing for a computation.
 absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan);
 

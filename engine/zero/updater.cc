@@ -66,8 +66,7 @@ void Updater::Take(const HomeArenas& arenas) {
 template <typename Work>
 void Updater::Run(bool on_host, Work work) {
   if (!on_host) return work(*ops_, *compute_);
-  host_->Enqueue([ops = &rank_->device->host().ops(), stream = host_,
-                  work = std::move(work)] { work(*ops, *stream); });
+  EnqueueOnHost(*rank_->device, *host_, std::move(work));
 }
 
 // ---- The norm ---------------------------------------------------------------

@@ -8,6 +8,7 @@
 #ifndef ZERO_ENGINE_ZERO_UPDATER_H_
 #define ZERO_ENGINE_ZERO_UPDATER_H_
 
+#include <utility>
 #include <vector>
 
 #include "engine/comm/rank.h"
@@ -21,6 +22,15 @@
 #include "kernels/device.h"
 
 namespace zero {
+
+// Runs work(ops, stream) on the device's host, in the order of `stream`, which
+// has the role kHost.
+template <typename Work>
+void EnqueueOnHost(Device& device, Stream& stream, Work work) {
+  stream.Enqueue([ops = &device.host().ops(), &stream, work = std::move(work)] {
+    work(*ops, stream);
+  });
+}
 
 class Updater {
  public:

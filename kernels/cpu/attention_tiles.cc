@@ -71,26 +71,10 @@ HWY_NOINLINE void Transpose(float* panel, int64_t rows, int64_t d, int64_t ld,
   }
 #else
   const hn::FixedTag<float, 4> d4;
-  const hn::RepartitionToWide<decltype(d4)> pairs;
   for (int64_t i = 0; i < padded; i += 4) {
     for (int64_t j = 0; j < width; j += 4) {
-      const float* from = panel + i * ld + j;
-      const auto r0 = hn::LoadU(d4, from);
-      const auto r1 = hn::LoadU(d4, from + ld);
-      const auto r2 = hn::LoadU(d4, from + 2 * ld);
-      const auto r3 = hn::LoadU(d4, from + 3 * ld);
-      const auto a0 = hn::BitCast(pairs, hn::InterleaveLower(d4, r0, r1));
-      const auto b0 = hn::BitCast(pairs, hn::InterleaveLower(d4, r2, r3));
-      const auto a1 = hn::BitCast(pairs, hn::InterleaveUpper(d4, r0, r1));
-      const auto b1 = hn::BitCast(pairs, hn::InterleaveUpper(d4, r2, r3));
-      float* column = to + j * kQueryTile + i;
-      const auto put = [&](int64_t k, auto v) {
-        hn::StoreU(hn::BitCast(d4, v), d4, column + k * kQueryTile);
-      };
-      put(0, hn::InterleaveLower(pairs, a0, b0));
-      put(1, hn::InterleaveUpper(pairs, a0, b0));
-      put(2, hn::InterleaveLower(pairs, a1, b1));
-      put(3, hn::InterleaveUpper(pairs, a1, b1));
+      TransposeFour(d4, panel + i * ld + j, ld, to + j * kQueryTile + i,
+                    kQueryTile);
     }
   }
 #endif

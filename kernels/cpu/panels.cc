@@ -103,43 +103,6 @@ HWY_INLINE void PackColumns(const T* x, int64_t ld, int64_t k, int64_t n,
   }
 }
 
-#if !ZERO_CPU_EMULATED
-// Rows 0, 4, 8, ... of x, four floats of each.
-template <class D>
-HWY_INLINE hn::Vec<D> EveryFourth(D d, const float* x, int64_t ld) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
-    return hn::LoadU(d, x);
-  } else {
-    const hn::Half<D> half;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(half));
-    return hn::Combine(d, EveryFourth(half, x + lanes * ld, ld),
-                       EveryFourth(half, x, ld));
-  }
-}
-
-// to[p * to_ld + j] = x[j * ld + p] for four p and as many j as d has lanes.
-template <class D>
-HWY_INLINE void TransposeFour(D d, const float* x, int64_t ld, float* to,
-                              int64_t to_ld) {
-  const hn::RepartitionToWide<D> pairs;
-  const auto r0 = EveryFourth(d, x, ld);
-  const auto r1 = EveryFourth(d, x + ld, ld);
-  const auto r2 = EveryFourth(d, x + 2 * ld, ld);
-  const auto r3 = EveryFourth(d, x + 3 * ld, ld);
-  const auto a0 = hn::BitCast(pairs, hn::InterleaveLower(d, r0, r1));
-  const auto b0 = hn::BitCast(pairs, hn::InterleaveLower(d, r2, r3));
-  const auto a1 = hn::BitCast(pairs, hn::InterleaveUpper(d, r0, r1));
-  const auto b1 = hn::BitCast(pairs, hn::InterleaveUpper(d, r2, r3));
-  const auto put = [&](int64_t p, auto v) ZERO_CPU_BODY {
-    hn::StoreU(hn::BitCast(d, v), d, to + p * to_ld);
-  };
-  put(0, hn::InterleaveLower(pairs, a0, b0));
-  put(1, hn::InterleaveUpper(pairs, a0, b0));
-  put(2, hn::InterleaveLower(pairs, a1, b1));
-  put(3, hn::InterleaveUpper(pairs, a1, b1));
-}
-#endif
-
 // x[n, k] to panels of kWidth rows, to[k, kWidth] each, with zeros behind the
 // last row. D: the rows that are transposed together.
 template <int64_t kWidth, class D, class T>

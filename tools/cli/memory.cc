@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -82,15 +83,51 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   const auto bytes = [](int64_t n) {
     return n == 0 ? "-" : HumanBytes(static_cast<double>(n));
   };
-  std::vector<std::vector<std::string>> lines(1);
-  const bool offloads = std::any_of(
-      rows.begin(), rows.end(),
-      [](const MemoryRow& row) { return row.offload != Offload::kNone; });
-  lines[0] = {"stage", "recompute", "peak", "fits", "sent/step", "in"};
-  if (offloads) {
-    lines[0].insert(lines[0].begin() + 2, "offload");
-    lines[0].insert(lines[0].begin() + 4, "host");
-    lines[0].insert(lines[0].begin() + 7, {"from host", "to host"});
+  struct Column {
+    std::string title;
+    std::function<std::string(const MemoryRow& row)> text;
+    bool of_offload = false;  // shown where any row offloads
+  };
+  std::vector<Column> columns = {
+      {"stage",
+       [](const MemoryRow& row) {
+         return absl::StrCat(row.as_configured ? "*" : "", row.stage);
+       }},
+      {"recompute",
+       [](const MemoryRow& row) { return RecomputeName(row.recompute); }},
+      {"offload",
+       [](const MemoryRow& row) {
+         return kOffloadNames[static_cast<int>(row.offload)];
+       },
+       /*of_offload=*/true},
+      {"peak",
+       [&](const MemoryRow& row) {
+         return bytes(row.rehearsal.ledger.total_peak_bytes());
+       }},
+      {"host",
+       [&](const MemoryRow& row) { return bytes(row.rehearsal.host_bytes()); },
+       /*of_offload=*/true},
+      {"fits", [](const MemoryRow& row) { return row.fits() ? "yes" : "no"; }},
+      {"sent/step",
+       [&](const MemoryRow& row) { return bytes(row.rehearsal.wire.sent()); }},
+      {"from host",
+       [&](const MemoryRow& row) {
+         return bytes(row.rehearsal.host_traffic.up);
+       },
+       /*of_offload=*/true},
+      {"to host",
+       [&](const MemoryRow& row) {
+         return bytes(row.rehearsal.host_traffic.down);
+       },
+       /*of_offload=*/true},
+      {"in", [](const MemoryRow& row) { return row.rehearsal.peak_action; }}};
+  if (std::none_of(rows.begin(), rows.end(), [](const MemoryRow& row) {
+        return row.offload != Offload::kNone;
+      })) {
+    columns.erase(
+        std::remove_if(columns.begin(), columns.end(),
+                       [](const Column& column) { return column.of_offload; }),
+        columns.end());
   }
   MemoryLedger::ByCategory used = {};  // by any row
   for (const MemoryRow& row : rows) {
@@ -98,29 +135,20 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
       used[i] += row.rehearsal.ledger.at_peak()[i];
     }
   }
-  for (const auto& [name, total] : MemoryLedger::Parts(used)) {
-    lines[0].push_back(name);
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (used[i] == 0) continue;
+    columns.push_back({MemoryCategoryName(static_cast<MemoryCategory>(i)),
+                       [&, i](const MemoryRow& row) {
+                         return bytes(row.rehearsal.ledger.at_peak()[i]);
+                       }});
   }
+  std::vector<std::vector<std::string>> lines(1);
+  for (const Column& column : columns) lines[0].push_back(column.title);
   for (const MemoryRow& row : rows) {
-    const MemoryLedger& ledger = row.rehearsal.ledger;
-    std::vector<std::string> line = {
-        absl::StrCat(row.as_configured ? "*" : "", row.stage),
-        RecomputeName(row.recompute),
-        bytes(ledger.total_peak_bytes()),
-        row.fits() ? "yes" : "no",
-        bytes(row.rehearsal.wire.sent()),
-        row.rehearsal.peak_action};
-    if (offloads) {
-      line.insert(line.begin() + 2,
-                  kOffloadNames[static_cast<int>(row.offload)]);
-      line.insert(line.begin() + 4, bytes(row.rehearsal.host_bytes()));
-      const HostTraffic& traffic = row.rehearsal.host_traffic;
-      line.insert(line.begin() + 7, {bytes(traffic.up), bytes(traffic.down)});
+    lines.emplace_back();
+    for (const Column& column : columns) {
+      lines.back().push_back(column.text(row));
     }
-    for (size_t i = 0; i < used.size(); ++i) {
-      if (used[i] > 0) line.push_back(bytes(ledger.at_peak()[i]));
-    }
-    lines.push_back(std::move(line));
   }
   PrintColumns(lines);
 }
