@@ -65,6 +65,7 @@ class Runner {
     const absl::Status status = CatchExceptions([&]() -> absl::Status {
       ZERO_ASSIGN_OR_RETURN(device, make_device_(index));
       rank.device = device.get();
+      rank.host_link = options_.host_link;
       ZERO_RETURN_IF_ERROR(transport_.Connect(index, &rank));
       for (const Channel channel : kChannels) {
         std::unique_ptr<Communicator>& end = rank.end(channel);

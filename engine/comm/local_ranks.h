@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "engine/comm/local.h"
 #include "engine/comm/rank.h"
 #include "engine/comm/store.h"
@@ -38,6 +39,7 @@ struct LocalRanksOptions {
   std::function<std::unique_ptr<Communicator>(
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
+  absl::optional<Link> host_link = absl::nullopt;  // of each Rank
   // What processes do while they gather; threads of one need not wait long.
   Patience patience;
   // What all processes of a run must have in common, a line each: they compare

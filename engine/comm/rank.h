@@ -10,8 +10,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/optional.h"
 #include "engine/comm/channel.h"
 #include "engine/comm/null.h"
+#include "engine/comm/shaped.h"
 #include "kernels/device.h"
 
 namespace zero {
@@ -36,6 +38,8 @@ struct Rank {
   int sharers = 0;
   // And the memory of the host; 0: all.
   int host_sharers = 0;
+  // What copies between the device and its host go over; nothing: memory.
+  absl::optional<Link> host_link = absl::nullopt;
 
   // Host-side barrier and vote, without a collective: returns true if every
   // rank passed true. Ranks whose collectives spin on a GPU meet so

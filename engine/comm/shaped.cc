@@ -51,9 +51,9 @@ absl::StatusOr<double> ParseRate(absl::string_view text,
 }
 
 // In slices, so that nobody sleeps on in a group that has failed.
-void SleepUntil(Clock::time_point end, const Communicator& inner) {
+void SleepUntil(Clock::time_point end, const std::function<bool()>& failed) {
   constexpr auto kSlice = std::chrono::milliseconds(20);
-  for (Clock::time_point now = Clock::now(); now < end && inner.status().ok();
+  for (Clock::time_point now = Clock::now(); now < end && !failed();
        now = Clock::now()) {
     std::this_thread::sleep_until(std::min(end, now + kSlice));
   }
@@ -67,7 +67,7 @@ absl::StatusOr<Link> ParseLink(absl::string_view text) {
     return Malformed(text, absl::StrCat("has ", parts.size(),
                                         " parts between commas, not 2"));
   }
-  Link link;
+  Link link{.text = std::string(text)};
   ZERO_ASSIGN_OR_RETURN(link.bytes_per_second, ParseRate(text, parts[0]));
   // Nothing ends such a wait but the end of it.
   if (link.bytes_per_second < 100) {
@@ -85,9 +85,24 @@ absl::StatusOr<Link> ParseLink(absl::string_view text) {
 
 absl::Duration LinkTime(const Link& link, const Collective& collective,
                         int world) {
-  return link.latency * (world - 1) +
-         absl::Seconds(static_cast<double>(WireBytes(collective, world)) /
-                       link.bytes_per_second);
+  return link.latency * (world - 2) +
+         LinkTime(link, WireBytes(collective, world));
+}
+
+absl::Duration LinkTime(const Link& link, int64_t bytes) {
+  return link.latency +
+         absl::Seconds(static_cast<double>(bytes) / link.bytes_per_second);
+}
+
+void EnqueueAtLeast(Stream& stream, absl::Duration least,
+                    std::function<bool()> failed,
+                    const std::function<void()>& work) {
+  const auto begin = std::make_shared<Clock::time_point>();
+  stream.Enqueue([begin] { *begin = Clock::now(); });
+  work();
+  stream.Enqueue(
+      [begin, least = absl::ToChronoNanoseconds(least),
+       failed = std::move(failed)] { SleepUntil(*begin + least, failed); });
 }
 
 ShapedCommunicator::ShapedCommunicator(std::unique_ptr<Communicator> inner,
@@ -99,13 +114,10 @@ ShapedCommunicator::ShapedCommunicator(std::unique_ptr<Communicator> inner,
 }
 
 void ShapedCommunicator::Run(Stream& stream, Collective collective) {
-  const auto least =
-      absl::ToChronoNanoseconds(LinkTime(link_, collective, world()));
-  const auto begin = std::make_shared<Clock::time_point>();
-  stream.Enqueue([begin] { *begin = Clock::now(); });
-  inner_->Run(stream, std::move(collective));
-  stream.Enqueue(
-      [begin, least, inner = inner_] { SleepUntil(*begin + least, *inner); });
+  EnqueueAtLeast(
+      stream, LinkTime(link_, collective, world()),
+      [inner = inner_] { return !inner->status().ok(); },
+      [&] { inner_->Run(stream, std::move(collective)); });
 }
 
 }  // namespace zero

@@ -1,9 +1,12 @@
-// Makes another communicator as slow as a network: on one machine overlap can
-// then be seen, measured and tested.
+// Makes another communicator as slow as a network, and copies as slow as the
+// way between a device and its host: on one machine overlap can then be seen,
+// measured and tested.
 #ifndef ZERO_ENGINE_COMM_SHAPED_H_
 #define ZERO_ENGINE_COMM_SHAPED_H_
 
+#include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -12,10 +15,11 @@
 
 namespace zero {
 
-// What connects a rank to the others.
+// What connects a rank to the others, or a device to its host.
 struct Link {
   double bytes_per_second = 0;
-  absl::Duration latency;  // per step of a ring
+  absl::Duration latency;  // per step of a ring, or per copy
+  std::string text = {};   // what was parsed
 };
 
 // Reads "1GB/s,50us": rate in B/s, KB/s, MB/s, GB/s, kbit/s, Mbit/s or Gbit/s
@@ -28,13 +32,21 @@ absl::StatusOr<Link> ParseLink(absl::string_view text);
 // direction at once; of a root's it is the bottleneck for all.
 absl::Duration LinkTime(const Link& link, const Collective& collective,
                         int world);
+// How long a copy of `bytes` lasts at least.
+absl::Duration LinkTime(const Link& link, int64_t bytes);
+
+// Makes what `work` enqueues on `stream` last at least as long there. The
+// stream's thread sleeps, it does not spin; `failed` ends the sleep within
+// milliseconds.
+// CPU streams only: on CUDA a stream has no thread to sleep on.
+void EnqueueAtLeast(Stream& stream, absl::Duration least,
+                    std::function<bool()> failed,
+                    const std::function<void()>& work);
 
 // A collective begins, on each rank, when its stream reaches it. Every
 // communicator has a link of its own: collectives of one queue behind each
 // other, those of two channels do not slow each other down.
-// The stream's thread sleeps, it does not spin; a failure of the group ends
-// the sleep within milliseconds. CPU streams only: on CUDA a stream has no
-// thread to sleep on.
+// As EnqueueAtLeast; a failure of the group ends the sleep.
 class ShapedCommunicator final : public CommunicatorWrapper {
  public:
   ShapedCommunicator(std::unique_ptr<Communicator> inner, Link link);

@@ -240,6 +240,9 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
                {"ranks", rank().world()},
                {"threads", rank().device->info().num_threads}};
   if (rank().world() > 1 && !link_.empty()) line["shape_link"] = link_;
+  if (summary.host_bytes > 0 && rank().host_link.has_value()) {
+    line["shape_host_link"] = rank().host_link->text;
+  }
   if (!status.ok()) line["error"] = std::string(status.message());
   line["tokens"] = summary.tokens;
   line["first_loss"] = summary.first_loss;

@@ -221,7 +221,11 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
          absl::StrCat("the optimizer and the gradients that it reads",
                       offload == Offload::kAll ? ", and parameters," : "",
                       " in the host's memory (",
-                      HumanBytes(session.host_bytes()), "), updated there")});
+                      HumanBytes(session.host_bytes()), "), updated there",
+                      rank.host_link.has_value()
+                          ? absl::StrCat(", over ", rank.host_link->text,
+                                         " (--shape-host-link)")
+                          : "")});
   }
   if (rank.world() > 1) {
     rows.push_back({"ranks", RanksText(session)});

@@ -433,8 +433,7 @@ void Executor::Fetch(int unit) {
   for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
     const Segment piece = plan_.Piece(planned.segments[s], rank_->rank());
     const Tensor to = units_[unit].gathered.Slice(piece.begin, {piece.elems});
-    rank_->device->Copy(*StreamFor(StreamRole::kUp), to.data(),
-                        states_->params().Piece({unit, s}).data(), to.bytes());
+    Copy(StreamRole::kUp, states_->params().Piece({unit, s}), to);
   }
 }
 
@@ -647,12 +646,22 @@ void Executor::ReleaseGradients(int unit, int phase) {
 
 // ---- To the host and back --------------------------------------------------
 
+void Executor::Copy(StreamRole role, const Tensor& from, const Tensor& to) {
+  Stream& stream = *StreamFor(role);
+  const auto copy = [&] {
+    rank_->device->Copy(stream, to.data(), from.data(), to.bytes());
+  };
+  if (!rank_->host_link.has_value()) return copy();
+  EnqueueAtLeast(
+      stream, LinkTime(*rank_->host_link, to.bytes()),
+      [rank = rank_] { return !rank->status().ok(); }, copy);
+}
+
 void Executor::Offload(const Action& action) {
   const Bucket& bucket = plan_.reduce_buckets[action.index];
   const UnitState& state = units_[bucket.unit];
   const auto copy = [&](const Tensor& from, const Tensor& to) {
-    rank_->device->Copy(*StreamFor(StreamRole::kDown), to.data(), from.data(),
-                        to.bytes());
+    Copy(StreamRole::kDown, from, to);
   };
   if (bucket.is_rows()) {
     copy(state.all_rows.ids, state.host_rows.ids);
@@ -698,9 +707,7 @@ void Executor::AddOffloaded(int bucket) {
 void Executor::Upload(int unit) {
   for (int s = 0; s < plan_.units[unit].num_trained_segments; ++s) {
     const Tensor to = states_->params().Piece({unit, s});
-    rank_->device->Copy(*StreamFor(StreamRole::kUp), to.data(),
-                        states_->updated_params(unit).Piece({unit, s}).data(),
-                        to.bytes());
+    Copy(StreamRole::kUp, states_->updated_params(unit).Piece({unit, s}), to);
   }
 }
 

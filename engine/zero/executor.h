@@ -126,6 +126,8 @@ class Executor {
   void AddRows(int table);
   void FinishGradients(int unit, int phase);
   void ReleaseGradients(int unit, int phase);
+  // On a stream of copies; as slow as rank.host_link, where that is set.
+  void Copy(StreamRole role, const Tensor& from, const Tensor& to);
   void Offload(const Action& action);
   void AddOffloaded(int bucket);
   void Upload(int unit);

@@ -544,6 +544,27 @@ class CliTest(unittest.TestCase):
         self.assertNotIn("shape_link", summary)
         self.assertEqual(summary["ranks"], 1)
 
+    def test_a_shaped_link_to_the_host_is_waited_for(self):
+        offload = ("train", "config.json", "--set", "training.steps=3",
+                   "--set", "zero_optimization.stage=2", "--set",
+                   "zero_optimization.offload_optimizer.device=cpu")
+        self.ok(*offload)
+        fast = self.read_json("run/summary.json")
+        self.assertNotIn("shape_host_link", fast)
+        out = self.ok(*offload, "--shape-host-link", "1MB/s,1ms")
+        self.assertIn("over 1MB/s,1ms (--shape-host-link)", out)
+        slow = self.read_json("run/summary.json")
+        self.assertEqual(slow["shape_host_link"], "1MB/s,1ms")
+        self.assertEqual(slow["parameters_hash"], fast["parameters_hash"])
+        # Gradients in fp32 go down, and parameters come up, in each step.
+        self.assertGreater(slow["exposed_seconds"],
+                           3 * 4e-6 * slow["parameters"])
+        self.assertIn("--shape-host-link: link \"fast\"",
+                      self.error(*offload, "--shape-host-link", "fast"))
+        self.assertIn("note: --shape-host-link changes nothing where the host",
+                      self.ok("train", "config.json", "--shape-host-link",
+                              "1GB/s,0", "--set", "training.steps=1"))
+
     def test_groups_shard_within_and_add_up_across(self):
         def run(*sets):
             args = ["train", "config.json", "--ranks", "4"]

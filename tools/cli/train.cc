@@ -104,8 +104,9 @@ void PrintSummary(const RunSummary& summary, const Config& config,
 
 struct TrainFlags {
   RunOptions run;
-  std::string trace;   // file; empty: none
-  std::string link;    // ParseLink; empty: as fast as memory
+  std::string trace;  // file; empty: none
+  // ParseLink; empty: as fast as memory.
+  std::string link, host_link;
   std::string fault;   // ParseFault; empty: none
   std::string resume;  // training.resume; empty: the config's
 };
@@ -134,11 +135,26 @@ std::string TraceFile(const TrainFlags& flags) {
   return absl::StrCat(flags.trace, ".rank", flags.run.launch->rank);
 }
 
-absl::Status CheckLink(const RunOptions& run) {
-  if (run.device == "cpu") return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "--shape-link: makes threads sleep, and a GPU's stream has none; use "
-      "--device cpu");
+// The link that an option asks for. `idle`: why it would change nothing; empty:
+// it does.
+absl::StatusOr<absl::optional<Link>> ReadLink(const char* option,
+                                              const std::string& text,
+                                              const RunOptions& run,
+                                              absl::string_view idle,
+                                              Console* console) {
+  if (text.empty()) return absl::nullopt;
+  const absl::StatusOr<Link> link = ParseLink(text);
+  ZERO_RETURN_IF_ERROR(WithContext(option, link.status()));
+  if (run.device != "cpu") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(option,
+                     ": makes threads sleep, and a GPU's stream has none; use "
+                     "--device cpu"));
+  }
+  if (!idle.empty()) {
+    console->Line(absl::StrCat("note: ", option, " changes nothing ", idle));
+  }
+  return *link;
 }
 
 absl::Status Train(TrainFlags flags) {
@@ -158,18 +174,22 @@ absl::Status Train(TrainFlags flags) {
   Console console(prints ? stdout : nullptr, prints && isatty(STDOUT_FILENO));
   Console silent(nullptr, /*is_terminal=*/false);
   if (loaded.config.dump_state) console.Line(PrintResolved(loaded));
-  absl::optional<Link> link;
-  if (!flags.link.empty()) {
-    const absl::StatusOr<Link> parsed = ParseLink(flags.link);
-    ZERO_RETURN_IF_ERROR(WithContext("--shape-link", parsed.status()));
-    ZERO_RETURN_IF_ERROR(CheckLink(flags.run));
-    link = *parsed;
-    if (flags.run.ranks == 1) {
-      console.Line(
-          "note: --shape-link changes nothing on one rank, which has nobody to "
-          "talk to; start several with --ranks N");
-    }
-  }
+  ZERO_ASSIGN_OR_RETURN(
+      const absl::optional<Link> link,
+      ReadLink("--shape-link", flags.link, flags.run,
+               flags.run.ranks > 1
+                   ? ""
+                   : "on one rank, which has nobody to talk to; start several "
+                     "with --ranks N",
+               &console));
+  ZERO_ASSIGN_OR_RETURN(
+      const absl::optional<Link> host_link,
+      ReadLink("--shape-host-link", flags.host_link, flags.run,
+               loaded.config.zero_optimization.offload() != Offload::kNone
+                   ? ""
+                   : "where the host has nothing; see "
+                     "zero_optimization.offload_optimizer",
+               &console));
   if (!flags.trace.empty()) {
     // Now, not after the run.
     ZERO_RETURN_IF_ERROR(WithContext("--trace", Trace::CheckFile(flags.trace)));
@@ -200,6 +220,7 @@ absl::Status Train(TrainFlags flags) {
     }
     std::_Exit(1);
   };
+  ranks.host_link = host_link;
   ranks.wrap = [&](int rank, const std::string& channel,
                    std::unique_ptr<Communicator> end) {
     if (injector != nullptr) {
@@ -269,6 +290,10 @@ Command AddTrain(CLI::App& app) {
   app.add_option("--shape-link", flags->link,
                  "let ranks talk as over a network: RATE,LATENCY such as "
                  "1GB/s,50us");
+  app.add_option("--shape-host-link", flags->host_link,
+                 "let copies between the device and its host, of what is "
+                 "offloaded, go as over a bus: RATE,LATENCY such as "
+                 "25GB/s,10us");
   app.add_option("--inject-fault", flags->fault,
                  "make a rank fail on purpose: RANK:STEP:KIND such as "
                  "1:3:stop, KIND one of throw, stop, mismatch");

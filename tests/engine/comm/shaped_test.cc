@@ -33,6 +33,12 @@ TEST(LinkTest, ReadsRatesAndLatencies) {
   }
 }
 
+TEST(LinkTest, ACopyLastsItsLatencyAndItsBytes) {
+  const Link link{.bytes_per_second = 1e6, .latency = absl::Milliseconds(2)};
+  EXPECT_EQ(LinkTime(link, 3000), absl::Milliseconds(5));
+  EXPECT_EQ(LinkTime(link, 0), absl::Milliseconds(2));
+}
+
 TEST(LinkTest, SaysWhatIsWrong) {
   const struct {
     const char* text;
