@@ -271,7 +271,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }
-  if (rank().world() > 1) {
+  if (rank().world() > 1 || summary.host_bytes > 0) {
     line["exposed_seconds"] = 1e-3 * summary.waited.total();
     line["waited_ms"] = PerChannel(summary.waited);
   }
