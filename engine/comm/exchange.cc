@@ -8,62 +8,76 @@
 namespace zero {
 namespace {
 
-using Sources = std::vector<PeerMemory::Source>;
-
-// Element `index` of what every rank sends in a segment, in rank order.
-Sources SentByAll(const PeerMemory& peers, size_t segment, int64_t index) {
-  Sources sources;
+// What every rank sends of a piece, in rank order.
+std::vector<PeerMemory::Source> SentByAll(const PeerMemory& peers,
+                                          int64_t piece, const Window& window) {
+  std::vector<PeerMemory::Source> sources;
   for (int rank = 0; rank < peers.world(); ++rank) {
-    sources.push_back(peers.Sent(rank, segment, index));
+    sources.push_back(peers.Sent(rank, piece, window));
   }
   return sources;
 }
 
-void AllGather(PeerMemory& peers) {
+// Element `index` of what this rank receives in a segment.
+char* Received(const PeerMemory& peers, size_t segment, int64_t index) {
+  return static_cast<char*>(peers.own().segments[segment].recv) +
+         index * static_cast<int64_t>(DTypeBytes(peers.own().dtype));
+}
+
+void AllGather(PeerMemory& peers, const Window& window) {
   const Collective& own = peers.own();
   const int world = peers.world();
-  for (size_t i = 0; i < own.segments.size(); ++i) {
-    const int64_t bytes = own.segments[i].elems / world *
-                          static_cast<int64_t>(DTypeBytes(own.dtype));
-    char* const recv = static_cast<char*>(own.segments[i].recv);
-    // Every rank begins at another one's memory.
-    for (int step = 0; step < world; ++step) {
-      const int from = (peers.rank() + step) % world;
-      peers.Copy(recv + from * bytes, peers.Sent(from, i, 0), bytes);
-    }
+  const int64_t piece = PieceElems(own, window.segment, world);
+  // Every rank begins at another one's memory.
+  for (int step = 0; step < world; ++step) {
+    const int from = (peers.rank() + step) % world;
+    peers.Copy(Received(peers, window.segment, from * piece + window.begin),
+               peers.Sent(from, 0, window),
+               window.elems * static_cast<int64_t>(DTypeBytes(own.dtype)));
   }
 }
 
-void ReduceScatter(PeerMemory& peers) {
+void ReduceScatter(PeerMemory& peers, const Window& window) {
   const Collective& own = peers.own();
-  for (size_t i = 0; i < own.segments.size(); ++i) {
-    const int64_t piece = own.segments[i].elems / peers.world();
-    const Sources src = SentByAll(peers, i, peers.rank() * piece);
-    const Vector dst{own.segments[i].recv, own.dtype, piece};
-    if (peers.world() == 1 && src[0].data == dst.data) continue;
-    peers.Sum(src, own.dtype, dst, own.accumulate);
-  }
+  const auto src = SentByAll(peers, peers.rank(), window);
+  const Vector dst{Received(peers, window.segment, window.begin), own.dtype,
+                   window.elems};
+  if (peers.world() == 1 && src[0].data == dst.data) return;
+  peers.Sum(src, own.dtype, dst, own.accumulate);
 }
 
-void Reduce(PeerMemory& peers) {
-  const Collective& own = peers.own();
-  if (peers.rank() != own.root) return;
-  for (size_t i = 0; i < own.segments.size(); ++i) {
-    peers.Sum(SentByAll(peers, i, 0), own.dtype,
-              {own.segments[i].recv, own.dtype, own.segments[i].elems});
-  }
+void Reduce(PeerMemory& peers, const Window& window) {
+  if (peers.rank() != peers.own().root) return;
+  peers.Sum(SentByAll(peers, 0, window), peers.own().dtype,
+            {Received(peers, window.segment, window.begin), peers.own().dtype,
+             window.elems});
 }
 
-void Broadcast(PeerMemory& peers) {
-  const Collective& own = peers.own();
-  for (size_t i = 0; i < own.segments.size(); ++i) {
-    peers.Copy(
-        own.segments[i].recv, peers.Sent(own.root, i, 0),
-        own.segments[i].elems * static_cast<int64_t>(DTypeBytes(own.dtype)));
-  }
+void Broadcast(PeerMemory& peers, const Window& window) {
+  peers.Copy(
+      Received(peers, window.segment, window.begin),
+      peers.Sent(peers.own().root, 0, window),
+      window.elems * static_cast<int64_t>(DTypeBytes(peers.own().dtype)));
 }
 
 }  // namespace
+
+int64_t PieceElems(const Collective& collective, size_t segment, int world) {
+  const bool pieces = collective.kind == CollectiveKind::kAllGather ||
+                      collective.kind == CollectiveKind::kReduceScatter;
+  return collective.segments[segment].elems / (pieces ? world : 1);
+}
+
+std::vector<Window> WholePieces(const Collective& collective, int world) {
+  std::vector<Window> windows;
+  int64_t before = 0;
+  for (size_t i = 0; i < collective.segments.size(); ++i) {
+    const int64_t elems = PieceElems(collective, i, world);
+    windows.push_back({i, 0, elems, before});
+    before += elems;
+  }
+  return windows;
+}
 
 PeerMemory::Source PeerMemory::Sent(int rank, size_t segment,
                                     int64_t index) const {
@@ -72,14 +86,21 @@ PeerMemory::Source PeerMemory::Sent(int rank, size_t segment,
                     index * item};
 }
 
+PeerMemory::Source PeerMemory::Sent(int rank, int64_t piece,
+                                    const Window& window) const {
+  if (all_[rank] == nullptr) return {rank, received_(rank, piece, window)};
+  const int64_t elems = PieceElems(of(rank), window.segment, world());
+  return Sent(rank, window.segment, piece * elems + window.begin);
+}
+
 void PeerMemory::Copy(void* dst, Source src, int64_t bytes) {
+  Count(src, bytes);
   if (bytes == 0 || dst == src.data) return;
   if (stream_.device().asynchronous()) {
     stream_.device().Copy(stream_, dst, src.data, bytes);
   } else {
     std::memcpy(dst, src.data, bytes);
   }
-  Count(src, bytes);
 }
 
 void PeerMemory::Sum(absl::Span<const Source> src, DType dtype,
@@ -93,26 +114,36 @@ void PeerMemory::Sum(absl::Span<const Source> src, DType dtype,
   stream_.device().ops().SumRanks(stream_, {parts, dtype, dst, accumulate});
 }
 
+void DoShare(PeerMemory& peers, absl::Span<const Window> windows) {
+  for (const Window& window : windows) {
+    switch (peers.own().kind) {
+      case CollectiveKind::kAllGather:
+        AllGather(peers, window);
+        break;
+      case CollectiveKind::kReduceScatter:
+        ReduceScatter(peers, window);
+        break;
+      case CollectiveKind::kReduce:
+        Reduce(peers, window);
+        break;
+      case CollectiveKind::kBroadcast:
+        Broadcast(peers, window);
+        break;
+      case CollectiveKind::kBarrier:
+        break;
+    }
+  }
+}
+
 int64_t Exchange(Stream& stream, int rank,
                  absl::Span<const Collective* const> all, const MeetFn& meet) {
   PeerMemory peers(stream, rank, all);
-  const bool ring =
-      all[rank]->algorithm == BulkAlgorithm::kRing && all.size() > 1;
-  switch (all[rank]->kind) {
-    case CollectiveKind::kAllGather:
-      ring ? RingAllGather(peers, meet) : AllGather(peers);
-      break;
-    case CollectiveKind::kReduceScatter:
-      ring ? RingReduceScatter(peers, meet) : ReduceScatter(peers);
-      break;
-    case CollectiveKind::kReduce:
-      Reduce(peers);
-      break;
-    case CollectiveKind::kBroadcast:
-      Broadcast(peers);
-      break;
-    case CollectiveKind::kBarrier:
-      break;
+  const Collective& own = peers.own();
+  if (own.algorithm == BulkAlgorithm::kRing && peers.world() > 1) {
+    own.kind == CollectiveKind::kAllGather ? RingAllGather(peers, meet)
+                                           : RingReduceScatter(peers, meet);
+  } else {
+    DoShare(peers, WholePieces(own, peers.world()));
   }
   return peers.read_bytes();
 }

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "engine/comm/communicator.h"
@@ -15,6 +17,21 @@ namespace zero {
 // Waits until all ranks of the collective have come as far.
 using MeetFn = std::function<void()>;
 
+// A part of every rank's piece of a segment; of the segment, where a root sends
+// or receives all of it.
+struct Window {
+  size_t segment = 0;
+  int64_t begin = 0;
+  int64_t elems = 0;
+  int64_t before = 0;  // elements of the windows before it in a list
+};
+
+// What each rank's piece of a segment has; where there is a root, the segment.
+int64_t PieceElems(const Collective& collective, size_t segment, int world);
+
+// All of a collective.
+std::vector<Window> WholePieces(const Collective& collective, int world);
+
 // The memory of all ranks of a collective, as one of them reads it. What comes
 // from another rank is counted here, where it is read.
 class PeerMemory {
@@ -24,18 +41,29 @@ class PeerMemory {
     int rank;
     const void* data;
   };
+  // Where this process has received what a rank of another one sends: of piece
+  // `piece` (0 where a root has or gets all) the elements of a window.
+  using ReceivedFn =
+      std::function<const void*(int rank, int64_t piece, const Window& window)>;
 
-  // `all`: what each rank issued; they fit together. `rank` reads, on `stream`.
-  PeerMemory(Stream& stream, int rank, absl::Span<const Collective* const> all)
-      : stream_(stream), rank_(rank), all_(all) {}
+  // `all`: what each rank issued; they fit together. Null: a rank of another
+  // process, see `received`. `rank` reads, on `stream`.
+  PeerMemory(Stream& stream, int rank, absl::Span<const Collective* const> all,
+             ReceivedFn received = nullptr)
+      : stream_(stream),
+        rank_(rank),
+        all_(all),
+        received_(std::move(received)) {}
 
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(all_.size()); }
   const Collective& of(int rank) const { return *all_[rank]; }
   const Collective& own() const { return of(rank_); }
 
-  // Element `index` of what `rank` sends in a segment.
+  // Element `index` of what `rank`, one of this process, sends in a segment.
   Source Sent(int rank, size_t segment, int64_t index) const;
+  // What any rank sends of a piece.
+  Source Sent(int rank, int64_t piece, const Window& window) const;
 
   // On the CPU the copy is done when this returns: the stream's worker is here.
   void Copy(void* dst, Source src, int64_t bytes);
@@ -54,16 +82,20 @@ class PeerMemory {
   Stream& stream_;
   const int rank_;
   const absl::Span<const Collective* const> all_;
+  const ReceivedFn received_;
   int64_t read_bytes_ = 0;
 };
 
-// Does the share of `rank` in the collectives `all`, one per rank and fitting
-// together: reads every rank's memory and writes its own, on `stream`. What it
-// writes no other rank reads in the same collective, so the ranks may do their
-// shares at once; nobody may change its memory before all have done theirs.
-// Only a ring waits: it calls `meet` between its steps. On a GPU nothing blocks
-// the host.
-// Returns the bytes that it has read from other ranks' memory.
+// Does the share of a rank in some windows of a collective, directly (see
+// BulkAlgorithm): reads every rank's memory and writes its own. What it writes
+// no other rank reads, so the ranks may do their shares at once.
+void DoShare(PeerMemory& peers, absl::Span<const Window> windows);
+
+// Does the share of `rank` in the collectives `all`, one per rank, all of this
+// process, on `stream`. Nobody may change its memory before all have done
+// theirs. Only a ring waits: it calls `meet` between its steps. On a GPU
+// nothing blocks the host. Returns the bytes that it has read from other ranks'
+// memory.
 int64_t Exchange(Stream& stream, int rank,
                  absl::Span<const Collective* const> all, const MeetFn& meet);
 

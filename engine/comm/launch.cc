@@ -106,6 +106,18 @@ constexpr Names kSlurm = {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
 constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                             "OMPI_COMM_WORLD_LOCAL_RANK",
                             "OMPI_COMM_WORLD_LOCAL_SIZE"};
+constexpr Names kMpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
+                          "MPI_LOCALNRANKS"};
+
+// Where the store is, as MASTER_ADDR and MASTER_PORT say.
+absl::StatusOr<TcpStoreAddress> AddressOf(const Variables& variables,
+                                          const std::string& because) {
+  TcpStoreAddress address;
+  ZERO_ASSIGN_OR_RETURN(address.host, variables.Text("MASTER_ADDR", because));
+  ZERO_ASSIGN_OR_RETURN(address.port,
+                        variables.Number("MASTER_PORT", 1, 65535, because));
+  return address;
+}
 
 }  // namespace
 
@@ -116,8 +128,9 @@ absl::optional<std::string> GetEnv(const std::string& name) {
 }
 
 bool IsLaunchVariable(absl::string_view name) {
-  return name == kTorch.rank || name == kTorch.world ||
-         absl::StartsWith(name, "SLURM_") ||
+  return name == kTorch.rank || name == kTorch.world || name == kMpich.rank ||
+         name == kMpich.world || absl::StartsWith(name, "SLURM_") ||
+         absl::StartsWith(name, "PMIX_") ||
          absl::StartsWith(name, "OMPI_COMM_WORLD_");
 }
 
@@ -125,14 +138,18 @@ absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {
   const Variables variables(env);
   const absl::optional<Launch> none;
   const bool torch = variables.Has(kTorch.rank) || variables.Has(kTorch.world);
-  const bool slurm =
-      !torch && variables.Has(kSlurm.rank) && variables.Has("SLURM_STEP_ID");
-  if (!torch && !slurm && !variables.Has(kOpenMpi.world)) return none;
-  Names names = torch ? kTorch : slurm ? kSlurm : kOpenMpi;
+  const bool open_mpi = !torch && variables.Has(kOpenMpi.world);
+  const bool slurm = !torch && !open_mpi && variables.Has(kSlurm.rank) &&
+                     variables.Has("SLURM_STEP_ID");
+  const bool mpich =
+      !torch && !open_mpi && !slurm && variables.Has(kMpich.world);
+  if (!torch && !open_mpi && !slurm && !mpich) return none;
+  Names names = torch ? kTorch : open_mpi ? kOpenMpi : slurm ? kSlurm : kMpich;
   if (slurm && !variables.Has(names.world)) names.world = "SLURM_NTASKS";
 
   Launch launch;
   launch.world_name = names.world;
+  launch.has_mpi = !torch;
   ZERO_ASSIGN_OR_RETURN(
       launch.world,
       variables.Number(names.world, 1, kMaxInt, variables.Is(names.rank)));
@@ -143,28 +160,28 @@ absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {
   ZERO_RETURN_IF_ERROR(
       CheckBelow(names.rank, launch.rank, names.world, launch.world));
 
-  if (slurm && !variables.Has("MASTER_ADDR") && !variables.Has("MASTER_PORT")) {
+  if (open_mpi || mpich) {
+    // They do not say where rank 0 is.
+    launch.store = AddressOf(
+        variables,
+        absl::StrCat(because,
+                     " (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=N)"));
+  } else if (slurm && !variables.Has("MASTER_ADDR") &&
+             !variables.Has("MASTER_PORT")) {
     ZERO_ASSIGN_OR_RETURN(launch.store, SlurmAddress(variables, env, because));
   } else {
-    // Open MPI's mpirun does not say where rank 0 is.
-    const std::string wants = absl::StrCat(
-        because,
-        torch || slurm ? "" : " (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=N)");
-    ZERO_ASSIGN_OR_RETURN(launch.store.host,
-                          variables.Text("MASTER_ADDR", wants));
-    ZERO_ASSIGN_OR_RETURN(launch.store.port,
-                          variables.Number("MASTER_PORT", 1, 65535, wants));
+    ZERO_ASSIGN_OR_RETURN(launch.store, AddressOf(variables, because));
   }
   const std::string agent =
       torch ? env("TORCHELASTIC_USE_AGENT_STORE").value_or("") : "";
   if (agent == "True" || agent == "1") {
-    if (++launch.store.port > 65535) launch.store.port = 1024;
+    if (++launch.store->port > 65535) launch.store->port = 1024;
   }
 
   launch.local_rank = launch.rank;
   launch.local_world = launch.world;
   if (torch && !variables.Has(names.local_rank) &&
-      !variables.Has(names.local_world) && IsLoopback(launch.store.host)) {
+      !variables.Has(names.local_world) && IsLoopback(launch.store->host)) {
     return absl::optional<Launch>(std::move(launch));
   }
   ZERO_ASSIGN_OR_RETURN(launch.local_rank, variables.Number(names.local_rank, 0,

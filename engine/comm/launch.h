@@ -13,13 +13,17 @@
 
 namespace zero {
 
+// Ranks are those of processes: with NCCL each is one rank of the run.
 struct Launch {
   int rank = 0;
   int world = 1;
   int local_rank = 0;      // among the processes of this machine
   int local_world = 1;     // how many these are
-  TcpStoreAddress store;   // of rank 0
   std::string world_name;  // the variable that says `world`: "WORLD_SIZE"
+  bool has_mpi = false;    // the launcher may connect its processes by MPI
+
+  // Where rank 0 keeps the store, or why that is not known: MPI can tell.
+  absl::StatusOr<TcpStoreAddress> store = TcpStoreAddress();
 };
 
 // Reads an environment variable; nothing where it is not set, or empty.
@@ -32,13 +36,15 @@ absl::optional<std::string> GetEnv(const std::string& name);
 bool IsLaunchVariable(absl::string_view name);
 
 // torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-// MASTER_PORT; without RANK and WORLD_SIZE those of a Slurm step: SLURM_PROCID,
-// SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID and
+// MASTER_PORT; without RANK and WORLD_SIZE Open MPI's OMPI_COMM_WORLD_RANK,
+// _SIZE, _LOCAL_RANK and _LOCAL_SIZE (its mpirun inside a Slurm job leaves
+// Slurm's variables of its own helper, the same for all processes of a host),
+// with MASTER_ADDR and MASTER_PORT for `store`; without these a Slurm step's
+// SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID and
 // SLURM_NTASKS_PER_NODE, with the first node of the step and a port made of
 // the job's and the step's number where MASTER_ADDR and MASTER_PORT are not
-// set (a shell inside a Slurm job is no step of it); without these Open MPI's
-// OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, with MASTER_ADDR
-// and MASTER_PORT.
+// set (a shell inside a Slurm job is no step of it); without these MPICH's
+// PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS, as Open MPI's.
 //
 // LOCAL_RANK and LOCAL_WORLD_SIZE may be left out together on one machine,
 // where MASTER_ADDR is its loopback. torchrun's own store listens at

@@ -12,6 +12,7 @@
 #include "engine/comm/channel.h"
 #include "engine/comm/exchange.h"
 #include "engine/comm/progress.h"
+#include "engine/comm/rounds.h"
 #include "kernels/check.h"
 
 namespace zero {
@@ -48,28 +49,37 @@ struct LocalGroup::End {
   std::shared_ptr<const Call> begun;  // the last one
 };
 
-// All members arrive at a collective (num_arrived counts to all), do their
-// shares (num_working counts to 0) and only then begin the next: neither count
-// can be one collective ahead of a rank that has yet to read it.
+// The members of this process arrive at a collective (num_arrived counts to
+// all of them), do their shares (num_working counts to 0) and only then begin
+// the next: neither count can be one collective ahead of a rank that has yet to
+// read it.
 struct LocalGroup::Channel {
   std::string name;
-  std::vector<int> members;             // the ranks, by their places
+  std::vector<int> members;    // the ranks, by their places
+  std::vector<int> processes;  // theirs; empty: all are of this one
+  int first_here = 0;          // places of this process
+  int num_here = 0;
   std::vector<End> ends;                // by place
   std::vector<const Collective*> open;  // by place, what the ranks are in
+  std::vector<char> staging[2];         // see Rounds; they take turns
   int num_arrived = 0;
   int num_working = 0;
   int num_meeting = 0;
   int64_t num_meetings = 0;
   int64_t num_opened = 0;
-  bool broken = false;  // by a device: the group has failed
+  bool broken = false;  // by a device or the network: the group has failed
   std::condition_variable changed;
 
   int size() const { return static_cast<int>(members.size()); }
+  bool IsHere(int place) const {
+    return place >= first_here && place < first_here + num_here;
+  }
   // Those of the other ranks, on asynchronous devices.
   std::vector<std::shared_ptr<Marks>> MarksBeside(int place) const {
     std::vector<std::shared_ptr<Marks>> marks;
     for (int other = 0; other < size(); ++other) {
-      if (other == place || ends[other].begun->marks == nullptr) continue;
+      if (other == place || !IsHere(other)) continue;
+      if (ends[other].begun->marks == nullptr) continue;
       marks.push_back(ends[other].begun->marks);
     }
     return marks;
@@ -114,7 +124,16 @@ class LocalCommunicator final : public Communicator {
 };
 
 LocalGroup::LocalGroup(int world, LocalOptions options)
-    : world_(world), timeout_(options.timeout), algorithm_(options.algorithm) {
+    : world_(world),
+      timeout_(options.timeout),
+      algorithm_(options.algorithm),
+      others_(std::move(options.others)) {
+  const int processes =
+      others_.network == nullptr ? 1 : others_.network->num_processes();
+  ZERO_CHECK(world % processes == 0)
+      << "local: " << world << " ranks on " << processes << " processes";
+  ZERO_CHECK(processes == 1 || algorithm_ == BulkAlgorithm::kDirect)
+      << "local: between processes the algorithm is direct";
   ZERO_CHECK_GE(world, 1) << "local: world";
   ZERO_CHECK(timeout_ > absl::ZeroDuration())
       << "local: timeout " << absl::FormatDuration(timeout_);
@@ -123,7 +142,7 @@ LocalGroup::LocalGroup(int world, LocalOptions options)
 LocalGroup::~LocalGroup() = default;
 
 std::shared_ptr<LocalGroup> LocalGroup::Make(int world, LocalOptions options) {
-  return std::shared_ptr<LocalGroup>(new LocalGroup(world, options));
+  return std::shared_ptr<LocalGroup>(new LocalGroup(world, std::move(options)));
 }
 
 std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
@@ -146,6 +165,17 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
     slot->ends.resize(members.size());
     for (End& end : slot->ends) end.progress.channel = name;
     slot->open.resize(members.size());
+    slot->num_here = static_cast<int>(members.size());
+    if (const Network* network = others_.network.get(); network != nullptr) {
+      for (const int member : members) {
+        slot->processes.push_back(network->ProcessOf(member, world_));
+      }
+      const auto here = std::equal_range(
+          slot->processes.begin(), slot->processes.end(), network->process());
+      slot->first_here = static_cast<int>(here.first - slot->processes.begin());
+      slot->num_here = static_cast<int>(here.second - here.first);
+      if (slot->num_here == slot->size()) slot->processes.clear();
+    }
     slot->members = std::move(members);
   }
   const auto found =
@@ -154,6 +184,8 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
       << "local: rank " << rank << " is no member of channel \"" << name
       << "\"";
   const int place = static_cast<int>(found - slot->members.begin());
+  ZERO_CHECK(slot->IsHere(place))
+      << "local: rank " << rank << " is of another process";
   End& end = slot->ends[place];
   ZERO_CHECK(!end.connected) << "local: rank " << rank
                              << " connects to channel \"" << name << "\" twice";
@@ -194,7 +226,9 @@ void LocalGroup::Perform(Channel& channel, int place,
   int64_t read_bytes = 0;
   try {
     for (const auto& other : others) stream.Wait(*other->arrived);
-    read_bytes = Exchange(stream, place, channel.open, meet);
+    read_bytes = channel.processes.empty()
+                     ? Exchange(stream, place, channel.open, meet)
+                     : Cross(channel, place, stream);
     if (marks != nullptr) stream.Record(*marks->done);
   } catch (const std::exception& error) {
     Break(channel, place, error.what());
@@ -209,8 +243,8 @@ void LocalGroup::Perform(Channel& channel, int place,
 void LocalGroup::Break(Channel& channel, int place, const std::string& reason) {
   Lock lock(mutex_);
   channel.broken = true;
-  Fail(absl::InternalError(absl::StrCat(
-      "local: rank ", channel.members[place], " failed in ",
+  Latch(absl::InternalError(absl::StrCat(
+      name(), ": rank ", channel.members[place], " failed in ",
       channel.ends[place].begun->mark.TextIn(channel.name), ": ", reason)));
   channel.changed.notify_all();
 }
@@ -221,8 +255,8 @@ bool LocalGroup::Open(Channel& channel, int place,
   if (!failure_.ok()) return false;
   ChannelProgress& own = channel.ends[place].progress;
   if (own.inside.number > 0 || own.finished.number + 1 != call->mark.number) {
-    Fail(absl::FailedPreconditionError(absl::StrCat(
-        "local: rank ", channel.members[place], " performs ",
+    Latch(absl::FailedPreconditionError(absl::StrCat(
+        name(), ": rank ", channel.members[place], " performs ",
         call->mark.TextIn(channel.name), ", but #", own.finished.number + 1,
         " is not finished: order the streams of one channel by events")));
     return false;
@@ -230,17 +264,20 @@ bool LocalGroup::Open(Channel& channel, int place,
   own.inside = call->mark;
   channel.ends[place].begun = call;
   channel.open[place] = &call->collective;
-  if (++channel.num_arrived == channel.size()) {
+  if (++channel.num_arrived == channel.num_here) {
     channel.num_arrived = 0;
-    for (const End& one : channel.ends) {
-      if (one.progress.inside.signature == own.inside.signature) continue;
-      FailLate(channel, place);
+    for (int other = 0; other < channel.size(); ++other) {
+      const CollectiveMark& its = channel.ends[other].progress.inside;
+      if (!channel.IsHere(other) || its.signature == own.inside.signature) {
+        continue;
+      }
+      FailLate(lock, channel, place);
       return false;
     }
-    if (channel.num_opened == 0) Fail(Unreachable(channel));
+    if (channel.num_opened == 0) Latch(Unreachable(channel));
     if (!failure_.ok()) return false;
     for (End& one : channel.ends) one.progress.works = true;
-    channel.num_working = channel.size();
+    channel.num_working = channel.num_here;
     ++channel.num_opened;
     channel.changed.notify_all();
     return true;
@@ -254,19 +291,156 @@ bool LocalGroup::Open(Channel& channel, int place,
 }
 
 // Nobody leaves by a failure: others read what it has written so far.
-void LocalGroup::Meet(Channel& channel, int place) {
+bool LocalGroup::Meet(Channel& channel, int place) {
   Lock lock(mutex_);
-  if (++channel.num_meeting == channel.size()) {
+  if (++channel.num_meeting == channel.num_here) {
     channel.num_meeting = 0;
     ++channel.num_meetings;
     for (End& one : channel.ends) one.progress.works = true;
     channel.changed.notify_all();
-    return;
+    return !channel.broken;
   }
   channel.ends[place].progress.works = false;
-  Await(lock, channel, place, [&, before = channel.num_meetings] {
+  const auto met = [&, before = channel.num_meetings] {
     return channel.num_meetings > before || channel.broken;
-  });
+  };
+  // The leader, who waits for other processes, speaks for those that wait for
+  // it.
+  if (channel.processes.empty() || place == channel.first_here) {
+    Await(lock, channel, place, met);
+  } else {
+    channel.changed.wait(lock, met);
+  }
+  return !channel.broken;
+}
+
+// What the leader has under way with other processes, in one collective.
+class LocalGroup::Crossing {
+ public:
+  Crossing(LocalGroup& group, Channel& channel, const Rounds& rounds)
+      : group_(group), channel_(channel), rounds_(rounds) {
+    // All processes tell each other what they are in: nobody takes one
+    // collective's data for another's.
+    const CollectiveMark& mark = channel.ends[rounds.leader()].begun->mark;
+    told_ = std::hash<std::string>()(mark.TextIn(channel.name));
+    std::vector<int> others = channel.processes;
+    others.erase(std::unique(others.begin(), others.end()), others.end());
+    others.erase(std::find(others.begin(), others.end(), process()));
+    heard_.resize(others.size());
+    std::vector<PeerMessages> marks;
+    for (size_t i = 0; i < others.size(); ++i) {
+      marks.push_back({others[i], {Bytes(&told_)}, {Bytes(&heard_[i])}});
+    }
+    marks_ = network().Begin(channel.name, std::move(marks));
+  }
+
+  void Begin(int round) {
+    if (round >= rounds_.size()) return;
+    std::vector<char>& staging = channel_.staging[round % 2];
+    if (static_cast<int64_t>(staging.size()) < rounds_.staging_bytes()) {
+      staging.resize(rounds_.staging_bytes());
+    }
+    data_ = network().Begin(
+        channel_.name, rounds_.Messages(round, channel_.open, staging.data()));
+  }
+
+  // False: the group has failed.
+  bool Await() {
+    const int place = rounds_.leader();
+    if (marks_ != nullptr) {
+      if (!group_.AwaitNetwork(channel_, place, *marks_)) return false;
+      marks_ = nullptr;
+      for (const uint64_t one : heard_) {
+        if (one != told_) return group_.FailAcross(channel_, place);
+      }
+    }
+    return data_ == nullptr || group_.AwaitNetwork(channel_, place, *data_);
+  }
+
+ private:
+  static MemoryRun Bytes(uint64_t* value) {
+    return {reinterpret_cast<char*>(value), sizeof(*value)};
+  }
+  Network& network() const { return *group_.others_.network; }
+  int process() const { return network().process(); }
+
+  LocalGroup& group_;
+  Channel& channel_;
+  const Rounds& rounds_;
+  uint64_t told_ = 0;
+  std::vector<uint64_t> heard_;
+  std::unique_ptr<Network::Exchange> marks_,
+      data_;  // end before what they move
+};
+
+int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
+  const Collective& own = *channel.open[place];
+  const Rounds rounds(own, channel.processes, others_.network->process());
+  int round = 0;
+  PeerMemory peers(stream, place, channel.open,
+                   [&](int rank, int64_t piece, const Window& window) {
+                     return rounds.Received(round,
+                                            *channel.open[rounds.leader()],
+                                            channel.staging[round % 2].data(),
+                                            rank, piece, window);
+                   });
+  std::unique_ptr<Crossing> crossing;
+  if (place == rounds.leader()) {
+    crossing = std::make_unique<Crossing>(*this, channel, rounds);
+    crossing->Begin(0);
+  }
+  // Also where there is nothing to move all processes come here.
+  do {
+    const bool arrived = crossing == nullptr || crossing->Await();
+    if (!Meet(channel, place) || !arrived) break;
+    if (round >= rounds.size()) break;
+    // All have done their shares of the round before: its staging is free.
+    if (crossing != nullptr) crossing->Begin(round + 1);
+    DoShare(peers, rounds.windows(round));
+  } while (++round < rounds.size());
+  return peers.read_bytes();
+}
+
+bool LocalGroup::AwaitNetwork(Channel& channel, int place,
+                              Network::Exchange& exchange) {
+  {
+    Lock lock(mutex_);
+    channel.ends[place].progress.works = false;
+  }
+  absl::Status status = exchange.Await(timeout_);
+  if (status.ok()) {
+    Lock lock(mutex_);
+    channel.ends[place].progress.works = true;
+    return true;
+  }
+  if (absl::IsDeadlineExceeded(status)) {
+    Lock lock(mutex_);
+    FailLate(lock, channel, place);
+  } else if (!absl::IsCancelled(status)) {
+    status = absl::Status(
+        status.code(),
+        absl::StrCat(name(), ": rank ", channel.members[place], " failed in ",
+                     channel.ends[place].begun->mark.TextIn(channel.name), ": ",
+                     status.message()));
+    Fail(others_.find_cause ? others_.find_cause(status) : status);
+  }
+  BreakOff(channel);
+  return false;
+}
+
+bool LocalGroup::FailAcross(Channel& channel, int place) {
+  {
+    Lock lock(mutex_);
+    FailLate(lock, channel, place);
+  }
+  BreakOff(channel);
+  return false;
+}
+
+void LocalGroup::BreakOff(Channel& channel) {
+  Lock lock(mutex_);
+  channel.broken = true;
+  channel.changed.notify_all();
 }
 
 void LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
@@ -287,21 +461,26 @@ void LocalGroup::Await(Lock& lock, Channel& channel, int place,
                                condition)) {
     return;
   }
-  FailLate(channel, place);
+  FailLate(lock, channel, place);
   channel.changed.wait(lock, condition);
 }
 
-void LocalGroup::Fail(const absl::Status& status) {
+void LocalGroup::Latch(const absl::Status& status) {
   if (!failure_.ok() || status.ok()) return;
   failure_ = status;
+  if (others_.network != nullptr) others_.network->Stop();
   for (auto& [name, channel] : channels_) channel->changed.notify_all();
+}
+
+void LocalGroup::Fail(const absl::Status& status) {
+  Lock lock(mutex_);
+  Latch(status);
 }
 
 void LocalGroup::Abort(int rank, const absl::Status& status) {
   ZERO_CHECK(!status.ok()) << "local: Abort with a status that is OK";
-  Lock lock(mutex_);
   Fail(absl::Status(status.code(),
-                    absl::StrCat("local: rank ", rank,
+                    absl::StrCat(name(), ": rank ", rank,
                                  " aborted the run: ", status.message())));
 }
 
@@ -330,10 +509,10 @@ void LocalGroup::FailIfGone(const Channel& channel) {
     for (const End& one : channel.ends) {
       const CollectiveMark& inside = one.progress.inside;
       if (inside.number <= channel.num_opened) continue;
-      return Fail(absl::UnavailableError(
-          absl::StrCat("local: rank ", channel.members[place], " left before ",
-                       inside.TextIn(channel.name), ", having issued ",
-                       end.progress.issued.number, " collectives there")));
+      return Latch(absl::UnavailableError(absl::StrCat(
+          name(), ": rank ", channel.members[place], " left before ",
+          inside.TextIn(channel.name), ", having issued ",
+          end.progress.issued.number, " collectives there")));
     }
   }
 }
@@ -341,6 +520,7 @@ void LocalGroup::FailIfGone(const Channel& channel) {
 absl::Status LocalGroup::Unreachable(const Channel& channel) const {
   for (int place = 0; place < channel.size(); ++place) {
     for (int other = 0; other < channel.size(); ++other) {
+      if (!channel.IsHere(place) || !channel.IsHere(other)) continue;
       const Device& own = channel.ends[place].begun->stream->device();
       if (own.Reaches(channel.ends[other].begun->stream->device())) continue;
       return absl::FailedPreconditionError(absl::StrCat(
@@ -353,23 +533,42 @@ absl::Status LocalGroup::Unreachable(const Channel& channel) const {
   return absl::OkStatus();
 }
 
-void LocalGroup::FailLate(const Channel& channel, int place) {
-  if (!failure_.ok()) return;
+RanksProgress LocalGroup::Told() const {
   RanksProgress told;
-  for (const auto& [name, one] : channels_) {
-    for (int there = 0; there < one->size(); ++there) {
-      told[name][one->members[there]] = one->ends[there].progress;
+  for (const auto& [name, channel] : channels_) {
+    for (int place = 0; place < channel->size(); ++place) {
+      if (!channel->IsHere(place)) continue;
+      told[name][channel->members[place]] = channel->ends[place].progress;
     }
   }
-  Diagnosis found = Diagnose({.backend = "local",
-                              .rank = channel.members[place],
-                              .channel = channel.name,
-                              .members = channel.members,
-                              .call = channel.ends[place].progress.inside,
-                              .timeout = timeout_},
-                             told);
-  missing_ = std::move(found.missing);
-  Fail(found.status);
+  return told;
+}
+
+RanksProgress LocalGroup::progress() const {
+  Lock lock(mutex_);
+  return Told();
+}
+
+void LocalGroup::FailLate(Lock& lock, const Channel& channel, int place) {
+  if (!failure_.ok()) return;
+  const LateCollective late{.backend = name(),
+                            .rank = channel.members[place],
+                            .channel = channel.name,
+                            .members = channel.members,
+                            .call = channel.ends[place].progress.inside,
+                            .timeout = timeout_};
+  RanksProgress told;
+  if (others_.ask) {
+    lock.unlock();
+    told = others_.ask();
+    lock.lock();
+  }
+  for (auto& [name, ranks] : Told()) {
+    for (auto& [rank, one] : ranks) told[name][rank] = one;
+  }
+  Diagnosis found = Diagnose(late, told);
+  if (failure_.ok()) missing_ = std::move(found.missing);
+  Latch(found.status);
 }
 
 }  // namespace zero

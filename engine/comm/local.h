@@ -1,5 +1,6 @@
 // The ranks of one process as threads over shared memory: that of the host, or
-// of GPUs that reach each other's (several ranks may share one).
+// of GPUs that reach each other's (several ranks may share one); on the CPU
+// with those of other processes, over a Network.
 //
 // Ranks exchange addresses, never copies: a rank publishes its collective,
 // waits until all have arrived, reads what it needs straight from the others'
@@ -13,6 +14,11 @@
 // progress by themselves; ranks that share one stream would wait for
 // themselves until the timeout.
 //
+// With other processes the ranks of this one meet as ever; then the lowest of
+// them, the leader, sends one message to each other process and receives one,
+// round by round (rounds.h), and every rank does its share of a round as if all
+// memory were here.
+//
 // On a GPU a collective is issued where Run is called: the calling threads meet
 // there, for the moment of issuing it, and each makes its stream wait for where
 // the others' streams are (events), before it reads their memory and before it
@@ -22,6 +28,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,14 +38,29 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "engine/comm/communicator.h"
+#include "engine/comm/network.h"
+#include "engine/comm/progress.h"
 
 namespace zero {
+
+// The ranks of other processes.
+struct OtherProcesses {
+  std::shared_ptr<Network> network;
+  // Where they are in their collectives: asks them. Null: nobody tells.
+  std::function<RanksProgress()> ask;
+  // Why the run failed, where the network says that it did: an error here may
+  // be the consequence of another process's end. Null: that is all.
+  std::function<absl::Status(const absl::Status& own)> find_cause;
+};
 
 struct LocalOptions {
   // How long a rank waits for the others in one collective. It must outlast
   // the longest time that one rank computes while another waits for it.
   absl::Duration timeout = absl::Minutes(5);
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
+  // Without a network all ranks are threads of this process. With one the
+  // algorithm is kDirect and the ranks are on the CPU.
+  OtherProcesses others;
 };
 
 // Threads: used by all ranks at once.
@@ -46,19 +68,20 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
  public:
   static std::shared_ptr<LocalGroup> Make(int world, LocalOptions options = {});
 
-  // The end of `rank` on `channel` ("gather", "reduce", "scalar") among
-  // `members`, all ranks where it is empty: the communicator's rank is the
-  // place in that list, messages name the rank of the run. A channel is a
-  // sequence of collectives of its own; all channels share one failure, so
-  // that a failed group fails all. A rank connects once to a channel. An end
-  // that is destroyed has left: the others fail at once where they need more
-  // of it than it issued.
-  // Errors: of the group, by status() of any communicator.
+  // The end of `rank`, one of this process, on `channel` ("gather", "reduce",
+  // "scalar") among `members`, all ranks where it is empty: the communicator's
+  // rank is the place in that list, messages name the rank of the run. A
+  // channel is a sequence of collectives of its own; all channels share one
+  // failure, so that a failed group fails all. A rank connects once to a
+  // channel. An end that is destroyed has left: the others fail at once where
+  // they need more of it than it issued. Errors: of the group, by status() of
+  // any communicator.
   //   DeadlineExceeded    a rank did not arrive within the timeout
   //   FailedPrecondition  ranks are in different collectives, or on GPUs
   //                       that can not read each other's memory
   //   Unavailable         a rank has left
   //   Internal            a rank's device failed in a collective; it throws
+  //   of the network      see Network::Exchange
   //   else                what Abort was given
   std::unique_ptr<Communicator> Connect(int rank, const std::string& channel,
                                         std::vector<int> members = {});
@@ -67,6 +90,10 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
 
   // Makes the group fail; the first call counts.
   void Abort(int rank, const absl::Status& status);
+  // Likewise, for what was heard of other processes, word by word.
+  void Fail(const absl::Status& status);
+  // Where the ranks of this process are.
+  RanksProgress progress() const;
   // OK, or why it failed.
   absl::Status status() const;
   // The ranks for which others waited in vain, ascending; none unless that is
@@ -98,12 +125,24 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
                const std::shared_ptr<const Call>& call);
   bool Open(Channel& channel, int place,
             const std::shared_ptr<const Call>& call);
-  void Meet(Channel& channel, int place);
+  bool Meet(Channel& channel, int place);  // false: somebody broke off
   void Close(Channel& channel, int place, int64_t read_bytes);
   // Its device has failed in there: nobody shall wait for it in the middle.
   void Break(Channel& channel, int place, const std::string& reason);
 
   void Leave(Channel& channel, int place);
+
+  // A rank's share in a collective with ranks of other processes.
+  class Crossing;
+  int64_t Cross(Channel& channel, int place, Stream& stream);
+  // Waits for messages; false: the group has failed.
+  bool AwaitNetwork(Channel& channel, int place, Network::Exchange& exchange);
+  // Another process is in another collective. Returns false.
+  bool FailAcross(Channel& channel, int place);
+  void BreakOff(Channel& channel);
+  const char* name() const {
+    return others_.network == nullptr ? "local" : "mpi";
+  }
 
   // With the lock held:
   // Waits until `condition` holds; the group fails where that takes too long,
@@ -111,14 +150,17 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   template <class Condition>
   void Await(Lock& lock, Channel& channel, int place,
              const Condition& condition);
-  void Fail(const absl::Status& status);  // the first counts; not OK
+  void Latch(const absl::Status& status);  // the first counts
   void FailIfGone(const Channel& channel);
-  void FailLate(const Channel& channel, int place);
+  RanksProgress Told() const;
+  // Lets go of the lock while it asks other processes.
+  void FailLate(Lock& lock, const Channel& channel, int place);
   absl::Status Unreachable(const Channel& channel) const;
 
   const int world_;
   const absl::Duration timeout_;
   const BulkAlgorithm algorithm_;
+  const OtherProcesses others_;
 
   mutable std::mutex mutex_;  // guards all below and what is in it
   absl::Status failure_;

@@ -12,8 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/status.h"
 #include "engine/comm/channel.h"
@@ -155,34 +153,6 @@ class NcclTransport final : public Transport {
   std::map<int, std::function<absl::Duration()>> watches_;
 };
 
-// Rank 0 publishes what all ranks must have in common; the others compare.
-absl::Status CheckMatches(Store& store, int rank,
-                          const std::vector<std::string>& own,
-                          absl::Duration timeout, const Patience& patience) {
-  constexpr char kKey[] = "must match";
-  if (rank == 0) return store.Put(kKey, absl::StrJoin(own, "\n"));
-  const absl::StatusOr<std::string> text = Await(
-      store, kKey, absl::StrCat("nccl: rank ", rank, ": the config of rank 0"),
-      timeout, patience);
-  if (absl::IsCancelled(text.status())) {
-    return StoreFailure(store, text.status());
-  }
-  ZERO_RETURN_IF_ERROR(text.status());
-  const std::vector<std::string> wanted = absl::StrSplit(*text, '\n');
-  for (size_t i = 0; i < std::max(own.size(), wanted.size()); ++i) {
-    const std::string has = i < own.size() ? own[i] : "";
-    const std::string want = i < wanted.size() ? wanted[i] : "";
-    if (has == want) continue;
-    return StoreFailure(
-        store, absl::InvalidArgumentError(absl::StrCat(
-                   "nccl: rank ", rank, " differs from rank 0: it has \"", has,
-                   "\", rank 0 \"", want,
-                   "\"; start all ranks of the same program with the same "
-                   "config")));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 void LoadKernelsEarly() {
@@ -208,23 +178,23 @@ absl::Status RunNcclProcess(const Launch& launch,
                             const MakeDeviceFn& make_device,
                             const RankBody& body) {
   ZERO_ASSIGN_OR_RETURN(const std::string version, NcclVersion());
+  ZERO_ASSIGN_OR_RETURN(const TcpStoreAddress address, launch.store);
   const absl::Duration timeout = options.local.timeout;
   std::unique_ptr<TcpStoreServer> server;  // ends last: others may still ask
   if (launch.rank == 0) {
     ZERO_ASSIGN_OR_RETURN(server,
-                          TcpStoreServer::Listen(launch.store, launch.world));
+                          TcpStoreServer::Listen(address, launch.world));
   }
-  ZERO_ASSIGN_OR_RETURN(
-      std::shared_ptr<Store> store,
-      TcpStore::Connect(launch.store, launch.rank, launch.world, timeout,
-                        options.patience));
+  ZERO_ASSIGN_OR_RETURN(std::shared_ptr<Store> store,
+                        TcpStore::Connect(address, launch.rank, launch.world,
+                                          timeout, options.patience));
   std::vector<std::string> must_match = options.must_match;
   must_match.push_back(version);
-  ZERO_RETURN_IF_ERROR(
-      CheckMatches(*store, launch.rank, must_match, timeout, options.patience));
+  ZERO_RETURN_IF_ERROR(MatchInStore(*store, "nccl: rank", launch.rank,
+                                    must_match, timeout, options.patience));
   // One process speaks for all that wait.
   const std::string where =
-      launch.rank == 0 ? AddressText(launch.store) : std::string();
+      launch.rank == 0 ? AddressText(address) : std::string();
   NcclTransport nccl(launch.world, {launch.rank},
                      absl::StrCat("processes, connected by ", version), store,
                      where, options);

@@ -40,6 +40,8 @@ struct Rank {
   int host_sharers = 0;
   // What copies between the device and its host go over; nothing: memory.
   absl::optional<Link> host_link = absl::nullopt;
+  // And what a process takes once, its context; 0: as `sharers`.
+  int context_sharers = 0;
 
   // Host-side barrier and vote, without a collective: returns true if every
   // rank passed true. Ranks whose collectives spin on a GPU meet so

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "engine/base/status.h"
 #include "engine/comm/channel.h"
@@ -109,6 +111,34 @@ absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
     if (!come.has_value()) missing.push_back(rank);
   }
   return missing;
+}
+
+absl::Status MatchInStore(Store& store, const std::string& who, int index,
+                          const std::vector<std::string>& own,
+                          absl::Duration timeout, const Patience& patience) {
+  constexpr char kKey[] = "must match";
+  if (index == 0) return store.Put(kKey, absl::StrJoin(own, "\n"));
+  const std::string name = absl::StrCat(who, " ", index);
+  const absl::StatusOr<std::string> text =
+      Await(store, kKey, absl::StrCat(name, ": the config of rank 0"), timeout,
+            patience);
+  if (absl::IsCancelled(text.status())) {
+    return StoreFailure(store, text.status());
+  }
+  ZERO_RETURN_IF_ERROR(text.status());
+  const std::vector<std::string> wanted = absl::StrSplit(*text, '\n');
+  for (size_t i = 0; i < std::max(own.size(), wanted.size()); ++i) {
+    const std::string has = i < own.size() ? own[i] : "";
+    const std::string want = i < wanted.size() ? wanted[i] : "";
+    if (has == want) continue;
+    return StoreFailure(
+        store,
+        absl::InvalidArgumentError(absl::StrCat(
+            name, " differs from rank 0: it has \"", has, "\", rank 0 \"", want,
+            "\"; start all ranks of the same program with the same "
+            "config")));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StoreFailure(Store& store, const absl::Status& failure,

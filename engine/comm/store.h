@@ -82,6 +82,15 @@ absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
                                                 const std::string& name,
                                                 int world);
 
+// Compares what `index` has with what 0 has, a line each. `who`: "nccl: rank",
+// for the message.
+// Errors: InvalidArgument with the first line that differs, which is the
+//         failure of the run; as Await.
+absl::Status MatchInStore(Store& store, const std::string& who, int index,
+                          const std::vector<std::string>& own,
+                          absl::Duration timeout,
+                          const Patience& patience = {});
+
 // Why the run failed, if it did: the first that anybody says counts. Returns
 // what counts. `missing`: ranks for which others waited in vain.
 absl::Status StoreFailure(Store& store, const absl::Status& failure,

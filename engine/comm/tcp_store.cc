@@ -151,10 +151,12 @@ int PortOf(int socket) {
 
 // ---- Server ---------------------------------------------------------------
 
-TcpStoreServer::TcpStoreServer(int listener, int port, int world)
+TcpStoreServer::TcpStoreServer(int listener, int port, int world,
+                               std::string who)
     : listener_(listener),
       port_(port),
       world_(world),
+      who_(std::move(who)),
       is_here_(world),
       accepts_([this] { Accept(); }) {}
 
@@ -201,7 +203,7 @@ void TcpStoreServer::Serve(int socket) {
   }
   if (peer.rank >= 0 && !peer.said_bye) {
     StoreFailure(values_, absl::UnavailableError(absl::StrCat(
-                              "rank ", peer.rank,
+                              who_, " ", peer.rank,
                               " ended without a word: its connection "
                               "closed")))
         .IgnoreError();
@@ -278,7 +280,7 @@ bool IsLoopback(const std::string& host) {
 }
 
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
-    const TcpStoreAddress& address, int world) {
+    const TcpStoreAddress& address, int world, const std::string& who) {
   // A wildcard IPv6 socket takes IPv4 as well; where there is no IPv6, the
   // other address of the list is IPv4's.
   const bool local = IsLoopback(address.host);
@@ -292,7 +294,7 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
       const int socket = ListenAt(*one);
       if (socket >= 0) {
         return std::unique_ptr<TcpStoreServer>(
-            new TcpStoreServer(socket, PortOf(socket), world));
+            new TcpStoreServer(socket, PortOf(socket), world, who));
       }
       reason = SystemError();
       if (errno == EADDRINUSE) {

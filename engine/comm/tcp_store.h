@@ -43,9 +43,11 @@ class TcpStoreServer {
  public:
   // Listens for this machine alone where the host is its loopback, else on
   // all of its addresses. Port 0: any free one.
+  // `who`: what those are that connect, for messages: "rank".
   // Errors: Unavailable with the port, e.g. another program listens there.
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(
-      const TcpStoreAddress& address, int world);
+      const TcpStoreAddress& address, int world,
+      const std::string& who = "rank");
   // Stays until all ranks that came have left, 5 s at most: they may still
   // want to hear why the run failed.
   ~TcpStoreServer();
@@ -58,7 +60,7 @@ class TcpStoreServer {
     bool said_bye = false;
   };
 
-  TcpStoreServer(int listener, int port, int world);
+  TcpStoreServer(int listener, int port, int world, std::string who);
   void Accept();
   void Serve(int socket);
   std::string Answer(Peer& one, const std::string& frame);
@@ -67,6 +69,7 @@ class TcpStoreServer {
   const int listener_;
   const int port_;
   const int world_;
+  const std::string who_;
   MemoryStore values_;
   std::vector<std::thread> answers_;  // the thread that accepts adds them
 

@@ -134,8 +134,9 @@ enum class CommunicationAlgorithm {
 
 // What connects the ranks.
 enum class CommunicationBackend {
-  kAuto,   // kNccl where there are several GPUs or processes, and it is built
+  kAuto,   // kNccl for several GPUs, kMpi for processes on the CPU, else kLocal
   kLocal,  // threads of one process, by its memory
+  kMpi,    // ranks on the CPU, threads of several processes
   kNccl,   // GPUs, in threads or processes
 };
 

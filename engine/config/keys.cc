@@ -30,7 +30,7 @@ Names NamesOf(CommunicationAlgorithm) {
 }
 Names NamesOf(OffloadDevice) { return {"none", "cpu"}; }
 Names NamesOf(VocabularyParts) { return {"auto", "on", "off"}; }
-Names NamesOf(CommunicationBackend) { return {"auto", "local", "nccl"}; }
+Names NamesOf(CommunicationBackend) { return {"auto", "local", "mpi", "nccl"}; }
 Names NamesOf(Recompute) {
   return {std::begin(kRecomputeNames), std::end(kRecomputeNames)};
 }
@@ -791,9 +791,12 @@ std::vector<KeySpec> UsedKeys() {
           BetweenRanks),
       Key(KEY(communication.backend),
           "local: ranks are threads of one process and read each other's "
-          "memory; nccl: a GPU for each rank, in threads or in processes of "
-          "torchrun or srun; auto: nccl for several GPUs or processes, else "
-          "local. fp32 sums are in rank order with local, in NCCL's with nccl.",
+          "memory; mpi: also those of other processes, which mpirun or srun "
+          "started, on the CPU, to the bits of local; nccl: a GPU for each "
+          "rank, in threads or in processes of torchrun or srun; auto: nccl "
+          "for "
+          "several GPUs, mpi for processes on the CPU, else local. fp32 sums "
+          "are in rank order, with nccl in NCCL's.",
           BetweenRanks),
       Key(KEY(communication.timeout_seconds),
           "How long a rank waits for another one before the run fails.",

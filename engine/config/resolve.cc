@@ -342,9 +342,14 @@ class Resolver : public ModelResolver {
   }
 
   void Backend() {
-    if (config_.communication.backend != CommunicationBackend::kNccl) return;
     const std::string backend = "communication.backend";
     const std::string algorithm = "communication.algorithm";
+    if (config_.communication.backend == CommunicationBackend::kMpi &&
+        config_.communication.algorithm == CommunicationAlgorithm::kRing) {
+      Problem(backend, "\"mpi\" sums in rank order, but ", Cite(algorithm),
+              " is \"ring\"; want direct, or backend local");
+    }
+    if (config_.communication.backend != CommunicationBackend::kNccl) return;
     if (config_.communication.algorithm == CommunicationAlgorithm::kRing) {
       Problem(backend, "\"nccl\" chooses its rings and trees itself, but ",
               Cite(algorithm), " is \"ring\"; want direct, or backend local");

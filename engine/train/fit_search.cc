@@ -76,6 +76,7 @@ class Search {
                      static_cast<int>(shards), rank_.gather->algorithm());
     rank.sharers = rank_.sharers;
     rank.host_sharers = rank_.host_sharers;
+    rank.context_sharers = rank_.context_sharers;
     ZERO_ASSIGN_OR_RETURN(
         const Rehearsal rehearsal,
         RehearseRun(rank, config, tools_, TrainingWorkload(config)));

@@ -122,7 +122,9 @@ absl::Status Rehearse(Executor& executor, const Config& config,
 // the host's memory is the device's, what it copies batches from.
 int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
   const bool on_host = rank.device->kind() == DeviceKind::kCpu;
-  return rank.device->memory().context_bytes / SharersOf(rank) +
+  const int sharers =
+      rank.context_sharers == 0 ? SharersOf(rank) : rank.context_sharers;
+  return rank.device->memory().context_bytes / sharers +
          (on_host ? BatchUpload::kNumBuffers * transient.upload : 0);
 }
 
@@ -298,6 +300,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                               rank.world(), rank.shards(), algorithm);
     other.sharers = rank.sharers;
     other.host_sharers = rank.host_sharers;
+    other.context_sharers = rank.context_sharers;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
                           RehearseRun(other, config, tools, workload));
     session->other_rank_peak_ = others.needed_bytes();

@@ -47,11 +47,16 @@ struct RunOptions {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b=value"
   std::string model_dir;          // --model: a Hugging Face folder
-  int ranks = 1;                  // data-parallel ranks
+  int ranks = 1;                  // data-parallel ranks, of all processes
   int threads = 0;                // per rank; 0: an equal share of the cores
-  // Nothing: the ranks are threads of this process; else it is one of them
-  // (ReadRanks in ranks.h).
+  // Nothing: all ranks are threads of this process; else it has ranks_here of
+  // them, in the order of processes (ReadRanks in ranks.h).
   absl::optional<Launch> launch;
+  int ranks_here = 1;
+  int first_rank() const { return launch ? launch->rank * ranks_here : 0; }
+  bool IsHere(int rank) const {
+    return rank >= first_rank() && rank < first_rank() + ranks_here;
+  }
   std::string device = "cpu";
 };
 

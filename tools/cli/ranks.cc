@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
+#include "engine/comm/mpi_network.h"
+#include "engine/comm/mpi_ranks.h"
 #include "engine/comm/nccl/nccl.h"
 #include "engine/comm/nccl_ranks.h"
 #include "engine/config/keys.h"
@@ -70,42 +72,67 @@ absl::Status CheckThreads(const RunOptions& options, const Config& config) {
       " ranks by torchrun or srun, or set communication.backend to \"local\""));
 }
 
-absl::Status CheckLaunched(const RunOptions& options, const Config& config) {
+// What connects processes.
+absl::StatusOr<CommunicationBackend> ChooseLaunched(const RunOptions& options,
+                                                    const Config& config) {
   const std::string launched = LaunchText(*options.launch);
-  if (config.communication.backend == CommunicationBackend::kLocal) {
+  const bool on_gpu = options.device == "cuda";
+  const CommunicationBackend fits =
+      on_gpu ? CommunicationBackend::kNccl : CommunicationBackend::kMpi;
+  const CommunicationBackend wanted = config.communication.backend;
+  if (wanted != CommunicationBackend::kAuto && wanted != fits) {
+    const bool local = wanted == CommunicationBackend::kLocal;
     return absl::InvalidArgumentError(absl::StrCat(
-        "communication.backend: \"local\" connects threads of one process, "
-        "but ",
-        launched, "; want \"nccl\", or --ranks ", options.ranks,
-        " without a launcher"));
+        "communication.backend: ",
+        local    ? "\"local\" connects threads of one process"
+        : on_gpu ? "\"mpi\" connects ranks on the CPU"
+                 : "\"nccl\" connects GPUs",
+        ", but ",
+        local ? launched : absl::StrCat("--device is ", options.device),
+        "; want \"", on_gpu ? "nccl" : "mpi", "\"",
+        local ? absl::StrCat(", or --ranks ", options.ranks,
+                             " without a launcher")
+              : ""));
   }
-  if (options.device != "cuda") {
+  if (!on_gpu && !options.launch->has_mpi) {
     return absl::InvalidArgumentError(absl::StrCat(
-        launched, ", but on the CPU ranks are threads of one process; use ",
-        "--device cuda, or --ranks ", options.ranks, " without a launcher"));
+        launched,
+        ", but torchrun can not connect ranks on the CPU; start them "
+        "by mpirun or srun --mpi=pmix, or --ranks ",
+        options.ranks, " without a launcher, or take --device cuda"));
   }
-  if (WantsLocal(config)) {
+  if (on_gpu
+          ? WantsLocal(config)
+          : config.communication.algorithm == CommunicationAlgorithm::kRing) {
     return absl::InvalidArgumentError(absl::StrCat(
         "communication.algorithm: only threads of one process do this, but ",
-        launched,
-        "; want \"direct\", or a parameter server with fp32 in "
-        "communication_data_type"));
+        launched, "; want \"direct\"",
+        on_gpu ? ", or a parameter server with fp32 in communication_data_type"
+               : ""));
   }
-  return WithContext("communication.backend", CheckNccl(options));
+  ZERO_RETURN_IF_ERROR(WithContext("communication.backend",
+                                   on_gpu ? CheckNccl(options) : CheckMpi()));
+  return fits;
 }
 
 }  // namespace
 
 absl::Status ReadRanks(RunOptions* options) {
+  options->ranks_here = options->ranks;
   ZERO_ASSIGN_OR_RETURN(options->launch, ReadLaunch());
   if (!options->launch.has_value()) return absl::OkStatus();
   const int world = options->launch->world;
+  if (options->device != "cuda") {
+    options->ranks *= world;
+    return absl::OkStatus();
+  }
   if (options->ranks != 1 && options->ranks != world) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--ranks ", options->ranks, ", but ", LaunchText(*options->launch),
         ", one rank in each process; leave --ranks out"));
   }
   options->ranks = world;
+  options->ranks_here = 1;
   return absl::OkStatus();
 }
 
@@ -130,20 +157,25 @@ bool WantsNccl(const RunOptions& options, const Config& config) {
   return options.ranks > 1 && options.device == "cuda" && !WantsLocal(config);
 }
 
-absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
-  if (options.launch.has_value()) {
-    ZERO_RETURN_IF_ERROR(CheckLaunched(options, config));
-    return true;
-  }
+absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
+                                                   const Config& config) {
+  if (options.launch.has_value()) return ChooseLaunched(options, config);
+  constexpr CommunicationBackend kLocal = CommunicationBackend::kLocal;
+  constexpr CommunicationBackend kNccl = CommunicationBackend::kNccl;
   switch (config.communication.backend) {
     case CommunicationBackend::kLocal:
-      return false;
+      return kLocal;
+    case CommunicationBackend::kMpi:
+      return absl::InvalidArgumentError(
+          "communication.backend: \"mpi\" connects processes, and no launcher "
+          "started this one; start it by mpirun or srun --mpi=pmix, or want "
+          "\"auto\"");
     case CommunicationBackend::kAuto:
-      if (!WantsNccl(options, config) || !NcclVersion().ok()) return false;
+      if (!WantsNccl(options, config) || !NcclVersion().ok()) return kLocal;
       LoadKernelsEarly();  // who asks for devices has called CUDA
-      if (options.ranks > NumCudaDevices()) return false;
+      if (options.ranks > NumCudaDevices()) return kLocal;
       ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
-      return true;
+      return kNccl;
     case CommunicationBackend::kNccl:
       break;
   }
@@ -156,7 +188,7 @@ absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config) {
   ZERO_RETURN_IF_ERROR(
       WithContext("communication.backend", CheckNccl(options)));
   ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
-  return true;
+  return kNccl;
 }
 
 PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
@@ -185,8 +217,13 @@ Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
       MakeLoneRank(*device, rank, options.ranks, ranks.shards,
                    WantsNccl(options, config) ? BulkAlgorithm::kNative
                                               : ranks.local.algorithm);
-  // Ranks on the CPU are threads of one process.
-  planned.sharers = device->kind() == DeviceKind::kCuda ? 1 : options.ranks;
+  // Ranks on the CPU share the memory of their host.
+  const int processes = options.launch ? options.launch->local_world : 1;
+  planned.sharers = device->kind() == DeviceKind::kCuda
+                        ? 1
+                        : processes * std::max(options.ranks_here, 1);
+  planned.context_sharers =
+      device->kind() == DeviceKind::kCuda ? 1 : std::max(options.ranks_here, 1);
   planned.host_sharers = static_cast<int>(
       std::min<int64_t>(options.ranks, AssumedSpeedOf(*device).ranks_per_node));
   return planned;
@@ -195,7 +232,8 @@ Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
 absl::Status RunRanks(const RunOptions& options, const Config& config,
                       const LocalRanksOptions& ranks,
                       const std::function<absl::Status(const Rank&)>& body) {
-  ZERO_ASSIGN_OR_RETURN(const bool nccl, UsesNccl(options, config));
+  ZERO_ASSIGN_OR_RETURN(const CommunicationBackend backend,
+                        ChooseBackend(options, config));
   LocalRanksOptions placed = ranks;
   // Every process has a GPU to itself.
   placed.num_devices = options.launch.has_value() ? options.ranks
@@ -205,12 +243,17 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
   const auto open = [&](int rank) {
     return OpenDevice(options, rank, config.device.cuda);
   };
+  if (options.launch.has_value()) placed.must_match = MustMatch(config);
+  if (backend == CommunicationBackend::kMpi) {
+    return RunMpiProcess(*options.launch, options.ranks_here, placed, open,
+                         body);
+  }
   if (options.launch.has_value()) {
-    placed.must_match = MustMatch(config);
     return RunNcclProcess(*options.launch, placed, open, body);
   }
-  return nccl ? RunNcclRanks(options.ranks, placed, open, body)
-              : RunLocalRanks(options.ranks, placed, open, body);
+  return backend == CommunicationBackend::kNccl
+             ? RunNcclRanks(options.ranks, placed, open, body)
+             : RunLocalRanks(options.ranks, placed, open, body);
 }
 
 }  // namespace zero

@@ -1,5 +1,5 @@
-// Who the ranks of a run are: threads of this process, or one rank in each of
-// the processes that torchrun or srun started; and what connects them.
+// Who the ranks of a run are: threads of this process, or ranks in each of the
+// processes that mpirun, srun or torchrun started; and what connects them.
 #ifndef ZERO_TOOLS_CLI_RANKS_H_
 #define ZERO_TOOLS_CLI_RANKS_H_
 
@@ -16,8 +16,9 @@
 
 namespace zero {
 
-// Where a launcher started this process, options->launch is its place and
-// options->ranks their number.
+// Where a launcher started this process, options->launch is its place: on the
+// CPU --ranks are those of each process, on GPUs every process is one rank.
+// options->ranks becomes the number of all.
 // Errors: InvalidArgument: of the launcher's variables, with their names, or
 //         --ranks asks for something else.
 absl::Status ReadRanks(RunOptions* options);
@@ -30,12 +31,12 @@ Command OnRankZero(const std::string& name, Command command);
 // in a plan, elsewhere.
 bool WantsNccl(const RunOptions& options, const Config& config);
 
-// Whether the ranks are connected by NCCL; else they are threads that share
-// memory (`local`).
+// What connects the ranks: communication.backend, or what `auto` stands for.
 // Order:  before anything calls CUDA: see LoadKernelsEarly, which it does where
 //         NCCL may connect threads.
 // Errors: what communication.backend asks for can not be, with the remedy.
-absl::StatusOr<bool> UsesNccl(const RunOptions& options, const Config& config);
+absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
+                                                   const Config& config);
 
 // The device that a plan is for, which this machine need not have.
 struct PlannedDevice {

@@ -63,7 +63,8 @@ void RequireConfigOrModel(CLI::App& app, const RunOptions* options) {
 
 void AddRanksOption(CLI::App& app, RunOptions* options) {
   app.add_option("--ranks", options->ranks,
-                 "data-parallel ranks, as threads of this process")
+                 "data-parallel ranks, as threads of this process; of each "
+                 "process on the CPU, where mpirun or srun starts several")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
 }
@@ -127,11 +128,10 @@ absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
                                                    int rank,
                                                    const CudaOptions& cuda) {
   // A launcher may have given each process cores of its own.
-  const int cores =
-      options.launch
-          ? std::min(AllowedCores(),
-                     get_nprocs() / std::max(options.launch->local_world, 1))
-          : AllowedCores() / options.ranks;
+  const int processes =
+      options.launch ? std::max(options.launch->local_world, 1) : 1;
+  const int cores = std::min(AllowedCores(), get_nprocs() / processes) /
+                    std::max(options.ranks_here, 1);
   const int threads =
       options.threads > 0 ? options.threads : std::max(cores, 1);
   if (options.device != "cuda") return MakeCpuDevice(threads);

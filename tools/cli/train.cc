@@ -126,13 +126,11 @@ absl::Status WriteTrace(const Trace& trace, const std::string& file,
 }
 
 // Of several processes one prints, and each writes a trace of its own.
-bool IsRankZero(const RunOptions& run) {
-  return !run.launch.has_value() || run.launch->rank == 0;
-}
+bool IsRankZero(const RunOptions& run) { return run.first_rank() == 0; }
 
 std::string TraceFile(const TrainFlags& flags) {
   if (flags.trace.empty() || IsRankZero(flags.run)) return flags.trace;
-  return absl::StrCat(flags.trace, ".rank", flags.run.launch->rank);
+  return absl::StrCat(flags.trace, ".rank", flags.run.first_rank());
 }
 
 // The link that an option asks for. `idle`: why it would change nothing; empty:
@@ -169,7 +167,7 @@ absl::Status Train(TrainFlags flags) {
   }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
-  ZERO_RETURN_IF_ERROR(UsesNccl(flags.run, loaded.config).status());
+  ZERO_RETURN_IF_ERROR(ChooseBackend(flags.run, loaded.config).status());
   const bool prints = IsRankZero(flags.run);
   Console console(prints ? stdout : nullptr, prints && isatty(STDOUT_FILENO));
   Console silent(nullptr, /*is_terminal=*/false);
@@ -200,7 +198,7 @@ absl::Status Train(TrainFlags flags) {
         ParseFault(flags.fault, flags.run.ranks, loaded.config.training.steps);
     ZERO_RETURN_IF_ERROR(WithContext("--inject-fault", fault.status()));
     // Another process may be the one that fails.
-    if (!flags.run.launch || fault->rank == flags.run.launch->rank) {
+    if (flags.run.IsHere(fault->rank)) {
       injector = std::make_unique<FaultInjector>(*fault, kStepCollective);
     }
   }

@@ -25,22 +25,35 @@ struct RankContext {
   std::unique_ptr<Stream> stream;  // ends before what its work uses
 };
 
-// Runs fn on every rank of `group`, on the calling thread's stream (kCompute)
-// or a worker stream; what fn returns, or else how the group ended.
-inline absl::Status RunOnGroup(
-    const std::shared_ptr<LocalGroup>& group, StreamRole role,
+// The group of each process, in their order.
+using Groups = std::vector<std::shared_ptr<LocalGroup>>;
+
+inline LocalGroup& GroupOf(const Groups& groups, int rank) {
+  const int world = groups.front()->world();
+  return *groups[rank / (world / static_cast<int>(groups.size()))];
+}
+
+// Runs fn on every rank of all processes, on the calling thread's stream
+// (kCompute) or a worker stream; what fn returns, or else how its group ended.
+inline absl::Status RunOnGroups(
+    const Groups& groups, StreamRole role,
     const std::function<absl::Status(RankContext&)>& fn) {
-  return RunRanks(group->world(), [&](int rank) -> absl::Status {
+  return RunRanks(groups.front()->world(), [&](int rank) -> absl::Status {
     RankContext context;
     context.rank = rank;
     context.device = MakeCpuDevice(1);
-    context.comm = group->Connect(rank, "test");
+    context.comm = GroupOf(groups, rank).Connect(rank, "test");
     context.stream = context.device->MakeStream(role);
     absl::Status status = fn(context);
     context.stream->Synchronize();
     status.Update(context.comm->status());
     return status;
   });
+}
+inline absl::Status RunOnGroup(
+    const std::shared_ptr<LocalGroup>& group, StreamRole role,
+    const std::function<absl::Status(RankContext&)>& fn) {
+  return RunOnGroups({group}, role, fn);
 }
 
 // `size` elements of a dtype, integers among them, zero at first.

@@ -71,16 +71,17 @@ TEST(LaunchTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(it.world, 8);
   EXPECT_EQ(it.local_rank, 1);
   EXPECT_EQ(it.local_world, 4);
-  EXPECT_EQ(it.store.host, "node");
-  EXPECT_EQ(it.store.port, 29500);
+  EXPECT_EQ(it.store->host, "node");
+  EXPECT_EQ(it.store->port, 29500);
   EXPECT_EQ(it.world_name, "WORLD_SIZE");
+  EXPECT_FALSE(it.has_mpi);
 }
 
 TEST(LaunchTest, TorchrunsOwnStoreKeepsItsPort) {
   const auto launch =
       Read(With(kTorch, "TORCHELASTIC_USE_AGENT_STORE", "True"));
   ASSERT_TRUE(launch.ok()) << launch.status();
-  EXPECT_EQ((*launch)->store.port, 29501);
+  EXPECT_EQ((*launch)->store->port, 29501);
 }
 
 TEST(LaunchTest, OnOneMachineLocalRanksAreRanks) {
@@ -128,14 +129,14 @@ TEST(LaunchTest, ReadsTheVariablesOfASlurmStep) {
   EXPECT_EQ(it.world, 8);
   EXPECT_EQ(it.local_rank, 1);
   EXPECT_EQ(it.local_world, 4);
-  EXPECT_EQ(it.store.host, "gpu07");
-  EXPECT_EQ(it.store.port, 16000 + (4711 * 16 + 2) % 16000);
+  EXPECT_EQ(it.store->host, "gpu07");
+  EXPECT_EQ(it.store->port, 16000 + (4711 * 16 + 2) % 16000);
   EXPECT_EQ(it.world_name, "SLURM_STEP_NUM_TASKS");
 }
 
 TEST(LaunchTest, TheFirstNodeOfAList) {
   const auto host = [](const std::string& list) {
-    return (**Read(With(kSlurm, "SLURM_STEP_NODELIST", list))).store.host;
+    return (**Read(With(kSlurm, "SLURM_STEP_NODELIST", list))).store->host;
   };
   EXPECT_EQ(host("alpha"), "alpha");
   EXPECT_EQ(host("alpha,beta[1-3]"), "alpha");
@@ -149,35 +150,60 @@ TEST(LaunchTest, TorchsNamesGoBeforeSlurms) {
   EXPECT_EQ((**Read(both)).world_name, "WORLD_SIZE");
 }
 
-TEST(LaunchTest, OpenMpisNamesComeLastAndWantAnAddress) {
-  const Variables mpi = {{"OMPI_COMM_WORLD_RANK", "5"},
-                         {"OMPI_COMM_WORLD_SIZE", "8"},
-                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "5"},
+                            {"OMPI_COMM_WORLD_SIZE", "8"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+
+TEST(LaunchTest, OpenMpisNamesHaveMpiAndMayHaveAnAddress) {
+  const auto bare = Read(kOpenMpi);
+  ASSERT_TRUE(bare.ok()) << bare.status();
+  EXPECT_TRUE((*bare)->has_mpi);
   EXPECT_THAT(
-      ErrorOf(mpi),
+      std::string((*bare)->store.status().message()),
       HasSubstr("MASTER_ADDR is not set, but OMPI_COMM_WORLD_SIZE is 8 (mpirun "
                 "-x MASTER_ADDR=HOST -x MASTER_PORT=N)"));
-  Variables placed =
-      With(With(mpi, "MASTER_ADDR", "there"), "MASTER_PORT", "4000");
-  const auto launch = Read(placed);
+  const auto launch =
+      Read(With(With(kOpenMpi, "MASTER_ADDR", "there"), "MASTER_PORT", "4000"));
   ASSERT_TRUE(launch.ok()) << launch.status();
   EXPECT_EQ((*launch)->rank, 5);
   EXPECT_EQ((*launch)->world, 8);
   EXPECT_EQ((*launch)->local_rank, 1);
   EXPECT_EQ((*launch)->local_world, 4);
-  EXPECT_EQ((*launch)->store.host, "there");
-  EXPECT_EQ((*launch)->store.port, 4000);
-  EXPECT_FALSE(Read(With(mpi, "OMPI_COMM_WORLD_SIZE", "1"))->has_value());
-  placed.insert(kSlurm.begin(), kSlurm.end());
-  EXPECT_EQ((**Read(placed)).world_name, "SLURM_STEP_NUM_TASKS");
+  EXPECT_EQ((*launch)->store->host, "there");
+  EXPECT_EQ((*launch)->store->port, 4000);
+  EXPECT_FALSE(Read(With(kOpenMpi, "OMPI_COMM_WORLD_SIZE", "1"))->has_value());
+}
+
+// There SLURM_PROCID is that of mpirun's helper on each host.
+TEST(LaunchTest, MpirunInASlurmJobCountsByItself) {
+  Variables both = kSlurm;
+  both.insert(kOpenMpi.begin(), kOpenMpi.end());
+  both["SLURM_PROCID"] = "0";
+  const auto launch = Read(both);
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_EQ((*launch)->world_name, "OMPI_COMM_WORLD_SIZE");
+  EXPECT_EQ((*launch)->rank, 5);
+}
+
+TEST(LaunchTest, ReadsMpichsVariables) {
+  const auto launch = Read({{"PMI_RANK", "5"},
+                            {"PMI_SIZE", "8"},
+                            {"MPI_LOCALRANKID", "1"},
+                            {"MPI_LOCALNRANKS", "4"}});
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  EXPECT_TRUE((*launch)->has_mpi);
+  EXPECT_EQ((*launch)->rank, 5);
+  EXPECT_EQ((*launch)->world, 8);
+  EXPECT_EQ((*launch)->local_rank, 1);
+  EXPECT_EQ((*launch)->local_world, 4);
 }
 
 TEST(LaunchTest, AnAddressMayBeGivenInASlurmStep) {
   const auto launch =
       Read(With(With(kSlurm, "MASTER_ADDR", "there"), "MASTER_PORT", "4000"));
   ASSERT_TRUE(launch.ok()) << launch.status();
-  EXPECT_EQ((*launch)->store.host, "there");
+  EXPECT_EQ((*launch)->store->host, "there");
   EXPECT_THAT(
       ErrorOf(With(kSlurm, "MASTER_ADDR", "there")),
       HasSubstr("MASTER_PORT is not set, but SLURM_STEP_NUM_TASKS is 8"));
@@ -190,7 +216,7 @@ TEST(LaunchTest, AShellInASlurmJobIsNoStep) {
 }
 
 TEST(LaunchTest, WithoutItsVariablesAProcessIsAlone) {
-  for (Variables variables : {kTorch, kSlurm}) {
+  for (Variables variables : {kTorch, kSlurm, kOpenMpi}) {
     ASSERT_TRUE((*Read(variables)).has_value());
     std::erase_if(variables,
                   [](const auto& it) { return IsLaunchVariable(it.first); });

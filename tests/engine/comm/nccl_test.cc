@@ -695,8 +695,8 @@ Launch LaunchOf(int rank, int world, int port) {
           .world = world,
           .local_rank = rank,
           .local_world = world,
-          .store = {"127.0.0.1", port},
-          .world_name = "WORLD_SIZE"};
+          .world_name = "WORLD_SIZE",
+          .store = TcpStoreAddress{"127.0.0.1", port}};
 }
 
 std::vector<absl::Status> RunProcesses(

@@ -326,11 +326,11 @@ std::vector<int> RunProcesses(
       std::unique_ptr<TcpStoreServer> server;
       if (launch->rank == 0) {
         ZERO_ASSIGN_OR_RETURN(server,
-                              TcpStoreServer::Listen(launch->store, world));
+                              TcpStoreServer::Listen(*launch->store, world));
       }
       ZERO_ASSIGN_OR_RETURN(
           const auto store,
-          TcpStore::Connect(launch->store, launch->rank, world, kSoon));
+          TcpStore::Connect(*launch->store, launch->rank, world, kSoon));
       return fn(launch->rank, *store);
     }();
     if (!status.ok()) std::cerr << "rank " << rank << ": " << status << "\n";

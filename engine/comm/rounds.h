@@ -1,0 +1,72 @@
+// A collective between processes, cut into rounds: what a process receives in
+// one is bounded, and the ranks do their shares of a round while the next one
+// is under way. Pure: from shapes alone, the same on all processes.
+//
+// All-gather and broadcast land where the leader, the lowest rank of this
+// process, receives; its neighbours copy from there. What is summed lands in
+// staging memory, one block for each sender and each rank here, so that the
+// sum runs over all ranks in rank order, rounded once: the bits are those of
+// threads of one process, however ranks are split into processes.
+#ifndef ZERO_ENGINE_COMM_ROUNDS_H_
+#define ZERO_ENGINE_COMM_ROUNDS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "engine/comm/communicator.h"
+#include "engine/comm/exchange.h"
+#include "engine/comm/network.h"
+
+namespace zero {
+
+class Rounds {
+ public:
+  // What a process receives in a round, at most, unless world * ranks here is
+  // beyond some thousands: kLeastElems of each piece are.
+  static constexpr int64_t kBytes = int64_t{2} << 20;
+  static constexpr int64_t kLeastElems = 16;
+
+  // `processes`: of each place on the channel, ascending. `process`: this one.
+  Rounds(const Collective& collective, absl::Span<const int> processes,
+         int process, int64_t bytes = kBytes);
+
+  // None: there is nothing to move.
+  int size() const { return static_cast<int>(windows_.size()); }
+  // The place of the leader.
+  int leader() const { return first_; }
+  absl::Span<const Window> windows(int round) const { return windows_[round]; }
+
+  // Memory for what is summed, of a round.
+  int64_t staging_bytes() const;
+  // What this process sends and receives. `all`: what each rank issued, null
+  // for those of other processes.
+  std::vector<PeerMessages> Messages(int round,
+                                     absl::Span<const Collective* const> all,
+                                     char* staging) const;
+  // Where it is then: see PeerMemory::ReceivedFn. `leader`: what that issued.
+  const void* Received(int round, const Collective& leader, const char* staging,
+                       int rank, int64_t piece, const Window& window) const;
+
+ private:
+  bool IsHere(int place) const {
+    return place >= first_ && place < first_ + num_here_;
+  }
+  int64_t ItemBytes() const;
+  int64_t RoundElems(int round) const;
+  char* Landing(const Collective& leader, int rank, const Window& window) const;
+  int64_t StagedElem(int round, int rank, int64_t piece) const;
+
+  const CollectiveKind kind_;
+  const DType dtype_;
+  const int root_;
+  const std::vector<int> processes_;
+  int first_ = 0;     // place of this process
+  int num_here_ = 0;  // places of this process
+  std::vector<std::vector<Window>> windows_;
+  std::vector<int64_t> piece_elems_;  // by segment
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_COMM_ROUNDS_H_

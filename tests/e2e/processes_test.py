@@ -1,0 +1,191 @@
+"""Ranks in several processes, as mpirun starts them on one machine: the bits of
+threads, and how such runs end. Skipped, loudly, without mpirun."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+OUT = os.environ.get("ZERO_OUT", "out")
+ZERO = os.path.abspath(os.path.join(OUT, "zero"))
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to",
+          "none"]
+MISSING = [what for what, there in (
+    ("mpirun (openmpi-bin)", shutil.which("mpirun")),
+    ("zero_mpi.so (libopenmpi-dev)",
+     os.path.exists(os.path.join(OUT, "zero_mpi.so")))) if not there]
+
+CONFIG = {
+    "model": {"preset": "gpt2-tiny", "n_layer": 2, "n_embd": 64},
+    "data": {"train": os.path.abspath("engine") + "/base/*.h",
+             "validation_fraction": 0.1, "tokenizer": "bytes",
+             "sequence_length": 32},
+    "training": {"steps": 6, "save_final": False},
+    "train_batch_size": 8,
+    "gradient_clipping": 1.0,
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
+}
+
+
+@unittest.skipIf(MISSING, "SKIPPED: there is no " + " and no ".join(MISSING))
+class ProcessesTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.config("run.json", CONFIG)
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def config(self, name, value):
+        with open(self.path(name), "w") as file:
+            json.dump(value, file)
+
+    def arguments(self, out, ranks, sets, config="run.json"):
+        result = [ZERO, "train", config, "--threads", "1", "--ranks",
+                  str(ranks), "--set", "training.out_dir=" + out]
+        for one in sets:
+            result += ["--set", one]
+        return result
+
+    def start(self, command):
+        return subprocess.Popen(command, cwd=self.folder, text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def end(self, run, code=0):
+        stdout, stderr = run.communicate(timeout=120)
+        self.assertEqual(run.returncode, code, stdout + stderr)
+        return stdout + stderr
+
+    def processes(self, number, ranks, out, *sets, more=()):
+        """A run of `number` processes of `ranks` ranks each."""
+        return self.start(MPIRUN + ["-n", str(number)] +
+                          self.arguments(out, ranks, sets) + list(more))
+
+    def summary(self, out):
+        with open(self.path(out, "summary.json")) as file:
+            return json.load(file)
+
+    def hash_of(self, out):
+        return self.summary(out)["parameters_hash"]
+
+    def wait_for_steps(self, run, out, steps):
+        while run.poll() is None:
+            try:
+                with open(self.path(out, "metrics.jsonl")) as file:
+                    if file.read().count("\n") >= steps:
+                        return
+            except FileNotFoundError:
+                pass
+            time.sleep(0.02)
+        self.fail("the run ended: " + "".join(run.communicate()))
+
+    def test_every_split_has_the_bits_of_threads(self):
+        for sets in (
+            ("zero_optimization.stage=0",),
+            ("zero_optimization.stage=2", "bf16.enabled=true"),
+            ("zero_optimization.stage=3", "zero_optimization.mics_shard_size=2",
+             "zero_optimization.overlap_comm=true"),
+            ("communication.algorithm=parameter_server",),
+        ):
+            self.end(self.start(self.arguments("threads", 4, sets)))
+            threads = self.summary("threads")
+            for number in (2, 4):
+                with self.subTest(sets=sets, processes=number):
+                    text = self.end(self.processes(number, 4 // number,
+                                                   "split", *sets))
+                    split = self.summary("split")
+                    for key in ("parameters_hash", "final_loss", "wire"):
+                        self.assertEqual(split.get(key), threads.get(key), key)
+                    # One process prints.
+                    self.assertEqual(text.count("parameters_hash"), 1)
+                    self.assertIn("connected by Open MPI", text)
+
+    def test_a_run_is_saved_by_some_processes_and_goes_on_in_others(self):
+        sets = ("training.steps=40", "zero_optimization.stage=3")
+        self.end(self.start(self.arguments("whole", 4, sets)))
+        run = self.processes(2, 2, "parts", *sets)
+        self.wait_for_steps(run, "parts", 3)
+        run.send_signal(signal.SIGUSR1)  # mpirun passes it on
+        self.end(run, code=130)
+        self.end(self.processes(4, 1, "parts", *sets,
+                                more=["--resume", "latest"]))
+        self.assertEqual(self.hash_of("parts"), self.hash_of("whole"))
+
+    def failure(self, run, seconds):
+        """What a run says that must fail by itself, in time."""
+        start = time.time()
+        stdout, stderr = run.communicate(timeout=60)
+        self.assertLess(time.time() - start, seconds, stderr)
+        self.assertNotEqual(run.returncode, 0, stdout + stderr)
+        return stdout + stderr
+
+    def test_a_fault_of_a_rank_ends_all_and_is_named(self):
+        for fault, words in (
+            ("3:2:throw", r"step 2: mpi: rank 3 aborted the run: injected fault"),
+            ("3:2:mismatch", r"step 2: mpi: rank \d differs from rank \d at #\d+ of "
+             r"channel \"reduce\": .*injected fault"),
+            ("3:2:stop", r"step 2: mpi: rank 3 did not arrive at #\d+ of channel .*rank 3 "
+             r"is of process 1, pid \d+ on "),
+        ):
+            with self.subTest(fault=fault):
+                text = self.failure(
+                    self.processes(2, 2, "faulty", "zero_optimization.stage=2",
+                                   "communication.timeout_seconds=3",
+                                   more=["--inject-fault", fault]), 20)
+                self.assertRegex(text, words)
+
+    def test_a_killed_process_is_named(self):
+        run = self.processes(2, 2, "killed", "training.steps=100000",
+                             "communication.timeout_seconds=10")
+        self.wait_for_steps(run, "killed", 2)
+        pids = subprocess.run(["pgrep", "-P", str(run.pid), "zero"], text=True,
+                              capture_output=True).stdout.split()
+        self.assertEqual(len(pids), 2)
+        victim = max(pids, key=int)
+        os.kill(int(victim), signal.SIGKILL)
+        text = self.failure(run, 15)
+        self.assertRegex(text, r"process \d ended without a word: .*process \d "
+                         r"is ranks \d to \d, pid %s on " % victim)
+
+    def test_other_configs_are_named(self):
+        other = dict(CONFIG, gradient_clipping=2.0)
+        self.config("other.json", other)
+        command = MPIRUN + ["-n", "1"] + self.arguments("a", 1, ()) + [
+            ":", "-n", "1"] + self.arguments("b", 1, (), config="other.json")
+        text = self.failure(self.start(command), 30)
+        self.assertRegex(text, r"process 1 differs from rank 0: it has "
+                         r"\"gradient_clipping: 2")
+
+    def test_a_launcher_without_mpi_is_told_so(self):
+        launched = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
+                    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                    "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+        result = subprocess.run(
+            self.arguments("alone", 1, ()), cwd=self.folder, text=True,
+            capture_output=True, env={**os.environ, **launched}, timeout=60)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("says that this is process 0 of 1, but "
+                      "OMPI_COMM_WORLD_SIZE is 2", result.stderr)
+        for backend, words in (
+            ("local", "\"local\" connects threads of one process, but "
+             "OMPI_COMM_WORLD_SIZE is 2; want \"mpi\""),
+            ("nccl", "\"nccl\" connects GPUs, but --device is cpu; want "
+             "\"mpi\""),
+        ):
+            result = subprocess.run(
+                self.arguments("alone", 1, ("communication.backend=" +
+                                            backend,)),
+                cwd=self.folder, text=True, capture_output=True,
+                env={**os.environ, **launched}, timeout=60)
+            self.assertIn(words, result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,24 @@
+# Sourced by slurm.sbatch and mpirun.sh: when a run that ended is worth another
+# start.
+
+# `zero train` ends with this after a signal or training.max_minutes, when it
+# has saved a checkpoint: the same command with --resume auto goes on.
+saved=130
+
+say() { echo "$(date '+%F %T') ${0##*/}: $*" >&2; }
+
+# The folder that a run writes to: of all its arguments CONFIG and --set say so.
+out_dir() {  # ZERO CONFIG OPTIONS...
+  local words=("$2") i
+  for ((i = 3; i < $#; ++i)); do
+    [ "${!i}" != --set ] || words+=(--set "${@:i + 1:1}")
+  done
+  "$1" config "${words[@]}" 2>/dev/null |
+    sed -n 's/^ *"out_dir": "\([^"]*\)".*/\1/p' | head -n 1
+}
+
+# The newest checkpoint: a run that failed without a new one would only fail
+# again.
+newest() {  # OUT_DIR
+  ls -td "$1"/checkpoints/*/ 2>/dev/null | head -n 1
+}
