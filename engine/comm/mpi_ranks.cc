@@ -288,8 +288,9 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
                         TcpStore::Connect(address, process, processes, timeout,
                                           options.patience));
   std::vector<std::string> must_match = options.must_match;
-  must_match.push_back(
-      absl::StrCat(network->library(), ", --ranks ", ranks_here));
+  // First: other numbers of the config follow from it.
+  must_match.insert(must_match.begin(),
+                    absl::StrCat(network->library(), ", --ranks ", ranks_here));
   const std::string host = HostName();
   ZERO_RETURN_IF_ERROR(
       MatchInStore(*store, absl::StrCat("mpi: ", host, ", process"), process,

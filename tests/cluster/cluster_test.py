@@ -136,7 +136,7 @@ class ClusterTest(unittest.TestCase):
         self.assertEqual(self.wait(job), "COMPLETED", self.output())
         text = self.output()
         self.assertIn("the time is nearly up: saving", text)
-        self.assertIn("start 2 on node[1-2], after run/checkpoints/", text)
+        self.assertIn("start 2 on node[1-2], after run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
                          self.threads_hash(2, *steps))
 
@@ -151,12 +151,15 @@ class ClusterTest(unittest.TestCase):
             cwd=self.folder, env=self.env, text=True,
             stdout=open(self.path("job.out"), "w"), stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL)
-        self.wait_for_steps(25)
-        self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
+        # Twice: the second time there is a checkpoint from before.
+        for steps in (25, 125):
+            self.wait_for_steps(steps)
+            self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
         self.assertEqual(run.wait(timeout=90), 0, self.output())
         text = self.output()
         self.assertRegex(text, r"process 1 ended without a word|rank 1 .*node2")
-        self.assertIn("start 2, after run/checkpoints/", text)
+        self.assertIn("start 2, after run/checkpoints/step-", text)
+        self.assertIn("start 3, after run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
                          self.threads_hash(2, *sets))
 
