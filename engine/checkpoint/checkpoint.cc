@@ -145,9 +145,7 @@ std::string PartialFolder(const std::string& checkpoints, int64_t step) {
 
 absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step) {
   ZERO_RETURN_IF_ERROR(AbandonCheckpoint(checkpoints, step));
-  ZERO_RETURN_IF_ERROR(MakeFolders(PartialFolder(checkpoints, step)));
-  // The first save has made `checkpoints`, too.
-  return SyncFolder(FolderOf(checkpoints));
+  return MakeFolders(PartialFolder(checkpoints, step));
 }
 
 absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step) {
@@ -168,6 +166,8 @@ absl::Status CommitCheckpoint(const std::string& checkpoints,
       absl::StrCat(partial, "/", kManifestFile), ManifestText(dated)));
   if (step_hook) step_hook();
   ZERO_RETURN_IF_ERROR(CheckpointReader::Open(partial).status());
+  // The first save has made `checkpoints`, too.
+  ZERO_RETURN_IF_ERROR(SyncFolder(FolderOf(checkpoints)));
   return folder->Commit();
 }
 

@@ -203,6 +203,7 @@ struct TrainingConfig {
   // Checkpoints, in out_dir/checkpoints/.
   int64_t save_every = 0;         // steps; 0: not by steps
   double save_every_minutes = 0;  // 0: not by time
+  bool async_save = true;         // beside training, from a copy of the states
   bool save_interrupted = true;   // one when a signal or max_minutes ends a run
   int64_t keep_last = 2;          // of them; 0: all
   int64_t keep_every = 0;         // and those of such steps; 0: none

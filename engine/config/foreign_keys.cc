@@ -211,8 +211,8 @@ constexpr ForeignKey kForeignKeys[] = {
     {kNotBuilt, kOpaque, "elasticity", "it comes with clusters", "disabled"},
     {kNotBuilt, kOpaque, "aio", "it comes with NVMe offload"},
     {kNote, kOpaque, "checkpoint",
-     "all ranks write their parts of a checkpoint in parallel, under names "
-     "that training.resume finds"},
+     "all ranks write their parts of a checkpoint in parallel and beside "
+     "training (training.async_save), under names that training.resume finds"},
     {kNotBuilt, kOpaque, "pipeline", "it comes with pipeline parallelism"},
     {kNotBuilt, kOpaque, "tensor_parallel", "it comes with tensor parallelism"},
     {kNotBuilt, kInteger, "sequence_parallel_size",

@@ -37,6 +37,7 @@ constexpr Synonym kSynonyms[] = {
     {"output_dir", "training.out_dir"},
     {"save_steps", "training.save_every"},
     {"save_interval", "training.save_every"},
+    {"async_mode", "training.async_save"},
     {"save_total_limit", "training.keep_last"},
     {"resume_from_checkpoint", "training.resume"},
     {"seq_len", "data.sequence_length"},

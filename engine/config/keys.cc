@@ -436,6 +436,13 @@ std::vector<KeySpec> UsedKeys() {
           AtLeast(0)),
       Key(KEY(training.save_every_minutes),
           "Minutes between checkpoints; 0: not by time.", AtLeast(0)),
+      Key(KEY(training.async_save),
+          "Training waits for a copy of the states in the host's memory (12 "
+          "bytes per parameter with Adam, divided over the ranks) and goes on "
+          "while that is written; false: it waits for the disk, and there is "
+          "no copy.",
+          Unread(IF(!c.training.saves()),
+                 "training.save_every and save_every_minutes are 0")),
       Key(KEY(training.save_interrupted),
           "Write a checkpoint where a signal or max_minutes ends the run."),
       Key(KEY(training.keep_last), "Keep the newest checkpoints; 0: all.",
@@ -443,7 +450,8 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(training.keep_every),
           "Keep those of every so many steps besides; 0: none.", AtLeast(0)),
       Key(KEY(training.max_minutes),
-          "End the run after so many minutes, as a signal does; 0: never.",
+          "End the run after so many minutes, as a signal does, but with exit "
+          "status 85 where it goes on with --resume auto; 0: never.",
           AtLeast(0)),
       Key(KEY(training.resume),
           "Go on from a checkpoint: \"latest\" of out_dir, \"auto\" (the "

@@ -9,9 +9,9 @@ namespace zero {
 
 const char* MemoryCategoryName(MemoryCategory category) {
   constexpr const char* kNames[] = {
-      "parameters",     "gradients",   "optimizer", "gathered_parameters",
-      "reduce_buffers", "activations", "workspace", "inputs",
-      "fragmentation",  "fixed"};
+      "parameters",     "gradients",     "optimizer", "gathered_parameters",
+      "reduce_buffers", "activations",   "workspace", "inputs",
+      "snapshot",       "fragmentation", "fixed"};
   static_assert(std::size(kNames) == kNumMemoryCategories);
   return kNames[static_cast<int>(category)];
 }

@@ -23,10 +23,11 @@ enum class MemoryCategory : uint8_t {
   kActivations,
   kWorkspace,
   kInputs,         // token ids, positions, rotary tables, scalars
+  kSnapshot,       // the copy of the states that a checkpoint is written from
   kFragmentation,  // of arenas: reserved, and between blocks at the peak
   kFixed,          // of no arena: libraries, a GPU's context, streams, staging
 };
-inline constexpr int kNumMemoryCategories = 10;
+inline constexpr int kNumMemoryCategories = 11;
 
 // "parameters", "gradients", ... as in metrics.jsonl.
 const char* MemoryCategoryName(MemoryCategory category);

@@ -1,95 +1,126 @@
-// A run's checkpoints, in training.out_dir/checkpoints/: when one is due, what
-// is in it, and how a run goes on from one.
+// A run's checkpoints, in training.out_dir/checkpoints/: when one is due, and
+// how it gets to the disk while training goes on.
 //
 // A checkpoint holds the model states (StateAccess::ForEachKept), each element
-// once, the RunRecord, the config, and what tells the data apart from others.
-// It knows no number of ranks and no stage: engine/checkpoint finds any range
-// of any tensor in it.
+// once, and the manifest (run_manifest.h). It knows no number of ranks and no
+// stage: engine/checkpoint finds any range of any tensor in it.
+//
+// A save has two phases: every rank writes its part; when all parts are
+// durable, rank 0 completes the checkpoint and removes older ones. With
+// training.async_save a thread of each rank does this work, from a copy of the
+// states (StateSnapshot), and training waits for the copy alone. The numbers
+// that the ranks agree on before every step carry whether each rank's work of
+// the phase has ended (Vote); once all have, all ranks learn it at the same
+// step boundary (Hear) and begin the next phase. Without the copy each rank's
+// own thread does the work. Invariant: there is one save at a time.
 // Order: all ranks make the same calls, in the same order.
 #ifndef ZERO_ENGINE_TRAIN_CHECKPOINTS_H_
 #define ZERO_ENGINE_TRAIN_CHECKPOINTS_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
-#include "absl/types/optional.h"
-#include "engine/checkpoint/checkpoint.h"
+#include "absl/types/span.h"
+#include "engine/base/background.h"
 #include "engine/train/console.h"
+#include "engine/train/resume.h"
 #include "engine/train/run_data.h"
+#include "engine/train/run_folder.h"
 #include "engine/train/run_record.h"
 #include "engine/train/session.h"
+#include "engine/zero/state_access.h"
 
 namespace zero {
 
 class RunCheckpoints {
  public:
-  // Session, data and console must outlive it.
-  RunCheckpoints(Session& session, const RunData& data, Console* console);
+  // Session, data, run folder and console must outlive it.
+  RunCheckpoints(Session& session, const RunData& data,
+                 const RunFolder& run_folder, const ResumedRun& resumed,
+                 Console* console);
+  // Gives up what is being written. Finish, below, waits for it.
+  ~RunCheckpoints() { cancelled_ = true; }
 
-  // What training.resume asks for: fills the model states and returns where
-  // the run was. None: it begins anew. Rank 0, which has the run's folder to
-  // itself, looks and decides.
-  // Errors: NotFound; FailedPrecondition where the checkpoint is of another
-  //         run, naming the first difference, or where this run would begin
-  //         anew beside the checkpoints of another; those of CheckpointReader.
-  // A damaged one gives way to the one before, with a warning.
-  absl::StatusOr<absl::optional<RunRecord>> Resume();
-  // Whether the run goes on in the folder of the run that it resumes.
-  bool in_place() const { return own_; }
-
-  // Whether training.save_every_minutes have passed on this rank.
+  // Whether training.save_every_minutes have passed on this rank, and no save
+  // is under way.
   bool MinutesPassed() const;
 
-  // Writes one, and removes those that training.keep_* does not keep. Nothing
-  // where that was done at this step, or tried.
-  // Errors: those of the communicators; where a rank can not write, its error,
-  //         Unavailable on the others, and all can go on.
+  // Begins a checkpoint of the states as they are, after the one that is under
+  // way. Nothing where that was done at this step, or tried.
+  // Errors: those of the communicators, here and below. Where a rank can not
+  //         write, there is a warning and no checkpoint, and all can go on.
   absl::Status Save(const RunRecord& record);
+
+  // What this rank brings to an agreement, and hears of all ranks: how many
+  // have ended their work of the phase, and how many of these failed.
+  struct PhaseVotes {
+    double ended = 0, failed = 0;
+  };
+  PhaseVotes Vote() const;
+  absl::Status Hear(const PhaseVotes& votes);
+
+  // Waits until no save is under way. Where ranks are lost, what they did not
+  // write is given up, and what rank 0 was completing is complete.
+  absl::Status Finish();
+
+  // The step of the save that is under way, or of the last one.
+  int64_t step() const { return record_.step; }
   // "checkpoints/step-00000010", the last of this run; empty: none.
   std::string saved() const;
 
+  // For tests: called on the writing thread before each piece; an error is one
+  // of writing.
+  void set_write_hook(std::function<absl::Status()> hook) {
+    write_hook_ = std::move(hook);
+  }
+
  private:
   using Clock = std::chrono::steady_clock;
+  enum class Phase { kNone, kWriting, kCompleting };
+  using BytesFn =
+      std::function<absl::Span<const char>(const StateAccess::KeptRun&)>;
 
-  struct Choice {
-    std::string path;  // empty: begin anew
-    std::unique_ptr<CheckpointReader> reader;
-  };
   const TrainingConfig& training() const { return session_->config().training; }
   bool leads() const { return session_->rank().rank() == 0; }
-  // Whether training.resume leaves it to rank 0 to find one.
-  bool finds() const {
-    return training().resume == "auto" || training().resume == "latest";
-  }
-  absl::StatusOr<absl::optional<RunRecord>> TryResume();
-  absl::StatusOr<Choice> Choose() const;
-  absl::Status BesideAnother() const;
-  absl::Status MoveAway() const;
-  // Newer ones get other names: this run takes their steps again.
-  absl::Status SetAside(int64_t later_than) const;
-  absl::Status Rename(const std::string& path, const std::string& to) const;
-  absl::Status CheckMatches(const CheckpointManifest& manifest) const;
-  absl::Status Write(const RunRecord& record);
-  absl::Status WritePart(const std::string& folder, const std::string& save);
-  CheckpointManifest Describe(const RunRecord& record,
-                              const std::string& save) const;
+  // Whether training goes on meanwhile.
+  bool beside() const { return session_->snapshot() != nullptr; }
+  absl::Status Begin(const RunRecord& record);
+  // The work of the two phases.
+  absl::Status WritePart(const StateAccess& states,
+                         const std::vector<StateAccess::KeptPiece>& pieces,
+                         const BytesFn& bytes) const;
+  absl::Status Complete();
+  void Do(std::function<absl::Status()> work);
+  // The ranks' work of the phase has ended, on all of them so.
+  void EndPhase(const absl::Status& status);
   // OK where it is that on every rank; else this rank's error, or Unavailable.
   absl::Status Agree(const char* name, const absl::Status& own);
 
   Session* session_;
   const RunData* data_;
+  const RunFolder* run_folder_;
   Console* console_;
   const std::string folder_;
-  std::string run_;     // id of the run, on rank 0
-  std::string chosen_;  // the checkpoint that is resumed
-  bool own_ = false;    // it is in folder_
+  const std::string run_;  // id of the run, on rank 0
   int64_t saved_step_ = -1, tried_step_ = -1;
-  Clock::time_point saved_at_ = Clock::now();
+  bool waited_before_ = false;  // for a save, before the next one
+  std::function<absl::Status()> write_hook_;
+
+  // The save that is under way, or the last one.
+  Phase phase_ = Phase::kNone;
+  RunRecord record_;
+  std::string id_;
+  Clock::time_point began_at_ = Clock::now();
+  Clock::duration blocked_ = {};  // training, by it
+  absl::Status tidied_;           // on rank 0: latest, and older ones
+  std::atomic<bool> cancelled_ = false;
+  Background work_;  // last: it uses the members above
 };
 
 }  // namespace zero

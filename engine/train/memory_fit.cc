@@ -73,6 +73,14 @@ int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
                           : other + (sharers - 1) * own;
 }
 
+// Bytes of a ledger that a run can do without.
+int64_t SnapshotBytes(const MemoryLedger& ledger) {
+  return ledger.at_peak()[static_cast<int>(MemoryCategory::kSnapshot)];
+}
+constexpr char kWithoutCopy[] =
+    "it fits with --set training.async_save=false, without the copy from which "
+    "checkpoints are written: training then waits while one is";
+
 // Ranks of other processes are not known here.
 absl::Status CheckHostFits(const Rehearsal& predicted, const Rank& rank) {
   if (predicted.one_memory || predicted.host_bytes() == 0) {
@@ -80,11 +88,15 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Rank& rank) {
   }
   const int64_t memory = TakeableHostBytes(rank);
   if (predicted.host_bytes() <= memory) return absl::OkStatus();
+  const int64_t copy = SnapshotBytes(predicted.host_ledger);
+  const bool fits_without = predicted.host_bytes() - copy <= memory;
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run keeps %.2f GiB of each rank's states in the host's memory, of "
-      "which a rank may take %.2f GiB; start more ranks, on other machines, or "
-      "leave zero_optimization.offload_optimizer out",
-      predicted.host_bytes() / kGiB, memory / kGiB));
+      "which a rank may take %.2f GiB; %s",
+      predicted.host_bytes() / kGiB, memory / kGiB,
+      fits_without ? kWithoutCopy
+                   : "start more ranks, on other machines, or leave "
+                     "zero_optimization.offload_optimizer out"));
 }
 
 }  // namespace
@@ -142,7 +154,10 @@ absl::Status CheckFits(
   std::stable_sort(
       parts.begin(), parts.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
-  const absl::optional<std::string> options = patch();
+  const int64_t copies = SharersOf(rank) * SnapshotBytes(predicted.ledger);
+  const bool fits_without = needed + late - copies <= memory;
+  const absl::optional<std::string> options =
+      fits_without ? absl::nullopt : patch();
   const int sharers = SharersOf(rank);
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
@@ -157,7 +172,8 @@ absl::Status CheckFits(
                                    late / kGiB)
                  : "",
       memory / kGiB, device.memory_bytes / kGiB, device.name,
-      !options.has_value() ? Remedy(predicted.ledger, config, train, rank)
+      fits_without           ? kWithoutCopy
+      : !options.has_value() ? Remedy(predicted.ledger, config, train, rank)
       : options->empty()
           ? NothingFits(rank)
           : absl::StrCat("with the same global batch this fits: ", *options)));

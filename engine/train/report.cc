@@ -30,6 +30,9 @@ Json ResidentBytes(const Session& session) {
   for (const Arena* arena : session.executor().arenas()) {
     bytes[arena->name()] = arena->ResidentBytes();
   }
+  if (const StateSnapshot* snapshot = session.snapshot()) {
+    bytes["copy of the states"] = snapshot->ResidentBytes();
+  }
   bytes["code and files"] = ResidentFileBytes() / session.rank().world();
   return bytes;
 }
@@ -164,7 +167,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
   utilization.AddTo(&line);
   line["peak_bytes"] = PeakBytes(ledger);
   if (session_->host_bytes() > 0) line["host_bytes"] = session_->host_bytes();
-  if (rank().world() > 1 || session_->host_bytes() > 0) {
+  if (rank().world() > 1 || session_->offloaded_bytes() > 0) {
     line["communication"] =
         Communication(session_->executor().plan(), last.communication);
   }

@@ -118,12 +118,6 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   return absl::OkStatus();
 }
 
-void RunFolder::SyncMetrics() {
-  if (metrics_ != nullptr && metrics_status_.ok()) {
-    metrics_status_ = metrics_->Sync();
-  }
-}
-
 void RunFolder::WriteMetrics(const nlohmann::ordered_json& line) {
   if (metrics_ == nullptr || !metrics_status_.ok()) return;
   metrics_status_ = metrics_->Write(line);

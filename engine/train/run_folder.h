@@ -35,7 +35,10 @@ class RunFolder {
   absl::Status Begin(int64_t step, int64_t last_eval);
 
   // Makes the metrics durable: a checkpoint must not be of later steps.
-  void SyncMetrics();
+  // Threads: any.
+  absl::Status SyncMetrics() const {
+    return metrics_ == nullptr ? absl::OkStatus() : metrics_->Sync();
+  }
 
   // Adds a line to metrics.jsonl and what it holds to TensorBoard's events;
   // nothing on the other ranks, and nothing after an error, which

@@ -128,6 +128,13 @@ int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
          (on_host ? BatchUpload::kNumBuffers * transient.upload : 0);
 }
 
+absl::StatusOr<std::unique_ptr<StateSnapshot>> MakeSnapshot(
+    const Workload& workload, Executor& executor, Device& device,
+    MemoryLedger* ledger) {
+  if (!workload.snapshot) return nullptr;
+  return StateSnapshot::Make(executor.states(), device, ledger);
+}
+
 void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
   ledger->AddConstant(MemoryCategory::kFixed, rehearsal.fixed);
   ledger->AddConstant(MemoryCategory::kFragmentation, rehearsal.fragmentation);
@@ -162,7 +169,8 @@ Workload TrainingWorkload(const Config& config) {
           .generate_tokens =
               samples ? std::min(data.sequence_length,
                                  config.model.max_position_embeddings)
-                      : 0};
+                      : 0,
+          .snapshot = config.training.saves() && config.training.async_save};
 }
 
 LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
@@ -248,6 +256,11 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
       auto executor,
       Executor::Make(imagined, *model, plan, OptionsOf(config, workload),
                      {kUnlimited}, &rehearsal.ledger, &rehearsal.host_ledger));
+  ZERO_ASSIGN_OR_RETURN(
+      auto snapshot,
+      MakeSnapshot(
+          workload, *executor, *meta,
+          rehearsal.one_memory ? &rehearsal.ledger : &rehearsal.host_ledger));
   int64_t peak = rehearsal.ledger.total_peak_bytes();
   executor->clock().set_hook([&](const Action& action, bool done) {
     if (!done) return;
@@ -267,7 +280,9 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   rehearsal.fragmentation =
       executor->used_bytes() -
       (rehearsal.ledger.total_peak_bytes() -
+       rehearsal.ledger.live_bytes(MemoryCategory::kSnapshot) -
        rehearsal.ledger.live_bytes(MemoryCategory::kFixed));
+  snapshot.reset();
   executor.reset();  // writes to the ledger
   AddConstants(rehearsal, &rehearsal.ledger);
   for (Rehearsal::Moment& moment : rehearsal.timeline) {
@@ -314,6 +329,11 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
       Executor::Make(rank, *session->model_, plan, OptionsOf(config, workload),
                      rehearsal.transient, &session->ledger_,
                      &session->host_ledger_));
+  ZERO_ASSIGN_OR_RETURN(
+      session->snapshot_,
+      MakeSnapshot(
+          workload, *session->executor_, *rank.device,
+          rehearsal.one_memory ? &session->ledger_ : &session->host_ledger_));
   if (config.model.from_pretrained.empty()) {
     session->executor_->states().Initialize(config.training.seed);
   } else {

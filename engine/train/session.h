@@ -21,6 +21,7 @@
 #include "engine/train/product_rate.h"
 #include "engine/train/utilization.h"
 #include "engine/zero/executor.h"
+#include "engine/zero/state_snapshot.h"
 #include "kernels/device.h"
 
 namespace zero {
@@ -45,6 +46,7 @@ struct Workload {
   bool train = false;
   bool evaluate = false;
   int64_t generate_tokens = 0;      // longest text, prompt included; 0: none
+  bool snapshot = false;            // checkpoints are written beside training
   bool segment_per_tensor = false;  // of PlanOptions, for a benchmark
 };
 
@@ -68,8 +70,15 @@ class Session {
   Model& model() const { return *model_; }
   Executor& executor() const { return *executor_; }
   const MemoryLedger& ledger() const { return ledger_; }
-  // Of states that the host keeps, all the time.
+  // What the host keeps all the time: states, and where its memory is not the
+  // device's the snapshot.
   int64_t host_bytes() const { return host_ledger_.total_peak_bytes(); }
+  // Of that, states.
+  int64_t offloaded_bytes() const {
+    return host_bytes() - host_ledger_.peak_bytes(MemoryCategory::kSnapshot);
+  }
+  // Null where the workload wants none.
+  StateSnapshot* snapshot() const { return snapshot_.get(); }
 
   // Looks how much `fixed` is by now: libraries load what they need when it is
   // used first. Only for a rank that has its GPU to itself.
@@ -99,6 +108,7 @@ class Session {
   int64_t other_rank_peak_ = 0;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<StateSnapshot> snapshot_;
 };
 
 // The files of such a folder beside the weights. What generation_config.json

@@ -167,6 +167,27 @@ std::string OptimizerText(const Config& config) {
           : "off");
 }
 
+// "every 500 steps; training waits for a copy of 1.39 GiB in the host's memory"
+std::string CheckpointsText(const Session& session) {
+  const TrainingConfig& training = session.config().training;
+  std::vector<std::string> when;
+  if (training.save_every > 0) {
+    when.push_back(absl::StrCat("every ", training.save_every, " steps"));
+  }
+  if (training.save_every_minutes > 0) {
+    when.push_back(
+        absl::StrCat("every ", training.save_every_minutes, " minutes"));
+  }
+  const StateSnapshot* const snapshot = session.snapshot();
+  return absl::StrCat(
+      absl::StrJoin(when, " and "), "; training waits ",
+      snapshot == nullptr
+          ? "while one is written"
+          : absl::StrCat("for a copy of the states in the host's memory (",
+                         HumanBytes(static_cast<double>(snapshot->bytes())),
+                         "), which is written meanwhile"));
+}
+
 std::string MemoryRow(const Session& session) {
   std::string text = MemoryText(session.predicted());
   if (!session.executor().plan().owners.even()) {
@@ -221,11 +242,14 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
          absl::StrCat("the optimizer and the gradients that it reads",
                       offload == Offload::kAll ? ", and parameters," : "",
                       " in the host's memory (",
-                      HumanBytes(session.host_bytes()), "), updated there",
+                      HumanBytes(session.offloaded_bytes()), "), updated there",
                       rank.host_link.has_value()
                           ? absl::StrCat(", over ", rank.host_link->text,
                                          " (--shape-host-link)")
                           : "")});
+  }
+  if (config.training.saves()) {
+    rows.push_back({"checkpoints", CheckpointsText(session)});
   }
   if (rank.world() > 1) {
     rows.push_back({"ranks", RanksText(session)});

@@ -82,11 +82,12 @@ absl::Status Trainer::OpenFolder() {
   ZERO_ASSIGN_OR_RETURN(
       folder_,
       RunFolder::Open(*session_, tools_, data_->tokenizer.get(), console_));
-  checkpoints_ = std::make_unique<RunCheckpoints>(*session_, *data_, console_);
-  ZERO_ASSIGN_OR_RETURN(const absl::optional<RunRecord> record,
-                        checkpoints_->Resume());
-  if (record.has_value()) {
-    record_ = *record;
+  ZERO_ASSIGN_OR_RETURN(const ResumedRun resumed,
+                        ResumeRun(*session_, *data_, console_));
+  checkpoints_ = std::make_unique<RunCheckpoints>(*session_, *data_, *folder_,
+                                                  resumed, console_);
+  if (resumed.record.has_value()) {
+    record_ = *resumed.record;
     scaler_.Restore(record_.scaler);
   }
   if (record_.step > total_steps_) {
@@ -94,7 +95,7 @@ absl::Status Trainer::OpenFolder() {
         "training.resume: the checkpoint is of step ", record_.step,
         ", the run is of ", total_steps_, " steps; raise training.steps"));
   }
-  return folder_->Begin(checkpoints_->in_place() ? record_.step : 0,
+  return folder_->Begin(resumed.in_place ? record_.step : 0,
                         record_.last_eval_step);
 }
 
@@ -147,6 +148,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     // A run that took no step has nothing to save, and maybe something to lose.
     return record_.step == 0 ? absl::OkStatus() : folder_->SaveWeights("final");
   });
+  status.Update(checkpoints_->Finish());
   status = Rescue(status, *session_, record_, folder_.get());
   std::string parameters_hash;
   double peak_bytes = 0;
@@ -256,6 +258,8 @@ absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
   const double num_valid_targets = agreement_[kValidTargets];
   // A rank that is alone may change its mind until now.
   if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
+  ZERO_RETURN_IF_ERROR(
+      checkpoints_->Hear({agreement_[kPhaseEnded], agreement_[kPhaseFailed]}));
   if (!launched_.empty() && agreement_[kCannotWrite] > 0) return absl::nullopt;
   ZERO_ASSIGN_OR_RETURN(const bool stop, ShouldStop(agreement_));
   if (stop) return absl::nullopt;
@@ -387,6 +391,9 @@ Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
                      Seconds(Clock::now() - made_at_) >= 60 * max_minutes);
   own[kStop] = stop ? 1 : 0;
   own[kSave] = leads() && checkpoints_->MinutesPassed() ? 1 : 0;
+  const RunCheckpoints::PhaseVotes votes = checkpoints_->Vote();
+  own[kPhaseEnded] = votes.ended;
+  own[kPhaseFailed] = votes.failed;
   own[kCannotWrite] = folder_->metrics_status().ok() ? 0 : 1;
   own[kValidTargets] = num_valid_targets;
   return own;
@@ -400,8 +407,10 @@ absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
 
 absl::StatusOr<bool> Trainer::AgreeToStop() {
   Agreement agreement = Propose(0);
-  ZERO_RETURN_IF_ERROR(executor().numbers().AllReduce("stop", ReduceOp::kSum,
-                                                      {agreement.data(), 2}));
+  ZERO_RETURN_IF_ERROR(executor().numbers().AllReduce(
+      "stop", ReduceOp::kSum, {agreement.data(), kSave}));
+  ZERO_RETURN_IF_ERROR(
+      checkpoints_->Hear({agreement[kPhaseEnded], agreement[kPhaseFailed]}));
   return ShouldStop(agreement);
 }
 
@@ -434,18 +443,13 @@ absl::Status Trainer::SaveLast() {
   const bool interrupted = record_.step < total_steps_;
   const bool wanted =
       interrupted ? training.save_interrupted : training.saves();
-  return wanted && record_.step > 0 ? Save() : absl::OkStatus();
+  if (wanted && record_.step > 0) ZERO_RETURN_IF_ERROR(Save());
+  return checkpoints_->Finish();
 }
 
 absl::Status Trainer::Save() {
   save_agreed_ = false;
-  folder_->SyncMetrics();
-  const absl::Status saved = checkpoints_->Save(record_);
-  if (saved.ok() || !rank_->status().ok()) return saved;
-  // The states are well, and the next one may find room.
-  console_->Line(absl::StrCat("warning: no checkpoint at step ", record_.step,
-                              ": ", saved.message()));
-  return absl::OkStatus();
+  return checkpoints_->Save(record_);
 }
 
 absl::Status Trainer::Evaluate() {

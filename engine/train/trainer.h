@@ -61,6 +61,7 @@ class Trainer {
 
   Session& session() { return *session_; }
   const RunData& data() const { return *data_; }
+  RunCheckpoints& checkpoints() { return *checkpoints_; }
 
  private:
   Trainer(const Rank& rank, const LoadedConfig& loaded, const ModelTools& tools,
@@ -114,16 +115,17 @@ class Trainer {
   StepCommunication Communicated() const;
 
   // Numbers that are added up over the ranks: those that were asked to stop,
-  // those that could not write metrics (rank 0), those whose time has come for
-  // a checkpoint (rank 0), valid targets of a step.
+  // those that could not write metrics (rank 0), RunCheckpoints::PhaseVotes,
+  // those whose time has come for a checkpoint (rank 0), valid targets of a
+  // step.
   using Agreement = std::array<double, kNumAgreed>;
-  enum { kStop, kCannotWrite, kSave, kValidTargets };
+  enum { kStop, kCannotWrite, kPhaseEnded, kPhaseFailed, kSave, kValidTargets };
   // What this rank brings to one.
   Agreement Propose(double num_valid_targets) const;
   // Whether any rank was asked to stop: the same answer on all. An error where
   // rank 0 could not write its metrics; Unavailable on the other ranks.
   absl::StatusOr<bool> ShouldStop(const Agreement& agreed) const;
-  // The same, asked now.
+  // The same, asked now, without the last two.
   absl::StatusOr<bool> AgreeToStop();
 
   bool leads() const { return rank_->rank() == 0; }

@@ -11,6 +11,29 @@
 #include "kernels/sizes.h"
 
 namespace zero {
+namespace {
+
+// The fp32 values of a tensor that is at `from` in the host's memory, its rest
+// (null: none) at `rest`: there, or in `floats`.
+absl::Span<const float> Floats(const Tensor& tensor, const void* from,
+                               const void* rest, std::vector<float>* floats) {
+  const size_t n = tensor.num_elems();
+  if (tensor.dtype() == DType::kF32) {
+    return {static_cast<const float*>(from), n};
+  }
+  const auto* half = static_cast<const uint16_t*>(from);
+  const auto* low = static_cast<const uint16_t*>(rest);
+  const bool bf16 = tensor.dtype() == DType::kBF16;
+  floats->resize(n);
+  for (size_t i = 0; i < n; ++i) {
+    (*floats)[i] = low != nullptr ? JoinMaster(half[i], low[i])
+                   : bf16         ? BF16ToF32(half[i])
+                                  : F16ToF32(half[i]);
+  }
+  return *floats;
+}
+
+}  // namespace
 
 void StateAccess::Initialize(uint64_t seed) {
   states_->Fill(
@@ -36,9 +59,9 @@ absl::Status StateAccess::AgreeOnRead() {
                       : absl::OkStatus();
 }
 
-void StateAccess::ForEachKept(
-    const std::function<void(const KeptRun&)>& visit) {
-  if (!InFirstGroup()) return;
+std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
+  std::vector<KeptPiece> pieces;
+  if (!InFirstGroup()) return pieces;
   // By state: what lies together in a file is of one dtype and in order.
   for (size_t i = 0, most = 1; i < most; ++i) {
     for (const SegmentRef& ref : states_->segments()) {
@@ -46,22 +69,58 @@ void StateAccess::ForEachKept(
       most = std::max(most, states.size());
       if (i >= states.size()) continue;
       const auto& [name, dtype, from] = states[i];
-      states_->ForEachRun(
-          ref, plan_->Piece(plan_->segment(ref), rank_->rank()),
-          from.values->Piece(ref),
-          from.rest != nullptr ? from.rest->Piece(ref) : Tensor(),
-          [&, &name = name, dtype = dtype](const StateRun& run) {
-            visit({name, dtype, run});
-          });
+      pieces.push_back(
+          {name, dtype, ref, from.values->Piece(ref),
+           from.rest != nullptr ? from.rest->Piece(ref) : Tensor()});
     }
+  }
+  return pieces;
+}
+
+void StateAccess::ForEachKept(const std::vector<KeptPiece>& pieces,
+                              const VisitKeptFn& visit) const {
+  for (const KeptPiece& piece : pieces) {
+    states_->ForEachRun(
+        piece.segment,
+        plan_->Piece(plan_->segment(piece.segment), rank_->rank()),
+        piece.values, piece.rest, [&](const StateRun& run) {
+          visit({piece.state, piece.dtype, run});
+        });
   }
 }
 
+void StateAccess::CopyKept(const std::vector<KeptPiece>& to) {
+  const std::vector<KeptPiece> from = KeptPieces();
+  ZERO_CHECK_EQ(from.size(), to.size());
+  const auto copy = [this](const Tensor& to, const Tensor& from) {
+    rank_->device->Copy(*compute_, to.data(), from.data(), from.bytes());
+  };
+  for (size_t i = 0; i < from.size(); ++i) {
+    copy(to[i].values, from[i].values);
+    if (from[i].rest.defined()) copy(to[i].rest, from[i].rest);
+  }
+  compute_->Synchronize();
+}
+
 absl::Span<const char> StateAccess::Bytes(const KeptRun& kept) {
+  KeptRun on_host = kept;
+  const auto fetch = [&](Tensor& values, std::vector<char>& copied) {
+    if (!values.defined()) return;
+    values = Tensor::Borrow(const_cast<void*>(OnHost(values, copied)),
+                            values.shape(), values.dtype());
+  };
+  fetch(on_host.run.values, copied_);
+  fetch(on_host.run.rest, copied_rest_);
+  return HostBytes(on_host, &floats_);
+}
+
+absl::Span<const char> StateAccess::HostBytes(const KeptRun& kept,
+                                              std::vector<float>* floats) {
   const Tensor& values = kept.run.values;
-  const void* const from = kept.dtype == values.dtype()
-                               ? OnHost(values, copied_)
-                               : Download(kept.run).data();
+  const void* const from =
+      kept.dtype == values.dtype()
+          ? values.data()
+          : Floats(values, values.data(), kept.run.rest.data(), floats).data();
   return {static_cast<const char*>(from),
           values.num_elems() * DTypeBytes(kept.dtype)};
 }
@@ -193,23 +252,10 @@ const void* StateAccess::OnHost(const Tensor& values,
 }
 
 absl::Span<const float> StateAccess::Download(const StateRun& run) {
-  const Tensor &values = run.values, &rest = run.rest;
-  const size_t n = values.num_elems();
-  const void* const from = OnHost(values, copied_);
-  if (values.dtype() == DType::kF32)
-    return {static_cast<const float*>(from), n};
-  const auto* half = static_cast<const uint16_t*>(from);
-  const auto* low =
-      rest.defined() ? static_cast<const uint16_t*>(OnHost(rest, copied_rest_))
-                     : nullptr;
-  const bool bf16 = values.dtype() == DType::kBF16;
-  floats_.resize(n);
-  for (size_t i = 0; i < n; ++i) {
-    floats_[i] = low != nullptr ? JoinMaster(half[i], low[i])
-                 : bf16         ? BF16ToF32(half[i])
-                                : F16ToF32(half[i]);
-  }
-  return floats_;
+  const void* const values = OnHost(run.values, copied_);
+  const void* const rest =
+      run.rest.defined() ? OnHost(run.rest, copied_rest_) : nullptr;
+  return Floats(run.values, values, rest, &floats_);
 }
 
 absl::StatusOr<std::string> StateAccess::Hash() {

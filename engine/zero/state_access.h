@@ -62,17 +62,37 @@ class StateAccess {
   absl::StatusOr<std::string> Hash();
 
   // This rank's share of what a later run needs (ModelStates::kept), by state
-  // and in plan order, in pieces of at most ModelStates::kPieceElems: of all
-  // ranks together each element once.
-  // Order: a rank may call it alone, and Bytes within it.
-  struct KeptRun {
+  // and in plan order: of all ranks together each element once.
+  // Order: a rank may call it alone, here and below.
+  struct KeptPiece {    // this rank's of a segment
     std::string state;  // "weight", "exp_avg"
-    DType dtype;        // of Bytes
+    DType dtype;        // of a checkpoint
+    SegmentRef segment;
+    Tensor values, rest;  // as StateRun's
+  };
+  std::vector<KeptPiece> KeptPieces() const;
+  // The same, or `pieces` that are copies, cut into runs of named parameters of
+  // at most ModelStates::kPieceElems.
+  struct KeptRun {
+    std::string state;
+    DType dtype;
     StateRun run;
   };
-  void ForEachKept(const std::function<void(const KeptRun&)>& visit);
-  // The values of a run, until the next call.
+  using VisitKeptFn = std::function<void(const KeptRun&)>;
+  void ForEachKept(const VisitKeptFn& visit) const {
+    ForEachKept(KeptPieces(), visit);
+  }
+  void ForEachKept(const std::vector<KeptPiece>& pieces,
+                   const VisitKeptFn& visit) const;
+  // Copies KeptPieces() to pieces of the same sizes in the host's memory: on
+  // the CPU with all threads of the rank.
+  void CopyKept(const std::vector<KeptPiece>& to);
+  // The bytes of a run, until the next call.
   absl::Span<const char> Bytes(const KeptRun& kept);
+  // The same of a run that the host can read: there, or in `floats`.
+  // Threads: any.
+  static absl::Span<const char> HostBytes(const KeptRun& kept,
+                                          std::vector<float>* floats);
   // Takes all that is kept from `read`, which writes elements
   // [begin, begin + count) of a parameter's state, in `dtype`, to `out`. It is
   // asked for each element once, by one rank.

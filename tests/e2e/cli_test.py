@@ -95,12 +95,13 @@ class CliTest(unittest.TestCase):
             ((), "A subcommand is required"),
             (("list", "none"), "'none' is no folder"),
             (("show", "."), "it has no checkpoint.json"),
-            (("verify", "none"), "1 of 1 checkpoint(s) are damaged"),
+            (("verify", "none"), "'none' is not there; name a checkpoint"),
             (("diff", ".", "none"), "it has no checkpoint.json"),
             (("export", "none", "out", "--dtype", "fp8"), "--dtype: fp8"),
-            (("export", "none", "out"), "'none' is no folder"),
+            (("export", "none", "out"), "'none' is not there"),
         ):
             self.assertIn(error, self.error("checkpoint", *args))
+        self.assertEqual(self.zero("checkpoint", "diff", ".", ".").returncode, 2)
         self.assertIn("export", self.ok("checkpoint", "--help"))
 
     def test_checkpoints_of_runs_are_listed_compared_and_exported(self):
@@ -122,8 +123,9 @@ class CliTest(unittest.TestCase):
                            "b/checkpoints/" + step)
             self.assertIn("config zero_optimization.stage: 1 and 3", same)
             self.assertIn("the same: ", same)
-        self.assertIn("elements differ, first ",
-                      self.error("checkpoint", "diff", "a", "c"))
+        other = self.zero("checkpoint", "diff", "a", "c")
+        self.assertIn("elements differ, first ", other.stderr)
+        self.assertEqual(other.returncode, 1)
         # The last one has the weights that the run ended with.
         self.assertIn("as bf16", self.ok("checkpoint", "export", "a", "exported"))
         for name in ("config.json", "model.safetensors"):
@@ -351,18 +353,23 @@ class CliTest(unittest.TestCase):
         self.assertIn("other.json is not written", result.stderr)
 
     def test_the_peak_is_the_operating_systems_within_two_percent(self):
-        result = self.zero(
-            "train", "config.json", "--ranks", "2", "--threads", "1",
-            "--set", "zero_optimization.stage=2",
-            "--set", 'model={"model_type": "gpt2", "n_layer": 2, "n_embd": '
-            '512, "n_head": 4, "vocab_size": 50257, "n_positions": 128}',
-            "--set", "data.sequence_length=128", "--set", "training.steps=2")
-        self.assertEqual(result.returncode, 0, result.stderr)
-        summary = self.read_json("run/summary.json")
-        predicted = 2 * summary["predicted_peak_bytes"]["total"]
-        self.assertGreater(predicted, 1 << 29)
-        self.assertAlmostEqual(summary["peak_resident_bytes"], predicted,
-                               delta=predicted // 50)
+        for save_every in (0, 1):
+            result = self.zero(
+                "train", "config.json", "--ranks", "2", "--threads", "1",
+                "--set", "zero_optimization.stage=2",
+                "--set", 'model={"model_type": "gpt2", "n_layer": 2, "n_embd": '
+                '512, "n_head": 4, "vocab_size": 50257, "n_positions": 128}',
+                "--set", "data.sequence_length=128", "--set",
+                "training.steps=2", "--set",
+                "training.save_every=%d" % save_every)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            summary = self.read_json("run/summary.json")
+            predicted = 2 * summary["predicted_peak_bytes"]["total"]
+            self.assertGreater(predicted, 1 << 29)
+            self.assertAlmostEqual(summary["peak_resident_bytes"], predicted,
+                                   delta=predicted // 50)
+            # The copy that checkpoints are written from.
+            self.assertEqual("snapshot" in summary["peak_bytes"], save_every > 0)
 
     def test_plan_shows_owners_bytes_and_the_step(self):
         text = self.ok("plan", "config.json", "--ranks", "2",

@@ -114,6 +114,14 @@ class ResumeTest(unittest.TestCase):
                 self.assertEqual(self.summary(out)["resumed_at"], [at])
                 self.expect_equal(out, "whole")
 
+    def test_a_run_whose_time_is_over_says_that_it_wants_to_go_on(self):
+        run = self.start("run", "--set", "training.max_minutes=0.02", "--set",
+                         "training.steps=1000000")
+        stdout, stderr = run.communicate()
+        self.assertEqual(run.returncode, 85, stderr)
+        self.assertIn("stopped by training.max_minutes", stderr)
+        self.assertEqual(self.newest("run"), self.summary("run")["steps"])
+
     def test_kills_at_any_moment_lose_nothing_that_was_saved(self):
         # Steps enough for all kills, and one run that none of them hits.
         self.config("long.json", CONFIG | {"training": CONFIG["training"] | {

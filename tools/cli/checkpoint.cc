@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/types/optional.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/checkpoint_json.h"
@@ -46,18 +47,21 @@ std::string CheckpointsOf(const std::string& dir) {
   return IsFolder(below) ? below : dir;
 }
 
+absl::Status CheckIsFolder(const std::string& given) {
+  if (IsFolder(given)) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(
+      "'", given, "' ", PathExists(given) ? "is no folder" : "is not there",
+      "; name a checkpoint, such as OUT_DIR/checkpoints/step-00001000, or a "
+      "run's training.out_dir"));
+}
+
 // The checkpoint that is named by itself or by `latest`, or else the newest of
 // a run. On stderr: which one, and why not a newer one.
 absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCheckpoint(
     const std::string& given) {
   std::string path = WithoutSlash(given);
   if (absl::EndsWith(path, "/latest") && !IsFolder(path)) path = FolderOf(path);
-  if (!IsFolder(path)) {
-    return absl::NotFoundError(absl::StrCat(
-        "'", given,
-        "' is no folder; name a checkpoint, such as "
-        "OUT_DIR/checkpoints/step-00001000, or a run's training.out_dir"));
-  }
+  ZERO_RETURN_IF_ERROR(CheckIsFolder(path));
   const std::string checkpoints = CheckpointsOf(path);
   if (PathExists(path + "/checkpoint.json") ||
       ListCheckpoints(checkpoints).empty()) {
@@ -277,6 +281,7 @@ absl::Status Verify(const std::vector<std::string>& given) {
   std::vector<std::string> paths;
   for (const std::string& one : given) {
     const std::string path = WithoutSlash(one);
+    ZERO_RETURN_IF_ERROR(CheckIsFolder(path));
     const auto of_run = ListCheckpoints(CheckpointsOf(path));
     if (of_run.empty() || PathExists(path + "/checkpoint.json")) {
       paths.push_back(path);
@@ -371,7 +376,9 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
   return absl::OkStatus();
 }
 
-absl::Status Diff(const std::string& path_a, const std::string& path_b) {
+// None: they are the same. Else what differs.
+absl::StatusOr<absl::optional<std::string>> DifferenceOf(
+    const std::string& path_a, const std::string& path_b) {
   ZERO_ASSIGN_OR_RETURN(const auto a, OpenCheckpoint(path_a));
   ZERO_ASSIGN_OR_RETURN(const auto b, OpenCheckpoint(path_b));
   const CheckpointManifest &of_a = a->manifest(), &of_b = b->manifest();
@@ -420,13 +427,21 @@ absl::Status Diff(const std::string& path_a, const std::string& path_b) {
   if (differences.different_states == 0) {
     absl::PrintF("the same: %s states of parameters, %s elements\n",
                  WithCommas(differences.states), WithCommas(differences.elems));
-    return absl::OkStatus();
+    return absl::optional<std::string>();
   }
-  return absl::FailedPreconditionError(absl::StrFormat(
+  return absl::optional<std::string>(absl::StrFormat(
       "%s of %s states of parameters and %s of %s elements differ, first %s",
       WithCommas(differences.different_states), WithCommas(differences.states),
       WithCommas(differences.different_elems), WithCommas(differences.elems),
       differences.first));
+}
+
+// As diff(1) exits: 1 where they differ, 2 where they cannot be compared.
+absl::Status Diff(const std::string& path_a, const std::string& path_b) {
+  const auto difference = DifferenceOf(path_a, path_b);
+  if (!difference.ok()) return WithExitCode(difference.status(), 2);
+  return difference->has_value() ? absl::FailedPreconditionError(**difference)
+                                 : absl::OkStatus();
 }
 
 // ---- export -----------------------------------------------------------------
@@ -590,7 +605,9 @@ Command AddCheckpoint(CLI::App& app) {
                    "checkpoints, and runs: all of their checkpoints")
       ->required();
   CLI::App* diff =
-      add("diff", "Compare two checkpoints bit by bit, however they are cut",
+      add("diff",
+          "Compare two checkpoints bit by bit, however they are cut; exits "
+          "with 0 where they are the same, 1 where they differ, else 2",
           [](const Flags& flags) { return Diff(flags.path, flags.other); });
   diff->add_option("A", flags->path, kPath)->required();
   diff->add_option("B", flags->other, "the same")->required();

@@ -26,9 +26,16 @@ namespace zero {
 
 inline constexpr char kVersion[] = "zero 0.1";
 
-// Runs a parsed command. main.cc turns OK into exit code 0, Cancelled (ended
-// by a signal, everything written) into 130, anything else into 1.
+// Runs a parsed command.
 using Command = std::function<absl::Status()>;
+
+// What the program exits with: 0 for OK, 130 for Cancelled (ended by a signal,
+// everything written), 1 for anything else, but for what WithExitCode says.
+int ExitCodeOf(const absl::Status& status);
+// REQUIRES: !status.ok().
+absl::Status WithExitCode(absl::Status status, int code);
+// Of a run whose time is over and that goes on with --resume auto.
+inline constexpr int kWantsToGoOn = 85;
 
 Command AddTrain(CLI::App& app);
 Command AddEval(CLI::App& app);

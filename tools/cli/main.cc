@@ -23,10 +23,11 @@
 namespace zero {
 namespace {
 
-int ExitCode(const absl::Status& status) {
-  if (status.ok()) return 0;
-  std::fprintf(stderr, "zero: %s\n", std::string(status.message()).c_str());
-  return absl::IsCancelled(status) ? 130 : 1;
+int Ended(const absl::Status& status) {
+  if (!status.ok()) {
+    std::fprintf(stderr, "zero: %s\n", std::string(status.message()).c_str());
+  }
+  return ExitCodeOf(status);
 }
 
 // What could not be written to stdout is an error, too.
@@ -174,7 +175,7 @@ int Main(int argc, char** argv) {
     return 2;
   }
   for (const auto& [sub, command] : commands) {
-    if (sub->parsed()) return Flushed(ExitCode(CatchExceptions(command)));
+    if (sub->parsed()) return Flushed(Ended(CatchExceptions(command)));
   }
   return 2;
 }

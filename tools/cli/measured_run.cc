@@ -168,7 +168,9 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
   for (const std::string& set : run.sets) arguments.push_back("--set=" + set);
   for (const std::string& set :
        {"training.out_dir=" + out, std::string("training.resume="),
-        std::string("training.save_every=0"),
+        // Never due: with the copy of the states for it, where there is one.
+        absl::StrCat("training.save_every=",
+                     config.training.saves() ? int64_t{1} << 40 : 0),
         std::string("training.save_every_minutes=0"),
         std::string("training.save_interrupted=false")}) {
     arguments.push_back("--set=" + set);

@@ -231,7 +231,7 @@ absl::Status Train(TrainFlags flags) {
                ? std::move(end)
                : trace.Wrap(rank, RowOf(channel), std::move(end));
   };
-  std::atomic<bool> interrupted = false;
+  std::atomic<bool> interrupted = false, saved = false;
   absl::Status status = RunRanks(
       flags.run, loaded.config, ranks, [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
@@ -252,13 +252,16 @@ absl::Status Train(TrainFlags flags) {
           PrintSummary(summary, loaded.config, flags.run, flags.link, &console);
         }
         if (summary.interrupted) interrupted = true;
+        if (!summary.checkpoint.empty()) saved = true;
         // No error: that would end the other ranks' last collectives.
         return absl::OkStatus();
       });
   if (status.ok() && interrupted) {
-    status =
-        absl::CancelledError(stop->load() ? "stopped by a signal"
-                                          : "stopped by training.max_minutes");
+    status = absl::CancelledError("stopped by a signal");
+    if (!stop->load()) {
+      status = absl::CancelledError("stopped by training.max_minutes");
+      if (saved) status = WithExitCode(status, kWantsToGoOn);
+    }
   }
   if (injector != nullptr && status.ok() && !injector->happened()) {
     status = absl::FailedPreconditionError(absl::StrCat(

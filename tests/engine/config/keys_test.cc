@@ -244,6 +244,9 @@ std::vector<UnreadCase> UnreadCases() {
       {"scheduler.params.decay_mom_rate",
        {cycle, "scheduler.params.decay_mom_rate=1"},
        kNoSteps},
+      {"training.async_save",
+       {"training.async_save=false"},
+       "training.save_every and save_every_minutes are 0"},
       {"lr_scaling.warmup_steps",
        {"lr_scaling.warmup_steps=0"},
        "lr_scaling.rule is \"none\""},
@@ -394,7 +397,8 @@ std::vector<std::string> Variants() {
   const auto with = [&](const std::string& more) {
     texts.push_back(absl::StrCat(
         R"({"model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2,
-"n_head": 4}, "training": {"steps": 20, "sample": {"prompt": "a\tb"}},
+"n_head": 4}, "training": {"steps": 20, "save_every": 5, "sample": {"prompt":
+"a\tb"}},
 "train_batch_size": 8, )",
         more, "}"));
   };

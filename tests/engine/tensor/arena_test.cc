@@ -271,9 +271,9 @@ TEST(LedgerDeathTest, RemovingMoreThanIsLiveNamesTheCategory) {
 
 TEST(LedgerTest, CategoriesHaveTheNamesOfTheMetrics) {
   const char* const names[kNumMemoryCategories] = {
-      "parameters",     "gradients",   "optimizer", "gathered_parameters",
-      "reduce_buffers", "activations", "workspace", "inputs",
-      "fragmentation",  "fixed"};
+      "parameters",     "gradients",     "optimizer", "gathered_parameters",
+      "reduce_buffers", "activations",   "workspace", "inputs",
+      "snapshot",       "fragmentation", "fixed"};
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     EXPECT_STREQ(MemoryCategoryName(static_cast<MemoryCategory>(i)), names[i]);
   }

@@ -5,7 +5,7 @@
 const CATEGORIES = [
   "parameters", "gradients", "optimizer", "gathered_parameters",
   "reduce_buffers", "activations", "workspace", "inputs", "fragmentation",
-  "fixed"];
+  "fixed", "snapshot"];
 const words = (name) => name.replaceAll("_", " ");
 
 // The row's place among those of its config.

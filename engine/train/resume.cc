@@ -1,0 +1,313 @@
+#include "engine/train/resume.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
+#include "engine/base/status.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/config/print.h"
+#include "engine/train/metrics.h"
+#include "engine/train/run_manifest.h"
+#include "nlohmann/json.hpp"
+
+namespace zero {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// ---- What a run must have in common with the one that it continues ----------
+
+// Keys that may change between the parts of a run. Of data.train the tokens are
+// compared and not the name.
+bool MayDiffer(const std::string& key) {
+  static const std::set<std::string> kKeys = {"train_micro_batch_size_per_gpu",
+                                              "gradient_accumulation_steps",
+                                              "steps_per_print",
+                                              "wall_clock_breakdown",
+                                              "memory_breakdown",
+                                              "dump_state",
+                                              "data.train",
+                                              "data.validation",
+                                              "data.validation_fraction",
+                                              "data_types.split_master_weights",
+                                              "model.from_pretrained"};
+  if (kKeys.count(key) > 0) return true;
+  for (const char* section : {"zero_optimization.", "communication.", "device.",
+                              "activation_checkpointing."}) {
+    if (absl::StartsWith(key, section)) return true;
+  }
+  return absl::StartsWith(key, "training.") && key != "training.seed";
+}
+
+// The keys that differ and may not, with both values: what chooses a kind (and
+// with it other keys) first.
+std::vector<std::string> ChangedKeys(const Json& was, const Json& is) {
+  std::vector<std::string> kinds, others;
+  for (const JsonDifference& one : Differences(was, is)) {
+    if (MayDiffer(one.name)) continue;
+    (absl::EndsWith(one.name, "type") ? kinds : others)
+        .push_back(absl::StrCat(one.name, " was ", one.a, ", now ", one.b));
+  }
+  kinds.insert(kinds.end(), others.begin(), others.end());
+  return kinds;
+}
+
+bool IsIn(const std::string& path, const std::string& folder) {
+  std::error_code error;
+  return std::filesystem::equivalent(FolderOf(path), folder, error);
+}
+
+constexpr char kRemedy[] =
+    "; set it back, or go on all the same with training.resume_changed=true";
+
+class Resumption {
+ public:
+  Resumption(Session& session, const RunData& data, Console* console)
+      : session_(&session),
+        data_(&data),
+        console_(console),
+        folder_(CheckpointsFolder(session.config())) {}
+
+  absl::StatusOr<ResumedRun> Resume();
+
+ private:
+  struct Choice {
+    std::string path;  // empty: begin anew
+    std::unique_ptr<CheckpointReader> reader;
+  };
+  const TrainingConfig& training() const { return session_->config().training; }
+  bool leads() const { return session_->rank().rank() == 0; }
+  // Whether training.resume leaves it to rank 0 to find one.
+  bool finds() const {
+    return training().resume == "auto" || training().resume == "latest";
+  }
+  absl::StatusOr<ResumedRun> TryResume();
+  absl::StatusOr<Choice> Choose() const;
+  absl::Status BesideAnother() const;
+  absl::Status MoveAway() const;
+  // Newer ones get other names: this run takes their steps again.
+  absl::Status SetAside(int64_t later_than) const;
+  absl::Status Rename(const std::string& path, const std::string& to) const;
+  absl::Status CheckMatches(const CheckpointManifest& manifest) const;
+
+  Session* session_;
+  const RunData* data_;
+  Console* console_;
+  const std::string folder_;
+  std::string chosen_;  // the checkpoint that is resumed
+};
+
+absl::Status Resumption::BesideAnother() const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      folder_,
+      " has checkpoints of an earlier run; go on from them with --resume auto, "
+      "or remove that folder, or choose another training.out_dir"));
+}
+
+// A run that nobody asked to write checkpoints has at most the one of a signal.
+// The weights of that run are replaced; this stays.
+absl::Status Resumption::MoveAway() const {
+  const std::string place = FreeName(folder_ + ".previous");
+  std::error_code error;
+  std::filesystem::rename(folder_, place, error);
+  if (error) return FileError("cannot move away", folder_, error.value());
+  console_->Line(absl::StrCat(
+      "note: this run begins anew, and the checkpoints of the one before are ",
+      place, " now; --resume auto goes on from checkpoints"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
+  ZERO_RETURN_IF_ERROR(RemoveUnfinishedCheckpoints(folder_));
+  const std::vector<std::string> present = ListCheckpoints(folder_);
+  const std::string& resume = training().resume;
+  if (resume.empty()) {
+    if (present.empty()) return Choice();
+    if (training().saves()) return BesideAnother();
+    ZERO_RETURN_IF_ERROR(MoveAway());
+    return Choice();
+  }
+  if (!finds()) {
+    ZERO_ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(resume));
+    if (!present.empty() && !IsIn(resume, folder_)) return BesideAnother();
+    return Choice{resume, std::move(reader)};
+  }
+  if (resume == "auto" && present.empty()) return Choice();
+  ZERO_ASSIGN_OR_RETURN(FoundCheckpoint found, FindNewestCheckpoint(folder_));
+  for (const std::string& note : found.notes) {
+    console_->Line("warning: " + note);
+  }
+  return Choice{found.path, std::move(found.reader)};
+}
+
+absl::StatusOr<ResumedRun> Resumption::Resume() {
+  while (true) {
+    absl::StatusOr<ResumedRun> resumed = TryResume();
+    // Damage in the values themselves shows only now, on all ranks at once.
+    if (!absl::IsDataLoss(resumed.status()) || !finds() || chosen_.empty()) {
+      return resumed;
+    }
+    if (leads()) {
+      // With no other left the run does not begin anew: that is not asked for.
+      if (ListCheckpoints(folder_).size() < 2) return resumed;
+      console_->Line(absl::StrCat("warning: ", resumed.status().message()));
+      ZERO_RETURN_IF_ERROR(Rename(chosen_, FreeName(chosen_ + ".damaged")));
+    }
+  }
+}
+
+absl::StatusOr<ResumedRun> Resumption::TryResume() {
+  constexpr double kAnew = -1, kFollows = -2;
+  chosen_.clear();
+  const std::string& resume = training().resume;
+  Choice choice;
+  double step = kFollows;
+  if (leads()) {
+    absl::StatusOr<Choice> chosen = Choose();
+    if (!chosen.ok()) {
+      return WithContext(
+          resume.empty() ? "training.out_dir" : "training.resume",
+          chosen.status());
+    }
+    choice = *std::move(chosen);
+    step = choice.reader == nullptr
+               ? kAnew
+               : static_cast<double>(choice.reader->manifest().step);
+  }
+  if (!resume.empty()) {
+    ZERO_RETURN_IF_ERROR(session_->executor().numbers().AllReduce(
+        "resume", ReduceOp::kMax, {&step, 1}));
+  }
+  if (resume.empty() || step == kAnew) {
+    return ResumedRun{.run = Id(RandomNumber())};
+  }
+  if (!leads()) {
+    choice.path = finds()
+                      ? CheckpointFolder(folder_, static_cast<int64_t>(step))
+                      : resume;
+    absl::StatusOr<std::unique_ptr<CheckpointReader>> reader =
+        CheckpointReader::Open(choice.path);
+    if (!reader.ok()) {
+      return WithContext(
+          absl::StrCat("training.resume: rank ", session_->rank().rank(),
+                       " (all ranks must see the folder that rank 0 sees)"),
+          reader.status());
+    }
+    choice.reader = *std::move(reader);
+  }
+  chosen_ = choice.path;
+  const CheckpointReader& reader = *choice.reader;
+  const CheckpointManifest& manifest = reader.manifest();
+  ZERO_RETURN_IF_ERROR(WithContext(
+      absl::StrCat("training.resume: ", choice.path), CheckMatches(manifest)));
+  absl::StatusOr<RunRecord> record = ReadRecord(manifest);
+  if (!record.ok()) return WithContext(choice.path, record.status());
+  ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
+      [&](const std::string& state, const Parameter& parameter, int64_t begin,
+          int64_t count, DType dtype, void* out) -> absl::Status {
+        const auto stored = reader.dtype(state, parameter.name);
+        if (stored != dtype) {
+          return absl::FailedPreconditionError(absl::StrCat(
+              choice.path, " has ", state, " of ", parameter.name, " ",
+              stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
+              ", this run wants it in ", DTypeName(dtype),
+              "; resume with the precision and the optimizer of the run"));
+        }
+        return reader.Read(state, parameter.name, begin, count, out);
+      }));
+  record->resumed_at.push_back(record->step);
+  const bool in_place = finds() || IsIn(choice.path, folder_);
+  if (leads()) {
+    if (in_place) ZERO_RETURN_IF_ERROR(SetAside(record->step));
+    console_->Line(absl::StrCat("resumed from ", choice.path, ": step ",
+                                record->step, ", ", manifest.samples,
+                                " sequences"));
+  }
+  return ResumedRun{
+      .record = *record, .run = manifest.run, .in_place = in_place};
+}
+
+absl::Status Resumption::SetAside(int64_t later_than) const {
+  const std::string last = CheckpointFolder(folder_, later_than);
+  for (const std::string& path : ListCheckpoints(folder_)) {
+    if (std::make_pair(path.size(), path) <=
+        std::make_pair(last.size(), last)) {
+      continue;
+    }
+    ZERO_RETURN_IF_ERROR(Rename(path, FreeName(path + ".abandoned")));
+  }
+  return WriteLatest(folder_, later_than);
+}
+
+absl::Status Resumption::Rename(const std::string& path,
+                                const std::string& to) const {
+  std::error_code error;
+  std::filesystem::rename(path, to, error);
+  if (error) return FileError("cannot rename", path, error.value());
+  console_->Line(absl::StrCat("note: ", path, " is ", to, " now"));
+  return absl::OkStatus();
+}
+
+absl::Status Resumption::CheckMatches(
+    const CheckpointManifest& manifest) const {
+  std::map<std::string, std::vector<int64_t>> missing = manifest.parameters;
+  for (const Parameter* parameter : session_->model().AllParameters()) {
+    const std::vector<int64_t> shape = parameter->shape.dims();
+    const auto it = missing.find(parameter->name);
+    if (it == missing.end()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("of another model: it has no ", parameter->name));
+    }
+    if (it->second != shape) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "of another model: ", parameter->name, " is ",
+          Json(it->second).dump(), " there, ", Json(shape).dump(), " here"));
+    }
+    missing.erase(it);
+  }
+  if (!missing.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "of another model: this one has no ", missing.begin()->first));
+  }
+  const Config& config = session_->config();
+  if (manifest.samples != manifest.step * config.train_batch_size) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("of another run: train_batch_size was ",
+                     manifest.samples / std::max<int64_t>(manifest.step, 1),
+                     ", now ", config.train_batch_size, "; set it back"));
+  }
+  std::vector<std::string> differences =
+      ChangedKeys(manifest.config, Json::parse(PrintResolvedJson(config)));
+  const Json data = DescribeData(*data_->train);
+  const Json was = manifest.progress.value("data", Json());
+  if (was != data) {
+    differences.push_back(absl::StrCat("data.train had other tokens (",
+                                       was.dump(), ", now ", data.dump(), ")"));
+  }
+  if (training().resume_changed) {
+    for (const std::string& difference : differences) {
+      console_->Line(absl::StrCat("note: resumed although ", difference));
+    }
+    return absl::OkStatus();
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("of another run: ", differences.front(), kRemedy));
+}
+
+}  // namespace
+
+absl::StatusOr<ResumedRun> ResumeRun(Session& session, const RunData& data,
+                                     Console* console) {
+  return Resumption(session, data, console).Resume();
+}
+
+}  // namespace zero
