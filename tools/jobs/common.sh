@@ -1,9 +1,9 @@
 # Sourced by slurm.sbatch and mpirun.sh: when a run that ended is worth another
 # start.
 
-# `zero train` ends with this after a signal or training.max_minutes, when it
-# has saved a checkpoint: the same command with --resume auto goes on.
-saved=130
+# `zero train` ends so when it has saved a checkpoint, after a signal or after
+# training.max_minutes: the same command with --resume auto goes on.
+signalled=130 paused=85
 
 say() { echo "$(date '+%F %T') ${0##*/}: $*" >&2; }
 

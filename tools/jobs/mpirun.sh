@@ -11,7 +11,7 @@
 #                      written a checkpoint since it was started (default 0)
 #
 # Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop. Exit code: zero's, 130
-# after such a stop.
+# after such a stop, 85 after training.max_minutes.
 set -uo pipefail
 mpirun=${MPIRUN:-mpirun}             # the mpirun of the MPI zero is built with
 zero=${ZERO:-out/zero}               # the program, at this path on all hosts
@@ -52,7 +52,7 @@ for ((restart = 0; ; ++restart)); do
     kill -0 $run 2>/dev/null || break
   done
   [ $code -ne 0 ] || exit 0
-  [ -z "$stopped" ] || exit $code
+  if [ -n "$stopped" ] || [ $code -eq $paused ]; then exit $code; fi
   after=$(newest "$folder")
   ((restart < max_restarts)) || exit $code
   [ "$after" != "$before" ] || {
