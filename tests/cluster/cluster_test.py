@@ -143,7 +143,7 @@ class ClusterTest(unittest.TestCase):
     def test_mpirun_goes_on_after_a_process_was_killed(self):
         with open(self.path("hosts"), "w") as file:
             file.write("node1 slots=1\nnode2 slots=1\n")
-        sets = ["--set", "training.steps=400", "--set",
+        sets = ["--set", "training.steps=1500", "--set",
                 "training.save_every=10"]
         run = subprocess.Popen(
             [CLUSTER, "on", "ctl", JOBS + "/mpirun.sh", "--hostfile", "hosts",
