@@ -141,10 +141,10 @@ class CliTest(unittest.TestCase):
             ({"MASTER_PORT": ""}, train,
              "MASTER_PORT is not set, but WORLD_SIZE is 4"),
             ({"RANK": "4"}, train, "RANK is 4, but WORLD_SIZE is 4"),
-            ({}, (*train, "--ranks", "2"),
+            ({}, (*train, "--ranks", "2", "--device", "cuda"),
              "--ranks 2, but WORLD_SIZE is 4, one rank in each process"),
-            ({}, train, "WORLD_SIZE is 4, but on the CPU ranks are threads of "
-             "one process; use --device cuda, or --ranks 4"),
+            ({}, train, "WORLD_SIZE is 4, but torchrun can not connect ranks on "
+             "the CPU; start them by mpirun or srun --mpi=pmix, or --ranks 4"),
             ({}, (*train, "--set", "communication.backend=local"),
              'communication.backend: "local" connects threads of one process, '
              "but WORLD_SIZE is 4"),
@@ -410,7 +410,7 @@ class CliTest(unittest.TestCase):
                         r"Norm\n",
                         r"\n +Reduce\(bucket \d+: head\); after "
                         r"ForwardBackward\(head\)\n",
-                        r"\n  norm and agreements +48 bytes\n",
+                        r"\n  norm and agreements +64 bytes\n",
                         r"\nUpdate\(embedding\) to Update\(block.5\)\n"):
             self.assertRegex(text, pattern)
         self.assertEqual(text.count("\nForwardBackward"), 2)
