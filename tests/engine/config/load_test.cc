@@ -573,7 +573,7 @@ TEST(ContradictionTest, AServerThatWouldShard) {
   }
 }
 
-TEST(ContradictionTest, WhatNcclDecidesItself) {
+TEST(ContradictionTest, WhatBackendsDecideThemselves) {
   const std::string nccl = "communication.backend=nccl";
   EXPECT_EQ(ErrorOfSmall({nccl, "communication.algorithm=ring"}, 4),
             "--set communication.backend: \"nccl\" chooses its rings and trees "
@@ -586,10 +586,17 @@ TEST(ContradictionTest, WhatNcclDecidesItself) {
             "--set communication.backend: \"nccl\" would round the sums of a "
             "parameter server at every hop, for communication_data_type (--set "
             "communication_data_type) is bf16; want fp32, or backend local");
-  EXPECT_EQ(ErrorOfSmall({"communication.backend=mpi"}),
-            "--set communication.backend: \"mpi\" is not one of auto, local, "
-            "nccl");
-  for (const char* backend : {"auto", "local", "nccl"}) {
+  EXPECT_EQ(
+      ErrorOfSmall(
+          {"communication.backend=mpi", "communication.algorithm=ring"}, 4),
+      "--set communication.backend: \"mpi\" sums in rank order, but "
+      "communication.algorithm (--set communication.algorithm) is "
+      "\"ring\"; want direct, or backend local");
+  EXPECT_THAT(
+      ErrorOfSmall({"communication.backend=gloo"}),
+      testing::HasSubstr("--set communication.backend: \"gloo\" is not one of "
+                         "auto, local, "));
+  for (const char* backend : {"auto", "local", "mpi", "nccl"}) {
     EXPECT_TRUE(
         LoadSmall({absl::StrCat("communication.backend=", backend)}, 4).ok());
   }
