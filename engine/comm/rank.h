@@ -38,10 +38,10 @@ struct Rank {
   int sharers = 0;
   // And the memory of the host; 0: all.
   int host_sharers = 0;
-  // What copies between the device and its host go over; nothing: memory.
-  absl::optional<Link> host_link = absl::nullopt;
   // And what a process takes once, its context; 0: as `sharers`.
   int context_sharers = 0;
+  // What copies between the device and its host go over; nothing: memory.
+  absl::optional<Link> host_link = absl::nullopt;
 
   // Host-side barrier and vote, without a collective: returns true if every
   // rank passed true. Ranks whose collectives spin on a GPU meet so

@@ -1,18 +1,16 @@
 """Ranks in several processes, as mpirun starts them on one machine: the bits of
 threads, and how such runs end. Skipped, loudly, without mpirun."""
 
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 
-OUT = os.environ.get("ZERO_OUT", "out")
-ZERO = os.path.abspath(os.path.join(OUT, "zero"))
+from runs import CONFIG, OUT, ZERO, RunsTest
+
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to",
           "none"]
 MISSING = [what for what, there in (
@@ -20,33 +18,9 @@ MISSING = [what for what, there in (
     ("zero_mpi.so (libopenmpi-dev)",
      os.path.exists(os.path.join(OUT, "zero_mpi.so")))) if not there]
 
-CONFIG = {
-    "model": {"preset": "gpt2-tiny", "n_layer": 2, "n_embd": 64},
-    "data": {"train": os.path.abspath("engine") + "/base/*.h",
-             "validation_fraction": 0.1, "tokenizer": "bytes",
-             "sequence_length": 32},
-    "training": {"steps": 6, "save_final": False},
-    "train_batch_size": 8,
-    "gradient_clipping": 1.0,
-    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
-}
-
 
 @unittest.skipIf(MISSING, "SKIPPED: there is no " + " and no ".join(MISSING))
-class ProcessesTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.config("run.json", CONFIG)
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
-    def config(self, name, value):
-        with open(self.path(name), "w") as file:
-            json.dump(value, file)
-
+class ProcessesTest(RunsTest):
     def arguments(self, out, ranks, sets, config="run.json"):
         result = [ZERO, "train", config, "--threads", "1", "--ranks",
                   str(ranks), "--set", "training.out_dir=" + out]
@@ -67,24 +41,6 @@ class ProcessesTest(unittest.TestCase):
         """A run of `number` processes of `ranks` ranks each."""
         return self.start(MPIRUN + ["-n", str(number)] +
                           self.arguments(out, ranks, sets) + list(more))
-
-    def summary(self, out):
-        with open(self.path(out, "summary.json")) as file:
-            return json.load(file)
-
-    def hash_of(self, out):
-        return self.summary(out)["parameters_hash"]
-
-    def wait_for_steps(self, run, out, steps):
-        while run.poll() is None:
-            try:
-                with open(self.path(out, "metrics.jsonl")) as file:
-                    if file.read().count("\n") >= steps:
-                        return
-            except FileNotFoundError:
-                pass
-            time.sleep(0.02)
-        self.fail("the run ended: " + "".join(run.communicate()))
 
     def test_every_split_has_the_bits_of_threads(self):
         for sets in (

@@ -3,46 +3,30 @@
   RESUME_KILLS=500 python3 -B tests/e2e/resume_test.py    more than the build's
 """
 
-import json
 import os
 import random
 import signal
 import subprocess
-import tempfile
 import time
 import unittest
 
-ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"), "zero"))
+import runs
+from runs import ZERO, RunsTest
+
 KILLS = int(os.environ.get("RESUME_KILLS", "12"))
 
-CONFIG = {
-    "model": {"preset": "gpt2-tiny", "n_layer": 2, "n_embd": 64,
-              "resid_pdrop": 0.1},
-    "data": {"train": os.path.abspath("engine") + "/base/*.h",
-             "validation_fraction": 0.1, "tokenizer": "bytes",
-             "sequence_length": 32},
+CONFIG = runs.CONFIG | {
+    "model": runs.CONFIG["model"] | {"resid_pdrop": 0.1},
     "training": {"steps": 60, "eval_every": 25, "save_every": 5,
                  "save_final": False},
     "train_batch_size": 4,
     "bf16": {"enabled": True},
-    "optimizer": {"type": "AdamW", "params": {"lr": 3e-3}},
     "zero_optimization": {"stage": 2},
 }
 
 
-class ResumeTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.config("run.json", CONFIG)
-
-    def path(self, *names):
-        return os.path.join(self.folder, *names)
-
-    def config(self, name, value):
-        with open(self.path(name), "w") as file:
-            json.dump(value, file)
+class ResumeTest(RunsTest):
+    config_of_runs = CONFIG
 
     def start(self, out, *args, config="run.json"):
         """A run that writes to the folder `out`."""
@@ -59,24 +43,6 @@ class ResumeTest(unittest.TestCase):
         self.assertEqual(run.returncode, 0, stdout + stderr)
         return stdout
 
-    def summary(self, out):
-        with open(self.path(out, "summary.json")) as file:
-            return json.load(file)
-
-    def metrics(self, out):
-        with open(self.path(out, "metrics.jsonl")) as file:
-            return [json.loads(line) for line in file]
-
-    def wait_for_steps(self, run, out, steps):
-        while run.poll() is None:
-            try:
-                with open(self.path(out, "metrics.jsonl")) as file:
-                    if file.read().count("\n") >= steps:
-                        return
-            except FileNotFoundError:
-                pass
-            time.sleep(0.02)
-
     def newest(self, out):
         """The newest complete checkpoint's step; 0: none."""
         try:
@@ -88,8 +54,7 @@ class ResumeTest(unittest.TestCase):
                    default=0)
 
     def expect_equal(self, out, whole):
-        self.assertEqual(self.summary(out)["parameters_hash"],
-                         self.summary(whole)["parameters_hash"])
+        self.assertEqual(self.hash_of(out), self.hash_of(whole))
         keys = ("step", "loss", "grad_norm", "lr", "validation_loss")
         self.assertEqual(
             [[line.get(key) for key in keys] for line in self.metrics(out)],
