@@ -40,7 +40,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "engine/base/file.h"
+#include "engine/base/direct_file.h"
 #include "engine/base/hash.h"
 #include "engine/checkpoint/safetensors.h"
 #include "kernels/dtype.h"
@@ -209,7 +209,7 @@ class CheckpointReader {
   absl::Status ReadPart(int64_t number);
   absl::Status AddPieces();
   const State* Find(absl::string_view state, absl::string_view parameter) const;
-  absl::StatusOr<std::shared_ptr<const ReadableFile>> DataFile(
+  absl::StatusOr<std::shared_ptr<const DirectReader>> DataFile(
       size_t part) const;
   absl::Status ReadWholeBlock(const Piece& piece, int64_t number,
                               char* out) const;
@@ -223,8 +223,12 @@ class CheckpointReader {
   std::map<std::pair<std::string, std::string>, State> states_;
 
   mutable std::mutex mutex_;
-  // Data files that have been read from.
-  mutable std::vector<std::shared_ptr<const ReadableFile>> files_;
+  // The parts whose data files were read from, the last one first.
+  struct OpenPart {
+    size_t part = 0;
+    std::shared_ptr<const DirectReader> file;
+  };
+  mutable std::vector<OpenPart> files_;
   // Blocks that were read in part, the last one first, for reads that go on
   // behind them.
   mutable std::vector<std::shared_ptr<const Block>> cache_;

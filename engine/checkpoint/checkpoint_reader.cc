@@ -15,6 +15,9 @@ namespace zero {
 namespace {
 
 constexpr size_t kCachedBlocks = 4;
+// Each has two windows in memory. A rank of another number of ranks than the
+// one that saved finds the pieces of a parameter in parts that are neighbours.
+constexpr size_t kOpenFiles = 2;
 
 template <typename... Parts>
 absl::Status Unfit(absl::string_view file, const Parts&... what) {
@@ -76,7 +79,6 @@ absl::StatusOr<std::unique_ptr<CheckpointReader>> CheckpointReader::Open(
     ZERO_RETURN_IF_ERROR(reader->ReadPart(part));
   }
   ZERO_RETURN_IF_ERROR(reader->AddPieces());
-  reader->files_.resize(reader->parts_.size());
   return reader;
 }
 
@@ -239,13 +241,20 @@ absl::Status CheckpointReader::Read(absl::string_view state,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const ReadableFile>> CheckpointReader::DataFile(
+absl::StatusOr<std::shared_ptr<const DirectReader>> CheckpointReader::DataFile(
     size_t part) const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (files_[part] == nullptr) {
-    ZERO_ASSIGN_OR_RETURN(files_[part], ReadableFile::Open(parts_[part].file));
+  const auto it =
+      std::find_if(files_.begin(), files_.end(),
+                   [&](const OpenPart& open) { return open.part == part; });
+  if (it != files_.end()) {
+    std::rotate(files_.begin(), it, it + 1);
+  } else {
+    ZERO_ASSIGN_OR_RETURN(auto file, DirectReader::Open(parts_[part].file));
+    files_.insert(files_.begin(), {part, std::move(file)});
+    if (files_.size() > kOpenFiles) files_.pop_back();
   }
-  return files_[part];
+  return files_.front().file;
 }
 
 absl::Status CheckpointReader::ReadWholeBlock(const Piece& piece,

@@ -420,11 +420,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
   const uint64_t header_bytes =
       RoundUp(static_cast<int64_t>(text.size()), kPrefixBytes);
   text.resize(header_bytes, ' ');
-  ZERO_ASSIGN_OR_RETURN(writer->file_, AtomicFile::Create(path));
+  ZERO_ASSIGN_OR_RETURN(writer->file_, DirectWriter::Create(path));
   ZERO_RETURN_IF_ERROR(
-      writer->file_->Append(&header_bytes, sizeof(header_bytes)));
-  ZERO_RETURN_IF_ERROR(writer->file_->Append(text.data(), text.size()));
-  for (Place& place : writer->places_) place.offset += writer->file_->size();
+      writer->file_->WriteAt(0, &header_bytes, sizeof(header_bytes)));
+  const auto text_bytes = static_cast<int64_t>(header_bytes);
+  ZERO_RETURN_IF_ERROR(
+      writer->file_->WriteAt(kPrefixBytes, text.data(), text_bytes));
+  for (Place& place : writer->places_)
+    place.offset += kPrefixBytes + text_bytes;
   return writer;
 }
 

@@ -20,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "engine/base/direct_file.h"
 #include "engine/base/file.h"
 #include "kernels/dtype.h"
 
@@ -110,7 +111,7 @@ class SafetensorsWriter {
 
   std::vector<TensorSpec> specs_;
   std::vector<Place> places_;  // of specs_
-  std::unique_ptr<AtomicFile> file_;
+  std::unique_ptr<DirectWriter> file_;
 };
 
 }  // namespace zero

@@ -92,13 +92,28 @@ void StateAccess::ForEachKept(const std::vector<KeptPiece>& pieces,
 void StateAccess::CopyKept(const std::vector<KeptPiece>& to) {
   const std::vector<KeptPiece> from = KeptPieces();
   ZERO_CHECK_EQ(from.size(), to.size());
-  const auto copy = [this](const Tensor& to, const Tensor& from) {
-    rank_->device->Copy(*compute_, to.data(), from.data(), from.bytes());
+  // On the CPU, where all threads meet at the end of each copy, neighbours on
+  // both sides are copied as one. CUDA wants each copy within one allocation.
+  const bool joins = rank_->device->kind() == DeviceKind::kCpu;
+  char* dst = nullptr;
+  const char* src = nullptr;
+  size_t bytes = 0;
+  const auto copy = [&](const Tensor& to, const Tensor& from) {
+    auto* const to_data = static_cast<char*>(to.data());
+    const auto* const from_data = static_cast<const char*>(from.data());
+    if (!joins || to_data != dst + bytes || from_data != src + bytes) {
+      rank_->device->Copy(*compute_, dst, src, bytes);
+      dst = to_data;
+      src = from_data;
+      bytes = 0;
+    }
+    bytes += from.bytes();
   };
+  for (size_t i = 0; i < from.size(); ++i) copy(to[i].values, from[i].values);
   for (size_t i = 0; i < from.size(); ++i) {
-    copy(to[i].values, from[i].values);
     if (from[i].rest.defined()) copy(to[i].rest, from[i].rest);
   }
+  rank_->device->Copy(*compute_, dst, src, bytes);
   compute_->Synchronize();
 }
 

@@ -8,11 +8,15 @@
 namespace zero {
 namespace {
 
-// Calls visit(tensor) for the tensors of a piece.
-template <typename Piece, typename Visit>
-void ForEachTensor(Piece& piece, const Visit& visit) {
-  visit(piece.values);
-  if (piece.rest.defined()) visit(piece.rest);
+// Calls visit(tensor) for the tensors of all pieces: first the values, then the
+// rests, so that neighbours in the states are neighbours here, and
+// StateAccess::CopyKept copies them as one.
+template <typename Pieces, typename Visit>
+void ForEachTensor(Pieces& pieces, const Visit& visit) {
+  for (auto& piece : pieces) visit(piece.values);
+  for (auto& piece : pieces) {
+    if (piece.rest.defined()) visit(piece.rest);
+  }
 }
 
 }  // namespace
@@ -22,23 +26,19 @@ absl::StatusOr<std::unique_ptr<StateSnapshot>> StateSnapshot::Make(
   std::unique_ptr<StateSnapshot> snapshot(new StateSnapshot);
   snapshot->pieces_ = states.KeptPieces();
   int64_t bytes = 0;
-  for (const auto& piece : snapshot->pieces_) {
-    ForEachTensor(piece, [&](const Tensor& tensor) {
-      bytes += RoundUp(tensor.bytes(), Arena::kAlignment);
-    });
-  }
+  ForEachTensor(snapshot->pieces_, [&](const Tensor& tensor) {
+    bytes += RoundUp(tensor.bytes(), Arena::kAlignment);
+  });
   if (bytes == 0) return snapshot;  // another group's ranks write
   ZERO_ASSIGN_OR_RETURN(
       snapshot->arena_,
       Arena::Make(device, MemoryKind::kHost, bytes,
                   "copy of the model states for checkpoints", ledger));
   snapshot->arena_->Touch();
-  for (auto& piece : snapshot->pieces_) {
-    ForEachTensor(piece, [&](Tensor& tensor) {
-      tensor = Tensor::Empty(*snapshot->arena_, tensor.shape(), tensor.dtype(),
-                             MemoryCategory::kSnapshot);
-    });
-  }
+  ForEachTensor(snapshot->pieces_, [&](Tensor& tensor) {
+    tensor = Tensor::Empty(*snapshot->arena_, tensor.shape(), tensor.dtype(),
+                           MemoryCategory::kSnapshot);
+  });
   return snapshot;
 }
 

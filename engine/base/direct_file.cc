@@ -1,0 +1,226 @@
+#include "engine/base/direct_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "engine/base/status.h"
+#include "kernels/check.h"
+
+namespace zero {
+namespace {
+
+// What O_DIRECT wants offsets, sizes and memory to be multiples of: the largest
+// block of common disks.
+constexpr int64_t kAlignment = 4096;
+
+char* AlignedMemory(int64_t bytes) {
+  void* const memory = ::aligned_alloc(kAlignment, static_cast<size_t>(bytes));
+  if (memory == nullptr) throw std::bad_alloc();
+  return static_cast<char*>(memory);
+}
+
+void Close(int fd) {
+  if (fd >= 0) ::close(fd);
+}
+
+}  // namespace
+
+void DirectWriter::Free::operator()(char* memory) const { ::free(memory); }
+void DirectReader::Free::operator()(char* memory) const { ::free(memory); }
+
+// ---- Writing ----------------------------------------------------------------
+
+absl::StatusOr<std::unique_ptr<DirectWriter>> DirectWriter::Create(
+    const std::string& path) {
+  // Refuses what no file can replace.
+  ZERO_RETURN_IF_ERROR(AtomicFile::Create(path).status());
+  std::string temp_path = NameBeside(path, "tmp");
+  const int fd =
+      ::open(temp_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) return FileError("cannot write", path, errno);
+  const int direct_fd =
+      ::open(temp_path.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC);
+  return std::unique_ptr<DirectWriter>(
+      new DirectWriter(path, std::move(temp_path), fd, direct_fd));
+}
+
+DirectWriter::DirectWriter(std::string path, std::string temp_path, int fd,
+                           int direct_fd)
+    : path_(std::move(path)),
+      temp_path_(std::move(temp_path)),
+      fd_(fd),
+      direct_fd_(direct_fd) {}
+
+DirectWriter::~DirectWriter() {
+  if (fd_ >= 0) Fail(absl::OkStatus()).IgnoreError();
+}
+
+absl::Status DirectWriter::Fail(absl::Status status) {
+  writing_.Wait().IgnoreError();
+  // Gone at once, so that a full disk has its space back.
+  Close(direct_fd_);
+  Close(std::exchange(fd_, -1));
+  ::unlink(temp_path_.c_str());
+  return status;
+}
+
+absl::Status DirectWriter::WriteAt(int64_t offset, const void* data,
+                                   int64_t bytes) {
+  ZERO_CHECK_GE(fd_, 0) << "DirectWriter: WriteAt in '" << path_
+                        << "' after Commit or an error";
+  ZERO_CHECK_GE(offset, 0);
+  const char* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const bool full =
+        filled_.end > filled_.begin && filled_.end % kWindowBytes == 0;
+    if (full || offset != filled_.end) {
+      ZERO_RETURN_IF_ERROR(HandOver());
+      filled_.begin = filled_.end = offset;
+    }
+    if (filled_.memory == nullptr) {
+      filled_.memory.reset(AlignedMemory(kWindowBytes));
+    }
+    const int64_t at = offset % kWindowBytes;
+    const int64_t n = std::min(bytes, kWindowBytes - at);
+    std::memcpy(filled_.memory.get() + at, from, static_cast<size_t>(n));
+    filled_.end += n;
+    offset += n;
+    from += n;
+    bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DirectWriter::HandOver() {
+  const absl::Status status = writing_.Wait();
+  if (!status.ok()) return Fail(status);
+  if (filled_.begin == filled_.end) return absl::OkStatus();
+  std::swap(filled_, written_);
+  writing_.Start([this] { return WriteOut(written_); });
+  return absl::OkStatus();
+}
+
+absl::Status DirectWriter::WriteOut(const Window& window) {
+  for (int64_t at = window.begin; at < window.end;) {
+    int64_t bytes = window.end - at;
+    // What begins or ends within a block goes through the page cache; the
+    // blocks of the two ways are never the same, as each byte comes once.
+    const bool direct =
+        direct_fd_ >= 0 && at % kAlignment == 0 && bytes >= kAlignment;
+    if (direct) {
+      bytes -= bytes % kAlignment;
+    } else if (direct_fd_ >= 0) {
+      bytes = std::min(bytes, kAlignment - at % kAlignment);
+    }
+    const ssize_t n = ::pwrite(direct ? direct_fd_ : fd_,
+                               window.memory.get() + at % kWindowBytes,
+                               static_cast<size_t>(bytes), at);
+    if (n >= 0) {
+      at += n;
+    } else if (direct && errno == EINVAL) {  // wants larger blocks
+      Close(std::exchange(direct_fd_, -1));
+    } else if (errno != EINTR) {
+      return FileError("cannot write", path_, errno);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DirectWriter::Commit() {
+  ZERO_CHECK_GE(fd_, 0) << "DirectWriter: Commit of '" << path_
+                        << "' after Commit or an error";
+  ZERO_RETURN_IF_ERROR(HandOver());
+  const absl::Status status = writing_.Wait();
+  if (!status.ok()) return Fail(status);
+  // O_DIRECT leaves data in the disk's own cache, and the size in memory.
+  if (::fsync(fd_) != 0) return Fail(FileError("cannot write", path_, errno));
+  if (::rename(temp_path_.c_str(), path_.c_str()) != 0) {
+    return Fail(FileError("cannot rename to", path_, errno));
+  }
+  Close(direct_fd_);
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    return FileError("cannot close", path_, errno);
+  }
+  return SyncFolder(FolderOf(path_));
+}
+
+// ---- Reading ----------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<const DirectReader>> DirectReader::Open(
+    const std::string& path) {
+  ZERO_ASSIGN_OR_RETURN(auto file, ReadableFile::Open(path));
+  const int direct_fd = ::open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+  return std::shared_ptr<const DirectReader>(
+      new DirectReader(std::move(file), direct_fd));
+}
+
+DirectReader::~DirectReader() {
+  reading_.Wait().IgnoreError();
+  Close(direct_fd_);
+}
+
+absl::Status DirectReader::ReadAt(int64_t offset, void* data,
+                                  int64_t bytes) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  char* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const int64_t at = offset % kWindowBytes;
+    MoveTo(offset - at);
+    const int64_t n = std::min(bytes, now_.bytes - at);
+    // Behind the end of the file, or an error: one place has the words for it.
+    if (n <= 0) return file_->ReadAt(offset, to, bytes);
+    std::memcpy(to, now_.memory.get() + at, static_cast<size_t>(n));
+    to += n;
+    offset += n;
+    bytes -= n;
+  }
+  return absl::OkStatus();
+}
+
+void DirectReader::MoveTo(int64_t begin) const {
+  if (now_.begin == begin) return;
+  const bool in_order = begin == now_.begin + kWindowBytes;
+  reading_.Wait().IgnoreError();
+  std::swap(now_, next_);
+  if (now_.begin != begin) Fill(&now_, begin);
+  const int64_t following = begin + kWindowBytes;
+  if (in_order && following < file_->size() && next_.begin != following) {
+    reading_.Start([this, following] {
+      Fill(&next_, following);
+      return absl::OkStatus();
+    });
+  }
+}
+
+void DirectReader::Fill(Window* window, int64_t begin) const {
+  if (window->memory == nullptr) {
+    window->memory.reset(AlignedMemory(kWindowBytes));
+  }
+  window->begin = begin;
+  int64_t bytes = 0;
+  const int64_t want = std::min(kWindowBytes, file_->size() - begin);
+  char* const to = window->memory.get();
+  while (direct_fd_ >= 0 && bytes < want && bytes % kAlignment == 0) {
+    const ssize_t n =
+        ::pread(direct_fd_, to + bytes,
+                static_cast<size_t>(kWindowBytes - bytes), begin + bytes);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    bytes += n;
+  }
+  bytes = std::min(bytes, want);
+  if (bytes < want &&
+      file_->ReadAt(begin + bytes, to + bytes, want - bytes).ok()) {
+    bytes = want;
+  }
+  window->bytes = bytes;
+}
+
+}  // namespace zero
