@@ -86,6 +86,20 @@ struct LocalGroup::Channel {
   }
 };
 
+namespace {
+
+// Waits for the work of a stream, or before an event. After the fault of a
+// device nothing runs there any more, and there is nothing to wait for.
+template <class StreamOrEvent>
+void Drain(StreamOrEvent& work) {
+  try {
+    work.Synchronize();
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
+
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group,
@@ -232,7 +246,11 @@ void LocalGroup::Perform(Channel& channel, int place,
     if (marks != nullptr) stream.Record(*marks->done);
   } catch (const std::exception& error) {
     Break(channel, place, error.what());
+    // The caller frees memory while it unwinds. Before that, what this rank has
+    // queued must have read the others' memory, and the others this rank's.
+    if (marks != nullptr) Drain(stream);
     Close(channel, place, 0);
+    for (const auto& other : others) Drain(*other->done);
     throw std::runtime_error(std::string(status().message()));
   }
   Close(channel, place, read_bytes);

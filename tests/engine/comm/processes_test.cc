@@ -1,6 +1,7 @@
 // Ranks in several processes: over fake networks of one program.
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <memory>
@@ -309,10 +310,12 @@ TEST(ProcessesTest, ALateRankOfAnotherProcessIsNamed) {
 
 TEST(ProcessesTest, ANetworkThatFailsEndsAllRanks) {
   const auto wire = std::make_shared<FakeWire>();
+  std::barrier all_are_past_it(4);
   const auto statuses = Endings(
       MakeProcesses(4, 2, absl::Minutes(5), wire), [&](RankContext& rank) {
         rank.comm->Barrier(*rank.stream, "before");
         rank.stream->Synchronize();
+        all_are_past_it.arrive_and_wait();
         if (rank.rank == 3) {
           std::lock_guard<std::mutex> lock(wire->mutex);
           wire->failure = "torn cable";
