@@ -54,6 +54,9 @@ echo "a_test.cc:3: Skipped"
 echo "no GPU here"
 """
 CRASHES = "#!/bin/sh\nkill -SEGV $$\n"
+PASSES_THE_SECOND_TIME = FAILS_ONE_OF_THREE.replace(
+    "#!/bin/sh\n", '#!/bin/sh\n[ ! -e "$0.seen" ] || exec /bin/sh "$0.two" "$@"\n'
+    'touch "$0.seen"\n')
 HANGS = "#!/bin/sh\nexec sleep 60\n"
 
 
@@ -122,6 +125,38 @@ class CheckTest(unittest.TestCase):
         _, lines = self.check()
         self.assertEqual(lines[-1], "2 passed, 1 failed")
         self.assertIn("killed by signal 11", self.output)
+
+    def second_try(self):
+        code, self.output = self.run_in_root("env", "SECOND_TRY=1", "ninja",
+                                             "-k", "0", "check")
+        return code, self.output.splitlines()
+
+    def test_a_test_that_passes_alone_is_named_as_unsteady(self):
+        self.add("a", PASSES_THE_SECOND_TIME)
+        os.makedirs(os.path.join(self.root, "out/tests"))
+        self.write("out/tests/a_test.two", PASSES_TWO)
+        self.assertEqual(self.check()[1][-1], "2 passed, 1 failed")
+        code, lines = self.second_try()
+        self.assertEqual(code, 0)
+        self.assertEqual(lines[-2:], [
+            "UNSTEADY, failed beside other tests and passed alone: "
+            "out/tests/a_test.first.log", "2 passed, 0 failed"])
+        with open(os.path.join(self.root, "out/tests/a_test.first.log")) as f:
+            self.assertIn("expected 1, saw 2", f.read())
+
+    def test_a_test_that_fails_twice_has_failed(self):
+        self.add("a", FAILS_ONE_OF_THREE)
+        self.check()
+        self.assertNotEqual(self.second_try()[0], 0)
+
+    def test_what_a_sanitizer_reported_is_not_tried_again(self):
+        self.add("a", "#!/bin/sh\n[ -e $0.seen ] && exec true\n"
+                 "touch $0.seen\necho ==1==ERROR: AddressSanitizer: bad\n"
+                 "exit 1\n")
+        self.check()
+        code, _ = self.second_try()
+        self.assertNotEqual(code, 0)
+        self.assertIn("a sanitizer's report, and not tried again", self.output)
 
     def test_a_hang_is_stopped_and_counts_as_one_failure(self):
         self.add("a", HANGS, seconds="1")
