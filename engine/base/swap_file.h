@@ -1,0 +1,101 @@
+// A file that holds what does not fit into memory, for as long as a run lasts.
+//
+// It is cut into pieces that are written and read as a whole, past the page
+// cache (O_DIRECT). All of its space is taken when it is made, so that a full
+// disk shows then. The file has a header of one block, is locked while its
+// owner lives and is removed when that ends; what a killed run left behind has
+// the header and no lock, and is replaced. No other file is ever touched.
+//
+// Layout: header [kBlockAlignment], then the pieces in order, each padded to a
+//   multiple of kBlockAlignment. Nobody reads it later: no version, no
+//   endianness.
+#ifndef ZERO_ENGINE_BASE_SWAP_FILE_H_
+#define ZERO_ENGINE_BASE_SWAP_FILE_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "engine/base/block_io.h"
+#include "kernels/sizes.h"
+
+namespace zero {
+
+struct SwapFileOptions {
+  std::string folder;  // made where it is not there
+  int number = 0;      // of the file in it: a rank
+  int count = 1;       // of files: a stale one with a higher number goes, too
+  // Changes speed.
+  int64_t block_bytes = int64_t{1} << 20;  // of a request
+  bool uring = true;                       // false: threads
+  BlockIoOptions io;
+  // Changes what is noticed: XXH3 of every block, compared when it is read.
+  bool checksums = true;
+};
+
+class SwapFile {
+ public:
+  // Reads and writes go on beside each other, each in order.
+  enum Lane { kReads, kWrites };
+
+  // `pieces`: bytes of each. Memory that pieces are read to and written from
+  // should lie in `registered`, which must outlive the file.
+  // Errors: ResourceExhausted where the disk has less space than it takes;
+  //         FailedPrecondition where another run has the file, or it is none
+  //         of ours; FileError.
+  static absl::StatusOr<std::unique_ptr<SwapFile>> Create(
+      const SwapFileOptions& options, absl::Span<const int64_t> pieces,
+      absl::Span<const absl::Span<char>> registered);
+  ~SwapFile();
+  SwapFile(const SwapFile&) = delete;
+  SwapFile& operator=(const SwapFile&) = delete;
+
+  // Bytes of a piece in the file, and in the memory that it is read to and
+  // written from, which begins at a multiple of kBlockAlignment.
+  static int64_t PaddedBytes(int64_t bytes) {
+    return RoundUp(bytes, kBlockAlignment);
+  }
+  // Of the file with such pieces.
+  static int64_t FileBytes(absl::Span<const int64_t> pieces);
+
+  // Errors: those of BlockIo::Run; DataLoss where a block is not what was
+  //         written. REQUIRES: the piece was written.
+  // Threads: one in each, here and below; a piece is in one of them.
+  absl::Status Read(int piece, char* data);
+  absl::Status Write(int piece, const char* data);
+
+  const std::string& path() const { return path_; }
+  // What is slower than it could be, and why.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  struct Piece {
+    int64_t offset = 0, bytes = 0;
+    std::vector<uint64_t> hashes;  // of its blocks; none: never written
+  };
+
+  explicit SwapFile(const SwapFileOptions& options) : options_(options) {}
+  absl::Status Open();
+  absl::Status Take(int fd);
+  absl::Status Reserve(int64_t bytes);
+  absl::Status OpenDirect();
+  void MakeLanes(absl::Span<const absl::Span<char>> registered);
+  std::vector<BlockRequest> BlocksOf(const Piece& piece, char* data) const;
+
+  const SwapFileOptions options_;
+  std::string path_;
+  int fd_ = -1;         // holds the lock
+  int direct_fd_ = -1;  // the same file, past the page cache
+  std::vector<Piece> pieces_;
+  std::array<std::unique_ptr<BlockIo>, 2> lanes_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_BASE_SWAP_FILE_H_
