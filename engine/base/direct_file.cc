@@ -12,6 +12,7 @@
 
 #include "engine/base/status.h"
 #include "kernels/check.h"
+#include "kernels/sizes.h"
 
 namespace zero {
 namespace {
@@ -20,20 +21,24 @@ namespace {
 // block of common disks.
 constexpr int64_t kAlignment = 4096;
 
-char* AlignedMemory(int64_t bytes) {
-  void* const memory = ::aligned_alloc(kAlignment, static_cast<size_t>(bytes));
-  if (memory == nullptr) throw std::bad_alloc();
-  return static_cast<char*>(memory);
-}
-
 void Close(int fd) {
   if (fd >= 0) ::close(fd);
 }
 
 }  // namespace
 
-void DirectWriter::Free::operator()(char* memory) const { ::free(memory); }
-void DirectReader::Free::operator()(char* memory) const { ::free(memory); }
+void AlignedMemory::Free::operator()(char* memory) const { ::free(memory); }
+
+char* AlignedMemory::Reserve(int64_t bytes) {
+  if (bytes > bytes_) {
+    bytes_ = RoundUp(bytes, kAlignment);
+    memory_.reset();
+    memory_.reset(static_cast<char*>(
+        ::aligned_alloc(kAlignment, static_cast<size_t>(bytes_))));
+    if (memory_ == nullptr) throw std::bad_alloc();
+  }
+  return memory_.get();
+}
 
 // ---- Writing ----------------------------------------------------------------
 
@@ -84,12 +89,10 @@ absl::Status DirectWriter::WriteAt(int64_t offset, const void* data,
       ZERO_RETURN_IF_ERROR(HandOver());
       filled_.begin = filled_.end = offset;
     }
-    if (filled_.memory == nullptr) {
-      filled_.memory.reset(AlignedMemory(kWindowBytes));
-    }
     const int64_t at = offset % kWindowBytes;
     const int64_t n = std::min(bytes, kWindowBytes - at);
-    std::memcpy(filled_.memory.get() + at, from, static_cast<size_t>(n));
+    std::memcpy(filled_.memory.Reserve(kWindowBytes) + at, from,
+                static_cast<size_t>(n));
     filled_.end += n;
     offset += n;
     from += n;
@@ -107,7 +110,7 @@ absl::Status DirectWriter::HandOver() {
   return absl::OkStatus();
 }
 
-absl::Status DirectWriter::WriteOut(const Window& window) {
+absl::Status DirectWriter::WriteOut(Window& window) {
   for (int64_t at = window.begin; at < window.end;) {
     int64_t bytes = window.end - at;
     // What begins or ends within a block goes through the page cache; the
@@ -119,9 +122,10 @@ absl::Status DirectWriter::WriteOut(const Window& window) {
     } else if (direct_fd_ >= 0) {
       bytes = std::min(bytes, kAlignment - at % kAlignment);
     }
-    const ssize_t n = ::pwrite(direct ? direct_fd_ : fd_,
-                               window.memory.get() + at % kWindowBytes,
-                               static_cast<size_t>(bytes), at);
+    const ssize_t n =
+        ::pwrite(direct ? direct_fd_ : fd_,
+                 window.memory.Reserve(kWindowBytes) + at % kWindowBytes,
+                 static_cast<size_t>(bytes), at);
     if (n >= 0) {
       at += n;
     } else if (direct && errno == EINVAL) {  // wants larger blocks
@@ -161,66 +165,30 @@ absl::StatusOr<std::shared_ptr<const DirectReader>> DirectReader::Open(
       new DirectReader(std::move(file), direct_fd));
 }
 
-DirectReader::~DirectReader() {
-  reading_.Wait().IgnoreError();
-  Close(direct_fd_);
-}
+DirectReader::~DirectReader() { Close(direct_fd_); }
 
-absl::Status DirectReader::ReadAt(int64_t offset, void* data,
-                                  int64_t bytes) const {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  char* to = static_cast<char*>(data);
-  while (bytes > 0) {
-    const int64_t at = offset % kWindowBytes;
-    MoveTo(offset - at);
-    const int64_t n = std::min(bytes, now_.bytes - at);
-    // Behind the end of the file, or an error: one place has the words for it.
-    if (n <= 0) return file_->ReadAt(offset, to, bytes);
-    std::memcpy(to, now_.memory.get() + at, static_cast<size_t>(n));
-    to += n;
-    offset += n;
-    bytes -= n;
-  }
-  return absl::OkStatus();
-}
-
-void DirectReader::MoveTo(int64_t begin) const {
-  if (now_.begin == begin) return;
-  const bool in_order = begin == now_.begin + kWindowBytes;
-  reading_.Wait().IgnoreError();
-  std::swap(now_, next_);
-  if (now_.begin != begin) Fill(&now_, begin);
-  const int64_t following = begin + kWindowBytes;
-  if (in_order && following < file_->size() && next_.begin != following) {
-    reading_.Start([this, following] {
-      Fill(&next_, following);
-      return absl::OkStatus();
-    });
-  }
-}
-
-void DirectReader::Fill(Window* window, int64_t begin) const {
-  if (window->memory == nullptr) {
-    window->memory.reset(AlignedMemory(kWindowBytes));
-  }
-  window->begin = begin;
-  int64_t bytes = 0;
-  const int64_t want = std::min(kWindowBytes, file_->size() - begin);
-  char* const to = window->memory.get();
-  while (direct_fd_ >= 0 && bytes < want && bytes % kAlignment == 0) {
-    const ssize_t n =
-        ::pread(direct_fd_, to + bytes,
-                static_cast<size_t>(kWindowBytes - bytes), begin + bytes);
+absl::StatusOr<const char*> DirectReader::Read(int64_t offset, int64_t bytes,
+                                               AlignedMemory* memory,
+                                               int64_t* read_bytes) const {
+  const int64_t begin = offset - offset % kAlignment;
+  const int64_t want = offset + bytes - begin;
+  const int64_t size = RoundUp(want, kAlignment);
+  char* const to = memory->Reserve(size);
+  int64_t done = 0;
+  while (direct_fd_ >= 0 && done < want && done % kAlignment == 0) {
+    const ssize_t n = ::pread(direct_fd_, to + done,
+                              static_cast<size_t>(size - done), begin + done);
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) break;
-    bytes += n;
+    done += n;
   }
-  bytes = std::min(bytes, want);
-  if (bytes < want &&
-      file_->ReadAt(begin + bytes, to + bytes, want - bytes).ok()) {
-    bytes = want;
+  // The end of the file, or an error: one place has the words for it.
+  if (done < want) {
+    ZERO_RETURN_IF_ERROR(file_->ReadAt(begin + done, to + done, want - done));
+    done = want;
   }
-  window->bytes = bytes;
+  *read_bytes += done;
+  return to + (offset - begin);
 }
 
 }  // namespace zero

@@ -40,7 +40,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/optional.h"
-#include "engine/base/direct_file.h"
+#include "engine/base/file.h"
 #include "engine/base/hash.h"
 #include "engine/checkpoint/safetensors.h"
 #include "kernels/dtype.h"
@@ -179,14 +179,34 @@ class CheckpointReader {
   }
 
   // Elements [begin, begin + elems), as stored, to `out`. Blocks are checked as
-  // they are read.
-  // Errors: DataLoss naming file, tensor and bytes; NotFound where !Has; other
-  //         FileError. `out` is then undefined.
+  // they are read. Many reads that are known in advance: checkpoint_reads.h.
+  // Errors: DataLoss naming file, tensor and bytes; NotFound where !Has;
+  //         OutOfRange; other FileError. `out` is then undefined.
   absl::Status Read(absl::string_view state, absl::string_view parameter,
                     int64_t begin, int64_t elems, void* out) const;
 
   // Reads and checks all blocks of one of parts(): the first damage.
   absl::Status VerifyPart(size_t part) const;
+
+  // What has one checksum.
+  struct Block {
+    size_t part = 0, range = 0;     // of parts(), of its ranges
+    int64_t number = 0;             // within the range
+    int64_t offset = 0, bytes = 0;  // in the part's file
+    bool operator==(const Block&) const = default;
+  };
+  // Bytes [begin, end) of a block.
+  struct Slice {
+    Block block;
+    int64_t begin = 0, end = 0;
+  };
+  // Where elements [begin, begin + elems) stand, in their order.
+  // Errors: NotFound, OutOfRange.
+  absl::StatusOr<std::vector<Slice>> Find(absl::string_view state,
+                                          absl::string_view parameter,
+                                          int64_t begin, int64_t elems) const;
+  // Errors: DataLoss where `bytes` are not what was written.
+  absl::Status Check(const Block& block, absl::string_view bytes) const;
 
  private:
   // A range of a part, found by where it begins in the parameter.
@@ -198,9 +218,8 @@ class CheckpointReader {
     DType dtype = DType::kF32;
     std::vector<Piece> pieces;  // in order, without gaps
   };
-  struct Block {
-    size_t part = 0, range = 0;
-    int64_t number = 0;
+  struct CachedBlock {
+    Block block;
     std::string bytes;
   };
 
@@ -208,13 +227,14 @@ class CheckpointReader {
   absl::Status ReadManifest();
   absl::Status ReadPart(int64_t number);
   absl::Status AddPieces();
-  const State* Find(absl::string_view state, absl::string_view parameter) const;
-  absl::StatusOr<std::shared_ptr<const DirectReader>> DataFile(
+  const State* StateOf(absl::string_view state,
+                       absl::string_view parameter) const;
+  Block BlockOf(const Piece& piece, int64_t number) const;
+  absl::StatusOr<std::shared_ptr<const ReadableFile>> DataFile(
       size_t part) const;
-  absl::Status ReadWholeBlock(const Piece& piece, int64_t number,
-                              char* out) const;
-  absl::StatusOr<std::shared_ptr<const Block>> CachedBlock(
-      const Piece& piece, int64_t number) const;
+  absl::Status ReadBlock(const Block& block, char* out) const;
+  absl::StatusOr<std::shared_ptr<const CachedBlock>> ReadCached(
+      const Block& block) const;
 
   std::string folder_;
   CheckpointManifest manifest_;
@@ -226,12 +246,12 @@ class CheckpointReader {
   // The parts whose data files were read from, the last one first.
   struct OpenPart {
     size_t part = 0;
-    std::shared_ptr<const DirectReader> file;
+    std::shared_ptr<const ReadableFile> file;
   };
   mutable std::vector<OpenPart> files_;
   // Blocks that were read in part, the last one first, for reads that go on
   // behind them.
-  mutable std::vector<std::shared_ptr<const Block>> cache_;
+  mutable std::vector<std::shared_ptr<const CachedBlock>> cache_;
 };
 
 struct FoundCheckpoint {

@@ -15,9 +15,7 @@ namespace zero {
 namespace {
 
 constexpr size_t kCachedBlocks = 4;
-// Each has two windows in memory. A rank of another number of ranks than the
-// one that saved finds the pieces of a parameter in parts that are neighbours.
-constexpr size_t kOpenFiles = 2;
+constexpr size_t kOpenFiles = 16;
 
 template <typename... Parts>
 absl::Status Unfit(absl::string_view file, const Parts&... what) {
@@ -182,7 +180,7 @@ std::vector<std::string> CheckpointReader::states() const {
   return {names.begin(), names.end()};
 }
 
-const CheckpointReader::State* CheckpointReader::Find(
+const CheckpointReader::State* CheckpointReader::StateOf(
     absl::string_view state, absl::string_view parameter) const {
   const auto it = states_.find({std::string(state), std::string(parameter)});
   return it == states_.end() ? nullptr : &it->second;
@@ -190,15 +188,15 @@ const CheckpointReader::State* CheckpointReader::Find(
 
 absl::optional<DType> CheckpointReader::dtype(
     absl::string_view state, absl::string_view parameter) const {
-  const State* found = Find(state, parameter);
+  const State* found = StateOf(state, parameter);
   if (found == nullptr) return absl::nullopt;
   return found->dtype;
 }
 
-absl::Status CheckpointReader::Read(absl::string_view state,
-                                    absl::string_view parameter, int64_t begin,
-                                    int64_t elems, void* out) const {
-  const State* found = Find(state, parameter);
+absl::StatusOr<std::vector<CheckpointReader::Slice>> CheckpointReader::Find(
+    absl::string_view state, absl::string_view parameter, int64_t begin,
+    int64_t elems) const {
+  const State* found = StateOf(state, parameter);
   if (found == nullptr) {
     return absl::NotFoundError(absl::StrCat("'", folder_, "' has no ", state,
                                             " of '", parameter, "'"));
@@ -216,32 +214,65 @@ absl::Status CheckpointReader::Read(absl::string_view state,
                    [](int64_t at, const Piece& p) { return at < p.begin; }) -
                1;
   const int64_t item = static_cast<int64_t>(DTypeBytes(found->dtype));
-  char* to = static_cast<char*>(out);
+  std::vector<Slice> slices;
   for (const int64_t end = begin + elems; begin < end; ++piece) {
     // Bytes [at, stop) of the piece.
     int64_t at = (begin - piece->begin) * item;
-    const int64_t bytes = piece->elems * item;
-    const int64_t stop = std::min((end - piece->begin) * item, bytes);
+    const int64_t stop = std::min(end - piece->begin, piece->elems) * item;
     while (at < stop) {
       const int64_t number = at / kCheckpointBlockBytes;
-      const int64_t block = number * kCheckpointBlockBytes;
-      const int64_t block_end = std::min(block + kCheckpointBlockBytes, bytes);
-      const int64_t n = std::min(stop, block_end) - at;
-      if (n == block_end - block) {
-        ZERO_RETURN_IF_ERROR(ReadWholeBlock(*piece, number, to));
-      } else {
-        ZERO_ASSIGN_OR_RETURN(const auto cached, CachedBlock(*piece, number));
-        std::memcpy(to, cached->bytes.data() + (at - block), n);
-      }
-      to += n;
-      at += n;
+      const int64_t first = number * kCheckpointBlockBytes;
+      const Block block = BlockOf(*piece, number);
+      const int64_t to = std::min(stop - first, block.bytes);
+      slices.push_back({block, at - first, to});
+      at = first + to;
     }
     begin = piece->begin + piece->elems;
+  }
+  return slices;
+}
+
+CheckpointReader::Block CheckpointReader::BlockOf(const Piece& piece,
+                                                  int64_t number) const {
+  const CheckpointPart& part = parts_[piece.part];
+  const int64_t begin = number * kCheckpointBlockBytes;
+  return {piece.part, piece.range, number, part.offsets[piece.range] + begin,
+          std::min(kCheckpointBlockBytes,
+                   BytesOf(part.ranges[piece.range]) - begin)};
+}
+
+absl::Status CheckpointReader::Check(const Block& block,
+                                     absl::string_view bytes) const {
+  const CheckpointPart& part = parts_[block.part];
+  if (HashOf(bytes) == part.hashes[block.range][block.number]) {
+    return absl::OkStatus();
+  }
+  return Damaged(part.file, "bytes ", block.offset, " to ",
+                 block.offset + block.bytes, ", of '",
+                 CheckpointTensorName(part.ranges[block.range]),
+                 "', are not what was written");
+}
+
+absl::Status CheckpointReader::Read(absl::string_view state,
+                                    absl::string_view parameter, int64_t begin,
+                                    int64_t elems, void* out) const {
+  ZERO_ASSIGN_OR_RETURN(const std::vector<Slice> slices,
+                        Find(state, parameter, begin, elems));
+  char* to = static_cast<char*>(out);
+  for (const Slice& slice : slices) {
+    const int64_t bytes = slice.end - slice.begin;
+    if (bytes == slice.block.bytes) {
+      ZERO_RETURN_IF_ERROR(ReadBlock(slice.block, to));
+    } else {
+      ZERO_ASSIGN_OR_RETURN(const auto cached, ReadCached(slice.block));
+      std::memcpy(to, cached->bytes.data() + slice.begin, bytes);
+    }
+    to += bytes;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const DirectReader>> CheckpointReader::DataFile(
+absl::StatusOr<std::shared_ptr<const ReadableFile>> CheckpointReader::DataFile(
     size_t part) const {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto it =
@@ -250,69 +281,39 @@ absl::StatusOr<std::shared_ptr<const DirectReader>> CheckpointReader::DataFile(
   if (it != files_.end()) {
     std::rotate(files_.begin(), it, it + 1);
   } else {
-    ZERO_ASSIGN_OR_RETURN(auto file, DirectReader::Open(parts_[part].file));
+    ZERO_ASSIGN_OR_RETURN(auto file, ReadableFile::Open(parts_[part].file));
     files_.insert(files_.begin(), {part, std::move(file)});
     if (files_.size() > kOpenFiles) files_.pop_back();
   }
   return files_.front().file;
 }
 
-absl::Status CheckpointReader::ReadWholeBlock(const Piece& piece,
-                                              int64_t number, char* out) const {
-  const CheckpointPart& part = parts_[piece.part];
-  const CheckpointRange& range = part.ranges[piece.range];
-  ZERO_ASSIGN_OR_RETURN(const auto file, DataFile(piece.part));
-  const int64_t begin = number * kCheckpointBlockBytes;
-  const int64_t bytes = std::min(kCheckpointBlockBytes, BytesOf(range) - begin);
-  const int64_t offset = part.offsets[piece.range] + begin;
-  ZERO_RETURN_IF_ERROR(file->ReadAt(offset, out, bytes));
-  if (HashOf(absl::string_view(out, bytes)) !=
-      part.hashes[piece.range][number]) {
-    return Damaged(part.file, "bytes ", offset, " to ", offset + bytes,
-                   ", of '", CheckpointTensorName(range),
-                   "', are not what was written");
-  }
-  return absl::OkStatus();
+absl::Status CheckpointReader::ReadBlock(const Block& block, char* out) const {
+  ZERO_ASSIGN_OR_RETURN(const auto file, DataFile(block.part));
+  ZERO_RETURN_IF_ERROR(file->ReadAt(block.offset, out, block.bytes));
+  return Check(block, {out, static_cast<size_t>(block.bytes)});
 }
 
-absl::StatusOr<std::shared_ptr<const CheckpointReader::Block>>
-CheckpointReader::CachedBlock(const Piece& piece, int64_t number) const {
+absl::StatusOr<std::shared_ptr<const CheckpointReader::CachedBlock>>
+CheckpointReader::ReadCached(const Block& block) const {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto it =
-        std::find_if(cache_.begin(), cache_.end(), [&](const auto& block) {
-          return block->part == piece.part && block->range == piece.range &&
-                 block->number == number;
-        });
+        std::find_if(cache_.begin(), cache_.end(),
+                     [&](const auto& one) { return one->block == block; });
     if (it != cache_.end()) {
       std::rotate(cache_.begin(), it, it + 1);
       return cache_.front();
     }
   }
-  const auto block = std::make_shared<Block>();
-  block->part = piece.part;
-  block->range = piece.range;
-  block->number = number;
-  const CheckpointRange& range = parts_[piece.part].ranges[piece.range];
-  block->bytes.resize(std::min(
-      kCheckpointBlockBytes, BytesOf(range) - number * kCheckpointBlockBytes));
-  ZERO_RETURN_IF_ERROR(ReadWholeBlock(piece, number, block->bytes.data()));
+  const auto cached = std::make_shared<CachedBlock>();
+  cached->block = block;
+  cached->bytes.resize(block.bytes);
+  ZERO_RETURN_IF_ERROR(ReadBlock(block, cached->bytes.data()));
   const std::lock_guard<std::mutex> lock(mutex_);
-  cache_.insert(cache_.begin(), block);
+  cache_.insert(cache_.begin(), cached);
   if (cache_.size() > kCachedBlocks) cache_.pop_back();
-  return std::shared_ptr<const Block>(block);
-}
-
-absl::Status CheckpointReader::VerifyPart(size_t part) const {
-  std::string buffer(kCheckpointBlockBytes, '\0');
-  for (size_t r = 0; r < parts_[part].ranges.size(); ++r) {
-    const CheckpointRange& range = parts_[part].ranges[r];
-    const Piece piece = {range.begin, range.elems, part, r};
-    for (int64_t number = 0; number < NumBlocksOf(range); ++number) {
-      ZERO_RETURN_IF_ERROR(ReadWholeBlock(piece, number, buffer.data()));
-    }
-  }
-  return absl::OkStatus();
+  return std::shared_ptr<const CachedBlock>(cached);
 }
 
 }  // namespace zero

@@ -205,7 +205,6 @@ absl::Status RunCheckpoints::WritePart(
     ranges.back().elems += kept.run.values.num_elems();
   });
   const int rank = session_->rank().rank();
-  if (rank >= session_->rank().shards()) return absl::OkStatus();
   ZERO_ASSIGN_OR_RETURN(
       const auto writer,
       CheckpointPartWriter::Create(PartialFolder(folder_, record_.step), rank,

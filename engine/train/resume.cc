@@ -1,6 +1,7 @@
 #include "engine/train/resume.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -10,12 +11,15 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/checkpoint_reads.h"
 #include "engine/config/print.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_manifest.h"
+#include "engine/zero/state_access.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -91,6 +95,10 @@ class Resumption {
   }
   absl::StatusOr<ResumedRun> TryResume();
   absl::StatusOr<Choice> Choose() const;
+  // Reads this rank's states one after the other.
+  absl::StatusOr<StateAccess::ReadNextFn> OpenStates(
+      const CheckpointReader& reader,
+      const std::vector<StateAccess::KeptRange>& wanted) const;
   absl::Status BesideAnother() const;
   absl::Status MoveAway() const;
   // Newer ones get other names: this run takes their steps again.
@@ -211,18 +219,7 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
   absl::StatusOr<RunRecord> record = ReadRecord(manifest);
   if (!record.ok()) return WithContext(choice.path, record.status());
   ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
-      [&](const std::string& state, const Parameter& parameter, int64_t begin,
-          int64_t count, DType dtype, void* out) -> absl::Status {
-        const auto stored = reader.dtype(state, parameter.name);
-        if (stored != dtype) {
-          return absl::FailedPreconditionError(absl::StrCat(
-              choice.path, " has ", state, " of ", parameter.name, " ",
-              stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
-              ", this run wants it in ", DTypeName(dtype),
-              "; resume with the precision and the optimizer of the run"));
-        }
-        return reader.Read(state, parameter.name, begin, count, out);
-      }));
+      [&](const auto& ranges) { return OpenStates(reader, ranges); }));
   record->resumed_at.push_back(record->step);
   const bool in_place = finds() || IsIn(choice.path, folder_);
   if (leads()) {
@@ -233,6 +230,35 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
   }
   return ResumedRun{
       .record = *record, .run = manifest.run, .in_place = in_place};
+}
+
+absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
+    const CheckpointReader& reader,
+    const std::vector<StateAccess::KeptRange>& wanted) const {
+  std::vector<CheckpointRange> ranges;
+  for (const StateAccess::KeptRange& want : wanted) {
+    const std::string& name = want.parameter->name;
+    const auto stored = reader.dtype(want.state, name);
+    if (stored != want.dtype) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          reader.folder(), " has ", want.state, " of ", name, " ",
+          stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
+          ", this run wants it in ", DTypeName(want.dtype),
+          "; resume with the precision and the optimizer of the run"));
+    }
+    ranges.push_back({want.state, name, want.begin, want.elems, want.dtype});
+  }
+  ZERO_ASSIGN_OR_RETURN(std::shared_ptr<CheckpointReads> reads,
+                        CheckpointReads::Open(reader, ranges));
+  return [this, reads](void* out) {
+    const absl::Status read = reads->Next(out);
+    // Rank 0, which has the console, hears only that there is damage.
+    if (absl::IsDataLoss(read) && !leads()) {
+      absl::FPrintF(stderr, "zero: rank %d: %s\n", session_->rank().rank(),
+                    read.message());
+    }
+    return read;
+  };
 }
 
 absl::Status Resumption::SetAside(int64_t later_than) const {

@@ -106,7 +106,7 @@ CheckpointManifest DescribeRun(const Session& session, const RunData& data,
   const Config& config = session.config();
   CheckpointManifest manifest{.step = record.step,
                               .samples = record.step * config.train_batch_size,
-                              .parts = session.rank().shards(),
+                              .parts = session.rank().world(),
                               .run = run,
                               .save = save,
                               .progress = ToJson(record),

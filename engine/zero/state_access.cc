@@ -60,18 +60,33 @@ absl::Status StateAccess::AgreeOnRead() {
 }
 
 std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
+  return PartOfPieces(plan_->replicate.PlaceOf(rank_->rank()),
+                      plan_->replicate.size);
+}
+
+std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
+                                                              int parts) const {
   std::vector<KeptPiece> pieces;
-  if (!InFirstGroup()) return pieces;
   // By state: what lies together in a file is of one dtype and in order.
   for (size_t i = 0, most = 1; i < most; ++i) {
     for (const SegmentRef& ref : states_->segments()) {
       const auto states = states_->kept(ref);
       most = std::max(most, states.size());
       if (i >= states.size()) continue;
+      const Segment whole = plan_->Piece(plan_->segment(ref), rank_->rank());
+      const int64_t begin = whole.elems * part / parts;
+      const int64_t elems = whole.elems * (part + 1) / parts - begin;
+      if (elems == 0) continue;
       const auto& [name, dtype, from] = states[i];
-      pieces.push_back(
-          {name, dtype, ref, from.values->Piece(ref),
-           from.rest != nullptr ? from.rest->Piece(ref) : Tensor()});
+      const auto slice = [&, begin = begin](const FlatState* of) {
+        return of == nullptr ? Tensor() : of->Piece(ref).Slice(begin, {elems});
+      };
+      pieces.push_back({name,
+                        dtype,
+                        ref,
+                        {whole.begin + begin, elems},
+                        slice(from.values),
+                        slice(from.rest)});
     }
   }
   return pieces;
@@ -80,12 +95,10 @@ std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
 void StateAccess::ForEachKept(const std::vector<KeptPiece>& pieces,
                               const VisitKeptFn& visit) const {
   for (const KeptPiece& piece : pieces) {
-    states_->ForEachRun(
-        piece.segment,
-        plan_->Piece(plan_->segment(piece.segment), rank_->rank()),
-        piece.values, piece.rest, [&](const StateRun& run) {
-          visit({piece.state, piece.dtype, run});
-        });
+    states_->ForEachRun(piece.segment, piece.range, piece.values, piece.rest,
+                        [&](const StateRun& run) {
+                          visit({piece.state, piece.dtype, run});
+                        });
   }
 }
 
@@ -140,23 +153,49 @@ absl::Span<const char> StateAccess::HostBytes(const KeptRun& kept,
           values.num_elems() * DTypeBytes(kept.dtype)};
 }
 
-absl::Status StateAccess::Restore(const ReadKeptFn& read) {
+DType StateAccess::WeightType(const Parameter& parameter) const {
+  return states_->master().defined() && !parameter.frozen
+             ? DType::kF32
+             : states_->params().dtype();
+}
+
+std::vector<StateAccess::KeptRange> StateAccess::RangesToRestore(
+    const std::vector<KeptPiece>& owned) const {
+  std::vector<KeptRange> ranges;
+  states_->ForEachRun(
+      states_->params(), StatePart::kOwned, [&](const StateRun& run) {
+        ranges.push_back({"weight", run.parameter, run.begin, run.place.elems,
+                          WeightType(*run.parameter)});
+      });
+  ForEachKept(owned, [&](const KeptRun& kept) {
+    if (kept.state == "weight") return;
+    ranges.push_back({kept.state, kept.run.parameter, kept.run.begin,
+                      kept.run.place.elems, kept.dtype});
+  });
+  return ranges;
+}
+
+absl::Status StateAccess::Restore(const OpenKeptFn& open) {
+  // The first group's ranks read what they own, and send it to the others.
+  std::vector<KeptPiece> owned;
+  ReadNextFn next;
   absl::Status status;
-  const auto get = [&](const std::string& state, const Parameter& parameter,
-                       int64_t begin, int64_t count, DType dtype, void* out) {
-    if (status.ok()) {
-      status = read(state, parameter, begin, count, dtype, out);
-    }
+  if (InFirstGroup()) {
+    owned = PartOfPieces(0, 1);
+    absl::StatusOr<ReadNextFn> opened = open(RangesToRestore(owned));
+    status = opened.status();
+    if (opened.ok()) next = *std::move(opened);
+  }
+  const auto get = [&](void* out) {
+    if (status.ok()) status = next(out);
   };
-  const DType dtype = states_->params().dtype();
   std::vector<uint16_t> halves;
-  const auto weights = [&](const Parameter& parameter, int64_t begin,
+  const auto weights = [&](const Parameter& parameter, int64_t /*begin*/,
                            int64_t count, float* out) {
-    const bool exact = dtype == DType::kF32 ||
-                       (states_->master().defined() && !parameter.frozen);
-    if (exact) return get("weight", parameter, begin, count, DType::kF32, out);
+    const DType dtype = WeightType(parameter);
+    if (dtype == DType::kF32) return get(out);
     halves.resize(count);
-    get("weight", parameter, begin, count, dtype, halves.data());
+    get(halves.data());
     for (int64_t i = 0; i < count; ++i) {
       out[i] =
           dtype == DType::kBF16 ? BF16ToF32(halves[i]) : F16ToF32(halves[i]);
@@ -165,17 +204,14 @@ absl::Status StateAccess::Restore(const ReadKeptFn& read) {
   states_->Fill(StatePart::kOwned,
                 InFirstGroup() ? ModelStates::ValuesFn(weights) : nullptr,
                 *upload_, *compute_);
-  ForEachKept([&](const KeptRun& kept) {
+  ForEachKept(owned, [&](const KeptRun& kept) {
     if (kept.state == "weight") return;
     const Tensor& to = kept.run.values;
-    upload_->Stage(
-        [&](void* host) {
-          get(kept.state, *kept.run.parameter, kept.run.begin, to.num_elems(),
-              kept.dtype, host);
-        },
-        [&](const void* host) {
-          rank_->device->Copy(*compute_, to.data(), host, to.bytes());
-        });
+    upload_->Stage([&](void* host) { get(host); },
+                   [&](const void* host) {
+                     rank_->device->Copy(*compute_, to.data(), host,
+                                         to.bytes());
+                   });
   });
   compute_->Synchronize();
   // None goes on where one could not read, and all know whether that is damage.

@@ -62,12 +62,14 @@ class StateAccess {
   absl::StatusOr<std::string> Hash();
 
   // This rank's share of what a later run needs (ModelStates::kept), by state
-  // and in plan order: of all ranks together each element once.
+  // and in plan order: of all ranks together each element once. Ranks of other
+  // groups that own the same elements (hybrid sharding) share them out.
   // Order: a rank may call it alone, here and below.
   struct KeptPiece {    // this rank's of a segment
     std::string state;  // "weight", "exp_avg"
     DType dtype;        // of a checkpoint
     SegmentRef segment;
+    Segment range;        // of the unit's flat elements
     Tensor values, rest;  // as StateRun's
   };
   std::vector<KeptPiece> KeptPieces() const;
@@ -93,13 +95,18 @@ class StateAccess {
   // Threads: any.
   static absl::Span<const char> HostBytes(const KeptRun& kept,
                                           std::vector<float>* floats);
-  // Takes all that is kept from `read`, which writes elements
-  // [begin, begin + count) of a parameter's state, in `dtype`, to `out`. It is
-  // asked for each element once, by one rank.
-  using ReadKeptFn = std::function<absl::Status(
-      const std::string& state, const Parameter&, int64_t begin, int64_t count,
-      DType dtype, void* out)>;
-  absl::Status Restore(const ReadKeptFn& read);
+  // Takes all that is kept from what `open` returns, which writes one range
+  // after the other to `out`. Of all ranks one asks for each element.
+  struct KeptRange {
+    std::string state;
+    const Parameter* parameter;
+    int64_t begin, elems;
+    DType dtype;
+  };
+  using ReadNextFn = std::function<absl::Status(void* out)>;
+  using OpenKeptFn = std::function<absl::StatusOr<ReadNextFn>(
+      const std::vector<KeptRange>& ranges)>;
+  absl::Status Restore(const OpenKeptFn& open);
 
   // The states of this rank that a later run needs, in their own dtypes: its
   // runs may be read and, on the CPU, written.
@@ -116,6 +123,11 @@ class StateAccess {
   }
 
  private:
+  // Part `part` of `parts` equal ones of what this rank owns.
+  std::vector<KeptPiece> PartOfPieces(int part, int parts) const;
+  // What Restore fills in, in this order: weights, then the rest of `owned`.
+  std::vector<KeptRange> RangesToRestore(
+      const std::vector<KeptPiece>& owned) const;
   absl::Status Share(const FlatState& state);
   absl::Status AgreeOnRead();
   // Where the device's memory is not the host's, a copy in `copied`.
@@ -126,6 +138,8 @@ class StateAccess {
   absl::Span<const float> Download(const StateRun& run);
   absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
                                              const char* name);
+  // Of a parameter's weight in a checkpoint.
+  DType WeightType(const Parameter& parameter) const;
   // The ranks that together own every element once.
   bool InFirstGroup() const {
     return plan_->replicate.PlaceOf(rank_->rank()) == 0;

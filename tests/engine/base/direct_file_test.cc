@@ -11,11 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
+
 namespace zero {
 namespace {
 
 constexpr int64_t kWriteWindow = DirectWriter::kWindowBytes;
-constexpr int64_t kReadWindow = DirectReader::kWindowBytes;
 
 // Bytes that differ from those of any window's distance.
 std::string Noise(int64_t bytes) {
@@ -119,36 +120,37 @@ TEST_P(DirectFileTest, AWriteThatFailsLosesNothing) {
   EXPECT_EQ(Count(), 1u);
 }
 
-TEST_P(DirectFileTest, AnyRangeIsRead) {
-  const std::string all = Noise(3 * kReadWindow + 4097);
+TEST_P(DirectFileTest, AnyRangeIsReadAndLittleMore) {
+  const std::string all = Noise((1 << 20) + 4097);
   ASSERT_TRUE(WriteFileAtomically(File(), all).ok());
   const auto file = DirectReader::Open(File()).value();
-  const auto reads = [&](int64_t at, int64_t n) {
-    std::string piece(n, '\0');
-    return file->ReadAt(at, piece.data(), n).ok() && piece == all.substr(at, n);
-  };
   const int64_t size = static_cast<int64_t>(all.size());
-  // In order, then back and forth.
-  for (int64_t at = 0; at < size; at += 1000003) {
-    EXPECT_TRUE(reads(at, std::min<int64_t>(1000003, size - at))) << at;
+  AlignedMemory memory;
+  for (const int64_t at : {int64_t{0}, int64_t{5}, int64_t{4096}, size - 9}) {
+    for (const int64_t n : {int64_t{1}, int64_t{9}, int64_t{4096}, size}) {
+      const int64_t bytes = std::min(n, size - at);
+      int64_t read_bytes = 0;
+      const auto data = file->Read(at, bytes, &memory, &read_bytes);
+      ASSERT_TRUE(data.ok()) << data.status();
+      EXPECT_EQ(absl::string_view(*data, bytes), all.substr(at, bytes)) << at;
+      EXPECT_GE(read_bytes, bytes);
+      EXPECT_LE(read_bytes, bytes + 2 * 4096);
+    }
   }
-  for (const int64_t at : {int64_t{5}, size - 9, kReadWindow - 4,
-                           2 * kReadWindow, kReadWindow, int64_t{0}}) {
-    EXPECT_TRUE(reads(at, 9)) << at;
-  }
-  EXPECT_TRUE(reads(0, size));
 }
 
 TEST_P(DirectFileTest, TheEndOfTheFileIsAnError) {
-  const std::string all = Noise(kReadWindow + 10);
+  const std::string all = Noise(8200);
   ASSERT_TRUE(WriteFileAtomically(File(), all).ok());
   const auto file = DirectReader::Open(File()).value();
-  ASSERT_EQ(::truncate(File().c_str(), kReadWindow - 5), 0);
-  std::string piece(20, '\0');
-  EXPECT_EQ(file->ReadAt(kReadWindow - 10, piece.data(), 20).code(),
+  ASSERT_EQ(::truncate(File().c_str(), 8195), 0);
+  AlignedMemory memory;
+  int64_t read_bytes = 0;
+  EXPECT_EQ(file->Read(8190, 10, &memory, &read_bytes).status().code(),
             absl::StatusCode::kDataLoss);
-  EXPECT_TRUE(file->ReadAt(kReadWindow - 25, piece.data(), 20).ok());
-  EXPECT_EQ(piece, all.substr(kReadWindow - 25, 20));
+  const auto data = file->Read(8175, 20, &memory, &read_bytes);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(absl::string_view(*data, 20), all.substr(8175, 20));
 }
 
 INSTANTIATE_TEST_SUITE_P(Folders, DirectFileTest,

@@ -21,6 +21,7 @@
 #include "absl/strings/str_replace.h"
 #include "engine/base/file.h"
 #include "engine/base/hash.h"
+#include "engine/checkpoint/checkpoint_reads.h"
 #include "tests/support/temp_dir.h"
 
 namespace zero {
@@ -153,6 +154,44 @@ absl::Status Save(const std::string& checkpoints, const Model& model,
   return status;
 }
 
+// The same by reads that are known in advance, in pieces.
+absl::Status LoadAhead(const CheckpointReader& reader, const Model& model,
+                       int64_t step) {
+  std::vector<CheckpointRange> ranges;
+  for (const Whole& whole : model) {
+    constexpr int64_t kPiece = 300'007;
+    for (int64_t begin = 0; begin < whole.elems; begin += kPiece) {
+      ranges.push_back({whole.state, whole.parameter, begin,
+                        std::min(kPiece, whole.elems - begin), whole.dtype});
+    }
+  }
+  const auto reads = CheckpointReads::Open(reader, ranges);
+  if (!reads.ok()) return reads.status();
+  for (const CheckpointRange& range : ranges) {
+    const Whole& whole = Of(model, range);
+    std::string bytes(range.elems * whole.item(), '\0');
+    const absl::Status status = (*reads)->Next(bytes.data());
+    if (!status.ok()) return status;
+    if (whole.Bytes(step).compare(range.begin * whole.item(), bytes.size(),
+                                  bytes) != 0) {
+      return absl::InternalError("wrong bytes");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LoadWhole(const CheckpointReader& reader, const Model& model,
+                       int64_t step) {
+  for (const Whole& whole : model) {
+    std::string bytes(whole.elems * whole.item(), '\0');
+    const absl::Status status =
+        reader.Read(whole.state, whole.parameter, 0, whole.elems, bytes.data());
+    if (!status.ok()) return status;
+    if (bytes != whole.Bytes(step)) return absl::InternalError("wrong bytes");
+  }
+  return absl::OkStatus();
+}
+
 // What `folder` has of all states is what step `step` wrote; else why not.
 absl::Status Load(const std::string& folder, const Model& model, int64_t step) {
   const auto reader = CheckpointReader::Open(folder);
@@ -160,14 +199,10 @@ absl::Status Load(const std::string& folder, const Model& model, int64_t step) {
   if ((*reader)->manifest().step != step) {
     return absl::InternalError("another step");
   }
-  for (const Whole& whole : model) {
-    std::string bytes(whole.elems * whole.item(), '\0');
-    const absl::Status status = (*reader)->Read(whole.state, whole.parameter, 0,
-                                                whole.elems, bytes.data());
-    if (!status.ok()) return status;
-    if (bytes != whole.Bytes(step)) return absl::InternalError("wrong bytes");
-  }
-  return absl::OkStatus();
+  const absl::Status whole = LoadWhole(**reader, model, step);
+  const absl::Status ahead = LoadAhead(**reader, model, step);
+  EXPECT_EQ(whole.code(), ahead.code()) << whole << " " << ahead;
+  return whole;
 }
 
 // A checkpoint that must not load: an error that names a file, and never the
@@ -755,6 +790,55 @@ TEST_F(CheckpointTest, PruningKeepsTheNewestAndEveryNth) {
   EXPECT_EQ(left(1, 0), "8");
   EXPECT_THAT(ListFolder(checkpoints_).value(),
               ElementsAre("latest", "step-00000008"));
+}
+
+// Reads elements [begin, begin + elems) of the large model's "big"; what came
+// from the disk.
+int64_t BytesReadFor(const CheckpointReader& reader, int64_t begin,
+                     int64_t elems) {
+  const auto reads = CheckpointReads::Open(
+      reader, {{"weight", "big", begin, elems, DType::kF32}});
+  EXPECT_TRUE(reads.ok()) << reads.status();
+  EXPECT_TRUE((*reads)->Next(nullptr).ok());
+  return (*reads)->read_bytes();
+}
+
+TEST_F(CheckpointTest, OnlyTheBlocksOfARangeAreRead) {
+  constexpr int64_t kBlockElems = kCheckpointBlockBytes / 4;
+  constexpr int64_t kSectors = 2 * 4096;
+  const Model model = {{"weight", "big", 11 * kBlockElems, DType::kF32}};
+  ASSERT_TRUE(Save(checkpoints_, model, 3, /*parts=*/1).ok());
+  const auto reader = CheckpointReader::Open(Step(3)).value();
+  // Where the ranges of the part begin is by chance: each of them may cut a
+  // block.
+  const int64_t num_ranges =
+      static_cast<int64_t>(reader->parts()[0].ranges.size());
+  EXPECT_LE(BytesReadFor(*reader, 0, 1), kCheckpointBlockBytes + kSectors);
+  const int64_t all = 11 * kCheckpointBlockBytes;
+  EXPECT_LE(BytesReadFor(*reader, 0, 11 * kBlockElems),
+            all + kSectors * (num_ranges + 3));
+  // Four ranks: a block is read twice where it is cut between two of them.
+  int64_t sum = 0;
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    const int64_t begin = 11 * kBlockElems * rank / 4;
+    sum +=
+        BytesReadFor(*reader, begin, 11 * kBlockElems * (rank + 1) / 4 - begin);
+  }
+  EXPECT_LE(sum, all + 3 * kCheckpointBlockBytes + kSectors * (num_ranges + 8));
+}
+
+TEST_F(CheckpointTest, ReadsOfWhatIsNotThereAreErrors) {
+  ASSERT_TRUE(Save(checkpoints_, SmallModel(), 3).ok());
+  const auto reader = CheckpointReader::Open(Step(3)).value();
+  const auto code = [&](const char* state, int64_t begin, int64_t elems) {
+    return CheckpointReads::Open(*reader,
+                                 {{state, "a", begin, elems, DType::kF32}})
+        .status()
+        .code();
+  };
+  EXPECT_EQ(code("weight", 2, 4), absl::StatusCode::kOk);
+  EXPECT_EQ(code("weight", 2, 5), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(code("exp_avg_sq", 2, 4), absl::StatusCode::kNotFound);
 }
 
 }  // namespace

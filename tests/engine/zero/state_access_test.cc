@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/types/span.h"
 #include "kernels/rounding.h"
 #include "tests/engine/zero/job_testing.h"
 
@@ -33,6 +34,51 @@ std::string HashOf(const ValuesByName& parameters) {
   }
   return absl::StrFormat("%016x%016x", static_cast<uint64_t>(total >> 64),
                          static_cast<uint64_t>(total));
+}
+
+// What ranks keep, as a checkpoint: bytes by state and parameter, and how often
+// each came.
+class KeptStates {
+ public:
+  void Put(const std::string& state, const Parameter& parameter, int64_t at,
+           absl::Span<const char> bytes) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    State& to = states_[absl::StrCat(state, " ", parameter.name)];
+    if (to.bytes.empty()) {
+      to.bytes.resize(parameter.shape.num_elems() * sizeof(float));
+      to.times.resize(to.bytes.size());
+    }
+    std::copy(bytes.begin(), bytes.end(), to.bytes.begin() + at);
+    for (size_t i = 0; i < bytes.size(); ++i) ++to.times[at + i];
+  }
+  void Get(const std::string& state, const Parameter& parameter, int64_t at,
+           int64_t bytes, void* out) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const State& from = states_.at(absl::StrCat(state, " ", parameter.name));
+    std::memcpy(out, &from.bytes.at(at), bytes);
+  }
+  // Of fp32 states.
+  void ExpectEachByteOnce() const {
+    EXPECT_FALSE(states_.empty());
+    for (const auto& [name, state] : states_) {
+      EXPECT_EQ(state.times, std::vector<int>(state.bytes.size(), 1)) << name;
+    }
+  }
+
+ private:
+  struct State {
+    std::vector<char> bytes;
+    std::vector<int> times;
+  };
+  mutable std::mutex mutex_;
+  std::map<std::string, State> states_;
+};
+
+void Put(Rig& rig, KeptStates* kept) {
+  rig->states().ForEachKept([&](const StateAccess::KeptRun& run) {
+    kept->Put(run.state, *run.run.parameter,
+              run.run.begin * DTypeBytes(run.dtype), rig->states().Bytes(run));
+  });
 }
 
 // Calls `check` with a job for every stage, world and groups, with servers, and
@@ -187,6 +233,30 @@ TEST(StateAccessTest, LoadAsksForEveryElementOnceOfAllRanks) {
   });
 }
 
+TEST(StateAccessTest, RanksShareOutWhatIsKept) {
+  ForEachLayout([](const Job& job) {
+    KeptStates kept;
+    std::mutex mutex;
+    std::vector<int64_t> shares;
+    OnRanks(job, [&](const Rank&, Rig& rig) {
+      Put(rig, &kept);
+      int64_t elems = 0;
+      for (const auto& piece : rig->states().KeptPieces()) {
+        elems += piece.values.num_elems();
+      }
+      const std::lock_guard<std::mutex> lock(mutex);
+      shares.push_back(elems);
+      return absl::OkStatus();
+    });
+    kept.ExpectEachByteOnce();
+    if (job.options.plan.owners > 0) return;  // servers own all
+    const auto [least, most] =
+        std::minmax_element(shares.begin(), shares.end());
+    // Each segment of each state may leave a rest.
+    EXPECT_LT(*most - *least, 64);
+  });
+}
+
 // What one kind of masters gives is all that the other needs to go on with the
 // same bits.
 TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
@@ -198,6 +268,7 @@ TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
       job.options.param_dtype = DType::kBF16;
       job.options.optimizer.bias_correction = false;
       job.options.split_master = split;
+      KeptStates kept;
       OnRanks(job, [&](const Rank& rank, Rig& first) -> absl::Status {
         const auto step = [](Rig& rig, int number) {
           rig.Step(TokenBatch(1, kLength, kVocab, number), 1e-2f);
@@ -208,24 +279,19 @@ TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
         others.options.split_master = !split;
         Rig second(rank, others.Make(), others.options,
                    Rehearse(others, rank, others.micro_steps));
-        // Of this rank; both have the same pieces.
-        std::map<std::string, std::string> kept;
-        const auto name = [](const std::string& state,
-                             const Parameter& parameter, int64_t begin) {
-          return absl::StrCat(state, " ", parameter.name, " ", begin);
-        };
-        first->states().ForEachKept([&](const StateAccess::KeptRun& run) {
-          const auto bytes = first->states().Bytes(run);
-          kept[name(run.state, *run.run.parameter, run.run.begin)] =
-              std::string(bytes.begin(), bytes.end());
-        });
+        Put(first, &kept);
+        // Behind what all ranks put there.
+        ZERO_RETURN_IF_ERROR(first->states().Hash().status());
         ZERO_RETURN_IF_ERROR(second->states().Restore(
-            [&](const std::string& state, const Parameter& parameter,
-                int64_t begin, int64_t count, DType dtype, void* out) {
-              const std::string& bytes = kept.at(name(state, parameter, begin));
-              EXPECT_EQ(bytes.size(), count * DTypeBytes(dtype));
-              std::memcpy(out, bytes.data(), bytes.size());
-              return absl::OkStatus();
+            [&](const std::vector<StateAccess::KeptRange>& ranges)
+                -> absl::StatusOr<StateAccess::ReadNextFn> {
+              return [&kept, ranges, i = size_t{0}](void* out) mutable {
+                const StateAccess::KeptRange& range = ranges[i++];
+                const int64_t item = DTypeBytes(range.dtype);
+                kept.Get(range.state, *range.parameter, range.begin * item,
+                         range.elems * item, out);
+                return absl::OkStatus();
+              };
             }));
         EXPECT_EQ(*ReadParameters(*second), all);
         std::set<std::string> hashes;
