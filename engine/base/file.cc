@@ -224,7 +224,7 @@ absl::Status MakeFolders(const std::string& path) {
   if (parent != path) ZERO_RETURN_IF_ERROR(MakeFolders(parent));
   std::error_code error;
   std::filesystem::create_directory(path, error);  // or another rank did
-  if (!error) return absl::OkStatus();
+  if (!error) return SyncFolder(parent);
   if (PathExists(path)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "cannot create the folder '", path,
@@ -272,12 +272,29 @@ absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
     ::close(*held);
     delete held;
   });
-  if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("another run is writing to '", folder,
-                     "'; wait until it ends, or choose another folder"));
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
+  switch (errno) {
+    case EWOULDBLOCK:
+      return absl::FailedPreconditionError(
+          absl::StrCat("another run is writing to '", folder,
+                       "'; wait until it ends, or choose another folder"));
+    case EINVAL:
+    case ENOSYS:
+    case EOPNOTSUPP:
+      return lock;
+    default:
+      return FileError("cannot lock the folder", folder, errno);
   }
-  return lock;
+}
+
+absl::Status SyncFile(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return FileError("cannot open", path, errno);
+  const int result = ::fsync(fd);
+  const int error_number = errno;
+  ::close(fd);
+  return result == 0 ? absl::OkStatus()
+                     : FileError("cannot sync", path, error_number);
 }
 
 absl::Status SyncFolder(const std::string& folder) {

@@ -40,7 +40,7 @@ absl::Status RemoveFile(const std::string& path);
 // rm -rf, of a file or a folder.
 absl::Status RemoveTree(const std::string& path);
 
-// mkdir -p.
+// mkdir -p, durably.
 absl::Status MakeFolders(const std::string& path);
 
 // What an ordinary user may still write on the disk of `path`; -1: not known.
@@ -51,6 +51,9 @@ bool IsFolder(const std::string& path);
 
 // "a/b/c.bin" -> "a/b"; "c.bin" -> "."; "/c" -> "/".
 std::string FolderOf(const std::string& path);
+
+// Makes the contents of `path` durable.
+absl::Status SyncFile(const std::string& path);
 
 // Makes the names in `folder` durable.
 absl::Status SyncFolder(const std::string& folder);

@@ -109,32 +109,41 @@ absl::StatusOr<std::vector<const StoredTensor*>> FindTensors(
           : ""));
 }
 
+void CarryOver(const std::string& from, const std::string& to,
+               std::vector<std::string>* left);
+
+// One file, link or folder of CarryOver, durably.
+absl::Status CarryOne(const std::string& source, const std::string& target,
+                      std::vector<std::string>* left) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::is_directory(fs::symlink_status(source, error))) {
+    ZERO_RETURN_IF_ERROR(MakeFolders(target));
+    CarryOver(source, target, left);
+    return SyncFolder(target);
+  }
+  fs::create_hard_link(source, target, error);
+  if (!error) return absl::OkStatus();
+  error.clear();
+  fs::copy(source, target, fs::copy_options::copy_symlinks, error);
+  if (error) return FileError("cannot copy", source, error.value());
+  return fs::is_regular_file(fs::symlink_status(target, error))
+             ? SyncFile(target)
+             : absl::OkStatus();
+}
+
 // Puts what is in `from` and not yet in `to` there too; the files are shared
 // where the file system has hard links. What it can not take goes to `left`.
 void CarryOver(const std::string& from, const std::string& to,
                std::vector<std::string>* left) {
-  namespace fs = std::filesystem;
   const auto names = ListFolder(from);
   if (!names.ok()) left->push_back(std::string(names.status().message()));
   if (!names.ok()) return;
   for (const std::string& name : *names) {
     const std::string source = from + "/" + name, target = to + "/" + name;
     if (PathExists(target) || IsStaleFile(name)) continue;
-    std::error_code error;
-    if (fs::is_directory(fs::symlink_status(source, error))) {
-      fs::create_directory(target, error);
-      if (!error) CarryOver(source, target, left);
-    } else {
-      fs::create_hard_link(source, target, error);
-      if (error) {
-        error.clear();
-        fs::copy(source, target, fs::copy_options::copy_symlinks, error);
-      }
-    }
-    if (error) {
-      left->push_back(std::string(
-          FileError("cannot copy", source, error.value()).message()));
-    }
+    const absl::Status status = CarryOne(source, target, left);
+    if (!status.ok()) left->push_back(std::string(status.message()));
   }
 }
 
