@@ -1,15 +1,22 @@
 #include "engine/train/run_folder.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <random>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
+#include "absl/types/span.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/config/print.h"
+#include "engine/zero/rank_numbers.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -40,6 +47,9 @@ absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes) {
       " free; make room, choose another folder, or set "
       "training.save_final=false"));
 }
+
+// A file by which the other ranks recognize the folder, for a moment.
+constexpr char kProbe[] = "probe";
 
 using Json = nlohmann::ordered_json;
 
@@ -72,7 +82,8 @@ absl::Status RunFolder::Prepare() {
   ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
   ZERO_ASSIGN_OR_RETURN(lock_, LockFolder(out_dir));
   ZERO_RETURN_IF_ERROR(RemoveStaleFiles(
-      out_dir, {"config.json", "summary.json", "final", "final.failed"}));
+      out_dir,
+      {"config.json", "summary.json", "final", "final.failed", kProbe}));
   if (training().save_final) {
     ZERO_RETURN_IF_ERROR(CheckRoom(
         out_dir, session_->model().NumParameters() *
@@ -90,6 +101,36 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
   if (session.rank().rank() > 0) return folder;
   ZERO_RETURN_IF_ERROR(WithContext("training.out_dir", folder->Prepare()));
   return folder;
+}
+
+absl::Status RunFolder::CheckAllRanksSeeIt() const {
+  const Rank& rank = session_->rank();
+  if (rank.world() == 1) return absl::OkStatus();
+  if (!training().saves() && training().resume.empty()) return absl::OkStatus();
+  // Rank 0's process and a number by chance make the name.
+  std::array<double, 2> name = {0, 0};
+  const auto probe = [&] {
+    return absl::StrFormat("%s/%s.zero-tmp.%.0f.%.0f", training().out_dir,
+                           kProbe, name[0], name[1]);
+  };
+  if (rank.rank() == 0) {
+    name = {static_cast<double>(::getpid()),
+            static_cast<double>(std::random_device()() >> 1)};
+    ZERO_RETURN_IF_ERROR(WriteFileAtomically(probe(), ""));
+  }
+  RankNumbers& numbers = session_->executor().numbers();
+  ZERO_RETURN_IF_ERROR(
+      numbers.AllReduce("run folder", ReduceOp::kMax, absl::MakeSpan(name)));
+  double blind = PathExists(probe()) ? -1.0 : rank.rank();
+  ZERO_RETURN_IF_ERROR(
+      numbers.AllReduce("run folder is seen", ReduceOp::kMax, {&blind, 1}));
+  if (rank.rank() == 0) ZERO_RETURN_IF_ERROR(RemoveFile(probe()));
+  if (blind < 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "training.out_dir: rank %.0f does not see the folder %s that rank 0 has "
+      "made; checkpoints want one folder for all ranks: name one of a file "
+      "system that all hosts share, by an absolute path",
+      blind, training().out_dir));
 }
 
 absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {

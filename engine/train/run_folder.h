@@ -29,6 +29,12 @@ class RunFolder {
       Session& session, const ModelTools& tools, const Tokenizer* tokenizer,
       Console* console);
 
+  // Where the ranks write checkpoints, or read one: that all of them see the
+  // folder that rank 0 has made. Now, and not at the first save.
+  // Order: all ranks call it.
+  // Errors: FailedPrecondition on all ranks, naming one that does not.
+  absl::Status CheckAllRanksSeeIt() const;
+
   // On rank 0: an earlier summary goes, config.json is written, and metrics and
   // events keep what they have of the first `step` steps and of evaluations up
   // to the step `last_eval`.

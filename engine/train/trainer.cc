@@ -82,6 +82,7 @@ absl::Status Trainer::OpenFolder() {
   ZERO_ASSIGN_OR_RETURN(
       folder_,
       RunFolder::Open(*session_, tools_, data_->tokenizer.get(), console_));
+  ZERO_RETURN_IF_ERROR(folder_->CheckAllRanksSeeIt());
   ZERO_ASSIGN_OR_RETURN(const ResumedRun resumed,
                         ResumeRun(*session_, *data_, console_));
   checkpoints_ = std::make_unique<RunCheckpoints>(*session_, *data_, *folder_,

@@ -74,6 +74,18 @@ class ProcessesTest(RunsTest):
                                 more=["--resume", "latest"]))
         self.assertEqual(self.hash_of("parts"), self.hash_of("whole"))
 
+    def test_processes_that_do_not_share_a_folder_are_told_at_the_start(self):
+        other = self.path("elsewhere")
+        os.makedirs(other)
+        os.symlink(self.path("run.json"), os.path.join(other, "run.json"))
+        sets = ("training.save_every=50",)
+        command = MPIRUN + ["-n", "1"] + self.arguments("apart", 1, sets) + [
+            ":", "-n", "1", "--wdir", other] + self.arguments("apart", 1, sets)
+        text = self.failure(self.start(command), 30)
+        self.assertIn("training.out_dir: rank 1 does not see the folder apart "
+                      "that rank 0 has made", text)
+        self.assertNotIn("probe", " ".join(os.listdir(self.path("apart"))))
+
     def failure(self, run, seconds):
         """What a run says that must fail by itself, in time."""
         start = time.time()
