@@ -43,13 +43,15 @@ class ResumeTest(RunsTest):
         self.assertEqual(run.returncode, 0, stdout + stderr)
         return stdout
 
+    def listing(self, *names):
+        try:
+            return os.listdir(self.path(*names))
+        except FileNotFoundError:
+            return []
+
     def newest(self, out):
         """The newest complete checkpoint's step; 0: none."""
-        try:
-            names = os.listdir(self.path(out, "checkpoints"))
-        except FileNotFoundError:
-            return 0
-        return max([int(name[5:]) for name in names
+        return max([int(name[5:]) for name in self.listing(out, "checkpoints")
                     if name.startswith("step-") and name[5:].isdigit()],
                    default=0)
 
@@ -90,23 +92,27 @@ class ResumeTest(RunsTest):
     def test_kills_at_any_moment_lose_nothing_that_was_saved(self):
         # Steps enough for all kills, and one run that none of them hits.
         self.config("long.json", CONFIG | {"training": CONFIG["training"] | {
-            "steps": 60 + 4 * KILLS}})
+            "steps": 60 + 60 * KILLS}})
         chance = random.Random(1234)
-        kills = 0
-        while kills < KILLS:
+        in_save = 0
+        for _ in range(KILLS):
             before = self.newest("killed")
             run = self.start("killed", "--resume", "auto", config="long.json")
-            # While it starts, trains, saves.
-            time.sleep(chance.uniform(0, 1.2))
-            if run.poll() is None:
-                run.kill()
-                kills += 1
+            if chance.random() < 0.3:  # while it starts
+                time.sleep(chance.uniform(0, 1.2))
+            else:  # while it trains and saves, however slow the machine is
+                while run.poll() is None and self.newest("killed") == before:
+                    time.sleep(0.005)
+                time.sleep(chance.uniform(0, 0.2))
+            run.kill()
             stdout, stderr = run.communicate()
+            self.assertEqual(run.returncode, -signal.SIGKILL, stdout + stderr)
+            in_save += any(name.endswith(".partial") for name in
+                           self.listing("killed", "checkpoints"))
             if before and ("resumed from" in stdout or "\nstep " in stdout):
                 self.assertIn("step-%08d: step %d" % (before, before), stdout)
-            if run.returncode != -signal.SIGKILL:
-                self.assertEqual(run.returncode, 0, stdout + stderr)
-                break
+        self.assertGreater(self.newest("killed"), 0)
+        print("%d kills, %d of them within a save" % (KILLS, in_save))
         self.train("killed", "--resume", "auto", config="long.json")
         self.train("whole", config="long.json")
         self.expect_equal("killed", "whole")
