@@ -84,10 +84,8 @@ class CliTest(unittest.TestCase):
         return result.stderr
 
     def train(self, out_dir, *sets):
-        args = ["train", "config.json", "--set", "training.out_dir=" + out_dir]
-        for one in sets:
-            args += ["--set", one]
-        self.ok(*args)
+        self.ok("train", "config.json", "--set", "training.out_dir=" + out_dir,
+                *sets)
         return self.read_json(out_dir + "/summary.json")
 
     def test_checkpoint_commands_say_what_they_want(self):

@@ -97,9 +97,21 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
   return near.empty() ? "" : absl::StrCat("; did you mean --", near[0], "?");
 }
 
-// `zero help` and `zero help COMMAND` are `--help`.
+// `zero help` and `zero help COMMAND` are `--help`; `--set a=1 b=2` is
+// `--set a=1 --set b=2`.
 std::vector<std::string> Arguments(int argc, char** argv) {
-  std::vector<std::string> arguments(argv + 1, argv + argc);
+  std::vector<std::string> arguments;
+  bool sets = false;  // the argument before is a value of --set
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const bool is_key =
+        argument[0] != '-' && argument.find('=') != std::string::npos;
+    if (sets && is_key && arguments.back() != "--set") {
+      arguments.push_back("--set");
+    }
+    sets = argument == "--set" || (sets && is_key);
+    arguments.push_back(argument);
+  }
   if (!arguments.empty() && arguments[0] == "help") {
     arguments.erase(arguments.begin());
     arguments.push_back("--help");

@@ -38,7 +38,7 @@ void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required) {
       app.add_option("CONFIG", options->config, "JSON config file");
   if (config_required) config->required();
   app.add_option("--set", options->sets,
-                 "override a key: --set training.steps=100 (repeatable)")
+                 "override keys: --set training.steps=100 bf16.enabled=true")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   app.add_option("--model", options->model_dir,

@@ -107,8 +107,9 @@ struct TrainFlags {
   std::string trace;  // file; empty: none
   // ParseLink; empty: as fast as memory.
   std::string link, host_link;
-  std::string fault;   // ParseFault; empty: none
-  std::string resume;  // training.resume; empty: the config's
+  std::string fault;        // ParseFault; empty: none
+  std::string resume;       // training.resume; empty: the config's
+  double max_minutes = -1;  // training.max_minutes; < 0: the config's
 };
 
 Trace::Row RowOf(const std::string& channel) {
@@ -164,6 +165,10 @@ absl::Status Train(TrainFlags flags) {
   if (!flags.resume.empty()) {
     flags.run.sets.push_back(
         absl::StrCat("training.resume=", nlohmann::json(flags.resume).dump()));
+  }
+  if (flags.max_minutes >= 0) {
+    flags.run.sets.push_back(
+        absl::StrCat("training.max_minutes=", flags.max_minutes));
   }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kError));
@@ -277,6 +282,10 @@ Command AddTrain(CLI::App& app) {
   auto flags = std::make_shared<TrainFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
+  app.add_option("--max-minutes", flags->max_minutes,
+                 "save and stop after so long, with exit status 85 "
+                 "(training.max_minutes)")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--resume", flags->resume,
                  "go on from a checkpoint: auto (the latest of "
                  "training.out_dir, or anew), latest, or its folder")
