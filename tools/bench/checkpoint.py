@@ -1,5 +1,6 @@
 """The part of tools/bench/run about checkpoints: how long a save holds up
-training, and how fast it is written and read, against `dd` on the same disk.
+training, and how fast it is written and read, against `dd` on the same disk;
+beside them torch.distributed.checkpoint and DeepSpeed (peers/checkpoint.py).
 
 GPT-2 124M in bf16 with Adam's moments, one rank with all cores.
 """
@@ -13,6 +14,10 @@ from common import (CONFIG, ROOT, attempt, bf16, middle, print_table, say)
 # What the project promises.
 BLOCKED = 1.1  # of one copy of the states in memory
 DISK = 0.85  # of dd's speed
+OF_PEER = 0.5  # of the time that training waits for the better of the peers
+BYTES = 1.01  # of the states: headers and checksums come on top
+PEER = "tools/bench/peers/checkpoint.py"
+PEERS = ("dcp", "dcp-kept", "deepspeed")
 ROUNDS = 3
 
 
@@ -23,6 +28,19 @@ def dd(*operands):
                           env={**os.environ, "LC_ALL": "C"})
     found = re.search(r"(\d+) bytes .* copied, ([0-9.e+-]+) s", done.stderr)
     return int(found[1]) / float(found[2])
+
+
+def measure_peers(args, folder):
+    """{peer: what it printed} of those that run here."""
+    peers = {}
+    for name in PEERS if args.peer_python else ():
+        found, why = attempt([args.peer_python, PEER, "--mode", name, "--dir",
+                              folder, "--threads", str(args.threads)])
+        if why:
+            say("  checkpoint %s failed: %s" % (name, why))
+        else:
+            peers[name] = found[-1]
+    return peers
 
 
 def measure_checkpoint(args):
@@ -51,6 +69,7 @@ def measure_checkpoint(args):
         finally:
             if os.path.exists(os.path.join(ROOT, file)):
                 os.remove(os.path.join(ROOT, file))
+        row["peers"] = measure_peers(args, folder)
         row["write"] = row["bytes"] / row["written_s"]
         row["read"] = row["bytes"] / row["read_s"]
         rows.append(row)
@@ -77,6 +96,11 @@ def print_checkpoint(rows):
                        "dd oflag=direct conv=fsync"),
                   line("resume, MB/s", "read", "dd_read", 1e6,
                        "dd iflag=direct")]
+    for name in PEERS:
+        if all(name in row["peers"] for row in rows):
+            lines.append(("training waits, ms: " + name, "%.0f" % middle(
+                row["peers"][name]["blocked_ms"] for row in rows), "", "",
+                "%.2f GB" % (rows[0]["peers"][name]["bytes"] / 1e9)))
     print_table(("checkpoint, %.2f GB" % (rows[0]["bytes"] / 1e9), "zero",
                  "ceiling", "of it", ""), lines)
 
@@ -89,6 +113,15 @@ def checkpoint_targets(rows):
         return middle(row[key] / row[to] for row in rows)
     targets = [("save: training waits / one copy of the states",
                 ratio("blocked_ms", "copy_ms"), BLOCKED, False)]
+    targets.append(("save: bytes of the files / of the states",
+                    middle(row["bytes"] / row["state_bytes"] for row in rows),
+                    BYTES, False))
+    if all(row["peers"] for row in rows):
+        targets.append((
+            "save: training waits / the better peer's time",
+            middle(row["blocked_ms"] / min(
+                peer["blocked_ms"] for peer in row["peers"].values())
+                   for row in rows), OF_PEER, False))
     if "dd_read" in rows[0]:
         targets += [("save: written / dd", ratio("write", "dd_write"), DISK,
                      True),

@@ -105,6 +105,7 @@ absl::StatusOr<Json> Bench(Options options) {
   };
   std::vector<double> blocked, written;
   double copied = 0;
+  int64_t state_bytes = 0;
   std::string folder;
   {
     ZERO_ASSIGN_OR_RETURN(const auto session, open());
@@ -128,7 +129,8 @@ absl::StatusOr<Json> Bench(Options options) {
     if (checkpoints.saved().empty()) {
       return absl::InternalError("nothing was saved");
     }
-    copied = CopySeconds(rank, session->snapshot()->bytes());
+    state_bytes = session->snapshot()->bytes();
+    copied = CopySeconds(rank, state_bytes);
   }
   const int64_t bytes = BytesIn(folder);
   std::vector<double> read;
@@ -141,6 +143,7 @@ absl::StatusOr<Json> Bench(Options options) {
     ZERO_RETURN_IF_ERROR(resumed.status());
   }
   const Json result = {{"bytes", bytes},
+                       {"state_bytes", state_bytes},
                        {"threads", device->info().num_threads},
                        {"copy_ms", 1e3 * copied},
                        {"blocked_ms", 1e3 * Median(blocked)},
