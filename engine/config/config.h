@@ -104,6 +104,9 @@ struct ZeroConfig {
   bool ignore_unused_parameters = true;
   // Changes the order of sums as well.
   int64_t mics_shard_size = -1;  // -1: off
+  // Changes results: ".delayed_update" of offload_optimizer.
+  bool delayed_update = false;  // ".enabled"
+  int64_t delayed_update_warmup_steps = 40;
 
   Offload offload() const {
     return offload_param != OffloadDevice::kNone       ? Offload::kAll
@@ -116,6 +119,10 @@ struct ZeroConfig {
     };
     offload_optimizer = device(Offload::kOptimizer);
     offload_param = device(Offload::kAll);
+  }
+  // Whether the update of step `index` (from 0) runs beside the next step.
+  bool DelaysUpdateOf(int64_t index) const {
+    return delayed_update && index >= delayed_update_warmup_steps;
   }
   // How many of `world` ranks share the states. One rank alone does not ask.
   int64_t shards(int64_t world) const {

@@ -767,6 +767,26 @@ std::vector<KeySpec> UsedKeys() {
           "result, but on one rank at stages 2 and 3 the order in which "
           "several micro-batches are added.",
           Unbuilt({"nvme"}, "want cpu")),
+      Section("zero_optimization.offload_optimizer.delayed_update",
+              "The host's update beside the next step, whose gradients are "
+              "therefore those of parameters that are one update behind "
+              "(ZeRO-Offload's delayed parameter update). Changes results."),
+      Key("zero_optimization.offload_optimizer.delayed_update.enabled",
+          FIELD(zero_optimization.delayed_update),
+          "Update beside the next step. Evaluation, checkpoints and final/ "
+          "have the newest parameters. The host keeps its gradients, and "
+          "parameters where they live there, twice.",
+          DeepSpeed("has no such key: its runtime does not have the delayed "
+                    "update of the ZeRO-Offload paper")),
+      Key("zero_optimization.offload_optimizer.delayed_update.warmup_steps",
+          FIELD(zero_optimization.delayed_update_warmup_steps),
+          "Steps of the run before the first delayed one: early in training "
+          "an update changes the gradients most.",
+          AtLeast(0),
+          Unread(IF(!c.zero_optimization.delayed_update),
+                 "zero_optimization.offload_optimizer.delayed_update.enabled is "
+                 "false"),
+          DeepSpeed("has no such key; the paper waits 40 steps")),
       Section("zero_optimization.offload_param",
               "Parameters in the host's memory, on the device while a unit "
               "uses them.",

@@ -97,7 +97,10 @@ absl::Status Rehearse(Executor& executor, const Config& config,
     const std::vector<HostBatch> micro_batches(
         config.gradient_accumulation_steps, batch);
     ZERO_RETURN_IF_ERROR(
-        executor.Step({.micro_batches = micro_batches}).status());
+        executor
+            .Step({.micro_batches = micro_batches,
+                   .delayed_update = config.zero_optimization.delayed_update})
+            .status());
   }
   if (workload.evaluate) {
     ZERO_RETURN_IF_ERROR(executor.EvalLossSum(batch).status());
@@ -227,6 +230,7 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   options.recompute = config.recompute();
   const ZeroConfig& zero = config.zero_optimization;
   options.overlap = zero.overlap_comm;
+  options.delayed_updates = train && zero.delayed_update;
   options.gather = {
       .prefetch_elems = zero.stage3_prefetch_bucket_size,
       .max_live_elems = zero.stage3_max_live_parameters,

@@ -295,7 +295,8 @@ absl::Status Trainer::Launch(int64_t index, double num_valid_targets) {
        .optimizer_step = updates + 1,
        .dropout_key = step_key,
        .rounding_key = MixKey(step_key, kRoundingSite),
-       .inherits_skip = !launched_.empty()}));
+       .inherits_skip = !launched_.empty(),
+       .delayed_update = config_.zero_optimization.DelaysUpdateOf(index)}));
   launched_.push_back({num_valid_targets, lr, Communicated() - before});
   return absl::OkStatus();
 }
@@ -349,6 +350,8 @@ bool Trainer::RunsAheadOf(int64_t index) const {
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
          index > record_.first_step() &&  // which is looked at: CheckUnused
          done < total_steps_ && !save_agreed_ &&
+         // Taken again it would compute with other parameters.
+         !config_.zero_optimization.DelaysUpdateOf(done) &&
          !Due(config_.training.save_every, done) &&
          !Due(config_.training.eval_every, done) &&
          !(Due(config_.training.sample_every, done) &&

@@ -173,6 +173,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
                    .master_dtype = options_.master_dtype(),
                    .train = options_.train,
                    .stochastic_rounding = options_.stochastic_rounding,
+                   .delayed_updates = options_.delayed_updates,
                    .optimizer_arrays = {arrays.begin(), arrays.end()}});
   upload_ = std::make_unique<BatchUpload>(*rank_->device, *compute_);
   clock_ = std::make_unique<StepClock>(*rank_->device, *compute_, plan_);
@@ -281,6 +282,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   ZERO_CHECK(options_.train);
   ZERO_RETURN_IF_ERROR(upload_->Reserve(input.micro_batches));
   ZERO_CHECK_LT(num_begun_ - num_finished_, steps_.size()) << "not finished";
+  ZERO_RETURN_IF_ERROR(ArrangeParameters(input.delayed_update));
   BegunStep& step = steps_[num_begun_ % steps_.size()];
   step.times = {};
   step.num_valid_targets = std::max<int64_t>(input.num_valid_targets, 1);
@@ -298,15 +300,7 @@ absl::Status Executor::Begin(const StepInput& input) {
     bound->sink.written = false;
     bound->used = false;
   }
-  const auto micro_steps = static_cast<int64_t>(input.micro_batches.size());
-  if (num_micro_steps_ != micro_steps) {
-    runner_->Leave();
-    step_list_ = runner_->MakeList(
-        MakeSchedule(plan_, options_.schedule_options(micro_steps)));
-    num_micro_steps_ = micro_steps;
-    ZERO_RETURN_IF_ERROR(numbers_->CheckSchedule(
-        ScheduleHash(plan_, step_list_.actions), *transient_));
-  }
+  ZERO_RETURN_IF_ERROR(MakeStepList(input));
   context_->training = true;
   context_->dropout_key = input.dropout_key;
   const absl::Status status =
@@ -320,6 +314,55 @@ absl::Status Executor::Begin(const StepInput& input) {
   compute_->Record(*step.read);
   step.timed = clock_->Take();
   ++num_begun_;
+  return absl::OkStatus();
+}
+
+absl::Status Executor::MakeStepList(const StepInput& input) {
+  const auto micro_steps = static_cast<int64_t>(input.micro_batches.size());
+  if (num_micro_steps_ == micro_steps &&
+      delayed_update_ == input.delayed_update) {
+    return absl::OkStatus();
+  }
+  runner_->Leave();
+  num_micro_steps_ = micro_steps;
+  delayed_update_ = input.delayed_update;
+  step_list_ = runner_->MakeList(MakeSchedule(
+      plan_, options_.schedule_options(micro_steps, delayed_update_)));
+  return numbers_->CheckSchedule(ScheduleHash(plan_, step_list_.actions),
+                                 *transient_);
+}
+
+absl::Status Executor::FinishUpdates() {
+  if (states_->params_are() != ModelStates::Params::kOlder ||
+      !rank_->status().ok()) {
+    return rank_->status();
+  }
+  runner_->Leave();
+  StreamFor(StreamRole::kHost)->Synchronize();
+  return access_->Exchange();
+}
+
+absl::Status Executor::ArrangeParameters(bool delayed_update) {
+  using Params = ModelStates::Params;
+  ZERO_CHECK(options_.delayed_updates || !delayed_update);
+  if (!options_.delayed_updates) return absl::OkStatus();
+  if (!delayed_update) {
+    ZERO_RETURN_IF_ERROR(FinishUpdates());
+    if (states_->params_are() == Params::kNewer) {
+      states_->CopyToHost(*compute_);
+    }
+    return absl::OkStatus();
+  }
+  states_->AlternateGradients();
+  if (states_->params_are() == Params::kNewer) {
+    runner_->Leave();
+    return access_->Exchange();
+  }
+  if (states_->params_are() == Params::kEqual) {
+    runner_->Leave();
+    states_->CopyToHost(*compute_);
+    states_->set_params_are(Params::kOlder);
+  }
   return absl::OkStatus();
 }
 
@@ -705,9 +748,16 @@ void Executor::AddOffloaded(int bucket) {
 }
 
 void Executor::Upload(int unit) {
+  const bool within_host = plan_.FetchesParameters(unit);
   for (int s = 0; s < plan_.units[unit].num_trained_segments; ++s) {
+    const Tensor from = states_->updated_params(unit).Piece({unit, s});
     const Tensor to = states_->params().Piece({unit, s});
-    Copy(StreamRole::kUp, states_->updated_params(unit).Piece({unit, s}), to);
+    if (within_host) {
+      rank_->device->host().Copy(*StreamFor(StreamRole::kHost), to.data(),
+                                 from.data(), to.bytes());
+    } else {
+      Copy(StreamRole::kUp, from, to);
+    }
   }
 }
 
@@ -716,6 +766,7 @@ void Executor::Upload(int unit) {
 // `head` is called for every part of the last unit.
 template <typename Head>
 absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
+  ZERO_RETURN_IF_ERROR(FinishUpdates());
   if (forward_list_.actions.empty()) {
     forward_list_ = runner_->MakeList(
         MakeForwardSchedule(plan_, options_.schedule_options(1)));
@@ -793,6 +844,7 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 // ---- States between steps ---------------------------------------------------
 
 StateAccess& Executor::states() {
+  FinishUpdates().IgnoreError();  // it stays the rank's
   runner_->Leave();
   return *access_;
 }

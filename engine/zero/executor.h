@@ -73,7 +73,10 @@ class Executor {
   int64_t logits_size() const { return model_->vocab_size(); }
 
   // Parameters and the optimizer's arrays between steps: to fill, read, save
-  // and hash. Computation behind it waits for gathers that are under way.
+  // and hash. Computation behind it waits for what is under way. A delayed
+  // update is finished first, here and before anything that reads parameters;
+  // the next step still computes without it.
+  // Order: then all ranks call it.
   StateAccess& states();
 
   // Parameters that no backward pass wrote in the step that began last; their
@@ -105,6 +108,10 @@ class Executor {
   absl::Status Reserve(const TransientBytes& transient, MemoryLedger* ledger,
                        MemoryLedger* host_ledger);
   void MakeStreams(MemoryLedger* ledger);
+  // Makes params() the newest ones, or those that the next step computes with.
+  absl::Status FinishUpdates();
+  absl::Status ArrangeParameters(bool delayed_update);
+  absl::Status MakeStepList(const StepInput& input);
   Stream* StreamFor(StreamRole role) const {
     return streams_[static_cast<int>(role)].get();
   }
@@ -160,7 +167,8 @@ class Executor {
   std::unique_ptr<Context> context_;
   std::vector<UnitState> units_;
   ActionList step_list_, forward_list_;  // made when first used
-  int64_t num_micro_steps_ = 0;          // of step_list_
+  int64_t num_micro_steps_ = 0;          // of step_list_,
+  bool delayed_update_ = false;          // and whether its update is
   Tensor scalars_;                       // StepScalars
   std::vector<BegunStep> steps_;         // two in turn
   size_t num_begun_ = 0, num_finished_ = 0;

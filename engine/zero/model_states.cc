@@ -122,13 +122,22 @@ void ModelStates::Take(const HomeArenas& arenas) {
                   return Home::kHost;
                 });
   };
-  host_params_ = copy("parameters of the host", options_.param_dtype,
-                      MemoryCategory::kParameters, [](const PlannedUnit& unit) {
-                        return unit.homes.parameters == Home::kDevice;
-                      });
+  host_params_ =
+      copy("parameters of the host", options_.param_dtype,
+           MemoryCategory::kParameters, [&](const PlannedUnit& unit) {
+             return unit.homes.parameters == Home::kDevice ||
+                    options_.delayed_updates;
+           });
   host_grads_ = copy(
       "gradients of the host", options_.grad_dtype, MemoryCategory::kGradients,
       [&](const PlannedUnit&) { return !plan_->shards_gradients(); });
+  if (options_.delayed_updates) {
+    const FlatState& first = host_grads();
+    other_grads_ =
+        make("second gradients of the host",
+             first.sharded() ? Placement::kSharded : Placement::kReplicated,
+             options_.grad_dtype, MemoryCategory::kGradients, of_optimizer);
+  }
   if (options_.master_dtype) {
     master_ = make("master", placement.optimizer, *options_.master_dtype,
                    MemoryCategory::kOptimizer, of_optimizer);
@@ -146,13 +155,14 @@ void ModelStates::Bind(Stream& stream) {
     if (!params_.sharded()) BindValues(u, params_.Unit(u));
     if (grads_.defined() && !grads_.sharded()) BindSinks(u, 0, grads_.Unit(u));
   }
-  for (const FlatState* state :
-       {&params_, &grads_, &master_, &host_params_, &host_grads_}) {
+  for (const FlatState* state : {&params_, &grads_, &master_, &host_params_,
+                                 &host_grads_, &other_grads_}) {
     Zero(*state, stream);
   }
 }
 
-void ModelStates::CopyToHost(Stream& stream) const {
+void ModelStates::CopyToHost(Stream& stream) {
+  params_are_ = Params::kEqual;
   if (!host_params_.defined()) return;
   for (const SegmentRef& ref : segments_) {
     if (!host_params_.Has(ref)) continue;
@@ -160,6 +170,30 @@ void ModelStates::CopyToHost(Stream& stream) const {
     stream.device().Copy(stream, to.data(), params_.Piece(ref).data(),
                          to.bytes());
   }
+}
+
+void ModelStates::Exchange(BatchUpload& upload, Stream& stream) {
+  params_are_ = params_are_ == Params::kOlder ? Params::kNewer : Params::kOlder;
+  if (stream.device().kind() == DeviceKind::kMeta) return;
+  for (const SegmentRef& ref : segments_) {
+    if (!host_params_.Has(ref)) continue;
+    const Tensor held = params_.Piece(ref), other = host_params_.Piece(ref);
+    for (int64_t at = 0; at < held.num_elems(); at += kPieceElems) {
+      const Shape run = {std::min(held.num_elems() - at, kPieceElems)};
+      const Tensor a = held.Slice(at, run), b = other.Slice(at, run);
+      upload.Stage([&](void* host) { std::memcpy(host, b.data(), b.bytes()); },
+                   [&](const void* host) {
+                     Device& device = stream.device();
+                     device.Copy(stream, b.data(), a.data(), b.bytes());
+                     device.Copy(stream, a.data(), host, a.bytes());
+                   });
+    }
+  }
+  stream.Synchronize();
+}
+
+void ModelStates::AlternateGradients() {
+  std::swap(host_grads(), other_grads_);
 }
 
 ModelStates::Readable ModelStates::readable(const SegmentRef& ref) const {
@@ -187,6 +221,9 @@ std::vector<ModelStates::KeptState> ModelStates::kept(
   }
   for (const FlatState& state : optimizer_) {
     if (state.Has(ref)) kept.push_back({state.name(), DType::kF32, {&state}});
+  }
+  if (options_.delayed_updates && host_params_.Has(ref)) {
+    kept.push_back({kStale, dtype, {&host_params_}});
   }
   return kept;
 }

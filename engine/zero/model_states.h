@@ -61,6 +61,7 @@ struct StateOptions {
   absl::optional<DType> master_dtype;         // of what is stored of masters
   bool train = true;                          // false: parameters alone
   bool stochastic_rounding = false;           // of masters to parameters
+  bool delayed_updates = false;               // ExecutorOptions' own
   std::vector<std::string> optimizer_arrays;  // fp32, beside master weights
 };
 
@@ -84,13 +85,31 @@ class ModelStates {
   // What the optimizer of a unit reads and writes: these two, or what the host
   // has of them.
   const FlatState& updated_params(int unit) const {
-    return host_params_.HasUnit(unit) ? host_params_ : params_;
+    const bool in_place = plan_->FetchesParameters(unit) &&
+                          params_are_ == Params::kEqual;
+    return host_params_.HasUnit(unit) && !in_place ? host_params_ : params_;
   }
   const FlatState& reduced_grads(int unit) const {
     return host_grads_.HasUnit(unit) ? host_grads_ : grads_;
   }
   // Launches what makes the host's parameters those of the device.
-  void CopyToHost(Stream& stream) const;
+  void CopyToHost(Stream& stream);
+
+  // Of delayed updates: whether params() are those that the host has updated
+  // last (updated_params).
+  enum class Params {
+    kEqual,  // the host has the same, but what it updates in place
+    kOlder,  // on the host they are newer: while such steps are taken
+    kNewer,  // exchanged between two such steps, to be read as at any time
+  };
+  Params params_are() const { return params_are_; }
+  void set_params_are(Params are) { params_are_ = are; }
+  // Launches the exchange of params() with the host's, which is its own
+  // inverse. REQUIRES: the host is not at work on them.
+  void Exchange(BatchUpload& upload, Stream& stream);
+  // The step that begins has other memory for the gradients of the host than
+  // the one before, whose update is still to come.
+  void AlternateGradients();
   // fp32, or uint16: the rest of masters whose upper part are the parameters
   // (SplitMaster in kernels/rounding.h).
   const FlatState& master() const { return master_; }
@@ -121,14 +140,19 @@ class ModelStates {
 
   // The same as a checkpoint has it, whatever is stored here of masters:
   // "weight", fp32 where there are masters, else the parameter; where masters
-  // are rounded stochastically "rounded", the parameter; and the optimizer's
-  // arrays.
+  // are rounded stochastically "rounded", the parameter; the optimizer's
+  // arrays; and with delayed updates kStale, the parameter of the update
+  // before, with which the next step computes. REQUIRES for that: params_are()
+  // not kOlder.
   struct KeptState {
     std::string name;
     DType dtype;
     Readable from;
   };
   std::vector<KeptState> kept(const SegmentRef& ref) const;
+
+  static constexpr char kStale[] = "stale_weight";
+  bool keeps_stale() const { return options_.delayed_updates; }
 
   // The door through which values go in and out: calls `visit` for the runs of
   // a part of a state, in plan order, without padding.
@@ -155,6 +179,11 @@ class ModelStates {
             Stream& stream);
 
  private:
+  // Those that the host's optimizer reads.
+  FlatState& host_grads() {
+    return plan_->shards_gradients() ? grads_ : host_grads_;
+  }
+
   const Plan* plan_;
   int64_t rank_;
   StateOptions options_;
@@ -165,6 +194,8 @@ class ModelStates {
   // What this rank owns, of units that the host updates, where the device has
   // it too.
   FlatState host_params_, host_grads_;
+  FlatState other_grads_;  // of AlternateGradients
+  Params params_are_ = Params::kEqual;
 };
 
 }  // namespace zero

@@ -24,6 +24,9 @@ struct ExecutorOptions {
   // Of a master only what its bf16 parameter lacks is stored: the same bits.
   bool split_master = true;
   bool overlap = true;  // of communication with computation
+  // Steps may have a delayed update (StepInput): the host keeps a second copy
+  // of parameters and of the gradients that it reads.
+  bool delayed_updates = false;
   GatherPolicy gather;
   Recompute recompute = Recompute::kOff;
   // The logits of a micro-batch that parts of the vocabulary keep from forward
@@ -48,11 +51,13 @@ struct ExecutorOptions {
            (master ? static_cast<int64_t>(DTypeBytes(*master)) : 0);
   }
 
-  ScheduleOptions schedule_options(int64_t micro_steps) const {
+  ScheduleOptions schedule_options(int64_t micro_steps,
+                                   bool delayed_update = false) const {
     return {.micro_steps = micro_steps,
             .overlap = overlap,
             .gather = gather,
-            .tensor_norms = optimizer.needs_tensor_norms()};
+            .tensor_norms = optimizer.needs_tensor_norms(),
+            .delayed_update = delayed_update};
   }
 };
 

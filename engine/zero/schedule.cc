@@ -62,8 +62,11 @@ StreamRole StreamOf(const Action& action, const Plan& plan) {
     case ActionKind::kReduceAcross:
       return StreamRole::kReduce;
     case ActionKind::kFetch:
-    case ActionKind::kUpload:
       return StreamRole::kUp;
+    case ActionKind::kUpload:
+      // Within the host's memory where parameters live there.
+      return plan.FetchesParameters(action.index) ? StreamRole::kHost
+                                                  : StreamRole::kUp;
     case ActionKind::kOffload:
       return StreamRole::kDown;
     case ActionKind::kAddOffloaded:
@@ -92,7 +95,7 @@ class Builder {
         shards_parameters_(plan.shards_parameters()),
         shards_gradients_(plan.shards_gradients()),
         units_(plan.units.size()) {
-    if (shards_parameters_) ListUses();
+    if (shards_parameters_ || options.delayed_update) ListUses();
   }
 
   std::vector<Action> Build() {
@@ -108,6 +111,7 @@ class Builder {
         ReduceFrom(action, last_micro_step);
       }
       Release(i);
+      if (options_.delayed_update) UploadAfter(i);
     }
     ReleaseAllBut(0);
     return std::move(actions_);
@@ -118,6 +122,7 @@ class Builder {
     std::vector<size_t> computations;  // that need its parameters, ascending
     bool persistent = false;
     bool in_place = false;
+    bool uploaded = false;
     int num_offloaded = 0;  // segments, in the last micro-step
   };
 
@@ -294,6 +299,33 @@ class Builder {
     if (!options_.overlap && !started.empty()) ReleaseAllBut(0);
   }
 
+  // The units that computation i is the last one to use, and the gather buckets
+  // that are complete with them.
+  void UploadAfter(size_t i) {
+    for (int unit : Needs(i)) {
+      if (!plan_.UpdatesOnHost(unit)) continue;
+      if (NextUse(unit, i) < computations_.size()) continue;
+      actions_.push_back(
+          {ActionKind::kUpload, unit, computations_[i].micro_step});
+      units_[unit].uploaded = true;
+      for (size_t b = 0; b < plan_.gather_buckets.size(); ++b) {
+        const std::vector<SegmentRef>& segments =
+            plan_.gather_buckets[b].segments;
+        const auto has = [&](const SegmentRef& ref) {
+          return ref.unit == unit;
+        };
+        const auto up = [&](const SegmentRef& ref) {
+          return units_[ref.unit].uploaded;
+        };
+        if (std::any_of(segments.begin(), segments.end(), has) &&
+            std::all_of(segments.begin(), segments.end(), up)) {
+          actions_.push_back({ActionKind::kGatherUpdated, static_cast<int>(b),
+                              computations_[i].micro_step});
+        }
+      }
+    }
+  }
+
   static bool IsComplete(const Bucket& bucket, const Action& action) {
     return bucket.completed_by > action.index ||
            (bucket.completed_by == action.index &&
@@ -374,14 +406,17 @@ class Builder {
 // Fills in where every action runs, and what it waits for.
 class WaitFinder {
  public:
-  WaitFinder(const Plan& plan, bool overlap, std::vector<Action>* actions)
+  WaitFinder(const Plan& plan, const ScheduleOptions& options,
+             std::vector<Action>* actions)
       : plan_(plan),
-        overlap_(overlap),
+        overlap_(options.overlap),
+        delayed_(options.delayed_update),
         actions_(*actions),
         size_(static_cast<int>(actions->size())),
         bringing_(plan.units.size()),
         offloading_(plan.units.size()),
-        updated_(plan.units.size(), kNone) {
+        updated_(plan.units.size(), kNone),
+        changed_(plan.units.size(), kNone) {
     for (Action& action : actions_) action.stream = StreamOf(action, plan);
   }
 
@@ -442,7 +477,9 @@ class WaitFinder {
         // The memory that it goes to.
         if (AddsUp(action, plan_)) Await(added_[0]);
         for (int unit : VisitReduction(i, plan_.reduce_buckets[action.index])) {
-          Await(updated_[unit]);
+          // A delayed update reads other memory, and the one before it was done
+          // before the last norm.
+          if (!delayed_) Await(updated_[unit]);
           offloading_[unit].insert(i);
         }
         break;
@@ -479,18 +516,29 @@ class WaitFinder {
       case ActionKind::kUpdate:
         if (on_host) Await(computed_);
         updated_[action.index] = i;
+        if (on_host && delayed_) {
+          // What it changes is still being uploaded from.
+          Await(changed_[action.index]);
+          break;
+        }
+        changed_[action.index] = i;
         bringing_[action.index].clear();
         break;
       case ActionKind::kUpload:
         Await(updated_[action.index]);
-        updated_[action.index] = i;
+        if (delayed_) {
+          Await(computed_);
+        } else {
+          updated_[action.index] = i;
+        }
+        changed_[action.index] = i;
         bringing_[action.index] = {i};
         break;
       case ActionKind::kGatherUpdated:
         Await(computed_);
         for (const SegmentRef& ref :
              plan_.gather_buckets[action.index].segments) {
-          if (plan_.UpdatesOnHost(ref.unit)) Await(updated_[ref.unit]);
+          if (plan_.UpdatesOnHost(ref.unit)) Await(changed_[ref.unit]);
           bringing_[ref.unit].insert(i);
         }
         break;
@@ -517,12 +565,12 @@ class WaitFinder {
   // What comes into a buffer of gathered parameters waits for their update, and
   // for the last user of the memory, whichever that was.
   void AwaitForBuffer(int unit) {
-    const int updated = updated_[unit];
+    const int changed = changed_[unit];
     if (plan_.UpdatesOnHost(unit)) {
-      Await(updated);
+      Await(changed);
       Await(freed_);
     } else {
-      Await(std::max(updated, freed_));
+      Await(std::max(changed, freed_));
     }
   }
 
@@ -545,13 +593,13 @@ class WaitFinder {
   }
 
   const Plan& plan_;
-  const bool overlap_;
+  const bool overlap_, delayed_;
   std::vector<Action>& actions_;
   const int size_;
   // By unit: what brings its parameters, what takes its gradients to the host,
-  // and the last of its update.
+  // its last update, and what put the result where parameters are read.
   std::vector<std::set<int>> bringing_, offloading_;
-  std::vector<int> updated_;
+  std::vector<int> updated_, changed_;
   // By unit and phase: what sums its gradients and takes them to the host.
   std::map<std::pair<int, int>, std::set<int>> reducing_;
   int computed_ = kNone;  // the last action of the compute stream
@@ -651,6 +699,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
   std::vector<bool> updated(plan.units.size());
   for (int u : plan.forward_order) {
     actions.push_back({ActionKind::kUpdate, u});
+    if (options.delayed_update) continue;  // what follows it came before
     if (plan.UpdatesOnHost(u) && !plan.FetchesParameters(u)) {
       actions.push_back({ActionKind::kUpload, u});
     }
@@ -661,7 +710,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
           {ActionKind::kGatherUpdated, static_cast<int>(next_bucket++)});
     }
   }
-  WaitFinder(plan, options.overlap, &actions).Find();
+  WaitFinder(plan, options, &actions).Find();
   return actions;
 }
 
@@ -673,7 +722,7 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
   }
   std::vector<Action> actions =
       Builder(plan, options, std::move(computations)).Build();
-  WaitFinder(plan, options.overlap, &actions).Find();
+  WaitFinder(plan, options, &actions).Find();
   return actions;
 }
 
@@ -725,7 +774,8 @@ HostTraffic CountHostTraffic(const Plan& plan,
     const int i = action.index;
     if (action.kind == ActionKind::kFetch) {
       traffic.up += owned(plan.units[i].padded_elems, param_dtype);
-    } else if (action.kind == ActionKind::kUpload) {
+    } else if (action.kind == ActionKind::kUpload &&
+               action.stream == StreamRole::kUp) {
       traffic.up += owned(plan.units[i].trained_elems, param_dtype);
     } else if (action.kind == ActionKind::kOffload) {
       const Bucket& bucket = plan.reduce_buckets[i];

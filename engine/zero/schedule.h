@@ -100,6 +100,11 @@ struct ScheduleOptions {
   bool overlap = true;
   GatherPolicy gather = {};
   bool tensor_norms = false;  // the optimizer needs them before any update
+  // The host's update of a step runs beside the next step, which therefore
+  // computes with parameters that are one update behind; a unit's new ones are
+  // uploaded when that step has used the old ones for the last time.
+  // REQUIRES: the host updates all units that are trained.
+  bool delayed_update = false;
 };
 
 // The actions of one training step.

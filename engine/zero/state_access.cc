@@ -54,6 +54,12 @@ absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
                                      : absl::OkStatus();
 }
 
+absl::Status StateAccess::Exchange() {
+  states_->Exchange(*upload_, *compute_);
+  return plan_->shards_parameters() ? rank_->status()
+                                    : Share(states_->params());
+}
+
 absl::Status StateAccess::AgreeOnRead() {
   return rank_->agree ? rank_->agree("weights are read", true).status()
                       : absl::OkStatus();
@@ -175,13 +181,16 @@ std::vector<StateAccess::KeptRange> StateAccess::RangesToRestore(
   return ranges;
 }
 
-absl::Status StateAccess::Restore(const OpenKeptFn& open) {
+absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
   // The first group's ranks read what they own, and send it to the others.
   std::vector<KeptPiece> owned;
   ReadNextFn next;
   absl::Status status;
   if (InFirstGroup()) {
     owned = PartOfPieces(0, 1);
+    std::erase_if(owned, [&](const KeptPiece& piece) {
+      return !has_stale && piece.state == ModelStates::kStale;
+    });
     absl::StatusOr<ReadNextFn> opened = open(RangesToRestore(owned));
     status = opened.status();
     if (opened.ok()) next = *std::move(opened);
@@ -225,7 +234,11 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open) {
   for (const FlatState* state : states_->lasting()) {
     ZERO_RETURN_IF_ERROR(Share(*state));
   }
-  states_->CopyToHost(*compute_);
+  if (has_stale && states_->keeps_stale()) {
+    states_->set_params_are(ModelStates::Params::kNewer);
+  } else {
+    states_->CopyToHost(*compute_);
+  }
   return absl::OkStatus();
 }
 

@@ -61,6 +61,10 @@ class StateAccess {
   // the other in the order of their names. Each rank hashes what it owns.
   absl::StatusOr<std::string> Hash();
 
+  // ModelStates::Exchange, on all ranks that have params(). Nothing else may be
+  // under way.
+  absl::Status Exchange();
+
   // This rank's share of what a later run needs (ModelStates::kept), by state
   // and in plan order: of all ranks together each element once. Ranks of other
   // groups that own the same elements (hybrid sharding) share them out.
@@ -106,7 +110,9 @@ class StateAccess {
   using ReadNextFn = std::function<absl::Status(void* out)>;
   using OpenKeptFn = std::function<absl::StatusOr<ReadNextFn>(
       const std::vector<KeptRange>& ranges)>;
-  absl::Status Restore(const OpenKeptFn& open);
+  // `has_stale` says whether there is ModelStates::kStale to ask for; else
+  // "weight" takes its place.
+  absl::Status Restore(const OpenKeptFn& open, bool has_stale = false);
 
   // The states of this rank that a later run needs, in their own dtypes: its
   // runs may be read and, on the CPU, written.

@@ -34,6 +34,9 @@ struct StepInput {
   // For a step that begins before the results of the one before it are known:
   // if that one was skipped, this one is too, and changes nothing.
   bool inherits_skip = false;
+  // The host's update of this step runs beside the next step
+  // (ScheduleOptions::delayed_update). With ExecutorOptions::delayed_updates.
+  bool delayed_update = false;
 };
 
 struct StepOutput {

@@ -47,8 +47,11 @@ void StepClock::Read(Event& last, std::vector<TimedWork> timed) {
            std::chrono::duration_cast<std::chrono::steady_clock::duration>(ago);
   };
   for (TimedWork& work : timed) {
-    // Copies and the host may still be at work.
-    if (!work.end->IsDone()) work.end->Synchronize();  // most are
+    // Copies and the host may still be at work: told with the next step.
+    if (!work.end->IsDone()) {
+      timed_.push_back(std::move(work));
+      continue;
+    }
     work.count(time_of(*work.begin), time_of(*work.end));
     idle_events_.push_back(std::move(work.begin));
     idle_events_.push_back(std::move(work.end));

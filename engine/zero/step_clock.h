@@ -95,7 +95,8 @@ class StepClock {
 
   // What was timed since it was last taken.
   std::vector<TimedWork> Take() { return std::exchange(timed_, {}); }
-  // Waits for `last`, behind which all of it is done, and tells its times.
+  // Waits for `last` and tells the times of what is done; what is not is among
+  // those that are taken next.
   void Read(Event& last, std::vector<TimedWork> timed);
 
  private:

@@ -4,6 +4,8 @@
 #define ZERO_TESTS_ENGINE_ZERO_JOB_TESTING_H_
 
 #include <chrono>
+#include <climits>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,6 +51,10 @@ struct Job {
   int64_t length = kLength;
   int64_t micro_steps = 1;
   int steps = 3;
+  int first_step = 0;  // a run that goes on begins with a later one
+  // With options.delayed_updates, of steps [delayed_from, delayed_until).
+  int delayed_from = 1, delayed_until = INT_MAX;
+  float lr_factor = 1;  // of a step's rate to that of the step before
   float loss_scale = 1;
   bool ahead = false;   // steps begin before the one before them is finished
   bool packed = false;  // several sequences in a row
@@ -153,7 +159,7 @@ inline absl::StatusOr<Outcome> RunRank(const Job& of, const Rank& rank) {
     if (job.between) job.between(rig);
     return absl::OkStatus();
   };
-  for (int step = 0; step < job.steps; ++step) {
+  for (int step = job.first_step; step < job.steps; ++step) {
     const TokenBatch batch = GlobalBatch(job.batch, step, job.packed,
                                          job.length, job.config.vocab_size);
     std::vector<HostBatch> parts;
@@ -165,12 +171,15 @@ inline absl::StatusOr<Outcome> RunRank(const Job& of, const Rank& rank) {
     ZERO_RETURN_IF_ERROR(
         rig->Begin({.micro_batches = parts,
                     .num_valid_targets = batch.NumValid(),
-                    .lr = 1e-2f,
+                    .lr = 1e-2f * std::pow(job.lr_factor, float(step)),
                     .loss_scale = job.loss_scale,
                     .optimizer_step = step + 1,
                     .dropout_key = static_cast<uint64_t>(step),
                     .rounding_key = 1000 + static_cast<uint64_t>(step),
-                    .inherits_skip = job.ahead && step > 0}));
+                    .inherits_skip = job.ahead && step > 0,
+                    .delayed_update = job.options.delayed_updates &&
+                                      step >= job.delayed_from &&
+                                      step < job.delayed_until}));
     if (job.ahead && step == 0) continue;
     ZERO_RETURN_IF_ERROR(finish());
   }
