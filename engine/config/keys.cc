@@ -783,9 +783,10 @@ std::vector<KeySpec> UsedKeys() {
           "Steps of the run before the first delayed one: early in training "
           "an update changes the gradients most.",
           AtLeast(0),
-          Unread(IF(!c.zero_optimization.delayed_update),
-                 "zero_optimization.offload_optimizer.delayed_update.enabled is "
-                 "false"),
+          Unread(
+              IF(!c.zero_optimization.delayed_update),
+              "zero_optimization.offload_optimizer.delayed_update.enabled is "
+              "false"),
           DeepSpeed("has no such key; the paper waits 40 steps")),
       Section("zero_optimization.offload_param",
               "Parameters in the host's memory, on the device while a unit "

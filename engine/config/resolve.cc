@@ -320,11 +320,12 @@ class Resolver : public ModelResolver {
     const std::string section = "zero_optimization.";
     const std::string optimizer = section + "offload_optimizer.device";
     if (zero.delayed_update && zero.offload_optimizer == OffloadDevice::kNone) {
-      Problem(section + "offload_optimizer.delayed_update.enabled",
-              "true, but ", optimizer,
-              " is \"none\": the device updates, and there is no update of the "
-              "host to hide behind the next step; set it to cpu, or delete this "
-              "key");
+      Problem(
+          section + "offload_optimizer.delayed_update.enabled", "true, but ",
+          optimizer,
+          " is \"none\": the device updates, and there is no update of the "
+          "host to hide behind the next step; set it to cpu, or delete this "
+          "key");
     }
     if (zero.offload() == Offload::kNone) return;
     const std::string param = section + "offload_param.device";

@@ -202,6 +202,8 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
   std::vector<FitProposal> found;
   for (const Offload offload : kOffloads) {
     if (!offloads && offload != zero.offload()) continue;
+    // Without offload no update is delayed, and results are others.
+    if (zero.delayed_update && offload == Offload::kNone) continue;
     for (const Recompute recompute : kRecomputeLevels) {
       for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
         // One rank has nothing to shard but between its device and its host,

@@ -50,6 +50,19 @@ int64_t SmallestSegment(const Plan& plan) {
   return smallest;
 }
 
+std::string DelayNote(const Config& config) {
+  const int64_t warmup = config.zero_optimization.delayed_update_warmup_steps;
+  const int64_t steps = config.training.steps;
+  constexpr char kKey[] = "zero_optimization.offload_optimizer.delayed_update";
+  if (steps > 0 && warmup >= steps) {
+    return absl::StrCat(kKey, " begins after ", warmup,
+                        " steps, and the run is of ", steps);
+  }
+  return absl::StrCat(
+      kKey, " changes results: after step ", warmup,
+      " gradients are those of parameters that are one update behind");
+}
+
 std::string PersistenceNote(const Plan& plan, const GatherPolicy& policy) {
   const std::vector<bool> persistent = PersistentUnits(plan, policy);
   int64_t num_units = 0, elems = 0;
@@ -84,6 +97,7 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
         "on one rank, which has nobody to share with or talk to; start several "
         "with --ranks N");
   }
+  if (zero.delayed_update) notes.push_back(DelayNote(loaded.config));
   const int64_t smallest = SmallestSegment(plan);
   const auto add_bucket_note = [&](const char* path, int64_t elems,
                                    const std::vector<Bucket>& buckets) {

@@ -45,6 +45,9 @@ bool MayDiffer(const std::string& key) {
                                               "data_types.split_master_weights",
                                               "model.from_pretrained"};
   if (kKeys.count(key) > 0) return true;
+  constexpr char kDelay[] =
+      "zero_optimization.offload_optimizer.delayed_update";
+  if (absl::StartsWith(key, kDelay)) return false;
   for (const char* section : {"zero_optimization.", "communication.", "device.",
                               "activation_checkpointing."}) {
     if (absl::StartsWith(key, section)) return true;
@@ -220,7 +223,8 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
   absl::StatusOr<RunRecord> record = ReadRecord(manifest);
   if (!record.ok()) return WithContext(choice.path, record.status());
   ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
-      [&](const auto& ranges) { return OpenStates(reader, ranges); }));
+      [&](const auto& ranges) { return OpenStates(reader, ranges); },
+      absl::c_linear_search(reader.states(), ModelStates::kStale)));
   record->resumed_at.push_back(record->step);
   const bool in_place = finds() || IsIn(choice.path, folder_);
   if (leads()) {

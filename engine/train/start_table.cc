@@ -239,14 +239,21 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
       offload != Offload::kNone) {
     rows.push_back(
         {"offload",
-         absl::StrCat("the optimizer and the gradients that it reads",
-                      offload == Offload::kAll ? ", and parameters," : "",
-                      " in the host's memory (",
-                      HumanBytes(session.offloaded_bytes()), "), updated there",
-                      rank.host_link.has_value()
-                          ? absl::StrCat(", over ", rank.host_link->text,
-                                         " (--shape-host-link)")
-                          : "")});
+         absl::StrCat(
+             "the optimizer and the gradients that it reads",
+             offload == Offload::kAll ? ", and parameters," : "",
+             " in the host's memory (", HumanBytes(session.offloaded_bytes()),
+             "), updated there",
+             config.zero_optimization.delayed_update
+                 ? absl::StrCat(
+                       ", after step ",
+                       config.zero_optimization.delayed_update_warmup_steps,
+                       " beside the next step")
+                 : "",
+             rank.host_link.has_value()
+                 ? absl::StrCat(", over ", rank.host_link->text,
+                                " (--shape-host-link)")
+                 : "")});
   }
   if (config.training.saves()) {
     rows.push_back({"checkpoints", CheckpointsText(session)});

@@ -85,8 +85,8 @@ class ModelStates {
   // What the optimizer of a unit reads and writes: these two, or what the host
   // has of them.
   const FlatState& updated_params(int unit) const {
-    const bool in_place = plan_->FetchesParameters(unit) &&
-                          params_are_ == Params::kEqual;
+    const bool in_place =
+        plan_->FetchesParameters(unit) && params_are_ == Params::kEqual;
     return host_params_.HasUnit(unit) && !in_place ? host_params_ : params_;
   }
   const FlatState& reduced_grads(int unit) const {

@@ -43,6 +43,10 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
   run.sets.push_back("zero_optimization.offload_optimizer" +
                      device(Offload::kOptimizer));
   run.sets.push_back("zero_optimization.offload_param" + device(Offload::kAll));
+  if (offload == Offload::kNone) {
+    run.sets.push_back(
+        "zero_optimization.offload_optimizer.delayed_update.enabled=false");
+  }
   run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
   const bool enabled = recompute != Recompute::kOff;
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",

@@ -325,8 +325,8 @@ absl::Status ShowPlan(PlanFlags flags) {
   const Plan plan = MakeRunPlan(config, *model, flags.run.ranks,
                                 ranks.local.algorithm, device.device->ops());
   const int64_t micro_steps = config.gradient_accumulation_steps;
-  const std::vector<Action> actions =
-      MakeSchedule(plan, options.schedule_options(micro_steps));
+  const std::vector<Action> actions = MakeSchedule(
+      plan, options.schedule_options(micro_steps, options.delayed_updates));
   const bool alike = plan.owners.even();
 
   Console console(stdout, /*is_terminal=*/false);

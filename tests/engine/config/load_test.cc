@@ -358,6 +358,27 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   }
 }
 
+TEST(LoadTest, ADelayedUpdateIsOneOfTheHost) {
+  const std::string zero = "zero_optimization.";
+  const std::string enabled =
+      zero + "offload_optimizer.delayed_update.enabled=true";
+  EXPECT_THAT(ErrorOfSmall({enabled, zero + "stage=2"}),
+              testing::HasSubstr("set it to cpu, or delete this key"));
+  const std::string device = zero + "offload_optimizer.device=cpu";
+  EXPECT_THAT(ErrorOfSmall({enabled, device, zero + "stage=0"}),
+              testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
+  EXPECT_THAT(
+      ErrorOfSmall({zero + "offload_optimizer.delayed_update.warmup_steps=-1"}),
+      testing::HasSubstr("-1 is not in [0, "));
+  const auto loaded = LoadSmall({zero + R"(offload_optimizer={"device": "cpu",
+                                    "delayed_update": {"enabled": true}})",
+                                 zero + "stage=2"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const ZeroConfig& config = loaded->config.zero_optimization;
+  EXPECT_FALSE(config.DelaysUpdateOf(39));
+  EXPECT_TRUE(config.DelaysUpdateOf(40));
+}
+
 // They were in range as doubles and turned into 1, 0 or infinity later.
 TEST(LoadTest, NumbersThatLeaveTheirRangeInFp32AreErrors) {
   EXPECT_EQ(

@@ -167,5 +167,20 @@ TEST(RankNotesTest, APersistenceThresholdHoldsForWholeUnits) {
   EXPECT_THAT(RankNotes(off, PlanAt(3, off)), IsEmpty());
 }
 
+TEST(RankNotesTest, ADelayedUpdateSaysThatItChangesResults) {
+  const std::string path = "zero_optimization.offload_optimizer.";
+  const auto notes = [&](int warmup) {
+    const LoadedConfig loaded =
+        Load({"zero_optimization.stage=1", path + "device=cpu",
+              path + "delayed_update.enabled=true",
+              absl::StrCat(path, "delayed_update.warmup_steps=", warmup)});
+    return RankNotes(loaded, PlanAt(1, loaded, /*world=*/1));
+  };
+  EXPECT_THAT(notes(3), ElementsAre(HasSubstr("changes results: after step 3 "
+                                              "gradients are those of")));
+  EXPECT_THAT(notes(4), ElementsAre(HasSubstr("begins after 4 steps, and the "
+                                              "run is of 4")));
+}
+
 }  // namespace
 }  // namespace zero

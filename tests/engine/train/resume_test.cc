@@ -244,6 +244,25 @@ TEST_F(ResumeTest, OtherOptimizers) {
   }
 }
 
+TEST_F(ResumeTest, DelayedUpdatesGoOnWithTheParametersOfTheUpdateBefore) {
+  const std::string path = "zero_optimization.offload_optimizer.";
+  for (const int world : {1, 2}) {
+    const Job job = {
+        .overrides = {"bf16.enabled=true", "zero_optimization.stage=2",
+                      path + "device=cpu", path + "delayed_update.enabled=true",
+                      path + "delayed_update.warmup_steps=4"},
+        .world = world};
+    ExpectEveryResumeIsTheSame(job, {3, 4, 5, 8});
+    Job sooner = job;
+    sooner.overrides.back() = path + "delayed_update.warmup_steps=2";
+    if (world == 1) {
+      EXPECT_THAT(
+          ErrorOf(sooner, "auto"),
+          testing::HasSubstr("delayed_update.warmup_steps was 4, now 2"));
+    }
+  }
+}
+
 TEST_F(ResumeTest, EveryRankKeepsItsPartAtEveryStage) {
   for (const bool offloads : {false, true}) {
     for (const int stage : {0, 1, 2, 3}) {

@@ -324,7 +324,8 @@ void Restore(Rig& rig, const Kept& kept, bool has_stale) {
 }
 
 // A run that ends, and another rig that goes on with its last three steps.
-Floats TrainInTwoParts(const Job& job, const Job& resumed, bool drop_stale) {
+Floats TrainInTwoParts(const Job& job, const Job& resumed,
+                       bool has_stale = true) {
   std::mutex mutex;
   std::map<int, Kept> kept;  // by rank
   Job first = job;
@@ -336,11 +337,6 @@ Floats TrainInTwoParts(const Job& job, const Job& resumed, bool drop_stale) {
                       one.between = [&, step = 0](Rig& rig) mutable {
                         if (++step < first.steps) return;
                         Kept own = KeptOf(rig);
-                        if (drop_stale) {
-                          std::erase_if(own, [](const auto& entry) {
-                            return entry.first.starts_with(ModelStates::kStale);
-                          });
-                        }
                         const std::lock_guard<std::mutex> lock(mutex);
                         kept[rank.rank()] = std::move(own);
                       };
@@ -350,7 +346,7 @@ Floats TrainInTwoParts(const Job& job, const Job& resumed, bool drop_stale) {
   Job second = resumed;
   second.first_step = first.steps;
   second.prepare = [&](const Rank& rank, Rig& rig) {
-    Restore(rig, kept.at(rank.rank()));
+    Restore(rig, kept.at(rank.rank()), has_stale);
   };
   return Train(second).parameters;
 }
@@ -365,14 +361,14 @@ TEST(DelayedUpdateTest, ACheckpointGoesOnToTheBitsOfARunThatNeverStopped) {
         job.world = world;
         job.options.param_dtype = dtype;
         const Floats want = Train(job).parameters;
-        EXPECT_EQ(TrainInTwoParts(job, job, /*drop_stale=*/false), want);
+        EXPECT_EQ(TrainInTwoParts(job, job), want);
         // One of a run without delay has no older parameters to go on with.
-        EXPECT_NE(TrainInTwoParts(job, job, /*drop_stale=*/true), want);
+        EXPECT_NE(TrainInTwoParts(job, job, /*has_stale=*/false), want);
         // Without delay it goes on from the newest ones.
         Job plain = job;
         plain.options.delayed_updates = false;
-        EXPECT_EQ(TrainInTwoParts(job, plain, /*drop_stale=*/false),
-                  TrainInTwoParts(job, plain, /*drop_stale=*/true));
+        EXPECT_EQ(TrainInTwoParts(job, plain),
+                  TrainInTwoParts(job, plain, /*has_stale=*/false));
       }
     }
   }
@@ -387,7 +383,7 @@ TEST(DelayedUpdateTest, PlainStepsMayFollow) {
     const Floats got = Train(job).parameters;
     Job plain = job;
     plain.options.delayed_updates = false;
-    EXPECT_EQ(TrainInTwoParts(job, plain, /*drop_stale=*/false), got);
+    EXPECT_EQ(TrainInTwoParts(job, plain, /*has_stale=*/false), got);
   }
 }
 
