@@ -60,8 +60,8 @@ class Stream {
 
   // Runs `work` after everything enqueued before it. The calling-thread stream
   // runs it at once; a worker stream runs it on its thread; on CUDA `work` is
-  // called at once and launches asynchronously on this stream; on kHost it runs
-  // later, on a thread of the host, and must not call CUDA.
+  // called at once and launches asynchronously on this stream; on kHost, kRead
+  // and kWrite it runs later, on a thread of the host, and must not call CUDA.
   virtual void Enqueue(std::function<void()> work) = 0;
 
   // Marks this point of the stream in `event`.
@@ -83,8 +83,10 @@ enum class StreamRole {
   kUp,       // copies from the host's memory
   kDown,     // copies to it
   kHost,     // what the host computes there
+  kRead,     // reads from a disk into the host's memory
+  kWrite,    // writes to it
 };
-inline constexpr int kNumStreamRoles = 6;
+inline constexpr int kNumStreamRoles = 8;
 
 // One allocation from a device, owned. Alignment: 4096 bytes on the CPU, 256
 // or better on CUDA. The meta device gives addresses that must not be read.

@@ -13,20 +13,20 @@
 
 namespace zero {
 
-// The four ends of a Rank (rank.h), and the way between a device and its host:
-// copies, and what the host computes.
-enum class Channel { kGather, kReduce, kAcross, kScalar, kHost };
+// The four ends of a Rank (rank.h); the way between a device and its host:
+// copies, and what the host computes; and the disk that these wait for.
+enum class Channel { kGather, kReduce, kAcross, kScalar, kHost, kDisk };
 inline constexpr Channel kChannels[] = {Channel::kGather, Channel::kReduce,
                                         Channel::kAcross, Channel::kScalar};
 // What computation may wait for.
 inline constexpr Channel kWaits[] = {Channel::kGather, Channel::kReduce,
                                      Channel::kAcross, Channel::kScalar,
-                                     Channel::kHost};
+                                     Channel::kHost,   Channel::kDisk};
 
-// "gather", "reduce", "across", "scalar", "host".
+// "gather", "reduce", "across", "scalar", "host", "disk".
 constexpr const char* ChannelName(Channel channel) {
-  constexpr const char* kNames[] = {"gather", "reduce", "across", "scalar",
-                                    "host"};
+  constexpr const char* kNames[] = {"gather", "reduce", "across",
+                                    "scalar", "host",   "disk"};
   return kNames[static_cast<size_t>(channel)];
 }
 

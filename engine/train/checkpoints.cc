@@ -224,6 +224,8 @@ absl::Status RunCheckpoints::WritePart(
     written = 0;
   });
   ZERO_RETURN_IF_ERROR(status);
+  // States that came from a disk may not have come.
+  if (!beside()) ZERO_RETURN_IF_ERROR(session_->rank().status());
   return writer->Commit();
 }
 

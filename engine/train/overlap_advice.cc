@@ -23,6 +23,8 @@ const char* Awaited(Channel channel) {
              "slowest";
     case Channel::kHost:
       return "states come from the host's memory and are updated there";
+    case Channel::kDisk:
+      return "states come from the disk (nvme_path) and go back";
   }
   return "?";
 }
@@ -91,6 +93,11 @@ std::vector<Rule> RulesFor(const Config& config,
       {Channel::kHost, true,
        "leave zero_optimization.offload_optimizer out (all on the device, more "
        "of its memory)"},
+      {Channel::kDisk, true,
+       "raise gradient_accumulation_steps (a larger batch per update)"},
+      {Channel::kDisk, true,
+       "set zero_optimization.offload_optimizer.device to \"cpu\" (more of the "
+       "host's memory)"},
       {Channel::kScalar, true,
        "raise gradient_accumulation_steps (a larger batch per agreement)"},
   };

@@ -27,7 +27,8 @@ constexpr const char* kRowNames[] = {
     "compute",           "waiting for communication",
     "gather parameters", "reduce gradients",
     "agree on numbers",  "from the host",
-    "to the host",       "host"};
+    "to the host",       "host",
+    "from the disk",     "to the disk"};
 
 Trace::Row RowOf(StreamRole stream) {
   switch (stream) {
@@ -37,6 +38,10 @@ Trace::Row RowOf(StreamRole stream) {
       return Trace::Row::kDown;
     case StreamRole::kHost:
       return Trace::Row::kHost;
+    case StreamRole::kRead:
+      return Trace::Row::kRead;
+    case StreamRole::kWrite:
+      return Trace::Row::kWrite;
     default:
       return Trace::Row::kCompute;
   }

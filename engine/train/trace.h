@@ -32,6 +32,8 @@ class Trace {
     kUp,    // copies from the host
     kDown,  // to it
     kHost,  // and what it computes
+    kRead,  // from a disk
+    kWrite,
   };
 
   // Spans beyond this are dropped, and counted: some 300 MB of text.

@@ -14,6 +14,9 @@ Channel ChannelOf(const Action& action) {
     case StreamRole::kReduce:
       return action.kind == ActionKind::kReduce ? Channel::kReduce
                                                 : Channel::kAcross;
+    case StreamRole::kRead:
+    case StreamRole::kWrite:
+      return Channel::kDisk;
     default:
       return Channel::kHost;
   }
@@ -79,7 +82,14 @@ void ActionRunner::Await(const ActionList& list, const Action& action) {
     const int i =
         wait < 0 ? wait + static_cast<int>(list.actions.size()) : wait;
     const StreamRole awaited = list.actions[i].stream;
-    if (&stream != &compute() || awaited == StreamRole::kCompute) {
+    const bool for_disk =
+        (action.stream == StreamRole::kHost ||
+         (action.stream == StreamRole::kUp &&
+          !rank_->device->asynchronous())) &&
+        (awaited == StreamRole::kRead || awaited == StreamRole::kWrite);
+    if (for_disk) {
+      clock_->WaitForDisk(stream, [&] { stream.Wait(*list.done[i]); });
+    } else if (&stream != &compute() || awaited == StreamRole::kCompute) {
       stream.Wait(*list.done[i]);
     } else if (wait >= 0 || std::erase(arriving_, i) > 0) {
       // What came before this list began was waited for then.

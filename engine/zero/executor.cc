@@ -45,8 +45,8 @@ struct Executor::BegunStep {
 // Where the size of the states is measured.
 struct Executor::Sizing {
   std::unique_ptr<Device> meta;
-  std::array<MemoryLedger, kNumHomes> ledgers;
-  std::array<std::unique_ptr<Arena>, kNumHomes> arenas;
+  std::array<MemoryLedger, kNumMemories> ledgers;
+  std::array<std::unique_ptr<Arena>, kNumMemories> arenas;
 };
 
 // ---- Making and ending ------------------------------------------------------
@@ -89,7 +89,10 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
 // device, where its size is measured.
 void Executor::TakeStates(const HomeArenas& arenas) {
   Arena& arena = *arenas[static_cast<int>(Home::kDevice)];
-  states_->Take(arenas);
+  if (swapped_ != nullptr) {
+    swapped_->Take(*arenas[static_cast<int>(Home::kHost)]);
+  }
+  states_->Take(arenas, swapped_.get());
   numbers_->Take(arena);
   scalars_ = Tensor::Empty(arena, {static_cast<int64_t>(sizeof(StepScalars))},
                            DType::kU8, MemoryCategory::kInputs);
@@ -146,6 +149,10 @@ void Executor::MakeStreams(MemoryLedger* ledger) {
   }
   const bool host_updates = options_.train && plan_.UpdatesOnHost();
   if (host_updates || plan_.FetchesParameters()) add(StreamRole::kUp);
+  if (swapped_ != nullptr) {
+    add(StreamRole::kRead);
+    add(StreamRole::kWrite);
+  }
   if (host_updates) {
     add(StreamRole::kDown);
     add(StreamRole::kHost);
@@ -159,6 +166,11 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     return Arena::Make(*rank_->device, MemoryKind::kDevice, bytes, name,
                        ledger);
   };
+  const bool swaps =
+      options_.train ? plan_.UsesDisk() : plan_.ReadsParameters();
+  if (swaps) {
+    swapped_ = std::make_unique<SwappedStates>(*rank_, plan_, options_);
+  }
   MakeStreams(ledger);
   Stream* const gather = StreamFor(StreamRole::kGather);
   Stream* const reduce = StreamFor(StreamRole::kReduce);
@@ -192,7 +204,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   sizing_ = std::make_unique<Sizing>();
   sizing_->meta = MakeMetaDevice(*rank_->device);
   HomeArenas sizing;
-  for (int home = 0; home < kNumHomes; ++home) {
+  for (int home = 0; home < kNumMemories; ++home) {
     ZERO_ASSIGN_OR_RETURN(
         sizing_->arenas[home],
         Arena::Make(*sizing_->meta, MemoryKind::kDevice, int64_t{1} << 50,
@@ -219,6 +231,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), transient_.get()}));
   TakeStates({persistent_.get(), host_.get()});
   sizing_.reset();
+  if (swapped_ != nullptr) ZERO_RETURN_IF_ERROR(swapped_->Open());
   model_->Prepare(*persistent_, *compute_, options_.max_positions);
   // The largest are the hashes that ranks compare, or logits.
   ZERO_RETURN_IF_ERROR(numbers_->Reserve(
@@ -280,6 +293,7 @@ absl::StatusOr<StepOutput> Executor::Step(const StepInput& input) {
 
 absl::Status Executor::Begin(const StepInput& input) {
   ZERO_CHECK(options_.train);
+  states_->Settle(*compute_);
   ZERO_RETURN_IF_ERROR(upload_->Reserve(input.micro_batches));
   ZERO_CHECK_LT(num_begun_ - num_finished_, steps_.size()) << "not finished";
   ZERO_RETURN_IF_ERROR(ArrangeParameters(input.delayed_update));
@@ -382,6 +396,7 @@ absl::StatusOr<StepOutput> Executor::Finish() {
 
 void Executor::Perform(const Action& action, const StepInput& input) {
   const int i = action.index;
+  const SegmentRef ref{i, action.phase};
   switch (action.kind) {
     case ActionKind::kForward:
       if (i == 0) {
@@ -403,7 +418,19 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       }
       return;
     case ActionKind::kFetch:
-      return Fetch(i);
+      return Fetch(action);
+    case ActionKind::kReadParameters:
+      return StreamFor(StreamRole::kRead)->Enqueue([this, ref] {
+        swapped_->ReadParameters(ref);
+      });
+    case ActionKind::kReadStates:
+      return StreamFor(StreamRole::kRead)->Enqueue([this, ref] {
+        swapped_->Read(ref);
+      });
+    case ActionKind::kWriteStates:
+      return StreamFor(StreamRole::kWrite)->Enqueue([this, ref] {
+        swapped_->Write(ref);
+      });
     case ActionKind::kGather:
       return Gather(i);
     case ActionKind::kRelease:
@@ -446,13 +473,13 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       for (UnitState& unit : units_) unit.own_rows = unit.all_rows = {};
       return updater_->Norm(input, scalars());
     case ActionKind::kMoments:
-      return updater_->Moments(i, input);
+      return updater_->Moments(i, action.phase, input);
     case ActionKind::kTensorNorms:
       return updater_->TensorNorms();
     case ActionKind::kUpdate:
-      return updater_->Update(i, input);
+      return updater_->Update(i, action.phase, input);
     case ActionKind::kUpload:
-      return Upload(i);
+      return Upload(action);
     case ActionKind::kGatherUpdated:
       return wire_->GatherUpdated(i, states_->params());
   }
@@ -470,13 +497,23 @@ void Executor::TakeParameterBuffer(int unit) {
   states_->BindValues(unit, state.gathered);
 }
 
-void Executor::Fetch(int unit) {
-  TakeParameterBuffer(unit);
+Segment Executor::SegmentsOf(const Action& action, int num, bool one) const {
+  return one ? Segment{action.phase, 1} : Segment{0, num};
+}
+
+void Executor::Fetch(const Action& action) {
+  const int unit = action.index;
+  const bool reads = plan_.ReadsParameters(unit);
   const PlannedUnit& planned = plan_.units[unit];
-  for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
+  if (action.phase == 0) TakeParameterBuffer(unit);
+  const Segment segments = SegmentsOf(
+      action, static_cast<int>(planned.segments.size()), /*one=*/reads);
+  for (int s = segments.begin; s < segments.end(); ++s) {
     const Segment piece = plan_.Piece(planned.segments[s], rank_->rank());
     const Tensor to = units_[unit].gathered.Slice(piece.begin, {piece.elems});
-    Copy(StreamRole::kUp, states_->params().Piece({unit, s}), to);
+    const SegmentRef ref{unit, s};
+    Copy(StreamRole::kUp,
+         reads ? swapped_->Fetched(ref) : states_->params().Piece(ref), to);
   }
 }
 
@@ -747,9 +784,13 @@ void Executor::AddOffloaded(int bucket) {
                 });
 }
 
-void Executor::Upload(int unit) {
+void Executor::Upload(const Action& action) {
+  const int unit = action.index;
   const bool within_host = plan_.FetchesParameters(unit);
-  for (int s = 0; s < plan_.units[unit].num_trained_segments; ++s) {
+  const Segment segments =
+      SegmentsOf(action, plan_.units[unit].num_trained_segments,
+                 /*one=*/plan_.UpdatesFromDisk(unit));
+  for (int s = segments.begin; s < segments.end(); ++s) {
     const Tensor from = states_->updated_params(unit).Piece({unit, s});
     const Tensor to = states_->params().Piece({unit, s});
     if (within_host) {
@@ -767,6 +808,7 @@ void Executor::Upload(int unit) {
 template <typename Head>
 absl::Status Executor::RunUnits(Context& ctx, const Head& head) {
   ZERO_RETURN_IF_ERROR(FinishUpdates());
+  states_->Settle(*compute_);
   if (forward_list_.actions.empty()) {
     forward_list_ = runner_->MakeList(
         MakeForwardSchedule(plan_, options_.schedule_options(1)));
@@ -846,6 +888,10 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 StateAccess& Executor::states() {
   FinishUpdates().IgnoreError();  // it stays the rank's
   runner_->Leave();
+  // Their places are this thread's now.
+  for (const StreamRole role : {StreamRole::kRead, StreamRole::kWrite}) {
+    if (Stream* const stream = StreamFor(role)) stream->Synchronize();
+  }
   return *access_;
 }
 

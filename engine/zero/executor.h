@@ -91,6 +91,8 @@ class Executor {
   StepClock& clock() { return *clock_; }
 
   TransientBytes high_water() const;
+  // What is on a disk; null: nothing.
+  const SwappedStates* swapped() const { return swapped_.get(); }
   int64_t reserved_bytes() const;  // of the device, by all arenas
   int64_t used_bytes() const;      // of those, at most until now
   std::array<Arena*, 2> arenas() const {
@@ -119,7 +121,7 @@ class Executor {
   void TakeHostBuffers(Arena& arena);
   void Perform(const Action& action, const StepInput& input);
   void TakeParameterBuffer(int unit);
-  void Fetch(int unit);
+  void Fetch(const Action& action);
   void Gather(int unit);
   void Release(int unit);
   void Forward(int unit);
@@ -137,7 +139,9 @@ class Executor {
   void Copy(StreamRole role, const Tensor& from, const Tensor& to);
   void Offload(const Action& action);
   void AddOffloaded(int bucket);
-  void Upload(int unit);
+  void Upload(const Action& action);
+  // Of an action on a unit, or on one segment of it: the segments.
+  Segment SegmentsOf(const Action& action, int num, bool one) const;
   const Tensor& offloaded() const {
     return offloaded_[num_offloaded_ % offloaded_.size()];
   }
@@ -156,6 +160,7 @@ class Executor {
   std::unique_ptr<Arena> persistent_;  // states
   std::unique_ptr<Arena> host_;        // those in the host's memory; null: none
   std::unique_ptr<Arena> transient_;   // what a step takes and gives back
+  std::unique_ptr<SwappedStates> swapped_;  // null: none is on a disk
   std::unique_ptr<ModelStates> states_;
   std::unique_ptr<BatchUpload> upload_;
   std::unique_ptr<StepClock> clock_;

@@ -7,24 +7,25 @@ namespace zero {
 FlatState::FlatState(const Plan& plan, int64_t rank, std::string name,
                      Placement placement, bool trained, const HomeOf& home,
                      const HomeArenas& arenas, DType dtype,
-                     MemoryCategory category)
+                     MemoryCategory category, SwapPlace swap_place)
     : plan_(&plan),
       rank_(rank),
       name_(std::move(name)),
       placement_(placement),
       trained_(trained),
-      dtype_(dtype) {
-  std::array<int64_t, kNumHomes> elems = {};
+      dtype_(dtype),
+      swap_place_(std::move(swap_place)) {
+  std::array<int64_t, kNumMemories> elems = {};
   for (const PlannedUnit& unit : plan.units) {
     Place place{home(unit)};
-    if (place.home.has_value()) {
+    if (place.home.has_value() && *place.home != Home::kNvme) {
       int64_t& all = elems[static_cast<int>(*place.home)];
       place.range = {all, trained ? unit.trained_elems : unit.padded_elems};
       all = place.range.end();
     }
     places_.push_back(place);
   }
-  for (int h = 0; h < kNumHomes; ++h) {
+  for (int h = 0; h < kNumMemories; ++h) {
     if (elems[h] == 0) continue;
     const Shape shape = {plan.StateElems(elems[h], placement, rank)};
     arrays_[h] = shape.num_elems() == 0
@@ -35,7 +36,7 @@ FlatState::FlatState(const Plan& plan, int64_t rank, std::string name,
 
 Tensor FlatState::Part(int unit, int64_t begin, int64_t elems) const {
   const Place& place = places_[unit];
-  ZERO_CHECK(place.home.has_value())
+  ZERO_CHECK(place.home.has_value() && *place.home != Home::kNvme)
       << name_ << " has nothing of " << plan_->units[unit].name;
   const Tensor& array = arrays_[static_cast<int>(*place.home)];
   // Of a unit without elements that is alone in its memory.
@@ -52,6 +53,9 @@ Segment FlatState::HeldRange(const SegmentRef& ref) const {
 Tensor FlatState::Values(const SegmentRef& ref, const Segment& range) const {
   const Segment held = HeldRange(ref);
   ZERO_CHECK(range.begin >= held.begin && range.end() <= held.end());
+  if (OnDisk(ref.unit)) {
+    return swap_place_(ref).Slice(range.begin - held.begin, {range.elems});
+  }
   return Part(ref.unit,
               plan_->StateElems(plan_->segment(ref).begin, placement_, rank_) +
                   range.begin - held.begin,

@@ -19,7 +19,7 @@
 namespace zero {
 
 // By Home.
-using HomeArenas = std::array<Arena*, kNumHomes>;
+using HomeArenas = std::array<Arena*, kNumMemories>;
 
 class FlatState {
  public:
@@ -28,18 +28,25 @@ class FlatState {
 
   FlatState() = default;  // undefined
 
+  // Where elements of segments on a disk are while somebody uses them.
+  using SwapPlace = std::function<Tensor(const SegmentRef&)>;
+
   // Takes what `rank` holds of all elements, or of those that are `trained`.
   // `plan` must outlive the state.
   FlatState(const Plan& plan, int64_t rank, std::string name,
             Placement placement, bool trained, const HomeOf& home,
-            const HomeArenas& arenas, DType dtype, MemoryCategory category);
+            const HomeArenas& arenas, DType dtype, MemoryCategory category,
+            SwapPlace swap_place = nullptr);
 
   bool defined() const { return plan_ != nullptr; }
   const std::string& name() const { return name_; }  // "master"
   DType dtype() const { return dtype_; }
   bool sharded() const { return placement_ == Placement::kSharded; }
   // By Home; undefined: no unit has it.
-  const std::array<Tensor, kNumHomes>& arrays() const { return arrays_; }
+  const std::array<Tensor, kNumMemories>& arrays() const { return arrays_; }
+  bool OnDisk(int unit) const {
+    return defined() && places_[unit].home == Home::kNvme;
+  }
   bool HasUnit(int unit) const {
     return defined() && places_[unit].home.has_value();
   }
@@ -51,7 +58,8 @@ class FlatState {
 
   // The elements of a segment that lie here: all, or this rank's piece.
   Segment HeldRange(const SegmentRef& ref) const;
-  // Elements `range` of a unit. REQUIRES: they are within HeldRange(ref).
+  // Elements `range` of a unit; of those on a disk, where they are in use.
+  // REQUIRES: they are within HeldRange(ref).
   Tensor Values(const SegmentRef& ref, const Segment& range) const;
 
   // This rank's piece of a segment, wherever it lies.
@@ -65,6 +73,7 @@ class FlatState {
   Tensor Unit(int unit) const;
 
   // This rank's elements of a unit: all, or its pieces in segment order.
+  // REQUIRES: !OnDisk(unit).
   Tensor Held(int unit) const;
 
  private:
@@ -83,7 +92,8 @@ class FlatState {
   bool trained_ = false;
   DType dtype_ = DType::kF32;
   std::vector<Place> places_;  // by unit
-  std::array<Tensor, kNumHomes> arrays_;
+  std::array<Tensor, kNumMemories> arrays_;
+  SwapPlace swap_place_;
 };
 
 }  // namespace zero

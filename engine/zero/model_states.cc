@@ -36,7 +36,7 @@ namespace {
 // REQUIRES: the host is not at work on the state; `stream` is done with it.
 void Zero(const FlatState& state, Stream& stream) {
   Device& device = stream.device();
-  for (int h = 0; h < kNumHomes; ++h) {
+  for (int h = 0; h < kNumMemories; ++h) {
     const Tensor& array = state.arrays()[h];
     if (!array.defined()) continue;
     Device& where = h == static_cast<int>(Home::kHost) ? device.host() : device;
@@ -89,48 +89,57 @@ ModelStates::~ModelStates() {
   }
 }
 
-void ModelStates::Take(const HomeArenas& arenas) {
+void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
+  swapped_ = swapped;
   const StatePlacement& placement = plan_->placement;
   const auto make = [&](std::string name, Placement where, DType dtype,
                         MemoryCategory category, const FlatState::HomeOf& home,
+                        FlatState::SwapPlace place = nullptr,
                         bool trained = true) {
     return FlatState(*plan_, rank_, std::move(name), where, trained, home,
-                     arenas, dtype, category);
+                     arenas, dtype, category, std::move(place));
+  };
+  const auto parameters = [swapped](const SegmentRef& ref) {
+    return swapped->Parameters(ref);
   };
   const auto of_optimizer = [](const PlannedUnit& unit) {
     return unit.homes.optimizer;
   };
+  const auto on_host = [&](const PlannedUnit& unit) {
+    return of_optimizer(unit) != Home::kDevice;
+  };
   params_ = make(
       "parameters", placement.parameters, options_.param_dtype,
       MemoryCategory::kParameters,
-      [](const PlannedUnit& unit) { return unit.homes.parameters; },
+      [](const PlannedUnit& unit) { return unit.homes.parameters; }, parameters,
       /*trained=*/false);
   if (!options_.train) return;
   grads_ = make("gradients", placement.gradients, options_.grad_dtype,
                 MemoryCategory::kGradients, [&](const PlannedUnit& unit) {
-                  return plan_->shards_gradients() ? of_optimizer(unit)
-                                                   : Home::kDevice;
+                  return plan_->shards_gradients() && on_host(unit)
+                             ? Home::kHost
+                             : Home::kDevice;
                 });
-  // The host's copies of what the device keeps, too.
-  const auto copy = [&](std::string name, DType dtype, MemoryCategory category,
-                        const std::function<bool(const PlannedUnit&)>& is) {
-    return make(std::move(name), placement.optimizer, dtype, category,
-                [&](const PlannedUnit& unit) -> absl::optional<Home> {
-                  if (of_optimizer(unit) != Home::kHost || !is(unit)) {
-                    return absl::nullopt;
-                  }
-                  return Home::kHost;
-                });
-  };
-  host_params_ =
-      copy("parameters of the host", options_.param_dtype,
-           MemoryCategory::kParameters, [&](const PlannedUnit& unit) {
-             return unit.homes.parameters == Home::kDevice ||
-                    options_.delayed_updates;
-           });
-  host_grads_ = copy(
-      "gradients of the host", options_.grad_dtype, MemoryCategory::kGradients,
-      [&](const PlannedUnit&) { return !plan_->shards_gradients(); });
+  // The host's copies of what the device keeps, too: gradients in its memory.
+  host_params_ = make(
+      "parameters of the host", placement.optimizer, options_.param_dtype,
+      MemoryCategory::kParameters,
+      [&](const PlannedUnit& unit) -> absl::optional<Home> {
+        if (!on_host(unit) || (unit.homes.parameters != Home::kDevice &&
+                               !options_.delayed_updates)) {
+          return absl::nullopt;
+        }
+        return of_optimizer(unit);
+      },
+      parameters);
+  host_grads_ = make("gradients of the host", placement.optimizer,
+                     options_.grad_dtype, MemoryCategory::kGradients,
+                     [&](const PlannedUnit& unit) -> absl::optional<Home> {
+                       if (!on_host(unit) || plan_->shards_gradients()) {
+                         return absl::nullopt;
+                       }
+                       return Home::kHost;
+                     });
   if (options_.delayed_updates) {
     const FlatState& first = host_grads();
     other_grads_ =
@@ -139,13 +148,19 @@ void ModelStates::Take(const HomeArenas& arenas) {
              options_.grad_dtype, MemoryCategory::kGradients, of_optimizer);
   }
   if (options_.master_dtype) {
-    master_ = make("master", placement.optimizer, *options_.master_dtype,
-                   MemoryCategory::kOptimizer, of_optimizer);
+    master_ =
+        make("master", placement.optimizer, *options_.master_dtype,
+             MemoryCategory::kOptimizer, of_optimizer,
+             [swapped](const SegmentRef& ref) { return swapped->Master(ref); });
   }
   optimizer_.clear();
   for (const std::string& name : options_.optimizer_arrays) {
+    const int i = static_cast<int>(optimizer_.size());
     optimizer_.push_back(make(name, placement.optimizer, DType::kF32,
-                              MemoryCategory::kOptimizer, of_optimizer));
+                              MemoryCategory::kOptimizer, of_optimizer,
+                              [swapped, i](const SegmentRef& ref) {
+                                return swapped->Array(ref, i);
+                              }));
   }
 }
 
@@ -166,10 +181,12 @@ void ModelStates::CopyToHost(Stream& stream) {
   if (!host_params_.defined()) return;
   for (const SegmentRef& ref : segments_) {
     if (!host_params_.Has(ref)) continue;
+    if (host_params_.OnDisk(ref.unit)) Hold(ref, /*change=*/true, stream);
     const Tensor to = host_params_.Piece(ref);
     stream.device().Copy(stream, to.data(), params_.Piece(ref).data(),
                          to.bytes());
   }
+  Settle(stream);
 }
 
 void ModelStates::Exchange(BatchUpload& upload, Stream& stream) {
@@ -263,13 +280,17 @@ std::vector<const FlatState*> ModelStates::lasting() const {
   return states;
 }
 
+Segment ModelStates::RangeOf(const FlatState& state, StatePart part,
+                             const SegmentRef& ref) const {
+  return part == StatePart::kHeld ? state.HeldRange(ref)
+                                  : plan_->Piece(plan_->segment(ref), rank_);
+}
+
 void ModelStates::ForEachRun(const FlatState& state, StatePart part,
                              const VisitFn& visit) const {
   for (const SegmentRef& ref : segments_) {
     if (!state.Has(ref)) continue;
-    const Segment range = part == StatePart::kHeld
-                              ? state.HeldRange(ref)
-                              : plan_->Piece(plan_->segment(ref), rank_);
+    const Segment range = RangeOf(state, part, ref);
     ForEachRun(ref, range, state.Values(ref, range), /*rest=*/{}, visit);
   }
 }
@@ -320,7 +341,8 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
                        BatchUpload& upload, Stream& stream) {
   stream.Synchronize();
   for (const FlatState& state : optimizer_) Zero(state, stream);
-  if (values == nullptr || stream.device().kind() == DeviceKind::kMeta) return;
+  if (stream.device().kind() == DeviceKind::kMeta) return;
+  if (values == nullptr && swapped_ == nullptr) return;
   std::vector<float> exact;
   const auto write = [&](int64_t from, const Tensor& to) {
     const absl::Span<const float> kept(&exact[from], to.num_elems());
@@ -330,7 +352,7 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
                  });
   };
   // Where parameters lie, so do their master weights, or some of them.
-  ForEachRun(params_, part, [&](const StateRun& run) {
+  const auto take = [&](const StateRun& run) {
     exact.resize(run.place.elems);
     values(*run.parameter, run.begin, run.place.elems, exact.data());
     write(0, run.values);
@@ -341,7 +363,19 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
     if (begin >= end) return;
     write(begin - run.place.begin,
           master_.Values(run.segment, {begin, end - begin}));
-  });
+  };
+  for (const SegmentRef& ref : segments_) {
+    Hold(ref, /*change=*/true, stream);
+    for (const FlatState& state : optimizer_) {
+      if (!state.OnDisk(ref.unit) || !state.Has(ref)) continue;
+      const Vector zeros = state.Piece(ref).vector();
+      stream.device().host().ops().Fill(stream, {zeros, 0});
+    }
+    if (values == nullptr) continue;
+    const Segment range = RangeOf(params_, part, ref);
+    ForEachRun(ref, range, params_.Values(ref, range), /*rest=*/{}, take);
+  }
+  Settle(stream);
   stream.Synchronize();
 }
 

@@ -18,6 +18,7 @@
 #include "engine/zero/batch_upload.h"
 #include "engine/zero/flat_state.h"
 #include "engine/zero/plan.h"
+#include "engine/zero/swapped_states.h"
 #include "kernels/device.h"
 
 namespace zero {
@@ -72,8 +73,9 @@ class ModelStates {
               const StateOptions& options);
   ~ModelStates();  // the model outlives the memory that it was bound to
 
-  // Takes the arrays, in place of those that there were.
-  void Take(const HomeArenas& arenas);
+  // Takes the arrays, in place of those that there were. `swapped`, null where
+  // no state is on a disk, must outlive them.
+  void Take(const HomeArenas& arenas, SwappedStates* swapped = nullptr);
   // Binds what is replicated for the whole run, and zeroes what padding must
   // not find there.
   void Bind(Stream& stream);
@@ -110,6 +112,15 @@ class ModelStates {
   // The step that begins has other memory for the gradients of the host than
   // the one before, whose update is still to come.
   void AlternateGradients();
+  // Between steps: brings a segment of a state that is on a disk to where
+  // FlatState::Values says it is, until the next call; `change`: to write
+  // there. `stream` is what reads and writes it.
+  void Hold(const SegmentRef& ref, bool change, Stream& stream) const {
+    if (swapped_ != nullptr) swapped_->Hold(ref, change, stream);
+  }
+  void Settle(Stream& stream) const {
+    if (swapped_ != nullptr) swapped_->Settle(stream);
+  }
   // fp32, or uint16: the rest of masters whose upper part are the parameters
   // (SplitMaster in kernels/rounding.h).
   const FlatState& master() const { return master_; }
@@ -155,7 +166,8 @@ class ModelStates {
   bool keeps_stale() const { return options_.delayed_updates; }
 
   // The door through which values go in and out: calls `visit` for the runs of
-  // a part of a state, in plan order, without padding.
+  // a part of a state, in plan order, without padding. Who reads or writes
+  // their values holds their segment.
   using VisitFn = std::function<void(const StateRun&)>;
   void ForEachRun(const FlatState& state, StatePart part,
                   const VisitFn& visit) const;
@@ -183,6 +195,8 @@ class ModelStates {
   FlatState& host_grads() {
     return plan_->shards_gradients() ? grads_ : host_grads_;
   }
+  Segment RangeOf(const FlatState& state, StatePart part,
+                  const SegmentRef& ref) const;
 
   const Plan* plan_;
   int64_t rank_;
@@ -196,6 +210,7 @@ class ModelStates {
   FlatState host_params_, host_grads_;
   FlatState other_grads_;  // of AlternateGradients
   Params params_are_ = Params::kEqual;
+  SwappedStates* swapped_ = nullptr;
 };
 
 }  // namespace zero

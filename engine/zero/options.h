@@ -3,14 +3,27 @@
 #define ZERO_ENGINE_ZERO_OPTIONS_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/types/optional.h"
+#include "engine/base/block_io.h"
 #include "engine/base/recompute.h"
 #include "engine/zero/schedule.h"
 #include "kernels/dtype.h"
 #include "optim/optimizer.h"
 
 namespace zero {
+
+// The file of states on a disk, and how it is read and written.
+struct SwapOptions {
+  std::string path;  // folder: "nvme_path"
+  // Changes what is noticed.
+  bool checksums = true;
+  // Changes speed.
+  int64_t block_bytes = int64_t{1} << 20;
+  bool uring = true;
+  BlockIoOptions io;
+};
 
 struct ExecutorOptions {
   // Changes results.
@@ -34,6 +47,7 @@ struct ExecutorOptions {
   int64_t max_kept_logits_bytes = -1;
   int64_t max_positions = 0;  // rotary tables reach this far
   bool train = true;          // false: no gradients, no optimizer state
+  SwapOptions swap;           // of plans with states on a disk
 
   // What is stored of masters beside the parameters; none: parameters are fp32.
   absl::optional<DType> master_dtype() const {

@@ -438,13 +438,26 @@ Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
 
 bool Plan::UpdatesOnHost() const {
   return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
-    return unit.homes.optimizer == Home::kHost;
+    return unit.homes.optimizer != Home::kDevice;
   });
 }
 
 bool Plan::FetchesParameters() const {
   return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
-    return unit.homes.parameters == Home::kHost;
+    return unit.homes.parameters != Home::kDevice;
+  });
+}
+
+bool Plan::UsesDisk() const {
+  return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
+    return unit.homes.parameters == Home::kNvme ||
+           unit.homes.optimizer == Home::kNvme;
+  });
+}
+
+bool Plan::ReadsParameters() const {
+  return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
+    return unit.homes.parameters == Home::kNvme;
   });
 }
 
@@ -464,8 +477,8 @@ StatePlacement PlacementOfStage(int stage) {
 
 Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   ZERO_CHECK_GE(options.world, 1);
-  const bool host_updates = options.homes.optimizer == Home::kHost;
-  const bool fetches = options.homes.parameters == Home::kHost;
+  const bool host_updates = options.homes.optimizer != Home::kDevice;
+  const bool fetches = options.homes.parameters != Home::kDevice;
   Plan plan{.world = options.world,
             .parameters = options.parameters,
             .gradients = options.gradients};
@@ -506,6 +519,11 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.units.push_back(std::move(unit));
   }
   FindNeeds(units, &plan);
+  int64_t num_segments = 0;
+  for (const int u : plan.forward_order) {
+    plan.units[u].first_segment = num_segments;
+    num_segments += static_cast<int64_t>(plan.units[u].segments.size());
+  }
   ChooseRows(options, &plan);
   ChoosePhases(&plan);
   if (plan.world == 1 && !host_updates) return plan;

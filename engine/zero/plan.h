@@ -97,16 +97,17 @@ StatePlacement PlacementOfStage(int stage);
 // the optimizer is the owner's.
 inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
 
-// The memory that a model state of a unit lies in.
-enum class Home { kDevice, kHost };
-inline constexpr int kNumHomes = 2;
+// Where a model state of a unit lies: in the device's memory, in its host's, or
+// in a file on a disk (swapped_states.h), from where it comes to the host.
+enum class Home { kDevice, kHost, kNvme };
+inline constexpr int kNumMemories = 2;  // the first two
 
 struct StateHomes {
-  // kHost: sharded there, and on the device only while the unit computes.
-  // Wants the optimizer there, too.
+  // Elsewhere: sharded there, and on the device only while the unit computes.
+  // Wants the optimizer elsewhere, too.
   Home parameters = Home::kDevice;
-  // kHost: the host updates; the sums of gradients that a rank owns, masters
-  // and moments are there.
+  // Elsewhere: the host updates; masters and moments are there, and in the
+  // host's memory the sums of gradients that a rank owns.
   Home optimizer = Home::kDevice;
 
   bool operator==(const StateHomes&) const = default;
@@ -267,6 +268,7 @@ struct PlannedUnit {
   int64_t trained_elems = 0;
   int num_trained_segments = 0;
   int64_t first_trained_segment = 0;  // among those of all units
+  int64_t first_segment = 0;          // among all, in forward order
   StateHomes homes;
   // What gathers its sharded parameters.
   std::vector<Transfer> gather;
@@ -354,16 +356,35 @@ struct Plan {
   }
   // Whether the host updates a unit, and whether it has its parameters.
   bool UpdatesOnHost(int unit) const {
-    return units[unit].homes.optimizer == Home::kHost &&
+    return units[unit].homes.optimizer != Home::kDevice &&
            units[unit].trained_elems > 0;
   }
   bool FetchesParameters(int unit) const {
-    return units[unit].homes.parameters == Home::kHost &&
+    return units[unit].homes.parameters != Home::kDevice &&
            units[unit].padded_elems > 0;
+  }
+  // Whether they come from a disk, and whether some of what an update needs
+  // does: such a unit is updated segment by segment.
+  bool ReadsParameters(int unit) const {
+    return units[unit].homes.parameters == Home::kNvme &&
+           units[unit].padded_elems > 0;
+  }
+  bool UpdatesFromDisk(int unit) const {
+    return (units[unit].homes.optimizer == Home::kNvme ||
+            ReadsParameters(unit)) &&
+           units[unit].trained_elems > 0;
+  }
+  // Segments take turns in as many places of the host's memory.
+  static constexpr int kNumSwapSlots = 3;
+  int SwapSlot(const SegmentRef& ref) const {
+    return static_cast<int>((units[ref.unit].first_segment + ref.segment) %
+                            kNumSwapSlots);
   }
   // Whether any unit is.
   bool UpdatesOnHost() const;
   bool FetchesParameters() const;
+  bool UsesDisk() const;
+  bool ReadsParameters() const;
   // Whether units of the model compute with one part of a table at a time.
   bool in_parts() const { return units[num_computing - 1].part.count > 1; }
 };

@@ -1,6 +1,7 @@
 #include "engine/zero/schedule.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <iterator>
 #include <map>
@@ -16,16 +17,13 @@ namespace zero {
 namespace {
 
 // In the order of ActionKind.
-constexpr const char* kKindNames[] = {"Forward",          "ForwardBackward",
-                                      "Backward",         "Fetch",
-                                      "Gather",           "Release",
-                                      "Reduce",           "ReduceAcross",
-                                      "Offload",          "AddOffloaded",
-                                      "ReleaseGradients", "AddRows",
-                                      "SumSquares",       "Norm",
-                                      "Moments",          "TensorNorms",
-                                      "Update",           "Upload",
-                                      "GatherUpdated"};
+constexpr const char* kKindNames[] = {
+    "Forward",      "ForwardBackward", "Backward",     "ReadParameters",
+    "Fetch",        "Gather",          "Release",      "Reduce",
+    "ReduceAcross", "Offload",         "AddOffloaded", "ReleaseGradients",
+    "AddRows",      "SumSquares",      "Norm",         "ReadStates",
+    "Moments",      "TensorNorms",     "Update",       "WriteStates",
+    "Upload",       "GatherUpdated"};
 static_assert(std::size(kKindNames) ==
               static_cast<size_t>(ActionKind::kGatherUpdated) + 1);
 
@@ -61,6 +59,11 @@ StreamRole StreamOf(const Action& action, const Plan& plan) {
     case ActionKind::kReduce:
     case ActionKind::kReduceAcross:
       return StreamRole::kReduce;
+    case ActionKind::kReadParameters:
+    case ActionKind::kReadStates:
+      return StreamRole::kRead;
+    case ActionKind::kWriteStates:
+      return StreamRole::kWrite;
     case ActionKind::kFetch:
       return StreamRole::kUp;
     case ActionKind::kUpload:
@@ -190,7 +193,19 @@ class Builder {
       units_[unit].in_place = true;
       live_elems_ += Elems(unit);
       const int64_t micro_step = computations_[at].micro_step;
-      if (plan_.FetchesParameters(unit)) {
+      if (plan_.ReadsParameters(unit)) {
+        const int num_segments =
+            static_cast<int>(plan_.units[unit].segments.size());
+        for (int s = 0; s < num_segments; ++s) {
+          for (const auto kind :
+               {ActionKind::kReadParameters, ActionKind::kFetch}) {
+            actions_.push_back({.kind = kind,
+                                .index = unit,
+                                .micro_step = micro_step,
+                                .phase = s});
+          }
+        }
+      } else if (plan_.FetchesParameters(unit)) {
         actions_.push_back({ActionKind::kFetch, unit, micro_step});
       }
       if (plan_.world > 1) {
@@ -403,6 +418,97 @@ class Builder {
   std::vector<Action> actions_;
 };
 
+// The end of a step: the optimizer's passes over all units. What lies on a disk
+// is read as early as there is memory for it, the first segments during the
+// last backward: earlier they would hold up parameters that forward waits for.
+class UpdateBuilder {
+ public:
+  UpdateBuilder(const Plan& plan, const ScheduleOptions& options)
+      : plan_(plan),
+        tensor_norms_(options.tensor_norms),
+        delayed_(options.delayed_update) {
+    for (int pass = tensor_norms_ ? 0 : 1; pass < 2; ++pass) {
+      for (const int u : plan.forward_order) {
+        if (!plan.UpdatesFromDisk(u)) continue;
+        for (int s = 0; s < plan.units[u].num_trained_segments; ++s) {
+          visits_.push_back({u, s});
+        }
+      }
+    }
+  }
+
+  // Among `actions` and behind them.
+  void AddTo(std::vector<Action>* actions) {
+    std::vector<Action> first;
+    out_ = &first;
+    ReadAhead();
+    const auto turn = std::find_if(
+        actions->rbegin(), actions->rend(), [](const Action& action) {
+          return action.kind == ActionKind::kForwardBackward;
+        });
+    actions->insert(turn.base(), first.begin(), first.end());
+    out_ = actions;
+    actions->push_back({ActionKind::kNorm});
+    if (tensor_norms_) {
+      for (const int u : plan_.forward_order) {
+        if (plan_.units[u].trained_elems > 0) Pass(ActionKind::kMoments, u);
+      }
+      actions->push_back({ActionKind::kTensorNorms});
+    }
+    size_t next_bucket = 0;
+    std::vector<bool> updated(plan_.units.size());
+    for (const int u : plan_.forward_order) {
+      Pass(ActionKind::kUpdate, u);
+      if (delayed_) continue;  // what follows it came before
+      updated[u] = true;
+      while (next_bucket < plan_.gather_buckets.size() &&
+             updated[plan_.gather_buckets[next_bucket].segments.back().unit]) {
+        actions->push_back(
+            {ActionKind::kGatherUpdated, static_cast<int>(next_bucket++)});
+      }
+    }
+  }
+
+ private:
+  void Add(ActionKind kind, int unit, int segment = 0) {
+    out_->push_back({.kind = kind, .index = unit, .phase = segment});
+  }
+
+  void Pass(ActionKind kind, int unit) {
+    const bool uploads = kind == ActionKind::kUpdate && !delayed_ &&
+                         plan_.UpdatesOnHost(unit) &&
+                         !plan_.FetchesParameters(unit);
+    if (!plan_.UpdatesFromDisk(unit)) {
+      Add(kind, unit);
+      if (uploads) Add(ActionKind::kUpload, unit);
+      return;
+    }
+    for (int s = 0; s < plan_.units[unit].num_trained_segments; ++s) {
+      Add(kind, unit, s);
+      Add(ActionKind::kWriteStates, unit, s);
+      if (uploads) Add(ActionKind::kUpload, unit, s);
+      in_use_[plan_.SwapSlot({unit, s})] = false;
+      ReadAhead();
+    }
+  }
+
+  // Reads what comes next, until a place that it needs is in use.
+  void ReadAhead() {
+    for (; next_ < visits_.size(); ++next_) {
+      const SegmentRef& visit = visits_[next_];
+      if (std::exchange(in_use_[plan_.SwapSlot(visit)], true)) return;
+      Add(ActionKind::kReadStates, visit.unit, visit.segment);
+    }
+  }
+
+  const Plan& plan_;
+  const bool tensor_norms_, delayed_;
+  std::vector<SegmentRef> visits_;  // in order, of all passes
+  size_t next_ = 0;
+  std::array<bool, Plan::kNumSwapSlots> in_use_ = {};
+  std::vector<Action>* out_ = nullptr;
+};
+
 // Fills in where every action runs, and what it waits for.
 class WaitFinder {
  public:
@@ -455,8 +561,16 @@ class WaitFinder {
         VisitComputation(action);
         freed_ = i;
         break;
+      case ActionKind::kReadParameters:
+        AwaitLast(written_, action);
+        AwaitAll(&fetch_slots_[SlotOf(action)]);
+        break;
       case ActionKind::kFetch:
-        AwaitForBuffer(action.index);
+        if (action.phase == 0) AwaitForBuffer(action.index);
+        if (plan_.ReadsParameters(action.index)) {
+          Await(i - 1);
+          fetch_slots_[SlotOf(action)] = {i};
+        }
         bringing_[action.index] = {i};
         break;
       case ActionKind::kGather:
@@ -505,9 +619,15 @@ class WaitFinder {
         Await(summed_);
         freed_ = i;
         break;
+      case ActionKind::kReadStates:
+        AwaitLast(written_, action);
+        AwaitAll(&update_slots_[SlotOf(action)]);
+        read_[SegmentOf(action)] = i;
+        break;
       case ActionKind::kMoments:
         if (!on_host) break;
         Await(computed_);
+        AwaitLast(read_, action);
         summed_ = i;
         break;
       case ActionKind::kTensorNorms:
@@ -515,6 +635,7 @@ class WaitFinder {
         break;
       case ActionKind::kUpdate:
         if (on_host) Await(computed_);
+        AwaitLast(read_, action);
         updated_[action.index] = i;
         if (on_host && delayed_) {
           // What it changes is still being uploaded from.
@@ -524,8 +645,16 @@ class WaitFinder {
         changed_[action.index] = i;
         bringing_[action.index].clear();
         break;
+      case ActionKind::kWriteStates:
+        Await(i - 1);
+        written_[SegmentOf(action)] = i;
+        update_slots_[SlotOf(action)].insert(i);
+        break;
       case ActionKind::kUpload:
         Await(updated_[action.index]);
+        if (plan_.UpdatesFromDisk(action.index)) {
+          update_slots_[SlotOf(action)].insert(i);
+        }
         if (delayed_) {
           Await(computed_);
         } else {
@@ -546,6 +675,20 @@ class WaitFinder {
         freed_ = i;
         break;
     }
+  }
+
+  // Of an action on one segment.
+  static std::pair<int, int> SegmentOf(const Action& action) {
+    return {action.index, action.phase};
+  }
+  int SlotOf(const Action& action) const {
+    return plan_.SwapSlot({action.index, action.phase});
+  }
+  // What did something to the action's segment last, where anything did.
+  void AwaitLast(const std::map<std::pair<int, int>, int>& last,
+                 const Action& action) {
+    const auto found = last.find(SegmentOf(action));
+    if (found != last.end()) Await(found->second);
   }
 
   void VisitComputation(const Action& action) {
@@ -602,6 +745,10 @@ class WaitFinder {
   std::vector<int> updated_, changed_;
   // By unit and phase: what sums its gradients and takes them to the host.
   std::map<std::pair<int, int>, std::set<int>> reducing_;
+  // By segment: what reads it for an update, and what writes it.
+  std::map<std::pair<int, int>, int> read_, written_;
+  // The last users of the places for segments of a disk.
+  std::array<std::set<int>, Plan::kNumSwapSlots> fetch_slots_, update_slots_;
   int computed_ = kNone;  // the last action of the compute stream
   int freed_ = kNone;     // the last one that gave memory back
   int summed_ = kNone;    // the last of the host's sums
@@ -613,6 +760,24 @@ class WaitFinder {
   std::map<StreamRole, std::set<int>> made_;
   std::map<StreamRole, int> computed_for_;
 };
+
+// Whether an action is of one segment, which a disk has.
+bool ReadsSegment(const Action& action, const Plan& plan) {
+  switch (action.kind) {
+    case ActionKind::kReadParameters:
+    case ActionKind::kReadStates:
+    case ActionKind::kWriteStates:
+      return true;
+    case ActionKind::kFetch:
+      return plan.ReadsParameters(action.index);
+    case ActionKind::kMoments:
+    case ActionKind::kUpdate:
+    case ActionKind::kUpload:
+      return plan.UpdatesFromDisk(action.index);
+    default:
+      return false;
+  }
+}
 
 }  // namespace
 
@@ -631,14 +796,16 @@ std::string ActionName(const Action& action, const Plan& plan) {
           name, "(", BucketName(plan.gather_buckets, action.index, plan), ")");
     default: {
       const PlannedUnit& unit = plan.units[action.index];
-      const bool in_phases = (action.kind == ActionKind::kBackward ||
-                              action.kind == ActionKind::kReleaseGradients) &&
-                             unit.phases.size() > 1;
-      return absl::StrCat(name, "(", unit.name,
-                          in_phases ? absl::StrCat(", ", action.phase + 1,
-                                                   " of ", unit.phases.size())
-                                    : "",
-                          ")");
+      const bool in_phases = action.kind == ActionKind::kBackward ||
+                             action.kind == ActionKind::kReleaseGradients;
+      const bool of_segment = ReadsSegment(action, plan);
+      const size_t count = in_phases    ? unit.phases.size()
+                           : of_segment ? unit.segments.size()
+                                        : 1;
+      return absl::StrCat(
+          name, "(", unit.name,
+          count > 1 ? absl::StrCat(", ", action.phase + 1, " of ", count) : "",
+          ")");
     }
   }
 }
@@ -687,29 +854,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
       }
     }
   }
-  actions.push_back({ActionKind::kNorm});
-  if (options.tensor_norms) {
-    for (int u : plan.forward_order) {
-      if (plan.units[u].trained_elems == 0) continue;
-      actions.push_back({ActionKind::kMoments, u});
-    }
-    actions.push_back({ActionKind::kTensorNorms});
-  }
-  size_t next_bucket = 0;
-  std::vector<bool> updated(plan.units.size());
-  for (int u : plan.forward_order) {
-    actions.push_back({ActionKind::kUpdate, u});
-    if (options.delayed_update) continue;  // what follows it came before
-    if (plan.UpdatesOnHost(u) && !plan.FetchesParameters(u)) {
-      actions.push_back({ActionKind::kUpload, u});
-    }
-    updated[u] = true;
-    while (next_bucket < plan.gather_buckets.size() &&
-           updated[plan.gather_buckets[next_bucket].segments.back().unit]) {
-      actions.push_back(
-          {ActionKind::kGatherUpdated, static_cast<int>(next_bucket++)});
-    }
-  }
+  UpdateBuilder(plan, options).AddTo(&actions);
   WaitFinder(plan, options, &actions).Find();
   return actions;
 }
@@ -772,7 +917,12 @@ HostTraffic CountHostTraffic(const Plan& plan,
   HostTraffic traffic;
   for (const Action& action : actions) {
     const int i = action.index;
-    if (action.kind == ActionKind::kFetch) {
+    if (ReadsSegment(action, plan)) {
+      if (action.kind == ActionKind::kFetch ||
+          action.kind == ActionKind::kUpload) {
+        traffic.up += owned(plan.segment({i, action.phase}).elems, param_dtype);
+      }
+    } else if (action.kind == ActionKind::kFetch) {
       traffic.up += owned(plan.units[i].padded_elems, param_dtype);
     } else if (action.kind == ActionKind::kUpload &&
                action.stream == StreamRole::kUp) {
@@ -869,7 +1019,8 @@ std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions) {
   text += "\n";
   for (const PlannedUnit& unit : plan.units) {
     for (Home home : {unit.homes.parameters, unit.homes.optimizer}) {
-      text += home == Home::kHost ? "host " : "device ";
+      constexpr const char* kNames[] = {"device ", "host ", "nvme "};
+      text += kNames[static_cast<int>(home)];
     }
     for (const Segment& segment : unit.segments) {
       absl::StrAppend(&text, unit.name, " ", segment.begin, " ", segment.elems,

@@ -24,8 +24,10 @@ enum class ActionKind {
   kForwardBackward,   // the last unit: the loss writes its gradients at once
   kBackward,          // unit, a phase of it; computes again what forward did
                       // not keep
-  kFetch,             // unit: takes a buffer, starts copying what this rank
-                      // owns of its parameters there from the host
+  kReadParameters,    // unit, segment: starts reading what this rank owns of
+                      // its parameters from the disk
+  kFetch,             // unit (segment): takes a buffer, starts copying what
+                      // this rank owns of its parameters there from the host
   kGather,            // unit: takes a buffer, unless it was fetched; starts
                       // gathering its parameters
   kRelease,           // unit: gives its gathered parameters' buffer back
@@ -40,10 +42,14 @@ enum class ActionKind {
   kAddRows,           // table: adds the rows of all ranks to its gradient
   kSumSquares,        // unit: of its gradients on the host, for the norm
   kNorm,              // global gradient norm, clip factor, finite check
-  kMoments,           // unit: the optimizer's first pass
+  kReadStates,        // unit, segment: starts reading what its update needs
+                      // from the disk
+  kMoments,           // unit (segment): the optimizer's first pass
   kTensorNorms,       // norms of whole parameters, from the first pass
-  kUpdate,            // optimizer step of the unit's owned part
-  kUpload,            // unit: starts copying updated parameters from the host
+  kUpdate,            // unit (segment): optimizer step of the owned part
+  kWriteStates,       // unit, segment: starts writing them back
+  kUpload,            // unit (segment): starts copying updated parameters from
+                      // the host
   kGatherUpdated,     // gather bucket: starts gathering updated parameters
 };
 
@@ -55,10 +61,10 @@ struct Action {
   // this one starts, ascending. Below 0: of the same list in the step before,
   // -1 its last action. Waits that the stream has already made are left out.
   std::vector<int> waits = {};
-  int phase = 0;  // of the unit's
+  int phase = 0;  // of the unit's; of a unit on a disk its segment
   // Computation runs on kCompute, or on kHost for what the host has; the
   // collectives that bring parameters on kGather, those that sum gradients on
-  // kReduce; copies on kUp and kDown.
+  // kReduce; copies on kUp and kDown; files on kRead and kWrite.
   StreamRole stream = StreamRole::kCompute;
 
   bool operator==(const Action&) const = default;

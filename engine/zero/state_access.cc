@@ -109,6 +109,7 @@ void StateAccess::ForEachKept(const std::vector<KeptPiece>& pieces,
 }
 
 void StateAccess::CopyKept(const std::vector<KeptPiece>& to) {
+  ZERO_CHECK(!plan_->UsesDisk()) << "what is on a disk is read piece by piece";
   const std::vector<KeptPiece> from = KeptPieces();
   ZERO_CHECK_EQ(from.size(), to.size());
   // On the CPU, where all threads meet at the end of each copy, neighbours on
@@ -143,6 +144,7 @@ absl::Span<const char> StateAccess::Bytes(const KeptRun& kept) {
     values = Tensor::Borrow(const_cast<void*>(OnHost(values, copied)),
                             values.shape(), values.dtype());
   };
+  states_->Hold(kept.run.segment, /*change=*/false, *compute_);
   fetch(on_host.run.values, copied_);
   fetch(on_host.run.rest, copied_rest_);
   return HostBytes(on_host, &floats_);
@@ -216,12 +218,14 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
   ForEachKept(owned, [&](const KeptRun& kept) {
     if (kept.state == "weight") return;
     const Tensor& to = kept.run.values;
+    states_->Hold(kept.run.segment, /*change=*/true, *compute_);
     upload_->Stage([&](void* host) { get(host); },
                    [&](const void* host) {
                      rank_->device->Copy(*compute_, to.data(), host,
                                          to.bytes());
                    });
   });
+  states_->Settle(*compute_);
   compute_->Synchronize();
   // None goes on where one could not read, and all know whether that is damage.
   double failed = status.ok() ? 0 : absl::IsDataLoss(status) ? 2 : 1;
@@ -271,6 +275,7 @@ absl::Status StateAccess::Share(const FlatState& state) {
 absl::Status StateAccess::Read(const TakeFn& take) {
   for (const SegmentRef& ref : states_->segments()) {
     const auto [values, rest] = states_->readable(ref);
+    states_->Hold(ref, /*change=*/false, *compute_);
     ZERO_ASSIGN_OR_RETURN(const Tensor whole, Whole(*values, ref));
     Tensor whole_rest;
     if (rest != nullptr) {
@@ -316,6 +321,7 @@ const void* StateAccess::OnHost(const Tensor& values,
 }
 
 absl::Span<const float> StateAccess::Download(const StateRun& run) {
+  states_->Hold(run.segment, /*change=*/false, *compute_);
   const void* const values = OnHost(run.values, copied_);
   const void* const rest =
       run.rest.defined() ? OnHost(run.rest, copied_rest_) : nullptr;
@@ -355,9 +361,12 @@ absl::StatusOr<std::string> StateAccess::Hash() {
 void StateAccess::ForEachRun(
     const std::function<void(const FlatState&, const StateRun&)>& visit) {
   for (const FlatState* state : states_->lasting()) {
-    states_->ForEachRun(*state, StatePart::kHeld,
-                        [&](const StateRun& run) { visit(*state, run); });
+    states_->ForEachRun(*state, StatePart::kHeld, [&](const StateRun& run) {
+      states_->Hold(run.segment, /*change=*/true, *compute_);
+      visit(*state, run);
+    });
   }
+  states_->Settle(*compute_);
 }
 
 // Every rank looks at its own pieces, which are right at every stage.
@@ -370,6 +379,7 @@ absl::StatusOr<std::string> StateAccess::FirstNonFinite(const FlatState& state,
   states_->ForEachRun(state, StatePart::kOwned, [&](const StateRun& run) {
     if (first < order.size() || run.parameter->frozen) return;
     while (order[at]->parameter != run.parameter) ++at;
+    states_->Hold(run.segment, /*change=*/false, *compute_);
     rank_->device->ops().CountNonFinite(
         *compute_, {run.values.vector(), count.As<int64_t>()});
     if (numbers_->ReadScalar(count.As<int64_t>()) > 0) first = at;

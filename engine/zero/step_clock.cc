@@ -1,5 +1,7 @@
 #include "engine/zero/step_clock.h"
 
+#include <algorithm>
+
 namespace zero {
 
 double* StepClock::SpentOn(const Action& action, StepTimes* times) {
@@ -21,6 +23,23 @@ double* StepClock::SpentOn(const Action& action, StepTimes* times) {
     default:
       return nullptr;  // no computation
   }
+}
+
+double StepClock::DiskMillis(TimePoint begin, TimePoint end) {
+  const std::lock_guard<std::mutex> lock(disk_waits_->mutex);
+  auto& times = disk_waits_->times;
+  std::sort(times.begin(), times.end());
+  double millis = 0;
+  TimePoint counted = begin;
+  for (const auto& [from, to] : times) {
+    const TimePoint first = std::max(from, counted);
+    const TimePoint last = std::min(to, end);
+    if (first >= last) continue;
+    millis += Millis(last - first);
+    counted = last;
+  }
+  std::erase_if(times, [&](const auto& time) { return time.second <= end; });
+  return millis;
 }
 
 std::unique_ptr<Event> StepClock::Mark(Stream& stream) {

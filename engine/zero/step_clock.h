@@ -6,6 +6,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,12 +86,34 @@ class StepClock {
   // Runs `work`, which makes computation wait for `name` on `channel`.
   template <typename Work>
   void Wait(Channel channel, const std::string& name, const Work& work) {
-    if (plan_->world == 1 && channel != Channel::kHost) return work();
+    const bool local = channel == Channel::kHost || channel == Channel::kDisk;
+    if (plan_->world == 1 && !local) return work();
     Time(*compute_, work,
          [this, channel, name](TimePoint begin, TimePoint end) {
-           waited_[channel] += Millis(end - begin);
-           if (wait_hook_) wait_hook_(channel, name, begin, end);
+           const double disk =
+               channel == Channel::kHost || channel == Channel::kGather
+                   ? DiskMillis(begin, end)
+                   : 0;
+           const double all = Millis(end - begin);
+           waited_[Channel::kDisk] += disk;
+           waited_[channel] += all - disk;
+           if (!wait_hook_) return;
+           wait_hook_(2 * disk > all ? Channel::kDisk : channel, name, begin,
+                      end);
          });
+  }
+
+  // Runs `work`, which makes a stream that works for the host wait for a disk.
+  // Where computation waits for that stream meanwhile, it waits for the disk.
+  template <typename Work>
+  void WaitForDisk(Stream& stream, const Work& work) {
+    auto begin = std::make_shared<TimePoint>();
+    stream.Enqueue([begin] { *begin = std::chrono::steady_clock::now(); });
+    work();
+    stream.Enqueue([waits = disk_waits_, begin] {
+      const std::lock_guard<std::mutex> lock(waits->mutex);
+      waits->times.emplace_back(*begin, std::chrono::steady_clock::now());
+    });
   }
 
   // What was timed since it was last taken.
@@ -103,6 +126,8 @@ class StepClock {
   static double Millis(std::chrono::steady_clock::duration duration) {
     return std::chrono::duration<double, std::milli>(duration).count();
   }
+  // Of a wait of computation, what the host waited for a disk.
+  double DiskMillis(TimePoint begin, TimePoint end);
   // Null: not counted.
   static double* SpentOn(const Action& action, StepTimes* times);
 
@@ -128,10 +153,17 @@ class StepClock {
   }
   std::unique_ptr<Event> Mark(Stream& stream);
 
+  // Of streams of the host; they may add to it when the clock is gone.
+  struct DiskWaits {
+    std::mutex mutex;
+    std::vector<std::pair<TimePoint, TimePoint>> times;
+  };
+
   Device* device_;
   Stream* compute_;
   const Plan* plan_;
   WaitTimes waited_;
+  std::shared_ptr<DiskWaits> disk_waits_ = std::make_shared<DiskWaits>();
   ActionHook hook_;
   WaitHook wait_hook_;
   TimeHook time_hook_;

@@ -128,6 +128,20 @@ UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
   return update;
 }
 
+UnitUpdate UpdateWithin(const UnitUpdate& unit, int64_t begin, int64_t end) {
+  UnitUpdate within{.first_element = unit.first_element};
+  for (size_t i = 0; i < unit.ranges.size(); ++i) {
+    UpdateRange range = unit.ranges[i];
+    range.begin = std::max(range.begin, begin) - begin;
+    range.end = std::min(range.end, end) - begin;
+    range.shift += begin;
+    if (range.begin >= range.end) continue;
+    within.ranges.push_back(range);
+    if (!unit.norms.empty()) within.norms.push_back(unit.norms[i]);
+  }
+  return within;
+}
+
 std::vector<Segment> GapsOf(const PlannedUnit& unit) {
   std::vector<Segment> gaps;
   int64_t end = 0;

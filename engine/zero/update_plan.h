@@ -47,6 +47,10 @@ struct UpdatePlan {
 UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
                           const UpdateRules& rules);
 
+// What a unit's update does to local elements [begin, end), which are counted
+// from `begin` on.
+UnitUpdate UpdateWithin(const UnitUpdate& unit, int64_t begin, int64_t end);
+
 // The elements of a unit's gradients that no parameter has: alignment.
 std::vector<Segment> GapsOf(const PlannedUnit& unit);
 

@@ -35,7 +35,22 @@ Updater::Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
           plan, rank.rank(),
           {.weight_decay = static_cast<float>(options.optimizer.weight_decay),
            .decay_all = options.decay_all,
-           .tensor_norms = options.optimizer.needs_tensor_norms()})) {}
+           .tensor_norms = options.optimizer.needs_tensor_norms()})),
+      segments_(plan.units.size()) {
+  const Placement placement = plan.placement.optimizer;
+  for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
+    if (!plan.UpdatesFromDisk(u)) continue;
+    const PlannedUnit& unit = plan.units[u];
+    for (int s = 0; s < unit.num_trained_segments; ++s) {
+      const auto local = [&](int64_t elems) {
+        return plan.StateElems(elems, placement, rank.rank());
+      };
+      const Segment& segment = unit.segments[s];
+      segments_[u].push_back(UpdateWithin(
+          updates_.units[u], local(segment.begin), local(segment.end())));
+    }
+  }
+}
 
 void Updater::Take(const HomeArenas& arenas) {
   const auto take = [&](Home home, int64_t elems, DType dtype = DType::kF64) {
@@ -144,36 +159,40 @@ void Updater::Norm(const StepInput& input, StepScalars* scalars) {
 
 // ---- The optimizer ----------------------------------------------------------
 
-Updater::View Updater::ViewOf(int unit, const StepInput& input) const {
-  const UnitUpdate& update = updates_.units[unit];
+Updater::View Updater::ViewOf(int unit, int segment,
+                              const StepInput& input) const {
+  const bool by_segment = plan_->UpdatesFromDisk(unit);
+  const UnitUpdate& update = UpdateOf(unit, segment);
   const FlatState& params = states_->updated_params(unit);
   const FlatState& grads = states_->reduced_grads(unit);
   const FlatState& master = states_->master();
   const StepScalars& scalars = *NumbersOf(unit).scalars;
+  const auto part = [&](const FlatState& state) {
+    return by_segment ? state.Piece({unit, segment}) : state.Held(unit);
+  };
   View view;
-  view.state = {
-      .param = params.Held(unit).vector(),
-      .master = master.defined() ? master.Held(unit).vector() : Vector(),
-      .grad = grads.Held(unit).vector(),
-      .grad_scale = &scalars.grad_scale,
-      .found_non_finite = &scalars.found_non_finite,
-      .ranges = update.ranges,
-      .whole_param = !params.sharded(),
-      .whole_grad = !grads.sharded(),
-      .stochastic_rounding = options_.stochastic_rounding,
-      .rounding_key = input.rounding_key,
-      .first_element = update.first_element};
+  view.state = {.param = part(params).vector(),
+                .master = master.defined() ? part(master).vector() : Vector(),
+                .grad = part(grads).vector(),
+                .grad_scale = &scalars.grad_scale,
+                .found_non_finite = &scalars.found_non_finite,
+                .ranges = update.ranges,
+                .whole_param = !by_segment && !params.sharded(),
+                .whole_grad = !by_segment && !grads.sharded(),
+                .stochastic_rounding = options_.stochastic_rounding,
+                .rounding_key = input.rounding_key,
+                .first_element = update.first_element};
   for (const FlatState& array : states_->optimizer()) {
-    view.arrays.push_back(array.Held(unit).As<float>());
+    view.arrays.push_back(part(array).As<float>());
   }
   view.parts = update.norms;
   return view;
 }
 
-void Updater::Moments(int unit, const StepInput& input) {
-  if (updates_.units[unit].ranges.empty()) return;
+void Updater::Moments(int unit, int segment, const StepInput& input) {
+  if (UpdateOf(unit, segment).ranges.empty()) return;
   Run(plan_->UpdatesOnHost(unit),
-      [view = ViewOf(unit, input), options = OptionsOf(input),
+      [view = ViewOf(unit, segment, input), options = OptionsOf(input),
        spec = &options_.optimizer,
        slots = NumbersOf(unit).slots.As<double>()](Ops& ops, Stream& stream) {
         OptimizerMoments(ops, stream, *spec, view.state, view.arrays, options,
@@ -221,11 +240,11 @@ void Updater::AddRows(const std::vector<Tensor>& rows, const Tensor& dst) {
                  {.src = src, .src_dtype = DType::kF64, .dst = dst.vector()});
 }
 
-void Updater::Update(int unit, const StepInput& input) {
-  if (updates_.units[unit].ranges.empty()) return;
+void Updater::Update(int unit, int segment, const StepInput& input) {
+  if (UpdateOf(unit, segment).ranges.empty()) return;
   const Tensor& totals = NumbersOf(unit).totals;
   Run(plan_->UpdatesOnHost(unit),
-      [view = ViewOf(unit, input), options = OptionsOf(input),
+      [view = ViewOf(unit, segment, input), options = OptionsOf(input),
        spec = &options_.optimizer,
        totals = totals.defined() ? totals.As<double>() : nullptr](
           Ops& ops, Stream& stream) {

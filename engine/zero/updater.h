@@ -49,12 +49,12 @@ class Updater {
   // scalars->loss_sum and the reduced gradients. `scalars` is on the device,
   // and used by the updates of this step too.
   void Norm(const StepInput& input, StepScalars* scalars);
-  // The optimizer's first pass over a unit, and behind all of them norms of
-  // whole parameters.
-  void Moments(int unit, const StepInput& input);
+  // The optimizer's first pass over a unit, or over a segment of one that is
+  // updated from a disk; and behind all of them norms of whole parameters.
+  void Moments(int unit, int segment, const StepInput& input);
   void TensorNorms();
-  // The optimizer's step on a unit.
-  void Update(int unit, const StepInput& input);
+  // The optimizer's step on a unit, or on a segment likewise.
+  void Update(int unit, int segment, const StepInput& input);
 
  private:
   struct View;
@@ -71,7 +71,11 @@ class Updater {
   const Numbers& NumbersOf(int unit) const {
     return plan_->UpdatesOnHost(unit) ? on_host_ : on_device_;
   }
-  View ViewOf(int unit, const StepInput& input) const;
+  const UnitUpdate& UpdateOf(int unit, int segment) const {
+    return plan_->UpdatesFromDisk(unit) ? segments_[unit][segment]
+                                        : updates_.units[unit];
+  }
+  View ViewOf(int unit, int segment, const StepInput& input) const;
   // Runs work(ops, stream) where a unit is updated.
   template <typename Work>
   void Run(bool on_host, Work work);
@@ -89,6 +93,8 @@ class Updater {
   Stream* host_;
   const ExecutorOptions& options_;
   const UpdatePlan updates_;
+  // By unit, of those that are updated from a disk.
+  std::vector<std::vector<UnitUpdate>> segments_;
   Numbers on_device_, on_host_;
   Tensor host_scalars_;
   // Of every rank the squares, and the loss; two sums of every tensor.

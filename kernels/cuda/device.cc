@@ -74,7 +74,10 @@ class CudaStream final : public Stream {
 
   void Enqueue(std::function<void()> work) override {
     device_.MakeCurrent();
-    if (role_ != StreamRole::kHost) return work();
+    const bool on_host = role_ == StreamRole::kHost ||
+                         role_ == StreamRole::kRead ||
+                         role_ == StreamRole::kWrite;
+    if (!on_host) return work();
     auto* const later = new std::function<void()>(std::move(work));
     ZERO_CUDA_CHECK(cudaLaunchHostFunc(
         stream_,

@@ -27,6 +27,8 @@ inline int64_t StreamBytes(StreamRole role) {
     case StreamRole::kUp:
     case StreamRole::kDown:
     case StreamRole::kHost:
+    case StreamRole::kRead:
+    case StreamRole::kWrite:
       return 0;
     default:
       return kScratchBytes;

@@ -1,6 +1,8 @@
 // States in the host's memory: the same bits as on the device, whatever the
 // stage, the optimizer and the dtype.
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <string>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/zero/job_testing.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
 namespace zero {
@@ -16,10 +19,20 @@ namespace {
 constexpr StateHomes kOptimizerOnHost{.optimizer = Home::kHost};
 constexpr StateHomes kAllOnHost{.parameters = Home::kHost,
                                 .optimizer = Home::kHost};
+constexpr StateHomes kOptimizerOnDisk{.optimizer = Home::kNvme};
+constexpr StateHomes kAllOnDisk{.parameters = Home::kNvme,
+                                .optimizer = Home::kNvme};
+
+// A folder for files of states, for as long as the tests run.
+const std::string& DiskFolder() {
+  static const TempDir folder;
+  return folder.path();
+}
 
 RigOptions Offloaded(RigOptions options, int stage, const StateHomes& homes) {
   options = AtStage(options, stage);
   options.plan.homes = homes;
+  options.swap.path = DiskFolder();
   return options;
 }
 
@@ -33,7 +46,19 @@ std::vector<Offload> Offloads() {
   return {{1, kOptimizerOnHost, "stage 1, optimizer"},
           {2, kOptimizerOnHost, "stage 2, optimizer"},
           {3, kOptimizerOnHost, "stage 3, optimizer"},
-          {3, kAllOnHost, "stage 3, all"}};
+          {3, kAllOnHost, "stage 3, all"},
+          {1, kOptimizerOnDisk, "stage 1, optimizer on disk"},
+          {2, kOptimizerOnDisk, "stage 2, optimizer on disk"},
+          {3, kOptimizerOnDisk, "stage 3, optimizer on disk"},
+          {3, kAllOnDisk, "stage 3, all on disk"},
+          {3,
+           {Home::kHost, Home::kNvme},
+           "stage 3, optimizer on disk, "
+           "parameters on the host"},
+          {3,
+           {Home::kNvme, Home::kHost},
+           "stage 3, parameters on disk, "
+           "optimizer on the host"}};
 }
 
 void ExpectTheSameBits(const Job& plain) {
@@ -170,7 +195,7 @@ TEST(OffloadTest, MicroBatchesGiveTheBitsOfTheStage) {
         job.options.plan.min_part_elems = 640;
         job.options = AtStage(job.options, offload.stage);
         const Outcome want = Train(job);
-        job.options.plan.homes = offload.homes;
+        job.options = Offloaded(job.options, offload.stage, offload.homes);
         const Outcome got = Train(job);
         if (world > 1 || offload.stage == 1) {
           EXPECT_EQ(got, want);
@@ -208,6 +233,50 @@ int64_t BytesOf(const MemoryLedger& ledger) {
          ledger.live_bytes(MemoryCategory::kOptimizer);
 }
 
+// The host has gradients and the places through which segments pass.
+TEST(OffloadTest, TheHostKeepsWhatTheDiskHasNot) {
+  for (const int world : {1, 2}) {
+    for (const Offload& offload : Offloads()) {
+      if (offload.homes.optimizer != Home::kNvme ||
+          offload.homes.parameters == Home::kHost) {
+        continue;
+      }
+      SCOPED_TRACE(testing::Message() << offload.name << " world " << world);
+      Job job;
+      job.world = world;
+      job.options.param_dtype = DType::kBF16;
+      job.options = Offloaded(job.options, offload.stage, offload.homes);
+      const Plan plan = PlanOf(job);
+      int64_t largest = 0, on_disk = 0, pieces = 0;
+      for (const PlannedUnit& unit : plan.units) {
+        for (const Segment& segment : unit.segments) {
+          largest = std::max(largest, segment.elems / world);
+          pieces += 2;
+        }
+        // bf16, the rest of masters, both moments.
+        on_disk += unit.padded_elems / world * (2 + 2 + 8);
+      }
+      const bool all = offload.homes.parameters == Home::kNvme;
+      const int64_t places =
+          Plan::kNumSwapSlots * largest * ((all ? 2 : 1) * 2 + 2 + 8);
+      const int64_t grads = plan.trained_elems / world * 4;
+      job.prepare = [&](const Rank&, Rig& rig) {
+        EXPECT_NEAR(BytesOf(rig.host_ledger()), grads + places,
+                    12 * kBlockAlignment);
+        EXPECT_NEAR(rig->swapped()->disk_bytes(), on_disk,
+                    (pieces + 1) * kBlockAlignment);
+      };
+      job.between = [&](Rig& rig) {
+        const auto traffic = rig->swapped()->CountTraffic(rig->schedule());
+        EXPECT_NEAR(traffic.written, on_disk, (pieces + 1) * kBlockAlignment);
+        EXPECT_GE(traffic.read, traffic.written);
+      };
+      Train(job);
+      EXPECT_FALSE(std::filesystem::exists(DiskFolder() + "/zero_swap"));
+    }
+  }
+}
+
 TEST(OffloadTest, TheDeviceKeepsWhatTheHostHasNot) {
   for (const int world : {1, 2}) {
     for (const Offload& offload : Offloads()) {
@@ -217,6 +286,9 @@ TEST(OffloadTest, TheDeviceKeepsWhatTheHostHasNot) {
       job.options.param_dtype = DType::kBF16;
       job.options = Offloaded(job.options, offload.stage, offload.homes);
       const Plan plan = PlanOf(job);
+      if (offload.homes != kOptimizerOnHost && offload.homes != kAllOnHost) {
+        continue;
+      }
       const bool all = offload.homes.parameters == Home::kHost;
       const int64_t on_device =
           (all ? 0

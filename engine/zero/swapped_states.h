@@ -1,0 +1,123 @@
+// Model states on a disk: what this rank owns of them, segment by segment, in a
+// file (engine/base/swap_file.h), and the places in the host's memory through
+// which segments pass.
+//
+// In a step segments take turns in Plan::kNumSwapSlots places: one is read
+// while another one is updated and a third one is written. Between steps one
+// segment at a time is held in its place and stored when the next one comes.
+// Parameters that are read for a computation have places of their own.
+// Layout: of every segment two pieces of the file: its parameters; and, each at
+//   a multiple of Arena::kAlignment, its masters and the optimizer's arrays.
+#ifndef ZERO_ENGINE_ZERO_SWAPPED_STATES_H_
+#define ZERO_ENGINE_ZERO_SWAPPED_STATES_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/optional.h"
+#include "engine/base/swap_file.h"
+#include "engine/comm/rank.h"
+#include "engine/tensor/arena.h"
+#include "engine/tensor/tensor.h"
+#include "engine/zero/options.h"
+#include "engine/zero/plan.h"
+#include "engine/zero/schedule.h"
+
+namespace zero {
+
+class SwappedStates {
+ public:
+  // Rank and plan must outlive the states.
+  SwappedStates(const Rank& rank, const Plan& plan,
+                const ExecutorOptions& options);
+  ~SwappedStates();
+
+  // Takes the places from the host's `arena`.
+  void Take(Arena& arena);
+  // Makes the file. A device without memory has none.
+  // Errors: as SwapFile::Create.
+  absl::Status Open();
+
+  // What is on the disk of a segment; of parameters also a copy of what the
+  // device has, from which a host updates.
+  bool HasParameters(const SegmentRef& ref) const;
+  bool HasOptimizer(const SegmentRef& ref) const;
+
+  // This rank's elements of a segment, in their place: parameters, masters, one
+  // of the optimizer's arrays.
+  Tensor Parameters(const SegmentRef& ref) const;
+  Tensor Master(const SegmentRef& ref) const;
+  Tensor Array(const SegmentRef& ref, int array) const;
+  // Parameters where they are read for a computation.
+  Tensor Fetched(const SegmentRef& ref) const;
+
+  // In a step: all of a segment that is on the disk. After an error, which ends
+  // the run on all ranks, nothing is read or written any more.
+  // Threads: reads in one, writes in one.
+  void Read(const SegmentRef& ref);
+  void Write(const SegmentRef& ref);
+  void ReadParameters(const SegmentRef& ref);
+
+  // Between steps, when no stream uses the disk: Hold brings a segment to its
+  // place, `compute` having done what was launched on the one before. What was
+  // never written is zeros. With `change` what follows writes to it.
+  void Hold(const SegmentRef& ref, bool change, Stream& compute);
+  // Stores what is held. What a step has changed is not held.
+  void Settle(Stream& compute);
+
+  // Of the file; and what `actions` read from and write to it, in bytes.
+  int64_t disk_bytes() const;
+  struct Traffic {
+    int64_t read = 0, written = 0;
+  };
+  Traffic CountTraffic(const std::vector<Action>& actions) const;
+  std::vector<std::string> notes() const;
+
+ private:
+  // Of a segment; 0 bytes: the disk has no such piece.
+  struct Place {
+    int64_t elems = 0;
+    int64_t param_bytes = 0, optimizer_bytes = 0;
+    int param_piece = -1, optimizer_piece = -1;  // of the file
+    bool written = false;
+  };
+
+  const Place& PlaceOf(const SegmentRef& ref) const {
+    return places_[ref.unit][ref.segment];
+  }
+  Place& PlaceOf(const SegmentRef& ref) {
+    return places_[ref.unit][ref.segment];
+  }
+  char* UpdateSlot(const SegmentRef& ref) const;
+  char* FetchSlot(const SegmentRef& ref) const;
+  int64_t ring_bytes() const;
+  int64_t BytesOf(const SegmentRef& ref) const;
+  // Does it unless something failed before; an error ends the run.
+  template <typename Work>
+  void Try(const Work& work);
+
+  const Rank* rank_;
+  const Plan* plan_;
+  const SwapOptions options_;
+  const DType param_dtype_;
+  absl::optional<DType> master_dtype_;
+  int num_arrays_ = 0;
+  std::vector<std::vector<Place>> places_;  // by unit and segment
+  std::vector<int64_t> pieces_;             // bytes of each, of the file
+  int64_t param_slot_bytes_ = 0, optimizer_slot_bytes_ = 0;
+  bool fetches_ = false;
+  Tensor ring_;
+  char* base_ = nullptr;  // in ring_, aligned
+  std::unique_ptr<SwapFile> file_;
+  std::atomic<bool> failed_ = false;
+  absl::optional<SegmentRef> held_;
+  bool changed_ = false;  // what is held
+};
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_ZERO_SWAPPED_STATES_H_

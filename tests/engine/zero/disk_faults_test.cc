@@ -1,0 +1,184 @@
+// A disk that fails under states that are on it: all ranks end with an error
+// that names the file, none hangs, and no file is left.
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/zero/job_testing.h"
+#include "tests/support/temp_dir.h"
+
+namespace zero {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+class DiskFaultsTest : public testing::Test {
+ protected:
+  DiskFaultsTest() {
+    job_.options = AtStage(job_.options, 3);
+    job_.options.plan.homes = {Home::kNvme, Home::kNvme};
+    job_.options.swap.path = dir_.path();
+  }
+
+  std::string Path(int rank) const {
+    return absl::StrCat(dir_.path(), "/zero_swap/rank_", rank);
+  }
+
+  // Runs the job, which fails; what it says.
+  absl::Status Failure() {
+    std::atomic<int> num_failed = 0;
+    const absl::Status status = RunLocalRanks(
+        job_.world, RanksOf(job_), OneThread,
+        [&](const Rank& rank) -> absl::Status {
+          const Job planned = Planned(job_);
+          const int64_t rows = job_.batch / job_.world;
+          MemoryLedger ledger, host_ledger;
+          const std::unique_ptr<Model> model = planned.Make();
+          auto executor = Executor::Make(
+              rank, *model, PlanOf(job_), planned.options,
+              Rehearse(planned, rank, rows), &ledger, &host_ledger);
+          absl::Status own = executor.status();
+          if (own.ok()) {
+            (*executor)->states().Initialize(1);
+            own = rank.status();
+          }
+          const TokenBatch batch = GlobalBatch(rows, 0);
+          const HostBatch all = batch.All();
+          for (int step = 0; step < 4 && own.ok(); ++step) {
+            own = (*executor)
+                      ->Step({.micro_batches = {&all, 1},
+                              .num_valid_targets = 1,
+                              .lr = 1e-3f,
+                              .optimizer_step = step + 1})
+                      .status();
+          }
+          if (own.ok()) own = (*executor)->states().Hash().status();
+          num_failed += !own.ok();
+          return own;
+        });
+    EXPECT_EQ(num_failed, job_.world);
+    EXPECT_FALSE(status.ok());
+    EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/zero_swap"));
+    return status;
+  }
+
+  TempDir dir_;
+  Job job_;
+};
+
+// The calls of a run without faults.
+TEST_F(DiskFaultsTest, AnErrorOfAnyCallEndsAllRanks) {
+  std::atomic<int> reads = 0, writes = 0;
+  job_.options.swap.io.fault = [&](DiskCall call, int64_t, int64_t,
+                                   int64_t result) {
+    if (call == DiskCall::kRead) ++reads;
+    if (call == DiskCall::kWrite) ++writes;
+    return result;
+  };
+  Job whole = job_;
+  whole.steps = 4;
+  Train(whole);
+  ASSERT_GT(reads, 50);
+  ASSERT_GT(writes, 50);
+  for (const DiskCall failing : {DiskCall::kRead, DiskCall::kWrite}) {
+    const int total = failing == DiskCall::kRead ? reads : writes;
+    // The first, the last that surely comes, and some between them.
+    for (int at = 1; at <= total / 2; at += total / 12) {
+      SCOPED_TRACE(at);
+      const int error = at % 2 == 0 ? EIO : ENOSPC;
+      auto calls = std::make_shared<std::atomic<int>>(0);
+      job_.options.swap.io.fault = [=](DiskCall call, int64_t, int64_t,
+                                       int64_t result) -> int64_t {
+        return call == failing && ++*calls == at ? -error : result;
+      };
+      const absl::Status status = Failure();
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr(failing == DiskCall::kRead ? "cannot read "
+                                                             : "cannot write "),
+                        HasSubstr(" bytes at offset "), HasSubstr(dir_.path()),
+                        HasSubstr(error == EIO ? "input/output error"
+                                               : "no space left on device")));
+    }
+  }
+}
+
+TEST_F(DiskFaultsTest, AFullDiskIsAnErrorAtTheStart) {
+  job_.options.swap.io.fault = [](DiskCall call, int64_t, int64_t,
+                                  int64_t result) {
+    return call == DiskCall::kAllocate ? int64_t{-ENOSPC} : result;
+  };
+  const absl::Status status = Failure();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("cannot reserve "), HasSubstr(" are free"),
+                    HasSubstr(dir_.path())));
+}
+
+// Of one rank, in the third step, as another program might.
+TEST_F(DiskFaultsTest, AFileThatIsCutOffOrChangedEndsAllRanks) {
+  for (const bool cut : {true, false}) {
+    auto calls = std::make_shared<std::atomic<int>>(0);
+    job_.options.swap.io.fault = [=, path = Path(1)](DiskCall call, int64_t,
+                                                     int64_t, int64_t result) {
+      if (call != DiskCall::kRead || ++*calls != 60) return result;
+      if (cut) {
+        EXPECT_EQ(::truncate(path.c_str(), kBlockAlignment), 0);
+      } else {
+        const int fd = ::open(path.c_str(), O_WRONLY);
+        const std::string noise(1 << 20, 'x');
+        EXPECT_GT(::pwrite(fd, noise.data(), noise.size(), kBlockAlignment), 0);
+        ::close(fd);
+      }
+      return result;
+    };
+    const absl::Status status = Failure();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(Path(1)),
+                      HasSubstr(cut ? "the file ends before" : "checksum")));
+  }
+}
+
+TEST_F(DiskFaultsTest, TwoRunsDoNotShareAFolder) {
+  auto other =
+      SwapFile::Create({.folder = dir_.path(), .number = 1}, {4096}, {});
+  ASSERT_TRUE(other.ok());
+  const absl::Status status = RunLocalRanks(
+      2, RanksOf(job_), OneThread, [&](const Rank& rank) -> absl::Status {
+        MemoryLedger ledger, host_ledger;
+        const Job planned = Planned(job_);
+        const std::unique_ptr<Model> model = planned.Make();
+        return Executor::Make(rank, *model, PlanOf(job_), planned.options,
+                              Rehearse(planned, rank, 6), &ledger, &host_ledger)
+            .status();
+      });
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("rank 1"), HasSubstr(Path(1)),
+                    HasSubstr("nvme_path of its own")));
+  EXPECT_TRUE(std::filesystem::exists(Path(1)));
+  EXPECT_FALSE(std::filesystem::exists(Path(0)));
+}
+
+// A state that is not read is no result, whatever became of the rest.
+TEST_F(DiskFaultsTest, WithoutChecksumsWhatTheDiskGivesIsTaken) {
+  job_.options.swap.checksums = false;
+  job_.options.swap.uring = false;
+  job_.options.swap.io.threads = 2;
+  const Outcome want = Train(job_);
+  job_.options.plan.homes = {};
+  EXPECT_EQ(Train(job_), want);
+}
+
+}  // namespace
+}  // namespace zero
