@@ -188,8 +188,9 @@ class Reader {
   // Keys of the section that are no key of config.json, or are read above.
   static bool IsOurs(absl::string_view path) {
     return path == "model.preset" || path == "model.from_pretrained" ||
-           path == "model.model_type" || path == "model.activation_function" ||
-           path == "model.hidden_act" || path == "model.rope_scaling.rope_type";
+           path == "model.freeze" || path == "model.model_type" ||
+           path == "model.activation_function" || path == "model.hidden_act" ||
+           path == "model.rope_scaling.rope_type";
   }
 
   absl::Status Activation() {
@@ -293,7 +294,7 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
     const bool scaling = absl::StartsWith(key.path, "model.rope_scaling.");
     if (!absl::StartsWith(key.path, "model.") || key.get == nullptr ||
         !key.Applies(run) || key.path == "model.preset" ||
-        key.path == "model.from_pretrained" ||
+        key.path == "model.from_pretrained" || key.path == "model.freeze" ||
         (absl::EndsWith(key.path, "_pdrop") && !gpt2) ||
         (scaling && !config.rope_scaling.enabled)) {
       continue;

@@ -58,14 +58,16 @@ absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
   // Of each KeyKind.
-  constexpr JsonKind kWanted[] = {
-      JsonKind::kBool,   JsonKind::kNumber, JsonKind::kNumber,
-      JsonKind::kString, JsonKind::kString, JsonKind::kArray,
-      JsonKind::kArray,  JsonKind::kObject, JsonKind::kObject};
+  constexpr JsonKind kWanted[] = {JsonKind::kBool,   JsonKind::kNumber,
+                                  JsonKind::kNumber, JsonKind::kString,
+                                  JsonKind::kString, JsonKind::kArray,
+                                  JsonKind::kArray,  JsonKind::kArray,
+                                  JsonKind::kObject, JsonKind::kObject};
   static_assert(std::size(kWanted) ==
                 static_cast<size_t>(KeyKind::kOpaque) + 1);
   return node.kind == kWanted[static_cast<size_t>(key.kind)] ||
-         (key.kind == KeyKind::kFiles && node.kind == JsonKind::kString);
+         ((key.kind == KeyKind::kFiles || key.kind == KeyKind::kStrings) &&
+          node.kind == JsonKind::kString);
 }
 
 absl::Status CheckNumber(const KeySpec& key, const JsonNode& node) {
@@ -109,7 +111,7 @@ absl::StatusOr<KeyValue> ReadChoice(const KeySpec& key, const JsonNode& node) {
                    : absl::StrCat("; did you mean ", JsonQuote(near[0]), "?"));
 }
 
-absl::StatusOr<KeyValue> ReadFiles(const KeySpec& key, const JsonNode& node) {
+absl::StatusOr<KeyValue> ReadStrings(const KeySpec& key, const JsonNode& node) {
   const bool one = node.kind == JsonKind::kString;
   if (one ? node.text.empty() : node.children.empty()) {
     return Wrong(one ? "empty" : "an empty list", ", want ", Wanted(key));
@@ -118,7 +120,8 @@ absl::StatusOr<KeyValue> ReadFiles(const KeySpec& key, const JsonNode& node) {
   if (one) files.push_back(node.text);
   for (const JsonNode& child : node.children) {
     if (child.kind != JsonKind::kString || child.text.empty()) {
-      return Wrong(JsonBrief(child), " in the list is not a path");
+      return Wrong(JsonBrief(child), " in the list is not ",
+                   key.kind == KeyKind::kFiles ? "a path" : "a string");
     }
     files.push_back(child.text);
   }
@@ -167,7 +170,8 @@ absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node) {
     case KeyKind::kChoice:
       return ReadChoice(key, node);
     case KeyKind::kFiles:
-      return ReadFiles(key, node);
+    case KeyKind::kStrings:
+      return ReadStrings(key, node);
     case KeyKind::kNumbers:
       return ReadNumbers(key, node);
     case KeyKind::kObject:
@@ -212,6 +216,7 @@ std::string Wanted(const KeySpec& key) {
                                     "a string",
                                     "",
                                     "a path, a glob or a list of them",
+                                    "a string or a list of them",
                                     "a list of two numbers",
                                     "an object: { ... }",
                                     "an object: { ... }"};

@@ -128,6 +128,7 @@ auto Choices(Names choices) {
     key.choices = choices;
   };
 }
+void Strings(KeySpec& key) { key.kind = KeyKind::kStrings; }
 void AnyCase(KeySpec& key) { key.any_case = true; }
 auto Unbuilt(Names values, const char* reason) {
   return [=](KeySpec& key) {
@@ -279,6 +280,13 @@ std::vector<KeySpec> UsedKeys() {
           "A Hugging Face folder (config.json, model.safetensors) to start "
           "from.",
           MayBeUnset),
+      Key(KEY(model.freeze),
+          "Tensors that keep their values and cost no gradient, optimizer "
+          "state or traffic: shell globs (*, ?, [abc]) over whole names, as "
+          "`zero checkpoint show` or Hugging Face's files have them, such as "
+          "\"*embed_tokens*\" or \"block.0.*\". A tied head is frozen with the "
+          "embedding.",
+          Strings, MayBeUnset),
       Key("model.model_type", FIELD(model.family),
           "The family; not needed beside preset or from_pretrained."),
       Key(KEY(model.vocab_size), "Number of token ids.", Range(1, 1 << 24),
@@ -367,7 +375,9 @@ std::vector<KeySpec> UsedKeys() {
           HalfOpen(0, 1)),
       Key(KEY(data.format),
           "text; llmc (llm.c's header, then tokens); raw_uint16 (nanoGPT's "
-          "tokens alone); auto looks at the file."),
+          "tokens alone); jsonl (a sample on each line: {\"prompt\", "
+          "\"completion\"}, which alone is learned, or {\"text\"}); auto looks "
+          "at the file."),
       Key(KEY(data.tokenizer),
           "bytes, none (token files), or the path of a tokenizer.json, of a "
           "SentencePiece model or of a folder with one.",
@@ -379,7 +389,9 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(data.reset_attention_mask),
           "Documents in one sequence: tokens see only their own, and positions "
           "count from its start. The end-of-text token starts the document "
-          "behind it, so that all targets count."),
+          "behind it, so that all targets count. Samples of JSON lines are "
+          "always kept apart.",
+          Derived("true for JSON lines, else false")),
       Key(KEY(data.eos_token_id),
           "The end-of-text token of token files without a tokenizer, for "
           "reset_attention_mask; 50256 in GPT-2's.",

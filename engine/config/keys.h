@@ -30,7 +30,8 @@ enum class KeyKind {
   kNumber,
   kString,
   kChoice,   // one of `choices`
-  kFiles,    // a string or a list of strings
+  kFiles,    // a path or a list of paths
+  kStrings,  // a string or a list of strings
   kNumbers,  // betas: a list of two numbers
   kObject,   // with keys of its own in the table
   kOpaque,   // an object whose contents are not looked at

@@ -93,8 +93,7 @@ class Loader {
     auto& keys = model->children;
     keys.erase(std::remove_if(keys.begin(), keys.end(),
                               [](const JsonNode& node) {
-                                return node.key != "embd_pdrop" &&
-                                       node.key != "resid_pdrop";
+                                return !IsOfTraining(node.key);
                               }),
                keys.end());
     given_.sources.push_back("--model");
@@ -160,9 +159,10 @@ class Loader {
       Problem(place, path, "nothing stands behind the =, want ", Wanted(*key));
       return false;
     }
-    const bool takes_text = key != nullptr && (key->kind == KeyKind::kString ||
-                                               key->kind == KeyKind::kFiles ||
-                                               key->kind == KeyKind::kChoice);
+    const bool takes_text =
+        key != nullptr &&
+        (key->kind == KeyKind::kString || key->kind == KeyKind::kFiles ||
+         key->kind == KeyKind::kStrings || key->kind == KeyKind::kChoice);
     std::vector<JsonProblem> trouble;
     const bool is_json = ParseJsonText(text, place.source, value, &trouble);
     // What is meant as JSON; a glob may begin with a brace.

@@ -60,6 +60,8 @@ struct ModelConfig {
 
   // A Hugging Face folder whose weights are loaded; empty: random init.
   std::string from_pretrained;
+  // Globs over names of tensors that are not trained (engine/nn/freeze.h).
+  std::vector<std::string> freeze;
   // That folder's token ids, each a number or a list as JSON; empty: null.
   std::string bos_token_id, eos_token_id;
 
@@ -70,6 +72,12 @@ struct ModelConfig {
 // out. Its shape is unset.
 ModelConfig FamilyDefaults(ModelFamily family);
 int64_t DefaultPositions(ModelFamily family);
+
+// Whether a key of "model" says how it is trained and not what it is: beside a
+// model that is loaded it may still be given.
+inline bool IsOfTraining(absl::string_view key) {
+  return key == "embd_pdrop" || key == "resid_pdrop" || key == "freeze";
+}
 
 // `key` and `other` are names of config.json; `message` cites `other`.
 struct ModelProblem {

@@ -82,6 +82,7 @@ Json ValueSchema(const KeySpec& key) {
       }
       return schema;
     case KeyKind::kFiles:
+    case KeyKind::kStrings:
       return {{"type", {"string", "array"}},
               {"items", {{"type", "string"}}},
               {"minItems", 1},

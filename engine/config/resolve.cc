@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -97,6 +98,7 @@ class Resolver : public ModelResolver {
               " already gives the validation data; delete one");
     }
     Tokenizer();
+    JsonLines();
   }
 
   void Tokenizer() {
@@ -149,6 +151,31 @@ class Resolver : public ModelResolver {
     if (!PathExists(data.tokenizer)) {
       Lacking(path, absl::StrCat("want ", kTokenizers, "; ",
                                  Missing(data.tokenizer)));
+    }
+  }
+
+  // Samples are packed into sequences and do not see each other.
+  void JsonLines() {
+    DataConfig& data = config_.data;
+    const auto is_jsonl = [&](const std::string& file) {
+      return IsJsonLines(file, data.format);
+    };
+    if (absl::c_none_of(data.train, is_jsonl) &&
+        absl::c_none_of(data.validation, is_jsonl)) {
+      return;
+    }
+    const std::string apart = "data.reset_attention_mask";
+    if (Given(apart) && !data.reset_attention_mask) {
+      Problem(apart,
+              "false, but samples of JSON lines never see each other; delete "
+              "it");
+    }
+    data.reset_attention_mask = true;
+    if (!Given(apart)) Derived(apart, "samples of JSON lines are kept apart");
+    if (data.tokenizer == "none") {
+      Problem("data.tokenizer",
+              "\"none\", but JSON lines are text; want \"bytes\" "
+              "or the path of a tokenizer");
     }
   }
 

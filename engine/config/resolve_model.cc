@@ -148,8 +148,9 @@ void ModelResolver::CheckPretrained() {
   Config base;
   base.model = base_;
   for (const auto& [path, given] : given_.keys) {
-    if (!absl::StartsWith(path, "model.") || path == "model.from_pretrained" ||
-        path == "model.embd_pdrop" || path == "model.resid_pdrop") {
+    const absl::string_view name = path;
+    if (!absl::StartsWith(name, "model.") || path == "model.from_pretrained" ||
+        IsOfTraining(name.substr(6))) {
       continue;
     }
     const KeyValue theirs = FindKey(path)->get(base);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
@@ -34,9 +35,50 @@ void Resize(const BatchShape& shape, Batch* batch) {
   }
 }
 
+// Windows that start in the source, the last one maybe not full.
+int64_t NumWindows(const TokenSource& source, int64_t length) {
+  if (source.rows() != nullptr) return source.rows()->num_rows();
+  return CeilDiv(std::max<int64_t>(source.size() - 1, 0), length);
+}
+
+// Targets that count in the first `windows` of them.
+int64_t NumTargets(const TokenSource& source, int64_t windows, int64_t length) {
+  const PackedRows* const rows = source.rows();
+  if (rows == nullptr) return std::min(source.size() - 1, windows * length);
+  const auto end = rows->targets.begin() + windows * length;
+  return windows * length -
+         std::count(rows->targets.begin(), end, kIgnoredTarget);
+}
+
+// Row `row` = row `window` of packed samples; behind the last one nothing.
+void FillPackedRow(const PackedRows& rows, int64_t window, int64_t row,
+                   Batch* batch) {
+  const int64_t length = batch->sequence_length;
+  ZERO_CHECK_EQ(length, rows.length);
+  int32_t* const tokens = batch->tokens.data() + row * length;
+  int32_t* const targets = batch->targets.data() + row * length;
+  int32_t* const positions = batch->positions.data() + row * length;
+  batch->windows[static_cast<size_t>(row)] = window;
+  if (window >= rows.num_rows()) {
+    std::fill_n(tokens, length, 0);
+    std::fill_n(targets, length, kIgnoredTarget);
+    std::iota(positions, positions + length, 0);
+    return;
+  }
+  const int64_t begin = window * length;
+  std::copy_n(&rows.tokens[begin], length, tokens);
+  std::copy_n(&rows.targets[begin], length, targets);
+  std::copy_n(&rows.positions[begin], length, positions);
+  batch->num_valid_targets +=
+      length - std::count(targets, targets + length, kIgnoredTarget);
+}
+
 // Row `row` = `window`; what the source does not have is token 0, ignored.
 void FillRow(const TokenSource& source, int64_t window, int64_t row,
              Batch* batch) {
+  if (source.rows() != nullptr) {
+    return FillPackedRow(*source.rows(), window, row, batch);
+  }
   const int64_t length = batch->sequence_length;
   const int64_t begin = window * length;
   const int64_t num_targets =
@@ -53,26 +95,39 @@ void FillRow(const TokenSource& source, int64_t window, int64_t row,
   batch->num_valid_targets += num_targets;
 }
 
-// Cuts every row of a filled batch at its document tokens, if asked to. What
+// Counts the positions of a filled batch from its document tokens on. What
 // stands in for tokens that are not there belongs to the last document: nothing
 // reads it.
-void CutIntoDocuments(int32_t document_token, Batch* batch) {
-  if (document_token == kNoDocumentToken) return;
+void CountInDocuments(int32_t document_token, Batch* batch) {
   const int64_t length = batch->sequence_length;
   const int64_t n = batch->batch_size * length;
-  ZERO_CHECK_LE(n, std::numeric_limits<int32_t>::max());
-  batch->offsets.assign(static_cast<size_t>(n) + 1, static_cast<int32_t>(n));
-  batch->num_documents = 0;
   int64_t begin = 0;
   for (int64_t i = 0; i < n; ++i) {
     const size_t at = static_cast<size_t>(i);
     const bool is_token = batch->targets[at] != kIgnoredTarget;
     if (i % length == 0 || (is_token && batch->tokens[at] == document_token)) {
       begin = i;
-      batch->offsets[static_cast<size_t>(batch->num_documents++)] =
-          static_cast<int32_t>(i);
     }
     batch->positions[at] = static_cast<int32_t>(i - begin);
+  }
+}
+
+// Cuts every row of a filled batch into documents, if asked to: where positions
+// begin.
+void CutIntoDocuments(const TokenSource& source, int32_t document_token,
+                      Batch* batch) {
+  if (source.rows() == nullptr) {
+    if (document_token == kNoDocumentToken) return;
+    CountInDocuments(document_token, batch);
+  }
+  const int64_t n = batch->batch_size * batch->sequence_length;
+  ZERO_CHECK_LE(n, std::numeric_limits<int32_t>::max());
+  batch->offsets.assign(static_cast<size_t>(n) + 1, static_cast<int32_t>(n));
+  batch->num_documents = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (batch->positions[static_cast<size_t>(i)] != 0) continue;
+    batch->offsets[static_cast<size_t>(batch->num_documents++)] =
+        static_cast<int32_t>(i);
   }
 }
 
@@ -81,7 +136,9 @@ void CutIntoDocuments(int32_t document_token, Batch* batch) {
 absl::StatusOr<Loader> Loader::Create(const TokenSource* source,
                                       const BatchShape& shape, uint64_t seed,
                                       int32_t document_token) {
-  const Sampler sampler(source->size(), shape, seed);
+  // Packed rows have targets of their own, a stream the token behind.
+  const int64_t behind = source->rows() == nullptr ? 0 : 1;
+  const Sampler sampler(source->size() + behind, shape, seed);
   if (sampler.steps_per_epoch() == 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "data.train has ", source->size(), " tokens = ", sampler.num_samples(),
@@ -104,7 +161,7 @@ void Loader::Fill(int64_t step, int64_t micro_step, int64_t rank,
     batch->sample_ids[static_cast<size_t>(row)] = id;
     FillRow(*source_, sampler_.Window(id), row, batch);
   }
-  CutIntoDocuments(document_token_, batch);
+  CutIntoDocuments(*source_, document_token_, batch);
 }
 
 absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
@@ -115,7 +172,7 @@ absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
   ZERO_CHECK_GE(shape.micro_batch_size, 1);
   ZERO_CHECK_GE(shape.world, 1);
   ZERO_CHECK_GE(max_windows, 0);
-  if (source->size() < 2) {
+  if (source->rows() == nullptr && source->size() < 2) {
     return absl::InvalidArgumentError(
         absl::StrCat("data.validation has ", source->size(),
                      " token; a target needs at least 2"));
@@ -124,12 +181,12 @@ absl::StatusOr<EvalLoader> EvalLoader::Create(const TokenSource* source,
   loader.source_ = source;
   loader.shape_ = shape;
   loader.document_token_ = document_token;
-  loader.num_windows_ = CeilDiv(source->size() - 1, shape.sequence_length);
+  loader.num_windows_ = NumWindows(*source, shape.sequence_length);
   if (max_windows > 0) {
     loader.num_windows_ = std::min(loader.num_windows_, max_windows);
   }
   loader.num_targets_ =
-      std::min(source->size() - 1, loader.num_windows_ * shape.sequence_length);
+      NumTargets(*source, loader.num_windows_, shape.sequence_length);
   return loader;
 }
 
@@ -150,7 +207,7 @@ void EvalLoader::Fill(int64_t index, int64_t rank, Batch* batch) const {
     FillRow(*source_, window < num_windows_ ? window : past_end, row, batch);
     batch->windows[static_cast<size_t>(row)] = window;
   }
-  CutIntoDocuments(document_token_, batch);
+  CutIntoDocuments(*source_, document_token_, batch);
 }
 
 }  // namespace zero

@@ -11,6 +11,9 @@
 // nothing. (Megatron-LM's --reset-attention-mask cuts behind that token, and
 // the first token is then predicted from the document before.)
 //
+// Rows of packed samples (PackedRows) are windows as they are, and their
+// sequences documents.
+//
 // There is no prefetch thread: a micro-batch is a few page-cache copies (4 x
 // 1024 tokens take some 5 microseconds), and the kernel reads ahead. A thread
 // would go here, behind Fill, if token files came over a slow network.
@@ -26,9 +29,6 @@
 #include "engine/data/token_file.h"
 
 namespace zero {
-
-// A target that no loss counts.
-inline constexpr int32_t kIgnoredTarget = -1;
 
 // As document_token: every row is one sequence, whatever is in it.
 inline constexpr int32_t kNoDocumentToken = -1;

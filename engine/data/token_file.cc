@@ -80,9 +80,10 @@ absl::Status CheckLooksLikeText(const std::string& path,
   }
   if (absl::EndsWith(path, ".jsonl")) {
     return Wrong(path,
-                 "JSON lines, from which zero takes no texts yet: write them "
-                 "to a file with jq -j '.text + \"<|endoftext|>\"', and then "
-                 "zero tokenize that with --separator '<|endoftext|>'");
+                 "JSON lines: samples to train on as they are (data.train) and "
+                 "not text; for text, write theirs to a file with jq -j "
+                 "'.text + \"<|endoftext|>\"', and tokenize that with "
+                 "--separator '<|endoftext|>'");
   }
   const size_t nul = head.find('\0');
   if (nul == absl::string_view::npos) return absl::OkStatus();
@@ -307,7 +308,23 @@ std::unique_ptr<TokenSource> TokenSource::FromTokens(
   return source;
 }
 
+std::unique_ptr<TokenSource> TokenSource::FromRows(const std::string& path,
+                                                   PackedRows rows) {
+  ZERO_CHECK_GE(rows.num_rows(), 1);
+  std::unique_ptr<TokenSource> source(new TokenSource);
+  source->rows_ = std::make_shared<const PackedRows>(std::move(rows));
+  source->size_ = static_cast<int64_t>(source->rows_->tokens.size());
+  source->shards_.push_back({.path = path,
+                             .format = TokenFormat::kJsonLines,
+                             .bytes_per_token = sizeof(int32_t),
+                             .num_tokens = source->size_,
+                             .tokens = reinterpret_cast<const uint8_t*>(
+                                 source->rows_->tokens.data())});
+  return source;
+}
+
 std::unique_ptr<TokenSource> TokenSource::View(int64_t begin, int64_t n) const {
+  ZERO_CHECK(rows_ == nullptr);
   ZERO_CHECK_GE(begin, 0);
   ZERO_CHECK_GE(n, 0);
   ZERO_CHECK_LE(begin + n, size_);

@@ -5,6 +5,7 @@
 //             tokens; magic 20240520: uint16, magic 20240801: uint32, whose
 //             version is 7 in llm.c's Llama-3 files and 1 elsewhere.
 //   raw       nanoGPT's .bin: uint16 tokens and nothing else.
+//   jsonl     not read here: samples.h makes PackedRows of it.
 //   text      UTF-8 read as bytes: token = byte value. Vocabulary 257: 256 is
 //             the end-of-text token, which stands between two files.
 // Detection: the magic decides; else the extension .bin means raw; anything
@@ -33,6 +34,25 @@ inline constexpr int kTokenHeaderBytes = kTokenHeaderInts * 4;
 // Bytes as tokens.
 inline constexpr int32_t kByteEndOfText = 256;
 inline constexpr int64_t kByteVocabSize = 257;
+
+// A target that no loss counts.
+inline constexpr int32_t kIgnoredTarget = -1;
+
+// Samples packed into rows (samples.h). T tokens each, of several sequences
+// that do not see each other.
+struct PackedRows {
+  int64_t length = 0;              // T
+  std::vector<int32_t> tokens;     // [rows * T]; 0 where a row is not full
+  std::vector<int32_t> targets;    // [rows * T] or kIgnoredTarget
+  std::vector<int32_t> positions;  // [rows * T]; 0 starts a sequence
+  int64_t num_samples = 0;
+  int64_t num_tokens = 0;   // of samples
+  int64_t num_targets = 0;  // that count
+
+  int64_t num_rows() const {
+    return static_cast<int64_t>(tokens.size()) / length;
+  }
+};
 
 struct TextFiles {
   std::vector<MappedFile> files;
@@ -72,6 +92,12 @@ class TokenSource {
   static std::unique_ptr<TokenSource> FromTokens(const std::string& path,
                                                  std::vector<int32_t> tokens);
 
+  // REQUIRES: there are rows.
+  static std::unique_ptr<TokenSource> FromRows(const std::string& path,
+                                               PackedRows rows);
+  // Null: the tokens are one stream, of which each predicts the next.
+  const PackedRows* rows() const { return rows_.get(); }
+
   // Number of tokens, separators between text files included.
   int64_t size() const { return size_; }
 
@@ -81,7 +107,7 @@ class TokenSource {
   void Read(int64_t begin, int64_t n, int32_t* out) const;
 
   // Tokens [begin, begin + n) as a source of their own, sharing the maps.
-  // shards() stays that of the whole. REQUIRES: the range lies inside.
+  // shards() stays that of the whole. REQUIRES: the range lies inside; no rows.
   std::unique_ptr<TokenSource> View(int64_t begin, int64_t n) const;
 
   // Whether some token is `id`; reads up to the first one.
@@ -104,6 +130,7 @@ class TokenSource {
 
   std::vector<MappedFile> files_;                       // views share the maps
   std::shared_ptr<const std::vector<int32_t>> tokens_;  // of FromTokens
+  std::shared_ptr<const PackedRows> rows_;              // of FromRows
   std::vector<Shard> shards_;
   int64_t view_begin_ = 0;  // position 0 in the whole stream
   int64_t size_ = 0;

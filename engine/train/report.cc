@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/nn/freeze.h"
 #include "engine/train/evaluate.h"
 #include "nlohmann/json.hpp"
 
@@ -118,9 +119,10 @@ RunReport::RunReport(const Session& session, const ModelTools& tools,
       link_(std::move(link)),
       console_(console),
       tokens_per_step_(BatchShapeOf(config(), rank().world()).TokensPerStep()),
-      flops_per_token_(tools.flops_per_token(config().model,
-                                             config().data.sequence_length,
-                                             config().recompute())) {
+      flops_per_token_(WithoutFrozen(
+          tools.flops_per_token(config().model, config().data.sequence_length,
+                                config().recompute()),
+          session.model())) {
   KeepPeak(measured);
 }
 
@@ -161,6 +163,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
       {"grad_norm", last.output.grad_norm},
       {"lr", last.lr},
       {"tokens", step * tokens_per_step_},
+      {"step_targets", static_cast<int64_t>(last.num_targets)},
       {"tokens_per_second", tokens_per_second},
       {"step_ms", last.seconds * 1e3},
       {"flops_per_second", tokens_per_second * flops_per_token_.model}};
@@ -251,6 +254,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["first_loss"] = summary.first_loss;
   line["final_loss"] = summary.final_loss;
   line["validation_loss"] = summary.validation_loss;
+  line["validation_perplexity"] = std::exp(summary.validation_loss);
   if (summary.validation_step >= 0) {
     line["validation_step"] = summary.validation_step;
   }
@@ -259,6 +263,9 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   line["peak_flops_per_second"] = peak_.flops;
   summary.utilization.AddTo(&line);
   line["parameters"] = session_->model().NumParameters();
+  if (const int64_t frozen = NumFrozen(session_->model()); frozen > 0) {
+    line["frozen_parameters"] = frozen;
+  }
   line["parameters_hash"] = summary.parameters_hash;
   line["weights"] = summary.weights;
   line["checkpoint"] = summary.checkpoint;

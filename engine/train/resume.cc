@@ -249,7 +249,8 @@ absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
           reader.folder(), " has ", want.state, " of ", name, " ",
           stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
           ", this run wants it in ", DTypeName(want.dtype),
-          "; resume with the precision and the optimizer of the run"));
+          "; resume with the precision, the optimizer and the model.freeze of "
+          "the run"));
     }
     ranges.push_back({want.state, name, want.begin, want.elems, want.dtype});
   }

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
+#include "engine/data/samples.h"
 #include "engine/data/tokenize.h"
 
 namespace zero {
@@ -61,6 +62,105 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
       " ids, but the token file(s) ", absl::StrJoin(patterns, ", "),
       " hold larger ones, of another tokenizer: name that one, or set "
       "data.tokenizer to \"none\""));
+}
+
+// Whether files are JSON lines.
+absl::StatusOr<bool> HasSamples(const std::vector<std::string>& patterns,
+                                TokenFormat format) {
+  const std::string* samples = nullptr;
+  const std::string* other = nullptr;
+  for (const std::string& pattern : patterns) {
+    (IsJsonLines(pattern, format) ? samples : other) = &pattern;
+  }
+  if (samples == nullptr || other == nullptr) return samples != nullptr;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "'", *samples, "' is JSON lines, and '", *other,
+      "' is not; text and samples cannot be mixed: give each line of the text "
+      "as {\"text\": ...} in a .jsonl file"));
+}
+
+// Packs samples, and notes what did not fit.
+absl::StatusOr<std::unique_ptr<TokenSource>> Packed(
+    const std::vector<Sample>& samples, const std::string& key,
+    const std::string& path, const Config& config, RunData* data) {
+  const int64_t length = config.data.sequence_length;
+  PackingLoss loss;
+  PackedRows rows = PackSamples(samples, length, &loss);
+  if (rows.num_samples == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        key, ": ", path, ": of ", samples.size(),
+        " samples none has a prompt shorter than data.sequence_length ", length,
+        "; raise that"));
+  }
+  if (loss.cut_samples > 0) {
+    data->notes.push_back(absl::StrCat(
+        key, ": ", loss.cut_samples, " of ", samples.size(),
+        " samples are longer than data.sequence_length ", length,
+        " and lose their last tokens, ", loss.cut_tokens, " in all"));
+  }
+  if (loss.left_out > 0) {
+    data->notes.push_back(absl::StrCat(
+        key, ": ", loss.left_out, " of ", samples.size(),
+        " samples are left out: their prompts alone fill data.sequence_length ",
+        length));
+  }
+  return TokenSource::FromRows(path, std::move(rows));
+}
+
+// The samples of `patterns`, which fit the model.
+absl::StatusOr<std::vector<Sample>> ReadChecked(
+    const std::vector<std::string>& patterns, const Config& config,
+    const Tokenizer& tokenizer, int num_threads) {
+  ZERO_ASSIGN_OR_RETURN(auto samples,
+                        ReadSamples(patterns, tokenizer, num_threads));
+  if (tokenizer.eot_id() < config.model.vocab_size) return samples;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "model.vocab_size ", config.model.vocab_size, " has no room for token ",
+      tokenizer.eot_id(),
+      ", the end of text that a sample ends with; set it to at least ",
+      tokenizer.eot_id() + 1));
+}
+
+// Opens the data of `patterns`; `held_out` (null: nothing is) gets the last
+// part of it.
+absl::StatusOr<std::unique_ptr<TokenSource>> OpenPart(
+    const std::string& key, const std::vector<std::string>& patterns,
+    const Config& config, int num_threads, RunData* data,
+    std::unique_ptr<TokenSource>* held_out) {
+  const double fraction = config.data.validation_fraction;
+  const auto last = [&](int64_t size) -> int64_t {
+    if (held_out == nullptr) return 0;
+    return std::llround(static_cast<double>(size) * fraction);
+  };
+  ZERO_ASSIGN_OR_RETURN(const bool has_samples,
+                        HasSamples(patterns, config.data.format));
+  if (!has_samples) {
+    ZERO_ASSIGN_OR_RETURN(
+        auto source,
+        OpenChecked(patterns, config, data->tokenizer.get(), num_threads));
+    const int64_t kept = source->size() - last(source->size());
+    if (held_out == nullptr) return source;
+    *held_out = source->View(kept, source->size() - kept);
+    return source->View(0, kept);
+  }
+  ZERO_ASSIGN_OR_RETURN(
+      std::vector<Sample> samples,
+      ReadChecked(patterns, config, *data->tokenizer, num_threads));
+  const auto size = static_cast<int64_t>(samples.size());
+  const int64_t kept = size - last(size);
+  if (held_out != nullptr && (kept == size || kept == 0)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "data.validation_fraction ", fraction, " of ", size, " samples is ",
+        kept == 0 ? "all" : "none", " of them; change it, or give more"));
+  }
+  const std::string& path = patterns[0];
+  if (held_out != nullptr) {
+    const std::vector<Sample> tail(samples.begin() + kept, samples.end());
+    ZERO_ASSIGN_OR_RETURN(*held_out, Packed(tail, "data.validation_fraction",
+                                            path, config, data));
+    samples.resize(kept);
+  }
+  return Packed(samples, key, path, config, data);
 }
 
 absl::Status NoDocuments(const TokenSource& train, int32_t document_token) {
@@ -121,24 +221,20 @@ absl::StatusOr<RunData> OpenRunData(const Config& config, bool need_train,
   if (need_train || from.validation.empty()) {
     ZERO_ASSIGN_OR_RETURN(
         data.train,
-        OpenChecked(from.train, config, data.tokenizer.get(), num_threads));
+        OpenPart("data.train", from.train, config, num_threads, &data,
+                 from.validation_fraction > 0 ? &data.validation : nullptr));
   }
   if (!from.validation.empty()) {
     ZERO_ASSIGN_OR_RETURN(data.validation,
-                          OpenChecked(from.validation, config,
-                                      data.tokenizer.get(), num_threads));
-  } else if (from.validation_fraction > 0) {
-    const int64_t held_out = std::llround(
-        static_cast<double>(data.train->size()) * from.validation_fraction);
-    const int64_t kept = data.train->size() - held_out;
-    data.validation = data.train->View(kept, held_out);
-    data.train = data.train->View(0, kept);
+                          OpenPart("data.validation", from.validation, config,
+                                   num_threads, &data, nullptr));
   }
   if (!from.reset_attention_mask) return data;
   data.document_token = data.tokenizer != nullptr
                             ? data.tokenizer->eot_id()
                             : static_cast<int32_t>(from.eos_token_id);
-  if (need_train && !data.train->Contains(data.document_token)) {
+  if (need_train && data.train->rows() == nullptr &&
+      !data.train->Contains(data.document_token)) {
     return NoDocuments(*data.train, data.document_token);
   }
   return data;

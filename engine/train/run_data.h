@@ -22,6 +22,7 @@ struct RunData {
   std::unique_ptr<TokenSource> validation;  // null: there is none
   // Of the loaders: what data.reset_attention_mask cuts at.
   int32_t document_token = kNoDocumentToken;
+  std::vector<std::string> notes;  // on samples that were cut or left out
 };
 
 // Threads of the host that read data: on the CPU the device's own, else a core
@@ -29,9 +30,11 @@ struct RunData {
 int DataThreads(const Device& device);
 
 // Opens the files of `config.data`. With data.validation_fraction, validation
-// is the last part of train, and train ends before it. Text is tokenized, in
-// memory, each file a document.
-// Errors: those of TokenSource; a token id outside the vocabulary, with file
+// is the last part of train (of JSON lines the last lines), and train ends
+// before it. Text is tokenized, in memory, each file a document; JSON lines
+// are packed into rows of data.sequence_length (engine/data/samples.h).
+// Errors: those of TokenSource and ReadSamples; samples of which none fits; a
+//         token id outside the vocabulary, with file
 //         and offset; more text than is reasonable to tokenize at each start;
 //         documents that attention should tell apart where nothing stands
 //         between them.

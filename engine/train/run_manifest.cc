@@ -77,7 +77,8 @@ absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest) {
       absl::StrCat("the manifest has no usable progress.", wrong));
 }
 
-// Tells the training data apart from other data: its size and a sample of it.
+// Tells the training data apart from other data: its size and a sample of it,
+// of packed samples all of their targets.
 Json DescribeData(const TokenSource& tokens) {
   constexpr int64_t kWindows = 64, kWindow = 1024;
   const int64_t n = std::min(tokens.size(), kWindow);
@@ -85,10 +86,16 @@ Json DescribeData(const TokenSource& tokens) {
   for (int64_t i = 0; i < kWindows; ++i) {
     tokens.Read((tokens.size() - n) / (kWindows - 1) * i, n, &sample[i * n]);
   }
-  return {
-      {"tokens", tokens.size()},
-      {"sample_xxh3_128", HashOf({reinterpret_cast<const char*>(sample.data()),
-                                  sample.size() * sizeof(int32_t)})}};
+  const auto hash = [](const std::vector<int32_t>& ids) {
+    return HashOf({reinterpret_cast<const char*>(ids.data()),
+                   ids.size() * sizeof(int32_t)});
+  };
+  Json json = {{"tokens", tokens.size()}, {"sample_xxh3_128", hash(sample)}};
+  if (const PackedRows* const rows = tokens.rows()) {
+    json["samples"] = rows->num_samples;
+    json["targets_xxh3_128"] = hash(rows->targets);
+  }
+  return json;
 }
 
 // 52 random bits, which a double carries.

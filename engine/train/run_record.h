@@ -35,6 +35,7 @@ struct StepCommunication {
 struct StepRecord {
   StepOutput output = {.loss = kNotKnown};
   double lr = 0;
+  double num_targets = 0;  // that counted, of all ranks
   double seconds = 0;
   StepCommunication communication;
 };

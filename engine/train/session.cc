@@ -12,6 +12,7 @@
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
+#include "engine/nn/freeze.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
@@ -176,6 +177,16 @@ Workload TrainingWorkload(const Config& config) {
           .snapshot = config.training.saves() && config.training.async_save};
 }
 
+absl::StatusOr<std::unique_ptr<Model>> MakeRunModel(const Config& config,
+                                                    const ModelTools& tools,
+                                                    bool train) {
+  std::unique_ptr<Model> model = tools.make(config.model);
+  if (train) {
+    ZERO_RETURN_IF_ERROR(FreezeParameters(config.model.freeze, *model));
+  }
+  return model;
+}
+
 LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
   LocalRanksOptions options;
   options.local.timeout = absl::Seconds(config.communication.timeout_seconds);
@@ -251,7 +262,8 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   rehearsal.one_memory = rank.device->kind() == DeviceKind::kCpu;
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
-  const std::unique_ptr<Model> model = tools.make(config.model);
+  ZERO_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                        MakeRunModel(config, tools, workload.train));
   rehearsal.plan =
       MakeRunPlan(config, *model, rank.world(), rank.reduce->algorithm(),
                   rank.device->ops(), workload.segment_per_tensor);
@@ -312,7 +324,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
                         RehearseRun(rank, config, tools, workload));
   session->predicted_ = rehearsal.ledger;
   session->other_rank_peak_ = rehearsal.needed_bytes();
-  session->model_ = tools.make(config.model);
+  ZERO_ASSIGN_OR_RETURN(session->model_,
+                        MakeRunModel(config, tools, workload.train));
   const Plan& plan = rehearsal.plan;
   if (!plan.owners.even()) {
     Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,

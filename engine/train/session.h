@@ -157,6 +157,12 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
                                       const ModelTools& tools,
                                       const Workload& workload);
 
+// The config's model, to be trained with what model.freeze names frozen.
+// Errors: those of FreezeParameters.
+absl::StatusOr<std::unique_ptr<Model>> MakeRunModel(const Config& config,
+                                                    const ModelTools& tools,
+                                                    bool train);
+
 // How a config wants `world` ranks to be connected.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/config/keys.h"
+#include "engine/nn/freeze.h"
 #include "engine/train/generator.h"
 #include "engine/train/rank_notes.h"
 
@@ -44,10 +45,11 @@ std::string LrText(const Config& config, const LrScaling& scaling) {
       base, scaling.warmup_steps, scheduler);
 }
 
-std::string ComputeText(const TokenFlops& flops) {
+std::string ComputeText(const TokenFlops& flops, bool frozen) {
   return absl::StrFormat(
-      "%s FLOP per token (6 N + 12 L q s), causal %s (6 N + 6 L q s)",
-      HumanCount(flops.model), HumanCount(flops.causal));
+      "%s FLOP per token (6 N + 12 L q s), causal %s (6 N + 6 L q s)%s",
+      HumanCount(flops.model), HumanCount(flops.causal),
+      frozen ? "; of a frozen weight 4 instead of 6" : "");
 }
 
 // "AMD EPYC, avx512, 2 threads", "NVIDIA H200, sm_90, 132 SMs".
@@ -112,6 +114,25 @@ std::string ModelText(const Session& session) {
       model.vocab_size);
 }
 
+// "1,234 of 5,678 parameters, in 3 tensors"
+std::string FrozenText(const Model& model) {
+  int64_t tensors = 0;
+  for (const Parameter* parameter : model.AllParameters()) {
+    tensors += parameter->frozen ? 1 : 0;
+  }
+  std::string text = absl::StrFormat(
+      "%s of %s parameters, in %d tensor%s", WithCommas(NumFrozen(model)),
+      WithCommas(model.NumParameters()), tensors, tensors == 1 ? "" : "s");
+  for (const auto& unit : model.units()) {
+    for (const Parameter* tied : unit->borrowed()) {
+      if (!tied->frozen) continue;
+      absl::StrAppend(&text, "; ", tied->name, " is the ", unit->name(),
+                      "'s too");
+    }
+  }
+  return text;
+}
+
 std::string PrecisionText(const Config& config, int world) {
   return absl::StrFormat(
       "%s parameters and activations, %s gradients%s%s",
@@ -135,8 +156,21 @@ std::string RanksText(const Session& session) {
           : "; by " + Name(config, "communication.algorithm"));
 }
 
+// "120 samples of 4,567 tokens in 1 file(s), 2,345 of them targets; packed,
+// apart, into 20 sequences of 256 (89 % full)"
+std::string SamplesText(const PackedRows& rows) {
+  return absl::StrFormat(
+      "%s samples of %s tokens, %s of them targets; packed, apart, into %s "
+      "sequences of %d (%.0f %% full)",
+      WithCommas(rows.num_samples), WithCommas(rows.num_tokens),
+      WithCommas(rows.num_targets), WithCommas(rows.num_rows()), rows.length,
+      100.0 * static_cast<double>(rows.num_tokens) /
+          static_cast<double>(rows.tokens.size()));
+}
+
 std::string DataText(const RunData& data, const Sampler& sampler,
                      const DataConfig& config) {
+  if (data.train->rows() != nullptr) return SamplesText(*data.train->rows());
   return absl::StrFormat(
       "%s tokens in %d file(s), %s sequences of %d%s",
       WithCommas(data.train->size()), data.train->shards().size(),
@@ -201,7 +235,8 @@ void PrintNotes(const LoadedConfig& loaded, const Session& session,
                 const RunData& data, Console* console) {
   std::vector<std::string> notes = RankNotes(loaded, session.executor().plan());
   for (const std::vector<std::string>& more :
-       {DeviceNotes(loaded, *session.rank().device), loaded.notes}) {
+       {DeviceNotes(loaded, *session.rank().device), loaded.notes,
+        data.notes}) {
     notes.insert(notes.end(), more.begin(), more.end());
   }
   const int64_t context = SampleContext(session.config(), data);
@@ -235,6 +270,9 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
       {"device", DeviceText(*rank.device)},
       {"precision", PrecisionText(config, rank.world())},
       {"recompute", RecomputeName(config.recompute())}};
+  if (NumFrozen(session.model()) > 0) {
+    rows.push_back({"frozen", FrozenText(session.model())});
+  }
   if (const Offload offload = config.zero_optimization.offload();
       offload != Offload::kNone) {
     rows.push_back(
@@ -268,13 +306,14 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
   rows.push_back({"data", DataText(data, sampler, config.data)});
   if (num_eval_targets > 0) {
     rows.push_back({"validation",
-                    WithCommas(num_eval_targets) + " tokens per evaluation"});
+                    WithCommas(num_eval_targets) + " targets per evaluation"});
   }
   rows.insert(rows.end(),
               {{"steps", StepsText(report.total_steps(), sampler)},
                {"optimizer", OptimizerText(config)},
                {"learning rate", LrText(config, scaling)},
-               {"compute", ComputeText(report.flops_per_token())},
+               {"compute", ComputeText(report.flops_per_token(),
+                                       NumFrozen(session.model()) > 0)},
                {"mfu against", PeakText(rank.device->info(),
                                         config.param_dtype(), report.peak())},
                {"memory", MemoryRow(session)},

@@ -312,6 +312,7 @@ absl::StatusOr<StepRecord> Trainer::Await() {
   step_end_ = Clock::now();
   StepRecord taken{.output = *output,
                    .lr = launched_.front().lr,
+                   .num_targets = launched_.front().num_valid_targets,
                    .communication = launched_.front().communication};
   taken.output.loss = WithoutSignOfNan(output->loss);
   taken.output.grad_norm = WithoutSignOfNan(output->grad_norm);
@@ -469,9 +470,11 @@ absl::Status Trainer::Evaluate() {
       WithCommas(eval_loader_->num_targets()),
       HumanSeconds(Seconds(Clock::now() - start))));
   record_.last_eval_step = record_.step;
-  folder_->WriteMetrics({{"step", record_.step},
-                         {"validation_loss", record_.validation_loss},
-                         {"validation_tokens", eval_loader_->num_targets()}});
+  folder_->WriteMetrics(
+      {{"step", record_.step},
+       {"validation_loss", record_.validation_loss},
+       {"validation_perplexity", std::exp(record_.validation_loss)},
+       {"validation_tokens", eval_loader_->num_targets()}});
   return absl::OkStatus();
 }
 

@@ -3,11 +3,40 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
+namespace {
+
+// Parameters that FLOPs per token count: a row of a table that is only looked
+// up is not multiplied with anything.
+std::vector<const Parameter*> Multiplied(const Model& model) {
+  std::vector<const Parameter*> multiplied;
+  for (size_t u = 0; u < model.units().size(); ++u) {
+    const Unit& unit = *model.units()[u];
+    for (const auto& parameter : unit.parameters()) {
+      if (u > 0) multiplied.push_back(parameter.get());
+    }
+    for (const Parameter* tied : unit.borrowed()) multiplied.push_back(tied);
+  }
+  return multiplied;
+}
+
+}  // namespace
+
+TokenFlops WithoutFrozen(TokenFlops flops, const Model& model) {
+  for (const Parameter* parameter : Multiplied(model)) {
+    if (!parameter->frozen) continue;
+    const double saved =
+        2.0 * static_cast<double>(parameter->shape.num_elems());
+    flops.model -= saved;
+    flops.causal -= saved;
+  }
+  return flops;
+}
 
 bool Utilization::known() const { return !std::isnan(mfu); }
 

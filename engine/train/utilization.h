@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "engine/nn/module.h"
 #include "engine/train/metrics.h"
 
 namespace zero {
@@ -18,6 +19,11 @@ struct TokenFlops {
   double causal = 0;      // 6 N + 6 L q s: no token looks ahead
   double recomputed = 0;  // what backward computes again
 };
+
+// Those of a run that trains `model`: a frozen weight costs 4 operations per
+// element and token instead of 6, since it has no gradient. Backward goes
+// through frozen units all the same.
+TokenFlops WithoutFrozen(TokenFlops flops, const Model& model);
 
 // Shares of a peak rate; all 0 where the peak is not known, NaN where the run
 // is faster than the peak, which other work on the machine hid.

@@ -52,6 +52,9 @@ absl::Status Eval(EvalFlags flags) {
   ZERO_ASSIGN_OR_RETURN(
       const RunData data,
       OpenRunData(config, /*need_train=*/false, DataThreads(*device)));
+  for (const std::string& note : data.notes) {
+    absl::FPrintF(stderr, "zero: note: %s\n", note);
+  }
   if (data.tokenizer != nullptr) {
     NoteStrangeTokenizer(*data.tokenizer, config.model);
   }
@@ -107,7 +110,7 @@ Command AddEval(CLI::App& app) {
   RefuseRanksOption(app);
   RequireConfigOrModel(app, &flags->run);
   app.add_option("--data", flags->data,
-                 "text or token files instead of the config's")
+                 "text, token files or .jsonl instead of the config's")
       ->allow_extra_args(false);
   app.add_flag("--json", flags->json, "print loss, perplexity, tokens as JSON");
   return [flags] { return Eval(*flags); };

@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "engine/base/status.h"
+#include "engine/nn/freeze.h"
 #include "engine/train/console.h"
 #include "engine/train/rank_notes.h"
 #include "engine/train/session.h"
@@ -30,7 +31,7 @@ struct PlanFlags {
   bool no_step = false;
 };
 
-void PrintStates(const Plan& plan, int64_t num_parameters,
+void PrintStates(const Plan& plan, const Model& model,
                  const ExecutorOptions& options, Console* console) {
   const bool has_master = options.param_dtype != DType::kF32;
   const auto row = [&](const char* name, Placement placement, int64_t of,
@@ -48,9 +49,14 @@ void PrintStates(const Plan& plan, int64_t num_parameters,
                         on_host ? ", in the host's memory" : ""));
   };
   const bool updates = plan.UpdatesOnHost();
+  const int64_t num_frozen = NumFrozen(model);
+  const std::string frozen =
+      num_frozen == 0
+          ? ""
+          : absl::StrCat(", ", WithCommas(num_frozen), " of them frozen");
   console->Table(
-      absl::StrFormat("model states: %s parameters, %s elements with padding",
-                      WithCommas(num_parameters),
+      absl::StrFormat("model states: %s parameters%s, %s elements with padding",
+                      WithCommas(model.NumParameters()), frozen,
                       WithCommas(plan.padded_elems)),
       {row("parameters", plan.placement.parameters, plan.padded_elems,
            DTypeBytes(options.param_dtype), plan.FetchesParameters()),
@@ -317,7 +323,8 @@ absl::Status ShowPlan(PlanFlags flags) {
                         LoadRunConfig(flags.run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
   const ModelTools tools = MakeModelTools();
-  const std::unique_ptr<Model> model = tools.make(config.model);
+  ZERO_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
+                        MakeRunModel(config, tools, /*train=*/true));
   const ExecutorOptions options =
       MakeExecutorOptions(config, /*train=*/true, /*max_positions=*/0);
   const LocalRanksOptions ranks = MakeRanksOptions(config, flags.run.ranks);
@@ -342,7 +349,7 @@ absl::Status ShowPlan(PlanFlags flags) {
       : alike ? ""
               : " by parameter server",
       micro_steps));
-  PrintStates(plan, model->NumParameters(), options, &console);
+  PrintStates(plan, *model, options, &console);
   ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, device, alike, &console));
   PrintUnits(plan, &console);
   PrintBuckets("reduce buckets, as backward completes them", plan,

@@ -45,7 +45,9 @@ void PrintSummary(const RunSummary& summary, const Config& config,
   }
   if (!std::isnan(summary.validation_loss)) {
     rows.push_back(
-        {"validation loss", absl::StrFormat("%.4f", summary.validation_loss)});
+        {"validation loss",
+         absl::StrFormat("%.4f, perplexity %.2f", summary.validation_loss,
+                         std::exp(summary.validation_loss))});
   }
   const auto resident = static_cast<double>(PeakResidentBytes());
   std::string memory =

@@ -752,6 +752,41 @@ TEST(ContradictionTest, DocumentsWithoutATokenBetweenThem) {
   EXPECT_TRUE(LoadSmall({"data.reset_attention_mask=true"}).ok());
 }
 
+TEST(ContradictionTest, SamplesOfJsonLinesAreKeptApart) {
+  const auto loaded = LoadSmall({"data.train=a.jsonl"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_TRUE(loaded->config.data.reset_attention_mask);
+  EXPECT_EQ(loaded->origins.at("data.reset_attention_mask"),
+            "derived: samples of JSON lines are kept apart");
+  EXPECT_TRUE(LoadSmall({"data.train=b", "data.format=jsonl"})
+                  ->config.data.reset_attention_mask);
+  EXPECT_TRUE(LoadSmall({"data.validation=dir/*.jsonl"})
+                  ->config.data.reset_attention_mask);
+  EXPECT_FALSE(LoadSmall({"data.train=a.jsonl", "data.format=text"})
+                   ->config.data.reset_attention_mask);
+  EXPECT_EQ(
+      ErrorOfSmall({"data.train=a.jsonl", "data.reset_attention_mask=false"}),
+      "--set data.reset_attention_mask: false, but samples of JSON lines never "
+      "see each other; delete it");
+  EXPECT_EQ(ErrorOfSmall({"data.train=a.jsonl", "data.tokenizer=none",
+                          "model.vocab_size=300", "data.eos_token_id=0"}),
+            "--set data.tokenizer: \"none\", but JSON lines are text; want "
+            "\"bytes\" or the path of a tokenizer");
+}
+
+TEST(ValueTest, PatternsAreAStringOrAListOfThem) {
+  const auto freeze = [](const std::string& value) {
+    return LoadSmall({"model.freeze=" + value})->config.model.freeze;
+  };
+  EXPECT_THAT(freeze("block.[01].*"), testing::ElementsAre("block.[01].*"));
+  EXPECT_THAT(freeze(R"(["a*", "b"])"), testing::ElementsAre("a*", "b"));
+  EXPECT_EQ(ErrorOfSmall({"model.freeze=[]"}),
+            "--set model.freeze: an empty list, want a string or a list of "
+            "them");
+  EXPECT_EQ(ErrorOfSmall({"model.freeze=[7]"}),
+            "--set model.freeze: 7 in the list is not a string");
+}
+
 // ---- Schedules ------------------------------------------------------------
 
 TEST(ScheduleTest, ThePeakIsTheOptimizersRateUnlessGiven) {

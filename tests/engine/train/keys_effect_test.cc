@@ -72,6 +72,7 @@ std::vector<Line> Lines() {
       {"model.preset", R"(model={"preset": "gpt2-tiny"})"},
       {"model.from_pretrained",
        R"(model={"from_pretrained": "DIR/first/final"})"},
+      {"model.freeze", "model.freeze=embedding.*"},
       {"model.model_type", "model.model_type=qwen2", kLlama},
       {"model.vocab_size", "model.vocab_size=300"},
       {"model.tie_word_embeddings", "model.tie_word_embeddings=false"},
