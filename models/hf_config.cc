@@ -265,6 +265,7 @@ absl::StatusOr<ModelConfig> ReadHfConfig(const std::string& dir) {
   }
   const std::string final_dir = absl::StrCat(dir, "/final");
   if (!PathExists(dir + "/model.safetensors") &&
+      !PathExists(dir + "/model.safetensors.index.json") &&
       PathExists(final_dir + "/config.json")) {
     return absl::NotFoundError(
         absl::StrCat(dir,

@@ -9,12 +9,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
 #include "kernels/rounding.h"
 #include "kernels/sizes.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
@@ -109,7 +111,17 @@ absl::StatusOr<std::vector<const StoredTensor*>> FindTensors(
           : ""));
 }
 
-void CarryOver(const std::string& from, const std::string& to,
+constexpr char kOneFile[] = "model.safetensors";
+constexpr char kIndexFile[] = "model.safetensors.index.json";
+
+// The weights of a folder, of which a new one has its own.
+bool IsWeights(absl::string_view name) {
+  return name == kOneFile || name == kIndexFile ||
+         (absl::StartsWith(name, "model-") &&
+          absl::EndsWith(name, ".safetensors"));
+}
+
+void CarryOver(const std::string& from, const std::string& to, bool is_model,
                std::vector<std::string>* left);
 
 // One file, link or folder of CarryOver, durably.
@@ -119,7 +131,7 @@ absl::Status CarryOne(const std::string& source, const std::string& target,
   std::error_code error;
   if (fs::is_directory(fs::symlink_status(source, error))) {
     ZERO_RETURN_IF_ERROR(MakeFolders(target));
-    CarryOver(source, target, left);
+    CarryOver(source, target, /*is_model=*/false, left);
     return SyncFolder(target);
   }
   fs::create_hard_link(source, target, error);
@@ -133,8 +145,9 @@ absl::Status CarryOne(const std::string& source, const std::string& target,
 }
 
 // Puts what is in `from` and not yet in `to` there too; the files are shared
-// where the file system has hard links. What it can not take goes to `left`.
-void CarryOver(const std::string& from, const std::string& to,
+// where the file system has hard links. Of a model its weights stay behind.
+// What it can not take goes to `left`.
+void CarryOver(const std::string& from, const std::string& to, bool is_model,
                std::vector<std::string>* left) {
   const auto names = ListFolder(from);
   if (!names.ok()) left->push_back(std::string(names.status().message()));
@@ -142,6 +155,7 @@ void CarryOver(const std::string& from, const std::string& to,
   for (const std::string& name : *names) {
     const std::string source = from + "/" + name, target = to + "/" + name;
     if (PathExists(target) || IsStaleFile(name)) continue;
+    if (is_model && IsWeights(name)) continue;
     const absl::Status status = CarryOne(source, target, left);
     if (!status.ok()) left->push_back(std::string(status.message()));
   }
@@ -163,19 +177,95 @@ absl::Status MoveAway(const std::string& dir, std::vector<std::string>* notes) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PortableWriter>> PortableWriter::Create(
-    const std::string& dir, const Model& model, DType dtype) {
+    const std::string& dir, const Model& model, DType dtype,
+    int64_t max_shard_bytes) {
   std::unique_ptr<PortableWriter> writer(
       new PortableWriter(dir, model.PortableTensors(), dtype));
   ZERO_ASSIGN_OR_RETURN(writer->folder_, AtomicFolder::Create(dir));
-  std::vector<TensorSpec> specs;
-  for (const PortableTensor& tensor : writer->tensors_) {
-    specs.push_back({tensor.name, dtype, tensor.shape.dims()});
-  }
-  ZERO_ASSIGN_OR_RETURN(
-      writer->file_,
-      SafetensorsWriter::Create(
-          writer->folder_->temp_path() + "/model.safetensors", specs));
+  writer->PlanFiles(model, max_shard_bytes);
   return writer;
+}
+
+int64_t PortableWriter::TensorBytes(size_t tensor) const {
+  return tensors_[tensor].shape.num_elems() *
+         static_cast<int64_t>(DTypeBytes(dtype_));
+}
+
+void PortableWriter::PlanFiles(const Model& model, int64_t max_shard_bytes) {
+  std::map<const Parameter*, size_t> first;  // file
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const PortableTensor& tensor = tensors_[i];
+    const int64_t bytes = TensorBytes(i);
+    if (files_.empty() ||
+        files_.back()->missing_bytes + bytes > max_shard_bytes) {
+      files_.push_back(std::make_unique<File>());
+    }
+    File& file = *files_.back();
+    file.missing_bytes += bytes;
+    places_.push_back({files_.size() - 1, file.specs.size()});
+    file.specs.push_back({tensor.name, dtype_, tensor.shape.dims()});
+    first.try_emplace(tensor.parameter, files_.size() - 1);
+  }
+  for (size_t i = 0; i < files_.size(); ++i) {
+    files_[i]->name = files_.size() == 1
+                          ? kOneFile
+                          : absl::StrFormat("model-%05d-of-%05d.safetensors",
+                                            i + 1, files_.size());
+  }
+  groups_.resize(files_.size());
+  for (const Parameter* parameter : model.AllParameters()) {
+    groups_[first.at(parameter)].push_back(parameter);
+  }
+}
+
+void PortableWriter::WriteBytes(size_t tensor, int64_t offset, const char* data,
+                                int64_t bytes) {
+  const Place& place = places_[tensor];
+  File& file = *files_[place.file];
+  absl::Status status;
+  {
+    const std::lock_guard<std::mutex> lock(file.mutex);
+    if (file.status.ok()) {
+      file.status = WriteTo(file, place.number, offset, data, bytes);
+    }
+    status = file.status;
+  }
+  if (status.ok()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  status_.Update(status);
+}
+
+absl::Status PortableWriter::WriteTo(File& file, size_t tensor, int64_t offset,
+                                     const char* data, int64_t bytes) {
+  if (file.writer == nullptr) {
+    ZERO_ASSIGN_OR_RETURN(
+        file.writer,
+        SafetensorsWriter::Create(
+            absl::StrCat(folder_->temp_path(), "/", file.name), file.specs));
+  }
+  ZERO_RETURN_IF_ERROR(file.writer->Write(tensor, offset, data, bytes));
+  file.missing_bytes -= bytes;
+  if (file.missing_bytes > 0) return absl::OkStatus();
+  ZERO_RETURN_IF_ERROR(file.writer->Commit());
+  file.writer.reset();
+  return absl::OkStatus();
+}
+
+void PortableWriter::WriteTurned(size_t tensor, int64_t elems,
+                                 const std::function<void(char* bytes)>& fill) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int64_t all = tensors_[tensor].shape.num_elems();
+  Turned& turned = turned_.try_emplace(tensor, Turned{{}, all}).first->second;
+  turned.bytes.resize(TensorBytes(tensor));
+  lock.unlock();  // others fill other elements
+  fill(turned.bytes.data());
+  lock.lock();
+  turned.missing -= elems;
+  if (turned.missing > 0) return;
+  const std::vector<char> bytes = std::move(turned.bytes);
+  turned_.erase(tensor);
+  lock.unlock();
+  WriteBytes(tensor, 0, bytes.data(), TensorBytes(tensor));
 }
 
 void PortableWriter::Write(const Parameter& parameter, int64_t begin,
@@ -194,42 +284,54 @@ void PortableWriter::Write(const Parameter& parameter, int64_t begin,
       }
     }
   };
-  ForEachStored(
-      tensors_, parameter, begin, static_cast<int64_t>(values.size()),
-      [&](const StoredRun& run) {
-        if (!status_.ok()) return;
-        if (!tensors_[run.tensor].transpose) {
-          bytes.resize(run.elems * item);
-          round(run, bytes.data());
-          status_ = file_->Write(run.tensor, run.at * item, bytes.data(),
-                                 run.elems * item);
-          return;
-        }
-        const int64_t elems = tensors_[run.tensor].shape.num_elems();
-        Turned& turned =
-            turned_.try_emplace(run.tensor, Turned{{}, elems}).first->second;
-        turned.bytes.resize(elems * item);
-        round(run, &turned.bytes[run.at * item]);
-        turned.missing -= run.elems;
-        if (turned.missing > 0) return;
-        status_ =
-            file_->Write(run.tensor, 0, turned.bytes.data(), elems * item);
-        turned_.erase(run.tensor);
-      });
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!status_.ok()) return;
+  }
+  ForEachStored(tensors_, parameter, begin, static_cast<int64_t>(values.size()),
+                [&](const StoredRun& run) {
+                  if (tensors_[run.tensor].transpose) {
+                    return WriteTurned(run.tensor, run.elems, [&](char* all) {
+                      round(run, all + run.at * item);
+                    });
+                  }
+                  bytes.resize(run.elems * item);
+                  round(run, bytes.data());
+                  WriteBytes(run.tensor, run.at * item, bytes.data(),
+                             run.elems * item);
+                });
+}
+
+absl::Status PortableWriter::WriteIndex() {
+  if (files_.size() == 1) return absl::OkStatus();
+  nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}},
+                                  {"weight_map", nlohmann::json::object()}};
+  int64_t total = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    total += TensorBytes(i);
+    index["weight_map"][tensors_[i].name] = files_[places_[i].file]->name;
+  }
+  index["metadata"]["total_size"] = total;
+  return WriteFileAtomically(
+      absl::StrCat(folder_->temp_path(), "/", kIndexFile),
+      index.dump(2) + "\n");
 }
 
 absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
     const std::map<std::string, std::string>& files) {
   ZERO_RETURN_IF_ERROR(status_);
   ZERO_CHECK(turned_.empty()) << "a parameter was not given as a whole";
-  ZERO_RETURN_IF_ERROR(file_->Commit());
+  for (const auto& file : files_) {
+    ZERO_CHECK(file->missing_bytes == 0) << file->name << " is not complete";
+  }
+  ZERO_RETURN_IF_ERROR(WriteIndex());
   const std::string& temp_dir = folder_->temp_path();
   for (const auto& [name, contents] : files) {
     ZERO_RETURN_IF_ERROR(
         WriteFileAtomically(absl::StrCat(temp_dir, "/", name), contents));
   }
   std::vector<std::string> notes;
-  if (IsFolder(dir_)) CarryOver(dir_, temp_dir, &notes);
+  if (IsFolder(dir_)) CarryOver(dir_, temp_dir, /*is_model=*/true, &notes);
   if (!notes.empty()) ZERO_RETURN_IF_ERROR(MoveAway(dir_, &notes));
   ZERO_RETURN_IF_ERROR(folder_->Commit());
   return notes;

@@ -1,4 +1,5 @@
-// Models in Hugging Face's folder layout: config.json + model.safetensors.
+// Models in Hugging Face's folder layout: config.json + model.safetensors, or,
+// of large models, shards with model.safetensors.index.json.
 //
 // Our parameters are packed (q/k/v in one) and [out, in]; a model's
 // PortableTensors say how each is cut and turned. Sharded, resumable
@@ -10,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,20 +26,33 @@
 
 namespace zero {
 
-// Writes DIR/config.json, DIR/model.safetensors and what is given beside them,
-// such as a tokenizer. The folder appears all at once and takes the place of an
-// earlier one (base/atomic_folder.h); what else was in it goes along.
+// As transformers cuts: 5 GB.
+inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
+
+// Writes DIR/config.json, the weights and what is given beside them, such as a
+// tokenizer. Weights of more than `max_shard_bytes` are cut between tensors
+// into model-00001-of-00003.safetensors ... and an index. The folder appears
+// all at once and takes the place of an earlier one (base/atomic_folder.h);
+// what else was in it, other than weights, goes along.
 // Errors: as FileError, here and below; an earlier DIR is then as it was.
 class PortableWriter {
  public:
   // The tensors are written in `dtype`, rounded as parameters are. `model` must
   // outlive the writer.
   static absl::StatusOr<std::unique_ptr<PortableWriter>> Create(
-      const std::string& dir, const Model& model, DType dtype);
+      const std::string& dir, const Model& model, DType dtype,
+      int64_t max_shard_bytes = kMaxShardBytes);
+
+  // The model's parameters by the file in which they begin. Threads that take
+  // a group each write files at the same time, and each in order.
+  const std::vector<std::vector<const Parameter*>>& groups() const {
+    return groups_;
+  }
 
   // Takes elements of a parameter from `begin` on, in its own layout; all of
   // them come once, in any order. Those of a tensor that is turned in the file
   // are kept until it is complete. Errors are Commit's.
+  // Threads: may be called from many threads.
   void Write(const Parameter& parameter, int64_t begin,
              absl::Span<const float> values);
 
@@ -52,16 +67,43 @@ class PortableWriter {
                  DType dtype)
       : dir_(std::move(dir)), tensors_(std::move(tensors)), dtype_(dtype) {}
 
+  // Open from its first byte to its last, then durable.
+  struct File {
+    std::string name;
+    std::vector<TensorSpec> specs;
+    std::unique_ptr<SafetensorsWriter> writer;
+    int64_t missing_bytes = 0;
+    absl::Status status;  // the first error
+    std::mutex mutex;
+  };
+  struct Place {
+    size_t file = 0, number = 0;  // of a tensor in its file
+  };
+
+  int64_t TensorBytes(size_t tensor) const;
+  void PlanFiles(const Model& model, int64_t max_shard_bytes);
+  absl::Status WriteTo(File& file, size_t tensor, int64_t offset,
+                       const char* data, int64_t bytes);
+  void WriteBytes(size_t tensor, int64_t offset, const char* data,
+                  int64_t bytes);
+  // Elements of a tensor that is turned, written to `bytes` at run.at.
+  void WriteTurned(size_t tensor, int64_t elems,
+                   const std::function<void(char* bytes)>& fill);
+  absl::Status WriteIndex();
+
   const std::string dir_;
   const std::vector<PortableTensor> tensors_;
   const DType dtype_;
   std::unique_ptr<AtomicFolder> folder_;
-  std::unique_ptr<SafetensorsWriter> file_;
+  std::vector<std::unique_ptr<File>> files_;
+  std::vector<Place> places_;  // of tensors_
+  std::vector<std::vector<const Parameter*>> groups_;
   // Of tensors that are turned, by their number, while they are incomplete.
   struct Turned {
     std::vector<char> bytes;
     int64_t missing;  // elements
   };
+  std::mutex mutex_;  // of what follows
   std::map<size_t, Turned> turned_;
   absl::Status status_;  // the first error of Write
 };

@@ -256,6 +256,11 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
   return reader;
 }
 
+bool HoldsModel(const std::string& dir) {
+  return PathExists(dir + "/model.safetensors") ||
+         PathExists(absl::StrCat(dir, "/model", kIndexSuffix));
+}
+
 absl::Status SafetensorsReader::AddFile(const std::string& path) {
   ZERO_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
   if (file.size() < kPrefixBytes) {

@@ -68,6 +68,9 @@ class SafetensorsReader {
   std::vector<StoredTensor> tensors_;
 };
 
+// Whether a folder has model.safetensors or its index.
+bool HoldsModel(const std::string& dir);
+
 // Elements [begin, begin + n) of a float tensor, converted to fp32.
 // REQUIRES: IsFloat(tensor.dtype), the range inside the tensor.
 void ReadAsF32(const StoredTensor& tensor, int64_t begin, int64_t n,

@@ -205,8 +205,9 @@ struct TrainingConfig {
   int64_t eval_batches = 0;  // micro-batches per evaluation; 0: all
   int64_t sample_every = 0;  // steps; 0: at the end only
   SampleConfig sample;
-  bool save_final = true;    // write out_dir/final/
-  bool tensorboard = false;  // write out_dir/tensorboard/
+  bool save_final = true;                  // write out_dir/final/
+  int64_t max_shard_size = 5'000'000'000;  // bytes of a file of weights there
+  bool tensorboard = false;                // write out_dir/tensorboard/
   // Checkpoints, in out_dir/checkpoints/.
   int64_t save_every = 0;         // steps; 0: not by steps
   double save_every_minutes = 0;  // 0: not by time

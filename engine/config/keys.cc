@@ -438,6 +438,12 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(training.sample.seed), "Of the draw.", Range(0, kUnlimited),
           kNoText, kNoTokens, kGreedy, Derived("training.seed")),
       Key(KEY(training.save_final), "Write out_dir/final/ at the end."),
+      Key(KEY(training.max_shard_size),
+          "Most bytes of a file of weights in final/, as transformers' "
+          "max_shard_size: a larger model is written as shards with "
+          "model.safetensors.index.json.",
+          AtLeast(1),
+          Unread(IF(!c.training.save_final), "training.save_final is false")),
       Key(KEY(training.tensorboard),
           "Write event files for TensorBoard to out_dir/tensorboard/.",
           DeepSpeed("\"tensorboard\": {\"enabled\", \"output_path\", "

@@ -17,9 +17,12 @@
 #include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
 #include "kernels/check.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 int64_t MaxPositions(const Config& config, const Workload& workload) {
   const int64_t longest =
@@ -387,10 +390,19 @@ std::map<std::string, std::string> ModelFolderFiles(
           : tools.hf_config_json(model, dtype,
                                  tokenizer->DocumentStart().back(),
                                  tokenizer->eot_id());
-  if (model.from_pretrained.empty()) return files;
   constexpr char kGeneration[] = "generation_config.json";
   auto generation = ReadFile(model.from_pretrained + "/" + kGeneration);
-  if (generation.ok()) files[kGeneration] = *std::move(generation);
+  if (!model.from_pretrained.empty() && generation.ok()) {
+    files[kGeneration] = *std::move(generation);
+    return files;
+  }
+  // As transformers writes it: what config.json says.
+  const auto config = Json::parse(files["config.json"]);
+  Json defaults = {{"_from_model_config", true}};
+  for (const char* key : {"bos_token_id", "eos_token_id"}) {
+    if (!config[key].is_null()) defaults[key] = config[key];
+  }
+  files[kGeneration] = defaults.dump(2) + "\n";
   return files;
 }
 
@@ -402,7 +414,8 @@ absl::StatusOr<std::vector<std::string>> Session::Save(
   if (rank_->rank() > 0) {
     ZERO_RETURN_IF_ERROR(executor_->states().Read(nullptr));
   } else {
-    const auto writer = PortableWriter::Create(dir, *model_, dtype);
+    const auto writer = PortableWriter::Create(dir, *model_, dtype,
+                                               config_.training.max_shard_size);
     // Where there is none, the others still wait for this rank.
     ZERO_RETURN_IF_ERROR(
         executor_->states().Read([&](const Parameter& parameter, int64_t begin,

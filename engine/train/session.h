@@ -112,7 +112,8 @@ class Session {
 };
 
 // The files of such a folder beside the weights. What generation_config.json
-// says of a model that training starts from goes along.
+// says of a model that training starts from goes along; else there is one with
+// the tokens around a text.
 std::map<std::string, std::string> ModelFolderFiles(const ModelConfig& model,
                                                     DType dtype,
                                                     const ModelTools& tools,

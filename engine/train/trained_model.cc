@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
+#include "engine/checkpoint/safetensors.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
@@ -33,7 +34,7 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
   const std::string& out_dir = config.training.out_dir;
   const std::string& base = config.model.from_pretrained;
   const std::string dir = out_dir + "/final";
-  if (!PathExists(dir + "/model.safetensors")) {
+  if (!HoldsModel(dir)) {
     if (base.empty()) {
       return absl::NotFoundError(absl::StrCat(
           "there is no trained model: ", dir,

@@ -278,6 +278,30 @@ TEST_F(CheckpointCommandTest, ExportRoundsAsTheRunsParametersAre) {
   }
 }
 
+TEST_F(CheckpointCommandTest, ExportInShardsHasTheSameTensors) {
+  Save(dir_.File("a/checkpoints"), ConfigOf("llama-tiny", ""), 2, 1);
+  ASSERT_TRUE(
+      RunCommand({"export", Step("a", 2), dir_.File("one")}).status.ok());
+  const Output output = RunCommand(
+      {"export", Step("a", 2), dir_.File("many"), "--max-shard-size", "50KB"});
+  ASSERT_TRUE(output.status.ok()) << output.status;
+  EXPECT_THAT(output.text, HasSubstr(" shards"));
+  EXPECT_FALSE(PathExists(dir_.File("many/model.safetensors")));
+  const auto one = SafetensorsReader::Open(dir_.File("one"));
+  const auto many = SafetensorsReader::Open(dir_.File("many"));
+  ASSERT_TRUE(one.ok() && many.ok()) << many.status();
+  ASSERT_EQ((*one)->tensors().size(), (*many)->tensors().size());
+  for (const StoredTensor& tensor : (*one)->tensors()) {
+    const StoredTensor* const other = (*many)->Find(tensor.name);
+    ASSERT_NE(other, nullptr) << tensor.name;
+    ASSERT_EQ(tensor.num_bytes, other->num_bytes);
+    EXPECT_EQ(std::memcmp(tensor.data, other->data, tensor.num_bytes), 0);
+  }
+  EXPECT_EQ(dir_.Read("many/generation_config.json"),
+            "{\n  \"_from_model_config\": true,\n  \"bos_token_id\": 256,\n"
+            "  \"eos_token_id\": 256\n}\n");
+}
+
 // A damaged checkpoint leaves the folder that was there before.
 TEST_F(CheckpointCommandTest, ExportOfDamageWritesNothing) {
   const LoadedConfig config = ConfigOf("gpt2-tiny", "");

@@ -2,12 +2,15 @@
 #include "engine/checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -17,6 +20,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/optional.h"
+#include "engine/base/exceptions.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/checkpoint_json.h"
@@ -518,8 +522,57 @@ absl::Status CheckParameters(const CheckpointReader& reader,
   return absl::OkStatus();
 }
 
+// Gives the writer all of a parameter, as final/ has it: the parameter itself
+// where masters are rounded by chance.
+absl::Status ExportParameter(const CheckpointReader& reader,
+                             const Parameter& parameter, DType dtype,
+                             PortableWriter* writer) {
+  const char* const state =
+      reader.dtype("rounded", parameter.name) == dtype ? "rounded" : "weight";
+  StoredTensor stored;
+  stored.dtype = *reader.dtype(state, parameter.name);
+  const int64_t item = static_cast<int64_t>(DTypeBytes(stored.dtype));
+  const int64_t elems = parameter.shape.num_elems();
+  const int64_t chunk = kCheckpointBlockBytes / item;
+  std::vector<float> values;
+  std::string bytes;
+  for (int64_t begin = 0; begin < elems; begin += chunk) {
+    const int64_t n = std::min(chunk, elems - begin);
+    bytes.resize(n * item);
+    values.resize(n);
+    ZERO_RETURN_IF_ERROR(
+        reader.Read(state, parameter.name, begin, n, bytes.data()));
+    stored.num_elements = n;
+    stored.data = reinterpret_cast<const uint8_t*>(bytes.data());
+    ReadAsF32(stored, 0, n, values.data());
+    writer->Write(parameter, begin, values);
+  }
+  return absl::OkStatus();
+}
+
+// Calls work(i) for all of [0, size), with a thread per core at most. The first
+// error, by i.
+absl::Status InParallel(size_t size,
+                        const std::function<absl::Status(size_t)>& work) {
+  std::atomic<size_t> next{0};
+  std::vector<absl::Status> results(size);
+  const auto take = [&] {
+    for (size_t i; (i = next.fetch_add(1)) < size;) {
+      results[i] = CatchExceptions([&] { return work(i); });
+    }
+  };
+  std::vector<std::thread> helpers;
+  const size_t num_threads =
+      std::min<size_t>(size, std::thread::hardware_concurrency());
+  for (size_t i = 1; i < num_threads; ++i) helpers.emplace_back(take);
+  take();
+  for (std::thread& helper : helpers) helper.join();
+  for (const absl::Status& result : results) ZERO_RETURN_IF_ERROR(result);
+  return absl::OkStatus();
+}
+
 absl::Status Export(const std::string& path, const std::string& dir,
-                    const std::string& dtype_name) {
+                    const std::string& dtype_name, int64_t max_shard_bytes) {
   ZERO_ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(path));
   const Json& config = reader->manifest().config;
   ZERO_ASSIGN_OR_RETURN(const ModelConfig model_config, ModelOf(*reader));
@@ -531,41 +584,27 @@ absl::Status Export(const std::string& path, const std::string& dir,
   for (const DType one : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (dtype_name == DTypeName(one)) dtype = one;
   }
-  ZERO_ASSIGN_OR_RETURN(const auto writer,
-                        PortableWriter::Create(dir, *model, dtype));
-  std::vector<float> values;
-  std::string bytes;
-  for (const Parameter* parameter : model->AllParameters()) {
-    // As final/ has it: the parameter itself where masters are rounded by
-    // chance.
-    const char* const state = reader->dtype("rounded", parameter->name) == dtype
-                                  ? "rounded"
-                                  : "weight";
-    StoredTensor stored;
-    stored.dtype = *reader->dtype(state, parameter->name);
-    const int64_t item = static_cast<int64_t>(DTypeBytes(stored.dtype));
-    const int64_t elems = parameter->shape.num_elems();
-    const int64_t chunk = kCheckpointBlockBytes / item;
-    for (int64_t begin = 0; begin < elems; begin += chunk) {
-      const int64_t n = std::min(chunk, elems - begin);
-      bytes.resize(n * item);
-      values.resize(n);
+  ZERO_ASSIGN_OR_RETURN(
+      const auto writer,
+      PortableWriter::Create(dir, *model, dtype, max_shard_bytes));
+  const auto& groups = writer->groups();
+  ZERO_RETURN_IF_ERROR(InParallel(groups.size(), [&](size_t group) {
+    for (const Parameter* parameter : groups[group]) {
       ZERO_RETURN_IF_ERROR(
-          reader->Read(state, parameter->name, begin, n, bytes.data()));
-      stored.num_elements = n;
-      stored.data = reinterpret_cast<const uint8_t*>(bytes.data());
-      ReadAsF32(stored, 0, n, values.data());
-      writer->Write(*parameter, begin, values);
+          ExportParameter(*reader, *parameter, dtype, writer.get()));
     }
-  }
+    return absl::OkStatus();
+  }));
   ZERO_ASSIGN_OR_RETURN(
       const std::vector<std::string> notes,
       writer->Commit(ModelFolderFiles(model_config, dtype, MakeModelTools(),
                                       TokenizerOf(config).get())));
   for (const std::string& note : notes) absl::PrintF("note: %s\n", note);
-  absl::PrintF("written %s: step %d, %s parameters as %s\n", dir,
-               reader->manifest().step, WithCommas(model->NumParameters()),
-               DTypeName(dtype));
+  absl::PrintF(
+      "written %s: step %d, %s parameters as %s%s\n", dir,
+      reader->manifest().step, WithCommas(model->NumParameters()),
+      DTypeName(dtype),
+      groups.size() == 1 ? "" : absl::StrCat(" in ", groups.size(), " shards"));
   return absl::OkStatus();
 }
 
@@ -574,6 +613,7 @@ absl::Status Export(const std::string& path, const std::string& dir,
 Command AddCheckpoint(CLI::App& app) {
   struct Flags {
     std::string path, other, dtype;
+    int64_t max_shard_bytes = kMaxShardBytes;
     std::vector<std::string> paths;
     bool json = false;
     absl::Status (*run)(const Flags&) = nullptr;
@@ -613,7 +653,8 @@ Command AddCheckpoint(CLI::App& app) {
   diff->add_option("B", flags->other, "the same")->required();
   CLI::App* write = add("export", "Write the weights as a Hugging Face folder",
                         [](const Flags& flags) {
-                          return Export(flags.path, flags.other, flags.dtype);
+                          return Export(flags.path, flags.other, flags.dtype,
+                                        flags.max_shard_bytes);
                         });
   write->add_option("PATH", flags->path, kPath)->required();
   write->add_option("DIR", flags->other, "the folder to write")->required();
@@ -621,6 +662,13 @@ Command AddCheckpoint(CLI::App& app) {
       ->add_option("--dtype", flags->dtype,
                    "fp32, bf16 or fp16 (default: that of the run's parameters)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  write
+      ->add_option(
+          "--max-shard-size", flags->max_shard_bytes,
+          "most bytes of a file of weights, such as 5GB (the default); "
+          "a larger model is written as shards with an index")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::PositiveNumber);
   return [flags] { return flags->run(*flags); };
 }
 

@@ -8,14 +8,17 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "engine/base/atomic_folder.h"
 #include "engine/base/file.h"
 #include "engine/checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 #include "models/hf_config.h"
 #include "models/registry.h"
+#include "nlohmann/json.hpp"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
@@ -43,10 +46,10 @@ constexpr int64_t kPieceElems = 1000;
 
 absl::StatusOr<std::vector<std::string>> Save(
     const std::string& dir, const ModelConfig& config, const ByName& values,
-    DType dtype = DType::kF32,
-    const std::function<void()>& before_each = [] {}) {
+    DType dtype = DType::kF32, const std::function<void()>& before_each = [] {},
+    int64_t max_shard_bytes = kMaxShardBytes) {
   const auto model = MakeModel(config);
-  auto writer = PortableWriter::Create(dir, *model, dtype);
+  auto writer = PortableWriter::Create(dir, *model, dtype, max_shard_bytes);
   if (!writer.ok()) return writer.status();
   for (const Parameter* parameter : model->AllParameters()) {
     absl::Span<const float> all = values.at(parameter->name);
@@ -358,6 +361,106 @@ TEST(PortableTest, AKilledSaveLeavesTheEarlierFolder) {
     ASSERT_TRUE(RemoveStaleFiles(dir.path(), {"final"}).ok());
     EXPECT_EQ(dir.Count(), 1);
     EXPECT_EQ(*Load(dir.File("final"), config), values);
+  }
+}
+
+// ---- Shards -----------------------------------------------------------------
+
+TEST(PortableTest, ShardsAreNoLargerThanAskedAndLoadToTheBit) {
+  for (const ModelConfig& config : AllFamilies()) {
+    SCOPED_TRACE(Name(config));
+    TempDir dir;
+    const ByName values = RandomParameters(*MakeModel(config));
+    constexpr int64_t kMost = 20'000;
+    ASSERT_TRUE(Save(
+                    dir.File("m"), config, values, DType::kF32, [] {}, kMost)
+                    .ok());
+    EXPECT_FALSE(PathExists(dir.File("m/model.safetensors")));
+    const auto index =
+        nlohmann::json::parse(dir.Read("m/model.safetensors.index.json"));
+    std::map<std::string, int64_t> bytes;
+    int64_t total = 0;
+    for (const auto& [name, file] : index["weight_map"].items()) {
+      bytes[file] += 0;
+    }
+    const auto model = MakeModel(config);
+    for (const PortableTensor& tensor : model->PortableTensors()) {
+      const std::string file = index["weight_map"][tensor.name];
+      bytes[file] += tensor.shape.num_elems() * 4;
+      total += tensor.shape.num_elems() * 4;
+    }
+    EXPECT_EQ(index["metadata"]["total_size"], total);
+    EXPECT_GE(bytes.size(), 2u);
+    const std::string end =
+        absl::StrFormat("-of-%05d.safetensors", bytes.size());
+    for (const auto& [file, size] : bytes) {
+      EXPECT_GT(size, 0) << file;
+      EXPECT_LE(size, kMost) << file;
+      EXPECT_NE(file.find(end), std::string::npos) << file;
+    }
+    EXPECT_EQ(*Load(dir.File("m"), config), values);
+    EXPECT_EQ(dir.Count(), 1);
+  }
+}
+
+TEST(PortableTest, ATensorLargerThanAShardHasOneForItself) {
+  const ModelConfig config = TinyConfig(ModelFamily::kQwen2);
+  TempDir dir;
+  const auto model = MakeModel(config);
+  ASSERT_TRUE(Save(
+                  dir.File("m"), config, RandomParameters(*model), DType::kBF16,
+                  [] {}, 1)
+                  .ok());
+  const auto names = ListFolder(dir.File("m"));
+  EXPECT_EQ(names->size(), model->PortableTensors().size() + 2);
+}
+
+TEST(PortableTest, ShardsAndOneFileTakeEachOthersPlace) {
+  const ModelConfig config = TinyConfig(ModelFamily::kLlama);
+  TempDir dir;
+  ByName values = RandomParameters(*MakeModel(config));
+  const std::string folder = dir.File("m");
+  for (const int64_t most : {int64_t{20'000}, kMaxShardBytes, int64_t{9'000}}) {
+    values.begin()->second[0] += 1;
+    ASSERT_TRUE(Save(
+                    folder, config, values, DType::kF32, [] {}, most)
+                    .ok());
+    EXPECT_EQ(*Load(folder, config), values);
+    EXPECT_EQ(PathExists(folder + "/model.safetensors"),
+              most == kMaxShardBytes);
+  }
+}
+
+TEST(PortableTest, ThreadsWriteGroupsAtTheSameTime) {
+  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    const ModelConfig config = TinyConfig(family);
+    TempDir dir;
+    const auto model = MakeModel(config);
+    const ByName values = RandomParameters(*model);
+    auto writer =
+        PortableWriter::Create(dir.File("m"), *model, DType::kF32, 5'000);
+    ASSERT_TRUE(writer.ok());
+    std::vector<std::thread> threads;
+    size_t num_parameters = 0;
+    for (const auto& group : (*writer)->groups()) {
+      num_parameters += group.size();
+      threads.emplace_back([&] {
+        for (const Parameter* parameter : group) {
+          absl::Span<const float> all = values.at(parameter->name);
+          for (size_t at = 0; at < all.size(); at += 100) {
+            (*writer)->Write(*parameter, at, all.subspan(at, 100));
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_GE(threads.size(), 4u);
+    EXPECT_EQ(num_parameters, model->AllParameters().size());
+    ASSERT_TRUE((*writer)
+                    ->Commit({{"config.json",
+                               WriteHfConfig(config, DType::kF32, -1, -1)}})
+                    .ok());
+    EXPECT_EQ(*Load(dir.File("m"), config), values);
   }
 }
 

@@ -145,6 +145,7 @@ std::vector<Line> Lines() {
       {"training.sample.top_p", "training.sample.top_p=0.001"},
       {"training.sample.seed", "training.sample.seed=99"},
       {"training.save_final", "training.save_final=false"},
+      {"training.max_shard_size", "training.max_shard_size=10000"},
       {"training.tensorboard", "training.tensorboard=true"},
       {"training.save_every", "training.save_every=2"},
       {"training.save_every_minutes", "training.save_every_minutes=1e-9"},
