@@ -68,6 +68,46 @@ std::vector<std::string> ChangedKeys(const Json& was, const Json& is) {
   return kinds;
 }
 
+// The first parameter that only one of the two has, or has in another shape;
+// empty: none.
+std::string DifferentTensor(const CheckpointManifest& manifest,
+                            const Model& model) {
+  std::map<std::string, std::vector<int64_t>> missing = manifest.parameters;
+  for (const Parameter* parameter : model.AllParameters()) {
+    const std::vector<int64_t> shape = parameter->shape.dims();
+    const auto it = missing.find(parameter->name);
+    if (it == missing.end()) {
+      return absl::StrCat("it has no ", parameter->name);
+    }
+    if (it->second != shape) {
+      return absl::StrCat(parameter->name, " is ", Json(it->second).dump(),
+                          " there, ", Json(shape).dump(), " here");
+    }
+    missing.erase(it);
+  }
+  return missing.empty()
+             ? ""
+             : absl::StrCat("this one has no ", missing.begin()->first);
+}
+
+// How the training data differ: by the keys that choose them where those have
+// changed, and by their size.
+std::string OtherData(const Json& was, const Json& is, const Json& config_was,
+                      const Json& config_is) {
+  std::string text = "data.train had other tokens";
+  const Json before = was.is_object() ? was.value("tokens", Json()) : Json();
+  if (before.is_number_integer() && before != is["tokens"]) {
+    absl::StrAppend(&text, " (", before.get<int64_t>(), ", now ",
+                    is["tokens"].get<int64_t>(), ")");
+  }
+  for (const JsonDifference& one : Differences(config_was, config_is)) {
+    if (!absl::StartsWith(one.name, "data.")) continue;
+    absl::StrAppend(&text, ": ", one.name, " was ", one.a, ", now ", one.b);
+    break;
+  }
+  return text;
+}
+
 bool IsIn(const std::string& path, const std::string& folder) {
   std::error_code error;
   return std::filesystem::equivalent(FolderOf(path), folder, error);
@@ -149,7 +189,14 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
   }
   if (!finds()) {
     ZERO_ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(resume));
-    if (!present.empty() && !IsIn(resume, folder_)) return BesideAnother();
+    if (!IsIn(resume, folder_)) {
+      if (!present.empty()) return BesideAnother();
+    } else if (!absl::EndsWith("/" + reader->folder(),
+                               CheckpointFolder("", reader->manifest().step))) {
+      // In place its steps would be those of the run that went on without it.
+      return absl::FailedPreconditionError(absl::StrCat(
+          resume, " was set aside; go on from it in another training.out_dir"));
+    }
     return Choice{resume, std::move(reader)};
   }
   if (resume == "auto" && present.empty()) return Choice();
@@ -290,39 +337,30 @@ absl::Status Resumption::Rename(const std::string& path,
 
 absl::Status Resumption::CheckMatches(
     const CheckpointManifest& manifest) const {
-  std::map<std::string, std::vector<int64_t>> missing = manifest.parameters;
-  for (const Parameter* parameter : session_->model().AllParameters()) {
-    const std::vector<int64_t> shape = parameter->shape.dims();
-    const auto it = missing.find(parameter->name);
-    if (it == missing.end()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("of another model: it has no ", parameter->name));
-    }
-    if (it->second != shape) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "of another model: ", parameter->name, " is ",
-          Json(it->second).dump(), " there, ", Json(shape).dump(), " here"));
-    }
-    missing.erase(it);
-  }
-  if (!missing.empty()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "of another model: this one has no ", missing.begin()->first));
-  }
   const Config& config = session_->config();
+  const Json now = Json::parse(PrintResolvedJson(config));
+  std::vector<std::string> differences = ChangedKeys(manifest.config, now);
+  const std::string tensors = DifferentTensor(manifest, session_->model());
+  if (!tensors.empty()) {
+    // What the user changed says more than a tensor.
+    for (const std::string& difference : differences) {
+      if (absl::StartsWith(difference, "model.")) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("of another model: ", difference, "; set it back"));
+      }
+    }
+    return absl::FailedPreconditionError("of another model: " + tensors);
+  }
   if (manifest.samples != manifest.step * config.train_batch_size) {
     return absl::FailedPreconditionError(
         absl::StrCat("of another run: train_batch_size was ",
                      manifest.samples / std::max<int64_t>(manifest.step, 1),
                      ", now ", config.train_batch_size, "; set it back"));
   }
-  std::vector<std::string> differences =
-      ChangedKeys(manifest.config, Json::parse(PrintResolvedJson(config)));
   const Json data = DescribeData(*data_->train);
   const Json was = manifest.progress.value("data", Json());
   if (was != data) {
-    differences.push_back(absl::StrCat("data.train had other tokens (",
-                                       was.dump(), ", now ", data.dump(), ")"));
+    differences.push_back(OtherData(was, data, manifest.config, now));
   }
   if (training().resume_changed) {
     for (const std::string& difference : differences) {

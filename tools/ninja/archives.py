@@ -21,11 +21,11 @@ ARCHIVES = {
                 "kernels/cuda/workspace.cc", "kernels_cuda"),
     "optim": ("optim/*.cc", None),
     # All that the tests of threads need, which are built once more under tsan.
-    "engine_core": ("engine/autograd/*.cc engine/base/*.cc engine/comm/*.cc "
+    "engine_core": ("engine/autograd/*.cc engine/base/*.cc "
+                    "engine/checkpoint/*.cc engine/comm/*.cc "
                     "engine/config/*.cc engine/nn/*.cc engine/tensor/*.cc "
                     "engine/zero/*.cc", "engine_nccl"),
-    "engine": ("engine/checkpoint/*.cc engine/data/*.cc engine/train/*.cc",
-               "engine_core"),
+    "engine": ("engine/data/*.cc engine/train/*.cc", "engine_core"),
     "models": ("models/*.cc models/*/*.cc", None),
     # Tests link the same program with emulated GPUs.
     "cli": ("tools/cli/*.cc", "cli_page"),

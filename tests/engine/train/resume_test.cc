@@ -404,6 +404,9 @@ TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   EXPECT_THAT(*ListFolder(dir_.File("run/checkpoints")),
               testing::ElementsAre("latest", "step-00000009", "step-00000012",
                                    "step-00000012.abandoned"));
+  EXPECT_THAT(
+      ErrorOf(job, dir_.File("run/checkpoints/step-00000012.abandoned")),
+      testing::HasSubstr("was set aside; go on from it in another"));
 }
 
 // ---- What does not go on ----------------------------------------------------
@@ -417,7 +420,9 @@ TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
   EXPECT_THAT(ErrorOf({.overrides = {"optimizer.params.lr=0.5"}}, "auto"),
               HasSubstr("optimizer.params.lr was 0.003, now 0.5"));
   EXPECT_THAT(ErrorOf({.overrides = {"model.n_embd=64"}}, "auto"),
-              HasSubstr("of another model: "));
+              HasSubstr("of another model: model.n_embd was 32, now 64"));
+  EXPECT_THAT(ErrorOf({.overrides = {"data.validation_fraction=0.4"}}, "auto"),
+              HasSubstr("data.validation_fraction was "));
   EXPECT_THAT(ErrorOf({.overrides = {"bf16.enabled=true"}}, "auto"),
               HasSubstr("bf16.enabled was"));
   EXPECT_THAT(ErrorOf({}, dir_.File("nothing")), HasSubstr("nothing"));
