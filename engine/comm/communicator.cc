@@ -144,6 +144,8 @@ std::string Signature(const Collective& collective) {
   }
   if (collective.algorithm == BulkAlgorithm::kRing) {
     absl::StrAppend(&text, " by ring");
+  } else if (collective.algorithm == BulkAlgorithm::kHierarchical) {
+    absl::StrAppend(&text, " by hosts");
   }
   return absl::StrCat(text, " ", Sizes(collective.segments));
 }
@@ -160,7 +162,7 @@ int64_t Communicator::StagingBytes(DType dtype, int64_t elems) const {
     const auto item = static_cast<int64_t>(DTypeBytes(dtype));
     return SumDType(dtype) == dtype ? elems / world_ * item : elems * item;
   }
-  if (algorithm_ == BulkAlgorithm::kDirect || world_ < 3) return 0;
+  if (algorithm_ != BulkAlgorithm::kRing || world_ < 3) return 0;
   return 2 * (elems / world_) *
          static_cast<int64_t>(DTypeBytes(SumDType(dtype)));
 }

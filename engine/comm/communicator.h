@@ -52,6 +52,9 @@ const char* CollectiveKindName(CollectiveKind kind);
 enum class BulkAlgorithm {
   kDirect,  // a rank reads all the others: sums in rank order
   kRing,    // a rank reads its neighbour, world - 1 times (ring.h)
+  // Reduce-scatter sums within each host, rounds that to the dtype, and sums
+  // the hosts' sums, both in rank order; all else is direct.
+  kHierarchical,
   kNative,  // the backend's own: fp32 in its order, 16 bits in rank order
 };
 

@@ -1,5 +1,6 @@
 #include "engine/comm/exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -8,15 +9,8 @@
 namespace zero {
 namespace {
 
-// What every rank sends of a piece, in rank order.
-std::vector<PeerMemory::Source> SentByAll(const PeerMemory& peers,
-                                          int64_t piece, const Window& window) {
-  std::vector<PeerMemory::Source> sources;
-  for (int rank = 0; rank < peers.world(); ++rank) {
-    sources.push_back(peers.Sent(rank, piece, window));
-  }
-  return sources;
-}
+// Of the sums of hosts that are summed at once: they stay in the cache.
+constexpr int64_t kHostSumBytes = int64_t{256} << 10;
 
 // Element `index` of what this rank receives in a segment.
 char* Received(const PeerMemory& peers, size_t segment, int64_t index) {
@@ -39,18 +33,20 @@ void AllGather(PeerMemory& peers, const Window& window) {
 
 void ReduceScatter(PeerMemory& peers, const Window& window) {
   const Collective& own = peers.own();
-  const auto src = SentByAll(peers, peers.rank(), window);
   const Vector dst{Received(peers, window.segment, window.begin), own.dtype,
                    window.elems};
-  if (peers.world() == 1 && src[0].data == dst.data) return;
-  peers.Sum(src, own.dtype, dst, own.accumulate);
+  if (peers.world() == 1 &&
+      peers.Sent(0, /*piece=*/0, window).data == dst.data) {
+    return;
+  }
+  peers.SumOfAll(peers.rank(), window, dst, own.accumulate);
 }
 
 void Reduce(PeerMemory& peers, const Window& window) {
   if (peers.rank() != peers.own().root) return;
-  peers.Sum(SentByAll(peers, 0, window), peers.own().dtype,
-            {Received(peers, window.segment, window.begin), peers.own().dtype,
-             window.elems});
+  peers.SumOfAll(/*piece=*/0, window,
+                 {Received(peers, window.segment, window.begin),
+                  peers.own().dtype, window.elems});
 }
 
 void Broadcast(PeerMemory& peers, const Window& window) {
@@ -88,7 +84,10 @@ PeerMemory::Source PeerMemory::Sent(int rank, size_t segment,
 
 PeerMemory::Source PeerMemory::Sent(int rank, int64_t piece,
                                     const Window& window) const {
-  if (all_[rank] == nullptr) return {rank, received_(rank, piece, window)};
+  if (all_[rank] == nullptr) {
+    const Block block = received_(rank, piece, window);
+    return {rank, block.data, block.ranks};
+  }
   const int64_t elems = PieceElems(of(rank), window.segment, world());
   return Sent(rank, window.segment, piece * elems + window.begin);
 }
@@ -114,6 +113,57 @@ void PeerMemory::Sum(absl::Span<const Source> src, DType dtype,
   stream_.device().ops().SumRanks(stream_, {parts, dtype, dst, accumulate});
 }
 
+void PeerMemory::SumOfAll(int64_t piece, const Window& window,
+                          const Vector& dst, bool accumulate) {
+  std::vector<Source> sources;
+  for (int rank = 0; rank < world(); rank += sources.back().ranks) {
+    sources.push_back(Sent(rank, piece, window));
+  }
+  if (own().algorithm == BulkAlgorithm::kHierarchical) {
+    SumByHosts(sources, dst, accumulate);
+  } else {
+    Sum(sources, own().dtype, dst, accumulate);
+  }
+}
+
+// Piece by piece, as each host's sum needs memory.
+void PeerMemory::SumByHosts(absl::Span<const Source> sources, const Vector& dst,
+                            bool accumulate) {
+  const DType dtype = own().dtype;
+  const auto item = static_cast<int64_t>(DTypeBytes(dtype));
+  const int num_hosts = hosts_.back() - hosts_.front() + 1;
+  const int64_t most =
+      std::max(kHostSumBytes / (num_hosts * item), int64_t{64});
+  std::vector<char> sums(num_hosts * std::min(most, dst.size) * item);
+  for (int64_t begin = 0; begin < dst.size; begin += most) {
+    const int64_t elems = std::min(most, dst.size - begin);
+    const auto from = [&](Source source) {
+      source.data = static_cast<const char*>(source.data) + begin * item;
+      return source;
+    };
+    std::vector<Source> of_hosts;
+    for (size_t i = 0; i < sources.size();) {
+      const int host = hosts_[sources[i].rank];
+      std::vector<Source> of_ranks;
+      for (; i < sources.size() && hosts_[sources[i].rank] == host; ++i) {
+        of_ranks.push_back(from(sources[i]));
+      }
+      if (of_ranks.size() == 1) {
+        of_hosts.push_back(of_ranks[0]);
+        continue;
+      }
+      char* const sum = &sums[of_hosts.size() * elems * item];
+      Sum(of_ranks, dtype, {sum, dtype, elems});
+      of_hosts.push_back({rank_, sum});  // counted already
+    }
+    Sum(of_hosts, dtype,
+        {static_cast<char*>(dst.data) +
+             begin * static_cast<int64_t>(DTypeBytes(dst.dtype)),
+         dst.dtype, elems},
+        accumulate);
+  }
+}
+
 void DoShare(PeerMemory& peers, absl::Span<const Window> windows) {
   for (const Window& window : windows) {
     switch (peers.own().kind) {
@@ -136,8 +186,9 @@ void DoShare(PeerMemory& peers, absl::Span<const Window> windows) {
 }
 
 int64_t Exchange(Stream& stream, int rank,
-                 absl::Span<const Collective* const> all, const MeetFn& meet) {
-  PeerMemory peers(stream, rank, all);
+                 absl::Span<const Collective* const> all,
+                 absl::Span<const int> hosts, const MeetFn& meet) {
+  PeerMemory peers(stream, rank, all, hosts);
   const Collective& own = peers.own();
   if (own.algorithm == BulkAlgorithm::kRing && peers.world() > 1) {
     own.kind == CollectiveKind::kAllGather ? RingAllGather(peers, meet)

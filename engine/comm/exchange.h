@@ -40,19 +40,27 @@ class PeerMemory {
   struct Source {
     int rank;
     const void* data;
+    int ranks = 1;  // it is the sum of so many, from `rank` on
   };
   // Where this process has received what a rank of another one sends: of piece
   // `piece` (0 where a root has or gets all) the elements of a window.
+  // How many ranks, from `rank` on, it is the sum of: 1, or all of a host.
+  struct Block {
+    const void* data;
+    int ranks = 1;
+  };
   using ReceivedFn =
-      std::function<const void*(int rank, int64_t piece, const Window& window)>;
+      std::function<Block(int rank, int64_t piece, const Window& window)>;
 
   // `all`: what each rank issued; they fit together. Null: a rank of another
   // process, see `received`. `rank` reads, on `stream`.
+  // `hosts`: of each rank its host, ascending, for kHierarchical.
   PeerMemory(Stream& stream, int rank, absl::Span<const Collective* const> all,
-             ReceivedFn received = nullptr)
+             absl::Span<const int> hosts, ReceivedFn received = nullptr)
       : stream_(stream),
         rank_(rank),
         all_(all),
+        hosts_(hosts),
         received_(std::move(received)) {}
 
   int rank() const { return rank_; }
@@ -70,18 +78,26 @@ class PeerMemory {
   // dst = the sum of `src` in this order; with `accumulate` dst += it.
   void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,
            bool accumulate = false);
+  // The same of what all ranks send of a piece, in the order of the
+  // collective's algorithm.
+  void SumOfAll(int64_t piece, const Window& window, const Vector& dst,
+                bool accumulate = false);
 
   // Bytes read from other ranks so far.
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
+  // A sum counts as all that is in it.
   void Count(Source src, int64_t bytes) {
-    if (src.rank != rank_) read_bytes_ += bytes;
+    if (src.rank != rank_) read_bytes_ += src.ranks * bytes;
   }
+  void SumByHosts(absl::Span<const Source> sources, const Vector& dst,
+                  bool accumulate);
 
   Stream& stream_;
   const int rank_;
   const absl::Span<const Collective* const> all_;
+  const absl::Span<const int> hosts_;
   const ReceivedFn received_;
   int64_t read_bytes_ = 0;
 };
@@ -97,7 +113,8 @@ void DoShare(PeerMemory& peers, absl::Span<const Window> windows);
 // nothing blocks the host. Returns the bytes that it has read from other ranks'
 // memory.
 int64_t Exchange(Stream& stream, int rank,
-                 absl::Span<const Collective* const> all, const MeetFn& meet);
+                 absl::Span<const Collective* const> all,
+                 absl::Span<const int> hosts, const MeetFn& meet);
 
 }  // namespace zero
 

@@ -61,7 +61,9 @@ struct LocalGroup::Channel {
   int num_here = 0;
   std::vector<End> ends;                // by place
   std::vector<const Collective*> open;  // by place, what the ranks are in
-  std::vector<char> staging[2];         // see Rounds; they take turns
+  std::vector<int> hosts;               // theirs, for kHierarchical
+  // See Rounds; two take turns.
+  std::vector<char> staging[2], outgoing[2];
   int num_arrived = 0;
   int num_working = 0;
   int num_meeting = 0;
@@ -141,13 +143,17 @@ LocalGroup::LocalGroup(int world, LocalOptions options)
     : world_(world),
       timeout_(options.timeout),
       algorithm_(options.algorithm),
+      ranks_per_host_(options.ranks_per_host > 0 ? options.ranks_per_host
+                                                 : world),
       others_(std::move(options.others)) {
   const int processes =
       others_.network == nullptr ? 1 : others_.network->num_processes();
   ZERO_CHECK(world % processes == 0)
       << "local: " << world << " ranks on " << processes << " processes";
-  ZERO_CHECK(processes == 1 || algorithm_ == BulkAlgorithm::kDirect)
-      << "local: between processes the algorithm is direct";
+  ZERO_CHECK(processes == 1 || algorithm_ != BulkAlgorithm::kRing)
+      << "local: a ring has one process";
+  ZERO_CHECK(world % ranks_per_host_ == 0)
+      << "local: " << world << " ranks on hosts of " << ranks_per_host_;
   ZERO_CHECK_GE(world, 1) << "local: world";
   ZERO_CHECK(timeout_ > absl::ZeroDuration())
       << "local: timeout " << absl::FormatDuration(timeout_);
@@ -180,6 +186,11 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
     for (End& end : slot->ends) end.progress.channel = name;
     slot->open.resize(members.size());
     slot->num_here = static_cast<int>(members.size());
+    if (algorithm_ == BulkAlgorithm::kHierarchical) {
+      for (const int member : members) {
+        slot->hosts.push_back(member / ranks_per_host_);
+      }
+    }
     if (const Network* network = others_.network.get(); network != nullptr) {
       for (const int member : members) {
         slot->processes.push_back(network->ProcessOf(member, world_));
@@ -240,9 +251,10 @@ void LocalGroup::Perform(Channel& channel, int place,
   int64_t read_bytes = 0;
   try {
     for (const auto& other : others) stream.Wait(*other->arrived);
-    read_bytes = channel.processes.empty()
-                     ? Exchange(stream, place, channel.open, meet)
-                     : Cross(channel, place, stream);
+    read_bytes =
+        channel.processes.empty()
+            ? Exchange(stream, place, channel.open, channel.hosts, meet)
+            : Cross(channel, place, stream);
     if (marks != nullptr) stream.Record(*marks->done);
   } catch (const std::exception& error) {
     Break(channel, place, error.what());
@@ -358,8 +370,18 @@ class LocalGroup::Crossing {
     if (static_cast<int64_t>(staging.size()) < rounds_.staging_bytes()) {
       staging.resize(rounds_.staging_bytes());
     }
-    data_ = network().Begin(
-        channel_.name, rounds_.Messages(round, channel_.open, staging.data()));
+    std::vector<PeerMessages> messages =
+        rounds_.Messages(round, channel_.open, staging.data(),
+                         channel_.outgoing[round % 2].data());
+    int64_t bytes = 0;
+    for (const PeerMessages& peer : messages) {
+      for (const MemoryRun& run : peer.send) bytes += run.bytes;
+    }
+    {
+      Lock lock(group_.mutex_);
+      group_.sent_bytes_ += bytes;
+    }
+    data_ = network().Begin(channel_.name, std::move(messages));
   }
 
   // False: the group has failed.
@@ -393,15 +415,21 @@ class LocalGroup::Crossing {
 
 int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
   const Collective& own = *channel.open[place];
-  const Rounds rounds(own, channel.processes, others_.network->process());
+  const Rounds rounds(own, channel.processes, others_.network->process(),
+                      channel.hosts);
   int round = 0;
-  PeerMemory peers(stream, place, channel.open,
+  PeerMemory peers(stream, place, channel.open, channel.hosts,
                    [&](int rank, int64_t piece, const Window& window) {
                      return rounds.Received(round,
                                             *channel.open[rounds.leader()],
                                             channel.staging[round % 2].data(),
                                             rank, piece, window);
                    });
+  const bool sums = rounds.outgoing_bytes() > 0;
+  if (sums) {
+    SumForOthers(channel, place, peers, stream, rounds, 0);
+    if (!Meet(channel, place)) return peers.read_bytes();
+  }
   std::unique_ptr<Crossing> crossing;
   if (place == rounds.leader()) {
     crossing = std::make_unique<Crossing>(*this, channel, rounds);
@@ -409,6 +437,8 @@ int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
   }
   // Also where there is nothing to move all processes come here.
   do {
+    // While the round is under way.
+    if (sums) SumForOthers(channel, place, peers, stream, rounds, round + 1);
     const bool arrived = crossing == nullptr || crossing->Await();
     if (!Meet(channel, place) || !arrived) break;
     if (round >= rounds.size()) break;
@@ -417,6 +447,30 @@ int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
     DoShare(peers, rounds.windows(round));
   } while (++round < rounds.size());
   return peers.read_bytes();
+}
+
+void LocalGroup::SumForOthers(Channel& channel, int place, PeerMemory& peers,
+                              Stream& stream, const Rounds& rounds, int round) {
+  std::vector<char>& outgoing = channel.outgoing[round % 2];
+  {
+    // The first to come here makes room, before anybody writes.
+    Lock lock(mutex_);
+    if (static_cast<int64_t>(outgoing.size()) < rounds.outgoing_bytes()) {
+      outgoing.resize(rounds.outgoing_bytes());
+    }
+  }
+  const DType dtype = peers.own().dtype;
+  rounds.ForEachSum(
+      round, place, outgoing.data(),
+      [&](int begin, int end, int64_t piece, const Window& window, char* to) {
+        std::vector<const void*> parts;
+        for (int rank = begin; rank < end; ++rank) {
+          parts.push_back(peers.Sent(rank, piece, window).data);
+        }
+        if (window.elems == 0) return;
+        stream.device().ops().SumRanks(
+            stream, {parts, dtype, {to, dtype, window.elems}, false});
+      });
 }
 
 bool LocalGroup::AwaitNetwork(Channel& channel, int place,
@@ -500,6 +554,11 @@ void LocalGroup::Abort(int rank, const absl::Status& status) {
   Fail(absl::Status(status.code(),
                     absl::StrCat(name(), ": rank ", rank,
                                  " aborted the run: ", status.message())));
+}
+
+int64_t LocalGroup::sent_bytes() const {
+  Lock lock(mutex_);
+  return sent_bytes_;
 }
 
 absl::Status LocalGroup::status() const {

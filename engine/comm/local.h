@@ -43,6 +43,9 @@
 
 namespace zero {
 
+class PeerMemory;
+class Rounds;
+
 // The ranks of other processes.
 struct OtherProcesses {
   std::shared_ptr<Network> network;
@@ -58,8 +61,11 @@ struct LocalOptions {
   // the longest time that one rank computes while another waits for it.
   absl::Duration timeout = absl::Minutes(5);
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
+  // kHierarchical, on the CPU: ranks r to r + ranks_per_host - 1 are one host,
+  // which divides the world. 0: all are.
+  int ranks_per_host = 0;
   // Without a network all ranks are threads of this process. With one the
-  // algorithm is kDirect and the ranks are on the CPU.
+  // algorithm is not kRing and the ranks are on the CPU.
   OtherProcesses others;
 };
 
@@ -92,6 +98,8 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void Abort(int rank, const absl::Status& status);
   // Likewise, for what was heard of other processes, word by word.
   void Fail(const absl::Status& status);
+  // Bytes of data that this process has begun to send to others.
+  int64_t sent_bytes() const;
   // Where the ranks of this process are.
   RanksProgress progress() const;
   // OK, or why it failed.
@@ -135,6 +143,9 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   // A rank's share in a collective with ranks of other processes.
   class Crossing;
   int64_t Cross(Channel& channel, int place, Stream& stream);
+  // This rank's part of the sums that its process sends in a round.
+  void SumForOthers(Channel& channel, int place, PeerMemory& peers,
+                    Stream& stream, const Rounds& rounds, int round);
   // Waits for messages; false: the group has failed.
   bool AwaitNetwork(Channel& channel, int place, Network::Exchange& exchange);
   // Another process is in another collective. Returns false.
@@ -160,11 +171,13 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   const int world_;
   const absl::Duration timeout_;
   const BulkAlgorithm algorithm_;
+  const int ranks_per_host_;
   const OtherProcesses others_;
 
   mutable std::mutex mutex_;  // guards all below and what is in it
   absl::Status failure_;
   std::vector<int> missing_;
+  int64_t sent_bytes_ = 0;
   std::map<std::string, std::unique_ptr<Channel>> channels_;
 };
 

@@ -107,6 +107,7 @@ class MpiTransport final : public Transport {
     rank->sharers = rank->host_sharers = here * ranks_here_;
     rank->context_sharers = ranks_here_;
     rank->missing = [group = group_] { return group->missing(); };
+    rank->sent_bytes = [group = group_] { return group->sent_bytes(); };
     rank->kind = Kind();
     // Looks how much memory is free before anybody takes some.
     rank->device->memory();

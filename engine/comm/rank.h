@@ -59,6 +59,9 @@ struct Rank {
   // nobody can be.
   std::function<std::vector<int>()> missing = nullptr;
 
+  // Bytes that this rank's process has sent to others. Null: there are none.
+  std::function<int64_t()> sent_bytes = nullptr;
+
   int rank() const { return scalar->rank(); }
   int world() const { return scalar->world(); }
   int shards() const { return gather->world(); }  // ranks of a group

@@ -19,10 +19,10 @@ void Add(const void* data, int64_t bytes, std::vector<MemoryRun>* runs) {
 }
 
 // Elements of each piece that a round moves.
-int64_t ElemsOf(CollectiveKind kind, int64_t bytes, int64_t item, int world,
-                int most_here) {
+int64_t ElemsOf(CollectiveKind kind, int64_t bytes, int64_t item,
+                int64_t senders, int most_here) {
   int64_t copies = 1;  // of a piece, that one process receives
-  if (kind != CollectiveKind::kBroadcast) copies = world;
+  if (kind != CollectiveKind::kBroadcast) copies = senders;
   if (kind == CollectiveKind::kReduceScatter) copies *= most_here;
   return std::max(bytes / item / copies, Rounds::kLeastElems);
 }
@@ -30,7 +30,7 @@ int64_t ElemsOf(CollectiveKind kind, int64_t bytes, int64_t item, int world,
 }  // namespace
 
 Rounds::Rounds(const Collective& collective, absl::Span<const int> processes,
-               int process, int64_t bytes)
+               int process, absl::Span<const int> hosts, int64_t bytes)
     : kind_(collective.kind),
       dtype_(collective.dtype),
       root_(collective.root),
@@ -46,8 +46,14 @@ Rounds::Rounds(const Collective& collective, absl::Span<const int> processes,
     most_here = std::max(most_here, static_cast<int>(end - it));
     it = end;
   }
+  AddSenders(collective.algorithm == BulkAlgorithm::kHierarchical &&
+                     kind_ == CollectiveKind::kReduceScatter
+                 ? hosts
+                 : absl::Span<const int>());
   const int world = static_cast<int>(processes_.size());
-  const int64_t most = ElemsOf(kind_, bytes, ItemBytes(), world, most_here);
+  const int64_t most =
+      ElemsOf(kind_, bytes, ItemBytes(), static_cast<int64_t>(senders_.size()),
+              most_here);
   int64_t room = 0;
   for (const Window& whole : WholePieces(collective, world)) {
     piece_elems_.push_back(whole.elems);
@@ -64,6 +70,33 @@ Rounds::Rounds(const Collective& collective, absl::Span<const int> processes,
   }
 }
 
+// `hosts` is empty where every rank sends.
+void Rounds::AddSenders(absl::Span<const int> hosts) {
+  const int world = static_cast<int>(processes_.size());
+  const auto end_of = [world](const auto& of, int place) {
+    int end = place;
+    while (end < world && of[end] == of[place]) ++end;
+    return end;
+  };
+  for (int begin = 0; begin < world;) {
+    const int end = end_of(processes_, begin);
+    // All ranks of its hosts are of this process.
+    const bool sums = !hosts.empty() &&
+                      (begin == 0 || hosts[begin - 1] != hosts[begin]) &&
+                      (end == world || hosts[end] != hosts[end - 1]);
+    if (begin == first_) own_begin_ = static_cast<int>(senders_.size());
+    while (begin < end) {
+      const int next = sums ? end_of(hosts, begin) : begin + 1;
+      sender_.resize(next, static_cast<int>(senders_.size()));
+      senders_.push_back({begin, next});
+      begin = next;
+    }
+    if (end == first_ + num_here_) {
+      own_end_ = static_cast<int>(senders_.size());
+    }
+  }
+}
+
 int64_t Rounds::ItemBytes() const {
   return static_cast<int64_t>(DTypeBytes(dtype_));
 }
@@ -75,7 +108,8 @@ int64_t Rounds::RoundElems(int round) const {
 
 int64_t Rounds::staging_bytes() const {
   if (windows_.empty()) return 0;
-  const int64_t others = static_cast<int64_t>(processes_.size()) - num_here_;
+  const int64_t others =
+      static_cast<int64_t>(senders_.size()) - (own_end_ - own_begin_);
   const int64_t block = others * RoundElems(0) * ItemBytes();
   if (kind_ == CollectiveKind::kReduceScatter) return block * num_here_;
   return kind_ == CollectiveKind::kReduce && IsHere(root_) ? block : 0;
@@ -93,15 +127,48 @@ char* Rounds::Landing(const Collective& leader, int rank,
 
 // Where the block of a sender for the rank that has `piece` begins.
 int64_t Rounds::StagedElem(int round, int rank, int64_t piece) const {
-  int64_t block = rank < first_ ? rank : rank - num_here_;
+  int64_t block = sender_[rank];
+  if (block >= own_end_) block -= own_end_ - own_begin_;
   if (kind_ == CollectiveKind::kReduceScatter) {
     block = block * num_here_ + piece - first_;
   }
   return block * RoundElems(round);
 }
 
+int64_t Rounds::outgoing_bytes() const {
+  const int64_t own = own_end_ - own_begin_;
+  if (windows_.empty() || own == num_here_) return 0;
+  return own * static_cast<int64_t>(processes_.size()) * RoundElems(0) *
+         ItemBytes();
+}
+
+// Where a sender's sum of a piece begins.
+char* Rounds::Outgoing(int round, int sender, int64_t piece,
+                       char* outgoing) const {
+  const int64_t world = static_cast<int64_t>(processes_.size());
+  return outgoing + ((sender - own_begin_) * world + piece) *
+                        RoundElems(round) * ItemBytes();
+}
+
+// The places share the pieces out.
+void Rounds::ForEachSum(int round, int place, char* outgoing,
+                        const VisitSumFn& visit) const {
+  if (round >= size() || outgoing_bytes() == 0) return;
+  for (int piece = 0; piece < static_cast<int>(processes_.size()); ++piece) {
+    if (IsHere(piece) || piece % num_here_ != place - first_) continue;
+    for (int sender = own_begin_; sender < own_end_; ++sender) {
+      for (const Window& window : windows_[round]) {
+        visit(senders_[sender].begin, senders_[sender].end, piece, window,
+              Outgoing(round, sender, piece, outgoing) +
+                  window.before * ItemBytes());
+      }
+    }
+  }
+}
+
 std::vector<PeerMessages> Rounds::Messages(
-    int round, absl::Span<const Collective* const> all, char* staging) const {
+    int round, absl::Span<const Collective* const> all, char* staging,
+    char* outgoing) const {
   const Collective& leader = *all[first_];
   const auto sent = [&](int place, int64_t piece, const Window& window,
                         std::vector<MemoryRun>* runs) {
@@ -139,15 +206,21 @@ std::vector<PeerMessages> Rounds::Messages(
         }
         break;
       case CollectiveKind::kReduceScatter:
-        for (int place = first_; place < first_ + num_here_; ++place) {
+        for (int sender = own_begin_; sender < own_end_; ++sender) {
           for (int piece = begin; piece < end; ++piece) {
+            if (outgoing_bytes() > 0) {
+              Add(Outgoing(round, sender, piece, outgoing), round_bytes,
+                  &peer.send);
+              continue;
+            }
             for (const Window& window : windows_[round]) {
-              sent(place, piece, window, &peer.send);
+              sent(senders_[sender].begin, piece, window, &peer.send);
             }
           }
         }
         Add(staging + StagedElem(round, begin, first_) * ItemBytes(),
-            (end - begin) * num_here_ * round_bytes, &peer.receive);
+            (sender_[end - 1] + 1 - sender_[begin]) * num_here_ * round_bytes,
+            &peer.receive);
         break;
       case CollectiveKind::kReduce:
         for (int place = first_; root_there && place < first_ + num_here_;
@@ -177,15 +250,17 @@ std::vector<PeerMessages> Rounds::Messages(
   return messages;
 }
 
-const void* Rounds::Received(int round, const Collective& leader,
-                             const char* staging, int rank, int64_t piece,
-                             const Window& window) const {
+PeerMemory::Block Rounds::Received(int round, const Collective& leader,
+                                   const char* staging, int rank, int64_t piece,
+                                   const Window& window) const {
   if (kind_ == CollectiveKind::kAllGather ||
       kind_ == CollectiveKind::kBroadcast) {
-    return Landing(leader, rank, window);
+    return {Landing(leader, rank, window)};
   }
-  return staging +
-         (StagedElem(round, rank, piece) + window.before) * ItemBytes();
+  const Sender& sender = senders_[sender_[rank]];
+  return {
+      staging + (StagedElem(round, rank, piece) + window.before) * ItemBytes(),
+      sender.end - sender.begin};
 }
 
 }  // namespace zero

@@ -7,10 +7,14 @@
 // staging memory, one block for each sender and each rank here, so that the
 // sum runs over all ranks in rank order, rounded once: the bits are those of
 // threads of one process, however ranks are split into processes.
+// A sender is a rank; of a hierarchical sum it is a host where a process has
+// all ranks of its hosts: it sends their sums, and a host's ranks send once
+// what they would send each.
 #ifndef ZERO_ENGINE_COMM_ROUNDS_H_
 #define ZERO_ENGINE_COMM_ROUNDS_H_
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -28,8 +32,9 @@ class Rounds {
   static constexpr int64_t kLeastElems = 16;
 
   // `processes`: of each place on the channel, ascending. `process`: this one.
+  // `hosts`: of each place, ascending, for kHierarchical.
   Rounds(const Collective& collective, absl::Span<const int> processes,
-         int process, int64_t bytes = kBytes);
+         int process, absl::Span<const int> hosts = {}, int64_t bytes = kBytes);
 
   // None: there is nothing to move.
   int size() const { return static_cast<int>(windows_.size()); }
@@ -39,30 +44,50 @@ class Rounds {
 
   // Memory for what is summed, of a round.
   int64_t staging_bytes() const;
+  // Memory for this process's own sums of a round; 0: its ranks send
+  // themselves.
+  int64_t outgoing_bytes() const;
+  // Calls visit(begin, end, piece, window, to) for each sum that `place`, one
+  // of this process, has to make before Messages: of what the places [begin,
+  // end) send, to `to` in `outgoing`.
+  using VisitSumFn = std::function<void(int begin, int end, int64_t piece,
+                                        const Window& window, char* to)>;
+  void ForEachSum(int round, int place, char* outgoing,
+                  const VisitSumFn& visit) const;
   // What this process sends and receives. `all`: what each rank issued, null
   // for those of other processes.
   std::vector<PeerMessages> Messages(int round,
                                      absl::Span<const Collective* const> all,
-                                     char* staging) const;
+                                     char* staging, char* outgoing) const;
   // Where it is then: see PeerMemory::ReceivedFn. `leader`: what that issued.
-  const void* Received(int round, const Collective& leader, const char* staging,
-                       int rank, int64_t piece, const Window& window) const;
+  PeerMemory::Block Received(int round, const Collective& leader,
+                             const char* staging, int rank, int64_t piece,
+                             const Window& window) const;
 
  private:
+  // Who sends one block of a sum: the places [begin, end).
+  struct Sender {
+    int begin = 0, end = 0;
+  };
   bool IsHere(int place) const {
     return place >= first_ && place < first_ + num_here_;
   }
+  void AddSenders(absl::Span<const int> hosts);
   int64_t ItemBytes() const;
   int64_t RoundElems(int round) const;
   char* Landing(const Collective& leader, int rank, const Window& window) const;
   int64_t StagedElem(int round, int rank, int64_t piece) const;
+  char* Outgoing(int round, int sender, int64_t piece, char* outgoing) const;
 
   const CollectiveKind kind_;
   const DType dtype_;
   const int root_;
   const std::vector<int> processes_;
-  int first_ = 0;     // place of this process
-  int num_here_ = 0;  // places of this process
+  int first_ = 0;                    // place of this process
+  int num_here_ = 0;                 // places of this process
+  std::vector<Sender> senders_;      // of all processes, in order
+  std::vector<int> sender_;          // by place
+  int own_begin_ = 0, own_end_ = 0;  // this process's of senders_
   std::vector<std::vector<Window>> windows_;
   std::vector<int64_t> piece_elems_;  // by segment
 };

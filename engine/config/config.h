@@ -137,6 +137,7 @@ enum class CommunicationAlgorithm {
   kDirect,           // every rank reads all the others
   kRing,             // every rank reads its neighbour
   kParameterServer,  // rank 0 gathers, updates and broadcasts
+  kHierarchical,     // gradients are summed within each host first
 };
 
 // What connects the ranks.
@@ -150,6 +151,8 @@ enum class CommunicationBackend {
 struct CommunicationConfig {
   // Changes the order of sums.
   CommunicationAlgorithm algorithm = CommunicationAlgorithm::kDirect;
+  // For kHierarchical, and likewise; 0: the launcher's.
+  int64_t ranks_per_host = 0;
   CommunicationBackend backend = CommunicationBackend::kAuto;
   // Changes when a run fails.
   double timeout_seconds = 300;

@@ -26,7 +26,7 @@ Names NamesOf(TokenFormat) {
   return {std::begin(kTokenFormatNames), std::end(kTokenFormatNames)};
 }
 Names NamesOf(CommunicationAlgorithm) {
-  return {"direct", "ring", "parameter_server"};
+  return {"direct", "ring", "parameter_server", "hierarchical"};
 }
 Names NamesOf(OffloadDevice) { return {"none", "cpu"}; }
 Names NamesOf(VocabularyParts) { return {"auto", "on", "off"}; }
@@ -834,8 +834,18 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(communication.algorithm),
           "direct: a rank reads all the others at once; ring: its neighbour, "
           "step by step; parameter_server: rank 0 sums all gradients, updates "
-          "and broadcasts (stage 0). Equal bits within each, not between them.",
+          "and broadcasts (stage 0); hierarchical: gradients are summed within "
+          "each host, and a host sends its sum once, for fewer bytes between "
+          "hosts. Equal bits within each, not between them.",
           BetweenRanks),
+      Key(KEY(communication.ranks_per_host),
+          "How many consecutive ranks are summed as one host's; 0: those that "
+          "the launcher started on each, without one all. The bits depend on "
+          "it, and on no other way in which ranks are placed.",
+          BetweenRanks, Range(0, 1 << 20),
+          Unread(IF(c.communication.algorithm !=
+                    CommunicationAlgorithm::kHierarchical),
+                 "communication.algorithm is not hierarchical")),
       Key(KEY(communication.backend),
           "local: ranks are threads of one process and read each other's "
           "memory; mpi: also those of other processes, which mpirun or srun "

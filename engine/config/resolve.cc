@@ -317,6 +317,7 @@ class Resolver : public ModelResolver {
               " and shards it; want stage 0, or direct or ring");
     }
     Backend();
+    Hosts();
     Offload();
     const std::string path = "zero_optimization.mics_shard_size";
     const int64_t size = config_.zero_optimization.mics_shard_size;
@@ -385,6 +386,11 @@ class Resolver : public ModelResolver {
               " is \"ring\"; want direct, or backend local");
     }
     if (config_.communication.backend != CommunicationBackend::kNccl) return;
+    if (config_.communication.algorithm ==
+        CommunicationAlgorithm::kHierarchical) {
+      Problem(backend, "\"nccl\" knows the hosts itself, but ", Cite(algorithm),
+              " is \"hierarchical\"; want direct");
+    }
     if (config_.communication.algorithm == CommunicationAlgorithm::kRing) {
       Problem(backend, "\"nccl\" chooses its rings and trees itself, but ",
               Cite(algorithm), " is \"ring\"; want direct, or backend local");
@@ -399,6 +405,16 @@ class Resolver : public ModelResolver {
               DTypeName(config_.communication_data_type),
               "; want fp32, or backend local");
     }
+  }
+
+  void Hosts() {
+    const std::string path = "communication.ranks_per_host";
+    const int64_t ranks = config_.communication.ranks_per_host;
+    if (ranks == 0 || options_.world == 1 || options_.world % ranks == 0) {
+      return;
+    }
+    Problem(path, ranks, " does not divide the ", options_.world,
+            " ranks; want as many on each host");
   }
 
   // ---- Optimizer and schedule ---------------------------------------------

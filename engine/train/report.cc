@@ -285,6 +285,9 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
     line["exposed_seconds"] = 1e-3 * summary.waited.total();
     line["waited_ms"] = PerChannel(summary.waited);
   }
+  if (rank().sent_bytes != nullptr) {
+    line["process_sent_bytes"] = rank().sent_bytes();
+  }
   return ToLine(line);
 }
 

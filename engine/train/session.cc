@@ -195,6 +195,11 @@ LocalRanksOptions MakeRanksOptions(const Config& config, int world) {
   options.local.timeout = absl::Seconds(config.communication.timeout_seconds);
   if (config.communication.algorithm == CommunicationAlgorithm::kRing) {
     options.local.algorithm = BulkAlgorithm::kRing;
+  } else if (config.communication.algorithm ==
+             CommunicationAlgorithm::kHierarchical) {
+    options.local.algorithm = BulkAlgorithm::kHierarchical;
+    options.local.ranks_per_host =
+        static_cast<int>(config.communication.ranks_per_host);
   }
   options.shards = static_cast<int>(config.zero_optimization.shards(world));
   return options;

@@ -63,6 +63,19 @@ class ProcessesTest(RunsTest):
                     self.assertEqual(text.count("parameters_hash"), 1)
                     self.assertIn("connected by Open MPI", text)
 
+    def test_hierarchical_sums_depend_on_the_hosts_alone(self):
+        sets = ("zero_optimization.stage=2", "bf16.enabled=true",
+                "communication.algorithm=hierarchical",
+                "communication.ranks_per_host=2")
+        self.end(self.start(self.arguments("threads", 4, sets)))
+        for number in (2, 4):
+            self.end(self.processes(number, 4 // number, "split", *sets))
+            self.assertEqual(self.hash_of("split"), self.hash_of("threads"))
+        # mpirun says that all four are of one host.
+        self.end(self.processes(2, 2, "one", *sets[:3]))
+        self.assertNotEqual(self.hash_of("one"), self.hash_of("threads"))
+        self.assertGreater(self.summary("one")["process_sent_bytes"], 0)
+
     def test_a_run_is_saved_by_some_processes_and_goes_on_in_others(self):
         sets = ("training.steps=40", "zero_optimization.stage=3")
         self.end(self.start(self.arguments("whole", 4, sets)))

@@ -346,6 +346,8 @@ absl::Status ShowPlan(PlanFlags flags) {
                             plan.shard.size),
       config.communication.algorithm == CommunicationAlgorithm::kRing
           ? " by ring"
+      : config.communication.algorithm == CommunicationAlgorithm::kHierarchical
+          ? " by hosts"
       : alike ? ""
               : " by parameter server",
       micro_steps));

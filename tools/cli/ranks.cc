@@ -58,6 +58,24 @@ absl::Status CheckNccl(const RunOptions& options) {
   return CheckRanksOfGpus(options.launch->local_world, NumCudaDevices());
 }
 
+bool IsHierarchical(const Config& config) {
+  return config.communication.algorithm ==
+         CommunicationAlgorithm::kHierarchical;
+}
+
+// The ranks of a host, for sums within it, where the config leaves them to the
+// launcher.
+absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
+  if (!options.launch.has_value()) return options.ranks;
+  const int ranks = options.launch->local_world * options.ranks_here;
+  if (ranks > 0 && options.ranks % ranks == 0) return ranks;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "communication.ranks_per_host: of the ", options.ranks,
+      " ranks the launcher started ", ranks,
+      " on this host, and other numbers on others; name a number that divides "
+      "them all"));
+}
+
 // Memory that one rank takes while collectives of others spin on their GPUs
 // could wait for these, and they for it.
 absl::Status CheckThreads(const RunOptions& options, const Config& config) {
@@ -159,6 +177,11 @@ bool WantsNccl(const RunOptions& options, const Config& config) {
 
 absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
                                                    const Config& config) {
+  if (IsHierarchical(config) && options.ranks > 1 && options.device == "cuda") {
+    return absl::InvalidArgumentError(
+        "communication.algorithm: \"hierarchical\" sums on the CPU, but "
+        "--device is cuda; want \"direct\": NCCL knows the hosts itself");
+  }
   if (options.launch.has_value()) return ChooseLaunched(options, config);
   constexpr CommunicationBackend kLocal = CommunicationBackend::kLocal;
   constexpr CommunicationBackend kNccl = CommunicationBackend::kNccl;
@@ -243,7 +266,14 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
   const auto open = [&](int rank) {
     return OpenDevice(options, rank, config.device.cuda);
   };
-  if (options.launch.has_value()) placed.must_match = MustMatch(config);
+  if (IsHierarchical(config) && placed.local.ranks_per_host == 0) {
+    ZERO_ASSIGN_OR_RETURN(placed.local.ranks_per_host, RanksPerHost(options));
+  }
+  if (options.launch.has_value()) {
+    placed.must_match = MustMatch(config);
+    placed.must_match.push_back(
+        absl::StrCat("ranks of a host: ", placed.local.ranks_per_host));
+  }
   if (backend == CommunicationBackend::kMpi) {
     return RunMpiProcess(*options.launch, options.ranks_here, placed, open,
                          body);

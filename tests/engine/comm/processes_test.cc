@@ -4,6 +4,7 @@
 #include <barrier>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "engine/comm/channel.h"
 #include "engine/comm/local.h"
 #include "engine/comm/mpi_ranks.h"
@@ -29,12 +31,17 @@ using ::testing::HasSubstr;
 // `world` ranks in as many processes, which can ask each other.
 Groups MakeProcesses(int world, int num_processes,
                      absl::Duration timeout = absl::Minutes(5),
-                     std::shared_ptr<FakeWire> wire = nullptr) {
+                     std::shared_ptr<FakeWire> wire = nullptr,
+                     int ranks_per_host = 0) {
   if (wire == nullptr) wire = std::make_shared<FakeWire>();
   auto all = std::make_shared<std::vector<std::weak_ptr<LocalGroup>>>();
   Groups groups;
   for (int process = 0; process < num_processes; ++process) {
     LocalOptions options{.timeout = timeout};
+    if (ranks_per_host > 0) {
+      options.algorithm = BulkAlgorithm::kHierarchical;
+      options.ranks_per_host = ranks_per_host;
+    }
     if (num_processes > 1) {
       options.others.network =
           std::make_shared<FakeNetwork>(wire, process, num_processes);
@@ -192,6 +199,77 @@ TEST(ProcessesTest, EverySplitHasTheBitsOfOneProcess) {
   }
 }
 
+TEST(ProcessesTest, HierarchicalSumsDependOnTheHostsAndOnNoProcess) {
+  const struct {
+    int world, shards, ranks_per_host;
+    std::vector<int> processes;
+  } kCases[] = {{4, 4, 2, {2, 4}},    {4, 2, 2, {2, 4}}, {6, 6, 3, {2, 3, 6}},
+                {6, 6, 2, {2, 3, 6}}, {6, 3, 2, {2, 3}}, {6, 2, 3, {2, 3}},
+                {4, 4, 1, {2}},       {4, 4, 4, {2, 4}}};
+  for (const auto& [world, shards, ranks_per_host, splits] : kCases) {
+    constexpr int kCount = 8;
+    const auto run = [&, world = world, shards = shards,
+                      hosts = ranks_per_host](int processes) {
+      return RunRandomly(
+          MakeProcesses(world, processes, absl::Minutes(5), nullptr, hosts),
+          shards, kCount);
+    };
+    const auto expected = run(1);
+    for (const int processes : splits) {
+      const auto received = run(processes);
+      for (int rank = 0; rank < world; ++rank) {
+        EXPECT_TRUE(received[rank] == expected[rank])
+            << world << " ranks in groups of " << shards << ", "
+            << ranks_per_host << " a host, " << processes << " processes: rank "
+            << rank;
+      }
+    }
+  }
+}
+
+// More elements than a host sums at once, in several rounds.
+TEST(ProcessesTest, AHostSendsItsSumRoundedAndOnce) {
+  constexpr int64_t kPiece = 100'003;
+  const auto value = [](int rank, int64_t i) {
+    return static_cast<double>((rank * 7919 + i * 31) % 1009) / 64 - 7;
+  };
+  std::map<int, int64_t> sent;  // by ranks of a host
+  for (const int ranks_per_host : {1, 4}) {
+    const Groups groups =
+        MakeProcesses(8, 2, absl::Minutes(5), nullptr, ranks_per_host);
+    const absl::Status status =
+        RunOnGroups(groups, StreamRole::kReduce, [&](auto& rank) {
+          const auto full =
+              Values::Of(DType::kBF16, 8 * kPiece,
+                         [&](int64_t i) { return value(rank.rank, i); });
+          Values send = full, piece(DType::kBF16, kPiece);
+          rank.comm->ReduceScatter(*rank.stream, "sum", DType::kBF16, false,
+                                   {{send.data(), piece.data(), 8 * kPiece}});
+          rank.stream->Synchronize();
+          for (int64_t i = 0; i < kPiece; ++i) {
+            float all = 0;
+            for (int host = 0; host < 8 / ranks_per_host; ++host) {
+              float sum = 0;
+              for (int r = 0; r < ranks_per_host; ++r) {
+                sum += static_cast<float>(
+                    BF16ToF32(F32ToBF16(static_cast<float>(value(
+                        host * ranks_per_host + r, rank.rank * kPiece + i)))));
+              }
+              all += BF16ToF32(F32ToBF16(sum));
+            }
+            if (piece[i] != BF16ToF32(F32ToBF16(all))) {
+              return absl::InternalError(absl::StrCat("element ", i));
+            }
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(status.ok()) << status;
+    sent[ranks_per_host] = groups[0]->sent_bytes();
+  }
+  EXPECT_EQ(sent[4], 4 * kPiece * 2);
+  EXPECT_EQ(sent[1], 4 * sent[4]);
+}
+
 // A message per pair of processes and round, and one that says what it is.
 TEST(ProcessesTest, TheRanksOfAProcessSendOneMessage) {
   const auto wire = std::make_shared<FakeWire>();
@@ -233,7 +311,8 @@ TEST(RoundsTest, WhatIsReceivedInARoundIsBounded) {
         if (processes[place] == 0) all[place] = &issued[place];
       }
       constexpr int64_t kBytes = 1 << 16;
-      const Rounds rounds(issued[0], processes, /*process=*/0, kBytes);
+      const Rounds rounds(issued[0], processes, /*process=*/0, /*hosts=*/{},
+                          kBytes);
       EXPECT_GT(rounds.size(), 1);
       EXPECT_LE(rounds.staging_bytes(), kBytes);
       std::vector<char> staging(rounds.staging_bytes());
@@ -244,7 +323,7 @@ TEST(RoundsTest, WhatIsReceivedInARoundIsBounded) {
           elems += window.elems;
         }
         for (const PeerMessages& peer :
-             rounds.Messages(round, all, staging.data())) {
+             rounds.Messages(round, all, staging.data(), nullptr)) {
           for (const MemoryRun& run : peer.receive) bytes += run.bytes;
         }
         EXPECT_LE(bytes, kBytes);

@@ -141,7 +141,7 @@ TEST(RingTest, ARankReadsItsLeftNeighbourAlone) {
       all[rank] = &pair[1];
       int num_meetings = 0;
       const auto meet = [&] { ++num_meetings; };
-      PeerMemory peers(*stream, rank, all);
+      PeerMemory peers(*stream, rank, all, /*hosts=*/{});
       RingReduceScatter(peers, meet);
       EXPECT_EQ(num_meetings, world - 2);
       EXPECT_EQ(peers.read_bytes(), (world - 1) * kN * 4);

@@ -586,16 +586,29 @@ TEST(ContradictionTest, AServerThatWouldShard) {
                                  "nothing"));
   EXPECT_EQ(ErrorOfSmall({"communication.algorithm=tree"}),
             "--set communication.algorithm: \"tree\" is not one of direct, "
-            "ring, parameter_server");
-  for (const char* algorithm : {"direct", "ring", "parameter_server"}) {
+            "ring, parameter_server, hierarchical");
+  for (const char* algorithm :
+       {"direct", "ring", "parameter_server", "hierarchical"}) {
     EXPECT_TRUE(
         LoadSmall({absl::StrCat("communication.algorithm=", algorithm)}, 4)
             .ok());
   }
 }
 
+TEST(ContradictionTest, HostsThatAreNotAlike) {
+  const std::string hosts = "communication.algorithm=hierarchical";
+  EXPECT_EQ(ErrorOfSmall({hosts, "communication.ranks_per_host=3"}, 4),
+            "--set communication.ranks_per_host: 3 does not divide the 4 "
+            "ranks; want as many on each host");
+  EXPECT_TRUE(LoadSmall({hosts, "communication.ranks_per_host=2"}, 4).ok());
+}
+
 TEST(ContradictionTest, WhatBackendsDecideThemselves) {
   const std::string nccl = "communication.backend=nccl";
+  EXPECT_EQ(ErrorOfSmall({nccl, "communication.algorithm=hierarchical"}, 4),
+            "--set communication.backend: \"nccl\" knows the hosts itself, but "
+            "communication.algorithm (--set communication.algorithm) is "
+            "\"hierarchical\"; want direct");
   EXPECT_EQ(ErrorOfSmall({nccl, "communication.algorithm=ring"}, 4),
             "--set communication.backend: \"nccl\" chooses its rings and trees "
             "itself, but communication.algorithm (--set "

@@ -91,6 +91,9 @@ TEST(RankNotesTest, EveryKeyBetweenRanksIsNamed) {
       {"zero_optimization.vocabulary_parts", "on", {stage3}},
       {"zero_optimization.mics_shard_size", "1", {stage3}},
       {"communication.algorithm", "ring", {}},
+      {"communication.ranks_per_host",
+       "2",
+       {"communication.algorithm=hierarchical"}},
       {"communication.backend", "local", {}},
       {"communication.timeout_seconds", "7", {}},
   };
