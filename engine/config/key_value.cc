@@ -95,6 +95,22 @@ absl::StatusOr<KeyValue> ReadInteger(const KeySpec& key, const JsonNode& node) {
   return node.is_integer ? node.integer : static_cast<int64_t>(node.number);
 }
 
+// What others call a value of ours.
+constexpr struct {
+  const char *path, *theirs, *ours;
+} kForeignChoices[] = {
+    {"optimizer.type", "FusedAdam", "AdamW"},
+    {"optimizer.type", "DeepSpeedCPUAdam", "AdamW"},
+    {"optimizer.type", "CPUAdam", "AdamW"},
+    {"optimizer.type", "adamw_torch", "AdamW"},
+    {"optimizer.type", "adamw_torch_fused", "AdamW"},
+    {"optimizer.type", "FusedLamb", "Lamb"},
+    {"scheduler.type", "cosine", "WarmupCosineLR"},
+    {"scheduler.type", "linear", "WarmupDecayLR"},
+    {"scheduler.type", "constant", "WarmupLR"},
+    {"scheduler.type", "constant_with_warmup", "WarmupLR"},
+};
+
 absl::StatusOr<KeyValue> ReadChoice(const KeySpec& key, const JsonNode& node) {
   std::vector<std::string> built;
   for (const std::string& choice : key.choices) {
@@ -104,7 +120,12 @@ absl::StatusOr<KeyValue> ReadChoice(const KeySpec& key, const JsonNode& node) {
     }
     if (!key.IsUnbuilt(choice)) built.push_back(choice);
   }
-  const auto near = NearestNames(node.text, key.choices, 1);
+  auto near = NearestNames(node.text, key.choices, 1);
+  for (const auto& [path, theirs, ours] : kForeignChoices) {
+    if (key.path == path && absl::EqualsIgnoreCase(theirs, node.text)) {
+      near = {ours};
+    }
+  }
   return Wrong(JsonBrief(node), " is not one of ", absl::StrJoin(built, ", "),
                near.empty()
                    ? ""

@@ -206,27 +206,20 @@ class Loader {
     }
   }
 
-  // "auto" asks for the default; so does Hugging Face's null in `model`.
+  // "auto" asks for the default; so does null, which is None in DeepSpeed's and
+  // Hugging Face's configs.
   static bool IsAuto(const KeySpec& key, const JsonNode& node) {
-    if (node.kind == JsonKind::kNull) {
-      return absl::StartsWith(key.path, "model.");
-    }
+    if (node.kind == JsonKind::kNull) return key.set != nullptr;
     return node.kind == JsonKind::kString && node.text == "auto" &&
            key.kind != KeyKind::kObject && !key.says_auto;
   }
 
   void Key(const KeySpec& key, const JsonNode& node) {
+    if (node.kind == JsonKind::kNull) return;  // as if it were not there
     if (key.treatment == Treatment::kRefused ||
         key.treatment == Treatment::kNotBuilt) {
       if (!IsHarmless(key, node)) Refuse(key, node);
       return;
-    }
-    const bool null = node.kind == JsonKind::kNull;
-    const bool section = key.kind == KeyKind::kObject && key.may_be_unset;
-    if (null && (section || key.treatment == Treatment::kNote)) return;
-    if (null) {
-      return Problem(node.place, key.path, "null is no value, want ",
-                     Wanted(key), "; \"auto\" asks for the default");
     }
     absl::StatusOr<KeyValue> value = ReadValue(key, node);
     if (!value.ok()) {

@@ -596,6 +596,10 @@ class Resolver : public ModelResolver {
     const std::string no_data =
         "there is no validation data; want data.validation or "
         "data.validation_fraction";
+    // One key turns validation off, whatever the others say of it.
+    if (!evaluates && Given("data.validation_fraction")) {
+      t.eval_every = t.eval_batches = 0;
+    }
     if (t.eval_every > 0 && !evaluates) {
       Problem("training.eval_every", no_data);
     }

@@ -13,9 +13,19 @@
 namespace zero {
 namespace {
 
-constexpr char kRemedy[] =
-    "Lower optimizer.params.lr, lengthen the warm-up, set gradient_clipping, "
-    "or look at the data";
+bool HasFixedScale(const Config& config) {
+  return config.fp16.enabled && config.fp16.scaler.static_scale > 0;
+}
+
+std::string Remedy(const Config& config) {
+  return absl::StrCat(
+      HasFixedScale(config)
+          ? "Lower fp16.loss_scale, or set it to 0 for a scale that adapts; "
+            "else lower "
+          : "Lower ",
+      "optimizer.params.lr, lengthen the warm-up, set gradient_clipping, or "
+      "look at the data");
+}
 
 }  // namespace
 
@@ -52,7 +62,7 @@ absl::Status CheckSkips(Executor& executor, const Config& config,
         "step %d skipped%s: %s%s", record.step,
         skips == 1 ? "" : absl::StrFormat(", the last %d in a row", skips),
         reason,
-        config.fp16.enabled
+        config.fp16.enabled && !HasFixedScale(config)
             ? absl::StrFormat("; loss scale now %g", record.scaler.scale)
             : ""));
   }
@@ -61,7 +71,7 @@ absl::Status CheckSkips(Executor& executor, const Config& config,
       "step %d: %d steps in a row were skipped; in the last one %s. "
       "training.max_consecutive_skips is %d. %s",
       record.step, skips, reason, config.training.max_consecutive_skips,
-      kRemedy));
+      Remedy(config)));
 }
 
 absl::Status CheckFinite(Executor& executor, const Config& config,
@@ -71,7 +81,7 @@ absl::Status CheckFinite(Executor& executor, const Config& config,
     const bool stays = PathExists(config.training.out_dir + "/final");
     return absl::AbortedError(absl::StrCat(
         "the run diverged: ", what, " at its last step, ", record.step,
-        stays ? "; an earlier final/ stays. " : ". ", kRemedy));
+        stays ? "; an earlier final/ stays. " : ". ", Remedy(config)));
   };
   // One bad batch is skipped, at the last step as at any other. Two skips in a
   // row may be the model's: weights can be finite and yet ruined.

@@ -219,6 +219,7 @@ void RunReport::PrintDeviceNotes() {
 
 RunSummary RunReport::Summarize(const RunRecord& record) const {
   RunSummary summary{.steps = record.step,
+                     .skipped = record.step - record.optimizer_steps,
                      .tokens = record.step * tokens_per_step_,
                      .seconds = record.train_seconds,
                      .first_loss = record.first_loss,
@@ -250,6 +251,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
     line["shape_host_link"] = rank().host_link->text;
   }
   if (!status.ok()) line["error"] = std::string(status.message());
+  if (summary.skipped > 0) line["skipped_steps"] = summary.skipped;
   line["tokens"] = summary.tokens;
   line["first_loss"] = summary.first_loss;
   line["final_loss"] = summary.final_loss;

@@ -18,6 +18,7 @@ namespace zero {
 
 struct RunSummary {
   int64_t steps = 0;
+  int64_t skipped = 0;  // of the steps
   int64_t tokens = 0;
   double seconds = 0;
   double tokens_per_second = 0;  // over whole steps, without evaluation

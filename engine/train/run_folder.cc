@@ -186,7 +186,9 @@ absl::Status RunFolder::SaveWeights(const std::string& name) {
       session_->Save(training().out_dir + "/" + name, *tools_, tokenizer_));
   for (const std::string& note : notes) console_->Line("note: " + note);
   weights_ = name;
-  return absl::OkStatus();
+  if (name != "final" || session_->rank().rank() > 0) return absl::OkStatus();
+  // An earlier run's, whose place this one has taken.
+  return RemoveTree(training().out_dir + "/final.failed");
 }
 
 absl::Status RunFolder::WriteSummary(const std::string& json) const {

@@ -193,7 +193,13 @@ std::string StepsText(int64_t steps, const Sampler& sampler) {
 
 std::string OptimizerText(const Config& config) {
   return absl::StrFormat(
-      "%s, weight decay %g on %s, clipping %s", Name(config, "optimizer.type"),
+      "%s%s, weight decay %g on %s, clipping %s",
+      Name(config, "optimizer.type"),
+      // DeepSpeed's Adam is AdamW unless adam_w_mode is false.
+      config.optimizer.spec.kind == OptimizerKind::kAdam &&
+              config.optimizer.spec.decoupled_decay
+          ? " (decoupled weight decay)"
+          : "",
       config.optimizer.spec.weight_decay,
       Name(config, "optimizer.params.weight_decay_on"),
       config.gradient_clipping > 0

@@ -214,7 +214,7 @@ class ProcessesTest(EmulatedGpuTestCase):
             other.send_signal(signal.SIGTERM)
             self.assertIn("zero: stopped by a signal while rank 1 waits for "
                           "rank 0 at 127.0.0.1:%d\n" % self.port,
-                          self.end_of(other, code=130))
+                          self.end_of(other, code=143))
 
     def test_a_process_with_another_config_ends_all(self):
         with self.rank(0, 2) as first, self.rank(

@@ -71,7 +71,9 @@ class ResumeTest(RunsTest):
                 self.wait_for_steps(run, out, 7)
                 run.send_signal(number)
                 stdout, stderr = run.communicate()
-                self.assertEqual(run.returncode, 130, stderr)
+                self.assertEqual(
+                    run.returncode, 143 if number == signal.SIGTERM else 130,
+                    stderr)
                 self.assertIn("the same command with --resume auto", stdout)
                 at = self.summary(out)["steps"]
                 self.assertEqual(self.newest(out), at)

@@ -29,8 +29,9 @@ inline constexpr char kVersion[] = "zero 0.1";
 // Runs a parsed command.
 using Command = std::function<absl::Status()>;
 
-// What the program exits with: 0 for OK, 130 for Cancelled (ended by a signal,
-// everything written), 1 for anything else, but for what WithExitCode says.
+// What the program exits with: 0 for OK, StopExitCode() for Cancelled (ended by
+// a signal, everything written), 1 for anything else, but for what WithExitCode
+// says.
 int ExitCodeOf(const absl::Status& status);
 // REQUIRES: !status.ok().
 absl::Status WithExitCode(absl::Status status, int code);

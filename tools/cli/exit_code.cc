@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/check.h"
 #include "tools/cli/commands.h"
+#include "tools/cli/signals.h"
 
 namespace zero {
 namespace {
@@ -14,7 +15,7 @@ constexpr char kPayload[] = "zero/exit_code";
 }  // namespace
 
 int ExitCodeOf(const absl::Status& status) {
-  int code = status.ok() ? 0 : absl::IsCancelled(status) ? 130 : 1;
+  int code = status.ok() ? 0 : absl::IsCancelled(status) ? StopExitCode() : 1;
   if (const auto own = status.GetPayload(kPayload)) {
     ZERO_CHECK(absl::SimpleAtoi(std::string(*own), &code));
   }

@@ -14,6 +14,7 @@ namespace zero {
 namespace {
 
 std::atomic<bool> stop_requested{false};
+std::atomic<bool> terminated{false};  // the first signal was SIGTERM
 
 sigset_t StopSignals() {
   sigset_t signals;
@@ -33,6 +34,7 @@ sigset_t StopSignals() {
 
 void TakeSignals(const sigset_t& signals, const std::string& left) {
   for (int signal = 0; sigwait(&signals, &signal) == 0;) {
+    if (!stop_requested && signal == SIGTERM) terminated = true;
     if (stop_requested.exchange(true)) {
       // Not by stdio: another thread may hold its lock, and write nothing.
       [[maybe_unused]] const ssize_t written =
@@ -47,6 +49,8 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
 }
 
 }  // namespace
+
+int StopExitCode() { return terminated ? 128 + SIGTERM : 128 + SIGINT; }
 
 const std::atomic<bool>* InstallStopSignals(std::string left) {
   const sigset_t signals = StopSignals();

@@ -20,6 +20,10 @@ namespace zero {
 // REQUIRES: called once, before anything that may enter OpenMP.
 const std::atomic<bool>* InstallStopSignals(std::string left = "");
 
+// What the program exits with after such a signal: 143 after SIGTERM, as
+// schedulers expect, 130 after the others.
+int StopExitCode();
+
 }  // namespace zero
 
 #endif  // ZERO_TOOLS_CLI_SIGNALS_H_

@@ -43,6 +43,11 @@ void PrintSummary(const RunSummary& summary, const Config& config,
     rows.push_back({"loss", absl::StrFormat("%.4f -> %.4f", summary.first_loss,
                                             summary.final_loss)});
   }
+  if (summary.skipped > 0) {
+    rows.push_back(
+        {"skipped", absl::StrFormat("%d of %d steps, without an update",
+                                    summary.skipped, summary.steps)});
+  }
   if (!std::isnan(summary.validation_loss)) {
     rows.push_back(
         {"validation loss",

@@ -3,15 +3,15 @@
 
 # `zero train` ends so when it has saved a checkpoint, after a signal or after
 # training.max_minutes: the same command with --resume auto goes on.
-signalled=130 paused=85
+signalled=130 terminated=143 paused=85
 
 say() { echo "$(date '+%F %T') ${0##*/}: $*" >&2; }
 
 # The folder that a run writes to: of all its arguments CONFIG and --set say so.
 out_dir() {  # ZERO CONFIG OPTIONS...
   local words=("$2") i
-  for ((i = 3; i < $#; ++i)); do
-    [ "${!i}" != --set ] || words+=(--set "${@:i + 1:1}")
+  for ((i = 3; i <= $#; ++i)); do
+    case ${!i} in --set|[!-]*=*) words+=("${!i}") ;; esac
   done
   "$1" config "${words[@]}" 2>/dev/null |
     sed -n 's/^ *"out_dir": "\([^"]*\)".*/\1/p' | head -n 1

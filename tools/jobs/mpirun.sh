@@ -11,7 +11,7 @@
 #                      written a checkpoint since it was started (default 0)
 #
 # Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop. Exit code: zero's, 130
-# after such a stop, 85 after training.max_minutes.
+# after such a stop (143 after SIGTERM), 85 after training.max_minutes.
 set -uo pipefail
 mpirun=${MPIRUN:-mpirun}             # the mpirun of the MPI zero is built with
 zero=${ZERO:-out/zero}               # the program, at this path on all hosts

@@ -730,6 +730,33 @@ TEST(ContradictionTest, ValidationThatIsNotThere) {
   EXPECT_EQ(ErrorOfSmall({"training.eval_batches=5"}),
             "--set training.eval_batches: there is no validation data; want "
             "data.validation or data.validation_fraction");
+  // One key turns it off.
+  const auto off =
+      LoadSmall({"training.eval_every=5", "training.eval_batches=5",
+                 "data.validation_fraction=0"});
+  ASSERT_TRUE(off.ok()) << off.status();
+  EXPECT_EQ(off->config.training.eval_every, 0);
+}
+
+TEST(LoadTest, NullIsTheDefault) {
+  const auto plain = LoadSmall({});
+  const auto nulls = LoadSmall(
+      {"gradient_clipping=null", "communication_data_type=null",
+       "training.eval_every=null", "zero_optimization.offload_param=null",
+       "zero_optimization.sub_group_size=null", "sparse_attention=null"});
+  ASSERT_TRUE(nulls.ok()) << nulls.status();
+  EXPECT_TRUE(nulls->config == plain->config);
+}
+
+TEST(LoadTest, OthersNamesOfAValueGetOurs) {
+  for (const auto& [value, ours] :
+       {std::pair("optimizer.type=FusedAdam", "AdamW"),
+        std::pair("optimizer.type=DeepSpeedCPUAdam", "AdamW"),
+        std::pair("scheduler.type=cosine", "WarmupCosineLR"),
+        std::pair("scheduler.type=linear", "WarmupDecayLR")}) {
+    EXPECT_THAT(ErrorOfSmall({value}), testing::HasSubstr(absl::StrCat(
+                                           "did you mean \"", ours, "\"?")));
+  }
 }
 
 TEST(ContradictionTest, AVocabularyTooSmallForBytes) {
