@@ -72,7 +72,7 @@ enum class VocabularyParts {
 };
 
 // Where states live that the device does not keep.
-enum class OffloadDevice { kNone, kCpu };
+enum class OffloadDevice { kNone, kCpu, kNvme };
 
 // What the host keeps and updates: nothing, what the optimizer needs, the
 // parameters, too.
@@ -90,6 +90,8 @@ struct ZeroConfig {
   int64_t stage = 0;
   OffloadDevice offload_optimizer = OffloadDevice::kNone;  // ".device"
   OffloadDevice offload_param = OffloadDevice::kNone;      // ".device"
+  // Of device nvme: a folder, of both the same. Unset where neither is.
+  std::string optimizer_nvme_path, param_nvme_path;
   int64_t reduce_bucket_size = 6'553'600;
   int64_t allgather_bucket_size = 6'553'600;
   bool overlap_comm = true;
@@ -113,12 +115,25 @@ struct ZeroConfig {
            : offload_optimizer != OffloadDevice::kNone ? Offload::kOptimizer
                                                        : Offload::kNone;
   }
+  // What is on a disk stays there, where it is offloaded at all.
   void set_offload(Offload offload) {
-    const auto device = [&](Offload from) {
-      return offload >= from ? OffloadDevice::kCpu : OffloadDevice::kNone;
+    const auto set = [&](Offload from, OffloadDevice* device) {
+      if (offload < from) {
+        *device = OffloadDevice::kNone;
+      } else if (*device == OffloadDevice::kNone) {
+        *device = OffloadDevice::kCpu;
+      }
     };
-    offload_optimizer = device(Offload::kOptimizer);
-    offload_param = device(Offload::kAll);
+    set(Offload::kOptimizer, &offload_optimizer);
+    set(Offload::kAll, &offload_param);
+  }
+  bool uses_nvme() const {
+    return offload_optimizer == OffloadDevice::kNvme ||
+           offload_param == OffloadDevice::kNvme;
+  }
+  const std::string& nvme_path() const {
+    return offload_optimizer == OffloadDevice::kNvme ? optimizer_nvme_path
+                                                     : param_nvme_path;
   }
   // Whether the update of step `index` (from 0) runs beside the next step.
   bool DelaysUpdateOf(int64_t index) const {
@@ -130,6 +145,20 @@ struct ZeroConfig {
   }
 
   bool operator==(const ZeroConfig&) const = default;
+};
+
+// "aio": how states on a disk are read and written.
+struct AioConfig {
+  // Changes speed.
+  int64_t block_size = int64_t{1} << 20;  // bytes of a request
+  int64_t queue_depth = 8;                // requests in flight, for each of
+  int64_t thread_count = 1;
+  bool single_submit = false;
+  bool overlap_events = true;
+  // Changes what is noticed.
+  bool checksums = true;
+
+  bool operator==(const AioConfig&) const = default;
 };
 
 // A run equals, to the bit, one with the same algorithm.
@@ -257,6 +286,7 @@ struct Config {
   bool activation_checkpointing = false;               // ".enabled"
   Recompute recompute_granularity = Recompute::kFull;  // then; not kOff
   ZeroConfig zero_optimization;
+  AioConfig aio;
   CommunicationConfig communication;
   DeviceConfig device;  // results too, as CudaOptions says
 

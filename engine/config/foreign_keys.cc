@@ -76,18 +76,16 @@ constexpr ForeignKey kForeignKeys[] = {
     {kNote, kInteger,
      "zero_optimization.offload_optimizer.buffer_count "
      "zero_optimization.offload_param.buffer_count "
-     "zero_optimization.offload_param.buffer_size "
-     "zero_optimization.offload_param.max_in_cpu",
-     "it sizes the buffers of NVMe"},
-    {kNote, kString,
-     "zero_optimization.offload_optimizer.nvme_path "
-     "zero_optimization.offload_param.nvme_path",
-     "only device nvme uses it"},
+     "zero_optimization.offload_param.buffer_size",
+     "states on a disk pass through three places of a segment (at most 4 "
+     "million elements, divided over the ranks) each"},
+    {kNote, kInteger, "zero_optimization.offload_param.max_in_cpu",
+     "parameters on a disk keep no copies in the host's memory"},
     {kNote, kBool,
      "zero_optimization.offload_optimizer.pipeline "
      "zero_optimization.offload_optimizer.pipeline_read "
      "zero_optimization.offload_optimizer.pipeline_write",
-     "copies and updates always overlap"},
+     "reads, copies, updates and writes always overlap"},
     {kNote, kBool, "zero_optimization.offload_optimizer.fast_init",
      "memory is taken once and never copied"},
     {kNotBuilt, kNumber, "zero_optimization.offload_optimizer.ratio",
@@ -209,7 +207,9 @@ constexpr ForeignKey kForeignKeys[] = {
     {kRefused, kOpaque, "sparse_attention",
      "attention sees the whole sequence"},
     {kNotBuilt, kOpaque, "elasticity", "it comes with clusters", "disabled"},
-    {kNotBuilt, kOpaque, "aio", "it comes with NVMe offload"},
+    {kRefused, kBool, "aio.use_gds",
+     "states on a disk pass through the host, which updates them", "false"},
+    {kNote, kInteger, "aio.intra_op_parallelism", "write aio.thread_count"},
     {kNote, kOpaque, "checkpoint",
      "all ranks write their parts of a checkpoint in parallel and beside "
      "training (training.async_save), under names that training.resume finds"},

@@ -28,7 +28,7 @@ Names NamesOf(TokenFormat) {
 Names NamesOf(CommunicationAlgorithm) {
   return {"direct", "ring", "parameter_server", "hierarchical"};
 }
-Names NamesOf(OffloadDevice) { return {"none", "cpu"}; }
+Names NamesOf(OffloadDevice) { return {"none", "cpu", "nvme"}; }
 Names NamesOf(VocabularyParts) { return {"auto", "on", "off"}; }
 Names NamesOf(CommunicationBackend) { return {"auto", "local", "mpi", "nccl"}; }
 Names NamesOf(Recompute) {
@@ -262,6 +262,8 @@ constexpr auto kNothingDecays = Unread(
       return !lr && !(s.decay_mom_rate > 0 && s.cycle_momentum);
     },
     "neither learning rate nor momentum decays after the cycle");
+constexpr auto kNoDisk =
+    Unread(IF(!c.zero_optimization.uses_nvme()), "no device is \"nvme\"");
 constexpr auto kReplicated =
     Unread(IF(c.zero_optimization.stage < 3),
            "zero_optimization.stage 3 alone gathers parameters for use");
@@ -460,7 +462,10 @@ std::vector<KeySpec> UsedKeys() {
           "while that is written; false: it waits for the disk, and there is "
           "no copy.",
           Unread(IF(!c.training.saves()),
-                 "training.save_every and save_every_minutes are 0")),
+                 "training.save_every and save_every_minutes are 0"),
+          Unread(IF(c.zero_optimization.uses_nvme()),
+                 "the copy would take as much of the host's memory as what is "
+                 "on a disk (device nvme)")),
       Key(KEY(training.save_interrupted),
           "Write a checkpoint where a signal or max_minutes ends the run."),
       Key(KEY(training.keep_last), "Keep the newest checkpoints; 0: all.",
@@ -783,8 +788,17 @@ std::vector<KeySpec> UsedKeys() {
           FIELD(zero_optimization.offload_optimizer),
           "cpu: in the host's memory. Stages 1 to 3. Changes no bit of the "
           "result, but on one rank at stages 2 and 3 the order in which "
-          "several micro-batches are added.",
-          Unbuilt({"nvme"}, "want cpu")),
+          "several micro-batches are added. nvme: gradients there, all else on "
+          "a disk, from where it passes through the host's memory to be "
+          "updated (ZeRO-Infinity)."),
+      Key("zero_optimization.offload_optimizer.nvme_path",
+          FIELD(zero_optimization.optimizer_nvme_path),
+          "Folder of device nvme, on a fast local disk: a file for each rank, "
+          "removed when the run ends.",
+          MayBeUnset,
+          Unread(
+              IF(c.zero_optimization.offload_optimizer != OffloadDevice::kNvme),
+              "zero_optimization.offload_optimizer.device is not \"nvme\"")),
       Section("zero_optimization.offload_optimizer.delayed_update",
               "The host's update beside the next step, whose gradients are "
               "therefore those of parameters that are one update behind "
@@ -812,8 +826,37 @@ std::vector<KeySpec> UsedKeys() {
               MayBeUnset),
       Key("zero_optimization.offload_param.device",
           FIELD(zero_optimization.offload_param),
-          "cpu: in the host's memory. Stage 3, with offload_optimizer.",
-          Unbuilt({"nvme"}, "want cpu")),
+          "cpu: in the host's memory; nvme: on a disk. Stage 3, with "
+          "offload_optimizer."),
+      Key("zero_optimization.offload_param.nvme_path",
+          FIELD(zero_optimization.param_nvme_path),
+          "As offload_optimizer.nvme_path; the same where both are nvme.",
+          MayBeUnset,
+          Unread(IF(c.zero_optimization.offload_param != OffloadDevice::kNvme),
+                 "zero_optimization.offload_param.device is not \"nvme\"")),
+      Section("aio", "How states on a disk (device nvme) are read and written.",
+              MayBeUnset),
+      Key(KEY(aio.block_size), "Bytes of a request; a multiple of 4096.",
+          Range(4096, 1 << 30), kNoDisk),
+      Key(KEY(aio.queue_depth),
+          "Requests in flight at once, for each of thread_count: of reads, and "
+          "of writes.",
+          Range(1, 1024), kNoDisk),
+      Key(KEY(aio.thread_count),
+          "Where io_uring is not to be had, threads that read and as many that "
+          "write; else it multiplies queue_depth.",
+          Range(1, 64), kNoDisk,
+          DeepSpeed("threads; here one thread keeps all requests in flight")),
+      Key(KEY(aio.single_submit),
+          "Give each request to the system by itself, not all that are ready.",
+          kNoDisk),
+      Key(KEY(aio.overlap_events),
+          "New requests follow as soon as one is done; false: when all in "
+          "flight are.",
+          kNoDisk),
+      Key(KEY(aio.checksums),
+          "Compare what is read with a checksum (XXH3) of what was written.",
+          kNoDisk, DeepSpeed("has no such key: it reads what the disk gives")),
       Section("activation_checkpointing",
               "Keep less for backward, which computes the rest again. What one "
               "pass over memory gives (norms, activations) is never kept."),

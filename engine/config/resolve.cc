@@ -359,21 +359,62 @@ class Resolver : public ModelResolver {
     const std::string param = section + "offload_param.device";
     const bool offloads_param = zero.offload_param != OffloadDevice::kNone;
     const std::string& path = offloads_param ? param : optimizer;
+    const char* const device =
+        (offloads_param ? zero.offload_param : zero.offload_optimizer) ==
+                OffloadDevice::kNvme
+            ? "\"nvme\""
+            : "\"cpu\"";
     if (offloads_param && zero.stage < 3) {
-      Problem(param, "\"cpu\" wants ", section, "stage 3, but ",
+      Problem(param, device, " wants ", section, "stage 3, but ",
               Cite(section + "stage"), " is ", zero.stage,
               " and keeps all parameters on the device");
     } else if (zero.stage == 0) {
-      Problem(optimizer, "\"cpu\" wants ", section, "stage 1, 2 or 3, but ",
+      Problem(optimizer, device, " wants ", section, "stage 1, 2 or 3, but ",
               Cite(section + "stage"), " is 0");
     }
     if (offloads_param && zero.offload_optimizer == OffloadDevice::kNone) {
-      Problem(param, "\"cpu\" wants ", optimizer,
-              " \"cpu\", too: the host updates what it keeps");
+      Problem(param, device, " wants ", optimizer,
+              " \"cpu\" or \"nvme\", too: the host updates what it keeps");
     }
     if (zero.mics_shard_size != -1) {
-      Problem(path, "\"cpu\" is not built yet beside ",
+      Problem(path, device, " is not built yet beside ",
               Cite(section + "mics_shard_size"), "; delete one");
+    }
+    if (zero.uses_nvme()) Disk();
+  }
+
+  void Disk() {
+    const ZeroConfig& zero = config_.zero_optimization;
+    const bool optimizer = zero.offload_optimizer == OffloadDevice::kNvme;
+    const bool param = zero.offload_param == OffloadDevice::kNvme;
+    const std::string of_optimizer =
+        "zero_optimization.offload_optimizer.nvme_path";
+    const std::string of_param = "zero_optimization.offload_param.nvme_path";
+    if (zero.delayed_update) {
+      Problem("zero_optimization.offload_optimizer.delayed_update.enabled",
+              "true is not built yet beside device \"nvme\"; set the devices to "
+              "cpu, or delete this key");
+    }
+    const auto want = [&](const std::string& path, bool used,
+                          const std::string& value) {
+      if (!used || !value.empty()) return;
+      Problem(path,
+              "device \"nvme\" wants a folder on a local disk, for "
+              "example \"/local_nvme\"");
+    };
+    want(of_optimizer, optimizer, zero.optimizer_nvme_path);
+    want(of_param, param, zero.param_nvme_path);
+    if (optimizer && param && !zero.optimizer_nvme_path.empty() &&
+        !zero.param_nvme_path.empty() &&
+        zero.optimizer_nvme_path != zero.param_nvme_path) {
+      Problem(of_param, "\"", zero.param_nvme_path, "\", but ",
+              Cite(of_optimizer), " is \"", zero.optimizer_nvme_path,
+              "\"; a rank has one file, write the same folder");
+    }
+    if (config_.aio.block_size % 4096 != 0) {
+      Problem("aio.block_size", config_.aio.block_size,
+              " is no multiple of 4096, the blocks of disks; want ",
+              config_.aio.block_size / 4096 * 4096);
     }
   }
 

@@ -36,7 +36,9 @@ ExecutorOptions OptionsOf(const Config& config, const Workload& workload) {
 }
 
 Home HomeOf(OffloadDevice device) {
-  return device == OffloadDevice::kCpu ? Home::kHost : Home::kDevice;
+  return device == OffloadDevice::kNone  ? Home::kDevice
+         : device == OffloadDevice::kCpu ? Home::kHost
+                                         : Home::kNvme;
 }
 
 // Row numbers are 32-bit in some kernels' libraries.
@@ -177,7 +179,8 @@ Workload TrainingWorkload(const Config& config) {
               samples ? std::min(data.sequence_length,
                                  config.model.max_position_embeddings)
                       : 0,
-          .snapshot = config.training.saves() && config.training.async_save};
+          .snapshot = config.training.saves() && config.training.async_save &&
+                      !config.zero_optimization.uses_nvme()};
 }
 
 absl::StatusOr<std::unique_ptr<Model>> MakeRunModel(const Config& config,
@@ -256,6 +259,14 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
       .max_reuse_distance = zero.stage3_max_reuse_distance,
       .persistence_threshold = zero.stage3_param_persistence_threshold,
       .max_persistent_elems = zero.stage3_model_persistence_threshold};
+  const AioConfig& aio = config.aio;
+  options.swap = {.path = zero.nvme_path(),
+                  .checksums = aio.checksums,
+                  .block_bytes = aio.block_size,
+                  .io = {.queue_depth = static_cast<int>(aio.queue_depth),
+                         .threads = static_cast<int>(aio.thread_count),
+                         .single_submit = aio.single_submit,
+                         .overlap_events = aio.overlap_events}};
   options.max_positions = max_positions;
   options.train = train;
   return options;
@@ -300,6 +311,10 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   rehearsal.host_traffic =
       CountHostTraffic(plan, executor->schedule(), rank.rank(),
                        config.param_dtype(), config.grad_accum_dtype);
+  if (const SwappedStates* const swapped = executor->swapped()) {
+    rehearsal.disk_bytes = swapped->disk_bytes();
+    rehearsal.disk_traffic = swapped->CountTraffic(executor->schedule());
+  }
   rehearsal.fixed = FixedBytes(rank, rehearsal.transient);
   rehearsal.fragmentation =
       executor->used_bytes() -

@@ -134,9 +134,11 @@ struct Rehearsal {
   TransientBytes transient;
   // Of the ledger, all the time: no block's bytes.
   int64_t fixed = 0, fragmentation = 0;
-  StepWire wire;             // of a step, with training
-  HostTraffic host_traffic;  // likewise
-  std::string peak_action;   // in which the peak was reached; empty: before any
+  StepWire wire;                        // of a step, with training
+  HostTraffic host_traffic;             // likewise
+  int64_t disk_bytes = 0;               // of the rank's file of states; 0: none
+  SwappedStates::Traffic disk_traffic;  // likewise of a step
+  std::string peak_action;  // in which the peak was reached; empty: before any
   // Of all actions, in order: of a step, and of the evaluation and the sample
   // that the run makes.
   std::vector<Moment> timeline;

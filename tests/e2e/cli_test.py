@@ -679,6 +679,78 @@ class CliTest(unittest.TestCase):
             self.assertEqual(sum(states), row["states_bytes_by_formula"])
             self.assertEqual(row["host_bytes"] > 0, row["offload"] != "-")
 
+    NVME = {"device": "nvme", "nvme_path": "disk"}
+
+    def test_offload_keeps_states_on_a_disk_to_the_same_bits(self):
+        zero = {"stage": 3, "offload_optimizer": self.NVME,
+                "offload_param": self.NVME}
+        keys = "zero_optimization=" + json.dumps(zero)
+        aio = 'aio={"block_size": 65536, "queue_depth": 16}'
+        bf16 = "bf16.enabled=true"
+        for ranks in (1, 2):
+            _, plain = self.train_on(ranks, bf16)
+            out, disk = self.train_on(ranks, bf16, keys, aio)
+            self.assertEqual(disk["parameters_hash"], plain["parameters_hash"])
+            self.assertEqual(disk["validation_loss"], plain["validation_loss"])
+            self.assertIn("in 'disk', 16 requests of 64.0 KiB at once", out)
+            self.assertEqual(disk["peak_bytes"], disk["predicted_peak_bytes"])
+            self.assertIn("disk", disk["waited_ms"])
+            self.assertEqual(os.listdir(os.path.join(self.folder, "disk")), [])
+        self.ok("eval", "config.json", "--set", keys)
+        self.ok("generate", "config.json", "--tokens", "3", "--set", keys)
+        plan = self.ok("plan", "config.json", "--ranks", "2", "--set", keys,
+                       "--set", "train_batch_size=4")
+        for action in ("ReadParameters(block.1)", "ReadStates(head)",
+                       "WriteStates(head)", "on a disk"):
+            self.assertIn(action, plan)
+        memory = ["memory", "config.json", "--ranks", "2", "--set", keys,
+                  "--set", "train_batch_size=4"]
+        self.assertIn("from disk", self.ok(*memory))
+        for line in self.ok(*memory, "--json").splitlines():
+            row = json.loads(line)
+            uses = row["offload"] != "-"
+            for name in ("disk_bytes", "from_disk_bytes_per_step",
+                         "to_disk_bytes_per_step"):
+                self.assertEqual(row[name] > 0, uses)
+
+    def test_a_run_on_a_disk_is_alone_there_and_goes_on_after_a_kill(self):
+        optimizer = json.dumps({"stage": 2, "offload_optimizer": self.NVME})
+        run = ("train", "config.json", "--ranks", "2",
+               "--set", "train_batch_size=4",
+               "--set", "zero_optimization=" + optimizer)
+        whole = self.ok(*run, "--set", "training.steps=6",
+                        "--set", "training.out_dir=whole")
+        self.assertIn("and on a disk", whole)
+        process = subprocess.Popen(
+            [ZERO, *run, "--set", "training.steps=1000000",
+             "--set", "training.save_every=3", "--set", "training.keep_last=0",
+             "--set", "training.out_dir=killed"],
+            cwd=self.folder, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL)
+        try:
+            metrics = os.path.join(self.folder, "killed", "metrics.jsonl")
+            saved = os.path.join(self.folder, "killed", "checkpoints",
+                                 "step-00000003")
+            while not (os.path.exists(saved) and os.path.exists(metrics)):
+                self.assertIsNone(process.poll())
+                time.sleep(0.05)
+            out = self.error(*run, "--set", "training.steps=2",
+                             "--set", "training.out_dir=second")
+            self.assertIn("belongs to another run that is at work", out)
+            self.assertIn("nvme_path of its own", out)
+            self.assertIsNone(process.poll())
+        finally:
+            process.kill()
+            process.wait()
+        swap = os.path.join(self.folder, "disk", "zero_swap")
+        self.assertEqual(sorted(os.listdir(swap)), ["rank_0", "rank_1"])
+        self.ok(*run, "--resume", saved, "--set", "training.steps=6",
+                "--set", "training.out_dir=resumed")
+        self.assertEqual(
+            self.read_json("resumed/summary.json")["parameters_hash"],
+            self.read_json("whole/summary.json")["parameters_hash"])
+        self.assertFalse(os.path.exists(swap))
+
     def test_a_ring_sends_what_direct_sends_and_sums_in_its_order(self):
         stage = "zero_optimization.stage=2"
         _, direct = self.train_on(3, stage)

@@ -87,6 +87,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
     std::string title;
     std::function<std::string(const MemoryRow& row)> text;
     bool of_offload = false;  // shown where any row offloads
+    bool of_disk = false;     // shown where any row uses one
   };
   std::vector<Column> columns = {
       {"stage",
@@ -120,15 +121,29 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
          return bytes(row.rehearsal.host_traffic.down);
        },
        /*of_offload=*/true},
+      {"disk",
+       [&](const MemoryRow& row) { return bytes(row.rehearsal.disk_bytes); },
+       /*of_offload=*/true, /*of_disk=*/true},
+      {"from disk",
+       [&](const MemoryRow& row) {
+         return bytes(row.rehearsal.disk_traffic.read);
+       },
+       /*of_offload=*/true, /*of_disk=*/true},
+      {"to disk",
+       [&](const MemoryRow& row) {
+         return bytes(row.rehearsal.disk_traffic.written);
+       },
+       /*of_offload=*/true, /*of_disk=*/true},
       {"in", [](const MemoryRow& row) { return row.rehearsal.peak_action; }}};
-  if (std::none_of(rows.begin(), rows.end(), [](const MemoryRow& row) {
-        return row.offload != Offload::kNone;
-      })) {
-    columns.erase(
-        std::remove_if(columns.begin(), columns.end(),
-                       [](const Column& column) { return column.of_offload; }),
-        columns.end());
-  }
+  const bool offloads = std::any_of(
+      rows.begin(), rows.end(),
+      [](const MemoryRow& row) { return row.offload != Offload::kNone; });
+  const bool swaps = std::any_of(
+      rows.begin(), rows.end(),
+      [](const MemoryRow& row) { return row.rehearsal.disk_bytes > 0; });
+  std::erase_if(columns, [&](const Column& column) {
+    return (column.of_offload && !offloads) || (column.of_disk && !swaps);
+  });
   MemoryLedger::ByCategory used = {};  // by any row
   for (const MemoryRow& row : rows) {
     for (size_t i = 0; i < used.size(); ++i) {

@@ -35,14 +35,19 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
 }
 
 absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
-                                  int stage, Recompute recompute,
-                                  Offload offload) {
-  const auto device = [&](Offload from) {
-    return absl::StrCat(".device=", offload >= from ? "cpu" : "none");
+                                  const ZeroConfig& configured, int stage,
+                                  Recompute recompute, Offload offload) {
+  // What the config has on a disk is there, where it is offloaded.
+  const auto device = [&](Offload from, OffloadDevice configured) {
+    return absl::StrCat(".device=", offload < from ? "none"
+                                    : configured == OffloadDevice::kNvme
+                                        ? "nvme"
+                                        : "cpu");
   };
   run.sets.push_back("zero_optimization.offload_optimizer" +
-                     device(Offload::kOptimizer));
-  run.sets.push_back("zero_optimization.offload_param" + device(Offload::kAll));
+                     device(Offload::kOptimizer, configured.offload_optimizer));
+  run.sets.push_back("zero_optimization.offload_param" +
+                     device(Offload::kAll, configured.offload_param));
   if (offload == Offload::kNone) {
     run.sets.push_back(
         "zero_optimization.offload_optimizer.delayed_update.enabled=false");
@@ -106,7 +111,8 @@ absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
     for (const Recompute recompute : kRecomputeLevels) {
       for (int stage = FirstStageOf(offload); stage <= 3; ++stage) {
         ZERO_ASSIGN_OR_RETURN(MemoryRow row,
-                              Predict(run, planned, stage, recompute, offload));
+                              Predict(run, planned, config.zero_optimization,
+                                      stage, recompute, offload));
         row.limits = limits;
         row.as_configured = stage == config.zero_optimization.stage &&
                             recompute == config.recompute() &&
@@ -162,6 +168,9 @@ Json AsJson(const MemoryRow& row, bool measures) {
                {"sent_bytes_per_step", row.rehearsal.wire.sent()},
                {"from_host_bytes_per_step", row.rehearsal.host_traffic.up},
                {"to_host_bytes_per_step", row.rehearsal.host_traffic.down},
+               {"disk_bytes", row.rehearsal.disk_bytes},
+               {"from_disk_bytes_per_step", row.rehearsal.disk_traffic.read},
+               {"to_disk_bytes_per_step", row.rehearsal.disk_traffic.written},
                {"sent_bytes_by_formula", row.formula_wire.sent()},
                {"memory_bytes", row.limits.device},
                {"host_memory_bytes",

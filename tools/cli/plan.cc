@@ -35,7 +35,7 @@ void PrintStates(const Plan& plan, const Model& model,
                  const ExecutorOptions& options, Console* console) {
   const bool has_master = options.param_dtype != DType::kF32;
   const auto row = [&](const char* name, Placement placement, int64_t of,
-                       int64_t bytes, bool on_host) {
+                       int64_t bytes, Home home) {
     const int64_t elems = plan.StateElems(of, placement);
     const bool sharded = placement == Placement::kSharded && plan.world > 1;
     return std::pair<std::string, std::string>(
@@ -46,25 +46,28 @@ void PrintStates(const Plan& plan, const Model& model,
                         : plan.owners.even() ? "per rank, sharded"
                                              : "on rank 0, nothing on the "
                                                "others",
-                        on_host ? ", in the host's memory" : ""));
+                        home == Home::kHost   ? ", in the host's memory"
+                        : home == Home::kNvme ? ", on a disk"
+                                              : ""));
   };
-  const bool updates = plan.UpdatesOnHost();
   const int64_t num_frozen = NumFrozen(model);
   const std::string frozen =
       num_frozen == 0
           ? ""
           : absl::StrCat(", ", WithCommas(num_frozen), " of them frozen");
+  const StateHomes& homes = plan.units.front().homes;  // of all alike
+  const bool sums = plan.UpdatesOnHost() && plan.shards_gradients();
   console->Table(
       absl::StrFormat("model states: %s parameters%s, %s elements with padding",
                       WithCommas(model.NumParameters()), frozen,
                       WithCommas(plan.padded_elems)),
       {row("parameters", plan.placement.parameters, plan.padded_elems,
-           DTypeBytes(options.param_dtype), plan.FetchesParameters()),
+           DTypeBytes(options.param_dtype), homes.parameters),
        row("gradients", plan.placement.gradients, plan.trained_elems,
-           DTypeBytes(options.grad_dtype), updates && plan.shards_gradients()),
+           DTypeBytes(options.grad_dtype), sums ? Home::kHost : Home::kDevice),
        row(has_master ? "optimizer, master" : "optimizer",
            plan.placement.optimizer, plan.trained_elems,
-           options.optimizer_bytes(), updates)});
+           options.optimizer_bytes(), homes.optimizer)});
 }
 
 // Calls print(first, last) for all of [0, size): once for the neighbours that
@@ -179,6 +182,10 @@ std::vector<std::pair<const char*, std::vector<StreamRole>>> Columns(
         {"from and to the host", {StreamRole::kUp, StreamRole::kDown}});
   }
   if (plan.UpdatesOnHost()) columns.push_back({"host", {StreamRole::kHost}});
+  if (plan.UsesDisk()) {
+    columns.push_back(
+        {"from and to the disk", {StreamRole::kRead, StreamRole::kWrite}});
+  }
   return columns;
 }
 

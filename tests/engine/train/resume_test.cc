@@ -264,16 +264,17 @@ TEST_F(ResumeTest, DelayedUpdatesGoOnWithTheParametersOfTheUpdateBefore) {
 }
 
 TEST_F(ResumeTest, EveryRankKeepsItsPartAtEveryStage) {
-  for (const bool offloads : {false, true}) {
+  for (const std::string device : {"none", "cpu", "nvme"}) {
     for (const int stage : {0, 1, 2, 3}) {
-      if (offloads && stage == 0) continue;
-      SCOPED_TRACE(absl::StrCat(stage, " ", offloads));
+      if (device != "none" && stage == 0) continue;
+      SCOPED_TRACE(absl::StrCat(stage, " ", device));
       ExpectEveryResumeIsTheSame(
           {.overrides = {"bf16.enabled=true",
                          absl::StrCat("zero_optimization.stage=", stage),
-                         absl::StrCat(
-                             "zero_optimization.offload_optimizer.device=",
-                             offloads ? "cpu" : "none")},
+                         absl::StrCat("zero_optimization.offload_optimizer={"
+                                      "\"nvme_path\": \"",
+                                      dir_.path(), "\", \"device\": \"", device,
+                                      "\"}")},
            .world = 2},
           {7});
     }
@@ -290,8 +291,12 @@ TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
                              "zero_optimization=" + stage},
                .world = world};
   };
+  const std::string disk = absl::StrCat(R"({"device": "nvme", "nvme_path": ")",
+                                        dir_.path(), R"("})");
   const std::vector<std::string> kStages = {
-      R"({"stage": 0})", R"({"stage": 1})",
+      R"({"stage": 0})",
+      absl::StrCat(R"({"stage": 3, "offload_optimizer": )", disk,
+                   R"(, "offload_param": )", disk, "}"),
       R"({"stage": 2, "offload_optimizer": {"device": "cpu"}})",
       R"({"stage": 3, "offload_optimizer": {"device": "cpu"},
           "offload_param": {"device": "cpu"}})"};
