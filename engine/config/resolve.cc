@@ -391,9 +391,10 @@ class Resolver : public ModelResolver {
         "zero_optimization.offload_optimizer.nvme_path";
     const std::string of_param = "zero_optimization.offload_param.nvme_path";
     if (zero.delayed_update) {
-      Problem("zero_optimization.offload_optimizer.delayed_update.enabled",
-              "true is not built yet beside device \"nvme\"; set the devices to "
-              "cpu, or delete this key");
+      Problem(
+          "zero_optimization.offload_optimizer.delayed_update.enabled",
+          "true is not built yet beside device \"nvme\"; set the devices to "
+          "cpu, or delete this key");
     }
     const auto want = [&](const std::string& path, bool used,
                           const std::string& value) {

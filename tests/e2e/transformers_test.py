@@ -1,26 +1,19 @@
 """Our folders in transformers, and transformers' folders here, both ways.
 
-Needs torch and transformers (tests/golden/requirements.txt) in the python that
-$ZERO_TRANSFORMERS_PYTHON names, or in this one; skipped where they are not.
+Needs torch and transformers, as peers.py finds them; skipped where they are not.
 """
 
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import unittest
 
+from peers import PYTHON, has_transformers
+
 ZERO = os.path.abspath(os.path.join(os.environ.get("ZERO_OUT", "out"), "zero"))
 GOLDEN = os.path.abspath("tests/golden")
-PYTHON = os.environ.get("ZERO_TRANSFORMERS_PYTHON", sys.executable)
 LENGTH = 64
-
-
-def has_transformers():
-    probe = subprocess.run([PYTHON, "-c", "import torch, transformers"],
-                           capture_output=True)
-    return probe.returncode == 0
 
 
 @unittest.skipUnless(has_transformers(), "no torch and transformers in python")
