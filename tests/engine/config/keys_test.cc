@@ -138,6 +138,7 @@ struct UnreadCase {
 std::vector<UnreadCase> UnreadCases() {
   const char* const kReplicated =
       "zero_optimization.stage 3 alone gathers parameters for use";
+  const char* const kNoDisk = "no device is \"nvme\"";
   const std::string no_text = "data.tokenizer=none";
   const std::string vocab = "model.vocab_size=300";
   const std::string no_tokens = "training.sample.tokens=0";
@@ -285,6 +286,24 @@ std::vector<UnreadCase> UnreadCases() {
       {"activation_checkpointing.granularity",
        {"activation_checkpointing.granularity=selective"},
        "activation_checkpointing.enabled is false"},
+      {"zero_optimization.offload_optimizer.nvme_path",
+       {"zero_optimization.offload_optimizer.nvme_path=/disk"},
+       "zero_optimization.offload_optimizer.device is not \"nvme\""},
+      {"zero_optimization.offload_param.nvme_path",
+       {"zero_optimization.offload_param.nvme_path=/disk"},
+       "zero_optimization.offload_param.device is not \"nvme\""},
+      {"zero_optimization.offload_optimizer.delayed_update.warmup_steps",
+       {"zero_optimization.offload_optimizer.delayed_update.warmup_steps=7"},
+       "zero_optimization.offload_optimizer.delayed_update.enabled is false"},
+      {"aio.block_size", {"aio.block_size=4096"}, kNoDisk},
+      {"aio.queue_depth", {"aio.queue_depth=3"}, kNoDisk},
+      {"aio.thread_count", {"aio.thread_count=3"}, kNoDisk},
+      {"aio.single_submit", {"aio.single_submit=true"}, kNoDisk},
+      {"aio.overlap_events", {"aio.overlap_events=false"}, kNoDisk},
+      {"aio.checksums", {"aio.checksums=false"}, kNoDisk},
+      {"communication.ranks_per_host",
+       {"communication.ranks_per_host=1"},
+       "communication.algorithm is not hierarchical"},
   };
 }
 
@@ -424,6 +443,12 @@ std::vector<std::string> Variants() {
           "stage3_param_persistence_threshold": 100,
           "vocabulary_parts": "off",
           "ignore_unused_parameters": false})");
+  with(R"("zero_optimization": {"stage": 3,
+          "offload_optimizer": {"device": "nvme", "nvme_path": "/disk"},
+          "offload_param": {"device": "nvme", "nvme_path": "/disk"}},
+          "communication": {"algorithm": "hierarchical"})");
+  with(R"("zero_optimization": {"stage": 1, "offload_optimizer": {
+          "device": "cpu", "delayed_update": {"enabled": true}}})");
   texts.push_back(R"({
   "model": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "intermediate_size": 96,
