@@ -48,8 +48,8 @@ bool MayDiffer(const std::string& key) {
   constexpr char kDelay[] =
       "zero_optimization.offload_optimizer.delayed_update";
   if (absl::StartsWith(key, kDelay)) return false;
-  for (const char* section : {"zero_optimization.", "communication.", "device.",
-                              "activation_checkpointing."}) {
+  for (const char* section : {"aio.", "zero_optimization.", "communication.",
+                              "device.", "activation_checkpointing."}) {
     if (absl::StartsWith(key, section)) return true;
   }
   return absl::StartsWith(key, "training.") && key != "training.seed";
