@@ -591,7 +591,8 @@ class CliTest(unittest.TestCase):
         for one in (same_step, full_step):
             waited = one["communication"].pop("waited_ms")
             self.assertEqual(list(waited),
-                             ["gather", "reduce", "across", "scalar", "host"])
+                             ["gather", "reduce", "across", "scalar", "host",
+                              "disk"])
             self.assertAlmostEqual(one["communication"].pop("exposed_ms"),
                                    sum(waited.values()), places=6)
             self.assertGreater(waited["scalar"], 0)
