@@ -358,7 +358,6 @@ class Resolver : public ModelResolver {
     if (zero.offload() == Offload::kNone) return;
     const std::string param = section + "offload_param.device";
     const bool offloads_param = zero.offload_param != OffloadDevice::kNone;
-    const std::string& path = offloads_param ? param : optimizer;
     const char* const device =
         (offloads_param ? zero.offload_param : zero.offload_optimizer) ==
                 OffloadDevice::kNvme
@@ -375,10 +374,6 @@ class Resolver : public ModelResolver {
     if (offloads_param && zero.offload_optimizer == OffloadDevice::kNone) {
       Problem(param, device, " wants ", optimizer,
               " \"cpu\" or \"nvme\", too: the host updates what it keeps");
-    }
-    if (zero.mics_shard_size != -1) {
-      Problem(path, device, " is not built yet beside ",
-              Cite(section + "mics_shard_size"), "; delete one");
     }
     if (zero.uses_nvme()) Disk();
   }

@@ -101,7 +101,7 @@ class Search {
     if (proposal->offload == Offload::kNone) return absl::OkStatus();
     const Plan& plan = rehearsal.plan;
     const int64_t updated =
-        plan.StateElems(plan.trained_elems, plan.placement.optimizer);
+        plan.StateElems(plan.HostUpdatedElems(), plan.placement.optimizer);
     proposal->seconds +=
         (rehearsal.host_traffic.up + rehearsal.host_traffic.down) /
             speed.host_bytes_per_second +
@@ -216,9 +216,7 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
           continue;
         }
         for (const int64_t group : groups) {
-          if ((stage == 0 || offload != Offload::kNone) && group != -1) {
-            continue;
-          }
+          if (stage == 0 && group != -1) continue;
           ZERO_RETURN_IF_ERROR(search.Try({.stage = stage,
                                            .mics_shard_size = group,
                                            .recompute = recompute,

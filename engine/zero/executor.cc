@@ -111,9 +111,10 @@ void Executor::TakeHostBuffers(Arena& arena) {
   };
   int64_t elems = 0;
   for (const Bucket& bucket : plan_.reduce_buckets) {
-    if (!bucket.is_rows()) elems = std::max(elems, bucket.elems);
+    if (bucket.is_rows() || !plan_.Offloads(bucket)) continue;
+    elems = std::max(elems, bucket.elems);
   }
-  if (plan_.shards_gradients()) {
+  if (plan_.AddsOnHost()) {
     for (Tensor& offloaded : offloaded_) {
       offloaded = empty(plan_.owners.OwnedElems(elems, rank_->rank()),
                         options_.grad_dtype);
@@ -122,7 +123,7 @@ void Executor::TakeHostBuffers(Arena& arena) {
   int64_t scratch = 0;
   for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
     const PlannedUnit& table = plan_.units[t];
-    if (table.rows == 0) continue;
+    if (table.rows == 0 || !plan_.UpdatesOnHost(t)) continue;
     if (table.part.number == 0) {
       units_[t].host_rows = EmptyRows(arena, t, plan_.world);
     }
@@ -448,7 +449,8 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       const bool adds = plan_.shards_gradients() && action.micro_step > 0;
       return wire_->Reduce(
           i, state.gradients[bucket.phase].flat, states_->grads(),
-          /*accumulate=*/adds && !plan_.UpdatesOnHost(bucket.unit),
+          /*accumulate=*/adds &&
+              !(plan_.UpdatesOnHost(bucket.unit) && plan_.AddsOnHost()),
           *transient_);
     }
     case ActionKind::kReduceAcross: {
@@ -748,16 +750,17 @@ void Executor::Offload(const Action& action) {
     copy(state.all_rows.rows, state.host_rows.rows);
     return;
   }
-  const bool sharded = plan_.shards_gradients();
+  const bool in_buffer = plan_.AddsOnHost();  // else where the device adds up
   const bool adds = AddsUp(action, plan_);
   if (adds) ++num_offloaded_;
   const int64_t phase = plan_.units[bucket.unit].phases[bucket.phase].begin;
   int64_t begin = 0;
   for (const SegmentRef& ref : bucket.segments) {
+    if (!plan_.UpdatesOnHost(ref.unit)) continue;
     const Segment piece = plan_.Piece(plan_.segment(ref), rank_->rank());
-    copy(sharded ? state.gradients[bucket.phase].flat.Slice(piece.begin - phase,
-                                                            {piece.elems})
-                 : states_->grads().Piece(ref),
+    copy(in_buffer ? state.gradients[bucket.phase].flat.Slice(
+                         piece.begin - phase, {piece.elems})
+                   : states_->grads().Piece(ref),
          adds ? offloaded().Slice(begin, {piece.elems})
               : states_->reduced_grads(ref.unit).Piece(ref));
     begin += piece.elems;

@@ -116,9 +116,8 @@ void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
   if (!options_.train) return;
   grads_ = make("gradients", placement.gradients, options_.grad_dtype,
                 MemoryCategory::kGradients, [&](const PlannedUnit& unit) {
-                  return plan_->shards_gradients() && on_host(unit)
-                             ? Home::kHost
-                             : Home::kDevice;
+                  return plan_->AddsOnHost() && on_host(unit) ? Home::kHost
+                                                              : Home::kDevice;
                 });
   // The host's copies of what the device keeps, too: gradients in its memory.
   host_params_ = make(
@@ -135,7 +134,7 @@ void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
   host_grads_ = make("gradients of the host", placement.optimizer,
                      options_.grad_dtype, MemoryCategory::kGradients,
                      [&](const PlannedUnit& unit) -> absl::optional<Home> {
-                       if (!on_host(unit) || plan_->shards_gradients()) {
+                       if (!on_host(unit) || plan_->AddsOnHost()) {
                          return absl::nullopt;
                        }
                        return Home::kHost;

@@ -164,6 +164,7 @@ class ModelStates {
 
   static constexpr char kStale[] = "stale_weight";
   bool keeps_stale() const { return options_.delayed_updates; }
+  const FlatState& stale() const { return host_params_; }
 
   // The door through which values go in and out: calls `visit` for the runs of
   // a part of a state, in plan order, without padding. Who reads or writes
@@ -192,9 +193,7 @@ class ModelStates {
 
  private:
   // Those that the host's optimizer reads.
-  FlatState& host_grads() {
-    return plan_->shards_gradients() ? grads_ : host_grads_;
-  }
+  FlatState& host_grads() { return plan_->AddsOnHost() ? grads_ : host_grads_; }
   Segment RangeOf(const FlatState& state, StatePart part,
                   const SegmentRef& ref) const;
 

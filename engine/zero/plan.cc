@@ -436,6 +436,21 @@ Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
   return {.sent = rest + hops, .received = given + hops};
 }
 
+bool Plan::Offloads(const Bucket& bucket) const {
+  if (bucket.is_rows()) return UpdatesOnHost(bucket.unit);
+  return std::any_of(
+      bucket.segments.begin(), bucket.segments.end(),
+      [&](const SegmentRef& ref) { return UpdatesOnHost(ref.unit); });
+}
+
+int64_t Plan::HostUpdatedElems() const {
+  int64_t elems = 0;
+  for (const PlannedUnit& unit : units) {
+    if (unit.homes.optimizer != Home::kDevice) elems += unit.trained_elems;
+  }
+  return elems;
+}
+
 bool Plan::UpdatesOnHost() const {
   return std::any_of(units.begin(), units.end(), [](const PlannedUnit& unit) {
     return unit.homes.optimizer != Home::kDevice;
@@ -492,9 +507,8 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
              (plan.owners.owners == 1 && plan.replicate.size == 1 &&
               options.placement == PlacementOfServer()))
       << "a server owns everything, alone";
-  ZERO_CHECK(!(host_updates || fetches) ||
-             (plan.replicate.size == 1 && plan.owners.even()))
-      << "states in host memory are those of one group without a server";
+  ZERO_CHECK(!(host_updates || fetches) || plan.owners.even())
+      << "a server's states are not in host memory";
   ZERO_CHECK(!fetches || options.placement.parameters == Placement::kSharded)
       << "parameters in host memory are sharded";
   if (shards > 1) {

@@ -380,6 +380,14 @@ struct Plan {
     return static_cast<int>((units[ref.unit].first_segment + ref.segment) %
                             kNumSwapSlots);
   }
+  // Whether the host updates any of a bucket.
+  bool Offloads(const Bucket& bucket) const;
+  // Whether the host adds up the sums of several micro-steps for what it
+  // updates. Else the device does, and the host gets what it needs for an
+  // update: replicated gradients, and those that groups still add up.
+  bool AddsOnHost() const { return shards_gradients() && replicate.size == 1; }
+  // Of trained_elems, how many the host updates.
+  int64_t HostUpdatedElems() const;
   // Whether any unit is.
   bool UpdatesOnHost() const;
   bool FetchesParameters() const;

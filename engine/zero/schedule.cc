@@ -295,7 +295,7 @@ class Builder {
         actions_.push_back(
             {ActionKind::kReduceAcross, next_bucket_, action.micro_step});
       }
-      if (plan_.UpdatesOnHost(bucket.unit)) {
+      if (plan_.Offloads(bucket) && (last_micro_step || plan_.AddsOnHost())) {
         Offload(action.micro_step, last_micro_step);
       }
       ++next_bucket_;
@@ -356,6 +356,7 @@ class Builder {
     }
     if (!last_micro_step) return;
     for (const SegmentRef& ref : plan_.reduce_buckets[next_bucket_].segments) {
+      if (!plan_.UpdatesOnHost(ref.unit)) continue;
       const PlannedUnit& unit = plan_.units[ref.unit];
       // Where rows come in, they are added last.
       if (++units_[ref.unit].num_offloaded == unit.num_trained_segments &&
@@ -872,7 +873,7 @@ std::vector<Action> MakeForwardSchedule(const Plan& plan,
 }
 
 bool AddsUp(const Action& offload, const Plan& plan) {
-  return plan.shards_gradients() && offload.micro_step > 0 &&
+  return plan.AddsOnHost() && offload.micro_step > 0 &&
          !plan.reduce_buckets[offload.index].is_rows();
 }
 
@@ -934,7 +935,10 @@ HostTraffic CountHostTraffic(const Plan& plan,
         traffic.down += ids * DTypeBytes(DType::kI32) +
                         bucket.elems * DTypeBytes(plan.rows.dtype);
       } else {
-        traffic.down += owned(bucket.elems, grad_dtype);
+        for (const SegmentRef& ref : bucket.segments) {
+          if (!plan.UpdatesOnHost(ref.unit)) continue;
+          traffic.down += owned(plan.segment(ref).elems, grad_dtype);
+        }
       }
     }
   }

@@ -239,6 +239,7 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
     ZERO_RETURN_IF_ERROR(Share(*state));
   }
   if (has_stale && states_->keeps_stale()) {
+    ZERO_RETURN_IF_ERROR(Share(states_->stale()));
     states_->set_params_are(ModelStates::Params::kNewer);
   } else {
     states_->CopyToHost(*compute_);

@@ -120,7 +120,7 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
     const Segment piece = plan_->Piece(segment, rank_->rank());
     // On its way to the host the sum is in place of this rank's addend.
     parts.push_back({gradients.Slice(segment.begin - phase, {segment.elems}),
-                     plan_->UpdatesOnHost(ref.unit)
+                     plan_->UpdatesOnHost(ref.unit) && plan_->AddsOnHost()
                          ? gradients.Slice(piece.begin - phase, {piece.elems})
                          : grads.Piece(ref)});
   }

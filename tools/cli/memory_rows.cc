@@ -23,15 +23,15 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
   const auto divided = [&](int64_t elems, int from_stage) {
     return stage >= from_stage ? elems / plan.shard.size : elems;
   };
-  // What the host keeps; gradients that no rank shards are summed here first.
-  const bool updates = offload == Offload::kNone;
+  // What the host keeps; gradients that no rank shards are summed here first,
+  // and those of several groups.
+  const int64_t updated = plan.trained_elems - plan.HostUpdatedElems();
   const bool keeps = offload != Offload::kAll;
-  const bool sums = updates || stage < 2;
+  const int64_t summed = plan.AddsOnHost() ? updated : plan.trained_elems;
   return keeps * divided(plan.padded_elems, 3) *
              DTypeBytes(options.param_dtype) +
-         sums * divided(plan.trained_elems, 2) *
-             DTypeBytes(options.grad_dtype) +
-         updates * divided(plan.trained_elems, 1) * options.optimizer_bytes();
+         divided(summed, 2) * DTypeBytes(options.grad_dtype) +
+         divided(updated, 1) * options.optimizer_bytes();
 }
 
 absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
@@ -61,7 +61,7 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
                                     RecomputeName(recompute)));
   }
   // Groups shard something, which stage 0 does not.
-  if (stage == 0 || offload != Offload::kNone) {
+  if (stage == 0) {
     run.sets.push_back("zero_optimization.mics_shard_size=auto");
   }
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,

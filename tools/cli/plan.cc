@@ -34,11 +34,12 @@ struct PlanFlags {
 void PrintStates(const Plan& plan, const Model& model,
                  const ExecutorOptions& options, Console* console) {
   const bool has_master = options.param_dtype != DType::kF32;
-  const auto row = [&](const char* name, Placement placement, int64_t of,
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto add = [&](const char* name, Placement placement, int64_t of,
                        int64_t bytes, Home home) {
     const int64_t elems = plan.StateElems(of, placement);
     const bool sharded = placement == Placement::kSharded && plan.world > 1;
-    return std::pair<std::string, std::string>(
+    rows.emplace_back(
         name,
         absl::StrFormat("%s elements x %d bytes = %s %s%s", WithCommas(elems),
                         bytes, HumanBytes(static_cast<double>(elems * bytes)),
@@ -55,19 +56,34 @@ void PrintStates(const Plan& plan, const Model& model,
       num_frozen == 0
           ? ""
           : absl::StrCat(", ", WithCommas(num_frozen), " of them frozen");
-  const StateHomes& homes = plan.units.front().homes;  // of all alike
-  const bool sums = plan.UpdatesOnHost() && plan.shards_gradients();
+  StateHomes homes;  // of what the device does not update
+  const int64_t on_host = plan.HostUpdatedElems();
+  const int64_t on_device = plan.trained_elems - on_host;
+  for (const PlannedUnit& unit : plan.units) {
+    if (unit.homes.optimizer != Home::kDevice) homes = unit.homes;
+  }
+  add("parameters", plan.placement.parameters, plan.padded_elems,
+      DTypeBytes(options.param_dtype), homes.parameters);
+  // What the host updates, apart from what the device does.
+  const auto add_divided = [&](const char* name, Placement placement,
+                               int64_t bytes, Home home) {
+    if (home == Home::kDevice || on_host == 0) {
+      return add(name, placement, plan.trained_elems, bytes, Home::kDevice);
+    }
+    if (on_device > 0) add(name, placement, on_device, bytes, Home::kDevice);
+    add(name, placement, on_host, bytes, home);
+  };
+  add_divided("gradients", plan.placement.gradients,
+              DTypeBytes(options.grad_dtype),
+              plan.AddsOnHost() ? Home::kHost : Home::kDevice);
+  add_divided(has_master ? "optimizer, master" : "optimizer",
+              plan.placement.optimizer, options.optimizer_bytes(),
+              homes.optimizer);
   console->Table(
       absl::StrFormat("model states: %s parameters%s, %s elements with padding",
                       WithCommas(model.NumParameters()), frozen,
                       WithCommas(plan.padded_elems)),
-      {row("parameters", plan.placement.parameters, plan.padded_elems,
-           DTypeBytes(options.param_dtype), homes.parameters),
-       row("gradients", plan.placement.gradients, plan.trained_elems,
-           DTypeBytes(options.grad_dtype), sums ? Home::kHost : Home::kDevice),
-       row(has_master ? "optimizer, master" : "optimizer",
-           plan.placement.optimizer, plan.trained_elems,
-           options.optimizer_bytes(), homes.optimizer)});
+      rows);
 }
 
 // Calls print(first, last) for all of [0, size): once for the neighbours that

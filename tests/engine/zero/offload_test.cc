@@ -212,6 +212,31 @@ TEST(OffloadTest, MicroBatchesGiveTheBitsOfTheStage) {
   }
 }
 
+// Hybrid sharding adds groups up on the device.
+TEST(OffloadTest, GroupsGiveTheBitsOfGroups) {
+  for (const auto& [world, shards] :
+       {std::pair(4, 2), std::pair(2, 1), std::pair(6, 3)}) {
+    for (const Offload& offload : Offloads()) {
+      for (const int64_t micro_steps : {1, 2}) {
+        SCOPED_TRACE(testing::Message()
+                     << offload.name << " world " << world << " shards "
+                     << shards << " micro " << micro_steps);
+        Job job;
+        job.config = TiedLlama();
+        job.world = world;
+        job.shards = shards;
+        job.batch = 12 * micro_steps;
+        job.micro_steps = micro_steps;
+        job.options.param_dtype = DType::kBF16;
+        job.options = AtStage(job.options, offload.stage);
+        const Outcome want = Train(job);
+        job.options = Offloaded(job.options, offload.stage, offload.homes);
+        EXPECT_EQ(Train(job), want);
+      }
+    }
+  }
+}
+
 TEST(OffloadTest, FrozenParametersAndDenseTablesGiveTheSameBits) {
   for (const bool rows : {false, true}) {
     for (const int world : {1, 2}) {

@@ -387,11 +387,11 @@ TEST(PlanDeathTest, WhatTheHostCanNotHaveIsACallerMistake) {
       MakePlan(OddUnits(),
                {.world = 2, .placement = PlacementOfStage(2), .homes = all}),
       "parameters in host memory are sharded");
-  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 4,
-                                     .shards = 2,
-                                     .placement = PlacementOfStage(3),
-                                     .homes = all}),
-               "one group without a server");
+  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 2,
+                                     .owners = 1,
+                                     .placement = PlacementOfServer(),
+                                     .homes = {.optimizer = Home::kHost}}),
+               "a server's states are not in host memory");
 }
 
 TEST(PlanDeathTest, GroupsThatDoNotFillTheWorldAreACallerMistake) {
