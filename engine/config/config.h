@@ -92,6 +92,7 @@ struct ZeroConfig {
   OffloadDevice offload_param = OffloadDevice::kNone;      // ".device"
   // Of device nvme: a folder, of both the same. Unset where neither is.
   std::string optimizer_nvme_path, param_nvme_path;
+  double offload_optimizer_ratio = 1;  // ".ratio"
   int64_t reduce_bucket_size = 6'553'600;
   int64_t allgather_bucket_size = 6'553'600;
   bool overlap_comm = true;
@@ -126,6 +127,8 @@ struct ZeroConfig {
     };
     set(Offload::kOptimizer, &offload_optimizer);
     set(Offload::kAll, &offload_param);
+    // The host updates all the parameters that it keeps.
+    if (offload == Offload::kAll) offload_optimizer_ratio = 1;
   }
   bool uses_nvme() const {
     return offload_optimizer == OffloadDevice::kNvme ||

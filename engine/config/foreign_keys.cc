@@ -88,8 +88,6 @@ constexpr ForeignKey kForeignKeys[] = {
      "reads, copies, updates and writes always overlap"},
     {kNote, kBool, "zero_optimization.offload_optimizer.fast_init",
      "memory is taken once and never copied"},
-    {kNotBuilt, kNumber, "zero_optimization.offload_optimizer.ratio",
-     "a part of the update on the device", "1"},
     {kNote, kNumber, "zero_optimization.offload_optimizer.cpuadam_cores_perc",
      "the host updates with the threads of the rank"},
     {kNotBuilt, kBool, "zero_optimization.offload_optimizer.super_offload",

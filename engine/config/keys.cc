@@ -799,6 +799,17 @@ std::vector<KeySpec> UsedKeys() {
           Unread(
               IF(c.zero_optimization.offload_optimizer != OffloadDevice::kNvme),
               "zero_optimization.offload_optimizer.device is not \"nvme\"")),
+      Key(
+          "zero_optimization.offload_optimizer.ratio",
+          FIELD(zero_optimization.offload_optimizer_ratio),
+          "The host has and updates at most this share of the optimizer, in "
+          "whole units, the largest first and at least one; the device has "
+          "and updates the rest. Changes no bit of the result but as device "
+          "says.",
+          Above(0), [](KeySpec& key) { key.max = 1; },
+          Unread(
+              IF(c.zero_optimization.offload_optimizer == OffloadDevice::kNone),
+              "zero_optimization.offload_optimizer.device is none")),
       Section("zero_optimization.offload_optimizer.delayed_update",
               "The host's update beside the next step, whose gradients are "
               "therefore those of parameters that are one update behind "

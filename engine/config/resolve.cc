@@ -375,6 +375,19 @@ class Resolver : public ModelResolver {
       Problem(param, device, " wants ", optimizer,
               " \"cpu\" or \"nvme\", too: the host updates what it keeps");
     }
+    const std::string ratio = section + "offload_optimizer.ratio";
+    if (zero.offload_optimizer_ratio < 1 && offloads_param) {
+      Problem(
+          ratio, JsonDouble(zero.offload_optimizer_ratio), ", but ",
+          Cite(param), " is ", device,
+          ": the host updates all the parameters that it keeps; delete one");
+    }
+    if (zero.offload_optimizer_ratio < 1 && zero.delayed_update) {
+      Problem(ratio, JsonDouble(zero.offload_optimizer_ratio), ", but ",
+              Cite(section + "offload_optimizer.delayed_update.enabled"),
+              " is true: what the device updates would not be delayed, and "
+              "results would depend on the ratio; delete one");
+    }
     if (zero.uses_nvme()) Disk();
   }
 

@@ -157,6 +157,11 @@ std::string FitProposal::Patch(const Config& config) const {
   offload_key("offload_optimizer", zero.offload_optimizer,
               after.offload_optimizer);
   offload_key("offload_param", zero.offload_param, after.offload_param);
+  if (zero.offload_optimizer_ratio != after.offload_optimizer_ratio) {
+    sets.push_back(
+        absl::StrCat("--set zero_optimization.offload_optimizer.ratio=",
+                     after.offload_optimizer_ratio));
+  }
   if (recompute != config.recompute()) {
     const bool enabled = recompute != Recompute::kOff;
     sets.push_back(absl::StrCat("--set activation_checkpointing.enabled=",

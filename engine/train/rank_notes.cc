@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/config/keys.h"
 #include "engine/train/console.h"
@@ -63,6 +64,22 @@ std::string DelayNote(const Config& config) {
       " gradients are those of parameters that are one update behind");
 }
 
+std::string RatioNote(const Plan& plan, double ratio) {
+  std::vector<std::string> names;
+  size_t num_units = 0;
+  for (size_t u = 0; u < plan.units.size(); ++u) {
+    if (plan.units[u].trained_elems == 0) continue;
+    ++num_units;
+    if (plan.UpdatesOnHost(u)) names.push_back(plan.units[u].name);
+  }
+  return absl::StrFormat(
+      "zero_optimization.offload_optimizer.ratio %g holds for whole units: the "
+      "host updates %d of %d (%s; %.1f %% of the elements)",
+      ratio, names.size(), num_units, absl::StrJoin(names, ", "),
+      100.0 * static_cast<double>(plan.HostUpdatedElems()) /
+          static_cast<double>(plan.trained_elems));
+}
+
 std::string PersistenceNote(const Plan& plan, const GatherPolicy& policy) {
   const std::vector<bool> persistent = PersistentUnits(plan, policy);
   int64_t num_units = 0, elems = 0;
@@ -98,6 +115,9 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
         "with --ranks N");
   }
   if (zero.delayed_update) notes.push_back(DelayNote(loaded.config));
+  if (zero.offload() != Offload::kNone && zero.offload_optimizer_ratio < 1) {
+    notes.push_back(RatioNote(plan, zero.offload_optimizer_ratio));
+  }
   const int64_t smallest = SmallestSegment(plan);
   const auto add_bucket_note = [&](const char* path, int64_t elems,
                                    const std::vector<Bucket>& buckets) {

@@ -303,7 +303,10 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
     rows.push_back(
         {"offload",
          absl::StrCat(
-             "the optimizer and the gradients that it reads",
+             config.zero_optimization.offload_optimizer_ratio < 1
+                 ? "a part of the optimizer"
+                 : "the optimizer",
+             " and the gradients that it reads",
              offload == Offload::kAll ? ", and parameters," : "",
              " in the host's memory (", HumanBytes(session.offloaded_bytes()),
              ")", DiskText(session), ", updated there",

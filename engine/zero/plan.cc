@@ -1,6 +1,7 @@
 #include "engine/zero/plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <initializer_list>
 #include <map>
 #include <numeric>
@@ -244,6 +245,41 @@ void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
       if (units[table].owner == u) plan->forward_order.push_back(table);
     }
     plan->forward_order.push_back(u);
+  }
+}
+
+// The device updates what the host's share leaves. Large units come first, so
+// that small ones fill up the share; of equal ones the host gets the last,
+// whose gradients are complete first and whose parameters are needed last.
+void LeaveOnDevice(double host_share, Plan* plan) {
+  struct Group {
+    int first = 0, last = 0;
+    int64_t elems = 0;
+  };
+  std::vector<Group> groups;
+  for (int u = static_cast<int>(plan->units.size()) - 1; u >= 0; --u) {
+    const PlannedUnit& unit = plan->units[u];
+    if (unit.part.number + 1 == unit.part.count) groups.push_back({u, u, 0});
+    groups.back().first = u;
+    groups.back().elems += unit.trained_elems;
+  }
+  std::erase_if(groups, [](const Group& group) { return group.elems == 0; });
+  std::stable_sort(
+      groups.begin(), groups.end(),
+      [](const Group& a, const Group& b) { return a.elems > b.elems; });
+  auto room = static_cast<int64_t>(
+      std::ceil(host_share * static_cast<double>(plan->trained_elems)));
+  const int64_t all = room;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const Group& group = groups[i];
+    const bool last_chance = i + 1 == groups.size() && room == all;
+    if (group.elems <= room || last_chance) {
+      room -= group.elems;
+      continue;
+    }
+    for (int u = group.first; u <= group.last; ++u) {
+      plan->units[u].homes.optimizer = Home::kDevice;
+    }
   }
 }
 
@@ -509,13 +545,19 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
       << "a server owns everything, alone";
   ZERO_CHECK(!(host_updates || fetches) || plan.owners.even())
       << "a server's states are not in host memory";
+  ZERO_CHECK(options.host_share > 0 && options.host_share <= 1 &&
+             !(fetches && options.host_share < 1))
+      << options.host_share;
   ZERO_CHECK(!fetches || options.placement.parameters == Placement::kSharded)
       << "parameters in host memory are sharded";
   if (shards > 1) {
     plan.placement = options.placement;
   } else {
     if (fetches) plan.placement.parameters = Placement::kSharded;
-    if (host_updates) plan.placement.gradients = options.placement.gradients;
+    // What is not sharded does not come to the device's optimizer otherwise.
+    if (host_updates && options.host_share == 1) {
+      plan.placement.gradients = options.placement.gradients;
+    }
   }
   const bool in_parts = options.vocabulary_parts && plan.shards_gradients();
   int64_t number = 0;  // of units that have parameters, a table's parts as one
@@ -532,6 +574,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.num_trained_segments += unit.num_trained_segments;
     plan.units.push_back(std::move(unit));
   }
+  if (host_updates) LeaveOnDevice(options.host_share, &plan);
   FindNeeds(units, &plan);
   int64_t num_segments = 0;
   for (const int u : plan.forward_order) {

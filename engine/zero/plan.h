@@ -188,6 +188,11 @@ struct PlanOptions {
   int64_t owners = 0;
   StatePlacement placement;
   StateHomes homes;  // of every unit
+  // With homes.optimizer not kDevice: the host updates at most this share of
+  // the trained elements, in whole units (the parts of a table as one) and at
+  // least one; the optimizer of the others is on the device. In (0, 1]; 1 where
+  // homes.parameters is not kDevice.
+  double host_share = 1;
   Codec parameters, gradients;
   // That a rank looks up in a step; 0: nobody knows, gradients are dense.
   int64_t tokens = 0;

@@ -680,6 +680,39 @@ class CliTest(unittest.TestCase):
             self.assertEqual(sum(states), row["states_bytes_by_formula"])
             self.assertEqual(row["host_bytes"] > 0, row["offload"] != "-")
 
+    def test_a_ratio_leaves_a_part_of_the_optimizer_on_the_device(self):
+        bf16 = "bf16.enabled=true"
+        keys = "zero_optimization=" + json.dumps(
+            {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5}})
+        _, plain = self.train_on(2, bf16)
+        out, some = self.train_on(2, bf16, keys)
+        self.assertEqual(some["parameters_hash"], plain["parameters_hash"])
+        self.assertIn("offload_optimizer.ratio 0.5 holds for whole units", out)
+        self.assertIn("a part of the optimizer and the gradients", out)
+        self.assertEqual(some["peak_bytes"], some["predicted_peak_bytes"])
+        self.assertGreater(some["peak_bytes"]["optimizer"], 0)
+        self.assertGreater(some["host_bytes"], 0)
+        plan = self.ok("plan", "config.json", "--ranks", "2", "--set", keys,
+                       "--set", "train_batch_size=4")
+        self.assertEqual(len(re.findall("optimizer .* sharded\n", plan)), 1)
+        self.assertEqual(
+            len(re.findall("optimizer .*, in the host's memory", plan)), 1)
+        rows = [json.loads(line) for line in self.ok(
+            "memory", "config.json", "--ranks", "2", "--json", "--set", keys,
+            "--set", "train_batch_size=4").splitlines()]
+        of = {(row["stage"], row["offload"]): row for row in rows
+              if row["recompute"] == "off"}
+        for row in rows:
+            states = [row[name] for name in
+                      ("parameters", "gradients", "optimizer")]
+            self.assertEqual(sum(states), row["states_bytes_by_formula"])
+        for stage in (1, 2, 3):
+            self.assertGreater(of[stage, "optimizer"]["optimizer"], 0)
+            self.assertLess(of[stage, "optimizer"]["optimizer"],
+                            of[stage, "-"]["optimizer"])
+        # Parameters of the host are all updated there.
+        self.assertEqual(of[3, "all"]["optimizer"], 0)
+
     NVME = {"device": "nvme", "nvme_path": "disk"}
 
     def test_offload_keeps_states_on_a_disk_to_the_same_bits(self):

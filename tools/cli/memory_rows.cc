@@ -48,6 +48,9 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
                      device(Offload::kOptimizer, configured.offload_optimizer));
   run.sets.push_back("zero_optimization.offload_param" +
                      device(Offload::kAll, configured.offload_param));
+  if (offload == Offload::kAll) {
+    run.sets.push_back("zero_optimization.offload_optimizer.ratio=1");
+  }
   if (offload == Offload::kNone) {
     run.sets.push_back(
         "zero_optimization.offload_optimizer.delayed_update.enabled=false");

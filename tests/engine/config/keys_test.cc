@@ -292,6 +292,9 @@ std::vector<UnreadCase> UnreadCases() {
       {"zero_optimization.offload_param.nvme_path",
        {"zero_optimization.offload_param.nvme_path=/disk"},
        "zero_optimization.offload_param.device is not \"nvme\""},
+      {"zero_optimization.offload_optimizer.ratio",
+       {"zero_optimization.offload_optimizer.ratio=0.5"},
+       "zero_optimization.offload_optimizer.device is none"},
       {"zero_optimization.offload_optimizer.delayed_update.warmup_steps",
        {"zero_optimization.offload_optimizer.delayed_update.warmup_steps=7"},
        "zero_optimization.offload_optimizer.delayed_update.enabled is false"},
@@ -449,6 +452,8 @@ std::vector<std::string> Variants() {
           "communication": {"algorithm": "hierarchical"})");
   with(R"("zero_optimization": {"stage": 1, "offload_optimizer": {
           "device": "cpu", "delayed_update": {"enabled": true}}})");
+  with(R"("zero_optimization": {"stage": 2, "mics_shard_size": 1,
+          "offload_optimizer": {"device": "cpu", "ratio": 0.25}})");
   texts.push_back(R"({
   "model": {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2,
             "num_attention_heads": 4, "intermediate_size": 96,

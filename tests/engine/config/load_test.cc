@@ -356,6 +356,32 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   }
 }
 
+TEST(LoadTest, ARatioIsAShareOfWhatTheDeviceCouldUpdateToo) {
+  const std::string zero = "zero_optimization.";
+  const std::string optimizer =
+      zero + R"(offload_optimizer={"device": "cpu", "ratio": 0.3})";
+  const auto loaded = LoadSmall({optimizer, zero + "stage=3"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.zero_optimization.offload_optimizer_ratio, 0.3);
+  EXPECT_TRUE(LoadSmall({zero + R"(offload_optimizer={"device": "nvme",
+                                   "nvme_path": "/nvme", "ratio": 0.3})",
+                         zero + "stage=1"})
+                  .ok());
+  EXPECT_THAT(
+      ErrorOfSmall(
+          {optimizer, zero + "offload_param.device=cpu", zero + "stage=3"}),
+      testing::HasSubstr("the host updates all the parameters that it keeps"));
+  EXPECT_THAT(
+      ErrorOfSmall({optimizer, zero + "stage=2",
+                    zero + "offload_optimizer.delayed_update.enabled=true"}),
+      testing::HasSubstr("results would depend on the ratio"));
+  for (const char* ratio : {"0", "1.5"}) {
+    EXPECT_THAT(
+        ErrorOfSmall({absl::StrCat(zero, "offload_optimizer.ratio=", ratio)}),
+        testing::HasSubstr("is not in (0, 1]"));
+  }
+}
+
 TEST(LoadTest, ADelayedUpdateIsOneOfTheHost) {
   const std::string zero = "zero_optimization.";
   const std::string enabled =

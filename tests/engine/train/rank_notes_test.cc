@@ -18,18 +18,22 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-// Units of 256 elements but for the last, of 128 on two ranks.
-Plan PlanAt(int stage, const LoadedConfig& loaded, int64_t world = 2) {
+// Of 256 elements but for the last, of 128 on two ranks.
+std::vector<UnitSpec> Units() {
   std::vector<UnitSpec> units;
   for (const char* name : {"embedding", "block.0", "block.1"}) {
     units.push_back({name, {{absl::StrCat(name, ".weight"), {10, 20}}}});
   }
   units.push_back({"head", {{"head.scale", {100}}}});
+  return units;
+}
+
+Plan PlanAt(int stage, const LoadedConfig& loaded, int64_t world = 2) {
   const ZeroConfig& zero = loaded.config.zero_optimization;
-  return MakePlan(units, {.world = world,
-                          .placement = PlacementOfStage(stage),
-                          .reduce_bucket_elems = zero.reduce_bucket_size,
-                          .gather_bucket_elems = zero.allgather_bucket_size});
+  return MakePlan(Units(), {.world = world,
+                            .placement = PlacementOfStage(stage),
+                            .reduce_bucket_elems = zero.reduce_bucket_size,
+                            .gather_bucket_elems = zero.allgather_bucket_size});
 }
 
 LoadedConfig Load(const std::vector<std::string>& overrides) {
@@ -168,6 +172,26 @@ TEST(RankNotesTest, APersistenceThresholdHoldsForWholeUnits) {
               ElementsAre(HasSubstr("must be smaller: 0 of 4 stay in place")));
   const LoadedConfig off = Load({stage});
   EXPECT_THAT(RankNotes(off, PlanAt(3, off)), IsEmpty());
+}
+
+TEST(RankNotesTest, ARatioHoldsForWholeUnits) {
+  const std::string path = "zero_optimization.offload_optimizer.";
+  const auto notes = [&](double ratio, const std::string& device) {
+    const LoadedConfig loaded =
+        Load({"zero_optimization.stage=2", path + "device=" + device,
+              absl::StrCat(path, "ratio=", ratio)});
+    PlanOptions options{.world = 2, .placement = PlacementOfStage(2)};
+    if (device == "cpu") options.homes.optimizer = Home::kHost;
+    options.host_share = device == "cpu" ? ratio : 1;
+    return RankNotes(loaded, MakePlan(Units(), options));
+  };
+  // 2 * 256 of 896 elements; the head's 128 would make it 71 %.
+  EXPECT_THAT(notes(0.6, "cpu"),
+              ElementsAre(path + "ratio 0.6 holds for whole units: the host "
+                                 "updates 2 of 4 (block.0, block.1; 57.1 % of "
+                                 "the elements)"));
+  EXPECT_THAT(notes(1, "cpu"), IsEmpty());
+  EXPECT_THAT(notes(0.6, "none"), IsEmpty());
 }
 
 TEST(RankNotesTest, ADelayedUpdateSaysThatItChangesResults) {

@@ -281,6 +281,27 @@ TEST_F(ResumeTest, EveryRankKeepsItsPartAtEveryStage) {
   }
 }
 
+// ---- Another home of the states ---------------------------------------------
+
+TEST_F(ResumeTest, AnotherShareOfTheHostGoesOnToTheSameBits) {
+  const auto job = [&](const std::string& home) {
+    return Job{.overrides = {"bf16.enabled=true", "zero_optimization.stage=2",
+                             "zero_optimization.offload_optimizer=" + home},
+               .world = 2};
+  };
+  const std::string some = R"({"device": "cpu", "ratio": 0.3})";
+  const std::vector<std::string> homes = {
+      some, R"({"device": "cpu"})", R"({"device": "none"})",
+      absl::StrCat(R"({"device": "nvme", "ratio": 0.6, "nvme_path": ")",
+                   dir_.path(), R"("})")};
+  const Part whole = Train(job(some), kSteps);
+  for (const std::string& home : homes) {
+    SCOPED_TRACE(home);
+    Train(job(some), 7);
+    ExpectEqual(Train(job(home), kSteps, "latest"), whole);
+  }
+}
+
 // ---- Another number of ranks ------------------------------------------------
 
 // Whoever saved, whoever loads: the same states.

@@ -36,6 +36,11 @@ RigOptions Offloaded(RigOptions options, int stage, const StateHomes& homes) {
   return options;
 }
 
+Job AtStage(Job job, int stage) {
+  job.options = AtStage(job.options, stage);
+  return job;
+}
+
 // What the stages allow: parameters are sharded where the host has them.
 struct Offload {
   int stage;
@@ -212,26 +217,85 @@ TEST(OffloadTest, MicroBatchesGiveTheBitsOfTheStage) {
   }
 }
 
+// A share of 1e-9 is the smallest unit.
+TEST(OffloadTest, AnyShareOfTheHostGivesTheSameBits) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
+    for (const int world : {1, 2, 3}) {
+      for (const int stage : {1, 2, 3}) {
+        for (const double share : {1e-9, 0.3, 0.8}) {
+          for (const int bits : {0, 1, 2}) {
+            SCOPED_TRACE(testing::Message()
+                         << "stage " << stage << " world " << world << " share "
+                         << share << " bits " << bits);
+            Job job;
+            job.config = TiedLlama();
+            job.world = world;
+            job.micro_steps = bits & 1 ? 2 : 1;
+            job.options.optimizer.kind = kind;
+            job.options.param_dtype = DType::kBF16;
+            job.options.plan.vocabulary_parts = bits & 2;
+            job.options.plan.min_part_elems = 640;
+            const Outcome want = Train(AtStage(job, world == 1 ? 0 : stage));
+            for (const StateHomes& homes :
+                 {kOptimizerOnHost, kOptimizerOnDisk}) {
+              job.options = Offloaded(job.options, stage, homes);
+              job.options.plan.host_share = share;
+              EXPECT_EQ(Train(job), want)
+                  << (homes == kOptimizerOnDisk ? "on disk" : "");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(OffloadTest, TheHostHasItsShareOfWholeUnits) {
+  Job job;
+  job.options = Offloaded(job.options, 2, kOptimizerOnHost);
+  for (const double share : {1e-9, 0.2, 0.5, 0.9, 1.0}) {
+    job.options.plan.host_share = share;
+    const Plan plan = PlanOf(job);
+    int64_t on_host = 0, largest_block = 0;
+    for (size_t u = 0; u < plan.units.size(); ++u) {
+      const int64_t elems = plan.units[u].trained_elems;
+      if (plan.UpdatesOnHost(u)) on_host += elems;
+      largest_block = std::max(largest_block, elems);
+    }
+    EXPECT_GT(on_host, 0) << share;
+    if (share > 0.1) {
+      EXPECT_LE(on_host, share * plan.trained_elems + 1) << share;
+    }
+    EXPECT_GE(on_host, share * plan.trained_elems - largest_block) << share;
+  }
+}
+
 // Hybrid sharding adds groups up on the device.
 TEST(OffloadTest, GroupsGiveTheBitsOfGroups) {
   for (const auto& [world, shards] :
        {std::pair(4, 2), std::pair(2, 1), std::pair(6, 3)}) {
     for (const Offload& offload : Offloads()) {
       for (const int64_t micro_steps : {1, 2}) {
-        SCOPED_TRACE(testing::Message()
-                     << offload.name << " world " << world << " shards "
-                     << shards << " micro " << micro_steps);
-        Job job;
-        job.config = TiedLlama();
-        job.world = world;
-        job.shards = shards;
-        job.batch = 12 * micro_steps;
-        job.micro_steps = micro_steps;
-        job.options.param_dtype = DType::kBF16;
-        job.options = AtStage(job.options, offload.stage);
-        const Outcome want = Train(job);
-        job.options = Offloaded(job.options, offload.stage, offload.homes);
-        EXPECT_EQ(Train(job), want);
+        for (const double share : {1.0, 0.5}) {
+          const bool all = offload.homes.parameters != Home::kDevice;
+          if (all && share < 1) continue;
+          SCOPED_TRACE(testing::Message()
+                       << offload.name << " world " << world << " shards "
+                       << shards << " micro " << micro_steps << " " << share);
+          Job job;
+          job.config = TiedLlama();
+          job.world = world;
+          job.shards = shards;
+          job.batch = 12 * micro_steps;
+          job.micro_steps = micro_steps;
+          job.options.param_dtype = DType::kBF16;
+          job.options = AtStage(job.options, offload.stage);
+          const Outcome want = Train(job);
+          job.options = Offloaded(job.options, offload.stage, offload.homes);
+          job.options.plan.host_share = share;
+          EXPECT_EQ(Train(job), want);
+        }
       }
     }
   }

@@ -392,6 +392,11 @@ TEST(PlanDeathTest, WhatTheHostCanNotHaveIsACallerMistake) {
                                      .placement = PlacementOfServer(),
                                      .homes = {.optimizer = Home::kHost}}),
                "a server's states are not in host memory");
+  EXPECT_DEATH(MakePlan(OddUnits(), {.world = 2,
+                                     .placement = PlacementOfStage(3),
+                                     .homes = all,
+                                     .host_share = 0.5}),
+               "0.5");
 }
 
 TEST(PlanDeathTest, GroupsThatDoNotFillTheWorldAreACallerMistake) {
