@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/nearest.h"
@@ -130,6 +131,19 @@ int64_t NumFrozen(const Model& model) {
     if (parameter->frozen) frozen += parameter->shape.num_elems();
   }
   return frozen;
+}
+
+size_t FirstTrainedUnit(const Model& model) {
+  size_t first = 0;
+  const auto is_trained = [](const auto& p) { return !p->frozen; };
+  for (const auto& unit : model.units()) {
+    if (absl::c_any_of(unit->parameters(), is_trained) ||
+        absl::c_any_of(unit->borrowed(), is_trained)) {
+      break;
+    }
+    ++first;
+  }
+  return first;
 }
 
 }  // namespace zero

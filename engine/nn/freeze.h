@@ -27,6 +27,10 @@ absl::Status FreezeParameters(const std::vector<std::string>& patterns,
 // Elements of frozen parameters.
 int64_t NumFrozen(const Model& model);
 
+// The first unit with a parameter that is trained, its own or a borrowed one,
+// where backward ends; units().size(): there is none.
+size_t FirstTrainedUnit(const Model& model);
+
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_NN_FREEZE_H_

@@ -49,7 +49,9 @@ std::string ComputeText(const TokenFlops& flops, bool frozen) {
   return absl::StrFormat(
       "%s FLOP per token (6 N + 12 L q s), causal %s (6 N + 6 L q s)%s",
       HumanCount(flops.model), HumanCount(flops.causal),
-      frozen ? "; of a frozen weight 4 instead of 6" : "");
+      frozen ? "; of a frozen weight 4 instead of 6, 2 before the first "
+               "block that is trained"
+             : "");
 }
 
 // "AMD EPYC, avx512, 2 threads", "NVIDIA H200, sm_90, 132 SMs".

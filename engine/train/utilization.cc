@@ -6,21 +6,20 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "engine/nn/freeze.h"
 #include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
 
-// Parameters that FLOPs per token count: a row of a table that is only looked
-// up is not multiplied with anything.
-std::vector<const Parameter*> Multiplied(const Model& model) {
-  std::vector<const Parameter*> multiplied;
-  for (size_t u = 0; u < model.units().size(); ++u) {
-    const Unit& unit = *model.units()[u];
-    for (const auto& parameter : unit.parameters()) {
-      if (u > 0) multiplied.push_back(parameter.get());
-    }
-    for (const Parameter* tied : unit.borrowed()) multiplied.push_back(tied);
+// Parameters of a unit that FLOPs per token count: a row of a table that is
+// only looked up is not multiplied with anything.
+std::vector<const Parameter*> Multiplied(const Model& model, size_t unit) {
+  const std::vector<Parameter*>& tied = model.units()[unit]->borrowed();
+  std::vector<const Parameter*> multiplied(tied.begin(), tied.end());
+  if (unit == 0) return multiplied;
+  for (const auto& parameter : model.units()[unit]->parameters()) {
+    multiplied.push_back(parameter.get());
   }
   return multiplied;
 }
@@ -28,12 +27,25 @@ std::vector<const Parameter*> Multiplied(const Model& model) {
 }  // namespace
 
 TokenFlops WithoutFrozen(TokenFlops flops, const Model& model) {
-  for (const Parameter* parameter : Multiplied(model)) {
-    if (!parameter->frozen) continue;
-    const double saved =
-        2.0 * static_cast<double>(parameter->shape.num_elems());
-    flops.model -= saved;
-    flops.causal -= saved;
+  // Of one block: 6 q s, and what it computes again.
+  const size_t num_units = model.units().size(), num_blocks = num_units - 2;
+  const double attention = (flops.model - flops.causal) / num_blocks;
+  const double recomputed = flops.recomputed / num_blocks;
+  const size_t first_trained = FirstTrainedUnit(model);
+  for (size_t u = 0; u < num_units; ++u) {
+    const bool forward_only = u < first_trained;
+    for (const Parameter* parameter : Multiplied(model, u)) {
+      if (!parameter->frozen) continue;
+      const double saved = (forward_only ? 4.0 : 2.0) *
+                           static_cast<double>(parameter->shape.num_elems());
+      flops.model -= saved;
+      flops.causal -= saved;
+    }
+    const bool is_block = u > 0 && u + 1 < num_units;
+    if (!forward_only || !is_block) continue;
+    flops.model -= 2 * attention * 2 / 3;
+    flops.causal -= attention * 2 / 3;
+    flops.recomputed -= recomputed;
   }
   return flops;
 }

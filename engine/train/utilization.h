@@ -21,8 +21,8 @@ struct TokenFlops {
 };
 
 // Those of a run that trains `model`: a frozen weight costs 4 operations per
-// element and token instead of 6, since it has no gradient. Backward goes
-// through frozen units all the same.
+// element and token instead of 6, since it has no gradient. In frozen units
+// before the first that is trained, which have no backward, all costs a third.
 TokenFlops WithoutFrozen(TokenFlops flops, const Model& model);
 
 // Shares of a peak rate; all 0 where the peak is not known, NaN where the run

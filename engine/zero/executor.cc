@@ -529,13 +529,19 @@ void Executor::Release(int unit) {
   units_[unit].gathered = Tensor();
 }
 
+// Nobody wants a gradient for the units before the first that is trained.
+Var Executor::WatchInput(int unit, Tensor input) {
+  return unit > plan_.first_trained ? units_[unit].tape.Watch(std::move(input))
+                                    : Var(std::move(input));
+}
+
 void Executor::Forward(int unit) {
   UnitState& state = units_[unit];
   Context& ctx = *context_;
   ctx.part = plan_.units[unit].part.number;
   Tensor input = std::exchange(state.input, Tensor());
   ctx.tape = &state.tape;
-  const Var in = unit == 0 ? Var() : state.tape.Watch(std::move(input));
+  const Var in = WatchInput(unit, std::move(input));
   state.input_slot = in.slot;
   Var out = state.unit->Forward(ctx, in);
   state.output_slot = out.slot;
@@ -552,7 +558,7 @@ void Executor::ForwardBackwardHead(int unit) {
   ctx.part = plan_.units[unit].part.number;
   int slot;
   {
-    const Var in = state.tape.Watch(std::exchange(state.input, Tensor()));
+    const Var in = WatchInput(unit, std::exchange(state.input, Tensor()));
     slot = in.slot;
     state.unit->Forward(ctx, in);
   }

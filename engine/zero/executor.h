@@ -124,6 +124,7 @@ class Executor {
   void Fetch(const Action& action);
   void Gather(int unit);
   void Release(int unit);
+  Var WatchInput(int unit, Tensor input);
   void Forward(int unit);
   void ForwardBackwardHead(int unit);
   void Backward(int unit, int phase);

@@ -283,6 +283,16 @@ void LeaveOnDevice(double host_share, Plan* plan) {
   }
 }
 
+// The first computing unit that writes a gradient.
+int FirstTrained(const Plan& plan) {
+  for (int u = 0; u < plan.num_computing; ++u) {
+    for (const int written : plan.units[u].writes) {
+      if (plan.units[written].trained_elems > 0) return u;
+    }
+  }
+  return plan.num_computing;
+}
+
 // Which tables are exchanged by rows, and which others' heads wait.
 void ChooseRows(const PlanOptions& options, Plan* plan) {
   plan->rows = {DTypeBytes(plan->gradients.dtype) <
@@ -576,6 +586,7 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
   }
   if (host_updates) LeaveOnDevice(options.host_share, &plan);
   FindNeeds(units, &plan);
+  plan.first_trained = FirstTrained(plan);
   int64_t num_segments = 0;
   for (const int u : plan.forward_order) {
     plan.units[u].first_segment = num_segments;

@@ -322,6 +322,9 @@ struct Plan {
   // The model's, and behind them the tables, which compute nothing.
   std::vector<PlannedUnit> units;
   int num_computing = 0;
+  // The first computing unit whose backward writes a gradient. Those before it
+  // have no backward and keep nothing for one.
+  int first_trained = 0;
   // In the order in which parameters are needed: a table before who owns it.
   std::vector<int> forward_order;
   // In the order in which backward completes them: from the last unit down.

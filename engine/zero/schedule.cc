@@ -837,7 +837,7 @@ std::vector<Action> MakeSchedule(const Plan& plan,
       computations.push_back({ActionKind::kForward, u, micro});
     }
     computations.push_back({ActionKind::kForwardBackward, last, micro});
-    for (int u = last - 1; u >= 0; --u) {
+    for (int u = last - 1; u >= plan.first_trained; --u) {
       Action action{ActionKind::kBackward, u, micro};
       do {
         computations.push_back(action);
@@ -964,17 +964,17 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   const int64_t ring = DTypeBytes(plan.gradients.partial_sums) - r;
   int64_t gathered = is_sharded(placement.optimizer) ? plan.trained_elems : 0;
   if (is_sharded(placement.parameters)) {
-    gathered = 2 * micro_steps * plan.padded_elems;
+    gathered = 0;
     for (const PlannedUnit& unit : plan.units) {
-      const auto borrows = [&](const PlannedUnit& other) {
-        return !unit.parameters.empty() &&
-               std::count(other.borrowed.begin(), other.borrowed.end(),
-                          unit.parameters[0].spec.name) > 0;
-      };
-      if (unit.part.count > 1 &&
-          std::any_of(plan.units.begin(), plan.units.end(), borrows)) {
-        gathered += (unit.head_waits ? 2 : 1) * micro_steps * unit.padded_elems;
-      }
+      const bool shared = std::any_of(
+          plan.units.begin(), plan.units.end(), [&](const PlannedUnit& other) {
+            return !unit.parameters.empty() &&
+                   std::count(other.borrowed.begin(), other.borrowed.end(),
+                              unit.parameters[0].spec.name) > 0;
+          });
+      int times = shared || unit.owner >= plan.first_trained ? 2 : 1;
+      if (unit.part.count > 1 && shared) times += unit.head_waits ? 2 : 1;
+      gathered += times * micro_steps * unit.padded_elems;
     }
   }
   const int64_t reductions = is_sharded(placement.gradients) ? micro_steps : 1;

@@ -158,7 +158,8 @@ HostTraffic CountHostTraffic(const Plan& plan,
 // updated without those of frozen parameters, G = micro_steps. Across the
 // groups, once per step: 2 (groups - 1) / groups * Psi / shards. Where a table
 // is exchanged by rows, a rank also sends its tokens and their rows to all
-// others, and Psi of gradients counts the table only where a head shares it. A
+// others, and Psi of gradients counts the table only where a head shares it. Frozen units
+// before the first that is trained are gathered for forward alone. A
 // server sends
 // (world - 1) times the parameters and receives (world - 1) times the
 // gradients; a worker sends its gradients and receives the parameters. Around

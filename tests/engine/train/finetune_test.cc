@@ -172,16 +172,49 @@ TEST_F(FinetuneTest, FrozenTensorsCostNoStateNoWireAndFewerOperations) {
   EXPECT_NEAR(flops(all) - flops(head), 2.0 * elems, 1e-6 * flops(all));
 }
 
+// Those before the first unit that is trained have no backward.
+TEST_F(FinetuneTest, LeadingFrozenBlocksKeepNothingAndChangeNoOtherGradient) {
+  const std::vector<std::string> once = {"training.steps=1",
+                                         "gradient_clipping=0"};
+  const Outcome all = Run(once);
+  ASSERT_TRUE(all.status.ok()) << all.status;
+  const std::string weight = "model.layers.1.self_attn.v_proj.weight";
+  const std::string trained = Final(weight);
+  std::vector<std::string> frozen = once;
+  frozen.push_back("model.freeze=[\"*embed_tokens*\", \"block.0.*\"]");
+  const Outcome some = Run(frozen);
+  ASSERT_TRUE(some.status.ok()) << some.status;
+  EXPECT_EQ(Final(weight), trained);
+  const auto of_step = [](const Outcome& outcome, const char* key) {
+    return outcome.steps[0][key].get<double>();
+  };
+  const auto activations = [](const Outcome& outcome) {
+    return outcome.summary["peak_bytes"]["activations"].get<int64_t>();
+  };
+  // One of two blocks is left.
+  EXPECT_LT(activations(some), activations(all) * 2 / 3);
+  const auto flops = [&](const Outcome& outcome) {
+    return of_step(outcome, "flops_per_second") /
+           of_step(outcome, "tokens_per_second");
+  };
+  const double block = 32 * 96 + 32 * 32 + 3 * 32 * 48 + 2 * 32;
+  const double attention = 8.0 * 32 * 32;
+  EXPECT_NEAR(flops(all) - flops(some), 4 * block + attention,
+              1e-6 * flops(all));
+}
+
 TEST_F(FinetuneTest, StagesHaveEqualBitsWithFrozenTensors) {
   const std::vector<std::string> frozen = {
       "model.freeze=[\"*embed_tokens*\", \"*mlp.down_proj*\"]",
-      "bf16.enabled=true"};
-  const Outcome first = Run(frozen, 2);
-  ASSERT_TRUE(first.status.ok()) << first.status;
-  for (int stage = 1; stage <= 3; ++stage) {
-    std::vector<std::string> overrides = frozen;
-    overrides.push_back(absl::StrCat("zero_optimization.stage=", stage));
-    EXPECT_EQ(Run(overrides, 2).hash, first.hash) << stage;
+      "model.freeze=[\"*embed_tokens*\", \"block.0.*\"]"};
+  for (const std::string& some : frozen) {
+    const std::string bf16 = "bf16.enabled=true";
+    const Outcome first = Run({some, bf16}, 2);
+    ASSERT_TRUE(first.status.ok()) << first.status;
+    for (int stage = 1; stage <= 3; ++stage) {
+      const std::string at = absl::StrCat("zero_optimization.stage=", stage);
+      EXPECT_EQ(Run({some, bf16, at}, 2).hash, first.hash) << stage;
+    }
   }
 }
 

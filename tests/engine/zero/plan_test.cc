@@ -364,6 +364,34 @@ TEST(PlanTest, FrozenParametersLieBehindAndAreNeitherReducedNorUpdated) {
   }
 }
 
+TEST(PlanTest, BackwardEndsAtTheFirstUnitThatIsTrained) {
+  std::vector<UnitSpec> units = {
+      Unit("embedding", {{64}}), Unit("block.0", {{128}}),
+      Unit("block.1", {{256}}), Unit("head", {{64}})};
+  units[0].parameters[0].frozen = units[1].parameters[0].frozen = true;
+  const auto backward = [&](int stage) {
+    const Plan plan =
+        MakePlan(units, {.world = 2, .placement = PlacementOfStage(stage)});
+    std::vector<int> of;
+    std::vector<int> gathers(units.size());
+    for (const Action& action : MakeSchedule(plan, {})) {
+      if (action.kind == ActionKind::kBackward) of.push_back(action.index);
+      if (action.kind == ActionKind::kGather) ++gathers[action.index];
+    }
+    if (stage == 3) {
+      EXPECT_EQ(gathers[0], 1);
+      EXPECT_EQ(gathers[1], 1);
+    }
+    return of;
+  };
+  for (int stage : {0, 1, 2, 3}) {
+    EXPECT_EQ(backward(stage), std::vector<int>{2}) << stage;
+  }
+  // A head that is tied to the embedding trains it there.
+  units[0].parameters[0].frozen = false;
+  EXPECT_EQ(backward(0), (std::vector<int>{2, 1, 0}));
+}
+
 TEST(PlanTest, OneRankShardsWhatGoesToTheHost) {
   const auto placement = [](int stage, const StateHomes& homes) {
     return MakePlan(OddUnits(), {.world = 1,
