@@ -73,10 +73,11 @@ class SamplesTest(RunsTest):
 class TransformersSamplesTest(RunsTest):
 
     def run_ok(self, *args):
-        result = subprocess.run(args, cwd=self.folder, text=True,
-                                capture_output=True, timeout=300)
+        # Decoded here: text=True would change the "\r\n" of a model's text.
+        result = subprocess.run(args, cwd=self.folder, capture_output=True,
+                                timeout=300)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-        return result.stdout
+        return result.stdout.decode()
 
     def theirs(self, folder):
         result = json.loads(self.run_ok(
