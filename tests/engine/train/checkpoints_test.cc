@@ -232,6 +232,18 @@ TEST_F(CheckpointsTest, TheNextOneWaitsForTheOneBefore) {
   EXPECT_THAT(outcome.printed, Not(HasSubstr("note: at step 6 ")));
 }
 
+// Rank 0's clock decides, and all ranks hear of it before the same step.
+TEST_F(CheckpointsTest, MinutesThatHavePassedAreACheckpointOnAllRanks) {
+  const Outcome outcome =
+      Train({.overrides = {"training.save_every=0",
+                           "training.save_every_minutes=1e-9",
+                           "training.async_save=false", "training.steps=3"},
+             .world = 3});
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  EXPECT_THAT(Checkpoints(), ElementsAre("latest", "step-00000001",
+                                         "step-00000002", "step-00000003"));
+}
+
 TEST_F(CheckpointsTest, OneRanksFullDiskCostsOneCheckpointAndNotTheRun) {
   for (const char* beside : {"true", "false"}) {
     for (const int full : {0, 1}) {
