@@ -64,10 +64,27 @@ class Search {
     return absl::OkStatus();
   }
 
+  // Whether the host has room for the gradients that it sums up, which no disk
+  // takes. Said soon, since a model for which it has none has many units.
+  absl::StatusOr<bool> HoldsGradients() const {
+    FitProposal least = {.stage = 3,
+                         .mics_shard_size = -1,
+                         .micro_batch = 1,
+                         .accumulation = 1,
+                         .recompute = Recompute::kFull,
+                         .offload = Offload::kAll,
+                         .on_disk = true};
+    MemoryLedger host;
+    ZERO_RETURN_IF_ERROR(Rehearse(&least, &host));
+    return host.at_peak()[static_cast<int>(MemoryCategory::kGradients)] <=
+           (one_memory() ? limits_.device : limits_.host);
+  }
+
  private:
   bool one_memory() const { return rank_.device->kind() == DeviceKind::kCpu; }
 
-  absl::Status Rehearse(FitProposal* proposal) const {
+  absl::Status Rehearse(FitProposal* proposal,
+                        MemoryLedger* host = nullptr) const {
     const Config config = WithProposal(config_, *proposal);
     const int64_t world = rank_.world();
     const int64_t shards = config.zero_optimization.shards(world);
@@ -92,6 +109,8 @@ class Search {
     const StepWire& wire = rehearsal.wire;
     proposal->peak_bytes = rehearsal.needed_bytes();
     proposal->host_bytes = rehearsal.host_bytes();
+    proposal->disk_bytes = rehearsal.disk_bytes;
+    if (host != nullptr) *host = rehearsal.host_ledger;
     proposal->sent_bytes = wire.sent();
     proposal->flops = tokens * (flops.model + flops.recomputed);
     proposal->seconds =
@@ -102,11 +121,13 @@ class Search {
     const Plan& plan = rehearsal.plan;
     const int64_t updated =
         plan.StateElems(plan.HostUpdatedElems(), plan.placement.optimizer);
+    const int64_t of_node = std::min(world, speed.ranks_per_node);
     proposal->seconds +=
         (rehearsal.host_traffic.up + rehearsal.host_traffic.down) /
             speed.host_bytes_per_second +
-        updated * std::min(world, speed.ranks_per_node) /
-            speed.host_updates_per_second;
+        updated * of_node / speed.host_updates_per_second +
+        (rehearsal.disk_traffic.read + rehearsal.disk_traffic.written) *
+            of_node / speed.disk_bytes_per_second;
     return absl::OkStatus();
   }
 
@@ -115,6 +136,50 @@ class Search {
   const ModelTools& tools_;
   const FitLimits limits_;
 };
+
+// For every stage, level of recompute, size of group and offload that makes
+// sense what fits with the largest micro-batch.
+absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
+                                                  const Rank& rank,
+                                                  const ZeroConfig& zero,
+                                                  bool on_disk) {
+  const int64_t world = rank.world();
+  const int64_t node = AssumedSpeedOf(*rank.device).ranks_per_node;
+  std::set<int64_t> groups = {-1, zero.mics_shard_size};
+  if (node < world && world % node == 0) groups.insert(node);
+  // Where the host's memory is the device's, it saves nothing.
+  const bool offloads = on_disk || rank.device->kind() == DeviceKind::kCuda;
+  std::vector<FitProposal> found;
+  for (const Offload offload : kOffloads) {
+    if (!offloads && offload != zero.offload()) continue;
+    if (on_disk && offload == Offload::kNone) continue;
+    // Without offload no update is delayed, and results are others.
+    if (zero.delayed_update && offload == Offload::kNone) continue;
+    for (const Recompute recompute : kRecomputeLevels) {
+      for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
+        // One rank has nothing to shard but between its device and its host,
+        // nor has stage 0.
+        const bool configured =
+            stage == zero.stage && offload == zero.offload();
+        const bool keeps_least = offload != Offload::kNone && stage == 3;
+        if (world == 1 && !configured && !keeps_least &&
+            !(offload == Offload::kNone && stage == zero.stage)) {
+          continue;
+        }
+        for (const int64_t group : groups) {
+          if (stage == 0 && group != -1) continue;
+          ZERO_RETURN_IF_ERROR(search.Try({.stage = stage,
+                                           .mics_shard_size = group,
+                                           .recompute = recompute,
+                                           .offload = offload,
+                                           .on_disk = on_disk},
+                                          &found));
+        }
+      }
+    }
+  }
+  return found;
+}
 
 }  // namespace
 
@@ -126,7 +191,8 @@ AssumedSpeed AssumedSpeedOf(const Device& device) {
             .bytes_per_second = 5e10,
             .ranks_per_node = 8,
             .host_bytes_per_second = 2.5e10,
-            .host_updates_per_second = 3e9};
+            .host_updates_per_second = 3e9,
+            .disk_bytes_per_second = 6e9};
   }
   // Ranks are threads of one machine.
   return {.flops_per_second = 1e11 * device.info().num_threads,
@@ -134,7 +200,8 @@ AssumedSpeed AssumedSpeedOf(const Device& device) {
           .bytes_per_second = 5e9,
           .ranks_per_node = INT64_MAX,
           .host_bytes_per_second = 5e9,
-          .host_updates_per_second = 3e8};
+          .host_updates_per_second = 3e8,
+          .disk_bytes_per_second = 1e9};
 }
 
 std::string FitProposal::Patch(const Config& config) const {
@@ -149,14 +216,23 @@ std::string FitProposal::Patch(const Config& config) const {
   }
   const ZeroConfig after = WithProposal(config, *this).zero_optimization;
   const auto offload_key = [&](const char* key, OffloadDevice was,
-                               OffloadDevice is) {
-    if (was == is) return;
-    sets.push_back(absl::StrCat("--set zero_optimization.", key, ".device=",
-                                is == OffloadDevice::kCpu ? "cpu" : "none"));
+                               OffloadDevice is, const std::string& had_path,
+                               const std::string& path) {
+    constexpr const char* kNames[] = {"none", "cpu", "nvme"};
+    const std::string section = absl::StrCat("--set zero_optimization.", key);
+    if (was != is) {
+      sets.push_back(
+          absl::StrCat(section, ".device=", kNames[static_cast<int>(is)]));
+    }
+    if (is == OffloadDevice::kNvme && path != had_path) {
+      sets.push_back(absl::StrCat(section, ".nvme_path=", path));
+    }
   };
   offload_key("offload_optimizer", zero.offload_optimizer,
-              after.offload_optimizer);
-  offload_key("offload_param", zero.offload_param, after.offload_param);
+              after.offload_optimizer, zero.optimizer_nvme_path,
+              after.optimizer_nvme_path);
+  offload_key("offload_param", zero.offload_param, after.offload_param,
+              zero.param_nvme_path, after.param_nvme_path);
   if (zero.offload_optimizer_ratio != after.offload_optimizer_ratio) {
     sets.push_back(
         absl::StrCat("--set zero_optimization.offload_optimizer.ratio=",
@@ -180,9 +256,20 @@ std::string FitProposal::Patch(const Config& config) const {
 }
 
 Config WithProposal(Config config, const FitProposal& proposal) {
-  config.zero_optimization.stage = proposal.stage;
-  config.zero_optimization.mics_shard_size = proposal.mics_shard_size;
-  config.zero_optimization.set_offload(proposal.offload);
+  ZeroConfig& zero = config.zero_optimization;
+  zero.stage = proposal.stage;
+  zero.mics_shard_size = proposal.mics_shard_size;
+  zero.set_offload(proposal.offload);
+  if (proposal.on_disk) {
+    const std::string path =
+        zero.uses_nvme() ? zero.nvme_path() : config.training.out_dir + "/nvme";
+    zero.offload_optimizer = OffloadDevice::kNvme;
+    zero.optimizer_nvme_path = path;
+    if (zero.offload_param != OffloadDevice::kNone) {
+      zero.offload_param = OffloadDevice::kNvme;
+      zero.param_nvme_path = path;
+    }
+  }
   config.activation_checkpointing = proposal.recompute != Recompute::kOff;
   if (config.activation_checkpointing) {
     config.recompute_granularity = proposal.recompute;
@@ -198,37 +285,14 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const FitLimits& limits) {
   const Search search(rank, config, tools, limits);
   const ZeroConfig& zero = config.zero_optimization;
-  const int64_t world = rank.world();
-  const int64_t node = AssumedSpeedOf(*rank.device).ranks_per_node;
-  std::set<int64_t> groups = {-1, zero.mics_shard_size};
-  if (node < world && world % node == 0) groups.insert(node);
-  // Where the host's memory is the device's, it saves nothing.
-  const bool offloads = rank.device->kind() == DeviceKind::kCuda;
-  std::vector<FitProposal> found;
-  for (const Offload offload : kOffloads) {
-    if (!offloads && offload != zero.offload()) continue;
-    // Without offload no update is delayed, and results are others.
-    if (zero.delayed_update && offload == Offload::kNone) continue;
-    for (const Recompute recompute : kRecomputeLevels) {
-      for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
-        // One rank has nothing to shard but between its device and its host,
-        // nor has stage 0.
-        const bool configured =
-            stage == zero.stage && offload == zero.offload();
-        const bool keeps_least = offload != Offload::kNone && stage == 3;
-        if (world == 1 && !configured && !keeps_least &&
-            !(offload == Offload::kNone && stage == zero.stage)) {
-          continue;
-        }
-        for (const int64_t group : groups) {
-          if (stage == 0 && group != -1) continue;
-          ZERO_RETURN_IF_ERROR(search.Try({.stage = stage,
-                                           .mics_shard_size = group,
-                                           .recompute = recompute,
-                                           .offload = offload},
-                                          &found));
-        }
-      }
+  ZERO_ASSIGN_OR_RETURN(std::vector<FitProposal> found,
+                        FindFits(search, rank, zero, /*on_disk=*/false));
+  // A disk is slow, and not beside delayed updates.
+  if (found.empty() && !zero.delayed_update) {
+    ZERO_ASSIGN_OR_RETURN(const bool may_fit, search.HoldsGradients());
+    if (may_fit) {
+      ZERO_ASSIGN_OR_RETURN(found,
+                            FindFits(search, rank, zero, /*on_disk=*/true));
     }
   }
   std::stable_sort(found.begin(), found.end(),

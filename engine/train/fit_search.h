@@ -18,10 +18,12 @@ struct FitProposal {
   int64_t stage, mics_shard_size, micro_batch, accumulation;
   Recompute recompute;
   Offload offload;
-  int64_t peak_bytes;  // of a rank
-  int64_t host_bytes;  // likewise
-  int64_t sent_bytes;  // by a rank in a step
-  double flops;        // of a rank in a step
+  bool on_disk = false;  // what is offloaded: device nvme
+  int64_t peak_bytes;    // of a rank
+  int64_t host_bytes;    // likewise
+  int64_t disk_bytes;    // likewise
+  int64_t sent_bytes;    // by a rank in a step
+  double flops;          // of a rank in a step
   // Seconds of a step at AssumedSpeed, with nothing hidden: only for
   // comparison.
   double seconds;
@@ -38,6 +40,7 @@ struct AssumedSpeed {
   int64_t ranks_per_node;
   double host_bytes_per_second;    // each way between a device and its host
   double host_updates_per_second;  // elements of a node's host
+  double disk_bytes_per_second;    // reads and writes of a node's disk
 
   // Between consecutive ranks.
   double BytesPerSecond(int64_t ranks) const {
@@ -46,7 +49,8 @@ struct AssumedSpeed {
 };
 AssumedSpeed AssumedSpeedOf(const Device& device);
 
-// The same run with a proposal's values.
+// The same run with a proposal's values. A disk that the config does not name
+// is taken to be that of training.out_dir.
 Config WithProposal(Config config, const FitProposal& proposal);
 
 // Bytes that a rank may take.
@@ -58,7 +62,8 @@ struct FitLimits {
 // Ways in which a rank takes no more than `limits`: for every stage, level
 // of recompute, size of group that shards (the config's, all ranks, a node's)
 // and, on a GPU, of offload the largest micro-batch. The cheapest first; none
-// that costs and takes more than another. Every try is a rehearsal
+// that costs and takes more than another. Where there are none, the same with
+// what is offloaded on a disk, on the CPU too. Every try is a rehearsal
 // (RehearseRun). REQUIRES: no parameter server, which has no stages.
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,

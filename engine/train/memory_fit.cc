@@ -82,21 +82,32 @@ constexpr char kWithoutCopy[] =
     "checkpoints are written: training then waits while one is";
 
 // Ranks of other processes are not known here.
-absl::Status CheckHostFits(const Rehearsal& predicted, const Rank& rank) {
+absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
+                           bool train, const Rank& rank) {
   if (predicted.one_memory || predicted.host_bytes() == 0) {
     return absl::OkStatus();
   }
   const int64_t memory = TakeableHostBytes(rank);
   if (predicted.host_bytes() <= memory) return absl::OkStatus();
+  const ZeroConfig& zero = config.zero_optimization;
+  const bool disk_helps = train && !zero.delayed_update &&
+                          (zero.offload_optimizer == OffloadDevice::kCpu ||
+                           zero.offload_param == OffloadDevice::kCpu);
   const int64_t copy = SnapshotBytes(predicted.host_ledger);
   const bool fits_without = predicted.host_bytes() - copy <= memory;
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run keeps %.2f GiB of each rank's states in the host's memory, of "
       "which a rank may take %.2f GiB; %s",
       predicted.host_bytes() / kGiB, memory / kGiB,
-      fits_without ? kWithoutCopy
-                   : "start more ranks, on other machines, or leave "
-                     "zero_optimization.offload_optimizer out"));
+      fits_without
+          ? kWithoutCopy
+          : absl::StrCat(
+                disk_helps
+                    ? "set the device of offload to \"nvme\" with nvme_path, a "
+                      "folder on a local disk, or "
+                    : "",
+                "start more ranks, on other machines, or leave "
+                "zero_optimization.offload_optimizer out")));
 }
 
 }  // namespace
@@ -137,7 +148,7 @@ absl::Status CheckFits(
     const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,
     const std::function<absl::optional<std::string>()>& patch) {
-  ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, rank));
+  ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, config, train, rank));
   const DeviceInfo device = rank.device->info();
   const int64_t memory = TakeableBytes(*rank.device);
   const int64_t own = predicted.needed_bytes();

@@ -315,12 +315,14 @@ void PrintFits(const Memory& memory) {
       "fit: ways to run the same training in %s a rank, the cheapest first\n",
       limit);
   std::vector<std::vector<std::string>> lines = {
-      {"peak", "host", "sent/step", "FLOP/step", "seconds", ""}};
+      {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
+  const auto bytes = [](int64_t n) {
+    return n == 0 ? "-" : HumanBytes(static_cast<double>(n));
+  };
   for (const FitProposal& fit : memory.fits) {
     const std::string patch = fit.Patch(memory.config);
-    const auto host = static_cast<double>(fit.host_bytes);
     lines.push_back({HumanBytes(static_cast<double>(fit.peak_bytes)),
-                     fit.host_bytes == 0 ? "-" : HumanBytes(host),
+                     bytes(fit.host_bytes), bytes(fit.disk_bytes),
                      HumanBytes(static_cast<double>(fit.sent_bytes)),
                      absl::StrFormat("%.2e", fit.flops),
                      absl::StrFormat("%.3g", fit.seconds),
@@ -338,6 +340,14 @@ void PrintFits(const Memory& memory) {
           : absl::StrFormat(", %.0f GB/s within %d consecutive ranks",
                             1e-9 * speed.node_bytes_per_second,
                             speed.ranks_per_node));
+  if (absl::c_any_of(memory.fits,
+                     [](const auto& fit) { return fit.on_disk; }) &&
+      !memory.config.zero_optimization.uses_nvme()) {
+    absl::PrintF(
+        "note: nothing fits without a disk; for nvme_path name a folder on a "
+        "fast local one, of %.0f GB/s in these seconds\n",
+        1e-9 * speed.disk_bytes_per_second);
+  }
 }
 
 Json FitsAsJson(const Memory& memory) {
@@ -345,6 +355,7 @@ Json FitsAsJson(const Memory& memory) {
   for (const FitProposal& fit : memory.fits) {
     fits.push_back({{"peak_bytes", fit.peak_bytes},
                     {"host_bytes", fit.host_bytes},
+                    {"disk_bytes", fit.disk_bytes},
                     {"sent_bytes_per_step", fit.sent_bytes},
                     {"flops_per_step", fit.flops},
                     {"assumed_seconds", fit.seconds},

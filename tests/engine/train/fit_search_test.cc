@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/support/model_tools.h"
 #include "tests/support/tiny_model.h"
@@ -164,6 +165,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   config.data.tokenizer = "none";
   config.train_micro_batch_size_per_gpu = 1;
   config.gradient_accumulation_steps = 1;
+  config.training.out_dir = "out/run";
   const auto device = MakeAssumedGpu({});
   const Rank rank = MakeLoneRank(*device);
   const auto fits_in = [&](const FitLimits& limits) {
@@ -186,8 +188,52 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const auto same = RehearseRun(rank, WithProposal(config, fit),
                                 TestModelTools(), TrainingWorkload(config));
   EXPECT_EQ(same->host_bytes(), fit.host_bytes);
+  // Where the host has no room either, a disk takes what it can not.
+  const auto on_disk =
+      fits_in({.device = least - 1, .host = fit.host_bytes / 2});
+  ASSERT_FALSE(on_disk.empty());
+  const FitProposal& swapped = on_disk.front();
+  EXPECT_TRUE(swapped.on_disk);
+  EXPECT_LE(swapped.host_bytes, fit.host_bytes / 2);
+  EXPECT_GT(swapped.seconds, fit.seconds);
+  const Config after = WithProposal(config, swapped);
+  const std::string patch = swapped.Patch(config);
+  for (const char* set : {"device=nvme", "nvme_path=out/run/nvme"}) {
+    EXPECT_NE(patch.find(absl::StrCat(
+                  "--set zero_optimization.offload_optimizer.", set)),
+              std::string::npos)
+        << patch;
+  }
+  const auto rehearsed =
+      RehearseRun(rank, after, TestModelTools(), TrainingWorkload(after));
+  EXPECT_EQ(rehearsed->host_bytes(), swapped.host_bytes);
+  EXPECT_EQ(rehearsed->disk_bytes, swapped.disk_bytes);
+  // Weights and both moments, in blocks.
+  EXPECT_NEAR(swapped.disk_bytes, rehearsed->plan.trained_elems * 12,
+              swapped.disk_bytes / 50);
+  EXPECT_TRUE(
+      fits_in({.device = least - 1, .host = swapped.host_bytes / 2}).empty());
+  config.zero_optimization.delayed_update = true;
   EXPECT_TRUE(
       fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
+}
+
+// What is one memory on the CPU is not on a disk.
+TEST_F(FitSearchTest, ADiskHelpsOnTheCpu) {
+  config_.model.num_hidden_layers = 16;
+  config_.model.hidden_size = 256;
+  std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
+  int64_t least = 0;
+  while (!fits.empty() && !fits.front().on_disk) {
+    least = fits.back().peak_bytes;
+    fits = Fits(least - 1);
+  }
+  ASSERT_FALSE(fits.empty());
+  for (const FitProposal& fit : fits) {
+    EXPECT_TRUE(fit.on_disk);
+    EXPECT_GT(fit.disk_bytes, 0);
+    EXPECT_LT(fit.peak_bytes, least);
+  }
 }
 
 }  // namespace
