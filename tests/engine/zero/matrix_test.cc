@@ -48,8 +48,8 @@ std::vector<MatrixPoint> SpanningPoints() {
 
 TEST(MatrixTest, ASpanningSubsetGivesTheBitsOfStageZero) {
   const std::vector<MatrixPoint> points = SpanningPoints();
-  // The two largest axes alone have 16 pairs.
-  EXPECT_GE(points.size(), 16u);
+  // The two largest axes alone have 28 pairs.
+  EXPECT_GE(points.size(), 28u);
   std::map<std::array<int, MatrixPoint::kNumAxes>, Outcome> bases;
   for (const MatrixPoint& point : points) {
     SCOPED_TRACE(point.ToString());

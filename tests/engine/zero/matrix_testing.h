@@ -5,12 +5,14 @@
 
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/engine/zero/job_testing.h"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 
@@ -31,6 +33,35 @@ inline ModelConfig OddConfig(ModelFamily family) {
   return config;
 }
 
+// A stage, and where its states live.
+struct MatrixStates {
+  int stage;
+  StateHomes homes = {};
+  double host_share = 1;
+  const char* name = "";
+};
+inline constexpr MatrixStates kMatrixStates[] = {
+    {.stage = 0},
+    {.stage = 1},
+    {.stage = 2},
+    {.stage = 3},
+    {.stage = 2,
+     .homes = {.optimizer = Home::kHost},
+     .host_share = 0.5,
+     .name = ", half of the optimizer on the host"},
+    {.stage = 2,
+     .homes = {.optimizer = Home::kNvme},
+     .name = ", optimizer on a disk"},
+    {.stage = 3,
+     .homes = {.parameters = Home::kNvme, .optimizer = Home::kNvme},
+     .name = ", all on a disk"}};
+
+// For the files of all jobs, one after the other.
+inline const std::string& MatrixDiskFolder() {
+  static const TempDir folder;
+  return folder.path();
+}
+
 // A place in the matrix: which value of every axis.
 struct MatrixPoint {
   enum Axis {
@@ -38,14 +69,15 @@ struct MatrixPoint {
     kDType,
     kWorld,
     // What follows must not change a bit.
-    kStage,
+    kStates,
     kBucket,
     kOverlap,
     kRecompute,
     kDelays,
     kNumAxes
   };
-  static constexpr std::array<int, kNumAxes> kSizes = {2, 2, 4, 4, 3, 2, 3, 2};
+  static constexpr std::array<int, kNumAxes> kSizes = {
+      2, 2, 4, static_cast<int>(std::size(kMatrixStates)), 3, 2, 3, 2};
 
   std::array<int, kNumAxes> at = {};
 
@@ -54,21 +86,22 @@ struct MatrixPoint {
   }
   DType dtype() const { return at[kDType] == 0 ? DType::kF32 : DType::kBF16; }
   int world() const { return at[kWorld] + 1; }
+  const MatrixStates& states() const { return kMatrixStates[at[kStates]]; }
 
   // The same model, precision and number of ranks, and the first of all else.
   MatrixPoint base() const {
     MatrixPoint base = *this;
-    for (int axis = kStage; axis < kNumAxes; ++axis) base.at[axis] = 0;
+    for (int axis = kStates; axis < kNumAxes; ++axis) base.at[axis] = 0;
     return base;
   }
 
   std::string ToString() const {
-    return absl::StrCat(ModelFamilyName(family()), ", ", DTypeName(dtype()),
-                        ", ", world(), " ranks, stage ", at[kStage],
-                        ", bucket ", BucketElems(), at[kOverlap] ? "" : ", ",
-                        at[kOverlap] ? ", no overlap" : "overlap",
-                        ", recompute ", kRecomputeNames[at[kRecompute]],
-                        at[kDelays] ? ", delays" : "");
+    return absl::StrCat(
+        ModelFamilyName(family()), ", ", DTypeName(dtype()), ", ", world(),
+        " ranks, stage ", states().stage, states().name, ", bucket ",
+        BucketElems(), at[kOverlap] ? "" : ", ",
+        at[kOverlap] ? ", no overlap" : "overlap", ", recompute ",
+        kRecomputeNames[at[kRecompute]], at[kDelays] ? ", delays" : "");
   }
 
   // All three blocks in one bucket, or two, or each in its own.
@@ -85,7 +118,10 @@ struct MatrixPoint {
     job.steps = 20;
     job.rows = family() != ModelFamily::kGpt2;
     job.options.param_dtype = dtype();
-    job.options = AtStage(job.options, at[kStage]);
+    job.options = AtStage(job.options, states().stage);
+    job.options.plan.homes = states().homes;
+    job.options.plan.host_share = states().host_share;
+    job.options.swap.path = MatrixDiskFolder();
     job.options.plan.reduce_bucket_elems = BucketElems();
     job.options.plan.gather_bucket_elems = BucketElems();
     job.options.overlap = at[kOverlap] == 0;
