@@ -195,6 +195,10 @@ class Communicator {
   // collective ought to bring.
   virtual int64_t received_bytes() const { return 0; }
 
+  // Milliseconds of copies and sums that this rank did itself so far, without
+  // those in which it waited for others. 0: a device or a library does them.
+  virtual double busy_ms() const { return 0; }
+
  private:
   // Checks, counts and runs.
   void Issue(Stream& stream, Collective collective);
@@ -219,6 +223,7 @@ class CommunicatorWrapper : public Communicator {
   void Abort(const absl::Status& status) override { inner_->Abort(status); }
   absl::Status status() const override { return inner_->status(); }
   int64_t received_bytes() const override { return inner_->received_bytes(); }
+  double busy_ms() const override { return inner_->busy_ms(); }
 
  protected:
   // Shared with work that is still queued when this is destroyed.

@@ -1,13 +1,16 @@
 #include "engine/comm/fault.h"
 
+#include <ctime>
 #include <map>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 
 namespace zero {
 namespace {
@@ -16,7 +19,7 @@ absl::Status Malformed(absl::string_view text, const std::string& reason) {
   return absl::InvalidArgumentError(
       absl::StrCat("fault \"", text, "\": ", reason,
                    "; want RANK:STEP:KIND such as 1:3:stop, KIND one of "
-                   "throw, stop, mismatch"));
+                   "throw, stop, mismatch, slow=F"));
 }
 
 }  // namespace
@@ -51,6 +54,17 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
       {"throw", FaultKind::kThrow},
       {"stop", FaultKind::kStop},
       {"mismatch", FaultKind::kMismatch}};
+  constexpr absl::string_view kSlow = "slow=";
+  if (absl::StartsWith(parts[2], kSlow)) {
+    const std::string factor = parts[2].substr(kSlow.size());
+    if (!absl::SimpleAtod(factor, &fault.factor) ||
+        !(fault.factor > 1 && fault.factor <= 1000)) {
+      return Malformed(
+          text, absl::StrCat("factor \"", factor, "\" is not in (1, 1000]"));
+    }
+    fault.kind = FaultKind::kSlow;
+    return fault;
+  }
   const auto kind = kinds.find(parts[2]);
   if (kind == kinds.end()) {
     return Malformed(text, absl::StrCat("\"", parts[2], "\" is no kind"));
@@ -90,7 +104,14 @@ bool FaultInjector::IssuesAnother(const std::string& channel,
                                   const Collective& collective) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (collective.name == step_end_) ++step_;
-  if (happened_ || step_ != fault_.step || channel != "reduce") return false;
+  if (channel != "reduce") return false;
+  if (fault_.kind == FaultKind::kSlow) {
+    happened_ |= step_ >= fault_.step;
+    lock.unlock();
+    Slow(step_);
+    return false;
+  }
+  if (happened_ || step_ != fault_.step) return false;
   happened_ = true;
   switch (fault_.kind) {
     case FaultKind::kThrow:
@@ -102,8 +123,27 @@ bool FaultInjector::IssuesAnother(const std::string& channel,
       return false;
     case FaultKind::kMismatch:
       return true;
+    case FaultKind::kSlow:
+      break;
   }
   return false;
+}
+
+void FaultInjector::Slow(int64_t step) {
+  const absl::Duration computed = clock_.computed();
+  const absl::Duration since =
+      computed - std::exchange(computed_, computed).value_or(computed);
+  if (step >= fault_.step) clock_.sleep((fault_.factor - 1) * since);
+}
+
+FaultInjector::Clock FaultInjector::Clock::Real() {
+  return {.computed =
+              [] {
+                timespec time = {};
+                clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+                return absl::DurationFromTimespec(time);
+              },
+          .sleep = [](absl::Duration time) { absl::SleepFor(time); }};
 }
 
 bool FaultInjector::happened() const {

@@ -5,6 +5,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,6 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "engine/comm/communicator.h"
 
 namespace zero {
@@ -20,15 +23,17 @@ enum class FaultKind {
   kThrow,     // the rank throws
   kStop,      // the rank hangs, for good
   kMismatch,  // the rank issues another collective than the others
+  kSlow,      // the rank computes as if it had a slower processor, from then on
 };
 
 struct Fault {
   int rank = 0;
   int64_t step = 1;  // of this run, from 1
   FaultKind kind = FaultKind::kThrow;
+  double factor = 1;  // kSlow: so many times as long
 };
 
-// Reads "1:3:stop": RANK:STEP:KIND, with KIND throw, stop or mismatch.
+// Reads "1:3:stop": RANK:STEP:KIND, with KIND throw, stop, mismatch or slow=F.
 // `num_steps`: of the run; 0: not known yet.
 // Errors: InvalidArgument with the text, the reason and an example; there is
 //         no such rank among `world`, or nobody to notice, or no such step.
@@ -36,13 +41,24 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
                                  int64_t num_steps = 0);
 
 // Happens where the rank issues its first collective of the step on the
-// channel "reduce", which every ZeRO stage has in its backward pass.
+// channel "reduce", which every ZeRO stage has in its backward pass. One that
+// is slow sleeps at each of these, from that step on: factor - 1 times what its
+// thread has computed since the one before.
 // Threads: all ranks use one.
 class FaultInjector {
  public:
+  // The processor time of the calling thread, and a sleep.
+  struct Clock {
+    std::function<absl::Duration()> computed;
+    std::function<void(absl::Duration)> sleep;
+    static Clock Real();
+  };
+
   // A rank's step is over when it issues a collective of this name.
-  FaultInjector(Fault fault, std::string step_end)
-      : fault_(fault), step_end_(std::move(step_end)) {}
+  FaultInjector(Fault fault, std::string step_end, Clock clock = Clock::Real())
+      : fault_(fault),
+        step_end_(std::move(step_end)),
+        clock_(std::move(clock)) {}
 
   // `end` of `rank` on a channel with the fault in it; the injector must
   // outlive it.
@@ -59,16 +75,19 @@ class FaultInjector {
   class Faulty;
 
   // Whether the faulty rank is to issue another collective than this one.
-  // Throws, or hangs.
+  // Throws, hangs or sleeps.
   bool IssuesAnother(const std::string& channel, const Collective& collective);
+  void Slow(int64_t step);
 
   const Fault fault_;
   const std::string step_end_;
+  const Clock clock_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   int64_t step_ = 1;  // of the faulty rank
   bool happened_ = false;
   bool released_ = false;
+  absl::optional<absl::Duration> computed_;  // until the reduction before
 };
 
 }  // namespace zero

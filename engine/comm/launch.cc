@@ -1,5 +1,7 @@
 #include "engine/comm/launch.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -120,6 +122,12 @@ absl::StatusOr<TcpStoreAddress> AddressOf(const Variables& variables,
 }
 
 }  // namespace
+
+std::string HostName() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
 
 absl::optional<std::string> GetEnv(const std::string& name) {
   const char* const value = std::getenv(name.c_str());

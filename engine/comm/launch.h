@@ -31,6 +31,9 @@ using GetEnvFn =
     std::function<absl::optional<std::string>(const std::string& name)>;
 absl::optional<std::string> GetEnv(const std::string& name);
 
+// The name of this machine.
+std::string HostName();
+
 // Whether a launcher says with this variable which rank a process is: without
 // them a process is a world of its own.
 bool IsLaunchVariable(absl::string_view name);

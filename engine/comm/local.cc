@@ -16,6 +16,11 @@
 #include "kernels/check.h"
 
 namespace zero {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
 
 // Where the stream of one rank is in a collective: events for the streams of
 // the others. Recorded again only in the next collective, which opens when all
@@ -45,6 +50,8 @@ struct LocalGroup::End {
   bool connected = false;
   bool left = false;
   int64_t received_bytes = 0;
+  Clock::duration busy = {};     // with its shares,
+  Clock::duration waiting = {};  // and for others meanwhile
   ChannelProgress progress;
   std::shared_ptr<const Call> begun;  // the last one
 };
@@ -131,6 +138,12 @@ class LocalCommunicator final : public Communicator {
   int64_t received_bytes() const override {
     LocalGroup::Lock lock(group_->mutex_);
     return channel_->ends[rank()].received_bytes;
+  }
+  double busy_ms() const override {
+    LocalGroup::Lock lock(group_->mutex_);
+    return std::chrono::duration<double, std::milli>(
+               channel_->ends[rank()].busy)
+        .count();
   }
 
  private:
@@ -249,6 +262,7 @@ void LocalGroup::Perform(Channel& channel, int place,
     ++meeting;
   };
   int64_t read_bytes = 0;
+  const Clock::time_point begin = Clock::now();
   try {
     for (const auto& other : others) stream.Wait(*other->arrived);
     read_bytes =
@@ -261,11 +275,13 @@ void LocalGroup::Perform(Channel& channel, int place,
     // The caller frees memory while it unwinds. Before that, what this rank has
     // queued must have read the others' memory, and the others this rank's.
     if (marks != nullptr) Drain(stream);
-    Close(channel, place, 0);
+    Close(channel, place, 0, {});
     for (const auto& other : others) Drain(*other->done);
     throw std::runtime_error(std::string(status().message()));
   }
-  Close(channel, place, read_bytes);
+  // Where a device does the share, this thread only told it to.
+  Close(channel, place, read_bytes,
+        marks == nullptr ? Clock::now() - begin : Clock::duration());
   // Also after a failure: this rank frees what the others still read.
   for (const auto& other : others) stream.Wait(*other->done);
 }
@@ -331,6 +347,7 @@ bool LocalGroup::Meet(Channel& channel, int place) {
     return !channel.broken;
   }
   channel.ends[place].progress.works = false;
+  const Clock::time_point begin = Clock::now();
   const auto met = [&, before = channel.num_meetings] {
     return channel.num_meetings > before || channel.broken;
   };
@@ -341,6 +358,7 @@ bool LocalGroup::Meet(Channel& channel, int place) {
   } else {
     channel.changed.wait(lock, met);
   }
+  channel.ends[place].waiting += Clock::now() - begin;
   return !channel.broken;
 }
 
@@ -479,9 +497,11 @@ bool LocalGroup::AwaitNetwork(Channel& channel, int place,
     Lock lock(mutex_);
     channel.ends[place].progress.works = false;
   }
+  const Clock::time_point begin = Clock::now();
   absl::Status status = exchange.Await(timeout_);
   if (status.ok()) {
     Lock lock(mutex_);
+    channel.ends[place].waiting += Clock::now() - begin;
     channel.ends[place].progress.works = true;
     return true;
   }
@@ -515,10 +535,12 @@ void LocalGroup::BreakOff(Channel& channel) {
   channel.changed.notify_all();
 }
 
-void LocalGroup::Close(Channel& channel, int place, int64_t read_bytes) {
+void LocalGroup::Close(Channel& channel, int place, int64_t read_bytes,
+                       std::chrono::nanoseconds share) {
   Lock lock(mutex_);
   End& end = channel.ends[place];
   end.received_bytes += read_bytes;
+  end.busy += share - std::exchange(end.waiting, {});
   end.progress.works = false;
   if (--channel.num_working == 0) channel.changed.notify_all();
   // Even a failure lets nobody go while its memory is read.

@@ -26,6 +26,7 @@
 #ifndef ZERO_ENGINE_COMM_LOCAL_H_
 #define ZERO_ENGINE_COMM_LOCAL_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -128,13 +129,15 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
                                     std::shared_ptr<Marks> marks);
   // The work of one collective, on the stream's thread. Open waits until all
   // ranks have arrived; false: they have not, the group has failed. Meet waits
-  // in the middle of a share, Close until all have done theirs.
+  // in the middle of a share, Close until all have done theirs; `share` is how
+  // long this one took, with waiting.
   void Perform(Channel& channel, int place,
                const std::shared_ptr<const Call>& call);
   bool Open(Channel& channel, int place,
             const std::shared_ptr<const Call>& call);
   bool Meet(Channel& channel, int place);  // false: somebody broke off
-  void Close(Channel& channel, int place, int64_t read_bytes);
+  void Close(Channel& channel, int place, int64_t read_bytes,
+             std::chrono::nanoseconds share);
   // Its device has failed in there: nobody shall wait for it in the middle.
   void Break(Channel& channel, int place, const std::string& reason);
 

@@ -29,12 +29,6 @@ namespace {
 // How long a process that is late waits for what the others say of themselves.
 constexpr absl::Duration kAnswers = absl::Seconds(2);
 
-std::string HostName() {
-  char name[256] = "";
-  gethostname(name, sizeof(name) - 1);
-  return name;
-}
-
 std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
 
 // Where process 0 keeps the store: all processes hear of it by MPI.
@@ -109,6 +103,9 @@ class MpiTransport final : public Transport {
     rank->missing = [group = group_] { return group->missing(); };
     rank->sent_bytes = [group = group_] { return group->sent_bytes(); };
     rank->kind = Kind();
+    for (int one = 0; one < world(); ++one) {
+      rank->hosts.push_back(HostOf(processes_[one / ranks_here_]));
+    }
     // Looks how much memory is free before anybody takes some.
     rank->device->memory();
     return MeetInStore(*store_, "start of the ranks", index, world(), timeout_);
@@ -162,11 +159,16 @@ class MpiTransport final : public Transport {
  private:
   static constexpr char kQuestion[] = "where is everybody?";
 
+  // The last word of "pid 4711 on node2".
+  static std::string HostOf(const std::string& process) {
+    return process.substr(process.rfind(' ') + 1);
+  }
+
   // "threads of 2 processes on 2 hosts, connected by Open MPI v4.1.4".
   std::string Kind() const {
     std::set<std::string> hosts;
     for (const std::string& process : processes_) {
-      hosts.insert(process.substr(process.rfind(' ') + 1));
+      hosts.insert(HostOf(process));
     }
     return absl::StrCat(
         ranks_here_ == 1 ? "processes" : "threads of ",

@@ -43,6 +43,11 @@ class NcclTransport final : public Transport {
                                        .shards = options_.shards,
                                        .timeout = options_.local.timeout},
                                       rank));
+    if (ranks_.size() < static_cast<size_t>(world())) {
+      ZERO_ASSIGN_OR_RETURN(
+          rank->hosts, ExchangeInStore(*store_, "hosts", index, world(),
+                                       HostName(), options_.local.timeout));
+    }
     rank->agree = [this, index, num_met = 0](const std::string& name,
                                              bool yes) mutable {
       return Agree(index, absl::StrCat(name, " #", ++num_met), yes);

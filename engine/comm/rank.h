@@ -34,6 +34,9 @@ struct Rank {
   // without its number.
   std::string kind = "threads of this process";
 
+  // The host of every rank, by its name. Empty: all are on this one.
+  std::vector<std::string> hosts = {};
+
   // Ranks that share the memory of the device, this one included; 0: all.
   int sharers = 0;
   // And the memory of the host; 0: all.

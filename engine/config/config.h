@@ -188,6 +188,8 @@ struct CommunicationConfig {
   CommunicationBackend backend = CommunicationBackend::kAuto;
   // Changes when a run fails.
   double timeout_seconds = 300;
+  // Changes what is printed (engine/train/stragglers.h); 0: never named.
+  double straggler_factor = 1.5;
 
   bool operator==(const CommunicationConfig&) const = default;
 };

@@ -777,7 +777,8 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(zero_optimization.mics_shard_size),
           "Shard within groups of so many consecutive ranks and replicate over "
           "the groups (MiCS, FSDP's hybrid sharding); divides the ranks. -1: "
-          "one group.",
+          "one group; \"auto\": a group is a host, by communication."
+          "ranks_per_host or the launcher.",
           BetweenRanks, Range(-1, 1024),
           DeepSpeed("stage 3 only, by its own Init; here stages 1 to 3")),
       Section("zero_optimization.offload_optimizer",
@@ -912,6 +913,10 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(communication.timeout_seconds),
           "How long a rank waits for another one before the run fails.",
           BetweenRanks, Range(0.001, 1e6)),
+      Key(KEY(communication.straggler_factor),
+          "A rank is named whose own work takes more than so many times the "
+          "other ranks' median, in most of 20 steps; 0: none.",
+          BetweenRanks, Range(0, 1000)),
       Section("device", "How a GPU computes; --device cuda takes one."),
       Key("device.allow_tf32", FIELD(device.cuda.allow_tf32),
           "fp32 products on tensor cores, with 10 bits of mantissa.", OfGpu),

@@ -458,6 +458,12 @@ class Resolver : public ModelResolver {
   }
 
   void Hosts() {
+    const double factor = config_.communication.straggler_factor;
+    if (factor > 0 && factor <= 1) {
+      Problem("communication.straggler_factor", JsonDouble(factor),
+              " would name ranks that are no slower than the others; want more "
+              "than 1, or 0 for none");
+    }
     const std::string path = "communication.ranks_per_host";
     const int64_t ranks = config_.communication.ranks_per_host;
     if (ranks == 0 || options_.world == 1 || options_.world % ranks == 0) {

@@ -1,11 +1,13 @@
 #include "engine/train/report.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "engine/comm/launch.h"
 #include "engine/nn/freeze.h"
 #include "engine/train/evaluate.h"
 #include "nlohmann/json.hpp"
@@ -77,6 +79,14 @@ std::string WireText(const Session& session, const StepWire& wire) {
   return text;
 }
 
+Json ToJson(const Straggler& straggler) {
+  return {{"rank", straggler.rank},
+          {"host", straggler.host},
+          {"factor", straggler.factor},
+          {"part", StepPartName(straggler.part)},
+          {"step", straggler.step}};
+}
+
 // How often a step gathers the parameters.
 void CountGathers(const Session& session, RunSummary* summary) {
   const Config& config = session.config();
@@ -122,8 +132,37 @@ RunReport::RunReport(const Session& session, const ModelTools& tools,
       flops_per_token_(WithoutFrozen(
           tools.flops_per_token(config().model, config().data.sequence_length,
                                 config().recompute()),
-          session.model())) {
+          session.model())),
+      // A server has the work of all workers.
+      detector_(session.executor().plan().owners.even()
+                    ? session.config().communication.straggler_factor
+                    : 0) {
   KeepPeak(measured);
+}
+
+void RunReport::HearRanks(int64_t step, std::vector<OwnTimes> of_ranks) {
+  own_ms_.clear();
+  for (const OwnTimes& times : of_ranks) own_ms_.push_back(times.total());
+  const std::vector<std::string>& hosts = rank().hosts;
+  for (Straggler& one : detector_.Add(step, std::move(of_ranks))) {
+    one.host = hosts.empty() ? HostName() : hosts[one.rank];
+    console_->Line(absl::StrCat("note: step ", step, ": ", StragglerText(one)));
+    stragglers_.push_back(std::move(one));
+  }
+}
+
+// What was heard since the last step was told.
+void RunReport::AddRanks(Json* line) {
+  if (!own_ms_.empty()) {
+    const auto slowest = std::max_element(own_ms_.begin(), own_ms_.end());
+    (*line)["ranks_before"] = {{"own_ms_median", Median(own_ms_)},
+                               {"own_ms_most", *slowest},
+                               {"slowest_rank", slowest - own_ms_.begin()}};
+    own_ms_.clear();
+  }
+  for (; num_told_ < stragglers_.size(); ++num_told_) {
+    (*line)["stragglers"].push_back(ToJson(stragglers_[num_told_]));
+  }
 }
 
 void RunReport::MeasurePeak() {
@@ -174,6 +213,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
     line["communication"] =
         Communication(session_->executor().plan(), last.communication);
   }
+  AddRanks(&line);
   if (config().fp16.enabled) line["loss_scale"] = record.scaler.scale;
   if (last.output.skipped) line["skipped"] = true;
 
@@ -227,7 +267,8 @@ RunSummary RunReport::Summarize(const RunRecord& record) const {
                      .validation_loss = record.validation_loss,
                      .validation_step = record.last_eval_step,
                      .waited = record.waited,
-                     .resumed_at = record.resumed_at};
+                     .resumed_at = record.resumed_at,
+                     .stragglers = stragglers_};
   if (summary.seconds > 0) {
     summary.tokens_per_second = summary.tokens / summary.seconds;
   }
@@ -286,6 +327,9 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (rank().world() > 1 || summary.host_bytes > 0) {
     line["exposed_seconds"] = 1e-3 * summary.waited.total();
     line["waited_ms"] = PerChannel(summary.waited);
+  }
+  for (const Straggler& one : summary.stragglers) {
+    line["stragglers"].push_back(ToJson(one));
   }
   if (rank().sent_bytes != nullptr) {
     line["process_sent_bytes"] = rank().sent_bytes();

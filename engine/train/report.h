@@ -12,6 +12,7 @@
 #include "engine/train/product_rate.h"
 #include "engine/train/run_record.h"
 #include "engine/train/session.h"
+#include "engine/train/stragglers.h"
 #include "engine/train/utilization.h"
 
 namespace zero {
@@ -39,6 +40,7 @@ struct RunSummary {
   std::string weights;       // the folder in out_dir that has them; empty: none
   std::string checkpoint;    // likewise, the last one
   std::vector<int64_t> resumed_at;  // where later parts of the run began
+  std::vector<Straggler> stragglers;
 };
 
 class RunReport {
@@ -48,6 +50,10 @@ class RunReport {
   RunReport(const Session& session, const ModelTools& tools,
             const ProductRate& measured, int64_t total_steps, std::string link,
             Console* console);
+
+  // Takes what each rank did itself in a step (of `step`, or shortly before
+  // it), and says which are slow. Rank 0 only.
+  void HearRanks(int64_t step, std::vector<OwnTimes> of_ranks);
 
   // Prints the last step of `record` and returns its line for metrics.jsonl.
   // `idle`: the device is not at work on the next step.
@@ -75,6 +81,7 @@ class RunReport {
  private:
   const Config& config() const { return session_->config(); }
   const Rank& rank() const { return session_->rank(); }
+  void AddRanks(nlohmann::ordered_json* line);
   void KeepPeak(const ProductRate& measured);
   Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns(const RunRecord& record) const;
@@ -88,6 +95,10 @@ class RunReport {
   TokenFlops flops_per_token_;
   PeakRate peak_;
   size_t num_device_notes_ = 0;  // that were printed
+  StragglerDetector detector_;
+  std::vector<Straggler> stragglers_;
+  size_t num_told_ = 0;         // of these, in metrics
+  std::vector<double> own_ms_;  // of the ranks; empty: not heard since
 };
 
 }  // namespace zero

@@ -241,6 +241,7 @@ absl::StatusOr<bool> Trainer::Step() {
   ZERO_ASSIGN_OR_RETURN(StepRecord taken, Await());
   taken.seconds = Seconds(step_end_ - begin);
   taken.communication.waited = executor().clock().waited() - waited;
+  own_times_ = OwnTimesOf(taken.seconds, taken.communication.waited);
   ZERO_RETURN_IF_ERROR(Report(taken));
   return true;
 }
@@ -256,6 +257,9 @@ absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
   agreeing_on_ = -1;
   ZERO_RETURN_IF_ERROR(
       InStep(executor().numbers().Finish(absl::MakeSpan(agreement_)), index));
+  if (leads() && record_.step > record_.first_step()) {
+    report_->HearRanks(record_.step, OwnTimesOfRanks());
+  }
   const double num_valid_targets = agreement_[kValidTargets];
   // A rank that is alone may change its mind until now.
   if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
@@ -366,13 +370,39 @@ absl::Status Trainer::InStep(const absl::Status& status, int64_t last) const {
 }
 
 double Trainer::FillBatches(int64_t index) {
+  const auto begin = Clock::now();
   double num_valid_targets = 0;
   int64_t micro_step = 0;
   for (Batch& batch : batches_[index % batches_.size()]) {
     loader_->Fill(index, micro_step++, rank_->rank(), &batch);
     num_valid_targets += static_cast<double>(batch.num_valid_targets);
   }
+  fill_seconds_ += Seconds(Clock::now() - begin);
   return num_valid_targets;
+}
+
+OwnTimes Trainer::OwnTimesOf(double seconds, const WaitTimes& waited) {
+  const double busy_ms = rank_->gather->busy_ms() + rank_->reduce->busy_ms() +
+                         rank_->across->busy_ms();
+  const double fill_ms = 1e3 * std::exchange(fill_seconds_, 0);
+  OwnTimes own;
+  own[StepPart::kData] = fill_ms;
+  own[StepPart::kOffload] = waited[Channel::kHost] + waited[Channel::kDisk];
+  own[StepPart::kCommunication] = busy_ms - std::exchange(busy_ms_, busy_ms);
+  // Batches of a device that is behind the host are read beside its work.
+  own[StepPart::kCompute] =
+      std::max(1e3 * seconds - waited.total() - fill_ms, 0.0);
+  return own;
+}
+
+std::vector<OwnTimes> Trainer::OwnTimesOfRanks() const {
+  std::vector<OwnTimes> of_ranks;
+  const absl::Span<const double> brought = executor().numbers().brought();
+  for (size_t i = kOwnTimes; i < brought.size(); i += kNumAgreed) {
+    OwnTimes& own = of_ranks.emplace_back();
+    std::copy_n(&brought[i], own.ms.size(), own.ms.begin());
+  }
+  return of_ranks;
 }
 
 StepCommunication Trainer::Communicated() const {
@@ -401,6 +431,7 @@ Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
   own[kPhaseFailed] = votes.failed;
   own[kCannotWrite] = folder_->metrics_status().ok() ? 0 : 1;
   own[kValidTargets] = num_valid_targets;
+  std::copy(own_times_.ms.begin(), own_times_.ms.end(), &own[kOwnTimes]);
   return own;
 }
 

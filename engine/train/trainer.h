@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,6 +28,7 @@
 #include "engine/train/run_record.h"
 #include "engine/train/run_start.h"
 #include "engine/train/session.h"
+#include "engine/train/stragglers.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_scaling.h"
 #include "optim/lr_schedule.h"
@@ -113,13 +115,26 @@ class Trainer {
   double FillBatches(int64_t index);  // returns this rank's valid targets
   // Since the run began, outside of steps too.
   StepCommunication Communicated() const;
+  // What of a step that took `seconds` was this rank's own work.
+  OwnTimes OwnTimesOf(double seconds, const WaitTimes& waited);
+  // What all ranks brought to the agreement that was finished last.
+  std::vector<OwnTimes> OwnTimesOfRanks() const;
 
   // Numbers that are added up over the ranks: those that were asked to stop,
   // those that could not write metrics (rank 0), RunCheckpoints::PhaseVotes,
   // those whose time has come for a checkpoint (rank 0), valid targets of a
-  // step.
+  // step; and, not to be added up, each rank's OwnTimes of the step before.
   using Agreement = std::array<double, kNumAgreed>;
-  enum { kStop, kCannotWrite, kPhaseEnded, kPhaseFailed, kSave, kValidTargets };
+  enum {
+    kStop,
+    kCannotWrite,
+    kPhaseEnded,
+    kPhaseFailed,
+    kSave,
+    kValidTargets,
+    kOwnTimes
+  };
+  static_assert(kOwnTimes + std::size(kStepParts) == kNumAgreed);
   // What this rank brings to one.
   Agreement Propose(double num_valid_targets) const;
   // Whether any rank was asked to stop: the same answer on all. An error where
@@ -159,6 +174,9 @@ class Trainer {
   std::array<std::vector<Batch>, 2> batches_;
   Agreement agreement_ = {};
   int64_t agreeing_on_ = -1;  // the step, while its agreement is on its way
+  OwnTimes own_times_;        // of the step that was taken last
+  double fill_seconds_ = 0;   // reading batches, since the step before
+  double busy_ms_ = 0;        // with collectives, when the step before ended
   bool save_agreed_ = false;  // a checkpoint behind the steps under way
   const std::chrono::steady_clock::time_point made_at_ =
       std::chrono::steady_clock::now();

@@ -67,6 +67,7 @@ absl::Status RankNumbers::Finish(absl::Span<double> values) {
   agreed_read_->Synchronize();
   ZERO_RETURN_IF_ERROR(rank_->status());
   const double* const all = static_cast<const double*>(host_agreed_.data());
+  brought_ = {all, rank_->world() * values.size()};
   for (size_t i = 0; i < values.size(); ++i) {
     values[i] = all[i];
     for (int rank = 1; rank < rank_->world(); ++rank) {

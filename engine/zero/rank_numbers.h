@@ -52,6 +52,9 @@ class RankNumbers {
              absl::Span<const double> values);
   // Waits for as many numbers, and for no step that began behind them.
   absl::Status Finish(absl::Span<double> values);
+  // What every rank brought to the one that was finished last, of as many
+  // values each: [world * values]. Empty where this rank is alone.
+  absl::Span<const double> brought() const { return brought_; }
 
   // Gathers every rank's ScheduleHash, into memory of `arena`.
   // Errors: FailedPrecondition on all ranks if they are not equal, with the
@@ -72,7 +75,7 @@ class RankNumbers {
   Event& read() { return *read_; }
 
  private:
-  static constexpr int64_t kMaxValues = 8;
+  static constexpr int64_t kMaxValues = 12;
 
   bool alone() const {
     return rank_->world() == 1 || device_->kind() == DeviceKind::kMeta;
@@ -86,6 +89,7 @@ class RankNumbers {
   Buffer host_agreed_;
   std::unique_ptr<Event> agreed_read_;
   ReduceOp op_ = ReduceOp::kSum;
+  absl::Span<const double> brought_;  // in host_agreed_
   Buffer host_;
   std::unique_ptr<Event> read_;
 };

@@ -174,8 +174,9 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 // norm and loss, what they agree on before it (kNumAgreed), and with
 // `tensor_norms`, LAMB's, two for each parameter that is trained.
 // Asked to stop, asked for a checkpoint, writes that failed, a checkpoint's
-// parts that are written and those that cannot be, targets.
-inline constexpr int kNumAgreed = 6;
+// parts that are written and those that cannot be, targets; and four times that
+// nobody agrees on: the parts of a rank's step (engine/train/stragglers.h).
+inline constexpr int kNumAgreed = 10;
 int64_t NumbersWire(const Plan& plan, bool tensor_norms);
 
 // XXH3 of the plan's layout, placements and buckets and of the actions: equal

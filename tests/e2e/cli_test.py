@@ -483,6 +483,38 @@ class CliTest(unittest.TestCase):
             "1:4:stop"))
         self.assertIn("--inject-fault", self.ok("train", "--help"))
 
+    def test_a_slow_rank_is_named_everywhere_and_changes_no_bit(self):
+        sets = ("--set", "training.steps=40", "zero_optimization.stage=2",
+                "--set", "train_batch_size=6")
+        run = ("train", "config.json", "--ranks", "3", "--threads", "1", *sets)
+        self.ok(*run)
+        as_ever = self.read_json("run/summary.json")
+        text = self.ok(*run, "--inject-fault", "1:3:slow=8")
+        named = r"rank 1 on \S+ takes \d+\.\d times as long as the other " \
+                r"ranks for its own work; what differs most is compute"
+        self.assertRegex(text, r"note: step \d+: " + named)
+        self.assertRegex(text, r"straggler +" + named)
+        self.assertNotRegex(text, r"rank [02] on \S+ takes")
+        summary = self.read_json("run/summary.json")
+        self.assertEqual(summary["parameters_hash"], as_ever["parameters_hash"])
+        [straggler] = summary["stragglers"]
+        self.assertEqual((straggler["rank"], straggler["part"]),
+                         (1, "compute"))
+        with open(self.path("run/metrics.jsonl")) as f:
+            lines = [json.loads(line) for line in f]
+        self.assertEqual([one for line in lines
+                          for one in line.get("stragglers", [])], [straggler])
+        self.assertNotIn("ranks_before", lines[0])
+        self.assertEqual(lines[20]["ranks_before"]["slowest_rank"], 1)
+        self.assertRegex(self.ok("report", "run", "--html", "slow.html"),
+                         r"note: run/metrics.jsonl: step \d+: " + named)
+        # Nobody is named who asks for nobody.
+        self.ok(*run, "communication.straggler_factor=0", "--inject-fault",
+                "1:3:slow=8")
+        self.assertNotIn("stragglers", self.read_json("run/summary.json"))
+        self.assertIn("step \"50\" is not in", self.error(
+            *run, "--inject-fault", "1:50:slow=8"))
+
     def test_options_of_ranks_are_named_where_they_are_wrong(self):
         several = ("train", "config.json", "--ranks", "2")
         self.assertIn("--shape-link: link \"fast\"",

@@ -20,6 +20,7 @@
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_record.h"
+#include "engine/train/stragglers.h"
 #include "engine/train/tensorboard.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
@@ -54,6 +55,21 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
   return json;
 }
 
+// A line that names slow ranks has them as RunReport writes them.
+void NoteStragglers(const std::string& path, const Json& line,
+                    std::vector<std::string>* notes) {
+  const auto found = line.find("stragglers");
+  if (found == line.end() || !found->is_array()) return;
+  for (const Json& one : *found) {
+    notes->push_back(absl::StrFormat(
+        "%s: step %d: %s", path, line.value("step", int64_t{0}),
+        StragglerText({.rank = one.value("rank", 0),
+                       .factor = one.value("factor", 0.0),
+                       .part = StepPartOf(one.value("part", "")),
+                       .host = one.value("host", "?")})));
+  }
+}
+
 absl::Status ReadMetrics(const std::string& path, Run* run,
                          std::vector<std::string>* notes) {
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
@@ -76,6 +92,7 @@ absl::Status ReadMetrics(const std::string& path, Run* run,
                        "of a run?"));
     }
     run->steps = step->get<int64_t>();
+    NoteStragglers(path, line, notes);
     for (const auto& [name, value] : Flatten(line)) {
       if (value.is_number() || value.is_null()) {
         run->series[name][run->steps] = value;

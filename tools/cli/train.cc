@@ -90,6 +90,9 @@ void PrintSummary(const RunSummary& summary, const Config& config,
                                   .fewest_gathers = summary.fewest_gathers})});
     }
   }
+  for (const Straggler& one : summary.stragglers) {
+    rows.push_back({"straggler", StragglerText(one)});
+  }
   rows.push_back({"parameters_hash", summary.parameters_hash});
   const std::string& out_dir = config.training.out_dir;
   rows.push_back(
@@ -313,7 +316,8 @@ Command AddTrain(CLI::App& app) {
                  "25GB/s,10us");
   app.add_option("--inject-fault", flags->fault,
                  "make a rank fail on purpose: RANK:STEP:KIND such as "
-                 "1:3:stop, KIND one of throw, stop, mismatch");
+                 "1:3:stop, KIND one of throw, stop, mismatch, or from then on "
+                 "slow: 1:3:slow=2");
   return [flags] { return Train(*flags); };
 }
 

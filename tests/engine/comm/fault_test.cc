@@ -22,6 +22,10 @@ TEST(FaultTest, RankStepAndKindAreRead) {
   EXPECT_EQ(fault->kind, FaultKind::kStop);
   EXPECT_EQ(ParseFault("0:1:throw", 2)->kind, FaultKind::kThrow);
   EXPECT_EQ(ParseFault("0:1:mismatch", 2)->kind, FaultKind::kMismatch);
+  const auto slow = ParseFault("1:3:slow=2.5", 2);
+  ASSERT_TRUE(slow.ok()) << slow.status();
+  EXPECT_EQ(slow->kind, FaultKind::kSlow);
+  EXPECT_EQ(slow->factor, 2.5);
 }
 
 TEST(FaultTest, AWrongFaultNamesTheReasonAndAnExample) {
@@ -38,6 +42,10 @@ TEST(FaultTest, AWrongFaultNamesTheReasonAndAnExample) {
       {"1:31:stop", 2, "step \"31\" is not in [1, 30]"},
       {"1:3:explode", 2, "\"explode\" is no kind"},
       {"0:3:stop", 1, "one rank has no others"},
+      {"1:3:slow", 2, "\"slow\" is no kind"},
+      {"1:3:slow=1", 2, "factor \"1\" is not in (1, 1000]"},
+      {"1:3:slow=x", 2, "factor \"x\" is not in (1, 1000]"},
+      {"1:3:slow=nan", 2, "factor \"nan\" is not in (1, 1000]"},
   };
   for (const auto& c : kCases) {
     const absl::Status status =
@@ -107,6 +115,35 @@ TEST(FaultTest, WhoThrowsNamesStepAndCollective) {
                  "injected fault in step 3 at barrier \"first\" of channel "
                  "\"reduce\"");
   }
+}
+
+TEST(FaultTest, ASlowRankSleepsForWhatItHasComputedAndChangesNothing) {
+  // The thread computes 10 ms before every reduction, after 5 s at the start.
+  absl::Duration computed = absl::Seconds(5);
+  std::vector<absl::Duration> slept;
+  FaultInjector injector(
+      {.rank = 1, .step = 2, .kind = FaultKind::kSlow, .factor = 3}, "end",
+      {.computed = [&] { return computed += absl::Milliseconds(10); },
+       .sleep = [&](absl::Duration time) { slept.push_back(time); }});
+  const std::vector<std::string> want = ThreeSteps(injector, 0);
+  EXPECT_TRUE(slept.empty());
+  EXPECT_EQ(ThreeSteps(injector, 1), want);
+  // Two reductions in each of two steps.
+  EXPECT_EQ(slept, std::vector<absl::Duration>(4, 2 * absl::Milliseconds(10)));
+  EXPECT_TRUE(injector.happened());
+}
+
+TEST(FaultTest, ASlowFirstStepDoesNotRepeatTheStart) {
+  absl::Duration computed = absl::Seconds(5);
+  std::vector<absl::Duration> slept;
+  FaultInjector injector(
+      {.rank = 1, .step = 1, .kind = FaultKind::kSlow, .factor = 2}, "end",
+      {.computed = [&] { return computed += absl::Milliseconds(10); },
+       .sleep = [&](absl::Duration time) { slept.push_back(time); }});
+  ThreeSteps(injector, 1);
+  ASSERT_EQ(slept.size(), 6u);
+  EXPECT_EQ(slept[0], absl::ZeroDuration());
+  EXPECT_EQ(slept[1], absl::Milliseconds(10));
 }
 
 }  // namespace

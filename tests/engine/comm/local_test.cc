@@ -808,5 +808,20 @@ TEST(LocalTest, StreamsOfOneChannelThatAreNotOrderedAreReported) {
                   HasSubstr("#1 is not finished")));
 }
 
+TEST(LocalTest, ARankIsBusyWithWhatItCopiesItself) {
+  const auto group = LocalGroup::Make(2);
+  const absl::Status status =
+      RunOnGroup(group, StreamRole::kGather, [&](RankContext& rank) {
+        EXPECT_EQ(rank.comm->busy_ms(), 0);
+        Values piece(DType::kF32, 1 << 16), all(DType::kF32, 2 << 16);
+        rank.comm->AllGather(*rank.stream, "all", DType::kF32,
+                             {{piece.data(), all.data(), 2 << 16}});
+        rank.stream->Synchronize();
+        EXPECT_GT(rank.comm->busy_ms(), 0);
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace zero

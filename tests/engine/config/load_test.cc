@@ -660,6 +660,18 @@ TEST(ContradictionTest, AServerThatWouldShard) {
   }
 }
 
+TEST(ContradictionTest, AFactorThatNamesRanksThatAreNotSlow) {
+  for (const char* factor : {"0.5", "1.0"}) {
+    EXPECT_EQ(
+        ErrorOfSmall({absl::StrCat("communication.straggler_factor=", factor)}),
+        absl::StrCat("--set communication.straggler_factor: ", factor,
+                     " would name ranks that are no slower than the others; "
+                     "want more than 1, or 0 for none"));
+  }
+  EXPECT_TRUE(LoadSmall({"communication.straggler_factor=0"}).ok());
+  EXPECT_TRUE(LoadSmall({"communication.straggler_factor=1.1"}).ok());
+}
+
 TEST(ContradictionTest, HostsThatAreNotAlike) {
   const std::string hosts = "communication.algorithm=hierarchical";
   EXPECT_EQ(ErrorOfSmall({hosts, "communication.ranks_per_host=3"}, 4),

@@ -100,6 +100,7 @@ TEST(RankNotesTest, EveryKeyBetweenRanksIsNamed) {
        {"communication.algorithm=hierarchical"}},
       {"communication.backend", "local", {}},
       {"communication.timeout_seconds", "7", {}},
+      {"communication.straggler_factor", "7", {}},
   };
   std::vector<std::string> named;
   for (const auto& line : kLines) {

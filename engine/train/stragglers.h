@@ -1,0 +1,93 @@
+// Ranks that are slower than the others, from the times of their own work.
+//
+// Waiting is left out: a slow rank waits least, and all others wait for it.
+// One slow step says nothing where ranks share cores with each other and with
+// whatever else runs there, so a rank is named by how many of its last steps
+// were slow, and each step is held against the same step of the others.
+// Pure: from a table of times alone.
+#ifndef ZERO_ENGINE_TRAIN_STRAGGLERS_H_
+#define ZERO_ENGINE_TRAIN_STRAGGLERS_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <iterator>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+
+namespace zero {
+
+enum class StepPart {
+  kCompute,        // the step without the others and without waiting
+  kData,           // reading batches
+  kOffload,        // waiting for this rank's host and disk
+  kCommunication,  // copies and sums of this rank's in collectives
+};
+inline constexpr StepPart kStepParts[] = {StepPart::kCompute, StepPart::kData,
+                                          StepPart::kOffload,
+                                          StepPart::kCommunication};
+
+// "compute", "data", "offload", "communication".
+constexpr const char* StepPartName(StepPart part) {
+  constexpr const char* kNames[] = {"compute", "data", "offload",
+                                    "communication"};
+  return kNames[static_cast<size_t>(part)];
+}
+
+// The part of that name; kCompute where there is none.
+StepPart StepPartOf(absl::string_view name);
+
+// Milliseconds of a rank's own work in a step.
+struct OwnTimes {
+  std::array<double, std::size(kStepParts)> ms = {};
+
+  double& operator[](StepPart part) { return ms[static_cast<size_t>(part)]; }
+  double operator[](StepPart part) const {
+    return ms[static_cast<size_t>(part)];
+  }
+  double total() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
+};
+
+struct Straggler {
+  int rank = 0;
+  int64_t step = 0;   // when it was found out
+  double factor = 0;  // median of its steps / median of the others'
+  StepPart part = StepPart::kCompute;  // that is farthest from the others'
+  std::string host = {};  // where the rank is; not the detector's to know
+};
+
+// "rank 3 on node2 takes 2.1 times as long as the other ranks for its own work;
+// what differs most is compute".
+std::string StragglerText(const Straggler& straggler);
+
+class StragglerDetector {
+ public:
+  // A rank is named when so many of the last steps were slow.
+  static constexpr int kSteps = 20, kSlowSteps = 16;
+
+  // A step is slow where the rank's own work takes more than `factor` times the
+  // median of the other ranks'. 0: no rank is ever named.
+  explicit StragglerDetector(double factor) : factor_(factor) {}
+
+  // Takes what all ranks did in a step, in their order, and returns those that
+  // are slow now and were not named before.
+  std::vector<Straggler> Add(int64_t step, std::vector<OwnTimes> of_ranks);
+
+ private:
+  const double factor_;
+  std::deque<std::vector<OwnTimes>> steps_;  // the last kSteps, by rank
+  std::vector<int> num_slow_;                // of these, by rank
+  std::deque<std::vector<bool>> slow_;       // of these, by rank
+  std::vector<bool> named_;                  // by rank
+};
+
+// The middle one, or the mean of the middle two. 0 of nothing.
+double Median(std::vector<double> values);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_STRAGGLERS_H_
