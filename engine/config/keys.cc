@@ -899,8 +899,11 @@ std::vector<KeySpec> UsedKeys() {
           "it, and on no other way in which ranks are placed.",
           BetweenRanks, Range(0, 1 << 20),
           Unread(IF(c.communication.algorithm !=
-                    CommunicationAlgorithm::kHierarchical),
-                 "communication.algorithm is not hierarchical")),
+                        CommunicationAlgorithm::kHierarchical &&
+                    c.zero_optimization.mics_shard_size !=
+                        c.communication.ranks_per_host),
+                 "communication.algorithm is not hierarchical, and "
+                 "zero_optimization.mics_shard_size not \"auto\"")),
       Key(KEY(communication.backend),
           "local: ranks are threads of one process and read each other's "
           "memory; mpi: also those of other processes, which mpirun or srun "

@@ -199,15 +199,16 @@ class Loader {
         Problem(node.key_place, path, "unknown key",
                 NearestKey(parent, node.key));
       } else if (IsAuto(*key, node)) {
-        given_.autos[path] = node.place;
+        // null is None in DeepSpeed's and Hugging Face's configs.
+        if (node.kind != JsonKind::kNull) given_.autos[path] = node.place;
       } else {
         Key(*key, node);
       }
     }
   }
 
-  // "auto" asks for the default; so does null, which is None in DeepSpeed's and
-  // Hugging Face's configs.
+  // "auto" asks for the default, or what follows from other keys; null for the
+  // default.
   static bool IsAuto(const KeySpec& key, const JsonNode& node) {
     if (node.kind == JsonKind::kNull) return key.set != nullptr;
     return node.kind == JsonKind::kString && node.text == "auto" &&

@@ -33,6 +33,8 @@ struct LoadOptions {
   // (`zero eval CONFIG --model DIR`); empty: none.
   std::string model_dir;
   int world = 1;
+  // Of these, how many the launcher started on this host; 0: all.
+  int ranks_per_host = 0;
   // Resolves model.preset and model.from_pretrained; may be null, then these
   // keys are errors.
   const ModelCatalog* catalog = nullptr;

@@ -318,6 +318,7 @@ class Resolver : public ModelResolver {
     }
     Backend();
     Hosts();
+    GroupsOfHosts();
     Offload();
     const std::string path = "zero_optimization.mics_shard_size";
     const int64_t size = config_.zero_optimization.mics_shard_size;
@@ -341,6 +342,44 @@ class Resolver : public ModelResolver {
     }
     Problem(path, size, " does not divide the ", world, " ranks; want one of ",
             absl::StrJoin(divisors, ", "));
+  }
+
+  // "auto" in mics_shard_size: a group is a host.
+  void GroupsOfHosts() {
+    const std::string path = "zero_optimization.mics_shard_size";
+    ZeroConfig& zero = config_.zero_optimization;
+    const int64_t world = options_.world;
+    if (given_.autos.count(path) == 0 || world == 1) return;
+    const int64_t told = config_.communication.ranks_per_host;
+    const int64_t ranks = told > 0 ? told
+                          : options_.ranks_per_host > 0
+                              ? options_.ranks_per_host
+                              : world;
+    const char* const whose = told > 0 ? "of communication.ranks_per_host"
+                              : options_.ranks_per_host > 0
+                                  ? "that the launcher started on this host"
+                                  : "of this process";
+    if (world % ranks != 0) {
+      return Problem(path, "auto: the ", ranks, " ranks ", whose,
+                     " do not divide the ", world,
+                     "; want as many on each host, or name a number");
+    }
+    const char* reason = nullptr;
+    if (zero.stage == 0) {
+      reason = "zero_optimization.stage 0 shards nothing";
+    } else if (ranks == world) {
+      reason = "all ranks are on one host";
+    } else if (ranks == 1) {
+      reason = "each host has one rank, which has nobody to share with";
+    }
+    if (reason != nullptr) {
+      return Note(path, " auto: one group of all ", world, " ranks, as ",
+                  reason);
+    }
+    zero.mics_shard_size = ranks;
+    Derived(path, "the ranks of a host");
+    Note(path, " auto: ", world / ranks, " groups of the ", ranks, " ranks ",
+         whose);
   }
 
   void Offload() {

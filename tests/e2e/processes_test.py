@@ -123,6 +123,30 @@ class ProcessesTest(RunsTest):
                                    more=["--inject-fault", fault]), 20)
                 self.assertRegex(text, words)
 
+    def test_a_slow_rank_of_another_process_is_named_with_its_host(self):
+        text = self.end(self.processes(
+            2, 2, "slow", "training.steps=40",
+            "zero_optimization.stage=3", more=["--inject-fault", "3:2:slow=8"]))
+        self.assertIn("straggler", text)
+        [straggler] = self.summary("slow")["stragglers"]
+        self.assertEqual((straggler["rank"], straggler["part"],
+                          straggler["host"]),
+                         (3, "compute", socket.gethostname()))
+
+    def test_groups_are_hosts_where_mics_shard_size_is_auto(self):
+        key = "zero_optimization.mics_shard_size=auto"
+        stage = "zero_optimization.stage=3"
+        text = self.end(self.processes(
+            2, 2, "hosts", stage, key, "communication.ranks_per_host=2"))
+        self.assertIn("zero_optimization.mics_shard_size auto: 2 groups of the "
+                      "2 ranks of communication.ranks_per_host", text)
+        self.end(self.start(self.arguments(
+            "named", 4, (stage, "zero_optimization.mics_shard_size=2"))))
+        self.assertEqual(self.hash_of("hosts"), self.hash_of("named"))
+        text = self.end(self.processes(2, 2, "one", stage, key))
+        self.assertIn("one group of all 4 ranks, as all ranks are on one host",
+                      text)
+
     def test_a_killed_process_is_named(self):
         run = self.processes(2, 2, "killed", "training.steps=100000",
                              "communication.timeout_seconds=10")

@@ -19,18 +19,19 @@ inline constexpr char kSmallConfig[] = R"({
 
 inline absl::StatusOr<LoadedConfig> LoadText(
     const std::string& text, std::vector<std::string> overrides = {},
-    int world = 1) {
+    int world = 1, int ranks_per_host = 0) {
   LoadOptions options;
   options.overrides = std::move(overrides);
   options.world = world;
+  options.ranks_per_host = ranks_per_host;
   options.missing_files = MissingFiles::kIgnored;
   return ParseConfig(text, "run.json", options);
 }
 
 // The small config with overrides.
 inline absl::StatusOr<LoadedConfig> LoadSmall(
-    std::vector<std::string> overrides, int world = 1) {
-  return LoadText(kSmallConfig, std::move(overrides), world);
+    std::vector<std::string> overrides, int world = 1, int ranks_per_host = 0) {
+  return LoadText(kSmallConfig, std::move(overrides), world, ranks_per_host);
 }
 
 // The message of a config that must not load.

@@ -306,7 +306,8 @@ std::vector<UnreadCase> UnreadCases() {
       {"aio.checksums", {"aio.checksums=false"}, kNoDisk},
       {"communication.ranks_per_host",
        {"communication.ranks_per_host=1"},
-       "communication.algorithm is not hierarchical"},
+       "communication.algorithm is not hierarchical, and "
+       "zero_optimization.mics_shard_size not \"auto\""},
   };
 }
 

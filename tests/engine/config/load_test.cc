@@ -633,6 +633,61 @@ TEST(ContradictionTest, GroupsThatDoNotFit) {
   EXPECT_EQ(alone->config.zero_optimization.shards(1), 1);
 }
 
+TEST(LoadTest, GroupsThatAreHosts) {
+  const std::string size = "zero_optimization.mics_shard_size";
+  const std::string key = size + "=auto", stage = "zero_optimization.stage=2";
+  const struct {
+    std::vector<std::string> overrides;
+    int of_launcher;
+    int64_t want;
+    std::string note;
+  } kCases[] = {
+      {{key, stage},
+       2,
+       2,
+       "2 groups of the 2 ranks that the launcher started on this host"},
+      {{key, stage, "communication.ranks_per_host=2"},
+       0,
+       2,
+       "2 groups of the 2 ranks of communication.ranks_per_host"},
+      {{key, stage, "communication.ranks_per_host=2"},
+       4,
+       2,
+       "2 groups of the 2 ranks of communication.ranks_per_host"},
+      {{key, stage},
+       0,
+       -1,
+       "one group of all 4 ranks, as all ranks are on one host"},
+      {{key, stage},
+       4,
+       -1,
+       "one group of all 4 ranks, as all ranks are on one host"},
+      {{key, stage},
+       1,
+       -1,
+       "one group of all 4 ranks, as each host has one rank, which has nobody "
+       "to share with"},
+      {{key},
+       2,
+       -1,
+       "one group of all 4 ranks, as zero_optimization.stage 0 shards nothing"},
+  };
+  for (const auto& one : kCases) {
+    const auto loaded = LoadSmall(one.overrides, 4, one.of_launcher);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->config.zero_optimization.mics_shard_size, one.want);
+    EXPECT_THAT(loaded->notes, testing::Contains(size + " auto: " + one.note));
+  }
+  EXPECT_EQ(
+      LoadSmall({key, stage, "train_batch_size=6"}, 6, 4).status().message(),
+      "--set zero_optimization.mics_shard_size: auto: the 4 ranks that the "
+      "launcher started on this host do not divide the 6; want as many on each "
+      "host, or name a number");
+  // One rank has no groups, and null asks for none.
+  EXPECT_TRUE(LoadSmall({key, stage}, 1)->notes.empty());
+  EXPECT_TRUE(LoadSmall({size + "=null", stage}, 4, 2)->notes.empty());
+}
+
 TEST(ContradictionTest, AServerThatWouldShard) {
   const std::string server = "communication.algorithm=parameter_server";
   for (int stage : {1, 2, 3}) {
