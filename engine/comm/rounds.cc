@@ -1,6 +1,7 @@
 #include "engine/comm/rounds.h"
 
 #include <algorithm>
+#include <set>
 
 #include "kernels/check.h"
 
@@ -140,6 +141,27 @@ int64_t Rounds::outgoing_bytes() const {
   if (windows_.empty() || own == num_here_) return 0;
   return own * static_cast<int64_t>(processes_.size()) * RoundElems(0) *
          ItemBytes();
+}
+
+int64_t Rounds::sent_bytes() const {
+  const auto places = static_cast<int64_t>(processes_.size());
+  int64_t bytes = 0;  // of a piece
+  for (const int64_t elems : piece_elems_) bytes += elems * ItemBytes();
+  const auto num_processes = static_cast<int64_t>(
+      std::set<int>(processes_.begin(), processes_.end()).size());
+  switch (kind_) {
+    case CollectiveKind::kAllGather:
+      return num_here_ * bytes * (num_processes - 1);
+    case CollectiveKind::kReduceScatter:
+      return (own_end_ - own_begin_) * bytes * (places - num_here_);
+    case CollectiveKind::kReduce:
+      return IsHere(root_) ? 0 : num_here_ * bytes;
+    case CollectiveKind::kBroadcast:
+      return IsHere(root_) ? bytes * (num_processes - 1) : 0;
+    case CollectiveKind::kBarrier:
+      break;
+  }
+  return 0;
 }
 
 // Where a sender's sum of a piece begins.

@@ -47,6 +47,8 @@ class Rounds {
   // Memory for this process's own sums of a round; 0: its ranks send
   // themselves.
   int64_t outgoing_bytes() const;
+  // What Messages sends in all rounds.
+  int64_t sent_bytes() const;
   // Calls visit(begin, end, piece, window, to) for each sum that `place`, one
   // of this process, has to make before Messages: of what the places [begin,
   // end) send, to `to` in `outgoing`.

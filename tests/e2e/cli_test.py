@@ -483,6 +483,30 @@ class CliTest(unittest.TestCase):
             "1:4:stop"))
         self.assertIn("--inject-fault", self.ok("train", "--help"))
 
+    def test_the_plan_says_what_crosses_hosts(self):
+        plan = ("plan", "config.json", "--ranks", "4")
+        stage = ("--set", "zero_optimization.stage=2")
+        text = self.ok(*plan, "--no-step", "--hosts", "2", *stage)
+        self.assertIn("sent between 2 hosts of 2 ranks per step", text)
+        self.assertIn("k (n - k) / n of the bytes to be summed", text)
+        document = json.loads(self.ok(*plan, "--hosts", "2", "--json", *stage))
+        hosts = document["host_bytes"]
+        self.assertEqual(hosts["flat"][0]["summed"],
+                         2 * hosts["hierarchical"][0]["summed"])
+        numbers = json.loads(self.ok(*plan, "--json", *stage))
+        self.assertNotIn("hosts", numbers)
+        self.assertEqual(document["rank_bytes"], numbers["rank_bytes"])
+        self.assertIn("hosts of 2 ranks", self.ok(
+            *plan, "--no-step", "--hosts", "2", "--set",
+            "communication.algorithm=parameter_server"))
+        auto = json.loads(self.ok(
+            *plan, "--hosts", "2", "--json", *stage, "--set",
+            "zero_optimization.mics_shard_size=auto"))
+        self.assertEqual(auto["shards"], 2)
+        self.assertIn("--hosts 3 do not divide the 4 ranks",
+                      self.error(*plan, "--hosts", "3"))
+        self.assertIn("--no-step", self.error(*plan, "--json", "--no-step"))
+
     def test_a_slow_rank_is_named_everywhere_and_changes_no_bit(self):
         sets = ("--set", "training.steps=40", "zero_optimization.stage=2",
                 "--set", "train_batch_size=6")

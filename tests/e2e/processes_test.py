@@ -1,6 +1,7 @@
 """Ranks in several processes, as mpirun starts them on one machine: the bits of
 threads, and how such runs end. Skipped, loudly, without mpirun."""
 
+import json
 import os
 import re
 import shutil
@@ -146,6 +147,30 @@ class ProcessesTest(RunsTest):
         text = self.end(self.processes(2, 2, "one", stage, key))
         self.assertIn("one group of all 4 ranks, as all ranks are on one host",
                       text)
+
+    def test_what_a_process_sends_is_what_the_plan_says_of_a_host(self):
+        by_hosts = ("communication.algorithm=hierarchical",
+                    "communication.ranks_per_host=2")
+        for sets in (("zero_optimization.stage=0",),
+                     ("zero_optimization.stage=2", "bf16.enabled=true",
+                      *by_hosts),
+                     ("zero_optimization.stage=3",
+                      "zero_optimization.mics_shard_size=auto",
+                      "communication.ranks_per_host=2"),
+                     ("communication.algorithm=parameter_server",)):
+            with self.subTest(sets=sets):
+                sent = []
+                for steps in (4, 9):
+                    self.end(self.processes(
+                        2, 2, "run", "training.steps=%d" % steps,
+                        "training.sample.tokens=0", *sets))
+                    sent.append(self.summary("run")["process_sent_bytes"])
+                plan = json.loads(self.end(self.start(
+                    [ZERO, "plan", "run.json", "--ranks", "4", "--hosts", "2",
+                     "--json", "--set", *sets])))
+                how = "hierarchical" if sets[-2:] == by_hosts else "flat"
+                host = plan["host_bytes"][how][0]
+                self.assertEqual((sent[1] - sent[0]) / 5, host["sent"])
 
     def test_a_killed_process_is_named(self):
         run = self.processes(2, 2, "killed", "training.steps=100000",

@@ -61,6 +61,7 @@ struct RunOptions {
   // them, in the order of processes (ReadRanks in ranks.h).
   absl::optional<Launch> launch;
   int ranks_here = 1;
+  int ranks_per_host = 0;  // of the launcher; 0: all ranks are on one
   int first_rank() const { return launch ? launch->rank * ranks_here : 0; }
   bool IsHere(int rank) const {
     return rank >= first_rank() && rank < first_rank() + ranks_here;

@@ -17,18 +17,24 @@
 #include "engine/base/status.h"
 #include "engine/nn/freeze.h"
 #include "engine/train/console.h"
+#include "engine/train/metrics.h"
 #include "engine/train/rank_notes.h"
 #include "engine/train/session.h"
+#include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
 #include "tools/cli/model_tools.h"
+#include "tools/cli/plan_hosts.h"
 #include "tools/cli/ranks.h"
 
 namespace zero {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct PlanFlags {
   RunOptions run;
-  bool no_step = false;
+  bool no_step = false, json = false;
+  int hosts = 0;  // 0: not asked for
 };
 
 void PrintStates(const Plan& plan, const Model& model,
@@ -340,8 +346,28 @@ absl::Status PrintMemory(const RunOptions& run, const Config& config,
   return absl::OkStatus();
 }
 
+Json ToJson(const StepWire& wire) {
+  return {{"gathered", wire.gathered},
+          {"reduced", wire.reduced},
+          {"across", wire.across},
+          {"received", wire.received}};
+}
+
+absl::Status PrepareHosts(PlanFlags* flags) {
+  if (flags->hosts == 0) return absl::OkStatus();
+  if (flags->run.ranks % flags->hosts != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--hosts ", flags->hosts, " do not divide the ", flags->run.ranks,
+        " ranks; give --ranks for all of them, "
+        "as many for each host"));
+  }
+  flags->run.ranks_per_host = flags->run.ranks / flags->hosts;
+  return absl::OkStatus();
+}
+
 absl::Status ShowPlan(PlanFlags flags) {
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
+  ZERO_RETURN_IF_ERROR(PrepareHosts(&flags));
   ZERO_ASSIGN_OR_RETURN(const LoadedConfig loaded,
                         LoadRunConfig(flags.run, MissingFiles::kIgnored));
   const Config& config = loaded.config;
@@ -358,6 +384,30 @@ absl::Status ShowPlan(PlanFlags flags) {
   const std::vector<Action> actions = MakeSchedule(
       plan, options.schedule_options(micro_steps, options.delayed_updates));
   const bool alike = plan.owners.even();
+  const StepWire wire = CountWire(plan, actions);
+  const StepWire formula = FormulaWire(plan, micro_steps);
+  const bool tensor_norms = options.optimizer.needs_tensor_norms();
+  const int64_t numbers = NumbersWire(plan, tensor_norms);
+  HostWires hosts;
+  if (flags.hosts > 0) {
+    hosts = HostWires(plan, actions, flags.hosts, config, tensor_norms);
+  }
+  if (flags.json) {
+    Json json = {{"stage", config.zero_optimization.stage},
+                 {"ranks", plan.world},
+                 {"shards", plan.shard.size},
+                 {"micro_steps", micro_steps},
+                 {"rank_bytes", ToJson(wire)},
+                 {"formula_bytes", ToJson(formula)},
+                 {"numbers_bytes", numbers}};
+    if (flags.hosts > 0) {
+      json["hosts"] = flags.hosts;
+      json["host_bytes"] = hosts.ToJson();
+    }
+    json["schedule"] = ScheduleHash(plan, actions);
+    absl::PrintF("%s\n", ToLine(json));
+    return absl::OkStatus();
+  }
 
   Console console(stdout, /*is_terminal=*/false);
   console.Line(absl::StrFormat(
@@ -382,8 +432,6 @@ absl::Status ShowPlan(PlanFlags flags) {
   PrintBuckets("gather buckets of updated parameters", plan,
                plan.gather_buckets, DTypeBytes(plan.parameters.dtype),
                &console);
-  const StepWire wire = CountWire(plan, actions);
-  const StepWire formula = FormulaWire(plan, micro_steps);
   const auto against = [](int64_t bytes, int64_t formula_bytes) {
     return absl::StrCat(WithCommas(bytes), " bytes",
                         AgainstFormula(bytes, formula_bytes));
@@ -403,11 +451,10 @@ absl::Status ShowPlan(PlanFlags flags) {
         {"worker sends", against(worker.reduced, worker_formula.reduced)},
         {"worker receives", against(worker.received, worker_formula.received)}};
   }
-  const int64_t numbers =
-      NumbersWire(plan, options.optimizer.needs_tensor_norms());
   rows.push_back(
       {"norm and agreements", absl::StrCat(WithCommas(numbers), " bytes")});
   console.Table(alike ? "sent per rank and step" : "moved per step", rows);
+  if (flags.hosts > 0) hosts.Print(&console);
   console.Line(absl::StrCat("schedule ", ScheduleHash(plan, actions), ", ",
                             actions.size(), " actions"));
   for (const std::string& note : RankNotes(loaded, plan)) {
@@ -423,7 +470,14 @@ Command AddPlan(CLI::App& app) {
   auto flags = std::make_shared<PlanFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
-  app.add_flag("--no-step", flags->no_step, "leave the list of actions out");
+  app.add_option("--hosts", flags->hosts,
+                 "also what crosses between so many hosts, each with as many "
+                 "of the ranks")
+      ->check(CLI::Range(1, 1 << 20));
+  CLI::Option* const json = app.add_flag(
+      "--json", flags->json, "one JSON object with the bytes of a step");
+  app.add_flag("--no-step", flags->no_step, "leave the list of actions out")
+      ->excludes(json);
   return [flags] { return ShowPlan(*flags); };
 }
 

@@ -66,9 +66,9 @@ bool IsHierarchical(const Config& config) {
 // The ranks of a host, for sums within it, where the config leaves them to the
 // launcher.
 absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
-  if (!options.launch.has_value()) return options.ranks;
-  const int ranks = options.launch->local_world * options.ranks_here;
-  if (ranks > 0 && options.ranks % ranks == 0) return ranks;
+  const int ranks = options.ranks_per_host;
+  if (ranks == 0) return options.ranks;
+  if (options.ranks % ranks == 0) return ranks;
   return absl::InvalidArgumentError(absl::StrCat(
       "communication.ranks_per_host: of the ", options.ranks,
       " ranks the launcher started ", ranks,
@@ -140,7 +140,9 @@ absl::Status ReadRanks(RunOptions* options) {
   ZERO_ASSIGN_OR_RETURN(options->launch, ReadLaunch());
   if (!options->launch.has_value()) return absl::OkStatus();
   const int world = options->launch->world;
+  const int processes = options->launch->local_world;
   if (options->device != "cuda") {
+    options->ranks_per_host = processes * options->ranks;
     options->ranks *= world;
     return absl::OkStatus();
   }
@@ -151,6 +153,7 @@ absl::Status ReadRanks(RunOptions* options) {
   }
   options->ranks = world;
   options->ranks_here = 1;
+  options->ranks_per_host = processes;
   return absl::OkStatus();
 }
 

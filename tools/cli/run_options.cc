@@ -96,9 +96,7 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
   load.missing_files = missing_files;
   load.model_dir = options.model_dir;
   load.world = options.ranks;
-  if (options.launch.has_value()) {
-    load.ranks_per_host = options.launch->local_world * options.ranks_here;
-  }
+  load.ranks_per_host = options.ranks_per_host;
   if (!options.config.empty()) return LoadConfig(options.config, load);
   ZERO_ASSIGN_OR_RETURN(const ModelConfig model,
                         catalog->Pretrained(options.model_dir));

@@ -135,10 +135,41 @@ void RunOne(std::mt19937& random, int rank, Communicator& comm, Stream& stream,
   }
 }
 
+// Adds up what Rounds says that a process sends, on the end of the lowest rank
+// that it has on a channel.
+class Expecting final : public CommunicatorWrapper {
+ public:
+  // `hosts` is empty but for hierarchical sums.
+  Expecting(std::unique_ptr<Communicator> inner, std::vector<int> processes,
+            std::vector<int> hosts, int process, std::atomic<int64_t>* bytes)
+      : CommunicatorWrapper(std::move(inner)),
+        processes_(std::move(processes)),
+        hosts_(std::move(hosts)),
+        process_(process),
+        bytes_(bytes) {}
+
+  void Run(Stream& stream, Collective collective) override {
+    const auto first =
+        std::find(processes_.begin(), processes_.end(), process_);
+    if (first - processes_.begin() == rank()) {
+      *bytes_ += Rounds(collective, processes_, process_, hosts_).sent_bytes();
+    }
+    inner_->Run(stream, std::move(collective));
+  }
+
+ private:
+  const std::vector<int> processes_, hosts_;
+  const int process_;
+  std::atomic<int64_t>* const bytes_;
+};
+
 // What every rank has after `count` random collectives on the channels of a
 // run with groups of `shards`, some of them at once.
-std::vector<Received> RunRandomly(const Groups& groups, int shards, int count) {
+std::vector<Received> RunRandomly(const Groups& groups, int shards, int count,
+                                  int ranks_per_host = 0) {
   const int world = groups.front()->world();
+  const int here = world / static_cast<int>(groups.size());
+  std::vector<std::atomic<int64_t>> expected(groups.size());
   std::vector<Received> received(world);
   const absl::Status status =
       RunOnGroups(groups, StreamRole::kReduce, [&](auto& rank) {
@@ -147,10 +178,21 @@ std::vector<Received> RunRandomly(const Groups& groups, int shards, int count) {
         for (const Channel channel : kChannels) {
           threads.emplace_back([&, channel] {
             const auto device = MakeCpuDevice(1);
-            const auto comm =
+            std::vector<int> processes, hosts;
+            for (const int member :
+                 MembersOf(channel, rank.rank, world, shards)) {
+              processes.push_back(member / here);
+              if (ranks_per_host > 0) {
+                hosts.push_back(member / ranks_per_host);
+              }
+            }
+            const int process = rank.rank / here;
+            const auto comm = std::make_unique<Expecting>(
                 GroupOf(groups, rank.rank)
                     .Connect(rank.rank, ChannelName(channel),
-                             MembersOf(channel, rank.rank, world, shards));
+                             MembersOf(channel, rank.rank, world, shards)),
+                std::move(processes), std::move(hosts), process,
+                &expected[process]);
             const auto stream = device->MakeStream(StreamRole::kReduce);
             // Members of a channel have a seed of their own.
             std::mt19937 random(
@@ -174,6 +216,10 @@ std::vector<Received> RunRandomly(const Groups& groups, int shards, int count) {
         return absl::OkStatus();
       });
   EXPECT_TRUE(status.ok()) << status;
+  for (size_t process = 0; process < groups.size(); ++process) {
+    EXPECT_EQ(groups[process]->sent_bytes(), expected[process])
+        << "process " << process;
+  }
   return received;
 }
 
@@ -212,7 +258,7 @@ TEST(ProcessesTest, HierarchicalSumsDependOnTheHostsAndOnNoProcess) {
                       hosts = ranks_per_host](int processes) {
       return RunRandomly(
           MakeProcesses(world, processes, absl::Minutes(5), nullptr, hosts),
-          shards, kCount);
+          shards, kCount, hosts);
     };
     const auto expected = run(1);
     for (const int processes : splits) {
