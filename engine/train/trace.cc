@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <deque>
 #include <fstream>
 #include <set>
@@ -10,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "engine/base/exceptions.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
@@ -21,6 +23,8 @@ namespace {
 
 constexpr absl::string_view kBegin =
     "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [";
+
+constexpr absl::string_view kEnd = "\n]}\n";
 
 // In the order of Trace::Row.
 constexpr const char* kRowNames[] = {
@@ -186,13 +190,39 @@ absl::Status Trace::CheckFile(const std::string& path) {
       "' exists and is no trace; choose another name, or remove it"));
 }
 
-absl::Status Trace::Write(const std::string& path) const {
+absl::Status Trace::Append(const std::string& path,
+                           const std::vector<std::string>& parts) {
+  if (parts.empty()) return absl::OkStatus();
+  ZERO_ASSIGN_OR_RETURN(std::string all, ReadFile(path));
+  for (const std::string& part : parts) {
+    ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(part));
+    absl::string_view events = text;
+    if (!absl::ConsumePrefix(&events, kBegin) ||
+        !absl::ConsumeSuffix(&events, kEnd)) {
+      return absl::DataLossError(
+          absl::StrCat("'", part, "' is no whole trace"));
+    }
+    all.resize(all.size() - kEnd.size());
+    absl::StrAppend(&all, ",", events, kEnd);
+  }
+  ZERO_RETURN_IF_ERROR(WriteFileAtomically(path, all));
+  for (const std::string& part : parts) std::remove(part.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Trace::Write(const std::string& path, Times times) const {
   std::lock_guard<std::mutex> lock(mutex_);
   Clock::time_point start = Clock::time_point::max();
   std::set<std::pair<int, Row>> rows;
   for (const Span& span : spans_) {
     start = std::min(start, span.begin);
     rows.insert({span.rank, span.row});
+  }
+  if (times == Times::kOfHost) {
+    // The two clocks are read at once, and their difference is kept.
+    start =
+        Clock::now() - std::chrono::duration_cast<Clock::duration>(
+                           std::chrono::system_clock::now().time_since_epoch());
   }
   std::string text(kBegin);
   const auto add = [&](nlohmann::ordered_json event) {
@@ -222,7 +252,7 @@ absl::Status Trace::Write(const std::string& path) const {
        {"name", "dropped_spans"},
        {"pid", 0},
        {"args", {{"count", num_dropped_}}}});
-  text += "\n]}\n";
+  absl::StrAppend(&text, kEnd);
   return WriteFileAtomically(path, text);
 }
 

@@ -56,8 +56,17 @@ class Trace {
   // Before the run: whether Write can write `path`.
   // Errors: AlreadyExists where a file is there that is no trace; FileError.
   static absl::Status CheckFile(const std::string& path);
+  // From when times count: the first span, or, to be comparable between
+  // processes, 1970 by the clock of the host (to 0.25 us).
+  enum class Times { kOfRun, kOfHost };
   // Writes what there is, whatever became of the run. Errors: as FileError.
-  absl::Status Write(const std::string& path) const;
+  absl::Status Write(const std::string& path,
+                     Times times = Times::kOfRun) const;
+
+  // Adds the spans of `parts`, files that Write made, to that of `path`, and
+  // removes them.
+  static absl::Status Append(const std::string& path,
+                             const std::vector<std::string>& parts);
 
  private:
   struct Span {

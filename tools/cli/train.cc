@@ -23,6 +23,7 @@
 #include "tools/cli/model_tools.h"
 #include "tools/cli/ranks.h"
 #include "tools/cli/signals.h"
+#include "tools/cli/trace_files.h"
 
 namespace zero {
 namespace {
@@ -127,22 +128,8 @@ Trace::Row RowOf(const std::string& channel) {
   return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
-absl::Status WriteTrace(const Trace& trace, const std::string& file,
-                        Console* console) {
-  if (file.empty()) return absl::OkStatus();
-  ZERO_RETURN_IF_ERROR(WithContext("--trace", trace.Write(file)));
-  console->Line(
-      absl::StrCat("trace in ", file, ": open it in https://ui.perfetto.dev"));
-  return absl::OkStatus();
-}
-
-// Of several processes one prints, and each writes a trace of its own.
+// Of several processes one prints.
 bool IsRankZero(const RunOptions& run) { return run.first_rank() == 0; }
-
-std::string TraceFile(const TrainFlags& flags) {
-  if (flags.trace.empty() || IsRankZero(flags.run)) return flags.trace;
-  return absl::StrCat(flags.trace, ".rank", flags.run.first_rank());
-}
 
 // The link that an option asks for. `idle`: why it would change nothing; empty:
 // it does.
@@ -171,7 +158,7 @@ absl::Status Train(TrainFlags flags) {
       "; of this run training.out_dir has what was complete: metrics.jsonl up "
       "to the last reported step, summary.json and weights if written");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
-  flags.trace = TraceFile(flags);
+  const TraceFiles trace_files(flags.run, flags.trace);
   if (!flags.resume.empty()) {
     flags.run.sets.push_back(
         absl::StrCat("training.resume=", nlohmann::json(flags.resume).dump()));
@@ -203,10 +190,8 @@ absl::Status Train(TrainFlags flags) {
                    : "where the host has nothing; see "
                      "zero_optimization.offload_optimizer",
                &console));
-  if (!flags.trace.empty()) {
-    // Now, not after the run.
-    ZERO_RETURN_IF_ERROR(WithContext("--trace", Trace::CheckFile(flags.trace)));
-  }
+  // Now, not after the run.
+  ZERO_RETURN_IF_ERROR(trace_files.Check());
   std::unique_ptr<FaultInjector> injector;
   if (!flags.fault.empty()) {
     const absl::StatusOr<Fault> fault =
@@ -225,7 +210,8 @@ absl::Status Train(TrainFlags flags) {
                     }};
   // A thread of this process hangs: nothing can be waited for or cleaned up.
   ranks.on_hang = [&](const absl::Status& error) {
-    const absl::Status written = WriteTrace(trace, flags.trace, &console);
+    const absl::Status written =
+        trace_files.Write(trace, /*awaits=*/false, &console);
     std::fflush(stdout);
     absl::FPrintF(stderr, "zero: %s\n", error.message());
     if (!written.ok()) {
@@ -242,9 +228,9 @@ absl::Status Train(TrainFlags flags) {
     if (link.has_value()) {
       end = std::make_unique<ShapedCommunicator>(std::move(end), *link);
     }
-    return flags.trace.empty()
-               ? std::move(end)
-               : trace.Wrap(rank, RowOf(channel), std::move(end));
+    return trace_files.wanted()
+               ? trace.Wrap(rank, RowOf(channel), std::move(end))
+               : std::move(end);
   };
   std::atomic<bool> interrupted = false, saved = false;
   absl::Status status = RunRanks(
@@ -259,7 +245,7 @@ absl::Status Train(TrainFlags flags) {
             !loaded.config.model.from_pretrained.empty()) {
           NoteStrangeTokenizer(*tokenizer, loaded.config.model);
         }
-        if (!flags.trace.empty()) {
+        if (trace_files.wanted()) {
           trace.Follow(rank.rank(), trainer->session().executor());
         }
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
@@ -282,7 +268,8 @@ absl::Status Train(TrainFlags flags) {
     status = absl::FailedPreconditionError(absl::StrCat(
         "--inject-fault ", flags.fault, ": the run ended before that step"));
   }
-  status.Update(WriteTrace(trace, flags.trace, &console));
+  status.Update(trace_files.Write(
+      trace, /*awaits=*/status.ok() || absl::IsCancelled(status), &console));
   return status;
 }
 
