@@ -172,6 +172,38 @@ class ProcessesTest(RunsTest):
                 host = plan["host_bytes"][how][0]
                 self.assertEqual((sent[1] - sent[0]) / 5, host["sent"])
 
+    def test_devices_of_all_hosts_are_one_table(self):
+        text = self.end(self.start(MPIRUN + ["-n", "3", ZERO, "devices"]))
+        self.assertIn("3 processes, connected by Open MPI", text)
+        host = socket.gethostname()
+        self.assertRegex(text, r"%s +processes 0, 1, 2, \d+ cores each, .*, "
+                         r"(no GPU|\d+ x )" % host)
+        self.assertRegex(text, r"within %s +\d+\.\d\d GB/s, \d+\.\d us" % host)
+        alone = self.end(self.start([ZERO, "devices"]))
+        self.assertIn("cpu   ", alone)
+        self.assertNotIn("processes", alone)
+
+    def test_a_trace_has_the_ranks_of_all_processes(self):
+        for _ in range(2):  # the second replaces the first
+            self.end(self.processes(2, 2, "traced", "training.steps=3",
+                                    more=["--trace", "t.json"]))
+            with open(self.path("t.json")) as file:
+                events = json.load(file)["traceEvents"]
+            spans = [event for event in events if event["ph"] == "X"]
+            self.assertEqual({span["pid"] for span in spans}, {0, 1, 2, 3})
+            # By one clock: a step's collective ends on all ranks before that
+            # of the next step begins on any.
+            ends = [[] for _ in range(4)]
+            for span in spans:
+                if span["name"] == "all_gather norm and loss":
+                    ends[span["pid"]].append((span["ts"],
+                                              span["ts"] + span["dur"]))
+            for one, two in zip(zip(*ends), list(zip(*ends))[1:]):
+                self.assertLess(max(begin for begin, _ in one),
+                                min(end for _, end in two))
+            self.assertEqual([name for name in os.listdir(self.folder)
+                              if "rank" in name], [])
+
     def test_a_killed_process_is_named(self):
         run = self.processes(2, 2, "killed", "training.steps=100000",
                              "communication.timeout_seconds=10")

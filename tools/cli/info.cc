@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdio>
 #include <memory>
 
@@ -9,7 +8,6 @@
 #include "engine/config/print.h"
 #include "engine/train/console.h"
 #include "engine/train/metrics.h"
-#include "engine/train/product_rate.h"
 #include "models/catalog.h"
 #include "models/registry.h"
 #include "nlohmann/json.hpp"
@@ -67,51 +65,6 @@ absl::Status ShowConfig(const ConfigFlags& flags) {
   return absl::OkStatus();
 }
 
-std::string ProductsText(Device& device) {
-  std::string text;
-  for (DType dtype : {DType::kF32, DType::kBF16}) {
-    const ProductRate rate = MeasureProductRate(device, dtype);
-    absl::StrAppendFormat(&text, "\n      %s products: %.0f GFLOP/s (n = %d)",
-                          DTypeName(dtype), rate.flops / 1e9, rate.size);
-  }
-  return text;
-}
-
-std::string GpuText(Device& gpu) {
-  const DeviceInfo info = gpu.info();
-  const DeviceMemory memory = gpu.memory();
-  std::string text = absl::StrFormat(
-      "%s, %s, %d SMs, %s (%s free), %s", info.name, info.isa, info.num_threads,
-      HumanBytes(static_cast<double>(memory.total_bytes)),
-      HumanBytes(static_cast<double>(memory.free_bytes)), info.driver);
-  if (info.peak_flops_bf16 > 0) {
-    absl::StrAppendFormat(&text,
-                          "\n      bf16 peak: %.0f GFLOP/s, the vendor's",
-                          info.peak_flops_bf16 / 1e9);
-  }
-  absl::StrAppend(&text, ProductsText(gpu));
-  for (const std::string& note : gpu.notes()) {
-    absl::StrAppend(&text, "\n      note: ", note);
-  }
-  return text;
-}
-
-absl::Status Devices(const RunOptions& options) {
-  ZERO_ASSIGN_OR_RETURN(const auto cpu, OpenDevice(options));
-  const DeviceInfo info = cpu->info();
-  absl::PrintF(
-      "cpu   %s, %s, %d threads, %s%s\n", info.name, info.isa, info.num_threads,
-      HumanBytes(static_cast<double>(info.memory_bytes)), ProductsText(*cpu));
-  // Where there is no GPU, why.
-  for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
-    const auto gpu = MakeCudaDevice(index);
-    absl::PrintF("cuda  %s\n", gpu.ok()
-                                   ? absl::StrCat(index, ": ", GpuText(**gpu))
-                                   : std::string(gpu.status().message()));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 Command AddModels(CLI::App& app) {
@@ -138,14 +91,6 @@ Command AddConfig(CLI::App& app) {
     }
   });
   return [flags] { return ShowConfig(*flags); };
-}
-
-Command AddDevices(CLI::App& app) {
-  auto options = std::make_shared<RunOptions>();
-  app.add_option("--threads", options->threads,
-                 "compute threads (default: all cores)")
-      ->check(CLI::Range(1, 1024));
-  return [options] { return Devices(*options); };
 }
 
 }  // namespace zero
