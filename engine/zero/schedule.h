@@ -158,16 +158,16 @@ HostTraffic CountHostTraffic(const Plan& plan,
 // updated without those of frozen parameters, G = micro_steps. Across the
 // groups, once per step: 2 (groups - 1) / groups * Psi / shards. Where a table
 // is exchanged by rows, a rank also sends its tokens and their rows to all
-// others, and Psi of gradients counts the table only where a head shares it. Frozen units
-// before the first that is trained are gathered for forward alone. A
-// server sends
-// (world - 1) times the parameters and receives (world - 1) times the
-// gradients; a worker sends its gradients and receives the parameters. Around
-// a ring 16-bit gradients travel in fp32 from the second hop on. Where
-// parameters are sharded a table in parts that the head shares is gathered for
-// the lookup, too, three times in a micro-step; four times where the head's
-// share of the gradient waits for the lookup's. There the schedule may differ
-// by the units that stay in place, or are borrowed and come once more.
+// others, and Psi of gradients counts the table only where a head shares it.
+// Frozen units before the first that is trained are gathered for forward alone.
+// A server sends (world - 1) times the parameters and receives (world - 1)
+// times the gradients; a worker sends its gradients and receives the
+// parameters. Around a ring 16-bit gradients travel in fp32 from the second hop
+// on. Where parameters are sharded a table in parts that the head shares is
+// gathered for the lookup, too, three times in a micro-step; four times where
+// the head's share of the gradient waits for the lookup's. There the schedule
+// may differ by the units that stay in place, or are borrowed and come once
+// more.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
 // Bytes that a rank sends of the few numbers that all ranks gather in a step:
