@@ -73,6 +73,16 @@ std::vector<Straggler> StragglerDetector::Add(int64_t step,
                                               std::vector<OwnTimes> of_ranks) {
   const int world = static_cast<int>(of_ranks.size());
   if (factor_ == 0 || world < 2) return {};
+  sums_.resize(world);
+  double longest = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    for (const StepPart part : kStepParts) {
+      sums_[rank][part] += of_ranks[rank][part];
+    }
+    longest = std::max(longest, sums_[rank].total());
+  }
+  if (longest < kLeastMs) return {};
+  of_ranks = std::exchange(sums_, {});
   num_slow_.resize(world);
   named_.resize(world);
   slow_.push_back(SlowRanks(of_ranks, factor_));

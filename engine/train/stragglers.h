@@ -66,8 +66,11 @@ std::string StragglerText(const Straggler& straggler);
 
 class StragglerDetector {
  public:
-  // A rank is named when so many of the last steps were slow.
+  // A rank is named when so many of the last steps were slow. Steps in which
+  // no rank works for so long are taken together until one has: within less a
+  // system that shares cores out is not fair.
   static constexpr int kSteps = 20, kSlowSteps = 16;
+  static constexpr double kLeastMs = 250;
 
   // A step is slow where the rank's own work takes more than `factor` times the
   // median of the other ranks'. 0: no rank is ever named.
@@ -79,6 +82,7 @@ class StragglerDetector {
 
  private:
   const double factor_;
+  std::vector<OwnTimes> sums_;               // of steps taken together, by rank
   std::deque<std::vector<OwnTimes>> steps_;  // the last kSteps, by rank
   std::vector<int> num_slow_;                // of these, by rank
   std::deque<std::vector<bool>> slow_;       // of these, by rank

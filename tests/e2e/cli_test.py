@@ -508,12 +508,12 @@ class CliTest(unittest.TestCase):
         self.assertIn("--no-step", self.error(*plan, "--json", "--no-step"))
 
     def test_a_slow_rank_is_named_everywhere_and_changes_no_bit(self):
-        sets = ("--set", "training.steps=40", "zero_optimization.stage=2",
+        sets = ("--set", "training.steps=400", "zero_optimization.stage=2",
                 "--set", "train_batch_size=6")
         run = ("train", "config.json", "--ranks", "3", "--threads", "1", *sets)
         self.ok(*run)
         as_ever = self.read_json("run/summary.json")
-        text = self.ok(*run, "--inject-fault", "1:3:slow=8")
+        text = self.ok(*run, "--inject-fault", "1:3:slow=20")
         named = r"rank 1 on \S+ takes \d+\.\d times as long as the other " \
                 r"ranks for its own work; what differs most is compute"
         self.assertRegex(text, r"note: step \d+: " + named)
@@ -533,11 +533,12 @@ class CliTest(unittest.TestCase):
         self.assertRegex(self.ok("report", "run", "--html", "slow.html"),
                          r"note: run/metrics.jsonl: step \d+: " + named)
         # Nobody is named who asks for nobody.
-        self.ok(*run, "communication.straggler_factor=0", "--inject-fault",
-                "1:3:slow=8")
+        self.ok(*run, "communication.straggler_factor=0",
+                "training.steps=40", "--inject-fault",
+                "1:3:slow=20")
         self.assertNotIn("stragglers", self.read_json("run/summary.json"))
-        self.assertIn("step \"50\" is not in", self.error(
-            *run, "--inject-fault", "1:50:slow=8"))
+        self.assertIn("step \"500\" is not in", self.error(
+            *run, "--inject-fault", "1:500:slow=20"))
 
     def test_options_of_ranks_are_named_where_they_are_wrong(self):
         several = ("train", "config.json", "--ranks", "2")

@@ -126,8 +126,8 @@ class ProcessesTest(RunsTest):
 
     def test_a_slow_rank_of_another_process_is_named_with_its_host(self):
         text = self.end(self.processes(
-            2, 2, "slow", "training.steps=40",
-            "zero_optimization.stage=3", more=["--inject-fault", "3:2:slow=8"]))
+            2, 2, "slow", "training.steps=400",
+            "zero_optimization.stage=3", more=["--inject-fault", "3:2:slow=20"]))
         self.assertIn("straggler", text)
         [straggler] = self.summary("slow")["stragglers"]
         self.assertEqual((straggler["rank"], straggler["part"],

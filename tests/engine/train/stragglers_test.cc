@@ -12,11 +12,11 @@ namespace {
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Of compute alone, by rank.
-std::vector<OwnTimes> Computing(const std::vector<double>& ms) {
-  std::vector<OwnTimes> times(ms.size());
-  for (size_t rank = 0; rank < ms.size(); ++rank) {
-    times[rank][StepPart::kCompute] = ms[rank];
+// Of compute alone, by rank, in 0.1 s.
+std::vector<OwnTimes> Computing(const std::vector<double>& tenths) {
+  std::vector<OwnTimes> times(tenths.size());
+  for (size_t rank = 0; rank < tenths.size(); ++rank) {
+    times[rank][StepPart::kCompute] = 100 * tenths[rank];
   }
   return times;
 }
@@ -94,6 +94,15 @@ TEST(StragglersTest, RanksThatAreSlowByTurnsAreNot) {
   }
 }
 
+// 7 ms each: as many as make 250 ms of the slowest are one.
+TEST(StragglersTest, ShortStepsAreTakenTogether) {
+  StragglerDetector detector(1.5);
+  const auto found = Found(detector, 2000, Computing({.035, .035, .07, .035}));
+  ASSERT_THAT(found, SizeIs(1));
+  EXPECT_EQ(found[0].rank, 2);
+  EXPECT_EQ(found[0].step, kSlowSteps * 36);
+}
+
 TEST(StragglersTest, OneStepOfAnyLengthNamesNobody) {
   StragglerDetector detector(1.5);
   Found(detector, 50, Computing({10, 10, 10, 10}));
@@ -116,8 +125,8 @@ TEST(StragglersTest, ARankThatBecomesSlowIsNamedWhenMostStepsWereSlow) {
 TEST(StragglersTest, ThePartIsTheOneThatDiffersMost) {
   for (const StepPart part : kStepParts) {
     std::vector<OwnTimes> times = Computing({100, 100, 100});
-    for (OwnTimes& one : times) one[StepPart::kData] = 5;
-    times[1][part] += 90;
+    for (OwnTimes& one : times) one[StepPart::kData] = 500;
+    times[1][part] += 9000;
     StragglerDetector detector(1.5);
     const auto found = Found(detector, 100, times);
     ASSERT_THAT(found, SizeIs(1)) << StepPartName(part);
