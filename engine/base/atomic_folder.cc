@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<AtomicFolder>> AtomicFolder::Create(
     const std::string& path) {
   if (PathExists(path) && !IsFolder(path)) return MakeFolders(path);
   const std::string temp_path = NameBeside(path, "tmp");
-  // One of that name can only be the leavings of a dead process.
+  // One of that name can only be what a dead process left.
   ZERO_RETURN_IF_ERROR(RemoveTree(temp_path));
   ZERO_RETURN_IF_ERROR(MakeFolders(temp_path));
   return std::unique_ptr<AtomicFolder>(new AtomicFolder(path, temp_path));
@@ -100,7 +100,7 @@ absl::StatusOr<std::string> AtomicFolder::PutInPlace() {
   return old;
 }
 
-absl::Status AtomicFolder::Commit() {
+absl::Status AtomicFolder::Commit(const std::string& kept) {
   ZERO_CHECK(!temp_path_.empty())
       << "AtomicFolder: second Commit of '" << path_ << "'";
   ZERO_RETURN_IF_ERROR(SyncFolder(temp_path_));
@@ -117,7 +117,12 @@ absl::Status AtomicFolder::Commit() {
                                      synced.message()));
   }
   StepDone();
-  if (!old.empty()) RemoveTree(old).IgnoreError();
+  if (old.empty()) return absl::OkStatus();
+  if (kept.empty()) {
+    RemoveTree(old).IgnoreError();
+  } else if (::rename(old.c_str(), kept.c_str()) != 0) {
+    return FileError("cannot rename the earlier folder to", kept, errno);
+  }
   return absl::OkStatus();
 }
 

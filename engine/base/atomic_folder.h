@@ -38,12 +38,13 @@ class AtomicFolder {
   // The folder to fill, with files that are durable (AtomicFile's are).
   const std::string& temp_path() const { return temp_path_; }
 
-  // Puts the folder in its place, durably. Nothing may follow. What cannot be
-  // removed of the earlier folder is left for RemoveStaleFiles.
+  // Puts the folder in its place, durably. Nothing may follow. The earlier
+  // folder is removed, or gets the name `kept`, which must be free; what cannot
+  // be removed is left for RemoveStaleFiles.
   // Errors: as FileError; the earlier folder is then where it was. Where only
   //         the last step fails, making the name durable, the new folder is in
   //         its place and the error says so.
-  absl::Status Commit();
+  absl::Status Commit(const std::string& kept = "");
 
   // For tests. Without exchange: the file system cannot exchange two names.
   void set_can_exchange(bool can) { can_exchange_ = can; }

@@ -252,6 +252,13 @@ bool PathExists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
+std::string FollowLink(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const std::filesystem::path to = std::filesystem::canonical(path, error);
+  return error ? path : to.string();
+}
+
 bool IsFolder(const std::string& path) {
   std::error_code error;
   return std::filesystem::is_directory(path, error);
@@ -266,24 +273,41 @@ std::string FolderOf(const std::string& path) {
 }
 
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return FileError("cannot open the folder", folder, errno);
-  const std::shared_ptr<void> lock(new int(fd), [](int* held) {
-    ::close(*held);
-    delete held;
-  });
-  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return lock;
-  switch (errno) {
-    case EWOULDBLOCK:
-      return absl::FailedPreconditionError(
-          absl::StrCat("another run is writing to '", folder,
-                       "'; wait until it ends, or choose another folder"));
-    case EINVAL:
-    case ENOSYS:
-    case EOPNOTSUPP:
-      return lock;
-    default:
-      return FileError("cannot lock the folder", folder, errno);
+  // A file, which network file systems lock for all hosts; a lock of a folder
+  // is seen on one host alone.
+  const std::string path = folder + "/" + kLockFile;
+  while (true) {
+    const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return FileError("cannot write", path, errno);
+    std::shared_ptr<void> lock(new int(fd), [](int* held) {
+      ::close(*held);
+      delete held;
+    });
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      switch (errno) {
+        case EWOULDBLOCK:
+          return absl::FailedPreconditionError(
+              absl::StrCat("another run is writing to '", folder,
+                           "'; wait until it ends, or choose another folder"));
+        case EINVAL:
+        case ENOLCK:
+        case ENOSYS:
+        case EOPNOTSUPP:
+          ::unlink(path.c_str());
+          return std::shared_ptr<void>();
+        default:
+          return FileError("cannot lock", path, errno);
+      }
+    }
+    // The one who had it may have removed the file in between.
+    struct stat mine = {}, there = {};
+    if (::fstat(fd, &mine) != 0) return FileError("cannot lock", path, errno);
+    if (::stat(path.c_str(), &there) != 0 || mine.st_ino != there.st_ino ||
+        mine.st_dev != there.st_dev) {
+      continue;
+    }
+    return std::shared_ptr<void>(
+        lock.get(), [lock, path](void*) { ::unlink(path.c_str()); });
   }
 }
 
@@ -360,7 +384,7 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
                      "file; give the name of a file"));
   }
   const std::string temp_path = NameBeside(path, "tmp");
-  // A file of that name can only be the leavings of a dead process.
+  // A file of that name can only be what a dead process left.
   std::FILE* const file = std::fopen(temp_path.c_str(), "we");
   if (file == nullptr) return FileError("cannot write", path, errno);
   // On network file systems every write is a request.

@@ -46,6 +46,9 @@ absl::Status MakeFolders(const std::string& path);
 // What an ordinary user may still write on the disk of `path`; -1: not known.
 int64_t FreeDiskBytes(const std::string& path);
 
+// Where a link leads, if it is one to something that exists; else the path.
+std::string FollowLink(const std::string& path);
+
 bool PathExists(const std::string& path);
 bool IsFolder(const std::string& path);
 
@@ -79,9 +82,12 @@ absl::StatusOr<std::vector<std::string>> ExpandPaths(
 
 // One process, and one run in it, at a time in `folder`, which must exist: held
 // until the last copy of the result is destroyed or the process ends, however
-// it ends; leaves no file behind. Advisory: only processes that also take it
-// are kept out. Where the file system knows no locks, there is none.
+// it ends, on all hosts that share the folder. The lock is on a file in it,
+// kLockFile, which goes at the end; after a kill it stays and locks nothing.
+// Advisory: only processes that also take it are kept out. Null where the file
+// system knows no locks.
 // Errors: FailedPrecondition where somebody else holds it; FileError.
+inline constexpr char kLockFile[] = ".zero-lock";
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder);
 
 // A file that appears all at once: written under a temporary name in the same

@@ -10,7 +10,7 @@
 //   states-00000.json         its index: ranges, and a checksum of each block
 //   states-00001.safetensors  ...
 // and beside it `latest`, a file with the newest folder's name, for people and
-// scripts; nothing here reads it.
+// scripts; a run finds its newest checkpoint without it.
 //
 // Both JSON files begin with {"zero_checkpoint": "manifest" or "states",
 // "xxh3_128": hash, "version": 1, ...}: the XXH3-128 (engine/base/hash.h) of

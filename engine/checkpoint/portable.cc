@@ -163,17 +163,6 @@ void CarryOver(const std::string& from, const std::string& to, bool is_model,
 
 // Where things of the earlier folder could not be carried over, it stays under
 // another name instead of being removed.
-absl::Status MoveAway(const std::string& dir, std::vector<std::string>* notes) {
-  const std::string place = FreeName(dir + ".previous");
-  std::error_code error;
-  std::filesystem::rename(dir, place, error);
-  if (error) return FileError("cannot move away", dir, error.value());
-  for (std::string& note : *notes) {
-    absl::StrAppend(&note, "; the earlier folder stays as ", place);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PortableWriter>> PortableWriter::Create(
@@ -332,8 +321,12 @@ absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
   }
   std::vector<std::string> notes;
   if (IsFolder(dir_)) CarryOver(dir_, temp_dir, /*is_model=*/true, &notes);
-  if (!notes.empty()) ZERO_RETURN_IF_ERROR(MoveAway(dir_, &notes));
-  ZERO_RETURN_IF_ERROR(folder_->Commit());
+  std::string kept;
+  if (!notes.empty()) kept = FreeName(dir_ + ".previous");
+  for (std::string& note : notes) {
+    absl::StrAppend(&note, "; the earlier folder stays as ", kept);
+  }
+  ZERO_RETURN_IF_ERROR(folder_->Commit(kept));
   return notes;
 }
 

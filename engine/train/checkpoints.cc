@@ -142,7 +142,9 @@ void RunCheckpoints::EndPhase(const absl::Status& status) {
     return Do([this] { return leads() ? Complete() : absl::OkStatus(); });
   }
   phase_ = Phase::kNone;
+  last_save_ = status;
   if (!status.ok()) {
+    ++failed_saves_;
     // What is on disk of it takes room that the next one may need.
     if (leads()) AbandonCheckpoint(folder_, record_.step).IgnoreError();
     console_->Line(absl::StrCat("warning: no checkpoint at step ", record_.step,

@@ -73,6 +73,10 @@ class RunCheckpoints {
   int64_t step() const { return record_.step; }
   // "checkpoints/step-00000010", the last of this run; empty: none.
   std::string saved() const;
+  // Saves of this part of the run that failed, and why the last one did, where
+  // none was complete since.
+  int64_t failed_saves() const { return failed_saves_; }
+  const absl::Status& last_save() const { return last_save_; }
 
   // For tests: called on the writing thread before each piece; an error is one
   // of writing.
@@ -109,6 +113,8 @@ class RunCheckpoints {
   const std::string folder_;
   const std::string run_;  // id of the run, on rank 0
   int64_t saved_step_ = -1, tried_step_ = -1;
+  int64_t failed_saves_ = 0;
+  absl::Status last_save_;
   bool waited_before_ = false;  // for a save, before the next one
   std::function<absl::Status()> write_hook_;
 

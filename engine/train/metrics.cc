@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<MetricsWriter>> MetricsWriter::Create(
   for (const std::string& line : lines) absl::StrAppend(&text, line, "\n");
   if (!text.empty()) ZERO_RETURN_IF_ERROR(WriteFileAtomically(path, text));
   std::FILE* file = std::fopen(path.c_str(), text.empty() ? "w" : "a");
-  if (file == nullptr) return FileError("open", path, errno);
+  if (file == nullptr) return FileError("cannot open", path, errno);
   return std::unique_ptr<MetricsWriter>(new MetricsWriter(path, file));
 }
 
@@ -95,13 +95,13 @@ absl::Status MetricsWriter::Write(const nlohmann::ordered_json& line) {
 absl::Status MetricsWriter::Sync() {
   // A pipe or a device has nothing to make durable.
   if (::fsync(::fileno(file_)) == 0 || errno == EINVAL) return absl::OkStatus();
-  return FileError("write", path_, errno);
+  return FileError("cannot write", path_, errno);
 }
 
 absl::Status MetricsWriter::Append(absl::string_view bytes) {
   if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size() ||
       std::fflush(file_) != 0) {
-    return FileError("write", path_, errno);
+    return FileError("cannot write", path_, errno);
   }
   return absl::OkStatus();
 }

@@ -59,10 +59,20 @@ bool MayDiffer(const std::string& key) {
 // with it other keys) first.
 std::vector<std::string> ChangedKeys(const Json& was, const Json& is) {
   std::vector<std::string> kinds, others;
+  std::string length;  // of the run, which a schedule may follow
   for (const JsonDifference& one : Differences(was, is)) {
+    std::string text = absl::StrCat(one.name, " was ", one.a, ", now ", one.b);
+    if (one.name == "training.steps" || one.name == "training.epochs") {
+      length = text;
+    }
     if (MayDiffer(one.name)) continue;
     (absl::EndsWith(one.name, "type") ? kinds : others)
-        .push_back(absl::StrCat(one.name, " was ", one.a, ", now ", one.b));
+        .push_back(std::move(text));
+  }
+  for (std::string& other : others) {
+    if (!length.empty() && absl::StrContains(other, "total_num_steps")) {
+      absl::StrAppend(&other, ", since ", length);
+    }
   }
   kinds.insert(kinds.end(), others.begin(), others.end());
   return kinds;
@@ -115,12 +125,18 @@ bool IsIn(const std::string& path, const std::string& folder) {
 
 constexpr char kRemedy[] =
     "; set it back, or go on all the same with training.resume_changed=true";
+// Where states of the one are none of the other.
+constexpr char kWeightsAlone[] =
+    "; set it back, or begin a new run with the weights alone: zero checkpoint "
+    "export RUN DIR, then zero train --model DIR";
 
 class Resumption {
  public:
-  Resumption(Session& session, const RunData& data, Console* console)
+  Resumption(Session& session, const RunData& data, int64_t total_steps,
+             Console* console)
       : session_(&session),
         data_(&data),
+        total_steps_(total_steps),
         console_(console),
         folder_(CheckpointsFolder(session.config())) {}
 
@@ -152,6 +168,7 @@ class Resumption {
 
   Session* session_;
   const RunData* data_;
+  const int64_t total_steps_;
   Console* console_;
   const std::string folder_;
   std::string chosen_;  // the checkpoint that is resumed
@@ -188,6 +205,13 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
     return Choice();
   }
   if (!finds()) {
+    if (!PathExists(resume)) {
+      return absl::NotFoundError(
+          absl::StrCat("'", resume,
+                       "' does not exist; want auto, latest or a checkpoint "
+                       "such as ",
+                       folder_, "/step-00001000"));
+    }
     ZERO_ASSIGN_OR_RETURN(auto reader, CheckpointReader::Open(resume));
     if (!IsIn(resume, folder_)) {
       if (!present.empty()) return BesideAnother();
@@ -269,6 +293,11 @@ absl::StatusOr<ResumedRun> Resumption::TryResume() {
       absl::StrCat("training.resume: ", choice.path), CheckMatches(manifest)));
   absl::StatusOr<RunRecord> record = ReadRecord(manifest);
   if (!record.ok()) return WithContext(choice.path, record.status());
+  if (record->step > total_steps_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "training.resume: the checkpoint is of step ", record->step,
+        ", the run is of ", total_steps_, " steps; raise training.steps"));
+  }
   ZERO_RETURN_IF_ERROR(session_->executor().states().Restore(
       [&](const auto& ranges) { return OpenStates(reader, ranges); },
       absl::c_linear_search(reader.states(), ModelStates::kStale)));
@@ -297,7 +326,8 @@ absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
           stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
           ", this run wants it in ", DTypeName(want.dtype),
           "; resume with the precision, the optimizer and the model.freeze of "
-          "the run"));
+          "the run, or begin a new one with its weights alone: zero checkpoint "
+          "export RUN DIR, then zero train --model DIR"));
     }
     ranges.push_back({want.state, name, want.begin, want.elems, want.dtype});
   }
@@ -362,6 +392,12 @@ absl::Status Resumption::CheckMatches(
   if (was != data) {
     differences.push_back(OtherData(was, data, manifest.config, now));
   }
+  for (const std::string& difference : differences) {
+    if (absl::StartsWith(difference, "optimizer.type")) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("of another run: ", difference, kWeightsAlone));
+    }
+  }
   if (training().resume_changed) {
     for (const std::string& difference : differences) {
       console_->Line(absl::StrCat("note: resumed although ", difference));
@@ -376,8 +412,8 @@ absl::Status Resumption::CheckMatches(
 }  // namespace
 
 absl::StatusOr<ResumedRun> ResumeRun(Session& session, const RunData& data,
-                                     Console* console) {
-  return Resumption(session, data, console).Resume();
+                                     int64_t total_steps, Console* console) {
+  return Resumption(session, data, total_steps, console).Resume();
 }
 
 }  // namespace zero

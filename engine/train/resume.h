@@ -22,14 +22,16 @@ struct ResumedRun {
 };
 
 // What training.resume asks for: fills the model states. Rank 0, which has the
-// run's folder to itself, looks and decides.
+// run's folder to itself, looks and decides. Of later checkpoints in that
+// folder the names are changed, last of all: an error leaves them.
 // Order: all ranks make the same calls, in the same order.
 // Errors: NotFound; FailedPrecondition where the checkpoint is of another run,
 //         naming the first difference, or where this run would begin anew
-//         beside the checkpoints of another; those of CheckpointReader.
+//         beside the checkpoints of another, or where the run's
+//         `total_steps` are over; those of CheckpointReader.
 // A damaged one gives way to the one before, with a warning.
 absl::StatusOr<ResumedRun> ResumeRun(Session& session, const RunData& data,
-                                     Console* console);
+                                     int64_t total_steps, Console* console);
 
 }  // namespace zero
 

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <random>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -33,6 +35,20 @@ absl::Status CheckHoldsNoModel(const std::string& out_dir) {
     }
   }
   return absl::OkStatus();
+}
+
+// The end of a run does not take the place of what it began with.
+absl::Status CheckKeepsItsStart(const std::string& out_dir,
+                                const std::string& start) {
+  std::error_code error;
+  if (start.empty() ||
+      !std::filesystem::equivalent(start, out_dir + "/final", error)) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "training starts from ", start,
+      " (model.from_pretrained), and the "
+      "weights of this run would take its place; choose another folder"));
 }
 
 // Now, and not when the weights are written. An earlier final/ goes only when
@@ -81,10 +97,17 @@ absl::Status RunFolder::Prepare() {
   ZERO_RETURN_IF_ERROR(CheckHoldsNoModel(out_dir));
   ZERO_RETURN_IF_ERROR(MakeFolders(out_dir));
   ZERO_ASSIGN_OR_RETURN(lock_, LockFolder(out_dir));
+  if (lock_ == nullptr) {
+    console_->Line(absl::StrCat(
+        "note: the file system of ", out_dir,
+        " knows no locks; see to it that no other run writes there"));
+  }
   ZERO_RETURN_IF_ERROR(RemoveStaleFiles(
       out_dir,
       {"config.json", "summary.json", "final", "final.failed", kProbe}));
   if (training().save_final) {
+    ZERO_RETURN_IF_ERROR(
+        CheckKeepsItsStart(out_dir, session_->config().model.from_pretrained));
     ZERO_RETURN_IF_ERROR(CheckRoom(
         out_dir, session_->model().NumParameters() *
                      static_cast<int64_t>(
@@ -106,7 +129,10 @@ absl::StatusOr<std::unique_ptr<RunFolder>> RunFolder::Open(
 absl::Status RunFolder::CheckAllRanksSeeIt() const {
   const Rank& rank = session_->rank();
   if (rank.world() == 1) return absl::OkStatus();
-  if (!training().saves() && training().resume.empty()) return absl::OkStatus();
+  if (!training().saves() && !training().save_interrupted &&
+      training().resume.empty()) {
+    return absl::OkStatus();
+  }
   // Rank 0's process and a number by chance make the name.
   std::array<double, 2> name = {0, 0};
   const auto probe = [&] {

@@ -435,7 +435,7 @@ absl::StatusOr<std::vector<std::string>> Session::Save(
   if (rank_->rank() > 0) {
     ZERO_RETURN_IF_ERROR(executor_->states().Read(nullptr));
   } else {
-    const auto writer = PortableWriter::Create(dir, *model_, dtype,
+    const auto writer = PortableWriter::Create(FollowLink(dir), *model_, dtype,
                                                config_.training.max_shard_size);
     // Where there is none, the others still wait for this rank.
     ZERO_RETURN_IF_ERROR(

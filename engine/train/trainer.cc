@@ -84,17 +84,12 @@ absl::Status Trainer::OpenFolder() {
       RunFolder::Open(*session_, tools_, data_->tokenizer.get(), console_));
   ZERO_RETURN_IF_ERROR(folder_->CheckAllRanksSeeIt());
   ZERO_ASSIGN_OR_RETURN(const ResumedRun resumed,
-                        ResumeRun(*session_, *data_, console_));
+                        ResumeRun(*session_, *data_, total_steps_, console_));
   checkpoints_ = std::make_unique<RunCheckpoints>(*session_, *data_, *folder_,
                                                   resumed, console_);
   if (resumed.record.has_value()) {
     record_ = *resumed.record;
     scaler_.Restore(record_.scaler);
-  }
-  if (record_.step > total_steps_) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "training.resume: the checkpoint is of step ", record_.step,
-        ", the run is of ", total_steps_, " steps; raise training.steps"));
   }
   return folder_->Begin(resumed.in_place ? record_.step : 0,
                         record_.last_eval_step);
@@ -124,6 +119,8 @@ absl::Status Trainer::PlanSteps() {
                      ? config_.training.steps
                      : static_cast<int64_t>(
                            std::ceil(config_.training.epochs * per_epoch));
+  // Now the config says where the learning rate ends; a resumed run compares.
+  FillSchedule(total_steps_, &loaded_.config.scheduler);
   scaling_ = MakeLrScaling(config_, per_epoch);
   ZERO_ASSIGN_OR_RETURN(schedule_,
                         MakeLrSchedule(config_, scaling_, total_steps_));
@@ -175,6 +172,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
       static_cast<double>(session_->host_bytes()) * rank_->world();
   summary.weights = folder_->weights();
   summary.checkpoint = checkpoints_->saved();
+  summary.failed_checkpoints = checkpoints_->failed_saves();
+  summary.checkpoint_error = std::string(checkpoints_->last_save().message());
   const absl::Status written =
       WritesSummary()
           ? folder_->WriteSummary(report_->SummaryJson(summary, status))

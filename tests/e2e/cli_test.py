@@ -126,6 +126,18 @@ class CliTest(unittest.TestCase):
         self.assertEqual(other.returncode, 1)
         # The last one has the weights that the run ended with.
         self.assertIn("as bf16", self.ok("checkpoint", "export", "a", "exported"))
+        for place, has in (("a", "metrics.jsonl"), ("a/checkpoints", "latest"),
+                           ("a/checkpoints/" + step, "checkpoint.json")):
+            self.assertIn("'%s' is a run's folder (it has %s)" % (place, has),
+                          self.error("checkpoint", "export", "a", place))
+        self.assertIn("'.' is neither empty nor a model",
+                      self.error("checkpoint", "export", "a", "."))
+        # A link to a larger disk stays one.
+        os.mkdir(self.path("disk"))
+        os.symlink("disk", self.path("link"))
+        self.ok("checkpoint", "export", "a", "link")
+        self.assertTrue(os.path.islink(self.path("link")))
+        self.assertTrue(os.path.exists(self.path("disk/model.safetensors")))
         for name in ("config.json", "model.safetensors"):
             with open(self.path("a/final/" + name), "rb") as want, \
                     open(self.path("exported/" + name), "rb") as got:
@@ -1018,6 +1030,10 @@ class CliTest(unittest.TestCase):
 
     def test_training_goes_on_from_a_model_folder(self):
         first = self.train("run")
+        self.assertIn("training starts from run/final (model.from_pretrained), "
+                      "and the weights of this run would take its place",
+                      self.error("train", "config.json", "--model", "run/final",
+                                 "--set", "training.out_dir=run"))
         self.ok("train", "config.json", "--model", "run/final", "--set",
                 "training.out_dir=more")
         self.assertLess(self.read_json("more/summary.json")["first_loss"],

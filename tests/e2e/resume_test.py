@@ -115,6 +115,7 @@ class ResumeTest(RunsTest):
                 self.assertIn("step-%08d: step %d" % (before, before), stdout)
         self.assertGreater(self.newest("killed"), 0)
         print("%d kills, %d of them within a save" % (KILLS, in_save))
+        self.assertGreater(in_save, 0)
         self.train("killed", "--resume", "auto", config="long.json")
         self.train("whole", config="long.json")
         self.expect_equal("killed", "whole")
@@ -141,6 +142,20 @@ class ResumeTest(RunsTest):
         self.assertEqual(self.metrics("full")[-1]["step"], 60)
         self.assertEqual(run.returncode, 0, run.stderr)
         self.assertEqual(self.newest("full"), 0)
+        summary = self.summary("full")
+        self.assertEqual(summary["failed_checkpoints"], 12)
+        self.assertIn("File too large", summary["checkpoint_error"])
+        self.assertIn("12 could not be written: ", run.stdout)
+        # One that is stopped says that it cannot go on from there.
+        run = subprocess.run(
+            ["bash", "-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "bash",
+             ZERO, "train", "run.json", "--threads", "1", "--max-minutes",
+             "0.02", "--set", "training.out_dir=stopped",
+             "training.steps=1000000", "training.eval_every=0"],
+            cwd=self.folder, text=True, capture_output=True)
+        self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
+        self.assertIn("stopped by training.max_minutes, and its checkpoint "
+                      "could not be written: ", run.stderr)
 
 
 if __name__ == "__main__":

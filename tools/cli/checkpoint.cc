@@ -571,8 +571,29 @@ absl::Status InParallel(size_t size,
   return absl::OkStatus();
 }
 
+// The writer replaces the folder as a whole: a run's metrics, checkpoints and
+// lock would go with it.
+absl::Status CheckMayBeReplaced(const std::string& dir) {
+  if (!PathExists(dir)) return absl::OkStatus();
+  for (const char* name :
+       {"metrics.jsonl", "checkpoints", "checkpoint.json", "latest"}) {
+    if (!PathExists(absl::StrCat(dir, "/", name))) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("'", dir, "' is a run's folder (it has ", name,
+                     "), and the weights would take its place; name another"));
+  }
+  ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(dir));
+  if (names.empty() || HoldsModel(dir)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "'", dir, "' is neither empty nor a model (it has ", names.front(),
+      "), and the weights would take its place; "
+      "name another"));
+}
+
 absl::Status Export(const std::string& path, const std::string& dir,
                     const std::string& dtype_name, int64_t max_shard_bytes) {
+  if (dir.empty()) return absl::InvalidArgumentError("DIR: it is empty");
+  ZERO_RETURN_IF_ERROR(CheckMayBeReplaced(dir));
   ZERO_ASSIGN_OR_RETURN(const auto reader, OpenCheckpoint(path));
   const Json& config = reader->manifest().config;
   ZERO_ASSIGN_OR_RETURN(const ModelConfig model_config, ModelOf(*reader));
@@ -584,9 +605,9 @@ absl::Status Export(const std::string& path, const std::string& dir,
   for (const DType one : {DType::kF32, DType::kBF16, DType::kF16}) {
     if (dtype_name == DTypeName(one)) dtype = one;
   }
-  ZERO_ASSIGN_OR_RETURN(
-      const auto writer,
-      PortableWriter::Create(dir, *model, dtype, max_shard_bytes));
+  ZERO_ASSIGN_OR_RETURN(const auto writer,
+                        PortableWriter::Create(FollowLink(WithoutSlash(dir)),
+                                               *model, dtype, max_shard_bytes));
   const auto& groups = writer->groups();
   ZERO_RETURN_IF_ERROR(InParallel(groups.size(), [&](size_t group) {
     for (const Parameter* parameter : groups[group]) {
@@ -668,7 +689,11 @@ Command AddCheckpoint(CLI::App& app) {
           "most bytes of a file of weights, such as 5GB (the default); "
           "a larger model is written as shards with an index")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Validator(
+          [flags](std::string&) {
+            return flags->max_shard_bytes > 0 ? "" : "want a size above 0";
+          },
+          ""));
   return [flags] { return flags->run(*flags); };
 }
 

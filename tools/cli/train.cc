@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "engine/base/file.h"
@@ -54,6 +55,14 @@ void PrintSummary(const RunSummary& summary, const Config& config,
         {"validation loss",
          absl::StrFormat("%.4f, perplexity %.2f", summary.validation_loss,
                          std::exp(summary.validation_loss))});
+  }
+  if (summary.failed_checkpoints > 0) {
+    rows.push_back(
+        {"checkpoints",
+         absl::StrCat(summary.failed_checkpoints, " could not be written",
+                      summary.checkpoint_error.empty()
+                          ? ", but the last one was"
+                          : ": " + summary.checkpoint_error)});
   }
   const auto resident = static_cast<double>(PeakResidentBytes());
   std::string memory =
@@ -233,6 +242,7 @@ absl::Status Train(TrainFlags flags) {
                : std::move(end);
   };
   std::atomic<bool> interrupted = false, saved = false;
+  std::string not_saved;  // why a stopped run has no checkpoint, on rank 0
   absl::Status status = RunRanks(
       flags.run, loaded.config, ranks, [&](const Rank& rank) -> absl::Status {
         const bool leads = rank.rank() == 0;
@@ -251,6 +261,7 @@ absl::Status Train(TrainFlags flags) {
         ZERO_ASSIGN_OR_RETURN(const RunSummary summary, trainer->Run());
         if (leads) {
           PrintSummary(summary, loaded.config, flags.run, flags.link, &console);
+          not_saved = summary.checkpoint_error;
         }
         if (summary.interrupted) interrupted = true;
         if (!summary.checkpoint.empty()) saved = true;
@@ -262,6 +273,13 @@ absl::Status Train(TrainFlags flags) {
     if (!stop->load()) {
       status = absl::CancelledError("stopped by training.max_minutes");
       if (saved) status = WithExitCode(status, kWantsToGoOn);
+    }
+    // What would start it again is not to take this for a stop that lost
+    // nothing.
+    if (!not_saved.empty()) {
+      status = absl::DataLossError(absl::StrCat(
+          status.message(),
+          ", and its checkpoint could not be written: ", not_saved));
     }
   }
   if (injector != nullptr && status.ok() && !injector->happened()) {
@@ -282,7 +300,14 @@ Command AddTrain(CLI::App& app) {
   app.add_option("--max-minutes", flags->max_minutes,
                  "save and stop after so long, with exit status 85 "
                  "(training.max_minutes)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Validator(
+          [](std::string& value) {
+            double minutes = 0;
+            return absl::SimpleAtod(value, &minutes) && minutes >= 0
+                       ? ""
+                       : "want a number of minutes, or 0 for no end";
+          },
+          ""));
   app.add_option("--resume", flags->resume,
                  "go on from a checkpoint: auto (the latest of "
                  "training.out_dir, or anew), latest, or its folder")

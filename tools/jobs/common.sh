@@ -20,5 +20,6 @@ out_dir() {  # ZERO CONFIG OPTIONS...
 # The newest checkpoint: a run that failed without a new one would only fail
 # again.
 newest() {  # OUT_DIR
-  ls -td "$1"/checkpoints/*/ 2>/dev/null | head -n 1
+  ls -td "$1"/checkpoints/step-*/ 2>/dev/null |
+    grep -E '/step-[0-9]+/$' | head -n 1  # complete ones have no ending
 }

@@ -184,6 +184,12 @@ TEST_F(CheckpointsTest, IsThatOfARunThatWaitsForIt) {
            {"zero_optimization.stage=0"},
            {"zero_optimization.stage=1", "bf16.enabled=false"},
            {"zero_optimization.stage=2", "data_types.stochastic_rounding=true"},
+           {"zero_optimization.stage=3", "bf16.enabled=false",
+            "fp16.enabled=true", "fp16.initial_scale_power=16",
+            "train_micro_batch_size_per_gpu=2", "model.resid_pdrop=0.1"},
+           {"zero_optimization={\"stage\": 2, \"offload_optimizer\": "
+            "{\"device\": \"cpu\", \"delayed_update\": {\"enabled\": true, "
+            "\"warmup_steps\": 2}}}"},
            {"zero_optimization={\"stage\": 3, \"offload_optimizer\": "
             "{\"device\": \"cpu\"}, \"offload_param\": {\"device\": "
             "\"cpu\"}}"}}) {

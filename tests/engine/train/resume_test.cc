@@ -425,6 +425,14 @@ TEST_F(ResumeTest, ARunWhoseOnlyCheckpointIsDamagedDoesNotBeginAnew) {
 TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   const Job job = {.overrides = {"training.save_every=3"}};
   const Part whole = Train(job, kSteps);
+  // A mistake costs none.
+  const std::vector<std::string> present =
+      *ListFolder(dir_.File("run/checkpoints"));
+  EXPECT_THAT(
+      ErrorOf({.overrides = {"training.save_every=3", "training.steps=8"}},
+              dir_.File("run/checkpoints/step-00000009")),
+      testing::HasSubstr("of step 9, the run is of 8 steps; raise"));
+  EXPECT_EQ(*ListFolder(dir_.File("run/checkpoints")), present);
   ExpectEqual(Train(job, kSteps, dir_.File("run/checkpoints/step-00000009")),
               whole);
   EXPECT_THAT(*ListFolder(dir_.File("run/checkpoints")),
@@ -451,13 +459,33 @@ TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
               HasSubstr("data.validation_fraction was "));
   EXPECT_THAT(ErrorOf({.overrides = {"bf16.enabled=true"}}, "auto"),
               HasSubstr("bf16.enabled was"));
-  EXPECT_THAT(ErrorOf({}, dir_.File("nothing")), HasSubstr("nothing"));
+  EXPECT_THAT(ErrorOf({.overrides = {"optimizer.type=SGD",
+                                     "training.resume_changed=true"}},
+                      "auto"),
+              HasSubstr("begin a new run with the weights alone"));
+  EXPECT_THAT(ErrorOf({}, dir_.File("nothing")),
+              HasSubstr("nothing' does not exist; want auto, latest or a"));
   dir_.Write("text.txt", dir_.Read("text.txt") + "more");
   EXPECT_THAT(ErrorOf({}, "auto"), HasSubstr("data.train had other tokens"));
   const Part changed = Train({.overrides = {"optimizer.params.lr=0.5",
                                             "training.resume_changed=true"}},
                              5, "auto");
   EXPECT_EQ(changed.steps.size(), 5u);
+}
+
+TEST_F(ResumeTest, ALongerRunWhoseLearningRateEndsElsewhereIsAnother) {
+  using testing::HasSubstr;
+  for (const char* length : {"training.steps", "training.epochs"}) {
+    const auto lasts = [&](int n) {
+      return Job{.overrides = {"training.steps=auto",
+                               absl::StrCat(length, "=", n),
+                               R"(scheduler={"type": "WarmupDecayLR"})"}};
+    };
+    Train(lasts(4), 3);
+    EXPECT_THAT(ErrorOf(lasts(5), "auto"),
+                AllOf(HasSubstr("scheduler.params.total_num_steps was "),
+                      HasSubstr(absl::StrCat(", since ", length, " was 4"))));
+  }
 }
 
 TEST_F(ResumeTest, ARunThatWritesNoneBeginsAnewAndKeepsTheOneOfASignal) {
