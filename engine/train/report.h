@@ -40,7 +40,7 @@ struct RunSummary {
   std::string weights;       // the folder in out_dir that has them; empty: none
   std::string checkpoint;    // likewise, the last one
   int64_t failed_checkpoints = 0;
-  std::string checkpoint_error;  // of the last one; empty: it was written
+  std::string checkpoint_error;     // of the last one; empty: it was written
   std::vector<int64_t> resumed_at;  // where later parts of the run began
   std::vector<Straggler> stragglers;
 };
