@@ -60,11 +60,7 @@ class SentencePieceTokenizer : public Tokenizer {
 
   int64_t vocab_size() const override { return model_->GetPieceSize(); }
   std::map<std::string, std::string> Files() const override {
-    // Else transformers takes the class of the model's family, and that of
-    // GPT-2 or Qwen reads no SentencePiece.
-    return {{"tokenizer.model", model_->serialized_model_proto()},
-            {"tokenizer_config.json",
-             "{\n  \"tokenizer_class\": \"LlamaTokenizer\"\n}\n"}};
+    return {{"tokenizer.model", model_->serialized_model_proto()}};
   }
   int32_t eot_id() const override { return model_->eos_id(); }
   std::string name() const override {
