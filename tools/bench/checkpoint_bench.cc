@@ -112,8 +112,9 @@ absl::StatusOr<Json> Bench(Options options) {
     ZERO_ASSIGN_OR_RETURN(
         const auto run_folder,
         RunFolder::Open(*session, MakeModelTools(), nullptr, &console));
-    ZERO_ASSIGN_OR_RETURN(const ResumedRun resumed,
-                          ResumeRun(*session, run_data, &console));
+    ZERO_ASSIGN_OR_RETURN(
+        const ResumedRun resumed,
+        ResumeRun(*session, run_data, options.saves, &console));
     RunCheckpoints checkpoints(*session, run_data, *run_folder, resumed,
                                &console);
     for (int save = 1; save <= options.saves; ++save) {
@@ -138,8 +139,9 @@ absl::StatusOr<Json> Bench(Options options) {
     ZERO_ASSIGN_OR_RETURN(const auto session, open());
     ZERO_RETURN_IF_ERROR(DropFromCache(folder));
     absl::StatusOr<ResumedRun> resumed;
-    read.push_back(
-        SecondsOf([&] { resumed = ResumeRun(*session, run_data, &console); }));
+    read.push_back(SecondsOf([&] {
+      resumed = ResumeRun(*session, run_data, options.saves, &console);
+    }));
     ZERO_RETURN_IF_ERROR(resumed.status());
   }
   const Json result = {{"bytes", bytes},
