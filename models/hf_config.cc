@@ -257,6 +257,11 @@ const char* TorchName(DType dtype) {
 
 absl::StatusOr<ModelConfig> ReadHfConfig(const std::string& dir) {
   const std::string file = absl::StrCat(dir, "/config.json");
+  if (PathExists(dir + "/checkpoint.json")) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        dir, " is a checkpoint of a run; `zero checkpoint export ", dir,
+        " DIR` writes its weights to a folder that can be named here"));
+  }
   if (!PathExists(file)) {
     return absl::NotFoundError(
         absl::StrCat(file,

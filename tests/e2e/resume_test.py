@@ -81,10 +81,14 @@ class ResumeTest(RunsTest):
                               % (out, at, at),
                               self.train(out, "--resume", "auto"))
                 self.assertEqual(self.summary(out)["resumed_at"], [at])
+                self.assertIn("a run in 2 parts, resumed at step %d" % at,
+                              subprocess.check_output([ZERO, "report", out],
+                                                      cwd=self.folder,
+                                                      text=True))
                 self.expect_equal(out, "whole")
 
     def test_a_run_whose_time_is_over_says_that_it_wants_to_go_on(self):
-        run = self.start("run", "--set", "training.max_minutes=0.02", "--set",
+        run = self.start("run", "--set", "training.max_minutes=0.1", "--set",
                          "training.steps=1000000")
         stdout, stderr = run.communicate()
         self.assertEqual(run.returncode, 85, stderr)
@@ -144,13 +148,13 @@ class ResumeTest(RunsTest):
         self.assertEqual(self.newest("full"), 0)
         summary = self.summary("full")
         self.assertEqual(summary["failed_checkpoints"], 12)
-        self.assertIn("File too large", summary["checkpoint_error"])
+        self.assertIn("file too large", summary["checkpoint_error"])
         self.assertIn("12 could not be written: ", run.stdout)
         # One that is stopped says that it cannot go on from there.
         run = subprocess.run(
             ["bash", "-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "bash",
              ZERO, "train", "run.json", "--threads", "1", "--max-minutes",
-             "0.02", "--set", "training.out_dir=stopped",
+             "0.1", "--set", "training.out_dir=stopped",
              "training.steps=1000000", "training.eval_every=0"],
             cwd=self.folder, text=True, capture_output=True)
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)

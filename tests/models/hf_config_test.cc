@@ -199,6 +199,14 @@ TEST(HfConfigTest, BrokenFilesAreNamedErrors) {
             "tests/golden/none/config.json: does not exist; want a folder "
             "with config.json and model.safetensors, as save_pretrained() "
             "writes it");
+  TempDir run;
+  run.Write("step/checkpoint.json", "{}");
+  const std::string step = run.File("step");
+  EXPECT_EQ(ReadHfConfig(step).status().message(),
+            step + " is a checkpoint of a run; `zero checkpoint export " +
+                step +
+                " DIR` writes its weights to a folder that can be "
+                "named here");
 }
 
 // The config room and the catalog together.

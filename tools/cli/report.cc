@@ -130,6 +130,14 @@ absl::StatusOr<Run> ReadRun(const std::string& folder,
     notes->push_back(absl::StrCat(
         run.name, ": the run failed: ", run.summary["error"].dump()));
   }
+  if (const auto at = run.summary.find("resumed_at");
+      at != run.summary.end() && at->is_array()) {
+    notes->push_back(absl::StrCat(
+        run.name, ": a run in ", at->size() + 1, " parts, resumed at step ",
+        absl::StrJoin(*at, ", ", [](std::string* out, const Json& step) {
+          out->append(step.dump());
+        })));
+  }
   return run;
 }
 
