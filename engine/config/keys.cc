@@ -846,6 +846,10 @@ std::vector<KeySpec> UsedKeys() {
           MayBeUnset,
           Unread(IF(c.zero_optimization.offload_param != OffloadDevice::kNvme),
                  "zero_optimization.offload_param.device is not \"nvme\"")),
+      Section("checkpoint",
+              "DeepSpeed's section. How checkpoints are written here: "
+              "training.save_every and the keys behind it.",
+              MayBeUnset),
       Section("aio", "How states on a disk (device nvme) are read and written.",
               MayBeUnset),
       Key(KEY(aio.block_size), "Bytes of a request; a multiple of 4096.",
