@@ -420,7 +420,7 @@ class CliTest(unittest.TestCase):
                         r"Norm\n",
                         r"\n +Reduce\(bucket \d+: head\); after "
                         r"ForwardBackward\(head\)\n",
-                        r"\n  norm and agreements +64 bytes\n",
+                        r"\n  norm and agreements +96 bytes\n",
                         r"\nUpdate\(embedding\) to Update\(block.5\)\n"):
             self.assertRegex(text, pattern)
         self.assertEqual(text.count("\nForwardBackward"), 2)

@@ -307,13 +307,15 @@ TEST_F(CheckpointCommandTest, ExportOfDamageWritesNothing) {
   const LoadedConfig config = ConfigOf("gpt2-tiny", "");
   Save(dir_.File("a/checkpoints"), config, 2, 1);
   dir_.Write("out/mine", "x");
+  dir_.Write("out/model.safetensors", "x");
   const std::string path = Step("a", 2) + "/states-00000.safetensors";
   std::string contents = ReadFile(path).value();
   for (size_t i = 20000; i < contents.size(); i += 10000) contents[i] ^= 1;
   ASSERT_TRUE(WriteFileAtomically(path, contents).ok());
   const Output output = RunCommand({"export", Step("a", 2), dir_.File("out")});
   EXPECT_EQ(output.status.code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(ListFolder(dir_.File("out")).value(), ElementsAre("mine"));
+  EXPECT_THAT(ListFolder(dir_.File("out")).value(),
+              ElementsAre("mine", "model.safetensors"));
   EXPECT_EQ(dir_.Count(), 2);
 }
 
