@@ -155,7 +155,9 @@ class ResumeTest(RunsTest):
             ["bash", "-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "bash",
              ZERO, "train", "run.json", "--threads", "1", "--max-minutes",
              "0.1", "--set", "training.out_dir=stopped",
-             "training.steps=1000000", "training.eval_every=0"],
+             "training.steps=1000000", "training.eval_every=0",
+             # Few lines of metrics, which are a file, too.
+             "train_batch_size=800"],
             cwd=self.folder, text=True, capture_output=True)
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertIn("stopped by training.max_minutes, and its checkpoint "
