@@ -815,8 +815,7 @@ std::vector<KeySpec> UsedKeys() {
               "The host's update beside the next step, whose gradients are "
               "therefore those of parameters that are one update behind "
               "(ZeRO-Offload's delayed parameter update). Changes results, the "
-              "more "
-              "the higher the learning rate: hold it against a run without."),
+              "more the higher the learning rate: compare with a run without."),
       Key("zero_optimization.offload_optimizer.delayed_update.enabled",
           FIELD(zero_optimization.delayed_update),
           "Update beside the next step. Evaluation, checkpoints and final/ "

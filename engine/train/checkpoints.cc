@@ -100,7 +100,7 @@ RunCheckpoints::PhaseVotes RunCheckpoints::Vote() const {
   return {.ended = 1, .failed = work_.status().ok() ? 0.0 : 1.0};
 }
 
-absl::Status RunCheckpoints::Hear(const PhaseVotes& votes) {
+absl::Status RunCheckpoints::Advance(const PhaseVotes& votes) {
   if (phase_ == Phase::kNone || votes.ended < session_->rank().world()) {
     return absl::OkStatus();
   }

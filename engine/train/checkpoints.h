@@ -11,8 +11,8 @@
 // states (StateSnapshot), and training waits for the copy alone. The numbers
 // that the ranks agree on before every step carry whether each rank's work of
 // the phase has ended (Vote); once all have, all ranks learn it at the same
-// step boundary (Hear) and begin the next phase. Without the copy each rank's
-// own thread does the work. Invariant: there is one save at a time.
+// step boundary (Advance) and begin the next phase. Without the copy each
+// rank's own thread does the work. Invariant: there is one save at a time.
 // Order: all ranks make the same calls, in the same order.
 #ifndef ZERO_ENGINE_TRAIN_CHECKPOINTS_H_
 #define ZERO_ENGINE_TRAIN_CHECKPOINTS_H_
@@ -57,13 +57,13 @@ class RunCheckpoints {
   //         write, there is a warning and no checkpoint, and all can go on.
   absl::Status Save(const RunRecord& record);
 
-  // What this rank brings to an agreement, and hears of all ranks: how many
+  // What this rank brings to an agreement, and what all brought: how many
   // have ended their work of the phase, and how many of these failed.
   struct PhaseVotes {
     double ended = 0, failed = 0;
   };
   PhaseVotes Vote() const;
-  absl::Status Hear(const PhaseVotes& votes);
+  absl::Status Advance(const PhaseVotes& votes);
 
   // Waits until no save is under way. Where ranks are lost, what they did not
   // write is given up, and what rank 0 was completing is complete.

@@ -140,7 +140,7 @@ RunReport::RunReport(const Session& session, const ModelTools& tools,
   KeepPeak(measured);
 }
 
-void RunReport::HearRanks(int64_t step, std::vector<OwnTimes> of_ranks) {
+void RunReport::TakeRankTimes(int64_t step, std::vector<OwnTimes> of_ranks) {
   own_ms_.clear();
   for (const OwnTimes& times : of_ranks) own_ms_.push_back(times.total());
   const std::vector<std::string>& hosts = rank().hosts;
@@ -151,8 +151,8 @@ void RunReport::HearRanks(int64_t step, std::vector<OwnTimes> of_ranks) {
   }
 }
 
-// What was heard since the last step was told.
-void RunReport::AddRanks(Json* line) {
+// What has come since the line before.
+void RunReport::AddRankTimes(Json* line) {
   if (!own_ms_.empty()) {
     const auto slowest = std::max_element(own_ms_.begin(), own_ms_.end());
     (*line)["ranks_before"] = {{"own_ms_median", Median(own_ms_)},
@@ -160,8 +160,8 @@ void RunReport::AddRanks(Json* line) {
                                {"slowest_rank", slowest - own_ms_.begin()}};
     own_ms_.clear();
   }
-  for (; num_told_ < stragglers_.size(); ++num_told_) {
-    (*line)["stragglers"].push_back(ToJson(stragglers_[num_told_]));
+  for (; num_written_ < stragglers_.size(); ++num_written_) {
+    (*line)["stragglers"].push_back(ToJson(stragglers_[num_written_]));
   }
 }
 
@@ -213,7 +213,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
     line["communication"] =
         Communication(session_->executor().plan(), last.communication);
   }
-  AddRanks(&line);
+  AddRankTimes(&line);
   if (config().fp16.enabled) line["loss_scale"] = record.scaler.scale;
   if (last.output.skipped) line["skipped"] = true;
 

@@ -55,7 +55,7 @@ class RunReport {
 
   // Takes what each rank did itself in a step (of `step`, or shortly before
   // it), and says which are slow. Rank 0 only.
-  void HearRanks(int64_t step, std::vector<OwnTimes> of_ranks);
+  void TakeRankTimes(int64_t step, std::vector<OwnTimes> of_ranks);
 
   // Prints the last step of `record` and returns its line for metrics.jsonl.
   // `idle`: the device is not at work on the next step.
@@ -83,7 +83,7 @@ class RunReport {
  private:
   const Config& config() const { return session_->config(); }
   const Rank& rank() const { return session_->rank(); }
-  void AddRanks(nlohmann::ordered_json* line);
+  void AddRankTimes(nlohmann::ordered_json* line);
   void KeepPeak(const ProductRate& measured);
   Utilization UtilizationOf(double tokens_per_second) const;
   void PrintBreakdowns(const RunRecord& record) const;
@@ -99,8 +99,8 @@ class RunReport {
   size_t num_device_notes_ = 0;  // that were printed
   StragglerDetector detector_;
   std::vector<Straggler> stragglers_;
-  size_t num_told_ = 0;         // of these, in metrics
-  std::vector<double> own_ms_;  // of the ranks; empty: not heard since
+  size_t num_written_ = 0;      // of these, in metrics
+  std::vector<double> own_ms_;  // of the ranks; empty: none since
 };
 
 }  // namespace zero

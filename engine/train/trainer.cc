@@ -257,13 +257,13 @@ absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
   ZERO_RETURN_IF_ERROR(
       InStep(executor().numbers().Finish(absl::MakeSpan(agreement_)), index));
   if (leads() && record_.step > record_.first_step()) {
-    report_->HearRanks(record_.step, OwnTimesOfRanks());
+    report_->TakeRankTimes(record_.step, OwnTimesOfRanks());
   }
   const double num_valid_targets = agreement_[kValidTargets];
   // A rank that is alone may change its mind until now.
   if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
-  ZERO_RETURN_IF_ERROR(
-      checkpoints_->Hear({agreement_[kPhaseEnded], agreement_[kPhaseFailed]}));
+  ZERO_RETURN_IF_ERROR(checkpoints_->Advance(
+      {agreement_[kPhaseEnded], agreement_[kPhaseFailed]}));
   if (!launched_.empty() && agreement_[kCannotWrite] > 0) return absl::nullopt;
   ZERO_ASSIGN_OR_RETURN(const bool stop, ShouldStop(agreement_));
   if (stop) return absl::nullopt;
@@ -445,7 +445,7 @@ absl::StatusOr<bool> Trainer::AgreeToStop() {
   ZERO_RETURN_IF_ERROR(executor().numbers().AllReduce(
       "stop", ReduceOp::kSum, {agreement.data(), kSave}));
   ZERO_RETURN_IF_ERROR(
-      checkpoints_->Hear({agreement[kPhaseEnded], agreement[kPhaseFailed]}));
+      checkpoints_->Advance({agreement[kPhaseEnded], agreement[kPhaseFailed]}));
   return ShouldStop(agreement);
 }
 

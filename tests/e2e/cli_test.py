@@ -132,6 +132,9 @@ class CliTest(unittest.TestCase):
                           self.error("checkpoint", "export", "a", place))
         self.assertIn("'.' is neither empty nor a model",
                       self.error("checkpoint", "export", "a", "."))
+        for size in ("0", "-1"):
+            self.assertIn("--max-shard-size: want a size above 0", self.error(
+                "checkpoint", "export", "a", "none", "--max-shard-size", size))
         # A link to a larger disk stays one.
         os.mkdir(self.path("disk"))
         os.symlink("disk", self.path("link"))

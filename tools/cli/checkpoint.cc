@@ -16,6 +16,7 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -586,8 +587,7 @@ absl::Status CheckMayBeReplaced(const std::string& dir) {
   if (names.empty() || HoldsModel(dir)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "'", dir, "' is neither empty nor a model (it has ", names.front(),
-      "), and the weights would take its place; "
-      "name another"));
+      "), and the weights would take its place; name another"));
 }
 
 absl::Status Export(const std::string& path, const std::string& dir,
@@ -690,8 +690,11 @@ Command AddCheckpoint(CLI::App& app) {
           "a larger model is written as shards with an index")
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
       ->check(CLI::Validator(
-          [flags](std::string&) {
-            return flags->max_shard_bytes > 0 ? "" : "want a size above 0";
+          [](std::string& text) {
+            int64_t bytes = 0;
+            return absl::SimpleAtoi(text, &bytes) && bytes > 0
+                       ? ""
+                       : "want a size above 0";
           },
           ""));
   return [flags] { return flags->run(*flags); };
