@@ -20,6 +20,7 @@ namespace zero {
 namespace {
 
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 
 class DiskFaultsTest : public testing::Test {
@@ -143,9 +144,13 @@ TEST_F(DiskFaultsTest, AFileThatIsCutOffOrChangedEndsAllRanks) {
     };
     const absl::Status status = Failure();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(Path(1)),
-                      HasSubstr(cut ? "the file ends before" : "checksum")));
+    // A write on its way makes the file that was cut long again, with zeros
+    // in it, which only the checksum tells from what was there.
+    EXPECT_THAT(
+        std::string(status.message()),
+        AllOf(HasSubstr(Path(1)),
+              AnyOf(HasSubstr("checksum"),
+                    HasSubstr(cut ? "the file ends before" : "checksum"))));
   }
 }
 
