@@ -261,6 +261,18 @@ struct TrainingConfig {
   bool operator==(const TrainingConfig&) const = default;
 };
 
+// "elasticity": DeepSpeed's keys, version 0.1 (elastic_batch.h).
+struct ElasticityConfig {
+  bool enabled = false;
+  int64_t max_train_batch_size = 0;         // unset only where not enabled
+  std::vector<int64_t> micro_batch_sizes;   // likewise
+  int64_t min_gpus = 1, max_gpus = 10'000;  // ranks
+  bool prefer_larger_batch = true;
+  bool ignore_non_elastic_batch_info = false;
+
+  bool operator==(const ElasticityConfig&) const = default;
+};
+
 struct Config {
   // Changes results.
   // train_batch_size = train_micro_batch_size_per_gpu *
@@ -268,6 +280,7 @@ struct Config {
   int64_t train_batch_size = 0;                // sequences per step
   int64_t train_micro_batch_size_per_gpu = 0;  // sequences per rank and pass
   int64_t gradient_accumulation_steps = 0;
+  ElasticityConfig elasticity;   // where enabled it chooses all three
   double gradient_clipping = 0;  // largest gradient norm; 0: no clipping
   std::string model_preset;      // "model.preset"; unset: ""
   ModelConfig model;             // complete: preset and explicit keys together

@@ -58,11 +58,11 @@ absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
   // Of each KeyKind.
-  constexpr JsonKind kWanted[] = {JsonKind::kBool,   JsonKind::kNumber,
-                                  JsonKind::kNumber, JsonKind::kString,
-                                  JsonKind::kString, JsonKind::kArray,
-                                  JsonKind::kArray,  JsonKind::kArray,
-                                  JsonKind::kObject, JsonKind::kObject};
+  constexpr JsonKind kWanted[] = {
+      JsonKind::kBool,   JsonKind::kNumber, JsonKind::kNumber,
+      JsonKind::kString, JsonKind::kString, JsonKind::kArray,
+      JsonKind::kArray,  JsonKind::kArray,  JsonKind::kArray,
+      JsonKind::kObject, JsonKind::kObject};
   static_assert(std::size(kWanted) ==
                 static_cast<size_t>(KeyKind::kOpaque) + 1);
   return node.kind == kWanted[static_cast<size_t>(key.kind)] ||
@@ -78,7 +78,9 @@ absl::Status CheckNumber(const KeySpec& key, const JsonNode& node) {
   const auto rounded = static_cast<double>(static_cast<float>(node.number));
   const bool fits = std::isfinite(rounded) &&
                     (rounded != 0 || node.number == 0) && InRange(key, rounded);
-  if (key.kind == KeyKind::kInteger || fits) return absl::OkStatus();
+  const bool whole =
+      key.kind == KeyKind::kInteger || key.kind == KeyKind::kIntegers;
+  if (whole || fits) return absl::OkStatus();
   return Wrong(JsonBrief(node), " is ", JsonDouble(rounded), " in fp32, want ",
                Wanted(key));
 }
@@ -162,6 +164,18 @@ absl::StatusOr<KeyValue> ReadNumbers(const KeySpec& key, const JsonNode& node) {
   return numbers;
 }
 
+absl::StatusOr<KeyValue> ReadIntegers(const KeySpec& key,
+                                      const JsonNode& node) {
+  if (node.children.empty()) return Wrong("an empty list, want ", Wanted(key));
+  std::vector<int64_t> numbers;
+  for (const JsonNode& child : node.children) {
+    if (child.kind != JsonKind::kNumber) return WrongType(key, child);
+    ZERO_ASSIGN_OR_RETURN(const KeyValue number, ReadInteger(key, child));
+    numbers.push_back(std::get<int64_t>(number));
+  }
+  return numbers;
+}
+
 std::string Text(bool v) { return v ? "true" : "false"; }
 std::string Text(int64_t v) { return absl::StrCat(v); }
 std::string Text(double v) { return JsonDouble(v); }
@@ -195,6 +209,8 @@ absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node) {
       return ReadStrings(key, node);
     case KeyKind::kNumbers:
       return ReadNumbers(key, node);
+    case KeyKind::kIntegers:
+      return ReadIntegers(key, node);
     case KeyKind::kObject:
     case KeyKind::kOpaque:
       break;
@@ -239,6 +255,7 @@ std::string Wanted(const KeySpec& key) {
                                     "a path, a glob or a list of them",
                                     "a string or a list of them",
                                     "a list of two numbers",
+                                    "a list of whole numbers",
                                     "an object: { ... }",
                                     "an object: { ... }"};
   static_assert(std::size(kNouns) == static_cast<size_t>(KeyKind::kOpaque) + 1);

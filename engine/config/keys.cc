@@ -66,6 +66,7 @@ constexpr KeyKind KindOf() {
   if (std::is_same_v<T, bool>) return KeyKind::kBool;
   if (std::is_same_v<T, int64_t>) return KeyKind::kInteger;
   if (std::is_same_v<T, double>) return KeyKind::kNumber;
+  if (std::is_same_v<T, std::vector<int64_t>>) return KeyKind::kIntegers;
   return std::is_same_v<T, std::string> ? KeyKind::kString : KeyKind::kFiles;
 }
 
@@ -238,6 +239,8 @@ constexpr auto kNoTokens =
 constexpr auto kGreedy =
     Unread(IF(c.training.sample.temperature == 0),
            "training.sample.temperature is 0, always the likeliest token");
+constexpr auto kNotElastic =
+    Unread(IF(!c.elasticity.enabled), "elasticity.enabled is false");
 constexpr auto kNoFp16 = Unread(IF(!c.fp16.enabled), "fp16.enabled is false");
 constexpr auto kStaticScale =
     Unread(IF(c.fp16.scaler.static_scale > 0),
@@ -495,6 +498,36 @@ std::vector<KeySpec> UsedKeys() {
           Range(1, 1 << 30),
           Derived("train_batch_size / (train_micro_batch_size_per_gpu * "
                   "ranks), else 1")),
+      Section("elasticity",
+              "The global batch is one that many numbers of ranks can share: "
+              "DeepSpeed's version 0.1."),
+      Key(KEY(elasticity.enabled),
+          "train_batch_size, train_micro_batch_size_per_gpu and "
+          "gradient_accumulation_steps follow from these keys and the ranks, "
+          "the first of them from these keys alone."),
+      Key(KEY(elasticity.max_train_batch_size),
+          "train_batch_size is at most this.", Range(1, 1 << 30), MayBeUnset,
+          kNotElastic,
+          DeepSpeed("the least common multiple of micro_batch_sizes is tried "
+                    "even where it is more; here never")),
+      Key(KEY(elasticity.micro_batch_sizes),
+          "train_micro_batch_size_per_gpu is the largest of these that divides "
+          "the share of a rank.",
+          Range(1, 1 << 30), MayBeUnset, kNotElastic),
+      Key(KEY(elasticity.min_gpus),
+          "The fewest ranks that the batch is chosen for, and that may train.",
+          AtLeast(1), kNotElastic),
+      Key(KEY(elasticity.max_gpus),
+          "The most ranks that the batch is chosen for, and that may train.",
+          AtLeast(1), kNotElastic),
+      Key(KEY(elasticity.prefer_larger_batch),
+          "Of batches that equally many numbers of ranks can share take the "
+          "largest; false: the smallest.",
+          kNotElastic),
+      Key(KEY(elasticity.ignore_non_elastic_batch_info),
+          "The three keys of the batch are ignored where they say something "
+          "else; false: that is an error.",
+          kNotElastic),
       Key(KEY(gradient_clipping),
           "Largest norm of the whole gradient; 0: no clipping.", AtLeast(0)),
       Section("bf16",

@@ -21,20 +21,22 @@
 namespace zero {
 
 // A key's value between the JSON text and its field; enums go by name.
-using KeyValue = std::variant<bool, int64_t, double, std::string,
-                              std::vector<std::string>, std::vector<double>>;
+using KeyValue =
+    std::variant<bool, int64_t, double, std::string, std::vector<std::string>,
+                 std::vector<double>, std::vector<int64_t>>;
 
 enum class KeyKind {
   kBool,
   kInteger,  // also 5e8, as DeepSpeed's configs write it
   kNumber,
   kString,
-  kChoice,   // one of `choices`
-  kFiles,    // a path or a list of paths
-  kStrings,  // a string or a list of strings
-  kNumbers,  // betas: a list of two numbers
-  kObject,   // with keys of its own in the table
-  kOpaque,   // an object whose contents are not looked at
+  kChoice,    // one of `choices`
+  kFiles,     // a path or a list of paths
+  kStrings,   // a string or a list of strings
+  kNumbers,   // betas: a list of two numbers
+  kIntegers,  // a list of whole numbers
+  kObject,    // with keys of its own in the table
+  kOpaque,    // an object whose contents are not looked at
 };
 
 enum class Treatment {

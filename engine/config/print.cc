@@ -92,6 +92,11 @@ Json ValueSchema(const KeySpec& key) {
       schema["items"]["type"] = "number";
       AddLimits(key, &schema["items"]);
       return schema;
+    case KeyKind::kIntegers:
+      schema = {{"type", "array"}, {"minItems", 1}};
+      schema["items"]["type"] = "integer";
+      AddLimits(key, &schema["items"]);
+      return schema;
     case KeyKind::kObject:
     case KeyKind::kOpaque:
       return {{"type", "object"}};

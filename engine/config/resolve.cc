@@ -17,11 +17,10 @@ namespace {
 constexpr char kTokenizers[] =
     "\"bytes\", \"none\" or the path of a tokenizer.json, of a "
     "SentencePiece model or of a folder with one";
-constexpr int64_t kMaxBatch = int64_t{1} << 30;
 
-class Resolver : public ModelResolver {
+class Resolver : public BatchResolver {
  public:
-  using ModelResolver::ModelResolver;
+  using BatchResolver::BatchResolver;
 
   void Run() {
     Base();
@@ -197,74 +196,6 @@ class Resolver : public ModelResolver {
       Problem(id, data.eos_token_id, " is no token of ",
               Cite("model.vocab_size"), " = ", config_.model.vocab_size);
     }
-  }
-
-  // ---- Batch --------------------------------------------------------------
-
-  void Batch() {
-    const std::string batch = "train_batch_size",
-                      micro = "train_micro_batch_size_per_gpu",
-                      steps = "gradient_accumulation_steps";
-    const int64_t world = options_.world;
-    int64_t& b = config_.train_batch_size;
-    int64_t& m = config_.train_micro_batch_size_per_gpu;
-    int64_t& s = config_.gradient_accumulation_steps;
-    const bool has_b = Given(batch), has_m = Given(micro), has_s = Given(steps);
-    const std::string ranks =
-        absl::StrCat(world, world == 1 ? " rank" : " ranks");
-    if (!has_b && !has_m) {
-      const bool is_auto = given_.autos.count(batch) > 0;
-      return Problem(
-          batch, is_auto ? "\"auto\" has nothing to follow from" : "missing",
-          "; want ", batch, " (sequences per step) or ", micro,
-          " (sequences of a rank in one pass), to which ", steps,
-          " may be added; the others follow");
-    }
-    if (!has_s) {
-      const int64_t pass = m * world;
-      s = has_b && has_m ? b / std::max<int64_t>(pass, 1) : 1;
-      if (has_b && has_m && (s == 0 || s * pass != b)) {
-        return Problem(batch, b, " is no multiple of ", Cite(micro), " ", m,
-                       " * ", ranks, "; write ", Multiples(b, pass));
-      }
-      if (has_b && has_m) {
-        Derived(steps, absl::StrCat(batch, " / (", micro, " * ranks)"));
-      }
-    }
-    if (!has_m) {
-      const int64_t share = s * world;
-      m = b / share;
-      if (m == 0 || m * share != b) {
-        return Problem(batch, b, " is no multiple of ",
-                       has_s ? absl::StrCat(Cite(steps), " ", s, " * ") : "",
-                       ranks, "; write ", Multiples(b, share));
-      }
-      Derived(micro, absl::StrCat(batch, " / (", steps, " * ranks)"));
-    }
-    const double exact = static_cast<double>(m) * static_cast<double>(s) *
-                         static_cast<double>(world);
-    if (exact > static_cast<double>(kMaxBatch)) {
-      return Problem(has_b ? batch : micro, Cite(micro), " ", m, " * ",
-                     Cite(steps), " ", s, " * ", ranks,
-                     " is more than 2^30 sequences per step");
-    }
-    const int64_t product = m * s * world;
-    if (!has_b) {
-      b = product;
-      Derived(batch, absl::StrCat(micro, " * ", steps, " * ranks"));
-    } else if (b != product) {
-      Problem(batch, b, " is not ", Cite(micro), " ", m, " * ", Cite(steps),
-              " ", s, " * ", ranks, " = ", product, "; write ", product,
-              ", or delete one of the "
-              "three");
-    }
-  }
-
-  // "8 or 12": the multiples of `unit` around `value`.
-  static std::string Multiples(int64_t value, int64_t unit) {
-    const int64_t below = value / unit * unit;
-    return below == 0 ? absl::StrCat(unit)
-                      : absl::StrCat(below, " or ", below + unit);
   }
 
   void Precision() {

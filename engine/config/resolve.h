@@ -121,6 +121,23 @@ class ModelResolver : public ResolveContext {
   void Positions();
 };
 
+// The batch of a step, and how the ranks share it.
+class BatchResolver : public ModelResolver {
+ protected:
+  using ModelResolver::ModelResolver;
+
+  // Derives what is not given of train_batch_size,
+  // train_micro_batch_size_per_gpu and gradient_accumulation_steps.
+  void Batch();
+
+ private:
+  // With elasticity.enabled: all three.
+  void Elastic();
+  bool ElasticKeys();
+  void Choose(const std::string& path, int64_t value, int64_t* field);
+  std::string Ranks() const;  // "4 ranks"
+};
+
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_CONFIG_RESOLVE_H_

@@ -48,8 +48,9 @@ bool MayDiffer(const std::string& key) {
   constexpr char kDelay[] =
       "zero_optimization.offload_optimizer.delayed_update";
   if (absl::StartsWith(key, kDelay)) return false;
-  for (const char* section : {"aio.", "zero_optimization.", "communication.",
-                              "device.", "activation_checkpointing."}) {
+  for (const char* section :
+       {"aio.", "zero_optimization.", "communication.", "device.",
+        "activation_checkpointing.", "elasticity."}) {
     if (absl::StartsWith(key, section)) return true;
   }
   return absl::StartsWith(key, "training.") && key != "training.seed";

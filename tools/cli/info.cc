@@ -80,6 +80,7 @@ Command AddModels(CLI::App& app) {
 Command AddConfig(CLI::App& app) {
   auto flags = std::make_shared<ConfigFlags>();
   AddRunOptions(app, &flags->run, /*config_required=*/false);
+  AddRanksOption(app, &flags->run);
   app.add_flag("--schema", flags->schema, "print a JSON schema for editors");
   app.add_flag("--keys", flags->keys, "print every key, default and meaning");
   app.add_flag("--differences", flags->differences,

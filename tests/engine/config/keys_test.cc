@@ -116,6 +116,9 @@ TEST(KeysTest, EveryUsedKeyReachesAField) {
     if (auto* files = std::get_if<std::vector<std::string>>(&after)) {
       files->push_back("x");
     }
+    if (auto* sizes = std::get_if<std::vector<int64_t>>(&after)) {
+      sizes->push_back(3);
+    }
     if (auto* numbers = std::get_if<std::vector<double>>(&after)) {
       (*numbers)[1] = 0.5;
     }
@@ -138,6 +141,7 @@ struct UnreadCase {
 std::vector<UnreadCase> UnreadCases() {
   const char* const kReplicated =
       "zero_optimization.stage 3 alone gathers parameters for use";
+  const char* const kNotElastic = "elasticity.enabled is false";
   const char* const kNoDisk = "no device is \"nvme\"";
   const std::string no_text = "data.tokenizer=none";
   const std::string vocab = "model.vocab_size=300";
@@ -298,6 +302,20 @@ std::vector<UnreadCase> UnreadCases() {
       {"zero_optimization.offload_optimizer.delayed_update.warmup_steps",
        {"zero_optimization.offload_optimizer.delayed_update.warmup_steps=7"},
        "zero_optimization.offload_optimizer.delayed_update.enabled is false"},
+      {"elasticity.max_train_batch_size",
+       {"elasticity.max_train_batch_size=8"},
+       kNotElastic},
+      {"elasticity.micro_batch_sizes",
+       {"elasticity.micro_batch_sizes=[2]"},
+       kNotElastic},
+      {"elasticity.min_gpus", {"elasticity.min_gpus=2"}, kNotElastic},
+      {"elasticity.max_gpus", {"elasticity.max_gpus=2"}, kNotElastic},
+      {"elasticity.prefer_larger_batch",
+       {"elasticity.prefer_larger_batch=false"},
+       kNotElastic},
+      {"elasticity.ignore_non_elastic_batch_info",
+       {"elasticity.ignore_non_elastic_batch_info=true"},
+       kNotElastic},
       {"aio.block_size", {"aio.block_size=4096"}, kNoDisk},
       {"aio.queue_depth", {"aio.queue_depth=3"}, kNoDisk},
       {"aio.thread_count", {"aio.thread_count=3"}, kNoDisk},
@@ -442,6 +460,8 @@ std::vector<std::string> Variants() {
           "data": {"train": ["a b.txt", "x\"\\y\n.txt"],
                    "validation": "v.txt"})");
   with(R"("zero_optimization": {"stage": 1, "allgather_bucket_size": 9})");
+  with(R"("elasticity": {"enabled": true, "max_train_batch_size": 9,
+          "micro_batch_sizes": [2, 4]})");
   with(R"("zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0,
           "stage3_max_live_parameters": 1000, "stage3_max_reuse_distance": 10,
           "stage3_param_persistence_threshold": 100,

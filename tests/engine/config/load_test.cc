@@ -227,6 +227,86 @@ TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
   }
 }
 
+const char kElastic[] = R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "data": {"train": "text.txt", "sequence_length": 32},
+  "training": {"steps": 20},
+  "elasticity": {"enabled": true, "max_train_batch_size": 25,
+                 "micro_batch_sizes": [1, 2, 4], "min_time": 20,
+                 "version": 0.1}
+})";
+
+TEST(LoadTest, AnElasticBatchIsTheSameAtEveryNumberOfRanks) {
+  const auto check = [](int world, int64_t micro, int64_t steps) {
+    const auto loaded = LoadText(kElastic, {}, world);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const Config& config = loaded->config;
+    EXPECT_EQ(config.train_batch_size, 24);
+    EXPECT_EQ(config.train_micro_batch_size_per_gpu, micro);
+    EXPECT_EQ(config.gradient_accumulation_steps, steps);
+    EXPECT_EQ(loaded->origins.at("train_batch_size"), "derived: elasticity");
+    ASSERT_EQ(loaded->notes.size(), 1);
+    EXPECT_EQ(loaded->notes[0],
+              "run.json:6: elasticity.min_time is accepted and ignored: a "
+              "job script restarts a run when a host is lost, never to grow "
+              "it");
+  };
+  check(1, 4, 6);
+  check(3, 4, 2);
+  check(4, 2, 3);
+  check(24, 1, 1);
+}
+
+TEST(LoadTest, ElasticErrorsNameTheRanksThatFit) {
+  EXPECT_EQ(ErrorOfText(kElastic, {}, 5),
+            "run.json:5:29: elasticity.enabled: 5 ranks are none of the "
+            "numbers that can share 24 sequences in micro-batches of 1, 2, 4 "
+            "(min_gpus 1, max_gpus 10000); start 4 or 6");
+  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.max_gpus=3"}, 4),
+            "run.json:5:29: elasticity.enabled: 4 ranks are none of the "
+            "numbers that can share 24 sequences in micro-batches of 1, 2, 4 "
+            "(min_gpus 1, max_gpus 3); start 3");
+  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.min_gpus=30"}, 30),
+            "run.json:6:39: elasticity.micro_batch_sizes: of 1, 2, 4 no batch "
+            "of at most elasticity.max_train_batch_size (line 5) 25 is for 30 "
+            "to 10000 ranks; want smaller ones, or a larger batch");
+  EXPECT_EQ(
+      ErrorOfText(kElastic, {"elasticity.min_gpus=3", "elasticity.max_gpus=2"}),
+      "--set elasticity.min_gpus: 3 is more than elasticity.max_gpus (--set "
+      "elasticity.max_gpus) 2");
+  EXPECT_EQ(ErrorOfSmall({"elasticity.enabled=true", "train_batch_size=auto"}),
+            "--set elasticity.enabled: elasticity.max_train_batch_size: "
+            "missing; want the most sequences of a step\n"
+            "--set elasticity.enabled: elasticity.micro_batch_sizes: missing; "
+            "want a list of what a rank may take in one pass, for example [1, "
+            "2, 4]");
+  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.micro_batch_sizes=[]"}),
+            "--set elasticity.micro_batch_sizes: an empty list, want a list of "
+            "whole numbers in [1, 1073741824]");
+  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.micro_batch_sizes=[2, 0.5]"}),
+            "--set elasticity.micro_batch_sizes: 0.5 is not a whole number, "
+            "want a list of whole numbers in [1, 1073741824]");
+  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.version=0.2"}),
+            "--set elasticity.version: does not apply here: 0.2 changes the "
+            "global batch with the number of nodes, which 0.1 keeps; 0.1 is "
+            "accepted");
+}
+
+TEST(LoadTest, AnElasticBatchTakesNoOtherUnlessToldToIgnoreIt) {
+  EXPECT_EQ(ErrorOfText(kElastic, {"train_batch_size=7"}),
+            "--set train_batch_size: 7, but elasticity.enabled (line 5) makes "
+            "it 24; delete one, or set "
+            "elasticity.ignore_non_elastic_batch_info");
+  const auto loaded = LoadText(
+      kElastic,
+      {"train_batch_size=7", "elasticity.ignore_non_elastic_batch_info=true"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.train_batch_size, 24);
+  EXPECT_EQ(loaded->notes.back(),
+            "--set: train_batch_size is accepted and ignored: "
+            "elasticity.ignore_non_elastic_batch_info is true");
+}
+
 TEST(LoadTest, SizesThatNoMachineCountsAreErrorsAndNotOverflows) {
   const std::string huge = ErrorOfText(R"({
     "model": {"model_type": "llama", "hidden_size": 1048576,

@@ -65,6 +65,11 @@ const Overrides kCycle = {
        "cycle_first_step_size": 2, "cycle_second_step_size": 2,
        "cycle_min_lr": 0.001, "decay_step_size": 1, "decay_lr_rate": 0.5}})",
     "training.steps=7"};
+// Batches of 8 or 6, both for three numbers of ranks.
+const Overrides kElastic = {
+    "train_batch_size=auto", "train_micro_batch_size_per_gpu=auto",
+    R"(elasticity={"enabled": true, "max_train_batch_size": 9,
+                   "micro_batch_sizes": [2, 3]})"};
 const Overrides kScaled = {"lr_scaling.base_batch_size=1"};
 
 std::vector<Line> Lines() {
@@ -156,6 +161,18 @@ std::vector<Line> Lines() {
       {"gradient_accumulation_steps",
        "gradient_accumulation_steps=2",
        {"train_batch_size=auto"}},
+      {"elasticity.enabled",
+       "elasticity.enabled=true",
+       {"elasticity.max_train_batch_size=9",
+        "elasticity.micro_batch_sizes=[2, 3]",
+        "elasticity.ignore_non_elastic_batch_info=true"}},
+      {"elasticity.max_train_batch_size", "elasticity.max_train_batch_size=4",
+       kElastic},
+      {"elasticity.micro_batch_sizes", "elasticity.micro_batch_sizes=[1]",
+       kElastic},
+      {"elasticity.max_gpus", "elasticity.max_gpus=3", kElastic},
+      {"elasticity.prefer_larger_batch", "elasticity.prefer_larger_batch=false",
+       kElastic},
       {"gradient_clipping", "gradient_clipping=0.01"},
       {"bf16.enabled", "bf16.enabled=true"},
       {"fp16.enabled", "fp16.enabled=true"},
@@ -273,6 +290,12 @@ bool NeedsNoLine(const KeySpec& key) {
   if (absl::StartsWith(key.path, "zero_optimization.") ||
       absl::StartsWith(key.path, "aio.") ||
       absl::StartsWith(key.path, "communication")) {
+    return true;
+  }
+  // Of several ranks, and of what is an error without it
+  // (tests/engine/config/load_test).
+  if (key.path == "elasticity.min_gpus" ||
+      key.path == "elasticity.ignore_non_elastic_batch_info") {
     return true;
   }
   const auto is_built = [&](const std::string& choice) {

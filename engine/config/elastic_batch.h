@@ -1,0 +1,34 @@
+// A global batch that many numbers of ranks can share: DeepSpeed's
+// "elasticity", version 0.1. Pure functions of the config, so that every start
+// of a run finds the same batch, however many ranks it has.
+#ifndef ZERO_ENGINE_CONFIG_ELASTIC_BATCH_H_
+#define ZERO_ENGINE_CONFIG_ELASTIC_BATCH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/config/config.h"
+
+namespace zero {
+
+struct ElasticBatch {
+  int64_t train_batch_size = 0;  // 0: there is none
+  // Numbers of ranks that can share it, ascending. For n of them a micro-batch
+  // size m is such that n * m divides train_batch_size.
+  std::vector<int64_t> worlds;
+};
+
+// Of the batches c * k, c one of micro_batch_sizes or their least common
+// multiple and k the largest highly composite number (one with more divisors
+// than any smaller number) that keeps it within max_train_batch_size, the one
+// that most numbers of ranks in [min_gpus, max_gpus] can share; among equals
+// the largest, or the smallest without prefer_larger_batch.
+// REQUIRES: micro_batch_sizes are >= 1.
+ElasticBatch ChooseElasticBatch(const ElasticityConfig& config);
+
+// The largest of `sizes` that divides the `share` of a rank; 0: none does.
+int64_t ElasticMicroBatch(const std::vector<int64_t>& sizes, int64_t share);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_CONFIG_ELASTIC_BATCH_H_
