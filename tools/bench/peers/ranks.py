@@ -63,13 +63,22 @@ def make_deepspeed(args: argparse.Namespace):
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     model = pytorch.make_transformers_gpt2(args.sequence_length)
     optimizer, kind = pytorch.make_optimizer(model)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={
+    config = {
         "train_micro_batch_size_per_gpu": args.micro_batch,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": pytorch.CLIP,
         "zero_optimization": {"stage": args.stage},
         "bf16": {"enabled": args.dtype == "bf16"},
-        "steps_per_print": 1 << 30})
+        "steps_per_print": 1 << 30}
+    if args.nvme:  # it takes its own Adam alone there
+        config["zero_optimization"]["offload_optimizer"] = {"device": "nvme",
+                                                            "nvme_path": args.nvme}
+        config["optimizer"] = {"type": "AdamW", "params": {
+            "lr": pytorch.LR, "betas": pytorch.BETAS, "eps": pytorch.EPS,
+            "weight_decay": pytorch.WEIGHT_DECAY}}
+        optimizer, kind = None, "DeepSpeedCPUAdam"
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer,
+                                      model_parameters=model.parameters(), config=config)
 
     def step(tokens):
         loss = engine(tokens)
@@ -166,6 +175,8 @@ def main() -> int:
     parser.add_argument("--mode", choices=list(MODES), default="ddp")
     parser.add_argument("--stage", type=int, choices=[0, 1, 2, 3], default=0,
                         help="of deepspeed (%(default)s)")
+    parser.add_argument("--nvme", metavar="DIR",
+                        help="deepspeed, stage 3: the optimizer's states on the disk of DIR")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     args = parser.parse_args()
