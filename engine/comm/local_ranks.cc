@@ -66,6 +66,8 @@ class Runner {
       ZERO_ASSIGN_OR_RETURN(device, make_device_(index));
       rank.device = device.get();
       rank.host_link = options_.host_link;
+      rank.memory.device_budget = options_.device_budget;
+      rank.memory.host_budget = options_.host_budget;
       ZERO_RETURN_IF_ERROR(transport_.Connect(index, &rank));
       for (const Channel channel : kChannels) {
         std::unique_ptr<Communicator>& end = rank.end(channel);
@@ -155,7 +157,7 @@ class SharedMemory final : public Transport {
           group_->Connect(index, ChannelName(channel),
                           MembersOf(channel, index, world(), shards));
     }
-    rank->sharers = options_.SharersOf(index, world());
+    rank->memory.sharers = options_.SharersOf(index, world());
     rank->missing = [group = group_] { return group->missing(); };
     if (rank->device->kind() == DeviceKind::kCuda) {
       absl::StrAppend(&rank->kind, " ",

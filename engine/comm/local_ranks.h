@@ -40,6 +40,8 @@ struct LocalRanksOptions {
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
   absl::optional<Link> host_link = absl::nullopt;  // of each Rank
+  // MemoryShare's budgets, likewise.
+  int64_t device_budget = 0, host_budget = 0;
   // What processes do while they gather; threads of one need not wait long.
   Patience patience;
   // What all processes of a run must have in common, a line each: they compare

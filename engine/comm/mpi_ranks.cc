@@ -98,8 +98,8 @@ class MpiTransport final : public Transport {
         processes_.begin(), processes_.end(), [](const std::string& process) {
           return absl::EndsWith(process, absl::StrCat(" on ", HostName()));
         }));
-    rank->sharers = rank->host_sharers = here * ranks_here_;
-    rank->context_sharers = ranks_here_;
+    rank->memory.sharers = rank->memory.host_sharers = here * ranks_here_;
+    rank->memory.context_sharers = ranks_here_;
     rank->missing = [group = group_] { return group->missing(); };
     rank->sent_bytes = [group = group_] { return group->sent_bytes(); };
     rank->kind = Kind();

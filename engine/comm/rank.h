@@ -3,6 +3,7 @@
 #ifndef ZERO_ENGINE_COMM_RANK_H_
 #define ZERO_ENGINE_COMM_RANK_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +18,19 @@
 #include "kernels/device.h"
 
 namespace zero {
+
+// Whose memory a rank takes.
+struct MemoryShare {
+  // Ranks that share the memory of the device, this one included; 0: all.
+  int sharers = 0;
+  // And the memory of the host; 0: all.
+  int host_sharers = 0;
+  // And what a process takes once, its context; 0: as `sharers`.
+  int context_sharers = 0;
+  // Bytes of them that this rank may take; 0: its share of what there is.
+  int64_t device_budget = 0;
+  int64_t host_budget = 0;
+};
 
 struct Rank {
   Device* device = nullptr;
@@ -37,12 +51,7 @@ struct Rank {
   // The host of every rank, by its name. Empty: all are on this one.
   std::vector<std::string> hosts = {};
 
-  // Ranks that share the memory of the device, this one included; 0: all.
-  int sharers = 0;
-  // And the memory of the host; 0: all.
-  int host_sharers = 0;
-  // And what a process takes once, its context; 0: as `sharers`.
-  int context_sharers = 0;
+  MemoryShare memory = {};
   // What copies between the device and its host go over; nothing: memory.
   absl::optional<Link> host_link = absl::nullopt;
 
@@ -64,6 +73,12 @@ struct Rank {
 
   // Bytes that this rank's process has sent to others. Null: there are none.
   std::function<int64_t()> sent_bytes = nullptr;
+
+  // True where what a host keeps takes the memory of the device: on a CPU,
+  // unless it has a budget for each.
+  bool one_memory() const {
+    return device->kind() == DeviceKind::kCpu && memory.host_budget == 0;
+  }
 
   int rank() const { return scalar->rank(); }
   int world() const { return scalar->world(); }

@@ -81,7 +81,7 @@ class Search {
   }
 
  private:
-  bool one_memory() const { return rank_.device->kind() == DeviceKind::kCpu; }
+  bool one_memory() const { return rank_.one_memory(); }
 
   absl::Status Rehearse(FitProposal* proposal,
                         MemoryLedger* host = nullptr) const {
@@ -91,9 +91,7 @@ class Search {
     Rank rank =
         MakeLoneRank(*rank_.device, rank_.rank(), rank_.world(),
                      static_cast<int>(shards), rank_.gather->algorithm());
-    rank.sharers = rank_.sharers;
-    rank.host_sharers = rank_.host_sharers;
-    rank.context_sharers = rank_.context_sharers;
+    rank.memory = rank_.memory;
     ZERO_ASSIGN_OR_RETURN(
         const Rehearsal rehearsal,
         RehearseRun(rank, config, tools_, TrainingWorkload(config)));
@@ -148,7 +146,7 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
   std::set<int64_t> groups = {-1, zero.mics_shard_size};
   if (node < world && world % node == 0) groups.insert(node);
   // Where the host's memory is the device's, it saves nothing.
-  const bool offloads = on_disk || rank.device->kind() == DeviceKind::kCuda;
+  const bool offloads = on_disk || !rank.one_memory();
   std::vector<FitProposal> found;
   for (const Offload offload : kOffloads) {
     if (!offloads && offload != zero.offload()) continue;

@@ -87,7 +87,11 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
   if (predicted.one_memory || predicted.host_bytes() == 0) {
     return absl::OkStatus();
   }
-  const int64_t memory = TakeableHostBytes(rank);
+  int64_t memory = TakeableHostBytes(rank);
+  if (rank.device->kind() == DeviceKind::kCpu) {  // which has budgets for both
+    memory = std::min(memory, TakeableBytes(*rank.device) / SharersOf(rank) -
+                                  predicted.ledger.total_peak_bytes());
+  }
   if (predicted.host_bytes() <= memory) return absl::OkStatus();
   const ZeroConfig& zero = config.zero_optimization;
   const bool disk_helps = train && !zero.delayed_update &&
@@ -113,7 +117,7 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
 }  // namespace
 
 int SharersOf(const Rank& rank) {
-  return rank.sharers == 0 ? rank.world() : rank.sharers;
+  return rank.memory.sharers == 0 ? rank.world() : rank.memory.sharers;
 }
 
 int64_t TakeableBytes(const Device& device) {
@@ -123,13 +127,18 @@ int64_t TakeableBytes(const Device& device) {
 
 int64_t TakeableBytes(const Rank& rank) {
   const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
-  const int64_t bytes =
-      TakeableBytes(*rank.device) - (loads_late ? kLateKernelsBytes : 0);
-  return std::max<int64_t>(bytes, 0) / SharersOf(rank);
+  const int64_t late = loads_late ? kLateKernelsBytes : 0;
+  const int64_t budget = rank.memory.device_budget;
+  if (budget > 0) return std::max<int64_t>(budget - late, 0);
+  return std::max<int64_t>(TakeableBytes(*rank.device) - late, 0) /
+         SharersOf(rank);
 }
 
 int64_t TakeableHostBytes(const Rank& rank) {
-  const int sharers = rank.host_sharers == 0 ? rank.world() : rank.host_sharers;
+  const MemoryShare& share = rank.memory;
+  if (share.host_budget > 0) return share.host_budget;
+  const int sharers =
+      share.host_sharers == 0 ? rank.world() : share.host_sharers;
   return TakeableBytes(rank.device->host()) / sharers;
 }
 
@@ -150,7 +159,11 @@ absl::Status CheckFits(
     const std::function<absl::optional<std::string>()>& patch) {
   ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, config, train, rank));
   const DeviceInfo device = rank.device->info();
-  const int64_t memory = TakeableBytes(*rank.device);
+  const int sharers = SharersOf(rank);
+  int64_t memory = TakeableBytes(*rank.device);
+  const int64_t budget = sharers * rank.memory.device_budget;
+  const bool has_budget = budget > 0 && (memory == 0 || budget < memory);
+  if (has_budget) memory = budget;
   const int64_t own = predicted.needed_bytes();
   const int64_t needed = NeededBy(rank, own, other_rank);
   // Ranks that share a GPU share what is loaded there.
@@ -165,14 +178,13 @@ absl::Status CheckFits(
   std::stable_sort(
       parts.begin(), parts.end(),
       [](const auto& a, const auto& b) { return a.second > b.second; });
-  const int64_t copies = SharersOf(rank) * SnapshotBytes(predicted.ledger);
+  const int64_t copies = sharers * SnapshotBytes(predicted.ledger);
   const bool fits_without = needed + late - copies <= memory;
   const absl::optional<std::string> options =
       fits_without ? absl::nullopt : patch();
-  const int sharers = SharersOf(rank);
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "this run needs %.2f GiB at its peak (%s%s)%s and may take %.2f GiB "
+      "this run needs %.2f GiB at its peak (%s%s)%s and may take %.2f GiB%s "
       "of the %.2f GiB of %s; %s",
       needed / kGiB, PartsText(parts),
       sharers == 1 ? ""
@@ -182,7 +194,8 @@ absl::Status CheckFits(
       loads_late ? absl::StrFormat(", %.2f GiB for kernels that load later,",
                                    late / kGiB)
                  : "",
-      memory / kGiB, device.memory_bytes / kGiB, device.name,
+      memory / kGiB, has_budget ? " (--device-memory)" : "",
+      device.memory_bytes / kGiB, device.name,
       fits_without           ? kWithoutCopy
       : !options.has_value() ? Remedy(predicted.ledger, config, train, rank)
       : options->empty()

@@ -28,7 +28,8 @@ int SharersOf(const Rank& rank);
 int64_t TakeableBytes(const Device& device);
 // Of these, what each of them may take; on a GPU kLateKernelsBytes are left.
 int64_t TakeableBytes(const Rank& rank);
-// What each of them may take of the host's memory, where that is another.
+// What each of them may take of the host's memory, where that is another. Of
+// both Rank::memory's budget, where there is one.
 int64_t TakeableHostBytes(const Rank& rank);
 
 // What to do where no stage, recompute or micro-batch makes a run fit.

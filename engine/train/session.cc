@@ -131,8 +131,9 @@ absl::Status Rehearse(Executor& executor, const Config& config,
 // the host's memory is the device's, what it copies batches from.
 int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
   const bool on_host = rank.device->kind() == DeviceKind::kCpu;
-  const int sharers =
-      rank.context_sharers == 0 ? SharersOf(rank) : rank.context_sharers;
+  const int sharers = rank.memory.context_sharers == 0
+                          ? SharersOf(rank)
+                          : rank.memory.context_sharers;
   return rank.device->memory().context_bytes / sharers +
          (on_host ? BatchUpload::kNumBuffers * transient.upload : 0);
 }
@@ -279,7 +280,7 @@ absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
   ZERO_RETURN_IF_ERROR(CheckRows(config));
   constexpr int64_t kUnlimited = int64_t{1} << 50;
   Rehearsal rehearsal;
-  rehearsal.one_memory = rank.device->kind() == DeviceKind::kCpu;
+  rehearsal.one_memory = rank.one_memory();
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
   ZERO_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
@@ -354,9 +355,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   if (!plan.owners.even()) {
     Rank other = MakeLoneRank(*rank.device, rank.rank() == 0 ? 1 : 0,
                               rank.world(), rank.shards(), algorithm);
-    other.sharers = rank.sharers;
-    other.host_sharers = rank.host_sharers;
-    other.context_sharers = rank.context_sharers;
+    other.memory = rank.memory;
     ZERO_ASSIGN_OR_RETURN(const Rehearsal others,
                           RehearseRun(other, config, tools, workload));
     session->other_rank_peak_ = others.needed_bytes();

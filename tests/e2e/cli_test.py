@@ -819,6 +819,42 @@ class CliTest(unittest.TestCase):
                          "to_disk_bytes_per_step"):
                 self.assertEqual(row[name] > 0, uses)
 
+    def test_a_run_keeps_to_budgets_of_both_memories(self):
+        run = ("train", "config.json", "--set", "training.steps=2", "--set",
+               'model={"preset": "gpt2", "n_layer": 12, "n_embd": 256, '
+               '"n_head": 8, "vocab_size": 1024}',
+               "--set", "data.sequence_length=32")
+        self.ok(*run)
+        plain = self.read_json("run/summary.json")
+        budget = ["--device-memory",
+                  "%dB" % (0.6 * plain["peak_bytes"]["total"]),
+                  "--host-memory", "%dB" % plain["peak_bytes"]["total"]]
+        # Without the second one memory has both.
+        text = self.error(*run, *budget[:2])
+        self.assertRegex(text, r"may take .* \(--device-memory\) of the")
+        self.assertNotIn("offload", text)
+        # What it proposes runs, to the same bits.
+        text = self.error(*run, *budget)
+        patch = text[text.index("this fits: ") + len("this fits: "):].split()
+        self.assertIn("zero_optimization.offload_optimizer.device=cpu", patch)
+        self.ok(*run, *budget, *patch)
+        host = self.read_json("run/summary.json")
+        self.assertEqual(host["parameters_hash"], plain["parameters_hash"])
+        less = "%dB" % (0.6 * host["host_bytes"])
+        self.assertIn('set the device of offload to "nvme"',
+                      self.error(*run, *budget[:3], less, *patch))
+        keys = "zero_optimization=" + json.dumps(
+            {"stage": 3, "offload_optimizer": self.NVME,
+             "offload_param": self.NVME})
+        self.ok(*run, *budget[:3], less, "--set", keys)
+        disk = self.read_json("run/summary.json")
+        self.assertEqual(disk["parameters_hash"], plain["parameters_hash"])
+        self.assertLessEqual(disk["host_bytes"], 0.6 * host["host_bytes"])
+        # The operating system's figure, of what both may take.
+        self.assertLess(disk["peak_resident_bytes"],
+                        0.6 * (plain["peak_bytes"]["total"] +
+                               host["host_bytes"]))
+
     def test_a_run_on_a_disk_is_alone_there_and_goes_on_after_a_kill(self):
         optimizer = json.dumps({"stage": 2, "offload_optimizer": self.NVME})
         run = ("train", "config.json", "--ranks", "2",

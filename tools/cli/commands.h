@@ -61,6 +61,8 @@ struct RunOptions {
   // them, in the order of processes (ReadRanks in ranks.h).
   absl::optional<Launch> launch;
   int ranks_here = 1;
+  // Bytes of a rank, as Rank::memory's budgets; 0: its share.
+  double device_memory = 0, host_memory = 0;
   int ranks_per_host = 0;  // of the launcher; 0: all ranks are on one
   int first_rank() const { return launch ? launch->rank * ranks_here : 0; }
   bool IsHere(int rank) const {
@@ -90,7 +92,10 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer, const ModelConfig& model);
 
 // Declares --ranks, for the commands that have it.
 void AddRanksOption(CLI::App& app, RunOptions* options);
-// For those that have it not: an error that says so.
+// Declares --device-memory and --host-memory, for the commands of a run that
+// may not take all there is.
+void AddMemoryOptions(CLI::App& app, RunOptions* options);
+// For those that have no --ranks: an error that says so.
 void RefuseRanksOption(CLI::App& app);
 
 // Cores this process may run on (a container or taskset may allow fewer than

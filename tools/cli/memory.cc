@@ -42,25 +42,10 @@ using Json = nlohmann::ordered_json;
 struct MemoryFlags {
   RunOptions run;
   std::vector<std::string> more_configs;
-  // Bytes of a rank; 0: those of the device, and of this machine.
-  double device_memory = 0, host_memory = 0;
   bool json = false, csv = false, measure = false, fit = false, offload = false;
   std::string fit_config;  // file to write; empty: none
   std::string html;        // page to write; empty: none
 };
-
-// Suffixes of a size, case-insensitive: powers of 1000 (MB), of 1024 (MiB).
-std::map<std::string, double> SizeUnits() {
-  std::map<std::string, double> units = {{"b", 1}};
-  double thousands = 1, binary = 1;
-  for (const char* prefix : {"k", "m", "g", "t"}) {
-    thousands *= 1000;
-    binary *= 1024;
-    units[absl::StrCat(prefix, "b")] = thousands;
-    units[absl::StrCat(prefix, "ib")] = units[prefix] = binary;
-  }
-  return units;
-}
 
 // One line per row; columns as wide as what is in them.
 void PrintColumns(const std::vector<std::vector<std::string>>& lines) {
@@ -192,7 +177,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
     for (const Compared& of : compared) {
       add(of.name, of.predicted, *of.measured);
     }
-    add("peak", row.rehearsal.needed_bytes(), row.measured->peak);
+    add("peak", row.ResidentBytes(), row.measured->peak);
     PrintColumns(lines);
     const auto& resident = row.measured->resident;
     for (const auto& [holder, bytes] : resident) {
@@ -239,7 +224,7 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
 absl::Status MeasureAll(MeasureFolder& folder, int64_t machine,
                         std::vector<MemoryRow>* rows) {
   for (MemoryRow& row : *rows) {
-    if (row.rehearsal.needed_bytes() > std::min(row.limits.device, machine)) {
+    if (!row.fits() || row.ResidentBytes() > machine) {
       row.failure = row.fits() ? "it does not fit this machine's memory"
                                : "it does not fit";
       continue;
@@ -381,13 +366,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   const PlannedDevice planned(run, config);
   const Rank rank = planned.MakeRank(run, config);
   const bool on_gpu = planned.device->kind() == DeviceKind::kCuda;
-  const int64_t asked = static_cast<int64_t>(flags.device_memory) -
-                        (on_gpu ? kLateKernelsBytes : 0);
-  const int64_t memory = flags.device_memory > 0 ? std::max<int64_t>(asked, 0)
-                                                 : TakeableBytes(rank);
-  const int64_t host_memory = flags.host_memory > 0
-                                  ? static_cast<int64_t>(flags.host_memory)
-                                  : TakeableHostBytes(rank);
+  const int64_t memory = TakeableBytes(rank);
+  const int64_t host_memory = TakeableHostBytes(rank);
   Memory result{.notes = planned.notes};
   if (run.ranks == 1) {
     result.notes.push_back(
@@ -409,7 +389,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
         ProposeFits(rank, config, MakeModelTools(), {memory, host_memory}));
   }
   if (folder != nullptr) {
-    result.stopped = MeasureAll(*folder, TakeableBytes(rank), &result.rows);
+    result.stopped = MeasureAll(
+        *folder, TakeableBytes(*rank.device) / SharersOf(rank), &result.rows);
   }
   result.title = absl::StrFormat(
       "memory of each of %d rank(s) at the peak of a step: micro-batch %d x %d "
@@ -537,29 +518,7 @@ Command AddMemory(CLI::App& app) {
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   app.add_option("MORE", flags->more_configs, "further config files");
   AddRanksOption(app, &flags->run);
-  const auto add_size = [&](const char* name, double* bytes, const char* doc) {
-    app.add_option(name, *bytes, doc)
-        ->transform(CLI::AsNumberWithUnit(
-            SizeUnits(), CLI::AsNumberWithUnit::Options(
-                             CLI::AsNumberWithUnit::CASE_INSENSITIVE |
-                             CLI::AsNumberWithUnit::UNIT_REQUIRED)))
-        ->check(CLI::Validator(
-            [](const std::string& bytes) {
-              const double size = std::atof(bytes.c_str());
-              return size > 0 && size < 1e18
-                         ? std::string()
-                         : std::string("want a size above 0, such as 80GiB");
-            },
-            ""))
-        ->type_name("SIZE");
-  };
-  add_size("--device-memory", &flags->device_memory,
-           "memory of a rank's device, as 80GiB (default: this device's; on "
-           "the CPU its share of the machine's)");
-  add_size("--host-memory", &flags->host_memory,
-           "memory of its host that a rank may take, where that is not the "
-           "device's (default: its share of this machine's, with up to 8 ranks "
-           "on a machine)");
+  AddMemoryOptions(app, &flags->run);
   app.add_flag("--offload", flags->offload,
                "also with states in the host's memory (always on a GPU, and "
                "where a config has it)");

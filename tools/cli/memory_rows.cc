@@ -131,7 +131,7 @@ std::vector<Compared> Compare(const MemoryRow& row) {
   std::vector<Compared> compared;
   Compared host{.name = "host_bytes", .predicted = row.rehearsal.host_bytes()};
   if (row.measured.has_value()) host.measured = row.measured->host;
-  int64_t in_arenas = row.rehearsal.one_memory ? host.measured.value_or(0) : 0;
+  int64_t in_arenas = row.run.device == "cpu" ? host.measured.value_or(0) : 0;
   for (int i = 0; i < kNumMemoryCategories; ++i) {
     const auto category = static_cast<MemoryCategory>(i);
     Compared of{.name = MemoryCategoryName(category),

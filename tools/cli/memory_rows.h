@@ -40,6 +40,11 @@ struct MemoryRow {
     return rehearsal.needed_bytes() <= limits.device &&
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
   }
+  // Of the process for this rank, by the prediction.
+  int64_t ResidentBytes() const {
+    return rehearsal.ledger.total_peak_bytes() +
+           (run.device == "cpu" ? rehearsal.host_bytes() : 0);
+  }
   std::string Name() const;  // "stage 2, recompute full, offload optimizer"
 };
 

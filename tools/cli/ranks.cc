@@ -245,13 +245,15 @@ Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
                                               : ranks.local.algorithm);
   // Ranks on the CPU share the memory of their host.
   const int processes = options.launch ? options.launch->local_world : 1;
-  planned.sharers = device->kind() == DeviceKind::kCuda
-                        ? 1
-                        : processes * std::max(options.ranks_here, 1);
-  planned.context_sharers =
+  planned.memory.sharers = device->kind() == DeviceKind::kCuda
+                               ? 1
+                               : processes * std::max(options.ranks_here, 1);
+  planned.memory.context_sharers =
       device->kind() == DeviceKind::kCuda ? 1 : std::max(options.ranks_here, 1);
-  planned.host_sharers = static_cast<int>(
+  planned.memory.host_sharers = static_cast<int>(
       std::min<int64_t>(options.ranks, AssumedSpeedOf(*device).ranks_per_node));
+  planned.memory.device_budget = static_cast<int64_t>(options.device_memory);
+  planned.memory.host_budget = static_cast<int64_t>(options.host_memory);
   return planned;
 }
 
@@ -261,6 +263,8 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
   ZERO_ASSIGN_OR_RETURN(const CommunicationBackend backend,
                         ChooseBackend(options, config));
   LocalRanksOptions placed = ranks;
+  placed.device_budget = static_cast<int64_t>(options.device_memory);
+  placed.host_budget = static_cast<int64_t>(options.host_memory);
   // Every process has a GPU to itself.
   placed.num_devices = options.launch.has_value() ? options.ranks
                        : options.device == "cuda"

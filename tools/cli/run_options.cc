@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -23,6 +26,19 @@ std::string CheckDevice(const std::string& device) {
   return absl::StrCat("\"", device,
                       "\" is not cpu or cuda; which GPUs a run sees is said by "
                       "CUDA_VISIBLE_DEVICES");
+}
+
+// Suffixes of a size, case-insensitive: powers of 1000 (MB), of 1024 (MiB).
+std::map<std::string, double> SizeUnits() {
+  std::map<std::string, double> units = {{"b", 1}};
+  double thousands = 1, binary = 1;
+  for (const char* prefix : {"k", "m", "g", "t"}) {
+    thousands *= 1000;
+    binary *= 1024;
+    units[absl::StrCat(prefix, "b")] = thousands;
+    units[absl::StrCat(prefix, "ib")] = units[prefix] = binary;
+  }
+  return units;
 }
 
 }  // namespace
@@ -67,6 +83,33 @@ void AddRanksOption(CLI::App& app, RunOptions* options) {
                  "process on the CPU, where mpirun or srun starts several")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
+}
+
+void AddMemoryOptions(CLI::App& app, RunOptions* options) {
+  const auto add = [&](const char* name, double* bytes, const char* doc) {
+    app.add_option(name, *bytes, doc)
+        ->transform(CLI::AsNumberWithUnit(
+            SizeUnits(), CLI::AsNumberWithUnit::Options(
+                             CLI::AsNumberWithUnit::CASE_INSENSITIVE |
+                             CLI::AsNumberWithUnit::UNIT_REQUIRED)))
+        ->check(CLI::Validator(
+            [](const std::string& bytes) {
+              const double size = std::atof(bytes.c_str());
+              return size > 0 && size < 1e18
+                         ? std::string()
+                         : std::string("want a size above 0, such as 80GiB");
+            },
+            ""))
+        ->type_name("SIZE");
+  };
+  add("--device-memory", &options->device_memory,
+      "what a rank may take of its device's memory, as 80GiB (default: this "
+      "device's; on the CPU its share of the machine's)");
+  add("--host-memory", &options->host_memory,
+      "what a rank may take of its host's memory for what is offloaded "
+      "(default: its share of this machine's, with up to 8 ranks on a "
+      "machine). On the CPU: beside --device-memory, as if that were another "
+      "memory");
 }
 
 void RefuseRanksOption(CLI::App& app) {

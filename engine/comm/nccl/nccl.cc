@@ -90,8 +90,8 @@ absl::StatusOr<std::function<absl::Duration()>> ConnectNccl(
         std::make_unique<NcclCommunicator>(link, *channel);
   }
   absl::StrAppend(&rank->kind, " ", OnGpus(link->num_gpus()));
-  rank->sharers = link->num_sharers();
-  rank->host_sharers = link->num_host_sharers();
+  rank->memory.sharers = link->num_sharers();
+  rank->memory.host_sharers = link->num_host_sharers();
   rank->missing = [link] { return link->missing(); };
   return link->watch_in_driver();
 }

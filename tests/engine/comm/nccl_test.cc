@@ -859,7 +859,7 @@ TEST_F(NcclTest, ProcessesCountTheRanksOfTheirGpu) {
   for (const absl::Status& status : RunProcesses(
            3, absl::Seconds(10),
            [](const Rank& rank) {
-             EXPECT_EQ(rank.sharers, rank.rank() == 1 ? 1 : 2);
+             EXPECT_EQ(rank.memory.sharers, rank.rank() == 1 ? 1 : 2);
              EXPECT_THAT(rank.kind, HasSubstr(", on 2 GPUs"));
              return AddRanks(rank);
            },
