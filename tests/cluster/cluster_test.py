@@ -1,6 +1,11 @@
 """The job scripts of tools/jobs, unchanged, on a cluster of several hosts that
-are namespaces of this machine. Skipped, loudly, without root or Slurm."""
+are namespaces of this machine. Skipped, loudly, without root or Slurm.
 
+  CLUSTER_FAULTS=20 python3 -B tests/cluster/cluster_test.py FaultsTest
+                                             each fault 20 times, and not once
+"""
+
+import contextlib
 import json
 import os
 import re
@@ -9,12 +14,14 @@ import subprocess
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 OUT = os.path.abspath(os.environ.get("ZERO_OUT", "out"))
 ZERO = os.path.join(OUT, "zero")
 JOBS = os.path.abspath("tools/jobs")
 HERE = os.path.dirname(os.path.abspath(__file__))
 CLUSTER = os.path.join(HERE, "cluster")
+FAULTS = int(os.environ.get("CLUSTER_FAULTS", "1"))
 TEMP = "/var/tmp"  # the same on all hosts; their /tmp is their own
 MISSING = [program for program in
            ("ip", "nsenter", "unshare", "munged", "slurmctld", "slurmd",
@@ -39,15 +46,17 @@ CONFIG = {
 }
 
 
-@unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
-class ClusterTest(unittest.TestCase):
+class HostsTest(unittest.TestCase):
+    """Of `hosts` hosts, for all tests of a class."""
+    hosts = 2
+
     @classmethod
     def setUpClass(cls):
         cls.state = tempfile.mkdtemp(prefix="zero-hosts-", dir=TEMP)
         cls.env = {**os.environ, "CLUSTER": cls.state, "ZERO": ZERO,
                    "JOBS": JOBS, "OMPI_MCA_plm_rsh_agent": CLUSTER + " rsh"}
         cls.addClassCleanup(cls.cluster, "down")
-        cls.cluster("up", "2")
+        cls.cluster("up", str(cls.hosts))
 
     @classmethod
     def cluster(cls, *args, cwd="/", timeout=120):
@@ -107,17 +116,38 @@ class ClusterTest(unittest.TestCase):
             time.sleep(0.2)
         self.fail("job %s is %s\n%s" % (job, state, self.output()))
 
+    def metrics(self):
+        """The lines of the run so far; the last may be in the making."""
+        try:
+            with open(self.path("run", "metrics.jsonl")) as file:
+                return [json.loads(line) for line in file
+                        if line.endswith("\n")]
+        except FileNotFoundError:
+            return []
+
     def wait_for_steps(self, steps):
         end = time.time() + 60
         while time.time() < end:
-            try:
-                with open(self.path("run", "metrics.jsonl")) as file:
-                    if file.read().count("\n") >= steps:
-                        return
-            except FileNotFoundError:
-                pass
+            if len(self.metrics()) >= steps:
+                return
             time.sleep(0.05)
         self.fail(self.output())
+
+    def mpirun(self, *args, hosts=2):
+        """mpirun.sh on ctl, with a hostfile of so many hosts."""
+        with open(self.path("hosts"), "w") as file:
+            for number in range(1, hosts + 1):
+                file.write("node%d slots=1\n" % number)
+        with open(self.path("job.out"), "w") as output:
+            return subprocess.Popen(
+                [CLUSTER, "on", "ctl", JOBS + "/mpirun.sh", "--hostfile",
+                 "hosts", *args], cwd=self.folder, env=self.env, text=True,
+                stdout=output, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL)
+
+
+@unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
+class ClusterTest(HostsTest):
 
     def test_a_job_has_the_bits_of_threads_of_one_machine(self):
         job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", "--ranks", "2",
@@ -141,16 +171,10 @@ class ClusterTest(unittest.TestCase):
                          self.threads_hash(2, *steps))
 
     def test_mpirun_goes_on_after_a_process_was_killed(self):
-        with open(self.path("hosts"), "w") as file:
-            file.write("node1 slots=1\nnode2 slots=1\n")
         sets = ["--set", "training.steps=1500", "--set",
                 "training.save_every=10"]
-        run = subprocess.Popen(
-            [CLUSTER, "on", "ctl", JOBS + "/mpirun.sh", "--hostfile", "hosts",
-             "--max-restarts", "2", "run.json", "--threads", "1", *sets],
-            cwd=self.folder, env=self.env, text=True,
-            stdout=open(self.path("job.out"), "w"), stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL)
+        run = self.mpirun("--max-restarts", "2", "run.json", "--threads", "1",
+                          *sets)
         # Twice: the second time there is a checkpoint from before.
         for steps in (25, 125):
             self.wait_for_steps(steps)
@@ -162,6 +186,172 @@ class ClusterTest(unittest.TestCase):
         self.assertIn("start 3, after run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
                          self.threads_hash(2, *sets))
+
+
+@unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
+class ElasticTest(HostsTest):
+    hosts = 4
+    steps = ["--set", "training.steps=600", "--set", "training.save_every=10",
+             "--set", "train_batch_size=24"]
+
+    def setUp(self):
+        super().setUp()
+        self.cluster("up", str(self.hosts))  # anew: tests lose a host
+
+    def expect_one_run(self, lost):
+        """After `lost`, a host: every step once and all with one batch, the
+        first ones on 4 ranks and the others on 3, and the loss is that of a run
+        on 4 ranks."""
+        text = self.output()
+        for ranks, micro in ((4, 6), (3, 8)):
+            self.assertIn("24 sequences = %d micro-batch x 1 accumulation x %d "
+                          "ranks" % (micro, ranks), text)
+        lines = self.metrics()
+        self.assertEqual([line["step"] for line in lines],
+                         list(range(1, 601)))
+        summary = self.summary()
+        self.assertEqual(len(summary["resumed_at"]), 1, text)
+        self.assertEqual({line["tokens"] // line["step"] for line in lines},
+                         {24 * 32})
+        self.threads_hash(4, *self.steps)
+        whole = self.summary("threads")
+        self.assertLess(summary["final_loss"], 0.8 * lines[0]["loss"])
+        # Sums in another order: the rounding of fp32, amplified by 600 steps.
+        self.assertLess(abs(summary["final_loss"] - whole["final_loss"]),
+                        0.01 * whole["final_loss"], lost)
+
+    def test_mpirun_goes_on_with_the_hosts_that_are_left(self):
+        run = self.mpirun("--elastic", "2:4", "--max-restarts", "2",
+                          "run.json", "--threads", "1", *self.steps, hosts=4)
+        self.wait_for_steps(25)
+        self.cluster("off", "node3")
+        self.assertEqual(run.wait(timeout=120), 0, self.output())
+        text = self.output()
+        self.assertIn("on 4 hosts: node1 node2 node3 node4", text)
+        self.assertIn("on 3 hosts: node1 node2 node4", text)
+        self.expect_one_run("node3")
+        # 8 sequences are shared by 2 hosts and not by 3; 4 hosts are too many.
+        for least, message in ((2, "on 2 hosts: node1 node2"),
+                               (3, "8 is no multiple of 3 ranks"),
+                               (4, "3 hosts, and --elastic wants 4")):
+            run = self.mpirun("--elastic", "%d:4" % least, "run.json",
+                              "--threads", "1", "--set",
+                              "training.out_dir=few%d" % least, hosts=4)
+            self.assertEqual(run.wait(timeout=120), 0 if least == 2 else 1,
+                             self.output())
+            self.assertIn(message, self.output())
+
+    def test_a_job_goes_on_with_the_nodes_that_are_left(self):
+        job = self.sbatch("--nodes=2-4", JOBS + "/slurm.sbatch", "--elastic",
+                          "2:4", "run.json", "--threads", "1", *self.steps)
+        self.wait_for_steps(25)
+        self.cluster("off", "node4")
+        self.assertEqual(self.wait(job, seconds=240), "COMPLETED",
+                         self.output())
+        text = self.output()
+        self.assertIn("start 1 on node[1-4] (4 of them)", text)
+        self.assertIn("on node[1-3] (3 of them), after run/checkpoints/", text)
+        self.expect_one_run("node4")
+
+
+@unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
+class FaultsTest(HostsTest):
+    """What goes wrong on the second of two hosts in the middle of a run."""
+    steps = ["--threads", "1", "--set", "training.steps=1000", "--set",
+             "training.save_every=10", "--set",
+             "communication.timeout_seconds=5"]
+
+    def times(self):
+        """A folder of its own for each."""
+        for number in range(FAULTS):
+            begin = time.monotonic()
+            yield number
+            print("%s %d: %.1f s" % (self.id().split(".")[-1], number + 1,
+                                     time.monotonic() - begin), flush=True)
+            shutil.rmtree(self.path("run"))
+
+    def ends(self, run, code=0):
+        try:
+            self.assertEqual(run.wait(timeout=180), code, self.output())
+        finally:
+            run.kill()
+
+    def expect_whole(self):
+        """Each step once, to the bits of a run without a fault."""
+        self.assertEqual([line["step"] for line in self.metrics()],
+                         list(range(1, 1001)))
+        if not os.path.exists(self.path("threads")):
+            self.threads_hash(2, *self.steps[2:])
+        self.assertEqual(self.summary()["parameters_hash"],
+                         self.summary("threads")["parameters_hash"])
+
+    def test_a_killed_process(self):
+        for _ in self.times():
+            run = self.mpirun("--max-restarts", "1", "run.json", *self.steps)
+            self.wait_for_steps(25)
+            self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
+            self.ends(run)
+            self.assertRegex(self.output(),
+                             "process 1 ended without a word|rank 1 .*node2")
+            self.assertIn("start 2, after run/checkpoints/step-", self.output())
+            self.expect_whole()
+
+    def test_all_processes_of_a_host_killed(self):
+        for _ in self.times():
+            job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", *self.steps)
+            self.wait_for_steps(25)
+            # Its supervisor starts slurmd again.
+            self.cluster("on", "node2", "bash", "-c",
+                         "pkill -9 -x slurmd; pkill -9 -x slurmstepd; "
+                         "pkill -9 -x zero; slurmd -N node2 -f $SLURM_CONF")
+            self.assertEqual(self.wait(job, seconds=180), "COMPLETED",
+                             self.output())
+            self.assertRegex(self.output(), r"start 2 on node\[1-2\], after "
+                             "run/checkpoints/step-")
+            self.expect_whole()
+
+    def test_a_cable_taken_out(self):
+        for _ in self.times():
+            run = self.mpirun("--max-restarts", "1", "--elastic", "1:2",
+                              "run.json", *self.steps)
+            self.wait_for_steps(25)
+            self.cluster("on", "node2", "ip", "link", "set", "eth0", "down")
+            try:
+                self.ends(run)
+            finally:
+                self.cluster("on", "node2", "ip", "link", "set", "eth0", "up")
+                with contextlib.suppress(AssertionError):  # where none is left
+                    self.cluster("on", "node2", "pkill", "-9", "-x",
+                                 "zero|orted")
+            self.assertIn("on 1 hosts: node1", self.output())
+            self.assertEqual([line["step"] for line in self.metrics()],
+                             list(range(1, 1001)))
+
+    def test_a_slow_host(self):
+        for _ in self.times():
+            run = self.mpirun("run.json", *self.steps, "--inject-fault",
+                              "1:3:slow=10")
+            self.ends(run)
+            self.assertRegex(self.output(), r"rank 1 on node2 takes \d+\.\d times "
+                             "as long as the other")
+            self.expect_whole()
+
+    def test_a_full_disk(self):
+        # A limit on the size of files stands for one, on this host alone.
+        script = self.path("zero")
+        with open(script, "w") as file:
+            file.write("#!/bin/bash\n[ $(hostname) != node2 ] || "
+                       "{ trap '' XFSZ; ulimit -f 10; }\n"
+                       "exec %s \"$@\"\n" % ZERO)
+        os.chmod(script, 0o755)
+        for _ in self.times():
+            with unittest.mock.patch.dict(self.env, {"ZERO": script}):
+                run = self.mpirun("run.json", *self.steps)
+            self.ends(run)
+            self.assertRegex(self.output(), "no checkpoint at step 10: rank 1 "
+                             "cannot write .*: file too large")
+            self.assertEqual(self.summary()["failed_checkpoints"], 100)
+            self.expect_whole()
 
 
 if __name__ == "__main__":

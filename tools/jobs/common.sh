@@ -1,5 +1,5 @@
 # Sourced by slurm.sbatch and mpirun.sh: when a run that ended is worth another
-# start.
+# start, and on how many hosts.
 
 # `zero train` ends so when it has saved a checkpoint, after a signal or after
 # training.max_minutes: the same command with --resume auto goes on.
@@ -7,13 +7,18 @@ signalled=130 terminated=143 paused=85
 
 say() { echo "$(date '+%F %T') ${0##*/}: $*" >&2; }
 
-# The folder that a run writes to: of all its arguments CONFIG and --set say so.
-out_dir() {  # ZERO CONFIG OPTIONS...
-  local words=("$2") i
-  for ((i = 3; i <= $#; ++i)); do
+# What `zero config` says of a run of RANKS ranks.
+config_of() {  # RANKS ZERO CONFIG OPTIONS...
+  local ranks=$1 zero=$2 words=("$3") i
+  for ((i = 4; i <= $#; ++i)); do
     case ${!i} in --set|[!-]*=*) words+=("${!i}") ;; esac
   done
-  "$1" config "${words[@]}" 2>/dev/null |
+  "$zero" config "${words[@]}" --ranks "$ranks"
+}
+
+# The folder that a run writes to.
+out_dir() {  # RANKS ZERO CONFIG OPTIONS...
+  config_of "$@" 2>/dev/null |
     sed -n 's/^ *"out_dir": "\([^"]*\)".*/\1/p' | head -n 1
 }
 
@@ -22,4 +27,50 @@ out_dir() {  # ZERO CONFIG OPTIONS...
 newest() {  # OUT_DIR
   ls -td "$1"/checkpoints/step-*/ 2>/dev/null |
     grep -E '/step-[0-9]+/$' | head -n 1  # complete ones have no ending
+}
+
+# The ranks of each process: --ranks of `zero train`.
+ranks_of() {  # OPTIONS...
+  local ranks=1
+  while (($#)); do
+    case $1 in
+      --ranks) ranks=${2:-1} ;;
+      --ranks=*) ranks=${1#*=} ;;
+    esac
+    shift
+  done
+  echo "$ranks"
+}
+
+sum_of() {  # NUMBERS...
+  local sum=0 number
+  for number; do sum=$((sum + number)); done
+  echo "$sum"
+}
+
+# Sets `least` and `most`, numbers of hosts.
+read_elastic() {  # MIN:MAX
+  [[ $1 =~ ^([1-9][0-9]*):([1-9][0-9]*)$ ]] &&
+    least=${BASH_REMATCH[1]} most=${BASH_REMATCH[2]} && ((least <= most)) &&
+    return
+  say "--elastic $1: want MIN:MAX hosts, for example 3:4"
+  exit 2
+}
+
+# Sets `chosen`: of hosts with so many ranks each, how many to take from the
+# front, at least `least` and at most `most`, so that their ranks can share the
+# global batch; zero knows that. 1 and a reason where none will do.
+choose_hosts() {  # RANKS_OF_EACH... -- ZERO CONFIG OPTIONS...
+  local ranks=() sum why=
+  while [ "$1" != -- ]; do ranks+=("$1"); shift; done
+  shift
+  chosen=${#ranks[@]}
+  ((chosen <= most)) || chosen=$most
+  for (( ; chosen >= least; --chosen)); do
+    sum=$(sum_of "${ranks[@]:0:chosen}")
+    why=$(config_of "$sum" "$@" 2>&1 >/dev/null) && return
+    say "not on $chosen hosts: $why"
+  done
+  [ -n "$why" ] || say "${#ranks[@]} hosts, and --elastic wants $least"
+  return 1
 }

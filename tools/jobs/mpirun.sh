@@ -3,12 +3,14 @@
 # change and what to look at: tools/jobs/README.md.
 #
 #   tools/jobs/mpirun.sh [--hostfile FILE] [-n PROCESSES] [--max-restarts N]
-#                        CONFIG [options of zero train]
+#                        [--elastic MIN:MAX] CONFIG [options of zero train]
 #
 #   --hostfile FILE    Open MPI's: "node1 slots=1" a line; one process a slot
 #   -n PROCESSES       default: one for each slot; without a hostfile 2, here
 #   --max-restarts N   start again, up to N times, a run that failed and has
 #                      written a checkpoint since it was started (default 0)
+#   --elastic MIN:MAX  each start is on those hosts of the file that answer, at
+#                      most MAX and at least MIN, with the same global batch
 #
 # Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop. Exit code: zero's, 130
 # after such a stop (143 after SIGTERM), 85 after training.max_minutes.
@@ -17,47 +19,129 @@ mpirun=${MPIRUN:-mpirun}             # the mpirun of the MPI zero is built with
 zero=${ZERO:-out/zero}               # the program, at this path on all hosts
 source "$(dirname "$0")/common.sh" || exit 2
 
-usage() { sed -n '5,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-options=() processes= max_restarts=0
+usage() { sed -n '5,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+hostfile= processes= max_restarts=0 elastic=
 while (($#)); do
   case $1 in
-    --hostfile) (($# > 1)) || usage; options+=(--hostfile "$2"); shift ;;
+    --hostfile) (($# > 1)) || usage; hostfile=$2; shift ;;
     -n|-np) (($# > 1)) || usage; processes=$2; shift ;;
     --max-restarts) (($# > 1)) || usage; max_restarts=$2; shift ;;
+    --elastic) (($# > 1)) || usage; elastic=$2; shift ;;
     -h|--help) usage ;;
     *) break ;;
   esac
   shift
 done
 (($#)) || usage
-((${#options[@]})) || { processes=${processes:-2}; options+=(--oversubscribe); }
-[ -z "$processes" ] || options+=(-n "$processes")
 # Else mpirun binds a process, with all its ranks, to one core. When a process
 # has failed it gives the others 1 s to say so and to write what they have.
-options+=(--bind-to none --mca odls_base_sigkill_timeout 5)
-[ "$(id -u)" -ne 0 ] || options+=(--allow-run-as-root)
+options=(--bind-to none --mca odls_base_sigkill_timeout 5)
+root=()
+[ "$(id -u)" -ne 0 ] || root=(--allow-run-as-root)
+if [ -n "$elastic" ]; then
+  read_elastic "$elastic"
+  if [ -z "$hostfile" ] || [ -n "$processes" ]; then
+    say "--elastic takes the hosts of --hostfile, and all slots of each: no -n"
+    exit 2
+  fi
+fi
+[ -n "$hostfile" ] ||
+  { processes=${processes:-2}; options+=(--oversubscribe); }
+[ -z "$processes" ] || options+=(-n "$processes")
 
-folder=$(out_dir "$zero" "$@")
-stopped= run=
+temporary=$(mktemp -d) || exit 2
+trap 'rm -rf "$temporary"' EXIT
+
+# The lines of the hostfile; with --elastic those whose host runs a program.
+host_lines() {
+  local line number=0
+  while read -r line; do
+    case $line in ''|'#'*) continue ;; esac
+    number=$((number + 1))
+    # Several mpiruns at once would make, and remove, one session directory.
+    mkdir -p "$temporary/session-$number"
+    { [ -z "$elastic" ] ||
+        OMPI_MCA_orte_local_tmpdir_base=$temporary/session-$number timeout -k 5 30 "$mpirun" "${root[@]}" --host "${line%%[ 	:]*}" -n 1 \
+          true </dev/null >/dev/null 2>&1
+    } && echo "$line" >"$temporary/$(printf %06d $number)" &
+  done <"$hostfile"
+  wait
+  cat "$temporary"/[0-9]* 2>/dev/null
+  rm -f "$temporary"/[0-9]*
+}
+
+# Sets `hosts`, the lines of a start, and `world`, its ranks. 1: too few answer.
+find_hosts() {  # CONFIG OPTIONS...
+  local lines=() each=() line ranks
+  ranks=$(ranks_of "$@")
+  world=$((${processes:-1} * ranks)) hosts=
+  [ -n "$hostfile" ] || return 0
+  mapfile -t lines < <(host_lines)
+  for line in "${lines[@]}"; do
+    [[ $line =~ slots=([0-9]+) ]] || BASH_REMATCH=(1 1)
+    each+=($((BASH_REMATCH[1] * ranks)))
+  done
+  if [ -n "$elastic" ]; then
+    choose_hosts "${each[@]}" -- "$zero" "$@" || return 1
+    lines=("${lines[@]:0:chosen}") each=("${each[@]:0:chosen}")
+    say "on ${#lines[@]} hosts: ${lines[*]%%[ 	:]*}"
+  fi
+  hosts=$(printf '%s\n' "${lines[@]}")
+  echo "$hosts" >"$temporary/hosts"
+  [ -n "$processes" ] || world=$(sum_of "${each[@]}")
+}
+
+# Passes on what mpirun says. When it has said that the run is over, it may wait
+# a quarter of an hour for a host that is out of reach: it has $patience seconds.
+patience=30
+pass_on() {
+  local line
+  while IFS= read -r line; do
+    printf '%s\n' "$line" >&2
+    case $line in
+      *'job has been aborted'*|*'mpirun noticed that process'*|*'lost communication'*)
+        touch "$temporary/over" ;;
+    esac
+  done
+}
+end_when_over() {  # PID
+  until [ -e "$temporary/over" ]; do sleep 1; done
+  sleep $patience
+  say "mpirun waits for a host that is out of reach: ended"
+  kill -9 -- "-$1"
+}
+
+stopped= run= code=1 failed_on=
 # mpirun passes USR1 on to all processes; of TERM it would make an end.
 trap 'stopped=yes; say "saving"; [ -z "$run" ] || kill -USR1 $run' INT TERM USR1
 for ((restart = 0; ; ++restart)); do
+  find_hosts "$@" || exit $code
+  [ -z "$stopped" ] || exit $signalled
+  if [ "$failed_on" = "on $hosts" ]; then
+    say "zero ended with $code, and no checkpoint since its start: given up"
+    exit $code
+  fi
+  folder=$(out_dir "$world" "$zero" "$@")
   before=$(newest "$folder")
+  rm -f "$temporary/over"
+  [ $restart -eq 0 ] ||
+    say "zero ended with $code; start $((restart + 1)), after ${before:-nothing}"
   # In a process group of its own: a Ctrl-C must reach it as USR1 only.
-  setsid "$mpirun" "${options[@]}" "$zero" train "$@" --resume auto &
+  setsid "$mpirun" "${root[@]}" ${hosts:+--hostfile "$temporary/hosts"} \
+    "${options[@]}" "$zero" train "$@" --resume auto 2> >(pass_on) &
   run=$!
+  end_when_over $run &
+  watch=$!
   while :; do
     wait $run
     code=$?
     kill -0 $run 2>/dev/null || break
   done
+  kill $watch 2>/dev/null
+  run=
   [ $code -ne 0 ] || exit 0
   if [ -n "$stopped" ] || [ $code -eq $paused ]; then exit $code; fi
-  after=$(newest "$folder")
   ((restart < max_restarts)) || exit $code
-  [ "$after" != "$before" ] || {
-    say "zero ended with $code, and no checkpoint since its start: given up"
-    exit $code
-  }
-  say "zero ended with $code; start $((restart + 2)), after $after"
+  failed_on=
+  [ "$(newest "$folder")" != "$before" ] || failed_on="on $hosts"
 done
