@@ -59,6 +59,7 @@ constexpr Synonym kSynonyms[] = {
     {"name", "model.preset"},
     {"gradient_checkpointing", "activation_checkpointing.enabled"},
     {"zero_stage", "zero_optimization.stage"},
+    {"comm_overlap", "zero_optimization.overlap_comm"},
     {"precision", "bf16.enabled"},
     {"dtype", "bf16.enabled"},
 };

@@ -86,7 +86,8 @@ absl::Status CheckNumber(const KeySpec& key, const JsonNode& node) {
 }
 
 absl::StatusOr<KeyValue> ReadInteger(const KeySpec& key, const JsonNode& node) {
-  if (!node.is_integer && node.number != std::floor(node.number)) {
+  const double whole = std::floor(node.number);
+  if (!node.is_integer && node.number != whole && !key.rounds_down) {
     return Wrong(node.text, " is not a whole number, want ", Wanted(key));
   }
   ZERO_RETURN_IF_ERROR(CheckNumber(key, node));
@@ -94,7 +95,13 @@ absl::StatusOr<KeyValue> ReadInteger(const KeySpec& key, const JsonNode& node) {
   if (!node.is_integer && std::fabs(node.number) > kExact) {
     return Wrong(node.text.substr(0, 40), " does not fit in a 64-bit integer");
   }
-  return node.is_integer ? node.integer : static_cast<int64_t>(node.number);
+  return node.is_integer ? node.integer : static_cast<int64_t>(whole);
+}
+
+// What older DeepSpeeds call a value of ours.
+std::string Today(const KeySpec& key, const std::string& choice) {
+  const bool old = key.path == "communication_data_type" && choice == "bfp16";
+  return old ? "bf16" : choice;
 }
 
 // What others call a value of ours.
@@ -116,8 +123,9 @@ constexpr struct {
 absl::StatusOr<KeyValue> ReadChoice(const KeySpec& key, const JsonNode& node) {
   std::vector<std::string> built;
   for (const std::string& choice : key.choices) {
-    if (choice == node.text ||
-        (key.any_case && absl::EqualsIgnoreCase(choice, node.text))) {
+    const std::string wanted = Today(key, node.text);
+    if (choice == wanted ||
+        (key.any_case && absl::EqualsIgnoreCase(choice, wanted))) {
       return choice;
     }
     if (!key.IsUnbuilt(choice)) built.push_back(choice);
@@ -230,7 +238,7 @@ bool IsHarmless(const KeySpec& key, const JsonNode& node) {
     case JsonKind::kObject: {
       const JsonNode* enabled = node.Find("enabled");
       return key.harmless == "disabled" &&
-             (enabled == nullptr ||
+             (enabled == nullptr || enabled->text == "auto" ||
               (enabled->kind == JsonKind::kBool && !enabled->boolean));
     }
     default:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
@@ -131,6 +132,7 @@ auto Choices(Names choices) {
 }
 void Strings(KeySpec& key) { key.kind = KeyKind::kStrings; }
 void AnyCase(KeySpec& key) { key.any_case = true; }
+void RoundsDown(KeySpec& key) { key.rounds_down = true; }
 auto Unbuilt(Names values, const char* reason) {
   return [=](KeySpec& key) {
     key.choices.insert(key.choices.end(), values.begin(), values.end());
@@ -493,7 +495,8 @@ std::vector<KeySpec> UsedKeys() {
           Range(1, 1 << 30), Derived("the product")),
       Key(KEY(train_micro_batch_size_per_gpu),
           "Sequences of one rank in one pass, B.", Range(1, 1 << 30),
-          Derived("train_batch_size / (gradient_accumulation_steps * ranks)")),
+          Derived("train_batch_size / (gradient_accumulation_steps * ranks); "
+                  "8 where \"auto\" has nothing to follow from")),
       Key(KEY(gradient_accumulation_steps), "Passes per step.",
           Range(1, 1 << 30),
           Derived("train_batch_size / (train_micro_batch_size_per_gpu * "
@@ -529,12 +532,17 @@ std::vector<KeySpec> UsedKeys() {
           "else; false: that is an error.",
           kNotElastic),
       Key(KEY(gradient_clipping),
-          "Largest norm of the whole gradient; 0: no clipping.", AtLeast(0)),
+          "Largest norm of the whole gradient; 0: no clipping.", AtLeast(0),
+          DeepSpeed("\"auto\" is Hugging Face's Trainer's 1.0; here 0")),
       Section("bf16",
               "bfloat16 parameters and activations, fp32 master weights."),
-      Key("bf16.enabled", FIELD(bf16), "Neither bf16 nor fp16: fp32."),
+      Key("bf16.enabled", FIELD(bf16), "Neither bf16 nor fp16: fp32.",
+          DeepSpeed("\"auto\" is the --bf16 of Hugging Face's Trainer; here "
+                    "false")),
       Section("fp16", "float16 with loss scaling, fp32 master weights."),
-      Key(KEY(fp16.enabled), "Neither bf16 nor fp16: fp32."),
+      Key(KEY(fp16.enabled), "Neither bf16 nor fp16: fp32.",
+          DeepSpeed("\"auto\" is the --fp16 of Hugging Face's Trainer; here "
+                    "false")),
       Key("fp16.loss_scale", FIELD(fp16.scaler.static_scale),
           "A fixed loss scale; 0: dynamic.", AtLeast(0), kNoFp16,
           DeepSpeed("multiplies the mean loss of a rank's batch; here, and by "
@@ -593,7 +601,9 @@ std::vector<KeySpec> UsedKeys() {
                   "write AdamW, Adam, SGD or Lamb")),
       Section("optimizer.params", "Parameters of optimizer.type."),
       Key("optimizer.params.lr", FIELD(optimizer.lr),
-          "Learning rate; lr_scaling takes it as base_lr.", Above(0)),
+          "Learning rate; lr_scaling takes it as base_lr.", Above(0),
+          DeepSpeed("\"auto\" is Hugging Face's Trainer's 5e-05, for "
+                    "fine-tuning; here the default")),
       Key("optimizer.params.weight_decay", FIELD(optimizer.spec.weight_decay),
           "Weight decay.", AtLeast(0)),
       Key("optimizer.params.weight_decay_on", FIELD(optimizer.weight_decay_on),
@@ -626,9 +636,12 @@ std::vector<KeySpec> UsedKeys() {
       Key("optimizer.params.adam_w_mode", FIELD(optimizer.spec.decoupled_decay),
           "true, as in DeepSpeed: Adam is AdamW; false: the decay is added to "
           "the gradient.",
+          Unread(IF(c.optimizer.spec.kind == OptimizerKind::kAdamW),
+                 "optimizer.type AdamW never adds the decay to the gradient"),
           kNoDecay,
-          When(IF(c.optimizer.spec.kind == OptimizerKind::kAdam),
-               "optimizer.type Adam")),
+          When(IF(c.optimizer.spec.kind == OptimizerKind::kAdam ||
+                  c.optimizer.spec.kind == OptimizerKind::kAdamW),
+               "optimizer.type Adam, AdamW")),
       Key("optimizer.params.momentum", FIELD(optimizer.spec.momentum),
           "0: no momentum buffer.", HalfOpen(0, 1), kSgd),
       Key("optimizer.params.dampening", FIELD(optimizer.spec.dampening),
@@ -753,12 +766,13 @@ std::vector<KeySpec> UsedKeys() {
           BetweenRanks, Range(0, 3)),
       Key(KEY(zero_optimization.reduce_bucket_size),
           "Gradient elements reduced at once (one segment at least).",
-          BetweenRanks, AtLeast(1),
+          BetweenRanks, AtLeast(0),
           DeepSpeed(
               "500 million; smaller ones hide more and take less memory")),
       Key(KEY(zero_optimization.allgather_bucket_size),
-          "Updated parameters gathered at once, in elements (stages 1, 2).",
-          BetweenRanks, AtLeast(1),
+          "Updated parameters gathered at once, in elements (stages 1, 2; one "
+          "segment at least).",
+          BetweenRanks, AtLeast(0),
           DeepSpeed("500 million; smaller ones hide more and take less memory"),
           Unread(IF(!(c.zero_optimization.stage == 1 ||
                       c.zero_optimization.stage == 2)),
@@ -769,7 +783,7 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(zero_optimization.stage3_prefetch_bucket_size),
           "Parameters gathered ahead, in elements; 0: none. Unset: those of "
           "the next unit.",
-          BetweenRanks, AtLeast(0), MayBeUnset, kReplicated,
+          BetweenRanks, AtLeast(0), RoundsDown, MayBeUnset, kReplicated,
           DeepSpeed("50 million; here one unit (block) ahead, which hides it")),
       Key(KEY(zero_optimization.stage3_max_live_parameters),
           "Units stay in place for their next use while they hold no more "
@@ -872,14 +886,17 @@ std::vector<KeySpec> UsedKeys() {
               MayBeUnset),
       Key("zero_optimization.offload_param.device",
           FIELD(zero_optimization.offload_param),
-          "cpu: in the host's memory; nvme: on a disk. Stage 3, with "
-          "offload_optimizer."),
+          "cpu: in the host's memory; nvme: on a disk. Stage 3; the optimizer "
+          "goes there as well, unless offload_optimizer.device says where.",
+          kReplicated),
       Key("zero_optimization.offload_param.nvme_path",
           FIELD(zero_optimization.param_nvme_path),
           "As offload_optimizer.nvme_path; the same where both are nvme.",
           MayBeUnset,
           Unread(IF(c.zero_optimization.offload_param != OffloadDevice::kNvme),
                  "zero_optimization.offload_param.device is not \"nvme\"")),
+      Section("tensorboard", "DeepSpeed's section. Here: training.tensorboard.",
+              MayBeUnset),
       Section("checkpoint",
               "DeepSpeed's section. How checkpoints are written here: "
               "training.save_every and the keys behind it.",
@@ -990,6 +1007,17 @@ std::vector<KeySpec> UsedKeys() {
   };
 }
 
+// What to do about a key that is refused for the reason in its doc.
+std::string Remedy(const KeySpec& key) {
+  const std::string harmless =
+      key.harmless == "disabled" ? "enabled: false" : key.harmless;
+  if (absl::StrContains(key.doc, "write ")) {
+    return harmless.empty() ? "" : absl::StrCat("; ", harmless, " is accepted");
+  }
+  return absl::StrCat("; delete it",
+                      harmless.empty() ? "" : ", or write " + harmless);
+}
+
 }  // namespace
 
 const char* KeySpec::WhyUnread(const Config& config) const {
@@ -1010,11 +1038,9 @@ const std::vector<KeySpec>& AllKeys() {
         key.treatment = foreign.treatment;
         key.doc = foreign.reason;
         key.harmless = foreign.harmless;
-        if (key.treatment == Treatment::kRefused && !key.harmless.empty()) {
-          absl::StrAppend(
-              &key.doc, "; ",
-              key.harmless == "disabled" ? "enabled: false" : key.harmless,
-              " is accepted");
+        if (key.treatment == Treatment::kRefused ||
+            key.treatment == Treatment::kNotBuilt) {
+          absl::StrAppend(&key.doc, Remedy(key));
         }
       }
     }

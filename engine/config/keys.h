@@ -44,7 +44,7 @@ enum class Treatment {
   kNote,      // accepted and ignored: cannot change a result here
   kRefused,   // would change something that is not here, and never will be
   kNotBuilt,  // refused until a later version builds it
-  kOldName,   // true stands for "KEY=VALUE", which is its doc
+  kOldName,   // true stands for "KEY=VALUE", or a section for "KEY": its doc
 };
 
 struct KeySpec {
@@ -63,13 +63,15 @@ struct KeySpec {
   bool below_max = false;  // < max instead of <= max
   std::vector<std::string> choices;
   bool any_case = false;  // choices are compared without regard to case
+  // Of an integer: a fraction, as Hugging Face's Trainer fills it in, goes.
+  bool rounds_down = false;
 
   // Values (as JSON text without quotes) that a later version builds.
   std::vector<std::string> unbuilt;
   std::string unbuilt_reason;
-  // The one value with which a refused or unbuilt key is accepted: the one
-  // that asks for nothing. Of an object, "disabled" is one with "enabled":
-  // false.
+  // The value that asks for nothing: with it a refused or unbuilt key is
+  // accepted, and an ignored one leaves no note. Of an object, "disabled" is
+  // one with "enabled": false.
   std::string harmless;
 
   // What the value is when it is not given and is not the field's default.
@@ -142,7 +144,7 @@ const KeySpec* FindKey(absl::string_view path);
 // Errors: InvalidArgument, written to follow "path: ".
 absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node);
 
-// Whether a refused or unbuilt key has the value that asks for nothing.
+// Whether `node` asks for nothing: `harmless`, null, or "auto" in "enabled".
 bool IsHarmless(const KeySpec& key, const JsonNode& node);
 
 // JSON text of a value.

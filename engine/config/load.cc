@@ -1,6 +1,7 @@
 #include "engine/config/load.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -195,6 +196,8 @@ class Loader {
         continue;
       }
       const KeySpec* key = FindKey(path);
+      // Parameters of a type that is not built have names that are not known.
+      if (node.key == "params" && TypeIsUnbuilt(object, parent)) continue;
       if (key == nullptr) {
         Problem(node.key_place, path, "unknown key",
                 NearestKey(parent, node.key));
@@ -205,6 +208,15 @@ class Loader {
         Key(*key, node);
       }
     }
+  }
+
+  static bool TypeIsUnbuilt(const JsonNode& object, const std::string& parent) {
+    const KeySpec* key = FindKey(absl::StrCat(parent, ".type"));
+    const JsonNode* type = object.Find("type");
+    if (key == nullptr || type == nullptr) return false;
+    const auto value = ReadValue(*key, *type);
+    const auto* name = value.ok() ? std::get_if<std::string>(&*value) : nullptr;
+    return name != nullptr && key->IsUnbuilt(*name);
   }
 
   // "auto" asks for the default, or what follows from other keys; null for the
@@ -227,14 +239,16 @@ class Loader {
       return Problem(node.place, key.path, value.status().message());
     }
     if (key.treatment == Treatment::kNote) {
-      if (key.path == "$schema") return;
+      if (key.path == "$schema" || IsHarmless(key, node)) return;
       loaded_.notes.push_back(
           absl::StrCat(Origin(node.place), ": ", key.path,
                        " is accepted and ignored: ", key.doc));
       return;
     }
     if (key.treatment == Treatment::kOldName) {
-      if (std::get<bool>(*value)) old_names_.emplace_back(&key, node.place);
+      if (key.kind == KeyKind::kOpaque || std::get<bool>(*value)) {
+        old_names_.emplace_back(&key, &node);
+      }
       return;
     }
     if (key.kind == KeyKind::kObject) {
@@ -253,9 +267,16 @@ class Loader {
 
   // What they stand for, unless another value is given.
   void ReadOldNames() {
-    for (const auto& [key, place] : old_names_) {
+    for (const auto& [key, node] : std::exchange(old_names_, {})) {
+      if (key->kind == KeyKind::kOpaque) {
+        ReadOldSection(*key, *node);
+        continue;
+      }
       const std::vector<std::string> stands_for = absl::StrSplit(key->doc, '=');
-      const KeyValue value(stands_for[1]);
+      const KeyValue value = FindKey(stands_for[0])->kind == KeyKind::kBool
+                                 ? KeyValue(stands_for[1] == "true")
+                                 : KeyValue(stands_for[1]);
+      const JsonPlace& place = node->place;
       const auto [given, added] =
           given_.keys.try_emplace(stands_for[0], value, place);
       if (added || given->second.value == value) continue;
@@ -263,6 +284,16 @@ class Loader {
               Origin(given->second.place), " says ",
               ValueText(given->second.value), "; delete one");
     }
+  }
+
+  // A section under the name or in the place of another one.
+  void ReadOldSection(const KeySpec& key, const JsonNode& node) {
+    const auto [given, added] =
+        given_.objects.try_emplace(key.doc, node.key_place);
+    if (added) return Visit(node, key.doc);
+    Problem(node.key_place, key.path, "it stands for \"", key.doc,
+            "\", but that is given, too (", Origin(given->second),
+            "); delete one");
   }
 
   void Refuse(const KeySpec& key, const JsonNode& node) {
@@ -281,7 +312,7 @@ class Loader {
   GivenKeys given_;
   LoadedConfig loaded_;
   std::vector<JsonProblem> problems_;
-  std::vector<std::pair<const KeySpec*, JsonPlace>> old_names_;
+  std::vector<std::pair<const KeySpec*, const JsonNode*>> old_names_;
   size_t num_unbuilt_ = 0;
 };
 

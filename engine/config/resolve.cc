@@ -41,6 +41,7 @@ class Resolver : public BatchResolver {
     Batch();
     if (problems_.empty()) CheckSize();
     Precision();
+    Autos();
     Zero();
     Optimizer();
     Scheduler();
@@ -198,6 +199,29 @@ class Resolver : public BatchResolver {
     }
   }
 
+  // Where "auto" is not what Hugging Face's Trainer fills in.
+  void Autos() {
+    std::vector<std::string> values;
+    if (IsAuto("optimizer.params.lr")) {
+      values.push_back(absl::StrCat("optimizer.params.lr ",
+                                    JsonDouble(config_.optimizer.lr),
+                                    " (there 5e-05)"));
+    }
+    if (IsAuto("gradient_clipping")) {
+      values.push_back("gradient_clipping off (there 1.0)");
+    }
+    if (IsAuto("bf16.enabled") && config_.param_dtype() == DType::kF32) {
+      values.push_back("bf16.enabled false (there --bf16)");
+    } else if (IsAuto("fp16.enabled") && config_.param_dtype() == DType::kF32) {
+      values.push_back("fp16.enabled false (there --fp16)");
+    }
+    if (values.empty()) return;
+    Note(
+        "\"auto\" is the default here and not that of Hugging Face's "
+        "Trainer: ",
+        absl::StrJoin(values, ", "));
+  }
+
   void Precision() {
     if (config_.bf16 && config_.fp16.enabled) {
       Problem("fp16.enabled", "true, and so is ", Cite("bf16.enabled"),
@@ -280,7 +304,7 @@ class Resolver : public BatchResolver {
     const std::string path = "zero_optimization.mics_shard_size";
     ZeroConfig& zero = config_.zero_optimization;
     const int64_t world = options_.world;
-    if (given_.autos.count(path) == 0 || world == 1) return;
+    if (!IsAuto(path) || world == 1) return;
     const int64_t told = config_.communication.ranks_per_host;
     const int64_t ranks = told > 0 ? told
                           : options_.ranks_per_host > 0
@@ -313,7 +337,28 @@ class Resolver : public BatchResolver {
          whose);
   }
 
+  // Fills in what follows from where parameters live.
+  void CompleteOffload() {
+    ZeroConfig& zero = config_.zero_optimization;
+    const std::string section = "zero_optimization.";
+    const std::string optimizer = section + "offload_optimizer.device";
+    // As DeepSpeed documents it: offload_param is for stage 3.
+    if (zero.stage < 3) zero.offload_param = OffloadDevice::kNone;
+    if (zero.offload_param == OffloadDevice::kNone || Given(optimizer)) return;
+    zero.offload_optimizer = zero.offload_param;
+    const std::string folder = section + "offload_optimizer.nvme_path";
+    const char* const why = "the host updates the parameters that it keeps";
+    Derived(optimizer, why);
+    if (zero.uses_nvme() && !Given(folder)) {
+      zero.optimizer_nvme_path = zero.param_nvme_path;
+      Derived(folder, why);
+    }
+    Note(Origin(section + "offload_param.device"), ": ", optimizer, " is ",
+         ValueText(FindKey(optimizer)->get(config_)), ", too: ", why);
+  }
+
   void Offload() {
+    CompleteOffload();
     const ZeroConfig& zero = config_.zero_optimization;
     const std::string section = "zero_optimization.";
     const std::string optimizer = section + "offload_optimizer.device";
@@ -333,11 +378,7 @@ class Resolver : public BatchResolver {
                 OffloadDevice::kNvme
             ? "\"nvme\""
             : "\"cpu\"";
-    if (offloads_param && zero.stage < 3) {
-      Problem(param, device, " wants ", section, "stage 3, but ",
-              Cite(section + "stage"), " is ", zero.stage,
-              " and keeps all parameters on the device");
-    } else if (zero.stage == 0) {
+    if (zero.stage == 0) {
       Problem(optimizer, device, " wants ", section, "stage 1, 2 or 3, but ",
               Cite(section + "stage"), " is 0");
     }

@@ -49,6 +49,7 @@ class ResolveContext {
 
  protected:
   bool Given(const std::string& path) const;
+  bool IsAuto(const std::string& path) const;
 
   // Where `path` stands, or else the object that should hold it.
   JsonPlace Place(const std::string& path) const;

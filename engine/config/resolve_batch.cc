@@ -9,6 +9,8 @@ namespace zero {
 namespace {
 
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
+// per_device_train_batch_size of Hugging Face's Trainer, unless it is told.
+constexpr int64_t kTrainersMicroBatch = 8;
 constexpr char kBatch[] = "train_batch_size";
 constexpr char kMicro[] = "train_micro_batch_size_per_gpu";
 constexpr char kSteps[] = "gradient_accumulation_steps";
@@ -42,15 +44,21 @@ void BatchResolver::Batch() {
   int64_t& b = config_.train_batch_size;
   int64_t& m = config_.train_micro_batch_size_per_gpu;
   int64_t& s = config_.gradient_accumulation_steps;
-  const bool has_b = Given(batch), has_m = Given(micro), has_s = Given(steps);
+  const bool has_b = Given(batch), has_s = Given(steps);
+  bool has_m = Given(micro);
   const std::string ranks = Ranks();
   if (!has_b && !has_m) {
-    const bool is_auto = given_.autos.count(batch) > 0;
-    return Problem(batch,
-                   is_auto ? "\"auto\" has nothing to follow from" : "missing",
-                   "; want ", batch, " (sequences per step) or ", micro,
-                   " (sequences of a rank in one pass), to which ", steps,
-                   " may be added; the others follow");
+    if (!IsAuto(batch) && !IsAuto(micro)) {
+      return Problem(batch, "missing; want ", batch,
+                     " (sequences per step) or ", micro,
+                     " (sequences of a rank in one pass), to which ", steps,
+                     " may be added; the others follow");
+    }
+    m = kTrainersMicroBatch;
+    has_m = true;
+    Derived(micro, "that of Hugging Face's Trainer");
+    Note(Origin(micro), ": ", micro, " \"auto\" is ", m,
+         ", as in Hugging Face's Trainer, unless it or ", batch, " is given");
   }
   if (!has_s) {
     const int64_t pass = m * world;

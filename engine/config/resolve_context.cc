@@ -8,6 +8,10 @@ bool ResolveContext::Given(const std::string& path) const {
   return given_.keys.count(path) > 0;
 }
 
+bool ResolveContext::IsAuto(const std::string& path) const {
+  return given_.autos.count(path) > 0;
+}
+
 JsonPlace ResolveContext::Place(const std::string& path) const {
   const auto key = given_.keys.find(path);
   if (key != given_.keys.end()) return key->second.place;

@@ -1224,7 +1224,7 @@ class CliTest(unittest.TestCase):
                 ("optimizer.params.lr=-1", ["optimizer.params.lr", "-1"]),
                 ("train_micro_batch_size=2",
                  ["did you mean \"train_micro_batch_size_per_gpu\""]),
-                ("comms_logger.enabled=true", ["metrics.jsonl", "--trace"]),
+                ("wandb.enabled=true", ["wandb", "metrics.jsonl", "delete it"]),
                 ("zero_optimization.cpu_offload=true",
                  ["offload_optimizer.device", "stage 1, 2 or 3"]),
                 ("device=cuda", ["device: \"cuda\" is a string", "--device"]),

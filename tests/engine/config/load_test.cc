@@ -5,9 +5,11 @@
 
 #include <fstream>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/base/file.h"
+#include "engine/config/keys.h"
 #include "tests/engine/config/config_testing.h"
 #include "tests/support/temp_dir.h"
 
@@ -218,12 +220,23 @@ TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
 "n_head": 4}, "training": {"steps": 20}})";
   EXPECT_EQ(ErrorOfText(given),
             "run.json:1:1: train_batch_size: missing" + want);
+}
+
+TEST(LoadTest, AutoWithNothingToFollowFromIsTheTrainersMicroBatch) {
   for (const char* accumulation : {"auto", "4"}) {
-    EXPECT_EQ(
-        ErrorOfSmall(
-            {"train_batch_size=auto", "train_micro_batch_size_per_gpu=auto",
-             absl::StrCat("gradient_accumulation_steps=", accumulation)}),
-        "--set train_batch_size: \"auto\" has nothing to follow from" + want);
+    const auto loaded = LoadSmall(
+        {"train_batch_size=auto", "train_micro_batch_size_per_gpu=auto",
+         absl::StrCat("gradient_accumulation_steps=", accumulation)},
+        2);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    const Config& c = loaded->config;
+    EXPECT_EQ(c.train_micro_batch_size_per_gpu, 8);
+    EXPECT_EQ(c.train_batch_size, 8 * 2 * c.gradient_accumulation_steps);
+    EXPECT_EQ(loaded->notes,
+              std::vector<std::string>{
+                  "--set: train_micro_batch_size_per_gpu \"auto\" is 8, as in "
+                  "Hugging Face's Trainer, unless it or train_batch_size is "
+                  "given"});
   }
 }
 
@@ -288,8 +301,8 @@ TEST(LoadTest, ElasticErrorsNameTheRanksThatFit) {
             "want a list of whole numbers in [1, 1073741824]");
   EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.version=0.2"}),
             "--set elasticity.version: does not apply here: 0.2 changes the "
-            "global batch with the number of nodes, which 0.1 keeps; 0.1 is "
-            "accepted");
+            "global batch with the number of nodes, which 0.1 keeps; delete "
+            "it, or write 0.1");
 }
 
 TEST(LoadTest, AnElasticBatchTakesNoOtherUnlessToldToIgnoreIt) {
@@ -305,6 +318,21 @@ TEST(LoadTest, AnElasticBatchTakesNoOtherUnlessToldToIgnoreIt) {
   EXPECT_EQ(loaded->notes.back(),
             "--set: train_batch_size is accepted and ignored: "
             "elasticity.ignore_non_elastic_batch_info is true");
+}
+
+TEST(LoadTest, WhereAutoIsNotTheTrainersANoteSaysSo) {
+  const auto loaded =
+      LoadSmall({"optimizer.params.lr=auto", "gradient_clipping=auto",
+                 "bf16.enabled=auto", "fp16.enabled=auto"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->notes,
+            std::vector<std::string>{
+                "\"auto\" is the default here and not that of Hugging Face's "
+                "Trainer: optimizer.params.lr 0.001 (there 5e-05), "
+                "gradient_clipping off (there 1.0), bf16.enabled false (there "
+                "--bf16)"});
+  EXPECT_TRUE(
+      LoadSmall({"bf16.enabled=true", "fp16.enabled=auto"})->notes.empty());
 }
 
 TEST(LoadTest, SizesThatNoMachineCountsAreErrorsAndNotOverflows) {
@@ -412,10 +440,18 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   const std::string param = zero + R"(offload_param={"device": "cpu"})";
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
               testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
-  EXPECT_THAT(ErrorOfSmall({param, optimizer, zero + "stage=2"}),
-              testing::HasSubstr("wants zero_optimization.stage 3, but"));
-  EXPECT_THAT(ErrorOfSmall({param, zero + "stage=3"}),
+  EXPECT_THAT(ErrorOfSmall({param, zero + "stage=3",
+                            zero + "offload_optimizer.device=none"}),
               testing::HasSubstr("wants zero_optimization.offload_optimizer"));
+  // DeepSpeed's offload_param is for stage 3, too.
+  const auto param_at_2 = LoadSmall({param, optimizer, zero + "stage=2"});
+  ASSERT_TRUE(param_at_2.ok()) << param_at_2.status();
+  EXPECT_EQ(param_at_2->config.zero_optimization.offload(),
+            Offload::kOptimizer);
+  EXPECT_THAT(param_at_2->notes,
+              testing::Contains(testing::HasSubstr(
+                  "offload_param.device is accepted and ignored: "
+                  "zero_optimization.stage 3 alone")));
   // As DeepSpeed's documentation has it, and as it was written before.
   const auto today = LoadSmall(
       {zero + R"(offload_optimizer={"device": "cpu", "pin_memory": true,
@@ -434,6 +470,28 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
     EXPECT_EQ(config.offload_optimizer, OffloadDevice::kCpu);
     EXPECT_EQ(config.offload_param, OffloadDevice::kCpu);
   }
+}
+
+TEST(LoadTest, TheOptimizerGoesWhereParametersGo) {
+  const std::string zero = "zero_optimization.";
+  const std::string why = ": the host updates the parameters that it keeps";
+  const auto cpu =
+      LoadSmall({zero + "offload_param.device=cpu", zero + "stage=3"});
+  ASSERT_TRUE(cpu.ok()) << cpu.status();
+  EXPECT_EQ(cpu->config.zero_optimization.offload_optimizer,
+            OffloadDevice::kCpu);
+  EXPECT_THAT(cpu->notes,
+              testing::ElementsAre(
+                  "--set: zero_optimization.offload_optimizer.device is "
+                  "\"cpu\", too" +
+                  why));
+  const auto nvme = LoadSmall(
+      {zero + R"(offload_param={"device": "nvme", "nvme_path": "/disk"})",
+       zero + "stage=3"});
+  ASSERT_TRUE(nvme.ok()) << nvme.status();
+  const ZeroConfig& config = nvme->config.zero_optimization;
+  EXPECT_EQ(config.offload_optimizer, OffloadDevice::kNvme);
+  EXPECT_EQ(config.optimizer_nvme_path, "/disk");
 }
 
 TEST(LoadTest, ARatioIsAShareOfWhatTheDeviceCouldUpdateToo) {
@@ -549,9 +607,54 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
   "zero_optimization": {"zenflow": {}}
 })");
   EXPECT_EQ(zenflow.status().code(), absl::StatusCode::kUnimplemented);
-  EXPECT_EQ(ErrorOfSmall({"optimizer.type=OneBitAdam"}),
-            "--set optimizer.type: \"OneBitAdam\" is not built yet: write "
-            "AdamW, Adam, SGD or Lamb");
+  // What only such a type knows is no second error.
+  EXPECT_EQ(
+      ErrorOfSmall({R"(optimizer={"type": "OneBitAdam",
+                       "params": {"freeze_step": 9, "cuda_aware": false}})"}),
+      "--set optimizer: optimizer.type: \"OneBitAdam\" is not built yet: write "
+      "AdamW, Adam, SGD or Lamb");
+}
+
+TEST(LoadTest, ARefusedKeyBringsItsRemedy) {
+  for (const KeySpec& key : AllKeys()) {
+    if (key.treatment != Treatment::kRefused &&
+        key.treatment != Treatment::kNotBuilt) {
+      continue;
+    }
+    EXPECT_TRUE(absl::StrContains(key.doc, "write ") ||
+                absl::StrContains(key.doc, "; delete it") ||
+                absl::StrContains(key.doc, " is accepted"))
+        << key.path << ": " << key.doc;
+  }
+  EXPECT_EQ(ErrorOfText(R"({"zero_optimization": {"zenflow": {}},
+  "curriculum_learning": {"enabled": true}})"),
+            "run.json:1:24: zero_optimization.zenflow: not built yet: the "
+            "host would update most parameters with gradients that are several "
+            "steps old; delete it\n"
+            "run.json:2:3: curriculum_learning: does not apply here: every "
+            "sequence has one length; delete it, or write enabled: false");
+}
+
+TEST(LoadTest, WhatChangesNoResultIsNotedUnlessItAsksForNothing) {
+  const auto loaded = LoadText(R"({
+  "model": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4},
+  "training": {"steps": 20}, "train_batch_size": 8,
+  "prescale_gradients": false, "gradient_predivide_factor": 1.0,
+  "flops_profiler": {"enabled": false}, "comms_logger": {"enabled": "auto"},
+  "activation_checkpointing": {"partition_activations": true},
+  "tensorboard": {"enabled": true}, "communication_data_type": "bfp16",
+  "zero_optimization": {"stage": 3, "reduce_bucket_size": 0,
+                        "stage3_prefetch_bucket_size": 3686.4}
+})");
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->notes,
+            std::vector<std::string>{
+                "run.json:6: activation_checkpointing.partition_activations is "
+                "accepted and ignored: it divides activations over "
+                "tensor-parallel ranks, and there are none here"});
+  EXPECT_TRUE(loaded->config.training.tensorboard);
+  EXPECT_EQ(loaded->config.communication_data_type, DType::kBF16);
+  EXPECT_EQ(loaded->config.zero_optimization.stage3_prefetch_bucket_size, 3686);
 }
 
 TEST(LoadTest, IndependentErrorsAreReportedTogetherInOrder) {
