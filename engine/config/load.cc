@@ -88,6 +88,7 @@ class Loader {
 
   // ---- Overrides ----------------------------------------------------------
 
+  // The folder of --model in the place of the config's model.
   void ReplaceModel(JsonNode* root) {
     JsonNode* model = Member(root, "model", 0);
     if (model->kind != JsonKind::kObject) return;
@@ -316,6 +317,53 @@ class Loader {
   size_t num_unbuilt_ = 0;
 };
 
+// What is another model than `own`, the config's: "model_type "llama", not
+// "gpt2"", or the first hyperparameters that differ. Empty: nothing.
+std::string OtherModel(const LoadedConfig& loaded, const LoadedConfig& own) {
+  constexpr size_t kMost = 3;
+  const bool same_family =
+      loaded.config.model.family == own.config.model.family;
+  std::vector<std::string> others;
+  for (const KeySpec& key : AllKeys()) {
+    const bool compared =
+        key.get != nullptr && key.section() == "model" &&
+        key.kind != KeyKind::kString && !IsOfTraining(key.name()) &&
+        (same_family ? key.Applies(own.config) && key.path != "model.model_type"
+                     : key.path == "model.model_type");
+    if (!compared || key.get(loaded.config) == key.get(own.config)) continue;
+    // What follows from the tokenizer or the length of sequences is not asked
+    // for.
+    const auto origin = own.origins.find(key.path);
+    if (origin != own.origins.end() &&
+        absl::StartsWith(origin->second, "derived")) {
+      continue;
+    }
+    others.push_back(absl::StrCat(key.name(), " ",
+                                  ValueText(key.get(loaded.config)), ", not ",
+                                  ValueText(key.get(own.config))));
+  }
+  const size_t more = others.size() - std::min(others.size(), kMost);
+  others.resize(others.size() - more);
+  if (more > 0) others.push_back(absl::StrCat(more, " more"));
+  return absl::StrJoin(others, "; ");
+}
+
+// Says so where --model is another model than the one that the config asks for.
+void NoteOtherModel(absl::string_view text, const std::string& file,
+                    const LoadOptions& options, LoadedConfig* loaded) {
+  LoadOptions own = options;
+  own.model_dir.clear();
+  own.missing_files = MissingFiles::kIgnored;
+  const auto without = Loader(file, own).Load(text);
+  if (!without.ok()) return;  // the config has no model without it
+  const std::string other = OtherModel(*loaded, *without);
+  if (other.empty()) return;
+  loaded->notes.insert(
+      loaded->notes.begin(),
+      absl::StrCat("--model ", options.model_dir,
+                   " takes the place of another model in ", file, ": ", other));
+}
+
 }  // namespace
 
 absl::StatusOr<LoadedConfig> LoadConfig(const std::string& file,
@@ -331,7 +379,11 @@ absl::StatusOr<LoadedConfig> ParseConfig(absl::string_view text,
     return absl::InvalidArgumentError(absl::StrCat(
         file, ": larger than ", kMaxTextBytes, " bytes, that is no config"));
   }
-  return Loader(file, options).Load(text);
+  auto loaded = Loader(file, options).Load(text);
+  if (loaded.ok() && !options.model_dir.empty()) {
+    NoteOtherModel(text, file, options, &*loaded);
+  }
+  return loaded;
 }
 
 }  // namespace zero

@@ -36,11 +36,16 @@ std::string Render(const Json& object, const std::string& prefix,
   std::string out = "{\n";
   for (auto member = object.begin(); member != object.end();) {
     const std::string path = prefix + member.key();
-    std::string line =
-        absl::StrCat(indent, "  ", JsonQuote(member.key()), ": ",
-                     member->is_object()
-                         ? Render(*member, path + ".", indent + "  ", origins)
-                         : member->get<std::string>());
+    // Another file's runs do not go where this one's go.
+    const auto place = origins.find("training.out_dir");
+    const bool follows_file = path == "training.out_dir" &&
+                              place != origins.end() &&
+                              absl::StartsWith(place->second, "derived");
+    std::string line = absl::StrCat(
+        indent, "  ", follows_file ? "// " : "", JsonQuote(member.key()), ": ",
+        member->is_object()
+            ? Render(*member, path + ".", indent + "  ", origins)
+            : member->get<std::string>());
     if (++member != object.end()) line += ",";
     if (const auto origin = origins.find(path); origin != origins.end()) {
       line.append(line.size() < 46 ? 46 - line.size() : 2, ' ');
@@ -104,10 +109,24 @@ Json ValueSchema(const KeySpec& key) {
   return schema;
 }
 
+// A default config of a family that has `key`.
+Config WhereItApplies(const KeySpec& key) {
+  Config config;
+  for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    config.model = FamilyDefaults(family);
+    if (key.Applies(config)) break;
+  }
+  return config;
+}
+
+// Empty: it has none, as a model's family and sizes.
 std::string DefaultText(const KeySpec& key) {
   if (key.get == nullptr || !key.derived.empty() || key.may_be_unset) return "";
-  if (key.path == "model.model_type" || key.path == "model.n_embd") return "";
-  return ValueText(key.get(Config()));
+  const KeyValue value = key.get(WhereItApplies(key));
+  const auto* count = std::get_if<int64_t>(&value);
+  const bool is_set =
+      count == nullptr || static_cast<double>(*count) >= key.min;
+  return is_set && key.path != "model.model_type" ? ValueText(value) : "";
 }
 
 bool MayBeNull(const KeySpec& key) {
@@ -178,7 +197,10 @@ std::string KindText(const KeySpec& key) {
 }
 
 std::string Fallback(const KeySpec& key) {
-  return key.derived.empty() ? DefaultText(key) : key.derived;
+  if (!key.derived.empty()) return key.derived;
+  const std::string text = DefaultText(key);
+  const bool needed = text.empty() && key.get != nullptr && !key.may_be_unset;
+  return needed ? "none, but in a preset" : text;
 }
 
 std::string Cell(const std::string& text) {

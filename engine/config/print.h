@@ -9,7 +9,8 @@
 namespace zero {
 
 // The resolved config as JSON with a // comment that gives each value's
-// origin. Loading the text gives the same Config.
+// origin. Loading the text gives the same Config, but for an out_dir that
+// follows from the name of the file.
 std::string PrintResolved(const LoadedConfig& loaded);
 
 // The same without comments, for out_dir/config.json.

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
 #include "engine/config/load.h"
 #include "engine/config/print.h"
@@ -42,6 +43,37 @@ TEST(ConfigsTest, TheTinyOnesFindTheirTextInTheRepository) {
         LoadConfig(std::string("configs/") + family + "_tiny.json", options);
     EXPECT_TRUE(loaded.ok()) << loaded.status();
   }
+}
+
+TEST(ConfigsTest, AFolderThatIsAnotherModelIsNamed) {
+  const auto catalog = MakeModelCatalog();
+  LoadOptions options;
+  options.catalog = catalog.get();
+  options.missing_files = MissingFiles::kIgnored;
+  options.model_dir = "tests/golden/llama";
+  const auto notes = [&](const std::string& model) {
+    const auto loaded = ParseConfig(
+        absl::StrCat("{\"model\": ", model,
+                     ", \"data\": {\"tokenizer\": \"none\", "
+                     "\"sequence_length\": 8}, "
+                     "\"training\": {\"steps\": 1}, \"train_batch_size\": 1}"),
+        "run.json", options);
+    EXPECT_TRUE(loaded.ok()) << loaded.status();
+    return loaded.ok() ? loaded->notes : std::vector<std::string>();
+  };
+  EXPECT_EQ(notes(R"({"preset": "gpt2-tiny"})"),
+            std::vector<std::string>{
+                "--model tests/golden/llama takes the place of another model "
+                "in run.json: model_type \"llama\", not \"gpt2\""});
+  EXPECT_EQ(
+      notes(R"({"from_pretrained": "tests/golden/llama", "freeze": "a*"})"),
+      std::vector<std::string>());
+  EXPECT_EQ(notes("{}"), std::vector<std::string>());
+  EXPECT_EQ(notes(R"({"preset": "llama-tiny"})"),
+            std::vector<std::string>{
+                "--model tests/golden/llama takes the place of another model "
+                "in run.json: vocab_size 101, not 257; tie_word_embeddings "
+                "false, not true; hidden_size 40, not 128; 6 more"});
 }
 
 TEST(ConfigsTest, HeadsOfAPresetFollowItsWidthButNotQwen3s) {

@@ -412,6 +412,37 @@ TEST(SchemaTest, IsValidJsonAndHasEveryKeyWithItsDescription) {
   }
 }
 
+// Once sizes had the default 0, and llama's norm GPT-2's.
+TEST(SchemaTest, ADefaultIsThatOfAFamilyThatHasTheKey) {
+  const nlohmann::json schema = nlohmann::json::parse(PrintSchema());
+  const nlohmann::json& model = schema["properties"]["model"]["properties"];
+  EXPECT_EQ(model["rms_norm_eps"]["default"], 1e-6);
+  EXPECT_EQ(model["layer_norm_epsilon"]["default"], 1e-5);
+  EXPECT_EQ(model["hidden_act"]["default"], "silu");
+  for (const char* size :
+       {"n_layer", "n_embd", "n_head", "hidden_size", "num_hidden_layers",
+        "num_attention_heads", "intermediate_size", "model_type"}) {
+    EXPECT_FALSE(model[size].contains("default")) << size;
+    EXPECT_TRUE(absl::StrContains(PrintKeyReference(),
+                                  absl::StrCat("| `model.", size, "` | ")));
+  }
+}
+
+TEST(SchemaTest, EveryDefaultIsAValueThatItsKeyTakes) {
+  const nlohmann::json schema = nlohmann::json::parse(PrintSchema());
+  for (const KeySpec& key : AllKeys()) {
+    const nlohmann::json* node = &schema;
+    const std::vector<std::string> names = absl::StrSplit(key.path, '.');
+    for (const std::string& name : names) node = &(*node)["properties"][name];
+    if (!node->contains("default")) continue;
+    JsonNode value;
+    std::vector<JsonProblem> problems;
+    ASSERT_TRUE(ParseJsonText((*node)["default"].dump(), 0, &value, &problems));
+    // A string may be empty in Config, where it is unset.
+    EXPECT_TRUE(ReadValue(key, value).ok()) << key.path;
+  }
+}
+
 TEST(SchemaTest, HasNoKeyThatTheTableLacks) {
   std::vector<std::string> unknown;
   const std::function<void(const nlohmann::json&, const std::string&)> visit =
@@ -513,6 +544,21 @@ TEST(PrintTest, TheResolvedConfigReadsBackToTheSameConfig) {
                                       /*ignore_comments=*/true)
                     .is_object());
   }
+}
+
+TEST(PrintTest, AnOutDirThatFollowsFromTheFileDoesNotFollowItsText) {
+  const auto loaded = LoadSmall({});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const std::string shown = PrintResolved(*loaded);
+  EXPECT_TRUE(absl::StrContains(shown, "    // \"out_dir\": \"out/run\","));
+  LoadOptions options;
+  options.missing_files = MissingFiles::kIgnored;
+  const auto copy = ParseConfig(shown, "copy.json", options);
+  ASSERT_TRUE(copy.ok()) << copy.status();
+  EXPECT_EQ(copy->config.training.out_dir, "out/copy");
+  const auto given = LoadSmall({"training.out_dir=there"});
+  EXPECT_TRUE(
+      absl::StrContains(PrintResolved(*given), "    \"out_dir\": \"there\","));
 }
 
 TEST(PrintTest, EveryKeyThatAppliesIsShownWithItsOrigin) {
