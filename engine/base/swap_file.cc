@@ -216,7 +216,8 @@ void SwapFile::MakeLanes(absl::Span<const absl::Span<char>> registered) {
   notes_.push_back(
       absl::StrCat("this system permits no ", refused, ": '", options_.folder,
                    "' is read and written by ", options_.io.threads,
-                   " thread(s) each with pread and pwrite (aio.thread_count)"));
+                   options_.io.threads == 1 ? " thread" : " threads",
+                   " each with pread and pwrite (aio.thread_count)"));
 }
 
 std::vector<BlockRequest> SwapFile::BlocksOf(const Piece& piece,

@@ -52,8 +52,10 @@ std::string HumanBytes(double bytes);
 std::string PartsText(const MemoryLedger::NamedBytes& parts);
 // "1.95 GiB at peak: parameters 512.0 MiB, ...": of when it was largest.
 std::string MemoryText(const MemoryLedger& ledger);
-// "3 s", "12 min 04 s", "2 h 05 min".
+// "0.3 s", "3 s", "12 min 04 s", "2 h 05 min".
 std::string HumanSeconds(double seconds);
+// "1 thread", "1,200 files".
+std::string Counted(int64_t count, absl::string_view noun);
 // 1,115,394
 std::string WithCommas(int64_t value);
 // " = the formula", or " = the formula's 5,354,496 - 891,648 of units that

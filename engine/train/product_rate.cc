@@ -4,8 +4,11 @@
 #include <memory>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
 #include "kernels/ops.h"
 #include "kernels/philox.h"
+#include "nlohmann/json.hpp"
 
 namespace zero {
 namespace {
@@ -86,6 +89,27 @@ ProductRate MeasureProductRate(Device& device, DType dtype) {
     if (ms >= (n >= kAlways ? kLongEnoughMs : kLongMs)) break;
   }
   return best;
+}
+
+ProductRate BestProductRate(const std::string& file, const DeviceInfo& device,
+                            DType dtype, const ProductRate& measured) {
+  using Json = nlohmann::ordered_json;
+  const auto text = ReadFile(file);
+  Json rates = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
+                           /*allow_exceptions=*/false);
+  if (!rates.is_object()) rates = Json::object();
+  Json& kept =
+      rates[absl::StrCat(device.name, ", ", device.isa, ", ",
+                         device.num_threads, " threads, ", DTypeName(dtype))];
+  const Json flops = kept.is_object() ? kept.value("flops", Json()) : Json();
+  const Json size = kept.is_object() ? kept.value("size", Json()) : Json();
+  if (flops.is_number() && size.is_number_integer() &&
+      flops.get<double>() >= measured.flops) {
+    return {flops.get<double>(), size.get<int64_t>(), /*earlier=*/true};
+  }
+  kept = {{"flops", measured.flops}, {"size", measured.size}};
+  WriteFileAtomically(file, rates.dump(1) + "\n").IgnoreError();
+  return measured;
 }
 
 }  // namespace zero

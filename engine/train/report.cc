@@ -183,15 +183,31 @@ Utilization RunReport::UtilizationOf(double tokens_per_second) const {
                        peak_.flops);
 }
 
+double RunReport::SpeedSinceLine(const RunRecord& record, bool keep) {
+  if (line_step_ < 0) {
+    line_step_ = record.step - 1;
+    line_seconds_ = record.train_seconds - record.last.seconds;
+  }
+  const double speed =
+      static_cast<double>((record.step - line_step_) * tokens_per_step_) /
+      (record.train_seconds - line_seconds_);
+  if (keep) {
+    line_step_ = record.step;
+    line_seconds_ = record.train_seconds;
+  }
+  return speed;
+}
+
 Json RunReport::Step(const RunRecord& record, bool idle) {
   const StepRecord& last = record.last;
   const int64_t step = record.step;
   const double tokens_per_second = tokens_per_step_ / last.seconds;
   const bool keep =
       step == 1 || step == total_steps_ || Due(config().steps_per_print, step);
+  const double speed = SpeedSinceLine(record, keep);
   Utilization utilization = UtilizationOf(tokens_per_second);
   // A device that is at work on the next step cannot be measured.
-  if (keep && !utilization.known() && idle) {
+  if (keep && idle && !(utilization.known() && UtilizationOf(speed).known())) {
     MeasurePeak();
     utilization = UtilizationOf(tokens_per_second);
   }
@@ -223,7 +239,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
           "step %d/%d  loss %.4f  norm %.3f  lr %.3e  %s tok/s"
           "  %s  mem %s  eta %s",
           step, total_steps_, last.output.loss, last.output.grad_norm, last.lr,
-          WithCommas(std::llround(tokens_per_second)), utilization.ToString(),
+          WithCommas(std::llround(speed)), UtilizationOf(speed).ToString(),
           HumanBytes(ledger.total_peak_bytes()),
           HumanSeconds((total_steps_ - step) * seconds_per_step)),
       keep);

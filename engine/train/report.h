@@ -86,6 +86,9 @@ class RunReport {
   void AddRankTimes(nlohmann::ordered_json* line);
   void KeepPeak(const ProductRate& measured);
   Utilization UtilizationOf(double tokens_per_second) const;
+  // Tokens per second since the line before, which is the next one's then if
+  // this one is kept.
+  double SpeedSinceLine(const RunRecord& record, bool keep);
   void PrintBreakdowns(const RunRecord& record) const;
 
   const Session* session_;
@@ -96,6 +99,9 @@ class RunReport {
   int64_t tokens_per_step_;
   TokenFlops flops_per_token_;
   PeakRate peak_;
+  // Where the line before was printed; < 0: no step yet.
+  int64_t line_step_ = -1;
+  double line_seconds_ = 0;      // of training until then
   size_t num_device_notes_ = 0;  // that were printed
   StragglerDetector detector_;
   std::vector<Straggler> stragglers_;

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/config/keys.h"
+#include "engine/config/run_length.h"
 #include "engine/nn/freeze.h"
 #include "engine/train/generator.h"
 #include "engine/train/rank_notes.h"
@@ -30,12 +31,56 @@ std::string BatchText(const Config& config, int world) {
       WithCommas(config.train_batch_size * config.data.sequence_length));
 }
 
+// "WarmupCosineLR: log warm-up from 0 over 100 steps, then cosine to 3e-07 at
+// step 1000".
+std::string ScheduleText(const Config& config, int64_t total_steps) {
+  LrSchedule s = config.scheduler;
+  FillSchedule(total_steps, &s);
+  const std::string type = Name(config, "scheduler.type");
+  const bool cosine = s.kind == LrScheduleKind::kWarmupCosineLr;
+  if (s.kind == LrScheduleKind::kConstant) return type;
+  if (s.kind == LrScheduleKind::kOneCycle) {
+    return absl::StrFormat("%s: from %g to %g in %d steps, back in %d", type,
+                           s.cycle_min_lr, s.cycle_max_lr,
+                           s.cycle_first_step_size, s.cycle_second_step_size);
+  }
+  std::string text = absl::StrCat(type, ": ");
+  // lr_scaling has a warm-up of its own.
+  if (!config.lr_scaling.active() && s.warmup_num_steps > 1) {
+    absl::StrAppendFormat(
+        &text, "%s warm-up from %g over %d steps, then ",
+        s.warmup_type == LrWarmupType::kLog ? "log" : "linear",
+        cosine ? s.warmup_min_ratio * s.lr : s.warmup_min_lr,
+        s.warmup_num_steps);
+  }
+  switch (s.kind) {
+    case LrScheduleKind::kWarmupDecayLr:
+      return absl::StrFormat("%slinear to %g at step %d", text, s.warmup_min_lr,
+                             s.total_num_steps);
+    case LrScheduleKind::kWarmupCosineLr:
+      return absl::StrFormat("%scosine to %g at step %d", text,
+                             s.cos_min_ratio * s.lr, s.total_num_steps);
+    case LrScheduleKind::kWsd:
+      return absl::StrFormat("%sconstant, %s to %g in the last %d of %d steps",
+                             text, Name(config, "scheduler.params.decay_type"),
+                             s.min_lr_ratio * s.warmup_max_lr,
+                             s.decay_num_steps, s.total_num_steps);
+    default:
+      return text + "constant";
+  }
+}
+
 // "8e-04 = 1e-04 x 64 / 8 (linear), from 1e-04 over 100 steps; then Constant"
-std::string LrText(const Config& config, const LrScaling& scaling) {
-  const std::string scheduler = Name(config, "scheduler.type");
+std::string LrText(const Config& config, const LrScaling& scaling,
+                   int64_t total_steps) {
+  const std::string scheduler = ScheduleText(config, total_steps);
   const double base = config.optimizer.lr;
   if (!config.lr_scaling.active()) {
-    return absl::StrFormat("%g, %s", base, scheduler);
+    const LrSchedule& s = config.scheduler;
+    const bool by_peak =
+        FindKey("scheduler.params.warmup_max_lr")->Applies(config);
+    return absl::StrFormat("%g, %s", by_peak ? s.warmup_max_lr : base,
+                           scheduler);
   }
   const bool is_sqrt = scaling.rule == LrScaleRule::kSqrt;
   return absl::StrFormat(
@@ -47,8 +92,7 @@ std::string LrText(const Config& config, const LrScaling& scaling) {
 
 std::string ComputeText(const TokenFlops& flops, bool frozen) {
   return absl::StrFormat(
-      "%s FLOP per token (6 N + 12 L q s), causal %s (6 N + 6 L q s)%s",
-      HumanCount(flops.model), HumanCount(flops.causal),
+      "%s FLOP per token, forward and backward%s", HumanCount(flops.model),
       frozen ? "; of a frozen weight 4 instead of 6, 2 before the first "
                "block that is trained"
              : "");
@@ -57,9 +101,10 @@ std::string ComputeText(const TokenFlops& flops, bool frozen) {
 // "AMD EPYC, avx512, 2 threads", "NVIDIA H200, sm_90, 132 SMs".
 std::string DeviceText(const Device& device) {
   const DeviceInfo info = device.info();
-  std::string text =
-      absl::StrFormat("%s, %s, %d %s", info.name, info.isa, info.num_threads,
-                      device.kind() == DeviceKind::kCuda ? "SMs" : "threads");
+  std::string text = absl::StrCat(
+      info.name, ", ", info.isa, ", ",
+      Counted(info.num_threads,
+              device.kind() == DeviceKind::kCuda ? "SM" : "thread"));
   if (!info.driver.empty()) absl::StrAppend(&text, ", ", info.driver);
   return text;
 }
@@ -85,19 +130,20 @@ std::string PlacementText(const Plan& plan) {
 }
 
 // "201 GFLOP/s, the best fp32 product of 1024 x 1024 x 1024, measured just
-// now with these 2 threads"
+// now with 2 threads"
 std::string PeakText(const DeviceInfo& device, DType dtype,
                      const PeakRate& peak) {
   if (peak.flops <= 0) return "nothing: no memory to measure a product";
   const ProductRate& measured = peak.product;
   const std::string product = absl::StrFormat(
-      "%.0f GFLOP/s, the best %s product of %d x %d x %d, measured just now",
+      "%.0f GFLOP/s, the best %s product of %d x %d x %d, measured %s",
       measured.flops / 1e9, DTypeName(dtype), measured.size, measured.size,
-      measured.size);
+      measured.size, measured.earlier ? "in an earlier run" : "just now");
   if (peak.flops == measured.flops) {
-    return device.driver.empty() ? absl::StrFormat("%s with these %d threads",
-                                                   product, device.num_threads)
-                                 : product;
+    return device.driver.empty()
+               ? absl::StrCat(product, " with ",
+                              Counted(device.num_threads, "thread"))
+               : product;
   }
   return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; beside it %s",
                          peak.flops / 1e9, product);
@@ -158,7 +204,7 @@ std::string RanksText(const Session& session) {
           : "; by " + Name(config, "communication.algorithm"));
 }
 
-// "120 samples of 4,567 tokens in 1 file(s), 2,345 of them targets; packed,
+// "120 samples of 4,567 tokens, 2,345 of them targets; packed,
 // apart, into 20 sequences of 256 (89 % full)"
 std::string SamplesText(const PackedRows& rows) {
   return absl::StrFormat(
@@ -173,24 +219,25 @@ std::string SamplesText(const PackedRows& rows) {
 std::string DataText(const RunData& data, const Sampler& sampler,
                      const DataConfig& config) {
   if (data.train->rows() != nullptr) return SamplesText(*data.train->rows());
+  const auto num_files = static_cast<int64_t>(data.train->shards().size());
   return absl::StrFormat(
-      "%s tokens in %d file(s), %s sequences of %d%s",
-      WithCommas(data.train->size()), data.train->shards().size(),
-      WithCommas(sampler.num_samples()), config.sequence_length,
+      "%s tokens in %s, %s sequences of %d%s", WithCommas(data.train->size()),
+      Counted(num_files, "file"), WithCommas(sampler.num_samples()),
+      config.sequence_length,
       config.reset_attention_mask ? ", documents apart" : "");
 }
 
 std::string StepsText(int64_t steps, const Sampler& sampler) {
   const int64_t dropped = sampler.dropped_per_epoch();
   return absl::StrFormat(
-      "%d, %.2f epochs of %d steps%s", steps,
+      "%d, %.2g epochs of %d steps%s", steps,
       static_cast<double>(steps) / sampler.steps_per_epoch(),
       sampler.steps_per_epoch(),
       dropped == 0
           ? ""
-          : absl::StrFormat("; the last %d sequences of an epoch do not fill "
-                            "a batch and are dropped",
-                            dropped));
+          : absl::StrFormat("; %s at the end of an epoch, less than a batch, "
+                            "dropped",
+                            Counted(dropped, "sequence")));
 }
 
 std::string OptimizerText(const Config& config) {
@@ -341,7 +388,7 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
   rows.insert(rows.end(),
               {{"steps", StepsText(report.total_steps(), sampler)},
                {"optimizer", OptimizerText(config)},
-               {"learning rate", LrText(config, scaling)},
+               {"learning rate", LrText(config, scaling, report.total_steps())},
                {"compute", ComputeText(report.flops_per_token(),
                                        NumFrozen(session.model()) > 0)},
                {"mfu against", PeakText(rank.device->info(),

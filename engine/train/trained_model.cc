@@ -1,5 +1,6 @@
 #include "engine/train/trained_model.h"
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "engine/base/file.h"
 #include "engine/checkpoint/safetensors.h"
@@ -37,9 +38,10 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
   if (!HoldsModel(dir)) {
     if (base.empty()) {
       return absl::NotFoundError(absl::StrCat(
-          "there is no trained model: ", dir,
-          " does not exist (zero train writes it), and neither --model DIR "
-          "nor model.from_pretrained is given"));
+          "there is no trained model: ", dir, " does not exist",
+          absl::StartsWith(dir, "/") ? "" : " in the current folder",
+          " (zero train writes it), and neither --model DIR nor "
+          "model.from_pretrained is given"));
     }
     return TrainedModel{base,
                         absl::StrCat(dir, " does not exist yet: this is ", base,

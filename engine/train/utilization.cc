@@ -61,8 +61,8 @@ void Utilization::AddTo(nlohmann::ordered_json* line) const {
 std::string Utilization::ToString() const {
   if (!known()) return "mfu unknown: machine busy while measuring";
   return absl::StrFormat(
-      "mfu %.0f%% (causal %.0f%%%s)", 100 * mfu, 100 * mfu_causal,
-      hfu > 0 ? absl::StrFormat(", hfu %.0f%%", 100 * hfu) : "");
+      "mfu %.0f%%%s", 100 * mfu,
+      hfu > 0 ? absl::StrFormat(" (hfu %.0f%%)", 100 * hfu) : "");
 }
 
 Utilization UtilizationAt(double tokens_per_second, const TokenFlops& flops,

@@ -35,8 +35,7 @@ struct Utilization {
   bool known() const;
   // Adds mfu, mfu_causal and, with recompute, hfu; null where not known.
   void AddTo(nlohmann::ordered_json* line) const;
-  // "mfu 45% (causal 43%)", "mfu 45% (causal 43%, hfu 58%)", or that it is
-  // not known.
+  // "mfu 45%", "mfu 45% (hfu 58%)", or that it is not known.
   std::string ToString() const;
 };
 

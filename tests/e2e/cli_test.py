@@ -178,7 +178,7 @@ class CliTest(unittest.TestCase):
                 (("eval", "config.json"), "perplexity"),
                 (("generate", "config.json", "--tokens", "2",
                   "--prompt", "int "), "int "),
-                (("plan", "config.json", "--no-step"), "on 2 rank(s)")):
+                (("plan", "config.json", "--no-step"), "on 2 ranks")):
             with self.subTest(args=args):
                 result = self.zero(*args, env={**env, "RANK": "1"})
                 self.assertEqual(
@@ -238,7 +238,7 @@ class CliTest(unittest.TestCase):
             self.assertEqual(sum(measured.values()), 2 * measured["total"])
 
         table = self.ok(*args, "--device-memory", "1MiB").splitlines()
-        self.assertRegex(table[0], r"each of 2 rank\(s\) .* may take 1\.0 MiB$")
+        self.assertRegex(table[0], r"each of 2 ranks .* may take 1\.0 MiB$")
         self.assertRegex(table[1], r"^stage +recompute +peak +fits .* parameters ")
         self.assertEqual([line.split()[4] for line in table[2:14]], ["no"] * 12)
         self.assertRegex(
@@ -388,7 +388,7 @@ class CliTest(unittest.TestCase):
         text = self.ok("plan", "config.json", "--ranks", "2",
                        "--set", "train_batch_size=4",
                        "--set", "zero_optimization.stage=3")
-        for part in ("ZeRO stage 3 on 2 rank(s)", "per rank, sharded",
+        for part in ("ZeRO stage 3 on 2 ranks", "per rank, sharded",
                      "memory of a step, on ", "reduce buckets",
                      "Gather(block.1)", "Update(head)"):
             self.assertIn(part, text)
@@ -695,7 +695,7 @@ class CliTest(unittest.TestCase):
                        "--set", "train_batch_size=8",
                        "--set", "zero_optimization.stage=3",
                        "--set", "zero_optimization.mics_shard_size=2")
-        for part in ("4 rank(s) in 2 groups of 2", "across groups",
+        for part in ("4 ranks in 2 groups of 2", "across groups",
                      "ReduceAcross(bucket 0"):
             self.assertIn(part, text)
         # One rank reads the config of several.

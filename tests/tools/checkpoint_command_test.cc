@@ -200,13 +200,13 @@ TEST_F(CheckpointCommandTest, VerifyNamesTheDamageOfEachFile) {
   FlipLastByte(Step("a", 2) + "/states-00000.safetensors");
   FlipLastByte(Step("a", 2) + "/states-00002.safetensors");
   output = RunCommand({"verify", Step("a", 2), Step("a", 4)});
-  EXPECT_EQ(output.status.message(), "1 of 2 checkpoint(s) are damaged");
+  EXPECT_EQ(output.status.message(), "1 of 2 checkpoints is damaged");
   EXPECT_THAT(output.text, HasSubstr("states-00000.safetensors': bytes "));
   EXPECT_THAT(output.text, Not(HasSubstr("states-00001.safetensors")));
   EXPECT_THAT(output.text, HasSubstr("states-00002.safetensors': bytes "));
   FlipLastByte(Step("a", 4) + "/checkpoint.json");
   output = RunCommand({"verify", dir_.File("a")});
-  EXPECT_EQ(output.status.message(), "2 of 2 checkpoint(s) are damaged");
+  EXPECT_EQ(output.status.message(), "2 of 2 checkpoints are damaged");
   EXPECT_THAT(output.text, HasSubstr("checkpoint.json': its checksum"));
 }
 

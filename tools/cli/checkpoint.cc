@@ -300,7 +300,9 @@ absl::Status Verify(const std::vector<std::string>& given) {
   }
   if (num_damaged == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(num_damaged, " of ", paths.size(),
-                                          " checkpoint(s) are damaged"));
+                                          num_damaged == 1
+                                              ? " checkpoints is damaged"
+                                              : " checkpoints are damaged"));
 }
 
 // ---- diff -------------------------------------------------------------------

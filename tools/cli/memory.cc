@@ -393,9 +393,9 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
         *folder, TakeableBytes(*rank.device) / SharersOf(rank), &result.rows);
   }
   result.title = absl::StrFormat(
-      "memory of each of %d rank(s) at the peak of a step: micro-batch %d x %d "
+      "memory of each of %s at the peak of a step: micro-batch %d x %d "
       "tokens, on %s, where a rank may take %s",
-      run.ranks, config.train_micro_batch_size_per_gpu,
+      Counted(run.ranks, "rank"), config.train_micro_batch_size_per_gpu,
       config.data.sequence_length, planned.device->info().name,
       HumanBytes(static_cast<double>(memory)));
   return result;

@@ -3,6 +3,8 @@
 #define ZERO_TOOLS_CLI_MODEL_TOOLS_H_
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
 
 #include "engine/train/session.h"
 #include "models/catalog.h"
@@ -10,6 +12,14 @@
 #include "models/registry.h"
 
 namespace zero {
+
+// The best rates of products that runs have measured here: beside the program,
+// so that another build begins anew.
+inline std::string ProductRatesFile() {
+  std::error_code unknown;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  return (program.parent_path() / "product_rates.json").string();
+}
 
 inline ModelTools MakeModelTools() {
   return {.make = MakeModel,
@@ -20,7 +30,12 @@ inline ModelTools MakeModelTools() {
                     .causal = FlopsPerToken(model, length, /*causal=*/true),
                     .recomputed =
                         RecomputedFlopsPerToken(model, length, recompute)};
-          }};
+          },
+          .product_rate =
+              [](Device& device, DType dtype) {
+                return BestProductRate(ProductRatesFile(), device.info(), dtype,
+                                       MeasureProductRate(device, dtype));
+              }};
 }
 
 }  // namespace zero

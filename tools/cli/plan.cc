@@ -117,9 +117,9 @@ std::string FromTo(const std::string& first, const std::string& last) {
 void PrintUnits(const Plan& plan, Console* console) {
   std::vector<std::string> texts;
   for (const PlannedUnit& unit : plan.units) {
-    std::string text =
-        absl::StrFormat("%s elements in %d segment(s)",
-                        WithCommas(unit.padded_elems), unit.segments.size());
+    std::string text = absl::StrCat(
+        WithCommas(unit.padded_elems), " elements in ",
+        Counted(static_cast<int64_t>(unit.segments.size()), "segment"));
     if (!plan.owners.even() && !unit.segments.empty()) {
       absl::StrAppend(&text, ", rank 0 owns all");
     } else if (!unit.segments.empty() && plan.world > 1) {
@@ -411,8 +411,8 @@ absl::Status ShowPlan(PlanFlags flags) {
 
   Console console(stdout, /*is_terminal=*/false);
   console.Line(absl::StrFormat(
-      "ZeRO stage %d on %d rank(s)%s%s, %d micro-step(s)",
-      config.zero_optimization.stage, flags.run.ranks,
+      "ZeRO stage %d on %s%s%s, %s", config.zero_optimization.stage,
+      Counted(flags.run.ranks, "rank"),
       plan.replicate.size == 1
           ? ""
           : absl::StrFormat(" in %d groups of %d", plan.replicate.size,
@@ -423,7 +423,7 @@ absl::Status ShowPlan(PlanFlags flags) {
           ? " by hosts"
       : alike ? ""
               : " by parameter server",
-      micro_steps));
+      Counted(micro_steps, "micro-step")));
   PrintStates(plan, *model, options, &console);
   ZERO_RETURN_IF_ERROR(PrintMemory(flags.run, config, device, alike, &console));
   PrintUnits(plan, &console);

@@ -6,6 +6,8 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "engine/base/file.h"
@@ -62,10 +64,22 @@ absl::Status Tokenize(TokenizeFlags flags) {
     absl::PrintF("%s: %s tokens of %d bytes\n", output.path,
                  WithCommas(output.num_tokens), stats.bytes_per_token);
   }
+  const std::string validation =
+      absl::StrCat(absl::StripSuffix(flags.options.output, ".bin"), "_val");
+  if (flags.options.validation_fraction > 0 &&
+      absl::c_none_of(stats.outputs, [&](const TokenizeStats::Output& output) {
+        return absl::StartsWith(output.path, validation);
+      })) {
+    absl::PrintF(
+        "note: %g of this text is no token, and there is no validation file; "
+        "raise --validation-fraction\n",
+        flags.options.validation_fraction);
+  }
   absl::PrintF(
-      "%d file(s), %d document(s), %s of text, %.2f bytes per token; set "
+      "%s, %s, %s of text, %.2f bytes per token; set "
       "model.vocab_size to at least %d and data.tokenizer to \"%s\"\n",
-      stats.num_files, stats.num_documents,
+      Counted(stats.num_files, "file"),
+      Counted(stats.num_documents, "document"),
       HumanBytes(static_cast<double>(stats.text_bytes)),
       static_cast<double>(stats.text_bytes) /
           std::max<int64_t>(stats.num_tokens, 1),

@@ -44,6 +44,15 @@ TEST(ConsoleTest, OffATerminalOnlyKeptLinesArePrinted) {
             "step 1\nstep 3\ndone\n");
 }
 
+TEST(ConsoleTest, OneThingIsNoPluralAndShortTimesAreNotZero) {
+  EXPECT_EQ(Counted(1, "thread"), "1 thread");
+  EXPECT_EQ(Counted(0, "file"), "0 files");
+  EXPECT_EQ(Counted(1200, "file"), "1,200 files");
+  EXPECT_EQ(HumanSeconds(0), "0 s");
+  EXPECT_EQ(HumanSeconds(0.31), "0.3 s");
+  EXPECT_EQ(HumanSeconds(0.97), "1 s");
+}
+
 TEST(ConsoleTest, OnATerminalTheProgressLineRewritesItself) {
   EXPECT_EQ(Printed(true,
                     [](Console& c) {
@@ -83,7 +92,7 @@ TEST(ConsoleTest, CountsBytesAndSecondsReadWell) {
   EXPECT_EQ(HumanBytes(512), "0.5 KiB");
   EXPECT_EQ(HumanBytes(512.0 * 1024 * 1024), "512.0 MiB");
   EXPECT_EQ(HumanBytes(1.95 * 1024 * 1024 * 1024), "1.95 GiB");
-  EXPECT_EQ(HumanSeconds(0.2), "0 s");
+  EXPECT_EQ(HumanSeconds(0.2), "0.2 s");
   EXPECT_EQ(HumanSeconds(59.7), "1 min 00 s");
   EXPECT_EQ(HumanSeconds(724), "12 min 04 s");
   EXPECT_EQ(HumanSeconds(7500), "2 h 05 min");

@@ -294,8 +294,69 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
             std::string::npos)
       << outcome.printed;
   EXPECT_NE(outcome.printed.find("step 12/12"), std::string::npos);
-  EXPECT_NE(outcome.printed.find("measured just now with these 1 threads"),
+  EXPECT_NE(outcome.printed.find("measured just now with 1 thread"),
             std::string::npos);
+}
+
+// The printed line of `step`.
+std::string LineOf(const std::string& printed, int64_t step) {
+  const size_t at = printed.find(absl::StrCat("step ", step, "/"));
+  return at == std::string::npos
+             ? ""
+             : printed.substr(at, printed.find('\n', at) - at);
+}
+
+TEST_F(TrainerTest, ALineHasTheMeanSpeedSinceTheLineBefore) {
+  const Outcome outcome =
+      Run(Load({"training.steps=12", "steps_per_print=10"}));
+  const auto steps = Steps();
+  ASSERT_EQ(steps.size(), 12u);
+  for (const auto& [first, last] : {std::pair(1, 1), {2, 10}, {11, 12}}) {
+    double ms = 0;
+    for (int i = first; i <= last; ++i) {
+      ms += steps[i - 1]["step_ms"].get<double>();
+    }
+    const double tokens =
+        steps[last - 1]["tokens"].get<double>() / last * (last - first + 1);
+    const int64_t speed = std::llround(tokens / (1e-3 * ms));
+    const std::string line = LineOf(outcome.printed, last);
+    const size_t end = line.find(" tok/s");
+    ASSERT_NE(end, std::string::npos) << outcome.printed;
+    const size_t begin = line.rfind(' ', end - 1) + 1;
+    std::string shown = line.substr(begin, end - begin);
+    shown.erase(std::remove(shown.begin(), shown.end(), ','), shown.end());
+    EXPECT_NEAR(std::stoll(shown), speed, 1 + 1e-6 * speed) << line;
+  }
+}
+
+TEST_F(TrainerTest, TheStartSaysHowTheLearningRateGoes) {
+  const auto rate = [&](std::vector<std::string> overrides) {
+    overrides.push_back("training.steps=1");
+    const std::string printed = Run(Load(overrides)).printed;
+    const size_t at = printed.find("learning rate ");
+    const std::string line = printed.substr(at, printed.find('\n', at) - at);
+    return line.substr(line.find_first_not_of(' ', 13));
+  };
+  const std::string lr = "optimizer.params.lr=0.01";
+  EXPECT_EQ(rate({lr}), "0.01, Constant");
+  EXPECT_EQ(rate({lr, "scheduler.type=WarmupCosineLR",
+                  "scheduler.params.warmup_num_steps=4",
+                  "scheduler.params.total_num_steps=100"}),
+            "0.01, WarmupCosineLR: log warm-up from 0 over 4 steps, then "
+            "cosine to 1e-06 at step 100");
+  EXPECT_EQ(rate({lr, "scheduler.type=WarmupDecayLR",
+                  "scheduler.params.warmup_num_steps=0",
+                  "scheduler.params.total_num_steps=100"}),
+            "0.01, WarmupDecayLR: linear to 0 at step 100");
+  EXPECT_EQ(
+      rate({lr, "scheduler.type=WSD", "scheduler.params.warmup_num_steps=5",
+            "scheduler.params.warmup_type=linear",
+            "scheduler.params.total_num_steps=100"}),
+      "0.01, WSD: linear warm-up from 0 over 5 steps, then constant, "
+      "1-sqrt to 0 in the last 10 of 100 steps");
+  EXPECT_EQ(rate({lr, "scheduler.type=OneCycle",
+                  "scheduler.params.cycle_first_step_size=7"}),
+            "0.01, OneCycle: from 0 to 0.01 in 7 steps, back in 7");
 }
 
 TEST_F(TrainerTest, TwoRunsDoNotWriteToOneFolderAtOnce) {

@@ -6,6 +6,7 @@
 #include "engine/train/product_rate.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
@@ -20,12 +21,12 @@ TEST(UtilizationTest, IsTheShareOfThePeak) {
   EXPECT_NEAR(plain.mfu, 0.337, 0.0005);
   EXPECT_DOUBLE_EQ(plain.mfu_causal, plain.mfu * 51.5 / 57.9);
   EXPECT_EQ(plain.hfu, 0);
-  EXPECT_EQ(plain.ToString(), "mfu 34% (causal 30%)");
+  EXPECT_EQ(plain.ToString(), "mfu 34%");
 
   const Utilization recompute = UtilizationAt(5762, more, 989e12);
   EXPECT_EQ(recompute.mfu, plain.mfu);
   EXPECT_DOUBLE_EQ(recompute.hfu, plain.mfu * (57.9 + 18) / 57.9);
-  EXPECT_EQ(recompute.ToString(), "mfu 34% (causal 30%, hfu 44%)");
+  EXPECT_EQ(recompute.ToString(), "mfu 34% (hfu 44%)");
 }
 
 TEST(UtilizationTest, HfuIsWrittenOnlyWithRecompute) {
@@ -49,7 +50,7 @@ TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
 TEST(UtilizationTest, MoreThanThePeakIsNotKnown) {
   const TokenFlops flops{.model = 8, .causal = 6};
   const TokenFlops more{.model = 8, .causal = 6, .recomputed = 2};
-  EXPECT_EQ(UtilizationAt(2, flops, 16).ToString(), "mfu 100% (causal 75%)");
+  EXPECT_EQ(UtilizationAt(2, flops, 16).ToString(), "mfu 100%");
   const Utilization busy = UtilizationAt(2.1, flops, 16);
   EXPECT_FALSE(busy.known());
   EXPECT_EQ(busy.ToString(), "mfu unknown: machine busy while measuring");
@@ -66,6 +67,37 @@ TEST(ProductRateTest, IsMeasuredInEveryPrecision) {
     EXPECT_GT(rate.flops, 0) << DTypeName(dtype);
     EXPECT_GE(rate.size, 512) << DTypeName(dtype);
   }
+}
+
+TEST(ProductRateTest, ABusyMomentTakesNothingFromTheBestOfEarlierRuns) {
+  TempDir dir;
+  const std::string file = dir.File("product_rates.json");
+  const DeviceInfo two{.name = "CPU", .isa = "avx2", .num_threads = 2};
+  const auto best = [&](const DeviceInfo& device, double flops) {
+    return BestProductRate(file, device, DType::kF32, {flops, 1024});
+  };
+  EXPECT_EQ(best(two, 170e9).flops, 170e9);
+  EXPECT_FALSE(best(two, 171e9).earlier);
+  const ProductRate busy = best(two, 82e9);
+  EXPECT_EQ(busy.flops, 171e9);
+  EXPECT_EQ(busy.size, 1024);
+  EXPECT_TRUE(busy.earlier);
+  // Of other threads and dtypes it says nothing.
+  DeviceInfo one = two;
+  one.num_threads = 1;
+  EXPECT_EQ(best(one, 82e9).flops, 82e9);
+  EXPECT_EQ(BestProductRate(file, two, DType::kBF16, {9e9, 512}).flops, 9e9);
+  EXPECT_EQ(best(two, 1).flops, 171e9);
+  // A file that is no such file begins anew, and a folder keeps nothing.
+  for (const char* text :
+       {"", "{", "[1]", R"({"CPU, avx2, 2 threads, fp32": 7})",
+        R"({"CPU, avx2, 2 threads, fp32": {"flops": "x"}})"}) {
+    dir.Write("product_rates.json", text);
+    EXPECT_EQ(best(two, 5e9).flops, 5e9) << text;
+    EXPECT_EQ(best(two, 4e9).flops, 5e9) << text;
+  }
+  EXPECT_EQ(BestProductRate(dir.File(""), two, DType::kF32, {3e9, 512}).flops,
+            3e9);
 }
 
 }  // namespace
