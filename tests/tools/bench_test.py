@@ -6,12 +6,14 @@ import os
 import sys
 import types
 import unittest
+import xml.etree.ElementTree
 
 sys.dont_write_bytecode = True
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)),
                              "../../tools/bench"))
 
 import common
+import picture
 import ranks
 
 
@@ -71,3 +73,36 @@ class RanksTest(unittest.TestCase):
             if name != "zero":
                 self.assertRegex(printed.getvalue(),
                                  row + r" +not installed: tools/bench/peers")
+
+
+class PictureTest(unittest.TestCase):
+    def setUp(self):
+        self.results = {"ranks": {"fp32": {"turns": {
+            "zero stage 0": [ours([100], device="A & B")],
+            "PyTorch DDP": [peer([200])],
+            "zero stage 3": [ours([400])]}}}}
+
+    def bars(self, kind):
+        root = xml.etree.ElementTree.fromstring(
+            picture.picture(self.results, "fp32"))
+        return [float(bar.get("width")) for bar in root.iter(
+            "{http://www.w3.org/2000/svg}rect") if bar.get("class") == kind]
+
+    def test_a_bar_is_as_long_as_its_number(self):
+        # Speed and memory of each, ours of 100 and 400 ms and 2 GB, a peer of
+        # 200 ms and 5 GB.
+        full = picture.BARS
+        self.assertEqual(self.bars("zero"), [full, full * 2 / 5,
+                                             full / 4, full * 2 / 5])
+        self.assertEqual(self.bars("peer"), [full / 2, full])
+
+    def test_it_names_what_was_measured_and_knows_dark_pages(self):
+        text = picture.picture(self.results, "fp32")
+        for words in ("PyTorch DDP", "2 ranks of 2 x 256 tokens", "A &amp; B",
+                      "prefers-color-scheme: dark"):
+            self.assertIn(words, text)
+        self.assertNotIn("DeepSpeed", text)
+
+    def test_results_without_ranks_are_an_error(self):
+        with self.assertRaisesRegex(ValueError, "--only ranks"):
+            picture.picture({"ranks": {}}, "bf16")

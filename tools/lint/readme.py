@@ -1,4 +1,4 @@
-"""README's commands exist: programs, files, zero's subcommands and options."""
+"""Commands in READMEs exist: programs, files, zero's subcommands and options."""
 
 import os
 import re
@@ -11,10 +11,10 @@ README = "README.md"
 MADE = ("out/",)
 
 
-def _commands(tree):
+def _commands(tree, readme):
     """(line, words) of each command in the fenced `sh` blocks."""
     inside, joined, start = False, "", 0
-    for number, line in tree.lines(README):
+    for number, line in tree.lines(readme):
         if line.strip().startswith("```"):
             inside = line.strip() in ("```sh", "```bash", "```shell")
             continue
@@ -66,9 +66,15 @@ def check(tree):
     if README not in tree.files:
         yield "README.md: missing"
         return
-    for line, words in _commands(tree):
+    for readme in tree.files:
+        if os.path.basename(readme) == README:
+            yield from _check_one(tree, readme)
+
+
+def _check_one(tree, readme):
+    for line, words in _commands(tree, readme):
         program = words[0]
-        where = "%s:%d: " % (README, line)
+        where = "%s:%d: " % (readme, line)
         if program == "zero" or program.endswith("/zero"):
             for complaint in _zero(tree, words):
                 yield where + complaint
@@ -82,7 +88,8 @@ def check(tree):
                     tree.path(program), os.X_OK):
                 yield where + "%s is not an executable file" % program
         elif not shutil.which(program) and program not in (
-                "apt-get", "git", "sudo", "pip", "mpirun", "srun", "sbatch"):
+                "apt-get", "git", "sudo", "pip", "mpirun", "srun", "sbatch",
+                "torchrun"):
             yield where + "no program %s" % program
         for word in words[1:]:
             path = re.sub(r"^--?[\w-]+=", "", word).rstrip("/")
