@@ -680,7 +680,9 @@ std::vector<KeySpec> UsedKeys() {
                     "optimizer's lr")),
       Key("scheduler.params.warmup_num_steps",
           FIELD(scheduler.warmup_num_steps), "Steps of the warm-up.",
-          AtLeast(0), kAllWarmups),
+          AtLeast(0), kAllWarmups,
+          DeepSpeed("\"auto\" is Hugging Face's Trainer's 0; here the "
+                    "default")),
       Key("scheduler.params.warmup_type", FIELD(scheduler.warmup_type),
           "The rise: log(step) / log(warmup_num_steps), or linear.", kNoWarmup,
           kAllWarmups),

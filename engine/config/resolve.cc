@@ -210,6 +210,11 @@ class Resolver : public BatchResolver {
     if (IsAuto("gradient_clipping")) {
       values.push_back("gradient_clipping off (there 1.0)");
     }
+    const std::string warmup = "scheduler.params.warmup_num_steps";
+    if (IsAuto(warmup) && FindKey(warmup)->Applies(config_)) {
+      values.push_back(absl::StrCat(
+          warmup, " ", config_.scheduler.warmup_num_steps, " (there 0)"));
+    }
     if (IsAuto("bf16.enabled") && config_.param_dtype() == DType::kF32) {
       values.push_back("bf16.enabled false (there --bf16)");
     } else if (IsAuto("fp16.enabled") && config_.param_dtype() == DType::kF32) {

@@ -333,6 +333,11 @@ TEST(LoadTest, WhereAutoIsNotTheTrainersANoteSaysSo) {
                 "--bf16)"});
   EXPECT_TRUE(
       LoadSmall({"bf16.enabled=true", "fp16.enabled=auto"})->notes.empty());
+  EXPECT_THAT(LoadSmall({"scheduler.type=WarmupLR",
+                         "scheduler.params.warmup_num_steps=auto"})
+                  ->notes,
+              testing::Contains(testing::HasSubstr(
+                  "scheduler.params.warmup_num_steps 1000 (there 0)")));
 }
 
 TEST(LoadTest, SizesThatNoMachineCountsAreErrorsAndNotOverflows) {
