@@ -28,8 +28,14 @@ std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config) {
 class Search {
  public:
   Search(const Rank& rank, const Config& config, const ModelTools& tools,
-         const FitLimits& limits)
-      : rank_(rank), config_(config), tools_(tools), limits_(limits) {}
+         const FitLimits& limits, const MachineSpeed& speed)
+      : rank_(rank),
+        config_(config),
+        tools_(tools),
+        limits_(limits),
+        speed_(speed) {}
+
+  const MachineSpeed& speed() const { return speed_; }
 
   // Appends the one with the largest micro-batch that fits, if any does. With
   // one micro-step no sum of gradients lies beside a backward pass, so it may
@@ -103,7 +109,7 @@ class Search {
     const double tokens =
         static_cast<double>(proposal->micro_batch * proposal->accumulation *
                             config.data.sequence_length);
-    const AssumedSpeed speed = AssumedSpeedOf(*rank_.device);
+    const MachineSpeed& speed = speed_;
     const StepWire& wire = rehearsal.wire;
     proposal->peak_bytes = rehearsal.needed_bytes();
     proposal->host_bytes = rehearsal.host_bytes();
@@ -115,17 +121,9 @@ class Search {
         proposal->flops / speed.flops_per_second +
         (wire.gathered + wire.reduced) / speed.BytesPerSecond(shards) +
         wire.across / speed.BytesPerSecond(world);
-    if (proposal->offload == Offload::kNone) return absl::OkStatus();
-    const Plan& plan = rehearsal.plan;
-    const int64_t updated =
-        plan.StateElems(plan.HostUpdatedElems(), plan.placement.optimizer);
-    const int64_t of_node = std::min(world, speed.ranks_per_node);
-    proposal->seconds +=
-        (rehearsal.host_traffic.up + rehearsal.host_traffic.down) /
-            speed.host_bytes_per_second +
-        updated * of_node / speed.host_updates_per_second +
-        (rehearsal.disk_traffic.read + rehearsal.disk_traffic.written) *
-            of_node / speed.disk_bytes_per_second;
+    if (proposal->offload != Offload::kNone) {
+      proposal->seconds += OffloadSeconds(rehearsal, world, speed);
+    }
     return absl::OkStatus();
   }
 
@@ -133,6 +131,7 @@ class Search {
   const Config& config_;
   const ModelTools& tools_;
   const FitLimits limits_;
+  const MachineSpeed& speed_;
 };
 
 // For every stage, level of recompute, size of group and offload that makes
@@ -142,7 +141,7 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
                                                   const ZeroConfig& zero,
                                                   bool on_disk) {
   const int64_t world = rank.world();
-  const int64_t node = AssumedSpeedOf(*rank.device).ranks_per_node;
+  const int64_t node = search.speed().ranks_per_node;
   std::set<int64_t> groups = {-1, zero.mics_shard_size};
   if (node < world && world % node == 0) groups.insert(node);
   // Where the host's memory is the device's, it saves nothing.
@@ -180,27 +179,6 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
 }
 
 }  // namespace
-
-AssumedSpeed AssumedSpeedOf(const Device& device) {
-  // Adam moves 28 bytes an element, of a host's 90 GB/s.
-  if (device.kind() == DeviceKind::kCuda) {
-    return {.flops_per_second = 4e14,
-            .node_bytes_per_second = 3e11,
-            .bytes_per_second = 5e10,
-            .ranks_per_node = 8,
-            .host_bytes_per_second = 2.5e10,
-            .host_updates_per_second = 3e9,
-            .disk_bytes_per_second = 6e9};
-  }
-  // Ranks are threads of one machine.
-  return {.flops_per_second = 1e11 * device.info().num_threads,
-          .node_bytes_per_second = 5e9,
-          .bytes_per_second = 5e9,
-          .ranks_per_node = INT64_MAX,
-          .host_bytes_per_second = 5e9,
-          .host_updates_per_second = 3e8,
-          .disk_bytes_per_second = 1e9};
-}
 
 std::string FitProposal::Patch(const Config& config) const {
   std::vector<std::string> sets;
@@ -277,11 +255,10 @@ Config WithProposal(Config config, const FitProposal& proposal) {
   return config;
 }
 
-absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
-                                                     const Config& config,
-                                                     const ModelTools& tools,
-                                                     const FitLimits& limits) {
-  const Search search(rank, config, tools, limits);
+absl::StatusOr<std::vector<FitProposal>> ProposeFits(
+    const Rank& rank, const Config& config, const ModelTools& tools,
+    const FitLimits& limits, const MachineSpeed& speed) {
+  const Search search(rank, config, tools, limits, speed);
   const ZeroConfig& zero = config.zero_optimization;
   ZERO_ASSIGN_OR_RETURN(std::vector<FitProposal> found,
                         FindFits(search, rank, zero, /*on_disk=*/false));

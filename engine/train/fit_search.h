@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/comm/rank.h"
 #include "engine/config/config.h"
+#include "engine/train/machine_speed.h"
 #include "engine/train/session.h"
 
 namespace zero {
@@ -24,30 +25,13 @@ struct FitProposal {
   int64_t disk_bytes;    // likewise
   int64_t sent_bytes;    // by a rank in a step
   double flops;          // of a rank in a step
-  // Seconds of a step at AssumedSpeed, with nothing hidden: only for
+  // Seconds of a step at the speed assumed, with nothing hidden: only for
   // comparison.
   double seconds;
 
   // "--set KEY=VALUE ..." of what is not as in `config`; empty: all is.
   std::string Patch(const Config& config) const;
 };
-
-// What prices assume of a device: round figures, not measured. Ranks of a node
-// are closer to one another than to others.
-struct AssumedSpeed {
-  double flops_per_second;
-  double node_bytes_per_second, bytes_per_second;  // within a node; between two
-  int64_t ranks_per_node;
-  double host_bytes_per_second;    // each way between a device and its host
-  double host_updates_per_second;  // elements of a node's host
-  double disk_bytes_per_second;    // reads and writes of a node's disk
-
-  // Between consecutive ranks.
-  double BytesPerSecond(int64_t ranks) const {
-    return ranks <= ranks_per_node ? node_bytes_per_second : bytes_per_second;
-  }
-};
-AssumedSpeed AssumedSpeedOf(const Device& device);
 
 // The same run with a proposal's values. A disk that the config does not name
 // is taken to be that of training.out_dir.
@@ -68,7 +52,8 @@ struct FitLimits {
 absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const Config& config,
                                                      const ModelTools& tools,
-                                                     const FitLimits& limits);
+                                                     const FitLimits& limits,
+                                                     const MachineSpeed& speed);
 
 }  // namespace zero
 

@@ -161,7 +161,8 @@ absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
     return absl::nullopt;
   }
   const absl::StatusOr<std::vector<FitProposal>> fits = ProposeFits(
-      rank, config, tools, {TakeableBytes(rank), TakeableHostBytes(rank)});
+      rank, config, tools, {TakeableBytes(rank), TakeableHostBytes(rank)},
+      AssumedSpeedOf(*rank.device));
   if (!fits.ok()) return absl::nullopt;
   if (fits->empty()) return "";
   const std::string patch = fits->front().Patch(config);

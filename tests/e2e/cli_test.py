@@ -751,6 +751,20 @@ class CliTest(unittest.TestCase):
                       ("parameters", "gradients", "optimizer")]
             self.assertEqual(sum(states), row["states_bytes_by_formula"])
             self.assertEqual(row["host_bytes"] > 0, row["offload"] != "-")
+            self.assertEqual(row["offload_seconds_per_step"] > 0,
+                             row["offload"] != "-")
+        self.assertRegex(
+            self.ok("memory", "config.json", "--offload"),
+            r"copies of [\d.]+ GB/s, AdamW of [\d.]+ G .*, measured here")
+
+    def test_devices_times_the_host_and_a_disk(self):
+        text = self.ok("devices", "--disk", "disk")
+        self.assertRegex(text, r"as a host: copies to it [\d.]+ GB/s, from it "
+                               r"[\d.]+ GB/s; AdamW [\d.]+ G elements/s")
+        self.assertRegex(text, r"disk: [\d.]+ GB/s read and as much written")
+        self.assertEqual(os.listdir(os.path.join(self.folder, "disk")), [])
+        self.assertIn("/dev/null", self.error("devices", "--disk",
+                                              "/dev/null/x"))
 
     def test_a_ratio_leaves_a_part_of_the_optimizer_on_the_device(self):
         bf16 = "bf16.enabled=true"

@@ -19,6 +19,7 @@
 #include "engine/comm/links.h"
 #include "engine/comm/mpi_network.h"
 #include "engine/train/console.h"
+#include "engine/train/machine_speed.h"
 #include "engine/train/product_rate.h"
 #include "nlohmann/json.hpp"
 #include "tools/cli/commands.h"
@@ -43,6 +44,15 @@ std::string ProductsText(Device& device) {
   return text;
 }
 
+// What offload goes over.
+std::string HostText(Device& device) {
+  const auto speed = MeasureHostSpeed(device);
+  if (!speed.ok()) return std::string(speed.status().message());
+  return absl::StrFormat(
+      "copies to it %.1f GB/s, from it %.1f GB/s; AdamW %.2f G elements/s",
+      1e-9 * speed->down, 1e-9 * speed->up, 1e-9 * speed->updates);
+}
+
 std::string GpuText(Device& gpu) {
   const DeviceInfo info = gpu.info();
   const DeviceMemory memory = gpu.memory();
@@ -55,19 +65,30 @@ std::string GpuText(Device& gpu) {
                           "\n      bf16 peak: %.0f GFLOP/s, the vendor's",
                           info.peak_flops_bf16 / 1e9);
   }
-  absl::StrAppend(&text, ProductsText(gpu));
+  absl::StrAppend(&text, ProductsText(gpu),
+                  "\n      its host: ", HostText(gpu));
   for (const std::string& note : gpu.notes()) {
     absl::StrAppend(&text, "\n      note: ", note);
   }
   return text;
 }
 
-absl::Status ShowMachine(const RunOptions& options) {
+absl::Status ShowDisk(const std::string& folder) {
+  const DiskTrial trial = {.folder = folder};
+  ZERO_ASSIGN_OR_RETURN(const double seconds, MeasureDisk(trial));
+  const auto bytes = static_cast<double>(trial.pieces * trial.piece_bytes);
+  absl::PrintF("disk  %s: %.2f GB/s read and as much written, at once (%s)\n",
+               folder, 1e-9 * bytes / seconds, HumanBytes(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status ShowMachine(const RunOptions& options, const std::string& disk) {
   ZERO_ASSIGN_OR_RETURN(const auto cpu, OpenDevice(options));
   const DeviceInfo info = cpu->info();
   absl::PrintF(
       "cpu   %s, %s, %d threads, %s%s\n", info.name, info.isa, info.num_threads,
       HumanBytes(static_cast<double>(info.memory_bytes)), ProductsText(*cpu));
+  absl::PrintF("      as a host: %s\n", HostText(*cpu));
   // Where there is no GPU, why.
   for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
     const auto gpu = MakeCudaDevice(index);
@@ -75,7 +96,7 @@ absl::Status ShowMachine(const RunOptions& options) {
                                    ? absl::StrCat(index, ": ", GpuText(**gpu))
                                    : std::string(gpu.status().message()));
   }
-  return absl::OkStatus();
+  return disk.empty() ? absl::OkStatus() : ShowDisk(disk);
 }
 
 // What a process tells of itself, as text.
@@ -167,10 +188,10 @@ absl::Status ShowCluster(const RunOptions& options, MpiNetwork& network) {
   return absl::OkStatus();
 }
 
-absl::Status Devices(RunOptions options) {
+absl::Status Devices(RunOptions options, const std::string& disk) {
   ZERO_RETURN_IF_ERROR(ReadRanks(&options));
   if (!options.launch.has_value() || !options.launch->has_mpi) {
-    return ShowMachine(options);
+    return ShowMachine(options, disk);
   }
   const std::atomic<bool>* const stop = InstallStopSignals("");
   ZERO_ASSIGN_OR_RETURN(
@@ -187,10 +208,15 @@ absl::Status Devices(RunOptions options) {
 
 Command AddDevices(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
+  auto disk = std::make_shared<std::string>();
   app.add_option("--threads", options->threads,
                  "compute threads (default: all cores)")
       ->check(CLI::Range(1, 1024));
-  return [options] { return Devices(*options); };
+  app.add_option("--disk", *disk,
+                 "also time the disk of this folder, with a file of 1 GiB, as "
+                 "an nvme_path of offload")
+      ->type_name("DIR");
+  return [options, disk] { return Devices(*options, *disk); };
 }
 
 }  // namespace zero

@@ -106,6 +106,13 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
          return bytes(row.rehearsal.host_traffic.down);
        },
        /*of_offload=*/true},
+      {"+s/step",
+       [](const MemoryRow& row) {
+         return row.offload == Offload::kNone
+                    ? "-"
+                    : absl::StrFormat("%.3g", row.offload_seconds);
+       },
+       /*of_offload=*/true},
       {"disk",
        [&](const MemoryRow& row) { return bytes(row.rehearsal.disk_bytes); },
        /*of_offload=*/true, /*of_disk=*/true},
@@ -249,7 +256,7 @@ struct Memory {
   std::vector<std::string> notes;
   Config config;
   std::vector<FitProposal> fits;  // with --fit
-  AssumedSpeed speed = {};        // of their prices
+  MachineSpeed speed = {};        // of their prices
   std::string nothing_fits;       // what to do where there are none
   absl::Status stopped;           // of --measure, by a signal
 };
@@ -314,7 +321,7 @@ void PrintFits(const Memory& memory) {
                      patch.empty() ? "as it is" : patch});
   }
   PrintColumns(lines);
-  const AssumedSpeed& speed = memory.speed;
+  const MachineSpeed& speed = memory.speed;
   absl::PrintF(
       "note: seconds are for comparison: at %s GFLOP/s and %.0f GB/s a rank%s, "
       "nothing hidden\n",
@@ -380,13 +387,29 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   ZERO_ASSIGN_OR_RETURN(
       result.rows,
       PredictRows(run, config, planned, {memory, host_memory}, offloads));
+  result.speed = planned.Speed(config, offloads);
+  for (MemoryRow& row : result.rows) {
+    row.offload_seconds =
+        OffloadSeconds(row.rehearsal, run.ranks, result.speed);
+  }
+  if (offloads) {
+    result.notes.push_back(absl::StrFormat(
+        "+s/step is what offload adds with nothing hidden: copies of %.1f "
+        "GB/s, AdamW of %.2f G elements/s%s%s",
+        1e-9 * result.speed.host_bytes_per_second,
+        1e-9 * result.speed.host_updates_per_second,
+        config.zero_optimization.uses_nvme()
+            ? absl::StrFormat(", a disk of %.1f GB/s",
+                              1e-9 * result.speed.disk_bytes_per_second)
+            : "",
+        planned.assumed ? ", assumed" : ", measured here"));
+  }
   if (flags.fit) {
     result.config = config;
-    result.speed = AssumedSpeedOf(*planned.device);
     result.nothing_fits = NothingFits(rank);
-    ZERO_ASSIGN_OR_RETURN(
-        result.fits,
-        ProposeFits(rank, config, MakeModelTools(), {memory, host_memory}));
+    ZERO_ASSIGN_OR_RETURN(result.fits,
+                          ProposeFits(rank, config, MakeModelTools(),
+                                      {memory, host_memory}, result.speed));
   }
   if (folder != nullptr) {
     result.stopped = MeasureAll(

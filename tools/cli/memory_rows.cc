@@ -174,6 +174,7 @@ Json AsJson(const MemoryRow& row, bool measures) {
                {"disk_bytes", row.rehearsal.disk_bytes},
                {"from_disk_bytes_per_step", row.rehearsal.disk_traffic.read},
                {"to_disk_bytes_per_step", row.rehearsal.disk_traffic.written},
+               {"offload_seconds_per_step", row.offload_seconds},
                {"sent_bytes_by_formula", row.formula_wire.sent()},
                {"memory_bytes", row.limits.device},
                {"host_memory_bytes",

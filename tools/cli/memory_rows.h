@@ -33,6 +33,7 @@ struct MemoryRow {
   int64_t formula_states;
   StepWire formula_wire;
   FitLimits limits;
+  double offload_seconds;  // OffloadSeconds
   absl::optional<MeasuredRun> measured;
   std::string failure;  // why the run that was to be measured ended
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/comm/mpi_network.h"
 #include "engine/comm/mpi_ranks.h"
@@ -227,12 +228,32 @@ PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
                                  " more, for kernels that load in its first "
                                  "step"));
   }
-  if (opened.ok()) return;
+  assumed = !opened.ok();
+  if (!assumed) return;
   const auto fixed = static_cast<double>(device->memory().context_bytes);
   notes.push_back(absl::StrCat(
       "this GPU is assumed, with ", HumanBytes(fixed),
       " for context and libraries and a bound for cuDNN's workspace: ",
       opened.status().message()));
+}
+
+MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
+  MachineSpeed speed = AssumedSpeedOf(*device);
+  if (assumed || !offloads) return speed;
+  const auto host = MeasureHostSpeed(*device);
+  if (host.ok()) {
+    speed.host_bytes_per_second = std::min(host->down, host->up);
+    speed.host_updates_per_second = host->updates;
+  }
+  const ZeroConfig& zero = config.zero_optimization;
+  if (!zero.uses_nvme() || !IsFolder(zero.nvme_path())) return speed;
+  const DiskTrial trial = {.folder = zero.nvme_path(), .pieces = 4};
+  const auto seconds = MeasureDisk(trial);
+  if (seconds.ok()) {
+    speed.disk_bytes_per_second =
+        2.0 * trial.pieces * trial.piece_bytes / *seconds;
+  }
+  return speed;
 }
 
 // More ranks than this machine has GPUs are those of a larger one.

@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "engine/comm/local_ranks.h"
 #include "engine/config/config.h"
+#include "engine/train/machine_speed.h"
 #include "tools/cli/commands.h"
 
 namespace zero {
@@ -48,7 +49,12 @@ struct PlannedDevice {
   Rank MakeRank(const RunOptions& options, const Config& config,
                 int rank = 0) const;
 
+  // What offload goes over is measured, where that is here: copies and updates
+  // of the host, and the disk, where the config has one that is there.
+  MachineSpeed Speed(const Config& config, bool offloads) const;
+
   std::unique_ptr<Device> device;
+  bool assumed = false;            // there is no such GPU here
   std::vector<std::string> notes;  // what to know of its memory
 };
 

@@ -35,7 +35,8 @@ class FitSearchTest : public testing::Test {
   }
 
   std::vector<FitProposal> Fits(int64_t memory) const {
-    return *ProposeFits(rank_, config_, tools_, {memory, /*host=*/0});
+    return *ProposeFits(rank_, config_, tools_, {memory, /*host=*/0},
+                        AssumedSpeedOf(*rank_.device));
   }
 
   const ModelTools tools_ = TestModelTools();
@@ -131,7 +132,8 @@ TEST(FitSearchOfNodesTest, GroupsOfANodeAreProposed) {
   const auto device = MakeAssumedGpu({});
   const Rank rank = MakeLoneRank(*device, /*rank=*/0, /*world=*/64);
   const auto fits = ProposeFits(rank, config, TestModelTools(),
-                                {.device = int64_t{1} << 40, .host = 0});
+                                {.device = int64_t{1} << 40, .host = 0},
+                                AssumedSpeedOf(*device));
   ASSERT_TRUE(fits.ok()) << fits.status();
   bool found = false;
   for (const FitProposal& fit : *fits) {
@@ -169,7 +171,8 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const auto device = MakeAssumedGpu({});
   const Rank rank = MakeLoneRank(*device);
   const auto fits_in = [&](const FitLimits& limits) {
-    return *ProposeFits(rank, config, TestModelTools(), limits);
+    return *ProposeFits(rank, config, TestModelTools(), limits,
+                        AssumedSpeedOf(*rank.device));
   };
   const auto all = fits_in({.device = int64_t{1} << 40, .host = 0});
   ASSERT_FALSE(all.empty());

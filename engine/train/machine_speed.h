@@ -1,0 +1,62 @@
+// How fast a machine computes, copies and sends: what prices of a run are made
+// of, assumed or measured.
+#ifndef ZERO_ENGINE_TRAIN_MACHINE_SPEED_H_
+#define ZERO_ENGINE_TRAIN_MACHINE_SPEED_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/train/session.h"
+#include "kernels/device.h"
+
+namespace zero {
+
+// Ranks of a node are closer to one another than to others.
+struct MachineSpeed {
+  double flops_per_second;
+  double node_bytes_per_second, bytes_per_second;  // within a node; between two
+  int64_t ranks_per_node;
+  double host_bytes_per_second;    // each way between a device and its host
+  double host_updates_per_second;  // elements of a node's host, by AdamW
+  double disk_bytes_per_second;    // reads and writes of a node's disk
+
+  // Between consecutive ranks.
+  double BytesPerSecond(int64_t ranks) const {
+    return ranks <= ranks_per_node ? node_bytes_per_second : bytes_per_second;
+  }
+};
+
+// Round figures of such a device, not measured.
+MachineSpeed AssumedSpeedOf(const Device& device);
+
+// Copies to the host, and back, and AdamW there, by all threads of `device`:
+// the best of some tenths of a second, on 64 MiB that no cache holds.
+struct HostSpeed {
+  double down = 0, up = 0;  // bytes per second
+  double updates = 0;       // elements per second, fp32 with both moments
+};
+absl::StatusOr<HostSpeed> MeasureHostSpeed(Device& device);
+
+// A file of states on a disk, as an update uses it: a piece is read while the
+// one before is written.
+struct DiskTrial {
+  std::string folder;
+  int64_t piece_bytes = int64_t{64} << 20;  // about a block of GPT-2's states
+  int pieces = 16;
+  int queue_depth = 8;
+  bool checksums = true;
+  int rounds = 1;
+};
+// Seconds in which all pieces are read and written once: the median.
+// Errors: those of SwapFile.
+absl::StatusOr<double> MeasureDisk(const DiskTrial& trial);
+
+// What offload adds to a step of such a run in seconds, with nothing hidden:
+// the copies, the host's update, which the ranks of a node share, and its disk.
+double OffloadSeconds(const Rehearsal& rehearsal, int64_t world,
+                      const MachineSpeed& speed);
+
+}  // namespace zero
+
+#endif  // ZERO_ENGINE_TRAIN_MACHINE_SPEED_H_
