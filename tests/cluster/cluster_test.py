@@ -348,8 +348,10 @@ class FaultsTest(HostsTest):
             with unittest.mock.patch.dict(self.env, {"ZERO": script}):
                 run = self.mpirun("run.json", *self.steps)
             self.ends(run)
-            self.assertRegex(self.output(), "no checkpoint at step 10: rank 1 "
-                             "cannot write .*: file too large")
+            self.assertRegex(self.output(), "rank 1: cannot write .*step-"
+                             "00000010.*: file too large")
+            self.assertIn("warning: no checkpoint at step 10: rank 1 cannot "
+                          "write", self.output())
             self.assertEqual(self.summary()["failed_checkpoints"], 100)
             self.expect_whole()
 

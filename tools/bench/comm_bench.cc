@@ -2,7 +2,8 @@
 // the all-gather, additions for the reduce-scatter. Each rank is a thread with
 // a communication stream; ours and the plain loop run in turns, all ranks at
 // once. Then what a collective costs that moves next to nothing. Prints one
-// JSON object per line, as op_bench does.
+// JSON object per line, as op_bench does. Under mpirun the ranks are those of
+// all processes, and there is no plain loop beside them.
 #include <algorithm>
 #include <barrier>
 #include <cstdint>
@@ -16,7 +17,9 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "engine/base/status.h"
+#include "engine/comm/launch.h"
 #include "engine/comm/local_ranks.h"
+#include "engine/comm/mpi_ranks.h"
 #include "nlohmann/json.hpp"
 #include "tools/bench/fill.h"
 #include "tools/bench/memory_loops.h"
@@ -26,24 +29,30 @@ namespace zero::bench {
 namespace {
 
 struct Options {
-  int ranks = 2;
+  int ranks = 2;  // of each process
+  absl::optional<Launch> launch;
   double megabytes = 25;
   double seconds = 1;  // per case, at least
 };
 
-// What the ranks share.
+// What the ranks of a process share.
 struct Group {
   explicit Group(const Options& options)
       : options(options),
         piece_bytes(static_cast<int64_t>(options.megabytes * 1e6) /
-                    (256 * options.ranks) * 256),
+                    (256 * world()) * 256),
         together(options.ranks),
         full(options.ranks) {}
+
+  int world() const {
+    return options.ranks * (options.launch ? options.launch->world : 1);
+  }
 
   const Options options;
   const int64_t piece_bytes;  // of each rank
   std::barrier<> together;
-  std::vector<char*> full;  // each rank's memory, of a piece for every rank
+  // Memory of each rank of one process, of a piece for every rank.
+  std::vector<char*> full;
   bool enough = false;
 };
 
@@ -60,7 +69,8 @@ class Bench {
     ZERO_ASSIGN_OR_RETURN(const Buffer full,
                           rank_.device->Allocate(bytes_, MemoryKind::kDevice));
     FillRandom(full.data(), DType::kF32, bytes_ / 4);
-    full_ = group_.full[rank_.rank()] = static_cast<char*>(full.data());
+    full_ = static_cast<char*>(full.data());
+    if (!group_.options.launch) group_.full[rank_.rank()] = full_;
     own_ = full_ + rank_.rank() * piece_bytes_;
     AllGather(DType::kF32);
     ReduceScatter(DType::kF32);
@@ -135,54 +145,76 @@ class Bench {
     return absl::StrCat(rank_.world(), " ranks, ", bytes_ / 1000, " KB");
   }
 
-  // Runs both in turns on all ranks. A turn ends when the last rank is there.
+  // A turn ends when the last rank is there.
+  void Meet() {
+    if (!group_.options.launch) return group_.together.arrive_and_wait();
+    rank_.scalar->Barrier(*compute_, "bench");
+    compute_->Synchronize();
+  }
+
+  // What rank 0 says, on all ranks.
+  bool Agree(bool enough) {
+    if (!group_.options.launch) {
+      if (rank_.rank() == 0) group_.enough = enough;
+      Meet();
+      return group_.enough;
+    }
+    double said = enough ? 1 : 0;
+    rank_.scalar->Broadcast(*compute_, "bench", DType::kF64, /*root=*/0,
+                            {{&said, &said, 1}});
+    compute_->Synchronize();
+    return said != 0 || !rank_.status().ok();
+  }
+
+  // Runs both in turns on all ranks.
   void Measure(const std::string& op, const std::string& shape, DType dtype,
                const char* unit, double amount,
                const std::function<void()>& ours,
                const std::function<void()>& plain) {
     const auto turn = [&](const std::function<void()>& work) {
-      group_.together.arrive_and_wait();
+      Meet();
       return SecondsOf([&] {
         work();
-        group_.together.arrive_and_wait();
+        Meet();
       });
     };
-    const bool leads = rank_.rank() == 0;
+    // Ranks of other processes share no memory.
+    const bool both = !group_.options.launch.has_value();
     std::vector<double> our_s, plain_s;
     double spent = 0;
     turn(ours);
-    turn(plain);
-    if (leads) group_.enough = false;
-    group_.together.arrive_and_wait();
-    while (!group_.enough) {
+    if (both) turn(plain);
+    do {
       our_s.push_back(turn(ours));
+      spent += our_s.back();
+      if (!both) continue;
       plain_s.push_back(turn(plain));
-      spent += our_s.back() + plain_s.back();
-      if (leads) {
-        group_.enough = spent >= group_.options.seconds && our_s.size() >= 5;
-      }
-      group_.together.arrive_and_wait();
-    }
-    if (!leads) return;
+      spent += plain_s.back();
+    } while (!Agree(spent >= group_.options.seconds && our_s.size() >= 5));
+    if (rank_.rank() > 0) return;
     // The best turns, not the median: on a machine that others are busy on, a
     // rank that waits asleep loses its core, and the plain loop does not.
     const double best = *std::min_element(our_s.begin(), our_s.end());
-    const double plain_best = *std::min_element(plain_s.begin(), plain_s.end());
-    const nlohmann::ordered_json row = {{"op", op},
-                                        {"shape", shape},
-                                        {"dtype", DTypeName(dtype)},
-                                        {"ms", best * 1e3},
-                                        {"unit", unit},
-                                        {"rate", amount / best},
-                                        {"ceiling", amount / plain_best},
-                                        {"ratio", plain_best / best},
-                                        {"rounds", our_s.size()}};
+    nlohmann::ordered_json row = {{"op", op},
+                                  {"shape", shape},
+                                  {"dtype", DTypeName(dtype)},
+                                  {"ms", best * 1e3},
+                                  {"unit", unit},
+                                  {"rate", amount / best},
+                                  {"rounds", our_s.size()}};
+    if (both) {
+      const double plain = *std::min_element(plain_s.begin(), plain_s.end());
+      row["ceiling"] = amount / plain;
+      row["ratio"] = plain / best;
+    }
     std::cout << row.dump() << std::endl;
   }
 
   const Rank& rank_;
   Group& group_;
   const int64_t piece_bytes_, bytes_;
+  const std::unique_ptr<Stream> compute_ =
+      rank_.device->MakeStream(StreamRole::kCompute);
   char* full_ = nullptr;
   char* own_ = nullptr;  // this rank's piece of it
 };
@@ -190,7 +222,7 @@ class Bench {
 int Main(int argc, char** argv) {
   Options options;
   CLI::App app("Times collectives of local ranks beside plain loops");
-  app.add_option("--ranks", options.ranks, "threads")
+  app.add_option("--ranks", options.ranks, "threads of each process")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));
   app.add_option("--megabytes", options.megabytes, "of the full side")
@@ -199,10 +231,18 @@ int Main(int argc, char** argv) {
   app.add_option("--seconds", options.seconds, "per case, at least")
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  Group group(options);
-  const absl::Status status = RunLocalRanks(
-      options.ranks, {}, [](int) { return MakeCpuDevice(1); },
-      [&](const Rank& rank) { return Bench(rank, group).Run(); });
+  const auto launch = ReadLaunch();
+  absl::Status status = launch.status();
+  if (launch.ok()) {
+    options.launch = *launch;
+    Group group(options);
+    const auto device = [](int) { return MakeCpuDevice(1); };
+    const RankBody body = [&](const Rank& rank) {
+      return Bench(rank, group).Run();
+    };
+    status = *launch ? RunMpiProcess(**launch, options.ranks, {}, device, body)
+                     : RunLocalRanks(options.ranks, {}, device, body);
+  }
   if (!status.ok()) std::cerr << "comm_bench: " << status.message() << "\n";
   return status.ok() ? 0 : 1;
 }
