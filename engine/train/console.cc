@@ -101,7 +101,7 @@ std::string Counted(int64_t count, absl::string_view noun) {
 }
 
 std::string HumanSeconds(double seconds) {
-  if (seconds > 0 && seconds < 0.95) return absl::StrFormat("%.1f s", seconds);
+  if (seconds > 0 && seconds < 0.95) return absl::StrFormat("%.1g s", seconds);
   const int64_t s = static_cast<int64_t>(std::llround(seconds));
   if (s < 60) return absl::StrFormat("%d s", s);
   if (s < 3600) return absl::StrFormat("%d min %02d s", s / 60, s % 60);

@@ -50,6 +50,7 @@ TEST(ConsoleTest, OneThingIsNoPluralAndShortTimesAreNotZero) {
   EXPECT_EQ(Counted(1200, "file"), "1,200 files");
   EXPECT_EQ(HumanSeconds(0), "0 s");
   EXPECT_EQ(HumanSeconds(0.31), "0.3 s");
+  EXPECT_EQ(HumanSeconds(0.042), "0.04 s");
   EXPECT_EQ(HumanSeconds(0.97), "1 s");
 }
 
