@@ -16,6 +16,24 @@ namespace zero {
 
 ArenaBlock::~ArenaBlock() { arena_->Free(*this); }
 
+void ArenaBlock::Shrink(int64_t bytes, MemoryCategory category) {
+  const int64_t kept = Arena::PaddedBytes(bytes);
+  ZERO_CHECK_LE(kept, bytes_);
+  ZERO_CHECK_EQ(Arena::IsFar(category), Arena::IsFar(category_));
+  // The first bytes of a far block are the farthest from its side's beginning.
+  const int64_t rest = bytes_ - kept;
+  const bool far = Arena::IsFar(category_);
+  if (rest > 0) {
+    arena_->GiveBack(static_cast<char*>(data()) + kept,
+                     far ? offset_ : offset_ + kept, rest, category_);
+  }
+  if (far) offset_ += rest;
+  bytes_ = kept;
+  arena_->ledger_->Remove(category_, kept);
+  arena_->ledger_->Add(category, kept);
+  category_ = category;
+}
+
 void* ArenaBlock::data() const {
   const int64_t begin =
       Arena::IsFar(category_) ? arena_->capacity_ - offset_ - bytes_ : offset_;
@@ -50,9 +68,13 @@ Arena::Arena(Device& device, Buffer buffer, int64_t capacity, std::string name,
 
 Arena::~Arena() { ZERO_CHECK_EQ(live_, 0) << "live blocks in arena " << name_; }
 
+int64_t Arena::PaddedBytes(int64_t bytes) {
+  return std::max(RoundUp(bytes, kAlignment), kAlignment);
+}
+
 std::shared_ptr<ArenaBlock> Arena::Allocate(int64_t bytes,
                                             MemoryCategory category) {
-  const int64_t padded = std::max(RoundUp(bytes, kAlignment), kAlignment);
+  const int64_t padded = PaddedBytes(bytes);
   const int64_t offset = SideOf(category).Take(padded);
   const int64_t taken = near_.end() + far_.end();
   ZERO_CHECK_LE(taken, capacity_)
@@ -65,12 +87,17 @@ std::shared_ptr<ArenaBlock> Arena::Allocate(int64_t bytes,
 }
 
 void Arena::Free(const ArenaBlock& block) {
+  GiveBack(block.data(), block.offset(), block.bytes(), block.category_);
+}
+
+void Arena::GiveBack(void* data, int64_t offset, int64_t bytes,
+                     MemoryCategory category) {
   if (poison_freed_ && device_->kind() == DeviceKind::kCpu) {
-    std::memset(block.data(), 0xff, block.bytes());
+    std::memset(data, 0xff, bytes);
   }
-  live_ -= block.bytes();
-  ledger_->Remove(block.category_, block.bytes());
-  SideOf(block.category_).GiveBack(block.offset(), block.bytes());
+  live_ -= bytes;
+  ledger_->Remove(category, bytes);
+  SideOf(category).GiveBack(offset, bytes);
 }
 
 int64_t Arena::Side::Take(int64_t bytes) {

@@ -7,10 +7,11 @@
 // made the compute stream wait for all that touches it on other streams (the
 // executor awaits a collective before it lets go of a buffer), and whoever
 // takes it follows the compute stream.
-// What units hold for a while (gathered parameters, gradients to be reduced)
-// comes from the far end: it lives across the activations' last in, first out,
-// and between them it would leave holes. The two ends peak at different times,
-// and the range is as large as both together ever are.
+// What units hold for a while (gathered parameters, gradients) comes from the
+// far end: it lives across the activations' last in, first out, and between
+// them it would leave holes. While backward frees activations at one end,
+// gradients fill the other, and the range is as large as both together ever
+// are.
 // Invariant: blocks are disjoint; the holes of a side lie below its end and
 // never touch.
 // Threads: one at a time. Start reading at tensor.h, the user of this.
@@ -43,6 +44,10 @@ class ArenaBlock {
   ~ArenaBlock();
   ArenaBlock(const ArenaBlock&) = delete;
   ArenaBlock& operator=(const ArenaBlock&) = delete;
+
+  // Returns all but the first `bytes` to the arena, and counts these as
+  // `category`, which is of the same side. REQUIRES: nobody uses the rest.
+  void Shrink(int64_t bytes, MemoryCategory category);
 
   void* data() const;
   int64_t offset() const { return offset_; }
@@ -78,6 +83,13 @@ class Arena {
   // prints category, size and what is live.
   std::shared_ptr<ArenaBlock> Allocate(int64_t bytes, MemoryCategory category);
 
+  // Whether Allocate would find a hole, so that the category's side does not
+  // grow.
+  bool HasHole(int64_t bytes, MemoryCategory category) const {
+    const Side& side = IsFar(category) ? far_ : near_;
+    return side.HasHole(PaddedBytes(bytes));
+  }
+
   // Writes one byte to every page, so that a step never waits for the
   // operating system (first touch costs up to seconds per GiB). CPU only.
   void Touch();
@@ -106,6 +118,9 @@ class Arena {
   class Side {
    public:
     int64_t Take(int64_t bytes);
+    bool HasHole(int64_t bytes) const {
+      return by_size_.lower_bound({bytes, 0}) != by_size_.end();
+    }
     void GiveBack(int64_t begin, int64_t bytes);
     // Of the last live block; from here on all is free.
     int64_t end() const { return end_; }
@@ -123,12 +138,18 @@ class Arena {
         MemoryLedger* ledger);
   static bool IsFar(MemoryCategory category) {
     return category == MemoryCategory::kGatheredParameters ||
-           category == MemoryCategory::kReduceBuffers;
+           category == MemoryCategory::kReduceBuffers ||
+           category == MemoryCategory::kGradients;
   }
   Side& SideOf(MemoryCategory category) {
     return IsFar(category) ? far_ : near_;
   }
+  static int64_t PaddedBytes(int64_t bytes);
   void Free(const ArenaBlock& block);
+  // Gives back `bytes` of a block, which begin at `data` and, from the end that
+  // the category comes from, at `offset`.
+  void GiveBack(void* data, int64_t offset, int64_t bytes,
+                MemoryCategory category);
 
   Device* device_;
   Buffer buffer_;

@@ -33,6 +33,11 @@ Tensor Tensor::Slice(int64_t offset, const Shape& shape) const {
   return tensor;
 }
 
+void Tensor::GiveBackRest(MemoryCategory category) const {
+  ZERO_CHECK(block_ != nullptr && data_ == block_->data());
+  block_->Shrink(bytes(), category);
+}
+
 Matrix Tensor::matrix() const {
   const int64_t cols = shape_.num_dims() == 0 ? 1 : shape_[-1];
   const int64_t rows = cols == 0 ? 0 : num_elems() / cols;

@@ -45,6 +45,10 @@ class Tensor {
   // `num_elems` elements from element `offset`, sharing the memory.
   Tensor Slice(int64_t offset, const Shape& shape) const;
 
+  // Gives back the rest of the memory that this tensor is the beginning of, and
+  // counts its own as `category` (ArenaBlock::Shrink).
+  void GiveBackRest(MemoryCategory category) const;
+
   // True when no other tensor shares the memory, so that it may be
   // overwritten. Borrowed memory is never unique.
   bool unique() const { return block_ != nullptr && block_.use_count() == 1; }

@@ -45,12 +45,11 @@ absl::Status CheckUnused(const Executor& executor, const Config& config,
   return absl::OkStatus();
 }
 
-absl::Status CheckSkips(Executor& executor, const Config& config,
-                        const RunRecord& record, Console* console) {
+absl::Status CheckSkips(const Config& config, const RunRecord& record,
+                        Console* console) {
   const int64_t skips = record.consecutive_skips;
   if (skips == 0) return absl::OkStatus();
-  ZERO_ASSIGN_OR_RETURN(const std::string culprit,
-                        executor.states().FirstNonFiniteGradient());
+  const std::string& culprit = record.last.output.non_finite;
   // Squares are summed in fp64, so only the norm itself can be too large.
   const std::string reason =
       culprit.empty() ? "every gradient is finite, but their norm is beyond "

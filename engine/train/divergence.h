@@ -20,8 +20,8 @@ absl::Status CheckUnused(const Executor& executor, const Config& config,
 
 // After every step: reports a skipped one with the tensor to blame.
 // Errors: Aborted at training.max_consecutive_skips.
-absl::Status CheckSkips(Executor& executor, const Config& config,
-                        const RunRecord& record, Console* console);
+absl::Status CheckSkips(const Config& config, const RunRecord& record,
+                        Console* console);
 
 // After the last step. Errors: Aborted where the run diverged, so that its
 // weights replace no good ones.

@@ -326,8 +326,8 @@ absl::StatusOr<StepRecord> Trainer::Await() {
 absl::StatusOr<StepOutput> Trainer::TakeAgain() {
   // The step behind it was launched as if this one would update, and has been
   // skipped with it: the states are still those before this step. Taken again,
-  // alone, it leaves the gradients that CheckSkips looks at, and the next one
-  // is launched with the right rate.
+  // alone, it says which gradient is to blame, and the next one is launched
+  // with the right rate.
   ZERO_RETURN_IF_ERROR(executor().Finish().status());
   agreeing_on_ = -1;
   const double num_valid_targets = launched_.front().num_valid_targets;
@@ -346,7 +346,7 @@ absl::Status Trainer::Report(const StepRecord& taken) {
   }
   scaler_.Update(taken.output.skipped);
   record_.scaler = scaler_.state();
-  return CheckSkips(executor(), config_, record_, console_);
+  return CheckSkips(config_, record_, console_);
 }
 
 bool Trainer::RunsAheadOf(int64_t index) const {

@@ -21,8 +21,8 @@ struct Executor::UnitState {
   Tensor gathered;
   // By phase.
   struct Gradients {
-    // Sharded ones, from the first backward that writes one until they are
-    // reduced: [elems of the phase].
+    // From the first backward that writes one, replicated ones until the end of
+    // the step, sharded ones until they are reduced: [elems of the phase].
     Tensor flat;
     bool finished = false;  // they are complete, unwritten ones zero
   };
@@ -297,6 +297,7 @@ absl::Status Executor::Begin(const StepInput& input) {
   states_->Settle(*compute_);
   ZERO_RETURN_IF_ERROR(upload_->Reserve(input.micro_batches));
   ZERO_CHECK_LT(num_begun_ - num_finished_, steps_.size()) << "not finished";
+  ReturnGradients();  // of a step that is not finished
   ZERO_RETURN_IF_ERROR(ArrangeParameters(input.delayed_update));
   BegunStep& step = steps_[num_begun_ % steps_.size()];
   step.times = {};
@@ -316,6 +317,7 @@ absl::Status Executor::Begin(const StepInput& input) {
     bound->used = false;
   }
   ZERO_RETURN_IF_ERROR(MakeStepList(input));
+  TakeSums();
   context_->training = true;
   context_->dropout_key = input.dropout_key;
   const absl::Status status =
@@ -384,15 +386,32 @@ absl::Status Executor::ArrangeParameters(bool delayed_update) {
 absl::StatusOr<StepOutput> Executor::Finish() {
   ZERO_CHECK_LT(num_finished_, num_begun_);
   BegunStep& step = steps_[num_finished_++ % steps_.size()];
-  if (rank_->device->kind() == DeviceKind::kMeta) return StepOutput();
+  const bool last = num_finished_ == num_begun_;
+  if (rank_->device->kind() == DeviceKind::kMeta) {
+    if (last) ReturnGradients();
+    return StepOutput();
+  }
   clock_->Read(*step.read, std::exchange(step.timed, {}));
   times_ = step.times;
   ZERO_RETURN_IF_ERROR(rank_->status());
   const auto& scalars = *static_cast<const StepScalars*>(step.scalars.data());
-  return StepOutput{
+  StepOutput output{
       .loss = scalars.global_loss / static_cast<double>(step.num_valid_targets),
       .grad_norm = scalars.norm,
       .skipped = scalars.found_non_finite != 0};
+  if (!last) return output;
+  if (output.skipped) {
+    ZERO_ASSIGN_OR_RETURN(output.non_finite, access_->FirstNonFiniteGradient());
+  }
+  ReturnGradients();
+  return output;
+}
+
+void Executor::ReturnGradients() {
+  for (UnitState& unit : units_) {
+    for (auto& gradients : unit.gradients) gradients.flat = Tensor();
+  }
+  if (options_.train) states_->ReturnGradients();
 }
 
 void Executor::Perform(const Action& action, const StepInput& input) {
@@ -446,12 +465,9 @@ void Executor::Perform(const Action& action, const StepInput& input) {
                                   {state.all_rows.ids.vector(), 0});
         return wire_->GatherRows(i, state.own_rows, state.all_rows);
       }
-      const bool adds = plan_.shards_gradients() && action.micro_step > 0;
-      return wire_->Reduce(
-          i, state.gradients[bucket.phase].flat, states_->grads(),
-          /*accumulate=*/adds &&
-              !(plan_.UpdatesOnHost(bucket.unit) && plan_.AddsOnHost()),
-          *transient_);
+      const Wire::Sums sums = PlaceSums(bucket, action.micro_step);
+      return wire_->Reduce(i, state.gradients[bucket.phase].flat,
+                           states_->grads(), sums, *transient_);
     }
     case ActionKind::kReduceAcross: {
       const Bucket& bucket = plan_.reduce_buckets[i];
@@ -581,10 +597,11 @@ void Executor::Backward(int unit, int phase) {
   state.tape = Tape();
 }
 
-// Rotating memory for the gradients that this unit's backward writes: its own
-// in this phase, and those of the parameters it borrows.
+// Memory for the gradients that this unit's backward writes: its own in this
+// phase, and those of the parameters it borrows. Where they are replicated they
+// are the state itself, until the step ends.
 void Executor::TakeGradientBuffers(int unit, int phase) {
-  if (!plan_.shards_gradients()) return;
+  const bool rotates = plan_.shards_gradients();
   for (int u : plan_.units[unit].writes) {
     const PlannedUnit& planned = plan_.units[u];
     if (planned.trained_elems == 0) continue;
@@ -594,8 +611,10 @@ void Executor::TakeGradientBuffers(int unit, int phase) {
       ZERO_CHECK(!finished) << planned.name << " is being reduced";
       continue;
     }
-    flat = Tensor::Empty(*transient_, {range.elems}, options_.grad_dtype,
-                         MemoryCategory::kReduceBuffers);
+    flat = Tensor::Empty(
+        *transient_, {range.elems}, options_.grad_dtype,
+        rotates ? MemoryCategory::kReduceBuffers : MemoryCategory::kGradients);
+    if (!rotates) states_->grads().Lend(u, phase, flat);
     for (const Segment& gap : units_[u].gaps) {
       if (gap.begin < range.begin || gap.begin >= range.end()) continue;
       const Tensor zeros = flat.Slice(gap.begin - range.begin, {gap.elems});
@@ -704,6 +723,10 @@ void Executor::AddRows(int table) {
   ZERO_CHECK_EQ(state.num_rows, planned.rows)
       << "the plan is of another number of tokens in a step";
   const bool on_host = plan_.UpdatesOnHost(table);
+  if (FlatState& grads = states_->grads();
+      !on_host && !grads.Lent(table, 0).defined()) {
+    grads.Lend(table, 0, EmptySums(table, 0));
+  }
   const EmbeddingBackwardArgs args =
       RowsArgs(table, on_host ? state.host_rows : state.all_rows);
   const auto add = [args, zero = planned.completed_by < 0,
@@ -727,9 +750,62 @@ void Executor::AddRows(int table) {
   state.own_rows = state.all_rows = {};
 }
 
+// Sums that stay for other micro-steps are there from the beginning, where they
+// leave no holes between them.
+void Executor::TakeSums() {
+  if (!plan_.shards_gradients() || num_micro_steps_ == 1) return;
+  FlatState& grads = states_->grads();
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    if (!grads.IsLent(u)) continue;
+    for (int p = 0; p < static_cast<int>(plan_.units[u].phases.size()); ++p) {
+      grads.Lend(u, p, EmptySums(u, p));
+    }
+  }
+}
+
+Tensor Executor::EmptySums(int unit, int phase) const {
+  return Tensor::Empty(*transient_, {states_->grads().HeldElems(unit, phase)},
+                       options_.grad_dtype, MemoryCategory::kGradients);
+}
+
+// Where the sums of a bucket go. Those of a single micro-step take a hole.
+// Until there is one, they are the front of the buffer that gradients were
+// written to, which shrinks to them if there is still none when it is released:
+// sharded gradients never take more memory than whole ones would.
+Wire::Sums Executor::PlaceSums(const Bucket& bucket, int64_t micro_step) {
+  FlatState& grads = states_->grads();
+  const int unit = bucket.unit, phase = bucket.phase;
+  if (!plan_.shards_gradients() || !grads.IsLent(unit)) {
+    return Wire::Sums::kInPlace;
+  }
+  if (micro_step > 0) return Wire::Sums::kAdded;
+  const Tensor& flat = units_[unit].gradients[phase].flat;
+  if (!grads.Lent(unit, phase).defined()) {
+    const Tensor front = flat.Slice(0, {grads.HeldElems(unit, phase)});
+    const bool fits =
+        transient_->HasHole(front.bytes(), MemoryCategory::kGradients);
+    grads.Lend(unit, phase, fits ? EmptySums(unit, phase) : front);
+  }
+  return grads.Lent(unit, phase).data() == flat.data() ? Wire::Sums::kPacked
+                                                       : Wire::Sums::kKept;
+}
+
 void Executor::ReleaseGradients(int unit, int phase) {
   states_->BindSinks(unit, phase, Tensor());
-  units_[unit].gradients[phase].flat = Tensor();
+  const Tensor flat =
+      std::exchange(units_[unit].gradients[phase].flat, Tensor());
+  FlatState& grads = states_->grads();
+  if (!grads.IsLent(unit)) return;
+  const Tensor sums = grads.Lent(unit, phase);
+  if (sums.data() != flat.data()) return;
+  if (transient_->HasHole(sums.bytes(), MemoryCategory::kGradients)) {
+    // There is one by now, and none must stay where the buffer was.
+    const Tensor moved = EmptySums(unit, phase);
+    rank_->device->Copy(*compute_, moved.data(), sums.data(), sums.bytes());
+    grads.Lend(unit, phase, moved);
+  } else {
+    sums.GiveBackRest(MemoryCategory::kGradients);
+  }
 }
 
 // ---- To the host and back --------------------------------------------------

@@ -135,7 +135,11 @@ class Executor {
   void FinishRows(int unit);
   void AddRows(int table);
   void FinishGradients(int unit, int phase);
+  void TakeSums();
+  Tensor EmptySums(int unit, int phase) const;
+  Wire::Sums PlaceSums(const Bucket& bucket, int64_t micro_step);
   void ReleaseGradients(int unit, int phase);
+  void ReturnGradients();
   // On a stream of copies; as slow as rank.host_link, where that is set.
   void Copy(StreamRole role, const Tensor& from, const Tensor& to);
   void Offload(const Action& action);

@@ -22,11 +22,13 @@ FlatState::FlatState(const Plan& plan, int64_t rank, std::string name,
       int64_t& all = elems[static_cast<int>(*place.home)];
       place.range = {all, trained ? unit.trained_elems : unit.padded_elems};
       all = place.range.end();
+      place.phases.resize(unit.phases.size());
     }
     places_.push_back(place);
   }
   for (int h = 0; h < kNumMemories; ++h) {
-    if (elems[h] == 0) continue;
+    lent_[h] = arenas[h] == nullptr;
+    if (elems[h] == 0 || lent_[h]) continue;
     const Shape shape = {plan.StateElems(elems[h], placement, rank)};
     arrays_[h] = shape.num_elems() == 0
                      ? Tensor::Borrow(nullptr, shape, dtype)
@@ -38,11 +40,37 @@ Tensor FlatState::Part(int unit, int64_t begin, int64_t elems) const {
   const Place& place = places_[unit];
   ZERO_CHECK(place.home.has_value() && *place.home != Home::kNvme)
       << name_ << " has nothing of " << plan_->units[unit].name;
+  if (lent_[static_cast<int>(*place.home)] && place.range.elems > 0) {
+    const std::vector<Segment>& phases = plan_->units[unit].phases;
+    size_t p = 0;
+    while (plan_->StateElems(phases[p].begin, placement_, rank_) > begin) ++p;
+    ZERO_CHECK(place.phases[p].defined())
+        << name_ << " has nothing of " << plan_->units[unit].name << " now";
+    return place.phases[p].Slice(
+        begin - plan_->StateElems(phases[p].begin, placement_, rank_), {elems});
+  }
   const Tensor& array = arrays_[static_cast<int>(*place.home)];
   // Of a unit without elements that is alone in its memory.
   if (!array.defined()) return Tensor::Borrow(nullptr, {0}, dtype_);
   return array.Slice(
       plan_->StateElems(place.range.begin, placement_, rank_) + begin, {elems});
+}
+
+int64_t FlatState::HeldElems(int unit, int phase) const {
+  return plan_->StateElems(plan_->units[unit].phases[phase].elems, placement_,
+                           rank_);
+}
+
+void FlatState::Lend(int unit, int phase, Tensor elems) {
+  ZERO_CHECK(IsLent(unit));
+  ZERO_CHECK_EQ(elems.num_elems(), HeldElems(unit, phase));
+  places_[unit].phases[phase] = std::move(elems);
+}
+
+void FlatState::Return() {
+  for (Place& place : places_) {
+    for (Tensor& phase : place.phases) phase = Tensor();
+  }
 }
 
 Segment FlatState::HeldRange(const SegmentRef& ref) const {

@@ -1,6 +1,8 @@
 // A model state (parameters, gradients, moments) in flat arrays laid out by the
 // plan, one in the memory of every home that some unit has: the elements of
 // these units, or only this rank's pieces of them.
+// In a memory that no arena is given for there is no array: the elements of a
+// unit come and go, phase by phase (Lend, Return).
 #ifndef ZERO_ENGINE_ZERO_FLAT_STATE_H_
 #define ZERO_ENGINE_ZERO_FLAT_STATE_H_
 
@@ -47,6 +49,11 @@ class FlatState {
   bool OnDisk(int unit) const {
     return defined() && places_[unit].home == Home::kNvme;
   }
+  // Whether the elements of a unit are there only while somebody lends memory.
+  bool IsLent(int unit) const {
+    return defined() && places_[unit].home.has_value() &&
+           lent_[static_cast<int>(*places_[unit].home)];
+  }
   bool HasUnit(int unit) const {
     return defined() && places_[unit].home.has_value();
   }
@@ -75,12 +82,28 @@ class FlatState {
   // This rank's elements of a unit: all, or its pieces in segment order.
   // REQUIRES: !OnDisk(unit).
   Tensor Held(int unit) const;
+  // Elements `local` of these, which no phase divides where they are lent.
+  Tensor Held(int unit, const Segment& local) const {
+    return Part(unit, local.begin, local.elems);
+  }
+
+  // What is here of a phase of a unit is in `elems` until Return, which
+  // forgets all that was lent. REQUIRES: IsLent(unit).
+  void Lend(int unit, int phase, Tensor elems);
+  // Undefined: nothing was lent.
+  const Tensor& Lent(int unit, int phase) const {
+    return places_[unit].phases[phase];
+  }
+  void Return();
+  // Of the elements of a phase, how many are here.
+  int64_t HeldElems(int unit, int phase) const;
 
  private:
   // A unit's home, and its place among the units there.
   struct Place {
     absl::optional<Home> home;
     Segment range;
+    std::vector<Tensor> phases;  // of what is lent
   };
   // `elems` from element `begin` of what lies here of a unit.
   Tensor Part(int unit, int64_t begin, int64_t elems) const;
@@ -93,6 +116,7 @@ class FlatState {
   DType dtype_ = DType::kF32;
   std::vector<Place> places_;  // by unit
   std::array<Tensor, kNumMemories> arrays_;
+  std::array<bool, kNumMemories> lent_ = {};
   SwapPlace swap_place_;
 };
 

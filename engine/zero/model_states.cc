@@ -114,11 +114,15 @@ void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
       [](const PlannedUnit& unit) { return unit.homes.parameters; }, parameters,
       /*trained=*/false);
   if (!options_.train) return;
-  grads_ = make("gradients", placement.gradients, options_.grad_dtype,
-                MemoryCategory::kGradients, [&](const PlannedUnit& unit) {
-                  return plan_->AddsOnHost() && on_host(unit) ? Home::kHost
-                                                              : Home::kDevice;
-                });
+  HomeArenas lends = arenas;
+  lends[static_cast<int>(Home::kDevice)] = nullptr;
+  grads_ = FlatState(
+      *plan_, rank_, "gradients", placement.gradients, /*trained=*/true,
+      [&](const PlannedUnit& unit) {
+        return plan_->AddsOnHost() && on_host(unit) ? Home::kHost
+                                                    : Home::kDevice;
+      },
+      lends, options_.grad_dtype, MemoryCategory::kGradients);
   // The host's copies of what the device keeps, too: gradients in its memory.
   host_params_ = make(
       "parameters of the host", placement.optimizer, options_.param_dtype,
@@ -167,7 +171,6 @@ void ModelStates::Bind(Stream& stream) {
   for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
     if (plan_->units[u].padded_elems == 0) continue;
     if (!params_.sharded()) BindValues(u, params_.Unit(u));
-    if (grads_.defined() && !grads_.sharded()) BindSinks(u, 0, grads_.Unit(u));
   }
   for (const FlatState* state : {&params_, &grads_, &master_, &host_params_,
                                  &host_grads_, &other_grads_}) {
@@ -206,6 +209,17 @@ void ModelStates::Exchange(BatchUpload& upload, Stream& stream) {
     }
   }
   stream.Synchronize();
+}
+
+void ModelStates::ReturnGradients() {
+  for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+    if (!grads_.IsLent(u)) continue;
+    const int num_phases = static_cast<int>(plan_->units[u].phases.size());
+    for (int phase = 0; phase < num_phases; ++phase) {
+      BindSinks(u, phase, Tensor());
+    }
+  }
+  grads_.Return();
 }
 
 void ModelStates::AlternateGradients() {

@@ -1,6 +1,7 @@
 // The model states of a rank: parameters, gradients, master weights and the
 // optimizer's arrays, as flat arrays laid out by the plan, and the model's
-// parameters bound to them.
+// parameters bound to them. Gradients in the device's memory have no array:
+// they are lent from the backward of their unit to the end of the step.
 #ifndef ZERO_ENGINE_ZERO_MODEL_STATES_H_
 #define ZERO_ENGINE_ZERO_MODEL_STATES_H_
 
@@ -76,7 +77,7 @@ class ModelStates {
   // Takes the arrays, in place of those that there were. `swapped`, null where
   // no state is on a disk, must outlive them.
   void Take(const HomeArenas& arenas, SwappedStates* swapped = nullptr);
-  // Binds what is replicated for the whole run, and zeroes what padding must
+  // Binds replicated parameters for the whole run, and zeroes what padding must
   // not find there.
   void Bind(Stream& stream);
 
@@ -84,6 +85,9 @@ class ModelStates {
   // Where backward's sums over micro-batches, or of all ranks where they are
   // sharded, are.
   const FlatState& grads() const { return grads_; }
+  FlatState& grads() { return grads_; }
+  // Of all gradients on the device: the step is done with them.
+  void ReturnGradients();
   // What the optimizer of a unit reads and writes: these two, or what the host
   // has of them.
   const FlatState& updated_params(int unit) const {

@@ -635,7 +635,11 @@ class WaitFinder {
         Await(summed_);
         break;
       case ActionKind::kUpdate:
-        if (on_host) Await(computed_);
+        if (on_host) {
+          Await(computed_);
+        } else {
+          freed_ = i;  // its gradients, when the step ends
+        }
         AwaitLast(read_, action);
         updated_[action.index] = i;
         if (on_host && delayed_) {

@@ -38,7 +38,8 @@ enum class ActionKind {
   kOffload,           // bucket: starts copying what this rank owns of it to
                       // the host; of rows: all of them
   kAddOffloaded,      // bucket: adds it to the micro-steps' before it
-  kReleaseGradients,  // unit, phase: gives its reduced gradients' buffer back
+  kReleaseGradients,  // unit, phase: gives its gradients' buffer back, but for
+                      // the sums that this rank owns
   kAddRows,           // table: adds the rows of all ranks to its gradient
   kSumSquares,        // unit: of its gradients on the host, for the norm
   kNorm,              // global gradient norm, clip factor, finite check

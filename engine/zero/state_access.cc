@@ -371,20 +371,27 @@ void StateAccess::ForEachRun(
 }
 
 // Every rank looks at its own pieces, which are right at every stage.
-absl::StatusOr<std::string> StateAccess::FirstNonFinite(const FlatState& state,
-                                                        const char* name) {
+absl::StatusOr<std::string> StateAccess::FirstNonFinite(
+    const std::function<const FlatState&(int unit)>& state_of,
+    const char* name) {
   const Tensor count =
       Tensor::Empty(*arena_, {1}, DType::kI64, MemoryCategory::kWorkspace);
   const std::vector<BoundParameter*> order = states_->bound();
   size_t at = 0, first = order.size();
-  states_->ForEachRun(state, StatePart::kOwned, [&](const StateRun& run) {
+  const auto look = [&](const StateRun& run) {
     if (first < order.size() || run.parameter->frozen) return;
     while (order[at]->parameter != run.parameter) ++at;
     states_->Hold(run.segment, /*change=*/false, *compute_);
     rank_->device->ops().CountNonFinite(
         *compute_, {run.values.vector(), count.As<int64_t>()});
     if (numbers_->ReadScalar(count.As<int64_t>()) > 0) first = at;
-  });
+  };
+  for (const SegmentRef& ref : states_->segments()) {
+    const FlatState& state = state_of(ref.unit);
+    if (!state.Has(ref)) continue;
+    const Segment piece = plan_->Piece(plan_->segment(ref), rank_->rank());
+    states_->ForEachRun(ref, piece, state.Piece(ref), /*rest=*/{}, look);
+  }
   double earliest = -static_cast<double>(first);
   ZERO_RETURN_IF_ERROR(
       numbers_->AllReduce(name, ReduceOp::kMax, {&earliest, 1}));

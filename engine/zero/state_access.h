@@ -120,12 +120,19 @@ class StateAccess {
                                            const StateRun& run)>& visit);
 
   // The first parameter (in plan order) whose gradient, or value, is not finite
-  // on any rank, or "". Of those that are trained.
+  // on any rank, or "". Of those that are trained. Gradients are there until
+  // the end of a step: it is the executor that asks (StepOutput).
   absl::StatusOr<std::string> FirstNonFiniteGradient() {
-    return FirstNonFinite(states_->grads(), "first non-finite gradient");
+    return FirstNonFinite(
+        [this](int unit) -> const FlatState& {
+          return states_->reduced_grads(unit);
+        },
+        "first non-finite gradient");
   }
   absl::StatusOr<std::string> FirstNonFiniteParameter() {
-    return FirstNonFinite(states_->params(), "first non-finite parameter");
+    return FirstNonFinite(
+        [this](int) -> const FlatState& { return states_->params(); },
+        "first non-finite parameter");
   }
 
  private:
@@ -142,8 +149,9 @@ class StateAccess {
   absl::StatusOr<Tensor> Whole(const FlatState& state, const SegmentRef& ref);
   // In fp32, until the next call.
   absl::Span<const float> Download(const StateRun& run);
-  absl::StatusOr<std::string> FirstNonFinite(const FlatState& state,
-                                             const char* name);
+  absl::StatusOr<std::string> FirstNonFinite(
+      const std::function<const FlatState&(int unit)>& state_of,
+      const char* name);
   // Of a parameter's weight in a checkpoint.
   DType WeightType(const Parameter& parameter) const;
   // The ranks that together own every element once.

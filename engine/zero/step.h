@@ -3,6 +3,7 @@
 #define ZERO_ENGINE_ZERO_STEP_H_
 
 #include <cstdint>
+#include <string>
 
 #include "absl/types/span.h"
 
@@ -43,6 +44,9 @@ struct StepOutput {
   double loss = 0;       // mean over valid targets of all ranks
   double grad_norm = 0;  // before clipping, loss scale removed
   bool skipped = false;  // a gradient was not finite; nothing was updated
+  // Of a skipped step that no other began behind: the first parameter, in plan
+  // order, whose gradient was not finite on any rank; "": their norm alone.
+  std::string non_finite = {};
 };
 
 // Scalars of a step that live on the device, so that it never waits for the
@@ -62,7 +66,7 @@ inline constexpr char kStepCollective[] = "norm and loss";
 
 // What a rehearsal on the meta device measures and a run reserves.
 struct TransientBytes {
-  // Activations, workspace, gathered parameters and gradients to be reduced.
+  // Activations, workspace, gathered parameters and gradients.
   int64_t device = 0;
   // The largest batch, or a piece of the weights, in host memory: twice.
   int64_t upload = 0;

@@ -36,18 +36,23 @@ Updater::Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
           {.weight_decay = static_cast<float>(options.optimizer.weight_decay),
            .decay_all = options.decay_all,
            .tensor_norms = options.optimizer.needs_tensor_norms()})),
-      segments_(plan.units.size()) {
-  const Placement placement = plan.placement.optimizer;
+      pieces_(plan.units.size()) {
+  const auto local = [&](int64_t elems) {
+    return plan.StateElems(elems, plan.placement.optimizer, rank.rank());
+  };
   for (int u = 0; u < static_cast<int>(plan.units.size()); ++u) {
-    if (!plan.UpdatesFromDisk(u)) continue;
     const PlannedUnit& unit = plan.units[u];
-    for (int s = 0; s < unit.num_trained_segments; ++s) {
-      const auto local = [&](int64_t elems) {
-        return plan.StateElems(elems, placement, rank.rank());
-      };
-      const Segment& segment = unit.segments[s];
-      segments_[u].push_back(UpdateWithin(
-          updates_.units[u], local(segment.begin), local(segment.end())));
+    std::vector<Segment> pieces = unit.phases;
+    if (plan.UpdatesFromDisk(u)) {
+      pieces.assign(unit.segments.begin(),
+                    unit.segments.begin() + unit.num_trained_segments);
+    } else if (plan.UpdatesOnHost(u)) {
+      pieces = {{0, unit.trained_elems}};
+    }
+    for (const Segment& piece : pieces) {
+      const int64_t begin = local(piece.begin), end = local(piece.end());
+      pieces_[u].push_back(
+          {{begin, end - begin}, UpdateWithin(updates_.units[u], begin, end)});
     }
   }
 }
@@ -159,16 +164,29 @@ void Updater::Norm(const StepInput& input, StepScalars* scalars) {
 
 // ---- The optimizer ----------------------------------------------------------
 
-Updater::View Updater::ViewOf(int unit, int segment,
+std::vector<const Updater::Piece*> Updater::PiecesOf(int unit,
+                                                     int segment) const {
+  const bool by_segment = plan_->UpdatesFromDisk(unit);
+  std::vector<const Piece*> pieces;
+  for (int p = 0; p < static_cast<int>(pieces_[unit].size()); ++p) {
+    const Piece& piece = pieces_[unit][p];
+    if (by_segment && p != segment) continue;
+    if (!piece.update.ranges.empty()) pieces.push_back(&piece);
+  }
+  return pieces;
+}
+
+Updater::View Updater::ViewOf(int unit, int segment, const Piece& piece,
                               const StepInput& input) const {
   const bool by_segment = plan_->UpdatesFromDisk(unit);
-  const UnitUpdate& update = UpdateOf(unit, segment);
+  const UnitUpdate& update = piece.update;
   const FlatState& params = states_->updated_params(unit);
   const FlatState& grads = states_->reduced_grads(unit);
   const FlatState& master = states_->master();
   const StepScalars& scalars = *NumbersOf(unit).scalars;
   const auto part = [&](const FlatState& state) {
-    return by_segment ? state.Piece({unit, segment}) : state.Held(unit);
+    if (by_segment) return state.Piece({unit, segment});
+    return state.sharded() ? state.Held(unit, piece.local) : state.Held(unit);
   };
   View view;
   view.state = {.param = part(params).vector(),
@@ -190,14 +208,15 @@ Updater::View Updater::ViewOf(int unit, int segment,
 }
 
 void Updater::Moments(int unit, int segment, const StepInput& input) {
-  if (UpdateOf(unit, segment).ranges.empty()) return;
-  Run(plan_->UpdatesOnHost(unit),
-      [view = ViewOf(unit, segment, input), options = OptionsOf(input),
-       spec = &options_.optimizer,
-       slots = NumbersOf(unit).slots.As<double>()](Ops& ops, Stream& stream) {
-        OptimizerMoments(ops, stream, *spec, view.state, view.arrays, options,
-                         {view.parts, slots});
-      });
+  for (const Piece* piece : PiecesOf(unit, segment)) {
+    Run(plan_->UpdatesOnHost(unit),
+        [view = ViewOf(unit, segment, *piece, input),
+         options = OptionsOf(input), spec = &options_.optimizer,
+         slots = NumbersOf(unit).slots.As<double>()](Ops& ops, Stream& stream) {
+          OptimizerMoments(ops, stream, *spec, view.state, view.arrays, options,
+                           {view.parts, slots});
+        });
+  }
 }
 
 // Every rank measures its own pieces of a parameter, also where it has all of
@@ -241,16 +260,17 @@ void Updater::AddRows(const std::vector<Tensor>& rows, const Tensor& dst) {
 }
 
 void Updater::Update(int unit, int segment, const StepInput& input) {
-  if (UpdateOf(unit, segment).ranges.empty()) return;
   const Tensor& totals = NumbersOf(unit).totals;
-  Run(plan_->UpdatesOnHost(unit),
-      [view = ViewOf(unit, segment, input), options = OptionsOf(input),
-       spec = &options_.optimizer,
-       totals = totals.defined() ? totals.As<double>() : nullptr](
-          Ops& ops, Stream& stream) {
-        OptimizerStep(ops, stream, *spec, view.state, view.arrays, options,
-                      {view.parts, totals});
-      });
+  for (const Piece* piece : PiecesOf(unit, segment)) {
+    Run(plan_->UpdatesOnHost(unit),
+        [view = ViewOf(unit, segment, *piece, input),
+         options = OptionsOf(input), spec = &options_.optimizer,
+         totals = totals.defined() ? totals.As<double>() : nullptr](
+            Ops& ops, Stream& stream) {
+          OptimizerStep(ops, stream, *spec, view.state, view.arrays, options,
+                        {view.parts, totals});
+        });
+  }
 }
 
 }  // namespace zero

@@ -71,11 +71,17 @@ class Updater {
   const Numbers& NumbersOf(int unit) const {
     return plan_->UpdatesOnHost(unit) ? on_host_ : on_device_;
   }
-  const UnitUpdate& UpdateOf(int unit, int segment) const {
-    return plan_->UpdatesFromDisk(unit) ? segments_[unit][segment]
-                                        : updates_.units[unit];
-  }
-  View ViewOf(int unit, int segment, const StepInput& input) const;
+  // What one call of the optimizer updates: elements of a unit that lie
+  // together, counted among those that are here.
+  struct Piece {
+    Segment local;
+    UnitUpdate update;
+  };
+  // Those of an action on a unit, or on a segment of one on a disk, which has
+  // something to update.
+  std::vector<const Piece*> PiecesOf(int unit, int segment) const;
+  View ViewOf(int unit, int segment, const Piece& piece,
+              const StepInput& input) const;
   // Runs work(ops, stream) where a unit is updated.
   template <typename Work>
   void Run(bool on_host, Work work);
@@ -93,8 +99,9 @@ class Updater {
   Stream* host_;
   const ExecutorOptions& options_;
   const UpdatePlan updates_;
-  // By unit, of those that are updated from a disk.
-  std::vector<std::vector<UnitUpdate>> segments_;
+  // By unit: of one that is updated from a disk its segments, of one whose
+  // gradients are lent its phases, else all of it.
+  std::vector<std::vector<Piece>> pieces_;
   Numbers on_device_, on_host_;
   Tensor host_scalars_;
   // Of every rank the squares, and the loss; two sums of every tensor.

@@ -107,8 +107,9 @@ void Wire::GatherUpdated(int index, const FlatState& params) {
 }
 
 void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
-                  bool accumulate, Arena& arena) {
+                  Sums sums, Arena& arena) {
   const Bucket& bucket = plan_->reduce_buckets[index];
+  const bool adds = sums == Sums::kAdded;
   std::vector<Part> parts;
   for (const SegmentRef& ref : bucket.segments) {
     const Segment& segment = plan_->segment(ref);
@@ -118,14 +119,35 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
     }
     const int64_t phase = plan_->units[ref.unit].phases[bucket.phase].begin;
     const Segment piece = plan_->Piece(segment, rank_->rank());
-    // On its way to the host the sum is in place of this rank's addend.
-    parts.push_back({gradients.Slice(segment.begin - phase, {segment.elems}),
-                     plan_->UpdatesOnHost(ref.unit) && plan_->AddsOnHost()
-                         ? gradients.Slice(piece.begin - phase, {piece.elems})
-                         : grads.Piece(ref)});
+    // In front of the bucket nobody reads this rank's addends any more.
+    const int64_t packed_end = plan_->StateElems(
+        segment.end() - phase, Placement::kSharded, rank_->rank());
+    const bool in_front =
+        sums == Sums::kPacked &&
+        packed_end <= plan_->segment(bucket.segments[0]).begin - phase;
+    parts.push_back(
+        {gradients.Slice(segment.begin - phase, {segment.elems}),
+         adds || sums == Sums::kKept || in_front
+             ? grads.Piece(ref)
+             : gradients.Slice(piece.begin - phase, {piece.elems})});
   }
-  ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts,
-              accumulate, arena);
+  ReduceParts(*rank_->reduce, NameOf(bucket), bucket.transfers, parts, adds,
+              arena);
+  if (sums != Sums::kPacked) return;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    MoveToFront(parts[i].own, grads.Piece(bucket.segments[i]));
+  }
+}
+
+void Wire::MoveToFront(const Tensor& from, const Tensor& to) {
+  const char* const src = static_cast<const char*>(from.data());
+  char* const dst = static_cast<char*>(to.data());
+  // No copy overlaps. One suffices unless segments differ in size.
+  const int64_t distance = src - dst, bytes = to.bytes();
+  for (int64_t at = 0; distance > 0 && at < bytes; at += distance) {
+    rank_->device->Copy(*reduce_, dst + at, src + at,
+                        std::min(distance, bytes - at));
+  }
 }
 
 void Wire::ReduceAcross(int index, const FlatState& grads, Arena& arena) {

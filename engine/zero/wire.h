@@ -57,12 +57,18 @@ class Wire {
   void GatherUpdated(int bucket, const FlatState& params);
 
   // Starts reducing a bucket: to its owners, and back to all where all update.
-  // `gradients` has those of its phase where `grads` is sharded: then it gets
-  // the sum, added to what is there with `accumulate`; of what the host updates
-  // the sum stays in `gradients`. Memory of a bucket as it is sent comes from
-  // `arena`.
+  // Where `grads` is sharded, `gradients` has those of the bucket's phase, and
+  // the sums of this rank's pieces go to `sums`. Memory of a bucket as it is
+  // sent comes from `arena`.
+  enum class Sums {
+    kInPlace,  // they replace this rank's addends
+    kPacked,   // that, and then they move to the front of `gradients`, where
+               // they are lent to `grads`
+    kKept,     // to `grads`
+    kAdded,    // to `grads`, added to what is there
+  };
   void Reduce(int bucket, const Tensor& gradients, const FlatState& grads,
-              bool accumulate, Arena& arena);
+              Sums sums, Arena& arena);
   // Starts adding up this rank's pieces of a bucket over the groups.
   void ReduceAcross(int bucket, const FlatState& grads, Arena& arena);
   // Starts gathering this rank's tokens and rows (`own`) in its group, or from
@@ -97,6 +103,8 @@ class Wire {
                    const std::vector<Part>& parts, bool accumulate,
                    Arena& arena);
   void Convert(std::vector<Conversion> conversions);
+  // Moves elements towards the front, to where `to` may overlap `from`.
+  void MoveToFront(const Tensor& from, const Tensor& to);
   const std::string& NameOf(const Bucket& bucket) const {
     return plan_->units[bucket.unit].name;
   }

@@ -128,13 +128,19 @@ class GoldenTest : public testing::TestWithParam<const char*> {
     return *std::move(executor);
   }
 
-  StepOutput Step(Executor& executor, const Golden& golden, int64_t step) {
+  void Begin(Executor& executor, const Golden& golden, int64_t step) {
     const HostBatch batch = golden.batch();
-    return *executor.Step({.micro_batches = {&batch, 1},
-                           .num_valid_targets = golden.num_valid,
-                           .lr = 1e-3f,
-                           .beta1 = -1,
-                           .optimizer_step = step});
+    const absl::Status begun =
+        executor.Begin({.micro_batches = {&batch, 1},
+                        .num_valid_targets = golden.num_valid,
+                        .lr = 1e-3f,
+                        .beta1 = -1,
+                        .optimizer_step = step});
+    EXPECT_TRUE(begun.ok()) << begun;
+  }
+  StepOutput Step(Executor& executor, const Golden& golden, int64_t step) {
+    Begin(executor, golden, step);
+    return *executor.Finish();
   }
 
   std::unique_ptr<Device> device_;
@@ -192,7 +198,7 @@ TEST_P(GoldenTest, CachedKeysAndValuesGiveTheSameLogits) {
 TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
   Golden golden(GetParam());
   const auto executor = MakeExecutor(golden, Recompute::kOff);
-  Step(*executor, golden, 1);
+  Begin(*executor, golden, 1);  // they are there until it is finished
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
     const std::vector<float> want =
         ReadFloats(*golden.reader, "grad." + tensor.name);

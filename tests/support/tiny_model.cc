@@ -132,13 +132,16 @@ StepOutput Rig::Step(const TokenBatch& batch, float lr, int64_t micro_size,
                      float loss_scale) {
   const std::vector<HostBatch> parts =
       batch.Split(micro_size == 0 ? batch.batch : micro_size);
-  const absl::StatusOr<StepOutput> output =
-      executor_->Step({.micro_batches = parts,
-                       .num_valid_targets = batch.NumValid(),
-                       .lr = lr,
-                       .loss_scale = loss_scale,
-                       .optimizer_step = optimizer_step_,
-                       .dropout_key = dropout_key_});
+  const absl::Status begun =
+      executor_->Begin({.micro_batches = parts,
+                        .num_valid_targets = batch.NumValid(),
+                        .lr = lr,
+                        .loss_scale = loss_scale,
+                        .optimizer_step = optimizer_step_,
+                        .dropout_key = dropout_key_});
+  ZERO_CHECK(begun.ok()) << begun;
+  KeepGradients();
+  const absl::StatusOr<StepOutput> output = executor_->Finish();
   ++dropout_key_;
   ZERO_CHECK(output.ok()) << output.status();
   if (!output->skipped) ++optimizer_step_;
@@ -181,7 +184,18 @@ std::vector<float> Rig::Read(const Parameter& parameter) {
 
 std::vector<float> Rig::Gradient(const Parameter& parameter) {
   const Tensor& grad = parameter.weight.sink->grad;
+  if (!grad.defined()) return gradients_.at(parameter.name);
   return {grad.As<float>(), grad.As<float>() + grad.num_elems()};
+}
+
+void Rig::KeepGradients() {
+  if (executor_->transient().device().kind() != DeviceKind::kCpu) return;
+  for (const Parameter* parameter : model_->AllParameters()) {
+    const GradSink* const sink = parameter->weight.sink;
+    if (sink == nullptr || !sink->grad.defined()) continue;
+    if (sink->grad.dtype() != DType::kF32) continue;
+    gradients_[parameter->name] = Gradient(*parameter);
+  }
 }
 
 absl::StatusOr<std::vector<float>> Rig::TryReadAll() {

@@ -122,8 +122,11 @@ class Rig {
   void Load(const std::function<std::vector<float>(const Parameter&)>& values);
   // All ranks call it.
   std::vector<float> Read(const Parameter& parameter);
-  // The fp32 gradient of the last step.
+  // The fp32 gradient of a parameter of which this rank has all: within a step
+  // as it is, else that of the last Step or KeepGradients.
   std::vector<float> Gradient(const Parameter& parameter);
+  // Between Begin and Finish, on the CPU.
+  void KeepGradients();
   // Every parameter, one after the other.
   std::vector<float> ReadAll() { return TryReadAll().value(); }
   absl::StatusOr<std::vector<float>> TryReadAll();
@@ -136,6 +139,7 @@ class Rig {
   MemoryLedger ledger_, host_ledger_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
+  std::map<std::string, std::vector<float>> gradients_;  // KeepGradients
   int64_t optimizer_step_ = 1;
   uint64_t dropout_key_ = 1;
 };

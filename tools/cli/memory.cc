@@ -204,12 +204,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
 void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   std::set<std::pair<int, int64_t>> gathered;
   for (const MemoryRow& row : rows) {
-    int64_t states = 0;
-    for (const MemoryCategory category :
-         {MemoryCategory::kParameters, MemoryCategory::kGradients,
-          MemoryCategory::kOptimizer}) {
-      states += row.rehearsal.ledger.at_peak()[static_cast<int>(category)];
-    }
+    const int64_t states = row.states_bytes();
     if (states != row.formula_states) {
       absl::PrintF(
           "note: at %s the states of a rank are %s bytes, by the formula %s\n",

@@ -103,6 +103,16 @@ std::string MemoryRow::Name() const {
   return name;
 }
 
+int64_t MemoryRow::states_bytes() const {
+  int64_t bytes = 0;
+  for (const MemoryCategory category :
+       {MemoryCategory::kParameters, MemoryCategory::kGradients,
+        MemoryCategory::kOptimizer}) {
+    bytes += rehearsal.ledger.peak_bytes(category);
+  }
+  return bytes;
+}
+
 absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
                                                    const Config& config,
                                                    const PlannedDevice& planned,
@@ -167,6 +177,7 @@ Json AsJson(const MemoryRow& row, bool measures) {
                {"peak_bytes", ledger.total_peak_bytes()},
                {"host_bytes", row.rehearsal.host_bytes()},
                {"peak_action", row.rehearsal.peak_action},
+               {"states_bytes", row.states_bytes()},
                {"states_bytes_by_formula", row.formula_states},
                {"sent_bytes_per_step", row.rehearsal.wire.sent()},
                {"from_host_bytes_per_step", row.rehearsal.host_traffic.up},

@@ -37,6 +37,9 @@ struct MemoryRow {
   absl::optional<MeasuredRun> measured;
   std::string failure;  // why the run that was to be measured ended
 
+  // Parameters, gradients, master weights and moments, each at its own peak:
+  // gradients are all there when backward ends and activations are gone.
+  int64_t states_bytes() const;
   bool fits() const {
     return rehearsal.needed_bytes() <= limits.device &&
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);

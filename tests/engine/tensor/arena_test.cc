@@ -163,6 +163,38 @@ TEST(ArenaTest, WhatUnitsHoldForAWhileComesFromTheFarEnd) {
   EXPECT_EQ(arena->high_water_bytes(), 4 * 256);
 }
 
+// Of gradients that were reduced a rank keeps the beginning.
+TEST(ArenaTest, ABlockShrinksToItsBeginningOnBothSides) {
+  const auto device = MakeCpuDevice(1);
+  for (const MemoryCategory category : {kActivations, kGathered}) {
+    MemoryLedger ledger;
+    const auto arena = MakeArena(*device, 8 * 256, &ledger);
+    arena->set_poison_freed(true);
+    const bool far = category == kGathered;
+    const MemoryCategory kept = far ? MemoryCategory::kGradients : kWorkspace;
+    const auto before = arena->Allocate(256, category);
+    const auto block = arena->Allocate(4 * 256, category);
+    const auto behind = arena->Allocate(256, category);
+    float* const data = static_cast<float*>(block->data());
+    std::fill_n(data, 256, 1.0f);
+    block->Shrink(200, kept);
+    EXPECT_EQ(block->data(), data);
+    EXPECT_EQ(block->bytes(), 256);
+    EXPECT_EQ(data[63], 1);
+    EXPECT_TRUE(std::isnan(data[64]));
+    EXPECT_TRUE(std::isnan(data[255]));
+    EXPECT_EQ(arena->live_bytes(), 3 * 256);
+    EXPECT_EQ(ledger.live_bytes(kept), 256);
+    EXPECT_EQ(ledger.live_bytes(category), 2 * 256);
+    // What it gave back serves the next, between its neighbours.
+    EXPECT_TRUE(arena->HasHole(3 * 256, category));
+    EXPECT_FALSE(arena->HasHole(3 * 256 + 1, category));
+    const auto next = arena->Allocate(3 * 256, category);
+    EXPECT_EQ(next->data(), data + 64);
+    EXPECT_EQ(arena->high_water_bytes(), 6 * 256);
+  }
+}
+
 TEST(ArenaTest, HighWaterStaysWhenMemoryReturns) {
   const auto device = MakeCpuDevice(1);
   MemoryLedger ledger;

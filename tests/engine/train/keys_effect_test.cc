@@ -387,14 +387,14 @@ class KeysEffectTest : public testing::Test {
 
   void Poison(Trainer& trainer, const std::vector<int>& bad_steps) {
     if (bad_steps.empty()) return;
-    const Tensor grad =
-        trainer.session().model().AllParameters()[0]->weight.sink->grad;
+    const Parameter* const first = trainer.session().model().AllParameters()[0];
     trainer.session().executor().clock().set_hook(
-        [grad, bad_steps, step = 0](const Action& action, bool done) mutable {
+        [first, bad_steps, step = 0](const Action& action, bool done) mutable {
           if (done || action.kind != ActionKind::kNorm) return;
           ++step;
           if (std::count(bad_steps.begin(), bad_steps.end(), step) == 0) return;
-          grad.As<float>()[0] = std::numeric_limits<float>::infinity();
+          first->weight.sink->grad.As<float>()[0] =
+              std::numeric_limits<float>::infinity();
         });
   }
 

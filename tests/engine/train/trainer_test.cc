@@ -586,12 +586,12 @@ void Poison(Trainer& trainer, const std::string& name, int from, int to,
             float value = std::numeric_limits<float>::infinity()) {
   for (const Parameter* parameter : trainer.session().model().AllParameters()) {
     if (parameter->name != name) continue;
-    const Tensor grad = parameter->weight.sink->grad;
     trainer.session().executor().clock().set_hook(
         [=, step = 0](const Action& action, bool done) mutable {
           if (done || action.kind != ActionKind::kNorm) return;
           ++step;
           if (step < from || step > to) return;
+          const Tensor& grad = parameter->weight.sink->grad;
           grad.As<float>()[0] = grad.As<float>()[1] = value;
         });
   }

@@ -180,6 +180,7 @@ inline absl::StatusOr<Outcome> RunRank(const Job& of, const Rank& rank) {
                     .delayed_update = job.options.delayed_updates &&
                                       step >= job.delayed_from &&
                                       step < job.delayed_until}));
+    if (job.between) rig.KeepGradients();
     if (job.ahead && step == 0) continue;
     ZERO_RETURN_IF_ERROR(finish());
   }

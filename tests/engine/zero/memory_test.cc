@@ -7,6 +7,7 @@
 #include "engine/zero/executor.h"
 #include "gtest/gtest.h"
 #include "kernels/device.h"
+#include "models/registry.h"
 #include "tests/support/tiny_model.h"
 
 namespace zero {
@@ -148,8 +149,12 @@ TEST_F(MemoryTest, ModelStatesAreTheFormulaOnThePaddedElements) {
       return rig.ledger().live_bytes(category);
     };
     EXPECT_NEAR(live(MemoryCategory::kParameters), n * c.parameter, 255);
-    EXPECT_NEAR(live(MemoryCategory::kGradients), n * 4, 255);
     EXPECT_NEAR(live(MemoryCategory::kOptimizer), n * c.optimizer, 3 * 255);
+    EXPECT_EQ(live(MemoryCategory::kGradients), 0);
+    rig.Step(TokenBatch(kBatch, kLength, kVocab, 1), 1e-3f);
+    EXPECT_EQ(live(MemoryCategory::kGradients), 0);
+    // A unit's are a whole number of 256 bytes.
+    EXPECT_EQ(rig.ledger().peak_bytes(MemoryCategory::kGradients), n * 4);
   }
 }
 
@@ -238,6 +243,30 @@ TEST_F(MemoryTest, TransientMemoryDoesNotGrowWithTheLayers) {
   }
   EXPECT_EQ(workspace[0], workspace[1]);
   EXPECT_EQ(workspace[0], workspace[2]);
+}
+
+// Gradients that wait for no other micro-batch come as activations go: a step
+// needs the memory of both only where it adds them up.
+TEST_F(MemoryTest, GradientsTakeTheMemoryThatActivationsGiveBack) {
+  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
+    const auto high_water = [&](int64_t layers, int64_t micro_steps) {
+      Rig rig(*meta_, RoundConfig(family, layers),
+              Options(DType::kF32, Recompute::kOff), kUnlimited);
+      rig.Step(TokenBatch(8 * micro_steps, 64, 256, 1), 1e-3f,
+               /*micro_size=*/8);
+      return rig->high_water().device;
+    };
+    const auto block_bytes = [&](int64_t layers) {
+      const Plan plan =
+          MakePlan(DescribeUnits(*MakeModel(RoundConfig(family, layers))), {});
+      return 4 * plan.units[1].trained_elems;
+    };
+    // A block of eight rows keeps more activations than it has gradients.
+    const int64_t activations = high_water(8, 1) - high_water(4, 1);
+    EXPECT_GT(activations, 4 * block_bytes(4));
+    EXPECT_EQ(high_water(8, 2) - high_water(4, 2),
+              activations + 4 * block_bytes(4));
+  }
 }
 
 TEST_F(MemoryTest, MoreMicroBatchesNeedNoMoreMemory) {

@@ -380,15 +380,21 @@ TEST(OffloadTest, TheDeviceKeepsWhatTheHostHasNot) {
       }
       const bool all = offload.homes.parameters == Home::kHost;
       const int64_t on_device =
-          (all ? 0
-               : plan.StateElems(plan.padded_elems, plan.placement.parameters) *
-                     2) +
-          (offload.stage > 1 ? 0 : plan.trained_elems * 4);
+          all ? 0
+              : plan.StateElems(plan.padded_elems, plan.placement.parameters) *
+                    2;
+      // Only within a step.
+      const int64_t gradients = offload.stage > 1 ? 0 : plan.trained_elems * 4;
       // bf16, the rest of masters, both moments, and fp32 gradients.
       const int64_t on_host = plan.trained_elems / world * (2 + 2 + 8 + 4);
       job.prepare = [&](const Rank&, Rig& rig) {
         EXPECT_NEAR(BytesOf(rig.ledger()), on_device, 3 * Arena::kAlignment);
         EXPECT_NEAR(BytesOf(rig.host_ledger()), on_host, 6 * Arena::kAlignment);
+      };
+      job.between = [&](Rig& rig) {
+        EXPECT_NEAR(BytesOf(rig.ledger()), on_device, 3 * Arena::kAlignment);
+        EXPECT_EQ(rig.ledger().peak_bytes(MemoryCategory::kGradients),
+                  gradients);
       };
       Train(job);
     }
