@@ -401,7 +401,8 @@ absl::StatusOr<StepOutput> Executor::Finish() {
       .skipped = scalars.found_non_finite != 0};
   if (!last) return output;
   if (output.skipped) {
-    ZERO_ASSIGN_OR_RETURN(output.non_finite, access_->FirstNonFiniteGradient());
+    // Behind what the host and a disk are still at.
+    ZERO_ASSIGN_OR_RETURN(output.non_finite, states().FirstNonFiniteGradient());
   }
   ReturnGradients();
   return output;
