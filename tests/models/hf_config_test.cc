@@ -162,10 +162,10 @@ TEST(HfConfigTest, WhatTheseModelsCannotDoIsRefused) {
             "or llama3");
   EXPECT_EQ(ErrorOf(Llama(R"("mlp_bias": true)")),
             "config.json:3:13: mlp_bias: true: feed-forward biases are not in "
-            "these models; false is accepted");
+            "these models; delete it, or write false");
   EXPECT_EQ(ErrorOf(Llama(R"("use_sliding_window": true)")),
             "config.json:3:23: use_sliding_window: true: attention sees the "
-            "whole sequence; false is accepted");
+            "whole sequence; delete it, or write false");
   EXPECT_EQ(
       ErrorOf(Llama(R"("layer_types": ["sliding_attention"])")),
       "config.json:3:17: layer_types: \"sliding_attention\"; every layer's "
