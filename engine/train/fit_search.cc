@@ -109,7 +109,6 @@ class Search {
     const double tokens =
         static_cast<double>(proposal->micro_batch * proposal->accumulation *
                             config.data.sequence_length);
-    const MachineSpeed& speed = speed_;
     const StepWire& wire = rehearsal.wire;
     proposal->peak_bytes = rehearsal.needed_bytes();
     proposal->host_bytes = rehearsal.host_bytes();
@@ -118,11 +117,11 @@ class Search {
     proposal->sent_bytes = wire.sent();
     proposal->flops = tokens * (flops.model + flops.recomputed);
     proposal->seconds =
-        proposal->flops / speed.flops_per_second +
-        (wire.gathered + wire.reduced) / speed.BytesPerSecond(shards) +
-        wire.across / speed.BytesPerSecond(world);
+        proposal->flops / speed_.flops_per_second +
+        (wire.gathered + wire.reduced) / speed_.BytesPerSecond(shards) +
+        wire.across / speed_.BytesPerSecond(world);
     if (proposal->offload != Offload::kNone) {
-      proposal->seconds += OffloadSeconds(rehearsal, world, speed);
+      proposal->seconds += OffloadSeconds(rehearsal, world, speed_);
     }
     return absl::OkStatus();
   }

@@ -20,6 +20,7 @@ struct MachineSpeed {
   double host_bytes_per_second;    // each way between a device and its host
   double host_updates_per_second;  // elements of a node's host, by AdamW
   double disk_bytes_per_second;    // reads and writes of a node's disk
+  bool host_measured = false, disk_measured = false;  // false: assumed
 
   // Between consecutive ranks.
   double BytesPerSecond(int64_t ranks) const {

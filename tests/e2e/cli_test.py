@@ -825,7 +825,15 @@ class CliTest(unittest.TestCase):
             self.assertIn(action, plan)
         memory = ["memory", "config.json", "--ranks", "2", "--set", keys,
                   "--set", "train_batch_size=4"]
-        self.assertIn("from disk", self.ok(*memory))
+        # The run made the folder, whose disk is timed.
+        text = self.ok(*memory)
+        self.assertIn("from disk", text)
+        self.assertRegex(text, r"a disk of [\d.]+ GB/s, measured here")
+        self.assertRegex(
+            self.ok(*memory, "--set", "zero_optimization.offload_optimizer."
+                    "nvme_path=none", "--set",
+                    "zero_optimization.offload_param.nvme_path=none"),
+            r"s, measured here; a disk of 1\.0 GB/s, assumed")
         for line in self.ok(*memory, "--json").splitlines():
             row = json.loads(line)
             uses = row["offload"] != "-"

@@ -38,6 +38,12 @@ def binary(args, name):
     return os.path.join(args.out, name)
 
 
+def peer_command(args, *words):
+    """DeepSpeed builds its ops with the tools beside its python."""
+    path = os.path.dirname(args.peer_python) + ":" + os.environ["PATH"]
+    return ["env", "PATH=" + path, args.peer_python, *words]
+
+
 # ---- AdamW ------------------------------------------------------------------
 
 def measure_adam(args):
@@ -51,11 +57,9 @@ def measure_adam(args):
         return row
     row["loop"] = found[-1]
     for peer in ("deepspeed", "pytorch") if args.peer_python else ():
-        # DeepSpeed builds its Adam with the tools beside its python.
-        path = os.path.dirname(args.peer_python) + ":" + os.environ["PATH"]
-        found, why = attempt(["env", "PATH=" + path, args.peer_python,
-                              "tools/bench/peers/adam.py", "--mode", peer,
-                              "--threads", str(args.threads)])
+        found, why = attempt(peer_command(
+            args, "tools/bench/peers/adam.py", "--mode", peer, "--threads",
+            str(args.threads)))
         if why:
             say("  offload adamw of %s failed: %s" % (peer, why))
         else:
@@ -96,6 +100,7 @@ def measure_step(args, name, sets):
     except OSError:
         say("  offload: %s failed: %s" % (name, why))
         return []
+
     def exposed(row):  # on one rank only offload communicates
         return (row["communication"]["waited_ms"]["host"]
                 if "communication" in row else 0.0)
@@ -131,12 +136,11 @@ def measure_nvme(args):
         "--ranks", "1", "--threads", "1", "--steps", str(args.steps))
     turns = {"zero": (ours, cores)}
     if args.peer_python:
-        path = os.path.dirname(args.peer_python) + ":" + os.environ["PATH"]
-        turns["DeepSpeed"] = ([
-            "env", "PATH=" + path, args.peer_python,
-            "tools/bench/peers/ranks.py", "--mode", "deepspeed", "--stage", "3",
-            "--nvme", folder + "-deepspeed", "--ranks", "1", "--threads", "1",
-            "--micro-batch", "1", "--steps", str(args.steps)], cores)
+        turns["DeepSpeed"] = (peer_command(
+            args, "tools/bench/peers/ranks.py", "--mode", "deepspeed",
+            "--stage", "3", "--nvme", folder + "-deepspeed", "--ranks", "1",
+            "--threads", "1", "--micro-batch", "1", "--steps",
+            str(args.steps)), cores)
     found, _ = take_turns(args.rounds, "offload to the disk,", turns)
     shutil.rmtree(folder + "-deepspeed", ignore_errors=True)
     return found
@@ -245,12 +249,12 @@ def print_offload(found):
         return
     adam, steps, disk = found["adam"], found["steps"], found["disk"]
     if adam:
-        lines = [("zero", adam, "loop")] + [
-            (peer, adam, peer) for peer in ("deepspeed", "pytorch")
+        lines = [("zero", "loop")] + [
+            (peer, peer) for peer in ("deepspeed", "pytorch")
             if all(peer in row for row in adam)]
         print_table(("AdamW of 100 M elements, rounded to bf16", "ms"), [
-            (name, "%.1f" % middle(row[key]["ms"] for row in rows))
-            for name, rows, key in lines])
+            (name, "%.1f" % middle(row[key]["ms"] for row in adam))
+            for name, key in lines])
     if steps:
         plain = steps.get("no offload")
         print_table(("one rank, host link " + LINK, "ms", "of no offload",

@@ -388,16 +388,20 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
         OffloadSeconds(row.rehearsal, run.ranks, result.speed);
   }
   if (offloads) {
+    const MachineSpeed& speed = result.speed;
+    const auto origin = [](bool measured) {
+      return measured ? "measured here" : "assumed";
+    };
     result.notes.push_back(absl::StrFormat(
         "+s/step is what offload adds with nothing hidden: copies of %.1f "
-        "GB/s, AdamW of %.2f G elements/s%s%s",
-        1e-9 * result.speed.host_bytes_per_second,
-        1e-9 * result.speed.host_updates_per_second,
+        "GB/s, AdamW of %.2f G elements/s, %s%s",
+        1e-9 * speed.host_bytes_per_second,
+        1e-9 * speed.host_updates_per_second, origin(speed.host_measured),
         config.zero_optimization.uses_nvme()
-            ? absl::StrFormat(", a disk of %.1f GB/s",
-                              1e-9 * result.speed.disk_bytes_per_second)
-            : "",
-        planned.assumed ? ", assumed" : ", measured here"));
+            ? absl::StrFormat("; a disk of %.1f GB/s, %s",
+                              1e-9 * speed.disk_bytes_per_second,
+                              origin(speed.disk_measured))
+            : ""));
   }
   if (flags.fit) {
     result.config = config;

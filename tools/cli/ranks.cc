@@ -244,6 +244,7 @@ MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
   if (host.ok()) {
     speed.host_bytes_per_second = std::min(host->down, host->up);
     speed.host_updates_per_second = host->updates;
+    speed.host_measured = true;
   }
   const ZeroConfig& zero = config.zero_optimization;
   if (!zero.uses_nvme() || !IsFolder(zero.nvme_path())) return speed;
@@ -252,6 +253,7 @@ MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
   if (seconds.ok()) {
     speed.disk_bytes_per_second =
         2.0 * trial.pieces * trial.piece_bytes / *seconds;
+    speed.disk_measured = true;
   }
   return speed;
 }
