@@ -250,26 +250,35 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
 // Sends the first group's pieces to the other groups, and within each to all
 // that hold them.
 absl::Status StateAccess::Share(const FlatState& state) {
+  if (plan_->replicate.size == 1 && state.sharded()) return rank_->status();
   const DType dtype = state.dtype();
   std::vector<CollectiveSegment> pieces, segments;
+  const auto send = [&] {
+    compute_->Synchronize();
+    if (plan_->replicate.size > 1) {
+      rank_->across->Broadcast(*reduce_, state.name(), dtype, /*root=*/0,
+                               std::exchange(pieces, {}));
+      reduce_->Synchronize();
+    }
+    if (plan_->shard.size > 1 && !state.sharded()) {
+      wire_->Gather(state.name(), dtype, std::exchange(segments, {}));
+      gather_->Synchronize();
+    }
+  };
   for (const SegmentRef& ref : states_->segments()) {
     if (!state.Has(ref)) continue;
+    const bool on_disk = state.OnDisk(ref.unit);
+    if (on_disk) states_->Hold(ref, /*change=*/!InFirstGroup(), *compute_);
     const Tensor piece = state.Piece(ref);
     pieces.push_back({piece.data(), piece.data(), piece.num_elems()});
-    if (state.sharded()) continue;
-    const Tensor whole = state.Whole(ref);
-    segments.push_back({piece.data(), whole.data(), whole.num_elems()});
+    if (!state.sharded()) {
+      const Tensor whole = state.Whole(ref);
+      segments.push_back({piece.data(), whole.data(), whole.num_elems()});
+    }
+    if (on_disk) send();  // before another segment takes its place
   }
-  compute_->Synchronize();
-  if (plan_->replicate.size > 1) {
-    rank_->across->Broadcast(*reduce_, state.name(), dtype, /*root=*/0,
-                             std::move(pieces));
-    reduce_->Synchronize();
-  }
-  if (plan_->shard.size > 1 && !state.sharded()) {
-    wire_->Gather(state.name(), dtype, std::move(segments));
-    gather_->Synchronize();
-  }
+  send();
+  states_->Settle(*compute_);
   return rank_->status();
 }
 

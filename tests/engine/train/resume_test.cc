@@ -336,23 +336,31 @@ TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
 }
 
 TEST_F(ResumeTest, GroupsAndWholeMastersGoOn) {
-  const auto job = [](bool groups) {
+  const std::string disk = absl::StrCat(R"({"device": "nvme", "nvme_path": ")",
+                                        dir_.path(), R"("})");
+  const std::string groups = R"({"stage": 3, "mics_shard_size": 2)";
+  const auto job = [](const std::string& zero, bool split) {
     return Job{
         .overrides = {"bf16.enabled=true", "gradient_accumulation_steps=1",
-                      groups ? "zero_optimization={\"stage\": 3, "
-                               "\"mics_shard_size\": 2}"
-                             : "zero_optimization.stage=1",
+                      "zero_optimization=" + zero,
                       absl::StrCat("data_types.split_master_weights=",
-                                   groups ? "true" : "false")},
+                                   split ? "true" : "false")},
         .world = 4};
   };
-  for (const bool groups : {true, false}) {
-    const Part first = Train(job(groups), 5);
-    Job other = job(!groups);
+  const std::vector<Job> jobs = {
+      job(R"({"stage": 1})", false), job(groups + "}", true),
+      job(absl::StrCat(groups, R"(, "offload_optimizer": )", disk,
+                       R"(, "offload_param": )", disk, "}"),
+          true)};
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Part first = Train(jobs[i], 5);
+    Job other = jobs[(i + 1) % jobs.size()];
     other.overrides.push_back("training.steps=5");
     EXPECT_TRUE(Train(other, 5, "auto").kept == first.kept);
     // And the run itself goes on to the bits of one that was not stopped.
-    ExpectEqual(Train(job(groups), kSteps, "auto"), Train(job(groups), kSteps));
+    const Part resumed = Train(jobs[i], kSteps, "auto");
+    ExpectEqual(resumed, Train(jobs[i], kSteps));
   }
 }
 

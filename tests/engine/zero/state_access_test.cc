@@ -17,6 +17,7 @@
 #include "absl/types/span.h"
 #include "kernels/rounding.h"
 #include "tests/engine/zero/job_testing.h"
+#include "tests/support/temp_dir.h"
 
 namespace zero {
 namespace {
@@ -82,8 +83,9 @@ void Put(Rig& rig, KeptStates* kept) {
 }
 
 // Calls `check` with a job for every stage, world and groups, with servers, and
-// with states in the host's memory.
+// with states in the host's memory and on a disk.
 void ForEachLayout(const std::function<void(const Job&)>& check) {
+  const TempDir disk;
   for (int world : {1, 2, 3, 4, 6}) {
     for (int shards = 1; shards <= world; ++shards) {
       if (world % shards != 0) continue;
@@ -94,20 +96,24 @@ void ForEachLayout(const std::function<void(const Job&)>& check) {
         job.config.vocab_size = 117;  // no multiple of anything
         job.world = world;
         job.shards = shards;
+        job.options.swap.path = disk.path();
         job.options.plan.owners = server ? 1 : 0;
         job.options.plan.placement =
             server ? PlacementOfServer() : PlacementOfStage(stage);
         SCOPED_TRACE(absl::StrCat("stage ", stage, ", ", world, " ranks, ",
                                   shards, " shards"));
         check(job);
-        if (server || stage == 0 || shards < world) continue;
-        job.options.plan.homes.optimizer = Home::kHost;
-        SCOPED_TRACE("optimizer on the host");
-        check(job);
-        if (stage < 3) continue;
-        job.options.plan.homes.parameters = Home::kHost;
-        SCOPED_TRACE("parameters, too");
-        check(job);
+        if (server || stage == 0) continue;
+        for (const Home home : {Home::kHost, Home::kNvme}) {
+          const char* const where = home == Home::kHost ? "host" : "disk";
+          job.options.plan.homes = {.optimizer = home};
+          SCOPED_TRACE(absl::StrCat("optimizer: ", where));
+          check(job);
+          if (stage < 3) continue;
+          job.options.plan.homes.parameters = home;
+          SCOPED_TRACE("parameters, too");
+          check(job);
+        }
       }
     }
   }
