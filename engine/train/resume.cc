@@ -235,8 +235,11 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
 absl::StatusOr<ResumedRun> Resumption::Resume() {
   while (true) {
     absl::StatusOr<ResumedRun> resumed = TryResume();
-    // Damage in the values themselves shows only now, on all ranks at once.
-    if (!absl::IsDataLoss(resumed.status()) || !finds() || chosen_.empty()) {
+    // Damage in the values themselves shows only now, on all ranks at once. A
+    // run that failed did so for a reason of its own, such as the disk of
+    // nvme_path.
+    if (!absl::IsDataLoss(resumed.status()) ||
+        !session_->rank().status().ok() || !finds() || chosen_.empty()) {
       return resumed;
     }
     if (leads()) {

@@ -418,6 +418,43 @@ TEST_F(ResumeTest, ADamagedValueGivesWayToTheOneBefore) {
   }
 }
 
+// As SwappedStates does where the disk of nvme_path loses what it was given.
+TEST_F(ResumeTest, DataThatAreLostElsewhereAreNoDamageOfTheCheckpoint) {
+  class Failing final : public CommunicatorWrapper {
+   public:
+    using CommunicatorWrapper::CommunicatorWrapper;
+    void Run(Stream& stream, Collective collective) override {
+      if (collective.name == "states are read") {
+        Abort(absl::DataLossError("the scratch disk"));
+      }
+      inner_->Run(stream, std::move(collective));
+    }
+  };
+  Job job = {.overrides = {"training.save_every=4"}, .world = 2};
+  Train(job, 9);
+  const std::vector<std::string> present =
+      *ListFolder(dir_.File("run/checkpoints"));
+  job.overrides.push_back("training.resume=latest");
+  const LoadedConfig loaded = Load(job);
+  LocalRanksOptions options = MakeRanksOptions(loaded.config, job.world);
+  options.wrap = [](int, const std::string&, auto end) {
+    return std::make_unique<Failing>(std::move(end));
+  };
+  Console silent(nullptr, /*is_terminal=*/false);
+  const absl::Status status = RunLocalRanks(
+      job.world, options,
+      [](int) -> absl::StatusOr<std::unique_ptr<Device>> {
+        return MakeCpuDevice(1);
+      },
+      [&](const Rank& rank) {
+        return Trainer::Make(rank, loaded, TestModelTools(), &silent, nullptr)
+            .status();
+      });
+  EXPECT_THAT(std::string(status.message()),
+              testing::HasSubstr("the scratch disk"));
+  EXPECT_EQ(*ListFolder(dir_.File("run/checkpoints")), present);
+}
+
 TEST_F(ResumeTest, ARunWhoseOnlyCheckpointIsDamagedDoesNotBeginAnew) {
   Train({}, 3);
   const std::string path =
