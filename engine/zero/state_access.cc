@@ -390,7 +390,6 @@ absl::StatusOr<std::string> StateAccess::FirstNonFinite(
   const auto look = [&](const StateRun& run) {
     if (first < order.size() || run.parameter->frozen) return;
     while (order[at]->parameter != run.parameter) ++at;
-    states_->Hold(run.segment, /*change=*/false, *compute_);
     rank_->device->ops().CountNonFinite(
         *compute_, {run.values.vector(), count.As<int64_t>()});
     if (numbers_->ReadScalar(count.As<int64_t>()) > 0) first = at;
@@ -398,6 +397,9 @@ absl::StatusOr<std::string> StateAccess::FirstNonFinite(
   for (const SegmentRef& ref : states_->segments()) {
     const FlatState& state = state_of(ref.unit);
     if (!state.Has(ref)) continue;
+    if (state.OnDisk(ref.unit)) {
+      states_->Hold(ref, /*change=*/false, *compute_);
+    }
     const Segment piece = plan_->Piece(plan_->segment(ref), rank_->rank());
     states_->ForEachRun(ref, piece, state.Piece(ref), /*rest=*/{}, look);
   }
