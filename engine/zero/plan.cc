@@ -564,8 +564,9 @@ Plan MakePlan(const std::vector<UnitSpec>& units, const PlanOptions& options) {
     plan.placement = options.placement;
   } else {
     if (fetches) plan.placement.parameters = Placement::kSharded;
-    // What is not sharded does not come to the device's optimizer otherwise.
-    if (host_updates && options.host_share == 1) {
+    // One rank's go to the host micro-step by micro-step, as if they were
+    // sharded. Those of groups of one are added up on the device (AddsOnHost).
+    if (host_updates && options.host_share == 1 && plan.world == 1) {
       plan.placement.gradients = options.placement.gradients;
     }
   }
