@@ -137,9 +137,10 @@ absl::Status SwapFile::Take(int fd) {
                        "' belongs to another run that is at work; give each "
                        "run an nvme_path of its own, or wait for its end"));
     }
-    if (errno != ENOLCK && errno != EOPNOTSUPP) {
-      return FileError("cannot lock", path_, errno);
-    }
+    // Where nothing is locked a second run would write over the first one's.
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot lock '", path_, "': ", ::strerror(errno),
+                     "; choose an nvme_path on a local disk"));
   }
   struct stat open_file, named;
   if (::fstat(fd, &open_file) != 0) {

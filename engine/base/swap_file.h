@@ -46,8 +46,8 @@ class SwapFile {
   // `pieces`: bytes of each. Memory that pieces are read to and written from
   // should lie in `registered`, which must outlive the file.
   // Errors: ResourceExhausted where the disk has less space than it takes;
-  //         FailedPrecondition where another run has the file, or it is none
-  //         of ours; FileError.
+  //         FailedPrecondition where another run has the file, it is none of
+  //         ours, or its file system has no locks; FileError.
   static absl::StatusOr<std::unique_ptr<SwapFile>> Create(
       const SwapFileOptions& options, absl::Span<const int64_t> pieces,
       absl::Span<const absl::Span<char>> registered);

@@ -2,17 +2,23 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/file.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
@@ -293,6 +299,44 @@ TEST_P(SwapFileTest, TwoRunsDoNotShareAFile) {
   first.reset();
   EXPECT_TRUE(Try().ok());
   EXPECT_TRUE(Empty());
+}
+
+// This process gets `error` of that system call from now on.
+void RefuseCall(int number, int error) {
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K,
+               SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog program = {std::size(filter), filter};
+  if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) {
+    ::_exit(2);
+  }
+}
+
+// Some network file systems: two runs could not tell each other's files.
+TEST_P(SwapFileTest, WithoutLocksNoFileIsTaken) {
+  auto first = SwapFile::Create(options_, {kMiB}, {}).value();
+  for (const int error : {ENOLCK, EOPNOTSUPP}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      RefuseCall(SYS_flock, error);
+      const absl::Status status = Try();
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("cannot lock '" + Path()),
+                        HasSubstr("an nvme_path on a local disk")));
+      ::_exit(HasFailure() ? 1 : 0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  struct stat info;
+  ASSERT_EQ(::stat(Path().c_str(), &info), 0);
+  EXPECT_EQ(info.st_size, SwapFile::FileBytes({kMiB}));
 }
 
 TEST_P(SwapFileTest, WhatAKilledRunLeftIsReplaced) {
