@@ -43,18 +43,23 @@ bool IsOurs(int fd, const struct stat& info) {
   return n == static_cast<ssize_t>(begin.size()) && begin == kMagic;
 }
 
-// Removes what a dead run of more ranks left.
-void RemoveStale(const std::string& folder, int count) {
-  const auto names = ListFolder(folder);
+std::string SwapFolder(const std::string& folder) {
+  return absl::StrCat(folder, "/", kFolder);
+}
+
+}  // namespace
+
+void SwapFile::RemoveStale(const std::string& folder) {
+  const auto names = ListFolder(SwapFolder(folder));
   if (!names.ok()) return;
   for (const std::string& name : *names) {
     absl::string_view digits = name;
     int number = 0;
     if (!absl::ConsumePrefix(&digits, kPrefix) ||
-        !absl::SimpleAtoi(digits, &number) || number < count) {
+        !absl::SimpleAtoi(digits, &number)) {
       continue;
     }
-    const std::string path = absl::StrCat(folder, "/", name);
+    const std::string path = absl::StrCat(SwapFolder(folder), "/", name);
     const int fd =
         ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat info;
@@ -65,8 +70,6 @@ void RemoveStale(const std::string& folder, int count) {
     Close(fd);
   }
 }
-
-}  // namespace
 
 int64_t SwapFile::FileBytes(absl::Span<const int64_t> pieces) {
   int64_t bytes = kBlockAlignment;
@@ -86,11 +89,10 @@ absl::StatusOr<std::unique_ptr<SwapFile>> SwapFile::Create(
     file->pieces_.push_back({offset, PaddedBytes(bytes), {}});
     offset += PaddedBytes(bytes);
   }
-  const std::string folder = absl::StrCat(options.folder, "/", kFolder);
+  const std::string folder = SwapFolder(options.folder);
   ZERO_RETURN_IF_ERROR(MakeFolders(folder));
   file->path_ = absl::StrCat(folder, "/", NameOf(options.number));
   ZERO_RETURN_IF_ERROR(file->Open());
-  if (options.number == 0) RemoveStale(folder, options.count);
   ZERO_RETURN_IF_ERROR(file->Reserve(offset));
   ZERO_RETURN_IF_ERROR(file->OpenDirect());
   file->MakeLanes(registered);

@@ -4,7 +4,8 @@
 // cache (O_DIRECT). All of its space is taken when it is made, so that a full
 // disk shows then. The file has a header of one block, is locked while its
 // owner lives and is removed when that ends; what a killed run left behind has
-// the header and no lock, and is replaced. No other file is ever touched.
+// the header and no lock, and is removed or replaced. No other file is ever
+// touched.
 //
 // Layout: header [kBlockAlignment], then the pieces in order, each padded to a
 //   multiple of kBlockAlignment. Nobody reads it later: no version, no
@@ -29,7 +30,6 @@ namespace zero {
 struct SwapFileOptions {
   std::string folder;  // made where it is not there
   int number = 0;      // of the file in it: a rank
-  int count = 1;       // of files: a stale one with a higher number goes, too
   // Changes speed.
   int64_t block_bytes = int64_t{1} << 20;  // of a request
   bool uring = true;                       // false: threads
@@ -51,6 +51,10 @@ class SwapFile {
   static absl::StatusOr<std::unique_ptr<SwapFile>> Create(
       const SwapFileOptions& options, absl::Span<const int64_t> pieces,
       absl::Span<const absl::Span<char>> registered);
+  // Removes what dead runs left in `folder`. All ranks of a run call it before
+  // any of them makes its file: dead files take space, and a file that is made
+  // but not locked yet looks dead.
+  static void RemoveStale(const std::string& folder);
   ~SwapFile();
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;

@@ -232,12 +232,16 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
   ZERO_RETURN_IF_ERROR(wire_->Register({persistent_.get(), transient_.get()}));
   TakeStates({persistent_.get(), host_.get()});
   sizing_.reset();
-  if (swapped_ != nullptr) ZERO_RETURN_IF_ERROR(swapped_->Open());
   model_->Prepare(*persistent_, *compute_, options_.max_positions);
   // The largest are the hashes that ranks compare, or logits.
   ZERO_RETURN_IF_ERROR(numbers_->Reserve(
       std::max(plan_.world * static_cast<int64_t>(HashOf("").size()),
                model_->vocab_size() * static_cast<int64_t>(sizeof(float)))));
+  if (swapped_ != nullptr) {
+    swapped_->RemoveStale();
+    ZERO_RETURN_IF_ERROR(numbers_->Meet("stale files are removed"));
+    ZERO_RETURN_IF_ERROR(swapped_->Open());
+  }
   ZERO_RETURN_IF_ERROR(upload_->Reserve(std::max<int64_t>(
       transient.upload, ModelStates::kPieceElems * sizeof(float))));
   steps_.resize(2);

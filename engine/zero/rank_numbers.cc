@@ -45,6 +45,12 @@ absl::Status RankNumbers::AllReduce(const std::string& name, ReduceOp op,
   return Finish(values);
 }
 
+absl::Status RankNumbers::Meet(const std::string& name) {
+  if (rank_->agree) return rank_->agree(name, true).status();
+  double here = 1;
+  return AllReduce(name, ReduceOp::kMax, {&here, 1});
+}
+
 void RankNumbers::Start(const std::string& name, ReduceOp op,
                         absl::Span<const double> values) {
   if (alone()) return;

@@ -45,6 +45,8 @@ class RankNumbers {
   // then Finish.
   absl::Status AllReduce(const std::string& name, ReduceOp op,
                          absl::Span<double> values);
+  // Waits until all ranks have come here: Rank::agree where there is one.
+  absl::Status Meet(const std::string& name);
   // Runs behind what was launched so far, before what is launched later. One
   // at a time: another one replaces one that was not finished, once the device
   // is done with it. At most kMaxValues.

@@ -47,7 +47,7 @@ void StateAccess::Initialize(uint64_t seed) {
 absl::Status StateAccess::Load(const ModelStates::ValuesFn& values) {
   states_->Fill(StatePart::kOwned, InFirstGroup() ? values : nullptr, *upload_,
                 *compute_);
-  ZERO_RETURN_IF_ERROR(AgreeOnRead());
+  ZERO_RETURN_IF_ERROR(numbers_->Meet("weights are read"));
   ZERO_RETURN_IF_ERROR(Share(states_->params()));
   states_->CopyToHost(*compute_);
   return states_->master().defined() ? Share(states_->master())
@@ -58,11 +58,6 @@ absl::Status StateAccess::Exchange() {
   states_->Exchange(*upload_, *compute_);
   return plan_->shards_parameters() ? rank_->status()
                                     : Share(states_->params());
-}
-
-absl::Status StateAccess::AgreeOnRead() {
-  return rank_->agree ? rank_->agree("weights are read", true).status()
-                      : absl::OkStatus();
 }
 
 std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
@@ -234,7 +229,7 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
   ZERO_RETURN_IF_ERROR(status);
   if (failed == 2) return absl::DataLossError("another rank found damage");
   if (failed == 1) return absl::UnavailableError("another rank cannot read");
-  ZERO_RETURN_IF_ERROR(AgreeOnRead());
+  ZERO_RETURN_IF_ERROR(numbers_->Meet("weights are read"));
   for (const FlatState* state : states_->lasting()) {
     ZERO_RETURN_IF_ERROR(Share(*state));
   }

@@ -142,7 +142,6 @@ class StateAccess {
   std::vector<KeptRange> RangesToRestore(
       const std::vector<KeptPiece>& owned) const;
   absl::Status Share(const FlatState& state);
-  absl::Status AgreeOnRead();
   // Where the device's memory is not the host's, a copy in `copied`.
   const void* OnHost(const Tensor& values, std::vector<char>& copied);
   // All of a segment, gathered where it is sharded.

@@ -78,13 +78,17 @@ void SwappedStates::Take(Arena& arena) {
       reinterpret_cast<uintptr_t>(ring_.data()), uintptr_t{kBlockAlignment}));
 }
 
+void SwappedStates::RemoveStale() {
+  if (rank_->device->kind() == DeviceKind::kMeta) return;
+  SwapFile::RemoveStale(options_.path);
+}
+
 absl::Status SwappedStates::Open() {
   if (rank_->device->kind() == DeviceKind::kMeta) return absl::OkStatus();
   const absl::Span<char> memory(base_, static_cast<size_t>(ring_bytes()));
   ZERO_ASSIGN_OR_RETURN(file_,
                         SwapFile::Create({.folder = options_.path,
                                           .number = rank_->rank(),
-                                          .count = rank_->world(),
                                           .block_bytes = options_.block_bytes,
                                           .uring = options_.uring,
                                           .io = options_.io,

@@ -38,6 +38,8 @@ class SwappedStates {
 
   // Takes the places from the host's `arena`.
   void Take(Arena& arena);
+  // What dead runs left in the folder goes. On all ranks, before Open on any.
+  void RemoveStale();
   // Makes the file. A device without memory has none.
   // Errors: as SwapFile::Create.
   absl::Status Open();

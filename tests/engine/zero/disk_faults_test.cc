@@ -5,12 +5,15 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/zero/job_testing.h"
@@ -123,6 +126,29 @@ TEST_F(DiskFaultsTest, AFullDiskIsAnErrorAtTheStart) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("cannot reserve "), HasSubstr(" are free"),
                     HasSubstr(dir_.path())));
+}
+
+// A run of more ranks was killed. Its files go before any rank asks for space,
+// and no rank makes a file while another may take that for a dead run's.
+TEST_F(DiskFaultsTest, FilesOfAKilledRunGoBeforeAnyRankMakesOne) {
+  const std::string stale = Path(7);
+  dir_.Write("zero_swap/rank_7", "zero swap file\n");
+  std::atomic<int> num_beside = 0;
+  job_.options.swap.io.fault = [&](DiskCall call, int64_t, int64_t,
+                                   int64_t result) {
+    num_beside += call == DiskCall::kAllocate && PathExists(stale);
+    return result;
+  };
+  job_.wrap = [&](int rank, const std::string&, auto end) {
+    if (rank == 0) {  // comes late
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      EXPECT_FALSE(PathExists(Path(1)));
+    }
+    return end;
+  };
+  Train(job_);
+  EXPECT_EQ(num_beside, 0);
+  EXPECT_FALSE(PathExists(stale));
 }
 
 // Of one rank, in the third step, as another program might.
