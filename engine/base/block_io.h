@@ -63,6 +63,9 @@ class BlockIo {
   virtual absl::Status Run(DiskCall call,
                            absl::Span<const BlockRequest> requests,
                            const DoneFn& done) = 0;
+
+  // Why it is slower than it could be; empty: it is not.
+  virtual std::string note() const { return ""; }
 };
 
 // Of the open file `fd`, whose name is `path`. Memory within `registered` is

@@ -203,18 +203,20 @@ absl::Status SwapFile::OpenDirect() {
 }
 
 void SwapFile::MakeLanes(absl::Span<const absl::Span<char>> registered) {
-  std::string refused;
+  std::string refused, note;
   for (auto& lane : lanes_) {
     if (options_.uring && refused.empty()) {
       auto uring = MakeUringIo(direct_fd_, path_, options_.io, registered);
       if (uring.ok()) {
         lane = *std::move(uring);
+        note = lane->note();
         continue;
       }
       refused = std::string(uring.status().message());
     }
     lane = MakeThreadIo(direct_fd_, path_, options_.io);
   }
+  if (!note.empty()) notes_.push_back(note);
   if (refused.empty()) return;
   notes_.push_back(
       absl::StrCat("this system permits no ", refused, ": '", options_.folder,

@@ -32,12 +32,18 @@ class UringIo final : public BlockIo {
     for (const auto& memory : memory_) {
       all.push_back({memory.data(), memory.size()});
     }
-    const bool registered =
-        !all.empty() &&
-        io_uring_register_buffers(&ring_, all.data(),
-                                  static_cast<unsigned>(all.size())) == 0;
-    if (!registered) memory_.clear();  // beyond ulimit -l
+    if (all.empty()) return;
+    const int error = io_uring_register_buffers(
+        &ring_, all.data(), static_cast<unsigned>(all.size()));
+    if (error == 0) return;
+    memory_.clear();
+    note_ = absl::StrCat(
+        "the memory of states on a disk is not registered with io_uring (",
+        ::strerror(-error),
+        "), so that every request pins it anew; raise the limit of locked "
+        "memory (ulimit -l)");
   }
+  std::string note() const override { return note_; }
 
   absl::Status Run(DiskCall call, absl::Span<const BlockRequest> requests,
                    const DoneFn& done) override {
@@ -167,6 +173,7 @@ class UringIo final : public BlockIo {
   const BlockIoOptions options_;
   const unsigned depth_;
   std::vector<absl::Span<char>> memory_;  // registered, in this order
+  std::string note_;
   io_uring ring_ = {};
   DiskCall call_ = DiskCall::kRead;
   std::vector<BlockProgress> progress_;

@@ -418,6 +418,31 @@ TEST(SwapFileNotesTest, WhereNoRingIsToBeHadThreadsWorkAndANoteSaysSo) {
   RemoveTree(folder).IgnoreError();
 }
 
+// As beyond ulimit -l, which root does not have.
+TEST(SwapFileNotesTest, WhereMemoryIsNotRegisteredANoteSaysSo) {
+  std::string folder = "/tmp/zero_swap_XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    RefuseCall(SYS_io_uring_register, ENOMEM);
+    Memory memory(4096);
+    FillWithNoise(memory, 1);
+    const absl::Span<char> span = memory.span();
+    auto file = SwapFile::Create({.folder = folder}, {4096}, {&span, 1});
+    const bool right =
+        file.ok() && (*file)->notes().size() == 1 &&
+        (*file)->notes()[0].find("ulimit -l") != std::string::npos &&
+        (*file)->Write(0, memory.data()).ok() &&
+        (*file)->Read(0, memory.data()).ok();
+    file = absl::UnknownError("");
+    ::_exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  RemoveTree(folder).IgnoreError();
+}
+
 std::string NameOfWay(const testing::TestParamInfo<Way>& info) {
   return std::string(info.param.folder == std::string("/tmp") ? "Disk"
                                                               : "Memory") +
