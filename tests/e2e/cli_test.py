@@ -915,6 +915,34 @@ class CliTest(unittest.TestCase):
             self.read_json("whole/summary.json")["parameters_hash"])
         self.assertFalse(os.path.exists(swap))
 
+    def test_a_disk_that_loses_data_ends_the_run_and_leaves_nothing(self):
+        optimizer = json.dumps({"stage": 2, "offload_optimizer": self.NVME})
+        process = subprocess.Popen(
+            [ZERO, "train", "config.json", "--ranks", "2",
+             "--set", "train_batch_size=4", "--set", "training.steps=1000000",
+             "--set", "zero_optimization=" + optimizer],
+            cwd=self.folder, text=True, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE)
+        swap = self.path("disk/zero_swap")
+        try:
+            while not os.path.exists(self.path("run/metrics.jsonl")):
+                self.assertIsNone(process.poll())
+                time.sleep(0.05)
+            with open(swap + "/rank_1", "r+b") as file:
+                noise = os.urandom(os.fstat(file.fileno()).st_size - 4096)
+                while process.poll() is None:
+                    file.seek(4096)
+                    file.write(noise)
+        finally:
+            process.kill()
+            _, error = process.communicate()
+        self.assertEqual(process.returncode, 1, error)
+        self.assertRegex(error, r"rank_1': \d+ bytes at offset \d+ are not "
+                         "those that were written")
+        self.assertFalse(os.path.exists(swap))
+        self.assertFalse([name for name in os.listdir(self.path("run"))
+                          if name.startswith(("final", "checkpoints"))])
+
     def test_a_ring_sends_what_direct_sends_and_sums_in_its_order(self):
         stage = "zero_optimization.stage=2"
         _, direct = self.train_on(3, stage)

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,8 +39,8 @@ class DiskFaultsTest : public testing::Test {
     return absl::StrCat(dir_.path(), "/zero_swap/rank_", rank);
   }
 
-  // Runs the job, which fails; what it says.
-  absl::Status Failure() {
+  // Runs the job: the first error, which is then one of all ranks.
+  absl::Status Run() {
     std::atomic<int> num_failed = 0;
     const absl::Status status = RunLocalRanks(
         job_.world, RanksOf(job_), OneThread,
@@ -70,17 +71,46 @@ class DiskFaultsTest : public testing::Test {
           num_failed += !own.ok();
           return own;
         });
-    EXPECT_EQ(num_failed, job_.world);
-    EXPECT_FALSE(status.ok());
+    EXPECT_EQ(num_failed, status.ok() ? 0 : job_.world);
     EXPECT_FALSE(std::filesystem::exists(dir_.path() + "/zero_swap"));
     return status;
+  }
+  absl::Status Failure() {
+    const absl::Status status = Run();
+    EXPECT_FALSE(status.ok());
+    return status;
+  }
+  // At the 60th read the file of rank 1 is cut off, or becomes zeros.
+  void ChangeFile(bool cut) {
+    auto calls = std::make_shared<std::atomic<int>>(0);
+    job_.options.swap.io.fault = [=, path = Path(1)](DiskCall call, int64_t,
+                                                     int64_t, int64_t result) {
+      if (call != DiskCall::kRead || ++*calls != 60) return result;
+      if (cut) {
+        EXPECT_EQ(::truncate(path.c_str(), kBlockAlignment), 0);
+      } else {
+        const int fd = ::open(path.c_str(), O_WRONLY);
+        const std::string zeros(1 << 20, '\0');
+        EXPECT_GT(::pwrite(fd, zeros.data(), zeros.size(), kBlockAlignment), 0);
+        ::close(fd);
+      }
+      return result;
+    };
+  }
+  // Makes the call number `at` (from 1; 0: every one) of a kind fail, of all
+  // ranks together.
+  void Fail(DiskCall failing, int at, int error) {
+    auto calls = std::make_shared<std::atomic<int>>(0);
+    job_.options.swap.io.fault = [=](DiskCall call, int64_t, int64_t,
+                                     int64_t result) -> int64_t {
+      return call == failing && (at == 0 || ++*calls == at) ? -error : result;
+    };
   }
 
   TempDir dir_;
   Job job_;
 };
 
-// The calls of a run without faults.
 TEST_F(DiskFaultsTest, AnErrorOfAnyCallEndsAllRanks) {
   std::atomic<int> reads = 0, writes = 0;
   job_.options.swap.io.fault = [&](DiskCall call, int64_t, int64_t,
@@ -89,24 +119,18 @@ TEST_F(DiskFaultsTest, AnErrorOfAnyCallEndsAllRanks) {
     if (call == DiskCall::kWrite) ++writes;
     return result;
   };
-  Job whole = job_;
-  whole.steps = 4;
-  Train(whole);
+  ASSERT_TRUE(Run().ok());
   ASSERT_GT(reads, 50);
   ASSERT_GT(writes, 50);
   for (const DiskCall failing : {DiskCall::kRead, DiskCall::kWrite}) {
     const int total = failing == DiskCall::kRead ? reads : writes;
-    // The first, the last that surely comes, and some between them.
-    for (int at = 1; at <= total / 2; at += total / 12) {
-      SCOPED_TRACE(at);
-      const int error = at % 2 == 0 ? EIO : ENOSPC;
-      auto calls = std::make_shared<std::atomic<int>>(0);
-      job_.options.swap.io.fault = [=](DiskCall call, int64_t, int64_t,
-                                       int64_t result) -> int64_t {
-        return call == failing && ++*calls == at ? -error : result;
-      };
-      const absl::Status status = Failure();
-      EXPECT_THAT(std::string(status.message()),
+    constexpr int kTimes = 16;
+    for (int i = 0; i < kTimes; ++i) {
+      const int at = 1 + i * (total - 1) / (kTimes - 1);
+      SCOPED_TRACE(absl::StrCat(at, " of ", total));
+      const int error = i % 2 == 0 ? EIO : ENOSPC;
+      Fail(failing, at, error);
+      EXPECT_THAT(std::string(Failure().message()),
                   AllOf(HasSubstr(failing == DiskCall::kRead ? "cannot read "
                                                              : "cannot write "),
                         HasSubstr(" bytes at offset "), HasSubstr(dir_.path()),
@@ -116,16 +140,17 @@ TEST_F(DiskFaultsTest, AnErrorOfAnyCallEndsAllRanks) {
   }
 }
 
+// Of all ranks, or of one alone.
 TEST_F(DiskFaultsTest, AFullDiskIsAnErrorAtTheStart) {
-  job_.options.swap.io.fault = [](DiskCall call, int64_t, int64_t,
-                                  int64_t result) {
-    return call == DiskCall::kAllocate ? int64_t{-ENOSPC} : result;
-  };
-  const absl::Status status = Failure();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("cannot reserve "), HasSubstr(" are free"),
-                    HasSubstr(dir_.path())));
+  for (const int at : {0, 1, 2}) {
+    SCOPED_TRACE(at);
+    Fail(DiskCall::kAllocate, at, ENOSPC);
+    const absl::Status status = Failure();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("cannot reserve "), HasSubstr(" are free"),
+                      HasSubstr(dir_.path())));
+  }
 }
 
 // A run of more ranks was killed. Its files go before any rank asks for space,
@@ -154,20 +179,7 @@ TEST_F(DiskFaultsTest, FilesOfAKilledRunGoBeforeAnyRankMakesOne) {
 // Of one rank, in the third step, as another program might.
 TEST_F(DiskFaultsTest, AFileThatIsCutOffOrChangedEndsAllRanks) {
   for (const bool cut : {true, false}) {
-    auto calls = std::make_shared<std::atomic<int>>(0);
-    job_.options.swap.io.fault = [=, path = Path(1)](DiskCall call, int64_t,
-                                                     int64_t, int64_t result) {
-      if (call != DiskCall::kRead || ++*calls != 60) return result;
-      if (cut) {
-        EXPECT_EQ(::truncate(path.c_str(), kBlockAlignment), 0);
-      } else {
-        const int fd = ::open(path.c_str(), O_WRONLY);
-        const std::string noise(1 << 20, 'x');
-        EXPECT_GT(::pwrite(fd, noise.data(), noise.size(), kBlockAlignment), 0);
-        ::close(fd);
-      }
-      return result;
-    };
+    ChangeFile(cut);
     const absl::Status status = Failure();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
     // A write on its way makes the file that was cut long again, with zeros
@@ -200,14 +212,16 @@ TEST_F(DiskFaultsTest, TwoRunsDoNotShareAFolder) {
   EXPECT_FALSE(std::filesystem::exists(Path(0)));
 }
 
-// A state that is not read is no result, whatever became of the rest.
 TEST_F(DiskFaultsTest, WithoutChecksumsWhatTheDiskGivesIsTaken) {
   job_.options.swap.checksums = false;
   job_.options.swap.uring = false;
   job_.options.swap.io.threads = 2;
-  const Outcome want = Train(job_);
-  job_.options.plan.homes = {};
+  Job in_memory = job_;
+  in_memory.options.plan.homes = {};
+  const Outcome want = Train(in_memory);
   EXPECT_EQ(Train(job_), want);
+  ChangeFile(/*cut=*/false);
+  EXPECT_NE(Train(job_).parameters, want.parameters);
 }
 
 }  // namespace
