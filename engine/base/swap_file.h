@@ -29,7 +29,7 @@ namespace zero {
 
 struct SwapFileOptions {
   std::string folder;  // made where it is not there
-  int number = 0;      // of the file in it: a rank
+  int number = 0;      // of the file in it: a rank's, or one that no rank has
   // Changes speed.
   int64_t block_bytes = int64_t{1} << 20;  // of a request
   bool uring = true;                       // false: threads

@@ -68,7 +68,8 @@ constexpr ForeignKey kForeignKeys[] = {
     {kRefused, kInteger, "scheduler.params.last_batch_iteration",
      "a schedule begins at the run's first step", "-1"},
     {kNote, kInteger, "zero_optimization.sub_group_size",
-     "a rank updates its whole shard in one pass without copies"},
+     "a rank updates its whole shard in one pass; on a disk it is in segments "
+     "of at most 4 million elements"},
     {kNotBuilt, kBool, "zero_optimization.mics_hierarchical_params_gather",
      "it gathers within a node and then between nodes, and comes with "
      "clusters; the ranks of one machine are all equally near",

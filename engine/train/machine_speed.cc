@@ -1,6 +1,7 @@
 #include "engine/train/machine_speed.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -106,6 +107,7 @@ absl::StatusOr<double> MeasureDisk(const DiskTrial& trial) {
   const absl::Span<char> registered(memory,
                                     static_cast<size_t>(2 * trial.piece_bytes));
   SwapFileOptions options = {.folder = trial.folder,
+                             .number = std::numeric_limits<int>::max(),
                              .checksums = trial.checksums};
   options.io.queue_depth = trial.queue_depth;
   ZERO_ASSIGN_OR_RETURN(

@@ -20,7 +20,8 @@ struct MachineSpeed {
   double host_bytes_per_second;    // each way between a device and its host
   double host_updates_per_second;  // elements of a node's host, by AdamW
   double disk_bytes_per_second;    // reads and writes of a node's disk
-  bool host_measured = false, disk_measured = false;  // false: assumed
+  // Where those of the host and of the disk are from, for people.
+  std::string host_origin = "assumed", disk_origin = "assumed";
 
   // Between consecutive ranks.
   double BytesPerSecond(int64_t ranks) const {
@@ -49,7 +50,8 @@ struct DiskTrial {
   bool checksums = true;
   int rounds = 1;
 };
-// Seconds in which all pieces are read and written once: the median.
+// Seconds in which all pieces are read and written once: the median. A run may
+// have its files in the folder.
 // Errors: those of SwapFile.
 absl::StatusOr<double> MeasureDisk(const DiskTrial& trial);
 

@@ -833,7 +833,14 @@ class CliTest(unittest.TestCase):
             self.ok(*memory, "--set", "zero_optimization.offload_optimizer."
                     "nvme_path=none", "--set",
                     "zero_optimization.offload_param.nvme_path=none"),
-            r"s, measured here; a disk of 1\.0 GB/s, assumed")
+            r"s, measured here; a disk of 1\.0 GB/s, assumed\n")
+        os.mkdir(self.path("blocked"))
+        self.write("blocked/zero_swap", "no folder")
+        self.assertRegex(
+            self.ok(*memory, "--set", "zero_optimization.offload_optimizer."
+                    "nvme_path=blocked", "--set",
+                    "zero_optimization.offload_param.nvme_path=blocked"),
+            r"a disk of 1\.0 GB/s, assumed: .*'blocked/zero_swap'")
         for line in self.ok(*memory, "--json").splitlines():
             row = json.loads(line)
             uses = row["offload"] != "-"
@@ -902,6 +909,8 @@ class CliTest(unittest.TestCase):
                              "--set", "training.out_dir=second")
             self.assertIn("belongs to another run that is at work", out)
             self.assertIn("nvme_path of its own", out)
+            # Whoever measures the disk is no other run.
+            self.assertIn("disk  disk: ", self.ok("devices", "--disk", "disk"))
             self.assertIsNone(process.poll())
         finally:
             process.kill()

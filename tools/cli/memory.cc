@@ -389,18 +389,15 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   if (offloads) {
     const MachineSpeed& speed = result.speed;
-    const auto origin = [](bool measured) {
-      return measured ? "measured here" : "assumed";
-    };
     result.notes.push_back(absl::StrFormat(
         "+s/step is what offload adds with nothing hidden: copies of %.1f "
         "GB/s, AdamW of %.2f G elements/s, %s%s",
         1e-9 * speed.host_bytes_per_second,
-        1e-9 * speed.host_updates_per_second, origin(speed.host_measured),
+        1e-9 * speed.host_updates_per_second, speed.host_origin,
         config.zero_optimization.uses_nvme()
             ? absl::StrFormat("; a disk of %.1f GB/s, %s",
                               1e-9 * speed.disk_bytes_per_second,
-                              origin(speed.disk_measured))
+                              speed.disk_origin)
             : ""));
   }
   if (flags.fit) {

@@ -240,20 +240,24 @@ PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
 MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
   MachineSpeed speed = AssumedSpeedOf(*device);
   if (assumed || !offloads) return speed;
+  const auto origin = [](const absl::Status& measured) {
+    return measured.ok() ? "measured here"
+                         : absl::StrCat("assumed: ", measured.message());
+  };
   const auto host = MeasureHostSpeed(*device);
+  speed.host_origin = origin(host.status());
   if (host.ok()) {
     speed.host_bytes_per_second = std::min(host->down, host->up);
     speed.host_updates_per_second = host->updates;
-    speed.host_measured = true;
   }
   const ZeroConfig& zero = config.zero_optimization;
   if (!zero.uses_nvme() || !IsFolder(zero.nvme_path())) return speed;
   const DiskTrial trial = {.folder = zero.nvme_path(), .pieces = 4};
   const auto seconds = MeasureDisk(trial);
+  speed.disk_origin = origin(seconds.status());
   if (seconds.ok()) {
     speed.disk_bytes_per_second =
         2.0 * trial.pieces * trial.piece_bytes / *seconds;
-    speed.disk_measured = true;
   }
   return speed;
 }
