@@ -33,6 +33,9 @@ Json ResidentBytes(const Session& session) {
   for (const Arena* arena : session.executor().arenas()) {
     bytes[arena->name()] = arena->ResidentBytes();
   }
+  if (const Arena* const host = session.executor().host_arena()) {
+    bytes[host->name()] = host->ResidentBytes();
+  }
   if (const StateSnapshot* snapshot = session.snapshot()) {
     bytes["copy of the states"] = snapshot->ResidentBytes();
   }

@@ -98,6 +98,7 @@ class Executor {
   std::array<Arena*, 2> arenas() const {
     return {persistent_.get(), transient_.get()};
   }
+  const Arena* host_arena() const { return host_.get(); }  // null: none
   Arena& transient() { return *transient_; }
 
  private:
