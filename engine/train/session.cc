@@ -7,12 +7,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/types/optional.h"
 #include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/checkpoint/portable.h"
 #include "engine/nn/freeze.h"
+#include "engine/train/console.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/fit_search.h"
 #include "engine/train/memory_fit.h"
@@ -165,8 +167,16 @@ absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
       AssumedSpeedOf(*rank.device));
   if (!fits.ok()) return absl::nullopt;
   if (fits->empty()) return "";
-  const std::string patch = fits->front().Patch(config);
-  return patch.empty() ? absl::nullopt : absl::make_optional(patch);
+  const FitProposal& fit = fits->front();
+  std::string patch = fit.Patch(config);
+  if (patch.empty()) return absl::nullopt;
+  if (fit.on_disk && !config.zero_optimization.uses_nvme()) {
+    absl::StrAppend(&patch,
+                    "; for nvme_path name a folder on a fast local disk, where "
+                    "each rank takes ",
+                    HumanBytes(static_cast<double>(fit.disk_bytes)));
+  }
+  return patch;
 }
 
 }  // namespace

@@ -871,6 +871,9 @@ class CliTest(unittest.TestCase):
         host[1] = "%dB" % (on_host["host_bytes"] / 2)
         self.assertIn('set the device of offload to "nvme"',
                       self.error("train", *run, *device, *host, *patch))
+        # An example of a folder, with the space that it needs.
+        self.assertRegex(self.error("train", *run, *device, *host),
+                         r"local disk, where each rank takes \d+\.\d MiB\n")
         patch = self.proposed(*run, *device, *host)
         self.assertIn("zero_optimization.offload_optimizer.device=nvme", patch)
         on_disk = self.train_as_predicted(*run, *device, *host, *patch)
