@@ -355,7 +355,11 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
   stream.Synchronize();
   for (const FlatState& state : optimizer_) Zero(state, stream);
   if (stream.device().kind() == DeviceKind::kMeta) return;
-  if (values == nullptr && swapped_ == nullptr) return;
+  if (swapped_ != nullptr) {
+    swapped_->Clear();
+  } else if (values == nullptr) {
+    return;
+  }
   std::vector<float> exact;
   const auto write = [&](int64_t from, const Tensor& to) {
     const absl::Span<const float> kept(&exact[from], to.num_elems());
@@ -379,11 +383,6 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
   };
   for (const SegmentRef& ref : segments_) {
     Hold(ref, /*change=*/true, stream);
-    for (const FlatState& state : optimizer_) {
-      if (!state.OnDisk(ref.unit) || !state.Has(ref)) continue;
-      const Vector zeros = state.Piece(ref).vector();
-      stream.device().host().ops().Fill(stream, {zeros, 0});
-    }
     if (values == nullptr) continue;
     const Segment range = RangeOf(params_, part, ref);
     ForEachRun(ref, range, params_.Values(ref, range), /*rest=*/{}, take);

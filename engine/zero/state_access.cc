@@ -1,7 +1,9 @@
 #include "engine/zero/state_access.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -89,6 +91,14 @@ std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
                         slice(from.values),
                         slice(from.rest)});
     }
+  }
+  // But a segment on a disk is read once for all of its states.
+  if (plan_->UsesDisk()) {
+    std::stable_sort(pieces.begin(), pieces.end(),
+                     [](const KeptPiece& a, const KeptPiece& b) {
+                       return std::tie(a.segment.unit, a.segment.segment) <
+                              std::tie(b.segment.unit, b.segment.segment);
+                     });
   }
   return pieces;
 }

@@ -179,6 +179,14 @@ void SwappedStates::ReadParameters(const SegmentRef& ref) {
   Try([&] { return file_->Read(PlaceOf(ref).param_piece, FetchSlot(ref)); });
 }
 
+void SwappedStates::Clear() {
+  held_.reset();
+  changed_ = false;
+  for (auto& unit : places_) {
+    for (Place& place : unit) place.written = false;
+  }
+}
+
 void SwappedStates::Hold(const SegmentRef& ref, bool change, Stream& compute) {
   if (!HasParameters(ref) && !HasOptimizer(ref)) return;
   if (held_ != ref) {

@@ -68,6 +68,8 @@ class SwappedStates {
   // place, `compute` having done what was launched on the one before. What was
   // never written is zeros. With `change` what follows writes to it.
   void Hold(const SegmentRef& ref, bool change, Stream& compute);
+  // Between steps: all of it is zeros, as long as nothing is written.
+  void Clear();
   // Stores what is held. What a step has changed is not held.
   void Settle(Stream& compute);
 

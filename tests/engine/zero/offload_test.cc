@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -174,6 +175,36 @@ TEST(OffloadTest, ASkippedStepReadsNoMoreThanAnyOther) {
   job.prepare = OverflowOnce;
   EXPECT_FALSE(std::isfinite(Train(job).norms[1]));
   EXPECT_EQ(reads, want);
+}
+
+// Setting all states reads none of them; keeping them reads each segment once,
+// as the hash of the parameters does.
+TEST(OffloadTest, BetweenStepsTheDiskIsReadNoMoreThanItMust) {
+  std::atomic<int> reads = 0;
+  Job job;
+  job.world = 1;
+  job.options = Offloaded(job.options, 3, kAllOnDisk);
+  job.options.swap.io.fault = [&](DiskCall call, int64_t, int64_t,
+                                  int64_t result) {
+    reads += call == DiskCall::kRead;
+    return result;
+  };
+  job.prepare = [&](const Rank&, Rig& rig) {
+    StateAccess& states = rig->states();
+    states.Initialize(1);
+    EXPECT_EQ(reads, 0);
+    EXPECT_TRUE(states.Hash().ok());
+    const int once = reads.exchange(0);
+    EXPECT_GT(once, 0);
+    std::set<std::string> names;
+    states.ForEachKept([&](const StateAccess::KeptRun& run) {
+      names.insert(run.state);
+      states.Bytes(run);
+    });
+    EXPECT_EQ(names.size(), 3u);
+    EXPECT_EQ(reads, once);
+  };
+  Train(job);
 }
 
 TEST(OffloadTest, WhatChangesNoBitChangesNoneWithIt) {
