@@ -66,8 +66,9 @@ class StateAccess {
   absl::Status Exchange();
 
   // This rank's share of what a later run needs (ModelStates::kept), by state
-  // and in plan order: of all ranks together each element once. Ranks of other
-  // groups that own the same elements (hybrid sharding) share them out.
+  // and in plan order, where states are on a disk by segment: of all ranks
+  // together each element once. Ranks of other groups that own the same
+  // elements (hybrid sharding) share them out.
   // Order: a rank may call it alone, here and below.
   struct KeptPiece {    // this rank's of a segment
     std::string state;  // "weight", "exp_avg"
