@@ -202,8 +202,10 @@ void RunInParts(const Path& path, LinearCrossEntropyArgs args,
   const Matrix dw = args.dw, to = args.dx;
   const int64_t size = args.part_rows;
   const int64_t num_parts = (w.rows + size - 1) / size;
+  // Strides are part of a product's plan, and so of its bits.
+  const int64_t pad = to.dtype == DType::kF32 ? to.ld - to.cols : 0;
   GuardedMatrix dx =
-      GuardedMatrix::Normal(DType::kF32, args.x.rows, args.x.cols, 0, 9);
+      GuardedMatrix::Normal(DType::kF32, args.x.rows, args.x.cols, pad, 9);
   Scratch known(static_cast<size_t>(args.x.rows) * sizeof(LossRow));
   std::vector<std::unique_ptr<Scratch>> logits;
   args.part.rows = w.rows;
