@@ -13,43 +13,56 @@ namespace {
 
 // ---- Rows in registers -----------------------------------------------------
 //
-// A group of threads has a row, kChunks chunks of it per thread: chunk c of
-// lane l begins at column (c * kGroup + l) * 8 (16-bit) or * 4 (fp32). Narrow
-// rows share a block of 128 threads; wide ones have a block each.
+// A group of threads has a row, kValues elements of it per thread, in chunks:
+// chunk c of lane l begins at column (c * size + l) * 8 (16-bit) or * 4 (fp32).
+// Up to kNarrowRow elements are a row of 16 lanes, and eight such rows share a
+// block; wider ones have a block each, of as many warps as they need
+// (BlockOfRow). Forward, up to 1024 elements are the row of a warp.
 
-template <int kThreadsOfRow, int kChunksOfThread>
+template <int kLanesOfRow, int kValuesOfThread>
 struct Group {
-  static constexpr int kSize = kThreadsOfRow;
-  static constexpr int kChunks = kChunksOfThread;
-  static constexpr int kBlock = kSize < 128 ? 128 : kSize;
-  static constexpr int kPerBlock = kBlock / kSize;
-  static constexpr int kWarps = kBlock / kWarpSize;
+  static constexpr bool kIsBlock = kLanesOfRow == 0;
+  static constexpr int kValues = kValuesOfThread;
+  static constexpr int kMaxThreads = kIsBlock ? kMaxRowThreads : 128;
+  static constexpr int kRows = kIsBlock ? 1 : 128 / kLanesOfRow;  // of a block
+  static constexpr int kMaxWarps = kMaxThreads / kWarpSize;
+  // Of a multiprocessor, backward.
+  static constexpr int MinBlocks() {
+    return kRowThreads * 8 / kValues / kMaxThreads;
+  }
+
+  __device__ static int size() {
+    return kIsBlock ? static_cast<int>(blockDim.x) : kLanesOfRow;
+  }
+  __device__ static int lane() {
+    const int thread = static_cast<int>(threadIdx.x);
+    return kIsBlock ? thread : thread % kLanesOfRow;
+  }
+  // Of its row within the block.
+  __device__ static uint32_t index() {
+    return kIsBlock ? 0 : threadIdx.x / kLanesOfRow;
+  }
 };
 
-// Rows wider than any group's registers: a block of that many threads reads a
-// row more than once.
-constexpr int kWideThreads = 512;
-constexpr int kWideWarps = kWideThreads / kWarpSize;
-
-// Calls fn(Group<>) with the smallest group that holds a row, or `wide()`. Two
-// rows and two sums do not fit the registers of more than 256 threads.
-enum class Pass { kForward, kBackward };
-template <class T, Pass kPass, class Fn, class Wide>
-void WithGroup(int64_t width, const Fn& fn, const Wide& wide) {
-  const int64_t chunks = (width + Chunk<T>::kSize - 1) / Chunk<T>::kSize;
-  if (chunks <= 16) {
-    fn(Group<16, 1>());
-  } else if (chunks <= 32 * 4) {
-    fn(Group<32, 4>());
-  } else if (chunks <= 128 * 4) {
-    fn(Group<128, 4>());
-  } else if (chunks <= 256 * 4) {
-    fn(Group<256, 4>());
-  } else if (kPass == Pass::kForward && chunks <= 512 * 4) {
-    if constexpr (kPass == Pass::kForward) fn(Group<512, 4>());
-  } else {
-    wide();
-  }
+// Calls fn(Group<>, threads of a block) with the group of a row.
+template <class Fn>
+void WithForwardGroup(int64_t width, const Fn& fn) {
+  if (width <= kNarrowRow) return fn(Group<16, 8>(), 128u);
+  if (width <= 1024) return fn(Group<kWarpSize, 32>(), 128u);
+  const RowThreads block = BlockOfRow(width);
+  if (block.values == 8) return fn(Group<0, 8>(), block.threads);
+  if (block.values == 16) return fn(Group<0, 16>(), block.threads);
+  fn(Group<0, 32>(), block.threads);
+}
+// The same, or wide(): two rows and two sums of 32 elements each do not fit the
+// registers of a thread.
+template <class Fn, class Wide>
+void WithBackwardGroup(int64_t width, const Fn& fn, const Wide& wide) {
+  if (width <= kNarrowRow) return fn(Group<16, 8>(), 128u);
+  const RowThreads block = BlockOfRow(width);
+  if (block.values == 8) return fn(Group<0, 8>(), block.threads);
+  if (block.values == 16) return fn(Group<0, 16>(), block.threads);
+  wide();
 }
 
 // Where a row lies in all operands of a norm, which have the same outer and
@@ -81,26 +94,30 @@ bool IsAligned(const ConstRows& rows) {
 // Column of the first element of chunk c of this thread.
 template <class T, class G>
 __device__ inline int ColumnOf(int c) {
-  return (c * G::kSize + static_cast<int>(threadIdx.x) % G::kSize) *
-         Chunk<T>::kSize;
+  return (c * G::size() + G::lane()) * Chunk<T>::kSize;
 }
 
+// A thread's part of a row.
+template <class T, class G>
+struct Part {
+  static constexpr int kChunks = G::kValues / Chunk<T>::kSize;
+  Chunk<T> x[kChunks];
+};
+
 template <class G, bool kAligned, class T>
-__device__ inline void LoadRow(const T* row, int width,
-                               Chunk<T> (&x)[G::kChunks]) {
+__device__ inline void LoadRow(const T* row, int width, Part<T, G>& part) {
 #pragma unroll
-  for (int c = 0; c < G::kChunks; ++c) {
+  for (int c = 0; c < Part<T, G>::kChunks; ++c) {
     const int column = ColumnOf<T, G>(c);
-    x[c] = LoadPart<kAligned>(row + column, width - column);
+    part.x[c] = LoadPart<kAligned>(row + column, width - column);
   }
 }
 template <class G, bool kAligned, class T>
-__device__ inline void StoreRow(T* row, int width,
-                                const Chunk<T> (&x)[G::kChunks]) {
+__device__ inline void StoreRow(T* row, int width, const Part<T, G>& part) {
 #pragma unroll
-  for (int c = 0; c < G::kChunks; ++c) {
+  for (int c = 0; c < Part<T, G>::kChunks; ++c) {
     const int column = ColumnOf<T, G>(c);
-    StorePart<kAligned>(row + column, x[c], width - column);
+    StorePart<kAligned>(row + column, part.x[c], width - column);
   }
 }
 
@@ -109,18 +126,17 @@ __device__ inline void StoreRow(T* row, int width,
 // barrier each is enough.
 template <class G>
 __device__ inline float2 GroupSum(float2 value, float2* scratch) {
+  const int lanes = G::kIsBlock ? kWarpSize : G::size();
 #pragma unroll
-  for (int offset = (G::kSize < kWarpSize ? G::kSize : kWarpSize) / 2;
-       offset > 0; offset /= 2) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) {
     value.x += __shfl_xor_sync(kWholeWarp, value.x, offset);
     value.y += __shfl_xor_sync(kWholeWarp, value.y, offset);
   }
-  if constexpr (G::kSize > kWarpSize) {
+  if constexpr (G::kIsBlock) {
     if (threadIdx.x % kWarpSize == 0) scratch[threadIdx.x / kWarpSize] = value;
     __syncthreads();
     value = scratch[0];
-#pragma unroll
-    for (int warp = 1; warp < G::kWarps; ++warp) {
+    for (int warp = 1; warp < G::size() / kWarpSize; ++warp) {
       value.x += scratch[warp].x;
       value.y += scratch[warp].y;
     }
@@ -186,13 +202,12 @@ __device__ inline float ChunkSquares(const Chunk<T>& x, float mean, int n) {
 }
 
 // A group per row, which stays in registers between the passes over it: moves
-// 4 bytes per 16-bit element, 8 with a residual; to reach 90 % of copy
-// bandwidth.
+// 4 bytes per 16-bit element, 8 with a residual.
 template <class T, class G, bool kAligned>
-__global__ void __launch_bounds__(G::kBlock)
+__global__ void __launch_bounds__(G::kMaxThreads)
     NormForwardKernel(const NormForwardArgs p) {
-  SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
-  const uint32_t row = blockIdx.x * G::kPerBlock + threadIdx.x / G::kSize;
+  SHARED_ARRAY(float2, scratch, 2 * G::kMaxWarps);
+  const uint32_t row = blockIdx.x * G::kRows + G::index();
   const RowPlace at = PlaceOf(p.x, row);
   const bool active = row < NumRows(p.x);
   // Groups without a row have one of no columns, and take part in shuffles.
@@ -201,100 +216,43 @@ __global__ void __launch_bounds__(G::kBlock)
   const T* const weights = static_cast<const T*>(p.weight.data);
   const T* const biases = static_cast<const T*>(p.bias.data);
 
-  Chunk<T> x[G::kChunks];
+  Part<T, G> x;
   LoadRow<G, kAligned>(RowOf<T>(p.x, at), width, x);
   if (p.residual.data != nullptr) {
-    Chunk<T> residual[G::kChunks];
+    Part<T, G> residual;
     LoadRow<G, kAligned>(RowOf<T>(p.residual, at), width, residual);
 #pragma unroll
-    for (int c = 0; c < G::kChunks; ++c) AddChunk(x[c], residual[c]);
+    for (int c = 0; c < Part<T, G>::kChunks; ++c)
+      AddChunk(x.x[c], residual.x[c]);
     StoreRow<G, kAligned>(RowOf<T>(p.sum, at), width, x);
   }
   float2 sum = make_float2(0, 0);
   float mean = 0;
   if (IsCentered(p)) {
 #pragma unroll
-    for (int c = 0; c < G::kChunks; ++c) sum.x += ChunkSum(x[c]);
+    for (int c = 0; c < Part<T, G>::kChunks; ++c) sum.x += ChunkSum(x.x[c]);
     mean = GroupSum<G>(sum, scratch).x / count;
   }
   float2 squares = make_float2(0, 0);
 #pragma unroll
-  for (int c = 0; c < G::kChunks; ++c) {
-    squares.x += ChunkSquares(x[c], mean, width - ColumnOf<T, G>(c));
+  for (int c = 0; c < Part<T, G>::kChunks; ++c) {
+    squares.x += ChunkSquares(x.x[c], mean, width - ColumnOf<T, G>(c));
   }
-  const float variance = GroupSum<G>(squares, scratch + G::kWarps).x / count;
+  const float variance = GroupSum<G>(squares, scratch + G::kMaxWarps).x / count;
   const float rstd = 1.0f / sqrtf(variance + p.eps);
 
   T* const y = RowOf<T>(p.y, at);
 #pragma unroll
-  for (int c = 0; c < G::kChunks; ++c) {
+  for (int c = 0; c < Part<T, G>::kChunks; ++c) {
     const int column = ColumnOf<T, G>(c);
     const int n = width - column;
     const bool has_bias = biases != nullptr;
     const Chunk<T> weight = LoadPart<kAligned>(weights + column, n);
     const Chunk<T> bias = LoadPart<kAligned>(biases + column, has_bias ? n : 0);
-    StorePart<kAligned>(y + column,
-                        Normalize(x[c], mean, rstd, weight, bias, has_bias), n);
-  }
-  if (active && threadIdx.x % G::kSize == 0) {
-    StoreStatistics(p, row, mean, rstd);
-  }
-}
-
-// A block per row of any width: reads it up to three times, from L2 after the
-// first, each thread its own elements.
-template <class T, bool kAligned>
-__global__ void __launch_bounds__(kWideThreads, 2)
-    WideNormForwardKernel(const NormForwardArgs p) {
-  constexpr int kSize = Chunk<T>::kSize;
-  constexpr int kStep = kWideThreads * kSize;
-  SHARED_ARRAY(float, scratch, kWideWarps);
-  const uint32_t row = blockIdx.x;
-  const RowPlace at = PlaceOf(p.x, row);
-  const int width = static_cast<int>(p.x.width);
-  const T* const weights = static_cast<const T*>(p.weight.data);
-  const T* const biases = static_cast<const T*>(p.bias.data);
-  const int first = static_cast<int>(threadIdx.x) * kSize;
-  const T* x = RowOf<T>(p.x, at);
-  if (p.residual.data != nullptr) {
-    const T* const residual = RowOf<T>(p.residual, at);
-    T* const sum = RowOf<T>(p.sum, at);
-    for (int i = first; i < width; i += kStep) {
-      Chunk<T> chunk = LoadPart<kAligned>(x + i, width - i);
-      AddChunk(chunk, LoadPart<kAligned>(residual + i, width - i));
-      StorePart<kAligned>(sum + i, chunk, width - i);
-    }
-    x = sum;
-  }
-  const float count = static_cast<float>(width);
-  float mean = 0;
-  if (IsCentered(p)) {
-    float sum = 0;
-    for (int i = first; i < width; i += kStep) {
-      sum += ChunkSum(LoadPart<kAligned>(x + i, width - i));
-    }
-    mean = BlockReduce<Plus, kWideThreads>(sum, scratch) / count;
-  }
-  float squares = 0;
-  for (int i = first; i < width; i += kStep) {
-    squares +=
-        ChunkSquares(LoadPart<kAligned>(x + i, width - i), mean, width - i);
-  }
-  const float variance =
-      BlockReduce<Plus, kWideThreads>(squares, scratch) / count;
-  const float rstd = 1.0f / sqrtf(variance + p.eps);
-  T* const y = RowOf<T>(p.y, at);
-  for (int i = first; i < width; i += kStep) {
-    const int n = width - i;
-    const bool has_bias = biases != nullptr;
     StorePart<kAligned>(
-        y + i,
-        Normalize(LoadPart<kAligned>(x + i, n), mean, rstd,
-                  LoadPart<kAligned>(weights + i, n),
-                  LoadPart<kAligned>(biases + i, has_bias ? n : 0), has_bias),
-        n);
+        y + column, Normalize(x.x[c], mean, rstd, weight, bias, has_bias), n);
   }
-  if (threadIdx.x == 0) StoreStatistics(p, row, mean, rstd);
+  if (active && G::lane() == 0) StoreStatistics(p, row, mean, rstd);
 }
 
 // ---- Backward --------------------------------------------------------------
@@ -357,21 +315,19 @@ __device__ inline float2 MeansOf(const NormBackwardArgs& p, float2 sums) {
 
 // Adds the groups' values in order and writes the block's row of `partials`.
 // `shared` has room for one group; every thread of the block calls it.
-template <class T, class G, int kValues>
-__device__ inline void WritePartials(const float (&values)[kValues],
+template <class T, class G>
+__device__ inline void WritePartials(const float (&values)[G::kValues],
                                      float* shared, float* partials,
                                      int width) {
-  const int group = threadIdx.x / G::kSize;
-  const int lane = threadIdx.x % G::kSize;
-  for (int turn = 0; turn < G::kPerBlock; ++turn) {
-    if (group == turn) {
+  for (int turn = 0; turn < G::kRows; ++turn) {
+    if (static_cast<int>(G::index()) == turn) {
 #pragma unroll
-      for (int v = 0; v < kValues; ++v) {
-        const int slot = v * G::kSize + lane;
+      for (int v = 0; v < G::kValues; ++v) {
+        const int slot = v * G::size() + G::lane();
         const int column =
             ColumnOf<T, G>(v / Chunk<T>::kSize) + v % Chunk<T>::kSize;
         const float sum = turn == 0 ? values[v] : shared[slot] + values[v];
-        if (turn + 1 < G::kPerBlock) {
+        if (turn + 1 < G::kRows) {
           shared[slot] = sum;
         } else if (column < width) {
           partials[int64_t{blockIdx.x} * width + column] = sum;
@@ -384,56 +340,55 @@ __device__ inline void WritePartials(const float (&values)[kValues],
 
 // A group per row at a time, its part of dweight and dbias in registers over
 // all rows of the block. Moves dy, x and dx once (6 bytes per 16-bit element,
-// 8 with dsum) and 16 bytes of partial sums per column and block; to reach 80 %
-// of copy bandwidth from a few thousand rows on, and less for more than 4096
-// columns, where the registers leave an SM a single block.
+// 8 with dsum) and 16 bytes of partial sums per column and block. All loads of
+// a row go out together.
 template <class T, class G, bool kAligned>
-__global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
+__global__ void __launch_bounds__(G::kMaxThreads, kAligned ? G::MinBlocks() : 1)
     NormBackwardKernel(const NormBackwardArgs p, const Partials partials) {
   constexpr int kSize = Chunk<T>::kSize;
-  constexpr int kValues = G::kChunks * kSize;
-  SHARED_ARRAY(float2, scratch, 2 * G::kWarps);
-  SHARED_ARRAY(float, shared, G::kPerBlock > 1 ? G::kSize * kValues : 1);
-  float dweight[kValues] = {};
-  float dbias[kValues] = {};
+  constexpr int kChunks = Part<T, G>::kChunks;
+  SHARED_ARRAY(float2, scratch, 2 * G::kMaxWarps);
+  SHARED_ARRAY(float, shared, G::kRows > 1 ? kNarrowRow : 1);
+  float dweight[G::kValues] = {};
+  float dbias[G::kValues] = {};
   const T* const weights = static_cast<const T*>(p.weight.data);
   const uint32_t begin = blockIdx.x * partials.rows_per_block;
   const uint32_t end = min(begin + partials.rows_per_block, NumRows(p.dy));
   int parity = 0;
-  for (uint32_t first = begin; first < end; first += G::kPerBlock) {
-    const uint32_t row = first + threadIdx.x / G::kSize;
+  for (uint32_t first = begin; first < end; first += G::kRows) {
+    const uint32_t row = first + G::index();
     const RowPlace at = PlaceOf(p.dy, row);
     const bool active = row < end;
     const int width = active ? static_cast<int>(p.dy.width) : 0;
     const RowScale scale = ScaleOf(p, active ? row : begin);
-    Chunk<T> dy[G::kChunks];
-    Chunk<T> x[G::kChunks];
+    Part<T, G> dy;
+    Part<T, G> x;
+    Part<T, G> residual;
     LoadRow<G, kAligned>(RowOf<T>(p.dy, at), width, dy);
     LoadRow<G, kAligned>(RowOf<T>(p.sum, at), width, x);
+    LoadRow<G, kAligned>(RowOf<T>(p.dsum, at),
+                         p.dsum.data != nullptr ? width : 0, residual);
     float2 sums = make_float2(0, 0);
 #pragma unroll
-    for (int c = 0; c < G::kChunks; ++c) {
+    for (int c = 0; c < kChunks; ++c) {
       const int column = ColumnOf<T, G>(c);
       const Chunk<T> weight =
           LoadPart<kAligned>(weights + column, width - column);
-      AddChunkGrads(dy[c], x[c], weight, scale, sums, dweight + c * kSize,
+      AddChunkGrads(dy.x[c], x.x[c], weight, scale, sums, dweight + c * kSize,
                     dbias + c * kSize);
     }
     const float2 means =
-        MeansOf(p, GroupSum<G>(sums, scratch + parity * G::kWarps));
+        MeansOf(p, GroupSum<G>(sums, scratch + parity * G::kMaxWarps));
     parity ^= 1;
-    const T* const dsum = RowOf<T>(p.dsum, at);
     T* const dx = RowOf<T>(p.dx, at);
 #pragma unroll
-    for (int c = 0; c < G::kChunks; ++c) {
+    for (int c = 0; c < kChunks; ++c) {
       const int column = ColumnOf<T, G>(c);
       const int n = width - column;
-      const Chunk<T> residual =
-          LoadPart<kAligned>(dsum + column, p.dsum.data != nullptr ? n : 0);
       const Chunk<T> weight = LoadPart<kAligned>(weights + column, n);
       StorePart<kAligned>(
-          dx + column, InputGrads(dy[c], x[c], weight, residual, scale, means),
-          n);
+          dx + column,
+          InputGrads(dy.x[c], x.x[c], weight, residual.x[c], scale, means), n);
     }
   }
   const int width = static_cast<int>(p.dy.width);
@@ -445,14 +400,14 @@ __global__ void __launch_bounds__(G::kBlock, (kAligned ? 384 : 256) / G::kBlock)
   }
 }
 
-// A block per row of any width, which is read twice; the partial sums are kept
-// in the workspace, each element by its own thread.
+// A block per row of more than 8192 elements, which is read twice; the partial
+// sums are kept in the workspace, each element by its own thread.
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(kWideThreads)
+__global__ void __launch_bounds__(kMaxRowThreads)
     WideNormBackwardKernel(const NormBackwardArgs p, const Partials partials) {
   constexpr int kSize = Chunk<T>::kSize;
-  constexpr int kStep = kWideThreads * kSize;
-  SHARED_ARRAY(float, scratch, kWideWarps);
+  constexpr int kStep = kMaxRowThreads * kSize;
+  SHARED_ARRAY(float, scratch, kMaxRowThreads / kWarpSize);
   const int width = static_cast<int>(p.dy.width);
   const int first = static_cast<int>(threadIdx.x) * kSize;
   const T* const weights = static_cast<const T*>(p.weight.data);
@@ -484,8 +439,8 @@ __global__ void __launch_bounds__(kWideThreads)
         }
       }
     }
-    const float g = BlockReduce<Plus, kWideThreads>(sums.x, scratch);
-    const float gx = BlockReduce<Plus, kWideThreads>(sums.y, scratch);
+    const float g = BlockReduce<Plus, kMaxRowThreads>(sums.x, scratch);
+    const float gx = BlockReduce<Plus, kMaxRowThreads>(sums.y, scratch);
     const float2 means = MeansOf(p, make_float2(g, gx));
     const T* const dsum = RowOf<T>(p.dsum, at);
     T* const dx = RowOf<T>(p.dx, at);
@@ -515,19 +470,11 @@ void LaunchForward(cudaStream_t stream, const NormForwardArgs& args) {
                        IsAligned<T>(args.sum) && IsAligned<T>(args.y) &&
                        IsChunkAligned(args.weight.data) &&
                        IsChunkAligned(args.bias.data);
-  WithGroup<T, Pass::kForward>(
-      args.x.width,
-      [&]<class G>(G) {
-        Launch(aligned ? NormForwardKernel<T, G, true>
-                       : NormForwardKernel<T, G, false>,
-               NumBlocks(NumRows(args.x), G::kPerBlock), G::kBlock, 0, stream,
-               args);
-      },
-      [&] {
-        Launch(aligned ? WideNormForwardKernel<T, true>
-                       : WideNormForwardKernel<T, false>,
-               NumRows(args.x), kWideThreads, 0, stream, args);
-      });
+  WithForwardGroup(args.x.width, [&]<class G>(G, unsigned threads) {
+    Launch(aligned ? NormForwardKernel<T, G, true>
+                   : NormForwardKernel<T, G, false>,
+           NumBlocks(NumRows(args.x), G::kRows), threads, 0, stream, args);
+  });
 }
 
 template <class T>
@@ -536,17 +483,17 @@ void LaunchBackward(cudaStream_t stream, const NormBackwardArgs& args,
   const bool aligned = IsAligned<T>(args.dy) && IsAligned<T>(args.sum) &&
                        IsAligned<T>(args.dsum) && IsAligned<T>(args.dx) &&
                        IsChunkAligned(args.weight.data);
-  WithGroup<T, Pass::kBackward>(
+  WithBackwardGroup(
       args.dy.width,
-      [&]<class G>(G) {
+      [&]<class G>(G, unsigned threads) {
         Launch(aligned ? NormBackwardKernel<T, G, true>
                        : NormBackwardKernel<T, G, false>,
-               num_blocks, G::kBlock, 0, stream, args, partials);
+               num_blocks, threads, 0, stream, args, partials);
       },
       [&] {
         Launch(aligned ? WideNormBackwardKernel<T, true>
                        : WideNormBackwardKernel<T, false>,
-               num_blocks, kWideThreads, 0, stream, args, partials);
+               num_blocks, kMaxRowThreads, 0, stream, args, partials);
       });
 }
 

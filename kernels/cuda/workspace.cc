@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/check.h"
 #include "kernels/cuda/attention_call.h"
 #include "kernels/dtype.h"
 #include "kernels/product.h"
@@ -12,9 +13,6 @@ namespace {
 
 // cudnnGetVersion() of the library that a plan assumes.
 constexpr size_t kAssumedCudnn = 92500;
-
-// Bytes of a group of elements that one thread loads.
-constexpr int64_t kChunkBytes = 16;
 
 size_t Fp32Bytes(int64_t rows, int64_t cols) {
   return static_cast<size_t>(rows) * static_cast<size_t>(cols) * sizeof(float);
@@ -50,16 +48,26 @@ size_t BiasBytes(const LinearBackwardWeightArgs& args) {
   return RoundUp(Fp32Bytes(1, args.dy.cols), 64);
 }
 
+RowThreads BlockOfRow(int64_t width) {
+  for (int values = 8;; values *= 2) {
+    const int64_t threads = RoundUp(CeilDiv(width, values), 32);
+    if (threads <= kMaxRowThreads) {
+      return {static_cast<unsigned>(threads), values};
+    }
+    ZERO_CHECK_LT(values, 32) << "norms of a GPU do not take rows of " << width;
+  }
+}
+
 RowBlocks NormBlocks(const NormBackwardArgs& args) {
-  // As norm.cu gives rows to groups of threads: a block of 128 has several rows
-  // of up to 128 chunks, or one of up to 512.
-  const int64_t chunks =
-      CeilDiv(args.dy.width,
-              kChunkBytes / static_cast<int64_t>(DTypeBytes(args.dy.dtype)));
-  const int64_t threads = chunks <= 512 ? 128 : chunks <= 1024 ? 256 : 512;
+  constexpr int64_t kMultiprocessors = 132;
+  const bool narrow = args.dy.width <= kNarrowRow;
+  const RowThreads block =
+      narrow ? RowThreads{128, 8} : BlockOfRow(args.dy.width);
+  const int64_t at_once = std::max<int64_t>(
+      1, kRowThreads / (block.values / 8) / static_cast<int>(block.threads));
   const int64_t num_rows = args.dy.outer * args.dy.inner;
   const int64_t rows = std::max<int64_t>(
-      chunks <= 128 ? 16 : 4, CeilDiv(num_rows, 1024 * 128 / threads));
+      narrow ? 16 : 4, CeilDiv(num_rows, kMultiprocessors * at_once));
   return {rows, CeilDiv(num_rows, rows)};
 }
 

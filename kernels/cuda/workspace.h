@@ -66,9 +66,24 @@ size_t ColumnSumBytes(int64_t rows, int64_t cols);
 // Of a bias gradient that is then added to the sink.
 size_t BiasBytes(const LinearBackwardWeightArgs& args);
 
-// Of norms: about 1024 blocks of 128 threads are two waves of a large GPU;
-// fewer of larger ones keep the partial sums within 32 MiB. At least 16 rows (4
-// where a row has a block), so that the sums are a small part of what is moved.
+// Norms. A row of up to kNarrowRow elements has 16 lanes, and a wider one a
+// block: its threads, a multiple of 32, have `values` elements each, 8 where
+// kMaxRowThreads suffice for them, or 16, or 32.
+inline constexpr int64_t kNarrowRow = 128;
+inline constexpr int kMaxRowThreads = 512;
+struct RowThreads {
+  unsigned threads;
+  int values;
+};
+// REQUIRES: kNarrowRow < width <= 32 * kMaxRowThreads.
+RowThreads BlockOfRow(int64_t width);
+
+// Threads of an SM at 8 elements each, for which backward's registers suffice.
+inline constexpr int kRowThreads = 1024;
+
+// Of norms: as many blocks as an H100 or H200 runs at once, so that all end
+// together. At least 16 rows (4 where a row has a block), so that the partial
+// sums are a small part of what is moved.
 RowBlocks NormBlocks(const NormBackwardArgs& args);
 
 // ---- Losses -----------------------------------------------------------------
