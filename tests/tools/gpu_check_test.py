@@ -139,7 +139,10 @@ with open(out + "/metrics.jsonl", "w") as file:
             loss = None
         file.write(json.dumps({"step": step + 1, "loss": loss}) + "\\n")
 with open(out + "/summary.json", "w") as file:
-    odd = os.environ.get("ODD_STAGE") == str(stage)
+    odd = (os.environ.get("ODD_STAGE") == str(stage) or
+           out.endswith(os.environ.get("ODD_RUN", "?")))
+    nvme = "zero_optimization.offload_optimizer.nvme_path"
+    assert (nvme in sets) == out.endswith("nvme"), sets
     json.dump({"parameters_hash": "odd" if odd else "abc", "final_loss": 3.1,
                "tokens_per_second": 1000, "peak_bytes": {"total": 10000000}},
               file)
@@ -615,6 +618,17 @@ class GpuCheckTest(unittest.TestCase):
             [one["problem"] for one in row["rows"][1:4]],
             ["ran, but stage 0, to compare with, did not"] * 3)
         self.assertNotIn("other parameters", text)
+
+    def test_offload_with_other_parameters_fails(self):
+        self.environ(ODD_RUN="offload_param_nvme")
+        code, found, text = self.check("--parts", "offload")
+        self.assertEqual(code, 1)
+        self.assertEqual([(row["offload"], row["problem"] is None) for row in
+                          self.row(found, "offload")["rows"]],
+                         [("none", True), ("optimizer on cpu", True),
+                          ("optimizer on nvme", True), ("param on cpu", True),
+                          ("param on nvme", False)])
+        self.assertIn("other parameters than without offload", text)
 
     def test_sums_of_16_bits_are_locals_and_those_of_fp32_near(self):
         self.environ(NCCL_OFF_BY="5e-7")

@@ -392,6 +392,55 @@ def stages(context):
             row["ranks"], row["dtype"], row["stage"]))
 
 
+# ---- Offload ----------------------------------------------------------------
+
+# (which states, where): a rank keeps what it updates in pinned memory of the
+# host, or reads and writes it on a disk around the update.
+OFFLOADS = ((), ("optimizer", "cpu"), ("optimizer", "nvme"), ("param", "cpu"),
+            ("param", "nvme"))
+OFFLOAD_RANKS, OFFLOAD_STAGE, OFFLOAD_DTYPE = 2, 3, "bf16"
+
+
+def offload_sets(context, states, where):
+    """With the parameters goes the optimizer."""
+    kinds = ("optimizer", "param") if states == "param" else ("optimizer",)
+    sets = {}
+    for kind in kinds:
+        key = "zero_optimization.offload_%s." % kind
+        sets[key + "device"] = where
+        if where == "nvme":
+            sets[key + "nvme_path"] = os.path.join(context.scratch, "nvme")
+    return sets
+
+
+def offload(context):
+    """The same parameters whatever the host or a disk has of them."""
+    first = []
+
+    def run(context, *case):
+        name = "_".join(case) or "none"
+        row = {"offload": name.replace("_", " on "), "problem": None}
+        sets = stage_sets(OFFLOAD_DTYPE, OFFLOAD_STAGE, "local")
+        if case:
+            sets.update(offload_sets(context, *case))
+        _, summary, why = train_ranks(context, "offload_" + name,
+                                      OFFLOAD_RANKS, sets)
+        if why:
+            return {**row, "problem": why}
+        row.update(hash=summary["parameters_hash"],
+                   tokens_per_second=summary["tokens_per_second"],
+                   peak_bytes=summary["peak_bytes"]["total"])
+        if not case:
+            first.append(row["hash"])
+        elif not first:
+            row["problem"] = "ran, but the run without, to compare with, did not"
+        elif row["hash"] != first[0]:
+            row["problem"] = "other parameters than without offload"
+        return row
+
+    return table_of(context, OFFLOADS, run, lambda row: row["offload"])
+
+
 # ---- NCCL -------------------------------------------------------------------
 
 # (ranks, dtype, stage); stages 0 and 3 together have all collectives.
@@ -561,5 +610,6 @@ def bench(context):
 PARTS = {"tests": tests,
          "memcheck": lambda context: sanitize(context, "memcheck"),
          "racecheck": lambda context: sanitize(context, "racecheck"),
-         "parity": parity, "steps": steps, "stages": stages, "nccl": nccl,
+         "parity": parity, "steps": steps, "stages": stages,
+         "offload": offload, "nccl": nccl,
          "memory": memory, "bench": bench}

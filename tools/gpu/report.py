@@ -71,6 +71,11 @@ TABLES = {
         ("tok/s", "tokens_per_second:.0f"),
         ("peak MB per rank", lambda row: "%.1f" % (row["peak_bytes"] / 1e6)),
         ("", verdict))),
+    "offload": ("2 ranks on one GPU at stage 3, bf16, 20 steps.", "rows", (
+        "offload", ("parameters_hash", "hash"),
+        ("tok/s", "tokens_per_second:.0f"),
+        ("peak MB per rank", lambda row: "%.1f" % (row["peak_bytes"] / 1e6)),
+        ("", verdict))),
     "nccl": ("The same 20 steps with the backends local and nccl.", "rows", (
         "ranks", "dtype", "stage", ("parameters_hash", "hash"),
         ("largest relative difference of a loss", "worst:.2e"), ("", verdict))),
