@@ -41,19 +41,31 @@ __device__ inline int PlaceInGroup(int64_t target, int64_t first) {
 template <class Logit>
 __device__ inline void LoadGroup(const RowArgs& args, const Logit* row,
                                  int64_t first, float (&x)[kGroup]) {
-  const int n = NumInGroup(args.words, first);
 #pragma unroll
   for (int from = 0; from < kGroup; from += Chunk<Logit>::kSize) {
     const Chunk<Logit> chunk = LoadChunk(row + first + from);
 #pragma unroll
     for (int i = 0; i < Chunk<Logit>::kSize; ++i) {
-      x[from + i] = from + i < n ? ToFloat(chunk.x[i]) : -INFINITY;
+      x[from + i] = ToFloat(chunk.x[i]);
     }
   }
+  const int n = NumInGroup(args.words, first);
+  if (n == kGroup) return;
+#pragma unroll
+  for (int i = 0; i < kGroup; ++i) {
+    if (i >= n) x[i] = -INFINITY;
+  }
+}
+
+// e^x, of logits in 16 bits to a few 1e-6: far below what they are rounded to.
+template <class Logit>
+__device__ inline float Exp(float x) {
+  return sizeof(Logit) < sizeof(float) ? __expf(x) : expf(x);
 }
 
 // max(x) and sum of e^(x - max) of what was added. The maximum starts finite,
 // so that e^(-inf - max) is 0.
+template <class Logit>
 struct OnlineSum {
   float max = -FLT_MAX;
   float sum = 0;
@@ -63,11 +75,11 @@ struct OnlineSum {
 #pragma unroll
     for (int i = 0; i < kGroup; ++i) group_max = fmaxf(group_max, x[i]);
     if (group_max > max) {
-      sum *= expf(max - group_max);
+      sum *= Exp<Logit>(max - group_max);
       max = group_max;
     }
 #pragma unroll
-    for (int i = 0; i < kGroup; ++i) sum += expf(x[i] - max);
+    for (int i = 0; i < kGroup; ++i) sum += Exp<Logit>(x[i] - max);
   }
 };
 
@@ -82,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
   const int64_t target = args.targets[i];
   if (target < 0) return;
   const Logit* const row = static_cast<const Logit*>(args.logits) + i * args.ld;
-  OnlineSum online;
+  OnlineSum<Logit> online;
   const int64_t begin = static_cast<int64_t>(threadIdx.x) * kGroup;
   for (int64_t first = begin; first < args.words; first += kTile) {
     float x[kGroup];
@@ -108,12 +120,14 @@ __global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
 }
 
 template <class T>
-__device__ inline void StoreGroup(T* to, const T (&x)[kGroup]) {
+__device__ inline void StoreGroup(T* to, const float (&x)[kGroup]) {
 #pragma unroll
   for (int from = 0; from < kGroup; from += Chunk<T>::kSize) {
     Chunk<T> chunk;
 #pragma unroll
-    for (int i = 0; i < Chunk<T>::kSize; ++i) chunk.x[i] = x[from + i];
+    for (int i = 0; i < Chunk<T>::kSize; ++i) {
+      chunk.x[i] = FromFloat<T>(x[from + i]);
+    }
     StoreChunk(to + from, chunk);
   }
 }
@@ -146,21 +160,23 @@ __global__ void __launch_bounds__(kThreads) WriteGradients(RowArgs args) {
   for (int64_t tile = 0; tile < args.cols; tile += kTile) {
     const int64_t first = tile + begin;
     const bool inside = first < args.cols;
-    Gradient gradient[kGroup];
-    if (inside) {
-      float x[kGroup];
+    float x[kGroup] = {};
+    if (inside && valid) {
       LoadGroup(args, row, first, x);
-      const int place = PlaceInGroup(target, first);
 #pragma unroll
       for (int j = 0; j < kGroup; ++j) {
-        const float g = expf(x[j] - known.max) * factor;
-        gradient[j] = FromFloat<Gradient>(!valid       ? 0.0f
-                                          : j == place ? at_target
-                                                       : g);
+        x[j] = Exp<Logit>(x[j] - known.max) * factor;
+      }
+      const int place = PlaceInGroup(target, first);
+      if (place >= 0) {
+#pragma unroll
+        for (int j = 0; j < kGroup; ++j) {
+          if (j == place) x[j] = at_target;
+        }
       }
     }
     if constexpr (sizeof(Gradient) < sizeof(Logit)) __syncthreads();
-    if (inside) StoreGroup(reinterpret_cast<Gradient*>(row) + first, gradient);
+    if (inside) StoreGroup(reinterpret_cast<Gradient*>(row) + first, x);
   }
 }
 

@@ -149,7 +149,8 @@ with open(out + "/summary.json", "w") as file:
 """
 STEP_BENCH = """#!/bin/sh
 cat <<END
-{"micro_batch": 8, "sequence_length": 1024, "step_ms": [10, 11, 12],
+{"micro_batch": 8, "accumulation_steps": 1, "sequence_length": 1024,
+ "step_ms": [10, 11, 12],
  "device": "Fake H200", "peak_flops_bf16": 989.4e12,
  "host_ms": [0.5], "flops_per_token": 8e8,
  "peak_bytes": {"fixed": 700000000, "total": 20700000000},
@@ -837,9 +838,9 @@ class GpuCheckTest(unittest.TestCase):
         rows = {row["model"]: row for row in
                 self.row(found, "bench")["bench"]["models"]}
         self.assertIn('optimizer={"type":"SGD"',
-                      rows["Qwen2.5 7B, T 1024"]["setting"])
-        self.assertNotIn("Qwen2.5 7B, T 1024 tok/s", text)
-        self.assertIn("Qwen2.5 3B, T 1024 tok/s", text)
+                      rows["Qwen2.5 7B, T 4096"]["setting"])
+        self.assertNotIn("Qwen2.5 7B, 4 micro-batches, T 1024 tok/s", text)
+        self.assertIn("Qwen2.5 3B, 4 micro-batches, T 1024 tok/s", text)
 
     def with_peer(self, script):
         """report.md of GPT-2's benchmark, where this is PyTorch's python."""
@@ -878,7 +879,7 @@ esac
         run.run()
         self.assertEqual(order[:5], [
             "GPT-2 124M, T 1024", "stages", "PyTorch GPT-2 124M, T 1024",
-            "Qwen2.5 3B, T 1024", "Qwen2.5 7B, T 1024"])
+            "Qwen2.5 3B, T 1024", "Qwen2.5 3B, 4 micro-batches, T 1024"])
         behind = order[len(gpu.MODELS) + 2:]
         self.assertTrue(all(one.startswith("PyTorch ") for one in behind))
         self.assertEqual(len(behind), len(gpu.MODELS) - 1)

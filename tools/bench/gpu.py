@@ -5,7 +5,8 @@
                      [--out DIR] [--json FILE]
 
 Tokens/s, model FLOPs utilization, memory and the time of each category of
-kernels, in bf16 with fp32 master weights, AdamW and clipping at 1. MFU by the
+kernels, in bf16 with fp32 master weights, AdamW and clipping at 1; a step is one
+micro-batch unless the row says otherwise. MFU by the
 PaLM convention: (6 N + 12 L q s) FLOP per token, N without embedding tables
 and with a tied head counted once, against NVIDIA's dense peak of this GPU (none
 where the device's table has no figure for it) and against the rate of a large
@@ -46,6 +47,10 @@ ADAMW = 0.9
 MFU = 0.58
 
 BF16_GRADIENTS = "data_types.grad_accum_dtype=bf16"
+SELECTIVE = "activation_checkpointing.granularity=selective"
+# As llmq's figures, whose steps are 524,288 tokens: the update is not all of
+# them.
+ACCUMULATED = "gradient_accumulation_steps=4"
 # 6 bytes per parameter and not 14, with gradients in bf16.
 OTHER_OPTIMIZER = "optimizer="
 SGD = OTHER_OPTIMIZER + '{"type":"SGD","params":{"lr":6e-4}}'
@@ -61,6 +66,10 @@ def model(name, preset, length, *settings, wanted=None, published=None,
             "wanted": wanted, "published": published, "peer": peer, "mfu": mfu}
 
 
+def kept(micro_batch, *more):
+    return micro_batch, False, more
+
+
 def recomputed(micro_batch, *more):
     return micro_batch, True, more
 
@@ -71,9 +80,16 @@ MODELS = (
     model("GPT-2 124M", "gpt2", 1024, 64, 32, 16,
           wanted=520e3, published="llm.c 458k", peer=True),
     model("Qwen2.5 3B", "Qwen2.5-3B", 1024, 16, 8, 4, recomputed(16),
-          wanted=33e3, published="llmq 30.9k", peer=True, mfu=True),
-    model("Qwen2.5 7B", "Qwen2.5-7B", 1024, recomputed(8, BF16_GRADIENTS),
-          recomputed(4, BF16_GRADIENTS), recomputed(1, BF16_GRADIENTS),
+          peer=True, mfu=True),
+    model("Qwen2.5 3B, 4 micro-batches", "Qwen2.5-3B", 1024,
+          kept(16, ACCUMULATED), kept(8, ACCUMULATED),
+          recomputed(16, ACCUMULATED),
+          wanted=33e3, published="llmq 30.9k", mfu=True),
+    model("Qwen2.5 7B, 4 micro-batches", "Qwen2.5-7B", 1024,
+          kept(8, BF16_GRADIENTS, ACCUMULATED),
+          recomputed(8, BF16_GRADIENTS, SELECTIVE, ACCUMULATED),
+          recomputed(8, BF16_GRADIENTS, ACCUMULATED),
+          recomputed(1, BF16_GRADIENTS, ACCUMULATED),
           recomputed(8, BF16_GRADIENTS, SGD),
           wanted=14e3, published="llmq 13.8k", mfu=True),
     model("GPT-2 1558M", "gpt2-xl", 1024, 16, 8, recomputed(16),
@@ -86,9 +102,10 @@ MODELS = (
     model("Qwen2.5 0.5B", "Qwen2.5-0.5B", 4096, 8, 4, recomputed(4), peer=True),
     model("Qwen2.5 1.5B", "Qwen2.5-1.5B", 4096, 4, 2, recomputed(4), peer=True),
     model("Qwen2.5 3B", "Qwen2.5-3B", 4096, 4, 2, 1, recomputed(4), mfu=True),
-    model("Qwen2.5 7B", "Qwen2.5-7B", 4096, recomputed(2, BF16_GRADIENTS),
-          recomputed(1, BF16_GRADIENTS), recomputed(2, BF16_GRADIENTS, SGD),
-          mfu=True),
+    model("Qwen2.5 7B", "Qwen2.5-7B", 4096, kept(2, BF16_GRADIENTS),
+          recomputed(2, BF16_GRADIENTS, SELECTIVE),
+          recomputed(2, BF16_GRADIENTS), recomputed(1, BF16_GRADIENTS),
+          recomputed(2, BF16_GRADIENTS, SGD), mfu=True),
 )
 
 # First words of ops in the profile.
@@ -139,7 +156,9 @@ def command_of(args, one, setting, sets=()):
         args.out, [bf16("bf16"), *model_sets(one["preset"], one["length"],
                                              micro_batch, recompute),
                    "device.time_algorithms=true", *more, *sets],
-        "--device", "cuda", "--steps", str(args.steps), "--warmup", "3")
+        "--device", "cuda", "--steps", str(
+            max(2, args.steps // 4) if ACCUMULATED in more else args.steps),
+        "--warmup", "1" if ACCUMULATED in more else "3")
 
 
 def setting_text(setting):
@@ -151,7 +170,8 @@ def setting_text(setting):
 
 def derive(found, product_rate):
     """What follows from a result of step_bench."""
-    tokens = found["micro_batch"] * found["sequence_length"]
+    tokens = (found["micro_batch"] * found["accumulation_steps"] *
+              found["sequence_length"])
     rate = 1e3 * tokens / middle(found["step_ms"])
     flops = rate * found["flops_per_token"]
     peak = found["peak_flops_bf16"]

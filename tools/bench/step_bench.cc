@@ -145,8 +145,10 @@ struct Case {
   Plan plan;
   std::vector<Action> schedule;
 
+  // Of a step.
   int64_t RankTokens() const {
-    return config.train_micro_batch_size_per_gpu * config.data.sequence_length;
+    return config.train_micro_batch_size_per_gpu *
+           config.gradient_accumulation_steps * config.data.sequence_length;
   }
 };
 
@@ -166,7 +168,8 @@ class Runner {
         channels_(channels),
         case_(one),
         seen_(one.ranks[rank.rank()]),
-        batch_(one.config, rank) {}
+        batch_(one.config, rank),
+        micro_batches_(one.config.gradient_accumulation_steps, batch_.host) {}
 
   absl::Status Start() {
     ZERO_ASSIGN_OR_RETURN(
@@ -231,7 +234,7 @@ class Runner {
   absl::Status StepAhead(int64_t most_under_way) {
     while (num_begun_ - num_finished_ < most_under_way) {
       ZERO_RETURN_IF_ERROR(executor().Begin(
-          {.micro_batches = {&batch_.host, 1},
+          {.micro_batches = micro_batches_,
            .num_valid_targets = rank_.world() * case_.RankTokens(),
            .lr = static_cast<float>(case_.config.optimizer.lr),
            .optimizer_step = num_begun_ + 1,
@@ -314,6 +317,7 @@ class Runner {
   Case& case_;
   Seen& seen_;
   RandomBatch batch_;
+  std::vector<HostBatch> micro_batches_;  // of a step, all the same
   std::unique_ptr<Session> session_;
   std::unique_ptr<StepProducts> products_;
   int64_t num_begun_ = 0, num_finished_ = 0;
@@ -460,6 +464,7 @@ Json ToJson(const Options& options, const absl::optional<Link>& link,
       {"threads", seen.device.num_threads},
       {"clock", options.cpu_time ? "cpu" : "wall"},
       {"micro_batch", config.train_micro_batch_size_per_gpu},
+      {"accumulation_steps", config.gradient_accumulation_steps},
       {"sequence_length", config.data.sequence_length},
       {"tokens_per_second",
        1e3 * world * one.RankTokens() / Median(seen.step_ms)},
