@@ -59,7 +59,7 @@ class Session {
   // config.model.from_pretrained, or initial values from training.seed. All
   // ranks make the same calls, here and below.
   // Errors: ResourceExhausted, before anything is taken, where predicted() does
-  //         not fit, on a GPU with 0.5 GiB besides for kernels that load in
+  //         not fit, on a GPU with 128 MiB besides for kernels that load in
   //         the first step; those of OpenPortable.
   static absl::StatusOr<std::unique_ptr<Session>> Make(
       const Rank& rank, const Config& config, const ModelTools& tools,

@@ -91,7 +91,7 @@ absl::Status ShowMachine(const RunOptions& options, const std::string& disk) {
   absl::PrintF("      as a host: %s\n", HostText(*cpu));
   // Where there is no GPU, why.
   for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
-    const auto gpu = MakeCudaDevice(index);
+    const auto gpu = MakeCudaDevice(index, {}, info.num_threads);
     absl::PrintF("cuda  %s\n", gpu.ok()
                                    ? absl::StrCat(index, ": ", GpuText(**gpu))
                                    : std::string(gpu.status().message()));
