@@ -268,15 +268,14 @@ Var SelfAttention(Context& ctx, const Var& qkv,
 
   out.slot = ctx.tape->NewSlot();
   Saved saved{.qkv = SavedVar(qkv), .qkv_slot = qkv.slot};
-  // What is kept of qkv is rotated already.
-  saved.qk = std::make_shared<Recipe>(std::move(prepared));
-  if (call.has_norm || qkv.recipe != nullptr) {
-    saved.qk = std::make_shared<Recipe>(
-        [call, qkv = saved.qkv](Context& c) {
-          return PrepareQk(c, call, qkv.Get(c), /*record=*/true);
-        },
-        /*cheap=*/call.has_norm);
-  }
+  const auto prepare = [call, qkv = saved.qkv](Context& c) {
+    return PrepareQk(c, call, qkv.Get(c), /*record=*/true);
+  };
+  // Without a norm, a qkv that is kept is rotated already.
+  saved.qk = call.has_norm ? PassRecipe(ctx, std::move(prepared), prepare)
+             : qkv.recipe != nullptr
+                 ? std::make_shared<Recipe>(prepare)
+                 : std::make_shared<Recipe>(std::move(prepared));
   saved.out = std::make_shared<Recipe>(std::move(results));
   if (ctx.recompute == Recompute::kFull) {
     saved.out = std::make_shared<Recipe>(

@@ -22,14 +22,13 @@ Var Dropout(Context& ctx, const Var& x, double probability, uint64_t site) {
 
   y.slot = ctx.tape->NewSlot();
   if (x.recipe != nullptr) {
-    y.recipe = std::make_shared<Recipe>(
-        [drop, saved = SavedVar(x)](Context& c) {
+    y.recipe =
+        PassRecipe(ctx, {y.value}, [drop, saved = SavedVar(x)](Context& c) {
           const Tensor from = saved.GetForRecipe(c);
           std::vector<Tensor> y = {c.Empty(from.shape(), from.dtype())};
           drop(c, from, y[0]);
           return y;
-        },
-        /*cheap=*/true);
+        });
   }
   ctx.tape->Record(
       "dropout", {},

@@ -29,6 +29,17 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
           return pre_act;
         }));
   }
+  // The activation again: bit by bit where the forward kernel read pre_act as
+  // it is stored (the CPU), to a rounding where GELU was the epilogue of the
+  // product (cuBLASLt). One pass over memory, instead of keeping a quarter of
+  // the block's activations.
+  SavedVar hidden_again(PassRecipe(ctx, {hidden}, [act, saved](Context& c) {
+    const Tensor& pre_act = saved.Get(c);
+    std::vector<Tensor> hidden = {c.Empty(pre_act.shape(), pre_act.dtype())};
+    c.ops().GeluForward(c.stream(),
+                        {act, pre_act.vector(), hidden[0].vector()});
+    return hidden;
+  }));
   // In two, so that the second product's gradients come before the first's.
   ctx.tape->Record("gelu_mlp_in", {&w1, b1},
                    [pre_slot, x = SavedVar(x), x_slot = x.slot, w1 = &w1,
@@ -44,23 +55,14 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
   ctx.tape->Record(
       "gelu_mlp_out", {&w2, b2},
       [slot, pre_slot, w2 = &w2, b2_sink = SinkOf(b2), act, residual_slot,
-       saved = std::move(saved)](Context& c, Tape& tape) {
+       saved = std::move(saved),
+       hidden = std::move(hidden_again)](Context& c, Tape& tape) mutable {
         Tensor dy = tape.Take(slot);
         if (!dy.defined()) return;
-        const Tensor& pre_act = saved.Get(c);
-        {
-          // The activation again: bit by bit where the forward kernel read
-          // pre_act as it is stored (the CPU), to a rounding where GELU was the
-          // epilogue of the product (cuBLASLt). One pass over memory, instead
-          // of keeping a quarter of the block's activations.
-          Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
-          c.ops().GeluForward(c.stream(),
-                              {act, pre_act.vector(), hidden.vector()});
-          LinearWeightGrad(c, dy, SavedVar(std::move(hidden)), w2->sink,
-                           b2_sink);
-        }
+        LinearWeightGrad(c, dy, hidden, w2->sink, b2_sink);
+        hidden = SavedVar(Tensor());  // the next gradient may take its memory
         tape.Accumulate(c, pre_slot,
-                        LinearInputGrad(c, dy, w2->value, act, pre_act));
+                        LinearInputGrad(c, dy, w2->value, act, saved.Get(c)));
         tape.Accumulate(c, residual_slot, std::move(dy));
       });
   return Var(y, slot);

@@ -51,17 +51,16 @@ std::vector<Tensor> RunNorm(Context& ctx, const NormWeights& norm,
   return results;
 }
 
-// y = norm(sum) as a variable: its recipe, and its backward on the tape; dx of
-// the sum goes to every slot of `inputs`.
+// y = norm(sum) as a variable, of RunNorm's results: its recipe, and its
+// backward on the tape; dx of the sum goes to every slot of `inputs`.
 Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
-               const Tensor& value, std::vector<int> inputs) {
-  Var y(value, ctx.tape->NewSlot());
+               std::vector<Tensor> results, std::vector<int> inputs) {
+  Var y(results[0], ctx.tape->NewSlot());
   // The statistics are of the sum as it is stored: the same bits again.
-  y.recipe = std::make_shared<Recipe>(
-      [norm, sum = SavedVar(sum)](Context& c) {
-        return RunNorm(c, norm, sum.Get(c), /*record=*/true);
-      },
-      /*cheap=*/true);
+  y.recipe = PassRecipe(ctx, std::move(results),
+                        [norm, sum = SavedVar(sum)](Context& c) {
+                          return RunNorm(c, norm, sum.Get(c), /*record=*/true);
+                        });
   ctx.tape->Record(
       "norm", {norm.weight, norm.bias},
       [kind = norm.kind, weight = norm.weight, bias_sink = SinkOf(norm.bias),
@@ -97,9 +96,9 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
 
 Var Norm(Context& ctx, const Var& x, const NormWeights& norm) {
   const bool record = WantsGrad(ctx, {x.slot}, {norm.weight, norm.bias});
-  const Tensor y = RunNorm(ctx, norm, x.value, record)[0];
-  if (!record) return Var(y);
-  return RecordNorm(ctx, norm, x, y, {x.slot});
+  std::vector<Tensor> results = RunNorm(ctx, norm, x.value, record);
+  if (!record) return Var(results[0]);
+  return RecordNorm(ctx, norm, x, std::move(results), {x.slot});
 }
 
 std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
@@ -108,9 +107,9 @@ std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
   const bool record =
       WantsGrad(ctx, {x.slot, residual.slot}, {norm.weight, norm.bias});
   Var sum(ctx.Empty(x.shape(), x.value.dtype()));
-  const Tensor y =
-      RunNorm(ctx, norm, x.value, record, residual.value, sum.value)[0];
-  if (!record) return {sum, Var(y)};
+  std::vector<Tensor> results =
+      RunNorm(ctx, norm, x.value, record, residual.value, sum.value);
+  if (!record) return {sum, Var(results[0])};
   sum.slot = ctx.tape->NewSlot();
   if (ctx.recompute == Recompute::kFull) {
     sum.recipe = std::make_shared<Recipe>(
@@ -121,7 +120,8 @@ std::pair<Var, Var> AddNorm(Context& ctx, const Var& x, const Var& residual,
           return std::vector<Tensor>{sum};
         });
   }
-  return {sum, RecordNorm(ctx, norm, sum, y, {x.slot, residual.slot})};
+  return {sum, RecordNorm(ctx, norm, sum, std::move(results),
+                          {x.slot, residual.slot})};
 }
 
 }  // namespace zero

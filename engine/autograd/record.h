@@ -3,7 +3,9 @@
 #define ZERO_ENGINE_AUTOGRAD_RECORD_H_
 
 #include <initializer_list>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "engine/autograd/context.h"
 
@@ -43,6 +45,16 @@ inline GradSink* SinkOf(const Weight* weight) {
 
 inline ConstVector VectorOf(const Weight* weight) {
   return weight == nullptr ? ConstVector() : weight->value.vector();
+}
+
+// The recipe of an op that is one pass over memory: its results, kept, or
+// `again`, which computes them.
+inline std::shared_ptr<Recipe> PassRecipe(const Context& ctx,
+                                          std::vector<Tensor> results,
+                                          Recipe::Compute again) {
+  return ctx.recompute == Recompute::kNothing
+             ? std::make_shared<Recipe>(std::move(results))
+             : std::make_shared<Recipe>(std::move(again), /*cheap=*/true);
 }
 
 }  // namespace zero

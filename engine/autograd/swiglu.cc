@@ -15,11 +15,11 @@ Var Swiglu(Context& ctx, const Var& gate_up) {
   if (!WantsGrad(ctx, {gate_up.slot}, {})) return y;
 
   y.slot = ctx.tape->NewSlot();
-  y.recipe = std::make_shared<Recipe>(
+  y.recipe = PassRecipe(
+      ctx, {y.value},
       [forward, x = SavedVar(gate_up)](Context& c) -> std::vector<Tensor> {
         return {forward(c, x.Get(c))};
-      },
-      /*cheap=*/true);
+      });
   ctx.tape->Record("swiglu", {},
                    [slot = y.slot, saved = SavedVar(gate_up),
                     x_slot = gate_up.slot](Context& c, Tape& tape) {

@@ -4,15 +4,20 @@
 
 namespace zero {
 
-// Each level adds to the one before; none changes a bit of the result.
+// Each level adds to the one before. From kOff on none changes a bit of the
+// result; kNothing neither, but where GELU is the epilogue of a product
+// (cuBLASLt), which rounds otherwise than GELU by itself.
 enum class Recompute {
+  kNothing,
   kOff,        // what one pass over memory gives: norms, rotation, activations
   kSelective,  // products with a norm's output: q k v, the FFN's first layer
   kFull,       // all but a unit's input
 };
 inline constexpr Recompute kRecomputeLevels[] = {
-    Recompute::kOff, Recompute::kSelective, Recompute::kFull};
-inline constexpr const char* kRecomputeNames[] = {"off", "selective", "full"};
+    Recompute::kNothing, Recompute::kOff, Recompute::kSelective,
+    Recompute::kFull};
+inline constexpr const char* kRecomputeNames[] = {"nothing", "off", "selective",
+                                                  "full"};
 
 inline const char* RecomputeName(Recompute level) {
   return kRecomputeNames[static_cast<int>(level)];

@@ -302,7 +302,8 @@ struct Config {
   // Changes speed and memory, never a bit of the result.
   bool split_master_weights = true;                    // of bf16; "data_types"
   bool activation_checkpointing = false;               // ".enabled"
-  Recompute recompute_granularity = Recompute::kFull;  // then; not kOff
+  Recompute recompute_granularity = Recompute::kFull;  // then
+  bool keep_all_activations = false;                   // else; ".keep_all"
   ZeroConfig zero_optimization;
   AioConfig aio;
   CommunicationConfig communication;
@@ -319,8 +320,16 @@ struct Config {
     return bf16 ? DType::kBF16 : fp16.enabled ? DType::kF16 : DType::kF32;
   }
 
+  // By the three keys of activation_checkpointing.
   Recompute recompute() const {
-    return activation_checkpointing ? recompute_granularity : Recompute::kOff;
+    return activation_checkpointing ? recompute_granularity
+           : keep_all_activations   ? Recompute::kNothing
+                                    : Recompute::kOff;
+  }
+  void set_recompute(Recompute level) {
+    activation_checkpointing = level > Recompute::kOff;
+    if (activation_checkpointing) recompute_granularity = level;
+    keep_all_activations = level == Recompute::kNothing;
   }
 
   bool operator==(const Config&) const = default;

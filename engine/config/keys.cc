@@ -928,7 +928,8 @@ std::vector<KeySpec> UsedKeys() {
           kNoDisk, DeepSpeed("has no such key: it reads what the disk gives")),
       Section("activation_checkpointing",
               "Keep less for backward, which computes the rest again. What one "
-              "pass over memory gives (norms, activations) is never kept."),
+              "pass over memory gives (norms, GELU, SwiGLU) is computed again "
+              "anyway, unless keep_all is true."),
       Key("activation_checkpointing.enabled", FIELD(activation_checkpointing),
           "Recompute in backward. Changes no bit of the result.",
           DeepSpeed("has no such key: the model's code decides; here one key "
@@ -942,6 +943,14 @@ std::vector<KeySpec> UsedKeys() {
                  "activation_checkpointing.enabled is false"),
           DeepSpeed("has no such key; Megatron-LM's is "
                     "--recompute-granularity")),
+      Key("activation_checkpointing.keep_all", FIELD(keep_all_activations),
+          "Keep the outputs of norms, GELU and SwiGLU as well, so that "
+          "backward computes nothing again: for speed where memory is ample. "
+          "Changes no bit of the result on the CPU; on a GPU it keeps GELU as "
+          "fused into its product, which rounds differently from GELU alone.",
+          Unread(IF(c.activation_checkpointing),
+                 "activation_checkpointing.enabled is true"),
+          DeepSpeed("has no such key: it keeps what the model's code keeps")),
       Section("communication", "How ranks talk to each other."),
       Key(KEY(communication.algorithm),
           "direct: a rank reads all the others at once; ring: its neighbour, "

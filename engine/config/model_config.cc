@@ -127,7 +127,7 @@ double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
 
 double RecomputedFlopsPerToken(const ModelConfig& config,
                                int64_t sequence_length, Recompute level) {
-  if (level == Recompute::kOff) return 0;
+  if (level <= Recompute::kOff) return 0;
   const double q =
       static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv =
@@ -140,6 +140,20 @@ double RecomputedFlopsPerToken(const ModelConfig& config,
   if (level == Recompute::kSelective) return per_output * outputs;
   return per_output * (outputs + q) +
          4 * AttentionElems(config, sequence_length);
+}
+
+double RecomputedPassElemsPerToken(const ModelConfig& config, Recompute level) {
+  if (level == Recompute::kNothing) return 0;
+  const auto inner = static_cast<double>(config.intermediate_size);
+  double block = 2 * 2 * static_cast<double>(config.hidden_size);
+  block += (config.family == ModelFamily::kGpt2 ? 2 : 3) * inner;
+  if (config.family == ModelFamily::kQwen3) {  // rotated in a second pass
+    block += 2 * 2 *
+             static_cast<double>(
+                 (config.num_attention_heads + config.num_key_value_heads) *
+                 config.head_dim);
+  }
+  return static_cast<double>(config.num_hidden_layers) * block;
 }
 
 }  // namespace zero

@@ -107,6 +107,11 @@ double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
 double RecomputedFlopsPerToken(const ModelConfig& config,
                                int64_t sequence_length, Recompute level);
 
+// Elements per token that passes over memory read and write to compute again
+// what no product gives: a block's two norms, its GELU or SwiGLU, and q and k
+// where they are normalized.
+double RecomputedPassElemsPerToken(const ModelConfig& config, Recompute level);
+
 // Where presets and pretrained folders come from; implemented by models/, so
 // that the parser (below models/) can resolve a `model` section.
 class ModelCatalog {

@@ -43,6 +43,13 @@ class Search {
   absl::Status Try(FitProposal proposal,
                    std::vector<FitProposal>* found) const {
     const auto splits = SplitsOf(config_);
+    // What keep_all saves is less than a smaller micro-batch costs.
+    const auto add = [&](const FitProposal& fit) {
+      if (fit.recompute != Recompute::kNothing ||
+          fit.micro_batch >= config_.train_micro_batch_size_per_gpu) {
+        found->push_back(fit);
+      }
+    };
     const auto fits = [&](size_t i) -> absl::StatusOr<bool> {
       std::tie(proposal.micro_batch, proposal.accumulation) = splits[i];
       ZERO_RETURN_IF_ERROR(Rehearse(&proposal));
@@ -51,7 +58,7 @@ class Search {
     };
     ZERO_ASSIGN_OR_RETURN(const bool whole, fits(splits.size() - 1));
     if (whole) {
-      found->push_back(proposal);
+      add(proposal);
       return absl::OkStatus();
     }
     size_t fitting = 0, ends = splits.size() - 1;  // how many do; how many may
@@ -66,7 +73,7 @@ class Search {
         ends = middle;
       }
     }
-    if (fitting > 0) found->push_back(best);
+    if (fitting > 0) add(best);
     return absl::OkStatus();
   }
 
@@ -118,6 +125,9 @@ class Search {
     proposal->flops = tokens * (flops.model + flops.recomputed);
     proposal->seconds =
         proposal->flops / speed_.flops_per_second +
+        tokens *
+            RecomputedPassElemsPerToken(config.model, proposal->recompute) *
+            DTypeBytes(config.param_dtype()) / speed_.memory_bytes_per_second +
         (wire.gathered + wire.reduced) / speed_.BytesPerSecond(shards) +
         wire.across / speed_.BytesPerSecond(world);
     if (proposal->offload != Offload::kNone) {
@@ -189,7 +199,8 @@ std::string FitProposal::Patch(const Config& config) const {
     sets.push_back(absl::StrCat("--set zero_optimization.mics_shard_size=",
                                 mics_shard_size));
   }
-  const ZeroConfig after = WithProposal(config, *this).zero_optimization;
+  const Config changed = WithProposal(config, *this);
+  const ZeroConfig& after = changed.zero_optimization;
   const auto offload_key = [&](const char* key, OffloadDevice was,
                                OffloadDevice is, const std::string& had_path,
                                const std::string& path) {
@@ -213,14 +224,19 @@ std::string FitProposal::Patch(const Config& config) const {
         absl::StrCat("--set zero_optimization.offload_optimizer.ratio=",
                      after.offload_optimizer_ratio));
   }
-  if (recompute != config.recompute()) {
-    const bool enabled = recompute != Recompute::kOff;
-    sets.push_back(absl::StrCat("--set activation_checkpointing.enabled=",
-                                enabled ? "true" : "false"));
-    if (enabled) {
-      sets.push_back(absl::StrCat("--set activation_checkpointing.granularity=",
-                                  RecomputeName(recompute)));
-    }
+  const auto recompute_key = [&](const char* key, const char* value) {
+    sets.push_back(
+        absl::StrCat("--set activation_checkpointing.", key, "=", value));
+  };
+  const auto yes_no = [](bool yes) { return yes ? "true" : "false"; };
+  if (config.activation_checkpointing != changed.activation_checkpointing) {
+    recompute_key("enabled", yes_no(changed.activation_checkpointing));
+  }
+  if (config.recompute_granularity != changed.recompute_granularity) {
+    recompute_key("granularity", RecomputeName(changed.recompute_granularity));
+  }
+  if (config.keep_all_activations != changed.keep_all_activations) {
+    recompute_key("keep_all", yes_no(changed.keep_all_activations));
   }
   if (micro_batch != config.train_micro_batch_size_per_gpu) {
     sets.push_back(
@@ -245,10 +261,7 @@ Config WithProposal(Config config, const FitProposal& proposal) {
       zero.param_nvme_path = path;
     }
   }
-  config.activation_checkpointing = proposal.recompute != Recompute::kOff;
-  if (config.activation_checkpointing) {
-    config.recompute_granularity = proposal.recompute;
-  }
+  config.set_recompute(proposal.recompute);
   config.train_micro_batch_size_per_gpu = proposal.micro_batch;
   config.gradient_accumulation_steps = proposal.accumulation;
   return config;

@@ -45,7 +45,8 @@ struct FitLimits {
 
 // Ways in which a rank takes no more than `limits`: for every stage, level
 // of recompute, size of group that shards (the config's, all ranks, a node's)
-// and, on a GPU, of offload the largest micro-batch. The cheapest first; none
+// and, on a GPU, of offload the largest micro-batch; nothing is computed again
+// only with the config's micro-batch or a larger one. The cheapest first; none
 // that costs and takes more than another. Where there are none, the same with
 // what is offloaded on a disk, on the CPU too. Every try is a rehearsal
 // (RehearseRun). REQUIRES: no parameter server, which has no stages.

@@ -64,6 +64,7 @@ MachineSpeed AssumedSpeedOf(const Device& device) {
   // Adam moves 28 bytes an element, of a host's 90 GB/s.
   if (device.kind() == DeviceKind::kCuda) {
     return {.flops_per_second = 4e14,
+            .memory_bytes_per_second = 2.5e12,
             .node_bytes_per_second = 3e11,
             .bytes_per_second = 5e10,
             .ranks_per_node = 8,
@@ -73,6 +74,7 @@ MachineSpeed AssumedSpeedOf(const Device& device) {
   }
   // Ranks are threads of one machine.
   return {.flops_per_second = 1e11 * device.info().num_threads,
+          .memory_bytes_per_second = 1e10,
           .node_bytes_per_second = 5e9,
           .bytes_per_second = 5e9,
           .ranks_per_node = INT64_MAX,

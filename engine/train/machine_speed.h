@@ -15,6 +15,7 @@ namespace zero {
 // Ranks of a node are closer to one another than to others.
 struct MachineSpeed {
   double flops_per_second;
+  double memory_bytes_per_second;  // a device reads and writes of its own
   double node_bytes_per_second, bytes_per_second;  // within a node; between two
   int64_t ranks_per_node;
   double host_bytes_per_second;    // each way between a device and its host

@@ -277,7 +277,7 @@ class DataTest(PageTestCase):
         data = self.document("memory.html")
         self.assertEqual((data["kind"], data["title"]),
                          ("memory", "Memory of config.json"))
-        self.assertEqual(len(data["rows"]), 12)
+        self.assertEqual(len(data["rows"]), 16)
         for row, line in zip(data["rows"], rows):
             self.assertEqual(row["config"], "config.json")
             self.assertEqual({name: row[name] for name in line}, line)

@@ -56,13 +56,15 @@ absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
         "zero_optimization.offload_optimizer.delayed_update.enabled=false");
   }
   run.sets.push_back(absl::StrCat("zero_optimization.stage=", stage));
-  const bool enabled = recompute != Recompute::kOff;
+  const bool enabled = recompute > Recompute::kOff;
   run.sets.push_back(absl::StrCat("activation_checkpointing.enabled=",
                                   enabled ? "true" : "false"));
-  if (enabled) {
-    run.sets.push_back(absl::StrCat("activation_checkpointing.granularity=",
-                                    RecomputeName(recompute)));
-  }
+  run.sets.push_back(
+      enabled
+          ? absl::StrCat("activation_checkpointing.granularity=",
+                         RecomputeName(recompute))
+          : absl::StrCat("activation_checkpointing.keep_all=",
+                         recompute == Recompute::kNothing ? "true" : "false"));
   // Groups shard something, which stage 0 does not.
   if (stage == 0) {
     run.sets.push_back("zero_optimization.mics_shard_size=auto");

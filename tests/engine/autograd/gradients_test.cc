@@ -217,8 +217,10 @@ class GradientTest : public testing::Test {
     const std::vector<Values> grads = Gradients(op, 1);
     const std::vector<Values> twice = Gradients(op, 2);
     ASSERT_EQ(grads.size(), shapes_.size());
-    EXPECT_EQ(Gradients(op, 1, Recompute::kSelective), grads);
-    EXPECT_EQ(Gradients(op, 1, Recompute::kFull), grads);
+    for (const Recompute recompute : kRecomputeLevels) {
+      EXPECT_EQ(Gradients(op, 1, recompute), grads)
+          << "recompute " << RecomputeName(recompute);
+    }
     for (size_t t = 0; t < shapes_.size(); ++t) {
       CheckTensor(op, t, grads[t]);
       if (t < num_inputs_) continue;

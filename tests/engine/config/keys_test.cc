@@ -293,6 +293,10 @@ std::vector<UnreadCase> UnreadCases() {
       {"activation_checkpointing.granularity",
        {"activation_checkpointing.granularity=selective"},
        "activation_checkpointing.enabled is false"},
+      {"activation_checkpointing.keep_all",
+       {"activation_checkpointing.keep_all=true",
+        "activation_checkpointing.enabled=true"},
+       "activation_checkpointing.enabled is true"},
       {"zero_optimization.offload_param.device",
        {"zero_optimization.offload_param.device=cpu"},
        kReplicated},
@@ -524,6 +528,7 @@ std::vector<std::string> Variants() {
   "data": {"train": "a.bin", "reset_attention_mask": true, "eos_token_id": 7},
   "train_batch_size": 8, "training": {"steps": 3},
   "activation_checkpointing": {"enabled": true, "granularity": "selective"}})");
+  with(R"("activation_checkpointing": {"keep_all": true})");
   return texts;
 }
 

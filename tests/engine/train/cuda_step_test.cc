@@ -79,8 +79,11 @@ TEST(CudaStepTest, RecomputeChangesNoBit) {
   for (const ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
     Job job = JobOf(family, DType::kBF16);
     const Outcome want = Train(job, Gpu);
-    for (const Recompute recompute :
-         {Recompute::kSelective, Recompute::kFull}) {
+    for (const Recompute recompute : kRecomputeLevels) {
+      // What is kept of GELU is the product's epilogue, which rounds otherwise.
+      if (recompute == Recompute::kNothing && family == ModelFamily::kGpt2) {
+        continue;
+      }
       job.options.recompute = recompute;
       EXPECT_EQ(Train(job, Gpu), want)
           << ModelFamilyName(family) << " " << RecomputeName(recompute);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 #include "tests/support/model_tools.h"
@@ -45,9 +46,20 @@ class FitSearchTest : public testing::Test {
   Config config_;
 };
 
-TEST_F(FitSearchTest, WhatFitsStaysAsItIs) {
-  const std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
-  ASSERT_FALSE(fits.empty());
+TEST_F(FitSearchTest, WhatFitsStaysAsItIsOrComputesNothingAgain) {
+  std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
+  const auto as_it_is = absl::c_find_if(
+      fits, [&](const FitProposal& fit) { return fit.Patch(config_).empty(); });
+  ASSERT_NE(as_it_is, fits.end());
+  EXPECT_EQ(as_it_is->peak_bytes, PeakOf(config_));
+  EXPECT_EQ(fits.front().Patch(config_),
+            "--set activation_checkpointing.keep_all=true");
+  // Of what is priced, it saves passes over memory alone.
+  EXPECT_LT(fits.front().seconds, as_it_is->seconds);
+  EXPECT_EQ(fits.front().flops, as_it_is->flops);
+
+  config_.keep_all_activations = true;
+  fits = Fits(int64_t{1} << 40);
   EXPECT_EQ(fits.front().Patch(config_), "");
   EXPECT_EQ(fits.front().peak_bytes, PeakOf(config_));
 }
@@ -70,6 +82,9 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
       EXPECT_EQ(fit.micro_batch * fit.accumulation, kSequences);
       EXPECT_LE(fit.peak_bytes, memory);
       EXPECT_EQ(fit.peak_bytes, PeakOf(WithProposal(config_, fit)));
+      if (fit.recompute == Recompute::kNothing) {
+        EXPECT_EQ(fit.micro_batch, kSequences);
+      }
       if (i > 0) {
         EXPECT_GE(fit.seconds, fits[i - 1].seconds);
         EXPECT_LT(fit.peak_bytes, fits[i - 1].peak_bytes);
@@ -114,9 +129,10 @@ TEST_F(FitSearchTest, LessShardingAndLessRecomputeAreProposedToo) {
   const std::vector<FitProposal> fits = Fits(int64_t{1} << 40);
   ASSERT_FALSE(fits.empty());
   EXPECT_LT(fits.front().stage, 3);
-  EXPECT_EQ(fits.front().recompute, Recompute::kOff);
+  EXPECT_EQ(fits.front().recompute, Recompute::kNothing);
   EXPECT_NE(fits.front().Patch(config_).find(
-                "activation_checkpointing.enabled=false"),
+                "--set activation_checkpointing.enabled=false "
+                "--set activation_checkpointing.keep_all=true"),
             std::string::npos);
 }
 

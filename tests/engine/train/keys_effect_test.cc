@@ -274,6 +274,8 @@ std::vector<Line> Lines() {
       {"activation_checkpointing.granularity",
        "activation_checkpointing.granularity=selective",
        {"activation_checkpointing.enabled=true"}},
+      {"activation_checkpointing.keep_all",
+       "activation_checkpointing.keep_all=true"},
       {"steps_per_print", "steps_per_print=1"},
       {"wall_clock_breakdown", "wall_clock_breakdown=true"},
       {"memory_breakdown", "memory_breakdown=true"},

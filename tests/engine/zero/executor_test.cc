@@ -761,8 +761,9 @@ TEST_F(ExecutorTest, TheSameRunGivesTheSameBitsInEveryPrecision) {
       if (dtype == DType::kF32 && grad_dtype == DType::kBF16) continue;
       for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kQwen3}) {
         std::vector<Floats> results;
-        for (Recompute recompute : {Recompute::kOff, Recompute::kOff,
-                                    Recompute::kSelective, Recompute::kFull}) {
+        for (Recompute recompute :
+             {Recompute::kOff, Recompute::kOff, Recompute::kNothing,
+              Recompute::kSelective, Recompute::kFull}) {
           ExecutorOptions options = Options();
           options.param_dtype = dtype;
           options.grad_dtype = grad_dtype;
@@ -774,8 +775,9 @@ TEST_F(ExecutorTest, TheSameRunGivesTheSameBitsInEveryPrecision) {
           results.push_back(rig->ReadAll());
         }
         EXPECT_EQ(results[0], results[1]) << dtype;
-        EXPECT_EQ(results[0], results[2]) << dtype << " with recompute";
-        EXPECT_EQ(results[0], results[3]) << dtype << " with full recompute";
+        EXPECT_EQ(results[0], results[2]) << dtype << " with all kept";
+        EXPECT_EQ(results[0], results[3]) << dtype << " with recompute";
+        EXPECT_EQ(results[0], results[4]) << dtype << " with full recompute";
       }
     }
   }

@@ -77,7 +77,14 @@ struct MatrixPoint {
     kNumAxes
   };
   static constexpr std::array<int, kNumAxes> kSizes = {
-      2, 2, 4, static_cast<int>(std::size(kMatrixStates)), 3, 2, 3, 2};
+      2,
+      2,
+      4,
+      static_cast<int>(std::size(kMatrixStates)),
+      3,
+      2,
+      static_cast<int>(std::size(kRecomputeLevels)),
+      2};
 
   std::array<int, kNumAxes> at = {};
 

@@ -198,12 +198,19 @@ TEST_F(MemoryTest, ABlocksActivationsAreTheClosedFormula) {
     EXPECT_EQ((peaks[1] - peaks[0]) % 4, 0);
     return (peaks[1] - peaks[0]) / 4;
   };
-  // 16-bit activations. All kept would be for GPT 32 sbh + 4 nsb + 16 sb and
-  // for Llama sb (12 h + 4 c h + 6 f) + 4 nsb + 8 sb, with c = kv heads / heads
-  // and SwiGLU fused. Less what backward computes again in one pass over
-  // memory: two norms' outputs and statistics (4 sbh + 16 sb, or 8 sb) and the
-  // activation's (8 sbh, 2 sbf).
+  // 16-bit activations, with c = kv heads / heads and SwiGLU fused; Qwen3 keeps
+  // q and k, whose heads it normalizes, twice.
   const int64_t lse = 4 * n * s * b;
+  EXPECT_EQ(per_layer(ModelFamily::kGpt2, Recompute::kNothing),
+            32 * s * b * h + lse + 16 * s * b);
+  EXPECT_EQ(per_layer(ModelFamily::kLlama, Recompute::kNothing),
+            s * b * (12 * h + 4 * h / 2 + 6 * f) + lse + 8 * s * b);
+  EXPECT_EQ(per_layer(ModelFamily::kQwen3, Recompute::kNothing),
+            s * b * (14 * h + 6 * h / 2 + 6 * f) + lse + 8 * s * b +
+                4 * (n + n / 2) * s * b);
+  // Less what backward computes again in one pass over memory: two norms'
+  // outputs and statistics (4 sbh + 16 sb, or 8 sb) and the activation's
+  // (8 sbh, 2 sbf).
   EXPECT_EQ(per_layer(ModelFamily::kGpt2, Recompute::kOff),
             20 * s * b * h + lse);
   EXPECT_EQ(per_layer(ModelFamily::kLlama, Recompute::kOff),
@@ -225,6 +232,7 @@ TEST_F(MemoryTest, RecomputeLowersThePeak) {
     const auto peak = [&](Recompute recompute) {
       return PeakActivations(config, DType::kF32, recompute, 2, 64);
     };
+    EXPECT_LT(peak(Recompute::kOff), 0.75 * peak(Recompute::kNothing));
     EXPECT_LT(peak(Recompute::kSelective), peak(Recompute::kOff) / 2);
     EXPECT_LT(peak(Recompute::kFull), peak(Recompute::kOff) / 3);
     EXPECT_LT(peak(Recompute::kFull), peak(Recompute::kSelective));

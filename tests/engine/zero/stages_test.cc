@@ -65,7 +65,7 @@ TEST(StagesTest, BucketsOverlapAndRecomputeChangeNoBit) {
   job.world = 3;
   const Outcome want = Train(job);
   for (int stage : {0, 1, 2, 3}) {
-    for (int bits = 0; bits < 12; ++bits) {
+    for (int bits = 0; bits < 16; ++bits) {
       job.options = AtStage(job.options, stage);
       const int64_t bucket = bits & 1 ? 1 : PlanOptions::kDefaultBucketElems;
       job.options.plan.reduce_bucket_elems = bucket;
