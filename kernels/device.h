@@ -61,7 +61,8 @@ class Stream {
   // Runs `work` after everything enqueued before it. The calling-thread stream
   // runs it at once; a worker stream runs it on its thread; on CUDA `work` is
   // called at once and launches asynchronously on this stream; on kHost, kRead
-  // and kWrite it runs later, on a thread of the host, and must not call CUDA.
+  // and kWrite it runs later, on a thread of that stream, and must not call
+  // CUDA.
   virtual void Enqueue(std::function<void()> work) = 0;
 
   // Marks this point of the stream in `event`.

@@ -11,7 +11,7 @@
 namespace zero::cuda {
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 128;
 constexpr int kGroup = 8;  // elements of a thread at a time
 constexpr int kTile = kThreads * kGroup;
 

@@ -1,7 +1,9 @@
 #include "kernels/cuda/device.h"
 
+#include <cuda.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <memory>
@@ -54,12 +56,76 @@ class CudaEvent final : public Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// Makes `stream` wait until *value >= least; by the driver, the runtime has no
+// name for it.
+void WaitForValue(cudaStream_t stream, const std::atomic<uint32_t>* value,
+                  uint32_t least) {
+  using Function = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+  static const Function function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    ZERO_CUDA_CHECK(cudaGetDriverEntryPointByVersion(
+        "cuStreamWaitValue32", &found, 12000, cudaEnableDefault, &result));
+    ZERO_CHECK(result == cudaDriverEntryPointSuccess) << "cuStreamWaitValue32";
+    return reinterpret_cast<Function>(found);
+  }();
+  const CUresult result = function(stream, reinterpret_cast<CUdeviceptr>(value),
+                                   least, CU_STREAM_WAIT_VALUE_GEQ);
+  if (result != CUDA_SUCCESS) {
+    ThrowCudaError("cuStreamWaitValue32", __FILE__, __LINE__,
+                   static_cast<cudaError_t>(result));
+  }
+}
+
+// What the host does in the order of a CUDA stream, on a thread of its own.
+// CUDA runs the functions of all streams on one thread, one after the other: a
+// function there only wakes the worker, and the stream waits for its count.
+class HostWorker {
+ public:
+  HostWorker(CudaDevice& device, StreamRole role)
+      : memory_(*device.Allocate(sizeof(uint32_t), MemoryKind::kHost)),
+        num_done_(new (memory_.data()) std::atomic<uint32_t>(0)),
+        worker_(device.host().MakeStream(role)) {}
+
+  void Enqueue(cudaStream_t stream, std::function<void()> work) {
+    const uint32_t number = ++num_enqueued_;
+    auto* const wake = new std::function<void()>(
+        [this, number, work = std::move(work)]() mutable {
+          worker_->Enqueue([this, number, work = std::move(work)] {
+            work();
+            num_done_->store(number);
+          });
+        });
+    ZERO_CUDA_CHECK(cudaLaunchHostFunc(
+        stream,
+        [](void* data) {
+          const std::unique_ptr<std::function<void()>> wake(
+              static_cast<std::function<void()>*>(data));
+          (*wake)();
+        },
+        wake));
+    WaitForValue(stream, num_done_, number);
+  }
+
+ private:
+  Buffer memory_;  // pinned
+  std::atomic<uint32_t>* num_done_;
+  uint32_t num_enqueued_ = 0;
+  std::unique_ptr<Stream> worker_;
+};
+
+bool IsOnHost(StreamRole role) {
+  return role == StreamRole::kHost || role == StreamRole::kRead ||
+         role == StreamRole::kWrite;
+}
+
 class CudaStream final : public Stream {
  public:
   CudaStream(CudaDevice& device, StreamRole role, int priority)
-      : device_(device), role_(role) {
+      : device_(device) {
     ZERO_CUDA_CHECK(cudaStreamCreateWithPriority(
         &stream_, cudaStreamNonBlocking, priority));
+    if (IsOnHost(role)) worker_ = std::make_unique<HostWorker>(device, role);
     const int64_t bytes = StreamBytes(role);
     if (bytes == 0) return;
     ZERO_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
@@ -74,19 +140,7 @@ class CudaStream final : public Stream {
 
   void Enqueue(std::function<void()> work) override {
     device_.MakeCurrent();
-    const bool on_host = role_ == StreamRole::kHost ||
-                         role_ == StreamRole::kRead ||
-                         role_ == StreamRole::kWrite;
-    if (!on_host) return work();
-    auto* const later = new std::function<void()>(std::move(work));
-    ZERO_CUDA_CHECK(cudaLaunchHostFunc(
-        stream_,
-        [](void* data) {
-          const std::unique_ptr<std::function<void()>> work(
-              static_cast<std::function<void()>*>(data));
-          (*work)();
-        },
-        later));
+    worker_ ? worker_->Enqueue(stream_, std::move(work)) : work();
   }
   void Record(Event& event) override {
     ZERO_CUDA_CHECK(cudaEventRecord(HandleOf(event), stream_));
@@ -104,9 +158,9 @@ class CudaStream final : public Stream {
 
  private:
   CudaDevice& device_;
-  const StreamRole role_;
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
+  std::unique_ptr<HostWorker> worker_;  // of a role of the host
 };
 
 int Attribute(cudaDeviceAttr attribute, int index) {

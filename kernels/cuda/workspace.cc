@@ -48,21 +48,27 @@ size_t BiasBytes(const LinearBackwardWeightArgs& args) {
   return RoundUp(Fp32Bytes(1, args.dy.cols), 64);
 }
 
-RowThreads BlockOfRow(int64_t width) {
-  for (int values = 8;; values *= 2) {
-    const int64_t threads = RoundUp(CeilDiv(width, values), 32);
-    if (threads <= kMaxRowThreads) {
-      return {static_cast<unsigned>(threads), values};
+unsigned ThreadsOfRow(int64_t width, int values) {
+  const int64_t threads = RoundUp(CeilDiv(width, values), 32);
+  ZERO_CHECK_LE(threads, kMaxRowThreads)
+      << "norms of a GPU do not take rows of " << width;
+  return static_cast<unsigned>(threads);
+}
+
+RowThreads BackwardThreads(int64_t width) {
+  for (const int values : {8, 16}) {
+    if (width <= values * kMaxRowThreads) {
+      return {ThreadsOfRow(width, values), values};
     }
-    ZERO_CHECK_LT(values, 32) << "norms of a GPU do not take rows of " << width;
   }
+  return {kMaxRowThreads, 32};
 }
 
 RowBlocks NormBlocks(const NormBackwardArgs& args) {
   constexpr int64_t kMultiprocessors = 132;
   const bool narrow = args.dy.width <= kNarrowRow;
   const RowThreads block =
-      narrow ? RowThreads{128, 8} : BlockOfRow(args.dy.width);
+      narrow ? RowThreads{128, 8} : BackwardThreads(args.dy.width);
   const int64_t at_once = std::max<int64_t>(
       1, kRowThreads / (block.values / 8) / static_cast<int>(block.threads));
   const int64_t num_rows = args.dy.outer * args.dy.inner;

@@ -67,16 +67,19 @@ size_t ColumnSumBytes(int64_t rows, int64_t cols);
 size_t BiasBytes(const LinearBackwardWeightArgs& args);
 
 // Norms. A row of up to kNarrowRow elements has 16 lanes, and a wider one a
-// block: its threads, a multiple of 32, have `values` elements each, 8 where
-// kMaxRowThreads suffice for them, or 16, or 32.
+// block of at most kMaxRowThreads.
 inline constexpr int64_t kNarrowRow = 128;
 inline constexpr int kMaxRowThreads = 512;
+// With `values` elements each. REQUIRES: width <= values * kMaxRowThreads.
+unsigned ThreadsOfRow(int64_t width, int values);
+
+// Of backward: 8 elements each where kMaxRowThreads suffice for them, or 16;
+// of wider rows, 32 in turns.
 struct RowThreads {
   unsigned threads;
   int values;
 };
-// REQUIRES: kNarrowRow < width <= 32 * kMaxRowThreads.
-RowThreads BlockOfRow(int64_t width);
+RowThreads BackwardThreads(int64_t width);
 
 // Threads of an SM at 8 elements each, for which backward's registers suffice.
 inline constexpr int kRowThreads = 1024;

@@ -1,6 +1,9 @@
 // Streams, events and memory of a GPU, emulated and real.
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -215,6 +218,66 @@ TEST(CudaDeviceTest, EnqueuedWorkIsCalledAtOnce) {
   bool called = false;
   stream->Enqueue([&] { called = true; });
   EXPECT_TRUE(called);
+}
+
+// Each waits for the other: one after the other neither would end.
+TEST(CudaDeviceTest, TheHostWorksOnStreamsOfItsRolesAtOnce) {
+  const auto device = OpenDevice();
+  const auto update = device->MakeStream(StreamRole::kHost);
+  const auto read = device->MakeStream(StreamRole::kRead);
+  std::mutex mutex;
+  std::condition_variable changed;
+  int arrived = 0, met = 0;
+  const auto meet = [&] {
+    std::unique_lock<std::mutex> lock(mutex);
+    ++arrived;
+    changed.notify_all();
+    met += changed.wait_for(lock, std::chrono::seconds(20),
+                            [&] { return arrived == 2; });
+  };
+  update->Enqueue(meet);
+  read->Enqueue(meet);
+  // Both streams at once: an emulated GPU works while somebody waits.
+  const auto both = device->MakeStream(StreamRole::kCompute);
+  for (Stream* stream : {update.get(), read.get()}) {
+    const auto event = device->MakeEvent();
+    stream->Record(*event);
+    both->Wait(*event);
+  }
+  both->Synchronize();
+  EXPECT_EQ(met, 2);
+}
+
+// What a stream of the host wrote a copy behind it reads.
+TEST(CudaDeviceTest, AStreamWaitsForWhatTheHostDoesOnIt) {
+  constexpr int kSteps = 20;
+  constexpr size_t kBytes = 1 << 12;
+  const auto device = OpenDevice();
+  const auto update = device->MakeStream(StreamRole::kHost);
+  const auto up = device->MakeStream(StreamRole::kUp);
+  const Buffer host = Allocate(*device, kBytes, MemoryKind::kHost);
+  const Buffer there = Allocate(*device, kBytes, MemoryKind::kDevice);
+  const Buffer back = Allocate(*device, kBytes, MemoryKind::kHost);
+  std::memset(host.data(), 0, kBytes);
+  std::string seen;
+  const auto done = device->MakeEvent();
+  for (int step = 0; step < kSteps; ++step) {
+    update->Enqueue([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::memset(host.data(), ++Bytes(host)[0], kBytes);
+    });
+    update->Record(*done);
+    up->Wait(*done);
+    device->Copy(*up, there.data(), host.data(), kBytes);
+    device->Copy(*up, back.data(), there.data(), kBytes);
+    up->Record(*done);
+    update->Wait(*done);
+    update->Enqueue([&] { seen += Bytes(back)[kBytes - 1]; });
+  }
+  update->Synchronize();
+  std::string want;
+  for (int step = 0; step < kSteps; ++step) want += static_cast<char>(step + 1);
+  EXPECT_EQ(seen, want);
 }
 
 TEST(CudaDeviceTest, ScratchOfAStreamStartsAsZeros) {

@@ -570,7 +570,7 @@ std::vector<RowShape> RowShapes(const Comparison& c) {
        {2048, 1, 1600, 0},
        {512, 1, 4096, 0},
        {333, 16, 128, 256},
-       {65, 1, 20000, 0}});
+       {65, 1, 12288, 0}});
 }
 
 Rows View(Array& a, const RowShape& s) {

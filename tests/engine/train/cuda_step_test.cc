@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "kernels/device.h"
 #include "tests/engine/zero/job_testing.h"
+#include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 
 namespace zero {
@@ -110,6 +111,7 @@ TEST(CudaStepTest, PackedStepsAreThoseOfTheCpu) {
 
 // What the host updates it updates with the CPU's kernels.
 TEST(CudaStepTest, OffloadTakesTheSteps) {
+  const TempDir folder;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const OptimizerKind kind :
          {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
@@ -118,6 +120,7 @@ TEST(CudaStepTest, OffloadTakesTheSteps) {
         job.options.optimizer.kind = kind;
         job.world = world;
         job.micro_steps = 2;
+        job.options.swap.path = folder.path();
         const Outcome want = Train(job, Gpu);
         const double tolerance = Tolerance(dtype);
         absl::optional<Outcome> first;
@@ -125,7 +128,9 @@ TEST(CudaStepTest, OffloadTakesTheSteps) {
              {std::pair(1, StateHomes{.optimizer = Home::kHost}),
               std::pair(2, StateHomes{.optimizer = Home::kHost}),
               std::pair(3, StateHomes{.optimizer = Home::kHost}),
-              std::pair(3, StateHomes{Home::kHost, Home::kHost})}) {
+              std::pair(3, StateHomes{Home::kHost, Home::kHost}),
+              std::pair(3, StateHomes{.optimizer = Home::kNvme}),
+              std::pair(3, StateHomes{Home::kNvme, Home::kNvme})}) {
           SCOPED_TRACE(testing::Message()
                        << dtype << ", " << world << " ranks, stage " << stage);
           job.options = AtStage(job.options, stage);
@@ -144,6 +149,19 @@ TEST(CudaStepTest, OffloadTakesTheSteps) {
           }
         }
       }
+    }
+  }
+}
+
+TEST(CudaStepTest, DelayedUpdatesAreThoseOfTheCpu) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const int stage : {1, 3}) {
+      SCOPED_TRACE(testing::Message() << dtype << ", stage " << stage);
+      Job job = JobOf(ModelFamily::kLlama, dtype);
+      job.options = AtStage(job.options, stage);
+      job.options.plan.homes = {.optimizer = Home::kHost};
+      job.options.delayed_updates = true;
+      ExpectTheSameSteps(job);
     }
   }
 }

@@ -1,7 +1,9 @@
 // The functions of cudart that kernels/cuda and engine/comm call, over host
 // memory and the queues of fake_gpu.h.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -180,6 +182,20 @@ cudaError_t MakeEvent(Call& call, cudaEvent_t* handle, unsigned flags) {
   FakeEvent* const key = event.get();
   call.gpu.events[key] = std::move(event);
   return cudaSuccess;
+}
+
+CUresult WaitValue(CUstream stream, CUdeviceptr address, cuuint32_t least,
+                   unsigned flags) {
+  Call call("cuStreamWaitValue32");
+  if (call.error != cudaSuccess || flags != CU_STREAM_WAIT_VALUE_GEQ) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const auto* const value =
+      reinterpret_cast<const std::atomic<uint32_t>*>(address);
+  const cudaError_t error =
+      AddWork(call, stream,
+              {.ready = [=] { return value->load() >= least; }, .run = [] {}});
+  return error == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
 bool IsDevice(const Gpu& gpu, int device) {
@@ -629,6 +645,16 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function,
   ZERO_FAKE_CALL(call);
   return AddWork(call, stream,
                  {.run = [=] { function(data); }, .on_host = true});
+}
+
+// cuStreamWaitValue32 is all that is asked for.
+cudaError_t cudaGetDriverEntryPointByVersion(
+    const char*, void** function, unsigned, unsigned long long,
+    cudaDriverEntryPointQueryResult* result) {
+  ZERO_FAKE_CALL(call);
+  *function = reinterpret_cast<void*>(&WaitValue);
+  *result = cudaDriverEntryPointSuccess;
+  return cudaSuccess;
 }
 
 // ---- Events

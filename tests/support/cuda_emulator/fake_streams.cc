@@ -82,7 +82,8 @@ void Gpu::WaitUntil(Lock& lock, FakeStream* target,
     if (next != nullptr) {
       RunFirst(lock, *next);
     } else {
-      changed.wait(lock);
+      // A value that a stream waits for changes without a word.
+      changed.wait_for(lock, std::chrono::milliseconds(1));
     }
   }
   if (target == nullptr) return;
