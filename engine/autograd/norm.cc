@@ -66,8 +66,8 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
       [kind = norm.kind, weight = norm.weight, bias_sink = SinkOf(norm.bias),
        sum = SavedVar(sum), sum_slot = sum.slot, results = y.recipe,
        y_slot = y.slot, inputs = std::move(inputs)](Context& c, Tape& tape) {
-        const bool is_input = inputs.size() == 1 && inputs[0] == sum_slot;
-        Tensor dsum = is_input ? Tensor() : tape.Take(sum_slot);
+        // Of a Norm's input: what has reached it so far.
+        Tensor dsum = tape.Take(sum_slot);
         const Tensor dy = tape.Take(y_slot);
         if (!dy.defined() && !dsum.defined()) return;
         Tensor dx = dsum.defined() && (dsum.unique() || !dy.defined())

@@ -375,6 +375,22 @@ TEST_F(GradientTest, NormWhoseInputGoesOnBesideIt) {
       {{5, 33}}, {{33}, {33}});
 }
 
+// In one pass with one rounding, not by an Add behind it.
+TEST_F(GradientTest, ANormAddsWhatReachesItsInputBesideItAsAnAddNormDoes) {
+  const Op norm = [](Context& ctx, const auto& in,
+                     const auto& w) -> std::vector<Var> {
+    return {in[0], Norm(ctx, in[0], LayerNormOf(w))};
+  };
+  Check(norm, {{5, 33}}, {{33}, {33}});
+  const Op add_norm = [&](Context& ctx, const auto& in,
+                          const auto& w) -> std::vector<Var> {
+    const Var zeros(Upload(Values(5 * 33), in[0].shape()));
+    const auto [sum, y] = AddNorm(ctx, in[0], zeros, LayerNormOf(w));
+    return {sum, y};
+  };
+  EXPECT_EQ(Gradients(norm, 1), Gradients(add_norm, 1));
+}
+
 TEST_F(GradientTest, AddNormWithBothOutputsOrOne) {
   for (const auto& [m, c] : {Size{1, 1}, {31, 33}, {3, 1023}}) {
     SCOPED_TRACE(testing::Message() << m << " x " << c);
