@@ -70,9 +70,15 @@ Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
         Tensor dsum = tape.Take(sum_slot);
         const Tensor dy = tape.Take(y_slot);
         if (!dy.defined() && !dsum.defined()) return;
-        Tensor dx = dsum.defined() && (dsum.unique() || !dy.defined())
-                        ? dsum
-                        : c.Empty(dy.shape(), dy.dtype());
+        // In place only where the arena has no hole for dx. dsum may be the
+        // last activation: for as long as it stays there, gradients of weights
+        // can not take what backward frees below it.
+        const bool in_place =
+            dsum.defined() &&
+            (!dy.defined() ||
+             (dsum.unique() &&
+              !c.arena().HasHole(dsum.bytes(), MemoryCategory::kActivations)));
+        Tensor dx = in_place ? dsum : c.Empty(dy.shape(), dy.dtype());
         if (dy.defined()) {
           const std::vector<Tensor>& y = results->Get(c);
           NormBackwardArgs args{

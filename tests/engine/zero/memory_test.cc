@@ -256,24 +256,33 @@ TEST_F(MemoryTest, TransientMemoryDoesNotGrowWithTheLayers) {
 // Gradients that wait for no other micro-batch come as activations go: a step
 // needs the memory of both only where it adds them up.
 TEST_F(MemoryTest, GradientsTakeTheMemoryThatActivationsGiveBack) {
-  for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
-    const auto high_water = [&](int64_t layers, int64_t micro_steps) {
-      Rig rig(*meta_, RoundConfig(family, layers),
-              Options(DType::kF32, Recompute::kOff), kUnlimited);
-      rig.Step(TokenBatch(8 * micro_steps, 64, 256, 1), 1e-3f,
-               /*micro_size=*/8);
-      return rig->high_water().device;
-    };
-    const auto block_bytes = [&](int64_t layers) {
+  for (ModelFamily family :
+       {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
+    for (Recompute recompute : {Recompute::kNothing, Recompute::kOff}) {
+      SCOPED_TRACE(testing::Message()
+                   << ModelFamilyName(family) << " recompute "
+                   << RecomputeName(recompute));
+      const auto high_water = [&](int64_t layers, int64_t micro_steps) {
+        Rig rig(*meta_, RoundConfig(family, layers),
+                Options(DType::kF32, recompute), kUnlimited);
+        rig.Step(TokenBatch(8 * micro_steps, 64, 256, 1), 1e-3f,
+                 /*micro_size=*/8);
+        return rig->high_water().device;
+      };
+      const auto kept = [&](int64_t layers) {
+        return PeakActivations(RoundConfig(family, layers), DType::kF32,
+                               recompute, 8, 64);
+      };
       const Plan plan =
-          MakePlan(DescribeUnits(*MakeModel(RoundConfig(family, layers))), {});
-      return 4 * plan.units[1].trained_elems;
-    };
-    // A block of eight rows keeps more activations than it has gradients.
-    const int64_t activations = high_water(8, 1) - high_water(4, 1);
-    EXPECT_GT(activations, 4 * block_bytes(4));
-    EXPECT_EQ(high_water(8, 2) - high_water(4, 2),
-              activations + 4 * block_bytes(4));
+          MakePlan(DescribeUnits(*MakeModel(RoundConfig(family, 4))), {});
+      const int64_t gradients = 4 * 4 * plan.units[1].trained_elems;
+      // Four blocks of eight rows keep more activations than gradients.
+      const int64_t activations = kept(8) - kept(4);
+      EXPECT_GT(activations, gradients);
+      const int64_t grown = high_water(8, 1) - high_water(4, 1);
+      EXPECT_LE(grown, activations);
+      EXPECT_EQ(high_water(8, 2) - high_water(4, 2), grown + gradients);
+    }
   }
 }
 
