@@ -394,8 +394,8 @@ struct SquaredSpan {
 // blocks of 64 elements (in eight fixed lanes), then over runs of blocks and
 // over runs, each in order (cpu/reduce-inl.h), so that it does not depend on
 // the number of threads nor on the other spans. Non-finite input gives a
-// non-finite sum, and finite fp32 input can not overflow it. Many short spans
-// in one call cost a GPU as much as one long one.
+// non-finite sum, and finite fp32 input cannot overflow it. Many short spans in
+// one call cost a GPU as much as one long one.
 struct SumSquaresArgs {
   absl::Span<const SquaredSpan> spans;  // of one dtype
 };

@@ -88,7 +88,7 @@ absl::StatusOr<std::string> AtomicFolder::PutInPlace() {
     }
     old = NameBeside(path_, "old");
     if (::rename(path_.c_str(), old.c_str()) != 0) {
-      return FileError("cannot move away the folder", path_, errno);
+      return FileError("cannot move the folder away", path_, errno);
     }
     StepDone();
   }

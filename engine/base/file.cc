@@ -108,7 +108,7 @@ absl::Status NothingMatches(const std::string& pattern) {
   const std::vector<std::string> near = NearestNames(word, names, 3);
   return absl::NotFoundError(
       absl::StrCat("'", pattern, "' matches no file; in '", folder, "' ",
-                   near.empty() ? "there is nothing of a similar name"
+                   near.empty() ? "nothing has a similar name"
                                 : absl::StrCat("the nearest names are: ",
                                                absl::StrJoin(near, ", "))));
 }
@@ -118,7 +118,7 @@ absl::Status ExpandOne(const std::string& pattern,
                        std::vector<std::string>* paths) {
   if (pattern.empty()) {
     return absl::InvalidArgumentError(
-        "an empty file name; name a file or a glob such as data/*.bin");
+        "the file name is empty; name a file or a glob such as data/*.bin");
   }
   // A file whose name has brackets is a file first.
   struct stat info;
@@ -233,7 +233,7 @@ absl::Status MakeFolders(const std::string& path) {
   // The parent is there: /proc has folders and lets nobody make one.
   if (error == std::errc::no_such_file_or_directory) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "cannot create the folder '", path, "': no folder can be made in '",
+        "cannot create the folder '", path, "': no folder can be created in '",
         parent, "'; choose another place"));
   }
   return FileError("cannot create the folder", path, error.value());
@@ -380,8 +380,8 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot write '", path,
-                     "': it is a device, a pipe or a socket, no "
-                     "file; give the name of a file"));
+                     "': it is a device, a pipe or a socket, not a file; name "
+                     "a regular file"));
   }
   const std::string temp_path = NameBeside(path, "tmp");
   // A file of that name can only be what a dead process left.

@@ -122,10 +122,9 @@ absl::Status SwapFile::Open() {
     if (fd_ < 0) ::close(fd);
     if (!taken.ok() || fd_ >= 0) return taken;
   }
-  return absl::UnavailableError(
-      absl::StrCat("'", path_,
-                   "' is removed again and again; give this run an nvme_path "
-                   "of its own"));
+  return absl::UnavailableError(absl::StrCat(
+      "'", path_,
+      "' keeps being removed; give this run an nvme_path of its own"));
 }
 
 // Makes an open file ours. Leaves fd_ at -1 where it was removed meanwhile.
@@ -134,8 +133,8 @@ absl::Status SwapFile::Take(int fd) {
     if (errno == EWOULDBLOCK) {
       return absl::FailedPreconditionError(
           absl::StrCat("'", path_,
-                       "' belongs to another run that is at work; give each "
-                       "run an nvme_path of its own, or wait for its end"));
+                       "' belongs to another run in progress; give each run an "
+                       "nvme_path of its own, or wait until that run ends"));
     }
     if (errno != ENOLCK && errno != EOPNOTSUPP) {
       return FileError("cannot lock", path_, errno);
@@ -152,8 +151,8 @@ absl::Status SwapFile::Take(int fd) {
   if (!IsOurs(fd, open_file)) {
     return absl::FailedPreconditionError(
         absl::StrCat("'", path_,
-                     "' is not a file of this program and stays as it is; "
-                     "choose another nvme_path, or remove the file"));
+                     "' was not written by zero and is left alone; choose "
+                     "another nvme_path, or remove the file"));
   }
   // Also gives back the space of one that a dead process left.
   if (::ftruncate(fd, 0) != 0) return FileError("cannot write", path_, errno);
@@ -191,9 +190,9 @@ absl::Status SwapFile::OpenDirect() {
   if (errno != EINVAL && errno != EOPNOTSUPP) {
     return FileError("cannot write", path_, errno);
   }
-  notes_.push_back(absl::StrCat(
-      "the file system of '", options_.folder,
-      "' refuses O_DIRECT: what is swapped there also takes page cache"));
+  notes_.push_back(
+      absl::StrCat("the file system of '", options_.folder,
+                   "' refuses O_DIRECT: states there also take page cache"));
   direct_fd_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
   return direct_fd_ >= 0 ? absl::OkStatus()
                          : FileError("cannot write", path_, errno);
@@ -213,11 +212,11 @@ void SwapFile::MakeLanes(absl::Span<const absl::Span<char>> registered) {
     lane = MakeThreadIo(direct_fd_, path_, options_.io);
   }
   if (refused.empty()) return;
-  notes_.push_back(
-      absl::StrCat("this system permits no ", refused, ": '", options_.folder,
-                   "' is read and written by ", options_.io.threads,
-                   options_.io.threads == 1 ? " thread" : " threads",
-                   " each with pread and pwrite (aio.thread_count)"));
+  notes_.push_back(absl::StrCat(
+      "this system does not permit ", refused, ": '", options_.folder,
+      "' is read and written by ", options_.io.threads,
+      options_.io.threads == 1 ? " thread" : " threads",
+      " each with pread and pwrite (aio.thread_count)"));
 }
 
 std::vector<BlockRequest> SwapFile::BlocksOf(const Piece& piece,
@@ -243,8 +242,8 @@ absl::Status SwapFile::Read(int piece, char* data) {
     }
     return absl::DataLossError(absl::StrCat(
         "'", path_, "': ", block.bytes, " bytes at offset ", block.offset,
-        " are not those that were written there (checksum); the disk or "
-        "another program changed them, see dmesg and start the run again"));
+        " are not what was written there (checksum); the disk or another "
+        "program changed them, see dmesg and start the run again"));
   });
 }
 

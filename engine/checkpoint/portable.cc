@@ -146,7 +146,7 @@ absl::Status CarryOne(const std::string& source, const std::string& target,
 
 // Puts what is in `from` and not yet in `to` there too; the files are shared
 // where the file system has hard links. Of a model its weights stay behind.
-// What it can not take goes to `left`.
+// What it cannot take goes to `left`.
 void CarryOver(const std::string& from, const std::string& to, bool is_model,
                std::vector<std::string>* left) {
   const auto names = ListFolder(from);
@@ -309,7 +309,7 @@ absl::Status PortableWriter::WriteIndex() {
 absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
     const std::map<std::string, std::string>& files) {
   ZERO_RETURN_IF_ERROR(status_);
-  ZERO_CHECK(turned_.empty()) << "a parameter was not given as a whole";
+  ZERO_CHECK(turned_.empty()) << "a parameter is incomplete";
   for (const auto& file : files_) {
     ZERO_CHECK(file->missing_bytes == 0) << file->name << " is not complete";
   }
@@ -324,7 +324,7 @@ absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
   std::string kept;
   if (!notes.empty()) kept = FreeName(dir_ + ".previous");
   for (std::string& note : notes) {
-    absl::StrAppend(&note, "; the earlier folder stays as ", kept);
+    absl::StrAppend(&note, "; the earlier folder remains as ", kept);
   }
   ZERO_RETURN_IF_ERROR(folder_->Commit(kept));
   return notes;

@@ -63,7 +63,7 @@ void CheckSegment(const Collective& collective, size_t index, int rank,
       elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
   if (HasRoot(collective.kind)) {
     ZERO_CHECK(send == recv || !Overlap(send, bytes, recv, bytes))
-        << where << ": send and recv overlap, want two memories";
+        << where << ": send and recv overlap, want two buffers";
     return;
   }
   ZERO_CHECK_EQ(elems % world, 0)

@@ -304,7 +304,7 @@ bool LocalGroup::Open(Channel& channel, int place,
     Latch(absl::FailedPreconditionError(absl::StrCat(
         name(), ": rank ", channel.members[place], " performs ",
         call->mark.TextIn(channel.name), ", but #", own.finished.number + 1,
-        " is not finished: order the streams of one channel by events")));
+        " has not finished: order the streams of one channel by events")));
     return false;
   }
   own.inside = call->mark;
@@ -624,7 +624,7 @@ absl::Status LocalGroup::Unreachable(const Channel& channel) const {
       if (own.Reaches(channel.ends[other].begun->stream->device())) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           "local: the device of rank ", channel.members[place],
-          " can not read the memory of rank ", channel.members[other],
+          " cannot read the memory of rank ", channel.members[other],
           "'s (no peer access); set communication.backend to \"nccl\", or use "
           "GPUs that are connected"));
     }

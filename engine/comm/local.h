@@ -85,7 +85,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   // any communicator.
   //   DeadlineExceeded    a rank did not arrive within the timeout
   //   FailedPrecondition  ranks are in different collectives, or on GPUs
-  //                       that can not read each other's memory
+  //                       that cannot read each other's memory
   //   Unavailable         a rank has left
   //   Internal            a rank's device failed in a collective; it throws
   //   of the network      see Network::Exchange

@@ -49,7 +49,7 @@ struct LocalRanksOptions {
   std::vector<std::string> must_match;
   // Called where a rank hangs: after an error of another one it did not come
   // back within local.timeout, or it is the one for which that other waited
-  // in vain. A thread can not be ended from outside, so this should end the
+  // in vain. A thread cannot be ended from outside, so this should end the
   // process. Null: it is waited for.
   std::function<void(const absl::Status& error)> on_hang;
 };

@@ -31,7 +31,7 @@ std::string PluginPath() {
   return path.substr(0, path.rfind('/') + 1) + kMpiPlugin;
 }
 
-// Loaded for good: libmpi can not be unloaded.
+// Loaded for good: libmpi cannot be unloaded.
 absl::StatusOr<const MpiTable*> LoadTable() {
   ZERO_RETURN_IF_ERROR(CheckMpi());
   // Global: libmpi loads parts of its own that use its symbols.
@@ -40,13 +40,13 @@ absl::StatusOr<const MpiTable*> LoadTable() {
       plugin == nullptr ? nullptr : dlsym(plugin, kMpiTableSymbol);
   if (symbol == nullptr) {
     return absl::UnavailableError(absl::StrCat(
-        "mpi: can not be loaded: ", dlerror(),
+        "mpi: cannot be loaded: ", dlerror(),
         "; install the MPI that zero was built with, or build zero again"));
   }
   const MpiTable* const table = reinterpret_cast<MpiTableFn>(symbol)();
   if (table->version != kMpiTableVersion) {
-    return absl::UnavailableError(
-        absl::StrCat("mpi: ", PluginPath(), " is of another build of zero"));
+    return absl::UnavailableError(absl::StrCat(
+        "mpi: ", PluginPath(), " belongs to another build of zero"));
   }
   return table;
 }
@@ -129,7 +129,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
       changed_.wait(lock, ended);
     } else if (!changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
                                   ended)) {
-      return absl::DeadlineExceededError("mpi: messages are still under way");
+      return absl::DeadlineExceededError("mpi: messages are still in flight");
     }
     return load.error;
   }

@@ -24,7 +24,7 @@ namespace zero {
 
 struct MpiTable;
 
-// "", or why MPI can not be used here: nothing is loaded.
+// "", or why MPI cannot be used here: nothing is loaded.
 absl::Status CheckMpi();
 
 class MpiNetwork final : public Network {

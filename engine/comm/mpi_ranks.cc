@@ -60,7 +60,7 @@ absl::StatusOr<TcpStoreAddress> SpreadAddress(
   TcpStoreAddress address;
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &address.port)) {
     return absl::UnavailableError(
-        "mpi: process 0 could not listen for the others; it says why");
+        "mpi: process 0 could not listen for the others; see its message");
   }
   // Its own name may stand for another of its addresses.
   address.host = parts[1] == HostName() ? "127.0.0.1" : parts[1];
@@ -280,8 +280,8 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
     return absl::FailedPreconditionError(absl::StrCat(
         "mpi: ", network->library(), " says that this is process ", process,
         " of ", processes, ", but ", launch.world_name, " is ", launch.world,
-        ": start it with the mpirun of that MPI, or with srun --mpi=pmix "
-        "(srun --mpi=list says what there is)"));
+        ": start it with the mpirun of that MPI, or with srun --mpi=pmix (srun "
+        "--mpi=list shows what is available)"));
   }
   const absl::Duration timeout = options.local.timeout;
   std::unique_ptr<TcpStoreServer> server;  // ends last: others may still ask

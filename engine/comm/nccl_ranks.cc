@@ -82,8 +82,8 @@ class NcclTransport final : public Transport {
     return std::find(said.begin(), said.end(), "no") == said.end();
   }
 
-  // A watch that CUDA does not let go on can not tell of any timeout. OK, or
-  // the failure of the run.
+  // A watch that CUDA does not let go on cannot tell of any timeout. OK, or the
+  // failure of the run.
   absl::Status CheckWatches() {
     const absl::Duration timeout = options_.local.timeout;
     std::vector<int> stuck;
@@ -100,7 +100,7 @@ class NcclTransport final : public Transport {
             "nccl: ", RankNames(stuck),
             ": the watch is stuck in a CUDA call for ",
             absl::FormatDuration(timeout),
-            "; see dmesg and nvidia-smi for what ails the GPU",
+            "; see dmesg and nvidia-smi for the state of the GPU",
             ranks_.size() == 1
                 ? ""
                 : ", or start the ranks by torchrun or srun: threads of one "

@@ -16,7 +16,7 @@ namespace zero {
 //
 // What loads a kernel holds locks of the process and may wait until the GPU has
 // nothing left to do, while a collective spins there and waits for one that
-// another thread can not launch for these locks. A process per rank is sound
+// another thread cannot launch for these locks. A process per rank is sound
 // without: all ranks issue in one order, so whatever spins before a kernel that
 // loads waits for launches that come before that kernel on every rank.
 // Source: CUDA Programming Guide, Lazy Loading: hazards of concurrent kernels.

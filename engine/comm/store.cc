@@ -59,12 +59,12 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
     ZERO_RETURN_IF_ERROR(StoredFailure(store));
     if (patience.ends()) {
       return absl::CancelledError(
-          absl::StrCat(what, " did not come before a signal ended the wait"));
+          absl::StrCat(what, " did not arrive before a signal ended the wait"));
     }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat(
-          what, " did not come within ", absl::FormatDuration(timeout)));
+          what, " did not arrive within ", absl::FormatDuration(timeout)));
     }
     absl::SleepFor(std::min(pause, left));
     pause = std::min(2 * pause, absl::Milliseconds(50));
@@ -96,7 +96,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeInStore(
                           MissingInStore(store, name, world));
     return absl::DeadlineExceededError(
         absl::StrCat(missing.empty() ? "a rank" : RankNames(missing),
-                     " did not come to \"", name, "\" within ",
+                     " did not arrive at \"", name, "\" within ",
                      absl::FormatDuration(timeout), StoredRefusal(store)));
   }
   return texts;

@@ -60,7 +60,7 @@ struct Patience {
 };
 
 // Waits until somebody writes `key`. `what` is said of it where nobody does:
-// Errors: DeadlineExceeded: "WHAT did not come within 2s"; Cancelled where
+// Errors: DeadlineExceeded: "WHAT did not arrive within 2s"; Cancelled where
 //         `patience` ends; why the run failed (StoredFailure); those of the
 //         store.
 absl::StatusOr<std::string> Await(Store& store, const std::string& key,

@@ -202,10 +202,11 @@ void TcpStoreServer::Serve(int socket) {
     if (!SendAll(socket, Framed(answer)) || answer[0] == kRefused) break;
   }
   if (peer.rank >= 0 && !peer.said_bye) {
-    StoreFailure(values_, absl::UnavailableError(absl::StrCat(
-                              who_, " ", peer.rank,
-                              " ended without a word: its connection "
-                              "closed")))
+    StoreFailure(
+        values_,
+        absl::UnavailableError(absl::StrCat(
+            who_, " ", peer.rank,
+            " ended without reporting an error: its connection closed")))
         .IgnoreError();
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -250,21 +251,21 @@ std::string TcpStoreServer::Greet(Peer& one, const std::string& text) {
   if (parts.size() != 3 || parts[0] != kGreeting ||
       !absl::SimpleAtoi(parts[1], &rank) ||
       !absl::SimpleAtoi(parts[2], &world)) {
-    return refuse("this port is of another version of zero");
+    return refuse("this port belongs to another version of zero");
   }
   if (world != world_) {
-    return refuse(absl::StrCat("rank ", rank, " is of a world of ", world,
-                               ", rank 0 of one of ", world_,
-                               ": give all the same WORLD_SIZE"));
+    return refuse(absl::StrCat("rank ", rank, " has a world of ", world,
+                               ", rank 0 has ", world_,
+                               ": give all ranks the same WORLD_SIZE"));
   }
   if (rank < 0 || rank >= world_) {
     return refuse(absl::StrCat("rank ", rank, " is not in [0, ", world_, ")"));
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (is_here_[rank]) {
-    return refuse(absl::StrCat("rank ", rank,
-                               " is there already: every process wants a "
-                               "RANK of its own"));
+    return refuse(absl::StrCat(
+        "rank ", rank,
+        " has joined already: every process needs a RANK of its own"));
   }
   is_here_[rank] = true;
   one.rank = rank;
@@ -299,13 +300,13 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
       reason = SystemError();
       if (errno == EADDRINUSE) {
         return absl::UnavailableError(
-            absl::StrCat("rank 0 can not listen at port ", address.port, ": ",
+            absl::StrCat("rank 0 cannot listen at port ", address.port, ": ",
                          reason, "; choose another MASTER_PORT"));
       }
     }
   }
   return absl::UnavailableError(absl::StrCat(
-      "rank 0 can not listen at ", AddressText(address), ": ", reason));
+      "rank 0 cannot listen at ", AddressText(address), ": ", reason));
 }
 
 // ---- Client ---------------------------------------------------------------

@@ -2,7 +2,7 @@
 // too, has one connection to it.
 //
 // A connection that ends without goodbye is a rank that died: the server says
-// so to all others (StoredFailure). Whoever can not reach the server any more
+// so to all others (StoredFailure). Whoever cannot reach the server any more
 // knows that rank 0 did.
 // Wire: frames of a 4-byte big-endian size and as many bytes; the first byte
 // of a request is its kind, of an answer whether it is one. Every rank sends a

@@ -34,8 +34,8 @@ enum class WeightDecayOn { kMatrices, kAll };
 
 // "optimizer": {"type", "params": {...}}.
 struct OptimizerConfig {
-  // The type and its parameters; those of other types are unused and can not
-  // be given. weight_decay_on says which tensors decay.
+  // The type and its parameters; those of other types are unused and cannot be
+  // given. weight_decay_on says which tensors decay.
   OptimizerSpec spec;
   double lr = 1e-3;  // base_lr of lr_scaling; the schedulers' peak
   // Matrices: tensors of two or more dimensions (embeddings included).

@@ -716,7 +716,7 @@ std::vector<KeySpec> UsedKeys() {
           "After the cycle: lr = cycle_min_lr / (1 + rate * intervals).",
           AtLeast(0), kNoDecaySteps,
           Unread(IF(c.scheduler.cycle_min_lr == 0),
-                 "scheduler.params.cycle_min_lr is 0 and can not decay"),
+                 "scheduler.params.cycle_min_lr is 0 and cannot decay"),
           kCycle),
       Key("scheduler.params.cycle_first_step_size",
           FIELD(scheduler.cycle_first_step_size), "Steps of the rise.",

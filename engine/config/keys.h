@@ -80,7 +80,7 @@ struct KeySpec {
   // A section may be null, DeepSpeed's word for off.
   bool may_be_unset = false;
   // Null: always. Otherwise whether the key belongs to the configured family,
-  // optimizer, scheduler, ...; a key that does not apply can not be given.
+  // optimizer, scheduler, ...; a key that does not apply cannot be given.
   bool (*applies)(const Config&) = nullptr;
   std::string applies_to;  // for messages: "optimizer.type AdamW, Adam"
   // Reasons why a run may not read the key. Such a key may be given, since

@@ -158,7 +158,7 @@ class Loader {
                      const JsonPlace& place, JsonNode* value) {
     const KeySpec* key = FindKey(path);
     if (text.empty() && key != nullptr && key->kind != KeyKind::kString) {
-      Problem(place, path, "nothing stands behind the =, want ", Wanted(*key));
+      Problem(place, path, "nothing follows the =, want ", Wanted(*key));
       return false;
     }
     const bool takes_text =
@@ -293,7 +293,7 @@ class Loader {
         given_.objects.try_emplace(key.doc, node.key_place);
     if (added) return Visit(node, key.doc);
     Problem(node.key_place, key.path, "it stands for \"", key.doc,
-            "\", but that is given, too (", Origin(given->second),
+            "\", but that is given as well (", Origin(given->second),
             "); delete one");
   }
 
@@ -360,8 +360,8 @@ void NoteOtherModel(absl::string_view text, const std::string& file,
   if (other.empty()) return;
   loaded->notes.insert(
       loaded->notes.begin(),
-      absl::StrCat("--model ", options.model_dir,
-                   " takes the place of another model in ", file, ": ", other));
+      absl::StrCat("--model ", options.model_dir, " replaces another model in ",
+                   file, ": ", other));
 }
 
 }  // namespace
@@ -376,8 +376,9 @@ absl::StatusOr<LoadedConfig> ParseConfig(absl::string_view text,
                                          const std::string& file,
                                          const LoadOptions& options) {
   if (text.size() > kMaxTextBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        file, ": larger than ", kMaxTextBytes, " bytes, that is no config"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": larger than ", kMaxTextBytes,
+                     " bytes, too large for a config"));
   }
   auto loaded = Loader(file, options).Load(text);
   if (loaded.ok() && !options.model_dir.empty()) {

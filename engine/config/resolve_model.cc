@@ -91,11 +91,10 @@ void ModelResolver::CheckSize() {
   const ModelConfig& m = config_.model;
   const auto parameters = static_cast<double>(NumParameters(m));
   if (parameters > kMaxParameters) {
-    return Problem("model",
-                   absl::StrFormat("%.2g parameters; at most %g fit into "
-                                   "what this program counts with; lower "
-                                   "the widths or the number of layers",
-                                   parameters, kMaxParameters));
+    return Problem(
+        "model", absl::StrFormat("%.2g parameters; this program counts up to "
+                                 "%g; lower the widths or the number of layers",
+                                 parameters, kMaxParameters));
   }
   const double tokens =
       static_cast<double>(config_.train_micro_batch_size_per_gpu) *
@@ -104,12 +103,12 @@ void ModelResolver::CheckSize() {
                                           m.num_attention_heads * m.head_dim);
   const auto layers = static_cast<double>(m.num_hidden_layers);
   if (tokens * layers * widths > kMaxActivations) {
-    Problem("train_micro_batch_size_per_gpu",
-            absl::StrFormat(
-                "%.2g tokens in one pass through %d layers of width %d are "
-                "more than this program counts with; lower it or "
-                "data.sequence_length",
-                tokens, m.num_hidden_layers, m.hidden_size));
+    Problem(
+        "train_micro_batch_size_per_gpu",
+        absl::StrFormat(
+            "%.2g tokens in one pass through %d layers of width %d are more "
+            "than this program can count; lower it or data.sequence_length",
+            tokens, m.num_hidden_layers, m.hidden_size));
   }
 }
 

@@ -72,8 +72,8 @@ class Translator {
   absl::Status Refuse(size_t n) const {
     return absl::UnimplementedError(
         absl::StrCat("'", rest_.substr(0, n),
-                     "' in it is not read by zero, since PCRE2 and "
-                     "Hugging Face's Oniguruma may differ there"));
+                     "' in it is not supported, since PCRE2 and Hugging Face's "
+                     "Oniguruma may differ there"));
   }
 
   absl::Status Escape() {

@@ -212,7 +212,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenSentencePiece(
   if (model->eos_id() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path,
-                     "' has no end-of-sentence token, which stands between "
+                     "' has no end-of-sentence token, which separates "
                      "documents; train it with an eos_id"));
   }
   return std::unique_ptr<Tokenizer>(

@@ -383,9 +383,8 @@ absl::Status TokenSource::ValidateTokens(int64_t vocab_size,
   if (is_text_ && shards_.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "model.vocab_size ", vocab_size, " has no room for token ",
-        kByteEndOfText, ", the end of text that stands between the ",
-        shards_.size(), " text files; set model.vocab_size to ",
-        kByteVocabSize));
+        kByteEndOfText, ", the end of text that separates the ", shards_.size(),
+        " text files; set model.vocab_size to ", kByteVocabSize));
   }
   for (const Shard& shard : shards_) {
     const int64_t block = FirstBadBlock(shard, vocab_size, num_threads);

@@ -364,8 +364,8 @@ absl::Status TokenFileWriter::Commit() {
   if (num_tokens_ > std::numeric_limits<int32_t>::max()) {
     return absl::FailedPreconditionError(
         absl::StrCat("'", file_->path(), "': ", num_tokens_,
-                     " tokens do not fit the header's int32; write shards of "
-                     "100000000 tokens, say"));
+                     " tokens do not fit the header's int32; write shards of, "
+                     "say, 100000000 tokens"));
   }
   std::array<int32_t, kTokenHeaderInts> header = {};
   header[0] = bytes_per_token_ == 2 ? kTokenMagicU16 : kTokenMagicU32;

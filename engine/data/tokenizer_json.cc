@@ -35,8 +35,8 @@ constexpr char kGpt2Pattern[] =
     "\\s+(?!\\S)|\\s+";
 
 constexpr char kElsewhere[] =
-    "; make token files with the package that this tokenizer is from, and set "
-    "data.tokenizer to \"none\"";
+    "; make token files with the package that this tokenizer comes from, and "
+    "set data.tokenizer to \"none\"";
 constexpr char kSentencePieceInstead[] =
     "; use the tokenizer.model (SentencePiece) of this model, if it has one";
 
@@ -116,7 +116,7 @@ class Reader {
   absl::StatusOr<Parts> Read() {
     ZERO_ASSIGN_OR_RETURN(const Json root, ReadJson(path_));
     if (!root.is_object() || !Member(root, "model").is_object()) {
-      return Wrong("", "has no model; it is no tokenizer.json");
+      return Wrong("", "has no model; it is not a tokenizer.json");
     }
     ZERO_RETURN_IF_ERROR(Model(Member(root, "model")));
     ZERO_RETURN_IF_ERROR(Added(Member(root, "added_tokens")));
@@ -160,11 +160,9 @@ class Reader {
   // What may be right and is not built here.
   absl::Status Unknown(const std::string& key, absl::string_view what,
                        absl::string_view remedy = kElsewhere) const {
-    return absl::UnimplementedError(
-        absl::StrCat("'", path_, "': ", key, " ", what,
-                     "; zero reads byte-level BPE as GPT-2, Llama 3 and Qwen "
-                     "have it",
-                     remedy));
+    return absl::UnimplementedError(absl::StrCat(
+        "'", path_, "': ", key, " ", what,
+        "; zero reads the byte-level BPE of GPT-2, Llama 3 and Qwen", remedy));
   }
 
   absl::Status UnknownType(const std::string& key, const Json& value) const {
@@ -227,7 +225,7 @@ class Reader {
 
   absl::Status Vocabulary(const Json& vocab) {
     if (!vocab.is_object() || vocab.empty()) {
-      return Wrong("model.vocab", "is no object with tokens and their ids");
+      return Wrong("model.vocab", "is not an object with tokens and their ids");
     }
     ids_.reserve(vocab.size());
     for (const auto& [token, id] : vocab.items()) {
@@ -490,7 +488,7 @@ class Reader {
       const auto id = ids_.find(name);
       if (id == ids_.end()) {
         return Wrong(key + ".single", "has ", Dump(part),
-                     ", which is no token of this file");
+                     ", which is not a token of this file");
       }
       parts_.prefix.push_back(id->second);
     }
@@ -511,7 +509,7 @@ class Reader {
       if (id == ids_.end()) {
         return absl::InvalidArgumentError(
             absl::StrCat("'", file, "': eos_token is \"", token,
-                         "\", which is no token of ", path_));
+                         "\", which is not a token of ", path_));
       }
       parts_.eot = id->second;
       return absl::OkStatus();

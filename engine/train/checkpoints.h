@@ -53,7 +53,7 @@ class RunCheckpoints {
 
   // Begins a checkpoint of the states as they are, after the one that is under
   // way. Nothing where that was done at this step, or tried.
-  // Errors: those of the communicators, here and below. Where a rank can not
+  // Errors: those of the communicators, here and below. Where a rank cannot
   //         write, there is a warning and no checkpoint, and all can go on.
   absl::Status Save(const RunRecord& record);
 

@@ -78,8 +78,8 @@ int64_t SnapshotBytes(const MemoryLedger& ledger) {
   return ledger.at_peak()[static_cast<int>(MemoryCategory::kSnapshot)];
 }
 constexpr char kWithoutCopy[] =
-    "it fits with --set training.async_save=false, without the copy from which "
-    "checkpoints are written: training then waits while one is";
+    "it fits with --set training.async_save=false, without the copy that "
+    "checkpoints are written from: training then waits while one is written";
 
 // Ranks of other processes are not known here.
 absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,

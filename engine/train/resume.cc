@@ -125,10 +125,10 @@ bool IsIn(const std::string& path, const std::string& folder) {
 }
 
 constexpr char kRemedy[] =
-    "; set it back, or go on all the same with training.resume_changed=true";
+    "; set it back, or resume anyway with training.resume_changed=true";
 // Where states of the one are none of the other.
 constexpr char kWeightsAlone[] =
-    "; set it back, or begin a new run with the weights alone: zero checkpoint "
+    "; set it back, or start a new run from the weights only: zero checkpoint "
     "export RUN DIR, then zero train --model DIR";
 
 class Resumption {
@@ -178,8 +178,8 @@ class Resumption {
 absl::Status Resumption::BesideAnother() const {
   return absl::FailedPreconditionError(absl::StrCat(
       folder_,
-      " has checkpoints of an earlier run; go on from them with --resume auto, "
-      "or remove that folder, or choose another training.out_dir"));
+      " has checkpoints of an earlier run; resume from them with --resume "
+      "auto, remove that folder, or choose another training.out_dir"));
 }
 
 // A run that nobody asked to write checkpoints has at most the one of a signal.
@@ -189,9 +189,10 @@ absl::Status Resumption::MoveAway() const {
   std::error_code error;
   std::filesystem::rename(folder_, place, error);
   if (error) return FileError("cannot move away", folder_, error.value());
-  console_->Line(absl::StrCat(
-      "note: this run begins anew, and the checkpoints of the one before are ",
-      place, " now; --resume auto goes on from checkpoints"));
+  console_->Line(
+      absl::StrCat("note: this run starts over, and the checkpoints of the run "
+                   "before it are ",
+                   place, " now; --resume auto resumes from checkpoints"));
   return absl::OkStatus();
 }
 
@@ -220,7 +221,8 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
                                CheckpointFolder("", reader->manifest().step))) {
       // In place its steps would be those of the run that went on without it.
       return absl::FailedPreconditionError(absl::StrCat(
-          resume, " was set aside; go on from it in another training.out_dir"));
+          resume,
+          " was set aside; resume from it in another training.out_dir"));
     }
     return Choice{resume, std::move(reader)};
   }
@@ -325,9 +327,9 @@ absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
       return absl::FailedPreconditionError(absl::StrCat(
           reader.folder(), " has ", want.state, " of ", name, " ",
           stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
-          ", this run wants it in ", DTypeName(want.dtype),
+          ", this run needs it in ", DTypeName(want.dtype),
           "; resume with the precision, the optimizer and the model.freeze of "
-          "the run, or begin a new one with its weights alone: zero checkpoint "
+          "the run, or start a new one from its weights only: zero checkpoint "
           "export RUN DIR, then zero train --model DIR"));
     }
     ranges.push_back({want.state, name, want.begin, want.elems, want.dtype});

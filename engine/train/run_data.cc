@@ -60,7 +60,7 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
   return absl::InvalidArgumentError(absl::StrCat(
       "data.tokenizer: ", tokenizer->name(), " has ", tokenizer->vocab_size(),
       " ids, but the token file(s) ", absl::StrJoin(patterns, ", "),
-      " hold larger ones, of another tokenizer: name that one, or set "
+      " hold larger ones, from another tokenizer: name that one, or set "
       "data.tokenizer to \"none\""));
 }
 
@@ -73,10 +73,10 @@ absl::StatusOr<bool> HasSamples(const std::vector<std::string>& patterns,
     (IsJsonLines(pattern, format) ? samples : other) = &pattern;
   }
   if (samples == nullptr || other == nullptr) return samples != nullptr;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", *samples, "' is JSON lines, and '", *other,
-      "' is not; text and samples cannot be mixed: give each line of the text "
-      "as {\"text\": ...} in a .jsonl file"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", *samples, "' is JSON lines, and '", *other,
+                   "' is not; text and samples cannot be mixed: write each "
+                   "line of the text as {\"text\": ...} in a .jsonl file"));
 }
 
 // Packs samples, and notes what did not fit.
@@ -168,7 +168,7 @@ absl::Status NoDocuments(const TokenSource& train, int32_t document_token) {
       "data.reset_attention_mask: true, but none of the ", train.size(),
       " tokens of ", train.shards()[0].path,
       train.shards().size() > 1 ? " ..." : "", " is the end-of-text token ",
-      document_token, ", so that there is one document only; ",
+      document_token, ", so there is only one document; ",
       train.is_text()
           ? "give every document a file of its own, or make token files with "
             "zero tokenize --separator"

@@ -45,10 +45,10 @@ absl::Status CheckKeepsItsStart(const std::string& out_dir,
       !std::filesystem::equivalent(start, out_dir + "/final", error)) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "training starts from ", start,
-      " (model.from_pretrained), and the "
-      "weights of this run would take its place; choose another folder"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("training starts from ", start,
+                   " (model.from_pretrained), and this run's weights would "
+                   "replace it; choose another folder"));
 }
 
 // Now, and not when the weights are written. An earlier final/ goes only when
@@ -100,7 +100,7 @@ absl::Status RunFolder::Prepare() {
   if (lock_ == nullptr) {
     console_->Line(absl::StrCat(
         "note: the file system of ", out_dir,
-        " knows no locks; see to it that no other run writes there"));
+        " has no locks; make sure that no other run writes there"));
   }
   ZERO_RETURN_IF_ERROR(RemoveStaleFiles(
       out_dir,
@@ -154,7 +154,7 @@ absl::Status RunFolder::CheckAllRanksSeeIt() const {
   if (blind < 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "training.out_dir: rank %.0f does not see the folder %s that rank 0 has "
-      "made; checkpoints want one folder for all ranks: name one of a file "
+      "made; checkpoints need one folder for all ranks: name one on a file "
       "system that all hosts share, by an absolute path",
       blind, training().out_dir));
 }
@@ -164,10 +164,10 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
   if (step == 0 && PathExists(metrics)) {  // of one that was killed, too
-    console_->Line(absl::StrCat(
-        "note: this run replaces the one in ", out_dir,
-        "; to go on from the weights of a run, start with --model DIR/final "
-        "and another training.out_dir"));
+    console_->Line(
+        absl::StrCat("note: this run replaces the one in ", out_dir,
+                     "; to start from the weights of a run, give --model "
+                     "DIR/final and another training.out_dir"));
   }
   ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
   ZERO_RETURN_IF_ERROR(WriteFileAtomically(

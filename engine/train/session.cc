@@ -454,7 +454,7 @@ absl::StatusOr<std::vector<std::string>> Session::Save(
   ZERO_RETURN_IF_ERROR(
       executor_->numbers().AllReduce("saved", ReduceOp::kMax, {&failed, 1}));
   ZERO_RETURN_IF_ERROR(notes.status());
-  if (failed > 0) return absl::UnavailableError("rank 0 can not write");
+  if (failed > 0) return absl::UnavailableError("rank 0 cannot write");
   return notes;
 }
 

@@ -92,7 +92,7 @@ class Session {
   int64_t other_rank_peak() const { return other_rank_peak_; }
 
   // Rank 0 writes a Hugging Face folder, with the tokenizer (null: there is
-  // none), and returns the notes of PortableWriter. Where it can not, the other
+  // none), and returns the notes of PortableWriter. Where it cannot, the other
   // ranks return Unavailable and all can go on.
   absl::StatusOr<std::vector<std::string>> Save(const std::string& dir,
                                                 const ModelTools& tools,

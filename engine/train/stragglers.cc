@@ -64,7 +64,7 @@ StepPart StepPartOf(absl::string_view name) {
 std::string StragglerText(const Straggler& straggler) {
   return absl::StrFormat(
       "rank %d on %s takes %.1f times as long as the other ranks for its own "
-      "work; what differs most is %s",
+      "work; the largest difference is in %s",
       straggler.rank, straggler.host, straggler.factor,
       StepPartName(straggler.part));
 }

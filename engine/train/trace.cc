@@ -187,7 +187,7 @@ absl::Status Trace::CheckFile(const std::string& path) {
   if (begin == kBegin) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
       "'", path,
-      "' exists and is no trace; choose another name, or remove it"));
+      "' exists and is not a trace; choose another name, or remove it"));
 }
 
 absl::Status Trace::Append(const std::string& path,

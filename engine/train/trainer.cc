@@ -437,7 +437,7 @@ Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
 absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
   if (agreed[kCannotWrite] == 0) return agreed[kStop] > 0;
   if (leads()) return folder_->metrics_status();
-  return absl::UnavailableError("rank 0 can not write");
+  return absl::UnavailableError("rank 0 cannot write");
 }
 
 absl::StatusOr<bool> Trainer::AgreeToStop() {

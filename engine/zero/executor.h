@@ -51,8 +51,8 @@ class Executor {
   // more step may begin behind it (StepInput::inherits_skip), so that the
   // device never waits for a host that reads results and launches kernels.
   // Waits for a device that is two micro-batches behind the host.
-  // Errors: those of the communicators, here and below; the executor can not
-  //         be used after one. FailedPrecondition, on all ranks and before
+  // Errors: those of the communicators, here and below; the executor cannot be
+  //         used after one. FailedPrecondition, on all ranks and before
   //         anything large moves, where their schedules differ.
   absl::Status Begin(const StepInput& input);
   // Waits until the device is done with the first step that was begun and is

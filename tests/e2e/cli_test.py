@@ -120,7 +120,7 @@ class CliTest(unittest.TestCase):
             same = self.ok("checkpoint", "diff", "a/checkpoints/" + step,
                            "b/checkpoints/" + step)
             self.assertIn("config zero_optimization.stage: 1 and 3", same)
-            self.assertIn("the same: ", same)
+            self.assertIn("equal: ", same)
         other = self.zero("checkpoint", "diff", "a", "c")
         self.assertIn("elements differ, first ", other.stderr)
         self.assertEqual(other.returncode, 1)
@@ -156,7 +156,7 @@ class CliTest(unittest.TestCase):
             ({"RANK": "4"}, train, "RANK is 4, but WORLD_SIZE is 4"),
             ({}, (*train, "--ranks", "2", "--device", "cuda"),
              "--ranks 2, but WORLD_SIZE is 4, one rank in each process"),
-            ({}, train, "WORLD_SIZE is 4, but torchrun can not connect ranks on "
+            ({}, train, "WORLD_SIZE is 4, but torchrun cannot connect ranks on "
              "the CPU; start them by mpirun or srun --mpi=pmix, or --ranks 4"),
             ({}, (*train, "--set", "communication.backend=local"),
              'communication.backend: "local" connects threads of one process, '
@@ -188,7 +188,7 @@ class CliTest(unittest.TestCase):
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.assertIn(words, result.stdout)
                 self.assertIn("zero: note: WORLD_SIZE is 2, and %s takes one "
-                              "process: rank 0 does it, the others leave\n"
+                              "process: rank 0 does it, the others exit\n"
                               % args[0], result.stderr)
         # What says or writes something on every machine does so.
         result = self.zero("config", "config.json", env={**env, "RANK": "1"})
@@ -198,8 +198,8 @@ class CliTest(unittest.TestCase):
     def test_a_trace_replaces_traces_only(self):
         train = ("train", "config.json", "--set", "training.steps=1", "--trace")
         before = self.read_json("config.json")
-        self.assertIn("--trace: 'config.json' exists and is no trace; choose "
-                      "another name", self.error(*train, "config.json"))
+        self.assertIn("--trace: 'config.json' exists and is not a trace; "
+                      "choose another name", self.error(*train, "config.json"))
         self.assertEqual(self.read_json("config.json"), before)
         for _ in range(2):
             self.ok(*train, "trace.json")
@@ -900,7 +900,7 @@ class CliTest(unittest.TestCase):
                 time.sleep(0.05)
             out = self.error(*run, "--set", "training.steps=2",
                              "--set", "training.out_dir=second")
-            self.assertIn("belongs to another run that is at work", out)
+            self.assertIn("belongs to another run in progress", out)
             self.assertIn("nvme_path of its own", out)
             self.assertIsNone(process.poll())
         finally:
@@ -1092,7 +1092,7 @@ class CliTest(unittest.TestCase):
     def test_training_goes_on_from_a_model_folder(self):
         first = self.train("run")
         self.assertIn("training starts from run/final (model.from_pretrained), "
-                      "and the weights of this run would take its place",
+                      "and this run's weights would replace it",
                       self.error("train", "config.json", "--model", "run/final",
                                  "--set", "training.out_dir=run"))
         self.ok("train", "config.json", "--model", "run/final", "--set",
@@ -1214,7 +1214,7 @@ class CliTest(unittest.TestCase):
         whole = byte_level_tokenizer()
         for text, words in (
                 ("no JSON", "is not JSON"),
-                ("{}", "is no tokenizer.json"),
+                ("{}", "is not a tokenizer.json"),
                 (whole[:1000], "is not JSON"),
                 (whole.replace('"BPE"', '"WordPiece"'),
                  'model.type is "WordPiece"'),
@@ -1360,8 +1360,8 @@ class CliTest(unittest.TestCase):
     def test_a_run_that_replaces_another_says_so(self):
         train = ("train", "config.json", "--set", "training.steps=1")
         self.assertNotIn("replaces", self.ok(*train))
-        self.assertIn("note: this run replaces the one in run; to go on from "
-                      "the weights of a run, start with --model DIR/final",
+        self.assertIn("note: this run replaces the one in run; to start from "
+                      "the weights of a run, give --model DIR/final",
                       self.ok(*train))
         os.remove(self.path("run/summary.json"))  # as one that was killed
         self.assertIn("note: this run replaces", self.ok(*train))
@@ -1404,7 +1404,7 @@ class CliTest(unittest.TestCase):
         text = process.stderr.read()
         self.assertEqual(process.wait(timeout=60), 1)
         process.stderr.close()
-        self.assertIn("not everything could be written to stdout", text)
+        self.assertIn("could not write everything to stdout", text)
         self.assertEqual(self.read_json("run/summary.json")["steps"], 12)
         self.assertTrue(os.path.exists(self.path("run/final")))
 
@@ -1485,7 +1485,7 @@ class CliTest(unittest.TestCase):
                 "--set", "zero_optimization.stage3_prefetch_bucket_size=500000")
 
     def test_a_trace_replaces_no_device_and_is_tried_before_the_run(self):
-        self.assertIn("it is a device, a pipe or a socket, no file",
+        self.assertIn("it is a device, a pipe or a socket, not a file",
                       self.error("train", "config.json", "--trace",
                                  "/dev/null"))
         self.error("train", "config.json", "--trace", "missing/trace.json")
@@ -1508,7 +1508,7 @@ class CliTest(unittest.TestCase):
                                         stdout=full, stderr=subprocess.PIPE,
                                         text=True, timeout=60)
                 self.assertEqual(result.returncode, 1)
-                self.assertIn("zero: not everything could be written",
+                self.assertIn("zero: could not write everything",
                               result.stderr)
 
     def test_errors_of_the_command_line_are_named_and_exit_with_two(self):

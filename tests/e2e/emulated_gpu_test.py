@@ -227,15 +227,16 @@ class ProcessesTest(EmulatedGpuTestCase):
     def test_a_process_that_dies_before_all_are_there_ends_all(self):
         with self.rank(0, 4) as first:
             self.assertEqual(self.greet(first, "zero store 2\n2\n4"), "n")
-            self.assertIn("rank 2 ended without a word: its connection closed",
+            self.assertIn("rank 2 ended without reporting an error: its "
+                          "connection closed",
                           self.end_of(first))
 
     def test_who_does_not_belong_here_is_told_why(self):
         with self.rank(0, 4) as first:
             for greeting, answer in (
                     ("zero store 9\n1\n4", "another version of zero"),
-                    ("zero store 2\n1\n2", "rank 1 is of a world of 2, rank 0 "
-                                           "of one of 4")):
+                    ("zero store 2\n1\n2", "rank 1 has a world of 2, "
+                     "rank 0 has 4")):
                 self.assertIn(answer, self.greet(first, greeting))
 
 

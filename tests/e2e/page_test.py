@@ -179,7 +179,8 @@ class DataTest(PageTestCase):
         shown = self.ok("report", "killed", "--html", "killed.html")
         notes = ["killed/metrics.jsonl: the last line is broken, as a killed "
                  "run leaves it",
-                 "killed: no summary.json; the run goes on, or was killed"]
+                 "killed: no summary.json; the run is still going, or was "
+                 "killed"]
         self.assertEqual(shown, "note: %s\nnote: %s\nkilled: 2 steps\n"
                          "written killed.html\n" % tuple(notes))
         data = self.document("killed.html")
@@ -252,7 +253,7 @@ class DataTest(PageTestCase):
     def test_errors_name_the_folder_and_the_line(self):
         self.assertEqual(
             self.error("report", "a", "nowhere"),
-            "zero: 'nowhere' is no folder; name the training.out_dir of a "
+            "zero: 'nowhere' is not a folder; name the training.out_dir of a "
             "run\n")
         os.makedirs(self.path("empty"), exist_ok=True)
         self.assertEqual(
@@ -294,7 +295,7 @@ class DataTest(PageTestCase):
             self.assertEqual(actions[at.index(max(at))], row["peak_action"])
 
     def test_a_page_replaces_pages_only(self):
-        self.assertIn("'config.json' exists and is no page of zero; choose "
+        self.assertIn("'config.json' exists and is not a page of zero; choose "
                       "another name, or remove it",
                       self.error("report", "a", "--html", "config.json"))
         with open(self.path("config.json")) as f:

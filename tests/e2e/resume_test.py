@@ -132,8 +132,8 @@ class ResumeTest(RunsTest):
         run = self.start("run")
         _, stderr = run.communicate()
         self.assertEqual(run.returncode, 1)
-        self.assertIn("run/checkpoints has checkpoints of an earlier run; go "
-                      "on from them with --resume auto", stderr)
+        self.assertIn("run/checkpoints has checkpoints of an earlier run; "
+                      "resume from them with --resume auto", stderr)
 
     def test_a_full_disk_costs_a_checkpoint_and_not_the_run(self):
         # A limit on the size of files stands for a full disk.

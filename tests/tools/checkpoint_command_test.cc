@@ -221,7 +221,7 @@ TEST_F(CheckpointCommandTest, DiffComparesGatheredStatesBitByBit) {
   EXPECT_TRUE(output.status.ok()) << output.status;
   EXPECT_THAT(output.text,
               HasSubstr("config zero_optimization.stage: 0 and 3"));
-  EXPECT_THAT(output.text, HasSubstr("the same: "));
+  EXPECT_THAT(output.text, HasSubstr("equal: "));
   output = RunCommand({"diff", dir_.File("a"), dir_.File("c")});
   const std::string first = "element 7: 0.5 (0x3f000000) and 0.75 (0x3f400000)";
   EXPECT_THAT(std::string(output.status.message()), HasSubstr(first));

@@ -650,7 +650,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--threads", options.run.threads, "of a CPU (all cores)");
   app.add_flag("--cpu-time", options.cpu_time,
-               "time by the thread's CPU clock; wants --threads 1");
+               "time by the thread's CPU clock; needs --threads 1");
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
   // A GPU's best rate, not the library's first choice.

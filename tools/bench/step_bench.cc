@@ -342,9 +342,9 @@ Traffic TrafficOf(const Case& one, const std::vector<Action>& actions) {
   return traffic;
 }
 
-// What overlap can not hide: the gathers that the step's first computation
-// needs (of updated parameters: from the step before), and the reductions that
-// its last one completes.
+// What overlap cannot hide: the gathers that the step's first computation needs
+// (of updated parameters: from the step before), and the reductions that its
+// last one completes.
 std::vector<Action> FirstGathers(const Case& one) {
   std::vector<Action> first;
   for (const Action& action : one.schedule) {
@@ -523,7 +523,7 @@ absl::StatusOr<std::vector<Case>> LoadCases(const Options& options) {
       continue;
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        "--case \"", settings, "\" connects the ranks otherwise than \"",
+        "--case \"", settings, "\" connects the ranks differently from \"",
         cases[0].settings, "\": measure them in two runs"));
   }
   return cases;
@@ -607,7 +607,7 @@ void AddOptions(CLI::App& app, Options* options) {
                "also time the model's matrix products alone, through plain "
                "oneDNN, behind every step");
   app.add_flag("--cpu-time", options->cpu_time,
-               "time by the thread's CPU clock; wants --threads 1");
+               "time by the thread's CPU clock; needs --threads 1");
 }
 
 int Main(int argc, char** argv) {

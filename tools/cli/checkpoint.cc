@@ -100,7 +100,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 absl::Status List(const std::string& dir, bool json) {
   if (!IsFolder(dir)) {
     return absl::NotFoundError(absl::StrCat(
-        "'", dir, "' is no folder; name the training.out_dir of a run"));
+        "'", dir, "' is not a folder; name the training.out_dir of a run"));
   }
   const std::string checkpoints = CheckpointsOf(WithoutSlash(dir));
   std::vector<std::string> paths = ListCheckpoints(checkpoints);
@@ -124,7 +124,7 @@ absl::Status List(const std::string& dir, bool json) {
     if (absl::EndsWith(name, ".partial")) {
       problem = "is being written, or was left by a crash";
     } else if (absl::StrContains(name, '.')) {
-      problem = "was set aside: no run goes on from it by itself";
+      problem = "was set aside: no run resumes from it on its own";
     }
     std::unique_ptr<CheckpointReader> reader;
     if (problem.empty()) {
@@ -432,7 +432,7 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
     }
   }
   if (differences.different_states == 0) {
-    absl::PrintF("the same: %s states of parameters, %s elements\n",
+    absl::PrintF("equal: %s states of parameters, %s elements\n",
                  WithCommas(differences.states), WithCommas(differences.elems));
     return absl::optional<std::string>();
   }
@@ -500,8 +500,8 @@ std::unique_ptr<Tokenizer> TokenizerOf(const Json& config) {
   auto tokenizer = OpenTokenizer(name->get<std::string>());
   if (tokenizer.ok()) return *std::move(tokenizer);
   absl::FPrintF(stderr,
-                "zero: note: the folder is without the tokenizer, and its "
-                "config.json without eos_token_id: %s\n",
+                "zero: note: the folder has no tokenizer, and its config.json "
+                "no eos_token_id: %s\n",
                 tokenizer.status().message());
   return nullptr;
 }
@@ -583,13 +583,13 @@ absl::Status CheckMayBeReplaced(const std::string& dir) {
     if (!PathExists(absl::StrCat(dir, "/", name))) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("'", dir, "' is a run's folder (it has ", name,
-                     "), and the weights would take its place; name another"));
+                     "), and the weights would replace it; name another"));
   }
   ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(dir));
   if (names.empty() || HoldsModel(dir)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "'", dir, "' is neither empty nor a model (it has ", names.front(),
-      "), and the weights would take its place; name another"));
+      "), and the weights would replace it; name another"));
 }
 
 absl::Status Export(const std::string& path, const std::string& dir,
@@ -670,7 +670,7 @@ Command AddCheckpoint(CLI::App& app) {
   CLI::App* diff =
       add("diff",
           "Compare two checkpoints bit by bit, however they are cut; exits "
-          "with 0 where they are the same, 1 where they differ, else 2",
+          "with 0 if they are equal, 1 if they differ, else 2",
           [](const Flags& flags) { return Diff(flags.path, flags.other); });
   diff->add_option("A", flags->path, kPath)->required();
   diff->add_option("B", flags->other, "the same")->required();

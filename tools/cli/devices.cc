@@ -163,7 +163,7 @@ void PrintLinks(const std::vector<Json>& processes,
                          absl::ToDoubleMicroseconds(link.latency))});
   }
   if (rows.empty()) return;
-  console->Table("between processes, one way, nothing else under way", rows);
+  console->Table("between processes, one way, with no other traffic", rows);
 }
 
 absl::Status ShowCluster(const RunOptions& options, MpiNetwork& network) {

@@ -33,7 +33,7 @@ int Ended(const absl::Status& status) {
 // What could not be written to stdout is an error, too.
 int Flushed(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  std::fprintf(stderr, "zero: not everything could be written to stdout\n");
+  std::fprintf(stderr, "zero: could not write everything to stdout\n");
   return code == 0 ? 1 : code;
 }
 
@@ -48,7 +48,7 @@ void BoundSpinning(char** argv) {
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) <= 0) return;
   setenv(kTurns, "2000", /*overwrite=*/0);
-  execv(program, argv);  // comes back only where that can not be: then as is
+  execv(program, argv);  // comes back only where that cannot be: then as is
 }
 
 // What to do instead of an option that zero does not have: flags that other
@@ -74,7 +74,7 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
       {{"deepspeed"}, "", "leave it out: zero_optimization in the config file"},
       {{"deepspeed-config", "config"},
        "set",
-       "give the file alone, without an option"},
+       "give the file by itself, without an option"},
       {{"nproc-per-node"},
        "ranks",
        "write --ranks N, or start torchrun with it"},
@@ -140,9 +140,9 @@ int Main(int argc, char** argv) {
       {"models", "List the model presets", AddModels, true},
       {"config", "Check a config and print what it resolves to", AddConfig,
        true},
-      {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
+      {"plan", "Who owns what, and the memory and actions of a step", AddPlan},
       {"memory", "Compare what each ZeRO stage takes and sends", AddMemory},
-      {"report", "Draw what runs wrote, on one page", AddReport},
+      {"report", "Draw the metrics of runs on one page", AddReport},
       {"checkpoint", "List, check, compare and export checkpoints",
        AddCheckpoint},
       {"devices", "What this machine offers", AddDevices, true},

@@ -222,7 +222,7 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   }
 }
 
-// A row that can not be run keeps why; the others go on.
+// A row that cannot be run keeps why; the others go on.
 absl::Status MeasureAll(MeasureFolder& folder, int64_t machine,
                         std::vector<MemoryRow>* rows) {
   for (MemoryRow& row : *rows) {
@@ -299,7 +299,7 @@ void PrintFits(const Memory& memory) {
     return;
   }
   absl::PrintF(
-      "fit: ways to run the same training in %s a rank, the cheapest first\n",
+      "fit: ways to run the same training in %s a rank, cheapest first\n",
       limit);
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
@@ -319,7 +319,7 @@ void PrintFits(const Memory& memory) {
   const MachineSpeed& speed = memory.speed;
   absl::PrintF(
       "note: seconds are for comparison: at %s GFLOP/s and %.0f GB/s a rank%s, "
-      "nothing hidden\n",
+      "without overlap\n",
       WithCommas(std::llround(1e-9 * speed.flops_per_second)),
       1e-9 * speed.bytes_per_second,
       speed.bytes_per_second == speed.node_bytes_per_second
@@ -331,8 +331,8 @@ void PrintFits(const Memory& memory) {
                      [](const auto& fit) { return fit.on_disk; }) &&
       !memory.config.zero_optimization.uses_nvme()) {
     absl::PrintF(
-        "note: nothing fits without a disk; for nvme_path name a folder on a "
-        "fast local one, of %.0f GB/s in these seconds\n",
+        "note: nothing fits without a disk; set nvme_path to a folder on a "
+        "fast local disk (%.0f GB/s in these seconds)\n",
         1e-9 * speed.disk_bytes_per_second);
   }
 }
@@ -360,7 +360,7 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
       CommunicationAlgorithm::kParameterServer) {
     return absl::InvalidArgumentError(
         "communication.algorithm: a parameter server has no stages to compare; "
-        "zero plan shows what it and its workers take");
+        "zero plan shows the memory of it and its workers");
   }
   if (folder != nullptr) {
     ZERO_RETURN_IF_ERROR(folder->GiveData(config, &run));
@@ -393,8 +393,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
       return measured ? "measured here" : "assumed";
     };
     result.notes.push_back(absl::StrFormat(
-        "+s/step is what offload adds with nothing hidden: copies of %.1f "
-        "GB/s, AdamW of %.2f G elements/s, %s%s",
+        "+s/step is what offload adds without overlap: copies of %.1f GB/s, "
+        "AdamW of %.2f G elements/s, %s%s",
         1e-9 * speed.host_bytes_per_second,
         1e-9 * speed.host_updates_per_second, origin(speed.host_measured),
         config.zero_optimization.uses_nvme()
@@ -542,9 +542,9 @@ Command AddMemory(CLI::App& app) {
   AddRanksOption(app, &flags->run);
   AddMemoryOptions(app, &flags->run);
   app.add_flag("--offload", flags->offload,
-               "also with states in the host's memory (always on a GPU, and "
-               "where a config has it)");
-  app.add_option("--html", flags->html, "write a page to look at")
+               "also with states in the host's memory (always on a GPU, and if "
+               "a config has it)");
+  app.add_option("--html", flags->html, "write an HTML page")
       ->type_name("FILE");
   CLI::Option* const json =
       app.add_flag("--json", flags->json, "one JSON object per row, in bytes");
@@ -555,7 +555,7 @@ Command AddMemory(CLI::App& app) {
                "run two steps of every row that fits here, and compare");
   CLI::Option* const fit = app.add_flag(
       "--fit", flags->fit,
-      "also say what to change so that the run fits, the cheapest first");
+      "also list what to change so that the run fits, cheapest first");
   fit->excludes(csv);
   app.add_option("--fit-config", flags->fit_config,
                  "write the config with the cheapest change to this file")

@@ -29,7 +29,7 @@ absl::Status CheckPage(const std::string& path) {
   if (begin == kBegin) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
       "'", path,
-      "' exists and is no page of zero; choose another name, or remove it"));
+      "' exists and is not a page of zero; choose another name, or remove it"));
 }
 
 absl::Status WritePage(const std::string& path,

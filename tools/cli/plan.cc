@@ -358,8 +358,7 @@ absl::Status PrepareHosts(PlanFlags* flags) {
   if (flags->run.ranks % flags->hosts != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--hosts ", flags->hosts, " do not divide the ", flags->run.ranks,
-        " ranks; give --ranks for all of them, "
-        "as many for each host"));
+        " ranks; give --ranks for all of them, the same number for each host"));
   }
   flags->run.ranks_per_host = flags->run.ranks / flags->hosts;
   return absl::OkStatus();
@@ -471,8 +470,8 @@ Command AddPlan(CLI::App& app) {
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
   app.add_option("--hosts", flags->hosts,
-                 "also what crosses between so many hosts, each with as many "
-                 "of the ranks")
+                 "also the traffic between this many hosts, each with an equal "
+                 "share of the ranks")
       ->check(CLI::Range(1, 1 << 20));
   CLI::Option* const json = app.add_flag(
       "--json", flags->json, "one JSON object with the bytes of a step");

@@ -64,13 +64,13 @@ void HostWires::Print(Console* console) const {
   AddRows("hierarchical", by_hosts_, &rows);
   if (by_hosts_.empty()) {
     rows.push_back({"formula",
-                    "the server's host sends the parameters to each other "
-                    "host, these the gradients of each of their ranks"});
+                    "the server's host sends the parameters to every other "
+                    "host, which sends the gradients of each of its ranks"});
   } else {
-    rows.push_back({"formula, flat",
-                    "of n ranks a host with k sends k (n - k) / n of the bytes "
-                    "to be summed, and to each other host k / n of those to be "
-                    "gathered"});
+    rows.push_back(
+        {"formula, flat",
+         "of n ranks a host with k sends k (n - k) / n of the bytes to be "
+         "summed, and to every other host k / n of those to be gathered"});
     rows.push_back({"hierarchical", "(n - k) / n of the bytes to be summed"});
   }
   console->Table(absl::StrFormat("sent between %d hosts of %d ranks per step, "

@@ -41,7 +41,7 @@ std::vector<std::string> MustMatch(const Config& config) {
   return lines;
 }
 
-// What NCCL can not do for this config.
+// What NCCL cannot do for this config.
 bool WantsLocal(const Config& config) {
   return config.communication.algorithm == CommunicationAlgorithm::kRing ||
          (config.communication.algorithm ==
@@ -70,11 +70,11 @@ absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
   const int ranks = options.ranks_per_host;
   if (ranks == 0) return options.ranks;
   if (options.ranks % ranks == 0) return ranks;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "communication.ranks_per_host: of the ", options.ranks,
-      " ranks the launcher started ", ranks,
-      " on this host, and other numbers on others; name a number that divides "
-      "them all"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("communication.ranks_per_host: of the ", options.ranks,
+                   " ranks the launcher started ", ranks,
+                   " on this host, and other numbers on other hosts; name a "
+                   "number that divides them all"));
 }
 
 // Memory that one rank takes while collectives of others spin on their GPUs
@@ -116,8 +116,8 @@ absl::StatusOr<CommunicationBackend> ChooseLaunched(const RunOptions& options,
   if (!on_gpu && !options.launch->has_mpi) {
     return absl::InvalidArgumentError(absl::StrCat(
         launched,
-        ", but torchrun can not connect ranks on the CPU; start them "
-        "by mpirun or srun --mpi=pmix, or --ranks ",
+        ", but torchrun cannot connect ranks on the CPU; start them by mpirun "
+        "or srun --mpi=pmix, or --ranks ",
         options.ranks, " without a launcher, or take --device cuda"));
   }
   if (on_gpu
@@ -165,7 +165,7 @@ Command OnRankZero(const std::string& name, Command command) {
     if (launch->rank > 0) return absl::OkStatus();
     std::fprintf(stderr,
                  "zero: note: %s, and %s takes one process: rank 0 does it, "
-                 "the others leave\n",
+                 "the others exit\n",
                  LaunchText(*launch).c_str(), name.c_str());
     return command();
   };

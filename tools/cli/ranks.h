@@ -35,13 +35,13 @@ bool WantsNccl(const RunOptions& options, const Config& config);
 // What connects the ranks: communication.backend, or what `auto` stands for.
 // Order:  before anything calls CUDA: see LoadKernelsEarly, which it does where
 //         NCCL may connect threads.
-// Errors: what communication.backend asks for can not be, with the remedy.
+// Errors: what communication.backend asks for cannot be, with the remedy.
 absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
                                                    const Config& config);
 
 // The device that a plan is for, which this machine need not have.
 struct PlannedDevice {
-  // Of one rank; a GPU that can not be opened is assumed.
+  // Of one rank; a GPU that cannot be opened is assumed.
   PlannedDevice(const RunOptions& options, const Config& config);
 
   // Rank `rank` of the run, with a device to itself and communicators that move

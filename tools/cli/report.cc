@@ -112,7 +112,7 @@ absl::StatusOr<Run> ReadRun(const std::string& folder,
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   if (!IsFolder(run.name)) {
     return absl::NotFoundError(absl::StrCat(
-        "'", folder, "' is no folder; name the training.out_dir of a run"));
+        "'", folder, "' is not a folder; name the training.out_dir of a run"));
   }
   const std::string metrics = run.name + "/metrics.jsonl";
   if (!PathExists(metrics)) {
@@ -125,7 +125,7 @@ absl::StatusOr<Run> ReadRun(const std::string& folder,
   ZERO_ASSIGN_OR_RETURN(run.summary, ReadJson(run.name + "/summary.json"));
   if (run.summary.is_null()) {
     notes->push_back(absl::StrCat(
-        run.name, ": no summary.json; the run goes on, or was killed"));
+        run.name, ": no summary.json; the run is still going, or was killed"));
   } else if (run.summary.contains("error")) {
     notes->push_back(absl::StrCat(
         run.name, ": the run failed: ", run.summary["error"].dump()));

@@ -42,8 +42,7 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
       _exit(128 + signal);
     }
     std::fputs(
-        "\nstopping; a step that has begun is finished first (once more to "
-        "stop at once)\n",
+        "\nstopping after the current step (interrupt again to stop at once)\n",
         stderr);
   }
 }

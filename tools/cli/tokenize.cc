@@ -71,8 +71,8 @@ absl::Status Tokenize(TokenizeFlags flags) {
         return absl::StartsWith(output.path, validation);
       })) {
     absl::PrintF(
-        "note: %g of this text is no token, and there is no validation file; "
-        "raise --validation-fraction\n",
+        "note: %g of this text is less than a token, so there is no validation "
+        "file; raise --validation-fraction\n",
         flags.options.validation_fraction);
   }
   absl::PrintF(

@@ -62,7 +62,7 @@ absl::Status TraceFiles::Write(const Trace& trace, bool awaits,
       absl::StrCat("trace in ", own_, ": open it in https://ui.perfetto.dev"));
   if (!missing.empty()) {
     console->Line(absl::StrCat(
-        "note: the trace lacks what other processes wrote to ",
+        "note: the trace lacks the parts that other processes wrote to ",
         absl::StrJoin(missing, ", "), ", which this one does not see"));
   }
   return absl::OkStatus();

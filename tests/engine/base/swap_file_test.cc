@@ -326,8 +326,7 @@ TEST_P(SwapFileTest, AForeignFileStays) {
   const absl::Status status = Try();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr(Path()), HasSubstr("is not a file of this "
-                                                 "program")));
+              AllOf(HasSubstr(Path()), HasSubstr("was not written by zero")));
   EXPECT_EQ(*ReadFile(Path()), "my thesis");
   ASSERT_TRUE(RemoveFile(Path(0)).ok());
   EXPECT_TRUE(Try().ok());

@@ -298,7 +298,7 @@ TEST(PortableTest, AFolderIsReplacedAsOneAndKeepsWhatIsNotOurs) {
   EXPECT_EQ(dir.Count(), 1);
 }
 
-// What can not be copied is a note, and neither the new weights nor the old
+// What cannot be copied is a note, and neither the new weights nor the old
 // folder are lost for it.
 TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   const ModelConfig config = TinyConfig(ModelFamily::kLlama);
@@ -331,7 +331,7 @@ TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   ASSERT_TRUE(notes.ok()) << notes.status();
   ASSERT_EQ(notes->size(), 1u);
   EXPECT_NE((*notes)[0].find("pipe"), std::string::npos) << (*notes)[0];
-  EXPECT_NE((*notes)[0].find("stays as " + dir.File("final.previous")),
+  EXPECT_NE((*notes)[0].find("remains as " + dir.File("final.previous")),
             std::string::npos);
   EXPECT_EQ(*Load(final_dir, config), values);
 }

@@ -587,8 +587,8 @@ TEST_F(NcclFailureTest, ARankThatIsNotThereAtStartUpIsNamed) {
       ConnectNccl(store, {.rank = 0, .world = 3, .timeout = kTimeout}, &rank);
   EXPECT_TRUE(absl::IsDeadlineExceeded(ends.status())) << ends.status();
   EXPECT_THAT(std::string(ends.status().message()),
-              HasSubstr("nccl: rank 1 and rank 2 did not come to \"start-up of "
-                        "NCCL\" within 1s"));
+              HasSubstr("nccl: rank 1 and rank 2 did not arrive at \"start-up "
+                        "of NCCL\" within 1s"));
 }
 
 TEST_F(NcclFailureTest, AStartUpThatHangsEnds) {
@@ -776,7 +776,7 @@ TEST_F(NcclTest, WhoWaitsForTheConfigOfRankZeroCanBeStopped) {
                                              one.Options(), OpenGpu, AddRanks);
   EXPECT_EQ(status,
             absl::CancelledError("nccl: rank 1: the config of rank 0 did not "
-                                 "come before a signal ended the wait"));
+                                 "arrive before a signal ended the wait"));
 }
 
 TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
@@ -802,7 +802,7 @@ TEST_F(NcclTest, AProcessOfAnotherWorldIsToldToBoth) {
       },
       AddRanks);
   const std::string reason =
-      "rank 1 is of a world of 3, rank 0 of one of 2: give all the same "
+      "rank 1 has a world of 3, rank 0 has 2: give all ranks the same "
       "WORLD_SIZE";
   EXPECT_THAT(one.line, HasSubstr(absl::StrCat("; refused: ", reason)));
   EXPECT_TRUE(absl::IsInvalidArgument(statuses[1])) << statuses[1];
@@ -894,7 +894,7 @@ TEST_F(NcclTest, WhoDoesNotComeToAVoteIsNamed) {
       });
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("rank 1 did not come to \"a vote #1\" within 1s"));
+              HasSubstr("rank 1 did not arrive at \"a vote #1\" within 1s"));
 }
 
 TEST_F(NcclTest, AnErrorOfOneRankIsThatOfTheRun) {

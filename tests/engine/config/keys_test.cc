@@ -242,7 +242,7 @@ std::vector<UnreadCase> UnreadCases() {
        {cycle, "scheduler.params.decay_step_size=2",
         "scheduler.params.decay_mom_rate=1",
         "scheduler.params.decay_lr_rate=1"},
-       "scheduler.params.cycle_min_lr is 0 and can not decay"},
+       "scheduler.params.cycle_min_lr is 0 and cannot decay"},
       {"scheduler.params.decay_step_size",
        {cycle, "scheduler.params.decay_step_size=2"},
        "neither learning rate nor momentum decays after the cycle"},

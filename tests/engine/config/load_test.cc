@@ -203,14 +203,14 @@ TEST(LoadTest, AnyOneOfTheBatchSizesIsDerived) {
 TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
   EXPECT_EQ(
       ErrorOfSmall({"train_batch_size=10", "train_micro_batch_size_per_gpu=4"}),
-      "--set train_batch_size: 10 is no multiple of "
-      "train_micro_batch_size_per_gpu (--set "
-      "train_micro_batch_size_per_gpu) 4 * 1 rank; write 8 or 12");
+      "--set train_batch_size: 10 is not a multiple of "
+      "train_micro_batch_size_per_gpu (--set train_micro_batch_size_per_gpu) 4 "
+      "* 1 rank; write 8 or 12");
   EXPECT_EQ(ErrorOfSmall({}, 3),
-            "run.json:5:23: train_batch_size: 8 is no multiple of 3 ranks; "
+            "run.json:5:23: train_batch_size: 8 is not a multiple of 3 ranks; "
             "write 6 or 9");
   EXPECT_EQ(ErrorOfSmall({"train_batch_size=2"}, 4),
-            "--set train_batch_size: 2 is no multiple of 4 ranks; write 4");
+            "--set train_batch_size: 2 is not a multiple of 4 ranks; write 4");
   const std::string want =
       "; want train_batch_size (sequences per step) or "
       "train_micro_batch_size_per_gpu (sequences of a rank in one pass), to "
@@ -325,12 +325,12 @@ TEST(LoadTest, WhereAutoIsNotTheTrainersANoteSaysSo) {
       LoadSmall({"optimizer.params.lr=auto", "gradient_clipping=auto",
                  "bf16.enabled=auto", "fp16.enabled=auto"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->notes,
-            std::vector<std::string>{
-                "\"auto\" is the default here and not that of Hugging Face's "
-                "Trainer: optimizer.params.lr 0.001 (there 5e-05), "
-                "gradient_clipping off (there 1.0), bf16.enabled false (there "
-                "--bf16)"});
+  EXPECT_EQ(
+      loaded->notes,
+      std::vector<std::string>{
+          "\"auto\" is zero's default, not that of Hugging Face's Trainer: "
+          "optimizer.params.lr 0.001 (there 5e-05), gradient_clipping off "
+          "(there 1.0), bf16.enabled false (there --bf16)"});
   EXPECT_TRUE(
       LoadSmall({"bf16.enabled=true", "fp16.enabled=auto"})->notes.empty());
   EXPECT_THAT(LoadSmall({"scheduler.type=WarmupLR",
@@ -567,8 +567,8 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
             (AioConfig{262144, 32, 2, true, false, /*checksums=*/true}));
   EXPECT_THAT(ErrorOfSmall({zero + R"(offload_optimizer={"device": "nvme"})",
                             zero + "stage=1"}),
-              testing::HasSubstr("zero_optimization.offload_optimizer."
-                                 "nvme_path: device \"nvme\" wants a folder"));
+              testing::HasSubstr("zero_optimization.offload_optimizer.nvme_"
+                                 "path: device \"nvme\" needs a folder"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=3",
                             zero + R"(offload_param={"device": "nvme",
                                              "nvme_path": "/other"})"}),
@@ -577,13 +577,13 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
               testing::HasSubstr("\"nvme\" wants zero_optimization.stage 1"));
   EXPECT_THAT(
       ErrorOfSmall({optimizer, zero + "stage=1", "aio.block_size=5000"}),
-      testing::HasSubstr("5000 is no multiple of 4096"));
+      testing::HasSubstr("5000 is not a multiple of 4096"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=1", "aio.use_gds=true"}),
               testing::HasSubstr("states on a disk pass through the host"));
   EXPECT_THAT(
       ErrorOfSmall({optimizer, zero + "stage=1",
                     zero + "offload_optimizer.delayed_update.enabled=true"}),
-      testing::HasSubstr("not built yet beside device \"nvme\""));
+      testing::HasSubstr("not built yet for device \"nvme\""));
   // Without such a device nothing reads them.
   const auto none = LoadSmall({"aio.block_size=auto", "aio.queue_depth=4"});
   ASSERT_TRUE(none.ok()) << none.status();
@@ -763,13 +763,12 @@ TEST(SetTest, ErrorsNameTheOverride) {
             "--set training.steps: \"ten\" is a string, want a whole number "
             "in [1, 1000000000000]");
   // Once "" and "1e999" were taken for strings.
+  EXPECT_EQ(ErrorOfSmall({"data.train="}),
+            "--set data.train: nothing follows the =, want a path, a glob or a "
+            "list of them");
   EXPECT_EQ(
-      ErrorOfSmall({"data.train="}),
-      "--set data.train: nothing stands behind the =, want a path, a glob "
-      "or a list of them");
-  EXPECT_EQ(ErrorOfSmall({"optimizer.params.lr="}),
-            "--set optimizer.params.lr: nothing stands behind the =, want a "
-            "number > 0");
+      ErrorOfSmall({"optimizer.params.lr="}),
+      "--set optimizer.params.lr: nothing follows the =, want a number > 0");
   EXPECT_EQ(ErrorOfSmall({"optimizer.params.lr=1e999"}),
             "--set optimizer.params.lr: 1e999 does not fit in a 64-bit float");
   EXPECT_EQ(ErrorOfSmall({"training.steps=10k"}),
@@ -804,7 +803,7 @@ TEST(ContradictionTest, GroupsThatDoNotFit) {
             "--set zero_optimization.mics_shard_size: 8 does not divide the 4 "
             "ranks; want one of 1, 2, 4");
   EXPECT_EQ(ErrorOfSmall({size + "=0", stage_2}, 4),
-            "--set zero_optimization.mics_shard_size: 0 ranks can not share "
+            "--set zero_optimization.mics_shard_size: 0 ranks cannot share "
             "anything; want -1 (off) or a divisor of the number of ranks");
   EXPECT_EQ(ErrorOfSmall({size + "=-2", stage_2}, 4),
             "--set zero_optimization.mics_shard_size: -2 is not in [-1, 1024]");
@@ -853,8 +852,8 @@ TEST(LoadTest, GroupsThatAreHosts) {
       {{key, stage},
        1,
        -1,
-       "one group of all 4 ranks, as each host has one rank, which has nobody "
-       "to share with"},
+       "one group of all 4 ranks, as each host has one rank, which has no "
+       "other to share with"},
       {{key},
        2,
        -1,
@@ -869,8 +868,8 @@ TEST(LoadTest, GroupsThatAreHosts) {
   EXPECT_EQ(
       LoadSmall({key, stage, "train_batch_size=6"}, 6, 4).status().message(),
       "--set zero_optimization.mics_shard_size: auto: the 4 ranks that the "
-      "launcher started on this host do not divide the 6; want as many on each "
-      "host, or name a number");
+      "launcher started on this host do not divide the 6; want the same number "
+      "on each host, or name a number");
   // One rank has no groups, and null asks for none.
   EXPECT_TRUE(LoadSmall({key, stage}, 1)->notes.empty());
   EXPECT_TRUE(LoadSmall({size + "=null", stage}, 4, 2)->notes.empty());
@@ -919,7 +918,7 @@ TEST(ContradictionTest, HostsThatAreNotAlike) {
   const std::string hosts = "communication.algorithm=hierarchical";
   EXPECT_EQ(ErrorOfSmall({hosts, "communication.ranks_per_host=3"}, 4),
             "--set communication.ranks_per_host: 3 does not divide the 4 "
-            "ranks; want as many on each host");
+            "ranks; want the same number on each host");
   EXPECT_TRUE(LoadSmall({hosts, "communication.ranks_per_host=2"}, 4).ok());
 }
 
@@ -958,8 +957,8 @@ TEST(ContradictionTest, WhatBackendsDecideThemselves) {
 
 TEST(ContradictionTest, StepsAndEpochs) {
   EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
-            "--set training.epochs: training.steps (line 4) says how long, "
-            "too; delete one, or set it to \"auto\"");
+            "--set training.epochs: training.steps (line 4) also says how "
+            "long; delete one, or set it to \"auto\"");
   EXPECT_EQ(ErrorOfSmall({"training.steps=auto"}),
             "--set training.steps: missing; want training.steps or "
             "training.epochs");
@@ -970,7 +969,7 @@ TEST(ContradictionTest, TwoWarmUps) {
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=WarmupLR",
                     "scheduler.params.warmup_num_steps=10"}),
       "--set scheduler.params.warmup_num_steps: a second warm-up: lr_scaling "
-      "warms up to the scaled rate and the scheduler goes on from there; "
+      "warms up to the scaled rate and the scheduler continues from there; "
       "delete this key or lr_scaling");
   EXPECT_EQ(
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=OneCycle"}),
@@ -986,11 +985,10 @@ TEST(ContradictionTest, LrScalingWithinItself) {
       ErrorOfSmall({"lr_scaling.rule=none", "lr_scaling.base_batch_size=4"}),
       "--set lr_scaling.base_batch_size: lr_scaling.rule (--set "
       "lr_scaling.rule) is \"none\" and does not use it; delete one");
-  EXPECT_EQ(
-      ErrorOfSmall({"lr_scaling.warmup_steps=4"}),
-      "--set lr_scaling.warmup_steps: lr_scaling.rule is \"none\", so that "
-      "there is no scaled rate to warm up to; give "
-      "lr_scaling.base_batch_size, or a scheduler that warms up");
+  EXPECT_EQ(ErrorOfSmall({"lr_scaling.warmup_steps=4"}),
+            "--set lr_scaling.warmup_steps: lr_scaling.rule is \"none\", so "
+            "there is no scaled rate to warm up to; give "
+            "lr_scaling.base_batch_size, or a scheduler that warms up");
   EXPECT_EQ(
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_steps=4",
                     "lr_scaling.warmup_epochs=1"}),
@@ -1011,7 +1009,7 @@ TEST(ContradictionTest, HeadsThatDoNotDivide) {
             "model.num_attention_heads (line 2) = 4");
   EXPECT_EQ(
       ErrorOfText(llama, {"model.num_key_value_heads=2", "model.head_dim=7"}),
-      "--set model.head_dim: 7 is odd; rotary embeddings turn pairs");
+      "--set model.head_dim: 7 is odd; rotary embeddings rotate pairs");
 }
 
 TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrScheduler) {
@@ -1092,11 +1090,11 @@ TEST(ContradictionTest, DocumentsWithoutATokenBetweenThem) {
   const std::vector<std::string> tokens = {"data.train=a.bin",
                                            "model.vocab_size=300",
                                            "data.reset_attention_mask=true"};
-  EXPECT_EQ(ErrorOfSmall(tokens),
-            "--set data.reset_attention_mask: true, but data.tokenizer is "
-            "\"none\" and can not say which token stands between documents; "
-            "want data.eos_token_id (50256 in GPT-2's token files), or the "
-            "tokenizer");
+  EXPECT_EQ(
+      ErrorOfSmall(tokens),
+      "--set data.reset_attention_mask: true, but data.tokenizer is \"none\" "
+      "and cannot tell which token separates documents; want data.eos_token_id "
+      "(50256 in GPT-2's token files), or the tokenizer");
   const auto with_id = [&](const char* id) {
     std::vector<std::string> all = tokens;
     all.push_back(id);

@@ -114,8 +114,8 @@ TEST(PublishedTest, ASectionUnderAnOldNameOrInAnotherPlaceIsRead) {
   "bfloat16": {"enabled": true},
   "bf16": {"enabled": true}
 })"),
-            "run.json:2:3: bfloat16: it stands for \"bf16\", but that is "
-            "given, too (run.json:3); delete one");
+            "run.json:2:3: bfloat16: it stands for \"bf16\", but that is given "
+            "as well (run.json:3); delete one");
 }
 
 }  // namespace

@@ -231,7 +231,7 @@ TEST_F(TokenFileTest, WrongListsAreErrors) {
   EXPECT_THAT(std::string(TokenSource::Open({}).status().message()),
               HasSubstr("no data files"));
   EXPECT_THAT(std::string(TokenSource::Open({""}).status().message()),
-              HasSubstr("empty file name"));
+              HasSubstr("file name is empty"));
   EXPECT_THAT(std::string(Open("**/x.txt").status().message()),
               HasSubstr("** is not supported"));
 }

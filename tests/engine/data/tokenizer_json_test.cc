@@ -246,8 +246,8 @@ TEST_F(TokenizerJsonTest, TheEndOfTextIsWhatTheFilesBesideItSay) {
   dir_.Write("tokenizer_config.json", "{\"eos_token\": \"the\"}");
   EXPECT_EQ(Make(json)->eot_id(), kThe);
   dir_.Write("tokenizer_config.json", "{\"eos_token\": \"<eos>\"}");
-  EXPECT_THAT(ErrorOf(json), HasSubstr("eos_token is \"<eos>\", which is no "
-                                       "token of"));
+  EXPECT_THAT(ErrorOf(json),
+              HasSubstr("eos_token is \"<eos>\", which is not a token of"));
 }
 
 TEST_F(TokenizerJsonTest, ItsFilesAreReadByOthers) {
@@ -355,23 +355,22 @@ TEST_F(TokenizerJsonTest, WhatIsNotReadIsNamedWithARemedy) {
   }
   EXPECT_THAT(ErrorWith("/model/type", "WordPiece"),
               HasSubstr("tokenizer.json': model.type is \"WordPiece\"; zero "
-                        "reads byte-level BPE"));
+                        "reads the byte-level BPE"));
   EXPECT_THAT(ErrorWith("/normalizer", {{"type", "Lowercase"}}),
               HasSubstr("normalizer.type is \"Lowercase\""));
-  EXPECT_THAT(
-      ErrorWith("/pre_tokenizer", {{"type", "Sequence"},
-                                   {"pretokenizers",
-                                    {{{"type", "Split"},
-                                      {"pattern", {{"Regex", "\\w"}}},
-                                      {"behavior", "Isolated"}}}}}),
-      HasSubstr("pre_tokenizer.pretokenizers[0].pattern \"\\\\w\": '\\w' in "
-                "it is not read by zero"));
+  EXPECT_THAT(ErrorWith("/pre_tokenizer", {{"type", "Sequence"},
+                                           {"pretokenizers",
+                                            {{{"type", "Split"},
+                                              {"pattern", {{"Regex", "\\w"}}},
+                                              {"behavior", "Isolated"}}}}}),
+              HasSubstr("pre_tokenizer.pretokenizers[0].pattern \"\\\\w\": "
+                        "'\\w' in it is not supported by zero"));
 }
 
 TEST_F(TokenizerJsonTest, DamageIsNamedWithItsPlace) {
   EXPECT_THAT(std::string(Open("{\"model\": ").status().message()),
               HasSubstr("tokenizer.json' is not JSON: "));
-  EXPECT_THAT(ErrorOf(Json::array()), HasSubstr("is no tokenizer.json"));
+  EXPECT_THAT(ErrorOf(Json::array()), HasSubstr("is not a tokenizer.json"));
   EXPECT_THAT(ErrorWith("/model/vocab", Json::object()),
               HasSubstr("model.vocab is no object with tokens"));
   EXPECT_THAT(ErrorWith("/model/vocab/the", 5),

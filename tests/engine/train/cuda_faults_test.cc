@@ -194,7 +194,7 @@ TEST(CudaFaultsTest, APromptGoesIntoTheCacheInTwoCopiesPerLayer) {
   EXPECT_EQ(with, without);
 }
 
-// Wherever a kernel can not be launched, in a collective too, the run ends with
+// Wherever a kernel cannot be launched, in a collective too, the run ends with
 // its rank and the call.
 TEST(CudaFaultsTest, AFailedLaunchEndsTheRunAndIsNamed) {
   const Job job = TwoRanks();

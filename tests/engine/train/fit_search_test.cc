@@ -191,7 +191,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const auto same = RehearseRun(rank, WithProposal(config, fit),
                                 TestModelTools(), TrainingWorkload(config));
   EXPECT_EQ(same->host_bytes(), fit.host_bytes);
-  // Where the host has no room either, a disk takes what it can not.
+  // Where the host has no room either, a disk takes what it cannot.
   const auto on_disk =
       fits_in({.device = least - 1, .host = fit.host_bytes / 2});
   ASSERT_FALSE(on_disk.empty());

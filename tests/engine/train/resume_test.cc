@@ -440,7 +440,7 @@ TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
                                    "step-00000012.abandoned"));
   EXPECT_THAT(
       ErrorOf(job, dir_.File("run/checkpoints/step-00000012.abandoned")),
-      testing::HasSubstr("was set aside; go on from it in another"));
+      testing::HasSubstr("was set aside; resume from it in another"));
 }
 
 // ---- What does not go on ----------------------------------------------------
@@ -449,7 +449,7 @@ TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
   using testing::HasSubstr;
   Train({}, 3);
   EXPECT_THAT(ErrorOf({.overrides = {"training.save_every=5"}}, ""),
-              HasSubstr("checkpoints of an earlier run; go on from them with "
+              HasSubstr("checkpoints of an earlier run; resume from them with "
                         "--resume auto"));
   EXPECT_THAT(ErrorOf({.overrides = {"optimizer.params.lr=0.5"}}, "auto"),
               HasSubstr("optimizer.params.lr was 0.003, now 0.5"));
@@ -462,7 +462,7 @@ TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
   EXPECT_THAT(ErrorOf({.overrides = {"optimizer.type=SGD",
                                      "training.resume_changed=true"}},
                       "auto"),
-              HasSubstr("begin a new run with the weights alone"));
+              HasSubstr("start a new run from the weights only"));
   EXPECT_THAT(ErrorOf({}, dir_.File("nothing")),
               HasSubstr("nothing' does not exist; want auto, latest or a"));
   dir_.Write("text.txt", dir_.Read("text.txt") + "more");

@@ -382,7 +382,7 @@ TEST_F(TrainerTest, OneRankSaysWhichKeysItDoesNotRead) {
   const Outcome sharded =
       Run(Load({"zero_optimization.stage=1", "training.steps=1"}));
   EXPECT_THAT(sharded.printed, HasSubstr("note: zero_optimization.stage " +
-                                         words + ", which has nobody"));
+                                         words + ", which has no other"));
   EXPECT_THAT(Run(Load({"training.steps=1"})).printed, Not(HasSubstr(words)));
 }
 
@@ -1178,7 +1178,7 @@ TEST_F(TrainerTest, AFolderThatCanNotBeMadeNamesTheKey) {
       Trainer::Make(rank(), loaded, TestModelTools(), &console, nullptr);
   EXPECT_EQ(trainer.status().message(),
             "training.out_dir: cannot create the folder '/proc/run': no folder "
-            "can be made in '/proc'; choose another place");
+            "can be created in '/proc'; choose another place");
 }
 
 // ---- Generation -----------------------------------------------------------
@@ -1262,10 +1262,9 @@ TEST_F(TrainerTest, APromptLongerThanTheContextIsCutAloud) {
                   absl::StrCat("training.sample.prompt=\"",
                                std::string(length, 'x'), "\"")}));
     ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
-    const std::string note =
-        absl::StrCat("note: training.sample.prompt has ", length,
-                     " tokens and the context 32; samples go on from its "
-                     "last 16\n");
+    const std::string note = absl::StrCat(
+        "note: training.sample.prompt has ", length,
+        " tokens and the context 32; samples continue from its last 16\n");
     EXPECT_EQ(outcome.printed.find(note) != std::string::npos, length > 32)
         << outcome.printed;
   }
@@ -1379,8 +1378,8 @@ TEST_F(TrainerTest, OneDocumentIsNoneToTellApart) {
   const auto text = open({apart});
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(text.status().message()),
-              HasSubstr("is the end-of-text token 256, so that there is one "
-                        "document only; give every document a file"));
+              HasSubstr("is the end-of-text token 256, so there is only one "
+                        "document; give every document a file"));
   std::string tokens;
   for (int i = 0; i < 4000; ++i) tokens += {static_cast<char>(i % 100), '\0'};
   dir_.Write("a.bin", tokens);

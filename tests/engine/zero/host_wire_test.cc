@@ -111,7 +111,7 @@ TEST(HostWireTest, HalvesOfAHostThatSumApartSendTwice) {
   const int64_t once = job.Count(2, kByHosts).front().summed;
   EXPECT_EQ(job.Count(2, kByHosts, 2).front().summed, 2 * once);
   EXPECT_EQ(job.Count(2, kByHosts, 1).front().summed, 4 * once);
-  // Hosts of one process each can not sum over two of them.
+  // Hosts of one process each cannot sum over two of them.
   EXPECT_EQ(job.Count(2, kByHosts, 8).front().summed, 4 * once);
 }
 
