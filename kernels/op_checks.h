@@ -39,7 +39,7 @@ inline void CheckUpdateState(const char* op, const UpdateState& state) {
       << op << ": " << state.param.dtype << " parameters need fp32 masters";
   ZERO_CHECK(!state.splits_master() ||
              (state.param.dtype == DType::kBF16 && !state.stochastic_rounding))
-      << op << ": only bf16 parameters rounded to nearest are a part of their "
+      << op << ": only bf16 parameters rounded to nearest are part of their "
       << "masters";
   ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
       << op << ": fp32 parameters are not rounded";

@@ -108,10 +108,10 @@ class Reader {
     }
     if (const JsonNode* node = FindValue(root_, "add_cross_attention");
         node != nullptr && node->boolean) {
-      return Error(*node, "cross attention is not in these models");
+      return Error(*node, "these models have no cross attention");
     }
     if (const JsonNode* node = FindValue(root_, "quantization_config")) {
-      return Error(*node, "quantized weights are not read here");
+      return Error(*node, "quantized weights are not supported");
     }
     if (const JsonNode* layers = FindValue(root_, "layer_types")) {
       for (const JsonNode& layer : layers->children) {

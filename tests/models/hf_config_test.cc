@@ -161,8 +161,8 @@ TEST(HfConfigTest, WhatTheseModelsCannotDoIsRefused) {
             "config.json:3:26: type: \"yarn\" is not built here; want default "
             "or llama3");
   EXPECT_EQ(ErrorOf(Llama(R"("mlp_bias": true)")),
-            "config.json:3:13: mlp_bias: true: feed-forward biases are not in "
-            "these models; delete it, or write false");
+            "config.json:3:13: mlp_bias: true: these models have no "
+            "feed-forward biases; delete it, or write false");
   EXPECT_EQ(ErrorOf(Llama(R"("use_sliding_window": true)")),
             "config.json:3:23: use_sliding_window: true: attention sees the "
             "whole sequence; delete it, or write false");

@@ -140,7 +140,7 @@ struct UnreadCase {
 
 std::vector<UnreadCase> UnreadCases() {
   const char* const kReplicated =
-      "zero_optimization.stage 3 alone gathers parameters for use";
+      "only zero_optimization.stage 3 gathers parameters for use";
   const char* const kNotElastic = "elasticity.enabled is false";
   const char* const kNoDisk = "no device is \"nvme\"";
   const std::string no_text = "data.tokenizer=none";
@@ -174,7 +174,7 @@ std::vector<UnreadCase> UnreadCases() {
        "data.reset_attention_mask is false"},
       {"data.eos_token_id",
        {"data.reset_attention_mask=true", "data.eos_token_id=7"},
-       "data.tokenizer has an end of text"},
+       "data.tokenizer has an end-of-text token"},
       {"training.sample.tokens",
        {no_text, vocab, "training.sample.tokens=9"},
        kNoText},
@@ -213,7 +213,7 @@ std::vector<UnreadCase> UnreadCases() {
       {"fp16.min_loss_scale", {fp16, fixed, "fp16.min_loss_scale=1e9"}, kFixed},
       {"data_types.split_master_weights",
        {"data_types.split_master_weights=false"},
-       "only bf16 parameters rounded to nearest are a part of their masters"},
+       "only bf16 parameters rounded to nearest are part of their masters"},
       {"optimizer.params.weight_decay_on",
        {"optimizer.params.weight_decay_on=all"},
        kNoDecay},
@@ -282,10 +282,10 @@ std::vector<UnreadCase> UnreadCases() {
       {"zero_optimization.allgather_bucket_size",
        {"zero_optimization.stage=3",
         "zero_optimization.allgather_bucket_size=100"},
-       "zero_optimization.stage 1 and 2 alone gather updated parameters"},
+       "only zero_optimization.stage 1 and 2 gather updated parameters"},
       {"zero_optimization.vocabulary_parts",
        {"zero_optimization.vocabulary_parts=on"},
-       "zero_optimization.stage 2 and 3 alone shard gradients"},
+       "only zero_optimization.stage 2 and 3 shard gradients"},
       {"zero_optimization.stage3_model_persistence_threshold",
        {"zero_optimization.stage=3",
         "zero_optimization.stage3_model_persistence_threshold=100"},

@@ -100,8 +100,8 @@ TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApply) {
   EXPECT_EQ(ErrorOfText(R"({
   "amp": {"enabled": true, "opt_level": "O2"}
 })"),
-            "run.json:2:3: amp: does not apply here: Apex does not exist "
-            "here; write bf16 or fp16; enabled: false is accepted");
+            "run.json:2:3: amp: does not apply here: zero does not use Apex; "
+            "write bf16 or fp16; enabled: false is accepted");
 }
 
 TEST(TenWrongConfigsTest, TruncatedJson) {
@@ -299,10 +299,10 @@ TEST(LoadTest, ElasticErrorsNameTheRanksThatFit) {
   EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.micro_batch_sizes=[2, 0.5]"}),
             "--set elasticity.micro_batch_sizes: 0.5 is not a whole number, "
             "want a list of whole numbers in [1, 1073741824]");
-  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.version=0.2"}),
-            "--set elasticity.version: does not apply here: 0.2 changes the "
-            "global batch with the number of nodes, which 0.1 keeps; delete "
-            "it, or write 0.1");
+  EXPECT_EQ(
+      ErrorOfText(kElastic, {"elasticity.version=0.2"}),
+      "--set elasticity.version: does not apply here: 0.2 changes the global "
+      "batch with the number of nodes; 0.1 keeps it; delete it, or write 0.1");
 }
 
 TEST(LoadTest, AnElasticBatchTakesNoOtherUnlessToldToIgnoreIt) {
@@ -631,13 +631,14 @@ TEST(LoadTest, ARefusedKeyBringsItsRemedy) {
                 absl::StrContains(key.doc, " is accepted"))
         << key.path << ": " << key.doc;
   }
-  EXPECT_EQ(ErrorOfText(R"({"zero_optimization": {"zenflow": {}},
+  EXPECT_EQ(
+      ErrorOfText(R"({"zero_optimization": {"zenflow": {}},
   "curriculum_learning": {"enabled": true}})"),
-            "run.json:1:24: zero_optimization.zenflow: not built yet: the "
-            "host would update most parameters with gradients that are several "
-            "steps old; delete it\n"
-            "run.json:2:3: curriculum_learning: does not apply here: every "
-            "sequence has one length; delete it, or write enabled: false");
+      "run.json:1:24: zero_optimization.zenflow: not built yet: the "
+      "host would update most parameters with gradients that are several "
+      "steps old; delete it\n"
+      "run.json:2:3: curriculum_learning: does not apply here: all sequences "
+      "have the same length; delete it, or write enabled: false");
 }
 
 TEST(LoadTest, WhatChangesNoResultIsNotedUnlessItAsksForNothing) {
@@ -656,7 +657,7 @@ TEST(LoadTest, WhatChangesNoResultIsNotedUnlessItAsksForNothing) {
             std::vector<std::string>{
                 "run.json:6: activation_checkpointing.partition_activations is "
                 "accepted and ignored: it divides activations over "
-                "tensor-parallel ranks, and there are none here"});
+                "tensor-parallel ranks, which do not exist here"});
   EXPECT_TRUE(loaded->config.training.tensorboard);
   EXPECT_EQ(loaded->config.communication_data_type, DType::kBF16);
   EXPECT_EQ(loaded->config.zero_optimization.stage3_prefetch_bucket_size, 3686);
