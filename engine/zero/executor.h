@@ -59,7 +59,7 @@ class Executor {
   // Waits until the device is done with the oldest unfinished step. All calls
   // except Begin require all steps to be finished.
   // Errors: those of the communicators up to then; an aborted collective leaves
-  // no valid result.
+  //         no valid result.
   absl::StatusOr<StepOutput> Finish();
 
   // Sum of the cross-entropy over the valid targets of this rank's batch;

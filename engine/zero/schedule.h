@@ -171,10 +171,10 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
 // Bytes that a rank sends for the few numbers that all ranks gather in a step:
 // norm and loss, the numbers agreed on before it (kNumAgreed), and with
-// `tensor_norms`, LAMB's, two for each trained parameter. Requests to stop and
-// for a checkpoint, failed writes, a checkpoint's parts that are written and
-// that cannot be, targets; and, only collected, four times: the parts of a
-// rank's step (engine/train/stragglers.h).
+// `tensor_norms`, LAMB's, two for each trained parameter. The agreed numbers:
+// requests to stop and for a checkpoint, failed writes, a checkpoint's parts
+// that are written and that cannot be, targets; and four times, only collected:
+// the parts of a rank's step (engine/train/stragglers.h).
 inline constexpr int kNumAgreed = 10;
 int64_t NumbersWire(const Plan& plan, bool tensor_norms);
 

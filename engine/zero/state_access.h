@@ -3,7 +3,7 @@
 // For any stage, world and groups, all of it is loops over the runs of named
 // parameters (ModelStates::ForEachRun).
 // Order: all ranks make the same calls, in the same order, except Initialize
-// and ForEachRun, which a rank may call alone.
+//        and ForEachRun, which a rank may call alone.
 #ifndef ZERO_ENGINE_ZERO_STATE_ACCESS_H_
 #define ZERO_ENGINE_ZERO_STATE_ACCESS_H_
 

@@ -7,7 +7,7 @@
 // a time is held in its place and stored when the next one comes. Parameters
 // that are read for a computation have places of their own.
 // Layout: two pieces of the file per segment: its parameters; and, each at a
-// multiple of Arena::kAlignment, its masters and optimizer arrays.
+//   multiple of Arena::kAlignment, its masters and optimizer arrays.
 #ifndef ZERO_ENGINE_ZERO_SWAPPED_STATES_H_
 #define ZERO_ENGINE_ZERO_SWAPPED_STATES_H_
 
