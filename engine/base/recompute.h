@@ -1,12 +1,12 @@
-// What backward computes again instead of keeping it.
+// What backward recomputes instead of keeping it.
 #ifndef ZERO_ENGINE_BASE_RECOMPUTE_H_
 #define ZERO_ENGINE_BASE_RECOMPUTE_H_
 
 namespace zero {
 
-// Each level adds to the one before; none changes a bit of the result.
+// Each level adds to the previous one; none changes a bit of the result.
 enum class Recompute {
-  kOff,        // what one pass over memory gives: norms, rotation, activations
+  kOff,        // results of one pass over memory: norms, rotation, activations
   kSelective,  // products with a norm's output: q k v, the FFN's first layer
   kFull,       // all but a unit's input
 };
