@@ -29,7 +29,7 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
           return pre_act;
         }));
   }
-  // In two, so that the second product's gradients come before the first's.
+  // In two nodes, so that the second product's gradients precede the first's.
   ctx.tape->Record("gelu_mlp_in", {&w1, b1},
                    [pre_slot, x = SavedVar(x), x_slot = x.slot, w1 = &w1,
                     b1_sink = SinkOf(b1)](Context& c, Tape& tape) {
@@ -49,10 +49,10 @@ Var GeluMlp(Context& ctx, const Var& x, const Weight& w1, const Weight* b1,
         if (!dy.defined()) return;
         const Tensor& pre_act = saved.Get(c);
         {
-          // The activation again: bit by bit where the forward kernel read
-          // pre_act as it is stored (the CPU), to a rounding where GELU was the
-          // epilogue of the product (cuBLASLt). One pass over memory, instead
-          // of keeping a quarter of the block's activations.
+          // Recomputes the activation: bit by bit if the forward kernel read
+          // the stored pre_act (the CPU), up to rounding if GELU was the
+          // epilogue of the product (cuBLASLt). One pass over memory instead of
+          // keeping a quarter of the block's activations.
           Tensor hidden = c.Empty(pre_act.shape(), pre_act.dtype());
           c.ops().GeluForward(c.stream(),
                               {act, pre_act.vector(), hidden.vector()});

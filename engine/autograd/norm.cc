@@ -28,7 +28,7 @@ void NormRowsBackward(Context& ctx, GradSink* weight_sink, GradSink* bias_sink,
 
 namespace {
 
-// {y, rstd, mean} of a norm; without `record` y alone.
+// {y, rstd, mean} of a norm; without `record` only y.
 std::vector<Tensor> RunNorm(Context& ctx, const NormWeights& norm,
                             const Tensor& x, bool record,
                             const Tensor& residual = {},
@@ -56,7 +56,7 @@ std::vector<Tensor> RunNorm(Context& ctx, const NormWeights& norm,
 Var RecordNorm(Context& ctx, const NormWeights& norm, const Var& sum,
                const Tensor& value, std::vector<int> inputs) {
   Var y(value, ctx.tape->NewSlot());
-  // The statistics are of the sum as it is stored: the same bits again.
+  // The statistics are of the stored sum: the same bits again.
   y.recipe = std::make_shared<Recipe>(
       [norm, sum = SavedVar(sum)](Context& c) {
         return RunNorm(c, norm, sum.Get(c), /*record=*/true);

@@ -33,8 +33,8 @@ void Close(int fd) {
   if (fd >= 0) ::close(fd);
 }
 
-// Whether a locked file is one that a dead process left: it has the header, or
-// its process died before that was written.
+// Whether a locked file is a dead process's: it has the header, or its process
+// died before writing it.
 bool IsOurs(int fd, const struct stat& info) {
   if (!S_ISREG(info.st_mode)) return false;
   if (info.st_size == 0) return true;
@@ -43,7 +43,7 @@ bool IsOurs(int fd, const struct stat& info) {
   return n == static_cast<ssize_t>(begin.size()) && begin == kMagic;
 }
 
-// Removes what a dead run of more ranks left.
+// Removes the files of a dead run with more ranks.
 void RemoveStale(const std::string& folder, int count) {
   const auto names = ListFolder(folder);
   if (!names.ok()) return;
@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<SwapFile>> SwapFile::Create(
 SwapFile::~SwapFile() {
   for (auto& lane : lanes_) lane.reset();
   Close(direct_fd_);
-  if (fd_ < 0) return;  // another's, or nobody's
+  if (fd_ < 0) return;  // not ours
   ::unlink(path_.c_str());
   ::close(fd_);
   ::rmdir(FolderOf(path_).c_str());  // by the last of the ranks
@@ -127,7 +127,7 @@ absl::Status SwapFile::Open() {
       "' keeps being removed; give this run an nvme_path of its own"));
 }
 
-// Makes an open file ours. Leaves fd_ at -1 where it was removed meanwhile.
+// Takes over an open file. Leaves fd_ at -1 if it was removed meanwhile.
 absl::Status SwapFile::Take(int fd) {
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
@@ -154,7 +154,7 @@ absl::Status SwapFile::Take(int fd) {
                      "' was not written by zero and is left alone; choose "
                      "another nvme_path, or remove the file"));
   }
-  // Also gives back the space of one that a dead process left.
+  // Also frees the space of a dead process's file.
   if (::ftruncate(fd, 0) != 0) return FileError("cannot write", path_, errno);
   fd_ = fd;
   if (::pwrite(fd, kMagic.data(), kMagic.size(), 0) !=

@@ -26,7 +26,7 @@ class UringIo final : public BlockIo {
 
   io_uring* ring() { return &ring_; }
 
-  // Without it the kernel pins pages anew for every request.
+  // Without it the kernel pins pages again for every request.
   void RegisterMemory() {
     std::vector<iovec> all;
     for (const auto& memory : memory_) {

@@ -32,7 +32,7 @@ std::string Sealed(const char* kind, const Json& members) {
   json.update(members);
   std::string text =
       json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  // The first such key: only `zero_checkpoint` stands before it.
+  // The first such key: only `zero_checkpoint` precedes it.
   const size_t at = text.find(kHashKey) + kHashKeyBytes;
   return text.replace(at, kHashDigits, HashOf(text));
 }

@@ -23,8 +23,7 @@ absl::Status Unfit(absl::string_view file, const Parts&... what) {
       absl::StrCat("'", file, "': ", what..., "; use another checkpoint"));
 }
 
-// The header is that which the index knows, and has its ranges; sets where they
-// stand.
+// Checks that the header is the index's and has its ranges; sets their offsets.
 absl::Status CheckData(const CheckpointIndex& index, CheckpointPart* part) {
   const std::string& path = part->file;
   if (!PathExists(path)) {
@@ -89,7 +88,7 @@ absl::Status CheckpointReader::ReadManifest() {
   }
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   ZERO_ASSIGN_OR_RETURN(manifest_, ParseManifest(path, text));
-  // A folder that was renamed would be taken for a newer one, or an older.
+  // A renamed folder would be taken for a newer or older one.
   absl::string_view name(folder_);
   name = name.substr(name.rfind('/') + 1);
   name = name.substr(0, name.find('.'));

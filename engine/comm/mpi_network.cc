@@ -51,8 +51,8 @@ absl::StatusOr<const MpiTable*> LoadTable() {
   return table;
 }
 
-// How long to sleep after having waited for so long: at most a quarter more is
-// lost, and a rank that computes for seconds costs its peer next to nothing.
+// How long to sleep after this long a wait: it adds at most a quarter, and
+// waiting for a rank that computes for seconds costs almost nothing.
 Clock::duration PauseAfter(Clock::duration waited) {
   constexpr Clock::duration kShortest = std::chrono::microseconds(5);
   constexpr Clock::duration kLongest = std::chrono::microseconds(500);
@@ -69,7 +69,7 @@ absl::Status CheckMpi() {
       "ranks as threads of one process by --ranks N"));
 }
 
-// The thread, and what it shares with those that wait.
+// The thread, and its shared state with the waiting ranks.
 class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
  public:
   // Messages of one exchange. Guarded by the mutex.

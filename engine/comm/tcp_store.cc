@@ -29,8 +29,8 @@ namespace {
 
 constexpr char kGreeting[] = "zero store 2";
 constexpr size_t kLargestFrame = 1 << 20;
-// How long the server stays for those that have not said goodbye, who may want
-// to hear why it ends; on busy cores a rank may sleep for seconds.
+// How long the server waits for ranks that have not said goodbye and may ask
+// why it ends; on busy cores a rank may sleep for seconds.
 constexpr absl::Duration kLinger = absl::Seconds(5);
 // How long an answer may take: the server only looks up a key.
 constexpr absl::Duration kAnswer = absl::Seconds(20);
@@ -68,7 +68,7 @@ bool SendAll(int socket, const std::string& bytes) {
   return true;
 }
 
-// False: the other end has closed, or said nothing for too long (errno).
+// False: the other end has closed, or was silent for too long (errno).
 bool ReceiveAll(int socket, char* to, size_t size) {
   for (size_t received = 0; received < size;) {
     const ssize_t n = recv(socket, to + received, size - received, 0);
@@ -98,7 +98,7 @@ void SetOptions(int socket, absl::Duration send, absl::Duration receive) {
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &receive_tv, sizeof(receive_tv));
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // A machine that vanishes closes no connection: ask whether it is there.
+  // A machine that vanishes closes no connection: probe it.
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   const int idle = 10, interval = 5, count = 3;
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
@@ -106,7 +106,7 @@ void SetOptions(int socket, absl::Duration send, absl::Duration receive) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
 }
 
-// All that a host name and a port stand for; null: none, and why.
+// All addresses of a host name and port; null: none, with the reason.
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 Addresses Resolve(const char* host, int port, int flags, std::string* error) {
   addrinfo hints = {};
@@ -181,7 +181,7 @@ void TcpStoreServer::Accept() {
       absl::SleepFor(absl::Milliseconds(10));  // no descriptor is free
       continue;
     }
-    // A rank may have nothing to ask for as long as it likes.
+    // A rank may be silent for any time.
     SetOptions(socket, absl::Seconds(1), absl::ZeroDuration());
     std::lock_guard<std::mutex> lock(mutex_);
     try {
@@ -193,7 +193,7 @@ void TcpStoreServer::Accept() {
   }
 }
 
-// Until the peer closes, or does not speak our language.
+// Until the peer closes, or breaks the protocol.
 void TcpStoreServer::Serve(int socket) {
   Peer peer;
   std::string frame, answer;
@@ -330,7 +330,7 @@ bool Connects(int socket, const addrinfo& address,
               const std::function<bool()>& waits) {
   if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
   if (errno != EINPROGRESS) return false;
-  // Not for ever: there may be another address that answers.
+  // Not for ever: another address may answer.
   if (!IsReady(socket, POLLOUT, waits)) return false;
   int error = 0;
   socklen_t size = sizeof(error);
@@ -339,8 +339,8 @@ bool Connects(int socket, const addrinfo& address,
   return error == 0;
 }
 
-// Where nobody listens yet, a socket of the same machine that was given that
-// very port connects to itself.
+// If nothing listens yet, a socket of the same machine that was given the same
+// port connects to itself.
 bool IsItsOwnPeer(int socket) {
   sockaddr_storage here = {}, there = {};
   socklen_t size = sizeof(here), peer_size = sizeof(there);
@@ -410,7 +410,7 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
         "; is rank 0 running, and are MASTER_ADDR and MASTER_PORT its own?"));
   }
   std::unique_ptr<TcpStore> store(new TcpStore(socket, AddressText(address)));
-  // Who took the call may be another program, which says nothing.
+  // The peer may be another program, which does not answer.
   reason = "no answer";
   const absl::Status greeted =
       store

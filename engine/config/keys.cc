@@ -97,8 +97,8 @@ Field FieldOf(KeyValue (*get)(const Config&),
 
 // ---- What a row may add ---------------------------------------------------
 
-// Counts stay so far below 2^63 that sums of them, and products with a batch
-// of tokens, fit.
+// Counts are far enough below 2^63 for their sums, and products with a batch of
+// tokens, to fit.
 constexpr double kMaxCount = 1e12;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
@@ -1010,7 +1010,7 @@ std::vector<KeySpec> UsedKeys() {
   };
 }
 
-// What to do about a key that is refused for the reason in its doc.
+// The remedy for a key that is refused for the reason in its doc.
 std::string Remedy(const KeySpec& key) {
   const std::string harmless =
       key.harmless == "disabled" ? "enabled: false" : key.harmless;

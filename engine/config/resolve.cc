@@ -24,7 +24,7 @@ class Resolver : public BatchResolver {
 
   void Run() {
     Base();
-    // What other keys' validity depends on comes first.
+    // Keys that others' validity depends on come first.
     for (const char* path :
          {"model.rope_scaling.rope_type", "optimizer.type", "scheduler.type",
           "lr_scaling.rule", "lr_scaling.base_batch_size",
@@ -179,7 +179,7 @@ class Resolver : public BatchResolver {
     }
   }
 
-  // Tells documents apart by the token between them.
+  // Separates documents by the token between them.
   void Documents() {
     const DataConfig& data = config_.data;
     if (!data.reset_attention_mask || data.tokenizer != "none") return;
@@ -198,7 +198,7 @@ class Resolver : public BatchResolver {
     }
   }
 
-  // Where "auto" is not what Hugging Face's Trainer fills in.
+  // Keys whose "auto" differs from Hugging Face's Trainer.
   void Autos() {
     std::vector<std::string> values;
     if (IsAuto("optimizer.params.lr")) {
@@ -339,7 +339,7 @@ class Resolver : public BatchResolver {
          whose);
   }
 
-  // Fills in what follows from where parameters live.
+  // Derives values from the home of the parameters.
   void CompleteOffload() {
     ZeroConfig& zero = config_.zero_optimization;
     const std::string section = "zero_optimization.";
@@ -497,7 +497,7 @@ class Resolver : public BatchResolver {
     }
   }
 
-  // The keys of lr_scaling among themselves and beside the scheduler.
+  // The keys of lr_scaling, with each other and with the scheduler.
   void CheckLrScaling() {
     LrScalingConfig& scaling = config_.lr_scaling;
     const std::string rule = "lr_scaling.rule",
@@ -660,7 +660,7 @@ class Resolver : public BatchResolver {
     const std::string no_data =
         "there is no validation data; want data.validation or "
         "data.validation_fraction";
-    // One key turns validation off, whatever the others say of it.
+    // One key turns validation off, regardless of the others.
     if (!evaluates && Given("data.validation_fraction")) {
       t.eval_every = t.eval_batches = 0;
     }

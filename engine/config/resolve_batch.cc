@@ -9,7 +9,7 @@ namespace zero {
 namespace {
 
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
-// per_device_train_batch_size of Hugging Face's Trainer, unless it is told.
+// per_device_train_batch_size of Hugging Face's Trainer, by default.
 constexpr int64_t kTrainersMicroBatch = 8;
 constexpr char kBatch[] = "train_batch_size";
 constexpr char kMicro[] = "train_micro_batch_size_per_gpu";

@@ -15,7 +15,7 @@ constexpr int64_t kDefaultSequence = 1024;
 constexpr double kMaxParameters = 1e12;
 constexpr double kMaxActivations = 1e13;
 
-// GPT-2's names for what the other families call otherwise.
+// GPT-2's names for fields with other names elsewhere.
 constexpr const char* kFamilyNames[][2] = {
     {"n_embd", "hidden_size"},
     {"n_layer", "num_hidden_layers"},
@@ -190,8 +190,8 @@ void ModelResolver::Vocabulary() {
 void ModelResolver::Shape() {
   ModelConfig& model = config_.model;
   const Config before = config_;
-  // What the base derives from its width follows the width; Qwen3's heads are
-  // as wide as the preset says.
+  // Values that the base derives from its width follow the width; Qwen3's head
+  // width is the preset's.
   const int64_t heads = model.num_attention_heads;
   if (has_base_ && !Given("model.head_dim") &&
       model.family != ModelFamily::kQwen3 &&

@@ -126,7 +126,7 @@ absl::Status AddLines(const std::string& path, const MappedFile& file,
   return Wrong("'", path, "': it has no lines; ", kWanted, " on each line");
 }
 
-// The samples of `lines`; where some are wrong, the error of the first.
+// The samples of `lines`, or the error of the first wrong line.
 absl::StatusOr<std::vector<Sample>> EncodeLines(const std::vector<Line>& lines,
                                                 const Tokenizer& tokenizer,
                                                 int num_threads) {
@@ -220,7 +220,7 @@ PackedRows PackSamples(const std::vector<Sample>& samples, int64_t length,
     rows.num_tokens += n;
     rows.num_targets += n + 1 - sample.num_prompt;
   }
-  // What is left of a row is a sequence that nobody looks at.
+  // The rest of a row is an unused sequence.
   for (const auto& [room, row] : open) {
     const int64_t end = (row + 1) * length;
     for (int64_t i = 0; i < room; ++i) {

@@ -35,7 +35,7 @@ using sentencepiece::SentencePieceProcessor;
 constexpr char kSpaceMark[] = "\xE2\x96\x81";  // U+2581, the visible space
 constexpr size_t kLongestTrainingLine = 4000;  // SentencePiece skips > 4192
 
-// What went wrong comes back as a status; the library's log would repeat it.
+// Errors are returned as a status; the library's log would repeat them.
 void SilenceLibrary() { sentencepiece::logging::SetMinLogLevel(/*fatal=*/3); }
 
 // "Internal: file.cc(12) [condition] words" -> "words".

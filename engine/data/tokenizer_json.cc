@@ -43,7 +43,7 @@ constexpr char kSentencePieceInstead[] =
 constexpr int64_t kMaxId = (1 << 24) - 1;
 constexpr int kMaxDepth = 16;  // of sequences in sequences
 
-// A match looks at no more than this behind a cut.
+// A match reads at most this much after a cut.
 constexpr size_t kLookAhead = 1024;
 
 // ---- The bytes that a token's characters stand for --------------------------
@@ -71,7 +71,7 @@ class ByteAlphabet {
     }
   }
 
-  // The bytes of a token, or the token itself where a character of it stands
+  // The bytes of a token, or the token itself if one of its characters stands
   // for none. REQUIRES: valid UTF-8.
   std::string Bytes(absl::string_view token) const {
     std::string bytes;
@@ -104,7 +104,7 @@ struct Parts {
   std::vector<AddedToken> added;
   std::vector<NormalForm> forms;
   std::vector<SplitStage> stages;
-  std::vector<int32_t> prefix;  // ids that the template puts in front
+  std::vector<int32_t> prefix;  // ids that the template prepends
   int32_t eot = -1;
   std::map<std::string, std::string> files;  // as Tokenizer::Files
 };
@@ -157,7 +157,7 @@ class Reader {
         absl::StrCat("'", path_, "': ", key, key.empty() ? "" : " ", words...));
   }
 
-  // What may be right and is not built here.
+  // Valid but unsupported settings.
   absl::Status Unknown(const std::string& key, absl::string_view what,
                        absl::string_view remedy = kElsewhere) const {
     return absl::UnimplementedError(absl::StrCat(
@@ -171,7 +171,7 @@ class Reader {
                    absl::StrCat("is \"", Text(value, "type"), "\""));
   }
 
-  // Null where `object` has no such member.
+  // Null if `object` has no such member.
   static const Json& Member(const Json& object, const char* key) {
     static const Json& null = *new Json;
     if (!object.is_object()) return null;
@@ -477,8 +477,8 @@ class Reader {
                 });
   }
 
-  // The special tokens in front of the text; those behind it would end what a
-  // model should go on with.
+  // The special tokens before the text; those after it would end a text that a
+  // model should continue.
   absl::Status Template(const Json& value, const std::string& key) {
     const Json& single = Member(value, "single");
     if (!single.is_array()) return Wrong(key + ".single", "is no list");
@@ -525,8 +525,8 @@ class Reader {
                  "\"...\"} to tokenizer_config.json beside it");
   }
 
-  // The file and what others read beside it. Without tokenizer_config.json they
-  // would not know the end of text.
+  // The file and those that other programs need with it: without
+  // tokenizer_config.json they would not know the end of text.
   absl::Status Files() {
     ZERO_ASSIGN_OR_RETURN(parts_.files["tokenizer.json"], ReadFile(path_));
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
@@ -552,7 +552,7 @@ class Reader {
   const std::string path_;
   const ByteAlphabet alphabet_;
   Parts parts_;
-  absl::flat_hash_map<std::string, int32_t> ids_;  // as the file writes them
+  absl::flat_hash_map<std::string, int32_t> ids_;  // as in the file
   bool byte_level_ = false;
   int depth_ = 0;
 };
@@ -568,7 +568,7 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
-// Where the look behind a cut at `size` ends: not within a character.
+// The end of the look-ahead after a cut at `size`: not within a character.
 size_t WindowEnd(absl::string_view text, size_t size) {
   if (text.size() - size <= kLookAhead) return text.size();
   size_t end = size + kLookAhead;
@@ -656,7 +656,7 @@ class JsonTokenizer : public Tokenizer {
     std::vector<AddedTokens::Segment> raw, normalized;
     std::string valid, form[2], joined;
   };
-  // Goes back to the pool, with the words that it knows.
+  // Returns to the pool, with its cached words.
   struct Return {
     const JsonTokenizer* tokenizer;
     void operator()(Scratch* scratch) const {
@@ -710,7 +710,7 @@ class JsonTokenizer : public Tokenizer {
   }
 
   // Appends the ids of added tokens and calls `run` for the text between them,
-  // until it returns false or a token goes on behind `size`.
+  // until it returns false or a token crosses `size`.
   template <typename RunFn>
   static bool EachSegment(const AddedTokens& tokens, absl::string_view text,
                           size_t size, bool special_is_text, Scratch* scratch,
@@ -733,8 +733,8 @@ class JsonTokenizer : public Tokenizer {
     return true;
   }
 
-  // Puts the text and what follows into the normal form. False where they
-  // depend on each other.
+  // Normalizes the text and what follows it. False if they depend on each
+  // other.
   bool Normalized(absl::string_view* text, size_t* size,
                   Scratch* scratch) const {
     if (forms_.empty()) return true;

@@ -145,7 +145,7 @@ void RunCheckpoints::EndPhase(const absl::Status& status) {
   last_save_ = status;
   if (!status.ok()) {
     ++failed_saves_;
-    // What is on disk of it takes room that the next one may need.
+    // Its partial files take space that the next one may need.
     if (leads()) AbandonCheckpoint(folder_, record_.step).IgnoreError();
     console_->Line(absl::StrCat("warning: no checkpoint at step ", record_.step,
                                 ": ", status.message()));
@@ -190,7 +190,7 @@ absl::Status RunCheckpoints::WritePart(
     const StateAccess& states,
     const std::vector<StateAccess::KeptPiece>& pieces,
     const BytesFn& bytes) const {
-  // Of a state what follows in a parameter is one range.
+  // Consecutive elements of a state's parameter are one range.
   std::vector<CheckpointRange> ranges;
   const auto continues = [&](const StateAccess::KeptRun& kept) {
     if (ranges.empty()) return false;
@@ -226,7 +226,7 @@ absl::Status RunCheckpoints::WritePart(
     written = 0;
   });
   ZERO_RETURN_IF_ERROR(status);
-  // States that came from a disk may not have come.
+  // Reading states from a disk may have failed.
   if (!beside()) ZERO_RETURN_IF_ERROR(session_->rank().status());
   return writer->Commit();
 }

@@ -18,13 +18,14 @@ namespace {
 constexpr int64_t kSmallest = 512, kAlways = 1024, kLargest = 8192;
 constexpr double kLongEnoughMs = 5;  // one product
 constexpr double kLongMs = 25;       // even the smallest one is
-// Of one size: this long without a better product, and no longer than that.
+// Per size: stop after this long without a better product, and after that long
+// in any case.
 constexpr double kPatienceMs = 150, kLimitMs = 1000;
 constexpr double kBetter = 0.98;
 constexpr int kMinRuns = 3, kMaxRuns = 5000;
 
-// x and w get one row of numbers in [-0.5, 0.5), over and over. Not zeros: a
-// GPU multiplies those with less power and at a higher clock.
+// x and w repeat one row of numbers in [-0.5, 0.5). Not zeros: a GPU multiplies
+// those with less power and at a higher clock.
 void FillOperands(Device& device, Stream& stream, const LinearArgs& args) {
   const int64_t n = args.x.rows;
   std::vector<float> row(n);
@@ -36,7 +37,7 @@ void FillOperands(Device& device, Stream& stream, const LinearArgs& args) {
   device.ops().Cast(stream,
                     {{args.y.data, DType::kF32, n}, {base, args.x.dtype, n}});
   const int64_t row_bytes = n * DTypeBytes(args.x.dtype);
-  const int64_t bytes = 2 * n * row_bytes;  // w lies behind x
+  const int64_t bytes = 2 * n * row_bytes;  // w follows x
   for (int64_t done = row_bytes; done < bytes; done *= 2) {
     device.Copy(stream, base + done, base, std::min(done, bytes - done));
   }

@@ -15,7 +15,7 @@
 namespace zero {
 namespace {
 
-// Keys of a kind that somebody set to something else than their defaults.
+// Keys of a kind that are set to other values than their defaults.
 std::vector<std::string> KeysSet(const LoadedConfig& loaded,
                                  bool KeySpec::*of_kind) {
   std::vector<std::string> paths;
@@ -32,7 +32,7 @@ std::vector<std::string> KeysSet(const LoadedConfig& loaded,
   return paths;
 }
 
-// No line where there are no keys.
+// No line if there are no keys.
 std::vector<std::string> NothingChanges(const std::vector<std::string>& keys,
                                         const char* why) {
   if (keys.empty()) return {};

@@ -151,7 +151,7 @@ void RunReport::TakeRankTimes(int64_t step, std::vector<OwnTimes> of_ranks) {
   }
 }
 
-// What has come since the line before.
+// The changes since the previous line.
 void RunReport::AddRankTimes(Json* line) {
   if (!own_ms_.empty()) {
     const auto slowest = std::max_element(own_ms_.begin(), own_ms_.end());
@@ -172,7 +172,7 @@ void RunReport::MeasurePeak() {
 
 void RunReport::KeepPeak(const ProductRate& measured) {
   if (measured.flops > peak_.product.flops) peak_.product = measured;
-  // The vendor's figure where there is one, else what was measured.
+  // The vendor's figure if there is one, else the measured one.
   const double vendors = rank().device->info().peak_flops_bf16;
   const bool known = vendors > 0 && config().param_dtype() != DType::kF32;
   peak_.flops = known ? vendors : peak_.product.flops;
@@ -206,7 +206,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
       step == 1 || step == total_steps_ || Due(config().steps_per_print, step);
   const double speed = SpeedSinceLine(record, keep);
   Utilization utilization = UtilizationOf(tokens_per_second);
-  // A device that is at work on the next step cannot be measured.
+  // A device that is running the next step cannot be measured.
   if (keep && idle && !(utilization.known() && UtilizationOf(speed).known())) {
     MeasurePeak();
     utilization = UtilizationOf(tokens_per_second);
@@ -342,7 +342,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (rank().device->kind() == DeviceKind::kCpu) {
     line["resident_bytes"] = ResidentBytes(*session_);
   }
-  // Unknown where a rank was lost.
+  // Unknown if a rank was lost.
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }

@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// Of what `value(rank)` is, without `left_out`.
+// The median of `value(rank)`, without `left_out`.
 template <typename Value>
 double MedianOfOthers(int world, int left_out, const Value& value) {
   std::vector<double> values;
