@@ -14,7 +14,7 @@
 namespace zero {
 namespace {
 
-// Keys that must be there: guessing a shape would only fail later.
+// Required keys: guessing a shape would only fail later.
 constexpr const char* kGpt2Required[] = {"vocab_size", "n_embd", "n_layer",
                                          "n_head", "n_positions"};
 constexpr const char* kRotaryRequired[] = {
@@ -162,7 +162,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Everything whose name and meaning are those of our `model` section.
+  // All keys with the name and meaning of our `model` section.
   absl::Status Keys() {
     for (const KeySpec& key : AllKeys()) {
       if (!absl::StartsWith(key.path, "model.") || key.set == nullptr ||
@@ -185,7 +185,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Keys of the section that are no key of config.json, or are read above.
+  // Keys of the section that are not in config.json, or are read above.
   static bool IsOurs(absl::string_view path) {
     return path == "model.preset" || path == "model.from_pretrained" ||
            path == "model.freeze" || path == "model.model_type" ||
@@ -313,7 +313,7 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
     out["attention_bias"] = false;
   }
   if (config.family == ModelFamily::kLlama) out["mlp_bias"] = false;
-  // Token files do not tell: then the pretrained model's.
+  // Token files do not say: then the pretrained model's.
   const auto token = [](int64_t known, const std::string& base) {
     if (known >= 0) return Json(known);
     return base.empty() ? Json() : Json::parse(base);

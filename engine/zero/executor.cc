@@ -62,7 +62,7 @@ Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
 }
 
 Executor::~Executor() {
-  // Nothing may be at work on the memory that goes. A failed device reports its
+  // Nothing may use the memory that is freed. A failed device reports its
   // failure again.
   const auto finish = [](Stream* stream) {
     if (stream == nullptr) return;

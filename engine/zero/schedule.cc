@@ -509,7 +509,7 @@ class UpdateBuilder {
   std::vector<Action>* out_ = nullptr;
 };
 
-// Fills in where every action runs, and what it waits for.
+// Fills in every action's stream and waits.
 class WaitFinder {
  public:
   WaitFinder(const Plan& plan, const ScheduleOptions& options,
@@ -526,7 +526,7 @@ class WaitFinder {
     for (Action& action : actions_) action.stream = StreamOf(action, plan);
   }
 
-  // Twice: what the second pass finds of the first one is the step before.
+  // In two passes: in the second, the first one is the previous step.
   void Find() {
     for (int i = -size_; i < size_; ++i) {
       Action& action = At(i);

@@ -15,7 +15,7 @@
 namespace zero::bench {
 namespace {
 
-// What a profile calls an op, and how many FLOP its matrix products take.
+// An op's name in a profile, and the FLOP of its matrix products.
 struct Work {
   std::string name;
   double flops = 0;
@@ -122,7 +122,7 @@ class TimedDevice::TimedOps final : public Ops {
  private:
   template <class Args, class Fn>
   void Time(Stream& s, const char* op, const Args& args, const Fn& fn) {
-    // Communication threads call SumRanks, and this is not for them.
+    // SumRanks is called by communication threads, which this does not serve.
     if (std::is_same_v<Args, SumRanksArgs> || device_.timing_ == Timing::kOff) {
       return fn();
     }

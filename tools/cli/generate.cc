@@ -126,8 +126,8 @@ absl::Status Run(GenerateFlags flags) {
                       : absl::OkStatus();
 }
 
-// Takes the numbers that the config's key `path` takes. The empty description
-// keeps the help text as it is.
+// Accepts the numbers of the config's key `path`. The empty description leaves
+// the help text unchanged.
 CLI::Validator NumberOf(const char* path) {
   const auto check = [key = FindKey(path)](const std::string& text) {
     JsonNode node = {.kind = JsonKind::kNumber, .text = text};

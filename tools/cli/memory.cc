@@ -1,5 +1,5 @@
-// `zero memory`: what each ZeRO stage takes of a device and sends, side by
-// side, as rehearsals of the very run tell it; --measure holds runs against it.
+// `zero memory`: the memory and traffic of each ZeRO stage, side by side, from
+// rehearsals of the run; --measure compares them with runs.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -47,7 +47,7 @@ struct MemoryFlags {
   std::string html;        // page to write; empty: none
 };
 
-// One line per row; columns as wide as what is in them.
+// One line per row; columns as wide as their content.
 void PrintColumns(const std::vector<std::vector<std::string>>& lines) {
   std::vector<size_t> widths(lines.front().size(), 0);
   for (const auto& line : lines) {
@@ -71,8 +71,8 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   struct Column {
     std::string title;
     std::function<std::string(const MemoryRow& row)> text;
-    bool of_offload = false;  // shown where any row offloads
-    bool of_disk = false;     // shown where any row uses one
+    bool of_offload = false;  // shown if any row offloads
+    bool of_disk = false;     // shown if any row uses one
   };
   std::vector<Column> columns = {
       {"stage",
@@ -160,7 +160,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   PrintColumns(lines);
 }
 
-// What a run of each row took, beside what was predicted.
+// The memory of a run of each row, next to the prediction.
 void PrintMeasured(const std::vector<MemoryRow>& rows) {
   const auto mib = [](int64_t bytes) {
     return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
@@ -200,7 +200,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
   }
 }
 
-// Why a rank holds or sends something else than the formulas.
+// Why a rank holds or sends something other than the formulas.
 void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   std::set<std::pair<int, int64_t>> gathered;
   for (const MemoryRow& row : rows) {
@@ -222,7 +222,7 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   }
 }
 
-// A row that cannot be run keeps why; the others go on.
+// A row that cannot be run keeps the reason; the others continue.
 absl::Status MeasureAll(MeasureFolder& folder, int64_t machine,
                         std::vector<MemoryRow>* rows) {
   for (MemoryRow& row : *rows) {
@@ -252,7 +252,7 @@ struct Memory {
   Config config;
   std::vector<FitProposal> fits;  // with --fit
   MachineSpeed speed = {};        // of their prices
-  std::string nothing_fits;       // what to do where there are none
+  std::string nothing_fits;       // advice if there are none
   absl::Status stopped;           // of --measure, by a signal
 };
 
@@ -290,7 +290,7 @@ void PrintCsv(const std::vector<Memory>& memories, bool measures) {
   }
 }
 
-// How the config may run in the memory there is.
+// How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
   const std::string limit =
       HumanBytes(static_cast<double>(memory.rows.front().limits.device));
@@ -462,7 +462,7 @@ absl::Status CheckFitConfig(const MemoryFlags& flags) {
   return AtomicFile::Create(flags.fit_config).status();
 }
 
-// The config as its cheapest proposal has it, complete.
+// The complete config of the cheapest proposal.
 absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
   if (memory.fits.empty()) {
     return absl::ResourceExhaustedError(

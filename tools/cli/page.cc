@@ -35,7 +35,7 @@ absl::Status CheckPage(const std::string& path) {
 absl::Status WritePage(const std::string& path,
                        const nlohmann::ordered_json& document) {
   ZERO_RETURN_IF_ERROR(CheckPage(path));
-  // In a script no text may look like the end of it.
+  // No text in a script may look like its end.
   const std::string json =
       absl::StrReplaceAll(ToLine(document), {{"<", "\\u003c"}});
   return WriteFileAtomically(

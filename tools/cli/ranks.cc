@@ -27,8 +27,8 @@ std::string LaunchText(const Launch& launch) {
   return absl::StrCat(launch.world_name, " is ", launch.world);
 }
 
-// What all processes must have in common, a line each. Texts are left out:
-// files may lie elsewhere on every machine.
+// Lines that must match on all processes. Texts are left out: paths may differ
+// between machines.
 std::vector<std::string> MustMatch(const Config& config) {
   std::vector<std::string> lines = {kVersion};
   for (const KeySpec& key : AllKeys()) {
@@ -64,7 +64,7 @@ bool IsHierarchical(const Config& config) {
          CommunicationAlgorithm::kHierarchical;
 }
 
-// The ranks of a host, for sums within it, where the config leaves them to the
+// The ranks of a host, for sums within it, if the config leaves them to the
 // launcher.
 absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
   const int ranks = options.ranks_per_host;
@@ -77,8 +77,8 @@ absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
                    "number that divides them all"));
 }
 
-// Memory that one rank takes while collectives of others spin on their GPUs
-// could wait for these, and they for it.
+// Allocating memory on one rank while collectives of others spin on their GPUs
+// could deadlock.
 absl::Status CheckThreads(const RunOptions& options, const Config& config) {
   if (options.ranks == 1 || !config.device.cuda.time_algorithms) {
     return absl::OkStatus();
@@ -91,7 +91,7 @@ absl::Status CheckThreads(const RunOptions& options, const Config& config) {
       " ranks by torchrun or srun, or set communication.backend to \"local\""));
 }
 
-// What connects processes.
+// Connects processes.
 absl::StatusOr<CommunicationBackend> ChooseLaunched(const RunOptions& options,
                                                     const Config& config) {
   const std::string launched = LaunchText(*options.launch);
@@ -199,7 +199,7 @@ absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
           "\"auto\"");
     case CommunicationBackend::kAuto:
       if (!WantsNccl(options, config) || !NcclVersion().ok()) return kLocal;
-      LoadKernelsEarly();  // who asks for devices has called CUDA
+      LoadKernelsEarly();  // before the first CUDA call
       if (options.ranks > NumCudaDevices()) return kLocal;
       ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
       return kNccl;
@@ -258,7 +258,7 @@ MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
   return speed;
 }
 
-// More ranks than this machine has GPUs are those of a larger one.
+// More ranks than GPUs here: the plan is for a larger machine.
 Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
                              int rank) const {
   const LocalRanksOptions ranks = MakeRanksOptions(config, options.ranks);
@@ -288,7 +288,7 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
   LocalRanksOptions placed = ranks;
   placed.device_budget = static_cast<int64_t>(options.device_memory);
   placed.host_budget = static_cast<int64_t>(options.host_memory);
-  // Every process has a GPU to itself.
+  // Every process has its own GPU.
   placed.num_devices = options.launch.has_value() ? options.ranks
                        : options.device == "cuda"
                            ? std::max(NumCudaDevices(), 1)

@@ -170,7 +170,7 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer,
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
                                                    int rank,
                                                    const CudaOptions& cuda) {
-  // A launcher may have given each process cores of its own.
+  // A launcher may have given each process its own cores.
   const int processes =
       options.launch ? std::max(options.launch->local_world, 1) : 1;
   const int cores = std::min(AllowedCores(), get_nprocs() / processes) /

@@ -25,7 +25,7 @@ struct TokenizeFlags {
   std::string model_type = "bpe";
 };
 
-// Trains FILE.model beside the output and uses it.
+// Trains FILE.model next to the output and uses it.
 absl::Status TrainTokenizer(TokenizeFlags* flags) {
   const std::string prefix(absl::StripSuffix(flags->options.output, ".bin"));
   for (const char* end : {".model", ".bin"}) {
@@ -45,7 +45,7 @@ absl::Status TrainTokenizer(TokenizeFlags* flags) {
   return absl::OkStatus();
 }
 
-// Draws how far it is over the line before.
+// Draws the progress over the previous line.
 void ShowProgress(int64_t done, int64_t total) {
   absl::FPrintF(stderr, "\r%s of %s%s", HumanBytes(static_cast<double>(done)),
                 HumanBytes(static_cast<double>(total)),

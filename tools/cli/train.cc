@@ -137,10 +137,10 @@ Trace::Row RowOf(const std::string& channel) {
   return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
-// Of several processes one prints.
+// Only one of several processes prints.
 bool IsRankZero(const RunOptions& run) { return run.first_rank() == 0; }
 
-// The link that an option asks for. `idle`: why it would change nothing; empty:
+// The link requested by an option. `idle`: why it would change nothing; empty:
 // it does.
 absl::StatusOr<absl::optional<Link>> ReadLink(const char* option,
                                               const std::string& text,
@@ -215,7 +215,7 @@ absl::Status Train(TrainFlags flags) {
   ranks.patience = {.stop = stop, .tell = [](const std::string& line) {
                       absl::FPrintF(stderr, "zero: %s\n", line);
                     }};
-  // A thread of this process hangs: nothing can be waited for or cleaned up.
+  // A thread of this process hangs: waiting or cleaning up is impossible.
   ranks.on_hang = [&](const absl::Status& error) {
     const absl::Status written =
         trace_files.Write(trace, /*awaits=*/false, &console);
@@ -272,8 +272,7 @@ absl::Status Train(TrainFlags flags) {
       status = absl::CancelledError("stopped by training.max_minutes");
       if (saved) status = WithExitCode(status, kWantsToGoOn);
     }
-    // What would start it again is not to take this for a stop that lost
-    // nothing.
+    // A script that would restart it must not take this for a clean stop.
     if (!not_saved.empty()) {
       status = absl::DataLossError(absl::StrCat(
           status.message(),
