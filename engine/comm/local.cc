@@ -219,7 +219,7 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
   const auto found =
       std::find(slot->members.begin(), slot->members.end(), rank);
   ZERO_CHECK(found != slot->members.end())
-      << "local: rank " << rank << " is no member of channel \"" << name
+      << "local: rank " << rank << " is not a member of channel \"" << name
       << "\"";
   const int place = static_cast<int>(found - slot->members.begin());
   ZERO_CHECK(slot->IsHere(place))

@@ -126,8 +126,8 @@ class Runner {
           error.code(),
           absl::StrCat(error.message(), "; ",
                        RankNames({running_.begin(), running_.end()}),
-                       running_.size() == 1 ? " hangs and is left behind"
-                                            : " hang and are left behind"));
+                       running_.size() == 1 ? " hangs and is abandoned"
+                                            : " hang and are abandoned"));
     }
     return absl::OkStatus();
   }

@@ -193,7 +193,7 @@ class Resolver : public BatchResolver {
           "tokenizer");
     }
     if (data.eos_token_id >= config_.model.vocab_size) {
-      Problem(id, data.eos_token_id, " is no token of ",
+      Problem(id, data.eos_token_id, " is not a token of ",
               Cite("model.vocab_size"), " = ", config_.model.vocab_size);
     }
   }
@@ -379,12 +379,13 @@ class Resolver : public BatchResolver {
             ? "\"nvme\""
             : "\"cpu\"";
     if (zero.stage == 0) {
-      Problem(optimizer, device, " wants ", section, "stage 1, 2 or 3, but ",
+      Problem(optimizer, device, " needs ", section, "stage 1, 2 or 3, but ",
               Cite(section + "stage"), " is 0");
     }
     if (offloads_param && zero.offload_optimizer == OffloadDevice::kNone) {
-      Problem(param, device, " wants ", optimizer,
-              " \"cpu\" or \"nvme\", too: the host updates what it keeps");
+      Problem(param, device, " also needs ", optimizer,
+              " \"cpu\" or \"nvme\": the host updates the parameters that it "
+              "keeps");
     }
     const std::string ratio = section + "offload_optimizer.ratio";
     if (zero.offload_optimizer_ratio < 1 && offloads_param) {

@@ -212,7 +212,7 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern,
     pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(words),
                             sizeof(words));
     return absl::InvalidArgumentError(
-        absl::StrCat("it is no regular expression: ", words));
+        absl::StrCat("it is not a regular expression: ", words));
   }
   // On an unknown CPU, PCRE2 interprets the pattern.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);

@@ -522,7 +522,7 @@ class Reader {
     }
     return Wrong("",
                  "does not say which token ends a text; write {\"eos_token\": "
-                 "\"...\"} to tokenizer_config.json beside it");
+                 "\"...\"} to tokenizer_config.json in its folder");
   }
 
   // The file and those that other programs need with it: without

@@ -344,7 +344,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
              (rank.world() == 1 || algorithm == wanted.local.algorithm ||
               (algorithm == BulkAlgorithm::kNative &&
                wanted.local.algorithm == BulkAlgorithm::kDirect)))
-      << "the ranks are not connected as the config says: MakeRanksOptions";
+      << "the ranks are not connected as in the config: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
   ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
                         RehearseRun(rank, config, tools, workload));

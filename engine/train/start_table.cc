@@ -145,7 +145,7 @@ std::string PeakText(const DeviceInfo& device, DType dtype,
                               Counted(device.num_threads, "thread"))
                : product;
   }
-  return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; beside it %s",
+  return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; measured: %s",
                          peak.flops / 1e9, product);
 }
 

@@ -219,7 +219,7 @@ void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
       const auto found = place.find(name);
       ZERO_CHECK(found != place.end())
           << unit.name << " borrows " << name
-          << ", which is no parameter of an earlier unit";
+          << ", which is not a parameter of an earlier unit";
       const bool parts = units[found->second].part.count > 1;
       unit.needs.push_back(found->second + (parts ? unit.part.number : 0));
     }

@@ -109,7 +109,7 @@ void StateAccess::ForEachKept(const std::vector<KeptPiece>& pieces,
 }
 
 void StateAccess::CopyKept(const std::vector<KeptPiece>& to) {
-  ZERO_CHECK(!plan_->UsesDisk()) << "what is on a disk is read piece by piece";
+  ZERO_CHECK(!plan_->UsesDisk()) << "states on a disk are read piece by piece";
   const std::vector<KeptPiece> from = KeptPieces();
   ZERO_CHECK_EQ(from.size(), to.size());
   // On the CPU, where all threads synchronize after each copy, neighbours on

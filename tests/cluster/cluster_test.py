@@ -233,7 +233,7 @@ class ElasticTest(HostsTest):
         # 8 sequences are shared by 2 hosts and not by 3; 4 hosts are too many.
         for least, message in ((2, "on 2 hosts: node1 node2"),
                                (3, "8 is not a multiple of 3 ranks"),
-                               (4, "3 hosts, and --elastic wants 4")):
+                               (4, "3 hosts, and --elastic needs 4")):
             run = self.mpirun("--elastic", "%d:4" % least, "run.json",
                               "--threads", "1", "--set",
                               "training.out_dir=few%d" % least, hosts=4)

@@ -91,12 +91,12 @@ class CliTest(unittest.TestCase):
     def test_checkpoint_commands_say_what_they_want(self):
         for args, error in (
             ((), "A subcommand is required"),
-            (("list", "none"), "'none' is no folder"),
+            (("list", "none"), "'none' is not a folder"),
             (("show", "."), "it has no checkpoint.json"),
-            (("verify", "none"), "'none' is not there; name a checkpoint"),
+            (("verify", "none"), "'none' does not exist; name a checkpoint"),
             (("diff", ".", "none"), "it has no checkpoint.json"),
             (("export", "none", "out", "--dtype", "fp8"), "--dtype: fp8"),
-            (("export", "none", "out"), "'none' is not there"),
+            (("export", "none", "out"), "'none' does not exist"),
         ):
             self.assertIn(error, self.error("checkpoint", *args))
         self.assertEqual(self.zero("checkpoint", "diff", ".", ".").returncode, 2)
@@ -469,7 +469,7 @@ class CliTest(unittest.TestCase):
                     "--set", "communication.timeout_seconds=2",
                     "--set", "zero_optimization.stage=%d" % stage)
                 self.assertIn(words, text)
-                self.assertEqual("hangs and is left behind" in text,
+                self.assertEqual("hangs and is abandoned" in text,
                                  kind == "stop")
                 summary = self.read_json("run/summary.json")
                 self.assertIn("rank 1", summary["error"])
@@ -572,7 +572,7 @@ class CliTest(unittest.TestCase):
                         "--trace", "t.json", "--inject-fault", "1:2:stop",
                         "--set", "communication.timeout_seconds=2")
         self.assertEqual(out.returncode, 1)
-        self.assertIn("rank 1 hangs and is left behind", out.stderr)
+        self.assertIn("rank 1 hangs and is abandoned", out.stderr)
         self.assertIn("trace in t.json", out.stdout)
         events = self.read_json("t.json")["traceEvents"]
         self.assertEqual({e["pid"] for e in events if e["ph"] == "X"}, {0, 1})

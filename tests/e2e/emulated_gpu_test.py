@@ -118,7 +118,7 @@ class EmulatedGpuTest(EmulatedGpuTestCase):
         started = []
         for fault, words, end in (
                 ("0:2:stop", ": nccl: rank 0 did not arrive at #",
-                 "; rank 0 hangs and is left behind"),
+                 "; rank 0 hangs and is abandoned"),
                 ("1:2:mismatch", ": nccl: rank 1 differs from rank 0 at #",
                  "")):
             out_dir = fault.replace(":", "_")

@@ -137,7 +137,7 @@ class CheckpointCommandTest : public ::testing::Test {
 TEST_F(CheckpointCommandTest, ListSaysWhatThereIsAndWhatIsNotComplete) {
   EXPECT_THAT(
       std::string(RunCommand({"list", dir_.File("a")}).status.message()),
-      HasSubstr("is no folder"));
+      HasSubstr("is not a folder"));
   ASSERT_TRUE(MakeFolders(dir_.File("a")).ok());
   EXPECT_THAT(
       std::string(RunCommand({"list", dir_.File("a")}).status.message()),

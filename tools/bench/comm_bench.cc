@@ -221,7 +221,7 @@ class Bench {
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times collectives of local ranks beside plain loops");
+  CLI::App app("Times collectives of local ranks and plain loops");
   app.add_option("--ranks", options.ranks, "threads of each process")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));

@@ -635,7 +635,7 @@ void RunOnGpu(Device& device, const Options& options) {
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times ops, on a CPU beside the machine's own ceiling");
+  CLI::App app("Times ops, on a CPU together with the machine's own ceiling");
   app.add_option("--device", options.run.device, "cpu or cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));

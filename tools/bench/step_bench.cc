@@ -590,9 +590,9 @@ void AddOptions(CLI::App& app, Options* options) {
   AddRunOptions(app, &options->run, /*config_required=*/true);
   AddRanksOption(app, &options->run);
   app.add_option("--case", options->cases,
-                 "settings of one case: \"zero_optimization.stage=3 ...\", "
-                 "and \"per_tensor\" for a segment per tensor (repeatable; "
-                 "default: the config as it is)")
+                 "settings of one case: \"zero_optimization.stage=3 ...\", and "
+                 "\"per_tensor\" for a segment per tensor (repeatable; "
+                 "default: the config itself)")
       ->allow_extra_args(false);
   const auto count = [&](const char* name, int* value, const char* help) {
     app.add_option(name, *value, help)
@@ -604,8 +604,8 @@ void AddOptions(CLI::App& app, Options* options) {
   count("--rounds", &options->rounds, "turns of each case");
   app.add_option("--shape-link", options->link, "as of zero train");
   app.add_flag("--limit", options->limit,
-               "also time the model's matrix products alone, through plain "
-               "oneDNN, behind every step");
+               "also time only the model's matrix products, through plain "
+               "oneDNN, after every step");
   app.add_flag("--cpu-time", options->cpu_time,
                "time by the thread's CPU clock; needs --threads 1");
 }

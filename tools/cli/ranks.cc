@@ -223,7 +223,7 @@ PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
   device =
       opened.ok() ? *std::move(opened) : MakeAssumedGpu(config.device.cuda);
   if (device->kind() == DeviceKind::kCuda) {
-    notes.push_back(absl::StrCat("a run wants ",
+    notes.push_back(absl::StrCat("a run needs ",
                                  HumanBytes(double{kLateKernelsBytes}),
                                  " more, for kernels that load in its first "
                                  "step"));

@@ -102,7 +102,7 @@ Command AddTokenize(CLI::App& app) {
                                ->capture_default_str();
   app.add_option("--train-sentencepiece", flags->train_vocab,
                  "first train a model with this many tokens on the input, "
-                 "written beside the output")
+                 "written next to the output")
       ->check(CLI::Range(int64_t{258}, int64_t{1} << 20))
       ->excludes(tokenizer);
   app.add_option("--sentencepiece-type", flags->model_type, "bpe or unigram")

@@ -117,7 +117,7 @@ TEST(LocalRanksTest, RanksThatHangAreNamedAndLeftToTheCaller) {
     EXPECT_THAT(std::string(hang.told.message()),
                 AllOf(HasSubstr(name + " did not arrive at #1 of channel "
                                        "\"scalar\", barrier \"meeting\""),
-                      HasSubstr("; " + name + " hangs and is left behind")));
+                      HasSubstr("; " + name + " hangs and is abandoned")));
   }
 }
 
@@ -130,7 +130,7 @@ TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
         return absl::OkStatus();
       });
   EXPECT_EQ(hang.told.message(),
-            "rank 1: disk on fire; rank 0 hangs and is left behind");
+            "rank 1: disk on fire; rank 0 hangs and is abandoned");
 }
 
 TEST(LocalRanksTest, SeveralRanksThatHangAreNamedInASentence) {
@@ -141,11 +141,12 @@ TEST(LocalRanksTest, SeveralRanksThatHangAreNamedInASentence) {
     if (rank.rank() != 2) gate.Wait();
     return Meet(rank);
   });
-  EXPECT_THAT(std::string(hang.told.message()),
-              AllOf(HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"),
-                    HasSubstr("if a rank was only slow, raise "
-                              "communication.timeout_seconds; rank 0, rank 1 "
-                              "and rank 3 hang and are left behind")));
+  EXPECT_THAT(
+      std::string(hang.told.message()),
+      AllOf(HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"),
+            HasSubstr(
+                "if a rank was only slow, raise communication.timeout_seconds; "
+                "rank 0, rank 1 and rank 3 hang and are abandoned")));
 }
 
 TEST(LocalRanksTest, ARankThatTakesItsTimeDoesNotHang) {

@@ -784,7 +784,7 @@ TEST(LocalTest, ADifferenceWithinAGroupNamesRanksOfTheRun) {
 
 TEST(LocalDeathTest, ARankOutsideOfAChannelIsACallerMistake) {
   EXPECT_DEATH(LocalGroup::Make(4)->Connect(0, "reduce", {2, 3}),
-               "rank 0 is no member of channel \"reduce of ranks 2, 3\"");
+               "rank 0 is not a member of channel \"reduce of ranks 2, 3\"");
   EXPECT_DEATH(LocalGroup::Make(4)->Connect(0, "reduce", {0, 4}),
                "rank 4 is not in \\[0, 4\\)");
 }

@@ -975,7 +975,7 @@ TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
         return rank.status();
       });
   EXPECT_FALSE(status.ok());
-  EXPECT_THAT(hang.message, HasSubstr("; rank 1 hangs and is left behind"));
+  EXPECT_THAT(hang.message, HasSubstr("; rank 1 hangs and is abandoned"));
 }
 
 // Rank 1 is in a call that waits for the GPU and keeps the driver, which the
@@ -1005,7 +1005,7 @@ TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
               AllOf(HasSubstr("nccl: rank 0: the watch is stuck in a CUDA call "
                               "for 10s; see dmesg and nvidia-smi"),
                     HasSubstr("start the ranks by torchrun or srun"),
-                    HasSubstr("; rank 0 and rank 1 hang and are left behind")));
+                    HasSubstr("; rank 0 and rank 1 hang and are abandoned")));
 }
 
 TEST_F(NcclTest, KernelsAreLoadedEarlyUnlessTheUserSaysOtherwise) {

@@ -444,7 +444,7 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   const std::string optimizer = zero + R"(offload_optimizer={"device": "cpu"})";
   const std::string param = zero + R"(offload_param={"device": "cpu"})";
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
-              testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
+              testing::HasSubstr("needs zero_optimization.stage 1, 2 or 3"));
   EXPECT_THAT(ErrorOfSmall({param, zero + "stage=3",
                             zero + "offload_optimizer.device=none"}),
               testing::HasSubstr("wants zero_optimization.offload_optimizer"));
@@ -533,7 +533,7 @@ TEST(LoadTest, ADelayedUpdateIsOneOfTheHost) {
               testing::HasSubstr("set it to cpu, or delete this key"));
   const std::string device = zero + "offload_optimizer.device=cpu";
   EXPECT_THAT(ErrorOfSmall({enabled, device, zero + "stage=0"}),
-              testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
+              testing::HasSubstr("needs zero_optimization.stage 1, 2 or 3"));
   EXPECT_THAT(
       ErrorOfSmall({zero + "offload_optimizer.delayed_update.warmup_steps=-1"}),
       testing::HasSubstr("-1 is not in [0, "));
@@ -574,7 +574,7 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
                                              "nvme_path": "/other"})"}),
               testing::HasSubstr("is \"/nvme\"; a rank has one file"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
-              testing::HasSubstr("\"nvme\" wants zero_optimization.stage 1"));
+              testing::HasSubstr("\"nvme\" needs zero_optimization.stage 1"));
   EXPECT_THAT(
       ErrorOfSmall({optimizer, zero + "stage=1", "aio.block_size=5000"}),
       testing::HasSubstr("5000 is not a multiple of 4096"));
@@ -1102,7 +1102,7 @@ TEST(ContradictionTest, DocumentsWithoutATokenBetweenThem) {
     return all;
   };
   EXPECT_EQ(ErrorOfSmall(with_id("data.eos_token_id=300")),
-            "--set data.eos_token_id: 300 is no token of model.vocab_size "
+            "--set data.eos_token_id: 300 is not a token of model.vocab_size "
             "(--set model.vocab_size) = 300");
   const auto loaded = LoadSmall(with_id("data.eos_token_id=299"));
   ASSERT_TRUE(loaded.ok()) << loaded.status();

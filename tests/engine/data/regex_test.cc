@@ -84,7 +84,7 @@ TEST(RegexTest, AWrongPatternIsAnError) {
                                     "\\p{Nonsense}", "\\x{110000}", "(?:"}) {
     EXPECT_FALSE(Regex::FromOniguruma(pattern).ok()) << pattern;
   }
-  EXPECT_THAT(ErrorOf("(a"), HasSubstr("no regular expression: missing"));
+  EXPECT_THAT(ErrorOf("(a"), HasSubstr("not a regular expression: missing"));
 }
 
 TEST(RegexTest, ALiteralIsNoPattern) {

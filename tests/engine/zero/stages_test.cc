@@ -823,7 +823,7 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
       ranks.on_hang = [&](const absl::Status& error) {
         ++num_hangs;
         EXPECT_THAT(std::string(error.message()),
-                    HasSubstr("; rank 1 hangs and is left behind"));
+                    HasSubstr("; rank 1 hangs and is abandoned"));
         injector.Release();  // a program would end here
       };
       const auto [status, messages] =
