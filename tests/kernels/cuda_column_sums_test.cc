@@ -1,4 +1,4 @@
-// Column sums, which are no op of their own, on the GPU's paths.
+// Column sums, which are not a separate op, on the GPU's paths.
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device.h"
 #include "tests/kernels/matrix.h"

@@ -1,6 +1,5 @@
-// Packed sequences of the sizes that cuDNN is asked for, laid out as layers lay
-// them out. On a GPU alone: there cuDNN must have taken them, unless the
-// library is too old.
+// Packed sequences of sizes for cuDNN, in the layers' layout. On a real GPU
+// cuDNN must have taken them, unless the library is too old.
 #include "absl/strings/str_join.h"
 #include "tests/kernels/attention_checks.h"
 #include "tests/kernels/attention_projection.h"

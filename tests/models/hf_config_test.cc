@@ -98,7 +98,7 @@ TEST(HfConfigTest, WhatIsWrittenReadsBackEqual) {
   }
 }
 
-// A run on token files wrote null over what the base had.
+// A past bug: a run on token files overwrote the base's value with null.
 TEST(HfConfigTest, TokenIdsOfTheBaseAreCarriedWhereNoTokenizerKnowsBetter) {
   const std::string given = R"("bos_token_id": 1, "eos_token_id": [2, 3])";
   const ModelConfig c = Parse(Llama(given));
@@ -249,7 +249,7 @@ TEST_F(ConfigWithModelTest, ExplicitKeysOverrideThePresetAndSaySo) {
   EXPECT_EQ(loaded->config.model.num_hidden_layers, 2);
   EXPECT_EQ(loaded->origins["model.n_layer"], "run.json:1 (preset gpt2: 12)");
   EXPECT_EQ(loaded->origins["model.n_head"], "preset gpt2");
-  // What the preset derives from the width follows the width.
+  // Values that the preset derives from the width follow the width.
   EXPECT_EQ(loaded->config.model.intermediate_size, 768);
   EXPECT_EQ(loaded->origins["model.n_inner"], "derived: 4 * n_embd");
   EXPECT_EQ(loaded->config.model.head_dim, 16);

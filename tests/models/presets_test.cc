@@ -115,7 +115,7 @@ std::set<std::pair<int64_t, int64_t>> WeightShapes() {
 TEST(PresetsTest, AProductTakesAtMostFourMiBOfScratchPerThread) {
   using cpu::LowPrecision;
   constexpr int64_t kTokens = 4096;
-  static char data = 0;  // only its being there counts
+  static char data = 0;  // only its presence counts
   const auto matrix = [&](DType dtype, int64_t rows, int64_t cols) {
     return Matrix{&data, dtype, rows, cols, cols};
   };

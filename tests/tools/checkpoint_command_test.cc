@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Json = nlohmann::ordered_json;
 
-// What a command printed to stdout, and how it ended.
+// A command's stdout and status.
 struct Output {
   absl::Status status;
   std::string text;
@@ -49,7 +49,7 @@ Output RunCommand(std::vector<std::string> arguments) {
   return output;
 }
 
-// The config of a run, resolved, as a run writes it.
+// The resolved config of a run, as written by a run.
 LoadedConfig ConfigOf(const std::string& preset, const std::string& more) {
   const auto catalog = MakeModelCatalog();
   LoadOptions options;
@@ -302,7 +302,7 @@ TEST_F(CheckpointCommandTest, ExportInShardsHasTheSameTensors) {
             "  \"eos_token_id\": 256\n}\n");
 }
 
-// A damaged checkpoint leaves the folder that was there before.
+// A damaged checkpoint leaves the previous folder.
 TEST_F(CheckpointCommandTest, ExportOfDamageWritesNothing) {
   const LoadedConfig config = ConfigOf("gpt2-tiny", "");
   Save(dir_.File("a/checkpoints"), config, 2, 1);
@@ -322,7 +322,7 @@ TEST_F(CheckpointCommandTest, ExportOfDamageWritesNothing) {
 }  // namespace
 }  // namespace zero
 
-// That of the program stands in the same archive as its commands.
+// The program's own is in the same archive as its commands.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

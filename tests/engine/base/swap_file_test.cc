@@ -308,7 +308,7 @@ TEST_P(SwapFileTest, WhatAKilledRunLeftIsReplaced) {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(PathExists(Path(number)));
   }
-  // Rank 2 is none of this run, rank 1 comes later.
+  // Rank 2 is not in this run, rank 1 comes later.
   options_.count = 2;
   auto file = SwapFile::Create(options_, {4096}, {}).value();
   EXPECT_TRUE(PathExists(Path(1)));
@@ -331,7 +331,7 @@ TEST_P(SwapFileTest, AForeignFileStays) {
   ASSERT_TRUE(RemoveFile(Path(0)).ok());
   EXPECT_TRUE(Try().ok());
   EXPECT_EQ(*ReadFile(Path(5)), "my thesis");
-  // Nor is one followed that a link names.
+  // Nor is a link followed.
   ASSERT_EQ(::symlink(Path(5).c_str(), Path(0).c_str()), 0);
   EXPECT_FALSE(Try().ok());
   EXPECT_EQ(*ReadFile(Path(5)), "my thesis");

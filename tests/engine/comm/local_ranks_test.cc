@@ -64,7 +64,7 @@ TEST(LocalRanksTest, WhatARankThrowsIsTheErrorOfAll) {
   }
 }
 
-// Lets the ranks of a test hang, and go.
+// Makes the ranks of a test hang, and releases them.
 class Gate {
  public:
   void Wait() {
@@ -83,8 +83,8 @@ class Gate {
   bool open_ = false;
 };
 
-// How `world` ranks ended of which some hang, and what on_hang was told before
-// it let them go.
+// How `world` ranks ended if some hang, and on_hang's argument before it
+// released them.
 struct Hang {
   absl::Status status, told;
 };
@@ -121,7 +121,7 @@ TEST(LocalRanksTest, RanksThatHangAreNamedAndLeftToTheCaller) {
   }
 }
 
-// Rank 1 fails at once; rank 0 has nothing to do with it, and hangs.
+// Rank 1 fails at once; rank 0 is not involved, and hangs.
 TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
   const Hang hang =
       RunUntilTheyHang(2, [](const Rank& rank, Gate& gate) -> absl::Status {

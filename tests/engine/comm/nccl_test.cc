@@ -24,7 +24,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// One rank on a GPU of its own, connected.
+// One connected rank on its own GPU.
 struct GpuRank {
   int rank;
   std::unique_ptr<Device> device;
@@ -33,7 +33,7 @@ struct GpuRank {
   std::unique_ptr<Stream> compute, gather, reduce;
 };
 
-// A store whose keeper can go.
+// A store whose server can disappear.
 class LosableStore final : public Store {
  public:
   absl::StatusOr<absl::optional<std::string>> Do(
@@ -57,7 +57,7 @@ class NcclTest : public testing::Test {
   }
   void TearDown() override { EXPECT_EQ(NumFakeNcclComms(), 0); }
 
-  // Runs fn on every rank; what fn returns, else how the run ended.
+  // Runs fn on every rank; returns fn's result, else the run's status.
   absl::Status RunOnGpus(int world, const NcclOptions& options,
                          const std::function<absl::Status(GpuRank&)>& fn) {
     store_ = std::make_shared<LosableStore>();
@@ -92,7 +92,7 @@ class NcclTest : public testing::Test {
 
 // ---- Results --------------------------------------------------------------
 
-// What a rank ends up with.
+// A rank's result.
 using Results = std::vector<Values>;
 
 // Reals for which the order of sums matters, the same for every backend.
@@ -343,7 +343,7 @@ TEST_F(NcclTest, MemoryIsRegisteredUntilItIsNot) {
 
 // ---- Failures -------------------------------------------------------------
 
-// Every rank's own words at the end of a run that fails.
+// Every rank's own message at the end of a failed run.
 class NcclFailureTest : public NcclTest {
  protected:
   // Long enough for what ranks do before they wait, on a loaded machine too.
@@ -361,7 +361,7 @@ class NcclFailureTest : public NcclTest {
         stream->Synchronize();
       }
       statuses[one.rank] = one.ends.scalar->status();
-      // Later calls do nothing and wait for nobody.
+      // Later calls do nothing and do not wait.
       Scatter(one);
       one.reduce->Synchronize();
       return statuses[one.rank];
@@ -418,8 +418,8 @@ TEST_F(NcclFailureTest, ARankThatIssuesNothingIsNamed) {
   }
 }
 
-// Who waits for it in NCCL's launch is not missing; and all know who is after
-// the store has gone with it.
+// A rank that waits for it in NCCL's launch is not missing; and all know which
+// is, after the store has gone with it.
 TEST_F(NcclFailureTest, OnlyWhoDoesNotComeToTheFirstCollectiveIsMissing) {
   ConnectFakeNcclLate();
   constexpr int kWorld = 3;
@@ -462,7 +462,7 @@ TEST_F(NcclFailureTest, DifferentSizesAreNamed) {
     float* const own = memory[one.rank];
     one.ends.reduce->Broadcast(*one.reduce, "weights", DType::kF32, 0,
                                {{own, own, one.rank == 0 ? 8 : 4}});
-    // Whoever goes on issues more: that is not where they differ.
+    // Ranks that continue issue more: that is not where they differ.
     Scatter(one);
     Scatter(one);
   });
@@ -541,8 +541,8 @@ TEST_F(NcclFailureTest, AnAbortReachesAllRanksInTheMiddleOfACollective) {
   }
 }
 
-// Keeps a lock that every call of CUDA waits for, as a driver can that waits
-// for its GPU: until `free`, or in vain.
+// Holds a lock that every CUDA call waits for, like a driver that waits for its
+// GPU: until `free`, or in vain.
 void HoldDriver(Stream& stream, const std::atomic<bool>& free) {
   const absl::Time deadline = absl::Now() + absl::Seconds(40);
   EXPECT_EQ(emulator::Enqueue(cuda::HandleOf(stream),
@@ -556,7 +556,7 @@ void HoldDriver(Stream& stream, const std::atomic<bool>& free) {
   EXPECT_TRUE(free);
 }
 
-// The watch may wait for the driver then, but nobody for the watch.
+// The watch may wait for the driver then, but no rank for the watch.
 TEST_F(NcclFailureTest, WhoAsksForTheStatusDoesNotWaitForTheDriver) {
   std::atomic<bool> flies = false, asked = false;
   EXPECT_EQ(RunOnGpus(2,
@@ -712,7 +712,7 @@ std::vector<absl::Status> RunProcesses(
       launches, [&](int) { return Options(timeout); }, body, open);
 }
 
-// Notes whom it waits for, and is stopped then.
+// Notes what it waits for, and is then stopped.
 struct Impatient {
   std::atomic<bool> stop = false;
   std::string line;
@@ -947,7 +947,7 @@ TEST_F(NcclTest, AProcessWithoutAGpuEndsAll) {
               HasSubstr("nccl: rank 1 failed to start: device cuda:99"));
 }
 
-// Hears what is said of ranks that hang.
+// Records the message about hanging ranks.
 struct Hang {
   std::atomic<bool> told = false;
   std::string message;
@@ -984,7 +984,7 @@ TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
   std::atomic<bool> flies = false;
   Hang hang;
   // Rank 1 must come to hold the driver within it, on busy cores too: 5 s were
-  // not enough once, beside a build.
+  // not enough once, during a build.
   constexpr absl::Duration kLong = absl::Seconds(10);
   const absl::Status status =
       RunNcclRanks(2, hang.Options(kLong), OpenGpu, [&](const Rank& rank) {

@@ -47,7 +47,7 @@ std::unique_ptr<TcpStore> Client(const TcpStoreServer& server, int rank,
   return *std::move(store);
 }
 
-// A socket that speaks TCP and nothing else, connected.
+// A connected plain TCP socket.
 int RawSocket(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -214,7 +214,7 @@ TEST(TcpStoreTest, TheFirstFailureCountsForAll) {
   EXPECT_EQ(StoreFailure(*b, first), first);
   EXPECT_EQ(StoreFailure(*a, absl::AbortedError("second")), first);
   EXPECT_EQ(StoredFailure(*a), first);
-  // Whoever waits hears it.
+  // Waiting ranks learn of it.
   EXPECT_EQ(Await(*a, "never", "it", kSoon).status(), first);
 }
 
@@ -235,7 +235,7 @@ TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
   EXPECT_EQ(StoredMissing(store), (std::vector<int>{1, 3}));
 }
 
-// Another program has the port, and waits to be told something else.
+// Another program has the port, and expects another protocol.
 TEST(TcpStoreTest, WhoGetsNoAnswerCanBeStopped) {
   const ReservedPort taken;
   ASSERT_EQ(listen(taken.fd(), 1), 0);

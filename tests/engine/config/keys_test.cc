@@ -130,8 +130,7 @@ TEST(KeysTest, EveryUsedKeyReachesAField) {
 
 // ---- Keys that a run does not read ----------------------------------------
 
-// Overrides of the small config, the last of which gives an unread key, and
-// the reason.
+// Overrides of the small config, the last with an unread key, and the reason.
 struct UnreadCase {
   const char* path;
   std::vector<std::string> overrides;
@@ -412,7 +411,7 @@ TEST(SchemaTest, IsValidJsonAndHasEveryKeyWithItsDescription) {
   }
 }
 
-// Once sizes had the default 0, and llama's norm GPT-2's.
+// A past bug: sizes had the default 0, and llama's norm GPT-2's.
 TEST(SchemaTest, ADefaultIsThatOfAFamilyThatHasTheKey) {
   const nlohmann::json schema = nlohmann::json::parse(PrintSchema());
   const nlohmann::json& model = schema["properties"]["model"]["properties"];

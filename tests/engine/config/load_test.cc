@@ -448,7 +448,7 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   EXPECT_THAT(ErrorOfSmall({param, zero + "stage=3",
                             zero + "offload_optimizer.device=none"}),
               testing::HasSubstr("wants zero_optimization.offload_optimizer"));
-  // DeepSpeed's offload_param is for stage 3, too.
+  // DeepSpeed's offload_param is also for stage 3.
   const auto param_at_2 = LoadSmall({param, optimizer, zero + "stage=2"});
   ASSERT_TRUE(param_at_2.ok()) << param_at_2.status();
   EXPECT_EQ(param_at_2->config.zero_optimization.offload(),
@@ -457,7 +457,7 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
               testing::Contains(testing::HasSubstr(
                   "offload_param.device is accepted and ignored: "
                   "zero_optimization.stage 3 alone")));
-  // As DeepSpeed's documentation has it, and as it was written before.
+  // As in DeepSpeed's documentation, and in the old spelling.
   const auto today = LoadSmall(
       {zero + R"(offload_optimizer={"device": "cpu", "pin_memory": true,
                                     "buffer_count": 4, "fast_init": false,
@@ -590,7 +590,7 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
   EXPECT_EQ(none->config.aio, AioConfig());
 }
 
-// They were in range as doubles and turned into 1, 0 or infinity later.
+// A past bug: in range as doubles, they later became 1, 0 or infinity.
 TEST(LoadTest, NumbersThatLeaveTheirRangeInFp32AreErrors) {
   EXPECT_EQ(
       ErrorOfSmall({"optimizer.params.betas=[0.99999999999, 0.9]"}),
@@ -612,7 +612,7 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
   "zero_optimization": {"zenflow": {}}
 })");
   EXPECT_EQ(zenflow.status().code(), absl::StatusCode::kUnimplemented);
-  // What only such a type knows is no second error.
+  // Parameters of an unbuilt type are not a second error.
   EXPECT_EQ(
       ErrorOfSmall({R"(optimizer={"type": "OneBitAdam",
                        "params": {"freeze_step": 9, "cuda_aware": false}})"}),
@@ -692,7 +692,7 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "--set data.xyzzyxyzzy: unknown key; known here: train, "
             "validation, validation_fraction, format, tokenizer, "
             "sequence_length, reset_attention_mask, eos_token_id");
-  // The names of others for the same.
+  // Other programs' names for the same.
   for (const char* name :
        {"reset_position_ids", "reset-attention-mask", "eod_mask_loss",
         "packing", "packed", "attn_mask_type",
@@ -763,7 +763,7 @@ TEST(SetTest, ErrorsNameTheOverride) {
   EXPECT_EQ(ErrorOfSmall({"training.steps=ten"}),
             "--set training.steps: \"ten\" is a string, want a whole number "
             "in [1, 1000000000000]");
-  // Once "" and "1e999" were taken for strings.
+  // A past bug: "" and "1e999" were taken for strings.
   EXPECT_EQ(ErrorOfSmall({"data.train="}),
             "--set data.train: nothing follows the =, want a path, a glob or a "
             "list of them");
@@ -1251,7 +1251,7 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.data.train,
             (std::vector<std::string>{folder + "/a.txt", folder + "/*.txt"}));
-  // As `zero tokenize` takes them.
+  // As accepted by `zero tokenize`.
   for (const char* name : {"/{a,none}.txt", "/[ab].txt", "/?.txt"}) {
     options.overrides = {"data.train=" + folder + name};
     loaded = LoadConfig(folder + "/run.json", options);

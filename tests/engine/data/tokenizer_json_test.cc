@@ -39,8 +39,8 @@ std::string ByteCharacter(int byte) {
           static_cast<char>(0x80 | (code & 0x3F))};
 }
 
-// A tokenizer.json as GPT-2's: byte b is token b, then merges, then the end of
-// text.
+// A tokenizer.json like GPT-2's: byte b is token b, then merges, then the end
+// of text.
 Json Gpt2Json() {
   Json vocab = Json::object(), merges = Json::array();
   for (int b = 0; b < 256; ++b) vocab[ByteCharacter(b)] = b;
@@ -81,7 +81,7 @@ Json Gpt2Json() {
 }
 constexpr int32_t kThe = 257, kSpaceThe = 258, kEAcute = 262, kEnd = 268;
 
-// As Llama 3's: with a begin of text in front of every text.
+// Like Llama 3's: with a begin of text before every text.
 Json Llama3Json() {
   Json json = Gpt2Json();
   json["model"]["ignore_merges"] = true;
@@ -217,7 +217,7 @@ TEST_F(TokenizerJsonTest, TheBeginOfTextStandsInFrontOfDocumentsAndPrompts) {
   EXPECT_THAT(tokenizer->DocumentStart(), ElementsAre(269, 268));
   EXPECT_THAT(tokenizer->EncodePrompt("the"), ElementsAre(268, kThe));
   EXPECT_THAT(tokenizer->Encode("the"), ElementsAre(kThe));
-  // It is no control token: text has it, too.
+  // It is not a control token: text may contain it.
   EXPECT_THAT(tokenizer->Encode("a<tool>"), ElementsAre('a', 300));
   EXPECT_EQ(tokenizer->Decode({'a', 300}), "a<tool>");
   // Ids have holes.
@@ -289,7 +289,7 @@ TEST_F(TokenizerJsonTest, StreamedTextIsTheTextOfAllTokens) {
 }
 
 // Wherever a text is cut, the ids of both parts are those of the whole, or the
-// first part says that they are not.
+// first part reports that they are not.
 TEST_F(TokenizerJsonTest, PartsGiveTheIdsOfTheWhole) {
   Json nfc = Llama3Json();
   nfc["normalizer"] = {{"type", "NFC"}};

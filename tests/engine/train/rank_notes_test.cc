@@ -62,7 +62,7 @@ TEST(RankNotesTest, WhatOneRankDoesNotReadIsNamedAtOnce) {
           "communication.algorithm change nothing on one rank, which has no "
           "other to share with or talk to; start several with --ranks N"));
   EXPECT_THAT(RankNotes(loaded, PlanAt(2, loaded)), IsEmpty());
-  // What follows from another key, or is as it would be anyway, is no news.
+  // Values derived from another key, or equal to the default, need no note.
   const LoadedConfig plain =
       Load({"bf16.enabled=true", "data_types.grad_accum_dtype=bf16",
             "zero_optimization.stage=0"});

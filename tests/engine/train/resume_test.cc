@@ -43,7 +43,7 @@ void AddKept(Trainer& trainer, std::mutex& mutex, Kept* kept) {
   });
 }
 
-// What a run, or a part of one, did and left.
+// The results of a run, or of a part of one.
 struct Part {
   std::vector<nlohmann::json> steps;  // lines of metrics.jsonl
   Kept kept;                          // at its end
@@ -97,8 +97,8 @@ class ResumeTest : public testing::Test {
     return *std::move(loaded);
   }
 
-  // Trains until `last` steps are taken, and is stopped there: a new run, or
-  // what `resume` says.
+  // Trains until `last` steps are taken, and stops: a new run, or as `resume`
+  // says.
   Part Train(Job job, int last, const std::string& resume = "",
              bool remove = true) {
     Part part;
@@ -171,7 +171,7 @@ class ResumeTest : public testing::Test {
     }
   }
 
-  // Why a run that resumes so does not begin.
+  // Why such a resumed run does not start.
   std::string ErrorOf(Job job, const std::string& resume) {
     job.overrides.push_back("training.resume=" + resume);
     const LoadedConfig loaded = Load(job);
@@ -304,7 +304,7 @@ TEST_F(ResumeTest, AnotherShareOfTheHostGoesOnToTheSameBits) {
 
 // ---- Another number of ranks ------------------------------------------------
 
-// Whoever saved, whoever loads: the same states.
+// The same states for any saver and any loader.
 TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
   const auto job = [](int world, const std::string& stage) {
     return Job{.overrides = {"bf16.enabled=true", "train_batch_size=12",
@@ -351,7 +351,7 @@ TEST_F(ResumeTest, GroupsAndWholeMastersGoOn) {
     Job other = job(!groups);
     other.overrides.push_back("training.steps=5");
     EXPECT_TRUE(Train(other, 5, "auto").kept == first.kept);
-    // And the run itself goes on to the bits of one that was not stopped.
+    // And the resumed run has the bits of one that was not stopped.
     ExpectEqual(Train(job(groups), kSteps, "auto"), Train(job(groups), kSteps));
   }
 }
@@ -367,7 +367,7 @@ TEST_F(ResumeTest, CheckpointsAreKeptAsAsked) {
                                    "step-00000011"));
 }
 
-// A kill between checkpoints: steps were reported that are taken again.
+// A kill between checkpoints: reported steps are repeated.
 TEST_F(ResumeTest, MetricsHaveEachStepOnceAfterAKill) {
   const Job job = {.overrides = {"training.save_every=4",
                                  "training.save_interrupted=false"}};
@@ -425,7 +425,7 @@ TEST_F(ResumeTest, ARunWhoseOnlyCheckpointIsDamagedDoesNotBeginAnew) {
 TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   const Job job = {.overrides = {"training.save_every=3"}};
   const Part whole = Train(job, kSteps);
-  // A mistake costs none.
+  // A mistake costs no checkpoint.
   const std::vector<std::string> present =
       *ListFolder(dir_.File("run/checkpoints"));
   EXPECT_THAT(

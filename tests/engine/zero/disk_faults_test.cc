@@ -1,5 +1,5 @@
-// A disk that fails under states that are on it: all ranks end with an error
-// that names the file, none hangs, and no file is left.
+// A disk with states that fails: all ranks end with an error that names the
+// file, none hangs, and no file is left.
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -35,7 +35,7 @@ class DiskFaultsTest : public testing::Test {
     return absl::StrCat(dir_.path(), "/zero_swap/rank_", rank);
   }
 
-  // Runs the job, which fails; what it says.
+  // Runs the failing job and returns its error.
   absl::Status Failure() {
     std::atomic<int> num_failed = 0;
     const absl::Status status = RunLocalRanks(
@@ -93,7 +93,7 @@ TEST_F(DiskFaultsTest, AnErrorOfAnyCallEndsAllRanks) {
   ASSERT_GT(writes, 50);
   for (const DiskCall failing : {DiskCall::kRead, DiskCall::kWrite}) {
     const int total = failing == DiskCall::kRead ? reads : writes;
-    // The first, the last that surely comes, and some between them.
+    // The first, the last certain one, and some in between.
     for (int at = 1; at <= total / 2; at += total / 12) {
       SCOPED_TRACE(at);
       const int error = at % 2 == 0 ? EIO : ENOSPC;
@@ -144,8 +144,8 @@ TEST_F(DiskFaultsTest, AFileThatIsCutOffOrChangedEndsAllRanks) {
     };
     const absl::Status status = Failure();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    // A write on its way makes the file that was cut long again, with zeros
-    // in it, which only the checksum tells from what was there.
+    // A write in flight makes the truncated file long again, with zeros in it,
+    // which only the checksum detects.
     testing::Matcher<std::string> names = HasSubstr("checksum");
     if (cut) names = AnyOf(names, HasSubstr("the file ends before"));
     EXPECT_THAT(std::string(status.message()),
@@ -174,7 +174,7 @@ TEST_F(DiskFaultsTest, TwoRunsDoNotShareAFolder) {
   EXPECT_FALSE(std::filesystem::exists(Path(0)));
 }
 
-// A state that is not read is no result, whatever became of the rest.
+// An unread state is no result, whatever happened to the rest.
 TEST_F(DiskFaultsTest, WithoutChecksumsWhatTheDiskGivesIsTaken) {
   job_.options.swap.checksums = false;
   job_.options.swap.uring = false;

@@ -85,7 +85,7 @@ TEST(HostWireTest, OneHostSendsNothing) {
 }
 
 // Of n ranks, k on each host: k (n - k) / n of a sum, or (n - k) / n of it; k /
-// n of what is gathered, to each other host.
+// n of gathered bytes, to each other host.
 TEST(HostWireTest, TheBytesAreThoseOfTheFormula) {
   for (const int64_t stage : {0, 1, 2, 3}) {
     const Job job = MakeJob(8, stage);

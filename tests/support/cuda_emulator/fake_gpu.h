@@ -1,8 +1,8 @@
 // State of the fake CUDA runtime: devices, streams, events, allocations.
 //
 // Invariant: nothing runs when it is queued. Work runs on a thread that waits,
-// in an order that a GPU might have chosen: hence a forgotten wait is a wrong
-// result, not a rare one.
+// in an order that a GPU might have chosen: so a forgotten wait gives a wrong
+// result, and not only rarely.
 #ifndef ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_GPU_H_
 #define ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_GPU_H_
 
@@ -122,7 +122,7 @@ int CurrentDevice();
 // REQUIRES: the lock is held.
 cudaError_t Begin(Gpu& gpu, const char* name);
 
-// Makes `error` what cudaGetLastError says, and returns it.
+// Makes `error` the result of cudaGetLastError, and returns it.
 cudaError_t Fail(cudaError_t error);
 
 }  // namespace zero::emulator
