@@ -47,7 +47,7 @@ CONFIG = {
 
 
 class HostsTest(unittest.TestCase):
-    """Of `hosts` hosts, for all tests of a class."""
+    """A cluster of `hosts` hosts for all tests of a class."""
     hosts = 2
 
     @classmethod
@@ -82,7 +82,8 @@ class HostsTest(unittest.TestCase):
         return self.cluster("on", "ctl", *args, cwd=self.folder)
 
     def threads_hash(self, ranks, *sets):
-        """parameters_hash of ranks that are threads of one process here."""
+        """parameters_hash of a run with ranks as threads of one process
+        here."""
         subprocess.run([ZERO, "train", "run.json", "--ranks", str(ranks),
                         "--threads", "1", "--set",
                         "training.out_dir=threads", *sets], check=True,
@@ -117,7 +118,7 @@ class HostsTest(unittest.TestCase):
         self.fail("job %s is %s\n%s" % (job, state, self.output()))
 
     def metrics(self):
-        """The lines of the run so far; the last may be in the making."""
+        """The lines of the run so far; the last may be incomplete."""
         try:
             with open(self.path("run", "metrics.jsonl")) as file:
                 return [json.loads(line) for line in file
@@ -134,7 +135,7 @@ class HostsTest(unittest.TestCase):
         self.fail(self.output())
 
     def mpirun(self, *args, hosts=2):
-        """mpirun.sh on ctl, with a hostfile of so many hosts."""
+        """mpirun.sh on ctl, with a hostfile of this many hosts."""
         with open(self.path("hosts"), "w") as file:
             for number in range(1, hosts + 1):
                 file.write("node%d slots=1\n" % number)
@@ -256,13 +257,13 @@ class ElasticTest(HostsTest):
 
 @unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
 class FaultsTest(HostsTest):
-    """What goes wrong on the second of two hosts in the middle of a run."""
+    """Faults on the second of two hosts in the middle of a run."""
     steps = ["--threads", "1", "--set", "training.steps=1000", "--set",
              "training.save_every=10", "--set",
              "communication.timeout_seconds=5"]
 
     def times(self):
-        """A folder of its own for each."""
+        """A separate folder for each."""
         for number in range(FAULTS):
             begin = time.monotonic()
             yield number
@@ -300,7 +301,7 @@ class FaultsTest(HostsTest):
         for _ in self.times():
             job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", *self.steps)
             self.wait_for_steps(25)
-            # Its supervisor starts slurmd again.
+            # Its supervisor restarts slurmd.
             self.cluster("on", "node2", "bash", "-c",
                          "pkill -9 -x slurmd; pkill -9 -x slurmstepd; "
                          "pkill -9 -x zero; slurmd -N node2 -f $SLURM_CONF")
@@ -320,7 +321,7 @@ class FaultsTest(HostsTest):
                 self.ends(run)
             finally:
                 self.cluster("on", "node2", "ip", "link", "set", "eth0", "up")
-                with contextlib.suppress(AssertionError):  # where none is left
+                with contextlib.suppress(AssertionError):  # if none is left
                     self.cluster("on", "node2", "pkill", "-9", "-x",
                                  "zero|orted")
             self.assertIn("on 1 hosts: node1", self.output())
@@ -337,7 +338,7 @@ class FaultsTest(HostsTest):
             self.expect_whole()
 
     def test_a_full_disk(self):
-        # A limit on the size of files stands for one, on this host alone.
+        # A file size limit stands in for one, only on this host.
         script = self.path("zero")
         with open(script, "w") as file:
             file.write("#!/bin/bash\n[ $(hostname) != node2 ] || "

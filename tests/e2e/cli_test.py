@@ -1,4 +1,4 @@
-"""The program as a user calls it: out/zero and files, nothing else."""
+"""The program as a user calls it: only out/zero and files."""
 
 import ctypes
 import ctypes.util
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def byte_level_tokenizer():
-    """A tokenizer.json as GPT-2's, with few merges."""
+    """A tokenizer.json like GPT-2's, with few merges."""
     letters = [chr(b) for b in range(256)
                if 33 <= b <= 126 or 161 <= b and b != 173]
     letters += [chr(256 + i) for i in range(256 - len(letters))]
@@ -190,7 +190,7 @@ class CliTest(unittest.TestCase):
                 self.assertIn("zero: note: WORLD_SIZE is 2, and %s takes one "
                               "process: rank 0 does it, the others exit\n"
                               % args[0], result.stderr)
-        # What says or writes something on every machine does so.
+        # Commands that print or write on every machine still do.
         result = self.zero("config", "config.json", env={**env, "RANK": "1"})
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn('"sequence_length"', result.stdout)
@@ -219,7 +219,7 @@ class CliTest(unittest.TestCase):
                              row["states_bytes_by_formula"])
             states = [row[name] for name in
                       ("parameters", "gradients", "optimizer")]
-            # Gradients come when activations go.
+            # Gradients replace activations.
             self.assertLessEqual(sum(states), row["states_bytes"])
             others = [row[name] for name in
                       ("gathered_parameters", "reduce_buffers", "activations",
@@ -230,8 +230,8 @@ class CliTest(unittest.TestCase):
             if row["stage"] < 3:
                 self.assertEqual(row["sent_bytes_per_step"],
                                  row["sent_bytes_by_formula"])
-            # A run took what was predicted; of what is beside the arenas the
-            # prediction is a bound for such a small model.
+            # A run took the predicted memory; outside the arenas the prediction
+            # is a bound for such a small model.
             measured = row["measured"]
             for name, value in measured.items():
                 if name not in ("fixed", "total"):
@@ -285,8 +285,8 @@ class CliTest(unittest.TestCase):
 
     def test_a_billion_parameters_on_many_ranks_take_less_than_a_gigabyte(self):
         # The vocabulary is four blocks large, and its gradient is dense, the
-        # head's and the lookup's. Yet only blocks are at the peak: two of them
-        # on their way, or one.
+        # head's and the lookup's. Yet only blocks are at the peak: one or two
+        # of them in flight.
         def row(*sets):
             rows = [json.loads(line) for line in
                     self.ok("memory", LLAMA_1B, "--ranks", "1024", "--json",
@@ -344,7 +344,7 @@ class CliTest(unittest.TestCase):
         for fit in fits:
             self.assertLessEqual(fit["peak_bytes"], memory)
             self.assertIn("--set ", fit["patch"])
-        # What was proposed takes what was said: as options and as a file.
+        # The proposals take the predicted memory: as options and as a file.
         for command in (("config.json", *fits[0]["patch"].split(),
                          "--set", "train_batch_size=32"), ("fits.json",)):
             self.ok("train", *command, "--ranks", "2",
@@ -446,7 +446,7 @@ class CliTest(unittest.TestCase):
                      "wait: scalar norm and loss",
                      "wait: scalar stop, valid targets"):
             self.assertIn(name, names)
-        # A wait has a name, and a step agrees before it and behind it.
+        # A wait has a name, and a step agrees before and after it.
         self.assertNotIn("wait", names)
         agreed = [e["name"] for e in events
                   if e["pid"] == 0 and e["ph"] == "X" and
@@ -480,7 +480,7 @@ class CliTest(unittest.TestCase):
                 self.assertFalse(os.path.exists(self.path("run/final.failed")))
                 self.assertIn("the last one failed",
                               self.error("eval", "config.json"))
-        # Where rank 0 hangs, the next one tells.
+        # If rank 0 hangs, the next one reports.
         self.error("train", "config.json", "--ranks", "3",
                    "--inject-fault", "0:2:stop",
                    "--set", "train_batch_size=6",
@@ -549,7 +549,7 @@ class CliTest(unittest.TestCase):
         self.assertEqual(lines[20]["ranks_before"]["slowest_rank"], 1)
         self.assertRegex(self.ok("report", "run", "--html", "slow.html"),
                          r"note: run/metrics.jsonl: step \d+: " + named)
-        # Nobody is named who asks for nobody.
+        # No rank is named if the factor is 0.
         self.ok(*run, "communication.straggler_factor=0",
                 "training.steps=40", "--inject-fault",
                 "1:3:slow=20")
@@ -585,15 +585,15 @@ class CliTest(unittest.TestCase):
                     "--set", "zero_optimization.stage=%d" % stage)
             summary = self.read_json("run/summary.json")
             hashes.add(summary["parameters_hash"])
-            # The ranks have a ledger each, and the process is all of them; of
-            # so small a model nearly all is fixed: libraries, code, threads.
+            # Each rank has a ledger, and the process is their sum; for such a
+            # small model nearly all is fixed: libraries, code, threads.
             peak = summary["peak_bytes"]
             ranks = summary["peak_bytes_of_all_ranks"]
             self.assertEqual(ranks, 3 * peak["total"])
             unknown = summary["peak_resident_bytes"] - ranks
             self.assertLess(abs(unknown), 40 << 20)
             self.assertEqual(sum(peak.values()), 2 * peak["total"])
-            # Every page of the arenas is there before the first step.
+            # Every page of the arenas is touched before the first step.
             resident = summary["resident_bytes"]
             self.assertGreater(resident.pop("code and files"), 0)
             self.assertAlmostEqual(sum(resident.values()),
@@ -659,7 +659,7 @@ class CliTest(unittest.TestCase):
         out, halves, step = run("zero_optimization.mics_shard_size=2")
         same_out, same, same_step = run("zero_optimization.mics_shard_size=4")
         self.assertIn("sharded in each of 2 groups of 2", out)
-        # One group is no group, to the bit and the byte.
+        # One group equals no groups, to the bit and the byte.
         self.assertEqual(same["parameters_hash"], full["parameters_hash"])
         self.assertNotIn("group", same_out + full_out)
         for one in (same_step, full_step):
@@ -672,7 +672,7 @@ class CliTest(unittest.TestCase):
             self.assertGreater(waited["scalar"], 0)
         self.assertEqual(same_step["communication"],
                          full_step["communication"])
-        # Two have twice the states each, and the same numbers but for the
+        # Two have twice the states each, and the same numbers except for the
         # order of sums.
         for state in ("parameters", "optimizer"):
             self.assertEqual(halves["peak_bytes"][state],
@@ -680,9 +680,9 @@ class CliTest(unittest.TestCase):
         self.assertEqual(halves["peak_bytes"], halves["predicted_peak_bytes"])
         self.assertAlmostEqual(halves["final_loss"], full["final_loss"],
                                places=5)
-        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across. Of the table's gradient
-        # a token and a row for each that a rank has looked up, of one rank
-        # within and of two across.
+        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across. For the table's
+        # gradient, a token and a row per lookup of a rank, of one rank within
+        # and of two across.
         wire = next(line for line in out.splitlines() if "wire per" in line)
         states = halves["peak_bytes"]["parameters"]  # fp32, as gradients
         self.assertRegex(wire, "; reduced [0-9,]+ bytes = the formula; "
@@ -712,7 +712,7 @@ class CliTest(unittest.TestCase):
         return self.ok(*args), self.read_json("run/summary.json")
 
     def test_offload_keeps_states_on_the_host_to_the_same_bits(self):
-        # As Hugging Face's documentation writes it.
+        # As in Hugging Face's documentation.
         offload = {"device": "cpu", "pin_memory": True}
         zero = {"stage": 3, "offload_optimizer": offload,
                 "offload_param": offload, "overlap_comm": True,
@@ -796,7 +796,7 @@ class CliTest(unittest.TestCase):
             self.assertGreater(of[stage, "optimizer"]["optimizer"], 0)
             self.assertLess(of[stage, "optimizer"]["optimizer"],
                             of[stage, "-"]["optimizer"])
-        # Parameters of the host are all updated there.
+        # Parameters on the host are all updated there.
         self.assertEqual(of[3, "all"]["optimizer"], 0)
 
     NVME = {"device": "nvme", "nvme_path": "disk"}
@@ -855,7 +855,7 @@ class CliTest(unittest.TestCase):
         text = self.error(*run, *budget[:2])
         self.assertRegex(text, r"may take .* \(--device-memory\) of the")
         self.assertNotIn("offload", text)
-        # What it proposes runs, to the same bits.
+        # Its proposal runs, with the same bits.
         text = self.error(*run, *budget)
         patch = text[text.index("this fits: ") + len("this fits: "):].split()
         self.assertIn("zero_optimization.offload_optimizer.device=cpu", patch)
@@ -872,7 +872,7 @@ class CliTest(unittest.TestCase):
         disk = self.read_json("run/summary.json")
         self.assertEqual(disk["parameters_hash"], plain["parameters_hash"])
         self.assertLessEqual(disk["host_bytes"], 0.6 * host["host_bytes"])
-        # The operating system's figure, of what both may take.
+        # The operating system's figure for the limit of both.
         self.assertLess(disk["peak_resident_bytes"],
                         0.6 * (plain["peak_bytes"]["total"] +
                                host["host_bytes"]))
@@ -955,7 +955,7 @@ class CliTest(unittest.TestCase):
             "the server sends {0:,} bytes = the formula; it receives {0:,} "
             "bytes = the formula; a worker sends {1:,} and receives {1:,}\n"
             .format(2 * states, states), out)
-        # Equal bits whatever the buckets.
+        # Equal bits for any buckets.
         _, again = self.train_on(3, server,
                                  "zero_optimization.reduce_bucket_size=1000",
                                  "zero_optimization.overlap_comm=false")
@@ -999,7 +999,7 @@ class CliTest(unittest.TestCase):
                          summary["parameters_hash"])
 
     def test_parameters_hash_is_that_of_the_saved_weights(self):
-        """Recomputed as engine/base/hash.h says."""
+        """Recomputed as described in engine/base/hash.h."""
 
         class Hash(ctypes.Structure):
             _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
@@ -1051,7 +1051,7 @@ class CliTest(unittest.TestCase):
                          recomputed["parameters_hash"])
         self.assertEqual(first["parameters_hash"],
                          selective["parameters_hash"])
-        # What a process takes anyway changes from one to the next.
+        # A process's base memory varies between runs.
         peaks = [one["peak_bytes"]["total"] - one["peak_bytes"]["fixed"]
                  for one in (recomputed, selective, first)]
         self.assertLess(max(peaks[:2]), peaks[2])
@@ -1125,7 +1125,7 @@ class CliTest(unittest.TestCase):
 
     def test_weights_of_an_earlier_run_are_not_taken_for_the_last_ones(self):
         self.train("run")
-        # As kill -9 leaves it.
+        # As left by kill -9.
         os.remove(self.path("run/summary.json"))
         text = self.error("eval", "config.json")
         self.assertIn("run/final is of an earlier run", text)
@@ -1193,7 +1193,7 @@ class CliTest(unittest.TestCase):
             "data.sequence_length=%d" % positions))
         self.assertAlmostEqual(evaluated["loss"], with_config["loss"],
                                places=5)
-        # Training from it takes it, too.
+        # Training from it also takes it.
         with open(self.path("run/final/generation_config.json"), "w") as f:
             f.write("{}")
         self.ok("train", "--set", "data.train=held_out.txt", "config.json",
@@ -1291,7 +1291,7 @@ class CliTest(unittest.TestCase):
                 result = self.zero("train", "config.json", *args)
                 self.assertEqual(result.returncode, 2)
                 self.assertIn(words, result.stderr)
-        # Only where the command has what the answer names.
+        # Only if the command has the option that the answer names.
         self.assertNotIn("--ranks", self.error("eval", "config.json",
                                                "--gpus", "2"))
         self.assertNotIn("--set", self.error("models", "--bf16"))
@@ -1336,7 +1336,7 @@ class CliTest(unittest.TestCase):
         longer = ["--set", "data.sequence_length=40", "--prompt", "x" * 33,
                   "--tokens", "2"]
         self.assertIn("x" * 33, self.ok("generate", "config.json", *longer))
-        # --set counts without a config as well.
+        # --set also works without a config.
         short = ["--model", "run/final", "--prompt", "x" * 33]
         self.ok("generate", *short, "--tokens", "2")
         self.assertIn("the context 8", self.error(
@@ -1382,7 +1382,7 @@ class CliTest(unittest.TestCase):
                          "take .* and the disk of small/run has .* free; make "
                          "room, choose another folder, or set "
                          "training.save_final=false\n$")
-        # It took nothing from the run before.
+        # It took nothing from the previous run.
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout.splitlines()[-1])["steps"], 1)
 
@@ -1474,7 +1474,7 @@ class CliTest(unittest.TestCase):
                 os.remove(self.path(name))
 
     def test_every_micro_batch_is_rehearsed(self):
-        # Units that stay in place give the later ones another arena.
+        # Units that stay in place change the arena of later ones.
         self.ok("train", "config.json", "--ranks", "2",
                 "--set", "model={\"preset\": \"gpt2-tiny\"}",
                 "--set", "train_batch_size=8", "--set", "training.steps=1",
@@ -1538,7 +1538,7 @@ class CliTest(unittest.TestCase):
         self.assertIn('"vocab_size": 400', shown)
 
     def test_a_second_signal_stops_at_once_and_says_what_is_kept(self):
-        # Two kinds: a second one of the first's would be lost beside it.
+        # Two kinds: a second one of the same kind would be lost.
         code = self.start_and_signal(signal.SIGINT, signal.SIGTERM)
         self.assertEqual(code, 128 + signal.SIGTERM)
         self.assertRegex(self.stderr, r"stopped at once; .*metrics\.jsonl")
@@ -1551,7 +1551,7 @@ class CliTest(unittest.TestCase):
                           '"num_hidden_layers": 1000}')
         self.assertIn("GiB at its peak", text)
         self.assertIn("nothing fits", text)
-        # What it proposes runs.
+        # Its proposal runs.
         text = self.error("train", "config.json", "--ranks", "2",
                           "--set", 'model={"preset": "gpt2", "n_layer": 48}',
                           "--set", "train_batch_size=7000")

@@ -1,4 +1,4 @@
-"""The pages that zero writes: their data, and how Chromium shows them."""
+"""The pages that zero writes: their data, and their display in Chromium."""
 
 import json
 import os
@@ -227,7 +227,7 @@ class DataTest(PageTestCase):
             path = self.path("events/%s/events.out.tfevents.0.zero" % name)
             first, *events = read_events(path)
             if name == "b":
-                # As the run itself wrote them, but for their times.
+                # As written by the run itself, except for their times.
                 own = list(read_events(self.path(
                     "b/tensorboard/events.out.tfevents.0.zero")))
                 self.assertEqual(
@@ -348,7 +348,8 @@ class BrowserTest(PageTestCase):
         cls.addClassCleanup(cls.browser.close)
 
     def open(self, name, **window):
-        """Opens a page, which must be quiet and fit; its charts by title."""
+        """Opens a page, which must fit and report no errors; returns its charts
+        by title."""
         path = self.path(name)
         self.browser.open(path, **window)
         self.assertEqual(self.browser.problems(), [])
@@ -404,7 +405,7 @@ class BrowserTest(PageTestCase):
             self.assertEqual(list(charts), ["config.json", "Action by action"])
             sets = charts["config.json"]["sets"]
             for i, row in enumerate(rows):
-                # The widths of a row's bars are as its categories.
+                # The widths of a row's bars match its categories.
                 width = sum(one["places"][i][2] for one in sets)
                 for one in sets:
                     bytes_ = row[one["label"].replace(" ", "_")]
