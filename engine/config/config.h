@@ -175,7 +175,7 @@ enum class CommunicationAlgorithm {
 // What connects the ranks.
 enum class CommunicationBackend {
   kAuto,   // kNccl for several GPUs, kMpi for processes on the CPU, else kLocal
-  kLocal,  // threads of one process, by its memory
+  kLocal,  // threads of one process, through its memory
   kMpi,    // ranks on the CPU, threads of several processes
   kNccl,   // GPUs, in threads or processes
 };

@@ -962,7 +962,7 @@ std::vector<KeySpec> UsedKeys() {
                     c.zero_optimization.mics_shard_size !=
                         c.communication.ranks_per_host),
                  "communication.algorithm is not hierarchical, and "
-                 "zero_optimization.mics_shard_size not \"auto\"")),
+                 "zero_optimization.mics_shard_size is not \"auto\"")),
       Key(KEY(communication.backend),
           "local: ranks are threads of one process and read each other's "
           "memory; mpi: also ranks in other processes, started by mpirun or "

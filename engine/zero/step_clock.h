@@ -29,8 +29,8 @@ class StepClock {
   // Called before and after every action, once its waits are over. Actions of a
   // pass without gradients are outside a step.
   using ActionHook = std::function<void(const Action&, bool done)>;
-  // Called after computation has waited for communication: of a unit's
-  // parameters, of the bucket whose first unit it is, or of an agreement.
+  // Called after computation has waited for communication: for a unit's
+  // parameters, for the bucket that begins with the unit, or for an agreement.
   using WaitHook = std::function<void(Channel, const std::string& name,
                                       TimePoint begin, TimePoint end)>;
   // Called with the time of every action: for copies and host computation on

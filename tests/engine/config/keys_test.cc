@@ -330,7 +330,7 @@ std::vector<UnreadCase> UnreadCases() {
       {"communication.ranks_per_host",
        {"communication.ranks_per_host=1"},
        "communication.algorithm is not hierarchical, and "
-       "zero_optimization.mics_shard_size not \"auto\""},
+       "zero_optimization.mics_shard_size is not \"auto\""},
   };
 }
 
