@@ -170,7 +170,7 @@ struct LinearCrossEntropyArgs {
   int64_t part_rows = 0;  // 0: all; else a multiple of 64
   LossPart part = {};
 
-  // Of the table.
+  // Rows of the whole table.
   int64_t rows() const { return part.rows == 0 ? w.rows : part.rows; }
 };
 

@@ -65,7 +65,7 @@ class Reader {
     return Error(node.place, node.key, message);
   }
 
-  // The member, or null where it is absent or null.
+  // The member, or null if it is absent or null.
   static const JsonNode* FindValue(const JsonNode& object,
                                    absl::string_view key) {
     const JsonNode* node = object.Find(key);

@@ -24,7 +24,7 @@ inline constexpr int64_t kBlockAlignment = 4096;
 struct BlockRequest {
   int64_t offset = 0;  // in the file, a multiple of kBlockAlignment
   char* data = nullptr;
-  int64_t bytes = 0;  // likewise a multiple
+  int64_t bytes = 0;  // also a multiple
 };
 
 enum class DiskCall { kAllocate, kRead, kWrite };

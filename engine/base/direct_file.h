@@ -37,8 +37,8 @@ class AlignedMemory {
 // caller fills one while a thread writes the other. Threads: one at a time.
 class DirectWriter {
  public:
-  // Of each of the two windows. One request of common disks: larger ones write
-  // no faster and take more of the host's memory.
+  // Size of each window. One request of common disks: larger ones write no
+  // faster and take more of the host's memory.
   static constexpr int64_t kWindowBytes = int64_t{4} << 20;
 
   // Errors: as AtomicFile::Create.

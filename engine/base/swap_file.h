@@ -34,7 +34,7 @@ struct SwapFileOptions {
   int64_t block_bytes = int64_t{1} << 20;  // of a request
   bool uring = true;                       // false: threads
   BlockIoOptions io;
-  // Changes what is noticed: XXH3 of every block, verified on reads.
+  // Changes error detection: XXH3 of every block, verified on reads.
   bool checksums = true;
 };
 

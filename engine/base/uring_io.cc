@@ -142,7 +142,7 @@ class UringIo final : public BlockIo {
     return absl::OkStatus();
   }
 
-  // Waits for a request. False where the ring is broken.
+  // Waits for a request. False if the ring is broken.
   bool Reap(size_t* i, int64_t* result) {
     io_uring_cqe* entry = nullptr;
     int error;

@@ -77,7 +77,7 @@ double SecondsOf(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
-// Of the first of a pair.
+// The measurement by the first of a pair.
 absl::StatusOr<LinkSpeed> MeasureOne(Network& network, int peer, bool first,
                                      absl::Duration timeout) {
   End end(network, peer, timeout);

@@ -100,7 +100,7 @@ class LocalGroup : public std::enable_shared_from_this<LocalGroup> {
   void Fail(const absl::Status& status);
   // Bytes of data that this process has begun to send to others.
   int64_t sent_bytes() const;
-  // Where the ranks of this process are.
+  // Where this process's ranks are in their collectives.
   RanksProgress progress() const;
   // OK, or why it failed.
   absl::Status status() const;

@@ -92,7 +92,7 @@ class Runner {
                         absl::StrCat("rank ", index, ": ", status.message()));
   }
 
-  // Of the ended ranks, the lowest one's: that of the summary.
+  // The lowest ended rank's: that of the summary.
   absl::Status Error() const {
     return errors_.empty() ? absl::OkStatus() : errors_.begin()->second;
   }

@@ -81,7 +81,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     bool ended() const { return pending == 0 || !error.ok(); }
   };
 
-  // What the thread does beside messages, once each.
+  // Other tasks of the thread, once each.
   absl::Status Start(const Patience& patience) {
     std::thread([self = shared_from_this()] { self->Run(); }).detach();
     const absl::Time tell_at = absl::Now() + patience.tell_after;
@@ -235,7 +235,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
         return !begun_.empty() || stops_ || closes_ || work_ != nullptr;
       };
       if (flying_.empty()) {
-        // What was sent may still need a hand to leave.
+        // Sent messages may still need progress calls.
         wake_.wait_for(lock, std::chrono::milliseconds(20), wakes);
       } else if (!moved) {
         wake_.wait_for(lock, PauseAfter(now - last), wakes);
@@ -286,7 +286,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     return num_ended > 0;
   }
 
-  // No call of MPI any more: nobody's memory is used.
+  // No further MPI calls: no memory is used any more.
   void Halt(const absl::Status& status) {
     halted_ = true;
     for (const auto& load : flying_) load->error.Update(status);

@@ -53,7 +53,7 @@ absl::StatusOr<TcpStoreAddress> SpreadAddress(
     }
     listens = listening.status();
   }
-  // Also where it failed: the others wait for it.
+  // Even if it failed: the others wait for it.
   ZERO_ASSIGN_OR_RETURN(told, network.Broadcast(told));
   ZERO_RETURN_IF_ERROR(listens);
   const std::vector<std::string> parts = absl::StrSplit(told, ' ');

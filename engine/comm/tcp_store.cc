@@ -80,7 +80,7 @@ bool ReceiveAll(int socket, char* to, size_t size) {
   return true;
 }
 
-// False: likewise, or the frame is of no size that we send.
+// False: likewise, or the frame has a size that we never send.
 bool ReceiveFrame(int socket, std::string* frame) {
   char size_bytes[4];
   if (!ReceiveAll(socket, size_bytes, sizeof(size_bytes))) return false;
@@ -282,8 +282,8 @@ bool IsLoopback(const std::string& host) {
 
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
     const TcpStoreAddress& address, int world, const std::string& who) {
-  // A wildcard IPv6 socket takes IPv4 as well; where there is no IPv6, the
-  // other address of the list is IPv4's.
+  // A wildcard IPv6 socket takes IPv4 as well; without IPv6, the other address
+  // of the list is IPv4's.
   const bool local = IsLoopback(address.host);
   std::string reason;
   const Addresses found = Resolve(local ? address.host.c_str() : nullptr,

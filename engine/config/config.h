@@ -158,7 +158,7 @@ struct AioConfig {
   int64_t thread_count = 1;
   bool single_submit = false;
   bool overlap_events = true;
-  // Changes what is noticed.
+  // Changes error detection.
   bool checksums = true;
 
   bool operator==(const AioConfig&) const = default;

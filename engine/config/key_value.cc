@@ -57,7 +57,7 @@ absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
 }
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
-  // Of each KeyKind.
+  // By KeyKind.
   constexpr JsonKind kWanted[] = {
       JsonKind::kBool,   JsonKind::kNumber, JsonKind::kNumber,
       JsonKind::kString, JsonKind::kString, JsonKind::kArray,

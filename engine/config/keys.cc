@@ -660,8 +660,8 @@ std::vector<KeySpec> UsedKeys() {
       Key("optimizer.params.min_coeff", FIELD(optimizer.spec.min_coeff),
           "Smallest trust ratio.", AtLeast(0), kLamb),
       Section("scheduler",
-              "The learning rate as a function of the step, from 0. The first "
-              "step already moves."),
+              "The learning rate as a function of the step, counted from 0. "
+              "The first step already moves the parameters."),
       Key("scheduler.type", FIELD(scheduler.kind),
           "DeepSpeed's schedules, WSD (warm-up, stable, decay) and Constant.",
           Unbuilt({"LRRangeTest"}, "there is no range test"),

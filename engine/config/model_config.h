@@ -36,7 +36,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// Comments give GPT-2's own name for a field where it differs.
+// Comments give GPT-2's name for a field if it differs.
 struct ModelConfig {
   ModelFamily family = ModelFamily::kGpt2;
   int64_t vocab_size = 0;

@@ -217,7 +217,7 @@ class ParallelEncoder {
   std::vector<Piece> pieces_;
   size_t waiting_ = 0;  // bytes of them
   int64_t encoded_ = 0;
-  // Of the document that is being written.
+  // Within the document being written.
   size_t written_ = 0;
   size_t tried_ = 0;  // bytes after `written_` that ended within a token
 };

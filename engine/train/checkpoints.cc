@@ -64,7 +64,7 @@ absl::Status RunCheckpoints::Save(const RunRecord& record) {
 
 absl::Status RunCheckpoints::Begin(const RunRecord& record) {
   record_ = record;
-  // Rank 0's; none where there is no folder.
+  // Rank 0's; none if there is no folder.
   const absl::Status folder =
       leads() ? BeginCheckpoint(folder_, record.step) : absl::OkStatus();
   double id = leads() && folder.ok() ? RandomNumber() : -1;
@@ -117,7 +117,7 @@ absl::Status RunCheckpoints::Advance(const PhaseVotes& votes) {
 absl::Status RunCheckpoints::Finish() {
   while (phase_ != Phase::kNone) {
     const bool completing = phase_ == Phase::kCompleting;
-    // Alone nobody is lost.
+    // With one rank none is lost.
     const auto lost = [this] {
       return session_->rank().world() > 1 ? session_->rank().status()
                                           : absl::OkStatus();

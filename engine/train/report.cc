@@ -26,8 +26,8 @@ Json PerChannel(const WaitTimes& waited) {
   return times;
 }
 
-// Of this rank: its arenas, and its share of the process's code and files. On
-// the CPU, where ranks are threads of one process.
+// This rank's arenas, and its share of the process's code and files. On the
+// CPU, where ranks are threads of one process.
 Json ResidentBytes(const Session& session) {
   Json bytes;
   for (const Arena* arena : session.executor().arenas()) {

@@ -144,7 +144,7 @@ struct Rehearsal {
   bool one_memory = false;  // the host's memory is the device's
 
   int64_t host_bytes() const { return host_ledger.total_peak_bytes(); }
-  // Of the device at its peak, with the host's memory if that is the same.
+  // Peak device memory, with the host's if that is the same.
   int64_t needed_bytes() const {
     return ledger.total_peak_bytes() + (one_memory ? host_bytes() : 0);
   }

@@ -17,7 +17,7 @@ namespace zero {
 // The file of states on a disk, and how it is read and written.
 struct SwapOptions {
   std::string path;  // folder: "nvme_path"
-  // Changes what is noticed.
+  // Changes error detection.
   bool checksums = true;
   // Changes speed.
   int64_t block_bytes = int64_t{1} << 20;
@@ -76,7 +76,7 @@ struct ExecutorOptions {
   }
 };
 
-// Of the model states on a rank that owns some.
+// Bytes of the model states on a rank that owns some.
 inline int64_t StateBytes(const Plan& plan, const ExecutorOptions& options) {
   const StatePlacement& placement = plan.placement;
   return plan.StateElems(plan.padded_elems, placement.parameters) *

@@ -681,7 +681,7 @@ class WaitFinder {
     }
   }
 
-  // Of an action on one segment.
+  // The segment of an action on one segment.
   static std::pair<int, int> SegmentOf(const Action& action) {
     return {action.index, action.phase};
   }

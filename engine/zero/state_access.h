@@ -152,7 +152,7 @@ class StateAccess {
   absl::StatusOr<std::string> FirstNonFinite(
       const std::function<const FlatState&(int unit)>& state_of,
       const char* name);
-  // Of a parameter's weight in a checkpoint.
+  // The dtype of a parameter's weight in a checkpoint.
   DType WeightType(const Parameter& parameter) const;
   // The ranks that together own every element once.
   bool InFirstGroup() const {

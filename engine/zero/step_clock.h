@@ -70,7 +70,7 @@ class StepClock {
     if (spent == nullptr && !time_hook_) {
       work();
     } else {
-      // Of a collective, how long its launch took.
+      // A collective's launch time.
       const bool collective = action.stream == StreamRole::kGather ||
                               action.stream == StreamRole::kReduce;
       Time(collective ? *compute_ : stream, work,

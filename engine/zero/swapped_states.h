@@ -69,7 +69,7 @@ class SwappedStates {
   // Stores the held segment. Segments changed by a step are not held.
   void Settle(Stream& compute);
 
-  // Of the file; and what `actions` read from and write to it, in bytes.
+  // Bytes of the file; bytes that `actions` read from and write to it.
   int64_t disk_bytes() const;
   struct Traffic {
     int64_t read = 0, written = 0;
@@ -78,7 +78,7 @@ class SwappedStates {
   std::vector<std::string> notes() const;
 
  private:
-  // Of a segment; 0 bytes: the disk has no such piece.
+  // A segment's place; 0 bytes: the disk has no such piece.
   struct Place {
     int64_t elems = 0;
     int64_t param_bytes = 0, optimizer_bytes = 0;

@@ -311,7 +311,7 @@ class DataTest(PageTestCase):
         self.assertEqual(self.document("name.html")["runs"][0]["name"], name)
 
 
-# Of every chart: its title, and how many of its pixels are drawn.
+# For every chart: its title, and how many of its pixels are drawn.
 CHARTS = """[...document.querySelectorAll("canvas")].map((canvas) => {
   const chart = Chart.getChart(canvas);
   const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext(

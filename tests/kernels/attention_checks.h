@@ -41,8 +41,8 @@ inline double ProbabilityError(const AttentionProblem& p) {
 
 // cuDNN's part of a 16-bit call: it rounds the probabilities, and in the
 // backward pass their gradients, to the dtype before it multiplies with them;
-// one relative error of each weight, and one more where it scales. 0 where our
-// own kernels run: their sums are in fp32 throughout.
+// one relative error of each weight, and one more if it scales. 0 if our own
+// kernels run: their sums are in fp32 throughout.
 inline double WeightRounding(const Path& path, const AttentionProblem& p) {
   const bool may_be_cudnn = path.name.rfind("cuda", 0) == 0 &&
                             p.dtype != DType::kF32 && p.s.q_len == p.s.kv_len &&

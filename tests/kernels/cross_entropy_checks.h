@@ -112,7 +112,7 @@ inline void CheckCrossEntropy(CrossEntropyProblem& p, const Dense& old_dw,
   }
   EXPECT_NEAR(p.loss_sum[0], total, total_error) << what;
 
-  // Relative to an element, and where that is subnormal in fp16.
+  // Relative to an element, or the subnormal step in fp16.
   const double rounded = rounding.gradient ? HalfUlp(dtype) : 0;
   const double tiny = rounding.gradient ? TinyStep(dtype) / 2 : 0;
   const Dense w_t = Transposed(w), x_t = Transposed(x);

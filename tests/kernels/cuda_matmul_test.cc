@@ -155,7 +155,7 @@ TEST(CudaMatmulTest, FusedGeluGradientIsTheSeparateOneWithinRounding) {
         }
       }
       // The slope from the hardware's tanh: terms of 2^-11 and, times x, of
-      // 2^-11 twice; the product once rounded where the kernels are separate.
+      // 2^-11 twice; the product rounded once if the kernels are separate.
       ExpectNear(
           dx, want,
           [&](int64_t i, int64_t j) {

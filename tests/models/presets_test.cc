@@ -56,7 +56,7 @@ TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
             6.0 * (85056000 + 50257 * 768) + 12.0 * 12 * 768 * 1024);
   EXPECT_EQ(FlopsPerToken(Preset("gpt2"), 1024, /*causal=*/true),
             6.0 * (85056000 + 50257 * 768) + 6.0 * 12 * 768 * 1024);
-  // Of a block's 12 * 768^2 weights 3 + 4 are those of q, k, v and the FFN's
+  // In a block of 12 * 768^2 weights, 3 + 4 are those of q, k, v and the FFN's
   // first layer; fully 1 more and a forward attention.
   const ModelConfig gpt2 = Preset("gpt2");
   EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kOff), 0);

@@ -57,7 +57,7 @@ struct Clique {
   int size = 0;
   std::vector<ncclComm*> comms;  // by rank; null: not yet created
   std::map<int64_t, std::shared_ptr<Launch>> launches;
-  // Of the nth split: color and new communicator of every rank so far.
+  // For the nth split: color and new communicator of every rank so far.
   struct Entry {
     int color, key, world_rank;
     ncclComm* comm;

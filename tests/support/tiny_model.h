@@ -116,7 +116,7 @@ class Rig {
   Model& model() { return *model_; }
   MemoryLedger& ledger() { return ledger_; }
   MemoryLedger& host_ledger() { return host_ledger_; }
-  // Aborts the test where there is none.
+  // Aborts the test if there is none.
   Parameter& parameter(const std::string& name);
 
   void Load(const std::function<std::vector<float>(const Parameter&)>& values);

@@ -34,8 +34,8 @@ SLOWER = 1.05  # a step of 2 processes over one of 2 threads
 OF_OPEN_MPI = 1.5
 OF_SOCKETS = 0.9
 PREDICTED = 0.1  # exposed communication is within this share of the plan's
-# Of the bytes to be summed, hierarchical over flat: a quarter, plus the
-# agreement of ranks at the start of a run.
+# Ratio of the summed bytes, hierarchical to flat: a quarter, plus the agreement
+# of ranks at the start of a run.
 ACROSS = 0.251
 OF_PEER = 1.5
 RECOVERY = TIMEOUT + 10  # seconds

@@ -21,7 +21,7 @@ from common import (CONFIG, ROOT, attempt, bf16, middle, print_table, say,
 LOOP = 0.95  # AdamW, of a plain loop's speed
 OF_PEER = 1.15  # AdamW that rounds to bf16, of DeepSpeed's CPUAdam
 DELAYED = 1.05  # of a step without offload
-EXPOSED = 0.05  # of a step, beside the update of the largest unit
+EXPOSED = 0.05  # of a step, besides the update of the largest unit
 DISK = 0.85  # of fio's speed
 LINK = "10GB/s,10us"
 WARMUP = 2

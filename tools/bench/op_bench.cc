@@ -114,7 +114,8 @@ class Bench {
     });
   }
 
-  // Of a block of GPT-2, or of Llama: without biases, with two products in fc.
+  // The products of a block of GPT-2, or of Llama (without biases, with two
+  // products in fc).
   void Linears(bool gpt, int64_t m, int64_t c, int64_t f, int64_t qkv) {
     const char* const model = gpt ? "gpt2" : "llama";
     const int64_t fc = gpt ? f : 2 * f;
@@ -432,7 +433,7 @@ class Bench {
             [&] { return Loop(read_bytes, write_bytes); });
   }
 
-  // Of the current case, freed at its end.
+  // Memory of the current case, freed at its end.
   void* Memory(int64_t bytes) {
     auto buffer = device_.Allocate(bytes, MemoryKind::kDevice);
     ZERO_CHECK(buffer.ok()) << buffer.status().message();

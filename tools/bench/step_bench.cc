@@ -86,7 +86,7 @@ class TimedCommunicator final : public CommunicatorWrapper {
   explicit TimedCommunicator(std::unique_ptr<Communicator> inner)
       : CommunicatorWrapper(std::move(inner)) {}
 
-  // Of all collectives that are done.
+  // The time of all finished collectives.
   double Seconds() {
     for (; !running_.empty() && running_.front().end->IsDone();
          running_.pop_front()) {
@@ -119,7 +119,7 @@ using Channels = std::map<std::string, TimedCommunicator*>;
 
 // One rank's measurements of one case.
 struct Seen {
-  // Of every measured step.
+  // One per measured step.
   std::vector<double> step_ms, exposed_ms, host_ms;
   std::vector<double> forward_ms, backward_ms, optimizer_ms;
   std::vector<double> limit_ms;  // of the products after it

@@ -70,7 +70,7 @@ Work WorkOf(absl::string_view, const LinearCrossEntropyArgs& a) {
   return Products("linear_cross_entropy", std::move(all));
 }
 
-// Of one T x T product of all heads, half of it.
+// FLOP of half a T x T product of all heads.
 double CausalFlops(const AttentionShape& shape) {
   return 1.0 * shape.batch * shape.num_heads * shape.q_len * shape.kv_len *
          shape.head_dim;

@@ -31,7 +31,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of a message; a process that has not arrived by then is missing.
+// Timeout of a message; a process that has not arrived by then is missing.
 constexpr absl::Duration kTimeout = absl::Minutes(2);
 
 std::string ProductsText(Device& device) {

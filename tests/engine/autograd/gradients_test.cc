@@ -478,8 +478,8 @@ TEST_P(AttentionGradientTest, SelfAttention) {
   if (c.qk_norm) weights = {{c.head_dim}, {c.head_dim}};
   Check(op, {{c.batch * c.length, width}}, weights);
 
-  // Of a projection, which is computed and rotated again; its output has two
-  // readers.
+  // Attention on a projection, which is recomputed and rotated again; its
+  // output has two readers.
   const Op projected = [&](Context& ctx, const std::vector<Var>& in,
                            const std::vector<Weight>& w) -> std::vector<Var> {
     const Var out = op(ctx, {Linear(ctx, in[0], w[w.size() - 1])}, w)[0];

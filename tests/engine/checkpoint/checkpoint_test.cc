@@ -817,7 +817,7 @@ TEST_F(CheckpointTest, OnlyTheBlocksOfARangeAreRead) {
   const int64_t all = 11 * kCheckpointBlockBytes;
   EXPECT_LE(BytesReadFor(*reader, 0, 11 * kBlockElems),
             all + kSectors * (num_ranges + 3));
-  // Four ranks: a block is read twice where it is cut between two of them.
+  // Four ranks: a block is read twice if it is cut between two of them.
   int64_t sum = 0;
   for (int64_t rank = 0; rank < 4; ++rank) {
     const int64_t begin = 11 * kBlockElems * rank / 4;

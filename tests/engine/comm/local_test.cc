@@ -733,7 +733,7 @@ TEST(LocalTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
   }
 }
 
-// Messages name the ranks of the run, and a group that waits for nobody itself
+// Messages name the ranks of the run, and a group that is not waiting itself
 // learns of it as well.
 TEST(LocalTest, AFailureInOneGroupIsTheFailureOfAll) {
   const auto group = ShortGroup(4);

@@ -437,7 +437,7 @@ TEST(SchemaTest, EveryDefaultIsAValueThatItsKeyTakes) {
     JsonNode value;
     std::vector<JsonProblem> problems;
     ASSERT_TRUE(ParseJsonText((*node)["default"].dump(), 0, &value, &problems));
-    // A string may be empty in Config, where it is unset.
+    // A string may be empty in Config if it is unset.
     EXPECT_TRUE(ReadValue(key, value).ok()) << key.path;
   }
 }

@@ -291,7 +291,7 @@ bool NeedsNoLine(const KeySpec& key) {
       absl::StartsWith(key.path, "communication")) {
     return true;
   }
-  // Of several ranks, and of settings that are errors without it
+  // Needs several ranks, or is an error without it
   // (tests/engine/config/load_test).
   if (key.path == "elasticity.min_gpus" ||
       key.path == "elasticity.ignore_non_elastic_batch_info") {
@@ -303,8 +303,8 @@ bool NeedsNoLine(const KeySpec& key) {
   if (key.kind == KeyKind::kChoice) {
     return std::count_if(key.choices.begin(), key.choices.end(), is_built) == 1;
   }
-  // Of several checkpoints, of two runs (tests/engine/train/resume_test), of
-  // when one is written (tests/engine/train/checkpoints_test).
+  // Needs several checkpoints, two runs (tests/engine/train/resume_test), or
+  // the time of a save (tests/engine/train/checkpoints_test).
   if (key.path == "training.save_interrupted" ||
       key.path == "training.async_save" ||
       absl::StartsWith(key.path, "training.keep_") ||

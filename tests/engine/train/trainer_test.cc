@@ -163,7 +163,7 @@ class TrainerTest : public testing::Test {
   }
 
   TempDir dir_;
-  // Of the current device; trainers and sessions keep its address.
+  // For the current device; trainers and sessions keep its address.
   const Rank& rank() {
     rank_ = MakeLoneRank(*device_);
     return rank_;
@@ -1036,7 +1036,7 @@ TEST_F(TrainerTest, AnOverflowOnOneRankScalesAllRanksDown) {
 }
 
 // A token's gradient is of the size loss scale / tokens of the step. In fp16 it
-// is flushed to zero where the step has many, unless the scale grows with them.
+// is flushed to zero if the step has many, unless the scale grows with them.
 TEST_F(TrainerTest, ALargeGlobalBatchLosesNoFp16Gradient) {
   const auto norm = [&](int batch, const std::string& precision) {
     const absl::Status status =

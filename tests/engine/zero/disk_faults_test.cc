@@ -125,7 +125,7 @@ TEST_F(DiskFaultsTest, AFullDiskIsAnErrorAtTheStart) {
                     HasSubstr(dir_.path())));
 }
 
-// Of one rank, in the third step, as another program might.
+// The file of one rank, in the third step, as by another program.
 TEST_F(DiskFaultsTest, AFileThatIsCutOffOrChangedEndsAllRanks) {
   for (const bool cut : {true, false}) {
     auto calls = std::make_shared<std::atomic<int>>(0);

@@ -29,8 +29,8 @@ constexpr int64_t kBatch = 4, kLength = 13, kVocab = 61;
 
 class ExecutorTest : public testing::Test {
  protected:
-  // The number of threads is part of the numerics; one is enough where the
-  // promise does not speak of threads, and saves thousands of barriers.
+  // The number of threads is part of the numerics; one is enough if the promise
+  // is not about threads, and saves thousands of barriers.
   ExecutorTest() : device_(MakeCpuDevice(1)) {}
 
   // Freed activations turn into NaNs, so that reading one shows.

@@ -265,7 +265,7 @@ TEST(PlanTest, AServerOwnsEverythingAlone) {
             SegmentsOf(stage_1.reduce_buckets));
   EXPECT_EQ(SegmentsOf(plan.gather_buckets),
             SegmentsOf(stage_1.gather_buckets));
-  // One rank serves nobody.
+  // A single rank serves no one.
   PlanOptions alone = options;
   alone.world = 1;
   EXPECT_TRUE(MakePlan(OddUnits(), alone).owners.even());
@@ -1012,7 +1012,7 @@ TEST(ScheduleTest, AUnitInPhasesIsGatheredForAllOfThem) {
   }
 }
 
-// Of one micro-batch and of the next.
+// Within one micro-batch and into the next.
 TEST(ScheduleTest, APhasesBufferIsNotWrittenWhileItIsReduced) {
   for (int stage : {2, 3}) {
     const Plan plan = PlanInPhases(stage);

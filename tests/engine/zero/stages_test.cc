@@ -662,8 +662,8 @@ TEST(StagesTest, PeakFallsWithTheStageAndTransientsDoNotGrowWithLayers) {
   EXPECT_EQ(reduced, std::vector<int64_t>(3, reduced[0]));
 }
 
-// Of the process, as counted by the operating system. 0 under a sanitizer,
-// whose own memory grows.
+// Memory of the process, as counted by the operating system. 0 under a
+// sanitizer, whose own memory grows.
 int64_t Resident() {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return 0;

@@ -115,7 +115,7 @@ struct Gpu {
   uint64_t Random(uint64_t n);
 };
 
-// Of the calling thread.
+// The calling thread's.
 int CurrentDevice();
 
 // Marks the call of a CUDA function; an error that FailCall asked for, or none.
