@@ -6,8 +6,8 @@
 
 namespace zero {
 
-// How a GPU computes. Changes results: all of them (loss_chunk_rows the order
-// in which the head's gradient is summed).
+// How a GPU computes. All options change results (loss_chunk_rows: the order in
+// which the head's gradient is summed).
 struct CudaOptions {
   // fp32 products on tensor cores with 10 bits of mantissa.
   bool allow_tf32 = false;

@@ -44,8 +44,8 @@ struct Rank {
   // The few numbers that all ranks agree on, on the compute stream.
   std::unique_ptr<Communicator> scalar;
 
-  // A description of the ranks for people: "4 threads of this process on 2
-  // GPUs" without its number.
+  // A description of the ranks for people, without their number: "threads of
+  // this process on 2 GPUs".
   std::string kind = "threads of this process";
 
   // The host of every rank, by its name. Empty: all are on this one.

@@ -18,9 +18,9 @@ struct ElasticBatch {
   std::vector<int64_t> worlds;
 };
 
-// Of the batches c * k, c one of micro_batch_sizes or their least common
-// multiple and k the largest highly composite number (one with more divisors
-// than any smaller number) that keeps it within max_train_batch_size, the one
+// Candidates are c * k, with c one of micro_batch_sizes or their least common
+// multiple, and k the largest highly composite number (with more divisors than
+// any smaller number) for which c * k <= max_train_batch_size. Chooses the one
 // that the most numbers of ranks in [min_gpus, max_gpus] can share; of equals
 // the largest, or the smallest without prefer_larger_batch.
 // REQUIRES: micro_batch_sizes are >= 1.

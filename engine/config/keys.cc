@@ -842,8 +842,8 @@ std::vector<KeySpec> UsedKeys() {
           "cpu: in the host's memory. Stages 1 to 3. Changes no bit of the "
           "result, except on one rank at stages 2 and 3 with several "
           "micro-batches, which are then added in another order. nvme: "
-          "gradients there, all else on a disk, updated as it passes through "
-          "the host's memory (ZeRO-Infinity)."),
+          "gradients in the host's memory, all else on a disk, updated in the "
+          "host's memory as it passes through (ZeRO-Infinity)."),
       Key("zero_optimization.offload_optimizer.nvme_path",
           FIELD(zero_optimization.optimizer_nvme_path),
           "Folder for device nvme, on a fast local disk: a file for each rank, "

@@ -107,8 +107,8 @@ double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
 double RecomputedFlopsPerToken(const ModelConfig& config,
                                int64_t sequence_length, Recompute level);
 
-// Where presets and pretrained folders come from; implemented by models/, so
-// that the parser (below models/) can resolve a `model` section.
+// The source of presets and pretrained folders; implemented by models/, so that
+// the parser (below models/) can resolve a `model` section.
 class ModelCatalog {
  public:
   virtual ~ModelCatalog() = default;

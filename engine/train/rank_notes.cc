@@ -57,7 +57,7 @@ std::string DelayNote(const Config& config) {
   constexpr char kKey[] = "zero_optimization.offload_optimizer.delayed_update";
   if (steps > 0 && warmup >= steps) {
     return absl::StrCat(kKey, " begins after ", warmup,
-                        " steps, and the run is of ", steps);
+                        " steps, but the run has ", steps);
   }
   return absl::StrCat(kKey, " changes results: after step ", warmup,
                       " gradients are those of parameters one update behind");

@@ -206,8 +206,9 @@ TEST(RankNotesTest, ADelayedUpdateSaysThatItChangesResults) {
   };
   EXPECT_THAT(notes(3), ElementsAre(HasSubstr("changes results: after step 3 "
                                               "gradients are those of")));
-  EXPECT_THAT(notes(4), ElementsAre(HasSubstr("begins after 4 steps, and the "
-                                              "run is of 4")));
+  EXPECT_THAT(
+      notes(4),
+      ElementsAre(HasSubstr("begins after 4 steps, but the run has 4")));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ std::vector<OwnTimes> Computing(const std::vector<double>& tenths) {
 
 constexpr int kSlowSteps = StragglerDetector::kSlowSteps;
 
-// The steps at which a rank is named, out of as many steps.
+// The steps at which a rank is named, out of `steps` ones.
 std::vector<Straggler> Found(StragglerDetector& detector, int steps,
                              const std::vector<OwnTimes>& of_ranks) {
   std::vector<Straggler> found;
