@@ -124,7 +124,7 @@ class Reader {
     ZERO_RETURN_IF_ERROR(
         PreTokenizer(Member(root, "pre_tokenizer"), "pre_tokenizer"));
     if (!byte_level_) {
-      return Unknown("pre_tokenizer", "has no ByteLevel in it",
+      return Unknown("pre_tokenizer", "has no ByteLevel",
                      kSentencePieceInstead);
     }
     ZERO_RETURN_IF_ERROR(Bytes());
