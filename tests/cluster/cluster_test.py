@@ -182,7 +182,8 @@ class ClusterTest(HostsTest):
             self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
         self.assertEqual(run.wait(timeout=90), 0, self.output())
         text = self.output()
-        self.assertRegex(text, r"process 1 ended without a word|rank 1 .*node2")
+        self.assertRegex(text,
+                         r"process 1 ended without reporting|rank 1 .*node2")
         self.assertIn("start 2, after run/checkpoints/step-", text)
         self.assertIn("start 3, after run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
@@ -293,7 +294,7 @@ class FaultsTest(HostsTest):
             self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
             self.ends(run)
             self.assertRegex(self.output(),
-                             "process 1 ended without a word|rank 1 .*node2")
+                             "process 1 ended without reporting|rank 1 .*node2")
             self.assertIn("start 2, after run/checkpoints/step-", self.output())
             self.expect_whole()
 

@@ -532,7 +532,7 @@ class CliTest(unittest.TestCase):
         as_ever = self.read_json("run/summary.json")
         text = self.ok(*run, "--inject-fault", "1:3:slow=20")
         named = r"rank 1 on \S+ takes \d+\.\d times as long as the other " \
-                r"ranks for its own work; what differs most is compute"
+                r"ranks for its own work; the largest difference is in compute"
         self.assertRegex(text, r"note: step \d+: " + named)
         self.assertRegex(text, r"straggler +" + named)
         self.assertNotRegex(text, r"rank [02] on \S+ takes")
@@ -640,7 +640,7 @@ class CliTest(unittest.TestCase):
                            3 * 4e-6 * slow["parameters"])
         self.assertIn("--shape-host-link: link \"fast\"",
                       self.error(*offload, "--shape-host-link", "fast"))
-        self.assertIn("note: --shape-host-link changes nothing where the host",
+        self.assertIn("note: --shape-host-link changes nothing without offload",
                       self.ok("train", "config.json", "--shape-host-link",
                               "1GB/s,0", "--set", "training.steps=1"))
 
@@ -1128,7 +1128,7 @@ class CliTest(unittest.TestCase):
         # As left by kill -9.
         os.remove(self.path("run/summary.json"))
         text = self.error("eval", "config.json")
-        self.assertIn("run/final is of an earlier run", text)
+        self.assertIn("run/final is from an earlier run", text)
         self.assertIn("was killed", text)
         self.assertIn("earlier run", self.error("generate", "config.json"))
         self.ok("eval", "config.json", "--model", "run/final")

@@ -214,7 +214,8 @@ class ProcessesTest(RunsTest):
         victim = max(pids, key=int)
         os.kill(int(victim), signal.SIGKILL)
         text = self.failure(run, 15)
-        self.assertRegex(text, r"process \d ended without a word: .*process \d "
+        self.assertRegex(text, r"process \d ended without reporting an error: "
+                               r".*process \d "
                          r"is ranks \d to \d, pid %s on " % victim)
 
     def test_other_configs_are_named(self):

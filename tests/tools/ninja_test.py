@@ -140,7 +140,7 @@ class CheckTest(unittest.TestCase):
         code, lines = self.second_try()
         self.assertEqual(code, 0)
         self.assertEqual(lines[-2:], [
-            "UNSTEADY, failed beside other tests and passed alone: "
+            "UNSTEADY, failed alongside other tests and passed alone: "
             "out/tests/a_test.first.log", "2 passed, 0 failed"])
         with open(os.path.join(self.root, "out/tests/a_test.first.log")) as f:
             self.assertIn("expected 1, saw 2", f.read())

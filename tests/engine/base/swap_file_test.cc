@@ -359,12 +359,12 @@ TEST(SwapFileNotesTest, WhereNoRingIsToBeHadThreadsWorkAndANoteSaysSo) {
     auto file = SwapFile::Create({.folder = folder}, {4096}, {});
     Memory memory(4096);
     FillWithNoise(memory, 1);
-    const bool right =
-        file.ok() && (*file)->notes().size() == 1 &&
-        (*file)->notes()[0].find("permits no io_uring: Too many open files") !=
-            std::string::npos &&
-        (*file)->Write(0, memory.data()).ok() &&
-        (*file)->Read(0, memory.data()).ok();
+    const bool right = file.ok() && (*file)->notes().size() == 1 &&
+                       (*file)->notes()[0].find(
+                           "does not permit io_uring: Too many open files") !=
+                           std::string::npos &&
+                       (*file)->Write(0, memory.data()).ok() &&
+                       (*file)->Read(0, memory.data()).ok();
     file = absl::UnknownError("");
     ::_exit(right ? 0 : 1);
   }

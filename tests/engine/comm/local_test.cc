@@ -805,7 +805,7 @@ TEST(LocalTest, StreamsOfOneChannelThatAreNotOrderedAreReported) {
   worker->Synchronize();
   ExpectAll({comm->status()}, absl::StatusCode::kFailedPrecondition,
             AllOf(HasSubstr("rank 0 performs #2 of channel \"gather\""),
-                  HasSubstr("#1 is not finished")));
+                  HasSubstr("#1 has not finished")));
 }
 
 TEST(LocalTest, ARankIsBusyWithWhatItCopiesItself) {

@@ -372,7 +372,7 @@ TEST_F(TokenizerJsonTest, DamageIsNamedWithItsPlace) {
               HasSubstr("tokenizer.json' is not JSON: "));
   EXPECT_THAT(ErrorOf(Json::array()), HasSubstr("is not a tokenizer.json"));
   EXPECT_THAT(ErrorWith("/model/vocab", Json::object()),
-              HasSubstr("model.vocab is no object with tokens"));
+              HasSubstr("model.vocab is not an object with tokens"));
   EXPECT_THAT(ErrorWith("/model/vocab/the", 5),
               HasSubstr("which another token has"));
   EXPECT_THAT(ErrorWith("/model/vocab/the", -1),

@@ -143,7 +143,7 @@ TEST(StragglersTest, ItIsSaidInOneLine) {
                            .part = StepPart::kData,
                            .host = "node2"}),
             "rank 3 on node2 takes 2.1 times as long as the other ranks for "
-            "its own work; what differs most is data");
+            "its own work; the largest difference is in data");
 }
 
 TEST(StragglersTest, TheMedianIsTheMiddle) {
