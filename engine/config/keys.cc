@@ -518,10 +518,12 @@ std::vector<KeySpec> UsedKeys() {
           "a rank's share.",
           Range(1, 1 << 30), MayBeUnset, kNotElastic),
       Key(KEY(elasticity.min_gpus),
-          "The fewest ranks that may train; the batch is chosen for them.",
+          "The batch is chosen for at least this many ranks; fewer may not "
+          "train.",
           AtLeast(1), kNotElastic),
       Key(KEY(elasticity.max_gpus),
-          "The most ranks that may train; the batch is chosen for them.",
+          "The batch is chosen for at most this many ranks; more may not "
+          "train.",
           AtLeast(1), kNotElastic),
       Key(KEY(elasticity.prefer_larger_batch),
           "Among batches that equally many numbers of ranks can share, take "

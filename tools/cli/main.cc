@@ -139,12 +139,15 @@ int Main(int argc, char** argv) {
       {"models", "List the model presets", AddModels, true},
       {"config", "Check a config and print what it resolves to", AddConfig,
        true},
-      {"plan", "Who owns what, and the memory and actions of a step", AddPlan},
-      {"memory", "Compare what each ZeRO stage takes and sends", AddMemory},
+      {"plan", "Show who owns what, and the memory and actions of a step",
+       AddPlan},
+      {"memory", "Compare the memory and traffic of the ZeRO stages",
+       AddMemory},
       {"report", "Draw the metrics of runs on one page", AddReport},
       {"checkpoint", "List, check, compare and export checkpoints",
        AddCheckpoint},
-      {"devices", "What this machine offers", AddDevices, true},
+      {"devices", "Show this machine's devices and how fast they are",
+       AddDevices, true},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;
   for (const auto& command : kCommands) {
