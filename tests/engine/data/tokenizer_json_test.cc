@@ -364,7 +364,7 @@ TEST_F(TokenizerJsonTest, WhatIsNotReadIsNamedWithARemedy) {
                                               {"pattern", {{"Regex", "\\w"}}},
                                               {"behavior", "Isolated"}}}}}),
               HasSubstr("pre_tokenizer.pretokenizers[0].pattern \"\\\\w\": "
-                        "'\\w' in it is not supported by zero"));
+                        "'\\w' in it is not supported"));
 }
 
 TEST_F(TokenizerJsonTest, DamageIsNamedWithItsPlace) {
