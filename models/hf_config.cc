@@ -146,9 +146,9 @@ class Reader {
     if (type == nullptr) type = FindValue(*rope_, "type");
     if (type == nullptr) return absl::OkStatus();
     if (type->text != "default" && type->text != "llama3") {
-      return Error(*type, absl::StrCat(JsonBrief(*type),
-                                       " is not built here; want default or "
-                                       "llama3"));
+      return Error(*type,
+                   absl::StrCat(JsonBrief(*type),
+                                " is not supported; want default or llama3"));
     }
     model().rope_scaling.enabled = type->text == "llama3";
     if (!model().rope_scaling.enabled) return absl::OkStatus();
@@ -204,7 +204,7 @@ class Reader {
       model().activation = "gelu";
     } else if (gpt2() || (name != "silu" && name != "swish")) {
       return Error(*node,
-                   absl::StrCat(JsonBrief(*node), " is not built here; want ",
+                   absl::StrCat(JsonBrief(*node), " is not supported; want ",
                                 gpt2() ? "gelu_new or gelu" : "silu"));
     }
     return absl::OkStatus();

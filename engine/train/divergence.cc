@@ -52,9 +52,9 @@ absl::Status CheckSkips(const Config& config, const RunRecord& record,
   const std::string& culprit = record.last.output.non_finite;
   // Squares are summed in fp64, so only the norm itself can be too large.
   const std::string reason =
-      culprit.empty() ? "every gradient is finite, but their norm is beyond "
-                        "fp32 (3.4e38)"
-                      : "the gradient of " + culprit + " is not finite";
+      culprit.empty()
+          ? "all gradients are finite, but their norm is beyond fp32 (3.4e38)"
+          : "the gradient of " + culprit + " is not finite";
   // A streak is reported when it begins and whenever its length has doubled.
   if (absl::has_single_bit(static_cast<uint64_t>(skips))) {
     console->Line(absl::StrFormat(

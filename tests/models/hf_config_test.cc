@@ -151,14 +151,14 @@ TEST(HfConfigTest, MissingAndNullKeysTakeTheFamilysDefault) {
 }
 
 TEST(HfConfigTest, WhatTheseModelsCannotDoIsRefused) {
-  EXPECT_EQ(ErrorOf(Llama(R"("hidden_act": "gelu")")),
-            "config.json:3:15: hidden_act: \"gelu\" is not built here; want "
-            "silu");
+  EXPECT_EQ(
+      ErrorOf(Llama(R"("hidden_act": "gelu")")),
+      "config.json:3:15: hidden_act: \"gelu\" is not supported; want silu");
   EXPECT_EQ(ErrorOf(Gpt2(R"("activation_function": "relu")")),
-            "config.json:3:24: activation_function: \"relu\" is not built "
-            "here; want gelu_new or gelu");
+            "config.json:3:24: activation_function: \"relu\" is not supported; "
+            "want gelu_new or gelu");
   EXPECT_EQ(ErrorOf(Llama(R"("rope_scaling": {"type": "yarn"})")),
-            "config.json:3:26: type: \"yarn\" is not built here; want default "
+            "config.json:3:26: type: \"yarn\" is not supported; want default "
             "or llama3");
   EXPECT_EQ(ErrorOf(Llama(R"("mlp_bias": true)")),
             "config.json:3:13: mlp_bias: true: these models have no "

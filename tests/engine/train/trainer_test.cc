@@ -647,7 +647,7 @@ TEST_F(TrainerTest, ANormThatOverflowsHasNoTensorToBlame) {
                std::numeric_limits<float>::max());
       });
   const std::string reason =
-      "every gradient is finite, but their norm is beyond fp32";
+      "all gradients are finite, but their norm is beyond fp32";
   EXPECT_NE(outcome.printed.find("step 3 skipped: " + reason),
             std::string::npos)
       << outcome.printed;
