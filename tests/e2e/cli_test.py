@@ -1207,7 +1207,7 @@ class CliTest(unittest.TestCase):
                       "--tokens", "4", "--temperature", "0")
         self.assertRegex(ids, r"^5, 299( \d+){4}\n$")
         text = self.error("generate", "--model", "run/final", "--prompt", "the")
-        self.assertIn("which tokenizer does run/final speak?", text)
+        self.assertIn("which tokenizer does run/final use?", text)
         self.assertIn("token ids below 300", text)
 
     def test_a_tokenizer_that_is_not_read_is_named_with_a_remedy(self):
