@@ -3,11 +3,11 @@
 // The engine is written once against these. A CUDA stream is a stream; on the
 // CPU the compute stream is the calling thread and every other stream is a
 // worker thread with a queue. The meta device has addresses and no memory: a
-// whole training step runs on it in microseconds, and that run is how memory
-// is predicted. Start reading here, then kernels/ops.h.
+// whole training step runs on it in microseconds, which predicts the memory.
+// Start reading here, then kernels/ops.h.
 //
-// To add a device: implement Device, Stream, Event and Ops in a folder beside
-// cpu/, and a linked *_off twin that returns an error where it is not built.
+// To add a device: implement Device, Stream, Event and Ops in a folder next to
+// cpu/, and a linked *_off twin that returns an error if it is not built.
 #ifndef ZERO_KERNELS_DEVICE_H_
 #define ZERO_KERNELS_DEVICE_H_
 
@@ -31,9 +31,8 @@ enum class DeviceKind { kCpu, kCuda, kMeta };
 // "cpu", "cuda", "meta".
 const char* DeviceKindName(DeviceKind kind);
 
-// kHost is memory that the CPU can read, that a device can copy from
-// asynchronously and that its kernels can read (pinned on CUDA, plain on the
-// CPU).
+// kHost is memory that the CPU and a device's kernels can read, and that the
+// device can copy from asynchronously (pinned on CUDA, plain on the CPU).
 enum class MemoryKind { kDevice, kHost };
 
 // A point in the work of one stream.
@@ -83,7 +82,7 @@ enum class StreamRole {
   kReduce,   // collectives that reduce gradients
   kUp,       // copies from the host's memory
   kDown,     // copies to it
-  kHost,     // what the host computes there
+  kHost,     // the host's computation there
   kRead,     // reads from a disk into the host's memory
   kWrite,    // writes to it
 };
@@ -110,24 +109,24 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// What a start-up table and a benchmark want to know about a device.
+// Facts about a device for start-up tables and benchmarks.
 struct DeviceInfo {
   std::string name;          // "AMD EPYC ...", "NVIDIA H200"
   std::string isa;           // "avx2", "avx512_bf16", "sm_90"
   int num_threads = 1;       // compute threads of this rank; SMs on a GPU
   int64_t memory_bytes = 0;  // total
-  // Dense peak by the vendor's table in FLOP/s for bf16; 0 where unknown.
+  // Dense peak by the vendor's table in FLOP/s for bf16; 0 if unknown.
   double peak_flops_bf16 = 0;
   std::string driver;  // "CUDA 13.0"; empty on the CPU
 };
 
-// What is free and taken on a device at this moment, by everybody who uses it;
-// zeros on a device without memory of its own.
+// Free and used memory of a device right now, by all its users; zeros on a
+// device without its own memory.
 struct DeviceMemory {
   int64_t free_bytes = 0;
   int64_t total_bytes = 0;
-  // What was taken when the device was opened: context and modules, and what
-  // other processes held. Part of the category `fixed`.
+  // Memory used when the device was opened: context and modules, and other
+  // processes' memory. Part of the category `fixed`.
   int64_t context_bytes = 0;
 };
 
@@ -140,23 +139,23 @@ class Device {
   virtual DeviceKind kind() const = 0;
   virtual DeviceInfo info() const = 0;
   // What is slower on this device than it could be, why, and what helps. Grows
-  // at its end, as shapes are first asked about; empty while all is well.
+  // at its end, as new shapes are used; empty if all is well.
   virtual std::vector<std::string> notes() const { return {}; }
   virtual DeviceMemory memory() const { return {}; }
-  // Memory of the device that every stream takes: scratch of its kernels.
+  // Device memory per stream: scratch of its kernels.
   virtual int64_t stream_bytes(StreamRole /*role*/) const { return 0; }
 
-  // True where work of the compute stream may still run when the call that
-  // launched it returns: whoever reads a result on the host waits for an
-  // event first, and other threads wait for events, not for the call.
+  // True if work of the compute stream may still run when the launching call
+  // returns: reading a result on the host must wait for an event first, and
+  // other threads wait for events, not for the call.
   virtual bool asynchronous() const { return false; }
 
-  // True where kernels of this device can read and write the memory of
-  // `other` (the same device, or a GPU with peer access).
+  // True if kernels of this device can read and write the memory of `other`
+  // (the same device, or a GPU with peer access).
   virtual bool Reaches(const Device& /*other*/) const { return true; }
 
-  // Marks what the host launches between the two calls, by name, for a
-  // profiler (NVTX on CUDA). `name` must outlive the range.
+  // Names the launches between the two calls for a profiler (NVTX on CUDA).
+  // `name` must outlive the range.
   virtual void PushRange(const char* /*name*/) {}
   virtual void PopRange() {}
 
@@ -176,9 +175,9 @@ class Device {
   // Copies between any two memories this device can reach, on `stream`.
   virtual void Copy(Stream& stream, void* dst, const void* src,
                     size_t bytes) = 0;
-  // The same of `num_rows` rows of `row_bytes`, which begin `dst_stride` and
-  // `src_stride` bytes apart: one after the other, where there is nothing
-  // better. REQUIRES: strides >= row_bytes.
+  // The same for `num_rows` rows of `row_bytes`, `dst_stride` and `src_stride`
+  // bytes apart: row by row, unless the device can do better. REQUIRES: strides
+  // >= row_bytes.
   virtual void CopyRows(Stream& stream, void* dst, size_t dst_stride,
                         const void* src, size_t src_stride, size_t row_bytes,
                         size_t num_rows);
@@ -190,26 +189,25 @@ class Device {
 
 // The CPU with `num_threads` compute threads. Ops run on the calling thread
 // (the rank's thread), which this call binds to that many OpenMP threads; the
-// number is part of the numerics (products are cut by it), so it is fixed for
-// the life of the device.
+// number affects the bits (products are cut by it), so it is fixed for the life
+// of the device.
 std::unique_ptr<Device> MakeCpuDevice(int num_threads);
 
 // A device without memory whose workspaces are as large as those of `model`,
 // which must outlive it.
 std::unique_ptr<Device> MakeMetaDevice(Device& model);
 
-// GPU `index`, whose host() has `host_threads`. Errors: Unimplemented where
-// CUDA is not built, with the remedy; NotFound where there is no such GPU.
+// GPU `index`, whose host() has `host_threads`. Errors: Unimplemented if CUDA
+// is not built, with the remedy; NotFound if there is no such GPU.
 absl::StatusOr<std::unique_ptr<Device>> MakeCudaDevice(
     int index, const CudaOptions& options = {}, int host_threads = 1);
 
-// A GPU for plans where there is none: "NVIDIA H100 80 GB (assumed: no GPU
-// here)". Its workspaces are those of a real one, with a bound for those that
-// cuDNN chooses; what its context and libraries take is assumed too. It
-// computes nothing.
+// A GPU for plans without one: "NVIDIA H100 80 GB (assumed: no GPU here)". Its
+// workspaces are a real one's, with a bound for those that cuDNN chooses; the
+// memory of its context and libraries is assumed too. It computes nothing.
 std::unique_ptr<Device> MakeAssumedGpu(const CudaOptions& options = {});
 
-// GPUs that this process sees; 0 where there is none or CUDA is not built.
+// GPUs that this process sees; 0 if there is none or CUDA is not built.
 int NumCudaDevices();
 
 }  // namespace zero

@@ -1,6 +1,5 @@
 // The meta device: addresses that must not be read, ops that compute nothing,
-// and the workspace sizes of the device it models, which may be a GPU that is
-// not here.
+// and the workspace sizes of the device it models, which may be an absent GPU.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -43,7 +42,7 @@ class MetaOps final : public Ops {
   std::shared_ptr<const OpSizes> sizes_;
 };
 
-// What a device says about itself.
+// A device's description of itself.
 struct Facts {
   DeviceKind kind;
   DeviceInfo info;
@@ -68,7 +67,7 @@ class MetaDevice final : public Device {
   }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override {
-    // A page between two buffers, so that no end is another's begin.
+    // A page between two buffers, so that no end is another's beginning.
     if (bytes > kMaxBytes) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "meta: ", bytes, " bytes are more than any machine can address (",

@@ -1,4 +1,4 @@
-// Checks of arguments that an op makes on every backend.
+// An op's argument checks, the same on every backend.
 #ifndef ZERO_KERNELS_OP_CHECKS_H_
 #define ZERO_KERNELS_OP_CHECKS_H_
 
@@ -13,7 +13,7 @@ namespace zero {
 struct TypedData {
   template <class View>
   TypedData(const View& view) : data(view.data), dtype(view.dtype) {}
-  const void* data;  // null: not there
+  const void* data;  // null: absent
   DType dtype;
 };
 
@@ -39,7 +39,7 @@ inline void CheckUpdateState(const char* op, const UpdateState& state) {
       << op << ": " << state.param.dtype << " parameters need fp32 masters";
   ZERO_CHECK(!state.splits_master() ||
              (state.param.dtype == DType::kBF16 && !state.stochastic_rounding))
-      << op << ": only bf16 parameters rounded to nearest are a part of their "
+      << op << ": only bf16 parameters rounded to nearest are part of their "
       << "masters";
   ZERO_CHECK(!state.stochastic_rounding || state.param.dtype != DType::kF32)
       << op << ": fp32 parameters are not rounded";
@@ -58,7 +58,7 @@ inline void CheckPieces(const EmbeddingBackwardArgs& args) {
 
 }  // namespace zero
 
-// The operands that are there, the first always, are of one dtype.
+// All operands present (the first always is) have one dtype.
 #define ZERO_CHECK_ONE_DTYPE(...) \
   ::zero::CheckOneDType(__func__, #__VA_ARGS__, {__VA_ARGS__})
 

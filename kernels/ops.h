@@ -1,12 +1,12 @@
-// Every kernel: its arguments, with what it computes, here; its name in
+// Every kernel: its arguments and what it computes are here; its name is in
 // op_list.h. cpu/ and cuda/ implement the same names in files of the same name.
 //
 // The caller (engine/autograd) validates shapes and takes outputs and
 // workspace from an arena; kernels trust their arguments and never allocate.
-// Matrices are row-major. "Accumulate" means += into what is there, otherwise
-// the output is overwritten without being read. Results do not depend on the
-// data's address or on what ran before; they may depend on the number of
-// compute threads of the device, which is fixed.
+// Matrices are row-major. "Accumulate" means +=; otherwise the output is
+// overwritten without being read. Results do not depend on the data's address
+// or on earlier calls; they may depend on the number of compute threads of the
+// device, which is fixed.
 //
 // Legend: B batch, T time, M = B * T tokens (rows), C channels, H query heads,
 // K key/value heads, D head width, V vocabulary, F feed-forward width.
@@ -27,7 +27,7 @@
 
 namespace zero {
 
-// T, const where Data is.
+// T, const if Data is.
 template <class T, class Data>
 using ConstAs = std::conditional_t<std::is_const_v<Data>, const T, T>;
 
@@ -122,21 +122,20 @@ struct LinearBackwardWeightArgs {
   bool accumulate_dbias = false;
 };
 
-// What a loss knows of a row of logits: of those so far, the largest, which
-// starts finite so that e^(-inf - max) is 0, the sum of e^(logit - max), and
-// the target's.
+// A loss's statistics of a row of logits so far: the largest, which starts
+// finite so that e^(-inf - max) is 0, the sum of e^(logit - max), and the
+// target's.
 struct LossRow {
   float max = -FLT_MAX;
   float target_logit = 0;
   double sum = 0;
 };
 
-// One part of a table of words, where the table is nowhere whole. For each part
-// but the last kStatistics, for the last kAll, and for the others, from the
-// last but one down, kGradients: together they compute what one op of the table
-// and the same `part_rows` does, bit by bit. dx is fp32 then; kAll writes it
-// and kGradients adds to it. Without dx kGradients computes dw alone, of any
-// part, whenever it is wanted.
+// One part of a vocabulary table that is never whole. kStatistics for each part
+// but the last, kAll for the last, then kGradients for the others, in reverse:
+// together they compute the same bits as one op on the table with the same
+// `part_rows`. dx is fp32 then; kAll writes it and kGradients adds to it.
+// Without dx, kGradients computes only dw, for any part, at any time.
 struct LossPart {
   enum class Work { kStatistics, kAll, kGradients };
 
@@ -145,8 +144,8 @@ struct LossPart {
   Work work = Work::kAll;
   // Both are the caller's from the first op to the last.
   LossRow* statistics = nullptr;  // [M], of all parts
-  // Of this part, LossLogitsBytes: written by kStatistics, and kGradients
-  // leaves nothing of them. Null: logits are computed twice.
+  // This part's logits, LossLogitsBytes: written by kStatistics, destroyed by
+  // kGradients. Null: logits are recomputed.
   void* logits = nullptr;
 };
 
@@ -154,24 +153,24 @@ struct LossPart {
 // row chunks so that the logits of the whole batch never exist; the gradients
 // of a chunk follow its losses. A target < 0 is ignored: loss and gradient 0.
 // Loss of a row = logsumexp(logits) - logits[target], in fp32 or better.
-// With `part_rows`, products and softmax are of that many rows of w at a time,
-// and dx is the sum over them in fp32, from the last part to the first.
+// With `part_rows`, products and softmax take that many rows of w at a time,
+// and dx is summed over them in fp32, from the last part to the first.
 // Source: chunked head as in Liger Kernel / llm.c's fused classifier.
 struct LinearCrossEntropyArgs {
   ConstMatrix x;                      // [M, C]
   ConstMatrix w;                      // [>= V, C]
-  int64_t vocab;                      // V; no row behind is in the softmax
+  int64_t vocab;                      // V; later rows are not in the softmax
   const int32_t* targets;             // [M]
-  float* losses = nullptr;            // [M] per-row losses; null: not wanted
+  float* losses = nullptr;            // [M] per-row losses; null: none
   double* loss_sum = nullptr;         // += sum of the losses, in row order
   const float* grad_scale = nullptr;  // device scalar; d(loss_sum) seed
-  Matrix dx;                          // [M, C]; data null: not wanted
-  Matrix dw;                          // as w, 0 behind V; data null: frozen
+  Matrix dx;                          // [M, C]; data null: none
+  Matrix dw;                          // as w, 0 beyond V; data null: frozen
   bool accumulate_dw = false;
   int64_t part_rows = 0;  // 0: all; else a multiple of 64
   LossPart part = {};
 
-  // Of the table.
+  // Rows of the whole table.
   int64_t rows() const { return part.rows == 0 ? w.rows : part.rows; }
 };
 
@@ -199,10 +198,9 @@ struct AttentionShape {
   float scale = 1.0f;  // usually 1 / sqrt(D)
 };
 
-// Where the sequences of packed rows are (variable lengths, as cu_seqlens of
-// FlashAttention). A row of T tokens holds one or more of them, and none goes
-// on in the next row. With them, token t of a row sees the keys
-// t - position .. t; q_len == kv_len.
+// The sequences of packed rows (variable lengths, like FlashAttention's
+// cu_seqlens). A row of T tokens holds one or more, and none crosses rows. With
+// them, token t of a row sees the keys t - position .. t; q_len == kv_len.
 struct PackedSequences {
   // [B * T], of each token in its sequence; null: every row is one sequence
   const int32_t* positions = nullptr;
@@ -218,7 +216,7 @@ struct AttentionForwardArgs {
   PackedSequences packed;
   HeadsRef q, k, v;
   MutableHeadsRef out;
-  float* lse = nullptr;  // [B, H, q_len] log-sum-exp; null: not wanted
+  float* lse = nullptr;  // [B, H, q_len] log-sum-exp; null: none
 };
 
 struct AttentionBackwardArgs {
@@ -255,8 +253,8 @@ using Rows = RowsView<void>;
 // LayerNorm: Ba et al. 2016; RMSNorm: Zhang and Sennrich 2019.
 enum class NormKind { kLayerNorm, kRmsNorm };
 
-// sum = x + residual; y = (sum - mean) * rstd * weight + bias over each row; of
-// RMSNorm mean is 0. Statistics in fp32.
+// sum = x + residual; y = (sum - mean) * rstd * weight + bias over each row;
+// for RMSNorm mean is 0. Statistics in fp32.
 struct NormForwardArgs {
   NormKind kind = NormKind::kLayerNorm;
   ConstRows x;
@@ -265,14 +263,14 @@ struct NormForwardArgs {
   ConstVector weight;  // [width]
   ConstVector bias;    // [width]; data null: none
   Rows y;
-  float* mean = nullptr;  // [outer * inner]; LayerNorm only; null: not wanted
-  float* rstd = nullptr;  // [outer * inner]; null: not wanted
+  float* mean = nullptr;  // [outer * inner]; LayerNorm only; null: none
+  float* rstd = nullptr;  // [outer * inner]; null: none
   float eps = 1e-5f;
 };
 
 // dx = d(norm)/d(sum) of dy, plus dsum (the gradient that reaches `sum` on
-// the residual path). dweight, dbias (+)= sums over rows, in fp32 order that
-// does not depend on the number of threads.
+// the residual path). dweight, dbias (+)= sums over rows, in fp32, in an order
+// that does not depend on the number of threads.
 struct NormBackwardArgs {
   NormKind kind = NormKind::kLayerNorm;
   ConstRows dy;
@@ -299,9 +297,9 @@ struct RotaryArgs {
   bool inverse = false;
 };
 
-// What is there of a table [V, C], end to end: of its elements [first, last) in
-// row-major order, [begin, begin + elems) of every `period` of them. REQUIRES:
-// all are multiples of 64; `last`, where it cuts the table.
+// The pieces of a table [V, C] that are stored, end to end: [begin, begin +
+// elems) of every `period` of its elements [first, last) in row-major order.
+// REQUIRES: all are multiples of 64; `last` too, if it cuts the table.
 struct TablePieces {
   int64_t period = 0;  // 0: all of it, with a leading dimension
   int64_t begin = 0, elems = 0;
@@ -312,7 +310,8 @@ struct TablePieces {
 struct EmbeddingForwardArgs {
   const int32_t* ids;  // [M]
   ConstMatrix table;   // [V, C]
-  // `table` is rows [first, first + V) of one; rows of `out` of other ids stay.
+  // `table` is rows [first, first + V) of one; rows of `out` for other ids are
+  // unchanged.
   int64_t first = 0;
   const int32_t* position_ids = nullptr;  // [M]; null: no position table
   ConstMatrix position_table;             // [P, C]
@@ -327,7 +326,7 @@ struct EmbeddingBackwardArgs {
   ConstMatrix dout;    // [M, C]
   Matrix dtable;       // [V, C]; fp32 or the dtype of dout
   bool accumulate = false;
-  TablePieces pieces = {};  // REQUIRES: accumulate, where not all
+  TablePieces pieces = {};  // REQUIRES: accumulate, unless all
 };
 
 // ---- Element-wise ---------------------------------------------------------
@@ -390,17 +389,18 @@ struct SquaredSpan {
   double* out;
 };
 
-// Of every span, out[0] = sum of squares of src in float64: serial within fixed
-// blocks of 64 elements (in eight fixed lanes), then over runs of blocks and
-// over runs, each in order (cpu/reduce-inl.h), so that it does not depend on
-// the number of threads nor on the other spans. Non-finite input gives a
-// non-finite sum, and finite fp32 input can not overflow it. Many short spans
-// in one call cost a GPU as much as one long one.
+// For every span, out[0] = sum of squares of src in float64: serial within
+// fixed blocks of 64 elements (in eight fixed lanes), then over runs of blocks
+// and over runs, each in order (cpu/reduce-inl.h), so it does not depend on the
+// number of threads or on the other spans. Non-finite input gives a non-finite
+// sum, and finite fp32 input cannot overflow it. Many short spans in one call
+// cost a GPU as much as one long one.
 struct SumSquaresArgs {
   absl::Span<const SquaredSpan> spans;  // of one dtype
 };
 
-// out[0] = src[0] + src[1] + ... in that order, float64: what ranks add up.
+// out[0] = src[0] + src[1] + ... in that order, in float64: for sums over
+// ranks.
 struct SumArgs {
   const double* src;
   int64_t size;
@@ -415,14 +415,14 @@ struct CountNonFiniteArgs {
 
 // norm = sqrt(sum_squares) * inverse_scale; grad_scale = inverse_scale *
 // min(1, max_norm / (norm + 1e-6)); max_norm <= 0 means no clipping.
-// found_non_finite = 1 when the norm is not finite, else 0 (with keep_found
-// what it was).
+// found_non_finite = 1 when the norm is not finite, else 0 (with keep_found:
+// unchanged).
 // Source: torch.nn.utils.clip_grad_norm_.
 struct ClipArgs {
   const double* sum_squares;
   float max_norm = 0;
   float inverse_scale = 1;     // 1 / loss scale
-  bool keep_found = false;     // found_non_finite stays 1 where it is
+  bool keep_found = false;     // found_non_finite stays 1 if it is 1
   float* norm;                 // out
   float* grad_scale;           // out: factor the optimizer applies
   uint32_t* found_non_finite;  // out
@@ -430,22 +430,22 @@ struct ClipArgs {
 
 // dst[i] (+)= src[0][i] + src[1][i] + ..., one source per rank, in that order:
 // sums in fp32 and one rounding to nearest even, or float64 throughout. With
-// accumulate the sum is formed first, then added to dst. Of one source it is a
-// conversion that a communication thread may do.
+// accumulate the sum is formed first, then added to dst. With one source it is
+// a conversion that a communication thread may do.
 // Threads: serial on the CPU, on any thread: communication threads, which must
 //          not enter OpenMP, call it.
 struct SumRanksArgs {
   absl::Span<const void* const> src;  // >= 1 of dst.size elements each
   DType src_dtype = DType::kF32;
-  Vector dst;  // may be one of src where the dtypes are equal
+  Vector dst;  // may be one of src if the dtypes are equal
   bool accumulate = false;
 };
 
 // ---- Optimizers: one fused pass over flat spans ---------------------------
 
 // A run of the flat span that shares its weight decay and (LAMB) one tensor.
-// Of a span that is pieces of a whole, one behind the other, element i of the
-// range is element i + shift of the whole; a range is of one piece.
+// If the span is pieces of a whole, end to end, element i of the range is
+// element i + shift of the whole; a range is within one piece.
 struct UpdateRange {
   int64_t begin = 0;
   int64_t end = 0;  // exclusive
@@ -453,12 +453,12 @@ struct UpdateRange {
   int64_t shift = 0;
 };
 
-// The flat state that an optimizer updates. master is null where param is fp32
-// and so its own master; fp32; or, beside bf16, the uint16 rest that completes
-// param to masters (SplitMaster in kernels/rounding.h, which rounds bf16
-// parameters in either case). Masters and the optimizer's arrays hold the span
-// alone; parameters and gradients may be there as a whole, of which the same
-// elements are updated. Nothing is written when *found_non_finite != 0.
+// The flat state that an optimizer updates. master is null if param is fp32 and
+// so its own master; fp32; or, with bf16, the uint16 rest that completes param
+// to masters (SplitMaster in kernels/rounding.h, which rounds bf16 parameters
+// in either case). Masters and the optimizer's arrays hold only the span;
+// parameters and gradients may be whole arrays, in which the same elements are
+// updated. Nothing is written when *found_non_finite != 0.
 struct UpdateState {
   Vector param;                                // fp32, bf16 or fp16
   Vector master;                               // data null: none
@@ -470,16 +470,16 @@ struct UpdateState {
   bool whole_grad = false;   // likewise
   // Stochastic rounding of the master to a 16-bit param: away from zero with
   // the probability of the part cut off, by the random word of element
-  // first_element + i + shift under rounding_key (kernels/rounding.h), so that
-  // the bits depend on no rank and no cut.
+  // first_element + i + shift under rounding_key (kernels/rounding.h), so the
+  // bits do not depend on ranks or cuts.
   bool stochastic_rounding = false;
   uint64_t rounding_key = 0;  // of (seed, step)
-  int64_t first_element = 0;  // index in the flat layout of the whole's first
+  int64_t first_element = 0;  // global index of the whole's first element
 
   bool splits_master() const { return master.dtype == DType::kU16; }
 };
 
-// Of the rules that keep means of the gradient and of its square.
+// For the rules that keep means of the gradient and of its square.
 struct MomentArgs {
   UpdateState state;
   float* m;
@@ -514,22 +514,22 @@ struct TensorPart {
   int64_t end = 0;
 };
 
-// LAMB (You et al. 2020) in two passes over the same ranges, so that the norms
-// of a tensor whose parts lie on several ranks can be summed between them.
-// Pass 1, LambMoments: updates m and v; of part k = own of a range,
+// LAMB (You et al. 2020) in two passes over the same ranges, so the norms of a
+// tensor that is split over ranks can be summed between them. Pass 1,
+// LambMoments: updates m and v; of part k = own of a range,
 //   norms[2 k] += |p|^2, norms[2 k + 1] += |update|^2,
 //   update = (m/c1) / (sqrt(v/c2) + eps) + wd p.
-// Pass 2, LambApply: p -= lr * ratio * update, computed once more;
+// Pass 2, LambApply: p -= lr * ratio * update, recomputed;
 //   ratio = clamp(|p| / |update|, min, max) of the whole tensor, whose parts
-//   are added in order; 1 where either norm is 0.
+//   are added in order; 1 if either norm is 0.
 struct LambArgs : MomentArgs {
   absl::Span<const TensorPart> parts;  // of every range; no two own the same
   double* norms;                       // two of every part
   float min_coeff = 0.01f, max_coeff = 10.0f;
 };
 
-// How large a workspace the ops of a device need: functions of shapes, strides,
-// dtypes, and of which operands there are.
+// Workspace sizes of a device's ops: functions of shapes, strides, dtypes and
+// the operands present.
 class OpSizes {
  public:
   virtual ~OpSizes() = default;
@@ -538,7 +538,7 @@ class OpSizes {
   virtual size_t Name##WorkspaceBytes(const Args&) const = 0;
   ZERO_OPS_WITH_WORKSPACE(ZERO_OP)
 #undef ZERO_OP
-  // Of LossPart::logits, for the x and the w of `args`.
+  // Bytes of LossPart::logits, for the x and the w of `args`.
   virtual size_t LossLogitsBytes(const LinearCrossEntropyArgs& args) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Options of a GPU: a plain value, for who configures one without using it.
+// Options of a GPU: a plain value, to configure one without using it.
 #ifndef ZERO_KERNELS_OPTIONS_H_
 #define ZERO_KERNELS_OPTIONS_H_
 
@@ -6,8 +6,8 @@
 
 namespace zero {
 
-// How a GPU computes. Changes results: all of them (loss_chunk_rows the order
-// in which the head's gradient is summed).
+// How a GPU computes. All options change results (loss_chunk_rows: the order in
+// which the head's gradient is summed).
 struct CudaOptions {
   // fp32 products on tensor cores with 10 bits of mantissa.
   bool allow_tf32 = false;
@@ -15,15 +15,15 @@ struct CudaOptions {
   // then O(T^2) on Hopper. Every other kernel is deterministic anyway.
   bool deterministic_attention = false;
   // Times the candidates of cuBLASLt once per shape instead of taking the
-  // heuristic's first. Which one wins may differ from run to run, and so the
+  // heuristic's first. The winner may differ from run to run, and so may the
   // last bits.
   bool time_algorithms = false;
-  // Logits of 16-bit models in fp32 on their way to the softmax, which computes
-  // in fp32 either way. False: in the model's dtype, half the memory and two
-  // thirds of the bytes moved; a logit is then off by up to 2^-8 (bf16) or
-  // 2^-11 (fp16) of itself, and infinite beyond 65504 in fp16.
+  // Logits of 16-bit models in fp32 for the softmax, which computes in fp32
+  // either way. False: in the model's dtype, half the memory and two thirds of
+  // the bytes moved; a logit is then off by up to 2^-8 (bf16) or 2^-11 (fp16)
+  // of itself, and infinite beyond 65504 in fp16.
   bool fp32_logits = false;
-  // Rows of logits that exist at a time in LinearCrossEntropy.
+  // Rows of logits held at a time in LinearCrossEntropy.
   int64_t loss_chunk_rows = 8192;
 
   bool operator==(const CudaOptions&) const = default;

@@ -1,6 +1,6 @@
 // Philox-4x32-10, the counter-based random generator behind initialization,
-// dropout and sampling: a pure function of (key, counter), so that a value
-// depends on no thread, rank or order.
+// dropout and sampling: a pure function of (key, counter), so a value does not
+// depend on threads, ranks or order.
 // Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
 #ifndef ZERO_KERNELS_PHILOX_H_
 #define ZERO_KERNELS_PHILOX_H_

@@ -1,5 +1,5 @@
-// Matrix products as the linear layers and losses of every backend ask for
-// them, and what follows a product where it has no such epilogue.
+// Matrix products for the linear layers and losses of every backend, and the
+// operations after a product that has no such epilogue.
 #ifndef ZERO_KERNELS_PRODUCT_H_
 #define ZERO_KERNELS_PRODUCT_H_
 
@@ -25,9 +25,9 @@ struct Product {
   ConstMatrix residual = {};  // data null: none
 };
 
-// With an activation the product goes to pre_act (or, unwanted, to y) and the
-// activation reads it as it is stored, so that training, recompute and
-// inference see the same rounded values.
+// With an activation the product goes to pre_act (or to y, if pre_act is null),
+// and the activation reads the stored values, so that training, recompute and
+// inference see the same rounding.
 inline Product ProductOf(const LinearArgs& args) {
   Product p{.a = args.x, .b = args.w, .b_transposed = true, .c = args.y};
   p.bias = args.bias;
@@ -50,7 +50,7 @@ inline Product ProductOf(const LinearBackwardWeightArgs& args) {
           .accumulate = args.accumulate_dw};
 }
 
-// What is left to do behind ProductOf(args).
+// The rest of the op after ProductOf(args).
 inline void Activate(Ops& ops, Stream& stream, const LinearArgs& args) {
   if (args.act == Gelu::kNone) return;
   const ConstMatrix x = ProductOf(args).c;
@@ -72,8 +72,8 @@ inline void Activate(Ops& ops, Stream& stream,
   }
 }
 
-// The parts of w that a loss goes over, and whether it adds their dx up in fp32
-// apart from args.dx.
+// The parts of w that a loss iterates over, and whether it sums their dx in
+// fp32 outside args.dx.
 inline int64_t NumLossParts(const LinearCrossEntropyArgs& args) {
   return args.part_rows == 0 ? 1 : CeilDiv(args.w.rows, args.part_rows);
 }
@@ -82,8 +82,8 @@ inline bool SumsDxApart(const LinearCrossEntropyArgs& args) {
          NumLossParts(args) > 1;
 }
 
-// Logits of `rows` rows: a matrix for each part of w, its rows aligned, one
-// behind the other.
+// Logits of `rows` rows: a matrix for each part of w, its rows aligned, end to
+// end.
 struct LossLogits {
   void* data = nullptr;
   DType dtype = DType::kF32;
@@ -101,15 +101,14 @@ struct LossChunk {
   int64_t row = 0, rows = 0, at = 0;
 };
 
-// What a loss does to one chunk with one part of w.
+// A loss's work on one chunk with one part of w.
 struct LossProducts {
-  int64_t first;  // of the table's rows that are in this part
+  int64_t first;  // of this part's rows in the table
   int64_t words;  // of them
   Product logits, dx, dw;
 
-  // The gradient of the logits is of `grad_dtype` and takes their place, row by
-  // row. `to` is dx of the chunk. Data may be null where only sizes are asked
-  // for.
+  // The gradient of the logits has `grad_dtype` and replaces them, row by row.
+  // `to` is dx of the chunk. Data may be null if only sizes are needed.
   LossProducts(const LinearCrossEntropyArgs& args, int64_t part,
                const LossLogits& all, DType grad_dtype, const LossChunk& chunk,
                const Matrix& to, bool accumulate_dw) {

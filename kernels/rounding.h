@@ -20,11 +20,11 @@ ZERO_HOST_DEVICE inline uint32_t BitsOfFloat(float value) {
 // ---- A master as its bf16 parameter and 16 bits more ------------------------
 
 // The parameter is the master rounded to nearest, ties away from zero, and the
-// rest its lower half as it is. As a signed number that half is what was
-// rounded off, so that master = (param << 16) + rest, to the bit: subnormals,
-// zeros with their signs, infinity, and a master so large that its parameter is
-// infinity. A NaN stays one, of which only the sign is kept. Ties to even would
-// give 65537 masters to an even parameter, one more than 16 bits tell apart.
+// rest is its lower half. As a signed number that half is the rounding error,
+// so master = (param << 16) + rest, to the bit: for subnormals, signed zeros,
+// infinity, and a master so large that its parameter is infinity. A NaN stays a
+// NaN and keeps only its sign. Ties to even would give an even parameter 65537
+// masters, one more than 16 bits distinguish.
 struct MasterHalves {
   uint16_t param;
   uint16_t rest;
@@ -50,7 +50,7 @@ ZERO_HOST_DEVICE inline float JoinMaster(uint16_t param, uint16_t rest) {
 // Away from zero with the probability of the part cut off, so that the mean
 // over many roundings is the value itself, and steps far below a unit in the
 // last place are not lost. The random word of an element is a pure function of
-// (key, element), so that the bits depend on no thread, rank, cut or device.
+// (key, element), so the bits do not depend on threads, ranks, cuts or devices.
 
 // The Philox block that holds the random words of elements 4 * block to
 // 4 * block + 3 under `key`, of (seed, step).
@@ -68,9 +68,9 @@ ZERO_HOST_DEVICE inline uint32_t RoundingWord(uint64_t key, uint64_t element) {
   return w < 2 ? low : high;
 }
 
-// The bits of `value` as bf16. Adding 16 random bits below the cut carries
-// into it with the probability of what is there. Infinity stays, NaN is quiet,
-// and what is above the largest bf16 may become infinity.
+// The bits of `value` as bf16. Adding 16 random bits below the cut carries with
+// the probability of the bits there. Infinity stays, NaN is quiet, and values
+// above the largest bf16 may become infinity.
 ZERO_HOST_DEVICE inline uint16_t StochasticBF16(float value, uint32_t word) {
   const uint32_t bits = BitsOfFloat(value);
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
@@ -79,7 +79,7 @@ ZERO_HOST_DEVICE inline uint16_t StochasticBF16(float value, uint32_t word) {
 }
 
 // The bits of `value` as fp16. Its subnormals, below 2^-14, are counted in
-// steps of 2^-24 with 21 binary places; what lies below those is cut off.
+// steps of 2^-24 with 21 binary places; lower bits are cut off.
 ZERO_HOST_DEVICE inline uint16_t StochasticF16(float value, uint32_t word) {
   const uint32_t bits = BitsOfFloat(value);
   const uint32_t magnitude = bits & 0x7fffffffu;

@@ -1,5 +1,5 @@
-// Matrices for kernels of flat spans: one run where no operand has padding
-// between its rows, else one per row.
+// Matrices for kernels of flat spans: one run if no operand has padding between
+// its rows, else one per row.
 #ifndef ZERO_KERNELS_RUNS_H_
 #define ZERO_KERNELS_RUNS_H_
 

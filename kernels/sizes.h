@@ -1,4 +1,4 @@
-// Sizes that are rounded up: of grids, of rows, of the parts of a workspace.
+// Sizes rounded up: of grids, rows and parts of a workspace.
 #ifndef ZERO_KERNELS_SIZES_H_
 #define ZERO_KERNELS_SIZES_H_
 

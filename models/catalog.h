@@ -1,4 +1,4 @@
-// The models that there are: presets by name and Hugging Face folders.
+// The available models: presets by name and Hugging Face folders.
 //
 // To add a preset: a line in presets.cc and its published parameter count in
 // tests/models/presets_test.cc.
@@ -13,7 +13,7 @@
 
 namespace zero {
 
-// What the config parser asks for `model.preset` and `model.from_pretrained`.
+// Resolves `model.preset` and `model.from_pretrained` for the config parser.
 std::unique_ptr<ModelCatalog> MakeModelCatalog();
 
 struct ModelPreset {

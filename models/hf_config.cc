@@ -14,7 +14,7 @@
 namespace zero {
 namespace {
 
-// Keys that must be there: guessing a shape would only fail later.
+// Required keys: guessing a shape would only fail later.
 constexpr const char* kGpt2Required[] = {"vocab_size", "n_embd", "n_layer",
                                          "n_head", "n_positions"};
 constexpr const char* kRotaryRequired[] = {
@@ -65,7 +65,7 @@ class Reader {
     return Error(node.place, node.key, message);
   }
 
-  // The member, or null where it is absent or null.
+  // The member, or null if it is absent or null.
   static const JsonNode* FindValue(const JsonNode& object,
                                    absl::string_view key) {
     const JsonNode* node = object.Find(key);
@@ -108,10 +108,10 @@ class Reader {
     }
     if (const JsonNode* node = FindValue(root_, "add_cross_attention");
         node != nullptr && node->boolean) {
-      return Error(*node, "cross attention is not in these models");
+      return Error(*node, "these models have no cross attention");
     }
     if (const JsonNode* node = FindValue(root_, "quantization_config")) {
-      return Error(*node, "quantized weights are not read here");
+      return Error(*node, "quantized weights are not supported");
     }
     if (const JsonNode* layers = FindValue(root_, "layer_types")) {
       for (const JsonNode& layer : layers->children) {
@@ -146,9 +146,9 @@ class Reader {
     if (type == nullptr) type = FindValue(*rope_, "type");
     if (type == nullptr) return absl::OkStatus();
     if (type->text != "default" && type->text != "llama3") {
-      return Error(*type, absl::StrCat(JsonBrief(*type),
-                                       " is not built here; want default or "
-                                       "llama3"));
+      return Error(*type,
+                   absl::StrCat(JsonBrief(*type),
+                                " is not supported; want default or llama3"));
     }
     model().rope_scaling.enabled = type->text == "llama3";
     if (!model().rope_scaling.enabled) return absl::OkStatus();
@@ -162,7 +162,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Everything whose name and meaning are those of our `model` section.
+  // All keys with the name and meaning of our `model` section.
   absl::Status Keys() {
     for (const KeySpec& key : AllKeys()) {
       if (!absl::StartsWith(key.path, "model.") || key.set == nullptr ||
@@ -185,7 +185,7 @@ class Reader {
     return absl::OkStatus();
   }
 
-  // Keys of the section that are no key of config.json, or are read above.
+  // Keys of the section that are not in config.json, or are read above.
   static bool IsOurs(absl::string_view path) {
     return path == "model.preset" || path == "model.from_pretrained" ||
            path == "model.freeze" || path == "model.model_type" ||
@@ -204,7 +204,7 @@ class Reader {
       model().activation = "gelu";
     } else if (gpt2() || (name != "silu" && name != "swish")) {
       return Error(*node,
-                   absl::StrCat(JsonBrief(*node), " is not built here; want ",
+                   absl::StrCat(JsonBrief(*node), " is not supported; want ",
                                 gpt2() ? "gelu_new or gelu" : "silu"));
     }
     return absl::OkStatus();
@@ -313,7 +313,7 @@ std::string WriteHfConfig(const ModelConfig& config, DType dtype,
     out["attention_bias"] = false;
   }
   if (config.family == ModelFamily::kLlama) out["mlp_bias"] = false;
-  // Token files do not tell: then the pretrained model's.
+  // Token files do not say: then the pretrained model's.
   const auto token = [](int64_t known, const std::string& base) {
     if (known >= 0) return Json(known);
     return base.empty() ? Json() : Json::parse(base);

@@ -1,6 +1,6 @@
 // The one visible table from a model family to the code that builds it.
 //
-// To add a model: a folder beside gpt/ and llama/ with a Make function, a
+// To add a model: a folder next to gpt/ and llama/ with a Make function, a
 // ModelFamily, a line in registry.cc, presets in presets.cc and the names of
 // its Hugging Face tensors. Nothing here knows of ranks or ZeRO.
 #ifndef ZERO_MODELS_REGISTRY_H_

@@ -1,8 +1,8 @@
 // The fp16 loss scale: a pure state machine with DeepSpeed's keys.
 //
-// Of DeepSpeed's behaviour one thing differs: at min_loss_scale it raises; here
-// the scale stays, and the trainer stops after max_consecutive_skips with the
-// name of the first non-finite tensor.
+// One difference from DeepSpeed: at min_loss_scale it raises; here the scale
+// stays, and the trainer stops after max_consecutive_skips with the name of the
+// first non-finite tensor.
 // Source: Micikevicius et al. 2018; DeepSpeed's DynamicLossScaler.
 #ifndef ZERO_OPTIM_LOSS_SCALER_H_
 #define ZERO_OPTIM_LOSS_SCALER_H_
@@ -22,7 +22,7 @@ struct LossScalerOptions {
   bool operator==(const LossScalerOptions&) const = default;
 };
 
-// What a checkpoint keeps.
+// The state in a checkpoint.
 struct LossScalerState {
   double scale = 1;
   int64_t steps = 0;                // Update calls so far
@@ -39,7 +39,7 @@ class LossScaler {
   // After each step: halves the scale once `hysteresis` overflows have been
   // seen (and at each one after that), doubles it after loss_scale_window good
   // steps in a row. The hysteresis is refilled when the scale doubles, or,
-  // with consecutive_hysteresis, by every good step. Nothing where the scale
+  // with consecutive_hysteresis, by every good step. Does nothing if the scale
   // is static.
   void Update(bool overflow);
 
@@ -52,9 +52,9 @@ class LossScaler {
 };
 
 // The loss of a step is a mean over its `num_sequences`, of all ranks and
-// micro-batches. Multiplied by this, the loss of each sequence by itself is
-// scaled by scale / 2 to scale, however many there are: gradients do not shrink
-// as ranks are added. This is `scale` times a power of two.
+// micro-batches. Multiplied by this, each sequence's own loss is scaled by
+// scale / 2 to scale, however many there are: gradients do not shrink as ranks
+// are added. This is `scale` times a power of two.
 double LossScaleOfStep(double scale, int64_t num_sequences);
 
 }  // namespace zero

@@ -19,8 +19,8 @@ struct LrScaling {
   double Factor() const;
 
   // The learning rate of step `step` (from 0): a line from base_lr towards
-  // base_lr * Factor(), reached at step warmup_steps, then `scheduled_lr`,
-  // which the scheduler gives for the scaled learning rate.
+  // base_lr * Factor(), reached at step warmup_steps, then `scheduled_lr`, the
+  // scheduler's for the scaled learning rate.
   double LrAt(int64_t step, double base_lr, double scheduled_lr) const;
 };
 

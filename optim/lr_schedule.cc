@@ -60,7 +60,7 @@ double DecayShape(LrDecayType type, double progress) {
   return 1;
 }
 
-// A decay longer than what the warm-up leaves takes over where they meet.
+// A decay longer than the steps after the warm-up takes over where they meet.
 double Wsd(const LrSchedule& s, int64_t step) {
   const double progress =
       Progress(step, s.total_num_steps - s.decay_num_steps, s.total_num_steps);

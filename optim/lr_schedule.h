@@ -8,11 +8,11 @@
 //   step s >= W: progress = (s - W) / (total - W), from 0, clamped to 1
 //
 // DeepSpeed evaluates its formulas at s - 1 (the scheduler steps after the
-// optimizer), so that steps 0 and 1 have warmup_min_lr: our warm-up is two
-// steps ahead of it, the linear decay one, and the cosine and OneCycle's fall
-// are the same. DeepSpeed's cosine rises again beyond total_num_steps; ours
-// stays. Source: deepspeed/runtime/lr_schedules.py; WSD: Hu et al. 2024
-// (MiniCPM), its 1 - sqrt decay: Haegele et al. 2024.
+// optimizer), so steps 0 and 1 have warmup_min_lr: our warm-up is two steps
+// ahead of it, the linear decay one, and the cosine and OneCycle's fall are the
+// same. DeepSpeed's cosine rises again beyond total_num_steps; ours stays.
+// Source: deepspeed/runtime/lr_schedules.py; WSD: Hu et al. 2024 (MiniCPM), its
+// 1 - sqrt decay: Haegele et al. 2024.
 // The linear-scaling warm-up (lr_scaling.h) is applied around this.
 #ifndef ZERO_OPTIM_LR_SCHEDULE_H_
 #define ZERO_OPTIM_LR_SCHEDULE_H_
@@ -32,7 +32,7 @@ enum class LrScheduleKind {
 enum class LrWarmupType { kLog, kLinear };
 enum class LrDecayType { kLinear, kCosine, kOneMinusSqrt };
 
-// Parameters under DeepSpeed's names; a kind reads its own only.
+// Parameters under DeepSpeed's names; a kind reads only its own.
 struct LrSchedule {
   LrScheduleKind kind = LrScheduleKind::kConstant;
   double lr = 1e-3;  // kConstant; base of the ratios of kWarmupCosineLr

@@ -1,8 +1,8 @@
-// Update rules as values: which one, its hyperparameters, and one call that
-// performs it over a flat span through the fused kernels; where a rule needs
-// norms of whole tensors, a call before it that measures what ranks then add.
+// Update rules as values: the kind, its hyperparameters, and one call that
+// performs it over a flat span through the fused kernels; for a rule that needs
+// norms of whole tensors, an earlier call measures each rank's part.
 //
-// State is separate flat fp32 arrays that the caller owns, one per
+// The state is separate flat fp32 arrays, owned by the caller, one per
 // StateFloatsPerElement, each as long as the parameters: (m, v) for Adam and
 // LAMB, (momentum buffer) for SGD. Zeroed arrays are the initial state.
 //
@@ -20,8 +20,8 @@ namespace zero {
 
 enum class OptimizerKind { kAdamW, kAdam, kSgd, kLamb };
 
-// Hyperparameters that stay the same over a run. weight_decay reaches the
-// kernels through UpdateRange, so that ranges may differ.
+// Hyperparameters that are constant over a run. weight_decay reaches the
+// kernels through UpdateRange, so ranges may differ.
 struct OptimizerSpec {
   OptimizerKind kind = OptimizerKind::kAdamW;
   double weight_decay = 0;
@@ -36,8 +36,8 @@ struct OptimizerSpec {
   double max_coeff = 10.0;  // LAMB: limits of |param| / |update|
   double min_coeff = 0.01;
 
-  // What the arrays are called, in torch.optim's words; one fp32 of each per
-  // parameter element.
+  // The names of the arrays, as in torch.optim; one fp32 of each per parameter
+  // element.
   absl::Span<const char* const> StateNames() const;
   int StateFloatsPerElement() const {
     return static_cast<int>(StateNames().size());
@@ -49,31 +49,31 @@ struct OptimizerSpec {
   bool operator==(const OptimizerSpec&) const = default;
 };
 
-// What changes from step to step.
+// The values that change from step to step.
 struct OptimizerStepOptions {
   float lr = 0;
   float beta1 = -1;  // < 0: the spec's (OneCycle cycles it); SGD: momentum
   int64_t step = 1;  // from 1; skipped steps do not count
 };
 
-// Squares of tensors that come in parts; see LambArgs.
+// Squares of tensors in parts; see LambArgs.
 struct TensorNorms {
   absl::Span<const TensorPart> parts;  // of every range
   double* sums = nullptr;              // two of every part
 };
 
-// What needs_tensor_norms: updates the moments and adds every range's squares
-// to its part's sums, which begin as zeros. Between this and OptimizerStep all
-// parts of a tensor must get here, from whichever ranks have them.
+// If needs_tensor_norms: updates the moments and adds every range's squares to
+// its part's sums, which start as zeros. Between this and OptimizerStep all
+// parts of a tensor must be collected from their ranks.
 void OptimizerMoments(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                       const UpdateState& state, absl::Span<float* const> states,
                       const OptimizerStepOptions& options,
                       const TensorNorms& norms);
 
 // One step over a flat span. `states` are the arrays above, sliced alike.
-// Bias corrections are 1 - beta^step in double, of beta as the kernels see it
-// (rounded to fp32), so that the moments' weights and the corrections agree.
-// `norms` only where the spec needs_tensor_norms.
+// Bias corrections are 1 - beta^step in double, of beta as in the kernels
+// (rounded to fp32), so the moments' weights and the corrections agree. `norms`
+// only if the spec needs_tensor_norms.
 void OptimizerStep(Ops& ops, Stream& stream, const OptimizerSpec& spec,
                    const UpdateState& state, absl::Span<float* const> states,
                    const OptimizerStepOptions& options,

@@ -8,7 +8,8 @@
 namespace zero {
 namespace {
 
-// Where q, k and v of one call live: element strides over tokens, heads first.
+// The layout of q, k and v of one call: element strides over tokens, heads
+// first.
 struct Layout {
   int64_t batch, length;  // B, T
   int64_t q_heads, kv_heads, head_dim;
@@ -66,7 +67,7 @@ void AppendToCache(Context& ctx, KvCache& cache, KvCache::Layer& layer,
   }
 }
 
-// What one call works with, forward, again and backward.
+// The operands of one call, for forward, recompute and backward.
 struct Call {
   Layout layout;
   AttentionShape shape;
@@ -74,7 +75,7 @@ struct Call {
   bool has_norm = false;
   NormWeights q_norm, k_norm;
 
-  // With a norm q and k, and their gradients, live in a tensor of their own.
+  // With a norm, q and k and their gradients are in separate tensors.
   int64_t qk_width() const {
     return has_norm ? layout.q_width() + layout.kv_width()
                     : layout.packed_width();

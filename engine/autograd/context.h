@@ -1,4 +1,4 @@
-// What a computation needs to run: device, stream, memory, tape and the batch.
+// The context of a computation: device, stream, memory, tape and the batch.
 //
 // One Context per rank, passed down explicitly; nothing here is global. With
 // a tape set, ops record their backward; without one they only compute.
@@ -58,8 +58,8 @@ class Context {
     return Tensor::Empty(*arena_, shape, dtype, MemoryCategory::kActivations);
   }
 
-  // Scratch for one kernel call. Freed when the tensor dies, which may be as
-  // soon as the call returns: the arena is ordered by the stream.
+  // Scratch for one kernel call. Freed with the tensor, which may be as soon as
+  // the call returns: the arena is ordered by the stream.
   Tensor Scratch(size_t bytes) const {
     return bytes == 0 ? Tensor()
                       : Tensor::Empty(*arena_, {static_cast<int64_t>(bytes)},
@@ -68,7 +68,7 @@ class Context {
 
   // The tape that ops record on; null: no gradients.
   Tape* tape = nullptr;
-  // What they do not keep for it.
+  // What they recompute instead of keeping.
   Recompute recompute = Recompute::kOff;
   // Dropout acts only while training, with this key of (seed, step).
   bool training = false;
@@ -77,11 +77,10 @@ class Context {
   BatchView batch;
   // Set while generating; null otherwise.
   KvCache* kv_cache = nullptr;
-  // The part of the vocabulary that the unit at hand computes with
-  // (Parameter::parts); on their way through the parts what is known of the
-  // rows of a loss, or the logits of generation; and the most that a loss may
-  // keep of a micro-batch's logits from forward to backward: what is more is
-  // computed twice.
+  // The part of the vocabulary that the current unit computes with
+  // (Parameter::parts); carried through the parts, a loss's row statistics, or
+  // the logits of generation; and the most bytes of a micro-batch's logits that
+  // a loss may keep from forward to backward: more are recomputed.
   int part = 0;
   Tensor loss_rows, logits;
   int64_t max_kept_logits_bytes = 0;

@@ -97,7 +97,7 @@ Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
         part.work = Work::kGradients;
         if (!dx.defined()) {
           dx = tape.Take(slot);
-          ZERO_CHECK(dx.defined()) << "no part behind had gradients";
+          ZERO_CHECK(dx.defined()) << "no later part had gradients";
           LinearCrossEntropyArgs args = ArgsOf(c, x, w, vocab);
           args.part = part;
           args.dx = dx.matrix();

@@ -27,8 +27,7 @@ void EmbeddingBackwardInto(Context& ctx, const int32_t* ids, const Tensor& dout,
   ctx.ops().EmbeddingBackward(ctx.stream(), args, AsWorkspace(scratch));
 }
 
-// Adds what a lookup of `ids` does to the gradient of its table, or gives it
-// away by rows.
+// Adds a lookup of `ids` to the gradient of its table, or exports it by rows.
 void AddTokens(Context& c, const int32_t* ids, const Tensor& dout,
                GradSink* sink, const TableSlice* slice = nullptr) {
   if (sink != nullptr && sink->pending) {

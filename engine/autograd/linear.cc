@@ -67,7 +67,7 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
   if (!WantsGrad(ctx, {x.slot, residual_slot}, {&w, bias})) return y;
 
   const int slot = y.slot = ctx.tape->NewSlot();
-  // One that adds a residual ends a unit: nobody reads it there.
+  // One that adds a residual ends a unit, where it is not read.
   if (ctx.recompute >= Recompute::kSelective && residual == nullptr) {
     y.recipe = std::make_shared<Recipe>(
         [x = SavedVar(x), w = &w, bias](Context& c) -> std::vector<Tensor> {
@@ -82,7 +82,7 @@ Var Linear(Context& ctx, const Var& x, const Weight& w, const Weight* bias,
         Tensor dy = tape.Take(slot);
         if (!dy.defined()) return;
         LinearWeightGrad(c, dy, x, w->sink, bias_sink);
-        x = SavedVar(Tensor());  // dx may take its memory
+        x = SavedVar(Tensor());  // dx may reuse its memory
         if (x_slot >= 0) {
           tape.Accumulate(c, x_slot, LinearInputGrad(c, dy, w->value));
         }

@@ -28,7 +28,7 @@ void NormRowsBackward(Context& ctx, GradSink* weight_sink, GradSink* bias_sink,
 
 namespace {
 
-// {y, rstd, mean} of a norm; without `record` y alone.
+// {y, rstd, mean} of a norm; without `record` only y.
 std::vector<Tensor> RunNorm(Context& ctx, const NormWeights& norm,
                             const Tensor& x, bool record,
                             const Tensor& residual = {},

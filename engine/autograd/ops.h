@@ -1,12 +1,12 @@
 // The differentiable ops that models are written in.
 //
 // Each checks its arguments (and prints both values), takes its output from
-// the context's arena, calls the kernel, and, when a tape is set and something
-// wants a gradient, records its backward, which stands next to its forward in
-// the file of the same name. Weight gradients go straight into the weight's
-// sink. A Weight is kept by address and read again in backward, so that it may
-// have been released and gathered elsewhere in between; it must outlive the
-// tape. Activations have the dtype of the weights.
+// the context's arena, calls the kernel, and, if a tape is set and a gradient
+// is needed, records its backward, which is next to its forward in the file of
+// the same name. Weight gradients go straight into the weight's sink. A Weight
+// is kept by address and read again in backward, so it may be released and
+// gathered elsewhere in between; it must outlive the tape. Activations have the
+// dtype of the weights.
 //
 // Legend: B batch, T time, M = B * T tokens, C channels, H query heads, K
 // key/value heads, D head width, V vocabulary, F feed-forward width.
@@ -23,7 +23,7 @@
 
 namespace zero {
 
-// Token embedding plus, where `positions` is not null, learned positions.
+// Token embedding plus, if `positions` is not null, learned positions.
 // Shapes: out [M, C], tokens table [V, C], positions table [P, C].
 Var Embedding(Context& ctx, const Weight& tokens, const Weight* positions);
 
@@ -33,8 +33,8 @@ struct TableSlice {
 };
 
 // The same with one part of the tokens table: writes the rows of its tokens.
-// `in` is what the part before it returned; of the first part, which alone
-// writes the gradient of positions, it is none.
+// `in` is the previous part's result, undefined for the first part, which alone
+// writes the gradient of positions.
 Var EmbeddingPart(Context& ctx, const Var& in, const Weight& tokens,
                   const TableSlice& slice, const Weight* positions);
 
@@ -93,7 +93,7 @@ struct AttentionOptions {
 Var SelfAttention(Context& ctx, const Var& qkv,
                   const AttentionOptions& options);
 
-// Inverted dropout while training; `site` tells apart the places in a model.
+// Inverted dropout while training; `site` distinguishes the places in a model.
 Var Dropout(Context& ctx, const Var& x, double probability, uint64_t site);
 
 Var Add(Context& ctx, const Var& a, const Var& b);
@@ -101,16 +101,17 @@ Var Add(Context& ctx, const Var& a, const Var& b);
 // Adds the sum over tokens of the cross-entropy of x w^T against the batch's
 // targets to batch.loss_sum. With a tape the gradients (seeded with
 // *batch.grad_scale) are computed at once, in row chunks.
-// Shapes: x [M, C], w [>= V, C]: rows behind the V of `vocab` are no words, and
-// their gradient is zero. Products are of `part_rows` rows of w (0: all).
+// Shapes: x [M, C], w [>= V, C]: rows beyond the V of `vocab` are no tokens,
+//         and their gradient is zero. Products are of `part_rows` rows of w (0:
+//         all).
 void LinearCrossEntropy(Context& ctx, const Var& x, const Weight& w,
                         int64_t vocab, int64_t part_rows = 0);
 
 // The same with one part of w, bit by bit: from the first part to the last,
-// which computes the loss, and back, where each computes its logits again if
-// those of all parts are more than ctx.max_kept_logits_bytes. Returns x, as the
-// next part takes it; of the last part, none. A sink that waits gets the
-// gradient when its other writer comes.
+// which computes the loss, and back, where each recomputes its logits if those
+// of all parts exceed ctx.max_kept_logits_bytes. Returns x for the next part;
+// undefined for the last. A waiting sink gets the gradient when its other
+// writer runs.
 Var LinearCrossEntropyPart(Context& ctx, const Var& x, const Weight& w,
                            const TableSlice& slice, int64_t vocab);
 

@@ -11,7 +11,7 @@
 
 namespace zero {
 
-// True when a tape is set and a gradient is wanted for some input or weight.
+// True if a tape is set and some input or weight needs a gradient.
 inline bool WantsGrad(const Context& ctx, std::initializer_list<int> slots,
                       Weights weights) {
   if (ctx.tape == nullptr) return false;

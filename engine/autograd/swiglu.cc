@@ -26,8 +26,8 @@ Var Swiglu(Context& ctx, const Var& gate_up) {
                      const Tensor dy = tape.Take(slot);
                      if (!dy.defined()) return;
                      const Tensor& x = saved.Get(c);
-                     // Nobody reads gate and up after this: their gradients
-                     // take their place.
+                     // gate and up are not read after this: their gradients
+                     // replace them.
                      Tensor dx = x.unique() ? x : c.Empty(x.shape(), x.dtype());
                      c.ops().SwigluBackward(
                          c.stream(), {x.matrix(), dy.matrix(), dx.matrix()});

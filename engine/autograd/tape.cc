@@ -50,7 +50,7 @@ void Tape::Backward(Context& context, int phase) {
     nodes_.pop_back();
     ZERO_CHECK(node.phase == kNoPhase || phase == kAllPhases ||
                node.phase == phase)
-        << node.name << " has a weight of a phase that is over";
+        << node.name << " has a weight of an earlier phase";
     node.backward(context, *this);
   }
 }

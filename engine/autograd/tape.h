@@ -1,10 +1,10 @@
 // The record of one unit's forward pass, played backward.
 //
-// Define-by-run: every op that has something to differentiate records one
-// node. Recording order is a topological order, so backward is a loop over
-// the nodes from the last to the first, without recursion. Each node dies as
-// soon as it has run, and the activations that only it held go back to the
-// arena. Start reading here, then ops.h and linear.cc for a typical op.
+// Define-by-run: every differentiable op records one node. Recording order is a
+// topological order, so backward is a loop over the nodes from the last to the
+// first, without recursion. Each node dies as soon as it has run, and the
+// activations that only it held return to the arena. Start reading here, then
+// ops.h and linear.cc for a typical op.
 // Invariant: a gradient in a slot is complete when its producer's node runs.
 #ifndef ZERO_ENGINE_AUTOGRAD_TAPE_H_
 #define ZERO_ENGINE_AUTOGRAD_TAPE_H_
@@ -22,11 +22,10 @@ namespace zero {
 
 class Context;
 
-// Results of an op that backward reads, kept or to be computed again, bit by
-// bit, from what is kept anyway: the first use does it. They live as long as
-// users do.
-// `cheap`: one pass over memory, so that another recipe which reads the value
-// runs this one by itself, and no result waits until backward is there.
+// Results of an op that backward reads, kept, or recomputed at first use, bit
+// by bit, from values that are kept anyway. They live as long as their users.
+// `cheap`: one pass over memory, so another recipe that reads the value reruns
+// this one, and no result is held until backward.
 class Recipe {
  public:
   using Compute = std::function<std::vector<Tensor>(Context&)>;
@@ -37,7 +36,7 @@ class Recipe {
 
   // The first is the value of the op's Var.
   const std::vector<Tensor>& Get(Context& ctx) {
-    // What it was computed from may go.
+    // Its inputs may be freed.
     if (compute_) results_ = std::exchange(compute_, nullptr)(ctx);
     return results_;
   }
@@ -53,8 +52,8 @@ class Recipe {
   std::vector<Tensor> results_;
 };
 
-// A tensor in a computation. `slot` is where its gradient collects on the
-// tape; -1 means that nothing upstream wants one.
+// A tensor in a computation. `slot` is where its gradient accumulates on the
+// tape; -1: nothing upstream needs one.
 struct Var {
   Tensor value;
   int slot = -1;
@@ -65,8 +64,8 @@ struct Var {
   const Shape& shape() const { return value.shape(); }
 };
 
-// What an op keeps of an input for its backward: its recipe if it has one,
-// else the tensor.
+// The part of an input that an op keeps for its backward: its recipe if it has
+// one, else the tensor.
 class SavedVar {
  public:
   explicit SavedVar(Tensor value) : value_(std::move(value)) {}
@@ -88,28 +87,27 @@ class SavedVar {
   std::shared_ptr<Recipe> recipe_;
 };
 
-// Where a parameter's gradient goes: memory that somebody else owns (a bucket,
+// The destination of a parameter's gradient: memory owned elsewhere (a bucket,
 // a flat gradient buffer). The first write of a step overwrites it and later
-// ones accumulate, so that no zeroing pass is needed.
+// ones accumulate, so no zeroing pass is needed.
 struct GradSink {
   Tensor grad;           // fp32 or the parameter's dtype
   bool written = false;  // false: the next write overwrites
   int phase = 0;         // of Tape::Backward, in which `grad` may be written
-  // Of a table whose other writer comes at the end of backward: what a loss
-  // would write is computed there, so that `grad` need not wait for it. Who
-  // writes runs `pending` before.
+  // For a table whose other writer runs at the end of backward: a loss defers
+  // its write until then, so that `grad` is not needed earlier. The writer runs
+  // `pending` first.
   bool waits = false;
   std::function<void(Context&)> pending;
-  // A table's: what Embedding would add to `grad` goes, row by row, to `rows`
-  // [M, C] instead, where they are defined. Who bound them adds them, by the
-  // batch's tokens.
+  // For a table: if defined, `rows` [M, C] receive Embedding's addends to
+  // `grad`, row by row. Their owner adds them, by the batch's tokens.
   bool by_rows = false;
   Tensor rows;
   bool has_rows = false;
 };
 
 // A parameter as an op sees it. No sink: frozen. Ops keep its address until
-// their backward has run, and read `value` anew there.
+// their backward has run, and reread `value` there.
 struct Weight {
   Tensor value;
   GradSink* sink = nullptr;
@@ -124,7 +122,7 @@ class Tape {
   // by Accumulate into the inputs' slots.
   using BackwardFn = std::function<void(Context&, Tape&)>;
 
-  // A tensor whose gradient is wanted (a unit's input).
+  // A tensor that needs a gradient (a unit's input).
   Var Watch(Tensor value) { return Var(std::move(value), NewSlot()); }
 
   int NewSlot();

@@ -22,7 +22,7 @@
 namespace zero {
 namespace {
 
-// "NAME.zero-KIND.PID.N" taken apart; `kind` is empty for any other name.
+// "NAME.zero-KIND.PID.N", parsed; `kind` is empty for any other name.
 struct StaleName {
   std::string name, kind;
   int pid = 0;
@@ -63,7 +63,7 @@ absl::StatusOr<std::unique_ptr<AtomicFolder>> AtomicFolder::Create(
     const std::string& path) {
   if (PathExists(path) && !IsFolder(path)) return MakeFolders(path);
   const std::string temp_path = NameBeside(path, "tmp");
-  // One of that name can only be what a dead process left.
+  // A folder of that name can only be a dead process's.
   ZERO_RETURN_IF_ERROR(RemoveTree(temp_path));
   ZERO_RETURN_IF_ERROR(MakeFolders(temp_path));
   return std::unique_ptr<AtomicFolder>(new AtomicFolder(path, temp_path));
@@ -78,7 +78,7 @@ AtomicFolder::~AtomicFolder() {
   if (!temp_path_.empty()) RemoveTree(temp_path_).IgnoreError();
 }
 
-// Returns where the earlier folder is now; empty: there was none.
+// Returns the earlier folder's new name; empty: there was none.
 absl::StatusOr<std::string> AtomicFolder::PutInPlace() {
   std::string old;
   if (PathExists(path_)) {
@@ -88,7 +88,7 @@ absl::StatusOr<std::string> AtomicFolder::PutInPlace() {
     }
     old = NameBeside(path_, "old");
     if (::rename(path_.c_str(), old.c_str()) != 0) {
-      return FileError("cannot move away the folder", path_, errno);
+      return FileError("cannot move the folder away", path_, errno);
     }
     StepDone();
   }

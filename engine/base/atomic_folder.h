@@ -1,4 +1,4 @@
-// Folders that appear all at once, and the tidying up after a crash.
+// Folders that appear atomically, and the cleanup after a crash.
 #ifndef ZERO_ENGINE_BASE_ATOMIC_FOLDER_H_
 #define ZERO_ENGINE_BASE_ATOMIC_FOLDER_H_
 
@@ -13,12 +13,12 @@
 
 namespace zero {
 
-// A folder written under a temporary name beside `path` and then put in its
-// place. An earlier folder there stays whole until that moment and is removed
-// after it. Where the file system can exchange two names (renameat2, Linux) a
-// reader never sees anything but a whole folder; elsewhere the earlier one is
-// moved away first, and a crash between the two renames is mended by
-// RemoveStaleFiles. Destroyed without Commit, it leaves nothing behind.
+// A folder written under a temporary name next to `path` and then moved there.
+// An earlier folder stays whole until that moment and is removed after it. If
+// the file system can exchange two names (renameat2, Linux), a reader always
+// sees a whole folder; elsewhere the earlier one is moved away first, and
+// RemoveStaleFiles repairs a crash between the two renames. Destroyed without
+// Commit, it leaves nothing behind.
 // Threads: one at a time.
 class AtomicFolder {
  public:
@@ -27,7 +27,7 @@ class AtomicFolder {
   // Errors: as FileError; InvalidArgument when `path` is a file.
   static absl::StatusOr<std::unique_ptr<AtomicFolder>> Create(
       const std::string& path);
-  // The same for the folder `temp_path` beside `path`, which others have
+  // The same for the folder `temp_path` next to `path`, which others have
   // filled.
   static std::unique_ptr<AtomicFolder> Adopt(const std::string& path,
                                              const std::string& temp_path);
@@ -38,12 +38,12 @@ class AtomicFolder {
   // The folder to fill, with files that are durable (AtomicFile's are).
   const std::string& temp_path() const { return temp_path_; }
 
-  // Puts the folder in its place, durably. Nothing may follow. The earlier
-  // folder is removed, or gets the name `kept`, which must be free; what cannot
-  // be removed is left for RemoveStaleFiles.
-  // Errors: as FileError; the earlier folder is then where it was. Where only
+  // Moves the folder into place, durably. Nothing may follow. The earlier
+  // folder is removed, or renamed to `kept`, which must be free; what cannot be
+  // removed is left for RemoveStaleFiles.
+  // Errors: as FileError; the earlier folder is then still in place. If only
   //         the last step fails, making the name durable, the new folder is in
-  //         its place and the error says so.
+  //         place and the error says so.
   absl::Status Commit(const std::string& kept = "");
 
   // For tests. Without exchange: the file system cannot exchange two names.
@@ -68,12 +68,12 @@ class AtomicFolder {
 // True for a name that NameBeside made.
 bool IsStaleFile(absl::string_view name);
 
-// Tidies `folder` after processes that were killed while they wrote one of
-// `names` in it: removes their unfinished files and folders, and puts back an
-// earlier folder that was moved away and not yet replaced. What belongs to a
-// process that lives is left alone, except this one: it must have nothing open
-// here. With `others_too`, nobody else writes here (a lock says so), and what
-// has the id of a living process is from before that process.
+// Cleans up `folder` after processes that were killed while they wrote one of
+// `names` in it: removes their unfinished files and folders, and restores an
+// earlier folder that was moved away and not yet replaced. Files of living
+// processes are left alone, except this one's: it must have nothing open here.
+// With `others_too`, no other process writes here (by a lock), so files with a
+// living process's id are stale too.
 // Errors: as FileError.
 absl::Status RemoveStaleFiles(const std::string& folder,
                               const std::vector<std::string>& names,

@@ -1,4 +1,4 @@
-// Work beside the thread that wants it done.
+// Work in the background of the thread that needs it.
 #ifndef ZERO_ENGINE_BASE_BACKGROUND_H_
 #define ZERO_ENGINE_BASE_BACKGROUND_H_
 
@@ -10,7 +10,7 @@
 
 namespace zero {
 
-// Does one thing at a time, each in a thread of its own.
+// Runs one task at a time, each in its own thread.
 // Threads: used by one.
 class Background {
  public:
@@ -19,22 +19,22 @@ class Background {
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
-  // REQUIRES: what was started before has been waited for.
+  // REQUIRES: the previous task has been waited for.
   void Start(std::function<absl::Status()> work);
-  // The same on the calling thread: it has ended when this returns.
+  // The same on the calling thread: the task has ended when this returns.
   void Run(const std::function<absl::Status()>& work);
 
-  // Never blocks. What was never started has ended well.
+  // Never blocks. Without a task: true, and OK.
   bool ended() const { return ended_.load(std::memory_order_acquire); }
   // REQUIRES: ended().
   const absl::Status& status() const { return status_; }
-  // Waits until it has ended, and returns how.
+  // Waits for the task's end and returns its status.
   absl::Status Wait();
 
  private:
   std::thread thread_;
   std::atomic<bool> ended_ = true;
-  absl::Status status_;  // of what has ended
+  absl::Status status_;  // of the ended task
 };
 
 }  // namespace zero

@@ -93,8 +93,8 @@ absl::Status BlockProgress::Add(int64_t result, const std::string& path) {
   if (result == 0 && reads) {
     return absl::DataLossError(
         absl::StrCat(action, " '", path,
-                     "': the file ends before; it was cut off by another "
-                     "program, start the run again"));
+                     "': the file ends before that; another program truncated "
+                     "it, start the run again"));
   }
   // Direct calls go on at whole blocks only.
   const int64_t n =
@@ -114,7 +114,7 @@ absl::Status BlockProgress::Add(int64_t result, const std::string& path) {
            : absl::StrCat(": only ", result, " bytes at a time");
   return absl::UnavailableError(absl::StrCat(
       action, " '", path, "'", why, ", ", kMaxVain,
-      " times in a row; see what keeps the disk busy (iostat, dmesg)"));
+      " times in a row; find out what keeps the disk busy (iostat, dmesg)"));
 }
 
 }  // namespace zero

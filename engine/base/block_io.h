@@ -1,5 +1,5 @@
-// Blocks of a file, many at a time, in no order: through io_uring, or where the
-// system permits none by threads with pread and pwrite.
+// Blocks of a file, many at a time, unordered: through io_uring, or, if the
+// system does not permit it, by threads with pread and pwrite.
 #ifndef ZERO_ENGINE_BASE_BLOCK_IO_H_
 #define ZERO_ENGINE_BASE_BLOCK_IO_H_
 
@@ -17,20 +17,20 @@
 
 namespace zero {
 
-// What O_DIRECT wants offsets, sizes and memory to be multiples of: the largest
-// block of common disks.
+// O_DIRECT's alignment of offsets, sizes and memory: the largest block of
+// common disks.
 inline constexpr int64_t kBlockAlignment = 4096;
 
 struct BlockRequest {
   int64_t offset = 0;  // in the file, a multiple of kBlockAlignment
   char* data = nullptr;
-  int64_t bytes = 0;  // likewise a multiple
+  int64_t bytes = 0;  // also a multiple
 };
 
 enum class DiskCall { kAllocate, kRead, kWrite };
 
-// A disk that fails, for tests: gets the result of a call (bytes, or below 0 an
-// errno) and returns what the caller is to see instead.
+// A failing disk, for tests: gets the result of a call (bytes, or a negative
+// errno) and returns the result for the caller.
 // Threads: any.
 using DiskFault = std::function<int64_t(DiskCall call, int64_t offset,
                                         int64_t bytes, int64_t result)>;
@@ -38,11 +38,11 @@ using DiskFault = std::function<int64_t(DiskCall call, int64_t offset,
 struct BlockIoOptions {
   // In flight at once: queue_depth for each of `threads`.
   int queue_depth = 8;
-  // Without io_uring: that call pread and pwrite, a block each.
+  // Without io_uring: threads that call pread and pwrite, one block each.
   int threads = 1;
-  // Gives each request to the kernel at once, not as many as there are.
+  // Submits each request to the kernel separately, not in batches.
   bool single_submit = false;
-  // New requests follow as soon as one is done, not when all in flight are.
+  // Submits new requests as soon as one completes, not when all in flight have.
   bool overlap_events = true;
   DiskFault fault;
 };
@@ -50,16 +50,16 @@ struct BlockIoOptions {
 // Threads: one at a time.
 class BlockIo {
  public:
-  // Called for every request that is done, one at a time; an error ends the
+  // Called for every completed request, one at a time; an error ends the
   // transfer.
   using DoneFn = std::function<absl::Status(size_t request)>;
 
   virtual ~BlockIo() = default;
 
   // Performs all requests. When it returns none is in flight.
-  // Errors: the first one. FileError, DataLoss where the file ends before,
-  //         Unavailable where the system answers again and again that it has
-  //         no time: each with path, offset and bytes.
+  // Errors: the first one. FileError, DataLoss if the file ends too early,
+  //         Unavailable if the system keeps answering that it is busy: each
+  //         with path, offset and bytes.
   virtual absl::Status Run(DiskCall call,
                            absl::Span<const BlockRequest> requests,
                            const DoneFn& done) = 0;
@@ -68,16 +68,16 @@ class BlockIo {
   virtual std::string note() const { return ""; }
 };
 
-// Of the open file `fd`, whose name is `path`. Memory within `registered` is
-// pinned once, where the limits of the system allow it.
-// Errors: Unavailable, why this system permits no io_uring.
+// For the open file `fd`, named `path`. Memory within `registered` is pinned
+// once, if the system's limits allow it.
+// Errors: Unavailable, with the reason why this system permits no io_uring.
 absl::StatusOr<std::unique_ptr<BlockIo>> MakeUringIo(
     int fd, std::string path, const BlockIoOptions& options,
     absl::Span<const absl::Span<char>> registered);
 std::unique_ptr<BlockIo> MakeThreadIo(int fd, std::string path,
                                       const BlockIoOptions& options);
 
-// What is left of a request, and what its calls say.
+// The rest of a request, and the results of its calls.
 class BlockProgress {
  public:
   BlockProgress() = default;
@@ -86,7 +86,7 @@ class BlockProgress {
 
   const BlockRequest& rest() const { return rest_; }
   bool done() const { return rest_.bytes == 0; }
-  // Takes the result of a call for rest(): bytes, or below 0 an errno.
+  // Takes the result of a call for rest(): bytes, or a negative errno.
   absl::Status Add(int64_t result, const std::string& path);
 
  private:

@@ -17,8 +17,8 @@
 namespace zero {
 namespace {
 
-// What O_DIRECT wants offsets, sizes and memory to be multiples of: the largest
-// block of common disks.
+// O_DIRECT's alignment of offsets, sizes and memory: the largest block of
+// common disks.
 constexpr int64_t kAlignment = 4096;
 
 void Close(int fd) {
@@ -44,7 +44,7 @@ char* AlignedMemory::Reserve(int64_t bytes) {
 
 absl::StatusOr<std::unique_ptr<DirectWriter>> DirectWriter::Create(
     const std::string& path) {
-  // Refuses what no file can replace.
+  // Refuses paths that a file cannot replace.
   ZERO_RETURN_IF_ERROR(AtomicFile::Create(path).status());
   std::string temp_path = NameBeside(path, "tmp");
   const int fd =
@@ -113,8 +113,8 @@ absl::Status DirectWriter::HandOver() {
 absl::Status DirectWriter::WriteOut(Window& window) {
   for (int64_t at = window.begin; at < window.end;) {
     int64_t bytes = window.end - at;
-    // What begins or ends within a block goes through the page cache; the
-    // blocks of the two ways are never the same, as each byte comes once.
+    // Partial blocks go through the page cache; the two ways never share a
+    // block, as each byte is written once.
     const bool direct =
         direct_fd_ >= 0 && at % kAlignment == 0 && bytes >= kAlignment;
     if (direct) {
@@ -128,7 +128,7 @@ absl::Status DirectWriter::WriteOut(Window& window) {
                  static_cast<size_t>(bytes), at);
     if (n >= 0) {
       at += n;
-    } else if (direct && errno == EINVAL) {  // wants larger blocks
+    } else if (direct && errno == EINVAL) {  // needs larger blocks
       Close(std::exchange(direct_fd_, -1));
     } else if (errno != EINTR) {
       return FileError("cannot write", path_, errno);
@@ -182,7 +182,7 @@ absl::StatusOr<const char*> DirectReader::Read(int64_t offset, int64_t bytes,
     if (n <= 0) break;
     done += n;
   }
-  // The end of the file, or an error: one place has the words for it.
+  // The end of the file, or an error: one place words the message.
   if (done < want) {
     ZERO_RETURN_IF_ERROR(file_->ReadAt(begin + done, to + done, want - done));
     done = want;

@@ -1,8 +1,8 @@
 // Large files past the page cache (O_DIRECT): their bytes are used once, and
 // caching them costs a copy, new pages and other files' places in the cache.
 //
-// Where a file system refuses O_DIRECT (tmpfs), the same bytes go through the
-// page cache.
+// If a file system refuses O_DIRECT (tmpfs), the same bytes go through the page
+// cache.
 #ifndef ZERO_ENGINE_BASE_DIRECT_FILE_H_
 #define ZERO_ENGINE_BASE_DIRECT_FILE_H_
 
@@ -19,10 +19,10 @@
 
 namespace zero {
 
-// Memory that O_DIRECT takes.
+// Memory aligned for O_DIRECT.
 class AlignedMemory {
  public:
-  // At least `bytes`; what was in it is lost where it grows.
+  // At least `bytes`; its content is lost if it grows.
   char* Reserve(int64_t bytes);
 
  private:
@@ -33,12 +33,12 @@ class AlignedMemory {
   int64_t bytes_ = 0;
 };
 
-// A file that appears all at once, as AtomicFile. It has two windows: the
+// A file that appears atomically, like AtomicFile. It has two windows: the
 // caller fills one while a thread writes the other. Threads: one at a time.
 class DirectWriter {
  public:
-  // Of each of two windows. One request of common disks: larger ones write no
-  // faster and take more of the host's memory beside training.
+  // Size of each window. One request of common disks: larger ones write no
+  // faster and take more of the host's memory.
   static constexpr int64_t kWindowBytes = int64_t{4} << 20;
 
   // Errors: as AtomicFile::Create.
@@ -48,8 +48,7 @@ class DirectWriter {
   DirectWriter(const DirectWriter&) = delete;
   DirectWriter& operator=(const DirectWriter&) = delete;
 
-  // Writes bytes anywhere, each byte once; fast where most calls go on behind
-  // the one before.
+  // Writes bytes anywhere, each byte once; fast if most calls are sequential.
   // Errors: FileError, perhaps of an earlier call; the file is then removed and
   //         nothing may follow.
   absl::Status WriteAt(int64_t offset, const void* data, int64_t bytes);
@@ -67,7 +66,7 @@ class DirectWriter {
   };
 
   DirectWriter(std::string path, std::string temp_path, int fd, int direct_fd);
-  // Begins to write `filled_`, once `written_` is on its way no more.
+  // Starts to write `filled_`, once `written_` is written.
   absl::Status HandOver();
   absl::Status WriteOut(Window& window);
   // Removes what was written and returns `status`.
@@ -80,8 +79,8 @@ class DirectWriter {
   Background writing_;  // last: it uses the members above
 };
 
-// A regular file that is read past the page cache. Where it is cut off
-// meanwhile, reading is an error and no signal.
+// A regular file, read past the page cache. If it is truncated meanwhile,
+// reading is an error, not a signal.
 // Threads: const methods may be called from many threads.
 class DirectReader {
  public:
@@ -92,8 +91,9 @@ class DirectReader {
   DirectReader(const DirectReader&) = delete;
   DirectReader& operator=(const DirectReader&) = delete;
 
-  // Bytes [offset, offset + bytes) in `memory`, where the result is the first.
-  // Adds what came from the disk, in whole sectors, to `read_bytes`.
+  // Reads bytes [offset, offset + bytes) into `memory`; returns the address of
+  // the first. Adds the bytes read from the disk, in whole sectors, to
+  // `read_bytes`.
   // Errors: as ReadableFile::ReadAt.
   absl::StatusOr<const char*> Read(int64_t offset, int64_t bytes,
                                    AlignedMemory* memory,

@@ -1,5 +1,5 @@
-// The engine's own errors are statuses; what libraries and the system throw
-// ends here.
+// The engine's own errors are statuses; exceptions of libraries and the system
+// end here.
 #ifndef ZERO_ENGINE_BASE_EXCEPTIONS_H_
 #define ZERO_ENGINE_BASE_EXCEPTIONS_H_
 
@@ -9,8 +9,8 @@
 
 namespace zero {
 
-// Runs `work`. What it throws becomes its status: ResourceExhausted, with the
-// remedy, for memory that the system refuses, else Internal with what it says.
+// Runs `work` and turns an exception into its status: ResourceExhausted, with
+// the remedy, for memory that the system refuses, else Internal with its text.
 // Every thread needs one, since an exception ends with its thread.
 absl::Status CatchExceptions(const std::function<absl::Status()>& work);
 

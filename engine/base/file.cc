@@ -99,7 +99,7 @@ struct OpenFile {
 
 absl::Status NothingMatches(const std::string& pattern) {
   const std::string folder = ExistingParent(pattern);
-  // What of the pattern lies behind the folder that exists.
+  // The part of the pattern after the existing folder.
   absl::string_view rest = pattern;
   if (folder != ".") absl::ConsumePrefix(&rest, folder);
   absl::ConsumePrefix(&rest, "/");
@@ -108,17 +108,17 @@ absl::Status NothingMatches(const std::string& pattern) {
   const std::vector<std::string> near = NearestNames(word, names, 3);
   return absl::NotFoundError(
       absl::StrCat("'", pattern, "' matches no file; in '", folder, "' ",
-                   near.empty() ? "there is nothing of a similar name"
+                   near.empty() ? "nothing has a similar name"
                                 : absl::StrCat("the nearest names are: ",
                                                absl::StrJoin(near, ", "))));
 }
 
-// Appends what one pattern names.
+// Appends the files of one pattern.
 absl::Status ExpandOne(const std::string& pattern,
                        std::vector<std::string>* paths) {
   if (pattern.empty()) {
     return absl::InvalidArgumentError(
-        "an empty file name; name a file or a glob such as data/*.bin");
+        "the file name is empty; name a file or a glob such as data/*.bin");
   }
   // A file whose name has brackets is a file first.
   struct stat info;
@@ -230,10 +230,10 @@ absl::Status MakeFolders(const std::string& path) {
         "cannot create the folder '", path,
         "': a file of that name exists; remove it or choose another folder"));
   }
-  // The parent is there: /proc has folders and lets nobody make one.
+  // The parent exists: /proc has folders but allows no new ones.
   if (error == std::errc::no_such_file_or_directory) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "cannot create the folder '", path, "': no folder can be made in '",
+        "cannot create the folder '", path, "': no folder can be created in '",
         parent, "'; choose another place"));
   }
   return FileError("cannot create the folder", path, error.value());
@@ -273,8 +273,8 @@ std::string FolderOf(const std::string& path) {
 }
 
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
-  // A file, which network file systems lock for all hosts; a lock of a folder
-  // is seen on one host alone.
+  // A file, which network file systems lock for all hosts; a folder's lock is
+  // seen on only one host.
   const std::string path = folder + "/" + kLockFile;
   while (true) {
     const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -299,7 +299,7 @@ absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder) {
           return FileError("cannot lock", path, errno);
       }
     }
-    // The one who had it may have removed the file in between.
+    // The previous owner may have removed the file in between.
     struct stat mine = {}, there = {};
     if (::fstat(fd, &mine) != 0) return FileError("cannot lock", path, errno);
     if (::stat(path.c_str(), &there) != 0 || mine.st_ino != there.st_ino ||
@@ -380,11 +380,11 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot write '", path,
-                     "': it is a device, a pipe or a socket, no "
-                     "file; give the name of a file"));
+                     "': it is a device, a pipe or a socket, not a file; name "
+                     "a regular file"));
   }
   const std::string temp_path = NameBeside(path, "tmp");
-  // A file of that name can only be what a dead process left.
+  // A file of that name can only be a dead process's.
   std::FILE* const file = std::fopen(temp_path.c_str(), "we");
   if (file == nullptr) return FileError("cannot write", path, errno);
   // On network file systems every write is a request.

@@ -2,7 +2,7 @@
 // tear.
 //
 // Every error names the path, what went wrong in words, and the remedy.
-// Nothing here knows what is inside a file.
+// Nothing here knows a file's content.
 #ifndef ZERO_ENGINE_BASE_FILE_H_
 #define ZERO_ENGINE_BASE_FILE_H_
 
@@ -30,11 +30,11 @@ absl::Status FileError(absl::string_view action, absl::string_view path,
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // Replaces `path` by `contents`: after a crash at any moment the file is either
-// the old one or the new one. See AtomicFile.
+// the old or the new one. See AtomicFile.
 absl::Status WriteFileAtomically(const std::string& path,
                                  absl::string_view contents);
 
-// Removes a file; one that is not there is no error.
+// Removes a file; a missing one is not an error.
 absl::Status RemoveFile(const std::string& path);
 
 // rm -rf, of a file or a folder.
@@ -43,10 +43,11 @@ absl::Status RemoveTree(const std::string& path);
 // mkdir -p, durably.
 absl::Status MakeFolders(const std::string& path);
 
-// What an ordinary user may still write on the disk of `path`; -1: not known.
+// Bytes that an ordinary user may still write on the disk of `path`; -1:
+// unknown.
 int64_t FreeDiskBytes(const std::string& path);
 
-// Where a link leads, if it is one to something that exists; else the path.
+// The target of a link to something that exists; else the path.
 std::string FollowLink(const std::string& path);
 
 bool PathExists(const std::string& path);
@@ -61,12 +62,12 @@ absl::Status SyncFile(const std::string& path);
 // Makes the names in `folder` durable.
 absl::Status SyncFolder(const std::string& folder);
 
-// "PATH.zero-KIND.PID.N": a name beside `path` that nothing else uses while
-// this process lives. What a crash leaves under such a name, RemoveStaleFiles
-// (atomic_folder.h) finds; so `kind` is "tmp" or "old".
+// "PATH.zero-KIND.PID.N": a name next to `path` that nothing else uses while
+// this process lives. RemoveStaleFiles (atomic_folder.h) finds such names after
+// a crash, so `kind` is "tmp" or "old".
 std::string NameBeside(const std::string& path, absl::string_view kind);
 
-// `path`, or where that is taken, PATH.2, PATH.3, ...
+// `path`, or if that is taken, PATH.2, PATH.3, ...
 std::string FreeName(const std::string& path);
 
 // Names in `folder`, sorted bytewise, without "." and "..".
@@ -80,19 +81,19 @@ absl::StatusOr<std::vector<std::string>> ListFolder(const std::string& folder);
 absl::StatusOr<std::vector<std::string>> ExpandPaths(
     const std::vector<std::string>& patterns);
 
-// One process, and one run in it, at a time in `folder`, which must exist: held
-// until the last copy of the result is destroyed or the process ends, however
-// it ends, on all hosts that share the folder. The lock is on a file in it,
-// kLockFile, which goes at the end; after a kill it stays and locks nothing.
-// Advisory: only processes that also take it are kept out. Null where the file
-// system knows no locks.
-// Errors: FailedPrecondition where somebody else holds it; FileError.
+// Locks `folder`, which must exist, for one process and one run in it, on all
+// hosts that share it: until the last copy of the result is destroyed or the
+// process ends in any way. The lock is on a file in it, kLockFile, which is
+// removed at the end; after a kill it stays and locks nothing. Advisory: only
+// processes that also take it are kept out. Null if the file system has no
+// locks.
+// Errors: FailedPrecondition if another process or run holds it; FileError.
 inline constexpr char kLockFile[] = ".zero-lock";
 absl::StatusOr<std::shared_ptr<void>> LockFolder(const std::string& folder);
 
-// A file that appears all at once: written under a temporary name in the same
-// folder, then fsync, rename, fsync of the folder. Destroyed without Commit,
-// it leaves nothing behind.
+// A file that appears atomically: written under a temporary name in the same
+// folder, then fsync, rename, fsync of the folder. Destroyed without Commit, it
+// leaves nothing behind.
 // Threads: one at a time.
 class AtomicFile {
  public:
@@ -106,8 +107,8 @@ class AtomicFile {
   // Errors: ResourceExhausted when the disk is full; the file is then removed.
   absl::Status Append(const void* data, size_t bytes);
 
-  // Writes bytes anywhere: over those that were appended (a header whose counts
-  // are known last), or behind them, where nothing is appended any more.
+  // Writes bytes anywhere: over appended ones (a header whose counts are known
+  // last), or after them, if nothing more is appended.
   absl::Status WriteAt(int64_t offset, const void* data, size_t bytes);
 
   // Makes the file durable under its name. Nothing may follow.
@@ -147,8 +148,8 @@ class MappedFile {
   int64_t size_ = 0;
 };
 
-// A regular file that is read in pieces. Where it is cut off meanwhile, reading
-// is an error and no signal, as with a map.
+// A regular file, read in pieces. If it is truncated meanwhile, reading is an
+// error, not a signal as with a map.
 // Threads: const methods may be called from many threads.
 class ReadableFile {
  public:
@@ -159,7 +160,7 @@ class ReadableFile {
   ReadableFile(const ReadableFile&) = delete;
   ReadableFile& operator=(const ReadableFile&) = delete;
 
-  // Errors: DataLoss where the file ends before offset + bytes; FileError.
+  // Errors: DataLoss if the file ends before offset + bytes; FileError.
   absl::Status ReadAt(int64_t offset, void* data, int64_t bytes) const;
 
   // When it was opened.

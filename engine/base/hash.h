@@ -1,5 +1,5 @@
-// XXH3-128 as 32 lower-case hex digits: of bytes, and of the parameters of a
-// model that are divided over ranks (`parameters_hash`). Not for secrets.
+// XXH3-128 as 32 lower-case hex digits: of bytes, and of a model's parameters,
+// divided over ranks (`parameters_hash`). Not for secrets.
 // Source: xxHash 0.8, canonical (big-endian) form, as `xxh128sum` prints it.
 #ifndef ZERO_ENGINE_BASE_HASH_H_
 #define ZERO_ENGINE_BASE_HASH_H_
@@ -19,7 +19,7 @@ namespace zero {
 
 std::string HashOf(absl::string_view bytes);
 
-// The hash of bytes that come in pieces.
+// The hash of bytes added in pieces.
 class RunningHash {
  public:
   RunningHash();
@@ -28,7 +28,7 @@ class RunningHash {
   RunningHash& operator=(RunningHash&&) = default;
 
   void Add(absl::string_view bytes);
-  // HashOf what was added since the last call.
+  // HashOf the bytes added since the last call.
   std::string Take();
 
  private:
@@ -38,11 +38,11 @@ class RunningHash {
   std::unique_ptr<XXH3_state_s, Free> state_;
 };
 
-// The sum of the hashes of numbered blocks, so that it does not matter who adds
-// which block, or when. `parameters_hash` numbers the blocks of all parameters
-// one after the other, in the order of the parameters' names; each begins with
-// a block of its own. In Python, `parameters` being {name: fp32 values}, as
-// little-endian bytes, and `xxhash` the package:
+// The sum of the hashes of numbered blocks, so that the order and the rank of
+// each addition do not matter. `parameters_hash` numbers the blocks of all
+// parameters consecutively, in the order of the parameters' names; each
+// parameter begins a new block. In Python, `parameters` being {name: fp32
+// values}, as little-endian bytes, and `xxhash` the package:
 //
 //   total = block = 0
 //   for name in sorted(parameters):
@@ -53,13 +53,13 @@ class RunningHash {
 //   print("%032x" % (total % 2**128))
 //
 // Names and layouts are those of Model::AllParameters (engine/nn/module.h);
-// Model::PortableTensors says what they are called in a model.safetensors, and
-// which of them are packed or turned there.
+// Model::PortableTensors gives their names in a model.safetensors, and which
+// are packed or transposed there.
 class BlockHash {
  public:
   static constexpr int64_t kBlockElems = 64;
-  // The sum as float64 parts of 32 bits each, the lowest first: those of up to
-  // 2^21 ranks can be added up without rounding.
+  // The sum as float64 parts of 32 bits each, lowest first: up to 2^21 ranks'
+  // parts add up without rounding.
   static constexpr int kNumParts = 4;
   using Parts = std::array<double, kNumParts>;
 

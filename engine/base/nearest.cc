@@ -35,12 +35,12 @@ std::vector<std::string> NearestNames(absl::string_view word,
   std::vector<std::pair<int, std::string>> ranked;
   for (const std::string& candidate : candidates) {
     const std::string name = plain(candidate);
-    // Somebody may have stopped early, which leaves out many letters.
+    // The word may be a prefix, which lacks many letters.
     if (wanted.size() >= 4 && absl::StartsWith(name, wanted)) {
       longer.push_back(candidate);
     }
     const size_t longest = std::max(wanted.size(), name.size());
-    // More than half different is no typing error, nor is a longer name.
+    // More than half different is not a typo, nor is a longer name.
     const size_t gap = longest - std::min(wanted.size(), name.size());
     if (gap * 2 > longest) continue;
     const int distance = EditDistance(wanted, name);

@@ -10,12 +10,12 @@
 
 namespace zero {
 
-// Letters to insert, delete or replace to make b of a (Levenshtein).
+// Letters to insert, delete or replace to turn a into b (Levenshtein).
 int EditDistance(absl::string_view a, absl::string_view b);
 
 // At most `limit` of `candidates`, nearest to `word` by edit distance first,
 // for "did you mean": no case, "-" is "_", at most half of the letters wrong.
-// The only one that begins with `word` (four letters or more) comes alone.
+// If exactly one begins with `word` (four letters or more), only that one.
 std::vector<std::string> NearestNames(absl::string_view word,
                                       absl::Span<const std::string> candidates,
                                       int limit);

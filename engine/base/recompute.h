@@ -1,4 +1,4 @@
-// What backward computes again instead of keeping it.
+// What backward recomputes instead of keeping it.
 #ifndef ZERO_ENGINE_BASE_RECOMPUTE_H_
 #define ZERO_ENGINE_BASE_RECOMPUTE_H_
 

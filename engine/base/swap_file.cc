@@ -33,8 +33,8 @@ void Close(int fd) {
   if (fd >= 0) ::close(fd);
 }
 
-// Whether a locked file is one that a dead process left: it has the header, or
-// its process died before that was written.
+// Whether a locked file is a dead process's: it has the header, or its process
+// died before writing it.
 bool IsOurs(int fd, const struct stat& info) {
   if (!S_ISREG(info.st_mode)) return false;
   if (info.st_size == 0) return true;
@@ -102,7 +102,7 @@ absl::StatusOr<std::unique_ptr<SwapFile>> SwapFile::Create(
 SwapFile::~SwapFile() {
   for (auto& lane : lanes_) lane.reset();
   Close(direct_fd_);
-  if (fd_ < 0) return;  // another's, or nobody's
+  if (fd_ < 0) return;  // not ours
   ::unlink(path_.c_str());
   ::close(fd_);
   ::rmdir(FolderOf(path_).c_str());  // by the last of the ranks
@@ -124,20 +124,19 @@ absl::Status SwapFile::Open() {
     if (fd_ < 0) ::close(fd);
     if (!taken.ok() || fd_ >= 0) return taken;
   }
-  return absl::UnavailableError(
-      absl::StrCat("'", path_,
-                   "' is removed again and again; give this run an nvme_path "
-                   "of its own"));
+  return absl::UnavailableError(absl::StrCat(
+      "'", path_,
+      "' keeps being removed; give this run an nvme_path of its own"));
 }
 
-// Makes an open file ours. Leaves fd_ at -1 where it was removed meanwhile.
+// Takes over an open file. Leaves fd_ at -1 if it was removed meanwhile.
 absl::Status SwapFile::Take(int fd) {
   if (::flock(fd, LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       return absl::FailedPreconditionError(
           absl::StrCat("'", path_,
-                       "' belongs to another run that is at work; give each "
-                       "run an nvme_path of its own, or wait for its end"));
+                       "' belongs to another run in progress; give each run an "
+                       "nvme_path of its own, or wait until that run ends"));
     }
     // Where nothing is locked a second run would write over the first one's.
     return absl::FailedPreconditionError(
@@ -155,10 +154,10 @@ absl::Status SwapFile::Take(int fd) {
   if (!IsOurs(fd, open_file)) {
     return absl::FailedPreconditionError(
         absl::StrCat("'", path_,
-                     "' is not a file of this program and stays as it is; "
-                     "choose another nvme_path, or remove the file"));
+                     "' was not written by zero and is left alone; choose "
+                     "another nvme_path, or remove the file"));
   }
-  // Also gives back the space of one that a dead process left.
+  // Also frees the space of a dead process's file.
   if (::ftruncate(fd, 0) != 0) return FileError("cannot write", path_, errno);
   fd_ = fd;
   if (::pwrite(fd, kMagic.data(), kMagic.size(), 0) !=
@@ -194,9 +193,9 @@ absl::Status SwapFile::OpenDirect() {
   if (errno != EINVAL && errno != EOPNOTSUPP) {
     return FileError("cannot write", path_, errno);
   }
-  notes_.push_back(absl::StrCat(
-      "the file system of '", options_.folder,
-      "' refuses O_DIRECT: what is swapped there also takes page cache"));
+  notes_.push_back(
+      absl::StrCat("the file system of '", options_.folder,
+                   "' refuses O_DIRECT: states there also take page cache"));
   direct_fd_ = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
   return direct_fd_ >= 0 ? absl::OkStatus()
                          : FileError("cannot write", path_, errno);
@@ -218,11 +217,11 @@ void SwapFile::MakeLanes(absl::Span<const absl::Span<char>> registered) {
   }
   if (!note.empty()) notes_.push_back(note);
   if (refused.empty()) return;
-  notes_.push_back(
-      absl::StrCat("this system permits no ", refused, ": '", options_.folder,
-                   "' is read and written by ", options_.io.threads,
-                   options_.io.threads == 1 ? " thread" : " threads",
-                   " each with pread and pwrite (aio.thread_count)"));
+  notes_.push_back(absl::StrCat(
+      "this system does not permit ", refused, ": '", options_.folder,
+      "' is read and written by ", options_.io.threads,
+      options_.io.threads == 1 ? " thread" : " threads",
+      " each with pread and pwrite (aio.thread_count)"));
 }
 
 std::vector<BlockRequest> SwapFile::BlocksOf(const Piece& piece,
@@ -248,8 +247,8 @@ absl::Status SwapFile::Read(int piece, char* data) {
     }
     return absl::DataLossError(absl::StrCat(
         "'", path_, "': ", block.bytes, " bytes at offset ", block.offset,
-        " are not those that were written there (checksum); the disk or "
-        "another program changed them, see dmesg and start the run again"));
+        " are not what was written there (checksum); the disk or another "
+        "program changed them, see dmesg and start the run again"));
   });
 }
 

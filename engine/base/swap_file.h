@@ -1,4 +1,4 @@
-// A file that holds what does not fit into memory, for as long as a run lasts.
+// A file for states that do not fit into memory, for the duration of a run.
 //
 // It is cut into pieces that are written and read as a whole, past the page
 // cache (O_DIRECT). All of its space is taken when it is made, so that a full
@@ -8,7 +8,7 @@
 // touched.
 //
 // Layout: header [kBlockAlignment], then the pieces in order, each padded to a
-//   multiple of kBlockAlignment. Nobody reads it later: no version, no
+//   multiple of kBlockAlignment. It is never read later: no version, no
 //   endianness.
 #ifndef ZERO_ENGINE_BASE_SWAP_FILE_H_
 #define ZERO_ENGINE_BASE_SWAP_FILE_H_
@@ -34,13 +34,13 @@ struct SwapFileOptions {
   int64_t block_bytes = int64_t{1} << 20;  // of a request
   bool uring = true;                       // false: threads
   BlockIoOptions io;
-  // Changes what is noticed: XXH3 of every block, compared when it is read.
+  // Changes error detection: XXH3 of every block, verified on reads.
   bool checksums = true;
 };
 
 class SwapFile {
  public:
-  // Reads and writes go on beside each other, each in order.
+  // Reads and writes run concurrently, each in order.
   enum Lane { kReads, kWrites };
 
   // `pieces`: bytes of each. Memory that pieces are read to and written from
@@ -59,17 +59,17 @@ class SwapFile {
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
 
-  // Bytes of a piece in the file, and in the memory that it is read to and
-  // written from, which begins at a multiple of kBlockAlignment.
+  // Bytes of a piece in the file, and in its memory, which begins at a multiple
+  // of kBlockAlignment.
   static int64_t PaddedBytes(int64_t bytes) {
     return RoundUp(bytes, kBlockAlignment);
   }
-  // Of the file with such pieces.
+  // Bytes of a file with such pieces.
   static int64_t FileBytes(absl::Span<const int64_t> pieces);
 
-  // Errors: those of BlockIo::Run; DataLoss where a block is not what was
-  //         written. REQUIRES: the piece was written.
-  // Threads: one in each, here and below; a piece is in one of them.
+  // Errors: those of BlockIo::Run; DataLoss if a block is not what was written.
+  //         REQUIRES: the piece was written.
+  // Threads: one in each, here and below; a piece in only one of them.
   absl::Status Read(int piece, char* data);
   absl::Status Write(int piece, const char* data);
 

@@ -26,7 +26,7 @@ class UringIo final : public BlockIo {
 
   io_uring* ring() { return &ring_; }
 
-  // Without it the kernel pins pages anew for every request.
+  // Without it the kernel pins pages again for every request.
   void RegisterMemory() {
     std::vector<iovec> all;
     for (const auto& memory : memory_) {
@@ -148,7 +148,7 @@ class UringIo final : public BlockIo {
     return absl::OkStatus();
   }
 
-  // Waits for a request. False where the ring is broken.
+  // Waits for a request. False if the ring is broken.
   bool Reap(size_t* i, int64_t* result) {
     io_uring_cqe* entry = nullptr;
     int error;

@@ -39,7 +39,7 @@ absl::string_view NameOf(absl::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
-// Length and hash of what stands before the data of a safetensors file.
+// Length and hash of the bytes before the data of a safetensors file.
 absl::Status ReadHeader(const std::string& path, CheckpointIndex* index) {
   ZERO_ASSIGN_OR_RETURN(const auto file, ReadableFile::Open(path));
   uint64_t json_bytes = 0;
@@ -166,7 +166,7 @@ absl::Status CommitCheckpoint(const std::string& checkpoints,
       absl::StrCat(partial, "/", kManifestFile), ManifestText(dated)));
   if (step_hook) step_hook();
   ZERO_RETURN_IF_ERROR(CheckpointReader::Open(partial).status());
-  // The first save has made `checkpoints`, too.
+  // The first save has also made `checkpoints`.
   ZERO_RETURN_IF_ERROR(SyncFolder(FolderOf(checkpoints)));
   return folder->Commit();
 }

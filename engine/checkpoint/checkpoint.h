@@ -1,15 +1,16 @@
-// Checkpoints of training runs: named states of named parameters, whole, in
-// pieces that know no number of ranks. A run that reads one may divide them in
-// any other way.
+// Checkpoints of training runs: named states of named parameters, complete, in
+// pieces independent of the number of ranks. A run that reads one may divide
+// them differently.
 //
 // Layout: a folder `step-00001000/` in the run's `checkpoints/`:
 //   checkpoint.json           the manifest
-//   states-00000.safetensors  what one part (a rank of the run that saved) had:
+//   states-00000.safetensors the data of one part (a rank of the run that
+//   saved):
 //                             tensors "STATE/PARAMETER[begin:end]" of elements
 //                             in the parameter's row-major order
 //   states-00000.json         its index: ranges, and a checksum of each block
 //   states-00001.safetensors  ...
-// and beside it `latest`, a file with the newest folder's name, for people and
+// and next to it `latest`, a file with the newest folder's name, for people and
 // scripts; a run finds its newest checkpoint without it.
 //
 // Both JSON files begin with {"zero_checkpoint": "manifest" or "states",
@@ -18,8 +19,8 @@
 // three keys; a newer version is refused. The index has the checksums of the
 // data file: of its header, and of blocks of kCheckpointBlockBytes of each
 // range, counted from its beginning, the last one shorter. `save`, a random id,
-// is in all of a checkpoint's files, so those of two saves are never mixed.
-// Non-goals: compression, and files that are correct on big-endian machines.
+// is in all of a checkpoint's files, so two saves are never mixed. Non-goals:
+// compression, and files that are correct on big-endian machines.
 //
 // Invariant: a folder called step-N is complete. It is written as
 // step-N.partial, every file durable, then renamed.
@@ -95,7 +96,7 @@ class CheckpointPartWriter {
                      int64_t elems);
 
   // Makes the data durable, then its index.
-  // Errors: InvalidArgument where elements are missing.
+  // Errors: InvalidArgument if elements are missing.
   absl::Status Commit();
 
  private:
@@ -116,11 +117,11 @@ class CheckpointPartWriter {
 // CHECKPOINTS/step-00001000: a complete checkpoint.
 std::string CheckpointFolder(const std::string& checkpoints, int64_t step);
 
-// CHECKPOINTS/step-00001000.partial: where the parts of a save go until it is
-// complete. The same on all ranks.
+// CHECKPOINTS/step-00001000.partial: the folder of an unfinished save. The same
+// on all ranks.
 std::string PartialFolder(const std::string& checkpoints, int64_t step);
 
-// One rank: makes an empty PartialFolder, in the place of an earlier one.
+// One rank: makes an empty PartialFolder, replacing an earlier one.
 // Errors: FileError, here and below.
 absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step);
 
@@ -128,10 +129,10 @@ absl::Status BeginCheckpoint(const std::string& checkpoints, int64_t step);
 absl::Status AbandonCheckpoint(const std::string& checkpoints, int64_t step);
 
 // One rank, when all parts are durable: writes the manifest, checks the whole
-// as CheckpointReader::Open does, and renames the folder to its place, durably.
-// A checkpoint of that step that is there already is replaced; at no moment is
-// there none (where the file system can exchange two names; elsewhere
-// RemoveUnfinishedCheckpoints mends a crash between two renames).
+// as CheckpointReader::Open does, and renames the folder into place, durably.
+// An existing checkpoint of that step is replaced without a gap (if the file
+// system can exchange two names; elsewhere RemoveUnfinishedCheckpoints repairs
+// a crash between two renames).
 // `step_hook` is for tests: called after each step.
 // Errors: those of Open; the partial folder is then removed.
 absl::Status CommitCheckpoint(const std::string& checkpoints,
@@ -146,19 +147,20 @@ struct CheckpointPart {
   std::string file;  // path of states-*.safetensors
   int64_t file_bytes = 0;
   std::vector<CheckpointRange> ranges;
-  // Of each range: where its data stand in the file, hashes of its blocks.
+  // For each range: the offset of its data in the file, and the hashes of its
+  // blocks.
   std::vector<int64_t> offsets;
   std::vector<std::vector<std::string>> hashes;
 };
 
-// Reads a checkpoint in any pieces; never a byte that is not as it was written.
+// Reads a checkpoint in any pieces; never returns a byte that differs from what
+// was written.
 // Threads: const methods may be called from many threads.
 class CheckpointReader {
  public:
   // Opens a step folder. Read and checked: manifest, indexes, headers and sizes
-  // of all data files; that they belong together; that of every state of a
-  // parameter that occurs each element is there once, and every parameter has
-  // a "weight".
+  // of all data files; that they belong together; that every state present has
+  // each element once, and every parameter has a "weight".
   // Errors: NotFound: a file is missing; DataLoss: a file is damaged;
   //         InvalidArgument: the files do not belong together, or lack
   //         elements; FailedPrecondition: a newer format; FileError.
@@ -171,7 +173,7 @@ class CheckpointReader {
   // Names of the states that any parameter has, sorted.
   std::vector<std::string> states() const;
 
-  // The type in which a state is stored; nothing: the parameter has it not.
+  // The dtype of a stored state; none: the parameter lacks it.
   absl::optional<DType> dtype(absl::string_view state,
                               absl::string_view parameter) const;
   bool Has(absl::string_view state, absl::string_view parameter) const {
@@ -179,7 +181,7 @@ class CheckpointReader {
   }
 
   // Elements [begin, begin + elems), as stored, to `out`. Blocks are checked as
-  // they are read. Many reads that are known in advance: checkpoint_reads.h.
+  // they are read. For many reads known in advance: checkpoint_reads.h.
   // Errors: DataLoss naming file, tensor and bytes; NotFound where !Has;
   //         OutOfRange; other FileError. `out` is then undefined.
   absl::Status Read(absl::string_view state, absl::string_view parameter,
@@ -188,7 +190,7 @@ class CheckpointReader {
   // Reads and checks all blocks of one of parts(): the first damage.
   absl::Status VerifyPart(size_t part) const;
 
-  // What has one checksum.
+  // The unit of checksums.
   struct Block {
     size_t part = 0, range = 0;     // of parts(), of its ranges
     int64_t number = 0;             // within the range
@@ -200,16 +202,16 @@ class CheckpointReader {
     Block block;
     int64_t begin = 0, end = 0;
   };
-  // Where elements [begin, begin + elems) stand, in their order.
+  // Where elements [begin, begin + elems) are, in order.
   // Errors: NotFound, OutOfRange.
   absl::StatusOr<std::vector<Slice>> Find(absl::string_view state,
                                           absl::string_view parameter,
                                           int64_t begin, int64_t elems) const;
-  // Errors: DataLoss where `bytes` are not what was written.
+  // Errors: DataLoss if `bytes` are not what was written.
   absl::Status Check(const Block& block, absl::string_view bytes) const;
 
  private:
-  // A range of a part, found by where it begins in the parameter.
+  // A range of a part, by its beginning in the parameter.
   struct Piece {
     int64_t begin = 0, elems = 0;
     size_t part = 0, range = 0;
@@ -243,26 +245,25 @@ class CheckpointReader {
   std::map<std::pair<std::string, std::string>, State> states_;
 
   mutable std::mutex mutex_;
-  // The parts whose data files were read from, the last one first.
+  // The parts whose data files were read, most recent first.
   struct OpenPart {
     size_t part = 0;
     std::shared_ptr<const ReadableFile> file;
   };
   mutable std::vector<OpenPart> files_;
-  // Blocks that were read in part, the last one first, for reads that go on
-  // behind them.
+  // Partly used blocks, most recent first, for reads that continue after them.
   mutable std::vector<std::shared_ptr<const CachedBlock>> cache_;
 };
 
 struct FoundCheckpoint {
   std::string path;
-  std::vector<std::string> notes;  // for each newer one that does not open: why
+  std::vector<std::string> notes;  // why each newer one does not open
   std::unique_ptr<CheckpointReader> reader;
 };
 
 // The newest in `checkpoints` that opens.
-// Errors: NotFound: there is none; DataLoss: there are, but none opens; what
-//         says nothing about damage (permission, a newer format) as it is.
+// Errors: NotFound: there is none; DataLoss: none of them opens; errors that
+//         are no damage (permission, a newer format) as they are.
 absl::StatusOr<FoundCheckpoint> FindNewestCheckpoint(
     const std::string& checkpoints);
 
@@ -270,13 +271,13 @@ absl::StatusOr<FoundCheckpoint> FindNewestCheckpoint(
 // `checkpoints` is missing.
 std::vector<std::string> ListCheckpoints(const std::string& checkpoints);
 
-// At the start of a run, whose lock keeps others out: puts back what was moved
-// aside and not replaced, and removes all else that a crash left.
+// At the start of a run, whose lock keeps others out: restores checkpoints that
+// were moved aside and not replaced, and removes all else that a crash left.
 absl::Status RemoveUnfinishedCheckpoints(const std::string& checkpoints);
 
-// Removes checkpoints but the newest `keep_last` that open (0: removes
+// Removes checkpoints except the newest `keep_last` that open (0: removes
 // nothing), those whose step is a multiple of `keep_every` (0: none), and those
-// newer than the oldest kept. One that is removed in part is never taken for a
+// newer than the oldest kept. A partly removed one is never taken for a
 // complete one.
 absl::Status PruneCheckpoints(const std::string& checkpoints, int64_t keep_last,
                               int64_t keep_every);

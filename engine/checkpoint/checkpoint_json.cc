@@ -32,7 +32,7 @@ std::string Sealed(const char* kind, const Json& members) {
   json.update(members);
   std::string text =
       json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  // The first such key: only `zero_checkpoint` stands before it.
+  // The first such key: only `zero_checkpoint` precedes it.
   const size_t at = text.find(kHashKey) + kHashKeyBytes;
   return text.replace(at, kHashDigits, HashOf(text));
 }
@@ -57,7 +57,7 @@ class Members {
     *value = it->get<std::string>();
     return absl::OkStatus();
   }
-  // Null where there is none.
+  // Null if there is none.
   const Json* List(const char* key) const {
     const auto it = json_.find(key);
     return it != json_.end() && it->is_array() ? &*it : nullptr;
@@ -86,14 +86,14 @@ absl::StatusOr<Json> ParseSealed(const std::string& file, const char* kind,
   const size_t at = key + kHashKeyBytes;
   if (key == text.npos || at + kHashDigits > text.size()) {
     return Damaged(file,
-                   "it has no checksum xxh3_128: damaged, or not a file "
-                   "of a checkpoint");
+                   "it has no checksum xxh3_128: it is damaged, or not part of "
+                   "a checkpoint");
   }
   const std::string hash = HashOf(WithZeros(std::string(text), at));
   if (hash != text.substr(at, kHashDigits)) {
     return Damaged(file, "its checksum is ", hash, ", not ",
                    absl::CHexEscape(text.substr(at, kHashDigits)),
-                   ": bytes of it have changed");
+                   ": some of its bytes have changed");
   }
   Json json = Json::parse(text.begin(), text.end(), nullptr,
                           /*allow_exceptions=*/false);
@@ -105,7 +105,7 @@ absl::StatusOr<Json> ParseSealed(const std::string& file, const char* kind,
   ZERO_RETURN_IF_ERROR(members.Count("version", &version));
   if (version > kCheckpointVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat("'", file, "': it is of checkpoint format ", version,
+        absl::StrCat("'", file, "': it has checkpoint format ", version,
                      ", and this program reads formats up to ",
                      kCheckpointVersion, "; use the newer zero that wrote it"));
   }

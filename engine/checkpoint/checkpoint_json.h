@@ -1,5 +1,5 @@
-// The JSON files of a checkpoint (checkpoint.h), as values. Texts come from a
-// disk that may have changed any of their bytes: none is trusted.
+// The JSON files of a checkpoint (checkpoint.h), as values. A disk may have
+// changed any byte of their texts: none is trusted.
 #ifndef ZERO_ENGINE_CHECKPOINT_CHECKPOINT_JSON_H_
 #define ZERO_ENGINE_CHECKPOINT_CHECKPOINT_JSON_H_
 
@@ -18,7 +18,7 @@ inline constexpr char kManifestFile[] = "checkpoint.json";
 // "states-00000", without a suffix.
 std::string PartName(int64_t part);
 
-// What is in an index beside what a reader needs of its part.
+// An index: a reader's part of it, and more.
 struct CheckpointIndex {
   int64_t part = 0;
   std::string save;
@@ -35,11 +35,11 @@ std::string IndexText(const CheckpointIndex& index);
 //         newer version.
 absl::StatusOr<CheckpointManifest> ParseManifest(const std::string& file,
                                                  absl::string_view text);
-// Its ranges have elements, and as many hashes as blocks.
+// Its ranges are not empty and have one hash per block.
 absl::StatusOr<CheckpointIndex> ParseIndex(const std::string& file,
                                            absl::string_view text);
 
-// Product of `shape`; nothing where it does not fit or a dim is negative.
+// Product of `shape`; nothing if it does not fit or a dim is negative.
 absl::optional<int64_t> ElementsOf(const std::vector<int64_t>& shape);
 
 // Bytes of a range and its number of blocks.

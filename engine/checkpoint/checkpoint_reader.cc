@@ -23,8 +23,7 @@ absl::Status Unfit(absl::string_view file, const Parts&... what) {
       absl::StrCat("'", file, "': ", what..., "; use another checkpoint"));
 }
 
-// The header is that which the index knows, and has its ranges; sets where they
-// stand.
+// Checks that the header is the index's and has its ranges; sets their offsets.
 absl::Status CheckData(const CheckpointIndex& index, CheckpointPart* part) {
   const std::string& path = part->file;
   if (!PathExists(path)) {
@@ -39,16 +38,16 @@ absl::Status CheckData(const CheckpointIndex& index, CheckpointPart* part) {
                    part->file_bytes);
   }
   if (index.header_bytes > file->size()) {
-    return Damaged(path, "its header has more bytes than it");
+    return Damaged(path, "its header is longer than the file");
   }
   std::string header(index.header_bytes, '\0');
   ZERO_RETURN_IF_ERROR(file->ReadAt(0, header.data(), index.header_bytes));
   if (HashOf(header) != index.header_hash) {
-    return Damaged(path, "its header is not what was written");
+    return Damaged(path, "its header has changed since it was written");
   }
   ZERO_ASSIGN_OR_RETURN(const auto tensors, SafetensorsReader::Open(path));
   if (tensors->tensors().size() != part->ranges.size()) {
-    return Unfit(path, "its index has not the same tensors");
+    return Unfit(path, "its index lists other tensors");
   }
   for (const CheckpointRange& range : part->ranges) {
     const std::string name = CheckpointTensorName(range);
@@ -56,7 +55,7 @@ absl::Status CheckData(const CheckpointIndex& index, CheckpointPart* part) {
     if (tensor == nullptr || tensor->dtype != range.dtype ||
         tensor->num_elements != range.elems) {
       return Unfit(path, "its index has a tensor '", name,
-                   "' that it has not, or of another size");
+                   "' that the file lacks or has in another size");
     }
     part->offsets.push_back(tensor->offset);
   }
@@ -89,16 +88,15 @@ absl::Status CheckpointReader::ReadManifest() {
   }
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   ZERO_ASSIGN_OR_RETURN(manifest_, ParseManifest(path, text));
-  // A folder that was renamed would be taken for a newer one, or an older.
+  // A renamed folder would be taken for a newer or older one.
   absl::string_view name(folder_);
   name = name.substr(name.rfind('/') + 1);
   name = name.substr(0, name.find('.'));
   int64_t step = 0;
   if (absl::ConsumePrefix(&name, "step-") && absl::SimpleAtoi(name, &step) &&
       step != manifest_.step) {
-    return Unfit(path, "it is of step ", manifest_.step,
-                 ", not that of the folder's name; give the folder its name "
-                 "back");
+    return Unfit(path, "it is from step ", manifest_.step,
+                 ", not the one in the folder's name; rename the folder back");
   }
   return absl::OkStatus();
 }

@@ -15,10 +15,10 @@
 
 namespace zero {
 
-// Reads ranges one after the other. A thread reads and checks what comes next
-// while the caller uses what it has. Of the files it reads the blocks that hold
-// the ranges and no others, past the page cache, and a block once where the
-// ranges that share it follow each other.
+// Reads ranges one after the other. A thread reads and checks the next blocks
+// while the caller uses the current ones. Reads only blocks with requested
+// ranges, past the page cache, and a block only once if the ranges that share
+// it are consecutive.
 // Memory: two windows.
 // Threads: one at a time.
 class CheckpointReads {
@@ -27,15 +27,15 @@ class CheckpointReads {
   // requests of common disks.
   static constexpr int64_t kWindowBytes = 4 * kCheckpointBlockBytes;
 
-  // `reader` must outlive it. The dtypes of `ranges` are not looked at.
-  // Errors: NotFound, OutOfRange for a range that is not there.
+  // `reader` must outlive it. The dtypes of `ranges` are ignored.
+  // Errors: NotFound, OutOfRange for a missing range.
   static absl::StatusOr<std::unique_ptr<CheckpointReads>> Open(
       const CheckpointReader& reader,
       const std::vector<CheckpointRange>& ranges);
 
-  // The elements of the next range, as stored, to `out`; null: they are only
-  // checked.
-  // REQUIRES: not more calls than there are ranges.
+  // The elements of the next range, as stored, to `out`; null: only checks
+  // them.
+  // REQUIRES: at most one call per range.
   // Errors: as CheckpointReader::Read. Nothing may follow.
   absl::Status Next(void* out);
 
@@ -49,7 +49,7 @@ class CheckpointReads {
     int64_t begin = 0, end = 0;  // in the file
     std::vector<CheckpointReader::Block> blocks;
   };
-  // One that was read.
+  // A block that was read.
   struct Loaded {
     AlignedMemory memory;
     const char* data = nullptr;
@@ -60,7 +60,7 @@ class CheckpointReads {
   void Add(const CheckpointReader::Block& block);
   // Fills `loaded` with windows_[number].
   void Load(size_t number, Loaded* loaded);
-  // Goes on to the next block.
+  // Advances to the next block.
   absl::Status Advance();
 
   const CheckpointReader* reader_;

@@ -22,8 +22,8 @@ namespace zero {
 namespace {
 
 // Calls `visit` for elements of [begin, begin + count) of a parameter that are
-// together in one of `tensors`: those from `at` on in the tensor are those
-// from, from + stride, ... of the range.
+// contiguous in one of `tensors`: from `at` on in the tensor, and from, from +
+// stride, ... in the range.
 struct StoredRun {
   size_t tensor;
   int64_t at, elems;
@@ -43,7 +43,7 @@ void ForEachStored(const std::vector<PortableTensor>& tensors,
     const int64_t from = std::max(begin - first, int64_t{0});
     const int64_t to = std::min(begin + count - first, elems);
     if (from >= to) continue;
-    // A tensor that is turned has our columns as its rows.
+    // A transposed tensor has our columns as its rows.
     const int64_t cols = tensor.transpose ? tensor.shape[0] : 1;
     const int64_t rows = elems / cols;
     for (int64_t col = 0; col < cols; ++col) {
@@ -64,8 +64,8 @@ bool IsIgnorable(const std::string& name) {
          absl::EndsWith(name, "rotary_emb.inv_freq");
 }
 
-// The stored tensor of a portable one: some GPT-2 files lack the
-// "transformer." in front, and tied heads may be stored all the same.
+// The stored tensor of a portable one: some GPT-2 files lack the prefix
+// "transformer.", and tied heads may be stored anyway.
 const StoredTensor* FindTensor(const SafetensorsReader& reader,
                                const std::string& name) {
   if (const StoredTensor* tensor = reader.Find(name)) return tensor;
@@ -114,7 +114,7 @@ absl::StatusOr<std::vector<const StoredTensor*>> FindTensors(
 constexpr char kOneFile[] = "model.safetensors";
 constexpr char kIndexFile[] = "model.safetensors.index.json";
 
-// The weights of a folder, of which a new one has its own.
+// The weights files of a folder, which a new one replaces.
 bool IsWeights(absl::string_view name) {
   return name == kOneFile || name == kIndexFile ||
          (absl::StartsWith(name, "model-") &&
@@ -144,9 +144,8 @@ absl::Status CarryOne(const std::string& source, const std::string& target,
              : absl::OkStatus();
 }
 
-// Puts what is in `from` and not yet in `to` there too; the files are shared
-// where the file system has hard links. Of a model its weights stay behind.
-// What it can not take goes to `left`.
+// Copies files of `from` that `to` lacks, as hard links if the file system has
+// them, except a model's weights. What it cannot copy goes to `left`.
 void CarryOver(const std::string& from, const std::string& to, bool is_model,
                std::vector<std::string>* left) {
   const auto names = ListFolder(from);
@@ -161,8 +160,8 @@ void CarryOver(const std::string& from, const std::string& to, bool is_model,
   }
 }
 
-// Where things of the earlier folder could not be carried over, it stays under
-// another name instead of being removed.
+// If files of the earlier folder could not be carried over, it is renamed
+// instead of removed.
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PortableWriter>> PortableWriter::Create(
@@ -309,7 +308,7 @@ absl::Status PortableWriter::WriteIndex() {
 absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
     const std::map<std::string, std::string>& files) {
   ZERO_RETURN_IF_ERROR(status_);
-  ZERO_CHECK(turned_.empty()) << "a parameter was not given as a whole";
+  ZERO_CHECK(turned_.empty()) << "a parameter is incomplete";
   for (const auto& file : files_) {
     ZERO_CHECK(file->missing_bytes == 0) << file->name << " is not complete";
   }
@@ -324,7 +323,7 @@ absl::StatusOr<std::vector<std::string>> PortableWriter::Commit(
   std::string kept;
   if (!notes.empty()) kept = FreeName(dir_ + ".previous");
   for (std::string& note : notes) {
-    absl::StrAppend(&note, "; the earlier folder stays as ", kept);
+    absl::StrAppend(&note, "; the earlier folder remains as ", kept);
   }
   ZERO_RETURN_IF_ERROR(folder_->Commit(kept));
   return notes;

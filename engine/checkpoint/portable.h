@@ -1,8 +1,8 @@
 // Models in Hugging Face's folder layout: config.json + model.safetensors, or,
-// of large models, shards with model.safetensors.index.json.
+// for large models, shards with model.safetensors.index.json.
 //
 // Our parameters are packed (q/k/v in one) and [out, in]; a model's
-// PortableTensors say how each is cut and turned. Sharded, resumable
+// PortableTensors say how each is cut and transposed. Sharded, resumable
 // checkpoints are another format; this one carries parameters only.
 #ifndef ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
 #define ZERO_ENGINE_CHECKPOINT_PORTABLE_H_
@@ -26,15 +26,15 @@
 
 namespace zero {
 
-// As transformers cuts: 5 GB.
+// As in transformers: 5 GB.
 inline constexpr int64_t kMaxShardBytes = 5'000'000'000;
 
-// Writes DIR/config.json, the weights and what is given beside them, such as a
-// tokenizer. Weights of more than `max_shard_bytes` are cut between tensors
-// into model-00001-of-00003.safetensors ... and an index. The folder appears
-// all at once and takes the place of an earlier one (base/atomic_folder.h);
-// what else was in it, other than weights, goes along.
-// Errors: as FileError, here and below; an earlier DIR is then as it was.
+// Writes DIR/config.json, the weights and further files, such as a tokenizer.
+// Weights of more than `max_shard_bytes` are cut between tensors into
+// model-00001-of-00003.safetensors ... and an index. The folder appears
+// atomically and replaces an earlier one (base/atomic_folder.h), whose other
+// files except weights are kept.
+// Errors: as FileError, here and below; an earlier DIR is then unchanged.
 class PortableWriter {
  public:
   // The tensors are written in `dtype`, rounded as parameters are. `model` must
@@ -43,22 +43,21 @@ class PortableWriter {
       const std::string& dir, const Model& model, DType dtype,
       int64_t max_shard_bytes = kMaxShardBytes);
 
-  // The model's parameters by the file in which they begin. Threads that take
-  // a group each write files at the same time, and each in order.
+  // The model's parameters, grouped by the file in which they begin. Threads
+  // that take a group each write files concurrently, each in order.
   const std::vector<std::vector<const Parameter*>>& groups() const {
     return groups_;
   }
 
-  // Takes elements of a parameter from `begin` on, in its own layout; all of
-  // them come once, in any order. Those of a tensor that is turned in the file
-  // are kept until it is complete. Errors are Commit's.
+  // Takes elements of a parameter from `begin` on, in its own layout; each must
+  // be passed once, in any order. Tensors that are transposed in the file are
+  // buffered until complete. Errors are Commit's.
   // Threads: may be called from many threads.
   void Write(const Parameter& parameter, int64_t begin,
              absl::Span<const float> values);
 
   // `files`: names and contents, config.json among them. Returns a note on
-  // everything that could not go along: the earlier folder is then
-  // DIR.previous.
+  // everything that could not be kept: the earlier folder is then DIR.previous.
   absl::StatusOr<std::vector<std::string>> Commit(
       const std::map<std::string, std::string>& files);
 
@@ -86,7 +85,7 @@ class PortableWriter {
                        const char* data, int64_t bytes);
   void WriteBytes(size_t tensor, int64_t offset, const char* data,
                   int64_t bytes);
-  // Elements of a tensor that is turned, written to `bytes` at run.at.
+  // Elements of a transposed tensor, written to `bytes` at run.at.
   void WriteTurned(size_t tensor, int64_t elems,
                    const std::function<void(char* bytes)>& fill);
   absl::Status WriteIndex();
@@ -98,12 +97,12 @@ class PortableWriter {
   std::vector<std::unique_ptr<File>> files_;
   std::vector<Place> places_;  // of tensors_
   std::vector<std::vector<const Parameter*>> groups_;
-  // Of tensors that are turned, by their number, while they are incomplete.
+  // Incomplete transposed tensors, by number.
   struct Turned {
     std::vector<char> bytes;
     int64_t missing;  // elements
   };
-  std::mutex mutex_;  // of what follows
+  std::mutex mutex_;  // guards the members below
   std::map<size_t, Turned> turned_;
   absl::Status status_;  // the first error of Write
 };
@@ -113,8 +112,8 @@ class PortableWriter {
 using ReadParameterFn = std::function<void(const Parameter&, int64_t begin,
                                            int64_t count, float* out)>;
 
-// What reads the parameters of `model`, which must outlive it, from DIR's
-// weights: of their file only the bytes that hold what is asked for.
+// A reader of the parameters of `model`, which must outlive it, from DIR's
+// weights: reads only the bytes that hold the requested values.
 // Threads: it may be called from many threads.
 // Errors: NotFound; InvalidArgument listing tensors that are missing,
 //         unexpected or of another shape.

@@ -31,7 +31,7 @@ struct DTypeRow {
   DType dtype;
 };
 
-// The first row of a type is the one that is written.
+// The first row of a type is used for writing.
 constexpr DTypeRow kDTypes[] = {
     {"F32", DType::kF32}, {"BF16", DType::kBF16}, {"F16", DType::kF16},
     {"F64", DType::kF64}, {"I32", DType::kI32},   {"I64", DType::kI64},
@@ -247,8 +247,8 @@ absl::StatusOr<std::unique_ptr<SafetensorsReader>> SafetensorsReader::Open(
   }
   ZERO_RETURN_IF_ERROR(absl::EndsWith(file, ".json") ? reader->AddIndex(file)
                                                      : reader->AddFile(file));
-  // A name cannot be there twice: a header is checked for it, and an index
-  // gives each name one file.
+  // Names are unique: a header is checked for it, and an index gives each name
+  // one file.
   std::sort(reader->tensors_.begin(), reader->tensors_.end(),
             [](const StoredTensor& a, const StoredTensor& b) {
               return a.name < b.name;

@@ -49,7 +49,7 @@ class SafetensorsReader {
   // Errors: NotFound; InvalidArgument or DataLoss naming file and tensor: too
   //         short, header not JSON, duplicate name, unknown dtype, offsets
   //         outside the file, overlapping, with gaps, or not shape * dtype; an
-  //         index that names a shard or a tensor that is not there.
+  //         index that names a missing shard or tensor.
   static absl::StatusOr<std::unique_ptr<SafetensorsReader>> Open(
       const std::string& path);
 
@@ -76,7 +76,7 @@ bool HoldsModel(const std::string& dir);
 void ReadAsF32(const StoredTensor& tensor, int64_t begin, int64_t n,
                float* out);
 
-// What a file will hold.
+// The tensors of a file to be written.
 struct TensorSpec {
   std::string name;
   DType dtype = DType::kF32;
@@ -85,8 +85,8 @@ struct TensorSpec {
 
 // Writes a file atomically: tensors in any order, in any number of pieces. In
 // the file, wider element types come first and otherwise the order is that of
-// `specs`, so that every tensor is aligned to its element. transformers wants
-// the metadata {"format": "pt"}.
+// `specs`, so that every tensor is aligned to its element. transformers
+// requires the metadata {"format": "pt"}.
 class SafetensorsWriter {
  public:
   // Errors: InvalidArgument for a duplicate or reserved name or a bad shape;
@@ -100,8 +100,8 @@ class SafetensorsWriter {
   //         an error.
   absl::Status Write(size_t tensor, int64_t offset, const void* data,
                      int64_t bytes);
-  // Errors: InvalidArgument for a tensor that was given too few bytes, or too
-  //         many; then no file appears.
+  // Errors: InvalidArgument for a tensor with too few or too many bytes; then
+  //         no file appears.
   absl::Status Commit();
 
  private:

@@ -13,8 +13,8 @@
 
 namespace zero {
 
-// The four ends of a Rank (rank.h); the way between a device and its host:
-// copies, and what the host computes; and the disk that these wait for.
+// The four channels of a Rank (rank.h); the link between a device and its host:
+// copies, and the host's computation; and the disk that these wait for.
 enum class Channel { kGather, kReduce, kAcross, kScalar, kHost, kDisk };
 inline constexpr Channel kChannels[] = {Channel::kGather, Channel::kReduce,
                                         Channel::kAcross, Channel::kScalar};
@@ -45,8 +45,8 @@ std::string RankNames(const std::vector<int>& ranks);
 // "on 2 GPUs".
 std::string OnGpus(int num_gpus);
 
-// Milliseconds that computation waited, per channel: communication and work of
-// the host that nothing hides, and other ranks that are late.
+// Milliseconds that computation waited, per channel: for communication and host
+// work that are not hidden, and for late ranks.
 struct WaitTimes {
   std::array<double, std::size(kWaits)> ms = {};
 
@@ -57,7 +57,7 @@ struct WaitTimes {
     return ms[static_cast<size_t>(channel)];
   }
   double total() const { return std::accumulate(ms.begin(), ms.end(), 0.0); }
-  // The channel that was waited for longest; the first of equals.
+  // The channel with the longest wait; the first of equals.
   Channel longest() const {
     return kWaits[std::max_element(ms.begin(), ms.end()) - ms.begin()];
   }

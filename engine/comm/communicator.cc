@@ -18,7 +18,7 @@ bool HasRoot(CollectiveKind kind) {
   return kind == CollectiveKind::kReduce || kind == CollectiveKind::kBroadcast;
 }
 
-// What one end of `rank` carries; `at_root` is the kind whose root carries all
+// The bytes at one end of `rank`; `at_root` is the kind whose root carries all
 // the others' bytes there.
 int64_t BytesOf(const Collective& collective, int rank, int world,
                 CollectiveKind at_root) {
@@ -44,7 +44,7 @@ std::string Sizes(const std::vector<CollectiveSegment>& segments) {
   return absl::StrCat("[", sizes, "]");
 }
 
-// Stops the program where a caller of `rank` made a mistake.
+// Stops the program if a caller of `rank` made a mistake.
 void CheckSegment(const Collective& collective, size_t index, int rank,
                   int world) {
   const CollectiveSegment& segment = collective.segments[index];
@@ -63,7 +63,7 @@ void CheckSegment(const Collective& collective, size_t index, int rank,
       elems * static_cast<int64_t>(DTypeBytes(collective.dtype));
   if (HasRoot(collective.kind)) {
     ZERO_CHECK(send == recv || !Overlap(send, bytes, recv, bytes))
-        << where << ": send and recv overlap, want two memories";
+        << where << ": send and recv overlap, want two buffers";
     return;
   }
   ZERO_CHECK_EQ(elems % world, 0)

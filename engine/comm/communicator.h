@@ -1,24 +1,24 @@
 // Collectives between the ranks of a run, asynchronous on a stream.
 //
-// Every collective is one value (Collective) that goes through one door
+// Every collective is one value (Collective) that goes through one method
 // (Run), so that wrappers (CommunicatorWrapper) see all of them and a new
 // collective needs no new method there. The typed calls below build and check
 // that value. Bulk collectives take lists of segments: one call moves a whole
 // bucket, wherever its segments lie.
 // Errors latch: the first failure of any rank makes every rank's communicator
-// of the group fail, at once and for good; status() tells rank, collective and
-// reason, and whatever is queued behind it finishes without doing anything.
-// A rank that does not come to a collective fails it for all after a timeout.
-// One that is in the middle of it is waited for, since it may be reading the
-// others' memory; whoever runs the ranks ends a program that hangs so (on_hang
-// in local_ranks.h). Start reading at Communicator, then local.h.
+// of the group fail, at once and for good; status() names rank, collective and
+// reason, and later work in the queue finishes without doing anything. A rank
+// that does not arrive at a collective fails it for all after a timeout. One in
+// the middle of it is waited for, since it may be reading the others' memory;
+// the runner of the ranks ends a program that hangs there (on_hang in
+// local_ranks.h). Start reading at Communicator, then local.h.
 // This room must not know models, gradients or stages: it moves spans of
 // memory that others own.
 //
 // To add a backend: derive from Communicator, implement Run, and give it a
-// linked *_off twin where it can be missing. To add a collective: a kind, a
-// typed call, its line in WireBytes and Signature, its case in exchange.cc.
-// To add an algorithm: a value of BulkAlgorithm, and a file as ring.h.
+// linked *_off twin if it can be missing. To add a collective: a kind, a typed
+// call, its line in WireBytes and Signature, its case in exchange.cc. To add an
+// algorithm: a value of BulkAlgorithm, and a file like ring.h.
 #ifndef ZERO_ENGINE_COMM_COMMUNICATOR_H_
 #define ZERO_ENGINE_COMM_COMMUNICATOR_H_
 
@@ -47,8 +47,8 @@ enum class CollectiveKind {
 // "all_gather", ...
 const char* CollectiveKindName(CollectiveKind kind);
 
-// How reduce-scatter and all-gather are done. Each promises equal bits to
-// itself alone: the order of sums is its own.
+// How reduce-scatter and all-gather are done. Bits are equal only within an
+// algorithm: each has its own order of sums.
 enum class BulkAlgorithm {
   kDirect,  // a rank reads all the others: sums in rank order
   kRing,    // a rank reads its neighbour, world - 1 times (ring.h)
@@ -90,19 +90,20 @@ struct Collective {
 // SumDType from its second step on.
 int64_t WireBytes(const Collective& collective, int world);
 
-// What `rank` sends and what it receives of that: the root of a broadcast only
-// sends, the root of a reduce only receives, the others the bytes once.
+// The bytes that `rank` sends and receives of that: the root of a broadcast
+// only sends, the root of a reduce only receives, the others move the bytes
+// once.
 int64_t SentBytes(const Collective& collective, int rank, int world);
 int64_t ReceivedBytes(const Collective& collective, int rank, int world);
 
-// What must be the same of a collective on all ranks, as one line of text: it
-// is compared and printed. Kind, name, dtype, root, algorithm and the elements
-// of every segment; equal runs of segments are folded: `reduce_scatter
-// "block.3" bf16 += [128, 64 x3]`. Two collectives have the same signature
-// exactly when they fit together.
+// The properties of a collective that must match on all ranks, as one line of
+// text, for comparison and messages. Kind, name, dtype, root, algorithm and the
+// elements of every segment; equal runs of segments are folded: `reduce_scatter
+// "block.3" bf16 += [128, 64 x3]`. Two collectives match exactly if their
+// signatures are equal.
 std::string Signature(const Collective& collective);
 
-// What a communicator was asked for.
+// The collectives requested of a communicator.
 struct CollectiveCount {
   int64_t calls = 0;
   int64_t bytes = 0;     // sent by this rank: SentBytes
@@ -114,8 +115,8 @@ struct CollectiveCount {
 // One rank's end. All ranks issue the same collectives in the same order on
 // the communicators of one channel; a backend checks it by the signature.
 // Errors:  of the world by status(). A caller's mistake (null memory, a size
-//          that the world does not divide, memory that overlaps otherwise
-//          than said) stops the program.
+//          that the world does not divide, an overlap not allowed below) stops
+//          the program.
 // Threads: used by one thread; status() and Abort by any.
 class Communicator {
  public:
@@ -128,9 +129,9 @@ class Communicator {
   int world() const { return world_; }
   BulkAlgorithm algorithm() const { return algorithm_; }
 
-  // Memory that a reduce-scatter of `elems` of `dtype`, over all segments,
-  // needs beside them: a ring two pieces of running sums from three ranks on; a
-  // native one its sums, or of 16 bits what all ranks send it.
+  // Extra memory for a reduce-scatter of `elems` of `dtype`, over all segments:
+  // a ring needs two pieces of running sums from three ranks on; a native one
+  // its sums, or in 16 bits what all ranks send it.
   int64_t StagingBytes(DType dtype, int64_t elems) const;
 
   // Gathers every rank's piece into every rank's `recv`, in rank order.
@@ -141,8 +142,8 @@ class Communicator {
                  std::vector<CollectiveSegment> segments);
 
   // Sums over ranks 0 .. world-1, in that order (a ring in its own), in
-  // SumDType, rounded once; with `accumulate` the sum is added to what recv
-  // holds before it is rounded.
+  // SumDType, rounded once; with `accumulate` the sum is added to recv's
+  // content before it is rounded.
   // Shapes: send [elems], recv [elems / world], the rank's own piece; recv may
   //         be that piece of send, without accumulate. elems % world == 0.
   //         staging: StagingBytes of the sum of elems, not overlapping.
@@ -151,35 +152,35 @@ class Communicator {
                      bool accumulate, std::vector<CollectiveSegment> segments,
                      Workspace staging = {});
 
-  // Sums as ReduceScatter does, directly, all of it on one rank.
+  // Sums as ReduceScatter does with kDirect, entirely on one rank.
   // Shapes: send [elems], recv [elems], only the root's is used; it may be the
   //         root's send.
   // Wire:   elems * itemsize bytes from each rank but the root.
   void Reduce(Stream& stream, std::string name, DType dtype, int root,
               std::vector<CollectiveSegment> segments);
 
-  // Copies what the root sends to all ranks.
+  // Copies the root's data to all ranks.
   // Shapes: send [elems], only the root's is used; recv [elems]; both may be
   //         one.
   // Wire:   (world - 1) * elems * itemsize bytes from the root.
   void Broadcast(Stream& stream, std::string name, DType dtype, int root,
                  std::vector<CollectiveSegment> segments);
 
-  // What is enqueued behind it begins when all ranks have reached it.
+  // Later work in the queue begins when all ranks have reached it.
   void Barrier(Stream& stream, std::string name);
 
-  // Of the typed calls so far.
+  // Totals of the typed calls so far.
   const CollectiveCount& Total() const { return total_; }
 
   // Enqueues a collective that a typed call has checked. Its memory must stay
   // until its work is done.
   virtual void Run(Stream& stream, Collective collective) = 0;
 
-  // Tells that collectives use this memory of the device again and again, so
-  // that a backend can map it for peers and the network. It ends with what is
-  // returned, which must end before the memory does. Memory that one collective
-  // uses is registered on all ranks or on none.
-  // Null: this backend does nothing of the kind.
+  // Registers device memory that collectives use repeatedly, so that a backend
+  // can map it for peers and the network. Lasts as long as the returned value,
+  // which must be destroyed before the memory. Memory of one collective is
+  // registered on all ranks or on none.
+  // Null: this backend has no registration.
   virtual std::shared_ptr<void> Register(void* /*data*/, size_t /*bytes*/) {
     return nullptr;
   }
@@ -190,13 +191,12 @@ class Communicator {
   // OK, or why the group failed.
   virtual absl::Status status() const = 0;
 
-  // Bytes that have come from other ranks so far: counted where they are copied
-  // or summed, or given to a library, while ReceivedBytes says what a
-  // collective ought to bring.
+  // Bytes received from other ranks so far: counted where they are copied,
+  // summed or given to a library, while ReceivedBytes predicts them.
   virtual int64_t received_bytes() const { return 0; }
 
-  // Milliseconds of copies and sums that this rank did itself so far, without
-  // those in which it waited for others. 0: a device or a library does them.
+  // Milliseconds that this rank's own copies and sums took so far, without
+  // waiting for others. 0: a device or a library does them.
   virtual double busy_ms() const { return 0; }
 
  private:

@@ -9,7 +9,8 @@
 namespace zero {
 namespace {
 
-// Of the sums of hosts that are summed at once: they stay in the cache.
+// Elements of the hosts' sums that are summed at once, so that they stay in the
+// cache.
 constexpr int64_t kHostSumBytes = int64_t{256} << 10;
 
 // Element `index` of what this rank receives in a segment.
@@ -22,7 +23,7 @@ void AllGather(PeerMemory& peers, const Window& window) {
   const Collective& own = peers.own();
   const int world = peers.world();
   const int64_t piece = PieceElems(own, window.segment, world);
-  // Every rank begins at another one's memory.
+  // Every rank begins at a different rank's memory.
   for (int step = 0; step < world; ++step) {
     const int from = (peers.rank() + step) % world;
     peers.Copy(Received(peers, window.segment, from * piece + window.begin),

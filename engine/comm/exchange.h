@@ -1,5 +1,5 @@
-// The data movement of a collective over memory that all ranks reach: that of
-// the host, or of GPUs.
+// The data movement of a collective over memory that all ranks can access: the
+// host's, or GPUs'.
 #ifndef ZERO_ENGINE_COMM_EXCHANGE_H_
 #define ZERO_ENGINE_COMM_EXCHANGE_H_
 
@@ -14,10 +14,10 @@
 
 namespace zero {
 
-// Waits until all ranks of the collective have come as far.
+// Waits until all ranks of the collective have reached this point.
 using MeetFn = std::function<void()>;
 
-// A part of every rank's piece of a segment; of the segment, where a root sends
+// A part of every rank's piece of a segment; or of the segment, if a root sends
 // or receives all of it.
 struct Window {
   size_t segment = 0;
@@ -26,25 +26,25 @@ struct Window {
   int64_t before = 0;  // elements of the windows before it in a list
 };
 
-// What each rank's piece of a segment has; where there is a root, the segment.
+// The elements of each rank's piece of a segment; with a root, of the segment.
 int64_t PieceElems(const Collective& collective, size_t segment, int world);
 
 // All of a collective.
 std::vector<Window> WholePieces(const Collective& collective, int world);
 
-// The memory of all ranks of a collective, as one of them reads it. What comes
-// from another rank is counted here, where it is read.
+// The memory of all ranks of a collective, as one of them reads it. Bytes from
+// other ranks are counted here, when they are read.
 class PeerMemory {
  public:
   // Memory of one rank.
   struct Source {
     int rank;
     const void* data;
-    int ranks = 1;  // it is the sum of so many, from `rank` on
+    int ranks = 1;  // the sum of this many, from `rank` on
   };
-  // Where this process has received what a rank of another one sends: of piece
-  // `piece` (0 where a root has or gets all) the elements of a window.
-  // How many ranks, from `rank` on, it is the sum of: 1, or all of a host.
+  // Where this process has received another process's rank's data: the elements
+  // of a window of piece `piece` (0 if a root has or gets all).
+  // How many ranks, from `rank` on, are summed in it: 1, or all of a host.
   struct Block {
     const void* data;
     int ranks = 1;
@@ -52,9 +52,9 @@ class PeerMemory {
   using ReceivedFn =
       std::function<Block(int rank, int64_t piece, const Window& window)>;
 
-  // `all`: what each rank issued; they fit together. Null: a rank of another
+  // `all`: the matching collectives of all ranks. Null: a rank of another
   // process, see `received`. `rank` reads, on `stream`.
-  // `hosts`: of each rank its host, ascending, for kHierarchical.
+  // `hosts`: each rank's host, ascending, for kHierarchical.
   PeerMemory(Stream& stream, int rank, absl::Span<const Collective* const> all,
              absl::Span<const int> hosts, ReceivedFn received = nullptr)
       : stream_(stream),
@@ -68,18 +68,20 @@ class PeerMemory {
   const Collective& of(int rank) const { return *all_[rank]; }
   const Collective& own() const { return of(rank_); }
 
-  // Element `index` of what `rank`, one of this process, sends in a segment.
+  // Element `index` of the data that `rank`, one of this process, sends in a
+  // segment.
   Source Sent(int rank, size_t segment, int64_t index) const;
-  // What any rank sends of a piece.
+  // Any rank's data for a piece.
   Source Sent(int rank, int64_t piece, const Window& window) const;
 
-  // On the CPU the copy is done when this returns: the stream's worker is here.
+  // On the CPU the copy is done when this returns: it runs on the stream's
+  // worker.
   void Copy(void* dst, Source src, int64_t bytes);
   // dst = the sum of `src` in this order; with `accumulate` dst += it.
   void Sum(absl::Span<const Source> src, DType dtype, const Vector& dst,
            bool accumulate = false);
-  // The same of what all ranks send of a piece, in the order of the
-  // collective's algorithm.
+  // The same for all ranks' data for a piece, in the order of the collective's
+  // algorithm.
   void SumOfAll(int64_t piece, const Window& window, const Vector& dst,
                 bool accumulate = false);
 
@@ -87,7 +89,7 @@ class PeerMemory {
   int64_t read_bytes() const { return read_bytes_; }
 
  private:
-  // A sum counts as all that is in it.
+  // A sum counts as all of its addends.
   void Count(Source src, int64_t bytes) {
     if (src.rank != rank_) read_bytes_ += src.ranks * bytes;
   }
@@ -102,16 +104,15 @@ class PeerMemory {
   int64_t read_bytes_ = 0;
 };
 
-// Does the share of a rank in some windows of a collective, directly (see
-// BulkAlgorithm): reads every rank's memory and writes its own. What it writes
-// no other rank reads, so the ranks may do their shares at once.
+// Does a rank's share of some windows of a collective, directly (see
+// BulkAlgorithm): reads every rank's memory and writes its own. No other rank
+// reads what it writes, so ranks may do their shares concurrently.
 void DoShare(PeerMemory& peers, absl::Span<const Window> windows);
 
 // Does the share of `rank` in the collectives `all`, one per rank, all of this
-// process, on `stream`. Nobody may change its memory before all have done
-// theirs. Only a ring waits: it calls `meet` between its steps. On a GPU
-// nothing blocks the host. Returns the bytes that it has read from other ranks'
-// memory.
+// process, on `stream`. No rank may change its memory before all are done. Only
+// a ring waits: it calls `meet` between its steps. On a GPU nothing blocks the
+// host. Returns the bytes read from other ranks' memory.
 int64_t Exchange(Stream& stream, int rank,
                  absl::Span<const Collective* const> all,
                  absl::Span<const int> hosts, const MeetFn& meet);

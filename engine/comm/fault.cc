@@ -33,8 +33,7 @@ absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
   }
   if (world < 2) {
     return Malformed(text,
-                     "one rank has no others that would notice, give "
-                     "--ranks");
+                     "with one rank no other rank would notice, give --ranks");
   }
   Fault fault;
   if (!absl::SimpleAtoi(parts[0], &fault.rank) || fault.rank < 0 ||

@@ -1,5 +1,5 @@
-// A fault on purpose, in the middle of a step: for tests, and for users who
-// want to see how a run ends.
+// An injected fault in the middle of a step: for tests, and for users who want
+// to see how a run ends.
 #ifndef ZERO_ENGINE_COMM_FAULT_H_
 #define ZERO_ENGINE_COMM_FAULT_H_
 
@@ -22,7 +22,7 @@ namespace zero {
 enum class FaultKind {
   kThrow,     // the rank throws
   kStop,      // the rank hangs, for good
-  kMismatch,  // the rank issues another collective than the others
+  kMismatch,  // the rank issues a different collective
   kSlow,      // the rank computes as if it had a slower processor, from then on
 };
 
@@ -30,20 +30,21 @@ struct Fault {
   int rank = 0;
   int64_t step = 1;  // of this run, from 1
   FaultKind kind = FaultKind::kThrow;
-  double factor = 1;  // kSlow: so many times as long
+  double factor = 1;  // kSlow: slowdown
 };
 
 // Reads "1:3:stop": RANK:STEP:KIND, with KIND throw, stop, mismatch or slow=F.
 // `num_steps`: of the run; 0: not known yet.
-// Errors: InvalidArgument with the text, the reason and an example; there is
-//         no such rank among `world`, or nobody to notice, or no such step.
+// Errors: InvalidArgument with the text, the reason and an example; the rank is
+//         not in `world`, or no other rank would notice, or there is no such
+//         step.
 absl::StatusOr<Fault> ParseFault(absl::string_view text, int world,
                                  int64_t num_steps = 0);
 
-// Happens where the rank issues its first collective of the step on the
-// channel "reduce", which every ZeRO stage has in its backward pass. One that
-// is slow sleeps at each of these, from that step on: factor - 1 times what its
-// thread has computed since the one before.
+// Happens when the rank issues its first collective of the step on the channel
+// "reduce", which every ZeRO stage has in its backward pass. A slow rank sleeps
+// at each of these, from that step on: factor - 1 times its thread's
+// computation since the previous one.
 // Threads: all ranks use one.
 class FaultInjector {
  public:
@@ -60,7 +61,7 @@ class FaultInjector {
         step_end_(std::move(step_end)),
         clock_(std::move(clock)) {}
 
-  // `end` of `rank` on a channel with the fault in it; the injector must
+  // `end` of `rank` on a channel, with the fault added; the injector must
   // outlive it.
   std::unique_ptr<Communicator> Wrap(int rank, const std::string& channel,
                                      std::unique_ptr<Communicator> end);
@@ -68,13 +69,13 @@ class FaultInjector {
   // Whether it has happened.
   bool happened() const;
 
-  // Lets a rank that hangs go on: a test must end.
+  // Releases a hanging rank, so that a test can end.
   void Release();
 
  private:
   class Faulty;
 
-  // Whether the faulty rank is to issue another collective than this one.
+  // Whether the faulty rank must issue a different collective.
   // Throws, hangs or sleeps.
   bool IssuesAnother(const std::string& channel, const Collective& collective);
   void Slow(int64_t step);

@@ -77,7 +77,7 @@ std::string FirstNode(const std::string& list) {
   return list.substr(0, bracket) + list.substr(bracket + 1, end - bracket - 1);
 }
 
-// Where a Slurm step that says nothing else meets: at its first node.
+// A Slurm step's default meeting point: its first node.
 absl::StatusOr<TcpStoreAddress> SlurmAddress(const Variables& variables,
                                              const GetEnvFn& env,
                                              const std::string& because) {
@@ -89,12 +89,12 @@ absl::StatusOr<TcpStoreAddress> SlurmAddress(const Variables& variables,
   int job = 0, step = 0;
   (void)absl::SimpleAtoi(env("SLURM_JOB_ID").value_or("0"), &job);
   (void)absl::SimpleAtoi(env("SLURM_STEP_ID").value_or("0"), &step);
-  // Below the ports that Linux gives away by itself.
+  // Below Linux's ephemeral ports.
   const int port = 16000 + static_cast<int>((job * 16LL + step) % 16000);
   return TcpStoreAddress{FirstNode(nodes), port};
 }
 
-// What a launcher calls the numbers of a Launch.
+// A launcher's variables for the numbers of a Launch.
 struct Names {
   const char* rank;
   const char* world;
@@ -111,7 +111,7 @@ constexpr Names kOpenMpi = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
 constexpr Names kMpich = {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID",
                           "MPI_LOCALNRANKS"};
 
-// Where the store is, as MASTER_ADDR and MASTER_PORT say.
+// The store's address from MASTER_ADDR and MASTER_PORT.
 absl::StatusOr<TcpStoreAddress> AddressOf(const Variables& variables,
                                           const std::string& because) {
   TcpStoreAddress address;
@@ -169,7 +169,7 @@ absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env) {
       CheckBelow(names.rank, launch.rank, names.world, launch.world));
 
   if (open_mpi || mpich) {
-    // They do not say where rank 0 is.
+    // They do not give rank 0's address.
     launch.store = AddressOf(
         variables,
         absl::StrCat(because,

@@ -1,5 +1,5 @@
-// Which rank of a run of several processes this process is, from the variables
-// that launchers set.
+// This process's rank in a run of several processes, from the variables that
+// launchers set.
 #ifndef ZERO_ENGINE_COMM_LAUNCH_H_
 #define ZERO_ENGINE_COMM_LAUNCH_H_
 
@@ -13,20 +13,20 @@
 
 namespace zero {
 
-// Ranks are those of processes: with NCCL each is one rank of the run.
+// Ranks number processes: with NCCL each is one rank of the run.
 struct Launch {
   int rank = 0;
   int world = 1;
   int local_rank = 0;      // among the processes of this machine
-  int local_world = 1;     // how many these are
-  std::string world_name;  // the variable that says `world`: "WORLD_SIZE"
+  int local_world = 1;     // number of these
+  std::string world_name;  // the variable with `world`: "WORLD_SIZE"
   bool has_mpi = false;    // the launcher may connect its processes by MPI
 
-  // Where rank 0 keeps the store, or why that is not known: MPI can tell.
+  // Rank 0's store address, or why it is unknown: MPI can provide it.
   absl::StatusOr<TcpStoreAddress> store = TcpStoreAddress();
 };
 
-// Reads an environment variable; nothing where it is not set, or empty.
+// Reads an environment variable; nothing if it is unset or empty.
 using GetEnvFn =
     std::function<absl::optional<std::string>(const std::string& name)>;
 absl::optional<std::string> GetEnv(const std::string& name);
@@ -34,28 +34,28 @@ absl::optional<std::string> GetEnv(const std::string& name);
 // The name of this machine.
 std::string HostName();
 
-// Whether a launcher says with this variable which rank a process is: without
-// them a process is a world of its own.
+// Whether launchers set this variable to a process's rank: without any of them
+// a process is its own world.
 bool IsLaunchVariable(absl::string_view name);
 
 // torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
 // MASTER_PORT; without RANK and WORLD_SIZE Open MPI's OMPI_COMM_WORLD_RANK,
-// _SIZE, _LOCAL_RANK and _LOCAL_SIZE (its mpirun inside a Slurm job leaves
-// Slurm's variables of its own helper, the same for all processes of a host),
-// with MASTER_ADDR and MASTER_PORT for `store`; without these a Slurm step's
+// _SIZE, _LOCAL_RANK and _LOCAL_SIZE (inside a Slurm job its mpirun leaves the
+// Slurm variables of its helper, the same for all processes of a host), with
+// MASTER_ADDR and MASTER_PORT for `store`; without these a Slurm step's
 // SLURM_PROCID, SLURM_STEP_NUM_TASKS (or SLURM_NTASKS), SLURM_LOCALID and
-// SLURM_NTASKS_PER_NODE, with the first node of the step and a port made of
-// the job's and the step's number where MASTER_ADDR and MASTER_PORT are not
-// set (a shell inside a Slurm job is no step of it); without these MPICH's
-// PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS, as Open MPI's.
+// SLURM_NTASKS_PER_NODE, with the first node of the step and a port derived
+// from the job's and the step's number if MASTER_ADDR and MASTER_PORT are not
+// set (a shell inside a Slurm job is not a step of it); without these MPICH's
+// PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS, like Open MPI's.
 //
-// LOCAL_RANK and LOCAL_WORLD_SIZE may be left out together on one machine,
-// where MASTER_ADDR is its loopback. torchrun's own store listens at
-// MASTER_PORT (it sets TORCHELASTIC_USE_AGENT_STORE): then ours takes the next.
+// LOCAL_RANK and LOCAL_WORLD_SIZE may both be omitted on one machine, if
+// MASTER_ADDR is its loopback. torchrun's own store listens at MASTER_PORT (it
+// sets TORCHELASTIC_USE_AGENT_STORE): then ours takes the next port.
 //
 // Nothing: no launcher, or a world of one process.
 // Errors: InvalidArgument with the variable that is missing or contradicts
-//         another one, and what it has.
+//         another, and its value.
 absl::StatusOr<absl::optional<Launch>> ReadLaunch(const GetEnvFn& env = GetEnv);
 
 }  // namespace zero

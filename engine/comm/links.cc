@@ -17,7 +17,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of every two hosts; beyond it a few hundred pairs would take minutes.
+// Most hosts to measure pairwise: a few hundred pairs would take minutes.
 constexpr size_t kMaxHostsOfAllPairs = 16;
 // The fastest round trip is what the link allows.
 constexpr int kRoundTrips = 50;
@@ -54,7 +54,7 @@ class End {
   const absl::Duration timeout_;
 };
 
-// There and back, `times` times; returns the shortest. The answer is short.
+// `times` round trips; returns the shortest. The answer is short.
 absl::StatusOr<Clock::duration> RoundTrip(End& end, bool first, int64_t bytes,
                                           int times) {
   std::vector<char> there(bytes), back(sizeof(double));
@@ -77,7 +77,7 @@ double SecondsOf(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
-// Of the first of a pair.
+// The measurement by the first of a pair.
 absl::StatusOr<LinkSpeed> MeasureOne(Network& network, int peer, bool first,
                                      absl::Duration timeout) {
   End end(network, peer, timeout);
@@ -86,7 +86,7 @@ absl::StatusOr<LinkSpeed> MeasureOne(Network& network, int peer, bool first,
   ZERO_ASSIGN_OR_RETURN(const Clock::duration large,
                         RoundTrip(end, first, kLargeBytes, kLargeMessages));
   const double latency = SecondsOf(small) / 2;
-  // Without the way of the answer.
+  // Without the answer's time.
   const double seconds = std::max(SecondsOf(large) - latency, 1e-9);
   return LinkSpeed{.latency = absl::Seconds(latency),
                    .bytes_per_second = kLargeBytes / seconds};
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<LinkSpeed>> MeasureLinks(
     absl::Duration timeout) {
   std::vector<LinkSpeed> speeds;
   for (const auto& [from, to] : pairs) {
-    // A process that has no part in a pair waits for the next text.
+    // A process that is not in a pair waits for the next text.
     double measured[2] = {};
     const bool first = network.process() == from;
     if (first || network.process() == to) {

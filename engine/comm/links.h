@@ -12,7 +12,7 @@
 
 namespace zero {
 
-// What each process says, in their order: called by all.
+// The texts of all processes, in order: called by all.
 // REQUIRES: `text` has at most kMaxTextBytes.
 // Errors: those of the network, here and below.
 inline constexpr size_t kMaxTextBytes = 1024;
@@ -27,14 +27,14 @@ struct LinkSpeed {
   double bytes_per_second = 0;  // of a large one
 };
 
-// The pairs worth measuring: two processes of each host that has them, and the
-// first processes of each two hosts; of many hosts, each and the next one.
+// The pairs worth measuring: two processes of each host that has two, and the
+// first processes of every two hosts; with many hosts, of neighbours only.
 // `hosts`: of each process.
 std::vector<std::pair<int, int>> LinksToMeasure(
     const std::vector<std::string>& hosts);
 
-// Measures these pairs, nothing else being under way: called by all with the
-// same pairs. The result is that of process 0; the others have none.
+// Measures these pairs, without other traffic: called by all with the same
+// pairs. Process 0 gets the result; the others get none.
 absl::StatusOr<std::vector<LinkSpeed>> MeasureLinks(
     Network& network, const std::vector<std::pair<int, int>>& pairs,
     absl::Duration timeout);

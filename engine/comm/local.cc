@@ -22,16 +22,16 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-// Where the stream of one rank is in a collective: events for the streams of
+// The progress of one rank's stream in a collective: events for the streams of
 // the others. Recorded again only in the next collective, which opens when all
-// of them have been told to wait.
+// of them have enqueued their waits.
 struct LocalGroup::Marks {
   Marks(Device& device, int world) : met(std::max(world - 2, 0)) {
     arrived = device.MakeEvent();
     done = device.MakeEvent();
     for (std::unique_ptr<Event>& event : met) event = device.MakeEvent();
   }
-  std::unique_ptr<Event> arrived;           // what it sends is there
+  std::unique_ptr<Event> arrived;           // its send data is ready
   std::unique_ptr<Event> done;              // it has read the others' memory
   std::vector<std::unique_ptr<Event>> met;  // in the middle of its share
 };
@@ -41,7 +41,7 @@ struct LocalGroup::Call {
   Collective collective;
   CollectiveMark mark;
   Stream* stream;
-  // Null where the work of a stream is done when the call is: the CPU's.
+  // Null if a stream's work is done when the call returns (CPU).
   std::shared_ptr<Marks> marks;
 };
 
@@ -58,16 +58,16 @@ struct LocalGroup::End {
 
 // The members of this process arrive at a collective (num_arrived counts to
 // all of them), do their shares (num_working counts to 0) and only then begin
-// the next: neither count can be one collective ahead of a rank that has yet to
+// the next: neither count can be one collective ahead of a rank that has not
 // read it.
 struct LocalGroup::Channel {
   std::string name;
-  std::vector<int> members;    // the ranks, by their places
+  std::vector<int> members;    // the ranks, by index
   std::vector<int> processes;  // theirs; empty: all are of this one
   int first_here = 0;          // places of this process
   int num_here = 0;
   std::vector<End> ends;                // by place
-  std::vector<const Collective*> open;  // by place, what the ranks are in
+  std::vector<const Collective*> open;  // by index: the ranks' current ones
   std::vector<int> hosts;               // theirs, for kHierarchical
   // See Rounds; two take turns.
   std::vector<char> staging[2], outgoing[2];
@@ -97,8 +97,8 @@ struct LocalGroup::Channel {
 
 namespace {
 
-// Waits for the work of a stream, or before an event. After the fault of a
-// device nothing runs there any more, and there is nothing to wait for.
+// Waits for the work of a stream, or before an event. After a device fault
+// nothing runs there any more, so there is nothing to wait for.
 template <class StreamOrEvent>
 void Drain(StreamOrEvent& work) {
   try {
@@ -219,7 +219,7 @@ std::unique_ptr<Communicator> LocalGroup::Connect(int rank,
   const auto found =
       std::find(slot->members.begin(), slot->members.end(), rank);
   ZERO_CHECK(found != slot->members.end())
-      << "local: rank " << rank << " is no member of channel \"" << name
+      << "local: rank " << rank << " is not a member of channel \"" << name
       << "\"";
   const int place = static_cast<int>(found - slot->members.begin());
   ZERO_CHECK(slot->IsHere(place))
@@ -272,14 +272,14 @@ void LocalGroup::Perform(Channel& channel, int place,
     if (marks != nullptr) stream.Record(*marks->done);
   } catch (const std::exception& error) {
     Break(channel, place, error.what());
-    // The caller frees memory while it unwinds. Before that, what this rank has
-    // queued must have read the others' memory, and the others this rank's.
+    // The caller frees memory while it unwinds. Before that, this rank's queued
+    // work must have read the others' memory, and the others this rank's.
     if (marks != nullptr) Drain(stream);
     Close(channel, place, 0, {});
     for (const auto& other : others) Drain(*other->done);
     throw std::runtime_error(std::string(status().message()));
   }
-  // Where a device does the share, this thread only told it to.
+  // If a device does the share, this thread has only launched it.
   Close(channel, place, read_bytes,
         marks == nullptr ? Clock::now() - begin : Clock::duration());
   // Also after a failure: this rank frees what the others still read.
@@ -304,7 +304,7 @@ bool LocalGroup::Open(Channel& channel, int place,
     Latch(absl::FailedPreconditionError(absl::StrCat(
         name(), ": rank ", channel.members[place], " performs ",
         call->mark.TextIn(channel.name), ", but #", own.finished.number + 1,
-        " is not finished: order the streams of one channel by events")));
+        " has not finished: order the streams of one channel by events")));
     return false;
   }
   own.inside = call->mark;
@@ -331,12 +331,12 @@ bool LocalGroup::Open(Channel& channel, int place,
   FailIfGone(channel);
   const auto opened = [&] { return channel.num_opened >= call->mark.number; };
   Await(lock, channel, place, [&] { return opened() || !failure_.ok(); });
-  // Opened, other ranks may be reading this one's memory: it must see the
-  // collective to its end, whatever has failed meanwhile.
+  // Once open, other ranks may be reading this one's memory: it must stay until
+  // the end, whatever has failed meanwhile.
   return opened();
 }
 
-// Nobody leaves by a failure: others read what it has written so far.
+// No rank leaves on a failure: others read its data.
 bool LocalGroup::Meet(Channel& channel, int place) {
   Lock lock(mutex_);
   if (++channel.num_meeting == channel.num_here) {
@@ -351,8 +351,8 @@ bool LocalGroup::Meet(Channel& channel, int place) {
   const auto met = [&, before = channel.num_meetings] {
     return channel.num_meetings > before || channel.broken;
   };
-  // The leader, who waits for other processes, speaks for those that wait for
-  // it.
+  // The leader, which waits for other processes, represents the ranks that wait
+  // for it.
   if (channel.processes.empty() || place == channel.first_here) {
     Await(lock, channel, place, met);
   } else {
@@ -362,13 +362,13 @@ bool LocalGroup::Meet(Channel& channel, int place) {
   return !channel.broken;
 }
 
-// What the leader has under way with other processes, in one collective.
+// The leader's messages with other processes in one collective.
 class LocalGroup::Crossing {
  public:
   Crossing(LocalGroup& group, Channel& channel, const Rounds& rounds)
       : group_(group), channel_(channel), rounds_(rounds) {
-    // All processes tell each other what they are in: nobody takes one
-    // collective's data for another's.
+    // All processes exchange signatures, so none takes one collective's data
+    // for another's.
     const CollectiveMark& mark = channel.ends[rounds.leader()].begun->mark;
     told_ = std::hash<std::string>()(mark.TextIn(channel.name));
     std::vector<int> others = channel.processes;
@@ -428,7 +428,7 @@ class LocalGroup::Crossing {
   uint64_t told_ = 0;
   std::vector<uint64_t> heard_;
   std::unique_ptr<Network::Exchange> marks_,
-      data_;  // end before what they move
+      data_;  // destroyed before the memory they move
 };
 
 int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
@@ -453,14 +453,14 @@ int64_t LocalGroup::Cross(Channel& channel, int place, Stream& stream) {
     crossing = std::make_unique<Crossing>(*this, channel, rounds);
     crossing->Begin(0);
   }
-  // Also where there is nothing to move all processes come here.
+  // All processes come here, even with nothing to move.
   do {
-    // While the round is under way.
+    // While the round is in flight.
     if (sums) SumForOthers(channel, place, peers, stream, rounds, round + 1);
     const bool arrived = crossing == nullptr || crossing->Await();
     if (!Meet(channel, place) || !arrived) break;
     if (round >= rounds.size()) break;
-    // All have done their shares of the round before: its staging is free.
+    // All shares of the previous round are done: its staging is free.
     if (crossing != nullptr) crossing->Begin(round + 1);
     DoShare(peers, rounds.windows(round));
   } while (++round < rounds.size());
@@ -471,7 +471,7 @@ void LocalGroup::SumForOthers(Channel& channel, int place, PeerMemory& peers,
                               Stream& stream, const Rounds& rounds, int round) {
   std::vector<char>& outgoing = channel.outgoing[round % 2];
   {
-    // The first to come here makes room, before anybody writes.
+    // The first rank here allocates, before any rank writes.
     Lock lock(mutex_);
     if (static_cast<int64_t>(outgoing.size()) < rounds.outgoing_bytes()) {
       outgoing.resize(rounds.outgoing_bytes());
@@ -543,7 +543,7 @@ void LocalGroup::Close(Channel& channel, int place, int64_t read_bytes,
   end.busy += share - std::exchange(end.waiting, {});
   end.progress.works = false;
   if (--channel.num_working == 0) channel.changed.notify_all();
-  // Even a failure lets nobody go while its memory is read.
+  // Even after a failure no rank leaves while its memory is read.
   Await(lock, channel, place, [&] { return channel.num_working == 0; });
   end.progress.finished = std::exchange(end.progress.inside, {});
 }
@@ -624,7 +624,7 @@ absl::Status LocalGroup::Unreachable(const Channel& channel) const {
       if (own.Reaches(channel.ends[other].begun->stream->device())) continue;
       return absl::FailedPreconditionError(absl::StrCat(
           "local: the device of rank ", channel.members[place],
-          " can not read the memory of rank ", channel.members[other],
+          " cannot read the memory of rank ", channel.members[other],
           "'s (no peer access); set communication.backend to \"nccl\", or use "
           "GPUs that are connected"));
     }

@@ -22,7 +22,7 @@
 namespace zero {
 namespace {
 
-// For a rank for which others have waited in vain already.
+// For a rank that others have already waited for in vain.
 constexpr absl::Duration kGrace = absl::Seconds(1);
 
 // The ranks of this process, and how they ended.
@@ -49,7 +49,7 @@ class Runner {
 
  private:
   void RunOne(int index) {
-    // What tears connections down at the end may fail as well.
+    // Closing connections at the end may fail as well.
     const absl::Status status =
         CatchExceptions([&] { return ConnectAndRun(index); });
     std::lock_guard<std::mutex> lock(mutex_);
@@ -81,7 +81,7 @@ class Runner {
       return body_(rank);
     });
     if (status.ok()) return status;
-    const bool is_echo = !transport_.status().ok();  // of what is known already
+    const bool is_echo = !transport_.status().ok();  // of a known failure
     if (rank.scalar != nullptr) {
       rank.scalar->Abort(status);
     } else {
@@ -92,13 +92,13 @@ class Runner {
                         absl::StrCat("rank ", index, ": ", status.message()));
   }
 
-  // Of the ranks that have ended, the lowest one's: that of the summary.
+  // The lowest ended rank's: that of the summary.
   absl::Status Error() const {
     return errors_.empty() ? absl::OkStatus() : errors_.begin()->second;
   }
 
   // OK when all have ended. An error: of the run, with the ranks that did not
-  // come back within the timeout after it.
+  // return within the timeout after it.
   absl::Status AwaitAll() {
     const absl::Duration timeout = options_.local.timeout;
     absl::Time deadline = absl::InfiniteFuture();
@@ -126,8 +126,8 @@ class Runner {
           error.code(),
           absl::StrCat(error.message(), "; ",
                        RankNames({running_.begin(), running_.end()}),
-                       running_.size() == 1 ? " hangs and is left behind"
-                                            : " hang and are left behind"));
+                       running_.size() == 1 ? " hangs and is abandoned"
+                                            : " hang and are abandoned"));
     }
     return absl::OkStatus();
   }

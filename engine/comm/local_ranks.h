@@ -29,33 +29,33 @@ struct LocalRanksOptions {
   int shards = 0;  // ranks of a group; divides world; 0: one group
   // Rank r is on device r % num_devices.
   int num_devices = 1;
-  // How many of `world` ranks are on the device of `rank`, it included.
+  // How many of `world` ranks share the device of `rank`, including it.
   int SharersOf(int rank, int world) const {
     const int place = rank % num_devices;
     return (world - place + num_devices - 1) / num_devices;
   }
-  // What goes around a rank's end of a channel ("gather", "reduce", "across",
-  // "scalar"; see Rank): a slow link, a trace. Null: nothing.
+  // Wraps a rank's end of a channel ("gather", "reduce", "across", "scalar";
+  // see Rank): in a slow link, a trace. Null: no wrapper.
   std::function<std::unique_ptr<Communicator>(
       int rank, const std::string& channel, std::unique_ptr<Communicator> end)>
       wrap;
   absl::optional<Link> host_link = absl::nullopt;  // of each Rank
-  // MemoryShare's budgets, likewise.
+  // As in MemoryShare.
   int64_t device_budget = 0, host_budget = 0;
-  // What processes do while they gather; threads of one need not wait long.
+  // What processes do while they start up; threads of one need not wait long.
   Patience patience;
-  // What all processes of a run must have in common, a line each: they compare
-  // theirs with rank 0's before they begin.
+  // Lines that must match on all processes of a run: each compares its own with
+  // rank 0's before it begins.
   std::vector<std::string> must_match;
-  // Called where a rank hangs: after an error of another one it did not come
-  // back within local.timeout, or it is the one for which that other waited
-  // in vain. A thread can not be ended from outside, so this should end the
-  // process. Null: it is waited for.
+  // Called if a rank hangs: it did not return within local.timeout after
+  // another rank's error, or another rank waited for it in vain. A thread
+  // cannot be ended from outside, so this should end the process. Null: the
+  // rank is waited for.
   std::function<void(const absl::Status& error)> on_hang;
 };
 
-// What connects the ranks of this process with each other, and with those of
-// other processes: shared memory, or NCCL.
+// Connects the ranks of this process with each other, and with other processes'
+// ranks: shared memory, or NCCL.
 // Threads: used by all ranks at once.
 class Transport {
  public:
@@ -64,13 +64,13 @@ class Transport {
 
   int world() const { return world_; }
 
-  // Gives a rank whose device is open its ends, and what else a Rank tells.
+  // Fills the Rank of an open device: its ends and the other fields.
   virtual absl::Status Connect(int index, Rank* rank) = 0;
-  // Makes the run fail for a rank that has no ends.
+  // Fails the run on behalf of a rank without ends.
   virtual void Abort(int index, const absl::Status& status) = 0;
   // OK, or why the run failed.
   virtual absl::Status status() = 0;
-  // Likewise, asked several times a second while ranks run; `starting`: some
+  // The same, polled several times a second while ranks run; `starting`: some
   // are not connected yet.
   virtual absl::Status Watch(bool /*starting*/) { return status(); }
   // See Rank.
@@ -80,12 +80,10 @@ class Transport {
   const int world_;
 };
 
-// Runs `body` once for each of `ranks`, all of this process, each on a thread
-// of its own, and waits for all of them. The first error of any rank, or what
-// it throws, makes all communicators fail, so that nobody waits for a rank that
-// is gone.
-// Errors: that of the lowest rank that failed; it names the rank that failed
-//         first.
+// Runs `body` once for each of `ranks`, all of this process, each on its own
+// thread, and waits for all of them. The first error or exception of any rank
+// makes all communicators fail, so that no rank waits for one that is gone.
+// Errors: that of the lowest failed rank; it names the rank that failed first.
 absl::Status RunRanksOf(Transport& transport, const std::vector<int>& ranks,
                         const LocalRanksOptions& options,
                         const MakeDeviceFn& make_device, const RankBody& body);

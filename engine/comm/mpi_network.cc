@@ -31,7 +31,7 @@ std::string PluginPath() {
   return path.substr(0, path.rfind('/') + 1) + kMpiPlugin;
 }
 
-// Loaded for good: libmpi can not be unloaded.
+// Loaded for good: libmpi cannot be unloaded.
 absl::StatusOr<const MpiTable*> LoadTable() {
   ZERO_RETURN_IF_ERROR(CheckMpi());
   // Global: libmpi loads parts of its own that use its symbols.
@@ -40,19 +40,19 @@ absl::StatusOr<const MpiTable*> LoadTable() {
       plugin == nullptr ? nullptr : dlsym(plugin, kMpiTableSymbol);
   if (symbol == nullptr) {
     return absl::UnavailableError(absl::StrCat(
-        "mpi: can not be loaded: ", dlerror(),
+        "mpi: cannot be loaded: ", dlerror(),
         "; install the MPI that zero was built with, or build zero again"));
   }
   const MpiTable* const table = reinterpret_cast<MpiTableFn>(symbol)();
   if (table->version != kMpiTableVersion) {
-    return absl::UnavailableError(
-        absl::StrCat("mpi: ", PluginPath(), " is of another build of zero"));
+    return absl::UnavailableError(absl::StrCat(
+        "mpi: ", PluginPath(), " belongs to another build of zero"));
   }
   return table;
 }
 
-// How long to sleep after having waited for so long: at most a quarter more is
-// lost, and a rank that computes for seconds costs its peer next to nothing.
+// How long to sleep after this long a wait: it adds at most a quarter, and
+// waiting for a rank that computes for seconds costs almost nothing.
 Clock::duration PauseAfter(Clock::duration waited) {
   constexpr Clock::duration kShortest = std::chrono::microseconds(5);
   constexpr Clock::duration kLongest = std::chrono::microseconds(500);
@@ -69,7 +69,7 @@ absl::Status CheckMpi() {
       "ranks as threads of one process by --ranks N"));
 }
 
-// The thread, and what it shares with those that wait.
+// The thread, and its shared state with the waiting ranks.
 class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
  public:
   // Messages of one exchange. Guarded by the mutex.
@@ -81,7 +81,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     bool ended() const { return pending == 0 || !error.ok(); }
   };
 
-  // What the thread does beside messages, once each.
+  // Other tasks of the thread, once each.
   absl::Status Start(const Patience& patience) {
     std::thread([self = shared_from_this()] { self->Run(); }).detach();
     const absl::Time tell_at = absl::Now() + patience.tell_after;
@@ -129,7 +129,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
       changed_.wait(lock, ended);
     } else if (!changed_.wait_for(lock, absl::ToChronoNanoseconds(timeout),
                                   ended)) {
-      return absl::DeadlineExceededError("mpi: messages are still under way");
+      return absl::DeadlineExceededError("mpi: messages are still in flight");
     }
     return load.error;
   }
@@ -235,7 +235,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
         return !begun_.empty() || stops_ || closes_ || work_ != nullptr;
       };
       if (flying_.empty()) {
-        // What was sent may still need a hand to leave.
+        // Sent messages may still need progress calls.
         wake_.wait_for(lock, std::chrono::milliseconds(20), wakes);
       } else if (!moved) {
         wake_.wait_for(lock, PauseAfter(now - last), wakes);
@@ -286,7 +286,7 @@ class MpiNetwork::Courier : public std::enable_shared_from_this<Courier> {
     return num_ended > 0;
   }
 
-  // No call of MPI any more: nobody's memory is used.
+  // No further MPI calls: no memory is used any more.
   void Halt(const absl::Status& status) {
     halted_ = true;
     for (const auto& load : flying_) load->error.Update(status);

@@ -1,9 +1,9 @@
 // The processes that mpirun or srun started, connected by MPI.
 //
-// One thread makes all calls of MPI, from init to finalize: it begins what
-// others ask for and looks whether it has ended, sleeping in between, for MPI
-// itself only waits by spinning, which takes a core from the ranks. libmpi is
-// loaded when a network is opened, see mpi_table.h.
+// One thread makes all MPI calls, from init to finalize: it starts the others'
+// requests and polls for completion, sleeping in between, since MPI itself only
+// waits by spinning, which takes a core from the ranks. libmpi is loaded when a
+// network is opened, see mpi_table.h.
 #ifndef ZERO_ENGINE_COMM_MPI_NETWORK_H_
 #define ZERO_ENGINE_COMM_MPI_NETWORK_H_
 
@@ -24,14 +24,14 @@ namespace zero {
 
 struct MpiTable;
 
-// "", or why MPI can not be used here: nothing is loaded.
+// "", or why MPI cannot be used here: nothing is loaded.
 absl::Status CheckMpi();
 
 class MpiNetwork final : public Network {
  public:
-  // Loads MPI and waits for all processes. Once in a process.
-  // Errors: Unimplemented, with the remedy, where zero was built without MPI;
-  //         Unavailable with what MPI says; Cancelled where `patience` ends.
+  // Loads MPI and waits for all processes. Once per process.
+  // Errors: Unimplemented, with the remedy, if zero was built without MPI;
+  //         Unavailable with MPI's message; Cancelled if `patience` ends.
   static absl::StatusOr<std::shared_ptr<MpiNetwork>> Open(
       const Patience& patience);
 
@@ -45,11 +45,11 @@ class MpiNetwork final : public Network {
                                   std::vector<PeerMessages> messages) override;
   void Stop() override;
 
-  // Takes leave of the other processes, which all do so; false: they did not
-  // within `timeout`.
+  // Says goodbye together with all other processes; false: some did not within
+  // `timeout`.
   bool Finish(absl::Duration timeout);
 
-  // Without Finish MPI is left as it is: the process must end.
+  // Without Finish MPI is not finalized: the process must end.
   ~MpiNetwork() override;
 
  private:

@@ -26,12 +26,12 @@
 namespace zero {
 namespace {
 
-// How long a process that is late waits for what the others say of themselves.
+// How long a late process waits for the others' reports.
 constexpr absl::Duration kAnswers = absl::Seconds(2);
 
 std::string ProgressKey(int rank) { return absl::StrCat("progress/", rank); }
 
-// Where process 0 keeps the store: all processes hear of it by MPI.
+// The address of process 0's store: all processes get it by MPI.
 absl::StatusOr<TcpStoreAddress> SpreadAddress(
     const Launch& launch, MpiNetwork& network,
     std::unique_ptr<TcpStoreServer>* server) {
@@ -40,7 +40,7 @@ absl::StatusOr<TcpStoreAddress> SpreadAddress(
   if (network.process() == 0) {
     TcpStoreAddress address = launch.store.value_or(TcpStoreAddress{
         launch.local_world == launch.world ? "127.0.0.1" : HostName(), 0});
-    // Slurm's port is a guess of all processes; here nobody has to guess.
+    // Slurm's port is a guess; here none is needed.
     if (launch.world_name != "WORLD_SIZE" &&
         GetEnv("MASTER_PORT") == absl::nullopt) {
       address.port = 0;
@@ -53,16 +53,16 @@ absl::StatusOr<TcpStoreAddress> SpreadAddress(
     }
     listens = listening.status();
   }
-  // Also where it failed: the others wait for it.
+  // Even if it failed: the others wait for it.
   ZERO_ASSIGN_OR_RETURN(told, network.Broadcast(told));
   ZERO_RETURN_IF_ERROR(listens);
   const std::vector<std::string> parts = absl::StrSplit(told, ' ');
   TcpStoreAddress address;
   if (parts.size() != 2 || !absl::SimpleAtoi(parts[0], &address.port)) {
     return absl::UnavailableError(
-        "mpi: process 0 could not listen for the others; it says why");
+        "mpi: process 0 could not listen for the others; see its message");
   }
-  // Its own name may stand for another of its addresses.
+  // Its own name may resolve to another of its addresses.
   address.host = parts[1] == HostName() ? "127.0.0.1" : parts[1];
   return address;
 }
@@ -106,7 +106,7 @@ class MpiTransport final : public Transport {
     for (int one = 0; one < world(); ++one) {
       rank->hosts.push_back(HostOf(processes_[one / ranks_here_]));
     }
-    // Looks how much memory is free before anybody takes some.
+    // Measures free memory before any process takes some.
     rank->device->memory();
     return MeetInStore(*store_, "start of the ranks", index, world(), timeout_);
   }
@@ -118,12 +118,12 @@ class MpiTransport final : public Transport {
   std::vector<int> missing() override { return group_->missing(); }
 
   // Carries failures from this process to the others and back, and answers
-  // whoever asks where our ranks are.
+  // requests for our ranks' progress.
   absl::Status Watch(bool /*starting*/) override {
     const absl::Status own = group_->status();
     if (!own.ok()) return Tell(own);
     if (absl::Now() < next_look_) return own;
-    // The store answers some thousand calls a second.
+    // The store answers a few thousand calls a second.
     next_look_ =
         absl::Now() + network_->num_processes() * absl::Milliseconds(1);
     const absl::Status stored = StoredFailure(*store_);
@@ -192,7 +192,7 @@ class MpiTransport final : public Transport {
   RanksProgress AskOthers() {
     Answer();
     store_->PutFirst(kQuestion, "").IgnoreError();
-    // Who is late itself has answered; who does not answer is dead.
+    // A late process has answered; one that does not answer is dead.
     RanksProgress told;
     const absl::Time deadline = absl::Now() + kAnswers;
     for (int rank = 0; rank < world(); ++rank) {
@@ -280,8 +280,8 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
     return absl::FailedPreconditionError(absl::StrCat(
         "mpi: ", network->library(), " says that this is process ", process,
         " of ", processes, ", but ", launch.world_name, " is ", launch.world,
-        ": start it with the mpirun of that MPI, or with srun --mpi=pmix "
-        "(srun --mpi=list says what there is)"));
+        ": start it with the mpirun of that MPI, or with srun --mpi=pmix (srun "
+        "--mpi=list shows what is available)"));
   }
   const absl::Duration timeout = options.local.timeout;
   std::unique_ptr<TcpStoreServer> server;  // ends last: others may still ask
@@ -318,7 +318,7 @@ absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
   transport.Tell(status).IgnoreError();
   status = transport.WithPlaces(status);
   // mpirun ends all processes as soon as one has failed: let process 0 write
-  // what it has to say first.
+  // its message first.
   constexpr char kWritten[] = "process 0 has ended";
   if (process == 0) {
     store->Put(kWritten, "").IgnoreError();

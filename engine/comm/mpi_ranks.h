@@ -9,22 +9,21 @@
 
 namespace zero {
 
-// The ranks of this process, `ranks_here` in each of the processes that
-// `launch` is about, consecutive: runs `body` for each as RunLocalRanks does,
-// and returns when those of all processes are done. Where one fails, or its
-// process dies, all return an error that names it, its process and its host.
+// Runs `body` for this process's ranks, as RunLocalRanks does: `ranks_here`
+// consecutive ranks in each process of `launch`. Returns when all processes are
+// done. If a rank fails or its process dies, all return an error that names it,
+// its process and its host.
 // Order:  once in a process, by all processes.
-// Errors: besides those of ranks: InvalidArgument where this process has
-//         another of options.must_match than process 0's; FailedPrecondition
-//         where MPI knows of other processes than the launcher; those of
-//         MpiNetwork::Open.
+// Errors: besides those of ranks: InvalidArgument if options.must_match differs
+//         from process 0's; FailedPrecondition if MPI and the launcher disagree
+//         on the processes; those of MpiNetwork::Open.
 absl::Status RunMpiProcess(const Launch& launch, int ranks_here,
                            const LocalRanksOptions& options,
                            const MakeDeviceFn& make_device,
                            const RankBody& body);
 
-// "; rank 5 is of process 1, pid 4711 on node2" for the ranks and processes
-// that `text` names, some of them. `processes`: "pid 4711 on node2" of each.
+// "; rank 5 is of process 1, pid 4711 on node2" for some of the ranks and
+// processes that `text` names. `processes`: "pid 4711 on node2" of each.
 std::string PlacesNamedIn(const std::string& text, int ranks_per_process,
                           const std::vector<std::string>& processes);
 

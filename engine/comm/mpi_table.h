@@ -1,6 +1,6 @@
-// What zero calls of MPI, as a table of functions: out/zero_mpi.so fills it
-// (engine/comm/libmpi/plugin.cc) and alone is linked with libmpi. It is loaded
-// where processes are to be connected and else costs nothing.
+// The MPI functions that zero calls, as a table: out/zero_mpi.so fills it
+// (engine/comm/libmpi/plugin.cc) and is the only file linked with libmpi. It is
+// loaded only to connect processes.
 #ifndef ZERO_ENGINE_COMM_MPI_TABLE_H_
 #define ZERO_ENGINE_COMM_MPI_TABLE_H_
 
@@ -11,12 +11,12 @@
 
 namespace zero {
 
-// Threads: all by the thread that calls `init`.
+// Threads: only the thread that calls `init`.
 struct MpiTable {
-  // What the plugin and its caller agree on; the first member, for ever.
+  // The table's version; always the first member.
   int version;
 
-  // Errors are null, or a text that stays until the next call.
+  // Errors are null, or a text that is valid until the next call.
   // MPI_Init_thread. `library`: "Open MPI v4.1.4".
   const char* (*init)(int* process, int* num_processes, const char** library);
   // Blocks; at start-up.
@@ -26,9 +26,9 @@ struct MpiTable {
   // `tag`: any, the same at both ends.
   const char* (*start)(bool sends, const MemoryRun* runs, int num_runs,
                        int peer, uint32_t tag, void* owner);
-  // Which of what was started has ended since. `owners`: what `start` was
-  // given; `errors`: null, or what went wrong with it; both with room for all
-  // that was started, and one more. Returns how many, or -1 and errors[0].
+  // Which started messages have ended since. `owners`: as passed to `start`;
+  // `errors`: null, or the failure; both with room for all started ones plus
+  // one. Returns how many, or -1 and errors[0].
   int (*poll)(void** owners, const char** errors);
 
   const char* (*finalize)();
@@ -40,7 +40,7 @@ inline constexpr int kMpiTableVersion = 1;
 inline constexpr char kMpiPlugin[] = "zero_mpi.so";
 inline constexpr char kMpiTableSymbol[] = "ZeroMpiTable";
 
-// What the plugin exports under that name.
+// The symbol that the plugin exports.
 using MpiTableFn = const MpiTable* (*)();
 
 }  // namespace zero

@@ -22,8 +22,8 @@ namespace {
 
 class NcclTransport final : public Transport {
  public:
-  // `ranks`: those of this process. `where`: the store's address, for whoever
-  // waits for other processes; empty: there are none.
+  // `ranks`: those of this process. `where`: the store's address, to report
+  // while waiting for other processes; empty: none.
   NcclTransport(int world, std::vector<int> ranks, std::string kind,
                 std::shared_ptr<Store> store, std::string where,
                 const LocalRanksOptions& options)
@@ -82,8 +82,8 @@ class NcclTransport final : public Transport {
     return std::find(said.begin(), said.end(), "no") == said.end();
   }
 
-  // A watch that CUDA does not let go on can not tell of any timeout. OK, or
-  // the failure of the run.
+  // A watch that is stuck in CUDA cannot report a timeout. OK, or the failure
+  // of the run.
   absl::Status CheckWatches() {
     const absl::Duration timeout = options_.local.timeout;
     std::vector<int> stuck;
@@ -100,7 +100,7 @@ class NcclTransport final : public Transport {
             "nccl: ", RankNames(stuck),
             ": the watch is stuck in a CUDA call for ",
             absl::FormatDuration(timeout),
-            "; see dmesg and nvidia-smi for what ails the GPU",
+            "; see dmesg and nvidia-smi for the state of the GPU",
             ranks_.size() == 1
                 ? ""
                 : ", or start the ranks by torchrun or srun: threads of one "
@@ -151,7 +151,7 @@ class NcclTransport final : public Transport {
   const std::string where_;
   const LocalRanksOptions& options_;
   const absl::Time start_ = absl::Now();
-  bool told_ = false;  // for whom or what it waits
+  bool told_ = false;  // what it waits for
 
   std::mutex mutex_;
   // By rank, as ConnectNccl returns them.
@@ -197,7 +197,7 @@ absl::Status RunNcclProcess(const Launch& launch,
   must_match.push_back(version);
   ZERO_RETURN_IF_ERROR(MatchInStore(*store, "nccl: rank", launch.rank,
                                     must_match, timeout, options.patience));
-  // One process speaks for all that wait.
+  // One process reports for all waiting ones.
   const std::string where =
       launch.rank == 0 ? AddressText(address) : std::string();
   NcclTransport nccl(launch.world, {launch.rank},

@@ -1,5 +1,5 @@
-// Ranks that NCCL connects: a GPU and communicators for each, as threads of
-// one process or one in each of several processes.
+// Ranks that NCCL connects: a GPU and communicators for each, as threads of one
+// process or one per process.
 #ifndef ZERO_ENGINE_COMM_NCCL_RANKS_H_
 #define ZERO_ENGINE_COMM_NCCL_RANKS_H_
 
@@ -12,31 +12,30 @@ namespace zero {
 // Lets CUDA load kernels when a device is opened instead of when they are first
 // launched, unless the environment has CUDA_MODULE_LOADING. For ranks that NCCL
 // connects as threads of one process; it costs them memory of the GPU.
-// REQUIRES: the process has not called CUDA yet, which looks there once.
+// REQUIRES: the process has not called CUDA yet, which reads the variable once.
 //
-// What loads a kernel holds locks of the process and may wait until the GPU has
-// nothing left to do, while a collective spins there and waits for one that
-// another thread can not launch for these locks. A process per rank is sound
-// without: all ranks issue in one order, so whatever spins before a kernel that
-// loads waits for launches that come before that kernel on every rank.
+// Loading a kernel holds process-wide locks and may wait until the GPU is idle,
+// while a collective spins there and waits for one that another thread cannot
+// launch because of these locks. A process per rank is safe without it: all
+// ranks issue in one order, so a kernel that spins before a loading one waits
+// only for launches that precede it on every rank.
 // Source: CUDA Programming Guide, Lazy Loading: hazards of concurrent kernels.
 void LoadKernelsEarly();
 
-// As RunLocalRanks, by NCCL, after LoadKernelsEarly. Of options.local the
-// timeout counts.
+// Like RunLocalRanks, by NCCL, after LoadKernelsEarly. Of options.local only
+// the timeout is used.
 absl::Status RunNcclRanks(int world, const LocalRanksOptions& options,
                           const MakeDeviceFn& make_device,
                           const RankBody& body);
 
-// The rank of this process, with those of the others that `launch` is about:
-// runs `body` once, on a thread of its own, and returns when all ranks have
-// done theirs. Where one fails, or its process dies, all return an error.
-// options.on_hang is called where this rank does not come back within the
-// timeout after another one failed, or is the one for which that waited, or
-// whose watch CUDA does not let go on.
-// Errors: besides those of ranks: InvalidArgument where this process has
-//         another of options.must_match than rank 0's, or is of another world;
-//         Cancelled where options.patience ends before all ranks are connected.
+// Runs `body` for this process's rank of `launch`, on its own thread, and
+// returns when all ranks are done. If one fails, or its process dies, all
+// return an error. options.on_hang is called if this rank does not return
+// within the timeout after another failed, if another waited for it in vain, or
+// if its watch is stuck in CUDA.
+// Errors: besides those of ranks: InvalidArgument if options.must_match or the
+//         world differs from rank 0's; Cancelled if options.patience ends
+//         before all ranks are connected.
 absl::Status RunNcclProcess(const Launch& launch,
                             const LocalRanksOptions& options,
                             const MakeDeviceFn& make_device,

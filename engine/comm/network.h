@@ -1,5 +1,5 @@
-// Messages between the processes of a run, each of which has as many
-// consecutive ranks as threads: what LocalGroup needs of MPI, or of a fake.
+// Messages between the processes of a run, each with the same number of
+// consecutive ranks as threads: LocalGroup's interface to MPI, or to a fake.
 #ifndef ZERO_ENGINE_COMM_NETWORK_H_
 #define ZERO_ENGINE_COMM_NETWORK_H_
 
@@ -19,8 +19,8 @@ struct MemoryRun {
   int64_t bytes = 0;
 };
 
-// What goes to another process and what comes from it, each as one message;
-// no runs: none.
+// The data for another process and from it, each as one message; no runs: no
+// message.
 struct PeerMessages {
   int process = 0;
   std::vector<MemoryRun> send, receive;
@@ -42,20 +42,19 @@ class Network {
     return rank / (world / num_processes_);
   }
 
-  // Messages under way. Its end is that of its memory's use.
+  // Messages in flight. It uses their memory until it is destroyed.
   class Exchange {
    public:
-    // Ends the exchange where Await did not: by Stop.
+    // Ends the exchange by Stop, unless Await did.
     virtual ~Exchange() = default;
     // Waits until all messages have been sent and received.
-    // Errors: DeadlineExceeded: not yet, they are still under way; Cancelled
-    //         after Stop; else what the network says. But for the first, the
-    //         memory is not used any more.
+    // Errors: DeadlineExceeded: still in flight; Cancelled after Stop; else the
+    //         network's own. Except after the first, the memory is no longer
+    //         used.
     virtual absl::Status Await(absl::Duration timeout) = 0;
   };
 
-  // Begins to move messages of a channel, which has the same name in all
-  // processes.
+  // Starts the messages of a channel, which has the same name in all processes.
   virtual std::unique_ptr<Exchange> Begin(
       const std::string& channel, std::vector<PeerMessages> messages) = 0;
 

@@ -1,5 +1,5 @@
 // A communicator that moves nothing: for a world of one, and for the meta
-// device, on which a step runs without data. Its Total tells what a run would
+// device, on which a step runs without data. Its Total counts what a run would
 // send.
 #ifndef ZERO_ENGINE_COMM_NULL_H_
 #define ZERO_ENGINE_COMM_NULL_H_

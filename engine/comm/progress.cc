@@ -15,7 +15,7 @@ namespace {
 using Json = nlohmann::json;
 using Ranks = std::map<int, ChannelProgress>;
 
-// What a rank issued as collective `number`, if it is known; else null.
+// A rank's collective `number`, if known; else null.
 const CollectiveMark* Issued(const ChannelProgress& progress, int64_t number) {
   for (const CollectiveMark* mark :
        {&progress.inside, &progress.finished, &progress.issued}) {
@@ -24,8 +24,8 @@ const CollectiveMark* Issued(const ChannelProgress& progress, int64_t number) {
   return nullptr;
 }
 
-// "rank 1 differs from rank 0 at #3 ..." where not all issued the same; of two
-// kinds the rarer one differs.
+// "rank 1 differs from rank 0 at #3 ..." if not all issued the same; the rarer
+// kind is the one that differs.
 std::string Mismatch(const LateCollective& late, const Ranks& here) {
   std::map<std::string, std::vector<int>> ranks;
   for (const auto& [rank, progress] : here) {
@@ -48,13 +48,13 @@ std::string Mismatch(const LateCollective& late, const Ranks& here) {
                       one, " in ", common->first);
 }
 
-// Whether others wait in `call` for a rank that is here.
+// Whether others wait in `call` for a rank at this point.
 bool IsAwaited(const ChannelProgress& there, const CollectiveMark& call) {
   if (there.finished.number >= call.number) return false;
   return there.inside.number < call.number || there.works;
 }
 
-// The ranks of a channel for whom one of them waits that is here.
+// The ranks of a channel that a rank at this point waits for.
 std::vector<int> AwaitedBy(const ChannelProgress& own, const Ranks& ranks) {
   std::vector<int> awaited;
   if (own.inside.number == 0 || own.works) return awaited;
@@ -64,7 +64,8 @@ std::vector<int> AwaitedBy(const ChannelProgress& own, const Ranks& ranks) {
   return awaited;
 }
 
-// Behind `awaited`, who waits for nobody; `awaited` where all wait in a circle.
+// Reachable from `awaited`: the ranks that wait for none; `awaited` if all wait
+// in a cycle.
 std::vector<int> Missing(const std::vector<int>& awaited,
                          const RanksProgress& told) {
   std::set<int> seen(awaited.begin(), awaited.end()), missing;
@@ -86,8 +87,8 @@ std::vector<int> Missing(const std::vector<int>& awaited,
   return {missing.begin(), missing.end()};
 }
 
-// Where a rank is that others wait for in `call`, or that has gone on; empty:
-// it waits in it as well.
+// The position of a rank that others wait for in `call`, or that has passed it;
+// empty: it waits in it as well.
 std::string Whereabouts(const ChannelProgress& there,
                         const CollectiveMark& call) {
   const auto& [channel, issued, inside, finished, works] = there;
@@ -167,7 +168,8 @@ std::vector<ChannelProgress> ParseProgress(const std::string& text) {
 
 Diagnosis Diagnose(const LateCollective& late, RanksProgress told) {
   Ranks& here = told[late.channel];
-  for (const int member : late.members) here[member];  // may have told nothing
+  for (const int member : late.members)
+    here[member];  // may have reported nothing
   here[late.rank].inside = late.call;
   const std::string mismatch = Mismatch(late, here);
   if (!mismatch.empty()) {

@@ -1,5 +1,5 @@
-// Where every rank is in its collectives, as ranks tell each other, and what
-// that says about a collective that does not end.
+// Where every rank is in its collectives, as ranks report it to each other, and
+// the diagnosis of a collective that hangs.
 #ifndef ZERO_ENGINE_COMM_PROGRESS_H_
 #define ZERO_ENGINE_COMM_PROGRESS_H_
 
@@ -26,20 +26,20 @@ struct CollectiveMark {
 
 // One rank in one channel.
 struct ChannelProgress {
-  std::string channel;      // with its members, as ChannelText has it
-  CollectiveMark issued;    // the last one
-  CollectiveMark inside;    // what its stream is in, else what it launches
+  std::string channel;    // with its members, as ChannelText has it
+  CollectiveMark issued;  // the last one
+  CollectiveMark inside;  // the one its stream is in, else the one it launches
   CollectiveMark finished;  // the last one
-  // It does its share of `inside`, and the others wait for that; false where
-  // nobody knows.
+  // It is doing its share of `inside`, and the others wait for that; false if
+  // unknown.
   bool works = false;
 };
 
-// By channel and rank: what the ranks on it have told.
+// By channel and rank: the ranks' reports.
 using RanksProgress = std::map<std::string, std::map<int, ChannelProgress>>;
 
-// The channels of one rank as a text, and back. What is no such text is left
-// out; `works` is not in it.
+// The channels of one rank as a text, and back. Malformed text is skipped;
+// `works` is not in it.
 std::string ProgressText(const std::vector<ChannelProgress>& channels);
 std::vector<ChannelProgress> ParseProgress(const std::string& text);
 
@@ -56,11 +56,11 @@ struct LateCollective {
 // Why a collective does not end.
 struct Diagnosis {
   // FailedPrecondition  "rank 1 differs from rank 0 at #3 of ...": they issued
-  //                     other collectives, and no patience helps
-  // DeadlineExceeded    else: who has not come to it, and where these are
+  //                     different collectives; waiting is no help
+  // DeadlineExceeded    else: which ranks are missing, and where they are
   absl::Status status;
-  // For whom everybody waits in the end: those that wait for nobody themselves;
-  // in a circle, the late ones.
+  // The ranks that all others ultimately wait for: those that wait for none; in
+  // a cycle, the late ones.
   std::vector<int> missing;
 };
 Diagnosis Diagnose(const LateCollective& late, RanksProgress told);

@@ -19,15 +19,15 @@
 
 namespace zero {
 
-// Whose memory a rank takes.
+// How a rank shares memory.
 struct MemoryShare {
-  // Ranks that share the memory of the device, this one included; 0: all.
+  // Ranks that share the device's memory, including this one; 0: all.
   int sharers = 0;
-  // And the memory of the host; 0: all.
+  // Ranks that share the host's memory; 0: all.
   int host_sharers = 0;
-  // And what a process takes once, its context; 0: as `sharers`.
+  // Ranks that share a process's context on the device; 0: as `sharers`.
   int context_sharers = 0;
-  // Bytes of them that this rank may take; 0: its share of what there is.
+  // Bytes that this rank may take of each; 0: its share of the total.
   int64_t device_budget = 0;
   int64_t host_budget = 0;
 };
@@ -35,47 +35,47 @@ struct MemoryShare {
 struct Rank {
   Device* device = nullptr;
   // Within the group that shards the states: consecutive ranks. Parameters and
-  // gradients move independently, each on a stream of its own.
+  // gradients move independently, each on its own stream.
   std::unique_ptr<Communicator> gather;
   std::unique_ptr<Communicator> reduce;
-  // Across the groups: the ranks with the same place in theirs. Gradients, on
+  // Across the groups: the ranks with the same index in theirs. Gradients, on
   // the stream of `reduce`.
   std::unique_ptr<Communicator> across;
   // The few numbers that all ranks agree on, on the compute stream.
   std::unique_ptr<Communicator> scalar;
 
-  // What the ranks are, for people: "4 threads of this process on 2 GPUs"
-  // without its number.
+  // A description of the ranks for people, without their number: "threads of
+  // this process on 2 GPUs".
   std::string kind = "threads of this process";
 
   // The host of every rank, by its name. Empty: all are on this one.
   std::vector<std::string> hosts = {};
 
   MemoryShare memory = {};
-  // What copies between the device and its host go over; nothing: memory.
+  // The link for copies between the device and its host; none: full speed.
   absl::optional<Link> host_link = absl::nullopt;
 
   // Host-side barrier and vote, without a collective: returns true if every
-  // rank passed true. Ranks whose collectives spin on a GPU meet so
-  // once their memory is taken: what takes or maps memory waits for all work of
-  // a GPU under locks that the whole process has, which another rank then needs
-  // for the launch that this work waits for.
+  // rank passed true. Ranks whose collectives spin on a GPU meet here once
+  // their memory is taken: allocating or mapping memory waits for all work of a
+  // GPU under process-wide locks, which another rank may need for the launch
+  // that this work waits for.
   // Order:  all ranks, in the same sequence.
-  // Errors: DeadlineExceeded with the ranks that did not come; why the run
-  //         failed.
-  // Null: nobody has to.
+  // Errors: DeadlineExceeded with the missing ranks; why the run failed.
+  // Null: not needed.
   std::function<absl::StatusOr<bool>(const std::string& name, bool yes)> agree =
       nullptr;
 
-  // The ranks for which others waited in vain (LocalGroup::missing). Null:
-  // nobody can be.
+  // The ranks that others waited for in vain (LocalGroup::missing). Null: none
+  // can be missing.
   std::function<std::vector<int>()> missing = nullptr;
 
-  // Bytes that this rank's process has sent to others. Null: there are none.
+  // Bytes that this rank's process has sent to others. Null: there are no
+  // others.
   std::function<int64_t()> sent_bytes = nullptr;
 
-  // True where what a host keeps takes the memory of the device: on a CPU,
-  // unless it has a budget for each.
+  // Whether host states take the device's memory: on a CPU, unless each has its
+  // own budget.
   bool one_memory() const {
     return device->kind() == DeviceKind::kCpu && memory.host_budget == 0;
   }
@@ -113,7 +113,7 @@ inline Rank MakeLoneRank(Device& device, int rank = 0, int world = 1,
           end(rank / shards, world / shards), end(rank, world)};
 }
 
-// `rank` as a rehearsal on the meta device sees it: connected alike, and its
+// `rank` for a rehearsal on the meta device: connected alike, but its
 // collectives move nothing.
 inline Rank MakeImaginedRank(Device& meta, const Rank& rank) {
   return MakeLoneRank(meta, rank.rank(), rank.world(), rank.shards(),

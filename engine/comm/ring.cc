@@ -29,7 +29,7 @@ void RingReduceScatter(PeerMemory& peers, const MeetFn& meet) {
   const DType sum_dtype = SumDType(own.dtype);
   for (int step = 1; step < world; ++step) {
     if (step > 1) meet();
-    // A sum begins one rank behind its owner.
+    // A sum begins one rank after its owner.
     const int64_t index = PieceAt(peers, step + 1);
     const bool first = step == 1, last = step == world - 1;
     int64_t staged = 0;
@@ -57,7 +57,8 @@ void RingReduceScatter(PeerMemory& peers, const MeetFn& meet) {
 void RingAllGather(PeerMemory& peers, const MeetFn& meet) {
   const Collective& own = peers.own();
   const int rank = peers.rank(), left = LeftOf(peers), world = peers.world();
-  // Step 0 is the own piece; the neighbour's is read where it sends it from.
+  // Step 0 is the rank's own piece; the neighbour's is read from its send
+  // memory.
   for (int step = 0; step < world; ++step) {
     if (step > 1) meet();
     const int64_t index = PieceAt(peers, step);

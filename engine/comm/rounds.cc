@@ -116,7 +116,7 @@ int64_t Rounds::staging_bytes() const {
   return kind_ == CollectiveKind::kReduce && IsHere(root_) ? block : 0;
 }
 
-// Where what the leader receives of a rank lands.
+// Where the leader receives a rank's data.
 char* Rounds::Landing(const Collective& leader, int rank,
                       const Window& window) const {
   const int64_t piece = kind_ == CollectiveKind::kAllGather
@@ -172,7 +172,7 @@ char* Rounds::Outgoing(int round, int sender, int64_t piece,
                         RoundElems(round) * ItemBytes();
 }
 
-// The places share the pieces out.
+// The places divide the pieces.
 void Rounds::ForEachSum(int round, int place, char* outgoing,
                         const VisitSumFn& visit) const {
   if (round >= size() || outgoing_bytes() == 0) return;

@@ -1,15 +1,14 @@
-// A collective between processes, cut into rounds: what a process receives in
-// one is bounded, and the ranks do their shares of a round while the next one
-// is under way. Pure: from shapes alone, the same on all processes.
+// A collective between processes, cut into rounds: the bytes received per round
+// are bounded, and the ranks do their shares of a round while the next one is
+// in flight. Pure: depends only on shapes, the same on all processes.
 //
-// All-gather and broadcast land where the leader, the lowest rank of this
-// process, receives; its neighbours copy from there. What is summed lands in
-// staging memory, one block for each sender and each rank here, so that the
-// sum runs over all ranks in rank order, rounded once: the bits are those of
-// threads of one process, however ranks are split into processes.
-// A sender is a rank; of a hierarchical sum it is a host where a process has
-// all ranks of its hosts: it sends their sums, and a host's ranks send once
-// what they would send each.
+// All-gather and broadcast land in the recv memory of the leader, the lowest
+// rank of this process; its neighbours copy from there. Addends land in staging
+// memory, one block per sender and rank here, so that the sum runs over all
+// ranks in rank order, rounded once: the bits are those of threads of one
+// process, however ranks are split into processes.
+// A sender is a rank; in a hierarchical sum it is a host, if each process has
+// all ranks of its hosts: it sends their sum once instead of each rank's data.
 #ifndef ZERO_ENGINE_COMM_ROUNDS_H_
 #define ZERO_ENGINE_COMM_ROUNDS_H_
 
@@ -26,13 +25,13 @@ namespace zero {
 
 class Rounds {
  public:
-  // What a process receives in a round, at most, unless world * ranks here is
-  // beyond some thousands: kLeastElems of each piece are.
+  // Most bytes that a process receives in a round, unless world * ranks here
+  // exceeds a few thousand: at least kLeastElems per piece.
   static constexpr int64_t kBytes = int64_t{2} << 20;
   static constexpr int64_t kLeastElems = 16;
 
-  // `processes`: of each place on the channel, ascending. `process`: this one.
-  // `hosts`: of each place, ascending, for kHierarchical.
+  // `processes`: of each member of the channel, ascending. `process`: this one.
+  // `hosts`: of each member, ascending, for kHierarchical.
   Rounds(const Collective& collective, absl::Span<const int> processes,
          int process, absl::Span<const int> hosts = {}, int64_t bytes = kBytes);
 
@@ -42,26 +41,27 @@ class Rounds {
   int leader() const { return first_; }
   absl::Span<const Window> windows(int round) const { return windows_[round]; }
 
-  // Memory for what is summed, of a round.
+  // Memory for a round's addends.
   int64_t staging_bytes() const;
-  // Memory for this process's own sums of a round; 0: its ranks send
-  // themselves.
+  // Memory for this process's own sums of a round; 0: its ranks send their
+  // data.
   int64_t outgoing_bytes() const;
-  // What Messages sends in all rounds.
+  // Bytes that Messages sends in all rounds.
   int64_t sent_bytes() const;
   // Calls visit(begin, end, piece, window, to) for each sum that `place`, one
-  // of this process, has to make before Messages: of what the places [begin,
-  // end) send, to `to` in `outgoing`.
+  // of this process, must make before Messages: over the data of places [begin,
+  // end), into `to` in `outgoing`.
   using VisitSumFn = std::function<void(int begin, int end, int64_t piece,
                                         const Window& window, char* to)>;
   void ForEachSum(int round, int place, char* outgoing,
                   const VisitSumFn& visit) const;
-  // What this process sends and receives. `all`: what each rank issued, null
-  // for those of other processes.
+  // This process's messages. `all`: each rank's collective, null for ranks of
+  // other processes.
   std::vector<PeerMessages> Messages(int round,
                                      absl::Span<const Collective* const> all,
                                      char* staging, char* outgoing) const;
-  // Where it is then: see PeerMemory::ReceivedFn. `leader`: what that issued.
+  // Where the received data is: see PeerMemory::ReceivedFn. `leader`: its
+  // collective.
   PeerMemory::Block Received(int round, const Collective& leader,
                              const char* staging, int rank, int64_t piece,
                              const Window& window) const;

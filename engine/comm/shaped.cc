@@ -50,7 +50,7 @@ absl::StatusOr<double> ParseRate(absl::string_view text,
                                       "GB/s, kbit/s, Mbit/s or Gbit/s"));
 }
 
-// In slices, so that nobody sleeps on in a group that has failed.
+// In slices, so that a sleep ends soon after the group fails.
 void SleepUntil(Clock::time_point end, const std::function<bool()>& failed) {
   constexpr auto kSlice = std::chrono::milliseconds(20);
   for (Clock::time_point now = Clock::now(); now < end && !failed();
@@ -69,7 +69,7 @@ absl::StatusOr<Link> ParseLink(absl::string_view text) {
   }
   Link link{.text = std::string(text)};
   ZERO_ASSIGN_OR_RETURN(link.bytes_per_second, ParseRate(text, parts[0]));
-  // Nothing ends such a wait but the end of it.
+  // Such a wait cannot be interrupted.
   if (link.bytes_per_second < 100) {
     return Malformed(
         text, absl::StrCat("the rate \"", parts[0], "\" is below 100 B/s"));

@@ -1,6 +1,6 @@
-// Makes another communicator as slow as a network, and copies as slow as the
-// way between a device and its host: on one machine overlap can then be seen,
-// measured and tested.
+// Slows a communicator down to a network, and copies to a bus between a device
+// and its host, so that overlap can be seen, measured and tested on one
+// machine.
 #ifndef ZERO_ENGINE_COMM_SHAPED_H_
 #define ZERO_ENGINE_COMM_SHAPED_H_
 
@@ -27,16 +27,16 @@ struct Link {
 // Errors: InvalidArgument with the text, the reason and an example.
 absl::StatusOr<Link> ParseLink(absl::string_view text);
 
-// How long a collective lasts at least, in the alpha-beta model of a ring:
-// latency * (world - 1) + WireBytes / rate. A link carries as much in either
-// direction at once; of a root's it is the bottleneck for all.
+// The minimum time of a collective, in the alpha-beta model of a ring: latency
+// * (world - 1) + WireBytes / rate. A link is full duplex; a root's link is the
+// bottleneck for all.
 absl::Duration LinkTime(const Link& link, const Collective& collective,
                         int world);
-// How long a copy of `bytes` lasts at least.
+// The minimum time of a copy of `bytes`.
 absl::Duration LinkTime(const Link& link, int64_t bytes);
 
-// Makes what `work` enqueues on `stream` last at least as long there. The
-// stream's thread sleeps, it does not spin; `failed` ends the sleep within
+// Makes the work that `work` enqueues on `stream` take at least that long. The
+// stream's thread sleeps and does not spin; `failed` ends the sleep within
 // milliseconds.
 // CPU streams only: on CUDA a stream has no thread to sleep on.
 void EnqueueAtLeast(Stream& stream, absl::Duration least,
@@ -44,9 +44,9 @@ void EnqueueAtLeast(Stream& stream, absl::Duration least,
                     const std::function<void()>& work);
 
 // A collective begins, on each rank, when its stream reaches it. Every
-// communicator has a link of its own: collectives of one queue behind each
-// other, those of two channels do not slow each other down.
-// As EnqueueAtLeast; a failure of the group ends the sleep.
+// communicator has its own link: collectives of one queue up, those of two
+// channels do not slow each other down.
+// Like EnqueueAtLeast; a failure of the group ends the sleep.
 class ShapedCommunicator final : public CommunicatorWrapper {
  public:
   ShapedCommunicator(std::unique_ptr<Communicator> inner, Link link);

@@ -29,7 +29,7 @@ struct Failure {
   std::vector<int> missing;
 };
 
-// Reads what StoreFailure writes. Errors of the store count as failures, too.
+// Reads what StoreFailure writes. Errors of the store also count as failures.
 Failure ReadFailure(Store& store) {
   const auto text = store.Get(kFailureKey);
   if (!text.ok()) return {text.status(), {}};
@@ -51,7 +51,7 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
                                   absl::Duration timeout,
                                   const Patience& patience) {
   const absl::Time deadline = absl::Now() + timeout;
-  // Short at first: ranks of one machine come within milliseconds.
+  // Short at first: ranks of one machine arrive within milliseconds.
   absl::Duration pause = absl::Milliseconds(1);
   while (true) {
     ZERO_ASSIGN_OR_RETURN(absl::optional<std::string> value, store.Get(key));
@@ -59,12 +59,12 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
     ZERO_RETURN_IF_ERROR(StoredFailure(store));
     if (patience.ends()) {
       return absl::CancelledError(
-          absl::StrCat(what, " did not come before a signal ended the wait"));
+          absl::StrCat(what, " did not arrive before a signal ended the wait"));
     }
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
       return absl::DeadlineExceededError(absl::StrCat(
-          what, " did not come within ", absl::FormatDuration(timeout)));
+          what, " did not arrive within ", absl::FormatDuration(timeout)));
     }
     absl::SleepFor(std::min(pause, left));
     pause = std::min(2 * pause, absl::Milliseconds(50));
@@ -96,7 +96,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeInStore(
                           MissingInStore(store, name, world));
     return absl::DeadlineExceededError(
         absl::StrCat(missing.empty() ? "a rank" : RankNames(missing),
-                     " did not come to \"", name, "\" within ",
+                     " did not arrive at \"", name, "\" within ",
                      absl::FormatDuration(timeout), StoredRefusal(store)));
   }
   return texts;
@@ -148,7 +148,7 @@ absl::Status StoreFailure(Store& store, const absl::Status& failure,
                         {"missing", missing},
                         {"message", std::string(failure.message())}}
                        .dump(-1, ' ', false, Json::error_handler_t::replace));
-  // Nobody hears it: this rank's own words are all there is.
+  // No one receives it: only this rank's own message remains.
   return first.ok() ? StoredFailure(store) : failure;
 }
 

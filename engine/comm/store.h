@@ -1,6 +1,6 @@
-// What ranks tell each other before, beside and after their collectives: a few
-// short texts under names. Start-up (an id to connect by), the reason of a
-// failure, the last handshake; never data.
+// A few short named texts that ranks exchange outside their collectives: at
+// start-up (an id to connect by), on a failure (its reason), and for the last
+// handshake; never data.
 #ifndef ZERO_ENGINE_COMM_STORE_H_
 #define ZERO_ENGINE_COMM_STORE_H_
 
@@ -19,14 +19,13 @@
 namespace zero {
 
 enum class StoreCall : char {
-  kPut = 'p',  // writes a value, over what the key has; returns nothing
-  kPutFirst =
-      'f',     // writes it where the key has none; returns what it has then
-  kGet = 'g',  // returns what the key has; nothing: nobody has written it
+  kPut = 'p',       // writes a value, replacing any; returns nothing
+  kPutFirst = 'f',  // writes it if the key has none; returns the key's value
+  kGet = 'g',       // returns the key's value; nothing: not written
 };
 
-// Errors:  Unavailable where whoever keeps the store is gone, or does not
-//          answer: no call waits for longer than 20 s (TcpStore's kAnswer).
+// Errors:  Unavailable if the store's server is gone or does not answer: no
+//          call waits longer than 20 s (TcpStore's kAnswer).
 // Threads: used by any.
 class Store {
  public:
@@ -41,26 +40,25 @@ class Store {
     return Do(StoreCall::kGet, key, "");
   }
 
-  // The door of all three.
+  // Performs all three.
   virtual absl::StatusOr<absl::optional<std::string>> Do(
       StoreCall call, const std::string& key, const std::string& value) = 0;
 };
 
-// What a process does while ranks gather at the start: schedulers start them
+// What a process does while it waits for ranks to start: schedulers start them
 // minutes apart.
 struct Patience {
-  // Set by a signal: whoever waits gives up. Null: nobody asks.
+  // Set by a signal: waits are given up. Null: never.
   const std::atomic<bool>* stop = nullptr;
-  // Is told once for whom or what this process waits, in one line. Null:
-  // nobody.
+  // Receives one line on what this process waits for, once. Null: no one.
   std::function<void(const std::string& line)> tell;
   absl::Duration tell_after = absl::Seconds(5);
 
   bool ends() const { return stop != nullptr && stop->load(); }
 };
 
-// Waits until somebody writes `key`. `what` is said of it where nobody does:
-// Errors: DeadlineExceeded: "WHAT did not come within 2s"; Cancelled where
+// Waits until `key` is written. `what` names it in the error:
+// Errors: DeadlineExceeded: "WHAT did not arrive within 2s"; Cancelled if
 //         `patience` ends; why the run failed (StoredFailure); those of the
 //         store.
 absl::StatusOr<std::string> Await(Store& store, const std::string& key,
@@ -69,38 +67,38 @@ absl::StatusOr<std::string> Await(Store& store, const std::string& key,
                                   const Patience& patience = {});
 
 // Waits until all ranks have called this with the same name.
-// Errors: DeadlineExceeded with the ranks that did not; as Await.
+// Errors: DeadlineExceeded with the missing ranks; those of Await.
 absl::Status MeetInStore(Store& store, const std::string& name, int rank,
                          int world, absl::Duration timeout);
-// Likewise; every rank brings a text and gets all of them, in rank order.
+// The same; every rank passes a text and gets all of them, in rank order.
 absl::StatusOr<std::vector<std::string>> ExchangeInStore(
     Store& store, const std::string& name, int rank, int world,
     const std::string& text, absl::Duration timeout);
 
-// The ranks that have not come to `name`, which is one of these.
+// The ranks that have not arrived at `name`, one of the barriers above.
 absl::StatusOr<std::vector<int>> MissingInStore(Store& store,
                                                 const std::string& name,
                                                 int world);
 
-// Compares what `index` has with what 0 has, a line each. `who`: "nccl: rank",
-// for the message.
-// Errors: InvalidArgument with the first line that differs, which is the
-//         failure of the run; as Await.
+// Compares the lines of `index` with those of 0. `who`: "nccl: rank", for the
+// message.
+// Errors: InvalidArgument with the first line that differs, which becomes the
+//         run's failure; those of Await.
 absl::Status MatchInStore(Store& store, const std::string& who, int index,
                           const std::vector<std::string>& own,
                           absl::Duration timeout,
                           const Patience& patience = {});
 
-// Why the run failed, if it did: the first that anybody says counts. Returns
-// what counts. `missing`: ranks for which others waited in vain.
+// Records why the run failed. The first report counts and is returned.
+// `missing`: ranks that others waited for in vain.
 absl::Status StoreFailure(Store& store, const absl::Status& failure,
                           const std::vector<int>& missing = {});
-// OK: it did not fail. Errors of the store count as failures, too.
+// OK: it did not fail. Errors of the store also count as failures.
 absl::Status StoredFailure(Store& store);
 // The missing ranks of that failure, in rank order.
 std::vector<int> StoredMissing(Store& store);
 
-// Who keeps the store sent a process away, and why: the last one.
+// The last process that the store's server refused, and why.
 void StoreRefusal(Store& store, const std::string& reason);
 // "; refused: ...", or nothing.
 std::string StoredRefusal(Store& store);

@@ -29,8 +29,8 @@ namespace {
 
 constexpr char kGreeting[] = "zero store 2";
 constexpr size_t kLargestFrame = 1 << 20;
-// How long the server stays for those that have not said goodbye, who may want
-// to hear why it ends; on busy cores a rank may sleep for seconds.
+// How long the server waits for ranks that have not said goodbye and may ask
+// why it ends; on busy cores a rank may sleep for seconds.
 constexpr absl::Duration kLinger = absl::Seconds(5);
 // How long an answer may take: the server only looks up a key.
 constexpr absl::Duration kAnswer = absl::Seconds(20);
@@ -68,7 +68,7 @@ bool SendAll(int socket, const std::string& bytes) {
   return true;
 }
 
-// False: the other end has closed, or said nothing for too long (errno).
+// False: the other end has closed, or was silent for too long (errno).
 bool ReceiveAll(int socket, char* to, size_t size) {
   for (size_t received = 0; received < size;) {
     const ssize_t n = recv(socket, to + received, size - received, 0);
@@ -80,7 +80,7 @@ bool ReceiveAll(int socket, char* to, size_t size) {
   return true;
 }
 
-// False: likewise, or the frame is of no size that we send.
+// False: likewise, or the frame has a size that we never send.
 bool ReceiveFrame(int socket, std::string* frame) {
   char size_bytes[4];
   if (!ReceiveAll(socket, size_bytes, sizeof(size_bytes))) return false;
@@ -98,7 +98,7 @@ void SetOptions(int socket, absl::Duration send, absl::Duration receive) {
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &receive_tv, sizeof(receive_tv));
   const int on = 1;
   setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  // A machine that vanishes closes no connection: ask whether it is there.
+  // A machine that vanishes closes no connection: probe it.
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
   const int idle = 10, interval = 5, count = 3;
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
@@ -106,7 +106,7 @@ void SetOptions(int socket, absl::Duration send, absl::Duration receive) {
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
 }
 
-// All that a host name and a port stand for; null: none, and why.
+// All addresses of a host name and port; null: none, with the reason.
 using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 Addresses Resolve(const char* host, int port, int flags, std::string* error) {
   addrinfo hints = {};
@@ -181,7 +181,7 @@ void TcpStoreServer::Accept() {
       absl::SleepFor(absl::Milliseconds(10));  // no descriptor is free
       continue;
     }
-    // A rank may have nothing to ask for as long as it likes.
+    // A rank may be silent for any time.
     SetOptions(socket, absl::Seconds(1), absl::ZeroDuration());
     std::lock_guard<std::mutex> lock(mutex_);
     try {
@@ -193,7 +193,7 @@ void TcpStoreServer::Accept() {
   }
 }
 
-// Until the peer closes, or does not speak our language.
+// Until the peer closes, or breaks the protocol.
 void TcpStoreServer::Serve(int socket) {
   Peer peer;
   std::string frame, answer;
@@ -202,10 +202,11 @@ void TcpStoreServer::Serve(int socket) {
     if (!SendAll(socket, Framed(answer)) || answer[0] == kRefused) break;
   }
   if (peer.rank >= 0 && !peer.said_bye) {
-    StoreFailure(values_, absl::UnavailableError(absl::StrCat(
-                              who_, " ", peer.rank,
-                              " ended without a word: its connection "
-                              "closed")))
+    StoreFailure(
+        values_,
+        absl::UnavailableError(absl::StrCat(
+            who_, " ", peer.rank,
+            " ended without reporting an error: its connection closed")))
         .IgnoreError();
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -250,21 +251,21 @@ std::string TcpStoreServer::Greet(Peer& one, const std::string& text) {
   if (parts.size() != 3 || parts[0] != kGreeting ||
       !absl::SimpleAtoi(parts[1], &rank) ||
       !absl::SimpleAtoi(parts[2], &world)) {
-    return refuse("this port is of another version of zero");
+    return refuse("this port belongs to another version of zero");
   }
   if (world != world_) {
-    return refuse(absl::StrCat("rank ", rank, " is of a world of ", world,
-                               ", rank 0 of one of ", world_,
-                               ": give all the same WORLD_SIZE"));
+    return refuse(absl::StrCat("rank ", rank, " has a world of ", world,
+                               ", rank 0 has ", world_,
+                               ": give all ranks the same WORLD_SIZE"));
   }
   if (rank < 0 || rank >= world_) {
     return refuse(absl::StrCat("rank ", rank, " is not in [0, ", world_, ")"));
   }
   std::lock_guard<std::mutex> lock(mutex_);
   if (is_here_[rank]) {
-    return refuse(absl::StrCat("rank ", rank,
-                               " is there already: every process wants a "
-                               "RANK of its own"));
+    return refuse(absl::StrCat(
+        "rank ", rank,
+        " has joined already: every process needs a RANK of its own"));
   }
   is_here_[rank] = true;
   one.rank = rank;
@@ -281,8 +282,8 @@ bool IsLoopback(const std::string& host) {
 
 absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
     const TcpStoreAddress& address, int world, const std::string& who) {
-  // A wildcard IPv6 socket takes IPv4 as well; where there is no IPv6, the
-  // other address of the list is IPv4's.
+  // A wildcard IPv6 socket takes IPv4 as well; without IPv6, the other address
+  // of the list is IPv4's.
   const bool local = IsLoopback(address.host);
   std::string reason;
   const Addresses found = Resolve(local ? address.host.c_str() : nullptr,
@@ -299,13 +300,13 @@ absl::StatusOr<std::unique_ptr<TcpStoreServer>> TcpStoreServer::Listen(
       reason = SystemError();
       if (errno == EADDRINUSE) {
         return absl::UnavailableError(
-            absl::StrCat("rank 0 can not listen at port ", address.port, ": ",
+            absl::StrCat("rank 0 cannot listen at port ", address.port, ": ",
                          reason, "; choose another MASTER_PORT"));
       }
     }
   }
   return absl::UnavailableError(absl::StrCat(
-      "rank 0 can not listen at ", AddressText(address), ": ", reason));
+      "rank 0 cannot listen at ", AddressText(address), ": ", reason));
 }
 
 // ---- Client ---------------------------------------------------------------
@@ -329,7 +330,7 @@ bool Connects(int socket, const addrinfo& address,
               const std::function<bool()>& waits) {
   if (connect(socket, address.ai_addr, address.ai_addrlen) == 0) return true;
   if (errno != EINPROGRESS) return false;
-  // Not for ever: there may be another address that answers.
+  // Not for ever: another address may answer.
   if (!IsReady(socket, POLLOUT, waits)) return false;
   int error = 0;
   socklen_t size = sizeof(error);
@@ -338,8 +339,8 @@ bool Connects(int socket, const addrinfo& address,
   return error == 0;
 }
 
-// Where nobody listens yet, a socket of the same machine that was given that
-// very port connects to itself.
+// If nothing listens yet, a socket of the same machine that was given the same
+// port connects to itself.
 bool IsItsOwnPeer(int socket) {
   sockaddr_storage here = {}, there = {};
   socklen_t size = sizeof(here), peer_size = sizeof(there);
@@ -409,7 +410,7 @@ absl::StatusOr<std::unique_ptr<TcpStore>> TcpStore::Connect(
         "; is rank 0 running, and are MASTER_ADDR and MASTER_PORT its own?"));
   }
   std::unique_ptr<TcpStore> store(new TcpStore(socket, AddressText(address)));
-  // Who took the call may be another program, which says nothing.
+  // The peer may be another program, which does not answer.
   reason = "no answer";
   const absl::Status greeted =
       store

@@ -1,13 +1,13 @@
-// The store of a run of several processes: rank 0 keeps it, every rank, rank 0
-// too, has one connection to it.
+// The store of a run of several processes: rank 0 serves it; every rank,
+// including rank 0, has one connection to it.
 //
-// A connection that ends without goodbye is a rank that died: the server says
-// so to all others (StoredFailure). Whoever can not reach the server any more
-// knows that rank 0 did.
-// Wire: frames of a 4-byte big-endian size and as many bytes; the first byte
-// of a request is its kind, of an answer whether it is one. Every rank sends a
-// greeting first, with a version and what must be the same on all ranks. Not a
-// protocol for strangers: no encryption, and who reaches the port is believed.
+// A connection that ends without goodbye is a rank that died: the server tells
+// all others (StoredFailure). A rank that cannot reach the server knows that
+// rank 0 died.
+// Wire: frames of a 4-byte big-endian size and that many bytes; a request's
+//       first byte is its kind, an answer's whether there is a value. Every
+//       rank first sends a greeting with a version and its world. Not a
+//       protocol for untrusted networks: no encryption or authentication.
 #ifndef ZERO_ENGINE_COMM_TCP_STORE_H_
 #define ZERO_ENGINE_COMM_TCP_STORE_H_
 
@@ -37,19 +37,19 @@ std::string AddressText(const TcpStoreAddress& address);
 // Whether `host` names the machine itself: "localhost", 127.0.0.1.
 bool IsLoopback(const std::string& host);
 
-// Rank 0's part. A thread accepts connections, and each of them has one that
+// Rank 0's part. One thread accepts connections, and one per connection
 // answers.
 class TcpStoreServer {
  public:
-  // Listens for this machine alone where the host is its loopback, else on
-  // all of its addresses. Port 0: any free one.
-  // `who`: what those are that connect, for messages: "rank".
+  // Listens only for this machine if the host is its loopback, else on all
+  // addresses. Port 0: any free one.
+  // `who`: the clients' name in messages: "rank".
   // Errors: Unavailable with the port, e.g. another program listens there.
   static absl::StatusOr<std::unique_ptr<TcpStoreServer>> Listen(
       const TcpStoreAddress& address, int world,
       const std::string& who = "rank");
-  // Stays until all ranks that came have left, 5 s at most: they may still
-  // want to hear why the run failed.
+  // Waits until all connected ranks have left, at most 5 s: they may still ask
+  // why the run failed.
   ~TcpStoreServer();
 
   int port() const { return port_; }
@@ -71,11 +71,11 @@ class TcpStoreServer {
   const int world_;
   const std::string who_;
   MemoryStore values_;
-  std::vector<std::thread> answers_;  // the thread that accepts adds them
+  std::vector<std::thread> answers_;  // added by the accepting thread
 
   std::mutex mutex_;  // guards all below
   std::condition_variable left_;
-  std::vector<bool> is_here_;  // by rank: it came, and may have left
+  std::vector<bool> is_here_;  // by rank: it has connected, and may have left
   std::set<int> sockets_;
 
   std::thread accepts_;  // last: it uses all above
@@ -83,11 +83,11 @@ class TcpStoreServer {
 
 class TcpStore final : public Store {
  public:
-  // Connects as `rank` of `world`; tries again until `timeout`, since rank 0
-  // may start last.
+  // Connects as `rank` of `world`; retries until `timeout`, since rank 0 may
+  // start last.
   // Errors: DeadlineExceeded with the address and the last reason (refused, no
-  //         such host); Cancelled where `patience` ends; InvalidArgument with
-  //         what the server says: another world, a rank that is there already,
+  //         such host); Cancelled if `patience` ends; InvalidArgument with the
+  //         server's message: another world, a rank that has joined already,
   //         another program.
   static absl::StatusOr<std::unique_ptr<TcpStore>> Connect(
       const TcpStoreAddress& address, int rank, int world,
@@ -103,8 +103,8 @@ class TcpStore final : public Store {
   TcpStore(int socket, std::string where)
       : socket_(socket), where_(std::move(where)) {}
 
-  // One request and its answer; gives up where `waits`, asked again and again,
-  // says no. Null: always yes.
+  // One request and its answer; gives up when `waits`, polled, returns false.
+  // Null: never.
   absl::StatusOr<std::string> Ask(const std::string& request,
                                   const std::function<bool()>& waits = nullptr);
 

@@ -1,16 +1,16 @@
-// The typed configuration of one run: what the JSON file, the `--set`
-// overrides, the preset and the defaults together say.
+// The typed configuration of one run: the JSON file, the `--set` overrides, the
+// preset and the defaults combined.
 //
 // The names are the JSON keys: config.optimizer.lr is
 // "optimizer": {"params": {"lr": ...}}. Rules, schedules and scales are the
-// values of optim/ themselves. In-class values are the defaults, and the only
-// place where they stand: the key table (keys.cc) reads them from here. load.h
-// makes a Config from a file; print.h shows one.
+// values of optim/ themselves. In-class values are the defaults, given only
+// here: the key table (keys.cc) reads them. load.h makes a Config from a file;
+// print.h shows one.
 // 0 or "" in a field marked "unset" means that the key was not given. A key
 // that a run does not read (KeySpec::unread) has its default here.
 //
-// To add a key: a field here, a line in keys.cc, and where it depends on other
-// keys a check in resolve.cc. Parser, printer, schema and reference follow.
+// To add a key: a field here, a line in keys.cc, and, if it depends on other
+// keys, a check in resolve.cc. Parser, printer, schema and reference follow.
 #ifndef ZERO_ENGINE_CONFIG_CONFIG_H_
 #define ZERO_ENGINE_CONFIG_CONFIG_H_
 
@@ -34,8 +34,8 @@ enum class WeightDecayOn { kMatrices, kAll };
 
 // "optimizer": {"type", "params": {...}}.
 struct OptimizerConfig {
-  // The type and its parameters; those of other types are unused and can not
-  // be given. weight_decay_on says which tensors decay.
+  // The type and its parameters; those of other types are unused and cannot be
+  // given. weight_decay_on says which tensors decay.
   OptimizerSpec spec;
   double lr = 1e-3;  // base_lr of lr_scaling; the schedulers' peak
   // Matrices: tensors of two or more dimensions (embeddings included).
@@ -64,18 +64,18 @@ struct Fp16Config {
   bool operator==(const Fp16Config&) const = default;
 };
 
-// Whether tables of words are in parts (engine/zero/plan.h).
+// Whether vocabulary tables are in parts (engine/zero/plan.h).
 enum class VocabularyParts {
-  kAuto,  // where gradients are sharded, and they save enough memory
-  kOn,    // where gradients are sharded
+  kAuto,  // if gradients are sharded, and it saves enough memory
+  kOn,    // if gradients are sharded
   kOff,
 };
 
-// Where states live that the device does not keep.
+// Where states off the device are kept.
 enum class OffloadDevice { kNone, kCpu, kNvme };
 
-// What the host keeps and updates: nothing, what the optimizer needs, the
-// parameters, too.
+// What the host keeps and updates: nothing, the optimizer's states, or also the
+// parameters.
 enum class Offload { kNone, kOptimizer, kAll };
 inline constexpr const char* kOffloadNames[] = {"-", "optimizer", "all"};
 inline constexpr Offload kOffloads[] = {Offload::kNone, Offload::kOptimizer,
@@ -90,14 +90,14 @@ struct ZeroConfig {
   int64_t stage = 0;
   OffloadDevice offload_optimizer = OffloadDevice::kNone;  // ".device"
   OffloadDevice offload_param = OffloadDevice::kNone;      // ".device"
-  // Of device nvme: a folder, of both the same. Unset where neither is.
+  // For device nvme: a folder, the same for both. Unset if neither is nvme.
   std::string optimizer_nvme_path, param_nvme_path;
   double offload_optimizer_ratio = 1;  // ".ratio"
   int64_t reduce_bucket_size = 6'553'600;
   int64_t allgather_bucket_size = 6'553'600;
   bool overlap_comm = true;
-  // Of sharded parameters (engine/zero/schedule.h); -1: a unit ahead, and two
-  // units in place.
+  // For sharded parameters (engine/zero/schedule.h); -1: one unit ahead, and
+  // two units in place.
   int64_t stage3_prefetch_bucket_size = -1;
   int64_t stage3_max_live_parameters = -1;
   int64_t stage3_max_reuse_distance = -1;
@@ -116,7 +116,7 @@ struct ZeroConfig {
            : offload_optimizer != OffloadDevice::kNone ? Offload::kOptimizer
                                                        : Offload::kNone;
   }
-  // What is on a disk stays there, where it is offloaded at all.
+  // Whether offloaded states are on a disk.
   void set_offload(Offload offload) {
     const auto set = [&](Offload from, OffloadDevice* device) {
       if (offload < from) {
@@ -138,11 +138,11 @@ struct ZeroConfig {
     return offload_optimizer == OffloadDevice::kNvme ? optimizer_nvme_path
                                                      : param_nvme_path;
   }
-  // Whether the update of step `index` (from 0) runs beside the next step.
+  // Whether the update of step `index` (from 0) runs during the next step.
   bool DelaysUpdateOf(int64_t index) const {
     return delayed_update && index >= delayed_update_warmup_steps;
   }
-  // How many of `world` ranks share the states. One rank alone does not ask.
+  // How many of `world` ranks share the states. A single rank does not ask.
   int64_t shards(int64_t world) const {
     return mics_shard_size > 0 && world > 1 ? mics_shard_size : world;
   }
@@ -158,13 +158,13 @@ struct AioConfig {
   int64_t thread_count = 1;
   bool single_submit = false;
   bool overlap_events = true;
-  // Changes what is noticed.
+  // Changes error detection.
   bool checksums = true;
 
   bool operator==(const AioConfig&) const = default;
 };
 
-// A run equals, to the bit, one with the same algorithm.
+// Bits are equal only between runs with the same algorithm.
 enum class CommunicationAlgorithm {
   kDirect,           // every rank reads all the others
   kRing,             // every rank reads its neighbour
@@ -175,7 +175,7 @@ enum class CommunicationAlgorithm {
 // What connects the ranks.
 enum class CommunicationBackend {
   kAuto,   // kNccl for several GPUs, kMpi for processes on the CPU, else kLocal
-  kLocal,  // threads of one process, by its memory
+  kLocal,  // threads of one process, through its memory
   kMpi,    // ranks on the CPU, threads of several processes
   kNccl,   // GPUs, in threads or processes
 };
@@ -183,7 +183,7 @@ enum class CommunicationBackend {
 struct CommunicationConfig {
   // Changes the order of sums.
   CommunicationAlgorithm algorithm = CommunicationAlgorithm::kDirect;
-  // For kHierarchical, and likewise; 0: the launcher's.
+  // For kHierarchical; 0: the launcher's.
   int64_t ranks_per_host = 0;
   CommunicationBackend backend = CommunicationBackend::kAuto;
   // Changes when a run fails.
@@ -203,8 +203,8 @@ struct DeviceConfig {
 
 struct DataConfig {
   // Files and globs as found: relative to the current directory, else to the
-  // config file. Globs are checked to match, and left for the data room to
-  // expand (sorted by name).
+  // config file. Globs are checked to match, and expanded by the data room
+  // (sorted by name).
   std::vector<std::string> train;
   std::vector<std::string> validation;  // empty: see validation_fraction
   double validation_fraction = 0;       // the last part of train
@@ -236,7 +236,7 @@ struct TrainingConfig {
   double epochs = 0;
   int64_t seed = 1234;
   int64_t max_consecutive_skips = 50;  // non-finite steps in a row, then stop
-  // Changes what is seen and written.
+  // Changes what is printed and written.
   std::string out_dir;       // resolved: out/NAME of the config file
   int64_t eval_every = 0;    // steps; 0: at the end only, if there is data
   int64_t eval_batches = 0;  // micro-batches per evaluation; 0: all
@@ -248,13 +248,13 @@ struct TrainingConfig {
   // Checkpoints, in out_dir/checkpoints/.
   int64_t save_every = 0;         // steps; 0: not by steps
   double save_every_minutes = 0;  // 0: not by time
-  bool async_save = true;         // beside training, from a copy of the states
+  bool async_save = true;         // during training, from a copy of the states
   bool save_interrupted = true;   // one when a signal or max_minutes ends a run
-  int64_t keep_last = 2;          // of them; 0: all
-  int64_t keep_every = 0;         // and those of such steps; 0: none
+  int64_t keep_last = 2;          // checkpoints; 0: all
+  int64_t keep_every = 0;         // and those at multiples of it; 0: none
   double max_minutes = 0;         // ends the run as a signal does; 0: never
   std::string resume;             // "auto", "latest", a folder; empty: no
-  bool resume_changed = false;    // with another config or other data, too
+  bool resume_changed = false;    // even with another config or other data
 
   bool saves() const { return save_every > 0 || save_every_minutes > 0; }
 
@@ -264,7 +264,7 @@ struct TrainingConfig {
 // "elasticity": DeepSpeed's keys, version 0.1 (elastic_batch.h).
 struct ElasticityConfig {
   bool enabled = false;
-  int64_t max_train_batch_size = 0;         // unset only where not enabled
+  int64_t max_train_batch_size = 0;         // unset only if not enabled
   std::vector<int64_t> micro_batch_sizes;   // likewise
   int64_t min_gpus = 1, max_gpus = 10'000;  // ranks
   bool prefer_larger_batch = true;
@@ -280,15 +280,15 @@ struct Config {
   int64_t train_batch_size = 0;                // sequences per step
   int64_t train_micro_batch_size_per_gpu = 0;  // sequences per rank and pass
   int64_t gradient_accumulation_steps = 0;
-  ElasticityConfig elasticity;   // where enabled it chooses all three
+  ElasticityConfig elasticity;   // if enabled, chooses all three
   double gradient_clipping = 0;  // largest gradient norm; 0: no clipping
   std::string model_preset;      // "model.preset"; unset: ""
   ModelConfig model;             // complete: preset and explicit keys together
   OptimizerConfig optimizer;
   // "scheduler": {"type", "params"}. Resolved: lr and the peaks are the
-  // optimizer's unless given; total_num_steps and decay_num_steps are 0 where
-  // only the data knows the length of the run (training.epochs). Beside
-  // lr_scaling it has no warm-up and works on the scaled rate.
+  // optimizer's unless given; total_num_steps and decay_num_steps are 0 if only
+  // the data determines the length of the run (training.epochs). With
+  // lr_scaling it has no warm-up and applies to the scaled rate.
   LrSchedule scheduler;
   LrScalingConfig lr_scaling;
   bool bf16 = false;  // "bf16.enabled"

@@ -7,7 +7,7 @@
 namespace zero {
 namespace {
 
-// OEIS A002182, to where DeepSpeed's list ends.
+// OEIS A002182, up to the end of DeepSpeed's list.
 constexpr int64_t kHighlyComposite[] = {
     1,      2,      4,      6,      12,     24,     36,     48,
     60,     120,    180,    240,    360,    720,    840,    1260,

@@ -1,6 +1,6 @@
 // A global batch that many numbers of ranks can share: DeepSpeed's
-// "elasticity", version 0.1. Pure functions of the config, so that every start
-// of a run finds the same batch, however many ranks it has.
+// "elasticity", version 0.1. Pure functions of the config, so every start of a
+// run finds the same batch, with any number of ranks.
 #ifndef ZERO_ENGINE_CONFIG_ELASTIC_BATCH_H_
 #define ZERO_ENGINE_CONFIG_ELASTIC_BATCH_H_
 
@@ -12,16 +12,16 @@
 namespace zero {
 
 struct ElasticBatch {
-  int64_t train_batch_size = 0;  // 0: there is none
-  // Numbers of ranks that can share it, ascending. For n of them a micro-batch
-  // size m is such that n * m divides train_batch_size.
+  int64_t train_batch_size = 0;  // 0: none
+  // Numbers of ranks n that can share it, ascending: n * m divides
+  // train_batch_size for a micro-batch size m.
   std::vector<int64_t> worlds;
 };
 
-// Of the batches c * k, c one of micro_batch_sizes or their least common
-// multiple and k the largest highly composite number (one with more divisors
-// than any smaller number) that keeps it within max_train_batch_size, the one
-// that most numbers of ranks in [min_gpus, max_gpus] can share; among equals
+// Candidates are c * k, with c one of micro_batch_sizes or their least common
+// multiple, and k the largest highly composite number (with more divisors than
+// any smaller number) for which c * k <= max_train_batch_size. Chooses the one
+// that the most numbers of ranks in [min_gpus, max_gpus] can share; of equals
 // the largest, or the smallest without prefer_larger_batch.
 // REQUIRES: micro_batch_sizes are >= 1.
 ElasticBatch ChooseElasticBatch(const ElasticityConfig& config);

@@ -12,7 +12,7 @@
 namespace zero {
 namespace {
 
-// Deeper text is no config, and recursion must not reach the stack's end.
+// Deeper text is not a config, and recursion must not overflow the stack.
 constexpr int kMaxDepth = 64;
 
 bool IsWordChar(char c) {
@@ -66,7 +66,7 @@ class Parser {
     return FailAt(here_, parts...);
   }
 
-  // What stands at the cursor, for a message.
+  // The text at the cursor, for a message.
   std::string Found() const {
     if (AtEnd()) return "the end of the text";
     const char c = text_[pos_];
@@ -260,7 +260,7 @@ class Parser {
                           "\\r \\t or \\uXXXX");
   }
 
-  // What to write instead of a word that other languages have.
+  // The replacement for a word of other languages.
   static const char* Remedy(absl::string_view word) {
     if (word == "True") return "; JSON writes true";
     if (word == "False") return "; JSON writes false";

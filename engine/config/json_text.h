@@ -1,9 +1,9 @@
-// JSON with // and /* */ comments, read into a tree that knows where every key
-// and value stands.
+// JSON with // and /* */ comments, read into a tree with the position of every
+// key and value.
 //
-// Own parser, because the messages are the point: nlohmann-json 3.11 gives no
-// positions for values, keeps the last of duplicate keys and explains a syntax
-// error in terms of its lexer.
+// A parser of our own, for its messages: nlohmann-json 3.11 gives no positions
+// for values, keeps the last of duplicate keys and explains a syntax error in
+// terms of its lexer.
 #ifndef ZERO_ENGINE_CONFIG_JSON_TEXT_H_
 #define ZERO_ENGINE_CONFIG_JSON_TEXT_H_
 
@@ -16,7 +16,7 @@
 namespace zero {
 
 // Line and column count from 1; a column is one UTF-8 character. `source`
-// numbers the text that was read, for whoever reads several.
+// numbers the text, for callers that read several.
 struct JsonPlace {
   int source = 0;
   int line = 1;
@@ -36,7 +36,7 @@ struct JsonNode {
   bool is_integer = false;  // written without . or e, and fits in 64 bits
   int64_t integer = 0;
   std::string text;  // a string's value; a number as it was written
-  std::string key;   // in an object: this member's key and where it stands
+  std::string key;   // in an object: this member's key and its position
   JsonPlace key_place;
   std::vector<JsonNode> children;  // of an array or an object
 
@@ -57,12 +57,12 @@ struct JsonProblem {
 bool ParseJsonText(absl::string_view text, int source, JsonNode* root,
                    std::vector<JsonProblem>* problems);
 
-// JSON texts of values. A double is written with digits that read back to the
-// same bits, few where few do, and with a '.' or an 'e'.
+// JSON texts of values. A double is written with the fewest digits that read
+// back to the same bits, and with a '.' or an 'e'.
 std::string JsonQuote(absl::string_view text);
 std::string JsonDouble(double value);
 
-// One line that shows a node in a message, cut after 40 characters.
+// A node in one line for messages, cut after 40 characters.
 std::string JsonBrief(const JsonNode& node);
 
 }  // namespace zero

@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// What other programs call our keys.
+// Other programs' names for our keys.
 struct Synonym {
   const char* theirs;
   const char* ours;

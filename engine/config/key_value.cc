@@ -57,7 +57,7 @@ absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
 }
 
 bool HasType(const KeySpec& key, const JsonNode& node) {
-  // Of each KeyKind.
+  // By KeyKind.
   constexpr JsonKind kWanted[] = {
       JsonKind::kBool,   JsonKind::kNumber, JsonKind::kNumber,
       JsonKind::kString, JsonKind::kString, JsonKind::kArray,
@@ -98,13 +98,13 @@ absl::StatusOr<KeyValue> ReadInteger(const KeySpec& key, const JsonNode& node) {
   return node.is_integer ? node.integer : static_cast<int64_t>(whole);
 }
 
-// What older DeepSpeeds call a value of ours.
+// Older DeepSpeeds' names for our values.
 std::string Today(const KeySpec& key, const std::string& choice) {
   const bool old = key.path == "communication_data_type" && choice == "bfp16";
   return old ? "bf16" : choice;
 }
 
-// What others call a value of ours.
+// Other programs' names for our values.
 constexpr struct {
   const char *path, *theirs, *ours;
 } kForeignChoices[] = {

@@ -97,8 +97,8 @@ Field FieldOf(KeyValue (*get)(const Config&),
 
 // ---- What a row may add ---------------------------------------------------
 
-// Counts stay so far below 2^63 that sums of them, and products with a batch
-// of tokens, fit.
+// Counts are far enough below 2^63 for their sums, and products with a batch of
+// tokens, to fit.
 constexpr double kMaxCount = 1e12;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
@@ -271,7 +271,7 @@ constexpr auto kNoDisk =
     Unread(IF(!c.zero_optimization.uses_nvme()), "no device is \"nvme\"");
 constexpr auto kReplicated =
     Unread(IF(c.zero_optimization.stage < 3),
-           "zero_optimization.stage 3 alone gathers parameters for use");
+           "only zero_optimization.stage 3 gathers parameters for use");
 
 // ---- The table ------------------------------------------------------------
 
@@ -289,13 +289,13 @@ std::vector<KeySpec> UsedKeys() {
           MayBeUnset),
       Key(KEY(model.freeze),
           "Tensors that keep their values and cost no gradient, optimizer "
-          "state or traffic: shell globs (*, ?, [abc]) over whole names, as "
-          "`zero checkpoint show` or Hugging Face's files have them, such as "
+          "state or traffic: shell globs (*, ?, [abc]) over whole names, from "
+          "`zero checkpoint show` or Hugging Face's files, such as "
           "\"*embed_tokens*\" or \"block.0.*\". A tied head is frozen with the "
           "embedding.",
           Strings, MayBeUnset),
       Key("model.model_type", FIELD(model.family),
-          "The family; not needed beside preset or from_pretrained."),
+          "The family; not needed with preset or from_pretrained."),
       Key(KEY(model.vocab_size), "Number of token ids.", Range(1, 1 << 24),
           Derived("the ids of data.tokenizer; 257 for \"bytes\"")),
       Key(KEY(model.tie_word_embeddings),
@@ -338,7 +338,7 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(model.intermediate_size), "Feed-forward width.",
           Range(1, 1 << 22), kRotary),
       Key(KEY(model.max_position_embeddings),
-          "Longest sequence the model is made for; costs no parameters.",
+          "Longest sequence the model supports; costs no parameters.",
           Range(1, 1 << 24),
           Derived(
               "2048 for llama, else 32768; sequence_length if that is more"),
@@ -371,20 +371,20 @@ std::vector<KeySpec> UsedKeys() {
           kScaled),
       Key(KEY(model.rope_scaling.original_max_position_embeddings),
           "Sequence length of the unscaled model.", AtLeast(1), kScaled),
-      Section("data", "What is trained on."),
+      Section("data", "Training and validation data."),
       Key(KEY(data.train),
           "A file, a glob or a list of them. Relative to the current folder, "
-          "else to the config file.",
+          "or else to the config file.",
           MayBeUnset),
       Key(KEY(data.validation), "Held-out data, as data.train.", MayBeUnset),
       Key(KEY(data.validation_fraction),
-          "Without data.validation: this last part of data.train is held out.",
+          "Without data.validation: the last part of data.train to hold out.",
           HalfOpen(0, 1)),
       Key(KEY(data.format),
           "text; llmc (llm.c's header, then tokens); raw_uint16 (nanoGPT's "
-          "tokens alone); jsonl (a sample on each line: {\"prompt\", "
-          "\"completion\"}, which alone is learned, or {\"text\"}); auto looks "
-          "at the file."),
+          "bare tokens); jsonl (a sample on each line: {\"prompt\", "
+          "\"completion\"}, of which only the completion is learned, or "
+          "{\"text\"}); auto detects it from the file."),
       Key(KEY(data.tokenizer),
           "bytes, none (token files), or the path of a tokenizer.json, of a "
           "SentencePiece model or of a folder with one.",
@@ -395,40 +395,39 @@ std::vector<KeySpec> UsedKeys() {
           Derived("1024, or the model's positions if they are fewer")),
       Key(KEY(data.reset_attention_mask),
           "Documents in one sequence: tokens see only their own, and positions "
-          "count from its start. The end-of-text token starts the document "
-          "behind it, so that all targets count. Samples of JSON lines are "
-          "always kept apart.",
+          "count from its start. The end-of-text token starts the next "
+          "document, so all targets count. Samples of JSON lines are always "
+          "kept apart.",
           Derived("true for JSON lines, else false")),
       Key(KEY(data.eos_token_id),
           "The end-of-text token of token files without a tokenizer, for "
           "reset_attention_mask; 50256 in GPT-2's.",
           Range(0, (1 << 24) - 1), MayBeUnset, kOneDocument,
           Unread(IF(c.data.tokenizer != "none"),
-                 "data.tokenizer has an end of text")),
-      Section("training", "How long, how often looked at, and where to."),
+                 "data.tokenizer has an end-of-text token")),
+      Section("training", "Length of the run, evaluation, samples and output."),
       Key(KEY(training.steps), "Optimizer steps; or give epochs.", AtLeast(1),
           MayBeUnset),
       Key(KEY(training.epochs), "Passes over data.train; or give steps.",
           Range(0, 1e6), Above(0), MayBeUnset),
-      Key(KEY(training.seed), "Of initialization, data order and dropout.",
+      Key(KEY(training.seed), "Seed of initialization, data order and dropout.",
           Range(0, kUnlimited)),
       Key(KEY(training.max_consecutive_skips),
           "Stop after this many steps in a row with a non-finite gradient.",
           AtLeast(1)),
       Key(KEY(training.out_dir),
-          "Gets metrics.jsonl, summary.json, config.json and final/.",
+          "Folder for metrics.jsonl, summary.json, config.json and final/.",
           Derived("out/NAME of the config file")),
       Key(KEY(training.eval_every),
           "Steps between evaluations; 0: at the end only.", AtLeast(0)),
       Key(KEY(training.eval_batches),
-          "Micro-batches of every rank per evaluation; 0: all of the "
-          "validation data.",
+          "Micro-batches per rank and evaluation; 0: all validation data.",
           AtLeast(0)),
       Key(KEY(training.sample_every),
           "Steps between text samples; 0: at the end only.", AtLeast(0)),
       Section("training.sample", "The text sample."),
       Key(KEY(training.sample.prompt),
-          "Text to go on from; empty: the end-of-text token.", kNoText,
+          "Text to continue; empty: the end-of-text token.", kNoText,
           kNoTokens),
       Key(KEY(training.sample.tokens), "Tokens to generate; 0: no samples.",
           AtLeast(0),
@@ -442,13 +441,13 @@ std::vector<KeySpec> UsedKeys() {
       Key(KEY(training.sample.top_p),
           "Draw from the likeliest that sum up to p; 1: off.", Range(0, 1),
           Above(0), kNoText, kNoTokens, kGreedy),
-      Key(KEY(training.sample.seed), "Of the draw.", Range(0, kUnlimited),
+      Key(KEY(training.sample.seed), "Seed of the draws.", Range(0, kUnlimited),
           kNoText, kNoTokens, kGreedy, Derived("training.seed")),
       Key(KEY(training.save_final), "Write out_dir/final/ at the end."),
       Key(KEY(training.max_shard_size),
-          "Most bytes of a file of weights in final/, as transformers' "
-          "max_shard_size: a larger model is written as shards with "
-          "model.safetensors.index.json.",
+          "Largest size in bytes of a weights file in final/, like "
+          "transformers' max_shard_size: a larger model is written as shards "
+          "with model.safetensors.index.json.",
           AtLeast(1),
           Unread(IF(!c.training.save_final), "training.save_final is false")),
       Key(KEY(training.tensorboard),
@@ -456,37 +455,38 @@ std::vector<KeySpec> UsedKeys() {
           DeepSpeed("\"tensorboard\": {\"enabled\", \"output_path\", "
                     "\"job_name\"}")),
       Key(KEY(training.save_every),
-          "Steps between checkpoints in out_dir/checkpoints/, and one at the "
+          "Steps between checkpoints in out_dir/checkpoints/, with one at the "
           "end; 0: not by steps.",
           AtLeast(0)),
       Key(KEY(training.save_every_minutes),
           "Minutes between checkpoints; 0: not by time.", AtLeast(0)),
       Key(KEY(training.async_save),
           "Training waits for a copy of the states in the host's memory (12 "
-          "bytes per parameter with Adam, divided over the ranks) and goes on "
-          "while that is written; false: it waits for the disk, and there is "
-          "no copy.",
+          "bytes per parameter with Adam, divided over the ranks) and "
+          "continues while the copy is written; false: it waits for the disk "
+          "and makes no copy.",
           Unread(IF(!c.training.saves()),
                  "training.save_every and save_every_minutes are 0"),
           Unread(IF(c.zero_optimization.uses_nvme()),
-                 "the copy would take as much of the host's memory as what is "
-                 "on a disk (device nvme)")),
+                 "the copy would take as much of the host's memory as the "
+                 "states on a disk (device nvme)")),
       Key(KEY(training.save_interrupted),
-          "Write a checkpoint where a signal or max_minutes ends the run."),
-      Key(KEY(training.keep_last), "Keep the newest checkpoints; 0: all.",
-          AtLeast(0)),
+          "Write a checkpoint when a signal or max_minutes ends the run."),
+      Key(KEY(training.keep_last),
+          "Number of newest checkpoints to keep; 0: all.", AtLeast(0)),
       Key(KEY(training.keep_every),
-          "Keep those of every so many steps besides; 0: none.", AtLeast(0)),
+          "Also keep the checkpoints at multiples of this many steps; 0: none.",
+          AtLeast(0)),
       Key(KEY(training.max_minutes),
-          "End the run after so many minutes, as a signal does, but with exit "
-          "status 85 where it goes on with --resume auto; 0: never.",
+          "End the run after this many minutes, as a signal does, but with "
+          "exit status 85 if --resume auto can continue it; 0: never.",
           AtLeast(0)),
       Key(KEY(training.resume),
-          "Go on from a checkpoint: \"latest\" of out_dir, \"auto\" (the "
-          "latest, or anew where there is none), or its folder.",
+          "Resume from a checkpoint: \"latest\" of out_dir, \"auto\" (the "
+          "latest, or from scratch if there is none), or its folder.",
           SaysAuto),
       Key(KEY(training.resume_changed),
-          "Resume although the config or the data is not that of the run."),
+          "Resume although the config or the data differs from the run's."),
       Key(KEY(train_batch_size),
           "Sequences per step = train_micro_batch_size_per_gpu * "
           "gradient_accumulation_steps * ranks. Give it or "
@@ -494,60 +494,63 @@ std::vector<KeySpec> UsedKeys() {
           "from the product.",
           Range(1, 1 << 30), Derived("the product")),
       Key(KEY(train_micro_batch_size_per_gpu),
-          "Sequences of one rank in one pass, B.", Range(1, 1 << 30),
-          Derived("train_batch_size / (gradient_accumulation_steps * ranks); "
-                  "8 where \"auto\" has nothing to follow from")),
+          "Sequences per rank and pass, B.", Range(1, 1 << 30),
+          Derived("train_batch_size / (gradient_accumulation_steps * ranks); 8 "
+                  "if nothing determines \"auto\"")),
       Key(KEY(gradient_accumulation_steps), "Passes per step.",
           Range(1, 1 << 30),
           Derived("train_batch_size / (train_micro_batch_size_per_gpu * "
                   "ranks), else 1")),
       Section("elasticity",
-              "The global batch is one that many numbers of ranks can share: "
+              "A global batch that many numbers of ranks can share: "
               "DeepSpeed's version 0.1."),
       Key(KEY(elasticity.enabled),
-          "train_batch_size, train_micro_batch_size_per_gpu and "
-          "gradient_accumulation_steps follow from these keys and the ranks, "
-          "the first of them from these keys alone."),
+          "train_batch_size follows from these keys; "
+          "train_micro_batch_size_per_gpu and gradient_accumulation_steps "
+          "follow from these keys and the ranks."),
       Key(KEY(elasticity.max_train_batch_size),
           "train_batch_size is at most this.", Range(1, 1 << 30), MayBeUnset,
           kNotElastic,
           DeepSpeed("the least common multiple of micro_batch_sizes is tried "
-                    "even where it is more; here never")),
+                    "even if it is larger; here never")),
       Key(KEY(elasticity.micro_batch_sizes),
           "train_micro_batch_size_per_gpu is the largest of these that divides "
-          "the share of a rank.",
+          "a rank's share.",
           Range(1, 1 << 30), MayBeUnset, kNotElastic),
       Key(KEY(elasticity.min_gpus),
-          "The fewest ranks that the batch is chosen for, and that may train.",
+          "The batch is chosen for at least this many ranks; fewer may not "
+          "train.",
           AtLeast(1), kNotElastic),
       Key(KEY(elasticity.max_gpus),
-          "The most ranks that the batch is chosen for, and that may train.",
+          "The batch is chosen for at most this many ranks; more may not "
+          "train.",
           AtLeast(1), kNotElastic),
       Key(KEY(elasticity.prefer_larger_batch),
-          "Of batches that equally many numbers of ranks can share take the "
-          "largest; false: the smallest.",
+          "Among batches that equally many numbers of ranks can share, take "
+          "the largest; false: the smallest.",
           kNotElastic),
       Key(KEY(elasticity.ignore_non_elastic_batch_info),
-          "The three keys of the batch are ignored where they say something "
-          "else; false: that is an error.",
+          "Ignore the three batch keys if they differ; false: that is an "
+          "error.",
           kNotElastic),
       Key(KEY(gradient_clipping),
           "Largest norm of the whole gradient; 0: no clipping.", AtLeast(0),
           DeepSpeed("\"auto\" is Hugging Face's Trainer's 1.0; here 0")),
       Section("bf16",
               "bfloat16 parameters and activations, fp32 master weights."),
-      Key("bf16.enabled", FIELD(bf16), "Neither bf16 nor fp16: fp32.",
+      Key("bf16.enabled", FIELD(bf16),
+          "If neither bf16 nor fp16 is enabled: fp32.",
           DeepSpeed("\"auto\" is the --bf16 of Hugging Face's Trainer; here "
                     "false")),
       Section("fp16", "float16 with loss scaling, fp32 master weights."),
-      Key(KEY(fp16.enabled), "Neither bf16 nor fp16: fp32.",
+      Key(KEY(fp16.enabled), "If neither bf16 nor fp16 is enabled: fp32.",
           DeepSpeed("\"auto\" is the --fp16 of Hugging Face's Trainer; here "
                     "false")),
       Key("fp16.loss_scale", FIELD(fp16.scaler.static_scale),
           "A fixed loss scale; 0: dynamic.", AtLeast(0), kNoFp16,
-          DeepSpeed("multiplies the mean loss of a rank's batch; here, and by "
-                    "initial_scale_power, each sequence's loss is scaled as if "
-                    "it were alone")),
+          DeepSpeed("multiplies the mean loss of a rank's batch; here, also "
+                    "with initial_scale_power, each sequence's loss is scaled "
+                    "as if it were alone")),
       Key("fp16.initial_scale_power", FIELD(fp16.scaler.initial_scale_power),
           "The dynamic scale starts at 2 to this power.", Range(0, 120),
           kNoFp16, kStaticScale),
@@ -566,32 +569,34 @@ std::vector<KeySpec> UsedKeys() {
           "The scale never falls below it.", Above(0), kNoFp16, kStaticScale),
       Section("data_types", "Dtypes of intermediate results."),
       Key("data_types.grad_accum_dtype", FIELD(grad_accum_dtype),
-          "Gradients are accumulated in it: fp32, or the parameters' dtype.",
+          "Dtype in which gradients are accumulated: fp32, or the parameters' "
+          "dtype.",
           DeepSpeed("the parameters' dtype with fp16 and ZeRO 1-3; here fp32, "
                     "so that micro-batches add up without loss")),
       Key("data_types.stochastic_rounding", FIELD(stochastic_rounding),
-          "16-bit parameters are rounded from their fp32 masters up or down by "
-          "chance, so that the mean is the master. Gains: steps below half a "
-          "unit in the last place move the parameters that the model computes "
-          "with, too. Costs: a random error of up to a whole unit, and on the "
+          "16-bit parameters are rounded up or down from their fp32 masters at "
+          "random, so that the mean is the master. Gains: steps below half a "
+          "unit in the last place also move the parameters that the model "
+          "computes with. Costs: a random error of up to one unit, and on the "
           "CPU about twice the time of an optimizer step (measured: 13 to 20 "
-          "ms for 16M parameters). The chances are a function of "
+          "ms for 16M parameters). The random numbers are a function of "
           "training.seed, step and element: runs repeat, and stages have equal "
           "bits."),
       Key("data_types.split_master_weights", FIELD(split_master_weights),
-          "Of an fp32 master weight only the 16 bits are stored that its bf16 "
-          "parameter lacks: 16 bytes per parameter in training with Adam and "
-          "not 18, and the same bits of every result. For comparison only.",
+          "Store only the 16 bits of an fp32 master weight that its bf16 "
+          "parameter lacks: training with Adam takes 16 bytes per parameter "
+          "instead of 18, with the same bits in every result. For comparison "
+          "only.",
           Unread(IF(!c.bf16 || c.stochastic_rounding),
-                 "only bf16 parameters rounded to nearest are a part of their "
+                 "only bf16 parameters rounded to nearest are part of their "
                  "masters")),
       Key(KEY(communication_data_type),
-          "Gradients are sent in it; their sum over ranks is formed in fp32 "
-          "and rounded to it once.",
+          "Dtype in which gradients are sent; their sum over ranks is formed "
+          "in fp32 and rounded once.",
           BetweenRanks, Derived("data_types.grad_accum_dtype"),
           DeepSpeed(
               "the parameters' dtype; here that of the accumulated gradients, "
-              "fp32 unless asked, so that nothing is rounded on the way")),
+              "fp32 by default, so that nothing is rounded on the way")),
       Section("optimizer",
               "The update rule; moments and master weights are fp32."),
       Key("optimizer.type", FIELD(optimizer.spec.kind), "The update rule.",
@@ -601,7 +606,7 @@ std::vector<KeySpec> UsedKeys() {
                   "write AdamW, Adam, SGD or Lamb")),
       Section("optimizer.params", "Parameters of optimizer.type."),
       Key("optimizer.params.lr", FIELD(optimizer.lr),
-          "Learning rate; lr_scaling takes it as base_lr.", Above(0),
+          "Learning rate; the base_lr of lr_scaling.", Above(0),
           DeepSpeed("\"auto\" is Hugging Face's Trainer's 5e-05, for "
                     "fine-tuning; here the default")),
       Key("optimizer.params.weight_decay", FIELD(optimizer.spec.weight_decay),
@@ -611,7 +616,7 @@ std::vector<KeySpec> UsedKeys() {
           "weights too.",
           kNoDecay,
           DeepSpeed("all parameters, unless the caller makes groups; here "
-                    "matrices only, as papers do")),
+                    "matrices only, as in papers")),
       Key("optimizer.params.betas",
           Field{KeyKind::kNumbers,
                 [](const Config& c) -> KeyValue {
@@ -657,14 +662,14 @@ std::vector<KeySpec> UsedKeys() {
       Key("optimizer.params.min_coeff", FIELD(optimizer.spec.min_coeff),
           "Smallest trust ratio.", AtLeast(0), kLamb),
       Section("scheduler",
-              "The learning rate as a function of the step, from 0. The first "
-              "step already moves."),
+              "The learning rate as a function of the step, counted from 0. "
+              "The first step already moves the parameters."),
       Key("scheduler.type", FIELD(scheduler.kind),
           "DeepSpeed's schedules, WSD (warm-up, stable, decay) and Constant.",
-          Unbuilt({"LRRangeTest"}, "the range test is not here"),
-          DeepSpeed("keeps warmup_min_lr for two steps; here warm-ups are two "
+          Unbuilt({"LRRangeTest"}, "there is no range test"),
+          DeepSpeed("keeps warmup_min_lr for two steps; here warm-ups run two "
                     "steps ahead, so that the first step moves, and linear "
-                    "decays one. WSD and Constant are ours")),
+                    "decays one step ahead. WSD and Constant are ours")),
       Section("scheduler.params", "Parameters of scheduler.type."),
       Key("scheduler.params.warmup_min_lr", FIELD(scheduler.warmup_min_lr),
           "Learning rate before the warm-up; WarmupDecayLR also ends there.",
@@ -698,7 +703,7 @@ std::vector<KeySpec> UsedKeys() {
           "End of the cosine, as a ratio of the learning rate.", Range(0, 1),
           kCosine),
       Key("scheduler.params.decay_num_steps", FIELD(scheduler.decay_num_steps),
-          "The last steps of total_num_steps, in which the rate falls.",
+          "The last steps of total_num_steps, during which the rate falls.",
           AtLeast(1), MayBeUnset, Derived("total_num_steps / 10, rounded up"),
           kWsd),
       Key("scheduler.params.decay_type", FIELD(scheduler.decay_type),
@@ -716,7 +721,7 @@ std::vector<KeySpec> UsedKeys() {
           "After the cycle: lr = cycle_min_lr / (1 + rate * intervals).",
           AtLeast(0), kNoDecaySteps,
           Unread(IF(c.scheduler.cycle_min_lr == 0),
-                 "scheduler.params.cycle_min_lr is 0 and can not decay"),
+                 "scheduler.params.cycle_min_lr is 0 and cannot decay"),
           kCycle),
       Key("scheduler.params.cycle_first_step_size",
           FIELD(scheduler.cycle_first_step_size), "Steps of the rise.",
@@ -749,11 +754,11 @@ std::vector<KeySpec> UsedKeys() {
           AtLeast(0), kNoDecaySteps, kSteadyMomentum, kCycle),
       Section("lr_scaling",
               "Goyal et al. 2017: the learning rate grows with the batch, "
-              "after a linear warm-up from the base rate. The scheduler goes "
-              "on from there, without a warm-up of its own."),
+              "after a linear warm-up from the base rate. The scheduler "
+              "continues from there, without its own warm-up."),
       Key(KEY(lr_scaling.rule),
           "linear: lr = base_lr * train_batch_size / base_batch_size; sqrt: by "
-          "the root of that ratio."),
+          "the square root of that ratio."),
       Key(KEY(lr_scaling.base_batch_size),
           "The batch for which optimizer.params.lr was chosen.", AtLeast(1),
           MayBeUnset),
@@ -767,18 +772,18 @@ std::vector<KeySpec> UsedKeys() {
           "0: none; 1: optimizer; 2: and gradients; 3: and parameters.",
           BetweenRanks, Range(0, 3)),
       Key(KEY(zero_optimization.reduce_bucket_size),
-          "Gradient elements reduced at once (one segment at least).",
+          "Gradient elements reduced at once (at least one segment).",
           BetweenRanks, AtLeast(0),
           DeepSpeed(
               "500 million; smaller ones hide more and take less memory")),
       Key(KEY(zero_optimization.allgather_bucket_size),
-          "Updated parameters gathered at once, in elements (stages 1, 2; one "
-          "segment at least).",
+          "Updated parameters gathered at once, in elements (stages 1, 2; at "
+          "least one segment).",
           BetweenRanks, AtLeast(0),
           DeepSpeed("500 million; smaller ones hide more and take less memory"),
           Unread(IF(!(c.zero_optimization.stage == 1 ||
                       c.zero_optimization.stage == 2)),
-                 "zero_optimization.stage 1 and 2 alone gather updated "
+                 "only zero_optimization.stage 1 and 2 gather updated "
                  "parameters")),
       Key(KEY(zero_optimization.overlap_comm), "Communicate while computing.",
           BetweenRanks, DeepSpeed("true at stage 3 only; here at all stages")),
@@ -788,46 +793,46 @@ std::vector<KeySpec> UsedKeys() {
           BetweenRanks, AtLeast(0), RoundsDown, MayBeUnset, kReplicated,
           DeepSpeed("50 million; here one unit (block) ahead, which hides it")),
       Key(KEY(zero_optimization.stage3_max_live_parameters),
-          "Units stay in place for their next use while they hold no more "
-          "elements than this. Unset: no limit where stage3_max_reuse_distance "
-          "is set, else two units.",
+          "Units stay in place for their next use while they hold at most this "
+          "many elements. Unset: no limit if stage3_max_reuse_distance is set, "
+          "else two units.",
           BetweenRanks, AtLeast(0), MayBeUnset, kReplicated,
-          DeepSpeed("a billion; here two units, so that memory is saved")),
+          DeepSpeed("a billion; here two units, to save memory")),
       Key(KEY(zero_optimization.stage3_max_reuse_distance),
           "A unit stays in place if it is used again after fewer elements than "
-          "this. Unset: no limit where stage3_max_live_parameters is set, else "
+          "this. Unset: no limit if stage3_max_live_parameters is set, else "
           "two units.",
           BetweenRanks, AtLeast(0), MayBeUnset, kReplicated,
-          DeepSpeed("a billion; here two units, so that memory is saved")),
+          DeepSpeed("a billion; here two units, to save memory")),
       Key(KEY(zero_optimization.stage3_param_persistence_threshold),
           "Units whose parameters are all smaller than this are gathered once "
           "per step and stay in place, in elements.",
           BetweenRanks, AtLeast(0), kReplicated,
           DeepSpeed(
-              "100000, for every parameter by itself; here 0, and whole units: "
+              "100000, for each parameter separately; here 0, and whole units: "
               "small parameters travel with the large ones of their unit")),
       Key(KEY(zero_optimization.stage3_model_persistence_threshold),
-          "Elements of all units that stay in place, at most.", BetweenRanks,
-          AtLeast(0),
+          "Most elements that the units staying in place may hold together.",
+          BetweenRanks, AtLeast(0),
           Unread(
               IF(c.zero_optimization.stage < 3 ||
                  c.zero_optimization.stage3_param_persistence_threshold == 0),
               "no unit stays in place")),
       Key(KEY(zero_optimization.vocabulary_parts),
           "Gather and reduce the vocabulary's table in parts, none larger than "
-          "a block, and compute the logits of a micro-batch once more in "
-          "backward, unless they are few (auto: where the memory saved is "
-          "worth that time). Changes no bit of the result.",
+          "a block, and recompute a micro-batch's logits in backward, unless "
+          "they are few (auto: if the memory saved is worth the time). Changes "
+          "no bit of the result.",
           BetweenRanks,
           Unread(IF(c.zero_optimization.stage < 2),
-                 "zero_optimization.stage 2 and 3 alone shard gradients")),
+                 "only zero_optimization.stage 2 and 3 shard gradients")),
       Key(KEY(zero_optimization.ignore_unused_parameters),
-          "Go on when no gradient reaches a parameter; false: an error."),
+          "Continue when no gradient reaches a parameter; false: an error."),
       Key(KEY(zero_optimization.mics_shard_size),
-          "Shard within groups of so many consecutive ranks and replicate over "
-          "the groups (MiCS, FSDP's hybrid sharding); divides the ranks. -1: "
-          "one group; \"auto\": a group is a host, by communication."
-          "ranks_per_host or the launcher.",
+          "Shard within groups of this many consecutive ranks and replicate "
+          "over the groups (MiCS, FSDP's hybrid sharding); divides the ranks. "
+          "-1: one group; \"auto\": one group per host, by "
+          "communication.ranks_per_host or the launcher.",
           BetweenRanks, Range(-1, 1024),
           DeepSpeed("stage 3 only, by its own Init; here stages 1 to 3")),
       Section("zero_optimization.offload_optimizer",
@@ -837,13 +842,13 @@ std::vector<KeySpec> UsedKeys() {
       Key("zero_optimization.offload_optimizer.device",
           FIELD(zero_optimization.offload_optimizer),
           "cpu: in the host's memory. Stages 1 to 3. Changes no bit of the "
-          "result, but on one rank at stages 2 and 3 the order in which "
-          "several micro-batches are added. nvme: gradients there, all else on "
-          "a disk, from where it passes through the host's memory to be "
-          "updated (ZeRO-Infinity)."),
+          "result, except on one rank at stages 2 and 3 with several "
+          "micro-batches, which are then added in another order. nvme: "
+          "gradients in the host's memory, all else on a disk, updated in the "
+          "host's memory as it passes through (ZeRO-Infinity)."),
       Key("zero_optimization.offload_optimizer.nvme_path",
           FIELD(zero_optimization.optimizer_nvme_path),
-          "Folder of device nvme, on a fast local disk: a file for each rank, "
+          "Folder for device nvme, on a fast local disk: a file for each rank, "
           "removed when the run ends.",
           MayBeUnset,
           Unread(
@@ -852,30 +857,29 @@ std::vector<KeySpec> UsedKeys() {
       Key(
           "zero_optimization.offload_optimizer.ratio",
           FIELD(zero_optimization.offload_optimizer_ratio),
-          "The host has and updates at most this share of the optimizer, in "
-          "whole units, the largest first and at least one; the device has "
-          "and updates the rest. Changes no bit of the result but as device "
-          "says.",
+          "The host keeps and updates at most this share of the optimizer, in "
+          "whole units, largest first and at least one; the device keeps and "
+          "updates the rest. Changes bits only where device does.",
           Above(0), [](KeySpec& key) { key.max = 1; },
           Unread(
               IF(c.zero_optimization.offload_optimizer == OffloadDevice::kNone),
               "zero_optimization.offload_optimizer.device is none")),
       Section("zero_optimization.offload_optimizer.delayed_update",
-              "The host's update beside the next step, whose gradients are "
-              "therefore those of parameters that are one update behind "
-              "(ZeRO-Offload's delayed parameter update). Changes results, the "
-              "more the higher the learning rate: compare with a run without."),
+              "Run the host's update during the next step, whose gradients are "
+              "therefore those of parameters one update behind (ZeRO-Offload's "
+              "delayed parameter update). Changes results, the more the higher "
+              "the learning rate: compare with a run without it."),
       Key("zero_optimization.offload_optimizer.delayed_update.enabled",
           FIELD(zero_optimization.delayed_update),
-          "Update beside the next step. Evaluation, checkpoints and final/ "
-          "have the newest parameters. The host keeps its gradients, and "
-          "parameters where they live there, twice.",
-          DeepSpeed("has no such key: its runtime does not have the delayed "
-                    "update of the ZeRO-Offload paper")),
+          "Update during the next step. Evaluation, checkpoints and final/ "
+          "have the newest parameters. The host keeps two copies of its "
+          "gradients, and of any parameters that live there.",
+          DeepSpeed("has no such key: its runtime lacks the delayed update of "
+                    "the ZeRO-Offload paper")),
       Key("zero_optimization.offload_optimizer.delayed_update.warmup_steps",
           FIELD(zero_optimization.delayed_update_warmup_steps),
-          "Steps of the run before the first delayed one: early in training "
-          "an update changes the gradients most.",
+          "Steps before the first delayed one: early in training an update "
+          "changes the gradients most.",
           AtLeast(0),
           Unread(
               IF(!c.zero_optimization.delayed_update),
@@ -889,43 +893,42 @@ std::vector<KeySpec> UsedKeys() {
       Key("zero_optimization.offload_param.device",
           FIELD(zero_optimization.offload_param),
           "cpu: in the host's memory; nvme: on a disk. Stage 3; the optimizer "
-          "goes there as well, unless offload_optimizer.device says where.",
+          "goes there as well, unless offload_optimizer.device is given.",
           kReplicated),
       Key("zero_optimization.offload_param.nvme_path",
           FIELD(zero_optimization.param_nvme_path),
-          "As offload_optimizer.nvme_path; the same where both are nvme.",
+          "Like offload_optimizer.nvme_path; the same if both are nvme.",
           MayBeUnset,
           Unread(IF(c.zero_optimization.offload_param != OffloadDevice::kNvme),
                  "zero_optimization.offload_param.device is not \"nvme\"")),
       Section("tensorboard", "DeepSpeed's section. Here: training.tensorboard.",
               MayBeUnset),
       Section("checkpoint",
-              "DeepSpeed's section. How checkpoints are written here: "
-              "training.save_every and the keys behind it.",
+              "DeepSpeed's section. Here: training.save_every and the keys "
+              "after it.",
               MayBeUnset),
       Section("aio", "How states on a disk (device nvme) are read and written.",
               MayBeUnset),
       Key(KEY(aio.block_size), "Bytes of a request; a multiple of 4096.",
           Range(4096, 1 << 30), kNoDisk),
       Key(KEY(aio.queue_depth),
-          "Requests in flight at once, for each of thread_count: of reads, and "
-          "of writes.",
+          "Requests in flight at once, for each of thread_count: this many "
+          "reads and as many writes.",
           Range(1, 1024), kNoDisk),
       Key(KEY(aio.thread_count),
-          "Where io_uring is not to be had, threads that read and as many that "
-          "write; else it multiplies queue_depth.",
+          "Without io_uring, threads that read and as many that write; else it "
+          "multiplies queue_depth.",
           Range(1, 64), kNoDisk,
           DeepSpeed("threads; here one thread keeps all requests in flight")),
       Key(KEY(aio.single_submit),
-          "Give each request to the system by itself, not all that are ready.",
-          kNoDisk),
+          "Submit each request separately, not all that are ready.", kNoDisk),
       Key(KEY(aio.overlap_events),
-          "New requests follow as soon as one is done; false: when all in "
-          "flight are.",
+          "Submit new requests as soon as one completes; false: when all in "
+          "flight have.",
           kNoDisk),
       Key(KEY(aio.checksums),
-          "Compare what is read with a checksum (XXH3) of what was written.",
-          kNoDisk, DeepSpeed("has no such key: it reads what the disk gives")),
+          "Verify every read by a checksum (XXH3) of the written data.",
+          kNoDisk, DeepSpeed("has no such key: it does not verify reads")),
       Section("activation_checkpointing",
               "Keep less for backward, which computes the rest again. What one "
               "pass over memory gives (norms, GELU, SwiGLU) is computed again "
@@ -935,9 +938,9 @@ std::vector<KeySpec> UsedKeys() {
           DeepSpeed("has no such key: the model's code decides; here one key "
                     "turns it on")),
       Key("activation_checkpointing.granularity", FIELD(recompute_granularity),
-          "full: keep a unit's input only; selective: also its residual sum "
-          "and what attention gives, and compute only q, k, v and the first "
-          "layer of the FFN again.",
+          "full: keep only a unit's input; selective: also its residual sum "
+          "and attention's output, and recompute only q, k, v and the first "
+          "layer of the FFN.",
           Choices({"selective", "full"}),
           Unread(IF(!c.activation_checkpointing),
                  "activation_checkpointing.enabled is false"),
@@ -957,59 +960,59 @@ std::vector<KeySpec> UsedKeys() {
           "step by step; parameter_server: rank 0 sums all gradients, updates "
           "and broadcasts (stage 0); hierarchical: gradients are summed within "
           "each host, and a host sends its sum once, for fewer bytes between "
-          "hosts. Equal bits within each, not between them.",
+          "hosts. Bits are equal within each, not between them.",
           BetweenRanks),
       Key(KEY(communication.ranks_per_host),
           "How many consecutive ranks are summed as one host's; 0: those that "
-          "the launcher started on each, without one all. The bits depend on "
-          "it, and on no other way in which ranks are placed.",
+          "the launcher started on each host, or all without a launcher. The "
+          "bits depend on it, and on nothing else about the placement of "
+          "ranks.",
           BetweenRanks, Range(0, 1 << 20),
           Unread(IF(c.communication.algorithm !=
                         CommunicationAlgorithm::kHierarchical &&
                     c.zero_optimization.mics_shard_size !=
                         c.communication.ranks_per_host),
                  "communication.algorithm is not hierarchical, and "
-                 "zero_optimization.mics_shard_size not \"auto\"")),
+                 "zero_optimization.mics_shard_size is not \"auto\"")),
       Key(KEY(communication.backend),
           "local: ranks are threads of one process and read each other's "
-          "memory; mpi: also those of other processes, which mpirun or srun "
-          "started, on the CPU, to the bits of local; nccl: a GPU for each "
+          "memory; mpi: also ranks in other processes, started by mpirun or "
+          "srun, on the CPU, with the bits of local; nccl: a GPU for each "
           "rank, in threads or in processes of torchrun or srun; auto: nccl "
-          "for "
-          "several GPUs, mpi for processes on the CPU, else local. fp32 sums "
-          "are in rank order, with nccl in NCCL's.",
+          "for several GPUs, mpi for processes on the CPU, else local. fp32 "
+          "sums are in rank order, with nccl in NCCL's.",
           BetweenRanks),
       Key(KEY(communication.timeout_seconds),
-          "How long a rank waits for another one before the run fails.",
+          "How long a rank waits for another before the run fails.",
           BetweenRanks, Range(0.001, 1e6)),
       Key(KEY(communication.straggler_factor),
-          "A rank is named whose own work takes more than so many times the "
-          "other ranks' median, in most of 20 steps; 0: none.",
+          "Name a rank whose own work takes more than this many times the "
+          "other ranks' median in most of 20 steps; 0: none.",
           BetweenRanks, Range(0, 1000)),
-      Section("device", "How a GPU computes; --device cuda takes one."),
+      Section("device", "How a GPU computes; --device cuda uses one."),
       Key("device.allow_tf32", FIELD(device.cuda.allow_tf32),
           "fp32 products on tensor cores, with 10 bits of mantissa.", OfGpu),
       Key("device.deterministic_attention",
           FIELD(device.cuda.deterministic_attention),
-          "16-bit attention's gradients in a fixed order of sums; needs more "
-          "memory, slower. All else is in a fixed order anyway.",
+          "Sum 16-bit attention's gradients in a fixed order; slower, with "
+          "more memory. All other sums are in a fixed order anyway.",
           OfGpu),
       Key("device.time_algorithms", FIELD(device.cuda.time_algorithms),
           "Time the candidates for every shape of product once and take the "
-          "fastest, not the library's first. Takes memory in the middle of the "
+          "fastest, not the library's first choice. Takes memory during the "
           "first step: not for ranks that nccl connects as threads.",
           OfGpu),
       Key("device.fp32_logits", FIELD(device.cuda.fp32_logits),
           "Logits of 16-bit models in fp32, with twice the bytes. Else in the "
           "model's dtype: softmax and loss are computed from them in fp32. In "
-          "fp16 a logit beyond 65504 is then infinite; where the loss is not "
-          "finite for it, the step is skipped.",
+          "fp16 a logit beyond 65504 is then infinite; if that makes the loss "
+          "non-finite, the step is skipped.",
           OfGpu,
           Unread(IF(c.param_dtype() == DType::kF32),
                  "the model is fp32, and so are its logits")),
       Key("device.loss_chunk_rows", FIELD(device.cuda.loss_chunk_rows),
-          "Rows of logits that exist at a time: fewer take less memory, more "
-          "are faster.",
+          "Rows of logits held at a time: fewer take less memory, more are "
+          "faster.",
           OfGpu, AtLeast(1)),
       Key(KEY(steps_per_print), "Steps between lines of output.", AtLeast(1)),
       Key(KEY(wall_clock_breakdown), "Print the time of each phase of a step."),
@@ -1018,7 +1021,7 @@ std::vector<KeySpec> UsedKeys() {
   };
 }
 
-// What to do about a key that is refused for the reason in its doc.
+// The remedy for a key that is refused for the reason in its doc.
 std::string Remedy(const KeySpec& key) {
   const std::string harmless =
       key.harmless == "disabled" ? "enabled: false" : key.harmless;

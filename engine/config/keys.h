@@ -1,7 +1,7 @@
 // The table of every key: one row per key drives the parser, the defaults,
-// `zero config`, its schema and its reference. keys.cc has the rows that reach
-// a field, foreign_keys.cc those of other programs, key_value.cc reads values
-// and key_names.cc suggests names.
+// `zero config`, its schema and its reference. keys.cc has the rows with a
+// field, foreign_keys.cc those of other programs, key_value.cc reads values and
+// key_names.cc suggests names.
 #ifndef ZERO_ENGINE_CONFIG_KEYS_H_
 #define ZERO_ENGINE_CONFIG_KEYS_H_
 
@@ -35,14 +35,14 @@ enum class KeyKind {
   kStrings,   // a string or a list of strings
   kNumbers,   // betas: a list of two numbers
   kIntegers,  // a list of whole numbers
-  kObject,    // with keys of its own in the table
-  kOpaque,    // an object whose contents are not looked at
+  kObject,    // its keys have their own rows
+  kOpaque,    // an object that is not inspected
 };
 
 enum class Treatment {
   kUsed,      // ours, or DeepSpeed's and meaning the same
   kNote,      // accepted and ignored: cannot change a result here
-  kRefused,   // would change something that is not here, and never will be
+  kRefused,   // would change something that zero does not have
   kNotBuilt,  // refused until a later version builds it
   kOldName,   // true stands for "KEY=VALUE", or a section for "KEY": its doc
 };
@@ -63,27 +63,26 @@ struct KeySpec {
   bool below_max = false;  // < max instead of <= max
   std::vector<std::string> choices;
   bool any_case = false;  // choices are compared without regard to case
-  // Of an integer: a fraction, as Hugging Face's Trainer fills it in, goes.
+  // For an integer: accepts a fraction, as Hugging Face's Trainer writes it.
   bool rounds_down = false;
 
-  // Values (as JSON text without quotes) that a later version builds.
+  // Values (as JSON text without quotes) that are not built yet.
   std::vector<std::string> unbuilt;
   std::string unbuilt_reason;
-  // The value that asks for nothing: with it a refused or unbuilt key is
-  // accepted, and an ignored one leaves no note. Of an object, "disabled" is
-  // one with "enabled": false.
+  // The neutral value: with it a refused or unbuilt key is accepted, and an
+  // ignored one leaves no note. "disabled" is an object with "enabled": false.
   std::string harmless;
 
-  // What the value is when it is not given and is not the field's default.
+  // The value if it is not given and differs from the field's default.
   std::string derived;
   // Not printed while its value is the in-class default, which means "unset".
   // A section may be null, DeepSpeed's word for off.
   bool may_be_unset = false;
   // Null: always. Otherwise whether the key belongs to the configured family,
-  // optimizer, scheduler, ...; a key that does not apply can not be given.
+  // optimizer, scheduler, ...; a key that does not apply cannot be given.
   bool (*applies)(const Config&) = nullptr;
   std::string applies_to;  // for messages: "optimizer.type AdamW, Adam"
-  // Reasons why a run may not read the key. Such a key may be given, since
+  // Reasons why a run may not read the key. It may still be given, since
   // ignoring it changes nothing: it leaves a note, has its default in Config
   // and is not printed.
   struct Unread {
@@ -92,14 +91,14 @@ struct KeySpec {
   };
   std::vector<Unread> unread;
 
-  // "auto" is a value of its own and not the default.
+  // "auto" is a separate value, not the default.
   bool says_auto = false;
-  // It says what happens between ranks: of a run on one rank, nothing.
+  // It concerns several ranks: without effect on one rank.
   bool between_ranks = false;
-  // It says how a GPU computes: of a run on the CPU, nothing.
+  // It concerns a GPU: without effect on the CPU.
   bool of_gpu = false;
 
-  // Where a default or a meaning is not DeepSpeed's: theirs, and why.
+  // If a default or a meaning differs from DeepSpeed's: theirs, and why.
   std::string deepspeed;
 
   // "a.b.c" is "c" in the section "a.b"; sections at the top are in "".
@@ -140,21 +139,21 @@ const std::vector<KeySpec>& AllKeys();
 // The entry of `path`, or null.
 const KeySpec* FindKey(absl::string_view path);
 
-// Checks type, range and choice; nothing comes of an object.
+// Checks type, range and choice; an object has no value.
 // Errors: InvalidArgument, written to follow "path: ".
 absl::StatusOr<KeyValue> ReadValue(const KeySpec& key, const JsonNode& node);
 
-// Whether `node` asks for nothing: `harmless`, null, or "auto" in "enabled".
+// Whether `node` is neutral: `harmless`, null, or "auto" in "enabled".
 bool IsHarmless(const KeySpec& key, const JsonNode& node);
 
 // JSON text of a value.
 std::string ValueText(const KeyValue& value);
 
-// "an integer >= 1", "one of "AdamW", "SGD"": what the key wants.
+// "an integer >= 1", "one of "AdamW", "SGD"": the key's domain.
 std::string Wanted(const KeySpec& key);
 
-// What may be meant by an unknown key in the object `parent` ("" at the top):
-// `; did you mean "...?"`, or where nothing is near the keys that it may have.
+// Suggestions for an unknown key in the object `parent` ("" at the top): `; did
+// you mean "...?"`, or, if none is near, the possible keys.
 std::string NearestKey(absl::string_view parent, absl::string_view name);
 
 }  // namespace zero

@@ -88,7 +88,7 @@ class Loader {
 
   // ---- Overrides ----------------------------------------------------------
 
-  // The folder of --model in the place of the config's model.
+  // The folder of --model instead of the config's model.
   void ReplaceModel(JsonNode* root) {
     JsonNode* model = Member(root, "model", 0);
     if (model->kind != JsonKind::kObject) return;
@@ -153,12 +153,12 @@ class Loader {
     *node = std::move(value);
   }
 
-  // JSON, or a bare string where the text is none or the key wants a string.
+  // JSON, or a bare string if the text is not JSON or the key takes a string.
   bool OverrideValue(const std::string& text, const std::string& path,
                      const JsonPlace& place, JsonNode* value) {
     const KeySpec* key = FindKey(path);
     if (text.empty() && key != nullptr && key->kind != KeyKind::kString) {
-      Problem(place, path, "nothing stands behind the =, want ", Wanted(*key));
+      Problem(place, path, "nothing follows the =, want ", Wanted(*key));
       return false;
     }
     const bool takes_text =
@@ -167,7 +167,7 @@ class Loader {
          key->kind == KeyKind::kStrings || key->kind == KeyKind::kChoice);
     std::vector<JsonProblem> trouble;
     const bool is_json = ParseJsonText(text, place.source, value, &trouble);
-    // What is meant as JSON; a glob may begin with a brace.
+    // Text intended as JSON; a glob may begin with a brace.
     const absl::string_view tried = takes_text ? "[\"" : "{[\"-0123456789";
     if (!is_json && !text.empty() &&
         tried.find(text[0]) != absl::string_view::npos) {
@@ -197,7 +197,7 @@ class Loader {
         continue;
       }
       const KeySpec* key = FindKey(path);
-      // Parameters of a type that is not built have names that are not known.
+      // Parameters of a type that is not built have unknown names.
       if (node.key == "params" && TypeIsUnbuilt(object, parent)) continue;
       if (key == nullptr) {
         Problem(node.key_place, path, "unknown key",
@@ -229,7 +229,7 @@ class Loader {
   }
 
   void Key(const KeySpec& key, const JsonNode& node) {
-    if (node.kind == JsonKind::kNull) return;  // as if it were not there
+    if (node.kind == JsonKind::kNull) return;  // as if it were absent
     if (key.treatment == Treatment::kRefused ||
         key.treatment == Treatment::kNotBuilt) {
       if (!IsHarmless(key, node)) Refuse(key, node);
@@ -266,7 +266,7 @@ class Loader {
     given_.keys[key.path] = {*std::move(value), node.place};
   }
 
-  // What they stand for, unless another value is given.
+  // Their meaning, unless another value is given.
   void ReadOldNames() {
     for (const auto& [key, node] : std::exchange(old_names_, {})) {
       if (key->kind == KeyKind::kOpaque) {
@@ -287,13 +287,13 @@ class Loader {
     }
   }
 
-  // A section under the name or in the place of another one.
+  // A section under another name or in another place.
   void ReadOldSection(const KeySpec& key, const JsonNode& node) {
     const auto [given, added] =
         given_.objects.try_emplace(key.doc, node.key_place);
     if (added) return Visit(node, key.doc);
     Problem(node.key_place, key.path, "it stands for \"", key.doc,
-            "\", but that is given, too (", Origin(given->second),
+            "\", but that is given as well (", Origin(given->second),
             "); delete one");
   }
 
@@ -317,7 +317,7 @@ class Loader {
   size_t num_unbuilt_ = 0;
 };
 
-// What is another model than `own`, the config's: "model_type "llama", not
+// How a model differs from `own`, the config's: "model_type "llama", not
 // "gpt2"", or the first hyperparameters that differ. Empty: nothing.
 std::string OtherModel(const LoadedConfig& loaded, const LoadedConfig& own) {
   constexpr size_t kMost = 3;
@@ -331,8 +331,7 @@ std::string OtherModel(const LoadedConfig& loaded, const LoadedConfig& own) {
         (same_family ? key.Applies(own.config) && key.path != "model.model_type"
                      : key.path == "model.model_type");
     if (!compared || key.get(loaded.config) == key.get(own.config)) continue;
-    // What follows from the tokenizer or the length of sequences is not asked
-    // for.
+    // Values derived from the tokenizer or the sequence length are ignored.
     const auto origin = own.origins.find(key.path);
     if (origin != own.origins.end() &&
         absl::StartsWith(origin->second, "derived")) {
@@ -348,7 +347,7 @@ std::string OtherModel(const LoadedConfig& loaded, const LoadedConfig& own) {
   return absl::StrJoin(others, "; ");
 }
 
-// Says so where --model is another model than the one that the config asks for.
+// Adds a note if --model differs from the config's model.
 void NoteOtherModel(absl::string_view text, const std::string& file,
                     const LoadOptions& options, LoadedConfig* loaded) {
   LoadOptions own = options;
@@ -360,8 +359,8 @@ void NoteOtherModel(absl::string_view text, const std::string& file,
   if (other.empty()) return;
   loaded->notes.insert(
       loaded->notes.begin(),
-      absl::StrCat("--model ", options.model_dir,
-                   " takes the place of another model in ", file, ": ", other));
+      absl::StrCat("--model ", options.model_dir, " replaces another model in ",
+                   file, ": ", other));
 }
 
 }  // namespace
@@ -376,8 +375,9 @@ absl::StatusOr<LoadedConfig> ParseConfig(absl::string_view text,
                                          const std::string& file,
                                          const LoadOptions& options) {
   if (text.size() > kMaxTextBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        file, ": larger than ", kMaxTextBytes, " bytes, that is no config"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": larger than ", kMaxTextBytes,
+                     " bytes, too large for a config"));
   }
   auto loaded = Loader(file, options).Load(text);
   if (loaded.ok() && !options.model_dir.empty()) {

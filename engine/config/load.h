@@ -2,8 +2,8 @@
 //
 // Strict everywhere. Each error is one line
 //   FILE:LINE:COLUMN: json.path: what was found, what is wanted; the remedy
-// and independent errors are reported together. `--set` stands in the place of
-// FILE:LINE:COLUMN where an override is at fault.
+// and independent errors are reported together. `--set` replaces
+// FILE:LINE:COLUMN if an override is at fault.
 #ifndef ZERO_ENGINE_CONFIG_LOAD_H_
 #define ZERO_ENGINE_CONFIG_LOAD_H_
 
@@ -18,31 +18,31 @@
 
 namespace zero {
 
-// What it means that a file of the config (data, tokenizer) is not there.
+// What a missing file of the config (data, tokenizer) means.
 enum class MissingFiles {
-  kError,    // a run: data.train is required, too
-  kNote,     // `zero config`: says what a run would lack
+  kError,    // a run: data.train is required as well
+  kNote,     // `zero config`: notes what a run would lack
   kIgnored,  // planners, and commands that read no data
 };
 
 struct LoadOptions {
   // "a.b=value", value in JSON or a bare string; later ones win. They count as
-  // if they stood in the file.
+  // part of the file.
   std::vector<std::string> overrides;
-  // A folder that takes the place of the whole `model` section but dropout
-  // (`zero eval CONFIG --model DIR`); empty: none.
+  // A folder that replaces the whole `model` section except dropout (`zero eval
+  // CONFIG --model DIR`); empty: none.
   std::string model_dir;
   int world = 1;
-  // Of these, how many the launcher started on this host; 0: all.
+  // How many of these the launcher started on this host; 0: all.
   int ranks_per_host = 0;
-  // Resolves model.preset and model.from_pretrained; may be null, then these
-  // keys are errors.
+  // Resolves model.preset and model.from_pretrained; null: these keys are
+  // errors.
   const ModelCatalog* catalog = nullptr;
-  // The number of ids of a tokenizer file, for a model whose vocab_size is not
-  // given; null: then that is an error.
+  // The number of ids of a tokenizer file, for a model without vocab_size;
+  // null: that is an error.
   std::function<absl::StatusOr<int64_t>(const std::string&)> tokenizer_ids;
-  // The tokenizer's file in a model's folder, for a data.tokenizer that is not
-  // given; "": it has none. Null: none has.
+  // The tokenizer's file in a model's folder, if data.tokenizer is not given;
+  // "": it has none. Null: no folder has one.
   std::function<std::string(const std::string&)> model_tokenizer;
   MissingFiles missing_files = MissingFiles::kError;
 };
@@ -52,14 +52,14 @@ struct LoadedConfig {
   // JSON path -> "default", "FILE:LINE", "--set", "preset NAME",
   // "DIR/config.json" or "derived: FORMULA".
   std::map<std::string, std::string> origins;
-  // Keys that are accepted and ignored, with the reason, and what else the
-  // user should know: print them.
+  // To be printed: accepted and ignored keys, with the reason, and other
+  // remarks.
   std::vector<std::string> notes;
 };
 
 // Reads and resolves `file`.
-// Errors: NotFound, InvalidArgument, Unimplemented (a key or value that a
-// later version builds), with all lines.
+// Errors: NotFound, InvalidArgument, Unimplemented (a key or value not built
+//         yet), with all lines.
 absl::StatusOr<LoadedConfig> LoadConfig(const std::string& file,
                                         const LoadOptions& options);
 

@@ -101,7 +101,7 @@ std::optional<ModelProblem> CompleteModelConfig(ModelConfig* model) {
   if (!gpt2 && m.head_dim % 2 != 0) {
     return ModelProblem{
         "head_dim", "",
-        absl::StrCat(m.head_dim, " is odd; rotary embeddings turn pairs")};
+        absl::StrCat(m.head_dim, " is odd; rotary embeddings rotate pairs")};
   }
   const RopeScaling& rope = m.rope_scaling;
   if (rope.enabled && rope.low_freq_factor >= rope.high_freq_factor) {

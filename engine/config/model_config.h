@@ -36,7 +36,7 @@ struct RopeScaling {
   bool operator==(const RopeScaling&) const = default;
 };
 
-// Comments give GPT-2's own name for a field where it differs.
+// Comments give GPT-2's name for a field if it differs.
 struct ModelConfig {
   ModelFamily family = ModelFamily::kGpt2;
   int64_t vocab_size = 0;
@@ -68,13 +68,13 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
-// A model of `family` with the values of keys that its config.json may leave
-// out. Its shape is unset.
+// A model of `family` with defaults for keys that its config.json may omit. Its
+// shape is unset.
 ModelConfig FamilyDefaults(ModelFamily family);
 int64_t DefaultPositions(ModelFamily family);
 
-// Whether a key of "model" says how it is trained and not what it is: beside a
-// model that is loaded it may still be given.
+// Whether a key of "model" concerns training and not the model: it may still be
+// given for a loaded model.
 inline bool IsOfTraining(absl::string_view key) {
   return key == "embd_pdrop" || key == "resid_pdrop" || key == "freeze";
 }
@@ -84,7 +84,7 @@ struct ModelProblem {
   std::string key, other, message;
 };
 
-// Derives what is 0 of heads and widths, and checks that they fit together.
+// Derives heads and widths that are 0, and checks that they fit together.
 // REQUIRES: hidden_size and num_attention_heads > 0.
 std::optional<ModelProblem> CompleteModelConfig(ModelConfig* model);
 
@@ -103,7 +103,7 @@ double FlopsPerToken(const ModelConfig& config, int64_t sequence_length,
 // What recomputing adds to that: 2 * (weights of q, k, v and the FFN's first
 // layer); fully also those of attention's output and 4 * layers * heads *
 // head_dim * sequence_length. A block's last product and the head are never
-// computed again.
+// recomputed.
 double RecomputedFlopsPerToken(const ModelConfig& config,
                                int64_t sequence_length, Recompute level);
 

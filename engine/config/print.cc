@@ -29,14 +29,14 @@ Json Tree(const Config& config) {
   return tree;
 }
 
-// `object`, whose keys begin with `prefix`, and where each value is from.
+// `object`, whose keys begin with `prefix`, and each value's origin.
 std::string Render(const Json& object, const std::string& prefix,
                    const std::string& indent,
                    const std::map<std::string, std::string>& origins) {
   std::string out = "{\n";
   for (auto member = object.begin(); member != object.end();) {
     const std::string path = prefix + member.key();
-    // Another file's runs do not go where this one's go.
+    // Another file's runs go elsewhere.
     const auto place = origins.find("training.out_dir");
     const bool follows_file = path == "training.out_dir" &&
                               place != origins.end() &&

@@ -1,4 +1,4 @@
-// Shows a configuration, and the keys that there are.
+// Prints a configuration, and the available keys.
 #ifndef ZERO_ENGINE_CONFIG_PRINT_H_
 #define ZERO_ENGINE_CONFIG_PRINT_H_
 
@@ -9,8 +9,8 @@
 namespace zero {
 
 // The resolved config as JSON with a // comment that gives each value's
-// origin. Loading the text gives the same Config, but for an out_dir that
-// follows from the name of the file.
+// origin. Loading the text gives the same Config, except an out_dir derived
+// from the file's name.
 std::string PrintResolved(const LoadedConfig& loaded);
 
 // The same without comments, for out_dir/config.json.
@@ -22,7 +22,7 @@ std::string PrintSchema();
 // Every key in one Markdown table: type, default, meaning.
 std::string PrintKeyReference();
 
-// Where a default or a meaning is not DeepSpeed's, as a Markdown table.
+// Defaults and meanings that differ from DeepSpeed's, as a Markdown table.
 std::string PrintDifferences();
 
 }  // namespace zero

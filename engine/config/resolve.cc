@@ -24,7 +24,7 @@ class Resolver : public BatchResolver {
 
   void Run() {
     Base();
-    // What other keys' validity depends on comes first.
+    // Keys that others' validity depends on come first.
     for (const char* path :
          {"model.rope_scaling.rope_type", "optimizer.type", "scheduler.type",
           "lr_scaling.rule", "lr_scaling.base_batch_size",
@@ -179,27 +179,26 @@ class Resolver : public BatchResolver {
     }
   }
 
-  // Tells documents apart by the token between them.
+  // Separates documents by the token between them.
   void Documents() {
     const DataConfig& data = config_.data;
     if (!data.reset_attention_mask || data.tokenizer != "none") return;
     const std::string id = "data.eos_token_id";
     if (!Given(id)) {
-      return Problem("data.reset_attention_mask", "true, but ",
-                     Cite("data.tokenizer"),
-                     " is \"none\" and can not say which token "
-                     "stands between documents; want ",
-                     id,
-                     " (50256 in GPT-2's token files), or the "
-                     "tokenizer");
+      return Problem(
+          "data.reset_attention_mask", "true, but ", Cite("data.tokenizer"),
+          " is \"none\" and cannot tell which token separates documents; want ",
+          id,
+          " (50256 in GPT-2's token files), or the "
+          "tokenizer");
     }
     if (data.eos_token_id >= config_.model.vocab_size) {
-      Problem(id, data.eos_token_id, " is no token of ",
+      Problem(id, data.eos_token_id, " is not a token of ",
               Cite("model.vocab_size"), " = ", config_.model.vocab_size);
     }
   }
 
-  // Where "auto" is not what Hugging Face's Trainer fills in.
+  // Keys whose "auto" differs from Hugging Face's Trainer.
   void Autos() {
     std::vector<std::string> values;
     if (IsAuto("optimizer.params.lr")) {
@@ -221,10 +220,8 @@ class Resolver : public BatchResolver {
       values.push_back("fp16.enabled false (there --fp16)");
     }
     if (values.empty()) return;
-    Note(
-        "\"auto\" is the default here and not that of Hugging Face's "
-        "Trainer: ",
-        absl::StrJoin(values, ", "));
+    Note("\"auto\" is zero's default, not that of Hugging Face's Trainer: ",
+         absl::StrJoin(values, ", "));
   }
 
   void Precision() {
@@ -286,8 +283,8 @@ class Resolver : public BatchResolver {
     if (size == -1) return;
     if (size == 0) {
       return Problem(path,
-                     "0 ranks can not share anything; want -1 (off) or "
-                     "a divisor of the number of ranks");
+                     "0 ranks cannot share anything; want -1 (off) or a "
+                     "divisor of the number of ranks");
     }
     if (config_.zero_optimization.stage == 0) {
       return Problem(path, size, ", but ", Cite("zero_optimization.stage"),
@@ -322,7 +319,7 @@ class Resolver : public BatchResolver {
     if (world % ranks != 0) {
       return Problem(path, "auto: the ", ranks, " ranks ", whose,
                      " do not divide the ", world,
-                     "; want as many on each host, or name a number");
+                     "; want the same number on each host, or name a number");
     }
     const char* reason = nullptr;
     if (zero.stage == 0) {
@@ -330,7 +327,7 @@ class Resolver : public BatchResolver {
     } else if (ranks == world) {
       reason = "all ranks are on one host";
     } else if (ranks == 1) {
-      reason = "each host has one rank, which has nobody to share with";
+      reason = "each host has one rank, which has no other to share with";
     }
     if (reason != nullptr) {
       return Note(path, " auto: one group of all ", world, " ranks, as ",
@@ -342,7 +339,7 @@ class Resolver : public BatchResolver {
          whose);
   }
 
-  // Fills in what follows from where parameters live.
+  // Derives values from the home of the parameters.
   void CompleteOffload() {
     ZeroConfig& zero = config_.zero_optimization;
     const std::string section = "zero_optimization.";
@@ -368,12 +365,10 @@ class Resolver : public BatchResolver {
     const std::string section = "zero_optimization.";
     const std::string optimizer = section + "offload_optimizer.device";
     if (zero.delayed_update && zero.offload_optimizer == OffloadDevice::kNone) {
-      Problem(
-          section + "offload_optimizer.delayed_update.enabled", "true, but ",
-          optimizer,
-          " is \"none\": the device updates, and there is no update of the "
-          "host to hide behind the next step; set it to cpu, or delete this "
-          "key");
+      Problem(section + "offload_optimizer.delayed_update.enabled",
+              "true, but ", optimizer,
+              " is \"none\": the device updates, so there is no host update to "
+              "overlap with the next step; set it to cpu, or delete this key");
     }
     if (zero.offload() == Offload::kNone) return;
     const std::string param = section + "offload_param.device";
@@ -384,12 +379,13 @@ class Resolver : public BatchResolver {
             ? "\"nvme\""
             : "\"cpu\"";
     if (zero.stage == 0) {
-      Problem(optimizer, device, " wants ", section, "stage 1, 2 or 3, but ",
+      Problem(optimizer, device, " needs ", section, "stage 1, 2 or 3, but ",
               Cite(section + "stage"), " is 0");
     }
     if (offloads_param && zero.offload_optimizer == OffloadDevice::kNone) {
-      Problem(param, device, " wants ", optimizer,
-              " \"cpu\" or \"nvme\", too: the host updates what it keeps");
+      Problem(param, device, " also needs ", optimizer,
+              " \"cpu\" or \"nvme\": the host updates the parameters that it "
+              "keeps");
     }
     const std::string ratio = section + "offload_optimizer.ratio";
     if (zero.offload_optimizer_ratio < 1 && offloads_param) {
@@ -415,17 +411,16 @@ class Resolver : public BatchResolver {
         "zero_optimization.offload_optimizer.nvme_path";
     const std::string of_param = "zero_optimization.offload_param.nvme_path";
     if (zero.delayed_update) {
-      Problem(
-          "zero_optimization.offload_optimizer.delayed_update.enabled",
-          "true is not built yet beside device \"nvme\"; set the devices to "
-          "cpu, or delete this key");
+      Problem("zero_optimization.offload_optimizer.delayed_update.enabled",
+              "true is not built yet for device \"nvme\"; set the devices to "
+              "cpu, or delete this key");
     }
     const auto want = [&](const std::string& path, bool used,
                           const std::string& value) {
       if (!used || !value.empty()) return;
       Problem(path,
-              "device \"nvme\" wants a folder on a local disk, for "
-              "example \"/local_nvme\"");
+              "device \"nvme\" needs a folder on a local disk, for example "
+              "\"/local_nvme\"");
     };
     want(of_optimizer, optimizer, zero.optimizer_nvme_path);
     want(of_param, param, zero.param_nvme_path);
@@ -438,7 +433,7 @@ class Resolver : public BatchResolver {
     }
     if (config_.aio.block_size % 4096 != 0) {
       Problem("aio.block_size", config_.aio.block_size,
-              " is no multiple of 4096, the blocks of disks; want ",
+              " is not a multiple of 4096, the blocks of disks; want ",
               config_.aio.block_size / 4096 * 4096);
     }
   }
@@ -486,7 +481,7 @@ class Resolver : public BatchResolver {
       return;
     }
     Problem(path, ranks, " does not divide the ", options_.world,
-            " ranks; want as many on each host");
+            " ranks; want the same number on each host");
   }
 
   // ---- Optimizer and schedule ---------------------------------------------
@@ -503,7 +498,7 @@ class Resolver : public BatchResolver {
     }
   }
 
-  // The keys of lr_scaling among themselves and beside the scheduler.
+  // The keys of lr_scaling, with each other and with the scheduler.
   void CheckLrScaling() {
     LrScalingConfig& scaling = config_.lr_scaling;
     const std::string rule = "lr_scaling.rule",
@@ -530,8 +525,7 @@ class Resolver : public BatchResolver {
           continue;
         }
         Problem(path, Cite(rule),
-                " is \"none\", so that there is no scaled "
-                "rate to warm up to; give ",
+                " is \"none\", so there is no scaled rate to warm up to; give ",
                 base, ", or a scheduler that warms up");
       }
       return;
@@ -549,10 +543,10 @@ class Resolver : public BatchResolver {
       if (it == given_.keys.end() || it->second.value == KeyValue(int64_t{0})) {
         continue;
       }
-      Problem(path,
-              "a second warm-up: lr_scaling warms up to the scaled rate "
-              "and the scheduler goes on from there; delete this key "
-              "or lr_scaling");
+      Problem(
+          path,
+          "a second warm-up: lr_scaling warms up to the scaled rate and the "
+          "scheduler continues from there; delete this key or lr_scaling");
     }
     if (config_.scheduler.kind == LrScheduleKind::kOneCycle) {
       Problem("scheduler.type",
@@ -643,8 +637,7 @@ class Resolver : public BatchResolver {
     TrainingConfig& t = config_.training;
     if (t.steps > 0 && t.epochs > 0) {
       Problem("training.epochs", Cite("training.steps"),
-              " says how long, too; delete one, or set it to "
-              "\"auto\"");
+              " also says how long; delete one, or set it to \"auto\"");
     }
     if (t.steps == 0 && t.epochs == 0) {
       Problem("training.steps",
@@ -668,7 +661,7 @@ class Resolver : public BatchResolver {
     const std::string no_data =
         "there is no validation data; want data.validation or "
         "data.validation_fraction";
-    // One key turns validation off, whatever the others say of it.
+    // One key turns validation off, regardless of the others.
     if (!evaluates && Given("data.validation_fraction")) {
       t.eval_every = t.eval_batches = 0;
     }
@@ -680,8 +673,8 @@ class Resolver : public BatchResolver {
     }
     if (t.sample_every > 0 && data.tokenizer == "none") {
       Problem("training.sample_every",
-              "data.tokenizer is \"none\", so that no text can be written; "
-              "want a SentencePiece model there");
+              "data.tokenizer is \"none\", so no text can be written; want a "
+              "SentencePiece model there");
     }
     if (t.sample_every > 0 && t.sample.tokens == 0) {
       Problem("training.sample_every", Cite("training.sample.tokens"),

@@ -1,5 +1,5 @@
-// From the keys that were given to a complete Config: base model, defaults,
-// derived values, and the checks that need more than one key.
+// From the given keys to a complete Config: base model, defaults, derived
+// values, and checks over several keys.
 #ifndef ZERO_ENGINE_CONFIG_RESOLVE_H_
 #define ZERO_ENGINE_CONFIG_RESOLVE_H_
 
@@ -15,7 +15,7 @@
 
 namespace zero {
 
-// One key that the file or an override gives a value, checked by itself.
+// One key with a value from the file or an override, checked separately.
 struct GivenKey {
   KeyValue value;
   JsonPlace place;  // of the value
@@ -23,8 +23,8 @@ struct GivenKey {
 
 struct GivenKeys {
   std::map<std::string, GivenKey> keys;  // by path
-  // Where "auto" stands, by path, and where objects do: for errors about what
-  // is missing there.
+  // Positions of "auto", by path, and of objects: for errors about missing
+  // keys.
   std::map<std::string, JsonPlace> autos;
   std::map<std::string, JsonPlace> objects;
   // By JsonPlace::source: the file, then "--set a.b" for each override.
@@ -35,8 +35,8 @@ struct GivenKeys {
 void ResolveConfig(const GivenKeys& given, const LoadOptions& options,
                    LoadedConfig* loaded, std::vector<JsonProblem>* problems);
 
-// What the parts of resolve share: the keys that were given, the config that is
-// being made of them, and ways to speak about both.
+// Shared by the parts of resolve: the given keys, the config being built, and
+// the wording of messages on both.
 class ResolveContext {
  public:
   ResolveContext(const GivenKeys& given, const LoadOptions& options,
@@ -51,14 +51,14 @@ class ResolveContext {
   bool Given(const std::string& path) const;
   bool IsAuto(const std::string& path) const;
 
-  // Where `path` stands, or else the object that should hold it.
+  // The position of `path`, or else of the object that should hold it.
   JsonPlace Place(const std::string& path) const;
   // "configs/a.json:12", or "--set".
   std::string Origin(const std::string& path) const;
   // "training.steps (line 12)", for messages about a second key.
   std::string Cite(const std::string& path) const;
 
-  // Messages are given in the parts that absl::StrCat joins.
+  // Messages are passed as the pieces for absl::StrCat.
   template <typename... Parts>
   void Problem(const std::string& path, const Parts&... parts) {
     problems_.push_back({Place(path), path, absl::StrCat(parts...)});
@@ -74,11 +74,11 @@ class ResolveContext {
   // `path` (a file, a folder or a glob) from the current folder, or else from
   // the config file's.
   std::string Locate(const std::string& path) const;
-  // Whether `path` names something.
+  // Whether `path` exists.
   static bool Exists(const std::string& path);
-  // Why `file` is not found, and where it was looked for.
+  // Why `file` is not found, and where it was searched.
   std::string Missing(const std::string& file) const;
-  // Reports that a run would need a file that is not there.
+  // Reports a missing file that a run would need.
   void Lacking(const std::string& path, const std::string& message);
 
   const GivenKeys& given_;
@@ -104,7 +104,7 @@ class ModelResolver : public ResolveContext {
   // Refuses sizes whose byte counts would not fit into 64 bits, or any memory.
   void CheckSize();
 
-  // The preset or pretrained model, if there is one, and its name.
+  // The preset or pretrained model, if any, and its name.
   bool has_base_ = false;
   ModelConfig base_;
   std::string base_origin_;
@@ -115,19 +115,19 @@ class ModelResolver : public ResolveContext {
   // The family's name of a hyperparameter, given GPT-2's.
   std::string Hyper(absl::string_view gpt2_name) const;
   void Require(const std::string& path);
-  // The shape of loaded weights is what it is; only dropout may be chosen.
+  // The shape of loaded weights is fixed; only dropout may be chosen.
   void CheckPretrained();
   void Vocabulary();
   void Shape();
   void Positions();
 };
 
-// The batch of a step, and how the ranks share it.
+// The batch of a step, and each rank's share.
 class BatchResolver : public ModelResolver {
  protected:
   using ModelResolver::ModelResolver;
 
-  // Derives what is not given of train_batch_size,
+  // Derives the missing ones of train_batch_size,
   // train_micro_batch_size_per_gpu and gradient_accumulation_steps.
   void Batch();
 

@@ -9,7 +9,7 @@ namespace zero {
 namespace {
 
 constexpr int64_t kMaxBatch = int64_t{1} << 30;
-// per_device_train_batch_size of Hugging Face's Trainer, unless it is told.
+// per_device_train_batch_size of Hugging Face's Trainer, by default.
 constexpr int64_t kTrainersMicroBatch = 8;
 constexpr char kBatch[] = "train_batch_size";
 constexpr char kMicro[] = "train_micro_batch_size_per_gpu";
@@ -64,7 +64,7 @@ void BatchResolver::Batch() {
     const int64_t pass = m * world;
     s = has_b && has_m ? b / std::max<int64_t>(pass, 1) : 1;
     if (has_b && has_m && (s == 0 || s * pass != b)) {
-      return Problem(batch, b, " is no multiple of ", Cite(micro), " ", m,
+      return Problem(batch, b, " is not a multiple of ", Cite(micro), " ", m,
                      " * ", ranks, "; write ", Multiples(b, pass));
     }
     if (has_b && has_m) {
@@ -75,7 +75,7 @@ void BatchResolver::Batch() {
     const int64_t share = s * world;
     m = b / share;
     if (m == 0 || m * share != b) {
-      return Problem(batch, b, " is no multiple of ",
+      return Problem(batch, b, " is not a multiple of ",
                      has_s ? absl::StrCat(Cite(steps), " ", s, " * ") : "",
                      ranks, "; write ", Multiples(b, share));
     }

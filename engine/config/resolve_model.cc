@@ -15,7 +15,7 @@ constexpr int64_t kDefaultSequence = 1024;
 constexpr double kMaxParameters = 1e12;
 constexpr double kMaxActivations = 1e13;
 
-// GPT-2's names for what the other families call otherwise.
+// GPT-2's names for fields with other names elsewhere.
 constexpr const char* kFamilyNames[][2] = {
     {"n_embd", "hidden_size"},
     {"n_layer", "num_hidden_layers"},
@@ -91,11 +91,10 @@ void ModelResolver::CheckSize() {
   const ModelConfig& m = config_.model;
   const auto parameters = static_cast<double>(NumParameters(m));
   if (parameters > kMaxParameters) {
-    return Problem("model",
-                   absl::StrFormat("%.2g parameters; at most %g fit into "
-                                   "what this program counts with; lower "
-                                   "the widths or the number of layers",
-                                   parameters, kMaxParameters));
+    return Problem(
+        "model", absl::StrFormat("%.2g parameters; this program counts up to "
+                                 "%g; lower the widths or the number of layers",
+                                 parameters, kMaxParameters));
   }
   const double tokens =
       static_cast<double>(config_.train_micro_batch_size_per_gpu) *
@@ -104,12 +103,12 @@ void ModelResolver::CheckSize() {
                                           m.num_attention_heads * m.head_dim);
   const auto layers = static_cast<double>(m.num_hidden_layers);
   if (tokens * layers * widths > kMaxActivations) {
-    Problem("train_micro_batch_size_per_gpu",
-            absl::StrFormat(
-                "%.2g tokens in one pass through %d layers of width %d are "
-                "more than this program counts with; lower it or "
-                "data.sequence_length",
-                tokens, m.num_hidden_layers, m.hidden_size));
+    Problem(
+        "train_micro_batch_size_per_gpu",
+        absl::StrFormat(
+            "%.2g tokens in one pass through %d layers of width %d are more "
+            "than this program can count; lower it or data.sequence_length",
+            tokens, m.num_hidden_layers, m.hidden_size));
   }
 }
 
@@ -191,8 +190,8 @@ void ModelResolver::Vocabulary() {
 void ModelResolver::Shape() {
   ModelConfig& model = config_.model;
   const Config before = config_;
-  // What the base derives from its width follows the width; Qwen3's heads are
-  // as wide as the preset says.
+  // Values that the base derives from its width follow the width; Qwen3's head
+  // width is the preset's.
   const int64_t heads = model.num_attention_heads;
   if (has_base_ && !Given("model.head_dim") &&
       model.family != ModelFamily::kQwen3 &&

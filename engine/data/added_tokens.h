@@ -1,5 +1,5 @@
 // The added tokens of a tokenizer.json: texts that are tokens wherever they
-// stand, found before anything else looks at a text.
+// occur, found before any other step.
 #ifndef ZERO_ENGINE_DATA_ADDED_TOKENS_H_
 #define ZERO_ENGINE_DATA_ADDED_TOKENS_H_
 
@@ -17,10 +17,10 @@ struct AddedToken {
   std::string content;
   int32_t id = 0;
   bool special = false;      // such as the end of text
-  bool single_word = false;  // not in a word: "in" in "inside"
-  bool lstrip = false;       // takes white space in front of it along
-  bool rstrip = false;       // and behind it, where no token is found any more
-  bool normalized = false;   // is looked for in the normalized text
+  bool single_word = false;  // not within a word ("in" in "inside")
+  bool lstrip = false;       // includes white space before it
+  bool rstrip = false;       // and after it, where no other token is found then
+  bool normalized = false;   // searched in the normalized text
 };
 
 // Threads: const methods may be called from many threads.
@@ -35,9 +35,9 @@ class AddedTokens {
   // Tokens with an empty content are never found.
   explicit AddedTokens(std::vector<AddedToken> tokens = {});
 
-  // Cuts `text` into `segments`, from left to right; where several tokens
-  // begin, the longest counts. Special tokens are text where `special_is_text`,
-  // which hides what lies inside them all the same.
+  // Cuts `text` into `segments`, from left to right; if several tokens begin at
+  // a place, the longest counts. With `special_is_text` special tokens are
+  // text, but still hide tokens inside them.
   void Split(absl::string_view text, bool special_is_text,
              RegexScratch* scratch, std::vector<Segment>* segments) const;
 
@@ -46,7 +46,7 @@ class AddedTokens {
   const AddedToken* Find(absl::string_view text) const;
 
   std::vector<AddedToken> tokens_;
-  // Of each first byte, longest first.
+  // By first byte, longest first.
   std::array<std::vector<uint32_t>, 256> by_byte_;
   bool all_special_ = true;
 };

@@ -96,7 +96,7 @@ void Bpe::MergeWord(absl::string_view word, BpeScratch* scratch,
     const BpeScratch::Candidate best = heap.back();
     heap.pop_back();
     BpeScratch::Symbol& left = symbols[best.position];
-    // Either may have merged with somebody else.
+    // Either may have merged with another token.
     if (left.id != best.left || left.next < 0) continue;
     BpeScratch::Symbol& right = symbols[left.next];
     if (right.id != best.right) continue;

@@ -1,5 +1,5 @@
-// Byte-pair encoding: a word's bytes become tokens, and the pair of neighbours
-// that was learned first is merged until no pair is known.
+// Byte-pair encoding: a word's bytes become tokens, and the neighbours whose
+// merge was learned first are merged until none is known.
 #ifndef ZERO_ENGINE_DATA_BPE_H_
 #define ZERO_ENGINE_DATA_BPE_H_
 
@@ -14,7 +14,7 @@
 
 namespace zero {
 
-// Words seen before and the memory of a merge.
+// A cache of words, and the memory of a merge.
 // Threads: one at a time.
 class BpeScratch {
  public:
@@ -23,8 +23,8 @@ class BpeScratch {
  private:
   friend class Bpe;
 
-  // A cache of words of at most kLongestWord bytes and their ids. When full it
-  // is cleared: frequent words are soon in it again.
+  // A cache of words of at most kLongestWord bytes and their ids. It is cleared
+  // when full: frequent words soon return.
   static constexpr size_t kSlots = size_t{1} << 16;
   static constexpr size_t kLongestWord = 48;
   struct Slot {
@@ -45,13 +45,13 @@ class BpeScratch {
 
   // A token of the word, in a list; merged ones leave it.
   struct Symbol {
-    int32_t id, previous, next;  // id < 0: it has left; next < 0: the last one
+    int32_t id, previous, next;  // id < 0: removed; next < 0: the last one
   };
   // Neighbours that can merge: left at `position`.
   struct Candidate {
     uint32_t rank;
     int32_t position, left, right, result;
-    // Of std::push_heap, which has the largest on top.
+    // For std::push_heap, which has the largest on top.
     bool operator<(const Candidate& other) const {
       return rank != other.rank ? rank > other.rank : position > other.position;
     }
@@ -67,8 +67,8 @@ class Bpe {
     int32_t left, right, result;
   };
 
-  // The token of every byte, and merges in the order in which they are done.
-  // `whole`: words that are a token whatever the merges say.
+  // The token of every byte, and merges in the order of their priority.
+  // `whole`: words that are one token regardless of merges.
   Bpe(const std::array<int32_t, 256>& byte_ids,
       const std::vector<Merge>& merges,
       absl::flat_hash_map<std::string, int32_t> whole);

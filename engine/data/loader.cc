@@ -11,7 +11,7 @@
 namespace zero {
 namespace {
 
-// The shape of `batch`, and what does not depend on its tokens.
+// The shape of `batch`, and everything independent of its tokens.
 void Resize(const BatchShape& shape, Batch* batch) {
   const int64_t rows = shape.micro_batch_size;
   const int64_t length = shape.sequence_length;
@@ -50,7 +50,7 @@ int64_t NumTargets(const TokenSource& source, int64_t windows, int64_t length) {
          std::count(rows->targets.begin(), end, kIgnoredTarget);
 }
 
-// Row `row` = row `window` of packed samples; behind the last one nothing.
+// Row `row` = row `window` of packed samples; empty after the last one.
 void FillPackedRow(const PackedRows& rows, int64_t window, int64_t row,
                    Batch* batch) {
   const int64_t length = batch->sequence_length;
@@ -73,7 +73,7 @@ void FillPackedRow(const PackedRows& rows, int64_t window, int64_t row,
       length - std::count(targets, targets + length, kIgnoredTarget);
 }
 
-// Row `row` = `window`; what the source does not have is token 0, ignored.
+// Row `row` = `window`; tokens beyond the source are 0, and ignored.
 void FillRow(const TokenSource& source, int64_t window, int64_t row,
              Batch* batch) {
   if (source.rows() != nullptr) {
@@ -95,9 +95,8 @@ void FillRow(const TokenSource& source, int64_t window, int64_t row,
   batch->num_valid_targets += num_targets;
 }
 
-// Counts the positions of a filled batch from its document tokens on. What
-// stands in for tokens that are not there belongs to the last document: nothing
-// reads it.
+// Counts the positions of a filled batch from its document tokens on. Padding
+// belongs to the last document: nothing reads it.
 void CountInDocuments(int32_t document_token, Batch* batch) {
   const int64_t length = batch->sequence_length;
   const int64_t n = batch->batch_size * length;
@@ -112,8 +111,8 @@ void CountInDocuments(int32_t document_token, Batch* batch) {
   }
 }
 
-// Cuts every row of a filled batch into documents, if asked to: where positions
-// begin.
+// Cuts every row of a filled batch into documents where positions begin, if
+// requested.
 void CutIntoDocuments(const TokenSource& source, int32_t document_token,
                       Batch* batch) {
   if (source.rows() == nullptr) {
@@ -136,7 +135,7 @@ void CutIntoDocuments(const TokenSource& source, int32_t document_token,
 absl::StatusOr<Loader> Loader::Create(const TokenSource* source,
                                       const BatchShape& shape, uint64_t seed,
                                       int32_t document_token) {
-  // Packed rows have targets of their own, a stream the token behind.
+  // Packed rows have separate targets; in a stream it is the next token.
   const int64_t behind = source->rows() == nullptr ? 0 : 1;
   const Sampler sampler(source->size() + behind, shape, seed);
   if (sampler.steps_per_epoch() == 0) {

@@ -1,22 +1,22 @@
 // Fills micro-batches from a token source: Loader for training, in the
 // sampler's order; EvalLoader for validation, in the file's order.
 //
-// Rows are windows of the stream, wherever its documents begin. With a
-// `document_token`, the one that stands between documents, a row is cut into
-// documents, each with positions from 0: one begins at every document token and
-// one at the row's first token, also where that is in the middle of a text. The
-// token begins the document behind it, so that no target is lost: a text's last
-// token predicts the end of text, as it must to end, and the end of text alone
-// predicts the next text's first token, as where text is generated from
-// nothing. (Megatron-LM's --reset-attention-mask cuts behind that token, and
-// the first token is then predicted from the document before.)
+// Rows are windows of the stream, regardless of document boundaries. With a
+// `document_token`, the separator of documents, a row is cut into documents,
+// each with positions from 0: one begins at every document token and one at the
+// row's first token, even in the middle of a text. The token begins the
+// document after it, so that no target is lost: a text's last token predicts
+// the end of text, as it must to end, and the end of text alone predicts the
+// next text's first token, as in generation without a prompt. (Megatron-LM's
+// --reset-attention-mask cuts after that token, and the first token is then
+// predicted from the previous document.)
 //
-// Rows of packed samples (PackedRows) are windows as they are, and their
-// sequences documents.
+// Rows of packed samples (PackedRows) are windows themselves, and their
+// sequences are documents.
 //
 // There is no prefetch thread: a micro-batch is a few page-cache copies (4 x
-// 1024 tokens take some 5 microseconds), and the kernel reads ahead. A thread
-// would go here, behind Fill, if token files came over a slow network.
+// 1024 tokens take about 5 microseconds), and the kernel reads ahead. If token
+// files came over a slow network, a thread would belong here, in Fill.
 #ifndef ZERO_ENGINE_DATA_LOADER_H_
 #define ZERO_ENGINE_DATA_LOADER_H_
 
@@ -30,7 +30,7 @@
 
 namespace zero {
 
-// As document_token: every row is one sequence, whatever is in it.
+// As document_token: every row is one sequence.
 inline constexpr int32_t kNoDocumentToken = -1;
 
 // One micro-batch of one rank. Legend: B batch_size, T sequence_length.
@@ -44,8 +44,8 @@ struct Batch {
   std::vector<int64_t> windows;     // [B] first token is windows[b] * T
   int64_t num_valid_targets = 0;
   // [B * T + 1] the first token of every document, counted over the batch, in
-  // order, then B * T (PackedSequences in kernels/ops.h); empty where rows are
-  // not cut.
+  // order, then B * T (PackedSequences in kernels/ops.h); empty if rows are not
+  // cut.
   std::vector<int32_t> offsets;
   int64_t num_documents = 0;  // in `offsets`
 };
@@ -77,9 +77,9 @@ class Loader {
   int32_t document_token_;
 };
 
-// Validation batches: windows in file order, each once, no shuffle; the last
-// partial window too, its missing targets ignored. Every rank gets the same
-// number of batches; rows past the end are all ignored.
+// Validation batches: windows in file order, each once, no shuffle; also the
+// last partial window, whose missing targets are ignored. Every rank gets the
+// same number of batches; rows past the end are ignored.
 class EvalLoader {
  public:
   // At most `max_windows` windows are used; 0: all. `source` must outlive the
@@ -95,7 +95,7 @@ class EvalLoader {
   // Row b of (index, rank) is window (index * world + rank) * B + b.
   void Fill(int64_t index, int64_t rank, Batch* batch) const;
 
-  // Targets that count over all batches and ranks.
+  // Counted targets over all batches and ranks.
   int64_t num_targets() const { return num_targets_; }
 
  private:

@@ -37,7 +37,7 @@ void AppendNormalized(NormalForm form, absl::string_view line,
 absl::string_view Normalize(NormalForm form, absl::string_view text,
                             std::string* buffer) {
   // Characters below U+0300 (whose first byte is below 0xCC) compose with
-  // nothing in front of them; ASCII is in every form.
+  // nothing before them; ASCII is in every form.
   const uint8_t first_changed = form == NormalForm::kC ? 0xCC : 0x80;
   const auto may_change = [first_changed](char c) {
     return static_cast<uint8_t>(c) >= first_changed;
@@ -48,7 +48,7 @@ absl::string_view Normalize(NormalForm form, absl::string_view text,
   size_t done = 0;
   while (next != text.end()) {
     const size_t at = next - text.begin();
-    const size_t begin = text.rfind('\n', at) + 1;  // 0 where there is none
+    const size_t begin = text.rfind('\n', at) + 1;  // 0 if there is none
     const size_t end = std::min(text.find('\n', at), text.size() - 1) + 1;
     buffer->append(text.data() + done, begin - done);
     AppendNormalized(form, text.substr(begin, end - begin), buffer);

@@ -12,9 +12,9 @@ enum class NormalForm { kC, kD, kKC, kKD };
 inline constexpr const char* kNormalFormNames[] = {"NFC", "NFD", "NFKC",
                                                    "NFKD"};
 
-// `text` in that form: `text` itself if it is known to have it, else the
-// contents of `buffer`. A line break composes with nothing: the form of a text
-// is that of its lines, joined.
+// `text` in that form: `text` itself if it is known to be normalized, else the
+// contents of `buffer`. A line break composes with nothing, so lines are
+// normalized separately.
 // REQUIRES: `text` is valid UTF-8.
 absl::string_view Normalize(NormalForm form, absl::string_view text,
                             std::string* buffer);

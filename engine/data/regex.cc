@@ -72,8 +72,8 @@ class Translator {
   absl::Status Refuse(size_t n) const {
     return absl::UnimplementedError(
         absl::StrCat("'", rest_.substr(0, n),
-                     "' in it is not read by zero, since PCRE2 and "
-                     "Hugging Face's Oniguruma may differ there"));
+                     "' in it is not supported, since PCRE2 and Hugging Face's "
+                     "Oniguruma may differ there"));
   }
 
   absl::Status Escape() {
@@ -148,10 +148,11 @@ class Translator {
       Take(absl::string_view(start).size());
       return absl::OkStatus();
     }
-    return Refuse(4);  // look-behind does not see what was cut off, for one
+    return Refuse(
+        4);  // for one, look-behind does not see text that was cut off
   }
 
-  // {2}, {2,} or {2,4}. What may follow, + and ?, means something else.
+  // {2}, {2,} or {2,4}. A following + or ? means something else.
   absl::Status Interval() {
     const size_t end = rest_.find('}');
     if (end == absl::string_view::npos) return Refuse(1);
@@ -181,7 +182,7 @@ struct RegexScratch::Parts {
   Parts() {
     ZERO_CHECK(data != nullptr && context != nullptr && stack != nullptr);
     pcre2_jit_stack_assign(context, nullptr, stack);
-    // A pattern that takes long is slow, not wrong.
+    // A long match is slow, not wrong.
     pcre2_set_match_limit(context, std::numeric_limits<uint32_t>::max());
     pcre2_set_depth_limit(context, std::numeric_limits<uint32_t>::max());
     pcre2_set_heap_limit(context, std::numeric_limits<uint32_t>::max());
@@ -211,9 +212,9 @@ absl::StatusOr<Regex> Regex::Compile(absl::string_view pattern,
     pcre2_get_error_message(error, reinterpret_cast<PCRE2_UCHAR*>(words),
                             sizeof(words));
     return absl::InvalidArgumentError(
-        absl::StrCat("it is no regular expression: ", words));
+        absl::StrCat("it is not a regular expression: ", words));
   }
-  // Where the CPU is none that it knows, PCRE2 interprets the pattern.
+  // On an unknown CPU, PCRE2 interprets the pattern.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
   return Regex(std::shared_ptr<const void>(code, [](const void* it) {
     pcre2_code_free(static_cast<pcre2_code*>(const_cast<void*>(it)));

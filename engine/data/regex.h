@@ -2,7 +2,7 @@
 // PCRE2.
 //
 // Both agree on \p{L}, \d or (?i:s) for every character in PCRE2's Unicode
-// tables (10.42: Unicode 14; newer characters have no class there). Where they
+// tables (10.42: Unicode 14; newer characters have no class there). If they
 // differ, the pattern is translated (PCRE2's \s contains U+180E) or refused.
 #ifndef ZERO_ENGINE_DATA_REGEX_H_
 #define ZERO_ENGINE_DATA_REGEX_H_
@@ -37,17 +37,17 @@ class Regex {
     size_t begin = 0, end = 0;  // bytes; an empty match is possible
   };
 
-  // Errors: InvalidArgument where it is no pattern; Unimplemented naming the
+  // Errors: InvalidArgument if it is not a pattern; Unimplemented naming the
   //         construct that Oniguruma and PCRE2 read differently.
   static absl::StatusOr<Regex> FromOniguruma(absl::string_view pattern);
 
-  // In PCRE2's own syntax. REQUIRES: it is right.
+  // In PCRE2's own syntax. REQUIRES: it is valid.
   static Regex FromPcre(absl::string_view pattern);
 
   // Matches `text` itself.
   static Regex Literal(absl::string_view text);
 
-  // The first match in `text` that begins at `from` or behind; false: none.
+  // The first match in `text` that begins at or after `from`; false: none.
   // REQUIRES: `text` is valid UTF-8, and `from` the start of a character.
   bool Find(absl::string_view text, size_t from, RegexScratch* scratch,
             Match* match) const;

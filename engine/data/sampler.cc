@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// Keeps this use of the seed apart from initialization and dropout.
+// Separates this use of the seed from initialization and dropout.
 constexpr uint64_t kOrderSalt = 0x6F72646572ull;  // "order"
 
 }  // namespace

@@ -5,8 +5,8 @@
 // a target at most once per epoch, and the rest (< T targets) is never used.
 // Windows do not move between epochs; their order does. An epoch's order is a
 // pseudo-random permutation computed per index (a Feistel network with cycle
-// walking), so it needs no memory and any step can be reached directly: resume
-// in the middle of an epoch is the same call with another step.
+// walking), so it needs no memory and any step can be reached directly:
+// resuming in the middle of an epoch is the same call with another step.
 //
 // Invariant: the samples of step b are positions [b*G, (b+1)*G) of the epoch's
 // order, G = samples per global batch, whatever the world size; position
@@ -40,8 +40,8 @@ class Permutation {
   uint64_t round_keys_[8];
 };
 
-// Sizes that decide who reads what. global batch = micro_batch_size *
-// micro_steps * world.
+// Sizes that decide which rank reads which rows. global batch =
+// micro_batch_size * micro_steps * world.
 struct BatchShape {
   int64_t sequence_length = 0;   // T
   int64_t micro_batch_size = 0;  // rows per rank and micro-step
@@ -63,8 +63,8 @@ class Sampler {
   int64_t num_samples() const { return num_samples_; }
   int64_t steps_per_epoch() const { return steps_per_epoch_; }
 
-  // Samples of each epoch's order that no step reads: the last partial global
-  // batch. Which ones they are differs from epoch to epoch.
+  // Samples of each epoch that no step reads: the last partial global batch,
+  // different ones in each epoch.
   int64_t dropped_per_epoch() const {
     return num_samples_ - steps_per_epoch_ * shape_.GlobalBatch();
   }

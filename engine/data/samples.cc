@@ -73,8 +73,8 @@ absl::Status WrongKeys(const Json& object) {
   }
   if (object.contains("messages")) {
     return Wrong(
-        "a line of \"messages\", for which zero has no chat templates; apply "
-        "the model's template first and ",
+        "a line of \"messages\", and zero has no chat templates; apply the "
+        "model's template first and ",
         kWanted);
   }
   return Wrong("it has ", keys.empty() ? "no keys" : absl::StrJoin(keys, ", "),
@@ -97,8 +97,8 @@ absl::StatusOr<Sample> SampleOf(const Json& object,
   ZERO_ASSIGN_OR_RETURN(const std::string text, TextOf(object, learned));
   if (text.empty()) {
     return Wrong("\"", learned,
-                 "\" is empty, so that there is nothing to learn; fill it or "
-                 "delete the line");
+                 "\" is empty, so there is nothing to learn; fill it or delete "
+                 "the line");
   }
   Sample sample{tokenizer.EncodePrompt(prompt)};
   if (sample.ids.empty()) sample.ids = {tokenizer.DocumentStart().back()};
@@ -123,11 +123,10 @@ absl::Status AddLines(const std::string& path, const MappedFile& file,
     lines->push_back({&path, number, text});
   }
   if (lines->size() > before) return absl::OkStatus();
-  return Wrong("'", path, "': there is no line in it; ", kWanted,
-               " on each line");
+  return Wrong("'", path, "': it has no lines; ", kWanted, " on each line");
 }
 
-// The samples of `lines`; where some are wrong, the error of the first.
+// The samples of `lines`, or the error of the first wrong line.
 absl::StatusOr<std::vector<Sample>> EncodeLines(const std::vector<Line>& lines,
                                                 const Tokenizer& tokenizer,
                                                 int num_threads) {
@@ -221,7 +220,7 @@ PackedRows PackSamples(const std::vector<Sample>& samples, int64_t length,
     rows.num_tokens += n;
     rows.num_targets += n + 1 - sample.num_prompt;
   }
-  // What is left of a row is a sequence that nobody looks at.
+  // The rest of a row is an unused sequence.
   for (const auto& [room, row] : open) {
     const int64_t end = (row + 1) * length;
     for (int64_t i = 0; i < room; ++i) {

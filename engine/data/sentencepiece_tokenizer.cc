@@ -35,7 +35,7 @@ using sentencepiece::SentencePieceProcessor;
 constexpr char kSpaceMark[] = "\xE2\x96\x81";  // U+2581, the visible space
 constexpr size_t kLongestTrainingLine = 4000;  // SentencePiece skips > 4192
 
-// What went wrong comes back as a status; the library's log would repeat it.
+// Errors are returned as a status; the library's log would repeat them.
 void SilenceLibrary() { sentencepiece::logging::SetMinLogLevel(/*fatal=*/3); }
 
 // "Internal: file.cc(12) [condition] words" -> "words".
@@ -212,7 +212,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenSentencePiece(
   if (model->eos_id() < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path,
-                     "' has no end-of-sentence token, which stands between "
+                     "' has no end-of-sentence token, which separates "
                      "documents; train it with an eos_id"));
   }
   return std::unique_ptr<Tokenizer>(

@@ -13,7 +13,7 @@
 
 namespace zero {
 
-// Errors: NotFound; InvalidArgument when the file is no SentencePiece model or
+// Errors: NotFound; InvalidArgument if the file is not a SentencePiece model or
 //         has no end-of-sentence token.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenSentencePiece(
     const std::string& path);
@@ -23,14 +23,14 @@ struct SentencePieceTraining {
   std::string model_prefix = {};         // writes MODEL_PREFIX.model
   int64_t vocab_size = 8192;
   std::string model_type = "bpe";  // bpe | unigram
-  // Lines beyond this many bytes are left out evenly (every k-th is kept).
+  // Beyond this many bytes lines are dropped evenly (every k-th is kept).
   int64_t max_input_bytes = 100 << 20;
   int num_threads = 2;
 };
 
-// Trains a model that loses nothing: no normalization, bytes as fallback, no
-// space in front, so Decode(Encode(text)) == text for valid UTF-8.
-// Deterministic for equal inputs and threads. Written atomically.
+// Trains a lossless model: no normalization, byte fallback, no leading space,
+// so Decode(Encode(text)) == text for valid UTF-8. Deterministic for equal
+// inputs and threads. Written atomically.
 // Errors: InvalidArgument naming the field, e.g. a vocabulary larger than the
 //         text supports, with the largest that works.
 absl::Status TrainSentencePiece(const SentencePieceTraining& options);

@@ -8,7 +8,7 @@ namespace {
 
 using PieceFn = absl::FunctionRef<bool(size_t begin, size_t end, bool match)>;
 
-// Calls `piece` for every match and every text between two, in order, until it
+// Calls `piece` for every match and the texts in between, in order, until it
 // returns false.
 void ForEachPiece(const SplitStage& stage, absl::string_view text,
                   RegexScratch* scratch, PieceFn piece) {

@@ -1,5 +1,5 @@
-// The pre-tokenizers of a tokenizer.json: they cut a text into the words in
-// which byte-pair encoding then works.
+// The pre-tokenizers of a tokenizer.json: they cut a text into the words that
+// byte-pair encoding works on.
 #ifndef ZERO_ENGINE_DATA_SPLITTER_H_
 #define ZERO_ENGINE_DATA_SPLITTER_H_
 
@@ -14,13 +14,13 @@
 
 namespace zero {
 
-// What becomes of the matches of a pattern.
+// What happens to the matches of a pattern.
 enum class SplitBehavior {
-  kRemoved,             // they are left out
+  kRemoved,             // they are dropped
   kIsolated,            // each is a word
-  kMergedWithPrevious,  // each ends the word in front of it
-  kMergedWithNext,      // each begins the word behind it
-  kContiguous,          // those without text between them are one word
+  kMergedWithPrevious,  // each ends the word before it
+  kMergedWithNext,      // each begins the word after it
+  kContiguous,          // adjacent ones form one word
 };
 inline constexpr const char* kSplitBehaviorNames[] = {
     "Removed", "Isolated", "MergedWithPrevious", "MergedWithNext",
@@ -28,11 +28,11 @@ inline constexpr const char* kSplitBehaviorNames[] = {
 
 // One pre-tokenizer; the next one cuts its words further.
 struct SplitStage {
-  // A space in front of every word that has none there.
+  // A space before every word that lacks one.
   bool add_prefix_space = false;
-  absl::optional<Regex> regex = {};  // none: it cuts nothing
+  absl::optional<Regex> regex = {};  // none: no cuts
   SplitBehavior behavior = SplitBehavior::kIsolated;
-  bool invert = false;  // matches and the text between them change roles
+  bool invert = false;  // swaps matches and the text between them
 };
 
 // Threads: const methods may be called from many threads.
@@ -45,8 +45,8 @@ class Splitter {
 
   // Calls `word` with the words of the first `size` bytes of `text`; patterns
   // see the rest as well. Returns false if a word crosses `size`; some words
-  // may then be missing. `continues`: text came before, so no space is put in
-  // front.
+  // may then be missing. `continues`: text came before, so no space is
+  // prepended.
   // REQUIRES: both parts of `text` are valid UTF-8.
   bool Split(absl::string_view text, size_t size, bool continues,
              RegexScratch* scratch, WordFn word) const;

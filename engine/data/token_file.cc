@@ -23,7 +23,7 @@ struct Signature {
   const char* what;
 };
 
-// Formats that people put beside their text by mistake.
+// Formats that users mistake for text.
 constexpr Signature kBinarySignatures[] = {
     {"\x1f\x8b", "gzip: gunzip it first"},
     {"\x28\xb5\x2f\xfd", "zstd: unzstd it first"},
@@ -164,7 +164,7 @@ absl::StatusOr<TokenFormat> Detect(const std::string& path,
   return TokenFormat::kRawU16;
 }
 
-// Fills `shard` but for `begin`.
+// Fills `shard` except `begin`.
 absl::Status OpenShard(const std::string& path, TokenFormat format,
                        MappedFile* file, TokenSource::Shard* shard) {
   ZERO_ASSIGN_OR_RETURN(*file, MappedFile::Open(path));
@@ -185,7 +185,7 @@ absl::Status OpenShard(const std::string& path, TokenFormat format,
   return absl::OkStatus();
 }
 
-// Calls fn(load), where load(i) is token first + i as it is stored.
+// Calls fn(load), where load(i) is token first + i as stored.
 template <typename Fn>
 auto OnTokens(const TokenSource::Shard& shard, int64_t first, const Fn& fn) {
   const uint8_t* tokens = shard.tokens + first * shard.bytes_per_token;
@@ -221,7 +221,7 @@ int64_t FirstBadBlock(const TokenSource::Shard& shard, int64_t vocab_size,
   auto scan = [&] {
     for (;;) {
       const int64_t block = next.fetch_add(1);
-      // Blocks are handed out in order: all before the first bad one are read.
+      // Blocks are assigned in order: all before the first bad one are read.
       if (block >= bad.load()) return;
       const int64_t first = block * kScanTokens;
       const int64_t n = std::min(kScanTokens, shard.num_tokens - first);
@@ -383,9 +383,8 @@ absl::Status TokenSource::ValidateTokens(int64_t vocab_size,
   if (is_text_ && shards_.size() > 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "model.vocab_size ", vocab_size, " has no room for token ",
-        kByteEndOfText, ", the end of text that stands between the ",
-        shards_.size(), " text files; set model.vocab_size to ",
-        kByteVocabSize));
+        kByteEndOfText, ", the end of text that separates the ", shards_.size(),
+        " text files; set model.vocab_size to ", kByteVocabSize));
   }
   for (const Shard& shard : shards_) {
     const int64_t block = FirstBadBlock(shard, vocab_size, num_threads);

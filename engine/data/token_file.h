@@ -1,13 +1,13 @@
-// Token files: many shards, mapped read only, seen as one stream of tokens.
+// Token files: many shards, mapped read only, as one stream of tokens.
 //
 // Formats (all little-endian):
 //   llm.c     256 int32 header {magic, version 1, token count, 0 ...}, then the
 //             tokens; magic 20240520: uint16, magic 20240801: uint32, whose
 //             version is 7 in llm.c's Llama-3 files and 1 elsewhere.
-//   raw       nanoGPT's .bin: uint16 tokens and nothing else.
+//   raw nanoGPT's .bin: only uint16 tokens.
 //   jsonl     not read here: samples.h makes PackedRows of it.
 //   text      UTF-8 read as bytes: token = byte value. Vocabulary 257: 256 is
-//             the end-of-text token, which stands between two files.
+//             the end-of-text token, which separates files.
 // Detection: the magic decides; else the extension .bin means raw; anything
 // else is text unless it is recognizably binary, which is refused.
 #ifndef ZERO_ENGINE_DATA_TOKEN_FILE_H_
@@ -35,7 +35,7 @@ inline constexpr int kTokenHeaderBytes = kTokenHeaderInts * 4;
 inline constexpr int32_t kByteEndOfText = 256;
 inline constexpr int64_t kByteVocabSize = 257;
 
-// A target that no loss counts.
+// A target that is not counted in the loss.
 inline constexpr int32_t kIgnoredTarget = -1;
 
 // Samples packed into rows (samples.h). T tokens each, of several sequences
@@ -87,15 +87,14 @@ class TokenSource {
       const std::vector<std::string>& patterns,
       TokenFormat format = TokenFormat::kAuto);
 
-  // Tokens in memory, which are named `path`. REQUIRES: there are some, and
-  // none is negative.
+  // Tokens in memory, named `path`. REQUIRES: not empty, none negative.
   static std::unique_ptr<TokenSource> FromTokens(const std::string& path,
                                                  std::vector<int32_t> tokens);
 
-  // REQUIRES: there are rows.
+  // REQUIRES: not empty.
   static std::unique_ptr<TokenSource> FromRows(const std::string& path,
                                                PackedRows rows);
-  // Null: the tokens are one stream, of which each predicts the next.
+  // Null: the tokens are one stream, each predicting the next.
   const PackedRows* rows() const { return rows_.get(); }
 
   // Number of tokens, separators between text files included.
@@ -106,11 +105,11 @@ class TokenSource {
   // REQUIRES: 0 <= begin, begin + n <= size().
   void Read(int64_t begin, int64_t n, int32_t* out) const;
 
-  // Tokens [begin, begin + n) as a source of their own, sharing the maps.
-  // shards() stays that of the whole. REQUIRES: the range lies inside; no rows.
+  // Tokens [begin, begin + n) as a separate source, sharing the maps. shards()
+  // stays the whole's. REQUIRES: the range is inside; no rows.
   std::unique_ptr<TokenSource> View(int64_t begin, int64_t n) const;
 
-  // Whether some token is `id`; reads up to the first one.
+  // Whether `id` occurs; reads up to its first occurrence.
   bool Contains(int32_t id) const;
 
   // True when tokens are bytes (text); kByteVocabSize is then the vocabulary.

@@ -1,5 +1,5 @@
-// Formats of training data (token_file.h describes them), by which a config
-// names them, too.
+// Formats of training data (described in token_file.h), with their names in a
+// config.
 #ifndef ZERO_ENGINE_DATA_TOKEN_FORMAT_H_
 #define ZERO_ENGINE_DATA_TOKEN_FORMAT_H_
 

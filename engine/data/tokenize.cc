@@ -31,14 +31,14 @@ namespace {
 constexpr size_t kPieceBytes = size_t{1} << 18;
 // Pieces that wait for each thread, so that none idles, and in memory.
 constexpr size_t kPiecesPerThread = 8;
-// How far a cut is looked for that is likely not to divide a token.
+// How far to search for a cut that is unlikely to divide a token.
 constexpr size_t kGoodCutBytes = size_t{1} << 16;
-// A line longer than this is cut within.
+// Longer lines are cut.
 constexpr size_t kLongestLine = size_t{64} << 20;
 
-// Moves `at` (< text.size()) forward to the next cut behind a line break, or,
-// where there is none for long, to the start of a character. White space
-// behind the line break is often one token with it.
+// Moves `at` (< text.size()) forward to the next cut after a line break, or, if
+// there is none nearby, to the start of a character. White space after the line
+// break is often one token with it.
 size_t NextCut(absl::string_view text, size_t at) {
   const size_t line_end = text.find('\n', at);
   if (line_end != absl::string_view::npos && line_end - at < kLongestLine) {
@@ -114,8 +114,8 @@ class ShardedWriter {
 using TokenSink = std::function<absl::Status(absl::Span<const int32_t>)>;
 
 // Documents in, tokens out, in the same order: pieces of them are encoded by
-// many threads, each piece as if a document could be cut there. Where that
-// turns out to be wrong, the text is encoded again in a larger piece.
+// many threads, each piece as if a document could be cut there. If that turns
+// out wrong, the text is encoded again in a larger piece.
 class ParallelEncoder {
  public:
   ParallelEncoder(const Tokenizer& tokenizer, int num_threads,
@@ -157,7 +157,7 @@ class ParallelEncoder {
     size_t begin, end;
     const TokenSink* sink;
     std::vector<int32_t> ids = {};
-    bool whole = false;  // no token goes on behind `end`
+    bool whole = false;  // no token crosses `end`
   };
 
   void Encode(Piece* piece) const {
@@ -188,8 +188,7 @@ class ParallelEncoder {
     return absl::OkStatus();
   }
 
-  // Writes a piece if it begins where the text before it ended in a token, and
-  // no token goes on behind it.
+  // Writes a piece if no token crosses its beginning or its end.
   absl::Status Write(Piece* piece) {
     if (piece->begin == 0) {
       ZERO_RETURN_IF_ERROR((*piece->sink)(start_));
@@ -199,7 +198,7 @@ class ParallelEncoder {
       piece->begin = written_;
       const size_t size = piece->end - piece->begin;
       piece->whole = false;
-      // Twice as much each time, so that all tries are as one of all.
+      // Twice as much each time, so all tries cost about as much as one.
       if (size >= 2 * tried_ || piece->end == piece->document.size()) {
         Encode(piece);
         tried_ = size;
@@ -218,13 +217,12 @@ class ParallelEncoder {
   std::vector<Piece> pieces_;
   size_t waiting_ = 0;  // bytes of them
   int64_t encoded_ = 0;
-  // Of the document that is being written.
+  // Within the document being written.
   size_t written_ = 0;
-  size_t tried_ = 0;  // bytes behind `written_` that ended within a token
+  size_t tried_ = 0;  // bytes after `written_` that ended within a token
 };
 
-// Calls `document` for each document of `text` with where it starts in all of
-// it.
+// Calls `document` for each document of `text` with its offset.
 absl::Status ForEachDocument(
     const TextFiles& text, const std::string& separator,
     const std::function<absl::Status(absl::string_view, int64_t)>& document) {
@@ -266,7 +264,7 @@ absl::Status CheckOptions(const TokenizeOptions& options) {
   return absl::OkStatus();
 }
 
-// What an earlier run wrote and this one replaces, or what a glob would read
+// Files of an earlier run that this one replaces, or that a glob would read
 // with the new shards.
 absl::StatusOr<std::vector<std::string>> EarlierOutputs(
     const TokenizeOptions& options, const std::string& prefix) {
@@ -304,7 +302,7 @@ absl::Status CheckMayReplace(const std::vector<std::string>& earlier,
       "; choose another output, or replace it with --force"));
 }
 
-// The output would take the place of its own text.
+// The output would replace its own text.
 absl::Status CheckIsNoInput(const std::vector<std::string>& inputs,
                             const std::string& output) {
   ZERO_ASSIGN_OR_RETURN(const auto paths, ExpandPaths(inputs));
@@ -319,7 +317,7 @@ absl::Status CheckIsNoInput(const std::vector<std::string>& inputs,
   return absl::OkStatus();
 }
 
-// Whether text survives the tokenizer, tried on what is often lost.
+// Whether text survives the tokenizer, tested on what is often lost.
 absl::Status CheckLossless(const Tokenizer& tokenizer) {
   const std::string text =
       "Two  spaces,\n\ttabs\n\nand \xEF\xAC\x81ne lines.\n";
@@ -364,8 +362,8 @@ absl::Status TokenFileWriter::Commit() {
   if (num_tokens_ > std::numeric_limits<int32_t>::max()) {
     return absl::FailedPreconditionError(
         absl::StrCat("'", file_->path(), "': ", num_tokens_,
-                     " tokens do not fit the header's int32; write shards of "
-                     "100000000 tokens, say"));
+                     " tokens do not fit the header's int32; write shards of, "
+                     "say, 100000000 tokens"));
   }
   std::array<int32_t, kTokenHeaderInts> header = {};
   header[0] = bytes_per_token_ == 2 ? kTokenMagicU16 : kTokenMagicU32;
@@ -422,7 +420,7 @@ absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options) {
         const int64_t to_border = std::max<int64_t>(border - position, 0);
         size_t cut = document.size();
         if (to_border < static_cast<int64_t>(document.size())) {
-          // A document that starts behind the border is not cut.
+          // A document that starts after the border is not cut.
           cut = to_border == 0
                     ? 0
                     : NextCut(document, static_cast<size_t>(to_border));

@@ -26,15 +26,15 @@ struct TokenizeOptions {
   // See OpenTokenizer.
   std::string tokenizer = "bytes";
 
-  // Cuts documents inside a file at each occurrence, which is not encoded
-  // itself, e.g. "<|endoftext|>". Empty: one document per file.
+  // Cuts documents inside a file at each occurrence, which is not itself
+  // encoded, e.g. "<|endoftext|>". Empty: one document per file.
   std::string document_separator = {};
 
   // The largest number of tokens in one shard; 0: one file.
   int64_t tokens_per_shard = 0;
 
-  // In [0, 1): this last part of the text goes to FILE_val.bin instead, from
-  // the first line break behind the border on.
+  // In [0, 1): the last part of the text, which goes to FILE_val.bin instead,
+  // starting after the first line break past the border.
   double validation_fraction = 0;
 
   // A tokenizer that changes the text (drops line breaks, say) is refused
@@ -46,7 +46,7 @@ struct TokenizeOptions {
 
   int num_threads = 1;
 
-  // Called now and then with the bytes of text that are done, and all of them.
+  // Called occasionally with the bytes of text done so far and in total.
   std::function<void(int64_t, int64_t)> progress = {};
 };
 
@@ -67,12 +67,12 @@ struct TokenizeStats {
 // Every document is preceded by the end-of-text token, as in llm.c's files, so
 // that a model also learns to begin one (Tokenizer::DocumentStart). Files keep
 // the order of `inputs`; the tokens do not depend on the number of threads.
-// Errors: InvalidArgument naming the field; FailedPrecondition where the output
+// Errors: InvalidArgument naming the field; FailedPrecondition if the output
 //         exists; file errors with the path. No output file is left
 //         half-written.
 absl::StatusOr<TokenizeStats> TokenizeFiles(const TokenizeOptions& options);
 
-// The tokens that TokenizeFiles writes, each file being a document.
+// The tokens that TokenizeFiles would write, each file as a document.
 absl::StatusOr<std::vector<int32_t>> TokenizeInMemory(
     const std::vector<std::string>& inputs, const Tokenizer& tokenizer,
     int num_threads);

@@ -65,10 +65,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
   if (IsFolder(spec)) {
     const std::string file = FindTokenizer(spec);
     if (!file.empty()) return OpenTokenizer(file);
-    return absl::NotFoundError(
-        absl::StrCat("'", spec,
-                     "' has neither a tokenizer.json nor a tokenizer.model in "
-                     "it"));
+    return absl::NotFoundError(absl::StrCat(
+        "'", spec, "' has neither a tokenizer.json nor a tokenizer.model"));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "tokenizer '", spec,

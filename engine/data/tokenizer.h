@@ -18,7 +18,7 @@
 
 namespace zero {
 
-// U+FFFD, in place of what is no character.
+// U+FFFD, which replaces ill-formed bytes.
 inline constexpr char kReplacementCharacter[] = "\xEF\xBF\xBD";
 
 // Threads: const methods may be called from many threads.
@@ -34,33 +34,32 @@ class Tokenizer {
   // "bytes", "sentencepiece:FILE", or the path of a tokenizer.json.
   virtual std::string name() const = 0;
 
-  // The ids in front of every document: the end of text, then the begin of text
-  // where the model has one (Llama 3).
+  // The ids before every document: the end of text, then the begin of text if
+  // the model has one (Llama 3).
   virtual std::vector<int32_t> DocumentStart() const { return {eot_id()}; }
 
-  // Appends the ids of the first `size` bytes of `text` to `ids`; control
-  // tokens are never among them, even where their names stand in the text.
-  // `continues`: text of the same document was encoded before this, so nothing
-  // is put in front (SentencePiece models may begin a text with a space).
-  // Returns false if a token crosses `size`, so that these are not the first
-  // ids of the whole text: drop them and encode a longer part. A SentencePiece
-  // model cannot tell and returns true; cut its text behind line breaks.
+  // Appends the ids of the first `size` bytes of `text` to `ids`; never control
+  // tokens, even if their names occur in the text. `continues`: text of the
+  // same document was encoded before this, so nothing is prepended
+  // (SentencePiece models may begin a text with a space). Returns false if a
+  // token crosses `size`, so that these are not the first ids of the whole
+  // text: drop them and encode a longer part. A SentencePiece model cannot tell
+  // and returns true; cut its text after line breaks.
   virtual bool EncodePart(absl::string_view text, size_t size, bool continues,
                           std::vector<int32_t>* ids) const = 0;
 
-  // The ids of a prompt: the begin of text where the model has one, and control
-  // tokens where their names stand in the text.
+  // The ids of a prompt: with the begin of text if the model has one, and
+  // control tokens where their names occur in the text.
   virtual std::vector<int32_t> EncodePrompt(absl::string_view text) const {
     return Encode(text);
   }
 
-  // The tokenizer's files in a model's folder, by name, with their contents:
-  // there FindTokenizer and other programs find it.
+  // The tokenizer's files for a model's folder, by name, with their contents:
+  // FindTokenizer and other programs find it there.
   virtual std::map<std::string, std::string> Files() const { return {}; }
 
-  // The bytes one token stands for in the middle of a text; empty for control
-  // tokens. An id that is not in the vocabulary (a model may have a padded
-  // one) gives U+FFFD.
+  // The bytes of one token in the middle of a text; empty for control tokens.
+  // An id outside the vocabulary (a model may have a padded one) gives U+FFFD.
   virtual std::string TokenBytes(int32_t id) const = 0;
 
   // The text of `ids` as a whole document.
@@ -78,7 +77,8 @@ std::unique_ptr<Tokenizer> MakeByteTokenizer();
 
 // "bytes", the path of a tokenizer.json or of a SentencePiece .model
 // ("sentencepiece:" in front is allowed), or a folder with one of them.
-// Errors: NotFound; those of the file; InvalidArgument naming what is possible.
+// Errors: NotFound; those of the file; InvalidArgument naming the
+//         possibilities.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizer(
     const std::string& spec);
 
@@ -95,7 +95,7 @@ class StreamDecoder {
   // The text that `id` completes; may be empty.
   std::string Push(int32_t id);
 
-  // What was held back, as U+FFFD; the decoder starts anew.
+  // The held-back bytes, as U+FFFD; resets the decoder.
   std::string Finish();
 
  private:
@@ -103,10 +103,10 @@ class StreamDecoder {
   std::string pending_;
 };
 
-// Moves the longest prefix of `bytes` that is complete from it and returns it
-// as valid UTF-8: each maximal invalid piece becomes one U+FFFD, as in the
-// Unicode standard (3.9, "substitution of maximal subparts"). At most 3 bytes
-// of an unfinished character stay.
+// Removes the longest complete prefix of `bytes` and returns it as valid UTF-8:
+// each maximal invalid piece becomes one U+FFFD, as in the Unicode standard
+// (3.9, "substitution of maximal subparts"). At most 3 bytes of an unfinished
+// character stay.
 std::string TakeValidUtf8(std::string* bytes);
 
 }  // namespace zero

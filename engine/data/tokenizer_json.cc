@@ -35,15 +35,15 @@ constexpr char kGpt2Pattern[] =
     "\\s+(?!\\S)|\\s+";
 
 constexpr char kElsewhere[] =
-    "; make token files with the package that this tokenizer is from, and set "
-    "data.tokenizer to \"none\"";
+    "; make token files with the package that this tokenizer comes from, and "
+    "set data.tokenizer to \"none\"";
 constexpr char kSentencePieceInstead[] =
     "; use the tokenizer.model (SentencePiece) of this model, if it has one";
 
 constexpr int64_t kMaxId = (1 << 24) - 1;
 constexpr int kMaxDepth = 16;  // of sequences in sequences
 
-// A match looks at no more than this behind a cut.
+// A match reads at most this much after a cut.
 constexpr size_t kLookAhead = 1024;
 
 // ---- The bytes that a token's characters stand for --------------------------
@@ -71,7 +71,7 @@ class ByteAlphabet {
     }
   }
 
-  // The bytes of a token, or the token itself where a character of it stands
+  // The bytes of a token, or the token itself if one of its characters stands
   // for none. REQUIRES: valid UTF-8.
   std::string Bytes(absl::string_view token) const {
     std::string bytes;
@@ -104,7 +104,7 @@ struct Parts {
   std::vector<AddedToken> added;
   std::vector<NormalForm> forms;
   std::vector<SplitStage> stages;
-  std::vector<int32_t> prefix;  // ids that the template puts in front
+  std::vector<int32_t> prefix;  // ids that the template prepends
   int32_t eot = -1;
   std::map<std::string, std::string> files;  // as Tokenizer::Files
 };
@@ -116,7 +116,7 @@ class Reader {
   absl::StatusOr<Parts> Read() {
     ZERO_ASSIGN_OR_RETURN(const Json root, ReadJson(path_));
     if (!root.is_object() || !Member(root, "model").is_object()) {
-      return Wrong("", "has no model; it is no tokenizer.json");
+      return Wrong("", "has no model; it is not a tokenizer.json");
     }
     ZERO_RETURN_IF_ERROR(Model(Member(root, "model")));
     ZERO_RETURN_IF_ERROR(Added(Member(root, "added_tokens")));
@@ -124,7 +124,7 @@ class Reader {
     ZERO_RETURN_IF_ERROR(
         PreTokenizer(Member(root, "pre_tokenizer"), "pre_tokenizer"));
     if (!byte_level_) {
-      return Unknown("pre_tokenizer", "has no ByteLevel in it",
+      return Unknown("pre_tokenizer", "has no ByteLevel",
                      kSentencePieceInstead);
     }
     ZERO_RETURN_IF_ERROR(Bytes());
@@ -157,14 +157,12 @@ class Reader {
         absl::StrCat("'", path_, "': ", key, key.empty() ? "" : " ", words...));
   }
 
-  // What may be right and is not built here.
+  // Valid but unsupported settings.
   absl::Status Unknown(const std::string& key, absl::string_view what,
                        absl::string_view remedy = kElsewhere) const {
-    return absl::UnimplementedError(
-        absl::StrCat("'", path_, "': ", key, " ", what,
-                     "; zero reads byte-level BPE as GPT-2, Llama 3 and Qwen "
-                     "have it",
-                     remedy));
+    return absl::UnimplementedError(absl::StrCat(
+        "'", path_, "': ", key, " ", what,
+        "; zero reads the byte-level BPE of GPT-2, Llama 3 and Qwen", remedy));
   }
 
   absl::Status UnknownType(const std::string& key, const Json& value) const {
@@ -173,7 +171,7 @@ class Reader {
                    absl::StrCat("is \"", Text(value, "type"), "\""));
   }
 
-  // Null where `object` has no such member.
+  // Null if `object` has no such member.
   static const Json& Member(const Json& object, const char* key) {
     static const Json& null = *new Json;
     if (!object.is_object()) return null;
@@ -227,7 +225,7 @@ class Reader {
 
   absl::Status Vocabulary(const Json& vocab) {
     if (!vocab.is_object() || vocab.empty()) {
-      return Wrong("model.vocab", "is no object with tokens and their ids");
+      return Wrong("model.vocab", "is not an object with tokens and their ids");
     }
     ids_.reserve(vocab.size());
     for (const auto& [token, id] : vocab.items()) {
@@ -479,8 +477,8 @@ class Reader {
                 });
   }
 
-  // The special tokens in front of the text; those behind it would end what a
-  // model should go on with.
+  // The special tokens before the text; those after it would end a text that a
+  // model should continue.
   absl::Status Template(const Json& value, const std::string& key) {
     const Json& single = Member(value, "single");
     if (!single.is_array()) return Wrong(key + ".single", "is no list");
@@ -490,7 +488,7 @@ class Reader {
       const auto id = ids_.find(name);
       if (id == ids_.end()) {
         return Wrong(key + ".single", "has ", Dump(part),
-                     ", which is no token of this file");
+                     ", which is not a token of this file");
       }
       parts_.prefix.push_back(id->second);
     }
@@ -511,7 +509,7 @@ class Reader {
       if (id == ids_.end()) {
         return absl::InvalidArgumentError(
             absl::StrCat("'", file, "': eos_token is \"", token,
-                         "\", which is no token of ", path_));
+                         "\", which is not a token of ", path_));
       }
       parts_.eot = id->second;
       return absl::OkStatus();
@@ -524,11 +522,11 @@ class Reader {
     }
     return Wrong("",
                  "does not say which token ends a text; write {\"eos_token\": "
-                 "\"...\"} to tokenizer_config.json beside it");
+                 "\"...\"} to tokenizer_config.json in its folder");
   }
 
-  // The file and what others read beside it. Without tokenizer_config.json they
-  // would not know the end of text.
+  // The file and those that other programs need with it: without
+  // tokenizer_config.json they would not know the end of text.
   absl::Status Files() {
     ZERO_ASSIGN_OR_RETURN(parts_.files["tokenizer.json"], ReadFile(path_));
     for (const char* name : {"tokenizer_config.json", "special_tokens_map.json",
@@ -554,7 +552,7 @@ class Reader {
   const std::string path_;
   const ByteAlphabet alphabet_;
   Parts parts_;
-  absl::flat_hash_map<std::string, int32_t> ids_;  // as the file writes them
+  absl::flat_hash_map<std::string, int32_t> ids_;  // as in the file
   bool byte_level_ = false;
   int depth_ = 0;
 };
@@ -570,7 +568,7 @@ bool IsUtf8(absl::string_view text) {
   return true;
 }
 
-// Where the look behind a cut at `size` ends: not within a character.
+// The end of the look-ahead after a cut at `size`: not within a character.
 size_t WindowEnd(absl::string_view text, size_t size) {
   if (text.size() - size <= kLookAhead) return text.size();
   size_t end = size + kLookAhead;
@@ -658,7 +656,7 @@ class JsonTokenizer : public Tokenizer {
     std::vector<AddedTokens::Segment> raw, normalized;
     std::string valid, form[2], joined;
   };
-  // Goes back to the pool, with the words that it knows.
+  // Returns to the pool, with its cached words.
   struct Return {
     const JsonTokenizer* tokenizer;
     void operator()(Scratch* scratch) const {
@@ -712,7 +710,7 @@ class JsonTokenizer : public Tokenizer {
   }
 
   // Appends the ids of added tokens and calls `run` for the text between them,
-  // until it returns false or a token goes on behind `size`.
+  // until it returns false or a token crosses `size`.
   template <typename RunFn>
   static bool EachSegment(const AddedTokens& tokens, absl::string_view text,
                           size_t size, bool special_is_text, Scratch* scratch,
@@ -735,8 +733,8 @@ class JsonTokenizer : public Tokenizer {
     return true;
   }
 
-  // Puts the text and what follows into the normal form. False where they
-  // depend on each other.
+  // Normalizes the text and what follows it. False if they depend on each
+  // other.
   bool Normalized(absl::string_view* text, size_t* size,
                   Scratch* scratch) const {
     if (forms_.empty()) return true;

@@ -1,13 +1,13 @@
-// Hugging Face's tokenizer.json with byte-level BPE, as GPT-2, Llama 3 and Qwen
-// have it:
+// Hugging Face's tokenizer.json with byte-level BPE, as in GPT-2, Llama 3 and
+// Qwen:
 //
 //   added tokens (added_tokens.h) -> normal form (normalizer.h)
 //     -> words (splitter.h) -> merges (bpe.h) -> ids
 //
 // Gives the ids of the package `tokenizers`, for characters up to Unicode 14
-// (regex.h); where a text is not UTF-8, each ill-formed part is read as U+FFFD.
-// The file's truncation and padding are ignored; any other setting that is not
-// implemented here is an error.
+// (regex.h); ill-formed UTF-8 is read as U+FFFD, part by part. The file's
+// truncation and padding are ignored; any other unsupported setting is an
+// error.
 #ifndef ZERO_ENGINE_DATA_TOKENIZER_JSON_H_
 #define ZERO_ENGINE_DATA_TOKENIZER_JSON_H_
 
@@ -22,8 +22,8 @@ namespace zero {
 // The end of text is the eos_token of tokenizer_config.json or
 // special_tokens_map.json in the same folder; without these, the token with the
 // name <|endoftext|>, <|end_of_text|> or </s>.
-// Errors: NotFound; InvalidArgument where the file is damaged, with the JSON
-//         path; Unimplemented naming what is not read, with a remedy.
+// Errors: NotFound; InvalidArgument if the file is damaged, with the JSON path;
+//         Unimplemented naming the unsupported part, with a remedy.
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenTokenizerJson(
     const std::string& path);
 

@@ -63,8 +63,8 @@ class Freezer {
     }
     if (trains) return absl::OkStatus();
     return Wrong(
-        "it matches every tensor, so that there is nothing to train; leave "
-        "some out, or use zero eval");
+        "it matches every tensor, so nothing is left to train; leave some out, "
+        "or use zero eval");
   }
 
  private:

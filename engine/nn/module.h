@@ -1,10 +1,10 @@
 // The contract that models sign: parameters, units, and nothing else.
 //
 // A model is an ordered list of units (embedding, blocks, head). A unit is
-// `Forward(ctx, in) -> out`; nothing but that tensor crosses from unit to
-// unit. Models are single-device code: who owns a parameter, when it is
-// gathered and where its gradient goes is decided below them (engine/zero).
-// Start reading at Unit; models/gpt/gpt.cc is an example.
+// `Forward(ctx, in) -> out`; only that tensor passes from unit to unit. Models
+// are single-device code: engine/zero decides who owns a parameter, when it is
+// gathered and where its gradient goes. Start reading at Unit;
+// models/gpt/gpt.cc is an example.
 #ifndef ZERO_ENGINE_NN_MODULE_H_
 #define ZERO_ENGINE_NN_MODULE_H_
 
@@ -26,21 +26,21 @@ struct Init {
 
 struct Parameter {
   std::string name;    // unique in the model, stable in checkpoints
-  Shape shape;         // logical: what files and counts know
-  Shape stored_shape;  // `shape`, and rows behind it that are and stay zero
+  Shape shape;         // logical: in files and counts
+  Shape stored_shape;  // `shape` plus rows that stay zero
   Init init;
   bool decay = false;   // weight decay applies (matrices, embeddings)
   bool frozen = false;  // no gradient, no optimizer state
-  // A table of words [V, C]. Units read it by the ops of tables alone.
+  // A vocabulary table [V, C]. Units read it only by the ops of tables.
   bool vocabulary = false;
   // Its unit reads rows of it, by the batch's tokens. Others may borrow it.
   bool looked_up = false;
   int phase = 0;  // of its unit, see Unit::BeginPhase
 
-  // Bound by the executor: the gathered value and where the gradient goes. Of a
-  // vocabulary, `part_rows` of it are one part (0: all). Where `parts` are
-  // bound instead of `weight`, units run once for each, with that part in
-  // place: Context::part.
+  // Bound by the executor: the gathered value and where the gradient goes. For
+  // a vocabulary, `part_rows` rows are one part (0: all). If `parts` are bound
+  // instead of `weight`, units run once for each, with that part in place:
+  // Context::part.
   Weight weight;
   int64_t part_rows = 0;
   std::vector<Weight> parts;
@@ -55,13 +55,12 @@ class Unit {
   // *batch.loss_sum and returns an undefined Var; the first ignores `in`.
   virtual Var Forward(Context& ctx, const Var& in) = 0;
 
-  // False where backward reads no parameter of the unit (an embedding's): it is
-  // then not gathered for it.
+  // False if backward reads no parameter of the unit (an embedding's): it is
+  // then not gathered for backward.
   virtual bool BackwardReadsParameters() const { return true; }
 
-  // Only the last unit: logits [M, V] of the rows of `in` [M, C]. In parts,
-  // what the next part's call takes as `in`, and from the last the logits; M
-  // is 1.
+  // Only the last unit: logits [M, V] of the rows of `in` [M, C]. In parts:
+  // `in` for the next part's call, and from the last part the logits; M is 1.
   virtual Var Logits(Context& ctx, const Var& in);
 
   const std::string& name() const { return name_; }
@@ -76,14 +75,14 @@ class Unit {
   // Adds a parameter; its name is "<unit>.<name>".
   Parameter* AddParameter(const std::string& name, const Shape& shape,
                           Init init, bool decay);
-  // Adds a table with a row for each word. It is stored in whole tiles of rows:
-  // products over 50,257 words are slower than over 50,304.
+  // Adds a table with a row for each token. It is stored in whole tiles of
+  // rows: products over 50,257 rows are slower than over 50,304.
   Parameter* AddVocabulary(const std::string& name, const Shape& shape,
                            Init init);
   void Borrow(Parameter* parameter) { borrowed_.push_back(parameter); }
-  // Forward reads what is added from here on after what was added before. So
-  // backward writes these gradients first, and they are reduced, and their
-  // memory is used again, before all of the unit's exist.
+  // Forward reads parameters added from here on after earlier ones. So backward
+  // writes these gradients first; they are reduced and their memory is reused
+  // before the unit's other gradients exist.
   void BeginPhase() { ++phase_; }
 
  private:
@@ -94,7 +93,7 @@ class Unit {
 };
 
 // A tensor of a Hugging Face checkpoint: rows [row_begin, row_begin + rows) of
-// a parameter, transposed where `transpose` is set (GPT-2's Conv1D).
+// a parameter, transposed if `transpose` is set (GPT-2's Conv1D).
 struct PortableTensor {
   std::string name;
   Parameter* parameter = nullptr;
@@ -114,7 +113,7 @@ class Model {
   // Builds the tables that units read (rotary) in `arena`, once, before the
   // first forward. Positions 0 .. num_positions - 1 may occur.
   virtual void Prepare(Arena& arena, Stream& stream, int64_t num_positions) = 0;
-  // Lets go of them, before their arena does.
+  // Frees them, before their arena.
   virtual void DropTables() = 0;
   // The arena bytes that Prepare takes.
   virtual int64_t TableBytes(int64_t num_positions) const = 0;
@@ -143,7 +142,7 @@ class Model {
 };
 
 // Fills `out` with elements [begin, begin + count) of a parameter's initial
-// value: a pure function of (seed, parameter name, element index), and so the
+// value: a pure function of (seed, parameter name, element index), so it is the
 // same for any world size and stage. Normal values by Box-Muller from Philox.
 void InitialValues(const Parameter& parameter, uint64_t seed, int64_t begin,
                    int64_t count, float* out);

@@ -1,17 +1,16 @@
 // One reserved range of device memory, cut up deterministically.
 //
 // The same sequence of requests gives the same offsets, on any device. So a
-// step run on the meta device tells the exact range that the step needs
+// step on the meta device gives the exact range that it needs
 // (high_water_bytes), and the real arena reserves that once and never grows.
-// Freed memory is reused at once: that is right because whoever frees it has
-// made the compute stream wait for all that touches it on other streams (the
-// executor awaits a collective before it lets go of a buffer), and whoever
-// takes it follows the compute stream.
-// What units hold for a while (gathered parameters, gradients) comes from the
-// far end: it lives across the activations' last in, first out, and between
-// them it would leave holes. While backward frees activations at one end,
-// gradients fill the other, and the range is as large as both together ever
-// are.
+// Freed memory is reused at once. This is safe: before memory is freed, the
+// compute stream has waited for its users on other streams (the executor awaits
+// a collective before it releases a buffer), and its next user follows the
+// compute stream.
+// Longer-lived memory of units (gathered parameters, gradients) comes from the
+// far end: among the activations, which are last in, first out, it would leave
+// holes. While backward frees activations at one end, gradients fill the other,
+// and the range is the maximum of their sum.
 // Invariant: blocks are disjoint; the holes of a side lie below its end and
 // never touch.
 // Threads: one at a time. Start reading at tensor.h, the user of this.
@@ -45,8 +44,8 @@ class ArenaBlock {
   ArenaBlock(const ArenaBlock&) = delete;
   ArenaBlock& operator=(const ArenaBlock&) = delete;
 
-  // Returns all but the first `bytes` to the arena, and counts these as
-  // `category`, which is of the same side. REQUIRES: nobody uses the rest.
+  // Returns all but the first `bytes` to the arena, and counts those as
+  // `category`, on the same side. REQUIRES: the rest is unused.
   void Shrink(int64_t bytes, MemoryCategory category);
 
   void* data() const;
@@ -76,15 +75,14 @@ class Arena {
   ~Arena();
 
   // On the category's side: the smallest hole that fits, the one nearest to
-  // where the side begins, else its end. The unused middle is no hole: were it
-  // one, its size would decide where blocks go, and an arena of exactly
+  // where the side begins, else its end. The unused middle is not a hole:
+  // otherwise its size would decide where blocks go, and an arena of exactly
   // high_water_bytes would be cut up differently.
   // Running out is the caller's mistake (the plan sizes arenas): the check
-  // prints category, size and what is live.
+  // prints category, size and live memory.
   std::shared_ptr<ArenaBlock> Allocate(int64_t bytes, MemoryCategory category);
 
-  // Whether Allocate would find a hole, so that the category's side does not
-  // grow.
+  // Whether Allocate would find a hole, so the category's side does not grow.
   bool HasHole(int64_t bytes, MemoryCategory category) const {
     const Side& side = IsFar(category) ? far_ : near_;
     return side.HasHole(PaddedBytes(bytes));
@@ -94,27 +92,27 @@ class Arena {
   // operating system (first touch costs up to seconds per GiB). CPU only.
   void Touch();
 
-  // What of it the operating system holds in memory. CPU only.
+  // Its resident bytes. CPU only.
   int64_t ResidentBytes() const;
 
   // In tests: freed memory is filled with NaNs, so that a use after free
   // shows. CPU only.
   void set_poison_freed(bool poison) { poison_freed_ = poison; }
 
-  // Keeps `held` for as long as the memory: what others know of it.
+  // Keeps `held` alive as long as the memory: its registrations.
   void Hold(std::shared_ptr<void> held) { held_.push_back(std::move(held)); }
 
   Device& device() const { return *device_; }
   void* data() const { return buffer_.data(); }
   int64_t capacity_bytes() const { return capacity_; }
   int64_t live_bytes() const { return live_; }
-  // The most that both sides ever took together, holes among it.
+  // The most that both sides ever took together, including holes.
   int64_t high_water_bytes() const { return high_water_; }
   const std::string& name() const { return name_; }
 
  private:
   friend class ArenaBlock;
-  // What is taken from one end of the range on.
+  // The blocks at one end of the range.
   class Side {
    public:
     int64_t Take(int64_t bytes);
@@ -122,7 +120,7 @@ class Arena {
       return by_size_.lower_bound({bytes, 0}) != by_size_.end();
     }
     void GiveBack(int64_t begin, int64_t bytes);
-    // Of the last live block; from here on all is free.
+    // The end of the last live block; beyond it all is free.
     int64_t end() const { return end_; }
 
    private:
@@ -146,8 +144,8 @@ class Arena {
   }
   static int64_t PaddedBytes(int64_t bytes);
   void Free(const ArenaBlock& block);
-  // Gives back `bytes` of a block, which begin at `data` and, from the end that
-  // the category comes from, at `offset`.
+  // Returns `bytes` of a block, which begin at `data` and, from the category's
+  // end, at `offset`.
   void GiveBack(void* data, int64_t offset, int64_t bytes,
                 MemoryCategory category);
 

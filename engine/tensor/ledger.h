@@ -1,7 +1,7 @@
 // Measured memory with names: live and peak bytes per category.
 //
-// Categories are tags over the arenas (arena.h). Maxima of different moments
-// do not add up, so beside each category's own peak the ledger keeps the
+// Categories are tags over the arenas (arena.h). Maxima of different moments do
+// not add up, so besides each category's own peak the ledger keeps the
 // composition at the moment of the largest total.
 // Invariant: sum over categories of live_bytes = total_live_bytes.
 #ifndef ZERO_ENGINE_TENSOR_LEDGER_H_
@@ -24,8 +24,8 @@ enum class MemoryCategory : uint8_t {
   kWorkspace,
   kInputs,         // token ids, positions, rotary tables, scalars
   kSnapshot,       // the copy of the states that a checkpoint is written from
-  kFragmentation,  // of arenas: reserved, and between blocks at the peak
-  kFixed,          // of no arena: libraries, a GPU's context, streams, staging
+  kFragmentation,  // reserved gaps between blocks at the peak
+  kFixed,  // outside arenas: libraries, a GPU's context, streams, staging
 };
 inline constexpr int kNumMemoryCategories = 11;
 
@@ -48,22 +48,21 @@ class MemoryLedger {
   int64_t total_live_bytes() const { return total_live_; }
   int64_t total_peak_bytes() const { return total_peak_; }
 
-  // Counts bytes that are there all the time, though known only now.
+  // Adds permanent bytes that became known only now.
   void AddConstant(MemoryCategory category, int64_t bytes);
 
-  // Bytes per category: at the category's own peak, and when the total was at
-  // its.
+  // Bytes per category: at the category's own peak, and at the total's.
   const ByCategory& peaks() const { return peak_; }
   const ByCategory& at_peak() const { return at_peak_; }
 
-  // Those that are not zero, by name.
+  // The nonzero ones, by name.
   using NamedBytes = std::vector<std::pair<const char*, int64_t>>;
   static NamedBytes Parts(const ByCategory& bytes);
 
   // Bytes per category when the total was at its highest since the last call.
   ByCategory TakeRecentPeak();
 
-  // Peaks start again from what is live now.
+  // Resets peaks to the live bytes.
   void ResetPeaks();
 
  private:

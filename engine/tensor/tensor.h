@@ -25,7 +25,7 @@ class Tensor {
   static Tensor Empty(Arena& arena, const Shape& shape, DType dtype,
                       MemoryCategory category);
 
-  // A view of memory that somebody else owns and outlives the tensor.
+  // A view of memory owned elsewhere, which outlives the tensor.
   static Tensor Borrow(void* data, const Shape& shape, DType dtype);
 
   bool defined() const { return data_ != nullptr; }
@@ -45,8 +45,8 @@ class Tensor {
   // `num_elems` elements from element `offset`, sharing the memory.
   Tensor Slice(int64_t offset, const Shape& shape) const;
 
-  // Gives back the rest of the memory that this tensor is the beginning of, and
-  // counts its own as `category` (ArenaBlock::Shrink).
+  // Returns the memory after this tensor, which is at the start of its block,
+  // and counts its own as `category` (ArenaBlock::Shrink).
   void GiveBackRest(MemoryCategory category) const;
 
   // True when no other tensor shares the memory, so that it may be

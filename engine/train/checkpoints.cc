@@ -64,7 +64,7 @@ absl::Status RunCheckpoints::Save(const RunRecord& record) {
 
 absl::Status RunCheckpoints::Begin(const RunRecord& record) {
   record_ = record;
-  // Rank 0's; none where there is no folder.
+  // Rank 0's; none if there is no folder.
   const absl::Status folder =
       leads() ? BeginCheckpoint(folder_, record.step) : absl::OkStatus();
   double id = leads() && folder.ok() ? RandomNumber() : -1;
@@ -117,7 +117,7 @@ absl::Status RunCheckpoints::Advance(const PhaseVotes& votes) {
 absl::Status RunCheckpoints::Finish() {
   while (phase_ != Phase::kNone) {
     const bool completing = phase_ == Phase::kCompleting;
-    // Alone nobody is lost.
+    // With one rank none is lost.
     const auto lost = [this] {
       return session_->rank().world() > 1 ? session_->rank().status()
                                           : absl::OkStatus();
@@ -145,7 +145,7 @@ void RunCheckpoints::EndPhase(const absl::Status& status) {
   last_save_ = status;
   if (!status.ok()) {
     ++failed_saves_;
-    // What is on disk of it takes room that the next one may need.
+    // Its partial files take space that the next one may need.
     if (leads()) AbandonCheckpoint(folder_, record_.step).IgnoreError();
     console_->Line(absl::StrCat("warning: no checkpoint at step ", record_.step,
                                 ": ", status.message()));
@@ -190,7 +190,7 @@ absl::Status RunCheckpoints::WritePart(
     const StateAccess& states,
     const std::vector<StateAccess::KeptPiece>& pieces,
     const BytesFn& bytes) const {
-  // Of a state what follows in a parameter is one range.
+  // Consecutive elements of a state's parameter are one range.
   std::vector<CheckpointRange> ranges;
   const auto continues = [&](const StateAccess::KeptRun& kept) {
     if (ranges.empty()) return false;
@@ -226,7 +226,7 @@ absl::Status RunCheckpoints::WritePart(
     written = 0;
   });
   ZERO_RETURN_IF_ERROR(status);
-  // States that came from a disk may not have come.
+  // Reading states from a disk may have failed.
   if (!beside()) ZERO_RETURN_IF_ERROR(session_->rank().status());
   return writer->Commit();
 }

@@ -1,18 +1,18 @@
 // A run's checkpoints, in training.out_dir/checkpoints/: when one is due, and
-// how it gets to the disk while training goes on.
+// how it is written while training continues.
 //
 // A checkpoint holds the model states (StateAccess::ForEachKept), each element
-// once, and the manifest (run_manifest.h). It knows no number of ranks and no
-// stage: engine/checkpoint finds any range of any tensor in it.
+// once, and the manifest (run_manifest.h). It is independent of the number of
+// ranks and the stage: engine/checkpoint finds any range of any tensor in it.
 //
 // A save has two phases: every rank writes its part; when all parts are
 // durable, rank 0 completes the checkpoint and removes older ones. With
 // training.async_save a thread of each rank does this work, from a copy of the
-// states (StateSnapshot), and training waits for the copy alone. The numbers
-// that the ranks agree on before every step carry whether each rank's work of
-// the phase has ended (Vote); once all have, all ranks learn it at the same
-// step boundary (Advance) and begin the next phase. Without the copy each
-// rank's own thread does the work. Invariant: there is one save at a time.
+// states (StateSnapshot), and training waits only for the copy. The numbers
+// that the ranks agree on before every step say whether each rank's work of the
+// phase has ended (Vote); once all have, all ranks learn it at the same step
+// boundary (Advance) and begin the next phase. Without the copy each rank's own
+// thread does the work. Invariant: there is one save at a time.
 // Order: all ranks make the same calls, in the same order.
 #ifndef ZERO_ENGINE_TRAIN_CHECKPOINTS_H_
 #define ZERO_ENGINE_TRAIN_CHECKPOINTS_H_
@@ -44,42 +44,42 @@ class RunCheckpoints {
   RunCheckpoints(Session& session, const RunData& data,
                  const RunFolder& run_folder, const ResumedRun& resumed,
                  Console* console);
-  // Gives up what is being written. Finish, below, waits for it.
+  // Aborts a save in progress. Finish, below, waits for it.
   ~RunCheckpoints() { cancelled_ = true; }
 
-  // Whether training.save_every_minutes have passed on this rank, and no save
-  // is under way.
+  // Whether training.save_every_minutes have passed on this rank and no save is
+  // in progress.
   bool MinutesPassed() const;
 
-  // Begins a checkpoint of the states as they are, after the one that is under
-  // way. Nothing where that was done at this step, or tried.
-  // Errors: those of the communicators, here and below. Where a rank can not
-  //         write, there is a warning and no checkpoint, and all can go on.
+  // Begins a checkpoint of the current states, after any save in progress. Does
+  // nothing if this step was saved already, or tried.
+  // Errors: those of the communicators, here and below. If a rank cannot write,
+  //         there is a warning and no checkpoint, and all can continue.
   absl::Status Save(const RunRecord& record);
 
-  // What this rank brings to an agreement, and what all brought: how many
-  // have ended their work of the phase, and how many of these failed.
+  // This rank's vote, and the sum of all: how many have ended their work of the
+  // phase, and how many of these failed.
   struct PhaseVotes {
     double ended = 0, failed = 0;
   };
   PhaseVotes Vote() const;
   absl::Status Advance(const PhaseVotes& votes);
 
-  // Waits until no save is under way. Where ranks are lost, what they did not
-  // write is given up, and what rank 0 was completing is complete.
+  // Waits until no save is in progress. If ranks are lost, a save they have not
+  // written is aborted, and one that rank 0 was completing is completed.
   absl::Status Finish();
 
-  // The step of the save that is under way, or of the last one.
+  // The step of the save in progress, or of the last one.
   int64_t step() const { return record_.step; }
   // "checkpoints/step-00000010", the last of this run; empty: none.
   std::string saved() const;
-  // Saves of this part of the run that failed, and why the last one did, where
-  // none was complete since.
+  // Failed saves of this part of the run, and why the last one failed, unless
+  // one succeeded since.
   int64_t failed_saves() const { return failed_saves_; }
   const absl::Status& last_save() const { return last_save_; }
 
-  // For tests: called on the writing thread before each piece; an error is one
-  // of writing.
+  // For tests: called on the writing thread before each piece; its error counts
+  // as a write error.
   void set_write_hook(std::function<absl::Status()> hook) {
     write_hook_ = std::move(hook);
   }
@@ -92,7 +92,7 @@ class RunCheckpoints {
 
   const TrainingConfig& training() const { return session_->config().training; }
   bool leads() const { return session_->rank().rank() == 0; }
-  // Whether training goes on meanwhile.
+  // Whether training continues meanwhile.
   bool beside() const { return session_->snapshot() != nullptr; }
   absl::Status Begin(const RunRecord& record);
   // The work of the two phases.
@@ -101,9 +101,9 @@ class RunCheckpoints {
                          const BytesFn& bytes) const;
   absl::Status Complete();
   void Do(std::function<absl::Status()> work);
-  // The ranks' work of the phase has ended, on all of them so.
+  // The ranks' work of the phase has ended, with the same result on all.
   void EndPhase(const absl::Status& status);
-  // OK where it is that on every rank; else this rank's error, or Unavailable.
+  // OK if it is OK on every rank; else this rank's error, or Unavailable.
   absl::Status Agree(const char* name, const absl::Status& own);
 
   Session* session_;
@@ -118,12 +118,12 @@ class RunCheckpoints {
   bool waited_before_ = false;  // for a save, before the next one
   std::function<absl::Status()> write_hook_;
 
-  // The save that is under way, or the last one.
+  // The save in progress, or the last one.
   Phase phase_ = Phase::kNone;
   RunRecord record_;
   std::string id_;
   Clock::time_point began_at_ = Clock::now();
-  Clock::duration blocked_ = {};  // training, by it
+  Clock::duration blocked_ = {};  // training was, by it
   absl::Status tidied_;           // on rank 0: latest, and older ones
   std::atomic<bool> cancelled_ = false;
   Background work_;  // last: it uses the members above

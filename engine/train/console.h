@@ -1,4 +1,4 @@
-// What a person sees of a run: tables, a progress line on a terminal, plain
+// The output of a run for people: tables, a progress line on a terminal, plain
 // lines otherwise.
 #ifndef ZERO_ENGINE_TRAIN_CONSOLE_H_
 #define ZERO_ENGINE_TRAIN_CONSOLE_H_
@@ -29,7 +29,7 @@ class Console {
   // Names and values in two columns under a title.
   void Table(absl::string_view title,
              const std::vector<std::pair<std::string, std::string>>& rows);
-  // Printable text as it comes, without a line break.
+  // Printable text, streamed, without a line break.
   void Text(absl::string_view text);
 
  private:
@@ -40,8 +40,8 @@ class Console {
   bool in_progress_ = false;
 };
 
-// With U+FFFD for control characters but line breaks and tabs: what a model
-// makes up can garble a terminal, and makes a log file a binary one.
+// Replaces control characters except line breaks and tabs by U+FFFD: generated
+// text can garble a terminal, and turns a log into a binary file.
 std::string Printable(absl::string_view text);
 
 // "124.4 M", "1.24 B".
@@ -50,7 +50,7 @@ std::string HumanCount(double count);
 std::string HumanBytes(double bytes);
 // "parameters 512.0 MiB, activations 1.20 GiB".
 std::string PartsText(const MemoryLedger::NamedBytes& parts);
-// "1.95 GiB at peak: parameters 512.0 MiB, ...": of when it was largest.
+// "1.95 GiB at peak: parameters 512.0 MiB, ...": the split at the peak.
 std::string MemoryText(const MemoryLedger& ledger);
 // "0.3 s", "3 s", "12 min 04 s", "2 h 05 min".
 std::string HumanSeconds(double seconds);

@@ -52,9 +52,9 @@ absl::Status CheckSkips(const Config& config, const RunRecord& record,
   const std::string& culprit = record.last.output.non_finite;
   // Squares are summed in fp64, so only the norm itself can be too large.
   const std::string reason =
-      culprit.empty() ? "every gradient is finite, but their norm is beyond "
-                        "fp32 (3.4e38)"
-                      : "the gradient of " + culprit + " is not finite";
+      culprit.empty()
+          ? "all gradients are finite, but their norm is beyond fp32 (3.4e38)"
+          : "the gradient of " + culprit + " is not finite";
   // A streak is reported when it begins and whenever its length has doubled.
   if (absl::has_single_bit(static_cast<uint64_t>(skips))) {
     console->Line(absl::StrFormat(
@@ -82,8 +82,8 @@ absl::Status CheckFinite(Executor& executor, const Config& config,
         "the run diverged: ", what, " at its last step, ", record.step,
         stays ? "; an earlier final/ stays. " : ". ", Remedy(config)));
   };
-  // One bad batch is skipped, at the last step as at any other. Two skips in a
-  // row may be the model's: weights can be finite and yet ruined.
+  // One bad batch is skipped, even at the last step. Two skips in a row may be
+  // the model's fault: finite weights can be ruined.
   if (!std::isfinite(record.last.output.loss) &&
       record.consecutive_skips != 1) {
     return diverged(absl::StrCat("the loss is ", record.last.output.loss));

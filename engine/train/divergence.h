@@ -23,14 +23,14 @@ absl::Status CheckUnused(const Executor& executor, const Config& config,
 absl::Status CheckSkips(const Config& config, const RunRecord& record,
                         Console* console);
 
-// After the last step. Errors: Aborted where the run diverged, so that its
-// weights replace no good ones.
+// After the last step. Errors: Aborted if the run diverged, so that its weights
+// replace no good ones.
 absl::Status CheckFinite(Executor& executor, const Config& config,
                          const RunRecord& record);
 
-// Where `status`, how the run ended, is an error: keeps the weights in
-// final.failed/ if they are finite and all ranks are still there. Returns
-// `status` with that added.
+// If `status`, the run's end, is an error: saves the weights in final.failed/
+// if they are finite and all ranks are still there. Returns `status` with a
+// note on that.
 absl::Status Rescue(const absl::Status& status, Session& session,
                     const RunRecord& record, RunFolder* folder);
 

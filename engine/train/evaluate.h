@@ -13,10 +13,10 @@
 
 namespace zero {
 
-// What a loader needs to know of a config.
+// A loader's part of a config.
 BatchShape BatchShapeOf(const Config& config, int world);
 
-// A micro-batch in the form that the executor takes; `batch` must outlive it.
+// A micro-batch in the executor's form; `batch` must outlive it.
 HostBatch AsHostBatch(const Batch& batch);
 
 // The config's validation batches, limited by training.eval_batches.

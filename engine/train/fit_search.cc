@@ -13,8 +13,8 @@
 namespace zero {
 namespace {
 
-// What keeps the global batch: micro-batch x accumulation, ascending by the
-// former.
+// The splits of the global batch: micro-batch x accumulation, ascending by
+// micro-batch.
 std::vector<std::pair<int64_t, int64_t>> SplitsOf(const Config& config) {
   const int64_t sequences = config.train_micro_batch_size_per_gpu *
                             config.gradient_accumulation_steps;
@@ -38,8 +38,8 @@ class Search {
   const MachineSpeed& speed() const { return speed_; }
 
   // Appends the one with the largest micro-batch that fits, if any does. With
-  // one micro-step no sum of gradients lies beside a backward pass, so it may
-  // take less than several; of these the peak grows with the micro-batch.
+  // one micro-step there is no sum of gradients during backward, so it may take
+  // less than several; among several the peak grows with the micro-batch.
   absl::Status Try(FitProposal proposal,
                    std::vector<FitProposal>* found) const {
     const auto splits = SplitsOf(config_);
@@ -61,7 +61,7 @@ class Search {
       add(proposal);
       return absl::OkStatus();
     }
-    size_t fitting = 0, ends = splits.size() - 1;  // how many do; how many may
+    size_t fitting = 0, ends = splits.size() - 1;  // how many fit; how many may
     FitProposal best;
     while (fitting < ends) {
       const size_t middle = (fitting + ends) / 2;
@@ -77,8 +77,8 @@ class Search {
     return absl::OkStatus();
   }
 
-  // Whether the host has room for the gradients that it sums up, which no disk
-  // takes. Said soon, since a model for which it has none has many units.
+  // Whether the host has room for its gradient sums, which stay off the disk.
+  // Checked early: a model without room has many units.
   absl::StatusOr<bool> HoldsGradients() const {
     FitProposal least = {.stage = 3,
                          .mics_shard_size = -1,
@@ -143,8 +143,8 @@ class Search {
   const MachineSpeed& speed_;
 };
 
-// For every stage, level of recompute, size of group and offload that makes
-// sense what fits with the largest micro-batch.
+// For every sensible stage, recompute level, group size and offload, the
+// largest micro-batch that fits.
 absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
                                                   const Rank& rank,
                                                   const ZeroConfig& zero,
@@ -153,18 +153,18 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
   const int64_t node = search.speed().ranks_per_node;
   std::set<int64_t> groups = {-1, zero.mics_shard_size};
   if (node < world && world % node == 0) groups.insert(node);
-  // Where the host's memory is the device's, it saves nothing.
+  // If the host's memory is the device's, it saves nothing.
   const bool offloads = on_disk || !rank.one_memory();
   std::vector<FitProposal> found;
   for (const Offload offload : kOffloads) {
     if (!offloads && offload != zero.offload()) continue;
     if (on_disk && offload == Offload::kNone) continue;
-    // Without offload no update is delayed, and results are others.
+    // Without offload no update is delayed, which changes results.
     if (zero.delayed_update && offload == Offload::kNone) continue;
     for (const Recompute recompute : kRecomputeLevels) {
       for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
-        // One rank has nothing to shard but between its device and its host,
-        // nor has stage 0.
+        // One rank can only shard between its device and its host, and stage 0
+        // not at all.
         const bool configured =
             stage == zero.stage && offload == zero.offload();
         const bool keeps_least = offload != Offload::kNone && stage == 3;
@@ -274,7 +274,7 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
   const ZeroConfig& zero = config.zero_optimization;
   ZERO_ASSIGN_OR_RETURN(std::vector<FitProposal> found,
                         FindFits(search, rank, zero, /*on_disk=*/false));
-  // A disk is slow, and not beside delayed updates.
+  // A disk is slow, and excludes delayed updates.
   if (found.empty() && !zero.delayed_update) {
     ZERO_ASSIGN_OR_RETURN(const bool may_fit, search.HoldsGradients());
     if (may_fit) {

@@ -1,4 +1,4 @@
-// What to change in a config so that its run fits, and at what price.
+// What to change in a config so that its run fits, and at what cost.
 #ifndef ZERO_ENGINE_TRAIN_FIT_SEARCH_H_
 #define ZERO_ENGINE_TRAIN_FIT_SEARCH_H_
 
@@ -19,28 +19,28 @@ struct FitProposal {
   int64_t stage, mics_shard_size, micro_batch, accumulation;
   Recompute recompute;
   Offload offload;
-  bool on_disk = false;  // what is offloaded: device nvme
+  bool on_disk = false;  // offload to device nvme
   int64_t peak_bytes;    // of a rank
   int64_t host_bytes;    // likewise
   int64_t disk_bytes;    // likewise
   int64_t sent_bytes;    // by a rank in a step
   double flops;          // of a rank in a step
-  // Seconds of a step at the speed assumed, with nothing hidden: only for
+  // Seconds of a step at the assumed speed, without overlap: only for
   // comparison.
   double seconds;
 
-  // "--set KEY=VALUE ..." of what is not as in `config`; empty: all is.
+  // "--set KEY=VALUE ..." for the differences from `config`; empty: none.
   std::string Patch(const Config& config) const;
 };
 
-// The same run with a proposal's values. A disk that the config does not name
-// is taken to be that of training.out_dir.
+// The same run with a proposal's values. Without a disk in the config, that of
+// training.out_dir is assumed.
 Config WithProposal(Config config, const FitProposal& proposal);
 
 // Bytes that a rank may take.
 struct FitLimits {
   int64_t device;
-  int64_t host;  // where that is another memory
+  int64_t host;  // if that is another memory
 };
 
 // Ways in which a rank takes no more than `limits`: for every stage, level

@@ -9,7 +9,7 @@
 namespace zero {
 namespace {
 
-// Runs `tokens` behind what the cache holds; logits of the last.
+// Runs `tokens` after the cached ones; logits of the last.
 absl::Status Append(Executor& executor, absl::Span<const int32_t> tokens,
                     KvCache* cache, std::vector<float>* logits) {
   std::vector<int32_t> positions(tokens.size());

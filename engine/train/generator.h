@@ -20,17 +20,17 @@ struct GenerateOptions {
   int32_t stop_token = -1;     // ends the text; not reported
 };
 
-// How many of the last tokens of a text the model looks at: all of them, or
-// half a context where they do not fit.
+// How many of a text's last tokens the model sees: all of them, or half a
+// context if they do not fit.
 int64_t VisibleTokens(int64_t length, int64_t context_length);
 
-// Takes the next token; false: no more.
+// Receives the next token; false: stop.
 using TokenFn = std::function<absl::StatusOr<bool>(int32_t)>;
 
 // Calls `token` with each sampled id until max_tokens, stop_token, or `token`
 // returns false. Ranks that make the same call sample the same ids. Keys and
-// values are cached; a text longer than the context goes on with its last half
-// as the new context (VisibleTokens). REQUIRES: prompt not empty; the
+// values are cached; a text longer than the context continues with its last
+// half as the new context (VisibleTokens). REQUIRES: prompt not empty; the
 // executor's memory was reserved for context_length tokens
 // (Workload::generate_tokens).
 absl::Status Generate(Executor& executor, const std::vector<int32_t>& prompt,

@@ -30,9 +30,8 @@ absl::StatusOr<LrSchedule> MakeLrSchedule(const Config& config,
         " steps of the run; lower it, or raise training.epochs"));
   }
   if (config.lr_scaling.active()) {
-    // The scheduler works on the scaled rate. Its warm-up is the scaling's:
-    // what it says before the scaled rate is reached is never read, and its
-    // decay starts there.
+    // The scheduler applies to the scaled rate. Its warm-up is the scaling's:
+    // its earlier values are never read, and its decay starts there.
     schedule.lr *= scaling.Factor();
     schedule.warmup_max_lr = schedule.lr;
     schedule.warmup_num_steps = scaling.warmup_steps;

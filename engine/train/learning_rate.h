@@ -14,10 +14,10 @@ namespace zero {
 // `steps_per_epoch` turns warmup_epochs into steps.
 LrScaling MakeLrScaling(const Config& config, int64_t steps_per_epoch);
 
-// `total_steps` stands in where the config names no total. With lr_scaling
-// active the schedule works on the scaled rate.
-// Errors: InvalidArgument if the decay is longer than a run whose length only
-//         the data knew.
+// `total_steps` is used if the config names no total. With lr_scaling active
+// the schedule applies to the scaled rate.
+// Errors: InvalidArgument if the decay is longer than the run, when the data
+//         decides the run's length.
 absl::StatusOr<LrSchedule> MakeLrSchedule(const Config& config,
                                           const LrScaling& scaling,
                                           int64_t total_steps);

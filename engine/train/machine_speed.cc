@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kCopyBytes = size_t{64} << 20;
 constexpr int kTrials = 5;  // the first one touches memory
 
-// Of the fastest of some calls of `run` on `stream`, in seconds.
+// The fastest of several calls of `run` on `stream`, in seconds.
 template <typename Run>
 double BestSeconds(Device& device, Stream& stream, const Run& run) {
   const auto start = device.MakeEvent(), end = device.MakeEvent();
@@ -102,7 +102,7 @@ absl::StatusOr<HostSpeed> MeasureHostSpeed(Device& device) {
 }
 
 absl::StatusOr<double> MeasureDisk(const DiskTrial& trial) {
-  // Aligned as O_DIRECT wants it; read to one half, written from the other.
+  // Aligned for O_DIRECT; read into one half, written from the other.
   std::vector<char> storage(2 * trial.piece_bytes + kBlockAlignment, 'x');
   char* const memory = reinterpret_cast<char*>(RoundUp(
       reinterpret_cast<uintptr_t>(storage.data()), uintptr_t{kBlockAlignment}));

@@ -1,5 +1,5 @@
-// How fast a machine computes, copies and sends: what prices of a run are made
-// of, assumed or measured.
+// How fast a machine computes, copies and sends, assumed or measured: for
+// estimates of a run's cost.
 #ifndef ZERO_ENGINE_TRAIN_MACHINE_SPEED_H_
 #define ZERO_ENGINE_TRAIN_MACHINE_SPEED_H_
 
@@ -30,19 +30,19 @@ struct MachineSpeed {
   }
 };
 
-// Round figures of such a device, not measured.
+// Round figures for such a device, not measured.
 MachineSpeed AssumedSpeedOf(const Device& device);
 
-// Copies to the host, and back, and AdamW there, by all threads of `device`:
-// the best of some tenths of a second, on 64 MiB that no cache holds.
+// Copies to the host and back, and AdamW there, by all threads of `device`: the
+// best of a few tenths of a second, on 64 MiB, more than any cache holds.
 struct HostSpeed {
   double down = 0, up = 0;  // bytes per second
   double updates = 0;       // elements per second, fp32 with both moments
 };
 absl::StatusOr<HostSpeed> MeasureHostSpeed(Device& device);
 
-// A file of states on a disk, as an update uses it: a piece is read while the
-// one before is written.
+// A file of states on a disk, used as in an update: a piece is read while the
+// previous one is written.
 struct DiskTrial {
   std::string folder;
   int64_t piece_bytes = int64_t{64} << 20;  // about a block of GPT-2's states
@@ -56,8 +56,8 @@ struct DiskTrial {
 // Errors: those of SwapFile.
 absl::StatusOr<double> MeasureDisk(const DiskTrial& trial);
 
-// What offload adds to a step of such a run in seconds, with nothing hidden:
-// the copies, the host's update, which the ranks of a node share, and its disk.
+// Seconds that offload adds to a step of such a run without overlap: copies,
+// the host's update, shared by the ranks of a node, and its disk.
 double OffloadSeconds(const Rehearsal& rehearsal, int64_t world,
                       const MachineSpeed& speed);
 

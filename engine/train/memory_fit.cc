@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kGiB = 1 << 30;
 
-// Where states are what does not fit: what keeps the run as it is first.
+// If the states do not fit: changes that keep the run equal come first.
 std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
   std::vector<std::string> remedies;
   const bool server = config.communication.algorithm ==
@@ -28,13 +28,13 @@ std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
   } else if (train && several && !shards_all) {
     remedies.push_back("set zero_optimization.stage to 3");
   }
-  // On the CPU more of them would share the same memory.
+  // On the CPU more ranks would share the same memory.
   if (train && !server && rank.device->kind() == DeviceKind::kCuda) {
     remedies.push_back(absl::StrCat(
         "start more ranks on GPUs of their own",
         several || shards_all ? "" : " with zero_optimization.stage 3"));
   }
-  // In training the states of bf16, master weights among them, are as large.
+  // In training bf16 states, with master weights, are as large.
   if (!train && config.param_dtype() == DType::kF32) {
     remedies.push_back("set bf16.enabled");
   }
@@ -42,7 +42,7 @@ std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
   return absl::StrJoin(remedies, ", or ");
 }
 
-// What can be made smaller where no search was made, by what is largest.
+// Advice without a search, by the largest category.
 std::string Remedy(const MemoryLedger& predicted, const Config& config,
                    bool train, const Rank& rank) {
   const auto bytes = [&](MemoryCategory category) {
@@ -62,8 +62,8 @@ std::string Remedy(const MemoryLedger& predicted, const Config& config,
   return "lower train_micro_batch_size_per_gpu or data.sequence_length";
 }
 
-// The ranks of one device need, in bytes, all together: alike, or one server
-// and its workers.
+// The total need of one device's ranks, in bytes: equal ranks, or a server and
+// its workers.
 int64_t NeededBy(const Rank& rank, int64_t own, int64_t other) {
   const int64_t sharers = SharersOf(rank);
   if (own == other || (rank.rank() > 0 && sharers < rank.world())) {
@@ -78,8 +78,8 @@ int64_t SnapshotBytes(const MemoryLedger& ledger) {
   return ledger.at_peak()[static_cast<int>(MemoryCategory::kSnapshot)];
 }
 constexpr char kWithoutCopy[] =
-    "it fits with --set training.async_save=false, without the copy from which "
-    "checkpoints are written: training then waits while one is";
+    "it fits with --set training.async_save=false, without the copy that "
+    "checkpoints are written from: training then waits while one is written";
 
 // Ranks of other processes are not known here.
 absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
@@ -88,7 +88,7 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
     return absl::OkStatus();
   }
   int64_t memory = TakeableHostBytes(rank);
-  if (rank.device->kind() == DeviceKind::kCpu) {  // which has budgets for both
+  if (rank.device->kind() == DeviceKind::kCpu) {  // with budgets for both
     memory = std::min(memory, TakeableBytes(*rank.device) / SharersOf(rank) -
                                   predicted.ledger.total_peak_bytes());
   }
@@ -166,7 +166,7 @@ absl::Status CheckFits(
   if (has_budget) memory = budget;
   const int64_t own = predicted.needed_bytes();
   const int64_t needed = NeededBy(rank, own, other_rank);
-  // Ranks that share a GPU share what is loaded there.
+  // Ranks that share a GPU share its loaded kernels.
   const bool loads_late = rank.device->kind() == DeviceKind::kCuda;
   const int64_t late = loads_late ? kLateKernelsBytes : 0;
   if (memory == 0 || needed + late <= memory) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Whether a run fits its device, and what to change where it does not.
+// Whether a run fits its device, and what to change if it does not.
 #ifndef ZERO_ENGINE_TRAIN_MEMORY_FIT_H_
 #define ZERO_ENGINE_TRAIN_MEMORY_FIT_H_
 
@@ -23,25 +23,24 @@ inline constexpr int64_t kLateKernelsBytes = int64_t{128} << 20;
 // Ranks that share the device's memory, `rank` included.
 int SharersOf(const Rank& rank);
 
-// Bytes of the device that the ranks of this process may take together: what
-// other processes hold and a control group forbids is not among them.
+// Device bytes that the ranks of this process may take together, without those
+// held by other processes or forbidden by a control group.
 int64_t TakeableBytes(const Device& device);
-// Of these, what each of them may take; on a GPU kLateKernelsBytes are left.
+// Each rank's share of these; on a GPU kLateKernelsBytes are left.
 int64_t TakeableBytes(const Rank& rank);
-// What each of them may take of the host's memory, where that is another. Of
-// both Rank::memory's budget, where there is one.
+// Its share of the host's memory, if that is another. Both are limited to
+// Rank::memory's budget, if there is one.
 int64_t TakeableHostBytes(const Rank& rank);
 
-// What to do where no stage, recompute or micro-batch makes a run fit.
+// Advice if no stage, recompute or micro-batch makes a run fit.
 std::string NothingFits(const Rank& rank);
 
-// Compares what a rehearsal says that `rank` (and any other rank) needs with
-// the device and, where that is another memory, with the host before anything
-// is taken: an operating system that promises more than it has would kill the
-// run instead, and a GPU would refuse it piece by piece. Errors:
-// ResourceExhausted with what to change: the options that `patch` found
-//         (empty: it found none; none: it did not search). `train`: the run
-//         trains.
+// Compares the need of `rank` (and any other rank) in a rehearsal with the
+// device's memory and, if that is another, the host's before anything is taken:
+// an operating system that overcommits would kill the run instead, and a GPU
+// would fail halfway. `train`: the run trains.
+// Errors: ResourceExhausted with what to change: the options that `patch` found
+//         (empty: it found none; none: it did not search).
 absl::Status CheckFits(
     const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,

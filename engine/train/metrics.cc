@@ -93,7 +93,7 @@ absl::Status MetricsWriter::Write(const nlohmann::ordered_json& line) {
 }
 
 absl::Status MetricsWriter::Sync() {
-  // A pipe or a device has nothing to make durable.
+  // A pipe or a device has nothing to sync.
   if (::fsync(::fileno(file_)) == 0 || errno == EINVAL) return absl::OkStatus();
   return FileError("cannot write", path_, errno);
 }

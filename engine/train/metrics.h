@@ -18,35 +18,35 @@
 namespace zero {
 
 // One line of JSON. Doubles read back to the same bits; NaN and infinities,
-// which JSON has not, are null.
+// which JSON lacks, are null.
 std::string ToLine(const nlohmann::ordered_json& value);
 
-// What is in objects of objects, by "a.b.c", in order.
+// The values of nested objects, by "a.b.c", in order.
 std::vector<std::pair<std::string, nlohmann::ordered_json>> Flatten(
     const nlohmann::ordered_json& value);
 
-// What differs between two such, by the same names, sorted; as JSON text, or
-// "not set".
+// The differences of two such, by the same names, sorted; as JSON text, or "not
+// set".
 struct JsonDifference {
   std::string name, a, b;
 };
 std::vector<JsonDifference> Differences(const nlohmann::ordered_json& a,
                                         const nlohmann::ordered_json& b);
 
-// Peak bytes per category (those that are not zero) and "total".
+// Peak bytes per nonzero category and "total".
 nlohmann::ordered_json PeakBytes(const MemoryLedger& ledger);
 
-// Memory of the process at its peak, as the operating system counts it: ranks
-// that are its threads, libraries and mapped files together.
+// Peak memory of the process, as the operating system counts it: with all its
+// ranks, libraries and mapped files.
 int64_t PeakResidentBytes();
 
-// What the process holds now of code, libraries and other files.
+// The process's current memory for code, libraries and other files.
 int64_t ResidentFileBytes();
 
 class MetricsWriter {
  public:
-  // Replaces the file by one that begins with `lines`, at once: a crash leaves
-  // the earlier one. Errors: as FileError.
+  // Replaces the file by one that begins with `lines`, atomically: a crash
+  // leaves the earlier one. Errors: as FileError.
   static absl::StatusOr<std::unique_ptr<MetricsWriter>> Create(
       const std::string& path, const std::vector<std::string>& lines = {});
   ~MetricsWriter();
@@ -54,7 +54,7 @@ class MetricsWriter {
   // Appends a line and hands it to the operating system at once, so that a
   // killed run keeps every step. Errors: disk full.
   absl::Status Write(const nlohmann::ordered_json& line);
-  // The same of bytes in whatever form.
+  // The same for raw bytes.
   absl::Status Append(absl::string_view bytes);
   // Makes them durable.
   absl::Status Sync();

@@ -9,7 +9,7 @@
 namespace zero {
 namespace {
 
-// What comes over a channel, and why a rank waits there.
+// A channel's content, and why a rank waits there.
 const char* Awaited(Channel channel) {
   switch (channel) {
     case Channel::kGather:
@@ -29,7 +29,7 @@ const char* Awaited(Channel channel) {
   return "?";
 }
 
-// Something to set where a run waits for a channel.
+// A setting that helps if a run waits for a channel.
 struct Rule {
   Channel channel;
   bool applies;

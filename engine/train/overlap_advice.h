@@ -1,4 +1,4 @@
-// What a user can set where communication is not hidden by computation.
+// Settings that help if communication is not hidden by computation.
 #ifndef ZERO_ENGINE_TRAIN_OVERLAP_ADVICE_H_
 #define ZERO_ENGINE_TRAIN_OVERLAP_ADVICE_H_
 
@@ -9,25 +9,24 @@
 
 namespace zero {
 
-// The share of the training time above which it is worth a word.
+// The share of the training time above which to advise.
 inline constexpr double kExposedShareWorthAWord = 0.05;
 
-// Where a run waited, and on what.
+// Where a run waited, and for what.
 struct OverlapSituation {
   WaitTimes waited;
   int ranks = 1;
   int cores = 1;     // that compute for the ranks; with GPUs one each
-  std::string link;  // what slows communication on purpose; empty: nothing
-  // How often a step gathers the parameters (units that stay in place make it
-  // less than a whole number), and how often if all units might stay.
+  std::string link;  // the simulated link; empty: none
+  // How often a step gathers the parameters (fractional if some units stay in
+  // place), and how often if all units could stay.
   double gathers = 0;
   double fewest_gathers = 0;
 };
 
-// What a run of this config waited for longest, its share of all waiting, and
-// the two settings that help most there: what costs nothing first, with what
-// each of them costs. Where ranks share cores over no slow link, nothing but
-// fewer ranks helps.
+// A run's longest wait, its share of all waiting, and the two settings that
+// help most there, free ones first, each with its cost. If ranks share cores
+// without a slow link, only fewer ranks help.
 std::string OverlapAdvice(const Config& config,
                           const OverlapSituation& situation);
 

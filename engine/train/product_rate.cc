@@ -18,7 +18,8 @@ namespace {
 constexpr int64_t kSmallest = 512, kAlways = 1024, kLargest = 8192;
 constexpr double kLongEnoughMs = 5;  // one product
 constexpr double kLongMs = 25;       // even the smallest one is
-// Of one size: this long without a better product, and no longer than that.
+// Per size: stop after this long without a better product, and after that long
+// in any case.
 constexpr double kPatienceMs = 150, kLimitMs = 1000;
 constexpr double kBetter = 0.98;
 constexpr int kMinRuns = 3, kMaxRuns = 5000;

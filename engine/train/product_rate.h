@@ -1,4 +1,4 @@
-// The device's own ceiling: how fast it multiplies large matrices.
+// The device's ceiling: how fast it multiplies large matrices.
 #ifndef ZERO_ENGINE_TRAIN_PRODUCT_RATE_H_
 #define ZERO_ENGINE_TRAIN_PRODUCT_RATE_H_
 
@@ -16,23 +16,23 @@ struct ProductRate {
   bool earlier = false;  // measured in an earlier run
 };
 
-// The device's ceiling, which utilization is a share of.
+// The device's ceiling, the 100 % of utilization.
 struct PeakRate {
   ProductRate product;  // the best measured so far
   double flops = 0;     // per second: the vendor's figure, else product.flops
 };
 
-// The best of many products y = x w^T in `dtype`, on the threads that the
-// device computes with: of 512 and 1024 rows, and of more while those end too
-// soon to tell, but on a slow device of 512 alone; takes a few tenths of a
-// second. Other work on the machine makes the rate too low: measure while it is
-// quiet, and keep the best of several measurements.
+// The best of many products y = x w^T in `dtype`, on the device's threads: with
+// 512 and 1024 rows, with more if those are too short to time, on a slow device
+// only with 512; takes a few tenths of a second. Other work on the machine
+// lowers the rate: measure while it is idle, and keep the best of several
+// measurements.
 ProductRate MeasureProductRate(Device& device, DType dtype);
 
-// The better of `measured` and of the best that `file` has of such a device
-// (its name, instruction set and threads), which gets it: so that a busy moment
-// does not change what runs are compared with. A file that cannot be read or
-// written has nothing.
+// The better of `measured` and of the best in `file` for such a device (its
+// name, instruction set and threads), which is also saved there: a busy moment
+// must not change the reference. A file that cannot be read or written counts
+// as empty.
 ProductRate BestProductRate(const std::string& file, const DeviceInfo& device,
                             DType dtype, const ProductRate& measured);
 

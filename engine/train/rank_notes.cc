@@ -15,7 +15,7 @@
 namespace zero {
 namespace {
 
-// Keys of a kind that somebody set to something else than their defaults.
+// Keys of a kind that are set to other values than their defaults.
 std::vector<std::string> KeysSet(const LoadedConfig& loaded,
                                  bool KeySpec::*of_kind) {
   std::vector<std::string> paths;
@@ -32,7 +32,7 @@ std::vector<std::string> KeysSet(const LoadedConfig& loaded,
   return paths;
 }
 
-// No line where there are no keys.
+// No line if there are no keys.
 std::vector<std::string> NothingChanges(const std::vector<std::string>& keys,
                                         const char* why) {
   if (keys.empty()) return {};
@@ -57,11 +57,10 @@ std::string DelayNote(const Config& config) {
   constexpr char kKey[] = "zero_optimization.offload_optimizer.delayed_update";
   if (steps > 0 && warmup >= steps) {
     return absl::StrCat(kKey, " begins after ", warmup,
-                        " steps, and the run is of ", steps);
+                        " steps, but the run has ", steps);
   }
-  return absl::StrCat(
-      kKey, " changes results: after step ", warmup,
-      " gradients are those of parameters that are one update behind");
+  return absl::StrCat(kKey, " changes results: after step ", warmup,
+                      " gradients are those of parameters one update behind");
 }
 
 std::string RatioNote(const Plan& plan, double ratio) {
@@ -109,10 +108,9 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
   const ZeroConfig& zero = loaded.config.zero_optimization;
   std::vector<std::string> notes;
   if (plan.world == 1 && zero.offload() == Offload::kNone) {
-    return NothingChanges(
-        KeysSet(loaded, &KeySpec::between_ranks),
-        "on one rank, which has nobody to share with or talk to; start several "
-        "with --ranks N");
+    return NothingChanges(KeysSet(loaded, &KeySpec::between_ranks),
+                          "on one rank, which has no other to share with or "
+                          "talk to; start several with --ranks N");
   }
   if (zero.delayed_update) notes.push_back(DelayNote(loaded.config));
   if (zero.offload() != Offload::kNone && zero.offload_optimizer_ratio < 1) {
@@ -122,11 +120,11 @@ std::vector<std::string> RankNotes(const LoadedConfig& loaded,
   const auto add_bucket_note = [&](const char* path, int64_t elems,
                                    const std::vector<Bucket>& buckets) {
     if (buckets.empty() || elems >= smallest) return;
-    notes.push_back(absl::StrCat(
-        path, " ", elems,
-        " puts every segment into a bucket of its own, as any value does below "
-        "the smallest segment of this model, ",
-        WithCommas(smallest), " elements: segments are not cut"));
+    notes.push_back(
+        absl::StrCat(path, " ", elems,
+                     " puts every segment into a bucket of its own: segments "
+                     "are not cut, and this model's smallest one has ",
+                     WithCommas(smallest), " elements"));
   };
   add_bucket_note("zero_optimization.reduce_bucket_size",
                   zero.reduce_bucket_size, plan.reduce_buckets);

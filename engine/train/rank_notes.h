@@ -10,13 +10,13 @@
 
 namespace zero {
 
-// A line for all keys that only several ranks read, where `plan` is for one;
-// and one each for a bucket size below the smallest segment and for a
-// persistence threshold, which holds for whole units.
+// One line for all keys that only several ranks read, if `plan` is for one
+// rank; one each for a bucket size below the smallest segment and for a
+// persistence threshold, which applies to whole units.
 std::vector<std::string> RankNotes(const LoadedConfig& loaded,
                                    const Plan& plan);
 
-// A line for all keys that only a GPU reads, where the run is on the CPU.
+// One line for all keys that only a GPU reads, if the run is on the CPU.
 std::vector<std::string> DeviceNotes(const LoadedConfig& loaded,
                                      const Device& device);
 

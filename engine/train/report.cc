@@ -26,8 +26,8 @@ Json PerChannel(const WaitTimes& waited) {
   return times;
 }
 
-// Of this rank: its arenas, and its share of the process's code and files. On
-// the CPU, where ranks are threads of one process.
+// This rank's arenas, and its share of the process's code and files. On the
+// CPU, where ranks are threads of one process.
 Json ResidentBytes(const Session& session) {
   Json bytes;
   for (const Arena* arena : session.executor().arenas()) {
@@ -154,7 +154,7 @@ void RunReport::TakeRankTimes(int64_t step, std::vector<OwnTimes> of_ranks) {
   }
 }
 
-// What has come since the line before.
+// The changes since the previous line.
 void RunReport::AddRankTimes(Json* line) {
   if (!own_ms_.empty()) {
     const auto slowest = std::max_element(own_ms_.begin(), own_ms_.end());
@@ -175,7 +175,7 @@ void RunReport::MeasurePeak() {
 
 void RunReport::KeepPeak(const ProductRate& measured) {
   if (measured.flops > peak_.product.flops) peak_.product = measured;
-  // The vendor's figure where there is one, else what was measured.
+  // The vendor's figure if there is one, else the measured one.
   const double vendors = rank().device->info().peak_flops_bf16;
   const bool known = vendors > 0 && config().param_dtype() != DType::kF32;
   peak_.flops = known ? vendors : peak_.product.flops;
@@ -209,7 +209,7 @@ Json RunReport::Step(const RunRecord& record, bool idle) {
       step == 1 || step == total_steps_ || Due(config().steps_per_print, step);
   const double speed = SpeedSinceLine(record, keep);
   Utilization utilization = UtilizationOf(tokens_per_second);
-  // A device that is at work on the next step cannot be measured.
+  // A device that is running the next step cannot be measured.
   if (keep && idle && !(utilization.known() && UtilizationOf(speed).known())) {
     MeasurePeak();
     utilization = UtilizationOf(tokens_per_second);
@@ -345,7 +345,7 @@ std::string RunReport::SummaryJson(const RunSummary& summary,
   if (rank().device->kind() == DeviceKind::kCpu) {
     line["resident_bytes"] = ResidentBytes(*session_);
   }
-  // Unknown where a rank was lost.
+  // Unknown if a rank was lost.
   if (summary.peak_bytes > 0) {
     line["peak_bytes_of_all_ranks"] = static_cast<int64_t>(summary.peak_bytes);
   }

@@ -1,4 +1,4 @@
-// What a run says of itself: a line per step, and its summary.
+// A run's report: a line per step, and its summary.
 #ifndef ZERO_ENGINE_TRAIN_REPORT_H_
 #define ZERO_ENGINE_TRAIN_REPORT_H_
 
@@ -35,13 +35,13 @@ struct RunSummary {
   double gathers = 0;
   double fewest_gathers = 0;
   double peak_bytes = 0;     // of all ranks' memory together,
-  double host_bytes = 0;     // and of that what hosts keep
+  double host_bytes = 0;     // and of that the hosts' part
   bool interrupted = false;  // by `stop`
-  std::string weights;       // the folder in out_dir that has them; empty: none
+  std::string weights;       // their folder in out_dir; empty: none
   std::string checkpoint;    // likewise, the last one
   int64_t failed_checkpoints = 0;
-  std::string checkpoint_error;     // of the last one; empty: it was written
-  std::vector<int64_t> resumed_at;  // where later parts of the run began
+  std::string checkpoint_error;     // of the last one; empty: written
+  std::vector<int64_t> resumed_at;  // steps where later parts of the run began
   std::vector<Straggler> stragglers;
 };
 
@@ -53,16 +53,16 @@ class RunReport {
             const ProductRate& measured, int64_t total_steps, std::string link,
             Console* console);
 
-  // Takes what each rank did itself in a step (of `step`, or shortly before
-  // it), and says which are slow. Rank 0 only.
+  // Takes each rank's own times of a step (`step`, or shortly before it), and
+  // reports slow ranks. Rank 0 only.
   void TakeRankTimes(int64_t step, std::vector<OwnTimes> of_ranks);
 
   // Prints the last step of `record` and returns its line for metrics.jsonl.
-  // `idle`: the device is not at work on the next step.
+  // `idle`: the device has not begun the next step.
   nlohmann::ordered_json Step(const RunRecord& record, bool idle);
 
-  // Prints those of the device's notes that were not printed yet: at the start,
-  // and later, as batches may need kernels that none before them did.
+  // Prints the device's new notes: at the start, and later, since a batch may
+  // need kernels that earlier ones did not.
   void PrintDeviceNotes();
 
   // Measures the device's ceiling again and keeps the best. Rank 0 only; the
@@ -86,8 +86,8 @@ class RunReport {
   void AddRankTimes(nlohmann::ordered_json* line);
   void KeepPeak(const ProductRate& measured);
   Utilization UtilizationOf(double tokens_per_second) const;
-  // Tokens per second since the line before, which is the next one's then if
-  // this one is kept.
+  // Tokens per second since the previous line; if this line is kept, the next
+  // one counts from it.
   double SpeedSinceLine(const RunRecord& record, bool keep);
   void PrintBreakdowns(const RunRecord& record) const;
 
@@ -99,10 +99,10 @@ class RunReport {
   int64_t tokens_per_step_;
   TokenFlops flops_per_token_;
   PeakRate peak_;
-  // Where the line before was printed; < 0: no step yet.
+  // The step of the previous line; < 0: no step yet.
   int64_t line_step_ = -1;
   double line_seconds_ = 0;      // of training until then
-  size_t num_device_notes_ = 0;  // that were printed
+  size_t num_device_notes_ = 0;  // printed so far
   StragglerDetector detector_;
   std::vector<Straggler> stragglers_;
   size_t num_written_ = 0;      // of these, in metrics

@@ -30,8 +30,8 @@ using Json = nlohmann::ordered_json;
 
 // ---- What a run must have in common with the one that it continues ----------
 
-// Keys that may change between the parts of a run. Of data.train the tokens are
-// compared and not the name.
+// Keys that may change between the parts of a run. For data.train the tokens
+// are compared, not the name.
 bool MayDiffer(const std::string& key) {
   static const std::set<std::string> kKeys = {"train_micro_batch_size_per_gpu",
                                               "gradient_accumulation_steps",
@@ -56,8 +56,8 @@ bool MayDiffer(const std::string& key) {
   return absl::StartsWith(key, "training.") && key != "training.seed";
 }
 
-// The keys that differ and may not, with both values: what chooses a kind (and
-// with it other keys) first.
+// The keys that differ but must not, with both values: keys that choose a kind
+// (and with it other keys) first.
 std::vector<std::string> ChangedKeys(const Json& was, const Json& is) {
   std::vector<std::string> kinds, others;
   std::string length;  // of the run, which a schedule may follow
@@ -101,7 +101,7 @@ std::string DifferentTensor(const CheckpointManifest& manifest,
              : absl::StrCat("this one has no ", missing.begin()->first);
 }
 
-// How the training data differ: by the keys that choose them where those have
+// How the training data differ: by the keys that choose them if those have
 // changed, and by their size.
 std::string OtherData(const Json& was, const Json& is, const Json& config_was,
                       const Json& config_is) {
@@ -125,10 +125,10 @@ bool IsIn(const std::string& path, const std::string& folder) {
 }
 
 constexpr char kRemedy[] =
-    "; set it back, or go on all the same with training.resume_changed=true";
-// Where states of the one are none of the other.
+    "; set it back, or resume anyway with training.resume_changed=true";
+// If the two have different states.
 constexpr char kWeightsAlone[] =
-    "; set it back, or begin a new run with the weights alone: zero checkpoint "
+    "; set it back, or start a new run from the weights only: zero checkpoint "
     "export RUN DIR, then zero train --model DIR";
 
 class Resumption {
@@ -145,12 +145,12 @@ class Resumption {
 
  private:
   struct Choice {
-    std::string path;  // empty: begin anew
+    std::string path;  // empty: start over
     std::unique_ptr<CheckpointReader> reader;
   };
   const TrainingConfig& training() const { return session_->config().training; }
   bool leads() const { return session_->rank().rank() == 0; }
-  // Whether training.resume leaves it to rank 0 to find one.
+  // Whether training.resume lets rank 0 choose one.
   bool finds() const {
     return training().resume == "auto" || training().resume == "latest";
   }
@@ -162,7 +162,7 @@ class Resumption {
       const std::vector<StateAccess::KeptRange>& wanted) const;
   absl::Status BesideAnother() const;
   absl::Status MoveAway() const;
-  // Newer ones get other names: this run takes their steps again.
+  // Newer ones are renamed: this run repeats their steps.
   absl::Status SetAside(int64_t later_than) const;
   absl::Status Rename(const std::string& path, const std::string& to) const;
   absl::Status CheckMatches(const CheckpointManifest& manifest) const;
@@ -178,20 +178,21 @@ class Resumption {
 absl::Status Resumption::BesideAnother() const {
   return absl::FailedPreconditionError(absl::StrCat(
       folder_,
-      " has checkpoints of an earlier run; go on from them with --resume auto, "
-      "or remove that folder, or choose another training.out_dir"));
+      " has checkpoints of an earlier run; resume from them with --resume "
+      "auto, remove that folder, or choose another training.out_dir"));
 }
 
-// A run that nobody asked to write checkpoints has at most the one of a signal.
+// A run without requested checkpoints has at most a signal's.
 // The weights of that run are replaced; this stays.
 absl::Status Resumption::MoveAway() const {
   const std::string place = FreeName(folder_ + ".previous");
   std::error_code error;
   std::filesystem::rename(folder_, place, error);
   if (error) return FileError("cannot move away", folder_, error.value());
-  console_->Line(absl::StrCat(
-      "note: this run begins anew, and the checkpoints of the one before are ",
-      place, " now; --resume auto goes on from checkpoints"));
+  console_->Line(
+      absl::StrCat("note: this run starts over, and the checkpoints of the run "
+                   "before it are ",
+                   place, " now; --resume auto resumes from checkpoints"));
   return absl::OkStatus();
 }
 
@@ -218,9 +219,11 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
       if (!present.empty()) return BesideAnother();
     } else if (!absl::EndsWith("/" + reader->folder(),
                                CheckpointFolder("", reader->manifest().step))) {
-      // In place its steps would be those of the run that went on without it.
+      // In place it would mix with the steps of the run that continued without
+      // it.
       return absl::FailedPreconditionError(absl::StrCat(
-          resume, " was set aside; go on from it in another training.out_dir"));
+          resume,
+          " was set aside; resume from it in another training.out_dir"));
     }
     return Choice{resume, std::move(reader)};
   }
@@ -243,7 +246,7 @@ absl::StatusOr<ResumedRun> Resumption::Resume() {
       return resumed;
     }
     if (leads()) {
-      // With no other left the run does not begin anew: that is not asked for.
+      // If none is left the run does not start over: that was not requested.
       if (ListCheckpoints(folder_).size() < 2) return resumed;
       console_->Line(absl::StrCat("warning: ", resumed.status().message()));
       ZERO_RETURN_IF_ERROR(Rename(chosen_, FreeName(chosen_ + ".damaged")));
@@ -328,9 +331,9 @@ absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
       return absl::FailedPreconditionError(absl::StrCat(
           reader.folder(), " has ", want.state, " of ", name, " ",
           stored ? absl::StrCat("in ", DTypeName(*stored)) : "not at all",
-          ", this run wants it in ", DTypeName(want.dtype),
+          ", this run needs it in ", DTypeName(want.dtype),
           "; resume with the precision, the optimizer and the model.freeze of "
-          "the run, or begin a new one with its weights alone: zero checkpoint "
+          "the run, or start a new one from its weights only: zero checkpoint "
           "export RUN DIR, then zero train --model DIR"));
     }
     ranges.push_back({want.state, name, want.begin, want.elems, want.dtype});
@@ -339,7 +342,7 @@ absl::StatusOr<StateAccess::ReadNextFn> Resumption::OpenStates(
                         CheckpointReads::Open(reader, ranges));
   return [this, reads](void* out) {
     const absl::Status read = reads->Next(out);
-    // Rank 0, which has the console, hears only that there is damage.
+    // Rank 0, which has the console, learns only that there is damage.
     if (absl::IsDataLoss(read) && !leads()) {
       absl::FPrintF(stderr, "zero: rank %d: %s\n", session_->rank().rank(),
                     read.message());
@@ -376,7 +379,7 @@ absl::Status Resumption::CheckMatches(
   std::vector<std::string> differences = ChangedKeys(manifest.config, now);
   const std::string tensors = DifferentTensor(manifest, session_->model());
   if (!tensors.empty()) {
-    // What the user changed says more than a tensor.
+    // A changed key says more than a tensor.
     for (const std::string& difference : differences) {
       if (absl::StartsWith(difference, "model.")) {
         return absl::FailedPreconditionError(

@@ -1,4 +1,4 @@
-// How a run goes on from a checkpoint of its own, or of another.
+// How a run resumes from its own checkpoint, or another's.
 #ifndef ZERO_ENGINE_TRAIN_RESUME_H_
 #define ZERO_ENGINE_TRAIN_RESUME_H_
 
@@ -14,22 +14,22 @@
 namespace zero {
 
 struct ResumedRun {
-  absl::optional<RunRecord> record;  // where the run was; none: it begins anew
+  absl::optional<RunRecord> record;  // where the run was; none: it starts over
   std::string run;                   // its id, on rank 0
-  // It goes on in the folder of the run that it resumes. Of one that was read
-  // elsewhere this run's folder has no checkpoint.
+  // It resumes in the run's own folder. A checkpoint read elsewhere is not in
+  // this run's folder.
   bool in_place = false;
 };
 
-// What training.resume asks for: fills the model states. Rank 0, which has the
-// run's folder to itself, looks and decides. Of later checkpoints in that
-// folder the names are changed, last of all: an error leaves them.
+// Fills the model states as training.resume asks. Rank 0, which holds the run's
+// folder, chooses the checkpoint. Later checkpoints in that folder are renamed,
+// as the last step: an error leaves them.
 // Order: all ranks make the same calls, in the same order.
-// Errors: NotFound; FailedPrecondition where the checkpoint is of another run,
-//         naming the first difference, or where this run would begin anew
-//         beside the checkpoints of another, or where the run's
-//         `total_steps` are over; those of CheckpointReader.
-// A damaged one gives way to the one before, with a warning.
+// Errors: NotFound; FailedPrecondition if the checkpoint is from another run,
+//         naming the first difference, if this run would start over next to
+//         another's checkpoints, or if the run's `total_steps` are over; those
+//         of CheckpointReader.
+// If one is damaged, the previous one is used, with a warning.
 absl::StatusOr<ResumedRun> ResumeRun(Session& session, const RunData& data,
                                      int64_t total_steps, Console* console);
 

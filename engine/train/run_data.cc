@@ -14,7 +14,8 @@
 namespace zero {
 namespace {
 
-// More text than this is worth token files, which every start reads at once.
+// For more text than this use token files, which need no tokenizing at each
+// start.
 constexpr int64_t kMaxTextBytes = int64_t{1} << 30;
 
 absl::StatusOr<std::unique_ptr<TokenSource>> Tokenized(
@@ -60,7 +61,7 @@ absl::StatusOr<std::unique_ptr<TokenSource>> OpenChecked(
   return absl::InvalidArgumentError(absl::StrCat(
       "data.tokenizer: ", tokenizer->name(), " has ", tokenizer->vocab_size(),
       " ids, but the token file(s) ", absl::StrJoin(patterns, ", "),
-      " hold larger ones, of another tokenizer: name that one, or set "
+      " hold larger ones, from another tokenizer: name that one, or set "
       "data.tokenizer to \"none\""));
 }
 
@@ -73,13 +74,13 @@ absl::StatusOr<bool> HasSamples(const std::vector<std::string>& patterns,
     (IsJsonLines(pattern, format) ? samples : other) = &pattern;
   }
   if (samples == nullptr || other == nullptr) return samples != nullptr;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "'", *samples, "' is JSON lines, and '", *other,
-      "' is not; text and samples cannot be mixed: give each line of the text "
-      "as {\"text\": ...} in a .jsonl file"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", *samples, "' is JSON lines, and '", *other,
+                   "' is not; text and samples cannot be mixed: write each "
+                   "line of the text as {\"text\": ...} in a .jsonl file"));
 }
 
-// Packs samples, and notes what did not fit.
+// Packs samples, and notes those that did not fit.
 absl::StatusOr<std::unique_ptr<TokenSource>> Packed(
     const std::vector<Sample>& samples, const std::string& key,
     const std::string& path, const Config& config, RunData* data) {
@@ -121,8 +122,7 @@ absl::StatusOr<std::vector<Sample>> ReadChecked(
       tokenizer.eot_id() + 1));
 }
 
-// Opens the data of `patterns`; `held_out` (null: nothing is) gets the last
-// part of it.
+// Opens the data of `patterns`; `held_out` (null: none) gets its last part.
 absl::StatusOr<std::unique_ptr<TokenSource>> OpenPart(
     const std::string& key, const std::vector<std::string>& patterns,
     const Config& config, int num_threads, RunData* data,
@@ -168,7 +168,7 @@ absl::Status NoDocuments(const TokenSource& train, int32_t document_token) {
       "data.reset_attention_mask: true, but none of the ", train.size(),
       " tokens of ", train.shards()[0].path,
       train.shards().size() > 1 ? " ..." : "", " is the end-of-text token ",
-      document_token, ", so that there is one document only; ",
+      document_token, ", so there is only one document; ",
       train.is_text()
           ? "give every document a file of its own, or make token files with "
             "zero tokenize --separator"
@@ -182,7 +182,7 @@ absl::Status NoDocuments(const TokenSource& train, int32_t document_token) {
 absl::StatusOr<std::unique_ptr<Tokenizer>> OpenModelTokenizer(
     const std::string& spec, int64_t vocab_size) {
   ZERO_ASSIGN_OR_RETURN(auto tokenizer, OpenTokenizer(spec));
-  // A byte vocabulary without the end of text (256) is a model of its own.
+  // A byte vocabulary without the end of text (256) is possible.
   const bool only_bytes =
       tokenizer->name() == "bytes" && vocab_size == kByteEndOfText;
   if (tokenizer->vocab_size() > vocab_size && !only_bytes) {

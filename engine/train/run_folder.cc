@@ -24,7 +24,7 @@
 namespace zero {
 namespace {
 
-// A folder of weights is no run's: its config.json would be lost.
+// A folder of weights is not a run's: its config.json would be lost.
 absl::Status CheckHoldsNoModel(const std::string& out_dir) {
   for (const char* weights :
        {"model.safetensors", "model.safetensors.index.json"}) {
@@ -37,7 +37,7 @@ absl::Status CheckHoldsNoModel(const std::string& out_dir) {
   return absl::OkStatus();
 }
 
-// The end of a run does not take the place of what it began with.
+// The end of a run must not replace its own start.
 absl::Status CheckKeepsItsStart(const std::string& out_dir,
                                 const std::string& start) {
   std::error_code error;
@@ -45,14 +45,14 @@ absl::Status CheckKeepsItsStart(const std::string& out_dir,
       !std::filesystem::equivalent(start, out_dir + "/final", error)) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "training starts from ", start,
-      " (model.from_pretrained), and the "
-      "weights of this run would take its place; choose another folder"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("training starts from ", start,
+                   " (model.from_pretrained), and this run's weights would "
+                   "replace it; choose another folder"));
 }
 
-// Now, and not when the weights are written. An earlier final/ goes only when
-// the new one is complete.
+// Now, not when the weights are written. An earlier final/ goes only when the
+// new one is complete.
 absl::Status CheckRoom(const std::string& out_dir, int64_t weight_bytes) {
   const int64_t free = FreeDiskBytes(out_dir);
   if (free < 0 || weight_bytes <= free) return absl::OkStatus();
@@ -69,8 +69,8 @@ constexpr char kProbe[] = "probe";
 
 using Json = nlohmann::ordered_json;
 
-// The lines of metrics.jsonl that are whole, of the first `step` steps and of
-// evaluations up to the step `last_eval`.
+// The complete lines of metrics.jsonl, of the first `step` steps and of
+// evaluations up to step `last_eval`.
 absl::StatusOr<std::vector<std::string>> LinesUntil(const std::string& path,
                                                     int64_t step,
                                                     int64_t last_eval) {
@@ -100,7 +100,7 @@ absl::Status RunFolder::Prepare() {
   if (lock_ == nullptr) {
     console_->Line(absl::StrCat(
         "note: the file system of ", out_dir,
-        " knows no locks; see to it that no other run writes there"));
+        " has no locks; make sure that no other run writes there"));
   }
   ZERO_RETURN_IF_ERROR(RemoveStaleFiles(
       out_dir,
@@ -133,7 +133,7 @@ absl::Status RunFolder::CheckAllRanksSeeIt() const {
       training().resume.empty()) {
     return absl::OkStatus();
   }
-  // Rank 0's process and a number by chance make the name.
+  // The name is made of rank 0's process and a random number.
   std::array<double, 2> name = {0, 0};
   const auto probe = [&] {
     return absl::StrFormat("%s/%s.zero-tmp.%.0f.%.0f", training().out_dir,
@@ -154,7 +154,7 @@ absl::Status RunFolder::CheckAllRanksSeeIt() const {
   if (blind < 0) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "training.out_dir: rank %.0f does not see the folder %s that rank 0 has "
-      "made; checkpoints want one folder for all ranks: name one of a file "
+      "made; checkpoints need one folder for all ranks: name one on a file "
       "system that all hosts share, by an absolute path",
       blind, training().out_dir));
 }
@@ -163,11 +163,11 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   if (session_->rank().rank() > 0) return absl::OkStatus();
   const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
-  if (step == 0 && PathExists(metrics)) {  // of one that was killed, too
-    console_->Line(absl::StrCat(
-        "note: this run replaces the one in ", out_dir,
-        "; to go on from the weights of a run, start with --model DIR/final "
-        "and another training.out_dir"));
+  if (step == 0 && PathExists(metrics)) {  // even of a killed run
+    console_->Line(
+        absl::StrCat("note: this run replaces the one in ", out_dir,
+                     "; to start from the weights of a run, give --model "
+                     "DIR/final and another training.out_dir"));
   }
   ZERO_RETURN_IF_ERROR(RemoveFile(out_dir + "/summary.json"));
   ZERO_RETURN_IF_ERROR(WriteFileAtomically(
@@ -213,7 +213,7 @@ absl::Status RunFolder::SaveWeights(const std::string& name) {
   for (const std::string& note : notes) console_->Line("note: " + note);
   weights_ = name;
   if (name != "final" || session_->rank().rank() > 0) return absl::OkStatus();
-  // An earlier run's, whose place this one has taken.
+  // An earlier run's, which this one replaces.
   return RemoveTree(training().out_dir + "/final.failed");
 }
 

@@ -1,5 +1,5 @@
-// training.out_dir: config.json, metrics.jsonl, summary.json, weights and,
-// where asked for, tensorboard/.
+// training.out_dir: config.json, metrics.jsonl, summary.json, weights and, if
+// requested, tensorboard/.
 #ifndef ZERO_ENGINE_TRAIN_RUN_FOLDER_H_
 #define ZERO_ENGINE_TRAIN_RUN_FOLDER_H_
 
@@ -19,36 +19,34 @@ namespace zero {
 
 class RunFolder {
  public:
-  // Rank 0 takes the folder: nobody else is in it, and what a crash left there
-  // is gone. The other ranks touch nothing. Weights are those of `session`, and
-  // `tokenizer` (null: none) goes with them. All of these must outlive the
-  // folder.
-  // Errors: FailedPrecondition where another run is writing there or it holds a
-  //         model; ResourceExhausted where the weights do not fit; FileError.
+  // Rank 0 locks the folder and removes stale files of a crash. The other ranks
+  // touch nothing. Weights are those of `session`, saved with `tokenizer`
+  // (null: none). All of these must outlive the folder.
+  // Errors: FailedPrecondition if another run is writing there or it holds a
+  //         model; ResourceExhausted if the weights do not fit; FileError.
   static absl::StatusOr<std::unique_ptr<RunFolder>> Open(
       Session& session, const ModelTools& tools, const Tokenizer* tokenizer,
       Console* console);
 
-  // Where the ranks write checkpoints, or read one: that all of them see the
-  // folder that rank 0 has made. Now, and not at the first save.
+  // If the ranks write checkpoints, or read one: checks that all of them see
+  // the folder that rank 0 has made, now and not at the first save.
   // Order: all ranks call it.
   // Errors: FailedPrecondition on all ranks, naming one that does not.
   absl::Status CheckAllRanksSeeIt() const;
 
-  // On rank 0: an earlier summary goes, config.json is written, and metrics and
-  // events keep what they have of the first `step` steps and of evaluations up
-  // to the step `last_eval`.
+  // On rank 0: removes an earlier summary, writes config.json, and truncates
+  // metrics and events to the first `step` steps and to evaluations up to step
+  // `last_eval`.
   absl::Status Begin(int64_t step, int64_t last_eval);
 
-  // Makes the metrics durable: a checkpoint must not be of later steps.
+  // Makes the metrics durable: they must not be older than a checkpoint.
   // Threads: any.
   absl::Status SyncMetrics() const {
     return metrics_ == nullptr ? absl::OkStatus() : metrics_->Sync();
   }
 
-  // Adds a line to metrics.jsonl and what it holds to TensorBoard's events;
-  // nothing on the other ranks, and nothing after an error, which
-  // `metrics_status` keeps.
+  // Adds a line to metrics.jsonl and its values to TensorBoard's events; does
+  // nothing on other ranks, nor after an error, which `metrics_status` keeps.
   void WriteMetrics(const nlohmann::ordered_json& line);
   const absl::Status& metrics_status() const { return metrics_status_; }
 
@@ -58,7 +56,7 @@ class RunFolder {
   // The subfolder that was saved; empty: none.
   const std::string& weights() const { return weights_; }
 
-  // From whichever rank calls it. Errors: FileError.
+  // On the calling rank. Errors: FileError.
   absl::Status WriteSummary(const std::string& json) const;
 
  private:
@@ -79,7 +77,7 @@ class RunFolder {
   std::shared_ptr<void> lock_;
   std::unique_ptr<MetricsWriter> metrics_;
   EventFile events_;
-  std::unique_ptr<MetricsWriter> event_file_;  // null: not asked for
+  std::unique_ptr<MetricsWriter> event_file_;  // null: not requested
   absl::Status metrics_status_;
   std::string weights_;
 };

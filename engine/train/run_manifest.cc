@@ -57,7 +57,7 @@ absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest) {
   ForEachField(record, [&](const std::string& name, auto& field) {
     using Field = std::decay_t<decltype(field)>;
     const auto it = json.find(name);
-    // A program that knew no disk waited for none.
+    // Older programs had no disk to wait for.
     if (it == json.end() && name == "waited_ms_disk") return;
     if (it == json.end()) {
       wrong = name;
@@ -77,8 +77,8 @@ absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest) {
       absl::StrCat("the manifest has no usable progress.", wrong));
 }
 
-// Tells the training data apart from other data: its size and a sample of it,
-// of packed samples all of their targets.
+// A fingerprint of the training data: its size and a sample of it; for packed
+// samples, all their targets.
 Json DescribeData(const TokenSource& tokens) {
   constexpr int64_t kWindows = 64, kWindow = 1024;
   const int64_t n = std::min(tokens.size(), kWindow);

@@ -1,5 +1,5 @@
-// What a checkpoint's manifest says of a run: where it was, its config, and
-// what tells its data apart from others.
+// A checkpoint manifest's record of a run: its progress, its config, and a
+// fingerprint of its data.
 #ifndef ZERO_ENGINE_TRAIN_RUN_MANIFEST_H_
 #define ZERO_ENGINE_TRAIN_RUN_MANIFEST_H_
 
@@ -31,8 +31,8 @@ CheckpointManifest DescribeRun(const Session& session, const RunData& data,
 // Errors: DataLoss.
 absl::StatusOr<RunRecord> ReadRecord(const CheckpointManifest& manifest);
 
-// Of training data: its size and a sample of it, as in the manifest's
-// progress["data"].
+// The fingerprint of training data: its size and a sample of it, as in the
+// manifest's progress["data"].
 nlohmann::ordered_json DescribeData(const TokenSource& tokens);
 
 // 52 random bits, which a double carries from rank to rank, and their id.

@@ -1,5 +1,5 @@
-// What a run has done so far, as a plain value. The step loop (trainer.h) fills
-// it; report.h, divergence.h and a resumed run read it.
+// A run's progress, as a plain value. The step loop (trainer.h) fills it;
+// report.h, divergence.h and a resumed run read it.
 #ifndef ZERO_ENGINE_TRAIN_RUN_RECORD_H_
 #define ZERO_ENGINE_TRAIN_RUN_RECORD_H_
 
@@ -35,20 +35,20 @@ struct StepCommunication {
 struct StepRecord {
   StepOutput output = {.loss = kNotKnown};
   double lr = 0;
-  double num_targets = 0;  // that counted, of all ranks
+  double num_targets = 0;  // counted targets of all ranks
   double seconds = 0;
   StepCommunication communication;
 };
 
-// All else that a run needs to go on follows from this, the config and the
-// model states: learning rates from optimizer_steps; the data and dropout
-// masks, which are functions of (seed, step), from `step`.
+// Everything else for resuming follows from this, the config and the model
+// states: learning rates from optimizer_steps; data and dropout masks,
+// functions of (seed, step), from `step`.
 struct RunRecord {
   int64_t step = 0;             // steps taken: the position in the data
   int64_t optimizer_steps = 0;  // those that updated
   int64_t consecutive_skips = 0;
   LossScalerState scaler;
-  StepRecord last;  // the step taken last
+  StepRecord last;  // the last step
   double first_loss = kNotKnown;
   double train_seconds = 0;
   WaitTimes waited;  // in steps
@@ -56,7 +56,7 @@ struct RunRecord {
   int64_t last_eval_step = -1, last_sample_step = -1;  // -1: none
   std::vector<int64_t> resumed_at;  // the steps where parts of the run began
 
-  // Of this part of the run.
+  // Where this part of the run began.
   int64_t first_step() const {
     return resumed_at.empty() ? 0 : resumed_at.back();
   }
@@ -72,7 +72,7 @@ struct RunRecord {
   }
 };
 
-// After `done` steps, every so many of them (0: never).
+// Whether `done` is a multiple of `every` (0: never).
 inline bool Due(int64_t every, int64_t done) {
   return every > 0 && done % every == 0;
 }

@@ -1,4 +1,4 @@
-// What the ranks of a process share before a run: data, and the measured
+// Shared by the ranks of a process before a run: the data, and the measured
 // device.
 #ifndef ZERO_ENGINE_TRAIN_RUN_START_H_
 #define ZERO_ENGINE_TRAIN_RUN_START_H_
@@ -16,12 +16,13 @@
 
 namespace zero {
 
-// The first rank that asks does it, with its threads, and the others wait: no
-// file is checked twice, and nobody computes while the machine is measured.
+// The first rank that asks does the work, with its threads, and the others
+// wait: no file is checked twice, and no rank computes while the machine is
+// measured.
 // Threads: used by all ranks at once. All ask for the same.
 class RunStart {
  public:
-  // `link`: what connects the ranks, as ParseLink reads it; empty: memory.
+  // `link`: the simulated link between ranks, in ParseLink's form; empty: none.
   explicit RunStart(std::string link = "") : link_(std::move(link)) {}
 
   const std::string& link() const { return link_; }

@@ -15,7 +15,7 @@ double Uniform(const SamplingOptions& options, uint64_t index) {
   return (bits.x[0] + 0.5) * 0x1.0p-32;
 }
 
-// Needs no order of the tokens.
+// Works without sorting the tokens.
 int32_t DrawFromAll(absl::Span<const float> logits,
                     const SamplingOptions& options, uint64_t index) {
   const int64_t size = static_cast<int64_t>(logits.size());

@@ -57,10 +57,10 @@ absl::Status CheckRows(const Config& config) {
       config.train_micro_batch_size_per_gpu, config.data.sequence_length));
 }
 
-// Whether parts of the table that the head reads save memory that is worth the
-// time they cost: of the model states a quarter, or, where the head must wait
-// for the lookup and computes five products instead of three, all. Two parts
-// are in place of the table and of its gradient. A function of shapes alone.
+// Whether parts of the head's table save enough memory for the time they cost:
+// a quarter of the model states, or, if the head must wait for the lookup and
+// computes five products instead of three, all of them. Two parts replace the
+// table and its gradient. A function of only shapes.
 bool VocabularyPartsPay(const Config& config, const Plan& plan,
                         const OpSizes& sizes) {
   const PlannedUnit& last =
@@ -87,7 +87,7 @@ bool VocabularyPartsPay(const Config& config, const Plan& plan,
   return saved > states / 4;
 }
 
-// The calls of a run, on whatever device `executor` has.
+// The calls of a run, on the executor's device.
 absl::Status Rehearse(Executor& executor, const Config& config,
                       const Workload& workload) {
   static const int32_t kToken = 0;
@@ -100,8 +100,8 @@ absl::Status Rehearse(Executor& executor, const Config& config,
       .offsets = config.data.reset_attention_mask ? &kToken : nullptr,
       .num_sequences = config.train_micro_batch_size_per_gpu};
   if (workload.train) {
-    // All of them: where units stay in place from one to the next, the arenas
-    // need not look alike in each.
+    // All of them: if units stay in place between them, the arenas may differ
+    // in each.
     const std::vector<HostBatch> micro_batches(
         config.gradient_accumulation_steps, batch);
     ZERO_RETURN_IF_ERROR(
@@ -129,8 +129,8 @@ absl::Status Rehearse(Executor& executor, const Config& config,
   return saves ? executor.states().Read(nullptr) : absl::OkStatus();
 }
 
-// This rank's share of what was taken when the device was opened, and, where
-// the host's memory is the device's, what it copies batches from.
+// This rank's share of the memory taken when the device was opened, and, if the
+// host's memory is the device's, its batch buffers.
 int64_t FixedBytes(const Rank& rank, const TransientBytes& transient) {
   const bool on_host = rank.device->kind() == DeviceKind::kCpu;
   const int sharers = rank.memory.context_sharers == 0
@@ -152,8 +152,8 @@ void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
   ledger->AddConstant(MemoryCategory::kFragmentation, rehearsal.fragmentation);
 }
 
-// --set options under which the run fits, the cheapest; empty: there are none.
-// None: not searched, rank 0 does, or the search says that it fits as it is.
+// The cheapest --set options under which the run fits; empty: there are none.
+// None: not searched, rank 0 searches, or the run fits as it is.
 absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
                                          const ModelTools& tools,
                                          const Workload& workload) {
@@ -354,7 +354,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
              (rank.world() == 1 || algorithm == wanted.local.algorithm ||
               (algorithm == BulkAlgorithm::kNative &&
                wanted.local.algorithm == BulkAlgorithm::kDirect)))
-      << "the ranks are not connected as the config says: MakeRanksOptions";
+      << "the ranks are not connected as in the config: MakeRanksOptions";
   std::unique_ptr<Session> session(new Session(rank, config));
   ZERO_ASSIGN_OR_RETURN(const Rehearsal rehearsal,
                         RehearseRun(rank, config, tools, workload));
@@ -427,7 +427,7 @@ std::map<std::string, std::string> ModelFolderFiles(
     files[kGeneration] = *std::move(generation);
     return files;
   }
-  // As transformers writes it: what config.json says.
+  // As in transformers: from config.json.
   const auto config = Json::parse(files["config.json"]);
   Json defaults = {{"_from_model_config", true}};
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
@@ -447,7 +447,7 @@ absl::StatusOr<std::vector<std::string>> Session::Save(
   } else {
     const auto writer = PortableWriter::Create(FollowLink(dir), *model_, dtype,
                                                config_.training.max_shard_size);
-    // Where there is none, the others still wait for this rank.
+    // If there is none, the others still wait for this rank.
     ZERO_RETURN_IF_ERROR(
         executor_->states().Read([&](const Parameter& parameter, int64_t begin,
                                      absl::Span<const float> values) {
@@ -464,7 +464,7 @@ absl::StatusOr<std::vector<std::string>> Session::Save(
   ZERO_RETURN_IF_ERROR(
       executor_->numbers().AllReduce("saved", ReduceOp::kMax, {&failed, 1}));
   ZERO_RETURN_IF_ERROR(notes.status());
-  if (failed > 0) return absl::UnavailableError("rank 0 can not write");
+  if (failed > 0) return absl::UnavailableError("rank 0 cannot write");
   return notes;
 }
 

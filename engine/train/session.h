@@ -1,8 +1,8 @@
 // One rank's running engine: device, model, memory and executor, ready to
 // train, evaluate or generate.
 //
-// Memory is sized before it is taken: the very calls that the run will make
-// are made on the meta device first, and what they needed is reserved.
+// Memory is sized before it is taken: the run's calls are made on the meta
+// device first, and the memory they needed is reserved.
 #ifndef ZERO_ENGINE_TRAIN_SESSION_H_
 #define ZERO_ENGINE_TRAIN_SESSION_H_
 
@@ -26,31 +26,31 @@
 
 namespace zero {
 
-// What models/ (above the engine) provides, and what a test may know better.
+// Provided by models/ (above the engine), or replaced by a test.
 struct ModelTools {
   std::function<std::unique_ptr<Model>(const ModelConfig&)> make;
   // Hugging Face's config.json of a model saved in `dtype`; the tokens around a
-  // text are < 0 where they are not known.
+  // text are < 0 if unknown.
   std::function<std::string(const ModelConfig&, DType, int64_t begin_of_text,
                             int64_t end_of_text)>
       hf_config_json;
   // Training FLOPs per token at a sequence length.
   std::function<TokenFlops(const ModelConfig&, int64_t, Recompute)>
       flops_per_token;
-  // What utilization is a share of, where nobody knows the device's peak.
+  // The 100 % of utilization if the device's peak is unknown.
   std::function<ProductRate(Device&, DType)> product_rate = MeasureProductRate;
 };
 
-// What a session will be asked to do; memory is reserved for the largest.
+// What a session will do; memory is reserved for the largest.
 struct Workload {
   bool train = false;
   bool evaluate = false;
   int64_t generate_tokens = 0;      // longest text, prompt included; 0: none
-  bool snapshot = false;            // checkpoints are written beside training
+  bool snapshot = false;            // checkpoints are written during training
   bool segment_per_tensor = false;  // of PlanOptions, for a benchmark
 };
 
-// Of a training run, by what its config says alone.
+// For a training run, from its config alone.
 Workload TrainingWorkload(const Config& config);
 
 class Session {
@@ -70,30 +70,29 @@ class Session {
   Model& model() const { return *model_; }
   Executor& executor() const { return *executor_; }
   const MemoryLedger& ledger() const { return ledger_; }
-  // What the host keeps all the time: states, and where its memory is not the
-  // device's the snapshot.
+  // Permanent host memory: states, and the snapshot if the device has its own
+  // memory.
   int64_t host_bytes() const { return host_ledger_.total_peak_bytes(); }
-  // Of that, states.
+  // The states' part of it.
   int64_t offloaded_bytes() const {
     return host_bytes() - host_ledger_.peak_bytes(MemoryCategory::kSnapshot);
   }
-  // Null where the workload wants none.
+  // Null if the workload has none.
   StateSnapshot* snapshot() const { return snapshot_.get(); }
 
-  // Looks how much `fixed` is by now: libraries load what they need when it is
-  // used first. Only for a rank that has its GPU to itself.
+  // Measures `fixed` again: libraries load parts on first use. Only for a rank
+  // that has its GPU to itself.
   void MeasureFixed();
 
   // Bytes per category at the peak of the run, from the meta device.
   const MemoryLedger& predicted() const { return predicted_; }
-  // The predicted peak of any other rank, with its host memory where that is
-  // the device's: ranks are alike, but for a server
-  // (rank 0) and its workers.
+  // The predicted peak of any other rank, with its host memory if that is the
+  // device's: ranks are alike, except a server (rank 0) and its workers.
   int64_t other_rank_peak() const { return other_rank_peak_; }
 
   // Rank 0 writes a Hugging Face folder, with the tokenizer (null: there is
-  // none), and returns the notes of PortableWriter. Where it can not, the other
-  // ranks return Unavailable and all can go on.
+  // none), and returns the notes of PortableWriter. If it cannot, the other
+  // ranks return Unavailable and all can continue.
   absl::StatusOr<std::vector<std::string>> Save(const std::string& dir,
                                                 const ModelTools& tools,
                                                 const Tokenizer* tokenizer);
@@ -111,9 +110,9 @@ class Session {
   std::unique_ptr<StateSnapshot> snapshot_;
 };
 
-// The files of such a folder beside the weights. What generation_config.json
-// says of a model that training starts from goes along; else there is one with
-// the tokens around a text.
+// The files of such a folder besides the weights. The generation_config.json of
+// a model that training starts from is kept; else there is one with the tokens
+// around a text.
 std::map<std::string, std::string> ModelFolderFiles(const ModelConfig& model,
                                                     DType dtype,
                                                     const ModelTools& tools,
@@ -121,8 +120,8 @@ std::map<std::string, std::string> ModelFolderFiles(const ModelConfig& model,
 
 // The calls of a run, made on the meta device.
 struct Rehearsal {
-  // An action ("Forward(block.3)"), and what was live when the total was at its
-  // highest since the action before it.
+  // An action ("Forward(block.3)"), and the memory in use at the highest total
+  // since the previous action.
   struct Moment {
     std::string action;
     MemoryLedger::ByCategory bytes;
@@ -132,45 +131,43 @@ struct Rehearsal {
   MemoryLedger ledger;
   MemoryLedger host_ledger;  // of the host's memory
   TransientBytes transient;
-  // Of the ledger, all the time: no block's bytes.
+  // The permanent part of the ledger: no block's bytes.
   int64_t fixed = 0, fragmentation = 0;
   StepWire wire;                        // of a step, with training
   HostTraffic host_traffic;             // likewise
   int64_t disk_bytes = 0;               // of the rank's file of states; 0: none
   SwappedStates::Traffic disk_traffic;  // likewise of a step
-  std::string peak_action;  // in which the peak was reached; empty: before any
-  // Of all actions, in order: of a step, and of the evaluation and the sample
-  // that the run makes.
+  std::string peak_action;              // at the peak; empty: before any
+  // All actions, in order: of a step, and of the run's evaluation and sample.
   std::vector<Moment> timeline;
 
   bool one_memory = false;  // the host's memory is the device's
 
   int64_t host_bytes() const { return host_ledger.total_peak_bytes(); }
-  // Of the device at its peak, with what the host keeps where that is the same
-  // memory.
+  // Peak device memory, with the host's if that is the same.
   int64_t needed_bytes() const {
     return ledger.total_peak_bytes() + (one_memory ? host_bytes() : 0);
   }
 };
 
-// Rehearses such a run on `rank`, whose communicators may move nothing: what
-// Session::Make does before it takes anything.
+// Rehearses such a run on `rank`, whose communicators may move nothing: the
+// first part of Session::Make, before it takes anything.
 // Errors: InvalidArgument: more rows than kernels can number.
 absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
                                       const ModelTools& tools,
                                       const Workload& workload);
 
-// The config's model, to be trained with what model.freeze names frozen.
+// The config's model, with the tensors of model.freeze frozen.
 // Errors: those of FreezeParameters.
 absl::StatusOr<std::unique_ptr<Model>> MakeRunModel(const Config& config,
                                                     const ModelTools& tools,
                                                     bool train);
 
-// How a config wants `world` ranks to be connected.
+// How `world` ranks are connected by a config.
 LocalRanksOptions MakeRanksOptions(const Config& config, int world);
 
-// What ranks so connected own of the config's model and move in a step, on
-// devices with such ops.
+// What such ranks own of the config's model and move in a step, on devices with
+// such ops.
 Plan MakeRunPlan(const Config& config, const Model& model, int world,
                  BulkAlgorithm algorithm, const OpSizes& sizes,
                  bool segment_per_tensor = false);

@@ -145,7 +145,7 @@ std::string PeakText(const DeviceInfo& device, DType dtype,
                               Counted(device.num_threads, "thread"))
                : product;
   }
-  return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; beside it %s",
+  return absl::StrFormat("%.0f GFLOP/s, the vendor's dense peak; measured: %s",
                          peak.flops / 1e9, product);
 }
 
@@ -318,10 +318,10 @@ void PrintNotes(const LoadedConfig& loaded, const Session& session,
       context == 0 ? 0 : SamplePrompt(session.config(), data).size();
   const int64_t visible = VisibleTokens(prompt, context);
   if (visible < prompt) {
-    notes.push_back(absl::StrFormat(
-        "training.sample.prompt has %d tokens and the context %d; samples go "
-        "on from its last %d",
-        prompt, context, visible));
+    notes.push_back(
+        absl::StrFormat("training.sample.prompt has %d tokens and the context "
+                        "%d; samples continue from its last %d",
+                        prompt, context, visible));
   }
   for (const std::string& note : notes) console->Line("note: " + note);
 }
@@ -363,7 +363,7 @@ void PrintStart(const LoadedConfig& loaded, const RunReport& report,
                  ? absl::StrCat(
                        ", after step ",
                        config.zero_optimization.delayed_update_warmup_steps,
-                       " beside the next step")
+                       " during the next step")
                  : "",
              rank.host_link.has_value()
                  ? absl::StrCat(", over ", rank.host_link->text,

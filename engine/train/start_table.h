@@ -1,4 +1,4 @@
-// What decides a run, printed before its first step.
+// The settings of a run, printed before its first step.
 #ifndef ZERO_ENGINE_TRAIN_START_TABLE_H_
 #define ZERO_ENGINE_TRAIN_START_TABLE_H_
 
@@ -13,8 +13,8 @@
 
 namespace zero {
 
-// The table, and the notes on the config and the device. `num_eval_targets`:
-// 0 where nothing is evaluated.
+// The table, and the notes on the config and the device. `num_eval_targets`: 0
+// if nothing is evaluated.
 void PrintStart(const LoadedConfig& loaded, const RunReport& report,
                 const RunData& data, const Sampler& sampler,
                 int64_t num_eval_targets, const LrScaling& scaling,

@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// Of what `value(rank)` is, without `left_out`.
+// The median of `value(rank)`, without `left_out`.
 template <typename Value>
 double MedianOfOthers(int world, int left_out, const Value& value) {
   std::vector<double> values;
@@ -64,7 +64,7 @@ StepPart StepPartOf(absl::string_view name) {
 std::string StragglerText(const Straggler& straggler) {
   return absl::StrFormat(
       "rank %d on %s takes %.1f times as long as the other ranks for its own "
-      "work; what differs most is %s",
+      "work; the largest difference is in %s",
       straggler.rank, straggler.host, straggler.factor,
       StepPartName(straggler.part));
 }

@@ -1,10 +1,10 @@
 // Ranks that are slower than the others, from the times of their own work.
 //
 // Waiting is left out: a slow rank waits least, and all others wait for it.
-// One slow step says nothing where ranks share cores with each other and with
-// whatever else runs there, so a rank is named by how many of its last steps
-// were slow, and each step is held against the same step of the others.
-// Pure: from a table of times alone.
+// One slow step means nothing if ranks share cores with each other and with
+// other programs, so a rank is named by how many of its last steps were slow,
+// and each step is compared with the same step of the others.
+// Pure: a function of a table of times.
 #ifndef ZERO_ENGINE_TRAIN_STRAGGLERS_H_
 #define ZERO_ENGINE_TRAIN_STRAGGLERS_H_
 
@@ -22,10 +22,10 @@
 namespace zero {
 
 enum class StepPart {
-  kCompute,        // the step without the others and without waiting
+  kCompute,        // the step without the parts below and without waiting
   kData,           // reading batches
   kOffload,        // waiting for this rank's host and disk
-  kCommunication,  // copies and sums of this rank's in collectives
+  kCommunication,  // this rank's copies and sums in collectives
 };
 inline constexpr StepPart kStepParts[] = {StepPart::kCompute, StepPart::kData,
                                           StepPart::kOffload,
@@ -38,7 +38,7 @@ constexpr const char* StepPartName(StepPart part) {
   return kNames[static_cast<size_t>(part)];
 }
 
-// The part of that name; kCompute where there is none.
+// The part of that name; kCompute if there is none.
 StepPart StepPartOf(absl::string_view name);
 
 // Milliseconds of a rank's own work in a step.
@@ -54,42 +54,42 @@ struct OwnTimes {
 
 struct Straggler {
   int rank = 0;
-  int64_t step = 0;   // when it was found out
+  int64_t step = 0;   // when it was detected
   double factor = 0;  // median of its steps / median of the others'
-  StepPart part = StepPart::kCompute;  // that is farthest from the others'
-  std::string host = {};  // where the rank is; not the detector's to know
+  StepPart part = StepPart::kCompute;  // with the largest difference
+  std::string host = {};               // of the rank; not set by the detector
 };
 
 // "rank 3 on node2 takes 2.1 times as long as the other ranks for its own work;
-// what differs most is compute".
+// the largest difference is in compute".
 std::string StragglerText(const Straggler& straggler);
 
 class StragglerDetector {
  public:
-  // A rank is named when so many of the last steps were slow. Steps in which
-  // no rank works for so long are taken together until one has: within less a
-  // system that shares cores out is not fair.
+  // A rank is named when this many of the last steps were slow. Steps in which
+  // no rank works this long are combined until one does: over less time core
+  // sharing is not fair.
   static constexpr int kSteps = 20, kSlowSteps = 16;
   static constexpr double kLeastMs = 250;
 
-  // A step is slow where the rank's own work takes more than `factor` times the
+  // A step is slow if the rank's own work takes more than `factor` times the
   // median of the other ranks'. 0: no rank is ever named.
   explicit StragglerDetector(double factor) : factor_(factor) {}
 
-  // Takes what all ranks did in a step, in their order, and returns those that
-  // are slow now and were not named before.
+  // Takes all ranks' times of a step, in rank order, and returns the newly slow
+  // ranks.
   std::vector<Straggler> Add(int64_t step, std::vector<OwnTimes> of_ranks);
 
  private:
   const double factor_;
-  std::vector<OwnTimes> sums_;               // of steps taken together, by rank
+  std::vector<OwnTimes> sums_;               // of combined steps, by rank
   std::deque<std::vector<OwnTimes>> steps_;  // the last kSteps, by rank
   std::vector<int> num_slow_;                // of these, by rank
   std::deque<std::vector<bool>> slow_;       // of these, by rank
   std::vector<bool> named_;                  // by rank
 };
 
-// The middle one, or the mean of the middle two. 0 of nothing.
+// The middle one, or the mean of the middle two. 0 if empty.
 double Median(std::vector<double> values);
 
 }  // namespace zero

@@ -15,7 +15,7 @@
 
 namespace zero {
 
-// A name of ours, by which TensorBoard finds the file in its folder.
+// A file name that TensorBoard recognizes.
 inline constexpr char kEventFile[] = "events.out.tfevents.0.zero";
 
 // The contents of an event file, event by event.
@@ -23,11 +23,11 @@ class EventFile {
  public:
   EventFile();
 
-  // Adds one event with a value for each name. `seconds`: when that was.
+  // Adds one event with a value for each name. `seconds`: its time.
   void Add(double seconds, int64_t step,
            const std::vector<std::pair<std::string, double>>& scalars);
 
-  // What is new since the last call.
+  // The bytes added since the last call.
   std::string TakeContents() { return std::exchange(contents_, {}); }
 
  private:

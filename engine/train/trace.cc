@@ -65,7 +65,7 @@ class TracingCommunicator final : public CommunicatorWrapper {
         row_(row) {}
 
   ~TracingCommunicator() override {
-    // A device that has failed says so once more.
+    // A failed device reports its failure again.
     CatchExceptions([this] {
       Collect();
       return absl::OkStatus();
@@ -94,7 +94,7 @@ class TracingCommunicator final : public CommunicatorWrapper {
     Trace::Clock::time_point anchored;
     std::unique_ptr<Event> begin, end;
   };
-  // Times since an event are fp32 milliseconds: it must not be long ago.
+  // Times since an event are fp32 milliseconds: it must be recent.
   static constexpr int64_t kPerAnchor = 1024;
 
   static std::string NameOf(const Collective& collective) {
@@ -187,7 +187,7 @@ absl::Status Trace::CheckFile(const std::string& path) {
   if (begin == kBegin) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
       "'", path,
-      "' exists and is no trace; choose another name, or remove it"));
+      "' exists and is not a trace; choose another name, or remove it"));
 }
 
 absl::Status Trace::Append(const std::string& path,
@@ -219,7 +219,7 @@ absl::Status Trace::Write(const std::string& path, Times times) const {
     rows.insert({span.rank, span.row});
   }
   if (times == Times::kOfHost) {
-    // The two clocks are read at once, and their difference is kept.
+    // The two clocks are read together, and their difference is stored.
     start =
         Clock::now() - std::chrono::duration_cast<Clock::duration>(
                            std::chrono::system_clock::now().time_since_epoch());

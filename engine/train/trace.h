@@ -31,20 +31,20 @@ class Trace {
     kScalar,
     kUp,    // copies from the host
     kDown,  // to it
-    kHost,  // and what it computes
+    kHost,  // and its computation
     kRead,  // from a disk
     kWrite,
   };
 
-  // Spans beyond this are dropped, and counted: some 300 MB of text.
+  // Spans beyond this are dropped, and counted: about 300 MB of text.
   static constexpr int64_t kMaxSpans = 2'000'000;
 
   void Add(int rank, Row row, std::string name, Clock::time_point begin,
            Clock::time_point end);
 
-  // `inner`, of `rank`, with every collective in a row, from where its stream
-  // reaches it to its end: "all_gather block.3". The trace must outlive it.
-  // On an asynchronous device by events, with one wait for it in 1024.
+  // `inner`, of `rank`, with every collective in a row, from when its stream
+  // reaches it to its end: "all_gather block.3". The trace must outlive it. On
+  // an asynchronous device by events, with one wait for it in 1024.
   std::unique_ptr<Communicator> Wrap(int rank, Row row,
                                      std::unique_ptr<Communicator> inner);
 
@@ -54,17 +54,17 @@ class Trace {
   void Follow(int rank, Executor& executor);
 
   // Before the run: whether Write can write `path`.
-  // Errors: AlreadyExists where a file is there that is no trace; FileError.
+  // Errors: AlreadyExists if a file is there that is not a trace; FileError.
   static absl::Status CheckFile(const std::string& path);
-  // From when times count: the first span, or, to be comparable between
-  // processes, 1970 by the clock of the host (to 0.25 us).
+  // The origin of times: the first span, or, to be comparable between
+  // processes, 1970 by the host's clock (to 0.25 us).
   enum class Times { kOfRun, kOfHost };
-  // Writes what there is, whatever became of the run. Errors: as FileError.
+  // Writes all spans so far, however the run ended. Errors: as FileError.
   absl::Status Write(const std::string& path,
                      Times times = Times::kOfRun) const;
 
-  // Adds the spans of `parts`, files that Write made, to that of `path`, and
-  // removes them.
+  // Adds the spans of `parts`, files made by Write, to those of `path`, and
+  // removes the parts.
   static absl::Status Append(const std::string& path,
                              const std::vector<std::string>& parts);
 

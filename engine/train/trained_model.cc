@@ -49,9 +49,9 @@ absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config) {
   }
   if (const std::string why = WhyNotWritten(out_dir); !why.empty()) {
     return absl::FailedPreconditionError(
-        absl::StrCat(dir, " is of an earlier run: the last one ", why,
-                     ". To use the earlier weights all the same, give --model ",
-                     dir, base.empty() ? "" : ", or --model " + base));
+        absl::StrCat(dir, " is from an earlier run: the last one ", why,
+                     ". To use the earlier weights anyway, give --model ", dir,
+                     base.empty() ? "" : ", or --model " + base));
   }
   if (base.empty() || base == dir) return TrainedModel{dir, ""};
   return TrainedModel{dir,

@@ -12,13 +12,13 @@ namespace zero {
 // The folder of the weights that a run of `config` ended with.
 struct TrainedModel {
   std::string dir;
-  std::string note;  // what the user should know of the choice; may be empty
+  std::string note;  // a remark on the choice; may be empty
 };
 
 // out_dir/final, where out_dir/summary.json says that the last run there wrote
 // it; before any run, the folder that training starts from.
-// Errors: NotFound where there is neither; FailedPrecondition where final/ is
-//         of an earlier run than the last one, which was killed, still runs or
+// Errors: NotFound if there is neither; FailedPrecondition if final/ is from an
+//         earlier run than the last one, which was killed, still runs or
 //         failed: both say how to name a folder.
 absl::StatusOr<TrainedModel> FindTrainedModel(const Config& config);
 

@@ -31,13 +31,13 @@ LossScalerOptions ScalerOptions(const Config& config) {
   return config.fp16.scaler;
 }
 
-// Beside the sites of dropout under a step's key, which are counted from 0.
+// Distinct from dropout's sites under a step's key, which count from 0.
 constexpr uint64_t kRoundingSite = uint64_t{1} << 63;
 
-// Of steps; after fewer the device's ceiling is not measured once more.
+// Time of steps; after less the device's ceiling is not measured again.
 constexpr double kLongRunSeconds = 10;
 
-// For people: a NaN that prints as "nan", not as "-nan".
+// For output: a NaN that prints as "nan", not as "-nan".
 double WithoutSignOfNan(double value) {
   return std::isnan(value) ? kNotKnown : value;
 }
@@ -124,7 +124,7 @@ absl::Status Trainer::PlanSteps() {
   scaling_ = MakeLrScaling(config_, per_epoch);
   ZERO_ASSIGN_OR_RETURN(schedule_,
                         MakeLrSchedule(config_, scaling_, total_steps_));
-  // The parser says these where it knows the length without the data.
+  // The parser reports these if it knows the length without the data.
   if (config_.training.steps == 0 || config_.lr_scaling.warmup_epochs > 0) {
     for (std::string& note :
          ScheduleNotes(config_, scaling_.warmup_steps, total_steps_)) {
@@ -143,14 +143,14 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(CheckFinite(executor(), config_, record_));
     ZERO_RETURN_IF_ERROR(SaveLast());
-    // A run that took no step has nothing to save, and maybe something to lose.
+    // A run without steps has nothing to save, and may overwrite something.
     return record_.step == 0 ? absl::OkStatus() : folder_->SaveWeights("final");
   });
   status.Update(checkpoints_->Finish());
   status = Rescue(status, *session_, record_, folder_.get());
   std::string parameters_hash;
   double peak_bytes = 0;
-  // Without the other ranks there is nobody to ask for parameters.
+  // Without the other ranks their parameters are gone.
   if (rank_->status().ok()) {
     absl::StatusOr<std::string> hash = executor().states().Hash();
     if (hash.ok()) parameters_hash = *std::move(hash);
@@ -159,8 +159,8 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     status.Update(executor().numbers().AllReduce("peak bytes", ReduceOp::kSum,
                                                  {&peak_bytes, 1}));
   }
-  // Nobody waits any more, and what else ran on the machine may have ended
-  // since the measurement at the start, if that is long ago.
+  // No rank waits any more, and other work on the machine may have ended since
+  // the measurement at the start, if that is long ago.
   if (status.ok() && record_.train_seconds > kLongRunSeconds) {
     report_->MeasurePeak();
   }
@@ -210,7 +210,7 @@ bool Trainer::WritesSummary() const {
 
 absl::Status Trainer::TakeSteps() {
   while (true) {
-    // A resumed run begins with what a stop may have cut short.
+    // A resumed run begins with work that a stop may have cut short.
     if (record_.step > 0) {
       ZERO_RETURN_IF_ERROR(EvaluateAndSampleIfDue());
       ZERO_RETURN_IF_ERROR(SaveIfDue());
@@ -223,7 +223,7 @@ absl::Status Trainer::TakeSteps() {
 }
 
 absl::StatusOr<bool> Trainer::Step() {
-  // A step that was launched ahead begins where the one before it ends.
+  // A step that was launched ahead begins when the previous one ends.
   const auto begin = launched_.empty() ? Clock::now() : step_end_;
   const WaitTimes waited = executor().clock().waited();
   while (launched_.size() < (RunsAheadOf(record_.step) ? 2u : 1u)) {
@@ -232,7 +232,7 @@ absl::StatusOr<bool> Trainer::Step() {
     ZERO_ASSIGN_OR_RETURN(const absl::optional<double> num_valid_targets,
                           Agree(index));
     if (!num_valid_targets.has_value()) break;
-    // Now, so that they have agreed when the steps before this one are done.
+    // Now, so that the agreement is done with the previous steps.
     if (RunsAheadOf(index)) Fill(index + 1);
     ZERO_RETURN_IF_ERROR(InStep(Launch(index, *num_valid_targets), index));
   }
@@ -264,7 +264,7 @@ absl::StatusOr<absl::optional<double>> Trainer::Agree(int64_t index) {
     report_->TakeRankTimes(record_.step, OwnTimesOfRanks());
   }
   const double num_valid_targets = agreement_[kValidTargets];
-  // A rank that is alone may change its mind until now.
+  // A single rank may decide until now.
   if (rank_->world() == 1) agreement_ = Propose(num_valid_targets);
   ZERO_RETURN_IF_ERROR(checkpoints_->Advance(
       {agreement_[kPhaseEnded], agreement_[kPhaseFailed]}));
@@ -280,8 +280,8 @@ absl::Status Trainer::Launch(int64_t index, double num_valid_targets) {
   for (const Batch& batch : batches_[index % batches_.size()]) {
     micro_batches.push_back(AsHostBatch(batch));
   }
-  // Schedules count optimizer steps: a skipped one is tried again at its rate.
-  // Of the steps before this one that are not known yet, all update.
+  // Schedules count optimizer steps: after a skip the same rate is used again.
+  // Earlier steps with unknown results are assumed to update.
   const int64_t updates =
       record_.optimizer_steps + static_cast<int64_t>(launched_.size());
   const double lr = config_.lr_scaling.active()
@@ -328,10 +328,10 @@ absl::StatusOr<StepRecord> Trainer::Await() {
 }
 
 absl::StatusOr<StepOutput> Trainer::TakeAgain() {
-  // The step behind it was launched as if this one would update, and has been
-  // skipped with it: the states are still those before this step. Taken again,
-  // alone, it says which gradient is to blame, and the next one is launched
-  // with the right rate.
+  // The next step was launched as if this one would update, and was skipped
+  // with it: the states are still those before this step. Repeated alone, it
+  // names the gradient to blame, and the next one is launched with the right
+  // rate.
   ZERO_RETURN_IF_ERROR(executor().Finish().status());
   agreeing_on_ = -1;
   const double num_valid_targets = launched_.front().num_valid_targets;
@@ -356,9 +356,9 @@ absl::Status Trainer::Report(const StepRecord& taken) {
 bool Trainer::RunsAheadOf(int64_t index) const {
   const int64_t done = index + 1;
   return rank_->device->asynchronous() && !scale_is_dynamic() &&
-         index > record_.first_step() &&  // which is looked at: CheckUnused
+         index > record_.first_step() &&  // see CheckUnused
          done < total_steps_ && !save_agreed_ &&
-         // Taken again it would compute with other parameters.
+         // Repeated, it would compute with other parameters.
          !config_.zero_optimization.DelaysUpdateOf(done) &&
          !Due(config_.training.save_every, done) &&
          !Due(config_.training.eval_every, done) &&
@@ -392,7 +392,7 @@ OwnTimes Trainer::OwnTimesOf(double seconds, const WaitTimes& waited) {
   own[StepPart::kData] = fill_ms;
   own[StepPart::kOffload] = waited[Channel::kHost] + waited[Channel::kDisk];
   own[StepPart::kCommunication] = busy_ms - std::exchange(busy_ms_, busy_ms);
-  // Batches of a device that is behind the host are read beside its work.
+  // Batches for a device behind the host are read during its work.
   own[StepPart::kCompute] =
       std::max(1e3 * seconds - waited.total() - fill_ms, 0.0);
   return own;
@@ -441,7 +441,7 @@ Trainer::Agreement Trainer::Propose(double num_valid_targets) const {
 absl::StatusOr<bool> Trainer::ShouldStop(const Agreement& agreed) const {
   if (agreed[kCannotWrite] == 0) return agreed[kStop] > 0;
   if (leads()) return folder_->metrics_status();
-  return absl::UnavailableError("rank 0 can not write");
+  return absl::UnavailableError("rank 0 cannot write");
 }
 
 absl::StatusOr<bool> Trainer::AgreeToStop() {
@@ -469,8 +469,8 @@ absl::Status Trainer::EvaluateAndSampleIfDue() {
 
 absl::Status Trainer::SaveIfDue() {
   save_agreed_ |= Due(config_.training.save_every, record_.step);
-  // Steps that are skipped may be the end of a run that diverged, and each
-  // checkpoint takes the place of an older one.
+  // Skipped steps may mean that the run diverged, and each checkpoint replaces
+  // an older one.
   if (!save_agreed_ || !launched_.empty() || record_.consecutive_skips > 0) {
     return absl::OkStatus();
   }
@@ -496,7 +496,7 @@ absl::Status Trainer::Evaluate() {
   ZERO_ASSIGN_OR_RETURN(const absl::optional<double> loss,
                         MeanLoss(executor(), *rank_, *eval_loader_,
                                  [this] { return AgreeToStop(); }));
-  if (!loss.has_value()) return absl::OkStatus();  // a stop was asked for
+  if (!loss.has_value()) return absl::OkStatus();  // a stop was requested
   record_.validation_loss = WithoutSignOfNan(*loss);
   console_->Line(absl::StrFormat(
       "step %d  validation loss %.4f  perplexity %.2f  (%s tokens, %s)",

@@ -12,8 +12,8 @@
 namespace zero {
 namespace {
 
-// Parameters of a unit that FLOPs per token count: a row of a table that is
-// only looked up is not multiplied with anything.
+// A unit's parameters that count for FLOPs per token: a table that is only
+// looked up is not multiplied.
 std::vector<const Parameter*> Multiplied(const Model& model, size_t unit) {
   const std::vector<Parameter*>& tied = model.units()[unit]->borrowed();
   std::vector<const Parameter*> multiplied(tied.begin(), tied.end());
@@ -27,7 +27,7 @@ std::vector<const Parameter*> Multiplied(const Model& model, size_t unit) {
 }  // namespace
 
 TokenFlops WithoutFrozen(TokenFlops flops, const Model& model) {
-  // Of one block: 6 q s, and what it computes again.
+  // For one block: 6 q s, and its recomputation.
   const size_t num_units = model.units().size(), num_blocks = num_units - 2;
   const double attention = (flops.model - flops.causal) / num_blocks;
   const double recomputed = flops.recomputed / num_blocks;

@@ -10,30 +10,30 @@
 namespace zero {
 
 // Training FLOPs per token. N: parameters without embedding tables, a tied
-// head counted once; L layers; q = heads * head width; s: sequence length, also
-// where the documents in a sequence do not see each other: attention is then
-// less work than is counted here, and shares of the peak are upper bounds.
+// head counted once; L layers; q = heads * head width; s: sequence length, even
+// if documents in a sequence are kept apart: attention is then less work than
+// counted, and shares of the peak are upper bounds.
 // Source: PaLM (Chowdhery et al. 2022), appendix B.
 struct TokenFlops {
   double model = 0;       // 6 N + 12 L q s
   double causal = 0;      // 6 N + 6 L q s: no token looks ahead
-  double recomputed = 0;  // what backward computes again
+  double recomputed = 0;  // in backward
 };
 
 // Those of a run that trains `model`: a frozen weight costs 4 operations per
-// element and token instead of 6, since it has no gradient. In frozen units
-// before the first that is trained, which have no backward, all costs a third.
+// element and token instead of 6, since it has no gradient. Frozen units before
+// the first trained one have no backward and cost a third.
 TokenFlops WithoutFrozen(TokenFlops flops, const Model& model);
 
-// Shares of a peak rate; all 0 where the peak is not known, NaN where the run
-// is faster than the peak, which other work on the machine hid.
+// Shares of a peak rate; all 0 if the peak is unknown, NaN if the run is faster
+// than the peak, whose measurement other work disturbed.
 struct Utilization {
   double mfu = 0;         // TokenFlops::model
   double mfu_causal = 0;  // TokenFlops::causal
   double hfu = 0;         // model + recomputed; 0: nothing is recomputed
 
   bool known() const;
-  // Adds mfu, mfu_causal and, with recompute, hfu; null where not known.
+  // Adds mfu, mfu_causal and, with recompute, hfu; null if unknown.
   void AddTo(nlohmann::ordered_json* line) const;
   // "mfu 45%", "mfu 45% (hfu 58%)", or that it is not known.
   std::string ToString() const;

@@ -92,7 +92,7 @@ void ActionRunner::Await(const ActionList& list, const Action& action) {
     } else if (&stream != &compute() || awaited == StreamRole::kCompute) {
       stream.Wait(*list.done[i]);
     } else if (wait >= 0 || std::erase(arriving_, i) > 0) {
-      // What came before this list began was waited for then.
+      // Work before this list was waited for at its start.
       AwaitOther(list, i);
     }
   }

@@ -1,5 +1,5 @@
-// Runs a list of actions on the streams of a rank: waits for what an action
-// waits for, performs it, and records that it is done.
+// Runs a list of actions on a rank's streams: waits for each action's
+// dependencies, performs it, and records its completion.
 #ifndef ZERO_ENGINE_ZERO_ACTION_RUNNER_H_
 #define ZERO_ENGINE_ZERO_ACTION_RUNNER_H_
 
@@ -17,10 +17,10 @@
 
 namespace zero {
 
-// Of a rank, by StreamRole; null: its plan has no action there.
+// A rank's streams, by StreamRole; null: the plan has no action there.
 using RankStreams = std::array<Stream*, kNumStreamRoles>;
 
-// Actions, and for those that others wait for an event that they are done.
+// Actions, with a completion event for those that others wait for.
 struct ActionList {
   std::vector<Action> actions;
   std::vector<std::unique_ptr<Event>> done;
@@ -35,8 +35,9 @@ class ActionRunner {
 
   ActionList MakeList(std::vector<Action> actions) const;
 
-  // Calls `perform(action)` for each. Of two runs of one list the second waits
-  // for the first as its actions say; between two lists all streams meet.
+  // Calls `perform(action)` for each. A second run of the same list waits for
+  // the first as its actions say; between different lists all streams
+  // synchronize.
   template <typename Work>
   absl::Status Run(const ActionList& list, bool in_step, StepTimes* times,
                    const Work& perform) {
@@ -53,9 +54,9 @@ class ActionRunner {
     return absl::OkStatus();
   }
 
-  // Makes computation wait for what the last run has in flight on other
-  // streams. What the next run does there will wait for what is computed until
-  // then; the list of the last run may go.
+  // Makes computation wait for the last run's work on other streams; the next
+  // run there waits for the computation up to now. The last run's list may be
+  // destroyed.
   void Leave();
 
  private:
@@ -76,7 +77,7 @@ class ActionRunner {
   StepClock* clock_;
   const RankStreams streams_;
   const ActionList* last_ = nullptr;
-  std::vector<int> arriving_;  // of last_, not waited for yet
+  std::vector<int> arriving_;  // of last_, not yet waited for
   std::unique_ptr<Event> joined_;
 };
 

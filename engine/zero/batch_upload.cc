@@ -94,7 +94,7 @@ void BatchUpload::Upload(const HostBatch& batch, Arena& arena,
   }
   view->row_ids = reinterpret_cast<const int64_t*>(base + layout.row_ids());
   if (device_->kind() == DeviceKind::kMeta) return;  // nothing on the host
-  // Mostly the batch before the last one is there, and the host goes on.
+  // Usually the batch before the last one has arrived, and the host continues.
   Staging& buffer = Next();
   if (!buffer.sent->IsDone()) buffer.sent->Synchronize();
   layout.Fill(batch, static_cast<char*>(buffer.memory.data()));

@@ -19,7 +19,7 @@ namespace zero {
 
 class BatchUpload {
  public:
-  static constexpr int kNumBuffers = 2;  // of the host, of bytes() each
+  static constexpr int kNumBuffers = 2;  // host buffers, bytes() each
 
   BatchUpload(Device& device, Stream& compute)
       : device_(&device), compute_(&compute) {}
@@ -30,14 +30,14 @@ class BatchUpload {
   absl::Status Reserve(absl::Span<const HostBatch> batches);
   int64_t bytes() const { return bytes_; }
 
-  // Copies the batch into `arena` and points `view` there. What `batch` points
-  // to may go. Waits where the host is two batches ahead of the device.
+  // Copies the batch into `arena` and points `view` there; `batch`'s memory may
+  // then be freed. Waits if the host is two batches ahead of the device.
   void Upload(const HostBatch& batch, Arena& arena, BatchView* view);
-  // Ends the memory of the last batch.
+  // Frees the last batch's memory.
   void Drop() { memory_ = Tensor(); }
 
-  // Calls `fill` with a buffer of the host and then `launch`, whose kernels
-  // may read that buffer. It is used again two calls later.
+  // Calls `fill` with a host buffer and then `launch`, whose kernels may read
+  // it. The buffer is reused two calls later.
   void Stage(const std::function<void(void* host)>& fill,
              const std::function<void(const void* host)>& launch);
 

@@ -14,7 +14,7 @@ struct Executor::UnitState {
   Unit* unit = nullptr;       // null: a table, which computes nothing
   std::vector<Segment> gaps;  // no gradient is ever written here
   // Between forward and backward of one micro-batch:
-  Tensor input;  // what the unit before gave
+  Tensor input;  // the previous unit's output
   Tape tape;
   int input_slot = -1, output_slot = -1;
   // Sharded parameters, while gathered: [padded elems].
@@ -27,11 +27,11 @@ struct Executor::UnitState {
     bool finished = false;  // they are complete, unwritten ones zero
   };
   std::vector<Gradients> gradients;
-  // Of a table: rows of this rank's tokens from the first backward of a step
-  // on, and at its end those of all ranks.
+  // For a table: rows of this rank's tokens from the first backward of a step
+  // on, and of all ranks at its end.
   TableRows own_rows, all_rows;
   int64_t num_rows = 0;
-  TableRows host_rows;  // of all ranks, where the host adds them
+  TableRows host_rows;  // of all ranks, if the host adds them
 };
 
 struct Executor::BegunStep {
@@ -42,7 +42,7 @@ struct Executor::BegunStep {
   std::vector<StepClock::TimedWork> timed;
 };
 
-// Where the size of the states is measured.
+// Measures the size of the states.
 struct Executor::Sizing {
   std::unique_ptr<Device> meta;
   std::array<MemoryLedger, kNumMemories> ledgers;
@@ -62,8 +62,8 @@ Executor::Executor(const Rank& rank, Model& model, const Plan& plan,
 }
 
 Executor::~Executor() {
-  // Nothing may be at work on the memory that goes. A device that has failed
-  // says so once more.
+  // Nothing may use the memory that is freed. A failed device reports its
+  // failure again.
   const auto finish = [](Stream* stream) {
     if (stream == nullptr) return;
     CatchExceptions([&] {
@@ -85,8 +85,8 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Make(
   return executor;
 }
 
-// All that lives as long as the run, in an order that is the same on the meta
-// device, where its size is measured.
+// All permanent memory, in the same order as on the meta device, where its size
+// is measured.
 void Executor::TakeStates(const HomeArenas& arenas) {
   Arena& arena = *arenas[static_cast<int>(Home::kDevice)];
   if (swapped_ != nullptr) {
@@ -104,7 +104,7 @@ void Executor::TakeStates(const HomeArenas& arenas) {
   }
 }
 
-// For gradients on their way to where the host adds them.
+// For gradients on their way to the host's sums.
 void Executor::TakeHostBuffers(Arena& arena) {
   const auto empty = [&](int64_t elems, DType dtype) {
     return Tensor::Empty(arena, {elems}, dtype, MemoryCategory::kReduceBuffers);
@@ -201,7 +201,7 @@ absl::Status Executor::Reserve(const TransientBytes& transient,
     streams[role] = streams_[role].get();
   }
   runner_ = std::make_unique<ActionRunner>(*rank_, plan_, *clock_, streams);
-  // What the states need is what they take on the meta device.
+  // The states' size is measured on the meta device.
   sizing_ = std::make_unique<Sizing>();
   sizing_->meta = MakeMetaDevice(*rank_->device);
   HomeArenas sizing;
@@ -269,7 +269,7 @@ std::vector<std::string> Executor::unused_parameters() const {
   std::vector<std::string> unused;
   for (const BoundParameter* bound : states_->bound()) {
     if (bound->parameter->frozen || bound->used) continue;
-    if (bound->planned->first > 0) continue;  // as its first part
+    if (bound->planned->first > 0) continue;  // like its first part
     unused.push_back(bound->parameter->name);
   }
   return unused;
@@ -405,7 +405,7 @@ absl::StatusOr<StepOutput> Executor::Finish() {
       .skipped = scalars.found_non_finite != 0};
   if (!last) return output;
   if (output.skipped) {
-    // Behind what the host and a disk are still at.
+    // After pending work of the host and a disk.
     ZERO_ASSIGN_OR_RETURN(output.non_finite, states().FirstNonFiniteGradient());
   }
   ReturnGradients();
@@ -436,7 +436,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       action.kind == ActionKind::kBackward ? Backward(i, action.phase)
                                            : ForwardBackwardHead(i);
       FinishRows(i);
-      // Gradients of several micro-steps add up where they are replicated.
+      // Replicated gradients add up over micro-steps.
       if (plan_.shards_gradients() ||
           action.micro_step + 1 == num_micro_steps_) {
         FinishGradients(i, action.phase);
@@ -465,7 +465,7 @@ void Executor::Perform(const Action& action, const StepInput& input) {
       UnitState& state = units_[bucket.unit];
       if (bucket.is_rows()) {
         state.all_rows = EmptyRows(*transient_, bucket.unit, plan_.world);
-        // Tokens that a gather which fails leaves out must be tokens, too.
+        // If a gather fails, missing tokens must still be valid ids.
         rank_->device->ops().Fill(*StreamFor(StreamRole::kReduce),
                                   {state.all_rows.ids.vector(), 0});
         return wire_->GatherRows(i, state.own_rows, state.all_rows);
@@ -550,7 +550,7 @@ void Executor::Release(int unit) {
   units_[unit].gathered = Tensor();
 }
 
-// Nobody wants a gradient for the units before the first that is trained.
+// Units before the first trained one need no gradient.
 Var Executor::WatchInput(int unit, Tensor input) {
   return unit > plan_.first_trained ? units_[unit].tape.Watch(std::move(input))
                                     : Var(std::move(input));
@@ -603,8 +603,8 @@ void Executor::Backward(int unit, int phase) {
 }
 
 // Memory for the gradients that this unit's backward writes: its own in this
-// phase, and those of the parameters it borrows. Where they are replicated they
-// are the state itself, until the step ends.
+// phase, and those of borrowed parameters. If replicated, it is the state
+// itself, until the step ends.
 void Executor::TakeGradientBuffers(int unit, int phase) {
   const bool rotates = plan_.shards_gradients();
   for (int u : plan_.units[unit].writes) {
@@ -633,7 +633,7 @@ void Executor::TakeGradientBuffers(int unit, int phase) {
   }
 }
 
-// Those that this unit's backward completes. A gradient that no backward pass
+// The gradients that this unit's backward completes. One that no backward pass
 // wrote is zero.
 void Executor::FinishGradients(int unit, int phase) {
   for (size_t u = 0; u < units_.size(); ++u) {
@@ -662,7 +662,7 @@ TableRows Executor::EmptyRows(Arena& arena, int table, int64_t ranks) const {
   return {empty({n}, DType::kI32), empty({n, planned.width}, plan_.rows.dtype)};
 }
 
-// Memory for what this unit's backward adds to its tables by rows.
+// Memory for the rows that this unit's backward adds to its tables.
 void Executor::TakeRows(int unit) {
   for (size_t t = plan_.num_computing; t < units_.size(); ++t) {
     const PlannedUnit& planned = plan_.units[t];
@@ -699,7 +699,7 @@ void Executor::FinishRows(int unit) {
   }
 }
 
-// What adds all rows to the reduced gradient that lies here.
+// Adds all rows to the reduced gradient stored here.
 EmbeddingBackwardArgs Executor::RowsArgs(int table,
                                          const TableRows& rows) const {
   const PlannedUnit& planned = plan_.units[table];
@@ -721,7 +721,7 @@ EmbeddingBackwardArgs Executor::RowsArgs(int table,
   return args;
 }
 
-// All of them, in order. Those of a table in parts are its first part's.
+// All rows, in order. For a table in parts, they are at its first part.
 void Executor::AddRows(int table) {
   const PlannedUnit& planned = plan_.units[table];
   UnitState& state = units_[table - planned.part.number];
@@ -755,8 +755,8 @@ void Executor::AddRows(int table) {
   state.own_rows = state.all_rows = {};
 }
 
-// Sums that stay for other micro-steps are there from the beginning, where they
-// leave no holes between them.
+// Sums kept for other micro-steps are allocated at the beginning, where they
+// leave no holes.
 void Executor::TakeSums() {
   if (!plan_.shards_gradients() || num_micro_steps_ == 1) return;
   FlatState& grads = states_->grads();
@@ -774,9 +774,9 @@ Tensor Executor::EmptySums(int unit, int phase) const {
 }
 
 // Where the sums of a bucket go. Those of a single micro-step take a hole.
-// Until there is one, they are the front of the buffer that gradients were
-// written to, which shrinks to them if there is still none when it is released:
-// sharded gradients never take more memory than whole ones would.
+// Until there is one, they are the front of the gradients' buffer, which
+// shrinks to them if there is still none when it is released: sharded gradients
+// never take more memory than whole ones.
 Wire::Sums Executor::PlaceSums(const Bucket& bucket, int64_t micro_step) {
   FlatState& grads = states_->grads();
   const int unit = bucket.unit, phase = bucket.phase;
@@ -804,7 +804,7 @@ void Executor::ReleaseGradients(int unit, int phase) {
   const Tensor sums = grads.Lent(unit, phase);
   if (sums.data() != flat.data()) return;
   if (transient_->HasHole(sums.bytes(), MemoryCategory::kGradients)) {
-    // There is one by now, and none must stay where the buffer was.
+    // There is a hole by now, and nothing may stay in the buffer's place.
     const Tensor moved = EmptySums(unit, phase);
     rank_->device->Copy(*compute_, moved.data(), sums.data(), sums.bytes());
     grads.Lend(unit, phase, moved);
@@ -837,7 +837,7 @@ void Executor::Offload(const Action& action) {
     copy(state.all_rows.rows, state.host_rows.rows);
     return;
   }
-  const bool in_buffer = plan_.AddsOnHost();  // else where the device adds up
+  const bool in_buffer = plan_.AddsOnHost();  // else the device adds up
   const bool adds = AddsUp(action, plan_);
   if (adds) ++num_offloaded_;
   const int64_t phase = plan_.units[bucket.unit].phases[bucket.phase].begin;
@@ -978,7 +978,7 @@ absl::Status Executor::LastLogits(const HostBatch& batch, KvCache* cache,
 StateAccess& Executor::states() {
   FinishUpdates().IgnoreError();  // it stays the rank's
   runner_->Leave();
-  // Their places are this thread's now.
+  // This thread now owns their places.
   for (const StreamRole role : {StreamRole::kRead, StreamRole::kWrite}) {
     if (Stream* const stream = StreamFor(role)) stream->Synchronize();
   }

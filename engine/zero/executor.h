@@ -1,7 +1,7 @@
 // Performs the schedule: one loop, one case per action.
 //
-// It has no case for a ZeRO stage: what is gathered, reduced and updated where
-// follows from the plan and the schedule. It does not know why a step is taken,
+// It has no case for a ZeRO stage: the plan and the schedule say what is
+// gathered, reduced and updated where. It does not know why a step is taken,
 // where data comes from or what is printed (engine/train).
 // Order: all ranks make the same calls, in the same order.
 // Start reading at Executor::Perform in executor.cc.
@@ -34,9 +34,10 @@ namespace zero {
 
 class Executor {
  public:
-  // Reserves all memory of the run: states by `plan`, which is of this model
-  // and world, and the transient bytes that a rehearsal measured. `host_ledger`
-  // is of the host's memory. Rank, model and ledgers must outlive the executor.
+  // Reserves all memory of the run: states by `plan`, made for this model and
+  // world, and the transient bytes that a rehearsal measured. `host_ledger`
+  // counts the host's memory. Rank, model and ledgers must outlive the
+  // executor.
   // Errors: ResourceExhausted, naming what did not fit.
   static absl::StatusOr<std::unique_ptr<Executor>> Make(
       const Rank& rank, Model& model, const Plan& plan,
@@ -46,19 +47,19 @@ class Executor {
 
   // One optimizer step over all micro-batches: Begin, then Finish.
   absl::StatusOr<StepOutput> Step(const StepInput& input);
-  // Launches the step. An asynchronous device may still be at work when this
-  // returns, on copies of the micro-batches: their memory is free again. One
-  // more step may begin behind it (StepInput::inherits_skip), so that the
-  // device never waits for a host that reads results and launches kernels.
-  // Waits for a device that is two micro-batches behind the host.
-  // Errors: those of the communicators, here and below; the executor can not
-  //         be used after one. FailedPrecondition, on all ranks and before
-  //         anything large moves, where their schedules differ.
+  // Launches the step. An asynchronous device may still be running when this
+  // returns, on copies of the micro-batches, whose memory may be reused. One
+  // more step may begin after it (StepInput::inherits_skip), so that the device
+  // never waits for the host to read results and launch kernels. Waits for a
+  // device that is two micro-batches behind the host.
+  // Errors: those of the communicators, here and below; the executor cannot be
+  //         used after one. FailedPrecondition, on all ranks and before
+  //         anything large moves, if their schedules differ.
   absl::Status Begin(const StepInput& input);
-  // Waits until the device is done with the first step that was begun and is
-  // not finished. All else but Begin wants all steps finished.
-  // Errors: those of the communicators, until then: what a collective that was
-  //         given up left behind is no result.
+  // Waits until the device is done with the oldest unfinished step. All calls
+  // except Begin require all steps to be finished.
+  // Errors: those of the communicators up to then; an aborted collective leaves
+  //         no valid result.
   absl::StatusOr<StepOutput> Finish();
 
   // Sum of the cross-entropy over the valid targets of this rank's batch;
@@ -73,28 +74,28 @@ class Executor {
   int64_t logits_size() const { return model_->vocab_size(); }
 
   // Parameters and the optimizer's arrays between steps: to fill, read, save
-  // and hash. Computation behind it waits for what is under way. A delayed
-  // update is finished first, here and before anything that reads parameters;
-  // the next step still computes without it.
+  // and hash. Later computation waits for work in flight. A delayed update is
+  // finished first, here and before anything that reads parameters; the next
+  // step still computes without it.
   // Order: then all ranks call it.
   StateAccess& states();
 
-  // Parameters that no backward pass wrote in the step that began last; their
+  // Parameters that no backward pass wrote in the last step begun; their
   // gradient counts as zero.
   std::vector<std::string> unused_parameters() const;
   const Plan& plan() const { return plan_; }
   const std::vector<Action>& schedule() const { return step_list_.actions; }
-  // Of the step that was finished last.
+  // For the last finished step.
   const StepTimes& times() const { return times_; }
-  // What ranks agree on between steps, and what tells of waits and actions.
+  // Numbers that ranks agree on between steps; times of waits and actions.
   RankNumbers& numbers() { return *numbers_; }
   StepClock& clock() { return *clock_; }
 
   TransientBytes high_water() const;
-  // What is on a disk; null: nothing.
+  // States on a disk; null: none.
   const SwappedStates* swapped() const { return swapped_.get(); }
-  int64_t reserved_bytes() const;  // of the device, by all arenas
-  int64_t used_bytes() const;      // of those, at most until now
+  int64_t reserved_bytes() const;  // device memory of all arenas
+  int64_t used_bytes() const;      // their peak so far
   std::array<Arena*, 2> arenas() const {
     return {persistent_.get(), transient_.get()};
   }
@@ -141,12 +142,12 @@ class Executor {
   Wire::Sums PlaceSums(const Bucket& bucket, int64_t micro_step);
   void ReleaseGradients(int unit, int phase);
   void ReturnGradients();
-  // On a stream of copies; as slow as rank.host_link, where that is set.
+  // On a copy stream; slowed down to rank.host_link if that is set.
   void Copy(StreamRole role, const Tensor& from, const Tensor& to);
   void Offload(const Action& action);
   void AddOffloaded(int bucket);
   void Upload(const Action& action);
-  // Of an action on a unit, or on one segment of it: the segments.
+  // The segments of an action on a unit, or on one segment of it.
   Segment SegmentsOf(const Action& action, int num, bool one) const;
   const Tensor& offloaded() const {
     return offloaded_[num_offloaded_ % offloaded_.size()];
@@ -162,10 +163,10 @@ class Executor {
   const ExecutorOptions options_;
   const Plan plan_;
   std::unique_ptr<Stream> compute_;
-  std::unique_ptr<Sizing> sizing_;     // outlives what is taken from it
+  std::unique_ptr<Sizing> sizing_;     // outlives its arenas' tensors
   std::unique_ptr<Arena> persistent_;  // states
-  std::unique_ptr<Arena> host_;        // those in the host's memory; null: none
-  std::unique_ptr<Arena> transient_;   // what a step takes and gives back
+  std::unique_ptr<Arena> host_;       // states in the host's memory; null: none
+  std::unique_ptr<Arena> transient_;  // memory that a step takes and returns
   std::unique_ptr<SwappedStates> swapped_;  // null: none is on a disk
   std::unique_ptr<ModelStates> states_;
   std::unique_ptr<BatchUpload> upload_;
@@ -183,15 +184,14 @@ class Executor {
   Tensor scalars_;                       // StepScalars
   std::vector<BegunStep> steps_;         // two in turn
   size_t num_begun_ = 0, num_finished_ = 0;
-  Tensor output_grad_;  // of the unit whose backward comes next
+  Tensor output_grad_;  // of the unit whose backward is next
   StepTimes times_;
-  // What a micro-step adds to gradients on the host comes here: two buckets in
-  // turn.
+  // A micro-step's addends to gradients on the host: two buckets in turn.
   std::array<Tensor, 2> offloaded_;
   size_t num_offloaded_ = 0;
   Tensor host_scratch_;
-  // By role, without kCompute; null: not used. Last: they finish what is queued
-  // before the memory above goes.
+  // By role, without kCompute; null: not used. Last: they finish their queues
+  // before the memory above is freed.
   std::array<std::unique_ptr<Stream>, kNumStreamRoles> streams_;
 };
 

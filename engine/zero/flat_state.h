@@ -1,8 +1,7 @@
 // A model state (parameters, gradients, moments) in flat arrays laid out by the
-// plan, one in the memory of every home that some unit has: the elements of
-// these units, or only this rank's pieces of them.
-// In a memory that no arena is given for there is no array: the elements of a
-// unit come and go, phase by phase (Lend, Return).
+// plan, one for every home that some unit has: all elements of its units, or
+// only this rank's pieces of them. A home without an arena has no array: memory
+// for a unit's elements is lent phase by phase (Lend, Return).
 #ifndef ZERO_ENGINE_ZERO_FLAT_STATE_H_
 #define ZERO_ENGINE_ZERO_FLAT_STATE_H_
 
@@ -25,15 +24,15 @@ using HomeArenas = std::array<Arena*, kNumMemories>;
 
 class FlatState {
  public:
-  // The home of a unit's elements; none: the state has none of them.
+  // The home of a unit's elements; none: the state lacks this unit.
   using HomeOf = std::function<absl::optional<Home>(const PlannedUnit&)>;
 
   FlatState() = default;  // undefined
 
-  // Where elements of segments on a disk are while somebody uses them.
+  // Where elements of segments on a disk are while in use.
   using SwapPlace = std::function<Tensor(const SegmentRef&)>;
 
-  // Takes what `rank` holds of all elements, or of those that are `trained`.
+  // Takes memory for `rank`'s part of all elements, or of the `trained` ones.
   // `plan` must outlive the state.
   FlatState(const Plan& plan, int64_t rank, std::string name,
             Placement placement, bool trained, const HomeOf& home,
@@ -44,12 +43,12 @@ class FlatState {
   const std::string& name() const { return name_; }  // "master"
   DType dtype() const { return dtype_; }
   bool sharded() const { return placement_ == Placement::kSharded; }
-  // By Home; undefined: no unit has it.
+  // By Home; undefined: no unit lives there.
   const std::array<Tensor, kNumMemories>& arrays() const { return arrays_; }
   bool OnDisk(int unit) const {
     return defined() && places_[unit].home == Home::kNvme;
   }
-  // Whether the elements of a unit are there only while somebody lends memory.
+  // Whether a unit's elements exist only while memory is lent.
   bool IsLent(int unit) const {
     return defined() && places_[unit].home.has_value() &&
            lent_[static_cast<int>(*places_[unit].home)];
@@ -63,13 +62,13 @@ class FlatState {
             ref.segment < plan_->units[ref.unit].num_trained_segments);
   }
 
-  // The elements of a segment that lie here: all, or this rank's piece.
+  // The elements of a segment stored here: all, or this rank's piece.
   Segment HeldRange(const SegmentRef& ref) const;
-  // Elements `range` of a unit; of those on a disk, where they are in use.
+  // Elements `range` of a unit; for a unit on a disk, where they are in use.
   // REQUIRES: they are within HeldRange(ref).
   Tensor Values(const SegmentRef& ref, const Segment& range) const;
 
-  // This rank's piece of a segment, wherever it lies.
+  // This rank's piece of a segment, wherever it is stored.
   Tensor Piece(const SegmentRef& ref) const {
     return Values(ref, plan_->Piece(plan_->segment(ref), rank_));
   }
@@ -82,30 +81,31 @@ class FlatState {
   // This rank's elements of a unit: all, or its pieces in segment order.
   // REQUIRES: !OnDisk(unit).
   Tensor Held(int unit) const;
-  // Elements `local` of these, which no phase divides where they are lent.
+  // Elements `local` of these; if they are lent, no phase boundary divides
+  // them.
   Tensor Held(int unit, const Segment& local) const {
     return Part(unit, local.begin, local.elems);
   }
 
-  // What is here of a phase of a unit is in `elems` until Return, which
-  // forgets all that was lent. REQUIRES: IsLent(unit).
+  // This rank's elements of a unit's phase are in `elems` until Return, which
+  // ends all loans. REQUIRES: IsLent(unit).
   void Lend(int unit, int phase, Tensor elems);
   // Undefined: nothing was lent.
   const Tensor& Lent(int unit, int phase) const {
     return places_[unit].phases[phase];
   }
   void Return();
-  // Of the elements of a phase, how many are here.
+  // The number of a phase's elements stored here.
   int64_t HeldElems(int unit, int phase) const;
 
  private:
-  // A unit's home, and its place among the units there.
+  // A unit's home, and its offset among the units there.
   struct Place {
     absl::optional<Home> home;
     Segment range;
-    std::vector<Tensor> phases;  // of what is lent
+    std::vector<Tensor> phases;  // lent memory
   };
-  // `elems` from element `begin` of what lies here of a unit.
+  // `elems` elements from `begin`, among a unit's elements stored here.
   Tensor Part(int unit, int64_t begin, int64_t elems) const;
 
   const Plan* plan_ = nullptr;

@@ -45,8 +45,8 @@ class Counter {
                              : ranks_),
         algorithm_(options.algorithm) {}
 
-  // What `host` sends of a transfer on a channel, on which its ranks may be in
-  // several groups.
+  // The bytes that `host` sends for a transfer on a channel, on which its ranks
+  // may be in several groups.
   int64_t SentBy(int host, Channel channel, const Transfer& transfer) const {
     int64_t bytes = 0;
     std::set<int> counted;

@@ -1,5 +1,6 @@
-// What a host sends to the others in a step, where each is one process with
-// as many consecutive ranks: a pure function of the plan and the schedule.
+// Bytes that a host sends to the others in a step, if each is one process with
+// the same number of consecutive ranks: a pure function of the plan and the
+// schedule.
 #ifndef ZERO_ENGINE_ZERO_HOST_WIRE_H_
 #define ZERO_ENGINE_ZERO_HOST_WIRE_H_
 
@@ -24,17 +25,17 @@ struct HostWire {
 
 struct HostsOptions {
   int64_t num_hosts = 1;  // divides the world
-  // kHierarchical: of how many consecutive ranks the sums are made first.
+  // kHierarchical: sums are formed first over this many consecutive ranks.
   BulkAlgorithm algorithm = BulkAlgorithm::kDirect;
   int64_t ranks_per_host = 0;  // 0: those of a host
   bool tensor_norms = false;   // see NumbersWire
 };
 
-// Of each host, in order: of a sum of S bytes over n ranks, k of them here, a
-// host sends k (n - k) / n S directly and (n - k) / n S hierarchically; of S
-// bytes gathered k / n S to each other host that has some of the n ranks. A
-// server's host sends all it has to each other host; the others send it
-// their ranks' gradients.
+// One per host, in order: for a sum of S bytes over n ranks, k of them here, a
+// host sends k (n - k) / n S directly and (n - k) / n S hierarchically; for S
+// bytes gathered, k / n S to each other host with some of the n ranks. A
+// server's host sends everything to each other host; those send it their ranks'
+// gradients.
 std::vector<HostWire> CountHostWire(const Plan& plan,
                                     const std::vector<Action>& actions,
                                     const HostsOptions& options);

@@ -33,7 +33,7 @@ std::vector<UnitSpec> DescribeUnits(const Model& model) {
 
 namespace {
 
-// REQUIRES: the host is not at work on the state; `stream` is done with it.
+// REQUIRES: the host is not using the state; `stream` is done with it.
 void Zero(const FlatState& state, Stream& stream) {
   Device& device = stream.device();
   for (int h = 0; h < kNumMemories; ++h) {
@@ -123,7 +123,7 @@ void ModelStates::Take(const HomeArenas& arenas, SwappedStates* swapped) {
                                                     : Home::kDevice;
       },
       lends, options_.grad_dtype, MemoryCategory::kGradients);
-  // The host's copies of what the device keeps, too: gradients in its memory.
+  // Also the host's copies of the device's states: gradients in its memory.
   host_params_ = make(
       "parameters of the host", placement.optimizer, options_.param_dtype,
       MemoryCategory::kParameters,
@@ -329,7 +329,7 @@ void ModelStates::ForEachRun(const SegmentRef& ref, const Segment& range,
 
 namespace {
 
-// What a state of `dtype` keeps of fp32 values.
+// The rounding of fp32 values in a state of `dtype`.
 void Keep(absl::Span<const float> values, DType dtype, void* to) {
   auto* const half = static_cast<uint16_t*>(to);
   const auto keep = [&](auto part_of) {
@@ -368,7 +368,7 @@ void ModelStates::Fill(StatePart part, const ValuesFn& values,
                    stream.device().Copy(stream, to.data(), host, to.bytes());
                  });
   };
-  // Where parameters lie, so do their master weights, or some of them.
+  // A unit's master weights, or some of them, are stored with its parameters.
   const auto take = [&](const StateRun& run) {
     exact.resize(run.place.elems);
     values(*run.parameter, run.begin, run.place.elems, exact.data());

@@ -34,37 +34,37 @@ struct BoundParameter {
   const PlannedParameter* planned = nullptr;
   int unit = 0;
   GradSink sink;
-  bool used = false;  // some backward pass of this step wrote its gradient
+  bool used = false;  // a backward pass of this step wrote its gradient
 
-  // Elements of it that have a value: a prefix of those that are stored.
+  // The elements with a value: a prefix of the stored ones.
   int64_t num_elems() const {
     return std::clamp<int64_t>(parameter->shape.num_elems() - planned->first, 0,
                                planned->elems);
   }
 };
 
-// Elements of a parameter that lie together in this rank's memory.
+// Elements of a parameter that are contiguous in this rank's memory.
 struct StateRun {
   const Parameter* parameter;
-  int64_t begin;       // the first, in the parameter's own numbering
+  int64_t begin;       // the first, numbered within the parameter
   Tensor values;       // [1 .. ModelStates::kPieceElems], device memory
-  SegmentRef segment;  // that they lie in,
-  Segment place;       // and where, in the unit's elements
-  Tensor rest = {};    // that makes split masters of `values`; undefined: none
+  SegmentRef segment;  // containing them,
+  Segment place;       // and their range in the unit
+  Tensor rest = {};    // lower bits of split masters; undefined: none
 };
 
-// Which elements: all that lie on a rank, or its own piece of every segment.
-// The pieces of a group's ranks are the model, each element once.
+// Which elements: all that a rank stores, or its own piece of every segment.
+// The pieces of a group's ranks cover each element of the model once.
 enum class StatePart { kHeld, kOwned };
 
 struct StateOptions {
   DType param_dtype = DType::kF32;
   DType grad_dtype = DType::kF32;
-  absl::optional<DType> master_dtype;         // of what is stored of masters
-  bool train = true;                          // false: parameters alone
+  absl::optional<DType> master_dtype;         // of the stored masters
+  bool train = true;                          // false: only parameters
   bool stochastic_rounding = false;           // of masters to parameters
-  bool delayed_updates = false;               // ExecutorOptions' own
-  std::vector<std::string> optimizer_arrays;  // fp32, beside master weights
+  bool delayed_updates = false;               // as in ExecutorOptions
+  std::vector<std::string> optimizer_arrays;  // fp32, besides master weights
 };
 
 class ModelStates {
@@ -72,24 +72,22 @@ class ModelStates {
   // `plan` and `model` must outlive the states.
   ModelStates(const Plan& plan, int64_t rank, Model& model,
               const StateOptions& options);
-  ~ModelStates();  // the model outlives the memory that it was bound to
+  ~ModelStates();  // unbinds: the model outlives its memory
 
-  // Takes the arrays, in place of those that there were. `swapped`, null where
-  // no state is on a disk, must outlive them.
+  // Takes the arrays, replacing earlier ones. `swapped` must outlive them; null
+  // if no state is on a disk.
   void Take(const HomeArenas& arenas, SwappedStates* swapped = nullptr);
-  // Binds replicated parameters for the whole run, and zeroes what padding must
-  // not find there.
+  // Binds replicated parameters for the whole run, and zeroes all arrays, since
+  // padding must be 0.
   void Bind(Stream& stream);
 
   const FlatState& params() const { return params_; }
-  // Where backward's sums over micro-batches, or of all ranks where they are
-  // sharded, are.
+  // Backward's sums over micro-batches; the sums over all ranks if sharded.
   const FlatState& grads() const { return grads_; }
   FlatState& grads() { return grads_; }
-  // Of all gradients on the device: the step is done with them.
+  // Frees all gradients on the device: the step is done with them.
   void ReturnGradients();
-  // What the optimizer of a unit reads and writes: these two, or what the host
-  // has of them.
+  // What a unit's optimizer reads and writes: these two, or the host's.
   const FlatState& updated_params(int unit) const {
     const bool in_place =
         plan_->FetchesParameters(unit) && params_are_ == Params::kEqual;
@@ -98,41 +96,41 @@ class ModelStates {
   const FlatState& reduced_grads(int unit) const {
     return host_grads_.HasUnit(unit) ? host_grads_ : grads_;
   }
-  // Launches what makes the host's parameters those of the device.
+  // Launches the copy of the device's parameters to the host's.
   void CopyToHost(Stream& stream);
 
-  // Of delayed updates: whether params() are those that the host has updated
-  // last (updated_params).
+  // For delayed updates: whether params() equal the host's latest
+  // (updated_params).
   enum class Params {
-    kEqual,  // the host has the same, but what it updates in place
-    kOlder,  // on the host they are newer: while such steps are taken
-    kNewer,  // exchanged between two such steps, to be read as at any time
+    kEqual,  // the host has the same, except units it updates in place
+    kOlder,  // the host's are newer: during delayed steps
+    kNewer,  // exchanged between two delayed steps, for readers
   };
   Params params_are() const { return params_are_; }
   void set_params_are(Params are) { params_are_ = are; }
   // Launches the exchange of params() with the host's, which is its own
-  // inverse. REQUIRES: the host is not at work on them.
+  // inverse. REQUIRES: the host is not updating them.
   void Exchange(BatchUpload& upload, Stream& stream);
-  // The step that begins has other memory for the gradients of the host than
-  // the one before, whose update is still to come.
+  // Gives the next step other memory for host gradients than the previous one,
+  // whose update is still pending.
   void AlternateGradients();
-  // Between steps: brings a segment of a state that is on a disk to where
-  // FlatState::Values says it is, until the next call; `change`: to write
-  // there. `stream` is what reads and writes it.
+  // Between steps: loads a segment of a state on a disk to where
+  // FlatState::Values points, until the next call; `change`: for writing.
+  // `stream` is the one that reads and writes it.
   void Hold(const SegmentRef& ref, bool change, Stream& stream) const {
     if (swapped_ != nullptr) swapped_->Hold(ref, change, stream);
   }
   void Settle(Stream& stream) const {
     if (swapped_ != nullptr) swapped_->Settle(stream);
   }
-  // fp32, or uint16: the rest of masters whose upper part are the parameters
-  // (SplitMaster in kernels/rounding.h).
+  // fp32, or uint16: the lower bits of masters whose upper bits are the
+  // parameters (SplitMaster in kernels/rounding.h).
   const FlatState& master() const { return master_; }
   const std::vector<FlatState>& optimizer() const { return optimizer_; }
 
-  // The values that a file gets: the masters where there are some, unless
-  // parameters are rounded stochastically. Rounding the masters again would
-  // give other values than those that were evaluated.
+  // The values for files: the masters if there are any, unless parameters are
+  // rounded stochastically: rounding the masters again would give other values
+  // than the evaluated ones.
   struct Readable {
     const FlatState* values;
     const FlatState* rest = nullptr;  // of split masters; null: none
@@ -146,19 +144,18 @@ class ModelStates {
   std::vector<BoundParameter*> bound() const;
 
   // Binds a unit's values [padded elems], or the gradients [elems] of one of
-  // its phases. Undefined: nothing to read, and whoever reads crashes at once.
+  // its phases. Undefined: unbinds; a later read crashes at once.
   void BindValues(int unit, const Tensor& flat);
   void BindSinks(int unit, int phase, const Tensor& flat);
 
   // The states that outlive a step and that a later run needs.
   std::vector<const FlatState*> lasting() const;
 
-  // The same as a checkpoint has it, whatever is stored here of masters:
-  // "weight", fp32 where there are masters, else the parameter; where masters
-  // are rounded stochastically "rounded", the parameter; the optimizer's
-  // arrays; and with delayed updates kStale, the parameter of the update
-  // before, with which the next step computes. REQUIRES for that: params_are()
-  // not kOlder.
+  // The same in a checkpoint's form, however masters are stored here: "weight",
+  // fp32 if there are masters, else the parameter; with stochastic rounding
+  // "rounded", the parameter; the optimizer's arrays; and with delayed updates
+  // kStale, the previous update's parameter, which the next step computes with.
+  // REQUIRES for that: params_are() not kOlder.
   struct KeptState {
     std::string name;
     DType dtype;
@@ -170,33 +167,33 @@ class ModelStates {
   bool keeps_stale() const { return options_.delayed_updates; }
   const FlatState& stale() const { return host_params_; }
 
-  // The door through which values go in and out: calls `visit` for the runs of
-  // a part of a state, in plan order, without padding. Who reads or writes
-  // their values holds their segment.
+  // The only way to values: calls `visit` for the runs of a part of a state, in
+  // plan order, without padding. Readers and writers of values must hold their
+  // segment.
   using VisitFn = std::function<void(const StateRun&)>;
   void ForEachRun(const FlatState& state, StatePart part,
                   const VisitFn& visit) const;
-  // The same of elements `range` of a segment, which are in `values` and, of
+  // The same for elements `range` of a segment, given in `values` and, for
   // split masters, in `rest`.
   void ForEachRun(const SegmentRef& ref, const Segment& range,
                   const Tensor& values, const Tensor& rest,
                   const VisitFn& visit) const;
   const std::vector<SegmentRef>& segments() const { return segments_; }
-  // What goes through it goes in pieces of at most this many elements: the
-  // embedding alone may be larger than the memory to spare.
+  // Values pass in pieces of at most this many elements: the embedding may be
+  // larger than the spare memory.
   static constexpr int64_t kPieceElems = int64_t{1} << 19;
 
   // Writes the fp32 values [begin, begin + count) of a parameter to `out`.
   using ValuesFn = std::function<void(const Parameter&, int64_t begin,
                                       int64_t count, float* out)>;
-  // Launches the writing of `values` to a part of the parameters and of the
-  // master weights, as their dtypes keep them; the optimizer's arrays become
-  // zero. `values` is asked once for every element of the part; null: none.
+  // Launches writing `values` to a part of the parameters and master weights,
+  // rounded to their dtypes, and zeroes the optimizer's arrays. `values` is
+  // asked once for every element of the part; null: none.
   void Fill(StatePart part, const ValuesFn& values, BatchUpload& upload,
             Stream& stream);
 
  private:
-  // Those that the host's optimizer reads.
+  // The gradients that the host's optimizer reads.
   FlatState& host_grads() { return plan_->AddsOnHost() ? grads_ : host_grads_; }
   Segment RangeOf(const FlatState& state, StatePart part,
                   const SegmentRef& ref) const;
@@ -208,8 +205,8 @@ class ModelStates {
   std::vector<SegmentRef> segments_;  // of all units, in plan order
   FlatState params_, grads_, master_;
   std::vector<FlatState> optimizer_;
-  // What this rank owns, of units that the host updates, where the device has
-  // it too.
+  // The host's copy of this rank's part of the units that it updates, if the
+  // device has one too.
   FlatState host_params_, host_grads_;
   FlatState other_grads_;  // of AlternateGradients
   Params params_are_ = Params::kEqual;

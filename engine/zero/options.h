@@ -1,4 +1,4 @@
-// How an executor trains: what a config says, without files and ranks.
+// How an executor trains: a config without its files and ranks.
 #ifndef ZERO_ENGINE_ZERO_OPTIONS_H_
 #define ZERO_ENGINE_ZERO_OPTIONS_H_
 
@@ -17,7 +17,7 @@ namespace zero {
 // The file of states on a disk, and how it is read and written.
 struct SwapOptions {
   std::string path;  // folder: "nvme_path"
-  // Changes what is noticed.
+  // Changes error detection.
   bool checksums = true;
   // Changes speed.
   int64_t block_bytes = int64_t{1} << 20;
@@ -34,7 +34,8 @@ struct ExecutorOptions {
   bool decay_all = false;   // weight decay on vectors too
   float max_grad_norm = 0;  // 0: no clipping
   // Changes memory and speed.
-  // Of a master only what its bf16 parameter lacks is stored: the same bits.
+  // Stores only the bits of a master that its bf16 parameter lacks: same
+  // results.
   bool split_master = true;
   bool overlap = true;  // of communication with computation
   // Steps may have a delayed update (StepInput): the host keeps a second copy
@@ -42,23 +43,23 @@ struct ExecutorOptions {
   bool delayed_updates = false;
   GatherPolicy gather;
   Recompute recompute = Recompute::kOff;
-  // The logits of a micro-batch that parts of the vocabulary keep from forward
-  // to backward; more are computed twice. Below 0: an eighth of the states.
+  // Most logits of a micro-batch kept from forward to backward by parts of the
+  // vocabulary; more are recomputed. Below 0: an eighth of the states.
   int64_t max_kept_logits_bytes = -1;
-  int64_t max_positions = 0;  // rotary tables reach this far
+  int64_t max_positions = 0;  // length of the rotary tables
   bool train = true;          // false: no gradients, no optimizer state
-  SwapOptions swap;           // of plans with states on a disk
+  SwapOptions swap;           // for plans with states on a disk
 
-  // What is stored of masters beside the parameters; none: parameters are fp32.
+  // The stored masters' dtype; none: parameters are fp32.
   absl::optional<DType> master_dtype() const {
     if (param_dtype == DType::kF32) return absl::nullopt;
-    // A parameter that is rounded by chance, or to less range, is no part of
-    // its master.
+    // A parameter rounded stochastically, or to less range, is not part of its
+    // master.
     return split_master && param_dtype == DType::kBF16 && !stochastic_rounding
                ? DType::kU16
                : DType::kF32;
   }
-  // Bytes of an element's master and optimizer's arrays.
+  // Bytes of an element's master and optimizer arrays.
   int64_t optimizer_bytes() const {
     const auto master = master_dtype();
     return 4 * optimizer.StateFloatsPerElement() +
@@ -75,7 +76,7 @@ struct ExecutorOptions {
   }
 };
 
-// Of the model states on a rank that owns some.
+// Bytes of the model states on a rank that owns some.
 inline int64_t StateBytes(const Plan& plan, const ExecutorOptions& options) {
   const StatePlacement& placement = plan.placement;
   return plan.StateElems(plan.padded_elems, placement.parameters) *

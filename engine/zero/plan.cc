@@ -15,8 +15,8 @@
 namespace zero {
 namespace {
 
-// Lays out the parameters that are `frozen` or not, and of `phase` unless that
-// is below 0, behind what there is.
+// Appends the parameters that are `frozen` or not, and of `phase` unless that
+// is below 0.
 void Append(bool frozen, int phase, const PlanOptions& options,
             PlannedUnit* unit) {
   const int64_t segment_align = Plan::kAlignElems * options.world;
@@ -146,9 +146,9 @@ std::vector<PlannedUnit> PlanTable(const ParameterSpec& spec,
   return units;
 }
 
-// The units that compute, then their tables. With a table in parts its unit of
-// the model is as many that compute: the one that looks tokens up, and the
-// head. The first of them has the unit's other parameters.
+// The units that compute, then their tables. With a table in parts, each of its
+// model units (the lookup and the head) becomes one computing unit per part.
+// The first has the unit's other parameters.
 std::vector<PlannedUnit> PlanUnits(const std::vector<UnitSpec>& specs,
                                    bool in_parts, const PlanOptions& options) {
   struct Table {
@@ -171,7 +171,7 @@ std::vector<PlannedUnit> PlanUnits(const std::vector<UnitSpec>& specs,
   for (Table& table : tables) {
     table.layout = LayoutOf(table.spec.shape, largest, options);
   }
-  // Owners as places among the units that compute.
+  // Owners as indices among the computing units.
   std::vector<int> place;
   for (int u = 0; u < static_cast<int>(specs.size()); ++u) {
     const auto reads = [&](const Table& table) {
@@ -210,7 +210,7 @@ std::vector<PlannedUnit> PlanUnits(const std::vector<UnitSpec>& specs,
 }
 
 void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
-  std::map<std::string, int> place;  // the unit, or that of the first part
+  std::map<std::string, int> place;  // the unit, or its first part's
   std::vector<PlannedUnit>& units = plan->units;
   const int num_units = static_cast<int>(units.size());
   for (int u = 0; u < plan->num_computing; ++u) {
@@ -219,7 +219,7 @@ void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
       const auto found = place.find(name);
       ZERO_CHECK(found != place.end())
           << unit.name << " borrows " << name
-          << ", which is no parameter of an earlier unit";
+          << ", which is not a parameter of an earlier unit";
       const bool parts = units[found->second].part.count > 1;
       unit.needs.push_back(found->second + (parts ? unit.part.number : 0));
     }
@@ -238,7 +238,7 @@ void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
       unit.backward_needs = unit.needs;
     } else if (const int first = u - unit.part.number;
                first != u && units[first].padded_elems > 0) {
-      // Each part of a lookup adds positions, too.
+      // Each part of a lookup also adds positions.
       unit.needs.insert(unit.needs.begin(), first);
     }
     for (int table = num_units - 1; table >= plan->num_computing; --table) {
@@ -248,7 +248,7 @@ void FindNeeds(const std::vector<UnitSpec>& specs, Plan* plan) {
   }
 }
 
-// The device updates what the host's share leaves. Large units come first, so
+// The device updates the rest of the host's share. Large units come first, so
 // that small ones fill up the share; of equal ones the host gets the last,
 // whose gradients are complete first and whose parameters are needed last.
 void LeaveOnDevice(double host_share, Plan* plan) {
@@ -293,7 +293,7 @@ int FirstTrained(const Plan& plan) {
   return plan.num_computing;
 }
 
-// Which tables are exchanged by rows, and which others' heads wait.
+// Which tables are exchanged by rows, and which heads wait.
 void ChooseRows(const PlanOptions& options, Plan* plan) {
   plan->rows = {DTypeBytes(plan->gradients.dtype) <
                         DTypeBytes(plan->parameters.dtype)
@@ -307,7 +307,7 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
     if (!table.parameters[0].spec.looked_up || table.trained_elems == 0) {
       continue;
     }
-    // A server has no places of equal rank to gather from.
+    // A server's group has no equal owners to gather from.
     if (plan->world == 1 || !plan->owners.even() || tokens == 0 ||
         tokens >= shape[0]) {
       for (int u = table.owner + 1;
@@ -330,8 +330,8 @@ void ChooseRows(const PlanOptions& options, Plan* plan) {
   }
 }
 
-// A gradient that is all there anyway, or that another unit writes, too, is
-// written in one phase.
+// A gradient that is whole anyway, or also written by another unit, is written
+// in one phase.
 void ChoosePhases(Plan* plan) {
   const bool sharded = plan->shards_gradients();
   const int num_units = static_cast<int>(plan->units.size());
@@ -353,9 +353,9 @@ void ChoosePhases(Plan* plan) {
   }
 }
 
-// Cuts a sequence of segments into buckets of at most `limit` elements. The
-// first and the last segment are buckets of their own where buckets may cross
-// units: nothing hides the first until it is full, or the last at all.
+// Cuts a sequence of segments into buckets of at most `limit` elements. If
+// buckets may cross units, the first and the last segment are separate buckets:
+// nothing hides the first until it is full, or the last at all.
 class BucketMaker {
  public:
   BucketMaker(const Plan& plan, int64_t limit, bool cross_units)
@@ -400,7 +400,7 @@ std::vector<SegmentRef> ForwardOrder(const Plan& plan) {
   return order;
 }
 
-// As backward completes them. Of what it completes at once, units come before
+// As backward completes them. Among those completed together, units precede
 // tables, which are larger; a phase's own segments ascend.
 std::vector<SegmentRef> BackwardOrder(const Plan& plan) {
   std::vector<SegmentRef> order = ForwardOrder(plan);
@@ -454,7 +454,7 @@ void ListTransfers(Plan* plan) {
     }
     bucket.transfers =
         list(plan->owners, bucket.elems, plan->gradients, {Kind::kSum});
-    // Who updates all parameters needs all gradients.
+    // A rank that updates all parameters needs all gradients.
     if (plan->placement.optimizer == Placement::kReplicated) {
       bucket.transfers.push_back(bucket.transfers.back());
       bucket.transfers.back().kind = Kind::kGather;
@@ -467,8 +467,8 @@ void ListTransfers(Plan* plan) {
 
 }  // namespace
 
-// A rank keeps what it owns and gets the rest: of a gather from the owners, of
-// a sum from all others what they have of its piece.
+// A rank keeps its own piece and receives the rest: in a gather from the
+// owners, in a sum all others' addends to its piece.
 Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
   const int64_t others = partition.axis.size - 1;
   if (others == 0) return {};
@@ -476,7 +476,7 @@ Transfer::Bytes Transfer::BytesOf(int64_t rank) const {
   const int64_t own = partition.OwnedElems(elems, rank);
   const int64_t given = own * others * item, rest = (elems - own) * item;
   if (kind == Kind::kGather) return {.sent = given, .received = rest};
-  // Around a ring the first hop is of elements, the others are of sums.
+  // Around a ring the first hop carries elements, the others sums.
   const int64_t hops =
       own * (others - 1) * (DTypeBytes(codec.partial_sums) - item);
   return {.sent = rest + hops, .received = given + hops};

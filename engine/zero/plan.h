@@ -1,45 +1,42 @@
-// Who owns what: a pure function of the model's shapes, the world size and
-// what is sharded.
+// Who owns what: a pure function of the model's shapes, the world size and the
+// sharding.
 //
 // A unit's parameters lie in one flat buffer, each at a multiple of 64
-// elements, the frozen ones behind the others in segments of their own: they
-// have no gradient and no optimizer. The buffer is cut into fixed segments,
-// each padded to a multiple of 64 * world and into as many equal pieces as
-// there are shards. So reduce-scatter and all-gather run in place for any world
-// size, pieces stay aligned, and no bucket size ever moves an owner. A ZeRO
-// stage is nothing but a row of PlacementOfStage. Nothing here knows a thread,
-// a device or a file.
+// elements, the frozen ones last, in their own segments: they have no gradient
+// and no optimizer. The buffer is cut into fixed segments, each padded to a
+// multiple of 64 * world and into as many equal pieces as there are shards. So
+// reduce-scatter and all-gather run in place for any world size, pieces stay
+// aligned, and no bucket size ever moves an owner. A ZeRO stage is just a row
+// of PlacementOfStage. Nothing here knows a thread, a device or a file.
 //
-// A table of words is a unit of its own, behind those that compute, and is
-// divided into parts of whole rows, none larger than the largest other unit.
-// Segments never cross a part, and products with the table go part by part.
-// With `vocabulary_parts` each part is a unit, of the same bits: neither the
-// table nor its gradient is whole on a rank, and the lookup and the head
-// compute part by part. The head computes its logits again in backward, unless
-// those of a micro-batch are few.
+// A vocabulary table is its own unit, after those that compute, and is divided
+// into parts of whole rows, none larger than the largest other unit. Segments
+// never cross a part, and products with the table go part by part. With
+// `vocabulary_parts` each part is a unit, with the same bits: neither the table
+// nor its gradient is whole on a rank, and the lookup and the head compute part
+// by part. The head recomputes its logits in backward, unless a micro-batch has
+// few.
 //
-// What a lookup adds to its gradient is one row per token. Where all ranks'
-// tokens of a step are fewer than the table's rows, ranks exchange tokens and
-// rows at the end of backward, and each adds all of them to what it holds of
-// the reduced gradient: in the order of ranks, then of micro-steps, then of
-// tokens. The gradient of a head that shares the table is reduced before, right
-// behind the head. Otherwise the lookup writes into the same dense gradient as
-// the head, which is reduced when both have; in parts the head computes what it
-// writes only then, from logits of its own, so that no more than a part is
-// there. The rule knows shapes alone, and so the bits are the same at every
-// stage.
+// A lookup adds one row per token to its gradient. If all ranks' tokens of a
+// step are fewer than the table's rows, ranks exchange tokens and rows at the
+// end of backward, and each adds all of them to its part of the reduced
+// gradient: ordered by rank, then micro-step, then token. The gradient of a
+// head that shares the table is reduced before, right after the head. Otherwise
+// the lookup writes into the same dense gradient as the head, which is reduced
+// when both have; in parts the head computes its share only then, from its own
+// logits, so that at most one part is in memory. The rule depends only on
+// shapes, so the bits are the same at every stage.
 //
 // A large unit's parameters are in phases, in the order in which its forward
-// pass uses them, and no segment crosses a phase. Where gradients are sharded
-// its backward runs phase by phase, the last one first, each with a buffer of
-// its own: a phase is reduced while the others are computed, and in all no more
-// gradients are in memory than those of one such unit.
+// pass uses them, and no segment crosses a phase. If gradients are sharded, its
+// backward runs phase by phase, last first, each with its own buffer: a phase
+// is reduced while the others are computed, and at most one such unit's
+// gradients are in memory.
 //
 // The ranks are a mesh of two axes. Along `shard`, consecutive ranks, the
-// states are cut into pieces, and so each such group has all of them; along
+// states are cut into pieces, so each such group has all of them; along
 // `replicate` ranks have the same pieces. One group is ZeRO; several are MiCS
-// and FSDP's hybrid sharding. A parameter server is one owner on the axis
-// instead of all its places.
+// and FSDP's hybrid sharding. A parameter server is a single owner on the axis.
 //
 // Invariants: parameters are disjoint; segments tile the unit;
 //   padded_elems = sum of segment elems; segment elems % (64 * world) = 0;
@@ -58,13 +55,13 @@
 
 namespace zero {
 
-// What the plan needs to know of a parameter.
+// What the plan needs to know about a parameter.
 struct ParameterSpec {
   std::string name;
   Shape shape;  // stored shape
   bool decay = false;
   bool frozen = false;
-  bool vocabulary = false;  // a table of words [V, C]: a unit of its own
+  bool vocabulary = false;  // a table [V, C]: its own unit
   bool looked_up = false;   // rows of the table, by token
   int phase = 0;            // of the unit's parameters, ascending
 };
@@ -76,8 +73,8 @@ struct UnitSpec {
   bool backward_reads_parameters = true;
 };
 
-// Of one model state over the data-parallel ranks: all of it on every rank, or
-// on each what it owns.
+// How one model state is placed on the data-parallel ranks: whole on every
+// rank, or on each rank the part it owns.
 enum class Placement { kReplicated, kSharded };
 
 struct StatePlacement {
@@ -93,21 +90,21 @@ struct StatePlacement {
 // too, 3 the parameters too. REQUIRES: 0 <= stage <= 3.
 StatePlacement PlacementOfStage(int stage);
 
-// Of a parameter server: all have the parameters, and gradients of their own;
-// the optimizer is the owner's.
+// For a parameter server: all have the parameters, and their own gradients;
+// only the owner has the optimizer.
 inline StatePlacement PlacementOfServer() { return PlacementOfStage(1); }
 
-// Where a model state of a unit lies: in the device's memory, in its host's, or
-// in a file on a disk (swapped_states.h), from where it comes to the host.
+// Where a unit's model state is kept: in the device's memory, in its host's, or
+// in a file on a disk (swapped_states.h), which the host reads.
 enum class Home { kDevice, kHost, kNvme };
 inline constexpr int kNumMemories = 2;  // the first two
 
 struct StateHomes {
-  // Elsewhere: sharded there, and on the device only while the unit computes.
-  // Wants the optimizer elsewhere, too.
+  // Not kDevice: sharded there, and on the device only while the unit computes.
+  // Requires the optimizer to be off the device as well.
   Home parameters = Home::kDevice;
-  // Elsewhere: the host updates; masters and moments are there, and in the
-  // host's memory the sums of gradients that a rank owns.
+  // Not kDevice: the host updates; masters and moments are there, and the sums
+  // of gradients that a rank owns are in the host's memory.
   Home optimizer = Home::kDevice;
 
   bool operator==(const StateHomes&) const = default;
@@ -131,16 +128,16 @@ struct Axis {
   int64_t PlaceOf(int64_t rank) const { return rank / stride % size; }
 };
 
-// How flat arrays are divided over an axis: each of its first `owners` places
-// owns one of as many equal pieces, in their order; the others own nothing.
+// How flat arrays are divided over an axis: into `owners` equal pieces, owned
+// in order by its first ranks; the others own nothing.
 struct Partition {
   Axis axis;
   int64_t owners = 1;
 
   bool operator==(const Partition&) const = default;
-  // Whether all places are alike.
+  // Whether every rank of the axis owns a piece.
   bool even() const { return owners == axis.size; }
-  // Of `elems` divided so, what `rank` owns.
+  // The piece of `elems` that `rank` owns.
   int64_t OwnedElems(int64_t elems, int64_t rank) const {
     return axis.PlaceOf(rank) < owners ? elems / owners : 0;
   }
@@ -153,7 +150,7 @@ struct Partition {
 // How elements travel.
 struct Codec {
   DType dtype = DType::kF32;
-  // Of sums on their way to the next rank, which a ring has.
+  // The dtype of a ring's partial sums in transit.
   DType partial_sums = dtype;
 
   bool operator==(const Codec&) const = default;
@@ -183,29 +180,28 @@ struct PlanOptions {
 
   int64_t world = 1;
   int64_t shards = 0;  // ranks of a group; divides world; 0: one group
-  // Ranks of a group that own something: 0: all of them. 1: rank 0, a
-  // parameter server; of one group, with PlacementOfServer.
+  // Ranks of a group that own something: 0: all of them. 1: rank 0, a parameter
+  // server; with one group and PlacementOfServer.
   int64_t owners = 0;
   StatePlacement placement;
   StateHomes homes;  // of every unit
   // With homes.optimizer not kDevice: the host updates at most this share of
   // the trained elements, in whole units (the parts of a table as one) and at
-  // least one; the optimizer of the others is on the device. In (0, 1]; 1 where
+  // least one; the optimizer of the others is on the device. In (0, 1]; 1 if
   // homes.parameters is not kDevice.
   double host_share = 1;
   Codec parameters, gradients;
-  // That a rank looks up in a step; 0: nobody knows, gradients are dense.
+  // Tokens that a rank looks up in a step; 0: unknown, gradients are dense.
   int64_t tokens = 0;
-  // Tables of words are in parts where gradients are sharded. It changes what
-  // is in memory and on the wire, and no bit of the result.
+  // Vocabulary tables are in parts if gradients are sharded. Changes memory and
+  // traffic, but no bit of the result.
   bool vocabulary_parts = false;
   // Parts below this, a MiB of fp32, are not worth a collective each.
   int64_t min_part_elems = int64_t{1} << 18;
   // Units with no more trained elements than this have one phase.
   int64_t max_one_phase_elems = int64_t{4} << 20;
-  // Every parameter is a segment of its own, whatever its size. It moves
-  // owners and costs padding: for measuring what one collective per tensor is
-  // like.
+  // Every parameter is its own segment, whatever its size. Moves owners and
+  // costs padding: for measuring one collective per tensor.
   bool segment_per_tensor = false;
   // Upper limits of one collective's elements; one segment always fits.
   int64_t reduce_bucket_elems = kDefaultBucketElems;
@@ -215,13 +211,13 @@ struct PlanOptions {
 struct PlannedParameter {
   ParameterSpec spec;
   int64_t offset = 0;  // in the unit's flat buffer, in elements
-  Shape shape;         // of what lies there: the parameter, or rows of it,
-  int64_t first = 0;   // from this element of the parameter on
+  Shape shape;         // of the parameter, or of rows of it,
+  int64_t first = 0;   // starting at this element of the parameter
   int64_t elems = 0;
   int phase = 0;  // of the unit's phases
 };
 
-// Of a table, or of a unit that computes with one part of it at a time.
+// For a table, or a unit that computes with one part of it at a time.
 struct TablePart {
   int number = 0, count = 1;
   int64_t rows = 0;  // of a part; 0: the table has no parts
@@ -237,45 +233,43 @@ struct PlannedUnit {
   // The units whose parameters must be in place while this one runs forward,
   // ascending: itself, its tables, and those that own the borrowed ones.
   std::vector<int> needs;
-  // Those of them that its backward reads, too.
+  // Those that its backward reads as well.
   std::vector<int> backward_needs;
-  // Those whose gradients its backward writes.
+  // The units whose gradients its backward writes.
   std::vector<int> writes;
-  // The unit that computes with these parameters first: itself, or that of the
-  // model that has this table.
+  // The unit that computes with these parameters first: itself, or the model's
+  // unit that has this table.
   int owner = 0;
   int model_unit = 0;  // of the owner
-  // The last one in backward that writes the gradient; -1: none does, it is
-  // all rows.
+  // The last unit whose backward writes the gradient; -1: none, it is all rows.
   int completed_by = 0;
   // With count 1 and rows > 0, a table in one unit whose products go part by
   // part.
   TablePart part;
-  // Of a table that is exchanged by rows, with its first part: how many a rank
+  // For the first part of a table that is exchanged by rows: how many a rank
   // looks up in a step, and their length.
   int64_t rows = 0, width = 0;
-  // Of a table in parts whose gradient is dense, the lookup's and that of a
-  // head: the head's share waits for the lookup's, and is computed when that
-  // is.
+  // For a table in parts with a dense gradient from the lookup and a head: the
+  // head's share is computed together with the lookup's.
   bool head_waits = false;
   std::vector<Segment> segments;
   // The trained elements that each phase of backward writes, in its order: from
-  // the end down. One where gradients are replicated, and of units that share a
-  // gradient; none where nothing is trained.
+  // the end down. One phase if gradients are replicated or shared with another
+  // unit; none if nothing is trained.
   std::vector<Segment> phases;
   int64_t offset = 0;  // of this unit among all units, in elements
   int64_t padded_elems = 0;
-  // A number of its element 0 that parts do not change, and far from those of
-  // other units.
+  // The global number of its element 0: independent of parts, and far from
+  // other units' numbers.
   int64_t first_element = 0;
-  // What comes before frozen parameters: all that gradients and the optimizer's
-  // arrays have.
+  // The elements before frozen parameters: those with gradients and optimizer
+  // arrays.
   int64_t trained_elems = 0;
   int num_trained_segments = 0;
   int64_t first_trained_segment = 0;  // among those of all units
   int64_t first_segment = 0;          // among all, in forward order
   StateHomes homes;
-  // What gathers its sharded parameters.
+  // The transfer that gathers its sharded parameters.
   std::vector<Transfer> gather;
 };
 
@@ -289,12 +283,11 @@ struct SegmentRef {
 // tokens.
 struct Bucket {
   std::vector<SegmentRef> segments;  // none of rows
-  int64_t elems = 0;                 // of rows: those of all ranks
+  int64_t elems = 0;                 // rows: those of all ranks
   int unit = 0;                      // of the first segment, or the table
   int completed_by = 0;              // the unit whose backward completes it,
   int phase = 0;                     // and when
-  // One after the other: within the group, then between groups, which a step
-  // does once.
+  // In sequence: within the group, then, once per step, between groups.
   std::vector<Transfer> transfers, across;
 
   bool operator==(const Bucket&) const = default;
@@ -312,29 +305,28 @@ struct Plan {
   Axis shard{"shard"}, replicate{"replicate"};
   Partition owners;  // of sharded states, over `shard`
   Codec parameters, gradients;
-  // Rows of gradients travel as backward writes them, in the parameters' dtype,
-  // or in that of gradients where it is smaller.
+  // Gradient rows travel as backward writes them, in the parameters' dtype, or
+  // in the gradients' if that is smaller.
   Codec rows;
-  // A group of one has nothing to shard: all replicated, whatever was asked.
-  // But what the host keeps is sharded over one, so that the device has it only
+  // A group of one has nothing to shard: all is replicated, whatever was asked.
+  // But host states are sharded over one, so that the device has them only
   // while a unit computes.
   StatePlacement placement;
-  // The model's, and behind them the tables, which compute nothing.
+  // The model's units, followed by the tables, which compute nothing.
   std::vector<PlannedUnit> units;
   int num_computing = 0;
-  // The first computing unit whose backward writes a gradient. Those before it
-  // have no backward and keep nothing for one.
+  // The first computing unit whose backward writes a gradient. Earlier ones
+  // have no backward and keep nothing for it.
   int first_trained = 0;
-  // In the order in which parameters are needed: a table before who owns it.
+  // In the order in which parameters are needed: a table before its owner.
   std::vector<int> forward_order;
   // In the order in which backward completes them: from the last unit down.
-  // That order is known here, and holds in every step: a unit's backward runs
-  // as a whole behind those of all later units, borrowers of its parameters
-  // among them, and an unused parameter's gradient is zero when it ends. So no
-  // step is measured to find the order in which gradients become ready, and
-  // nothing is ever re-planned, nor is there a key for it.
-  // Replicated gradients: a bucket may hold segments of several units; sharded
-  // ones: of one unit, whose buffer it frees.
+  // That order is static: a unit's backward runs after those of all later
+  // units, including borrowers of its parameters, and an unused parameter's
+  // gradient is zero when it ends. So no step is traced to find the order in
+  // which gradients become ready, and nothing is re-planned. If gradients are
+  // replicated, a bucket may hold segments of several units; if sharded, of one
+  // unit, whose buffer it frees.
   std::vector<Bucket> reduce_buckets;
   // Updated parameters, from the first unit up; empty unless parameters are
   // replicated and the optimizer is sharded.
@@ -347,7 +339,7 @@ struct Plan {
   Segment Piece(const Segment& segment, int64_t rank) const {
     return owners.Piece(segment, rank);
   }
-  // Of `elems` of a state, what is on one rank.
+  // How many of a state's `elems` are on one rank.
   int64_t StateElems(int64_t elems, Placement placement,
                      int64_t rank = 0) const {
     return placement == Placement::kSharded ? owners.OwnedElems(elems, rank)
@@ -362,7 +354,7 @@ struct Plan {
   bool shards_gradients() const {
     return placement.gradients == Placement::kSharded;
   }
-  // Whether the host updates a unit, and whether it has its parameters.
+  // Whether the host updates a unit; whether it has its parameters.
   bool UpdatesOnHost(int unit) const {
     return units[unit].homes.optimizer != Home::kDevice &&
            units[unit].trained_elems > 0;
@@ -371,8 +363,8 @@ struct Plan {
     return units[unit].homes.parameters != Home::kDevice &&
            units[unit].padded_elems > 0;
   }
-  // Whether they come from a disk, and whether some of what an update needs
-  // does: such a unit is updated segment by segment.
+  // Whether they come from a disk; whether any state for the update does: such
+  // a unit is updated segment by segment.
   bool ReadsParameters(int unit) const {
     return units[unit].homes.parameters == Home::kNvme &&
            units[unit].padded_elems > 0;
@@ -382,19 +374,19 @@ struct Plan {
             ReadsParameters(unit)) &&
            units[unit].trained_elems > 0;
   }
-  // Segments take turns in as many places of the host's memory.
+  // Host buffers that segments rotate through.
   static constexpr int kNumSwapSlots = 3;
   int SwapSlot(const SegmentRef& ref) const {
     return static_cast<int>((units[ref.unit].first_segment + ref.segment) %
                             kNumSwapSlots);
   }
-  // Whether the host updates any of a bucket.
+  // Whether the host updates any part of a bucket.
   bool Offloads(const Bucket& bucket) const;
-  // Whether the host adds up the sums of several micro-steps for what it
-  // updates. Else the device does, and the host gets what it needs for an
-  // update: replicated gradients, and those that groups still add up.
+  // Whether the host adds up the sums of several micro-steps for the units it
+  // updates. Else the device does: with replicated gradients, or if groups
+  // still add them up.
   bool AddsOnHost() const { return shards_gradients() && replicate.size == 1; }
-  // Of trained_elems, how many the host updates.
+  // How many of trained_elems the host updates.
   int64_t HostUpdatedElems() const;
   // Whether any unit is.
   bool UpdatesOnHost() const;

@@ -1,7 +1,7 @@
 // The few numbers that all ranks agree on: norm, loss, counts, votes.
 //
-// They are only ever gathered, on the compute stream; every rank then adds
-// them up by itself, in rank order, and so gets the same bits.
+// They are only ever gathered, on the compute stream; every rank then sums them
+// itself, in rank order, so all get the same bits.
 // Order: all ranks make the same calls, in the same order.
 #ifndef ZERO_ENGINE_ZERO_RANK_NUMBERS_H_
 #define ZERO_ENGINE_ZERO_RANK_NUMBERS_H_
@@ -31,7 +31,7 @@ class RankNumbers {
         compute_(&compute),
         clock_(&clock) {}
 
-  // Takes what lies on the device.
+  // Takes its memory on the device.
   void Take(Arena& arena);
   // And on the host: to read up to `read_bytes` at a time.
   absl::Status Reserve(int64_t read_bytes);
@@ -52,10 +52,10 @@ class RankNumbers {
   // is done with it. At most kMaxValues.
   void Start(const std::string& name, ReduceOp op,
              absl::Span<const double> values);
-  // Waits for as many numbers, and for no step that began behind them.
+  // Waits for these numbers, but not for a step begun after them.
   absl::Status Finish(absl::Span<double> values);
-  // What every rank brought to the one that was finished last, of as many
-  // values each: [world * values]. Empty where this rank is alone.
+  // Every rank's values of the last finished one: [world * values]. Empty in a
+  // world of one.
   absl::Span<const double> brought() const { return brought_; }
 
   // Gathers every rank's ScheduleHash, into memory of `arena`.
@@ -63,8 +63,8 @@ class RankNumbers {
   //         ranks that differ from rank 0.
   absl::Status CheckSchedule(const std::string& hash, Arena& arena);
 
-  // Copies from the device, behind all computation, and waits for that. The
-  // memory is reused by the next call.
+  // Copies from the device, after all computation, and waits. The next call
+  // reuses the memory.
   const void* Read(const void* from, int64_t bytes);
   // Of any size. `to` is not touched on the meta device.
   void Read(const Tensor& from, float* to);

@@ -67,7 +67,7 @@ StreamRole StreamOf(const Action& action, const Plan& plan) {
     case ActionKind::kFetch:
       return StreamRole::kUp;
     case ActionKind::kUpload:
-      // Within the host's memory where parameters live there.
+      // Within the host's memory if parameters live there.
       return plan.FetchesParameters(action.index) ? StreamRole::kHost
                                                   : StreamRole::kUp;
     case ActionKind::kOffload:
@@ -85,9 +85,8 @@ StreamRole StreamOf(const Action& action, const Plan& plan) {
   }
 }
 
-// Builds a schedule around its computations, in their order: what they need is
-// gathered ahead, and gradients are reduced as soon as a bucket of them is
-// complete.
+// Builds a schedule around its computations, in order: parameters are gathered
+// ahead, and gradients are reduced as soon as a bucket is complete.
 class Builder {
  public:
   Builder(const Plan& plan, const ScheduleOptions& options,
@@ -158,7 +157,7 @@ class Builder {
     return next == uses.end() ? computations_.size() : *next;
   }
 
-  // The first computation behind i that is not of the same unit.
+  // The first computation after i of another unit.
   size_t NextUnit(size_t i) const {
     do {
       ++i;
@@ -166,7 +165,7 @@ class Builder {
     return i;
   }
 
-  // Whether what computation k needs may be gathered before computation i.
+  // Whether computation k's parameters may be gathered before computation i.
   bool MayPrefetch(size_t k, size_t i) const {
     if (!options_.overlap) return false;
     if (computations_[k].phase > 0) return true;
@@ -175,7 +174,7 @@ class Builder {
                : used_elems_[k] - used_elems_[i + 1] < policy_.prefetch_elems;
   }
 
-  // Gathers what computation i needs, and what comes soon after it.
+  // Gathers computation i's parameters, and those needed soon after.
   void Gather(size_t i) {
     if (!shards_parameters_) return;
     MakeRoom(i, i);
@@ -186,7 +185,7 @@ class Builder {
     }
   }
 
-  // Gathers what computation `of` needs, before computation `at`.
+  // Gathers the parameters of computation `of` before computation `at`.
   void Gather(size_t of, size_t at) {
     for (int unit : Needs(of)) {
       if (units_[unit].in_place || Elems(unit) == 0) continue;
@@ -221,7 +220,7 @@ class Builder {
         {ActionKind::kRelease, unit, computations_[i].micro_step});
   }
 
-  // Lets go of what is needed last, and not before computation `of`, until its
+  // Releases the units needed last, and not before computation `of`, until its
   // parameters fit; false if they do not.
   bool MakeRoom(size_t of, size_t at) {
     if (policy_.max_live_elems == GatherPolicy::kAuto) return true;
@@ -263,14 +262,14 @@ class Builder {
              policy_.max_reuse_distance;
     }
     if (policy_.max_live_elems != GatherPolicy::kAuto) return true;
-    // A table that the embedding and the head share. Memory is at its peak
-    // where it and its gradients are in place, so until then there is room;
-    // gathered again just before the head, the largest unit would be exposed.
+    // A table shared by the embedding and the head. Memory peaks when it and
+    // its gradients are in place, so until then there is room; gathered again
+    // just before the head, the largest unit's gather would not be hidden.
     if (computations_[next].index != plan_.units[unit].owner &&
         plan_.units[unit].part.count == 1) {
       return true;
     }
-    // The unit that turns from forward to backward, and the first one between
+    // The unit at the turn from forward to backward, and the first one between
     // micro-batches: they would be gathered again before their buffer was
     // needed for anything else.
     return next == i + 2;
@@ -314,8 +313,8 @@ class Builder {
     if (!options_.overlap && !started.empty()) ReleaseAllBut(0);
   }
 
-  // The units that computation i is the last one to use, and the gather buckets
-  // that are complete with them.
+  // The units whose last use is computation i, and the gather buckets that they
+  // complete.
   void UploadAfter(size_t i) {
     for (int unit : Needs(i)) {
       if (!plan_.UpdatesOnHost(unit)) continue;
@@ -347,8 +346,8 @@ class Builder {
             bucket.phase <= action.phase);
   }
 
-  // The next bucket to the host, and what the host does once it has the
-  // gradients of a unit.
+  // Sends the next bucket to the host; once it has a unit's gradients, adds the
+  // host's work on them.
   void Offload(int64_t micro_step, bool last_micro_step) {
     actions_.push_back({ActionKind::kOffload, next_bucket_, micro_step});
     if (AddsUp(actions_.back(), plan_)) {
@@ -358,7 +357,7 @@ class Builder {
     for (const SegmentRef& ref : plan_.reduce_buckets[next_bucket_].segments) {
       if (!plan_.UpdatesOnHost(ref.unit)) continue;
       const PlannedUnit& unit = plan_.units[ref.unit];
-      // Where rows come in, they are added last.
+      // Rows are added last.
       if (++units_[ref.unit].num_offloaded == unit.num_trained_segments &&
           unit.rows == 0) {
         actions_.push_back({ActionKind::kSumSquares, ref.unit});
@@ -367,9 +366,9 @@ class Builder {
   }
 
   // A backward pass takes gradient buffers: at most one unit's is still being
-  // reduced beside it, or that of a unit and of a table, and none that it
-  // writes itself (a shared table's, from the micro-batch before). A unit in
-  // phases takes no more than its own size with all that is being reduced.
+  // reduced meanwhile, or a unit's and a table's, and none that it writes
+  // itself (a shared table's, from the micro-batch before). A unit in phases
+  // takes at most its own size, including all that is being reduced.
   void ReleaseBuffersFor(const Action& action) {
     const size_t size = reducing_.size();
     const PlannedUnit& unit = plan_.units[action.index];
@@ -397,8 +396,8 @@ class Builder {
     }
   }
 
-  // Gives back the gradient buffers of all but the last `keep` units that are
-  // being reduced.
+  // Releases the gradient buffers of all but the last `keep` units being
+  // reduced.
   void ReleaseAllBut(size_t keep) {
     while (reducing_.size() > keep) {
       actions_.push_back(reducing_.front());
@@ -419,9 +418,9 @@ class Builder {
   std::vector<Action> actions_;
 };
 
-// The end of a step: the optimizer's passes over all units. What lies on a disk
-// is read as early as there is memory for it, the first segments during the
-// last backward: earlier they would hold up parameters that forward waits for.
+// The end of a step: the optimizer's passes over all units. States on a disk
+// are read as early as memory allows, the first segments during the last
+// backward: earlier they would delay parameters that forward waits for.
 class UpdateBuilder {
  public:
   UpdateBuilder(const Plan& plan, const ScheduleOptions& options)
@@ -438,7 +437,7 @@ class UpdateBuilder {
     }
   }
 
-  // Among `actions` and behind them.
+  // Among and after `actions`.
   void AddTo(std::vector<Action>* actions) {
     std::vector<Action> first;
     out_ = &first;
@@ -460,7 +459,7 @@ class UpdateBuilder {
     std::vector<bool> updated(plan_.units.size());
     for (const int u : plan_.forward_order) {
       Pass(ActionKind::kUpdate, u);
-      if (delayed_) continue;  // what follows it came before
+      if (delayed_) continue;  // its successors came before
       updated[u] = true;
       while (next_bucket < plan_.gather_buckets.size() &&
              updated[plan_.gather_buckets[next_bucket].segments.back().unit]) {
@@ -493,7 +492,7 @@ class UpdateBuilder {
     }
   }
 
-  // Reads what comes next, until a place that it needs is in use.
+  // Reads the next segments, until a needed place is in use.
   void ReadAhead() {
     for (; next_ < visits_.size(); ++next_) {
       const SegmentRef& visit = visits_[next_];
@@ -510,7 +509,7 @@ class UpdateBuilder {
   std::vector<Action>* out_ = nullptr;
 };
 
-// Fills in where every action runs, and what it waits for.
+// Fills in every action's stream and waits.
 class WaitFinder {
  public:
   WaitFinder(const Plan& plan, const ScheduleOptions& options,
@@ -527,7 +526,7 @@ class WaitFinder {
     for (Action& action : actions_) action.stream = StreamOf(action, plan);
   }
 
-  // Twice: what the second pass finds of the first one is the step before.
+  // In two passes: in the second, the first one is the previous step.
   void Find() {
     for (int i = -size_; i < size_; ++i) {
       Action& action = At(i);
@@ -552,7 +551,7 @@ class WaitFinder {
     actions->clear();
   }
 
-  // What action i waits for, and what is to wait for it.
+  // The waits of action i, and those on it.
   void Visit(int i, const Action& action) {
     const bool on_host = action.stream == StreamRole::kHost;
     switch (action.kind) {
@@ -589,10 +588,10 @@ class WaitFinder {
         break;
       case ActionKind::kOffload:
         Await(plan_.world > 1 ? i - 1 : computed_);
-        // The memory that it goes to.
+        // Its destination memory.
         if (AddsUp(action, plan_)) Await(added_[0]);
         for (int unit : VisitReduction(i, plan_.reduce_buckets[action.index])) {
-          // A delayed update reads other memory, and the one before it was done
+          // A delayed update reads other memory, and the previous one was done
           // before the last norm.
           if (!delayed_) Await(updated_[unit]);
           offloading_[unit].insert(i);
@@ -638,12 +637,12 @@ class WaitFinder {
         if (on_host) {
           Await(computed_);
         } else {
-          freed_ = i;  // its gradients, when the step ends
+          freed_ = i;  // its gradients, at the end of the step
         }
         AwaitLast(read_, action);
         updated_[action.index] = i;
         if (on_host && delayed_) {
-          // What it changes is still being uploaded from.
+          // Its parameters are still being uploaded.
           Await(changed_[action.index]);
           break;
         }
@@ -682,14 +681,14 @@ class WaitFinder {
     }
   }
 
-  // Of an action on one segment.
+  // The segment of an action on one segment.
   static std::pair<int, int> SegmentOf(const Action& action) {
     return {action.index, action.phase};
   }
   int SlotOf(const Action& action) const {
     return plan_.SwapSlot({action.index, action.phase});
   }
-  // What did something to the action's segment last, where anything did.
+  // The last action on this action's segment, if any.
   void AwaitLast(const std::map<std::pair<int, int>, int>& last,
                  const Action& action) {
     const auto found = last.find(SegmentOf(action));
@@ -702,7 +701,7 @@ class WaitFinder {
     }
   }
 
-  // What reduces a bucket, or takes it to the host. Returns its units.
+  // An action that reduces a bucket or takes it to the host. Returns its units.
   std::set<int> VisitReduction(int i, const Bucket& bucket) {
     std::set<int> units = {bucket.unit};
     for (const SegmentRef& ref : bucket.segments) units.insert(ref.unit);
@@ -710,8 +709,8 @@ class WaitFinder {
     return units;
   }
 
-  // What comes into a buffer of gathered parameters waits for their update, and
-  // for the last user of the memory, whichever that was.
+  // Filling a buffer of gathered parameters waits for their update, and for the
+  // last user of the memory.
   void AwaitForBuffer(int unit) {
     const int changed = changed_[unit];
     if (plan_.UpdatesOnHost(unit)) {
@@ -722,7 +721,7 @@ class WaitFinder {
     }
   }
 
-  // Of waits_ those that `stream` has not made yet.
+  // The waits_ that `stream` has not made yet.
   void Keep(StreamRole stream, std::vector<int>* waits) {
     std::set<int>& made = made_[stream];
     waits->clear();
@@ -744,29 +743,31 @@ class WaitFinder {
   const bool overlap_, delayed_;
   std::vector<Action>& actions_;
   const int size_;
-  // By unit: what brings its parameters, what takes its gradients to the host,
-  // its last update, and what put the result where parameters are read.
+  // By unit: the last action that gathers its parameters, that takes its
+  // gradients to the host, that updates it, and that uploads the result.
   std::vector<std::set<int>> bringing_, offloading_;
   std::vector<int> updated_, changed_;
-  // By unit and phase: what sums its gradients and takes them to the host.
+  // By unit and phase: the last action that reduces its gradients or takes them
+  // to the host.
   std::map<std::pair<int, int>, std::set<int>> reducing_;
-  // By segment: what reads it for an update, and what writes it.
+  // By segment: the last action that reads it for an update, and that writes
+  // it.
   std::map<std::pair<int, int>, int> read_, written_;
   // The last users of the places for segments of a disk.
   std::array<std::set<int>, Plan::kNumSwapSlots> fetch_slots_, update_slots_;
   int computed_ = kNone;  // the last action of the compute stream
-  int freed_ = kNone;     // the last one that gave memory back
+  int freed_ = kNone;     // the last one that freed memory
   int summed_ = kNone;    // the last of the host's sums
   // The last two that used the host's buffers of a micro-step's gradients.
   int added_[2] = {kNone, kNone};
-  std::set<int> waits_;  // of the action at hand
+  std::set<int> waits_;  // of the current action
   // By stream: the collectives that it has waited for, and the last action of
   // the compute stream.
   std::map<StreamRole, std::set<int>> made_;
   std::map<StreamRole, int> computed_for_;
 };
 
-// Whether an action is of one segment, which a disk has.
+// Whether an action is on one segment, on a disk.
 bool ReadsSegment(const Action& action, const Plan& plan) {
   switch (action.kind) {
     case ActionKind::kReadParameters:
@@ -955,7 +956,7 @@ StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank) {
   };
   const StatePlacement& placement = plan.placement;
   const int64_t n = plan.shard.size, m = plan.replicate.size;
-  int64_t psi = 0;  // of gradients that are reduced
+  int64_t psi = 0;  // of reduced gradients
   int64_t row_bytes = 0;
   for (const PlannedUnit& unit : plan.units) {
     if (unit.completed_by >= 0) psi += unit.trained_elems;

@@ -4,7 +4,7 @@
 //
 // Actions are in issue order. Each says on which stream it runs and which
 // earlier actions of other streams it waits for; actions of one stream run in
-// order. That is all the synchronization there is: data and buffers alike.
+// order. There is no other synchronization, for data or for buffers.
 // With overlap off every action also waits for the one before it.
 #ifndef ZERO_ENGINE_ZERO_SCHEDULE_H_
 #define ZERO_ENGINE_ZERO_SCHEDULE_H_
@@ -22,8 +22,7 @@ namespace zero {
 enum class ActionKind {
   kForward,           // unit, without the last
   kForwardBackward,   // the last unit: the loss writes its gradients at once
-  kBackward,          // unit, a phase of it; computes again what forward did
-                      // not keep
+  kBackward,          // unit, phase; recomputes what forward did not keep
   kReadParameters,    // unit, segment: starts reading what this rank owns of
                       // its parameters from the disk
   kFetch,             // unit (segment): takes a buffer, starts copying what
@@ -37,7 +36,7 @@ enum class ActionKind {
                       // hold the group's sums, over the groups
   kOffload,           // bucket: starts copying what this rank owns of it to
                       // the host; of rows: all of them
-  kAddOffloaded,      // bucket: adds it to the micro-steps' before it
+  kAddOffloaded,      // bucket: adds it to earlier micro-steps'
   kReleaseGradients,  // unit, phase: gives its gradients' buffer back, but for
                       // the sums that this rank owns
   kAddRows,           // table: adds the rows of all ranks to its gradient
@@ -74,24 +73,24 @@ struct Action {
 // "Forward(block.3)", "Reduce(bucket 2: block.3)".
 std::string ActionName(const Action& action, const Plan& plan);
 
-// When sharded parameters are gathered and let go: DeepSpeed's stage3_* keys,
-// in elements, for whole units. They change what is in memory and on the wire,
-// and no bit of the result.
+// When sharded parameters are gathered and released: DeepSpeed's stage3_* keys,
+// in elements, for whole units. They change memory and traffic, but no bit of
+// the result.
 struct GatherPolicy {
   static constexpr int64_t kAuto = -1;
 
-  // A computation is gathered for while those before it, from the one that
-  // runs on, use less than this (0: nothing is gathered ahead). kAuto: for the
-  // next one.
+  // Gathers ahead for a computation while those before it, including the
+  // running one, use fewer elements than this (0: nothing is gathered ahead).
+  // kAuto: for the next one.
   int64_t prefetch_elems = kAuto;
-  // A unit stays for its next use while no more than `max_live_elems` are in
-  // place, and if less than `max_reuse_distance` elements are used in between.
-  // Both kAuto: if one of the next two computations uses it, or if another unit
+  // A unit stays for its next use while at most `max_live_elems` are in place,
+  // and if fewer than `max_reuse_distance` elements are used in between. Both
+  // kAuto: if one of the next two computations uses it, or if another unit
   // borrows it next. One of them: the other does not limit.
   int64_t max_live_elems = kAuto;
   int64_t max_reuse_distance = kAuto;
   // Units whose largest parameter is smaller than this are gathered once per
-  // step, the first ones up to `max_persistent_elems` in all.
+  // step: the first ones, up to `max_persistent_elems` in total.
   int64_t persistence_threshold = 0;
   int64_t max_persistent_elems = INT64_MAX;
 
@@ -107,9 +106,9 @@ struct ScheduleOptions {
   bool overlap = true;
   GatherPolicy gather = {};
   bool tensor_norms = false;  // the optimizer needs them before any update
-  // The host's update of a step runs beside the next step, which therefore
-  // computes with parameters that are one update behind; a unit's new ones are
-  // uploaded when that step has used the old ones for the last time.
+  // The host's update of a step runs during the next step, which therefore
+  // computes with parameters one update behind; a unit's new ones are uploaded
+  // after that step's last use of the old ones.
   // REQUIRES: the host updates all units that are trained.
   bool delayed_update = false;
 };
@@ -119,15 +118,15 @@ std::vector<Action> MakeSchedule(const Plan& plan,
                                  const ScheduleOptions& options);
 
 // The actions of one forward pass without gradients; the last unit is only
-// gathered and released, what it computes is the caller's.
+// gathered and released; the caller computes with it.
 std::vector<Action> MakeForwardSchedule(const Plan& plan,
                                         const ScheduleOptions& options);
 
-// Whether kOffload copies gradients that the host adds to those of the
-// micro-steps before, not to their place.
+// Whether kOffload copies gradients to a buffer from which the host adds them
+// to earlier micro-steps'.
 bool AddsUp(const Action& offload, const Plan& plan);
 
-// What an action moves; nothing for a computation.
+// The transfers of an action; none for a computation.
 absl::Span<const Transfer> TransfersOf(const Action& action, const Plan& plan);
 
 // What `rank` sends and receives in `actions`, in bytes: the sum over their
@@ -155,33 +154,32 @@ HostTraffic CountHostTraffic(const Plan& plan,
                              DType param_dtype, DType grad_dtype);
 
 // The closed formulas per placement, of Rajbhandari et al. 2020 (section 7):
-// k = (shards - 1) / shards, Psi = padded elements, of gradients and what is
-// updated without those of frozen parameters, G = micro_steps. Across the
-// groups, once per step: 2 (groups - 1) / groups * Psi / shards. Where a table
-// is exchanged by rows, a rank also sends its tokens and their rows to all
-// others, and Psi of gradients counts the table only where a head shares it.
-// Frozen units before the first that is trained are gathered for forward alone.
-// A server sends (world - 1) times the parameters and receives (world - 1)
-// times the gradients; a worker sends its gradients and receives the
-// parameters. Around a ring 16-bit gradients travel in fp32 from the second hop
-// on. Where parameters are sharded a table in parts that the head shares is
-// gathered for the lookup, too, three times in a micro-step; four times where
-// the head's share of the gradient waits for the lookup's. There the schedule
-// may differ by the units that stay in place, or are borrowed and come once
-// more.
+// k = (shards - 1) / shards, Psi = padded elements, for gradients and updates
+// without frozen parameters, G = micro_steps. Across the groups, once per step:
+// 2 (groups - 1) / groups * Psi / shards. If a table is exchanged by rows, a
+// rank also sends its tokens and their rows to all others, and Psi of gradients
+// counts the table only if a head shares it. Frozen units before the first
+// trained one are gathered only for forward. A server sends (world - 1) times
+// the parameters and receives (world - 1) times the gradients; a worker sends
+// its gradients and receives the parameters. Around a ring 16-bit gradients
+// travel in fp32 from the second hop on. If parameters are sharded, a table in
+// parts that the head shares is also gathered for the lookup: three times per
+// micro-step, four if the head's share of the gradient waits for the lookup's.
+// There the schedule may differ by units that stay in place, or that are
+// gathered again when borrowed.
 StepWire FormulaWire(const Plan& plan, int64_t micro_steps, int64_t rank = 0);
 
-// Bytes that a rank sends of the few numbers that all ranks gather in a step:
-// norm and loss, what they agree on before it (kNumAgreed), and with
-// `tensor_norms`, LAMB's, two for each parameter that is trained.
-// Asked to stop, asked for a checkpoint, writes that failed, a checkpoint's
-// parts that are written and those that cannot be, targets; and four times that
-// nobody agrees on: the parts of a rank's step (engine/train/stragglers.h).
+// Bytes that a rank sends for the few numbers that all ranks gather in a step:
+// norm and loss, the numbers agreed on before it (kNumAgreed), and with
+// `tensor_norms`, LAMB's, two for each trained parameter. The agreed numbers:
+// requests to stop and for a checkpoint, failed writes, a checkpoint's parts
+// that are written and that cannot be, targets; and four times, only collected:
+// the parts of a rank's step (engine/train/stragglers.h).
 inline constexpr int kNumAgreed = 10;
 int64_t NumbersWire(const Plan& plan, bool tensor_norms);
 
 // XXH3 of the plan's layout, placements and buckets and of the actions: equal
-// on all ranks, or they would wait for each other in different places.
+// on all ranks, or they would deadlock.
 std::string ScheduleHash(const Plan& plan, const std::vector<Action>& actions);
 
 }  // namespace zero

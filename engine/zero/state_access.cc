@@ -15,8 +15,8 @@
 namespace zero {
 namespace {
 
-// The fp32 values of a tensor that is at `from` in the host's memory, its rest
-// (null: none) at `rest`: there, or in `floats`.
+// The fp32 values of a tensor at `from` in the host's memory, with its rest
+// (null: none) at `rest`: in place, or in `floats`.
 absl::Span<const float> Floats(const Tensor& tensor, const void* from,
                                const void* rest, std::vector<float>* floats) {
   const size_t n = tensor.num_elems();
@@ -70,7 +70,7 @@ std::vector<StateAccess::KeptPiece> StateAccess::KeptPieces() const {
 std::vector<StateAccess::KeptPiece> StateAccess::PartOfPieces(int part,
                                                               int parts) const {
   std::vector<KeptPiece> pieces;
-  // By state: what lies together in a file is of one dtype and in order.
+  // By state: so neighbours in a file have one dtype and are in order.
   for (size_t i = 0, most = 1; i < most; ++i) {
     for (const SegmentRef& ref : states_->segments()) {
       const auto states = states_->kept(ref);
@@ -114,11 +114,12 @@ void StateAccess::ForEachKept(const std::vector<KeptPiece>& pieces,
 }
 
 void StateAccess::CopyKept(const std::vector<KeptPiece>& to) {
-  ZERO_CHECK(!plan_->UsesDisk()) << "what is on a disk is read piece by piece";
+  ZERO_CHECK(!plan_->UsesDisk()) << "states on a disk are read piece by piece";
   const std::vector<KeptPiece> from = KeptPieces();
   ZERO_CHECK_EQ(from.size(), to.size());
-  // On the CPU, where all threads meet at the end of each copy, neighbours on
-  // both sides are copied as one. CUDA wants each copy within one allocation.
+  // On the CPU, where all threads synchronize after each copy, neighbours on
+  // both sides are copied as one. CUDA requires each copy to be within one
+  // allocation.
   const bool joins = rank_->device->kind() == DeviceKind::kCpu;
   char* dst = nullptr;
   const char* src = nullptr;
@@ -189,7 +190,7 @@ std::vector<StateAccess::KeptRange> StateAccess::RangesToRestore(
 }
 
 absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
-  // The first group's ranks read what they own, and send it to the others.
+  // The first group's ranks read their pieces and send them to the others.
   std::vector<KeptPiece> owned;
   ReadNextFn next;
   absl::Status status;
@@ -232,7 +233,7 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
   });
   states_->Settle(*compute_);
   compute_->Synchronize();
-  // None goes on where one could not read, and all know whether that is damage.
+  // If one could not read, none continues, and all know whether that is damage.
   double failed = status.ok() ? 0 : absl::IsDataLoss(status) ? 2 : 1;
   ZERO_RETURN_IF_ERROR(
       numbers_->AllReduce("states are read", ReduceOp::kMax, {&failed, 1}));
@@ -253,7 +254,7 @@ absl::Status StateAccess::Restore(const OpenKeptFn& open, bool has_stale) {
 }
 
 // Sends the first group's pieces to the other groups, and within each to all
-// that hold them.
+// holders.
 absl::Status StateAccess::Share(const FlatState& state) {
   if (plan_->replicate.size == 1 && state.sharded()) return rank_->status();
   const DType dtype = state.dtype();
@@ -316,7 +317,7 @@ absl::StatusOr<Tensor> StateAccess::Whole(const FlatState& state,
   const Tensor own = whole.Slice(range.begin - segment.begin, {range.elems});
   rank_->device->Copy(*compute_, own.data(), state.Piece(ref).data(),
                       own.bytes());
-  // Nothing is under way between steps, so the host may wait.
+  // Nothing is in flight between steps, so the host may wait.
   compute_->Synchronize();
   if (plan_->world == 1) return whole;
   wire_->Gather(plan_->units[ref.unit].name, state.dtype(),
@@ -384,7 +385,7 @@ void StateAccess::ForEachRun(
   states_->Settle(*compute_);
 }
 
-// Every rank looks at its own pieces, which are right at every stage.
+// Every rank checks its own pieces, which are valid at every stage.
 absl::StatusOr<std::string> StateAccess::FirstNonFinite(
     const std::function<const FlatState&(int unit)>& state_of,
     const char* name) {

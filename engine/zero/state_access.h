@@ -1,8 +1,8 @@
 // The model states between steps: values go in, values and their hash come out.
 //
-// Whatever the stage, the world and the groups are, all of it is loops over
-// the runs of named parameters (ModelStates::ForEachRun).
-// Order: all ranks make the same calls, in the same order, but for Initialize
+// For any stage, world and groups, all of it is loops over the runs of named
+// parameters (ModelStates::ForEachRun).
+// Order: all ranks make the same calls, in the same order, except Initialize
 //        and ForEachRun, which a rank may call alone.
 #ifndef ZERO_ENGINE_ZERO_STATE_ACCESS_H_
 #define ZERO_ENGINE_ZERO_STATE_ACCESS_H_
@@ -27,7 +27,7 @@ namespace zero {
 
 class StateAccess {
  public:
-  // What is gathered to be read, a segment at a time, comes from `arena`.
+  // Segments are gathered for reading, one at a time, into memory of `arena`.
   // `gather` and `reduce` may be null in a world of one.
   StateAccess(const Rank& rank, const Plan& plan, ModelStates& states,
               BatchUpload& upload, Wire& wire, RankNumbers& numbers,
@@ -44,7 +44,7 @@ class StateAccess {
         reduce_(reduce) {}
 
   // Initial values, a pure function of (seed, parameter name, element): every
-  // rank makes those that it holds.
+  // rank makes the ones it holds.
   void Initialize(uint64_t seed);
   // Takes the parameters' fp32 values from `values`, rounds them to the
   // parameter dtype and clears the optimizer's arrays. Each element is asked
@@ -53,7 +53,7 @@ class StateAccess {
 
   // Gives `take` all parameters' fp32 values, from ModelStates::readable, in
   // plan order: values.size() <= ModelStates::kPieceElems elements from `begin`
-  // on. A rank that wants none gives null. Nothing comes on the meta device.
+  // on. A rank that needs none passes null. The meta device delivers nothing.
   using TakeFn = std::function<void(const Parameter&, int64_t begin,
                                     absl::Span<const float> values)>;
   absl::Status Read(const TakeFn& take);
@@ -62,7 +62,7 @@ class StateAccess {
   absl::StatusOr<std::string> Hash();
 
   // ModelStates::Exchange, on all ranks that have params(). Nothing else may be
-  // under way.
+  // in flight.
   absl::Status Exchange();
 
   // This rank's share of what a later run needs (ModelStates::kept), by state
@@ -96,12 +96,12 @@ class StateAccess {
   void CopyKept(const std::vector<KeptPiece>& to);
   // The bytes of a run, until the next call.
   absl::Span<const char> Bytes(const KeptRun& kept);
-  // The same of a run that the host can read: there, or in `floats`.
+  // The same for a run that the host can read: in place, or in `floats`.
   // Threads: any.
   static absl::Span<const char> HostBytes(const KeptRun& kept,
                                           std::vector<float>* floats);
-  // Takes all that is kept from what `open` returns, which writes one range
-  // after the other to `out`. Of all ranks one asks for each element.
+  // Restores everything kept from the reader that `open` returns, which writes
+  // one range after the other to `out`. Exactly one rank asks for each element.
   struct KeptRange {
     std::string state;
     const Parameter* parameter;
@@ -111,8 +111,8 @@ class StateAccess {
   using ReadNextFn = std::function<absl::Status(void* out)>;
   using OpenKeptFn = std::function<absl::StatusOr<ReadNextFn>(
       const std::vector<KeptRange>& ranges)>;
-  // `has_stale` says whether there is ModelStates::kStale to ask for; else
-  // "weight" takes its place.
+  // `has_stale` says whether ModelStates::kStale exists; else "weight" replaces
+  // it.
   absl::Status Restore(const OpenKeptFn& open, bool has_stale = false);
 
   // The states of this rank that a later run needs, in their own dtypes: its
@@ -120,9 +120,9 @@ class StateAccess {
   void ForEachRun(const std::function<void(const FlatState& state,
                                            const StateRun& run)>& visit);
 
-  // The first parameter (in plan order) whose gradient, or value, is not finite
-  // on any rank, or "". Of those that are trained. Gradients are there until
-  // the end of a step: it is the executor that asks (StepOutput).
+  // The first trained parameter (in plan order) with a non-finite gradient, or
+  // value, on any rank, or "". Gradients exist only until the end of a step, so
+  // the executor asks (StepOutput).
   absl::StatusOr<std::string> FirstNonFiniteGradient() {
     return FirstNonFinite(
         [this](int unit) -> const FlatState& {
@@ -137,22 +137,22 @@ class StateAccess {
   }
 
  private:
-  // Part `part` of `parts` equal ones of what this rank owns.
+  // Part `part` of `parts` equal parts of this rank's elements.
   std::vector<KeptPiece> PartOfPieces(int part, int parts) const;
-  // What Restore fills in, in this order: weights, then the rest of `owned`.
+  // What Restore fills, in this order: weights, then the rest of `owned`.
   std::vector<KeptRange> RangesToRestore(
       const std::vector<KeptPiece>& owned) const;
   absl::Status Share(const FlatState& state);
   // Where the device's memory is not the host's, a copy in `copied`.
   const void* OnHost(const Tensor& values, std::vector<char>& copied);
-  // All of a segment, gathered where it is sharded.
+  // A whole segment, gathered if it is sharded.
   absl::StatusOr<Tensor> Whole(const FlatState& state, const SegmentRef& ref);
   // In fp32, until the next call.
   absl::Span<const float> Download(const StateRun& run);
   absl::StatusOr<std::string> FirstNonFinite(
       const std::function<const FlatState&(int unit)>& state_of,
       const char* name);
-  // Of a parameter's weight in a checkpoint.
+  // The dtype of a parameter's weight in a checkpoint.
   DType WeightType(const Parameter& parameter) const;
   // The ranks that together own every element once.
   bool InFirstGroup() const {

@@ -17,8 +17,8 @@ namespace zero {
 
 class StateSnapshot {
  public:
-  // Reserves memory for what `states` keeps on this rank, which lies in memory
-  // of `device` or of its host. Device and ledger must outlive the snapshot.
+  // Reserves memory for this rank's kept part of `states`, which is in memory
+  // of `device` or its host. Device and ledger must outlive the snapshot.
   // Errors: ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<StateSnapshot>> Make(
       const StateAccess& states, Device& device, MemoryLedger* ledger);
@@ -34,8 +34,8 @@ class StateSnapshot {
     return arena_ == nullptr ? 0 : arena_->ResidentBytes();
   }
 
-  // StateAccess::KeptPieces, as they were when it was taken last.
-  // Threads: may be read by any thread, not beside Take.
+  // StateAccess::KeptPieces, as of the last Take.
+  // Threads: readable by any thread, but not during Take.
   const std::vector<StateAccess::KeptPiece>& pieces() const { return pieces_; }
 
  private:

@@ -22,7 +22,7 @@ struct HostBatch {
   int64_t num_sequences = 0;
 };
 
-// What only the caller knows of a step.
+// What only the caller knows about a step.
 struct StepInput {
   absl::Span<const HostBatch> micro_batches;
   int64_t num_valid_targets = 0;  // over the whole step and all ranks
@@ -35,7 +35,7 @@ struct StepInput {
   // For a step that begins before the results of the one before it are known:
   // if that one was skipped, this one is too, and changes nothing.
   bool inherits_skip = false;
-  // The host's update of this step runs beside the next step
+  // The host's update of this step runs during the next step
   // (ScheduleOptions::delayed_update). With ExecutorOptions::delayed_updates.
   bool delayed_update = false;
 };
@@ -44,8 +44,9 @@ struct StepOutput {
   double loss = 0;       // mean over valid targets of all ranks
   double grad_norm = 0;  // before clipping, loss scale removed
   bool skipped = false;  // a gradient was not finite; nothing was updated
-  // Of a skipped step that no other began behind: the first parameter, in plan
-  // order, whose gradient was not finite on any rank; "": their norm alone.
+  // For a skipped step that no other began after: the first parameter, in plan
+  // order, with a non-finite gradient on any rank; "": only their norm is not
+  // finite.
   std::string non_finite = {};
 };
 
@@ -61,7 +62,7 @@ struct StepScalars {
   uint32_t found_non_finite;
 };
 
-// The collective of every step that comes after all its reductions.
+// The collective of every step that follows all its reductions.
 inline constexpr char kStepCollective[] = "norm and loss";
 
 // What a rehearsal on the meta device measures and a run reserves.

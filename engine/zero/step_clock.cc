@@ -54,8 +54,7 @@ std::unique_ptr<Event> StepClock::Mark(Stream& stream) {
   return event;
 }
 
-// The host's clock is read when the last event is done, and says when the
-// others were.
+// The host's clock is read when the last event is done, which dates the others.
 void StepClock::Read(Event& last, std::vector<TimedWork> timed) {
   last.Synchronize();
   const TimePoint now = std::chrono::steady_clock::now();
@@ -66,7 +65,7 @@ void StepClock::Read(Event& last, std::vector<TimedWork> timed) {
            std::chrono::duration_cast<std::chrono::steady_clock::duration>(ago);
   };
   for (TimedWork& work : timed) {
-    // Copies and the host may still be at work: told with the next step.
+    // Copies and the host may still be running: reported with the next step.
     if (!work.end->IsDone()) {
       timed_.push_back(std::move(work));
       continue;

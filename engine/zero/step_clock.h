@@ -1,5 +1,5 @@
 // When the actions of a rank were performed, and what computation waited for:
-// by the host's clock, or by the device's events where it is asynchronous.
+// by the host's clock, or by events if the device is asynchronous.
 #ifndef ZERO_ENGINE_ZERO_STEP_CLOCK_H_
 #define ZERO_ENGINE_ZERO_STEP_CLOCK_H_
 
@@ -18,7 +18,7 @@
 namespace zero {
 
 // Milliseconds of a step per kind of computation, for wall_clock_breakdown;
-// what it waited for other ranks is not in them, but for the norm's numbers.
+// without waits for other ranks, except those for the norm's numbers.
 struct StepTimes {
   double forward_ms = 0, backward_ms = 0, optimizer_ms = 0;
 };
@@ -26,20 +26,20 @@ struct StepTimes {
 class StepClock {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
-  // Called before and after every action, behind what it waits for. Actions of
-  // a pass without gradients are outside of a step.
+  // Called before and after every action, once its waits are over. Actions of a
+  // pass without gradients are outside a step.
   using ActionHook = std::function<void(const Action&, bool done)>;
-  // Called after computation has waited for communication: of a unit's
-  // parameters, of the bucket whose first unit it is, or of an agreement.
+  // Called after computation has waited for communication: for a unit's
+  // parameters, for the bucket that begins with the unit, or for an agreement.
   using WaitHook = std::function<void(Channel, const std::string& name,
                                       TimePoint begin, TimePoint end)>;
-  // Called with the time of every action: of one that copies or that the host
-  // computes on the thread that did it, of others on the rank's.
+  // Called with the time of every action: for copies and host computation on
+  // the thread that did them, for others on the rank's.
   using TimeHook = std::function<void(const Action&, bool in_step,
                                       TimePoint begin, TimePoint end)>;
   using CountFn = std::function<void(TimePoint begin, TimePoint end)>;
 
-  // Work of an asynchronous device whose time is yet to be read.
+  // Work of an asynchronous device whose time has not been read.
   struct TimedWork {
     std::unique_ptr<Event> begin, end;
     CountFn count;
@@ -49,13 +49,13 @@ class StepClock {
   StepClock(Device& device, Stream& compute, const Plan& plan)
       : device_(&device), compute_(&compute), plan_(&plan) {}
 
-  // On an asynchronous device the wait and the time hook, times and waited()
-  // hear of it in Read.
+  // On an asynchronous device the wait and time hooks, times and waited() are
+  // updated in Read.
   void set_hook(ActionHook hook) { hook_ = std::move(hook); }
   void set_wait_hook(WaitHook hook) { wait_hook_ = std::move(hook); }
   void set_time_hook(TimeHook hook) { time_hook_ = std::move(hook); }
 
-  // What computation has waited for other ranks, between steps too.
+  // Computation's waits for other ranks, also between steps.
   const WaitTimes& waited() const { return waited_; }
 
   // Performs `work` of an action, which launches on `stream`, between its hooks
@@ -70,7 +70,7 @@ class StepClock {
     if (spent == nullptr && !time_hook_) {
       work();
     } else {
-      // Of a collective, how long its launch took.
+      // A collective's launch time.
       const bool collective = action.stream == StreamRole::kGather ||
                               action.stream == StreamRole::kReduce;
       Time(collective ? *compute_ : stream, work,
@@ -104,7 +104,7 @@ class StepClock {
   }
 
   // Runs `work`, which makes a stream that works for the host wait for a disk.
-  // Where computation waits for that stream meanwhile, it waits for the disk.
+  // If computation waits for that stream meanwhile, it waits for the disk.
   template <typename Work>
   void WaitForDisk(Stream& stream, const Work& work) {
     auto begin = std::make_shared<TimePoint>();
@@ -116,17 +116,17 @@ class StepClock {
     });
   }
 
-  // What was timed since it was last taken.
+  // The times since the last call.
   std::vector<TimedWork> Take() { return std::exchange(timed_, {}); }
-  // Waits for `last` and tells the times of what is done; what is not is among
-  // those that are taken next.
+  // Waits for `last` and reports the times of finished work; the rest follows
+  // in the next call.
   void Read(Event& last, std::vector<TimedWork> timed);
 
  private:
   static double Millis(std::chrono::steady_clock::duration duration) {
     return std::chrono::duration<double, std::milli>(duration).count();
   }
-  // Of a wait of computation, what the host waited for a disk.
+  // The part of a computation's wait that the host waited for a disk.
   double DiskMillis(TimePoint begin, TimePoint end);
   // Null: not counted.
   static double* SpentOn(const Action& action, StepTimes* times);
@@ -153,7 +153,7 @@ class StepClock {
   }
   std::unique_ptr<Event> Mark(Stream& stream);
 
-  // Of streams of the host; they may add to it when the clock is gone.
+  // For host streams, which may outlive the clock.
   struct DiskWaits {
     std::mutex mutex;
     std::vector<std::pair<TimePoint, TimePoint>> times;

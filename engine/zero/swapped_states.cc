@@ -30,7 +30,7 @@ SwappedStates::SwappedStates(const Rank& rank, const Plan& plan,
         options.train && unit.homes.optimizer == Home::kNvme;
     const bool params_here = unit.homes.parameters == Home::kNvme;
     fetches_ |= params_here;
-    // The host's copies of what the device keeps, too.
+    // Also the host's copies of the device's states.
     const bool copies =
         optimizer_here && unit.homes.parameters == Home::kDevice;
     places_.emplace_back(unit.segments.size());
@@ -71,7 +71,7 @@ int64_t SwappedStates::ring_bytes() const {
 }
 
 void SwappedStates::Take(Arena& arena) {
-  // Arenas align less than disks want.
+  // Arenas align less than disks require.
   ring_ = Tensor::Empty(arena, {ring_bytes() + kBlockAlignment}, DType::kU8,
                         MemoryCategory::kOptimizer);
   base_ = reinterpret_cast<char*>(RoundUp(

@@ -1,13 +1,13 @@
-// Model states on a disk: what this rank owns of them, segment by segment, in a
-// file (engine/base/swap_file.h), and the places in the host's memory through
-// which segments pass.
+// Model states on a disk: this rank's part of them, segment by segment, in a
+// file (engine/base/swap_file.h), and the host buffers that segments pass
+// through.
 //
 // In a step segments take turns in Plan::kNumSwapSlots places: one is read
-// while another one is updated and a third one is written. Between steps one
-// segment at a time is held in its place and stored when the next one comes.
-// Parameters that are read for a computation have places of their own.
-// Layout: of every segment two pieces of the file: its parameters; and, each at
-//   a multiple of Arena::kAlignment, its masters and the optimizer's arrays.
+// while another is updated and a third is written. Between steps one segment at
+// a time is held in its place and stored when the next one comes. Parameters
+// that are read for a computation have places of their own.
+// Layout: two pieces of the file per segment: its parameters; and, each at a
+//   multiple of Arena::kAlignment, its masters and optimizer arrays.
 #ifndef ZERO_ENGINE_ZERO_SWAPPED_STATES_H_
 #define ZERO_ENGINE_ZERO_SWAPPED_STATES_H_
 
@@ -44,8 +44,8 @@ class SwappedStates {
   // Errors: as SwapFile::Create.
   absl::Status Open();
 
-  // What is on the disk of a segment; of parameters also a copy of what the
-  // device has, from which a host updates.
+  // The states of a segment on the disk; parameters also as a copy of the
+  // device's, for the host's update.
   bool HasParameters(const SegmentRef& ref) const;
   bool HasOptimizer(const SegmentRef& ref) const;
 
@@ -54,26 +54,26 @@ class SwappedStates {
   Tensor Parameters(const SegmentRef& ref) const;
   Tensor Master(const SegmentRef& ref) const;
   Tensor Array(const SegmentRef& ref, int array) const;
-  // Parameters where they are read for a computation.
+  // Parameters read for a computation.
   Tensor Fetched(const SegmentRef& ref) const;
 
-  // In a step: all of a segment that is on the disk. After an error, which ends
-  // the run on all ranks, nothing is read or written any more.
+  // In a step: all of a segment's states on the disk. After an error, which
+  // ends the run on all ranks, nothing more is read or written.
   // Threads: reads in one, writes in one.
   void Read(const SegmentRef& ref);
   void Write(const SegmentRef& ref);
   void ReadParameters(const SegmentRef& ref);
 
-  // Between steps, when no stream uses the disk: Hold brings a segment to its
-  // place, `compute` having done what was launched on the one before. What was
-  // never written is zeros. With `change` what follows writes to it.
+  // Between steps, when no stream uses the disk: Hold loads a segment into its
+  // place, after `compute` has finished with the previous one. Unwritten data
+  // is zero. With `change` the caller will write to it.
   void Hold(const SegmentRef& ref, bool change, Stream& compute);
   // Between steps: all of it is zeros, as long as nothing is written.
   void Clear();
   // Stores what is held. What a step has changed is not held.
   void Settle(Stream& compute);
 
-  // Of the file; and what `actions` read from and write to it, in bytes.
+  // Bytes of the file; bytes that `actions` read from and write to it.
   int64_t disk_bytes() const;
   struct Traffic {
     int64_t read = 0, written = 0;
@@ -82,7 +82,7 @@ class SwappedStates {
   std::vector<std::string> notes() const;
 
  private:
-  // Of a segment; 0 bytes: the disk has no such piece.
+  // A segment's place; 0 bytes: the disk has no such piece.
   struct Place {
     int64_t elems = 0;
     int64_t param_bytes = 0, optimizer_bytes = 0;
@@ -100,7 +100,7 @@ class SwappedStates {
   char* FetchSlot(const SegmentRef& ref) const;
   int64_t ring_bytes() const;
   int64_t BytesOf(const SegmentRef& ref) const;
-  // Does it unless something failed before; an error ends the run.
+  // Runs it unless something failed before; an error ends the run.
   template <typename Work>
   void Try(const Work& work);
 
@@ -119,7 +119,7 @@ class SwappedStates {
   std::unique_ptr<SwapFile> file_;
   std::atomic<bool> failed_ = false;
   absl::optional<SegmentRef> held_;
-  bool changed_ = false;  // what is held
+  bool changed_ = false;  // the held segment
 };
 
 }  // namespace zero

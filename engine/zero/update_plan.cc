@@ -13,8 +13,8 @@ struct Run {
   bool own = true;  // in one of this rank's pieces
 };
 
-// Parameters of equal decay that touch (but for alignment gaps, whose
-// gradients are zero) update in one run, unless each has a norm of its own.
+// Adjacent parameters of equal decay (except alignment gaps, whose gradients
+// are zero) update in one run, unless each has its own norm.
 std::vector<Run> RunsOfUnit(const PlannedUnit& unit, const UpdateRules& rules,
                             int64_t* num_tensors) {
   std::vector<Run> runs;

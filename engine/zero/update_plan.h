@@ -3,7 +3,7 @@
 //
 // Four index spaces meet here. An element of a *unit* is counted in the unit's
 // flat buffer; a rank's *local* elements are its pieces of that buffer, laid
-// end to end; where an array is replicated its local elements are the unit's.
+// end to end; in a replicated array they are the unit's.
 // A *global* number, first_element plus the element of the unit, is the same
 // for any number of ranks.
 #ifndef ZERO_ENGINE_ZERO_UPDATE_PLAN_H_
@@ -17,7 +17,7 @@
 
 namespace zero {
 
-// What the optimizer asks of a plan.
+// The optimizer's requirements.
 struct UpdateRules {
   float weight_decay = 0;
   bool decay_all = false;     // vectors too
@@ -29,17 +29,17 @@ struct UnitUpdate {
   // Local elements of the optimizer's arrays. local + shift is the element of
   // the unit.
   std::vector<UpdateRange> ranges;
-  // With tensor_norms, of every range: the slot where its squares go, and the
+  // With tensor_norms, for every range: the slot for its squares, and the
   // tensor whose sums scale it.
   std::vector<TensorPart> norms;
 };
 
 struct UpdatePlan {
   std::vector<UnitUpdate> units;
-  // Parameters that are trained. With tensor_norms, numbered in plan order.
+  // Trained parameters. With tensor_norms, numbered in plan order.
   int64_t num_tensors = 0;
   // Slots [k * num_tensors + t], k < max_ranges, are this rank's own ranges of
-  // tensor t, in order; those behind belong to pieces that other ranks own.
+  // tensor t, in order; later ones belong to other ranks' pieces.
   int64_t max_ranges = 0;
   int64_t num_slots = 0;
 };
@@ -51,7 +51,7 @@ UpdatePlan MakeUpdatePlan(const Plan& plan, int64_t rank,
 // from `begin` on.
 UnitUpdate UpdateWithin(const UnitUpdate& unit, int64_t begin, int64_t end);
 
-// The elements of a unit's gradients that no parameter has: alignment.
+// The padding elements of a unit's gradients.
 std::vector<Segment> GapsOf(const PlannedUnit& unit);
 
 }  // namespace zero

@@ -13,7 +13,7 @@ OptimizerStepOptions OptionsOf(const StepInput& input) {
 
 }  // namespace
 
-// A UnitUpdate as the optimizer sees it.
+// A UnitUpdate in the optimizer's form.
 struct Updater::View {
   UpdateState state;
   std::vector<float*> arrays;
@@ -111,9 +111,9 @@ void Updater::SumSquares(int unit) {
 }
 
 // Every rank sums the squares of its own pieces in segment order into one
-// number, also where it has all pieces. The numbers are gathered and added in
-// rank order: the same bits at every stage, and 16 bytes per rank. Other groups
-// have the same pieces: those of the first one count.
+// number, even if it has all pieces. The numbers are gathered and added in rank
+// order: the same bits at every stage, and 16 bytes per rank. Other groups have
+// the same pieces: only the first group's count.
 void Updater::Norm(const StepInput& input, StepScalars* scalars) {
   on_device_.scalars = scalars;
   const int64_t world = plan_->world, rank = rank_->rank();
@@ -219,8 +219,8 @@ void Updater::Moments(int unit, int segment, const StepInput& input) {
   }
 }
 
-// Every rank measures its own pieces of a parameter, also where it has all of
-// it: two numbers per parameter, gathered and added in rank order, so that the
+// Every rank measures its own pieces of a parameter, even if it has all of it:
+// two numbers per parameter, gathered and added in rank order, so that the
 // ratios have the same bits at every stage.
 void Updater::TensorNorms() {
   if (updates_.num_tensors == 0) return;  // all of them are frozen
@@ -229,7 +229,7 @@ void Updater::TensorNorms() {
   const Tensor own = rank_totals_.Slice(rank_->rank() * row, {row});
   ops_->Fill(*compute_, {own.vector(), 0});
   if (CountsPieces()) {
-    // Each of them is measured in one memory; the sums in the other are zeros.
+    // Each is measured in one memory; its sums in the other are zero.
     std::vector<Tensor> slots = {
         on_device_.slots.Slice(0, {updates_.max_ranges * row})};
     if (any_on_host()) {

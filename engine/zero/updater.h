@@ -1,10 +1,10 @@
-// The end of a step: the gradient norm of all ranks, and the optimizer on what
-// this rank owns.
+// The end of a step: the gradient norm over all ranks, and the optimizer on
+// this rank's part.
 //
-// Nothing here waits. What the plan has in the host's memory is summed and
-// updated there, on the stream of the host; all else stays on the device. Ranks
-// exchange a few float64 numbers, gathered and added in rank order: the same
-// bits at every stage.
+// Nothing here waits. States in the host's memory are summed and updated there,
+// on the host's stream; all else stays on the device. Ranks exchange a few
+// float64 numbers, gathered and added in rank order: the same bits at every
+// stage.
 #ifndef ZERO_ENGINE_ZERO_UPDATER_H_
 #define ZERO_ENGINE_ZERO_UPDATER_H_
 
@@ -34,7 +34,7 @@ void EnqueueOnHost(Device& device, Stream& stream, Work work) {
 
 class Updater {
  public:
-  // `host` may be null where the host updates nothing. All must outlive the
+  // `host` may be null if the host updates nothing. All must outlive the
   // updater.
   Updater(const Rank& rank, const Plan& plan, const ModelStates& states,
           RankNumbers& numbers, Stream& compute, Stream* host,
@@ -45,15 +45,15 @@ class Updater {
   // Squares of a unit's gradients on the host.
   void SumSquares(int unit);
 
-  // Sums of the ranks, the norm and what gradients are multiplied by, from
+  // The sums over ranks, the norm and the gradients' factor, from
   // scalars->loss_sum and the reduced gradients. `scalars` is on the device,
-  // and used by the updates of this step too.
+  // and also used by this step's updates.
   void Norm(const StepInput& input, StepScalars* scalars);
-  // The optimizer's first pass over a unit, or over a segment of one that is
-  // updated from a disk; and behind all of them norms of whole parameters.
+  // The optimizer's first pass over a unit, or over a segment of one updated
+  // from a disk; after all of them, norms of whole parameters.
   void Moments(int unit, int segment, const StepInput& input);
   void TensorNorms();
-  // The optimizer's step on a unit, or on a segment likewise.
+  // The optimizer's step on a unit, or on such a segment.
   void Update(int unit, int segment, const StepInput& input);
 
  private:
@@ -61,7 +61,7 @@ class Updater {
   // Numbers of a step, in the memory where a unit is updated.
   struct Numbers {
     StepScalars* scalars = nullptr;
-    // Of this rank's piece of every segment, the sum of squares.
+    // The sum of squares of this rank's piece of every segment.
     Tensor squares;
     // Two sums of every tensor, and of every slot.
     Tensor totals, slots;
@@ -71,13 +71,13 @@ class Updater {
   const Numbers& NumbersOf(int unit) const {
     return plan_->UpdatesOnHost(unit) ? on_host_ : on_device_;
   }
-  // What one call of the optimizer updates: elements of a unit that lie
-  // together, counted among those that are here.
+  // What one optimizer call updates: contiguous elements of a unit, numbered
+  // among those stored here.
   struct Piece {
     Segment local;
     UnitUpdate update;
   };
-  // Those of an action on a unit, or on a segment of one on a disk, which has
+  // The runs of an action on a unit, or on a segment of one on a disk, that has
   // something to update.
   std::vector<const Piece*> PiecesOf(int unit, int segment) const;
   View ViewOf(int unit, int segment, const Piece& piece,
@@ -87,7 +87,8 @@ class Updater {
   void Run(bool on_host, Work work);
   std::vector<SquaredSpan> SpansOf(int unit) const;
   void AddRows(const std::vector<Tensor>& rows, const Tensor& dst);
-  // Ranks of the first group count their pieces; others have the same ones.
+  // Only ranks of the first group count their pieces; other groups have the
+  // same.
   bool CountsPieces() const { return rank_->rank() < plan_->owners.owners; }
 
   const Rank* rank_;
@@ -99,12 +100,12 @@ class Updater {
   Stream* host_;
   const ExecutorOptions& options_;
   const UpdatePlan updates_;
-  // By unit: of one that is updated from a disk its segments, of one whose
-  // gradients are lent its phases, else all of it.
+  // By unit: its segments if updated from a disk, its phases if gradients are
+  // lent, else all of it.
   std::vector<std::vector<Piece>> pieces_;
   Numbers on_device_, on_host_;
   Tensor host_scalars_;
-  // Of every rank the squares, and the loss; two sums of every tensor.
+  // Every rank's squares and loss; two sums per tensor.
   Tensor rank_squares_, rank_losses_, rank_totals_;
   Tensor host_slots_;  // on the device, a copy of on_host_.slots' own ranges
 };

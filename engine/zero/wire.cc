@@ -35,7 +35,7 @@ absl::Status Wire::Register(const std::vector<Arena*>& arenas) {
   for (Arena* arena : arenas) {
     for (Communicator* comm :
          {rank_->gather.get(), rank_->reduce.get(), rank_->across.get()}) {
-      // A rank that is alone in a channel sends nothing there.
+      // A rank alone on a channel sends nothing.
       if (comm->world() == 1) continue;
       auto held = comm->Register(arena->data(), arena->capacity_bytes());
       all = all && held != nullptr;
@@ -81,7 +81,7 @@ void Wire::GatherUnit(int unit, const FlatState& params,
   for (int s = 0; s < static_cast<int>(planned.segments.size()); ++s) {
     const Segment& segment = planned.segments[s];
     const Segment piece = plan_->Piece(segment, rank_->rank());
-    // What came from the host is in its place already.
+    // Data from the host is already in place.
     const Tensor own = plan_->FetchesParameters(unit)
                            ? gathered.Slice(piece.begin, {piece.elems})
                            : params.Piece({unit, s});
@@ -119,7 +119,7 @@ void Wire::Reduce(int index, const Tensor& gradients, const FlatState& grads,
     }
     const int64_t phase = plan_->units[ref.unit].phases[bucket.phase].begin;
     const Segment piece = plan_->Piece(segment, rank_->rank());
-    // In front of the bucket nobody reads this rank's addends any more.
+    // Before the bucket no rank reads this rank's addends any more.
     const int64_t packed_end = plan_->StateElems(
         segment.end() - phase, Placement::kSharded, rank_->rank());
     const bool in_front =
@@ -232,7 +232,7 @@ void Wire::ReduceParts(Communicator& comm, const std::string& name,
   if (converts) Convert(std::move(after));
 }
 
-// On the reduce stream, which runs beside compute: one thread on the CPU.
+// On the reduce stream, concurrently with compute: one thread on the CPU.
 void Wire::Convert(std::vector<Conversion> conversions) {
   reduce_->Enqueue([ops = &rank_->device->ops(), stream = reduce_,
                     conversions = std::move(conversions)] {

@@ -8,8 +8,8 @@ namespace zero::cpu {
 namespace {
 
 // Queries that one forward task takes: keys and values are read into panels
-// once for all of them. Short where there are too few heads for the threads.
-// Either way a tile's result is the same bits.
+// once for all of them. Short if there are too few heads for the threads. A
+// tile's bits are the same either way.
 int64_t QueryBlock(const AttentionShape& shape, int num_threads) {
   const int64_t heads = shape.batch * shape.num_heads;
   return heads >= num_threads ? 4 * kQueryTile : kQueryTile;
@@ -20,7 +20,7 @@ int64_t QueryBlock(const AttentionShape& shape, int num_threads) {
 // dq by blocks of queries, which computes the scores twice.
 struct BackwardPlan {
   bool whole_heads = true;
-  int64_t block = 0;  // keys or queries of one task, where not whole
+  int64_t block = 0;  // keys or queries of one task, if cut
   int64_t num_blocks = 0;
 };
 
@@ -132,7 +132,7 @@ void CpuOps::AttentionBackward(Stream&, const AttentionBackwardArgs& args,
              task.q_begin = (plan.num_blocks - 1 - i / heads) * plan.block;
              task.q_end = std::min(shape.q_len, task.q_begin + plan.block);
              task.kv_begin = FirstKeyTile(args, task.batch, task.q_begin);
-             task.kv_end = task.q_end;  // what the last query sees
+             task.kv_end = task.q_end;  // the last query's keys
              task.write_dkv = false;
              RunBackwardTask(args, task, scratch);
            });

@@ -3,7 +3,7 @@
 // Scores are computed transposed (keys down, queries across), so that the
 // softmax of 8 or 16 queries advances in the lanes of one vector and no
 // horizontal sum is needed, and so that only the small query tile is ever
-// transposed. Of packed sequences the tiles that no query sees are skipped. All
+// transposed. With packed sequences, tiles that no query sees are skipped. All
 // math is fp32; 16-bit operands are converted panel by panel.
 // Sources: Dao et al. 2022 (FlashAttention); Milakov and Gimelshein 2018.
 #ifndef ZERO_KERNELS_CPU_ATTENTION_H_
@@ -35,12 +35,12 @@ struct AttentionForwardTask {
   int64_t batch = 0, head = 0, q_begin = 0, q_end = 0;
 };
 
-// One piece of the backward pass: what queries [q_begin, q_end) of the heads
-// [head_begin, head_end), which share one kv head, give to their own dq, and
-// to dk and dv of keys [kv_begin, kv_end). dq is the whole sum only where the
-// keys are all that the queries see, dk and dv only where the queries are all
-// that see the keys. kv_begin is a multiple of kKeyTile, so that a tile is the
-// same work however the pass is cut.
+// One piece of the backward pass: the contribution of queries [q_begin, q_end)
+// of the heads [head_begin, head_end), which share one kv head, to their own
+// dq, and to dk and dv of keys [kv_begin, kv_end). dq is complete only if these
+// are all keys that the queries see, dk and dv only if these are all queries
+// that see the keys. kv_begin is a multiple of kKeyTile, so tiles do not depend
+// on how the pass is cut.
 struct AttentionBackwardTask {
   int64_t batch = 0, head_begin = 0, head_end = 0;
   int64_t q_begin = 0, q_end = 0, kv_begin = 0, kv_end = 0;

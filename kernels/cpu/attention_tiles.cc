@@ -32,8 +32,8 @@ HWY_INLINE void ToPanelRow(const T* from, int64_t d, float factor, float* to) {
   std::fill(to + d, to + WholeVectors(d), 0.0f);
 }
 
-// Rows of one head lie a whole token apart, often in different pages, which no
-// hardware prefetcher follows: the rows to come are asked for here.
+// Rows of one head are a whole token apart, often in different pages, which no
+// hardware prefetcher follows: the next rows are prefetched here.
 template <class T>
 HWY_INLINE void PrefetchRow(const T* row, int64_t d) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
@@ -123,8 +123,8 @@ HWY_INLINE FullKeys SeenByAll(int64_t key, int64_t keys, int64_t position,
   return full;
 }
 
-// Queries of a tile that are computed together: all where each sees every key
-// of the tile, else kQueryGroup, so that little of what is masked is computed.
+// Queries of a tile that are computed together: all if each sees every key of
+// the tile, else kQueryGroup, so that few masked scores are computed.
 HWY_INLINE int64_t GroupSize(int64_t rows, int64_t position, int64_t key,
                              int64_t keys, const int32_t* starts) {
   const FullKeys full = SeenByAll(key, keys, position, rows, starts);
@@ -132,9 +132,8 @@ HWY_INLINE int64_t GroupSize(int64_t rows, int64_t position, int64_t key,
 }
 
 // One step of the online softmax over `keys` rows of transposed scores, for
-// queries whose first is at `position`, with keys from `key` on. Leaves
-// e^(s - max) in the scores and, in alpha, the factor of what was summed
-// before.
+// queries whose first is at `position`, with keys from `key` on. Leaves e^(s -
+// max) in the scores and, in alpha, the factor of the earlier sums.
 HWY_INLINE void SoftmaxStep(float* scores, int64_t keys, int64_t queries,
                             int64_t key, int64_t position,
                             const int32_t* starts, float* max, float* sum,
@@ -193,8 +192,8 @@ HWY_INLINE float Dot(const float* x, const T* y, int64_t n) {
   return Sum(sum);
 }
 
-// One query, as in generation: rows of k and v are read where they lie, once,
-// and nothing is padded to a tile.
+// One query, as in generation: rows of k and v are read in place, once, and
+// nothing is padded to a tile.
 template <class T>
 void ForwardOneQuery(const AttentionForwardArgs& args,
                      const AttentionForwardTask& task, float* scratch) {
@@ -250,7 +249,7 @@ void ForwardOneQuery(const AttentionForwardArgs& args,
   }
 }
 
-// What the forward pass keeps of one query tile; see ForwardScratch.
+// The forward pass's state of one query tile; see ForwardScratch.
 struct QueryState {
   float* transposed;  // [D, kQueryTile], scaled
   float* out;         // [kQueryTile, ld]
@@ -288,8 +287,8 @@ void ForwardTask(const AttentionForwardArgs& args,
     s.starts = reinterpret_cast<int32_t*>(s.sum + kQueryTile);
     return s;
   };
-  // Where sequences begin within a tile, a query's first keys may lie beyond
-  // the first tile: its sums begin at 0.
+  // If sequences begin within a tile, a query's first keys may be beyond the
+  // first tile: its sums begin at 0.
   const bool packed = args.packed.positions != nullptr;
   const int64_t first_key = FirstKeyTile(args, b, task.q_begin);
 
@@ -454,7 +453,7 @@ void BackwardTask(const AttentionBackwardArgs& args,
           const int64_t end = std::min(tile_keys, q + i + n - key);
           const int64_t begin = std::clamp<int64_t>(starts[i] - key, 0,
                                                     std::max<int64_t>(0, end));
-          // Of keys before the group's first sequence dk and dv get nothing.
+          // Keys before the group's first sequence add nothing to dk and dv.
           for (int64_t j = 0; j < begin; ++j) {
             for (float* const s : {scores, dscores}) {
               float* const row = s + j * kQueryTile + i;

@@ -1,6 +1,6 @@
 // The CPU's kernels: panels and oneDNN for matrix products, Highway (run-time
-// dispatch) and OpenMP for the rest. Every op is in the file of its name; see
-// kernels/ops.h for what each computes.
+// dispatch) and OpenMP for the rest. Every op is in the file of its name;
+// kernels/ops.h says what each computes.
 //
 // Invariant: the bits of a result depend on the arguments and on
 // `num_threads`, never on which thread ran what.
@@ -11,11 +11,11 @@
 
 #include "kernels/ops.h"
 
-// Which SIMD targets the kernels are compiled for; stands before any header of
-// Highway. AVX2 and above have fused multiply-add; SSSE3 and SSE4 have not, and
-// Highway's MulAdd rounds twice there, so that they would give other bits.
-// Machines without AVX2 run the scalar target (EMU128), whose multiply-adds
-// are std::fma (simd-inl.h): slow, and the same bits.
+// The SIMD targets that the kernels are compiled for; must precede any Highway
+// header. AVX2 and above have fused multiply-add; SSSE3 and SSE4 lack it, and
+// Highway's MulAdd rounds twice there, which would give other bits. Machines
+// without AVX2 run the scalar target (EMU128), whose multiply-adds are std::fma
+// (simd-inl.h): slow, but with the same bits.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4)
 
 namespace zero::cpu {
@@ -23,8 +23,8 @@ namespace zero::cpu {
 class MatmulCache;  // matmul.h
 
 // How products of 16-bit operands are computed. kNative: by oneDNN's 16-bit
-// primitives, where it has them. kConvert: in fp32, panel by panel, rounded on
-// the way out. kAuto: native where that is faster (HasFastBf16).
+// primitives, if it has them. kConvert: in fp32, panel by panel, rounded on the
+// way out. kAuto: native if that is faster (HasFastBf16).
 enum class LowPrecision { kAuto, kNative, kConvert };
 
 class CpuOps final : public Ops {

@@ -23,7 +23,7 @@ constexpr int64_t kMaxRows = 4096;
 struct Chunks {
   LossLogits logits;  // of every chunk but the last
   DType grad_dtype = DType::kF32;
-  Matrix dx;  // of every chunk but the last, where it is summed apart
+  Matrix dx;  // of every chunk but the last, if summed separately
 
   size_t DxBytes() const {
     return RoundUp(static_cast<size_t>(dx.rows * dx.ld) * sizeof(float), 64);
@@ -140,7 +140,7 @@ void CpuOps::LinearCrossEntropy(Stream& stream,
       return LossProducts(args, part, all, chunks.grad_dtype,
                           {row, rows, kept ? row : 0}, dx_sum, dw_written);
     };
-    // Of each row of a part's logits whose target is valid, or not.
+    // For each row of a part's logits, with its target valid or not.
     const auto for_each_row = [&](const LossProducts& p, const auto& visit) {
       ParallelRanges(num_threads_, rows, 1, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {

@@ -3,8 +3,8 @@
 //
 // The compute stream is the calling thread: Enqueue runs the work at once. A
 // stream of any other role is one worker thread with a queue; it blocks on a
-// condition variable while it has nothing to do, never spins, and enters OpenMP
-// on kHost alone, whose kernels have as many threads as those of kCompute.
+// condition variable while idle, never spins, and enters OpenMP only on kHost,
+// whose kernels have as many threads as those of kCompute.
 #ifndef ZERO_KERNELS_CPU_DEVICE_H_
 #define ZERO_KERNELS_CPU_DEVICE_H_
 
@@ -17,8 +17,8 @@
 
 namespace zero::cpu {
 
-// An event with CUDA's meaning: whoever waits, waits for the last Record that
-// was issued before the wait.
+// An event with CUDA's semantics: a wait is for the last Record issued before
+// it.
 std::unique_ptr<Event> MakeEvent();
 
 // A stream of `device`.
@@ -34,7 +34,7 @@ class CpuDevice final : public Device {
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   DeviceInfo info() const override;
-  // As of the first call in this process: its own bytes, and what it may take.
+  // As of the first call in this process: its own bytes, and those it may take.
   DeviceMemory memory() const override;
   int64_t stream_bytes(StreamRole role) const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes, MemoryKind kind) override;

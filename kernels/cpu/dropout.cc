@@ -9,7 +9,7 @@ HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 namespace {
 
-// x scaled where the word's uniform number is >= p, else 0.
+// x scaled if the word's uniform number is >= p, else 0.
 HWY_INLINE VF Drop(VF x, const uint32_t* words, float p, float scale) {
   const VU top = hn::ShiftRight<8>(hn::LoadU(du, words));
   const VF uniform = hn::Mul(hn::ConvertTo(df, hn::BitCast(di, top)),

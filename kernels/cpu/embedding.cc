@@ -35,8 +35,8 @@ void EmbeddingForwardRange(const EmbeddingForwardArgs& args, int64_t begin,
   ZERO_CPU_WITH_FLOAT_TYPE(args.out.dtype, T, GatherRows<T>(args, begin, end));
 }
 
-// Calls fn(row, begin, end) for what is there of columns [begin, end) of a row
-// of dtable: row[begin .. end).
+// Calls fn(row, begin, end) for the stored parts of columns [begin, end) of a
+// row of dtable: row[begin .. end).
 template <class T, class Fn>
 void ForEachPart(const EmbeddingBackwardArgs& args, int64_t id, int64_t begin,
                  int64_t end, const Fn& fn) {
@@ -135,7 +135,7 @@ void CpuOps::EmbeddingForward(Stream&, const EmbeddingForwardArgs& args) {
 namespace {
 
 // Threads split the columns, so that each row of the table has its sums in
-// order of i whatever the ids are; 16 columns are a cache line of fp32.
+// order of i for any ids; 16 columns are a cache line of fp32.
 constexpr int64_t kColumnGrain = 16;
 
 // (id, i) pairs sorted on the stack, this many rows of dout at a time.

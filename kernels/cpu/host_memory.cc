@@ -7,7 +7,7 @@
 namespace zero::cpu {
 namespace {
 
-// The number behind `name` at the begin of a line of the file; 0: none.
+// The number after `name` at the beginning of a line of the file; 0: none.
 int64_t NumberOf(const std::string& file, const std::string& name) {
   std::ifstream in(file);
   std::string line;
@@ -26,8 +26,8 @@ constexpr GroupFiles kV1 = {"/memory.limit_in_bytes", "/memory.usage_in_bytes",
                             "total_inactive_file "};
 constexpr GroupFiles kV2 = {"/memory.max", "/memory.current", "inactive_file "};
 
-// Calls `look` with the folder of every memory group that this process is in,
-// and of those around it.
+// Calls `look` with the folder of every memory group of this process, and of
+// the enclosing ones.
 void ForEachGroup(const std::string& root,
                   const std::function<void(const std::string& folder,
                                            const GroupFiles& files)>& look) {

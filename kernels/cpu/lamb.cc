@@ -45,8 +45,8 @@ void MomentSpan(const LambArgs& args, const Constants& c, const M& masters,
                 });
 }
 
-// Squares of p and of the update, into squares[0] and [1], are taken on the
-// way, so that the update is never stored.
+// Sums squares of p and of the update into squares[0] and [1] on the way, so
+// that the update is never stored.
 void MomentRun(const LambArgs& args, float weight_decay, int64_t begin,
                int64_t end, double* squares) {
   constexpr int64_t kChunk = 16 * kSquareBlock;  // stays in the L1 cache
@@ -91,7 +91,7 @@ HWY_EXPORT(ApplyRange);
 
 namespace {
 
-// A run of a range, as sums of squares want it.
+// A run of a range, for sums of squares.
 struct Run {
   size_t range;
   int64_t begin, end;
@@ -102,7 +102,7 @@ struct Run {
 // Runs whose sums are on the stack at a time: 8 million elements.
 constexpr size_t kRunsAtATime = 512;
 
-// The next runs behind element `begin` of range `range`; both move on.
+// The next runs after element `begin` of range `range`; advances both.
 size_t NextRuns(absl::Span<const UpdateRange> ranges, size_t* range,
                 int64_t* begin, Run* runs) {
   size_t count = 0;

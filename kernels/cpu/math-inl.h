@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 
-// The vector comes second: x86 returns the second operand where one is NaN.
+// The vector is second: x86 returns the second operand if one is NaN.
 HWY_INLINE VF Clamp(VF v, float lo, float hi) {
   return hn::Min(hn::Set(df, hi), hn::Max(hn::Set(df, lo), v));
 }

@@ -56,7 +56,7 @@ dnnl::memory::desc Desc(int64_t rows, int64_t cols, DType dtype, int64_t ld,
       transposed ? dnnl::memory::dims{1, ld} : dnnl::memory::dims{ld, 1});
 }
 
-// What a primitive is made for.
+// The key of a primitive.
 using Key = std::array<int64_t, 9>;
 
 Key KeyOf(const Product& p, const Shape& s) {
@@ -88,8 +88,8 @@ struct Tiling {
   size_t bytes;  // of the workspace, for each thread
 };
 
-// Rows of an fp32 c, at most, that are oneDNN's: to pack b for them takes
-// longer than to multiply.
+// Most rows of an fp32 c that go to oneDNN: packing b for them takes longer
+// than multiplying.
 constexpr int64_t kFewRows = 16;
 
 constexpr int64_t kNoLimit = int64_t{1} << 62;
@@ -98,8 +98,9 @@ struct TileLimits {
   int64_t rows, cols, elems;
 };
 
-// Chooses the tiles of c[m, n]: the slowest thread's elements, and what packing
-// the two operands costs, in elements (a twelfth of a tile of 128 x 1024).
+// Chooses the tiles of c[m, n]: minimizes the slowest thread's elements plus
+// the cost of packing the two operands, in elements (a twelfth of a tile of 128
+// x 1024).
 void CutResult(int64_t m, int64_t n, int num_threads, const TileLimits& max,
                Tiling* t) {
   constexpr int64_t kCols = 48, kRows = 8;  // of the kernels with AVX-512
@@ -132,11 +133,11 @@ TileLimits LimitsOf(const Product& p, bool native) {
   // MiB per thread that it allocates itself; with 1 / rows + 1 / cols above
   // 0.00196 oneDNN 2.6 does not pack, which costs the gradient of a weight up
   // to a fifth of its speed. It keeps fp32 sums of a 16-bit c, and a little
-  // beside them.
+  // more.
   constexpr int64_t kCols = 2064;
   constexpr int64_t kSums = MatmulCache::kThreadBytes / 4 - 1024;
-  // Of panels, the columns that fit into kThreadBytes, and where there are sums
-  // beside them, tiles about as large as a second-level cache.
+  // For panels, the columns that fit into kThreadBytes; with sums besides,
+  // tiles about as large as an L2 cache.
   constexpr int64_t kPanelCols = 1920, kSide = 1152, kElems = int64_t{1} << 18;
   const bool f32 = p.c.dtype == DType::kF32;
   if (native) return {kNoLimit, kCols, f32 ? kNoLimit : kSums};
@@ -168,8 +169,7 @@ Product TileOf(const Product& p, int64_t row, int64_t rows, int64_t col,
   return tile;
 }
 
-// `total` is cut into pieces of `piece` and one of what is left over: the sizes
-// that occur.
+// The sizes that occur if `total` is cut into pieces of `piece` and a rest.
 std::array<int64_t, 2> Sizes(int64_t total, int64_t piece) {
   const int64_t rest = total % piece;
   return {piece, rest == 0 ? piece : rest};
@@ -195,7 +195,7 @@ struct MatmulCache::Impl {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
   absl::flat_hash_map<Key, Tiling> tilings;
-  // By the tile's product. Not added to while a product runs.
+  // By the tile's product. Unchanged while a product runs.
   absl::flat_hash_map<Key, std::unique_ptr<Primitive>> primitives;
 
   bool Native(DType dtype) const {
@@ -250,7 +250,7 @@ bool MatmulCache::Impl::HasBf16() {
   return TryDescribe(p, ShapeOf(p)).has_value();
 }
 
-// Nothing where oneDNN has no primitive, or only its reference.
+// None if oneDNN has no primitive, or only its reference.
 std::optional<dnnl::matmul::primitive_desc> MatmulCache::Impl::TryDescribe(
     const Product& p, const Shape& s) {
   try {
@@ -267,7 +267,7 @@ const Primitive& MatmulCache::Impl::Make(const Product& p) {
   if (slot != nullptr) return *slot;
   slot = std::make_unique<Primitive>();
   Primitive& made = *slot;
-  // Primitives keep the number of threads of the moment they are made.
+  // Primitives keep the number of threads at their creation.
   omp_set_num_threads(1);
   auto desc = TryDescribe(p, s);
   if (!desc.has_value() && p.residual.data != nullptr) {
@@ -299,7 +299,7 @@ const Tiling& MatmulCache::Impl::Prepare(const Product& p, const Shape& s) {
   return t;
 }
 
-// False where panels are better, or oneDNN lacks a primitive.
+// False if panels are better, or oneDNN lacks a primitive.
 bool MatmulCache::Impl::PrepareNative(const Product& p, const Shape& s,
                                       Tiling* t) {
   if (p.a.dtype != p.b.dtype || !Native(p.a.dtype)) return false;
@@ -374,7 +374,7 @@ void MatmulCache::Run(const Product& p, Workspace workspace) {
   const Tiling& t = impl_->Prepare(p, s);
   ZERO_CHECK_GE(workspace.bytes,
                 static_cast<size_t>(impl_->num_threads) * t.bytes);
-  // Within a team of one, oneDNN asks for the threads of a team to come; the
+  // Within a team of one, oneDNN uses the thread count of the next team; the
   // caller's thread may serve several devices.
   if (omp_get_max_threads() != impl_->num_threads) {
     omp_set_num_threads(impl_->num_threads);

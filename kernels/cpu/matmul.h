@@ -6,11 +6,11 @@
 // product is found by shape, strides, dtypes and options; a hit costs about two
 // microseconds, a miss of oneDNN's 0.3 ms for each size of tile.
 //
-// 16-bit operands go to oneDNN's 16-bit primitives where that is faster
+// 16-bit operands go to oneDNN's 16-bit primitives if that is faster
 // (HasFastBf16), and a few rows of fp32 to its fp32 ones, which read the
-// operands where they lie. Everything else is computed in panels: 16-bit
-// operands are converted as they are packed, and a tile is rounded to nearest
-// even on the way out.
+// operands in place. Everything else is computed in panels: 16-bit operands are
+// converted as they are packed, and a tile is rounded to nearest even on the
+// way out.
 //
 // The bits of c depend on shapes, strides, dtypes and options. Only oneDNN's
 // kernels also depend on the sizes of the tiles, and so on the number of
@@ -40,14 +40,14 @@ class MatmulCache {
   MatmulCache(int num_threads, LowPrecision low_precision);
   ~MatmulCache();
 
-  // A function of shapes, strides and dtypes alone.
+  // A function of only shapes, strides and dtypes.
   size_t WorkspaceBytes(const Product& product);
 
   // Threads: the calling thread and its OpenMP team of num_threads.
   void Run(const Product& product, Workspace workspace);
 
-  // Whether products of `dtype` use oneDNN's own primitives (where it has one
-  // for the shape that is not its slow reference).
+  // Whether products of `dtype` use oneDNN's own primitives (if it has one for
+  // the shape other than its slow reference).
   bool IsNative(DType dtype) const;
 
  private:

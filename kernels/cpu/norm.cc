@@ -181,7 +181,7 @@ HWY_EXPORT(SumPartialsRange);
 namespace {
 
 // dweight and dbias are summed over fixed blocks of rows, and the blocks in
-// order: a function of the number of rows alone.
+// order: a function of only the number of rows.
 struct RowBlocks {
   explicit RowBlocks(int64_t num_rows)
       : rows(std::max<int64_t>(32, (num_rows + 127) / 128)),

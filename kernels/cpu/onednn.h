@@ -18,8 +18,8 @@ inline bool IsKind(const dnnl::matmul::primitive_desc& desc,
 // a few rows): 129-170 against 67-150 of the blocked kernels (brgemm) that
 // oneDNN offers first on AVX-512, the least where rows lie a multiple of 4 KiB
 // apart (Xeon, oneDNN 2.6); and for the gradients of bf16: 390-430 against
-// 320-400 (Zen 5). It loses where both operands of a bf16 product lie along k:
-// 360-400 against 410-420.
+// 320-400 (Zen 5). It loses if both operands of a bf16 product are contiguous
+// along k: 360-400 against 410-420.
 // `desc` and `attr` are read again for the second choice, so they are named
 // objects of the caller, never temporaries.
 inline dnnl::matmul::primitive_desc ChooseMatmul(

@@ -10,8 +10,7 @@
 
 namespace zero::cpu {
 
-// `args` of an optimizer as the elements of one of its ranges see them: with
-// nothing that is a whole.
+// An optimizer's `args` for the elements of one of its ranges.
 template <class Args>
 Args ArgsOf(const Args& args, const UpdateRange& range) {
   Args own = args;
@@ -28,7 +27,7 @@ Args ArgsOf(const Args& args, const UpdateRange& range) {
   return own;
 }
 
-// True when this step must leave everything as it is.
+// True if this step must change nothing.
 inline bool SkipsUpdate(const UpdateState& state) {
   return state.found_non_finite != nullptr && *state.found_non_finite != 0;
 }
@@ -38,8 +37,8 @@ inline float GradScale(const UpdateState& state) {
 }
 
 // Calls update(args as ArgsOf range i, i, begin, end) for pieces that together
-// cover every range once. The updates are element-wise, so that the cut changes
-// no bit.
+// cover every range once. The updates are element-wise, so the cut changes no
+// bit.
 template <class Args, class Update>
 void UpdateRanges(const char* op, int num_threads, const Args& args,
                   const Update& update) {

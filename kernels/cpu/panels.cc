@@ -16,19 +16,19 @@ namespace zero::cpu::HWY_NAMESPACE {
 inline constexpr int64_t kRows = kTileRows == 12 ? 8 : 4;
 inline constexpr int64_t kCols = 3 * static_cast<int64_t>(kMaxLanes);
 
-// k of a panel, at most: more of it, and sums go to c less often.
+// Largest k of a panel: the larger, the less often sums go to c.
 inline constexpr int64_t kDepth = 512;
 
-// What is packed at a time, so that panels of both stay in the caches.
+// Sizes packed at a time, so that panels of both stay in the caches.
 inline constexpr int64_t kBlockRows = 9 * kRows;
 inline constexpr int64_t kBlockCols = 3 * kCols;
 
-// For so few rows, to pack columns that lie side by side does not pay.
+// For so few rows packing adjacent columns does not pay.
 inline constexpr int64_t kRowsInPlace = 2 * kBlockRows;
 
 // The parts of the scratch.
 struct Panels {
-  bool b_in_place;  // but for its last columns, where they fill no panel
+  bool b_in_place;  // except last columns that fill no panel
   int64_t pieces;   // of k
   int64_t depth;    // of the longest
   float* a;         // of kBlockRows rows
@@ -76,15 +76,15 @@ HWY_INLINE const float* Floats(const float* row, int64_t, float*) {
   return row;
 }
 
-// Asks for a row that is read soon.
+// Prefetches a row.
 template <class T>
 HWY_INLINE void Prefetch(const T* row, int64_t n) {
   constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(T));
   for (int64_t i = 0; i < n; i += kLine) __builtin_prefetch(row + i);
 }
 
-// x[k, n] to panels of kWidth columns, to[k, kWidth] each, with zeros behind
-// the last column.
+// x[k, n] to panels of kWidth columns, to[k, kWidth] each, with zeros after the
+// last column.
 template <int64_t kWidth, class T>
 HWY_INLINE void PackColumns(const T* x, int64_t ld, int64_t k, int64_t n,
                             const Panels& panels, float* to) {
@@ -103,7 +103,7 @@ HWY_INLINE void PackColumns(const T* x, int64_t ld, int64_t k, int64_t n,
   }
 }
 
-// x[n, k] to panels of kWidth rows, to[k, kWidth] each, with zeros behind the
+// x[n, k] to panels of kWidth rows, to[k, kWidth] each, with zeros after the
 // last row. D: the rows that are transposed together.
 template <int64_t kWidth, class D, class T>
 HWY_INLINE void PackRows([[maybe_unused]] D d, const T* x, int64_t ld,
@@ -216,7 +216,7 @@ void MultiplyBlock(const Product& tile, const Piece& piece, int64_t row,
       }
       const LeftTile a = {panels.a + i / kRows * panels.Stride(kRows), 1,
                           kRows};
-      // Straight into c where only sums are added.
+      // Straight into c if only sums are added.
       const bool direct = f32 && j + kCols <= tile.c.cols &&
                           (!piece.last || (tile.bias.data == nullptr &&
                                            tile.residual.data == nullptr));

@@ -19,8 +19,8 @@ size_t PanelProductBytes(const Product& tile);
 // the pieces' sums are added in order. A 16-bit c is rounded once, to nearest
 // even.
 //
-// The bits of an element depend on its row of a, its column of b, what is added
-// and dtypes: neither on the tile nor on the CPU.
+// The bits of an element depend on its row of a, its column of b, the addends
+// and the dtypes, not on the tile or the CPU.
 void PanelProduct(const Product& tile, void* scratch);
 
 }  // namespace zero::cpu

@@ -12,8 +12,8 @@ namespace zero::cpu {
 
 // Calls fn(begin, end) once per thread with contiguous pieces of [0, n), each
 // beginning at a multiple of `grain`. A loop of one grain or less stays on the
-// calling thread. The partition depends on nothing but the arguments. `args` go
-// to fn before begin.
+// calling thread. The partition depends only on the arguments. `args` go to fn
+// before begin.
 template <class Fn, class... Args>
 void ParallelRanges(int num_threads, int64_t n, int64_t grain, Fn fn,
                     const Args&... args) {

@@ -68,8 +68,8 @@ HWY_INLINE void BlockToF32(const T* src, int64_t n, float* HWY_RESTRICT dst) {
   std::fill(dst + n, dst + kSquareBlock, 0.0f);
 }
 
-// sum + the squares of src[begin, end), blocks from `begin` on: of a run, or,
-// in several calls, of what of it is cut at blocks.
+// sum + the squares of src[begin, end), blocks from `begin` on: of a run, or of
+// its parts, cut at blocks.
 template <class T>
 HWY_INLINE double AddSquares(double sum, const T* src, int64_t begin,
                              int64_t end) {

@@ -62,7 +62,7 @@ HWY_EXPORT(CountNonFiniteRange);
 namespace {
 
 // Runs whose sums are on the stack at a time; the total is formed from them in
-// order, so that the size of the array changes nothing.
+// order, so the size of the array changes nothing.
 constexpr int64_t kRunsAtATime = 1024;
 
 double SumOfSquares(int num_threads, const ConstVector& src) {
@@ -115,7 +115,7 @@ void CpuOps::Clip(Stream&, const ClipArgs& args) {
   if (args.max_norm > 0) {
     coefficient = std::min(1.0, args.max_norm / (norm + 1e-6));
   }
-  // Judged as the fp32 number that is reported.
+  // Tested as the fp32 number that is reported.
   *args.norm = static_cast<float>(norm);
   *args.grad_scale = static_cast<float>(args.inverse_scale * coefficient);
   const bool found = args.keep_found && *args.found_non_finite != 0;

@@ -113,7 +113,7 @@ HWY_INLINE void RoundStochastically(const UpdateState& state, int64_t begin,
 
 // ---- Where masters are ------------------------------------------------------
 
-// As they are: fp32 parameters, or masters whose parameters nobody stores yet.
+// As they are: fp32 parameters, or masters whose parameters are not stored yet.
 struct Masters {
   explicit Masters(const UpdateState& state)
       : master(static_cast<float*>(state.master.data != nullptr
@@ -138,7 +138,7 @@ HWY_INLINE VF RoundedMaster(VF v) {
   return UnlessNaN(v, hn::Add(hn::BitCast(du, v), hn::Set(du, 0x8000)));
 }
 
-// Whole, with parameters of type P beside them.
+// Whole, with separate parameters of type P.
 template <class P>
 struct MastersBeside : Masters {
   explicit MastersBeside(const UpdateState& state)

@@ -1,5 +1,5 @@
-// Vectors of fp32 loaded from and stored to fp32, bf16 and fp16 memory, and
-// the few functions that Highway 1.0.3 rounds otherwise than we promise.
+// Vectors of fp32 loaded from and stored to fp32, bf16 and fp16 memory, and the
+// few functions that Highway 1.0.3 rounds differently from our promise.
 // A source that includes it (or another -inl.h) is compiled once per SIMD
 // target and looks like kernels/cpu/elementwise.cc.
 //
@@ -11,8 +11,8 @@
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/storage.h"
 
-// Includes the source that is compiled, from its first line, for every target
-// but the last. In it this header does nothing before highway.h.
+// Includes the compiled source, from its first line, for every target but the
+// last. There this header does nothing before highway.h.
 #define HWY_TARGET_INCLUDE __BASE_FILE__
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
@@ -49,8 +49,8 @@ inline constexpr DU16 du16;
 // Lanes of a vector, as the signed type of all our counts.
 HWY_INLINE int64_t NumLanes() { return static_cast<int64_t>(hn::Lanes(df)); }
 
-// Of a lambda that works on vectors: it has the target of the functions around
-// it, and is part of them.
+// For a lambda on vectors: gives it the target of the enclosing function, and
+// inlines it.
 #undef ZERO_CPU_BODY
 #define ZERO_CPU_BODY HWY_ATTR __attribute__((always_inline))
 
@@ -124,8 +124,7 @@ HWY_INLINE void Store(VF v, Upper16* p) {
              reinterpret_cast<uint16_t*>(p));
 }
 
-// `sums`, of the bits of v and what rounds them at bit 16, or where v is NaN a
-// quiet one.
+// `sums` of v's bits and their rounding at bit 16, or a quiet NaN if v is NaN.
 HWY_INLINE VF UnlessNaN(VF v, VU sums) {
   const VU quiet = hn::Or(hn::BitCast(du, v), hn::Set(du, 0x00400000));
   const auto nan = hn::RebindMask(du, hn::IsNaN(v));
@@ -183,11 +182,11 @@ struct WholeVector {
   HWY_INLINE void Store(VF v, T* span) const {
     HWY_NAMESPACE::Store(v, span + i);
   }
-  // `v` in the lanes that the span has, `other` in the rest.
+  // `v` in the span's lanes, `other` in the rest.
   HWY_INLINE VF Keep(VF v, VF) const { return v; }
 };
 
-// The last, partial vector of a span: [i, i + n), n < NumLanes(). Lanes behind
+// The last, partial vector of a span: [i, i + n), n < NumLanes(). Lanes beyond
 // the span are loaded as zero and not stored.
 struct LastVector {
   static constexpr bool kWhole = false;
@@ -233,8 +232,8 @@ HWY_INLINE void AddSpans(const A* a, const B* b, Y* y, int64_t begin,
   });
 }
 
-// to = from * factor. `to` may be `from`, narrowed in place: nothing is written
-// ahead of what is still to be read.
+// to = from * factor. `to` may be `from`, narrowed in place: no write overtakes
+// a pending read.
 template <class S, class D>
 HWY_INLINE void ScaleSpan(const S* from, int64_t n, float factor, D* to) {
   const VF f = hn::Set(df, factor);

@@ -67,7 +67,7 @@ void Gradient(float* logits, int64_t n, const LossRow& row, int64_t target,
   const VF shift = hn::Set(df, row.max);
   const VF factor =
       hn::Set(df, static_cast<float>(static_cast<double>(scale) / row.sum));
-  // Nothing is written ahead of what is still to be read.
+  // No write overtakes a pending read.
   ForEachVector(0, n, [&](auto at) ZERO_CPU_BODY {
     const VF e = Exp(hn::Sub(at.Load(logits), shift));
     at.Store(hn::Mul(e, factor), reinterpret_cast<T*>(logits));

@@ -14,7 +14,7 @@ void AddToLossRow(const float* logits, int64_t n, LossRow* row);
 
 // Replaces logits[0..n) by (softmax - onehot(target)) * scale, stored as
 // `dtype` from their first byte on: fp32 in place, bf16 in the first half. A
-// target outside of [0, n) is none of these.
+// target outside [0, n) matches none of them.
 void LossRowGradient(float* logits, int64_t n, const LossRow& row,
                      int64_t target, float scale, DType dtype);
 

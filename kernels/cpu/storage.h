@@ -16,7 +16,7 @@ struct BF16 {
 struct F16 {
   uint16_t bits;
 };
-// The upper half of 32 bits, stored as it is and not rounded.
+// The upper half of 32 bits, stored without rounding.
 struct Upper16 {
   uint16_t bits;
 };

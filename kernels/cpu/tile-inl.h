@@ -1,6 +1,6 @@
-// Products of small fp32 tiles that lie in the first-level caches: what
-// attention and the panels of large products are made of. One thread, no
-// packing, no allocation.
+// Products of small fp32 tiles in the L1 cache: the building blocks of
+// attention and of large products' panels. One thread, no packing, no
+// allocation.
 #include "kernels/cpu/simd-inl.h"
 
 #if defined(ZERO_KERNELS_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -13,8 +13,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace zero::cpu::HWY_NAMESPACE {
 
-// Element (i, p) of the left operand is a[i * row + p * col]: transposing it
-// costs nothing, since it is only ever broadcast.
+// Element (i, p) of the left operand is a[i * row + p * col]: transposing it is
+// free, since it is only broadcast.
 struct LeftTile {
   const float* data;
   int64_t row;

@@ -1,9 +1,9 @@
 // Tells ThreadSanitizer about OpenMP's fork and join; empty in every other
 // build. libgomp is not instrumented, so TSan would see neither and call every
 // parallel loop a race. Every parallel region of ours and of oneDNN goes
-// through GOMP_parallel; this one stands in front of libgomp's. (A limit of
-// one OpenMP thread is no way out: oneDNN cuts its work for the threads it
-// asked for and leaves the rest undone.)
+// through GOMP_parallel; this one precedes libgomp's. (Limiting OpenMP to one
+// thread does not help: oneDNN cuts its work for the threads it asked for and
+// leaves the rest undone.)
 #if defined(__SANITIZE_THREAD__)
 
 #include <dlfcn.h>
@@ -37,9 +37,9 @@ extern "C" void GOMP_parallel(void (*body)(void*), void* data,
   __tsan_acquire(&team.join);
 }
 
-// oneDNN is not instrumented either. TSan sees it call `new` and lock, and not
-// the guards of its static variables that order these, so that ranks which
-// make their first primitives at the same time look like a race.
+// oneDNN is not instrumented either. TSan sees its calls of `new` and its
+// locks, but not the guards of static variables that order these, so ranks that
+// make their first primitives concurrently look like a race.
 extern "C" const char* __tsan_default_suppressions() {
   return "race:libdnnl.so\n";
 }

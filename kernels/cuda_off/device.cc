@@ -1,4 +1,4 @@
-// Linked where CUDA is not built.
+// Linked if CUDA is not built.
 #include "kernels/device.h"
 
 #include "absl/status/status.h"

@@ -78,7 +78,7 @@ std::vector<PortableTensor> GptModel::PortableTensors() const {
   auto add = [&](const std::string& name, Parameter* parameter) {
     tensors.push_back({name, parameter, 0, parameter->shape, false});
   };
-  // Conv1D keeps [in, out] where our weights are [out, in].
+  // Conv1D stores [in, out], our weights are [out, in].
   auto add_linear = [&](const std::string& name, const LinearParams& linear) {
     const Shape& shape = linear.weight->shape;
     tensors.push_back({name + ".weight", linear.weight, 0,

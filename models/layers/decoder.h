@@ -1,5 +1,5 @@
-// What the decoders share: how a unit adds its layers, the units at both ends,
-// and a model's questions about all of them.
+// Shared by the decoders: adding layers to a unit, the units at both ends, and
+// the model around them.
 // Legend: M = B * T tokens, C channels, V vocabulary, P positions.
 #ifndef ZERO_MODELS_LAYERS_DECODER_H_
 #define ZERO_MODELS_LAYERS_DECODER_H_
@@ -85,7 +85,7 @@ class EmbeddingUnit : public DecoderUnit {
 
 class HeadUnit : public DecoderUnit {
  public:
-  // `tied`: the embedding's table; null for a head of its own.
+  // `tied`: the embedding's table; null for a separate head.
   HeadUnit(const ModelConfig& config, const std::string& norm_name,
            Parameter* tied)
       : DecoderUnit("head", config),

@@ -12,7 +12,7 @@ inline const Weight* WeightOf(const Parameter* parameter) {
   return parameter == nullptr ? nullptr : &parameter->weight;
 }
 
-// The rows of words, without those that are only stored. No gradient.
+// The rows of tokens, without padding rows. No gradient.
 inline Weight WordsOf(const Parameter& table) {
   return {.value = table.weight.value.Slice(0, table.shape)};
 }

@@ -47,7 +47,7 @@ CONFIG = {
 
 
 class HostsTest(unittest.TestCase):
-    """Of `hosts` hosts, for all tests of a class."""
+    """A cluster of `hosts` hosts for all tests of a class."""
     hosts = 2
 
     @classmethod
@@ -82,7 +82,8 @@ class HostsTest(unittest.TestCase):
         return self.cluster("on", "ctl", *args, cwd=self.folder)
 
     def threads_hash(self, ranks, *sets):
-        """parameters_hash of ranks that are threads of one process here."""
+        """parameters_hash of a run with ranks as threads of one process
+        here."""
         subprocess.run([ZERO, "train", "run.json", "--ranks", str(ranks),
                         "--threads", "1", "--set",
                         "training.out_dir=threads", *sets], check=True,
@@ -117,7 +118,7 @@ class HostsTest(unittest.TestCase):
         self.fail("job %s is %s\n%s" % (job, state, self.output()))
 
     def metrics(self):
-        """The lines of the run so far; the last may be in the making."""
+        """The lines of the run so far; the last may be incomplete."""
         try:
             with open(self.path("run", "metrics.jsonl")) as file:
                 return [json.loads(line) for line in file
@@ -134,7 +135,7 @@ class HostsTest(unittest.TestCase):
         self.fail(self.output())
 
     def mpirun(self, *args, hosts=2):
-        """mpirun.sh on ctl, with a hostfile of so many hosts."""
+        """mpirun.sh on ctl, with a hostfile of this many hosts."""
         with open(self.path("hosts"), "w") as file:
             for number in range(1, hosts + 1):
                 file.write("node%d slots=1\n" % number)
@@ -181,7 +182,8 @@ class ClusterTest(HostsTest):
             self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
         self.assertEqual(run.wait(timeout=90), 0, self.output())
         text = self.output()
-        self.assertRegex(text, r"process 1 ended without a word|rank 1 .*node2")
+        self.assertRegex(text,
+                         r"process 1 ended without reporting|rank 1 .*node2")
         self.assertIn("start 2, after run/checkpoints/step-", text)
         self.assertIn("start 3, after run/checkpoints/step-", text)
         self.assertEqual(self.summary()["parameters_hash"],
@@ -232,8 +234,8 @@ class ElasticTest(HostsTest):
         self.expect_one_run("node3")
         # 8 sequences are shared by 2 hosts and not by 3; 4 hosts are too many.
         for least, message in ((2, "on 2 hosts: node1 node2"),
-                               (3, "8 is no multiple of 3 ranks"),
-                               (4, "3 hosts, and --elastic wants 4")):
+                               (3, "8 is not a multiple of 3 ranks"),
+                               (4, "3 hosts, and --elastic needs 4")):
             run = self.mpirun("--elastic", "%d:4" % least, "run.json",
                               "--threads", "1", "--set",
                               "training.out_dir=few%d" % least, hosts=4)
@@ -256,13 +258,13 @@ class ElasticTest(HostsTest):
 
 @unittest.skipIf(MISSING, "SKIPPED: there is no " + ", no ".join(MISSING))
 class FaultsTest(HostsTest):
-    """What goes wrong on the second of two hosts in the middle of a run."""
+    """Faults on the second of two hosts in the middle of a run."""
     steps = ["--threads", "1", "--set", "training.steps=1000", "--set",
              "training.save_every=10", "--set",
              "communication.timeout_seconds=5"]
 
     def times(self):
-        """A folder of its own for each."""
+        """A separate folder for each."""
         for number in range(FAULTS):
             begin = time.monotonic()
             yield number
@@ -292,7 +294,7 @@ class FaultsTest(HostsTest):
             self.cluster("on", "node2", "pkill", "-9", "-x", "zero")
             self.ends(run)
             self.assertRegex(self.output(),
-                             "process 1 ended without a word|rank 1 .*node2")
+                             "process 1 ended without reporting|rank 1 .*node2")
             self.assertIn("start 2, after run/checkpoints/step-", self.output())
             self.expect_whole()
 
@@ -300,7 +302,7 @@ class FaultsTest(HostsTest):
         for _ in self.times():
             job = self.sbatch(JOBS + "/slurm.sbatch", "run.json", *self.steps)
             self.wait_for_steps(25)
-            # Its supervisor starts slurmd again.
+            # Its supervisor restarts slurmd.
             self.cluster("on", "node2", "bash", "-c",
                          "pkill -9 -x slurmd; pkill -9 -x slurmstepd; "
                          "pkill -9 -x zero; slurmd -N node2 -f $SLURM_CONF")
@@ -320,7 +322,7 @@ class FaultsTest(HostsTest):
                 self.ends(run)
             finally:
                 self.cluster("on", "node2", "ip", "link", "set", "eth0", "up")
-                with contextlib.suppress(AssertionError):  # where none is left
+                with contextlib.suppress(AssertionError):  # if none is left
                     self.cluster("on", "node2", "pkill", "-9", "-x",
                                  "zero|orted")
             self.assertIn("on 1 hosts: node1", self.output())
@@ -337,7 +339,7 @@ class FaultsTest(HostsTest):
             self.expect_whole()
 
     def test_a_full_disk(self):
-        # A limit on the size of files stands for one, on this host alone.
+        # A file size limit stands in for one, only on this host.
         script = self.path("zero")
         with open(script, "w") as file:
             file.write("#!/bin/bash\n[ $(hostname) != node2 ] || "

@@ -22,7 +22,7 @@ def program():
 
 
 class Browser:
-    """One tab. `events` are all that came, as the protocol has them."""
+    """One tab. `events` are all events received, in the protocol's form."""
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -90,7 +90,7 @@ class Browser:
         while not any(e.get("method") == "Page.loadEventFired"
                       for e in self.events):
             self.events.append(self._next())
-        # Charts take the size of their places in the next frames.
+        # Charts get their size in the next frames.
         self.run("new Promise(done => requestAnimationFrame("
                  "() => requestAnimationFrame(done)))")
 
@@ -103,7 +103,7 @@ class Browser:
         return answer["result"].get("value")
 
     def problems(self):
-        """What the page complained of since it was opened."""
+        """The page's errors and warnings since it was opened."""
         return [e["params"] for e in self.events
                 if e.get("method") in ("Runtime.exceptionThrown",
                                        "Log.entryAdded") or
@@ -111,7 +111,7 @@ class Browser:
                  e["params"]["type"] in ("error", "warning", "assert"))]
 
     def requests(self):
-        """Addresses that the page asked for since it was opened."""
+        """Addresses that the page requested since it was opened."""
         return [e["params"]["request"]["url"] for e in self.events
                 if e.get("method") == "Network.requestWillBeSent"]
 

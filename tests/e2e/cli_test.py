@@ -1,4 +1,4 @@
-"""The program as a user calls it: out/zero and files, nothing else."""
+"""The program as a user calls it: only out/zero and files."""
 
 import ctypes
 import ctypes.util
@@ -30,7 +30,7 @@ CONFIG = {
 
 
 def byte_level_tokenizer():
-    """A tokenizer.json as GPT-2's, with few merges."""
+    """A tokenizer.json like GPT-2's, with few merges."""
     letters = [chr(b) for b in range(256)
                if 33 <= b <= 126 or 161 <= b and b != 173]
     letters += [chr(256 + i) for i in range(256 - len(letters))]
@@ -91,12 +91,12 @@ class CliTest(unittest.TestCase):
     def test_checkpoint_commands_say_what_they_want(self):
         for args, error in (
             ((), "A subcommand is required"),
-            (("list", "none"), "'none' is no folder"),
+            (("list", "none"), "'none' is not a folder"),
             (("show", "."), "it has no checkpoint.json"),
-            (("verify", "none"), "'none' is not there; name a checkpoint"),
+            (("verify", "none"), "'none' does not exist; name a checkpoint"),
             (("diff", ".", "none"), "it has no checkpoint.json"),
             (("export", "none", "out", "--dtype", "fp8"), "--dtype: fp8"),
-            (("export", "none", "out"), "'none' is not there"),
+            (("export", "none", "out"), "'none' does not exist"),
         ):
             self.assertIn(error, self.error("checkpoint", *args))
         self.assertEqual(self.zero("checkpoint", "diff", ".", ".").returncode, 2)
@@ -120,7 +120,7 @@ class CliTest(unittest.TestCase):
             same = self.ok("checkpoint", "diff", "a/checkpoints/" + step,
                            "b/checkpoints/" + step)
             self.assertIn("config zero_optimization.stage: 1 and 3", same)
-            self.assertIn("the same: ", same)
+            self.assertIn("equal: ", same)
         other = self.zero("checkpoint", "diff", "a", "c")
         self.assertIn("elements differ, first ", other.stderr)
         self.assertEqual(other.returncode, 1)
@@ -156,7 +156,7 @@ class CliTest(unittest.TestCase):
             ({"RANK": "4"}, train, "RANK is 4, but WORLD_SIZE is 4"),
             ({}, (*train, "--ranks", "2", "--device", "cuda"),
              "--ranks 2, but WORLD_SIZE is 4, one rank in each process"),
-            ({}, train, "WORLD_SIZE is 4, but torchrun can not connect ranks on "
+            ({}, train, "WORLD_SIZE is 4, but torchrun cannot connect ranks on "
              "the CPU; start them by mpirun or srun --mpi=pmix, or --ranks 4"),
             ({}, (*train, "--set", "communication.backend=local"),
              'communication.backend: "local" connects threads of one process, '
@@ -188,9 +188,9 @@ class CliTest(unittest.TestCase):
                 self.assertEqual(result.returncode, 0, result.stderr)
                 self.assertIn(words, result.stdout)
                 self.assertIn("zero: note: WORLD_SIZE is 2, and %s takes one "
-                              "process: rank 0 does it, the others leave\n"
+                              "process: rank 0 does it, the others exit\n"
                               % args[0], result.stderr)
-        # What says or writes something on every machine does so.
+        # Commands that print or write on every machine still do.
         result = self.zero("config", "config.json", env={**env, "RANK": "1"})
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn('"sequence_length"', result.stdout)
@@ -198,8 +198,8 @@ class CliTest(unittest.TestCase):
     def test_a_trace_replaces_traces_only(self):
         train = ("train", "config.json", "--set", "training.steps=1", "--trace")
         before = self.read_json("config.json")
-        self.assertIn("--trace: 'config.json' exists and is no trace; choose "
-                      "another name", self.error(*train, "config.json"))
+        self.assertIn("--trace: 'config.json' exists and is not a trace; "
+                      "choose another name", self.error(*train, "config.json"))
         self.assertEqual(self.read_json("config.json"), before)
         for _ in range(2):
             self.ok(*train, "trace.json")
@@ -220,7 +220,7 @@ class CliTest(unittest.TestCase):
                              row["states_bytes_by_formula"])
             states = [row[name] for name in
                       ("parameters", "gradients", "optimizer")]
-            # Gradients come when activations go.
+            # Gradients replace activations.
             self.assertLessEqual(sum(states), row["states_bytes"])
             others = [row[name] for name in
                       ("gathered_parameters", "reduce_buffers", "activations",
@@ -231,8 +231,8 @@ class CliTest(unittest.TestCase):
             if row["stage"] < 3:
                 self.assertEqual(row["sent_bytes_per_step"],
                                  row["sent_bytes_by_formula"])
-            # A run took what was predicted; of what is beside the arenas the
-            # prediction is a bound for such a small model.
+            # A run took the predicted memory; outside the arenas the prediction
+            # is a bound for such a small model.
             measured = row["measured"]
             for name, value in measured.items():
                 if name not in ("fixed", "total"):
@@ -286,8 +286,8 @@ class CliTest(unittest.TestCase):
 
     def test_a_billion_parameters_on_many_ranks_take_less_than_a_gigabyte(self):
         # The vocabulary is four blocks large, and its gradient is dense, the
-        # head's and the lookup's. Yet only blocks are at the peak: two of them
-        # on their way, or one.
+        # head's and the lookup's. Yet only blocks are at the peak: one or two
+        # of them in flight.
         def row(*sets):
             rows = [json.loads(line) for line in
                     self.ok("memory", LLAMA_1B, "--ranks", "1024", "--json",
@@ -345,7 +345,7 @@ class CliTest(unittest.TestCase):
         for fit in fits:
             self.assertLessEqual(fit["peak_bytes"], memory)
             self.assertIn("--set ", fit["patch"])
-        # What was proposed takes what was said: as options and as a file.
+        # The proposals take the predicted memory: as options and as a file.
         for command in (("config.json", *fits[0]["patch"].split(),
                          "--set", "train_batch_size=32"), ("fits.json",)):
             self.ok("train", *command, "--ranks", "2",
@@ -447,7 +447,7 @@ class CliTest(unittest.TestCase):
                      "wait: scalar norm and loss",
                      "wait: scalar stop, valid targets"):
             self.assertIn(name, names)
-        # A wait has a name, and a step agrees before it and behind it.
+        # A wait has a name, and a step agrees before and after it.
         self.assertNotIn("wait", names)
         agreed = [e["name"] for e in events
                   if e["pid"] == 0 and e["ph"] == "X" and
@@ -470,7 +470,7 @@ class CliTest(unittest.TestCase):
                     "--set", "communication.timeout_seconds=2",
                     "--set", "zero_optimization.stage=%d" % stage)
                 self.assertIn(words, text)
-                self.assertEqual("hangs and is left behind" in text,
+                self.assertEqual("hangs and is abandoned" in text,
                                  kind == "stop")
                 summary = self.read_json("run/summary.json")
                 self.assertIn("rank 1", summary["error"])
@@ -481,7 +481,7 @@ class CliTest(unittest.TestCase):
                 self.assertFalse(os.path.exists(self.path("run/final.failed")))
                 self.assertIn("the last one failed",
                               self.error("eval", "config.json"))
-        # Where rank 0 hangs, the next one tells.
+        # If rank 0 hangs, the next one reports.
         self.error("train", "config.json", "--ranks", "3",
                    "--inject-fault", "0:2:stop",
                    "--set", "train_batch_size=6",
@@ -533,7 +533,7 @@ class CliTest(unittest.TestCase):
         as_ever = self.read_json("run/summary.json")
         text = self.ok(*run, "--inject-fault", "1:3:slow=20")
         named = r"rank 1 on \S+ takes \d+\.\d times as long as the other " \
-                r"ranks for its own work; what differs most is compute"
+                r"ranks for its own work; the largest difference is in compute"
         self.assertRegex(text, r"note: step \d+: " + named)
         self.assertRegex(text, r"straggler +" + named)
         self.assertNotRegex(text, r"rank [02] on \S+ takes")
@@ -550,7 +550,7 @@ class CliTest(unittest.TestCase):
         self.assertEqual(lines[20]["ranks_before"]["slowest_rank"], 1)
         self.assertRegex(self.ok("report", "run", "--html", "slow.html"),
                          r"note: run/metrics.jsonl: step \d+: " + named)
-        # Nobody is named who asks for nobody.
+        # No rank is named if the factor is 0.
         self.ok(*run, "communication.straggler_factor=0",
                 "training.steps=40", "--inject-fault",
                 "1:3:slow=20")
@@ -573,7 +573,7 @@ class CliTest(unittest.TestCase):
                         "--trace", "t.json", "--inject-fault", "1:2:stop",
                         "--set", "communication.timeout_seconds=2")
         self.assertEqual(out.returncode, 1)
-        self.assertIn("rank 1 hangs and is left behind", out.stderr)
+        self.assertIn("rank 1 hangs and is abandoned", out.stderr)
         self.assertIn("trace in t.json", out.stdout)
         events = self.read_json("t.json")["traceEvents"]
         self.assertEqual({e["pid"] for e in events if e["ph"] == "X"}, {0, 1})
@@ -586,15 +586,15 @@ class CliTest(unittest.TestCase):
                     "--set", "zero_optimization.stage=%d" % stage)
             summary = self.read_json("run/summary.json")
             hashes.add(summary["parameters_hash"])
-            # The ranks have a ledger each, and the process is all of them; of
-            # so small a model nearly all is fixed: libraries, code, threads.
+            # Each rank has a ledger, and the process is their sum; for such a
+            # small model nearly all is fixed: libraries, code, threads.
             peak = summary["peak_bytes"]
             ranks = summary["peak_bytes_of_all_ranks"]
             self.assertEqual(ranks, 3 * peak["total"])
             unknown = summary["peak_resident_bytes"] - ranks
             self.assertLess(abs(unknown), 40 << 20)
             self.assertEqual(sum(peak.values()), 2 * peak["total"])
-            # Every page of the arenas is there before the first step.
+            # Every page of the arenas is touched before the first step.
             resident = summary["resident_bytes"]
             self.assertGreater(resident.pop("code and files"), 0)
             self.assertAlmostEqual(sum(resident.values()),
@@ -641,7 +641,7 @@ class CliTest(unittest.TestCase):
                            3 * 4e-6 * slow["parameters"])
         self.assertIn("--shape-host-link: link \"fast\"",
                       self.error(*offload, "--shape-host-link", "fast"))
-        self.assertIn("note: --shape-host-link changes nothing where the host",
+        self.assertIn("note: --shape-host-link changes nothing without offload",
                       self.ok("train", "config.json", "--shape-host-link",
                               "1GB/s,0", "--set", "training.steps=1"))
 
@@ -660,7 +660,7 @@ class CliTest(unittest.TestCase):
         out, halves, step = run("zero_optimization.mics_shard_size=2")
         same_out, same, same_step = run("zero_optimization.mics_shard_size=4")
         self.assertIn("sharded in each of 2 groups of 2", out)
-        # One group is no group, to the bit and the byte.
+        # One group equals no groups, to the bit and the byte.
         self.assertEqual(same["parameters_hash"], full["parameters_hash"])
         self.assertNotIn("group", same_out + full_out)
         for one in (same_step, full_step):
@@ -673,7 +673,7 @@ class CliTest(unittest.TestCase):
             self.assertGreater(waited["scalar"], 0)
         self.assertEqual(same_step["communication"],
                          full_step["communication"])
-        # Two have twice the states each, and the same numbers but for the
+        # Two have twice the states each, and the same numbers except for the
         # order of sums.
         for state in ("parameters", "optimizer"):
             self.assertEqual(halves["peak_bytes"][state],
@@ -681,9 +681,9 @@ class CliTest(unittest.TestCase):
         self.assertEqual(halves["peak_bytes"], halves["predicted_peak_bytes"])
         self.assertAlmostEqual(halves["final_loss"], full["final_loss"],
                                places=5)
-        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across. Of the table's gradient
-        # a token and a row for each that a rank has looked up, of one rank
-        # within and of two across.
+        # Psi / 2 within, and 2 * 1/2 * Psi / 2 across. For the table's
+        # gradient, a token and a row per lookup of a rank, of one rank within
+        # and of two across.
         wire = next(line for line in out.splitlines() if "wire per" in line)
         states = halves["peak_bytes"]["parameters"]  # fp32, as gradients
         self.assertRegex(wire, "; reduced [0-9,]+ bytes = the formula; "
@@ -713,7 +713,7 @@ class CliTest(unittest.TestCase):
         return self.ok(*args), self.read_json("run/summary.json")
 
     def test_offload_keeps_states_on_the_host_to_the_same_bits(self):
-        # As Hugging Face's documentation writes it.
+        # As in Hugging Face's documentation.
         offload = {"device": "cpu", "pin_memory": True}
         zero = {"stage": 3, "offload_optimizer": offload,
                 "offload_param": offload, "overlap_comm": True,
@@ -797,7 +797,7 @@ class CliTest(unittest.TestCase):
             self.assertGreater(of[stage, "optimizer"]["optimizer"], 0)
             self.assertLess(of[stage, "optimizer"]["optimizer"],
                             of[stage, "-"]["optimizer"])
-        # Parameters of the host are all updated there.
+        # Parameters on the host are all updated there.
         self.assertEqual(of[3, "all"]["optimizer"], 0)
 
     NVME = {"device": "nvme", "nvme_path": "disk"}
@@ -933,7 +933,7 @@ class CliTest(unittest.TestCase):
                 time.sleep(0.05)
             out = self.error(*run, "--set", "training.steps=2",
                              "--set", "training.out_dir=second")
-            self.assertIn("belongs to another run that is at work", out)
+            self.assertIn("belongs to another run in progress", out)
             self.assertIn("nvme_path of its own", out)
             # Whoever measures the disk is no other run.
             self.assertIn("disk  disk: ", self.ok("devices", "--disk", "disk"))
@@ -1018,7 +1018,7 @@ class CliTest(unittest.TestCase):
             "the server sends {0:,} bytes = the formula; it receives {0:,} "
             "bytes = the formula; a worker sends {1:,} and receives {1:,}\n"
             .format(2 * states, states), out)
-        # Equal bits whatever the buckets.
+        # Equal bits for any buckets.
         _, again = self.train_on(3, server,
                                  "zero_optimization.reduce_bucket_size=1000",
                                  "zero_optimization.overlap_comm=false")
@@ -1062,7 +1062,7 @@ class CliTest(unittest.TestCase):
                          summary["parameters_hash"])
 
     def test_parameters_hash_is_that_of_the_saved_weights(self):
-        """Recomputed as engine/base/hash.h says."""
+        """Recomputed as described in engine/base/hash.h."""
 
         class Hash(ctypes.Structure):
             _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
@@ -1155,7 +1155,7 @@ class CliTest(unittest.TestCase):
     def test_training_goes_on_from_a_model_folder(self):
         first = self.train("run")
         self.assertIn("training starts from run/final (model.from_pretrained), "
-                      "and the weights of this run would take its place",
+                      "and this run's weights would replace it",
                       self.error("train", "config.json", "--model", "run/final",
                                  "--set", "training.out_dir=run"))
         self.ok("train", "config.json", "--model", "run/final", "--set",
@@ -1188,10 +1188,10 @@ class CliTest(unittest.TestCase):
 
     def test_weights_of_an_earlier_run_are_not_taken_for_the_last_ones(self):
         self.train("run")
-        # As kill -9 leaves it.
+        # As left by kill -9.
         os.remove(self.path("run/summary.json"))
         text = self.error("eval", "config.json")
-        self.assertIn("run/final is of an earlier run", text)
+        self.assertIn("run/final is from an earlier run", text)
         self.assertIn("was killed", text)
         self.assertIn("earlier run", self.error("generate", "config.json"))
         self.ok("eval", "config.json", "--model", "run/final")
@@ -1256,7 +1256,7 @@ class CliTest(unittest.TestCase):
             "data.sequence_length=%d" % positions))
         self.assertAlmostEqual(evaluated["loss"], with_config["loss"],
                                places=5)
-        # Training from it takes it, too.
+        # Training from it also takes it.
         with open(self.path("run/final/generation_config.json"), "w") as f:
             f.write("{}")
         self.ok("train", "--set", "data.train=held_out.txt", "config.json",
@@ -1270,14 +1270,14 @@ class CliTest(unittest.TestCase):
                       "--tokens", "4", "--temperature", "0")
         self.assertRegex(ids, r"^5, 299( \d+){4}\n$")
         text = self.error("generate", "--model", "run/final", "--prompt", "the")
-        self.assertIn("which tokenizer does run/final speak?", text)
+        self.assertIn("which tokenizer does run/final use?", text)
         self.assertIn("token ids below 300", text)
 
     def test_a_tokenizer_that_is_not_read_is_named_with_a_remedy(self):
         whole = byte_level_tokenizer()
         for text, words in (
                 ("no JSON", "is not JSON"),
-                ("{}", "is no tokenizer.json"),
+                ("{}", "is not a tokenizer.json"),
                 (whole[:1000], "is not JSON"),
                 (whole.replace('"BPE"', '"WordPiece"'),
                  'model.type is "WordPiece"'),
@@ -1354,7 +1354,7 @@ class CliTest(unittest.TestCase):
                 result = self.zero("train", "config.json", *args)
                 self.assertEqual(result.returncode, 2)
                 self.assertIn(words, result.stderr)
-        # Only where the command has what the answer names.
+        # Only if the command has the option that the answer names.
         self.assertNotIn("--ranks", self.error("eval", "config.json",
                                                "--gpus", "2"))
         self.assertNotIn("--set", self.error("models", "--bf16"))
@@ -1399,7 +1399,7 @@ class CliTest(unittest.TestCase):
         longer = ["--set", "data.sequence_length=40", "--prompt", "x" * 33,
                   "--tokens", "2"]
         self.assertIn("x" * 33, self.ok("generate", "config.json", *longer))
-        # --set counts without a config as well.
+        # --set also works without a config.
         short = ["--model", "run/final", "--prompt", "x" * 33]
         self.ok("generate", *short, "--tokens", "2")
         self.assertIn("the context 8", self.error(
@@ -1423,8 +1423,8 @@ class CliTest(unittest.TestCase):
     def test_a_run_that_replaces_another_says_so(self):
         train = ("train", "config.json", "--set", "training.steps=1")
         self.assertNotIn("replaces", self.ok(*train))
-        self.assertIn("note: this run replaces the one in run; to go on from "
-                      "the weights of a run, start with --model DIR/final",
+        self.assertIn("note: this run replaces the one in run; to start from "
+                      "the weights of a run, give --model DIR/final",
                       self.ok(*train))
         os.remove(self.path("run/summary.json"))  # as one that was killed
         self.assertIn("note: this run replaces", self.ok(*train))
@@ -1445,7 +1445,7 @@ class CliTest(unittest.TestCase):
                          "take .* and the disk of small/run has .* free; make "
                          "room, choose another folder, or set "
                          "training.save_final=false\n$")
-        # It took nothing from the run before.
+        # It took nothing from the previous run.
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(json.loads(result.stdout.splitlines()[-1])["steps"], 1)
 
@@ -1467,7 +1467,7 @@ class CliTest(unittest.TestCase):
         text = process.stderr.read()
         self.assertEqual(process.wait(timeout=60), 1)
         process.stderr.close()
-        self.assertIn("not everything could be written to stdout", text)
+        self.assertIn("could not write everything to stdout", text)
         self.assertEqual(self.read_json("run/summary.json")["steps"], 12)
         self.assertTrue(os.path.exists(self.path("run/final")))
 
@@ -1537,7 +1537,7 @@ class CliTest(unittest.TestCase):
                 os.remove(self.path(name))
 
     def test_every_micro_batch_is_rehearsed(self):
-        # Units that stay in place give the later ones another arena.
+        # Units that stay in place change the arena of later ones.
         self.ok("train", "config.json", "--ranks", "2",
                 "--set", "model={\"preset\": \"gpt2-tiny\"}",
                 "--set", "train_batch_size=8", "--set", "training.steps=1",
@@ -1548,7 +1548,7 @@ class CliTest(unittest.TestCase):
                 "--set", "zero_optimization.stage3_prefetch_bucket_size=500000")
 
     def test_a_trace_replaces_no_device_and_is_tried_before_the_run(self):
-        self.assertIn("it is a device, a pipe or a socket, no file",
+        self.assertIn("it is a device, a pipe or a socket, not a file",
                       self.error("train", "config.json", "--trace",
                                  "/dev/null"))
         self.error("train", "config.json", "--trace", "missing/trace.json")
@@ -1571,7 +1571,7 @@ class CliTest(unittest.TestCase):
                                         stdout=full, stderr=subprocess.PIPE,
                                         text=True, timeout=60)
                 self.assertEqual(result.returncode, 1)
-                self.assertIn("zero: not everything could be written",
+                self.assertIn("zero: could not write everything",
                               result.stderr)
 
     def test_errors_of_the_command_line_are_named_and_exit_with_two(self):
@@ -1601,7 +1601,7 @@ class CliTest(unittest.TestCase):
         self.assertIn('"vocab_size": 400', shown)
 
     def test_a_second_signal_stops_at_once_and_says_what_is_kept(self):
-        # Two kinds: a second one of the first's would be lost beside it.
+        # Two kinds: a second one of the same kind would be lost.
         code = self.start_and_signal(signal.SIGINT, signal.SIGTERM)
         self.assertEqual(code, 128 + signal.SIGTERM)
         self.assertRegex(self.stderr, r"stopped at once; .*metrics\.jsonl")
@@ -1614,7 +1614,7 @@ class CliTest(unittest.TestCase):
                           '"num_hidden_layers": 1000}')
         self.assertIn("GiB at its peak", text)
         self.assertIn("nothing fits", text)
-        # What it proposes runs.
+        # Its proposal runs.
         text = self.error("train", "config.json", "--ranks", "2",
                           "--set", 'model={"preset": "gpt2", "n_layer": 48}',
                           "--set", "train_batch_size=7000")

@@ -118,7 +118,7 @@ class EmulatedGpuTest(EmulatedGpuTestCase):
         started = []
         for fault, words, end in (
                 ("0:2:stop", ": nccl: rank 0 did not arrive at #",
-                 "; rank 0 hangs and is left behind"),
+                 "; rank 0 hangs and is abandoned"),
                 ("1:2:mismatch", ": nccl: rank 1 differs from rank 0 at #",
                  "")):
             out_dir = fault.replace(":", "_")
@@ -142,8 +142,8 @@ class EmulatedGpuTest(EmulatedGpuTestCase):
 
 
 class ProcessesTest(EmulatedGpuTestCase):
-    """Ranks in processes of their own, while they gather: the fake NCCL would
-    connect no more than one."""
+    """Ranks in separate processes, only during start-up: the fake NCCL cannot
+    connect them."""
 
     def setUp(self):
         super().setUp()
@@ -152,7 +152,7 @@ class ProcessesTest(EmulatedGpuTestCase):
 
     @contextlib.contextmanager
     def rank(self, rank, world, *args):
-        """The process of a rank, on a machine of its own."""
+        """The process of a rank, on its own machine."""
         env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": str(world),
                "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port)}
@@ -177,8 +177,8 @@ class ProcessesTest(EmulatedGpuTestCase):
                 time.sleep(0.02)
 
     def greet(self, first, greeting):
-        """What rank 0 answers to the greeting of another rank; the connection
-        closes behind it."""
+        """Rank 0's answer to the greeting of another rank; the connection
+        closes after it."""
         frame = b"h" + greeting.encode()
         with self.connect(first) as to:
             to.sendall(struct.pack(">I", len(frame)) + frame)
@@ -186,13 +186,13 @@ class ProcessesTest(EmulatedGpuTestCase):
             return to.recv(size, socket.MSG_WAITALL).decode()
 
     def end_of(self, process, code=1):
-        """What a process says that ends with this code."""
+        """The output of a process that ends with this code."""
         _, err = process.communicate(timeout=60)
         self.assertEqual(process.returncode, code, err)
         return err
 
     def wait_until_it_takes(self, process, number):
-        """A signal that comes before the program wants it ends it at once."""
+        """A signal before the program handles it ends it at once."""
         bit = 1 << (number - 1)
         while not self.blocked_signals(process) & bit:
             self.assertIsNone(process.poll())
@@ -227,15 +227,16 @@ class ProcessesTest(EmulatedGpuTestCase):
     def test_a_process_that_dies_before_all_are_there_ends_all(self):
         with self.rank(0, 4) as first:
             self.assertEqual(self.greet(first, "zero store 2\n2\n4"), "n")
-            self.assertIn("rank 2 ended without a word: its connection closed",
+            self.assertIn("rank 2 ended without reporting an error: its "
+                          "connection closed",
                           self.end_of(first))
 
     def test_who_does_not_belong_here_is_told_why(self):
         with self.rank(0, 4) as first:
             for greeting, answer in (
                     ("zero store 9\n1\n4", "another version of zero"),
-                    ("zero store 2\n1\n2", "rank 1 is of a world of 2, rank 0 "
-                                           "of one of 4")):
+                    ("zero store 2\n1\n2", "rank 1 has a world of 2, "
+                     "rank 0 has 4")):
                 self.assertIn(answer, self.greet(first, greeting))
 
 

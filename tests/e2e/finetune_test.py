@@ -1,4 +1,4 @@
-"""Fine-tuning as a user does it: JSON lines on a model that transformers made,
+"""Fine-tuning as a user does it: JSON lines on a model from transformers,
 with frozen embeddings, and back into transformers.
 
 The second half needs torch and transformers, as transformers_test.py.
@@ -56,7 +56,7 @@ class SamplesTest(RunsTest):
         result = self.zero("eval", "--model", "out/final", "--data",
                            "more.jsonl", "--set", "data.sequence_length=32",
                            "--json")
-        # Three digits and the end of text; of the text what fits.
+        # Three digits and the end of text; the part of the text that fits.
         self.assertEqual(json.loads(result.stdout)["tokens"], 10 * 4 + 32)
         self.assertIn("1 of 11 samples are longer than data.sequence_length "
                       "32", result.stderr)

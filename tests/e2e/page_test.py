@@ -1,4 +1,4 @@
-"""The pages that zero writes: their data, and how Chromium shows them."""
+"""The pages that zero writes: their data, and their display in Chromium."""
 
 import json
 import os
@@ -179,7 +179,8 @@ class DataTest(PageTestCase):
         shown = self.ok("report", "killed", "--html", "killed.html")
         notes = ["killed/metrics.jsonl: the last line is broken, as a killed "
                  "run leaves it",
-                 "killed: no summary.json; the run goes on, or was killed"]
+                 "killed: no summary.json; the run is still going, or was "
+                 "killed"]
         self.assertEqual(shown, "note: %s\nnote: %s\nkilled: 2 steps\n"
                          "written killed.html\n" % tuple(notes))
         data = self.document("killed.html")
@@ -226,7 +227,7 @@ class DataTest(PageTestCase):
             path = self.path("events/%s/events.out.tfevents.0.zero" % name)
             first, *events = read_events(path)
             if name == "b":
-                # As the run itself wrote them, but for their times.
+                # As written by the run itself, except for their times.
                 own = list(read_events(self.path(
                     "b/tensorboard/events.out.tfevents.0.zero")))
                 self.assertEqual(
@@ -252,7 +253,7 @@ class DataTest(PageTestCase):
     def test_errors_name_the_folder_and_the_line(self):
         self.assertEqual(
             self.error("report", "a", "nowhere"),
-            "zero: 'nowhere' is no folder; name the training.out_dir of a "
+            "zero: 'nowhere' is not a folder; name the training.out_dir of a "
             "run\n")
         os.makedirs(self.path("empty"), exist_ok=True)
         self.assertEqual(
@@ -294,7 +295,7 @@ class DataTest(PageTestCase):
             self.assertEqual(actions[at.index(max(at))], row["peak_action"])
 
     def test_a_page_replaces_pages_only(self):
-        self.assertIn("'config.json' exists and is no page of zero; choose "
+        self.assertIn("'config.json' exists and is not a page of zero; choose "
                       "another name, or remove it",
                       self.error("report", "a", "--html", "config.json"))
         with open(self.path("config.json")) as f:
@@ -310,7 +311,7 @@ class DataTest(PageTestCase):
         self.assertEqual(self.document("name.html")["runs"][0]["name"], name)
 
 
-# Of every chart: its title, and how many of its pixels are drawn.
+# For every chart: its title, and how many of its pixels are drawn.
 CHARTS = """[...document.querySelectorAll("canvas")].map((canvas) => {
   const chart = Chart.getChart(canvas);
   const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext(
@@ -347,7 +348,8 @@ class BrowserTest(PageTestCase):
         cls.addClassCleanup(cls.browser.close)
 
     def open(self, name, **window):
-        """Opens a page, which must be quiet and fit; its charts by title."""
+        """Opens a page, which must fit and report no errors; returns its charts
+        by title."""
         path = self.path(name)
         self.browser.open(path, **window)
         self.assertEqual(self.browser.problems(), [])
@@ -403,7 +405,7 @@ class BrowserTest(PageTestCase):
             self.assertEqual(list(charts), ["config.json", "Action by action"])
             sets = charts["config.json"]["sets"]
             for i, row in enumerate(rows):
-                # The widths of a row's bars are as its categories.
+                # The widths of a row's bars match its categories.
                 width = sum(one["places"][i][2] for one in sets)
                 for one in sets:
                     bytes_ = row[one["label"].replace(" ", "_")]

@@ -1,4 +1,4 @@
-"""Ranks in several processes, as mpirun starts them on one machine: the bits of
+"""Ranks in several processes, started by mpirun on one machine: the bits of
 threads, and how such runs end. Skipped, loudly, without mpirun."""
 
 import json
@@ -73,7 +73,7 @@ class ProcessesTest(RunsTest):
         for number in (2, 4):
             self.end(self.processes(number, 4 // number, "split", *sets))
             self.assertEqual(self.hash_of("split"), self.hash_of("threads"))
-        # mpirun says that all four are of one host.
+        # mpirun says that all four are on one host.
         self.end(self.processes(2, 2, "one", *sets[:3]))
         self.assertNotEqual(self.hash_of("one"), self.hash_of("threads"))
         self.assertGreater(self.summary("one")["process_sent_bytes"], 0)
@@ -102,7 +102,7 @@ class ProcessesTest(RunsTest):
         self.assertNotIn("probe", " ".join(os.listdir(self.path("apart"))))
 
     def failure(self, run, seconds):
-        """What a run says that must fail by itself, in time."""
+        """The error of a run that must fail on its own, in time."""
         start = time.time()
         stdout, stderr = run.communicate(timeout=60)
         self.assertLess(time.time() - start, seconds, stderr)
@@ -214,7 +214,8 @@ class ProcessesTest(RunsTest):
         victim = max(pids, key=int)
         os.kill(int(victim), signal.SIGKILL)
         text = self.failure(run, 15)
-        self.assertRegex(text, r"process \d ended without a word: .*process \d "
+        self.assertRegex(text, r"process \d ended without reporting an error: "
+                               r".*process \d "
                          r"is ranks \d to \d, pid %s on " % victim)
 
     def test_other_configs_are_named(self):

@@ -1,5 +1,5 @@
-"""Published configs with offload train with nothing set but a model, data, a
-length, and where the disk is."""
+"""Published configs with offload train with only a model, data, a length and
+the disk's folder set."""
 
 import json
 import os
@@ -38,7 +38,7 @@ class PublishedTest(RunsTest):
              str(ranks), "--set", *sets], cwd=self.folder, text=True,
             capture_output=True, timeout=300)
         self.assertEqual(done.returncode, 0, source + done.stderr)
-        # With 16 bits a scale that is too large at first skips steps.
+        # In 16 bits an initial scale that is too large skips steps.
         self.assertEqual(self.summary("out")["steps"], 2, source)
         self.assertRegex(done.stdout, r"\n *offload +", source)
 

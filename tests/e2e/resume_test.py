@@ -1,4 +1,4 @@
-"""Runs that are stopped and killed, and go on.
+"""Runs that are stopped or killed, and resume.
 
   RESUME_KILLS=500 python3 -B tests/e2e/resume_test.py    more than the build's
 """
@@ -96,7 +96,7 @@ class ResumeTest(RunsTest):
         self.assertEqual(self.newest("run"), self.summary("run")["steps"])
 
     def test_kills_at_any_moment_lose_nothing_that_was_saved(self):
-        # Steps enough for all kills, and one run that none of them hits.
+        # Enough steps for all kills, and one run without kills.
         self.config("long.json", CONFIG | {"training": CONFIG["training"] | {
             "steps": 60 + 60 * KILLS}})
         chance = random.Random(1234)
@@ -132,11 +132,11 @@ class ResumeTest(RunsTest):
         run = self.start("run")
         _, stderr = run.communicate()
         self.assertEqual(run.returncode, 1)
-        self.assertIn("run/checkpoints has checkpoints of an earlier run; go "
-                      "on from them with --resume auto", stderr)
+        self.assertIn("run/checkpoints has checkpoints of an earlier run; "
+                      "resume from them with --resume auto", stderr)
 
     def test_a_full_disk_costs_a_checkpoint_and_not_the_run(self):
-        # A limit on the size of files stands for a full disk.
+        # A file size limit stands in for a full disk.
         run = subprocess.run(
             ["bash", "-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "bash",
              ZERO, "train", "run.json", "--ranks", "2", "--threads", "1",
@@ -150,13 +150,13 @@ class ResumeTest(RunsTest):
         self.assertEqual(summary["failed_checkpoints"], 12)
         self.assertIn("file too large", summary["checkpoint_error"])
         self.assertIn("12 could not be written: ", run.stdout)
-        # One that is stopped says that it cannot go on from there.
+        # A stopped one says that it cannot be resumed from there.
         run = subprocess.run(
             ["bash", "-c", "trap '' XFSZ; ulimit -f 100; exec \"$@\"", "bash",
              ZERO, "train", "run.json", "--threads", "1", "--max-minutes",
              "0.1", "--set", "training.out_dir=stopped",
              "training.steps=1000000", "training.eval_every=0",
-             # Few lines of metrics, which are a file, too.
+             # Few lines of metrics, which are also a file.
              "train_batch_size=800"],
             cwd=self.folder, text=True, capture_output=True)
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)

@@ -1,4 +1,4 @@
-"""What tests of whole runs share: a folder with configs and the runs' output."""
+"""Shared by tests of whole runs: a folder with configs and the runs' output."""
 
 import json
 import os
@@ -50,7 +50,8 @@ class RunsTest(unittest.TestCase):
             return [json.loads(line) for line in file]
 
     def wait_for_steps(self, run, out, steps):
-        """Until a running program has written `steps` lines of metrics."""
+        """Waits until a running program has written `steps` lines of
+        metrics."""
         while run.poll() is None:
             try:
                 with open(self.path(out, "metrics.jsonl")) as file:

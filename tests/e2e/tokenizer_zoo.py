@@ -117,7 +117,7 @@ def o200k():
 
 
 def prefixed():
-    """RoBERTa's and BLOOM's ways: a space in front, digits apart, NFKC."""
+    """Like RoBERTa and BLOOM: a leading space, separate digits, NFKC."""
     tokenizer = train(
         pre_tokenizers.Sequence([
             pre_tokenizers.Digits(individual_digits=True),
@@ -128,8 +128,8 @@ def prefixed():
 
 
 def added():
-    """All that an added token can be, but for white space: the package finds
-    it again in what an rstrip token has taken."""
+    """Every property of an added token, except white space: the package finds
+    it again in the part taken by an rstrip token."""
     tokenizer = train(byte_level(use_regex=True), normalizers.NFC())
     tokenizer.add_tokens([
         AddedToken("the", single_word=True, normalized=False),
@@ -178,8 +178,8 @@ def is_known(c):
 
 
 def character_pools():
-    """Characters by how they behave, of a Unicode that PCRE2 10.42, which has
-    14, knows as well: that of Python 3.11 is 14."""
+    """Characters by behaviour, in a Unicode that PCRE2 10.42 knows as well: it
+    has 14, like Python 3.11."""
     data = unicodedata
     if data.unidata_version > "14.0.0":
         data = unicodedata.ucd_3_2_0

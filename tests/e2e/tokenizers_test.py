@@ -61,7 +61,8 @@ class TokenizersTest(unittest.TestCase):
             return list(struct.unpack("<%d%s" % (count, width), f.read()))
 
     def start_of(self, tokenizer):
-        """The end of text, and what the template puts in front of a text."""
+        """The end of text, and the tokens that the template puts before a
+        text."""
         end = tokenizer.token_to_id("<|end_of_text|>")
         end = tokenizer.token_to_id(zoo.END) if end is None else end
         return [end] + tokenizer.encode("", add_special_tokens=True).ids

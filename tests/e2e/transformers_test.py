@@ -1,6 +1,7 @@
 """Our folders in transformers, and transformers' folders here, both ways.
 
-Needs torch and transformers, as peers.py finds them; skipped where they are not.
+Needs torch and transformers, as peers.py finds them; skipped if they are
+missing.
 """
 
 import json

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Loads a folder that zero wrote with transformers and prints its loss on tokens, as JSON.
 
-Fails (exit 1) where a key is missing, unexpected or of another shape. Window i has the
-tokens [i*T, i*T + T) as inputs and [i*T + 1, i*T + T] as targets; a rest shorter than
-that is left out. The loss is the mean over all targets.
+Fails (exit 1) if a key is missing, unexpected or of another shape. Window i has the
+tokens [i*T, i*T + T) as inputs and [i*T + 1, i*T + T] as targets; a shorter rest is left out. The
+loss is the mean over all targets.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def check_file(folder: pathlib.Path) -> None:
 
 
 def load(folder: pathlib.Path) -> torch.nn.Module:
-    """The model in fp32, or an error that names what transformers did not like."""
+    """The model in fp32, or an error that names transformers' complaint."""
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             fail(f"{folder} has no {name}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What transformers makes of a folder that zero wrote, as JSON.
+"""transformers' results for a folder that zero wrote, as JSON.
 
 The mean loss of the completions of JSON lines, each sample alone in fp32; a greedy
-continuation; what loading the model, its tokenizer and its generation config warned of.
+continuation; the warnings from loading the model, its tokenizer and its generation config.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def mean_loss(model, tokenizer, path: pathlib.Path, end: int) -> dict:
 
 @torch.no_grad()
 def continuation(model, tokenizer, prompt: str, length: int, end: int) -> str:
-    """Greedy, by hand: what a generation config asks for does not matter."""
+    """Greedy, by hand, ignoring the generation config."""
     ids = tokenizer(prompt).input_ids
     added: list[int] = []
     while len(added) < length:

@@ -2,7 +2,7 @@
 
 One entry per family in FAMILIES: a function from (vocabulary, positions) to a
 transformers config. The sizes are small and odd on purpose: head width, FFN and
-vocabulary are no multiples of a SIMD vector, and every feature that a family has
+vocabulary are not multiples of a SIMD vector, and every feature that a family has
 (grouped kv heads, biases, q/k norm, scaled rotary, untied head) is switched on.
 """
 
@@ -90,6 +90,6 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def save(model: torch.nn.Module, folder: pathlib.Path) -> None:
-    """Writes config.json and model.safetensors, as save_pretrained does, and no more."""
+    """Writes config.json and model.safetensors, like save_pretrained, and nothing else."""
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)

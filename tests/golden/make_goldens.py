@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the goldens: what transformers computes, in float64, for four tiny models.
+"""Makes the goldens: transformers' results, in float64, for four tiny models.
 
 Writes FAMILY/config.json, FAMILY/model.safetensors (fp32 weights) and
 FAMILY/golden.safetensors (everything a C++ test compares with, see README.md).
@@ -122,7 +122,7 @@ def prove_float64(model: torch.nn.Module, batch: dict[str, torch.Tensor],
 
 
 def key_bias(name: str, model: torch.nn.Module) -> slice | None:
-    """GPT-2's key bias: its gradient is zero but for rounding, so Adam moves it by noise."""
+    """GPT-2's key bias: its gradient is zero except for rounding, so Adam moves it by noise."""
     width = model.config.hidden_size
     return slice(width, 2 * width) if name.endswith("attn.c_attn.bias") else None
 
@@ -144,7 +144,7 @@ def noise_floor(truth: dict, plain: dict, model: torch.nn.Module) -> dict[str, f
 
 
 def rounded(golden: dict, batch: dict) -> dict[str, torch.Tensor]:
-    """What is stored: fp32 for what was computed in float64, int32 for token ids."""
+    """The stored dtypes: fp32 for float64 results, int32 for token ids."""
     stored = {name: tensor.to(torch.float32).contiguous() for name, tensor in golden.items()}
     return stored | {name: tensor.to(torch.int32) for name, tensor in batch.items()}
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes a tiny random transformers model: what a user of `model.from_pretrained` has.
+"""Writes a tiny random transformers model, for `model.from_pretrained`.
 
-Every weight, bias and norm weight is random, so that nothing in the reader can be
-wrong unseen. The default vocabulary is the 256 bytes and end of text (id 256).
+Every weight, bias and norm weight is random, so no error in the reader can go unnoticed. The
+default vocabulary is the 256 bytes and end of text (id 256).
 """
 
 import argparse

@@ -203,8 +203,8 @@ TEST(AdamWTest, NoRangesAndNoGradScaleAreFine) {
 }
 
 // From zero moments the first step is lr in the direction of the gradient,
-// whatever its size: beta2 = 0.999 in fp32 must not leave 1 - beta2 off by
-// more than the bias correction knows.
+// for any size: the error of 1 - beta2 for beta2 = 0.999 in fp32 must cancel in
+// the bias correction.
 TEST(AdamWTest, FirstStepIsTheLearningRate) {
   ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> ranges = {{0, 31, 0}};

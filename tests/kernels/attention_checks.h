@@ -1,5 +1,5 @@
-// A problem of attention and its comparison with float64, for the tests of all
-// paths and for those of a GPU's own.
+// An attention problem and its comparison with float64, for the tests of all
+// paths and of a GPU alone.
 #ifndef ZERO_TESTS_KERNELS_ATTENTION_CHECKS_H_
 #define ZERO_TESTS_KERNELS_ATTENTION_CHECKS_H_
 
@@ -41,8 +41,8 @@ inline double ProbabilityError(const AttentionProblem& p) {
 
 // cuDNN's part of a 16-bit call: it rounds the probabilities, and in the
 // backward pass their gradients, to the dtype before it multiplies with them;
-// one relative error of each weight, and one more where it scales. 0 where our
-// own kernels run: their sums are in fp32 throughout.
+// one relative error of each weight, and one more if it scales. 0 if our own
+// kernels run: their sums are in fp32 throughout.
 inline double WeightRounding(const Path& path, const AttentionProblem& p) {
   const bool may_be_cudnn = path.name.rfind("cuda", 0) == 0 &&
                             p.dtype != DType::kF32 && p.s.q_len == p.s.kv_len &&
@@ -50,7 +50,7 @@ inline double WeightRounding(const Path& path, const AttentionProblem& p) {
   return may_be_cudnn ? 2 * HalfUlp(p.dtype) : 0;
 }
 
-// A problem and what float64 makes of it, once for all paths.
+// A problem and its float64 results, computed once for all paths.
 struct ForwardCase {
   AttentionProblem p;
   std::string what;
@@ -131,7 +131,7 @@ struct BackwardCase {
     const double most_seen = Differentiate();
     // ds = p (dp - delta) scale, where dp and delta are sums over D of size
     // |dout| |v| and |dout| |out|, and |out| <= |v|. dq is a mean of k with
-    // these weights; dk and dv are sums over what saw the key.
+    // these weights; dk and dv are sums over the queries that see the key.
     const double ds = 2 * HeadNorm(p.dout, p.s.dim) * HeadNorm(p.v, p.s.dim) *
                       static_cast<double>(p.scale);
     dq_size = ds * Largest(p.k.dense());
@@ -139,8 +139,7 @@ struct BackwardCase {
     dv_size = Largest(p.dout.dense()) * most_seen;
   }
 
-  // Fills dq, dk and dv; returns the sum of probabilities of the key that has
-  // most of them.
+  // Fills dq, dk and dv; returns the largest sum of a key's probabilities.
   double Differentiate() {
     const AttentionTestShape& s = p.s;
     const int64_t group = s.heads / s.kv_heads;

@@ -1,4 +1,4 @@
-// What holds of attention on the CPU alone, and of the reference itself.
+// Properties of attention on the CPU only, and of the reference itself.
 #include "tests/kernels/attention_problem.h"
 
 namespace zero {
@@ -22,7 +22,7 @@ void ExpectSameBitsHoweverItIsCut(DType dtype, const Lengths& lengths) {
 }
 
 // With fewer kv heads than threads the backward pass is cut by keys and by
-// queries; with as many, by heads. A tile is the same work either way.
+// queries; with as many, by heads. A tile's work is the same either way.
 TEST(AttentionCpuTest, BackwardHasTheSameBitsHoweverItIsCut) {
   for (const DType dtype : kFloatTypes) {
     ExpectSameBitsHoweverItIsCut(dtype, {});

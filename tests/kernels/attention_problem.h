@@ -119,7 +119,7 @@ struct AttentionProblem {
     ops.AttentionBackward(stream, args, scratch.workspace());
   }
 
-  // NaN where the calls shall write.
+  // NaN where the calls must write.
   static void Spoil(GuardedMatrix& m) {
     for (int64_t i = 0; i < m.rows(); ++i) {
       for (int64_t j = 0; j < m.cols(); ++j) m.Set(i, j, NAN);

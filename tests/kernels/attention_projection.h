@@ -1,5 +1,5 @@
-// A problem of attention laid out as the layers lay it out: q, k and v side by
-// side in one array, and their gradients in another.
+// An attention problem in the layers' layout: q, k and v side by side in one
+// array, and their gradients in another.
 #ifndef ZERO_TESTS_KERNELS_ATTENTION_PROJECTION_H_
 #define ZERO_TESTS_KERNELS_ATTENTION_PROJECTION_H_
 

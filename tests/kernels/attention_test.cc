@@ -87,8 +87,8 @@ TEST(AttentionTest, PackedBackwardIsThatOfEverySequence) {
   RunOnEveryPath(std::move(cases));
 }
 
-// A tile is the same work wherever it lies. (Rows that cuDNN does not take,
-// which promises nothing of the kind.)
+// A tile's work does not depend on its position. (For rows that cuDNN does not
+// take: it gives no such guarantee.)
 TEST(AttentionTest, SequencesThatBeginWithATileHaveTheBitsOfTheirOwnRow) {
   OnPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
@@ -158,7 +158,7 @@ TEST(AttentionTest, BitsDoNotDependOnAddressesStridesOrHistory) {
   });
 }
 
-// Generation token by token with a cache of keys sees what training saw.
+// Generation token by token with a cache of keys gives the results of training.
 TEST(AttentionTest, OneQueryAgainstACacheIsTheLastRowOfTheWhole) {
   OnPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
@@ -191,7 +191,7 @@ TEST(AttentionTest, HugeScoresNeitherOverflowNorMix) {
     for (GuardedMatrix* m : {&p.out, &p.dq, &p.dk, &p.dv}) {
       for (const double v : m->dense().values) EXPECT_TRUE(std::isfinite(v));
     }
-    // The first token sees itself alone, however negative its score.
+    // The first token sees only itself, however negative its score.
     for (const int64_t row : {int64_t{0}, length}) {
       for (int64_t i = 0; i < 3 * dim; ++i) {
         EXPECT_EQ(p.out(row, i), p.v(row, i));

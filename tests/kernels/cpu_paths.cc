@@ -12,10 +12,10 @@
 namespace zero {
 namespace {
 
-// All that this machine has, scalars among them. Under tsan the best one: what
-// threads share does not depend on the width of a vector. Under asan the
-// widest, one between and scalars: where a kernel reaches too far depends on
-// that width.
+// All targets of this machine, including scalars. Under tsan the best one:
+// sharing between threads does not depend on the vector width. Under asan the
+// widest, a middle one and scalars: out-of-bounds accesses depend on that
+// width.
 std::vector<int64_t> SimdTargets() {
   std::vector<int64_t> targets = hwy::SupportedAndGeneratedTargets();
 #if defined(__SANITIZE_THREAD__)

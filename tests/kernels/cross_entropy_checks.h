@@ -18,7 +18,7 @@ struct CrossEntropyProblem {
   TestVector<double> loss_sum = {0};
   TestVector<float> grad_scale = {1};
 
-  // Of `v` words; w has `others` rows behind theirs.
+  // `v` words; w has `others` more rows.
   CrossEntropyProblem(DType dtype, int64_t m, int64_t c, int64_t v, DType sink,
                       int64_t others = 0)
       : words(v),
@@ -53,7 +53,7 @@ inline void RunCrossEntropy(Ops& ops, Stream& stream,
   ops.LinearCrossEntropy(stream, args, scratch.workspace());
 }
 
-// What is rounded to the dtype of x on its way.
+// The roundings to the dtype of x.
 struct CrossEntropyRounding {
   bool logits = false;
   bool gradient = false;  // of the logits
@@ -65,7 +65,7 @@ inline CrossEntropyRounding RoundingOf(const Path& path, DType dtype) {
   return {false, path.native_products && dtype == DType::kBF16};
 }
 
-// What may separate each row's logits from x w^T.
+// The error bound of each row's logits.
 inline std::vector<double> LogitErrors(const Dense& x, const Dense& w,
                                        DType dtype, bool rounded) {
   double w_norm = 0;
@@ -112,7 +112,7 @@ inline void CheckCrossEntropy(CrossEntropyProblem& p, const Dense& old_dw,
   }
   EXPECT_NEAR(p.loss_sum[0], total, total_error) << what;
 
-  // Relative to an element, and where that is subnormal in fp16.
+  // Relative to an element, or the subnormal step in fp16.
   const double rounded = rounding.gradient ? HalfUlp(dtype) : 0;
   const double tiny = rounding.gradient ? TinyStep(dtype) / 2 : 0;
   const Dense w_t = Transposed(w), x_t = Transposed(x);

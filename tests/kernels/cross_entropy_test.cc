@@ -187,14 +187,14 @@ TEST(CrossEntropyTest, NonFiniteInputGivesANonFiniteLoss) {
   });
 }
 
-// What a caller of parts may choose.
+// A caller's choices for parts.
 struct Parts {
   bool keeps_logits = false;
   bool late_dw = false;  // at the end, from the first part to the last
 };
 
-// A table of which one part at a time is there: what the parts know of each
-// row, then the last one's loss, then the gradients down to the first.
+// A table with one part at a time in memory: each part's row statistics, then
+// the last one's loss, then the gradients down to the first.
 void RunInParts(const Path& path, LinearCrossEntropyArgs args,
                 const Parts& parts) {
   using Work = LossPart::Work;
@@ -249,8 +249,8 @@ void RunInParts(const Path& path, LinearCrossEntropyArgs args,
 constexpr Parts kWaysOfParts[] = {
     {}, {.keeps_logits = true}, {.late_dw = true}};
 
-// 401 words in parts of 128, the last of which has words and 47 rows behind
-// them; or 256, so that the last part has none.
+// 401 words in parts of 128, the last of which has words and 47 more rows; or
+// 256, so that the last part has none.
 TEST(CrossEntropyTest, PartsOfTheTableGiveTheBitsOfTheWholeTable) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {
@@ -299,8 +299,8 @@ TEST(CrossEntropyTest, PartsOfTheTableGiveTheBitsOfTheWholeTable) {
   });
 }
 
-// Logits as far apart as they come, the largest in the first part, in the last
-// one, or in both: other parts weigh nothing then, and their sums vanish.
+// Extreme logits, the largest in the first part, in the last one, or in both:
+// the other parts then have no weight, and their sums vanish.
 TEST(CrossEntropyTest, PartsWhoseLogitsAreFarApartAddUp) {
   ForEachMatmulPath([](const Path& path) {
     for (const double size : {1.0, 200.0, 30000.0}) {
@@ -335,8 +335,8 @@ TEST(CrossEntropyTest, PartsWhoseLogitsAreFarApartAddUp) {
   });
 }
 
-// A part of logits that are all -inf weighs nothing; where all parts are so,
-// or where a target is, there is no finite loss.
+// A part with only -inf logits has no weight; if all parts are like that, or a
+// target is -inf, there is no finite loss.
 TEST(CrossEntropyTest, PartsOfInfiniteLogitsWeighNothing) {
   ForEachMatmulPath([](const Path& path) {
     for (const int64_t finite : {0, 1, 2, 3}) {

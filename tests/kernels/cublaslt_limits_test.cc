@@ -1,6 +1,6 @@
-// What happens where cuBLASLt has less than we ask of it: every fallback gives
-// the result of the fused form, and errors name the shape. The emulator's
-// cuBLASLt can be told to have less.
+// Fallbacks if cuBLASLt lacks a feature: each gives the result of the fused
+// form, and errors name the shape. The emulator's cuBLASLt can be made to lack
+// features.
 #include "absl/strings/str_join.h"
 #include "kernels/cuda/check.h"
 #include "kernels/cuda/matmul.h"
@@ -15,7 +15,7 @@ namespace {
 using emulator::CublasLt;
 using emulator::NumKernels;
 
-// Everything again, whatever a test did.
+// Restores everything after a test.
 class CublasLtLimitsTest : public testing::Test {
  protected:
   ~CublasLtLimitsTest() override { emulator::SetCublasLt({}); }
@@ -146,7 +146,7 @@ TEST_F(CublasLtLimitsTest, ProductsAreAddedToFp32SinksApart) {
     const WeightGradients apart = Weight16(less, {}, pad);
     EXPECT_FALSE(
         cuda::MatmulPlans(device_->ops(), CudaOptions()).AccumulatesIntoF32());
-    // The same sums with the addend rounded in apart.
+    // The same sums with the addend added and rounded separately.
     ExpectClose(direct.dw, apart.dw, 1e-6, 1e-5);
     EXPECT_TRUE(direct.dbias.SameElements(apart.dbias));
   }
@@ -202,7 +202,7 @@ TEST_F(CublasLtLimitsTest, TheNextAlgorithmIsTakenWhereTheFirstDoesNotRun) {
       cuda::MatmulPlans(device_->ops(), CudaOptions()).AccumulatesIntoF32());
   EXPECT_FALSE(next.dw.SameElements(first.dw));  // another order
   ExpectClose(next.dw, first.dw, 1e-6, 1e-5);
-  // It is kept, and the first not tried again.
+  // It is kept, and the first is not tried again.
   cuda::MatmulPlans plans(ops(), CudaOptions());
   GuardedMatrix a = GuardedMatrix::Normal(DType::kBF16, 24, 64, 0, 1);
   GuardedMatrix b = GuardedMatrix::Normal(DType::kBF16, 64, 40, 0, 2);

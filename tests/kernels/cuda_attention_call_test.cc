@@ -1,5 +1,5 @@
-// What a packed graph of cuDNN's finds at its pointers, on the GPU's paths: a
-// reference that knows nothing else computes in its place.
+// The data at the pointers of a packed cuDNN graph, on the GPU's paths: a
+// reference that sees nothing else replaces cuDNN.
 #include "kernels/cuda/attention_call.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/packed_attention.h"
@@ -11,8 +11,8 @@ namespace {
 
 using cuda::AttentionOperand;
 
-// Ragged attention in fp32, as cuDNN does it: sequence i of an operand begins
-// at the element that its table says, and has the length of the other table.
+// Ragged attention in fp32, like cuDNN's: sequence i of an operand begins at
+// its table's element and has the other table's length.
 class RaggedReference {
  public:
   RaggedReference(const cuda::AttentionCall& call, int64_t num_sequences,
@@ -122,8 +122,8 @@ void RunPacked(const Path& path, const cuda::AttentionCall& call,
   path.stream.Synchronize();
 }
 
-// Batch, heads, kv heads, queries, keys, head width, pad. By their widths dq is
-// staged alone, with dk and dv, and not where they are.
+// Batch, heads, kv heads, queries, keys, head width, pad. The widths cover dq
+// staged alone, with dk and dv, and not at all.
 const std::pair<AttentionTestShape, Lengths> kProblems[] = {
     {{2, 3, 3, 24, 24, 8, 0}, {24, 1, 13, 10}},
     {{1, 4, 2, 40, 40, 8, 0}, {7, 33}},

@@ -1,4 +1,4 @@
-// Column sums, which are no op of their own, on the GPU's paths.
+// Column sums, which are not a separate op, on the GPU's paths.
 #include "kernels/cuda/column_sums.h"
 #include "kernels/cuda/device.h"
 #include "tests/kernels/matrix.h"
@@ -15,7 +15,7 @@ constexpr Shape kShapes[] = {{0, 5, 0, 0},    {1, 1, 0, 0},     {63, 128, 0, 0},
                              {65, 264, 8, 0}, {130, 257, 3, 0}, {200, 96, 0, 1},
                              {17000, 8, 0, 0}};
 
-// The sums by the path, into `out`.
+// The path's sums, into `out`.
 void Sum(const Path& path, const ConstMatrix& dy, const Vector& out,
          bool accumulate) {
   Scratch scratch(cuda::ColumnSumBytes(dy.rows, dy.cols));

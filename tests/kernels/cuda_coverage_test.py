@@ -2,7 +2,7 @@
 
 The kernels of $ZERO_OUT/coverage are compiled with --coverage
 (tests/kernels/coverage.ninja); the tests run once, in one order of threads.
-Lines of headers do not count: they are measured by nobody and used by all. A
+Lines of headers do not count: they are not measured, and all tests use them. A
 kernel that no emulator can run (CUB's sort) is named and left out.
 """
 

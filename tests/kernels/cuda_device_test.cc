@@ -69,7 +69,7 @@ TEST(CudaDeviceTest, MemoryCountsWhatIsAllocated) {
   EXPECT_LT(device->memory().free_bytes, before.free_bytes - kBytes / 2);
 }
 
-// So that ranks that share a GPU say the same.
+// So that ranks that share a GPU report the same.
 TEST(CudaDeviceTest, WhatIsTakenAtFirstIsMeasuredOnce) {
   const auto first = OpenDevice();
   const Buffer buffer = Allocate(*first, size_t{64} << 20, MemoryKind::kDevice);
@@ -152,7 +152,7 @@ TEST(CudaDeviceTest, RowsAreCopiedInOneCallAndNothingBetweenThem) {
   }
 }
 
-// A relay: each stream hands the value on to the next one, by an event.
+// A relay: each stream passes the value to the next one, by an event.
 TEST(CudaDeviceTest, AnEventOrdersTwoStreams) {
   constexpr int kSteps = 40;
   constexpr size_t kBytes = 1 << 16;
@@ -175,7 +175,7 @@ TEST(CudaDeviceTest, AnEventOrdersTwoStreams) {
     device->Copy(next, relay[i + 1].data(), relay[i].data(), kBytes);
   }
   Stream& last = *streams[kSteps % 2];
-  // The source is read before the host may write it anew.
+  // The source is read before the host may overwrite it.
   last.Synchronize();
   std::memset(host.data(), 0, kBytes);
   device->Copy(last, host.data(), relay[kSteps].data(), kBytes);

@@ -28,8 +28,8 @@ constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 
 class CudaEmulatorTest : public testing::Test {
  protected:
-  // A child that is forked off knows this program's fibers to tsan no more:
-  // under it the program starts anew for each death.
+  // In a forked child tsan no longer knows this program's fibers: under tsan
+  // the program restarts for each death test.
   CudaEmulatorTest() {
     if (ZERO_WITH_TSAN) GTEST_FLAG_SET(death_test_style, "threadsafe");
   }
@@ -58,7 +58,7 @@ class DeviceArray {
   void* data_ = nullptr;
 };
 
-// What the kernel leaves in `n` ints at the end of a run in each order.
+// The kernel's `n` ints at the end of a run in each order.
 template <class Run>
 std::vector<std::vector<int>> InEachOrder(int n, Run run) {
   std::vector<std::vector<int>> results;
@@ -77,8 +77,8 @@ std::vector<int> Descending(int n) {
   return values;
 }
 
-// A missing barrier is a race: tsan ends the program, the others see it in the
-// results of some order.
+// A missing barrier is a race: tsan ends the program, other builds see it in
+// the results of some order.
 template <class Run>
 void ExpectRaceSeen(const std::vector<int>& want, Run run) {
   if (ZERO_WITH_TSAN) {
@@ -116,7 +116,7 @@ TEST_F(CudaEmulatorTest, MissingSyncthreadsIsSeen) {
   });
 }
 
-// A second round through the same array needs a barrier before it, too.
+// A second round through the same array also needs a barrier before it.
 template <bool kBarrier>
 __global__ void ReverseTwice(int* out) {
   SHARED_ARRAY(int, values, kThreads);
@@ -295,7 +295,7 @@ TEST_F(CudaEmulatorTest, TailThatIsOffByOneIsSeen) {
   } else {
     DeviceArray<int> longer(kSize + 1);
     Launch(FillTail<1>, 1, kThreads, 0, nullptr, longer.begin(), kSize);
-    EXPECT_EQ(longer[kSize], 1);  // a guard behind the array tells
+    EXPECT_EQ(longer[kSize], 1);  // a guard after the array shows it
   }
 }
 
@@ -356,8 +356,8 @@ __global__ void CountThreads(int* count) {
   }
 }
 
-// Fibers change places only at barriers, so that a sum without an atomic looks
-// right in every order: it is tsan that tells.
+// Fibers switch only at barriers, so a sum without an atomic looks right in
+// every order: only tsan detects it.
 TEST_F(CudaEmulatorTest, PlainAddWhereAnAtomicBelongsIsSeenByTsan) {
   if (ZERO_WITH_TSAN) {
     EXPECT_DEATH(InEachOrder(1,
@@ -372,7 +372,7 @@ TEST_F(CudaEmulatorTest, PlainAddWhereAnAtomicBelongsIsSeenByTsan) {
   });
 }
 
-// Adds the blocks' numbers in the order in which they come.
+// Adds the blocks' numbers in their order of arrival.
 __global__ void SumAsTheyCome(int* next, float* sum) {
   if (threadIdx.x != 0) return;
   atomicAdd(next, 1);
@@ -395,7 +395,7 @@ TEST_F(CudaEmulatorTest, SumThatDependsOnTheOrderOfBlocksDiffers) {
   EXPECT_NE(sums[0], sums[1]);
 }
 
-// The last block adds what all of them left; kFence: they publish it first.
+// The last block adds all blocks' results; kFence: they publish them first.
 template <bool kFence>
 __global__ void SumByTheLast(int* partial, unsigned* done, int* sum) {
   SHARED_ARRAY(unsigned, before, 1);

@@ -1,5 +1,5 @@
-// What a GPU that fails looks like from above: the fake runtime fails where a
-// test asks it to.
+// A failing GPU, seen from above: the fake runtime fails where a test asks it
+// to.
 #include <memory>
 #include <string>
 #include <utility>
@@ -22,7 +22,7 @@ std::string MessageOf(const absl::Status& status) {
   return std::string(status.message());
 }
 
-// What fn throws as a DeviceError.
+// The DeviceError that fn throws.
 template <class Fn>
 std::string ErrorOf(Fn fn) {
   try {

@@ -1,6 +1,6 @@
 // Ops over lists launch a kernel for many entries of them, not one for each:
 // the pieces of a large model on many ranks are small, and launches would cost
-// more than what they do.
+// more than their work.
 #include "tests/kernels/optimizer_test_util.h"
 #include "tests/support/cuda_emulator/control.h"
 

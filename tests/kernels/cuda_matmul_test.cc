@@ -41,7 +41,7 @@ Product ProductOf(GuardedMatrix& a, GuardedMatrix& b, GuardedMatrix& c) {
   return p;
 }
 
-// What |a b| of dtype in may be off by in element (i, j) of c.
+// The error of |a b| in dtype in, in element (i, j) of c.
 ErrorBound BoundOf(const Dense& a, const Dense& b, const Dense& want,
                    DType out) {
   return [a, b_t = Transposed(b), want, out](int64_t i, int64_t j) {
@@ -155,7 +155,7 @@ TEST(CudaMatmulTest, FusedGeluGradientIsTheSeparateOneWithinRounding) {
         }
       }
       // The slope from the hardware's tanh: terms of 2^-11 and, times x, of
-      // 2^-11 twice; the product once rounded where the kernels are separate.
+      // 2^-11 twice; the product rounded once if the kernels are separate.
       ExpectNear(
           dx, want,
           [&](int64_t i, int64_t j) {
@@ -314,7 +314,7 @@ TEST(CudaCrossEntropyTest, ChunksAddUp) {
   });
 }
 
-// Gradients of 16 bits take the place of logits of 32, of more than one tile.
+// 16-bit gradients replace 32-bit logits, over more than one tile.
 TEST(CudaCrossEntropyTest, Fp32LogitsOf16BitModelsAreNotRounded) {
   OnGpu({.fp32_logits = true}, [](Ops& ops, Stream& stream) {
     for (const DType dtype : kShortTypes) {

@@ -1,6 +1,5 @@
-// Packed sequences of the sizes that cuDNN is asked for, laid out as layers lay
-// them out. On a GPU alone: there cuDNN must have taken them, unless the
-// library is too old.
+// Packed sequences of sizes for cuDNN, in the layers' layout. On a real GPU
+// cuDNN must have taken them, unless the library is too old.
 #include "absl/strings/str_join.h"
 #include "tests/kernels/attention_checks.h"
 #include "tests/kernels/attention_projection.h"
@@ -30,7 +29,7 @@ double SquareOfRows(const Dense& x, int64_t first, int64_t n) {
 }
 
 // The bounds of single elements are those of the worst case, within which a
-// gradient of zeros may lie. Of a whole sequence the roundings of the weights,
+// gradient of zeros may lie. For a whole sequence the roundings of the weights,
 // of their gradients, of cuDNN's sums over heads and of the result are
 // independent: eight times one of them at most, against the norm of that
 // sequence or of as many usual rows (of one token dq and dk are 0).

@@ -1,4 +1,4 @@
-// What cuDNN is told of packed sequences, on the GPU's paths.
+// The description of packed sequences for cuDNN, on the GPU's paths.
 #include <utility>
 
 #include "kernels/cuda/device.h"
@@ -11,7 +11,7 @@ namespace {
 TEST(CudaPackedSequencesTest, TablesHoldLengthsAndFirstElements) {
   ForEachPath([](const Path& path) {
     for (const int64_t num_sequences : {1, 2, 3, 300}) {
-      // Three of them at most; the others lie behind the last token.
+      // At most three of them; the others are after the last token.
       const int64_t tokens = 400;
       TestVector<int32_t> offsets(tokens + 1, tokens);
       const int32_t begins[] = {0, 1, 250};

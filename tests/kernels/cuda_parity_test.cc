@@ -1,8 +1,8 @@
 // Every op of kernels/ops.h on the CPU and on this program's GPU (emulated or
 // real) from the same data. The reference tests say what an op computes; this
-// one says that a run may move between devices: fp32 results differ by at most
-// 1e-5 of their row's norm, 16-bit ones by the roundings that an op may do in
-// another place.
+// one that a run may move between devices: fp32 results differ by at most 1e-5
+// of their row's norm, 16-bit ones by the roundings that an op may do
+// elsewhere.
 //
 // To add an op: a case in kCases.
 #include <algorithm>
@@ -75,8 +75,8 @@ constexpr double kEqual = 0;
 constexpr double kFp32 = 1e-5;
 
 // Results whose sums are fp32 on both sides and that are rounded to `dtype`
-// `roundings` times on the way: where a sum falls on another side of the
-// middle between two values, the results are one unit (two half ulps) apart.
+// `roundings` times on the way: if a sum falls on another side of the middle
+// between two values, the results are one unit (two half ulps) apart.
 double Rounded(DType dtype, double roundings = 1) {
   if (dtype == DType::kF32) return kFp32;
   return kFp32 + roundings * 2 * HalfUlp(dtype);
@@ -90,8 +90,8 @@ double TensorSum(DType dtype, int64_t k) {
   return kFp32 + static_cast<double>(k) / 16 * std::ldexp(1.0, -23);
 }
 
-// Whose norm a difference is held against. A gradient of attention is a sum
-// that cancels (all of it in the first token's row): then that of a usual row.
+// The norm that a difference is compared with. A gradient of attention is a sum
+// that cancels (entirely in the first token's row): then that of a usual row.
 enum class Against { kItsRow, kUsualRow };
 
 struct Output {
@@ -102,13 +102,13 @@ struct Output {
   Against against;
 };
 
-// One device, and what a case got out of it.
+// One device, and a case's results on it.
 class Side {
  public:
   Side(Ops& inner, const OpSizes& planned, Stream& to)
       : ops(inner, planned), stream(to) {}
 
-  // Rows of `cols` elements; what lies between rows counts as well.
+  // Rows of `cols` elements; the padding between rows counts as well.
   void Keep(std::string name, Array values, int64_t cols, double limit,
             Against against = Against::kItsRow) {
     outputs.push_back(
@@ -159,10 +159,10 @@ class Comparison {
         cpu_(device_->ops(), device_->ops(), *cpu_stream_),
         gpu_(path.ops, planned_->ops(), path.stream) {}
 
-  // A GPU of its own also runs the shapes of real models.
+  // A real GPU also runs the shapes of real models.
   bool large() const { return large_; }
 
-  // Calls fn(side) for the CPU and for the GPU and compares what they kept.
+  // Calls fn(side) for the CPU and for the GPU and compares their results.
   template <class Fn>
   void Run(const std::string& what, const Fn& fn) {
     for (Side* side : {&cpu_, &gpu_}) {
@@ -226,7 +226,7 @@ class Comparison {
     }
   }
 
-  // `what` begins with the dtype of the operands, where they have one.
+  // `what` begins with the operands' dtype, if they have one.
   void Judge(const std::string& what, const std::string& output, double error,
              double norm, double limit) {
     const double share = error == 0 ? 0 : error / norm;
@@ -236,7 +236,7 @@ class Comparison {
     if (!(of_limit <= worst.of_limit || std::isnan(worst.of_limit))) {
       worst = {of_limit, share, limit};
     }
-    // A few tell as much as thousands.
+    // A few are as good as thousands.
     if (!(of_limit <= 1) && ++num_failed_ <= 5) {
       ADD_FAILURE() << what << ": " << output << " differs by " << Text(share)
                     << " of the norm, " << Text(limit) << " is allowed";
@@ -328,8 +328,8 @@ void CompareLinear(Comparison& c) {
           if (e.pre) args.pre_act = pre.matrix(s.m, s.n, s.n + s.pad);
           Scratch scratch(side.ops.LinearWorkspaceBytes(args));
           side.ops.Linear(side.stream, args, scratch.workspace());
-          // A sum may be stored before the activation and before the
-          // residual, beside its last rounding.
+          // A sum may also be stored before the activation and before the
+          // residual.
           const int more = (e.act != Gelu::kNone) + e.residual;
           side.Keep("y", y, s.n + s.pad, Rounded(dtype, 1 + more));
           if (e.pre) side.Keep("pre_act", pre, s.n + s.pad, Rounded(dtype));
@@ -356,7 +356,7 @@ void CompareLinearBackwardInput(Comparison& c) {
           if (act != Gelu::kNone) args.pre_act = pre.view();
           Scratch scratch(side.ops.LinearBackwardInputWorkspaceBytes(args));
           side.ops.LinearBackwardInput(side.stream, args, scratch.workspace());
-          // The product, and what it is added to or multiplied by.
+          // The product, and its addend or factor.
           side.Keep("dx", dx.array, dx.ld, Rounded(dtype, 2));
         });
       }
@@ -419,14 +419,14 @@ void CompareLinearCrossEntropy(Comparison& c) {
         args.dw = dw.matrix(s.n, s.k, w.ld);
         Scratch scratch(side.ops.LinearCrossEntropyWorkspaceBytes(args));
         side.ops.LinearCrossEntropy(side.stream, args, scratch.workspace());
-        // Logits may be stored, and are of size 1 beside a loss of log V > 3.
+        // Logits may be stored, and are of size 1, the loss of size log V > 3.
         side.Keep("losses", losses, s.m, Rounded(dtype));
         side.KeepScalars("loss_sum", sum, Rounded(dtype));
         // Stored logits of up to 4 change a probability by 4 half ulps, as
         // two roundings may; then the gradient of the logits, and dx itself.
         side.Keep("dx", dx, x.ld, Rounded(dtype, 4));
-        // Of that only the average over the rows of a token stays: a token
-        // may have one row.
+        // Only the average over a token's rows remains: a token may have one
+        // row.
         side.Keep("dw", dw, w.ld,
                   Rounded(dtype, 3) + TensorSum(dtype, s.m) - kFp32,
                   Against::kUsualRow);
@@ -441,8 +441,7 @@ struct Heads {
   int64_t batch, q_len, kv_len, heads, kv_heads, dim;
 };
 
-// q, k and v as one packed projection gives them, out as the next one wants
-// it.
+// q, k and v from one packed projection, out for the next one.
 struct AttentionData {
   AttentionData(const Heads& h, DType dtype)
       : shape{dtype,   h.batch,    h.q_len, h.kv_len,
@@ -611,7 +610,7 @@ void CompareNormForward(Comparison& c) {
   CompareNormForward(c, NormKind::kRmsNorm);
 }
 
-// The statistics of every row, as the forward pass leaves them.
+// The forward pass's statistics of every row.
 void Statistics(const Array& x, const RowShape& s, bool layer, Array* mean,
                 Array* rstd) {
   for (int64_t row = 0; row < s.num_rows(); ++row) {
@@ -750,7 +749,7 @@ void CompareEmbeddingBackward(Comparison& c) {
                                              dtable.view(), accumulate};
             Scratch scratch(side.ops.EmbeddingBackwardWorkspaceBytes(args));
             side.ops.EmbeddingBackward(side.stream, args, scratch.workspace());
-            // The sum, and what it is added to.
+            // The sum, and its addend.
             side.Keep("dtable", dtable.array, dtable.ld, Rounded(sink, 2));
           });
         }

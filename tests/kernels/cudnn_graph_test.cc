@@ -1,5 +1,5 @@
 // cuDNN's graphs are validated without a GPU: every model we name trains
-// through them, and what they do not take is refused in our words.
+// through them, and unsupported ones are refused with our message.
 #include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -56,7 +56,7 @@ Packed Of(DType dtype, int64_t batch, int64_t length, int64_t heads,
   return {{dtype, batch, length, length, heads, kv_heads, dim, 0.125f}};
 }
 
-// The args of a call whose rows hold several sequences; only that there are
+// The args of a call whose rows hold several sequences; only the presence of
 // positions counts.
 template <class Args>
 Args WithSequences(Args args) {
@@ -76,7 +76,7 @@ absl::Status ValidateCudnnAttention(const AttentionBackwardArgs& args,
 }
 
 TEST(CudnnGraphTest, EveryPresetTrainsThroughCudnn) {
-  float lse = 0;  // only its being there counts
+  float lse = 0;  // only its presence counts
   for (const ModelPreset& preset : ModelPresets()) {
     const ModelConfig& c = preset.config;
     for (const int64_t length : {1024, 4096}) {
@@ -110,9 +110,9 @@ TEST(CudnnGraphTest, OddLengthsAndTheWidestHeadsValidate) {
   }
 }
 
-// The engine's workspace lies right behind the frontend's, which has a float
-// per query and head. The statistics are the same for both kernels, so forward
-// they stay with cuDNN.
+// The engine's workspace is right after the frontend's, which has a float per
+// query and head. The statistics are the same for both kernels, so forward they
+// stay with cuDNN.
 TEST(CudnnGraphTest, AnEngineGetsNoWorkspaceThatIsNotAligned) {
   float lse = 0;
   for (const int64_t batch : {1, 2, 3, 4}) {
@@ -143,7 +143,7 @@ TEST(CudnnGraphTest, AnEngineGetsNoWorkspaceThatIsNotAligned) {
   }
 }
 
-// Up to 9.15 two lengths per row are there, too.
+// Up to 9.15 there are also two lengths per row.
 TEST(CudnnGraphTest, AnOlderCudnnHasMoreBeforeItsWorkspace) {
   const auto backward = [](int64_t batch, int64_t length, size_t version) {
     return ValidateCudnnAttention(
@@ -273,7 +273,7 @@ TEST(CudnnGraphTest, WhatCudnnRefusesSaysSo) {
               AllOf(HasSubstr("attention backward of bf16 [B 2, T 1024, H 8, "
                               "K 4, D 256]: cuDNN 9."),
                     HasSubstr("refuses it on sm_80"), HasSubstr("128")));
-  // Nor has it one for packed statistics.
+  // Nor one for packed statistics.
   EXPECT_EQ(ValidateCudnnAttention(
                 WithSequences(Of(DType::kBF16, 2, 1024, 8, 4, 64).Backward()),
                 false, kAmpere)
@@ -294,7 +294,7 @@ TEST(CudnnGraphTest, NotesSayWhatKeepsTrainingOffCudnn) {
                    .WorkspaceBytes(CallOf(WithSequences(
                        Of(DType::kBF16, 2, 256, 8, 4, 64).Backward())))
                    .has_value());
-  // Nothing to say of prompts and of fp32.
+  // No note for prompts and fp32.
   EXPECT_FALSE(
       plans.WorkspaceBytes(CallOf(Of(DType::kBF16, 1, 9, 8, 4, 64).Forward()))
           .has_value());

@@ -60,8 +60,8 @@ TEST_F(HostMemoryTest, WithoutGroupsIsTheMachines) {
   EXPECT_EQ(Read().resident, int64_t{20000} * 1024);
 }
 
-// A container's limit is less than the machine's memory, and what its files
-// cache can go.
+// A container's limit is less than the machine's memory, and its file cache can
+// be evicted.
 TEST_F(HostMemoryTest, IsTheSmallestOfTheGroupAndThoseAroundIt) {
   Write("proc/self/cgroup", "0::/a/b\n");
   Write("sys/fs/cgroup/a/b/memory.max", "max\n");

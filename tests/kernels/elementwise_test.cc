@@ -131,7 +131,7 @@ TEST(CastTest, EverySixteenBitPatternSurvivesARoundTrip) {
   });
 }
 
-// Where vectors begin at an odd element, memory goes one element at a time.
+// If vectors begin at an odd element, memory moves one element at a time.
 TEST(ElementwiseTest, OddAddressesChangeNoBit) {
   ForEachPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {

@@ -16,7 +16,7 @@ constexpr Case kCases[] = {{0, 3, 8, 0},
 TestVector<int32_t> Ids(int64_t rows, int64_t vocab) {
   std::mt19937_64 random(9);
   TestVector<int32_t> ids(rows);
-  // Half of them are one id, as text has it.
+  // Half of them are one id, as in text.
   for (int32_t& id : ids) {
     id = static_cast<int32_t>(random() % 2 == 0 ? vocab / 2 : random() % vocab);
   }
@@ -121,8 +121,8 @@ TEST(EmbeddingTest, BackwardSumsInOrderOnEveryPathAndThreadCount) {
   }
 }
 
-// What a rank holds of a sharded table gets what it would get as a part of all
-// of it, where pieces begin and end within rows too.
+// A rank's part of a sharded table gets the same values as in the whole table,
+// even if pieces begin and end within rows.
 TEST(EmbeddingTest, PiecesOfATableGetTheirPartOfTheWhole) {
   constexpr int64_t kPiece = 64, kRanks = 3, kPeriod = kRanks * kPiece;
   for (const int64_t width : {24, 31, 200}) {

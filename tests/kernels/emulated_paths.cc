@@ -12,7 +12,7 @@ namespace {
 
 using emulator::Order;
 
-// tsan sees a race in any order, and asan an access: one will do. So it will
+// tsan sees a race in any order, and asan an access: one order suffices, also
 // for counting lines.
 std::vector<Order> Orders() {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || \

@@ -18,7 +18,7 @@ class SkipEveryTest : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo&) override {
     GTEST_SKIP() << reason_;
   }
-  // Once more at the end, where a reader looks.
+  // Again at the end, where a reader looks.
   void OnTestProgramEnd(const testing::UnitTest&) override {
     std::printf("SKIPPED, every test: %s\n", reason_.c_str());
   }

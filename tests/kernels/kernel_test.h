@@ -1,5 +1,5 @@
-// What the tests of kernels share: typed arrays that read and write doubles,
-// and a loop over every way in which a kernel can run.
+// Helpers for kernel tests: typed arrays that read and write doubles, and a
+// loop over every way to run a kernel.
 #ifndef ZERO_TESTS_KERNELS_KERNEL_TEST_H_
 #define ZERO_TESTS_KERNELS_KERNEL_TEST_H_
 
@@ -50,9 +50,9 @@ class Array {
   Array(DType dtype, int64_t size)
       : dtype_(dtype), size_(size), bytes_(size * DTypeBytes(dtype) + 1) {}
 
-  // Values of a fixed seed, rounded to the dtype. Large arrays repeat them (to
-  // draw the operands of a real model takes a minute), after a prime number, so
-  // that no two rows are alike.
+  // Values of a fixed seed, rounded to the dtype. Large arrays repeat them
+  // (drawing the operands of a real model takes a minute), with a prime period,
+  // so that no two rows are equal.
   static Array Normal(DType dtype, int64_t size, uint64_t seed,
                       double scale = 1) {
     Array a(dtype, size);
@@ -120,7 +120,7 @@ class Array {
   TestVector<char> bytes_;
 };
 
-// Under tsan without fp16, which shares its code with bf16: threads share
+// Without fp16 under tsan: it shares its code with bf16, and threads share
 // memory in the same way.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr DType kFloatTypes[] = {DType::kF32, DType::kBF16};
@@ -134,7 +134,7 @@ inline double HalfUlp(DType dtype) {
   return std::ldexp(1.0, dtype == DType::kBF16 ? -8 : -11);
 }
 
-// The smallest step of a dtype: what a subnormal result may be off by.
+// The smallest step of a dtype: the error of a subnormal result.
 inline double TinyStep(DType dtype) {
   if (dtype == DType::kF32) return std::ldexp(1.0, -149);
   return std::ldexp(1.0, dtype == DType::kBF16 ? -133 : -24);
@@ -160,7 +160,7 @@ void ForEachPath(const std::function<void(const Path&)>& fn);
 // The same for matrix products, which the CPU may also convert.
 void ForEachMatmulPath(const std::function<void(const Path&)>& fn);
 
-// One path of these, the best.
+// The best of these paths.
 void OnPath(const std::function<void(const Path&)>& fn);
 
 // df/dx by central differences in float64; the error is about 1e-10 for

@@ -206,8 +206,8 @@ TEST(LambTest, NormsOfManyRangesOfATensorAreAddedInOrder) {
       [&](const Path& path) { EXPECT_TRUE(run(path).SameBits(*want)); });
 }
 
-// Norms are measured in parts and added in order; the second pass moves by
-// what the first one measured, to the bit.
+// Norms are measured in parts and added in order; the second pass uses the
+// first one's measurements, to the bit.
 TEST(LambTest, ATensorMayComeInParts) {
   ForEachPath([](const Path& path) {
     const std::vector<UpdateRange> cut = {
@@ -215,7 +215,7 @@ TEST(LambTest, ATensorMayComeInParts) {
     Lamb parts(DType::kF32, DType::kF32);
     const Lamb before = parts;
     LambArgs args = parts.Args(cut);
-    // Another tensor's part is between them, and holds what it held.
+    // Another tensor's part is between them, and stays unchanged.
     parts.parts = {{0, 0, 2}, {1, 0, 2}, {3, 3, 4}};
     parts.norms = {0, 0, 0, 0, 5, 7, 0, 0};
     args.parts = parts.parts;

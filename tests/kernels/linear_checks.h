@@ -23,7 +23,7 @@ inline void RunLinear(const Path& path, const LinearArgs& args) {
   Scratch scratch(path.ops.LinearWorkspaceBytes(args));
   path.ops.Linear(path.stream, args, scratch.workspace());
 }
-// x w^T + bias in float64 and, at (i, j), what rounding may do to it.
+// x w^T + bias in float64 and, at (i, j), its rounding error bound.
 struct Expected {
   Dense sum, pre;  // without bias, with it
   std::vector<double> x_norm, w_norm;

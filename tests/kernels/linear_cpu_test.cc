@@ -83,7 +83,7 @@ TEST(LinearCpuTest, ConvertedWorkspaceStaysWithinItsBound) {
   }
 }
 
-// Of what a kernel left out, the elements behind it are right.
+// If a kernel skipped elements, later ones are still right.
 TEST(ExpectNearTest, ANanInTheMiddleIsFound) {
   GuardedMatrix got(DType::kF32, 3, 4, 0);
   const Dense want = got.dense();

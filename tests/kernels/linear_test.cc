@@ -175,8 +175,8 @@ TEST(LinearTest, WeightOrBiasGradientAloneLeavesTheOtherAlone) {
   });
 }
 
-// Bits may depend on the number of threads and on nothing else: not on where
-// the operands lie nor on what ran before.
+// Bits may depend only on the number of threads: not on the operands' addresses
+// or on earlier work.
 TEST(LinearTest, BitsDoNotDependOnAddressesStridesOrHistory) {
   ForEachMatmulPath([](const Path& path) {
     for (const DType dtype : kFloatTypes) {

@@ -103,7 +103,7 @@ class Scratch {
   char* data_;
 };
 
-// What a comparison allows at (i, j).
+// The tolerance of a comparison at (i, j).
 using ErrorBound = std::function<double(int64_t, int64_t)>;
 
 inline void ExpectNear(const GuardedMatrix& got, const Dense& want,
@@ -111,7 +111,7 @@ inline void ExpectNear(const GuardedMatrix& got, const Dense& want,
   EXPECT_TRUE(got.GuardsAreIntact()) << what;
   double worst = 0;
   int64_t at_row = 0, at_col = 0;
-  // The first NaN is the worst: memory that nobody wrote begins as one.
+  // The first NaN is the worst: unwritten memory starts as NaN.
   for (int64_t i = 0; i < want.rows && !std::isnan(worst); ++i) {
     for (int64_t j = 0; j < want.cols && !std::isnan(worst); ++j) {
       const double error = std::abs(got(i, j) - want(i, j));
@@ -125,9 +125,9 @@ inline void ExpectNear(const GuardedMatrix& got, const Dense& want,
                       << bound(at_row, at_col);
 }
 
-// Rounding errors of a sum of products in fp32: they walk at random, with a
-// standard deviation of at most 2^-24 |a| |b| for any order of summation
-// (partial sums are no larger than the product of the norms); six of those.
+// Rounding errors of a sum of products in fp32: a random walk, with a standard
+// deviation of at most 2^-24 |a| |b| for any order of summation (partial sums
+// are no larger than the product of the norms); six of those.
 inline double SumError(double norm_a, double norm_b) {
   return 6 * HalfUlp(DType::kF32) * norm_a * norm_b + 1e-38;
 }

@@ -38,7 +38,7 @@ TEST(MetaTest, AddressesAreAlignedAndNeverOverlap) {
   }
 }
 
-// A released address is not handed out again, so that a use after free shows.
+// A released address is not reused, so that a use after free shows.
 TEST(MetaTest, AddressesAreNotReused) {
   Meta meta;
   const void* const first = meta.Address(64);
@@ -92,11 +92,11 @@ TEST(AssumedGpuTest, NeedsNoGpu) {
             gpu->ops().AttentionBackwardWorkspaceBytes(args));
 }
 
-// What a product, a loss and a norm of a GPU take, by hand.
+// Workspaces of a product, a loss and a norm on a GPU, by hand.
 TEST(AssumedGpuTest, WorkspacesAreFunctionsOfShapes) {
   const auto gpu = MakeAssumedGpu({.loss_chunk_rows = 1024});
   const Ops& ops = gpu->ops();
-  static char data = 0;  // only its being there counts
+  static char data = 0;  // only its presence counts
   LinearArgs linear;
   linear.x = {&data, DType::kBF16, 4096, 768, 768};
   linear.y = {&data, DType::kBF16, 4096, 3072, 3072};
@@ -105,8 +105,7 @@ TEST(AssumedGpuTest, WorkspacesAreFunctionsOfShapes) {
   LinearCrossEntropyArgs loss;
   loss.x = linear.x;
   loss.w = {&data, DType::kBF16, 50257, 768, 768};
-  // 1024 rows of 50304 logits in bf16 and what is known of them, a double for
-  // each of all rows.
+  // 1024 rows of 50304 logits in bf16 and their statistics, a double per row.
   EXPECT_EQ(ops.LinearCrossEntropyWorkspaceBytes(loss),
             size_t{1024} * (50304 * 2 + 16) + 4096 * 8 + library);
   NormBackwardArgs norm;
@@ -117,7 +116,7 @@ TEST(AssumedGpuTest, WorkspacesAreFunctionsOfShapes) {
 
 // Of queries of every head one float, dq in fp32, dk and dv in 16 bits or,
 // where heads share them, in fp32; in a fixed order T x T scores for dq. A MiB
-// for what cuDNN does not say.
+// for cuDNN's undocumented needs.
 TEST(AssumedGpuTest, AttentionIsBounded) {
   const size_t queries = 4 * 32 * 2048, elems = queries * 64;
   const size_t rest = (size_t{1} << 20) + 255;
@@ -131,7 +130,7 @@ TEST(AssumedGpuTest, AttentionIsBounded) {
             4 * queries + (4 + 2 * 4) * elems + rest);
   EXPECT_EQ(bytes(BackwardOfHeads(8), true),
             4 * queries + 2 * queries * 2048 + 2 * 4 * elems + rest);
-  // Our own kernel runs what cuDNN does not take.
+  // Our own kernel runs shapes that cuDNN does not take.
   AttentionBackwardArgs fp32 = BackwardOfHeads(8);
   fp32.shape.dtype = DType::kF32;
   EXPECT_EQ(bytes(fp32, false), 4 * queries);

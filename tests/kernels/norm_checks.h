@@ -1,4 +1,4 @@
-// What the tests of norms share: strided rows, the norms in float64, and calls
+// Helpers for the tests of norms: strided rows, the norms in float64, and calls
 // of the two passes.
 #ifndef ZERO_TESTS_KERNELS_NORM_CHECKS_H_
 #define ZERO_TESTS_KERNELS_NORM_CHECKS_H_

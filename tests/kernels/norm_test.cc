@@ -77,7 +77,7 @@ TEST(NormTest, ForwardWithoutResidualNormalizesXAndInPlaceSumIsTheSame) {
       args.weight = weight.vector();
       if (norm.bias) args.bias = bias.vector();
       args.y = View(y, l);
-      Forward(path, norm, args);  // mean and rstd not wanted
+      Forward(path, norm, args);  // without mean and rstd
 
       NormForwardArgs alone = args;
       alone.x = View(sum, l);
@@ -294,7 +294,7 @@ struct Placed {
             layout.inner, layout.width,  layout.stride()};
   }
   Vector vector() { return {data(), array.dtype(), layout.width}; }
-  // The elements, in order, without what lies between rows.
+  // The elements, in order, without the padding between rows.
   std::vector<double> values() const {
     std::vector<double> v;
     for (int64_t row = 0; row < layout.num_rows(); ++row) {

@@ -1,4 +1,4 @@
-// What the tests of the fused optimizers share: a flat span with ranges and
+// Helpers for the tests of the fused optimizers: a flat span with ranges and
 // gaps, in every combination of storage types.
 #ifndef ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
 #define ZERO_TESTS_KERNELS_OPTIMIZER_TEST_UTIL_H_
@@ -16,7 +16,7 @@ struct Piece {
   int64_t begin, end;
 };
 
-// What of `whole` is in the pieces, one behind the other.
+// The pieces of `whole`, end to end.
 inline Array Pick(const Array& whole, const std::vector<Piece>& pieces) {
   int64_t size = 0;
   for (const Piece& piece : pieces) size += piece.end - piece.begin;
@@ -52,7 +52,7 @@ struct FlatParams {
 
   bool has_master() const { return param.dtype() != DType::kF32; }
 
-  // Makes bf16 parameters those of the masters, of which only the rest stays.
+  // Splits the masters into bf16 parameters and the rest.
   void Split() {
     Array rest(DType::kU16, master.size());
     for (int64_t i = 0; i < master.size(); ++i) {
@@ -139,7 +139,7 @@ inline void ForEachDtypePair(const std::function<void(DType, DType)>& fn) {
   }
 }
 
-// The CPU, whatever paths this program has: every device has its bits.
+// The CPU, on every path: every device has its bits.
 inline void OnCpu(const std::function<void(const Path&)>& fn) {
   const std::unique_ptr<Device> device = MakeCpuDevice(1);
   const auto stream = device->MakeStream(StreamRole::kCompute);

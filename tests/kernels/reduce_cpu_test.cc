@@ -1,4 +1,4 @@
-// Sums of squares beyond what a CPU keeps on its stack.
+// Sums of squares beyond the CPU's stack array.
 #include "tests/kernels/sum_squares.h"
 
 namespace zero {

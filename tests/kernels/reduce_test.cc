@@ -138,7 +138,7 @@ struct Clipped {
   float scale = -1;
   uint32_t found = 7;
 };
-// `found`: what was found before, which counts with `keep_found`.
+// `found`: the previous flag, which counts with `keep_found`.
 Clipped Clip(double sum_squares, float max_norm, float inverse_scale,
              bool keep_found = false, uint32_t found = 7) {
   Clipped c;
@@ -181,7 +181,7 @@ TEST(ClipTest, UndoesTheLossScaleBeforeItClips) {
 TEST(ClipTest, FindsNonFiniteNorms) {
   EXPECT_EQ(Clip(NAN, 1, 1).found, 1u);
   EXPECT_EQ(Clip(std::numeric_limits<double>::infinity(), 1, 1).found, 1u);
-  // A norm beyond fp32 is not finite as it is reported.
+  // A norm beyond fp32 is reported as not finite.
   EXPECT_EQ(Clip(1e100, 1, 1).found, 1u);
 }
 

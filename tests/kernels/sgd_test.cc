@@ -139,8 +139,8 @@ TEST(SgdTest, PiecesOfAWholeHaveItsBits) {
   CheckPiecesOfAWhole<Momentum>(split, Update);
 }
 
-// A step of zero on every lower half beside upper ones at the ends of their
-// ranges: what a split master keeps is all of it.
+// A step of zero on every lower half with upper halves at the ends of their
+// ranges: a split master keeps every bit.
 TEST(SgdTest, SplitMastersKeepEveryValue) {
   std::vector<uint32_t> uppers;
   for (const uint32_t upper : {0x0000, 0x0001, 0x007f, 0x0080, 0x3f80, 0x3f81,

@@ -23,7 +23,7 @@ std::vector<const void*> Addresses(const std::vector<Array>& arrays) {
   return addresses;
 }
 
-// What SumRanks promises, one fp32 addition at a time.
+// SumRanks' result, one fp32 addition at a time.
 float Want(const std::vector<Array>& sources, int64_t i) {
   float sum = static_cast<float>(sources[0][i]);
   for (size_t rank = 1; rank < sources.size(); ++rank) {

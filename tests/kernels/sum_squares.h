@@ -27,7 +27,7 @@ inline double DocumentedSum(const Array& x) {
   return total;
 }
 
-// What the op says of one span.
+// The op's result for one span.
 inline double SumByOp(Ops& ops, Stream& stream, const ConstVector& src) {
   TestVector<double> sum = {-1};
   const SquaredSpan span = {src, sum.data()};

@@ -1,4 +1,4 @@
-// Property 1 as a whole: every point of the equality matrix, 20 steps each.
+// Every point of the equality matrix, 20 steps each.
 // `ninja check-matrix` runs it.
 #include <string>
 #include <vector>

@@ -63,17 +63,17 @@ TEST(ConfigsTest, AFolderThatIsAnotherModelIsNamed) {
   };
   EXPECT_EQ(notes(R"({"preset": "gpt2-tiny"})"),
             std::vector<std::string>{
-                "--model tests/golden/llama takes the place of another model "
-                "in run.json: model_type \"llama\", not \"gpt2\""});
+                "--model tests/golden/llama replaces another model in "
+                "run.json: model_type \"llama\", not \"gpt2\""});
   EXPECT_EQ(
       notes(R"({"from_pretrained": "tests/golden/llama", "freeze": "a*"})"),
       std::vector<std::string>());
   EXPECT_EQ(notes("{}"), std::vector<std::string>());
   EXPECT_EQ(notes(R"({"preset": "llama-tiny"})"),
             std::vector<std::string>{
-                "--model tests/golden/llama takes the place of another model "
-                "in run.json: vocab_size 101, not 257; tie_word_embeddings "
-                "false, not true; hidden_size 40, not 128; 6 more"});
+                "--model tests/golden/llama replaces another model in "
+                "run.json: vocab_size 101, not 257; tie_word_embeddings false, "
+                "not true; hidden_size 40, not 128; 6 more"});
 }
 
 TEST(ConfigsTest, HeadsOfAPresetFollowItsWidthButNotQwen3s) {

@@ -198,7 +198,7 @@ TEST_P(GoldenTest, CachedKeysAndValuesGiveTheSameLogits) {
 TEST_P(GoldenTest, EveryGradientIsThatOfTransformers) {
   Golden golden(GetParam());
   const auto executor = MakeExecutor(golden, Recompute::kOff);
-  Begin(*executor, golden, 1);  // they are there until it is finished
+  Begin(*executor, golden, 1);  // they exist until it is finished
   for (const PortableTensor& tensor : golden.model->PortableTensors()) {
     const std::vector<float> want =
         ReadFloats(*golden.reader, "grad." + tensor.name);
@@ -226,7 +226,7 @@ TEST_P(GoldenTest, ThreeAdamWStepsAreThoseOfTransformers) {
     const std::vector<float>& all = values.at(tensor.parameter->name);
     const std::vector<float> want =
         ReadFloats(*golden.reader, "step3." + tensor.name);
-    // GPT-2's key bias has a gradient that is zero but for rounding.
+    // GPT-2's key bias has a gradient that is zero except for rounding.
     const bool has_key_bias =
         tensor.name.find("attn.c_attn.bias") != std::string::npos;
     const size_t width = golden.config.hidden_size;

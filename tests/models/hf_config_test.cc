@@ -98,7 +98,7 @@ TEST(HfConfigTest, WhatIsWrittenReadsBackEqual) {
   }
 }
 
-// A run on token files wrote null over what the base had.
+// A past bug: a run on token files overwrote the base's value with null.
 TEST(HfConfigTest, TokenIdsOfTheBaseAreCarriedWhereNoTokenizerKnowsBetter) {
   const std::string given = R"("bos_token_id": 1, "eos_token_id": [2, 3])";
   const ModelConfig c = Parse(Llama(given));
@@ -151,18 +151,18 @@ TEST(HfConfigTest, MissingAndNullKeysTakeTheFamilysDefault) {
 }
 
 TEST(HfConfigTest, WhatTheseModelsCannotDoIsRefused) {
-  EXPECT_EQ(ErrorOf(Llama(R"("hidden_act": "gelu")")),
-            "config.json:3:15: hidden_act: \"gelu\" is not built here; want "
-            "silu");
+  EXPECT_EQ(
+      ErrorOf(Llama(R"("hidden_act": "gelu")")),
+      "config.json:3:15: hidden_act: \"gelu\" is not supported; want silu");
   EXPECT_EQ(ErrorOf(Gpt2(R"("activation_function": "relu")")),
-            "config.json:3:24: activation_function: \"relu\" is not built "
-            "here; want gelu_new or gelu");
+            "config.json:3:24: activation_function: \"relu\" is not supported; "
+            "want gelu_new or gelu");
   EXPECT_EQ(ErrorOf(Llama(R"("rope_scaling": {"type": "yarn"})")),
-            "config.json:3:26: type: \"yarn\" is not built here; want default "
+            "config.json:3:26: type: \"yarn\" is not supported; want default "
             "or llama3");
   EXPECT_EQ(ErrorOf(Llama(R"("mlp_bias": true)")),
-            "config.json:3:13: mlp_bias: true: feed-forward biases are not in "
-            "these models; delete it, or write false");
+            "config.json:3:13: mlp_bias: true: these models have no "
+            "feed-forward biases; delete it, or write false");
   EXPECT_EQ(ErrorOf(Llama(R"("use_sliding_window": true)")),
             "config.json:3:23: use_sliding_window: true: attention sees the "
             "whole sequence; delete it, or write false");
@@ -249,7 +249,7 @@ TEST_F(ConfigWithModelTest, ExplicitKeysOverrideThePresetAndSaySo) {
   EXPECT_EQ(loaded->config.model.num_hidden_layers, 2);
   EXPECT_EQ(loaded->origins["model.n_layer"], "run.json:1 (preset gpt2: 12)");
   EXPECT_EQ(loaded->origins["model.n_head"], "preset gpt2");
-  // What the preset derives from the width follows the width.
+  // Values that the preset derives from the width follow the width.
   EXPECT_EQ(loaded->config.model.intermediate_size, 768);
   EXPECT_EQ(loaded->origins["model.n_inner"], "derived: 4 * n_embd");
   EXPECT_EQ(loaded->config.model.head_dim, 16);

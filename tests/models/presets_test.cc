@@ -56,7 +56,7 @@ TEST(PresetsTest, FlopsPerTokenFollowPalmsConvention) {
             6.0 * (85056000 + 50257 * 768) + 12.0 * 12 * 768 * 1024);
   EXPECT_EQ(FlopsPerToken(Preset("gpt2"), 1024, /*causal=*/true),
             6.0 * (85056000 + 50257 * 768) + 6.0 * 12 * 768 * 1024);
-  // Of a block's 12 * 768^2 weights 3 + 4 are those of q, k, v and the FFN's
+  // In a block of 12 * 768^2 weights, 3 + 4 are those of q, k, v and the FFN's
   // first layer; fully 1 more and a forward attention.
   const ModelConfig gpt2 = Preset("gpt2");
   EXPECT_EQ(RecomputedFlopsPerToken(gpt2, 1024, Recompute::kNothing), 0);
@@ -120,7 +120,7 @@ std::set<std::pair<int64_t, int64_t>> WeightShapes() {
 TEST(PresetsTest, AProductTakesAtMostFourMiBOfScratchPerThread) {
   using cpu::LowPrecision;
   constexpr int64_t kTokens = 4096;
-  static char data = 0;  // only its being there counts
+  static char data = 0;  // only its presence counts
   const auto matrix = [&](DType dtype, int64_t rows, int64_t cols) {
     return Matrix{&data, dtype, rows, cols, cols};
   };

@@ -45,7 +45,7 @@ struct Call {
   }
 };
 
-// What the ranks of a clique do at once: the calls of one group of each.
+// Concurrent work of a clique's ranks: one group of calls of each.
 struct Launch {
   std::vector<std::vector<Call>> calls;  // by rank
   std::vector<bool> issued, arrived;
@@ -55,9 +55,9 @@ struct Launch {
 // The ranks of one communicator.
 struct Clique {
   int size = 0;
-  std::vector<ncclComm*> comms;  // by rank; null: not there yet
+  std::vector<ncclComm*> comms;  // by rank; null: not yet created
   std::map<int64_t, std::shared_ptr<Launch>> launches;
-  // Of the nth split: color and new communicator of every rank so far.
+  // For the nth split: color and new communicator of every rank so far.
   struct Entry {
     int color, key, world_rank;
     ncclComm* comm;
@@ -93,7 +93,7 @@ struct Fake {
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Clique>> cliques;  // by id
   std::set<ncclComm*> live;
-  // Aborted ones stay: work on streams still looks at them.
+  // Aborted ones stay: work on streams still reads them.
   std::vector<std::unique_ptr<ncclComm>> all;
   std::map<int, ncclResult_t> async_errors;
   std::set<int> hanging_inits;
@@ -109,7 +109,7 @@ Fake& Get() {
   return *fake;
 }
 
-// What NCCL may crash on is a bug of ours.
+// Anything that NCCL may crash on is our bug.
 void Require(bool condition, const char* what) {
   if (condition) return;
   std::fprintf(stderr, "fake NCCL: %s\n", what);
@@ -183,8 +183,8 @@ Bytes Copied(const void* data, size_t bytes) {
   return Bytes(begin, begin + bytes);
 }
 
-// What all ranks' `send` make together, from the last rank to the first: an
-// order that is not the engine's.
+// The reduction of all ranks' `send`, from the last rank to the first: not the
+// engine's order.
 Bytes Reduced(const Launch& launch, size_t index, size_t count) {
   const Call& first = launch.calls.back()[index];
   Bytes sum = Copied(first.send, count * SizeOf(first.type));
@@ -250,8 +250,8 @@ void AddPointToPoint(const Launch& launch, std::vector<Write>* writes) {
   }
 }
 
-// Whether all ranks ask for the same. Sends and receives: for every receive
-// there is a send of its size.
+// Whether all ranks' calls match. Sends and receives: for every receive there
+// is a send of its size.
 bool Fits(const Launch& launch) {
   std::map<std::pair<int, int>, std::vector<size_t>> sent, received;
   for (size_t r = 0; r < launch.calls.size(); ++r) {
@@ -346,7 +346,7 @@ ncclResult_t Add(ncclComm* comm, cudaStream_t stream, const Call& call) {
   if (group.depth == 0) return Enqueue(comm, {call}, stream);
   if (group.calls[comm].empty()) group.users.push_back({comm, stream});
   group.calls[comm].push_back(call);
-  // What a communicator that does not block may say: no error.
+  // A non-blocking communicator's legal answers: no error.
   return group.calls[comm].size() % 2 == 1 ? ncclInProgress : ncclSuccess;
 }
 
@@ -367,7 +367,7 @@ bool IsConnecting(const Fake& fake, const ncclComm& comm) {
   return std::find(issued.begin(), issued.end(), false) != issued.end();
 }
 
-// When all ranks of the parent have called: makes the new cliques.
+// Once all ranks of the parent have called, makes the new cliques.
 void FinishSplit(const std::vector<Clique::Entry>& entries) {
   std::map<int, std::vector<Clique::Entry>> by_color;
   for (const auto& entry : entries) by_color[entry.color].push_back(entry);
@@ -556,7 +556,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     ++Get().num_aborts;
     streams = comm->streams;
   }
-  // Whoever waits for these streams looks again.
+  // Wakes threads that wait for these streams.
   for (const cudaStream_t stream : streams) {
     (void)zero::emulator::Enqueue(stream, [] {});
   }
@@ -569,10 +569,10 @@ ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t,
     return ncclSystemError;
   }
   std::lock_guard<std::mutex> lock(Get().mutex);
-  // Allowed: there is nobody to map it for.
+  // Allowed: there are no peers to map it for.
   *handle = nullptr;
   if (comm->clique->size == 1) return ncclSuccess;
-  // A name and no memory: an abort leaves nothing to give back.
+  // A handle without memory: an abort leaves nothing to free.
   *handle = reinterpret_cast<void*>(++Get().num_handles);
   (void)data;
   Get().registered.insert(*handle);

@@ -1,8 +1,8 @@
-// What a test sets and asks of the fake NCCL (fake_nccl.cc), which has the C
+// Settings and counters of the fake NCCL (fake_nccl.cc) for tests. It has the C
 // functions that engine/comm/nccl calls, over the fake CUDA runtime: ranks are
-// threads, collectives run on their streams when all ranks' streams have come
-// to them and all ask for the same; else they wait, as NCCL does, until they
-// are aborted.
+// threads, collectives run on their streams when all ranks' streams have
+// reached them with matching calls; else they wait, like NCCL, until they are
+// aborted.
 #ifndef ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
 #define ZERO_TESTS_SUPPORT_FAKE_NCCL_H_
 
@@ -10,7 +10,7 @@
 
 namespace zero {
 
-// Back to a sound library. REQUIRES: no communicator is left.
+// Resets the library. REQUIRES: no communicator is left.
 void ResetFakeNccl();
 
 // Communicators that are neither destroyed nor aborted.
@@ -29,7 +29,7 @@ void HangFakeNcclInit(int rank);
 // From now on communicators connect as NCCL's do: their first collective is in
 // progress until all ranks have issued it.
 void ConnectFakeNcclLate();
-// What ncclGetVersion says.
+// The result of ncclGetVersion.
 void SetFakeNcclVersion(int version);
 
 }  // namespace zero

@@ -1,6 +1,6 @@
-// Processes that are none: networks of one program, over its memory. A message
-// is copied when its receiver waits for it, straight from the sender's memory,
-// so that whoever changes or frees memory that is under way is found out.
+// Fake processes: networks within one program, over its memory. A message is
+// copied when its receiver waits for it, straight from the sender's memory, so
+// changing or freeing memory in flight is detected.
 #ifndef ZERO_TESTS_SUPPORT_FAKE_NETWORK_H_
 #define ZERO_TESTS_SUPPORT_FAKE_NETWORK_H_
 
@@ -21,10 +21,10 @@
 
 namespace zero {
 
-// What connects the processes.
+// The connection of the processes.
 class FakeWire {
  public:
-  // A message that its sender keeps.
+  // A message in its sender's memory.
   struct Sent {
     std::vector<MemoryRun> runs;
     bool taken = false;
@@ -36,7 +36,7 @@ class FakeWire {
   std::condition_variable changed;
   std::map<Lane, std::deque<std::shared_ptr<Sent>>> lanes;
   int64_t num_messages = 0;
-  std::string failure;  // what every exchange ends with from now on
+  std::string failure;  // ends every exchange from now on
 };
 
 class FakeNetwork final : public Network {
@@ -79,7 +79,7 @@ class FakeNetwork final : public Network {
     }
 
     ~FakeExchange() override {
-      // Nobody reads memory that is gone.
+      // No freed memory is read.
       std::lock_guard<std::mutex> lock(wire_.mutex);
       for (auto& sent : sent_) sent->runs.clear();
     }

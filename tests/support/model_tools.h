@@ -1,4 +1,4 @@
-// What a test's Trainer gets from models/.
+// models/'s part of a test's Trainer.
 #ifndef ZERO_TESTS_SUPPORT_MODEL_TOOLS_H_
 #define ZERO_TESTS_SUPPORT_MODEL_TOOLS_H_
 
@@ -6,8 +6,8 @@
 
 namespace zero {
 
-// The program's, but for the device's ceiling, which is made up: to measure it
-// takes longer than the steps of a test.
+// As in the program, except a made-up device ceiling: measuring it takes longer
+// than a test's steps.
 inline ModelTools TestModelTools() {
   ModelTools tools = MakeModelTools();
   tools.product_rate = [](Device&, DType) -> ProductRate {

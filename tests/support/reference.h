@@ -1,5 +1,5 @@
-// The matrix ops in float64, written for the eye and not for speed: what the
-// kernels are compared with. Nothing here shares code with kernels/.
+// The matrix ops in float64, written for clarity and not for speed: the
+// reference for the kernels. Nothing here shares code with kernels/.
 #ifndef ZERO_TESTS_SUPPORT_REFERENCE_H_
 #define ZERO_TESTS_SUPPORT_REFERENCE_H_
 

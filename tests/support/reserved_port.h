@@ -10,8 +10,8 @@
 
 namespace zero {
 
-// A port of 127.0.0.1 where nobody listens. As long as this is there, the
-// system gives it to nobody who asks for any port, such as another test;
+// A port of 127.0.0.1 where nothing listens. While this exists, the system
+// assigns it to no one who asks for any free port, such as another test;
 // TcpStoreServer can listen there.
 class ReservedPort {
  public:

@@ -47,7 +47,7 @@ class TempDir {
     return {std::istreambuf_iterator<char>(in), {}};
   }
 
-  // Number of entries, to see that nothing was left behind.
+  // Number of entries, to check that nothing is left.
   int Count() const {
     std::filesystem::directory_iterator entries(path_);
     return static_cast<int>(std::distance(begin(entries), end(entries)));

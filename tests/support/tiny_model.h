@@ -19,9 +19,9 @@
 
 namespace zero {
 
-// Two layers of width 32 with sizes that divide badly: vocabulary 61, tables
-// and norms that are no multiple of 64 elements, grouped heads, and for Qwen3
-// heads wider than the model.
+// Two layers of width 32 with awkward sizes: vocabulary 61, tables and norms
+// that are not multiples of 64 elements, grouped heads, and for Qwen3 heads
+// wider than the model.
 ModelConfig TinyConfig(ModelFamily family);
 
 // A unit that is a function.
@@ -74,7 +74,7 @@ struct TokenBatch {
 
  private:
   bool cut_ = false;
-  // Of micro-batches that Rows made; a list, whose elements stay in place.
+  // Of micro-batches made by Rows; a list, whose elements stay in place.
   mutable std::list<std::vector<int32_t>> offsets_;
 };
 
@@ -83,7 +83,7 @@ struct RigOptions : ExecutorOptions {
   RigOptions(const ExecutorOptions& options = {}) : ExecutorOptions(options) {}
   PlanOptions plan;
 
-  // Of ranks so connected.
+  // For such ranks.
   PlanOptions plan_options(int world, int shards,
                            BulkAlgorithm algorithm) const;
 };
@@ -116,14 +116,14 @@ class Rig {
   Model& model() { return *model_; }
   MemoryLedger& ledger() { return ledger_; }
   MemoryLedger& host_ledger() { return host_ledger_; }
-  // Aborts the test where there is none.
+  // Aborts the test if there is none.
   Parameter& parameter(const std::string& name);
 
   void Load(const std::function<std::vector<float>(const Parameter&)>& values);
   // All ranks call it.
   std::vector<float> Read(const Parameter& parameter);
-  // The fp32 gradient of a parameter of which this rank has all: within a step
-  // as it is, else that of the last Step or KeepGradients.
+  // The fp32 gradient of a parameter that is whole on this rank: within a step
+  // the current one, else that of the last Step or KeepGradients.
   std::vector<float> Gradient(const Parameter& parameter);
   // Between Begin and Finish, on the CPU.
   void KeepGradients();
@@ -135,7 +135,7 @@ class Rig {
   Rig(std::unique_ptr<Rank> lone, std::unique_ptr<Model> model,
       const RigOptions& options, int64_t activation_bytes, uint64_t seed);
 
-  std::unique_ptr<Rank> lone_;  // where the rig was given a device
+  std::unique_ptr<Rank> lone_;  // if the rig was given a device
   MemoryLedger ledger_, host_ledger_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;

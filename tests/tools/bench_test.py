@@ -1,4 +1,5 @@
-"""What tools/bench/run makes of measurements on several ranks."""
+"""The results that tools/bench/run derives from measurements on several
+ranks."""
 
 import contextlib
 import io

@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using Json = nlohmann::ordered_json;
 
-// What a command printed to stdout, and how it ended.
+// A command's stdout and status.
 struct Output {
   absl::Status status;
   std::string text;
@@ -49,7 +49,7 @@ Output RunCommand(std::vector<std::string> arguments) {
   return output;
 }
 
-// The config of a run, resolved, as a run writes it.
+// The resolved config of a run, as written by a run.
 LoadedConfig ConfigOf(const std::string& preset, const std::string& more) {
   const auto catalog = MakeModelCatalog();
   LoadOptions options;
@@ -137,7 +137,7 @@ class CheckpointCommandTest : public ::testing::Test {
 TEST_F(CheckpointCommandTest, ListSaysWhatThereIsAndWhatIsNotComplete) {
   EXPECT_THAT(
       std::string(RunCommand({"list", dir_.File("a")}).status.message()),
-      HasSubstr("is no folder"));
+      HasSubstr("is not a folder"));
   ASSERT_TRUE(MakeFolders(dir_.File("a")).ok());
   EXPECT_THAT(
       std::string(RunCommand({"list", dir_.File("a")}).status.message()),
@@ -221,7 +221,7 @@ TEST_F(CheckpointCommandTest, DiffComparesGatheredStatesBitByBit) {
   EXPECT_TRUE(output.status.ok()) << output.status;
   EXPECT_THAT(output.text,
               HasSubstr("config zero_optimization.stage: 0 and 3"));
-  EXPECT_THAT(output.text, HasSubstr("the same: "));
+  EXPECT_THAT(output.text, HasSubstr("equal: "));
   output = RunCommand({"diff", dir_.File("a"), dir_.File("c")});
   const std::string first = "element 7: 0.5 (0x3f000000) and 0.75 (0x3f400000)";
   EXPECT_THAT(std::string(output.status.message()), HasSubstr(first));
@@ -302,7 +302,7 @@ TEST_F(CheckpointCommandTest, ExportInShardsHasTheSameTensors) {
             "  \"eos_token_id\": 256\n}\n");
 }
 
-// A damaged checkpoint leaves the folder that was there before.
+// A damaged checkpoint leaves the previous folder.
 TEST_F(CheckpointCommandTest, ExportOfDamageWritesNothing) {
   const LoadedConfig config = ConfigOf("gpt2-tiny", "");
   Save(dir_.File("a/checkpoints"), config, 2, 1);
@@ -322,7 +322,7 @@ TEST_F(CheckpointCommandTest, ExportOfDamageWritesNothing) {
 }  // namespace
 }  // namespace zero
 
-// That of the program stands in the same archive as its commands.
+// The program's own is in the same archive as its commands.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -32,8 +32,8 @@ import programs
 
 SCRIPT = os.path.join(ROOT, "tools/gpu_check")
 
-# What a gtest program does with --gtest_output=json:PATH. The second line is
-# how a program for a GPU is told from one for the emulator.
+# The behaviour of a gtest program with --gtest_output=json:PATH. The second
+# line distinguishes a program for a GPU from one for the emulator.
 GTEST = """#!/bin/sh
 # libcublasLt.so.13
 SUITES='EarlyDeathTest.
@@ -58,8 +58,8 @@ echo "[ RUN      ] Kernels.B"
 echo "some words[       OK ] Kernels.B (1 ms)"
 cases '{"name": "A", "result": "COMPLETED"}, {"name": "B"}'
 """
-# The first of three fails, and says so by $WORDS. What comes after it fails,
-# too, in the same process, where they are a fault of the GPU's.
+# The first of three fails, with the message $WORDS. If that is a fault of the
+# GPU's, later ones in the same process fail too.
 FAILS = GTEST + """case $filter in
   -Kernels.A) cases '{"name": "B"}, {"name": "C"}'; exit 0 ;;
   none) ;;
@@ -75,7 +75,7 @@ c='{"name": "C", "result": "SKIPPED"}'
 cases "$a, $b, $c"
 exit 1
 """
-# Leaves no counts: A passes, B crashes, and what comes after it passes.
+# Leaves no counts: A passes, B crashes, and later ones pass.
 CRASHES = GTEST + """case $filter in
   -Kernels.A:Kernels.B) cases '{"name": "C"}'; exit 0 ;;
 esac
@@ -104,7 +104,7 @@ sleep 300 &
 echo $! >$CHILD
 wait
 """
-# `zero train`; the second line is how a build with NCCL is told.
+# `zero train`; the second line identifies a build with NCCL.
 ZERO = "#!%s -SE\n" % sys.executable + """# ncclCommInitRankConfig
 import json, os, sys, time
 sets = dict(a.split("=", 1) for a in sys.argv if "=" in a)
@@ -162,7 +162,7 @@ cat <<END
 END
 """.replace("\n \"", " \"").replace("\n         ", " ").replace(
     "\n            ", " ")
-# The same, of a GPU that is too small for some settings.
+# The same, for a GPU that is too small for some settings.
 SMALL_GPU = """#!/bin/sh
 case "$*" in
   %s)
@@ -170,7 +170,7 @@ case "$*" in
     exit 1 ;;
 esac
 """
-# PyTorch says so first what it is, and then much more.
+# PyTorch's error in its first words, followed by much more.
 PEER_OUT_OF_MEMORY = (
     "OutOfMemoryError: CUDA out of memory. Tried to allocate 12.27 GiB. GPU 0 "
     "has a total capacity of 79.10 GiB of which 5.12 GiB is free. Including "
@@ -185,10 +185,10 @@ OP_BENCH = """#!/bin/sh
 cat <<END
 {"op": "copy", "shape": "1", "dtype": "bf16", "unit": "GB/s", "rate": 4000}
 {"op": "product", "shape": "8", "dtype": "bf16", "unit": "GFLOP/s", "rate": 8e5}
-{"op": "adamw, fp32 gradients", "shape": "8", "dtype": "bf16", "unit": "GB/s", "rate": 3700}
-END
+{"op": "adamw, fp32 gradients", "shape": "8", "dtype": "bf16", "unit": "GB/s",
+"rate": 3700} END
 """
-# A tool that tells of calls that fail, and counts them unless told not to.
+# A tool that reports failed calls, and counts them unless told not to.
 SANITIZER = """#!/bin/sh
 echo "========= COMPUTE-SANITIZER"
 for a; do case $a in
@@ -294,7 +294,7 @@ class GpuCheckTest(unittest.TestCase):
         with open(os.path.join(out, "report.md")) as file:
             text = file.read()
         self.assertEqual(os.listdir(self.temp), [])
-        # Not more: who fetches them may be allowed only a few.
+        # Not more: their reader may be allowed only a few.
         self.assertLessEqual(set(os.listdir(out)), {
             "report.json", "report.md", "log.txt", "bench.json"})
         return code, found, text
@@ -337,7 +337,7 @@ class GpuCheckTest(unittest.TestCase):
         with open(os.path.join(out, "report.json")) as file:
             limits = {row["part"]: row["limit_s"]
                       for row in json.load(file)["parts"]}
-        # No limit is cut, and the last part has all that is left.
+        # No limit is cut, and the last part gets the remaining time.
         self.assertEqual({**limits, "bench": 0}, {**check.LIMITS, "bench": 0})
         self.assertGreater(limits["bench"], check.SECONDS - 60)
 
@@ -395,7 +395,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertEqual(code, 0)
         for key in ("date", "device", "libraries", "seconds"):
             self.assertIn(key, found)
-        # Tests on the emulated GPU are none for a GPU.
+        # Tests on the emulated GPU are not tests of a GPU.
         self.assertEqual(
             [one["program"] for one in self.row(found, "tests")["programs"]],
             [parts.KERNEL_TESTS, "tests/engine/train/cuda_step_test"])
@@ -658,7 +658,7 @@ class GpuCheckTest(unittest.TestCase):
             row["why"], "NCCL 2.28.9; but NCCL between ranks is unproven here; "
             "skipped: 2 ranks want as many GPUs or NCCL 2.30, and here is 1")
         self.assertIn(row["why"], text)
-        # Where they ran it is proven.
+        # If they ran, it is proven.
         found = self.check("--parts", "nccl")[1]
         self.assertEqual(self.row(found, "nccl")["why"], "NCCL 2.30.4")
 
@@ -682,8 +682,8 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("without NCCL", self.row(found, "nccl")["why"])
 
     def table(self, left, *seconds):
-        """A part of `left` seconds whose rows take so many, and fail where
-        the time is over, or where they take -1."""
+        """A part of `left` seconds whose rows take this many, and fail when the
+        time is over, or if they take -1."""
         class Clock:
             partial = {}
             now = 0
@@ -715,7 +715,7 @@ class GpuCheckTest(unittest.TestCase):
             self.assertEqual(row["why"],
                              "left out for time: the last 2 of 3 rows")
             self.assertEqual((row["status"], len(row["rows"])), ("passed", 1))
-        # What has three times as long, or passed nowhere, hangs.
+        # A test that takes three times as long, or never passed, hangs.
         self.assertEqual(self.table(60, 10, 50)["status"], "failed")
         self.assertEqual(self.table(60, 60)["status"], "failed")
 
@@ -843,7 +843,7 @@ class GpuCheckTest(unittest.TestCase):
         self.assertIn("Qwen2.5 3B, 4 micro-batches, T 1024 tok/s", text)
 
     def with_peer(self, script):
-        """report.md of GPT-2's benchmark, where this is PyTorch's python."""
+        """report.md of GPT-2's benchmark, if this is PyTorch's python."""
         self.program("python", "#!/bin/sh\necho $* >>$CALLS\n" + script)
         self.environ(CALLS=os.path.join(self.root, "calls"))
         here = FakeMachine()

@@ -1,4 +1,4 @@
-"""Every lint can fail: a small sound tree, then one seeded violation each."""
+"""Every lint can fail: a small correct tree, then one seeded violation each."""
 
 import os
 import shutil

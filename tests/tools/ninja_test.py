@@ -30,7 +30,8 @@ build check-matrix: summary || $o/tests.dd
   dyndep = $o/tests.dd
 """
 
-# What a gtest binary does with --gtest_output=json:PATH, the last argument.
+# The behaviour of a gtest binary with --gtest_output=json:PATH, the last
+# argument.
 GTEST = """#!/bin/sh
 for a; do json=${a#--gtest_output=json:}; done
 """
@@ -139,7 +140,7 @@ class CheckTest(unittest.TestCase):
         code, lines = self.second_try()
         self.assertEqual(code, 0)
         self.assertEqual(lines[-2:], [
-            "UNSTEADY, failed beside other tests and passed alone: "
+            "UNSTEADY, failed alongside other tests and passed alone: "
             "out/tests/a_test.first.log", "2 passed, 0 failed"])
         with open(os.path.join(self.root, "out/tests/a_test.first.log")) as f:
             self.assertIn("expected 1, saw 2", f.read())
@@ -209,7 +210,7 @@ class CheckTest(unittest.TestCase):
 
     def test_check_build_builds_programs_that_no_test_needs(self):
         self.add("a", PASSES_TWO)
-        # In place of a compiler: makes the file after -o.
+        # Instead of a compiler: creates the file after -o.
         self.write("tests/room.ninja", self.room +
                    "build $o/bench/b: link tests/a_test.in\n"
                    "  cxx = sh -c 'touch $$2' sh\n")

@@ -1,6 +1,6 @@
-"""The part of tools/bench/run about checkpoints: how long a save holds up
-training, and how fast it is written and read, against `dd` on the same disk;
-beside them torch.distributed.checkpoint and DeepSpeed (peers/checkpoint.py).
+"""The part of tools/bench/run about checkpoints: how long a save blocks
+training, and how fast it is written and read, compared with `dd` on the same
+disk, torch.distributed.checkpoint and DeepSpeed (peers/checkpoint.py).
 
 GPT-2 124M in bf16 with Adam's moments, one rank with all cores.
 """
@@ -11,7 +11,7 @@ import subprocess
 
 from common import (CONFIG, ROOT, attempt, bf16, middle, print_table, say)
 
-# What the project promises.
+# The project's promises.
 BLOCKED = 1.1  # of one copy of the states in memory
 DISK = 0.85  # of dd's speed
 OF_PEER = 0.5  # of the time that training waits for the better of the peers
@@ -31,7 +31,7 @@ def dd(*operands):
 
 
 def measure_peers(args, folder):
-    """{peer: what it printed} of those that run here."""
+    """{peer: its output} of those that run here."""
     peers = {}
     for name in PEERS if args.peer_python else ():
         found, why = attempt([args.peer_python, PEER, "--mode", name, "--dir",
@@ -44,8 +44,8 @@ def measure_peers(args, folder):
 
 
 def measure_checkpoint(args):
-    """What checkpoint_bench printed in each round, with dd's speeds beside it;
-    [] where there is no such disk."""
+    """checkpoint_bench's output in each round, with dd's speeds; [] if there is
+    no such disk."""
     folder = os.path.join(args.out, "bench", "checkpoint")
     file = os.path.join(folder + ".dd")
     os.makedirs(os.path.join(ROOT, folder), exist_ok=True)
@@ -108,7 +108,7 @@ def print_checkpoint(rows):
 def checkpoint_targets(rows):
     if not rows:
         return []
-    # Of neighbours in time, so that a slow minute slows both.
+    # Of adjacent rounds, so that a slow minute slows both.
     def ratio(key, to):
         return middle(row[key] / row[to] for row in rows)
     targets = [("save: training waits / one copy of the states",

@@ -1,5 +1,5 @@
 // A checkpoint of a training run: how long training waits for a save, how fast
-// it gets to the disk, and how fast a run is resumed from it. Through Session,
+// it is written, and how fast a run resumes from it. Through Session,
 // RunCheckpoints and ResumeRun of `zero train`; prints one JSON object.
 #include <fcntl.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ struct Options {
   int saves = 3;
 };
 
-// Every file of `folder` leaves the page cache.
+// Evicts every file of `folder` from the page cache.
 absl::Status DropFromCache(const std::string& folder) {
   ZERO_ASSIGN_OR_RETURN(const auto names, ListFolder(folder));
   for (const std::string& name : names) {
@@ -57,7 +57,7 @@ int64_t BytesIn(const std::string& folder) {
   return bytes;
 }
 
-// Seconds of one plain copy of as many bytes, by the rank's threads.
+// Seconds of one plain copy of the same bytes, by the rank's threads.
 double CopySeconds(const Rank& rank, int64_t bytes) {
   const std::vector<char> from(bytes, 1);
   std::vector<char> to(bytes, 2);

@@ -1,7 +1,8 @@
 """The part of tools/bench/run about processes and hosts: processes over MPI
-beside threads, and two hosts (namespaces of this machine, hosts.py) over a link
-of a given speed beside plain sockets, what `zero plan` predicts, DDP, FSDP2 and
-DeepSpeed; and how long a run takes to go on after kill -9.
+compared with threads; two hosts (namespaces of this machine, hosts.py) over a
+link of a given speed compared with plain sockets, the prediction of `zero
+plan`, DDP, FSDP2 and DeepSpeed; and how long a run takes to resume after kill
+-9.
 
 GPT-2 124M, micro-batch 2 per rank, T = 256. A rank has one thread. The kernel
 may have no way to delay packets: the latency is that of the namespaces, and is
@@ -28,13 +29,13 @@ FAST = "10gbit"
 PEERS = ("ddp", "fsdp2", "deepspeed")
 TIMEOUT = 20  # communication.timeout_seconds of the run that is killed
 
-# What the project promises.
+# The project's promises.
 SLOWER = 1.05  # a step of 2 processes over one of 2 threads
 OF_OPEN_MPI = 1.5
 OF_SOCKETS = 0.9
 PREDICTED = 0.1  # exposed communication is within this share of the plan's
-# Of the bytes to be summed, hierarchical over flat: a quarter, and what ranks
-# agree on at the start of a run.
+# Ratio of the summed bytes, hierarchical to flat: a quarter, plus the agreement
+# of ranks at the start of a run.
 ACROSS = 0.251
 OF_PEER = 1.5
 RECOVERY = TIMEOUT + 10  # seconds
@@ -96,7 +97,7 @@ def sockets(hosts):
 
 
 def messages(hosts):
-    """What `zero devices` says of the two hosts."""
+    """The output of `zero devices` on the two hosts."""
     text = run(hosts.on_both([hosts.zero, "devices", "--threads", "1"]),
                env=hosts.env)
     found = re.search(r"node1 to node2 +([0-9.]+) GB/s, ([0-9.]+) us", text)
@@ -116,7 +117,7 @@ def measure_links(_, hosts):
 
 
 def plan(hosts, command):
-    """What each host sends in a step of this run, with two hosts."""
+    """Each host's sent bytes in a step of this run, with two hosts."""
     command = [word for word in command if word != "train"]
     text = run([command[0], "plan", *command[1:], "--hosts", "2", "--json"])
     return rows_of(text)[-1]["host_bytes"]
@@ -124,7 +125,7 @@ def plan(hosts, command):
 
 def measure_exposed(args, hosts):
     """{rate: {"sent" as planned and counted, "link", "waited", "hidden"}} at
-    stage 0: what is waited for without and with overlap."""
+    stage 0: the waits without and with overlap."""
     found = {}
     for rate in RATES:
         hosts.cluster("rate", rate)
@@ -185,7 +186,7 @@ def peer_on_hosts(args, hosts, mode):
     finally:
         for rank in ranks:
             rank.kill()
-    # A step is over when the last rank is.
+    # A step ends with its last rank.
     step_ms = [max(ms) for ms in zip(*(part["step_ms"] for part in parts))]
     return 2 * 2 * 256 * 1e3 / middle(step_ms)
 
@@ -217,7 +218,7 @@ TINY = {"model": {"preset": "gpt2-tiny"},
 
 
 def await_steps(path, job, start, steps):
-    """Waits until the output of a job has so many steps of a start."""
+    """Waits until the output of a job has this many steps of a start."""
     end = time.monotonic() + 120
     while time.monotonic() < end and job.poll() is None:
         with open(path) as file:
@@ -262,7 +263,7 @@ def measure_recovery(args, hosts):
 
 
 def measure_cluster(args):
-    """{part: what it measured}"""
+    """{part: its measurements}"""
     measures = {"processes": measure_processes, "links": measure_links,
                 "exposed": measure_exposed, "levels": measure_levels,
                 "peers": measure_peers, "recovery": measure_recovery}
@@ -294,8 +295,8 @@ def predicted_ms(one):
 
 
 def summed(one):
-    """Bytes to be summed that a host really sent: all but what the plan says
-    of the others."""
+    """Bytes to be summed that a host actually sent: all except the plan's other
+    bytes."""
     return one["run"]["sent"] - (one["planned"]["sent"] -
                                  one["planned"]["summed"])
 

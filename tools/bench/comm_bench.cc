@@ -1,9 +1,9 @@
-// Collectives of local ranks beside plain loops over the same bytes: memcpy for
-// the all-gather, additions for the reduce-scatter. Each rank is a thread with
-// a communication stream; ours and the plain loop run in turns, all ranks at
-// once. Then what a collective costs that moves next to nothing. Prints one
-// JSON object per line, as op_bench does. Under mpirun the ranks are those of
-// all processes, and there is no plain loop beside them.
+// Collectives of local ranks compared with plain loops over the same bytes:
+// memcpy for the all-gather, additions for the reduce-scatter. Each rank is a
+// thread with a communication stream; ours and the plain loop alternate, all
+// ranks at once. Then the cost of a collective that moves almost nothing.
+// Prints one JSON object per line, like op_bench. Under mpirun the ranks are
+// those of all processes, without a plain loop.
 #include <algorithm>
 #include <barrier>
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Options {
   double seconds = 1;  // per case, at least
 };
 
-// What the ranks of a process share.
+// Shared by the ranks of a process.
 struct Group {
   explicit Group(const Options& options)
       : options(options),
@@ -120,8 +120,8 @@ class Bench {
             1e-9 * (bytes_ - piece_bytes_), ours, plain);
   }
 
-  // Two doubles of each rank, beside two bare rendezvous (which may spin, ours
-  // must not).
+  // Two doubles per rank, compared with two bare rendezvous (which may spin,
+  // ours must not).
   void Latency(StreamRole role, const char* name) {
     constexpr int kCalls = 100;
     const auto stream = rank_.device->MakeStream(role);
@@ -152,7 +152,7 @@ class Bench {
     compute_->Synchronize();
   }
 
-  // What rank 0 says, on all ranks.
+  // Rank 0's value, on all ranks.
   bool Agree(bool enough) {
     if (!group_.options.launch) {
       if (rank_.rank() == 0) group_.enough = enough;
@@ -166,7 +166,7 @@ class Bench {
     return said != 0 || !rank_.status().ok();
   }
 
-  // Runs both in turns on all ranks.
+  // Alternates both on all ranks.
   void Measure(const std::string& op, const std::string& shape, DType dtype,
                const char* unit, double amount,
                const std::function<void()>& ours,
@@ -192,8 +192,8 @@ class Bench {
       spent += plain_s.back();
     } while (!Agree(spent >= group_.options.seconds && our_s.size() >= 5));
     if (rank_.rank() > 0) return;
-    // The best turns, not the median: on a machine that others are busy on, a
-    // rank that waits asleep loses its core, and the plain loop does not.
+    // The best turns, not the median: on a busy machine a rank that sleeps
+    // while waiting loses its core, and the plain loop does not.
     const double best = *std::min_element(our_s.begin(), our_s.end());
     nlohmann::ordered_json row = {{"op", op},
                                   {"shape", shape},
@@ -221,7 +221,7 @@ class Bench {
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times collectives of local ranks beside plain loops");
+  CLI::App app("Times collectives of local ranks and plain loops");
   app.add_option("--ranks", options.ranks, "threads of each process")
       ->capture_default_str()
       ->check(CLI::Range(1, 64));

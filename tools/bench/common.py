@@ -1,4 +1,4 @@
-"""What the parts of tools/bench/run share: processes, medians, printing."""
+"""Shared by the parts of tools/bench/run: processes, medians, printing."""
 
 import ctypes
 import json
@@ -18,7 +18,7 @@ def say(text=""):
 
 
 def replace(path, text):
-    """At once: who is killed in the middle leaves the file as it was."""
+    """Atomically: a kill in the middle leaves the file unchanged."""
     with open(path + ".tmp", "w") as file:
         file.write(text)
     os.replace(path + ".tmp", path)
@@ -37,8 +37,7 @@ def rows_of(text):
 
 
 def both_ends(text):
-    """Text that is short: an error says what it is in its first words, or in
-    its last ones."""
+    """Shortened text: an error's message is in its first or its last words."""
     return text if len(text) <= 400 else text[:150] + " ... " + text[-250:]
 
 
@@ -61,16 +60,16 @@ def model_sets(preset, length, micro_batch, recompute):
 
 
 def die_with_parent():
-    """In a child before it runs: it is killed with its parent, whatever ends
-    that, and holds no GPU for nobody."""
+    """In a child before it runs: it is killed with its parent, however that
+    ends, and does not hold a GPU afterwards."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def attempt(command, cores=None, seconds=None):
-    """Runs a program, on `cores` and for `seconds` only where they are given.
-    Returns the JSON objects that it printed, also where it failed, and why it
-    failed (None: it did not)."""
+    """Runs a program, on `cores` and for `seconds` if they are given. Returns
+    the JSON objects that it printed, even if it failed, and why it failed
+    (None: it did not)."""
     def prepare():
         die_with_parent()
         if cores:
@@ -95,7 +94,7 @@ def attempt(command, cores=None, seconds=None):
 
 
 def call(command):
-    """The same; [], and a line about it, where the program failed."""
+    """The same; [], and a line about it, if the program failed."""
     found, why = attempt(command)
     if why is None:
         return found
@@ -104,9 +103,9 @@ def call(command):
 
 
 def take_turns(rounds, what, programs):
-    """Runs every command of {label: (command, cores)} `rounds` times, in
-    turns; a command that is a text says why there is none. Returns {label:
-    [result of each round]} and {label: why it failed}."""
+    """Runs every command of {label: (command, cores)} `rounds` times,
+    alternating; a command that is a text says why there is none. Returns
+    {label: [result of each round]} and {label: why it failed}."""
     results, failed = {}, {}
     for number in range(rounds):
         for label, (command, cores) in programs.items():
@@ -131,7 +130,7 @@ def summary(rounds):
     ms = [value for one in rounds for value in one["step_ms"]]
     tokens = (rounds[0].get("ranks", 1) * rounds[0]["micro_batch"] *
               rounds[0]["sequence_length"])
-    # A peer says it of each of its ranks.
+    # A peer reports it for each of its ranks.
     peaks = [one["peak_rss_bytes"] for one in rounds]
     return {"tokens_per_second": 1e3 * tokens / middle(ms),
             "best_tokens_per_second": 1e3 * tokens / min(ms),
@@ -147,7 +146,7 @@ middle = statistics.median
 
 def table(head, rows):
     """Lines of a table. The first column, and those without a head, are text
-    and stand to the left; the last cell of a row with too few is a remark."""
+    and left-aligned; the last cell of a row with too few is a remark."""
     rows = [head] + [[str(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows
                   if i + 1 < len(row) or len(row) == len(head))
@@ -173,7 +172,7 @@ def print_table(head, rows):
 
 
 def print_speeds(title, labels, turns, failed):
-    """A row for every label in what take_turns returned: speed and memory, or
+    """A row for every label in the result of take_turns: speed and memory, or
     why it failed."""
     rows = []
     for label in labels:

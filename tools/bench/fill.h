@@ -1,5 +1,5 @@
-// Data to compute with: small random numbers, since zeros and denormals run at
-// speeds of their own.
+// Input data: small random numbers, since zeros and denormals have their own
+// speeds.
 #ifndef ZERO_TOOLS_BENCH_FILL_H_
 #define ZERO_TOOLS_BENCH_FILL_H_
 

@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 def run(command, cwd=ROOT, env=None, cores=None):
-    """What a program prints."""
+    """A program's output."""
     try:
         done = subprocess.run(
             command, cwd=cwd, env=env, text=True, errors="replace",
@@ -54,7 +54,7 @@ def mpirun_options():
 
 
 class Runs:
-    """`zero train` in a folder of its own, on this machine."""
+    """`zero train` in its own folder, on this machine."""
 
     def __init__(self, args):
         self.zero = os.path.join(ROOT, args.out, "zero")

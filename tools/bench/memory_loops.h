@@ -1,6 +1,6 @@
 // Plain loops over memory on all threads: the ceiling of every kernel that
 // reads and writes more than it computes. Vectorized by the compiler, without
-// prefetches or streaming stores, as anybody would write them.
+// prefetches or streaming stores: the obvious code.
 #ifndef ZERO_TOOLS_BENCH_MEMORY_LOOPS_H_
 #define ZERO_TOOLS_BENCH_MEMORY_LOOPS_H_
 
@@ -15,7 +15,7 @@ namespace zero::bench {
 void CopyLoop(int threads, const float* in, int64_t num_in, float* out,
               int64_t num_out);
 
-// Reads four arrays and writes three of them: what Adam moves.
+// Reads four arrays and writes three of them: Adam's traffic.
 void UpdateLoop(int threads, float* p, const float* g, float* m, float* v,
                 int64_t n);
 

@@ -1,11 +1,12 @@
-"""The part of tools/bench/run about offload: AdamW on the host beside a plain
-loop over the same arrays, DeepSpeed's CPUAdam and PyTorch's; a step of GPT-2
-124M in fp32 whose optimizer is on the host, behind a host link of a given
-speed, beside the same step without offload; one whose optimizer is on a disk
-beside DeepSpeed's; and the file of states that are on a disk beside fio.
+"""The part of tools/bench/run about offload: AdamW on the host compared with a
+plain loop over the same arrays, DeepSpeed's CPUAdam and PyTorch's; a step of
+GPT-2 124M in fp32 with the optimizer on the host, over a host link of a given
+speed, compared with the same step without offload; one with the optimizer on a
+disk compared with DeepSpeed's; and the file of states on a disk compared with
+fio.
 
-A step computes with half of the cores, as many as the host has left for its own
-work; clipping is off.
+A step computes with half of the cores, the host's work uses the other half;
+clipping is off.
 """
 
 import json
@@ -16,11 +17,11 @@ import subprocess
 from common import (CONFIG, ROOT, attempt, bf16, middle, print_table, say,
                     step_bench, summary, take_turns)
 
-# What the project promises.
+# The project's promises.
 LOOP = 0.95  # AdamW, of a plain loop's speed
 OF_PEER = 1.15  # AdamW that rounds to bf16, of DeepSpeed's CPUAdam
 DELAYED = 1.05  # of a step without offload
-EXPOSED = 0.05  # of a step, beside the update of the largest unit
+EXPOSED = 0.05  # of a step, besides the update of the largest unit
 DISK = 0.85  # of fio's speed
 LINK = "10GB/s,10us"
 WARMUP = 2
@@ -39,7 +40,7 @@ def binary(args, name):
 
 
 def peer_command(args, *words):
-    """DeepSpeed builds its ops with the tools beside its python."""
+    """DeepSpeed builds its ops with the tools next to its python."""
     path = os.path.dirname(args.peer_python) + ":" + os.environ["PATH"]
     return ["env", "PATH=" + path, args.peer_python, *words]
 
@@ -47,7 +48,7 @@ def peer_command(args, *words):
 # ---- AdamW ------------------------------------------------------------------
 
 def measure_adam(args):
-    """{"loop": a row of op_bench, peer: what it printed} of one round."""
+    """{"loop": a row of op_bench, peer: its output} of one round."""
     row = {}
     found, why = attempt([binary(args, "bench/op_bench"), "--dtype", "bf16",
                           "--filter", "adamw", "--threads", str(args.threads),
@@ -79,8 +80,8 @@ def largest_update_ms(path):
 
 
 def measure_step(args, name, sets):
-    """[{step_ms, exposed_ms, update_ms}] of the steps behind the first ones;
-    [], where it failed."""
+    """[{step_ms, exposed_ms, update_ms}] of the steps after the first ones; []
+    if it failed."""
     folder = os.path.join(args.out, "bench", "offload")
     shutil.rmtree(os.path.join(ROOT, folder), ignore_errors=True)
     trace = folder + ".trace.json"
@@ -111,7 +112,7 @@ def measure_step(args, name, sets):
 
 
 def measure_steps(args):
-    """{case: [what measure_step found]}, in turns."""
+    """{case: [measure_step's results]}, alternating."""
     found = {name: [] for name in CASES}
     for number in range(args.rounds):
         for name, sets in CASES.items():
@@ -149,8 +150,8 @@ def measure_nvme(args):
 # ---- The disk ---------------------------------------------------------------
 
 def fio_seconds(folder, nbytes):
-    """In which fio reads and writes so many bytes each, as many requests of
-    the same size in flight as the file of states has; None: there is no fio."""
+    """Seconds in which fio reads and writes this many bytes each, with the
+    requests in flight of the file of states; None: there is no fio."""
     file = os.path.join(folder, "fio")
     job = ["--name=swap", "--filename=" + file, "--size=%d" % (2 * nbytes),
            "--rw=rw", "--bs=1M", "--direct=1", "--ioengine=io_uring",
@@ -159,7 +160,7 @@ def fio_seconds(folder, nbytes):
         done = subprocess.run(["fio", *job], cwd=ROOT, capture_output=True,
                               check=True, text=True)
         job = json.loads(done.stdout)["jobs"][0]
-        # Of a size that it splits by chance: the time of all its bytes.
+        # For a size that it splits arbitrarily: the time of all its bytes.
         total = job["read"]["io_bytes"] + job["write"]["io_bytes"]
         return job["job_runtime"] / 1e3 * 2 * nbytes / total
     except (OSError, subprocess.CalledProcessError) as error:
@@ -171,8 +172,8 @@ def fio_seconds(folder, nbytes):
 
 
 def measure_disk(args):
-    """What swap_bench printed in one round, with fio's seconds beside it; None
-    where it failed."""
+    """swap_bench's output in one round, with fio's seconds; None if it
+    failed."""
     folder = os.path.join(args.out, "bench", "swap")
     found, why = attempt([binary(args, "bench/swap_bench"), "--dir", folder,
                           "--rounds", "1" if args.quick else "3"])

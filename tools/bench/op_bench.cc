@@ -1,13 +1,13 @@
 // Ops of kernels/ops.h, timed alone. Prints one JSON object per line.
 //
 // On a CPU every op, at the shapes of GPT-2 124M (micro-batch 4, T = 256) and
-// Llama-3.2-1B (T = 512), beside the machine's own ceiling: products beside the
-// same product through plain oneDNN, the others beside a plain loop that reads
-// and writes as many bytes. An op and its ceiling are timed in turns. Clip is
-// left out: it reads three numbers.
+// Llama-3.2-1B (T = 512), compared with the machine's own ceiling: products
+// with the same product through plain oneDNN, the others with a plain loop that
+// reads and writes the same bytes. An op and its ceiling are timed alternately.
+// Clip is left out: it reads three numbers.
 //
 // On a GPU its copy bandwidth, its rate of matrix products, and the bandwidth
-// of AdamW, norms and other ops that only move memory, each more of it than any
+// of AdamW, norms and other ops that only move memory, each on more than any
 // cache holds. Timed by events on the stream, several calls between two.
 #include <algorithm>
 #include <cmath>
@@ -52,7 +52,7 @@ struct Options {
 
 using Call = std::function<void()>;
 
-// What one call of something does.
+// The work of one call.
 struct Work {
   Call run;
   double amount = 0;  // FLOP or bytes
@@ -114,7 +114,8 @@ class Bench {
     });
   }
 
-  // Of a block of GPT-2, or of Llama: without biases, with two products in fc.
+  // The products of a block of GPT-2, or of Llama (without biases, with two
+  // products in fc).
   void Linears(bool gpt, int64_t m, int64_t c, int64_t f, int64_t qkv) {
     const char* const model = gpt ? "gpt2" : "llama";
     const int64_t fc = gpt ? f : 2 * f;
@@ -388,8 +389,8 @@ class Bench {
   }
 
  private:
-  // What an op on arguments of the current case does. The arguments, and the
-  // ceiling, are made only where the op is wanted.
+  // Times an op on arguments of the current case. The arguments and the ceiling
+  // are made only if the op is selected.
   using MakeCall = std::function<Call()>;
   using MakeWork = std::function<Work()>;
 
@@ -410,7 +411,7 @@ class Bench {
   }
 
   Ops& ops() { return device_.ops(); }
-  // Calls of every op, with a workspace where it takes one: Add({a, b, y}).
+  // Calls of every op, with a workspace if it takes one: Add({a, b, y}).
 #define ZERO_OP(Name, Args)                                    \
   Call Name(const Args& args) {                                \
     const size_t bytes = ops().Name##WorkspaceBytes(args);     \
@@ -432,7 +433,7 @@ class Bench {
             [&] { return Loop(read_bytes, write_bytes); });
   }
 
-  // Of the current case, freed at its end.
+  // Memory of the current case, freed at its end.
   void* Memory(int64_t bytes) {
     auto buffer = device_.Allocate(bytes, MemoryKind::kDevice);
     ZERO_CHECK(buffer.ok()) << buffer.status().message();
@@ -440,7 +441,7 @@ class Bench {
     return memory_.back().data();
   }
 
-  // The same random numbers again and again: the host makes only so many.
+  // The same random numbers, repeated, since the host makes only this many.
   void* Random(int64_t size, DType dtype, float lowest = -0.5f) {
     const int64_t total = size * static_cast<int64_t>(DTypeBytes(dtype));
     const int64_t part = std::min<int64_t>(total, int64_t{16} << 20);
@@ -467,7 +468,7 @@ class Bench {
     return ids;
   }
 
-  // The same product through oneDNN, on memory of its own.
+  // The same product through oneDNN, on its own memory.
   Work Plain(const ProductShape& shape) {
     const auto product = std::make_shared<PlainProduct>(shape);
     const int64_t item = DTypeBytes(shape.dtype);
@@ -477,7 +478,7 @@ class Bench {
     return {[=] { product->Run(a, b, c); }, shape.flops()};
   }
 
-  // A loop that reads and writes so many bytes, on memory of its own.
+  // A loop that reads and writes this many bytes, on its own memory.
   Work Loop(int64_t read_bytes, int64_t write_bytes) {
     const int64_t in_size = read_bytes / 4, out_size = write_bytes / 4;
     const float* in = Floats(in_size);
@@ -511,7 +512,7 @@ class Bench {
     SecondsOf(run, 1);
     if (!on_gpu) ceiling.run();
     int calls = 1;
-    if (on_gpu) {  // some 20 ms between two events
+    if (on_gpu) {  // about 20 ms between two events
       calls = static_cast<int>(std::clamp(0.02 / SecondsOf(run, 1), 1.0, 1e3));
     }
     std::vector<double> our_s, ceiling_s, ratios;
@@ -549,10 +550,10 @@ class Bench {
             [&] { return Plain(shape); });
   }
 
-  // An update of n parameters that reads and writes so many arrays of them, of
-  // which one is the gradient. The others are fp32; bf16 parameters are
-  // together with the rest of their masters. The ceiling is the plain update of
-  // four fp32 arrays.
+  // An update of n parameters that reads and writes this many arrays, one of
+  // them the gradient. The others are fp32; bf16 parameters count together with
+  // the rest of their masters. The ceiling is the plain update of four fp32
+  // arrays.
   void Update(const std::string& op, int64_t n, DType grad, int64_t reads,
               int64_t writes,
               const std::function<Call(const UpdateState&)>& make) {
@@ -617,7 +618,7 @@ void RunOnCpu(Device& device, const Options& options) {
 }
 
 void RunOnGpu(Device& device, const Options& options) {
-  constexpr int64_t kBytes = int64_t{1} << 30;  // that a case moves, about
+  constexpr int64_t kBytes = int64_t{1} << 30;  // moved per case, about
   Bench bf16(device, options, DType::kBF16), fp32(device, options, DType::kF32);
   fp32.Copy(kBytes / 2);
   bf16.LinearForward("product", "square", 8192, 8192, 8192);
@@ -635,7 +636,7 @@ void RunOnGpu(Device& device, const Options& options) {
 
 int Main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times ops, on a CPU beside the machine's own ceiling");
+  CLI::App app("Times ops, on a CPU together with the machine's own ceiling");
   app.add_option("--device", options.run.device, "cpu or cuda")
       ->capture_default_str()
       ->check(CLI::IsMember({"cpu", "cuda"}));
@@ -650,7 +651,7 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--threads", options.run.threads, "of a CPU (all cores)");
   app.add_flag("--cpu-time", options.cpu_time,
-               "time by the thread's CPU clock; wants --threads 1");
+               "time by the thread's CPU clock; needs --threads 1");
   CLI11_PARSE(app, argc, argv);
   if (options.cpu_time) Clock() = CLOCK_THREAD_CPUTIME_ID;
   // A GPU's best rate, not the library's first choice.

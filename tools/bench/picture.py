@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Draws what tools/bench/run measured on several ranks: speed and memory of
-each ZeRO stage beside the peers, one bar each, as an SVG for light and dark
+"""Draws the measurements of tools/bench/run on several ranks: speed and memory
+of each ZeRO stage and the peers, one bar each, as an SVG for light and dark
 pages.
 
   tools/bench/picture.py [--dtype fp32|bf16] RESULTS.json OUT.svg
@@ -34,7 +34,7 @@ STYLE = """
 
 
 def rows_of(turns):
-    """{stage: [(name, kind, summary)]}, ours first, of what was measured."""
+    """{stage: [(name, kind, summary)]}, ours first, as far as measured."""
     found = {stage: [] for stage in STAGES}
     for kind, stage in TURNS:
         name = label(kind, stage)
@@ -85,7 +85,7 @@ def draw(title, note, stages):
 
 
 def picture(results, dtype):
-    """Of results.json. Errors: ValueError, where it has no ranks."""
+    """Of results.json. Errors: ValueError if it has no ranks."""
     turns = results.get("ranks", {}).get(dtype, {}).get("turns", {})
     stages = rows_of(turns)
     if not stages:

@@ -41,7 +41,7 @@ dnnl::memory::desc Desc(int64_t rows, int64_t cols, bool transposed, int64_t ld,
           transposed ? dnnl::memory::dims{1, ld} : dnnl::memory::dims{ld, 1}};
 }
 
-// By the best of three runs, behind one that is not counted.
+// The best of three runs, after one that is not counted.
 template <class Run>
 dnnl::matmul Fastest(const std::vector<dnnl::matmul>& kernels, const Run& run) {
   dnnl::matmul fastest;
@@ -58,7 +58,7 @@ dnnl::matmul Fastest(const std::vector<dnnl::matmul>& kernels, const Run& run) {
   return fastest;
 }
 
-// `dtype`, where its products are faster than fp32 ones here.
+// `dtype`, if its products are faster than fp32 ones here.
 DType Native(DType dtype) {
   return dtype == DType::kBF16 && cpu::HasFastBf16() ? dtype : DType::kF32;
 }
@@ -146,7 +146,7 @@ StepProducts::StepProducts(Device& device, std::vector<ProductShape> sequence)
 }
 
 double StepProducts::Pass() {
-  // The next `bytes` of a buffer, from its beginning again behind its end.
+  // The next `bytes` of a buffer, which wraps around at its end.
   const auto next = [](const Buffer& buffer, size_t* at, int64_t bytes) {
     if (*at + bytes > buffer.bytes()) *at = 0;
     return static_cast<char*>(buffer.data()) +

@@ -1,5 +1,5 @@
-// Matrix products through plain oneDNN, without any code of ours between: the
-// limit that our own products, and a whole step, are compared with.
+// Matrix products through plain oneDNN, without any code of ours: the limit for
+// our own products, and for a whole step.
 #ifndef ZERO_TOOLS_BENCH_PRODUCTS_H_
 #define ZERO_TOOLS_BENCH_PRODUCTS_H_
 
@@ -28,15 +28,14 @@ struct ProductShape {
 };
 
 // The products of a linear layer y[m, out] = x[m, in] w[out, in]^T: y, the
-// gradient of x, and that of w in fp32. Where products of `dtype` are not
-// faster than fp32 ones, 16-bit products run as fp32 ones, and so does their
-// limit.
+// gradient of x, and that of w in fp32. If products of `dtype` are not faster
+// than fp32 ones, 16-bit products run as fp32 ones, and so does their limit.
 ProductShape ForwardShape(int64_t m, int64_t out, int64_t in, DType dtype);
 ProductShape DxShape(int64_t m, int64_t out, int64_t in, DType dtype);
 ProductShape DwShape(int64_t m, int64_t out, int64_t in, DType dtype);
 
-// A product by the faster of two of oneDNN's kernels: the one that it offers
-// first and the one that packs. The first run finds out.
+// A product by the faster of two oneDNN kernels: its first choice and the
+// packing one. The first run decides.
 class PlainProduct {
  public:
   explicit PlainProduct(const ProductShape& shape);
@@ -53,9 +52,9 @@ class PlainProduct {
   std::unique_ptr<Impl> impl_;
 };
 
-// The products of a training step alone, in their order. Second operands and
-// results move on through a GiB each, which no cache holds, as weights, saved
-// activations and gradients do in the step.
+// Only the products of a training step, in order. Second operands and results
+// advance through a GiB each, more than any cache, like weights, saved
+// activations and gradients in the step.
 class StepProducts {
  public:
   StepProducts(Device& device, std::vector<ProductShape> sequence);

@@ -1,9 +1,9 @@
-"""The part of tools/bench/run with several ranks: ours beside DDP, FSDP2 and
-DeepSpeed, one stage beside another, and a link as slow as computation.
+"""The part of tools/bench/run with several ranks: ours compared with DDP, FSDP2
+and DeepSpeed, stages with each other, and a link as slow as computation.
 
 GPT-2 124M, micro-batch 2 per rank, T = 256. A rank has one core and one
-thread: ours is a process of threads on as many cores, a peer's ranks are
-processes bound to one each.
+thread: ours is one process with a thread per core, a peer's ranks are processes
+bound to one core each.
 """
 
 import os
@@ -15,7 +15,7 @@ PEER = "tools/bench/peers/ranks.py"
 OPEN_MPI = "tools/bench/peers/open_mpi.py"
 RANKS = 2
 STAGES = (0, 1, 2, 3)
-# In turns, each peer beside the stage of ours that it is compared with.
+# Alternating, each peer next to the stage of ours that it is compared with.
 TURNS = (("zero", 0), ("ddp", 0), ("deepspeed", 0),
          ("zero", 1), ("deepspeed", 1),
          ("zero", 2), ("deepspeed", 2),
@@ -46,7 +46,7 @@ ROWS = (
      "communication.algorithm=parameter_server"),
 )
 
-# What the project promises.
+# The project's promises.
 SPEEDUP = {"ddp": 1.3, "deepspeed": 1.7, "fsdp2": 1.7}
 MEMORY = {"fp32": 0.4, "bf16": 0.5}
 SLOWER = {1: 1.02, 2: 1.10}
@@ -61,7 +61,7 @@ def label(name, stage):
 
 
 def cores(num_ranks):
-    """As many of the cores it may use; all, where there are fewer."""
+    """This many of the cores it may use; all if there are fewer."""
     return set(sorted(os.sched_getaffinity(0))[:num_ranks])
 
 
@@ -92,7 +92,7 @@ def peer(args, dtype, name, stage):
 
 
 def measure(*run):
-    """What `ours` prints; [], and a line about it, where it failed."""
+    """The output of `ours`; [], and a line about it, if it failed."""
     found, why = attempt(*ours(*run))
     if why:
         say("  failed: %s" % why)
@@ -112,7 +112,7 @@ def measure_turns(args, dtype):
 
 
 def measure_pairs(args, dtype):
-    """{ranks: [stage 0, stage 3]}, in turns within one process."""
+    """{ranks: [stage 0, stage 3]}, alternating within one process."""
     pairs = {}
     counts = [1, RANKS]
     while counts[-1] * 2 <= len(os.sched_getaffinity(0)):
@@ -176,7 +176,7 @@ def measure_ranks(args):
 
 
 def measure_collectives(args):
-    """Rows of comm_bench; beside those that Open MPI has too, its rate."""
+    """Rows of comm_bench, with Open MPI's rate if it has the same."""
     seconds = "0.1" if args.quick else "1"
     launch = args.peer_python and [
         os.path.join(os.path.dirname(args.peer_python), "mpirun"),
@@ -221,7 +221,7 @@ def slower(pair):
 
 
 def allowed_ms(one):
-    """What may stay exposed on a shaped link."""
+    """The share that may stay exposed on a shaped link."""
     return (one["link"]["first_gather_ms"] + one["link"]["last_reduction_ms"] +
             EXPOSED * middle(one["step_ms"]))
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What plain sockets reach between two hosts: 16 MiB one way and a short answer,
-as `zero devices` measures messages. Prints one JSON object.
+"""The speed of plain sockets between two hosts: 16 MiB one way and a short
+answer, like the messages of `zero devices`. Prints one JSON object.
 
   tools/bench/sockets.py            on one host: listens
   tools/bench/sockets.py HOST       on the other: connects, measures

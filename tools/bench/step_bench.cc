@@ -1,10 +1,10 @@
 // Whole training steps on one or several ranks, through the Session and
-// Executor of `zero train --ranks N`. Cases (settings of the config) take turns
-// in one process, so that a slow minute slows them all; where memory is to be
-// measured, a case is alone. Prints one JSON object per case.
+// Executor of `zero train --ranks N`. Cases (settings of the config) alternate
+// in one process, so that a slow minute slows them all; to measure memory, a
+// case runs alone. Prints one JSON object per case.
 //
-// On a CPU the ops are timed in those very steps. On a GPU nothing may be timed
-// in a step that is to be fast: the profile, by events, is of further steps.
+// On a CPU the ops are timed in these steps. On a GPU timing would slow a step:
+// the profile, by events, is of additional steps.
 #include <algorithm>
 #include <cstdint>
 #include <deque>
@@ -79,14 +79,14 @@ struct RandomBatch {
   HostBatch host;
 };
 
-// Measures the time of collectives on their streams, waiting for other ranks
-// included.
+// Measures the time of collectives on their streams, including waits for other
+// ranks.
 class TimedCommunicator final : public CommunicatorWrapper {
  public:
   explicit TimedCommunicator(std::unique_ptr<Communicator> inner)
       : CommunicatorWrapper(std::move(inner)) {}
 
-  // Of all collectives that are done.
+  // The time of all finished collectives.
   double Seconds() {
     for (; !running_.empty() && running_.front().end->IsDone();
          running_.pop_front()) {
@@ -113,16 +113,16 @@ class TimedCommunicator final : public CommunicatorWrapper {
   double seconds_ = 0;
 };
 
-// The ends of one rank's channels, with the link's time in it. None where one
-// rank is alone.
+// The ends of one rank's channels, with the link's time. None for a single
+// rank.
 using Channels = std::map<std::string, TimedCommunicator*>;
 
-// What one rank saw of one case.
+// One rank's measurements of one case.
 struct Seen {
-  // Of every measured step.
+  // One per measured step.
   std::vector<double> step_ms, exposed_ms, host_ms;
   std::vector<double> forward_ms, backward_ms, optimizer_ms;
-  std::vector<double> limit_ms;  // of the products behind it
+  std::vector<double> limit_ms;  // of the products after it
   DType limit_dtype = DType::kF32;
   OpTimes ops;  // of the last turn; of kProfileSteps on a GPU
   CollectiveCount gather, reduce;  // of all `counted_steps`
@@ -227,8 +227,8 @@ class Runner {
  private:
   Executor& executor() { return session_->executor(); }
 
-  // Takes a step as training does: on a GPU the next one begins before the
-  // results of this one are read.
+  // Takes a step like training: on a GPU the next one begins before the results
+  // of this one are read.
   absl::Status Step() { return StepAhead(options_.on_gpu() ? 2 : 1); }
 
   absl::Status StepAhead(int64_t most_under_way) {
@@ -244,8 +244,8 @@ class Runner {
     return FinishStep();
   }
 
-  // Errors: those of the executor; Aborted when the step was skipped: then it
-  // was none, and neither are those behind it.
+  // Errors: those of the executor; Aborted if the step was skipped: then
+  //         neither it nor later ones count.
   absl::Status FinishStep() {
     ZERO_ASSIGN_OR_RETURN(const StepOutput output, executor().Finish());
     ++num_finished_;
@@ -323,7 +323,7 @@ class Runner {
   int64_t num_begun_ = 0, num_finished_ = 0;
 };
 
-// What collectives bring over the link of the rank that has most of it.
+// The collectives' bytes over the busiest rank's link.
 struct Traffic {
   int64_t bytes = 0, calls = 0;
 
@@ -346,9 +346,9 @@ Traffic TrafficOf(const Case& one, const std::vector<Action>& actions) {
   return traffic;
 }
 
-// What overlap can not hide: the gathers that the step's first computation
-// needs (of updated parameters: from the step before), and the reductions that
-// its last one completes.
+// What overlap cannot hide: the gathers for the step's first computation (of
+// updated parameters: from the previous step), and the reductions that its last
+// one completes.
 std::vector<Action> FirstGathers(const Case& one) {
   std::vector<Action> first;
   for (const Action& action : one.schedule) {
@@ -384,7 +384,7 @@ std::vector<double> MeanOverRanks(const Case& one,
   return mean;
 }
 
-// What rank 0 sends in the bulk collectives of one step.
+// Rank 0's bytes in the bulk collectives of one step.
 Json WireJson(const Case& one) {
   const Seen& seen = one.ranks[0];
   const StepWire formula = FormulaWire(one.plan, /*micro_steps=*/1);
@@ -408,8 +408,8 @@ Json OpsJson(const OpTimes& times, int steps) {
   return ops;
 }
 
-// Bytes: of the rank that holds most, what it took by its own count; and what
-// the device and the process say.
+// Bytes: of the rank with the most, by its own count; and by the device's and
+// the process's.
 Json MemoryJson(const Case& one) {
   const auto most =
       absl::c_max_element(one.ranks, [](const Seen& a, const Seen& b) {
@@ -423,7 +423,7 @@ Json MemoryJson(const Case& one) {
             {"predicted_peak", most->predicted_peak}}}};
 }
 
-// What ranks move, and what of it nothing can hide.
+// The ranks' traffic, and the part that nothing can hide.
 Json CommunicationJson(const Options& options, const absl::optional<Link>& link,
                        const Case& one) {
   const int world = options.run.ranks;
@@ -514,7 +514,7 @@ absl::StatusOr<Case> LoadCase(const Options& options,
               .ranks = std::vector<Seen>(run.ranks)};
 }
 
-// Errors: InvalidArgument where cases connect the ranks in different ways.
+// Errors: InvalidArgument if cases connect the ranks differently.
 absl::StatusOr<std::vector<Case>> LoadCases(const Options& options) {
   std::vector<Case> cases;
   for (const std::string& settings : options.cases) {
@@ -528,7 +528,7 @@ absl::StatusOr<std::vector<Case>> LoadCases(const Options& options) {
       continue;
     }
     return absl::InvalidArgumentError(absl::StrCat(
-        "--case \"", settings, "\" connects the ranks otherwise than \"",
+        "--case \"", settings, "\" connects the ranks differently from \"",
         cases[0].settings, "\": measure them in two runs"));
   }
   return cases;
@@ -595,9 +595,9 @@ void AddOptions(CLI::App& app, Options* options) {
   AddRunOptions(app, &options->run, /*config_required=*/true);
   AddRanksOption(app, &options->run);
   app.add_option("--case", options->cases,
-                 "settings of one case: \"zero_optimization.stage=3 ...\", "
-                 "and \"per_tensor\" for a segment per tensor (repeatable; "
-                 "default: the config as it is)")
+                 "settings of one case: \"zero_optimization.stage=3 ...\", and "
+                 "\"per_tensor\" for a segment per tensor (repeatable; "
+                 "default: the config itself)")
       ->allow_extra_args(false);
   const auto count = [&](const char* name, int* value, const char* help) {
     app.add_option(name, *value, help)
@@ -609,10 +609,10 @@ void AddOptions(CLI::App& app, Options* options) {
   count("--rounds", &options->rounds, "turns of each case");
   app.add_option("--shape-link", options->link, "as of zero train");
   app.add_flag("--limit", options->limit,
-               "also time the model's matrix products alone, through plain "
-               "oneDNN, behind every step");
+               "also time only the model's matrix products, through plain "
+               "oneDNN, after every step");
   app.add_flag("--cpu-time", options->cpu_time,
-               "time by the thread's CPU clock; wants --threads 1");
+               "time by the thread's CPU clock; needs --threads 1");
 }
 
 int Main(int argc, char** argv) {
@@ -626,7 +626,8 @@ int Main(int argc, char** argv) {
   const absl::Status status =
       CatchExceptions([&] { return RunBenchmark(options); });
   if (status.ok()) return 0;
-  // The end is what tools/bench/gpu.py tells a GPU that is too small by.
+  // tools/bench/gpu.py recognizes a GPU that is too small by the end of this
+  // text.
   std::cerr << "step_bench: " << status.message()
             << (absl::IsResourceExhausted(status) ? "; out of memory" : "")
             << "\n";

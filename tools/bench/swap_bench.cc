@@ -1,7 +1,7 @@
-// The file of states that are on a disk (engine/base/swap_file.h), as an update
-// uses it: a piece is read while the one before is written. Prints one JSON
-// object: bytes of the file, and medians of the seconds in which all pieces
-// were read and written once, with and without checksums.
+// The file of states on a disk (engine/base/swap_file.h), used as in an update:
+// a piece is read while the previous one is written. Prints one JSON object:
+// bytes of the file, and median seconds to read and write all pieces once, with
+// and without checksums.
 #include <cstdint>
 #include <iostream>
 

@@ -1,4 +1,4 @@
-"""`zero tokenize` beside the package `tokenizers`, on one core each.
+"""`zero tokenize` compared with the package `tokenizers`, on one core each.
 
 Peer: out/python, which tools/install_packages makes. Both read the same
 tokenizer.json, trained here with GPT-2's and Llama 3's patterns on the text
@@ -30,7 +30,7 @@ for name, pre in (("GPT-2", zoo.byte_level(use_regex=True)),
                       [zoo.split(zoo.LLAMA3), zoo.byte_level()]))):
     zoo.train(pre, vocab=16000).save(sys.argv[3] + name + ".json")
 """
-# Lists of pieces are what the package is fastest with.
+# The package is fastest with lists of pieces.
 PEER = """
 import sys, time
 from tokenizers import Tokenizer
@@ -55,7 +55,7 @@ def write_text(path, size):
 
 
 def zero_seconds(out, tokenizer, text, folder):
-    """Without what starting takes."""
+    """Without the start-up time."""
     empty = os.path.join(folder, "empty.txt")
     with open(empty, "w") as f:
         f.write("\n")

@@ -15,7 +15,7 @@
 namespace zero::bench {
 namespace {
 
-// What a profile calls an op, and how many FLOP its matrix products take.
+// An op's name in a profile, and the FLOP of its matrix products.
 struct Work {
   std::string name;
   double flops = 0;
@@ -70,7 +70,7 @@ Work WorkOf(absl::string_view, const LinearCrossEntropyArgs& a) {
   return Products("linear_cross_entropy", std::move(all));
 }
 
-// Of one T x T product of all heads, half of it.
+// FLOP of half a T x T product of all heads.
 double CausalFlops(const AttentionShape& shape) {
   return 1.0 * shape.batch * shape.num_heads * shape.q_len * shape.kv_len *
          shape.head_dim;
@@ -122,7 +122,7 @@ class TimedDevice::TimedOps final : public Ops {
  private:
   template <class Args, class Fn>
   void Time(Stream& s, const char* op, const Args& args, const Fn& fn) {
-    // Communication threads call SumRanks, and this is not for them.
+    // SumRanks is called by communication threads, which this does not serve.
     if (std::is_same_v<Args, SumRanksArgs> || device_.timing_ == Timing::kOff) {
       return fn();
     }

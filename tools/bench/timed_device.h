@@ -1,6 +1,6 @@
-// A device that runs another one's kernels and times each call: the profile of
-// a real step, in that very step. Two clock reads per call, some 100 ns; on a
-// GPU two events per call, read when the times are asked for.
+// A device that runs another's kernels and times each call: the profile of a
+// real step, inside that step. Two clock reads per call, about 100 ns; on a GPU
+// two events per call, read when the times are asked for.
 #ifndef ZERO_TOOLS_BENCH_TIMED_DEVICE_H_
 #define ZERO_TOOLS_BENCH_TIMED_DEVICE_H_
 
@@ -27,11 +27,11 @@ using OpTimes = std::map<std::string, OpTime>;
 
 // How a call is timed.
 enum class Timing {
-  kClock,  // by the clock: of a device whose work is done when a call returns
-  // By events of the op's own stream. REQUIRES: whoever asks for the times
-  // has waited for the work.
+  kClock,  // by the clock: for a device whose work is done when a call returns
+  // By events of the op's own stream. REQUIRES: the work is done when the times
+  // are read.
   kEvents,
-  kOff,  // straight through
+  kOff,  // not timed
 };
 
 // REQUIRES: `inner` outlives the device.
@@ -46,7 +46,7 @@ class TimedDevice final : public Device {
     products_ = products;
   }
   OpTimes& times();
-  // CPU time of the calling thread in kernels that were timed by kClock.
+  // CPU time of the calling thread in kernels timed by kClock.
   double cpu_seconds() const { return cpu_seconds_; }
 
   DeviceKind kind() const override { return inner_.kind(); }
@@ -79,7 +79,7 @@ class TimedDevice final : public Device {
 
  private:
   class TimedOps;
-  // An op that runs, or whose end nobody has waited for yet.
+  // An op that is running, or not yet waited for.
   struct Pending {
     std::string name;
     double flops;

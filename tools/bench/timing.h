@@ -11,7 +11,7 @@ namespace zero::bench {
 
 // The clock of this process: the wall's, unless --cpu-time asked for the CPU
 // time of the calling thread. With one compute thread that is steady even on a
-// machine that others are busy on.
+// busy machine.
 inline clockid_t& Clock() {
   static clockid_t clock = CLOCK_MONOTONIC;
   return clock;
@@ -31,7 +31,7 @@ double SecondsOf(const Fn& fn) {
   return Now() - start;
 }
 
-// The lower median; 0 of nothing.
+// The lower median; 0 if empty.
 inline double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + (values.size() - 1) / 2;

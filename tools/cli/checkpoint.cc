@@ -1,4 +1,4 @@
-// `zero checkpoint`: what runs saved, to list, check, compare and hand on.
+// `zero checkpoint`: list, verify, compare and export what runs saved.
 #include "engine/checkpoint/checkpoint.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ std::string WithoutSlash(std::string path) {
   return path;
 }
 
-// The folder of checkpoints that `dir` is or, as a run's, has.
+// `dir` if it is a folder of checkpoints, else checkpoints/ in the run's `dir`.
 std::string CheckpointsOf(const std::string& dir) {
   const std::string below = dir + "/checkpoints";
   return IsFolder(below) ? below : dir;
@@ -55,13 +55,14 @@ std::string CheckpointsOf(const std::string& dir) {
 absl::Status CheckIsFolder(const std::string& given) {
   if (IsFolder(given)) return absl::OkStatus();
   return absl::NotFoundError(absl::StrCat(
-      "'", given, "' ", PathExists(given) ? "is no folder" : "is not there",
+      "'", given, "' ",
+      PathExists(given) ? "is not a folder" : "does not exist",
       "; name a checkpoint, such as OUT_DIR/checkpoints/step-00001000, or a "
       "run's training.out_dir"));
 }
 
-// The checkpoint that is named by itself or by `latest`, or else the newest of
-// a run. On stderr: which one, and why not a newer one.
+// The checkpoint named directly or by `latest`, or else the newest of a run.
+// Prints on stderr which one, and why not a newer one.
 absl::StatusOr<std::unique_ptr<CheckpointReader>> OpenCheckpoint(
     const std::string& given) {
   std::string path = WithoutSlash(given);
@@ -100,7 +101,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
 absl::Status List(const std::string& dir, bool json) {
   if (!IsFolder(dir)) {
     return absl::NotFoundError(absl::StrCat(
-        "'", dir, "' is no folder; name the training.out_dir of a run"));
+        "'", dir, "' is not a folder; name the training.out_dir of a run"));
   }
   const std::string checkpoints = CheckpointsOf(WithoutSlash(dir));
   std::vector<std::string> paths = ListCheckpoints(checkpoints);
@@ -124,7 +125,7 @@ absl::Status List(const std::string& dir, bool json) {
     if (absl::EndsWith(name, ".partial")) {
       problem = "is being written, or was left by a crash";
     } else if (absl::StrContains(name, '.')) {
-      problem = "was set aside: no run goes on from it by itself";
+      problem = "was set aside: no run resumes from it on its own";
     }
     std::unique_ptr<CheckpointReader> reader;
     if (problem.empty()) {
@@ -157,7 +158,7 @@ absl::Status List(const std::string& dir, bool json) {
 
 // ---- show -------------------------------------------------------------------
 
-// Of each state: how many parameters have it, their elements and bytes.
+// For each state: how many parameters have it, their elements and bytes.
 Json StatesOf(const CheckpointReader& reader) {
   Json states = Json::array();
   for (const std::string& state : reader.states()) {
@@ -345,7 +346,7 @@ struct StateDifferences {
   }
 };
 
-// One state of a parameter that both have, in the same type and shape.
+// A state of a parameter that both have, with the same type and shape.
 absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
                        const std::string& state, const std::string& name,
                        StateDifferences* differences) {
@@ -383,7 +384,7 @@ absl::Status DiffState(const CheckpointReader& a, const CheckpointReader& b,
   return absl::OkStatus();
 }
 
-// None: they are the same. Else what differs.
+// None: they are equal. Else the difference.
 absl::StatusOr<absl::optional<std::string>> DifferenceOf(
     const std::string& path_a, const std::string& path_b) {
   ZERO_ASSIGN_OR_RETURN(const auto a, OpenCheckpoint(path_a));
@@ -432,7 +433,7 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
     }
   }
   if (differences.different_states == 0) {
-    absl::PrintF("the same: %s states of parameters, %s elements\n",
+    absl::PrintF("equal: %s states of parameters, %s elements\n",
                  WithCommas(differences.states), WithCommas(differences.elems));
     return absl::optional<std::string>();
   }
@@ -443,7 +444,7 @@ absl::StatusOr<absl::optional<std::string>> DifferenceOf(
       differences.first));
 }
 
-// As diff(1) exits: 1 where they differ, 2 where they cannot be compared.
+// Exit status as diff(1): 1 if they differ, 2 if they cannot be compared.
 absl::Status Diff(const std::string& path_a, const std::string& path_b) {
   const auto difference = DifferenceOf(path_a, path_b);
   if (!difference.ok()) return WithExitCode(difference.status(), 2);
@@ -461,7 +462,7 @@ absl::StatusOr<ModelConfig> ModelOf(const CheckpointReader& reader) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", reader.folder(), "': its config has no model"));
   }
-  // All keys are there, and what they came from may be gone.
+  // All keys are present, and their sources may be gone.
   Json model = config["model"];
   const Json base = model.value("from_pretrained", Json());
   model.erase("preset");
@@ -489,7 +490,7 @@ bool IsEnabled(const Json& config, const char* section) {
          (*it)["enabled"] == true;
 }
 
-// The tokenizer of the run; null where it is not known.
+// The tokenizer of the run; null if unknown.
 std::unique_ptr<Tokenizer> TokenizerOf(const Json& config) {
   const auto data = config.find("data");
   if (data == config.end() || !data->is_object()) return nullptr;
@@ -500,8 +501,8 @@ std::unique_ptr<Tokenizer> TokenizerOf(const Json& config) {
   auto tokenizer = OpenTokenizer(name->get<std::string>());
   if (tokenizer.ok()) return *std::move(tokenizer);
   absl::FPrintF(stderr,
-                "zero: note: the folder is without the tokenizer, and its "
-                "config.json without eos_token_id: %s\n",
+                "zero: note: the folder has no tokenizer, and its config.json "
+                "no eos_token_id: %s\n",
                 tokenizer.status().message());
   return nullptr;
 }
@@ -525,8 +526,8 @@ absl::Status CheckParameters(const CheckpointReader& reader,
   return absl::OkStatus();
 }
 
-// Gives the writer all of a parameter, as final/ has it: the parameter itself
-// where masters are rounded by chance.
+// Passes a whole parameter to the writer, as in final/: the parameter itself if
+// masters are rounded stochastically.
 absl::Status ExportParameter(const CheckpointReader& reader,
                              const Parameter& parameter, DType dtype,
                              PortableWriter* writer) {
@@ -583,13 +584,13 @@ absl::Status CheckMayBeReplaced(const std::string& dir) {
     if (!PathExists(absl::StrCat(dir, "/", name))) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("'", dir, "' is a run's folder (it has ", name,
-                     "), and the weights would take its place; name another"));
+                     "), and the weights would replace it; name another"));
   }
   ZERO_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListFolder(dir));
   if (names.empty() || HoldsModel(dir)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "'", dir, "' is neither empty nor a model (it has ", names.front(),
-      "), and the weights would take its place; name another"));
+      "), and the weights would replace it; name another"));
 }
 
 absl::Status Export(const std::string& path, const std::string& dir,
@@ -670,7 +671,7 @@ Command AddCheckpoint(CLI::App& app) {
   CLI::App* diff =
       add("diff",
           "Compare two checkpoints bit by bit, however they are cut; exits "
-          "with 0 where they are the same, 1 where they differ, else 2",
+          "with 0 if they are equal, 1 if they differ, else 2",
           [](const Flags& flags) { return Diff(flags.path, flags.other); });
   diff->add_option("A", flags->path, kPath)->required();
   diff->add_option("B", flags->other, "the same")->required();

@@ -29,13 +29,12 @@ inline constexpr char kVersion[] = "zero 0.1";
 // Runs a parsed command.
 using Command = std::function<absl::Status()>;
 
-// What the program exits with: 0 for OK, StopExitCode() for Cancelled (ended by
-// a signal, everything written), 1 for anything else, but for what WithExitCode
-// says.
+// The exit status: 0 for OK, StopExitCode() for Cancelled (ended by a signal,
+// everything written), WithExitCode's if set, 1 for anything else.
 int ExitCodeOf(const absl::Status& status);
 // REQUIRES: !status.ok().
 absl::Status WithExitCode(absl::Status status, int code);
-// Of a run whose time is over and that goes on with --resume auto.
+// For a run whose time is over and that --resume auto continues.
 inline constexpr int kWantsToGoOn = 85;
 
 Command AddTrain(CLI::App& app);
@@ -50,18 +49,18 @@ Command AddReport(CLI::App& app);
 Command AddCheckpoint(CLI::App& app);
 Command AddDevices(CLI::App& app);
 
-// Options that every command on a config has.
+// Options of every command on a config.
 struct RunOptions {
   std::string config;             // file
   std::vector<std::string> sets;  // "a.b=value"
   std::string model_dir;          // --model: a Hugging Face folder
   int ranks = 1;                  // data-parallel ranks, of all processes
   int threads = 0;                // per rank; 0: an equal share of the cores
-  // Nothing: all ranks are threads of this process; else it has ranks_here of
-  // them, in the order of processes (ReadRanks in ranks.h).
+  // None: all ranks are threads of this process; else it has ranks_here of
+  // them, in process order (ReadRanks in ranks.h).
   absl::optional<Launch> launch;
   int ranks_here = 1;
-  // Bytes of a rank, as Rank::memory's budgets; 0: its share.
+  // Bytes per rank, as Rank::memory's budgets; 0: its share.
   double device_memory = 0, host_memory = 0;
   int ranks_per_host = 0;  // of the launcher; 0: all ranks are on one
   int first_rank() const { return launch ? launch->rank * ranks_here : 0; }
@@ -74,11 +73,11 @@ struct RunOptions {
 // Declares them; `config_required` says whether CONFIG may be left out.
 void AddRunOptions(CLI::App& app, RunOptions* options, bool config_required);
 
-// For those that need one of the two.
+// For commands that need one of the two.
 void RequireConfigOrModel(CLI::App& app, const RunOptions* options);
 
-// The config file with --set and --model applied. Without one, --model alone is
-// enough for a command to which the rest of a config does not matter.
+// The config file with --set and --model applied. Without a file, --model is
+// enough for a command that ignores the rest of a config.
 absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
                                            MissingFiles missing_files);
 
@@ -87,23 +86,23 @@ absl::StatusOr<LoadedConfig> LoadRunConfig(const RunOptions& options,
 absl::StatusOr<LoadedConfig> LoadTrainedConfig(RunOptions* options,
                                                MissingFiles missing_files);
 
-// A note on stderr where the model was hardly trained with this tokenizer.
+// A note on stderr if the model was probably trained with another tokenizer.
 void NoteStrangeTokenizer(const Tokenizer& tokenizer, const ModelConfig& model);
 
 // Declares --ranks, for the commands that have it.
 void AddRanksOption(CLI::App& app, RunOptions* options);
-// Declares --device-memory and --host-memory, for the commands of a run that
-// may not take all there is.
+// Declares --device-memory and --host-memory, for commands whose run may be
+// limited.
 void AddMemoryOptions(CLI::App& app, RunOptions* options);
-// For those that have no --ranks: an error that says so.
+// For commands without --ranks: an error that says so.
 void RefuseRanksOption(CLI::App& app);
 
 // Cores this process may run on (a container or taskset may allow fewer than
 // the machine has).
 int AllowedCores();
 
-// The device of one rank, for the thread that makes this call: ranks take
-// turns on the GPUs.
+// The device of one rank, for the calling thread: ranks are assigned to GPUs
+// round-robin.
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(
     const RunOptions& options, int rank = 0, const CudaOptions& cuda = {});
 

@@ -1,5 +1,5 @@
-// `zero devices`: what this machine offers; under mpirun or srun what all of
-// their hosts do, and how fast these reach each other.
+// `zero devices`: this machine's devices; under mpirun or srun those of all
+// hosts, and how fast they reach each other.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -31,7 +31,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of a message; a process that has not come by then is missing.
+// Timeout of a message; a process that has not arrived by then is missing.
 constexpr absl::Duration kTimeout = absl::Minutes(2);
 
 std::string ProductsText(Device& device) {
@@ -44,7 +44,7 @@ std::string ProductsText(Device& device) {
   return text;
 }
 
-// What offload goes over.
+// Offload's links.
 std::string HostText(Device& device) {
   const auto speed = MeasureHostSpeed(device);
   if (!speed.ok()) return std::string(speed.status().message());
@@ -89,7 +89,7 @@ absl::Status ShowMachine(const RunOptions& options, const std::string& disk) {
       "cpu   %s, %s, %d threads, %s%s\n", info.name, info.isa, info.num_threads,
       HumanBytes(static_cast<double>(info.memory_bytes)), ProductsText(*cpu));
   absl::PrintF("      as a host: %s\n", HostText(*cpu));
-  // Where there is no GPU, why.
+  // If there is no GPU, why.
   for (int index = 0; index < std::max(NumCudaDevices(), 1); ++index) {
     const auto gpu = MakeCudaDevice(index, {}, info.num_threads);
     absl::PrintF("cuda  %s\n", gpu.ok()
@@ -99,7 +99,7 @@ absl::Status ShowMachine(const RunOptions& options, const std::string& disk) {
   return disk.empty() ? absl::OkStatus() : ShowDisk(disk);
 }
 
-// What a process tells of itself, as text.
+// A process's description of itself, as text.
 std::string FactsOf(const RunOptions& options, const Device& cpu) {
   const DeviceInfo info = cpu.info();
   Json facts = {{"host", HostName()},
@@ -108,7 +108,7 @@ std::string FactsOf(const RunOptions& options, const Device& cpu) {
                 {"isa", info.isa},
                 {"bytes", info.memory_bytes},
                 {"gpus", NumCudaDevices()}};
-  // One of a host opens one of its GPUs.
+  // One process per host opens one of its GPUs.
   if (options.launch->local_rank == 0 && NumCudaDevices() > 0) {
     const auto gpu = MakeCudaDevice(0);
     facts["gpu"] = gpu.ok() ? (*gpu)->info().name.substr(0, 200) : "";
@@ -116,7 +116,7 @@ std::string FactsOf(const RunOptions& options, const Device& cpu) {
   return facts.dump();
 }
 
-// One line per host, and one of what its processes have that is not alike.
+// One line per host, and one with the differences of its processes.
 void PrintHosts(const std::vector<Json>& processes, Console* console) {
   std::vector<std::string> order;
   std::map<std::string, std::vector<int>> by_host;
@@ -163,7 +163,7 @@ void PrintLinks(const std::vector<Json>& processes,
                          absl::ToDoubleMicroseconds(link.latency))});
   }
   if (rows.empty()) return;
-  console->Table("between processes, one way, nothing else under way", rows);
+  console->Table("between processes, one way, with no other traffic", rows);
 }
 
 absl::Status ShowCluster(const RunOptions& options, MpiNetwork& network) {

@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& prompt,
     if (!is_id || id >= model.vocab_size) {
       return absl::InvalidArgumentError(absl::StrCat(
           "which tokenizer does ", model.from_pretrained,
-          " speak? It has none, so that --prompt takes token ids below ",
+          " use? The folder has none, so --prompt takes token ids below ",
           model.vocab_size, ", and \"", word,
           "\" is none; for text give --tokenizer, a tokenizer.json, a "
           "SentencePiece model or bytes"));
@@ -66,10 +66,10 @@ absl::StatusOr<std::vector<int32_t>> ParseIds(const std::string& prompt,
     ids.push_back(id);
   }
   if (!ids.empty()) return ids;
-  return absl::InvalidArgumentError(
-      absl::StrCat("which tokenizer does ", model.from_pretrained,
-                   " speak? It has none: give --tokenizer, a tokenizer.json, a "
-                   "SentencePiece model or bytes, or token ids as --prompt"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "which tokenizer does ", model.from_pretrained,
+      " use? The folder has none: give --tokenizer, a tokenizer.json, a "
+      "SentencePiece model or bytes, or token ids as --prompt"));
 }
 
 absl::Status Run(GenerateFlags flags) {
@@ -126,8 +126,8 @@ absl::Status Run(GenerateFlags flags) {
                       : absl::OkStatus();
 }
 
-// Takes the numbers that the config's key `path` takes. The empty description
-// keeps the help text as it is.
+// Accepts the numbers of the config's key `path`. The empty description leaves
+// the help text unchanged.
 CLI::Validator NumberOf(const char* path) {
   const auto check = [key = FindKey(path)](const std::string& text) {
     JsonNode node = {.kind = JsonKind::kNumber, .text = text};

@@ -30,30 +30,29 @@ int Ended(const absl::Status& status) {
   return ExitCodeOf(status);
 }
 
-// What could not be written to stdout is an error, too.
+// A failed write to stdout is also an error.
 int Flushed(int code) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  std::fprintf(stderr, "zero: not everything could be written to stdout\n");
+  std::fprintf(stderr, "zero: could not write everything to stdout\n");
   return code == 0 ? 1 : code;
 }
 
 // libgomp lets waiting threads spin for milliseconds. On busy cores that takes
-// the time from the threads they wait for: beside a compiler on two cores,
-// gpt2_tiny trained at a third of the speed that 2000 turns give; on idle ones
-// these are enough for the gaps between parallel loops. It reads the variable
-// when it is loaded, so the program starts itself once more.
+// time from the threads they wait for: next to a compiler on two cores,
+// gpt2_tiny trained at a third of its speed with 2000 turns; on idle cores
+// these are enough for the gaps between parallel loops. libgomp reads the
+// variable when it is loaded, so the program restarts itself.
 void BoundSpinning(char** argv) {
   constexpr char kTurns[] = "GOMP_SPINCOUNT";
   if (std::getenv(kTurns) || std::getenv("OMP_WAIT_POLICY")) return;
   char program[PATH_MAX] = {};
   if (readlink("/proc/self/exe", program, sizeof(program) - 1) <= 0) return;
   setenv(kTurns, "2000", /*overwrite=*/0);
-  execv(program, argv);  // comes back only where that can not be: then as is
+  execv(program, argv);  // returns only on failure: then go on unchanged
 }
 
-// What to do instead of an option that zero does not have: flags that other
-// launchers and trainers take, and misspelt ones. Starts with "; ", or is
-// empty.
+// The remedy for an option that zero lacks: flags of other launchers and
+// trainers, and misspelt ones. Starts with "; ", or is empty.
 std::string Remedy(const std::string& option, const CLI::App& command) {
   // "--local_rank=0" and "--local-rank" are "local-rank".
   const std::string name = absl::StrReplaceAll(
@@ -65,7 +64,7 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
       known.push_back(one->get_lnames().front());
     }
   }
-  // needs: which of ours the remedy names, if any.
+  // needs: our option named by the remedy, if any.
   const struct {
     std::vector<std::string> names;
     std::string needs, remedy;
@@ -74,7 +73,7 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
       {{"deepspeed"}, "", "leave it out: zero_optimization in the config file"},
       {{"deepspeed-config", "config"},
        "set",
-       "give the file alone, without an option"},
+       "give the file by itself, without an option"},
       {{"nproc-per-node"},
        "ranks",
        "write --ranks N, or start torchrun with it"},
@@ -101,7 +100,7 @@ std::string Remedy(const std::string& option, const CLI::App& command) {
 // `--set a=1 --set b=2`.
 std::vector<std::string> Arguments(int argc, char** argv) {
   std::vector<std::string> arguments;
-  bool sets = false;  // the argument before is a value of --set
+  bool sets = false;  // the previous argument is a value of --set
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     const bool is_key =
@@ -130,7 +129,7 @@ int Main(int argc, char** argv) {
     const char* name;
     const char* help;
     Add add;
-    bool on_all_ranks = false;  // of those that a launcher starts
+    bool on_all_ranks = false;  // under a launcher
   } kCommands[] = {
       {"train", "Train the model of a config file", AddTrain, true},
       {"eval", "Loss of a model on a config's validation data", AddEval},
@@ -140,12 +139,15 @@ int Main(int argc, char** argv) {
       {"models", "List the model presets", AddModels, true},
       {"config", "Check a config and print what it resolves to", AddConfig,
        true},
-      {"plan", "Who owns what, what a step takes, and its actions", AddPlan},
-      {"memory", "Compare what each ZeRO stage takes and sends", AddMemory},
-      {"report", "Draw what runs wrote, on one page", AddReport},
+      {"plan", "Show who owns what, and the memory and actions of a step",
+       AddPlan},
+      {"memory", "Compare the memory and traffic of the ZeRO stages",
+       AddMemory},
+      {"report", "Draw the metrics of runs on one page", AddReport},
       {"checkpoint", "List, check, compare and export checkpoints",
        AddCheckpoint},
-      {"devices", "What this machine offers", AddDevices, true},
+      {"devices", "Show this machine's devices and how fast they are",
+       AddDevices, true},
   };
   std::vector<std::pair<CLI::App*, Command>> commands;
   for (const auto& command : kCommands) {

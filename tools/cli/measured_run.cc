@@ -45,8 +45,7 @@ bool HasLines(const std::string& file, int lines) {
   return text.ok() && std::count(text->begin(), text->end(), '\n') >= lines;
 }
 
-// The environment without what a launcher says of this process: the run's ranks
-// are its own.
+// The environment without a launcher's variables: the run has its own ranks.
 std::vector<char*> EnvironmentOfOneProcess() {
   std::vector<char*> kept;
   for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -60,8 +59,8 @@ std::vector<char*> EnvironmentOfOneProcess() {
 }
 
 // Runs this program; its output goes to `log`. Asks it to stop once `metrics`
-// has so many steps, as a config's schedule may be for more, or with `stop`.
-// Returns its exit status.
+// has this many steps, since a config's schedule may be for more, or with
+// `stop`. Returns its exit status.
 absl::StatusOr<int> RunSelf(std::vector<std::string> arguments,
                             const std::string& log, const std::string& metrics,
                             int steps, const std::atomic<bool>& stop) {
@@ -168,7 +167,7 @@ absl::StatusOr<MeasuredRun> MeasureFolder::Measure(const Config& config,
   for (const std::string& set : run.sets) arguments.push_back("--set=" + set);
   for (const std::string& set :
        {"training.out_dir=" + out, std::string("training.resume="),
-        // Never due: with the copy of the states for it, where there is one.
+        // Never due: but with the copy of the states for it, if there is one.
         absl::StrCat("training.save_every=",
                      config.training.saves() ? int64_t{1} << 40 : 0),
         std::string("training.save_every_minutes=0"),

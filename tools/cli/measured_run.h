@@ -1,5 +1,5 @@
-// What a run really takes, as the operating system counts it: a short run of
-// `zero train`, in a process of its own.
+// The actual memory of a run, as counted by the operating system: a short run
+// of `zero train`, in its own process.
 #ifndef ZERO_TOOLS_CLI_MEASURED_RUN_H_
 #define ZERO_TOOLS_CLI_MEASURED_RUN_H_
 
@@ -22,26 +22,27 @@ struct MeasuredRun {
   // Resident at the end of the run: arenas, and this rank's share of the
   // process's code and files. Empty on a GPU.
   std::map<std::string, int64_t> resident;
-  // The process at its peak, by ranks; on a GPU what the driver counts.
+  // The process at its peak, divided by ranks; on a GPU as counted by the
+  // driver.
   int64_t peak = 0;
-  int64_t host = 0;  // states that the host keeps
+  int64_t host = 0;  // states on the host
 };
 
-// A folder for such runs, which goes with the object.
+// A folder for such runs, removed with the object.
 class MeasureFolder {
  public:
-  // From here on signals end no run but the one that is measured, and then
-  // Measure. REQUIRES: as InstallStopSignals.
+  // From here on signals end only the measured run, and then Measure. REQUIRES:
+  // as InstallStopSignals.
   static absl::StatusOr<std::unique_ptr<MeasureFolder>> Make();
   ~MeasureFolder();
 
-  // Overrides for `run` that give a config whose data is not here random
-  // tokens, enough for kSteps steps: they belong to what is predicted, too.
+  // Overrides for `run` that replace missing data by random tokens, enough for
+  // kSteps steps; also for the prediction.
   absl::Status GiveData(const Config& config, RunOptions* run);
 
-  // Takes kSteps steps, of at most two micro-steps: more take no more memory.
-  // What it writes is removed.
-  // Errors: what the run said last; Cancelled: by a signal.
+  // Takes kSteps steps, of at most two micro-steps: more need no more memory.
+  // Its files are removed.
+  // Errors: the run's last message; Cancelled: by a signal.
   absl::StatusOr<MeasuredRun> Measure(const Config& config, RunOptions run);
 
   static constexpr int kSteps = 2;

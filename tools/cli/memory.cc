@@ -1,5 +1,5 @@
-// `zero memory`: what each ZeRO stage takes of a device and sends, side by
-// side, as rehearsals of the very run tell it; --measure holds runs against it.
+// `zero memory`: the memory and traffic of each ZeRO stage, side by side, from
+// rehearsals of the run; --measure compares them with runs.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -47,7 +47,7 @@ struct MemoryFlags {
   std::string html;        // page to write; empty: none
 };
 
-// One line per row; columns as wide as what is in them.
+// One line per row; columns as wide as their content.
 void PrintColumns(const std::vector<std::vector<std::string>>& lines) {
   std::vector<size_t> widths(lines.front().size(), 0);
   for (const auto& line : lines) {
@@ -71,8 +71,8 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   struct Column {
     std::string title;
     std::function<std::string(const MemoryRow& row)> text;
-    bool of_offload = false;  // shown where any row offloads
-    bool of_disk = false;     // shown where any row uses one
+    bool of_offload = false;  // shown if any row offloads
+    bool of_disk = false;     // shown if any row uses one
   };
   std::vector<Column> columns = {
       {"stage",
@@ -160,7 +160,7 @@ void PrintTable(const std::vector<MemoryRow>& rows) {
   PrintColumns(lines);
 }
 
-// What a run of each row took, beside what was predicted.
+// The memory of a run of each row, next to the prediction.
 void PrintMeasured(const std::vector<MemoryRow>& rows) {
   const auto mib = [](int64_t bytes) {
     return absl::StrFormat("%.1f MiB", bytes / 1048576.0);
@@ -200,7 +200,7 @@ void PrintMeasured(const std::vector<MemoryRow>& rows) {
   }
 }
 
-// Why a rank holds or sends something else than the formulas.
+// Why a rank holds or sends something other than the formulas.
 void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   std::set<std::pair<int, int64_t>> gathered;
   for (const MemoryRow& row : rows) {
@@ -222,7 +222,7 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
   }
 }
 
-// A row that can not be run keeps why; the others go on.
+// A row that cannot be run keeps the reason; the others continue.
 absl::Status MeasureAll(MeasureFolder& folder, int64_t machine,
                         std::vector<MemoryRow>* rows) {
   for (MemoryRow& row : *rows) {
@@ -252,7 +252,7 @@ struct Memory {
   Config config;
   std::vector<FitProposal> fits;  // with --fit
   MachineSpeed speed = {};        // of their prices
-  std::string nothing_fits;       // what to do where there are none
+  std::string nothing_fits;       // advice if there are none
   absl::Status stopped;           // of --measure, by a signal
 };
 
@@ -290,7 +290,7 @@ void PrintCsv(const std::vector<Memory>& memories, bool measures) {
   }
 }
 
-// How the config may run in the memory there is.
+// How the config can run in the available memory.
 void PrintFits(const Memory& memory) {
   const std::string limit =
       HumanBytes(static_cast<double>(memory.rows.front().limits.device));
@@ -299,7 +299,7 @@ void PrintFits(const Memory& memory) {
     return;
   }
   absl::PrintF(
-      "fit: ways to run the same training in %s a rank, the cheapest first\n",
+      "fit: ways to run the same training in %s a rank, cheapest first\n",
       limit);
   std::vector<std::vector<std::string>> lines = {
       {"peak", "host", "disk", "sent/step", "FLOP/step", "seconds", ""}};
@@ -319,7 +319,7 @@ void PrintFits(const Memory& memory) {
   const MachineSpeed& speed = memory.speed;
   absl::PrintF(
       "note: seconds are for comparison: at %s GFLOP/s and %.0f GB/s a rank%s, "
-      "nothing hidden\n",
+      "without overlap\n",
       WithCommas(std::llround(1e-9 * speed.flops_per_second)),
       1e-9 * speed.bytes_per_second,
       speed.bytes_per_second == speed.node_bytes_per_second
@@ -331,8 +331,8 @@ void PrintFits(const Memory& memory) {
                      [](const auto& fit) { return fit.on_disk; }) &&
       !memory.config.zero_optimization.uses_nvme()) {
     absl::PrintF(
-        "note: nothing fits without a disk; for nvme_path name a folder on a "
-        "fast local one, of %.0f GB/s in these seconds\n",
+        "note: nothing fits without a disk; set nvme_path to a folder on a "
+        "fast local disk (%.0f GB/s in these seconds)\n",
         1e-9 * speed.disk_bytes_per_second);
   }
 }
@@ -360,7 +360,7 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
       CommunicationAlgorithm::kParameterServer) {
     return absl::InvalidArgumentError(
         "communication.algorithm: a parameter server has no stages to compare; "
-        "zero plan shows what it and its workers take");
+        "zero plan shows the memory of it and its workers");
   }
   if (folder != nullptr) {
     ZERO_RETURN_IF_ERROR(folder->GiveData(config, &run));
@@ -390,8 +390,8 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   if (offloads) {
     const MachineSpeed& speed = result.speed;
     result.notes.push_back(absl::StrFormat(
-        "+s/step is what offload adds with nothing hidden: copies of %.1f "
-        "GB/s, AdamW of %.2f G elements/s, %s%s",
+        "+s/step is what offload adds without overlap: copies of %.1f GB/s, "
+        "AdamW of %.2f G elements/s, %s%s",
         1e-9 * speed.host_bytes_per_second,
         1e-9 * speed.host_updates_per_second, speed.host_origin,
         config.zero_optimization.uses_nvme()
@@ -459,7 +459,7 @@ absl::Status CheckFitConfig(const MemoryFlags& flags) {
   return AtomicFile::Create(flags.fit_config).status();
 }
 
-// The config as its cheapest proposal has it, complete.
+// The complete config of the cheapest proposal.
 absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
   if (memory.fits.empty()) {
     return absl::ResourceExhaustedError(
@@ -539,9 +539,9 @@ Command AddMemory(CLI::App& app) {
   AddRanksOption(app, &flags->run);
   AddMemoryOptions(app, &flags->run);
   app.add_flag("--offload", flags->offload,
-               "also with states in the host's memory (always on a GPU, and "
-               "where a config has it)");
-  app.add_option("--html", flags->html, "write a page to look at")
+               "also with states in the host's memory (always on a GPU, and if "
+               "a config has it)");
+  app.add_option("--html", flags->html, "write an HTML page")
       ->type_name("FILE");
   CLI::Option* const json =
       app.add_flag("--json", flags->json, "one JSON object per row, in bytes");
@@ -552,7 +552,7 @@ Command AddMemory(CLI::App& app) {
                "run two steps of every row that fits here, and compare");
   CLI::Option* const fit = app.add_flag(
       "--fit", flags->fit,
-      "also say what to change so that the run fits, the cheapest first");
+      "also list what to change so that the run fits, cheapest first");
   fit->excludes(csv);
   app.add_option("--fit-config", flags->fit_config,
                  "write the config with the cheapest change to this file")

@@ -23,8 +23,8 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
   const auto divided = [&](int64_t elems, int from_stage) {
     return stage >= from_stage ? elems / plan.shard.size : elems;
   };
-  // What the host keeps; gradients that no rank shards are summed here first,
-  // and those of several groups.
+  // Without the host's part, except that unsharded gradients, and those of
+  // several groups, are summed here first.
   const int64_t updated = plan.trained_elems - plan.HostUpdatedElems();
   const bool keeps = offload != Offload::kAll;
   const int64_t summed = plan.AddsOnHost() ? updated : plan.trained_elems;
@@ -37,7 +37,7 @@ int64_t FormulaStates(const Plan& plan, const ExecutorOptions& options,
 absl::StatusOr<MemoryRow> Predict(RunOptions run, const PlannedDevice& planned,
                                   const ZeroConfig& configured, int stage,
                                   Recompute recompute, Offload offload) {
-  // What the config has on a disk is there, where it is offloaded.
+  // States that the config has on a disk stay there if offloaded.
   const auto device = [&](Offload from, OffloadDevice configured) {
     return absl::StrCat(".device=", offload < from ? "none"
                                     : configured == OffloadDevice::kNvme

@@ -1,5 +1,5 @@
-// The rows of `zero memory`: what a stage with a level of recompute and of
-// offload takes of a device and its host and sends.
+// The rows of `zero memory`: the memory of device and host, and the traffic, of
+// a stage with a level of recompute and offload.
 #ifndef ZERO_TOOLS_CLI_MEMORY_ROWS_H_
 #define ZERO_TOOLS_CLI_MEMORY_ROWS_H_
 
@@ -35,16 +35,16 @@ struct MemoryRow {
   FitLimits limits;
   double offload_seconds;  // OffloadSeconds
   absl::optional<MeasuredRun> measured;
-  std::string failure;  // why the run that was to be measured ended
+  std::string failure;  // why the measured run failed
 
   // Parameters, gradients, master weights and moments, each at its own peak:
-  // gradients are all there when backward ends and activations are gone.
+  // gradients are complete when backward ends and activations are freed.
   int64_t states_bytes() const;
   bool fits() const {
     return rehearsal.needed_bytes() <= limits.device &&
            (rehearsal.one_memory || rehearsal.host_bytes() <= limits.host);
   }
-  // Of the process for this rank, by the prediction.
+  // This rank's share of the process, as predicted.
   int64_t ResidentBytes() const {
     return rehearsal.ledger.total_peak_bytes() +
            (run.device == "cpu" ? rehearsal.host_bytes() : 0);
@@ -53,28 +53,28 @@ struct MemoryRow {
 };
 
 // All stages, at every level of recompute and with `offloads` of offload:
-// rehearsals of the very run on the meta device, which allocate nothing and
-// read no data. `config`: what `run` is as it stands.
+// rehearsals of the same run on the meta device, which allocate nothing and
+// read no data. `config`: `run`'s own settings.
 absl::StatusOr<std::vector<MemoryRow>> PredictRows(const RunOptions& run,
                                                    const Config& config,
                                                    const PlannedDevice& planned,
                                                    const FitLimits& limits,
                                                    bool offloads);
 
-// Bytes of a rank by category, with `fixed` as the operating system has it:
-// what the process held beside the blocks of its arenas.
+// Bytes of a rank by category, with `fixed` as counted by the operating system:
+// the process's memory outside its arenas' blocks.
 struct Compared {
   std::string name;
   int64_t predicted = 0;
-  absl::optional<int64_t> measured;  // none: was not run
+  absl::optional<int64_t> measured;  // none: not run
 };
 // One for every MemoryCategory, in its order, and "host_bytes".
 std::vector<Compared> Compare(const MemoryRow& row);
 
-// A line of --json. `measures`: with "measured", null where it was not.
+// A line of --json. `measures`: with "measured", null if not measured.
 nlohmann::ordered_json AsJson(const MemoryRow& row, bool measures);
 
-// For a page: its moments, of many neighbors the highest one, and the bytes of
+// For a page: its moments, only the highest of many neighbors, and the bytes of
 // each category where they change.
 nlohmann::ordered_json Timeline(const MemoryRow& row);
 

@@ -1,4 +1,4 @@
-// What the models room offers to the engine.
+// The models room's functions for the engine.
 #ifndef ZERO_TOOLS_CLI_MODEL_TOOLS_H_
 #define ZERO_TOOLS_CLI_MODEL_TOOLS_H_
 
@@ -13,8 +13,8 @@
 
 namespace zero {
 
-// The best rates of products that runs have measured here: beside the program,
-// so that another build begins anew.
+// The best product rates measured here: next to the program, so that another
+// build starts over.
 inline std::string ProductRatesFile() {
   std::error_code unknown;
   const auto program = std::filesystem::read_symlink("/proc/self/exe", unknown);

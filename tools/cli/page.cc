@@ -29,13 +29,13 @@ absl::Status CheckPage(const std::string& path) {
   if (begin == kBegin) return absl::OkStatus();
   return absl::AlreadyExistsError(absl::StrCat(
       "'", path,
-      "' exists and is no page of zero; choose another name, or remove it"));
+      "' exists and is not a page of zero; choose another name, or remove it"));
 }
 
 absl::Status WritePage(const std::string& path,
                        const nlohmann::ordered_json& document) {
   ZERO_RETURN_IF_ERROR(CheckPage(path));
-  // In a script no text may look like the end of it.
+  // No text in a script may look like its end.
   const std::string json =
       absl::StrReplaceAll(ToLine(document), {{"<", "\\u003c"}});
   return WriteFileAtomically(

@@ -1,9 +1,9 @@
-// Pages to look at: one HTML file each with its charts, tables, scripts and
-// data inside, which asks the network for nothing.
+// HTML pages: one file each with its charts, tables, scripts and data, without
+// network access.
 //
-// How a document is drawn stands in page/: page.html, one script for each
-// `kind`, and charts.js for what they share. tools/ninja/embed makes one text
-// of them and of Chart.js, which is Debian's.
+// page/ draws a document: page.html, one script for each `kind`, and charts.js
+// for shared code. tools/ninja/embed makes one text of them and Debian's
+// Chart.js.
 //
 // Every document: {"kind", "title", "notes": [text, ...]} and, by kind:
 //
@@ -26,7 +26,7 @@
 namespace zero {
 
 // Before long work: whether WritePage can write `path`.
-// Errors: AlreadyExists where a file is there that is no such page; FileError.
+// Errors: AlreadyExists if a file is there that is not such a page; FileError.
 absl::Status CheckPage(const std::string& path);
 
 // Errors: as CheckPage.

@@ -1,4 +1,4 @@
-// `zero plan`: who owns what, what a step takes, and the step as a list of
+// `zero plan`: who owns what, the memory of a step, and the step as a list of
 // actions. Nothing is allocated and no data is read.
 #include <algorithm>
 #include <cstdio>
@@ -34,7 +34,7 @@ using Json = nlohmann::ordered_json;
 struct PlanFlags {
   RunOptions run;
   bool no_step = false, json = false;
-  int hosts = 0;  // 0: not asked for
+  int hosts = 0;  // 0: not requested
 };
 
 void PrintStates(const Plan& plan, const Model& model,
@@ -62,7 +62,7 @@ void PrintStates(const Plan& plan, const Model& model,
       num_frozen == 0
           ? ""
           : absl::StrCat(", ", WithCommas(num_frozen), " of them frozen");
-  StateHomes homes;  // of what the device does not update
+  StateHomes homes;  // of states off the device
   const int64_t on_host = plan.HostUpdatedElems();
   const int64_t on_device = plan.trained_elems - on_host;
   for (const PlannedUnit& unit : plan.units) {
@@ -70,7 +70,7 @@ void PrintStates(const Plan& plan, const Model& model,
   }
   add("parameters", plan.placement.parameters, plan.padded_elems,
       DTypeBytes(options.param_dtype), homes.parameters);
-  // What the host updates, apart from what the device does.
+  // The host's updates, separate from the device's.
   const auto add_divided = [&](const char* name, Placement placement,
                                int64_t bytes, Home home) {
     if (home == Home::kDevice || on_host == 0) {
@@ -92,9 +92,9 @@ void PrintStates(const Plan& plan, const Model& model,
       rows);
 }
 
-// Calls print(first, last) for all of [0, size): once for the neighbours that
-// `alike(i)` joins to the one before i, where they are three or more, for two
-// read better one by one.
+// Calls print(first, last) for all of [0, size): once for three or more
+// neighbours joined by `alike(i)` to their predecessors; two read better one by
+// one.
 void ForEachRun(size_t size, const std::function<bool(size_t)>& alike,
                 const std::function<void(size_t, size_t)>& print) {
   constexpr size_t kFew = 2;
@@ -192,7 +192,7 @@ void PrintBuckets(const char* title, const Plan& plan,
 
 constexpr int kColumn = 30;
 
-// What runs on streams of its own. Without offload there are none of the host.
+// The streams with actions. Without offload there are none of the host.
 std::vector<std::pair<const char*, std::vector<StreamRole>>> Columns(
     const Plan& plan) {
   std::vector<std::pair<const char*, std::vector<StreamRole>>> columns = {
@@ -223,7 +223,7 @@ int ColumnOf(StreamRole stream, const Plan& plan) {
 }
 
 // "; after Gather(block.1), Reduce(bucket 0: head) to Reduce(bucket 3: ...)";
-// what the step before did is marked.
+// actions of the previous step are marked.
 std::string AfterText(const Action& action, const std::vector<Action>& actions,
                       const Plan& plan) {
   const auto awaited = [&](size_t w) -> const Action& {
@@ -244,7 +244,7 @@ std::string AfterText(const Action& action, const std::vector<Action>& actions,
 }
 
 // "Reduce(bucket 1: block.3) to Reduce(bucket 9: block.1)" under its stream,
-// and what the first one waits for.
+// and the first one's waits.
 std::string ActionLine(const Action& first, const Action& last,
                        const std::vector<Action>& actions, const Plan& plan) {
   return absl::StrCat(std::string(ColumnOf(first.stream, plan) * kColumn, ' '),
@@ -252,10 +252,9 @@ std::string ActionLine(const Action& first, const Action& last,
                       AfterText(first, actions, plan));
 }
 
-// One column per stream; an action starts when those above it in its column
-// are done and those that it is said to come after. Micro-steps that are alike
-// are printed once, and so are actions that follow each other and wait for
-// nothing else.
+// One column per stream; an action starts when those above it in its column and
+// those listed as its waits are done. Equal micro-steps are printed once, and
+// so are consecutive actions without other waits.
 void PrintStep(const Plan& plan, const std::vector<Action>& actions,
                Console* console) {
   std::string titles;
@@ -263,8 +262,8 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
     absl::StrAppend(&titles, absl::StrFormat("%-*s", kColumn, title));
   }
   console->Line(std::string(absl::StripTrailingAsciiWhitespace(titles)));
-  // The lines of each micro-step, the last with what ends the step. What is
-  // awaited may be of an earlier one.
+  // The lines of each micro-step, the last with the end of the step. Waits may
+  // be on earlier ones.
   std::vector<size_t> starts = {0};
   for (size_t a = 0; a < actions.size(); ++a) {
     const auto begun = static_cast<int64_t>(starts.size()) - 1;
@@ -274,7 +273,7 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
   std::vector<std::vector<std::string>> lines(starts.size() - 1);
   for (size_t m = 0; m < lines.size(); ++m) {
     const Action* const part = &actions[starts[m]];
-    // 1 or -1 where an action goes on to the next unit or bucket, else 0.
+    // 1 or -1 if an action continues with the next unit or bucket, else 0.
     const auto step = [&](size_t a) {
       const int64_t by = part[a].index - part[a - 1].index;
       return part[a].kind == part[a - 1].kind && part[a].waits.empty() &&
@@ -293,7 +292,7 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
               ActionLine(part[first], part[last], actions, plan));
         });
   }
-  // What ends the step, where its last micro-step begins as those before it.
+  // The end of the step, if its last micro-step begins like the earlier ones.
   std::vector<std::string> last;
   if (lines.size() > 1) {
     const size_t common = lines[lines.size() - 2].size();
@@ -319,8 +318,7 @@ void PrintStep(const Plan& plan, const std::vector<Action>& actions,
   for (const std::string& line : last) console->Line(line);
 }
 
-// By the rehearsal that a run begins with, of a rank that has its device to
-// itself.
+// From a run's initial rehearsal, for a rank with its own device.
 absl::Status PrintMemory(const RunOptions& run, const Config& config,
                          const PlannedDevice& planned, bool alike,
                          Console* console) {
@@ -358,8 +356,7 @@ absl::Status PrepareHosts(PlanFlags* flags) {
   if (flags->run.ranks % flags->hosts != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--hosts ", flags->hosts, " do not divide the ", flags->run.ranks,
-        " ranks; give --ranks for all of them, "
-        "as many for each host"));
+        " ranks; give --ranks for all of them, the same number for each host"));
   }
   flags->run.ranks_per_host = flags->run.ranks / flags->hosts;
   return absl::OkStatus();
@@ -471,8 +468,8 @@ Command AddPlan(CLI::App& app) {
   AddRunOptions(app, &flags->run, /*config_required=*/true);
   AddRanksOption(app, &flags->run);
   app.add_option("--hosts", flags->hosts,
-                 "also what crosses between so many hosts, each with as many "
-                 "of the ranks")
+                 "also the traffic between this many hosts, each with an equal "
+                 "share of the ranks")
       ->check(CLI::Range(1, 1 << 20));
   CLI::Option* const json = app.add_flag(
       "--json", flags->json, "one JSON object with the bytes of a step");

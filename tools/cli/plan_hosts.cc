@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 using TableLines = std::vector<std::pair<std::string, std::string>>;
 
-// Neighbours that send the same are one row.
+// Neighbours with equal bytes are one row.
 void AddRows(const char* how, const std::vector<HostWire>& wires,
              TableLines* rows) {
   for (size_t first = 0; first < wires.size();) {
@@ -52,7 +52,7 @@ HostWires::HostWires(const Plan& plan, const std::vector<Action>& actions,
     : ranks_per_host_(plan.world / num_hosts) {
   HostsOptions options{.num_hosts = num_hosts, .tensor_norms = tensor_norms};
   flat_ = CountHostWire(plan, actions, options);
-  if (!plan.owners.even()) return;  // a server sums all by itself
+  if (!plan.owners.even()) return;  // a server sums everything alone
   options.algorithm = BulkAlgorithm::kHierarchical;
   options.ranks_per_host = config.communication.ranks_per_host;
   by_hosts_ = CountHostWire(plan, actions, options);
@@ -64,13 +64,13 @@ void HostWires::Print(Console* console) const {
   AddRows("hierarchical", by_hosts_, &rows);
   if (by_hosts_.empty()) {
     rows.push_back({"formula",
-                    "the server's host sends the parameters to each other "
-                    "host, these the gradients of each of their ranks"});
+                    "the server's host sends the parameters to every other "
+                    "host, which sends the gradients of each of its ranks"});
   } else {
-    rows.push_back({"formula, flat",
-                    "of n ranks a host with k sends k (n - k) / n of the bytes "
-                    "to be summed, and to each other host k / n of those to be "
-                    "gathered"});
+    rows.push_back(
+        {"formula, flat",
+         "of n ranks a host with k sends k (n - k) / n of the bytes to be "
+         "summed, and to every other host k / n of those to be gathered"});
     rows.push_back({"hierarchical", "(n - k) / n of the bytes to be summed"});
   }
   console->Table(absl::StrFormat("sent between %d hosts of %d ranks per step, "

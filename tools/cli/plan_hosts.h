@@ -12,8 +12,8 @@
 
 namespace zero {
 
-// Bytes of a step between hosts, of each a process: summed directly, and by
-// hosts first.
+// Bytes of a step between hosts of one process each: with direct sums, and with
+// sums by host first.
 class HostWires {
  public:
   HostWires() = default;

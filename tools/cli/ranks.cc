@@ -27,8 +27,8 @@ std::string LaunchText(const Launch& launch) {
   return absl::StrCat(launch.world_name, " is ", launch.world);
 }
 
-// What all processes must have in common, a line each. Texts are left out:
-// files may lie elsewhere on every machine.
+// Lines that must match on all processes. Texts are left out: paths may differ
+// between machines.
 std::vector<std::string> MustMatch(const Config& config) {
   std::vector<std::string> lines = {kVersion};
   for (const KeySpec& key : AllKeys()) {
@@ -41,7 +41,7 @@ std::vector<std::string> MustMatch(const Config& config) {
   return lines;
 }
 
-// What NCCL can not do for this config.
+// What NCCL cannot do for this config.
 bool WantsLocal(const Config& config) {
   return config.communication.algorithm == CommunicationAlgorithm::kRing ||
          (config.communication.algorithm ==
@@ -64,21 +64,21 @@ bool IsHierarchical(const Config& config) {
          CommunicationAlgorithm::kHierarchical;
 }
 
-// The ranks of a host, for sums within it, where the config leaves them to the
+// The ranks of a host, for sums within it, if the config leaves them to the
 // launcher.
 absl::StatusOr<int> RanksPerHost(const RunOptions& options) {
   const int ranks = options.ranks_per_host;
   if (ranks == 0) return options.ranks;
   if (options.ranks % ranks == 0) return ranks;
-  return absl::InvalidArgumentError(absl::StrCat(
-      "communication.ranks_per_host: of the ", options.ranks,
-      " ranks the launcher started ", ranks,
-      " on this host, and other numbers on others; name a number that divides "
-      "them all"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("communication.ranks_per_host: of the ", options.ranks,
+                   " ranks the launcher started ", ranks,
+                   " on this host, and other numbers on other hosts; name a "
+                   "number that divides them all"));
 }
 
-// Memory that one rank takes while collectives of others spin on their GPUs
-// could wait for these, and they for it.
+// Allocating memory on one rank while collectives of others spin on their GPUs
+// could deadlock.
 absl::Status CheckThreads(const RunOptions& options, const Config& config) {
   if (options.ranks == 1 || !config.device.cuda.time_algorithms) {
     return absl::OkStatus();
@@ -91,7 +91,7 @@ absl::Status CheckThreads(const RunOptions& options, const Config& config) {
       " ranks by torchrun or srun, or set communication.backend to \"local\""));
 }
 
-// What connects processes.
+// Connects processes.
 absl::StatusOr<CommunicationBackend> ChooseLaunched(const RunOptions& options,
                                                     const Config& config) {
   const std::string launched = LaunchText(*options.launch);
@@ -116,8 +116,8 @@ absl::StatusOr<CommunicationBackend> ChooseLaunched(const RunOptions& options,
   if (!on_gpu && !options.launch->has_mpi) {
     return absl::InvalidArgumentError(absl::StrCat(
         launched,
-        ", but torchrun can not connect ranks on the CPU; start them "
-        "by mpirun or srun --mpi=pmix, or --ranks ",
+        ", but torchrun cannot connect ranks on the CPU; start them by mpirun "
+        "or srun --mpi=pmix, or --ranks ",
         options.ranks, " without a launcher, or take --device cuda"));
   }
   if (on_gpu
@@ -165,7 +165,7 @@ Command OnRankZero(const std::string& name, Command command) {
     if (launch->rank > 0) return absl::OkStatus();
     std::fprintf(stderr,
                  "zero: note: %s, and %s takes one process: rank 0 does it, "
-                 "the others leave\n",
+                 "the others exit\n",
                  LaunchText(*launch).c_str(), name.c_str());
     return command();
   };
@@ -199,7 +199,7 @@ absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
           "\"auto\"");
     case CommunicationBackend::kAuto:
       if (!WantsNccl(options, config) || !NcclVersion().ok()) return kLocal;
-      LoadKernelsEarly();  // who asks for devices has called CUDA
+      LoadKernelsEarly();  // before the first CUDA call
       if (options.ranks > NumCudaDevices()) return kLocal;
       ZERO_RETURN_IF_ERROR(CheckThreads(options, config));
       return kNccl;
@@ -223,7 +223,7 @@ PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
   device =
       opened.ok() ? *std::move(opened) : MakeAssumedGpu(config.device.cuda);
   if (device->kind() == DeviceKind::kCuda) {
-    notes.push_back(absl::StrCat("a run wants ",
+    notes.push_back(absl::StrCat("a run needs ",
                                  HumanBytes(double{kLateKernelsBytes}),
                                  " more, for kernels that load in its first "
                                  "step"));
@@ -262,7 +262,7 @@ MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
   return speed;
 }
 
-// More ranks than this machine has GPUs are those of a larger one.
+// More ranks than GPUs here: the plan is for a larger machine.
 Rank PlannedDevice::MakeRank(const RunOptions& options, const Config& config,
                              int rank) const {
   const LocalRanksOptions ranks = MakeRanksOptions(config, options.ranks);
@@ -292,7 +292,7 @@ absl::Status RunRanks(const RunOptions& options, const Config& config,
   LocalRanksOptions placed = ranks;
   placed.device_budget = static_cast<int64_t>(options.device_memory);
   placed.host_budget = static_cast<int64_t>(options.host_memory);
-  // Every process has a GPU to itself.
+  // Every process has its own GPU.
   placed.num_devices = options.launch.has_value() ? options.ranks
                        : options.device == "cuda"
                            ? std::max(NumCudaDevices(), 1)

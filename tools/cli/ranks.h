@@ -1,5 +1,5 @@
-// Who the ranks of a run are: threads of this process, or ranks in each of the
-// processes that mpirun, srun or torchrun started; and what connects them.
+// The ranks of a run: threads of this process, or ranks in each process that
+// mpirun, srun or torchrun started; and how they are connected.
 #ifndef ZERO_TOOLS_CLI_RANKS_H_
 #define ZERO_TOOLS_CLI_RANKS_H_
 
@@ -17,49 +17,49 @@
 
 namespace zero {
 
-// Where a launcher started this process, options->launch is its place: on the
-// CPU --ranks are those of each process, on GPUs every process is one rank.
-// options->ranks becomes the number of all.
+// If a launcher started this process, sets options->launch: on the CPU --ranks
+// is per process, on GPUs every process is one rank. options->ranks becomes the
+// total.
 // Errors: InvalidArgument: of the launcher's variables, with their names, or
 //         --ranks asks for something else.
 absl::Status ReadRanks(RunOptions* options);
 
-// A command that one process can do: of those that a launcher started rank 0
-// does it, and says so; the others end with OK.
+// For a command of one process: under a launcher rank 0 performs it, with a
+// note; the others end with OK.
 Command OnRankZero(const std::string& name, Command command);
 
-// Whether NCCL shall connect the ranks where each has a GPU, be that here or,
-// in a plan, elsewhere.
+// Whether NCCL connects the ranks if each has a GPU, here or, in a plan,
+// elsewhere.
 bool WantsNccl(const RunOptions& options, const Config& config);
 
-// What connects the ranks: communication.backend, or what `auto` stands for.
-// Order:  before anything calls CUDA: see LoadKernelsEarly, which it does where
+// What connects the ranks: communication.backend, with `auto` resolved.
+// Order:  before anything calls CUDA: see LoadKernelsEarly, which this calls if
 //         NCCL may connect threads.
-// Errors: what communication.backend asks for can not be, with the remedy.
+// Errors: communication.backend is not possible, with the remedy.
 absl::StatusOr<CommunicationBackend> ChooseBackend(const RunOptions& options,
                                                    const Config& config);
 
-// The device that a plan is for, which this machine need not have.
+// The device of a plan, which this machine need not have.
 struct PlannedDevice {
-  // Of one rank; a GPU that can not be opened is assumed.
+  // For one rank; a GPU that cannot be opened is assumed.
   PlannedDevice(const RunOptions& options, const Config& config);
 
-  // Rank `rank` of the run, with a device to itself and communicators that move
+  // Rank `rank` of the run, with its own device and communicators that move
   // nothing. This must outlive it.
   Rank MakeRank(const RunOptions& options, const Config& config,
                 int rank = 0) const;
 
-  // What offload goes over is measured, where that is here: copies and updates
-  // of the host, and the disk, where the config has one that is there.
+  // Offload's links are measured if they are here: copies and the host's
+  // updates, and the disk if the config names an existing one.
   MachineSpeed Speed(const Config& config, bool offloads) const;
 
   std::unique_ptr<Device> device;
-  bool assumed = false;            // there is no such GPU here
-  std::vector<std::string> notes;  // what to know of its memory
+  bool assumed = false;            // no such GPU is here
+  std::vector<std::string> notes;  // on its memory
 };
 
 // Runs `body` on every rank of this process, as RunLocalRanks does. Processes
-// must have the same values of `config`, but for names of files.
+// must have the same values of `config`, except names of files.
 absl::Status RunRanks(const RunOptions& options, const Config& config,
                       const LocalRanksOptions& ranks,
                       const std::function<absl::Status(const Rank&)>& body);

@@ -1,4 +1,4 @@
-// `zero report`: what runs wrote, as a page to look at.
+// `zero report`: the output of runs as an HTML page.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -31,18 +31,18 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Values by step, of which the last one written counts. NaN: null.
+// Values by step; the last one written counts. NaN: null.
 using Series = std::map<int64_t, Json>;
 using Flat = std::vector<std::pair<std::string, Json>>;
 
 struct Run {
   std::string name;  // the folder, as given
   std::map<std::string, Series> series;
-  Json summary, config;  // null: there is none
+  Json summary, config;  // null: none
   int64_t steps = 0;     // the last one written
 };
 
-// The file of a run in JSON; null where there is none.
+// A JSON file of a run; null if missing.
 absl::StatusOr<Json> ReadJson(const std::string& path) {
   if (!PathExists(path)) return Json();
   ZERO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
@@ -55,7 +55,7 @@ absl::StatusOr<Json> ReadJson(const std::string& path) {
   return json;
 }
 
-// A line that names slow ranks has them as RunReport writes them.
+// A line that names slow ranks, in RunReport's form.
 void NoteStragglers(const std::string& path, const Json& line,
                     std::vector<std::string>* notes) {
   const auto found = line.find("stragglers");
@@ -80,7 +80,7 @@ absl::Status ReadMetrics(const std::string& path, Run* run,
         Json::parse(lines[i], nullptr, /*allow_exceptions=*/false);
     const auto step = line.find("step");
     if (!line.is_object() || step == line.end() || !step->is_number_integer()) {
-      // A line break ends every whole one.
+      // Every complete line ends with a line break.
       if (i + 1 == lines.size()) {
         notes->push_back(absl::StrCat(
             path, ": the last line is broken, as a killed run leaves it"));
@@ -112,7 +112,7 @@ absl::StatusOr<Run> ReadRun(const std::string& folder,
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   if (!IsFolder(run.name)) {
     return absl::NotFoundError(absl::StrCat(
-        "'", folder, "' is no folder; name the training.out_dir of a run"));
+        "'", folder, "' is not a folder; name the training.out_dir of a run"));
   }
   const std::string metrics = run.name + "/metrics.jsonl";
   if (!PathExists(metrics)) {
@@ -125,7 +125,7 @@ absl::StatusOr<Run> ReadRun(const std::string& folder,
   ZERO_ASSIGN_OR_RETURN(run.summary, ReadJson(run.name + "/summary.json"));
   if (run.summary.is_null()) {
     notes->push_back(absl::StrCat(
-        run.name, ": no summary.json; the run goes on, or was killed"));
+        run.name, ": no summary.json; the run is still going, or was killed"));
   } else if (run.summary.contains("error")) {
     notes->push_back(absl::StrCat(
         run.name, ": the run failed: ", run.summary["error"].dump()));
@@ -141,7 +141,7 @@ absl::StatusOr<Run> ReadRun(const std::string& folder,
   return run;
 }
 
-// All points, or the lowest and the highest of as many neighbors as leave
+// All points, or the lowest and highest of groups of neighbors that leave
 // kMaxPoints: no spike is lost.
 Json Points(const Series& series) {
   constexpr size_t kMaxPoints = 2000;
@@ -154,7 +154,7 @@ Json Points(const Series& series) {
   for (auto it = series.begin(); it != series.end();) {
     const Series::value_type *low = &*it, *high = &*it;
     for (size_t i = 0; i < group && it != series.end(); ++i, ++it) {
-      // A value that is not known is neither, as long as there is another.
+      // An unknown value is neither, if there is a known one.
       if (it->second.is_null()) continue;
       if (low->second.is_null() || it->second < low->second) low = &*it;
       if (high->second.is_null() || high->second < it->second) high = &*it;
@@ -166,7 +166,7 @@ Json Points(const Series& series) {
 }
 
 // Rows of {label: name, "values": [of each run]}: every name of any run, null
-// where a run lacks it.
+// if a run lacks it.
 Json Compare(const std::vector<Flat>& of_runs, const std::string& label,
              bool only_different) {
   std::vector<std::string> names;
@@ -228,7 +228,7 @@ Json MakeDocument(const std::vector<Run>& runs,
     document["runs"].push_back(AsJson(run));
     summaries.push_back(Flatten(run.summary));
     Flat config = Flatten(run.config);
-    // As it is written in a config file.
+    // As written in a config file.
     for (auto& [key, value] : config) value = value.dump();
     configs.push_back(std::move(config));
   }
@@ -240,7 +240,7 @@ Json MakeDocument(const std::vector<Run>& runs,
   return document;
 }
 
-// A folder's name for a run, unlike those `taken`.
+// A folder name for a run, different from those `taken`.
 std::string EventFolder(const std::string& run, std::set<std::string>* taken) {
   const std::filesystem::path path =
       std::filesystem::absolute(run).lexically_normal();
@@ -255,7 +255,7 @@ std::string EventFolder(const std::string& run, std::set<std::string>* taken) {
 }
 
 // FOLDER/ with an event file of every value of metrics.jsonl. A run does not
-// write when its steps were; TensorBoard's relative time is that of the steps.
+// record the time of its steps; TensorBoard's relative time is the steps' own.
 absl::Status WriteEvents(const Run& run, const std::string& folder) {
   std::map<int64_t, std::vector<std::pair<std::string, double>>> by_step;
   for (const auto& [name, series] : run.series) {

@@ -24,8 +24,8 @@ namespace {
 std::string CheckDevice(const std::string& device) {
   if (device == "cpu" || device == "cuda") return "";
   return absl::StrCat("\"", device,
-                      "\" is not cpu or cuda; which GPUs a run sees is said by "
-                      "CUDA_VISIBLE_DEVICES");
+                      "\" is not cpu or cuda; CUDA_VISIBLE_DEVICES chooses the "
+                      "GPUs that a run sees");
 }
 
 // Suffixes of a size, case-insensitive: powers of 1000 (MB), of 1024 (MiB).
@@ -79,8 +79,8 @@ void RequireConfigOrModel(CLI::App& app, const RunOptions* options) {
 
 void AddRanksOption(CLI::App& app, RunOptions* options) {
   app.add_option("--ranks", options->ranks,
-                 "data-parallel ranks, as threads of this process; of each "
-                 "process on the CPU, where mpirun or srun starts several")
+                 "data-parallel ranks, as threads of this process; on the CPU, "
+                 "of each process if mpirun or srun starts several")
       ->capture_default_str()
       ->check(CLI::Range(1, 1024));
 }
@@ -103,13 +103,12 @@ void AddMemoryOptions(CLI::App& app, RunOptions* options) {
         ->type_name("SIZE");
   };
   add("--device-memory", &options->device_memory,
-      "what a rank may take of its device's memory, as 80GiB (default: this "
-      "device's; on the CPU its share of the machine's)");
+      "how much of its device's memory a rank may take, such as 80GiB "
+      "(default: this device's; on the CPU its share of the machine's)");
   add("--host-memory", &options->host_memory,
-      "what a rank may take of its host's memory for what is offloaded "
-      "(default: its share of this machine's, with up to 8 ranks on a "
-      "machine). On the CPU: beside --device-memory, as if that were another "
-      "memory");
+      "how much of its host's memory a rank may take for offload (default: its "
+      "share of this machine's, with up to 8 ranks on a machine). On the CPU: "
+      "besides --device-memory, as if that were another memory");
 }
 
 void RefuseRanksOption(CLI::App& app) {
@@ -171,7 +170,7 @@ void NoteStrangeTokenizer(const Tokenizer& tokenizer,
 absl::StatusOr<std::unique_ptr<Device>> OpenDevice(const RunOptions& options,
                                                    int rank,
                                                    const CudaOptions& cuda) {
-  // A launcher may have given each process cores of its own.
+  // A launcher may have given each process its own cores.
   const int processes =
       options.launch ? std::max(options.launch->local_world, 1) : 1;
   const int cores = std::min(AllowedCores(), get_nprocs() / processes) /

@@ -22,10 +22,10 @@ sigset_t StopSignals() {
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGUSR1);  // Slurm's warning before a time limit
   // A shell's background job is born ignoring SIGINT, and sigwait does not see
-  // what is ignored.
+  // ignored signals.
   std::signal(SIGINT, SIG_DFL);
   sigaddset(&signals, SIGINT);
-  // nohup wants this one ignored.
+  // Under nohup this one stays ignored.
   struct sigaction hangup = {};
   sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
@@ -42,8 +42,7 @@ void TakeSignals(const sigset_t& signals, const std::string& left) {
       _exit(128 + signal);
     }
     std::fputs(
-        "\nstopping; a step that has begun is finished first (once more to "
-        "stop at once)\n",
+        "\nstopping after the current step (interrupt again to stop at once)\n",
         stderr);
   }
 }

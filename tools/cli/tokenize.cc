@@ -25,7 +25,7 @@ struct TokenizeFlags {
   std::string model_type = "bpe";
 };
 
-// Trains FILE.model beside the output and uses it.
+// Trains FILE.model next to the output and uses it.
 absl::Status TrainTokenizer(TokenizeFlags* flags) {
   const std::string prefix(absl::StripSuffix(flags->options.output, ".bin"));
   for (const char* end : {".model", ".bin"}) {
@@ -45,7 +45,7 @@ absl::Status TrainTokenizer(TokenizeFlags* flags) {
   return absl::OkStatus();
 }
 
-// Draws how far it is over the line before.
+// Draws the progress over the previous line.
 void ShowProgress(int64_t done, int64_t total) {
   absl::FPrintF(stderr, "\r%s of %s%s", HumanBytes(static_cast<double>(done)),
                 HumanBytes(static_cast<double>(total)),
@@ -71,8 +71,8 @@ absl::Status Tokenize(TokenizeFlags flags) {
         return absl::StartsWith(output.path, validation);
       })) {
     absl::PrintF(
-        "note: %g of this text is no token, and there is no validation file; "
-        "raise --validation-fraction\n",
+        "note: %g of this text is less than a token, so there is no validation "
+        "file; raise --validation-fraction\n",
         flags.options.validation_fraction);
   }
   absl::PrintF(
@@ -102,7 +102,7 @@ Command AddTokenize(CLI::App& app) {
                                ->capture_default_str();
   app.add_option("--train-sentencepiece", flags->train_vocab,
                  "first train a model with this many tokens on the input, "
-                 "written beside the output")
+                 "written next to the output")
       ->check(CLI::Range(int64_t{258}, int64_t{1} << 20))
       ->excludes(tokenizer);
   app.add_option("--sentencepiece-type", flags->model_type, "bpe or unigram")

@@ -12,7 +12,7 @@
 namespace zero {
 namespace {
 
-// For the part of another process to be written, of some 300 MB at most.
+// For another process to write its part, at most about 300 MB.
 constexpr absl::Duration kPatience = absl::Minutes(1);
 
 std::string PartOf(const std::string& file, int first_rank) {
@@ -62,7 +62,7 @@ absl::Status TraceFiles::Write(const Trace& trace, bool awaits,
       absl::StrCat("trace in ", own_, ": open it in https://ui.perfetto.dev"));
   if (!missing.empty()) {
     console->Line(absl::StrCat(
-        "note: the trace lacks what other processes wrote to ",
+        "note: the trace lacks the parts that other processes wrote to ",
         absl::StrJoin(missing, ", "), ", which this one does not see"));
   }
   return absl::OkStatus();

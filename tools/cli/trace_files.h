@@ -12,25 +12,25 @@
 
 namespace zero {
 
-// Every process writes its ranks; that of rank 0 then takes the others' parts
-// into its file, where it sees them, by the clocks of their hosts.
+// Every process writes its ranks; rank 0's then merges the other parts that it
+// sees into its file, by the clocks of their hosts.
 class TraceFiles {
  public:
-  // `file` is empty where no trace is asked for.
+  // `file` is empty without a trace.
   TraceFiles(const RunOptions& run, const std::string& file);
 
   bool wanted() const { return !own_.empty(); }
 
-  // Before the run: whether this process can write its own. Removes what an
-  // earlier run left there for rank 0.
+  // Before the run: whether this process can write its own. Removes parts that
+  // an earlier run left for rank 0.
   absl::Status Check() const;
 
-  // `awaits`: all processes end alike, so that rank 0 may wait for their parts.
+  // `awaits`: all processes end normally, so rank 0 may wait for their parts.
   absl::Status Write(const Trace& trace, bool awaits, Console* console) const;
 
  private:
-  std::string own_;                 // what this process writes
-  std::vector<std::string> parts_;  // of the others, on rank 0
+  std::string own_;                 // this process's file
+  std::vector<std::string> parts_;  // the others', on rank 0
   bool is_part_ = false;
 };
 

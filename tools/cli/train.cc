@@ -117,7 +117,7 @@ void PrintSummary(const RunSummary& summary, const Config& config,
                         ? "}"
                         : absl::StrCat(", ", summary.checkpoint, "/}"))});
   if (summary.interrupted && !summary.checkpoint.empty()) {
-    rows.push_back({"to go on", "the same command with --resume auto"});
+    rows.push_back({"to resume", "the same command with --resume auto"});
   }
   console->Table(summary.interrupted ? "stopped" : "done", rows);
 }
@@ -137,10 +137,10 @@ Trace::Row RowOf(const std::string& channel) {
   return channel == "scalar" ? Trace::Row::kScalar : Trace::Row::kReduce;
 }
 
-// Of several processes one prints.
+// Only one of several processes prints.
 bool IsRankZero(const RunOptions& run) { return run.first_rank() == 0; }
 
-// The link that an option asks for. `idle`: why it would change nothing; empty:
+// The link requested by an option. `idle`: why it would change nothing; empty:
 // it does.
 absl::StatusOr<absl::optional<Link>> ReadLink(const char* option,
                                               const std::string& text,
@@ -164,8 +164,8 @@ absl::StatusOr<absl::optional<Link>> ReadLink(const char* option,
 
 absl::Status Train(TrainFlags flags) {
   const std::atomic<bool>* stop = InstallStopSignals(
-      "; of this run training.out_dir has what was complete: metrics.jsonl up "
-      "to the last reported step, summary.json and weights if written");
+      "; training.out_dir has what this run had completed: metrics.jsonl up to "
+      "the last reported step, summary.json and weights if written");
   ZERO_RETURN_IF_ERROR(ReadRanks(&flags.run));
   const TraceFiles trace_files(flags.run, flags.trace);
   if (!flags.resume.empty()) {
@@ -186,18 +186,16 @@ absl::Status Train(TrainFlags flags) {
   ZERO_ASSIGN_OR_RETURN(
       const absl::optional<Link> link,
       ReadLink("--shape-link", flags.link, flags.run,
-               flags.run.ranks > 1
-                   ? ""
-                   : "on one rank, which has nobody to talk to; start several "
-                     "with --ranks N",
+               flags.run.ranks > 1 ? ""
+                                   : "on one rank, which has no other to talk "
+                                     "to; start several with --ranks N",
                &console));
   ZERO_ASSIGN_OR_RETURN(
       const absl::optional<Link> host_link,
       ReadLink("--shape-host-link", flags.host_link, flags.run,
                loaded.config.zero_optimization.offload() != Offload::kNone
                    ? ""
-                   : "where the host has nothing; see "
-                     "zero_optimization.offload_optimizer",
+                   : "without offload; see zero_optimization.offload_optimizer",
                &console));
   // Now, not after the run.
   ZERO_RETURN_IF_ERROR(trace_files.Check());
@@ -217,7 +215,7 @@ absl::Status Train(TrainFlags flags) {
   ranks.patience = {.stop = stop, .tell = [](const std::string& line) {
                       absl::FPrintF(stderr, "zero: %s\n", line);
                     }};
-  // A thread of this process hangs: nothing can be waited for or cleaned up.
+  // A thread of this process hangs: waiting or cleaning up is impossible.
   ranks.on_hang = [&](const absl::Status& error) {
     const absl::Status written =
         trace_files.Write(trace, /*awaits=*/false, &console);
@@ -274,8 +272,7 @@ absl::Status Train(TrainFlags flags) {
       status = absl::CancelledError("stopped by training.max_minutes");
       if (saved) status = WithExitCode(status, kWantsToGoOn);
     }
-    // What would start it again is not to take this for a stop that lost
-    // nothing.
+    // A script that would restart it must not take this for a clean stop.
     if (!not_saved.empty()) {
       status = absl::DataLossError(absl::StrCat(
           status.message(),
@@ -299,7 +296,7 @@ Command AddTrain(CLI::App& app) {
   AddRanksOption(app, &flags->run);
   AddMemoryOptions(app, &flags->run);
   app.add_option("--max-minutes", flags->max_minutes,
-                 "save and stop after so long, with exit status 85 "
+                 "save and stop after this time, with exit status 85 "
                  "(training.max_minutes)")
       ->check(CLI::Validator(
           [](std::string& value) {
@@ -310,8 +307,8 @@ Command AddTrain(CLI::App& app) {
           },
           ""));
   app.add_option("--resume", flags->resume,
-                 "go on from a checkpoint: auto (the latest of "
-                 "training.out_dir, or anew), latest, or its folder")
+                 "resume from a checkpoint: auto (the latest of "
+                 "training.out_dir, or from scratch), latest, or its folder")
       ->check(CLI::Validator(
           [](std::string& value) {
             return value.empty() ? "it is empty; want auto, latest or a folder"
@@ -321,12 +318,11 @@ Command AddTrain(CLI::App& app) {
   app.add_option("--trace", flags->trace,
                  "write a timeline for Perfetto or chrome://tracing");
   app.add_option("--shape-link", flags->link,
-                 "let ranks talk as over a network: RATE,LATENCY such as "
-                 "1GB/s,50us");
+                 "slow messages between ranks to a network's speed: "
+                 "RATE,LATENCY such as 1GB/s,50us");
   app.add_option("--shape-host-link", flags->host_link,
-                 "let copies between the device and its host, of what is "
-                 "offloaded, go as over a bus: RATE,LATENCY such as "
-                 "25GB/s,10us");
+                 "slow offload copies between the device and its host to a "
+                 "bus's speed: RATE,LATENCY such as 25GB/s,10us");
   app.add_option("--inject-fault", flags->fault,
                  "make a rank fail on purpose: RANK:STEP:KIND such as "
                  "1:3:stop, KIND one of throw, stop, mismatch, or from then on "

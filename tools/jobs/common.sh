@@ -1,13 +1,13 @@
-# Sourced by slurm.sbatch and mpirun.sh: when a run that ended is worth another
-# start, and on how many hosts.
+# Sourced by slurm.sbatch and mpirun.sh: whether to restart a run
+# that ended, and on how many hosts.
 
-# `zero train` ends so when it has saved a checkpoint, after a signal or after
-# training.max_minutes: the same command with --resume auto goes on.
+# Exit statuses of `zero train` with a checkpoint saved, after a signal or after
+# training.max_minutes: the same command with --resume auto continues.
 signalled=130 terminated=143 paused=85
 
 say() { echo "$(date '+%F %T') ${0##*/}: $*" >&2; }
 
-# What `zero config` says of a run of RANKS ranks.
+# The output of `zero config` for a run of RANKS ranks.
 config_of() {  # RANKS ZERO CONFIG OPTIONS...
   local ranks=$1 zero=$2 words=("$3") i
   for ((i = 4; i <= $#; ++i)); do
@@ -71,6 +71,6 @@ choose_hosts() {  # RANKS_OF_EACH... -- ZERO CONFIG OPTIONS...
     why=$(config_of "$sum" "$@" 2>&1 >/dev/null) && return
     say "not on $chosen hosts: $why"
   done
-  [ -n "$why" ] || say "${#ranks[@]} hosts, and --elastic wants $least"
+  [ -n "$why" ] || say "${#ranks[@]} hosts, and --elastic needs $least"
   return 1
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on the hosts of a file by mpirun, and goes on after a crash. What to
+# Trains on the hosts of a file by mpirun, and resumes after a crash. What to
 # change and what to look at: tools/jobs/README.md.
 #
 #   tools/jobs/mpirun.sh [--hostfile FILE] [-n PROCESSES] [--max-restarts N]
@@ -9,7 +9,7 @@
 #   -n PROCESSES       default: one for each slot; without a hostfile 2, here
 #   --max-restarts N   start again, up to N times, a run that failed and has
 #                      written a checkpoint since it was started (default 0)
-#   --elastic MIN:MAX  each start is on those hosts of the file that answer, at
+#   --elastic MIN:MAX  each start uses the hosts of the file that answer, at
 #                      most MAX and at least MIN, with the same global batch
 #
 # Ctrl-C, SIGTERM and SIGUSR1 save a checkpoint and stop. Exit code: zero's, 130
@@ -107,7 +107,7 @@ pass_on() {
 end_when_over() {  # PID
   until [ -e "$temporary/over" ]; do sleep 1; done
   sleep $patience
-  say "mpirun waits for a host that is out of reach: ended"
+  say "mpirun waits for an unreachable host: ending"
   kill -9 -- "-$1"
 }
 
@@ -118,7 +118,7 @@ for ((restart = 0; ; ++restart)); do
   find_hosts "$@" || exit $code
   [ -z "$stopped" ] || exit $signalled
   if [ "$failed_on" = "on $hosts" ]; then
-    say "zero ended with $code, and no checkpoint since its start: given up"
+    say "zero ended with $code, and no checkpoint since its start: giving up"
     exit $code
   fi
   folder=$(out_dir "$world" "$zero" "$@")

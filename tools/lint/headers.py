@@ -1,4 +1,5 @@
-"""Include guards, and heavy headers only in their corner (tools/rooms.txt)."""
+"""Include guards, and heavy headers only in allowed places
+(tools/rooms.txt)."""
 
 import re
 
@@ -31,7 +32,7 @@ def check(tree):
             for pattern, places in heavy:
                 if not target.startswith(pattern):
                     continue
-                # `sources` lets any .cc in; a path lets in what lies under it.
+                # `sources` allows any .cc; a path allows everything under it.
                 if ("sources" in places and not header) or name.startswith(
                         tuple(p for p in places if p != "sources")):
                     continue

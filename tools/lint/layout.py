@@ -1,4 +1,4 @@
-"""The top level is the agreed one, and no file names one machine's folders."""
+"""The top level is fixed, and no file names one machine's folders."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import re
 TOP = {"build.ninja", "README.md", "LICENSE", "kernels", "optim", "engine",
        "models", "configs", "tests", "tools"}
 
-# A home folder, or the folder this very checkout lies in.
+# A home folder, or the folder of this checkout.
 HOMES = r"/(?:home|Users)/\w+/|/roo[t]/"
 
 

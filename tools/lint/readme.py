@@ -1,4 +1,5 @@
-"""Commands in READMEs exist: programs, files, zero's subcommands and options."""
+"""Commands in READMEs exist: programs, files, zero's subcommands and
+options."""
 
 import os
 import re
@@ -7,7 +8,7 @@ import shutil
 import subprocess
 
 README = "README.md"
-# Where a build leaves what README may name before it is there.
+# Build outputs that a README may name before they exist.
 MADE = ("out/",)
 
 

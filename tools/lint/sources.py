@@ -6,10 +6,10 @@ import re
 import archives
 import manifest
 
-# cu and cuda_cc: what is compiled for a GPU and for its emulator.
+# cu and cuda_cc: sources compiled for a GPU and for its emulator.
 COMPILES = ("cxx", "cxx_test", "cu", "cuda_cc")
 JOINS = ("archive", "link")
-# Folders named $cuda_o and the like lie under $o/obj.
+# Folders named $cuda_o and the like are under $o/obj.
 OBJECTS = re.compile(r"\$(o/obj|\w+_o)/")
 
 
@@ -48,7 +48,7 @@ def check(tree):
         if name.endswith(".ninja") and name not in files:
             yield "%s:1: no subninja line leads here" % name
 
-    # A test is run by itself or as a part of a binary that is.
+    # A test is run directly or as part of a binary.
     run = {test for _, _, test in manifest.tests(edges)}
     tested = set(run)
     for edge in edges:

@@ -1,4 +1,4 @@
-"""The files that a lint looks at: what git tracks or would track."""
+"""The files that a lint checks: those that git tracks or would track."""
 
 import os
 import subprocess
@@ -23,8 +23,8 @@ class Tree:
                       if n and os.path.isfile(self.path(n)))
 
     def _tracked(self):
-        """None where root is not the top of a checkout, or git is not there
-        or will not read a checkout that somebody else owns."""
+        """None if root is not the top of a checkout, or git is missing or
+        refuses a checkout with another owner."""
         if not os.path.exists(self.path(".git")):
             return None
         try:
@@ -36,7 +36,7 @@ class Tree:
             return None
 
     def _walked(self):
-        """Everything but what .gitignore names."""
+        """Everything except what .gitignore names."""
         names = []
         for folder, folders, files in os.walk(self.root):
             folders[:] = [d for d in folders

@@ -3,24 +3,24 @@
 
   archives.py OUT      writes OUT/archives.ninja and OUT/cuda_archives.ninja
 
-A source belongs to the archive of its folder, so that a new file is built
-without a word anywhere: ninja runs this again when a folder has changed. All
-else (programs, tests, a backend or its twin) stands in a room's *.ninja.
+A source belongs to the archive of its folder, so a new file is built without
+being listed: ninja reruns this when a folder has changed. All else (programs,
+tests, a backend or its twin) is in a room's *.ninja.
 """
 
 import glob
 import os
 import sys
 
-# An archive's sources, and another one whose members come last: ar takes an
-# object added behind an archive for a newer version of its member of the same
-# name (device.o), and drops that.
+# An archive's sources, and another archive whose members come last: ar takes an
+# object added after an archive for a newer version of a member with the same
+# name (device.o), and drops that member.
 ARCHIVES = {
-    # Sizes of a GPU's workspaces are for plans where CUDA is not built too.
+    # Sizes of a GPU's workspaces are also needed for plans without CUDA.
     "kernels": ("kernels/*.cc kernels/cpu/*.cc kernels/cuda/attention_call.cc "
                 "kernels/cuda/workspace.cc", "kernels_cuda"),
     "optim": ("optim/*.cc", None),
-    # All that the tests of threads need, which are built once more under tsan.
+    # Everything that the thread tests need, which are built again under tsan.
     "engine_core": ("engine/autograd/*.cc engine/base/*.cc "
                     "engine/checkpoint/*.cc engine/comm/*.cc "
                     "engine/config/*.cc engine/nn/*.cc engine/tensor/*.cc "
@@ -39,8 +39,8 @@ FAKED = ["kernels/cuda/" + name for name in (
 VARIABLES = {
     "engine": "cxxflags = $engine_cxxflags",
     "models": "cxxflags = $engine_cxxflags",
-    # Nothing there is a hot loop, but for one file, and the parser of arguments
-    # takes long to optimize.
+    # Nothing there is a hot loop, except in one file, and the parser of
+    # arguments takes long to optimize.
     "tools": "cxxflags = $cxxflags -O1",
     "tools/bench/memory_loops.cc": "extra = -O3",
     "engine/data/token_file.cc": "extra = -O3",
@@ -62,7 +62,7 @@ def sources(root):
 
 
 def edges(archive, sources, rule, folder, last):
-    """The text of one archive and its objects, which lie in `folder`."""
+    """The text of one archive and its objects, in `folder`."""
     text, members = "", ""
     for source in sources:
         member = os.path.join(folder, os.path.splitext(source)[0] + ".o")
@@ -77,7 +77,7 @@ def edges(archive, sources, rule, folder, last):
 
 
 def replace(path, text):
-    """An unchanged file keeps its bytes and is touched: nothing is built."""
+    """An unchanged file keeps its bytes and is touched: nothing is rebuilt."""
     if os.path.exists(path):
         with open(path) as f:
             if f.read() == text:
@@ -89,9 +89,9 @@ def replace(path, text):
 def main():
     out, = sys.argv[1:]
     ours, cuda = sources(".")
-    # For a GPU, for its emulator and to count the lines that run: who includes
-    # this says what the rules `cu` (kernels) and `cuda_cc` (code of the host)
-    # do, where objects lie and what they make.
+    # For a GPU, for its emulator and to count the lines that run: the including
+    # file defines the rules `cu` (kernels) and `cuda_cc` (host code), the
+    # folder of objects and the archive.
     kernels = [source for source in cuda if source.endswith(".cu")]
     host = [source for source in cuda if source.endswith(".cc")]
     replace(out + "/cuda_archives.ninja",

@@ -1,8 +1,8 @@
 """Reads the hand-kept *.ninja files: enough of ninja's syntax for ours.
 
-The lints and list_tests ask the build itself what it builds, so that nothing
-has to be listed twice. Paths keep their `$o/`; `$cuda` and the like stand for
-every file that fits, since the tree must be right for all machines.
+The lints and list_tests ask the build itself what it builds, so nothing has to
+be listed twice. Paths keep their `$o/`; `$cuda` and the like match every
+possible file, since the tree must be right for all machines.
 """
 
 import glob
@@ -43,7 +43,7 @@ def read(root, top="build.ninja", variables={}):
     .ninja files read, and (file, line, path) of those named but absent.
 
     With the variables of a machine, `subninja x-$cuda.ninja` is its one file
-    of that machine; without, all that there are."""
+    of that machine; without, all of them."""
     edges, files, missing = [], [], []
 
     def visit(path):
@@ -81,6 +81,6 @@ TEST_RULES = ("run_test", "run_python_test")
 
 
 def tests(edges):
-    """The stamps that `check` wants: [(stamp, rule, test)]."""
+    """The stamps that `check` requires: [(stamp, rule, test)]."""
     return [(e.outputs[0], e.rule, e.inputs[0] if e.inputs else "")
             for e in edges if e.rule in TEST_RULES + ("lint",)]

@@ -14,7 +14,7 @@ MPI_Comm world = MPI_COMM_NULL;
 uint32_t largest_tag = 0;
 std::vector<MPI_Request> active;
 std::vector<void*> owners;         // of each of them
-std::vector<int64_t> expected;     // bytes; < 0: of a message that is sent
+std::vector<int64_t> expected;     // bytes; < 0: a sent message
 std::vector<int> ended;            // indices
 std::vector<MPI_Status> statuses;  // likewise
 std::string text;                  // of the last error
@@ -69,7 +69,7 @@ const char* Start(bool sends, const MemoryRun* runs, int num_runs, int peer,
   int64_t bytes = 0;
   for (int i = 0; i < num_runs; ++i) bytes += runs[i].bytes;
   if (num_runs > 1) {
-    // MPI gathers and scatters by itself, from and to where things are.
+    // MPI itself gathers from and scatters to the runs.
     std::vector<int> sizes(num_runs);
     std::vector<MPI_Aint> places(num_runs);
     for (int i = 0; i < num_runs; ++i) {
@@ -88,7 +88,7 @@ const char* Start(bool sends, const MemoryRun* runs, int num_runs, int peer,
   const int code =
       sends ? MPI_Isend(data, count, type, peer, limited, world, &request)
             : MPI_Irecv(data, count, type, peer, limited, world, &request);
-  if (num_runs > 1) MPI_Type_free(&type);  // when the message has gone
+  if (num_runs > 1) MPI_Type_free(&type);  // once the message is sent
   if (code != MPI_SUCCESS) return Text(code);
   active.push_back(request);
   owners.push_back(owner);
@@ -112,7 +112,7 @@ int Poll(void** ended_owners, const char** errors) {
   statuses.resize(active.size());
   int num_ended = 0;
   if (active.empty()) {
-    // What was sent may still lie in the library.
+    // Sent messages may still be in the library.
     int flag = 0;
     MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, world, &flag, MPI_STATUS_IGNORE);
     return 0;
@@ -127,7 +127,7 @@ int Poll(void** ended_owners, const char** errors) {
   error_texts.resize(num_ended);
   for (int i = 0; i < num_ended; ++i) {
     const int at = ended[i];
-    // MPI sets the error of a status only where one of them has one.
+    // MPI sets the error of a status only if one of them has one.
     const char* const error =
         ErrorOf(code == MPI_SUCCESS ? MPI_SUCCESS : statuses[i].MPI_ERROR,
                 statuses[i], expected[at]);

@@ -4,10 +4,10 @@
 // Along a direction d, with f(t) = L(x + t d),
 //   f'(0) = (8 (f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h + O(h^4 f^(5) / 30).
 // Values lie on a grid of 2^-10, so that x + t d is exact in fp32. The kernels
-// round each output to 2^-24 of its size: over some 1000 outputs of size 1 to
-// 4 that is 2^-24 * 32 * 4 = 8e-6 in L, and at h = 2^-5 2e-4 in f'. What h^4 =
-// 1e-6 leaves of the fifth derivative is less. Hence kTolerance; a wrong or
-// missing term is of the size of the gradient itself.
+// round each output to 2^-24 of its size: over about 1000 outputs of size 1 to
+// 4 that is 2^-24 * 32 * 4 = 8e-6 in L, and at h = 2^-5 2e-4 in f'. The term
+// h^4 = 1e-6 times the fifth derivative is smaller. Hence kTolerance; a wrong
+// or missing term is of the size of the gradient itself.
 
 #include <algorithm>
 #include <cmath>
@@ -496,8 +496,8 @@ TEST_P(AttentionGradientTest, SelfAttention) {
   if (c.qk_norm) weights = {{c.head_dim}, {c.head_dim}};
   Check(op, {{c.batch * c.length, width}}, weights);
 
-  // Of a projection, which is computed and rotated again; its output has two
-  // readers.
+  // Attention on a projection, which is recomputed and rotated again; its
+  // output has two readers.
   const Op projected = [&](Context& ctx, const std::vector<Var>& in,
                            const std::vector<Weight>& w) -> std::vector<Var> {
     const Var out = op(ctx, {Linear(ctx, in[0], w[w.size() - 1])}, w)[0];

@@ -13,8 +13,8 @@
 namespace zero {
 namespace {
 
-// Small integers and their products are exact in fp32, so that what is
-// expected here is expected to the bit.
+// Small integers and their products are exact in fp32, so results are expected
+// to the bit.
 class TapeTest : public testing::Test {
  protected:
   TapeTest()
@@ -68,8 +68,8 @@ TEST_F(TapeTest, AParameterUsedTwiceAccumulatesInItsSink) {
   EXPECT_EQ(Read(tape_.Take(x.slot)), Floats({9}));
 }
 
-// Two layers read x = {2, 3}, which nobody keeps: backward computes it again,
-// once for both, and frees it.
+// Two layers read x = {2, 3}, which is not kept: backward recomputes it once
+// for both, and frees it.
 TEST_F(TapeTest, WhatHasARecipeIsComputedAgainOnce) {
   GradSink sinks[] = {{Make({0, 0})}, {Make({0, 0})}};
   const Weight a{Make({1, 1}), &sinks[0]}, b{Make({1, 1}), &sinks[1]};
@@ -252,7 +252,7 @@ TEST_F(TapeTest, BackwardStopsBeforeALaterPhase) {
   EXPECT_EQ(run, (std::vector<int>{4, 3, 2}));
   EXPECT_DEATH(record(5, {&weights[0], &weights[1]}), "two phases");
   record(5, {&weights[2]});
-  EXPECT_DEATH(tape_.Backward(*ctx_, 2), "a phase that is over");
+  EXPECT_DEATH(tape_.Backward(*ctx_, 2), "an earlier phase");
   tape_.Backward(*ctx_);
   EXPECT_EQ(run, (std::vector<int>{4, 3, 2, 5, 1, 0}));
 }

@@ -19,14 +19,14 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A folder of two files that say the same, so that a mixture shows.
+// A folder of two files with equal contents, so that a mixture shows.
 void Fill(const std::string& dir, const std::string& text) {
   ASSERT_TRUE(MakeFolders(dir).ok());
   ASSERT_TRUE(WriteFileAtomically(dir + "/a", text).ok());
   ASSERT_TRUE(WriteFileAtomically(dir + "/b", text).ok());
 }
 
-// What both files of `dir` say; "mixed" otherwise.
+// The contents of both files of `dir`; "mixed" if they differ.
 std::string TextOf(const std::string& dir) {
   const auto a = ReadFile(dir + "/a"), b = ReadFile(dir + "/b");
   return a.ok() && b.ok() && *a == *b ? *a : "mixed";
@@ -82,8 +82,8 @@ TEST(AtomicFolderTest, AFileOfThatNameIsRefused) {
   EXPECT_EQ(dir.Read("final"), "a file");
 }
 
-// Commits "new" over "old" in another process that ends without a word after
-// `steps` steps; returns false when Commit had fewer and went through.
+// Commits "new" over "old" in another process that exits abruptly after `steps`
+// steps; returns false if Commit had fewer and completed.
 bool CrashAfter(int steps, bool can_exchange, const std::string& path) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -94,7 +94,7 @@ bool CrashAfter(int steps, bool can_exchange, const std::string& path) {
     (*folder)->set_step_hook([&steps] {
       if (--steps == 0) ::_exit(7);
     });
-    if (steps == 0) ::_exit(7);  // full, and not one step done
+    if (steps == 0) ::_exit(7);  // written, but no step done
     ::_exit((*folder)->Commit().ok() ? 0 : 1);
   }
   int result = 0;
@@ -132,7 +132,7 @@ TEST(AtomicFolderTest, AFailedRenameLeavesTheOldFolderWhereItWas) {
     Fill(dir.File("final"), "old");
     auto folder = Begin(dir.File("final"));
     folder->set_can_exchange(can_exchange);
-    // Somebody removes the new folder between the two renames.
+    // The new folder is removed between the two renames.
     folder->set_step_hook(
         [&] { std::filesystem::remove_all(folder->temp_path()); });
     const absl::Status status = folder->Commit();
@@ -143,7 +143,7 @@ TEST(AtomicFolderTest, AFailedRenameLeavesTheOldFolderWhereItWas) {
   }
 }
 
-// Nobody can say what a power cut would leave, so both folders stay.
+// The result of a power cut is unknown, so both folders stay.
 TEST(AtomicFolderTest, WhereOnlyTheLastSyncFailsTheNewFolderIsInItsPlace) {
   for (const bool can_exchange : {true, false}) {
     TempDir dir;
@@ -168,7 +168,7 @@ TEST(AtomicFolderTest, WhereOnlyTheLastSyncFailsTheNewFolderIsInItsPlace) {
   }
 }
 
-// The id of a process that is no more.
+// The id of a dead process.
 int DeadProcess() {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);

@@ -29,8 +29,8 @@ std::string Noise(int64_t bytes) {
   return noise;
 }
 
-// The folders that a file is tried in: an ordinary disk, and a file system that
-// may refuse O_DIRECT.
+// The folders to test in: an ordinary disk, and a file system that may refuse
+// O_DIRECT.
 class DirectFileTest : public ::testing::TestWithParam<const char*> {
  protected:
   DirectFileTest() : path_(std::string(GetParam()) + "/zero_direct_XXXXXX") {
@@ -94,8 +94,8 @@ TEST_P(DirectFileTest, TheOldFileStaysUntilCommit) {
   EXPECT_EQ(Count(), 1u);
 }
 
-// A file size limit stands in for a full disk. The error is one of a thread
-// beside, so it comes with a later call.
+// A file size limit stands in for a full disk. The error is another thread's,
+// so it comes with a later call.
 TEST_P(DirectFileTest, AWriteThatFailsLosesNothing) {
   ASSERT_TRUE(WriteFileAtomically(File(), "old").ok());
   const pid_t child = ::fork();

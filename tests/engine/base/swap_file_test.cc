@@ -367,15 +367,14 @@ TEST_P(SwapFileTest, AForeignFileStays) {
   const absl::Status status = Try();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr(Path()), HasSubstr("is not a file of this "
-                                                 "program")));
+              AllOf(HasSubstr(Path()), HasSubstr("was not written by zero")));
   EXPECT_EQ(*ReadFile(Path()), "my thesis");
   SwapFile::RemoveStale(folder_);
   EXPECT_EQ(*ReadFile(Path()), "my thesis");
   ASSERT_TRUE(RemoveFile(Path(0)).ok());
   EXPECT_TRUE(Try().ok());
   EXPECT_EQ(*ReadFile(Path(5)), "my thesis");
-  // Nor is one followed that a link names.
+  // Nor is a link followed.
   ASSERT_EQ(::symlink(Path(5).c_str(), Path(0).c_str()), 0);
   EXPECT_FALSE(Try().ok());
   EXPECT_EQ(*ReadFile(Path(5)), "my thesis");
@@ -403,12 +402,12 @@ TEST(SwapFileNotesTest, WhereNoRingIsToBeHadThreadsWorkAndANoteSaysSo) {
     auto file = SwapFile::Create({.folder = folder}, {4096}, {});
     Memory memory(4096);
     FillWithNoise(memory, 1);
-    const bool right =
-        file.ok() && (*file)->notes().size() == 1 &&
-        (*file)->notes()[0].find("permits no io_uring: Too many open files") !=
-            std::string::npos &&
-        (*file)->Write(0, memory.data()).ok() &&
-        (*file)->Read(0, memory.data()).ok();
+    const bool right = file.ok() && (*file)->notes().size() == 1 &&
+                       (*file)->notes()[0].find(
+                           "does not permit io_uring: Too many open files") !=
+                           std::string::npos &&
+                       (*file)->Write(0, memory.data()).ok() &&
+                       (*file)->Read(0, memory.data()).ok();
     file = absl::UnknownError("");
     ::_exit(right ? 0 : 1);
   }

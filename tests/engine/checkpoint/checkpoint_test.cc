@@ -33,7 +33,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 namespace fs = std::filesystem;
 
-// A state of a parameter: its bytes say which element of which save they are.
+// A state of a parameter: its bytes identify the element and the save.
 struct Whole {
   std::string state, parameter;
   int64_t elems;
@@ -192,7 +192,8 @@ absl::Status LoadWhole(const CheckpointReader& reader, const Model& model,
   return absl::OkStatus();
 }
 
-// What `folder` has of all states is what step `step` wrote; else why not.
+// Checks that all states in `folder` are those written by step `step`; else why
+// not.
 absl::Status Load(const std::string& folder, const Model& model, int64_t step) {
   const auto reader = CheckpointReader::Open(folder);
   if (!reader.ok()) return reader.status();
@@ -389,7 +390,7 @@ TEST_F(CheckpointTest, EveryLengthThatAFileIsCutToIsFound) {
   }
 }
 
-// Half of them with checksums that fit, so that what is behind them is tested.
+// Half of them with matching checksums, to test the checks after them.
 TEST_F(CheckpointTest, TenThousandMutationsNeitherCrashNorLoadWrongBytes) {
   const Model model = SmallModel();
   ASSERT_TRUE(Save(checkpoints_, model, 3).ok());
@@ -481,7 +482,7 @@ TEST_F(CheckpointTest, DamageIsNamedByFileTensorAndBytes) {
   EXPECT_THAT(error, HasSubstr("low_bits/big["));
   EXPECT_THAT(error, HasSubstr(absl::StrCat("to ", contents.size())));
   EXPECT_THAT(error, HasSubstr("; use another checkpoint"));
-  // What is not damaged can be read.
+  // Undamaged data can be read.
   float value;
   EXPECT_TRUE((*reader)->Read("weight", "a", 0, 1, &value).ok());
 }
@@ -496,7 +497,7 @@ TEST_F(CheckpointTest, ANewerFormatIsRefusedWithWhatToDo) {
                         whole, {{"\"version\": 1", "\"version\": 2"}})));
     EXPECT_THAT(ErrorOf(Step(3), SmallModel(), 3),
                 HasSubstr("use the newer zero that wrote it"));
-    // It is not damaged, so an older one does not take its place.
+    // It is not damaged, so an older one does not replace it.
     EXPECT_EQ(FindNewestCheckpoint(checkpoints_).status().code(),
               absl::StatusCode::kFailedPrecondition);
     Overwrite(path, whole);
@@ -511,7 +512,7 @@ TEST_F(CheckpointTest, AFolderUnderAnotherStepsNameIsRefused) {
   EXPECT_TRUE(Load(dir_.File("best"), SmallModel(), 3).ok());
 }
 
-// What CommitCheckpoint says of parts with these ranges of SmallModel.
+// CommitCheckpoint's result for parts with these ranges of SmallModel.
 class CommitTest : public CheckpointTest {
  protected:
   std::string ErrorWith(const std::vector<std::vector<CheckpointRange>>& ranges,
@@ -616,7 +617,7 @@ TEST_F(CheckpointTest, APartIsGivenWholeAndInOrder) {
       PathExists(PartialFolder(checkpoints_, 3) + "/states-00000.safetensors"));
 }
 
-// A rank that owns nothing has a part all the same.
+// A rank that owns nothing still has a part.
 TEST_F(CheckpointTest, APartMayBeEmpty) {
   auto ranges = Cut(SmallModel(), 1, 1);
   ASSERT_TRUE(BeginCheckpoint(checkpoints_, 3).ok());
@@ -698,7 +699,7 @@ TEST_F(CheckpointTest, ACrashAfterAnyStepOfASaveLosesNothing) {
       });
       ASSERT_THAT(result, testing::AnyOf(0, 7));
       crashed = result == 7;
-      // Also before anybody has tidied up.
+      // Also before any cleanup.
       for (int i = 0; i < 2; ++i) {
         const auto found = FindNewestCheckpoint(checkpoints_);
         ASSERT_TRUE(found.ok()) << found.status();
@@ -719,8 +720,8 @@ TEST_F(CheckpointTest, ACrashAfterAnyStepOfASaveLosesNothing) {
   }
 }
 
-// Where names cannot be exchanged, a checkpoint that is replaced is moved aside
-// first. The number of the process is that of one that lives.
+// If names cannot be exchanged, a replaced checkpoint is moved aside first. The
+// process id is a living one's.
 TEST_F(CheckpointTest, OneThatWasMovedAsideComesBack) {
   ASSERT_TRUE(Save(checkpoints_, SmallModel(), 3).ok());
   const std::string aside =
@@ -809,15 +810,14 @@ TEST_F(CheckpointTest, OnlyTheBlocksOfARangeAreRead) {
   const Model model = {{"weight", "big", 11 * kBlockElems, DType::kF32}};
   ASSERT_TRUE(Save(checkpoints_, model, 3, /*parts=*/1).ok());
   const auto reader = CheckpointReader::Open(Step(3)).value();
-  // Where the ranges of the part begin is by chance: each of them may cut a
-  // block.
+  // The ranges of the part begin at random places: each may cut a block.
   const int64_t num_ranges =
       static_cast<int64_t>(reader->parts()[0].ranges.size());
   EXPECT_LE(BytesReadFor(*reader, 0, 1), kCheckpointBlockBytes + kSectors);
   const int64_t all = 11 * kCheckpointBlockBytes;
   EXPECT_LE(BytesReadFor(*reader, 0, 11 * kBlockElems),
             all + kSectors * (num_ranges + 3));
-  // Four ranks: a block is read twice where it is cut between two of them.
+  // Four ranks: a block is read twice if it is cut between two of them.
   int64_t sum = 0;
   for (int64_t rank = 0; rank < 4; ++rank) {
     const int64_t begin = 11 * kBlockElems * rank / 4;

@@ -41,7 +41,7 @@ ByName RandomParameters(const Model& model) {
   return all;
 }
 
-// Of what a writer takes at a time.
+// The size of a writer's pieces.
 constexpr int64_t kPieceElems = 1000;
 
 absl::StatusOr<std::vector<std::string>> Save(
@@ -245,7 +245,7 @@ TEST(PortableTest, MissingUnexpectedAndMisshapenTensorsAreListed) {
 
 TEST(PortableTest, WhatOtherWritersAddIsUnderstood) {
   // Old GPT-2 files lack "transformer.", and carry causal masks; a tied head
-  // may be stored all the same.
+  // may be stored anyway.
   const ModelConfig config = TinyConfig(ModelFamily::kGpt2);
   const auto model = MakeModel(config);
   const ByName values = RandomParameters(*model);
@@ -298,7 +298,7 @@ TEST(PortableTest, AFolderIsReplacedAsOneAndKeepsWhatIsNotOurs) {
   EXPECT_EQ(dir.Count(), 1);
 }
 
-// What can not be copied is a note, and neither the new weights nor the old
+// What cannot be copied is a note, and neither the new weights nor the old
 // folder are lost for it.
 TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   const ModelConfig config = TinyConfig(ModelFamily::kLlama);
@@ -314,7 +314,7 @@ TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   EXPECT_TRUE(std::filesystem::is_fifo(dir.File("final/extra/pipe")));
   EXPECT_TRUE(std::filesystem::is_symlink(dir.File("final/link")));
   EXPECT_EQ(dir.Count(), 1);
-  // Across file systems there are no hard links, and nobody can copy a pipe.
+  // Across file systems there are no hard links, and a pipe cannot be copied.
   struct stat here, there;
   if (::stat("/dev/shm", &there) != 0 || ::access("/dev/shm", W_OK) != 0 ||
       ::stat(dir.path().c_str(), &here) != 0 || here.st_dev == there.st_dev) {
@@ -331,7 +331,7 @@ TEST(PortableTest, WhatCanNotBeCarriedOverIsANoteAndStays) {
   ASSERT_TRUE(notes.ok()) << notes.status();
   ASSERT_EQ(notes->size(), 1u);
   EXPECT_NE((*notes)[0].find("pipe"), std::string::npos) << (*notes)[0];
-  EXPECT_NE((*notes)[0].find("stays as " + dir.File("final.previous")),
+  EXPECT_NE((*notes)[0].find("remains as " + dir.File("final.previous")),
             std::string::npos);
   EXPECT_EQ(*Load(final_dir, config), values);
 }

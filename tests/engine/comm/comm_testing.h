@@ -1,4 +1,4 @@
-// What the tests of engine/comm share: ranks with a device and a stream, and
+// Helpers for the tests of engine/comm: ranks with a device and a stream, and
 // typed arrays that read and write doubles.
 #ifndef ZERO_TESTS_ENGINE_COMM_COMM_TESTING_H_
 #define ZERO_TESTS_ENGINE_COMM_COMM_TESTING_H_
@@ -22,10 +22,10 @@ struct RankContext {
   int rank;
   std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> comm;
-  std::unique_ptr<Stream> stream;  // ends before what its work uses
+  std::unique_ptr<Stream> stream;  // destroyed before the memory of its work
 };
 
-// The group of each process, in their order.
+// The group of each process, in order.
 using Groups = std::vector<std::shared_ptr<LocalGroup>>;
 
 inline LocalGroup& GroupOf(const Groups& groups, int rank) {
@@ -34,7 +34,8 @@ inline LocalGroup& GroupOf(const Groups& groups, int rank) {
 }
 
 // Runs fn on every rank of all processes, on the calling thread's stream
-// (kCompute) or a worker stream; what fn returns, or else how its group ended.
+// (kCompute) or a worker stream; returns fn's result, or else its group's
+// status.
 inline absl::Status RunOnGroups(
     const Groups& groups, StreamRole role,
     const std::function<absl::Status(RankContext&)>& fn) {
@@ -152,8 +153,8 @@ inline double Number(int rank, size_t segment, int64_t i) {
   return static_cast<double>((7 * rank + 3 * segment + i) % 41) - 20;
 }
 
-// Memory for the running sums of a reduce-scatter, filled with what no sum may
-// read.
+// Memory for the running sums of a reduce-scatter, filled with values that no
+// sum may read.
 struct Staging {
   Staging(const Communicator& comm, DType dtype, int64_t elems)
       : bytes(comm.StagingBytes(dtype, elems), '\xff') {}

@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// Rank 1 of 4, keeping what it is asked to run.
+// Rank 1 of 4, recording the collectives that it gets.
 class Recorder final : public Communicator {
  public:
   Recorder() : Communicator(1, 4) {}
@@ -217,7 +217,7 @@ TEST(NullCommunicatorTest, BytesAndCallsAddUp) {
   }
 }
 
-// Counts what it is asked for, and leaves all else to the one inside.
+// Counts requests, and forwards everything to the inner one.
 TEST(CommunicatorWrapperTest, FailuresPassThrough) {
   class Wrapper final : public CommunicatorWrapper {
    public:

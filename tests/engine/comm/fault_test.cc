@@ -41,7 +41,7 @@ TEST(FaultTest, AWrongFaultNamesTheReasonAndAnExample) {
       {"1:x:stop", 2, "step \"x\" is not a number >= 1"},
       {"1:31:stop", 2, "step \"31\" is not in [1, 30]"},
       {"1:3:explode", 2, "\"explode\" is no kind"},
-      {"0:3:stop", 1, "one rank has no others"},
+      {"0:3:stop", 1, "with one rank no other rank"},
       {"1:3:slow", 2, "\"slow\" is no kind"},
       {"1:3:slow=1", 2, "factor \"1\" is not in (1, 1000]"},
       {"1:3:slow=x", 2, "factor \"x\" is not in (1, 1000]"},

@@ -41,7 +41,7 @@ TEST(LinksTest, OnePairWithinEachHostAndOneOfEachTwoHosts) {
   EXPECT_THAT(
       LinksToMeasure({"a", "a", "b", "b", "c"}),
       ElementsAre(Pair(0, 1), Pair(2, 3), Pair(0, 2), Pair(0, 4), Pair(2, 4)));
-  // A launcher may deal processes out in turn.
+  // A launcher may assign processes round-robin.
   EXPECT_THAT(LinksToMeasure({"a", "b", "a", "b"}),
               ElementsAre(Pair(0, 2), Pair(1, 3), Pair(0, 1)));
   std::vector<std::string> many;

@@ -64,7 +64,7 @@ TEST(LocalRanksTest, WhatARankThrowsIsTheErrorOfAll) {
   }
 }
 
-// Lets the ranks of a test hang, and go.
+// Makes the ranks of a test hang, and releases them.
 class Gate {
  public:
   void Wait() {
@@ -83,8 +83,8 @@ class Gate {
   bool open_ = false;
 };
 
-// How `world` ranks ended of which some hang, and what on_hang was told before
-// it let them go.
+// How `world` ranks ended if some hang, and on_hang's argument before it
+// released them.
 struct Hang {
   absl::Status status, told;
 };
@@ -117,11 +117,11 @@ TEST(LocalRanksTest, RanksThatHangAreNamedAndLeftToTheCaller) {
     EXPECT_THAT(std::string(hang.told.message()),
                 AllOf(HasSubstr(name + " did not arrive at #1 of channel "
                                        "\"scalar\", barrier \"meeting\""),
-                      HasSubstr("; " + name + " hangs and is left behind")));
+                      HasSubstr("; " + name + " hangs and is abandoned")));
   }
 }
 
-// Rank 1 fails at once; rank 0 has nothing to do with it, and hangs.
+// Rank 1 fails at once; rank 0 is not involved, and hangs.
 TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
   const Hang hang =
       RunUntilTheyHang(2, [](const Rank& rank, Gate& gate) -> absl::Status {
@@ -130,7 +130,7 @@ TEST(LocalRanksTest, ARankThatDoesNotComeBackAfterAnErrorHangs) {
         return absl::OkStatus();
       });
   EXPECT_EQ(hang.told.message(),
-            "rank 1: disk on fire; rank 0 hangs and is left behind");
+            "rank 1: disk on fire; rank 0 hangs and is abandoned");
 }
 
 TEST(LocalRanksTest, SeveralRanksThatHangAreNamedInASentence) {
@@ -141,11 +141,12 @@ TEST(LocalRanksTest, SeveralRanksThatHangAreNamedInASentence) {
     if (rank.rank() != 2) gate.Wait();
     return Meet(rank);
   });
-  EXPECT_THAT(std::string(hang.told.message()),
-              AllOf(HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"),
-                    HasSubstr("if a rank was only slow, raise "
-                              "communication.timeout_seconds; rank 0, rank 1 "
-                              "and rank 3 hang and are left behind")));
+  EXPECT_THAT(
+      std::string(hang.told.message()),
+      AllOf(HasSubstr("rank 0, rank 1 and rank 3 did not arrive at"),
+            HasSubstr(
+                "if a rank was only slow, raise communication.timeout_seconds; "
+                "rank 0, rank 1 and rank 3 hang and are abandoned")));
 }
 
 TEST(LocalRanksTest, ARankThatTakesItsTimeDoesNotHang) {

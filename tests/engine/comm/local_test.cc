@@ -122,7 +122,7 @@ TEST(LocalTest, ReduceScatterSumsIntegersExactly) {
                                    return sum;
                                  }))
                 << dtype;
-            // What was sent is as it was.
+            // The sent data is unchanged.
             EXPECT_EQ(sends[s], Values::Of(dtype, n * world, [&](int64_t i) {
                         return Number(rank.rank, s, i);
                       }));
@@ -344,8 +344,8 @@ TEST(LocalTest, NobodyPassesABarrierBeforeAllHaveReachedIt) {
 }
 
 // Memory is reused at once after each collective, ranks are held up at random,
-// and two channels run beside each other: what TSan and wrong values would
-// show is a rank that reads or writes too early or too late.
+// and two channels run concurrently: TSan and wrong values would show a rank
+// that reads or writes too early or too late.
 TEST(LocalTest, ManyQueuedCollectivesNeverMixUp) {
   constexpr int64_t kN = 300;
   constexpr int kRounds = 60;
@@ -543,7 +543,7 @@ TEST(LocalTest, ARankThatNeverArrivesIsNamedOnAllRanks) {
     float data = 0;
     rank.comm->Barrier(*rank.stream, "start");
     if (rank.rank == 1) {
-      // It is there, and does something else.
+      // It is present, but does something else.
       while (rank.comm->status().ok()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       }
@@ -597,11 +597,11 @@ TEST(LocalTest, RanksThatWaitInTwoChannelsAreShownWhereTheyAre) {
                 "\"(gather|reduce)\".*it is in #1 of channel "
                 "\"(gather|reduce)\", barrier \"unit\", and waits "
                 "for rank (0|1)"));
-  // In a circle the one is missing that was waited for first.
+  // In a cycle the rank that was waited for first is missing.
   EXPECT_EQ(group->missing().size(), 1u);
 }
 
-// Who is late may itself be waiting for the one that is missing.
+// A late rank may itself wait for the missing one.
 TEST(LocalTest, WhomALateRankWaitsForIsNamedToo) {
   const auto group = ShortGroup(3);
   std::vector<absl::Status> statuses(3);
@@ -651,7 +651,7 @@ TEST(LocalTest, ARankThatNeverConnectedIssuedNothing) {
             HasSubstr("rank 1 issued nothing here"));
 }
 
-// The default timeout is minutes: nobody waits for it here.
+// The default timeout is minutes: the test does not wait for it.
 TEST(LocalTest, ARankThatLeavesIsMissedAtOnce) {
   const auto group = LocalGroup::Make(3);
   std::vector<absl::Status> statuses(2);
@@ -733,7 +733,7 @@ TEST(LocalTest, AnAbortNeverReleasesMemoryThatIsBeingRead) {
   }
 }
 
-// Messages name the ranks of the run, and a group that waits for nobody itself
+// Messages name the ranks of the run, and a group that is not waiting itself
 // learns of it as well.
 TEST(LocalTest, AFailureInOneGroupIsTheFailureOfAll) {
   const auto group = ShortGroup(4);
@@ -784,7 +784,7 @@ TEST(LocalTest, ADifferenceWithinAGroupNamesRanksOfTheRun) {
 
 TEST(LocalDeathTest, ARankOutsideOfAChannelIsACallerMistake) {
   EXPECT_DEATH(LocalGroup::Make(4)->Connect(0, "reduce", {2, 3}),
-               "rank 0 is no member of channel \"reduce of ranks 2, 3\"");
+               "rank 0 is not a member of channel \"reduce of ranks 2, 3\"");
   EXPECT_DEATH(LocalGroup::Make(4)->Connect(0, "reduce", {0, 4}),
                "rank 4 is not in \\[0, 4\\)");
 }
@@ -805,7 +805,7 @@ TEST(LocalTest, StreamsOfOneChannelThatAreNotOrderedAreReported) {
   worker->Synchronize();
   ExpectAll({comm->status()}, absl::StatusCode::kFailedPrecondition,
             AllOf(HasSubstr("rank 0 performs #2 of channel \"gather\""),
-                  HasSubstr("#1 is not finished")));
+                  HasSubstr("#1 has not finished")));
 }
 
 TEST(LocalTest, ARankIsBusyWithWhatItCopiesItself) {

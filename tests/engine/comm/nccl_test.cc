@@ -24,7 +24,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// One rank on a GPU of its own, connected.
+// One connected rank on its own GPU.
 struct GpuRank {
   int rank;
   std::unique_ptr<Device> device;
@@ -33,7 +33,7 @@ struct GpuRank {
   std::unique_ptr<Stream> compute, gather, reduce;
 };
 
-// A store whose keeper can go.
+// A store whose server can disappear.
 class LosableStore final : public Store {
  public:
   absl::StatusOr<absl::optional<std::string>> Do(
@@ -57,7 +57,7 @@ class NcclTest : public testing::Test {
   }
   void TearDown() override { EXPECT_EQ(NumFakeNcclComms(), 0); }
 
-  // Runs fn on every rank; what fn returns, else how the run ended.
+  // Runs fn on every rank; returns fn's result, else the run's status.
   absl::Status RunOnGpus(int world, const NcclOptions& options,
                          const std::function<absl::Status(GpuRank&)>& fn) {
     store_ = std::make_shared<LosableStore>();
@@ -92,7 +92,7 @@ class NcclTest : public testing::Test {
 
 // ---- Results --------------------------------------------------------------
 
-// What a rank ends up with.
+// A rank's result.
 using Results = std::vector<Values>;
 
 // Reals for which the order of sums matters, the same for every backend.
@@ -343,7 +343,7 @@ TEST_F(NcclTest, MemoryIsRegisteredUntilItIsNot) {
 
 // ---- Failures -------------------------------------------------------------
 
-// Every rank's own words at the end of a run that fails.
+// Every rank's own message at the end of a failed run.
 class NcclFailureTest : public NcclTest {
  protected:
   // Long enough for what ranks do before they wait, on a loaded machine too.
@@ -361,7 +361,7 @@ class NcclFailureTest : public NcclTest {
         stream->Synchronize();
       }
       statuses[one.rank] = one.ends.scalar->status();
-      // Later calls do nothing and wait for nobody.
+      // Later calls do nothing and do not wait.
       Scatter(one);
       one.reduce->Synchronize();
       return statuses[one.rank];
@@ -418,8 +418,8 @@ TEST_F(NcclFailureTest, ARankThatIssuesNothingIsNamed) {
   }
 }
 
-// Who waits for it in NCCL's launch is not missing; and all know who is after
-// the store has gone with it.
+// A rank that waits for it in NCCL's launch is not missing; and all know which
+// is, after the store has gone with it.
 TEST_F(NcclFailureTest, OnlyWhoDoesNotComeToTheFirstCollectiveIsMissing) {
   ConnectFakeNcclLate();
   constexpr int kWorld = 3;
@@ -462,7 +462,7 @@ TEST_F(NcclFailureTest, DifferentSizesAreNamed) {
     float* const own = memory[one.rank];
     one.ends.reduce->Broadcast(*one.reduce, "weights", DType::kF32, 0,
                                {{own, own, one.rank == 0 ? 8 : 4}});
-    // Whoever goes on issues more: that is not where they differ.
+    // Ranks that continue issue more: that is not where they differ.
     Scatter(one);
     Scatter(one);
   });
@@ -541,8 +541,8 @@ TEST_F(NcclFailureTest, AnAbortReachesAllRanksInTheMiddleOfACollective) {
   }
 }
 
-// Keeps a lock that every call of CUDA waits for, as a driver can that waits
-// for its GPU: until `free`, or in vain.
+// Holds a lock that every CUDA call waits for, like a driver that waits for its
+// GPU: until `free`, or in vain.
 void HoldDriver(Stream& stream, const std::atomic<bool>& free) {
   const absl::Time deadline = absl::Now() + absl::Seconds(40);
   EXPECT_EQ(emulator::Enqueue(cuda::HandleOf(stream),
@@ -556,7 +556,7 @@ void HoldDriver(Stream& stream, const std::atomic<bool>& free) {
   EXPECT_TRUE(free);
 }
 
-// The watch may wait for the driver then, but nobody for the watch.
+// The watch may wait for the driver then, but no rank for the watch.
 TEST_F(NcclFailureTest, WhoAsksForTheStatusDoesNotWaitForTheDriver) {
   std::atomic<bool> flies = false, asked = false;
   EXPECT_EQ(RunOnGpus(2,
@@ -587,8 +587,8 @@ TEST_F(NcclFailureTest, ARankThatIsNotThereAtStartUpIsNamed) {
       ConnectNccl(store, {.rank = 0, .world = 3, .timeout = kTimeout}, &rank);
   EXPECT_TRUE(absl::IsDeadlineExceeded(ends.status())) << ends.status();
   EXPECT_THAT(std::string(ends.status().message()),
-              HasSubstr("nccl: rank 1 and rank 2 did not come to \"start-up of "
-                        "NCCL\" within 1s"));
+              HasSubstr("nccl: rank 1 and rank 2 did not arrive at \"start-up "
+                        "of NCCL\" within 1s"));
 }
 
 TEST_F(NcclFailureTest, AStartUpThatHangsEnds) {
@@ -712,7 +712,7 @@ std::vector<absl::Status> RunProcesses(
       launches, [&](int) { return Options(timeout); }, body, open);
 }
 
-// Notes whom it waits for, and is stopped then.
+// Notes what it waits for, and is then stopped.
 struct Impatient {
   std::atomic<bool> stop = false;
   std::string line;
@@ -776,7 +776,7 @@ TEST_F(NcclTest, WhoWaitsForTheConfigOfRankZeroCanBeStopped) {
                                              one.Options(), OpenGpu, AddRanks);
   EXPECT_EQ(status,
             absl::CancelledError("nccl: rank 1: the config of rank 0 did not "
-                                 "come before a signal ended the wait"));
+                                 "arrive before a signal ended the wait"));
 }
 
 TEST_F(NcclTest, WhoWaitsForRankZeroSaysSoAndCanBeStopped) {
@@ -802,7 +802,7 @@ TEST_F(NcclTest, AProcessOfAnotherWorldIsToldToBoth) {
       },
       AddRanks);
   const std::string reason =
-      "rank 1 is of a world of 3, rank 0 of one of 2: give all the same "
+      "rank 1 has a world of 3, rank 0 has 2: give all ranks the same "
       "WORLD_SIZE";
   EXPECT_THAT(one.line, HasSubstr(absl::StrCat("; refused: ", reason)));
   EXPECT_TRUE(absl::IsInvalidArgument(statuses[1])) << statuses[1];
@@ -894,7 +894,7 @@ TEST_F(NcclTest, WhoDoesNotComeToAVoteIsNamed) {
       });
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("rank 1 did not come to \"a vote #1\" within 1s"));
+              HasSubstr("rank 1 did not arrive at \"a vote #1\" within 1s"));
 }
 
 TEST_F(NcclTest, AnErrorOfOneRankIsThatOfTheRun) {
@@ -947,7 +947,7 @@ TEST_F(NcclTest, AProcessWithoutAGpuEndsAll) {
               HasSubstr("nccl: rank 1 failed to start: device cuda:99"));
 }
 
-// Hears what is said of ranks that hang.
+// Records the message about hanging ranks.
 struct Hang {
   std::atomic<bool> told = false;
   std::string message;
@@ -975,7 +975,7 @@ TEST_F(NcclTest, ARankThatHangsAfterAnErrorIsTold) {
         return rank.status();
       });
   EXPECT_FALSE(status.ok());
-  EXPECT_THAT(hang.message, HasSubstr("; rank 1 hangs and is left behind"));
+  EXPECT_THAT(hang.message, HasSubstr("; rank 1 hangs and is abandoned"));
 }
 
 // Rank 1 is in a call that waits for the GPU and keeps the driver, which the
@@ -984,7 +984,7 @@ TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
   std::atomic<bool> flies = false;
   Hang hang;
   // Rank 1 must come to hold the driver within it, on busy cores too: 5 s were
-  // not enough once, beside a build.
+  // not enough once, during a build.
   constexpr absl::Duration kLong = absl::Seconds(10);
   const absl::Status status =
       RunNcclRanks(2, hang.Options(kLong), OpenGpu, [&](const Rank& rank) {
@@ -1005,7 +1005,7 @@ TEST_F(NcclTest, AWatchThatIsStuckEndsTheRun) {
               AllOf(HasSubstr("nccl: rank 0: the watch is stuck in a CUDA call "
                               "for 10s; see dmesg and nvidia-smi"),
                     HasSubstr("start the ranks by torchrun or srun"),
-                    HasSubstr("; rank 0 and rank 1 hang and are left behind")));
+                    HasSubstr("; rank 0 and rank 1 hang and are abandoned")));
 }
 
 TEST_F(NcclTest, KernelsAreLoadedEarlyUnlessTheUserSaysOtherwise) {

@@ -28,7 +28,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// `world` ranks in as many processes, which can ask each other.
+// `world` ranks in as many processes, which can query each other.
 Groups MakeProcesses(int world, int num_processes,
                      absl::Duration timeout = absl::Minutes(5),
                      std::shared_ptr<FakeWire> wire = nullptr,
@@ -73,7 +73,7 @@ struct Received {
   }
 };
 
-// One random collective, the same on all ranks but for the data.
+// One random collective, the same on all ranks except for the data.
 void RunOne(std::mt19937& random, int rank, Communicator& comm, Stream& stream,
             Received* received) {
   const auto choose = [&](int n) { return static_cast<int>(random() % n); };
@@ -135,11 +135,11 @@ void RunOne(std::mt19937& random, int rank, Communicator& comm, Stream& stream,
   }
 }
 
-// Adds up what Rounds says that a process sends, on the end of the lowest rank
-// that it has on a channel.
+// Adds up the bytes that a process sends by Rounds, at the end of its lowest
+// rank on a channel.
 class Expecting final : public CommunicatorWrapper {
  public:
-  // `hosts` is empty but for hierarchical sums.
+  // `hosts` is empty except for hierarchical sums.
   Expecting(std::unique_ptr<Communicator> inner, std::vector<int> processes,
             std::vector<int> hosts, int process, std::atomic<int64_t>* bytes)
       : CommunicatorWrapper(std::move(inner)),
@@ -194,7 +194,7 @@ std::vector<Received> RunRandomly(const Groups& groups, int shards, int count,
                 std::move(processes), std::move(hosts), process,
                 &expected[process]);
             const auto stream = device->MakeStream(StreamRole::kReduce);
-            // Members of a channel have a seed of their own.
+            // Members of a channel share a seed.
             std::mt19937 random(
                 1000 * static_cast<int>(channel) +
                 MembersOf(channel, rank.rank, world, shards).front());
@@ -459,7 +459,7 @@ TEST(ProcessesTest, ANetworkThatFailsEndsAllRanks) {
   }
 }
 
-// What a process hears of the others ends collectives that are under way.
+// A failure of other processes ends collectives in flight.
 TEST(ProcessesTest, AFailureElsewhereEndsTheWait) {
   const Groups groups = MakeProcesses(2, 2);
   const auto statuses = Endings(groups, [&](RankContext& rank) {

@@ -77,7 +77,7 @@ TEST(ProgressTest, WhoIsBehindIsLateAndMissing) {
   EXPECT_THAT(found.missing, ElementsAre(1, 2, 3));
 }
 
-// Who waits for a third one is late, and that one is missing.
+// A rank that waits for a third one is late, and the third is missing.
 TEST(ProgressTest, WhoWaitsElsewhereIsNotMissing) {
   const Found found = Waiting(
       {{1,
@@ -144,7 +144,7 @@ TEST(ProgressTest, RanksThatIssuedOtherCollectivesDiffer) {
             "nccl: rank 1 differs from rank 0 at #2 of channel \"gather\": "
             "rank 1 is in barrier, rank 0 in gather b");
   EXPECT_THAT(found.missing, IsEmpty());
-  // One that has gone on past its own.
+  // One that has moved on past its own.
   EXPECT_THAT(Waiting({{1, {{"gather", kThird, kThird, kOther}}}}).message,
               HasSubstr("rank 1 is in barrier"));
 }

@@ -59,8 +59,8 @@ TEST(RingTest, ReduceScatterInPlaceLeavesOtherPiecesAlone) {
 }
 
 // The sum of rank r's piece runs r + 1, r + 2, ..., r, in fp32 also where bf16
-// is sent, and is rounded once. A sum in rank order is another one, and so is
-// one that is rounded at every rank (the controls).
+// is sent, and is rounded once. A sum in rank order differs, and so does one
+// that is rounded at every rank (the controls).
 TEST(RingTest, SumsRunAroundTheRingInFloat) {
   constexpr int64_t kN = 999;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -116,7 +116,7 @@ TEST(RingTest, SumsRunAroundTheRingInFloat) {
   }
 }
 
-// The other ranks' memory is not even there.
+// The other ranks' memory does not even exist.
 TEST(RingTest, ARankReadsItsLeftNeighbourAlone) {
   constexpr int64_t kN = 64;
   const auto device = MakeCpuDevice(1);
@@ -184,7 +184,7 @@ TEST(RingTest, TheWireIsThatOfDirectButForSumsOfNarrowData) {
               steps * piece * 2);
     EXPECT_EQ(bytes(DType::kF32, CollectiveKind::kReduceScatter),
               steps * piece * 4);
-    // What is sent first is bf16, what has been summed is not.
+    // The first hop is bf16, sums are not.
     EXPECT_EQ(bytes(DType::kBF16, CollectiveKind::kReduceScatter),
               world == 1 ? 0 : piece * 2 + (steps - 1) * piece * 4);
   }
@@ -201,8 +201,8 @@ TEST(RingDeathTest, WithoutStagingMemory) {
 }
 
 // Memory is reused at once after each collective and ranks are held up at
-// random: what TSan and wrong values would show is a rank that reads or writes
-// too early or too late.
+// random: TSan and wrong values would show a rank that reads or writes too
+// early or too late.
 TEST(RingTest, ManyQueuedCollectivesNeverMixUp) {
   constexpr int64_t kN = 300;
   constexpr int kRounds = 40;

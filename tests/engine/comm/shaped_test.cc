@@ -81,7 +81,7 @@ TEST(LinkTest, TimeIsAlphaPlusBeta) {
   EXPECT_EQ(LinkTime(link, gather, 1), absl::ZeroDuration());
   EXPECT_EQ(LinkTime(link, gather, 2), absl::Microseconds(100 + 16));
   EXPECT_EQ(LinkTime(link, gather, 4), absl::Microseconds(300 + 24));
-  // A root sends, or receives, from everybody through its one link.
+  // A root sends to, or receives from, all ranks through its one link.
   for (const auto kind :
        {CollectiveKind::kBroadcast, CollectiveKind::kReduce}) {
     Collective rooted = gather;

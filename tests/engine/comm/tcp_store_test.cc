@@ -47,7 +47,7 @@ std::unique_ptr<TcpStore> Client(const TcpStoreServer& server, int rank,
   return *std::move(store);
 }
 
-// A socket that speaks TCP and nothing else, connected.
+// A connected plain TCP socket.
 int RawSocket(int port) {
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -122,7 +122,7 @@ TEST(TcpStoreTest, WhoDoesNotComeIsNamed) {
       MeetInStore(*a, "start", 0, 4, absl::Milliseconds(50));
   EXPECT_TRUE(absl::IsDeadlineExceeded(met));
   EXPECT_EQ(met.message(),
-            "rank 1 and rank 3 did not come to \"start\" within 50ms");
+            "rank 1 and rank 3 did not arrive at \"start\" within 50ms");
 }
 
 TEST(TcpStoreTest, RankZeroMayComeLast) {
@@ -163,7 +163,7 @@ TEST(TcpStoreTest, APortThatIsTaken) {
   const auto second = TcpStoreServer::Listen({kHost, server->port()}, 2);
   EXPECT_TRUE(absl::IsUnavailable(second.status()));
   EXPECT_EQ(second.status().message(),
-            absl::StrCat("rank 0 can not listen at port ", server->port(),
+            absl::StrCat("rank 0 cannot listen at port ", server->port(),
                          ": Address already in use; choose another "
                          "MASTER_PORT"));
 }
@@ -173,17 +173,18 @@ TEST(TcpStoreTest, AnotherWorldIsRefused) {
   const auto store = TcpStore::Connect({kHost, server->port()}, 1, 8, kSoon);
   EXPECT_TRUE(absl::IsInvalidArgument(store.status()));
   EXPECT_THAT(std::string(store.status().message()),
-              HasSubstr("rank 1 is of a world of 8, rank 0 of one of 4: give "
-                        "all the same WORLD_SIZE"));
+              HasSubstr("rank 1 has a world of 8, rank 0 has 4: give all ranks "
+                        "the same WORLD_SIZE"));
 }
 
 TEST(TcpStoreTest, ARankComesOnce) {
   const auto server = Server(4);
   const auto first = Client(*server, 1, 4);
   const auto second = TcpStore::Connect({kHost, server->port()}, 1, 4, kSoon);
-  EXPECT_THAT(std::string(second.status().message()),
-              HasSubstr("rank 1 is there already: every process wants a RANK "
-                        "of its own"));
+  EXPECT_THAT(
+      std::string(second.status().message()),
+      HasSubstr(
+          "rank 1 has joined already: every process needs a RANK of its own"));
   EXPECT_EQ(first->Put("still", "here"), absl::OkStatus());
 }
 
@@ -213,16 +214,16 @@ TEST(TcpStoreTest, TheFirstFailureCountsForAll) {
   EXPECT_EQ(StoreFailure(*b, first), first);
   EXPECT_EQ(StoreFailure(*a, absl::AbortedError("second")), first);
   EXPECT_EQ(StoredFailure(*a), first);
-  // Whoever waits hears it.
+  // Waiting ranks learn of it.
   EXPECT_EQ(Await(*a, "never", "it", kSoon).status(), first);
 }
 
 TEST(TcpStoreTest, ASignalEndsAWait) {
   MemoryStore store;
   const std::atomic<bool> stop = true;
-  EXPECT_EQ(Await(store, "never", "it", kSoon, {.stop = &stop}).status(),
-            absl::CancelledError("it did not come before a signal ended the "
-                                 "wait"));
+  EXPECT_EQ(
+      Await(store, "never", "it", kSoon, {.stop = &stop}).status(),
+      absl::CancelledError("it did not arrive before a signal ended the wait"));
 }
 
 TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
@@ -234,7 +235,7 @@ TEST(TcpStoreTest, AFailureHasTheRanksThatAreMissing) {
   EXPECT_EQ(StoredMissing(store), (std::vector<int>{1, 3}));
 }
 
-// Another program has the port, and waits to be told something else.
+// Another program has the port, and expects another protocol.
 TEST(TcpStoreTest, WhoGetsNoAnswerCanBeStopped) {
   const ReservedPort taken;
   ASSERT_EQ(listen(taken.fd(), 1), 0);
@@ -285,7 +286,7 @@ TEST(TcpStoreTest, AProcessThatDiesIsAFailureOfAll) {
     const absl::Status heard = Await(*store, "never", "it", kSoon).status();
     EXPECT_TRUE(absl::IsUnavailable(heard)) << heard;
     EXPECT_EQ(heard.message(),
-              "rank 2 ended without a word: its connection closed");
+              "rank 2 ended without reporting an error: its connection closed");
   }
 }
 
@@ -373,8 +374,8 @@ TEST(TcpStoreTest, AKilledProcessIsNamedInAllOthers) {
                            if (rank == 1) raise(SIGKILL);
                            return Says(
                                Await(store, "never", "it", kSoon).status(),
-                               "rank 1 ended without a word: its connection "
-                               "closed");
+                               "rank 1 ended without reporting an error: its "
+                               "connection closed");
                          }),
             (std::vector<int>{0, 256 + SIGKILL, 0}));
 }

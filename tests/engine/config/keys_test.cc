@@ -130,8 +130,7 @@ TEST(KeysTest, EveryUsedKeyReachesAField) {
 
 // ---- Keys that a run does not read ----------------------------------------
 
-// Overrides of the small config, the last of which gives an unread key, and
-// the reason.
+// Overrides of the small config, the last with an unread key, and the reason.
 struct UnreadCase {
   const char* path;
   std::vector<std::string> overrides;
@@ -140,7 +139,7 @@ struct UnreadCase {
 
 std::vector<UnreadCase> UnreadCases() {
   const char* const kReplicated =
-      "zero_optimization.stage 3 alone gathers parameters for use";
+      "only zero_optimization.stage 3 gathers parameters for use";
   const char* const kNotElastic = "elasticity.enabled is false";
   const char* const kNoDisk = "no device is \"nvme\"";
   const std::string no_text = "data.tokenizer=none";
@@ -174,7 +173,7 @@ std::vector<UnreadCase> UnreadCases() {
        "data.reset_attention_mask is false"},
       {"data.eos_token_id",
        {"data.reset_attention_mask=true", "data.eos_token_id=7"},
-       "data.tokenizer has an end of text"},
+       "data.tokenizer has an end-of-text token"},
       {"training.sample.tokens",
        {no_text, vocab, "training.sample.tokens=9"},
        kNoText},
@@ -213,7 +212,7 @@ std::vector<UnreadCase> UnreadCases() {
       {"fp16.min_loss_scale", {fp16, fixed, "fp16.min_loss_scale=1e9"}, kFixed},
       {"data_types.split_master_weights",
        {"data_types.split_master_weights=false"},
-       "only bf16 parameters rounded to nearest are a part of their masters"},
+       "only bf16 parameters rounded to nearest are part of their masters"},
       {"optimizer.params.weight_decay_on",
        {"optimizer.params.weight_decay_on=all"},
        kNoDecay},
@@ -242,7 +241,7 @@ std::vector<UnreadCase> UnreadCases() {
        {cycle, "scheduler.params.decay_step_size=2",
         "scheduler.params.decay_mom_rate=1",
         "scheduler.params.decay_lr_rate=1"},
-       "scheduler.params.cycle_min_lr is 0 and can not decay"},
+       "scheduler.params.cycle_min_lr is 0 and cannot decay"},
       {"scheduler.params.decay_step_size",
        {cycle, "scheduler.params.decay_step_size=2"},
        "neither learning rate nor momentum decays after the cycle"},
@@ -282,10 +281,10 @@ std::vector<UnreadCase> UnreadCases() {
       {"zero_optimization.allgather_bucket_size",
        {"zero_optimization.stage=3",
         "zero_optimization.allgather_bucket_size=100"},
-       "zero_optimization.stage 1 and 2 alone gather updated parameters"},
+       "only zero_optimization.stage 1 and 2 gather updated parameters"},
       {"zero_optimization.vocabulary_parts",
        {"zero_optimization.vocabulary_parts=on"},
-       "zero_optimization.stage 2 and 3 alone shard gradients"},
+       "only zero_optimization.stage 2 and 3 shard gradients"},
       {"zero_optimization.stage3_model_persistence_threshold",
        {"zero_optimization.stage=3",
         "zero_optimization.stage3_model_persistence_threshold=100"},
@@ -335,7 +334,7 @@ std::vector<UnreadCase> UnreadCases() {
       {"communication.ranks_per_host",
        {"communication.ranks_per_host=1"},
        "communication.algorithm is not hierarchical, and "
-       "zero_optimization.mics_shard_size not \"auto\""},
+       "zero_optimization.mics_shard_size is not \"auto\""},
   };
 }
 
@@ -416,7 +415,7 @@ TEST(SchemaTest, IsValidJsonAndHasEveryKeyWithItsDescription) {
   }
 }
 
-// Once sizes had the default 0, and llama's norm GPT-2's.
+// A past bug: sizes had the default 0, and llama's norm GPT-2's.
 TEST(SchemaTest, ADefaultIsThatOfAFamilyThatHasTheKey) {
   const nlohmann::json schema = nlohmann::json::parse(PrintSchema());
   const nlohmann::json& model = schema["properties"]["model"]["properties"];
@@ -442,7 +441,7 @@ TEST(SchemaTest, EveryDefaultIsAValueThatItsKeyTakes) {
     JsonNode value;
     std::vector<JsonProblem> problems;
     ASSERT_TRUE(ParseJsonText((*node)["default"].dump(), 0, &value, &problems));
-    // A string may be empty in Config, where it is unset.
+    // A string may be empty in Config if it is unset.
     EXPECT_TRUE(ReadValue(key, value).ok()) << key.path;
   }
 }

@@ -100,8 +100,8 @@ TEST(TenWrongConfigsTest, ADeepSpeedKeyThatDoesNotApply) {
   EXPECT_EQ(ErrorOfText(R"({
   "amp": {"enabled": true, "opt_level": "O2"}
 })"),
-            "run.json:2:3: amp: does not apply here: Apex does not exist "
-            "here; write bf16 or fp16; enabled: false is accepted");
+            "run.json:2:3: amp: does not apply here: zero does not use Apex; "
+            "write bf16 or fp16; enabled: false is accepted");
 }
 
 TEST(TenWrongConfigsTest, TruncatedJson) {
@@ -203,14 +203,14 @@ TEST(LoadTest, AnyOneOfTheBatchSizesIsDerived) {
 TEST(LoadTest, BatchErrorsNameTheNumbersAndWhatFits) {
   EXPECT_EQ(
       ErrorOfSmall({"train_batch_size=10", "train_micro_batch_size_per_gpu=4"}),
-      "--set train_batch_size: 10 is no multiple of "
-      "train_micro_batch_size_per_gpu (--set "
-      "train_micro_batch_size_per_gpu) 4 * 1 rank; write 8 or 12");
+      "--set train_batch_size: 10 is not a multiple of "
+      "train_micro_batch_size_per_gpu (--set train_micro_batch_size_per_gpu) 4 "
+      "* 1 rank; write 8 or 12");
   EXPECT_EQ(ErrorOfSmall({}, 3),
-            "run.json:5:23: train_batch_size: 8 is no multiple of 3 ranks; "
+            "run.json:5:23: train_batch_size: 8 is not a multiple of 3 ranks; "
             "write 6 or 9");
   EXPECT_EQ(ErrorOfSmall({"train_batch_size=2"}, 4),
-            "--set train_batch_size: 2 is no multiple of 4 ranks; write 4");
+            "--set train_batch_size: 2 is not a multiple of 4 ranks; write 4");
   const std::string want =
       "; want train_batch_size (sequences per step) or "
       "train_micro_batch_size_per_gpu (sequences of a rank in one pass), to "
@@ -299,10 +299,10 @@ TEST(LoadTest, ElasticErrorsNameTheRanksThatFit) {
   EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.micro_batch_sizes=[2, 0.5]"}),
             "--set elasticity.micro_batch_sizes: 0.5 is not a whole number, "
             "want a list of whole numbers in [1, 1073741824]");
-  EXPECT_EQ(ErrorOfText(kElastic, {"elasticity.version=0.2"}),
-            "--set elasticity.version: does not apply here: 0.2 changes the "
-            "global batch with the number of nodes, which 0.1 keeps; delete "
-            "it, or write 0.1");
+  EXPECT_EQ(
+      ErrorOfText(kElastic, {"elasticity.version=0.2"}),
+      "--set elasticity.version: does not apply here: 0.2 changes the global "
+      "batch with the number of nodes; 0.1 keeps it; delete it, or write 0.1");
 }
 
 TEST(LoadTest, AnElasticBatchTakesNoOtherUnlessToldToIgnoreIt) {
@@ -325,12 +325,12 @@ TEST(LoadTest, WhereAutoIsNotTheTrainersANoteSaysSo) {
       LoadSmall({"optimizer.params.lr=auto", "gradient_clipping=auto",
                  "bf16.enabled=auto", "fp16.enabled=auto"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
-  EXPECT_EQ(loaded->notes,
-            std::vector<std::string>{
-                "\"auto\" is the default here and not that of Hugging Face's "
-                "Trainer: optimizer.params.lr 0.001 (there 5e-05), "
-                "gradient_clipping off (there 1.0), bf16.enabled false (there "
-                "--bf16)"});
+  EXPECT_EQ(
+      loaded->notes,
+      std::vector<std::string>{
+          "\"auto\" is zero's default, not that of Hugging Face's Trainer: "
+          "optimizer.params.lr 0.001 (there 5e-05), gradient_clipping off "
+          "(there 1.0), bf16.enabled false (there --bf16)"});
   EXPECT_TRUE(
       LoadSmall({"bf16.enabled=true", "fp16.enabled=auto"})->notes.empty());
   EXPECT_THAT(LoadSmall({"scheduler.type=WarmupLR",
@@ -348,7 +348,9 @@ TEST(LoadTest, SizesThatNoMachineCountsAreErrorsAndNotOverflows) {
     "data": {"train": "text.txt", "sequence_length": 32},
     "training": {"steps": 20}, "train_batch_size": 8
   })");
-  EXPECT_THAT(huge, testing::HasSubstr("model: 1.8e+16 parameters; at most"));
+  EXPECT_THAT(huge,
+              testing::HasSubstr(
+                  "model: 1.8e+16 parameters; this program counts up to"));
   EXPECT_THAT(ErrorOfSmall({"train_batch_size=auto",
                             "train_micro_batch_size_per_gpu=1073741824",
                             "gradient_accumulation_steps=1073741824"},
@@ -444,20 +446,21 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   const std::string optimizer = zero + R"(offload_optimizer={"device": "cpu"})";
   const std::string param = zero + R"(offload_param={"device": "cpu"})";
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
-              testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
-  EXPECT_THAT(ErrorOfSmall({param, zero + "stage=3",
-                            zero + "offload_optimizer.device=none"}),
-              testing::HasSubstr("wants zero_optimization.offload_optimizer"));
-  // DeepSpeed's offload_param is for stage 3, too.
+              testing::HasSubstr("needs zero_optimization.stage 1, 2 or 3"));
+  EXPECT_THAT(
+      ErrorOfSmall(
+          {param, zero + "stage=3", zero + "offload_optimizer.device=none"}),
+      testing::HasSubstr("also needs zero_optimization.offload_optimizer"));
+  // DeepSpeed's offload_param is also for stage 3.
   const auto param_at_2 = LoadSmall({param, optimizer, zero + "stage=2"});
   ASSERT_TRUE(param_at_2.ok()) << param_at_2.status();
   EXPECT_EQ(param_at_2->config.zero_optimization.offload(),
             Offload::kOptimizer);
   EXPECT_THAT(param_at_2->notes,
               testing::Contains(testing::HasSubstr(
-                  "offload_param.device is accepted and ignored: "
-                  "zero_optimization.stage 3 alone")));
-  // As DeepSpeed's documentation has it, and as it was written before.
+                  "offload_param.device is accepted and ignored: only "
+                  "zero_optimization.stage 3")));
+  // As in DeepSpeed's documentation, and in the old spelling.
   const auto today = LoadSmall(
       {zero + R"(offload_optimizer={"device": "cpu", "pin_memory": true,
                                     "buffer_count": 4, "fast_init": false,
@@ -533,7 +536,7 @@ TEST(LoadTest, ADelayedUpdateIsOneOfTheHost) {
               testing::HasSubstr("set it to cpu, or delete this key"));
   const std::string device = zero + "offload_optimizer.device=cpu";
   EXPECT_THAT(ErrorOfSmall({enabled, device, zero + "stage=0"}),
-              testing::HasSubstr("wants zero_optimization.stage 1, 2 or 3"));
+              testing::HasSubstr("needs zero_optimization.stage 1, 2 or 3"));
   EXPECT_THAT(
       ErrorOfSmall({zero + "offload_optimizer.delayed_update.warmup_steps=-1"}),
       testing::HasSubstr("-1 is not in [0, "));
@@ -567,30 +570,30 @@ TEST(LoadTest, StatesOnADiskWantAFolder) {
             (AioConfig{262144, 32, 2, true, false, /*checksums=*/true}));
   EXPECT_THAT(ErrorOfSmall({zero + R"(offload_optimizer={"device": "nvme"})",
                             zero + "stage=1"}),
-              testing::HasSubstr("zero_optimization.offload_optimizer."
-                                 "nvme_path: device \"nvme\" wants a folder"));
+              testing::HasSubstr("zero_optimization.offload_optimizer.nvme_"
+                                 "path: device \"nvme\" needs a folder"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=3",
                             zero + R"(offload_param={"device": "nvme",
                                              "nvme_path": "/other"})"}),
               testing::HasSubstr("is \"/nvme\"; a rank has one file"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
-              testing::HasSubstr("\"nvme\" wants zero_optimization.stage 1"));
+              testing::HasSubstr("\"nvme\" needs zero_optimization.stage 1"));
   EXPECT_THAT(
       ErrorOfSmall({optimizer, zero + "stage=1", "aio.block_size=5000"}),
-      testing::HasSubstr("5000 is no multiple of 4096"));
+      testing::HasSubstr("5000 is not a multiple of 4096"));
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=1", "aio.use_gds=true"}),
               testing::HasSubstr("states on a disk pass through the host"));
   EXPECT_THAT(
       ErrorOfSmall({optimizer, zero + "stage=1",
                     zero + "offload_optimizer.delayed_update.enabled=true"}),
-      testing::HasSubstr("not built yet beside device \"nvme\""));
+      testing::HasSubstr("not built yet for device \"nvme\""));
   // Without such a device nothing reads them.
   const auto none = LoadSmall({"aio.block_size=auto", "aio.queue_depth=4"});
   ASSERT_TRUE(none.ok()) << none.status();
   EXPECT_EQ(none->config.aio, AioConfig());
 }
 
-// They were in range as doubles and turned into 1, 0 or infinity later.
+// A past bug: in range as doubles, they later became 1, 0 or infinity.
 TEST(LoadTest, NumbersThatLeaveTheirRangeInFp32AreErrors) {
   EXPECT_EQ(
       ErrorOfSmall({"optimizer.params.betas=[0.99999999999, 0.9]"}),
@@ -612,7 +615,7 @@ TEST(LoadTest, WhatALaterVersionBuildsIsUnimplemented) {
   "zero_optimization": {"zenflow": {}}
 })");
   EXPECT_EQ(zenflow.status().code(), absl::StatusCode::kUnimplemented);
-  // What only such a type knows is no second error.
+  // Parameters of an unbuilt type are not a second error.
   EXPECT_EQ(
       ErrorOfSmall({R"(optimizer={"type": "OneBitAdam",
                        "params": {"freeze_step": 9, "cuda_aware": false}})"}),
@@ -631,13 +634,14 @@ TEST(LoadTest, ARefusedKeyBringsItsRemedy) {
                 absl::StrContains(key.doc, " is accepted"))
         << key.path << ": " << key.doc;
   }
-  EXPECT_EQ(ErrorOfText(R"({"zero_optimization": {"zenflow": {}},
+  EXPECT_EQ(
+      ErrorOfText(R"({"zero_optimization": {"zenflow": {}},
   "curriculum_learning": {"enabled": true}})"),
-            "run.json:1:24: zero_optimization.zenflow: not built yet: the "
-            "host would update most parameters with gradients that are several "
-            "steps old; delete it\n"
-            "run.json:2:3: curriculum_learning: does not apply here: every "
-            "sequence has one length; delete it, or write enabled: false");
+      "run.json:1:24: zero_optimization.zenflow: not built yet: the "
+      "host would update most parameters with gradients that are several "
+      "steps old; delete it\n"
+      "run.json:2:3: curriculum_learning: does not apply here: all sequences "
+      "have the same length; delete it, or write enabled: false");
 }
 
 TEST(LoadTest, WhatChangesNoResultIsNotedUnlessItAsksForNothing) {
@@ -656,7 +660,7 @@ TEST(LoadTest, WhatChangesNoResultIsNotedUnlessItAsksForNothing) {
             std::vector<std::string>{
                 "run.json:6: activation_checkpointing.partition_activations is "
                 "accepted and ignored: it divides activations over "
-                "tensor-parallel ranks, and there are none here"});
+                "tensor-parallel ranks, which do not exist here"});
   EXPECT_TRUE(loaded->config.training.tensorboard);
   EXPECT_EQ(loaded->config.communication_data_type, DType::kBF16);
   EXPECT_EQ(loaded->config.zero_optimization.stage3_prefetch_bucket_size, 3686);
@@ -691,7 +695,7 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "--set data.xyzzyxyzzy: unknown key; known here: train, "
             "validation, validation_fraction, format, tokenizer, "
             "sequence_length, reset_attention_mask, eos_token_id");
-  // The names of others for the same.
+  // Other programs' names for the same.
   for (const char* name :
        {"reset_position_ids", "reset-attention-mask", "eod_mask_loss",
         "packing", "packed", "attn_mask_type",
@@ -762,14 +766,13 @@ TEST(SetTest, ErrorsNameTheOverride) {
   EXPECT_EQ(ErrorOfSmall({"training.steps=ten"}),
             "--set training.steps: \"ten\" is a string, want a whole number "
             "in [1, 1000000000000]");
-  // Once "" and "1e999" were taken for strings.
+  // A past bug: "" and "1e999" were taken for strings.
+  EXPECT_EQ(ErrorOfSmall({"data.train="}),
+            "--set data.train: nothing follows the =, want a path, a glob or a "
+            "list of them");
   EXPECT_EQ(
-      ErrorOfSmall({"data.train="}),
-      "--set data.train: nothing stands behind the =, want a path, a glob "
-      "or a list of them");
-  EXPECT_EQ(ErrorOfSmall({"optimizer.params.lr="}),
-            "--set optimizer.params.lr: nothing stands behind the =, want a "
-            "number > 0");
+      ErrorOfSmall({"optimizer.params.lr="}),
+      "--set optimizer.params.lr: nothing follows the =, want a number > 0");
   EXPECT_EQ(ErrorOfSmall({"optimizer.params.lr=1e999"}),
             "--set optimizer.params.lr: 1e999 does not fit in a 64-bit float");
   EXPECT_EQ(ErrorOfSmall({"training.steps=10k"}),
@@ -804,7 +807,7 @@ TEST(ContradictionTest, GroupsThatDoNotFit) {
             "--set zero_optimization.mics_shard_size: 8 does not divide the 4 "
             "ranks; want one of 1, 2, 4");
   EXPECT_EQ(ErrorOfSmall({size + "=0", stage_2}, 4),
-            "--set zero_optimization.mics_shard_size: 0 ranks can not share "
+            "--set zero_optimization.mics_shard_size: 0 ranks cannot share "
             "anything; want -1 (off) or a divisor of the number of ranks");
   EXPECT_EQ(ErrorOfSmall({size + "=-2", stage_2}, 4),
             "--set zero_optimization.mics_shard_size: -2 is not in [-1, 1024]");
@@ -853,8 +856,8 @@ TEST(LoadTest, GroupsThatAreHosts) {
       {{key, stage},
        1,
        -1,
-       "one group of all 4 ranks, as each host has one rank, which has nobody "
-       "to share with"},
+       "one group of all 4 ranks, as each host has one rank, which has no "
+       "other to share with"},
       {{key},
        2,
        -1,
@@ -869,8 +872,8 @@ TEST(LoadTest, GroupsThatAreHosts) {
   EXPECT_EQ(
       LoadSmall({key, stage, "train_batch_size=6"}, 6, 4).status().message(),
       "--set zero_optimization.mics_shard_size: auto: the 4 ranks that the "
-      "launcher started on this host do not divide the 6; want as many on each "
-      "host, or name a number");
+      "launcher started on this host do not divide the 6; want the same number "
+      "on each host, or name a number");
   // One rank has no groups, and null asks for none.
   EXPECT_TRUE(LoadSmall({key, stage}, 1)->notes.empty());
   EXPECT_TRUE(LoadSmall({size + "=null", stage}, 4, 2)->notes.empty());
@@ -919,7 +922,7 @@ TEST(ContradictionTest, HostsThatAreNotAlike) {
   const std::string hosts = "communication.algorithm=hierarchical";
   EXPECT_EQ(ErrorOfSmall({hosts, "communication.ranks_per_host=3"}, 4),
             "--set communication.ranks_per_host: 3 does not divide the 4 "
-            "ranks; want as many on each host");
+            "ranks; want the same number on each host");
   EXPECT_TRUE(LoadSmall({hosts, "communication.ranks_per_host=2"}, 4).ok());
 }
 
@@ -958,8 +961,8 @@ TEST(ContradictionTest, WhatBackendsDecideThemselves) {
 
 TEST(ContradictionTest, StepsAndEpochs) {
   EXPECT_EQ(ErrorOfSmall({"training.epochs=2"}),
-            "--set training.epochs: training.steps (line 4) says how long, "
-            "too; delete one, or set it to \"auto\"");
+            "--set training.epochs: training.steps (line 4) also says how "
+            "long; delete one, or set it to \"auto\"");
   EXPECT_EQ(ErrorOfSmall({"training.steps=auto"}),
             "--set training.steps: missing; want training.steps or "
             "training.epochs");
@@ -970,7 +973,7 @@ TEST(ContradictionTest, TwoWarmUps) {
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=WarmupLR",
                     "scheduler.params.warmup_num_steps=10"}),
       "--set scheduler.params.warmup_num_steps: a second warm-up: lr_scaling "
-      "warms up to the scaled rate and the scheduler goes on from there; "
+      "warms up to the scaled rate and the scheduler continues from there; "
       "delete this key or lr_scaling");
   EXPECT_EQ(
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "scheduler.type=OneCycle"}),
@@ -986,11 +989,10 @@ TEST(ContradictionTest, LrScalingWithinItself) {
       ErrorOfSmall({"lr_scaling.rule=none", "lr_scaling.base_batch_size=4"}),
       "--set lr_scaling.base_batch_size: lr_scaling.rule (--set "
       "lr_scaling.rule) is \"none\" and does not use it; delete one");
-  EXPECT_EQ(
-      ErrorOfSmall({"lr_scaling.warmup_steps=4"}),
-      "--set lr_scaling.warmup_steps: lr_scaling.rule is \"none\", so that "
-      "there is no scaled rate to warm up to; give "
-      "lr_scaling.base_batch_size, or a scheduler that warms up");
+  EXPECT_EQ(ErrorOfSmall({"lr_scaling.warmup_steps=4"}),
+            "--set lr_scaling.warmup_steps: lr_scaling.rule is \"none\", so "
+            "there is no scaled rate to warm up to; give "
+            "lr_scaling.base_batch_size, or a scheduler that warms up");
   EXPECT_EQ(
       ErrorOfSmall({"lr_scaling.base_batch_size=4", "lr_scaling.warmup_steps=4",
                     "lr_scaling.warmup_epochs=1"}),
@@ -1011,7 +1013,7 @@ TEST(ContradictionTest, HeadsThatDoNotDivide) {
             "model.num_attention_heads (line 2) = 4");
   EXPECT_EQ(
       ErrorOfText(llama, {"model.num_key_value_heads=2", "model.head_dim=7"}),
-      "--set model.head_dim: 7 is odd; rotary embeddings turn pairs");
+      "--set model.head_dim: 7 is odd; rotary embeddings rotate pairs");
 }
 
 TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrScheduler) {
@@ -1092,18 +1094,18 @@ TEST(ContradictionTest, DocumentsWithoutATokenBetweenThem) {
   const std::vector<std::string> tokens = {"data.train=a.bin",
                                            "model.vocab_size=300",
                                            "data.reset_attention_mask=true"};
-  EXPECT_EQ(ErrorOfSmall(tokens),
-            "--set data.reset_attention_mask: true, but data.tokenizer is "
-            "\"none\" and can not say which token stands between documents; "
-            "want data.eos_token_id (50256 in GPT-2's token files), or the "
-            "tokenizer");
+  EXPECT_EQ(
+      ErrorOfSmall(tokens),
+      "--set data.reset_attention_mask: true, but data.tokenizer is \"none\" "
+      "and cannot tell which token separates documents; want data.eos_token_id "
+      "(50256 in GPT-2's token files), or the tokenizer");
   const auto with_id = [&](const char* id) {
     std::vector<std::string> all = tokens;
     all.push_back(id);
     return all;
   };
   EXPECT_EQ(ErrorOfSmall(with_id("data.eos_token_id=300")),
-            "--set data.eos_token_id: 300 is no token of model.vocab_size "
+            "--set data.eos_token_id: 300 is not a token of model.vocab_size "
             "(--set model.vocab_size) = 300");
   const auto loaded = LoadSmall(with_id("data.eos_token_id=299"));
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -1252,7 +1254,7 @@ TEST(FilesTest, PathsAreFoundFromHereOrBesideTheConfig) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ(loaded->config.data.train,
             (std::vector<std::string>{folder + "/a.txt", folder + "/*.txt"}));
-  // As `zero tokenize` takes them.
+  // As accepted by `zero tokenize`.
   for (const char* name : {"/{a,none}.txt", "/[ab].txt", "/?.txt"}) {
     options.overrides = {"data.train=" + folder + name};
     loaded = LoadConfig(folder + "/run.json", options);

@@ -1,6 +1,6 @@
 // DeepSpeed's and Hugging Face's published configs (published.json: keys and
-// values, each with its source), with a model, data and a length alone set:
-// each is accepted, or refused by the keys that are named, with a remedy.
+// values, each with its source), with only a model, data and a length set: each
+// is accepted, or refused for the keys that are named, with a remedy.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -101,7 +101,7 @@ TEST(PublishedTest, WhatIsPrintedOfOneReadsBackToIt) {
   }
 }
 
-// DeepSpeed reads an aio section at the top alone.
+// DeepSpeed reads an aio section only at the top.
 TEST(PublishedTest, ASectionUnderAnOldNameOrInAnotherPlaceIsRead) {
   const auto nested =
       LoadSmall({R"(zero_optimization={"stage": 1, "aio": {"queue_depth": 32},
@@ -114,8 +114,8 @@ TEST(PublishedTest, ASectionUnderAnOldNameOrInAnotherPlaceIsRead) {
   "bfloat16": {"enabled": true},
   "bf16": {"enabled": true}
 })"),
-            "run.json:2:3: bfloat16: it stands for \"bf16\", but that is "
-            "given, too (run.json:3); delete one");
+            "run.json:2:3: bfloat16: it stands for \"bf16\", but that is given "
+            "as well (run.json:3); delete one");
 }
 
 }  // namespace

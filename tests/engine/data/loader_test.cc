@@ -70,7 +70,7 @@ TEST_F(LoaderTest, ABatchCanBeReusedWithAnotherShape) {
   EXPECT_EQ(reused.sample_ids, fresh.sample_ids);
 }
 
-// Property 7, the data's half, on tokens.
+// Ranks and micro-batches are interchangeable: the data's half, on tokens.
 TEST_F(LoaderTest, TheTokensOfAStepAreTheSameForEveryWorldSize) {
   const TokenSource* source = Source(5000);
   const auto step_tokens = [&](int64_t world, int64_t step) {
@@ -192,7 +192,7 @@ TEST_F(LoaderTest, ADocumentTokenBeginsTheDocumentBehindIt) {
           .value();
   Batch batch;
   loader.Fill(0, 0, &batch);
-  // abcd, e.f., ghij, kl and what stands in for two tokens, nothing at all.
+  // abcd, e.f., ghij, kl with two tokens of padding, only padding.
   EXPECT_THAT(PositionsOf(batch),
               ElementsAre(ElementsAre(0, 1, 2, 3), ElementsAre(0, 0, 1, 0),
                           ElementsAre(0, 1, 2, 3), ElementsAre(0, 1, 2, 3),
@@ -210,7 +210,7 @@ TEST_F(LoaderTest, ADocumentTokenBeginsTheDocumentBehindIt) {
 }
 
 TEST_F(LoaderTest, WhatStandsInForTokensBeginsNoDocument) {
-  // Token 0 is the document token, and stands behind the end of the data.
+  // Token 0 is the document token, and pads the end of the data.
   const EvalLoader loader =
       EvalLoader::Create(Source(6),
                          {.sequence_length = 4, .micro_batch_size = 3}, 0,
@@ -253,7 +253,7 @@ TEST_F(LoaderTest, DocumentsAreTheSameForEveryWorldSizeAndReusedBatch) {
   for (const int64_t world : {2, 3, 4}) {
     EXPECT_EQ(step(world, 7, &reused), want);
   }
-  // And without documents, what a fresh one holds.
+  // And without documents, the same as a fresh one.
   EXPECT_EQ(step(4, kNoDocumentToken, &reused),
             step(4, kNoDocumentToken, &fresh));
   EXPECT_TRUE(reused.offsets.empty());

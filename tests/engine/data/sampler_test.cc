@@ -131,7 +131,8 @@ TEST(SamplerTest, RanksAreDisjoint) {
   }
 }
 
-// Property 7, the data's half. 12 rows per step, cut in every way.
+// Ranks and micro-batches are interchangeable: 12 rows per step, cut in every
+// way.
 TEST(SamplerTest, TheGlobalBatchIsTheSameForEveryWorldSize) {
   const Sampler one(5001, {.sequence_length = 10, .micro_batch_size = 12}, 3);
   for (const int64_t world : {1, 2, 3, 4}) {

@@ -98,12 +98,12 @@ TEST_F(SamplesTest, AWrongLineIsNamedWithWhatWasExpected) {
             at(1, "\"text\" is a number, want a string; " + wanted));
   EXPECT_EQ(ErrorOf(R"({"prompt": "a", "completion": ""})"),
             at(1,
-               "\"completion\" is empty, so that there is nothing to learn; "
-               "fill it or delete the line"));
+               "\"completion\" is empty, so there is nothing to learn; fill it "
+               "or delete the line"));
   EXPECT_THAT(ErrorOf(R"({"messages": []})"),
               HasSubstr("no chat templates; apply the model's template first"));
   EXPECT_THAT(ErrorOf("{\"text\": \"\xff\"}"), HasSubstr("not JSON"));
-  EXPECT_THAT(ErrorOf("\n \n"), HasSubstr("there is no line in it; want"));
+  EXPECT_THAT(ErrorOf("\n \n"), HasSubstr("it has no lines; want"));
 }
 
 TEST_F(SamplesTest, TheFirstOfManyWrongLinesIsNamed) {

@@ -43,7 +43,7 @@ std::vector<std::string> Words(const std::vector<SplitStage>& stages,
   return words;
 }
 
-// What the package `tokenizers` 0.23.3 gives, here and in the next tests.
+// The results of the package `tokenizers` 0.23.3, here and in the next tests.
 TEST(SplitterTest, Gpt2) {
   EXPECT_THAT(Words({Stage(kGpt2)}, "I'm  2024's\n\n  caf\u00e9!\t"),
               ElementsAre("I", "'m", " ", " 2024", "'s", "\n\n ", " caf\u00e9",
@@ -96,7 +96,7 @@ TEST(SplitterTest, EmptyMatchesCutAndAreNoWords) {
               ElementsAre("a", "b", "\u00e9", "b", "cc"));
 }
 
-// At every place: whether a word ends there, and then the words in front.
+// At every place: whether a word ends there, and if so the words before it.
 TEST(SplitterTest, SaysWhetherAWordEndsAtACut) {
   const std::string text = "a  b\n\n c,, d's\n";
   for (const auto behavior :
@@ -114,7 +114,7 @@ TEST(SplitterTest, SaysWhetherAWordEndsAtACut) {
           words.emplace_back(word);
         };
         if (!splitter.Split(text, size, false, &scratch, take)) continue;
-        // The rest on its own has the rest of the words.
+        // The rest alone has the rest of the words.
         splitter.Split(text.substr(size), text.size() - size, true, &scratch,
                        take);
         EXPECT_EQ(words, all) << pattern << " at " << size;

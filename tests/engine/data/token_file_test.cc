@@ -198,8 +198,8 @@ TEST_F(TokenFileTest, AFolderIsAnErrorWithTheRemedy) {
 TEST_F(TokenFileTest, AnUnreadableFileIsAnError) {
   dir_.Write("a.txt", "x");
   ::chmod(dir_.File("a.txt").c_str(), 0);
-  // Root may read everything, so be nobody for a moment. That cannot even look
-  // into the folder, which is one more way of being unreadable.
+  // Root may read everything, so become user nobody for a moment, who cannot
+  // even search the folder: one more kind of unreadable.
   const uid_t user = ::geteuid();
   if (user == 0) {
     ASSERT_EQ(::seteuid(65534), 0);
@@ -231,7 +231,7 @@ TEST_F(TokenFileTest, WrongListsAreErrors) {
   EXPECT_THAT(std::string(TokenSource::Open({}).status().message()),
               HasSubstr("no data files"));
   EXPECT_THAT(std::string(TokenSource::Open({""}).status().message()),
-              HasSubstr("empty file name"));
+              HasSubstr("file name is empty"));
   EXPECT_THAT(std::string(Open("**/x.txt").status().message()),
               HasSubstr("** is not supported"));
 }
@@ -288,7 +288,7 @@ TEST_F(TokenFileTest, ContainsSeesTokensAndWhatStandsBetweenTexts) {
   EXPECT_TRUE(texts->Contains(kByteEndOfText));
   EXPECT_FALSE(texts->View(0, 2)->Contains(kByteEndOfText));
   EXPECT_FALSE(Open("a.txt").value()->Contains(kByteEndOfText));
-  // Behind more than is read at once.
+  // After more than is read at once.
   std::vector<uint16_t> tokens((1 << 20) + 3, 1);
   tokens.back() = 5;
   dir_.Write("c.bin", LlmcU16(tokens));

@@ -113,7 +113,7 @@ TEST_F(TokenizeTest, ShardsOfAnEarlierRunAreAnError) {
   options.force = false;
   options.tokens_per_shard = 1000;
   EXPECT_THAT(ErrorOf(options), HasSubstr("out_000007.bin' exists"));
-  // A name is no pattern.
+  // A name is not a pattern.
   for (const std::string name : {"w\\x", "~nobody", "[0-9]", "a{b,c}"}) {
     options.output = dir_.File(name + ".bin");
     EXPECT_TRUE(TokenizeFiles(options).ok()) << name;
@@ -132,7 +132,7 @@ TEST_F(TokenizeTest, AnEarlierOutputIsReplacedByForceOnly) {
   dir_.Write("out_000001.bin", "");
   dir_.Write("out_000009.bin", "");
   EXPECT_THAT(ErrorOf(options), HasSubstr("(and 1 more)"));
-  // Shards that the new ones do not replace go.
+  // Shards not replaced by new ones are removed.
   options.force = true;
   EXPECT_EQ(TokenizeFiles(options).value().outputs.size(), 2u);
   EXPECT_THAT(ReadTokens(dir_.File("out_*.bin")),

@@ -39,8 +39,8 @@ std::string ByteCharacter(int byte) {
           static_cast<char>(0x80 | (code & 0x3F))};
 }
 
-// A tokenizer.json as GPT-2's: byte b is token b, then merges, then the end of
-// text.
+// A tokenizer.json like GPT-2's: byte b is token b, then merges, then the end
+// of text.
 Json Gpt2Json() {
   Json vocab = Json::object(), merges = Json::array();
   for (int b = 0; b < 256; ++b) vocab[ByteCharacter(b)] = b;
@@ -81,7 +81,7 @@ Json Gpt2Json() {
 }
 constexpr int32_t kThe = 257, kSpaceThe = 258, kEAcute = 262, kEnd = 268;
 
-// As Llama 3's: with a begin of text in front of every text.
+// Like Llama 3's: with a begin of text before every text.
 Json Llama3Json() {
   Json json = Gpt2Json();
   json["model"]["ignore_merges"] = true;
@@ -217,7 +217,7 @@ TEST_F(TokenizerJsonTest, TheBeginOfTextStandsInFrontOfDocumentsAndPrompts) {
   EXPECT_THAT(tokenizer->DocumentStart(), ElementsAre(269, 268));
   EXPECT_THAT(tokenizer->EncodePrompt("the"), ElementsAre(268, kThe));
   EXPECT_THAT(tokenizer->Encode("the"), ElementsAre(kThe));
-  // It is no control token: text has it, too.
+  // It is not a control token: text may contain it.
   EXPECT_THAT(tokenizer->Encode("a<tool>"), ElementsAre('a', 300));
   EXPECT_EQ(tokenizer->Decode({'a', 300}), "a<tool>");
   // Ids have holes.
@@ -246,8 +246,8 @@ TEST_F(TokenizerJsonTest, TheEndOfTextIsWhatTheFilesBesideItSay) {
   dir_.Write("tokenizer_config.json", "{\"eos_token\": \"the\"}");
   EXPECT_EQ(Make(json)->eot_id(), kThe);
   dir_.Write("tokenizer_config.json", "{\"eos_token\": \"<eos>\"}");
-  EXPECT_THAT(ErrorOf(json), HasSubstr("eos_token is \"<eos>\", which is no "
-                                       "token of"));
+  EXPECT_THAT(ErrorOf(json),
+              HasSubstr("eos_token is \"<eos>\", which is not a token of"));
 }
 
 TEST_F(TokenizerJsonTest, ItsFilesAreReadByOthers) {
@@ -289,7 +289,7 @@ TEST_F(TokenizerJsonTest, StreamedTextIsTheTextOfAllTokens) {
 }
 
 // Wherever a text is cut, the ids of both parts are those of the whole, or the
-// first part says that they are not.
+// first part reports that they are not.
 TEST_F(TokenizerJsonTest, PartsGiveTheIdsOfTheWhole) {
   Json nfc = Llama3Json();
   nfc["normalizer"] = {{"type", "NFC"}};
@@ -355,25 +355,24 @@ TEST_F(TokenizerJsonTest, WhatIsNotReadIsNamedWithARemedy) {
   }
   EXPECT_THAT(ErrorWith("/model/type", "WordPiece"),
               HasSubstr("tokenizer.json': model.type is \"WordPiece\"; zero "
-                        "reads byte-level BPE"));
+                        "reads the byte-level BPE"));
   EXPECT_THAT(ErrorWith("/normalizer", {{"type", "Lowercase"}}),
               HasSubstr("normalizer.type is \"Lowercase\""));
-  EXPECT_THAT(
-      ErrorWith("/pre_tokenizer", {{"type", "Sequence"},
-                                   {"pretokenizers",
-                                    {{{"type", "Split"},
-                                      {"pattern", {{"Regex", "\\w"}}},
-                                      {"behavior", "Isolated"}}}}}),
-      HasSubstr("pre_tokenizer.pretokenizers[0].pattern \"\\\\w\": '\\w' in "
-                "it is not read by zero"));
+  EXPECT_THAT(ErrorWith("/pre_tokenizer", {{"type", "Sequence"},
+                                           {"pretokenizers",
+                                            {{{"type", "Split"},
+                                              {"pattern", {{"Regex", "\\w"}}},
+                                              {"behavior", "Isolated"}}}}}),
+              HasSubstr("pre_tokenizer.pretokenizers[0].pattern \"\\\\w\": "
+                        "'\\w' in it is not supported"));
 }
 
 TEST_F(TokenizerJsonTest, DamageIsNamedWithItsPlace) {
   EXPECT_THAT(std::string(Open("{\"model\": ").status().message()),
               HasSubstr("tokenizer.json' is not JSON: "));
-  EXPECT_THAT(ErrorOf(Json::array()), HasSubstr("is no tokenizer.json"));
+  EXPECT_THAT(ErrorOf(Json::array()), HasSubstr("is not a tokenizer.json"));
   EXPECT_THAT(ErrorWith("/model/vocab", Json::object()),
-              HasSubstr("model.vocab is no object with tokens"));
+              HasSubstr("model.vocab is not an object with tokens"));
   EXPECT_THAT(ErrorWith("/model/vocab/the", 5),
               HasSubstr("which another token has"));
   EXPECT_THAT(ErrorWith("/model/vocab/the", -1),

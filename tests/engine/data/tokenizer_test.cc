@@ -25,7 +25,7 @@ const char kText[] =
     "  Two spaces,\ttabs;\n\nempty lines and 12345 numbers.\n"
     "caf\xC3\xA9, \xE2\x82\xAC 5, \xF0\x9F\x98\x80 and \xEF\xAC\x81ne.\n";
 
-// A corpus large enough for some hundred pieces, from a fixed seed.
+// A corpus large enough for a few hundred pieces, from a fixed seed.
 std::string Corpus() {
   const char* words[] = {"tensor", "gradient",  "shard", "rank",  "the",
                          "of",     "reduces",   "into",  "loss",  "memory",
@@ -122,7 +122,7 @@ TEST_F(SentencePieceTest, PiecesCutAfterLineBreaksGiveTheIdsOfTheWhole) {
   EXPECT_EQ(ids, tokenizer->Encode(text));
 }
 
-// Llama's models begin every text with a space of their own.
+// Llama's models add a space before every text.
 TEST_F(SentencePieceTest, OnlyTheFirstPieceGetsTheModelsOwnSpace) {
   std::string lines, model;
   for (int i = 0; i < 200; ++i) lines += "the rank reduces the shard\n";
@@ -282,8 +282,8 @@ TEST(TakeValidUtf8Test, ReplacesMaximalSubparts) {
   EXPECT_EQ(taken("\xF5z"), r + "z");
 }
 
-// Whatever the bytes and however they arrive, the text is the same, and is
-// what a strict decoder accepts.
+// For any bytes, in any pieces, the text is the same and valid for a strict
+// decoder.
 TEST(TakeValidUtf8Test, DoesNotDependOnHowTheBytesArrive) {
   std::mt19937 random(5);
   const auto tokenizer = MakeByteTokenizer();

@@ -87,7 +87,7 @@ TEST(FreezeTest, ATiedHeadIsTheEmbedding) {
 
 TEST(FreezeTest, FreezingEverythingIsAnError) {
   EXPECT_THAT(ErrorOf(ModelFamily::kLlama, {"*"}),
-              HasSubstr("nothing to train"));
+              HasSubstr("nothing is left to train"));
   EXPECT_THAT(Frozen(ModelFamily::kLlama, {}), ElementsAre());
 }
 

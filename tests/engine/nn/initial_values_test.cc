@@ -22,7 +22,7 @@ std::vector<float> Values(const Parameter& parameter, uint64_t seed,
 }
 
 TEST(InitialValuesTest, AreTheOnesOfTheFirstRelease) {
-  // Computed apart from this code, in float64 Python, from the definition:
+  // Computed independently, in float64 Python, from the definition:
   // Philox-4x32-10 under splitmix64(seed, FNV-1a(name)), Box-Muller. If this
   // fails, every published run starts from other weights.
   EXPECT_EQ(

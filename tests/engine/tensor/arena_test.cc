@@ -151,8 +151,8 @@ TEST(ArenaTest, WhatUnitsHoldForAWhileComesFromTheFarEnd) {
   auto gathered = arena->Allocate(256, kGathered);
   EXPECT_EQ(place(activations), 0);
   EXPECT_EQ(place(gathered), 3);
-  // One side takes what the other has given back, and the arena need not be
-  // as large as both peaks.
+  // One side reuses the other's memory, so the arena need not be as large as
+  // both peaks.
   activations = nullptr;
   const auto reduced = arena->Allocate(256, MemoryCategory::kReduceBuffers);
   gathered = nullptr;
@@ -163,7 +163,7 @@ TEST(ArenaTest, WhatUnitsHoldForAWhileComesFromTheFarEnd) {
   EXPECT_EQ(arena->high_water_bytes(), 4 * 256);
 }
 
-// Of gradients that were reduced a rank keeps the beginning.
+// A rank keeps the beginning of reduced gradients.
 TEST(ArenaTest, ABlockShrinksToItsBeginningOnBothSides) {
   const auto device = MakeCpuDevice(1);
   for (const MemoryCategory category : {kActivations, kGathered}) {
@@ -186,7 +186,7 @@ TEST(ArenaTest, ABlockShrinksToItsBeginningOnBothSides) {
     EXPECT_EQ(arena->live_bytes(), 3 * 256);
     EXPECT_EQ(ledger.live_bytes(kept), 256);
     EXPECT_EQ(ledger.live_bytes(category), 2 * 256);
-    // What it gave back serves the next, between its neighbours.
+    // The returned memory serves the next request, between its neighbours.
     EXPECT_TRUE(arena->HasHole(3 * 256, category));
     EXPECT_FALSE(arena->HasHole(3 * 256 + 1, category));
     const auto next = arena->Allocate(3 * 256, category);

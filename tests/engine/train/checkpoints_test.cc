@@ -1,4 +1,4 @@
-// Checkpoints that are written while training goes on.
+// Checkpoints that are written during training.
 #include "engine/train/checkpoints.h"
 
 #include <atomic>
@@ -131,14 +131,14 @@ class CheckpointsTest : public testing::Test {
     return outcome;
   }
 
-  // Until rank 0 is in that step.
+  // Waits until rank 0 is in that step.
   void AwaitStep(int step) const {
     while (step_ < step) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
 
-  // All that a checkpoint has, by state and parameter.
+  // The contents of a checkpoint, by state and parameter.
   std::map<std::string, std::string> Contents(const std::string& name) {
     const auto reader = CheckpointReader::Open(dir_.File(name));
     EXPECT_TRUE(reader.ok()) << reader.status();
@@ -238,7 +238,7 @@ TEST_F(CheckpointsTest, TheNextOneWaitsForTheOneBefore) {
   EXPECT_THAT(outcome.printed, Not(HasSubstr("note: at step 6 ")));
 }
 
-// Rank 0's clock decides, and all ranks hear of it before the same step.
+// Rank 0's clock decides, and all ranks learn of it before the same step.
 TEST_F(CheckpointsTest, MinutesThatHavePassedAreACheckpointOnAllRanks) {
   const Outcome outcome =
       Train({.overrides = {"training.save_every=0",
@@ -272,7 +272,7 @@ TEST_F(CheckpointsTest, OneRanksFullDiskCostsOneCheckpointAndNotTheRun) {
   }
 }
 
-// A copy of the folder, as it is within a save, is what a kill leaves.
+// A copy of the folder during a save stands for a kill.
 TEST_F(CheckpointsTest, AKillWithinASaveLeavesTheOneBefore) {
   std::atomic<int> pieces = 0;
   Job job;

@@ -1,5 +1,5 @@
-// What a step asks of the driver, and what a run says when a GPU fails: on the
-// emulated GPU, which can be told to.
+// A step's driver calls, and a run's errors when a GPU fails: on the emulated
+// GPU, which can be made to fail.
 #include <cuda_runtime_api.h>
 
 #include <chrono>
@@ -58,7 +58,7 @@ TEST(CudaFaultsTest, AStepWaitsForItsDeviceOnce) {
   }
 }
 
-// Nothing runs on the emulated GPU before somebody waits for it.
+// Nothing runs on the emulated GPU before a thread waits for it.
 TEST(CudaFaultsTest, AStepBeginsWhileTheOneBeforeItIsStillToRun) {
   const auto device = Gpu(0);
   ASSERT_TRUE(device.ok()) << device.status();
@@ -143,7 +143,7 @@ TEST(CudaFaultsTest, OnSeveralRanksTooAStepWaitsOnce) {
   for (const bool ahead : {false, true}) {
     job.ahead = ahead;
     job.steps = 2;
-    ASSERT_TRUE(RunJob(job).ok());  // what is made once
+    ASSERT_TRUE(RunJob(job).ok());  // for one-time work
     int64_t before = NumWaits();
     ASSERT_TRUE(RunJob(job).ok());
     const int64_t two_steps = NumWaits() - before;
@@ -154,7 +154,7 @@ TEST(CudaFaultsTest, OnSeveralRanksTooAStepWaitsOnce) {
   }
 }
 
-// Their numbers lie in the same memory, which the first may still be to read.
+// Their numbers share memory, which the first may not have read yet.
 TEST(CudaFaultsTest, AnAgreementTakesThePlaceOfOneThatWasNotFinished) {
   const Job job = TwoRanks();
   const absl::Status status =
@@ -194,7 +194,7 @@ TEST(CudaFaultsTest, APromptGoesIntoTheCacheInTwoCopiesPerLayer) {
   EXPECT_EQ(with, without);
 }
 
-// Wherever a kernel can not be launched, in a collective too, the run ends with
+// Wherever a kernel cannot be launched, in a collective too, the run ends with
 // its rank and the call.
 TEST(CudaFaultsTest, AFailedLaunchEndsTheRunAndIsNamed) {
   const Job job = TwoRanks();

@@ -17,7 +17,7 @@
 namespace zero {
 namespace {
 
-// Ranks share GPUs where there are fewer of them.
+// Ranks share GPUs if there are fewer of them.
 absl::StatusOr<std::unique_ptr<Device>> Gpu(int rank) {
   return MakeCudaDevice(rank % std::max(NumCudaDevices(), 1));
 }
@@ -31,8 +31,8 @@ Job JobOf(ModelFamily family, DType dtype) {
   return job;
 }
 
-// fp32: the order of sums alone differs, by 2^-24 each. bf16: 2^-8 in every
-// activation, of which a mean over tokens is left.
+// fp32: only the order of sums differs, by 2^-24 each. bf16: 2^-8 in every
+// activation, averaged over tokens.
 double Tolerance(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 5e-3; }
 
 void ExpectTheSameSteps(const Job& job) {
@@ -71,7 +71,7 @@ TEST(CudaStepTest, MicroBatchesDropoutAndRecomputeAreThoseOfTheCpu) {
     Job job = JobOf(ModelFamily::kGpt2, dtype);
     job.config.resid_pdrop = 0.1;
     job.options.recompute = Recompute::kFull;
-    job.micro_steps = 4;  // more than are on their way to the device at once
+    job.micro_steps = 4;  // more than are in flight to the device at once
     ExpectTheSameSteps(job);
   }
 }
@@ -109,7 +109,7 @@ TEST(CudaStepTest, PackedStepsAreThoseOfTheCpu) {
   }
 }
 
-// What the host updates it updates with the CPU's kernels.
+// The host updates with the CPU's kernels.
 TEST(CudaStepTest, OffloadTakesTheSteps) {
   const TempDir folder;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -142,7 +142,7 @@ TEST(CudaStepTest, OffloadTakesTheSteps) {
             EXPECT_NEAR(got.norms[step], want.norms[step],
                         10 * tolerance * want.norms[step]);
           }
-          // The stages that add up micro-batches alike.
+          // The stages with the same order of micro-batches.
           if (stage == 2) first = got;
           if (stage == 3) {
             EXPECT_EQ(got, *first);
@@ -200,7 +200,7 @@ TEST(CudaStepTest, AStepThatBeginsBeforeTheLastOneIsFinishedHasItsBits) {
   }
 }
 
-// Many collectives on their way at once.
+// Many collectives in flight at once.
 TEST(CudaStepTest, BucketsAndOverlapChangeNoBit) {
   Job job = JobOf(ModelFamily::kLlama, DType::kBF16);
   job.world = 2;

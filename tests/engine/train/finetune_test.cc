@@ -1,4 +1,4 @@
-// Runs that start from weights: what is frozen stays, what counts is counted.
+// Runs that start from weights: frozen tensors stay, counted targets count.
 
 #include <cmath>
 #include <cstdlib>
@@ -172,7 +172,7 @@ TEST_F(FinetuneTest, FrozenTensorsCostNoStateNoWireAndFewerOperations) {
   EXPECT_NEAR(flops(all) - flops(head), 2.0 * elems, 1e-6 * flops(all));
 }
 
-// Those before the first unit that is trained have no backward.
+// Units before the first trained one have no backward.
 TEST_F(FinetuneTest, LeadingFrozenBlocksKeepNothingAndChangeNoOtherGradient) {
   const std::vector<std::string> once = {"training.steps=1",
                                          "gradient_clipping=0"};
@@ -231,7 +231,7 @@ TEST_F(FinetuneTest, AResumedRunFreezesTheSame) {
               HasSubstr("resume with the precision, the optimizer and the "
                         "model.freeze of the run"));
   EXPECT_EQ(GoOn({saves, from, frozen}).hash, whole.hash);
-  // More of it: what is no longer trained has states that nobody reads.
+  // More is frozen: the newly frozen tensors have unused states.
   const Outcome more =
       GoOn({saves, from, "training.resume_changed=true",
             "model.freeze=[\"*embed_tokens*\", \"lm_head*\"]"});
@@ -289,8 +289,8 @@ TEST_F(SamplesRunTest, CompletionsAreLearnedAndCounted) {
   EXPECT_LT(outcome.summary["final_loss"], outcome.summary["first_loss"]);
 }
 
-// The loss of a batch is the mean over its targets, however samples lie in it:
-// another packing gives the same loss and gradient but for roundings.
+// The loss of a batch is the mean over its targets, however samples are packed:
+// another packing gives the same loss and gradient up to rounding.
 TEST_F(SamplesRunTest, SamplesInARowDoNotSeeEachOther) {
   std::string lines;
   for (int i = 0; i < 12; ++i) {

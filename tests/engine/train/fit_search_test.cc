@@ -68,8 +68,8 @@ TEST_F(FitSearchTest, WhereNothingFitsThereIsNoProposal) {
   EXPECT_TRUE(Fits(1 << 20).empty());
 }
 
-// In every memory from what is too little to what is enough: each proposal is
-// the same training, takes what it says, and its micro-batch is the largest.
+// For every memory from too little to enough: each proposal is the same
+// training, takes what it predicts, and has the largest micro-batch.
 TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
   const int64_t all = PeakOf(config_);
   std::set<std::string> patches;
@@ -102,9 +102,8 @@ TEST_F(FitSearchTest, ProposesTheLargestMicroBatchThatFits) {
   EXPECT_GT(patches.size(), 3u);
 }
 
-// A table that is large beside all else is reduced into a gradient that lies
-// beside the next micro-step's: one micro-step takes less than two smaller
-// ones.
+// A table much larger than all else is reduced into a gradient that coexists
+// with the next micro-step's: one micro-step takes less than two smaller ones.
 TEST_F(FitSearchTest, OneMicroStepMayTakeLessThanSeveral) {
   config_.model.vocab_size = 50000;
   config_.zero_optimization.stage = 2;
@@ -121,7 +120,7 @@ TEST_F(FitSearchTest, OneMicroStepMayTakeLessThanSeveral) {
   EXPECT_TRUE(found);
 }
 
-// What costs less comes first even where the config shards more than it must.
+// Cheaper proposals come first even if the config shards more than it must.
 TEST_F(FitSearchTest, LessShardingAndLessRecomputeAreProposedToo) {
   config_.zero_optimization.stage = 3;
   config_.activation_checkpointing = true;
@@ -173,7 +172,7 @@ TEST_F(FitSearchTest, APatchNamesWhatChanges) {
             "--set gradient_accumulation_steps=12");
 }
 
-// What fits the device only without its states fits where the host has room.
+// A run that fits the device only without its states fits if the host has room.
 TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   Config config;
   config.model = TinyConfig(ModelFamily::kLlama);
@@ -207,7 +206,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   const auto same = RehearseRun(rank, WithProposal(config, fit),
                                 TestModelTools(), TrainingWorkload(config));
   EXPECT_EQ(same->host_bytes(), fit.host_bytes);
-  // Where the host has no room either, a disk takes what it can not.
+  // If the host has no room either, a disk takes the rest.
   const auto on_disk =
       fits_in({.device = least - 1, .host = fit.host_bytes / 2});
   ASSERT_FALSE(on_disk.empty());
@@ -237,7 +236,7 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
       fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
 }
 
-// What is one memory on the CPU is not on a disk.
+// On the CPU host and device share one memory, but a disk is another.
 TEST_F(FitSearchTest, ADiskHelpsOnTheCpu) {
   config_.model.num_hidden_layers = 16;
   config_.model.hidden_size = 256;

@@ -1,6 +1,5 @@
-// Property 22: a key that is given changes what a run does or shows, or its
-// error or note says that it does not. One line per key; a key without a line
-// fails the test.
+// A given key changes what a run does or prints, or its error or note says that
+// it does not. One line per key; a key without a line fails the test.
 
 #include <gtest/gtest.h>
 
@@ -28,8 +27,8 @@ namespace {
 
 using Overrides = std::vector<std::string>;
 
-// `change`, an override, gives `path` another value than it has beside
-// `context`. DIR stands for the test's folder.
+// `change`, an override, gives `path` another value than in `context`. DIR
+// stands for the test's folder.
 struct Line {
   const char* path;
   const char* change;
@@ -287,14 +286,14 @@ bool NeedsNoLine(const KeySpec& key) {
   // The CPU reads none of a GPU's (tests/engine/train/rank_notes_test).
   if (key.of_gpu) return true;
   // One rank has nothing to shard or to send (tests/engine/zero/stages_test).
-  // How states go to a disk shows in no result
+  // How states are written to a disk shows in no result
   // (tests/engine/base/swap_file_test).
   if (absl::StartsWith(key.path, "zero_optimization.") ||
       absl::StartsWith(key.path, "aio.") ||
       absl::StartsWith(key.path, "communication")) {
     return true;
   }
-  // Of several ranks, and of what is an error without it
+  // Needs several ranks, or is an error without it
   // (tests/engine/config/load_test).
   if (key.path == "elasticity.min_gpus" ||
       key.path == "elasticity.ignore_non_elastic_batch_info") {
@@ -306,8 +305,8 @@ bool NeedsNoLine(const KeySpec& key) {
   if (key.kind == KeyKind::kChoice) {
     return std::count_if(key.choices.begin(), key.choices.end(), is_built) == 1;
   }
-  // Of several checkpoints, of two runs (tests/engine/train/resume_test), of
-  // when one is written (tests/engine/train/checkpoints_test).
+  // Needs several checkpoints, two runs (tests/engine/train/resume_test), or
+  // the time of a save (tests/engine/train/checkpoints_test).
   if (key.path == "training.save_interrupted" ||
       key.path == "training.async_save" ||
       absl::StartsWith(key.path, "training.keep_") ||
@@ -354,7 +353,8 @@ class KeysEffectTest : public testing::Test {
                        "run.json", options);
   }
 
-  // Everything that a run with `loaded` leaves and prints but times and rates.
+  // Everything that a run with `loaded` leaves and prints, except times and
+  // rates.
   std::string Observe(const LoadedConfig& loaded,
                       const std::vector<int>& bad_steps) {
     for (const char* out : {"run", "elsewhere"}) {
@@ -400,7 +400,7 @@ class KeysEffectTest : public testing::Test {
         });
   }
 
-  // The lines behind the start table; of those with times only what they are.
+  // The lines after the start table; of those with times only their kind.
   static std::string Printed(const std::string& text) {
     std::string seen;
     bool started = false;
@@ -422,7 +422,7 @@ class KeysEffectTest : public testing::Test {
     return seen;
   }
 
-  // Names of all files, and what is in those of the run.
+  // Names of all files, and the contents of the run's.
   std::string Files() const {
     std::vector<std::string> names;
     for (const auto& entry :
@@ -457,7 +457,7 @@ class KeysEffectTest : public testing::Test {
     return seen;
   }
 
-  // Of runs with the same overrides, all but the first are looked up.
+  // Runs with the same overrides run once and are looked up later.
   const std::string& ObserveContext(const Line& line) {
     std::string name;
     for (const std::string& one : line.context)

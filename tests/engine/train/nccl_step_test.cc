@@ -69,7 +69,7 @@ int64_t NumTaken() {
   return emulator::NumCalls("cudaMalloc") + emulator::NumCalls("cudaHostAlloc");
 }
 
-// It could wait for collectives of other ranks that wait for this one.
+// It could deadlock with collectives of other ranks.
 TEST_F(NcclStepTest, NoStepTakesMemory) {
   Job job = JobOf(2, DType::kBF16);
   job.options = AtStage(job.options, 3);
@@ -123,7 +123,7 @@ TEST_F(NcclStepTest, ASessionBeginsWhenAllRanksHaveTheirMemory) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// Work that was given up leaves anything behind.
+// Aborted work may leave anything.
 TEST_F(NcclStepTest, AnErrorInTheMiddleOfAStepIsNoResult) {
   Job job = JobOf(2, DType::kF32);
   std::atomic<int> num_errors = 0;
@@ -167,7 +167,7 @@ TEST_F(NcclStepTest, TwoRanksHaveTheBitsOfLocalAtEveryStage) {
   }
 }
 
-// What travels in 16 bits is added up in rank order.
+// 16-bit data is summed in rank order.
 TEST_F(NcclStepTest, FourRanksThatSend16BitsHaveTheBitsOfLocal) {
   for (const int stage : {0, 3}) {
     SCOPED_TRACE(stage);

@@ -59,10 +59,10 @@ TEST(RankNotesTest, WhatOneRankDoesNotReadIsNamedAtOnce) {
       RankNotes(loaded, PlanAt(2, loaded, /*world=*/1)),
       ElementsAre(
           "communication_data_type, zero_optimization.stage, "
-          "communication.algorithm change nothing on one rank, which has "
-          "nobody to share with or talk to; start several with --ranks N"));
+          "communication.algorithm change nothing on one rank, which has no "
+          "other to share with or talk to; start several with --ranks N"));
   EXPECT_THAT(RankNotes(loaded, PlanAt(2, loaded)), IsEmpty());
-  // What follows from another key, or is as it would be anyway, is no news.
+  // Values derived from another key, or equal to the default, need no note.
   const LoadedConfig plain =
       Load({"bf16.enabled=true", "data_types.grad_accum_dtype=bf16",
             "zero_optimization.stage=0"});
@@ -144,8 +144,8 @@ TEST(RankNotesTest, ABucketBelowEverySegmentIsOneSegment) {
   EXPECT_THAT(RankNotes(small, PlanAt(1, small)),
               ElementsAre(StartsWith(
                   "zero_optimization.reduce_bucket_size 127 puts every segment "
-                  "into a bucket of its own, as any value does below the "
-                  "smallest segment of this model, 128 elements")));
+                  "into a bucket of its own: segments are not cut, and this "
+                  "model's smallest one has 128 elements")));
   const LoadedConfig smaller =
       Load({"zero_optimization.stage=1",
             "zero_optimization.allgather_bucket_size=1"});
@@ -206,8 +206,9 @@ TEST(RankNotesTest, ADelayedUpdateSaysThatItChangesResults) {
   };
   EXPECT_THAT(notes(3), ElementsAre(HasSubstr("changes results: after step 3 "
                                               "gradients are those of")));
-  EXPECT_THAT(notes(4), ElementsAre(HasSubstr("begins after 4 steps, and the "
-                                              "run is of 4")));
+  EXPECT_THAT(
+      notes(4),
+      ElementsAre(HasSubstr("begins after 4 steps, but the run has 4")));
 }
 
 }  // namespace

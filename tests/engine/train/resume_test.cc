@@ -43,7 +43,7 @@ void AddKept(Trainer& trainer, std::mutex& mutex, Kept* kept) {
   });
 }
 
-// What a run, or a part of one, did and left.
+// The results of a run, or of a part of one.
 struct Part {
   std::vector<nlohmann::json> steps;  // lines of metrics.jsonl
   Kept kept;                          // at its end
@@ -97,8 +97,8 @@ class ResumeTest : public testing::Test {
     return *std::move(loaded);
   }
 
-  // Trains until `last` steps are taken, and is stopped there: a new run, or
-  // what `resume` says.
+  // Trains until `last` steps are taken, and stops: a new run, or as `resume`
+  // says.
   Part Train(Job job, int last, const std::string& resume = "",
              bool remove = true) {
     Part part;
@@ -171,7 +171,7 @@ class ResumeTest : public testing::Test {
     }
   }
 
-  // Why a run that resumes so does not begin.
+  // Why such a resumed run does not start.
   std::string ErrorOf(Job job, const std::string& resume) {
     job.overrides.push_back("training.resume=" + resume);
     const LoadedConfig loaded = Load(job);
@@ -304,7 +304,7 @@ TEST_F(ResumeTest, AnotherShareOfTheHostGoesOnToTheSameBits) {
 
 // ---- Another number of ranks ------------------------------------------------
 
-// Whoever saved, whoever loads: the same states.
+// The same states for any saver and any loader.
 TEST_F(ResumeTest, AnyNumberOfRanksAndAnyStageGoesOn) {
   const auto job = [](int world, const std::string& stage) {
     return Job{.overrides = {"bf16.enabled=true", "train_batch_size=12",
@@ -375,7 +375,7 @@ TEST_F(ResumeTest, CheckpointsAreKeptAsAsked) {
                                    "step-00000011"));
 }
 
-// A kill between checkpoints: steps were reported that are taken again.
+// A kill between checkpoints: reported steps are repeated.
 TEST_F(ResumeTest, MetricsHaveEachStepOnceAfterAKill) {
   const Job job = {.overrides = {"training.save_every=4",
                                  "training.save_interrupted=false"}};
@@ -470,7 +470,7 @@ TEST_F(ResumeTest, ARunWhoseOnlyCheckpointIsDamagedDoesNotBeginAnew) {
 TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
   const Job job = {.overrides = {"training.save_every=3"}};
   const Part whole = Train(job, kSteps);
-  // A mistake costs none.
+  // A mistake costs no checkpoint.
   const std::vector<std::string> present =
       *ListFolder(dir_.File("run/checkpoints"));
   EXPECT_THAT(
@@ -485,7 +485,7 @@ TEST_F(ResumeTest, LaterCheckpointsAreSetAsideWhereAnEarlierOneGoesOn) {
                                    "step-00000012.abandoned"));
   EXPECT_THAT(
       ErrorOf(job, dir_.File("run/checkpoints/step-00000012.abandoned")),
-      testing::HasSubstr("was set aside; go on from it in another"));
+      testing::HasSubstr("was set aside; resume from it in another"));
 }
 
 // ---- What does not go on ----------------------------------------------------
@@ -494,7 +494,7 @@ TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
   using testing::HasSubstr;
   Train({}, 3);
   EXPECT_THAT(ErrorOf({.overrides = {"training.save_every=5"}}, ""),
-              HasSubstr("checkpoints of an earlier run; go on from them with "
+              HasSubstr("checkpoints of an earlier run; resume from them with "
                         "--resume auto"));
   EXPECT_THAT(ErrorOf({.overrides = {"optimizer.params.lr=0.5"}}, "auto"),
               HasSubstr("optimizer.params.lr was 0.003, now 0.5"));
@@ -507,7 +507,7 @@ TEST_F(ResumeTest, AnotherRunIsNamedByItsFirstDifference) {
   EXPECT_THAT(ErrorOf({.overrides = {"optimizer.type=SGD",
                                      "training.resume_changed=true"}},
                       "auto"),
-              HasSubstr("begin a new run with the weights alone"));
+              HasSubstr("start a new run from the weights only"));
   EXPECT_THAT(ErrorOf({}, dir_.File("nothing")),
               HasSubstr("nothing' does not exist; want auto, latest or a"));
   dir_.Write("text.txt", dir_.Read("text.txt") + "more");

@@ -64,7 +64,7 @@ TEST(SamplingTest, TopKKeepsTheKMostLikely) {
   ExpectFrequencies(counts, {0, std::exp(2.0) / z, 0, std::exp(1.5) / z, 0});
   EXPECT_EQ(counts.size(), 2u);
   EXPECT_EQ(Draw(kLogits, {.temperature = 5, .top_k = 1}).size(), 1u);
-  // More than there are is all.
+  // More than there are means all.
   EXPECT_EQ(Draw(kLogits, {.temperature = 5, .top_k = 99}).size(), 5u);
 }
 

@@ -1,5 +1,5 @@
-// Runs on a device that works on the next step while the host reads the results
-// of the one before, against those that finish every step first: here on the
+// Runs on a device that runs the next step while the host reads the previous
+// results, compared with runs that finish every step first: here on the
 // emulated GPU.
 #include <algorithm>
 #include <atomic>
@@ -43,8 +43,8 @@ constexpr char kOneByOne[] = "training.eval_every=1";
 
 constexpr uint64_t kSeed = 5;
 
-// An embedding and a head. What the embedding gives is infinite in `bad` steps
-// (from 1), whoever takes them and how often.
+// An embedding and a head. The embedding's output is infinite in `bad` steps
+// (from 1), however often they are taken.
 std::unique_ptr<Model> MakeBrittle(const ModelConfig& config,
                                    const std::vector<int>& bad) {
   constexpr int64_t kWidth = 16;
@@ -77,8 +77,8 @@ struct Outcome {
   absl::Status status;
   std::string error;   // in rank 0's summary.json
   RunSummary summary;  // rank 0's
-  std::string skips;   // its lines that say so
-  // At every launch of a step the number of those whose results are written.
+  std::string skips;   // its lines on that
+  // At every launch of a step, the number of steps with written results.
   std::vector<int64_t> known;
   std::vector<nlohmann::json> lines, steps;  // of metrics.jsonl; of steps
 };
@@ -88,7 +88,7 @@ struct Case {
   std::vector<int> bad;
   int world = 1;
   int stop_in = 0;  // the step in whose launch rank 0 is asked to stop; 0: none
-  bool full_disk = false;  // for metrics.jsonl, of which nothing is then read
+  bool full_disk = false;  // for metrics.jsonl, which is then not read
   MakeDeviceFn device = Gpu;
   decltype(LocalRanksOptions::wrap) wrap;
 };
@@ -205,7 +205,7 @@ class StepsAheadTest : public testing::Test {
   int num_runs_ = 0;
 };
 
-// All of it but time and memory.
+// All of it except time and memory.
 void ExpectTheSameSteps(const Outcome& a, const Outcome& b) {
   ASSERT_EQ(a.steps.size(), b.steps.size());
   for (size_t i = 0; i < a.steps.size(); ++i) {
@@ -232,7 +232,7 @@ void ExpectTheSameSteps(const Outcome& a, const Outcome& b) {
 
 TEST_F(StepsAheadTest, AStepIsLaunchedBeforeTheLastOneIsKnown) {
   // Steps whose results are written when step 1, 2, ... is launched. The first
-  // is looked at before the second; an evaluation wants its step finished.
+  // is checked before the second; an evaluation needs its step finished.
   const Outcome ahead = Run({});
   EXPECT_THAT(ahead.known, ElementsAre(0, 1, 1, 2, 3, 4, 5, 6, 7));
   const Outcome evaluated = Run({.overrides = {"training.eval_every=4"}});
@@ -243,7 +243,7 @@ TEST_F(StepsAheadTest, AStepIsLaunchedBeforeTheLastOneIsKnown) {
   ExpectTheSameSteps(evaluated, one_by_one);
   EXPECT_EQ(ahead.skips, "");
 
-  // An evaluation stands behind its step, and finds what it should.
+  // An evaluation follows its step, with the right results.
   std::vector<int> order;
   for (const nlohmann::json& line : evaluated.lines) {
     const int step = line["step"];
@@ -281,7 +281,7 @@ TEST_F(StepsAheadTest, SkippedStepsAreThoseOfARunThatWaits) {
     Case c{.overrides = way.overrides, .bad = bad, .world = way.world};
     const Outcome ahead = Run(c);
     ASSERT_TRUE(ahead.status.ok()) << ahead.status;
-    // Steps 3, 5, 6 and 8 are launched again, and those behind them.
+    // Steps 3, 5, 6 and 8 are relaunched, and those after them.
     EXPECT_EQ(ahead.known.size(), 9u + 2 * 4);
     c.overrides.push_back(kOneByOne);
     const Outcome one_by_one = Run(c);
@@ -324,8 +324,8 @@ TEST_F(StepsAheadTest, TooManySkipsInARowEndTheRunWithNothingUnderWay) {
 }
 
 TEST_F(StepsAheadTest, AStopEndsBehindTheStepsThatWereAgreedOn) {
-  // Asked while step 4 is launched: a rank alone has agreed on nothing more;
-  // several have on the step behind it.
+  // Asked while step 4 is launched: a single rank has agreed on nothing more;
+  // several have agreed on the next step.
   for (const int world : {1, 2}) {
     SCOPED_TRACE(world);
     const Outcome stopped = Run({.world = world, .stop_in = 4});
@@ -339,7 +339,7 @@ TEST_F(StepsAheadTest, AStopEndsBehindTheStepsThatWereAgreedOn) {
   }
 }
 
-// Rank 0 alone knows of it, with a step under way: all leave behind that one.
+// Only rank 0 knows, with a step in flight: all leave after that one.
 TEST_F(StepsAheadTest, MetricsThatCanNotBeWrittenEndTheRunOnAllRanks) {
   for (const int world : {1, 2}) {
     SCOPED_TRACE(world);
@@ -358,7 +358,7 @@ TEST_F(StepsAheadTest, AnErrorNamesTheStepsThatAreUnderWay) {
     return injector.Wrap(rank, channel, std::move(end));
   };
   const Outcome outcome = Run(c);
-  // Of step 4 nothing is known any more.
+  // The result of step 4 is lost.
   EXPECT_THAT(outcome.error, HasSubstr("step 4 or 5: "));
   EXPECT_THAT(outcome.error, HasSubstr("injected fault in step 5"));
   EXPECT_EQ(outcome.steps.size(), 3u);

@@ -23,7 +23,7 @@ std::vector<OwnTimes> Computing(const std::vector<double>& tenths) {
 
 constexpr int kSlowSteps = StragglerDetector::kSlowSteps;
 
-// The steps at which somebody is named, of as many steps.
+// The steps at which a rank is named, out of `steps` ones.
 std::vector<Straggler> Found(StragglerDetector& detector, int steps,
                              const std::vector<OwnTimes>& of_ranks) {
   std::vector<Straggler> found;
@@ -79,8 +79,8 @@ TEST(StragglersTest, TheFirstStepsAloneNameNobody) {
   EXPECT_THAT(Found(detector, 100, Computing({10, 10, 10, 10})), IsEmpty());
 }
 
-// As where ranks share cores: each step holds up some rank, far beyond the
-// factor, and each rank in a third of all steps.
+// As with shared cores: each step delays some rank, far beyond the factor, and
+// each rank in a third of all steps.
 TEST(StragglersTest, RanksThatAreSlowByTurnsAreNot) {
   StragglerDetector detector(1.5);
   uint64_t state = 1;
@@ -143,7 +143,7 @@ TEST(StragglersTest, ItIsSaidInOneLine) {
                            .part = StepPart::kData,
                            .host = "node2"}),
             "rank 3 on node2 takes 2.1 times as long as the other ranks for "
-            "its own work; what differs most is data");
+            "its own work; the largest difference is in data");
 }
 
 TEST(StragglersTest, TheMedianIsTheMiddle) {

@@ -1,4 +1,4 @@
-// Whole runs on a small text, as `zero train` makes them.
+// Whole runs on a small text, like `zero train`'s.
 
 #include "engine/train/trainer.h"
 
@@ -39,7 +39,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Sentences that differ in their numbers: some 12,000 bytes to learn from.
+// Sentences that differ in their numbers: about 12,000 bytes to learn from.
 std::string SmallText() {
   std::string text;
   for (int i = 0; i < 200; ++i) {
@@ -163,7 +163,7 @@ class TrainerTest : public testing::Test {
   }
 
   TempDir dir_;
-  // Of the device that there is now; trainers and sessions keep its address.
+  // For the current device; trainers and sessions keep its address.
   const Rank& rank() {
     rank_ = MakeLoneRank(*device_);
     return rank_;
@@ -173,7 +173,7 @@ class TrainerTest : public testing::Test {
   Rank rank_;
 };
 
-// The CPU, which has something to say.
+// The CPU, with notes.
 class TalkingDevice final : public Device {
  public:
   explicit TalkingDevice(std::unique_ptr<Device> inner)
@@ -204,7 +204,7 @@ class TalkingDevice final : public Device {
   std::vector<std::string> notes_;
 };
 
-// Batches may need kernels that none before them did.
+// A batch may need kernels that earlier ones did not.
 TEST_F(TrainerTest, WhatADeviceAddsToItsNotesIsPrintedOnce) {
   auto owned = std::make_unique<TalkingDevice>(std::move(device_));
   TalkingDevice& device = *owned;
@@ -274,7 +274,7 @@ TEST_F(TrainerTest, ARunWritesEverythingThatItPromises) {
                   json["peak_flops_per_second"].get<double>(),
               1e-12);
   for (const auto& [category, bytes] : json["peak_bytes"].items()) {
-    // Samples may use less than the longest that was planned for.
+    // Samples may use less than the longest planned.
     EXPECT_LE(bytes, json["predicted_peak_bytes"][category]) << category;
   }
   for (const char* category : {"parameters", "gradients", "optimizer",
@@ -382,7 +382,7 @@ TEST_F(TrainerTest, OneRankSaysWhichKeysItDoesNotRead) {
   const Outcome sharded =
       Run(Load({"zero_optimization.stage=1", "training.steps=1"}));
   EXPECT_THAT(sharded.printed, HasSubstr("note: zero_optimization.stage " +
-                                         words + ", which has nobody"));
+                                         words + ", which has no other"));
   EXPECT_THAT(Run(Load({"training.steps=1"})).printed, Not(HasSubstr(words)));
 }
 
@@ -598,7 +598,7 @@ void Poison(Trainer& trainer, const std::string& name, int from, int to,
 }
 
 // The same on one of several ranks: in the first parameter of a unit, right
-// behind its backward pass and before its reduction.
+// after its backward pass and before its reduction.
 void OverflowInBackward(Trainer& trainer, int unit, int from, int to) {
   const Parameter* parameter =
       trainer.session().model().units()[unit]->parameters()[0].get();
@@ -630,7 +630,7 @@ TEST_F(TrainerTest, TooManySkipsInARowEndTheRunWithTheTensorsName) {
   EXPECT_EQ(Steps().size(), 6u);
   EXPECT_EQ(Steps()[3]["skipped"], true);
   EXPECT_TRUE(Steps()[3]["grad_norm"].is_null());
-  // The summary says how far it came and why it ended.
+  // The summary has its progress and why it ended.
   const auto json = nlohmann::json::parse(dir_.Read("run/summary.json"));
   EXPECT_EQ(json["error"], message);
   EXPECT_EQ(json["interrupted"], false);
@@ -647,7 +647,7 @@ TEST_F(TrainerTest, ANormThatOverflowsHasNoTensorToBlame) {
                std::numeric_limits<float>::max());
       });
   const std::string reason =
-      "every gradient is finite, but their norm is beyond fp32";
+      "all gradients are finite, but their norm is beyond fp32";
   EXPECT_NE(outcome.printed.find("step 3 skipped: " + reason),
             std::string::npos)
       << outcome.printed;
@@ -674,7 +674,7 @@ TEST_F(TrainerTest, ADivergedRunFailsAndReplacesNoGoodWeights) {
   ASSERT_NE(Hash({"training.steps=2"}), "");
   const std::string good = dir_.Read("run/final/model.safetensors");
   const char* const diverging[][2] = {
-      // The loss of the only step is fine, what it leaves is not.
+      // The loss of the only step is fine, the resulting weights are not.
       {"training.steps=1", "optimizer.params.lr=1e30"},
       {"training.steps=4", "optimizer.params.lr=1e30"},
       {"training.steps=4",
@@ -783,7 +783,7 @@ TEST_F(TrainerTest, AFullDiskForMetricsDoesNotCostTheWeights) {
   }
 }
 
-// Rank 0 alone sees its files; all ranks then save, and all say its error.
+// Only rank 0 sees its files; all ranks then save, and all report its error.
 TEST_F(TrainerTest, AnErrorOfRankZerosFilesIsTheErrorOfAllRanks) {
   for (const char* stage : {"0", "3"}) {
     for (const char* in_the_way : {"metrics.jsonl", "final"}) {
@@ -808,8 +808,8 @@ TEST_F(TrainerTest, AnErrorOfRankZerosFilesIsTheErrorOfAllRanks) {
   }
 }
 
-// Whoever fails, and however: the steps before are in the metrics, the summary
-// has the error, and there are no weights, since nobody has all of them.
+// For any failing rank and fault: earlier steps are in the metrics, the summary
+// has the error, and there are no weights, since no rank has all of them.
 TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
   struct Case {
     Fault fault;
@@ -842,7 +842,7 @@ TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
          {std::string(status.message()), std::string(summary["error"])}) {
       EXPECT_THAT(message, HasSubstr("step 5"));
       EXPECT_THAT(message, HasSubstr(absl::StrCat("rank ", c.fault.rank)));
-      // Of who hangs any collective may be missed first.
+      // Any collective of a hanging rank may be missed first.
       EXPECT_THAT(message, HasSubstr(c.fault.kind == FaultKind::kStop
                                          ? "did not arrive at #"
                                          : "reduce_scatter \"head\""));
@@ -855,7 +855,7 @@ TEST_F(TrainerTest, ALostRankIsInTheSummaryWithStepAndCollective) {
   }
 }
 
-// Keeps the names of what goes over one rank's end of a channel.
+// Records the names of the collectives at one rank's end of a channel.
 class Recording final : public CommunicatorWrapper {
  public:
   Recording(std::unique_ptr<Communicator> inner,
@@ -878,7 +878,7 @@ TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
     if (rank != 0 || channel != "scalar") return end;
     return std::make_unique<Recording>(std::move(end), &names);
   };
-  // Without the ranks' look at the folder of a checkpoint.
+  // Without the ranks' check of a checkpoint's folder.
   ASSERT_TRUE(
       RunRanks(2,
                {"training.steps=3", "data.validation_fraction=0",
@@ -892,7 +892,7 @@ TEST_F(TrainerTest, AStepAgreesOnceBeforeItAndOnceBehindItsReductions) {
                        "stop, valid targets", "norm and loss",
                        "stop, valid targets", "norm and loss"}));
 
-  // What a step waits for is in its line, and all of it in the summary.
+  // A step's waits are in its line, and their sum in the summary.
   const auto steps = Steps();
   ASSERT_EQ(steps.size(), 3u);
   double total = 0;
@@ -956,7 +956,7 @@ TEST_F(TrainerTest, RanksOfAProcessCheckTheDataAndMeasureTheMachineOnce) {
   EXPECT_EQ(data[2], data[0]);
   EXPECT_EQ(rates, std::vector<double>(3, 1));
 
-  // An error is that of all.
+  // An error on one is an error on all.
   dir_.Write("text.txt", std::string(1000, '\0'));
   RunStart broken;
   const absl::Status first = broken.Data(loaded.config, 1).status();
@@ -1036,7 +1036,7 @@ TEST_F(TrainerTest, AnOverflowOnOneRankScalesAllRanksDown) {
 }
 
 // A token's gradient is of the size loss scale / tokens of the step. In fp16 it
-// is flushed to zero where the step has many, unless the scale grows with them.
+// is flushed to zero if the step has many, unless the scale grows with them.
 TEST_F(TrainerTest, ALargeGlobalBatchLosesNoFp16Gradient) {
   const auto norm = [&](int batch, const std::string& precision) {
     const absl::Status status =
@@ -1059,7 +1059,7 @@ TEST_F(TrainerTest, ALargeGlobalBatchLosesNoFp16Gradient) {
     EXPECT_NEAR(norm(batch, fp16(kScale)), exact, 0.01 * exact) << batch;
     EXPECT_EQ(Steps()[0]["loss_scale"], kScale) << "the user's";
   }
-  // Were the scale that of the mean over the batch: 0.31 of it is left.
+  // With the scale of the mean over the batch, 0.31 of it would be left.
   EXPECT_LT(norm(256, fp16(kScale / 256)), 0.5 * norm(256, fp32));
 }
 
@@ -1128,7 +1128,7 @@ TEST_F(TrainerTest, EpochsBecomeSteps) {
   EXPECT_EQ(outcome.summary->steps, (per_epoch + 1) / 2);
 }
 
-// What training.epochs and warmup_epochs are in steps, only the data knows.
+// Only the data determines training.epochs and warmup_epochs in steps.
 TEST_F(TrainerTest, TheScheduleIsHeldAgainstTheLengthThatTheDataGives) {
   const int64_t kept =
       SmallText().size() - std::llround(0.1 * SmallText().size());
@@ -1178,7 +1178,7 @@ TEST_F(TrainerTest, AFolderThatCanNotBeMadeNamesTheKey) {
       Trainer::Make(rank(), loaded, TestModelTools(), &console, nullptr);
   EXPECT_EQ(trainer.status().message(),
             "training.out_dir: cannot create the folder '/proc/run': no folder "
-            "can be made in '/proc'; choose another place");
+            "can be created in '/proc'; choose another place");
 }
 
 // ---- Generation -----------------------------------------------------------
@@ -1213,7 +1213,7 @@ TEST_F(TrainerTest, EveryPromptLengthFitsIntoWhatWasReserved) {
     for (int64_t length = 1; length <= kContext + 5; ++length) {
       GenerateAll((*session)->executor(), length, kContext, 3);
     }
-    // A text longer than the context goes on.
+    // A text longer than the context continues.
     EXPECT_EQ(GenerateAll((*session)->executor(), 5, kContext, 60).size(), 60u);
     EXPECT_EQ(GenerateAll((*session)->executor(), 5, 2, 9).size(), 9u);
     EXPECT_EQ(GenerateAll((*session)->executor(), 5, 1, 9).size(), 9u);
@@ -1262,10 +1262,9 @@ TEST_F(TrainerTest, APromptLongerThanTheContextIsCutAloud) {
                   absl::StrCat("training.sample.prompt=\"",
                                std::string(length, 'x'), "\"")}));
     ASSERT_TRUE(outcome.summary.ok()) << outcome.summary.status();
-    const std::string note =
-        absl::StrCat("note: training.sample.prompt has ", length,
-                     " tokens and the context 32; samples go on from its "
-                     "last 16\n");
+    const std::string note = absl::StrCat(
+        "note: training.sample.prompt has ", length,
+        " tokens and the context 32; samples continue from its last 16\n");
     EXPECT_EQ(outcome.printed.find(note) != std::string::npos, length > 32)
         << outcome.printed;
   }
@@ -1289,7 +1288,7 @@ TEST_F(TrainerTest, ATokenizerWithMoreIdsThanTheModelIsRefused) {
                                   .num_threads = 1})
                   .ok());
   EXPECT_TRUE(OpenModelTokenizer(dir_.File("sp.model"), 300).ok());
-  // 256 was taken for such a byte model whatever the tokenizer was.
+  // A past bug: 256 was taken for such a byte model with any tokenizer.
   for (const int64_t vocab_size : {299, 256}) {
     const auto tokenizer =
         OpenModelTokenizer(dir_.File("sp.model"), vocab_size);
@@ -1379,8 +1378,8 @@ TEST_F(TrainerTest, OneDocumentIsNoneToTellApart) {
   const auto text = open({apart});
   EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(text.status().message()),
-              HasSubstr("is the end-of-text token 256, so that there is one "
-                        "document only; give every document a file"));
+              HasSubstr("is the end-of-text token 256, so there is only one "
+                        "document; give every document a file"));
   std::string tokens;
   for (int i = 0; i < 4000; ++i) tokens += {static_cast<char>(i % 100), '\0'};
   dir_.Write("a.bin", tokens);
@@ -1421,7 +1420,7 @@ TEST_F(TrainerTest, ADataFileThatIsMissingOrTooSmallIsAnErrorBeforeTheRun) {
   std::free(text);
 }
 
-// eval_batches times the micro-batch overflowed.
+// A past bug: eval_batches times the micro-batch overflowed.
 TEST_F(TrainerTest, TheLargestCountsStillMakeATrainer) {
   for (const char* path :
        {"training.eval_batches", "training.eval_every", "training.steps",

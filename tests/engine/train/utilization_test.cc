@@ -46,7 +46,8 @@ TEST(UtilizationTest, WithoutAPeakEverythingIsZero) {
   EXPECT_EQ(none.hfu, 0);
 }
 
-// 600 % was printed where other work had hidden the ceiling.
+// A past bug: 600 % was printed if other work had disturbed the measured
+// ceiling.
 TEST(UtilizationTest, MoreThanThePeakIsNotKnown) {
   const TokenFlops flops{.model = 8, .causal = 6};
   const TokenFlops more{.model = 8, .causal = 6, .recomputed = 2};
@@ -82,13 +83,13 @@ TEST(ProductRateTest, ABusyMomentTakesNothingFromTheBestOfEarlierRuns) {
   EXPECT_EQ(busy.flops, 171e9);
   EXPECT_EQ(busy.size, 1024);
   EXPECT_TRUE(busy.earlier);
-  // Of other threads and dtypes it says nothing.
+  // It does not apply to other threads and dtypes.
   DeviceInfo one = two;
   one.num_threads = 1;
   EXPECT_EQ(best(one, 82e9).flops, 82e9);
   EXPECT_EQ(BestProductRate(file, two, DType::kBF16, {9e9, 512}).flops, 9e9);
   EXPECT_EQ(best(two, 1).flops, 171e9);
-  // A file that is no such file begins anew, and a folder keeps nothing.
+  // An invalid file starts over, and a folder keeps nothing.
   for (const char* text :
        {"", "{", "[1]", R"({"CPU, avx2, 2 threads, fp32": 7})",
         R"({"CPU, avx2, 2 threads, fp32": {"flops": "x"}})"}) {

@@ -35,9 +35,10 @@ Job RingJob(int world, int stage) {
   return job;
 }
 
-// Sums in another order. Adam divides a gradient by its own size, so where it
-// is small its rounding weighs as much as anywhere: parameters may differ by
-// more than losses and norms do, and by how much follows from the CPU's widths.
+// Sums in another order. Adam divides a gradient by its own size, so the
+// rounding of small gradients weighs as much as that of large ones: parameters
+// may differ by more than losses and norms, by an amount that depends on the
+// CPU's vector widths.
 void ExpectNear(const Outcome& got, const Outcome& want) {
   for (size_t step = 0; step < want.losses.size(); ++step) {
     EXPECT_NEAR(got.losses[step], want.losses[step], 1e-6 * want.losses[step]);
@@ -106,8 +107,8 @@ TEST(RingStagesTest, GroupsReduceAroundRingsToo) {
   }
 }
 
-// Rounded to what is sent once, as by direct, which sums in another order: the
-// two differ by a rounding at most.
+// Rounded once to the sent dtype, like direct, which sums in another order: the
+// two differ by at most one rounding.
 TEST(RingStagesTest, GradientsMayBeSentAsBf16) {
   Outcome first;
   for (int stage : {0, 1, 2, 3}) {
@@ -313,8 +314,8 @@ TEST(ServerTest, ANaNOfAWorkerSkipsTheStepOnAllAndIsNamed) {
   EXPECT_EQ(names, std::vector<std::string>(3, bad_name));
 }
 
-// The server has all of the optimizer, the workers nothing of it; the wire is
-// the formula at each of them.
+// The server has the whole optimizer, the workers none of it; each sends the
+// formula's bytes.
 TEST(ServerTest, MemoryAndTheWireAreTheServersAndTheWorkers) {
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     Job job = ServerJob(4);

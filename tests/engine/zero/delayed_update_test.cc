@@ -1,5 +1,5 @@
 // Delayed updates: the bits of a plain run that keeps two sets of parameters
-// and computes each gradient with those of one update before.
+// and computes each gradient with those of the previous update.
 #include <cstring>
 #include <limits>
 #include <map>
@@ -99,7 +99,7 @@ class TwoSets {
 
   StateAccess* states_;
   int delayed_from_;
-  bool updating_ = true;  // as if behind a step
+  bool updating_ = true;  // as if after a step
   int step_ = -1;
   Bytes older_, newest_;
 };
@@ -289,7 +289,7 @@ TEST(DelayedUpdateTest, WhatIsReadBetweenStepsIsTheNewest) {
   }
 }
 
-// What a checkpoint keeps of a rank, by state and place.
+// A rank's part of a checkpoint, by state and place.
 using Kept = std::map<std::string, std::string>;
 
 std::string PlaceOf(const std::string& state, const Parameter& parameter,
@@ -323,7 +323,7 @@ void Restore(Rig& rig, const Kept& kept, bool has_stale) {
   EXPECT_TRUE(restored.ok()) << restored;
 }
 
-// A run that ends, and another rig that goes on with its last three steps.
+// A run that ends, and another rig that resumes for its last three steps.
 Floats TrainInTwoParts(const Job& job, const Job& resumed,
                        bool has_stale = true) {
   std::mutex mutex;
@@ -362,9 +362,10 @@ TEST(DelayedUpdateTest, ACheckpointGoesOnToTheBitsOfARunThatNeverStopped) {
         job.options.param_dtype = dtype;
         const Floats want = Train(job).parameters;
         EXPECT_EQ(TrainInTwoParts(job, job), want);
-        // One of a run without delay has no older parameters to go on with.
+        // A checkpoint of a run without delay has no older parameters to resume
+        // with.
         EXPECT_NE(TrainInTwoParts(job, job, /*has_stale=*/false), want);
-        // Without delay it goes on from the newest ones.
+        // Without delay it resumes from the newest ones.
         Job plain = job;
         plain.options.delayed_updates = false;
         EXPECT_EQ(TrainInTwoParts(job, plain),
@@ -410,8 +411,8 @@ TEST(DelayedUpdateTest, TheHostKeepsASecondCopyOfGradientsAndParameters) {
   }
 }
 
-// By waits and by the order of streams: what action i cannot start before,
-// here and (negative) in the step before.
+// The actions that action i waits for, directly or by stream order, in this
+// step and (negative) in the previous one.
 std::set<int> Before(const std::vector<Action>& actions, int i) {
   const int size = static_cast<int>(actions.size());
   const auto at = [&](int j) { return actions[j < 0 ? j + size : j]; };

@@ -1,5 +1,5 @@
-// A disk that fails under states that are on it: all ranks end with an error
-// that names the file, none hangs, and no file is left.
+// A disk with states that fails: all ranks end with an error that names the
+// file, none hangs, and no file is left.
 #include <errno.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -176,14 +176,14 @@ TEST_F(DiskFaultsTest, FilesOfAKilledRunGoBeforeAnyRankMakesOne) {
   EXPECT_FALSE(PathExists(stale));
 }
 
-// Of one rank, in the third step, as another program might.
+// The file of one rank, in the third step, as by another program.
 TEST_F(DiskFaultsTest, AFileThatIsCutOffOrChangedEndsAllRanks) {
   for (const bool cut : {true, false}) {
     ChangeFile(cut);
     const absl::Status status = Failure();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    // A write on its way makes the file that was cut long again, with zeros
-    // in it, which only the checksum tells from what was there.
+    // A write in flight makes the truncated file long again, with zeros in it,
+    // which only the checksum detects.
     testing::Matcher<std::string> names = HasSubstr("checksum");
     if (cut) names = AnyOf(names, HasSubstr("the file ends before"));
     EXPECT_THAT(std::string(status.message()),

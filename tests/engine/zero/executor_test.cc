@@ -29,8 +29,8 @@ constexpr int64_t kBatch = 4, kLength = 13, kVocab = 61;
 
 class ExecutorTest : public testing::Test {
  protected:
-  // The number of threads is part of the numerics; one is enough where the
-  // promise does not speak of threads, and saves thousands of barriers.
+  // The number of threads is part of the numerics; one is enough if the promise
+  // is not about threads, and saves thousands of barriers.
   ExecutorTest() : device_(MakeCpuDevice(1)) {}
 
   // Freed activations turn into NaNs, so that reading one shows.
@@ -172,7 +172,7 @@ TEST_F(ExecutorTest, AnUnusedParameterIsZeroedAndReportedByName) {
   options.optimizer.momentum = 0.9;
   Rig rig(*device_, std::move(toy.model), options);
   const Floats before = rig.Read(unused);
-  // Whatever lay in the gradient's memory is not a gradient.
+  // Old content of the gradient's memory is not a gradient.
   std::memset(rig->transient().data(), 0xff, rig->transient().capacity_bytes());
   rig->transient().set_poison_freed(true);
   for (int step = 0; step < 3; ++step) {
@@ -235,8 +235,8 @@ TEST_F(ExecutorTest, AFrozenParameterHasNoGradientAndKeepsItsBits) {
       EXPECT_EQ(frozen[i]->weight.sink, nullptr);
       EXPECT_EQ(rig.Read(*frozen[i]), before[i]) << frozen[i]->name;
     }
-    // What trains gets the same gradient as if all trained; the norm is of
-    // what trains alone.
+    // Trained tensors get the same gradient as if all trained; the norm is over
+    // trained ones only.
     EXPECT_EQ(rig.Gradient(*trained), free_rig.Gradient(*free_trained));
     EXPECT_NE(rig.Read(*trained), trained_before);
     EXPECT_EQ(output.loss, free_output.loss);
@@ -353,13 +353,13 @@ TEST_F(ExecutorTest, ClippingScalesTheStepToTheNorm) {
   for (size_t i = 0; i < after.size(); ++i) {
     moved += std::pow(double{after[i]} - before[i], 2);
   }
-  // Parameters of about 0.1 to 1 are rounded to 6e-8; some 20,000 of them.
+  // Parameters of about 0.1 to 1 are rounded to 6e-8; about 20,000 of them.
   EXPECT_NEAR(std::sqrt(moved), 0.125, 1e-5);
 }
 
 // ---- Accumulation ---------------------------------------------------------
 
-// GPT-2's key bias has a gradient that is zero but for rounding, which Adam
+// GPT-2's key bias has a gradient that is zero except for rounding, which Adam
 // turns into full steps.
 Floats WithoutKeyBias(Rig& rig, int64_t hidden) {
   Floats all;
@@ -451,8 +451,8 @@ TEST_F(ExecutorTest, RecomputeWithDropoutChangesNoBit) {
 
 // ---- Packed rows ----------------------------------------------------------
 
-// Every sequence of `packed` as a row of its own, filled up with tokens that
-// stand behind it and whose targets do not count.
+// Every sequence of `packed` as its own row, padded with tokens after it whose
+// targets do not count.
 TokenBatch EachInARow(const TokenBatch& packed) {
   const std::vector<int32_t>& positions = packed.positions;
   TokenBatch rows(std::count(positions.begin(), positions.end(), 0),
@@ -488,7 +488,7 @@ TEST_F(ExecutorTest, PackedSequencesAreThoseThatHaveARowEach) {
       const double sum = packed->EvalLossSum(batch.All());
       EXPECT_NEAR(alone->EvalLossSum(rows.All()), sum, 1e-6 * sum);
       EXPECT_GT(std::fabs(uncut - sum), 1e-4 * sum);
-      // In micro-batches that the others' sequences are not in.
+      // In separate micro-batches.
       const StepOutput a = packed->Step(batch, 1e-3f, 2);
       const StepOutput b = alone->Step(rows, 1e-3f);
       EXPECT_NEAR(a.loss, b.loss, 1e-6 * b.loss);
@@ -530,8 +530,8 @@ class SkippedStepTest : public ExecutorTest {
     return rig;
   }
 
-  // The moments have no trace of what was skipped either: from step `first` on
-  // the steps are those of a run in which it never happened.
+  // The moments have no trace of the skipped step either: from step `first` on
+  // the steps are those of a run without it.
   static void ExpectTheSameSteps(Rig& good, Rig& hit, int first) {
     for (int step = first; step < first + 3; ++step) {
       const StepOutput a = good.Step(MakeBatch(step), 1e-2f);
@@ -568,7 +568,7 @@ TEST_F(SkippedStepTest, ANonFiniteGradientSkipsTheStepAndLeavesNoTrace) {
   }
 }
 
-// It was begun before anybody knew.
+// It was begun before the skip was known.
 TEST_F(SkippedStepTest, AStepBehindASkippedOneIsSkippedWithIt) {
   for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kAdam,
                              OptimizerKind::kSgd, OptimizerKind::kLamb}) {
@@ -735,7 +735,7 @@ TEST_F(ExecutorTest, HalfPrecisionFollowsFp32) {
       }
     }
     // bf16 rounds to 2^-9, fp16 to 2^-12, relative; each logit is a sum of
-    // some 30 rounded terms behind about 20 rounded layers, and the loss
+    // about 30 rounded terms after about 20 rounded layers, and the loss
     // averages 41 of them with independent signs: a few roundings in all. Each
     // step starts from parameters that the steps before it rounded already.
     for (int step = 0; step < 10; ++step) {
@@ -887,7 +887,7 @@ TEST_F(ExecutorTest, EvaluationIsTheLossOfTheNextStep) {
       }
       serial += losses[i];
     }
-    // Each row's loss is rounded to fp32; the sum is of what it was before.
+    // Each row's loss is rounded to fp32; the sum is of unrounded ones.
     EXPECT_NEAR(sum, serial, 1e-7 * sum);
     EXPECT_DOUBLE_EQ(rig->Step(batch, 1e-2f).loss, sum / batch.NumValid());
   }
@@ -896,7 +896,8 @@ TEST_F(ExecutorTest, EvaluationIsTheLossOfTheNextStep) {
 TEST_F(ExecutorTest, InitialParametersDependOnSeedAndNameAlone) {
   ModelConfig config = TinyConfig(ModelFamily::kGpt2);
   const auto a = MakeRig(config, Options());
-  // Another depth, precision, optimizer and memory: what both have is equal.
+  // Another depth, precision, optimizer and memory: common parameters are
+  // equal.
   config.num_hidden_layers = 1;
   config.initializer_range = 0.1;
   ExecutorOptions options = Options(OptimizerKind::kLamb);

@@ -85,7 +85,7 @@ TEST(HostWireTest, OneHostSendsNothing) {
 }
 
 // Of n ranks, k on each host: k (n - k) / n of a sum, or (n - k) / n of it; k /
-// n of what is gathered, to each other host.
+// n of gathered bytes, to each other host.
 TEST(HostWireTest, TheBytesAreThoseOfTheFormula) {
   for (const int64_t stage : {0, 1, 2, 3}) {
     const Job job = MakeJob(8, stage);
@@ -111,7 +111,7 @@ TEST(HostWireTest, HalvesOfAHostThatSumApartSendTwice) {
   const int64_t once = job.Count(2, kByHosts).front().summed;
   EXPECT_EQ(job.Count(2, kByHosts, 2).front().summed, 2 * once);
   EXPECT_EQ(job.Count(2, kByHosts, 1).front().summed, 4 * once);
-  // Hosts of one process each can not sum over two of them.
+  // Hosts of one process each cannot sum over two of them.
   EXPECT_EQ(job.Count(2, kByHosts, 8).front().summed, 4 * once);
 }
 

@@ -1,6 +1,6 @@
 // Groups of ranks: states are sharded within a group and replicated over the
-// groups (mics_shard_size). The same numbers as one group but for the order of
-// sums, memory by the group, both axes on the wire. Ranks are threads.
+// groups (mics_shard_size). The same numbers as one group except for the order
+// of sums, memory by the group, both axes on the wire. Ranks are threads.
 #include <chrono>
 #include <cstdint>
 #include <limits>
@@ -128,7 +128,7 @@ TEST(HybridTest, LambsRatiosAreThoseOfOneGroup) {
   }
 }
 
-// Nothing is sharded, and all of it is reduced across: the sums of stage 0.
+// Nothing is sharded, and everything is reduced across: the sums of stage 0.
 TEST(HybridTest, GroupsOfOneAreReplicas) {
   Job job = HybridJob(4, 0, 0);
   job.options.max_grad_norm = 0;

@@ -1,5 +1,5 @@
-// A small training job on ranks as threads, and what all of them computed: what
-// the tests of stages, groups and algorithms share.
+// A small training job on ranks as threads, and its results: shared by the
+// tests of stages, groups and algorithms.
 #ifndef ZERO_TESTS_ENGINE_ZERO_JOB_TESTING_H_
 #define ZERO_TESTS_ENGINE_ZERO_JOB_TESTING_H_
 
@@ -31,7 +31,7 @@ inline constexpr int64_t kLength = 9;
 inline constexpr int64_t kVocab = 61;
 inline constexpr int64_t kUnlimited = int64_t{1} << 46;
 
-// What the whole job computed.
+// The results of the whole job.
 struct Outcome {
   std::vector<double> losses, norms;
   Floats parameters;
@@ -51,16 +51,16 @@ struct Job {
   int64_t length = kLength;
   int64_t micro_steps = 1;
   int steps = 3;
-  int first_step = 0;  // a run that goes on begins with a later one
+  int first_step = 0;  // later for a resumed run
   // With options.delayed_updates, of steps [delayed_from, delayed_until).
   int delayed_from = 1, delayed_until = INT_MAX;
-  float lr_factor = 1;  // of a step's rate to that of the step before
+  float lr_factor = 1;  // of a step's rate to the previous step's
   float loss_scale = 1;
-  bool ahead = false;   // steps begin before the one before them is finished
+  bool ahead = false;   // steps begin before the previous one is finished
   bool packed = false;  // several sequences in a row
-  bool rows = true;     // the table is exchanged by rows where they are few
+  bool rows = true;     // the table is exchanged by rows if they are few
   std::function<std::unique_ptr<Model>()> make;  // null: config's
-  // What goes around the ranks' communicators.
+  // Wraps the ranks' communicators.
   decltype(LocalRanksOptions::wrap) wrap;
   // Called on every rank before the first step, and after every step.
   std::function<void(const Rank&, Rig&)> prepare;
@@ -71,7 +71,7 @@ struct Job {
   }
 };
 
-// All of the first block is frozen, and the embedding's table.
+// The whole first block and the embedding's table are frozen.
 inline std::unique_ptr<Model> MakePartlyFrozen(const ModelConfig& config) {
   std::unique_ptr<Model> model = MakeModel(config);
   model->units()[0]->parameters()[0]->frozen = true;
@@ -108,7 +108,7 @@ inline TokenBatch GlobalBatch(int64_t batch, int step, bool packed = false,
   return tokens;
 }
 
-// Memory as a rehearsal on the meta device predicts it.
+// Memory predicted by a rehearsal on the meta device.
 inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   const std::unique_ptr<Device> meta = MakeMetaDevice(*rank.device);
   const Rank imagined = MakeImaginedRank(*meta, rank);
@@ -120,15 +120,15 @@ inline TransientBytes Rehearse(const Job& job, const Rank& rank, int64_t rows) {
   return rig->high_water();
 }
 
-// What came over the wire is what was asked for: counted where it is copied or
-// summed against computed from sizes.
+// The bytes received are those expected: counted where they are copied or
+// summed, compared with those computed from sizes.
 inline void ExpectBytesAsAsked(const Rank& rank) {
   for (const auto* end : {&rank.gather, &rank.reduce, &rank.across}) {
     EXPECT_EQ((*end)->received_bytes(), (*end)->Total().received);
   }
 }
 
-// The job with what its plan is to know of the batch.
+// The job with its plan's knowledge of the batch.
 inline Job Planned(Job job) {
   if (job.rows) {
     job.options.plan.tokens = job.batch / job.world * job.length;
@@ -195,7 +195,7 @@ using RunJobFn =
     absl::Status (*)(int, const LocalRanksOptions&, const MakeDeviceFn&,
                      const std::function<absl::Status(const Rank&)>&);
 
-// What all ranks found, which must be one and the same.
+// The result of all ranks, which must be equal.
 inline Outcome Train(const Job& job,
                      const MakeDeviceFn& make_device = OneThread,
                      RunJobFn run = RunLocalRanks) {
@@ -216,9 +216,9 @@ inline Outcome Train(const Job& job,
   return outcomes.empty() ? Outcome() : outcomes[0];
 }
 
-// Every rank and stream waits a little before and behind every collective, and
-// every rank before and behind every action; each as long as its own counter
-// says. Sets `job`'s wrap and prepare.
+// Every rank and stream waits a little before and after every collective, and
+// every rank before and after every action; each by its own counter. Sets
+// `job`'s wrap and prepare.
 inline void AddDelays(Job* job) {
   class Delays {
    public:
@@ -259,7 +259,7 @@ inline void AddDelays(Job* job) {
   };
 }
 
-// A step on a small batch of the rank's own.
+// A step on a small batch, different on each rank.
 inline absl::Status SmallStep(Rig& rig) {
   const TokenBatch batch(2, kLength, kVocab, 2);
   const HostBatch all = batch.All();
@@ -268,7 +268,7 @@ inline absl::Status SmallStep(Rig& rig) {
       .status();
 }
 
-// How a job ended, and what its ranks returned that did not throw.
+// How a job ended, and the results of ranks that did not throw.
 struct Failure {
   absl::Status status;
   std::vector<std::string> messages;
@@ -309,7 +309,7 @@ inline void ExpectALeaverIsNamedByAll(const Job& job, int leaver) {
   const std::string name = absl::StrCat("rank ", leaver);
   EXPECT_EQ(failure.status.code(), absl::StatusCode::kDataLoss)
       << failure.status;
-  // The lowest rank's words.
+  // The lowest rank's message.
   const char* const says = leaver == 0 ? ": " : " aborted the run: ";
   EXPECT_TRUE(absl::StrContains(failure.status.message(),
                                 absl::StrCat(name, says, "disk on fire")))
@@ -323,8 +323,8 @@ inline void ExpectALeaverIsNamedByAll(const Job& job, int leaver) {
   EXPECT_GE(named, job.world - 1);
 }
 
-// A rank that hangs where it should start reducing `bucket`: what all of them
-// say after a timeout of two seconds.
+// A rank that hangs where it should start reducing `bucket`: the error of all
+// of them after a timeout of two seconds.
 inline Failure WithAHangingRank(const Job& job, int hanging, int bucket) {
   LocalRanksOptions options = RanksOf(job);
   options.local.timeout = absl::Seconds(2);
@@ -342,7 +342,7 @@ inline Failure WithAHangingRank(const Job& job, int hanging, int bucket) {
   });
 }
 
-// More words than a job's batch has tokens.
+// More table rows than a job's batch has tokens.
 inline constexpr int64_t kManyWords = 131;
 
 inline ModelConfig TiedLlama() {
@@ -352,7 +352,7 @@ inline ModelConfig TiedLlama() {
   return config;
 }
 
-// What went over the wire so far.
+// The bytes sent so far.
 inline StepWire WireOf(const Rank& rank) {
   const CollectiveCount gathered = rank.gather->Total();
   const CollectiveCount reduced = rank.reduce->Total();
@@ -394,7 +394,7 @@ inline MemoryLedger Measure(Job job, int stage) {
         const TransientBytes reserved = Rehearse(job, rank, rows);
         Rig rig(rank, MakeModel(job.config), job.options, reserved);
         rig.Step(TokenBatch(rows, kLength, kVocab, 1), 1e-3f);
-        // All that rotates is gone after a step.
+        // After a step no lent memory is left.
         EXPECT_EQ(rig->transient().live_bytes(), 0);
         EXPECT_EQ(rig->high_water().device, reserved.device);
         if (rank.rank() == 0) ledger = rig.ledger();

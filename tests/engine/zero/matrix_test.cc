@@ -1,5 +1,5 @@
-// Property 1, the part of it that `ninja check` has time for: a subset of the
-// matrix in which any two values of two axes meet.
+// The part of the equality matrix that `ninja check` has time for: a subset in
+// which any two values of two axes meet.
 #include <array>
 #include <map>
 #include <set>
@@ -24,7 +24,7 @@ std::set<Pair> PairsOf(const MatrixPoint& point) {
   return pairs;
 }
 
-// Of the points left, always one with the most pairs that are new.
+// Always one of the remaining points with the most new pairs.
 std::vector<MatrixPoint> SpanningPoints() {
   const std::vector<MatrixPoint> all = AllMatrixPoints();
   std::set<Pair> missing;
@@ -79,7 +79,7 @@ TEST(MatrixTest, TheBucketSizesMakeThreePlans) {
   }
 }
 
-// The comparison would be worth nothing if every job gave these bits.
+// The comparison would be worthless if every job gave these bits.
 TEST(MatrixTest, WhatMayChangeBitsDoes) {
   const Outcome base = Train(MatrixPoint().ToJob());
   for (int axis :

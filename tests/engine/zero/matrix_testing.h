@@ -1,5 +1,5 @@
-// The equality matrix: every choice that must not change a bit, and points of
-// it. A spanning subset is in matrix_test.cc, the product in tests/matrix.
+// The equality matrix: all choices that must not change a bit, and its points.
+// A spanning subset is in matrix_test.cc, the product in tests/matrix.
 #ifndef ZERO_TESTS_ENGINE_ZERO_MATRIX_TESTING_H_
 #define ZERO_TESTS_ENGINE_ZERO_MATRIX_TESTING_H_
 
@@ -33,7 +33,7 @@ inline ModelConfig OddConfig(ModelFamily family) {
   return config;
 }
 
-// A stage, and where its states live.
+// A stage, and the home of its states.
 struct MatrixStates {
   int stage;
   StateHomes homes = {};
@@ -62,13 +62,13 @@ inline const std::string& MatrixDiskFolder() {
   return folder.path();
 }
 
-// A place in the matrix: which value of every axis.
+// A point of the matrix: a value on every axis.
 struct MatrixPoint {
   enum Axis {
     kFamily,
     kDType,
     kWorld,
-    // What follows must not change a bit.
+    // The axes below must not change a bit.
     kStates,
     kBucket,
     kOverlap,
@@ -95,7 +95,8 @@ struct MatrixPoint {
   int world() const { return at[kWorld] + 1; }
   const MatrixStates& states() const { return kMatrixStates[at[kStates]]; }
 
-  // The same model, precision and number of ranks, and the first of all else.
+  // The same model, precision and number of ranks, and the first value on all
+  // other axes.
   MatrixPoint base() const {
     MatrixPoint base = *this;
     for (int axis = kStates; axis < kNumAxes; ++axis) base.at[axis] = 0;

@@ -92,7 +92,7 @@ TEST_F(MemoryTest, TheMetaDevicePredictsEveryCategoryExactly) {
           const ExecutorOptions options = Options(dtype, recompute);
           Rig predicted(*meta_, config, options, kUnlimited);
           Perform(predicted, calls);
-          // The real run gets what was predicted and not a byte more.
+          // The real run gets exactly the predicted memory.
           const int64_t reserved = predicted->high_water().device;
           Rig measured(*cpu_, config, options, reserved);
           Perform(measured, calls);
@@ -220,7 +220,7 @@ TEST_F(MemoryTest, ABlocksActivationsAreTheClosedFormula) {
             s * b * (8 * h + 4 * h / 2 + 4 * f) + lse);
   for (ModelFamily family :
        {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {
-    // The input, the residual sum and what attention gives; or the input.
+    // The input, the residual sum and attention's output; or the input.
     EXPECT_EQ(per_layer(family, Recompute::kSelective), 6 * s * b * h + lse);
     EXPECT_EQ(per_layer(family, Recompute::kFull), 2 * s * b * h);
   }
@@ -253,8 +253,8 @@ TEST_F(MemoryTest, TransientMemoryDoesNotGrowWithTheLayers) {
   EXPECT_EQ(workspace[0], workspace[2]);
 }
 
-// Gradients that wait for no other micro-batch come as activations go: a step
-// needs the memory of both only where it adds them up.
+// Without other micro-batches gradients replace activations: a step needs the
+// memory of both only if it accumulates.
 TEST_F(MemoryTest, GradientsTakeTheMemoryThatActivationsGiveBack) {
   for (ModelFamily family :
        {ModelFamily::kGpt2, ModelFamily::kLlama, ModelFamily::kQwen3}) {

@@ -1,5 +1,5 @@
-// States in the host's memory: the same bits as on the device, whatever the
-// stage, the optimizer and the dtype.
+// States in the host's memory: the same bits as on the device, for any stage,
+// optimizer and dtype.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -43,7 +43,7 @@ Job AtStage(Job job, int stage) {
   return job;
 }
 
-// What the stages allow: parameters are sharded where the host has them.
+// Only allowed stages: parameters on the host are sharded.
 struct Offload {
   int stage;
   StateHomes homes;
@@ -239,8 +239,8 @@ TEST(OffloadTest, SlowCopiesAndCollectivesChangeNoBit) {
   }
 }
 
-// Micro-batches add up in the same order as on the device; alone, only where
-// the stage does not shard gradients.
+// Micro-batches add up in the same order as on the device; on a single rank,
+// only if the stage does not shard gradients.
 TEST(OffloadTest, MicroBatchesGiveTheBitsOfTheStage) {
   for (const bool in_parts : {false, true}) {
     for (const int world : {1, 2, 3}) {
@@ -367,14 +367,14 @@ TEST(OffloadTest, FrozenParametersAndDenseTablesGiveTheSameBits) {
   }
 }
 
-// All that is trained, and what it takes to train it.
+// The trained parameters, and their states.
 int64_t BytesOf(const MemoryLedger& ledger) {
   return ledger.live_bytes(MemoryCategory::kParameters) +
          ledger.live_bytes(MemoryCategory::kGradients) +
          ledger.live_bytes(MemoryCategory::kOptimizer);
 }
 
-// The host has gradients and the places through which segments pass.
+// The host has gradients and the buffers that segments pass through.
 TEST(OffloadTest, TheHostKeepsWhatTheDiskHasNot) {
   for (const int world : {1, 2}) {
     for (const Offload& offload : Offloads()) {

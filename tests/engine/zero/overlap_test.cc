@@ -1,7 +1,7 @@
-// Communication runs under computation: not by the clock, but by holding every
-// collective back until the last computation that the schedule has before its
-// result is waited for is done. Where the executor waited any earlier, the two
-// would wait for each other.
+// Communication overlaps with computation: tested not by the clock, but by
+// holding every collective back until the last computation that the schedule
+// puts before the wait for its result is done. If the executor waited any
+// earlier, the two would deadlock.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -30,13 +30,13 @@ bool IsGather(const Action& action) {
          action.kind == ActionKind::kGatherUpdated;
 }
 
-// For every collective of `steps` steps of a list the last computation behind
-// it that runs before the first action that waits for it; -1: there is none.
+// For every collective of `steps` steps of a list, the last computation after
+// it and before the first action that waits for it; -1: none.
 std::map<size_t, int64_t> LastUnder(const std::vector<Action>& list,
                                     int steps) {
   const int64_t size = static_cast<int64_t>(list.size());
   std::map<size_t, int64_t> last;
-  std::set<int64_t> open;  // collectives that nothing has waited for yet
+  std::set<int64_t> open;  // collectives not yet waited for
   for (int64_t k = 0; k < steps * size; ++k) {
     const Action& action = list[k % size];
     for (int wait : action.waits) open.erase(k / size * size + wait);
@@ -147,7 +147,7 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
             want.push_back("Reduce(bucket 4: embedding)");
             want.push_back("Reduce(bucket 5: embedding.wte)");
           }
-          // Behind the last step nothing hides what was updated last.
+          // After the last step nothing hides the gather of the last updates.
           if (i + 1 == job.steps && (stage == 1 || stage == 2)) {
             want.push_back(rows ? "GatherUpdated(bucket 4: head)"
                                 : "GatherUpdated(bucket 5: head)");
@@ -164,7 +164,7 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
           for (const auto& [at, last] : last_under) {
             if (IsGather(actions[at]) != (channel == "gather")) continue;
             until.push_back(last + 1);
-            // Stage 0 gathers what it has reduced; rows follow their tokens.
+            // Stage 0 gathers the reduced gradients; rows follow their tokens.
             until.resize(until.size() + TransfersOf(actions[at], plan).size() -
                          1);
           }
@@ -184,8 +184,8 @@ TEST(OverlapTest, AllButTheFirstGatherAndTheLastReductionRunUnderCompute) {
   }
 }
 
-// With a table of several buckets, and a position table beside it: nothing but
-// its rows and the positions is left for the end.
+// With a table of several buckets, and a position table: only its rows and the
+// positions are left for the end.
 TEST(OverlapTest, ASharedTableIsReducedUnderBackward) {
   for (int stage : {0, 1, 2, 3}) {
     Job job;
@@ -285,7 +285,7 @@ class Recording {
 
   std::mutex mutex_;
   std::vector<Span> spans_;
-  // Of the rank's thread alone.
+  // Used only by the rank's thread.
   size_t next_ = 0, current_ = 0;
   std::set<size_t> moved_;  // actions with collectives
 };
@@ -302,11 +302,11 @@ class Recorded final : public CommunicatorWrapper {
   Recording* const recording_;
 };
 
-// Replays steps of a list on a fake clock on which every action takes as long
-// as it did: it begins when what it waits for and what is before it on its
-// stream has ended. The executor must have begun it behind both; that it waits
-// for no more is what holding collectives back shows. Actions overlap on that
-// clock only where the list lets them.
+// Replays steps of a list on a fake clock with the measured durations: an
+// action begins when its dependencies and its predecessor on its stream have
+// ended. The executor must have begun it after both; holding collectives back
+// shows that it waits for nothing else. Actions overlap on that clock only if
+// the list lets them.
 void ExpectReplayed(const Plan& plan, const std::vector<Action>& list,
                     const std::vector<Recording::Span>& measured,
                     bool overlap) {
@@ -379,8 +379,8 @@ TEST(OverlapTest, TheListReplayedOnAFakeClockIsWhatWasMeasured) {
   }
 }
 
-// What the first `steps` steps wait for, as the wait hook tells it; the times
-// of the hook are those that are counted.
+// The waits of the first `steps` steps, as reported by the wait hook; the
+// hook's times are the counted ones.
 std::vector<std::string> WaitsOf(Job job, int steps) {
   job.steps = steps;
   std::vector<std::string> waits;
@@ -412,7 +412,7 @@ TEST(OverlapTest, EveryWaitHasAChannelAndAName) {
   Job job;
   job.options.plan.reduce_bucket_elems = 1;
   job.options.plan.gather_bucket_elems = 1;
-  // The rows of the table, behind their tokens, are waited for before the norm.
+  // The rows of the table, after their tokens, are waited for before the norm.
   const Names step0 = {"reduce embedding.wte", "reduce embedding.wte",
                        "reduce head",          "reduce block.1",
                        "reduce block.0",       "reduce embedding",
@@ -421,7 +421,7 @@ TEST(OverlapTest, EveryWaitHasAChannelAndAName) {
   want.insert(want.end(), step0.begin(), step0.end());
   EXPECT_EQ(WaitsOf(job, 1), want);
 
-  // Behind the step: the parameters that it updated.
+  // After the step: the parameters that it updated.
   job.options = AtStage(job.options, 1);
   for (const char* unit :
        {"embedding.wte", "embedding", "block.0", "block.1", "head"}) {

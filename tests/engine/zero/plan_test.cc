@@ -265,7 +265,7 @@ TEST(PlanTest, AServerOwnsEverythingAlone) {
             SegmentsOf(stage_1.reduce_buckets));
   EXPECT_EQ(SegmentsOf(plan.gather_buckets),
             SegmentsOf(stage_1.gather_buckets));
-  // One rank serves nobody.
+  // A single rank serves no one.
   PlanOptions alone = options;
   alone.world = 1;
   EXPECT_TRUE(MakePlan(OddUnits(), alone).owners.even());
@@ -296,8 +296,8 @@ TEST(PlanTest, TheMeshByValue) {
   EXPECT_EQ(plan.replicate.PlaceOf(3), 0);
 }
 
-// 192 elements of two ranks each: what stage 0 sums comes back to all, what
-// the groups of stage 2 sum does in between.
+// 192 elements of two ranks each: the sums of stage 0 return to all ranks,
+// those of stage 2's groups between the groups.
 TEST(PlanTest, TransfersByValue) {
   using Kind = Transfer::Kind;
   const auto kinds = [](const std::vector<Transfer>& transfers) {
@@ -491,7 +491,7 @@ TEST(ScheduleTest, Stage0ReducesWhatBackwardHasCompleted) {
 }
 
 // "Norm after Reduce(bucket 0: head)", of actions that wait; " before" marks
-// what the step before did.
+// actions of the previous step.
 Strings Waits(const Plan& plan, const std::vector<Action>& actions) {
   Strings lines;
   for (const Action& action : actions) {
@@ -547,8 +547,8 @@ TEST(ScheduleTest, ActionsWaitForWhatTheyReadAndWhatUsedTheirBuffer) {
                "embedding)"}));
 }
 
-// Memory that is handed out again is waited for: the second micro-step gathers
-// into what the first one released.
+// Reused memory is waited for: the second micro-step gathers into memory that
+// the first one released.
 TEST(ScheduleTest, AGatherWaitsForTheLastReleaseBeforeIt) {
   const Plan plan = TiedPlan(3);
   const std::vector<Action> actions = MakeSchedule(plan, {.micro_steps = 2});
@@ -643,7 +643,7 @@ TEST(ScheduleTest, TwoUnitsAreInPlaceByDefault) {
             "B(a) -a B(embedding)");
 }
 
-// Also between micro-batches it goes, since the head was the last to read it.
+// It is also released between micro-batches, since the head read it last.
 TEST(ScheduleTest, ATiedEmbeddingStaysForTheHead) {
   const std::string one =
       "+embedding +a F(embedding) +b F(a) -a +c F(b) -b +d F(c) -c +head F(d) "
@@ -662,7 +662,7 @@ TEST(ScheduleTest, NothingIsPrefetchedWithABucketOfZero) {
 }
 
 TEST(ScheduleTest, APrefetchBucketGathersFurtherAhead) {
-  // Two blocks are under way at once.
+  // Two blocks are in flight at once.
   EXPECT_EQ(Moves(DeepPlan(), {.gather = {.prefetch_elems = 300}}),
             "+embedding +a +b F(embedding) -embedding +c F(a) -a +d F(b) -b "
             "+head F(c) -c F(d) +c B(head) -head +b B(d) -d +a B(c) -c B(b) -b "
@@ -675,7 +675,7 @@ TEST(ScheduleTest, UnitsStayWhileTheyFitIntoTheLiveParameters) {
             "+embedding +a F(embedding) -embedding +b F(a) +c F(b) +d F(c) "
             "+head F(d) B(head) -head B(d) -d B(c) -c B(b) -b B(a) -a "
             "B(embedding)");
-  // Three blocks: what is used again last makes room.
+  // Three blocks: the one used again last makes room.
   EXPECT_EQ(Moves(DeepPlan(), {.gather = {.max_live_elems = 3 * 256}}),
             "+embedding +a F(embedding) -embedding +b F(a) +c F(b) -a +d F(c) "
             "-b +head F(d) B(head) -head B(d) -d +b B(c) -c +a B(b) -b B(a) -a "
@@ -683,7 +683,7 @@ TEST(ScheduleTest, UnitsStayWhileTheyFitIntoTheLiveParameters) {
 }
 
 TEST(ScheduleTest, AUnitThatIsSoonUsedAgainStays) {
-  // Between its uses d sees the head alone, c also d twice.
+  // Between its uses d sees only the head, c also d twice.
   const std::string twice =
       "+embedding +a F(embedding) -embedding +b F(a) -a +c F(b) -b +d F(c) ";
   EXPECT_EQ(Moves(DeepPlan(), {.gather = {.max_reuse_distance = 129}}),
@@ -721,7 +721,7 @@ TEST(ScheduleTest, PersistentUnitsAreGatheredOncePerStep) {
   }
 }
 
-// Groups add up what all their micro-batches gave, once.
+// Groups sum all their micro-batches once.
 TEST(ScheduleTest, GroupsReduceAcrossInTheLastMicroStep) {
   UnitSpec head = Unit("head", {{5}});
   const std::vector<UnitSpec> units = {Unit("embedding", {{5}}), head};
@@ -795,7 +795,7 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
                         half * kP + (micro_steps + 1) * half * kR}));
     EXPECT_EQ(wire_at(3, 2, micro_steps).reduced, micro_steps * half * kR);
     EXPECT_EQ(wire_at(3, 2, micro_steps).across, half * kR);
-    // One group: nothing goes across. Groups of one: all of it, once.
+    // One group: nothing goes across. Groups of one: everything, once.
     const int64_t most = kPsi / 4 * 3;
     EXPECT_EQ(wire_at(2, 4, micro_steps),
               (StepWire{most * kP, micro_steps * most * kR, 0,
@@ -805,7 +805,7 @@ TEST(ScheduleTest, TheWireOfGroupsByValue) {
   }
 }
 
-// A rank of four sends a piece of its own and two of running sums, in fp32.
+// A rank of four sends its own piece and two of running sums, in fp32.
 TEST(ScheduleTest, TheWireOfARingByValue) {
   const std::vector<UnitSpec> units = {Unit("embedding", {{700}}),
                                        Unit("head", {{700}})};
@@ -860,7 +860,7 @@ TEST(ScheduleTest, TheWireOfAServerByValue) {
       EXPECT_EQ(FormulaWire(plan, micro_steps, rank), want);
     }
   }
-  // The actions are those of stage 1; what they do is not.
+  // The actions are those of stage 1, but not their effect.
   const Plan stage_1 =
       MakePlan(units, {.world = 4, .placement = PlacementOfStage(1)});
   const std::vector<Action> actions = MakeSchedule(plan, {});
@@ -1012,7 +1012,7 @@ TEST(ScheduleTest, AUnitInPhasesIsGatheredForAllOfThem) {
   }
 }
 
-// Of one micro-batch and of the next.
+// Within one micro-batch and into the next.
 TEST(ScheduleTest, APhasesBufferIsNotWrittenWhileItIsReduced) {
   for (int stage : {2, 3}) {
     const Plan plan = PlanInPhases(stage);
@@ -1107,7 +1107,7 @@ TEST(ScheduleTest, TheHashTellsEveryPlanAndScheduleApart) {
           EXPECT_TRUE(hashes.insert(hash).second)
               << world << " ranks, stage " << stage << ", " << micro_steps
               << " micro-steps, overlap " << overlap;
-          // Names and number of the buckets stay, what is in them changes.
+          // Names and number of the buckets stay, their contents change.
           for (size_t b = 1; b < plan.reduce_buckets.size(); ++b) {
             std::swap(plan.reduce_buckets[b - 1], plan.reduce_buckets[b]);
             EXPECT_NE(hash, ScheduleHash(plan, actions));

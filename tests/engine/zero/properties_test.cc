@@ -1,6 +1,5 @@
-// What ranks promise beside equal bits (stages_test, matrix_test): that the
-// numbers are the right ones, at every stage and number of ranks. The numbers
-// in comments are those of the properties.
+// Ranks' promises besides equal bits (stages_test, matrix_test): correct
+// numbers, at every stage and number of ranks.
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -22,8 +21,8 @@ std::string Where(int world, int stage) {
   return absl::StrCat(world, " ranks, stage ", stage);
 }
 
-// The parameters of a job without GPT-2's key biases, whose gradient is
-// rounding alone.
+// The parameters of a job without GPT-2's key biases, whose gradient is only
+// rounding.
 Floats WithoutKeyBias(const Job& job, const Floats& parameters) {
   Floats kept;
   auto at = parameters.begin();
@@ -51,7 +50,7 @@ void ExpectClose(const Job& job, const Outcome& got, const Outcome& want) {
             2e-5);
 }
 
-// 2. Some targets are ignored, more of them on some ranks than on others.
+// Some targets are ignored, more on some ranks than on others.
 TEST(PropertiesTest, RanksAreMicroBatches) {
   for (ModelFamily family : {ModelFamily::kGpt2, ModelFamily::kLlama}) {
     for (int world : {2, 3, 4}) {
@@ -73,7 +72,7 @@ TEST(PropertiesTest, RanksAreMicroBatches) {
   }
 }
 
-// 2. G micro-batches of b are one of G * b, on several ranks too.
+// G micro-batches of b are one of G * b, also on several ranks.
 TEST(PropertiesTest, MicroBatchesAreOneBatch) {
   for (int world : {1, 2, 3}) {
     for (int stage : kStages) {
@@ -91,7 +90,7 @@ TEST(PropertiesTest, MicroBatchesAreOneBatch) {
   }
 }
 
-// 3. It catches a double average, which Adam hides from the loss.
+// It catches a double average, which Adam hides from the loss.
 TEST(PropertiesTest, TheGradientNormIsASerialOneInFloat64) {
   Job job;
   job.config = TiedLlama();
@@ -116,7 +115,6 @@ TEST(PropertiesTest, TheGradientNormIsASerialOneInFloat64) {
   }
 }
 
-// 3.
 TEST(PropertiesTest, ClippingAtAHugeNormIsTheIdentityToTheBit) {
   for (int stage : kStages) {
     Job job;
@@ -129,13 +127,13 @@ TEST(PropertiesTest, ClippingAtAHugeNormIsTheIdentityToTheBit) {
   }
 }
 
-// 4. Small integers are exact whatever the order of the sum.
+// Small integers are exact in any order of the sum.
 TEST(PropertiesTest, IntegersAddUpExactly) {
   const std::unique_ptr<Model> model = Job().Make();
   for (int world : {2, 3, 4}) {
     Job job;
     job.world = world;
-    job.rows = false;  // those are no integers
+    job.rows = false;  // those are not integers
     job.steps = 1;
     job.options.max_grad_norm = 0;
     job.prepare = MakeGradientsIntegers;
@@ -157,7 +155,6 @@ TEST(PropertiesTest, IntegersAddUpExactly) {
   }
 }
 
-// 7.
 TEST(PropertiesTest, InitialParametersDependOnNoRankAndNoStage) {
   Job job;
   job.steps = 0;
@@ -176,9 +173,9 @@ TEST(PropertiesTest, InitialParametersDependOnNoRankAndNoStage) {
   }
 }
 
-// 10. A table t of 61 numbers that is the embedding and the head; a unit
-// without parameters that doubles; one that multiplies by one number w (fewer
-// elements than ranks) and adds a frozen one b.
+// A table t of 61 numbers that is the embedding and the head; a unit without
+// parameters that doubles; one that multiplies by one number w (fewer elements
+// than ranks) and adds a frozen one b.
 std::unique_ptr<Model> MakeToy() {
   auto model = std::make_unique<ToyModel>(kVocab);
   ToyUnit* embedding = model->Add("embedding");
@@ -286,7 +283,6 @@ void OnRanks(const Job& job,
   EXPECT_TRUE(status.ok()) << status;
 }
 
-// 14.
 TEST(PropertiesTest, NothingThatRotatesRestsAfterBackwardStepAndEvaluation) {
   for (int world : {2, 3, 4}) {
     for (int stage : kStages) {
@@ -324,8 +320,8 @@ TEST(PropertiesTest, NothingThatRotatesRestsAfterBackwardStepAndEvaluation) {
   }
 }
 
-// That all ranks issue the same collectives the group checks by itself. The
-// bytes are in StagesTest.BytesOnTheWireAreTheFormula.
+// The group itself checks that all ranks issue the same collectives. The bytes
+// are in StagesTest.BytesOnTheWireAreTheFormula.
 TEST(PropertiesTest, TheCollectivesAreTheSchedulesOnAllRanks) {
   for (int world : kWorlds) {
     for (int stage : kStages) {
@@ -348,7 +344,7 @@ TEST(PropertiesTest, TheCollectivesAreTheSchedulesOnAllRanks) {
           EXPECT_EQ(gathers > 0, world > 1 && stage > 0);
           EXPECT_EQ(reductions > 0, world > 1);
           EXPECT_EQ(rank.gather->Total().calls, gathers);
-          // Stage 0 gathers what it has reduced: an all-reduce.
+          // Stage 0 gathers the reduced gradients: an all-reduce.
           EXPECT_EQ(rank.reduce->Total().calls,
                     reductions * (stage == 0 ? 2 : 1));
         });

@@ -20,7 +20,7 @@ using Values = std::vector<double>;
 
 constexpr int64_t kReadBytes = 256;
 
-// The numbers of one rank, with all that they need.
+// The numbers of one rank, with their dependencies.
 struct Bench {
   MemoryLedger ledger;
   Plan plan;

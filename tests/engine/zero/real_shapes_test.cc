@@ -1,7 +1,7 @@
 // Stages compute the same bits on the shapes of a real model too: GPT-2 124M's
 // widths and vocabulary, two layers of it, on two ranks of two threads. The
 // logits take more than one chunk, the table more than one segment, and the
-// products are large enough for every way in which they are shared by threads.
+// products are large enough for every way of dividing them among threads.
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -65,7 +65,7 @@ TEST(RealShapesTest, EveryStageGivesTheBitsOfStageZeroInBf16) {
                                           {3, Recompute::kFull}});
 }
 
-// What the shapes are for.
+// The purpose of the shapes.
 TEST(RealShapesTest, TheTableHasSegmentsAndTheLogitsHaveChunks) {
   const Job job = RealJob(DType::kF32, 0, Recompute::kOff);
   const Plan plan = MakePlan(DescribeUnits(*job.Make()),

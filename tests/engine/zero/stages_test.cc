@@ -168,7 +168,7 @@ TEST(StagesTest, PackedRowsGiveTheSameBitsAtEveryStage) {
   }
 }
 
-// The chance of an element is its own, whoever rounds it.
+// An element's random number does not depend on who rounds it.
 TEST(StagesTest, StochasticRoundingGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind :
        {OptimizerKind::kAdamW, OptimizerKind::kLamb, OptimizerKind::kSgd}) {
@@ -236,7 +236,7 @@ TEST(StagesTest, SplitMastersGiveTheBitsOfWholeOnes) {
   }
 }
 
-// LAMB's ratios are of whole parameters, wherever their pieces lie.
+// LAMB's ratios are of whole parameters, wherever their pieces are.
 TEST(StagesTest, EveryOptimizerGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind :
        {OptimizerKind::kLamb, OptimizerKind::kSgd, OptimizerKind::kAdam}) {
@@ -284,8 +284,8 @@ TEST(StagesTest, UnitsOfSeveralSegmentsGiveTheSameBits) {
   }
 }
 
-// A rank's pieces of a unit then lie elsewhere in the unit than one behind the
-// other, and are updated all the same.
+// A rank's pieces of a unit are then not contiguous in the unit, and are still
+// updated.
 TEST(StagesTest, ASegmentPerTensorGivesTheSameBitsAtEveryStage) {
   for (OptimizerKind kind : {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
     for (DType dtype : {DType::kF32, DType::kBF16}) {
@@ -323,7 +323,7 @@ TEST(StagesTest, LambOfRanksIsThatOfOneRank) {
   }
 }
 
-// What gradients are accumulated in, and what they are sent in.
+// The dtypes of accumulated and of sent gradients.
 struct GradientDtypes {
   DType params, accumulated, sent;
 };
@@ -347,8 +347,8 @@ TEST(StagesTest, HalfPrecisionGradientsGiveTheSameBitsAtEveryStage) {
       job.options.grad_dtype = dtypes.accumulated;
       job.options.plan.gradients.dtype = dtypes.sent;
       const Outcome want = Train(job);
-      // Rounding is seen, and is small: 2^-9 relative in bf16, once in the
-      // first norm, and then also what it did to the parameters.
+      // Rounding is visible, and small: 2^-9 relative in bf16, once in the
+      // first norm, and then also through the parameters.
       EXPECT_NE(want.parameters, fp32.parameters);
       for (int step = 0; step < job.steps; ++step) {
         EXPECT_NEAR(want.norms[step], fp32.norms[step],
@@ -436,8 +436,8 @@ TEST(StagesTest, MicroBatchesAddUpInTwoOrders) {
   }
 }
 
-// Delays move every collective against every computation; the poison of freed
-// memory (RunRank sets it) shows who comes too early or late.
+// Delays move every collective against every computation; poisoned freed memory
+// (set by RunRank) shows accesses that are too early or late.
 TEST(StagesTest, DelaysChangeNoBit) {
   for (int stage : {0, 1, 2, 3}) {
     Job job;
@@ -458,7 +458,7 @@ TEST(StagesTest, EvaluationBetweenStepsChangesNoBit) {
     job.options = AtStage(job.options, stage);
     const Outcome want = Train(job);
     // Right after a step, when stages 1 and 2 still gather parameters: it sees
-    // those of the step, whichever stage.
+    // those of the step, at any stage.
     std::mutex mutex;
     std::vector<double> sums;
     job.between = [&](Rig& rig) {
@@ -568,8 +568,8 @@ TEST(StagesTest, StatesTakeWhatTheFormulaSays) {
   }
 }
 
-// Not even while they are reduced, and with what lies between them: what arenas
-// reserve falls from stage to stage, with few activations and with many.
+// Not even during reductions, and with fragmentation: arenas' reservations fall
+// from stage to stage, with few activations and with many.
 TEST(StagesTest, ShardedGradientsTakeNoMoreMemoryThanWholeOnes) {
   for (int world : {2, 4}) {
     for (int64_t rows : {1, 16}) {
@@ -627,7 +627,7 @@ TEST(StagesTest, GradientsThatAreSentInAnotherDtypeTakeOneBucket) {
     };
     const int64_t more = bytes(job) - bytes(plain);
     EXPECT_LE(more, RoundUp(2 * largest, Arena::kAlignment));
-    // Where gradients are replicated there is nothing else in the category.
+    // With replicated gradients there is nothing else in the category.
     if (stage < 2) {
       EXPECT_EQ(more, RoundUp(2 * largest, Arena::kAlignment));
     } else {
@@ -662,8 +662,8 @@ TEST(StagesTest, PeakFallsWithTheStageAndTransientsDoNotGrowWithLayers) {
   EXPECT_EQ(reduced, std::vector<int64_t>(3, reduced[0]));
 }
 
-// Of the process, as the operating system has it. A sanitizer's own memory
-// grows with what it sees, and so with it this is 0.
+// Memory of the process, as counted by the operating system. 0 under a
+// sanitizer, whose own memory grows.
 int64_t Resident() {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   return 0;
@@ -747,7 +747,7 @@ TEST(StagesTest, BytesOnTheWireAreTheFormula) {
       job.options.param_dtype = job.options.plan.gradients.dtype = dtype;
       const auto model = MakeModel(job.config);
       const Plan plan = MakePlan(DescribeUnits(*model), {.world = 3});
-      // Behind the head its own table comes, behind that of the embedding,
+      // The head is followed by its own table, then by that of the embedding,
       // which has nothing else.
       const int64_t head = plan.num_computing - 1;
       const int64_t units = plan.num_computing + 1;
@@ -814,7 +814,7 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
       FaultInjector injector({.rank = 1, .step = 2, .kind = c.kind},
                              kStepCollective);
       LocalRanksOptions ranks;
-      // The default is minutes: only who hangs is waited for.
+      // The default is minutes: only a hanging rank is waited for.
       if (c.kind == FaultKind::kStop) ranks.local.timeout = absl::Seconds(2);
       ranks.wrap = [&](int rank, const std::string& channel, auto end) {
         return injector.Wrap(rank, channel, std::move(end));
@@ -823,7 +823,7 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
       ranks.on_hang = [&](const absl::Status& error) {
         ++num_hangs;
         EXPECT_THAT(std::string(error.message()),
-                    HasSubstr("; rank 1 hangs and is left behind"));
+                    HasSubstr("; rank 1 hangs and is abandoned"));
         injector.Release();  // a program would end here
       };
       const auto [status, messages] =
@@ -839,7 +839,7 @@ TEST(StagesTest, AFaultInMidStepIsNamedByAllRanks) {
       EXPECT_EQ(status.code(), c.code) << status;
       EXPECT_THAT(std::string(status.message()), HasSubstr(c.words));
       EXPECT_EQ(num_hangs, c.kind == FaultKind::kStop ? 1 : 0);
-      // Who throws says so by throwing.
+      // A rank that throws reports by throwing.
       EXPECT_EQ(messages.size(), c.kind == FaultKind::kThrow ? 2u : 3u);
       for (const std::string& message : messages) {
         EXPECT_THAT(message, HasSubstr("rank 1"));
@@ -892,7 +892,7 @@ TEST(StagesTest, FrozenParametersHaveNoGradientMasterOrMoments) {
   }
 }
 
-// Nothing is reduced or updated; the loss is what it was.
+// Nothing is reduced or updated; the loss is unchanged.
 TEST(StagesTest, AllParametersMayBeFrozen) {
   for (const OptimizerKind kind :
        {OptimizerKind::kAdamW, OptimizerKind::kLamb}) {
@@ -937,7 +937,7 @@ TEST(StagesTest, RanksWithDifferentSchedulesAllSaySoBeforeAnythingMoves) {
           RigOptions options = job.options;
           if (rank.rank() == 2) {
             options.plan.reduce_bucket_elems = 1;
-            // A tiny unit is one bucket anyway where buckets are of one unit.
+            // A tiny unit is one bucket anyway if buckets are within units.
             options.overlap = stage < 2;
           }
           Job own = job;

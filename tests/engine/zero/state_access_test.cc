@@ -1,4 +1,4 @@
-// Values go in and come out alike, whoever holds them.
+// Values are read back as written, whoever holds them.
 
 #include "engine/zero/state_access.h"
 
@@ -37,8 +37,8 @@ std::string HashOf(const ValuesByName& parameters) {
                          static_cast<uint64_t>(total));
 }
 
-// What ranks keep, as a checkpoint: bytes by state and parameter, and how often
-// each came.
+// The ranks' kept states, as a checkpoint: bytes by state and parameter, and
+// how often each came.
 class KeptStates {
  public:
   void Put(const std::string& state, const Parameter& parameter, int64_t at,
@@ -93,7 +93,7 @@ void ForEachLayout(const std::function<void(const Job&)>& check) {
         const bool server = stage == 4;
         if (server && shards < world) continue;
         Job job;
-        job.config.vocab_size = 117;  // no multiple of anything
+        job.config.vocab_size = 117;  // not a multiple of anything
         job.world = world;
         job.shards = shards;
         job.options.swap.path = disk.path();
@@ -199,7 +199,7 @@ TEST(StateAccessTest, LoadAsksForEveryElementOnceOfAllRanks) {
               *out++ = ValueOf(parameter, i);
             }
           }));
-      // All have them: parameters rounded, and what that took off.
+      // All have them: rounded parameters, and the rounding error.
       int64_t num_params = 0, num_others = 0;
       rig->states().ForEachRun([&](const FlatState& state,
                                    const StateRun& run) {
@@ -263,8 +263,8 @@ TEST(StateAccessTest, RanksShareOutWhatIsKept) {
   });
 }
 
-// What one kind of masters gives is all that the other needs to go on with the
-// same bits.
+// Each kind of masters can resume from the other's checkpoint with the same
+// bits.
 TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
   for (int stage : {0, 1, 2, 3}) {
     for (const bool split : {false, true}) {
@@ -286,7 +286,7 @@ TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
         Rig second(rank, others.Make(), others.options,
                    Rehearse(others, rank, others.micro_steps));
         Put(first, &kept);
-        // Behind what all ranks put there.
+        // After all ranks' files.
         ZERO_RETURN_IF_ERROR(first->states().Hash().status());
         ZERO_RETURN_IF_ERROR(second->states().Restore(
             [&](const std::vector<StateAccess::KeptRange>& ranges)
@@ -314,7 +314,7 @@ TEST(StateAccessTest, SplitAndWholeMastersContinueEachOther) {
   }
 }
 
-// A rank that wants nothing takes part all the same.
+// A rank that needs nothing still takes part.
 TEST(StateAccessTest, OneRankMayReadWhatAllHold) {
   for (int stage : {0, 3}) {
     Job job;

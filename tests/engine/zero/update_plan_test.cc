@@ -73,13 +73,14 @@ TEST(UpdatePlanTest, ARankMeasuresItsOwnPiecesAtEveryStage) {
   EXPECT_EQ(owner.max_ranges, 1);
   EXPECT_EQ(owner.num_slots, 3);
   EXPECT_EQ(NormsOf(MakeUpdatePlan(SmallPlan(1), 1, kNorms)), (Norms{{2, 2}}));
-  // Who updates all has a slot aside for what another rank measures.
+  // A rank that updates everything has a separate slot for another rank's
+  // measurements.
   const UpdatePlan whole = MakeUpdatePlan(SmallPlan(0), 0, kNorms);
   EXPECT_EQ(NormsOf(whole), (Norms{{0, 0}, {1, 1}, {3, 2}}));
   EXPECT_EQ(whole.num_slots, 4);
 }
 
-// What lies in several segments has a range in each, and a slot for each.
+// A parameter in several segments has a range and a slot in each.
 TEST(UpdatePlanTest, ATensorOfSeveralSegmentsHasARangeInEach) {
   const UnitSpec unit{.name = "unit",
                       .parameters = {{"w", {2 * Plan::kMaxSegmentElems}}}};

@@ -1,5 +1,5 @@
-// Tables of words in parts: the same bits as a table that is whole, at every
-// stage, and no more memory than parts take.
+// Vocabulary tables in parts: the same bits as a whole table, at every stage,
+// and only the memory of parts.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -113,8 +113,7 @@ TEST(VocabularyTest, DelaysAndGatherPoliciesChangeNoBit) {
   }
 }
 
-// What travels or is kept in 16 bits, sums around a ring, and tables of which
-// no gradient is wanted.
+// 16-bit traffic and states, sums around a ring, and tables without gradients.
 TEST(VocabularyTest, PartsOfA16BitGradientChangeNoBit) {
   for (const bool rows : {false, true}) {
     for (const BulkAlgorithm algorithm :
@@ -216,7 +215,7 @@ TEST(VocabularyTest, TheWireIsTheFormulaButForWhatStaysInPlace) {
         continue;
       }
       // The last two parts turn from forward to backward in place; a lookup's
-      // backward reads nothing, but where the head waits for it: then the first
+      // backward reads nothing, unless the head waits for it: then the first
       // stays for the next micro-step.
       const int last = plan.units[plan.num_computing - 1].needs.back();
       ASSERT_GT(plan.units[last].part.count, 2);

@@ -1,6 +1,6 @@
 // Bytes between ranks, three times: counted where they are copied or summed,
 // computed from the sizes that the executor asks for, and by the plan's
-// formulas. None of the three looks at another.
+// formulas. The three are independent.
 #include <atomic>
 #include <cstdint>
 
@@ -30,7 +30,7 @@ void ExpectCountedIsFormula(Job job) {
                 Rehearse(job, rank, kMicroSteps));
         for (int64_t step = 1; step <= 2; ++step) {
           rig.Step(TokenBatch(kMicroSteps, kLength, kVocab, 1), 1e-3f, 1);
-          rig->states();  // waits for gathers that are still under way
+          rig->states();  // waits for gathers in flight
           ExpectBytesAsAsked(rank);
           const Plan& plan = rig->plan();
           const int64_t counted = rank.gather->received_bytes() +
@@ -47,8 +47,8 @@ void ExpectCountedIsFormula(Job job) {
                 step * FormulaWire(plan, kMicroSteps, rank.rank()).received);
           }
         }
-        // The schedule's hash once, the norm and the loss in every step; what
-        // is agreed on before a step is the trainer's.
+        // The schedule's hash once, the norm and the loss in every step; the
+        // agreement before a step is the trainer's.
         const int64_t hash =
             (kWorld - 1) * ScheduleHash(rig->plan(), rig->schedule()).size();
         const int64_t agreed = (kWorld - 1) * kNumAgreed * sizeof(double);

@@ -1,11 +1,11 @@
-// What a CUDA kernel finds on the CPU: included by force before everything else
+// CUDA kernels' environment on the CPU: force-included before everything else
 // into the sources of kernels/cuda, which g++ then compiles against CUDA's real
 // headers. A launch goes into the queue of its (fake) stream; when the stream
 // runs it, every CUDA thread is a fiber. See README.md.
 //
-// Only what kernels/cuda may use is here. What is missing does not compile, on
-// purpose: float atomics (their sums depend on timing), __shared__ (use
-// SHARED_ARRAY), __activemask (what it says is not promised).
+// Only what kernels/cuda may use is here. All else deliberately does not
+// compile: float atomics (their sums depend on timing), __shared__ (use
+// SHARED_ARRAY), __activemask (its result is not guaranteed).
 #ifndef ZERO_TESTS_SUPPORT_CUDA_EMULATOR_EMULATOR_H_
 #define ZERO_TESTS_SUPPORT_CUDA_EMULATOR_EMULATOR_H_
 
@@ -72,7 +72,7 @@ int LaneId();
 void* SharedArray(const void* key, size_t bytes, size_t alignment);
 void* DynamicShared();
 
-// What a fence orders, and what an atomic operation then sees, for tsan.
+// A fence's ordering, and its visibility to atomic operations, for tsan.
 void FenceRelease();
 void FenceAcquire();
 
@@ -133,7 +133,7 @@ void Launch(void (*kernel)(Params...), emulator::Grid grid, dim3 block,
 
 // ---- Barriers, shuffles, votes --------------------------------------------
 
-// Where a call stands in the source, as its last two arguments.
+// A call's source position, as its last two arguments.
 #define ZERO_EMULATOR_PLACE \
   const char *file = __builtin_FILE(), int line = __builtin_LINE()
 

@@ -1,12 +1,12 @@
 // The functions of cuBLASLt that kernels/cuda calls, over host memory.
 //
-// Refuses what the library's documentation forbids, and more than a library
-// would notice: an algorithm remembers the shape, the epilogue and the
+// Refuses everything that the library's documentation forbids, and more than a
+// library would notice: an algorithm remembers the shape, the epilogue and the
 // alignment it was found for and is refused with others; its workspace is
 // filled with NaN before the output is written; the first candidate sums in
-// another order than the second; and where a preference allows a reduction
-// whose order is not fixed, the candidate of that kind comes first and gives
-// other bits at every call.
+// another order than the second; and if a preference allows a reduction without
+// a fixed order, such a candidate comes first and gives other bits at every
+// call.
 #include "tests/support/cuda_emulator/fake_cublaslt.h"
 
 #include <cublasLt.h>
@@ -179,7 +179,7 @@ cublasStatus_t Check(const Problem& p, const CublasLt& has) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// Of everything that an algorithm is chosen by, pointers aside.
+// Of everything that determines an algorithm, except pointers.
 uint64_t HashOf(Problem p) {
   p.op.bias = p.op.aux = nullptr;
   uint64_t hash = 14695981039346656037ull;

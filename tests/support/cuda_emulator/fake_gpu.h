@@ -1,8 +1,8 @@
 // State of the fake CUDA runtime: devices, streams, events, allocations.
 //
 // Invariant: nothing runs when it is queued. Work runs on a thread that waits,
-// in an order that a GPU might have chosen: hence a forgotten wait is a wrong
-// result, not a rare one.
+// in an order that a GPU might have chosen: so a forgotten wait gives a wrong
+// result, and not only rarely.
 #ifndef ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_GPU_H_
 #define ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_GPU_H_
 
@@ -115,14 +115,14 @@ struct Gpu {
   uint64_t Random(uint64_t n);
 };
 
-// Of the calling thread.
+// The calling thread's.
 int CurrentDevice();
 
 // Marks the call of a CUDA function; an error that FailCall asked for, or none.
 // REQUIRES: the lock is held.
 cudaError_t Begin(Gpu& gpu, const char* name);
 
-// Makes `error` what cudaGetLastError says, and returns it.
+// Makes `error` the result of cudaGetLastError, and returns it.
 cudaError_t Fail(cudaError_t error);
 
 }  // namespace zero::emulator

@@ -21,13 +21,13 @@ namespace {
 thread_local int current_device = 0;
 thread_local cudaError_t last_error = cudaSuccess;
 
-// What a context and its modules take.
+// Memory of a context and its modules.
 constexpr int64_t kContextBytes = int64_t{256} << 20;
 constexpr size_t kAlignment = 256;
 constexpr int kNumSms = 4;
 constexpr size_t kSharedPerBlock = 227 * 1024;
 
-// A call of the runtime: takes the lock, counts, may fail as a test asked.
+// A call of the runtime: takes the lock, counts, may fail on a test's request.
 struct Call {
   explicit Call(const char* name)
       : gpu(Gpu::Get()), lock(gpu.mutex), error(Begin(gpu, name)) {}
@@ -46,7 +46,7 @@ FakeEvent* EventOf(Gpu& gpu, cudaEvent_t handle) {
   return found == gpu.events.end() ? nullptr : found->second.get();
 }
 
-// The stream of its last record, if that is still there.
+// The stream of its last record, if that still exists.
 FakeStream* StreamOf(Gpu& gpu, const FakeEvent& event) {
   const auto found = gpu.streams.find(event.stream);
   return found == gpu.streams.end() ? nullptr : found->second.get();
@@ -615,7 +615,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return cudaSuccess;
 }
 
-// Whoever asks in a loop sees work go on.
+// Polling in a loop makes progress.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   ZERO_FAKE_CALL(call);
   FakeStream* const stream = call.gpu.StreamOf(handle);

@@ -58,7 +58,7 @@ void Gpu::Add(Lock& lock, FakeStream& stream, Work work) {
 }
 
 void Gpu::WaitUntilEmpty(Lock& lock, FakeStream& stream) {
-  // What comes later is not waited for.
+  // Later work is not waited for.
   const int64_t last = stream.num_run + stream.queue.size() + stream.running;
   WaitUntil(lock, &stream, [&] { return stream.num_run >= last; });
 }
@@ -97,7 +97,7 @@ void Gpu::EraseIfOver(FakeStream& stream) {
   }
 }
 
-// What must run before the target can go on.
+// Work that must run before the target can continue.
 FakeStream* Gpu::NeededBy(FakeStream& target) {
   FakeStream* stream = &target;
   while (!stream->CanRun()) {

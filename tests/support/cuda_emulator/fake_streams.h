@@ -1,5 +1,5 @@
-// Queues of the fake CUDA runtime, for the fakes of libraries that add work of
-// their own to a stream.
+// Queues of the fake CUDA runtime, for fake libraries that add work to a
+// stream.
 #ifndef ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_STREAMS_H_
 #define ZERO_TESTS_SUPPORT_CUDA_EMULATOR_FAKE_STREAMS_H_
 
@@ -9,7 +9,7 @@
 
 namespace zero::emulator {
 
-// Adds `work` to the queue: it runs when somebody waits, on that thread, after
+// Adds `work` to the queue: it runs when a thread waits, on that thread, after
 // everything before it on this stream, while no other work runs. It must not
 // call CUDA or block.
 // Errors: cudaErrorInvalidResourceHandle if there is no such stream.
@@ -20,7 +20,7 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
 cudaError_t EnqueueWhen(cudaStream_t stream, std::function<bool()> ready,
                         std::function<void()> work);
 
-// Counts a call of `name`, and says whether FailCall wants it to fail; for the
+// Counts a call of `name`, and returns whether FailCall makes it fail; for the
 // functions of a fake library.
 cudaError_t Called(const char* name);
 

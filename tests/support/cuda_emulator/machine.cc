@@ -1,7 +1,7 @@
 // Fibers, barriers and shared memory of one block at a time.
 //
-// Compiled without sanitizers: what it does between threads is no race of the
-// kernel's. It tells them of its fibers instead, if they are linked; its types
+// Compiled without sanitizers: its accesses across threads are not races of the
+// kernel. It tells them of its fibers instead, if they are linked; its types
 // have no linkage, so that no instrumented copy of a template is taken.
 #include "tests/support/cuda_emulator/machine.h"
 
@@ -22,7 +22,7 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// There with their sanitizer only.
+// Present only with their sanitizer.
 extern "C" {
 #define ZERO_WEAK __attribute__((weak))
 ZERO_WEAK void __sanitizer_start_switch_fiber(void**, const void*, size_t);
@@ -47,7 +47,7 @@ constexpr int kLanes = 32;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxArrays = 32;
 constexpr size_t kPage = 4096;
-// What Hopper has; static arrays may have 48 KiB of it.
+// Hopper's size; static arrays may use 48 KiB of it.
 constexpr size_t kSharedBytes = 227 * 1024;
 constexpr size_t kStaticBytes = 48 * 1024;
 constexpr size_t kRedZone = 64;
@@ -207,7 +207,7 @@ void ReleaseClock(void* clock) {
 
 void FiberEntry(context::transfer_t from) { machine->RunFiber(from); }
 
-// Not memset, which tsan takes for a write of the running thread.
+// Not memset, which tsan would count as a write of the running thread.
 void Fill(volatile unsigned char* p, unsigned char value, size_t bytes) {
   for (size_t i = 0; i < bytes; ++i) p[i] = value;
 }
@@ -248,7 +248,7 @@ Fiber* Machine::NewFiber() {
   Fiber* fiber = all_[num_all_++] = new Fiber;
   fiber->bytes = StackBytes();
   char* memory = static_cast<char*>(Map(fiber->bytes + kPage));
-  mprotect(memory, kPage, PROT_NONE);  // a stack that overflows ends here
+  mprotect(memory, kPage, PROT_NONE);  // guards against a stack overflow
   fiber->bottom = memory + kPage;
   fiber->context = context::make_fcontext(memory + kPage + fiber->bytes,
                                           fiber->bytes, FiberEntry);
@@ -261,8 +261,8 @@ Fiber* Machine::FiberOf(int thread) {
   return num_idle_ > 0 ? idle_[--num_idle_] : NewFiber();
 }
 
-// A fiber of its own for every thread, made outside of the kernel: who makes a
-// fiber happens before it.
+// A separate fiber for every thread, created outside the kernel: creation
+// happens before its use.
 void Machine::PrepareTsan() {
   main_.tsan = __tsan_get_current_fiber();
   for (BlockSet& set : sets_) {
@@ -397,7 +397,7 @@ void Machine::BlockBarrier(const char* file, int line) {
   Acquire(clock);
 }
 
-// Dies if all threads that have not ended wait for one that has.
+// Dies if all remaining threads wait for one that has ended.
 void Machine::CheckExit() {
   if (exited_ > 0 && at_barrier_ > 0 && at_barrier_ + exited_ == num_threads_) {
     for (int i = 0; i < num_threads_; ++i) {
@@ -460,7 +460,7 @@ void Machine::CheckNames(int thread, int exited_lane) {
       t.file, t.line, exited_lane);
 }
 
-// All lanes of `mask` have come: gives each its result.
+// All lanes of `mask` have arrived: gives each its result.
 void Machine::FinishWarp(unsigned mask) {
   const Thread& last = threads_[self_];
   const int warp = self_ / kLanes;
@@ -498,7 +498,7 @@ void Machine::FinishWarp(unsigned mask) {
 // ---- Shared memory
 // ------------------------------------------------------------
 
-// Ends where a red zone begins, and is aligned to no more than was asked for.
+// Ends where a red zone begins, with exactly the requested alignment.
 unsigned char* Machine::Carve(size_t bytes, size_t alignment) {
   alignment = std::max<size_t>(alignment, 1);
   if (num_regions_ == kMaxArrays) Die(self_, "more than 32 shared arrays");

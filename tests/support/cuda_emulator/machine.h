@@ -16,8 +16,8 @@ struct KernelLaunch {
   int line = 0;
 };
 
-// Errors: a misuse of barriers, shuffles or shared memory prints what, which
-// launch, block and thread, and aborts.
+// Errors: a misuse of barriers, shuffles or shared memory prints the mistake,
+//         launch, block and thread, and aborts.
 // Threads: one kernel at a time in the program; callers hold a lock.
 void RunKernel(const KernelLaunch& launch, const std::function<void()>& body);
 

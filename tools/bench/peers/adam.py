@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""AdamW on the host as DeepSpeed and PyTorch do it; prints its speed as JSON.
+"""AdamW on the host in DeepSpeed and PyTorch; prints its speed as JSON.
 
-  deepspeed  DeepSpeedCPUAdam, then the parameters rounded to bf16, as its offload does
+  deepspeed  DeepSpeedCPUAdam, then the parameters rounded to bf16, as in its offload
   pytorch    torch.optim.AdamW(fused=True), the same
 
 Parameters, gradients and both moments in fp32. ms is the median of --rounds; rate counts what
-a fused loop moves: 7 floats for each element, and 2 bytes where parameters are rounded.
-The last line of stdout is one JSON object; where something fails it has "error", exit 1.
+a fused loop moves: 7 floats for each element, and 2 bytes if parameters are rounded.
+The last line of stdout is one JSON object; on a failure it has "error", exit 1.
 """
 
 import argparse

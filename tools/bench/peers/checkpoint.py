@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Saves GPT-2's states as PyTorch and DeepSpeed do; prints how long training waits, as JSON.
+"""Saves GPT-2's states with PyTorch and DeepSpeed; prints how long training waits, as JSON.
 
 The peers of bench/checkpoint_bench: a weight and Adam's two moments of each parameter in
 fp32, on one rank.
 
   dcp        torch.distributed.checkpoint.async_save, which copies the states first
-  dcp-kept   the same with host memory that is kept for the copy from save to save
+  dcp-kept   the same with host memory that is kept between saves
   deepspeed  the engine's save_checkpoint at ZeRO stage 1 in bf16 (parameters in bf16 besides)
 
-blocked_ms is the time until training could go on, written_s until the files are complete
-(not: durable), medians over --saves after one that is not counted. The last line of stdout
-is one JSON object; where something fails it has "error", exit 1.
+blocked_ms is the time until training can continue, written_s until the files are complete
+(not: durable), medians over --saves after a warm-up one. The last line of stdout
+is one JSON object; on a failure it has "error", exit 1.
 """
 
 import argparse

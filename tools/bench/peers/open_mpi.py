@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The collectives of comm_bench through Open MPI, moved and timed the same; a process per rank.
+"""The collectives of comm_bench through Open MPI, with the same data and timing; a process per
+rank.
 
     out/peers-venv/bin/mpirun -n 2 out/peers-venv/bin/python tools/bench/peers/open_mpi.py
 
@@ -15,7 +16,7 @@ from mpi4py import MPI
 
 
 def measure(op: str, collective, nbytes: int, seconds: float) -> None:
-    """As comm_bench: a turn ends when the last rank is there, the first does not count, and the
+    """As in comm_bench: a turn ends when the last rank arrives, the first does not count, and the
     best of the others does."""
     world, turns, enough = MPI.COMM_WORLD, [], False
     while not enough:

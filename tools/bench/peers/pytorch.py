@@ -4,8 +4,8 @@
 The peer of bench/step_bench: the same shapes from random weights, AdamW and clipping at 1;
 bf16 is autocast over fp32 weights; attention is scaled_dot_product_attention. Random tokens:
 the work does not depend on them. ranks.py runs the same on several processes. The preset
-"transformers" is that package's GPT-2 124M, the others need nothing but PyTorch 2.5.
-The last line of stdout is one JSON object; where something fails it has "error", exit 1.
+"transformers" is that package's GPT-2 124M, the others need only PyTorch 2.5.
+The last line of stdout is one JSON object; on a failure it has "error", exit 1.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def make_transformers_gpt2(length: int):
 
 
 def make_decoder(preset: str, length: int, device: str):
-    """The same of any preset, by PyTorch alone."""
+    """The same for any preset, by PyTorch only."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -182,10 +182,10 @@ def make_step(model, optimizer, autocast: bool, device: str = "cpu"):
 
 def measure(step, args: argparse.Namespace, preset: str = "transformers", seed: int = SEED,
             device: str = "cpu") -> dict:
-    """Runs all steps; returns what is known of the measured ones, rounded.
+    """Runs all steps; returns the measurements, rounded.
 
-    step_cpu_ms is the CPU time of all threads: where it is far below threads * step_ms,
-    something else used the machine and the numbers are worth little.
+    step_cpu_ms is the CPU time of all threads: if it is far below threads * step_ms, something else
+    used the machine and the numbers mean little.
     """
     import torch
 
@@ -207,7 +207,7 @@ def measure(step, args: argparse.Namespace, preset: str = "transformers", seed: 
 
 
 def peak_rss_bytes() -> int:
-    """Most memory that this process has held so far (Linux counts it in KiB)."""
+    """Peak memory of this process so far (Linux counts it in KiB)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -232,13 +232,13 @@ def make_parser(doc: str, **numbers: int) -> argparse.ArgumentParser:
 
 
 def report(benchmark, args: argparse.Namespace, *names: str, **result) -> int:
-    """Prints the options `names` and what benchmark(args) returns, or why it failed; returns
-    the exit status."""
+    """Prints the options `names` and the result of benchmark(args), or why it failed; returns the
+    exit status."""
     warnings.filterwarnings("ignore")
     result |= {name: getattr(args, name) for name in names}
     try:
         result |= benchmark(args)
-    except Exception as error:  # whatever goes wrong, the bench table has a row that says so
+    except Exception as error:  # any failure becomes a row of the bench table
         result["error"] = f"{type(error).__name__}: {str(error).strip() or 'no message'}"[:2000]
     print(json.dumps({"peak_rss_bytes": peak_rss_bytes(), **result}), flush=True)
     return 1 if "error" in result else 0
@@ -247,7 +247,7 @@ def report(benchmark, args: argparse.Namespace, *names: str, **result) -> int:
 # ---- One process ----------------------------------------------------------------------
 
 def benchmark(args: argparse.Namespace) -> dict:
-    """Builds and runs what args say; returns the JSON object's measured part."""
+    """Builds and runs args' model; returns the JSON object's measured part."""
     import torch
 
     torch.set_num_threads(args.threads)
@@ -256,7 +256,7 @@ def benchmark(args: argparse.Namespace) -> dict:
               "cpu_capability": torch.backends.cpu.get_cpu_capability()}
     if args.preset == "transformers":
         result["transformers"] = import_transformers()
-    # Some 0.4 GB more where PyTorch was built with CUDA.
+    # About 0.4 GB more if PyTorch was built with CUDA.
     result["libraries_rss_bytes"] = peak_rss_bytes()
     model = (make_transformers_gpt2(args.sequence_length) if args.preset == "transformers" else
              make_decoder(args.preset, args.sequence_length, args.device))

@@ -10,7 +10,7 @@ optimizer, one process per rank, each with one core and one thread, gloo between
   deepspeed  ZeRO --stage 0 to 3 with DeepSpeed's defaults on its CPU accelerator, and
              PyTorch's fused AdamW, since its own would be compiled at run time
 
-The last line of stdout is one JSON object; where something fails it has "error", exit 1.
+The last line of stdout is one JSON object; on a failure it has "error", exit 1.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SECONDS = 1200  # after which a run counts as hung
 # ---- One rank -------------------------------------------------------------------------
 
 def make_ddp(args: argparse.Namespace):
-    """Each of these returns (step, what the result says of it)."""
+    """Each of these returns (step, its entry in the result)."""
     from torch.nn.parallel import DistributedDataParallel
 
     model = DistributedDataParallel(pytorch.make_transformers_gpt2(args.sequence_length),
@@ -58,7 +58,7 @@ def make_fsdp2(args: argparse.Namespace):
 def make_deepspeed(args: argparse.Namespace):
     import deepspeed
 
-    # Would be compiled here, and only tensor-parallel layers call it.
+    # It would be compiled here, but only tensor-parallel layers call it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     model = pytorch.make_transformers_gpt2(args.sequence_length)
@@ -127,7 +127,7 @@ def start_rank(rank: int, folder: str) -> subprocess.Popen:
 
 
 def wait_for_all(ranks: list) -> None:
-    """Until all are done; where one fails or time is up the others are ended."""
+    """Waits until all are done; if one fails or time is up, ends the others."""
     end = time.monotonic() + SECONDS
     while any(rank.poll() is None for rank in ranks):
         if any(rank.poll() for rank in ranks) or time.monotonic() > end:
@@ -137,7 +137,7 @@ def wait_for_all(ranks: list) -> None:
 
 
 def result_of(rank: subprocess.Popen, log: str) -> dict:
-    """What a rank printed last; an "error" where that is no result."""
+    """A rank's last output; an "error" if that is not a result."""
     with open(log, errors="replace") as file:
         text = file.read()
     for line in reversed(text.splitlines()):
@@ -156,11 +156,11 @@ def benchmark(args: argparse.Namespace) -> dict:
             for rank in ranks:
                 rank.kill()
         parts = [result_of(rank, f"{folder}/{i}") for i, rank in enumerate(ranks)]
-    # A rank that was ended has no result: the first that has one says why.
+    # A killed rank has no result: the first that has one says why.
     errors = [part["error"] for part in parts if "error" in part]
     if errors:
         raise RuntimeError(min(errors, key=lambda error: error.startswith("exit -9")))
-    # A step is over when the last rank is.
+    # A step ends with its last rank.
     step_ms = [max(ms) for ms in zip(*(part.pop("step_ms") for part in parts))]
     tokens = args.ranks * args.micro_batch * args.sequence_length
     return {**parts[0], "tokens_per_second": round(1e3 * tokens / statistics.median(step_ms), 2),
