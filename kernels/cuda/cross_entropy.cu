@@ -85,7 +85,7 @@ struct OnlineSum {
 
 // One block per row: adds its logits to what is known of it, which of the first
 // part is nothing. Moves sizeof(Logit) bytes per logit, some of them from L2,
-// where the product has left them. Should reach 85 % of copy bandwidth.
+// where the product has left them.
 template <class Logit>
 __global__ void __launch_bounds__(kThreads) AddToLossRows(RowArgs args) {
   SHARED_ARRAY(float, max_scratch, kThreads / kWarpSize);
@@ -136,7 +136,7 @@ __device__ inline void StoreGroup(T* to, const float (&x)[kGroup]) {
 // first byte on. A tile of gradients that are narrower than the logits covers
 // logits that earlier tiles, or this one before its barrier, have read; a group
 // of equal width covers its own. Moves sizeof(Logit) + sizeof(Gradient) bytes
-// per logit. Should reach 85 % of copy bandwidth.
+// per logit.
 template <class Logit, class Gradient>
 __global__ void __launch_bounds__(kThreads) WriteGradients(RowArgs args) {
   const int64_t i = blockIdx.x;

@@ -175,7 +175,7 @@ int ComputeCapability(int index) {
 }
 
 // Lets kernels of the current device read the memory of `peer` in place; false
-// where they can not.
+// where they cannot.
 bool EnablePeer(int peer) {
   const cudaError_t status = cudaDeviceEnablePeerAccess(peer, 0);
   if (status == cudaSuccess) return true;

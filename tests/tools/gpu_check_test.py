@@ -757,6 +757,12 @@ class GpuCheckTest(unittest.TestCase):
                              0, 0)
         self.assertEqual(row["status"], "passed")
 
+    def test_a_fault_of_the_sanitizer_itself_is_no_finding(self):
+        row = self.sanitized('echo "========= Internal Sanitizer Error: no"', 1,
+                             86)
+        self.assertEqual(row["status"], "skipped")
+        self.assertIn("failed itself: no", row["why"])
+
     def test_hazards_are_findings(self):
         self.program("sanitizer", SANITIZER.replace(
             "ERROR SUMMARY: %d errors",

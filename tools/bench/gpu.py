@@ -16,7 +16,7 @@ GPUs of 80 GB, has no moments and is compared with no target.
 
 PyTorch (torch.compile, fused AdamW, SDPA) trains the same model in the same run
 where it is installed (GPU_CHECK_PYTHON or python3): with our micro-batch, or
-half of it until it fits; not compiled where it can not compile, which wants a C
+half of it until it fits; not compiled where it cannot compile, which wants a C
 compiler, and then without a target. --seconds leaves out what does not fit.
 FILE is rewritten after every row. Exit status 1 where something failed; neither
 a missed target nor a model for which the GPU is too small did.

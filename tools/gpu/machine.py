@@ -108,7 +108,7 @@ class Machine:
         return None
 
     def driver_version(self):
-        """Of CUDA, 13000 for 13.0; that, too, where it can not be asked."""
+        """Of CUDA, 13000 for 13.0; that, too, where it cannot be asked."""
         version = ctypes.c_int(CUDA)
         if self.driver is not None:
             self.driver.cuDriverGetVersion(ctypes.byref(version))

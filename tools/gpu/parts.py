@@ -158,6 +158,10 @@ def sanitize(context, tool):
         if "Device not supported" in done.text:
             return skipped("compute-sanitizer does not support this device or "
                            "its container")
+        broken = re.search(r"Internal Sanitizer Error: (.*)", done.text)
+        if broken:
+            return skipped("compute-sanitizer failed itself: %s" %
+                           broken.group(1))
         problems += [problem] if problem else []
         for suite, number in group.items():
             found = [case for case in cases if case[0].startswith(suite + ".")]
@@ -466,7 +470,7 @@ def nccl_version(context):
 
 
 def without_nccl(context, ranks):
-    """Why this many ranks can not run here, or None."""
+    """Why this many ranks cannot run here, or None."""
     if ranks <= context.gpus or (context.nccl or 0) >= SHARES_GPU:
         return None
     return "%d ranks want as many GPUs or NCCL 2.30, and here is %d" % (

@@ -174,7 +174,7 @@ def printed_cases(done):
     return found
 
 
-# What is said of a fault after which the process can not use its GPU.
+# What is said of a fault after which the process cannot use its GPU.
 DEVICE_FAULT = re.compile(
     r"illegal|misaligned|launch failure|device-side assert|cuda:\d+: ")
 
