@@ -185,8 +185,8 @@ OP_BENCH = """#!/bin/sh
 cat <<END
 {"op": "copy", "shape": "1", "dtype": "bf16", "unit": "GB/s", "rate": 4000}
 {"op": "product", "shape": "8", "dtype": "bf16", "unit": "GFLOP/s", "rate": 8e5}
-{"op": "adamw, fp32 gradients", "shape": "8", "dtype": "bf16", "unit": "GB/s",
-"rate": 3700} END
+{"op": "adamw, fp32 gradients", "shape": "8", "dtype": "bf16", "unit": "GB/s", "rate": 3700}
+END
 """
 # A tool that reports failed calls, and counts them unless told not to.
 SANITIZER = """#!/bin/sh

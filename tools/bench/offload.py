@@ -14,8 +14,8 @@ import os
 import shutil
 import subprocess
 
-from common import (CONFIG, ROOT, attempt, bf16, both_ends, middle, print_table, say,
-                    step_bench, summary, take_turns)
+from common import (CONFIG, ROOT, attempt, bf16, both_ends, middle,
+                    print_table, say, step_bench, summary, take_turns)
 
 # The project's promises.
 LOOP = 0.95  # AdamW, of a plain loop's speed
