@@ -138,9 +138,15 @@ absl::Status SwapFile::Take(int fd) {
                        "' belongs to another run in progress; give each run an "
                        "nvme_path of its own, or wait until that run ends"));
     }
-    // Where nothing is locked a second run would write over the first one's.
+    // Without locks a second run would write over the first one's file.
+    const int error = errno;
+    struct stat empty;
+    if (::fstat(fd, &empty) == 0 && empty.st_size == 0) {
+      ::unlink(path_.c_str());  // made by Open
+      ::rmdir(FolderOf(path_).c_str());
+    }
     return absl::FailedPreconditionError(
-        absl::StrCat("cannot lock '", path_, "': ", ::strerror(errno),
+        absl::StrCat("cannot lock '", path_, "': ", ::strerror(error),
                      "; choose an nvme_path on a local disk"));
   }
   struct stat open_file, named;

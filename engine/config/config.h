@@ -299,7 +299,7 @@ struct Config {
   DataConfig data;
   TrainingConfig training;
 
-  // Changes speed and memory, never a bit of the result.
+  // Change speed and memory, and no bit but of GELU kept on a GPU.
   bool split_master_weights = true;                    // of bf16; "data_types"
   bool activation_checkpointing = false;               // ".enabled"
   Recompute recompute_granularity = Recompute::kFull;  // then

@@ -162,6 +162,11 @@ absl::StatusOr<std::vector<FitProposal>> FindFits(const Search& search,
     // Without offload no update is delayed, which changes results.
     if (zero.delayed_update && offload == Offload::kNone) continue;
     for (const Recompute recompute : kRecomputeLevels) {
+      // Nobody moves states away to keep more activations.
+      if (recompute == Recompute::kNothing && offload != Offload::kNone &&
+          offload != zero.offload()) {
+        continue;
+      }
       for (int64_t stage = FirstStageOf(offload); stage <= 3; ++stage) {
         // One rank can only shard between its device and its host, and stage 0
         // not at all.

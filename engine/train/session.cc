@@ -285,10 +285,24 @@ ExecutorOptions MakeExecutorOptions(const Config& config, bool train,
   return options;
 }
 
+// Wider rows do not fit the registers of a block (kernels/cuda/norm.cu).
+absl::Status CheckWidth(const Config& config, const Device& device) {
+  constexpr int64_t kWidest = 16384;
+  if (device.kind() != DeviceKind::kCuda ||
+      config.model.hidden_size <= kWidest) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrFormat(
+      "model.hidden_size %d: norms on a GPU take rows of up to %d; lower it, "
+      "or use --device cpu",
+      config.model.hidden_size, kWidest));
+}
+
 absl::StatusOr<Rehearsal> RehearseRun(const Rank& rank, const Config& config,
                                       const ModelTools& tools,
                                       const Workload& workload) {
   ZERO_RETURN_IF_ERROR(CheckRows(config));
+  ZERO_RETURN_IF_ERROR(CheckWidth(config, *rank.device));
   constexpr int64_t kUnlimited = int64_t{1} << 50;
   Rehearsal rehearsal;
   rehearsal.one_memory = rank.one_memory();

@@ -979,7 +979,8 @@ StateAccess& Executor::states() {
   FinishUpdates().IgnoreError();  // it stays the rank's
   runner_->Leave();
   // This thread now owns their places.
-  for (const StreamRole role : {StreamRole::kRead, StreamRole::kWrite}) {
+  for (const StreamRole role :
+       {StreamRole::kHost, StreamRole::kRead, StreamRole::kWrite}) {
     if (Stream* const stream = StreamFor(role)) stream->Synchronize();
   }
   return *access_;

@@ -66,7 +66,10 @@ void WaitForValue(cudaStream_t stream, const std::atomic<uint32_t>* value,
     cudaDriverEntryPointQueryResult result;
     ZERO_CUDA_CHECK(cudaGetDriverEntryPointByVersion(
         "cuStreamWaitValue32", &found, 12000, cudaEnableDefault, &result));
-    ZERO_CHECK(result == cudaDriverEntryPointSuccess) << "cuStreamWaitValue32";
+    if (result != cudaDriverEntryPointSuccess) {
+      ThrowDeviceError("cuStreamWaitValue32", __FILE__, __LINE__,
+                       "the driver does not have it; update the driver");
+    }
     return reinterpret_cast<Function>(found);
   }();
   const CUresult result = function(stream, reinterpret_cast<CUdeviceptr>(value),
@@ -83,16 +86,17 @@ void WaitForValue(cudaStream_t stream, const std::atomic<uint32_t>* value,
 class HostWorker {
  public:
   HostWorker(CudaDevice& device, StreamRole role)
-      : memory_(*device.Allocate(sizeof(uint32_t), MemoryKind::kHost)),
+      : memory_(Pinned(device)),
         num_done_(new (memory_.data()) std::atomic<uint32_t>(0)),
         worker_(device.host().MakeStream(role)) {}
 
   void Enqueue(cudaStream_t stream, std::function<void()> work) {
     const uint32_t number = ++num_enqueued_;
-    auto* const wake = new std::function<void()>(
+    auto wake = std::make_unique<std::function<void()>>(
         [this, number, work = std::move(work)]() mutable {
-          worker_->Enqueue([this, number, work = std::move(work)] {
+          worker_->Enqueue([this, number, work = std::move(work)]() mutable {
             work();
+            work = nullptr;  // what it captured is gone before it counts
             num_done_->store(number);
           });
         });
@@ -103,12 +107,25 @@ class HostWorker {
               static_cast<std::function<void()>*>(data));
           (*wake)();
         },
-        wake));
+        wake.get()));
+    wake.release();  // the function's
     WaitForValue(stream, num_done_, number);
   }
 
+  // Waits for work that the stream does not wait for, after an error.
+  void Synchronize() { worker_->Synchronize(); }
+
  private:
-  Buffer memory_;  // pinned
+  static Buffer Pinned(CudaDevice& device) {
+    auto memory = device.Allocate(sizeof(uint32_t), MemoryKind::kHost);
+    if (!memory.ok()) {
+      ThrowDeviceError("cudaHostAlloc", __FILE__, __LINE__,
+                       std::string(memory.status().message()));
+    }
+    return *std::move(memory);
+  }
+
+  Buffer memory_;
   std::atomic<uint32_t>* num_done_;
   uint32_t num_enqueued_ = 0;
   std::unique_ptr<Stream> worker_;
@@ -122,10 +139,11 @@ bool IsOnHost(StreamRole role) {
 class CudaStream final : public Stream {
  public:
   CudaStream(CudaDevice& device, StreamRole role, int priority)
-      : device_(device) {
+      : device_(device),
+        worker_(IsOnHost(role) ? std::make_unique<HostWorker>(device, role)
+                               : nullptr) {
     ZERO_CUDA_CHECK(cudaStreamCreateWithPriority(
         &stream_, cudaStreamNonBlocking, priority));
-    if (IsOnHost(role)) worker_ = std::make_unique<HostWorker>(device, role);
     const int64_t bytes = StreamBytes(role);
     if (bytes == 0) return;
     ZERO_CUDA_CHECK(cudaMalloc(&scratch_, bytes));
@@ -150,6 +168,7 @@ class CudaStream final : public Stream {
   }
   void Synchronize() override {
     ZERO_CUDA_CHECK(cudaStreamSynchronize(stream_));
+    if (worker_) worker_->Synchronize();
   }
   Device& device() override { return device_; }
 
@@ -158,9 +177,9 @@ class CudaStream final : public Stream {
 
  private:
   CudaDevice& device_;
+  const std::unique_ptr<HostWorker> worker_;  // of a role of the host
   cudaStream_t stream_ = nullptr;
   void* scratch_ = nullptr;
-  std::unique_ptr<HostWorker> worker_;  // of a role of the host
 };
 
 int Attribute(cudaDeviceAttr attribute, int index) {

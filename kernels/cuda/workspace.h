@@ -66,8 +66,8 @@ size_t ColumnSumBytes(int64_t rows, int64_t cols);
 // Of a bias gradient that is then added to the sink.
 size_t BiasBytes(const LinearBackwardWeightArgs& args);
 
-// Norms. A row of up to kNarrowRow elements has 16 lanes, and a wider one a
-// block of at most kMaxRowThreads.
+// Norms. A row of up to kNarrowRow elements has 16 lanes; a wider one has a
+// block of at most kMaxRowThreads or, forward, up to 1024 elements have a warp.
 inline constexpr int64_t kNarrowRow = 128;
 inline constexpr int kMaxRowThreads = 512;
 // With `values` elements each. REQUIRES: width <= values * kMaxRowThreads.

@@ -965,7 +965,9 @@ class CliTest(unittest.TestCase):
                 time.sleep(0.05)
             with open(swap + "/rank_1", "r+b") as file:
                 noise = os.urandom(os.fstat(file.fileno()).st_size - 4096)
+                until = time.monotonic() + 60
                 while process.poll() is None:
+                    self.assertLess(time.monotonic(), until)
                     file.seek(4096)
                     file.write(noise)
         finally:

@@ -87,6 +87,24 @@ TEST(CudaFaultsTest, AnAllocationThatFailsOtherwiseNamesItsCall) {
   }
 }
 
+TEST(CudaFaultsTest, HostWorkThatCannotBeEnqueuedIsAnErrorAndHurtsNothing) {
+  const auto device = MakeCudaDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  emulator::FailCall("cudaHostAlloc", 1, cudaErrorMemoryAllocation);
+  EXPECT_THAT(ErrorOf([&] { (*device)->MakeStream(StreamRole::kHost); }),
+              HasSubstr("pinned host memory"));
+  for (const char* call : {"cudaLaunchHostFunc", "cuStreamWaitValue32"}) {
+    const auto stream = (*device)->MakeStream(StreamRole::kHost);
+    int done = 0;
+    stream->Enqueue([&] { ++done; });
+    emulator::FailCall(call, 1, cudaErrorLaunchFailure);
+    EXPECT_THAT(ErrorOf([&] { stream->Enqueue([&] { ++done; }); }),
+                HasSubstr(call));
+    stream->Synchronize();
+    EXPECT_GE(done, 1);
+  }
+}
+
 TEST(CudaFaultsTest, FaultOfAKernelIsAnErrorThatNamesCallAndDevice) {
   const auto device = MakeCudaDevice(1);
   ASSERT_TRUE(device.ok()) << device.status();

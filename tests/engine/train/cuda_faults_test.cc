@@ -289,7 +289,7 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
   EXPECT_THAT(
       std::string(session.status().message()),
       AllOf(HasSubstr("at its peak (optimizer "), HasSubstr(", fixed "),
-            HasSubstr("), 0.50 GiB for kernels that load later, and may "
+            HasSubstr("), 0.12 GiB for kernels that load later, and may "
                       "take 8.00 GiB of the 8.00 GiB of emulated GPU"),
             // As large as the host's memory is.
             AnyOf(AllOf(HasSubstr("nothing fits, whatever the stage"),
@@ -302,7 +302,7 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
 // A run that fills the GPU to the last byte would fail in its first step, when
 // the driver loads kernels.
 TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
-  constexpr int64_t kLate = int64_t{1} << 29;
+  constexpr int64_t kLate = int64_t{128} << 20;
   Config config;
   config.model = TinyConfig(ModelFamily::kGpt2);
   config.train_micro_batch_size_per_gpu = 2;
@@ -325,7 +325,7 @@ TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(
       std::string(refused.message()),
-      AllOf(HasSubstr("), 0.50 GiB for kernels that load later, and may "
+      AllOf(HasSubstr("), 0.12 GiB for kernels that load later, and may "
                       "take 0."),
             HasSubstr("at its peak (")));
 }

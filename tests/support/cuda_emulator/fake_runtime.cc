@@ -192,9 +192,11 @@ CUresult WaitValue(CUstream stream, CUdeviceptr address, cuuint32_t least,
   }
   const auto* const value =
       reinterpret_cast<const std::atomic<uint32_t>*>(address);
-  const cudaError_t error =
-      AddWork(call, stream,
-              {.ready = [=] { return value->load() >= least; }, .run = [] {}});
+  const cudaError_t error = AddWork(
+      call, stream,
+      {.ready =
+           [=] { return static_cast<int32_t>(value->load() - least) >= 0; },
+       .run = [] {}});
   return error == cudaSuccess ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
@@ -647,11 +649,14 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function,
                  {.run = [=] { function(data); }, .on_host = true});
 }
 
-// cuStreamWaitValue32 is all that is asked for.
 cudaError_t cudaGetDriverEntryPointByVersion(
-    const char*, void** function, unsigned, unsigned long long,
+    const char* name, void** function, unsigned, unsigned long long,
     cudaDriverEntryPointQueryResult* result) {
   ZERO_FAKE_CALL(call);
+  if (std::strcmp(name, "cuStreamWaitValue32") != 0) {
+    *result = cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+  }
   *function = reinterpret_cast<void*>(&WaitValue);
   *result = cudaDriverEntryPointSuccess;
   return cudaSuccess;
