@@ -192,7 +192,9 @@ absl::Status Resumption::MoveAway() const {
   console_->Line(
       absl::StrCat("note: this run starts over, and the checkpoints of the run "
                    "before it are ",
-                   place, " now; --resume auto resumes from checkpoints"));
+                   place,
+                   " now; to continue from one of them, give --resume and its "
+                   "path, and another training.out_dir"));
   return absl::OkStatus();
 }
 

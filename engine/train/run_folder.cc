@@ -163,6 +163,7 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   if (session_->rank().rank() > 0) return absl::OkStatus();
   const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
+  has_final_of_another_ = step == 0 && PathExists(out_dir + "/final");
   if (step == 0 && PathExists(metrics)) {  // even of a killed run
     console_->Line(
         absl::StrCat("note: this run replaces the one in ", out_dir,

@@ -143,8 +143,7 @@ absl::StatusOr<RunSummary> Trainer::Run() {
     ZERO_RETURN_IF_ERROR(TakeSteps());
     ZERO_RETURN_IF_ERROR(CheckFinite(executor(), config_, record_));
     ZERO_RETURN_IF_ERROR(SaveLast());
-    // A run without steps has nothing to save, and may overwrite something.
-    return record_.step == 0 ? absl::OkStatus() : folder_->SaveWeights("final");
+    return SaveWeights();
   });
   status.Update(checkpoints_->Finish());
   status = Rescue(status, *session_, record_, folder_.get());
@@ -484,6 +483,22 @@ absl::Status Trainer::SaveLast() {
       interrupted ? training.save_interrupted : training.saves();
   if (wanted && record_.step > 0) ZERO_RETURN_IF_ERROR(Save());
   return checkpoints_->Finish();
+}
+
+absl::Status Trainer::SaveWeights() {
+  // A run without steps has nothing to save, and may overwrite something.
+  if (record_.step == 0) return absl::OkStatus();
+  double keeps = record_.step < total_steps_ &&
+                 config_.training.save_interrupted &&
+                 folder_->has_final_of_another();
+  ZERO_RETURN_IF_ERROR(executor().numbers().AllReduce(
+      "final/ of another run", ReduceOp::kMax, {&keeps, 1}));
+  if (keeps == 0) return folder_->SaveWeights("final");
+  console_->Line(absl::StrCat(
+      "note: ", config_.training.out_dir,
+      "/final still holds the weights of the run before it: this run was "
+      "interrupted, and has a checkpoint"));
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Save() {

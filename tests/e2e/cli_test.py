@@ -748,7 +748,7 @@ class CliTest(unittest.TestCase):
         rows = [json.loads(line) for line in self.ok(
             "memory", "config.json", "--ranks", "2", "--offload", "--json",
             "--set", "train_batch_size=4").splitlines()]
-        self.assertEqual(len(rows), 24)
+        self.assertEqual(len(rows), 32)
         for row in rows:
             self.assertEqual(row["states_bytes"],
                              row["states_bytes_by_formula"])
@@ -760,6 +760,9 @@ class CliTest(unittest.TestCase):
             r"copies of [\d.]+ GB/s, AdamW of [\d.]+ G .*, measured here")
 
     def test_devices_times_the_host_and_a_disk(self):
+        self.assertIn("disk does not exist", self.error("devices", "--disk",
+                                                        "disk"))
+        os.mkdir(os.path.join(self.folder, "disk"))
         text = self.ok("devices", "--disk", "disk")
         self.assertRegex(text, r"as a host: copies to it [\d.]+ GB/s, from it "
                                r"[\d.]+ GB/s; AdamW [\d.]+ G elements/s")
@@ -975,7 +978,7 @@ class CliTest(unittest.TestCase):
             _, error = process.communicate()
         self.assertEqual(process.returncode, 1, error)
         self.assertRegex(error, r"rank_1': \d+ bytes at offset \d+ are not "
-                         "those that were written")
+                         "what was written there")
         self.assertFalse(os.path.exists(swap))
         self.assertFalse([name for name in os.listdir(self.path("run"))
                           if name.startswith(("final", "checkpoints"))])

@@ -14,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/comm/launch.h"
 #include "engine/comm/links.h"
@@ -74,6 +75,10 @@ std::string GpuText(Device& gpu) {
 }
 
 absl::Status ShowDisk(const std::string& folder) {
+  if (!PathExists(folder)) {
+    return absl::NotFoundError(absl::StrCat(
+        "--disk ", folder, " does not exist; name a folder on the disk"));
+  }
   const DiskTrial trial = {.folder = folder};
   ZERO_ASSIGN_OR_RETURN(const double seconds, MeasureDisk(trial));
   const auto bytes = static_cast<double>(trial.pieces * trial.piece_bytes);

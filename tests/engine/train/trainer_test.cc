@@ -569,6 +569,32 @@ TEST_F(TrainerTest, AStopEndsAtAStepBoundaryWithEverythingWritten) {
   EXPECT_EQ(json["parameters_hash"], Hash({"training.steps=5"}, "five"));
 }
 
+// A mistaken rerun that is interrupted costs nothing.
+TEST_F(TrainerTest, AnInterruptedRunKeepsTheWeightsOfTheRunBeforeIt) {
+  ASSERT_TRUE(Run(Load({"training.steps=3"})).summary.ok());
+  const std::string weights = dir_.Read("run/final/model.safetensors");
+  std::atomic<bool> stop{false};
+  const auto stop_early = [&](Trainer& trainer) {
+    trainer.session().executor().clock().set_hook(
+        [&](const Action& action, bool done) {
+          stop = stop || (!done && action.kind == ActionKind::kNorm);
+        });
+  };
+  const Outcome again = Run(Load({"training.steps=100000"}), stop_early, &stop);
+  ASSERT_TRUE(again.summary.ok()) << again.summary.status();
+  EXPECT_TRUE(again.summary->interrupted);
+  EXPECT_EQ(dir_.Read("run/final/model.safetensors"), weights);
+  EXPECT_THAT(again.printed, HasSubstr("run/final still holds the weights of "
+                                       "the run before it"));
+  // One without a checkpoint has no other place for what it learned.
+  stop = false;
+  ASSERT_TRUE(
+      Run(Load({"training.steps=100000", "training.save_interrupted=false"}),
+          stop_early, &stop)
+          .summary.ok());
+  EXPECT_NE(dir_.Read("run/final/model.safetensors"), weights);
+}
+
 TEST_F(TrainerTest, AStopBeforeTheFirstStepStillWritesASummary) {
   const std::atomic<bool> stop{true};
   const Outcome outcome = Run(Load({}), {}, &stop);
