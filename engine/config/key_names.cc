@@ -8,7 +8,7 @@
 namespace zero {
 namespace {
 
-// Other programs' names for our keys.
+// Other programs' names for our keys, and for options of the command line.
 struct Synonym {
   const char* theirs;
   const char* ours;
@@ -60,6 +60,12 @@ constexpr Synonym kSynonyms[] = {
     {"gradient_checkpointing", "activation_checkpointing.enabled"},
     {"zero_stage", "zero_optimization.stage"},
     {"comm_overlap", "zero_optimization.overlap_comm"},
+    {"prefetch_bucket_size", "zero_optimization.stage3_prefetch_bucket_size"},
+    {"ranks", "--ranks"},
+    {"world_size", "--ranks"},
+    {"nproc_per_node", "--ranks"},
+    {"threads", "--threads"},
+    {"num_threads", "--threads"},
     {"precision", "bf16.enabled"},
     {"dtype", "bf16.enabled"},
 };
@@ -81,11 +87,11 @@ std::string NearestKey(absl::string_view parent, absl::string_view name) {
     return absl::StrCat("; did you mean \"", what, "\"?");
   };
   if (elsewhere.size() == 1) return ask(elsewhere[0]);
-  if (const auto near = NearestNames(name, siblings, 1); !near.empty()) {
-    return ask(near[0]);
-  }
   for (const Synonym& synonym : kSynonyms) {
     if (name == synonym.theirs) return ask(synonym.ours);
+  }
+  if (const auto near = NearestNames(name, siblings, 1); !near.empty()) {
+    return ask(near[0]);
   }
   const auto near = NearestNames(name, leaves, 1);
   if (near.empty()) {

@@ -14,8 +14,6 @@
 namespace zero {
 namespace {
 
-constexpr double kGiB = 1 << 30;
-
 // If the states do not fit: changes that keep the run equal come first.
 std::string RemedyOfStates(const Config& config, bool train, const Rank& rank) {
   std::vector<std::string> remedies;
@@ -100,9 +98,9 @@ absl::Status CheckHostFits(const Rehearsal& predicted, const Config& config,
   const int64_t copy = SnapshotBytes(predicted.host_ledger);
   const bool fits_without = predicted.host_bytes() - copy <= memory;
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "this run keeps %.2f GiB of each rank's states in the host's memory, of "
-      "which a rank may take %.2f GiB; %s",
-      predicted.host_bytes() / kGiB, memory / kGiB,
+      "this run keeps %s of each rank's states in the host's memory, of which "
+      "a rank may take %s; %s",
+      HumanBytes(predicted.host_bytes()), HumanBytes(memory),
       fits_without
           ? kWithoutCopy
           : absl::StrCat(
@@ -184,18 +182,18 @@ absl::Status CheckFits(
       fits_without ? absl::nullopt : patch();
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "this run needs %.2f GiB at its peak (%s%s)%s and may take %.2f GiB%s "
-      "of the %.2f GiB of %s; %s",
-      needed / kGiB, PartsText(parts),
+      "this run needs %s at its peak (%s%s)%s and may take %s%s of the %s of "
+      "%s; %s",
+      HumanBytes(needed), PartsText(parts),
       sharers == 1 ? ""
       : own == other_rank
           ? absl::StrFormat("; times %d ranks%s", sharers, on_it)
           : "; a server and its workers",
-      loads_late ? absl::StrFormat(", %.2f GiB for kernels that load later,",
-                                   late / kGiB)
+      loads_late ? absl::StrCat(", ", HumanBytes(late),
+                                " for kernels that load later,")
                  : "",
-      memory / kGiB, has_budget ? " (--device-memory)" : "",
-      device.memory_bytes / kGiB, device.name,
+      HumanBytes(memory), has_budget ? " (--device-memory)" : "",
+      HumanBytes(device.memory_bytes), device.name,
       fits_without           ? kWithoutCopy
       : !options.has_value() ? Remedy(predicted.ledger, config, train, rank)
       : options->empty()

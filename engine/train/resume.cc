@@ -175,6 +175,11 @@ class Resumption {
   std::string chosen_;  // the checkpoint that is resumed
 };
 
+// Of checkpoints that were set aside.
+constexpr char kHowToContinue[] =
+    "to continue from one of them, give --resume and its path, and another "
+    "training.out_dir";
+
 absl::Status Resumption::BesideAnother() const {
   return absl::FailedPreconditionError(absl::StrCat(
       folder_,
@@ -192,9 +197,7 @@ absl::Status Resumption::MoveAway() const {
   console_->Line(
       absl::StrCat("note: this run starts over, and the checkpoints of the run "
                    "before it are ",
-                   place,
-                   " now; to continue from one of them, give --resume and its "
-                   "path, and another training.out_dir"));
+                   place, " now: ", kHowToContinue));
   return absl::OkStatus();
 }
 
@@ -229,7 +232,15 @@ absl::StatusOr<Resumption::Choice> Resumption::Choose() const {
     }
     return Choice{resume, std::move(reader)};
   }
-  if (resume == "auto" && present.empty()) return Choice();
+  if (resume == "auto" && present.empty()) {
+    const std::string aside = folder_ + ".previous";
+    if (PathExists(aside)) {
+      console_->Line(absl::StrCat(
+          "note: ", folder_, " has no checkpoints, and this run starts over; ",
+          aside, " has those of an earlier run: ", kHowToContinue));
+    }
+    return Choice();
+  }
   ZERO_ASSIGN_OR_RETURN(FoundCheckpoint found, FindNewestCheckpoint(folder_));
   for (const std::string& note : found.notes) {
     console_->Line("warning: " + note);

@@ -1617,7 +1617,7 @@ class CliTest(unittest.TestCase):
         text = self.error("train", "config.json", "--set",
                           'model={"preset": "Llama-3.1-8B", '
                           '"num_hidden_layers": 1000}')
-        self.assertIn("GiB at its peak", text)
+        self.assertIn("iB at its peak", text)
         self.assertIn("nothing fits", text)
         # Its proposal runs.
         text = self.error("train", "config.json", "--ranks", "2",

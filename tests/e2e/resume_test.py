@@ -87,6 +87,22 @@ class ResumeTest(RunsTest):
                                                       text=True))
                 self.expect_equal(out, "whole")
 
+    def test_checkpoints_that_were_set_aside_are_named(self):
+        short = ["--set", "training.save_every=0", "training.steps=3",
+                 "training.eval_every=0"]
+        run = self.start("run")
+        self.wait_for_steps(run, "run", 7)
+        run.send_signal(signal.SIGINT)
+        run.communicate()
+        how = "continue from one of them, give --resume and its path"
+        text = self.train("run", *short)
+        self.assertIn("are run/checkpoints.previous now: to " + how, text)
+        text = self.train("run", *short, "--resume", "auto")
+        self.assertIn("run/checkpoints.previous has those of an earlier run: "
+                      "to " + how, text)
+        newest = max(self.listing("run", "checkpoints.previous"))
+        self.train("other", "--resume", "run/checkpoints.previous/" + newest)
+
     def test_a_run_whose_time_is_over_says_that_it_wants_to_go_on(self):
         run = self.start("run", "--set", "training.max_minutes=0.1", "--set",
                          "training.steps=1000000")

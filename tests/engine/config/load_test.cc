@@ -1075,7 +1075,11 @@ TEST(LoadTest, OthersNamesOfAValueGetOurs) {
        {std::pair("optimizer.type=FusedAdam", "AdamW"),
         std::pair("optimizer.type=DeepSpeedCPUAdam", "AdamW"),
         std::pair("scheduler.type=cosine", "WarmupCosineLR"),
-        std::pair("scheduler.type=linear", "WarmupDecayLR")}) {
+        std::pair("scheduler.type=linear", "WarmupDecayLR"),
+        // Exact names come before similar ones.
+        std::pair("ranks=4", "--ranks"),
+        std::pair("per_device_train_batch_size=4",
+                  "train_micro_batch_size_per_gpu")}) {
     EXPECT_THAT(ErrorOfSmall({value}), testing::HasSubstr(absl::StrCat(
                                            "did you mean \"", ours, "\"?")));
   }

@@ -289,7 +289,7 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
   EXPECT_THAT(
       std::string(session.status().message()),
       AllOf(HasSubstr("at its peak (optimizer "), HasSubstr(", fixed "),
-            HasSubstr("), 0.12 GiB for kernels that load later, and may "
+            HasSubstr("), 128.0 MiB for kernels that load later, and may "
                       "take 8.00 GiB of the 8.00 GiB of emulated GPU"),
             // As large as the host's memory is.
             AnyOf(AllOf(HasSubstr("nothing fits, whatever the stage"),
@@ -325,8 +325,8 @@ TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(
       std::string(refused.message()),
-      AllOf(HasSubstr("), 0.12 GiB for kernels that load later, and may "
-                      "take 0."),
+      AllOf(HasSubstr("), 128.0 MiB for kernels that load later, and may "
+                      "take "),
             HasSubstr("at its peak (")));
 }
 
