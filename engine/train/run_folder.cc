@@ -90,6 +90,16 @@ absl::StatusOr<std::vector<std::string>> LinesUntil(const std::string& path,
   return lines;
 }
 
+// Whether final/ has the weights of a run that was interrupted, by the summary
+// that the last run wrote.
+bool FinalIsInterrupted(const std::string& out_dir) {
+  const auto text = ReadFile(out_dir + "/summary.json");
+  const Json json = Json::parse(text.ok() ? *text : "", /*cb=*/nullptr,
+                                /*allow_exceptions=*/false);
+  return json.is_object() && json.value("interrupted", Json()) == true &&
+         json.value("weights", Json()) == "final";
+}
+
 }  // namespace
 
 absl::Status RunFolder::Prepare() {
@@ -163,7 +173,8 @@ absl::Status RunFolder::Begin(int64_t step, int64_t last_eval) {
   if (session_->rank().rank() > 0) return absl::OkStatus();
   const std::string& out_dir = training().out_dir;
   const std::string metrics = out_dir + "/metrics.jsonl";
-  has_final_of_another_ = step == 0 && PathExists(out_dir + "/final");
+  has_final_of_whole_run_ = step == 0 && PathExists(out_dir + "/final") &&
+                            !FinalIsInterrupted(out_dir);
   if (step == 0 && PathExists(metrics)) {  // even of a killed run
     console_->Line(
         absl::StrCat("note: this run replaces the one in ", out_dir,

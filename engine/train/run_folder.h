@@ -55,8 +55,9 @@ class RunFolder {
   absl::Status SaveWeights(const std::string& name);
   // The subfolder that was saved; empty: none.
   const std::string& weights() const { return weights_; }
-  // On rank 0: whether final/ was there when this run began at its first step.
-  bool has_final_of_another() const { return has_final_of_another_; }
+  // On rank 0: whether final/ has the weights of an earlier run that took all
+  // its steps, and of which this one is no part.
+  bool has_final_of_whole_run() const { return has_final_of_whole_run_; }
 
   // On the calling rank. Errors: FileError.
   absl::Status WriteSummary(const std::string& json) const;
@@ -81,7 +82,7 @@ class RunFolder {
   EventFile events_;
   std::unique_ptr<MetricsWriter> event_file_;  // null: not requested
   absl::Status metrics_status_;
-  bool has_final_of_another_ = false;
+  bool has_final_of_whole_run_ = false;
   std::string weights_;
 };
 

@@ -490,13 +490,13 @@ absl::Status Trainer::SaveWeights() {
   if (record_.step == 0) return absl::OkStatus();
   double keeps = record_.step < total_steps_ &&
                  config_.training.save_interrupted &&
-                 folder_->has_final_of_another();
+                 folder_->has_final_of_whole_run();
   ZERO_RETURN_IF_ERROR(executor().numbers().AllReduce(
-      "final/ of another run", ReduceOp::kMax, {&keeps, 1}));
+      "final/ of a whole run", ReduceOp::kMax, {&keeps, 1}));
   if (keeps == 0) return folder_->SaveWeights("final");
   console_->Line(absl::StrCat(
       "note: ", config_.training.out_dir,
-      "/final still holds the weights of the run before it: this run was "
+      "/final still holds the weights of an earlier run: this run was "
       "interrupted, and has a checkpoint"));
   return absl::OkStatus();
 }

@@ -82,7 +82,7 @@ class Trainer {
   absl::Status Save();
   // At the end: for a stopped run, and for one that writes checkpoints.
   absl::Status SaveLast();
-  // Unless an interrupted run would replace the weights of another one.
+  // Unless an interrupted run would replace the weights of a whole one.
   absl::Status SaveWeights();
   absl::Status Evaluate();
   absl::Status Sample();

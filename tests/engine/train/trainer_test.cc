@@ -580,12 +580,16 @@ TEST_F(TrainerTest, AnInterruptedRunKeepsTheWeightsOfTheRunBeforeIt) {
           stop = stop || (!done && action.kind == ActionKind::kNorm);
         });
   };
-  const Outcome again = Run(Load({"training.steps=100000"}), stop_early, &stop);
-  ASSERT_TRUE(again.summary.ok()) << again.summary.status();
-  EXPECT_TRUE(again.summary->interrupted);
-  EXPECT_EQ(dir_.Read("run/final/model.safetensors"), weights);
-  EXPECT_THAT(again.printed, HasSubstr("run/final still holds the weights of "
-                                       "the run before it"));
+  for (int i = 0; i < 2; ++i) {
+    stop = false;
+    const Outcome again =
+        Run(Load({"training.steps=100000"}), stop_early, &stop);
+    ASSERT_TRUE(again.summary.ok()) << again.summary.status();
+    EXPECT_TRUE(again.summary->interrupted);
+    EXPECT_EQ(dir_.Read("run/final/model.safetensors"), weights);
+    EXPECT_THAT(again.printed, HasSubstr("run/final still holds the weights of "
+                                         "an earlier run"));
+  }
   // One without a checkpoint has no other place for what it learned.
   stop = false;
   ASSERT_TRUE(
