@@ -55,8 +55,8 @@ class RunFolder {
   absl::Status SaveWeights(const std::string& name);
   // The subfolder that was saved; empty: none.
   const std::string& weights() const { return weights_; }
-  // On rank 0: whether final/ has the weights of an earlier run that took all
-  // its steps, and of which this one is no part.
+  // On rank 0: whether final/ has the weights of an earlier run that was not
+  // interrupted, as far as a summary says, and that this one does not resume.
   bool has_final_of_whole_run() const { return has_final_of_whole_run_; }
 
   // On the calling rank. Errors: FileError.

@@ -392,58 +392,49 @@ TEST_P(SwapFileTest, AFolderThatCannotBeMadeIsNamed) {
 }
 
 // A ring is a file: without room for one more the system refuses it.
-TEST(SwapFileNotesTest, WhereNoRingIsToBeHadThreadsWorkAndANoteSaysSo) {
+// Whether a file works after `prepare` took something away, with one note,
+// which contains `note`; in a child process.
+bool WorksWithANote(const std::function<void()>& prepare,
+                    const std::string& note) {
   std::string folder = "/tmp/zero_swap_XXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  EXPECT_NE(::mkdtemp(folder.data()), nullptr);
   const pid_t child = ::fork();
   if (child == 0) {
-    const int next = ::dup(0);  // the lowest free number
-    ::close(next);
-    // The file twice.
-    const rlimit limit{static_cast<rlim_t>(next) + 2,
-                       static_cast<rlim_t>(next) + 2};
-    ::setrlimit(RLIMIT_NOFILE, &limit);
-    auto file = SwapFile::Create({.folder = folder}, {4096}, {});
+    prepare();
     Memory memory(4096);
     FillWithNoise(memory, 1);
+    const absl::Span<char> span = memory.span();
+    auto file = SwapFile::Create({.folder = folder}, {4096}, {&span, 1});
     const bool right = file.ok() && (*file)->notes().size() == 1 &&
-                       (*file)->notes()[0].find(
-                           "does not permit io_uring: Too many open files") !=
-                           std::string::npos &&
+                       (*file)->notes()[0].find(note) != std::string::npos &&
                        (*file)->Write(0, memory.data()).ok() &&
                        (*file)->Read(0, memory.data()).ok();
     file = absl::UnknownError("");
     ::_exit(right ? 0 : 1);
   }
   int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
   RemoveTree(folder).IgnoreError();
+  return status == 0;
+}
+
+TEST(SwapFileNotesTest, WhereNoRingIsToBeHadThreadsWorkAndANoteSaysSo) {
+  EXPECT_TRUE(WorksWithANote(
+      [] {
+        const int next = ::dup(0);  // the lowest free number
+        ::close(next);
+        // The file twice.
+        const rlimit limit{static_cast<rlim_t>(next) + 2,
+                           static_cast<rlim_t>(next) + 2};
+        ::setrlimit(RLIMIT_NOFILE, &limit);
+      },
+      "does not permit io_uring: Too many open files"));
 }
 
 // As beyond ulimit -l, which root does not have.
 TEST(SwapFileNotesTest, WhereMemoryIsNotRegisteredANoteSaysSo) {
-  std::string folder = "/tmp/zero_swap_XXXXXX";
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    RefuseCall(SYS_io_uring_register, ENOMEM);
-    Memory memory(4096);
-    FillWithNoise(memory, 1);
-    const absl::Span<char> span = memory.span();
-    auto file = SwapFile::Create({.folder = folder}, {4096}, {&span, 1});
-    const bool right =
-        file.ok() && (*file)->notes().size() == 1 &&
-        (*file)->notes()[0].find("ulimit -l") != std::string::npos &&
-        (*file)->Write(0, memory.data()).ok() &&
-        (*file)->Read(0, memory.data()).ok();
-    file = absl::UnknownError("");
-    ::_exit(right ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  RemoveTree(folder).IgnoreError();
+  EXPECT_TRUE(WorksWithANote([] { RefuseCall(SYS_io_uring_register, ENOMEM); },
+                             "ulimit -l"));
 }
 
 std::string NameOfWay(const testing::TestParamInfo<Way>& info) {

@@ -299,6 +299,24 @@ TEST(CudaFaultsTest, ARunThatDoesNotFitIsRefusedBeforeAnythingIsTaken) {
   EXPECT_EQ((*device)->memory().free_bytes, before);
 }
 
+TEST(CudaFaultsTest, AModelWiderThanTheNormsTakeIsRefusedBeforeItStarts) {
+  Config config;
+  config.model = TinyConfig(ModelFamily::kGpt2);
+  config.model.hidden_size = 16392;
+  config.train_micro_batch_size_per_gpu = 1;
+  config.data.sequence_length = kLength;
+  const auto device = Gpu(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  const absl::Status refused =
+      Session::Make(MakeLoneRank(**device), config, {.make = MakeModel},
+                    {.train = true})
+          .status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("model.hidden_size 16392"), HasSubstr("--device cpu")));
+}
+
 // A run that fills the GPU to the last byte would fail in its first step, when
 // the driver loads kernels.
 TEST(CudaFaultsTest, RoomIsLeftForKernelsThatLoadLater) {
