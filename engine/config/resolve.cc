@@ -344,8 +344,10 @@ class Resolver : public BatchResolver {
     ZeroConfig& zero = config_.zero_optimization;
     const std::string section = "zero_optimization.";
     const std::string optimizer = section + "offload_optimizer.device";
-    // As DeepSpeed documents it: offload_param is for stage 3.
-    if (zero.stage < 3) zero.offload_param = OffloadDevice::kNone;
+    // As in DeepSpeed, whose examples have it at stage 2: ignored, with a note.
+    if (zero.stage == 1 || zero.stage == 2) {
+      zero.offload_param = OffloadDevice::kNone;
+    }
     if (zero.offload_param == OffloadDevice::kNone || Given(optimizer)) return;
     zero.offload_optimizer = zero.offload_param;
     const std::string folder = section + "offload_optimizer.nvme_path";
@@ -379,8 +381,11 @@ class Resolver : public BatchResolver {
             ? "\"nvme\""
             : "\"cpu\"";
     if (zero.stage == 0) {
-      Problem(optimizer, device, " needs ", section, "stage 1, 2 or 3, but ",
-              Cite(section + "stage"), " is 0");
+      return Problem(offloads_param ? param : optimizer, device, " needs ",
+                     section, offloads_param ? "stage 3" : "stage 1, 2 or 3",
+                     ", but ", Cite(section + "stage"),
+                     " is 0, which offloads nothing; raise it, or set the "
+                     "device to none");
     }
     if (offloads_param && zero.offload_optimizer == OffloadDevice::kNone) {
       Problem(param, device, " also needs ", optimizer,

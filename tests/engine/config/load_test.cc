@@ -447,6 +447,12 @@ TEST(LoadTest, OffloadWantsAStageThatShards) {
   const std::string param = zero + R"(offload_param={"device": "cpu"})";
   EXPECT_THAT(ErrorOfSmall({optimizer, zero + "stage=0"}),
               testing::HasSubstr("needs zero_optimization.stage 1, 2 or 3"));
+  EXPECT_EQ(ErrorOfSmall({param, zero + "stage=0"}),
+            "--set zero_optimization.offload_param: "
+            "zero_optimization.offload_param.device: \"cpu\" needs "
+            "zero_optimization.stage 3, but zero_optimization.stage (--set "
+            "zero_optimization.stage) is 0, which offloads nothing; raise it, "
+            "or set the device to none");
   EXPECT_THAT(
       ErrorOfSmall(
           {param, zero + "stage=3", zero + "offload_optimizer.device=none"}),
