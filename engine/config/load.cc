@@ -153,10 +153,17 @@ class Loader {
     *node = std::move(value);
   }
 
-  // JSON, or a bare string if the text is not JSON or the key takes a string.
-  bool OverrideValue(const std::string& text, const std::string& path,
+  // JSON, a list of numbers without its brackets, or a bare string if the text
+  // is not JSON or the key takes a string.
+  bool OverrideValue(std::string text, const std::string& path,
                      const JsonPlace& place, JsonNode* value) {
     const KeySpec* key = FindKey(path);
+    const bool takes_numbers =
+        key != nullptr &&
+        (key->kind == KeyKind::kNumbers || key->kind == KeyKind::kIntegers);
+    if (takes_numbers && text[0] != '[' && absl::StrContains(text, ",")) {
+      text = absl::StrCat("[", text, "]");
+    }
     if (text.empty() && key != nullptr && key->kind != KeyKind::kString) {
       Problem(place, path, "nothing follows the =, want ", Wanted(*key));
       return false;

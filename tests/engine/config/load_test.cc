@@ -736,6 +736,23 @@ TEST(SetTest, ValuesAreJsonOrBareStrings) {
   EXPECT_EQ(c.training.steps, 4);
 }
 
+TEST(SetTest, AListOfNumbersNeedsNoBrackets) {
+  const auto loaded = LoadSmall(
+      {"optimizer.params.betas=0.8,0.9", "elasticity.micro_batch_sizes=2, 4",
+       "elasticity.max_train_batch_size=8", "elasticity.enabled=true",
+       "train_batch_size=auto"});
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(loaded->config.optimizer.spec.beta1, 0.8);
+  EXPECT_EQ(loaded->config.optimizer.spec.beta2, 0.9);
+  EXPECT_EQ(loaded->config.elasticity.micro_batch_sizes,
+            (std::vector<int64_t>{2, 4}));
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.betas=0.8,0.9,1"}),
+            "--set optimizer.params.betas: a list of 3, want a list of two "
+            "numbers in [0, 1)");
+  EXPECT_EQ(ErrorOfSmall({"optimizer.params.betas=0.8,x"}),
+            "--set optimizer.params.betas: found 'x', want a value");
+}
+
 TEST(SetTest, AutoTakesAKeyBack) {
   const auto loaded = LoadSmall({"training.steps=auto", "training.epochs=1.5"});
   ASSERT_TRUE(loaded.ok()) << loaded.status();
