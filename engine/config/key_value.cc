@@ -45,15 +45,31 @@ absl::Status Wrong(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));
 }
 
+// "{"type": "AdamW"}": a section with its first key, which has the value that
+// was given instead of the section, or else its default.
+std::string Example(const KeySpec& section, const JsonNode& node) {
+  for (const KeySpec& key : AllKeys()) {
+    if (key.section() != section.path || key.get == nullptr) continue;
+    const auto given = ReadValue(key, node);
+    if (!given.ok() && key.may_be_unset) break;
+    return absl::StrCat("{", JsonQuote(key.name()), ": ",
+                        ValueText(given.ok() ? *given : key.get(Config())),
+                        "}");
+  }
+  return "{ ... }";
+}
+
 absl::Status WrongType(const KeySpec& key, const JsonNode& node) {
   const bool named = node.kind == JsonKind::kString ||
                      node.kind == JsonKind::kNumber ||
                      node.kind == JsonKind::kBool;
   const bool object =
       key.kind == KeyKind::kObject || key.kind == KeyKind::kOpaque;
-  return Wrong(named ? absl::StrCat(JsonBrief(node), " is ") : "",
-               JsonKindName(node.kind), ", want ", Wanted(key),
-               object ? absl::StrCat(". ", key.doc) : "");
+  return Wrong(
+      named ? absl::StrCat(JsonBrief(node), " is ") : "",
+      JsonKindName(node.kind), ", want ",
+      object ? absl::StrCat("an object: ", Example(key, node), ". ", key.doc)
+             : Wanted(key));
 }
 
 bool HasType(const KeySpec& key, const JsonNode& node) {

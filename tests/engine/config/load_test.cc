@@ -716,6 +716,28 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "object per dot");
 }
 
+TEST(LoadTest, AValueInPlaceOfAnObjectGetsTheObjectThatHoldsIt) {
+  const auto error = [](const std::string& text) {
+    return ErrorOfSmall({text});
+  };
+  EXPECT_EQ(
+      error("optimizer=adamw"),
+      "--set optimizer: \"adamw\" is a string, want an object: {\"type\": "
+      "\"AdamW\"}. The update rule; moments and master weights are fp32.");
+  EXPECT_THAT(error("model=gpt2"),
+              testing::HasSubstr("want an object: {\"preset\": \"gpt2\"}."));
+  EXPECT_THAT(error("data=my.txt"),
+              testing::HasSubstr("want an object: {\"train\": [\"my.txt\"]}."));
+  EXPECT_THAT(error("bf16=true"),
+              testing::HasSubstr("want an object: {\"enabled\": true}."));
+  EXPECT_THAT(error("zero_optimization=3"),
+              testing::HasSubstr("want an object: {\"stage\": 3}."));
+  // A value that the first key does not take.
+  EXPECT_THAT(error("scheduler=7"),
+              testing::HasSubstr("want an object: {\"type\": \"Constant\"}."));
+  EXPECT_THAT(error("model=7"), testing::HasSubstr("want an object: { ... }."));
+}
+
 // ---- Overrides ------------------------------------------------------------
 
 TEST(SetTest, ValuesAreJsonOrBareStrings) {
