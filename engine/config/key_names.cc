@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "engine/base/nearest.h"
 #include "engine/config/keys.h"
 
@@ -70,6 +71,47 @@ constexpr Synonym kSynonyms[] = {
     {"dtype", "bf16.enabled"},
 };
 
+// The same for hyperparameters, whose names GPT-2 and the other families have
+// from Hugging Face; `theirs` are separated by spaces.
+constexpr struct {
+  const char *gpt2, *others, *theirs;
+} kModelSynonyms[] = {
+    {"n_layer", "num_hidden_layers",
+     "num_layers n_layers layers num_blocks n_block depth"},
+    {"n_embd", "hidden_size",
+     "hidden_dim d_model n_embed embed_dim embedding_dim embedding_size "
+     "model_dim dim width hidden"},
+    {"n_head", "num_attention_heads",
+     "num_heads n_heads heads nhead attention_heads"},
+    {"n_inner", "intermediate_size",
+     "ffn_dim d_ff d_ffn ffn_hidden_size ff_dim dim_feedforward "
+     "intermediate_dim mlp_dim inner_dim"},
+    {"n_positions", "max_position_embeddings",
+     "max_seq_len max_seq_length max_sequence_length context_length "
+     "max_positions"},
+    {"layer_norm_epsilon", "rms_norm_eps", "norm_eps layer_norm_eps ln_eps"},
+    {"activation_function", "hidden_act", "activation act_fn"},
+    {"vocab_size", "vocab_size", "n_vocab vocab padded_vocab_size"},
+    {"num_key_value_heads", "num_key_value_heads",
+     "num_kv_heads n_kv_heads n_kv_head kv_heads num_query_groups"},
+    {"tie_word_embeddings", "tie_word_embeddings",
+     "tie_embeddings tied_embeddings tie_weights weight_tying"},
+};
+
+std::string ModelKey(absl::string_view name) {
+  for (const auto& [gpt2, others, theirs] : kModelSynonyms) {
+    const std::vector<absl::string_view> names = absl::StrSplit(theirs, ' ');
+    if (std::find(names.begin(), names.end(), name) == names.end()) continue;
+    if (absl::string_view(gpt2) == others) {
+      return absl::StrCat("; did you mean \"model.", gpt2, "\"?");
+    }
+    return absl::StrCat("; did you mean \"model.", gpt2,
+                        "\" (model_type gpt2) or \"model.", others,
+                        "\" (other families)?");
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string NearestKey(absl::string_view parent, absl::string_view name) {
@@ -89,6 +131,9 @@ std::string NearestKey(absl::string_view parent, absl::string_view name) {
   if (elsewhere.size() == 1) return ask(elsewhere[0]);
   for (const Synonym& synonym : kSynonyms) {
     if (name == synonym.theirs) return ask(synonym.ours);
+  }
+  if (parent == "model") {
+    if (std::string key = ModelKey(name); !key.empty()) return key;
   }
   if (const auto near = NearestNames(name, siblings, 1); !near.empty()) {
     return ask(near[0]);

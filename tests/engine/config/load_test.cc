@@ -716,6 +716,41 @@ TEST(LoadTest, UnknownKeysNameTheNearestWhereverItIs) {
             "object per dot");
 }
 
+TEST(LoadTest, OtherProgramsNamesOfHyperparametersGetThoseOfEachFamily) {
+  for (const char* name : {"num_layers", "n_layers", "depth"}) {
+    EXPECT_EQ(ErrorOfSmall({absl::StrCat("model.", name, "=2")}),
+              absl::StrCat("--set model.", name,
+                           ": unknown key; did you mean \"model.n_layer\" "
+                           "(model_type gpt2) or \"model.num_hidden_layers\" "
+                           "(other families)?"));
+  }
+  const auto error = [](const std::string& name) {
+    return ErrorOfSmall({absl::StrCat("model.", name, "=2")});
+  };
+  for (const char* name : {"hidden_dim", "n_embed", "d_model"}) {
+    EXPECT_THAT(error(name), testing::HasSubstr("\"model.n_embd\"")) << name;
+    EXPECT_THAT(error(name), testing::HasSubstr("\"model.hidden_size\""));
+  }
+  EXPECT_THAT(error("num_heads"), testing::HasSubstr("\"model.n_head\""));
+  EXPECT_THAT(error("ffn_dim"),
+              testing::HasSubstr("\"model.intermediate_size\""));
+  EXPECT_THAT(error("num_kv_heads"),
+              testing::HasSubstr("mean \"model.num_key_value_heads\"?"));
+}
+
+TEST(LoadTest, EveryNameThatAnUnknownKeyIsToldIsAKey) {
+  for (const char* name :
+       {"num_layers", "d_model", "num_heads", "ffn_dim", "max_seq_len",
+        "norm_eps", "activation", "n_vocab", "num_kv_heads", "tie_weights"}) {
+    const std::vector<std::string> parts =
+        absl::StrSplit(NearestKey("model", name), '"');
+    ASSERT_GE(parts.size(), 3u) << name;
+    for (size_t i = 1; i < parts.size(); i += 2) {
+      EXPECT_NE(FindKey(parts[i]), nullptr) << name << ": " << parts[i];
+    }
+  }
+}
+
 TEST(LoadTest, AValueInPlaceOfAnObjectGetsTheObjectThatHoldsIt) {
   const auto error = [](const std::string& text) {
     return ErrorOfSmall({text});
