@@ -23,6 +23,8 @@ class Resolver : public BatchResolver {
   using BatchResolver::BatchResolver;
 
   void Run() {
+    Required();
+    if (!problems_.empty()) return;
     Base();
     // Keys that others' validity depends on come first.
     for (const char* path :
@@ -51,6 +53,46 @@ class Resolver : public BatchResolver {
   }
 
  private:
+  // Reports the required keys together if several are missing, as they are in a
+  // config written for DeepSpeed. One alone is reported where it is used.
+  void Required() {
+    const auto given = [&](const char* path) { return Given(path); };
+    const auto any = [&](std::vector<const char*> paths, auto has) {
+      return absl::c_any_of(paths, has);
+    };
+    const std::vector<const char*> batches = {"train_batch_size",
+                                              "train_micro_batch_size_per_gpu",
+                                              "elasticity.enabled"};
+    const struct {
+      bool is_there;
+      const char *key, *example;
+    } kRequired[] = {
+        {any({"model.preset", "model.from_pretrained", "model.model_type"},
+             given),
+         "model.preset (or model.from_pretrained, or model.model_type)",
+         R"("model": {"preset": "gpt2"})"},
+        {options_.missing_files != MissingFiles::kError || Given("data.train"),
+         "data.train", R"("data": {"train": "my_text.txt"})"},
+        {any({"training.steps", "training.epochs"}, given),
+         "training.steps (or training.epochs)",
+         R"("training": {"steps": 1000})"},
+        {any(batches, given) ||
+             any(batches, [&](const char* path) { return IsAuto(path); }),
+         "train_batch_size (or train_micro_batch_size_per_gpu)",
+         R"("train_batch_size": 8)"},
+    };
+    std::vector<std::string> keys, examples;
+    for (const auto& [is_there, key, example] : kRequired) {
+      if (is_there) continue;
+      keys.push_back(key);
+      examples.push_back(absl::StrCat("\n  ", example));
+    }
+    if (keys.size() < 2) return;
+    Problem("", "missing: ", absl::StrJoin(keys, ", "),
+            "; add them, for example after the first {:",
+            absl::StrJoin(examples, ","), given_.keys.empty() ? "" : ",");
+  }
+
   void CheckApplies() {
     if (!problems_.empty()) return;
     for (const auto& [path, given] : given_.keys) {

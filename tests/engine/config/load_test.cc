@@ -773,6 +773,43 @@ TEST(LoadTest, AValueInPlaceOfAnObjectGetsTheObjectThatHoldsIt) {
   EXPECT_THAT(error("model=7"), testing::HasSubstr("want an object: { ... }."));
 }
 
+// A config that DeepSpeed reads has no model, data and length.
+TEST(LoadTest, RequiredKeysThatAreMissingAreReportedAtOnceWithAnExample) {
+  const std::string deepspeed = R"({
+  "zero_optimization": {"stage": 2},
+  "train_batch_size": 8
+})";
+  LoadOptions options;
+  const auto loaded = ParseConfig(deepspeed, "ds.json", options);
+  ASSERT_FALSE(loaded.ok());
+  const std::string error(loaded.status().message());
+  EXPECT_EQ(error,
+            "ds.json:1:1: missing: model.preset (or model.from_pretrained, or "
+            "model.model_type), data.train, training.steps (or "
+            "training.epochs); add them, for example after the first {:\n"
+            "  \"model\": {\"preset\": \"gpt2\"},\n"
+            "  \"data\": {\"train\": \"my_text.txt\"},\n"
+            "  \"training\": {\"steps\": 1000},");
+  // Pasted, only what this test lacks is wrong: models, and the file.
+  const std::string example = error.substr(error.find(":\n") + 1);
+  EXPECT_EQ(ErrorOfText("{" + example + deepspeed.substr(1)),
+            "run.json:2:23: model.preset: no models are known to this program");
+  EXPECT_EQ(ErrorOfText(
+                "{" + example + deepspeed.substr(1),
+                {"model.preset=null", "model.model_type=llama",
+                 "model.hidden_size=64", "model.num_hidden_layers=2",
+                 "model.num_attention_heads=2", "model.intermediate_size=64"}),
+            "no error");
+  EXPECT_EQ(ErrorOfText("{}"),
+            "run.json:1:1: missing: model.preset (or model.from_pretrained, or "
+            "model.model_type), training.steps (or training.epochs), "
+            "train_batch_size (or train_micro_batch_size_per_gpu); add them, "
+            "for example after the first {:\n"
+            "  \"model\": {\"preset\": \"gpt2\"},\n"
+            "  \"training\": {\"steps\": 1000},\n"
+            "  \"train_batch_size\": 8");
+}
+
 // ---- Overrides ------------------------------------------------------------
 
 TEST(SetTest, ValuesAreJsonOrBareStrings) {
@@ -1109,7 +1146,8 @@ TEST(ContradictionTest, KeysOfAnotherFamilyOptimizerOrScheduler) {
                           "scheduler.params.cos_min_ratio=0.1"}),
             "--set scheduler.params.cos_min_ratio: belongs to scheduler.type "
             "WarmupCosineLR; scheduler.type is \"WarmupLR\"");
-  EXPECT_EQ(ErrorOfText(R"({"model": {"model_type": "llama", "n_embd": 8}})"),
+  EXPECT_EQ(ErrorOfText(R"({"model": {"model_type": "llama", "n_embd": 8},
+                            "training": {"steps": 1}})"),
             "run.json:1:45: model.n_embd: a llama model calls this "
             "\"hidden_size\"");
 }
