@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
@@ -225,9 +226,13 @@ std::string PrintSchema() {
   return schema.dump(2) + "\n";
 }
 
-std::string PrintKeyReference() {
+absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern) {
+  const std::string part = absl::AsciiStrToLower(pattern);
   std::string out = "| key | value | default | meaning |\n|---|---|---|---|\n";
+  bool found = false;
   for (const KeySpec& key : AllKeys()) {
+    if (!absl::StrContains(absl::AsciiStrToLower(key.path), part)) continue;
+    found = true;
     std::string doc = key.doc;
     if (key.applies != nullptr) {
       absl::StrAppend(&doc, " Only with ", key.applies_to, ".");
@@ -235,7 +240,10 @@ std::string PrintKeyReference() {
     absl::StrAppend(&out, "| `", key.path, "` | ", Cell(KindText(key)), " | ",
                     Cell(Fallback(key)), " | ", Cell(doc), " |\n");
   }
-  return out;
+  if (found) return out;
+  return absl::NotFoundError(
+      absl::StrCat("no key contains ", JsonQuote(pattern),
+                   NearestKey("", part.substr(part.rfind('.') + 1))));
 }
 
 std::string PrintDifferences() {

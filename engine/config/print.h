@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "engine/config/load.h"
 
 namespace zero {
@@ -19,8 +21,10 @@ std::string PrintResolvedJson(const Config& config);
 // JSON Schema (draft 2020-12) of a config file, for editors.
 std::string PrintSchema();
 
-// Every key in one Markdown table: type, default, meaning.
-std::string PrintKeyReference();
+// The keys whose paths contain `pattern`, whatever the case, in one Markdown
+// table: type, default, meaning.
+// Errors: NotFound, with similar keys.
+absl::StatusOr<std::string> PrintKeyReference(absl::string_view pattern = "");
 
 // Defaults and meanings that differ from DeepSpeed's, as a Markdown table.
 std::string PrintDifferences();

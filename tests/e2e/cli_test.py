@@ -1592,6 +1592,11 @@ class CliTest(unittest.TestCase):
                 self.assertEqual(result.returncode, 2)
                 self.assertIn(words, result.stderr)
         self.assertIn("tokenize", self.ok("help"))
+        keys = self.ok("config", "--keys", "keep_last")
+        self.assertEqual(len(keys.split("\n|")), 3, keys)
+        self.assertIn('--keys: no key contains "kep_last"; did you mean '
+                      '"training.keep_last"?',
+                      self.error("config", "--keys", "kep_last"))
         self.assertEqual(self.ok("help", "eval"), self.ok("eval", "--help"))
         self.assertTrue(self.ok("--version").startswith("zero "))
 

@@ -44,14 +44,17 @@ absl::Status Models(int64_t sequence_length, bool json) {
 
 struct ConfigFlags {
   RunOptions run;
-  bool schema = false, keys = false, differences = false;
+  bool schema = false, differences = false;
+  absl::optional<std::string> keys;  // whose paths contain it
 };
 
 absl::Status ShowConfig(const ConfigFlags& flags) {
   if (flags.schema) {
     absl::PrintF("%s\n", PrintSchema());
-  } else if (flags.keys) {
-    absl::PrintF("%s\n", PrintKeyReference());
+  } else if (flags.keys.has_value()) {
+    const absl::StatusOr<std::string> keys = PrintKeyReference(*flags.keys);
+    ZERO_RETURN_IF_ERROR(WithContext("--keys", keys.status()));
+    absl::PrintF("%s\n", *keys);
   } else if (flags.differences) {
     absl::PrintF("%s\n", PrintDifferences());
   } else {
@@ -82,12 +85,17 @@ Command AddConfig(CLI::App& app) {
   AddRunOptions(app, &flags->run, /*config_required=*/false);
   AddRanksOption(app, &flags->run);
   app.add_flag("--schema", flags->schema, "print a JSON schema for editors");
-  app.add_flag("--keys", flags->keys, "print every key, default and meaning");
+  app.add_option_function<std::string>(
+         "--keys", [flags](const std::string& text) { flags->keys = text; },
+         "print every key, default and meaning, or those that contain PATTERN")
+      ->expected(0, 1)
+      ->type_name("[PATTERN]")
+      ->trigger_on_parse();
   app.add_flag("--differences", flags->differences,
                "print where defaults differ from DeepSpeed's");
   app.parse_complete_callback([flags] {
-    if (flags->run.config.empty() && !flags->schema && !flags->keys &&
-        !flags->differences) {
+    if (flags->run.config.empty() && !flags->schema &&
+        !flags->keys.has_value() && !flags->differences) {
       throw CLI::RequiredError("CONFIG, --schema, --keys or --differences");
     }
   });

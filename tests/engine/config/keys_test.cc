@@ -1,5 +1,6 @@
 #include "engine/config/keys.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -427,7 +428,7 @@ TEST(SchemaTest, ADefaultIsThatOfAFamilyThatHasTheKey) {
        {"n_layer", "n_embd", "n_head", "hidden_size", "num_hidden_layers",
         "num_attention_heads", "intermediate_size", "model_type"}) {
     EXPECT_FALSE(model[size].contains("default")) << size;
-    EXPECT_TRUE(absl::StrContains(PrintKeyReference(),
+    EXPECT_TRUE(absl::StrContains(*PrintKeyReference(),
                                   absl::StrCat("| `model.", size, "` | ")));
   }
 }
@@ -464,7 +465,7 @@ TEST(SchemaTest, HasNoKeyThatTheTableLacks) {
 }
 
 TEST(ReferenceTest, EveryKeyHasALineInTheReference) {
-  const std::string reference = PrintKeyReference();
+  const std::string reference = *PrintKeyReference();
   for (const KeySpec& key : AllKeys()) {
     EXPECT_TRUE(
         absl::StrContains(reference, absl::StrCat("| `", key.path, "` |")));
@@ -472,6 +473,27 @@ TEST(ReferenceTest, EveryKeyHasALineInTheReference) {
   EXPECT_TRUE(absl::StrContains(PrintDifferences(),
                                 "| `scheduler.params.warmup_max_lr` | "
                                 "optimizer.params.lr | 0.001, whatever"));
+}
+
+TEST(ReferenceTest, APatternSelectsTheKeysWhosePathsContainIt) {
+  const auto lines = [](const std::string& pattern) {
+    return std::vector<std::string>(
+        absl::StrSplit(*PrintKeyReference(pattern), '\n', absl::SkipEmpty()));
+  };
+  const std::vector<std::string> keep = lines("Keep_");
+  ASSERT_EQ(keep.size(), 2u + 3u);
+  for (size_t i = 2; i < keep.size(); ++i) {
+    EXPECT_THAT(keep[i], testing::ContainsRegex("^. `[a-z_.]*keep_"));
+  }
+  const auto error = [](const std::string& pattern) {
+    return std::string(PrintKeyReference(pattern).status().message());
+  };
+  EXPECT_EQ(error("sequense_length"),
+            "no key contains \"sequense_length\"; did you mean "
+            "\"data.sequence_length\"?");
+  EXPECT_EQ(error("optimizer.learning_rate"),
+            "no key contains \"optimizer.learning_rate\"; did you mean "
+            "\"optimizer.params.lr\"?");
 }
 
 // ---- Printing -------------------------------------------------------------
