@@ -101,6 +101,10 @@ class CliTest(unittest.TestCase):
             self.assertIn(error, self.error("checkpoint", *args))
         self.assertEqual(self.zero("checkpoint", "diff", ".", ".").returncode, 2)
         self.assertIn("export", self.ok("checkpoint", "--help"))
+        for command in ("list", "show", "verify", "diff", "export"):
+            text = self.ok("checkpoint", command, "--help")
+            self.assertIn("training.out_dir", text)
+            self.assertRegex(text, "Example:\n  zero checkpoint %s [a-z]" % command)
 
     def test_checkpoints_of_runs_are_listed_compared_and_exported(self):
         sets = ["--set", "bf16.enabled=true", "--set", "training.save_every=6"]

@@ -643,45 +643,59 @@ Command AddCheckpoint(CLI::App& app) {
     absl::Status (*run)(const Flags&) = nullptr;
   };
   const auto flags = std::make_shared<Flags>();
-  constexpr char kPath[] = "a checkpoint, or a run's out_dir: its newest";
+  constexpr char kPath[] =
+      "a checkpoint's folder, or a run's training.out_dir for its newest";
   app.require_subcommand(1);
-  const auto add = [&](const char* name, const char* help,
+  const auto add = [&](const char* name, const char* help, const char* example,
                        absl::Status (*run)(const Flags&)) {
     CLI::App* sub = app.add_subcommand(name, help);
+    sub->footer(
+        absl::StrCat("Example:\n  zero checkpoint ", name, " ", example));
     sub->parse_complete_callback([flags, run] { flags->run = run; });
     return sub;
   };
   CLI::App* list =
       add("list", "The checkpoints of a run: step, samples, date, size",
+          "out/gpt2_tiny",
           [](const Flags& flags) { return List(flags.path, flags.json); });
   list->add_option("DIR", flags->path, "a run's training.out_dir")->required();
   list->add_flag("--json", flags->json, "one JSON object per line");
   CLI::App* show =
       add("show", "What is in a checkpoint: states, parameters, files",
+          "out/gpt2_tiny/checkpoints/step-00000500",
           [](const Flags& flags) { return Show(flags.path, flags.json); });
   show->add_option("PATH", flags->path, kPath)->required();
   show->add_flag("--json", flags->json, "as one JSON object");
   CLI::App* verify =
       add("verify", "Read all bytes and compare them with their checksums",
+          "out/gpt2_tiny out/llama_tiny/checkpoints/step-00000500",
           [](const Flags& flags) { return Verify(flags.paths); });
   verify
       ->add_option("PATH", flags->paths,
-                   "checkpoints, and runs: all of their checkpoints")
+                   "folders of checkpoints, or of runs (training.out_dir) for "
+                   "all of theirs")
       ->required();
-  CLI::App* diff =
-      add("diff",
-          "Compare two checkpoints bit by bit, however they are cut; exits "
-          "with 0 if they are equal, 1 if they differ, else 2",
-          [](const Flags& flags) { return Diff(flags.path, flags.other); });
+  CLI::App* diff = add(
+      "diff",
+      "Compare two checkpoints bit by bit, whatever the ranks and the stage "
+      "that each was written with; exits with 0 if they are equal, 1 if "
+      "they differ, else 2",
+      "out/gpt2_tiny out/gpt2_tiny_stage3/checkpoints/step-00000500",
+      [](const Flags& flags) { return Diff(flags.path, flags.other); });
   diff->add_option("A", flags->path, kPath)->required();
-  diff->add_option("B", flags->other, "the same")->required();
-  CLI::App* write = add("export", "Write the weights as a Hugging Face folder",
-                        [](const Flags& flags) {
-                          return Export(flags.path, flags.other, flags.dtype,
-                                        flags.max_shard_bytes);
-                        });
+  diff->add_option("B", flags->other, kPath)->required();
+  CLI::App* write =
+      add("export", "Write the weights as a Hugging Face folder",
+          "out/gpt2_tiny weights --dtype bf16", [](const Flags& flags) {
+            return Export(flags.path, flags.other, flags.dtype,
+                          flags.max_shard_bytes);
+          });
   write->add_option("PATH", flags->path, kPath)->required();
-  write->add_option("DIR", flags->other, "the folder to write")->required();
+  write
+      ->add_option("DIR", flags->other,
+                   "the folder to write: new, empty, or with a model, which is "
+                   "replaced")
+      ->required();
   write
       ->add_option("--dtype", flags->dtype,
                    "fp32, bf16 or fp16 (default: that of the run's parameters)")
