@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "engine/base/status.h"
+#include "engine/train/console.h"
 
 namespace zero {
 namespace {
@@ -77,18 +79,25 @@ class Search {
     return absl::OkStatus();
   }
 
-  // Whether the host has room for its gradient sums, which stay off the disk.
-  // Checked early: a model without room has many units.
-  absl::StatusOr<bool> HoldsGradients() const {
+  // The smallest step, with everything offloaded: no proposal takes less of the
+  // device. `host`: what the host holds, unless null.
+  absl::StatusOr<FitProposal> Least(MemoryLedger* host) const {
     FitProposal least = {.stage = 3,
                          .mics_shard_size = -1,
                          .micro_batch = 1,
                          .accumulation = 1,
                          .recompute = Recompute::kFull,
                          .offload = Offload::kAll,
-                         .on_disk = true};
+                         .on_disk = !config_.zero_optimization.delayed_update};
+    ZERO_RETURN_IF_ERROR(Rehearse(&least, host));
+    return least;
+  }
+
+  // Whether the host has room for its gradient sums, which stay off the disk.
+  // Checked early: a model without room has many units.
+  absl::StatusOr<bool> HoldsGradients() const {
     MemoryLedger host;
-    ZERO_RETURN_IF_ERROR(Rehearse(&least, &host));
+    ZERO_RETURN_IF_ERROR(Least(&host).status());
     return host.at_peak()[static_cast<int>(MemoryCategory::kGradients)] <=
            (one_memory() ? limits_.device : limits_.host);
   }
@@ -299,6 +308,37 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(
     }
   }
   return worthwhile;
+}
+
+absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
+                                        const ModelTools& tools,
+                                        const FitLimits& limits,
+                                        const MachineSpeed& speed) {
+  const Search search(rank, config, tools, limits, speed);
+  ZERO_ASSIGN_OR_RETURN(const FitProposal least, search.Least(nullptr));
+  const bool on_host = !rank.one_memory() && least.peak_bytes <= limits.device;
+  const int64_t needed = on_host ? least.host_bytes : least.peak_bytes;
+  const int64_t limit = on_host ? limits.host : limits.device;
+  const bool has_budget =
+      (on_host ? rank.memory.host_budget : rank.memory.device_budget) > 0;
+  const bool on_gpu = rank.device->kind() == DeviceKind::kCuda;
+  return absl::StrFormat(
+      "with this global batch nothing fits, whatever the stage, the recompute "
+      "and the micro-batch: %sa rank may take %s%s of the %s's memory%s; take "
+      "a "
+      "shorter data.sequence_length, a smaller model or %s",
+      on_host ? "with offload the device has room, but " : "",
+      HumanBytes(static_cast<double>(limit)),
+      !has_budget ? ""
+      : on_host   ? " (--host-memory)"
+                  : " (--device-memory)",
+      on_host ? "host" : "device",
+      needed > limit ? absl::StrCat(" and needs at least ",
+                                    HumanBytes(static_cast<double>(needed)))
+                     : "",
+      on_host  ? "more ranks, on other hosts"
+      : on_gpu ? "more ranks, on GPUs of their own"
+               : "a machine with more memory");
 }
 
 }  // namespace zero

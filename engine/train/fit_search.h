@@ -56,6 +56,13 @@ absl::StatusOr<std::vector<FitProposal>> ProposeFits(const Rank& rank,
                                                      const FitLimits& limits,
                                                      const MachineSpeed& speed);
 
+// Why there are no proposals, and what to do: names the memory that is too
+// small, the device's or the host's.
+absl::StatusOr<std::string> NothingFits(const Rank& rank, const Config& config,
+                                        const ModelTools& tools,
+                                        const FitLimits& limits,
+                                        const MachineSpeed& speed);
+
 }  // namespace zero
 
 #endif  // ZERO_ENGINE_TRAIN_FIT_SEARCH_H_

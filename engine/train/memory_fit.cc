@@ -140,21 +140,10 @@ int64_t TakeableHostBytes(const Rank& rank) {
   return TakeableBytes(rank.device->host()) / sharers;
 }
 
-std::string NothingFits(const Rank& rank) {
-  // On the CPU more ranks would share the same memory.
-  const bool on_gpu = rank.device->kind() == DeviceKind::kCuda;
-  return absl::StrCat(
-      "with this global batch nothing fits, whatever the stage, the recompute "
-      "and the micro-batch: take a shorter data.sequence_length, a smaller "
-      "model or ",
-      on_gpu ? "more ranks, on GPUs of their own"
-             : "a machine with more memory");
-}
-
 absl::Status CheckFits(
     const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,
-    const std::function<absl::optional<std::string>()>& patch) {
+    const std::function<absl::optional<std::string>()>& advice) {
   ZERO_RETURN_IF_ERROR(CheckHostFits(predicted, config, train, rank));
   const DeviceInfo device = rank.device->info();
   const int sharers = SharersOf(rank);
@@ -178,8 +167,8 @@ absl::Status CheckFits(
       [](const auto& a, const auto& b) { return a.second > b.second; });
   const int64_t copies = sharers * SnapshotBytes(predicted.ledger);
   const bool fits_without = needed + late - copies <= memory;
-  const absl::optional<std::string> options =
-      fits_without ? absl::nullopt : patch();
+  const absl::optional<std::string> searched =
+      fits_without ? absl::nullopt : advice();
   const char* const on_it = sharers < rank.world() ? " on this device" : "";
   return absl::ResourceExhaustedError(absl::StrFormat(
       "this run needs %s at its peak (%s%s)%s and may take %s%s of the %s of "
@@ -195,10 +184,8 @@ absl::Status CheckFits(
       HumanBytes(memory), has_budget ? " (--device-memory)" : "",
       HumanBytes(device.memory_bytes), device.name,
       fits_without           ? kWithoutCopy
-      : !options.has_value() ? Remedy(predicted.ledger, config, train, rank)
-      : options->empty()
-          ? NothingFits(rank)
-          : absl::StrCat("with the same global batch this fits: ", *options)));
+      : searched.has_value() ? *searched
+                             : Remedy(predicted.ledger, config, train, rank)));
 }
 
 }  // namespace zero

@@ -32,19 +32,16 @@ int64_t TakeableBytes(const Rank& rank);
 // Rank::memory's budget, if there is one.
 int64_t TakeableHostBytes(const Rank& rank);
 
-// Advice if no stage, recompute or micro-batch makes a run fit.
-std::string NothingFits(const Rank& rank);
-
 // Compares the need of `rank` (and any other rank) in a rehearsal with the
 // device's memory and, if that is another, the host's before anything is taken:
 // an operating system that overcommits would kill the run instead, and a GPU
 // would fail halfway. `train`: the run trains.
-// Errors: ResourceExhausted with what to change: the options that `patch` found
-//         (empty: it found none; none: it did not search).
+// Errors: ResourceExhausted with what to change: what the search `advice` found
+//         (none: it did not search).
 absl::Status CheckFits(
     const Rehearsal& predicted, int64_t other_rank, const Config& config,
     bool train, const Rank& rank,
-    const std::function<absl::optional<std::string>()>& patch);
+    const std::function<absl::optional<std::string>()>& advice);
 
 }  // namespace zero
 

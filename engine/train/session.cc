@@ -152,21 +152,25 @@ void AddConstants(const Rehearsal& rehearsal, MemoryLedger* ledger) {
   ledger->AddConstant(MemoryCategory::kFragmentation, rehearsal.fragmentation);
 }
 
-// The cheapest --set options under which the run fits; empty: there are none.
+// The cheapest --set options under which the run fits, or why there are none.
 // None: not searched, rank 0 searches, or the run fits as it is.
-absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
-                                         const ModelTools& tools,
-                                         const Workload& workload) {
+absl::optional<std::string> FitAdvice(const Rank& rank, const Config& config,
+                                      const ModelTools& tools,
+                                      const Workload& workload) {
   const bool has_stages = config.communication.algorithm !=
                           CommunicationAlgorithm::kParameterServer;
   if (rank.rank() > 0 || !workload.train || !has_stages) {
     return absl::nullopt;
   }
-  const absl::StatusOr<std::vector<FitProposal>> fits = ProposeFits(
-      rank, config, tools, {TakeableBytes(rank), TakeableHostBytes(rank)},
-      AssumedSpeedOf(*rank.device));
+  const FitLimits limits = {TakeableBytes(rank), TakeableHostBytes(rank)};
+  const MachineSpeed speed = AssumedSpeedOf(*rank.device);
+  const absl::StatusOr<std::vector<FitProposal>> fits =
+      ProposeFits(rank, config, tools, limits, speed);
   if (!fits.ok()) return absl::nullopt;
-  if (fits->empty()) return "";
+  if (fits->empty()) {
+    const auto reason = NothingFits(rank, config, tools, limits, speed);
+    return reason.ok() ? absl::optional<std::string>(*reason) : absl::nullopt;
+  }
   const FitProposal& fit = fits->front();
   std::string patch = fit.Patch(config);
   if (patch.empty()) return absl::nullopt;
@@ -176,7 +180,7 @@ absl::optional<std::string> FittingPatch(const Rank& rank, const Config& config,
                     "each rank takes ",
                     HumanBytes(static_cast<double>(fit.disk_bytes)));
   }
-  return patch;
+  return absl::StrCat("with the same global batch this fits: ", patch);
 }
 
 }  // namespace
@@ -387,7 +391,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Make(
   }
   ZERO_RETURN_IF_ERROR(CheckFits(
       rehearsal, session->other_rank_peak_, config, workload.train, rank,
-      [&] { return FittingPatch(rank, config, tools, workload); }));
+      [&] { return FitAdvice(rank, config, tools, workload); }));
   AddConstants(rehearsal, &session->ledger_);
   ZERO_ASSIGN_OR_RETURN(
       session->executor_,

@@ -363,9 +363,22 @@ class CliTest(unittest.TestCase):
             *args, "--fit", "--fit-config", "fits.json"))
         self.assertIn("several are named", self.error(
             *args, "config.json", "--fit", "--fit-config", "other.json"))
-        text = self.ok(*args, "--fit", "--device-memory", "1MiB")
-        self.assertIn("fit: in 1.0 MiB a rank, with this global batch nothing "
-                      "fits", text)
+        result = self.zero(*args, "--fit", "--device-memory", "1MiB")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stdout,
+                         "fit: with this global batch nothing fits.*: a rank may "
+                         "take 1.0 MiB .--device-memory. of the device's memory "
+                         "and needs at least ")
+        self.assertIn("--fit: no change makes config.json fit", result.stderr)
+        result = self.zero(*args, "--fit", "--device", "cuda",
+                           "--device-memory", "1200MiB", "--host-memory", "1MiB",
+                           "--set", 'model={"preset": "gpt2"}',
+                           "data.tokenizer=none")
+        self.assertEqual(result.returncode, 1, result.stderr)
+        self.assertRegex(result.stdout,
+                         "nothing fits.*: with offload the device has room, but "
+                         "a rank may take 1.0 MiB .--host-memory. of the host's "
+                         "memory and needs at least ")
         result = self.zero(*args, "--fit", "--device-memory", "1MiB",
                            "--fit-config", "other.json")
         self.assertEqual(result.returncode, 1)

@@ -295,7 +295,7 @@ void PrintFits(const Memory& memory) {
   const std::string limit =
       HumanBytes(static_cast<double>(memory.rows.front().limits.device));
   if (memory.fits.empty()) {
-    absl::PrintF("fit: in %s a rank, %s\n", limit, memory.nothing_fits);
+    absl::PrintF("fit: %s\n", memory.nothing_fits);
     return;
   }
   absl::PrintF(
@@ -402,10 +402,15 @@ absl::StatusOr<Memory> MemoryOf(RunOptions run, const MemoryFlags& flags,
   }
   if (flags.fit) {
     result.config = config;
-    result.nothing_fits = NothingFits(rank);
-    ZERO_ASSIGN_OR_RETURN(result.fits,
-                          ProposeFits(rank, config, MakeModelTools(),
-                                      {memory, host_memory}, result.speed));
+    const FitLimits limits = {memory, host_memory};
+    ZERO_ASSIGN_OR_RETURN(
+        result.fits,
+        ProposeFits(rank, config, MakeModelTools(), limits, result.speed));
+    if (result.fits.empty()) {
+      ZERO_ASSIGN_OR_RETURN(
+          result.nothing_fits,
+          NothingFits(rank, config, MakeModelTools(), limits, result.speed));
+    }
   }
   if (folder != nullptr) {
     result.stopped = MeasureAll(
@@ -470,6 +475,19 @@ absl::Status WriteFitConfig(const Memory& memory, const MemoryFlags& flags) {
   return WriteFileAtomically(flags.fit_config, PrintResolvedJson(fitting));
 }
 
+// For scripts: a failure names the configs, the output has the reasons.
+absl::Status CheckAnythingFits(const std::vector<Memory>& memories) {
+  std::vector<std::string> configs;
+  for (const Memory& memory : memories) {
+    if (memory.fits.empty()) {
+      configs.push_back(memory.rows.front().run.config);
+    }
+  }
+  if (configs.empty()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "--fit: no change makes ", absl::StrJoin(configs, " or "), " fit"));
+}
+
 void Print(const Memory& memory, const MemoryFlags& flags) {
   if (!flags.more_configs.empty()) {
     absl::PrintF("%s: ", memory.rows.front().run.config);
@@ -526,8 +544,8 @@ absl::Status ShowMemory(MemoryFlags flags) {
     }
   }
   ZERO_RETURN_IF_ERROR(stopped);
-  return flags.fit_config.empty() ? absl::OkStatus()
-                                  : WriteFitConfig(memories.front(), flags);
+  if (!flags.fit_config.empty()) return WriteFitConfig(memories.front(), flags);
+  return flags.fit ? CheckAnythingFits(memories) : absl::OkStatus();
 }
 
 }  // namespace

@@ -229,8 +229,23 @@ TEST(FitSearchOfGpusTest, TheHostTakesWhatTheDeviceCanNot) {
   // Weights and both moments, in blocks.
   EXPECT_NEAR(swapped.disk_bytes, rehearsed->plan.trained_elems * 12,
               swapped.disk_bytes / 50);
-  EXPECT_TRUE(
-      fits_in({.device = least - 1, .host = swapped.host_bytes / 2}).empty());
+  const FitLimits little_host = {.device = least - 1,
+                                 .host = swapped.host_bytes / 2};
+  EXPECT_TRUE(fits_in(little_host).empty());
+  // The memory that is too small is named.
+  const auto reason = [&](const FitLimits& limits) {
+    return *NothingFits(rank, config, TestModelTools(), limits,
+                        AssumedSpeedOf(*rank.device));
+  };
+  EXPECT_NE(reason(little_host)
+                .find("with offload the device has room, but a rank may take "),
+            std::string::npos)
+      << reason(little_host);
+  EXPECT_NE(
+      reason({.device = 1 << 20, .host = int64_t{1} << 40})
+          .find(": a rank may take 1.0 MiB of the device's memory and needs "
+                "at least "),
+      std::string::npos);
   config.zero_optimization.delayed_update = true;
   EXPECT_TRUE(
       fits_in({.device = least - 1, .host = fit.host_bytes / 2}).empty());
