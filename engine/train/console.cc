@@ -119,10 +119,10 @@ std::string WithCommas(int64_t value) {
 }
 
 std::string AgainstFormula(int64_t planned, int64_t formula) {
-  if (planned == formula) return " = the formula";
+  if (planned == formula) return " = ZeRO's formula";
   const bool less = planned < formula;
   return absl::StrCat(
-      " = the formula's ", WithCommas(formula), less ? " - " : " + ",
+      " = ZeRO's formula ", WithCommas(formula), less ? " - " : " + ",
       WithCommas(std::abs(planned - formula)),
       less ? " of units that stayed in place" : " of units gathered once more");
 }

@@ -58,7 +58,7 @@ std::string HumanSeconds(double seconds);
 std::string Counted(int64_t count, absl::string_view noun);
 // 1,115,394
 std::string WithCommas(int64_t value);
-// " = the formula", or " = the formula's 5,354,496 - 891,648 of units that
+// " = ZeRO's formula", or " = ZeRO's formula 5,354,496 - 891,648 of units that
 // stayed in place": bytes on the wire that a plan moves, and FormulaWire's.
 std::string AgainstFormula(int64_t planned, int64_t formula);
 

@@ -251,7 +251,10 @@ class CliTest(unittest.TestCase):
         self.assertEqual([line.split()[4] for line in table[2:18]], ["no"] * 16)
         self.assertRegex(
             self.ok(*args), "note: at stage 3 a rank gathers [0-9,]+ bytes = "
-            "the formula's [0-9,]+ - [0-9,]+ of units that stayed in place")
+            "ZeRO's formula [0-9,]+ - [0-9,]+ of units that stayed in place")
+        for legend in (r"\* is the config's own; fixed: ",
+                       r"recompute off: .*; nothing: .*keep_all"):
+            self.assertRegex(self.ok(*args), r"note: " + legend)
         for size in ("-5GiB", "80", "1e30GiB"):
             self.error(*args, "--device-memory", size)
         self.ok(*args, "--set", "zero_optimization.stage=3",
@@ -414,7 +417,7 @@ class CliTest(unittest.TestCase):
             self.assertIn(part, text)
         self.assertRegex(text, r"each rank +[0-9.]+ MiB at peak: parameters ")
         self.assertNotIn("note: ", text)
-        self.assertRegex(text, "gathered +[0-9,]+ bytes = the formula's [0-9,]+ "
+        self.assertRegex(text, "gathered +[0-9,]+ bytes = ZeRO's formula [0-9,]+ "
                                "- [0-9,]+ of units that stayed in place\n")
         text = self.ok("plan", "config.json", "--no-step",
                        "--set", "zero_optimization.overlap_comm=false")
@@ -703,8 +706,8 @@ class CliTest(unittest.TestCase):
         # and of two across.
         wire = next(line for line in out.splitlines() if "wire per" in line)
         states = halves["peak_bytes"]["parameters"]  # fp32, as gradients
-        self.assertRegex(wire, "; reduced [0-9,]+ bytes = the formula; "
-                               "reduced across groups [0-9,]+ bytes = the "
+        self.assertRegex(wire, "; reduced [0-9,]+ bytes = ZeRO's formula; "
+                               "reduced across groups [0-9,]+ bytes = ZeRO's "
                                "formula$")
         self.assertNotIn("the plan says", wire)
         rows = 2 * 32 * 4 * (1 + 64)
@@ -1008,7 +1011,7 @@ class CliTest(unittest.TestCase):
         _, again = self.train_on(3, ring, "zero_optimization.stage=1",
                                  "zero_optimization.reduce_bucket_size=1000")
         self.assertIn("sharded; by ring", out)
-        self.assertRegex(out, "reduced [0-9,]+ bytes = the formula\n")
+        self.assertRegex(out, "reduced [0-9,]+ bytes = ZeRO's formula\n")
         self.assertEqual(summary["parameters_hash"], again["parameters_hash"])
         self.assertNotEqual(summary["parameters_hash"],
                             direct["parameters_hash"])
@@ -1037,8 +1040,8 @@ class CliTest(unittest.TestCase):
         self.assertEqual(step["received_bytes"], 2 * states)
         self.assertEqual(step["reduced_bytes"], 0)
         self.assertIn(
-            "the server sends {0:,} bytes = the formula; it receives {0:,} "
-            "bytes = the formula; a worker sends {1:,} and receives {1:,}\n"
+            "the server sends {0:,} bytes = ZeRO's formula; it receives {0:,} "
+            "bytes = ZeRO's formula; a worker sends {1:,} and receives {1:,}\n"
             .format(2 * states, states), out)
         # Equal bits for any buckets.
         _, again = self.train_on(3, server,

@@ -207,7 +207,8 @@ void PrintFormulaNotes(const std::vector<MemoryRow>& rows) {
     const int64_t states = row.states_bytes();
     if (states != row.formula_states) {
       absl::PrintF(
-          "note: at %s the states of a rank are %s bytes, by the formula %s\n",
+          "note: at %s the states of a rank are %s bytes, by ZeRO's formula "
+          "%s\n",
           row.Name(), WithCommas(states), WithCommas(row.formula_states));
     }
     const StepWire &sent = row.rehearsal.wire, &formula = row.formula_wire;
@@ -494,7 +495,12 @@ void Print(const Memory& memory, const MemoryFlags& flags) {
   }
   absl::PrintF("%s\n", memory.title);
   PrintTable(memory.rows);
-  absl::PrintF("note: * is the config's own\n");
+  absl::PrintF(
+      "note: * is the config's own; fixed: what the program, its libraries and "
+      "a GPU's context take\n"
+      "note: recompute off: only norms, GELU and SwiGLU; nothing: not even "
+      "those "
+      "(keep_all); selective, full: by granularity\n");
   PrintFormulaNotes(memory.rows);
   for (const std::string& note : memory.notes) {
     absl::PrintF("note: %s\n", note);

@@ -233,8 +233,8 @@ PlannedDevice::PlannedDevice(const RunOptions& options, const Config& config) {
   const auto fixed = static_cast<double>(device->memory().context_bytes);
   notes.push_back(absl::StrCat(
       "this GPU is assumed, with ", HumanBytes(fixed),
-      " for context and libraries and a bound for cuDNN's workspace: ",
-      opened.status().message()));
+      " for context and libraries and a bound for cuDNN's workspace"));
+  notes.emplace_back(opened.status().message());
 }
 
 MachineSpeed PlannedDevice::Speed(const Config& config, bool offloads) const {
