@@ -464,10 +464,20 @@ class Resolver : public BatchResolver {
     }
     const auto want = [&](const std::string& path, bool used,
                           const std::string& value) {
-      if (!used || !value.empty()) return;
-      Problem(path,
-              "device \"nvme\" needs a folder on a local disk, for example "
-              "\"/local_nvme\"");
+      if (!used) return;
+      if (value.empty()) {
+        return Problem(path,
+                       "device \"nvme\" needs a folder on a local disk, for "
+                       "example \"/local_nvme\"");
+      }
+      // A mistyped mount point would fill another disk.
+      const std::string parent = FolderOf(value);
+      if (IsFolder(parent)) return;
+      Lacking(path,
+              absl::StrCat(JsonQuote(value), ": there is no folder ",
+                           JsonQuote(parent),
+                           "; a run makes only the last folder of the path, so "
+                           "correct it, mount the disk, or make the folder"));
     };
     want(of_optimizer, optimizer, zero.optimizer_nvme_path);
     want(of_param, param, zero.param_nvme_path);

@@ -267,7 +267,7 @@ Config WithProposal(Config config, const FitProposal& proposal) {
   zero.set_offload(proposal.offload);
   if (proposal.on_disk) {
     const std::string path =
-        zero.uses_nvme() ? zero.nvme_path() : config.training.out_dir + "/nvme";
+        zero.uses_nvme() ? zero.nvme_path() : std::string("nvme");
     zero.offload_optimizer = OffloadDevice::kNvme;
     zero.optimizer_nvme_path = path;
     if (zero.offload_param != OffloadDevice::kNone) {

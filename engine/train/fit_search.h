@@ -34,7 +34,7 @@ struct FitProposal {
 };
 
 // The same run with a proposal's values. Without a disk in the config, that of
-// training.out_dir is assumed.
+// the current folder is assumed.
 Config WithProposal(Config config, const FitProposal& proposal);
 
 // Bytes that a rank may take.

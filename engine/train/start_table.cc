@@ -285,7 +285,7 @@ std::string DiskText(const Session& session) {
   const AioConfig& aio = config.aio;
   return absl::StrCat(" and on a disk (",
                       HumanBytes(static_cast<double>(swapped->disk_bytes())),
-                      " in '", config.zero_optimization.nvme_path(), "', ",
+                      " in '", swapped->folder(), "', ",
                       aio.queue_depth * aio.thread_count, " requests of ",
                       HumanBytes(static_cast<double>(aio.block_size)),
                       " at once", aio.single_submit ? ", given one by one" : "",

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "kernels/check.h"
 #include "kernels/sizes.h"
@@ -80,6 +83,7 @@ void SwappedStates::Take(Arena& arena) {
 
 void SwappedStates::RemoveStale() {
   if (rank_->device->kind() == DeviceKind::kMeta) return;
+  makes_folder_ = !IsFolder(options_.path);
   SwapFile::RemoveStale(options_.path);
 }
 
@@ -238,8 +242,21 @@ SwappedStates::Traffic SwappedStates::CountTraffic(
   return traffic;
 }
 
+std::string SwappedStates::folder() const {
+  std::error_code error;
+  const auto absolute = std::filesystem::absolute(options_.path, error);
+  return error ? options_.path : absolute.lexically_normal().string();
+}
+
 std::vector<std::string> SwappedStates::notes() const {
-  return file_ == nullptr ? std::vector<std::string>() : file_->notes();
+  std::vector<std::string> notes;
+  if (file_ == nullptr) return notes;
+  if (makes_folder_) {
+    notes.push_back(absl::StrCat("made the folder '", folder(),
+                                 "' (nvme_path), which stays"));
+  }
+  notes.insert(notes.end(), file_->notes().begin(), file_->notes().end());
+  return notes;
 }
 
 }  // namespace zero

@@ -73,6 +73,8 @@ class SwappedStates {
   // Stores what is held. What a step has changed is not held.
   void Settle(Stream& compute);
 
+  // The file's, as an absolute path.
+  std::string folder() const;
   // Bytes of the file; bytes that `actions` read from and write to it.
   int64_t disk_bytes() const;
   struct Traffic {
@@ -114,6 +116,7 @@ class SwappedStates {
   std::vector<int64_t> pieces_;             // bytes of each, of the file
   int64_t param_slot_bytes_ = 0, optimizer_slot_bytes_ = 0;
   bool fetches_ = false;
+  bool makes_folder_ = false;  // it is not there before any rank's Open
   Tensor ring_;
   char* base_ = nullptr;  // in ring_, aligned
   std::unique_ptr<SwapFile> file_;

@@ -836,10 +836,22 @@ class CliTest(unittest.TestCase):
             out, disk = self.train_on(ranks, bf16, keys, aio)
             self.assertEqual(disk["parameters_hash"], plain["parameters_hash"])
             self.assertEqual(disk["validation_loss"], plain["validation_loss"])
-            self.assertIn("in 'disk', 16 requests of 64.0 KiB at once", out)
+            disk_folder = os.path.join(os.path.realpath(self.folder), "disk")
+            self.assertIn("in '%s', 16 requests of 64.0 KiB at once" % disk_folder,
+                          out)
+            made = "note: made the folder '%s' (nvme_path)" % disk_folder
+            self.assertEqual(made in out, ranks == 1)
             self.assertEqual(disk["peak_bytes"], disk["predicted_peak_bytes"])
             self.assertIn("disk", disk["waited_ms"])
             self.assertEqual(os.listdir(os.path.join(self.folder, "disk")), [])
+        self.assertIn('nvme_path: "mnt/disk": there is no folder "mnt"; a run '
+                      "makes only the last folder of the path, so correct it, "
+                      "mount the disk, or make the folder",
+                      self.error("train", "config.json", "--set", keys,
+                                 *("zero_optimization.offload_%s.nvme_path="
+                                   "mnt/disk" % of for of in
+                                   ("optimizer", "param"))))
+        self.assertFalse(os.path.exists(self.path("mnt")))
         self.ok("eval", "config.json", "--set", keys)
         self.ok("generate", "config.json", "--tokens", "3", "--set", keys)
         plan = self.ok("plan", "config.json", "--ranks", "2", "--set", keys,
